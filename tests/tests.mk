@@ -27,7 +27,7 @@ emulated_tests = $(foreach only,$(EMULATED_GROUPS),'$(1):helm-test-gpu-emulated 
 dist_test := release:tests/process/test_dist.sh
 
 # Those that hold times to bounds or compare what they measured run alone, unless sanitized: then nothing does.
-TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/* unit/common/shared/test_doorbell unit/common/cpu/* unit/worker-cpu/* \
+TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/common/shared/test_doorbell unit/common/cpu/* \
   $(addprefix unit/daemon/planner/test_,planner refusals) unit/worker-gpu/device/test_device* \
   $(addprefix process/test_,bench.py helm_profile.py))
 # The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.

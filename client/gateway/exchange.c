@@ -108,7 +108,13 @@ static void begin_stream(struct exchange *ex)
     ex->status = 200;
     ex->type = ex->route->voice->stream_type;
     ex->state = EXCHANGE_ANSWER;
-    if (ex->route->voice->begin) ex->route->voice->begin(ex);
+    const struct voice *voice = ex->route->voice;
+    if (voice->begin) voice->begin(ex);
+    for (uint32_t i = 0; i < ex->choice_count;
+         i++) { /* the first may have come far before the last was taken */
+        voice->delta(ex, &ex->choices[i]);
+        if (ex->choices[i].over) voice->finish(ex, &ex->choices[i]);
+    }
     exchange_wake(ex);
 }
 

@@ -124,7 +124,10 @@ int main(int argc, char **argv)
          .target = &g.cli.secret_key_file},
         {"tokenizer", 0, ARGS_TEXT, "PATH", "where tokenizer and chat template are (default: the model's)",
          .target = &g.cli.tokenizer},
-        {"model", 0, ARGS_TEXT, "PATH", "start a private daemon on this checkpoint, a folder or a GGUF file",
+        {"model", 0, ARGS_TEXT, "PATH",
+         "start a private daemon on this model: a checkpoint's folder, a GGUF file, or a name "
+         "ORG/NAME[/FILE]\n"
+         "that is in the hub's cache",
          .target = &g.cli.model},
         {"device", 0, ARGS_TEXT, "DEVICE",
          "auto, cpu, cuda[:N] or emulated; handed to the private daemon,\nas are all below",

@@ -196,7 +196,7 @@ static void add_usage(struct exchange *ex)
     cli_text_printf(&ex->out, "}");
 }
 
-/* Mistral's templates want nine characters back, so everybody has a call's id in nine. */
+/* Nine characters, which Mistral's templates insist on when the id comes back. */
 static void add_call_id(struct exchange *ex, const struct choice *c, size_t index)
 {
     cli_text_printf(&ex->out, "\"id\":\"%.5s%02x%02x\"", ex->id, (unsigned)(c->index & 255),

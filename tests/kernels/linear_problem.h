@@ -68,8 +68,8 @@ static bool is_repeated(enum tensor_format format, size_t size)
 }
 
 /* Weights end at an unreadable page, so their start is aligned to one element at most; x has NaN between its
- * rows. Activations are rounded to bf16 when `rounded`: then a variant that rounds them itself must agree as
- * closely as one that does not. */
+ * rows. Activations, and blocks' values, are rounded to bf16 when `rounded`: then a variant that rounds them itself must
+ * agree as closely as one that does not. */
 static void problem_make(struct problem *p, enum tensor_format format, size_t rows, size_t cols,
                          size_t tokens, bool rounded)
 {
@@ -97,6 +97,7 @@ static void problem_make(struct problem *p, enum tensor_format format, size_t ro
     for (size_t r = 0; r < rows; r++) {
         const struct tensor_matrix matrix = {format, p->w.data, p->w.bytes, (uint32_t)rows, (uint32_t)cols};
         assert_int_equal(tensor_format_read_row(&matrix, (uint32_t)r, row, &err), 0);
+        for (size_t c = 0; c < cols && rounded; c++) row[c] = convert_bf16_f32(convert_f32_bf16(row[c]));
         for (size_t t = 0; t < tokens; t++) {
             double sum = 0, magnitude = 0;
             for (size_t c = 0; c < cols; c++) {

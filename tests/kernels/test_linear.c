@@ -9,6 +9,7 @@
 
 #include <stdio.h>
 
+#include "common/cpu/kernels/variants.h"
 #include "tests/kernels/linear_problem.h"
 
 /* |difference| allowed, with `magnitude` the sum of |w x|: an fp32 sum of n terms in any order is off by
@@ -184,7 +185,6 @@ static void gemm_does_not_depend_on_shares(void **state)
 static void rounding_is_to_nearest_even(void **state)
 {
     const struct linear_kernel *v = usable(state);
-    if (v->exact_input) return;
     enum { COLS = 64, TOKENS = 20 };
     struct problem p;
     problem_make(&p, v->format, COLS, COLS, TOKENS, false);
@@ -234,6 +234,41 @@ static void decode_agrees(void **state)
         guarded_free(&out);
         problem_free(&p);
     }
+}
+
+/* Blocks decoded to AMX's tiles are the rows decoded, laid out anew; rows that are not there are left alone. */
+static void tiles_are_the_rows_decoded(void **state)
+{
+    (void)state;
+    enum { ROWS = 37, COLS = 768, TAKEN = 512, PADDED = 48 };
+    if (~cpu_features() & (CPU_AVX512 | CPU_AVX512_BF16)) {
+        print_message("tiles skipped: this machine lacks avx512-bf16\n");
+        skip();
+    }
+    const enum tensor_format formats[INT8_FORMAT_COUNT] = {
+#define FORMAT(format, FORMAT_NAME, values, bytes, group) [INT8_##FORMAT_NAME] = FORMAT_##FORMAT_NAME,
+        INT8_FORMATS(FORMAT)};
+    uint16_t *rows = aligned_scratch(ROWS * COLS * 2), *tiles = aligned_scratch(PADDED * TAKEN * 2);
+    for (int f = 0; f < INT8_FORMAT_COUNT; f++) {
+        const struct linear_kernel *decode;
+        struct helm_err err = {0};
+        struct problem p;
+        problem_make(&p, formats[f], ROWS, COLS, 1, false);
+        assert_int_equal(linear_choose(formats[f], LINEAR_DECODE, LINEAR_EXACT, cpu_features(), "avx512-bf16",
+                                       &decode, &err),
+                         0);
+        memset(tiles, 0xff, PADDED * TAKEN * 2);
+        decode->decode(rows, p.w.data, ROWS, COLS);
+        blocks_tiles[f](tiles, (const char *)p.w.data + tensor_format_row_bytes(formats[f], COLS - TAKEN),
+                        tensor_format_row_bytes(formats[f], COLS), ROWS, TAKEN);
+        for (size_t r = 0; r < PADDED; r++)
+            for (size_t c = 0; c < TAKEN; c++)
+                assert_int_equal(tiles[r / 16 * 16 * TAKEN + c / 32 * 512 + r % 16 * 32 + c % 32],
+                                 r < ROWS ? rows[r * COLS + COLS - TAKEN + c] : 0xffff);
+        problem_free(&p);
+    }
+    free(rows);
+    free(tiles);
 }
 
 static void choice_names_what_is_missing(void **state)
@@ -289,12 +324,12 @@ static void every_format_is_computed_with(void **state)
     for (int f = 0; f < FORMAT_COUNT; f++) {
         const enum tensor_format format = (enum tensor_format)f;
         for (unsigned features = 0; features < 2u * CPU_AVX512_VNNI; features++) {
-            const bool pays = linear_pays(format, features),
-                       plain = linear_has(format, LINEAR_TOKENS, LINEAR_EXACT, NULL);
+            const bool pays = linear_pays(format, features), plain = tensor_format_is_plain(format);
             assert_int_equal(linear_choose_set(format, LINEAR_EXACT, features, NULL, &set, &err), 0);
             assert_int_equal(set.one != NULL, pays);
             assert_int_equal(set.tokens != NULL, pays);
-            assert_int_equal(set.decode != NULL, pays && !plain);
+            /* several tokens of blocks are decoded by their kernel, or before it */
+            assert_int_equal(set.decode != NULL, pays && !plain && set.tokens->format != format);
             if (set.decode) assert_int_equal(set.tokens->format, set.decode->rows);
         }
         assert_int_equal(linear_choose_set(format, LINEAR_EXACT, 0, "ref", &set, &err), 0);
@@ -303,15 +338,16 @@ static void every_format_is_computed_with(void **state)
     }
 }
 
-/* Blocks are multiplied as bf16 where activations would be rounded to that, else as fp32. */
+/* Blocks are multiplied as bf16 where activations would be rounded to that, with AMX by kernels of their own, else as
+ * fp32. */
 static void rows_follow_the_kernels(void **state)
 {
     (void)state;
     const unsigned all = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16;
     static const struct {
         const char *name, *decode, *tokens;
-    } chosen[] = {{NULL, "avx512-bf16", "amx-bf16"},
-                  {"amx-bf16", "avx512-bf16", "amx-bf16"},
+    } chosen[] = {{NULL, NULL, "amx-bf16"},
+                  {"amx-bf16", NULL, "amx-bf16"},
                   {"avx512-bf16", "avx512-bf16", "avx512-bf16"},
                   {"avx512", "avx512", "avx512"},
                   {"avx2", "avx2", "avx2"},
@@ -320,8 +356,10 @@ static void rows_follow_the_kernels(void **state)
     struct helm_err err = {0};
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
         assert_int_equal(linear_choose_set(FORMAT_Q4_K, LINEAR_EXACT, all, chosen[i].name, &set, &err), 0);
-        assert_string_equal(set.decode->name, chosen[i].decode);
         assert_string_equal(set.tokens->name, chosen[i].tokens);
+        assert_int_equal(set.decode != NULL, chosen[i].decode != NULL);
+        if (!set.decode) continue;
+        assert_string_equal(set.decode->name, chosen[i].decode);
         assert_int_equal(set.tokens->exact_input, set.decode->rows == FORMAT_F32);
     }
     assert_int_equal(linear_choose_set(FORMAT_Q4_K, LINEAR_EXACT, CPU_AVX2 | CPU_AVX512, NULL, &set, &err),
@@ -365,8 +403,8 @@ int main(void)
                  {"shares", LINEAR_TOKENS, gemm_does_not_depend_on_shares},
                  {"rounding", LINEAR_TOKENS, rounding_is_to_nearest_even},
                  {"decode", LINEAR_DECODE, decode_agrees}};
-    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 224 };
-    struct CMUnitTest tests[MOST + 4];
+    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 320 };
+    struct CMUnitTest tests[MOST + 5];
     char names[MOST][64];
     size_t n = 0;
     for (size_t i = 0; i < count; i++)
@@ -374,12 +412,16 @@ int main(void)
             if (kinds[k].schedule != table[i]->schedule || table[i]->inputs != LINEAR_EXACT ||
                 tensor_format_of(table[i]->format)->variable)
                 continue;
+            if (kinds[k].run == rounding_is_to_nearest_even &&
+                (table[i]->exact_input || table[i]->format != FORMAT_BF16))
+                continue;
             if (n == MOST) return fprintf(stderr, "more than %d tests\n", MOST), 1;
             snprintf(names[n], sizeof names[n], "%s %s %s", table[i]->name,
                      tensor_format_name(table[i]->format), kinds[k].name);
             tests[n] = (struct CMUnitTest){names[n], kinds[k].run, NULL, NULL, (void *)(uintptr_t)table[i]};
             n++;
         }
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test(tiles_are_the_rows_decoded);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(choice_names_what_is_missing);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(every_format_is_computed_with);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(rows_follow_the_kernels);

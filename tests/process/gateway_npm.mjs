@@ -1,8 +1,9 @@
 // The openai and ollama packages, unmodified, against helm-gateway; run by test_gateway_npm.py.
 //
-//   node gateway_npm.mjs PACKAGE_FOLDER demo|tools|ollama URL KEY
+//   node gateway_npm.mjs PACKAGE_FOLDER demo|ollama|tools|abort URL KEY
 //
-// "demo", "ollama": the demo model. "tools": a stand-in daemon that answers a question with a call and a result with a text.
+// "demo", "ollama": the demo model. "tools": a stand-in daemon that answers a question with a call and a result with a text;
+// "abort": one that answers slowly and for ever.
 import path from "node:path";
 import { pathToFileURL } from "node:url";
 
@@ -15,7 +16,7 @@ const user = (content) => [{ role: "user", content }];
 const verse = "And it came to pass in those days, that";
 
 function check(name, good, detail) {
-  console.log(`${good ? "ok  " : "FAIL"} ${what === "ollama" ? "ollama" : "openai"}: ${name}${good ? "" : "  [" + JSON.stringify(detail).slice(0, 1000) + "]"}`);
+  console.log(`${good ? "ok  " : "FAIL"} ${what === "ollama" ? "ollama" : "openai"}: ${name}${good ? "" : "  [" + JSON.stringify(detail ?? "").slice(0, 1000) + "]"}`);
 }
 async function refused(name, kind, code, call) {
   try {
@@ -83,19 +84,6 @@ async function demo() {
     () => client.chat.completions.create({ ...base, max_completion_tokens: 5000, stream: true }));
   await refused("a model that there is not", OpenAI.NotFoundError, "model_not_found", () => client.chat.completions.create({ ...base, model: "gpt-x" }));
   await refused("a wrong key", OpenAI.AuthenticationError, "invalid_api_key", () => client.withOptions({ apiKey: "sk-wrong" }).models.list());
-
-  const long = { ...base, max_completion_tokens: 1900, stream: true, temperature: 1, ignore_eos: true };
-  const stream = await client.chat.completions.create(long);
-  let chunks = 0;
-  for await (const chunk of stream) if (chunk.choices.length && ++chunks === 3) break; // the package aborts the request
-  check("leaving the loop cancels at the daemon", await until(async () => (await metric("helm_gateway_cancelled_total")) === 1 && (await metric("helm_requests_running")) === 0));
-  const controller = new AbortController();
-  const pending = client.chat.completions.create({ ...long, stream: false }, { signal: controller.signal });
-  await until(async () => (await metric("helm_requests_running")) === 1);
-  controller.abort();
-  let aborted = false;
-  await pending.catch((error) => { aborted = error instanceof OpenAI.APIUserAbortError; });
-  check("abort cancels at the daemon", aborted && (await until(async () => (await metric("helm_gateway_cancelled_total")) === 2 && (await metric("helm_requests_running")) === 0)));
 }
 
 async function tools() {
@@ -131,11 +119,24 @@ async function ollama() {
   check("generate", (await local.generate({ model: "demo", prompt: verse, options: ask.options })).response === streamed);
   const refusal = await local.chat({ ...ask, format: "json" }).catch((error) => error);
   check("a format is refused by its name", refusal.status_code === 400 && refusal.message.includes("format"), refusal);
-  const before = await metric("helm_gateway_cancelled_total");
-  const long = await local.chat({ ...ask, stream: true, options: { num_predict: 1900, temperature: 1 } });
-  const ended = (async () => { for await (const part of long) if (part.message.content) local.abort(); })().catch((error) => error);
-  check("abort cancels at the daemon", (await ended).name === "AbortError" &&
-    (await until(async () => (await metric("helm_gateway_cancelled_total")) === before + 1 && (await metric("helm_requests_running")) === 0)), await ended);
 }
 
-await { demo, tools, ollama }[what]();
+// Before a daemon that would go on for ever.
+async function abort() {
+  const base = { model: "any", messages: user("Hello") };
+  const cancelled = (count) => until(async () => (await metric("helm_gateway_cancelled_total")) === count && (await metric("helm_gateway_generations_open")) === 0);
+  let chunks = 0;
+  for await (const chunk of await client.chat.completions.create({ ...base, stream: true })) if (chunk.choices.length && ++chunks === 3) break;
+  check("leaving the loop over a stream cancels", await cancelled(1));
+  const controller = new AbortController();
+  const pending = client.chat.completions.create(base, { signal: controller.signal });
+  await until(async () => (await metric("helm_gateway_generations_open")) === 1);
+  controller.abort();
+  const error = await pending.catch((failure) => failure);
+  check("abort of a whole answer cancels", error instanceof OpenAI.APIUserAbortError && (await cancelled(2)), error);
+  const local = new Ollama({ host: url, headers: { Authorization: "Bearer " + key } });
+  const ended = await (async () => { for await (const part of await local.chat({ ...base, stream: true })) if (part.message.content) local.abort(); })().catch((failure) => failure);
+  check("ollama's abort cancels", ended?.name === "AbortError" && (await cancelled(3)), ended);
+}
+
+await { demo, tools, ollama, abort }[what]();

@@ -13,7 +13,7 @@ import tempfile
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
 import helmd_harness as helmd  # noqa: E402
-from gateway_harness import BIN, Gateway, SLOW, Scripted, check, model_folder, sum_up  # noqa: E402
+from gateway_harness import BIN, Gateway, SLOW, Scripted, check, model_folder, sum_up, until  # noqa: E402
 
 PACKAGES = ["openai@6.49.0", "ollama@0.6.4"]
 KEY = "sk-of-the-test"
@@ -65,6 +65,9 @@ def tools_tests(folder):
         g.chat("What is the weather in Bern?", tools=[tool])
         daemon.longest = len(daemon.prompts[-1]) + 10  # a longer prompt has a result in it
         run_script(folder, "tools", g.url)
+        daemon.how, daemon.longest = 12, 0
+        run_script(folder, "abort", g.url)
+        check("... at the daemon", until(lambda: len(daemon.cancelled) == 3 and not daemon.going), (daemon.cancelled, daemon.going))
     daemon.stop()
     shutil.rmtree(model)
 

@@ -140,6 +140,7 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "direct", &link->direct, UNIT_BYTES, "kernels that read host memory");
         print_value(out, "latency", &link->latency, UNIT_SECONDS, "of a small copy");
         print_value(out, "hand-over", &link->hand_over, UNIT_SECONDS, "activations, one way");
+        print_value(out, "  beside", &link->hand_over_beside, UNIT_SECONDS, "while copies flow");
     }
     for (int f = 0; f < FORMAT_COUNT; f++) print_format(p, (enum tensor_format)f, out);
     for (int d = 0; d < KV_DTYPE_COUNT; d++) print_kv(p, (enum kv_dtype)d, out);

@@ -150,7 +150,6 @@ static int gpuk_prepare(const char *what, void (*kernel)(P...), size_t shared, s
 
 /* Each kernel file's share of gpuk_open. */
 int gpuk_prepare_linear(const struct gpuk_device *device, struct helm_err *err);
-int gpuk_prepare_blocks(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_expand(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_elementwise(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_rope(const struct gpuk_device *device, struct helm_err *err);

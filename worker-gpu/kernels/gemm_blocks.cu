@@ -288,12 +288,25 @@ extern "C" int gpuk_blocks_run(const struct gpuk_device *device, const struct gp
                        0, stream, err, q);
 }
 
-int gpuk_prepare_blocks(const struct gpuk_device *device, struct helm_err *err)
+/* In the table of linear.cu, for who asks and prepares; launched by gpuk_blocks_run. */
+template <typename D> static bool blocks_take(const struct linear_call &call)
 {
+    return call.device->tensor_cores && kernel_of<D>().shared[1] <= (uint32_t)call.device->shared_bytes_max &&
+           gpuk_linear_begins(call.args);
+}
+template <typename D> static int blocks_prepare(const struct gpuk_device *device, struct helm_err *err)
+{
+    const struct blocks_kernel k = kernel_of<D>();
     int rc = HELM_OK;
-    for (const struct blocks_kernel &k : kernels)
-        for (int i = 0; k.takes && device->tensor_cores && i < 2 && !rc; i++)
-            if (k.shared[i] <= (uint32_t)device->shared_bytes_max)
-                rc = gpuk_prepare("product with blocks", k.kernel[i], k.shared[i], err);
+    for (int i = 0; i < 2 && !rc; i++)
+        if (device->tensor_cores && k.shared[i] <= (uint32_t)device->shared_bytes_max)
+            rc = gpuk_prepare("product with blocks", k.kernel[i], k.shared[i], err);
     return rc;
 }
+template <typename D> static constexpr struct linear_kernel linear_of()
+{
+    if constexpr (D::SCALED) return {"blocks", blocks_take<D>, nullptr, blocks_prepare<D>};
+    return {};
+}
+#define LINEAR(D) linear_of<D>()
+linear_kernels gemm_blocks_kernels = BY_FORMAT(LINEAR, {});

@@ -147,7 +147,8 @@ static inline size_t gpuk_linear_sums_bytes(uint32_t tokens, uint32_t cols)
 enum gpuk_schedule {
     GPUK_ONE,   /* one token: gpuk_gemv */
     GPUK_FEW,   /* up to GPUK_BATCH_MAX: gpuk_gemm_small */
-    GPUK_CHUNK, /* more: gpuk_matmul_run, which reads plain formats */
+    GPUK_SHORT, /* up to GPUK_BLOCKS_TOKENS: gpuk_blocks_run */
+    GPUK_CHUNK, /* any number: gpuk_matmul_run, which reads plain formats */
     GPUK_SCHEDULES
 };
 /* The name of the kernel that would be launched; NULL: the weights must be expanded first. */

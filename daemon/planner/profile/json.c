@@ -90,6 +90,7 @@ static const struct member link_member[] = {
     MEMBER(profile_link, h2d_beside_packed, KIND_RATE, false),
     MEMBER(profile_link, latency, KIND_TIME, false),
     MEMBER(profile_link, hand_over, KIND_TIME, false),
+    MEMBER(profile_link, hand_over_beside, KIND_TIME, false),
 };
 static const struct member format_member[] = {
     MEMBER(profile_format, cpu_gemv, KIND_RATE, false),

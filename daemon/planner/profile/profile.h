@@ -126,9 +126,10 @@ struct profile_link {
     struct profile_value h2d_beside_chunk; /* while it computes with many tokens; unknown: as h2d_beside */
     /* while it computes one token with packed weights; unknown: as h2d_beside */
     struct profile_value h2d_beside_packed;
-    struct profile_value direct;    /* the GPU's kernels reading host memory */
-    struct profile_value latency;   /* of one small copy */
-    struct profile_value hand_over; /* activations from one worker to the other, one way */
+    struct profile_value direct;           /* the GPU's kernels reading host memory */
+    struct profile_value latency;          /* of one small copy */
+    struct profile_value hand_over;        /* activations from one worker to the other, one way */
+    struct profile_value hand_over_beside; /* while copies flow; unknown: the same */
 };
 
 /* Rates with weights of one format, where all others in the profile are of bf16. Bytes are of weights as they
