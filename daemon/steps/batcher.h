@@ -17,8 +17,7 @@
  * wrong with it: the step that was cut off is simply run again); it is recomputed when a worker failed by
  * itself, or when a part of it was in VRAM.
  *
- * Prefixes. Whoever stands where a page ends is given the known pages that go on from there (prefix.h) before a step is
- * formed. Only full pages are known, and only once the step that filled them is done, so no step in flight writes to a
+ * Prefixes. Before a step is formed every prompt is given the known pages that go on where it stands (prefix.h). Only full pages are known, and only once the step that filled them is done, so no step in flight writes to a
  * page that others read. What is lost with a worker is known no more: those that run then compute pages of their own.
  *
  * A step is done when every worker has rung: one of them writes the result, and none may still be reading

@@ -19,21 +19,27 @@ void prefix_begin(struct sequence *seq)
     seq->page_end = seq->scope;
 }
 
-/* How many whole pages of known tokens may still be taken; 0 unless it stands where a page ends. */
+/* Tokens of the page that it fills next, or has begun to. */
+static const uint32_t *next_tokens(const struct kv_pages *pages, const struct sequence *seq)
+{
+    return seq->tokens + seq->cached / pages->known.page_tokens * pages->known.page_tokens;
+}
+
+/* How many whole pages of known tokens may still be taken, from that one on. */
 static uint32_t pages_ahead(const struct kv_pages *pages, const struct sequence *seq)
 {
     const uint32_t page_tokens = pages->known.page_tokens;
     if (seq->scope == SEQUENCE_NO_SCOPE || seq->rung != seq->cached) return 0; /* a step has it */
-    return seq->cached == seq->pages * page_tokens ? (seq->token_count - 1 - seq->cached) / page_tokens : 0;
+    return (seq->token_count - 1) / page_tokens - seq->cached / page_tokens;
 }
 
 bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq)
 {
-    const uint32_t page_tokens = pages->known.page_tokens, before = seq->pages;
-    const uint32_t ahead = pages_ahead(pages, seq);
-    if (!ahead) return false;
-    kv_pages_take_known(pages, row, &seq->pages, before + ahead, seq->tokens + seq->cached, &seq->page_end);
-    if (seq->pages == before) return false;
+    const uint32_t page_tokens = pages->known.page_tokens, full = seq->cached / page_tokens;
+    const uint32_t ahead = pages_ahead(pages, seq), *tokens = next_tokens(pages, seq);
+    if (!ahead || prefix_index_find(&pages->known, seq->page_end, tokens) == PREFIX_NO_PAGE) return false;
+    kv_pages_shrink(pages, row, &seq->pages, full); /* of its own what it has begun */
+    kv_pages_take_known(pages, row, &seq->pages, full + ahead, tokens, &seq->page_end);
     seq->cached = seq->rung = seq->pages * page_tokens;
     const uint32_t to = seq->cached < seq->prompt_count ? seq->cached : seq->prompt_count;
     if (to > seq->reach)
@@ -44,13 +50,13 @@ bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq)
 
 uint32_t prefix_shared(const struct kv_pages *pages, const struct sequence *seq)
 {
-    return kv_pages_shared(pages, pages_ahead(pages, seq), seq->tokens, seq->page_end);
+    return kv_pages_shared(pages, pages_ahead(pages, seq), next_tokens(pages, seq), seq->page_end);
 }
 
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct sequence *seq)
 {
     if (!pages_ahead(pages, seq)) return 0;
-    return prefix_index_hash(&pages->known, seq->page_end, seq->tokens + seq->cached);
+    return prefix_index_hash(&pages->known, seq->page_end, next_tokens(pages, seq));
 }
 
 void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequence *seq, uint32_t cached)

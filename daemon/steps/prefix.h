@@ -24,7 +24,8 @@ uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer);
 
 /* It has no pages: before its first slot, or anew. */
 void prefix_begin(struct sequence *seq);
-/* Gives a sequence of which no step is in flight the known pages that go on where it stands. True: there were any. */
+/* Gives a sequence of which no step is in flight the known pages that go on where it stands, in place of one that it has
+ * begun. True: there were any. */
 bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq);
 /* Of a sequence without a slot: how many pages that others hold it would be given. */
 uint32_t prefix_shared(const struct kv_pages *pages, const struct sequence *seq);

@@ -169,8 +169,9 @@ static bool draft_fills_next_page(const struct draft *d, const struct member *m)
     const uint64_t page = seq_of(d, m)->next_page;
     for (uint32_t i = 0; page && i < d->members; i++) {
         const struct member *other = &d->member[i];
-        if (other != m && !other->out && other->given >= d->limits->page_tokens &&
-            seq_of(d, other)->next_page == page)
+        const struct scheduler_seq *s = seq_of(d, other);
+        if (other != m && !other->out && s->next_page == page &&
+            s->cached % d->limits->page_tokens + other->given >= d->limits->page_tokens)
             return true;
     }
     return false;
@@ -180,6 +181,20 @@ static bool draft_wants_prefill(const struct draft *d, const struct member *m)
 {
     const struct scheduler_seq *s = seq_of(d, m);
     return !m->out && m->given == 0 && s->tokens - s->cached > 1 && !draft_fills_next_page(d, m);
+}
+
+/* Whoever has most of the page that member `at` fills next: it computes in that one's turn, for both. */
+static uint32_t draft_leader(const struct draft *d, uint32_t at)
+{
+    const uint64_t page = seq_of(d, &d->member[at])->next_page;
+    uint32_t leader = at;
+    for (uint32_t i = 0; page && i < d->members; i++) {
+        const struct member *m = &d->member[i];
+        if (!m->out && m->given == 0 && seq_of(d, m)->next_page == page &&
+            seq_of(d, m)->cached > seq_of(d, &d->member[leader])->cached)
+            leader = i;
+    }
+    return leader;
 }
 
 /* One chunk for each client in turn until the budget is gone. Clients are ranked by their oldest member that
@@ -205,8 +220,10 @@ static void draft_give_prefills(struct draft *d)
             for (uint32_t i = 0; i < d->members; i++) {
                 const struct scheduler_seq *s = seq_of(d, &d->member[i]);
                 if (s->client != client || !draft_wants_prefill(d, &d->member[i])) continue;
-                draft_give(d, i, s->tokens - s->cached);
-                if (d->member[i].given == 0) continue;
+                const uint32_t to = draft_leader(d, i);
+                s = seq_of(d, &d->member[to]);
+                draft_give(d, to, s->tokens - s->cached);
+                if (d->member[to].given == 0) continue;
                 any = true;
                 break;
             }

@@ -12,7 +12,8 @@
  *      the fewest running sequences goes first, then the oldest request. When that one does not fit nobody overtakes it,
  *      so nobody starves.
  *   4. What two prompts have in common is computed by one of them: a sequence whose next page another one of this
- *      step fills with the same tokens gets nothing in it, and finds the page when the step is done.
+ *      step fills with the same tokens gets nothing in it, and finds the page when the step is done. Of two that fill
+ *      the same page the one that has more of it goes first, in the other one's turn if need be.
  *   5. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
  * which goes back to waiting and is computed again later (its tokens are kept, so its stream goes on). The
  * oldest is therefore never stopped, and it fits alone because the pool holds at least one whole context. */
@@ -31,8 +32,8 @@ struct scheduler_seq {
     uint32_t tokens; /* known tokens: prompt and output so far */
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t pages;  /* held now; 0 when not running */
-    /* the same of two sequences: what they compute next fills a page with the same tokens behind the same ones; 0: not
-     * a whole page, or of no interest to others */
+    /* the same of two sequences: the page that they fill next, or have begun, has the same tokens behind the same ones;
+     * 0: not a whole page of known tokens, or of no interest to others */
     uint64_t next_page;
 };
 

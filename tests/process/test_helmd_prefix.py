@@ -112,6 +112,24 @@ def test_what_two_prompts_have_in_common_is_computed_once():
             same(status_of(d).kv_pages_used, 0, "pages in use at the end")
 
 
+def test_steps_that_end_within_a_page_are_shared_too():
+    """Somebody decodes, so the others' chunks are of 44 tokens: none of two that come together stands where a page ends, and
+    they take turns. Together they compute what one of them would, and little more."""
+    with running("--step-tokens", 45, "--parallel", 4, faults="token_us=20") as d:
+        one, two, other = [Client(d.endpoint) for _ in range(3)]
+        busy = other.generate([3], 300)
+        other.receive()
+        prompt = prompt_of(400)
+        streams = [c.generate(prompt, 4, seed=1) for c in (one, two)]
+        for c, s in zip((one, two), streams):
+            c.run(s)
+            check_tokens(s, prompt, 4)
+        other.run(busy)
+        check_tokens(busy, [3], 300, 0)
+        computed = 800 - sum(s.done.usage.cached_tokens for s in streams)
+        check(computed < 400 + 2 * PAGE, f"computed {computed} tokens of twice 400")
+
+
 def test_a_small_pool_makes_room():
     """Kept pages stand in nobody's way: as many requests at once as without them, none refused, and those that fit are
     found."""

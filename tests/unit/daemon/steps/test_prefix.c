@@ -124,15 +124,23 @@ static void two_at_once_go_on_from_what_one_has(void **state)
     assert_int_equal(prefix_next_page(&p.pages, &p.seq[0]), prefix_next_page(&p.pages, &p.seq[1]));
     assert_int_not_equal(prefix_next_page(&p.pages, &p.seq[0]), prefix_next_page(&p.pages, &p.seq[2]));
     compute(&p, 0, 9, 0);
-    assert_int_equal(prefix_next_page(&p.pages, &p.seq[0]), 0); /* in the middle of a page */
     assert_true(prefix_take(&p.pages, p.row[1], &p.seq[1]));
     assert_int_equal(p.seq[1].cached, 8);
     assert_int_equal(p.seq[1].found, 8);
+    /* the first one is in the middle of the page that the other one begins */
     assert_int_not_equal(prefix_next_page(&p.pages, &p.seq[1]), 0);
-    compute(&p, 0, 8, 1);
-    assert_true(prefix_take(&p.pages, p.row[1], &p.seq[1]));
-    assert_int_equal(p.seq[1].cached, 12); /* 15 tokens end in the fourth page */
-    assert_int_equal(p.seq[1].found, 12);
+    assert_int_equal(prefix_next_page(&p.pages, &p.seq[0]), prefix_next_page(&p.pages, &p.seq[1]));
+    compute(&p, 1, 6, 0);
+    assert_true(
+        prefix_take(&p.pages, p.row[0], &p.seq[0])); /* what the other one has, for its own beginning of it */
+    assert_int_equal(p.seq[0].cached, 12);
+    assert_int_equal(p.seq[0].found, 3);
+    assert_int_equal(kv_pages_holders(&p.pages, p.row[0][2]), 2);
+    assert_int_equal(p.pages.free_count, PAGES - 4);
+    compute(&p, 0, 5, 1);
+    assert_false(prefix_take(&p.pages, p.row[1], &p.seq[1])); /* 15 tokens end in the fourth page */
+    assert_int_equal(p.seq[1].cached, 14);
+    assert_int_equal(p.seq[1].found, 8);
     assert_int_equal(prefix_next_page(&p.pages, &p.seq[1]), 0);
     pool_close(&p);
 }

@@ -178,6 +178,14 @@ static void the_same_page_is_filled_once(void **state)
         assert_int_equal(row_of(&step, 0) ? row_of(&step, 0)->count : 24, 24);
         if (row_of(&step, 0)) assert_int_equal(row_of(&step, 2)->count, 30);
     }
+    seqs[1].cached = 20; /* has begun the page: it goes on with it, whoever's turn it is */
+    seqs[1].pages = 2;
+    for (limits.turn = 0; limits.turn < 6; limits.turn++) {
+        scheduler_form_step(seqs, 2, &limits, &step);
+        assert_int_equal(step.row_count, 1);
+        assert_int_equal(row_of(&step, 1)->start, 20);
+        assert_int_equal(row_of(&step, 1)->count, 64);
+    }
     limits.step_tokens =
         17; /* of which one goes to who decodes: not a whole page, so it says nothing to the other one */
     seqs[2] = running(3, 3, 31, 30, 2);
