@@ -141,7 +141,7 @@ include worker-gpu/cuda.mk client/libhelm.mk tests/tests.mk
 
 # ---- everything else ----------------------------------------------------------------------------------------
 
-.PHONY: demo bench dist install clean check-style format help
+.PHONY: demo bench dist install uninstall clean check-style format help
 # no more than the demo needs: CUDA code takes minutes to compile
 DEMO_PROGRAMS := helm-cli helm-profile helm-worker-cpu helmd
 demo:
@@ -168,19 +168,8 @@ check-style:
 format:
 	@clang-format -i $(STYLE_SRC)
 
-INSTALL := install -D
-install: programs lib
-	for p in $(PROGRAMS); do $(INSTALL) -m 755 $(BIN)/$$p $(DESTDIR)$(PREFIX)/bin/$$p; done
-	cp -a $(LIB)/lib $(LIB)/include $(DESTDIR)$(PREFIX)/
-	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/demo $(filter-out %.md,$(wildcard tools/models/demo/*))
-	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/profiles $(wildcard profiles/*.json)
-	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm README.md CHANGELOG.md $(wildcard docs/*.md)
-	for d in images notes results; do $(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm/$$d docs/$$d/*; done
-	mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system
-	for u in helmd helm-gateway; do sed 's|@PREFIX@|$(PREFIX)|g' systemd/$$u.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/$$u.service; done
-	$(INSTALL) -m 644 systemd/helm.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/helm.conf
-	$(INSTALL) -m 644 systemd/helm.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/helm.conf
-	$(INSTALL) -m 644 systemd/helmd.ini $(DESTDIR)$(PREFIX)/share/doc/helm/helmd.ini
+install uninstall: programs lib
+	tools/install.sh $@ $(BIN) $(LIB) '$(DESTDIR)' $(PREFIX) $(PROGRAMS)
 
 clean:
 	rm -rf $(BUILD)
@@ -192,7 +181,7 @@ help:
 	@echo "make bench         achieved speed, limit and ratio on this machine"
 	@echo "make fuzz          every fuzz target, FUZZ_SECONDS (60) each, with clang"
 	@echo "make dist          relocatable tarball $(DIST)"
-	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
+	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR), with manual pages and shells' completion      make uninstall"
 	@echo "make check-style   formatting, file sizes, header comments      make format, make clean"
 
 -include $(shell find $(OBJ) -name '*.d' 2>/dev/null)

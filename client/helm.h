@@ -27,6 +27,10 @@
 
 #include "common/base/err.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct helm_client; /* opaque */
 
 #define HELM_CONNECT_TIMEOUT_MS 5000 /* used where a connect timeout of 0 is given */
@@ -281,5 +285,9 @@ HELM_MUST_CHECK int helm_plan_info(struct helm_client *client, int timeout_ms, s
 /* Cancels any client's request by the daemon's id. HELM_E_NOT_FOUND: there is none. */
 HELM_MUST_CHECK int helm_cancel_id(struct helm_client *client, uint64_t id, int timeout_ms,
                                    struct helm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -3,6 +3,7 @@
 
 COMMON_SRC := \
   common/base/args.c \
+  common/base/args_print.c \
   common/base/cgroup.c \
   common/base/cpu.c \
   common/base/digest.c \
@@ -101,6 +102,10 @@ KERNEL_SRC := \
   common/cpu/kernels/gemm_openblas.c \
   common/cpu/kernels/gemv_avx2.c \
   common/cpu/kernels/gemv_avx512.c \
+  common/cpu/kernels/int8_gemm_avx2.c \
+  common/cpu/kernels/int8_gemm_avx512vnni.c \
+  common/cpu/kernels/int8_gemv_avx2.c \
+  common/cpu/kernels/int8_gemv_avx512vnni.c \
   common/cpu/kernels/int8_ref.c \
   common/cpu/kernels/linear_ref.c \
   common/cpu/kernels/probe_amx.c \

@@ -303,14 +303,8 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
     struct args_parsed parsed;
     int rc = args_parse(&spec, argc, argv, &parsed, err);
     if (rc) return rc;
-    if (parsed.help || parsed.version) {
-        if (parsed.help)
-            args_print_help(&spec, stdout);
-        else
-            printf("helmd %s\n", HELM_VERSION);
-        *exit_now = true;
-        return 0;
-    }
+    *exit_now = args_answer(&spec, &parsed);
+    if (*exit_now) return 0;
     if (config->config_file) rc = config_read_file(config, &table, &spec, err);
     for (uint32_t i = 0; i < table.count; i++)
         if (strcmp(table.option[i].name, "vram") == 0) config->vram_given = table.given[i];

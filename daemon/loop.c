@@ -203,7 +203,7 @@ static void loop_take_signals(struct loop *loop)
             loop_reap_children(loop);
         else if (info.ssi_signo == SIGHUP &&
                  info.ssi_code != SI_KERNEL) /* the kernel's: the terminal is gone */
-            loop->reload(loop->reload_context);
+            loop->reload(loop->context);
         else
             loop_drain(loop, strsignal((int)info.ssi_signo));
     }
@@ -241,7 +241,7 @@ static void loop_take_check(struct loop *loop, uint64_t now_us)
         workers_kill_head(workers, err.text);
     } else if (done) {
         batcher_goes_on(loop->serve->batcher, loop->check->serial);
-        if (loop->decide(loop->decide_context, &again, &err))
+        if (loop->decide(loop->context, &again, &err))
             loop_on_given_up(loop, err.code, err.text, false);
         else if (!again)
             loop_serve(loop);

@@ -16,13 +16,12 @@ struct check;
 struct loop {
     struct serve *serve;
     struct check *check; /* runs when the workers are ready, before anything is served; NULL: none */
-    /* It has ended: has the plan's activations decided. *again: other workers are on their way. */
+    void *context;       /* of these two */
+    /* The check has ended: has the plan's activations decided. *again: other workers are on their way. */
     int (*decide)(void *context, bool *again, struct helm_err *err);
-    void *decide_context;
+    void (*reload)(void *context); /* on SIGHUP */
     struct keeper *keeper;
     struct rundir *rundir;
-    void (*reload)(void *context); /* on SIGHUP */
-    void *reload_context;
     int signal_fd;
     int parent_fd;    /* -1: none */
     int ready_fd;     /* -1: none, or told already */

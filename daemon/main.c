@@ -1,7 +1,8 @@
 /* helmd: the coordinator. This file holds the start order and nothing else.
  *
  * configuration -> model -> device, profile, plan and memory ledgers -> run directory and locks -> keeper ->
- * arena -> sockets -> loop -> everything back in reverse. Exit status: 0 ended on request, 2 usage, 4 refused
+ * arena -> sockets -> loop -> everything back in reverse. Where the model's check of int8 activations fails: workers
+ * and arena back, another plan, arena and workers again (remake). Exit status: 0 ended on request, 2 usage, 4 refused
  * to start, 5 failed. */
 #include <fcntl.h>
 #include <poll.h>
@@ -21,10 +22,10 @@
 #include "common/base/start.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
-#include "daemon/activations.h"
 #include "daemon/config.h"
 #include "daemon/children/end_request.h"
 #include "daemon/loop.h"
+#include "daemon/planner/activations/decision.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/planner.h"
 #include "daemon/children/profiling.h"
@@ -49,7 +50,8 @@ struct helmd {
     struct keeper keeper;
     struct accelerator device;
     int node; /* NUMA node of weights, caches and compute threads; -1: none */
-    struct profile measured, profile; /* as in the file; with the rates of the activations that are planned with */
+    struct profile measured,
+        profile; /* as in the file; with the rates of the activations that are planned with */
     struct planner_request request;
     struct activations activations;
     struct check check;
@@ -76,19 +78,16 @@ static int take_inherited_fd(const char *what, uint64_t number, int *fd, struct 
     return 0;
 }
 
-/* With `auto` its activations count. */
 static int plan_from_file(struct helmd *d, struct helm_err *err)
 {
     json_t *json = NULL;
     struct planner_request *request = &d->request;
-    struct activations *a = &d->activations;
     int rc = json_read_file(d->config.plan_file, PLAN_FILE_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, &d->plan, err);
     json_decref(json);
     if (!rc) {
         formats_lay_as_planned(&d->model, &d->plan);
-        if (a->option == ACTIVATIONS_AUTO && !a->decided) memcpy(a->inputs, d->plan.inputs, sizeof a->inputs);
-        memcpy(d->plan.inputs, a->inputs, sizeof a->inputs);
+        activations_take(&d->plan, &d->activations);
         planner_adopt(&d->plan, &request->wish);
         rc = packed_look_take(request, &d->plan, &d->arena_spec, err);
     }
@@ -194,8 +193,8 @@ static int lay_plan(struct helmd *d, struct helm_err *err)
     const struct config *c = &d->config;
     activations_rates(&d->measured, d->activations.inputs, &d->profile);
     memcpy(d->request.inputs, d->activations.inputs, sizeof d->request.inputs);
-    int rc = c->plan_file ? plan_from_file(d, err)
-                          : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
+    int rc =
+        c->plan_file ? plan_from_file(d, err) : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
     activations_rates(&d->measured, d->plan.inputs, &d->profile); /* as the plan in a file has them */
     return rc ? rc : forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
 }
@@ -349,6 +348,7 @@ static int remake(struct helmd *d, struct helm_err *err)
     free_plan(d);
     arena_close(&d->arena);
     int rc = make_plan(d, err);
+    if (!rc) rc = check_room(d, err);
     if (!rc) rc = arena_create(&d->arena_spec, &d->arena, err);
     const struct workers_config config = workers_config_of(d);
     if (!rc) rc = workers_renew(&d->workers, &config, err);
@@ -406,7 +406,8 @@ static void fill_serve(struct helmd *d)
                               .forecast_batch = (uint32_t)d->config.batch,
                               .forecast_context = d->typical_context,
                               .forecast_prompt = (uint32_t)d->config.prompt,
-                              .context = before && before < context ? before : context};
+                              .context = before && before < context ? before : context,
+                              .draining = d->serve.draining};
 }
 
 /* The check has ended. */
@@ -435,11 +436,10 @@ static int serve_until_told(struct helmd *d)
     d->loop = (struct loop){.serve = &d->serve,
                             .check = d->activations.checks ? &d->check : NULL,
                             .decide = decide,
-                            .decide_context = d,
                             .keeper = &d->keeper,
                             .rundir = &d->rundir,
                             .reload = reload,
-                            .reload_context = d,
+                            .context = d,
                             .signal_fd = d->signal_fd,
                             .timer_fd = -1,
                             .real_device = d->device.ledger.kind == LEDGER_DEVICE_CUDA,

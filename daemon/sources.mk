@@ -1,7 +1,6 @@
 # Sources and program of daemon/.
 
 DAEMON_SRC := \
-  daemon/activations.c \
   daemon/children/accelerator.c \
   daemon/children/child_run.c \
   daemon/children/child_words.c \
@@ -22,6 +21,7 @@ DAEMON_SRC := \
   daemon/observe/metrics.c \
   daemon/observe/observe.c \
   daemon/planner/activations/choice.c \
+  daemon/planner/activations/decision.c \
   daemon/planner/activations/verdict.c \
   daemon/planner/attempt.c \
   daemon/planner/cost/analyse.c \

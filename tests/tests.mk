@@ -19,8 +19,9 @@ corpus_tests = $(foreach f,$(FUZZ_SRC:tests/fuzz/fuzz_%.c=%),'$(1):tests/fuzz/fu
 thread_tests = $(filter %_threads,$(unit_tests))
 # but those that another calls: test_helm_profile.py, unless instrumented, since rates by format are measured by the same loops
 SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
-# What the openai package and the page do to the gateway, test_gateway.py does as well, sanitized too.
-SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_gateway_,openai.py page.py)
+# What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
+# release build.
+SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_,gateway_npm.py gateway_page.py install.py)
 script_tests = $(addprefix $(1):,$(filter-out $(SCRIPT_CALLED) $(if $(filter release debug,$(1)),,$(SCRIPT_NOT_SANITIZED)),$(TEST_SCRIPT)))
 emulated_tests = $(foreach only,$(EMULATED_GROUPS),'$(1):helm-test-gpu-emulated --small --seed $(SEED) --only $(only)')
 dist_test := release:tests/process/test_dist.sh

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Makes sure that the packages HELM is built and tested with are installed. Called by `make demo` and `make test`.
+# Makes sure that the packages HELM is built and tested with are installed. Called by `make demo` and `make test`; where
+# there is no make yet, run it by hand: it installs that, too.
 #   setup.sh build | test
 # On Debian and Ubuntu missing ones are installed with apt (through sudo when not root); elsewhere the list is printed
 # and the script stops. A second run only looks (a fraction of a second).

@@ -51,6 +51,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/chain_list.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/expand.cu \
+  worker-gpu/kernels/gemm_blocks.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \
   worker-gpu/kernels/gemv_bulk.cu \

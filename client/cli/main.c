@@ -8,38 +8,29 @@
 #include "client/cli/cli.h"
 #include "common/base/suggest.h"
 
-struct command {
-    const char *name;
-    int (*run)(struct cli *cli, int argc, char *const argv[]);
+static const struct args_command commands[] = {
+    {"run", "[PROMPT|-]", "text in, text streamed out"},
+    {"chat", "", "a conversation, with history"},
+    {"generate", "", "tokens or text in, tokens and text out; for scripts"},
+    {"tokenize", "TEXT|-", "text to token ids (with --model or --tokenizer: no daemon)"},
+    {"detokenize", "IDS", "token ids to text (with --model or --tokenizer: no daemon)"},
+    {"status", "", "the daemon's state, workers and counters"},
+    {"ps", "", "open requests of every client"},
+    {"cancel", "ID", "ends a request that ps shows"},
+    {"plan", "", "what is computed where, and the memory it takes"},
+    {"pull", "ORG/NAME[/FILE]", "downloads a model from the hub into its cache"},
+    {"help", "[COMMAND]", "this, or a command's options"},
 };
+#define COMMANDS (sizeof commands / sizeof *commands)
 
-static const struct command commands[] = {
-    {"run", command_run},
-    {"chat", command_chat},
-    {"generate", command_generate},
-    {"tokenize", command_tokenize},
-    {"detokenize", command_detokenize},
-    {"status", command_status},
-    {"ps", command_ps},
-    {"cancel", command_cancel},
-    {"plan", command_plan},
-    {"pull", command_pull},
+/* In the same order; `help` is main's own. */
+static int (*const runs[])(struct cli *cli, int argc, char *const argv[]) = {
+    command_run,    command_chat, command_generate, command_tokenize, command_detokenize,
+    command_status, command_ps,   command_cancel,   command_plan,     command_pull,
 };
+_Static_assert(sizeof runs / sizeof *runs + 1 == COMMANDS, "a row for each command");
 
 static const char epilogue[] =
-    "commands:\n"
-    "  run [PROMPT|-]         text in, text streamed out\n"
-    "  chat                   a conversation, with history\n"
-    "  generate               tokens or text in, tokens and text out; for scripts\n"
-    "  tokenize TEXT|-        text to token ids (with --model or --tokenizer: no daemon)\n"
-    "  detokenize IDS         token ids to text (with --model or --tokenizer: no daemon)\n"
-    "  status                 the daemon's state, workers and counters\n"
-    "  ps                     open requests of every client\n"
-    "  cancel ID              ends a request that ps shows\n"
-    "  plan                   what is computed where, and the memory it takes\n"
-    "  pull ORG/NAME[/FILE]   downloads a model from the hub into its cache\n"
-    "  help [COMMAND]         this, or a command's options\n"
-    "\n"
     "Without --connect and --model: $HELM_ENDPOINT, else ipc:///run/helm/helmd.sock if it exists,\n"
     "else ipc://$XDG_RUNTIME_DIR/helm/helmd.sock, else ipc:///tmp/helm-UID/helmd.sock.\n"
     "\n"
@@ -94,6 +85,8 @@ int main(int argc, char **argv)
         .about = "Generates text with a helmd daemon, running or private.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
+        .commands = commands,
+        .command_count = COMMANDS,
         .epilogue = epilogue,
         .stop_at_operand = true,
     };
@@ -115,11 +108,11 @@ int main(int argc, char **argv)
     }
     struct suggest near;
     suggest_begin(&near, argv[0], strlen(argv[0]));
-    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+    for (size_t i = 0; i < COMMANDS - 1; i++) {
         suggest_try(&near, commands[i].name);
         if (strcmp(commands[i].name, argv[0]) != 0) continue;
         signal(SIGPIPE, SIG_IGN); /* a closed pipe is a failed write, so that the request is cancelled */
-        int status = commands[i].run(&cli, argc, argv);
+        int status = runs[i](&cli, argc, argv);
         cli_close(&cli);
         return status;
     }

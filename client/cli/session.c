@@ -16,8 +16,8 @@
 static bool has_daemon_option(const struct cli *cli)
 {
     return cli->device || cli->plan || cli->profile || cli->strategy || cli->config || cli->kv_dtype ||
-           cli->kernels || cli->activations || cli->exact || cli->log_level || cli->has_vram || cli->has_host_memory || cli->has_ctx ||
-           cli->has_threads;
+           cli->kernels || cli->activations || cli->exact || cli->log_level || cli->has_vram ||
+           cli->has_host_memory || cli->has_ctx || cli->has_threads;
 }
 
 /* One Z85 key, with white space after it. A secret one may be readable by its owner only. */

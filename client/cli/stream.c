@@ -301,11 +301,12 @@ void stream_print_stats(const struct stream_result *result)
     }
     char cached[48] = "";
     if (result->cached_tokens) snprintf(cached, sizeof cached, " (%u of them cached)", result->cached_tokens);
-    fprintf(stderr,
-            "[%u prompt tokens%s at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s; ended "
-            "by %s]\n",
-            result->prompt_tokens, cached, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
-            result->finish);
+    fprintf(
+        stderr,
+        "[%u prompt tokens%s at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s; ended "
+        "by %s]\n",
+        result->prompt_tokens, cached, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
+        result->finish);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------------- */

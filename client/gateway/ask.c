@@ -229,8 +229,8 @@ static bool check_context(struct ask_reader *r)
             return refuse(
                 r->refusal, 400, "context_length_exceeded", r->param,
                 "this model's maximum context length is %u tokens, and the request needs %zu: %zu in the "
-                "prompt and %s %zu of output",
-                context, count + wanted, count, ask->max_tokens ? "as asked" : "at least", wanted);
+                "prompt and %s%zu of output",
+                context, count + wanted, count, ask->max_tokens ? "" : "at least ", wanted);
     }
     return true;
 }

@@ -108,7 +108,13 @@ static void begin_stream(struct exchange *ex)
     ex->status = 200;
     ex->type = ex->route->voice->stream_type;
     ex->state = EXCHANGE_ANSWER;
-    if (ex->route->voice->begin) ex->route->voice->begin(ex);
+    const struct voice *voice = ex->route->voice;
+    if (voice->begin) voice->begin(ex);
+    for (uint32_t i = 0; i < ex->choice_count;
+         i++) { /* the first may have come far before the last was taken */
+        voice->delta(ex, &ex->choices[i]);
+        if (ex->choices[i].over) voice->finish(ex, &ex->choices[i]);
+    }
     exchange_wake(ex);
 }
 
@@ -157,7 +163,8 @@ static void on_done(void *user, uint64_t request, const struct helm_done *done)
     (void)request;
     c->number = 0;
     if (c->over || c->exchange->over || c->exchange->dropped) return;
-    c->timings = done->timings;
+    c->reported = true;
+    c->cached_tokens = done->cached_tokens;
     if (done->finish == HELM_FINISH_ERROR || done->finish == HELM_FINISH_CANCELLED) {
         char text[HELM_ERR_TEXT];
         snprintf(text, sizeof text, "the generation %s%s%s",

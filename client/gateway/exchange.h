@@ -40,7 +40,8 @@ struct choice {
     size_t token_count, token_space, tokens_decided, tokens_sent;
     uint32_t completion_tokens;
     enum helm_finish finish;
-    struct helm_timings timings; /* zeroes unless the daemon ended it */
+    bool reported; /* the daemon ended it and said: */
+    uint32_t cached_tokens;
 };
 
 enum exchange_state {

@@ -209,7 +209,7 @@ static void write_status(struct cli_text *out, const struct helm_status *s)
 static void write_plan(struct cli_text *out, const struct helm_plan_info *plan)
 {
     json_t *json = json_loads(plan->json, 0, NULL);
-    json_object_del(json, "placements"); /* a line for every matrix, which nobody reads every two seconds */
+    json_object_del(json, "placements"); /* a line for every matrix: too much for every two seconds */
     char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
     cli_text_printf(out, ",\"plan\":%s,\"forecast\":{\"batch\":%u,\"context\":%u,\"decode_tok_s\":%.6g}",
                     text ? text : "null", plan->batch, plan->context,

@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "client/gateway/gateway.h"
@@ -25,6 +27,18 @@ static const char epilogue[] =
     "Without --connect and --model the daemon is found as helm-cli finds it. SIGHUP reads the keys again.\n"
     "exit status: 0 done, 2 usage, 3 no daemon, 4 refused, 5 failed\n";
 
+/* A descriptor a connection, and some beside them. */
+static void allow_connections(void)
+{
+    struct rlimit limit;
+    const rlim_t wanted = GATEWAY_CONNECTIONS + 64;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= wanted) return;
+    limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+    if (setrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur < wanted)
+        log_warn("%llu descriptors are allowed: fewer than %d connections",
+                 (unsigned long long)limit.rlim_cur, GATEWAY_CONNECTIONS);
+}
+
 static int start(struct gateway *g, const struct options *o, struct helm_err *err)
 {
     struct cpu_set cpus;
@@ -33,6 +47,7 @@ static int start(struct gateway *g, const struct options *o, struct helm_err *er
     g->model.aliases = &o->aliases;
     g->model.answer_ms = (uint32_t)(o->answer_seconds * 1000);
     g->access.hosts = &o->hosts;
+    allow_connections();
     int rc = info_open_model(g, o->name, err);
     if (rc == 0) rc = cpu_usable(-1, &cpus, err);
     const int half = rc == 0 ? (cpus.suggested + 1) / 2 : 1;
@@ -66,7 +81,13 @@ static int run(struct gateway *g, const struct options *o)
     int rc = cli_catch_signals(&g->cli, &err);
     if (rc == 0) rc = access_read_keys(&g->access, &err);
     if (rc < 0) return cli_fail(&err, false);
+    /* what a private helmd says of itself is not for systemd, which waits for the gateway */
+    const char *told = getenv("NOTIFY_SOCKET");
+    char *notify = told ? strdup(told) : NULL;
+    unsetenv("NOTIFY_SOCKET");
     int status = cli_open(&g->cli);
+    if (notify) setenv("NOTIFY_SOCKET", notify, 1);
+    free(notify);
     if (status == CLI_EXIT_DONE && start(g, o, &err) < 0) status = cli_fail(&err, false);
     return status == CLI_EXIT_DONE ? loop_run(g) : status;
 }
@@ -103,7 +124,10 @@ int main(int argc, char **argv)
          .target = &g.cli.secret_key_file},
         {"tokenizer", 0, ARGS_TEXT, "PATH", "where tokenizer and chat template are (default: the model's)",
          .target = &g.cli.tokenizer},
-        {"model", 0, ARGS_TEXT, "PATH", "start a private daemon on this checkpoint, a folder or a GGUF file",
+        {"model", 0, ARGS_TEXT, "PATH",
+         "start a private daemon on this model: a checkpoint's folder, a GGUF file, or a name "
+         "ORG/NAME[/FILE]\n"
+         "that is in the hub's cache",
          .target = &g.cli.model},
         {"device", 0, ARGS_TEXT, "DEVICE",
          "auto, cpu, cuda[:N] or emulated; handed to the private daemon,\nas are all below",

@@ -110,6 +110,14 @@ static void write_daemon(struct cli_text *out, const struct helm_status *s)
     write_gauge(out, "helm_queue_limit", s->queue_limit, "Requests that may wait.");
     write_gauge(out, "helm_kv_pages_used", s->kv_pages_used, "Pages of the KV cache in use.");
     write_gauge(out, "helm_kv_pages", s->kv_pages_total, "Pages of the KV cache.");
+    write_gauge(out, "helm_kv_pages_cached", s->kv_pages_cached,
+                "Free pages that prompts can find by their tokens.");
+    write_counter(out, "helm_prefix_hits_total", s->prefix_hits_total,
+                  "Requests that found pages of their prompt.");
+    write_counter(out, "helm_cached_tokens_total", s->tokens_cached_total,
+                  "Tokens of prompts that were not computed.");
+    write_counter(out, "helm_prefix_evictions_total", s->prefix_evictions_total,
+                  "Cached pages given to others.");
     write_counter(out, "helm_requests_total", s->requests_total,
                   "Generations that helmd took, of all clients.");
     write_counter(out, "helm_prompt_tokens_total", s->tokens_prompt_total, "Tokens of prompts computed.");

@@ -139,7 +139,7 @@ static struct server_connection *peer_of(struct MHD_Connection *connection)
     return info ? info->socket_context : NULL;
 }
 
-/* Headers are there: who asks for what, and may they. */
+/* The headers are there: whether the request is one, and is allowed. */
 static void look_at_headers(struct exchange *ex, const char *url, const char *method)
 {
     struct gateway *g = ex->gateway;

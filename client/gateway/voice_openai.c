@@ -174,14 +174,29 @@ static void add_head(struct exchange *ex, const char *object)
     cli_text_printf(out, ",\"choices\":[");
 }
 
+/* What was not computed of the prompts, or -1: a stop text ended an answer before the daemon said it. */
+static int64_t cached_tokens(const struct exchange *ex)
+{
+    int64_t sum = 0;
+    for (uint32_t i = 0; i < ex->choice_count; i += ex->ask.choices) {
+        if (!ex->choices[i].reported) return -1;
+        sum += ex->choices[i].cached_tokens;
+    }
+    return sum;
+}
+
 static void add_usage(struct exchange *ex)
 {
     const uint32_t prompt = voice_prompt_tokens(ex), completion = voice_completion_tokens(ex);
-    cli_text_printf(&ex->out, "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u}", prompt,
+    const int64_t cached = cached_tokens(ex);
+    cli_text_printf(&ex->out, "{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u", prompt,
                     completion, prompt + completion);
+    if (cached >= 0)
+        cli_text_printf(&ex->out, ",\"prompt_tokens_details\":{\"cached_tokens\":%lld}", (long long)cached);
+    cli_text_printf(&ex->out, "}");
 }
 
-/* Mistral's templates want nine characters back, so everybody has a call's id in nine. */
+/* Nine characters, which Mistral's templates insist on when the id comes back. */
 static void add_call_id(struct exchange *ex, const struct choice *c, size_t index)
 {
     cli_text_printf(&ex->out, "\"id\":\"%.5s%02x%02x\"", ex->id, (unsigned)(c->index & 255),

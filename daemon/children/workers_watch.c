@@ -126,7 +126,8 @@ static bool in_a_step(const struct workers *workers, uint32_t index)
 static bool has_ended(struct workers *workers, const struct worker *w)
 {
     siginfo_t info = {0};
-    if (waitid(P_PID, (id_t)w->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0) return false;
+    if (waitid(P_PID, (id_t)w->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0)
+        return false;
     keeper_drop_worker(workers->keeper, w->pid);
     (void)waitpid(w->pid, NULL, WNOHANG);
     return true;

@@ -64,14 +64,11 @@ static void fill_slot(const struct check *c, uint32_t row, uint32_t sequence)
     struct arena_slot *slot = arena_slot_of(c->arena, row);
     uint32_t *table = arena_page_table_of(c->arena, row);
     memcpy(arena_history_of(c->arena, row), c->sequence[sequence].token, (c->at + 1) * sizeof(uint32_t));
-    for (uint32_t p = 0; p < c->pages; p++)
-        table[p] = (2 * sequence + (c->rounded ? 1 : 0)) * c->pages + p;
+    for (uint32_t p = 0; p < c->pages; p++) table[p] = (2 * sequence + (c->rounded ? 1 : 0)) * c->pages + p;
     memset(slot, 0, sizeof *slot);
     /* without top-k, top-p and min-p the whole row is drawn from, and so is in the arena */
-    slot->sampling = (struct sampling_params){.temperature = 1,
-                                              .top_p = 1,
-                                              .repetition_penalty = 1,
-                                              .seed = sequence + 1};
+    slot->sampling =
+        (struct sampling_params){.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = sequence + 1};
     slot->prompt_count = c->first;
 }
 

@@ -18,8 +18,8 @@
 #include "daemon/planner/activations/verdict.h"
 
 #define CHECK_SEQUENCES 16
-#define CHECK_POSITIONS 32 /* of each that are compared */
-#define CHECK_ALONE     2  /* sequences that are steps of one row */
+#define CHECK_POSITIONS 32                 /* of each that are compared */
+#define CHECK_ALONE     2                  /* sequences that are steps of one row */
 #define CHECK_US        UINT64_C(13000000) /* after so long fewer positions are enough: but VERDICT_LEAST */
 
 struct check_sums {
@@ -32,18 +32,18 @@ struct check_sequence {
 };
 
 struct check {
-    const struct arena *arena;          /* borrowed */
-    const struct model_config *model;   /* borrowed */
-    uint32_t workers;                   /* that take part in a step */
-    float *exact;                       /* [rows][vocab] */
-    struct check_sequence *sequence;    /* [sequences] */
-    uint32_t sequences, rows;           /* rows: of a step, at most */
-    uint32_t first;                     /* tokens of a sequence before the first that is drawn */
-    uint32_t pages;                     /* of a sequence, for each of the two ways */
-    uint64_t started_us, begun_us;      /* of all of it; of the step in flight */
-    uint32_t serial;                    /* of the last step rung */
-    uint32_t at, from, count;           /* position of the step, its sequences */
-    bool rounded;                       /* it is the second of its pair */
+    const struct arena *arena;        /* borrowed */
+    const struct model_config *model; /* borrowed */
+    uint32_t workers;                 /* that take part in a step */
+    float *exact;                     /* [rows][vocab] */
+    struct check_sequence *sequence;  /* [sequences] */
+    uint32_t sequences, rows;         /* rows: of a step, at most */
+    uint32_t first;                   /* tokens of a sequence before the first that is drawn */
+    uint32_t pages;                   /* of a sequence, for each of the two ways */
+    uint64_t started_us, begun_us;    /* of all of it; of the step in flight */
+    uint32_t serial;                  /* of the last step rung */
+    uint32_t at, from, count;         /* position of the step, its sequences */
+    bool rounded;                     /* it is the second of its pair */
     bool running;
     struct check_sums one, few; /* by steps of one row, of several */
 };

@@ -129,7 +129,7 @@ run stream 420 "$golden" "$bin/helm-test-gpu-stream"
 run gguf 240 "$golden" "$bin/helm-test-gpu-gguf"
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"
-    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks
+    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks
     run bench 400 'decode check' "$bin/helm-bench-gpu-kernels" $bench
     [ ! -f "$logs/bench.log" ] || cat "$logs/bench.log"
 fi

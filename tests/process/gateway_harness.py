@@ -122,9 +122,13 @@ class Gateway:
     def complete(self, prompt, **fields):
         return self.post("/v1/completions", {"prompt": prompt, **fields})
 
-    def open_stream(self, path, body):
-        """A socket on which a request was sent, and its answer's first piece."""
-        s = socket.create_connection(("127.0.0.1", self.port), timeout=20 * SLOW)
+    def open_stream(self, path, body, window=0):
+        """A socket on which a request was sent. `window`: bytes that the kernel keeps of an answer."""
+        s = socket.socket()
+        if window:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+        s.settimeout(20 * SLOW)
+        s.connect(("127.0.0.1", self.port))
         data = json.dumps(body).encode()
         key = "Authorization: Bearer %s\r\n" % self.key if self.key else ""
         s.sendall(("POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n" % (path, key, len(data))).encode()
@@ -140,8 +144,8 @@ def cli(*args):
     return subprocess.run([os.path.join(BIN, "helm-cli"), *args], capture_output=True, check=True).stdout.decode()
 
 
-def ids_of(text):
-    return json.loads(cli("--model", TOKENIZER, "tokenize", "--json", "--no-special", text))
+def ids_of(text, folder):
+    return json.loads(cli("--model", folder, "tokenize", "--json", "--no-special", text))
 
 
 class Scripted(FakeDaemon):
@@ -152,7 +156,7 @@ class Scripted(FakeDaemon):
         self.script, self.how, self.prompts = [], 11, []
 
     def say(self, text, how=11):
-        self.script, self.how = ids_of(text), how
+        self.script, self.how = ids_of(text, self.folder), how
 
     def tick(self):
         for _ in range(64 if self.how == 11 else 1):  # tokens one after the other, without a look at the socket
@@ -165,9 +169,16 @@ class Scripted(FakeDaemon):
         super().handle(client, request)
 
 
-def model_folder(template):
-    """A folder with the golden model's tokenizer and a chat template."""
+def model_folder(template, special=()):
+    """A folder with the golden model's tokenizer, to which `special` tokens are added, and a chat template."""
     folder = tempfile.mkdtemp(prefix="helm-gateway-model-")
-    shutil.copy(TOKENIZER + "/tokenizer.json", folder)
+    with open(TOKENIZER + "/tokenizer.json") as f:
+        tokenizer = json.load(f)
+    first = 1 + max(*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"]))
+    for i, text in enumerate(special):
+        tokenizer["added_tokens"].append({"id": first + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+                                          "normalized": False, "special": True})
+    with open(folder + "/tokenizer.json", "w") as f:
+        json.dump(tokenizer, f)
     shutil.copy(os.path.join(TEMPLATES, template), folder + "/chat_template.jinja")
     return folder

@@ -31,7 +31,7 @@ def text_tests(g, endpoint):
     a = g.complete(VERSE, max_tokens=24, temperature=0).json
     wanted = json.loads(cli("--connect", endpoint, "generate", "--prompt", VERSE, "-n", "24", "--json"))
     check("a greedy completion is helm-cli's", a["choices"][0]["text"] == wanted["text"] and
-          a["usage"] == {"prompt_tokens": wanted["usage"]["prompt_tokens"], "completion_tokens": 24,
+          {k: v for k, v in a["usage"].items() if k != "prompt_tokens_details"} == {"prompt_tokens": wanted["usage"]["prompt_tokens"], "completion_tokens": 24,
                          "total_tokens": wanted["usage"]["prompt_tokens"] + 24}, (a, wanted))
     check("... and ends by its length", a["choices"][0]["finish_reason"] == "length", a)
     check("max_tokens of completions is 16 unless given", g.complete(VERSE, temperature=0).json["usage"]["completion_tokens"] == 16)
@@ -40,6 +40,9 @@ def text_tests(g, endpoint):
           many["choices"][0]["text"] == many["choices"][1]["text"] != many["choices"][2]["text"], many)
     ids = g.post("/tokenize", {"content": VERSE}).json["tokens"]
     check("token ids as the prompt", g.complete(ids, max_tokens=24, temperature=0).json["choices"][0]["text"] == wanted["text"])
+    long = g.complete(VERSE * 12, max_tokens=2).json["usage"], g.complete(VERSE * 12, max_tokens=2).json["usage"]
+    check("usage tells what of the prompt was cached", long[0]["prompt_tokens_details"]["cached_tokens"] == 0 <
+          long[1]["prompt_tokens_details"]["cached_tokens"] < long[1]["prompt_tokens"], long)
     check("/detokenize turns them back", g.post("/detokenize", {"tokens": ids}).json["content"] == VERSE)
     chat = g.chat(VERSE, max_tokens=20, temperature=0).json
     said = json.loads(cli("--connect", endpoint, "run", "--chat", "--json", "-n", "20", "--temperature", "0", VERSE))
@@ -190,20 +193,20 @@ def open_at(daemon):
 def abort_tests(g, daemon):
     for stream in (True, False):
         s = g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 2000, "ignore_eos": True, "stream": stream,
-                                              "temperature": 1, "user": "test"})
+                                              "temperature": 1, "user": "test", "n": 8})
         came = until(lambda: any(e.output_tokens for e in open_at(daemon)))
         labels = [e.label for e in open_at(daemon)]
         s.close()
         begin = time.monotonic()
         gone = until(lambda: not open_at(daemon), 5)
         check("a client that goes away is cancelled, %s" % ("streaming" if stream else "waiting"),
-              came and labels == ["gateway:test"] and gone, (came, labels, gone))
+              came and set(labels) == {"gateway:test"} and gone, (came, labels, gone))
         print("     after %.1f ms" % ((time.monotonic() - begin) * 1e3))
     check("... and counted", g.metric("helm_gateway_cancelled_total") == 2)
 
 
 def slow_reader_tests(g, daemon):
-    s = g.open_stream("/v1/completions", {"prompt": [VERSE] * 8, "max_tokens": 1900, "ignore_eos": True, "stream": True, "logprobs": 20})
+    s = g.open_stream("/v1/completions", {"prompt": [VERSE] * 5, "max_tokens": 1900, "ignore_eos": True, "stream": True, "logprobs": 20}, window=4096)
     dropped = until(lambda: g.metric("helm_gateway_slow_clients_dropped_total") == 1, 30)
     check("a client that does not read is dropped", dropped and until(lambda: not open_at(daemon), 5), g.metric("helm_gateway_generations_open"))
     s.close()
@@ -222,7 +225,7 @@ def crowd_tests(g):
     total = g.metric("helm_gateway_handover_seconds_count")
     print("     %.2f s; from a token's coming to its writing: p50 under %g ms, p99 under %g ms" % (
         time.monotonic() - begin, *(next((b * 1e3 for b, n in rows if n >= part * total), 1e9) for part in (0.5, 0.99))))
-    check("... tokens are handed over in time", total > 1000 and next(n for b, n in rows if b >= 0.05) >= 0.99 * total, rows)
+    check("... tokens are handed over in time", total > 1000 and next(n for b, n in rows if b >= 0.25) >= 0.99 * total, rows)
 
 
 def connection_tests(g, daemon):
@@ -237,8 +240,8 @@ def connection_tests(g, daemon):
         statuses.append(response.status == (200 if i % 7 == 6 or i % 5 != 4 else 400) and text)
     connection.close()
     check("a connection is kept for the next request", all(statuses), statuses)
-    sockets = [g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 300, "stream": i % 3 > 0, "ignore_eos": True, "n": 1 + i % 4})
-               for i in range(60)]
+    sockets = [g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 100, "stream": i % 3 > 0, "ignore_eos": True, "n": 1 + i % 4})
+               for i in range(24)]
     for i, s in enumerate(sockets):
         if i % 2:
             s.close()
@@ -252,7 +255,7 @@ def connection_tests(g, daemon):
                 break
         good += b" 200 OK" in text[:20] and (b"[DONE]" in text or b'"usage"' in text)
         s.close()
-    check("half of a crowd leaves; the others have their answers, the daemon its rest", good == 30 and until(lambda: not open_at(daemon), 20),
+    check("half of a crowd leaves; the others have their answers, the daemon its rest", good == 12 and until(lambda: not open_at(daemon), 20),
           (good, len(open_at(daemon))))
 
 

@@ -21,8 +21,8 @@ TOOLS = [{"type": "function", "function": {"name": "get_weather", "description":
 class Stage:
     """A stand-in daemon with a model that has the given chat template, and a gateway before it."""
 
-    def __init__(self, template):
-        self.folder = model_folder(template)
+    def __init__(self, template, special=()):
+        self.folder = model_folder(template, special)
         self.endpoint = "ipc://%s/helmd.sock" % self.folder
         self.start()
         self.gateway = Gateway(self.endpoint)
@@ -155,11 +155,12 @@ def tagged_tests():
 
 
 def object_tests():
-    with Stage("llama3_1.jinja") as stage:
+    with Stage("llama3_1.jinja", ("<|python_tag|>", "<|eom_id|>")) as stage:
         call = '{"name": "get_weather", "parameters": {"city": "Bern"}}'
         for name, said, content, calls in (
                 ("a call", call, None, [("get_weather", {"city": "Bern"})]),
                 ("two of them", call + "; " + call, None, [("get_weather", {"city": "Bern"})] * 2),
+                ("a call behind its special token", "<|python_tag|>" + call + "<|eom_id|>", None, [("get_weather", {"city": "Bern"})]),
                 ("of a tool that there is not", call.replace("weather", "rich"), call.replace("weather", "rich"), []),
                 ("JSON that is none", '{"answer": 42}', '{"answer": 42}', []),
                 ("text", "It rains {a lot}.", "It rains {a lot}.", [])):
@@ -169,8 +170,8 @@ def object_tests():
                   calls_of(streamed) and streamed["content"] == (content or ""), (whole, streamed))
 
 
-def listed_tests():
-    with Stage("mistral_v3.jinja") as stage:
+def listed_tests(special):
+    with Stage("mistral_v3.jinja", special) as stage:
         call = '{"name": "get_weather", "arguments": {"city": "Bern"}}'
         for name, said, content, calls in (
                 ("a call", "[TOOL_CALLS] [%s]" % call, None, [("get_weather", {"city": "Bern"})]),
@@ -201,5 +202,6 @@ if __name__ == "__main__":
     start_tests()
     tagged_tests()
     object_tests()
-    listed_tests()
+    listed_tests(special=())
+    listed_tests(special=("[TOOL_CALLS]", "[ARGS]", "[INST]"))
     sum_up()

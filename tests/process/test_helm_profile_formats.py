@@ -48,6 +48,13 @@ def check_cpu(what, p, name):
                                                  for point in rates["cpu_linear"][:1]), (rates, linear))
 
 
+    blocks = name not in ("f16", "f32")
+    with open("/proc/cpuinfo") as f:
+        int8 = blocks and " avx2 " in f.read()
+    check("%s: %s with int8 activations, where there are kernels" % (what, name), is_value(rates["cpu_int8_gemv"]) == int8 and
+          [point["x"] for point in rates["cpu_int8_linear"]] == (tokens if int8 else []), rates)
+
+
 def test_cpu(cache):
     rc, p, err, first = profile(cache, *CPU, "--formats", "q4_k")
     check("cpu: measured", rc == 0 and list(p["formats"]) == ["q4_k"], (rc, err))

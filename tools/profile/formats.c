@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/base/cgroup.h"
+#include "common/base/cpu.h"
 #include "common/base/node.h"
 #include "common/base/units.h"
 #include "common/formats/random_blocks.h"
@@ -16,8 +17,8 @@
 #define DEVICE_S       3.6 /* of all formats */
 #define DEVICE_S_LEAST 0.4 /* of each of many */
 #define DEVICE_S_MOST  1.2
-#define ONE_S          1.0 /* alone, and beside copies */
-#define MANY_S         0.6 /* of each number of tokens */
+#define ONE_S          1.4 /* alone, and beside copies */
+#define MANY_S         0.8 /* of each number of tokens */
 #define QUICK          4   /* times less in a hurry */
 #define STEP_S_MOST    2.0 /* a step expected to take longer is left out, */
 #define STEP_S_QUICK   1.0 /* in a hurry */
@@ -42,7 +43,7 @@ struct formats {
     struct profile_steps steps;
     bool cached; /* so few weights that caches hold a part of them that counts */
     char *weights;
-    struct profile_samples ratio[FORMAT_COUNT]; /* [as format]: to bf16 */
+    struct profile_samples ratio[LINEAR_INPUTS][FORMAT_COUNT]; /* [][as format]: to bf16 */
 };
 
 /* ---- weights ---- */
@@ -145,27 +146,46 @@ static double rate_of(const struct formats *f, uint32_t i, bool one)
     return (one ? 2 * values * profile_format_part(f->format[i]) : values) * layers / seconds;
 }
 
-/* Steps of so many tokens for so long; each is a sample of every format's ratio. */
+/* Whether a format has products with int8 activations here: then the engine's other programs multiply by it so. */
+static bool has_int8(const struct formats *f, uint32_t i)
+{
+    return f->steps.local.engine.programs[LINEAR_INT8].plan && linear_has_int8(f->format[i], cpu_features());
+}
+
+/* A step, which is a sample of every format's ratio. */
+static int run_step(struct formats *f, uint32_t tokens, enum linear_inputs inputs, struct helm_err *err)
+{
+    double spent = 0;
+    (void)engine_use(&f->steps.local.engine, inputs);
+    int rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
+    if (rc) return rc;
+    const double plain = rate_of(f, 0, tokens == 1);
+    for (uint32_t i = 1; i < f->count; i++)
+        profile_samples_add(&f->ratio[inputs][i], rate_of(f, i, tokens == 1) / plain);
+    return 0;
+}
+
+/* Steps of so many tokens for so long, with exact and with int8 activations in turns. */
 static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct helm_err *err)
 {
     const uint32_t least = tokens > FEW ? 1 : 3;
+    const bool int8 = f->steps.local.engine.programs[LINEAR_INT8].plan != NULL;
     double spent = 0, end = 0;
     int rc =
         tokens > FEW ? 0 : profile_steps_run(&f->steps, 0, tokens, &spent, err); /* finds all in its place */
-    for (uint32_t i = 0; i < f->count; i++) f->ratio[i].count = 0;
+    for (uint32_t i = 0; i < f->count; i++)
+        f->ratio[LINEAR_EXACT][i].count = f->ratio[LINEAR_INT8][i].count = 0;
     end = profile_now_s() + seconds / (f->options->quick ? QUICK : 1);
     for (uint32_t n = 0; !rc && (n < least || profile_now_s() < end); n++) {
-        rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
-        const double plain = rc ? 0 : rate_of(f, 0, tokens == 1);
-        for (uint32_t i = 1; i < f->count && !rc; i++)
-            profile_samples_add(&f->ratio[i], rate_of(f, i, tokens == 1) / plain);
+        rc = run_step(f, tokens, LINEAR_EXACT, err);
+        if (!rc && int8) rc = run_step(f, tokens, LINEAR_INT8, err);
     }
     return rc;
 }
 
-static struct profile_value times(const struct formats *f, uint32_t i, double rate)
+static struct profile_value times(const struct formats *f, enum linear_inputs inputs, uint32_t i, double rate)
 {
-    struct profile_value v = profile_samples_value(&f->ratio[i]);
+    struct profile_value v = profile_samples_value(&f->ratio[inputs][i]);
     v.value *= rate, v.low *= rate, v.high *= rate;
     if (f->cached && v.source == PROFILE_MEASURED) v.source = PROFILE_ESTIMATE;
     return v;
@@ -180,10 +200,11 @@ static int measure_one(struct formats *f, struct profile_device_run *stream, str
     if (!rc && stream) rc = profile_device_stream_stop(stream, err);
     for (uint32_t i = 1; i < f->count && !rc; i++) {
         struct profile_format *format = &p->format[f->format[i]];
-        if (stream)
-            format->cpu_gemv_beside = times(f, i, p->cpu.gemv_beside.value);
-        else
-            format->cpu_gemv = times(f, i, p->cpu.gemv.value);
+        const double plain = (stream ? p->cpu.gemv_beside : p->cpu.gemv).value;
+        *(stream ? &format->cpu_gemv_beside : &format->cpu_gemv) = times(f, LINEAR_EXACT, i, plain);
+        if (has_int8(f, i))
+            *(stream ? &format->cpu_int8_gemv_beside : &format->cpu_int8_gemv) =
+                times(f, LINEAR_INT8, i, plain);
     }
     return rc;
 }
@@ -207,8 +228,12 @@ static int measure_many(struct formats *f, struct profile *p, struct helm_err *e
                      flops = (double)f->shape.layer_bytes * f->shape.layers * counts[c];
         if (c && flops / rate > (f->options->quick ? STEP_S_QUICK : STEP_S_MOST)) continue;
         rc = run_steps(f, counts[c], MANY_S, err);
-        for (uint32_t i = 1; i < f->count && !rc; i++)
-            profile_table_put(&p->format[f->format[i]].cpu_linear, counts[c], times(f, i, rate));
+        for (uint32_t i = 1; i < f->count && !rc; i++) {
+            struct profile_format *format = &p->format[f->format[i]];
+            profile_table_put(&format->cpu_linear, counts[c], times(f, LINEAR_EXACT, i, rate));
+            if (has_int8(f, i))
+                profile_table_put(&format->cpu_int8_linear, counts[c], times(f, LINEAR_INT8, i, rate));
+        }
     }
     return rc;
 }
@@ -217,14 +242,16 @@ static void say(const struct formats *f, const struct profile *p)
 {
     for (uint32_t i = 1; i < f->count; i++) {
         const struct profile_format *format = &p->format[f->format[i]];
-        char device[64] = "";
+        char device[64] = "", int8[48] = "";
         if (format->gpu_gemv.value > 0)
             snprintf(device, sizeof device, ", GPU %.4g GB/s",
                      (format->gpu_chain_gemv.value > 0 ? format->gpu_chain_gemv : format->gpu_gemv).value *
                          1e-9);
-        profile_say(f->options->progress, "%s: one token, CPU %.4g GB/s (bf16 %.4g)%s",
-                    tensor_format_name(f->format[i]), format->cpu_gemv.value * 1e-9, p->cpu.gemv.value * 1e-9,
-                    device);
+        if (format->cpu_int8_gemv.value > 0)
+            snprintf(int8, sizeof int8, ", with int8 %.4g", format->cpu_int8_gemv.value * 1e-9);
+        profile_say(f->options->progress, "%s: one token, CPU %.4g GB/s%s (bf16 %.4g)%s",
+                    tensor_format_name(f->format[i]), format->cpu_gemv.value * 1e-9, int8,
+                    p->cpu.gemv.value * 1e-9, device);
     }
 }
 

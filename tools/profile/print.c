@@ -40,6 +40,12 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
         print_value(out, "  link", &f->link_beside, UNIT_BYTES, "meanwhile");
     }
     print_table(out, "linear", &f->cpu_linear, UNIT_FLOPS, "tok", "of the CPU");
+    if (f->cpu_int8_gemv.source != PROFILE_UNKNOWN) {
+        print_value(out, "cpu gemv int8", &f->cpu_int8_gemv, UNIT_BYTES, "with activations rounded to int8");
+        if (p->gpu.device != PROFILE_DEVICE_NONE)
+            print_value(out, "  beside", &f->cpu_int8_gemv_beside, UNIT_BYTES, "while the link streams");
+        print_table(out, "cpu linear int8", &f->cpu_int8_linear, UNIT_FLOPS, "tok", "by tokens");
+    }
     if (p->gpu.device == PROFILE_DEVICE_NONE) return;
     print_value(out, "gpu gemv", &f->gpu_gemv, UNIT_BYTES, "one token");
     print_value(out, "  operation", &f->gpu_operation, UNIT_SECONDS, "a product beside its bytes");
@@ -134,6 +140,7 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "direct", &link->direct, UNIT_BYTES, "kernels that read host memory");
         print_value(out, "latency", &link->latency, UNIT_SECONDS, "of a small copy");
         print_value(out, "hand-over", &link->hand_over, UNIT_SECONDS, "activations, one way");
+        print_value(out, "  beside", &link->hand_over_beside, UNIT_SECONDS, "while copies flow");
     }
     for (int f = 0; f < FORMAT_COUNT; f++) print_format(p, (enum tensor_format)f, out);
     for (int d = 0; d < KV_DTYPE_COUNT; d++) print_kv(p, (enum kv_dtype)d, out);

@@ -60,17 +60,20 @@ void profile_steps_unpin(const struct profile_steps *s)
     if (CPU_COUNT(&s->allowed)) (void)sched_setaffinity(0, sizeof s->allowed, &s->allowed);
 }
 
-static uint32_t entries_of(const struct step_programs *programs)
+/* Of the longest program. */
+static uint32_t entries_of(const struct engine *engine)
 {
     uint32_t most = 0;
-    for (int t = 0; t < OP_TIER_COUNT; t++)
-        if (programs->tier[0][t].count > most) most = programs->tier[0][t].count;
+    for (int i = 0; i < LINEAR_INPUTS * OP_TIER_COUNT; i++) {
+        const struct program *p = &engine->programs[i / OP_TIER_COUNT].tier[0][i % OP_TIER_COUNT];
+        if (p->count > most) most = p->count;
+    }
     return most;
 }
 
 static int prepare(struct profile_steps *s, struct helm_err *err)
 {
-    s->entries = entries_of(&s->local.engine.programs[LINEAR_EXACT]);
+    s->entries = entries_of(&s->local.engine);
     s->entry_ns = calloc(s->entries, sizeof *s->entry_ns);
     if (!s->entry_ns) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
     measure_region(s);

@@ -64,11 +64,13 @@ struct op_attention {
     uint32_t rows; /* ATTEND_PREFILL: capacity of the step's */
 };
 struct op_matmul {
-    enum dtype dtype, out_dtype;
+    enum tensor_format format; /* of w: plain, or blocks as they lie for up to GPUK_BLOCKS_TOKENS */
+    enum dtype dtype, out_dtype; /* of x */
     uint32_t rows, cols, out_stride;
     bool accumulate;
     const void *w, *x;
     void *out;
+    uint32_t *counters; /* of blocks */
 };
 struct op_bias {
     void *out;

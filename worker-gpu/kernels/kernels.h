@@ -147,7 +147,8 @@ static inline size_t gpuk_linear_sums_bytes(uint32_t tokens, uint32_t cols)
 enum gpuk_schedule {
     GPUK_ONE,   /* one token: gpuk_gemv */
     GPUK_FEW,   /* up to GPUK_BATCH_MAX: gpuk_gemm_small */
-    GPUK_CHUNK, /* more: gpuk_matmul_run, which reads plain formats */
+    GPUK_SHORT, /* up to GPUK_BLOCKS_TOKENS: gpuk_blocks_run */
+    GPUK_CHUNK, /* any number: gpuk_matmul_run, which reads plain formats */
     GPUK_SCHEDULES
 };
 /* The name of the kernel that would be launched; NULL: the weights must be expanded first. */
@@ -336,6 +337,23 @@ HELM_MUST_CHECK int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtyp
                                      struct helm_err *err);
 HELM_MUST_CHECK int gpuk_matmul_run(const struct gpuk_matmul_plan *plan, const void *w, const void *x,
                                     void *out, void *workspace, void *stream, struct helm_err *err);
+/* The same with blocks as they lie, of bf16 x and as many tokens at most: reading the weights once takes less than
+ * expanding them. `counters`: GPUK_LINEAR_COUNTER_BYTES, zero before the first launch; launches leave them zero. The
+ * workspace is as large as that of gpuk_matmul_run. */
+#define GPUK_BLOCKS_TOKENS 128
+struct gpuk_blocks_product {
+    enum tensor_format format;
+    enum dtype dtype, out_dtype; /* of x; of out: f32 or bf16 */
+    uint32_t rows, cols, out_stride;
+    bool accumulate;
+    const void *weight, *x;
+    void *out;
+};
+bool gpuk_blocks_takes(const struct gpuk_device *device, const struct gpuk_blocks_product *product,
+                       uint32_t tokens);
+HELM_MUST_CHECK int gpuk_blocks_run(const struct gpuk_device *device,
+                                    const struct gpuk_blocks_product *product, uint32_t tokens,
+                                    void *workspace, uint32_t *counters, void *stream, struct helm_err *err);
 /* out[t * stride + r] += bias[r], fp32 or 16-bit. */
 HELM_MUST_CHECK int gpuk_add_bias(const uint32_t *count, uint32_t tokens, void *out, enum dtype dtype,
                                   uint32_t stride, uint32_t rows, const float *bias, uint32_t flags,

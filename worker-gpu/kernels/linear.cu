@@ -20,6 +20,7 @@ static const int KERNELS_MAX = 3;
 static const struct linear_kernel *const table[GPUK_SCHEDULES][KERNELS_MAX] = {
     {gemv_bulk_kernels, gemv_groups_kernels, gemv_plain_kernels},
     {gemm_stream_kernels, gemm_tensor_kernels, gemm_plain_kernels},
+    {gemm_blocks_kernels},
     {matmul_kernels}};
 
 static const struct linear_kernel *choose(const struct linear_call &call, enum gpuk_schedule schedule)

@@ -256,6 +256,22 @@ static int issue_entry(const struct issuing *i, const struct gpu_entry *e, struc
     return device_run(i->source->device, &op, err);
 }
 
+static bool is_issued(const struct gpu_entry *e, const struct gpu_issue *issue)
+{
+    switch (e->when) {
+    case GPU_WHEN_ONE:
+        return issue->samples == 1;
+    case GPU_WHEN_SEVERAL:
+        return issue->samples != 1;
+    case GPU_WHEN_SHORT:
+        return issue->tokens <= GPUK_BLOCKS_TOKENS;
+    case GPU_WHEN_LONG:
+        return issue->tokens > GPUK_BLOCKS_TOKENS;
+    default:
+        return true;
+    }
+}
+
 int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, const struct gpu_issue *issue,
                       struct helm_err *err)
 {
@@ -266,7 +282,7 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
         const struct gpu_entry *e = &p->entry[i];
         step = e->op.kind == OP_CHAIN ? 1 + e->op.as.chain.count : 1;
         if (e->head && e->group * GPUK_BATCH_MAX >= issue->samples) continue;
-        if (e->when != GPU_WHEN_ANY && (e->when == GPU_WHEN_ONE) != (issue->samples == 1)) continue;
+        if (!is_issued(e, issue)) continue;
         if (e->again && issue->tokens <= GPU_SUB_TOKENS) continue;
         if (issue->alone && is_between_others(s, e)) continue;
         set_tokens(&of, e);

@@ -196,7 +196,8 @@ static void make_matmul(struct lowering *low, const struct making *m)
             struct op *op = add_op(low, m);
             op->workspace = gpu_area(b, GPU_AREA_MATMUL);
             last = &op->as.matmul;
-            *last = (struct op_matmul){.dtype = tensor_format_product(m->piece->format),
+            *last = (struct op_matmul){.format = m->piece->format,
+                                       .dtype = tensor_format_product(m->piece->format),
                                        .out_dtype = out.dtype,
                                        .rows = p->rows,
                                        .cols = cols,
@@ -204,7 +205,8 @@ static void make_matmul(struct lowering *low, const struct making *m)
                                        .accumulate = math->accumulate,
                                        .w = p->data,
                                        .x = x,
-                                       .out = out.at};
+                                       .out = out.at,
+                                       .counters = gpu_area(b, GPU_AREA_LINEAR)};
         }
         end = p->data + tensor_format_bytes(m->piece->format, p->rows, cols);
         out_end = out.at + p->rows * dtype_bytes(out.dtype);
@@ -467,6 +469,46 @@ static enum dtype unit_dtype(struct lowering *low, uint32_t unit)
     return dtype;
 }
 
+static void issue_when(const struct lowering *low, uint32_t first, enum gpu_when when)
+{
+    for (uint32_t i = first; i < low->program->count; i++) low->program->entry[i].when = when;
+}
+
+/* A chunk's operation over weights at home. Where the device multiplies blocks as they lie by a short chunk's tokens,
+ * their whole matrices are issued for one; what is expanded slice by slice is for others then. */
+static bool make_short(struct lowering *low, const struct making *m)
+{
+    struct piece whole = {.index = m->piece->index, .first = m->piece->first};
+    struct making of = *m;
+    const uint32_t first = low->program->count;
+    lower_whole_piece(low, m->at, &whole);
+    if (low->rc || !lower_reads(low, m->at->math, &whole, GPUK_SHORT)) return false;
+    of.piece = &whole;
+    of.sub = 0;
+    make(low, &of);
+    issue_when(low, first, GPU_WHEN_SHORT);
+    return true;
+}
+
+static void make_pieces(struct lowering *low, struct making *m, struct piece *piece)
+{
+    const struct gpu_program *p = low->program;
+    const bool chunk = tier_of(low) == OP_TIER_CHUNK;
+    uint32_t run = UINT32_MAX, first = p->count;
+    bool is_short = false;
+    m->piece = piece;
+    for (; lower_next_piece(low, m->at, piece); first = p->count) {
+        if (piece->first != run) is_short = chunk && piece->home && make_short(low, m);
+        run = piece->first;
+        /* in front of the operations lie events of other slices, too */
+        for (uint32_t i = first; is_short && i < p->count; i++)
+            if (p->entry[i].home) p->entry[i].when = GPU_WHEN_LONG;
+        first = p->count;
+        make_subs(low, m);
+        if (is_short) issue_when(low, first, GPU_WHEN_LONG);
+    }
+}
+
 void lower_unit(struct lowering *low, uint32_t unit, float *out)
 {
     const struct math_part *part = model_unit_math(low->source->model, unit);
@@ -482,7 +524,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
             make_subs(low, &m);
             lower_cache_end(low, (uint32_t)at.layer);
         } else {
-            while (lower_next_piece(low, &at, &piece)) make_subs(low, &m);
+            make_pieces(low, &m, &piece);
         }
     }
 }

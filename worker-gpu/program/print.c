@@ -60,7 +60,7 @@ static void print_linear(const struct gpu_printing *p, const struct gpu_entry *e
 static void print_matmul(const struct gpu_printing *p, const struct gpu_entry *e)
 {
     const struct op_matmul *m = &e->op.as.matmul;
-    fprintf(p->out, " %ux%u %s%s", m->rows, m->cols, dtype_name(m->dtype),
+    fprintf(p->out, " %ux%u %s%s", m->rows, m->cols, tensor_format_name(m->format),
             m->accumulate ? ", + residual" : "");
 }
 

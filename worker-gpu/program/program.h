@@ -67,7 +67,8 @@ static inline void *gpu_area(const struct gpu_buffers *buffers, enum gpu_area ar
     return there ? buffers->memory + buffers->work.area[area].at : NULL;
 }
 
-enum gpu_when { GPU_WHEN_ANY, GPU_WHEN_ONE, GPU_WHEN_SEVERAL };
+/* For which steps an entry is issued: of one sample or of several; of up to GPUK_BLOCKS_TOKENS tokens or of more. */
+enum gpu_when { GPU_WHEN_ANY, GPU_WHEN_ONE, GPU_WHEN_SEVERAL, GPU_WHEN_SHORT, GPU_WHEN_LONG };
 
 /* Of which tokens: the index of a sub-chunk, or all of the step's. */
 #define GPU_SUB_ALL UINT32_MAX
@@ -88,7 +89,7 @@ struct gpu_entry {
     bool again;         /* what it computes is still there in a step of one sub-chunk */
     bool slice;         /* its weights are in the ring, or expanded */
     bool home;          /* EXPAND of what is at home in VRAM */
-    enum gpu_when when; /* of the head: for how many samples it is issued */
+    enum gpu_when when;
     uint32_t group;     /* GEMM_SMALL of the head in a chunk: which 16 samples */
     uint32_t sub;
 };

@@ -25,6 +25,10 @@
 
 #include "common/base/err.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define HELM_TOKENIZER_ID_LIMIT   (16u * 1024u * 1024u) /* ids are below this */
 #define HELM_TOKENIZER_TEXT_LIMIT (32u * 1024u * 1024u) /* most bytes of text, normalized too */
 #define HELM_TOKENIZER_NO_ID      UINT32_MAX            /* "there is no such token" */
@@ -139,5 +143,9 @@ HELM_MUST_CHECK int helm_detokenizer_finish(struct helm_detokenizer *detokenizer
 
 /* Frees it; NULL is allowed. */
 void helm_detokenizer_close(struct helm_detokenizer *detokenizer);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -65,12 +65,6 @@ static void q8_0_numbers(const uint8_t *block, int8_t *number)
 {
     memcpy(number, block + 2, Q8_0_VALUES);
 }
-static void q8_0_scales(const uint8_t *block, float *scale, float *least)
-{
-    scale[0] = block_half(block);
-    least[0] = 0;
-}
-
 static size_t tiled_bytes(size_t tokens, size_t cols)
 {
     return tokens * (cols / INT8_BLOCK) * sizeof(struct rounded);

@@ -14,8 +14,13 @@
         &blocks_avx2[BLOCK_##FORMAT_NAME][0], &blocks_avx2[BLOCK_##FORMAT_NAME][1],                          \
         &blocks_avx512[BLOCK_##FORMAT_NAME][0], &blocks_avx512[BLOCK_##FORMAT_NAME][1],                      \
         &blocks_avx512bf16[BLOCK_##FORMAT_NAME],
-#define INT8_ROWS(format, FORMAT_NAME, values, bytes, group)                                                 \
+#define AMX(format, FORMAT_NAME, values, bytes, group) &blocks_amx[INT8_##FORMAT_NAME],
+#define INT8_REF(format, FORMAT_NAME, values, bytes, group)                                                  \
     &int8_ref[INT8_##FORMAT_NAME][0], &int8_ref[INT8_##FORMAT_NAME][1],
+#define INT8_GEMM_AVX2(format, FORMAT_NAME, values, bytes, group) &int8_avx2_gemm[INT8_##FORMAT_NAME],
+#define INT8_FAST(format, FORMAT_NAME, values, bytes, group)                                                 \
+    &int8_avx2_gemv[INT8_##FORMAT_NAME], &int8_avx512vnni_gemv[INT8_##FORMAT_NAME],                          \
+        &int8_avx512vnni_gemm[INT8_##FORMAT_NAME],
 #define PLAIN(kernels) &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
@@ -44,7 +49,10 @@ static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                     &q8_0_avx512_gemv,
                                                     &q8_0_avx512_decode,
                                                     &q8_0_avx512bf16_decode,
-                                                    BLOCK_FORMATS(BLOCKS) INT8_FORMATS(INT8_ROWS)};
+                                                    BLOCK_FORMATS(BLOCKS) INT8_FORMATS(AMX)
+                                                        INT8_FORMATS(INT8_REF)
+                                                            INT8_NARROW_FORMATS(INT8_GEMM_AVX2)
+                                                                INT8_FORMATS(INT8_FAST)};
 
 const struct linear_kernel *const *linear_kernels(size_t *count)
 {
@@ -118,8 +126,11 @@ static int choose_exact(enum tensor_format format, unsigned features, const char
     memset(set, 0, sizeof *set);
     int rc = choose(format, LINEAR_ONE_TOKEN, LINEAR_EXACT, features, name, &set->one, err);
     if (rc) return rc;
-    if (linear_has(format, LINEAR_TOKENS, LINEAR_EXACT, NULL))
-        return choose(format, LINEAR_TOKENS, LINEAR_EXACT, features, name, &set->tokens, err);
+    /* Over the format's own blocks where there is such a kernel, unless another one's decoder is asked for by name. */
+    if (!name || linear_has(format, LINEAR_TOKENS, LINEAR_EXACT, name) ||
+        !linear_has(format, LINEAR_DECODE, LINEAR_EXACT, name))
+        rc = choose(format, LINEAR_TOKENS, LINEAR_EXACT, features, name, &set->tokens, err);
+    if (rc || set->tokens) return rc;
     rc = choose(format, LINEAR_DECODE, LINEAR_EXACT, features, name, &set->decode, err);
     return rc || !set->decode
                ? rc

@@ -17,7 +17,7 @@ enum activations_option { ACTIVATIONS_AUTO, ACTIVATIONS_EXACT, ACTIVATIONS_INT8,
 enum activations_option activations_option_named(const char *name);
 
 /* By how much rounding must make one token's products faster to be chosen by itself. */
-#define ACTIVATIONS_GAIN 1.03
+#define ACTIVATIONS_GAIN 1.05
 
 /* How many times as fast a processor multiplies one token by the model's weights in blocks with int8 activations; 0: the
  * profile has no rates of that, or there are no blocks. */
@@ -25,7 +25,7 @@ double activations_gain(const struct model *model, const struct profile *profile
                         enum plan_processor processor);
 
 /* What is wanted of each processor. ACTIVATIONS_AUTO: int8 where it gains; ACTIVATIONS_INT8: wherever `can` says that
- * there are kernels, or the profile has rates of them. */
+ * there are kernels. */
 void activations_choose(enum activations_option option, const struct model *model,
                         const struct profile *profile, const bool can[PLAN_PROCESSORS],
                         enum linear_inputs inputs[PLAN_PROCESSORS]);

@@ -142,7 +142,6 @@ int verdict_write(const char *key, const struct verdict *v, struct helm_err *err
                               json_pack("{s:i, s:s, s:I, s:I, s:f, s:f, s:I}", "helm_activations", VERSION,
                                         "key", key, "positions", (json_int_t)v->positions,
                                         "one_token_positions", (json_int_t)v->one_positions, "one_token_kl",
-                                        v->one_token, "tokens_kl", v->tokens, "units",
-                                        (json_int_t)v->units),
+                                        v->one_token, "tokens_kl", v->tokens, "units", (json_int_t)v->units),
                               err);
 }

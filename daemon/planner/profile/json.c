@@ -90,6 +90,7 @@ static const struct member link_member[] = {
     MEMBER(profile_link, h2d_beside_packed, KIND_RATE, false),
     MEMBER(profile_link, latency, KIND_TIME, false),
     MEMBER(profile_link, hand_over, KIND_TIME, false),
+    MEMBER(profile_link, hand_over_beside, KIND_TIME, false),
 };
 static const struct member format_member[] = {
     MEMBER(profile_format, cpu_gemv, KIND_RATE, false),
@@ -106,12 +107,6 @@ static const struct member format_member[] = {
     MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_linear, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_int8_gemv, KIND_RATE, false),
-    MEMBER(profile_format, gpu_int8_operation, KIND_TIME, false),
-    MEMBER(profile_format, gpu_int8_chain_gemv, KIND_RATE, false),
-    MEMBER(profile_format, gpu_int8_chain_operation, KIND_TIME, false),
-    MEMBER(profile_format, gpu_int8_linear, KIND_TABLE, false),
-    MEMBER(profile_format, gpu_int8_linear_operation, KIND_TABLE, false),
 };
 static const struct member kv_member[] = {
     MEMBER(profile_kv, cpu_attention, KIND_RATE, false),

@@ -126,9 +126,10 @@ struct profile_link {
     struct profile_value h2d_beside_chunk; /* while it computes with many tokens; unknown: as h2d_beside */
     /* while it computes one token with packed weights; unknown: as h2d_beside */
     struct profile_value h2d_beside_packed;
-    struct profile_value direct;    /* the GPU's kernels reading host memory */
-    struct profile_value latency;   /* of one small copy */
-    struct profile_value hand_over; /* activations from one worker to the other, one way */
+    struct profile_value direct;           /* the GPU's kernels reading host memory */
+    struct profile_value latency;          /* of one small copy */
+    struct profile_value hand_over;        /* activations from one worker to the other, one way */
+    struct profile_value hand_over_beside; /* while copies flow; unknown: the same */
 };
 
 /* Rates with weights of one format, where all others in the profile are of bf16. Bytes are of weights as they
@@ -145,12 +146,10 @@ struct profile_format {
     /* by tokens, up to 16; empty: several tokens are multiplied by what gpu_expand makes */
     struct profile_table gpu_linear, gpu_linear_operation;
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
-    /* The same with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: there are no kernels for
+    /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
      * that. */
     struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside;
     struct profile_table cpu_int8_linear;
-    struct profile_value gpu_int8_gemv, gpu_int8_operation, gpu_int8_chain_gemv, gpu_int8_chain_operation;
-    struct profile_table gpu_int8_linear, gpu_int8_linear_operation;
 };
 
 /* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie

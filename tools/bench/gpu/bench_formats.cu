@@ -16,6 +16,7 @@ struct formats_bench {
     char *weights, *expanded;
     float *x, *out;
     void *workspace, *list;
+    void *chunk, *chunk_out, *matmul; /* of short chunks */
     uint32_t *count;
     enum tensor_format format;
     uint32_t rows, cols, matrices; /* of the shape that is measured */
@@ -67,6 +68,23 @@ static void bench_few(const struct formats_bench *f, uint32_t tokens)
            }));
 }
 
+/* A short chunk's products with blocks as they lie; x is any numbers. */
+static void bench_short(const struct formats_bench *f, uint32_t tokens)
+{
+    char what[64];
+    snprintf(what, sizeof what, "%u tokens, blocks", tokens);
+    row_of(f, what, bench_time_graph(f->b, 2, [&] {
+               for (uint32_t i = 0; i < f->matrices; i++) {
+                   const struct gpuk_linear_args a = product_of(f, i);
+                   const struct gpuk_blocks_product p = {f->format,       DTYPE_BF16, DTYPE_BF16, f->rows,
+                                                         f->cols,         f->rows,    false,      a.segment[0].weight,
+                                                         f->chunk,        f->chunk_out};
+                   GPUK(gpuk_blocks_run(&f->b->device, &p, tokens, f->matmul, (uint32_t *)f->workspace, f->b->stream,
+                                        &err));
+               }
+           }));
+}
+
 static void bench_chained(const struct formats_bench *f)
 {
     std::vector<struct gpuk_chain_op> ops;
@@ -101,6 +119,7 @@ static void bench_shape_of(struct formats_bench *f, uint32_t rows, uint32_t cols
     if (!all) return;
     bench_few(f, 4), bench_few(f, 16);
     if (tensor_format_is_plain(f->format)) return;
+    for (uint32_t tokens : {64u, 128u}) bench_short(f, tokens);
     const size_t out_bytes = (size_t)rows * cols * 2;
     row_of(f, "expanded", bench_time_graph(f->b, 2, [&] {
                for (uint32_t i = 0; i < f->matrices; i++) {
@@ -132,14 +151,17 @@ void bench_formats(struct bench *b, const char *only)
     f.workspace = device_memory(gpuk_gemm_small_workspace_bytes(16, COLS_MAX), 0);
     f.list = device_memory(gpuk_chain_bytes(nullptr, MATRICES_MAX), 0);
     f.count = (uint32_t *)device_memory(sizeof(uint32_t), 0);
+    f.chunk = device_memory((size_t)GPUK_BLOCKS_TOKENS * COLS_MAX * 2, 0);
+    f.chunk_out = device_memory((size_t)GPUK_BLOCKS_TOKENS * ROWS_MAX * 2, 0);
+    f.matmul = device_memory(GPUK_MATMUL_WORKSPACE, 0);
     const uint32_t shapes[][2] = {{4096, 4096}, {12288, 4096}, {4096, 12288}, {28672, 2560}, {4096, 14336}};
     for (int format = 0; format < FORMAT_COUNT; format++) {
         f.format = (enum tensor_format)format;
         if (tensor_format_of(f.format)->variable) continue;
         if (only && strcmp(only, tensor_format_name(f.format)) != 0) continue;
-        for (auto &shape : shapes) bench_shape_of(&f, shape[0], shape[1], shape[0] == 12288);
+        for (auto &shape : shapes) bench_shape_of(&f, shape[0], shape[1], shape[0] == 12288 || shape[1] == 12288);
     }
     for (void *at : {(void *)f.weights, (void *)f.expanded, (void *)f.x, (void *)f.out, f.workspace, f.list,
-                     (void *)f.count})
+                     (void *)f.count, f.chunk, f.chunk_out, f.matmul})
         CUDA(cudaFree(at));
 }

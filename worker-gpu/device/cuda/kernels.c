@@ -29,6 +29,20 @@ static int run_matmul(struct device *d, const struct op *op, struct helm_err *er
 {
     const struct op_matmul *m = &op->as.matmul;
     const struct gpuk_matmul_plan *plan = NULL;
+    if (!tensor_format_is_plain(m->format)) {
+        const struct gpuk_blocks_product product = {.format = m->format,
+                                                    .dtype = m->dtype,
+                                                    .out_dtype = m->out_dtype,
+                                                    .rows = m->rows,
+                                                    .cols = m->cols,
+                                                    .out_stride = m->out_stride,
+                                                    .accumulate = m->accumulate,
+                                                    .weight = m->w,
+                                                    .x = m->x,
+                                                    .out = m->out};
+        return gpuk_blocks_run(&cuda_of(d)->caps, &product, op->tokens, op->workspace, m->counters, STREAM(d),
+                               err);
+    }
     int rc = gpuk_matmul_plan(cuda_of(d)->matmul, m->dtype, m->out_dtype, op->tokens, m->rows, m->cols,
                               m->out_stride, m->accumulate, &plan, err);
     return rc ? rc : gpuk_matmul_run(plan, m->w, m->x, m->out, op->workspace, STREAM(d), err);

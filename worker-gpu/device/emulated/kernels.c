@@ -105,21 +105,21 @@ static void expand_part(struct emulated_math *math, const struct gpuk_expand_par
     }
 }
 
-/* The values of a matrix as what they decode to; NULL (and broken) without memory. */
+/* The values of a matrix as single numbers; NULL (and broken) without memory. */
+static const void *plain_of(struct emulated_math *math, struct gpuk_expand_part part, enum dtype dtype)
+{
+    if (tensor_format_is_plain(part.format)) return part.weight;
+    part.out = emulated_scratch(math, SCRATCH_PLAIN, (size_t)part.rows * part.cols * dtype_bytes(dtype));
+    if (part.out) expand_part(math, &part, dtype);
+    return part.out;
+}
+/* As what they decode to. */
 static const void *weight_of(struct emulated_math *math, const struct gpuk_linear_args *a,
                              const struct gpuk_linear *g)
 {
-    if (tensor_format_is_plain(a->format)) return g->weight;
-    const size_t bytes = (size_t)g->rows * a->cols * dtype_bytes(tensor_format_value(a->format));
-    void *out = emulated_scratch(math, SCRATCH_PLAIN, bytes);
-    const struct gpuk_expand_part part = {.format = a->format,
-                                          .weight = g->weight,
-                                          .offset = g->offset,
-                                          .out = out,
-                                          .rows = g->rows,
-                                          .cols = a->cols};
-    if (out) expand_part(math, &part, tensor_format_value(a->format));
-    return out;
+    const struct gpuk_expand_part part = {
+        .format = a->format, .weight = g->weight, .offset = g->offset, .rows = g->rows, .cols = a->cols};
+    return plain_of(math, part, tensor_format_value(a->format));
 }
 
 static void linear(struct emulated_math *math, const struct gpuk_linear_args *a, uint32_t tokens,
@@ -182,10 +182,13 @@ static void run_matmul(struct emulated_math *math, const struct op *op)
     const struct op_matmul *c = &op->as.matmul;
     float *x = emulated_scratch(math, SCRATCH_X, (size_t)op->tokens * c->cols * sizeof(float));
     float *y = emulated_scratch(math, SCRATCH_Y, (size_t)op->tokens * c->rows * sizeof(float));
-    if (!x || !y) return;
+    const struct gpuk_expand_part part = {
+        .format = c->format, .weight = c->w, .rows = c->rows, .cols = c->cols};
+    const void *w = plain_of(math, part, c->dtype);
+    if (!x || !y || !w) return;
     math->vector->load(x, c->x, c->dtype, (size_t)op->tokens * c->cols);
     const struct product product = {
-        .dtype = c->dtype, .tokens = op->tokens, .rows = c->rows, .cols = c->cols, .w = c->w, .x = x, .y = y};
+        .dtype = c->dtype, .tokens = op->tokens, .rows = c->rows, .cols = c->cols, .w = w, .x = x, .y = y};
     if (!multiply(math, &product)) return;
     for (uint32_t t = 0; t < op->tokens; t++) {
         float *row = y + (size_t)t * c->rows;
@@ -320,11 +323,13 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
 };
 
 /* As the table of linear.cu: blocks by one and few tokens; packed weights by one token only, and narrower ones
- * than a GPU's kernel has, so that small models have some that are taken and some that are not. */
+ * than a GPU's kernel has, so that small models have some that are taken and some that are not. Of blocks a short chunk
+ * takes those of 256 values, so that others are expanded. */
 static bool linear_takes(struct device *d, const struct gpuk_linear_args *args, enum gpuk_schedule schedule)
 {
     (void)d;
     if (tensor_format_is_plain(args->format)) return true;
+    if (schedule == GPUK_SHORT) return tensor_format_of(args->format)->block_values == 256;
     if (!tensor_format_of(args->format)->variable) return schedule != GPUK_CHUNK;
     return schedule == GPUK_ONE && args->cols % 256 == 0;
 }
@@ -361,6 +366,9 @@ static int check(struct device *d, const struct op *op, struct helm_err *err)
         return helm_fail(err, HELM_E_UNSUPPORTED, "embed: a table of %s",
                          tensor_format_name(op->as.embed.format));
     case OP_MATMUL:
+        if (!tensor_format_is_plain(op->as.matmul.format) && op->tokens > GPUK_BLOCKS_TOKENS)
+            return helm_fail(err, HELM_E_LIMIT, "matmul: %u tokens, at most %d with %s", op->tokens,
+                             GPUK_BLOCKS_TOKENS, tensor_format_name(op->as.matmul.format));
         if (!op->as.matmul.accumulate || op->as.matmul.out_dtype == DTYPE_F32) return 0;
         return helm_fail(err, HELM_E_UNSUPPORTED, "matmul: sums are kept in f32 only");
     case OP_ROPE_APPEND:

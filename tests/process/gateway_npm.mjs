@@ -1,19 +1,22 @@
-// The official openai package, unmodified, against helm-gateway; run by test_gateway_openai.py.
+// The openai and ollama packages, unmodified, against helm-gateway; run by test_gateway_npm.py.
 //
-//   node gateway_openai.mjs PACKAGE_FOLDER demo|tools URL KEY
+//   node gateway_npm.mjs PACKAGE_FOLDER demo|ollama|tools|abort URL KEY
 //
-// "demo": the demo model. "tools": a stand-in daemon that answers a question with a call and a result with a text.
+// "demo", "ollama": the demo model. "tools": a stand-in daemon that answers a question with a call and a result with a text;
+// "abort": one that answers slowly and for ever.
 import path from "node:path";
 import { pathToFileURL } from "node:url";
 
 const [folder, what, url, key] = process.argv.slice(2);
-const { default: OpenAI } = await import(pathToFileURL(path.join(folder, "node_modules/openai/index.mjs")).href);
+const load = (file) => import(pathToFileURL(path.join(folder, "node_modules", file)).href);
+const { default: OpenAI } = await load("openai/index.mjs");
+const { Ollama } = await load("ollama/dist/index.mjs");
 const client = new OpenAI({ baseURL: url + "/v1", apiKey: key, maxRetries: 0 });
 const user = (content) => [{ role: "user", content }];
 const verse = "And it came to pass in those days, that";
 
 function check(name, good, detail) {
-  console.log(`${good ? "ok  " : "FAIL"} openai: ${name}${good ? "" : "  [" + JSON.stringify(detail).slice(0, 1000) + "]"}`);
+  console.log(`${good ? "ok  " : "FAIL"} ${what === "ollama" ? "ollama" : "openai"}: ${name}${good ? "" : "  [" + JSON.stringify(detail ?? "").slice(0, 1000) + "]"}`);
 }
 async function refused(name, kind, code, call) {
   try {
@@ -81,19 +84,6 @@ async function demo() {
     () => client.chat.completions.create({ ...base, max_completion_tokens: 5000, stream: true }));
   await refused("a model that there is not", OpenAI.NotFoundError, "model_not_found", () => client.chat.completions.create({ ...base, model: "gpt-x" }));
   await refused("a wrong key", OpenAI.AuthenticationError, "invalid_api_key", () => client.withOptions({ apiKey: "sk-wrong" }).models.list());
-
-  const long = { ...base, max_completion_tokens: 1900, stream: true, temperature: 1, ignore_eos: true };
-  const stream = await client.chat.completions.create(long);
-  let chunks = 0;
-  for await (const chunk of stream) if (chunk.choices.length && ++chunks === 3) break; // the package aborts the request
-  check("leaving the loop cancels at the daemon", await until(async () => (await metric("helm_gateway_cancelled_total")) === 1 && (await metric("helm_requests_running")) === 0));
-  const controller = new AbortController();
-  const pending = client.chat.completions.create({ ...long, stream: false }, { signal: controller.signal });
-  await until(async () => (await metric("helm_requests_running")) === 1);
-  controller.abort();
-  let aborted = false;
-  await pending.catch((error) => { aborted = error instanceof OpenAI.APIUserAbortError; });
-  check("abort cancels at the daemon", aborted && (await until(async () => (await metric("helm_gateway_cancelled_total")) === 2 && (await metric("helm_requests_running")) === 0)));
 }
 
 async function tools() {
@@ -114,4 +104,39 @@ async function tools() {
   check("... and streamed", (await streaming.finalContent()) === "It rains." && asked.join() === "Bern,Bern", asked);
 }
 
-await (what === "demo" ? demo() : tools());
+async function ollama() {
+  const local = new Ollama({ host: url, headers: { Authorization: "Bearer " + key } });
+  const ask = { model: "demo", messages: user(verse), options: { num_predict: 12, temperature: 0 } };
+  check("version", /^\d+\./.test((await local.version()).version));
+  check("list", (await local.list()).models[0].name === "demo");
+  check("ps", (await local.ps()).models[0].model === "demo");
+  check("show", (await local.show({ model: "demo" })).capabilities.includes("completion"));
+  const whole = await local.chat(ask);
+  check("chat", whole.done && whole.eval_count === 12 && whole.message.content.length > 0, whole);
+  let streamed = "";
+  for await (const part of await local.chat({ ...ask, stream: true })) streamed += part.message.content;
+  check("chat, streaming", streamed === whole.message.content, streamed);
+  check("generate", (await local.generate({ model: "demo", prompt: verse, options: ask.options })).response === streamed);
+  const refusal = await local.chat({ ...ask, format: "json" }).catch((error) => error);
+  check("a format is refused by its name", refusal.status_code === 400 && refusal.message.includes("format"), refusal);
+}
+
+// Before a daemon that would go on for ever.
+async function abort() {
+  const base = { model: "any", messages: user("Hello") };
+  const cancelled = (count) => until(async () => (await metric("helm_gateway_cancelled_total")) === count && (await metric("helm_gateway_generations_open")) === 0);
+  let chunks = 0;
+  for await (const chunk of await client.chat.completions.create({ ...base, stream: true })) if (chunk.choices.length && ++chunks === 3) break;
+  check("leaving the loop over a stream cancels", await cancelled(1));
+  const controller = new AbortController();
+  const pending = client.chat.completions.create(base, { signal: controller.signal });
+  await until(async () => (await metric("helm_gateway_generations_open")) === 1);
+  controller.abort();
+  const error = await pending.catch((failure) => failure);
+  check("abort of a whole answer cancels", error instanceof OpenAI.APIUserAbortError && (await cancelled(2)), error);
+  const local = new Ollama({ host: url, headers: { Authorization: "Bearer " + key } });
+  const ended = await (async () => { for await (const part of await local.chat({ ...base, stream: true })) if (part.message.content) local.abort(); })().catch((failure) => failure);
+  check("ollama's abort cancels", ended?.name === "AbortError" && (await cancelled(3)), ended);
+}
+
+await { demo, tools, ollama, abort }[what]();

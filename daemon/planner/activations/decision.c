@@ -1,5 +1,5 @@
-/* The choice of activations over a start. See activations.h. Called by main.c. */
-#include "daemon/activations.h"
+/* The choice of activations over a start. See decision.h. */
+#include "daemon/planner/activations/decision.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -33,18 +33,30 @@ static const char *rounding(const enum linear_inputs inputs[PLAN_PROCESSORS], ch
 void activations_want(const struct model *model, const struct profile *profile, unsigned features,
                       struct activations *a)
 {
-    bool can[PLAN_PROCESSORS] = {false};
+    char on[32];
+    for (int p = 0; p < PLAN_PROCESSORS; p++) /* of a device, the profile knows */
+        a->can[p] = activations_gain(model, profile, (enum plan_processor)p) > 0;
     for (int f = 0; f < FORMAT_COUNT; f++)
         if (model_formats(model) & format_bit((enum tensor_format)f))
-            can[PLAN_CPU0] |= linear_has_int8((enum tensor_format)f, features);
-    activations_choose(a->option, model, profile, can, a->inputs);
-    a->text[0] = '\0';
+            a->can[PLAN_CPU0] |= linear_has_int8((enum tensor_format)f, features);
+    activations_choose(a->option, model, profile, a->can, a->inputs);
     if (a->option == ACTIVATIONS_EXACT) {
         say(a, "exact, as asked");
     } else if (!activations_any(a->inputs)) {
         say(a, "exact: %s",
             a->option == ACTIVATIONS_INT8 ? "this model and machine have no products with int8"
                                           : "int8 would gain nothing by what the profile says");
+    } else {
+        say(a, "int8 on %s, once the model's own check has passed", rounding(a->inputs, on));
+    }
+}
+
+void activations_take(struct plan *plan, struct activations *a)
+{
+    for (int p = 0; p < PLAN_PROCESSORS; p++) {
+        if (a->option == ACTIVATIONS_AUTO && !a->decided)
+            a->inputs[p] = a->can[p] ? plan->inputs[p] : LINEAR_EXACT;
+        plan->inputs[p] = a->inputs[p];
     }
 }
 
@@ -56,9 +68,9 @@ static void settle(const struct verdict *v, const struct plan *plan, struct acti
     rounding(plan->inputs, on);
     if (v)
         snprintf(found, sizeof found,
-                 "KL divergence %.3g over %u positions, %.3g of them with one token a step (at most %g is %s)",
-                 verdict_kl(v), v->positions, (double)v->one_positions, VERDICT_KL_MAX,
-                 asked ? "what auto would take" : "allowed");
+                 "KL divergence %.3g over %u positions, %u of them with one token a step (%s at most %g)",
+                 verdict_kl(v), v->positions, v->one_positions, asked ? "auto takes" : "allowed is",
+                 VERDICT_KL_MAX);
     *again = !asked && !passes;
     a->checks = false;
     a->decided = true;
@@ -78,7 +90,7 @@ void activations_look(const struct model *model, const struct plan *plan, struct
     char on[32];
     *again = false;
     if (!units) {
-        if (!a->text[0]) say(a, "exact: the plan multiplies no blocks with int8");
+        if (strncmp(a->text, "exact", 5) != 0) say(a, "exact: the plan multiplies no blocks with int8");
         return;
     }
     int rc = verdict_key(model, a->kernels, a->key, &err);
@@ -100,5 +112,5 @@ void activations_decide(const struct plan *plan, const struct verdict *verdict, 
     if (verdict && a->key[0] && verdict_write(a->key, verdict, &err))
         log_warn("activations: what the check found cannot be kept, the next start checks again: %s",
                  err.text);
-    log_info("activations: %s", a->text);
+    if (!*again) log_info("activations: %s", a->text); /* else with the plan */
 }

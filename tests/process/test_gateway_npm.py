@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""The official openai package from npm, unmodified, against helm-gateway: chat, streaming, tools, logprobs, errors, abort.
+"""The official openai and ollama packages from npm, unmodified, against helm-gateway: chat, streaming, tools, logprobs,
+errors, abort.
 
-The package is fetched once into the build folder (HELM_BIN's parent). Without node, npm or the registry the test is
+The packages are fetched once into the build folder (HELM_BIN's parent). Without node, npm or the registry the test is
 skipped, and says so. HELM_BIN, HELM_PYPROTO as in test_gateway.py. Run from the repository's root.
 """
 import os
@@ -12,27 +13,27 @@ import tempfile
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
 import helmd_harness as helmd  # noqa: E402
-from gateway_harness import BIN, Gateway, SLOW, Scripted, check, model_folder, sum_up  # noqa: E402
+from gateway_harness import BIN, Gateway, SLOW, Scripted, check, model_folder, sum_up, until  # noqa: E402
 
-PACKAGE = "openai@6.49.0"
+PACKAGES = ["openai@6.49.0", "ollama@0.6.4"]
 KEY = "sk-of-the-test"
 
 
-def fetch_package(folder):
-    """"" once the package is there; else why it is not."""
-    if os.path.exists(os.path.join(folder, "node_modules/openai/index.mjs")):
+def fetch_packages(folder):
+    """"" once they are there; else why they are not."""
+    if all(os.path.exists(os.path.join(folder, "node_modules", file)) for file in ("openai/index.mjs", "ollama/dist/index.mjs")):
         return ""
     for program in ("node", "npm"):
         if not shutil.which(program):
             return "there is no %s here" % program
     os.makedirs(folder, exist_ok=True)
     run = subprocess.run(["npm", "install", "--prefix", folder, "--no-save", "--no-audit", "--no-fund", "--ignore-scripts",
-                          "--fetch-retries=1", "--fetch-timeout=20000", PACKAGE], capture_output=True, timeout=120)
-    return "" if run.returncode == 0 else "npm cannot fetch %s: %s" % (PACKAGE, run.stderr.decode(errors="replace").strip()[-200:].replace("\n", " "))
+                          "--fetch-retries=1", "--fetch-timeout=20000", *PACKAGES], capture_output=True, timeout=120)
+    return "" if run.returncode == 0 else "npm cannot fetch %s: %s" % (" ".join(PACKAGES), run.stderr.decode(errors="replace").strip()[-200:].replace("\n", " "))
 
 
 def run_script(folder, what, url):
-    run = subprocess.run(["node", "tests/process/gateway_openai.mjs", folder, what, url, KEY], capture_output=True,
+    run = subprocess.run(["node", "tests/process/gateway_npm.mjs", folder, what, url, KEY], capture_output=True,
                          timeout=120 * SLOW)
     for line in run.stdout.decode().splitlines():
         check(line[5:], line.startswith("ok  "))
@@ -64,21 +65,25 @@ def tools_tests(folder):
         g.chat("What is the weather in Bern?", tools=[tool])
         daemon.longest = len(daemon.prompts[-1]) + 10  # a longer prompt has a result in it
         run_script(folder, "tools", g.url)
+        daemon.how, daemon.longest = 12, 0
+        run_script(folder, "abort", g.url)
+        check("... at the daemon", until(lambda: len(daemon.cancelled) == 3 and not daemon.going), (daemon.cancelled, daemon.going))
     daemon.stop()
     shutil.rmtree(model)
 
 
 def main():
-    folder = os.path.join(os.path.dirname(BIN), "npm", PACKAGE)
-    why = fetch_package(folder)
+    folder = os.path.join(os.path.dirname(BIN), "npm", "-".join(PACKAGES))
+    why = fetch_packages(folder)
     if why:
-        print("skipped: the openai package's own tests: %s" % why)
+        print("skipped: the openai and ollama packages: %s" % why)
         sum_up(skipped=1)
     with helmd.running("--parallel", "8", real=True) as daemon, tempfile.NamedTemporaryFile("w") as keys:
         keys.write("test %s\n" % KEY)
         keys.flush()
         with Gateway(daemon.endpoint, "--api-keys", keys.name, key=KEY) as g:
             run_script(folder, "demo", g.url)
+            run_script(folder, "ollama", g.url)
     tools_tests(folder)
     sum_up()
 

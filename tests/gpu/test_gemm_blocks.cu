@@ -1,0 +1,90 @@
+/* Products of a short chunk with blocks as they lie against sums in double over the same 16-bit values: every format,
+ * rows and columns that are no whole tiles or units, any number of tokens, columns in parts and whole; the same bits in
+ * every run; nothing else is written. */
+#include "tests/gpu/harness.cuh"
+
+static void test_product(struct test_context *t, const struct gpuk_device *device, enum tensor_format format,
+                         uint32_t rows, uint32_t cols, uint32_t tokens, enum dtype out_dtype, bool accumulate)
+{
+    char what[160];
+    snprintf(what, sizeof what, "product of %u tokens, %s %u x %u to %s%s, %d blocks", tokens, name_of(format), rows,
+             cols, name_of(out_dtype), accumulate ? " added" : "", device->sm_count);
+    const uint32_t stride = rows + 3;
+    const size_t before = tensor_format_of(format)->block_bytes; /* begins on any block */
+    auto weight = random_elements(t, (size_t)rows * cols, format);
+    const std::vector<double> w = to_double(weight, format);
+    weight.insert(weight.begin(), before, 0xff);
+    const auto x = random_elements(t, (size_t)tokens * cols, DTYPE_BF16);
+    const auto old = random_elements(t, (size_t)tokens * stride, out_dtype);
+    const std::vector<double> xs = to_double(x, DTYPE_BF16), olds = to_double(old, out_dtype);
+    gpu_buffer dw(weight), dx(x), workspace(GPUK_MATMUL_WORKSPACE), counters(GPUK_LINEAR_COUNTER_BYTES);
+    CUDA(cudaMemset(counters.at, 0, GPUK_LINEAR_COUNTER_BYTES));
+    CUDA(cudaDeviceSynchronize());
+    std::vector<double> expected, terms;
+    for (uint32_t n = 0; n < tokens; n++)
+        for (uint32_t r = 0; r < rows; r++) {
+            double sum = accumulate ? olds[(size_t)n * stride + r] : 0, size = fabs(sum);
+            for (uint32_t c = 0; c < cols; c++) {
+                const double value = convert_bf16_f32(convert_f32_bf16((float)w[(size_t)r * cols + c])),
+                             term = value * xs[(size_t)n * cols + c];
+                sum += term, size += fabs(term);
+            }
+            expected.push_back(sum), terms.push_back(size);
+        }
+    std::vector<double> first;
+    for (int run = 0; run < 2; run++) {
+        gpu_buffer out(old);
+        struct gpuk_blocks_product p = {};
+        p.format = format, p.dtype = DTYPE_BF16, p.out_dtype = out_dtype;
+        p.rows = rows, p.cols = cols, p.out_stride = stride, p.accumulate = accumulate;
+        p.weight = dw.as<char>() + before, p.x = dx.at, p.out = out.at;
+        check(t, gpuk_blocks_takes(device, &p, tokens), what);
+        GPUK(gpuk_blocks_run(device, &p, tokens, workspace.at, counters.as<uint32_t>(), t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        const std::vector<double> all = to_double(out.read<unsigned char>(), out_dtype);
+        std::vector<double> got;
+        std::vector<float> values;
+        bool kept = true;
+        for (uint32_t n = 0; n < tokens; n++)
+            for (uint32_t r = 0; r < stride; r++) {
+                const double v = all[(size_t)n * stride + r];
+                if (r >= rows)
+                    kept = kept && v == olds[(size_t)n * stride + r];
+                else
+                    values.push_back((float)v), got.push_back(v);
+            }
+        check(t, kept, what);
+        if (run == 0) {
+            check_close(t, values, expected, out_dtype == DTYPE_BF16 ? 4e-3 : 1e-5, what, &terms);
+            first = got;
+        } else {
+            check(t, memcmp(got.data(), first.data(), got.size() * sizeof(double)) == 0, what);
+        }
+    }
+}
+
+void test_gemm_blocks(struct test_context *t)
+{
+    if (!t->device.tensor_cores) return;
+    struct gpuk_device few = t->device;
+    few.sm_count = 3;
+    for (int f = FORMAT_Q8_0; f < FORMAT_COUNT; f++) {
+        const enum tensor_format format = (enum tensor_format)f;
+        const uint32_t block = tensor_format_of(format)->block_values;
+        test_product(t, &few, format, 33, block, 64, DTYPE_F32, false);
+        test_product(t, &t->device, format, 130, 1280, 5, DTYPE_F32, true);
+        if (t->few) continue;
+        test_product(t, &few, format, 200, block * 5, 128, DTYPE_BF16, false);
+        test_product(t, &t->device, format, 300, 2048 + block, 1 + random_below(t, 128), DTYPE_F32,
+                     random_below(t, 2));
+        if (t->small) continue;
+        test_product(t, &t->device, format, 4096, 1024, 128, DTYPE_F32, true);
+        test_product(t, &t->device, format, 1024, 12288, 100, DTYPE_BF16, false);
+    }
+    struct gpuk_blocks_product p = {};
+    p.format = FORMAT_Q4_K, p.dtype = DTYPE_BF16, p.out_dtype = DTYPE_F32, p.rows = 16, p.cols = 256;
+    check(t, gpuk_blocks_takes(&t->device, &p, 128), "128 tokens are taken");
+    check(t, !gpuk_blocks_takes(&t->device, &p, 129), "129 are not");
+    p.format = FORMAT_BF16;
+    check(t, !gpuk_blocks_takes(&t->device, &p, 128), "nor are plain weights");
+}
