@@ -45,23 +45,29 @@ class Test:
         return os.path.join(log_dir, re.sub(r"[^\w.,-]+", "_", self.name) + ".log")
 
     def run(self, timeout, log_dir):
-        started = time.monotonic()
-        late = threading.Event()
+        started, self.cpu = time.monotonic(), 0
         with open(self.log_path(log_dir), "w+", errors="replace") as log:
-            process = subprocess.Popen([self.program, *self.arguments], stdin=subprocess.DEVNULL, stdout=log,
-                                       stderr=subprocess.STDOUT, env=self.env)
-            timer = threading.Timer(timeout, lambda: (late.set(), os.kill(process.pid, 9)))
-            timer.start()
-            _, status, used = os.wait4(process.pid, 0)  # its children's times are in what it used
-            timer.cancel()
-            process.returncode = os.waitstatus_to_exitcode(status)
+            try:
+                self.status = self.wait(subprocess.Popen([self.program, *self.arguments], stdin=subprocess.DEVNULL, stdout=log,
+                                                         stderr=subprocess.STDOUT, env=self.env), timeout)
+            except OSError as e:
+                self.status = str(e)
             log.seek(0)
             self.output = log.read()
-        self.status = "no end after %g s" % timeout if late.is_set() else process.returncode
-        self.seconds, self.cpu = time.monotonic() - started, used.ru_utime + used.ru_stime
+        self.seconds = time.monotonic() - started
         self.passed, failed, self.skipped = count(self.output)
         self.failed = max(failed, self.status != 0 or not (self.passed or self.skipped))
         return self
+
+    def wait(self, process, timeout):
+        late = threading.Event()
+        timer = threading.Timer(timeout, lambda: (late.set(), os.kill(process.pid, 9)))
+        timer.start()
+        _, status, used = os.wait4(process.pid, 0)  # its children's times are in what it used
+        timer.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.cpu = used.ru_utime + used.ru_stime
+        return "no end after %g s" % timeout if late.is_set() else process.returncode
 
     def report(self):
         print("%s %s: %d passed, %d failed, %d skipped (%.1f s, CPU %.1f s)" % (
