@@ -23,7 +23,8 @@ SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
 # release build.
 SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_,gateway_npm.py gateway_page.py install.py)
 script_tests = $(addprefix $(1):,$(filter-out $(SCRIPT_CALLED) $(if $(filter release debug,$(1)),,$(SCRIPT_NOT_SANITIZED)),$(TEST_SCRIPT)))
-emulated_tests = $(foreach only,$(EMULATED_GROUPS),'$(1):helm-test-gpu-emulated --small --seed $(SEED) --only $(only)')
+emulated_tests = $(foreach groups,$(EMULATED_GROUPS:%=only=%) except=$(subst $(space),$(comma),$(EMULATED_GROUPS)),\
+  '$(1):helm-test-gpu-emulated --small --seed $(SEED) --$(subst =, ,$(groups))')
 dist_test := release:tests/process/test_dist.sh
 
 # Those that hold times to bounds or compare what they measured run alone, unless sanitized: then nothing does.

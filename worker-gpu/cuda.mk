@@ -68,8 +68,8 @@ $(OBJ)/helm-test-gpu-emulated: $(CUDA_EMULATED_OBJ) $(CUDA_TEST_HOST_OBJ)
 	$(Q)$(CXX) -o $@ $^ $(LDFLAGS_ALL) -lm
 # The same inputs each time, so that a commit passes or does not; `tests/gpu/check.sh` has fresh ones on every run.
 SEED ?= 1
-# --only's groups: for each a run of its own, side by side with others'
-EMULATED_GROUPS := attention blocks chain elementwise,select,linear,expand,gemv_packed
+# groups of tests that run by themselves, side by side with the rest
+EMULATED_GROUPS := attention blocks chain
 .PHONY: test-gpu-emulated
 test-gpu-emulated: $(OBJ)/helm-test-gpu-emulated
 	$(Q)ASAN_OPTIONS=detect_stack_use_after_return=0 $(RUN) $(call emulated_tests,$(MODE))

@@ -1,6 +1,6 @@
 /* helm-test-gpu-kernels: every GPU kernel against a reference in double on the host.
  *
- *   helm-test-gpu-kernels [--small | --few] [--stress] [--only NAME,...] [--seed N]
+ *   helm-test-gpu-kernels [--small | --few] [--stress] [--only NAME,... | --except NAME,...] [--seed N]
  *   exit 0: all good; 1: a wrong result; 2: CUDA failed, or usage
  *
  * Inputs are random and fresh each run unless a seed is given; it is printed. --small runs few, small cases
@@ -63,7 +63,7 @@ static bool is_listed(const char *list, const char *name)
 int main(int argc, char **argv)
 {
     struct test_context t = {};
-    const char *only = NULL;
+    const char *only = NULL, *except = NULL;
     uint64_t seed = (uint64_t)time(NULL) * 2654435761u;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--small") == 0) {
@@ -74,10 +74,15 @@ int main(int argc, char **argv)
             t.stress = true;
         } else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
             only = argv[++i];
+        } else if (strcmp(argv[i], "--except") == 0 && i + 1 < argc) {
+            except = argv[++i];
         } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
             seed = strtoull(argv[++i], NULL, 0);
         } else {
-            fprintf(stderr, "usage: %s [--small | --few] [--stress] [--only NAME,...] [--seed N]\n", argv[0]);
+            fprintf(
+                stderr,
+                "usage: %s [--small | --few] [--stress] [--only NAME,... | --except NAME,...] [--seed N]\n",
+                argv[0]);
             return 2;
         }
     }
@@ -94,19 +99,25 @@ int main(int argc, char **argv)
     struct {
         const char *name;
         void (*run)(struct test_context *);
-    } tests[] = {{"elementwise", test_elementwise}, {"select", test_select}, {"linear", test_linear},
-                 {"attention", test_attention},     {"chain", test_chain},   {"expand", test_expand},
+    } tests[] = {{"elementwise", test_elementwise},
+                 {"select", test_select},
+                 {"linear", test_linear},
+                 {"attention", test_attention},
+                 {"chain", test_chain},
+                 {"expand", test_expand},
                  {"gemm_blocks", test_gemm_blocks},
-                 {"gemv_packed", test_gemv_packed}, {"blocks", test_blocks}};
-    size_t named = only ? (size_t)std::count(only, only + strlen(only), ',') + 1 : 0;
-    for (auto &test : tests) named -= only && is_listed(only, test.name);
+                 {"gemv_packed", test_gemv_packed},
+                 {"blocks", test_blocks}};
+    const char *names = only ? only : except;
+    size_t named = names ? (size_t)std::count(names, names + strlen(names), ',') + 1 : 0;
+    for (auto &test : tests) named -= is_listed(names, test.name);
     if (named) {
-        fprintf(stderr, "--only %s: not all of these are tests\n", only);
+        fprintf(stderr, "%s: not all of these are tests\n", names);
         return 2;
     }
     int groups[2] = {0, 0}; /* passed, failed */
     for (auto &test : tests) {
-        if (only && !is_listed(only, test.name)) continue;
+        if ((only && !is_listed(only, test.name)) || is_listed(except, test.name)) continue;
         int failures = t.failures, checks = t.checks;
         t.worst = 0;
         test.run(&t);
