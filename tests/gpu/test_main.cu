@@ -94,10 +94,15 @@ int main(int argc, char **argv)
     struct {
         const char *name;
         void (*run)(struct test_context *);
-    } tests[] = {{"elementwise", test_elementwise}, {"select", test_select}, {"linear", test_linear},
-                 {"attention", test_attention},     {"chain", test_chain},   {"expand", test_expand},
+    } tests[] = {{"elementwise", test_elementwise},
+                 {"select", test_select},
+                 {"linear", test_linear},
+                 {"attention", test_attention},
+                 {"chain", test_chain},
+                 {"expand", test_expand},
                  {"gemm_blocks", test_gemm_blocks},
-                 {"gemv_packed", test_gemv_packed}, {"blocks", test_blocks}};
+                 {"gemv_packed", test_gemv_packed},
+                 {"blocks", test_blocks}};
     size_t named = only ? (size_t)std::count(only, only + strlen(only), ',') + 1 : 0;
     for (auto &test : tests) named -= only && is_listed(only, test.name);
     if (named) {

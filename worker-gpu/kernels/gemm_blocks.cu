@@ -57,7 +57,8 @@ template <typename D, uint32_t N> struct blocks_gemm {
         const uint32_t to = shared_address(x) + (step & 1) * X_BYTES, quads = STEP / 8;
 #pragma unroll
         for (uint32_t i = 0; i < N * 8 * quads / THREADS; i++) {
-            const uint32_t at = i * THREADS + threadIdx.x, token = at / quads, c = step * STEP + at % quads * 8;
+            const uint32_t at = i * THREADS + threadIdx.x, token = at / quads,
+                           c = step * STEP + at % quads * 8;
             const bool there = token < q.tokens && c < q.product.cols;
             copy16_async(to + token * X_PITCH + at % quads * 16,
                          static_cast<const __nv_bfloat16 *>(q.product.x) +
@@ -74,12 +75,13 @@ template <typename D, uint32_t N> struct blocks_gemm {
         for (uint32_t i = lane; i < 16 * (W_PITCH / 16); i += 32) {
             const uint32_t row = warp * 16 + i / (W_PITCH / 16), quad = i % (W_PITCH / 16);
             const tile_window from = tile_window_of(row_at(row, unit), bytes);
-            if (quad * 16 < from.bytes) copy16_async(to + row * W_PITCH + quad * 16, from.from + quad * 16, true);
+            if (quad * 16 < from.bytes)
+                copy16_async(to + row * W_PITCH + quad * 16, from.from + quad * 16, true);
         }
     }
     /* A lane's 8 values of two rows' run: fragments A of two k16. */
-    __device__ __forceinline__ void decode(const unsigned char *row, const unsigned char *eighth, uint32_t run,
-                                           uint32_t a[2][4]) const
+    __device__ __forceinline__ void decode(const unsigned char *row, const unsigned char *eighth,
+                                           uint32_t run, uint32_t a[2][4]) const
     {
         const words wa(row + F::ORIGIN), wb(eighth + F::ORIGIN);
         const uint32_t place = threadIdx.x & 3;
@@ -126,10 +128,12 @@ template <typename D, uint32_t N> struct blocks_gemm {
                     b[j] = *reinterpret_cast<const uint4 *>(from + (n + j) * 8 * X_PITCH + r * 64);
 #pragma unroll
                 for (uint32_t j = 0; j < 4; j++)
-                    matrix_unit<__nv_bfloat16>::add(sums[n + j], a[0][0], a[0][1], a[0][2], a[0][3], b[j].x, b[j].y);
+                    matrix_unit<__nv_bfloat16>::add(sums[n + j], a[0][0], a[0][1], a[0][2], a[0][3], b[j].x,
+                                                    b[j].y);
 #pragma unroll
                 for (uint32_t j = 0; j < 4; j++)
-                    matrix_unit<__nv_bfloat16>::add(sums[n + j], a[1][0], a[1][1], a[1][2], a[1][3], b[j].z, b[j].w);
+                    matrix_unit<__nv_bfloat16>::add(sums[n + j], a[1][0], a[1][1], a[1][2], a[1][3], b[j].z,
+                                                    b[j].w);
             }
         }
     }
@@ -160,7 +164,8 @@ template <typename D, uint32_t N> struct blocks_gemm {
         float4 *all = q.sums + (uint64_t)tile * q.parts * N * THREADS + threadIdx.x;
 #pragma unroll
         for (uint32_t n = 0; n < N; n++)
-            __stcg(all + (part * N + n) * THREADS, make_float4(sums[n][0], sums[n][1], sums[n][2], sums[n][3]));
+            __stcg(all + (part * N + n) * THREADS,
+                   make_float4(sums[n][0], sums[n][1], sums[n][2], sums[n][3]));
         __syncthreads();
         if (threadIdx.x == 0) *before = count_arrival(q.counters + tile);
         __syncthreads();
@@ -250,7 +255,8 @@ static uint32_t parts_of(const struct gpuk_device *device, uint32_t tiles, uint3
     for (uint32_t parts = 1; parts <= PARTS_MAX && parts <= units; parts++) {
         if (parts > 1 && (parts * each > room || tiles > GPUK_LINEAR_COUNTER_BYTES / sizeof(uint32_t))) break;
         /* units of the longest part, rounds of blocks, and what meeting costs */
-        const uint64_t time = ((tiles * parts + sms - 1) / sms) * (4 * div_up(units, parts) + (parts > 1 ? 6 : 2));
+        const uint64_t time =
+            ((tiles * parts + sms - 1) / sms) * (4 * div_up(units, parts) + (parts > 1 ? 6 : 2));
         if (time < least) least = time, best = parts;
     }
     return best;
@@ -261,7 +267,8 @@ extern "C" bool gpuk_blocks_takes(const struct gpuk_device *device, const struct
 {
     const struct blocks_kernel *k = &kernels[product->format];
     return device->tensor_cores && k->takes && tokens <= GPUK_BLOCKS_TOKENS && product->rows > 0 &&
-           product->cols % tensor_format_of(product->format)->block_values == 0 && product->dtype == DTYPE_BF16 &&
+           product->cols % tensor_format_of(product->format)->block_values == 0 &&
+           product->dtype == DTYPE_BF16 &&
            (product->out_dtype == DTYPE_F32 || product->out_dtype == DTYPE_BF16) &&
            k->shared[size_of(tokens)] <= (uint32_t)device->shared_bytes_max && k->takes(product);
 }
@@ -271,8 +278,8 @@ extern "C" int gpuk_blocks_run(const struct gpuk_device *device, const struct gp
                                struct helm_err *err)
 {
     if (!gpuk_blocks_takes(device, product, tokens))
-        return helm_fail(err, HELM_E_UNSUPPORTED, "product of %u tokens with %u rows of %u columns of %s", tokens,
-                         product->rows, product->cols, tensor_format_name(product->format));
+        return helm_fail(err, HELM_E_UNSUPPORTED, "product of %u tokens with %u rows of %u columns of %s",
+                         tokens, product->rows, product->cols, tensor_format_name(product->format));
     const uint32_t tiles = div_up(product->rows, TILE_ROWS), units = div_up(product->cols, UNIT),
                    size = size_of(tokens), parts = parts_of(device, tiles, units, tokens);
     const struct blocks_params q = {*product,
@@ -284,8 +291,8 @@ extern "C" int gpuk_blocks_run(const struct gpuk_device *device, const struct gp
                                     static_cast<float4 *>(workspace),
                                     counters};
     const struct blocks_kernel *k = &kernels[product->format];
-    return gpuk_launch("product with blocks", k->kernel[size], dim3(tiles * parts), dim3(THREADS), k->shared[size],
-                       0, stream, err, q);
+    return gpuk_launch("product with blocks", k->kernel[size], dim3(tiles * parts), dim3(THREADS),
+                       k->shared[size], 0, stream, err, q);
 }
 
 /* In the table of linear.cu, for who asks and prepares; launched by gpuk_blocks_run. */
