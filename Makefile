@@ -28,8 +28,9 @@ space := $(empty) $(empty)
 comma := ,
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wundef -Wno-format-truncation -Werror
 BASE := -std=c11 -D_GNU_SOURCE -fno-strict-aliasing -fPIC -pthread
-# sanitizers' reports name functions and lines; what a debugger needs besides takes a quarter of the time to compile
-DEBUG_INFO := $(if $(filter asan ubsan tsan,$(MODE)),-g1,-g)
+# Traces and sanitizers' reports name functions and lines; what a debugger needs besides takes a quarter of the time to
+# compile, of kernels half of it.
+DEBUG_INFO := $(if $(filter debug,$(MODE)),-g,-g1)
 LDFLAGS_MODE :=
 ifeq ($(MODE),release)
 OPT := -O2 -fno-plt -D_FORTIFY_SOURCE=2 -fstack-protector-strong
@@ -79,19 +80,23 @@ LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed -Wl,--disable-new-dtags 
 include common/sources.mk proto/sources.mk worker-cpu/sources.mk worker-gpu/sources.mk daemon/sources.mk \
   client/sources.mk tools/sources.mk
 
-PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm-bench-sampling helm-cli helm-inspect helm-mkmodel helm-plan helm-profile helm-quantize helm-worker-cpu helm-worker-gpu helmd
+PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm-bench-sampling helm-cli helm-gateway helm-inspect helm-mkmodel helm-plan helm-profile helm-quantize helm-worker-cpu helm-worker-gpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
-ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(CPU_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device/cuda/absent.c tests/golden/pair.c $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROFILE_SRC) $(QUANTIZE_SRC) $(PROTO_SRC)
+ALL_SRC := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(CPU_SRC) $(WORKER_CPU_SRC) $(WORKER_GPU_SRC) worker-gpu/device/cuda/absent.c tests/golden/pair.c $(KERNEL_SRC) $(DAEMON_SRC) $(EXPLAIN_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(HUB_SRC) $(GATEWAY_SRC) $(BENCH_SRC) $(INSPECT_SRC) $(MKMODEL_SRC) $(PROFILE_SRC) $(QUANTIZE_SRC) $(PROTO_SRC)
 MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))
 MAIN_OBJ := $(call obj_of,$(MAIN_SRC))
-ALL_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
+ALL_LIBS := -lcurl -ledit -lzmq -lmicrohttpd -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
 
-.PHONY: all programs lib
-all: programs lib
+.PHONY: all built programs lib
+all: built
+built: programs lib
+	@echo "built: $(PROGRAMS)"
+	@echo "in $(BIN), libhelm in $(LIB)/lib"
+	@$(if $(NVCC),true,echo "helm-worker-gpu has no CUDA device in it (no nvcc in CUDA_HOME, PATH or /usr/local/cuda): models run on the CPU")
 programs: $(PROGRAMS:%=$(BIN)/%)
 
 $(GEN)/proto/%.pb-c.c $(GEN)/proto/%.pb-c.h: proto/%.proto
@@ -136,12 +141,14 @@ include worker-gpu/cuda.mk client/libhelm.mk tests/tests.mk
 
 # ---- everything else ----------------------------------------------------------------------------------------
 
-.PHONY: demo bench dist install clean check-style format help
+.PHONY: demo bench dist install uninstall clean check-style format help
 # no more than the demo needs: CUDA code takes minutes to compile
 DEMO_PROGRAMS := helm-cli helm-profile helm-worker-cpu helmd
 demo:
 	@tools/setup.sh build
-	@$(MAKE_MODE) -j$(shell nproc) $(DEMO_PROGRAMS:%=$(BIN)/%) >$(BUILD).log 2>&1 || { tail -n 30 $(BUILD).log; exit 1; }
+	@set -o pipefail; steps=$$($(MAKE_MODE) -n $(DEMO_PROGRAMS:%=$(BIN)/%) 2>/dev/null | grep -c "^printf '  %-5s" || true); \
+	  $(MAKE_MODE) -j$(shell nproc) $(DEMO_PROGRAMS:%=$(BIN)/%) 2>&1 | tools/demo/build-progress.sh $$steps $(BUILD).log || \
+	  { tail -n 30 $(BUILD).log; exit 1; }
 	@rm -f $(BUILD).log
 	@tools/demo/demo.sh $(BIN)
 
@@ -149,7 +156,7 @@ bench: programs
 	tools/bench/run.sh $(BIN)
 
 dist: $(DIST)
-$(DIST): programs README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)
+$(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)
 	tools/dist.sh $(BIN) $(VERSION) $@
 
 STYLE_SRC = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
@@ -161,19 +168,8 @@ check-style:
 format:
 	@clang-format -i $(STYLE_SRC)
 
-INSTALL := install -D
-install: programs lib
-	for p in $(PROGRAMS); do $(INSTALL) -m 755 $(BIN)/$$p $(DESTDIR)$(PREFIX)/bin/$$p; done
-	cp -a $(LIB)/lib $(LIB)/include $(DESTDIR)$(PREFIX)/
-	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/demo $(filter-out %.md,$(wildcard tools/models/demo/*))
-	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/helm/profiles $(wildcard profiles/*.json)
-	$(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm README.md CHANGELOG.md $(wildcard docs/*.md)
-	for d in images notes results; do $(INSTALL) -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/helm/$$d docs/$$d/*; done
-	mkdir -p $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed 's|@PREFIX@|$(PREFIX)|g' systemd/helmd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/helmd.service
-	$(INSTALL) -m 644 systemd/helm.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/helm.conf
-	$(INSTALL) -m 644 systemd/helm.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/helm.conf
-	$(INSTALL) -m 644 systemd/helmd.ini $(DESTDIR)$(PREFIX)/share/doc/helm/helmd.ini
+install uninstall: programs lib
+	tools/install.sh $@ $(BIN) $(LIB) '$(DESTDIR)' $(PREFIX) $(PROGRAMS)
 
 clean:
 	rm -rf $(BUILD)
@@ -185,7 +181,7 @@ help:
 	@echo "make bench         achieved speed, limit and ratio on this machine"
 	@echo "make fuzz          every fuzz target, FUZZ_SECONDS (60) each, with clang"
 	@echo "make dist          relocatable tarball $(DIST)"
-	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
+	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR), with manual pages and shells' completion      make uninstall"
 	@echo "make check-style   formatting, file sizes, header comments      make format, make clean"
 
 -include $(shell find $(OBJ) -name '*.d' 2>/dev/null)

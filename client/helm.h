@@ -27,6 +27,10 @@
 
 #include "common/base/err.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct helm_client; /* opaque */
 
 #define HELM_CONNECT_TIMEOUT_MS 5000 /* used where a connect timeout of 0 is given */
@@ -127,15 +131,16 @@ const char *helm_finish_name(enum helm_finish finish);
 
 struct helm_timings {
     double queue_ms;
-    double ttft_ms; /* from the daemon's admission of the request to its first token */
-    double tpot_ms; /* mean time per output token after the first */
-    double prefill_tok_s, decode_tok_s;
+    double ttft_ms;                     /* from the daemon's admission of the request to its first token */
+    double tpot_ms;                     /* mean time per output token after the first */
+    double prefill_tok_s, decode_tok_s; /* prefill: of the tokens that were computed */
     double total_ms;
 };
 struct helm_done {
     uint64_t id;
     enum helm_finish finish;
     uint32_t prompt_tokens, completion_tokens;
+    uint32_t cached_tokens; /* of the prompt: not computed for this request (--prefix-cache) */
     struct helm_timings timings;
     uint64_t seed;      /* that was used */
     const char *detail; /* of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED; never NULL */
@@ -209,6 +214,10 @@ struct helm_status {
     double seconds_steps;     /* in which a step was under way */
     const char *kv_dtype;     /* of the KV cache: "f16", "q8_0", ... */
     uint64_t kv_token_bytes;  /* what a token takes in it, all layers together */
+    const char *prefix_cache; /* "on", "off", "peer" */
+    uint32_t kv_pages_cached; /* in use by nobody, free for anybody, and found by their tokens */
+    uint64_t prefix_hits_total, tokens_cached_total, prefix_evictions_total;
+    const char *activations;  /* that blocks are multiplied with, exact or int8, and why */
     const struct helm_worker_status *workers;
     size_t worker_count;
 };
@@ -276,5 +285,9 @@ HELM_MUST_CHECK int helm_plan_info(struct helm_client *client, int timeout_ms, s
 /* Cancels any client's request by the daemon's id. HELM_E_NOT_FOUND: there is none. */
 HELM_MUST_CHECK int helm_cancel_id(struct helm_client *client, uint64_t id, int timeout_ms,
                                    struct helm_err *err);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

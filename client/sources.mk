@@ -1,4 +1,4 @@
-# Sources of client/: libhelm and helm-cli.
+# Sources of client/: libhelm, helm-cli and helm-gateway.
 
 # libhelm: connection, tokenizer, chat template. Knows no model but for the keys of GGUF files, no arena, no daemon.
 LIBHELM_SRC := \
@@ -12,6 +12,7 @@ LIBHELM_SRC := \
   client/text/jinja/filters.c \
   client/text/jinja/filters_seq.c \
   client/text/jinja/format.c \
+  client/text/jinja/format_fields.c \
   client/text/jinja/functions.c \
   client/text/jinja/lex.c \
   client/text/jinja/methods.c \
@@ -23,6 +24,7 @@ LIBHELM_SRC := \
   client/text/jinja/tests.c \
   client/text/jinja/text.c \
   client/text/jinja/value.c \
+  client/text/stop_text.c \
   client/text/tokenizer/added.c \
   client/text/tokenizer/bpe.c \
   client/text/tokenizer/config.c \
@@ -45,19 +47,65 @@ LIBHELM_SRC := \
   common/model/gguf_value.c
 
 CLI_SRC := \
+  client/cli/chat_commands.c \
+  client/cli/chat_history.c \
   client/cli/command_chat.c \
   client/cli/command_generate.c \
   client/cli/command_plan.c \
+  client/cli/command_pull.c \
   client/cli/command_query.c \
   client/cli/command_run.c \
   client/cli/command_text.c \
+  client/cli/line_editor.c \
   client/cli/output.c \
+  client/cli/present.c \
   client/cli/private_daemon.c \
   client/cli/sampling.c \
   client/cli/session.c \
   client/cli/signals.c \
   client/cli/stream.c
 
+# Downloads of models, for helm-cli alone.
+HUB_SRC := \
+  client/hub/choose.c \
+  client/hub/listing.c \
+  client/hub/pull.c \
+  client/hub/sha256.c \
+  client/hub/transfer.c
+
 helm-cli_MAIN := client/cli/main.c
-helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(GEN)/proto/helm.pb-c.c
-helm-cli_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(HUB_SRC) $(GEN)/proto/helm.pb-c.c
+helm-cli_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+
+# helm-gateway: HTTP on libhelm; of helm-cli what opens a session (daemon, tokenizer, sampling defaults).
+GATEWAY_SRC := \
+  client/gateway/access.c \
+  client/gateway/ask.c \
+  client/gateway/ask_messages.c \
+  client/gateway/ask_ollama.c \
+  client/gateway/ask_openai.c \
+  client/gateway/choice.c \
+  client/gateway/exchange.c \
+  client/gateway/info.c \
+  client/gateway/jobs.c \
+  client/gateway/loop.c \
+  client/gateway/metrics.c \
+  client/gateway/refusal.c \
+  client/gateway/routes.c \
+  client/gateway/server.c \
+  client/gateway/tool_calls.c \
+  client/gateway/voice_ollama.c \
+  client/gateway/voice_openai.c \
+  $(GEN)/client/gateway/page.c
+
+# the page in the program: one file, no step of its own
+$(GEN)/client/gateway/page.c: client/gateway/page.html
+	@mkdir -p $(@D)
+	$(Q){ echo 'extern const unsigned char gateway_page[]; extern const unsigned gateway_page_bytes;'; \
+	  echo 'const unsigned char gateway_page[] = {'; od -An -v -tx1 $< | sed 's/ \(..\)/0x\1,/g'; echo '};'; \
+	  echo 'const unsigned gateway_page_bytes = sizeof gateway_page;'; } >$@
+
+helm-gateway_MAIN := client/gateway/main.c
+helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) client/cli/output.c \
+  client/cli/private_daemon.c client/cli/sampling.c client/cli/session.c client/cli/signals.c $(GEN)/proto/helm.pb-c.c
+helm-gateway_LIBS := -lmicrohttpd -lsystemd -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

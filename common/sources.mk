@@ -3,13 +3,19 @@
 
 COMMON_SRC := \
   common/base/args.c \
+  common/base/args_print.c \
   common/base/cgroup.c \
   common/base/cpu.c \
+  common/base/digest.c \
   common/base/err.c \
   common/base/file.c \
   common/base/json.c \
+  common/base/load.c \
   common/base/log.c \
   common/base/node.c \
+  common/base/printable.c \
+  common/base/start.c \
+  common/base/suggest.c \
   common/base/units.c \
   common/formats/bf16.c \
   common/formats/bf16_packed.c \
@@ -46,6 +52,7 @@ MODEL_SRC := \
   common/model/gguf_model.c \
   common/model/gguf_value.c \
   common/model/gguf_write.c \
+  common/model/hub.c \
   common/model/index.c \
   common/model/mixture.c \
   common/model/rope.c \
@@ -95,6 +102,11 @@ KERNEL_SRC := \
   common/cpu/kernels/gemm_openblas.c \
   common/cpu/kernels/gemv_avx2.c \
   common/cpu/kernels/gemv_avx512.c \
+  common/cpu/kernels/int8_gemm_avx2.c \
+  common/cpu/kernels/int8_gemm_avx512vnni.c \
+  common/cpu/kernels/int8_gemv_avx2.c \
+  common/cpu/kernels/int8_gemv_avx512vnni.c \
+  common/cpu/kernels/int8_ref.c \
   common/cpu/kernels/linear_ref.c \
   common/cpu/kernels/probe_amx.c \
   common/cpu/kernels/probe_avx2.c \
@@ -111,5 +123,6 @@ KERNEL_SRC := \
 ISA_avx2 := -mavx2 -mfma -mf16c
 ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512
 ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
+ISA_avx512vnni := $(ISA_avx512) -mavx512vnni
 ISA_avx512vbmi2 := $(ISA_avx512) -mavx512vbmi -mavx512vbmi2
 ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16

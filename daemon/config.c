@@ -59,6 +59,11 @@ static void table_build(struct option_table *t, struct config *c)
          "tokens the KV pool holds, all sequences together\n"
          "(default 16384, or one context if that is longer, as memory allows)",
          .target = &c->kv_tokens, .min = 16, .max = 1u << 28},
+        {"prefix-cache", 0, ARGS_CHOICE, "on|off|peer",
+         "do not compute the beginning of a prompt that is in the KV pool\n"
+         "already: whoever had it computed (on), or the same user or\n"
+         "CURVE key (peer) (default on)",
+         .target = &c->prefix_cache_name, .choices = "on|off|peer"},
         {"parallel", 0, ARGS_U64, "N", "sequences computed on at once (default 8, at most 64)",
          .target = &c->parallel, .min = 1, .max = CONFIG_SLOTS_MAX},
         {"queue", 0, ARGS_U64, "N", "requests that may wait beside those (default 256)", .target = &c->queue,
@@ -105,6 +110,11 @@ static void table_build(struct option_table *t, struct config *c)
          "how weights lie in memory: stored, or the mixture of blocks, such as\n"
          "q4_k_m, that they are converted to at load, with its loss (default stored)",
          .target = &c->weights_name},
+        {"activations", 0, ARGS_CHOICE, ACTIVATIONS_CHOICES,
+         "what blocks are multiplied with: exact, or rounded to int8 in blocks of 32\n"
+         "(default auto: int8 where that is faster and the model's own check allows it)",
+         .target = &c->activations_name, .choices = ACTIVATIONS_CHOICES},
+        {"exact", 0, ARGS_FLAG, NULL, "the same as --activations exact", .target = &c->exact},
         {"rundir", 0, ARGS_TEXT, "DIR", "where sockets and locks go", .target = &c->rundir},
         {"worker-dir", 0, ARGS_TEXT, "DIR", "where the workers' programs are (default: beside helmd)",
          .target = &c->worker_dir},
@@ -239,12 +249,19 @@ static int config_check(struct config *c, struct helm_err *err)
     for (int i = 0; i < SEARCH_STRATEGIES; i++)
         if (strcmp(c->strategy_name, search_strategy_name((enum search_strategy)i)) == 0)
             c->strategy = (enum search_strategy)i;
+    for (int i = 0; i < PREFIX_SHARINGS; i++)
+        if (strcmp(c->prefix_cache_name, prefix_sharing_name((enum prefix_sharing)i)) == 0)
+            c->sharing = (enum prefix_sharing)i;
     c->no_graphs = strcmp(c->gpu_graphs_name, "off") == 0;
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
     c->pack_all = strcmp(c->pack_name, "all") == 0;
     rc = formats_read(c->weights_name, &c->weights, err);
     if (rc) return rc;
+    c->activations = activations_option_named(c->activations_name);
+    if (c->exact && c->activations == ACTIVATIONS_INT8)
+        return helm_fail(err, HELM_E_USAGE, "--exact forbids --activations int8");
+    if (c->exact) c->activations = ACTIVATIONS_EXACT;
     c->kv_dtype = kv_dtype_named(c->kv_dtype_name); /* one of the option's choices */
     return log_level_parse(c->log_level_name, &c->log_level, err);
 }
@@ -256,6 +273,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .kv_dtype_name = "f16",
                               .log_level_name = "info",
                               .kernels = "",
+                              .prefix_cache_name = "on",
                               .parallel = 8,
                               .queue = 256,
                               .strategy_name = "best",
@@ -263,6 +281,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .gpu_chains_name = "on",
                               .pack_name = "auto",
                               .weights_name = "stored",
+                              .activations_name = "auto",
                               .batch = 1,
                               .prompt = 128,
                               .max_stall_ms = CONFIG_STALL_MS,
@@ -284,14 +303,8 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
     struct args_parsed parsed;
     int rc = args_parse(&spec, argc, argv, &parsed, err);
     if (rc) return rc;
-    if (parsed.help || parsed.version) {
-        if (parsed.help)
-            args_print_help(&spec, stdout);
-        else
-            printf("helmd %s\n", HELM_VERSION);
-        *exit_now = true;
-        return 0;
-    }
+    *exit_now = args_answer(&spec, &parsed);
+    if (*exit_now) return 0;
     if (config->config_file) rc = config_read_file(config, &table, &spec, err);
     for (uint32_t i = 0; i < table.count; i++)
         if (strcmp(table.option[i].name, "vram") == 0) config->vram_given = table.given[i];

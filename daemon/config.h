@@ -12,6 +12,8 @@
 #include "common/base/err.h"
 #include "common/base/log.h"
 #include "common/model/model.h"
+#include "daemon/planner/activations/choice.h"
+#include "daemon/steps/prefix.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/search/search.h"
 
@@ -20,11 +22,14 @@ struct config {
     const char *log_level_name, *curve_secret_key_file, *curve_clients_file;
     const char *profile_file; /* NULL: the cached one of this hardware, measured first if there is none */
     const char *strategy_name, *gpu_graphs_name, *gpu_chains_name, *pack_name, *weights_name;
+    const char *activations_name, *prefix_cache_name;
     enum search_strategy strategy;
     uint64_t batch, prompt; /* what the plan is made fast for */
     uint64_t max_stall_ms;  /* that a prompt may hold up decoding sequences; 0: without bound */
-    bool no_graphs, no_chains, pack, pack_all;
+    enum activations_option activations;
+    bool no_graphs, no_chains, pack, pack_all, exact;
     const struct mixture *weights; /* NULL: as stored */
+    enum prefix_sharing sharing;
     struct args_list listen;
     uint64_t vram_bytes, host_memory_bytes; /* 0: not stated */
     uint64_t emulated_copy_bytes_per_s;     /* 0: as fast as memory */

@@ -18,6 +18,7 @@
 #include "common/base/cpu.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
+#include "daemon/steps/check.h"
 
 /* client frames taken before the batcher is looked after again: so many, or so many bytes */
 #define FRAMES_A_ROUND 64
@@ -96,9 +97,8 @@ static void loop_choose_looking(struct loop *loop)
               loop->timer_fd < 0 ? "waited for asleep" : "looked for without pause");
 }
 
-void loop_on_ready(void *context)
+static void loop_serve(struct loop *loop)
 {
-    struct loop *loop = context;
     const char *endpoint = loop->rundir->endpoints.item[0];
     batcher_worker_ready(loop->serve->batcher);
     loop_choose_looking(loop);
@@ -113,10 +113,23 @@ void loop_on_ready(void *context)
     }
 }
 
+void loop_on_ready(void *context)
+{
+    struct loop *loop = context;
+    if (!loop->check) {
+        loop_serve(loop);
+        return;
+    }
+    log_info("activations: checking what rounding them to int8 does to this model, for up to 15 s");
+    sd_notifyf(0, "STATUS=checking int8 activations");
+    check_begin(loop->check, units_now_us());
+}
+
 void loop_on_lost(void *context, const struct workers_loss *loss)
 {
     struct loop *loop = context;
     loop->serve->metrics->restarts_total++;
+    if (loop->check) check_lost(loop->check);
     batcher_worker_lost(loop->serve->batcher, loss);
     sd_notifyf(0, "STATUS=restarting: %.200s", loss->why);
 }
@@ -188,6 +201,9 @@ static void loop_take_signals(struct loop *loop)
     while (read(loop->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD)
             loop_reap_children(loop);
+        else if (info.ssi_signo == SIGHUP &&
+                 info.ssi_code != SI_KERNEL) /* the kernel's: the terminal is gone */
+            loop->reload(loop->context);
         else
             loop_drain(loop, strsignal((int)info.ssi_signo));
     }
@@ -212,12 +228,36 @@ static void loop_client_gone(void *context, uint64_t client)
     batcher_cancel_client(loop->serve->batcher, client, "the client has gone");
 }
 
+/* The check's steps have the workers for themselves; behind the last one requests are served, unless the plan is made
+ * anew. */
+static void loop_take_check(struct loop *loop, uint64_t now_us)
+{
+    struct workers *workers = loop->serve->workers;
+    struct helm_err err = {0};
+    bool done, again;
+    workers_take_ring(workers);
+    if (check_take(loop->check, now_us, &done, &err)) {
+        check_lost(loop->check);
+        workers_kill_head(workers, err.text);
+    } else if (done) {
+        batcher_goes_on(loop->serve->batcher, loop->check->serial);
+        if (loop->decide(loop->context, &again, &err))
+            loop_on_given_up(loop, err.code, err.text, false);
+        else if (!again)
+            loop_serve(loop);
+    }
+}
+
 /* A further step is rung at once: everything else has the time until the next one is done. */
 static void loop_take_result(struct loop *loop, uint64_t now_us)
 {
     struct batcher *batcher = loop->serve->batcher;
     struct helm_err err = {0};
     bool taken = true;
+    if (loop->check) {
+        loop_take_check(loop, now_us);
+        return;
+    }
     workers_take_ring(loop->serve->workers); /* before: what is written after a look is of a later step */
     /* not while one was lost; no more than are in flight, so that the rest gets its turn */
     for (int i = 0; i < BATCHER_STEPS && taken && batcher->worker_ready; i++) {
@@ -318,11 +358,17 @@ static uint64_t loop_before_sleep(struct loop *loop)
     if (loop->serve->draining && (batcher->seq_count == 0 || now_us >= loop->drain_end_us))
         loop->leaving = true;
     const struct batcher_flight *oldest = batcher_oldest(batcher);
-    const struct workers_step step = {.begun_us = oldest->begun_us,
-                                      .tokens = oldest->step.token_count,
-                                      .serial = oldest->step.serial,
-                                      .planned_seconds = oldest->planned_seconds};
-    earlier(&wake_us, workers_tick(loop->serve->workers, now_us, batcher->in_flight ? &step : NULL));
+    const bool checks = loop->check && loop->check->running;
+    struct workers_step step = {.begun_us = oldest->begun_us,
+                                .tokens = oldest->step.token_count,
+                                .serial = oldest->step.serial,
+                                .planned_seconds = oldest->planned_seconds};
+    if (checks)
+        step = (struct workers_step){.begun_us = loop->check->begun_us,
+                                     .tokens = loop->check->count,
+                                     .serial = loop->check->serial};
+    earlier(&wake_us,
+            workers_tick(loop->serve->workers, now_us, checks || batcher->in_flight ? &step : NULL));
     loop_mind_keeper(loop, now_us);
     if (client_socket_flush(loop->serve->clients)) earlier(&wake_us, now_us + BACKLOG_WAIT_US);
     if (loop->watchdog_us && now_us >= loop->watchdog_next_us) {

@@ -12,8 +12,14 @@
 #include "daemon/children/rundir.h"
 #include "daemon/clients/serve.h"
 
+struct check;
 struct loop {
     struct serve *serve;
+    struct check *check; /* runs when the workers are ready, before anything is served; NULL: none */
+    void *context;       /* of these two */
+    /* The check has ended: has the plan's activations decided. *again: other workers are on their way. */
+    int (*decide)(void *context, bool *again, struct helm_err *err);
+    void (*reload)(void *context); /* on SIGHUP */
     struct keeper *keeper;
     struct rundir *rundir;
     int signal_fd;

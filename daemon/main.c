@@ -1,7 +1,8 @@
 /* helmd: the coordinator. This file holds the start order and nothing else.
  *
  * configuration -> model -> device, profile, plan and memory ledgers -> run directory and locks -> keeper ->
- * arena -> sockets -> loop -> everything back in reverse. Exit status: 0 ended on request, 2 usage, 4 refused
+ * arena -> sockets -> loop -> everything back in reverse. Where the model's check of int8 activations fails: workers
+ * and arena back, another plan, arena and workers again (remake). Exit status: 0 ended on request, 2 usage, 4 refused
  * to start, 5 failed. */
 #include <fcntl.h>
 #include <poll.h>
@@ -18,14 +19,17 @@
 #include "common/base/json.h"
 #include "common/base/node.h"
 #include "common/base/log.h"
+#include "common/base/start.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/config.h"
 #include "daemon/children/end_request.h"
 #include "daemon/loop.h"
+#include "daemon/planner/activations/decision.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/planner.h"
 #include "daemon/children/profiling.h"
+#include "daemon/steps/check.h"
 #include "daemon/steps/request.h"
 #include "daemon/children/worker_process.h"
 #include "common/cpu/kernels/linear.h"
@@ -33,6 +37,8 @@
 #define PLAN_FILE_MAX ((size_t)16 << 20)
 
 struct helmd {
+    int argc;
+    char **argv;
     struct config config;
     struct model model;
     struct plan plan;
@@ -44,7 +50,11 @@ struct helmd {
     struct keeper keeper;
     struct accelerator device;
     int node; /* NUMA node of weights, caches and compute threads; -1: none */
-    struct profile profile;
+    struct profile measured,
+        profile; /* as in the file; with the rates of the activations that are planned with */
+    struct planner_request request;
+    struct activations activations;
+    struct check check;
     struct observe observe;
     void *zmq;
     struct client_socket *clients;
@@ -68,14 +78,16 @@ static int take_inherited_fd(const char *what, uint64_t number, int *fd, struct 
     return 0;
 }
 
-static int plan_from_file(struct helmd *d, struct planner_request *request, struct helm_err *err)
+static int plan_from_file(struct helmd *d, struct helm_err *err)
 {
     json_t *json = NULL;
+    struct planner_request *request = &d->request;
     int rc = json_read_file(d->config.plan_file, PLAN_FILE_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, &d->plan, err);
     json_decref(json);
     if (!rc) {
         formats_lay_as_planned(&d->model, &d->plan);
+        activations_take(&d->plan, &d->activations);
         planner_adopt(&d->plan, &request->wish);
         rc = packed_look_take(request, &d->plan, &d->arena_spec, err);
     }
@@ -94,7 +106,6 @@ static void look_at_weights(struct planner_request *request)
             p->attention, p->mlp, p->head, units_format_size(bytes, read));
 }
 
-/* The plan and what it costs, before anything is allocated. */
 static int wanted_node(const struct config *c)
 {
     return c->node == CONFIG_NO_NODE ? -1 : (int)c->node;
@@ -107,31 +118,33 @@ static unsigned formats_of(struct helmd *d)
     return model_formats(&d->model);
 }
 
-static int make_plan(struct helmd *d, struct helm_err *err)
+/* What is known of the machine, and wished of a plan. */
+static int look_at_machine(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
     char gpu_program[4096] = "";
     struct cpu_set cpus;
     struct helm_err none = {0};
-    struct planner_request request = {.model = &d->model,
-                                      .wish = {.kv_dtype = c->kv_dtype,
-                                               .slots = (uint32_t)c->parallel,
-                                               .step_tokens = (uint32_t)c->step_tokens,
-                                               .batch = (uint32_t)c->batch,
-                                               .ctx = (uint32_t)c->ctx,
-                                               .page_tokens = KV_PAGE_TOKENS_DEFAULT,
-                                               .page_count = kv_pages_for((uint32_t)c->kv_tokens,
-                                                                          KV_PAGE_TOKENS_DEFAULT),
-                                               .threads = (uint32_t)c->threads,
-                                               .pack = c->pack,
-                                               .pack_cpu = linear_pays(FORMAT_BF16_PACKED, cpu_features()),
-                                               .pack_all = c->pack_all,
-                                               .pack_gpu = true,
-                                               .host_memory_bytes = c->host_memory_bytes},
-                                      .profile = &d->profile,
-                                      .strategy = c->strategy,
-                                      .batch = (uint32_t)c->batch,
-                                      .prompt = (uint32_t)c->prompt};
+    struct planner_request *request = &d->request;
+    *request = (struct planner_request){.model = &d->model,
+                                        .wish = {.kv_dtype = c->kv_dtype,
+                                                 .slots = (uint32_t)c->parallel,
+                                                 .step_tokens = (uint32_t)c->step_tokens,
+                                                 .batch = (uint32_t)c->batch,
+                                                 .ctx = (uint32_t)c->ctx,
+                                                 .page_tokens = KV_PAGE_TOKENS_DEFAULT,
+                                                 .page_count = kv_pages_for((uint32_t)c->kv_tokens,
+                                                                            KV_PAGE_TOKENS_DEFAULT),
+                                                 .threads = (uint32_t)c->threads,
+                                                 .pack = c->pack,
+                                                 .pack_cpu = linear_pays(FORMAT_BF16_PACKED, cpu_features()),
+                                                 .pack_all = c->pack_all,
+                                                 .pack_gpu = true,
+                                                 .host_memory_bytes = c->host_memory_bytes},
+                                        .profile = &d->profile,
+                                        .strategy = c->strategy,
+                                        .batch = (uint32_t)c->batch,
+                                        .prompt = (uint32_t)c->prompt};
     const struct profiling_request profiling = {.file = c->profile_file,
                                                 .program_dir = c->worker_dir,
                                                 .device = &d->device,
@@ -145,34 +158,69 @@ static int make_plan(struct helmd *d, struct helm_err *err)
                                  sizeof gpu_program, &none);
     rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, gpu_program, &d->device, err);
     if (!rc) rc = accelerator_choose_node(&d->device, wanted_node(c), &d->node, err);
-    if (!rc) rc = profiling_get(&profiling, &d->profile, err);
+    if (!rc) rc = profiling_get(&profiling, &d->measured, err);
     if (!rc) rc = end_request_check(err);
     if (c->no_chains) /* what they would take is no price to plan with */
-        d->profile.gpu.chain_gemv = d->profile.gpu.chain_attention = d->profile.gpu.chain_operation =
+        d->measured.gpu.chain_gemv = d->measured.gpu.chain_attention = d->measured.gpu.chain_operation =
             (struct profile_value){0};
-    if (!rc) rc = node_read_memory(d->node, &request.machine.memory, err);
-    if (!rc && !request.wish.threads) {
+    if (!rc) rc = node_read_memory(d->node, &request->machine.memory, err);
+    if (!rc && !request->wish.threads) {
         rc = cpu_usable(-1, &cpus, err);
-        request.wish.threads = rc ? 1 : (uint32_t)cpus.suggested;
+        request->wish.threads = rc ? 1 : (uint32_t)cpus.suggested;
     }
     if (rc) return rc;
-    accelerator_ledger_measured(&d->profile.gpu, &d->device.ledger);
-    request.machine.device = d->device.ledger;
-    request.device_required = d->device.required;
-    snprintf(request.no_device, sizeof request.no_device, "%s", d->device.why);
-    look_at_weights(&request);
-    rc = c->plan_file ? plan_from_file(d, &request, err)
-                      : packed_look_make(&request, &d->plan, &d->arena_spec, err);
-    if (!rc) rc = forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
+    accelerator_ledger_measured(&d->measured.gpu, &d->device.ledger);
+    request->machine.device = d->device.ledger;
+    request->device_required = d->device.required;
+    snprintf(request->no_device, sizeof request->no_device, "%s", d->device.why);
+    look_at_weights(request);
+    d->activations = (struct activations){.option = c->activations, .kernels = c->kernels};
+    activations_want(&d->model, &d->measured, cpu_features(), &d->activations);
+    return 0;
+}
+
+static void free_plan(struct helmd *d)
+{
+    free(d->plan_json);
+    d->plan_json = NULL;
+    forecast_close(&d->observe.forecast);
+    plan_free(&d->plan);
+}
+
+/* A plan with the activations that are wanted now, and its forecast. */
+static int lay_plan(struct helmd *d, struct helm_err *err)
+{
+    const struct config *c = &d->config;
+    activations_rates(&d->measured, d->activations.inputs, &d->profile);
+    memcpy(d->request.inputs, d->activations.inputs, sizeof d->request.inputs);
+    int rc =
+        c->plan_file ? plan_from_file(d, err) : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
+    activations_rates(&d->measured, d->plan.inputs, &d->profile); /* as the plan in a file has them */
+    return rc ? rc : forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
+}
+
+/* The plan and what it costs, before anything is allocated. */
+static int make_plan(struct helmd *d, struct helm_err *err)
+{
+    bool again = false;
+    int rc = lay_plan(d, err);
+    if (!rc && !d->activations.decided) activations_look(&d->model, &d->plan, &d->activations, &again);
+    if (!rc && again) {
+        free_plan(d);
+        rc = lay_plan(d, err);
+    }
     if (rc) return rc;
     formats_warn_unmeasured(&d->model, &d->profile);
-    planner_log(&request, &d->plan);
-    d->typical_context = planner_typical_context(&request, d->plan.context_tokens);
+    planner_log(&d->request, &d->plan);
+    log_info("activations: %s", d->activations.text);
+    d->typical_context = planner_typical_context(&d->request, d->plan.context_tokens);
     json_t *json = plan_to_json(&d->plan);
     d->plan_json = json ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
     return d->plan_json ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for the plan as JSON");
 }
+
+static int remake(struct helmd *d, struct helm_err *err);
 
 static uint32_t worker_index(const struct helmd *d, enum plan_processor processor)
 {
@@ -181,35 +229,66 @@ static uint32_t worker_index(const struct helmd *d, enum plan_processor processo
     return OBSERVE_NO_WORKER;
 }
 
+static struct workers_config workers_config_of(const struct helmd *d)
+{
+    return (struct workers_config){.control = d->rundir.control,
+                                   .worker_dir = d->config.worker_dir,
+                                   .log_level = log_level_name(d->config.log_level),
+                                   .folder = d->model.path,
+                                   .plan = &d->plan,
+                                   .plan_json = d->plan_json,
+                                   .kernels = d->config.kernels,
+                                   .device = d->device.name,
+                                   .vram_bytes = d->device.ledger.limit,
+                                   .copy_bytes_per_s = d->config.emulated_copy_bytes_per_s,
+                                   .no_graphs = d->config.no_graphs,
+                                   .no_chains = d->config.no_chains,
+                                   .node = d->node,
+                                   .threads = (uint32_t)d->config.threads,
+                                   .spin_us = (uint32_t)d->config.spin_us,
+                                   .restart_limit = (uint32_t)d->config.restart_limit,
+                                   .step_timeout_ms = d->config.step_timeout_ms,
+                                   .token_bytes = d->model.weight_bytes,
+                                   .token_flops = 2 * d->model.parameter_count};
+}
+
 static int open_workers(struct helmd *d, struct helm_err *err)
 {
-    const struct workers_config config = {.control = d->rundir.control,
-                                          .worker_dir = d->config.worker_dir,
-                                          .log_level = log_level_name(d->config.log_level),
-                                          .folder = d->model.path,
-                                          .plan = &d->plan,
-                                          .plan_json = d->plan_json,
-                                          .kernels = d->config.kernels,
-                                          .device = d->device.name,
-                                          .vram_bytes = d->device.ledger.limit,
-                                          .copy_bytes_per_s = d->config.emulated_copy_bytes_per_s,
-                                          .no_graphs = d->config.no_graphs,
-                                          .no_chains = d->config.no_chains,
-                                          .node = d->node,
-                                          .threads = (uint32_t)d->config.threads,
-                                          .spin_us = (uint32_t)d->config.spin_us,
-                                          .restart_limit = (uint32_t)d->config.restart_limit,
-                                          .step_timeout_ms = d->config.step_timeout_ms,
-                                          .token_bytes = d->model.weight_bytes,
-                                          .token_flops = 2 * d->model.parameter_count};
+    const struct workers_config config = workers_config_of(d);
     const struct workers_events events = {.context = &d->loop,
                                           .prepare = loop_on_prepare,
                                           .ready = loop_on_ready,
                                           .lost = loop_on_lost,
                                           .given_up = loop_on_given_up};
-    int rc = workers_open(d->zmq, &config, &events, &d->arena, &d->keeper, &d->workers, err);
+    return workers_open(d->zmq, &config, &events, &d->arena, &d->keeper, &d->workers, err);
+}
+
+/* What works for the plan's workers, once they are known. */
+static int open_steps(struct helmd *d, struct helm_err *err)
+{
+    const struct batcher_options batching = {.model = &d->model.config,
+                                             .plan = &d->plan,
+                                             .arena = &d->arena,
+                                             .metrics = &d->metrics,
+                                             .observe = &d->observe,
+                                             .workers = d->workers.count,
+                                             .queue_limit = (uint32_t)d->config.queue,
+                                             .sharing = d->config.sharing,
+                                             .sink = {.context = &d->serve,
+                                                      .token = serve_token,
+                                                      .done = serve_done}};
+    struct activations *a = &d->activations;
+    struct helm_err why = {0};
+    bool again = false;
     observe_init(&d->observe, worker_index(d, PLAN_CPU0), worker_index(d, PLAN_GPU0), d->config.max_stall_ms);
-    return rc;
+    int rc = batcher_init(&d->batcher, &batching, err);
+    if (rc || !a->checks) return rc;
+    if (check_open(&d->arena, &d->model.config, d->workers.count, &d->check, &why) == 0) return 0;
+    log_warn("activations: %s", why.text);
+    activations_decide(&d->plan, NULL, a, &again);
+    if (!again) return 0;
+    batcher_free(&d->batcher);
+    return remake(d, err);
 }
 
 /* Clients on this machine open the folder for its tokenizer, workers the model, from wherever they are. */
@@ -229,13 +308,22 @@ static int name_folder(struct model *model, struct helm_err *err)
     return 0;
 }
 
+static int check_room(const struct helmd *d, struct helm_err *err)
+{
+    struct arena_header header;
+    const int rc = arena_plan(&d->arena_spec, &header, err);
+    return rc ? rc : start_check_arena(header.total_bytes, err);
+}
+
 static int start(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
     int rc = end_request_block(err);
     if (!rc) rc = model_read(c->model, &d->model, err);
     if (!rc) rc = name_folder(&d->model, err);
+    if (!rc) rc = look_at_machine(d, err);
     if (!rc) rc = make_plan(d, err);
+    if (!rc) rc = check_room(d, err);
     if (!rc) rc = end_request_check(err); /* from here on the loop takes it */
     if (!rc) rc = loop_open_signals(&d->signal_fd, err);
     if (!rc) rc = rundir_open(c->rundir, &c->listen, &d->rundir, err);
@@ -248,17 +336,23 @@ static int start(struct helmd *d, struct helm_err *err)
     rc = client_socket_open(d->zmq, &d->rundir.endpoints, c->curve_secret_key_file, c->curve_clients_file,
                             request_frame_max(d->plan.context_tokens), &d->clients, err);
     if (!rc) rc = open_workers(d, err);
-    const struct batcher_options batching = {.model = &d->model.config,
-                                             .plan = &d->plan,
-                                             .arena = &d->arena,
-                                             .metrics = &d->metrics,
-                                             .observe = &d->observe,
-                                             .workers = d->workers.count,
-                                             .queue_limit = (uint32_t)c->queue,
-                                             .sink = {.context = &d->serve,
-                                                      .token = serve_token,
-                                                      .done = serve_done}};
-    if (!rc) rc = batcher_init(&d->batcher, &batching, err);
+    if (!rc) rc = open_steps(d, err);
+    return rc;
+}
+
+/* Another plan in the place of this one, before anything was served: with exact activations, since the check failed.
+ * Clients' sockets stay, and the bound that they have on frames: the context becomes no longer. */
+static int remake(struct helmd *d, struct helm_err *err)
+{
+    workers_end_all(&d->workers);
+    free_plan(d);
+    arena_close(&d->arena);
+    int rc = make_plan(d, err);
+    if (!rc) rc = check_room(d, err);
+    if (!rc) rc = arena_create(&d->arena_spec, &d->arena, err);
+    const struct workers_config config = workers_config_of(d);
+    if (!rc) rc = workers_renew(&d->workers, &config, err);
+    if (!rc) rc = open_steps(d, err);
     return rc;
 }
 
@@ -268,20 +362,37 @@ static void stop(struct helmd *d)
     client_socket_close(&d->clients);
     if (d->zmq) zmq_ctx_term(d->zmq); /* at most the linger time of the client sockets */
     batcher_free(&d->batcher);
+    check_close(&d->check);
     if (d->arena.base) arena_close(&d->arena);
     rundir_close(&d->rundir);
     keeper_dismiss(&d->keeper);
-    free(d->plan_json);
-    forecast_close(&d->observe.forecast);
-    plan_free(&d->plan);
+    free_plan(d);
     model_free(&d->model);
     config_free(&d->config);
 }
 
-static int serve_until_told(struct helmd *d)
+/* What may change while it serves: the level of log lines, and whose CURVE keys are let in. */
+static void reload(void *context)
 {
-    uint64_t watchdog_us = 0;
-    sd_watchdog_enabled(0, &watchdog_us);
+    struct helmd *d = context;
+    struct config fresh = {0};
+    struct helm_err err = {0};
+    bool exit_now = false;
+    int rc = config_read(d->argc, d->argv, &fresh, &exit_now, &err);
+    if (!rc) rc = client_socket_reload(d->clients, fresh.curve_clients_file, &err);
+    if (rc) {
+        log_error("SIGHUP: nothing is changed: %s", err.text);
+    } else {
+        log_info("SIGHUP: log level %s", log_level_name(fresh.log_level));
+        log_set_level(fresh.log_level);
+    }
+    config_free(&fresh);
+}
+
+/* After another plan was made the bound that the sockets have on frames stays. */
+static void fill_serve(struct helmd *d)
+{
+    const uint32_t before = d->serve.context, context = d->plan.context_tokens;
     d->serve = (struct serve){.clients = d->clients,
                               .batcher = &d->batcher,
                               .workers = &d->workers,
@@ -290,13 +401,45 @@ static int serve_until_told(struct helmd *d)
                               .model = &d->model,
                               .plan_json = d->plan_json,
                               .kv_dtype = kv_dtype_named(d->plan.kv_dtype),
+                              .activations = d->activations.text,
+                              .checking = d->activations.checks,
                               .forecast_batch = (uint32_t)d->config.batch,
                               .forecast_context = d->typical_context,
                               .forecast_prompt = (uint32_t)d->config.prompt,
-                              .context = d->plan.context_tokens};
+                              .context = before && before < context ? before : context,
+                              .draining = d->serve.draining};
+}
+
+/* The check has ended. */
+static int decide(void *context, bool *again, struct helm_err *err)
+{
+    struct helmd *d = context;
+    struct verdict verdict;
+    int rc = 0;
+    check_found(&d->check, activations_units(&d->plan, &d->model), &verdict);
+    activations_decide(&d->plan, &verdict, &d->activations, again);
+    check_close(&d->check);
+    d->loop.check = NULL;
+    if (*again) {
+        batcher_free(&d->batcher);
+        rc = remake(d, err);
+    }
+    if (!rc) fill_serve(d);
+    return rc;
+}
+
+static int serve_until_told(struct helmd *d)
+{
+    uint64_t watchdog_us = 0;
+    sd_watchdog_enabled(0, &watchdog_us);
+    fill_serve(d);
     d->loop = (struct loop){.serve = &d->serve,
+                            .check = d->activations.checks ? &d->check : NULL,
+                            .decide = decide,
                             .keeper = &d->keeper,
                             .rundir = &d->rundir,
+                            .reload = reload,
+                            .context = d,
                             .signal_fd = d->signal_fd,
                             .timer_fd = -1,
                             .real_device = d->device.ledger.kind == LEDGER_DEVICE_CUDA,
@@ -315,9 +458,12 @@ int main(int argc, char **argv)
     bool exit_now = false;
     int status = 0;
     pid_t parent = getppid();
+    d.argc = argc;
+    d.argv = argv;
     d.ready_fd = d.parent_fd = d.signal_fd = d.arena.fd = d.keeper.pipe = -1;
+    int rc = start_process(&err);
     log_init("helmd", LOG_LEVEL_INFO);
-    int rc = config_read(argc, argv, &d.config, &exit_now, &err);
+    if (!rc) rc = config_read(argc, argv, &d.config, &exit_now, &err);
     if (!rc && !exit_now) rc = take_inherited_fd("--ready-fd", d.config.ready_fd, &d.ready_fd, &err);
     if (!rc && !exit_now) rc = take_inherited_fd("--parent-fd", d.config.parent_fd, &d.parent_fd, &err);
     if (rc || exit_now) goto out;

@@ -20,6 +20,9 @@ DAEMON_SRC := \
   daemon/observe/forecast.c \
   daemon/observe/metrics.c \
   daemon/observe/observe.c \
+  daemon/planner/activations/choice.c \
+  daemon/planner/activations/decision.c \
+  daemon/planner/activations/verdict.c \
   daemon/planner/attempt.c \
   daemon/planner/cost/analyse.c \
   daemon/planner/cost/cost.c \
@@ -50,8 +53,13 @@ DAEMON_SRC := \
   daemon/planner/search/space.c \
   daemon/steps/admission.c \
   daemon/steps/batcher.c \
+  daemon/steps/batcher_requests.c \
+  daemon/steps/check.c \
+  daemon/steps/divergence.c \
   daemon/steps/kv_pages.c \
   daemon/steps/pace.c \
+  daemon/steps/prefix.c \
+  daemon/steps/prefix_index.c \
   daemon/steps/request.c \
   daemon/steps/scheduler.c \
   daemon/steps/sequence.c

@@ -4,17 +4,41 @@ TEST_SRC := $(shell find tests -name 'test_*.c' | sort)
 TEST_BIN := $(TEST_SRC:%.c=$(OBJ)/%)
 TEST_TOOL_SRC := $(wildcard tests/process/fake_*.c)
 TEST_TOOL_BIN := $(TEST_TOOL_SRC:%.c=$(OBJ)/%)
-# the two longest first, so that neither is what is left when they run side by side
-TEST_SCRIPT := tests/process/test_helmd_split.py tests/process/test_helm_profile.py
-TEST_SCRIPT += $(filter-out $(TEST_SCRIPT),$(sort $(wildcard tests/process/test_*.py)))
+TEST_SCRIPT := $(sort $(wildcard tests/process/test_*.py))
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_REPLAY := $(FUZZ_SRC:%.c=$(OBJ)/%_replay)
 FUZZ_BIN := $(FUZZ_SRC:%.c=$(OBJ)/%_fuzzer)
 PYPROTO := $(OBJ)/pyproto
 DIST := $(BUILD)/helm-$(VERSION)-x86_64.tar.gz
 MAKE_MODE = $(MAKE) --no-print-directory BUILD=$(BUILD)
-# sanitized programs run side by side: they are slow, and what they check is not time
-RUN := tests/run.py --log-dir $(BUILD)/logs $(if $(filter asan ubsan,$(MODE)),--jobs $(shell nproc))
+
+# Each test as tests/run.py takes it: MODE:PROGRAM. In $(1): the mode.
+unit_tests = $(TEST_SRC:%.c=$(1):%)
+corpus_tests = $(foreach f,$(FUZZ_SRC:tests/fuzz/fuzz_%.c=%),'$(1):tests/fuzz/fuzz_$(f)_replay tests/fuzz/corpus/$(f)')
+# what two processes share, both sides as threads
+thread_tests = $(filter %_threads,$(unit_tests))
+# but those that another calls: test_helm_profile.py, unless instrumented, since rates by format are measured by the same loops
+SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
+# What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
+# release build.
+SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_,gateway_npm.py gateway_page.py install.py)
+script_tests = $(addprefix $(1):,$(filter-out $(SCRIPT_CALLED) $(if $(filter release debug,$(1)),,$(SCRIPT_NOT_SANITIZED)),$(TEST_SCRIPT)))
+emulated_tests = $(foreach only,$(EMULATED_GROUPS),'$(1):helm-test-gpu-emulated --small --seed $(SEED) --only $(only)')
+dist_test := release:tests/process/test_dist.sh
+
+# Those that hold times to bounds or compare what they measured run alone, unless sanitized: then nothing does.
+TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/common/shared/test_doorbell unit/common/cpu/* \
+  $(addprefix unit/daemon/planner/test_,planner refusals) unit/worker-gpu/device/test_device* \
+  $(addprefix process/test_,bench.py helm_profile.py))
+# The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.
+TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_helm_profile.py \
+  asan:tests/process/test_helmd_split.py asan:tests/golden/test_golden_formats *:tests/golden/test_golden_split \
+  asan:tests/golden/test_golden_stream release:tests/process/test_helmd_split.py tsan:tests/ipc/test_split_threads \
+  asan:tests/process/test_cli.py release:helm-test-gpu-emulated asan:tests/kernels/* asan:tests/golden/test_golden_gguf_gpu \
+  asan:tests/unit/daemon/planner/test_packed_search asan:tests/process/test_helmd_faults.py
+# One more at once than processors: a fifth of a golden run, more of a process test, is waiting.
+RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell expr $$(nproc) + 1) \
+  $(TEST_ALONE:%=--alone '%') $(TEST_LONGEST:%=--longest '%')
 
 .PHONY: tests test-units test-fuzz-corpora test-processes test-threads test-dist
 tests: $(TEST_BIN) $(TEST_TOOL_BIN)
@@ -34,30 +58,17 @@ $(PYPROTO)/helm_pb2.py: proto/helm.proto proto/control.proto
 	@mkdir -p $(@D)
 	$(Q)protoc --python_out=$(@D) -Iproto helm.proto control.proto
 
-# in-process tests: unit, kernels, ipc, golden. Those that hold times to bounds run alone; sanitized, nothing does (above).
-TEST_ALONE := tests/gpu/* tests/ipc/* tests/unit/common/shared/test_doorbell $(addprefix tests/unit/daemon/planner/test_,planner refusals) \
-  tests/unit/common/cpu/* tests/unit/worker-cpu/* tests/unit/worker-gpu/device/test_device*
-# One more at once than processors: golden runs spend a fifth of their time waiting from one of their threads to another.
-UNIT_JOBS := $(if $(filter release debug asan ubsan,$(MODE)),--jobs $(shell expr $$(nproc) + 1))
+# A part of the tests, of one MODE.
 test-units: $(TEST_BIN)
-	$(RUN) $(UNIT_JOBS) $(if $(filter release debug,$(MODE)),$(TEST_ALONE:%=--alone '%')) --label "$(MODE) " $(TEST_BIN)
+	$(Q)$(RUN) $(call unit_tests,$(MODE))
 test-fuzz-corpora: $(FUZZ_REPLAY)
-	@passed=0; for f in $(FUZZ_SRC:tests/fuzz/fuzz_%.c=%); do \
-	  $(OBJ)/tests/fuzz/fuzz_$${f}_replay tests/fuzz/corpus/$$f >$(OBJ)/replay.log 2>&1 || { cat $(OBJ)/replay.log; echo "FAIL $(MODE) corpus of $$f"; exit 1; }; \
-	  echo "ok   $(MODE) corpus of $$f: $$(tail -n 1 $(OBJ)/replay.log)"; done
-# what two processes share, both sides as threads
-test-threads: $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
-	$(RUN) --label "$(MODE) " $^
-# these compare what they measured
-SCRIPT_ALONE := process/test_bench.py process/test_helm_profile.py process/test_helm_profile_formats.py
-# Instrumented, what helm-profile does is test_helm_profile's; rates by format are measured there by the same loops.
-SCRIPT_NOT_SANITIZED := tests/process/test_helm_profile_formats.py
+	$(Q)$(RUN) $(call corpus_tests,$(MODE))
+test-threads: $(filter %_threads,$(TEST_BIN))
+	$(Q)$(RUN) $(call thread_tests,$(MODE))
 test-processes: programs $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
-	HELM_BIN=$(abspath $(BIN)) HELM_TEST_BIN=$(abspath $(OBJ))/tests/process HELM_PYPROTO=$(abspath $(PYPROTO)) \
-	  $(RUN) $(if $(filter release debug,$(MODE)),--jobs $(shell nproc) $(SCRIPT_ALONE:%=--alone '%')) --label "$(MODE) " \
-	  --timeout 300 $(if $(filter release debug,$(MODE)),$(TEST_SCRIPT),$(filter-out $(SCRIPT_NOT_SANITIZED),$(TEST_SCRIPT)))
+	$(Q)$(RUN) $(call script_tests,$(MODE))
 test-dist: dist
-	HELM_DIST=$(abspath $(DIST)) $(RUN) tests/process/test_dist.sh
+	$(Q)$(RUN) $(dist_test)
 
 .PHONY: test check
 test:
@@ -70,26 +81,16 @@ TEST_MODES := asan release tsan
 $(TEST_MODES:%=build-%): build-%:
 	@$(MAKE) --no-print-directory BUILD=$(BUILD) MODE=$* test-programs-$*
 SLOW_OBJ := $(call obj_of,$(KERNEL_SRC))
-test-programs-asan: $(SLOW_OBJ) tests programs $(FUZZ_REPLAY)
-test-programs-release: $(if $(CUDA_DEVICE),$(call cuda_obj_of,$(CUDA_KERNEL_SRC))) $(SLOW_OBJ) $(OBJ)/helm-test-gpu-emulated \
-  all tests $(FUZZ_REPLAY)
+RUN_BY_TESTS := tests programs $(FUZZ_REPLAY) $(PYPROTO)/helm_pb2.py
+test-programs-asan: $(SLOW_OBJ) $(RUN_BY_TESTS)
+test-programs-release: $(if $(CUDA_DEVICE),$(call cuda_obj_of,$(CUDA_KERNEL_SRC))) $(CUDA_EMULATED_OBJ) $(SLOW_OBJ) \
+  $(OBJ)/helm-test-gpu-emulated all $(RUN_BY_TESTS) dist
 test-programs-tsan: $(SLOW_OBJ) $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
-# everything `make test` runs, its results summed up in one closing line
-# (joined by +: side by side, where neither asserts times)
-CHECKS := release:test-units release:test-fuzz-corpora release:test-gpu-emulated+asan:test-units asan:test-fuzz-corpora \
-  release:test-processes tsan:test-threads+asan:test-processes release:test-dist
+# everything `make test` runs, in one pool; the closing line sums it up
 check:
-	@rm -rf $(BUILD)/logs; mkdir -p $(BUILD)/logs; bad=0; \
-	for group in $(CHECKS); do echo "== $$group"; pids=; \
-	  for c in $${group//+/ }; do \
-	    $(MAKE_MODE) -j$(shell nproc) MODE=$${c%%:*} $${c##*:} >$(BUILD)/logs/$$c.out 2>&1 & pids="$$pids $$!"; done; \
-	  for pid in $$pids; do wait $$pid || bad=$$((bad+1)); done; \
-	  for c in $${group//+/ }; do \
-	    grep -vE '^( +(CC|LINK|AR|PROTO) |HELM_|tests/run.py|make|[0-9]+ passed)' $(BUILD)/logs/$$c.out || true; done; \
-	done; \
-	cat $(BUILD)/logs/*.out | awk '/^ok  .*corpus/ {p += $$(NF-3); next} /^[0-9]+ passed, [0-9]+ failed/ {p += $$1; f += $$3; s += $$5} \
-	  END {printf "%d passed, %d failed, %d skipped\n", p, f + '$$bad' * (f == 0), s}'; \
-	exit $$((bad > 0))
+	@rm -rf $(BUILD)/logs
+	@$(RUN) $(foreach mode,asan release,$(call script_tests,$(mode)) $(call unit_tests,$(mode)) $(call corpus_tests,$(mode))) \
+	  $(call thread_tests,tsan) $(call emulated_tests,release) $(dist_test)
 
 .PHONY: fuzz
 FUZZ_SECONDS ?= 60

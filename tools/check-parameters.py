@@ -3,13 +3,15 @@
 
     tools/check-parameters.py [FILE...]     definitions in these files, without any in all that git tracks
 
-Kernels are left out, whose parameters are their ABI: functions marked __global__, and the folders of kernels.
+Left out is what has its parameters from elsewhere: kernels (functions marked __global__, and the folders of kernels) and the
+callbacks of libmicrohttpd.
 """
 import re
 import subprocess
 import sys
 
 MOST = 7
+FOREIGN = ("__global__", "MHD_Result")  # what others say how to call: kernels, libmicrohttpd's callbacks
 KERNELS = re.compile(r"(^|/)kernels/")
 NOISE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:\\\n|[^\n])*', re.S | re.M)
 HEAD = re.compile(r"^(?P<before>[A-Za-z_][\w \t\n*<>:,]*?[\s*&])(?P<name>\w+)\s*\((?P<parameters>[^;{}]*)\)\s*(?:const\s*)?\{", re.M)
@@ -32,7 +34,7 @@ def count(parameters):
 def definitions(text):
     text = NOISE.sub(blank, text)
     for match in HEAD.finditer(text):
-        if match["name"] in ("if", "for", "while", "switch", "return") or "__global__" in match["before"]:
+        if match["name"] in ("if", "for", "while", "switch", "return") or any(mark in match["before"] for mark in FOREIGN):
             continue
         yield text.count("\n", 0, match.start("name")) + 1, match["name"], count(match["parameters"])
 

@@ -20,8 +20,10 @@ PROFILE_SRC := \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \
+  tools/profile/format_link.c \
   tools/profile/formats.c \
   tools/profile/host.c \
+  tools/profile/kv.c \
   tools/profile/packed.c \
   tools/profile/print.c \
   tools/profile/samples.c \

@@ -12,6 +12,9 @@
 
 #define LANE_SPIN_US      POOL_SPIN_QUIET_US
 #define LANE_SPIN_THREADS 4
+/* Small pages that are worth a word: of all, and at least. Fewer cost nothing that could be measured. */
+#define SMALL_PART  50
+#define SMALL_LEAST (64 * MIB)
 
 int engine_choose_kernels(struct engine *engine, const char *name, enum kv_dtype kv_dtype,
                           struct helm_err *err)
@@ -88,28 +91,44 @@ static int verify_node(const struct engine *engine, enum arena_region_id id, uin
     return 0;
 }
 
-int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err)
+static int lower_programs(struct engine *engine, uint32_t threads, enum linear_inputs inputs,
+                          struct helm_err *err)
 {
     const struct plan *plan = &engine->plan;
+    struct step_programs *programs = &engine->programs[inputs];
     const struct program_source source = {.model = &engine->model,
                                           .plan = plan,
                                           .weights = &engine->weights,
                                           .kernels = &engine->kernels,
+                                          .inputs = inputs,
                                           .act = &engine->act,
                                           .threads = threads,
                                           .arena = engine->base.arena};
-    engine->programs.plan = plan;
+    programs->plan = plan;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++)
         for (int t = 0; t < OP_TIER_COUNT; t++) {
             if (!program_tier_occurs(plan, p, (enum op_tier)t)) continue;
-            int rc = program_lower(&source, p, (enum op_tier)t, &engine->programs.tier[p][t], err);
+            int rc = program_lower(&source, p, (enum op_tier)t, &programs->tier[p][t], err);
             if (rc) return rc;
         }
-    engine->head = plan->head == PLAN_CPU0;
-    if (!engine->head) return 0;
-    int rc = program_lower_head(&source, false, &engine->programs.head_one, err);
+    if (plan->head != PLAN_CPU0) return 0;
+    int rc = program_lower_head(&source, false, &programs->head_one, err);
     if (rc) return rc;
-    return program_lower_head(&source, true, &engine->programs.head_many, err);
+    return program_lower_head(&source, true, &programs->head_many, err);
+}
+
+int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err)
+{
+    engine->head = engine->plan.head == PLAN_CPU0;
+    int rc = lower_programs(engine, threads, LINEAR_EXACT, err);
+    if (!rc && kernel_set_has_int8(&engine->kernels, engine->weights.formats))
+        rc = lower_programs(engine, threads, LINEAR_INT8, err);
+    return rc;
+}
+
+enum linear_inputs engine_use(struct engine *engine, enum linear_inputs inputs)
+{
+    return engine->inputs = engine->programs[inputs].plan ? inputs : LINEAR_EXACT;
 }
 
 /* No larger than the plan can ask of this worker: where the GPU computes long prompts, the CPU's buffers are
@@ -216,8 +235,9 @@ static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wai
                       const struct step_programs *others, struct helm_err *err)
 {
     const struct arena *arena = engine->base.arena;
-    const struct program *programs[2 * PROGRAMS];
-    uint32_t count = list_programs(&engine->programs, programs);
+    const struct program *programs[(LINEAR_INPUTS + 1) * PROGRAMS];
+    uint32_t count = 0;
+    for (int i = 0; i < LINEAR_INPUTS; i++) count += list_programs(&engine->programs[i], programs + count);
     if (others) count += list_programs(others, programs + count);
     struct run *run = &engine->run;
     run->arena = arena;
@@ -257,8 +277,9 @@ static void choose_read_ahead(struct engine *engine)
 {
     struct read_ahead *found = &engine->read_ahead;
     char near_rate[UNITS_TEXT], far_rate[UNITS_TEXT];
-    read_ahead_choose(&engine->run, &engine->programs.tier[plan_phase_for(&engine->plan, 1)][OP_TIER_ONE],
-                      &engine->programs.head_one, READ_AHEAD_LEAST, found);
+    read_ahead_choose(&engine->run,
+                      &engine->programs[LINEAR_EXACT].tier[plan_phase_for(&engine->plan, 1)][OP_TIER_ONE],
+                      &engine->programs[LINEAR_EXACT].head_one, READ_AHEAD_LEAST, found);
     if (found->near_rate <= 0) return;
     log_info(
         "one token's weights are fetched into the L1%s: %s/s into the L1 alone, %s/s into the L2 as well",
@@ -272,9 +293,11 @@ static void fill_report(struct engine *engine, const char *kernels, uint64_t sta
 {
     struct engine_report *report = &engine->base.report;
     char text[UNITS_TEXT];
-    kernel_set_text(&engine->kernels, engine->weights.formats, report->kernels, sizeof report->kernels);
+    kernel_set_text(&engine->kernels, engine->inputs, engine->weights.formats, report->kernels,
+                    sizeof report->kernels);
     if (kernels && *kernels) engine_reduced(report, "kernels: `%.60s` by configuration", kernels);
-    if (report->small_bytes)
+    const uint64_t all_bytes = report->huge_bytes + report->small_bytes;
+    if (report->small_bytes >= SMALL_LEAST && report->small_bytes >= all_bytes / SMALL_PART)
         engine_reduced(report, "small pages: %s of the arena", units_format_size(report->small_bytes, text));
     report->load_seconds = (double)(units_now_us() - start_us) * 1e-6;
 }
@@ -303,6 +326,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     if (!rc) rc = engine_lower(engine, report->threads, err);
     if (!rc) rc = create_first_run(engine, o, err);
     if (rc) goto out;
+    (void)engine_use(engine, engine->plan.inputs[PLAN_CPU0]);
     choose_read_ahead(engine);
     fill_report(engine, o->kernels, start_us);
 
@@ -327,7 +351,8 @@ int engine_step(struct engine *engine, uint32_t serial, struct helm_err *err)
     int rc = 0;
     if (!engine->head && engine->plan.embed == PLAN_CPU0)
         rc = engine_wait_drawn(&engine->base, step, &patience, &waited_ns, err);
-    if (!rc) rc = step_run(&engine->run, &engine->programs, step, result, err);
+    const enum linear_inputs inputs = step->flags & STEP_EXACT ? LINEAR_EXACT : engine->inputs;
+    if (!rc) rc = step_run(&engine->run, &engine->programs[inputs], step, result, err);
     if (rc) return rc;
     if (engine->head) doorbell_ring(&control->drawn_bell, serial);
     engine->base.times = (struct arena_times){.busy_ns = result->compute_ns,
@@ -342,10 +367,13 @@ void engine_free(struct engine *engine)
     pool_destroy(engine->pool);
     engine->pool = NULL;
     execute_destroy(&engine->run);
-    for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
-        for (int t = 0; t < OP_TIER_COUNT; t++) program_free(&engine->programs.tier[p][t]);
-    program_free(&engine->programs.head_one);
-    program_free(&engine->programs.head_many);
+    for (int i = 0; i < LINEAR_INPUTS; i++) {
+        struct step_programs *programs = &engine->programs[i];
+        for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
+            for (int t = 0; t < OP_TIER_COUNT; t++) program_free(&programs->tier[p][t]);
+        program_free(&programs->head_one);
+        program_free(&programs->head_many);
+    }
     activations_free(&engine->act);
     weights_free(&engine->weights);
     plan_free(&engine->plan);

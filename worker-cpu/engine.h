@@ -17,7 +17,8 @@ struct engine {
     struct weights weights;
     struct kernel_set kernels;
     struct activations act;
-    struct step_programs programs;
+    struct step_programs programs[LINEAR_INPUTS]; /* INT8: empty where no weights have kernels of it */
+    enum linear_inputs inputs; /* of the next step; change it between steps by engine_use */
     struct run run;
     struct read_ahead read_ahead; /* as tried out with the weights when they were loaded */
     struct pool *pool;
@@ -42,6 +43,10 @@ HELM_MUST_CHECK int engine_choose_kernels(struct engine *engine, const char *nam
  * kernels for. */
 HELM_MUST_CHECK int engine_check_kernels(const struct engine *engine, struct helm_err *err);
 HELM_MUST_CHECK int engine_lower(struct engine *engine, uint32_t threads, struct helm_err *err);
+
+/* Steps from the next one on multiply with such activations. Returns what they do: EXACT where no format of the weights
+ * has kernels of INT8. */
+enum linear_inputs engine_use(struct engine *engine, enum linear_inputs inputs);
 
 /* Between steps: makes room for running `others` as well, programs that the caller lowered over other
  * weights and puts in engine->programs' place for some steps (helm-profile). */

@@ -22,7 +22,7 @@ static void print_phase(const struct engine *engine, uint32_t phase, FILE *out)
         else
             snprintf(title, sizeof title, "prefill of %u tokens and more, %s",
                      plan->prefill[phase - 1].from_tokens, tier_title[t]);
-        program_print(&engine->programs.tier[phase][t], title, out);
+        program_print(&engine->programs[LINEAR_EXACT].tier[phase][t], title, out);
     }
 }
 
@@ -52,8 +52,8 @@ static int print_engine(struct engine *engine, const char *folder, uint32_t thre
     if (rc) goto out;
     for (uint32_t p = 0; p < plan_phase_count(&engine->plan); p++) print_phase(engine, p, out);
     if (engine->head) {
-        program_print(&engine->programs.head_one, "head, 1 sampled row", out);
-        program_print(&engine->programs.head_many, "head, several sampled rows", out);
+        program_print(&engine->programs[LINEAR_EXACT].head_one, "head, 1 sampled row", out);
+        program_print(&engine->programs[LINEAR_EXACT].head_many, "head, several sampled rows", out);
     }
 out:
     munmap(space, bytes);

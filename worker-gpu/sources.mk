@@ -18,6 +18,7 @@ WORKER_GPU_SRC := \
   worker-gpu/draw.c \
   worker-gpu/engine.c \
   worker-gpu/follow.c \
+  worker-gpu/measure/attention.c \
   worker-gpu/measure/buffers.c \
   worker-gpu/measure/chains.c \
   worker-gpu/measure/chunks.c \

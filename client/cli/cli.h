@@ -37,23 +37,28 @@ struct cli {
     /* options as given */
     const char *connect, *model, *tokenizer;
     const char *daemon_key_file, *secret_key_file;
-    const char *device, *plan, *profile, *strategy, *config, *kv_dtype, *kernels, *log_level;
+    const char *device, *plan, *profile, *strategy, *config, *kv_dtype, *kernels, *log_level, *activations;
     uint64_t vram_bytes, host_memory_bytes, ctx_tokens, threads;
-    bool has_vram, has_host_memory, has_ctx, has_threads;
+    bool has_vram, has_host_memory, has_ctx, has_threads, exact;
     const struct args_list *daemon_arguments; /* more of helmd's, handed on as they are; may be NULL */
     /* opened on demand by session.c */
     struct private_daemon *daemon;
     struct helm_client *client;
     struct helm_tokenizer *tok;
     struct helm_chat *chat;
-    int signal_fd; /* -1: signals act as usual */
+    char *located_model, *located_tokenizer; /* what `model` and `tokenizer` point to then */
+    int signal_fd;                           /* -1: signals act as usual */
 };
 
 /* ---- session.c ---- */
 
+/* What --model and --tokenizer mean (common/model/hub.h) from here on: paths. Once is enough; the others here do it. */
+HELM_MUST_CHECK int cli_locate(struct cli *cli, struct helm_err *err);
 /* Connects (starting the private daemon first with --model). Prints what is wrong; CLI_EXIT_DONE or another
  * status. */
 int cli_open(struct cli *cli);
+/* The connection alone, made anew after it was lost; prints nothing. HELM_E_USAGE: keys. */
+HELM_MUST_CHECK int cli_connect(struct cli *cli, struct helm_err *err);
 /* Ends everything cli_open and its like began. */
 void cli_close(struct cli *cli);
 
@@ -67,9 +72,10 @@ HELM_MUST_CHECK int cli_open_tokenizer(struct cli *cli, struct helm_err *err);
 /* Opens the chat template in cli_text_folder into cli->chat. */
 HELM_MUST_CHECK int cli_open_chat(struct cli *cli, struct helm_err *err);
 /* The conversation as the model's prompt, ending where the answer begins; *ids is malloc'd. Needs cli->chat
- * and cli->tok. */
+ * and cli->tok. *thinking (may be NULL): the prompt ends inside a thinking part. */
 HELM_MUST_CHECK int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages,
-                                    size_t count, uint32_t **ids, size_t *id_count, struct helm_err *err);
+                                    size_t count, uint32_t **ids, size_t *id_count, bool *thinking,
+                                    struct helm_err *err);
 
 /* ---- signals.c ---- */
 
@@ -125,5 +131,6 @@ int command_status(struct cli *cli, int argc, char *const argv[]);
 int command_ps(struct cli *cli, int argc, char *const argv[]);
 int command_cancel(struct cli *cli, int argc, char *const argv[]);
 int command_plan(struct cli *cli, int argc, char *const argv[]);
+int command_pull(struct cli *cli, int argc, char *const argv[]);
 
 #endif

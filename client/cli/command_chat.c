@@ -1,7 +1,7 @@
-/* helm-cli chat: a conversation with history. See cli.h.
+/* helm-cli chat: a conversation with history. See chat.h.
  *
- * On a terminal one message is what was typed or pasted at once: further lines that are already waiting
- * belong to it. From a pipe every line is a message. Owns the history and the input buffer. */
+ * On a terminal messages are what the line editor makes of typing and pasting, and those that begin with a slash are
+ * commands. From a pipe every line is a message, but for /exit, /reset and /help. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -10,67 +10,22 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/cli/stream.h"
+#include "client/cli/chat.h"
 
-#define PASTE_MS 30 /* lines of one paste arrive together; nobody types a line in this time */
+#define FULL "/clear begins a new conversation"
 
-struct chat {
-    struct cli *cli;
-    struct sampling_options sampling;
-    const char *system;
-    struct helm_chat_message *messages; /* contents are ours, except the system message's */
-    size_t count, space;
-    struct cli_text input; /* read and not yet used */
-    bool terminal, end_of_input;
-};
+/* ---- input from a pipe ------------------------------------------------------------------------------ */
 
-static const char help_text[] = "  /reset   forget the conversation\n"
-                                "  /exit    leave (so does Ctrl-D)\n"
-                                "  /help    this\n"
-                                "Ctrl-C stops an answer. Lines pasted together are one message.\n";
-
-/* ---- history ---------------------------------------------------------------------------------------- */
-
-static void forget_last(struct chat *chat)
-{
-    free((char *)chat->messages[--chat->count].content);
-}
-
-static int remember(struct chat *chat, const char *role, const char *text, size_t length,
-                    struct helm_err *err)
-{
-    if (chat->count == chat->space) {
-        size_t space = chat->space ? 2 * chat->space : 16;
-        void *grown = realloc(chat->messages, space * sizeof *chat->messages);
-        if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for the conversation");
-        chat->messages = grown;
-        chat->space = space;
-    }
-    char *copy = strndup(text, length);
-    if (!copy) return helm_fail(err, HELM_E_NOMEM, "no memory for the conversation");
-    chat->messages[chat->count++] = (struct helm_chat_message){role, copy};
-    return 0;
-}
-
-static int reset(struct chat *chat, struct helm_err *err)
-{
-    while (chat->count) forget_last(chat);
-    return chat->system ? remember(chat, "system", chat->system, strlen(chat->system), err) : 0;
-}
-
-/* ---- input ------------------------------------------------------------------------------------------ */
-
-/* Waits for input or a signal: 1 input, 0 nothing within wait_ms, or the negative of a signal's number. */
-static int await_input(struct chat *chat, int wait_ms)
+/* Waits for input or a signal: 0, or the negative of a signal's number. */
+static int await_input(struct chat *chat)
 {
     for (;;) {
         struct pollfd p[2] = {{.fd = STDIN_FILENO, .events = POLLIN},
                               {.fd = chat->cli->signal_fd, .events = POLLIN}};
-        if (poll(p, 2, wait_ms) < 0 && errno != EINTR) return 1; /* the read will say what is wrong */
-        int signal_number = p[1].revents ? cli_take_signal(chat->cli) : 0;
+        if (poll(p, 2, -1) < 0 && errno != EINTR) return 0; /* the read will say what is wrong */
+        const int signal_number = p[1].revents ? cli_take_signal(chat->cli) : 0;
         if (signal_number) return -signal_number;
-        if (p[0].revents) return 1;
-        if (wait_ms >= 0) return 0;
+        if (p[0].revents) return 0;
     }
 }
 
@@ -88,31 +43,25 @@ static int read_more(struct chat *chat, struct helm_err *err)
 }
 
 /* Bytes of the buffer that make one message, newline included; 0: not complete. */
-static size_t message_bytes(const struct chat *chat)
+static size_t line_bytes(const struct chat *chat)
 {
     const struct cli_text *input = &chat->input;
-    if (input->length == 0) return 0;
-    if (chat->terminal) /* all that was there at once, from its last newline */
-        return input->data[input->length - 1] == '\n' || chat->end_of_input ? input->length : 0;
-    const char *newline = memchr(input->data, '\n', input->length);
+    const char *newline = input->length ? memchr(input->data, '\n', input->length) : NULL;
     if (newline) return (size_t)(newline - input->data) + 1;
     return chat->end_of_input ? input->length : 0;
 }
 
-/* The next message, malloc'd, without its newlines at the end. 1 a message, 0 end of input, the negative of a
- * signal's number, or READ_ERROR, which no signal has, with *err filled in. */
-enum { READ_ERROR = -1000 };
-static int next_message(struct chat *chat, char **text, struct helm_err *err)
+/* As line_editor_read. */
+static int read_line(struct chat *chat, char **text, struct helm_err *err)
 {
     *text = NULL;
     for (;;) {
-        size_t bytes = message_bytes(chat);
-        if (bytes && chat->terminal && !chat->end_of_input && await_input(chat, PASTE_MS) > 0) bytes = 0;
+        const size_t bytes = line_bytes(chat);
         if (bytes) {
             *text = strndup(chat->input.data, bytes);
             if (!*text) {
                 helm_fail(err, HELM_E_NOMEM, "no memory for a message");
-                return READ_ERROR;
+                return LINE_EDITOR_ERROR;
             }
             memmove(chat->input.data, chat->input.data + bytes, chat->input.length - bytes + 1);
             chat->input.length -= bytes;
@@ -122,63 +71,108 @@ static int next_message(struct chat *chat, char **text, struct helm_err *err)
             return 1;
         }
         if (chat->end_of_input) return 0;
-        int got = await_input(chat, -1);
-        if (got < 0) {
-            chat->input.length = 0;
-            return got;
-        }
-        if (read_more(chat, err) < 0) return READ_ERROR;
+        const int got = await_input(chat);
+        if (got < 0) return got;
+        if (read_more(chat, err) < 0) return LINE_EDITOR_ERROR;
     }
 }
 
 /* ---- one turn --------------------------------------------------------------------------------------- */
 
-/* Answers the last message. *go_on: the conversation may continue. */
-static int answer(struct chat *chat, bool *go_on)
+/* What /stats shows: numbers, and words that live as long as the program. */
+static void keep_stats(struct chat *chat, const struct stream_result *result)
 {
-    struct cli *cli = chat->cli;
-    struct helm_err err = {0};
-    struct stream_result result = {0};
+    chat->last = *result;
+    chat->last.tokens = NULL;
+    chat->last.logprobs = NULL;
+    chat->last.logprob_counts = NULL;
+    chat->last.text = (struct cli_text){0};
+}
+
+/* Ended by length, and not by the length that was asked for. */
+static bool filled_context(const struct chat *chat, const struct stream_result *result)
+{
+    const uint64_t wanted = chat->sampling.max_tokens;
+    return strcmp(result->finish, "length") == 0 && (!wanted || result->token_count < wanted);
+}
+
+static int stream_answer(struct chat *chat, struct stream_result *result, struct helm_err *err)
+{
     uint32_t *ids = NULL;
     size_t count = 0;
-    int status = CLI_EXIT_DONE;
-    *go_on = true;
-    int rc = cli_encode_chat(cli, chat->messages, chat->count, &ids, &count, &err);
+    bool thinking = false;
+    struct present present;
+    int rc =
+        cli_encode_chat(chat->cli, chat->history.messages, chat->history.count, &ids, &count, &thinking, err);
     if (rc == 0) {
         const struct stream_request request = {
             .prompt = ids,
             .prompt_count = count,
             .options = &chat->sampling,
-            .stop_token = sampling_chat_stop(cli, &chat->sampling),
+            .stop_token = sampling_chat_stop(chat->cli, &chat->sampling),
             .print = STREAM_PRINT_TEXT,
+            .present = chat->editor ? &present : NULL,
             .label = "helm-cli chat",
         };
-        rc = stream_run(cli, &request, &result, &err);
+        present_begin(&present, thinking);
+        rc = stream_run(chat->cli, &request, result, err);
     }
+    free(ids);
+    return rc;
+}
+
+/* Answers the last message. *go_on: the conversation may continue. */
+static int answer(struct chat *chat, bool *go_on)
+{
+    struct helm_err err = {0};
+    struct stream_result result = {0};
+    int status = CLI_EXIT_DONE;
+    *go_on = true;
+    const int rc = stream_answer(chat, &result, &err);
     if (result.text.length && result.text.data[result.text.length - 1] != '\n')
         (void)!cli_write("\n", 1, &(struct helm_err){0});
     if (rc < 0) {
         status = cli_fail(&err, result.id != 0);
-        if (rc == HELM_E_CAPACITY)
-            cli_complain("the conversation no longer fits the context: /reset begins a new one");
-        *go_on = chat->terminal && rc != HELM_E_PEER && rc != HELM_E_IO;
+        if (rc == HELM_E_CAPACITY) cli_complain("the conversation no longer fits the context: " FULL);
+        *go_on = chat->editor && rc != HELM_E_PEER && rc != HELM_E_IO;
     } else if (result.signal_number && result.signal_number != SIGINT) {
         status = CLI_EXIT_SIGNAL + result.signal_number;
         *go_on = false;
+    } else if (filled_context(chat, &result)) {
+        cli_complain("the answer was cut short, the context is full: " FULL);
     }
+    if (result.finish) keep_stats(chat, &result);
     /* an answer that was cut short stays in the history as far as it was shown; one that never began takes
      * its question with it, so that the roles go on alternating */
-    if (result.text.length) {
-        if (remember(chat, "assistant", result.text.data, result.text.length, &err) < 0) {
-            status = cli_fail(&err, true);
-            *go_on = false;
-        }
-    } else {
-        forget_last(chat);
+    if (!result.text.length) {
+        chat_forget_last(&chat->history);
+    } else if (chat_remember(&chat->history, "assistant", result.text.data, result.text.length, &err) < 0) {
+        status = cli_fail(&err, true);
+        *go_on = false;
     }
     stream_free(&result);
-    free(ids);
     return status;
+}
+
+static const char pipe_help[] = "  /reset   forget the conversation\n  /exit    leave\n  /help    this\n";
+
+/* *go_on false: it is over. Lines from a pipe are messages but for three. */
+static bool do_command(struct chat *chat, char *text, bool *go_on)
+{
+    if (chat->editor) {
+        if (!chat_is_command(text)) return false;
+        *go_on = chat_command(chat, text);
+        return true;
+    }
+    if (strcmp(text, "/exit") == 0)
+        *go_on = false;
+    else if (strcmp(text, "/reset") == 0)
+        chat_clear(&chat->history);
+    else if (strcmp(text, "/help") == 0)
+        fputs(pipe_help, stderr);
+    else
+        return false;
+    return true;
 }
 
 static int converse(struct chat *chat)
@@ -187,16 +181,15 @@ static int converse(struct chat *chat)
     int status = CLI_EXIT_DONE;
     bool go_on = true;
     char *text = NULL;
-    if (reset(chat, &err) < 0) return cli_fail(&err, false);
     while (go_on) {
         free(text);
-        if (chat->terminal) fputs("> ", stderr);
-        int got = next_message(chat, &text, &err);
-        if (got == READ_ERROR) {
+        const int got =
+            chat->editor ? line_editor_read(chat->editor, &text, &err) : read_line(chat, &text, &err);
+        if (got == LINE_EDITOR_ERROR) {
             status = cli_fail(&err, true);
             break;
         }
-        if (got == -SIGINT) {
+        if (got == -SIGINT && chat->editor) {
             fputs("\n(/exit or Ctrl-D leaves)\n", stderr);
             continue;
         }
@@ -204,19 +197,17 @@ static int converse(struct chat *chat)
             status = CLI_EXIT_SIGNAL - got;
             break;
         }
-        if (got == 0 || strcmp(text, "/exit") == 0) {
-            if (got == 0 && chat->terminal) fputc('\n', stderr);
+        if (got == 0) {
+            if (chat->editor) fputc('\n', stderr);
             break;
         }
-        if (strcmp(text, "/help") == 0) {
-            fputs(help_text, stderr);
-        } else if (strcmp(text, "/reset") == 0) {
-            if (reset(chat, &err) < 0) return cli_fail(&err, true);
-        } else if (*text) {
-            if (remember(chat, "user", text, strlen(text), &err) < 0) return cli_fail(&err, true);
-            status = answer(chat, &go_on);
-            if (go_on) status = CLI_EXIT_DONE;
+        if (!*text || do_command(chat, text, &go_on)) continue;
+        if (chat_remember(&chat->history, "user", text, strlen(text), &err) < 0) {
+            status = cli_fail(&err, true);
+            break;
         }
+        status = answer(chat, &go_on);
+        if (go_on) status = CLI_EXIT_DONE;
     }
     free(text);
     return status;
@@ -225,8 +216,9 @@ static int converse(struct chat *chat)
 int command_chat(struct cli *cli, int argc, char *const argv[])
 {
     struct chat chat = {.cli = cli};
+    const char *system = NULL;
     struct args_option table[SAMPLING_OPTION_COUNT + 1] = {
-        {"system", 0, ARGS_TEXT, "TEXT", "system message", .target = &chat.system},
+        {"system", 0, ARGS_TEXT, "TEXT", "system message", .target = &system},
     };
     sampling_fill_table(&chat.sampling, table + 1);
     const struct args_spec spec = {
@@ -247,18 +239,17 @@ int command_chat(struct cli *cli, int argc, char *const argv[])
     args_parse_main(&spec, argc, argv, &parsed);
     int status = cli_open(cli);
     if (status != CLI_EXIT_DONE) return status;
-    chat.terminal = isatty(STDIN_FILENO);
     int rc = cli_catch_signals(cli, &err);
     if (rc == 0) rc = cli_open_tokenizer(cli, &err);
     if (rc == 0) rc = cli_open_chat(cli, &err);
     if (rc == 0) rc = cli_text_folder(cli, &folder, &err);
     if (rc == 0) rc = sampling_apply_checkpoint(folder, &chat.sampling, &err);
-    if (rc == 0)
-        status = converse(&chat);
-    else
-        status = cli_fail(&err, false);
-    while (chat.count) forget_last(&chat);
-    free(chat.messages);
+    if (rc == 0 && system) rc = chat_set_system(&chat.history, system, &err);
+    if (rc == 0 && isatty(STDIN_FILENO) && isatty(STDERR_FILENO))
+        rc = line_editor_open(cli, "> ", &chat.editor, &err);
+    status = rc == 0 ? converse(&chat) : cli_fail(&err, false);
+    line_editor_close(chat.editor);
+    chat_free(&chat.history);
     cli_text_free(&chat.input);
     free(folder);
     return status;

@@ -65,17 +65,22 @@ static void status_json(const struct helm_status *s, const struct helm_model_inf
     add_json(out, "version", s->version);
     add_json(out, "state", s->state);
     add_json(out, "kv_dtype", s->kv_dtype);
+    add_json(out, "prefix_cache", s->prefix_cache);
+    add_json(out, "activations", s->activations);
     cli_text_printf(out,
                     "\"uptime_ms\":%" PRIu64 ",\"running\":%u,\"queued\":%u,\"queue_limit\":%u,"
                     "\"kv_pages_used\":%u,\"kv_pages_total\":%u,\"requests_total\":%" PRIu64
                     ",\"tokens_prompt_total\":%" PRIu64 ",\"tokens_output_total\":%" PRIu64
                     ",\"steps_total\":%" PRIu64 ",\"seconds_linear\":%.6f,\"seconds_attention\":%.6f,"
                     "\"seconds_sample\":%.6f,\"seconds_idle\":%.6f,\"seconds_steps\":%.6f,"
-                    "\"load_seconds_left\":%.3f,\"kv_token_bytes\":%" PRIu64 ",\"workers\":[",
+                    "\"load_seconds_left\":%.3f,\"kv_token_bytes\":%" PRIu64 ",\"kv_pages_cached\":%u,"
+                    "\"prefix_hits_total\":%" PRIu64 ",\"tokens_cached_total\":%" PRIu64
+                    ",\"prefix_evictions_total\":%" PRIu64 ",\"workers\":[",
                     s->uptime_ms, s->running, s->queued, s->queue_limit, s->kv_pages_used, s->kv_pages_total,
                     s->requests_total, s->tokens_prompt_total, s->tokens_output_total, s->steps_total,
                     s->seconds_linear, s->seconds_attention, s->seconds_sample, s->seconds_idle,
-                    s->seconds_steps, s->load_seconds_left, s->kv_token_bytes);
+                    s->seconds_steps, s->load_seconds_left, s->kv_token_bytes, s->kv_pages_cached,
+                    s->prefix_hits_total, s->tokens_cached_total, s->prefix_evictions_total);
     for (size_t i = 0; i < s->worker_count; i++) {
         const struct helm_worker_status *w = &s->workers[i];
         cli_text_add(out, "{", 1);
@@ -175,6 +180,18 @@ static void status_table(const struct helm_status *s, const struct helm_model_in
         cli_text_printf(out, ", ");
         query_add_clean(out, s->kv_dtype);
         cli_text_printf(out, ", %s a token", units_format_size(s->kv_token_bytes, size));
+    }
+    cli_text_printf(out, "\nprefixes   ");
+    query_add_clean(out, s->prefix_cache);
+    if (strcmp(s->prefix_cache, "off") != 0)
+        cli_text_printf(out,
+                        ", %u more pages kept, %" PRIu64 " requests found %" PRIu64 " tokens, %" PRIu64
+                        " pages dropped",
+                        s->kv_pages_cached, s->prefix_hits_total, s->tokens_cached_total,
+                        s->prefix_evictions_total);
+    if (s->activations[0]) {
+        cli_text_printf(out, "\nproducts   ");
+        query_add_clean(out, s->activations);
     }
     cli_text_printf(out, "\ntime       linear %.2f s, attention %.2f s, sampling %.2f s, idle %.2f s\n",
                     s->seconds_linear, s->seconds_attention, s->seconds_sample, s->seconds_idle);

@@ -39,24 +39,7 @@ static int encode_prompt(const struct cli *cli, const struct run_options *option
                          strlen(text));
     const struct helm_chat_message messages[2] = {{"system", options->system}, {"user", text}};
     const struct helm_chat_message *first = options->system ? messages : messages + 1;
-    return cli_encode_chat(cli, first, options->system ? 2 : 1, ids, count, err);
-}
-
-/* --stats: one line for people, on standard error. */
-static void print_stats(const struct stream_result *result)
-{
-    const struct helm_timings *t = &result->timings;
-    if (!result->reported) {
-        fprintf(stderr,
-                "[%u prompt tokens, %zu tokens; ended by %s; no timings: the daemon had not ended it yet]\n",
-                result->prompt_tokens, result->token_count, result->finish);
-        return;
-    }
-    fprintf(stderr,
-            "[%u prompt tokens at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s; ended "
-            "by %s]\n",
-            result->prompt_tokens, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
-            result->finish);
+    return cli_encode_chat(cli, first, options->system ? 2 : 1, ids, count, NULL, err);
 }
 
 /* Connected; everything from the tokenizer to the last token. */
@@ -90,7 +73,7 @@ static int run_prompt(struct cli *cli, struct run_options *options, const char *
     if (begun && options->json && stream_print_json(&result, &err) < 0 && rc == 0) rc = err.code;
     if (!options->json && result.text.length && result.text.data[result.text.length - 1] != '\n')
         (void)!cli_write("\n", 1, &(struct helm_err){0});
-    if (rc == 0 && options->stats) print_stats(&result);
+    if (rc == 0 && options->stats) stream_print_stats(&result);
     if (rc < 0)
         status = cli_fail(&err, begun);
     else

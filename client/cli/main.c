@@ -6,37 +6,31 @@
 #include <string.h>
 
 #include "client/cli/cli.h"
+#include "common/base/suggest.h"
 
-struct command {
-    const char *name;
-    int (*run)(struct cli *cli, int argc, char *const argv[]);
+static const struct args_command commands[] = {
+    {"run", "[PROMPT|-]", "text in, text streamed out"},
+    {"chat", "", "a conversation, with history"},
+    {"generate", "", "tokens or text in, tokens and text out; for scripts"},
+    {"tokenize", "TEXT|-", "text to token ids (with --model or --tokenizer: no daemon)"},
+    {"detokenize", "IDS", "token ids to text (with --model or --tokenizer: no daemon)"},
+    {"status", "", "the daemon's state, workers and counters"},
+    {"ps", "", "open requests of every client"},
+    {"cancel", "ID", "ends a request that ps shows"},
+    {"plan", "", "what is computed where, and the memory it takes"},
+    {"pull", "ORG/NAME[/FILE]", "downloads a model from the hub into its cache"},
+    {"help", "[COMMAND]", "this, or a command's options"},
 };
+#define COMMANDS (sizeof commands / sizeof *commands)
 
-static const struct command commands[] = {
-    {"run", command_run},
-    {"chat", command_chat},
-    {"generate", command_generate},
-    {"tokenize", command_tokenize},
-    {"detokenize", command_detokenize},
-    {"status", command_status},
-    {"ps", command_ps},
-    {"cancel", command_cancel},
-    {"plan", command_plan},
+/* In the same order; `help` is main's own. */
+static int (*const runs[])(struct cli *cli, int argc, char *const argv[]) = {
+    command_run,    command_chat, command_generate, command_tokenize, command_detokenize,
+    command_status, command_ps,   command_cancel,   command_plan,     command_pull,
 };
+_Static_assert(sizeof runs / sizeof *runs + 1 == COMMANDS, "a row for each command");
 
 static const char epilogue[] =
-    "commands:\n"
-    "  run [PROMPT|-]         text in, text streamed out\n"
-    "  chat                   a conversation, with history\n"
-    "  generate               tokens or text in, tokens and text out; for scripts\n"
-    "  tokenize TEXT|-        text to token ids (with --model or --tokenizer: no daemon)\n"
-    "  detokenize IDS         token ids to text (with --model or --tokenizer: no daemon)\n"
-    "  status                 the daemon's state, workers and counters\n"
-    "  ps                     open requests of every client\n"
-    "  cancel ID              ends a request that ps shows\n"
-    "  plan                   what is computed where, and the memory it takes\n"
-    "Each has its own --help.\n"
-    "\n"
     "Without --connect and --model: $HELM_ENDPOINT, else ipc:///run/helm/helmd.sock if it exists,\n"
     "else ipc://$XDG_RUNTIME_DIR/helm/helmd.sock, else ipc:///tmp/helm-UID/helmd.sock.\n"
     "\n"
@@ -53,7 +47,8 @@ int main(int argc, char **argv)
         {"curve-secret-key-file", 0, ARGS_TEXT, "FILE", "tcp: one's own secret CURVE key (Z85, mode 0600)",
          .target = &cli.secret_key_file},
         {"model", 0, ARGS_TEXT, "PATH",
-         "start a private daemon on this checkpoint, a folder or a GGUF file, for the command",
+         "start a private daemon on this model for the command: a checkpoint's folder, a GGUF file, or a\n"
+         "name ORG/NAME[/FILE] that is in the hub's cache",
          .target = &cli.model},
         {"tokenizer", 0, ARGS_TEXT, "PATH",
          "tokenizer.json, or a folder with it, the chat template and generation_config.json,\n"
@@ -76,6 +71,9 @@ int main(int argc, char **argv)
          .target = &cli.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream"},
         {"config", 0, ARGS_TEXT, "FILE", "more options of helmd, from a file", .target = &cli.config},
         {"kv-dtype", 0, ARGS_TEXT, "TYPE", "of the KV cache: f16, bf16, f32, q8_0", .target = &cli.kv_dtype},
+        {"activations", 0, ARGS_TEXT, "NAME", "that blocks are multiplied with: auto, exact, int8",
+         .target = &cli.activations},
+        {"exact", 0, ARGS_FLAG, NULL, "the same as --activations exact", .target = &cli.exact},
         {"kernels", 0, ARGS_TEXT, "NAME", "use this kernel variant wherever it exists",
          .target = &cli.kernels},
         {"log-level", 0, ARGS_CHOICE, "LEVEL", "error, warn, info or debug: show the private daemon's log",
@@ -87,6 +85,8 @@ int main(int argc, char **argv)
         .about = "Generates text with a helmd daemon, running or private.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
+        .commands = commands,
+        .command_count = COMMANDS,
         .epilogue = epilogue,
         .stop_at_operand = true,
     };
@@ -94,13 +94,28 @@ int main(int argc, char **argv)
     args_parse_main(&global, argc, argv, &parsed);
     cli.global = &global;
     if (parsed.next >= argc) return cli_usage(&global, "no command given");
-    const char *name = argv[parsed.next];
-    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        if (strcmp(commands[i].name, name) != 0) continue;
+    argc -= parsed.next;
+    argv += parsed.next;
+    char *help[] = {argv[argc > 1], (char *)"--help", NULL}; /* of `help COMMAND` */
+    if (strcmp(argv[0], "help") == 0) {
+        if (argc > 2) return cli_usage(&global, "unexpected argument '%.100s'", argv[2]);
+        if (argc == 1) {
+            args_print_help(&global, stdout);
+            return CLI_EXIT_DONE;
+        }
+        argc = 2;
+        argv = help;
+    }
+    struct suggest near;
+    suggest_begin(&near, argv[0], strlen(argv[0]));
+    for (size_t i = 0; i < COMMANDS - 1; i++) {
+        suggest_try(&near, commands[i].name);
+        if (strcmp(commands[i].name, argv[0]) != 0) continue;
         signal(SIGPIPE, SIG_IGN); /* a closed pipe is a failed write, so that the request is cancelled */
-        int status = commands[i].run(&cli, argc - parsed.next, argv + parsed.next);
+        int status = runs[i](&cli, argc, argv);
         cli_close(&cli);
         return status;
     }
-    return cli_usage(&global, "no command '%s'", name);
+    if (near.best) return cli_usage(&global, "no command '%s': is '%s' meant?", argv[0], near.best);
+    return cli_usage(&global, "no command '%s'", argv[0]);
 }

@@ -1,5 +1,5 @@
-/* Starting and ending a private helmd. See private_daemon.h. Owns the child, its directory and the ready
- * pipe. */
+/* Starting and ending a private helmd. See private_daemon.h. Owns the child, its directory, the ready pipe and, until it
+ * is ready, the socket on which it says what it is doing, as it would to systemd. */
 #include "client/cli/private_daemon.h"
 
 #include <dirent.h>
@@ -13,7 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -31,12 +34,14 @@ extern char **environ;
 #define LOOK_MS       250 /* how often the progress line is renewed */
 #define ARGS_MAX      (40 + ARGS_LIST_MAX)
 #define LOG_TAIL      4096
+#define STATUS_TEXT   400 /* of what helmd says it is doing */
 
 struct private_daemon {
     pid_t pid; /* 0: not running */
     int ready_fd;
-    int lock_fd;  /* of the directory: says that it is in use */
-    bool own_log; /* its stderr goes to directory/log */
+    int notify_fd; /* STATUS=... of helmd; -1 once it is ready */
+    int lock_fd;   /* of the directory: says that it is in use */
+    bool own_log;  /* its stderr goes to directory/log */
     char directory[PATH_MAX];
     char endpoint[HELM_ENDPOINT_MAX];
     char program[PATH_MAX];
@@ -103,6 +108,13 @@ static void sweep(const char *parent)
     closedir(dir);
 }
 
+/* What helmd says from here on is refused at once, and does not wait for a reader. */
+static void close_notify(struct private_daemon *daemon)
+{
+    if (daemon->notify_fd >= 0) close(daemon->notify_fd);
+    daemon->notify_fd = -1;
+}
+
 static int make_directory(struct private_daemon *daemon, struct helm_err *err)
 {
     const char *runtime = getenv("XDG_RUNTIME_DIR");
@@ -127,6 +139,20 @@ static int make_directory(struct private_daemon *daemon, struct helm_err *err)
     return 0;
 }
 
+/* helmd finds it by $NOTIFY_SOCKET, which it would have from systemd. That nothing can be shown is no reason not to start. */
+static void open_notify(struct private_daemon *daemon)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    const int n = snprintf(at.sun_path, sizeof at.sun_path, "%s/notify", daemon->directory);
+    daemon->notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (n > 0 && (size_t)n < sizeof at.sun_path && daemon->notify_fd >= 0 &&
+        bind(daemon->notify_fd, (const struct sockaddr *)&at, sizeof at) == 0 &&
+        setenv("NOTIFY_SOCKET", at.sun_path, 1) == 0)
+        return;
+    unsetenv("NOTIFY_SOCKET");
+    close_notify(daemon);
+}
+
 static void fill_arguments(const struct cli *cli, struct private_daemon *daemon, const char *args[ARGS_MAX])
 {
     size_t n = 0;
@@ -148,6 +174,7 @@ static void fill_arguments(const struct cli *cli, struct private_daemon *daemon,
         {"--config", cli->config},
         {"--kv-dtype", cli->kv_dtype},
         {"--kernels", cli->kernels},
+        {"--activations", cli->exact ? "exact" : cli->activations},
         {"--log-level", cli->log_level ? cli->log_level : "warn"},
     };
     snprintf(daemon->vram, sizeof daemon->vram, "%llu", (unsigned long long)cli->vram_bytes);
@@ -208,13 +235,46 @@ static int spawn(const struct cli *cli, struct private_daemon *daemon, struct he
     return rc;
 }
 
-/* The line on a terminal while weights are read. */
+/* The line on a terminal until helmd is ready: what it says it is doing, then how much of the weights was read. */
 struct progress {
     struct helm_client *client;
-    uint64_t begin_us, first_us; /* of loading, of its first bytes */
+    uint64_t begin_us, first_us; /* of the start, of the first bytes */
     uint64_t all_bytes;
-    bool shown;
+    char status[STATUS_TEXT]; /* "WHAT: HOW FAR", "" before it says anything */
+    bool terminal, shown;
 };
+
+static void show_line(struct progress *progress, const char *line)
+{
+    struct winsize size;
+    const int width = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col - 1 : 79;
+    fprintf(stderr, "\r\033[K%.*s", width, line);
+    progress->shown = true;
+}
+
+/* The last STATUS= that came. One of measuring takes long, so that it is said once wherever no line is renewed. */
+static void take_status(struct private_daemon *daemon, struct progress *progress)
+{
+    static const char key[] = "STATUS=", measuring[] = "measuring";
+    char text[STATUS_TEXT + 128];
+    ssize_t n;
+    while ((n = recv(daemon->notify_fd, text, sizeof text - 1, 0)) > 0) {
+        text[n] = 0;
+        char *status = strncmp(text, key, strlen(key)) == 0 ? text : strstr(text, "\nSTATUS=");
+        if (!status) continue;
+        status = strchr(status, '=') + 1;
+        status[strcspn(status, "\n")] = 0;
+        for (char *c = status; *c; c++)
+            if ((unsigned char)*c < 32 || *c == 127) *c = '?';
+        const size_t what = strcspn(status, ":");
+        const bool news = strncmp(status, progress->status, what) != 0;
+        snprintf(progress->status, sizeof progress->status, "%s", status);
+        if (news && !progress->terminal && strncmp(status, measuring, strlen(measuring)) == 0) {
+            status[what] = 0;
+            cli_complain(status);
+        }
+    }
+}
 
 /* Asks the daemon itself, which answers while it loads; until it listens there is only the time to show. */
 static void show_progress(const struct private_daemon *daemon, struct progress *progress)
@@ -223,24 +283,32 @@ static void show_progress(const struct private_daemon *daemon, struct progress *
     struct helm_status *status = NULL;
     struct helm_model_info *model = NULL;
     uint64_t done = 0, now_us = units_now_us();
-    if (!progress->client && helm_connect(daemon->endpoint, LOOK_MS, &progress->client, &ignored) < 0) return;
+    char line[STATUS_TEXT + 64];
+    if (!progress->client && helm_connect(daemon->endpoint, LOOK_MS, &progress->client, &ignored) < 0) {
+        snprintf(line, sizeof line, "%.0f s  %s", (double)(now_us - progress->begin_us) / 1e6,
+                 progress->status[0] ? progress->status : "starting");
+        show_line(progress, line);
+        return;
+    }
     if (helm_status(progress->client, LOOK_MS, &status, &ignored) < 0 ||
         (!progress->all_bytes && helm_model_info(progress->client, LOOK_MS, &model, &ignored) < 0 &&
          ignored.code == HELM_E_PEER))
         helm_disconnect(&progress->client);
     if (model) progress->all_bytes = model->weight_bytes;
     for (size_t i = 0; status && i < status->worker_count; i++) done += status->workers[i].loaded_bytes;
-    fprintf(stderr, "\r\033[Kloading, %.1f s", (double)(now_us - progress->begin_us) / 1e6);
-    progress->shown = true;
+    int n = snprintf(line, sizeof line, "loading, %.1f s", (double)(now_us - progress->begin_us) / 1e6);
     if (done) { /* before the first bytes helmd plans and prepares memory */
         char done_text[UNITS_TEXT], all_text[UNITS_TEXT], rate_text[UNITS_TEXT];
         if (!progress->first_us) progress->first_us = now_us - LOOK_MS * 1000;
         units_format_size((uint64_t)((double)done / ((double)(now_us - progress->first_us) / 1e6)),
                           rate_text);
-        fprintf(stderr, ": %s of %s, %s/s", units_format_size(done, done_text),
-                units_format_size(progress->all_bytes, all_text), rate_text);
-        if (status->load_seconds_left > 0) fprintf(stderr, ", %.0f s left", status->load_seconds_left);
+        n += snprintf(line + n, sizeof line - (size_t)n, ": %s of %s, %s/s",
+                      units_format_size(done, done_text), units_format_size(progress->all_bytes, all_text),
+                      rate_text);
+        if (status->load_seconds_left > 0)
+            snprintf(line + n, sizeof line - (size_t)n, ", %.0f s left", status->load_seconds_left);
     }
+    show_line(progress, line);
     free(status);
     free(model);
 }
@@ -259,7 +327,9 @@ static int read_verdict(char *line, struct helm_err *err)
     if (code > 0) code = -code;
     for (int c = HELM_E_USAGE; code == 0 && c >= HELM_E_DEVICE; c--)
         if (strcmp(code_text, helm_code_name(c)) == 0) code = c;
-    return helm_fail(err, code ? code : HELM_E_INTERNAL, "%s", text ? text : code_text);
+    /* Nothing was begun, whatever kept it from that: HELM_E_PEER is for a helmd that says nothing. */
+    if (code == 0 || code == HELM_E_PEER || code == HELM_E_NOMEM) code = HELM_E_STATE;
+    return helm_fail(err, code, "%s", text ? text : code_text);
 }
 
 static int await_ready(struct cli *cli, struct private_daemon *daemon, int *signal_number,
@@ -267,14 +337,15 @@ static int await_ready(struct cli *cli, struct private_daemon *daemon, int *sign
 {
     char line[READY_LINE];
     size_t used = 0;
-    bool terminal = isatty(STDERR_FILENO) && daemon->own_log;
-    struct progress progress = {.begin_us = units_now_us()};
+    struct progress progress = {.begin_us = units_now_us(),
+                                .terminal = isatty(STDERR_FILENO) && daemon->own_log};
     uint64_t look_us = progress.begin_us;
     int rc = 1;
     while (rc > 0) {
-        struct pollfd p[2] = {{.fd = daemon->ready_fd, .events = POLLIN},
-                              {.fd = cli->signal_fd, .events = POLLIN}};
-        if (poll(p, 2, terminal ? LOOK_MS : -1) < 0 && errno != EINTR) {
+        struct pollfd p[3] = {{.fd = daemon->ready_fd, .events = POLLIN},
+                              {.fd = cli->signal_fd, .events = POLLIN},
+                              {.fd = daemon->own_log ? daemon->notify_fd : -1, .events = POLLIN}};
+        if (poll(p, 3, progress.terminal ? LOOK_MS : -1) < 0 && errno != EINTR) {
             rc = helm_fail_errno(err, "waiting for helmd");
             break;
         }
@@ -282,6 +353,7 @@ static int await_ready(struct cli *cli, struct private_daemon *daemon, int *sign
             rc = helm_fail(err, HELM_E_CANCELLED, "ended by signal %d while loading", *signal_number);
             break;
         }
+        if (p[2].revents) take_status(daemon, &progress);
         if (p[0].revents) {
             ssize_t n = read(daemon->ready_fd, line + used, sizeof line - 1 - used);
             if (n > 0) used += (size_t)n;
@@ -293,12 +365,13 @@ static int await_ready(struct cli *cli, struct private_daemon *daemon, int *sign
             } else if (n <= 0 || used == sizeof line - 1) {
                 rc = helm_fail(err, HELM_E_PEER, "helmd ended before it was ready");
             }
-        } else if (terminal && units_now_us() - look_us >= LOOK_MS * 1000) {
+        } else if (progress.terminal && units_now_us() - look_us >= LOOK_MS * 1000) {
             show_progress(daemon, &progress);
             look_us = units_now_us();
         }
     }
     if (progress.shown) fprintf(stderr, "\r\033[K");
+    close_notify(daemon);
     helm_disconnect(&progress.client);
     return rc;
 }
@@ -310,9 +383,10 @@ int private_daemon_start(struct cli *cli, struct private_daemon **out, int *sign
     *out = NULL;
     *signal_number = 0;
     if (!daemon) return helm_fail(err, HELM_E_NOMEM, "no memory to start helmd");
-    daemon->ready_fd = daemon->lock_fd = -1;
+    daemon->ready_fd = daemon->notify_fd = daemon->lock_fd = -1;
     int rc = find_program(daemon, err);
     if (rc == 0) rc = make_directory(daemon, err);
+    if (rc == 0) open_notify(daemon);
     if (rc == 0) rc = spawn(cli, daemon, err);
     if (rc == 0) rc = await_ready(cli, daemon, signal_number, err);
     if (rc < 0) {
@@ -378,6 +452,7 @@ void private_daemon_stop(struct private_daemon **daemon)
     if (!d) return;
     *daemon = NULL;
     if (d->ready_fd >= 0) close(d->ready_fd);
+    close_notify(d);
     if (d->pid > 0) {
         kill(d->pid, SIGTERM);
         if (!wait_child(d->pid, STOP_SECONDS)) {

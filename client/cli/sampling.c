@@ -66,7 +66,7 @@ static int apply_object(const json_t *object, struct sampling_options *options, 
     if (!sample) return 0; /* greedy, unless the command line says otherwise */
     if (!options->has_temperature) options->temperature = temperature;
     if (!options->has_top_p && top_p < ABOVE_ZERO)
-        return helm_fail(err, HELM_E_LIMIT, "'top_p' is %g, not between %g and 1", top_p, ABOVE_ZERO);
+        return helm_fail(err, HELM_E_LIMIT, "'top_p' is %g, not above 0 and at most 1", top_p);
     if (!options->has_top_p) options->top_p = top_p;
     if (!options->has_min_p) options->min_p = min_p;
     if (!options->has_top_k) options->top_k = top_k;

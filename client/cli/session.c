@@ -11,12 +11,13 @@
 
 #include "client/cli/private_daemon.h"
 #include "common/base/file.h"
+#include "common/model/hub.h"
 
 static bool has_daemon_option(const struct cli *cli)
 {
     return cli->device || cli->plan || cli->profile || cli->strategy || cli->config || cli->kv_dtype ||
-           cli->kernels || cli->log_level || cli->has_vram || cli->has_host_memory || cli->has_ctx ||
-           cli->has_threads;
+           cli->kernels || cli->activations || cli->exact || cli->log_level || cli->has_vram ||
+           cli->has_host_memory || cli->has_ctx || cli->has_threads;
 }
 
 /* One Z85 key, with white space after it. A secret one may be readable by its owner only. */
@@ -59,16 +60,37 @@ static int connect_curve(struct cli *cli, struct helm_err *err)
     return rc;
 }
 
+int cli_connect(struct cli *cli, struct helm_err *err)
+{
+    if (cli->daemon) return helm_connect(private_daemon_endpoint(cli->daemon), 0, &cli->client, err);
+    if (cli->daemon_key_file || cli->secret_key_file) return connect_curve(cli, err);
+    return helm_connect(cli->connect, 0, &cli->client, err);
+}
+
+int cli_locate(struct cli *cli, struct helm_err *err)
+{
+    int rc = 0;
+    if (cli->model && !cli->located_model) {
+        rc = hub_locate(cli->model, &cli->located_model, err);
+        if (!rc) cli->model = cli->located_model;
+    }
+    if (!rc && cli->tokenizer && !cli->located_tokenizer) {
+        rc = hub_locate(cli->tokenizer, &cli->located_tokenizer, err);
+        if (!rc) cli->tokenizer = cli->located_tokenizer;
+    }
+    return rc;
+}
+
 int cli_open(struct cli *cli)
 {
     struct helm_err err = {0};
-    const char *endpoint = cli->connect;
     if (cli->client) return CLI_EXIT_DONE;
     if (cli->connect && cli->model)
         return cli_usage(cli->global,
                          "--connect and --model exclude each other: --model starts a daemon of its own");
     if (!cli->model && has_daemon_option(cli))
         return cli_usage(cli->global, "options of helmd need --model: a running daemon has its own");
+    if (cli_locate(cli, &err)) return cli_fail(&err, false);
     if (cli->model) {
         int signal_number = 0;
         int rc = cli_catch_signals(cli, &err);
@@ -78,10 +100,8 @@ int cli_open(struct cli *cli)
             cli_complain(err.text);
             return private_daemon_exit(rc);
         }
-        endpoint = private_daemon_endpoint(cli->daemon);
     }
-    bool curve = !cli->model && (cli->daemon_key_file || cli->secret_key_file);
-    int rc = curve ? connect_curve(cli, &err) : helm_connect(endpoint, 0, &cli->client, &err);
+    int rc = cli_connect(cli, &err);
     if (rc == 0) return CLI_EXIT_DONE;
     cli_complain(err.text);
     return rc == HELM_E_USAGE ? CLI_EXIT_USAGE : CLI_EXIT_NO_DAEMON;
@@ -94,6 +114,9 @@ void cli_close(struct cli *cli)
     helm_chat_close(&cli->chat);
     helm_tokenizer_close(cli->tok);
     cli->tok = NULL;
+    free(cli->located_model);
+    free(cli->located_tokenizer);
+    cli->located_model = cli->located_tokenizer = NULL;
     if (cli->signal_fd >= 0) close(cli->signal_fd);
     cli->signal_fd = -1;
 }
@@ -127,6 +150,8 @@ static int ask_model_folder(struct cli *cli, char **folder, struct helm_err *err
 int cli_text_folder(struct cli *cli, char **folder, struct helm_err *err)
 {
     *folder = NULL;
+    int rc = cli_locate(cli, err);
+    if (rc) return rc;
     const char *named = cli->tokenizer && !is_tokenizer_json(cli->tokenizer) ? cli->tokenizer : cli->model;
     if (!named) return ask_model_folder(cli, folder, err);
     *folder = strdup(named);
@@ -147,9 +172,11 @@ int cli_open_tokenizer(struct cli *cli, struct helm_err *err)
 {
     char *folder = NULL;
     if (cli->tok) return 0;
+    int rc = cli_locate(cli, err);
+    if (rc) return rc;
     if (cli->tokenizer && is_tokenizer_json(cli->tokenizer))
         return open_tokenizer_file(cli, cli->tokenizer, err);
-    int rc = cli_text_folder(cli, &folder, err);
+    rc = cli_text_folder(cli, &folder, err);
     if (rc == 0) rc = helm_tokenizer_open(folder, &cli->tok, err);
     free(folder);
     return rc;
@@ -165,8 +192,9 @@ int cli_open_chat(struct cli *cli, struct helm_err *err)
 }
 
 int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages, size_t count,
-                    uint32_t **ids, size_t *id_count, struct helm_err *err)
+                    uint32_t **ids, size_t *id_count, bool *thinking, struct helm_err *err)
 {
+    static const char think[] = "<think>";
     char *text = NULL;
     size_t length = 0;
     *ids = NULL;
@@ -175,6 +203,10 @@ int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messa
     if (rc == 0) /* the template wrote the special tokens itself: parse them, add none */
         rc = helm_tokenizer_encode(cli->tok, text, length, HELM_TOKENIZER_ENCODE_PARSE_ADDED, ids, id_count,
                                    err);
+    while (rc == 0 && length && text[length - 1] == '\n') length--;
+    if (thinking)
+        *thinking = rc == 0 && length >= strlen(think) &&
+                    memcmp(text + length - strlen(think), think, strlen(think)) == 0;
     free(text);
     return rc;
 }

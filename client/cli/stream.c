@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/text/stop_text.h"
 #include "common/base/units.h"
 
 /* For the last word after a cancel. That takes effect when the step under way ends, and a step of a long
@@ -51,57 +52,34 @@ static void *grow(void *array, size_t count, size_t *space, size_t element, stru
     return grown;
 }
 
-/* ---- stop texts ------------------------------------------------------------------------------------- */
-
-/* The first stop text in text[from ..), or SIZE_MAX. */
-static size_t find_stop(const struct args_list *stop, const struct cli_text *text, size_t from)
-{
-    size_t first = SIZE_MAX;
-    for (uint32_t i = 0; i < stop->count; i++) {
-        size_t length = strlen(stop->item[i]);
-        if (length == 0 || text->length - from < length) continue;
-        const char *at = memmem(text->data + from, text->length - from, stop->item[i], length);
-        if (at && (size_t)(at - text->data) < first) first = (size_t)(at - text->data);
-    }
-    return first;
-}
-
-/* How many bytes at the end could still begin a stop text. */
-static size_t held_bytes(const struct args_list *stop, const struct cli_text *text, size_t from)
-{
-    size_t held = 0;
-    for (uint32_t i = 0; i < stop->count; i++) {
-        size_t length = strlen(stop->item[i]), tail = text->length - from;
-        if (length && tail > length - 1) tail = length - 1;
-        for (; tail > held; tail--) {
-            if (length && memcmp(text->data + text->length - tail, stop->item[i], tail) == 0) held = tail;
-        }
-    }
-    return held;
-}
+/* ---- text -------------------------------------------------------------------------------------------- */
 
 /* Takes what the detokenizer gave, looks for stop texts, prints what is safe. */
 static void add_text(struct stream *s, const char *data, size_t length, bool last)
 {
     struct cli_text *text = &s->result->text;
-    const struct args_list *stop = &s->request->options->stop;
+    const struct stop_texts stop = {s->request->options->stop.item, s->request->options->stop.count};
     struct helm_err err = {0};
     cli_text_add(text, data, length);
     if (cli_text_check(text, &err)) {
         fail(s, &err);
         return;
     }
-    size_t cut = find_stop(stop, text, s->printed);
+    size_t cut = stop_text_find(&stop, text->data, text->length, s->printed);
     size_t safe = text->length;
     if (cut != SIZE_MAX) {
         text->length = safe = cut;
         text->data[cut] = 0;
         s->stopped = s->ended = true;
     } else if (!last) {
-        safe -= held_bytes(stop, text, s->printed);
+        safe -= stop_text_held(&stop, text->data, text->length, s->printed);
     }
     if (safe > s->printed && s->request->print == STREAM_PRINT_TEXT) {
-        if (cli_write(text->data + s->printed, safe - s->printed, &err) < 0) fail(s, &err);
+        struct present *present = s->request->present;
+        const char *at = text->data + s->printed;
+        const int rc = present ? present_add(present, at, safe - s->printed, &err)
+                               : cli_write(at, safe - s->printed, &err);
+        if (rc < 0) fail(s, &err);
     }
     if (safe > s->printed) s->printed = safe;
 }
@@ -171,6 +149,7 @@ static void on_done(void *user, uint64_t number, const struct helm_done *done)
     s->result->reported = true;
     s->result->id = done->id;
     s->result->prompt_tokens = done->prompt_tokens;
+    s->result->cached_tokens = done->cached_tokens;
     s->result->timings = done->timings;
     s->result->finish = helm_finish_name(done->finish);
     if (s->ended) return;
@@ -280,6 +259,8 @@ int stream_run(struct cli *cli, const struct stream_request *request, struct str
     /* what comes about it later must not find `s`, which ends here */
     if (s.number && !s.over) (void)!helm_abandon(cli->client, s.number, &(struct helm_err){0});
     finish_text(&s);
+    struct helm_err shown = {0};
+    if (request->present && present_end(request->present, &shown) < 0) fail(&s, &shown);
     if (s.stopped)
         result->finish = "stop";
     else if (result->signal_number)
@@ -307,6 +288,25 @@ int stream_exit(const struct stream_result *result)
     if (result->signal_number) return CLI_EXIT_SIGNAL + result->signal_number;
     return strcmp(result->finish, "error") == 0 || strcmp(result->finish, "cancelled") == 0 ? CLI_EXIT_FAILED
                                                                                             : CLI_EXIT_DONE;
+}
+
+void stream_print_stats(const struct stream_result *result)
+{
+    const struct helm_timings *t = &result->timings;
+    if (!result->reported) {
+        fprintf(stderr,
+                "[%u prompt tokens, %zu tokens; ended by %s; no timings: the daemon had not ended it yet]\n",
+                result->prompt_tokens, result->token_count, result->finish);
+        return;
+    }
+    char cached[48] = "";
+    if (result->cached_tokens) snprintf(cached, sizeof cached, " (%u of them cached)", result->cached_tokens);
+    fprintf(
+        stderr,
+        "[%u prompt tokens%s at %.0f token/s, first token after %.1f ms; %zu tokens at %.1f token/s; ended "
+        "by %s]\n",
+        result->prompt_tokens, cached, t->prefill_tok_s, t->ttft_ms, result->token_count, t->decode_tok_s,
+        result->finish);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------------- */
@@ -343,10 +343,11 @@ int stream_print_json(const struct stream_result *r, struct helm_err *err)
     add_logprobs(r, &line);
     cli_text_printf(
         &line,
-        ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu},\"timings\":{\"ttft_ms\":%.3f,"
+        ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%zu,\"cached_tokens\":%u},\"timings\":{"
+        "\"ttft_ms\":%.3f,"
         "\"tpot_ms\":%.3f,\"prefill_tok_s\":%.3f,\"decode_tok_s\":%.3f}}\n",
-        r->prompt_tokens, r->token_count, finite_value(t->ttft_ms), finite_value(t->tpot_ms),
-        finite_value(t->prefill_tok_s), finite_value(t->decode_tok_s));
+        r->prompt_tokens, r->token_count, r->cached_tokens, finite_value(t->ttft_ms),
+        finite_value(t->tpot_ms), finite_value(t->prefill_tok_s), finite_value(t->decode_tok_s));
     int rc = cli_text_write(&line, err);
     cli_text_free(&line);
     return rc;

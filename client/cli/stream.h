@@ -6,6 +6,7 @@
 #define HELM_CLIENT_CLI_STREAM_H
 
 #include "client/cli/cli.h"
+#include "client/cli/present.h"
 #include "client/cli/sampling.h"
 
 enum stream_print {
@@ -19,6 +20,7 @@ struct stream_request {
     const struct sampling_options *options;
     uint32_t stop_token; /* ends the answer beside the model's own, or HELM_TOKENIZER_NO_ID */
     enum stream_print print;
+    struct present *present; /* text goes through this one; NULL: as it is */
     const char *label;
 };
 
@@ -32,7 +34,7 @@ struct stream_result {
     uint32_t *logprob_counts; /* as long as tokens */
     const char *finish;       /* "eos", "stop", "length", "cancelled", "error" */
     bool reported;            /* the daemon said how it ended: prompt_tokens and timings are its own */
-    uint32_t prompt_tokens;
+    uint32_t prompt_tokens, cached_tokens;
     struct helm_timings timings;
     int signal_number; /* that ended it, or 0 */
 };
@@ -45,6 +47,9 @@ void stream_free(struct stream_result *result);
 
 /* The object of `generate --json`, one line. */
 HELM_MUST_CHECK int stream_print_json(const struct stream_result *result, struct helm_err *err);
+
+/* How fast it was: one line for people, on standard error. */
+void stream_print_stats(const struct stream_result *result);
 
 /* How a finished generation ends the program: done, by a signal, or failed (cancelled by others, error). */
 int stream_exit(const struct stream_result *result);

@@ -66,6 +66,7 @@ static void deliver_done(const struct connection_request *request, const Helm__V
     if (from->usage) {
         done.prompt_tokens = from->usage->prompt_tokens;
         done.completion_tokens = from->usage->completion_tokens;
+        done.cached_tokens = from->usage->cached_tokens;
     }
     if (from->timings) {
         const Helm__V1__Timings *t = from->timings;

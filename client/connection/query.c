@@ -35,6 +35,8 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
     struct helm_worker_status *workers = block_take(block, from->n_workers * sizeof *workers);
     const char *version = block_text(block, from->version), *state = block_text(block, from->state);
     const char *kv_dtype = block_text(block, from->kv_dtype);
+    const char *prefix_cache = block_text(block, from->prefix_cache);
+    const char *activations = block_text(block, from->activations);
     for (size_t i = 0; i < from->n_workers; i++) {
         const Helm__V1__WorkerStatus *w = from->workers[i];
         const char *name = block_text(block, w->name), *worker_state = block_text(block, w->state);
@@ -67,8 +69,14 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
                                .queue_limit = from->queue_limit,
                                .kv_pages_used = from->kv_pages_used,
                                .kv_pages_total = from->kv_pages_total,
+                               .prefix_cache = prefix_cache,
+                               .kv_pages_cached = from->kv_pages_cached,
+                               .prefix_hits_total = from->prefix_hits_total,
+                               .tokens_cached_total = from->tokens_cached_total,
+                               .prefix_evictions_total = from->prefix_evictions_total,
                                .kv_dtype = kv_dtype,
                                .kv_token_bytes = from->kv_token_bytes,
+                               .activations = activations,
                                .requests_total = from->requests_total,
                                .tokens_prompt_total = from->tokens_prompt_total,
                                .tokens_output_total = from->tokens_output_total,

@@ -17,6 +17,10 @@
 
 #include "common/base/err.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct helm_chat; /* opaque */
 
 /* One message of a conversation. Both strings are UTF-8, NUL-terminated and borrowed for the call. */
@@ -55,5 +59,9 @@ HELM_MUST_CHECK int helm_chat_render_json(const struct helm_chat *chat, const st
 
 /* Frees it and clears *chat; a NULL *chat is allowed. */
 void helm_chat_close(struct helm_chat **chat);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

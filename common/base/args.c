@@ -1,14 +1,11 @@
-/* Table-driven command lines. See args.h. Called by every main; no state. */
+/* Table-driven command lines: what they mean. See args.h; args_print.c prints them. Called by every main; no state. */
 #include "common/base/args.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/suggest.h"
 #include "common/base/units.h"
-
-#ifndef HELM_VERSION
-#define HELM_VERSION "unknown"
-#endif
 
 /* One table's options that were met, so that a repeated one is found. Parent tables have their own. */
 struct seen {
@@ -76,6 +73,9 @@ static int store(const struct args_option *option, const char *what, const char 
     case ARGS_SIZE:
         return units_parse_size(what, text, option->target, err);
     case ARGS_U64:
+        if (option->value && strcmp(option->value, "TOKENS") == 0)
+            return units_parse_tokens(what, text, bounded ? (uint64_t)option->min : 0,
+                                      bounded ? (uint64_t)option->max : UINT64_MAX, option->target, err);
         return units_parse_u64(what, text, bounded ? (uint64_t)option->min : 0,
                                bounded ? (uint64_t)option->max : UINT64_MAX, option->target, err);
     case ARGS_DOUBLE:
@@ -83,6 +83,17 @@ static int store(const struct args_option *option, const char *what, const char 
                                   option->target, err);
     }
     return helm_fail(err, HELM_E_INTERNAL, "%s: unknown kind of option", what);
+}
+
+static int unknown_option(const struct args_spec *spec, const char *what, struct helm_err *err)
+{
+    struct suggest near;
+    const size_t dashes = strspn(what, "-");
+    suggest_begin(&near, what + dashes, strlen(what) - dashes);
+    for (const struct args_spec *of = spec; of; of = of->parent)
+        for (uint32_t i = 0; i < of->option_count; i++) suggest_try(&near, of->options[i].name);
+    if (!near.best) return helm_fail(err, HELM_E_USAGE, "unknown option '%s'", what);
+    return helm_fail(err, HELM_E_USAGE, "unknown option '%s': is '--%s' meant?", what, near.best);
 }
 
 /* Parses the option at argv[*at]; leaves *at on its last word. */
@@ -103,7 +114,7 @@ static int parse_option(const struct args_spec *spec, int argc, char *const argv
         snprintf(what, sizeof what, "%.70s", word);
         option = word[2] ? NULL : find_option(spec, NULL, 0, word[1], seen, &mark);
     }
-    if (!option) return helm_fail(err, HELM_E_USAGE, "unknown option '%s'", what);
+    if (!option) return unknown_option(spec, what, err);
     if (option->kind != ARGS_LIST && (*mark || (option->given && *option->given)))
         return helm_fail(err, HELM_E_USAGE, "%s given twice", what);
     if (option->kind == ARGS_FLAG && value) return helm_fail(err, HELM_E_USAGE, "%s takes no value", what);
@@ -120,6 +131,21 @@ static int parse_option(const struct args_spec *spec, int argc, char *const argv
     *mark = true;
     if (option->given) *option->given = true;
     return 0;
+}
+
+static enum args_question question_of(const char *word)
+{
+    static const struct {
+        const char *word;
+        enum args_question question;
+    } words[] = {{"--help", ARGS_HELP},
+                 {"-h", ARGS_HELP},
+                 {"--version", ARGS_VERSION},
+                 {"--print-man", ARGS_MAN},
+                 {"--print-options", ARGS_OPTIONS}};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(word, words[i].word) == 0) return words[i].question;
+    return ARGS_NOTHING;
 }
 
 int args_parse(const struct args_spec *spec, int argc, char *const argv[], struct args_parsed *parsed,
@@ -144,9 +170,8 @@ int args_parse(const struct args_spec *spec, int argc, char *const argv[], struc
             if (rc) return rc;
             continue;
         }
-        if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) parsed->help = true;
-        if (strcmp(word, "--version") == 0) parsed->version = true;
-        if (parsed->help || parsed->version) {
+        parsed->asked = question_of(word);
+        if (parsed->asked) {
             parsed->next = argc;
             return 0;
         }
@@ -159,61 +184,6 @@ int args_parse(const struct args_spec *spec, int argc, char *const argv[], struc
     return 0;
 }
 
-#define HELP_COLUMN 28
-
-static void print_indented(FILE *out, const char *text, int indent)
-{
-    while (*text) {
-        size_t length = strcspn(text, "\n");
-        fprintf(out, "%.*s\n", (int)length, text);
-        text += length + (text[length] == '\n');
-        if (*text) fprintf(out, "%*s", indent, "");
-    }
-}
-
-static void print_option(FILE *out, const struct args_option *option)
-{
-    char left[120];
-    int n = option->letter ? snprintf(left, sizeof left, "  -%c, --%s", option->letter, option->name)
-                           : snprintf(left, sizeof left, "      --%s", option->name);
-    const char *value = option->kind == ARGS_FLAG     ? NULL
-                        : option->kind == ARGS_CHOICE ? option->choices
-                                                      : option->value;
-    if (value && n > 0 && (size_t)n < sizeof left)
-        snprintf(left + n, sizeof left - (size_t)n, " %s%s", value, option->kind == ARGS_LIST ? "..." : "");
-    if (strlen(left) >= HELP_COLUMN)
-        fprintf(out, "%s\n%*s", left, HELP_COLUMN, "");
-    else
-        fprintf(out, "%-*s", HELP_COLUMN, left);
-    print_indented(out, option->help, HELP_COLUMN);
-}
-
-void args_print_help(const struct args_spec *spec, FILE *out)
-{
-    fprintf(out, "usage: ");
-    for (const char *line = spec->usage;;) {
-        size_t length = strcspn(line, "\n");
-        fprintf(out, "%s%s%.*s\n", spec->program, length ? " " : "", (int)length, line);
-        if (!line[length]) break;
-        line += length + 1;
-        fprintf(out, "       ");
-    }
-    if (spec->about) fprintf(out, "\n%s\n", spec->about);
-    fprintf(out, "\noptions:\n");
-    for (uint32_t i = 0; i < spec->option_count; i++) print_option(out, &spec->options[i]);
-    static const struct args_option standard[] = {
-        {.name = "help", .letter = 'h', .kind = ARGS_FLAG, .help = "this text"},
-        {.name = "version", .kind = ARGS_FLAG, .help = "the version"},
-    };
-    for (size_t i = 0; i < sizeof standard / sizeof *standard; i++) print_option(out, &standard[i]);
-    if (spec->parent) {
-        fprintf(out, "\noptions of %s, also accepted here:\n", spec->parent->program);
-        for (uint32_t i = 0; i < spec->parent->option_count; i++)
-            print_option(out, &spec->parent->options[i]);
-    }
-    if (spec->epilogue) fprintf(out, "\n%s\n", spec->epilogue);
-}
-
 int args_usage_error(const struct args_spec *spec, const struct helm_err *err)
 {
     fprintf(stderr, "%s: %s\ntry '%s --help'\n", spec->program, err->text, spec->program);
@@ -224,10 +194,5 @@ void args_parse_main(const struct args_spec *spec, int argc, char *const argv[],
 {
     struct helm_err err = {0};
     if (args_parse(spec, argc, argv, parsed, &err)) exit(args_usage_error(spec, &err));
-    if (parsed->help) args_print_help(spec, stdout);
-    if (parsed->version) {
-        size_t word = strcspn(spec->program, " "); /* a command's version is its program's */
-        printf("%.*s %s\n", (int)word, spec->program, HELM_VERSION);
-    }
-    if (parsed->help || parsed->version) exit(0);
+    if (args_answer(spec, parsed)) exit(0);
 }

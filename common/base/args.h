@@ -5,7 +5,7 @@
  *
  *   --name VALUE, --name=VALUE, -n VALUE, --flag; "--" ends the options; "-" is an operand.
  *   A value may start with "-" (a negative number) but not with "--": write --name=--value for that.
- *   --help (-h) and --version are always known and never listed in a table.
+ *   --help (-h), --version, --print-man and --print-options are always known and never listed in a table.
  *
  * A program with sub-commands parses its global options with `stop_at_operand`, looks the command up in
  * argv[parsed.next], then parses (argc - parsed.next, argv + parsed.next) with the command's own spec, whose
@@ -44,7 +44,7 @@ enum args_kind {
     ARGS_LIST,   /* repeated;  target: struct args_list * */
     ARGS_CHOICE, /* one word of `choices` (separated by '|'); target: const char ** */
     ARGS_SIZE,   /* 8GiB;      target: uint64_t * */
-    ARGS_U64,    /* in [min, max]; target: uint64_t * */
+    ARGS_U64,    /* in [min, max]; target: uint64_t *; of a value called TOKENS also 4k */
     ARGS_DOUBLE, /* in [min, max]; target: double * */
 };
 
@@ -66,14 +66,24 @@ struct args_spec {
     const char *about;   /* text under the usage lines; may be NULL */
     const struct args_option *options;
     uint32_t option_count;
-    const char *epilogue;                /* text under the options (commands, exit status); may be NULL */
+    const struct args_command *commands; /* listed under the options; may be NULL */
+    uint32_t command_count;
+    const char *epilogue;                /* text under all that (exit status); may be NULL */
     uint32_t min_operands, max_operands; /* ignored with stop_at_operand */
     bool stop_at_operand;                /* the first operand and all that follows is left to the caller */
     const struct args_spec *parent;      /* its options are accepted too; may be NULL */
 };
 
+/* A sub-command, for --help and what is made of it. */
+struct args_command {
+    const char *name, *operands, *help; /* "run", "[PROMPT|-]", "text in, text streamed out" */
+};
+
+/* What --help, --version and, for manual pages and shells' completion, --print-man and --print-options ask for. */
+enum args_question { ARGS_NOTHING, ARGS_HELP, ARGS_VERSION, ARGS_MAN, ARGS_OPTIONS };
+
 struct args_parsed {
-    bool help, version; /* asked for; the rest of the line was not looked at, required operands not checked */
+    enum args_question asked; /* the rest of the line was not looked at, required operands not checked */
     struct args_list operand; /* empty with stop_at_operand */
     int next;                 /* index of the first argument not parsed; argc when all were */
 };
@@ -84,8 +94,14 @@ HELM_MUST_CHECK int args_parse(const struct args_spec *spec, int argc, char *con
                                struct args_parsed *parsed, struct helm_err *err);
 
 void args_print_help(const struct args_spec *spec, FILE *out);
+/* The same as a page for man(1), in roff. */
+void args_print_man(const struct args_spec *spec, FILE *out);
+/* One line an option or command, for shells: "--name", a value's name or its choices ("-" of a flag), help, with tabs. */
+void args_print_options(const struct args_spec *spec, FILE *out);
+/* Prints what was asked for; false: nothing was. */
+bool args_answer(const struct args_spec *spec, const struct args_parsed *parsed);
 
-/* args_parse for main: prints --help or --version ("helmd 0.1.0") to stdout and exits 0; prints an error with
+/* args_parse for main: prints --help or --version ("helmd 0.1.0") and the like to stdout and exits 0; prints an error with
  * a pointer to --help to stderr and exits 2. Returns only when there is work to do. */
 void args_parse_main(const struct args_spec *spec, int argc, char *const argv[], struct args_parsed *parsed);
 

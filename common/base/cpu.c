@@ -33,8 +33,8 @@ unsigned cpu_decode_features(const struct cpu_id *id)
     const unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;       /* leaf 1 ecx */
     const unsigned avx2 = 1u << 5, f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31; /* leaf 7 ebx */
     const unsigned amx_bf16 = 1u << 22, fp16 = 1u << 23, amx_tile = 1u << 24;                 /* leaf 7 edx */
-    const unsigned bf16 = 1u << 5;                  /* leaf 7.1 eax */
-    const unsigned vbmi = 1u << 1, vbmi2 = 1u << 6; /* leaf 7 ecx */
+    const unsigned bf16 = 1u << 5;                                   /* leaf 7.1 eax */
+    const unsigned vbmi = 1u << 1, vbmi2 = 1u << 6, vnni = 1u << 11; /* leaf 7 ecx */
     unsigned features = 0;
 
     if (!has_bits(id->leaf1_ecx, osxsave | avx | fma | f16c) || !has_bits(id->leaf7_ebx, avx2) ||
@@ -45,6 +45,7 @@ unsigned cpu_decode_features(const struct cpu_id *id)
     features |= CPU_AVX512;
     if (has_bits(id->leaf7_edx, fp16)) features |= CPU_AVX512_FP16;
     if (has_bits(id->leaf7_ecx, vbmi | vbmi2)) features |= CPU_AVX512_VBMI2;
+    if (has_bits(id->leaf7_ecx, vnni)) features |= CPU_AVX512_VNNI;
     if (!has_bits(id->leaf71_eax, bf16)) return features;
     features |= CPU_AVX512_BF16;
     /* Each feature includes the ones above it: the files of the AMX kernels are compiled with all of them. */
@@ -92,9 +93,13 @@ const char *cpu_features_text(unsigned features, char *text, size_t size)
     static const struct {
         unsigned bit;
         const char *name;
-    } names[] = {
-        {CPU_AVX2, "avx2"},         {CPU_AVX512, "avx512"},           {CPU_AVX512_BF16, "avx512-bf16"},
-        {CPU_AMX_BF16, "amx-bf16"}, {CPU_AVX512_FP16, "avx512-fp16"}, {CPU_AVX512_VBMI2, "avx512-vbmi2"}};
+    } names[] = {{CPU_AVX2, "avx2"},
+                 {CPU_AVX512, "avx512"},
+                 {CPU_AVX512_BF16, "avx512-bf16"},
+                 {CPU_AMX_BF16, "amx-bf16"},
+                 {CPU_AVX512_FP16, "avx512-fp16"},
+                 {CPU_AVX512_VBMI2, "avx512-vbmi2"},
+                 {CPU_AVX512_VNNI, "avx512-vnni"}};
     if (size == 0) return text;
     text[0] = '\0';
     size_t used = 0;

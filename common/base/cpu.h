@@ -18,6 +18,7 @@ enum cpu_feature {
     CPU_AMX_BF16 = 1u << 3,    /* tiles, tdpbf16ps; usable after cpu_enable_amx() */
     CPU_AVX512_FP16 = 1u << 4,
     CPU_AVX512_VBMI2 = 1u << 5, /* VBMI and VBMI2: permutes and expansions of bytes and words */
+    CPU_AVX512_VNNI = 1u << 6,  /* vpdpbusd of 64 bytes */
 };
 unsigned cpu_features(void);
 

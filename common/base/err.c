@@ -1,4 +1,5 @@
-/* Errors: formatting into caller-owned buffers. See err.h. Called by everything; never allocates. */
+/* Errors: formatting into caller-owned buffers, as text that may be shown. See err.h. Called by everything; never
+ * allocates. */
 #include "common/base/err.h"
 
 #include <errno.h>
@@ -6,11 +7,15 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/base/printable.h"
+
 static void fill(struct helm_err *err, int code, const char *fmt, va_list ap)
 {
+    char text[HELM_ERR_TEXT];
     if (!err) return;
     err->code = code;
-    vsnprintf(err->text, sizeof err->text, fmt, ap);
+    vsnprintf(text, sizeof text, fmt, ap);
+    printable(err->text, sizeof err->text, text);
 }
 
 int helm_fail(struct helm_err *err, int code, const char *fmt, ...)
@@ -37,14 +42,13 @@ int helm_fail_errno(struct helm_err *err, const char *fmt, ...)
 int helm_err_prefix(struct helm_err *err, const char *fmt, ...)
 {
     if (!err) return HELM_E_INTERNAL;
-    char old[HELM_ERR_TEXT];
+    char old[HELM_ERR_TEXT], text[HELM_ERR_TEXT];
     memcpy(old, err->text, sizeof old);
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(err->text, sizeof err->text, fmt, ap);
+    vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (n < 0) n = 0;
-    size_t used = (size_t)n < sizeof err->text ? (size_t)n : sizeof err->text - 1;
+    size_t used = printable(err->text, sizeof err->text, text);
     snprintf(err->text + used, sizeof err->text - used, ": %.*s", HELM_ERR_TEXT - 1, old);
     if (err->code == 0) err->code = HELM_E_INTERNAL;
     return err->code;

@@ -7,6 +7,10 @@
 #ifndef HELM_COMMON_BASE_ERR_H
 #define HELM_COMMON_BASE_ERR_H
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define HELM_MUST_CHECK                   __attribute__((warn_unused_result))
 #define HELM_PRINTF(fmt_index, first_arg) __attribute__((format(printf, fmt_index, first_arg)))
 
@@ -32,7 +36,8 @@ enum helm_code {
 
 #define HELM_ERR_TEXT 512
 
-/* Caller-owned error detail. Zero-initialise; `text` is always NUL-terminated. */
+/* Caller-owned error detail. Zero-initialise; `text` is always NUL-terminated and may be shown on a terminal
+ * (printable.h), whatever names it quotes. */
 struct helm_err {
     int code; /* 0 or an enum helm_code */
     char text[HELM_ERR_TEXT];
@@ -51,5 +56,9 @@ int helm_err_prefix(struct helm_err *err, const char *fmt, ...) HELM_PRINTF(2, 3
 
 /* Stable lower-case name of a code, e.g. "limit". Never NULL. */
 const char *helm_code_name(int code);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

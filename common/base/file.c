@@ -16,6 +16,8 @@ static int is_under(const char *path, const char *folder)
     return strncmp(path, folder, n) == 0 && (path[n] == '/' || (n == 1 && folder[0] == '/'));
 }
 
+#define LFS_POINTER_MAX 1024 /* bytes */
+
 /* The Hugging Face cache keeps ".../models--X/snapshots/REV/FILE -> ../../blobs/HASH": the one outside target
  * allowed. */
 static int is_hub_blob(const char *target, const char *folder)
@@ -28,6 +30,20 @@ static int is_hub_blob(const char *target, const char *folder)
     char blobs[PATH_MAX + 16];
     snprintf(blobs, sizeof blobs, "%.*s/blobs", (int)(last - folder), folder);
     return is_under(target, blobs);
+}
+
+/* What a repository that was cloned without Git LFS has in a large file's place. */
+static int refuse_pointer(int fd, const char *path, struct helm_err *err)
+{
+    static const char first[] = "version https://git-lfs.github.com/spec/";
+    char text[sizeof first - 1];
+    if (pread(fd, text, sizeof text, 0) != (ssize_t)sizeof text || memcmp(text, first, sizeof text) != 0)
+        return 0;
+    return helm_fail(
+        err, HELM_E_FORMAT,
+        "%s: a Git LFS pointer, not the file it stands for: `git lfs pull` in that folder fetches it, or "
+        "`helm-cli pull ORG/NAME` the model",
+        path);
 }
 
 static int open_regular(const char *path, int *fd, uint64_t *bytes, struct helm_err *err)
@@ -44,13 +60,27 @@ static int open_regular(const char *path, int *fd, uint64_t *bytes, struct helm_
         return helm_fail(err, HELM_E_FORMAT, "%s: not a regular file", path);
     }
     *bytes = (uint64_t)st.st_size;
-    return 0;
+    int rc = st.st_size < LFS_POINTER_MAX ? refuse_pointer(*fd, path, err) : 0;
+    if (!rc) return 0;
+    close(*fd);
+    *fd = -1;
+    return rc;
 }
 
 bool file_is_folder(const char *path)
 {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+int file_check_parent(const char *path, struct helm_err *err)
+{
+    const char *slash = strrchr(path, '/');
+    char folder[PATH_MAX];
+    if (!slash || slash == path) return 0;
+    snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
+    if (file_is_folder(folder)) return 0;
+    return helm_fail(err, HELM_E_NOT_FOUND, "%s: there is no folder %s to write it into", path, folder);
 }
 
 int file_open_inside(const char *folder, const char *name, int *fd, uint64_t *bytes, struct helm_err *err)

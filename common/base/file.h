@@ -22,6 +22,9 @@ HELM_MUST_CHECK int file_open_inside(const char *folder, const char *name, int *
 HELM_MUST_CHECK int file_read(const char *path, size_t max_bytes, char **text, size_t *length,
                               struct helm_err *err);
 
+/* Whether there is a folder for this file to be written into: asked before what takes long. HELM_E_NOT_FOUND names it. */
+HELM_MUST_CHECK int file_check_parent(const char *path, struct helm_err *err);
+
 /* A folder, or a link to one. */
 bool file_is_folder(const char *path);
 

@@ -98,6 +98,7 @@ int node_choose_under(const char *root, int wanted, int *node, struct helm_err *
 {
     char online[4096], allowed[4096];
     uint64_t most = 0;
+    bool described = false; /* the system says how much memory any node has */
     *node = -1;
     if (!read_lists(root, online, allowed, sizeof online)) {
         if (wanted > 0)
@@ -107,12 +108,14 @@ int node_choose_under(const char *root, int wanted, int *node, struct helm_err *
     for (int i = 0; i < NODES_MAX; i++) {
         if (!list_has(online, i) || (wanted >= 0 && i != wanted)) continue;
         const struct node n = look_at(root, i, allowed);
+        described = described || n.total > 0;
         if (!n.allowed || n.total == 0) continue;
         if (wanted < 0 && (!n.cpus || n.free < most || (n.free == most && *node >= 0))) continue;
         most = n.free;
         *node = i;
     }
     if (*node >= 0) return 0;
+    if (wanted < 0 && !described) return 0; /* a container that hides it */
     if (wanted >= 0)
         return helm_fail(err, HELM_E_NOT_FOUND, "NUMA node %d: no such node, or not allowed for this process",
                          wanted);

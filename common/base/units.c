@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <locale.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,14 @@ int units_parse_size(const char *what, const char *text, uint64_t *bytes, struct
         double factor;
     } suffixes[] = {{"", 1},
                     {"B", 1},
+                    {"K", 1024.},
+                    {"k", 1024.},
+                    {"M", 1048576.},
+                    {"m", 1048576.},
+                    {"G", 1073741824.},
+                    {"g", 1073741824.},
+                    {"T", 1099511627776.},
+                    {"t", 1099511627776.},
                     {"KiB", 1024.},
                     {"MiB", 1048576.},
                     {"GiB", 1073741824.},
@@ -41,8 +50,8 @@ int units_parse_size(const char *what, const char *text, uint64_t *bytes, struct
                     {"GB", 1e9},
                     {"TB", 1e12}};
     if (!starts_like_number(text))
-        return helm_fail(err, HELM_E_USAGE, "%s: '%.40s' is not a size (write 8GiB, 512MiB or bytes)", what,
-                         text);
+        return helm_fail(err, HELM_E_USAGE, "%s: '%.40s' is not a size (write 8GiB, 8G, 512MiB or bytes)",
+                         what, text);
     char *end;
     double number = parse_decimal(text, &end);
     for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
@@ -54,7 +63,8 @@ int units_parse_size(const char *what, const char *text, uint64_t *bytes, struct
         return 0;
     }
     return helm_fail(err, HELM_E_USAGE,
-                     "%s: '%.40s' has an unknown unit (KiB, MiB, GiB, TiB, KB, MB, GB, TB)", what, text);
+                     "%s: '%.40s' has an unknown unit (K, M, G, T, KiB, MiB, GiB, TiB, KB, MB, GB, TB)", what,
+                     text);
 }
 
 int units_parse_u64(const char *what, const char *text, uint64_t min, uint64_t max, uint64_t *value,
@@ -72,6 +82,24 @@ int units_parse_u64(const char *what, const char *text, uint64_t min, uint64_t m
     return 0;
 }
 
+/* "4k" and "4K" are 4096, as models' contexts are called. */
+int units_parse_tokens(const char *what, const char *text, uint64_t min, uint64_t max, uint64_t *value,
+                       struct helm_err *err)
+{
+    const size_t digits = strspn(text, "0123456789");
+    char number[24];
+    if (digits == 0 || digits >= sizeof number ||
+        (strcmp(text + digits, "k") != 0 && strcmp(text + digits, "K") != 0))
+        return units_parse_u64(what, text, min, max, value, err);
+    snprintf(number, sizeof number, "%.*s", (int)digits, text);
+    const unsigned long long thousands = strtoull(number, NULL, 10);
+    if (thousands > UINT64_MAX / 1024 || thousands * 1024 < min || thousands * 1024 > max)
+        return helm_fail(err, HELM_E_USAGE, "%s: %.40s is not between %llu and %llu", what, text,
+                         (unsigned long long)min, (unsigned long long)max);
+    *value = thousands * 1024;
+    return 0;
+}
+
 int units_parse_double(const char *what, const char *text, double min, double max, double *value,
                        struct helm_err *err)
 {
@@ -80,6 +108,9 @@ int units_parse_double(const char *what, const char *text, double min, double ma
     double number = starts_like_number(digits) ? parse_decimal(text, &end) : 0;
     if (!end || *end != '\0' || !isfinite(number))
         return helm_fail(err, HELM_E_USAGE, "%s: '%.40s' is not a number", what, text);
+    const bool open = min > 0 && min < UNITS_LEAST; /* a bound that only keeps 0 out */
+    if ((number < min || number > max) && open)
+        return helm_fail(err, HELM_E_USAGE, "%s: %.40s is not above 0 and at most %g", what, text, max);
     if (number < min || number > max)
         return helm_fail(err, HELM_E_USAGE, "%s: %.40s is not between %g and %g", what, text, min, max);
     *value = number;

@@ -11,7 +11,7 @@
 #define MIB ((uint64_t)1 << 20)
 #define GIB ((uint64_t)1 << 30)
 
-/* "8GiB", "512MiB", "64KiB", "1.5GiB", "1000000" (bytes), "8GB" (powers of ten). `what` names the option in
+/* "8GiB", "8G", "8g", "512MiB", "1.5GiB", "1000000" (bytes), "8GB" (powers of ten). `what` names the option in
  * errors. */
 HELM_MUST_CHECK int units_parse_size(const char *what, const char *text, uint64_t *bytes,
                                      struct helm_err *err);
@@ -20,8 +20,13 @@ HELM_MUST_CHECK int units_parse_size(const char *what, const char *text, uint64_
 HELM_MUST_CHECK int units_parse_u64(const char *what, const char *text, uint64_t min, uint64_t max,
                                     uint64_t *value, struct helm_err *err);
 
+/* The same of numbers of tokens, which may be written "4k": 4096. */
+HELM_MUST_CHECK int units_parse_tokens(const char *what, const char *text, uint64_t min, uint64_t max,
+                                       uint64_t *value, struct helm_err *err);
+
 /* A finite decimal number in [min, max], nothing after it; the C locale's point whatever the process's
- * locale. */
+ * locale. A least number of `min` below UNITS_LEAST is said as "above 0". */
+#define UNITS_LEAST 1e-30
 HELM_MUST_CHECK int units_parse_double(const char *what, const char *text, double min, double max,
                                        double *value, struct helm_err *err);
 

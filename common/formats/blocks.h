@@ -12,15 +12,17 @@
 #define BLOCK_VALUES_MAX 256
 #define BLOCK_GROUPS_MAX 16
 
-/* Of each: name, its name in files, values and bytes of a block, values of a group. First those whose numbers are the
- * halves of bytes. */
-#define BLOCK_NIBBLE_FORMATS(X)                                                                              \
+/* Of each: name, its name in files, values and bytes of a block, values of a group. First those whose numbers are, or
+ * choose from a table by, the halves of bytes; WIDE: numbers of 8 bits. */
+#define BLOCK_WIDE_FORMATS(X)                                                                                \
+    X(iq4_nl, IQ4_NL, 32, 18, 32)                                                                            \
+    X(iq4_xs, IQ4_XS, 256, 136, 32)
+#define BLOCK_NARROW_FORMATS(X)                                                                              \
     X(q4_0, Q4_0, 32, 18, 32)                                                                                \
     X(q4_1, Q4_1, 32, 20, 32)                                                                                \
     X(q4_k, Q4_K, 256, 144, 32)                                                                              \
-    X(iq4_nl, IQ4_NL, 32, 18, 32)                                                                            \
-    X(iq4_xs, IQ4_XS, 256, 136, 32)                                                                          \
     X(mxfp4, MXFP4, 32, 17, 32)
+#define BLOCK_NIBBLE_FORMATS(X) BLOCK_NARROW_FORMATS(X) BLOCK_WIDE_FORMATS(X)
 #define BLOCK_OTHER_FORMATS(X)                                                                               \
     X(q5_0, Q5_0, 32, 22, 32)                                                                                \
     X(q5_1, Q5_1, 32, 24, 32)                                                                                \

@@ -66,7 +66,7 @@ static inline void q3_k_numbers(const uint8_t *block, int8_t *number)
                                                            block_further_bit(block, run, at, 4) - 4);
 }
 /* 16 scales of 6 bits in 12 bytes: four bits of two in each of the first 8, two bits of four in the others. */
-static inline void q3_k_scales(const uint8_t *block, float *scale, float *least)
+static inline block_bytes q3_k_scale_numbers(const uint8_t *block)
 {
     uint64_t low;
     uint32_t high;
@@ -75,7 +75,11 @@ static inline void q3_k_scales(const uint8_t *block, float *scale, float *least)
     const block_pair fours = {block_join((high & 0x03030303u) << 4, (high & 0x0c0c0c0cu) << 2),
                               block_join(high & 0x30303030u, (high & 0xc0c0c0c0u) >> 2)};
     const block_pair halves = {low & UINT64_C(0x0f0f0f0f0f0f0f0f), low >> 4 & UINT64_C(0x0f0f0f0f0f0f0f0f)};
-    block_scaled(scale, (block_bytes)(fours | halves) - 32, block_half(block + 108));
+    return (block_bytes)(fours | halves) - 32;
+}
+static inline void q3_k_scales(const uint8_t *block, float *scale, float *least)
+{
+    block_scaled(scale, q3_k_scale_numbers(block), block_half(block + 108));
     memset(least, 0, 16 * sizeof *least);
 }
 
@@ -129,7 +133,7 @@ static inline void iq4_xs_numbers(const uint8_t *block, int8_t *number)
         block_lookup(block + 8 + run * 16, number + run * 32, iq4_table);
 }
 /* 8 scales of 6 bits: four bits of each in 4 bytes, two in 2. */
-static inline void iq4_xs_scales(const uint8_t *block, float *scale, float *least)
+static inline uint64_t iq4_xs_scale_numbers(const uint8_t *block)
 {
     uint32_t halves;
     uint16_t quarters;
@@ -144,7 +148,11 @@ static inline void iq4_xs_scales(const uint8_t *block, float *scale, float *leas
     high = (high | high << 6) & UINT64_C(0x0303030303030303);
     /* Less 32 in each byte: with its top bit set none borrows of its neighbour. */
     const uint64_t top = UINT64_C(0x8080808080808080);
-    block_scaled8(scale, (((low | high << 4) | top) - UINT64_C(0x2020202020202020)) ^ top, block_half(block));
+    return (((low | high << 4) | top) - UINT64_C(0x2020202020202020)) ^ top;
+}
+static inline void iq4_xs_scales(const uint8_t *block, float *scale, float *least)
+{
+    block_scaled8(scale, iq4_xs_scale_numbers(block), block_half(block));
     memset(least, 0, 8 * sizeof *least);
 }
 

@@ -13,6 +13,7 @@
 
 #include "common/base/file.h"
 #include "common/model/arch.h"
+#include "common/model/hub.h"
 #include "common/model/safetensors.h"
 
 #define SINGLE_FILE "model.safetensors"
@@ -316,12 +317,35 @@ int checkpoint_name(struct model *model, const char *path, struct helm_err *err)
     return model->path && model->folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
 }
 
+/* A folder without anything that is read: what is there instead. */
+static int check_folder(const char *folder, struct helm_err *err)
+{
+    static const char *const endings[] = {".bin", ".pth", ".pt"};
+    bool weights = false, pickled = false;
+    DIR *dir = opendir(folder);
+    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
+        const char *dot = strrchr(entry->d_name, '.');
+        weights =
+            weights || (dot && strcmp(dot, ".safetensors") == 0) || strcmp(entry->d_name, INDEX_FILE) == 0;
+        for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+            pickled = pickled || (dot && strcmp(dot, endings[i]) == 0);
+    }
+    if (dir) closedir(dir);
+    if (weights || !pickled) return 0;
+    return helm_fail(
+        err, HELM_E_UNSUPPORTED,
+        "%s has its weights in PyTorch's .bin files only, which are programs: HELM reads .safetensors and "
+        "GGUF files",
+        folder);
+}
+
 static int read_folder(const char *folder, bool headers, struct model *model, struct helm_err *err)
 {
     bool found;
     int rc = gguf_model_read(folder, headers, &found, model, err);
     if (rc || found) return rc;
-    rc = model_read_config(folder, &model->config, err);
+    rc = check_folder(folder, err);
+    if (!rc) rc = model_read_config(folder, &model->config, err);
     if (!rc) rc = checkpoint_name(model, folder, err);
     if (rc) goto out;
     rc = read_tensors(folder, headers, model, err);
@@ -332,9 +356,14 @@ out:
     return rc;
 }
 
-int model_read(const char *folder, struct model *model, struct helm_err *err)
+int model_read(const char *path, struct model *model, struct helm_err *err)
 {
-    return read_folder(folder, false, model, err);
+    char *located;
+    memset(model, 0, sizeof *model);
+    int rc = hub_locate(path, &located, err);
+    if (!rc) rc = read_folder(located, false, model, err);
+    free(located);
+    return rc;
 }
 
 /* One tensor more at the end of the only shard. */
@@ -390,12 +419,10 @@ static int has_safetensors(const char *folder, bool *found, struct helm_err *err
     return 0;
 }
 
-int model_read_headers(const char *folder, struct model *model, bool *derived, struct helm_err *err)
+static int read_headers(const char *folder, struct model *model, bool *derived, struct helm_err *err)
 {
     struct model_config config = {0};
     bool found = false;
-    memset(model, 0, sizeof *model);
-    *derived = false;
     int rc = gguf_model_read(folder, true, &found, model, err);
     if (rc || found) return rc;
     rc = has_safetensors(folder, &found, err);
@@ -405,6 +432,17 @@ int model_read_headers(const char *folder, struct model *model, bool *derived, s
     if (!rc) rc = checkpoint_name(model, folder, err);
     if (rc) model_free(model);
     *derived = !rc;
+    return rc;
+}
+
+int model_read_headers(const char *path, struct model *model, bool *derived, struct helm_err *err)
+{
+    char *located;
+    memset(model, 0, sizeof *model);
+    *derived = false;
+    int rc = hub_locate(path, &located, err);
+    if (!rc) rc = read_headers(located, model, derived, err);
+    free(located);
     return rc;
 }
 

@@ -220,6 +220,8 @@ int gguf_output_finish(struct gguf_output *o, struct helm_err *err)
     const mode_t mask = umask(0);
     umask(mask);
     int rc = fchmod(o->fd, 0666 & ~mask) || fsync(o->fd) ? helm_fail_errno(err, "%s", o->path) : 0;
+    if (close(o->fd) && !rc) rc = helm_fail_errno(err, "%s", o->path);
+    o->fd = -1;
     if (!rc && rename(o->temporary, o->path)) rc = helm_fail_errno(err, "%s", o->path);
     if (!rc) { /* it is no longer there to be removed */
         free(o->temporary);

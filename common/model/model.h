@@ -101,7 +101,8 @@ struct model {
         *by_role; /* [TENSOR_ROLE_COUNT * (layers + 1)]: index into tensors + 1, 0 = none; for model_find */
 };
 
-/* Of a folder: config.json, generation_config.json (optional), the index or model.safetensors, and every shard's
+/* `path` is what --model means (hub.h), here and in model_read_headers: a path, or a name in the hub's cache.
+ * Of a folder: config.json, generation_config.json (optional), the index or model.safetensors, and every shard's
  * header; never the weights. Of a GGUF file, or the first of several that it is split into, or a folder with one and
  * no safetensors file: its header. On failure *model is zeroed. model_free accepts a zeroed struct. */
 HELM_MUST_CHECK int model_read(const char *path, struct model *model, struct helm_err *err);

@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/formats/linear_inputs.h"
 #include "common/formats/tensor_format.h"
 #include "common/model/mixture.h"
 #include "common/model/unit.h"
@@ -94,6 +95,9 @@ struct plan {
     enum tensor_format *format;
     const struct mixture
         *weights; /* what "as in the files" is converted to at load; NULL: it is as in the files */
+    /* What each processor makes of activations that it multiplies blocks with. LINEAR_INT8: rounded to int8,
+     * by the formats and numbers of tokens that it has kernels for; exact otherwise. */
+    enum linear_inputs inputs[PLAN_PROCESSORS];
     struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
     uint32_t prefill_count;
     uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
@@ -189,6 +193,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "embed_format", "head_format": as a stage's "format",
+ *    "activations": {"cpu": "exact" | "int8", "gpu": the same} (default of each: exact),
  *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),
  *    "placements": [[TENSOR, FORMAT, "host" | "vram", OFFSET, BYTES], ...] (default: helmd makes them),
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},

@@ -65,6 +65,15 @@ static json_t *placements_to_json(const struct plan *plan)
     return list;
 }
 
+static json_t *inputs_to_json(const struct plan *plan)
+{
+    json_t *json = json_object();
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        json_object_set_new(json, plan_processor_name((enum plan_processor)p),
+                            json_string(linear_inputs_name(plan->inputs[p])));
+    return json;
+}
+
 json_t *plan_to_json(const struct plan *plan)
 {
     const struct plan_phase decode = plan_phase_at(plan, 0);
@@ -80,6 +89,7 @@ json_t *plan_to_json(const struct plan *plan)
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
     if (plan->weights && json) json_object_set_new(json, "weights", json_string(mixture_name(plan->weights)));
+    if (json) json_object_set_new(json, "activations", inputs_to_json(plan));
     for (int m = 0; m < PLAN_MEMORIES && json; m++)
         json_object_set_new(json, plan_memory_name((enum plan_memory)m), ledger_to_json(&plan->memory[m]));
     for (uint32_t i = 0; i < plan->prefill_count && json; i++) {
@@ -398,6 +408,30 @@ static int parse_weights(const json_t *json, const struct mixture **weights, str
                : helm_fail(err, HELM_E_FORMAT, "weights '%.40s' is no mixture of blocks", name);
 }
 
+/* LINEAR_INPUTS: there is none of this name. */
+static enum linear_inputs inputs_named(const char *name)
+{
+    enum linear_inputs inputs = LINEAR_EXACT;
+    while (inputs < LINEAR_INPUTS && strcmp(name, linear_inputs_name(inputs)) != 0) inputs++;
+    return inputs;
+}
+
+static int parse_inputs(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const json_t *all = json_object_get(json, "activations");
+    if (!all || json_is_null(all)) return 0;
+    if (!json_is_object(all)) return helm_fail(err, HELM_E_FORMAT, "'activations' is no object");
+    for (int p = 0; p < PLAN_PROCESSORS; p++) {
+        const char *name = linear_inputs_name(LINEAR_EXACT);
+        int rc = json_get_string(all, plan_processor_name((enum plan_processor)p), false, &name, err);
+        if (rc) return helm_err_prefix(err, "activations"), rc;
+        plan->inputs[p] = inputs_named(name);
+        if (plan->inputs[p] == LINEAR_INPUTS)
+            return helm_fail(err, HELM_E_FORMAT, "activations '%.40s' are neither exact nor int8", name);
+    }
+    return 0;
+}
+
 /* Older plans said by flags and counts what lies packed. */
 static int check_gone(const json_t *json, struct helm_err *err)
 {
@@ -423,6 +457,7 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     if (rc == 0) rc = parse_end(json, "head", plan->stages[plan->stage_count - 1].home, &plan->head, err);
     if (rc == 0) rc = parse_formats(json, plan, err);
     if (rc == 0) rc = parse_weights(json, &plan->weights, err);
+    if (rc == 0) rc = parse_inputs(json, plan, err);
     if (rc == 0) rc = plan_check(plan, err);
     if (rc == 0) rc = parse_placements(json, plan, err);
     for (int m = 0; m < PLAN_MEMORIES && rc == 0; m++)

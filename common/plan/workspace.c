@@ -196,7 +196,8 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
     a->tiles = (uint32_t)((inputs + CPU_TILE_TOKENS - 1) / CPU_TILE_TOKENS);
 }
 
-uint64_t cpu_tile_bytes_max(const struct cpu_activations *a)
+uint64_t cpu_tile_bytes_max(const struct cpu_activations *a, enum linear_inputs inputs)
 {
-    return round_up(a->tile_tokens, TILE_TOKENS) * round_up(a->widest, TILE_COLUMNS) * sizeof(float);
+    const uint64_t numbers = round_up(a->tile_tokens, TILE_TOKENS) * round_up(a->widest, TILE_COLUMNS);
+    return numbers * (inputs == LINEAR_INT8 ? 2 : sizeof(float));
 }

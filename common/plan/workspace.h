@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/formats/linear_inputs.h"
 #include "common/model/model.h"
 #include "common/plan/engine_limits.h"
 
@@ -93,7 +94,7 @@ struct cpu_activations {
     uint32_t tile_tokens, tiles, widest;
 };
 void cpu_activations_place(const struct cpu_activations_case *c, struct cpu_activations *activations);
-/* The most that a tile takes, whatever the kernels' layout. */
-uint64_t cpu_tile_bytes_max(const struct cpu_activations *activations);
+/* The most that a tile takes, whatever the kernels' layout; of INT8 one serves all formats. */
+uint64_t cpu_tile_bytes_max(const struct cpu_activations *activations, enum linear_inputs inputs);
 
 #endif

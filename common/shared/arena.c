@@ -193,8 +193,9 @@ int arena_create(const struct arena_spec *spec, struct arena *arena, struct helm
         goto out;
     }
     if (ftruncate(arena->fd, (off_t)header.total_bytes) != 0) {
-        rc = helm_fail_errno(err, "arena: cannot set its size to %llu bytes",
-                             (unsigned long long)header.total_bytes);
+        rc = helm_fail_errno(err, "arena: cannot set its size to %llu bytes%s",
+                             (unsigned long long)header.total_bytes,
+                             errno == EFBIG ? " (limit of file sizes, ulimit -f)" : "");
         goto out;
     }
     if (fcntl(arena->fd, F_ADD_SEALS, ARENA_SEALS) != 0) {

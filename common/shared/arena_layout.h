@@ -13,7 +13,7 @@
  *   history             helmd, the head's worker  workers   token ids of each slot, see below
  *   page_table          helmd                     workers   KV page numbers of each slot
  *   lanes               one worker each           another   activation hand-over, see lane.h
- *   logits              the head's worker         (debugging)
+ *   logits              the head's worker         helmd     of rows that were drawn from whole: for its check
  *   kv                  the layer's worker        workers   pages, see kv_layout.h
  *   weights             the loading worker        workers   read-only after READY
  *
@@ -44,7 +44,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         5u
+#define ARENA_ABI         6u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -103,11 +103,18 @@ static inline bool step_reached(uint32_t serial, uint32_t step)
 {
     return (int32_t)(serial - step) >= 0;
 }
+enum step_flags {
+    /* Computed with activations as they are, whatever the plan says: by workers that LOAD told to be ready for
+     * that. No other step is in flight with it. */
+    STEP_EXACT = 1u << 0,
+};
 struct step {
     uint32_t serial; /* 1, 2, ...; ring slot = serial % ARENA_STEP_RING; the doorbell's value */
     uint32_t epoch;
     uint32_t row_count;
     uint32_t token_count; /* sum of count, <= header.step_tokens */
+    uint32_t flags;       /* enum step_flags */
+    uint32_t reserved;
     struct step_row row[ARENA_STEP_ROWS];
 };
 
@@ -171,8 +178,8 @@ static_assert(sizeof(struct arena_done) == 64 + 32 * ARENA_STEP_RING, "one cache
 static_assert(offsetof(struct arena_control, step) == 64 + sizeof(struct arena_done) * ARENA_WORKERS_MAX,
               "one cache line per doorbell");
 static_assert(sizeof(struct step_row) == 16, "step row layout");
-static_assert(offsetof(struct step, row) == 16, "step layout");
-static_assert(sizeof(struct step) == 16 + 16 * ARENA_STEP_ROWS, "step layout");
+static_assert(offsetof(struct step, row) == 24, "step layout");
+static_assert(sizeof(struct step) == 24 + 16 * ARENA_STEP_ROWS, "step layout");
 static_assert(offsetof(struct step_result, row) == 56, "result layout");
 static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
 static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX, "slot layout");

@@ -13,6 +13,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "common/base/start.h"
 #include "common/base/units.h"
 #include "common/cpu/pool.h"
 #include "common/worker/control.h"
@@ -129,8 +130,14 @@ int process_main(const char *program, const char *about, const struct worker_eng
     struct args_parsed parsed;
     struct helm_err err = {0};
     enum log_level level;
+    int rc = start_process(&err);
+    if (rc) {
+        log_init(program, LOG_LEVEL_INFO);
+        log_error("%s", err.text);
+        return 5;
+    }
     args_parse_main(&spec, argc, argv, &parsed);
-    int rc = log_level_parse(level_text, &level, &err);
+    rc = log_level_parse(level_text, &level, &err);
     if (rc) return args_usage_error(&spec, &err);
     log_init(program, level);
     const char *wrong = probe && !engine->probe              ? "--probe: this worker computes on no device"

@@ -101,8 +101,9 @@ static int probe_result(struct child_run *p, struct accelerator_info *devices, u
                      p->length ? " that can be read" : "", last[0] ? ": " : "", last);
 }
 
-static void pass_on(const char *line)
+static void pass_on(void *context, const char *line)
 {
+    (void)context;
     fprintf(stderr, "%s\n", line);
 }
 
@@ -271,8 +272,12 @@ int accelerator_choose_node(const struct accelerator *accelerator, int wanted, i
                             struct helm_err *err)
 {
     struct helm_err far = {0};
-    if (wanted >= 0) return node_choose(wanted, node, err);
-    if (!node_choose(accelerator->numa_node, node, &far)) return 0;
-    log_warn("the node of %s cannot be used: %s", accelerator->name, far.text);
-    return node_choose(-1, node, err);
+    int rc = node_choose(wanted >= 0 ? wanted : accelerator->numa_node, node, wanted >= 0 ? err : &far);
+    if (rc && wanted < 0) {
+        log_warn("the node of %s cannot be used: %s", accelerator->name, far.text);
+        rc = node_choose(-1, node, err);
+    }
+    if (!rc && *node < 0)
+        log_info("memory: the system names no NUMA nodes (/sys/devices/system/node): taken as one");
+    return rc;
 }

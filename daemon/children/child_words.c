@@ -9,7 +9,7 @@ static void end_line(struct child_words *words)
     words->line[words->used] = 0;
     words->used = 0;
     if (words->line[strspn(words->line, " ")] == 0) return;
-    if (words->on_line) words->on_line(words->line);
+    if (words->on_line) words->on_line(words->context, words->line);
     memcpy(words->last, words->line, sizeof words->last);
 }
 

@@ -10,7 +10,8 @@
 /* Zeroed at first. */
 struct child_words {
     /* Called with every line that is not blank, without its end; NULL: lines are only kept. */
-    void (*on_line)(const char *line);
+    void (*on_line)(void *context, const char *line);
+    void *context;
     char line[CHILD_WORDS_LINE], last[CHILD_WORDS_LINE]; /* so far, [used]; the last whole one */
     size_t used;
 };

@@ -3,20 +3,36 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <systemd/sd-daemon.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "common/base/load.h"
 #include "common/base/log.h"
+#include "common/base/units.h"
 #include "daemon/children/child_run.h"
 #include "daemon/children/worker_process.h"
 
-#define PROGRAM "helm-profile"
-#define LIMIT_S 300 /* it says itself that it needs one minute at most */
+#define PROGRAM  "helm-profile"
+#define LIMIT_S  300 /* it says itself that it needs one minute at most */
+#define LOOK_MS  300 /* whether the machine is quiet */
+#define RETAKE_S 600
 
-static void log_line(const char *line)
+/* What is measured and why. `doing` is for who waits: systemd shows it with the line that follows, and so does helm-cli,
+ * which is at the other end of NOTIFY_SOCKET when it has started this daemon. */
+struct job {
+    const char *doing;
+    unsigned formats; /* beside what every profile has */
+    bool quick, force;
+};
+
+static void tell_line(void *context, const char *line)
 {
+    const struct job *job = context;
     log_info(PROGRAM ": %s", line);
+    sd_notifyf(0, "STATUS=%s: %s", job->doing, line + strspn(line, " "));
 }
 
 /* So that it measures this very machine: what is planned for. */
@@ -47,7 +63,7 @@ static void make_options(const struct profiling_request *r, unsigned formats, st
     o->argv[o->count++] = o->formats;
 }
 
-static int measure(const struct profiling_request *r, unsigned formats, bool quick, struct helm_err *err)
+static int measure(const struct profiling_request *r, struct job *job, struct helm_err *err)
 {
     char program[4096], how[128];
     struct options o;
@@ -56,16 +72,17 @@ static int measure(const struct profiling_request *r, unsigned formats, bool qui
                               .argv = o.argv,
                               .parent_fd = r->parent_fd,
                               .limit_s = LIMIT_S,
-                              .words.on_line = log_line};
+                              .words = {.on_line = tell_line, .context = job}};
     int rc = worker_process_find(r->program_dir, PROGRAM, program, sizeof program, err);
     if (rc) return rc;
-    make_options(r, formats, &o);
+    make_options(r, job->formats, &o);
     if (r->program_dir) {
         o.argv[o.count++] = "--worker-dir";
         o.argv[o.count++] = r->program_dir;
     }
-    if (quick) o.argv[o.count++] = "--quick";
-    sd_notify(0, "STATUS=measuring this machine");
+    if (job->quick) o.argv[o.count++] = "--quick";
+    if (job->force) o.argv[o.count++] = "--force";
+    sd_notifyf(0, "STATUS=%s", job->doing);
     rc = child_run(&child, err);
     const char *last = child_words_end(&child.words);
     if (rc || (WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0)) return rc;
@@ -96,7 +113,10 @@ static int add_formats(const struct profiling_request *r, const char *path, bool
     if (!lacking) return 0;
     profile_formats_text(lacking, names);
     log_info("profile: it has no rates of %s yet: measuring them (up to 15 s)", names);
-    int rc = measure(r, lacking, quick, &why);
+    struct job job = {.doing = "measuring the model's formats of weights, once for each",
+                      .formats = lacking,
+                      .quick = quick};
+    int rc = measure(r, &job, &why);
     if (rc == HELM_E_CANCELLED) {
         *err = why;
         return rc;
@@ -105,41 +125,89 @@ static int add_formats(const struct profiling_request *r, const char *path, bool
     return rc ? 0 : read_checked(path, r, profile, err);
 }
 
+/* Whether nothing but this process runs on the processors it may use. */
+static bool machine_is_quiet(void)
+{
+    struct load load;
+    load_begin(&load);
+    units_sleep_ms(LOOK_MS);
+    return load_others(&load) < PROFILE_QUIET;
+}
+
+/* A profile that others disturbed is taken again at a start that finds the machine quiet, at most every RETAKE_S: the one
+ * that is there serves until then, and where the second measuring fails. */
+static int retake(const struct profiling_request *r, const char *path, struct profile *profile,
+                  struct helm_err *err)
+{
+    struct job job = {.doing = "measuring this machine again, since others were busy on it the last time",
+                      .quick = profile->quick,
+                      .force = true};
+    struct helm_err why = {0};
+    struct stat st;
+    if (profile->busy_percent < PROFILE_BUSY || stat(path, &st) || time(NULL) - st.st_mtime < RETAKE_S)
+        return 0;
+    if (!machine_is_quiet()) {
+        log_info("profile: others took %u %% of the processors' time when it was measured, and are at work "
+                 "now, too",
+                 profile->busy_percent);
+        return 0;
+    }
+    log_info("profile: measuring again: others took %u %% of the processors' time the last time",
+             profile->busy_percent);
+    int rc = measure(r, &job, &why);
+    if (rc == HELM_E_CANCELLED) {
+        *err = why;
+        return rc;
+    }
+    if (rc) log_warn("profile: the machine could not be measured again: %s", why.text);
+    return rc ? 0 : read_checked(path, r, profile, err);
+}
+
+static void log_profile(const struct profiling_request *r, const char *path, const struct profile *profile)
+{
+    char options[160];
+    struct options o;
+    log_info("profile: %s, of %s%s", path, profile->made, profile->quick ? ", taken quickly" : "");
+    if (profile->busy_percent >= PROFILE_BUSY)
+        log_warn("profile: other programs took %u %% of the processors' time while it was measured: the "
+                 "forecast may be "
+                 "too low. A start that finds the machine quiet measures it again",
+                 profile->busy_percent);
+    if (!profile->quick) return;
+    make_options(r, 0, &o);
+    for (size_t i = 1, n = 0; i < o.count && n < sizeof options; i++)
+        n += (size_t)snprintf(options + n, sizeof options - n, " %s", o.argv[i]);
+    log_info("profile: `" PROGRAM "%s` takes a minute and makes better forecasts", options);
+}
+
 /* The cached one, measured first where there is none that can be used. */
 static int get_cached(const struct profiling_request *r, const char *fingerprint, struct profile *profile,
                       struct helm_err *err)
 {
-    char path[4096], options[160];
-    struct options o;
+    char path[4096];
     struct helm_err found = {0};
-    bool quick = r->device->ledger.kind != LEDGER_DEVICE_CUDA;
+    const bool quick = r->device->ledger.kind != LEDGER_DEVICE_CUDA;
+    struct job job = {.doing = "measuring this machine, which only the first start does", .quick = quick};
     int rc = profile_cache_path(fingerprint, path, sizeof path, err);
     if (rc) return rc;
-    if (access(path, F_OK) == 0) {
-        if (!read_checked(path, r, profile, &found)) goto found;
-        log_warn("the cached profile cannot be used: %s", found.text);
+    const bool there = access(path, F_OK) == 0;
+    if (there && !read_checked(path, r, profile, &found)) {
+        rc = retake(r, path, profile, err);
     } else {
-        log_info("there is no profile of this machine yet");
+        if (there)
+            log_warn("the cached profile cannot be used: %s", found.text);
+        else
+            log_info("there is no profile of this machine yet");
+        log_info("profile: measuring it, %s", quick ? "quickly (some seconds)" : "once (up to a minute)");
+        rc = measure(r, &job, err);
+        if (!rc && access(path, F_OK))
+            rc = helm_fail(err, HELM_E_MISMATCH, PROGRAM " ended well and left no %s: is it of this build?",
+                           path);
+        if (!rc) rc = read_checked(path, r, profile, err);
     }
-    log_info("profile: measuring it, %s", quick ? "quickly (some seconds)" : "once (up to a minute)");
-    rc = measure(r, 0, quick, err);
-    if (rc) return rc;
-    if (access(path, F_OK))
-        return helm_fail(err, HELM_E_MISMATCH, PROGRAM " ended well and left no %s: is it of this build?",
-                         path);
-    rc = read_checked(path, r, profile, err);
-    if (rc) return rc;
-found:
-    rc = add_formats(r, path, quick, profile, err);
-    if (rc) return rc;
-    log_info("profile: %s, of %s%s", path, profile->made, profile->quick ? ", taken quickly" : "");
-    if (profile->quick) {
-        make_options(r, 0, &o);
-        for (size_t i = 1, n = 0; i < o.count && n < sizeof options; i++)
-            n += (size_t)snprintf(options + n, sizeof options - n, " %s", o.argv[i]);
-        log_info("profile: `" PROGRAM "%s` takes a minute and makes better forecasts", options);
-    }
-    return 0;
+    if (!rc) rc = add_formats(r, path, quick, profile, err);
+    if (!rc) log_profile(r, path, profile);
+    return rc;
 }
 
 int profiling_get(const struct profiling_request *r, struct profile *profile, struct helm_err *err)

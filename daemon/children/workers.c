@@ -37,14 +37,10 @@ const char *workers_program_name(enum plan_processor processor)
     return NULL;
 }
 
-int workers_open(void *zmq, const struct workers_config *config, const struct workers_events *events,
-                 struct arena *arena, struct keeper *keeper, struct workers *workers, struct helm_err *err)
+/* Those that the plan has something to do for. */
+static int find_workers(struct workers *workers, struct helm_err *err)
 {
-    memset(workers, 0, sizeof *workers);
-    workers->config = *config;
-    workers->events = *events;
-    workers->arena = arena;
-    workers->keeper = keeper;
+    const struct workers_config *config = &workers->config;
     for (size_t i = 0; i < WORKERS_MAX; i++) {
         if (!plan_uses(config->plan, topology[i].processor)) continue;
         struct worker *w = &workers->worker[workers->count++];
@@ -55,6 +51,19 @@ int workers_open(void *zmq, const struct workers_config *config, const struct wo
             worker_process_find(config->worker_dir, topology[i].program, w->program, sizeof w->program, err);
         if (rc) return rc;
     }
+    return 0;
+}
+
+int workers_open(void *zmq, const struct workers_config *config, const struct workers_events *events,
+                 struct arena *arena, struct keeper *keeper, struct workers *workers, struct helm_err *err)
+{
+    memset(workers, 0, sizeof *workers);
+    workers->config = *config;
+    workers->events = *events;
+    workers->arena = arena;
+    workers->keeper = keeper;
+    int rc = find_workers(workers, err);
+    if (rc) return rc;
     workers->socket = zmq_socket(zmq, ZMQ_ROUTER);
     int64_t frame_max = CONTROL_FRAME_MAX;
     int linger = 0, mandatory = 1;
@@ -64,6 +73,17 @@ int workers_open(void *zmq, const struct workers_config *config, const struct wo
         zmq_bind(workers->socket, config->control))
         return helm_fail(err, HELM_E_IO, "control socket %s: %s", config->control, zmq_strerror(errno));
     return 0;
+}
+
+int workers_renew(struct workers *workers, const struct workers_config *config, struct helm_err *err)
+{
+    *workers = (struct workers){.config = *config,
+                                .events = workers->events,
+                                .arena = workers->arena,
+                                .keeper = workers->keeper,
+                                .socket = workers->socket,
+                                .epoch = workers->epoch};
+    return find_workers(workers, err);
 }
 
 int workers_poll_items(struct workers *workers, zmq_pollitem_t items[WORKERS_POLL_MAX])
@@ -195,6 +215,14 @@ static void workers_plan_restart(struct workers *workers)
     uint32_t ring = sizeof workers->death_us / sizeof *workers->death_us;
     uint32_t unready = workers->unready_starts;
     workers->falling = false;
+    if (access(workers->config.control + strlen("ipc://"), F_OK) && errno == ENOENT) {
+        char gone[HELM_ERR_TEXT];
+        snprintf(gone, sizeof gone,
+                 "%.200s was removed: no worker can be started, no client can connect; %.200s",
+                 workers->config.control + strlen("ipc://"), workers->why);
+        workers->events.given_up(workers->events.context, HELM_E_NOT_FOUND, gone, workers->ever_ready);
+        return;
+    }
     workers->death_us[workers->deaths++ % ring] = now_us;
     uint32_t recent = deaths_within(workers, now_us);
     char text[HELM_ERR_TEXT];

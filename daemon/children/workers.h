@@ -143,7 +143,12 @@ uint64_t workers_tick(struct workers *workers, uint64_t now_us, const struct wor
 void workers_kill_head(struct workers *workers, const char *why);
 /* Tells a new keeper of every child. */
 void workers_tell_keeper(const struct workers *workers);
-/* SHUTDOWN, a bounded wait, then SIGKILL; all reaped, all closed. */
+/* SHUTDOWN, a bounded wait, then SIGKILL: all are reaped. Then those of another plan, which the next tick starts; their
+ * arena stands where the old one did. */
+void workers_end_all(struct workers *workers);
+HELM_MUST_CHECK int workers_renew(struct workers *workers, const struct workers_config *config,
+                                  struct helm_err *err);
+/* Ends all and closes everything. */
 void workers_close(struct workers *workers);
 
 bool workers_ready(const struct workers *workers);

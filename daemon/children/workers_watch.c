@@ -122,7 +122,18 @@ static bool in_a_step(const struct workers *workers, uint32_t index)
     return doorbell_read(&control->done[index].bell) != doorbell_read(&control->step_bell);
 }
 
-void workers_close(struct workers *workers)
+/* Reaps it if it has ended; the keeper lets go of its number before somebody else can have it. */
+static bool has_ended(struct workers *workers, const struct worker *w)
+{
+    siginfo_t info = {0};
+    if (waitid(P_PID, (id_t)w->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0)
+        return false;
+    keeper_drop_worker(workers->keeper, w->pid);
+    (void)waitpid(w->pid, NULL, WNOHANG);
+    return true;
+}
+
+void workers_end_all(struct workers *workers)
 {
     workers->stopping = true;
     for (uint32_t i = 0; i < workers->count; i++) {
@@ -139,7 +150,7 @@ void workers_close(struct workers *workers)
         for (uint32_t i = 0; i < workers->count; i++) {
             struct worker *w = &workers->worker[i];
             if (w->pid <= 0) continue;
-            if (waitpid(w->pid, NULL, WNOHANG) != 0) {
+            if (has_ended(workers, w)) {
                 w->pid = 0;
                 if (!first_end_us) first_end_us = now_us;
                 continue;
@@ -156,6 +167,11 @@ void workers_close(struct workers *workers)
         if (left) units_sleep_ms(2);
     }
     for (uint32_t i = 0; i < workers->count; i++) worker_close_fd(&workers->worker[i]);
+}
+
+void workers_close(struct workers *workers)
+{
+    workers_end_all(workers);
     if (workers->socket) zmq_close(workers->socket);
     workers->socket = NULL;
 }

@@ -6,6 +6,7 @@
 #include "daemon/clients/client_socket.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -40,6 +41,13 @@ struct client {
     uint64_t moved_us; /* when its backlog last began or shrank */
 };
 
+#define CURVE_PEER_BYTES 7 /* of a key that tell it from the others of the file */
+/* Public keys of those who may connect with CURVE. */
+struct keys {
+    uint8_t (*key)[32];
+    uint32_t count;
+};
+
 struct client_socket {
     struct client_socket_bounds bounds;
     void *local, *secure, *zap;
@@ -51,8 +59,7 @@ struct client_socket {
     uint32_t used;         /* entries that were ever used lie below */
     uint64_t next_handle;
     uint32_t next_turn; /* which socket is read first */
-    uint8_t (*allowed)[32];
-    uint32_t allowed_count;
+    struct keys allowed;
     size_t backlog_bytes; /* of all clients */
 };
 
@@ -120,14 +127,14 @@ static int read_key(const char *path, const char *what, char key[KEY_TEXT + 1], 
 }
 
 /* One Z85 public key a line; '#' starts a comment. */
-static int read_allowed(struct client_socket *sock, const char *path, struct helm_err *err)
+static int read_allowed(const char *path, struct keys *allowed, struct helm_err *err)
 {
     char *text = NULL;
     size_t length = 0;
     int rc = file_read(path, 1 << 20, &text, &length, err);
     if (rc) return rc;
-    sock->allowed = calloc(ALLOWED_MAX, sizeof *sock->allowed);
-    if (!sock->allowed) {
+    *allowed = (struct keys){.key = calloc(ALLOWED_MAX, sizeof *allowed->key)};
+    if (!allowed->key) {
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %s", path);
         goto out;
     }
@@ -139,22 +146,36 @@ static int read_allowed(struct client_socket *sock, const char *path, struct hel
         size_t n = strcspn(p, " \t\r");
         if (n == 0 || *p == '#') continue;
         p[n] = 0;
-        if (sock->allowed_count == ALLOWED_MAX) {
+        if (allowed->count == ALLOWED_MAX) {
             rc = helm_fail(err, HELM_E_LIMIT, "%s: more than %d keys", path, ALLOWED_MAX);
             goto out;
         }
-        if (n != KEY_TEXT || !zmq_z85_decode(sock->allowed[sock->allowed_count], p)) {
+        if (n != KEY_TEXT || !zmq_z85_decode(allowed->key[allowed->count], p)) {
             rc = helm_fail(err, HELM_E_FORMAT, "%s: key %u is not a Z85 key of %d characters", path, line,
                            KEY_TEXT);
             goto out;
         }
-        sock->allowed_count++;
+        allowed->count++;
     }
-    if (sock->allowed_count == 0)
+    if (allowed->count == 0)
         rc = helm_fail(err, HELM_E_FORMAT, "%s: no key in it: nobody could connect", path);
 out:
     free(text);
+    if (rc) free(allowed->key);
+    if (rc) *allowed = (struct keys){0};
     return rc;
+}
+
+int client_socket_reload(struct client_socket *sock, const char *curve_clients_file, struct helm_err *err)
+{
+    struct keys allowed;
+    if (!sock->secure || !curve_clients_file) return 0;
+    const int rc = read_allowed(curve_clients_file, &allowed, err);
+    if (rc) return rc;
+    free(sock->allowed.key);
+    sock->allowed = allowed;
+    log_info("%s: %u clients may connect", curve_clients_file, allowed.count);
+    return 0;
 }
 
 static int open_secure(void *zmq, struct client_socket *sock, const char *endpoint, const char *secret_file,
@@ -169,7 +190,7 @@ static int open_secure(void *zmq, struct client_socket *sock, const char *endpoi
     if (!zmq_has("curve"))
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: this libzmq has no CURVE", endpoint);
     char key[KEY_TEXT + 1];
-    int rc = read_allowed(sock, clients_file, err);
+    int rc = read_allowed(clients_file, &sock->allowed, err);
     if (!rc) rc = read_key(secret_file, "curve-secret-key-file", key, err);
     if (rc) return rc;
     /* libzmq asks this socket about every CURVE client; it must be there before the first connects. */
@@ -265,7 +286,7 @@ void client_socket_close(struct client_socket **sock)
     for (uint32_t i = 0; s->client && i < s->used; i++) client_drop_backlog(s, &s->client[i]);
     free(s->client);
     free(s->fd_life);
-    free(s->allowed);
+    free(s->allowed.key);
     free(s);
 }
 
@@ -300,15 +321,19 @@ void client_socket_authenticate(struct client_socket *sock)
             if (zmq_getsockopt(sock->zap, ZMQ_RCVMORE, &more, &more_size)) return;
         }
         bool ok = false;
+        /* Which key, whatever its place in the file is: a property of all that this connection sends, see peer_of. */
+        char user[2 * CURVE_PEER_BYTES + 1] = "";
         if (count == 7 && size[5] == 5 && memcmp(part[5], "CURVE", 5) == 0 && size[6] == 32)
-            for (uint32_t i = 0; i < sock->allowed_count && !ok; i++)
-                ok = memcmp(sock->allowed[i], part[6], 32) == 0;
+            for (uint32_t i = 0; i < sock->allowed.count && !ok; i++)
+                ok = memcmp(sock->allowed.key[i], part[6], 32) == 0;
+        for (int i = 0; ok && i < CURVE_PEER_BYTES; i++)
+            snprintf(user + 2 * i, sizeof user - 2 * (size_t)i, "%02x", part[6][i]);
         if (!ok) log_warn("a TCP client was refused: its public key is not in curve-clients-file");
         zmq_send(sock->zap, "1.0", 3, ZMQ_SNDMORE | ZMQ_DONTWAIT);
         zmq_send(sock->zap, part[1], (size_t)size[1], ZMQ_SNDMORE | ZMQ_DONTWAIT);
         zmq_send(sock->zap, ok ? "200" : "400", 3, ZMQ_SNDMORE | ZMQ_DONTWAIT);
         zmq_send(sock->zap, ok ? "OK" : "No", 2, ZMQ_SNDMORE | ZMQ_DONTWAIT);
-        zmq_send(sock->zap, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+        zmq_send(sock->zap, user, strlen(user), ZMQ_SNDMORE | ZMQ_DONTWAIT);
         zmq_send(sock->zap, "", 0, ZMQ_DONTWAIT);
     }
 }
@@ -416,6 +441,20 @@ void client_socket_watch(struct client_socket *sock)
 
 /* ---- receiving ---------------------------------------------------------------------------------------- */
 
+/* libzmq asks the kernel about a local connection when it is made, and says "NAME:UID:GID:PID" of it. */
+static uint64_t peer_of(zmq_msg_t *message, bool secure)
+{
+    const uint64_t keys = UINT64_C(1) << 63; /* behind those of users */
+    const char *text = zmq_msg_gets(message, secure ? "User-Id" : "Peer-Address");
+    unsigned long long key;
+    unsigned number, gid;
+    int pid;
+    if (!text) return 0;
+    if (secure) return sscanf(text, "%llx", &key) == 1 ? keys | key : 0;
+    text = strchr(text, ':');
+    return text && sscanf(text, ":%u:%u:%d", &number, &gid, &pid) == 3 ? (uint64_t)number + 1 : 0;
+}
+
 /* [routing id] [empty delimiter]? [frame]; further parts are read and thrown away. */
 static bool receive_from(struct client_socket *sock, bool secure, struct client_frame *frame)
 {
@@ -448,6 +487,7 @@ static bool receive_from(struct client_socket *sock, bool secure, struct client_
     frame->too_many_parts = parts != 1;
     client_socket_watch(sock);
     int fd = zmq_msg_get(&frame->message, ZMQ_SRCFD);
+    frame->peer = peer_of(&frame->message, secure);
     size_t id_size = zmq_msg_size(&id);
     struct client *c =
         id_size <= ROUTING_ID_MAX ? client_enter(sock, secure, zmq_msg_data(&id), id_size) : NULL;

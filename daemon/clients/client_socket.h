@@ -35,6 +35,8 @@ struct client_socket;
 
 struct client_frame {
     uint64_t client;
+    uint64_t
+        peer; /* who sent it: the same of all connections of one user, or of one CURVE key; 0: not known */
     zmq_msg_t message; /* client_frame_close */
     bool too_many_parts;
     size_t bytes; /* of all its parts */
@@ -55,6 +57,10 @@ HELM_MUST_CHECK int client_socket_open(void *zmq, const struct args_list *endpoi
                                        const char *curve_secret_key_file, const char *curve_clients_file,
                                        size_t frame_max, struct client_socket **out, struct helm_err *err);
 void client_socket_close(struct client_socket **sock);
+/* Reads the public keys of those who may connect again; connections that are there stay. On an error the old keys
+ * hold. Nothing happens without TCP endpoints. */
+HELM_MUST_CHECK int client_socket_reload(struct client_socket *sock, const char *curve_clients_file,
+                                         struct helm_err *err);
 
 /* Fills in items[0 .. return); at most CLIENT_SOCKET_POLL_MAX. */
 #define CLIENT_SOCKET_POLL_MAX 5

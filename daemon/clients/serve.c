@@ -13,11 +13,6 @@
 
 /* ---- packing ------------------------------------------------------------------------------------------ */
 
-/* Whose answer this is. */
-struct asker {
-    uint64_t client, request_id;
-};
-
 /* `body`: the message that `kind` says. */
 static int serve_send(struct serve *serve, struct asker asker, Helm__V1__Response__BodyCase kind, void *body)
 {
@@ -61,7 +56,7 @@ static void serve_answer(struct serve *serve, struct asker asker, Helm__V1__Resp
 
 static struct asker asker_of(const struct sequence *seq)
 {
-    return (struct asker){seq->client, seq->request_id};
+    return (struct asker){.client = seq->client, .request_id = seq->request_id};
 }
 
 int serve_token(void *context, const struct sequence *seq, uint32_t index,
@@ -96,6 +91,7 @@ void serve_done(void *context, const struct sequence *seq)
     sequence_timings(seq, units_now_us(), &timings);
     usage.prompt_tokens = seq->prompt_count;
     usage.completion_tokens = sequence_output_count(seq);
+    usage.cached_tokens = seq->found;
     done.id = seq->id;
     done.finish_reason = seq->finish;
     done.usage = &usage;
@@ -117,8 +113,9 @@ static void on_generate(struct serve *serve, struct asker asker, struct request 
         serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the daemon is going down");
         return;
     }
-    if (!serve->workers->ever_ready) {
-        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the model is still loading");
+    if (serve->checking || !serve->workers->ever_ready) {
+        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY,
+                    serve->workers->ever_ready ? "the model is being checked" : "the model is still loading");
         return;
     }
     if (batcher_find_request(serve->batcher, asker.client, asker.request_id)) {
@@ -127,8 +124,7 @@ static void on_generate(struct serve *serve, struct asker asker, struct request 
         return;
     }
     const struct sequence *seq;
-    int rc = batcher_submit(serve->batcher, &request->generate, asker.client, asker.request_id,
-                            units_now_us(), &seq, &err);
+    int rc = batcher_submit(serve->batcher, &request->generate, &asker, units_now_us(), &seq, &err);
     if (rc) {
         serve_error(serve, asker,
                     rc == HELM_E_BUSY ? HELM__V1__ERROR_CODE__ERROR_BUSY : HELM__V1__ERROR_CODE__ERROR_FAILED,
@@ -210,6 +206,12 @@ static void on_status(struct serve *serve, struct asker asker, struct request *r
     status.kv_dtype = (char *)kv_dtype_name(serve->kv_dtype);
     status.kv_token_bytes =
         model_kv_bytes_per_token(&serve->model->config, serve->model->config.layers, serve->kv_dtype);
+    status.prefix_cache = (char *)prefix_sharing_name(serve->batcher->with.sharing);
+    status.kv_pages_cached = serve->batcher->pages.known.resting;
+    status.prefix_hits_total = m->prefix_hits_total;
+    status.tokens_cached_total = m->tokens_found_total;
+    status.prefix_evictions_total = serve->batcher->pages.evicted;
+    status.activations = (char *)serve->activations;
     status.requests_total = m->requests_total;
     status.tokens_prompt_total = m->tokens_prompt_total;
     status.tokens_output_total = m->tokens_output_total;
@@ -304,7 +306,7 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
 {
     if (frame->client == 0) return; /* the table of clients is full of others with open requests */
     if (frame->too_many_parts) {
-        serve_error(serve, (struct asker){frame->client, 0}, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
+        serve_error(serve, (struct asker){.client = frame->client}, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
                     "a message is one frame, after an empty one at most");
         return;
     }
@@ -313,7 +315,7 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
     const struct request_limits limits = {.vocab = serve->model->config.vocab, .context = serve->context};
     zmq_msg_t *message = (zmq_msg_t *)&frame->message;
     int rc = request_parse(zmq_msg_data(message), zmq_msg_size(message), &limits, &request, &error);
-    const struct asker asker = {frame->client, request.request_id};
+    const struct asker asker = {frame->client, request.request_id, frame->peer};
     if (rc)
         serve_error(serve, asker, error.code, error.text);
     else
@@ -324,6 +326,7 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
 const char *serve_state_name(const struct serve *serve)
 {
     if (serve->draining) return "draining";
+    if (serve->checking) return "loading";
     if (workers_ready(serve->workers)) return "ready";
     return serve->workers->ever_ready ? "restarting" : "loading";
 }

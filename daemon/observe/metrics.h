@@ -17,6 +17,8 @@ struct metrics {
     uint64_t ready_us; /* first READY: idle time counts from here; 0 before */
     uint64_t requests_total, tokens_prompt_total, tokens_output_total, steps_total;
     uint64_t preemptions_total, restarts_total;
+    uint64_t prefix_hits_total,
+        tokens_found_total; /* requests whose prompts' pages were there; tokens of these */
     uint64_t busy_ns, linear_ns, attention_ns, sample_ns;
     uint64_t step_ns; /* steps from one to the next, as helmd sees them */
     struct metrics_worker worker[ARENA_WORKERS_MAX];

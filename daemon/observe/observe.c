@@ -19,6 +19,11 @@ void observe_lost(struct observe *o)
     memset(o->prompt, 0, sizeof o->prompt);
 }
 
+void observe_enter(struct observe *o, uint32_t slot)
+{
+    memset(&o->prompt[slot], 0, sizeof o->prompt[slot]);
+}
+
 void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns)
 {
     for (uint32_t w = 0; w < workers; w++) {
@@ -103,7 +108,8 @@ static void take_decode(struct observe *o, const struct step *step, const struct
     }
 }
 
-/* Rows that carry prompts: their times add up until the row that samples. */
+/* Rows that carry prompts: their times add up until the row that samples. A prompt that was not computed from its
+ * first token on is none to compare with. */
 static void take_prompts(struct observe *o, const struct step *step, double seconds)
 {
     for (uint32_t i = 0; i < step->row_count; i++) {

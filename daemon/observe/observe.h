@@ -37,6 +37,8 @@ void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns
 /* Both processors' words on a step (copied out of shared memory) and what it took as a whole. */
 void observe_step(struct observe *observe, const struct step *step, const struct arena_times *done,
                   double seconds);
+/* Another sequence is in this slot now. */
+void observe_enter(struct observe *observe, uint32_t slot);
 /* The workers were lost: what was being computed begins anew. */
 void observe_lost(struct observe *observe);
 /* Tokens of prompts that a step may hold beside so many sequences that decode; 0: no bound. */

@@ -235,6 +235,9 @@ int planner_make(const struct planner_request *r, struct plan *plan, struct aren
     if (!rc) rc = make(&m, plan, spec, err);
     if (rc) plan_free(plan);
     analyse_table_free(&m.table);
+    for (int p = 0; p < PLAN_PROCESSORS && !rc; p++)
+        if (plan->head == (enum plan_processor)p || plan_most_tokens(plan, (enum plan_processor)p))
+            plan->inputs[p] = r->inputs[p];
     return rc;
 }
 

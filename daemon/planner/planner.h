@@ -31,7 +31,9 @@ struct planner_request {
     struct ledger_machine machine;
     bool device_required;          /* a plan without the device is refused, not made */
     char no_device[160];           /* without a device: why there is none */
-    const struct profile *profile; /* of the machine that is planned for */
+    const struct profile *profile; /* of the machine that is planned for, multiplying as `inputs` says */
+    enum linear_inputs inputs[PLAN_PROCESSORS]; /* planner_make: the plan's, where a processor computes */
+    const char *activations;                    /* why those: for reports, or NULL */
     enum search_strategy strategy;
     uint32_t batch;  /* sequences that decode together in the step that is made fastest; 0: 1 */
     uint32_t prompt; /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "common/base/log.h"
 #include "daemon/steps/scheduler.h"
@@ -32,7 +31,7 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
     if (!batcher->seq || !batcher->view || !batcher->view_index || !batcher->queue_view)
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u requests", batcher->seq_capacity);
     if (!rc) rc = admission_init(&batcher->admission, header->slots, options->queue_limit, err);
-    if (!rc) rc = kv_pages_init(&batcher->pages, header->page_count, err);
+    if (!rc) rc = kv_pages_init(&batcher->pages, header->page_count, header->kv.page_tokens, err);
     if (rc) batcher_free(batcher);
     return rc;
 }
@@ -49,110 +48,16 @@ void batcher_free(struct batcher *batcher)
     memset(batcher, 0, sizeof *batcher);
 }
 
-/* ---- requests ----------------------------------------------------------------------------------------- */
-
-int batcher_submit(struct batcher *batcher, struct request_generate *request, uint64_t client,
-                   uint64_t request_id, uint64_t now_us, const struct sequence **out, struct helm_err *err)
-{
-    *out = NULL;
-    int rc = admission_check(&batcher->admission, client, err);
-    if (rc) return rc;
-    if (!request->has_seed && getrandom(&request->sampling.seed, sizeof request->sampling.seed, 0) < 0)
-        return helm_fail_errno(err, "drawing a seed");
-    struct sequence *seq;
-    rc = sequence_create(request, &seq, err);
-    if (rc) return rc;
-    seq->id = batcher->next_id++;
-    seq->order = seq->id;
-    seq->client = client;
-    seq->request_id = request_id;
-    seq->admission = admission_enter(&batcher->admission, client);
-    seq->arrived_us = now_us;
-    if (request->deadline_ms) seq->deadline_us = now_us + (uint64_t)request->deadline_ms * 1000;
-    batcher->seq[batcher->seq_count++] = seq;
-    batcher->with.metrics->requests_total++;
-    *out = seq;
-    return 0;
-}
-
-const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
-                                            uint64_t request_id)
-{
-    for (uint32_t i = 0; i < batcher->seq_count; i++)
-        if (batcher->seq[i]->client == client && batcher->seq[i]->request_id == request_id)
-            return batcher->seq[i];
-    return NULL;
-}
-
-int batcher_cancel(struct batcher *batcher, uint64_t id, const char *detail)
-{
-    for (uint32_t i = 0; i < batcher->seq_count; i++) {
-        if (batcher->seq[i]->id != id) continue;
-        sequence_finish(batcher->seq[i], HELM__V1__FINISH_REASON__FINISH_CANCELLED, detail);
-        return 0;
-    }
-    return HELM_E_NOT_FOUND;
-}
-
-void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail)
-{
-    for (uint32_t i = 0; i < batcher->seq_count; i++)
-        if (batcher->seq[i]->client == client)
-            sequence_finish(batcher->seq[i], HELM__V1__FINISH_REASON__FINISH_CANCELLED, detail);
-}
-
-void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, const char *detail)
-{
-    for (uint32_t i = 0; i < batcher->seq_count; i++) sequence_finish(batcher->seq[i], reason, detail);
-}
-
-uint32_t batcher_running(const struct batcher *batcher)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < batcher->seq_count; i++) n += batcher->seq[i]->slot != SEQUENCE_NO_SLOT;
-    return n;
-}
-
-uint32_t batcher_queued(const struct batcher *batcher)
-{
-    return batcher->seq_count - batcher_running(batcher);
-}
-
-uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq)
-{
-    uint32_t n = 0, at = 0;
-    if (seq->slot != SEQUENCE_NO_SLOT) return 0;
-    for (uint32_t i = 0; i < batcher->seq_count; i++) {
-        const struct sequence *s = batcher->seq[i];
-        bool running = s->slot != SEQUENCE_NO_SLOT;
-        if (s == seq) at = n;
-        /* one that was cancelled has its slot until the next step is formed, and waits for none */
-        if (running || s == seq || s->finish == HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED)
-            batcher->queue_view[n++] = (struct admission_request){.entry = s->admission, .running = running};
-    }
-    return admission_ends_before(&batcher->admission, batcher->queue_view, n, at);
-}
-
-uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us)
-{
-    uint64_t next = 0;
-    for (uint32_t i = 0; i < batcher->seq_count; i++) {
-        struct sequence *seq = batcher->seq[i];
-        if (seq->deadline_us == 0 || seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
-        if (seq->deadline_us <= now_us)
-            sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "deadline");
-        else if (next == 0 || seq->deadline_us < next)
-            next = seq->deadline_us;
-    }
-    return next;
-}
-
 /* ---- slots -------------------------------------------------------------------------------------------- */
+
+static uint32_t *batcher_row_of(const struct batcher *batcher, uint32_t slot)
+{
+    return arena_page_table_of(batcher->with.arena, slot);
+}
 
 static void batcher_free_left(struct batcher *batcher, uint32_t slot)
 {
-    kv_pages_shrink(&batcher->pages, arena_page_table_of(batcher->with.arena, slot),
-                    &batcher->slot[slot].left_pages, 0);
+    kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, slot), &batcher->slot[slot].left_pages, 0);
 }
 
 /* Steps in flight may still compute on the slot: until they are done it stays as it is. */
@@ -164,7 +69,7 @@ static void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
     slot->left_pages = seq->pages;
     if (!slot->steps) batcher_free_left(batcher, seq->slot);
     seq->slot = SEQUENCE_NO_SLOT;
-    seq->pages = seq->cached = seq->rung = seq->asked = 0;
+    prefix_begin(seq);
 }
 
 static void batcher_write_history(const struct batcher *batcher, const struct sequence *seq)
@@ -186,8 +91,9 @@ static void batcher_enter_slot(struct batcher *batcher, struct sequence *seq, ui
     shared->prompt_count = seq->prompt_count;
     batcher->slot[slot].owner = seq;
     seq->slot = slot;
-    seq->cached = seq->rung = seq->asked = 0;
+    prefix_begin(seq);
     batcher_write_history(batcher, seq);
+    observe_enter(batcher->with.observe, slot);
     if (seq->started_us == 0) seq->started_us = now_us;
 }
 
@@ -254,22 +160,36 @@ const struct batcher_flight *batcher_oldest(const struct batcher *batcher)
     return &batcher->flight[batcher_oldest_serial(batcher) % ARENA_STEP_RING];
 }
 
+/* What was computed since then by others of what this sequence is to compute. */
+static void batcher_take_prefix(struct batcher *batcher, struct sequence *seq)
+{
+    const bool first = seq->found == 0;
+    const uint32_t found = seq->found;
+    if (!prefix_take(&batcher->pages, batcher_row_of(batcher, seq->slot), seq)) return;
+    batcher->with.metrics->prefix_hits_total += first && seq->found;
+    batcher->with.metrics->tokens_found_total += seq->found - found;
+}
+
 /* Every sequence as it will be when the steps in flight are done, if none of their tokens ends it. One that
- * then has all its tokens is left out, and keeps its slot. */
+ * then has all its tokens is left out, and keeps its slot. Those that run are given what others computed of
+ * their prompts meanwhile. */
 static uint32_t batcher_fill_view(struct batcher *batcher)
 {
     uint32_t n = 0;
     struct scheduler_seq *view = batcher->view;
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
-        const struct sequence *seq = batcher->seq[i];
+        struct sequence *seq = batcher->seq[i];
         if (batcher_ended(seq) || sequence_output_count(seq) + seq->asked >= seq->max_tokens) continue;
+        const bool running = seq->slot != SEQUENCE_NO_SLOT;
+        if (running) batcher_take_prefix(batcher, seq);
         batcher->view_index[n] = i;
         view[n++] = (struct scheduler_seq){.order = seq->order,
                                            .client = seq->client,
-                                           .running = seq->slot != SEQUENCE_NO_SLOT,
+                                           .running = running,
                                            .tokens = seq->token_count + seq->asked,
                                            .cached = seq->rung,
-                                           .pages = seq->pages};
+                                           .pages = seq->pages,
+                                           .next_page = running ? prefix_next_page(&batcher->pages, seq) : 0};
     }
     return n;
 }
@@ -338,8 +258,7 @@ static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
 static void batcher_add_row(struct batcher *batcher, struct step *step, struct sequence *seq,
                             const struct scheduler_row *row)
 {
-    uint32_t *table = arena_page_table_of(batcher->with.arena, seq->slot);
-    if (kv_pages_grow(&batcher->pages, table, &seq->pages, row->pages)) {
+    if (kv_pages_grow(&batcher->pages, batcher_row_of(batcher, seq->slot), &seq->pages, row->pages)) {
         log_error("batcher: the scheduler gave away more KV pages than there are: aborting");
         abort();
     }
@@ -355,39 +274,61 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
     seq->asked += row->sample;
 }
 
-/* Forms the next step and rings it. False: there is none to be had now. */
-static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
+static uint32_t batcher_shared(const void *context, uint32_t seq)
+{
+    const struct batcher *batcher = context;
+    return prefix_shared(&batcher->pages, batcher->seq[batcher->view_index[seq]]);
+}
+
+/* What runs next, of the sequences as they are. False: there is nothing that may be rung now. */
+static bool batcher_schedule(struct batcher *batcher, bool admit, struct scheduler_step *plan)
 {
     const struct arena_header *header = arena_header_of(batcher->with.arena);
-    struct scheduler_seq *view = batcher->view;
-    const uint32_t *index_of = batcher->view_index;
     uint32_t count = batcher_fill_view(batcher);
     if (count == 0) return false;
-    struct scheduler_limits limits = {.slots = batcher_count_slots(batcher, count),
+    struct scheduler_limits limits = {.slots = admit ? batcher_count_slots(batcher, count) : 0,
                                       .step_tokens = header->step_tokens,
                                       .page_tokens = header->kv.page_tokens,
                                       .pages_free = batcher->pages.free_count,
                                       .prompt_tokens = prompt_tokens_of(batcher, count),
-                                      .turn = batcher->turn};
-    struct scheduler_step plan;
-    scheduler_form_step(view, count, &limits, &plan);
+                                      .turn = batcher->turn,
+                                      .shared = batcher_shared,
+                                      .context = batcher};
+    scheduler_form_step(batcher->view, count, &limits, plan);
     /* Pages that a step in flight uses cannot be taken, and lists are changed with nothing in flight. */
-    if (batcher->in_flight &&
-        (!plan.row_count || plan.preempt_count || !batcher_is_decode_list(batcher, plan.token_count)))
-        return false;
-    batcher->turn++;
-    for (uint32_t i = 0; i < plan.preempt_count; i++) {
-        struct sequence *seq = batcher->seq[index_of[plan.preempt[i]]];
+    return !batcher->in_flight ||
+           (plan->row_count && !plan->preempt_count && batcher_is_decode_list(batcher, plan->token_count));
+}
+
+/* Who enters, else who leaves: what there is room for is seen better when the others have found their pages. */
+static void batcher_change_slots(struct batcher *batcher, const struct scheduler_step *plan, uint64_t now_us)
+{
+    for (uint32_t i = 0; i < plan->admit_count; i++)
+        batcher_enter_slot(batcher, batcher->seq[batcher->view_index[plan->admit[i]]], now_us);
+    for (uint32_t i = 0; i < plan->preempt_count && !plan->admit_count; i++) {
+        struct sequence *seq = batcher->seq[batcher->view_index[plan->preempt[i]]];
         log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
         batcher_leave_slot(batcher, seq);
         batcher->with.metrics->preemptions_total++;
     }
-    for (uint32_t i = 0; i < plan.admit_count; i++)
-        batcher_enter_slot(batcher, batcher->seq[index_of[plan.admit[i]]], now_us);
+}
+
+/* Forms the next step and rings it. False: there is none to be had now. */
+static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
+{
+    struct scheduler_step plan;
+    bool preempted = false; /* then nobody enters before the older ones have their pages */
+    if (!batcher_schedule(batcher, true, &plan)) return false;
+    while (plan.preempt_count || plan.admit_count) {
+        preempted = preempted || !plan.admit_count;
+        batcher_change_slots(batcher, &plan, now_us);
+        if (!batcher_schedule(batcher, !preempted, &plan)) return false;
+    }
+    batcher->turn++;
     struct step *step = &batcher_flight_of(batcher, batcher->serial + 1)->step;
     step->row_count = step->token_count = 0;
     for (uint32_t i = 0; i < plan.row_count; i++)
-        batcher_add_row(batcher, step, batcher->seq[index_of[plan.row[i].seq]], &plan.row[i]);
+        batcher_add_row(batcher, step, batcher->seq[batcher->view_index[plan.row[i].seq]], &plan.row[i]);
     if (step->row_count) batcher_ring(batcher, now_us);
     return step->row_count > 0;
 }
@@ -506,10 +447,13 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
         if (!slot->steps) batcher_free_left(batcher, row->slot);
         return;
     }
-    seq->cached = row->start + row->count;
-    seq->asked -= (row->flags & STEP_ROW_SAMPLE) != 0;
-    if (batcher_ended(seq)) return;
     const struct step_result_row *got = &batcher->result.row[i];
+    seq->asked -= (row->flags & STEP_ROW_SAMPLE) != 0;
+    if (got->status == STEP_ROW_OK)
+        prefix_computed(&batcher->pages, batcher_row_of(batcher, row->slot), seq, row->start + row->count);
+    else
+        prefix_forget(&batcher->pages, batcher_row_of(batcher, row->slot), seq);
+    if (batcher_ended(seq)) return;
     if (got->status == STEP_ROW_NO_FINITE_LOGIT)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR,
                         "the model produced no finite logit (weights or activations overflow)");
@@ -565,6 +509,11 @@ void batcher_worker_ready(struct batcher *batcher)
     batcher->worker_ready = true;
 }
 
+void batcher_goes_on(struct batcher *batcher, uint32_t serial)
+{
+    batcher->serial = serial;
+}
+
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss)
 {
     batcher->worker_ready = false;
@@ -581,10 +530,15 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
                      BATCHER_CRASHES_MAX, loss->why);
             sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
         }
-        if (!loss->kv_intact) seq->cached = 0;
+        if (!loss->kv_intact && seq->slot != SEQUENCE_NO_SLOT) {
+            /* two that shared a page would both write to it */
+            kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, seq->slot), &seq->pages, 0);
+            prefix_begin(seq);
+        }
         seq->rung = seq->cached;
         seq->asked = 0;
     }
+    if (!loss->kv_intact) kv_pages_forget_all(&batcher->pages);
     for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++) {
         batcher->slot[i].steps = 0;
         if (batcher->slot[i].left_pages) batcher_free_left(batcher, i);

@@ -17,6 +17,10 @@
  * wrong with it: the step that was cut off is simply run again); it is recomputed when a worker failed by
  * itself, or when a part of it was in VRAM.
  *
+ * Prefixes. Whoever stands where a page ends is given the known pages that go on from there (prefix.h) before a step is
+ * formed. Only full pages are known, and only once the step that filled them is done, so no step in flight writes to a
+ * page that others read. What is lost with a worker is known no more: those that run then compute pages of their own.
+ *
  * A step is done when every worker has rung: one of them writes the result, and none may still be reading
  * what the next step overwrites. */
 #ifndef HELM_DAEMON_STEPS_BATCHER_H
@@ -30,6 +34,7 @@
 #include "daemon/observe/metrics.h"
 #include "daemon/observe/observe.h"
 #include "daemon/steps/pace.h"
+#include "daemon/steps/prefix.h"
 #include "daemon/steps/request.h"
 #include "daemon/steps/scheduler.h"
 #include "daemon/steps/sequence.h"
@@ -56,6 +61,7 @@ struct batcher_options {
     struct observe *observe;
     uint32_t workers; /* that take part in every step */
     uint32_t queue_limit;
+    enum prefix_sharing sharing;
     struct batcher_sink sink;
 };
 
@@ -106,8 +112,8 @@ void batcher_free(struct batcher *batcher);
 
 /* Takes a checked request. HELM_E_BUSY: no place in the queue, or none for this client (admission.h). The
  * sequence is borrowed (Accepted is made from it). */
-HELM_MUST_CHECK int batcher_submit(struct batcher *batcher, struct request_generate *request, uint64_t client,
-                                   uint64_t request_id, uint64_t now_us, const struct sequence **out,
+HELM_MUST_CHECK int batcher_submit(struct batcher *batcher, struct request_generate *request,
+                                   const struct asker *asker, uint64_t now_us, const struct sequence **out,
                                    struct helm_err *err);
 const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
                                             uint64_t request_id);
@@ -139,6 +145,8 @@ HELM_MUST_CHECK int batcher_take_result(struct batcher *batcher, uint64_t now_us
  * every slot again. */
 void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch);
 void batcher_worker_ready(struct batcher *batcher);
+/* Somebody else has rung steps up to this one (check.h), and they are done. */
+void batcher_goes_on(struct batcher *batcher, uint32_t serial);
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss);
 
 #endif

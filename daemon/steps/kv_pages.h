@@ -1,31 +1,49 @@
-/* Which pages of the host KV pool are free: a stack of page numbers with a reference count each.
+/* Who holds which page of the KV pool: a reference count a page, a stack of empty pages, and pages that nobody holds but
+ * that are known by their tokens (prefix_index.h).
  *
- * Called by batcher.c only. Owns its two arrays; page table rows belong to the arena and are
- * passed in. A page is written by whoever holds the only reference; a page with several references is
- * read-only (a shared prefix). Taking and dropping are O(1) and allocate nothing. A broken count is a broken
- * invariant: abort. */
+ * Called by batcher.c and prefix.c. Owns its arrays; page table rows belong to the arena and are passed in. A page with several
+ * holders, or a known one, is full and never written again: whoever is given one goes on behind it, in a page of its
+ * own, so nothing is ever copied on write. A known page that nobody holds counts as free. It is emptied when the stack
+ * is, the one that was left longest ago first; of pages left together the later ones of a sequence first, since a page
+ * is found only behind those in front of it. Taking and dropping are O(1) and allocate nothing. A broken count is a
+ * broken invariant: abort. */
 #ifndef HELM_DAEMON_STEPS_KV_PAGES_H
 #define HELM_DAEMON_STEPS_KV_PAGES_H
 
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "daemon/steps/prefix_index.h"
 
 struct kv_pages {
-    uint32_t count, free_count;
-    uint32_t *stack;   /* [count]; the first free_count are free */
-    uint16_t *holders; /* [count]; 0 = free */
+    uint32_t count, free_count; /* free: that nobody holds, known or not */
+    uint32_t *stack;            /* [count]; the first free_count - known.resting are empty */
+    uint16_t *holders;          /* [count]; 0 = free */
+    struct prefix_index known;
+    uint64_t evicted; /* known pages that were emptied for others */
 };
 
-HELM_MUST_CHECK int kv_pages_init(struct kv_pages *pages, uint32_t count, struct helm_err *err);
+HELM_MUST_CHECK int kv_pages_init(struct kv_pages *pages, uint32_t count, uint32_t page_tokens,
+                                  struct helm_err *err);
 void kv_pages_free(struct kv_pages *pages);
 
 /* Grows a sequence's row from *held to `want` pages, all or nothing: HELM_E_BUSY when too few are free. */
 HELM_MUST_CHECK int kv_pages_grow(struct kv_pages *pages, uint32_t *row, uint32_t *held, uint32_t want);
 /* Drops the references of row[want .. *held). */
 void kv_pages_shrink(struct kv_pages *pages, const uint32_t *row, uint32_t *held, uint32_t want);
-/* One more holder of a page that someone holds; HELM_E_LIMIT at 65535 holders. */
-HELM_MUST_CHECK int kv_pages_share(struct kv_pages *pages, uint32_t page);
 uint32_t kv_pages_holders(const struct kv_pages *pages, uint32_t page);
+
+/* Grows the row by known pages that hold `tokens`, page_tokens each, behind *end (the number of the page in front of
+ * them, or the scope), up to `want` pages and as far as there are any. Moves *end on. */
+void kv_pages_take_known(struct kv_pages *pages, uint32_t *row, uint32_t *held, uint32_t want,
+                         const uint32_t *tokens, uint64_t *end);
+/* How many of `count` pages of tokens it would be given so that others hold already, in front of the first that nobody does. */
+uint32_t kv_pages_shared(const struct kv_pages *pages, uint32_t count, const uint32_t *tokens, uint64_t end);
+/* A page that the caller holds has these tokens, all of them computed. Its number, or that of the other page which is
+ * known for the same; a page that rests gives its place to the one that is held. */
+uint64_t kv_pages_make_known(struct kv_pages *pages, uint32_t page, uint64_t before, const uint32_t *tokens);
+/* Nobody shall find it any more; who holds it keeps it. */
+void kv_pages_forget(struct kv_pages *pages, uint32_t page);
+void kv_pages_forget_all(struct kv_pages *pages);
 
 #endif

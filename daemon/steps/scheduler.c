@@ -156,16 +156,30 @@ static void draft_admit(struct draft *d)
         }
         if (best == d->count) return;
         uint32_t need = kv_pages_for(d->seqs[best].tokens, d->limits->page_tokens);
+        if (d->limits->shared) need -= d->limits->shared(d->limits->context, best);
         if (d->running > 0 && need + draft_outstanding(d) > d->pages_free) return; /* alone it always fits */
         d->step->admit[d->step->admit_count++] = best;
         draft_insert(d, best);
     }
 }
 
+/* Whether another member has got the tokens that fill the page which this one would fill next. */
+static bool draft_fills_next_page(const struct draft *d, const struct member *m)
+{
+    const uint64_t page = seq_of(d, m)->next_page;
+    for (uint32_t i = 0; page && i < d->members; i++) {
+        const struct member *other = &d->member[i];
+        if (other != m && !other->out && other->given >= d->limits->page_tokens &&
+            seq_of(d, other)->next_page == page)
+            return true;
+    }
+    return false;
+}
+
 static bool draft_wants_prefill(const struct draft *d, const struct member *m)
 {
     const struct scheduler_seq *s = seq_of(d, m);
-    return !m->out && m->given == 0 && s->tokens - s->cached > 1;
+    return !m->out && m->given == 0 && s->tokens - s->cached > 1 && !draft_fills_next_page(d, m);
 }
 
 /* One chunk for each client in turn until the budget is gone. Clients are ranked by their oldest member that

@@ -7,11 +7,13 @@
  *   2. The rest of step_tokens goes to prompts, in chunks, clients taking turns (`turn` rotates from step to
  *      step), within a client the oldest request first. Where others decode in the same step no more than
  *      prompt_tokens of it do: each of them waits for the whole step.
- *   3. A waiting sequence gets a slot when one is free and the pages for all its tokens are, beside those
- *      that the running ones are still to take (at least one each). The client with the fewest running
- * sequences goes first, then the oldest request. When that one does not fit nobody overtakes it, so nobody
- * starves.
- *   4. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
+ *   3. A waiting sequence gets a slot when one is free and the pages for all its tokens are, but for those that it
+ *      will share with running ones, beside those that these are still to take (at least one each). The client with
+ *      the fewest running sequences goes first, then the oldest request. When that one does not fit nobody overtakes it,
+ *      so nobody starves.
+ *   4. What two prompts have in common is computed by one of them: a sequence whose next page another one of this
+ *      step fills with the same tokens gets nothing in it, and finds the page when the step is done.
+ *   5. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
  * which goes back to waiting and is computed again later (its tokens are kept, so its stream goes on). The
  * oldest is therefore never stopped, and it fits alone because the pool holds at least one whole context. */
 #ifndef HELM_DAEMON_STEPS_SCHEDULER_H
@@ -29,6 +31,9 @@ struct scheduler_seq {
     uint32_t tokens; /* known tokens: prompt and output so far */
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t pages;  /* held now; 0 when not running */
+    /* the same of two sequences: what they compute next fills a page with the same tokens behind the same ones; 0: not
+     * a whole page, or of no interest to others */
+    uint64_t next_page;
 };
 
 struct scheduler_limits {
@@ -38,6 +43,9 @@ struct scheduler_limits {
     uint32_t pages_free;
     uint32_t prompt_tokens; /* of prompts in a step in which others decode, at most; 0: no such bound */
     uint64_t turn;          /* grows by one each step */
+    /* Pages that this waiting sequence (an index into the input) is going to share with those that hold them; NULL: none */
+    uint32_t (*shared)(const void *context, uint32_t seq);
+    const void *context;
 };
 
 struct scheduler_row {
@@ -47,8 +55,9 @@ struct scheduler_row {
     bool sample;
 };
 
-/* In the order to be carried out: preempt, admit, then rows. Never is a sequence in two of `preempt` and
- * `row`. */
+/* In the order to be carried out: preempt, admit, then rows. Never is a sequence in two of `preempt` and `row`. A
+ * preempted one is thought to be alone with its pages, an admitted one has found none yet: where pages are shared the
+ * step is formed again once these are carried out, admissions first. */
 struct scheduler_step {
     uint32_t preempt[SCHEDULER_ROWS_MAX], preempt_count;
     uint32_t admit[SCHEDULER_ROWS_MAX], admit_count;

@@ -11,6 +11,7 @@ int sequence_create(struct request_generate *request, struct sequence **out, str
     struct sequence *seq = calloc(1, sizeof *seq);
     if (!seq) return helm_fail(err, HELM_E_NOMEM, "no memory for a request");
     seq->slot = SEQUENCE_NO_SLOT;
+    seq->scope = SEQUENCE_NO_SCOPE;
     seq->tokens = request->prompt;
     seq->token_count = seq->token_capacity = seq->prompt_count = request->prompt_count;
     request->prompt = NULL;
@@ -80,7 +81,7 @@ void sequence_timings(const struct sequence *seq, uint64_t now_us, Helm__V1__Tim
     if (output == 0) return;
     timings->ttft_ms = us_between(seq->arrived_us, seq->first_us) / 1e3;
     double prefill_us = us_between(seq->started_us, seq->first_us);
-    if (prefill_us > 0) timings->prefill_tok_s = seq->prompt_count * 1e6 / prefill_us;
+    if (prefill_us > 0) timings->prefill_tok_s = (seq->prompt_count - seq->found) * 1e6 / prefill_us;
     double decode_us = us_between(seq->first_us, seq->last_us);
     if (output > 1 && decode_us > 0) {
         timings->tpot_ms = decode_us / 1e3 / (output - 1);

@@ -1,6 +1,6 @@
 /* A request's life: its tokens, where its KV stands, when what happened, and how it ends.
  *
- * Made by batcher.c from a checked request; the tokens here are the truth, the arena's history row is a copy
+ * Made by batcher_requests.c from a checked request; the tokens here are the truth, the arena's history row is a copy
  * that the workers use. That is why neither a dead worker nor a preemption loses a token. Owns its token
  * array. */
 #ifndef HELM_DAEMON_STEPS_SEQUENCE_H
@@ -14,7 +14,15 @@
 #include "daemon/steps/request.h"
 #include "proto/helm.pb-c.h"
 
-#define SEQUENCE_NO_SLOT UINT32_MAX
+#define SEQUENCE_NO_SLOT  UINT32_MAX
+#define SEQUENCE_NO_SCOPE UINT64_MAX
+
+/* Whose a request is. */
+struct asker {
+    uint64_t client;     /* client_socket's handle */
+    uint64_t request_id; /* the client's */
+    uint64_t peer;       /* who the client is (client_socket.h); 0: not known */
+};
 
 struct sequence {
     uint64_t id;         /* the daemon's, shown to clients */
@@ -32,6 +40,12 @@ struct sequence {
     uint32_t rung;   /* the same once the steps in flight are done */
     uint32_t asked;  /* tokens that these sample, behind those that are known */
     uint32_t pages;  /* held */
+
+    uint64_t
+        scope; /* sequences of one scope find each other's pages (prefix.h); SEQUENCE_NO_SCOPE: finds none */
+    uint64_t page_end; /* number of the last full page of `cached`, or the scope */
+    uint32_t reach;    /* the most that `cached` was */
+    uint32_t found;    /* tokens of the prompt that it did not compute: their pages were there */
 
     struct sampling_params sampling;
     uint32_t stop[REQUEST_STOP_MAX], stop_count;

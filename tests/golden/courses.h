@@ -10,7 +10,7 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define COURSE_TOKENS 24 /* passes the end of a page of 32 */
 #else
-#define COURSE_TOKENS 60 /* passes the ends of two */
+#define COURSE_TOKENS 46 /* passes the ends of two */
 #endif
 #define COURSE_SLOTS 20
 #define COURSE_OTHER 3 /* the slot of whoever comes in between; others run */

@@ -86,7 +86,8 @@ static void run_variant(const char *model, const struct golden *golden, const ch
                                           .context_tokens = CONTEXT,
                                           .step_tokens = STEP_TOKENS};
     if (local_open(&options, local, &err)) fail_msg("%s on %s: %s", model, kernels, err.text);
-    bool is_exact = kv_dtype == KV_F32 && local->engine.kernels.linear[FORMAT_BF16].tokens->exact_input;
+    bool is_exact =
+        kv_dtype == KV_F32 && local->engine.kernels.linear[LINEAR_EXACT][FORMAT_BF16].tokens->exact_input;
     const struct tolerance *tolerance = is_exact ? &exact : tolerance_of_cache(kv_dtype);
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         struct outcome error = {0};

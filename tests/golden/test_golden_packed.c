@@ -133,16 +133,17 @@ static void processors_without_kernels_are_told(void **state)
     char text[256];
     assert_int_equal(kernel_set_choose(0, NULL, KV_F16, &set, &err), 0);
     const unsigned packed = format_bit(FORMAT_BF16_PACKED), plain = format_bit(FORMAT_BF16);
-    assert_null(set.linear[FORMAT_BF16_PACKED].one);
+    assert_null(set.linear[LINEAR_EXACT][FORMAT_BF16_PACKED].one);
     assert_int_equal(kernel_set_need(&set, plain, 0, &err), 0);
     assert_int_equal(kernel_set_need(&set, packed, 0, &err), HELM_E_UNSUPPORTED);
     print_message("%s\n", err.text);
     assert_non_null(strstr(err.text, "bf16-packed"));
     assert_non_null(strstr(err.text, "avx512"));
-    assert_null(strstr(kernel_set_text(&set, plain | packed, text, sizeof text), "packed"));
+    assert_null(strstr(kernel_set_text(&set, LINEAR_EXACT, plain | packed, text, sizeof text), "packed"));
     assert_int_equal(kernel_set_choose(0, "ref", KV_F16, &set, &err), 0); /* by name the plain one is there */
     assert_int_equal(kernel_set_need(&set, packed, 0, &err), 0);
-    assert_non_null(strstr(kernel_set_text(&set, plain | packed, text, sizeof text), "bf16-packed ref"));
+    assert_non_null(
+        strstr(kernel_set_text(&set, LINEAR_EXACT, plain | packed, text, sizeof text), "bf16-packed ref"));
 }
 
 /* ---- beside a device ---- */

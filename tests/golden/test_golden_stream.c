@@ -229,8 +229,7 @@ static void cpu_and_stream_alternate(void **state)
     };
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i += FEW_PLANS ? 2 : 1)
         run_plan("tests/data/golden/qwen3", &plans[i],
-                 FEW_PLANS ? TOGETHER : ALONE | (i % 2 ? ODD : 0) | TOGETHER | GREEDY,
-                 i == 1 ? UINT32_MAX : 140);
+                 FEW_PLANS ? TOGETHER : ALONE | (i % 2 ? ODD : GREEDY) | TOGETHER, i == 1 ? UINT32_MAX : 140);
     const struct case_plan demo = {.decode = "csgcsgcsgcsgcsgc", .ring = RING_SOME, .kv_dtype = KV_F16};
     run_plan("tools/models/demo", &demo, TOGETHER, 300);
 }
@@ -268,7 +267,7 @@ static void prefill_lists_borrow_caches(void **state)
     };
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++)
         run_plan("tests/data/golden/qwen3", &plans[i],
-                 !FEW_PLANS || i == 2 ? ALONE | (i % 2 ? ODD : 0) | TOGETHER | GREEDY : TOGETHER, UINT32_MAX);
+                 !FEW_PLANS || i == 2 ? ALONE | (i % 2 ? ODD : GREEDY) | TOGETHER : TOGETHER, UINT32_MAX);
     const struct case_plan bias = {
         .decode = "cgcscgcs", .prefill = {"sgsssgss"}, .from = {17}, .ring = RING_SOME, .kv_dtype = KV_F16};
     run_plan("tests/data/golden/qwen2-bias", &bias, ALONE | ODD | TOGETHER, 300);

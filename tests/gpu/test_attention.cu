@@ -323,10 +323,13 @@ void test_attention(struct test_context *t)
                 {dtype, heads, kv, dim, page, 0, norm, {37, 0, 100}, {65, 5, 64}},
                 {dtype, heads, kv, dim, page, 33, norm, {0, 90}, {130, 20}},
             };
-            for (const attention_case &c : cases) {
+            for (size_t n = 0; n < cases.size(); n++) {
+                const attention_case &c = cases[n];
                 if (t->few && c.start.size() == 3) continue;
                 test_prefill(t, c, &t->device, tensor);
-                if (tensor) test_prefill(t, c, &plain, false);
+                /* small: of a shape one case, of another the next; KV_F32 has all of them without tensor cores */
+                if (tensor && (!t->small || t->few || n == (i + (size_t)dtype) % cases.size()))
+                    test_prefill(t, c, &plain, false);
             }
         }
     }

@@ -109,6 +109,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "--only %s: not all of these are tests\n", only);
         return 2;
     }
+    int groups[2] = {0, 0}; /* passed, failed */
     for (auto &test : tests) {
         if (only && !is_listed(only, test.name)) continue;
         int failures = t.failures, checks = t.checks;
@@ -118,8 +119,9 @@ int main(int argc, char **argv)
         printf("%-4s %-12s %d checks, %d failed; nearest to its tolerance: %s\n",
                t.failures == failures ? "ok" : "FAIL", test.name, t.checks - checks, t.failures - failures,
                t.worst_what);
+        groups[t.failures != failures]++;
     }
     CUDA(cudaStreamDestroy(t.stream));
-    printf("%d checks, %d failed\n", t.checks, t.failures);
+    printf("%d checks, %d failed\n%d passed, %d failed\n", t.checks, t.failures, groups[0], groups[1]);
     return t.failures || t.checks == 0 ? 1 : 0;
 }

@@ -135,7 +135,8 @@ static void steps_are_rung_while_others_are_computed(void **state)
                                             {.rows = 2, .queued = true, .sampled = true}};
     for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
         struct pair *pair = open_split(&splits[i], COURSE_SLOTS, 96, 96);
-        for (size_t c = 0; c < sizeof courses / sizeof *courses; c++) {
+        const size_t both = i == 0; /* the others: one course each */
+        for (size_t c = both ? 0 : i - 1; c < (both ? sizeof courses / sizeof *courses : i); c++) {
             static uint32_t tokens[2][COURSE_SLOTS][COURSE_TOKENS];
             struct course plain = courses[c];
             plain.queued = false;

@@ -114,6 +114,78 @@ static void check(size_t rows, size_t cols, size_t tokens, bool accumulate)
     guarded_free(&gw), guarded_free(&gp), guarded_free(&gy);
 }
 
+/* Blocks of one scale, a power of two, and 32 bf16 numbers, decoded to tiles. */
+static void decode_made_up(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols)
+{
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < cols; c++) {
+            const char *block = (const char *)w + r * row_bytes + c / 32 * 68;
+            float scale;
+            memcpy(&scale, block, 4);
+            ((uint16_t *)tiles)[r / 16 * 16 * cols + c / 32 * 512 + r % 16 * 32 + c % 32] =
+                convert_f32_bf16(scale * convert_load(block + 4, DTYPE_BF16, c % 32));
+        }
+}
+
+static void check_blocks(size_t rows, size_t cols, size_t tokens, bool accumulate)
+{
+    static const struct amx_blocks of = {.values = 32, .bytes = 68, .decode = decode_made_up};
+    uint64_t seed = rows << 32 ^ cols << 16 ^ tokens ^ 3;
+    const size_t ldy = rows + 2;
+    struct guarded gw, gp, gy, gs;
+    guarded_make(&gw, rows * cols / 32 * 68);
+    guarded_make(&gp, (tokens + 15) / 16 * 16 * cols * 2);
+    guarded_make(&gy, ((tokens - 1) * ldy + rows) * 4);
+    guarded_make(&gs, amx_blocks_scratch_bytes(cols, tokens));
+    float *x = malloc(tokens * cols * sizeof *x), *w = malloc(rows * cols * sizeof *w), *y = gy.data;
+    assert_true(x && w);
+    for (size_t i = 0; i < tokens * cols; i++) x[i] = convert_bf16_f32(convert_f32_bf16(random_float(&seed)));
+    for (size_t b = 0; b < rows * cols / 32; b++) {
+        char *block = (char *)gw.data + b * 68;
+        const float scale = b % 3 ? 0.5f : 4;
+        memcpy(block, &scale, 4);
+        for (size_t i = 0; i < 32; i++) {
+            const uint16_t number = convert_f32_bf16(random_float(&seed));
+            memcpy(block + 4 + 2 * i, &number, 2);
+            w[b * 32 + i] = scale * convert_bf16_f32(number);
+        }
+    }
+    for (size_t t = 0; t < tokens && accumulate; t++)
+        for (size_t r = 0; r < rows; r++) y[t * ldy + r] = (float)(t + r);
+    pack(gp.data, x, tokens, cols);
+    amx_gemm_blocks(y, ldy, gw.data, gp.data, rows, cols, tokens, accumulate, gs.data, &of);
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t r = 0; r < ldy && (r < rows || t + 1 < tokens); r++) {
+            double want = accumulate ? (double)(t + r) : 0, magnitude = want;
+            if (r >= rows) {
+                assert_int_equal(convert_f32_bits(y[t * ldy + r]), 0xffffffffu);
+                continue;
+            }
+            for (size_t c = 0; c < cols; c++) {
+                const double product = (double)w[r * cols + c] * (double)x[t * cols + c];
+                want += product;
+                magnitude += fabs(product);
+            }
+            assert_true(fabs((double)y[t * ldy + r] - want) <=
+                        0x1p-24 * (4 + 2 * sqrt((double)cols)) * magnitude);
+        }
+    free(x);
+    free(w);
+    guarded_free(&gw), guarded_free(&gp), guarded_free(&gy), guarded_free(&gs);
+}
+
+static void blocks_agree(void **state)
+{
+    (void)state;
+    static const size_t rows[] = {1, 17, 64, 65, 130}, cols[] = {32, 96, 256}, tokens[] = {1, 16, 33, 64, 81};
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+        for (size_t c = 0; c < sizeof cols / sizeof *cols; c++)
+            for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
+                check_blocks(rows[r], cols[c], tokens[t], (r + t) % 2);
+    check_blocks(70, AMX_STEPS * 32 + 96, 40, true);
+    check_blocks(20, 64, AMX_DECODED_TOKENS + 30, false);
+}
+
 static void odd_sizes_agree(void **state)
 {
     (void)state;
@@ -145,6 +217,7 @@ static void every_blocking_limit_is_crossed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(odd_sizes_agree),
-                                       cmocka_unit_test(every_blocking_limit_is_crossed)};
+                                       cmocka_unit_test(every_blocking_limit_is_crossed),
+                                       cmocka_unit_test(blocks_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -176,18 +176,19 @@ static void choice_follows_the_features(void **state)
     const struct linear_kernel *v;
     struct helm_err err = {0};
     for (size_t s = 0; s < 2; s++) {
-        assert_int_equal(linear_choose(FORMAT_BF16_PACKED, schedules[s], 0, NULL, &v, &err),
+        assert_int_equal(linear_choose(FORMAT_BF16_PACKED, schedules[s], LINEAR_EXACT, 0, NULL, &v, &err),
                          HELM_E_UNSUPPORTED);
         assert_null(v);
-        assert_int_equal(linear_choose(FORMAT_BF16_PACKED, schedules[s],
+        assert_int_equal(linear_choose(FORMAT_BF16_PACKED, schedules[s], LINEAR_EXACT,
                                        CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, NULL, &v, &err),
                          HELM_E_UNSUPPORTED);
         assert_non_null(strstr(err.text, "vbmi2"));
-        assert_int_equal(linear_choose(FORMAT_BF16_PACKED, schedules[s],
+        assert_int_equal(linear_choose(FORMAT_BF16_PACKED, schedules[s], LINEAR_EXACT,
                                        CPU_AVX2 | CPU_AVX512 | CPU_AVX512_VBMI2, NULL, &v, &err),
                          0);
         assert_string_equal(v->name, "avx512-vbmi2");
-        assert_int_equal(linear_choose(FORMAT_BF16_PACKED, schedules[s], 0, "ref", &v, &err), 0);
+        assert_int_equal(linear_choose(FORMAT_BF16_PACKED, schedules[s], LINEAR_EXACT, 0, "ref", &v, &err),
+                         0);
         assert_int_equal(v->features, 0);
     }
 }
@@ -212,7 +213,8 @@ int main(void)
         if (table[i]->format != FORMAT_BF16_PACKED || table[i]->schedule != LINEAR_ONE_TOKEN) continue;
         if (kernels == MOST) return fprintf(stderr, "more than %d kernels\n", MOST), 1;
         of[kernels].one = table[i];
-        if (linear_choose(FORMAT_BF16_PACKED, LINEAR_DECODE, ~0u, table[i]->name, &of[kernels].decode, &err))
+        if (linear_choose(FORMAT_BF16_PACKED, LINEAR_DECODE, LINEAR_EXACT, ~0u, table[i]->name,
+                          &of[kernels].decode, &err))
             return fprintf(stderr, "%s\n", err.text), 1;
         for (size_t k = 0; k < KINDS; k++, n++) {
             snprintf(names[n], sizeof names[n], "%s %s", table[i]->name, kinds[k].name);

@@ -12,9 +12,10 @@ to behave. Used by test_cli.py and test_client.py, in a thread (FakeDaemon) or a
     18   silence, as in a long prefill: a cancel is accepted, and takes effect when the same client's next Generate comes
     19   the prompt's other tokens once, then as 18
 As a program, $FAKE_HELMD says how to start: "" as usual, "refuse" reports an error, "die" ends before it is ready,
-"hang" never becomes ready. It writes its arguments to $FAKE_HELMD_ARGS.
+"hang" never becomes ready, "measure" says on $NOTIFY_SOCKET that it measures the machine, and is ready then. It writes its arguments to $FAKE_HELMD_ARGS.
 """
 import os
+import socket
 import sys
 import threading
 import time
@@ -68,7 +69,7 @@ class FakeDaemon(threading.Thread):
         client, number, generate, sent, _ = self.going.pop(key)
         self.send(client, number, done=pb.Done(
             id=key, finish_reason=reason, detail=detail, seed=5,
-            usage=pb.Usage(prompt_tokens=len(generate.prompt), completion_tokens=sent),
+            usage=pb.Usage(prompt_tokens=len(generate.prompt), completion_tokens=sent, cached_tokens=2),
             timings=pb.Timings(ttft_ms=12.5, tpot_ms=3.25, prefill_tok_s=100, decode_tok_s=307.7)))
 
     def handle(self, client, request):
@@ -76,7 +77,8 @@ class FakeDaemon(threading.Thread):
         if kind == "status":
             self.send(client, number, status=pb.Status(
                 version="0.0-fake", state="ready", uptime_ms=1500, running=len(self.going), queue_limit=64,
-                kv_pages_total=1024, kv_dtype="q8_0", kv_token_bytes=69632, workers=[pb.WorkerStatus(name="cpu", pid=os.getpid(), state="ready", threads=2,
+                kv_pages_total=1024, kv_dtype="q8_0", kv_token_bytes=69632, prefix_cache="pe\x1ber", kv_pages_cached=12,
+                prefix_hits_total=3, tokens_cached_total=640, prefix_evictions_total=5, workers=[pb.WorkerStatus(name="cpu", pid=os.getpid(), state="ready", threads=2,
                                                               kernels="gemv ref", weight_bytes=1 << 20,
                                                               loaded_bytes=1 << 20),
                                               pb.WorkerStatus(name="gpu", state="ready", device="a fake\x1b", threads=1,
@@ -162,6 +164,11 @@ def main():
     value = {args[i]: args[i + 1] for i in range(len(args) - 1)}
     ready = int(value["--ready-fd"])
     how = os.environ.get("FAKE_HELMD", "")
+    if how == "measure":
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for line in ("", ":   0.1 s  CPU: loading", ": 1.5 s  CPU: 2 threads read 12 GB/s"):
+            notify.sendto(("STATUS=measuring this machine" + line).encode(), os.environ["NOTIFY_SOCKET"])
+            time.sleep(0.4)
     if how == "refuse":
         os.write(ready, b"error -9 does not fit: needs 10 GiB, 1 GiB is free\n")
         sys.exit(4)

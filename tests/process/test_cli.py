@@ -3,6 +3,7 @@
 
 HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
 """
+import fcntl
 import json
 import os
 import pty
@@ -10,9 +11,11 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
@@ -28,7 +31,7 @@ counts = {True: 0, False: 0}
 
 def check(name, ok, detail=""):
     counts[bool(ok)] += 1
-    print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
+    print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else ("  [%s]" % (detail,))[:2000]), flush=True)
 
 
 def sum_up():
@@ -51,7 +54,13 @@ def check_exit(name, want, *args, text=None, **more):
 def usage_tests():
     check_exit("no command is a usage error", 2)
     check_exit("unknown command", 2, "fly", text="fly")
+    check_exit("a misspelt command", 2, "stauts", text="no command 'stauts': is 'status' meant?")
     check_exit("unknown option", 2, "status", "--wings")
+    check_exit("a misspelt option", 2, "generate", "--temprature", "1", text="is '--temperature' meant?")
+    check_exit("a misspelt option before the command", 2, "--modl", "x", "run", text="is '--model' meant?")
+    check_exit("help", 0, "help", text="exit status")
+    check_exit("help of a command", 0, "help", "generate", text="usage: helm-cli generate")
+    check_exit("help of what is none", 2, "help", "generat", text="is 'generate' meant?")
     check_exit("--help", 0, "--help", text="exit status")
     check_exit("--version", 0, "--version", text="helm-cli ")
     for command in "run chat generate tokenize detokenize status ps cancel plan".split():
@@ -61,7 +70,7 @@ def usage_tests():
     check_exit("generate without -n", 2, "generate", "--tokens", "1", text="-n")
     check_exit("generate with bad ids", 2, "generate", "-n", "3", "--tokens", "1,x", text="--tokens")
     check_exit("temperature out of bounds", 2, "generate", "-n", "3", "--tokens", "1", "--temperature", "-1")
-    for option, limit in (("--top-p", "between 1.17549e-38 and 1"), ("--repetition-penalty", "between 1.17549e-38 and 100")):
+    for option, limit in (("--top-p", "above 0 and at most 1"), ("--repetition-penalty", "above 0 and at most 100")):
         for value in ("0", "-0", "1e-50"):
             check_exit("%s %s, which the daemon would take for off" % (option, value), 2, "generate", "-n", "3", "--tokens",
                        "1", option, value, text="%s: %s is not %s" % (option, value, limit))
@@ -114,6 +123,9 @@ def query_tests(at, daemon):
     out = check_exit("status", 0, *at, "status", text="helmd 0.0-fake")
     check("... shows no escape sequences", "\x1b" not in out)
     check("... shows the KV cache's type", "KV pages   0 of 1024 in use, q8_0, 68.00 KiB a token" in out, out)
+    check("... shows the prefix cache", "prefixes   pe?er, 12 more pages kept, 3 requests found 640 tokens, 5 pages dropped" in out, out)
+    check("... in JSON too", (status["prefix_cache"], status["kv_pages_cached"], status["prefix_hits_total"],
+                              status["tokens_cached_total"], status["prefix_evictions_total"]) == ("pe\x1ber", 12, 3, 640, 5), status)
     check("... in JSON too", (status["kv_dtype"], status["kv_token_bytes"]) == ("q8_0", 69632), status)
     check("... shows the device, its memory and busy shares", "device: a fake?" in out and "VRAM in use 3.00 MiB" in out and
           "busy 25 % of the steps' time, waiting 50 %; weights read 1.00 MiB, over the link 2.00 MiB" in out, out)
@@ -147,7 +159,7 @@ def generate_tests(at, daemon):
     check("... members as the command line promises",
           sorted(result) == sorted(["id", "tokens", "text", "finish_reason", "logprobs", "usage", "timings"]), result)
     check("... values", result["tokens"] == [100, 101, 102] and result["finish_reason"] == "length" and
-          result["usage"] == {"prompt_tokens": 3, "completion_tokens": 3} and result["timings"]["ttft_ms"] == 12.5 and
+          result["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 2} and result["timings"]["ttft_ms"] == 12.5 and
           sorted(result["timings"]) == ["decode_tok_s", "prefill_tok_s", "tpot_ms", "ttft_ms"] and
           result["logprobs"][1] == [{"token": 101, "logprob": -0.5}, {"token": 102, "logprob": -1.5}] and
           result["id"] > 0, result)
@@ -259,7 +271,7 @@ def run_tests(folder, tokenizer):
           abs(s.top_p - 0.95) < 1e-6 and s.top_k == 5, s)
     with open(os.path.join(model, "generation_config.json"), "w") as f:
         f.write('{"do_sample": true, "top_p": 0}')
-    check_exit("top_p 0 in generation_config.json is refused", 4, *at, "run", "Hi", text="'top_p' is 0, not between")
+    check_exit("top_p 0 in generation_config.json is refused", 4, *at, "run", "Hi", text="above 0 and at most 1")
     check_exit("... unless --top-p says otherwise", 0, *at, "run", "Hi you", "--top-p", "0.5", text=" you\n")
     with open(os.path.join(model, "generation_config.json"), "w") as f:
         f.write('{"top_p": 0}')
@@ -318,18 +330,24 @@ TEMPLATE = ("{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
 class Terminal:
     """helm-cli on a terminal of its own."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, program=CLI, env=None, columns=80):
         pid, self.fd = pty.fork()
         if pid == 0:
-            os.execv(CLI, [CLI, *args])
-        self.pid, self.seen = pid, ""
+            os.execve(program, [program, *args], dict(os.environ, **(env or {})))
+        self.pid, self.seen, self.all = pid, "", ""
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def take(self):
+        came = os.read(self.fd, 4096).decode(errors="replace")
+        self.seen += came
+        self.all += came
 
     def expect(self, text, seconds=10):
         until = time.monotonic() + seconds
         while text not in self.seen and time.monotonic() < until:
             if select.select([self.fd], [], [], 0.1)[0]:
                 try:
-                    self.seen += os.read(self.fd, 4096).decode(errors="replace")
+                    self.take()
                 except OSError:
                     break
         found = text in self.seen
@@ -337,7 +355,13 @@ class Terminal:
         return found
 
     def type(self, data):
-        os.write(self.fd, data)
+        """In pieces, what comes back read meanwhile: a terminal's two directions are bounded."""
+        while data:
+            ready = select.select([self.fd], [self.fd], [], 10)
+            if ready[0]:
+                self.take()
+            if ready[1]:
+                data = data[os.write(self.fd, data[:512]):]
 
     def wait(self):
         status = os.waitpid(self.pid, 0)[1]
@@ -370,7 +394,7 @@ def chat_tests(folder):
     daemon.start()
 
     def text_of(i):
-        return json.loads(cli("--model", MODEL, "detokenize", "--json", ",".join(map(str, prompts[i])))[1])
+        return json.loads(cli("--model", MODEL, "detokenize", "--jsonl", stdin=json.dumps(prompts[i]).encode())[1])
 
     check_exit("run --chat", 0, *at, "run", "--chat", "--system", "Be brief.", "Hi", text=" fine thanks\n")
     check("... renders the template", text_of(-1) == "[system]Be brief.\n[user]Hi\n[assistant]", text_of(-1))
@@ -394,7 +418,7 @@ def chat_tests(folder):
     check("... takes a paste as one message", t.expect(" fine thanks") and t.expect("> ") and
           text_of(-1).endswith("[user]one\ntwo\n[assistant]"), text_of(-1))
     t.type(b"/help\n")
-    check("... /help", t.expect("/reset") and t.expect("> "), t.seen)
+    check("... /help", t.expect("/clear") and t.expect("> "), t.seen)
     daemon.how = 12
     t.type(b"/reset\nx\n")
     check("... a pasted command is a message", t.expect(" fine"), t.seen)
@@ -409,9 +433,10 @@ def chat_tests(folder):
     check("... Ctrl-C at the prompt says how to leave", t.expect("/exit") and t.expect("> "), t.seen)
     daemon.how = 14
     t.type(b"more\n")
-    check("... a full context is explained", t.expect("/reset begins") and t.expect("> "), t.seen)
+    check("... a full context is explained", t.expect("/clear begins") and t.expect("> "), t.seen)
     t.type(b"\x04")
     check("... Ctrl-D leaves with 0", t.wait() == 0)
+    editor_tests(at, daemon, prompts, text_of, folder)
     daemon.stop()
     with open(os.path.join(model, "tokenizer_config.json"), "w") as f:
         f.write("{}")
@@ -419,6 +444,94 @@ def chat_tests(folder):
     daemon.start()
     check_exit("chat without a template is refused", 4, *at, "chat", stdin=b"Hi\n", text="template")
     daemon.stop()
+
+
+def editor_tests(at, daemon, prompts, text_of, folder):
+    """The line editor: what is sent of what is typed and pasted, commands, how answers are shown."""
+    def last():
+        return text_of(-1).rsplit("[user]", 1)[1][:-len("\n[assistant]")]
+
+    def ask(t, keys):
+        t.type(keys)
+        return t.expect(" fine thanks") and t.expect("> ")
+
+    daemon.how = 11
+    t = Terminal(*at, "chat", "-n", "500", env={"TERM": "xterm"})
+    check("a terminal's chat asks for brackets around pastes", t.expect("\x1b[?2004h"))
+    long = b"".join(b"word%d " % i for i in range(1400))[:9349]
+    check("a line of 9,349 bytes", ask(t, long + b"\n") and last().encode() == long, (len(last()), t.seen[-200:]))
+    lines = b"".join(b"line %d with some words in it\n" % i for i in range(1500))
+    check("a bracketed paste of 43 KB and 1,500 lines", ask(t, b"see: \x1b[200~" + lines.replace(b"\n", b"\r") + b"\x1b[201~ (end)\r") and
+          last().encode() == b"see: " + lines + b" (end)", (len(last()), last()[:80]))
+    check("... is shown as a word", "[paste 1: 1501 lines, " in t.all, t.all[-300:])
+    check("a short paste is the line's own", ask(t, b"\x1b[200~one word\x1b[201~\r") and last() == "one word", last())
+    check("... an unbracketed one of many lines", ask(t, lines) and last().encode() == lines.rstrip(b"\n"), len(last()))
+    check("keys edit", ask(t, b"Hxllo\x01\x1b[C\x1b[C\x7fe\r") and last() == "Hello", last())
+    check("... and letters of other scripts are whole", ask(t, "na\u00efve \u4f60\u597d\u597d\x7f\r".encode()) and
+          last() == "na\u00efve \u4f60\u597d", last())
+    check("Up brings the line before", ask(t, b"\x1b[A\r") and last() == "na\u00efve \u4f60\u597d", last())
+    sent = len(prompts)
+    for keys, answer in ((b"/hlep\r", "no command /hlep (/help?)"), (b"/nothing at all\r", "no command /nothing"),
+                         (b"/set temprature 1\r", "(temperature?)"), (b"/set temperature hot\r", "not a number"),
+                         (b"/set temperature 0.7\r", "> "), (b"/set seed 7\r", "> "), (b"/set\r", "temperature          0.7"),
+                         (b"/system Be brief.\r", "> "), (b"/system\r", "Be brief."), (b"/stats\r", "tokens at 307.7 token/s"),
+                         (b"/load /nowhere\r", "no such file"), (b"/save\r", "no file named")):
+        t.type(keys)
+        check("... %s" % keys.decode().strip(), t.expect(answer) and (answer == "> " or t.expect("> ")), t.seen)
+    check("... none of which was sent", len(prompts) == sent)
+    check("a message with a blank before its slash is one", ask(t, b" /nothing\r") and last() == " /nothing", last())
+    check("... so is a path", ask(t, b"/usr/bin/env is\r") and last() == "/usr/bin/env is", last())
+    check("... with what was set", abs(daemon.generated[-1].sampling.temperature - 0.7) < 1e-6 and daemon.generated[-1].sampling.seed == 7 and
+          text_of(-1).startswith("[system]Be brief."), (daemon.generated[-1], text_of(-1)[:40]))
+    path = os.path.join(folder, "talk.json")
+    t.type(b"/save %s\r" % path.encode())
+    check("/save writes it", t.expect("messages in") and t.expect("> "), t.seen)
+    saved = json.load(open(path))["messages"]
+    check("... for its owner alone", os.stat(path).st_mode & 0o777 == 0o600 and saved[0] == {"role": "system", "content": "Be brief."} and
+          saved[-1]["role"] == "assistant", saved[-2:])
+    t.type(b"/clear\r")
+    check("/clear forgets all but the system message", t.expect("> ") and ask(t, b"A\r") and
+          text_of(-1) == "[system]Be brief.\n[user]A\n[assistant]", text_of(-1))
+    t.type(b"/load %s\r" % path.encode())
+    check("/load brings it back", t.expect("%d messages from" % len(saved)) and t.expect("> ") and ask(t, b"B\r") and
+          "/usr/bin/env is" in text_of(-1), text_of(-1)[-200:])
+    with open(path, "w") as f:
+        json.dump({"messages": [{"role": "robot", "content": "x"}]}, f)
+    t.type(b"/load %s\r" % path.encode())
+    check("... a file that is none changes nothing", t.expect("'robot' is none of") and t.expect("> ") and ask(t, b"C\r") and
+          "/usr/bin/env is" in text_of(-1), t.seen)
+    t.type(b"/bye\r")
+    check("/bye leaves with 0", t.wait() == 0)
+
+    words = "The quick brown fox jumps over the lazy dog again and again"
+    ids = [json.loads(cli("--model", MODEL, "tokenize", "--json", "--no-special", text)[1]) for text in
+           ("<think>\nLet me see\n</think>\n" + words + "\n```\n" + words + "\n```\n", words)]
+    show = daemon.handle
+
+    def answer_with(which):
+        def handle(client, request):
+            if request.WhichOneof("body") == "generate":
+                request.generate.prompt[:] = [11] + ids[which]
+            FakeDaemon.handle(daemon, client, request)
+        daemon.handle = handle
+    answer_with(0)
+    t = Terminal(*at, "chat", env={"TERM": "xterm"}, columns=30)
+    t.expect("> ")
+    t.type(b"x\r")
+    check("thinking is dimmed", t.expect("\x1b[2m<think>\r\nLet me see\r\n</think>\x1b[0m\r\n"), t.seen)
+    check("... lines are broken between words", t.expect("The quick brown fox jumps over\r\nthe lazy dog again and again\r\n```\r\n"), t.seen)
+    check("... code is not", t.expect(words + "\r\n```\r\n"), t.seen)
+    t.type(b"\x04")
+    t.wait()
+    daemon.handle = show
+    daemon.how = 10
+    t = Terminal(*at, "chat")
+    t.expect("> ")
+    t.type(b"x\r")
+    check("an answer that fills the context says so", t.expect("the context is full: /clear begins"), t.seen)
+    t.type(b"\x04")
+    t.wait()
+    daemon.how = 11
 
 
 def lost_tests(folder):
@@ -458,6 +571,12 @@ def private_tests(folder):
         more["env"]["FAKE_HELMD"] = how
         check_exit("a private daemon told to %s" % how, status, "--model", MODEL, "status", text=text, **more)
         check("... leaves nothing behind", os.listdir(runtime) == [], os.listdir(runtime))
+    more["env"]["FAKE_HELMD"] = "measure"
+    err = cli("--model", MODEL, "status", **more)[2]
+    check("that the machine is measured is said once", err == "helm-cli: measuring this machine\n", err)
+    t = Terminal("--model", MODEL, "status", program=program, env=more["env"])
+    check("... on a terminal with how far it is", t.expect(" s  measuring this machine: 1.5 s  CPU: 2 threads read 12 GB/s") and
+          t.expect("helmd 0.0-fake") and t.wait() == 0, t.seen)
     for how, args in (("hang", ["status"]), ("", ["generate", "--tokens", "12,300", "-n", "4000"])):
         env = {**os.environ, **more["env"], "FAKE_HELMD": how}
         p = subprocess.Popen([program, "--model", MODEL, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)

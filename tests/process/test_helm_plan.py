@@ -22,9 +22,9 @@ MODELS = {"qwen3-4b": 36, "qwen3-8b": 36, "qwen3-14b": 40, "qwen3-32b": 64}
 MACHINES = ["thesis-rtx4060-laptop", "thesis-rtx3090", "thesis-l40s"]
 REFUSED = {("qwen3-14b", "thesis-rtx4060-laptop"), ("qwen3-32b", "thesis-rtx4060-laptop")}
 STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
-# searches take many times as long when instrumented: of the machines and models every second then
-STRIDE = 1 if SLOW == 1 else 2
-MEMBERS = {"layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
+# searches take many times as long when instrumented: of the machines and models every fifth then, each of them once
+STRIDE = 1 if SLOW == 1 else 5
+MEMBERS = {"activations", "activations_why", "layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
            "ring_bytes", "placements", "embed", "head", "host", "vram",
            "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "rates", "strategies", "profile", "machine", "assumed"}
 MAY_BE = {"prefill_from_tokens", "prefill_short_from_tokens", "head_format"}

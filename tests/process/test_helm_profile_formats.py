@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """helm-profile --formats and --model, end to end: rates of weight formats of this machine without a device and with the
-emulated one, how they come into a cached profile, what is refused.
+emulated one, how they come into a cached profile, what is refused. Called by test_helm_profile.py with what it measured;
+alone, the rest is measured first.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
 import json
@@ -47,9 +48,16 @@ def check_cpu(what, p, name):
                                                  for point in rates["cpu_linear"][:1]), (rates, linear))
 
 
+    blocks = name not in ("f16", "f32")
+    with open("/proc/cpuinfo") as f:
+        int8 = blocks and " avx2 " in f.read()
+    check("%s: %s with int8 activations, where there are kernels" % (what, name), is_value(rates["cpu_int8_gemv"]) == int8 and
+          [point["x"] for point in rates["cpu_int8_linear"]] == (tokens if int8 else []), rates)
+
+
 def test_cpu(cache):
     rc, p, err, first = profile(cache, *CPU, "--formats", "q4_k")
-    check("cpu: measured with the rest", rc == 0 and list(p["formats"]) == ["q4_k"], (rc, err))
+    check("cpu: measured", rc == 0 and list(p["formats"]) == ["q4_k"], (rc, err))
     check_cpu("cpu", p, "q4_k")
     check("cpu: nothing of a device", all(p["formats"]["q4_k"][m] == [] or p["formats"]["q4_k"][m]["source"] == "unknown"
                                           for m in p["formats"]["q4_k"] if m.startswith("gpu") or m.endswith("beside")), p)
@@ -76,8 +84,8 @@ def test_model(cache):
                   ("f16" in p["formats"]) == (dtype == "float16"), (rc, err))
 
 
-def test_emulated(cache):
-    args = ["--device", "emulated", "--quick", "--formats", "q6_k,f16"]
+def test_emulated(cache, *options):
+    args = ["--device", "emulated", "--quick", *options, "--formats", "q6_k,f16"]
     rc, p, err, _ = profile(cache, *args)
     check("emulated: measured", rc == 0 and list(p["formats"]) == ["f16", "q6_k"], (rc, err))
     for name in ("q6_k", "f16"):
@@ -85,6 +93,7 @@ def test_emulated(cache):
         rates = p["formats"][name]
         check("emulated: %s beside copies too" % name, is_value(rates["cpu_gemv_beside"]) and
               rates["cpu_gemv_beside"]["value"] <= 3 * rates["cpu_gemv"]["value"], rates)
+        check("emulated: the link beside %s" % name, is_value(rates["link_beside"]), rates)
         check("emulated: %s on the device" % name, is_value(rates["gpu_gemv"]) and is_value(rates["gpu_operation"]), rates)
         check("emulated: %s of few tokens" % name, [point["x"] for point in rates["gpu_linear"]] == FEW and
               all(is_value(point) for point in rates["gpu_linear"]), rates)
@@ -116,11 +125,16 @@ def test_worker():
         check("worker: '%s' is refused" % line.strip().replace("\n", ", "), rc == 5 and said in answers[-1]["error"], answers)
 
 
-with tempfile.TemporaryDirectory() as cache_folder:
+def test(cache, *emulated_options):
     test_worker()
-    test_cpu(cache_folder)
-    test_model(cache_folder)
-    test_refusals(cache_folder)
-    test_emulated(cache_folder)
-print("%d passed, %d failed, 0 skipped" % (counts[True], counts[False]))
-sys.exit(counts[False] > 0)
+    test_cpu(cache)
+    test_model(cache)
+    test_refusals(cache)
+    test_emulated(cache, *emulated_options)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as cache_folder:
+        test(cache_folder)
+    print("%d passed, %d failed, 0 skipped" % (counts[True], counts[False]))
+    sys.exit(counts[False] > 0)

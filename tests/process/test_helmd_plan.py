@@ -4,6 +4,7 @@ it, and how long a prompt may hold up others."""
 import glob
 import json
 import os
+import re
 import signal
 import stat
 import sys
@@ -79,6 +80,49 @@ def test_without_a_profile_the_machine_is_measured_once():
     d = m.refused("--device", "cpu", "--threads", "2")  # other threads, another profile
     same(m.arguments(), [f"--device cpu --threads 2 --worker-dir {m.workers} --quick"], "helm-profile's arguments")
     d.close()
+
+
+def test_a_disturbed_profile_widens_the_band_and_is_taken_again_when_it_is_quiet():
+    m = Machine()
+    path = m.place("--device", "cpu")
+    busy = os.path.join(m.base, "busy.json")
+    with open(busy, "w") as f:
+        json.dump(dict(json.load(open(PROFILE)), busy_percent=40), f)
+    m.helm_profile(f"cp {busy} {path}")
+    forecasts = []
+    d = m.start("--device", "cpu")
+    check("other programs took 40 % of the processors' time while it was measured" in d.log(), d.log())
+    forecasts.append(decode_band(d))
+    same(d.stop(), 0, "exit status")
+    m.arguments()
+    m.helm_profile(f"cp {PROFILE} {path}")
+    d = m.start("--device", "cpu")
+    same(m.arguments(), [], "runs of helm-profile within ten minutes")
+    same(d.stop(), 0, "exit status")
+    deadline = time.time() + 20 * SLOW
+    while True:  # others may be busy on this machine, too: then it is left for the next start
+        os.utime(path, (time.time() - 700,) * 2)
+        d = m.start("--device", "cpu")
+        check(d.ready.startswith("ready "), d.ready)
+        again = m.arguments()
+        if again or time.time() > deadline:
+            break
+        check("are at work now, too" in d.log(), d.log())
+        same(d.stop(), 0, "exit status")
+    if again:
+        same(again, [f"--device cpu --worker-dir {m.workers} --force"], "helm-profile's arguments")
+        forecasts.append(decode_band(d))
+        check(forecasts[0] > 1.5 * forecasts[1], forecasts)
+    else:
+        print("note: others kept this machine busy for %d s: nothing was measured again" % (20 * SLOW))
+    d.close()
+
+
+def decode_band(d):
+    """The last forecast's band as a part of it: starts of one machine write to one log."""
+    value, low, high = [float(x) for x in
+                        re.findall(r"forecast: (\S+) token/s \((\S+) to (\S+)\)", d.log())[-1]]
+    return (high - low) / value
 
 
 def test_formats_that_the_profile_lacks_are_measured_into_it():

@@ -265,7 +265,7 @@ def test_what_is_wrong_is_named_and_leaves_nothing():
         refused(2, ["--model, --to and --out"], "--model", DEMO, "--to", "Q4_0")
         refused(2, ["--to q4", "q4_k_m", "bf16"], "--model", DEMO, "--to", "q4", "--out", out)
         refused(1, ["/nowhere"], "--model", "/nowhere", "--to", "Q4_0", "--out", out)
-        refused(1, ["No such file"], "--model", DEMO, "--to", "Q4_0", "--out", os.path.join(folder, "none", "out.gguf"))
+        refused(1, ["there is no folder"], "--model", DEMO, "--to", "Q4_0", "--out", os.path.join(folder, "none", "out.gguf"))
         refused(2, ["and no file"], "--model", DEMO, "--to", "Q4_0", "--out", folder)
         write(DEMO, "Q8_0", out)
         refused(2, ["is what is read"], "--model", out, "--to", "BF16", "--out", out)

@@ -248,7 +248,7 @@ class Daemon:
         read, write = os.pipe()
         command = [os.path.join(options.bin, "helmd"), "--model", job.model.folder, "--device", job.device, "--rundir",
                    self.rundir, "--ready-fd", str(write), "--die-with-parent", "--log-level", "info", "--plan", plan,
-                   "--profile", options.profile]
+                   "--profile", options.profile, "--prefix-cache", "off"]
         if options.vram and job.device != "cpu":
             command += ["--vram", options.vram]
         with open(log, "w", encoding="utf-8") as file:

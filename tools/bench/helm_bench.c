@@ -92,6 +92,9 @@ static int check_options(struct bench *bench, const struct args_parsed *parsed, 
         return helm_fail(err, HELM_E_USAGE, "a matrix of %llu cells: %d at most", (unsigned long long)cells,
                          BENCH_CELLS_MAX);
     o->daemon_arguments = parsed->operand;
+    /* What is measured is computed: prompts of two cells, or of two runs, begin alike. */
+    if (!has_argument(&parsed->operand, "--prefix-cache") && extra < ARGS_LIST_MAX)
+        o->daemon_arguments.item[o->daemon_arguments.count++] = "--prefix-cache=off";
     bench->base.device = o->device;
     bench->base.daemon_arguments = &o->daemon_arguments;
     /* As much context as the longest cell needs: what KV takes is then no accident of helmd's default. A plan

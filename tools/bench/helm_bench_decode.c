@@ -261,9 +261,10 @@ static void print_profile(const struct program *program, const uint64_t *shortes
 static int profile(struct bench *b, struct helm_err *err)
 {
     struct engine *engine = &b->local->engine;
-    const struct program *layers = &engine->programs.tier[0][OP_TIER_ONE];
-    const struct program *fill = &engine->programs.tier[0][program_tier_of((uint32_t)b->prompt)];
-    const struct program *head = &engine->programs.head_one;
+    const struct program *layers = &engine->programs[LINEAR_EXACT].tier[0][OP_TIER_ONE];
+    const struct program *fill =
+        &engine->programs[LINEAR_EXACT].tier[0][program_tier_of((uint32_t)b->prompt)];
+    const struct program *head = &engine->programs[LINEAR_EXACT].head_one;
     uint64_t *times[3] = {malloc(layers->count * sizeof(uint64_t)), malloc(head->count * sizeof(uint64_t)),
                           malloc(fill->count * sizeof(uint64_t))};
     uint64_t pieces = engine->weights.host.region_bytes / (16 * MIB),

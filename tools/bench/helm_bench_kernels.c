@@ -162,14 +162,16 @@ static void report(struct bench *b, const char *what, double achieved, double li
     const struct linear_kernel *k = b->kernel;
     const char *format = tensor_format_name(k->format);
     if (b->json) {
-        printf("%s\n  {\"kernel\": \"%s\", \"variant\": \"%s\", \"format\": \"%s\", \"rows\": %zu, \"cols\": "
+        printf("%s\n  {\"kernel\": \"%s\", \"variant\": \"%s\", \"inputs\": \"%s\", \"format\": \"%s\", "
+               "\"rows\": %zu, \"cols\": "
                "%zu, "
                "\"tokens\": %zu, \"achieved\": %.2f, \"limit\": %.2f, \"ratio\": %.4f, \"unit\": \"%s\"}",
-               b->any_output ? "," : "", what, k->name, format, b->rows, b->cols, b->tokens, achieved, limit,
-               achieved / limit, unit);
+               b->any_output ? "," : "", what, k->name, linear_inputs_name(k->inputs), format, b->rows,
+               b->cols, b->tokens, achieved, limit, achieved / limit, unit);
     } else {
-        printf("%-5s %-12s %-5s %6zu x %-6zu %4zu  %9.1f %9.1f %-8s %6.1f %%\n", what, k->name, format,
-               b->rows, b->cols, b->tokens, achieved, limit, unit, 100 * achieved / limit);
+        printf("%-5s %-12s %-5s %-6s %6zu x %-6zu %4zu  %9.1f %9.1f %-8s %6.1f %%\n", what, k->name, format,
+               linear_inputs_name(k->inputs), b->rows, b->cols, b->tokens, achieved, limit, unit,
+               100 * achieved / limit);
     }
     b->any_output = true;
     fflush(stdout);
@@ -225,10 +227,12 @@ static void bench_reads(struct bench *b, size_t rows, size_t cols)
     if (gemv) report(b, "gemv", bytes / stats_quantile(mine, b->samples, 0.5), b->read_gbs, "GB/s");
 }
 
-/* The register-only rate of the instruction a variant multiplies with. */
+/* The register-only rate of the instruction a variant multiplies with. Of numbers of 8 bits: vpdpbusd adds four products a
+ * lane and goes where fp32's go; with AVX2 vpmaddubsw and an addition make sixteen products of an instruction. */
 static double peak_gflops(struct bench *b)
 {
     const struct linear_kernel *k = b->kernel;
+    const double times = k->inputs == LINEAR_EXACT ? 1 : k->features & CPU_AVX512_VNNI ? 4 : 2;
     b->flops = k->features & CPU_AMX_BF16      ? probe_amx_flops
                : k->features & CPU_AVX512_BF16 ? probe_avx512bf16_flops
                : k->features & CPU_AVX512      ? probe_avx512_flops
@@ -238,7 +242,7 @@ static double peak_gflops(struct bench *b)
     double seconds[SAMPLES_MAX], work = b->flops == probe_amx_flops ? 65536 : b->flops(1);
     b->rounds = (size_t)(4e9 / work);
     for (size_t i = 0; i < b->samples; i++) seconds[i] = run_job(b, JOB_FLOPS);
-    return work * (double)b->rounds * b->threads / stats_quantile(seconds, b->samples, 0.5) / 1e9;
+    return times * work * (double)b->rounds * b->threads / stats_quantile(seconds, b->samples, 0.5) / 1e9;
 }
 
 static int bench_gemm(struct bench *b, size_t rows, size_t cols, size_t tokens, double peak)
@@ -378,7 +382,8 @@ int main(int argc, char *argv[])
     } else {
         cpu_model_name(text, sizeof text);
         printf("%s, %u threads\n", text, b->threads);
-        printf("op    kernel       format  rows x cols   tokens  achieved     limit            ratio\n");
+        printf(
+            "op    kernel       format inputs  rows x cols   tokens  achieved     limit            ratio\n");
     }
     int failed = 0;
     for (size_t i = 0; i < count; i++) {

@@ -1,30 +1,27 @@
 """The least time of a token by bytes: what a plan's weights come to at home and on the move, and how long that takes.
 
-Imported by planner_bench.py. Standard library only."""
-import json
-import os
+Imported by planner_bench.py and forecast_formats.py. Pure functions over what helm-plan and helm-profile print."""
+
+# Homes as the plan's members name them.
+MEMBERS = {"cpu": ("cpu", "read_bytes"), "stream": ("link", "link_bytes"), "gpu": ("gpu", "read_bytes")}
 
 
-def bytes_by_home(plan, model):
+def bytes_by_home(plan):
     """Weights that a decode step needs, by home, as they are in the file, the head's with them."""
-    total = {"cpu": 0, "gpu": 0, "stream": 0}
-    for stage in plan["stages"]["decode"]:
-        total[stage["home"]] += stage["bytes"]
-    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
-        config = json.load(file)
-    total[plan["head"]] += 2 * config["vocab_size"] * config["hidden_size"]
-    return total
+    return {home: plan[member]["weight_bytes"] for home, (member, _) in MEMBERS.items()}
 
 
-def moved_bytes(plan, total):
-    """What of these bytes_by_home really moves where weights are packed: over the link, to the CPU, from VRAM. Plans printed by
-    an older helm-plan say nothing of CPU or VRAM: weights lie there as they are."""
-    moved = dict(total)
-    for home, name, what in (("stream", "link", "link_bytes"), ("cpu", "cpu", "read_bytes"), ("gpu", "gpu", "read_bytes")):
-        part = plan.get(name)
-        if part:
-            moved[home] -= part["weight_bytes"] - part[what]
-    return moved
+def moved_bytes(plan):
+    """What of these really moves where weights are packed: to the CPU, over the link, from VRAM."""
+    return {home: plan[member][what] for home, (member, what) in MEMBERS.items()}
+
+
+def limits_of(profile):
+    """What the bound divides by, in GB/s: reads of CPU and link beside each other, and of VRAM. None without a device."""
+    if not profile or not profile.get("link") or not profile.get("gpu"):
+        return None
+    return {"both_gb_s": (profile["cpu"]["gemv_beside"]["value"] + profile["link"]["h2d_beside"]["value"]) / 1e9,
+            "cpu_gb_s": profile["cpu"]["gemv"]["value"] / 1e9, "vram_gb_s": profile["gpu"]["read"]["value"] / 1e9}
 
 
 def bound_seconds(total, limits):

@@ -29,13 +29,15 @@ def last_lines(path):
 
 
 class Daemon:
-    """A private helmd; `with` ends it."""
+    """A private helmd; `with` ends it. The same prompts are sent again and again, so it computes all of them."""
 
-    def __init__(self, options, rundir):
+    def __init__(self, options, rundir, prefix_cache="off"):
         self.log = os.path.join(rundir, "helmd.log")
         read, write = os.pipe()
-        command = [os.path.join(options.bin, "helmd"), "--model", options.model, "--rundir", rundir, "--ready-fd",
-                   str(write)] + options.helmd
+        program = os.path.join(options.bin, "helmd")
+        command = [program, "--model", options.model, "--rundir", rundir, "--ready-fd", str(write)] + options.helmd
+        if "--prefix-cache" in subprocess.run([program, "--help"], capture_output=True, text=True).stdout:
+            command += ["--prefix-cache", prefix_cache]  # older builds have none
         with open(self.log, "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(command, pass_fds=[write], stdout=log, stderr=log)
         os.close(write)

@@ -1,10 +1,18 @@
 #!/bin/bash
-# `make demo`: starts helmd on the demo model and streams a continuation. Called by the Makefile with the folder of the
-# programs; the prompt may be given as DEMO_PROMPT.
+# `make demo`: starts helmd on the demo model, streams a continuation, and says what may come next. Called by the Makefile
+# with the folder of the programs; the prompt may be given as DEMO_PROMPT.
 set -euo pipefail
 bin=${1:?usage: demo.sh BIN_DIR}
 here=$(cd "$(dirname "$0")/../.." && pwd)
 prompt=${DEMO_PROMPT:-And it came to pass in those days, that}
 echo
 echo "\$ helm-cli --model tools/models/demo run \"$prompt\" -n 160 --seed 7 --stats"
-exec "$bin/helm-cli" --model "$here/tools/models/demo" run "$prompt" -n 160 --seed 7 --stats
+"$bin/helm-cli" --model "$here/tools/models/demo" run "$prompt" -n 160 --seed 7 --stats
+cat <<END
+
+That was a model of 7 million parameters. Next, a real one:
+  make                                                     the other programs
+  $bin/helm-cli pull Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf     2.5 GB, into the hub's cache
+  $bin/helm-cli --model Qwen/Qwen3-4B-GGUF chat
+README.md goes on from there.
+END

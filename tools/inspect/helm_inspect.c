@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 #include "common/base/args.h"
+#include "common/base/printable.h"
+#include "common/model/hub.h"
 #include "tools/inspect/inspect.h"
 
 static int print_json(const struct inspect_report *report, bool tensors)
@@ -19,6 +21,18 @@ static int print_json(const struct inspect_report *report, bool tensors)
     puts(text);
     free(text);
     return 0;
+}
+
+/* Names in the file are anybody's: what they hold is shown, not sent to the terminal. */
+static int print_text(const struct inspect_report *report, bool tensors)
+{
+    FILE *out = printable_open(stdout);
+    if (!out) {
+        fprintf(stderr, "helm-inspect: no memory\n");
+        return 1;
+    }
+    inspect_print(report, tensors, out);
+    return fclose(out) ? 1 : 0;
 }
 
 int main(int argc, char **argv)
@@ -44,7 +58,12 @@ int main(int argc, char **argv)
     struct model_config config = {0};
     struct gguf header = {0};
     struct helm_err problem = {0}, ignored = {0};
-    struct inspect_report report = {.folder = parsed.operand.item[0], .problem = &problem};
+    char *path = NULL;
+    if (hub_locate(parsed.operand.item[0], &path, &problem)) {
+        fprintf(stderr, "helm-inspect: %s\n", problem.text);
+        return 1;
+    }
+    struct inspect_report report = {.folder = path, .problem = &problem};
     if (model_read(report.folder, &model, &problem) == 0) {
         report.model = &model;
         report.config = &model.config;
@@ -52,14 +71,11 @@ int main(int argc, char **argv)
         report.config = &config; /* the configuration is sound; the weights are what does not load */
     }
     if (gguf_open(report.folder, &header, &ignored) == 0 && header.bytes) report.gguf = &header;
-    int status = 0;
-    if (json)
-        status = print_json(&report, tensors);
-    else
-        inspect_print(&report, tensors, stdout);
+    int status = json ? print_json(&report, tensors) : print_text(&report, tensors);
     if (!report.model) status = 1;
     model_free(&model);
     model_config_free(&config);
     gguf_free(&header);
+    free(path);
     return status;
 }

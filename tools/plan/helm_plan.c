@@ -11,12 +11,15 @@
 #include <unistd.h>
 
 #include "common/base/args.h"
+#include "common/base/cpu.h"
 #include "common/base/json.h"
 #include "common/base/node.h"
 #include "common/base/log.h"
+#include "common/base/printable.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "common/shared/kv_layout.h"
+#include "daemon/planner/activations/decision.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
 #include "daemon/planner/packed_look.h"
@@ -32,9 +35,9 @@
 #define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
-    const char *model, *profile, *strategy, *device, *plot, *plan, *pack, *weights, *kv_dtype;
+    const char *model, *profile, *strategy, *device, *plot, *plan, *pack, *weights, *kv_dtype, *activations;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
-    bool json, device_given, node_given, vram_given, prompt_given, strategy_given;
+    bool json, device_given, node_given, vram_given, prompt_given, strategy_given, exact;
 };
 
 static enum search_strategy strategy_of(const char *name)
@@ -161,8 +164,11 @@ static int explain(const struct options *o, const struct planner_request *r, con
     if (!rc && o->json) {
         rc = print_json(explain_to_json(&x), err);
     } else if (!rc) {
-        if (derived) printf("(no tensors there: their sizes are what config.json implies)\n");
-        explain_print(&x, stdout);
+        FILE *out = printable_open(stdout); /* names in a checkpoint are anybody's */
+        if (!out) rc = helm_fail(err, HELM_E_NOMEM, "no memory for the report");
+        if (out && derived) fprintf(out, "(no tensors there: their sizes are what config.json implies)\n");
+        if (out) explain_print(&x, out);
+        if (out && fclose(out)) rc = helm_fail_errno(err, "standard output");
     }
     if (!rc && (fflush(stdout) || ferror(stdout))) rc = helm_fail_errno(err, "standard output");
     explain_free(&x);
@@ -199,16 +205,33 @@ static int agree(const struct options *o, const struct plan *plan, struct planne
     return 0;
 }
 
+/* The plan with the activations that are wanted now. */
+static int lay_plan(const struct options *o, const struct profile *measured, struct planner_request *r,
+                    struct activations *a, struct model *model, struct plan *plan, struct helm_err *err)
+{
+    struct arena_spec arena;
+    struct profile *profile = (struct profile *)r->profile;
+    activations_rates(measured, a->inputs, profile);
+    memcpy(r->inputs, a->inputs, sizeof r->inputs);
+    int rc =
+        o->plan ? take_plan(o->plan, r, model, plan, &arena, err) : packed_look_make(r, plan, &arena, err);
+    if (o->plan && !rc) activations_take(plan, a);
+    activations_rates(measured, plan->inputs, profile);
+    return rc;
+}
+
 static int run(const struct options *o, const struct args_spec *spec)
 {
-    static struct profile profile; /* large */
+    static struct profile measured, profile; /* large */
     struct helm_err err = {0};
     struct model model = {0};
     struct plan plan = {0};
-    struct arena_spec arena;
     struct planner_refusal refusal = {0};
-    bool derived = false;
+    bool derived = false, again = false;
     int status = 0;
+    struct activations activations = {.option = o->exact ? ACTIVATIONS_EXACT
+                                                         : activations_option_named(o->activations),
+                                      .kernels = ""};
     struct planner_request r = {.model = &model,
                                 .wish = {.kv_dtype = kv_dtype_named(o->kv_dtype),
                                          .slots = o->batch > SLOTS ? (uint32_t)o->batch : SLOTS,
@@ -226,18 +249,25 @@ static int run(const struct options *o, const struct args_spec *spec)
                                 .prompt = (uint32_t)o->prompt,
                                 .refusal = &refusal};
     int rc = model_read_headers(o->model, &model, &derived, &err);
-    if (!rc && o->profile) rc = profile_read(o->profile, &profile, &err);
-    if (!rc) rc = o->profile ? describe_machine(o, &profile, &r, &err) : find_machine(o, &profile, &r, &err);
+    if (!rc && o->profile) rc = profile_read(o->profile, &measured, &err);
+    if (!rc)
+        rc = o->profile ? describe_machine(o, &measured, &r, &err) : find_machine(o, &measured, &r, &err);
     if (rc) goto out;
-    r.wish.threads = profile.cpu.threads;
+    r.wish.threads = measured.cpu.threads;
     const struct mixture *weights;
     rc = formats_read(o->weights, &weights, &err);
     if (rc) goto out;
     formats_lay(&model, weights);
     if (!derived) (void)packed_look_first(&r);
     r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
-    rc = o->plan ? take_plan(o->plan, &r, &model, &plan, &arena, &err)
-                 : packed_look_make(&r, &plan, &arena, &err);
+    activations_want(&model, &measured, o->profile ? ~0u : cpu_features(), &activations);
+    r.activations = activations.text;
+    rc = lay_plan(o, &measured, &r, &activations, &model, &plan, &err);
+    if (!rc && !derived) activations_look(&model, &plan, &activations, &again);
+    if (again) {
+        plan_free(&plan);
+        rc = lay_plan(o, &measured, &r, &activations, &model, &plan, &err);
+    }
     if (rc == HELM_E_CAPACITY) {
         status = refuse(o, &refusal, &err);
         rc = 0;
@@ -259,6 +289,7 @@ int main(int argc, char **argv)
     struct options o = {.strategy = "best",
                         .pack = "auto",
                         .weights = "stored",
+                        .activations = "auto",
                         .kv_dtype = "f16",
                         .device = "auto",
                         .batch = 1,
@@ -300,6 +331,10 @@ int main(int argc, char **argv)
         {"pack", 0, ARGS_CHOICE, "auto|all|off",
          "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
          .target = &o.pack, .choices = "auto|all|off"},
+        {"activations", 0, ARGS_CHOICE, ACTIVATIONS_CHOICES,
+         "what blocks are multiplied with, as helmd's (default auto)", .target = &o.activations,
+         .choices = ACTIVATIONS_CHOICES},
+        {"exact", 0, ARGS_FLAG, NULL, "the same as --activations exact", .target = &o.exact},
         {"weights", 0, ARGS_TEXT, "FORMAT", "how weights lie in memory, as helmd's (default stored)",
          .target = &o.weights},
         {"kv-dtype", 0, ARGS_CHOICE, "TYPE", "type of the KV cache, as helmd's (default f16)",

@@ -164,7 +164,7 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     if (rc) return rc;
     profile_say(r->progress, "CPU: loading %s of weights, %u layers of the %s shape",
                 units_format_size(shape.layers * shape.layer_bytes, size), shape.layers, shape.size);
-    rc = profile_steps_open(o, &shape, &r->steps, err);
+    rc = profile_steps_open(o, &shape, KV_F16, &r->steps, err);
     r->weight_bytes = shape.layers * shape.layer_bytes;
     r->params = (double)shape.layer_bytes / 2;
     if (!rc) rc = fill_weights(r, err);

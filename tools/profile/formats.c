@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/base/cgroup.h"
+#include "common/base/cpu.h"
 #include "common/base/node.h"
 #include "common/base/units.h"
 #include "common/formats/random_blocks.h"
@@ -16,16 +17,19 @@
 #define DEVICE_S       3.6 /* of all formats */
 #define DEVICE_S_LEAST 0.4 /* of each of many */
 #define DEVICE_S_MOST  1.2
-#define ONE_S          1.0 /* alone, and beside copies */
-#define MANY_S         0.6 /* of each number of tokens */
+#define ONE_S          1.4 /* alone, and beside copies */
+#define MANY_S         0.8 /* of each number of tokens */
 #define QUICK          4   /* times less in a hurry */
 #define STEP_S_MOST    2.0 /* a step expected to take longer is left out, */
 #define STEP_S_QUICK   1.0 /* in a hurry */
 #define LEAST_BYTES    (1152 * MIB)
 #define LEAST_QUICK    (192 * MIB)
-#define FEW            32 /* tokens up to which a step is repeated, however long it takes */
-#define LINEARS        4  /* of a decoded layer: q k v; o; gate up; down */
-#define PIECE_BYTES    MIB
+#define MOST_BYTES                                                                                           \
+    (8 * GIB) /* of all formats, so that each one's are past the caches: for the link beside them */
+#define MOST_QUICK  (6 * GIB)
+#define FEW         32 /* tokens up to which a step is repeated, however long it takes */
+#define LINEARS     4  /* of a decoded layer: q k v; o; gate up; down */
+#define PIECE_BYTES MIB
 
 /* As cpu.linear_packed: from steps that are reading to those that are work. */
 static const uint32_t counts[] = {4, 32, 128};
@@ -39,7 +43,7 @@ struct formats {
     struct profile_steps steps;
     bool cached; /* so few weights that caches hold a part of them that counts */
     char *weights;
-    struct profile_samples ratio[FORMAT_COUNT]; /* [as format]: to bf16 */
+    struct profile_samples ratio[LINEAR_INPUTS][FORMAT_COUNT]; /* [][as format]: to bf16 */
 };
 
 /* ---- weights ---- */
@@ -90,17 +94,38 @@ static int fill_weights(struct formats *f, struct helm_err *err)
     return rc;
 }
 
-static int open_steps(struct formats *f, struct helm_err *err)
+static uint64_t format_bytes(const struct formats *f, uint32_t i)
+{
+    const double layers = f->shape.layers / f->count;
+    return (uint64_t)(layers * (double)f->shape.layer_bytes * profile_format_part(f->format[i]));
+}
+
+/* Of all formats; for `beside` so many that even the smallest one's layers alone are past the caches. */
+static uint64_t wanted_bytes(const struct formats *f, bool beside)
 {
     const bool quick = f->options->quick;
-    const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes(),
-                   least = quick ? LEAST_QUICK : LEAST_BYTES;
+    const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes(), most = quick ? MOST_QUICK : MOST_BYTES;
+    uint64_t wanted = quick ? LEAST_QUICK : LEAST_BYTES;
+    double sum = 0, smallest = 1;
+    for (uint32_t i = 0; i < f->count; i++) {
+        const double part = profile_format_part(f->format[i]);
+        sum += part;
+        if (part < smallest) smallest = part;
+    }
+    const uint64_t all = beside ? (uint64_t)((double)caches * sum / smallest) : caches;
+    if (all > wanted) wanted = all < most ? all : most;
+    return caches > wanted ? caches : wanted;
+}
+
+static int open_steps(struct formats *f, bool beside, struct helm_err *err)
+{
+    const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes();
     struct cgroup_memory memory;
     int rc = node_read_memory(f->options->node, &memory, err);
     if (!rc)
-        rc = profile_shape_choose_formats(caches > least ? caches : least, memory.available_bytes / 3,
-                                          f->format, f->count, &f->shape, err);
-    if (!rc) rc = profile_steps_open(f->options, &f->shape, &f->steps, err);
+        rc = profile_shape_choose_formats(wanted_bytes(f, beside), memory.available_bytes / 3, f->format,
+                                          f->count, &f->shape, err);
+    if (!rc) rc = profile_steps_open(f->options, &f->shape, KV_F16, &f->steps, err);
     if (!rc) rc = fill_weights(f, err);
     if (!rc) f->cached = f->steps.local.engine.weights.host.region_bytes < caches;
     return rc;
@@ -121,27 +146,46 @@ static double rate_of(const struct formats *f, uint32_t i, bool one)
     return (one ? 2 * values * profile_format_part(f->format[i]) : values) * layers / seconds;
 }
 
-/* Steps of so many tokens for so long; each is a sample of every format's ratio. */
+/* Whether a format has products with int8 activations here: then the engine's other programs multiply by it so. */
+static bool has_int8(const struct formats *f, uint32_t i)
+{
+    return f->steps.local.engine.programs[LINEAR_INT8].plan && linear_has_int8(f->format[i], cpu_features());
+}
+
+/* A step, which is a sample of every format's ratio. */
+static int run_step(struct formats *f, uint32_t tokens, enum linear_inputs inputs, struct helm_err *err)
+{
+    double spent = 0;
+    (void)engine_use(&f->steps.local.engine, inputs);
+    int rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
+    if (rc) return rc;
+    const double plain = rate_of(f, 0, tokens == 1);
+    for (uint32_t i = 1; i < f->count; i++)
+        profile_samples_add(&f->ratio[inputs][i], rate_of(f, i, tokens == 1) / plain);
+    return 0;
+}
+
+/* Steps of so many tokens for so long, with exact and with int8 activations in turns. */
 static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct helm_err *err)
 {
     const uint32_t least = tokens > FEW ? 1 : 3;
+    const bool int8 = f->steps.local.engine.programs[LINEAR_INT8].plan != NULL;
     double spent = 0, end = 0;
     int rc =
         tokens > FEW ? 0 : profile_steps_run(&f->steps, 0, tokens, &spent, err); /* finds all in its place */
-    for (uint32_t i = 0; i < f->count; i++) f->ratio[i].count = 0;
+    for (uint32_t i = 0; i < f->count; i++)
+        f->ratio[LINEAR_EXACT][i].count = f->ratio[LINEAR_INT8][i].count = 0;
     end = profile_now_s() + seconds / (f->options->quick ? QUICK : 1);
     for (uint32_t n = 0; !rc && (n < least || profile_now_s() < end); n++) {
-        rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
-        const double plain = rc ? 0 : rate_of(f, 0, tokens == 1);
-        for (uint32_t i = 1; i < f->count && !rc; i++)
-            profile_samples_add(&f->ratio[i], rate_of(f, i, tokens == 1) / plain);
+        rc = run_step(f, tokens, LINEAR_EXACT, err);
+        if (!rc && int8) rc = run_step(f, tokens, LINEAR_INT8, err);
     }
     return rc;
 }
 
-static struct profile_value times(const struct formats *f, uint32_t i, double rate)
+static struct profile_value times(const struct formats *f, enum linear_inputs inputs, uint32_t i, double rate)
 {
-    struct profile_value v = profile_samples_value(&f->ratio[i]);
+    struct profile_value v = profile_samples_value(&f->ratio[inputs][i]);
     v.value *= rate, v.low *= rate, v.high *= rate;
     if (f->cached && v.source == PROFILE_MEASURED) v.source = PROFILE_ESTIMATE;
     return v;
@@ -156,12 +200,24 @@ static int measure_one(struct formats *f, struct profile_device_run *stream, str
     if (!rc && stream) rc = profile_device_stream_stop(stream, err);
     for (uint32_t i = 1; i < f->count && !rc; i++) {
         struct profile_format *format = &p->format[f->format[i]];
-        if (stream)
-            format->cpu_gemv_beside = times(f, i, p->cpu.gemv_beside.value);
-        else
-            format->cpu_gemv = times(f, i, p->cpu.gemv.value);
+        const double plain = (stream ? p->cpu.gemv_beside : p->cpu.gemv).value;
+        *(stream ? &format->cpu_gemv_beside : &format->cpu_gemv) = times(f, LINEAR_EXACT, i, plain);
+        if (has_int8(f, i))
+            *(stream ? &format->cpu_int8_gemv_beside : &format->cpu_int8_gemv) =
+                times(f, LINEAR_INT8, i, plain);
     }
     return rc;
+}
+
+static int measure_link(struct formats *f, struct profile_device_run *device, struct profile *p,
+                        struct helm_err *err)
+{
+    const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes();
+    bool cached[FORMAT_COUNT];
+    for (uint32_t i = 0; i < f->count; i++) cached[i] = format_bytes(f, i) < caches;
+    const struct profile_format_link link = {
+        .steps = &f->steps, .device = device, .format = f->format, .cached = cached, .formats = f->count};
+    return profile_format_link_measure(&link, p, err);
 }
 
 static int measure_many(struct formats *f, struct profile *p, struct helm_err *err)
@@ -172,8 +228,12 @@ static int measure_many(struct formats *f, struct profile *p, struct helm_err *e
                      flops = (double)f->shape.layer_bytes * f->shape.layers * counts[c];
         if (c && flops / rate > (f->options->quick ? STEP_S_QUICK : STEP_S_MOST)) continue;
         rc = run_steps(f, counts[c], MANY_S, err);
-        for (uint32_t i = 1; i < f->count && !rc; i++)
-            profile_table_put(&p->format[f->format[i]].cpu_linear, counts[c], times(f, i, rate));
+        for (uint32_t i = 1; i < f->count && !rc; i++) {
+            struct profile_format *format = &p->format[f->format[i]];
+            profile_table_put(&format->cpu_linear, counts[c], times(f, LINEAR_EXACT, i, rate));
+            if (has_int8(f, i))
+                profile_table_put(&format->cpu_int8_linear, counts[c], times(f, LINEAR_INT8, i, rate));
+        }
     }
     return rc;
 }
@@ -182,14 +242,16 @@ static void say(const struct formats *f, const struct profile *p)
 {
     for (uint32_t i = 1; i < f->count; i++) {
         const struct profile_format *format = &p->format[f->format[i]];
-        char device[64] = "";
+        char device[64] = "", int8[48] = "";
         if (format->gpu_gemv.value > 0)
             snprintf(device, sizeof device, ", GPU %.4g GB/s",
                      (format->gpu_chain_gemv.value > 0 ? format->gpu_chain_gemv : format->gpu_gemv).value *
                          1e-9);
-        profile_say(f->options->progress, "%s: one token, CPU %.4g GB/s (bf16 %.4g)%s",
-                    tensor_format_name(f->format[i]), format->cpu_gemv.value * 1e-9, p->cpu.gemv.value * 1e-9,
-                    device);
+        if (format->cpu_int8_gemv.value > 0)
+            snprintf(int8, sizeof int8, ", with int8 %.4g", format->cpu_int8_gemv.value * 1e-9);
+        profile_say(f->options->progress, "%s: one token, CPU %.4g GB/s%s (bf16 %.4g)%s",
+                    tensor_format_name(f->format[i]), format->cpu_gemv.value * 1e-9, int8,
+                    p->cpu.gemv.value * 1e-9, device);
     }
 }
 
@@ -210,9 +272,10 @@ int profile_formats_measure(const struct profile_cpu_options *options, unsigned 
     int rc = 0;
     for (uint32_t i = 1; i < f->count && device && !rc; i++)
         rc = profile_device_format(device, f->format[i], seconds, profile, err);
-    if (!rc) rc = open_steps(f, err);
+    if (!rc) rc = open_steps(f, device != NULL, err);
     if (!rc) rc = measure_one(f, NULL, profile, err);
     if (!rc && device) rc = measure_one(f, device, profile, err);
+    if (!rc && device) rc = measure_link(f, device, profile, err);
     if (!rc) rc = measure_many(f, profile, err);
     if (!rc) say(f, profile);
     profile_steps_close(&f->steps);

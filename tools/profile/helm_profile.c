@@ -14,6 +14,7 @@
 
 #include "common/base/args.h"
 #include "common/base/cgroup.h"
+#include "common/base/load.h"
 #include "common/base/log.h"
 #include "common/model/model.h"
 #include "common/base/units.h"
@@ -132,6 +133,23 @@ static int open_device(const struct tool *t, struct profile_device_run **device,
     return profile_device_open(&options, device, err);
 }
 
+/* Attention over caches that are no single numbers. */
+static int measure_kv(struct tool *t, struct helm_err *err)
+{
+    const struct profile_cpu_options options = cpu_options_of(t);
+    int rc = 0;
+    for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++) {
+        struct profile_kv *kv = &t->profile.kv[d];
+        if (kv_dtype_is_plain((uint32_t)d)) continue;
+        rc = profile_kv_measure(&options, (enum kv_dtype)d, kv, err);
+        if (!rc)
+            profile_say(&t->progress, "CPU: attention over a cache of %s, %.4g GB/s (f16 %.4g)",
+                        kv_dtype_name((enum kv_dtype)d), kv->cpu_attention.value * 1e-9,
+                        t->profile.cpu.attention.value * 1e-9);
+    }
+    return rc;
+}
+
 /* The device first and the CPU after it, each alone, then both. Its process stays, idle, until the end. */
 static int measure(struct tool *t, struct helm_err *err)
 {
@@ -166,6 +184,7 @@ static int measure(struct tool *t, struct helm_err *err)
     free(company);
     profile_cpu_close(cpu);
     profile_device_close(device);
+    if (!rc && !profile_late(&t->progress)) rc = measure_kv(t, err);
     return rc;
 }
 
@@ -175,9 +194,16 @@ static int measure_until_sound(struct tool *t, struct helm_err *err)
     for (int left = t->options.quick ? ATTEMPTS_QUICK : ATTEMPTS;; left--) {
         memset(&t->profile, 0, sizeof t->profile);
         t->progress.attempt_s = profile_now_s();
+        struct load load;
+        load_begin(&load);
         int rc = measure(t, err);
         if (rc) return rc;
+        t->profile.busy_percent = load_others(&load);
         rc = profile_check(&t->profile, err);
+        if (!rc && t->profile.busy_percent >= PROFILE_BUSY)
+            profile_say(&t->progress,
+                        "other programs took %u %% of the processors' time: marked as disturbed",
+                        t->profile.busy_percent);
         if (!rc || left == 1) return rc;
         profile_say(&t->progress, "%s: measuring again", err->text);
     }

@@ -243,7 +243,7 @@ static int lower(struct profile_packed *p, struct helm_err *err)
 void profile_packed_swap(struct profile_packed *p)
 {
     for (int t = 0; t < OP_TIER_COUNT; t++) {
-        struct program *own = &p->engine->programs.tier[0][t], program = *own;
+        struct program *own = &p->engine->programs[LINEAR_EXACT].tier[0][t], program = *own;
         *own = p->programs.tier[0][t];
         p->programs.tier[0][t] = program;
     }
@@ -255,7 +255,7 @@ void profile_packed_swap(struct profile_packed *p)
 static bool takes_packed(const struct engine *engine)
 {
     bool link[UNIT_PARTS * MODEL_LAYERS_MAX], cpu[UNIT_PARTS * MODEL_LAYERS_MAX],
-        takes = engine->kernels.linear[FORMAT_BF16_PACKED].one != NULL;
+        takes = engine->kernels.linear[LINEAR_EXACT][FORMAT_BF16_PACKED].one != NULL;
     placement_packing(&engine->model, link, cpu);
     for (uint32_t u = 0; u < unit_count(engine->model.config.layers); u++) takes &= cpu[u];
     return takes;

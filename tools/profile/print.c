@@ -35,9 +35,17 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
     if (f->cpu_gemv.source == PROFILE_UNKNOWN && f->gpu_expand.source == PROFILE_UNKNOWN) return;
     fprintf(out, "Weights in %s, bytes as they are stored:\n", tensor_format_name(format));
     print_value(out, "cpu gemv", &f->cpu_gemv, UNIT_BYTES, "one token");
-    if (p->gpu.device != PROFILE_DEVICE_NONE)
+    if (p->gpu.device != PROFILE_DEVICE_NONE) {
         print_value(out, "  beside", &f->cpu_gemv_beside, UNIT_BYTES, "while the link streams");
+        print_value(out, "  link", &f->link_beside, UNIT_BYTES, "meanwhile");
+    }
     print_table(out, "linear", &f->cpu_linear, UNIT_FLOPS, "tok", "of the CPU");
+    if (f->cpu_int8_gemv.source != PROFILE_UNKNOWN) {
+        print_value(out, "cpu gemv int8", &f->cpu_int8_gemv, UNIT_BYTES, "with activations rounded to int8");
+        if (p->gpu.device != PROFILE_DEVICE_NONE)
+            print_value(out, "  beside", &f->cpu_int8_gemv_beside, UNIT_BYTES, "while the link streams");
+        print_table(out, "cpu linear int8", &f->cpu_int8_linear, UNIT_FLOPS, "tok", "by tokens");
+    }
     if (p->gpu.device == PROFILE_DEVICE_NONE) return;
     print_value(out, "gpu gemv", &f->gpu_gemv, UNIT_BYTES, "one token");
     print_value(out, "  operation", &f->gpu_operation, UNIT_SECONDS, "a product beside its bytes");
@@ -46,6 +54,20 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
     print_table(out, "linear", &f->gpu_linear, UNIT_FLOPS, "tok", "of the GPU");
     print_table(out, "a product", &f->gpu_linear_operation, UNIT_SECONDS, "tok", "beside its work");
     print_value(out, "expand", &f->gpu_expand, UNIT_BYTES, "as 16 bits come out");
+}
+
+static void print_kv(const struct profile *p, enum kv_dtype dtype, FILE *out)
+{
+    const struct profile_kv *kv = &p->kv[dtype];
+    if (kv->cpu_attention.source == PROFILE_UNKNOWN && kv->gpu_attention.source == PROFILE_UNKNOWN) return;
+    fprintf(out, "KV cache of %s, bytes as they lie in memory:\n", kv_dtype_name(dtype));
+    print_value(out, "cpu attention", &kv->cpu_attention, UNIT_BYTES, "one query");
+    print_value(out, "  chunk", &kv->cpu_attention_flops, UNIT_FLOPS, "");
+    if (p->gpu.device == PROFILE_DEVICE_NONE) return;
+    print_value(out, "gpu attention", &kv->gpu_attention, UNIT_BYTES, "one query");
+    print_value(out, "  chunk", &kv->gpu_attention_flops, UNIT_FLOPS, "");
+    print_value(out, "chain attention", &kv->gpu_chain_attention, UNIT_BYTES, "");
+    print_value(out, "  two heads", &kv->gpu_chain_attention_pair, UNIT_BYTES, "of a KV head");
 }
 
 void profile_print(const struct profile *p, FILE *out)
@@ -57,6 +79,10 @@ void profile_print(const struct profile *p, FILE *out)
     fprintf(out, "%s\n", p->machine);
     fprintf(out, "profile of %s%s, fingerprint %s; median (10th - 90th percentile)\n", p->made,
             p->quick ? ", taken quickly" : "", p->fingerprint);
+    if (p->busy_percent >= PROFILE_BUSY)
+        fprintf(out,
+                "other programs took %u %% of the processors' time meanwhile: forecasts have wider bands\n",
+                p->busy_percent);
     fprintf(out, "CPU: %s, %u thread%s, last-level cache %s", cpu->name, cpu->threads,
             cpu->threads == 1 ? "" : "s", units_format_size(cpu->l3_bytes, size));
     if (cpu->weight_bytes)
@@ -114,8 +140,10 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "direct", &link->direct, UNIT_BYTES, "kernels that read host memory");
         print_value(out, "latency", &link->latency, UNIT_SECONDS, "of a small copy");
         print_value(out, "hand-over", &link->hand_over, UNIT_SECONDS, "activations, one way");
+        print_value(out, "  beside", &link->hand_over_beside, UNIT_SECONDS, "while copies flow");
     }
     for (int f = 0; f < FORMAT_COUNT; f++) print_format(p, (enum tensor_format)f, out);
+    for (int d = 0; d < KV_DTYPE_COUNT; d++) print_kv(p, (enum kv_dtype)d, out);
     fprintf(out, "Rest:\n");
     print_value(out, "disk", &p->disk, UNIT_BYTES, "direct reads");
     print_value(out, "wake", &p->wake, UNIT_SECONDS, "from a ring until a sleeper is there");

@@ -99,10 +99,10 @@ struct profile_steps {
     double region_s;   /* that a region of the pool costs, empty */
     cpu_set_t allowed; /* the caller's CPUs before it became thread 0 */
 };
-/* Loads it, its weights zeros; the caller becomes its thread 0. */
+/* Loads it, its weights zeros, its cache of this type; the caller becomes its thread 0. */
 HELM_MUST_CHECK int profile_steps_open(const struct profile_cpu_options *options,
-                                       const struct profile_shape *shape, struct profile_steps *steps,
-                                       struct helm_err *err);
+                                       const struct profile_shape *shape, enum kv_dtype kv_dtype,
+                                       struct profile_steps *steps, struct helm_err *err);
 void profile_steps_close(struct profile_steps *steps);
 /* The region of its weights, to be written to; its size is the engine's. */
 HELM_MUST_CHECK int profile_steps_weights(struct profile_steps *steps, char **weights, struct helm_err *err);
@@ -153,6 +153,27 @@ HELM_MUST_CHECK int profile_cpu_linear_turn(struct profile_cpu_run *run, struct 
 HELM_MUST_CHECK int profile_formats_measure(const struct profile_cpu_options *options, unsigned formats,
                                             struct profile_device_run *device, struct profile *profile,
                                             struct helm_err *err);
+
+/* ---- format_link.c ---- */
+
+/* Layers of `steps` are of these formats in turn, bf16 first. cached[i]: caches hold so much of that format's that the link
+ * is not measured beside it. */
+struct profile_format_link {
+    struct profile_steps *steps;
+    struct profile_device_run *device;
+    const enum tensor_format *format;
+    const bool *cached;
+    uint32_t formats;
+};
+/* Each format's link_beside, from profile->link.h2d_beside. */
+HELM_MUST_CHECK int profile_format_link_measure(const struct profile_format_link *link,
+                                                struct profile *profile, struct helm_err *err);
+
+/* ---- kv.c ---- */
+
+/* The CPU's values of a type of cache. The caller becomes thread 0 of an engine that is gone at the end. */
+HELM_MUST_CHECK int profile_kv_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
+                                       struct profile_kv *kv, struct helm_err *err);
 
 /* ---- packed.c ---- */
 

@@ -60,17 +60,20 @@ void profile_steps_unpin(const struct profile_steps *s)
     if (CPU_COUNT(&s->allowed)) (void)sched_setaffinity(0, sizeof s->allowed, &s->allowed);
 }
 
-static uint32_t entries_of(const struct step_programs *programs)
+/* Of the longest program. */
+static uint32_t entries_of(const struct engine *engine)
 {
     uint32_t most = 0;
-    for (int t = 0; t < OP_TIER_COUNT; t++)
-        if (programs->tier[0][t].count > most) most = programs->tier[0][t].count;
+    for (int i = 0; i < LINEAR_INPUTS * OP_TIER_COUNT; i++) {
+        const struct program *p = &engine->programs[i / OP_TIER_COUNT].tier[0][i % OP_TIER_COUNT];
+        if (p->count > most) most = p->count;
+    }
     return most;
 }
 
 static int prepare(struct profile_steps *s, struct helm_err *err)
 {
-    s->entries = entries_of(&s->local.engine.programs);
+    s->entries = entries_of(&s->local.engine);
     s->entry_ns = calloc(s->entries, sizeof *s->entry_ns);
     if (!s->entry_ns) return helm_fail(err, HELM_E_NOMEM, "no memory to measure the CPU");
     measure_region(s);
@@ -78,7 +81,7 @@ static int prepare(struct profile_steps *s, struct helm_err *err)
 }
 
 int profile_steps_open(const struct profile_cpu_options *o, const struct profile_shape *shape,
-                       struct profile_steps *s, struct helm_err *err)
+                       enum kv_dtype kv_dtype, struct profile_steps *s, struct helm_err *err)
 {
     char folder[PROFILE_FOLDER_TEXT] = "";
     if (sched_getaffinity(0, sizeof s->allowed, &s->allowed))
@@ -86,7 +89,7 @@ int profile_steps_open(const struct profile_cpu_options *o, const struct profile
     int rc = profile_checkpoint_make(shape, folder, err);
     if (rc) return rc;
     const struct local_options options = {.folder = folder,
-                                          .kv_dtype = KV_F16,
+                                          .kv_dtype = kv_dtype,
                                           .threads = o->threads,
                                           .node = &o->node,
                                           .slots = 1,

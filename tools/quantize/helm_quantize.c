@@ -12,8 +12,10 @@
 
 #include "common/base/args.h"
 #include "common/base/cpu.h"
+#include "common/base/file.h"
 #include "common/base/units.h"
 #include "common/model/arch.h"
+#include "common/model/hub.h"
 #include "tools/quantize/rewrite.h"
 #include "tools/quantize/vocabulary.h"
 
@@ -123,7 +125,7 @@ static int check_output(const struct options *o, const struct model *model, stru
 {
     struct stat to, from;
     char path[4096];
-    if (stat(o->out, &to)) return 0;
+    if (stat(o->out, &to)) return file_check_parent(o->out, err);
     if (!S_ISREG(to.st_mode)) return helm_fail(err, HELM_E_USAGE, "--out %s is there and no file", o->out);
     for (uint32_t i = 0; i < model->shard_count; i++) {
         snprintf(path, sizeof path, "%s/%s", model->folder, model->shards[i].file);
@@ -208,18 +210,22 @@ int main(int argc, char **argv)
     struct model model = {0};
     struct imatrix imatrix = {0};
     struct cpu_set cpus;
+    char *path = NULL;
     const struct sigaction action = {.sa_handler = end};
     int rc = check_options(&o, &err);
     if (rc) return args_usage_error(&spec, &err);
     if (!o.threads) o.threads = cpu_usable(-1, &cpus, &err) ? 1 : (uint64_t)cpus.suggested;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    rc = model_read(o.model, &model, &err);
+    rc = hub_locate(o.model, &path, &err);
+    o.model = path;
+    if (!rc) rc = model_read(path, &model, &err);
     if (!rc && o.imatrix) rc = imatrix_read(o.imatrix, &imatrix, &err);
     if (!rc) rc = write_model(&o, &model, &imatrix, &err);
     if (!rc && (fflush(stdout) || ferror(stdout))) rc = helm_fail_errno(&err, "standard output");
     imatrix_free(&imatrix);
     model_free(&model);
+    free(path);
     if (rc) fprintf(stderr, "helm-quantize: %s\n", err.text);
     return rc == 0 ? 0 : rc == HELM_E_USAGE ? 2 : 1;
 }

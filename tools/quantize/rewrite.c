@@ -288,6 +288,7 @@ static void report(struct writing *w, const struct rewrite_run *run)
     }
 }
 
+/* With fewer threads than asked for where the system has no more. */
 static int run_threads(struct writing *w, const struct rewrite_run *run, struct helm_err *err)
 {
     pthread_t *thread = calloc(run->threads, sizeof *thread);
@@ -295,20 +296,15 @@ static int run_threads(struct writing *w, const struct rewrite_run *run, struct 
     w->left = calloc((size_t)w->r->count + 1, sizeof *w->left);
     int rc = thread && w->left ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for %u threads", run->threads);
     for (uint32_t i = 0; i < w->r->count && !rc; i++) w->left[i] = w->r->tensors[i].to.rows;
-    while (started < run->threads && !rc) {
-        if (pthread_create(&thread[started], NULL, write_runs, w))
-            rc = helm_fail(&w->err, HELM_E_NOMEM, "thread %u of %u cannot be started", started, run->threads);
-        else
-            started++;
-    }
-    if (rc) fail(w, &w->err);
+    while (!rc && started < run->threads && !pthread_create(&thread[started], NULL, write_runs, w)) started++;
+    if (!rc && !started) rc = helm_fail(err, HELM_E_NOMEM, "no thread can be started");
     if (!rc) report(w, run);
     for (uint32_t i = 0; i < started; i++) pthread_join(thread[i], NULL);
     free(thread);
     free(w->left);
-    if (!rc && w->stop) rc = w->err.code;
-    if (rc && w->err.code && err) *err = w->err;
-    return rc;
+    if (rc || !w->stop) return rc;
+    if (err) *err = w->err;
+    return w->err.code;
 }
 
 int rewrite_file(struct rewrite *r, const char *path, const struct gguf_values *values,

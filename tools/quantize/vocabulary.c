@@ -54,13 +54,16 @@ static int list_merges(const struct helm_tokenizer *t, struct merge **merges, ui
 static void put_merges(struct gguf_values *v, const struct helm_tokenizer *t, const struct merge *merges,
                        uint32_t count)
 {
-    char text[2 * TOK_ADDED_LENGTH_MAX + 2];
+    char text[2 * TOK_ADDED_LENGTH_MAX + 1]; /* put_tokens has refused longer ones */
     gguf_put_array(v, "tokenizer.ggml.merges", GGUF_STRING, count);
     for (uint32_t i = 0; i < count; i++) {
-        const int length =
-            snprintf(text, sizeof text, "%s %s", helm_tokenizer_id_to_token(t, merges[i].left, NULL),
-                     helm_tokenizer_id_to_token(t, merges[i].right, NULL));
-        gguf_put_string_element(v, text, (size_t)length);
+        size_t left, right;
+        const char *first = helm_tokenizer_id_to_token(t, merges[i].left, &left),
+                   *second = helm_tokenizer_id_to_token(t, merges[i].right, &right);
+        memcpy(text, first, left);
+        text[left] = ' ';
+        memcpy(text + left + 1, second, right);
+        gguf_put_string_element(v, text, left + 1 + right);
     }
 }
 
@@ -102,6 +105,11 @@ static int put_tokens(struct gguf_values *v, const struct helm_tokenizer *t, uin
     for (uint32_t id = 0; id < rows; id++) {
         size_t length = 0;
         const char *text = helm_tokenizer_id_to_token(t, id, &length);
+        if (length > TOK_ADDED_LENGTH_MAX) { /* such a file would not be read again */
+            free(type);
+            return helm_fail(err, HELM_E_LIMIT, "tokenizer.json: token %u has %zu bytes, at most %d", id,
+                             length, TOK_ADDED_LENGTH_MAX);
+        }
         type[id] = type_of(t, id, text);
         if (!text) length = (size_t)snprintf(padding, sizeof padding, "[PAD%u]", id);
         gguf_put_string_element(v, text ? text : padding, length);
@@ -239,6 +247,7 @@ static int put_all(struct gguf_values *v, const struct helm_tokenizer *t, const 
     else if (!rc)
         rc = put_scores(v, t, merges, count, config->vocab, err);
     if (!rc) put_roles(v, t, config);
+    if (!rc && v->failed) rc = helm_fail(err, HELM_E_NOMEM, "no memory for the tokenizer");
     if (!rc) rc = put_kind(v, t, kind, err);
     free(merges);
     return rc;

@@ -105,7 +105,7 @@ static void add_tiles(struct program_entry *e, const struct program_entry *linea
     for (uint32_t s = 0; s < linear->segment_count; s++) {
         const struct linear_kernel *k = linear->segment[s].kernels->tokens;
         uint32_t i = 0;
-        while (i < e->tile_count && e->tile[i] != k) i++;
+        while (i < e->tile_count && e->tile[i]->tile != k->tile) i++;
         if (i == e->tile_count) e->tile[e->tile_count++] = k;
         granule = common_multiple(granule, k->tile_tokens);
     }
@@ -207,7 +207,7 @@ static void add_segment(struct lowering *low, struct program_entry *e, const str
 {
     const struct program_source *s = low->source;
     const struct tensor_matrix *m = weights_matrix(s->weights, op->weight[weight], layer);
-    const struct linear_set *kernels = &s->kernels->linear[m->format];
+    const struct linear_set *kernels = &s->kernels->linear[s->inputs][m->format];
     float *out = s->act->buffer[op->out[weight]];
     if (!m->data || !out) unsupported(low, layer, "a linear without weights or output");
     if (!kernels->one || (kernels->one->col_unit && m->cols % kernels->one->col_unit))
@@ -390,21 +390,28 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
                        struct helm_err *err)
 {
     struct cpu_activations place;
-    uint64_t tiled[FORMAT_COUNT] = {0}, bytes;
+    const struct linear_kernel *by[FORMAT_COUNT] = {NULL};
+    uint64_t at[FORMAT_COUNT] = {0}, bytes;
     memset(act, 0, sizeof *act);
     cpu_activations_place(size, &place);
     memcpy(act->width, place.width, sizeof act->width);
     bytes = place.floats * sizeof(float);
-    for (int f = 0; f < FORMAT_COUNT && place.tiles; f++) {
-        const struct linear_kernel *k = kernels->linear[f].tokens;
-        if (!(formats & format_bit((enum tensor_format)f)) || tiled[k->format]) continue;
-        const uint64_t tile = (k->tiled_bytes(place.tile_tokens, place.widest) + 63) / 64 * 64;
-        if (tile > cpu_tile_bytes_max(&place))
+    for (int i = 0; i < LINEAR_INPUTS * FORMAT_COUNT && place.tiles; i++) {
+        const int f = i % FORMAT_COUNT;
+        const struct linear_kernel *k = kernels->linear[i / FORMAT_COUNT][f].tokens;
+        if (!(formats & format_bit((enum tensor_format)f)) || by[k->format]) continue;
+        int alike = 0;
+        while (alike < FORMAT_COUNT && !(by[alike] && by[alike]->tile == k->tile)) alike++;
+        by[k->format] = k;
+        at[k->format] = alike < FORMAT_COUNT ? at[alike] : bytes;
+        if (alike < FORMAT_COUNT) continue;
+        const uint64_t tile = (k->tiled_bytes(place.tile_tokens, place.widest) + 63) / 64 * 64,
+                       most = cpu_tile_bytes_max(&place, k->inputs);
+        if (tile > most)
             return helm_fail(err, HELM_E_INTERNAL, "a tile of %u x %u takes %s %llu bytes, planned are %llu",
                              place.tile_tokens, place.widest, k->name, (unsigned long long)tile,
-                             (unsigned long long)cpu_tile_bytes_max(&place));
-        tiled[k->format] = tile * place.tiles;
-        bytes += tiled[k->format];
+                             (unsigned long long)most);
+        bytes += tile * place.tiles;
     }
     bytes = (bytes + ARENA_HUGE_PAGE - 1) / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
     act->memory = aligned_alloc(ARENA_HUGE_PAGE, (size_t)bytes);
@@ -418,11 +425,7 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
     for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) act->buffer[b] = base + place.at[b];
     act->cosine = base + place.cosine;
     act->sine = base + place.sine;
-    char *raw = (char *)(base + place.floats);
-    for (int f = 0; f < FORMAT_COUNT; f++) {
-        act->tiled[f] = raw;
-        raw += tiled[f];
-    }
+    for (int f = 0; f < FORMAT_COUNT; f++) act->tiled[f] = by[f] ? (char *)act->memory + at[f] : NULL;
     act->buffer[BUFFER_LOGITS] = logits;
     return 0;
 }

@@ -27,8 +27,9 @@ struct activations {
     float *buffer[BUFFER_LOGITS + 1];
     float *cosine, *sine;              /* [unit_tokens][head_dim / 2] */
     uint32_t width[BUFFER_LOGITS + 1]; /* floats a token, by enum model_buffer */
-    void *tiled[FORMAT_COUNT]; /* one matrix input, tiled for the kernel of several tokens of that format */
-    void *memory;              /* what all but logits lie in */
+    /* One matrix input, tiled for the kernel of several tokens of that format; kernels that tile alike share it. */
+    void *tiled[FORMAT_COUNT];
+    void *memory; /* what all but logits lie in */
     uint64_t bytes;
 };
 
@@ -90,6 +91,7 @@ struct program_source {
     const struct plan *plan;
     const struct weights *weights;
     const struct kernel_set *kernels;
+    enum linear_inputs inputs; /* which of them */
     const struct activations *act;
     uint32_t threads;
     bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */

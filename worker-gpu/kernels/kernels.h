@@ -76,6 +76,8 @@ struct gpuk_device {
     int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
     int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
 };
+/* HELM_E_UNSUPPORTED, with what to do: HELM has no code for a device of this capability, or this build has none. */
+HELM_MUST_CHECK int gpuk_check_built(int capability, struct helm_err *err);
 /* Reads the current device's properties and loads every kernel, so that no launch loads code later (a first
  * launch would wait for the device, which deadlocks when a stream waits for the host). */
 HELM_MUST_CHECK int gpuk_open(struct gpuk_device *device, struct helm_err *err);

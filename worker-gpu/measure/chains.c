@@ -111,7 +111,7 @@ static int measure_attention(struct measure *m, const char *name, uint32_t heads
     if (!rc) rc = measure_time_works(&w, 1, true, &samples, err);
     list_close(m, &list);
     if (rc) return rc;
-    measure_to_rate(&samples, measure_attention_bytes() * ops, fixed + operation * ops);
+    measure_to_rate(&samples, measure_attention_bytes(m) * ops, fixed + operation * ops);
     measure_print(m, name, 0, &samples);
     return 0;
 }
@@ -128,13 +128,23 @@ bool measure_chains_take(const struct measure *m)
     return takes;
 }
 
+static int measure_both(struct measure *m, double launch, double operation, struct helm_err *err)
+{
+    int rc = measure_attention(m, "gpu.chain_attention", MEASURE_HEADS, launch, operation, err);
+    return rc ? rc
+              : measure_attention(m, "gpu.chain_attention_pair", MEASURE_HEADS_PAIR, launch, operation, err);
+}
+
 int measure_chains_run(struct measure *m, double launch, struct helm_err *err)
 {
     double operation = 0;
     if (!measure_chains_take(m)) return 0;
     int rc = measure_chain_layers(m, launch, &operation, err);
-    if (!rc) rc = measure_attention(m, "gpu.chain_attention", MEASURE_HEADS, launch, operation, err);
-    if (!rc)
-        rc = measure_attention(m, "gpu.chain_attention_pair", MEASURE_HEADS_PAIR, launch, operation, err);
-    return rc;
+    m->chain_operation = rc ? 0 : operation;
+    return rc ? rc : measure_both(m, launch, operation, err);
+}
+
+int measure_chains_kv_run(struct measure *m, double launch, struct helm_err *err)
+{
+    return measure_chains_take(m) ? measure_both(m, launch, m->chain_operation, err) : 0;
 }

@@ -1,6 +1,6 @@
-/* The device's compute rates, by the kernels that steps use. See measure.h.
+/* The device's rates with weights, by the kernels that steps use. See measure.h.
  *
- * Called by measure.c. Weights are layers of two real shapes, a large and a small one, over the same memory
+ * Called by measure.c; attention.c has attention's. Weights are layers of two real shapes, a large and a small one, over the same memory
  * and visited in layer order; decode's kernels are captured as a graph, a chunk's are put into the queue one
  * by one, as the engine does. Both graphs read as many bytes in different numbers of kernels, so two times
  * give two unknowns: the rate, and what a kernel costs beside its bytes. */
@@ -456,141 +456,6 @@ static int measure_linear(struct measure *m, struct measure_chunk_parts *parts, 
     return rc;
 }
 
-/* ---- attention ---- */
-
-uint32_t measure_kv_layers(const struct measure *m)
-{
-    const struct kv_layout one = {.layers = 1,
-                                  .kv_heads = MEASURE_KV_HEADS,
-                                  .head_dim = MEASURE_HEAD_DIM,
-                                  .page_tokens = MEASURE_PAGE_TOKENS,
-                                  .dtype = DTYPE_F16};
-    uint64_t layers = m->weight_bytes / (kv_page_bytes(&one) * MEASURE_PAGES);
-    return layers > MEASURE_KV_LAYERS ? MEASURE_KV_LAYERS : (uint32_t)layers;
-}
-
-struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer, uint32_t heads)
-{
-    const struct measure_kernels *k = m->kernels;
-    return (struct gpuk_attention){.step = k->step,
-                                   .kv = {.layout = {.layers = measure_kv_layers(m),
-                                                     .kv_heads = MEASURE_KV_HEADS,
-                                                     .head_dim = MEASURE_HEAD_DIM,
-                                                     .page_tokens = MEASURE_PAGE_TOKENS,
-                                                     .dtype = DTYPE_F16},
-                                          .pool = measure_room(m),
-                                          .layer = layer},
-                                   .heads = heads,
-                                   .scale = 1.0f / sqrtf((float)MEASURE_HEAD_DIM),
-                                   .q_norm = k->norm, /* of a head, as in Qwen3 */
-                                   .k_norm = k->norm,
-                                   .eps = 1e-6f,
-                                   .rope_table = k->rope_table,
-                                   .q = k->qkv,
-                                   .k = k->qkv + MEASURE_HEADS * MEASURE_HEAD_DIM,
-                                   .v = k->qkv + (MEASURE_HEADS + MEASURE_KV_HEADS) * MEASURE_HEAD_DIM,
-                                   .q_stride = (MEASURE_HEADS + 2 * MEASURE_KV_HEADS) * MEASURE_HEAD_DIM,
-                                   .kv_stride = (MEASURE_HEADS + 2 * MEASURE_KV_HEADS) * MEASURE_HEAD_DIM};
-}
-
-double measure_attention_bytes(void)
-{
-    return 2.0 * MEASURE_CONTEXT * MEASURE_KV_HEADS * MEASURE_HEAD_DIM * 2;
-}
-
-struct op measure_attend_prefill(const struct measure_work *w, uint32_t layer)
-{
-    const struct measure_kernels *k = w->m->kernels;
-    return (struct op){.kind = OP_ATTEND_PREFILL,
-                       .tokens = w->tokens,
-                       .as.attention = {.args = measure_attention_args(w->m, layer, w->heads),
-                                        .q = k->q,
-                                        .out = k->a,
-                                        .out_dtype = DTYPE_BF16,
-                                        .rows = 1}};
-}
-
-static struct op attend_decode(const struct measure_work *w, uint32_t layer)
-{
-    const struct measure_kernels *k = w->m->kernels;
-    return (struct op){.kind = OP_ATTEND_DECODE,
-                       .tokens = 1,
-                       .workspace = k->attention_work,
-                       .as.attention = {.args = measure_attention_args(w->m, layer, w->heads),
-                                        .fused = true,
-                                        .out = k->a}};
-}
-
-static int issue_attention(const struct measure_work *w, struct helm_err *err)
-{
-    uint32_t layers = measure_kv_layers(w->m);
-    int rc = 0;
-    for (uint32_t i = 0; i < w->ops && !rc; i++) {
-        const struct op op =
-            w->tokens == 1 ? attend_decode(w, i % layers) : measure_attend_prefill(w, i % layers);
-        rc = device_run(w->m->device, &op, err);
-    }
-    return rc;
-}
-
-/* A chunk of so many queries of so many heads behind a context: gpu.attention_flops, and a point of
- * gpu.attention_rows. */
-static int measure_chunk(struct measure *m, uint32_t tokens, uint32_t heads, const char *name, uint32_t x,
-                         struct measure_chunk_parts *parts, struct helm_err *err)
-{
-    struct measure_samples samples;
-    const struct measure_work w = {.m = m,
-                                   .issue = issue_attention,
-                                   .tokens = tokens,
-                                   .heads = heads,
-                                   .ops = m->emulated ? 1 : measure_kv_layers(m),
-                                   .start = MEASURE_CONTEXT / 2 - tokens};
-    int rc = measure_set_step(m, w.start, tokens, err);
-    if (!rc) rc = measure_time_works(&w, 1, false, &samples, err);
-    if (rc) return rc;
-    for (int p = 0; p < MEASURE_CHUNK_SIZES; p++)
-        if (parts[p].tokens == tokens && heads == MEASURE_HEADS)
-            parts[p].attention_s = measure_median_of(&samples) / w.ops;
-    double pairs = tokens * (w.start + (tokens + 1) / 2.0); /* of a query and a position that it sees */
-    measure_to_rate(&samples, 4.0 * heads * MEASURE_HEAD_DIM * pairs * w.ops, 0);
-    measure_print(m, name, x, &samples);
-    if (!x) measure_print(m, "gpu.attention_rows", tokens * heads, &samples);
-    return 0;
-}
-
-static int measure_attention(struct measure *m, double operation, struct measure_chunk_parts *parts,
-                             struct helm_err *err)
-{
-    struct measure_samples samples;
-    struct device *d = m->device;
-    const struct measure_kernels *k = m->kernels;
-    struct measure_work w = {.m = m,
-                             .issue = issue_attention,
-                             .tokens = 1,
-                             .heads = MEASURE_HEADS,
-                             .ops = measure_kv_layers(m),
-                             .start = MEASURE_CONTEXT - 1};
-    if (w.ops == 0)
-        return helm_fail(err, HELM_E_CAPACITY, "no room on the device for a cache of %d positions",
-                         MEASURE_CONTEXT);
-    int rc = d->ops->clear(d, DEVICE_COMPUTE, k->attention_work, k->attention_work_bytes, err);
-    if (!rc) rc = measure_set_step(m, w.start, 1, err);
-    if (!rc) rc = measure_time_works(&w, 1, true, &samples, err);
-    if (rc) return rc;
-    measure_to_rate(&samples, measure_attention_bytes() * w.ops, operation * w.ops);
-    measure_print(m, "gpu.attention", 0, &samples);
-
-    static const struct {
-        uint32_t tokens, heads;
-    } few[] = {{32, MEASURE_HEADS_PAIR}, {64, MEASURE_HEADS}, {128, MEASURE_HEADS}, {256, MEASURE_HEADS}};
-    uint32_t most = m->emulated ? 32 : MEASURE_TOKENS_MAX;
-    for (size_t i = 0; i < sizeof few / sizeof *few && !rc; i++)
-        if (few[i].tokens * few[i].heads < most * MEASURE_HEADS)
-            rc = measure_chunk(m, few[i].tokens, few[i].heads, "gpu.attention_rows",
-                               few[i].tokens * few[i].heads, parts, err);
-    return rc ? rc : measure_chunk(m, most, MEASURE_HEADS, "gpu.attention_flops", 0, parts, err);
-}
-
 int measure_kernels_lane(struct measure *m, const float *from, float *to, struct helm_err *err)
 {
     const struct measure_kernels *k = m->kernels;
@@ -613,9 +478,10 @@ int measure_kernels_run(struct measure *m, struct helm_err *err)
     int rc = measure_decode(m, &operation, &launched, err);
     for (int p = 0; p < MEASURE_CHUNK_SIZES; p++) parts[p].launch_s = launched;
     if (!rc) rc = measure_linear(m, parts, err);
-    if (!rc) rc = measure_attention(m, operation, parts, err);
+    if (!rc) rc = measure_attention_run(m, operation, parts, err);
     if (!rc) rc = measure_chunks_run(m, parts, err);
     if (!rc) rc = measure_chains_run(m, operation, err);
+    if (!rc) rc = measure_kv_run(m, operation, err);
     if (!rc) rc = measure_expand_run(m, operation, err);
     if (!rc) rc = measure_packed_run(m, operation, err);
     return rc ? rc : measure_set_step(m, 0, 1, err);

@@ -22,7 +22,8 @@
 #define PIECE_S       0.02 /* a piece takes about so long where the link is slow */
 #define SMALL_BYTES   (8 * KIB)
 #define SMALL_COUNT   64
-#define ROUNDS        32 /* hand-overs of one sample */
+#define ROUNDS        32    /* hand-overs of one sample */
+#define BESIDE_S      0.005 /* copies that flow beside those take about so long */
 #define STREAM_EVENTS 4
 #define STREAM_WAKE_S 0.004      /* at the first copy's speed: from one look at them to the next */
 #define STREAM_PIECES 32         /* at most for each */
@@ -54,12 +55,13 @@ static void print_json(FILE *out, json_t *json)
 
 void measure_print(struct measure *m, const char *name, uint32_t x, const struct measure_samples *samples)
 {
-    char of_format[LINE_TEXT];
+    char of_other[LINE_TEXT];
     json_t *list = json_array();
-    if (m->format != FORMAT_BF16) {
-        snprintf(of_format, sizeof of_format, "formats.%s.gpu_%s", tensor_format_name(m->format),
-                 strchr(name, '.') + 1);
-        name = of_format;
+    if (m->format != FORMAT_BF16 || m->kv != KV_F16) {
+        const bool weights = m->format != FORMAT_BF16;
+        snprintf(of_other, sizeof of_other, "%s.%s.gpu_%s", weights ? "formats" : "kv",
+                 weights ? tensor_format_name(m->format) : kv_dtype_name(m->kv), strchr(name, '.') + 1);
+        name = of_other;
     }
     for (uint32_t i = 0; i < samples->count; i++) json_array_append_new(list, json_real(samples->value[i]));
     print_json(m->out, json_pack("{s:s, s:i, s:o}", "name", name, "x", (int)x, "samples", list));
@@ -146,8 +148,9 @@ static int measure_latency(struct measure *m, struct helm_err *err)
 /* ---- the hand-over ---- */
 
 /* As in a step: the queue waits for a word, takes a lane, puts one, writes a word; everything is queued
- * ahead. What one way takes is half of there and back. */
-static int measure_hand_over(struct measure *m, struct helm_err *err)
+ * ahead. What one way takes is half of there and back. `pieces` of copies flow meanwhile. */
+static int measure_hand_over(struct measure *m, const char *name, uint64_t pieces, uint64_t piece,
+                             struct helm_err *err)
 {
     struct measure_samples samples = {.count = 0};
     struct device *d = m->device;
@@ -167,6 +170,7 @@ static int measure_hand_over(struct measure *m, struct helm_err *err)
             if (!rc) rc = measure_kernels_lane(m, to, from, err);
             if (!rc) rc = device_word_write(d, up, i, err);
         }
+        for (uint64_t i = 0; i < pieces && !rc; i++) rc = copy_next(m, DEVICE_TO_DEVICE, piece, err);
         double start = measure_now_s();
         for (uint32_t i = first; i < first + ROUNDS && !rc; i++) {
             memcpy(to, zero, sizeof zero);
@@ -175,9 +179,21 @@ static int measure_hand_over(struct measure *m, struct helm_err *err)
         }
         if (s) measure_add(&samples, (measure_now_s() - start) / ROUNDS / 2);
         if (!rc) rc = measure_drain(m, DEVICE_COMPUTE, err);
+        if (!rc && pieces) rc = measure_drain(m, DEVICE_COPY, err);
     }
-    if (!rc) measure_print(m, "link.hand_over", 0, &samples);
+    if (!rc) measure_print(m, name, 0, &samples);
     return rc;
+}
+
+/* Alone, and while copies as a step's are under way. */
+static int measure_hand_overs(struct measure *m, struct helm_err *err)
+{
+    uint64_t piece = 0;
+    double rate = 0;
+    int rc = measure_hand_over(m, "link.hand_over", 0, 0, err);
+    if (!rc) rc = choose_piece(m, &piece, &rate, err);
+    if (rc) return rc;
+    return measure_hand_over(m, "link.hand_over_beside", (uint64_t)(rate * BESIDE_S) / piece + 1, piece, err);
 }
 
 /* ---- streaming ---- */
@@ -290,7 +306,7 @@ static int measure_all(struct measure *m, struct helm_err *err)
     if (!rc) rc = measure_copies(m, DEVICE_TO_DEVICE, "link.h2d", err);
     if (!rc) rc = measure_copies(m, DEVICE_TO_HOST, "link.d2h", err);
     if (!rc) rc = measure_latency(m, err);
-    if (!rc) rc = measure_hand_over(m, err);
+    if (!rc) rc = measure_hand_overs(m, err);
     if (!rc) report_context(m);
     return rc;
 }
@@ -402,7 +418,7 @@ static int obey(struct measure *m, struct stream *stream, const char *command, b
 
 int measure_serve(const struct engine_measure_options *options, FILE *in, FILE *out)
 {
-    struct measure m = {.options = options, .out = out, .arena = {.fd = -1}};
+    struct measure m = {.options = options, .out = out, .arena = {.fd = -1}, .kv = KV_F16};
     struct stream *stream = calloc(1, sizeof *stream);
     struct helm_err err = {0}, ignored;
     char line[LINE_TEXT];

@@ -1,5 +1,5 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure/kernels.c
- * (rates), measure/chains.c (rates of chains), measure/expand.c (packed weights), measure/chunks.c (chunks as
+ * (rates), measure/attention.c (attention's), measure/chains.c (rates of chains), measure/expand.c (packed weights), measure/chunks.c (chunks as
  * a whole), measure/formats.c (the same of other formats of weights), measure/buffers.c (what they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
@@ -32,8 +32,10 @@ struct measure {
     /* on the device */
     char *weights;
     uint64_t weight_bytes;
+    enum kv_dtype kv;          /* of caches */
     enum tensor_format format; /* of the weights; bf16, until measure/formats.c puts others there */
     double budget_s;           /* for one value of such a format; 0: of bf16 */
+    double chain_operation;    /* of bf16's chains */
     struct measure_kernels *kernels;
 };
 
@@ -51,7 +53,7 @@ static inline double measure_sample_s(const struct measure *m)
     return m->budget_s > 0 && m->budget_s / 4 < sample_s ? m->budget_s / 4 : sample_s;
 }
 void measure_add(struct measure_samples *samples, double value);
-/* "gpu.gemv"; of another format than bf16 "formats.q4_K.gpu_gemv". */
+/* "gpu.gemv"; of another format than bf16 "formats.q4_K.gpu_gemv", of another cache than f16 "kv.q8_0.gpu_attention". */
 void measure_print(struct measure *m, const char *name, uint32_t x, const struct measure_samples *samples);
 
 /* ---- measure/buffers.c, measure/kernels.c ---- */
@@ -165,7 +167,7 @@ struct op measure_attend_prefill(const struct measure_work *w, uint32_t layer);
 struct gpuk_attention measure_attention_args(const struct measure *m, uint32_t layer, uint32_t heads);
 uint32_t measure_kv_layers(const struct measure *m);
 /* Bytes of cache that one token's attention reads behind MEASURE_CONTEXT positions. */
-double measure_attention_bytes(void);
+double measure_attention_bytes(const struct measure *m);
 
 /* Whether the device multiplies by all operations of a layer as they lie. */
 bool measure_reads(const struct measure *m, const struct measure_shape *shape, enum gpuk_schedule schedule);
@@ -198,12 +200,22 @@ struct measure_chunk_parts {
 HELM_MUST_CHECK int measure_chunks_run(struct measure *m, const struct measure_chunk_parts *parts,
                                        struct helm_err *err);
 
+/* ---- measure/attention.c ---- */
+
+/* gpu.attention, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in a graph costs. */
+HELM_MUST_CHECK int measure_attention_run(struct measure *m, double operation,
+                                          struct measure_chunk_parts *parts, struct helm_err *err);
+/* Those of attention again, of caches of other types than f16. */
+HELM_MUST_CHECK int measure_kv_run(struct measure *m, double operation, struct helm_err *err);
+
 /* ---- measure/chains.c ---- */
 
 /* gpu.chain_gemv, gpu.chain_attention, gpu.chain_attention_pair, gpu.chain_operation, where the device has
  * chains and two shapes fit it, that the two can be told apart. `launch`: what a kernel in a graph costs, and
  * so a chain before its first operation. */
 HELM_MUST_CHECK int measure_chains_run(struct measure *m, double launch, struct helm_err *err);
+/* gpu.chain_attention and gpu.chain_attention_pair of m->kv, where the device has chains and they take it. */
+HELM_MUST_CHECK int measure_chains_kv_run(struct measure *m, double launch, struct helm_err *err);
 /* gpu.chain_gemv and gpu.chain_operation alone. */
 HELM_MUST_CHECK int measure_chain_layers(struct measure *m, double launch, double *operation,
                                          struct helm_err *err);

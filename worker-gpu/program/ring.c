@@ -268,11 +268,28 @@ uint32_t ring_prefix(const struct ring_schedule *decode)
     return count;
 }
 
-/* What of the prefix this phase overwrites, in the order in which its place becomes free. */
-static int add_tail(struct cutting *c, const struct ring_schedule *decode)
+/* From which slice on the phase's last ones are used in one go: units next to each other or with one resident half
+ * layer between, all of whose slices can be in the ring before the first is used. */
+static uint32_t last_burst(const struct ring_schedule *s, const struct plan *plan, uint32_t phase)
+{
+    uint32_t first = s->count;
+    if (first) first--;
+    for (; first > 0; first--) {
+        const uint32_t unit = s->slice[first - 1].unit, next = s->slice[first].unit;
+        if (next > unit + 2) break;
+        if (next == unit + 2 && plan_unit_home(plan, phase, unit + 1) != PLAN_HOME_GPU) break;
+    }
+    return s->count && s->slice[s->count - 1].after < (int32_t)first ? first : s->count;
+}
+
+/* What of the prefix this phase overwrites, in the order in which its place becomes free. Places that the last burst sets
+ * free are taken as free when it is over, so that the next step's first slices come first: the order of the places
+ * is another where the last lap ends, and a step that waits for slice 0 waits for all that is copied before it. */
+static int add_tail(struct cutting *c, const struct plan *plan, uint32_t phase,
+                    const struct ring_schedule *decode)
 {
     struct ring_schedule *s = c->schedule;
-    uint32_t own = s->count, prefix = ring_prefix(decode);
+    uint32_t own = s->count, prefix = ring_prefix(decode), burst = last_burst(s, plan, phase);
     for (uint32_t k = 0; k < prefix; k++) {
         const struct ring_slice wanted = decode->slice[k];
         int32_t after = -1;
@@ -280,6 +297,7 @@ static int add_tail(struct cutting *c, const struct ring_schedule *decode)
             if (!(s->slice[j].held && same(&s->slice[j], &wanted)) && overlap(&s->slice[j], &wanted))
                 after = (int32_t)j;
         if (after < 0) continue;
+        if (after >= (int32_t)burst) after = (int32_t)own - 1;
         struct ring_slice *slice = add_slice(c);
         if (!slice) return helm_fail(c->err, HELM_E_NOMEM, "no memory for %u slices", s->count);
         *slice = wanted;
@@ -314,7 +332,7 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
                 schedule->slice[i].after < 0 && same(&schedule->slice[i], &decode->slice[i]);
             schedule->slice[i].prefix = i;
         }
-        rc = add_tail(&c, decode);
+        rc = add_tail(&c, plan, phase, decode);
     }
     for (uint32_t i = 0; i < schedule->count + schedule->tail && !rc; i++)
         for (uint32_t p = 0; p < schedule->slice[i].part_count && !schedule->slice[i].held; p++)

@@ -69,6 +69,9 @@ struct jinja_bound {
 };
 
 /* The end of each table is a NULL name. */
+/* "text".format(...): jinja/format_fields.c */
+HELM_MUST_CHECK int jinja_format_fields(const struct jinja_callable *c, struct jinja_value *out);
+
 extern const struct jinja_function jinja_text_filters[], jinja_sequence_filters[], jinja_text_methods[],
     jinja_test_table[], jinja_global_table[];
 

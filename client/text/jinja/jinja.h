@@ -12,7 +12,9 @@
  *
  * Semantics are Jinja2 3.1's, over Python's values. Where they differ: whole numbers are 64 bits (beyond is
  * an error), upper and lower case map one character to one, and what is not implemented is
- * HELM_E_UNSUPPORTED with its name and line. */
+ * HELM_E_UNSUPPORTED with its name and line.
+ *
+ * Frozen: no construct is added without a published template that needs it (tests/data/chat/README.md). */
 #ifndef HELM_CLIENT_TEXT_JINJA_JINJA_H
 #define HELM_CLIENT_TEXT_JINJA_JINJA_H
 

@@ -97,11 +97,11 @@ static const char *const refused_of_list[] = {"append", "clear",   "extend", "in
                                               "remove", "reverse", "sort",   NULL};
 static const char *const refused_of_dict[] = {"clear",      "fromkeys", "pop", "popitem",
                                               "setdefault", "update",   NULL};
-static const char *const refused_of_text[] = {"casefold",     "center",     "encode",      "expandtabs",
-                                              "format",       "format_map", "isascii",     "isdecimal",
-                                              "isidentifier", "isnumeric",  "isprintable", "istitle",
-                                              "ljust",        "maketrans",  "rindex",      "rjust",
-                                              "swapcase",     "translate",  "zfill",       NULL};
+static const char *const refused_of_text[] = {"casefold",   "center",      "encode",    "expandtabs",
+                                              "format_map", "isascii",     "isdecimal", "isidentifier",
+                                              "isnumeric",  "isprintable", "istitle",   "ljust",
+                                              "maketrans",  "rindex",      "rjust",     "swapcase",
+                                              "translate",  "zfill",       NULL};
 
 static const struct jinja_function list_methods[] = {
     {.name = "copy", .call = itself},

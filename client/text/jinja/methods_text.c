@@ -320,6 +320,7 @@ const struct jinja_function jinja_text_methods[] = {
      .which = LEFT,
      .parameters = {"sub", "start", "end"},
      .required = 1},
+    {.name = "format", .call = jinja_format_fields, .raw = true},
     {.name = "index",
      .call = method_find,
      .which = FIND_MUST,

@@ -362,3 +362,55 @@ int helm_tokenizer_decode(const struct helm_tokenizer *tokenizer, const uint32_t
     helm_detokenizer_close(d);
     return rc;
 }
+
+/* Which decoders there are says what a token's spelling means; an added token is spelled as its text. */
+static bool has_decoder(const struct helm_tokenizer *tokenizer, int kind)
+{
+    for (size_t i = 0; i < tokenizer->decoder_count; i++)
+        if ((int)tokenizer->decoders[i].kind == kind) return true;
+    return false;
+}
+
+/* SentencePiece writes a space as U+2581. */
+static size_t put_spaces(char *text, size_t length)
+{
+    static const char space[] = "\xE2\x96\x81";
+    size_t used = 0;
+    for (size_t i = 0; i < length;) {
+        const bool found = length - i >= 3 && memcmp(text + i, space, 3) == 0;
+        text[used++] = found ? ' ' : text[i];
+        i += found ? 3 : 1;
+    }
+    return used;
+}
+
+int helm_tokenizer_token_bytes(const struct helm_tokenizer *tokenizer, uint32_t id, char **bytes,
+                               size_t *length, struct helm_err *err)
+{
+    struct stage stage = {0};
+    size_t spelled = 0;
+    *bytes = NULL;
+    *length = 0;
+    const char *token = helm_tokenizer_id_to_token(tokenizer, id, &spelled);
+    int rc = tok_buffer_append(&stage.token, token ? token : "", spelled, err);
+    if (!rc && has_decoder(tokenizer, TOK_DECODER_BYTE_LEVEL)) {
+        rc = append_token_bytes(&stage, err);
+    } else if (!rc) {
+        const int byte = has_decoder(tokenizer, TOK_DECODER_BYTE_FALLBACK) ? byte_of_token(&stage.token) : -1;
+        const char c = (char)byte;
+        rc = byte >= 0 ? tok_buffer_append(&stage.bytes, &c, 1, err)
+                       : tok_buffer_append(&stage.bytes, stage.token.data, stage.token.length, err);
+        if (!rc && byte < 0 && !helm_tokenizer_is_special(tokenizer, id))
+            stage.bytes.length = put_spaces(stage.bytes.data, stage.bytes.length);
+    }
+    if (!rc) rc = tok_buffer_reserve(&stage.bytes, 1, err);
+    if (!rc) {
+        stage.bytes.data[stage.bytes.length] = '\0';
+        *bytes = stage.bytes.data;
+        *length = stage.bytes.length;
+        stage.bytes.data = NULL; /* the caller's now */
+    }
+    tok_buffer_free(&stage.token);
+    tok_buffer_free(&stage.bytes);
+    return rc;
+}

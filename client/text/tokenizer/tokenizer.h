@@ -25,6 +25,10 @@
 
 #include "common/base/err.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define HELM_TOKENIZER_ID_LIMIT   (16u * 1024u * 1024u) /* ids are below this */
 #define HELM_TOKENIZER_TEXT_LIMIT (32u * 1024u * 1024u) /* most bytes of text, normalized too */
 #define HELM_TOKENIZER_NO_ID      UINT32_MAX            /* "there is no such token" */
@@ -90,6 +94,11 @@ uint32_t helm_tokenizer_token_to_id(const struct helm_tokenizer *tokenizer, cons
  * length may be NULL. */
 const char *helm_tokenizer_id_to_token(const struct helm_tokenizer *tokenizer, uint32_t id, size_t *length);
 
+/* The bytes of text that an id stands for, which need not be whole characters: *bytes is malloc'd, NUL-terminated, *length
+ * bytes; none where no token has the id. */
+HELM_MUST_CHECK int helm_tokenizer_token_bytes(const struct helm_tokenizer *tokenizer, uint32_t id,
+                                               char **bytes, size_t *length, struct helm_err *err);
+
 /* Largest id plus one, added tokens included. (A model may have more rows than this.) */
 uint32_t helm_tokenizer_vocab_size(const struct helm_tokenizer *tokenizer);
 
@@ -134,5 +143,9 @@ HELM_MUST_CHECK int helm_detokenizer_finish(struct helm_detokenizer *detokenizer
 
 /* Frees it; NULL is allowed. */
 void helm_detokenizer_close(struct helm_detokenizer *detokenizer);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

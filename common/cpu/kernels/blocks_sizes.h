@@ -1,20 +1,20 @@
-/* Sizes of GGUF's blocks by format, which is a constant wherever these are inlined. Included behind lanes256.h or
+/* Sizes of GGUF's blocks, Q8_0 among them, by format, which is a constant wherever these are inlined. Included behind lanes256.h or
  * lanes512.h by kernels that take blocks apart. */
 #ifndef HELM_COMMON_CPU_KERNELS_BLOCKS_SIZES_H
 #define HELM_COMMON_CPU_KERNELS_BLOCKS_SIZES_H
 
 #include <stdbool.h>
 
-#include "common/formats/blocks.h"
+#include "common/cpu/kernels/int8.h"
 #include "common/formats/tensor_format.h"
 
-/* A function of the format, RETURNED of its row in BLOCK_FORMATS. */
+/* A function of the format, RETURNED of its row in INT8_FORMATS. */
 #define BLOCK_CASE(FORMAT_NAME, RETURNED)                                                                    \
     case FORMAT_##FORMAT_NAME:                                                                               \
         return RETURNED;
 #define BLOCK_SWITCH(format, CASE)                                                                           \
     switch (format) {                                                                                        \
-        BLOCK_FORMATS(CASE)                                                                                  \
+        INT8_FORMATS(CASE)                                                                                   \
     default:                                                                                                 \
         __builtin_unreachable();                                                                             \
     }

@@ -1,4 +1,5 @@
-/* GEMM for bf16 weights with AMX tiles (tdpbf16ps): activations rounded to bf16, sums in fp32. The algorithm
+/* GEMM for bf16 weights, and for blocks decoded to them, with AMX tiles (tdpbf16ps): activations rounded to bf16, sums in
+ * fp32. The algorithm
  * is in amx_body.h; this file gives it the instructions. Decode (GEMV) rounds nothing and stays with the
  * AVX-512 kernel.
  *
@@ -32,6 +33,15 @@ static void gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t 
     TILE_FENCE();
 }
 
+#define GEMM(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                     \
+    static void format_##_gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t rows,          \
+                               size_t cols, size_t tokens, bool accumulate, void *scratch)                   \
+    {                                                                                                        \
+        const struct amx_blocks of = {VALUES, BYTES, blocks_tiles[INT8_##FORMAT_NAME]};                      \
+        amx_gemm_blocks(y, ldy, w, tiled, rows, cols, tokens, accumulate, scratch, &of);                     \
+    }
+INT8_FORMATS(GEMM)
+
 /* All eight tiles whole: 16 rows of 64 bytes. */
 static void thread_begin(void)
 {
@@ -53,6 +63,21 @@ static void thread_end(void)
 {
     _tile_release();
 }
+
+#define ROW(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
+    [INT8_##FORMAT_NAME] = {.name = "amx-bf16",                                                              \
+                            .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16,              \
+                            .format = FORMAT_##FORMAT_NAME,                                                  \
+                            .schedule = LINEAR_TOKENS,                                                       \
+                            .tile_tokens = 16,                                                               \
+                            .row_granule = AMX_GROUP * 16,                                                   \
+                            .tiled_bytes = tiled_bytes,                                                      \
+                            .tile = linear_avx512bf16_tile_panels,                                           \
+                            .gemm = format_##_gemm,                                                          \
+                            .scratch_bytes = amx_blocks_scratch_bytes,                                       \
+                            .thread_begin = thread_begin,                                                    \
+                            .thread_end = thread_end},
+const struct linear_kernel blocks_amx[INT8_FORMAT_COUNT] = {INT8_FORMATS(ROW)};
 
 const struct linear_kernel linear_amx_gemm = {.name = "amx-bf16",
                                               .features =

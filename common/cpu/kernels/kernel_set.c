@@ -27,7 +27,9 @@ static bool linear_knows(const char *name)
 {
     for (int f = 0; f < FORMAT_COUNT; f++)
         for (int s = LINEAR_ONE_TOKEN; s <= LINEAR_DECODE; s++)
-            if (linear_has((enum tensor_format)f, (enum linear_schedule)s, name)) return true;
+            for (int i = LINEAR_EXACT; i < LINEAR_INPUTS; i++)
+                if (linear_has((enum tensor_format)f, (enum linear_schedule)s, (enum linear_inputs)i, name))
+                    return true;
     return false;
 }
 
@@ -38,8 +40,11 @@ int kernel_set_choose(unsigned features, const char *name, enum kv_dtype kv_dtyp
     if (name && !*name) name = NULL;
     bool known = !name || linear_knows(name);
     int rc = 0;
-    for (int f = 0; f < FORMAT_COUNT && !rc; f++)
-        rc = linear_choose_set((enum tensor_format)f, features, name, &set->linear[f], err);
+    for (int i = 0; i < LINEAR_INPUTS * FORMAT_COUNT && !rc; i++) {
+        const enum linear_inputs inputs = (enum linear_inputs)(i / FORMAT_COUNT);
+        const enum tensor_format format = (enum tensor_format)(i % FORMAT_COUNT);
+        rc = linear_choose_set(format, inputs, features, name, &set->linear[inputs][format], err);
+    }
     if (rc) return rc;
     bool has = name && vector_has(name);
     known |= has;
@@ -57,23 +62,37 @@ int kernel_set_need(const struct kernel_set *set, unsigned used, unsigned featur
 {
     for (int i = 0; i < FORMAT_COUNT; i++) {
         const enum tensor_format f = (enum tensor_format)i;
-        const struct linear_set *linear = &set->linear[f];
+        const struct linear_set *linear = &set->linear[LINEAR_EXACT][f];
         const struct linear_kernel *none;
         if (!(used & format_bit(f))) continue;
-        if (!linear->one) return linear_choose(f, LINEAR_ONE_TOKEN, features, NULL, &none, err);
-        if (!linear->tokens) return linear_choose(f, LINEAR_DECODE, features, NULL, &none, err);
+        if (!linear->one) return linear_choose(f, LINEAR_ONE_TOKEN, LINEAR_EXACT, features, NULL, &none, err);
+        if (!linear->tokens) return linear_choose(f, LINEAR_DECODE, LINEAR_EXACT, features, NULL, &none, err);
     }
     return 0;
 }
 
-const char *kernel_set_text(const struct kernel_set *set, unsigned used, char *text, size_t size)
+bool kernel_set_has_int8(const struct kernel_set *set, unsigned used)
+{
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        const struct linear_set *linear = &set->linear[LINEAR_INT8][f];
+        if (!(used & format_bit((enum tensor_format)f)) || !linear->one || !linear->tokens) continue;
+        if (linear->one->inputs == LINEAR_INT8 || linear->tokens->inputs == LINEAR_INT8) return true;
+    }
+    return false;
+}
+
+const char *kernel_set_text(const struct kernel_set *set, enum linear_inputs inputs, unsigned used,
+                            char *text, size_t size)
 {
     size_t n = 0;
     text[0] = '\0';
     for (int f = 0; f < FORMAT_COUNT && n < size; f++) {
-        const struct linear_set *linear = &set->linear[f];
+        const struct linear_set *linear = &set->linear[inputs][f];
         if (!(used & format_bit((enum tensor_format)f)) || !linear->one) continue;
-        n += (size_t)snprintf(text + n, size - n, "%s %s%s%s ", tensor_format_name((enum tensor_format)f),
+        const bool int8 = linear->one->inputs == LINEAR_INT8;
+        n += (size_t)snprintf(text + n, size - n, "%s %s%s%s%s%s%s ",
+                              tensor_format_name((enum tensor_format)f), int8 ? "int8 " : "",
+                              int8 ? linear->one->name : "", int8 ? " " : "",
                               linear->decode ? linear->decode->name : "", linear->decode ? "+" : "",
                               linear->tokens->name);
     }

@@ -9,7 +9,7 @@
 #include "common/cpu/kernels/vector.h"
 
 struct kernel_set {
-    struct linear_set linear[FORMAT_COUNT];
+    struct linear_set linear[LINEAR_INPUTS][FORMAT_COUNT]; /* INT8: where a format has none, EXACT's */
     const struct vector_variant *vector;
     const struct attention_variant *attention;
 };
@@ -24,8 +24,13 @@ HELM_MUST_CHECK int kernel_set_choose(unsigned features, const char *name, enum 
 HELM_MUST_CHECK int kernel_set_need(const struct kernel_set *set, unsigned used, unsigned features,
                                     struct helm_err *err);
 
+/* Whether some format of `used` has kernels of INT8. */
+bool kernel_set_has_int8(const struct kernel_set *set, unsigned used);
+
 /* "bf16 avx512-bf16 vector avx512 attention avx512", with the formats of `used`; of one that is decoded also by
- * what: "bf16-packed avx512-vbmi2+avx512-bf16". */
-const char *kernel_set_text(const struct kernel_set *set, unsigned used, char *text, size_t size);
+ * what: "bf16-packed avx512-vbmi2+avx512-bf16"; with kernels of INT8 one token's, then several tokens': "q4_k int8
+ * avx512-vnni avx512-bf16+amx-bf16". */
+const char *kernel_set_text(const struct kernel_set *set, enum linear_inputs inputs, unsigned used,
+                            char *text, size_t size);
 
 #endif

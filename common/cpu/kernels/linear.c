@@ -14,6 +14,13 @@
         &blocks_avx2[BLOCK_##FORMAT_NAME][0], &blocks_avx2[BLOCK_##FORMAT_NAME][1],                          \
         &blocks_avx512[BLOCK_##FORMAT_NAME][0], &blocks_avx512[BLOCK_##FORMAT_NAME][1],                      \
         &blocks_avx512bf16[BLOCK_##FORMAT_NAME],
+#define AMX(format, FORMAT_NAME, values, bytes, group) &blocks_amx[INT8_##FORMAT_NAME],
+#define INT8_REF(format, FORMAT_NAME, values, bytes, group)                                                  \
+    &int8_ref[INT8_##FORMAT_NAME][0], &int8_ref[INT8_##FORMAT_NAME][1],
+#define INT8_GEMM_AVX2(format, FORMAT_NAME, values, bytes, group) &int8_avx2_gemm[INT8_##FORMAT_NAME],
+#define INT8_FAST(format, FORMAT_NAME, values, bytes, group)                                                 \
+    &int8_avx2_gemv[INT8_##FORMAT_NAME], &int8_avx512vnni_gemv[INT8_##FORMAT_NAME],                          \
+        &int8_avx512vnni_gemm[INT8_##FORMAT_NAME],
 #define PLAIN(kernels) &(kernels)[FORMAT_BF16], &(kernels)[FORMAT_F16], &(kernels)[FORMAT_F32]
 
 /* Slowest first: the choice takes the last that fits. OpenBLAS is never chosen by itself. Measured on one Zen
@@ -42,7 +49,10 @@ static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                     &q8_0_avx512_gemv,
                                                     &q8_0_avx512_decode,
                                                     &q8_0_avx512bf16_decode,
-                                                    BLOCK_FORMATS(BLOCKS)};
+                                                    BLOCK_FORMATS(BLOCKS) INT8_FORMATS(AMX)
+                                                        INT8_FORMATS(INT8_REF)
+                                                            INT8_NARROW_FORMATS(INT8_GEMM_AVX2)
+                                                                INT8_FORMATS(INT8_FAST)};
 
 const struct linear_kernel *const *linear_kernels(size_t *count)
 {
@@ -50,10 +60,11 @@ const struct linear_kernel *const *linear_kernels(size_t *count)
     return table;
 }
 
-bool linear_has(enum tensor_format format, enum linear_schedule schedule, const char *name)
+bool linear_has(enum tensor_format format, enum linear_schedule schedule, enum linear_inputs inputs,
+                const char *name)
 {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        if (table[i]->format == format && table[i]->schedule == schedule &&
+        if (table[i]->format == format && table[i]->schedule == schedule && table[i]->inputs == inputs &&
             (!name || strcmp(table[i]->name, name) == 0))
             return true;
     return false;
@@ -66,17 +77,19 @@ static bool is_known(const char *name)
     return false;
 }
 
-int linear_choose(enum tensor_format format, enum linear_schedule schedule, unsigned features,
-                  const char *name, const struct linear_kernel **kernel, struct helm_err *err)
+int linear_choose(enum tensor_format format, enum linear_schedule schedule, enum linear_inputs inputs,
+                  unsigned features, const char *name, const struct linear_kernel **kernel,
+                  struct helm_err *err)
 {
-    const bool made = tensor_format_of(format)->from != format;
+    const bool by_name_only = tensor_format_of(format)->from != format || inputs == LINEAR_INT8;
     const struct linear_kernel *fastest = NULL;
     char text[128];
     *kernel = NULL;
     for (size_t i = sizeof table / sizeof *table; i-- > 0;) {
         const struct linear_kernel *k = table[i];
-        if (k->format != format || k->schedule != schedule) continue;
-        if (name ? strcmp(name, k->name) != 0 : made && !k->features) continue;
+        if (k->format != format || k->schedule != schedule || k->inputs != inputs) continue;
+        if (name ? strcmp(name, k->name) != 0 : (by_name_only && !k->features) || k->beaten & features)
+            continue;
         if (!fastest) fastest = k;
         if (k->features & ~features) continue;
         *kernel = k;
@@ -93,30 +106,48 @@ int linear_choose(enum tensor_format format, enum linear_schedule schedule, unsi
                          name ? name : "", tensor_format_name(format));
     return helm_fail(err, HELM_E_NOT_FOUND,
                      "linear kernel \"%s\" is none of ref, openblas, avx2, avx512, avx512-bf16, amx-bf16, "
-                     "avx512-vbmi2",
+                     "avx512-vbmi2, avx512-vnni",
                      name);
 }
 
 /* The kernel of that name where the format has one in this schedule, else the fastest, which may be none. */
-static int choose(enum tensor_format format, enum linear_schedule schedule, unsigned features,
-                  const char *name, const struct linear_kernel **kernel, struct helm_err *err)
+static int choose(enum tensor_format format, enum linear_schedule schedule, enum linear_inputs inputs,
+                  unsigned features, const char *name, const struct linear_kernel **kernel,
+                  struct helm_err *err)
 {
-    const bool has = name && linear_has(format, schedule, name);
-    const int rc = linear_choose(format, schedule, features, has ? name : NULL, kernel, err);
+    const bool has = name && linear_has(format, schedule, inputs, name);
+    const int rc = linear_choose(format, schedule, inputs, features, has ? name : NULL, kernel, err);
     return has ? rc : 0;
 }
 
-int linear_choose_set(enum tensor_format format, unsigned features, const char *name, struct linear_set *set,
-                      struct helm_err *err)
+static int choose_exact(enum tensor_format format, unsigned features, const char *name,
+                        struct linear_set *set, struct helm_err *err)
 {
     memset(set, 0, sizeof *set);
-    int rc = choose(format, LINEAR_ONE_TOKEN, features, name, &set->one, err);
+    int rc = choose(format, LINEAR_ONE_TOKEN, LINEAR_EXACT, features, name, &set->one, err);
     if (rc) return rc;
-    if (linear_has(format, LINEAR_TOKENS, NULL))
-        return choose(format, LINEAR_TOKENS, features, name, &set->tokens, err);
-    rc = choose(format, LINEAR_DECODE, features, name, &set->decode, err);
-    return rc || !set->decode ? rc
-                              : choose(set->decode->rows, LINEAR_TOKENS, features, name, &set->tokens, err);
+    /* Over the format's own blocks where there is such a kernel, unless another one's decoder is asked for by name. */
+    if (!name || linear_has(format, LINEAR_TOKENS, LINEAR_EXACT, name) ||
+        !linear_has(format, LINEAR_DECODE, LINEAR_EXACT, name))
+        rc = choose(format, LINEAR_TOKENS, LINEAR_EXACT, features, name, &set->tokens, err);
+    if (rc || set->tokens) return rc;
+    rc = choose(format, LINEAR_DECODE, LINEAR_EXACT, features, name, &set->decode, err);
+    return rc || !set->decode
+               ? rc
+               : choose(set->decode->rows, LINEAR_TOKENS, LINEAR_EXACT, features, name, &set->tokens, err);
+}
+
+int linear_choose_set(enum tensor_format format, enum linear_inputs inputs, unsigned features,
+                      const char *name, struct linear_set *set, struct helm_err *err)
+{
+    const struct linear_kernel *one = NULL, *tokens = NULL;
+    int rc = choose_exact(format, features, name, set, err);
+    if (rc || inputs == LINEAR_EXACT) return rc;
+    rc = choose(format, LINEAR_ONE_TOKEN, inputs, features, name, &one, err);
+    if (!rc) rc = choose(format, LINEAR_TOKENS, inputs, features, name, &tokens, err);
+    if (one) set->one = one;
+    if (tokens) *set = (struct linear_set){.one = set->one, .tokens = tokens};
+    return rc;
 }
 
 /* Measured with 16 threads on a Sapphire Rapids (GB/s at 12288 / 4096 columns; plain reads 181 / 182): 3

@@ -8,6 +8,10 @@
  *
  * Called by worker-cpu/program (through the choice made at start, kernel_set.h), by tests/kernels (which walk
  * the table, so that an untested kernel cannot be chosen), by the emulated GPU and by the kernel benchmark.
+ *
+ * Blocks have a second set of kernels, whose activations are rounded to numbers of 8 bits (linear_inputs.h; int8_ref.c
+ * defines the arithmetic): of one token, whose x `order` rounds, and of several, whose x `tile` rounds. They multiply
+ * blocks as they lie; none of them decodes.
  * Kernels are pure: they own nothing, allocate nothing, and touch only their arguments. They trust the
  * weights: who loaded them has checked them. Accumulation is fp32. */
 #ifndef HELM_COMMON_CPU_KERNELS_LINEAR_H
@@ -19,6 +23,7 @@
 
 #include "common/base/cpu.h"
 #include "common/base/err.h"
+#include "common/formats/linear_inputs.h"
 #include "common/formats/tensor_format.h"
 
 /* How a gemv reads ahead. Changes no result. */
@@ -61,6 +66,8 @@ enum linear_schedule { LINEAR_ONE_TOKEN, LINEAR_TOKENS, LINEAR_DECODE };
 struct linear_kernel {
     const char *name;  /* "avx512-bf16" */
     unsigned features; /* enum cpu_feature bits it needs */
+    unsigned beaten;   /* on processors with these what would be chosen without it is faster; 0: on none */
+    enum linear_inputs inputs;
     enum tensor_format
         format; /* any rows, cols >= 1 that the format takes; only element alignment is asked */
     enum linear_schedule schedule;
@@ -73,7 +80,7 @@ struct linear_kernel {
         *order; /* what its input goes through first, once for all rows; NULL: it is read as it is */
     gemv_ordered_bytes_fn *ordered_bytes;
     /* TOKENS */
-    bool exact_input;   /* activations stay fp32 (golden tolerance class "float32") */
+    bool exact_input;   /* EXACT: activations stay fp32 (golden tolerance class "float32") */
     size_t tile_tokens; /* granule of tile ranges */
     size_t row_granule; /* rows a gemm's share should be a multiple of */
     gemm_tiled_bytes_fn *tiled_bytes;
@@ -90,23 +97,30 @@ struct linear_kernel {
                                 which only kernels do whose products of bf16 round activations too */
 };
 
-/* All kernels of all formats compiled in, whatever this processor has; of a format and schedule slowest first,
- * the plain reference before all. */
+/* All kernels of all formats compiled in, whatever this processor has; of a format, schedule and inputs slowest first, the
+ * plain reference before all. */
 const struct linear_kernel *const *linear_kernels(size_t *count);
 /* Whether there is one; name NULL: of any name. */
-bool linear_has(enum tensor_format format, enum linear_schedule schedule, const char *name);
+bool linear_has(enum tensor_format format, enum linear_schedule schedule, enum linear_inputs inputs,
+                const char *name);
 /* The fastest that `features` allows, or the one called `name` (NULL: automatic). Errors name what is missing.
  * The reference of a format that is made of another is chosen by name only: where nothing is faster than it,
- * that other is better computed with. */
-HELM_MUST_CHECK int linear_choose(enum tensor_format format, enum linear_schedule schedule, unsigned features,
-                                  const char *name, const struct linear_kernel **kernel,
-                                  struct helm_err *err);
+ * that other is better computed with. So is that of INT8: EXACT is faster than it. */
+HELM_MUST_CHECK int linear_choose(enum tensor_format format, enum linear_schedule schedule,
+                                  enum linear_inputs inputs, unsigned features, const char *name,
+                                  const struct linear_kernel **kernel, struct helm_err *err);
 /* What the choice for one token needs, at least, where it is not to be the reference: for the planner, which
  * links no kernels. */
 static inline bool linear_pays(enum tensor_format format, unsigned features)
 {
     static const unsigned needs[FORMAT_COUNT] = {[FORMAT_BF16_PACKED] = CPU_AVX512 | CPU_AVX512_VBMI2};
     return !(needs[format] & ~features);
+}
+/* Whether a format has kernels of INT8 on such a processor, so that its set for INT8 is not the one for EXACT. For the
+ * planner, as above. */
+static inline bool linear_has_int8(enum tensor_format format, unsigned features)
+{
+    return format >= FORMAT_Q8_0 && features & CPU_AVX2;
 }
 
 /* What computes with a format; NULL: this processor has none. */
@@ -116,8 +130,9 @@ struct linear_set {
     const struct linear_kernel *decode; /* to what `tokens` multiplies; NULL where that is the format */
 };
 /* What computes with a format: kernels called `name` where there are such, else the fastest that `features` allows. Of
- * several tokens the kernel that decodes decides which rows are multiplied. */
-HELM_MUST_CHECK int linear_choose_set(enum tensor_format format, unsigned features, const char *name,
-                                      struct linear_set *set, struct helm_err *err);
+ * several tokens the kernel that decodes decides which rows are multiplied. INT8: where a schedule has such a kernel, else
+ * what EXACT has. */
+HELM_MUST_CHECK int linear_choose_set(enum tensor_format format, enum linear_inputs inputs, unsigned features,
+                                      const char *name, struct linear_set *set, struct helm_err *err);
 
 #endif

@@ -1,8 +1,9 @@
 /* What each kernel file exports to the tables of linear.c and vector.c. Nothing else includes this but the
- * kernels. */
+ * kernels and their tests. */
 #ifndef HELM_COMMON_CPU_KERNELS_VARIANTS_H
 #define HELM_COMMON_CPU_KERNELS_VARIANTS_H
 
+#include "common/cpu/kernels/int8.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/vector.h"
 #include "common/formats/blocks.h"
@@ -22,8 +23,18 @@ extern const struct linear_kernel q8_0_avx2_gemv, q8_0_avx2_decode, q8_0_avx512_
 /* Of GGUF's blocks, by their numbers in blocks.h: of one token, decoding. */
 extern const struct linear_kernel blocks_ref[BLOCK_FORMAT_COUNT][2], blocks_avx2[BLOCK_FORMAT_COUNT][2],
     blocks_avx512[BLOCK_FORMAT_COUNT][2];
+/* With activations of 8 bits, by their numbers in int8.h: of one token, of several. */
+extern const struct linear_kernel int8_ref[INT8_FORMAT_COUNT][2];
+extern const struct linear_kernel int8_avx2_gemv[INT8_FORMAT_COUNT], int8_avx512vnni_gemv[INT8_FORMAT_COUNT];
+extern const struct linear_kernel int8_avx2_gemm[INT8_FORMAT_COUNT], int8_avx512vnni_gemm[INT8_FORMAT_COUNT];
 /* Decoding to bf16. */
 extern const struct linear_kernel blocks_avx512bf16[BLOCK_FORMAT_COUNT], q8_0_avx512bf16_decode;
+/* Decoding some columns of some rows, row_bytes apart, to tiles of 16 rows x 32 columns, [row / 16][column / 32][16][32]:
+ * by the formats' numbers in int8.h. */
+typedef void blocks_tiles_fn(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols);
+extern blocks_tiles_fn *const blocks_tiles[INT8_FORMAT_COUNT];
+/* Several tokens' products with AMX. */
+extern const struct linear_kernel blocks_amx[INT8_FORMAT_COUNT];
 
 extern const struct vector_variant vector_ref;
 extern const struct vector_variant vector_avx2; /* the OpenBLAS kernel converts weights with it */

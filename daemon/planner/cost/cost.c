@@ -149,6 +149,7 @@ struct weights {
     double products;               /* of the GPU */
     double slices;                 /* in which they cross the link, or are expanded */
     bool expands;                  /* some of them, before they are multiplied by */
+    bool blocks;                   /* some of them are: they are cut by what they expand to */
     double cpu_spread, gpu_spread; /* of the formats' rates, the widest */
 };
 
@@ -194,6 +195,7 @@ static void add_run_gpu(const struct pricing *p, const struct run *run, struct w
     w->products++;
     w->slices += slices_of((uint64_t)expanded, !tensor_format_is_plain(format));
     w->expands |= with->expands;
+    w->blocks |= !tensor_format_is_plain(format);
     w->gpu_spread = fmax(w->gpu_spread, with->gpu_spread);
 }
 
@@ -320,15 +322,6 @@ static double in_slices(const struct pricing *p, const struct weights *w, double
            fmax(w->gpu.total, w->kernel.total + p->kernel.parts * more * product_of(&p->kernel));
 }
 
-/* Whether it is blocks, some of them: then it is cut by what they expand to. */
-static bool is_blocks(const struct pricing *p, uint32_t unit)
-{
-    const struct model_unit *u = &p->model->unit[unit];
-    for (uint32_t i = 0; i < u->matrix_count; i++)
-        if (!tensor_format_is_plain(u->tensor[i]->format)) return true;
-    return false;
-}
-
 static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit *u)
 {
     const struct part_operations *o = &p->part[unit_part(unit)];
@@ -350,7 +343,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     add_rest(p, &p->gpu, mlp, window, &w.gpu);
     add_rest(p, &p->kernel, mlp, window, &w.kernel);
     /* Between slices there are events: nothing to chain. */
-    const double slices = is_blocks(p, unit) ? w.slices : slices_of(u->bytes, u->packed),
+    const double slices = w.blocks ? w.slices : slices_of(u->bytes, u->packed),
                  more = fmax(0, slices - w.products);
     u->gpu = u->gpu_packed ? packed_in_vram(p, mlp, u->bytes, &w.gpu, &w.kernel)
              : w.expands   ? in_slices(p, &w, more)
@@ -486,6 +479,7 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     struct spent slice = {0};
     /* Each visit of the GPU launches a chain, and has two hand-overs. */
     table->hand_over = link->hand_over.value + (p->chained ? p->kernel.operation / 2 : 0);
+    table->hand_over_more = fmax(0, link->hand_over_beside.value - link->hand_over.value);
     table->activation = fmax(0, crossing - ENGINE_HAND_OVER_BYTES) / rate;
     bool packed = false;
     for (uint32_t u = 0; u < table->units; u++) packed |= table->unit[u].packed;
@@ -535,6 +529,7 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     const struct rates_size size = {step->tokens, p.tier};
     for (int f = 0; f < FORMAT_COUNT; f++) cost_rates_with(&p, (enum tensor_format)f, &size, &with[f]);
     p.with = with;
+    if (p.device) p.link_beside = cost_rates_link(&p);
     table->units = units;
     table->tokens = step->tokens;
     table->follows = p.tier != OP_TIER_CHUNK && step->tokens == step->rows && step->tokens == step->samples;

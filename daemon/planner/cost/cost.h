@@ -55,6 +55,7 @@ struct cost_table {
     bool follows;           /* it decodes: the device can have it before the step in front of it is done */
     struct cost_unit *unit; /* [units] */
     struct cost_unit embed, head; /* link unused */
+    double hand_over_more;        /* by which a hand-over is longer while the link copies */
     double hand_over, step,
         slice;         /* slice: what the last slice of a streamed unit takes the GPU after it came */
     double launch;     /* that each end of a step costs where it is the GPU's, and that a step which the GPU

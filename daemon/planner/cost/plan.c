@@ -66,7 +66,8 @@ static double spread_at(const struct profile_table *table, uint32_t tokens)
 }
 
 /* A processor's seconds of the step are off by its rate's spread; the link's spread counts for the seconds in
- * which nobody computed, all of which were waited for it. Independent of each other: squares add up. */
+ * which nobody computed, all of which were waited for it; both count what disturbed their measuring. Independent of each
+ * other: squares add up. */
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result)
 {
@@ -93,12 +94,14 @@ double cost_uncertainty(const struct profile *profile, const struct cost_table *
     if (packed && one && streams) cpu = fmax(cpu, cost_rates_spread(&profile->cpu.gemv_packed_beside));
     if (in_vram && one) gpu = fmax(gpu, cost_rates_spread(&profile->gpu.gemv_packed));
     if (in_vram) gpu = fmax(gpu, cost_rates_spread(&profile->gpu.expand));
+    const double disturbance = profile_disturbance(profile);
+    cpu = hypot(cpu, disturbance);
     waited -= result->busy[COST_CPU] + result->busy[COST_GPU];
     if (!streams || waited < 0) waited = 0;
     if (result->seconds <= 0) return 0;
     cpu *= result->busy[COST_CPU] / result->seconds;
     gpu *= result->busy[COST_GPU] / result->seconds;
-    double link = cost_rates_spread(&profile->link.h2d) * waited / result->seconds;
+    double link = hypot(cost_rates_spread(&profile->link.h2d), disturbance) * waited / result->seconds;
     double hand_over = cost_rates_spread(&profile->link.hand_over) * result->hand_overs / result->seconds;
     double step = cost_rates_spread(&profile->step) * table->step / result->seconds;
     return sqrt(cpu * cpu + gpu * gpu + link * link + hand_over * hand_over + step * step);

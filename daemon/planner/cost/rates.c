@@ -25,6 +25,12 @@ static double times_as_long(const struct profile_cpu *cpu, const struct profile_
     return profile_table_at(&factor, tokens).value;
 }
 
+/* What is known of the step's type of cache; of f16 and what else nobody measured: nothing. */
+static const struct profile_kv *kv_of(const struct pricing *p)
+{
+    return &p->profile->kv[p->step->kv_dtype];
+}
+
 static int rates_of_cpu(struct pricing *p, struct helm_err *err)
 {
     const struct profile_cpu *cpu = &p->profile->cpu;
@@ -35,8 +41,8 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     const double company = r->gemv > 0 ? r->gemv_beside / r->gemv : 1;
     r->packed = cpu->gemv_packed.value;
     r->packed_beside = fmin(r->packed, rate_or(&cpu->gemv_packed_beside, r->packed * company));
-    r->attention = cpu->attention.value;
-    r->attention_flops = cpu->attention_flops.value;
+    r->attention = rate_or(&kv_of(p)->cpu_attention, cpu->attention.value);
+    r->attention_flops = rate_or(&kv_of(p)->cpu_attention_flops, cpu->attention_flops.value);
     r->read = r->gemv;
     r->operation = cpu->operation.value;
     r->parts = r->linear_slowed = 1;
@@ -65,8 +71,10 @@ static double chain_attention_of(const struct pricing *p)
 {
     const struct profile_gpu *gpu = &p->profile->gpu;
     const struct model_config *c = &p->model->config;
-    if (gpu->chain_attention_pair.value <= 0 || c->kv_heads == 0) return gpu->chain_attention.value;
-    double pair = 1 / gpu->chain_attention_pair.value, group = 1 / gpu->chain_attention.value;
+    const double one = rate_or(&kv_of(p)->gpu_chain_attention, gpu->chain_attention.value),
+                 two = rate_or(&kv_of(p)->gpu_chain_attention_pair, gpu->chain_attention_pair.value);
+    if (two <= 0 || c->kv_heads == 0) return one;
+    double pair = 1 / two, group = 1 / one;
     double heads = (double)c->heads / c->kv_heads, blocks = ceil(heads / PROFILE_GROUP);
     double more = (ceil(heads / blocks) - PROFILE_PAIR) / (PROFILE_GROUP - PROFILE_PAIR);
     double seconds = pair + more * fmax(0, group - pair);
@@ -77,9 +85,11 @@ static double chain_attention_of(const struct pricing *p)
 static double attention_flops_of(const struct pricing *p)
 {
     const struct profile_gpu *gpu = &p->profile->gpu;
+    const double full = gpu->attention_flops.value,
+                 kept = full > 0 ? rate_or(&kv_of(p)->gpu_attention_flops, full) / full : 1;
     double rows = fmin(p->step->tokens, GPU_SUB_TOKENS) * p->model->config.heads;
-    if (gpu->attention_rows.count == 0) return gpu->attention_flops.value;
-    return profile_table_at(&gpu->attention_rows, (uint32_t)fmin(rows, UINT32_MAX)).value;
+    if (gpu->attention_rows.count == 0) return full * kept;
+    return profile_table_at(&gpu->attention_rows, (uint32_t)fmin(rows, UINT32_MAX)).value * kept;
 }
 
 static int rates_of_gpu(struct pricing *p, struct helm_err *err)
@@ -87,7 +97,7 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     const struct profile_gpu *gpu = &p->profile->gpu;
     struct device_rates *r = &p->gpu;
     r->gemv = r->gemv_beside = gpu->gemv.value;
-    r->attention = r->attention_beside = gpu->attention.value;
+    r->attention = r->attention_beside = rate_or(&kv_of(p)->gpu_attention, gpu->attention.value);
     r->attention_flops = gpu->attention_flops.value;
     r->read = rate_or(&gpu->read, r->gemv);
     r->operation =
@@ -125,14 +135,30 @@ static bool any_packed_cpu(const struct pricing *p)
     return false;
 }
 
-/* What the CPU leaves the link of the memory's bandwidth depends on what it computes: packed weights are
+/* Beside one token's products with the model's weights: each format's own rate, for as long as the CPU takes for its
+ * bytes. */
+static double beside_formats(const struct pricing *p, double plain)
+{
+    double seconds = 0, bytes = 0;
+    for (uint32_t u = 0; u < unit_count(p->model->config.layers); u++)
+        for (uint32_t i = 0; i < p->model->unit[u].matrix_count; i++) {
+            const struct model_tensor *t = p->model->unit[u].tensor[i];
+            const double s = (double)t->bytes / p->with[t->format].cpu.gemv_beside;
+            seconds += s;
+            bytes += s * rate_or(&p->profile->format[t->format].link_beside, plain);
+        }
+    return seconds > 0 ? bytes / seconds : plain;
+}
+
+/* What the CPU leaves the link of the memory's bandwidth depends on what it computes: packed weights and blocks are
  * fewer bytes, and take it some time to decode. Copies are as fast as alone at most: more is noise. */
-static double link_beside_of(const struct pricing *p)
+double cost_rates_link(const struct pricing *p)
 {
     const struct profile_link *link = &p->profile->link;
     double beside = rate_or(&link->h2d_beside, link->h2d.value);
     if (p->tier == OP_TIER_CHUNK) beside = rate_or(&link->h2d_beside_chunk, beside);
-    if (p->tier == OP_TIER_ONE && any_packed_cpu(p)) beside = rate_or(&link->h2d_beside_packed, beside);
+    if (p->tier == OP_TIER_ONE)
+        beside = any_packed_cpu(p) ? rate_or(&link->h2d_beside_packed, beside) : beside_formats(p, beside);
     return fmin(beside, link->h2d.value);
 }
 
@@ -293,7 +319,6 @@ int cost_rates_of(struct pricing *p, struct helm_err *err)
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);
     if (rc || !p->device) return rc;
-    p->link_beside = link_beside_of(p);
     p->expand = expand_rate(p->profile);
     return 0;
 }

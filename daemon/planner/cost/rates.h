@@ -73,6 +73,8 @@ struct rates_size {
  * own bytes. After cost_rates_of. */
 void cost_rates_with(const struct pricing *p, enum tensor_format format, const struct rates_size *size,
                      struct format_rates *out);
+/* Copies to the GPU while the CPU computes, as this step has it do: p->link_beside. After cost_rates_with of all formats. */
+double cost_rates_link(const struct pricing *p);
 /* Relative half-width of a rate's samples. */
 double cost_rates_spread(const struct profile_value *value);
 

@@ -33,6 +33,7 @@ static void list_resources(const struct cost_table *table, const struct cost_pla
     s->processor[COST_GPU] = (struct schedule_processor){0};
     if (!ahead) s->processor[COST_GPU].ready = plan->embed == PLAN_CPU0 ? table->ready : table->begin;
     s->hand_over[COST_CPU][COST_GPU] = s->hand_over[COST_GPU][COST_CPU] = hand_over;
+    s->hand_over_more = table->hand_over_more;
     s->ring = larger((double)plan->ring_bytes, RING_LEAST);
     s->held = plan->cold ? smaller(s->ring, (double)plan->held_bytes) : s->ring;
     s->begin = ahead ? 0 : table->begin;

@@ -49,6 +49,7 @@ struct schedule {
     struct schedule_processor processor[COST_RESOURCES]; /* by resource: processors are the first of them */
     struct schedule_link link[COST_RESOURCES];
     double hand_over[COST_RESOURCES][COST_RESOURCES]; /* seconds, from processor to processor */
+    double hand_over_more;                            /* each, while some link copies */
     double ring;                                      /* bytes, of each link's */
     double held;                                      /* of them, at the first step's begin */
     double begin;                                     /* the host begins to queue kernels */

@@ -239,8 +239,14 @@ static inline void run_task(struct simulation *s, const struct schedule_task *ta
         run_queued(s, task);
 }
 
+/* Words and activations cross between the pieces of copies, where there are some. */
 static void hand_over(struct simulation *s, double seconds)
 {
+    for (uint32_t i = 0; i < s->links && s->plan->hand_over_more > 0; i++) {
+        if (s->link[i].ended || s->ring - s->link[i].fill <= EPS_BYTES) continue;
+        seconds += s->plan->hand_over_more;
+        break;
+    }
     run_alone(s, seconds);
     s->hand_overs += seconds;
 }

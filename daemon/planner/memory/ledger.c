@@ -187,8 +187,9 @@ uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most)
     cpu_activations_place(&size, &place);
     uint64_t thread = sampling_scratch_bytes(m->vocab) + THREAD_BYTES;
     if ((c->wish->pack_cpu || has_blocks(c->model)) && most) thread += unpacked_bytes(m);
-    return place.floats * sizeof(float) + value_types(c->model) * place.tiles * cpu_tile_bytes_max(&place) +
-           ARENA_HUGE_PAGE + c->wish->threads * thread;
+    uint64_t tiles = value_types(c->model) * cpu_tile_bytes_max(&place, LINEAR_EXACT);
+    if (has_blocks(c->model)) tiles += cpu_tile_bytes_max(&place, LINEAR_INT8);
+    return place.floats * sizeof(float) + place.tiles * tiles + ARENA_HUGE_PAGE + c->wish->threads * thread;
 }
 
 uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger_workspace *what)

@@ -8,6 +8,7 @@
 
 #include "common/base/cgroup.h"
 #include "common/base/cpu.h"
+#include "common/base/digest.h"
 #include "common/base/units.h"
 #include "daemon/planner/profile/profile.h"
 
@@ -123,15 +124,6 @@ static void add_memory(struct facts *facts, const char *root)
     }
 }
 
-/* FNV-1a, 128 bits: nobody has a reason to forge one. */
-static void digest(const char *text, char out[72])
-{
-    const unsigned __int128 prime = ((unsigned __int128)1 << 88) + 0x13b;
-    unsigned __int128 sum = (unsigned __int128)0x6c62272e07bb0142u << 64 | 0x62b821756295c58du;
-    for (const unsigned char *at = (const unsigned char *)text; *at; at++) sum = (sum ^ *at) * prime;
-    snprintf(out, 72, "%016llx%016llx", (unsigned long long)(sum >> 64), (unsigned long long)sum);
-}
-
 int profile_fingerprint_under(const struct profile_machine *machine, const struct profile_hardware *hardware,
                               char out[72], char *facts_out, size_t facts_size, struct helm_err *err)
 {
@@ -163,7 +155,9 @@ int profile_fingerprint_under(const struct profile_machine *machine, const struc
         rc = helm_fail(err, HELM_E_LIMIT, "the hardware's description is longer than %d bytes",
                        PROFILE_FACTS_TEXT);
     } else {
-        digest(facts->text, out);
+        struct digest digest = digest_begin();
+        digest_add(&digest, facts->text, facts->used);
+        digest_text(&digest, out);
         if (facts_out && facts_size) snprintf(facts_out, facts_size, "%s", facts->text);
     }
     free(facts);

@@ -31,6 +31,7 @@ static const struct member top_member[] = {
     MEMBER(profile, made, KIND_TEXT, false),        MEMBER(profile, quick, KIND_BOOL, false),
     MEMBER(profile, disk, KIND_RATE, false),        MEMBER(profile, step, KIND_TIME, false),
     MEMBER(profile, host_bytes, KIND_U64, false),   MEMBER(profile, wake, KIND_TIME, false),
+    MEMBER(profile, busy_percent, KIND_U32, false),
 };
 static const struct member cpu_member[] = {
     MEMBER(profile_cpu, name, KIND_TEXT, true),
@@ -89,10 +90,12 @@ static const struct member link_member[] = {
     MEMBER(profile_link, h2d_beside_packed, KIND_RATE, false),
     MEMBER(profile_link, latency, KIND_TIME, false),
     MEMBER(profile_link, hand_over, KIND_TIME, false),
+    MEMBER(profile_link, hand_over_beside, KIND_TIME, false),
 };
 static const struct member format_member[] = {
     MEMBER(profile_format, cpu_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_gemv_beside, KIND_RATE, false),
+    MEMBER(profile_format, link_beside, KIND_RATE, false),
     MEMBER(profile_format, cpu_linear, KIND_TABLE, false),
     MEMBER(profile_format, gpu_gemv, KIND_RATE, false),
     MEMBER(profile_format, gpu_operation, KIND_TIME, false),
@@ -101,6 +104,17 @@ static const struct member format_member[] = {
     MEMBER(profile_format, gpu_linear, KIND_TABLE, false),
     MEMBER(profile_format, gpu_linear_operation, KIND_TABLE, false),
     MEMBER(profile_format, gpu_expand, KIND_RATE, false),
+    MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
+    MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
+    MEMBER(profile_format, cpu_int8_linear, KIND_TABLE, false),
+};
+static const struct member kv_member[] = {
+    MEMBER(profile_kv, cpu_attention, KIND_RATE, false),
+    MEMBER(profile_kv, cpu_attention_flops, KIND_RATE, false),
+    MEMBER(profile_kv, gpu_attention, KIND_RATE, false),
+    MEMBER(profile_kv, gpu_attention_flops, KIND_RATE, false),
+    MEMBER(profile_kv, gpu_chain_attention, KIND_RATE, false),
+    MEMBER(profile_kv, gpu_chain_attention_pair, KIND_RATE, false),
 };
 #define MEMBERS(list) list, sizeof(list) / sizeof *(list)
 
@@ -108,7 +122,7 @@ static const struct member format_member[] = {
 struct part {
     const char *name;
     const struct member *member;
-    size_t count, at; /* of members; in struct profile: `format` of the first one */
+    size_t count, at; /* of members; in struct profile */
     bool of_device;   /* null without one */
 };
 static const struct part top = {"", MEMBERS(top_member), 0, false};
@@ -116,9 +130,51 @@ static const struct part parts[] = {{"cpu", MEMBERS(cpu_member), offsetof(struct
                                     {"gpu", MEMBERS(gpu_member), offsetof(struct profile, gpu), true},
                                     {"link", MEMBERS(link_member), offsetof(struct profile, link), true}};
 #define PARTS (sizeof parts / sizeof *parts)
-/* Of each format that has rates, in an object by name. */
-static const char formats_name[] = "formats";
-static const struct part format_part = {"", MEMBERS(format_member), offsetof(struct profile, format), false};
+/* Objects by name in an object: one a format of weights, or a type of cache, that has rates of its own. */
+struct family {
+    const char *name;
+    struct part part; /* at: of the first one */
+    size_t size;
+    int count;
+    const char *(*name_of)(int which);
+    bool (*has)(int which);
+};
+static const char *format_name(int which)
+{
+    return tensor_format_name((enum tensor_format)which);
+}
+static bool format_has(int which)
+{
+    return profile_format_has_rates((enum tensor_format)which);
+}
+static const char *kv_name(int which)
+{
+    return kv_dtype_name((enum kv_dtype)which);
+}
+static bool kv_has(int which)
+{
+    return !kv_dtype_is_plain((uint32_t)which);
+}
+static const struct family families[] = {
+    {"formats",
+     {"", MEMBERS(format_member), offsetof(struct profile, format), false},
+     sizeof(struct profile_format),
+     FORMAT_COUNT,
+     format_name,
+     format_has},
+    {"kv",
+     {"", MEMBERS(kv_member), offsetof(struct profile, kv), false},
+     sizeof(struct profile_kv),
+     KV_DTYPE_COUNT,
+     kv_name,
+     kv_has},
+};
+#define FAMILIES (sizeof families / sizeof *families)
+
+static void *family_object(const struct family *f, struct profile *profile, int which)
+{
+    return (char *)profile + f->part.at + (size_t)which * f->size;
+}
 
 static const char *const source_name[] = {"unknown", "measured", "text", "sheet", "estimate"};
 #define SOURCE_COUNT (sizeof source_name / sizeof *source_name)
@@ -144,24 +200,24 @@ static void *find_member(const struct part *part, const char *name, void *object
     return NULL;
 }
 
-/* FORMAT.MEMBER, where the format is one that has rates. */
-static void *find_of_format(struct profile *profile, const char *name, bool *table)
+/* NAME.MEMBER of a family. */
+static void *find_in_family(const struct family *f, struct profile *profile, const char *name, bool *table)
 {
-    for (int f = 0; f < FORMAT_COUNT; f++) {
-        const char *format = tensor_format_name((enum tensor_format)f);
-        const size_t length = strlen(format);
-        if (profile_format_has_rates((enum tensor_format)f) && strncmp(name, format, length) == 0 &&
-            name[length] == '.')
-            return find_member(&format_part, name + length + 1, &profile->format[f], table);
+    for (int i = 0; i < f->count; i++) {
+        const size_t length = strlen(f->name_of(i));
+        if (f->has(i) && strncmp(name, f->name_of(i), length) == 0 && name[length] == '.')
+            return find_member(&f->part, name + length + 1, family_object(f, profile, i), table);
     }
     return NULL;
 }
 
 void *profile_find(struct profile *profile, const char *name, bool *table)
 {
-    const size_t formats = sizeof formats_name - 1;
-    if (strncmp(name, formats_name, formats) == 0 && name[formats] == '.')
-        return find_of_format(profile, name + formats + 1, table);
+    for (const struct family *f = families; f < families + FAMILIES; f++) {
+        const size_t length = strlen(f->name);
+        if (strncmp(name, f->name, length) == 0 && name[length] == '.')
+            return find_in_family(f, profile, name + length + 1, table);
+    }
     for (const struct part *part = parts; part < parts + PARTS; part++) {
         const size_t length = strlen(part->name);
         if (!part->of_device || strncmp(name, part->name, length) != 0 || name[length] != '.') continue;
@@ -220,29 +276,39 @@ static bool members_to_json(const struct part *part, const void *object, json_t 
     return true;
 }
 
-/* Without any there is no such member. */
-static bool formats_to_json(const struct profile *profile, json_t *json)
+/* All 0: no value of it was measured. */
+static bool is_unknown(const void *object, size_t size)
 {
-    static const struct profile_format unknown;
+    const char *at = object;
+    for (size_t i = 0; i < size; i++)
+        if (at[i]) return false;
+    return true;
+}
+
+/* Without any there is no such member. */
+static bool family_to_json(const struct family *f, const struct profile *profile, json_t *json)
+{
     json_t *all = NULL;
-    for (int f = 0; f < FORMAT_COUNT; f++) {
-        const struct profile_format *format = &profile->format[f];
-        if (memcmp(format, &unknown, sizeof unknown) == 0) continue;
+    for (int i = 0; i < f->count; i++) {
+        const void *rates = family_object(f, (struct profile *)profile, i);
+        if (is_unknown(rates, f->size)) continue;
         json_t *object = json_object();
         if (!all) all = json_object();
-        const bool ok = object && members_to_json(&format_part, format, object);
-        if (json_object_set_new(all, tensor_format_name((enum tensor_format)f), object) || !ok) {
+        const bool ok = object && members_to_json(&f->part, rates, object);
+        if (json_object_set_new(all, f->name_of(i), object) || !ok) {
             json_decref(all);
             return false;
         }
     }
-    return !all || json_object_set_new(json, formats_name, all) == 0;
+    return !all || json_object_set_new(json, f->name, all) == 0;
 }
 
 json_t *profile_to_json(const struct profile *profile)
 {
     json_t *json = json_pack("{s:i}", "helm_profile", PROFILE_VERSION);
-    bool ok = json && members_to_json(&top, profile, json) && formats_to_json(profile, json);
+    bool ok = json && members_to_json(&top, profile, json);
+    for (const struct family *f = families; f < families + FAMILIES && ok; f++)
+        ok = family_to_json(f, profile, json);
     for (const struct part *part = parts; part < parts + PARTS && ok; part++) {
         const bool there = !part->of_device || profile->gpu.device != PROFILE_DEVICE_NONE;
         json_t *object = there ? json_object() : json_null();
@@ -409,28 +475,30 @@ static int part_from_json(const json_t *json, const struct part *part, const cha
     return rc;
 }
 
-static int formats_from_json(const json_t *json, struct profile *profile, struct helm_err *err)
+static int family_from_json(const struct family *f, const json_t *json, struct profile *profile,
+                            struct helm_err *err)
 {
     const char *name;
     json_t *object;
     int rc = !json || json_is_object(json) ? 0 : helm_fail(err, HELM_E_FORMAT, "not an object");
     json_object_foreach((json_t *)json, name, object)
     {
-        const enum tensor_format format = tensor_format_named(name);
+        int i = 0;
         if (rc) break;
         if (strcmp(name, "note") == 0) continue;
-        if (format == FORMAT_COUNT || !profile_format_has_rates(format))
+        while (i < f->count && (!f->has(i) || strcmp(name, f->name_of(i)) != 0)) i++;
+        if (i == f->count)
             rc = helm_fail(err, HELM_E_FORMAT, "'%.40s' is no format that has rates of its own", name);
         else
-            rc = part_from_json(object, &format_part, NULL, &profile->format[format], err);
+            rc = part_from_json(object, &f->part, NULL, family_object(f, profile, i), err);
         if (rc) helm_err_prefix(err, "%.40s", name);
     }
-    return rc ? helm_err_prefix(err, "%s", formats_name) : 0;
+    return rc ? helm_err_prefix(err, "%s", f->name) : 0;
 }
 
 int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err)
 {
-    static const char *const extra[] = {"helm_profile", "cpu", "gpu", "link", formats_name, NULL};
+    static const char *const extra[] = {"helm_profile", "cpu", "gpu", "link", "formats", "kv", NULL};
     const json_t *gpu = json_object_get(json, "gpu"), *link = json_object_get(json, "link");
     const bool has_gpu = gpu && !json_is_null(gpu), has_link = link && !json_is_null(link);
     uint64_t version = 0;
@@ -441,7 +509,8 @@ int profile_from_json(const json_t *json, struct profile *profile, struct helm_e
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "of version %llu; this HELM reads version %d",
                        (unsigned long long)version, PROFILE_VERSION);
     if (!rc) rc = part_from_json(json, &top, extra, profile, err);
-    if (!rc) rc = formats_from_json(json_object_get(json, formats_name), profile, err);
+    for (const struct family *f = families; f < families + FAMILIES && !rc; f++)
+        rc = family_from_json(f, json_object_get(json, f->name), profile, err);
     if (!rc && has_gpu != has_link)
         rc = helm_fail(err, HELM_E_MISMATCH, "'%s' is there and '%s' is not", has_gpu ? "gpu" : "link",
                        has_gpu ? "link" : "gpu");

@@ -10,13 +10,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/file.h"
 #include "common/base/json.h"
 
 #define FILE_BYTES_MAX ((size_t)1 << 20)
 #define PATH_TEXT      4096
 /* How far two measurements may contradict what cannot be: they were taken after one another, on a machine
  * that may have been busy with something else during one of them. */
-#define SLACK 3.0
+#define SLACK           3.0
+#define DISTURBANCE_MAX 0.75
 
 struct profile_value profile_table_at(const struct profile_table *table, uint32_t x)
 {
@@ -131,7 +133,10 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
         const struct profile_format *format = &profile->format[f];
         rc = check_order(&format->cpu_gemv, "cpu_gemv", &read, "cpu.read of all threads", err);
         if (!rc)
+            rc = check_order(&format->cpu_int8_gemv, "cpu_int8_gemv", &read, "cpu.read of all threads", err);
+        if (!rc)
             rc = check_order(&format->cpu_gemv_beside, "cpu_gemv_beside", &format->cpu_gemv, "cpu_gemv", err);
+        if (!rc) rc = check_order(&format->link_beside, "link_beside", &profile->link.h2d, "link.h2d", err);
         if (!rc) rc = check_order(&format->gpu_gemv, "gpu_gemv", &profile->gpu.read, "gpu.read", err);
         if (!rc)
             rc = check_order(&format->gpu_chain_gemv, "gpu_chain_gemv", &profile->gpu.read, "gpu.read", err);
@@ -140,6 +145,12 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
         if (rc) helm_err_prefix(err, "formats.%s", tensor_format_name((enum tensor_format)f));
     }
     return rc;
+}
+
+double profile_disturbance(const struct profile *profile)
+{
+    const double taken = profile->busy_percent / 100.0;
+    return profile->busy_percent < PROFILE_BUSY ? 0 : fmin(DISTURBANCE_MAX, taken / (1 - fmin(taken, 0.9)));
 }
 
 int profile_check(const struct profile *profile, struct helm_err *err)
@@ -228,22 +239,22 @@ int profile_write_check(const char *path, struct helm_err *err)
     struct stat st;
     int fd;
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return helm_fail(err, HELM_E_IO, "%s is a folder", path);
-    int rc = open_beside(path, beside, &fd, err);
+    int rc = file_check_parent(path, err);
+    if (!rc) rc = open_beside(path, beside, &fd, err);
     if (rc) return rc;
     close(fd);
     unlink(beside);
     return 0;
 }
 
-int profile_write(const char *path, const struct profile *profile, struct helm_err *err)
+int profile_write_json(const char *path, json_t *json, struct helm_err *err)
 {
     char beside[PATH_TEXT];
     int fd = -1, rc = 0;
     char *text = NULL;
-    json_t *json = profile_to_json(profile);
     if (json) text = json_dumps(json, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
     json_decref(json);
-    if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory to print the profile");
+    if (!text) return helm_fail(err, HELM_E_NOMEM, "no memory to print %s", path);
     rc = open_beside(path, beside, &fd, err);
     if (rc) goto out;
     rc = write_all(fd, text, strlen(text), beside, err);
@@ -255,6 +266,11 @@ int profile_write(const char *path, const struct profile *profile, struct helm_e
 out:
     free(text);
     return rc;
+}
+
+int profile_write(const char *path, const struct profile *profile, struct helm_err *err)
+{
+    return profile_write_json(path, profile_to_json(profile), err);
 }
 
 /* mkdir -p, with the rights that the caller's umask leaves. */
@@ -272,12 +288,18 @@ static int make_folders(char *path, struct helm_err *err)
 
 int profile_cache_path(const char *fingerprint, char *path, size_t size, struct helm_err *err)
 {
+    if (size) path[0] = '\0';
+    if (!*fingerprint || fingerprint[strspn(fingerprint, "0123456789abcdef")])
+        return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no fingerprint", fingerprint);
+    return profile_cache_file(fingerprint, path, size, err);
+}
+
+int profile_cache_file(const char *name, char *path, size_t size, struct helm_err *err)
+{
     const char *state = getenv("STATE_DIRECTORY"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     char folder[PATH_TEXT];
     int n;
     if (size) path[0] = '\0';
-    if (!*fingerprint || fingerprint[strspn(fingerprint, "0123456789abcdef")])
-        return helm_fail(err, HELM_E_FORMAT, "'%.40s' is no fingerprint", fingerprint);
     if (state && *state == '/') /* systemd's list, the first folder of it */
         n = snprintf(folder, sizeof folder, "%.*s/profiles", (int)strcspn(state, ":"), state);
     else if (cache && *cache == '/')
@@ -288,7 +310,7 @@ int profile_cache_path(const char *fingerprint, char *path, size_t size, struct 
         return helm_fail(err, HELM_E_NOT_FOUND,
                          "none of STATE_DIRECTORY, XDG_CACHE_HOME and HOME says where to keep profiles");
     if (n < 0 || (size_t)n >= sizeof folder ||
-        snprintf(path, size, "%s/%s.json", folder, fingerprint) >= (int)size) {
+        snprintf(path, size, "%s/%s.json", folder, name) >= (int)size) {
         if (size) path[0] = '\0';
         return helm_fail(err, HELM_E_LIMIT, "the profile's path is longer than %zu bytes", size);
     }

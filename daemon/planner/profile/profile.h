@@ -12,13 +12,18 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/formats/kv_dtype.h"
 #include "common/formats/tensor_format.h"
 
 #define PROFILE_VERSION 1
 /* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
-#define PROFILE_METHOD     12
+#define PROFILE_METHOD     14
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
+/* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
+ * machine is found quiet, which is below PROFILE_QUIET. */
+#define PROFILE_BUSY  10
+#define PROFILE_QUIET 5
 
 enum profile_source {
     PROFILE_UNKNOWN,   /* value is 0 */
@@ -121,9 +126,10 @@ struct profile_link {
     struct profile_value h2d_beside_chunk; /* while it computes with many tokens; unknown: as h2d_beside */
     /* while it computes one token with packed weights; unknown: as h2d_beside */
     struct profile_value h2d_beside_packed;
-    struct profile_value direct;    /* the GPU's kernels reading host memory */
-    struct profile_value latency;   /* of one small copy */
-    struct profile_value hand_over; /* activations from one worker to the other, one way */
+    struct profile_value direct;           /* the GPU's kernels reading host memory */
+    struct profile_value latency;          /* of one small copy */
+    struct profile_value hand_over;        /* activations from one worker to the other, one way */
+    struct profile_value hand_over_beside; /* while copies flow; unknown: the same */
 };
 
 /* Rates with weights of one format, where all others in the profile are of bf16. Bytes are of weights as they
@@ -131,6 +137,7 @@ struct profile_link {
 struct profile_format {
     struct profile_value cpu_gemv;        /* one token */
     struct profile_value cpu_gemv_beside; /* while the link streams; unknown: as bf16's share of its speed */
+    struct profile_value link_beside;     /* the link meanwhile; unknown: link.h2d_beside */
     struct profile_table cpu_linear;      /* by tokens: operations a second */
     struct profile_value gpu_gemv,
         gpu_operation; /* one token, kernels of their own: bytes, and a product beside them */
@@ -139,13 +146,27 @@ struct profile_format {
     /* by tokens, up to 16; empty: several tokens are multiplied by what gpu_expand makes */
     struct profile_table gpu_linear, gpu_linear_operation;
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
+    /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
+     * that. */
+    struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside;
+    struct profile_table cpu_int8_linear;
+};
+
+/* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie
+ * in memory. Unknown: as f16's. */
+struct profile_kv {
+    struct profile_value cpu_attention, cpu_attention_flops;
+    struct profile_value gpu_attention, gpu_attention_flops;
+    struct profile_value gpu_chain_attention, gpu_chain_attention_pair; /* unknown: a kernel of its own */
 };
 
 struct profile {
     char fingerprint[72]; /* of the hardware; "" for a machine that is described, not measured */
     char machine[PROFILE_TEXT];
-    char made[32];       /* date, UTC */
-    bool quick;          /* measured in a hurry (helm-profile --quick): wider spreads */
+    char made[32]; /* date, UTC */
+    bool quick;    /* measured in a hurry (helm-profile --quick): wider spreads */
+    /* of the time of the processors it may use, that other programs took meanwhile: see PROFILE_BUSY */
+    uint32_t busy_percent;
     uint64_t host_bytes; /* host memory that a program may use; 0: not said (that of the machine at hand) */
     struct profile_cpu cpu;
     struct profile_gpu gpu;
@@ -154,6 +175,7 @@ struct profile {
     struct profile_value step; /* of helmd and the doorbells, a step */
     struct profile_value wake; /* from a ring until who slept for some time is there; unknown: nothing */
     struct profile_format format[FORMAT_COUNT]; /* bf16's and packed bf16's are those above: unknown here */
+    struct profile_kv kv[KV_DTYPE_COUNT];       /* single numbers' are those above: unknown here */
 };
 
 /* Of a set of formats (format_bit): those that have no rates of their own here and could have. */
@@ -166,16 +188,20 @@ HELM_MUST_CHECK int profile_formats_read(const char *names, unsigned *formats, s
 /* Whether a profile can have rates of this format beside those of bf16. */
 bool profile_format_has_rates(enum tensor_format format);
 
+/* A part of every rate of the CPU and the link by which it may be wrong because others were at work; 0 of a profile that
+ * was taken in peace. They only ever make the machine look slower, and they were not there all the time. */
+double profile_disturbance(const struct profile *profile);
+
 /* HELM_E_FORMAT naming the first value that the cost model cannot do without, or that contradicts another.
  * Needed of the CPU: threads, read, gemv, linear, attention, attention_flops; with a device: read, gemv,
  * linear, attention and attention_flops of it, h2d and d2h of its link, and both values "beside". Operation
  * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of waking up and of a
  * chunk's begin, linear_beside, linear by columns, what is of packed weights and together unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
-/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "host_bytes", "cpu": {...}, "gpu": {...} |
- * null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}}; a value is {"value", "low", "high", "source"}, a table [{"x",
+/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "busy_percent", "host_bytes", "cpu": {...}, "gpu": {...} |
+ * null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}; a value is {"value", "low", "high", "source"}, a table [{"x",
  * "value", ...}, ...]; member names are the fields'. On the way in, low and high may be absent (no spread),
- * so may a value (unknown), fingerprint, made, quick and host_bytes; members of other names are refused, so
+ * so may a value (unknown), fingerprint, made, quick, busy_percent and host_bytes; members of other names are refused, so
  * that a typing error cannot pass for an unknown value, except "note" (a text, for people), anywhere. NULL:
  * no memory. */
 json_t *profile_to_json(const struct profile *profile);
@@ -187,6 +213,8 @@ void *profile_find(struct profile *profile, const char *name, bool *table);
 HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, struct helm_err *err);
 /* Written beside and renamed, so that a reader never sees half a file. Nine digits of each number. */
 HELM_MUST_CHECK int profile_write(const char *path, const struct profile *profile, struct helm_err *err);
+/* Takes the reference; NULL: HELM_E_NOMEM. */
+HELM_MUST_CHECK int profile_write_json(const char *path, json_t *json, struct helm_err *err);
 /* Whether profile_write can, as far as that can be known before: asked by who measures for a minute first. */
 HELM_MUST_CHECK int profile_write_check(const char *path, struct helm_err *err);
 
@@ -218,6 +246,8 @@ HELM_MUST_CHECK int profile_fingerprint_under(const struct profile_machine *mach
  * without "helm/"), $XDG_CACHE_HOME or ~/.cache. The folder is made. */
 HELM_MUST_CHECK int profile_cache_path(const char *fingerprint, char *path, size_t size,
                                        struct helm_err *err);
+/* The same of what else is kept beside profiles: NAME.json. */
+HELM_MUST_CHECK int profile_cache_file(const char *name, char *path, size_t size, struct helm_err *err);
 /* What is known of the processor without measuring: its last-level caches, all of them together; 0 where the
  * system does not say. */
 void profile_cpu_name(char name[PROFILE_TEXT]);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "daemon/planner/memory/memory.h"
 
 #define LINK_WAIT_LEAST 0.02 /* of a stage's time: less waiting for the link than that does not bound it */
 #define BOUNDS          3
@@ -238,49 +239,43 @@ static void place_homes(const struct split_place *place, uint32_t layers, enum p
     }
 }
 
-static int place_fits(const struct ledger_case *c, const struct split_place *place, uint32_t ctx,
-                      const enum plan_home *home, bool *fits, struct helm_err *err)
+static bool place_fits(const struct reckoning *k, const struct memory *memory,
+                       const struct split_place *place)
 {
-    struct plan_stage stages[2];
-    struct plan plan = {.layers = c->table->layers,
-                        .stages = stages,
-                        .embed = place->embed,
-                        .head = place->head};
-    struct arena_spec spec;
-    plan.stage_count = plan_stages_of(home, plan.layers, stages);
-    int rc = ledger_write(c, ctx, ledger_least_pages(c, ctx), &plan, &spec, err);
-    *fits = !rc && ledger_fits(&plan);
-    plan_drop_placements(&plan);
-    return rc;
+    const struct search_found found = {.home = (enum plan_home *)k->home,
+                                       .embed = place->embed,
+                                       .head = place->head};
+    const struct search_bytes sum =
+        memory_sum(memory, &found, k->analysed.tied, unit_count(k->analysed.layers));
+    return !memory->vram_missing && !memory->host_missing && sum.vram <= memory->search.vram_limit &&
+           sum.host <= memory->search.host_limit;
 }
 
 /* The fastest that fits of all places for both ends and the run; where none fits, the fastest of all. */
-static int explain_split(struct reckoning *k, const struct ledger_case *c, const struct cost_table *table,
-                         uint32_t gpu_layers, struct explain_split *out, struct helm_err *err)
+static struct explain_split explain_split(struct reckoning *k, const struct memory *memory,
+                                          const struct cost_table *table, uint32_t gpu_layers)
 {
-    uint32_t layers = c->table->layers;
-    *out = (struct explain_split){.decode_s = INFINITY};
+    const uint32_t layers = k->analysed.layers;
+    struct explain_split best = {.decode_s = INFINITY};
     for (uint32_t way = 0; way < 8; way++) {
         struct split_place place = {.gpu_layers = gpu_layers,
                                     .first = way & 4,
                                     .embed = way & 1 ? PLAN_GPU0 : PLAN_CPU0,
                                     .head = way & 2 ? PLAN_GPU0 : PLAN_CPU0};
-        bool fits = false;
-        if (c->table->tied && place.embed != place.head) continue;
+        if (k->analysed.tied && place.embed != place.head) continue;
         if (gpu_layers == 0 && (way & 7)) continue; /* nothing on the GPU */
         if (gpu_layers == layers && place.first) continue;
         place_homes(&place, layers, k->home);
         const struct cost_plan plan = {.home = k->home, .embed = place.embed, .head = place.head};
-        double seconds = cost_seconds(table, &plan, INFINITY);
-        if (out->fits && seconds >= out->decode_s) continue; /* no list is made of what is slower */
-        int rc = place_fits(c, &place, k->plan->context_tokens, k->home, &fits, err);
-        if (rc) return rc;
-        if (fits == out->fits && seconds >= out->decode_s) continue;
-        *out = (struct explain_split){.fits = fits, .decode_s = seconds};
+        const bool fits = place_fits(k, memory, &place);
+        const double seconds = cost_seconds(table, &plan, INFINITY);
+        if (fits < best.fits || (fits == best.fits && seconds >= best.decode_s)) continue;
+        best = (struct explain_split){.fits = fits, .decode_s = seconds};
     }
-    return 0;
+    return best;
 }
 
+/* As in the files: splits pack nothing. By the sums that the search goes by. */
 static int explain_splits(struct reckoning *k, struct explain *x, struct helm_err *err)
 {
     const struct planner_request *r = k->request;
@@ -295,14 +290,22 @@ static int explain_splits(struct reckoning *k, struct explain *x, struct helm_er
                                    .context = x->context,
                                    .kv_dtype = wish.kv_dtype};
     struct cost_table table = {0};
+    struct memory memory = {.unit = NULL};
     if (r->machine.device.kind == LEDGER_DEVICE_NONE) return 0;
     if (!wish.step_tokens) wish.step_tokens = LEDGER_STEP_TOKENS;
     wish.ctx = k->plan->context_tokens;
+    wish.pack = wish.pack_cpu = wish.pack_gpu = false;
+    const struct memory_wish sums = {.ctx = wish.ctx,
+                                     .pages = ledger_least_pages(&c, wish.ctx),
+                                     .device = true,
+                                     .cpu = true};
     x->split = calloc((size_t)k->analysed.layers + 1, sizeof *x->split);
     if (!x->split) return helm_fail(err, HELM_E_NOMEM, "no memory for %u splits", k->analysed.layers);
     int rc = price(k, &step, &table, err);
+    if (!rc) rc = memory_build(&c, &sums, &memory, err);
     for (uint32_t g = 0; g <= k->analysed.layers && !rc; g++)
-        rc = explain_split(k, &c, &table, g, &x->split[g], err);
+        x->split[g] = explain_split(k, &memory, &table, g);
+    memory_free(&memory);
     cost_table_free(&table);
     return rc;
 }

@@ -97,6 +97,9 @@ json_t *explain_to_json(const struct explain *x)
         goto fail;
     }
     json_decref(more);
+    if (x->request->activations &&
+        json_object_set_new(json, "activations_why", json_string(x->request->activations)))
+        goto fail;
     json_t *moved = stages; /* the call below takes it, also when it fails */
     stages = NULL;
     if (json_object_set_new(json, "stages", moved)) goto fail;

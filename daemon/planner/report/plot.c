@@ -7,6 +7,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "common/base/file.h"
+
 #define PAGE_WIDTH  960
 #define PAGE_HEIGHT 640
 #define LEFT        70.0
@@ -285,6 +287,8 @@ void plot_print(const struct explain *x, FILE *out)
 
 int plot_write(const struct explain *x, const char *path, struct helm_err *err)
 {
+    int rc = file_check_parent(path, err);
+    if (rc) return rc;
     FILE *file = fopen(path, "w");
     if (!file) return helm_fail_errno(err, "%s: cannot write", path);
     plot_print(x, file);

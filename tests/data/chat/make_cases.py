@@ -124,7 +124,7 @@ def template_cases():
     folder = os.path.join(HERE, "templates")
     sources = {name: open(os.path.join(folder, name), encoding="utf-8", newline="").read()
                for name in sorted(os.listdir(folder))}
-    demo = json.load(open(os.path.join(HERE, "../demo/tokenizer_config.json"), encoding="utf-8"))
+    demo = json.load(open(os.path.join(HERE, "../../../tools/models/demo/tokenizer_config.json"), encoding="utf-8"))
     sources["demo"] = demo["chat_template"]
     extra = os.environ.get("MORE_TEMPLATES")  # published templates on one's own disk, to compare without committing
     if extra:

@@ -72,7 +72,10 @@ extern dim3 emulator_thread, emulator_block, emulator_block_dim, emulator_grid_d
 
 /* Gives `words` words to the warp and returns all 32 lanes' ([lane * 8 + word]) when every lane has come. */
 const uint32_t *emulator_exchange(const uint32_t *value, int words);
-/* Lets others run until `ready` (called again and again) says so. */
+/* The product of the warp's fragments a (4 words) and b (2 words) of 16-bit numbers, when every lane has come; number:
+ * of each of their 65536 patterns. */
+const double (*emulator_multiply(const uint32_t fragments[6], const float *number))[8];
+/* Lets others run until `ready` (called again and again, by others of the block) says so. */
 void emulator_wait(bool (*ready)(void *), void *argument);
 void emulator_pass(void); /* lets others run once */
 void __syncthreads(void);

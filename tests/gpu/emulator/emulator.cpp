@@ -2,7 +2,9 @@
  *
  * One host thread; a fiber's stack is its own, switching saves the registers that calls preserve (x86-64). A
  * warp's fibers run one after another until all wait, then the next warp's; the blocks of a cooperative
- * launch take turns in the same way. State is global because kernels' built-in variables are. */
+ * launch take turns in the same way. What a fiber waits for is written down, so that it is not switched to
+ * before that has come. State is global because kernels' built-in variables are. */
+#pragma GCC optimize("O2") /* -Og is for the many kernels (cuda.mk); this is their inner loop */
 #include <stdio.h>
 #include <sys/mman.h>
 
@@ -18,11 +20,14 @@ static const uint32_t THREADS_MAX = 1024;
 struct warp_state {
     uint32_t lanes, arrived, generation;
     uint32_t value[2][32 * 8];
+    double product[16][8];
 };
 struct block_state {
     dim3 index;
     void *stack[THREADS_MAX], *pointer[THREADS_MAX];
     bool done[THREADS_MAX];
+    bool (*ready[THREADS_MAX])(void *); /* what a fiber waits for; none: it may run */
+    void *argument[THREADS_MAX];
     uint32_t threads, current, alive, arrived, generation;
     uint32_t some_arrived[16], some_generation[16]; /* at threads_meet */
     uint64_t progress;
@@ -57,24 +62,56 @@ unsigned char *emulator_shared(void)
     return emu->shared;
 }
 
-static void yield_home(void)
+static inline bool turned(void *argument);
+
+/* The first fiber from `index` on, of the warp that ends at `end`, that may run; `end` if none may. */
+static uint32_t next_fiber(const block_state *b, uint32_t index, uint32_t end)
 {
-    const dim3 mine = emulator_thread;
-    const uint32_t index = emu->current;
-    emulator_switch(&emu->pointer[index], home);
-    emulator_thread = mine;
+    for (; index < end; index++) {
+        if (b->done[index]) continue;
+        if (!b->ready[index]) break;
+        if (b->ready[index] == turned ? turned(b->argument[index]) : b->ready[index](b->argument[index]))
+            break;
+    }
+    return index;
+}
+
+static uint32_t warp_end(const block_state *b, uint32_t index)
+{
+    const uint32_t end = index / 32 * 32 + 32;
+    return end < b->threads ? end : b->threads;
+}
+
+/* Goes on with fiber `index`, or with `home` where that is the warp's end. */
+static void go_on(void **from, uint32_t index, uint32_t end)
+{
     emu->current = index;
+    emulator_thread = dim3(index, 0, 0);
+    emulator_switch(from, index < end ? emu->pointer[index] : home);
+}
+
+/* Later fibers of the warp run, in their order. */
+static void yield(void)
+{
+    const uint32_t index = emu->current, end = warp_end(emu, index);
+    go_on(&emu->pointer[index], next_fiber(emu, index + 1, end), end);
 }
 
 void emulator_wait(bool (*ready)(void *), void *argument)
 {
-    while (!ready(argument)) yield_home();
-    emu->progress++;
+    block_state *b = emu;
+    const uint32_t index = b->current;
+    if (!ready(argument)) {
+        b->ready[index] = ready, b->argument[index] = argument;
+        yield();
+        b->ready[index] = nullptr;
+    }
+    b->progress++;
 }
 
 void emulator_pass(void)
 {
-    yield_home();
+    yield();
 }
 
 static void arrive(uint32_t *arrived, uint32_t *generation, uint32_t of)
@@ -85,21 +122,72 @@ struct turn {
     const uint32_t *generation;
     uint32_t before;
 };
-static bool turned(void *argument)
+static inline bool turned(void *argument)
 {
     const turn *t = (const turn *)argument;
     return *t->generation != t->before;
+}
+
+static uint32_t *put(warp_state *w, const uint32_t *value, int words)
+{
+    uint32_t *all = w->value[w->generation & 1];
+    for (int i = 0; i < words; i++) all[emu->current % 32 * 8 + (uint32_t)i] = value[i];
+    return all;
 }
 
 const uint32_t *emulator_exchange(const uint32_t *value, int words)
 {
     warp_state *w = &emu->warp[emu->current / 32];
     turn t = {&w->generation, w->generation};
-    uint32_t *all = w->value[w->generation & 1];
-    for (int i = 0; i < words; i++) all[emu->current % 32 * 8 + (uint32_t)i] = value[i];
+    const uint32_t *all = put(w, value, words);
     arrive(&w->arrived, &w->generation, w->lanes);
     emulator_wait(turned, &t);
     return all;
+}
+
+/* Two elements of a word, in order of k. */
+static inline void elements(uint32_t pair, const float *number, double *low, double *high)
+{
+    *low = number[pair & 0xffff], *high = number[pair >> 16];
+}
+
+/* a (16 x 16) times b (16 x 8), both as the lanes hold their fragments of them. */
+static void multiply(const uint32_t *all, const float *number, double product[16][8])
+{
+    typedef double row_of_8 __attribute__((vector_size(64)));
+    double a[16][16];
+    alignas(64) double b[16][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const uint32_t *of = all + lane * 8;
+        const int row = lane / 4, k = lane % 4 * 2;
+        for (int part = 0; part < 4; part++) {
+            double *to = &a[row + part % 2 * 8][k + part / 2 * 8];
+            elements(of[part], number, &to[0], &to[1]);
+        }
+        for (int part = 0; part < 2; part++)
+            elements(of[4 + part], number, &b[k + part * 8][row], &b[k + 1 + part * 8][row]);
+    }
+    for (int row = 0; row < 16; row++) {
+        row_of_8 sum = {}, column;
+        for (int k = 0; k < 16; k++) {
+            memcpy(&column, b[k], sizeof column);
+            sum += a[row][k] * column;
+        }
+        memcpy(product[row], &sum, sizeof sum);
+    }
+}
+
+const double (*emulator_multiply(const uint32_t fragments[6], const float *number))[8]
+{
+    warp_state *w = &emu->warp[emu->current / 32];
+    turn t = {&w->generation, w->generation};
+    const uint32_t *all = put(w, fragments, 6);
+    if (w->lanes != 32) abort();
+    /* a product is read by every lane before all have come again */
+    if (w->arrived + 1 == w->lanes) multiply(all, number, w->product);
+    arrive(&w->arrived, &w->generation, w->lanes);
+    emulator_wait(turned, &t);
+    return w->product;
 }
 void __syncwarp(void)
 {
@@ -132,7 +220,8 @@ static void fiber_main(void)
     if (w->lanes && w->arrived == w->lanes) w->arrived = 0, w->generation++;
     emu->alive--;
     if (emu->alive && emu->arrived == emu->alive) emu->arrived = 0, emu->generation++;
-    emulator_switch(&emu->pointer[index], home);
+    const uint32_t end = warp_end(emu, index);
+    go_on(&emu->pointer[index], next_fiber(emu, index + 1, end), end);
 }
 
 /* A block ready to run in place `at` of those that run together. */
@@ -149,7 +238,7 @@ static void open_block(size_t at, dim3 index, uint32_t threads)
     memset(b->shared, 0xff, SHARED_BYTES);
     for (uint32_t i = 0; i < threads; i++) {
         if (!b->stack[i]) b->stack[i] = aligned_alloc(64, STACK_BYTES);
-        b->done[i] = false;
+        b->done[i] = false, b->ready[i] = nullptr;
         void **top = (void **)((char *)b->stack[i] + STACK_BYTES) - 2; /* 16-byte aligned at the call */
         *top = (void *)fiber_main;
         b->pointer[i] = top - 6;
@@ -166,15 +255,12 @@ static bool run_block(block_state *b)
     emu = b;
     emulator_block = b->index;
     for (uint32_t first = 0; first < b->threads; first += 32) {
+        const uint32_t end = warp_end(b, first);
         uint64_t last;
         do {
             last = b->progress;
-            for (uint32_t i = first; i < first + 32 && i < b->threads; i++) {
-                if (b->done[i]) continue;
-                b->current = i;
-                emulator_thread = dim3(i, 0, 0);
-                emulator_switch(&home, b->pointer[i]);
-            }
+            const uint32_t index = next_fiber(b, first, end);
+            if (index < end) go_on(&home, index, end);
         } while (b->progress != last);
     }
     return b->progress != before;

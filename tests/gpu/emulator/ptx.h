@@ -5,6 +5,8 @@
 #ifndef HELM_TESTS_GPU_EMULATOR_PTX_H
 #define HELM_TESTS_GPU_EMULATOR_PTX_H
 
+#include <vector>
+
 #include "tests/gpu/emulator/cuda_fp16.h"
 
 #define SHARED_DYNAMIC(type, name) type *name = reinterpret_cast<type *>(emulator_shared())
@@ -154,31 +156,29 @@ template <int N> static inline void copies_wait() {}
 /* ---- matrix instructions
  * ------------------------------------------------------------------------------------ */
 
-static inline float emulator_element(uint32_t pair, int high, __nv_bfloat16 *)
+template <typename T> static inline const float *emulator_numbers(float (*value)(T))
 {
-    return convert_bf16_f32((uint16_t)(high ? pair >> 16 : pair));
+    static std::vector<float> number;
+    for (uint32_t bits = (uint32_t)number.size(); bits < 65536; bits++)
+        number.push_back(value({(uint16_t)bits}));
+    return number.data();
 }
-static inline float emulator_element(uint32_t pair, int high, __half *)
+static inline const float *emulator_numbers_of(__half *)
 {
-    return convert_f16_f32((uint16_t)(high ? pair >> 16 : pair));
+    return emulator_numbers(__half2float);
+}
+static inline const float *emulator_numbers_of(__nv_bfloat16 *)
+{
+    return emulator_numbers(__bfloat162float);
 }
 template <typename T> struct matrix_unit {
     static void add(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
     {
         const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
-        const uint32_t *all = emulator_exchange(mine, 6);
+        const double(*product)[8] = emulator_multiply(mine, emulator_numbers_of((T *)0));
         const int lane = threadIdx.x & 31;
-        for (int i = 0; i < 4; i++) {
-            const int row = lane / 4 + (i / 2) * 8, column = lane % 4 * 2 + i % 2;
-            double sum = d[i];
-            for (int k = 0; k < 16; k++) {
-                const uint32_t a = all[(row % 8 * 4 + k % 8 / 2) * 8 + row / 8 + k / 8 * 2];
-                const uint32_t b = all[(column * 4 + k % 8 / 2) * 8 + 4 + k / 8];
-                sum +=
-                    (double)emulator_element(a, k & 1, (T *)0) * (double)emulator_element(b, k & 1, (T *)0);
-            }
-            d[i] = (float)sum;
-        }
+        for (int i = 0; i < 4; i++)
+            d[i] = (float)(d[i] + product[lane / 4 + (i / 2) * 8][lane % 4 * 2 + i % 2]);
     }
 };
 static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c)

@@ -89,7 +89,16 @@ static void what_the_planner_is_told(void **state)
     config_free(&c);
     unlink(path);
     assert_int_equal(READ(&c, &err, "--model", "/m"), 0);
-    assert_true(c.pack && !c.no_graphs && !c.no_chains);
+    assert_true(c.pack && !c.no_graphs && !c.no_chains && c.activations == ACTIVATIONS_AUTO &&
+                c.sharing == PREFIX_ON);
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--activations", "int8"), 0);
+    assert_int_equal(c.activations, ACTIVATIONS_INT8);
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--exact"), 0);
+    assert_int_equal(c.activations, ACTIVATIONS_EXACT);
+    config_free(&c);
+    assert_int_equal(READ(&c, &err, "--model", "/m", "--exact", "--activations", "int8"), HELM_E_USAGE);
     config_free(&c);
 }
 
@@ -101,8 +110,9 @@ static void the_file_fills_in_and_the_command_line_wins(void **state)
     const char *path =
         file_with("; comment\n[helmd]\nmodel = /from/file\nparallel = 4\nqueue=7\nlisten = ipc:///x\n"
                   "listen = ipc:///y\nhost-memory = 2GiB\ndie-with-parent = no\nlog-level = warn\n");
-    assert_int_equal(READ(&c, &err, "--config", path, "--parallel", "6"), 0);
+    assert_int_equal(READ(&c, &err, "--config", path, "--parallel", "6", "--prefix-cache", "peer"), 0);
     assert_string_equal(c.model, "/from/file");
+    assert_int_equal(c.sharing, PREFIX_PEER);
     assert_int_equal(c.parallel, 6);
     assert_int_equal(c.queue, 7);
     assert_int_equal(c.listen.count, 2);
@@ -157,7 +167,7 @@ static void what_makes_no_sense_is_refused(void **state)
                  {"--batch", "9", HELM_E_USAGE},          {"--prompt", "0", HELM_E_USAGE},
                  {"--max-stall-ms", "-1", HELM_E_USAGE},  {"--gpu-graphs", "maybe", HELM_E_USAGE},
                  {"--gpu-chains", "maybe", HELM_E_USAGE}, {"--pack", "on", HELM_E_USAGE},
-                 {"--nothing", "1", HELM_E_USAGE}};
+                 {"--activations", "int4", HELM_E_USAGE}, {"--nothing", "1", HELM_E_USAGE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;
         struct helm_err err = {0};

@@ -88,7 +88,7 @@ static enum kind kind_of(const struct program_entry *e)
 
 static void swap_programs(struct compare *c)
 {
-    struct step_programs *programs = &c->o->local->engine.programs;
+    struct step_programs *programs = &c->o->local->engine.programs[LINEAR_EXACT];
     struct program layers = programs->tier[0][OP_TIER_ONE], head = programs->head_one;
     programs->tier[0][OP_TIER_ONE] = c->coarse[0], programs->head_one = c->coarse[1];
     c->coarse[0] = layers, c->coarse[1] = head;
@@ -103,7 +103,8 @@ static int measure(struct compare *c, uint32_t variant, uint32_t round, struct h
     const struct program *program[2];
     const struct run_reads before = engine->run.reads;
     if (v->coarse) swap_programs(c);
-    program[0] = &engine->programs.tier[0][OP_TIER_ONE], program[1] = &engine->programs.head_one;
+    program[0] = &engine->programs[LINEAR_EXACT].tier[0][OP_TIER_ONE],
+    program[1] = &engine->programs[LINEAR_EXACT].head_one;
     for (int p = 0; p < 2; p++) {
         memset(c->entry_ns[p], 0xff, program[p]->count * sizeof *c->entry_ns[p]);
         engine->run.entry_ns[p] = c->entry_ns[p];

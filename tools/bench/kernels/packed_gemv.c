@@ -138,12 +138,14 @@ int bench_packed_gemv(unsigned threads, struct helm_err *err)
     static const uint32_t cols[] = {1024, 4096, 12288};
     const unsigned features = cpu_features();
     struct gemv_bench b = {.reads = gemv_reads_choose(), .threads = threads};
-    int rc = linear_choose(FORMAT_BF16_PACKED, LINEAR_ONE_TOKEN, features, NULL, &b.packed, err);
+    int rc =
+        linear_choose(FORMAT_BF16_PACKED, LINEAR_ONE_TOKEN, LINEAR_EXACT, features, NULL, &b.packed, err);
     if (rc == HELM_E_UNSUPPORTED) {
         printf("%s\n", err->text);
         return HELM_OK;
     }
-    if (rc == HELM_OK) rc = linear_choose(FORMAT_BF16, LINEAR_ONE_TOKEN, features, NULL, &b.plain, err);
+    if (rc == HELM_OK)
+        rc = linear_choose(FORMAT_BF16, LINEAR_ONE_TOKEN, LINEAR_EXACT, features, NULL, &b.plain, err);
     if (rc == HELM_OK) rc = cpu_usable(-1, &b.cpus, err);
     if (rc == HELM_OK)
         printf(

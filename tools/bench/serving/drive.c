@@ -55,6 +55,15 @@ static void on_done(void *user, uint64_t request, const struct helm_done *done)
                               *done->detail ? ": " : "", done->detail);
         return;
     }
+    if (done->cached_tokens) {
+        if (d->rc == 0)
+            d->rc = helm_fail(
+                &d->err, HELM_E_STATE,
+                "%u of a prompt's %u tokens were not computed: the daemon had them from before (start it "
+                "with --prefix-cache off, or take another --seed)",
+                done->cached_tokens, done->prompt_tokens);
+        return;
+    }
     double first_s = (double)(r->first_ns - r->sent_ns) * 1e-9;
     double rest_s = (double)(r->last_ns - r->first_ns) * 1e-9;
     keep(d, &cell->ttft_ms, first_s * 1e3);

@@ -307,6 +307,23 @@ static int find_entry(const char *name, stream_word_fn **entry, struct helm_err 
     return rc;
 }
 
+/* Without a driver the runtime says that the driver's version is insufficient. */
+static int count_devices(int *count, struct helm_err *err)
+{
+    int driver = 0, runtime = 0;
+    *count = 0;
+    const cudaError_t code = cudaGetDeviceCount(count);
+    if (code == cudaSuccess && *count > 0) return 0;
+    if (code == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+        return helm_fail(err, HELM_E_NOT_FOUND, "no NVIDIA driver here");
+    if (code == cudaErrorInsufficientDriver && cudaRuntimeGetVersion(&runtime) == cudaSuccess)
+        return helm_fail(err, HELM_E_NOT_FOUND,
+                         "the NVIDIA driver is for CUDA %d.%d at most, this build is of %d.%d", driver / 1000,
+                         driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return helm_fail(err, HELM_E_NOT_FOUND, "no CUDA device: %s",
+                     code != cudaSuccess ? cudaGetErrorString(code) : "the driver lists none");
+}
+
 static int parse_ordinal(const char *name, int *ordinal, struct helm_err *err)
 {
     uint64_t number = 0;
@@ -316,10 +333,8 @@ static int parse_ordinal(const char *name, int *ordinal, struct helm_err *err)
     else if (name[4] != '\0')
         rc = helm_fail(err, HELM_E_USAGE, "device '%.40s' is none of cuda, cuda:N, emulated", name);
     if (rc) return rc;
-    cudaError_t code = cudaGetDeviceCount(&count);
-    if (code != cudaSuccess || count == 0)
-        return helm_fail(err, HELM_E_NOT_FOUND, "no CUDA device: %s",
-                         code != cudaSuccess ? cudaGetErrorString(code) : "the driver lists none");
+    rc = count_devices(&count, err);
+    if (rc) return rc;
     if (number >= (uint64_t)count)
         return helm_fail(err, HELM_E_NOT_FOUND, "device '%.40s': there are %d", name, count);
     *ordinal = (int)number;
@@ -335,9 +350,12 @@ bool device_cuda_usable(char *why, size_t size)
         return false;
     }
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) != cudaSuccess ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) != cudaSuccess ||
-        major * 10 + minor < 75) {
-        snprintf(why, size, "compute capability %d.%d: 7.5 or later is needed", major, minor);
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) != cudaSuccess) {
+        snprintf(why, size, "the device does not say its compute capability");
+        return false;
+    }
+    if (gpuk_check_built(major * 10 + minor, &err)) {
+        snprintf(why, size, "%s", err.text);
         return false;
     }
     return true;

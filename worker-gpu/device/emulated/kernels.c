@@ -18,7 +18,7 @@ int emulated_math_open(struct emulated_math *math, struct helm_err *err)
     const struct linear_kernel *const *table = linear_kernels(&count);
     memset(math, 0, sizeof *math);
     for (size_t i = 0; i < count; i++) {
-        if (table[i]->features & ~features) continue;
+        if (table[i]->features & ~features || table[i]->inputs != LINEAR_EXACT) continue;
         if (table[i]->schedule == LINEAR_ONE_TOKEN) math->gemv[table[i]->format] = table[i];
         if (table[i]->schedule == LINEAR_TOKENS && table[i]->exact_input &&
             strcmp(table[i]->name, "openblas") != 0)

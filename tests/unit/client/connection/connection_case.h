@@ -57,6 +57,7 @@ static inline void on_done(void *user, uint64_t request, const struct helm_done 
     seen->order = ++ends;
     assert_non_null(done->detail);
     assert_int_equal(done->completion_tokens, seen->tokens);
+    if (done->prompt_tokens) assert_int_equal(done->cached_tokens, 1);
     assert_int_equal(done->seed, 99);
     if (seen->client) {
         struct helm_status *status = NULL;

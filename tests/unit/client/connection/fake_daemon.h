@@ -82,6 +82,7 @@ static inline void reply_done(struct daemon *d, uint64_t number, uint64_t id, ui
     Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
     usage.prompt_tokens = 2;
     usage.completion_tokens = sent;
+    usage.cached_tokens = 1;
     timings.ttft_ms = 1.5;
     done.id = id;
     done.finish_reason = reason;

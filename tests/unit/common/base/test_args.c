@@ -122,7 +122,7 @@ static void test_double_dash(void **state)
     assert_int_equal(parsed.operand.count, 2);
     assert_string_equal(parsed.operand.item[0], "--flag");
     assert_false(values.flag);
-    assert_false(parsed.help);
+    assert_int_equal(parsed.asked, ARGS_NOTHING);
 }
 
 static void test_errors(void **state)
@@ -173,7 +173,7 @@ static void test_missing_operand(void **state)
     assert_int_equal(parse_with(&needs, ARGS("--flag"), &parsed, &err), HELM_E_USAGE);
     assert_non_null(strstr(err.text, "an argument is missing"));
     assert_int_equal(parse_with(&needs, ARGS("--flag", "--help"), &parsed, &err), 0);
-    assert_true(parsed.help);
+    assert_int_equal(parsed.asked, ARGS_HELP);
 }
 
 static void test_too_many_in_a_list(void **state)
@@ -252,13 +252,53 @@ static void test_help(void **state)
     free(text);
 }
 
+/* Everything that --help has, and nothing that roff would take for its own. */
+static void test_manual_and_list(void **state)
+{
+    (void)state;
+    static const struct args_command commands[] = {{"run", "[PROMPT|-]", "runs"}};
+    struct args_spec with = spec;
+    struct args_parsed parsed;
+    struct helm_err err = {0};
+    char *text = NULL;
+    size_t length = 0;
+    with.commands = commands;
+    with.command_count = 1;
+    with.epilogue = ".begins with a dot\\";
+    assert_int_equal(parse_with(&spec, ARGS("--print-man"), &parsed, &err), 0);
+    assert_int_equal(parsed.asked, ARGS_MAN);
+    assert_int_equal(parse_with(&spec, ARGS("--print-options"), &parsed, &err), 0);
+    assert_int_equal(parsed.asked, ARGS_OPTIONS);
+    FILE *out = open_memstream(&text, &length);
+    args_print_man(&with, out);
+    fclose(out);
+    assert_non_null(strstr(text, ".TH \"prog\" 1"));
+    assert_non_null(strstr(text, ".B \\-n, \\-\\-count \\fIN\\fR\ntokens\n"));
+    assert_non_null(strstr(text, ".B run [PROMPT|\\-]\nruns\n"));
+    assert_non_null(strstr(text, "\n\\&.begins with a dot\\e\n"));
+    free(text);
+    out = open_memstream(&text, &length);
+    args_print_options(&with, out);
+    fclose(out);
+    assert_non_null(strstr(text, "--flag\t-\ta flag\n"));
+    assert_non_null(strstr(text, "--device\tauto|cpu|cuda\tdevice\n"));
+    assert_non_null(strstr(text, "--model\tDIR\tfolder\n"));
+    assert_non_null(strstr(text, "run\t[PROMPT|-]\truns\n"));
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_kind),      cmocka_unit_test(test_defaults_stay),
-        cmocka_unit_test(test_double_dash),     cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_missing_operand), cmocka_unit_test(test_too_many_in_a_list),
-        cmocka_unit_test(test_commands),        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_manual_and_list),
+        cmocka_unit_test(test_every_kind),
+        cmocka_unit_test(test_defaults_stay),
+        cmocka_unit_test(test_double_dash),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_missing_operand),
+        cmocka_unit_test(test_too_many_in_a_list),
+        cmocka_unit_test(test_commands),
+        cmocka_unit_test(test_help),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

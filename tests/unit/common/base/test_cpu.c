@@ -18,6 +18,7 @@
 #define EDX_AMX    (1u << 22 | 1u << 24)
 #define EDX_FP16   (1u << 23)
 #define ECX_VBMI   (1u << 1 | 1u << 6)
+#define ECX_VNNI   (1u << 11)
 #define XCR0_ALL   (0xe6u | 0x60000u)
 
 static void features_need_processor_and_kernel(void **state)
@@ -44,6 +45,8 @@ static void features_need_processor_and_kernel(void **state)
         {{LEAF1_ALL, LEAF7_512, EDX_AMX, 0, XCR0_ALL, 1u << 1}, up_to_512}, /* VBMI without VBMI2 */
         {{LEAF1_ALL, LEAF7_512, 0, 0, XCR0_ALL, 1u << 6}, up_to_512},
         {{LEAF1_ALL, LEAF7_512, 0, 0, XCR0_ALL, ECX_VBMI}, up_to_512 | CPU_AVX512_VBMI2},
+        {{LEAF1_ALL, LEAF7_512, 0, 0, XCR0_ALL, ECX_VNNI}, up_to_512 | CPU_AVX512_VNNI},
+        {{LEAF1_ALL, LEAF7_512, 0, 0, 0x7u, ECX_VNNI}, CPU_AVX2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_int_equal(cpu_decode_features(&cases[i].id), cases[i].features);
@@ -61,6 +64,7 @@ static void features_agree_with_the_kernel(void **state)
                  {CPU_AVX512_BF16, " avx512_bf16 "},
                  {CPU_AVX512_FP16, " avx512_fp16 "},
                  {CPU_AVX512_VBMI2, " avx512_vbmi2 "},
+                 {CPU_AVX512_VNNI, " avx512_vnni "},
                  {CPU_AMX_BF16, " amx_bf16 "}};
     FILE *file = fopen("/proc/cpuinfo", "re");
     if (!file) skip();

@@ -94,6 +94,22 @@ static void test_names(void **state)
         assert_int_equal(open_in(*state, "m", bad[i], &err), HELM_E_FORMAT);
 }
 
+static void test_pointers(void **state)
+{
+    struct helm_err err = {0};
+    make_folder(*state, "m");
+    make_file(*state, "m/pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n");
+    make_file(*state, "m/other", "vers");
+    assert_int_equal(open_in(*state, "m", "pointer", &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "pointer: a Git LFS pointer"));
+    char path[256];
+    struct place *place = *state;
+    assert_int_equal(file_check_parent(in(place, "m/new", path), &err), 0);
+    assert_int_equal(file_check_parent("new", &err), 0);
+    assert_int_equal(file_check_parent("/new", &err), 0);
+    assert_int_equal(file_check_parent(in(place, "none/new", path), &err), HELM_E_NOT_FOUND);
+}
+
 static void test_links(void **state)
 {
     struct helm_err err = {0};
@@ -199,7 +215,8 @@ static void test_pread_all(void **state)
 int main(void)
 {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-    const struct CMUnitTest tests[] = {CASE(test_names),       CASE(test_links), CASE(test_hub_snapshots),
-                                       CASE(test_not_regular), CASE(test_read),  CASE(test_pread_all)};
+    const struct CMUnitTest tests[] = {CASE(test_names),         CASE(test_links),       CASE(test_pointers),
+                                       CASE(test_hub_snapshots), CASE(test_not_regular), CASE(test_read),
+                                       CASE(test_pread_all)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

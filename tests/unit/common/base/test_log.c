@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -106,6 +107,42 @@ static void long_lines_are_cut_and_ended(void **state)
     assert_int_equal(text[used - 2], 'x');
 }
 
+static void control_characters_are_shown(void **state)
+{
+    (void)state;
+    char text[4096];
+    log_init("helm-test", LOG_LEVEL_INFO);
+    struct capture capture = capture_begin();
+    log_info("tensor '%s'", "\x1b]0;owned\x07");
+    capture_end(capture, text, sizeof text);
+    assert_null(strchr(text, '\x1b'));
+    assert_non_null(strstr(text, "tensor '\\x1b]0;owned\\x07'\n"));
+}
+
+/* Nobody reads the pipe: without O_NONBLOCK of its own the second thousand lines would wait for ever. */
+static void a_full_pipe_drops_lines_and_says_so(void **state)
+{
+    (void)state;
+    static char text[1 << 18];
+    log_init("helm-test", LOG_LEVEL_INFO);
+    struct capture capture = capture_begin();
+    for (int i = 0; i < 2000; i++) log_info("line %d of more than a pipe of 64 KiB has room for", i);
+    assert_false(fcntl(STDERR_FILENO, F_GETFL) & O_NONBLOCK); /* whoever shares it finds it as it was */
+    size_t used = 0;
+    ssize_t got = read(capture.read_end, text, sizeof text / 2);
+    assert_true(got > 0);
+    used = (size_t)got;
+    log_info("there is room again");
+    used += capture_end(capture, text + used, sizeof text - used);
+    const int shown = count_lines(text);
+    char *dropped = strstr(text, " log lines were dropped: standard error took none\n");
+    assert_non_null(dropped);
+    assert_true(shown < 2000 && shown > 100);
+    while (dropped[-1] >= '0' && dropped[-1] <= '9') dropped--;
+    assert_int_equal(atoi(dropped), 2000 - (shown - 2)); /* all but the notice and the last */
+    assert_non_null(strstr(dropped, "there is room again\n"));
+}
+
 static void under_systemd_lines_carry_priorities(void **state)
 {
     (void)state;
@@ -149,6 +186,8 @@ int main(void)
         cmocka_unit_test(levels_above_the_threshold_are_silent),
         cmocka_unit_test(forged_lines_stay_one_line),
         cmocka_unit_test(long_lines_are_cut_and_ended),
+        cmocka_unit_test(control_characters_are_shown),
+        cmocka_unit_test(a_full_pipe_drops_lines_and_says_so),
         cmocka_unit_test(under_systemd_lines_carry_priorities),
         cmocka_unit_test(level_names_parse),
     };

@@ -56,6 +56,22 @@ static struct cgroup_memory memory_of(const char *root, int node)
     return memory;
 }
 
+/* Names without sizes, as some containers have it: that is no reason to refuse, and no node to bind to. */
+static void nodes_that_are_not_described_are_one(void **state)
+{
+    (void)state;
+    char root[TREE_PATH];
+    struct helm_err err = {0};
+    int node;
+    tree_make(root);
+    assert_int_equal(choose(root, -1), -1);
+    tree_write(root, "proc/self/status", "Mems_allowed_list:\t0\n");
+    tree_write(root, "sys/devices/system/node/online", "0\n");
+    assert_int_equal(choose(root, -1), -1);
+    assert_int_equal(node_choose_under(root, 0, &node, &err), HELM_E_NOT_FOUND);
+    tree_remove(root);
+}
+
 static void the_node_with_most_memory_is_chosen(void **state)
 {
     (void)state;
@@ -175,6 +191,7 @@ static void this_machine_has_one(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nodes_that_are_not_described_are_one),
         cmocka_unit_test(the_node_with_most_memory_is_chosen),
         cmocka_unit_test(a_nodes_memory_limits),
         cmocka_unit_test(one_node_is_the_machine),

@@ -16,8 +16,8 @@ static void sizes_with_units_parse(void **state)
     static const struct {
         const char *text;
         uint64_t bytes;
-    } cases[] = {{"0", 0},         {"8GiB", 8 * GIB},    {"512MiB", 512 * MIB},
-                 {"1.5KiB", 1536}, {"8GB", 8000000000u}, {"77", 77}};
+    } cases[] = {{"0", 0},   {"8GiB", 8 * GIB}, {"512MiB", 512 * MIB}, {"1.5KiB", 1536}, {"8GB", 8000000000u},
+                 {"77", 77}, {"8G", 8 * GIB},   {"512m", 512 * MIB},   {"1.5k", 1536}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint64_t bytes = 1;
         assert_int_equal(units_parse_size("--vram", cases[i].text, &bytes, &err), 0);
@@ -58,6 +58,26 @@ static void numbers_keep_their_bounds(void **state)
     assert_true(d == -1.5);
 }
 
+static void thousands_of_tokens_are_of_1024(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    uint64_t n = 0;
+    assert_int_equal(units_parse_tokens("--ctx", "4k", 1, 8192, &n, &err), 0);
+    assert_int_equal(n, 4096);
+    assert_int_equal(units_parse_tokens("--ctx", "8K", 1, 8192, &n, &err), 0);
+    assert_int_equal(n, 8192);
+    assert_int_equal(units_parse_tokens("--ctx", "77", 1, 8192, &n, &err), 0);
+    assert_int_equal(n, 77);
+    static const char *const bad[] = {
+        "9k", "k", "4kk", "0k", "-1k", "4.5k", "99999999999999999999k", "18446744073709551k"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(units_parse_tokens("--ctx", bad[i], 1, 8192, &n, &err), HELM_E_USAGE);
+    double d;
+    assert_int_equal(units_parse_double("--top-p", "0.0", 1e-38, 1, &d, &err), HELM_E_USAGE);
+    assert_string_equal(err.text, "--top-p: 0.0 is not above 0 and at most 1");
+}
+
 static void sizes_are_written_as_people_read_them(void **state)
 {
     (void)state;
@@ -73,6 +93,7 @@ int main(void)
         cmocka_unit_test(sizes_with_units_parse),
         cmocka_unit_test(bad_sizes_name_the_option),
         cmocka_unit_test(numbers_keep_their_bounds),
+        cmocka_unit_test(thousands_of_tokens_are_of_1024),
         cmocka_unit_test(sizes_are_written_as_people_read_them),
     };
     return cmocka_run_group_tests_name("common/units", tests, NULL, NULL);

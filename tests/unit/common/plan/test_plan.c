@@ -321,6 +321,24 @@ static void check_formats(json_t *json)
         refuses(json, HELM_E_FORMAT, "is no mixture of blocks");
     }
     json_object_del(json, "weights");
+    /* what blocks are multiplied with: exact, where it does not say */
+    if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
+    assert_true(plan.inputs[PLAN_CPU0] == LINEAR_EXACT && plan.inputs[PLAN_GPU0] == LINEAR_EXACT);
+    plan_free(&plan);
+    edit(json, "activations", "{'cpu':'int8'}");
+    if (plan_from_json(json, &plan, &err)) fail_msg("%s", err.text);
+    assert_true(plan.inputs[PLAN_CPU0] == LINEAR_INT8 && plan.inputs[PLAN_GPU0] == LINEAR_EXACT);
+    written = plan_to_json(&plan);
+    if (plan_from_json(written, &again, &err)) fail_msg("%s", err.text);
+    assert_memory_equal(again.inputs, plan.inputs, sizeof plan.inputs);
+    json_decref(written);
+    plan_free(&again);
+    plan_free(&plan);
+    edit(json, "activations", "{'gpu':'int4'}");
+    refuses(json, HELM_E_FORMAT, "activations 'int4' are neither exact nor int8");
+    edit(json, "activations", "'int8'");
+    refuses(json, HELM_E_FORMAT, "'activations' is no object");
+    json_object_del(json, "activations");
     edit(json, "stages/decode/1/format", "'zip'");
     refuses(json, HELM_E_FORMAT, "stage 1: format 'zip' is no format of weights");
     edit(json, "stages/decode/1/format", "7");

@@ -12,8 +12,9 @@
 
 static char heard[4096];
 
-static void hear(const char *line)
+static void hear(void *context, const char *line)
 {
+    assert_null(context);
     size_t at = strlen(heard);
     snprintf(heard + at, sizeof heard - at, "%s|", line);
 }

@@ -64,6 +64,38 @@ static void one_token_is_chained_where_the_device_can(void **state)
     expect("hand-over of several", p->table.hand_over, 7e-6);
 }
 
+/* A cache of q8_0 has 34 bytes where f16's has 64, and rates of its own where they were measured; f16's otherwise. */
+static void attention_goes_by_the_caches_type(void **state)
+{
+    struct priced *p = *state;
+    const struct cost_step one = {1, 1, 1, 4096, KV_Q8_0, NULL}, chunk = {512, 1, 1, 4096, KV_Q8_0, NULL};
+    const double bytes = 4096 * KV * 34 / 64, flops = 4.0 * 4096 * 512 * (4096 - 511 / 2.0);
+    struct profile_kv *kv = &p->profile.kv[KV_Q8_0];
+    price(p, one);
+    const double cpu = p->table.unit[10].cpu - bytes / 50e9, gpu = p->table.unit[10].gpu - bytes / 500e9;
+    kv->cpu_attention = made_up_value(40e9);
+    kv->gpu_attention = made_up_value(300e9);
+    price(p, one);
+    expect("attention, CPU", p->table.unit[10].cpu, cpu + bytes / 40e9);
+    expect("attention, GPU", p->table.unit[10].gpu, gpu + bytes / 300e9);
+    price(p, (struct cost_step){1, 1, 1, 4096, KV_F16, NULL});
+    expect("f16, GPU", p->table.unit[10].gpu, gpu + 4096 * KV / 500e9);
+    price(p, chunk);
+    const double cpu_chunk = p->table.unit[10].cpu - flops / 0.5e12,
+                 gpu_chunk = p->table.unit[10].gpu - flops / 20e12;
+    kv->cpu_attention_flops = made_up_value(0.4e12);
+    kv->gpu_attention_flops = made_up_value(10e12);
+    price(p, chunk);
+    expect("chunk, CPU", p->table.unit[10].cpu, cpu_chunk + flops / 0.4e12);
+    expect("chunk, GPU", p->table.unit[10].gpu, gpu_chunk + flops / 10e12);
+    p->profile.gpu.chain_gemv = made_up_value(1250e9);
+    p->profile.gpu.chain_attention = p->profile.gpu.chain_attention_pair = made_up_value(400e9);
+    p->profile.gpu.chain_operation = made_up_value(1e-6);
+    kv->gpu_chain_attention = kv->gpu_chain_attention_pair = made_up_value(200e9);
+    price(p, one);
+    expect("attention, chained", p->table.unit[10].gpu, ATTENTION / 1250e9 + bytes / 200e9 + 3 * 1e-6);
+}
+
 /* What one token's attention takes in a chain follows the query heads of a KV head, where that was measured.
  */
 static void attention_in_chains_counts_query_heads(void **state)
@@ -372,6 +404,7 @@ int main(void)
         WITH_8B(one_token_reads_every_weight_once),
         WITH_8B(one_token_is_chained_where_the_device_can),
         WITH_8B(attention_in_chains_counts_query_heads),
+        WITH_8B(attention_goes_by_the_caches_type),
         WITH_8B(products_have_a_price_of_their_own),
         WITH_8B(several_tokens_share_the_weights),
         WITH_8B(a_chunk_attends_causally),

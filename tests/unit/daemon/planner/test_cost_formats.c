@@ -100,6 +100,31 @@ static void one_token_goes_by_each_formats_rate(void **state)
     expect("the last slice, of gate and up", p->table.slice, 16 * 1048576 * Q4 / 600e9 + 6e-6);
 }
 
+/* The link keeps of its speed what each format leaves it, for as long as the CPU takes for that format's bytes; where that
+ * was not measured as beside bf16, 40 GB/s, as in steps of several tokens. */
+static void the_link_goes_by_what_the_cpu_decodes(void **state)
+{
+    struct priced *p = *state;
+    const double q4 = 36 * (Q_K + O + GATES) * Q4 / 48e9, q6 = 36 * (V + DOWN) * Q6 / 70e9,
+                 mlp = GATES * Q4 + DOWN * Q6 + NORM;
+    measured(&p->profile);
+    price(p, one);
+    expect("not measured", p->table.unit[11].link_beside, mlp / 40e9 + 10e-6);
+    p->profile.format[FORMAT_Q4_K].link_beside = made_up_value(48e9);
+    price(p, one);
+    expect("beside q4_k 48, beside q6_k 40", p->table.unit[11].link_beside,
+           mlp * (q4 + q6) / (48e9 * q4 + 40e9 * q6) + 10e-6);
+    p->profile.format[FORMAT_Q6_K].link_beside = p->profile.format[FORMAT_Q4_K].link_beside;
+    price(p, one);
+    expect("beside both 48", p->table.unit[11].link_beside, mlp / 48e9 + 10e-6);
+    price(p, four);
+    expect("several tokens", p->table.unit[11].link_beside, mlp / 40e9 + 10e-6);
+    p->profile.format[FORMAT_Q4_K].link_beside = p->profile.format[FORMAT_Q6_K].link_beside =
+        made_up_value(60e9);
+    price(p, one);
+    expect("no faster than alone", p->table.unit[11].link_beside, mlp / 50e9 + 10e-6);
+}
+
 /* In chains only what was measured in one; the other format's kernels stand between. */
 static void chains_are_for_formats_that_go_into_them(void **state)
 {
@@ -216,6 +241,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         WITH_MIXTURE(without_rates_all_bytes_are_alike),
+        WITH_MIXTURE(the_link_goes_by_what_the_cpu_decodes),
         WITH_MIXTURE(one_token_goes_by_each_formats_rate),
         WITH_MIXTURE(chains_are_for_formats_that_go_into_them),
         WITH_MIXTURE(several_tokens_go_by_each_formats_rate),

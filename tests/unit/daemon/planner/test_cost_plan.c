@@ -107,6 +107,10 @@ static void error_bars_follow_what_bounds(void **state)
     cost_simulate(&p->table, &plan, &r);
     double part = cost_uncertainty(&p->profile, &p->table, &plan, &r);
     assert_true(part > 0.029 && part < 0.0301);
+    p->profile.busy_percent = 20;
+    part = cost_uncertainty(&p->profile, &p->table, &plan, &r);
+    assert_true(part > 0.24 && part < 0.2519);
+    p->profile.busy_percent = 0;
     for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_STREAM;
     plan = (struct cost_plan){.home = home, .embed = PLAN_GPU0, .head = PLAN_GPU0, .ring_bytes = 256 * MIB};
     cost_simulate(&p->table, &plan, &r);

@@ -325,7 +325,8 @@ static void kernels_are_where_they_are_planned_for(void **state)
     struct helm_err err = {0};
     for (unsigned features = 0; features < 4u * CPU_AVX512_VBMI2; features++) {
         const struct linear_kernel *kernel;
-        const int rc = linear_choose(FORMAT_BF16_PACKED, LINEAR_ONE_TOKEN, features, NULL, &kernel, &err);
+        const int rc =
+            linear_choose(FORMAT_BF16_PACKED, LINEAR_ONE_TOKEN, LINEAR_EXACT, features, NULL, &kernel, &err);
         assert_int_equal(linear_pays(FORMAT_BF16_PACKED, features), rc == 0);
     }
     assert_true(linear_pays(FORMAT_BF16_PACKED, ~0u) &&

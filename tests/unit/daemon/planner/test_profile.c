@@ -139,6 +139,7 @@ static void json_carries_every_member_both_ways(void **state)
     json_decref(json);
 
     p.quick = true; /* and a machine without a device */
+    p.busy_percent = 40;
     p.gpu = (struct profile_gpu){0};
     p.link = (struct profile_link){0};
     json = profile_to_json(&p);
@@ -147,8 +148,20 @@ static void json_carries_every_member_both_ways(void **state)
     assert_int_equal(profile_from_json(json, &again, &err), 0);
     assert_int_equal(again.gpu.device, PROFILE_DEVICE_NONE);
     assert_true(again.quick);
+    assert_int_equal(again.busy_percent, 40);
     assert_int_equal(profile_check(&again, &err), 0);
     json_decref(json);
+}
+
+static void what_others_took_is_a_part_of_every_rate(void **state)
+{
+    (void)state;
+    struct profile p = {.busy_percent = PROFILE_BUSY - 1};
+    assert_true(profile_disturbance(&p) == 0);
+    p.busy_percent = 20; /* four fifths were left: alone it is a quarter faster */
+    assert_true(fabs(profile_disturbance(&p) - 0.25) < 1e-9);
+    p.busy_percent = 100;
+    assert_true(profile_disturbance(&p) == 0.75);
 }
 
 static json_t *from_text(const char *text)
@@ -487,6 +500,7 @@ static void the_cache_is_where_the_environment_says(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_others_took_is_a_part_of_every_rate),
         cmocka_unit_test(tables_interpolate_in_log_x),
         cmocka_unit_test(json_carries_every_member_both_ways),
         cmocka_unit_test(hand_written_profiles_may_be_short),

@@ -21,11 +21,15 @@ static struct profile whole(void)
         struct profile_format *f = &p.format[formats[i]];
         f->cpu_gemv = made_up_value(60e9 + i);
         f->cpu_gemv_beside = made_up_value(50e9 + i);
+        f->link_beside = made_up_value(45e9 + i);
         f->gpu_gemv = made_up_value(2000e9);
         f->gpu_operation = made_up_value(2.5e-6);
         f->gpu_chain_gemv = made_up_value(2500e9);
         f->gpu_chain_operation = made_up_value(1.5e-6);
         f->gpu_expand = made_up_value(1800e9);
+        f->cpu_int8_gemv = made_up_value(90e9 + i);
+        f->cpu_int8_linear.point[0] = (struct profile_point){4, made_up_value(0.5e12)};
+        f->cpu_int8_linear.count = 1;
         f->cpu_linear.point[0] = (struct profile_point){4, made_up_value(0.3e12)};
         f->gpu_linear.point[0] = (struct profile_point){2, made_up_value(3e12)};
         f->gpu_linear.point[1] = (struct profile_point){16, made_up_value(20e12)};
@@ -52,7 +56,7 @@ static void json_carries_every_format_both_ways(void **state)
     assert_non_null(json);
     json_t *formats = json_object_get(json, "formats");
     assert_int_equal(json_object_size(formats), 2);
-    assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 10);
+    assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 14);
     assert_int_equal(profile_from_json(json, &again, &err), 0);
     assert_memory_equal(&again.format, &p.format, sizeof p.format);
     assert_int_equal(profile_check(&again, &err), 0);
@@ -70,6 +74,29 @@ static void without_formats_there_is_no_such_member(void **state)
     assert_null(json_object_get(json, "formats"));
     assert_int_equal(profile_from_json(json, &again, &err), 0);
     assert_int_equal(profile_check(&again, &err), 0);
+    json_decref(json);
+}
+
+/* Caches: likewise, in an object of their own. */
+static void json_carries_caches(void **state)
+{
+    (void)state;
+    struct profile p = made_up_profile(&rates_h200), again;
+    struct helm_err err = {0};
+    bool table = true;
+    snprintf(p.machine, sizeof p.machine, "test");
+    p.kv[KV_Q8_0].cpu_attention = made_up_value(40e9);
+    p.kv[KV_Q8_0].gpu_chain_attention_pair = made_up_value(900e9);
+    json_t *json = profile_to_json(&p);
+    assert_int_equal(json_object_size(json_object_get(json, "kv")), 1);
+    assert_int_equal(profile_from_json(json, &again, &err), 0);
+    assert_memory_equal(&again.kv, &p.kv, sizeof p.kv);
+    assert_ptr_equal(profile_find(&p, "kv.q8_0.gpu_attention", &table), &p.kv[KV_Q8_0].gpu_attention);
+    assert_false(table);
+    assert_null(profile_find(&p, "kv.f16.gpu_attention", &table));
+    json_object_set_new(json, "kv", json_loads("{\"f16\": {}}", 0, NULL));
+    assert_int_equal(profile_from_json(json, &again, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "kv: f16"));
     json_decref(json);
 }
 
@@ -110,6 +137,10 @@ static void contradictions_are_named(void **state)
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "formats.q4_k"));
     assert_non_null(strstr(err.text, "cpu_gemv"));
+    p = whole();
+    p.format[FORMAT_Q4_K].cpu_int8_gemv = made_up_value(400e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "cpu_int8_gemv"));
     p = whole();
     p.format[FORMAT_F16].gpu_chain_gemv = made_up_value(20000e9);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
@@ -175,6 +206,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(json_carries_every_format_both_ways),
         cmocka_unit_test(without_formats_there_is_no_such_member),
+        cmocka_unit_test(json_carries_caches),
         cmocka_unit_test(bad_formats_are_refused_by_name),
         cmocka_unit_test(contradictions_are_named),
         cmocka_unit_test(what_is_lacking_is_what_was_not_measured),

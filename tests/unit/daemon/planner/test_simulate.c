@@ -57,6 +57,21 @@ static void expect(double is, double should)
     if (fabs(is - should) > CLOSE) fail_msg("%.9f ms, not %.9f", is * 1e3, should * 1e3);
 }
 
+/* To the GPU while the ring is full: as alone; back while the link fills what was used: longer. */
+static void a_hand_over_beside_copies_is_longer(void **state)
+{
+    static struct machine m;
+    (void)state;
+    make_machine(&m, 2);
+    m.table.hand_over = 1e-4;
+    const double streamed = seconds_of(&m, (enum plan_home[]){C, S}, 1e8),
+                 resident = seconds_of(&m, (enum plan_home[]){C, G}, 0);
+    expect(streamed, 11e-3 + 2e-4);
+    m.table.hand_over_more = 5e-5;
+    expect(seconds_of(&m, (enum plan_home[]){C, S}, 1e8), streamed + 5e-5);
+    expect(seconds_of(&m, (enum plan_home[]){C, G}, 0), resident);
+}
+
 static void one_home_is_a_sum(void **state)
 {
     static struct machine m;
@@ -417,6 +432,7 @@ static void a_step_is_simulated_in_microseconds(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_hand_over_beside_copies_is_longer),
         cmocka_unit_test(one_home_is_a_sum),
         cmocka_unit_test(pure_streaming_is_bound_by_the_link),
         cmocka_unit_test(alternation_is_the_larger_of_computing_and_copying),

@@ -43,7 +43,7 @@ static void on_done(void *context, const struct sequence *seq)
     s->done++;
 }
 
-static struct stage *stage_open(uint32_t pages)
+static struct stage *stage_open_sharing(uint32_t pages, enum prefix_sharing sharing)
 {
     struct stage *s = calloc(1, sizeof *s);
     struct helm_err err = {0};
@@ -80,12 +80,18 @@ static struct stage *stage_open(uint32_t pages)
                                             .observe = &s->observe,
                                             .workers = 1,
                                             .queue_limit = QUEUE,
+                                            .sharing = sharing,
                                             .sink = {.context = s, .token = on_token, .done = on_done}};
     if (batcher_init(&s->batcher, &options, &err)) fail_msg("%s", err.text);
     s->answer = 5;
     batcher_prepare_worker(&s->batcher, 1);
     batcher_worker_ready(&s->batcher);
     return s;
+}
+
+static struct stage *stage_open(uint32_t pages)
+{
+    return stage_open_sharing(pages, PREFIX_OFF);
 }
 
 static void stage_close(struct stage *s)
@@ -112,7 +118,8 @@ static uint64_t submit_sized(struct stage *s, uint64_t client, uint32_t prompt, 
     const struct sequence *seq;
     assert_non_null(request.prompt);
     for (uint32_t i = 0; i < prompt; i++) request.prompt[i] = 3;
-    int rc = batcher_submit(&s->batcher, &request, client, ++number, s->now_us, &seq, err);
+    const struct asker asker = {.client = client, .request_id = ++number, .peer = client};
+    int rc = batcher_submit(&s->batcher, &request, &asker, s->now_us, &seq, err);
     free(request.prompt);
     if (rc) assert_int_equal(rc, HELM_E_BUSY);
     return rc ? 0 : seq->id;
@@ -379,6 +386,83 @@ static void other_lists_are_not_rung_behind(void **state)
     stage_close(s);
 }
 
+static uint64_t prompts_timed(const struct stage *s)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < DRIFT_TTFTS; i++) sum += s->observe.drift.ttft[i].count;
+    return sum;
+}
+
+/* A prompt whose beginning is there begins behind it; its time to the first token is no measurement of a prompt's. */
+static void a_found_prompt_begins_behind_its_pages(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open_sharing(16, PREFIX_ON);
+    uint64_t first = submit_sized(s, 1, 100, 4, &err);
+    for (int i = 0; i < 10 && find(&s->batcher, first); i++) step(s);
+    assert_null(find(&s->batcher, first));
+    assert_int_equal(prompts_timed(s), 1);
+    assert_int_equal(s->batcher.pages.known.resting, 3);
+    uint64_t second = submit_sized(s, 2, 100, 4, &err);
+    batcher_pump(&s->batcher, s->now_us);
+    assert_int_equal(newest(s)->row[0].start, 96);
+    assert_int_equal(newest(s)->row[0].count, 4);
+    assert_int_equal(find(&s->batcher, second)->found, 96);
+    for (int i = 0; i < 10 && find(&s->batcher, second); i++) step(s);
+    assert_int_equal(prompts_timed(s), 1);
+    assert_int_equal(s->metrics.tokens_found_total, 96);
+    stage_close(s);
+}
+
+/* What a prompt shares with those that run needs no room: it waits for the rest alone. */
+static void shared_pages_need_no_room(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    for (enum prefix_sharing sharing = PREFIX_OFF; sharing <= PREFIX_ON; sharing++) {
+        struct stage *s = stage_open_sharing(10, sharing);
+        uint64_t first = submit_sized(s, 1, 240, 10, &err), second = submit_sized(s, 2, 240, 10, &err);
+        for (int i = 0; i < 6; i++) step(s);
+        assert_true(has_slot(s, first));
+        assert_int_equal(has_slot(s, second), sharing == PREFIX_ON);
+        assert_int_equal(s->batcher.pages.free_count, sharing == PREFIX_ON ? 1 : 2);
+        for (int i = 0; i < 60 && s->batcher.seq_count; i++) step(s);
+        assert_int_equal(s->tokens, 20);
+        assert_int_equal(s->metrics.preemptions_total, 0);
+        stage_close(s);
+    }
+}
+
+/* Two that share pages lose what is in them: each writes to pages of its own from then on, and the one behind goes on
+ * from what the other one has computed anew. */
+static void lost_pages_are_shared_no_more(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open_sharing(16, PREFIX_ON);
+    uint64_t ids[2] = {submit_sized(s, 1, 100, 50, &err), submit_sized(s, 2, 100, 50, &err)};
+    for (int i = 0; i < 5; i++) step(s);
+    const struct sequence *seq[2] = {find(&s->batcher, ids[0]), find(&s->batcher, ids[1])};
+    const uint32_t *row[2] = {arena_page_table_of(&s->arena, seq[0]->slot),
+                              arena_page_table_of(&s->arena, seq[1]->slot)};
+    for (int i = 0; i < 2; i++) assert_int_equal(seq[i]->pages, 4);
+    assert_memory_equal(row[0], row[1], 3 * sizeof *row[0]);
+    assert_int_not_equal(row[0][3], row[1][3]);
+    const struct workers_loss loss = {.outside = true, .why = "killed"};
+    batcher_worker_lost(&s->batcher, &loss);
+    assert_int_equal(s->batcher.pages.free_count, 16);
+    batcher_prepare_worker(&s->batcher, 2);
+    batcher_worker_ready(&s->batcher);
+    batcher_pump(&s->batcher, s->now_us);
+    assert_int_equal(newest(s)->row_count, 1); /* a chunk of 64 */
+    assert_int_equal(newest(s)->row[0].start, 0);
+    for (int i = 0; i < 100 && s->batcher.seq_count; i++) step(s);
+    assert_int_equal(s->tokens, 100);
+    assert_int_equal(s->batcher.pages.free_count, 16);
+    stage_close(s);
+}
+
 /* What bells may say. */
 static void bells_that_lie_are_found(void **state)
 {
@@ -441,6 +525,9 @@ int main(void)
         cmocka_unit_test(preemption_waits_for_the_steps_in_flight),
         cmocka_unit_test(steps_in_flight_are_rung_again),
         cmocka_unit_test(other_lists_are_not_rung_behind),
+        cmocka_unit_test(a_found_prompt_begins_behind_its_pages),
+        cmocka_unit_test(shared_pages_need_no_room),
+        cmocka_unit_test(lost_pages_are_shared_no_more),
         cmocka_unit_test(bells_that_lie_are_found),
         cmocka_unit_test(the_queue_position_is_when_its_turn_comes),
     };

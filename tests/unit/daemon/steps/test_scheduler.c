@@ -163,6 +163,32 @@ static void the_youngest_gives_its_pages_to_the_oldest(void **state)
     assert_int_equal(step.admit_count, 0);
 }
 
+/* Two prompts whose next page is the same: one of them fills it, whoever's turn it is; others use the time. */
+static void the_same_page_is_filled_once(void **state)
+{
+    (void)state;
+    struct scheduler_seq seqs[] = {running(1, 1, 40, 16, 1), running(2, 2, 90, 16, 1),
+                                   running(3, 3, 30, 0, 0)};
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    seqs[0].next_page = seqs[1].next_page = 77;
+    for (limits.turn = 0; limits.turn < 6; limits.turn++) {
+        scheduler_form_step(seqs, 3, &limits, &step);
+        assert_int_equal((row_of(&step, 0) != NULL) + (row_of(&step, 1) != NULL), 1);
+        assert_int_equal(row_of(&step, 0) ? row_of(&step, 0)->count : 24, 24);
+        if (row_of(&step, 0)) assert_int_equal(row_of(&step, 2)->count, 30);
+    }
+    limits.step_tokens =
+        17; /* of which one goes to who decodes: not a whole page, so it says nothing to the other one */
+    seqs[2] = running(3, 3, 31, 30, 2);
+    limits.prompt_tokens = 10;
+    scheduler_form_step(seqs, 3, &limits, &step);
+    assert_int_equal(step.token_count, 11);
+    seqs[0].next_page = seqs[1].next_page = 0;
+    scheduler_form_step(seqs, 2, &usual, &step);
+    assert_int_equal(step.row_count, 2);
+}
+
 static void one_token_requests_run_at_once(void **state)
 {
     (void)state;
@@ -257,6 +283,7 @@ int main(void)
         cmocka_unit_test(slots_go_to_the_client_with_the_fewest),
         cmocka_unit_test(nobody_overtakes_one_that_waits_for_pages),
         cmocka_unit_test(the_youngest_gives_its_pages_to_the_oldest),
+        cmocka_unit_test(the_same_page_is_filled_once),
         cmocka_unit_test(one_token_requests_run_at_once),
         cmocka_unit_test(everything_ends_whatever_the_pool),
     };

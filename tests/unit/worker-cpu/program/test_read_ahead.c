@@ -43,7 +43,8 @@ static float *logits_of(struct local *local, struct helm_err *err)
 static void choose(struct local *local, uint64_t least, struct read_ahead *found)
 {
     struct engine *e = &local->engine;
-    read_ahead_choose(&e->run, &e->programs.tier[0][OP_TIER_ONE], &e->programs.head_one, least, found);
+    read_ahead_choose(&e->run, &e->programs[LINEAR_EXACT].tier[0][OP_TIER_ONE],
+                      &e->programs[LINEAR_EXACT].head_one, least, found);
 }
 
 static void small_models_are_not_tried(void **state)

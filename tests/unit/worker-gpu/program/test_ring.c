@@ -295,6 +295,42 @@ static void what_a_lap_overwrites_is_not_held(void **state)
     free(s);
 }
 
+/* Slices of 16 KiB, four a lap, nine in all: the last lap has one, where the next step's first belongs. It is copied
+ * before those whose places the same layer sets free before it. */
+static void the_next_steps_first_slice_comes_first(void **state)
+{
+    (void)state;
+    struct setup *s = calloc(1, sizeof *s);
+    struct ring_schedule ring;
+    struct helm_err err = {0};
+    static const enum tensor_role roles[] = {TENSOR_GATE, TENSOR_UP, TENSOR_DOWN};
+    static const enum plan_home homes[6] = {PLAN_HOME_CPU,    PLAN_HOME_STREAM, PLAN_HOME_CPU,
+                                            PLAN_HOME_STREAM, PLAN_HOME_CPU,    PLAN_HOME_STREAM};
+    set_model(s, 3);
+    for (uint32_t l = 0; l < 3; l++)
+        for (uint32_t i = 0; i < 3; i++)
+            s->matrix[(l + 1) * TENSOR_ROLE_COUNT + roles[i]] =
+                (struct gpu_matrix){.host = (const char *)(uintptr_t)((3 * l + i + 1) * MIB),
+                                    .format = FORMAT_BF16,
+                                    .rows = i == 2 ? 16 : 32,
+                                    .cols = i == 2 ? 512 : 256};
+    s->plan = (struct plan){.layers = 3, .ring_bytes = 64 * KIB, .stages = s->stages[0]};
+    s->plan.stage_count = plan_stages_of(homes, 3, s->stages[0]);
+    assert_int_equal(ring_plan(&s->weights, &s->plan, 0, NULL, &ring, &err), 0);
+    assert_int_equal(ring.count, 9);
+    assert_int_equal(ring_prefix(&ring), 4);
+    assert_int_equal(ring.slice[8].place, ring.slice[0].place);
+    assert_int_equal(ring.tail, 4);
+    static const uint32_t order[] = {1, 0, 2, 3}; /* 1: used before the last layer begins */
+    static const int32_t after[] = {5, 8, 8, 8};
+    for (uint32_t t = 0; t < 4; t++) {
+        assert_int_equal(ring.slice[9 + t].prefix, order[t]);
+        assert_int_equal(ring.slice[9 + t].after, after[t]);
+    }
+    ring_free(&ring);
+    free(s);
+}
+
 /* A ring that holds every slice of decode: nothing is copied in a step, in decode or after it. */
 static void a_large_ring_keeps_everything(void **state)
 {
@@ -386,8 +422,11 @@ static void unknown_sizes_are_bounds(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_use_finds_other_bytes),      cmocka_unit_test(what_a_lap_overwrites_is_not_held),
-        cmocka_unit_test(a_large_ring_keeps_everything), cmocka_unit_test(slices_fit_the_ring),
+        cmocka_unit_test(no_use_finds_other_bytes),
+        cmocka_unit_test(what_a_lap_overwrites_is_not_held),
+        cmocka_unit_test(the_next_steps_first_slice_comes_first),
+        cmocka_unit_test(a_large_ring_keeps_everything),
+        cmocka_unit_test(slices_fit_the_ring),
         cmocka_unit_test(unknown_sizes_are_bounds),
     };
     return cmocka_run_group_tests_name("worker-gpu/ring", tests, NULL, NULL);

@@ -1,0 +1,132 @@
+/* Hosts, origins and keys. See access.h. */
+#include "client/gateway/access.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+#include "common/base/file.h"
+
+#define KEYS_BYTES_MAX ((size_t)1 << 20)
+#define KEY_BYTES_MIN  8
+
+static void free_keys(struct access_key *keys, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (keys[i].key) explicit_bzero(keys[i].key, strlen(keys[i].key));
+        free(keys[i].key);
+        free(keys[i].name);
+    }
+    free(keys);
+}
+
+/* One line, cut at its white space. */
+static int take_line(struct access *to, char *line, const char *file, size_t number, struct helm_err *err)
+{
+    char *rest = NULL, *first = strtok_r(line, " \t\r", &rest);
+    if (!first || *first == '#') return 0;
+    char *second = strtok_r(NULL, " \t\r", &rest);
+    if (second && strtok_r(NULL, " \t\r", &rest))
+        return helm_fail(err, HELM_E_FORMAT, "%s:%zu: not KEY or NAME KEY", file, number);
+    const char *key = second ? second : first;
+    if (strlen(key) < KEY_BYTES_MIN)
+        return helm_fail(err, HELM_E_FORMAT, "%s:%zu: a key of less than %d characters", file, number,
+                         KEY_BYTES_MIN);
+    void *grown = realloc(to->keys, (to->key_count + 1) * sizeof *to->keys);
+    if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for keys");
+    to->keys = grown;
+    struct access_key *entry = &to->keys[to->key_count++];
+    *entry = (struct access_key){.name = strdup(second ? first : ""), .key = strdup(key)};
+    return entry->name && entry->key ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for keys");
+}
+
+int access_read_keys(struct access *access, struct helm_err *err)
+{
+    struct access fresh = {0};
+    struct stat st;
+    char *text = NULL, *rest = NULL;
+    size_t length = 0, number = 0;
+    if (!access->file) return 0;
+    if (stat(access->file, &st) == 0 && (st.st_mode & S_IRWXO))
+        return helm_fail(err, HELM_E_PERMISSION, "%s has mode %04o: others may read the keys (chmod o= %s)",
+                         access->file, (unsigned)(st.st_mode & 07777), access->file);
+    int rc = file_read(access->file, KEYS_BYTES_MAX, &text, &length, err);
+    for (char *line = text; rc == 0 && line; line = rest) {
+        rest = strchr(line, '\n');
+        if (rest) *rest++ = 0;
+        rc = take_line(&fresh, line, access->file, ++number, err);
+    }
+    if (rc == 0 && fresh.key_count == 0) rc = helm_fail(err, HELM_E_FORMAT, "%s: no key in it", access->file);
+    if (text) explicit_bzero(text, length);
+    free(text);
+    if (rc < 0) {
+        free_keys(fresh.keys, fresh.key_count);
+        return rc;
+    }
+    free_keys(access->keys, access->key_count);
+    access->keys = fresh.keys;
+    access->key_count = fresh.key_count;
+    return 0;
+}
+
+void access_free(struct access *access)
+{
+    free_keys(access->keys, access->key_count);
+    *access = (struct access){0};
+}
+
+/* The host of "host:port" or "[address]:port", without brackets. false: it is neither. */
+static bool host_part(const char *text, char host[256])
+{
+    const bool brackets = *text == '[';
+    if (brackets) text++;
+    const size_t length = strcspn(text, brackets ? "]" : ":");
+    const char *after = text + length + (brackets && text[length] == ']');
+    if (length == 0 || length > 255 || (brackets && text[length] != ']')) return false;
+    if (*after && (*after != ':' || after[1 + strspn(after + 1, "0123456789")])) return false;
+    memcpy(host, text, length);
+    host[length] = 0;
+    return true;
+}
+
+bool access_host_allowed(const struct access *access, const char *header)
+{
+    char host[256];
+    unsigned char address[16];
+    if (!header || !host_part(header, host)) return false;
+    if (strcasecmp(host, "localhost") == 0) return true;
+    if (inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1) return true;
+    for (uint32_t i = 0; access->hosts && i < access->hosts->count; i++)
+        if (strcasecmp(host, access->hosts->item[i]) == 0) return true;
+    return false;
+}
+
+bool access_origin_allowed(const char *origin, const char *host)
+{
+    if (!origin) return true;
+    const char *at = strstr(origin, "://");
+    return at && host && strcasecmp(at + 3, host) == 0;
+}
+
+/* In a time that does not tell how much of it is right. */
+static bool same_key(const char *a, const char *b)
+{
+    const size_t length = strlen(a), other = strlen(b);
+    unsigned char differs = length != other;
+    for (size_t i = 0; i < length; i++) differs |= (unsigned char)(a[i] ^ b[other ? i % other : 0]);
+    return !differs;
+}
+
+const char *access_key_name(const struct access *access, const char *authorization)
+{
+    static const char bearer[] = "Bearer ";
+    const char *found = NULL;
+    if (!access->file) return "";
+    if (!authorization || strncasecmp(authorization, bearer, strlen(bearer)) != 0) return NULL;
+    const char *key = authorization + strlen(bearer);
+    for (size_t i = 0; i < access->key_count; i++)
+        if (same_key(access->keys[i].key, key)) found = access->keys[i].name;
+    return found;
+}

@@ -1,0 +1,34 @@
+/* Who may ask: the Host and Origin headers, and API keys from a file. Called by server.c. */
+#ifndef HELM_CLIENT_GATEWAY_ACCESS_H
+#define HELM_CLIENT_GATEWAY_ACCESS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "common/base/args.h"
+
+struct access_key {
+    char *name, *key;
+};
+
+struct access {
+    const char *file; /* NULL: no keys are asked for */
+    const struct args_list *hosts;
+    struct access_key *keys;
+    size_t key_count;
+};
+
+/* Reads access->file: a line is KEY or NAME KEY; what begins with # is none. Only its owner and group may read it. On
+ * failure the keys that were there stay. */
+HELM_MUST_CHECK int access_read_keys(struct access *access, struct helm_err *err);
+void access_free(struct access *access);
+
+/* Pages of other sites reach a server on this machine by a name of their own: only IP addresses, localhost and --host are
+ * taken. NULL: no header. */
+bool access_host_allowed(const struct access *access, const char *host);
+/* A browser says whose page asks; NULL (it is no browser) and the gateway's own page are allowed. */
+bool access_origin_allowed(const char *origin, const char *host);
+/* The name of the key in an Authorization header ("" for one without), NULL: none fits. */
+const char *access_key_name(const struct access *access, const char *authorization);
+
+#endif

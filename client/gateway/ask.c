@@ -1,0 +1,324 @@
+/* Reading a body: what all dialects share. See ask.h. Owns nothing between calls. */
+#include "client/gateway/ask.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/json.h"
+#include "common/base/units.h"
+
+#define ABOVE_ZERO     ((double)FLT_MIN) /* 0 on the wire is "off" */
+#define BODY_BYTES_MAX ((size_t)64 << 20)
+
+/* ---- fields ----------------------------------------------------------------------------------------- */
+
+static const struct ask_field *find_field(const struct ask_field *fields, size_t count, const char *name,
+                                          unsigned kind)
+{
+    for (size_t i = 0; i < count; i++)
+        if ((fields[i].kinds & kind) && strcmp(fields[i].name, name) == 0) return &fields[i];
+    return NULL;
+}
+
+/* Whether the value is one of those that mean what happens anyway. */
+static bool is_only(const char *only, const json_t *value)
+{
+    char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_SORT_KEYS);
+    const size_t length = text ? strlen(text) : 0;
+    bool found = false;
+    while (text && *only && !found) {
+        const size_t n = strcspn(only, "|");
+        found = n == length && memcmp(only, text, n) == 0;
+        only += n + (only[n] == '|');
+    }
+    free(text);
+    return found;
+}
+
+bool ask_take_fields(struct ask_reader *r, const json_t *object, const struct ask_field *fields, size_t count)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)object, name, value)
+    {
+        const struct ask_field *field = find_field(fields, count, name, r->ask->kind);
+        r->param = name;
+        if (!field)
+            return refuse(r->refusal, 400, "unknown_parameter", name,
+                          "'%.100s' is not a parameter of this request", name);
+        if (json_is_null(value)) continue;
+        if (field->take) {
+            if (!field->take(r, value)) return false;
+        } else if (field->only && !is_only(field->only, value)) {
+            return refuse(r->refusal, 400, "unsupported_parameter", name,
+                          "'%s' is not supported by HELM's gateway%s%s", name,
+                          *field->only ? " with another value than " : "", field->only);
+        }
+    }
+    return true;
+}
+
+static bool wrong_type(struct ask_reader *r, const char *wanted)
+{
+    return refuse(r->refusal, 400, "invalid_type", r->param, "'%.100s' is not %s", r->param, wanted);
+}
+
+bool ask_take_number(struct ask_reader *r, const json_t *value, double min, double max, float *out)
+{
+    if (!json_is_number(value)) return wrong_type(r, "a number");
+    const double number = json_number_value(value);
+    if (!isfinite(number) || number < min || number > max)
+        return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' is %g, not between %g and %g",
+                      r->param, number, min, max);
+    *out = (float)number;
+    return true;
+}
+
+bool ask_take_count(struct ask_reader *r, const json_t *value, uint64_t min, uint64_t max, uint32_t *out)
+{
+    if (!json_is_integer(value)) return wrong_type(r, "a whole number");
+    const json_int_t number = json_integer_value(value);
+    if (number < 0 || (uint64_t)number < min || (uint64_t)number > max)
+        return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' is %lld, not between %llu and %llu",
+                      r->param, (long long)number, (unsigned long long)min, (unsigned long long)max);
+    *out = (uint32_t)number;
+    return true;
+}
+
+bool ask_take_flag(struct ask_reader *r, const json_t *value, bool *out)
+{
+    if (!json_is_boolean(value)) return wrong_type(r, "true or false");
+    *out = json_is_true(value);
+    return true;
+}
+
+static bool add_stop(struct ask_reader *r, const json_t *value)
+{
+    struct ask *ask = r->ask;
+    if (!json_is_string(value)) return wrong_type(r, "a text or a list of texts");
+    const char *text = json_string_value(value);
+    if (!*text || strlen(text) != json_string_length(value))
+        return refuse(r->refusal, 400, "invalid_value", r->param,
+                      "'%s' has a text that is empty or holds a NUL", r->param);
+    if (strlen(text) > ASK_STOP_BYTES)
+        return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has a text of more than %d bytes",
+                      r->param, ASK_STOP_BYTES);
+    if (ask->stop_count == ASK_STOPS)
+        return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has more than %d texts", r->param,
+                      ASK_STOPS);
+    ask->stop[ask->stop_count++] = text;
+    return true;
+}
+
+bool ask_take_stop(struct ask_reader *r, const json_t *value)
+{
+    size_t index;
+    const json_t *item;
+    r->ask->stop_count = 0;
+    if (!json_is_array(value)) return add_stop(r, value);
+    json_array_foreach(value, index, item) if (!add_stop(r, item)) return false;
+    return true;
+}
+
+bool ask_take_model(struct ask_reader *r, const json_t *value)
+{
+    static const char latest[] = ":latest"; /* Ollama's tools add it */
+    if (!json_is_string(value)) return wrong_type(r, "a text");
+    const char *name = json_string_value(value);
+    size_t length = strlen(name);
+    const struct ask_model *m = r->model;
+    for (int cut = 0; cut < 2; cut++) {
+        if (strlen(m->name) == length && memcmp(m->name, name, length) == 0) return true;
+        for (uint32_t i = 0; m->aliases && i < m->aliases->count; i++)
+            if (strlen(m->aliases->item[i]) == length && memcmp(m->aliases->item[i], name, length) == 0)
+                return true;
+        if (length < strlen(latest) || strcmp(name + length - strlen(latest), latest) != 0) break;
+        length -= strlen(latest);
+    }
+    return refuse(r->refusal, 404, "model_not_found", "model",
+                  "the model '%.100s' is not served here, '%.100s' is", name, m->name);
+}
+
+bool ask_take_seed(struct ask_reader *r, const json_t *value)
+{
+    if (!json_is_integer(value)) return wrong_type(r, "a whole number");
+    r->ask->sampling.has_seed = true;
+    r->ask->sampling.seed = (uint64_t)json_integer_value(value);
+    return true;
+}
+
+bool ask_take_temperature(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_number(r, value, 0, 100, &r->ask->sampling.temperature);
+}
+bool ask_take_top_p(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_number(r, value, ABOVE_ZERO, 1, &r->ask->sampling.top_p);
+}
+bool ask_take_min_p(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_number(r, value, 0, 1, &r->ask->sampling.min_p);
+}
+bool ask_take_top_k(struct ask_reader *r, const json_t *value)
+{
+    if (json_is_integer(value) && json_integer_value(value) == -1) { /* off, as vLLM has it */
+        r->ask->sampling.top_k = 0;
+        return true;
+    }
+    return ask_take_count(r, value, 0, UINT32_MAX, &r->ask->sampling.top_k);
+}
+bool ask_take_repetition(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_number(r, value, ABOVE_ZERO, 100, &r->ask->sampling.repetition_penalty);
+}
+bool ask_take_presence(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_number(r, value, -2, 2, &r->ask->sampling.presence_penalty);
+}
+bool ask_take_frequency(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_number(r, value, -2, 2, &r->ask->sampling.frequency_penalty);
+}
+
+bool ask_take_tools(struct ask_reader *r, const json_t *value)
+{
+    size_t index;
+    const json_t *tool;
+    if (!json_is_array(value)) return wrong_type(r, "a list");
+    json_array_foreach(value, index, tool)
+    {
+        const char *type = json_string_value(json_object_get(tool, "type"));
+        const json_t *name = json_object_get(json_object_get(tool, "function"), "name");
+        if (!type || strcmp(type, "function") != 0 || !json_is_string(name) || json_string_length(name) == 0)
+            return refuse(r->refusal, 400, "invalid_value", "tools",
+                          "tools[%zu] is not {\"type\": \"function\", \"function\": {\"name\": ...}}", index);
+    }
+    r->ask->tools = json_array_size(value) ? value : NULL;
+    return true;
+}
+
+/* ---- prompts ---------------------------------------------------------------------------------------- */
+
+bool ask_add_text(struct ask_reader *r, const char *text, size_t length, bool special)
+{
+    struct ask *ask = r->ask;
+    struct helm_err err = {0};
+    struct ask_prompt *prompt = &ask->prompt[ask->prompt_count];
+    const unsigned flags = HELM_TOKENIZER_ENCODE_PARSE_ADDED |
+                           (special ? HELM_TOKENIZER_ENCODE_ADD_SPECIAL : HELM_TOKENIZER_ENCODE_PLAIN);
+    const int rc =
+        helm_tokenizer_encode(r->model->tokenizer, text, length, flags, &prompt->ids, &prompt->count, &err);
+    if (rc < 0) return refuse_err(r->refusal, r->param, rc, err.text);
+    ask->prompt_count++;
+    return true;
+}
+
+/* The daemon would say it too, but not before it has read a frame of it. */
+static bool check_context(struct ask_reader *r)
+{
+    const struct ask *ask = r->ask;
+    const uint32_t context = r->model->context;
+    for (size_t i = 0; i < ask->prompt_count; i++) {
+        const size_t count = ask->prompt[i].count, wanted = ask->max_tokens ? ask->max_tokens : 1;
+        if (count == 0)
+            return refuse(r->refusal, 400, "invalid_value", r->param,
+                          "the prompt is empty: it needs at least one token");
+        if (count + wanted > context)
+            return refuse(
+                r->refusal, 400, "context_length_exceeded", r->param,
+                "this model's maximum context length is %u tokens, and the request needs %zu: %zu in the "
+                "prompt and %s%zu of output",
+                context, count + wanted, count, ask->max_tokens ? "" : "at least ", wanted);
+    }
+    return true;
+}
+
+/* ---- the whole -------------------------------------------------------------------------------------- */
+
+static void take_defaults(const struct sampling_options *from, struct helm_sampling *to)
+{
+    *to = (struct helm_sampling){.temperature = (float)from->temperature,
+                                 .top_k = (uint32_t)from->top_k,
+                                 .top_p = (float)from->top_p,
+                                 .min_p = (float)from->min_p,
+                                 .repetition_penalty = (float)from->repetition_penalty};
+}
+
+/* Before anything is allocated for them. */
+static bool check_values(struct ask_reader *r, const char *text, size_t length)
+{
+    size_t values = 1;
+    bool in_string = false;
+    for (size_t i = 0; i < length; i++) {
+        if (text[i] == '"')
+            in_string = !in_string;
+        else if (in_string)
+            i += text[i] == '\\';
+        else
+            values += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    }
+    return values <= ASK_VALUES ||
+           refuse(r->refusal, 400, "invalid_value", NULL, "the body has more than %u values", ASK_VALUES);
+}
+
+/* An answer may take an hour: what was made into prompts is not kept so long. */
+static void drop_read(struct ask *ask)
+{
+    const char *name;
+    json_t *value;
+    void *next;
+    json_object_foreach_safe(ask->body, next, name, value)
+    {
+        const bool kept = value == ask->tools || strcmp(name, "stop") == 0 || strcmp(name, "options") == 0;
+        if (!kept) json_object_del(ask->body, name);
+    }
+}
+
+static bool read_body(struct ask_reader *r, const char *text, size_t length)
+{
+    struct ask *ask = r->ask;
+    struct helm_err err = {0};
+    const bool ollama = ask->kind & (ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE);
+    if (!check_values(r, text, length)) return false;
+    int rc = json_parse_bounded("the body", text, length, BODY_BYTES_MAX, &ask->body, &err);
+    if (rc < 0) return refuse_err(r->refusal, NULL, rc, err.text);
+    if (!json_is_object(ask->body))
+        return refuse(r->refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
+    ask->stream = ollama; /* unless it is told otherwise */
+    if (!ask_take_fields(r, ask->body, ollama ? ask_ollama_fields : ask_openai_fields,
+                         ollama ? ask_ollama_field_count : ask_openai_field_count))
+        return false;
+    if (!(ollama ? ask_ollama_finish(r) : ask_openai_finish(r))) return false;
+    if (ask->load_only) return true;
+    if (ask->prompt_count * ask->choices > ASK_CHOICES)
+        return refuse(r->refusal, 400, "invalid_value", "n",
+                      "%zu prompts with %u answers each are more than %d", ask->prompt_count, ask->choices,
+                      ASK_CHOICES);
+    return check_context(r);
+}
+
+bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *text, size_t length,
+              struct ask *ask, struct refusal *refusal)
+{
+    struct ask_reader reader = {.model = model, .ask = ask, .refusal = refusal};
+    *refusal = (struct refusal){0};
+    *ask = (struct ask){.kind = kind, .choices = 1};
+    take_defaults(&model->defaults, &ask->sampling);
+    if (!read_body(&reader, text, length)) {
+        ask_free(ask);
+        return false;
+    }
+    ask->sampling.bias = ask->bias;
+    drop_read(ask);
+    return true;
+}
+
+void ask_free(struct ask *ask)
+{
+    for (size_t i = 0; i < ask->prompt_count; i++) free(ask->prompt[i].ids);
+    json_decref(ask->body);
+    json_decref(ask->extra);
+    *ask = (struct ask){0};
+}

@@ -1,0 +1,130 @@
+/* What a body of HTTP asks for: checked, its text turned into tokens.
+ *
+ * Called by the gateway's workers, by tests and by the fuzz target; pure, so any number of threads may read bodies with one
+ * model at the same time. Every field is taken or refused by its name, none is ignored: the tables are in ask_openai.c and
+ * ask_ollama.c. Bodies come from strangers; common/base/json.h bounds their nesting, the server their size. */
+#ifndef HELM_CLIENT_GATEWAY_ASK_H
+#define HELM_CLIENT_GATEWAY_ASK_H
+
+#include <jansson.h>
+
+#include "client/cli/sampling.h"
+#include "client/gateway/refusal.h"
+#include "client/gateway/tool_calls.h"
+
+#define ASK_STOPS      4
+#define ASK_CHOICES    16 /* prompts times `n` */
+#define ASK_BIASES     300
+#define ASK_TOP        20         /* logprobs of a token */
+#define ASK_STOP_BYTES 1024       /* of one stop text */
+#define ASK_VALUES     (1u << 20) /* of JSON in a body: each takes a hundred bytes of memory */
+#define ASK_LABEL      64
+
+/* What the served model is to a request. Borrowed by every ask; owned by struct gateway. */
+struct ask_model {
+    char name[256];
+    const struct args_list *aliases; /* further names */
+    const struct helm_tokenizer *tokenizer;
+    const struct helm_chat *chat; /* NULL: chat_why says why */
+    char chat_why[HELM_ERR_TEXT];
+    enum tool_style tool_style;
+    uint32_t context, vocab;
+    uint32_t chat_stop; /* ends an answer beside the model's own, or HELM_TOKENIZER_NO_ID */
+    struct sampling_options defaults;
+    uint32_t answer_ms; /* longest time of an answer, 0: any */
+};
+
+/* Bits: a field's row says which kinds take it. */
+enum ask_kind { ASK_CHAT = 1, ASK_COMPLETION = 2, ASK_OLLAMA_CHAT = 4, ASK_OLLAMA_GENERATE = 8 };
+
+struct ask_prompt {
+    uint32_t *ids;
+    size_t count;
+};
+
+struct ask {
+    enum ask_kind kind;
+    json_t *body;  /* what the texts below are borrowed from */
+    json_t *extra; /* Ollama's `think` as the template's variable */
+    bool stream, include_usage, logprobs;
+    bool load_only; /* Ollama: no prompt; the client only wants the model to be there */
+    bool one_call;  /* the answer ends with its first tool call */
+    uint32_t top_logprobs;
+    uint32_t choices; /* for each prompt */
+    uint32_t max_tokens;
+    struct helm_sampling sampling;
+    bool ignore_eos;
+    struct helm_logit_bias bias[ASK_BIASES];
+    const char *stop[ASK_STOPS];
+    size_t stop_count;
+    struct ask_prompt prompt[ASK_CHOICES];
+    size_t prompt_count;
+    const json_t *tools; /* borrowed from body; NULL: none are parsed */
+    char label[ASK_LABEL + 1];
+};
+
+/* Reads a body. false: *refusal says why; *ask is empty then. */
+bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *text, size_t length,
+              struct ask *ask, struct refusal *refusal);
+void ask_free(struct ask *ask);
+/* A body that names a model and nothing else that matters, as Ollama's /api/show has it. */
+bool ask_read_name(const struct ask_model *model, const char *text, size_t length, struct refusal *refusal);
+
+/* ---- for the files that read bodies ---- */
+
+struct ask_reader {
+    const struct ask_model *model;
+    struct ask *ask;
+    struct refusal *refusal;
+    const char *param;                                /* the field being read */
+    const json_t *messages, *prompt, *system, *extra; /* for later */
+    bool has_choice_none;
+    bool raw; /* Ollama: the prompt goes round the chat template */
+};
+
+/* A row of a table of fields. */
+struct ask_field {
+    const char *name;
+    unsigned kinds;
+    bool (*take)(struct ask_reader *reader, const json_t *value);
+    const char *
+        only; /* without `take`: JSON values that mean what happens anyway, separated by '|'; NULL: any value */
+};
+
+/* Every member of `object` through its row; null is as if it were not there. */
+bool ask_take_fields(struct ask_reader *reader, const json_t *object, const struct ask_field *fields,
+                     size_t count);
+
+/* Numbers, each with its bounds. */
+bool ask_take_number(struct ask_reader *reader, const json_t *value, double min, double max, float *out);
+bool ask_take_count(struct ask_reader *reader, const json_t *value, uint64_t min, uint64_t max,
+                    uint32_t *out);
+bool ask_take_flag(struct ask_reader *reader, const json_t *value, bool *out);
+/* One text or a list of up to ASK_STOPS. */
+bool ask_take_stop(struct ask_reader *reader, const json_t *value);
+bool ask_take_model(struct ask_reader *reader, const json_t *value);
+bool ask_take_seed(struct ask_reader *reader, const json_t *value);
+
+/* sampling.* with a bound each: one function a field, for the tables. */
+bool ask_take_temperature(struct ask_reader *reader, const json_t *value);
+bool ask_take_top_p(struct ask_reader *reader, const json_t *value);
+bool ask_take_min_p(struct ask_reader *reader, const json_t *value);
+bool ask_take_top_k(struct ask_reader *reader, const json_t *value);
+bool ask_take_repetition(struct ask_reader *reader, const json_t *value);
+bool ask_take_presence(struct ask_reader *reader, const json_t *value);
+bool ask_take_frequency(struct ask_reader *reader, const json_t *value);
+bool ask_take_tools(struct ask_reader *reader, const json_t *value);
+
+/* A text as one more prompt: with `special` tokens added as the tokenizer does it, or without. */
+bool ask_add_text(struct ask_reader *reader, const char *text, size_t length, bool special);
+/* reader->messages through the chat template (ask_messages.c). */
+bool ask_add_messages(struct ask_reader *reader);
+
+extern const struct ask_field ask_openai_fields[], ask_ollama_fields[];
+extern const size_t ask_openai_field_count, ask_ollama_field_count;
+
+/* After the fields: the prompts. */
+bool ask_openai_finish(struct ask_reader *reader);
+bool ask_ollama_finish(struct ask_reader *reader);
+
+#endif

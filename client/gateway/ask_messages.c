@@ -1,0 +1,230 @@
+/* A conversation as clients send it, made into what chat templates expect, and rendered. See ask.h.
+ *
+ * Every message is built anew of the members that templates know: parts of text are joined, arguments of calls become
+ * objects. What a message holds beside that is refused by its name. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/gateway/ask.h"
+#include "common/base/json.h"
+
+struct message {
+    struct ask_reader *reader;
+    size_t index;
+    const json_t *from;
+    json_t *to;
+};
+
+static bool HELM_PRINTF(4, 5)
+    refuse_message(const struct message *m, const char *code, const char *member, const char *fmt, ...)
+{
+    char param[96], text[HELM_ERR_TEXT];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    snprintf(param, sizeof param, "messages[%zu]%s%.40s", m->index, *member ? "." : "", member);
+    return refuse(m->reader->refusal, 400, code, param, "%s: %s", param, text);
+}
+
+static bool set(const struct message *m, const char *key, json_t *value)
+{
+    if (json_object_set_new(m->to, key, value) == 0) return true;
+    return refuse_err(m->reader->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
+}
+
+/* ---- content ---------------------------------------------------------------------------------------- */
+
+static bool join_parts(const struct message *m, const json_t *parts, json_t **joined)
+{
+    struct cli_text text = {0};
+    size_t index;
+    const json_t *part;
+    bool good = true;
+    cli_text_add(&text, "", 0);
+    json_array_foreach(parts, index, part)
+    {
+        const char *type = json_string_value(json_object_get(part, "type"));
+        const json_t *piece = json_object_get(part, "text");
+        if (!type || strcmp(type, "text") != 0 || !json_is_string(piece)) {
+            good = refuse_message(
+                m, "unsupported_value", "content",
+                "part %zu is '%.40s'; HELM's models read texts ({\"type\": \"text\", \"text\": ...})", index,
+                type ? type : "not an object with a type");
+            break;
+        }
+        cli_text_add(&text, json_string_value(piece), json_string_length(piece));
+    }
+    if (good && text.failed)
+        good = refuse_err(m->reader->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
+    *joined = good ? json_stringn(text.data, text.length) : NULL;
+    cli_text_free(&text);
+    return good;
+}
+
+static bool take_content(const struct message *m, const json_t *value, bool may_lack)
+{
+    json_t *joined = NULL;
+    if (json_is_string(value)) return set(m, "content", json_incref((json_t *)value));
+    if (json_is_array(value)) return join_parts(m, value, &joined) && set(m, "content", joined);
+    if (value && !json_is_null(value))
+        return refuse_message(m, "invalid_type", "content", "not a text, a list of parts or null");
+    if (may_lack) return set(m, "content", json_string(""));
+    return refuse_message(m, "missing_parameter", "content", "missing");
+}
+
+/* ---- calls of tools --------------------------------------------------------------------------------- */
+
+/* OpenAI has arguments as JSON text, Ollama as an object; templates want the object. */
+static json_t *arguments_object(const json_t *value)
+{
+    json_t *parsed = NULL;
+    struct helm_err err = {0};
+    if (!json_is_string(value)) return json_incref((json_t *)value);
+    if (json_string_length(value) == 0) return json_object();
+    if (json_parse_bounded("arguments", json_string_value(value), json_string_length(value),
+                           json_string_length(value), &parsed, &err) < 0)
+        return json_incref((json_t *)value); /* what a model wrote wrongly is shown to it as it was */
+    return parsed;
+}
+
+static bool add_call(const struct message *m, const json_t *call, json_t *list)
+{
+    const json_t *function = json_object_get(call, "function");
+    const json_t *name = json_object_get(function, "name"),
+                 *arguments = json_object_get(function, "arguments");
+    const json_t *id = json_object_get(call, "id");
+    if (!json_is_string(name) || (arguments && !json_is_string(arguments) && !json_is_object(arguments)) ||
+        (id && !json_is_string(id)))
+        return refuse_message(
+            m, "invalid_value", "tool_calls",
+            "not a list of {\"id\", \"type\": \"function\", \"function\": {\"name\", \"arguments\"}}");
+    json_t *to = json_pack("{s:s, s:{s:O, s:o}}", "type", "function", "function", "name", name, "arguments",
+                           arguments ? arguments_object(arguments) : json_object());
+    if (to && id) json_object_set(to, "id", (json_t *)id);
+    if (json_array_append_new(list, to) == 0) return true;
+    return refuse_err(m->reader->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
+}
+
+static bool take_calls(const struct message *m, const json_t *value)
+{
+    size_t index;
+    const json_t *call;
+    if (!json_is_array(value)) return refuse_message(m, "invalid_type", "tool_calls", "not a list");
+    if (json_array_size(value) == 0) return true;
+    json_t *list = json_array();
+    if (!set(m, "tool_calls", list)) return false;
+    json_array_foreach(value, index, call) if (!add_call(m, call, list)) return false;
+    return true;
+}
+
+/* ---- messages --------------------------------------------------------------------------------------- */
+
+static bool is_empty(const json_t *value)
+{
+    return json_is_null(value) || (json_is_array(value) && json_array_size(value) == 0);
+}
+
+static bool take_member(const struct message *m, const char *key, const json_t *value)
+{
+    static const char *const texts[] = {"name", "tool_call_id", "reasoning_content", "tool_name"};
+    static const char *const nothing[] = {"refusal",       "annotations", "audio",
+                                          "function_call", "images",      "thinking"};
+    if (strcmp(key, "role") == 0 || strcmp(key, "content") == 0) return true;
+    if (json_is_null(value)) return true;
+    if (strcmp(key, "tool_calls") == 0) return take_calls(m, value);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        if (strcmp(key, texts[i]) != 0) continue;
+        if (!json_is_string(value)) return refuse_message(m, "invalid_type", key, "not a text");
+        return set(m, strcmp(key, "tool_name") == 0 ? "name" : key, json_incref((json_t *)value));
+    }
+    for (size_t i = 0; i < sizeof nothing / sizeof *nothing; i++) {
+        if (strcmp(key, nothing[i]) != 0) continue;
+        if (is_empty(value)) return true;
+        if (strcmp(key, "thinking") == 0) return set(m, "reasoning_content", json_incref((json_t *)value));
+        return refuse_message(m, "unsupported_parameter", key, "not supported by HELM's gateway");
+    }
+    return refuse_message(m, "unknown_parameter", key, "not a member of a message");
+}
+
+static bool build_message(struct message *m)
+{
+    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
+    const char *role = json_string_value(json_object_get(m->from, "role")), *known = NULL, *key;
+    json_t *value;
+    if (!json_is_object(m->from)) return refuse_message(m, "invalid_type", "", "not an object");
+    for (size_t i = 0; role && i < sizeof roles / sizeof *roles; i++)
+        if (strcmp(role, roles[i]) == 0) known = roles[i];
+    if (!known)
+        return refuse_message(m, "invalid_value", "role",
+                              "'%.40s' is none of system, developer, user, assistant, tool",
+                              role ? role : "");
+    if (strcmp(known, "developer") == 0) known = "system";
+    if (!set(m, "role", json_string(known))) return false;
+    if (!take_content(m, json_object_get(m->from, "content"), strcmp(known, "assistant") == 0)) return false;
+    json_object_foreach((json_t *)m->from, key, value) if (!take_member(m, key, value)) return false;
+    return true;
+}
+
+static bool build_messages(struct ask_reader *r, json_t *list)
+{
+    if (!json_is_array(r->messages) || json_array_size(r->messages) == 0)
+        return refuse(r->refusal, 400, r->messages ? "invalid_value" : "missing_parameter", "messages",
+                      r->messages ? "'messages' is not a list of messages" : "'messages' is missing");
+    for (size_t i = 0; i < json_array_size(r->messages); i++) {
+        struct message m = {.reader = r,
+                            .index = i,
+                            .from = json_array_get(r->messages, i),
+                            .to = json_object()};
+        if (json_array_append_new(list, m.to) < 0)
+            return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
+        if (!build_message(&m)) return false;
+    }
+    return true;
+}
+
+static bool render(struct ask_reader *r, const json_t *messages)
+{
+    struct helm_err err = {0};
+    size_t length = 0;
+    char *text = NULL, *list = json_dumps(messages, JSON_COMPACT);
+    char *tools = r->ask->tools ? json_dumps(r->ask->tools, JSON_COMPACT) : NULL;
+    char *extra = r->extra ? json_dumps(r->extra, JSON_COMPACT) : NULL;
+    const struct helm_chat_input input = {.messages = list,
+                                          .tools = tools,
+                                          .extra = extra,
+                                          .add_generation_prompt = 1};
+    const bool short_of_memory = !list || (r->ask->tools && !tools) || (r->extra && !extra);
+    const int rc = short_of_memory ? helm_fail(&err, HELM_E_NOMEM, "no memory for the conversation")
+                                   : helm_chat_render_json(r->model->chat, &input, &text, &length, &err);
+    r->param = "messages";
+    bool good =
+        rc == 0 ? ask_add_text(r, text, length, false) : refuse_err(r->refusal, "messages", rc, err.text);
+    free(text);
+    free(list);
+    free(tools);
+    free(extra);
+    return good;
+}
+
+bool ask_add_messages(struct ask_reader *r)
+{
+    if (!r->model->chat)
+        return refuse(r->refusal, 400, "unsupported_value", "messages",
+                      "this model takes no conversations: %s", r->model->chat_why);
+    if (r->extra && !json_is_object(r->extra))
+        return refuse(r->refusal, 400, "invalid_type", "chat_template_kwargs",
+                      "'chat_template_kwargs' is not an object");
+    if (r->ask->tools && r->model->tool_style == TOOLS_NONE)
+        return refuse(r->refusal, 400, "unsupported_parameter", "tools",
+                      "'tools' is not supported with this model: its chat template has no tools, or writes "
+                      "calls in a way "
+                      "that HELM does not know");
+    json_t *list = json_array();
+    if (!list) return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
+    const bool good = build_messages(r, list) && render(r, list);
+    json_decref(list);
+    return good;
+}

@@ -1,0 +1,238 @@
+/* The fields of /v1/chat/completions and /v1/completions, in one table: what is taken, what is refused by name. See ask.h.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/gateway/ask.h"
+#include "common/base/units.h"
+
+#define COMPLETION_TOKENS 16 /* of /v1/completions without max_tokens, as OpenAI has it */
+
+static bool take_messages(struct ask_reader *r, const json_t *value)
+{
+    r->messages = value;
+    return true;
+}
+static bool take_prompt(struct ask_reader *r, const json_t *value)
+{
+    r->prompt = value;
+    return true;
+}
+static bool take_template_arguments(struct ask_reader *r, const json_t *value)
+{
+    r->extra = value;
+    return true;
+}
+
+static bool take_stream(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_flag(r, value, &r->ask->stream);
+}
+static bool take_include_usage(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_flag(r, value, &r->ask->include_usage);
+}
+static bool take_stream_options(struct ask_reader *r, const json_t *value)
+{
+    static const struct ask_field fields[] = {
+        {"include_usage", ASK_CHAT | ASK_COMPLETION, take_include_usage, NULL},
+        {"include_obfuscation", ASK_CHAT | ASK_COMPLETION, NULL, "false"},
+    };
+    if (!json_is_object(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'stream_options' is not an object");
+    return ask_take_fields(r, value, fields, sizeof fields / sizeof *fields);
+}
+
+static bool take_n(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_count(r, value, 1, ASK_CHOICES, &r->ask->choices);
+}
+static bool take_max_tokens(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_count(r, value, 1, UINT32_MAX, &r->ask->max_tokens);
+}
+static bool take_ignore_eos(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_flag(r, value, &r->ask->ignore_eos);
+}
+
+/* Chat: a flag, and top_logprobs beside it. Completions: how many. */
+static bool take_logprobs(struct ask_reader *r, const json_t *value)
+{
+    if (r->ask->kind == ASK_CHAT) return ask_take_flag(r, value, &r->ask->logprobs);
+    r->ask->logprobs = true;
+    return ask_take_count(r, value, 0, ASK_TOP, &r->ask->top_logprobs);
+}
+static bool take_top_logprobs(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_count(r, value, 0, ASK_TOP, &r->ask->top_logprobs);
+}
+
+static bool take_logit_bias(struct ask_reader *r, const json_t *value)
+{
+    const char *key;
+    const json_t *bias;
+    struct ask *ask = r->ask;
+    if (!json_is_object(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'logit_bias' is not an object");
+    if (json_object_size(value) > ASK_BIASES)
+        return refuse(r->refusal, 400, "invalid_value", r->param, "'logit_bias' has more than %d entries",
+                      ASK_BIASES);
+    json_object_foreach((json_t *)value, key, bias)
+    {
+        uint64_t token = 0;
+        struct helm_err err = {0};
+        struct helm_logit_bias *to = &ask->bias[ask->sampling.bias_count];
+        if (units_parse_u64("logit_bias: a token", key, 0, r->model->vocab - 1, &token, &err) < 0)
+            return refuse(r->refusal, 400, "invalid_value", r->param, "%s", err.text);
+        to->token = (uint32_t)token;
+        if (!ask_take_number(r, bias, -100, 100, &to->bias)) return false;
+        ask->sampling.bias_count++;
+    }
+    return true;
+}
+
+static bool take_tool_choice(struct ask_reader *r, const json_t *value)
+{
+    const char *text = json_string_value(value);
+    if (text && strcmp(text, "auto") == 0) return true;
+    if (text && strcmp(text, "none") == 0) {
+        r->has_choice_none = true;
+        return true;
+    }
+    return refuse(r->refusal, 400, "unsupported_parameter", "tool_choice",
+                  "'tool_choice' is supported as \"auto\" and \"none\": a call cannot be forced yet");
+}
+static bool take_parallel(struct ask_reader *r, const json_t *value)
+{
+    bool parallel = true;
+    if (!ask_take_flag(r, value, &parallel)) return false;
+    r->ask->one_call = !parallel;
+    return true;
+}
+
+/* Shown by `helm-cli ps` beside the gateway's name: as much of it as a label may hold. */
+static bool take_user(struct ask_reader *r, const json_t *value)
+{
+    if (!json_is_string(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'user' is not a text");
+    size_t used = 0;
+    for (const char *c = json_string_value(value); *c && used < ASK_LABEL - 16; c++)
+        if (*c > 32 && *c < 127) r->ask->label[used++] = *c;
+    r->ask->label[used] = 0;
+    return true;
+}
+
+#define BOTH (ASK_CHAT | ASK_COMPLETION)
+const struct ask_field ask_openai_fields[] = {
+    {"model", BOTH, ask_take_model, NULL},
+    {"messages", ASK_CHAT, take_messages, NULL},
+    {"prompt", ASK_COMPLETION, take_prompt, NULL},
+    {"stream", BOTH, take_stream, NULL},
+    {"stream_options", BOTH, take_stream_options, NULL},
+    {"n", BOTH, take_n, NULL},
+    {"max_tokens", BOTH, take_max_tokens, NULL},
+    {"max_completion_tokens", ASK_CHAT, take_max_tokens, NULL},
+    {"stop", BOTH, ask_take_stop, NULL},
+    {"seed", BOTH, ask_take_seed, NULL},
+    {"temperature", BOTH, ask_take_temperature, NULL},
+    {"top_p", BOTH, ask_take_top_p, NULL},
+    {"presence_penalty", BOTH, ask_take_presence, NULL},
+    {"frequency_penalty", BOTH, ask_take_frequency, NULL},
+    {"logit_bias", BOTH, take_logit_bias, NULL},
+    {"logprobs", BOTH, take_logprobs, NULL},
+    {"top_logprobs", ASK_CHAT, take_top_logprobs, NULL},
+    {"tools", ASK_CHAT, ask_take_tools, NULL},
+    {"tool_choice", ASK_CHAT, take_tool_choice, NULL},
+    {"parallel_tool_calls", ASK_CHAT, take_parallel, NULL},
+    {"user", BOTH, take_user, NULL},
+    /* beyond OpenAI, by the names that vLLM and llama.cpp give them */
+    {"top_k", BOTH, ask_take_top_k, NULL},
+    {"min_p", BOTH, ask_take_min_p, NULL},
+    {"repetition_penalty", BOTH, ask_take_repetition, NULL},
+    {"ignore_eos", BOTH, take_ignore_eos, NULL},
+    {"chat_template_kwargs", ASK_CHAT, take_template_arguments, NULL},
+    /* notes of the client to itself, which change no answer */
+    {"metadata", BOTH, NULL, NULL},
+    {"safety_identifier", BOTH, NULL, NULL},
+    {"prompt_cache_key", BOTH, NULL, NULL},
+    /* not supported, except for the value that means what happens anyway */
+    {"response_format", ASK_CHAT, NULL, "{\"type\":\"text\"}"},
+    {"modalities", ASK_CHAT, NULL, "[\"text\"]"},
+    {"service_tier", BOTH, NULL, "\"auto\"|\"default\""},
+    {"store", ASK_CHAT, NULL, "false"},
+    {"best_of", ASK_COMPLETION, NULL, "1"},
+    {"echo", ASK_COMPLETION, NULL, "false"},
+    {"suffix", ASK_COMPLETION, NULL, "\"\""},
+    {"audio", ASK_CHAT, NULL, ""},
+    {"function_call", ASK_CHAT, NULL, "\"none\""},
+    {"functions", ASK_CHAT, NULL, "[]"},
+    {"prediction", ASK_CHAT, NULL, ""},
+    {"prompt_cache_retention", BOTH, NULL, ""},
+    {"reasoning_effort", ASK_CHAT, NULL, ""},
+    {"verbosity", ASK_CHAT, NULL, ""},
+    {"web_search_options", ASK_CHAT, NULL, ""},
+    {"grammar", BOTH, NULL, ""},
+    {"guided_json", BOTH, NULL, ""},
+    {"guided_regex", BOTH, NULL, ""},
+    {"json_schema", BOTH, NULL, ""},
+};
+const size_t ask_openai_field_count = sizeof ask_openai_fields / sizeof *ask_openai_fields;
+
+/* ---- prompts of /v1/completions --------------------------------------------------------------------- */
+
+static bool add_ids(struct ask_reader *r, const json_t *list)
+{
+    struct ask_prompt *prompt = &r->ask->prompt[r->ask->prompt_count];
+    const size_t count = json_array_size(list);
+    prompt->ids = malloc((count ? count : 1) * sizeof *prompt->ids);
+    if (!prompt->ids) return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the prompt");
+    r->ask->prompt_count++; /* ask_free has it from here on */
+    prompt->count = count;
+    for (size_t i = 0; i < count; i++)
+        if (!ask_take_count(r, json_array_get(list, i), 0, r->model->vocab - 1, &prompt->ids[i]))
+            return false;
+    return true;
+}
+
+static bool add_prompt(struct ask_reader *r, const json_t *value)
+{
+    if (r->ask->prompt_count == ASK_CHOICES)
+        return refuse(r->refusal, 400, "invalid_value", "prompt", "'prompt' has more than %d prompts",
+                      ASK_CHOICES);
+    if (json_is_array(value)) return add_ids(r, value);
+    if (!json_is_string(value))
+        return refuse(r->refusal, 400, "invalid_type", "prompt",
+                      "'prompt' is not a text, a list of texts, a list of token ids or a list of such lists");
+    return ask_add_text(r, json_string_value(value), json_string_length(value), true);
+}
+
+static bool add_prompts(struct ask_reader *r)
+{
+    r->param = "prompt";
+    if (!r->prompt) return refuse(r->refusal, 400, "missing_parameter", "prompt", "'prompt' is missing");
+    if (!json_is_array(r->prompt) || json_is_integer(json_array_get(r->prompt, 0)))
+        return add_prompt(r, r->prompt);
+    if (json_array_size(r->prompt) == 0)
+        return refuse(r->refusal, 400, "invalid_value", "prompt", "'prompt' is an empty list");
+    for (size_t i = 0; i < json_array_size(r->prompt); i++)
+        if (!add_prompt(r, json_array_get(r->prompt, i))) return false;
+    return true;
+}
+
+bool ask_openai_finish(struct ask_reader *r)
+{
+    struct ask *ask = r->ask;
+    if (ask->include_usage && !ask->stream)
+        return refuse(r->refusal, 400, "invalid_value", "stream_options",
+                      "'stream_options' needs \"stream\": true");
+    if (ask->kind == ASK_COMPLETION) {
+        if (!ask->max_tokens) ask->max_tokens = COMPLETION_TOKENS;
+        return add_prompts(r);
+    }
+    if (ask->top_logprobs && !ask->logprobs)
+        return refuse(r->refusal, 400, "invalid_value", "top_logprobs",
+                      "'top_logprobs' needs \"logprobs\": true");
+    if (r->has_choice_none) ask->tools = NULL;
+    return ask_add_messages(r);
+}

@@ -1,0 +1,282 @@
+/* One request's generations: sent, followed, ended. See exchange.h.
+ *
+ * Callbacks of libhelm come from inside helm_dispatch; they only write and wake, so that libmicrohttpd runs afterwards. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/gateway/gateway.h"
+#include "client/gateway/routes.h"
+#include "client/gateway/server.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+
+#define JSON_TYPE "application/json"
+
+void exchange_answer(struct exchange *ex, int status, const char *type, struct cli_text *out)
+{
+    ex->status = status;
+    ex->type = type;
+    if (out != &ex->out) {
+        cli_text_free(&ex->out);
+        ex->out = *out;
+        *out = (struct cli_text){0};
+    }
+    ex->over = true;
+    ex->state = EXCHANGE_ANSWER;
+    exchange_wake(ex);
+}
+
+void exchange_refuse(struct exchange *ex)
+{
+    if (ex->state == EXCHANGE_ANSWER) { /* a stream has begun: its status is written */
+        if (ex->over || ex->dropped) return;
+        ex->route->voice->fail(ex);
+        ex->over = true;
+        exchange_wake(ex);
+        return;
+    }
+    struct cli_text out = {0};
+    if (ex->route->ollama)
+        voice_error_ollama(&out, &ex->refusal);
+    else
+        voice_error_openai(&out, &ex->refusal);
+    exchange_answer(ex, ex->refusal.status, JSON_TYPE, &out);
+}
+
+/* ---- generations ------------------------------------------------------------------------------------ */
+
+/* Ends what the daemon is still doing for it; its last word is not waited for. */
+static void cancel(struct choice *c)
+{
+    struct helm_client *client = c->exchange->gateway->cli.client;
+    struct helm_err err = {0};
+    if (!c->number || !client) return;
+    if (helm_cancel(client, c->number, &err) < 0) log_debug("%s: %s", c->exchange->id, err.text);
+}
+
+static void cancel_all(struct exchange *ex)
+{
+    for (uint32_t i = 0; i < ex->choice_count; i++) cancel(&ex->choices[i]);
+}
+
+static void fail(struct exchange *ex, int code, const char *text)
+{
+    if (!ex->refusal.status) refuse_err(&ex->refusal, NULL, code, text);
+    cancel_all(ex);
+    exchange_refuse(ex);
+}
+
+static void note_end(struct exchange *ex)
+{
+    struct metrics *m = &ex->gateway->metrics;
+    m->prompt_tokens += voice_prompt_tokens(ex);
+    m->completion_tokens += voice_completion_tokens(ex);
+    metrics_observe(&m->duration, (double)(units_now_us() - ex->begin_us) * 1e-6);
+}
+
+/* A choice is over: the stream's last words, or the whole answer. */
+static void finished(struct choice *c)
+{
+    struct exchange *ex = c->exchange;
+    const struct voice *voice = ex->route->voice;
+    ex->finished++;
+    if (ex->streams) {
+        voice->delta(ex, c);
+        voice->finish(ex, c);
+    }
+    if (ex->finished < ex->choice_count) {
+        if (ex->streams) exchange_wake(ex);
+        return;
+    }
+    note_end(ex);
+    if (!ex->streams) {
+        voice->whole(ex);
+        exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+        return;
+    }
+    if (voice->end) voice->end(ex);
+    ex->over = true;
+    exchange_wake(ex);
+}
+
+/* The daemon took them all: a stream's head may be sent. */
+static void begin_stream(struct exchange *ex)
+{
+    if (!ex->ask.stream || ex->streams) return;
+    ex->streams = true;
+    ex->status = 200;
+    ex->type = ex->route->voice->stream_type;
+    ex->state = EXCHANGE_ANSWER;
+    const struct voice *voice = ex->route->voice;
+    if (voice->begin) voice->begin(ex);
+    for (uint32_t i = 0; i < ex->choice_count;
+         i++) { /* the first may have come far before the last was taken */
+        voice->delta(ex, &ex->choices[i]);
+        if (ex->choices[i].over) voice->finish(ex, &ex->choices[i]);
+    }
+    exchange_wake(ex);
+}
+
+static void on_accepted(void *user, uint64_t request, uint64_t id, uint32_t queue_position)
+{
+    struct choice *c = user;
+    (void)request;
+    (void)id;
+    (void)queue_position;
+    if (c->accepted) return;
+    c->accepted = true;
+    if (++c->exchange->accepted == c->exchange->choice_count && !c->exchange->over) begin_stream(c->exchange);
+}
+
+static void on_token(void *user, uint64_t request, const struct helm_token *token)
+{
+    struct choice *c = user;
+    struct exchange *ex = c->exchange;
+    (void)request;
+    if (c->over || ex->over || ex->dropped) return;
+    if (!ex->first_us) {
+        ex->first_us = units_now_us();
+        metrics_observe(&ex->gateway->metrics.first_token, (double)(ex->first_us - ex->begin_us) * 1e-6);
+    }
+    if (!choice_take(c, token) || ex->out.failed) {
+        fail(ex, HELM_E_NOMEM, "no memory for the answer");
+        return;
+    }
+    if (c->over) {
+        cancel(c);
+        finished(c);
+    } else if (ex->streams) {
+        ex->route->voice->delta(ex, c);
+        if (!ex->unread_us && ex->out.length > ex->sent) ex->unread_us = units_now_us();
+        exchange_wake(ex);
+    }
+    if (ex->out.length - ex->sent > GATEWAY_BACKLOG_MAX && ex->streams) {
+        ex->gateway->metrics.slow_dropped++;
+        exchange_drop(ex, "the client reads too slowly");
+    }
+}
+
+static void on_done(void *user, uint64_t request, const struct helm_done *done)
+{
+    struct choice *c = user;
+    (void)request;
+    c->number = 0;
+    if (c->over || c->exchange->over || c->exchange->dropped) return;
+    c->reported = true;
+    c->cached_tokens = done->cached_tokens;
+    if (done->finish == HELM_FINISH_ERROR || done->finish == HELM_FINISH_CANCELLED) {
+        char text[HELM_ERR_TEXT];
+        snprintf(text, sizeof text, "the generation %s%s%s",
+                 done->finish == HELM_FINISH_ERROR ? "failed" : "was cancelled", *done->detail ? ": " : "",
+                 done->detail);
+        fail(c->exchange, done->finish == HELM_FINISH_ERROR ? HELM_E_INTERNAL : HELM_E_CANCELLED, text);
+        return;
+    }
+    choice_finish(c, done->finish);
+    finished(c);
+}
+
+static void on_error(void *user, uint64_t request, int code, const char *text)
+{
+    struct choice *c = user;
+    (void)request;
+    c->number = 0;
+    if (c->over || c->exchange->over || c->exchange->dropped) return;
+    fail(c->exchange, code, text);
+}
+
+static int send_choice(struct choice *c, struct helm_err *err)
+{
+    const struct ask *ask = &c->exchange->ask;
+    const struct ask_model *model = &c->exchange->gateway->model;
+    const bool chat =
+        ask->kind == ASK_CHAT || ask->kind == ASK_OLLAMA_CHAT || ask->kind == ASK_OLLAMA_GENERATE;
+    const bool stops = chat && !ask->ignore_eos && model->chat_stop != HELM_TOKENIZER_NO_ID;
+    char label[ASK_LABEL + 1];
+    snprintf(label, sizeof label, "gateway%s%.48s", *ask->label ? ":" : "", ask->label);
+    struct helm_generate_request what = {
+        .prompt = ask->prompt[c->prompt].ids,
+        .prompt_count = ask->prompt[c->prompt].count,
+        .max_tokens = ask->max_tokens,
+        .sampling = ask->sampling,
+        .stop_tokens = &model->chat_stop,
+        .stop_count = stops,
+        .logprobs = !ask->logprobs      ? 0
+                    : ask->top_logprobs ? ask->top_logprobs
+                                        : 1,
+        .ignore_eos = ask->ignore_eos,
+        .deadline_ms = model->answer_ms,
+        .label = label,
+    };
+    /* with a seed each of several answers is another one, and the same one next time */
+    what.sampling.seed += c->index % ask->choices;
+    const struct helm_callbacks callbacks = {on_accepted, on_token, on_done, on_error};
+    const int rc = choice_open(c, err);
+    return rc ? rc
+              : helm_generate(c->exchange->gateway->cli.client, &what, &callbacks, c, 0, &c->number, err);
+}
+
+void exchange_start(struct exchange *ex)
+{
+    struct helm_err err = {0};
+    ex->gateway->body_bytes -= ex->body.length;
+    cli_text_free(&ex->body);
+    if (ex->refusal.status || ex->gone) {
+        if (ex->gone)
+            exchange_drop(ex, "the client went away");
+        else
+            exchange_refuse(ex);
+        return;
+    }
+    if (!ex->route->voice) { /* the thread wrote the answer */
+        exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+        return;
+    }
+    ex->state = EXCHANGE_ASKED;
+    ex->choice_count = ex->ask.load_only ? 0 : (uint32_t)ex->ask.prompt_count * ex->ask.choices;
+    ex->choices = calloc(ex->choice_count ? ex->choice_count : 1, sizeof *ex->choices);
+    int rc = ex->choices ? 0 : helm_fail(&err, HELM_E_NOMEM, "no memory for the answer");
+    if (rc == 0 && !ex->gateway->cli.client) rc = helm_fail(&err, HELM_E_PEER, "helmd is not there");
+    if (rc == 0 && helm_open_requests(ex->gateway->cli.client) + ex->choice_count > HELM_OPEN_REQUESTS_MAX)
+        rc = helm_fail(&err, HELM_E_BUSY, "%d generations are open already", HELM_OPEN_REQUESTS_MAX);
+    if (rc == 0 && ex->choice_count == 0) {
+        ex->route->voice->whole(ex);
+        exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+        return;
+    }
+    if (rc < 0) ex->choice_count = 0;
+    for (uint32_t i = 0; i < ex->choice_count; i++)
+        ex->choices[i] = (struct choice){.exchange = ex, .index = i, .prompt = i / ex->ask.choices};
+    for (uint32_t i = 0; rc == 0 && i < ex->choice_count; i++) rc = send_choice(&ex->choices[i], &err);
+    if (rc < 0) fail(ex, rc, err.text);
+}
+
+void exchange_drop(struct exchange *ex, const char *why)
+{
+    if (ex->dropped) return;
+    log_debug("%s: %s", ex->id, why);
+    cancel_all(ex);
+    ex->dropped = ex->over = true;
+    ex->state = EXCHANGE_ANSWER;
+    exchange_wake(ex);
+}
+
+void exchange_free(struct exchange *ex)
+{
+    struct helm_client *client = ex->gateway->cli.client;
+    struct helm_err err = {0};
+    for (uint32_t i = 0; i < ex->choice_count; i++) {
+        struct choice *c = &ex->choices[i];
+        if (c->number && client) {
+            cancel(c);
+            (void)!helm_abandon(client, c->number, &err); /* not from a callback: libmicrohttpd called */
+        }
+        choice_free(c);
+    }
+    free(ex->choices);
+    ask_free(&ex->ask);
+    cli_text_free(&ex->body);
+    cli_text_free(&ex->out);
+    free(ex);
+}

@@ -1,0 +1,114 @@
+/* One request of HTTP and its answer, from the first header to the last byte.
+ *
+ * server.c makes it, feeds it the body and fetches the answer for libmicrohttpd; jobs.c has its body read in a thread;
+ * exchange.c starts its generations and ends them; choice.c turns tokens into text; a voice (voice.h) writes them in the
+ * client's dialect. All of it but the reading of bodies runs in the gateway's one loop. */
+#ifndef HELM_CLIENT_GATEWAY_EXCHANGE_H
+#define HELM_CLIENT_GATEWAY_EXCHANGE_H
+
+#include <time.h>
+
+#include "client/gateway/ask.h"
+
+struct exchange;
+struct gateway;
+struct voice;
+
+/* A token whose logprobs wait for the text that it is part of. */
+struct choice_token {
+    uint64_t at; /* where its text begins in the output */
+    uint32_t token;
+    float logprob;
+    uint32_t top_count;
+    struct helm_logprob top[];
+};
+
+/* One generation of an exchange. */
+struct choice {
+    struct exchange *exchange;
+    uint32_t index;  /* in the answer */
+    uint32_t prompt; /* which of the ask's prompts */
+    uint64_t number; /* of libhelm while it is open, else 0 */
+    bool accepted, over;
+    struct helm_detokenizer *detokenizer;
+    struct cli_text held; /* text that may yet turn out to be a stop text */
+    uint64_t decided;     /* bytes of output before `held` */
+    struct tool_parser tools;
+    struct cli_text text;         /* the answer's, as far as it is decided */
+    size_t text_sent, calls_sent; /* written for a stream */
+    struct choice_token **tokens; /* with logprobs: all of them */
+    size_t token_count, token_space, tokens_decided, tokens_sent;
+    uint32_t completion_tokens;
+    enum helm_finish finish;
+    bool reported; /* the daemon ended it and said: */
+    uint32_t cached_tokens;
+};
+
+enum exchange_state {
+    EXCHANGE_BODY,   /* the request is being received */
+    EXCHANGE_WORK,   /* a thread reads its body */
+    EXCHANGE_ASKED,  /* the daemon has it; nothing is answered yet */
+    EXCHANGE_ANSWER, /* the answer's status is known: libmicrohttpd fetches it */
+};
+
+struct exchange {
+    struct gateway *gateway;
+    void *connection; /* of libmicrohttpd */
+    const struct route *route;
+    struct server_connection *peer;
+    enum exchange_state state;
+    struct exchange *next, *previous; /* all of them */
+    struct exchange *job;             /* next in a queue of jobs.c */
+    char id[33];
+    char user[64];   /* whose key it was, for the log */
+    char named[256]; /* behind ROUTES_MODEL */
+    time_t created;
+    uint64_t begin_us, first_us, over_us;
+    uint64_t unread_us; /* since when there is something to write; 0: there is not */
+
+    struct cli_text body;
+    struct ask ask;
+    struct refusal refusal;
+
+    struct choice *choices;
+    uint32_t choice_count, accepted, finished;
+
+    /* the answer */
+    int status;
+    const char *type;
+    struct cli_text out;
+    size_t sent;
+    bool streams, over; /* out grows until `over` */
+    bool queued;        /* libmicrohttpd has the response */
+    bool suspended;     /* libmicrohttpd does not look at the connection */
+    bool watched;       /* the loop does, for its end */
+    bool gone;          /* the client went away */
+    bool dropped;       /* the answer ends without its end */
+};
+
+/* The gateway's: more output, or an end. Wakes the connection. */
+void exchange_wake(struct exchange *exchange);
+/* The whole answer of one piece; takes out->data. */
+void exchange_answer(struct exchange *exchange, int status, const char *type, struct cli_text *out);
+/* exchange->refusal in the dialect of its route, as the answer or as the end of a stream. */
+void exchange_refuse(struct exchange *exchange);
+
+/* The body was read (exchange->ask or ->refusal): sends the generations. */
+void exchange_start(struct exchange *exchange);
+/* The client went away, or reads too slowly: ends what is under way. */
+void exchange_drop(struct exchange *exchange, const char *why);
+/* Gives everything back; libmicrohttpd is through with it. */
+void exchange_free(struct exchange *exchange);
+
+/* ---- choice.c ---- */
+
+HELM_MUST_CHECK int choice_open(struct choice *choice, struct helm_err *err);
+/* A token came. false: memory was short, or the text is no text. */
+bool choice_take(struct choice *choice, const struct helm_token *token);
+/* The output ends, for this reason; `over` is set. */
+void choice_finish(struct choice *choice, enum helm_finish finish);
+/* OpenAI's word for how it ended. */
+const char *choice_reason(const struct choice *choice);
+void choice_free(struct choice *choice);
+
+#endif

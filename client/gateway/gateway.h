@@ -1,0 +1,67 @@
+/* helm-gateway: what its files share.
+ *
+ *   main.c      options and start order            loop.c       the one poll loop, signals, time
+ *   server.c    libmicrohttpd: connections, bodies, answers
+ *   routes.c    the table of paths                 access.c     Host, Origin and API keys
+ *   jobs.c      threads that read bodies           ask*.c       what a body asks for
+ *   exchange.c  one request and its generations    choice.c, tool_calls.c   tokens to text and calls
+ *   voice*.c    the dialects of answers            info.c, metrics.c   what is known of model and daemon
+ *
+ * One thread runs everything that touches the daemon's connection or libmicrohttpd. Threads of jobs.c read bodies only
+ * (JSON, chat template, tokenizer): long prompts do not hold up other clients' tokens. Everything hangs on one struct
+ * gateway that main owns. */
+#ifndef HELM_CLIENT_GATEWAY_GATEWAY_H
+#define HELM_CLIENT_GATEWAY_GATEWAY_H
+
+#include "client/gateway/access.h"
+#include "client/gateway/exchange.h"
+#include "client/gateway/metrics.h"
+
+#define GATEWAY_BODY_MAX    ((size_t)8 << 20)   /* of one request */
+#define GATEWAY_BODIES_MAX  ((size_t)128 << 20) /* of all that are being received or read */
+#define GATEWAY_BACKLOG_MAX ((size_t)8 << 20)   /* of one answer that its client does not fetch */
+#define GATEWAY_ANSWER_MS   1000                /* a question to the daemon, in the loop */
+#define GATEWAY_CONNECTIONS 1024
+#define GATEWAY_DRAIN_US    10000000
+
+struct jobs;
+struct server;
+
+struct gateway {
+    struct cli cli; /* connection, private daemon, tokenizer, chat template */
+    struct ask_model model;
+    struct access access;
+    struct server *server;
+    struct jobs *jobs;
+    struct metrics metrics;
+    struct exchange *exchanges;
+    size_t body_bytes;
+    uint64_t request_us; /* longest time of a request's receipt, and of fetching an answer that is over */
+    int epoll_fd;
+    bool draining;
+    uint64_t drain_end_us, reconnect_us;
+
+    /* the daemon, as it was asked last */
+    char *folder;
+    struct helm_status *status;
+    uint64_t status_us;
+};
+
+/* ---- loop.c ---- */
+
+/* Until told to end; the exit status. */
+int loop_run(struct gateway *gateway);
+/* Watches the client's end of an exchange while libmicrohttpd does not. */
+void loop_watch(struct gateway *gateway, struct exchange *exchange, int fd);
+void loop_unwatch(struct gateway *gateway, struct exchange *exchange, int fd);
+
+/* ---- info.c ---- */
+
+/* Tokenizer, chat template and defaults of the daemon's model. Prints nothing. */
+HELM_MUST_CHECK int info_open_model(struct gateway *gateway, const char *name, struct helm_err *err);
+/* The connection was made anew: HELM_E_MISMATCH where another model is served now. */
+HELM_MUST_CHECK int info_check_model(struct gateway *gateway, struct helm_err *err);
+/* The daemon's status, at most a second old; NULL: it does not answer. */
+const struct helm_status *info_status(struct gateway *gateway);
+
+#endif

@@ -1,0 +1,356 @@
+/* What is known of the model and its daemon: opened at the start, asked for by paths without a body. See gateway.h and
+ * routes.h. */
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/gateway/gateway.h"
+#include "client/gateway/routes.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+
+#define STATUS_US 1000000
+#define JSON_TYPE "application/json"
+
+/* ---- the model -------------------------------------------------------------------------------------- */
+
+/* "…/models--ORG--NAME/snapshots/REVISION" is ORG/NAME, as in Hugging Face's cache; else the last part of the path. */
+static void name_model(const char *path, char *name, size_t size)
+{
+    static const char cache[] = "models--", suffix[] = ".gguf";
+    const char *hub = strstr(path, cache), *last = path;
+    if (hub) {
+        const char *from = hub + strlen(cache), *end = strchr(from, '/');
+        const char *divide = strstr(from, "--");
+        const size_t length = end ? (size_t)(end - from) : strlen(from);
+        if (divide && (size_t)(divide - from) < length) {
+            snprintf(name, size, "%.*s/%.*s", (int)(divide - from), from,
+                     (int)(length - (size_t)(divide - from) - 2), divide + 2);
+            return;
+        }
+    }
+    for (const char *at = path; *at; at++)
+        if (at[0] == '/' && at[1]) last = at + 1;
+    size_t length = strcspn(last, "/");
+    if (length > strlen(suffix) && memcmp(last + length - strlen(suffix), suffix, strlen(suffix)) == 0)
+        length -= strlen(suffix);
+    snprintf(name, size, "%.*s", (int)length, last);
+}
+
+static int ask_model(struct gateway *g, struct helm_err *err)
+{
+    struct helm_model_info *info = NULL;
+    int rc = helm_model_info(g->cli.client, 10 * GATEWAY_ANSWER_MS, &info, err);
+    if (rc < 0) return rc;
+    g->model.context = info->context;
+    g->model.vocab = info->vocab;
+    g->folder = strdup(info->folder);
+    free(info);
+    return g->folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
+}
+
+int info_open_model(struct gateway *g, const char *name, struct helm_err *err)
+{
+    struct ask_model *m = &g->model;
+    struct helm_err why = {0};
+    char *folder = NULL;
+    int rc = ask_model(g, err);
+    if (rc == 0) rc = cli_open_tokenizer(&g->cli, err);
+    if (rc == 0) rc = cli_text_folder(&g->cli, &folder, err);
+    if (rc == 0) rc = sampling_apply_checkpoint(folder, &m->defaults, err);
+    free(folder);
+    if (rc < 0) return rc;
+    if (name)
+        snprintf(m->name, sizeof m->name, "%s", name);
+    else
+        name_model(g->folder, m->name, sizeof m->name);
+    m->tokenizer = g->cli.tok;
+    m->chat_stop = helm_tokenizer_role_id(g->cli.tok, "eos_token");
+    if (cli_open_chat(&g->cli, &why) < 0) {
+        snprintf(m->chat_why, sizeof m->chat_why, "%s", why.text);
+        log_warn("no conversations: %s", why.text);
+        return 0;
+    }
+    m->chat = g->cli.chat;
+    const char *template = helm_tokenizer_chat_template(m->tokenizer, "tool_use");
+    m->tool_style = tool_style_of(template ? template : helm_tokenizer_chat_template(m->tokenizer, NULL));
+    return 0;
+}
+
+int info_check_model(struct gateway *g, struct helm_err *err)
+{
+    char *before = g->folder;
+    const uint32_t context = g->model.context, vocab = g->model.vocab;
+    g->folder = NULL;
+    int rc = ask_model(g, err);
+    if (rc == 0 && (strcmp(before, g->folder) != 0 || vocab != g->model.vocab))
+        rc = helm_fail(err, HELM_E_MISMATCH, "helmd serves another model now: %s instead of %s", g->folder,
+                       before);
+    if (rc == 0 && context != g->model.context) log_info("the context is %u tokens now", g->model.context);
+    if (rc < 0) {
+        free(g->folder);
+        g->folder = before;
+    } else {
+        free(before);
+    }
+    return rc;
+}
+
+const struct helm_status *info_status(struct gateway *g)
+{
+    const uint64_t now = units_now_us();
+    struct helm_err err = {0};
+    if (!g->cli.client) return NULL;
+    if (g->status && now - g->status_us < STATUS_US) return g->status;
+    free(g->status);
+    g->status = NULL;
+    g->status_us = now;
+    if (helm_status(g->cli.client, GATEWAY_ANSWER_MS, &g->status, &err) < 0) log_warn("status: %s", err.text);
+    return g->status;
+}
+
+/* ---- answers ---------------------------------------------------------------------------------------- */
+
+static void write_model(struct exchange *ex)
+{
+    cli_text_printf(&ex->out, "{\"id\":");
+    voice_add_string(&ex->out, ex->gateway->model.name);
+    cli_text_printf(&ex->out,
+                    ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"helm\",\"max_model_len\":%u}",
+                    (long long)ex->created, ex->gateway->model.context);
+}
+
+void info_models(struct exchange *ex)
+{
+    cli_text_printf(&ex->out, "{\"object\":\"list\",\"data\":[");
+    write_model(ex);
+    cli_text_printf(&ex->out, "]}");
+    exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+}
+
+void info_model(struct exchange *ex)
+{
+    json_t *named = json_string(ex->named);
+    struct ask ask = {.kind = ASK_CHAT};
+    struct ask_reader reader = {.model = &ex->gateway->model,
+                                .ask = &ask,
+                                .refusal = &ex->refusal,
+                                .param = "model"};
+    const bool good =
+        named ? ask_take_model(&reader, named)
+              : refuse(&ex->refusal, 404, "model_not_found", "model", "that model is not served here");
+    json_decref(named);
+    if (!good) {
+        exchange_refuse(ex);
+        return;
+    }
+    write_model(ex);
+    exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+}
+
+/* 200 where a request would be taken now. */
+void info_health(struct exchange *ex)
+{
+    const struct helm_status *status = info_status(ex->gateway);
+    const bool ready = status && strcmp(status->state, "ready") == 0 && !ex->gateway->draining;
+    const char *state = ex->gateway->draining ? "draining" : status ? status->state : "no daemon";
+    cli_text_printf(&ex->out, "{\"status\":\"%s\"}", ready ? "ok" : state);
+    exchange_answer(ex, ready ? 200 : 503, JSON_TYPE, &ex->out);
+}
+
+void info_metrics(struct exchange *ex)
+{
+    metrics_write(ex->gateway, &ex->out);
+    exchange_answer(ex, 200, "text/plain; version=0.0.4; charset=utf-8", &ex->out);
+}
+
+extern const unsigned char gateway_page[]; /* page.html, by the Makefile */
+extern const unsigned gateway_page_bytes;
+
+void info_page(struct exchange *ex)
+{
+    cli_text_add(&ex->out, (const char *)gateway_page, gateway_page_bytes);
+    exchange_answer(ex, 200, "text/html; charset=utf-8", &ex->out);
+}
+
+/* For the page: the model, the daemon's status, its plan and what was measured of it. */
+static void write_status(struct cli_text *out, const struct helm_status *s)
+{
+    cli_text_printf(out, ",\"status\":{\"version\":");
+    voice_add_string(out, s->version);
+    cli_text_printf(out, ",\"state\":");
+    voice_add_string(out, s->state);
+    cli_text_printf(
+        out,
+        ",\"running\":%u,\"queued\":%u,\"queue_limit\":%u,\"kv_pages_used\":%u,\"kv_pages_total\":%u,"
+        "\"tokens_prompt\":%llu,\"tokens_output\":%llu,\"seconds_steps\":%.6f,\"uptime_ms\":%llu,\"workers\":"
+        "[",
+        s->running, s->queued, s->queue_limit, s->kv_pages_used, s->kv_pages_total,
+        (unsigned long long)s->tokens_prompt_total, (unsigned long long)s->tokens_output_total,
+        voice_finite(s->seconds_steps), (unsigned long long)s->uptime_ms);
+    for (size_t i = 0; i < s->worker_count; i++) {
+        const struct helm_worker_status *w = &s->workers[i];
+        cli_text_printf(out, "%s{\"name\":", i ? "," : "");
+        voice_add_string(out, w->name);
+        cli_text_printf(out, ",\"state\":");
+        voice_add_string(out, w->state);
+        cli_text_printf(out, ",\"device\":");
+        voice_add_string(out, w->device);
+        cli_text_printf(
+            out, ",\"busy_seconds\":%.6f,\"wait_seconds\":%.6f,\"link_bytes\":%llu,\"vram_bytes\":%llu}",
+            voice_finite(w->busy_seconds), voice_finite(w->wait_seconds), (unsigned long long)w->link_bytes,
+            (unsigned long long)w->vram_bytes);
+    }
+    cli_text_printf(out, "]}");
+}
+
+static void write_plan(struct cli_text *out, const struct helm_plan_info *plan)
+{
+    json_t *json = json_loads(plan->json, 0, NULL);
+    json_object_del(json, "placements"); /* a line for every matrix: too much for every two seconds */
+    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    cli_text_printf(out, ",\"plan\":%s,\"forecast\":{\"batch\":%u,\"context\":%u,\"decode_tok_s\":%.6g}",
+                    text ? text : "null", plan->batch, plan->context,
+                    plan->decode_seconds > 0 ? voice_finite((double)plan->batch / plan->decode_seconds)
+                                             : 0.0);
+    free(text);
+    json_decref(json);
+    cli_text_printf(out, ",\"decode\":[");
+    for (size_t i = 0; i < plan->decode_count; i++) {
+        const struct helm_plan_steps *d = &plan->decode[i];
+        cli_text_printf(
+            out, "%s{\"batch\":%u,\"context\":%u,\"steps\":%llu,\"seconds\":%.9g,\"planned_seconds\":%.9g}",
+            i ? "," : "", d->batch, d->tokens, (unsigned long long)d->count,
+            voice_finite(d->measured_seconds), voice_finite(d->planned_seconds));
+    }
+    cli_text_printf(out, "],\"resources\":[");
+    for (size_t i = 0; i < plan->resource_count; i++) {
+        const struct helm_plan_resource *r = &plan->resources[i];
+        cli_text_printf(out, "%s{\"name\":", i ? "," : "");
+        voice_add_string(out, r->name);
+        cli_text_printf(out, ",\"busy\":%.6g,\"planned_busy\":%.6g,\"bytes_per_second\":%.6g}",
+                        voice_finite(r->busy), voice_finite(r->busy_planned),
+                        voice_finite(r->bytes_per_second));
+    }
+    cli_text_printf(out, "],\"drift\":");
+    voice_add_string(out, plan->drift);
+}
+
+void info_status_page(struct exchange *ex)
+{
+    struct gateway *g = ex->gateway;
+    const struct helm_status *status = info_status(g);
+    struct helm_plan_info *plan = NULL;
+    struct helm_err err = {0};
+    cli_text_printf(&ex->out, "{\"model\":");
+    voice_add_string(&ex->out, g->model.name);
+    cli_text_printf(&ex->out, ",\"context\":%u,\"chat\":%s", g->model.context,
+                    g->model.chat ? "true" : "false");
+    if (status) write_status(&ex->out, status);
+    if (status && helm_plan_info(g->cli.client, GATEWAY_ANSWER_MS, &plan, &err) == 0)
+        write_plan(&ex->out, plan);
+    cli_text_printf(&ex->out, "}");
+    free(plan);
+    exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+}
+
+/* ---- Ollama ----------------------------------------------------------------------------------------- */
+
+void info_version(struct exchange *ex)
+{
+    cli_text_printf(&ex->out, "{\"version\":\"%s\"}", HELM_VERSION);
+    exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+}
+
+/* What Ollama's tools look at before they ask: the context's length and whether there are tools. */
+void info_show(struct exchange *ex)
+{
+    struct gateway *g = ex->gateway;
+    struct cli_text *out = &ex->out;
+    struct helm_model_info *info = NULL;
+    struct helm_err err = {0};
+    if (!ask_read_name(&g->model, ex->body.data ? ex->body.data : "", ex->body.length, &ex->refusal)) {
+        exchange_refuse(ex);
+        return;
+    }
+    if (!info_status(g) || helm_model_info(g->cli.client, GATEWAY_ANSWER_MS, &info, &err) < 0) {
+        refuse_err(&ex->refusal, NULL, HELM_E_PEER, *err.text ? err.text : "helmd is not there");
+        exchange_refuse(ex);
+        return;
+    }
+    char family[64]; /* "Qwen3ForCausalLM" is qwen3 */
+    snprintf(family, sizeof family, "%.*s", (int)strcspn(info->architecture, "F"), info->architecture);
+    for (char *c = family; *c; c++) *c = (char)tolower((unsigned char)*c);
+    const char *template = helm_tokenizer_chat_template(g->model.tokenizer, NULL);
+    cli_text_printf(out, "{\"template\":");
+    voice_add_string(out, template ? template : "");
+    cli_text_printf(out, ",\"capabilities\":[\"completion\"%s],\"details\":{\"format\":\"%s\",\"family\":",
+                    g->model.tool_style != TOOLS_NONE ? ",\"tools\"" : "",
+                    file_is_folder(g->folder) ? "safetensors" : "gguf");
+    voice_add_string(out, family);
+    cli_text_printf(out,
+                    ",\"parameter_size\":\"%.1fB\",\"quantization_level\":", (double)info->parameters * 1e-9);
+    voice_add_string(out, info->dtype);
+    cli_text_printf(out, "},\"model_info\":{\"general.architecture\":");
+    voice_add_string(out, family);
+    cli_text_printf(out, ",\"general.parameter_count\":%llu,", (unsigned long long)info->parameters);
+    char key[96];
+    snprintf(key, sizeof key, "%s.context_length", family);
+    voice_add_string(out, key);
+    cli_text_printf(out, ":%u}}", info->context);
+    free(info);
+    exchange_answer(ex, 200, JSON_TYPE, out);
+}
+
+/* Name, bytes and details of the one model; null answers become zeroes. */
+static void write_tag(struct exchange *ex, bool running)
+{
+    struct gateway *g = ex->gateway;
+    struct cli_text *out = &ex->out;
+    struct helm_model_info *info = NULL;
+    struct helm_err err = {0};
+    const struct helm_status *status = info_status(g);
+    if (status && helm_model_info(g->cli.client, GATEWAY_ANSWER_MS, &info, &err) < 0)
+        log_warn("model: %s", err.text);
+    uint64_t vram = 0;
+    for (size_t i = 0; status && i < status->worker_count; i++) vram += status->workers[i].vram_bytes;
+    cli_text_printf(out, "{\"name\":");
+    voice_add_string(out, g->model.name);
+    cli_text_printf(out, ",\"model\":");
+    voice_add_string(out, g->model.name);
+    cli_text_printf(out, ",\"size\":%llu,\"digest\":\"\",\"details\":{\"format\":\"%s\",\"family\":",
+                    (unsigned long long)(info ? info->weight_bytes : 0),
+                    file_is_folder(g->folder) ? "safetensors" : "gguf");
+    voice_add_string(out, info ? info->architecture : "");
+    cli_text_printf(out, ",\"parameter_size\":\"%.1fB\",\"quantization_level\":",
+                    info ? (double)info->parameters * 1e-9 : 0.0);
+    voice_add_string(out, info ? info->dtype : "");
+    cli_text_printf(out, "}");
+    if (running)
+        cli_text_printf(out,
+                        ",\"expires_at\":\"9999-12-31T23:59:59Z\",\"size_vram\":%llu,\"context_length\":%u",
+                        (unsigned long long)vram, g->model.context);
+    else
+        cli_text_printf(out, ",\"modified_at\":\"1970-01-01T00:00:00Z\"");
+    cli_text_printf(out, "}");
+    free(info);
+}
+
+static void write_tags(struct exchange *ex, bool running)
+{
+    cli_text_printf(&ex->out, "{\"models\":[");
+    if (!running || info_status(ex->gateway)) write_tag(ex, running);
+    cli_text_printf(&ex->out, "]}");
+    exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+}
+
+void info_tags(struct exchange *ex)
+{
+    write_tags(ex, false);
+}
+void info_ps(struct exchange *ex)
+{
+    write_tags(ex, true);
+}

@@ -1,0 +1,112 @@
+/* The threads that read bodies. See jobs.h. Owns threads and queues; exchanges are only passed through. */
+#include "client/gateway/jobs.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "client/gateway/routes.h"
+
+#define THREADS_MAX 16
+
+struct queue {
+    struct exchange *first, **last;
+};
+
+struct jobs {
+    pthread_t thread[THREADS_MAX];
+    uint32_t threads;
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    struct queue waiting, done;
+    int event_fd;
+    bool quit;
+};
+
+static void append(struct queue *queue, struct exchange *exchange)
+{
+    exchange->job = NULL;
+    if (!queue->first) queue->last = &queue->first;
+    *queue->last = exchange;
+    queue->last = &exchange->job;
+}
+
+static void *run(void *argument)
+{
+    struct jobs *jobs = argument;
+    const uint64_t one = 1;
+    pthread_mutex_lock(&jobs->lock);
+    for (;;) {
+        while (!jobs->quit && !jobs->waiting.first) pthread_cond_wait(&jobs->more, &jobs->lock);
+        if (jobs->quit) break;
+        struct exchange *exchange = jobs->waiting.first;
+        jobs->waiting.first = exchange->job;
+        pthread_mutex_unlock(&jobs->lock);
+        exchange->route->work(exchange);
+        pthread_mutex_lock(&jobs->lock);
+        append(&jobs->done, exchange);
+        (void)!write(jobs->event_fd, &one, sizeof one); /* EAGAIN: it is raised already */
+    }
+    pthread_mutex_unlock(&jobs->lock);
+    return NULL;
+}
+
+int jobs_open(uint32_t threads, struct jobs **out, struct helm_err *err)
+{
+    struct jobs *jobs = calloc(1, sizeof *jobs);
+    *out = NULL;
+    if (!jobs) return helm_fail(err, HELM_E_NOMEM, "no memory for threads");
+    pthread_mutex_init(&jobs->lock, NULL);
+    pthread_cond_init(&jobs->more, NULL);
+    jobs->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = jobs->event_fd < 0 ? helm_fail_errno(err, "eventfd") : 0;
+    for (; rc == 0 && jobs->threads < threads && jobs->threads < THREADS_MAX; jobs->threads++)
+        if (pthread_create(&jobs->thread[jobs->threads], NULL, run, jobs) != 0) {
+            rc = helm_fail(err, HELM_E_IO, "a thread cannot be started");
+            break;
+        }
+    if (rc < 0) jobs_close(&jobs);
+    *out = jobs;
+    return rc;
+}
+
+int jobs_fd(const struct jobs *jobs)
+{
+    return jobs->event_fd;
+}
+
+void jobs_push(struct jobs *jobs, struct exchange *exchange)
+{
+    pthread_mutex_lock(&jobs->lock);
+    append(&jobs->waiting, exchange);
+    pthread_cond_signal(&jobs->more);
+    pthread_mutex_unlock(&jobs->lock);
+}
+
+struct exchange *jobs_take(struct jobs *jobs)
+{
+    uint64_t count;
+    (void)!read(jobs->event_fd, &count, sizeof count); /* EAGAIN: it was not raised */
+    pthread_mutex_lock(&jobs->lock);
+    struct exchange *all = jobs->done.first;
+    jobs->done.first = NULL;
+    pthread_mutex_unlock(&jobs->lock);
+    return all;
+}
+
+void jobs_close(struct jobs **out)
+{
+    struct jobs *jobs = *out;
+    if (!jobs) return;
+    *out = NULL;
+    pthread_mutex_lock(&jobs->lock);
+    jobs->quit = true;
+    pthread_cond_broadcast(&jobs->more);
+    pthread_mutex_unlock(&jobs->lock);
+    for (uint32_t i = 0; i < jobs->threads; i++) pthread_join(jobs->thread[i], NULL);
+    if (jobs->event_fd >= 0) close(jobs->event_fd);
+    pthread_cond_destroy(&jobs->more);
+    pthread_mutex_destroy(&jobs->lock);
+    free(jobs);
+}

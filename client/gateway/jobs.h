@@ -1,0 +1,21 @@
+/* Threads that read bodies: an exchange goes in, and comes back with its ask or its refusal.
+ *
+ * A thread touches of an exchange its route, body, ask, refusal, out and status, and of the gateway its model, which does
+ * not change. Called by the loop. */
+#ifndef HELM_CLIENT_GATEWAY_JOBS_H
+#define HELM_CLIENT_GATEWAY_JOBS_H
+
+#include "client/gateway/exchange.h"
+
+struct jobs; /* opaque */
+
+HELM_MUST_CHECK int jobs_open(uint32_t threads, struct jobs **out, struct helm_err *err);
+/* Readable when an exchange came back. */
+int jobs_fd(const struct jobs *jobs);
+void jobs_push(struct jobs *jobs, struct exchange *exchange);
+/* All that came back, linked by `job`. */
+struct exchange *jobs_take(struct jobs *jobs);
+/* Ends the threads when they are through with what they read; clears *jobs. */
+void jobs_close(struct jobs **jobs);
+
+#endif

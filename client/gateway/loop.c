@@ -1,0 +1,184 @@
+/* The gateway's one poll loop. See gateway.h.
+ *
+ * Order of a turn: what came from the daemon, from the threads and of clients that went away only writes and wakes;
+ * libmicrohttpd runs after that and is the only one that gives exchanges back, so that none disappears under an event. */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "client/cli/private_daemon.h"
+#include "client/gateway/gateway.h"
+#include "client/gateway/jobs.h"
+#include "client/gateway/server.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+
+#define EVENTS       256
+#define TICK_US      1000000
+#define RECONNECT_US 1000000
+
+/* What epoll reports beside exchanges, whose pointers are larger. */
+enum source { SOURCE_SERVER = 1, SOURCE_DAEMON, SOURCE_SIGNAL, SOURCE_JOBS, SOURCES };
+
+static int watch(struct gateway *g, int fd, enum source source, struct helm_err *err)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u64 = source}};
+    return epoll_ctl(g->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? helm_fail_errno(err, "epoll_ctl") : 0;
+}
+
+void loop_watch(struct gateway *g, struct exchange *ex, int fd)
+{
+    struct epoll_event event = {.events = EPOLLRDHUP, .data = {.ptr = ex}};
+    if (ex->watched || epoll_ctl(g->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) return;
+    ex->watched = true;
+}
+
+void loop_unwatch(struct gateway *g, struct exchange *ex, int fd)
+{
+    if (ex->watched) epoll_ctl(g->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    ex->watched = false;
+}
+
+static void client_gone(struct gateway *g, struct exchange *ex)
+{
+    loop_unwatch(g, ex, server_peer_fd(ex));
+    ex->gone = true;
+    if (ex->state == EXCHANGE_WORK || ex->over) return; /* a thread has it; or it is being fetched, or not */
+    g->metrics.cancelled++;
+    exchange_drop(ex, "the client went away");
+}
+
+static void take_jobs(struct gateway *g)
+{
+    for (struct exchange *ex = jobs_take(g->jobs), *next; ex; ex = next) {
+        next = ex->job;
+        exchange_start(ex);
+    }
+}
+
+/* ---- the daemon ------------------------------------------------------------------------------------- */
+
+/* Every open request was ended with an error already. */
+static void lose_daemon(struct gateway *g, const char *why)
+{
+    log_error("%s", why);
+    helm_disconnect(&g->cli.client);
+    g->reconnect_us = units_now_us() + RECONNECT_US;
+}
+
+static void talk(struct gateway *g)
+{
+    struct helm_err err = {0};
+    if (g->cli.client && helm_dispatch(g->cli.client, 0, &err) < 0) lose_daemon(g, err.text);
+}
+
+/* 0: it is there, or may be there later; else why the gateway cannot go on. */
+static int reconnect(struct gateway *g, struct helm_err *err)
+{
+    struct helm_err why = {0};
+    if (g->cli.client || units_now_us() < g->reconnect_us) return 0;
+    g->reconnect_us = units_now_us() + RECONNECT_US;
+    if (g->cli.daemon) return helm_fail(err, HELM_E_PEER, "the gateway's own helmd died");
+    if (cli_connect(&g->cli, &why) < 0) {
+        log_debug("%s", why.text);
+        return 0;
+    }
+    int rc = info_check_model(g, err);
+    if (rc == HELM_E_PEER) {
+        lose_daemon(g, err->text);
+        return 0;
+    }
+    if (rc == 0) rc = watch(g, helm_client_fd(g->cli.client), SOURCE_DAEMON, err);
+    if (rc == 0) log_info("helmd is there again");
+    return rc;
+}
+
+/* ---- signals and time ------------------------------------------------------------------------------- */
+
+static void reload(struct gateway *g)
+{
+    struct helm_err err = {0};
+    if (access_read_keys(&g->access, &err) < 0)
+        log_error("the keys stay as they were: %s", err.text);
+    else
+        log_info("keys read again: %zu", g->access.key_count);
+}
+
+static void take_signal(struct gateway *g)
+{
+    const int number = cli_take_signal(&g->cli);
+    if (number == SIGHUP) {
+        reload(g);
+    } else if (number) {
+        log_info("going down: signal %d%s", number, g->draining ? " again: now" : "");
+        g->drain_end_us = units_now_us() + (g->draining ? 0 : GATEWAY_DRAIN_US);
+        g->draining = true;
+        server_quiesce(g->server);
+        sd_notify(0, "STOPPING=1");
+    }
+}
+
+static bool any_open(const struct gateway *g)
+{
+    for (const struct exchange *ex = g->exchanges; ex; ex = ex->next)
+        if (ex->state != EXCHANGE_BODY) return true;
+    return false;
+}
+
+static void handle(struct gateway *g, const struct epoll_event *event)
+{
+    switch (event->data.u64) {
+    case SOURCE_SERVER: /* runs in any case */
+        break;
+    case SOURCE_DAEMON:
+        talk(g);
+        break;
+    case SOURCE_SIGNAL:
+        take_signal(g);
+        break;
+    case SOURCE_JOBS:
+        take_jobs(g);
+        break;
+    default:
+        client_gone(g, event->data.ptr);
+    }
+}
+
+static int open_loop(struct gateway *g, struct helm_err *err)
+{
+    g->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    int rc = g->epoll_fd < 0 ? helm_fail_errno(err, "epoll_create1") : 0;
+    if (rc == 0) rc = watch(g, server_fd(g->server), SOURCE_SERVER, err);
+    if (rc == 0) rc = watch(g, helm_client_fd(g->cli.client), SOURCE_DAEMON, err);
+    if (rc == 0) rc = watch(g, g->cli.signal_fd, SOURCE_SIGNAL, err);
+    if (rc == 0) rc = watch(g, jobs_fd(g->jobs), SOURCE_JOBS, err);
+    return rc;
+}
+
+int loop_run(struct gateway *g)
+{
+    struct epoll_event events[EVENTS];
+    struct helm_err err = {0};
+    uint64_t tick_us = 0;
+    int rc = open_loop(g, &err);
+    sd_notify(0, "READY=1");
+    while (rc == 0 && !(g->draining && (!any_open(g) || units_now_us() >= g->drain_end_us))) {
+        const int wait_ms = server_run(g->server);
+        const int count = epoll_wait(g->epoll_fd, events, EVENTS, wait_ms);
+        if (count < 0 && errno != EINTR) rc = helm_fail_errno(&err, "epoll_wait");
+        for (int i = 0; i < count; i++) handle(g, &events[i]);
+        rc = rc ? rc : reconnect(g, &err);
+        if (units_now_us() - tick_us < TICK_US) continue;
+        tick_us = units_now_us();
+        server_tick(g);
+        talk(g); /* a connection that was lost while a question was asked reports nothing more */
+        sd_notify(0, "WATCHDOG=1");
+    }
+    if (rc == 0) return CLI_EXIT_DONE;
+    log_error("%s", err.text);
+    if (g->cli.daemon) private_daemon_show_log(g->cli.daemon);
+    return CLI_EXIT_FAILED;
+}

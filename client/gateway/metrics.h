@@ -1,0 +1,33 @@
+/* What the gateway counts, and /metrics: that and the daemon's status, as Prometheus reads it. */
+#ifndef HELM_CLIENT_GATEWAY_METRICS_H
+#define HELM_CLIENT_GATEWAY_METRICS_H
+
+#include <stdint.h>
+
+#define METRICS_BUCKETS 14
+#define METRICS_ROUTES  32 /* as many as routes.c may have */
+#define METRICS_CLASSES 6  /* statuses by their hundreds; 0: the client went away before there was one */
+
+/* Seconds in buckets, as Prometheus has histograms. */
+struct metrics_histogram {
+    uint64_t bucket[METRICS_BUCKETS + 1];
+    uint64_t count;
+    double sum;
+};
+
+struct metrics {
+    uint64_t requests[METRICS_ROUTES][METRICS_CLASSES];
+    uint64_t prompt_tokens, completion_tokens;
+    uint64_t cancelled, slow_dropped, refused_keys;
+    struct metrics_histogram first_token, duration; /* of generations */
+    struct metrics_histogram handover;              /* of streams: from a token's coming to its writing */
+};
+
+void metrics_observe(struct metrics_histogram *histogram, double seconds);
+
+struct gateway;
+struct cli_text;
+/* Asks the daemon for its status. */
+void metrics_write(struct gateway *gateway, struct cli_text *out);
+
+#endif

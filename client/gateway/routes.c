@@ -1,0 +1,176 @@
+/* The table of paths, and the work behind those with a body. See routes.h. */
+#include "client/gateway/routes.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/gateway/gateway.h"
+#include "common/base/json.h"
+
+/* ---- work of the threads ---------------------------------------------------------------------------- */
+
+static void read_ask(struct exchange *ex)
+{
+    /* false: the refusal is filled in, which exchange_start looks at */
+    (void)!ask_read(ex->route->kind, &ex->gateway->model, ex->body.data ? ex->body.data : "", ex->body.length,
+                    &ex->ask, &ex->refusal);
+}
+
+/* The body as an object, for the two below; json_decref it. */
+static json_t *body_object(struct exchange *ex)
+{
+    json_t *body = NULL;
+    struct helm_err err = {0};
+    const int rc = json_parse_bounded("the body", ex->body.data ? ex->body.data : "", ex->body.length,
+                                      GATEWAY_BODY_MAX, &body, &err);
+    if (rc < 0)
+        refuse_err(&ex->refusal, NULL, rc, err.text);
+    else if (!json_is_object(body))
+        refuse(&ex->refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
+    return body;
+}
+
+/* One of the given members, in the order of `keys`; anything else in the object is refused. */
+static const json_t *only_members(struct exchange *ex, const json_t *body, const char *const *keys,
+                                  size_t count)
+{
+    const char *key;
+    json_t *value, *found = NULL;
+    json_object_foreach((json_t *)body, key, value)
+    {
+        bool known = false;
+        for (size_t i = 0; i < count; i++) known |= strcmp(keys[i], key) == 0;
+        if (!known) {
+            refuse(&ex->refusal, 400, "unknown_parameter", key, "'%.100s' is not a parameter of this request",
+                   key);
+            return NULL;
+        }
+        if (!found && (strcmp(key, keys[0]) == 0 || strcmp(key, keys[1]) == 0)) found = value;
+    }
+    if (!found) refuse(&ex->refusal, 400, "missing_parameter", keys[0], "'%s' is missing", keys[0]);
+    return found;
+}
+
+static void write_ids(struct exchange *ex, const uint32_t *ids, size_t count)
+{
+    cli_text_printf(&ex->out, "{\"tokens\":");
+    cli_text_ids(&ex->out, ids, count, true);
+    cli_text_printf(&ex->out, ",\"count\":%zu,\"max_model_len\":%u}", count, ex->gateway->model.context);
+}
+
+/* llama.cpp's names and defaults (`content`, nothing added), and vLLM's (`prompt`, special tokens added). */
+static void tokenize(struct exchange *ex)
+{
+    static const char *const keys[] = {"content",       "prompt", "add_special", "add_special_tokens",
+                                       "parse_special", "model"};
+    json_t *body = body_object(ex);
+    const json_t *text = ex->refusal.status ? NULL : only_members(ex, body, keys, 6);
+    struct helm_err err = {0};
+    uint32_t *ids = NULL;
+    size_t count = 0;
+    bool add = json_object_get(body, "prompt") != NULL, parse = true;
+    int rc = json_get_bool(body, keys[2], false, &add, &err);
+    if (rc == 0) rc = json_get_bool(body, keys[3], false, &add, &err);
+    if (rc == 0) rc = json_get_bool(body, keys[4], false, &parse, &err);
+    if (text && !json_is_string(text))
+        refuse(&ex->refusal, 400, "invalid_type", keys[0], "'%s' is not a text", keys[0]);
+    const unsigned flags =
+        (add ? HELM_TOKENIZER_ENCODE_ADD_SPECIAL : 0u) | (parse ? HELM_TOKENIZER_ENCODE_PARSE_ADDED : 0u);
+    if (rc == 0 && !ex->refusal.status)
+        rc = helm_tokenizer_encode(ex->gateway->model.tokenizer, json_string_value(text),
+                                   json_string_length(text), flags, &ids, &count, &err);
+    if (rc < 0 && !ex->refusal.status) refuse_err(&ex->refusal, NULL, rc, err.text);
+    if (!ex->refusal.status) write_ids(ex, ids, count);
+    free(ids);
+    json_decref(body);
+}
+
+static void detokenize(struct exchange *ex)
+{
+    static const char *const keys[] = {"tokens", "tokens", "model"};
+    json_t *body = body_object(ex);
+    const json_t *list = ex->refusal.status ? NULL : only_members(ex, body, keys, 3);
+    struct helm_err err = {0};
+    const size_t count = json_array_size(list);
+    uint32_t *ids = malloc((count ? count : 1) * sizeof *ids);
+    char *text = NULL;
+    size_t length = 0;
+    int rc = ids ? 0 : helm_fail(&err, HELM_E_NOMEM, "no memory for %zu tokens", count);
+    if (list && !json_is_array(list))
+        refuse(&ex->refusal, 400, "invalid_type", keys[0], "'tokens' is not a list");
+    for (size_t i = 0; rc == 0 && i < count; i++) {
+        const json_t *id = json_array_get(list, i);
+        const json_int_t number = json_integer_value(id);
+        if (!json_is_integer(id) || number < 0 || number >= ex->gateway->model.vocab)
+            rc = helm_fail(&err, HELM_E_LIMIT, "tokens[%zu] is no token: the vocabulary has %u", i,
+                           ex->gateway->model.vocab);
+        else
+            ids[i] = (uint32_t)number;
+    }
+    if (rc == 0 && !ex->refusal.status)
+        rc = helm_tokenizer_decode(ex->gateway->model.tokenizer, ids, count, HELM_TOKENIZER_DECODE_ALL, &text,
+                                   &length, &err);
+    if (rc < 0 && !ex->refusal.status) refuse_err(&ex->refusal, keys[0], rc, err.text);
+    if (!ex->refusal.status) {
+        cli_text_printf(&ex->out, "{\"content\":");
+        cli_text_json(&ex->out, text, length);
+        cli_text_printf(&ex->out, ",\"prompt\":");
+        cli_text_json(&ex->out, text, length);
+        cli_text_printf(&ex->out, "}");
+    }
+    free(ids);
+    free(text);
+    json_decref(body);
+}
+
+/* ---- the table -------------------------------------------------------------------------------------- */
+
+#define ONE_MODEL "helmd serves the one model that it was started with"
+#define IN_DAEMON "this version of helmd cannot do it"
+
+const struct route routes[] = {
+    {"GET", "/", .open = true, .reply = info_page},
+    {"GET", "/health", .open = true, .reply = info_health},
+    {"GET", "/metrics", .reply = info_metrics},
+    {"GET", "/status", .reply = info_status_page},
+    {"GET", "/v1/models", .reply = info_models},
+    {"GET", ROUTES_MODEL, .reply = info_model},
+    {"POST", "/v1/chat/completions", .work = read_ask, .kind = ASK_CHAT, .voice = &voice_chat},
+    {"POST", "/v1/completions", .work = read_ask, .kind = ASK_COMPLETION, .voice = &voice_completion},
+    {"POST", "/tokenize", .work = tokenize},
+    {"POST", "/detokenize", .work = detokenize},
+    {"POST", "/v1/embeddings", .unsupported = IN_DAEMON},
+    {"POST", "/v1/responses", .unsupported = "use /v1/chat/completions"},
+    {"GET", "/api/version", .open = true, .ollama = true, .reply = info_version},
+    {"GET", "/api/tags", .ollama = true, .reply = info_tags},
+    {"GET", "/api/ps", .ollama = true, .reply = info_ps},
+    {"POST", "/api/show", .ollama = true, .reply = info_show},
+    {"POST", "/api/chat", .ollama = true, .work = read_ask, .kind = ASK_OLLAMA_CHAT, .voice = &voice_ollama},
+    {"POST", "/api/generate", .ollama = true, .work = read_ask, .kind = ASK_OLLAMA_GENERATE,
+     .voice = &voice_ollama},
+    {"POST", "/api/embed", .ollama = true, .unsupported = IN_DAEMON},
+    {"POST", "/api/embeddings", .ollama = true, .unsupported = IN_DAEMON},
+    {"POST", "/api/pull", .ollama = true, .unsupported = ONE_MODEL},
+    {"POST", "/api/push", .ollama = true, .unsupported = ONE_MODEL},
+    {"POST", "/api/create", .ollama = true, .unsupported = ONE_MODEL},
+    {"POST", "/api/copy", .ollama = true, .unsupported = ONE_MODEL},
+    {"DELETE", "/api/delete", .ollama = true, .unsupported = ONE_MODEL},
+};
+const size_t route_count = sizeof routes / sizeof *routes;
+_Static_assert(sizeof routes / sizeof *routes < METRICS_ROUTES,
+               "the last row of the counters is of unknown paths");
+
+const struct route route_none = {"", "other", .open = true};
+
+const struct route *routes_find(const char *method, const char *path, bool *known)
+{
+    if (strcmp(method, "HEAD") == 0) method = "GET";
+    *known = false;
+    if (strncmp(path, ROUTES_MODEL, strlen(ROUTES_MODEL)) == 0) path = ROUTES_MODEL; /* a name follows */
+    for (size_t i = 0; i < route_count; i++) {
+        if (strcmp(routes[i].path, path) != 0) continue;
+        *known = true;
+        if (strcmp(routes[i].method, method) == 0) return &routes[i];
+    }
+    return NULL;
+}

@@ -1,0 +1,505 @@
+/* HTTP by libmicrohttpd. See server.h. Owns connections and exchanges; gives each exchange back when libmicrohttpd is
+ * through with it. */
+#include "client/gateway/server.h"
+
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <arpa/inet.h>
+#include <unistd.h>
+
+#include "client/gateway/jobs.h"
+#include "client/gateway/routes.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+
+#define HEADER_BYTES ((size_t)64 << 10) /* of a connection: headers in, a piece of the answer out */
+#define TICK_MS      1000
+
+struct server_connection {
+    struct server_connection *next, *previous;
+    int fd;
+    uint64_t since_us; /* waiting for (the rest of) a request; 0: an answer is under way */
+    char peer[64];
+};
+
+struct server {
+    struct gateway *gateway;
+    struct MHD_Daemon *http;
+    struct server_connection *connections;
+    int fd; /* libmicrohttpd's epoll */
+    int listen_fd;
+    bool quiet;
+};
+
+/* ---- answers ---------------------------------------------------------------------------------------- */
+
+void exchange_wake(struct exchange *ex)
+{
+    if (ex->over && !ex->over_us) ex->over_us = units_now_us();
+    if (!ex->suspended) return;
+    ex->suspended = false;
+    MHD_resume_connection(ex->connection);
+}
+
+static void suspend(struct exchange *ex)
+{
+    ex->suspended = true;
+    MHD_suspend_connection(ex->connection);
+    loop_watch(ex->gateway, ex, ex->peer->fd);
+}
+
+/* libmicrohttpd wants more of a stream. */
+static ssize_t read_stream(void *cls, uint64_t pos, char *to, size_t space)
+{
+    struct exchange *ex = cls;
+    const size_t left = ex->out.length - ex->sent;
+    (void)pos;
+    if (ex->dropped || ex->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
+    if (left == 0 && ex->over) return MHD_CONTENT_READER_END_OF_STREAM;
+    if (left == 0) {
+        suspend(ex);
+        return 0;
+    }
+    if (ex->unread_us)
+        metrics_observe(&ex->gateway->metrics.handover, (double)(units_now_us() - ex->unread_us) * 1e-6);
+    ex->unread_us = 0;
+    const size_t count = left < space ? left : space;
+    memcpy(to, ex->out.data + ex->sent, count);
+    ex->sent += count;
+    if (ex->sent > ex->out.length / 2) { /* what was sent makes room */
+        ex->out.length -= ex->sent;
+        memmove(ex->out.data, ex->out.data + ex->sent, ex->out.length + 1);
+        ex->sent = 0;
+    }
+    return (ssize_t)count;
+}
+
+static void add_header(struct MHD_Response *response, const char *name, const char *value)
+{
+    if (MHD_add_response_header(response, name, value) != MHD_YES) log_debug("header %s: not added", name);
+}
+
+static enum MHD_Result queue_answer(struct exchange *ex)
+{
+    struct MHD_Response *response = NULL;
+    if (ex->dropped || ex->out.failed) return MHD_NO; /* closes the connection */
+    if (ex->streams) {
+        response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16384, read_stream, ex, NULL);
+    } else {
+        response = MHD_create_response_from_buffer(ex->out.length, ex->out.data, MHD_RESPMEM_MUST_FREE);
+        if (response) ex->out = (struct cli_text){0};
+    }
+    if (!response) return MHD_NO;
+    add_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, ex->type);
+    add_header(response, "x-request-id", ex->id);
+    add_header(response, "X-Content-Type-Options", "nosniff");
+    add_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
+    if (ex->streams) add_header(response, "X-Accel-Buffering", "no"); /* nginx hands pieces on as they come */
+    if (ex->status == 401) add_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    if (ex->status == 429 || ex->status == 503) add_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+    if (strcmp(ex->type, "text/html; charset=utf-8") == 0)
+        add_header(
+            response, "Content-Security-Policy",
+            "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+            "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+    const enum MHD_Result result = MHD_queue_response(ex->connection, (unsigned)ex->status, response);
+    MHD_destroy_response(response);
+    ex->queued = result == MHD_YES;
+    return result;
+}
+
+/* ---- requests --------------------------------------------------------------------------------------- */
+
+static const char *header(struct exchange *ex, const char *name)
+{
+    return MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, name);
+}
+
+static void make_id(char id[33])
+{
+    unsigned char bytes[16];
+    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) { /* no name of a request is a secret */
+        const uint64_t now = units_now_ns();
+        memcpy(bytes, &now, sizeof now);
+        memcpy(bytes + sizeof now, &now, sizeof now);
+    }
+    for (size_t i = 0; i < sizeof bytes; i++) sprintf(id + 2 * i, "%02x", bytes[i]);
+}
+
+static struct server_connection *peer_of(struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
+/* The headers are there: whether the request is one, and is allowed. */
+static void look_at_headers(struct exchange *ex, const char *url, const char *method)
+{
+    struct gateway *g = ex->gateway;
+    const char *host = header(ex, MHD_HTTP_HEADER_HOST), *origin = header(ex, MHD_HTTP_HEADER_ORIGIN);
+    const char *length = header(ex, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    bool known = false;
+    const struct route *route = routes_find(method, url, &known);
+    if (route) ex->route = route;
+    if (route && strcmp(route->path, ROUTES_MODEL) == 0)
+        snprintf(ex->named, sizeof ex->named, "%s", url + strlen(ROUTES_MODEL));
+    if (!access_host_allowed(&g->access, host)) {
+        refuse(&ex->refusal, 403, "host_not_allowed", "Host",
+               "the Host header '%.100s' is none of this gateway's: an IP address, localhost or a name given "
+               "with --host",
+               host ? host : "");
+        return;
+    }
+    if (!access_origin_allowed(origin, host)) {
+        refuse(&ex->refusal, 403, "origin_not_allowed", "Origin",
+               "pages of other sites ('%.100s') may not ask this gateway", origin);
+        return;
+    }
+    if (!route) {
+        refuse(&ex->refusal, known ? 405 : 404, known ? "method_not_allowed" : "unknown_url", NULL,
+               known ? "%.100s has another method than %.20s" : "there is no %.100s here (%.20s)", url,
+               method);
+        return;
+    }
+    const char *name =
+        route->open ? "" : access_key_name(&g->access, header(ex, MHD_HTTP_HEADER_AUTHORIZATION));
+    if (!name) {
+        g->metrics.refused_keys++;
+        refuse(&ex->refusal, 401, "invalid_api_key", NULL,
+               "this gateway wants an API key: Authorization: Bearer KEY");
+        return;
+    }
+    snprintf(ex->user, sizeof ex->user, "%s", name);
+    if (route->unsupported)
+        refuse(&ex->refusal, 501, "unsupported", NULL, "%s is not supported by HELM's gateway: %s",
+               route->path, route->unsupported);
+    else if (length && strtoull(length, NULL, 10) > GATEWAY_BODY_MAX)
+        refuse(&ex->refusal, 413, "body_too_large", NULL, "a body of %.20s bytes exceeds the limit of %zu",
+               length, GATEWAY_BODY_MAX);
+    else if (g->draining)
+        refuse(&ex->refusal, 503, "shutting_down", NULL, "this gateway is going down");
+}
+
+static struct exchange *begin(struct gateway *g, struct MHD_Connection *connection)
+{
+    struct exchange *ex = calloc(1, sizeof *ex);
+    if (!ex) return NULL;
+    ex->gateway = g;
+    ex->connection = connection;
+    ex->peer = peer_of(connection);
+    ex->route = &route_none;
+    ex->begin_us = units_now_us();
+    ex->created = time(NULL);
+    make_id(ex->id);
+    ex->next = g->exchanges;
+    if (ex->next) ex->next->previous = ex;
+    g->exchanges = ex;
+    return ex;
+}
+
+static void take_body(struct exchange *ex, const char *data, size_t length)
+{
+    if (ex->refusal.status) return; /* read on, so that the client reads why */
+    if (ex->body.length + length > GATEWAY_BODY_MAX) {
+        refuse(&ex->refusal, 413, "body_too_large", NULL, "a body of more than %zu bytes", GATEWAY_BODY_MAX);
+    } else if (ex->gateway->body_bytes + length > GATEWAY_BODIES_MAX) {
+        refuse(&ex->refusal, 503, "server_busy", NULL, "too many bodies are being received");
+    } else {
+        cli_text_add(&ex->body, data, length);
+        ex->gateway->body_bytes += length;
+        if (ex->body.failed) refuse(&ex->refusal, 503, "server_busy", NULL, "no memory for the body");
+    }
+}
+
+/* The whole request is there. */
+static void dispatch(struct exchange *ex)
+{
+    ex->peer->since_us = 0;
+    if (ex->refusal.status) {
+        exchange_refuse(ex);
+    } else if (ex->route->reply) {
+        ex->route->reply(ex);
+    } else {
+        ex->state = EXCHANGE_WORK;
+        suspend(ex);
+        jobs_push(ex->gateway->jobs, ex);
+    }
+}
+
+static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, const char *url,
+                              const char *method, const char *version, const char *data, size_t *data_size,
+                              void **request)
+{
+    struct gateway *g = cls;
+    struct exchange *ex = *request;
+    (void)version;
+    if (!ex) {
+        *request = ex = begin(g, connection);
+        if (!ex || !ex->peer) return MHD_NO;
+        look_at_headers(ex, url, method);
+        /* what cannot be received is refused at once; libmicrohttpd closes the connection behind the answer */
+        if (ex->refusal.status == 413) {
+            ex->peer->since_us = 0;
+            exchange_refuse(ex);
+            return queue_answer(ex);
+        }
+        return MHD_YES;
+    }
+    if (*data_size) {
+        take_body(ex, data, *data_size);
+        *data_size = 0;
+        return MHD_YES;
+    }
+    if (ex->state == EXCHANGE_BODY) dispatch(ex);
+    if (ex->state != EXCHANGE_ANSWER) {
+        if (!ex->suspended) suspend(ex);
+        return MHD_YES;
+    }
+    return ex->queued ? MHD_YES : queue_answer(ex);
+}
+
+static void log_request(const struct exchange *ex)
+{
+    const double ms = (double)(units_now_us() - ex->begin_us) * 1e-3;
+    char generated[128] = "", first[32] = "";
+    if (ex->first_us)
+        snprintf(first, sizeof first, ", first token after %.1f ms",
+                 (double)(ex->first_us - ex->begin_us) * 1e-3);
+    if (ex->choice_count)
+        snprintf(generated, sizeof generated, ", %u + %u tokens%s", voice_prompt_tokens(ex),
+                 voice_completion_tokens(ex), first);
+    log_info("%.8s %s%s%s %s %s: %d%s%s%s, %.1f ms", ex->id, ex->peer ? ex->peer->peer : "",
+             *ex->user ? " " : "", ex->user, ex->route->method, ex->route->path, ex->queued ? ex->status : 0,
+             ex->refusal.status ? " " : "",
+             ex->refusal.status ? ex->refusal.code
+             : ex->dropped      ? " client gone"
+                                : "",
+             generated, ms);
+}
+
+static void completed(void *cls, struct MHD_Connection *connection, void **request,
+                      enum MHD_RequestTerminationCode how)
+{
+    struct gateway *g = cls;
+    struct exchange *ex = *request;
+    (void)connection;
+    if (!ex) return;
+    bool open = false;
+    for (uint32_t i = 0; i < ex->choice_count; i++) open |= ex->choices[i].number != 0;
+    if (how == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED && ex->queued && !ex->dropped)
+        g->metrics.slow_dropped++; /* it stopped reading */
+    else if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && open && !ex->dropped)
+        g->metrics.cancelled++;
+    const size_t row = ex->route == &route_none ? METRICS_ROUTES - 1 : (size_t)(ex->route - routes);
+    g->metrics.requests[row][ex->queued ? ex->status / 100 : 0]++;
+    log_request(ex);
+    g->body_bytes -= ex->body.length;
+    if (ex->peer) loop_unwatch(g, ex, ex->peer->fd);
+    if (ex->peer) ex->peer->since_us = units_now_us();
+    if (ex->previous)
+        ex->previous->next = ex->next;
+    else
+        g->exchanges = ex->next;
+    if (ex->next) ex->next->previous = ex->previous;
+    exchange_free(ex);
+    *request = NULL;
+}
+
+/* ---- connections ------------------------------------------------------------------------------------ */
+
+static void name_peer(struct MHD_Connection *connection, char *text, size_t size)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const struct sockaddr *address = info ? info->client_addr : NULL;
+    if (address && address->sa_family == AF_INET6)
+        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr, text,
+                  (socklen_t)size);
+    else if (address && address->sa_family == AF_INET)
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)address)->sin_addr, text,
+                  (socklen_t)size);
+}
+
+static void connection_changed(void *cls, struct MHD_Connection *connection, void **context,
+                               enum MHD_ConnectionNotificationCode code)
+{
+    struct server *server = ((struct gateway *)cls)->server;
+    struct server_connection *c = *context;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        *context = c = calloc(1, sizeof *c);
+        if (!c) return; /* its requests are refused */
+        c->fd = info ? info->connect_fd : -1;
+        c->since_us = units_now_us();
+        name_peer(connection, c->peer, sizeof c->peer);
+        c->next = server->connections;
+        if (c->next) c->next->previous = c;
+        server->connections = c;
+    } else if (c) {
+        if (c->previous)
+            c->previous->next = c->next;
+        else
+            server->connections = c->next;
+        if (c->next) c->next->previous = c->previous;
+        free(c);
+        *context = NULL;
+    }
+}
+
+/* libmicrohttpd closes what ended; a suspended connection is resumed first. */
+static void end_connection(int fd)
+{
+    shutdown(fd, SHUT_RDWR);
+}
+
+void server_tick(struct gateway *g)
+{
+    const uint64_t now = units_now_us();
+    for (struct server_connection *c = g->server->connections; c; c = c->next)
+        if (c->since_us && now - c->since_us > g->request_us) {
+            log_debug("%s: no whole request in time", c->peer);
+            end_connection(c->fd);
+        }
+    for (struct exchange *ex = g->exchanges; ex; ex = ex->next)
+        if (ex->over_us && !ex->dropped && now - ex->over_us > g->request_us) {
+            g->metrics.slow_dropped++;
+            exchange_drop(ex, "the client does not fetch its answer");
+            end_connection(ex->peer->fd);
+        }
+}
+
+static void say(void *cls, const char *fmt, va_list ap)
+{
+    char text[512];
+    (void)cls;
+    const int n = vsnprintf(text, sizeof text, fmt, ap);
+    for (int i = 0; i < n && i < (int)sizeof text; i++)
+        if ((unsigned char)text[i] < 32) text[i] = ' ';
+    log_debug("http: %s", text);
+}
+
+/* ---- opening ---------------------------------------------------------------------------------------- */
+
+/* "HOST:PORT" or "[ADDRESS]:PORT". */
+static int split_listen(const char *listen, char host[256], const char **port, struct helm_err *err)
+{
+    const char *colon = strrchr(listen, ':');
+    const bool brackets = *listen == '[';
+    const size_t length = colon ? (size_t)(colon - listen) : 0;
+    if (!colon || length < 1 || length > 255 || (brackets && colon[-1] != ']'))
+        return helm_fail(err, HELM_E_USAGE, "--listen %s: not HOST:PORT", listen);
+    snprintf(host, 256, "%.*s", (int)(length - (brackets ? 2 : 0)), listen + brackets);
+    *port = colon + 1;
+    uint64_t number;
+    return units_parse_u64("--listen: the port", *port, 0, 65535, &number, err);
+}
+
+bool server_is_loopback(const char *listen)
+{
+    char host[256];
+    const char *port;
+    struct helm_err err = {0};
+    if (split_listen(listen, host, &port, &err) < 0) return false;
+    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0;
+}
+
+static int open_socket(const char *listen_at, int *fd, char at[128], struct helm_err *err)
+{
+    char host[256], name[INET6_ADDRSTRLEN + 2] = "", service[8] = "";
+    const char *port;
+    struct addrinfo *found = NULL;
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                                   .ai_socktype = SOCK_STREAM,
+                                   .ai_flags = AI_PASSIVE};
+    struct sockaddr_storage bound;
+    socklen_t bound_size = sizeof bound;
+    const int on = 1;
+    int rc = split_listen(listen_at, host, &port, err);
+    if (rc < 0) return rc;
+    const int trouble = getaddrinfo(host, port, &hints, &found);
+    if (trouble) return helm_fail(err, HELM_E_USAGE, "--listen %s: %s", listen_at, gai_strerror(trouble));
+    *fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (*fd < 0 || setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0 ||
+        bind(*fd, found->ai_addr, found->ai_addrlen) < 0 || listen(*fd, SOMAXCONN) < 0 ||
+        getsockname(*fd, (struct sockaddr *)&bound, &bound_size) < 0)
+        rc = helm_fail_errno(err, "--listen %s", listen_at);
+    freeaddrinfo(found);
+    if (rc == 0 && getnameinfo((struct sockaddr *)&bound, bound_size, name, sizeof name, service,
+                               sizeof service, NI_NUMERICHOST | NI_NUMERICSERV) == 0)
+        snprintf(at, 128, strchr(name, ':') ? "[%s]:%s" : "%s:%s", name, service);
+    return rc;
+}
+
+int server_open(struct gateway *g, const char *listen_at, char at[128], struct helm_err *err)
+{
+    struct server *server = calloc(1, sizeof *server);
+    if (!server) return helm_fail(err, HELM_E_NOMEM, "no memory for the server");
+    server->gateway = g;
+    server->listen_fd = -1;
+    g->server = server;
+    const int rc = open_socket(listen_at, &server->listen_fd, at, err);
+    if (rc < 0) return rc;
+    server->http =
+        MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, handle,
+                         g, MHD_OPTION_EXTERNAL_LOGGER, say, NULL, MHD_OPTION_LISTEN_SOCKET,
+                         server->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)GATEWAY_CONNECTIONS,
+                         MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+                         (unsigned)(g->request_us / 1000000), MHD_OPTION_STRICT_FOR_CLIENT, 1,
+                         MHD_OPTION_NOTIFY_COMPLETED, completed, g, MHD_OPTION_NOTIFY_CONNECTION,
+                         connection_changed, g, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+    const union MHD_DaemonInfo *info =
+        server->http ? MHD_get_daemon_info(server->http, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
+    if (!info) return helm_fail(err, HELM_E_IO, "libmicrohttpd does not start");
+    server->fd = info->epoll_fd;
+    return 0;
+}
+
+int server_peer_fd(const struct exchange *ex)
+{
+    return ex->peer->fd;
+}
+
+int server_fd(const struct server *server)
+{
+    return server->fd;
+}
+
+int server_run(struct server *server)
+{
+    unsigned long long left = TICK_MS;
+    if (MHD_run(server->http) != MHD_YES) log_debug("http: MHD_run failed");
+    if (MHD_get_timeout(server->http, &left) != MHD_YES || left > TICK_MS) left = TICK_MS;
+    return (int)left;
+}
+
+void server_quiesce(struct server *server)
+{
+    if (server->quiet) return;
+    server->quiet = true;
+    const int fd = MHD_quiesce_daemon(server->http);
+    if (fd >= 0) close(fd);
+}
+
+void server_close(struct gateway *g)
+{
+    struct server *server = g->server;
+    if (!server) return;
+    if (server->http) {
+        for (struct exchange *ex = g->exchanges; ex; ex = ex->next) exchange_drop(ex, "the gateway ends");
+        for (int i = 0; i < 3; i++) (void)server_run(server); /* what was suspended comes to its end */
+        server_quiesce(server);
+        MHD_stop_daemon(server->http);
+    } else if (server->listen_fd >= 0) {
+        close(server->listen_fd);
+    }
+    g->server = NULL;
+    free(server);
+}

@@ -1,0 +1,29 @@
+/* HTTP by libmicrohttpd, run by the loop: connections, headers, bodies in, answers out.
+ *
+ * libmicrohttpd has no thread of its own here. While an answer is not known or has nothing new, its connection is suspended,
+ * and the loop watches the client's end itself. Times are bounded: a request must be received, and an answer that is over
+ * fetched, within gateway->request_us. */
+#ifndef HELM_CLIENT_GATEWAY_SERVER_H
+#define HELM_CLIENT_GATEWAY_SERVER_H
+
+#include "client/gateway/gateway.h"
+
+/* Listens at "HOST:PORT" (HOST an address or localhost; port 0: any) and writes where to at[]. */
+HELM_MUST_CHECK int server_open(struct gateway *gateway, const char *listen, char at[128],
+                                struct helm_err *err);
+/* Whether HOST of "HOST:PORT" is this machine alone. */
+bool server_is_loopback(const char *listen);
+/* To be watched for reading. */
+int server_fd(const struct server *server);
+/* Does what there is to do. Returns in how many ms it wants to be called again at the latest. */
+int server_run(struct server *server);
+/* Once a second: ends connections that take too long. */
+void server_tick(struct gateway *gateway);
+/* No new connections. */
+void server_quiesce(struct server *server);
+/* The socket of an exchange. */
+int server_peer_fd(const struct exchange *exchange);
+/* Ends what is open; the threads of jobs.c have ended. */
+void server_close(struct gateway *gateway);
+
+#endif

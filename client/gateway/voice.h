@@ -1,0 +1,32 @@
+/* How an answer is written: one voice a dialect, a table of functions.
+ *
+ * Called by exchange.c. Each function appends to exchange->out; memory that was short shows in exchange->out.failed. */
+#ifndef HELM_CLIENT_GATEWAY_VOICE_H
+#define HELM_CLIENT_GATEWAY_VOICE_H
+
+#include "client/gateway/exchange.h"
+
+struct voice {
+    const char *stream_type;                                          /* of the streamed answer */
+    void (*begin)(struct exchange *exchange);                         /* a stream begins; may be NULL */
+    void (*delta)(struct exchange *exchange, struct choice *choice);  /* what is new of it, if anything */
+    void (*finish)(struct exchange *exchange, struct choice *choice); /* it is over; delta was called */
+    void (*end)(struct exchange *exchange);                           /* all are over; may be NULL */
+    void (*whole)(struct exchange *exchange);                         /* the answer in one piece */
+    void (*fail)(struct exchange *exchange); /* exchange->refusal as the end of a stream */
+};
+extern const struct voice voice_chat, voice_completion, voice_ollama;
+
+/* refusal as the body of an answer. */
+void voice_error_openai(struct cli_text *out, const struct refusal *refusal);
+void voice_error_ollama(struct cli_text *out, const struct refusal *refusal);
+
+/* A JSON string of text that may hold bytes of a stranger: what is not UTF-8 becomes U+FFFD. */
+void voice_add_string(struct cli_text *out, const char *text);
+/* "key":number without what JSON lacks. */
+double voice_finite(double value);
+/* Sums over an exchange's choices. */
+uint32_t voice_prompt_tokens(const struct exchange *exchange);
+uint32_t voice_completion_tokens(const struct exchange *exchange);
+
+#endif

@@ -1,0 +1,15 @@
+/* Which of a repository's files make the model. Called by pull.c; owns nothing. */
+#ifndef HELM_CLIENT_HUB_CHOOSE_H
+#define HELM_CLIENT_HUB_CHOOSE_H
+
+#include <stdbool.h>
+
+#include "client/hub/listing.h"
+
+/* chosen[i] of listing->file[i]: with `file` that one, with all parts of a split GGUF file; else a checkpoint's files that
+ * HELM reads, else the only GGUF file. HELM_E_USAGE: there are several, each of which `say` has told. */
+HELM_MUST_CHECK int choose_files(const struct listing *listing, const struct hub_name *name, bool *chosen,
+                                 void (*say)(void *context, const char *line), void *context,
+                                 struct helm_err *err);
+
+#endif

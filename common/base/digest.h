@@ -1,0 +1,20 @@
+/* FNV-1a of 128 bits: names what is the same by its bytes. Nobody has a reason to forge one.
+ *
+ * Called by whoever keeps what was measured under the name of what it was measured of. Pure. */
+#ifndef HELM_COMMON_BASE_DIGEST_H
+#define HELM_COMMON_BASE_DIGEST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct digest {
+    uint64_t high, low;
+};
+
+struct digest digest_begin(void);
+void digest_add(struct digest *digest, const void *bytes, size_t count);
+/* 32 hexadecimal digits. */
+#define DIGEST_TEXT 33
+void digest_text(const struct digest *digest, char text[DIGEST_TEXT]);
+
+#endif

@@ -1,0 +1,284 @@
+/* One token's products of blocks with activations of 8 bits, with AVX512-VNNI. Called through the table of linear.c after
+ * the CPU check; int8_ref.c defines the arithmetic.
+ *
+ * 64 neighbouring weights are the 64 bytes of a vector, as in blocks_words512.h, and whole numbers without sign:
+ * vpdpbusd multiplies them with 64 numbers of x and adds fours. What numbers are larger by than weights is taken off
+ * before, as a multiple of x's sums of four, so sums of a group are exact. A chunk is 256 columns; its scales are
+ * multiplied with x's once, and come to the lanes of 64 weights by a permutation. */
+#include "common/cpu/kernels/lanes512.h"
+
+#include "common/cpu/kernels/int8_words512.h"
+#define GEMV_STREAMS 4
+#include "common/cpu/kernels/gemv_streams.h"
+
+#define CHUNK 256
+
+/* How scales of a chunk lie in a vector, and x's with them. */
+enum layout {
+    EIGHT,    /* of 32 each, in the first eight lanes */
+    SIXTEEN,  /* of 16 each */
+    PAIRS,    /* of 32 each, then its smallest value */
+    QUARTERS, /* Q4_K, Q5_K: scales 0 to 3, smallest values 0 to 3, scales 4 to 7, smallest values 4 to 7 */
+};
+INLINE enum layout layout_of(const enum tensor_format format)
+{
+    switch (format) {
+    case FORMAT_Q4_K:
+    case FORMAT_Q5_K:
+        return QUARTERS;
+    case FORMAT_Q4_1:
+    case FORMAT_Q5_1:
+        return PAIRS;
+    case FORMAT_Q2_K:
+    case FORMAT_Q3_K:
+    case FORMAT_Q6_K:
+        return SIXTEEN;
+    default:
+        return EIGHT;
+    }
+}
+
+/* ---- x ---- */
+
+/* A chunk of x: its numbers; scales as the layout says; Q2_K: scales times sums of sixteen numbers; then, where numbers
+ * are larger than weights, what that makes of each four of them. */
+#define AT_SCALES CHUNK
+#define AT_LEAST  (AT_SCALES + 64)
+#define AT_LESS   (AT_LEAST + 64)
+INLINE size_t chunk_x_bytes(const enum tensor_format format)
+{
+    return AT_LESS + (number_less(format) ? CHUNK : 0);
+}
+
+/* Sums of a block's numbers: of its first 16, of its second. */
+struct block_sums {
+    float scale;
+    int first, second;
+};
+
+/* 32 columns, `left` of them there. */
+INLINE struct block_sums round_block(int8_t *to, int32_t *less, const float *x, size_t left,
+                                     const enum tensor_format format)
+{
+    const vec low = vec_load_part(x, left),
+              high = left > LANES ? vec_load_part(x + LANES, left - LANES) : vec_zero();
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const int most =
+        _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(low), magnitude),
+                                                 _mm512_and_si512(_mm512_castps_si512(high), magnitude)));
+    const float largest = convert_bits_f32((uint32_t)most);
+    const bool finite = most < 0x7f800000, none = !finite || largest < INT8_LEAST;
+    const vec by = vec_set1(none ? 0 : 127 / largest);
+    const __mmask16 kept = none ? 0 : 0xffff;
+    const __m512i a = _mm512_maskz_cvtps_epi32(kept, vec_mul(low, by)),
+                  b = _mm512_maskz_cvtps_epi32(kept, vec_mul(high, by));
+    _mm_storeu_si128((void *)to, _mm512_cvtepi32_epi8(a));
+    _mm_storeu_si128((void *)(to + 16), _mm512_cvtepi32_epi8(b));
+    if (number_less(format)) {
+        const __m256i both = _mm256_loadu_si256((const void *)to);
+        _mm256_storeu_si256((void *)less,
+                            _mm256_mullo_epi32(_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1),
+                                                                                      both),
+                                                                 _mm256_set1_epi16(1)),
+                                               _mm256_set1_epi32(-number_less(format))));
+    }
+    return (struct block_sums){.scale = finite ? (none ? 0 : largest / 127) : convert_bits_f32(0x7fc00000),
+                               .first = _mm512_reduce_add_epi32(a),
+                               .second = _mm512_reduce_add_epi32(b)};
+}
+
+INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_format format)
+{
+    char *at = (char *)to;
+    for (size_t c = 0; c < cols; c += CHUNK, at += chunk_x_bytes(format)) {
+        float *scales = (float *)(void *)(at + AT_SCALES), *least = (float *)(void *)(at + AT_LEAST);
+        memset(at, 0, chunk_x_bytes(format));
+        for (size_t b = 0; b < CHUNK / INT8_BLOCK && c + b * INT8_BLOCK < cols; b++) {
+            const size_t i = c + b * INT8_BLOCK;
+            const struct block_sums sums =
+                round_block((int8_t *)at + b * INT8_BLOCK, (int32_t *)(void *)(at + AT_LESS) + b * 8, x + i,
+                            cols - i, format);
+            const float all = -sums.scale * (float)(sums.first + sums.second);
+            switch (layout_of(format)) {
+            case EIGHT:
+                scales[b] = sums.scale;
+                break;
+            case SIXTEEN:
+                scales[2 * b] = scales[2 * b + 1] = sums.scale;
+                least[2 * b] = -sums.scale * (float)sums.first;
+                least[2 * b + 1] = -sums.scale * (float)sums.second;
+                break;
+            case PAIRS:
+                scales[2 * b] = sums.scale;
+                scales[2 * b + 1] = -all; /* smallest values are added */
+                break;
+            case QUARTERS: /* of Q4_K every second 32 numbers are the upper halves of bytes */
+                scales[b / 4 * 8 + b % 4] =
+                    format == FORMAT_Q4_K && b % 2 ? sums.scale * (1.0f / 16) : sums.scale;
+                scales[b / 4 * 8 + 4 + b % 4] = all;
+                break;
+            }
+        }
+    }
+}
+
+/* ---- weights ---- */
+
+/* Scales and smallest values of a chunk of `S` rows, in the format's layout. `blocks`: of 32 values, that are there. */
+INLINE void quarter_scales(vec *scales, const uint8_t *w, size_t stride, const size_t S)
+{
+    __m512i all = _mm512_castsi128_si512(_mm_loadu_si128((const void *)w));
+    if (S > 1) all = _mm512_mask_broadcast_i32x4(all, 0x00f0, _mm_loadu_si128((const void *)(w + stride)));
+    if (S > 2)
+        all = _mm512_mask_broadcast_i32x4(all, 0x0f00, _mm_loadu_si128((const void *)(w + 2 * stride)));
+    if (S > 3)
+        all = _mm512_mask_broadcast_i32x4(all, 0xf000, _mm_loadu_si128((const void *)(w + 3 * stride)));
+#define ROWS4(a, b, c, d) _mm512_setr_epi32(a, b, c, d, a, b, c, d, a, b, c, d, a, b, c, d)
+    const __m512i a = _mm512_srlv_epi32(_mm512_shuffle_epi32(all, (_MM_PERM_ENUM)0x99), ROWS4(0, 0, 2, 2)),
+                  b = _mm512_srlv_epi32(_mm512_shuffle_epi32(all, (_MM_PERM_ENUM)0xff), ROWS4(0, 0, 0, 4)),
+                  six = ROWS4(0x3f3f3f3f, 0x3f3f3f3f, 0x30303030, 0x30303030),
+                  four = ROWS4(0, 0, 0x0f0f0f0f, 0x0f0f0f0f);
+    const __m512i numbers = _mm512_ternarylogic_epi32(_mm512_and_si512(a, six), b, four, 0xf8);
+    const __m512i firsts =
+        _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12), all);
+    const vec halves = _mm512_castps256_ps512(_mm256_cvtph_ps(_mm512_castsi512_si128(firsts)));
+    UNROLL for (int s = 0; s < (int)S; s++)
+    {
+        const __m128i mine = s ? _mm512_extracti32x4_epi32(numbers, s) : _mm512_castsi512_si128(numbers);
+        scales[s] = vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(mine)),
+                            _mm512_permutexvar_ps(FOURS(2 * s, 2 * s + 1, 2 * s, 2 * s + 1), halves));
+    }
+}
+INLINE vec eight_scales(const uint8_t *w, const size_t blocks, const enum tensor_format format)
+{
+    const size_t bytes = decode_bytes(32, format);
+    __m128i all = _mm_setzero_si128();
+    if (format == FORMAT_MXFP4) {
+#define EXPONENT(i)                                                                                          \
+    if ((i) < blocks) all = _mm_insert_epi8(all, w[(i)*bytes], i);
+        EXPONENT(0)
+        EXPONENT(1)
+        EXPONENT(2)
+        EXPONENT(3)
+        EXPONENT(4) EXPONENT(5) EXPONENT(6) EXPONENT(7)
+            const __m256i e = _mm256_cvtepu8_epi32(all),
+                          normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23),
+                          tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), e);
+        return _mm512_castsi512_ps(_mm512_castsi256_si512(
+            _mm256_mask_blend_epi32(_mm256_cmplt_epi32_mask(e, _mm256_set1_epi32(2)), normal, tiny)));
+    }
+#define HALF(i)                                                                                              \
+    if ((i) < blocks) {                                                                                      \
+        uint16_t half;                                                                                       \
+        memcpy(&half, w + (i)*bytes, sizeof half);                                                           \
+        all = _mm_insert_epi16(all, half, i);                                                                \
+    }
+    HALF(0)
+    HALF(1)
+    HALF(2) HALF(3) HALF(4) HALF(5) HALF(6) HALF(7) return _mm512_castps256_ps512(_mm256_cvtph_ps(all));
+}
+INLINE vec pair_scales(const uint8_t *w, const size_t blocks, const enum tensor_format format)
+{
+    const size_t bytes = decode_bytes(32, format);
+    __m128i low = _mm_setzero_si128(), high = _mm_setzero_si128();
+#define BOTH(to, i, n)                                                                                       \
+    if ((i) < blocks) {                                                                                      \
+        int both;                                                                                            \
+        memcpy(&both, w + (i)*bytes, sizeof both);                                                           \
+        to = _mm_insert_epi32(to, both, n);                                                                  \
+    }
+    BOTH(low, 0, 0)
+    BOTH(low, 1, 1)
+    BOTH(low, 2, 2)
+    BOTH(low, 3, 3)
+    BOTH(high, 4, 0) BOTH(high, 5, 1) BOTH(high, 6, 2) BOTH(high, 7, 3) return _mm512_cvtph_ps(
+        _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+}
+
+/* Of a chunk's scales those of the lanes of 64 weights. */
+INLINE vec scales_part64(vec all, const int k, const enum tensor_format format)
+{
+    switch (layout_of(format)) {
+    case EIGHT:
+        return _mm512_permutexvar_ps(EIGHTS(2 * k, 2 * k + 1), all);
+    case PAIRS:
+        return _mm512_permutexvar_ps(EIGHTS(4 * k, 4 * k + 2), all);
+    case SIXTEEN:
+        return _mm512_permutexvar_ps(FOURS(4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3), all);
+    case QUARTERS:
+        return _mm512_permutexvar_ps(EIGHTS(k < 2 ? 2 * k : 2 * k + 4, k < 2 ? 2 * k + 1 : 2 * k + 5), all);
+    }
+    __builtin_unreachable();
+}
+
+/* ---- rows ---- */
+
+/* A chunk of `S` rows, `blocks` of 32 values there. */
+INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, const char *x,
+                      const size_t blocks, const size_t S, const enum tensor_format format)
+{
+    const size_t block = decode_bytes(block_values(format), format);
+    const vec xs = vec_load(x + AT_SCALES);
+    vec scale[GEMV_STREAMS];
+    if (layout_of(format) == QUARTERS) quarter_scales(scale, w, stride, S);
+    UNROLL for (size_t s = 0; s < S; s++)
+    {
+        const uint8_t *row = w + s * stride;
+        if (layout_of(format) == PAIRS) scale[s] = pair_scales(row, blocks, format);
+        if (layout_of(format) == EIGHT && format != FORMAT_IQ4_XS)
+            scale[s] = eight_scales(row, blocks, format);
+        if (format == FORMAT_IQ4_XS || layout_of(format) == SIXTEEN) {
+            const struct block_scales both = scales_of(row, format);
+            scale[s] = both.scale;
+            if (format == FORMAT_Q2_K) least[s] = vec_fmadd(both.least, vec_load(x + AT_LEAST), least[s]);
+        }
+        scale[s] = vec_mul(scale[s], xs);
+        if (layout_of(format) == PAIRS) least[s] = _mm512_mask_add_ps(least[s], 0xaaaa, least[s], scale[s]);
+        if (layout_of(format) == QUARTERS)
+            least[s] = _mm512_mask_add_ps(least[s], 0xf0f0, least[s], scale[s]);
+    }
+    UNROLL for (int k = 0; k < 4; k++)
+    {
+        if (2 * (size_t)k >= blocks) break;
+        const __m512i numbers = _mm512_loadu_si512(x + 64 * k);
+        UNROLL for (size_t s = 0; s < S; s++)
+        {
+            const uint8_t *first = w + s * stride, *second = first;
+            if (block_values(format) == 32) {
+                first += 2 * (size_t)k * block;
+                second = 2 * (size_t)k + 1 < blocks ? first + block : first;
+            }
+            const __m512i sum =
+                _mm512_dpbusd_epi32(number_less(format) ? _mm512_loadu_si512(x + AT_LESS + 64 * k)
+                                                        : _mm512_setzero_si512(),
+                                    bytes_of(first, second, (size_t)k, true, format), numbers);
+            total[s] = vec_fmadd(_mm512_cvtepi32_ps(sum), scales_part64(scale[s], k, format), total[s]);
+        }
+    }
+}
+
+INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x, size_t cols,
+                      const struct gemv_path *path, const size_t S, const bool two_levels,
+                      const enum tensor_format format)
+{
+    const size_t stride = row_stride * decode_bytes(cols, format), chunk_bytes = decode_bytes(CHUNK, format);
+    const uint8_t *at = (const uint8_t *)w;
+    const char *xs = (const char *)x;
+    vec total[GEMV_STREAMS], least[GEMV_STREAMS];
+    UNROLL for (size_t s = 0; s < S; s++) total[s] = least[s] = vec_zero();
+    size_t c = 0;
+    for (; c + CHUNK <= cols; c += CHUNK, at += chunk_bytes, xs += chunk_x_bytes(format)) {
+        const struct gemv_ahead ahead = gemv_ahead(path, (uintptr_t)w, decode_bytes(c, format), stride);
+        UNROLL for (size_t s = 0; s < S; s++) gemv_fetch(ahead, s, chunk_bytes, two_levels);
+        add_chunk(total, least, at, stride, xs, 8, S, format);
+    }
+    if (block_values(format) == 32 && c < cols)
+        add_chunk(total, least, at, stride, xs, (cols - c) / 32, S, format);
+    UNROLL for (size_t s = 0; s < S; s++) y[s * row_stride] =
+        vec_reduce_add(has_least(format) ? vec_add(total[s], least[s]) : total[s]);
+}
+
+#define NAME     "avx512-vnni"
+#define FEATURES (CPU_AVX2 | CPU_AVX512 | CPU_AVX512_VNNI)
+#define KERNELS  int8_avx512vnni_gemv
+#include "common/cpu/kernels/int8_gemv.h"

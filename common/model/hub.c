@@ -1,0 +1,170 @@
+/* Names of the hub, its cache, and what --model means. See hub.h. */
+#include "common/model/hub.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/file.h"
+
+#define PART_MAX 255 /* of a path: what file systems take */
+
+static bool is_name_letter(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.';
+}
+
+/* As the hub has them: no dot or dash at an end, and "--" stands for the slash in the cache. */
+static bool is_repo_part(const char *text, size_t length)
+{
+    if (length == 0 || length > 96 || text[0] == '.' || text[0] == '-' || text[length - 1] == '.' ||
+        text[length - 1] == '-')
+        return false;
+    for (size_t i = 0; i < length; i++) {
+        const bool twice = i + 1 < length && text[i] == text[i + 1] && (text[i] == '-' || text[i] == '.');
+        if (!is_name_letter(text[i]) || twice) return false;
+    }
+    return true;
+}
+
+bool hub_file_is_safe(const char *file)
+{
+    const size_t length = strlen(file);
+    if (length == 0 || length >= HUB_FILE_MAX) return false;
+    for (const char *part = file;;) {
+        const size_t bytes = strcspn(part, "/");
+        if (bytes == 0 || bytes > PART_MAX || strncmp(part, "..", bytes) == 0) return false;
+        for (size_t i = 0; i < bytes; i++)
+            if ((unsigned char)part[i] < 0x20 || part[i] == 0x7f || part[i] == '\\') return false;
+        if (!part[bytes]) return true;
+        part += bytes + 1;
+    }
+}
+
+bool hub_commit_is_valid(const char *commit)
+{
+    return strlen(commit) == HUB_COMMIT_MAX - 1 && commit[strspn(commit, "0123456789abcdef")] == '\0';
+}
+
+int hub_name_parse(const char *text, struct hub_name *name, struct helm_err *err)
+{
+    const size_t org = strcspn(text, "/");
+    const char *second = text[org] ? text + org + 1 : text + org;
+    const size_t model = strcspn(second, "/");
+    const char *file = second[model] ? second + model + 1 : NULL;
+    memset(name, 0, sizeof *name);
+    if (!is_repo_part(text, org) || !is_repo_part(second, model) || (file && !hub_file_is_safe(file)))
+        return helm_fail(err, HELM_E_USAGE, "'%.200s' is no name of the hub: ORG/NAME or ORG/NAME/FILE",
+                         text);
+    snprintf(name->repo, sizeof name->repo, "%.*s", (int)(org + 1 + model), text);
+    snprintf(name->file, sizeof name->file, "%s", file ? file : "");
+    return 0;
+}
+
+int hub_cache_folder(char folder[PATH_MAX], struct helm_err *err)
+{
+    static const struct {
+        const char *variable, *below;
+    } places[] = {{"HF_HUB_CACHE", ""},
+                  {"HUGGINGFACE_HUB_CACHE", ""},
+                  {"HF_HOME", "/hub"},
+                  {"XDG_CACHE_HOME", "/huggingface/hub"},
+                  {"HOME", "/.cache/huggingface/hub"}};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        const char *value = getenv(places[i].variable);
+        if (!value || !*value) continue;
+        if (snprintf(folder, PATH_MAX, "%s%s", value, places[i].below) >= PATH_MAX)
+            return helm_fail(err, HELM_E_LIMIT, "$%s is too long", places[i].variable);
+        return 0;
+    }
+    return helm_fail(err, HELM_E_NOT_FOUND,
+                     "none of HF_HUB_CACHE, HF_HOME and HOME says where the hub's cache is");
+}
+
+int hub_repo_folder(const struct hub_name *name, char folder[PATH_MAX], struct helm_err *err)
+{
+    char cache[PATH_MAX];
+    int rc = hub_cache_folder(cache, err);
+    if (rc) return rc;
+    const int org = (int)strcspn(name->repo, "/");
+    if (snprintf(folder, PATH_MAX, "%s/models--%.*s--%s", cache, org, name->repo, name->repo + org + 1) >=
+        PATH_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "the hub's cache has too long a path: %.200s", cache);
+    return 0;
+}
+
+/* Of snapshots/ the one that refs/main names, else the only one. */
+static bool find_snapshot(const char *repo_folder, char snapshot[PATH_MAX])
+{
+    char path[PATH_MAX], *commit = NULL;
+    size_t length = 0;
+    int n = snprintf(path, sizeof path, "%s/refs/main", repo_folder), found = 0;
+    if (n < PATH_MAX && !file_read(path, 256, &commit, &length, &(struct helm_err){0})) {
+        commit[strcspn(commit, "\r\n ")] = '\0';
+        n = hub_commit_is_valid(commit) ? snprintf(snapshot, PATH_MAX, "%s/snapshots/%s", repo_folder, commit)
+                                        : 0;
+        free(commit);
+        if (n > 0 && n < PATH_MAX && file_is_folder(snapshot)) return true;
+    }
+    n = snprintf(path, sizeof path, "%s/snapshots", repo_folder);
+    DIR *dir = n < PATH_MAX ? opendir(path) : NULL;
+    if (!dir) return false;
+    for (const struct dirent *entry; (entry = readdir(dir));) {
+        if (entry->d_name[0] == '.') continue;
+        n = snprintf(snapshot, PATH_MAX, "%s/%s", path, entry->d_name);
+        found++;
+    }
+    closedir(dir);
+    return found == 1 && n > 0 && n < PATH_MAX && file_is_folder(snapshot);
+}
+
+static int take(const char *text, char **path, struct helm_err *err)
+{
+    *path = strdup(text);
+    return *path ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
+}
+
+static bool has(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < PATH_MAX && access(path, F_OK) == 0;
+}
+
+/* A repository's own folder in the cache is not what holds the files. */
+static int locate_existing(const char *text, char **path, struct helm_err *err)
+{
+    char snapshot[PATH_MAX];
+    if (!file_is_folder(text) || has(text, "config.json") || !has(text, "snapshots"))
+        return take(text, path, err);
+    if (find_snapshot(text, snapshot)) return take(snapshot, path, err);
+    return helm_fail(
+        err, HELM_E_USAGE,
+        "%.200s is a folder of the hub's cache whose refs/main names none of its snapshots: name one, "
+        "%.200s/snapshots/COMMIT",
+        text, text);
+}
+
+int hub_locate(const char *text, char **path, struct helm_err *err)
+{
+    struct hub_name name;
+    char folder[PATH_MAX], found[PATH_MAX], file[PATH_MAX + HUB_FILE_MAX];
+    struct helm_err ignored = {0};
+    *path = NULL;
+    if (access(text, F_OK) == 0) return locate_existing(text, path, err);
+    if (hub_name_parse(text, &name, &ignored)) return take(text, path, err);
+    int rc = hub_repo_folder(&name, folder, err);
+    if (rc) return rc;
+    if (find_snapshot(folder, found)) {
+        snprintf(file, sizeof file, "%s%s%s", found, name.file[0] ? "/" : "", name.file);
+        if (access(file, F_OK) == 0) return take(file, path, err);
+    }
+    return helm_fail(
+        err, HELM_E_NOT_FOUND,
+        "%s: no such file or folder, nor is it in the hub's cache (%.160s): `helm-cli pull %s` downloads it",
+        text, folder, text);
+}

@@ -1,0 +1,43 @@
+/* The hub's cache of models as Hugging Face's own programs lay it out, and what --model means: a path, or a name in there.
+ *
+ *   models--ORG--NAME/refs/main              commit
+ *   models--ORG--NAME/snapshots/COMMIT/FILE  -> ../../blobs/ID
+ *   models--ORG--NAME/blobs/ID               contents
+ *
+ * Called by who reads models and by helm-cli, whose `pull` writes it (client/hub). No state. */
+#ifndef HELM_COMMON_MODEL_HUB_H
+#define HELM_COMMON_MODEL_HUB_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "common/base/err.h"
+
+#define HUB_REPO_MAX   200 /* bytes with the terminating 0: the hub allows 96 characters in either part */
+#define HUB_FILE_MAX   512
+#define HUB_COMMIT_MAX 41
+
+/* "ORG/NAME" or "ORG/NAME/FILE", FILE possibly in folders. */
+struct hub_name {
+    char repo[HUB_REPO_MAX];
+    char file[HUB_FILE_MAX]; /* "" where none is named */
+};
+/* HELM_E_USAGE: it is no such name. What is accepted cannot leave the cache's folder. */
+HELM_MUST_CHECK int hub_name_parse(const char *text, struct hub_name *name, struct helm_err *err);
+/* A file's path inside a repository: no part of it is empty, hidden by dots, or holds what folders or terminals obey. */
+bool hub_file_is_safe(const char *file);
+/* 40 digits of a commit. */
+bool hub_commit_is_valid(const char *commit);
+
+/* $HF_HUB_CACHE, $HUGGINGFACE_HUB_CACHE, $HF_HOME/hub, $XDG_CACHE_HOME/huggingface/hub or ~/.cache/huggingface/hub. */
+HELM_MUST_CHECK int hub_cache_folder(char folder[PATH_MAX], struct helm_err *err);
+/* The repository's folder in there, whether or not it exists. */
+HELM_MUST_CHECK int hub_repo_folder(const struct hub_name *name, char folder[PATH_MAX], struct helm_err *err);
+
+/* What --model means, malloc'd: a path that exists; of a repository's folder in the cache its snapshot; of a name that is
+ * in the cache its snapshot or the file in it; else the text itself, for its reader to refuse. HELM_E_NOT_FOUND: a
+ * name that is not in the cache; the error names the command that downloads it. */
+HELM_MUST_CHECK int hub_locate(const char *text, char **path, struct helm_err *err);
+
+#endif

@@ -1,0 +1,36 @@
+/* Which activations blocks are multiplied with, and why: the option, what the profile says, and the model's own check.
+ *
+ * Called by main.c and helm-plan: before the plan is made, behind it, and when the check has ended. The check itself is
+ * daemon/steps/check.h, what it found is kept by daemon/planner/activations/verdict.h. Owns nothing. */
+#ifndef HELM_DAEMON_PLANNER_ACTIVATIONS_DECISION_H
+#define HELM_DAEMON_PLANNER_ACTIVATIONS_DECISION_H
+
+#include "daemon/planner/activations/choice.h"
+#include "daemon/planner/activations/verdict.h"
+
+struct activations {
+    enum activations_option option;
+    enum linear_inputs inputs[PLAN_PROCESSORS]; /* to plan with */
+    bool can[PLAN_PROCESSORS];                  /* there are kernels of int8 */
+    const char *kernels;                        /* --kernels, borrowed */
+    char key[VERDICT_KEY];                      /* "": the model has none, so nothing is kept */
+    bool checks;                                /* the check has to run when the workers are ready */
+    bool decided;                               /* by what it found, now or before */
+    char text[256];                             /* for status: which, and why */
+};
+
+/* Before the plan is made: what to plan with. */
+void activations_want(const struct model *model, const struct profile *profile, unsigned features,
+                      struct activations *activations);
+/* Of a plan that somebody wrote: unless the option says otherwise its activations count, where there are kernels of
+ * them. Else, and once it is decided, it gets those that are wanted. */
+void activations_take(struct plan *plan, struct activations *activations);
+/* Behind it: looks for what a check has found before. *again: it failed, and the plan has to be made with exact
+ * activations, which `inputs` says now. */
+void activations_look(const struct model *model, const struct plan *plan, struct activations *activations,
+                      bool *again);
+/* The check has ended, or (NULL) cannot be. Keeps what it found, says so, and *again as above. */
+void activations_decide(const struct plan *plan, const struct verdict *verdict,
+                        struct activations *activations, bool *again);
+
+#endif

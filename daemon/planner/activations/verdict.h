@@ -1,0 +1,39 @@
+/* What the model's own check of int8 activations found (daemon/steps/check.h), kept for the next start.
+ *
+ * Called by main.c, which has it measured, and by helm-plan, which shows it. One small JSON file for each model, mixture
+ * and version of HELM, beside the profiles; what cannot be read, is of something else or contradicts itself is refused,
+ * and measured anew. */
+#ifndef HELM_DAEMON_PLANNER_ACTIVATIONS_VERDICT_H
+#define HELM_DAEMON_PLANNER_ACTIVATIONS_VERDICT_H
+
+#include "common/model/model.h"
+
+/* The most that the mean divergence of the next token's distribution may be, in nats. */
+#define VERDICT_KL_MAX    0.001
+#define VERDICT_KL_HUGE   1e6 /* what stands for one that is not finite */
+#define VERDICT_LEAST     128 /* positions that say enough */
+#define VERDICT_POSITIONS 65536
+
+struct verdict {
+    double one_token, tokens;          /* mean divergences: of steps of one row, of several */
+    uint32_t positions, one_positions; /* that they were taken over: of all steps, of those of one row */
+    uint32_t units;                    /* half layers, and the head, that computed with int8 */
+};
+
+/* The worse of both. */
+double verdict_kl(const struct verdict *verdict);
+bool verdict_passes(const struct verdict *verdict);
+/* Whether it says something of a plan that computes so many units with int8 activations: fewer do no more than those
+ * that passed, more no less than those that failed. */
+bool verdict_holds(const struct verdict *verdict, uint32_t units);
+
+/* What a verdict is of, as hexadecimal digits: the model's files (names, sizes, times, a sample of their bytes), the
+ * mixture that they are converted to, the kernels asked for, HELM's version. */
+#define VERDICT_KEY 40
+HELM_MUST_CHECK int verdict_key(const struct model *model, const char *kernels, char key[VERDICT_KEY],
+                                struct helm_err *err);
+/* HELM_E_NOT_FOUND: there is none. */
+HELM_MUST_CHECK int verdict_read(const char *key, struct verdict *verdict, struct helm_err *err);
+HELM_MUST_CHECK int verdict_write(const char *key, const struct verdict *verdict, struct helm_err *err);
+
+#endif

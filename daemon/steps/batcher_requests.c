@@ -1,0 +1,103 @@
+/* The batcher's requests: taken, found again, cancelled, timed out. See batcher.h. Called by serve.c and loop.c; what
+ * they are computed by is batcher.c's, which also sees to it that what ends here is told and gives back its slot. */
+#include <sys/random.h>
+
+#include "daemon/steps/batcher.h"
+
+int batcher_submit(struct batcher *batcher, struct request_generate *request, const struct asker *asker,
+                   uint64_t now_us, const struct sequence **out, struct helm_err *err)
+{
+    *out = NULL;
+    int rc = admission_check(&batcher->admission, asker->client, err);
+    if (rc) return rc;
+    if (!request->has_seed && getrandom(&request->sampling.seed, sizeof request->sampling.seed, 0) < 0)
+        return helm_fail_errno(err, "drawing a seed");
+    struct sequence *seq;
+    rc = sequence_create(request, &seq, err);
+    if (rc) return rc;
+    seq->id = batcher->next_id++;
+    seq->order = seq->id;
+    seq->client = asker->client;
+    seq->request_id = asker->request_id;
+    seq->scope = prefix_scope(batcher->with.sharing, asker->peer);
+    prefix_begin(seq);
+    seq->admission = admission_enter(&batcher->admission, asker->client);
+    seq->arrived_us = now_us;
+    if (request->deadline_ms) seq->deadline_us = now_us + (uint64_t)request->deadline_ms * 1000;
+    batcher->seq[batcher->seq_count++] = seq;
+    batcher->with.metrics->requests_total++;
+    *out = seq;
+    return 0;
+}
+
+const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
+                                            uint64_t request_id)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->client == client && batcher->seq[i]->request_id == request_id)
+            return batcher->seq[i];
+    return NULL;
+}
+
+int batcher_cancel(struct batcher *batcher, uint64_t id, const char *detail)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        if (batcher->seq[i]->id != id) continue;
+        sequence_finish(batcher->seq[i], HELM__V1__FINISH_REASON__FINISH_CANCELLED, detail);
+        return 0;
+    }
+    return HELM_E_NOT_FOUND;
+}
+
+void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->client == client)
+            sequence_finish(batcher->seq[i], HELM__V1__FINISH_REASON__FINISH_CANCELLED, detail);
+}
+
+void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, const char *detail)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++) sequence_finish(batcher->seq[i], reason, detail);
+}
+
+uint32_t batcher_running(const struct batcher *batcher)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) n += batcher->seq[i]->slot != SEQUENCE_NO_SLOT;
+    return n;
+}
+
+uint32_t batcher_queued(const struct batcher *batcher)
+{
+    return batcher->seq_count - batcher_running(batcher);
+}
+
+uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq)
+{
+    uint32_t n = 0, at = 0;
+    if (seq->slot != SEQUENCE_NO_SLOT) return 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *s = batcher->seq[i];
+        bool running = s->slot != SEQUENCE_NO_SLOT;
+        if (s == seq) at = n;
+        /* one that was cancelled has its slot until the next step is formed, and waits for none */
+        if (running || s == seq || s->finish == HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED)
+            batcher->queue_view[n++] = (struct admission_request){.entry = s->admission, .running = running};
+    }
+    return admission_ends_before(&batcher->admission, batcher->queue_view, n, at);
+}
+
+uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us)
+{
+    uint64_t next = 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        struct sequence *seq = batcher->seq[i];
+        if (seq->deadline_us == 0 || seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
+        if (seq->deadline_us <= now_us)
+            sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "deadline");
+        else if (next == 0 || seq->deadline_us < next)
+            next = seq->deadline_us;
+    }
+    return next;
+}

@@ -1,0 +1,199 @@
+/* The check of int8 activations. See check.h. Called from the one loop; one step is in flight at a time. */
+#include "daemon/steps/check.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/units.h"
+#include "daemon/steps/divergence.h"
+
+/* Sequences that begin with different tokens, from all over the vocabulary. */
+static uint32_t first_token(const struct check *c, uint32_t sequence)
+{
+    return (uint32_t)((2 * (uint64_t)sequence + 1) * c->model->vocab / (2 * (uint64_t)c->sequences));
+}
+
+/* So many sequences as pages and their number allow. */
+int check_open(const struct arena *arena, const struct model_config *model, uint32_t workers,
+               struct check *check, struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(arena);
+    const uint32_t first = model->bos >= 0 ? 2 : 1, tokens = first - 1 + CHECK_POSITIONS,
+                   pages = (tokens - 1) / h->kv.page_tokens + 1, room = h->page_count / (2 * pages);
+    *check = (struct check){.arena = arena,
+                            .model = model,
+                            .workers = workers,
+                            .first = first,
+                            .pages = pages,
+                            .sequences = room < CHECK_SEQUENCES ? room : CHECK_SEQUENCES};
+    if (check->sequences * CHECK_POSITIONS < VERDICT_LEAST || tokens > h->context_tokens)
+        return helm_fail(err, HELM_E_CAPACITY,
+                         "the KV cache of %u pages of %u tokens is too small for a check over %d positions",
+                         h->page_count, h->kv.page_tokens, VERDICT_LEAST);
+    check->rows = CHECK_SEQUENCES - CHECK_ALONE;
+    if (check->rows > h->slots) check->rows = h->slots;
+    if (check->rows > h->step_tokens) check->rows = h->step_tokens;
+    check->exact = malloc((size_t)check->rows * h->vocab * sizeof *check->exact);
+    check->sequence = calloc(check->sequences, sizeof *check->sequence);
+    if (check->exact && check->sequence) return 0;
+    check_close(check);
+    return helm_fail(err, HELM_E_NOMEM, "no memory for %u rows of %u logits", check->rows, h->vocab);
+}
+
+void check_close(struct check *check)
+{
+    free(check->exact);
+    free(check->sequence);
+    memset(check, 0, sizeof *check);
+}
+
+/* ---- steps ---- */
+
+/* The sequences of the step that begins with sequence `from`. */
+static uint32_t count_from(const struct check *c, uint32_t from)
+{
+    const uint32_t left = c->sequences - from;
+    if (from < CHECK_ALONE) return 1;
+    return left < c->rows ? left : c->rows;
+}
+
+/* Slot `row` becomes that of a sequence: its tokens so far, and its pages of this way. */
+static void fill_slot(const struct check *c, uint32_t row, uint32_t sequence)
+{
+    struct arena_slot *slot = arena_slot_of(c->arena, row);
+    uint32_t *table = arena_page_table_of(c->arena, row);
+    memcpy(arena_history_of(c->arena, row), c->sequence[sequence].token, (c->at + 1) * sizeof(uint32_t));
+    for (uint32_t p = 0; p < c->pages; p++) table[p] = (2 * sequence + (c->rounded ? 1 : 0)) * c->pages + p;
+    memset(slot, 0, sizeof *slot);
+    /* without top-k, top-p and min-p the whole row is drawn from, and so is in the arena */
+    slot->sampling =
+        (struct sampling_params){.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = sequence + 1};
+    slot->prompt_count = c->first;
+}
+
+static void ring(struct check *c, uint64_t now_us)
+{
+    struct arena_control *control = arena_control_of(c->arena);
+    struct step *step = &control->step[++c->serial % ARENA_STEP_RING];
+    *step = (struct step){.serial = c->serial,
+                          .epoch = arena_header_of(c->arena)->epoch,
+                          .row_count = c->count,
+                          .token_count = c->count,
+                          .flags = c->rounded ? 0 : STEP_EXACT};
+    for (uint32_t r = 0; r < c->count; r++) {
+        fill_slot(c, r, c->from + r);
+        step->row[r] = (struct step_row){.slot = r, .start = c->at, .count = 1, .flags = STEP_ROW_SAMPLE};
+    }
+    c->begun_us = now_us;
+    doorbell_ring(&control->step_bell, c->serial);
+}
+
+void check_begin(struct check *c, uint64_t now_us)
+{
+    c->started_us = now_us;
+    c->one = c->few = (struct check_sums){0};
+    c->serial = c->at = c->from = 0;
+    c->rounded = false;
+    c->running = true;
+    c->count = count_from(c, 0);
+    for (uint32_t s = 0; s < c->sequences; s++) {
+        c->sequence[s].token[0] = (uint32_t)c->model->bos;
+        c->sequence[s].token[c->first - 1] = first_token(c, s);
+    }
+    ring(c, now_us);
+}
+
+void check_lost(struct check *c)
+{
+    c->running = false;
+}
+
+/* ---- results ---- */
+
+static bool is_done(const struct check *c)
+{
+    const struct arena_control *control = arena_control_of(c->arena);
+    for (uint32_t w = 0; w < c->workers; w++)
+        if (doorbell_read(&control->done[w].bell) != c->serial) return false;
+    return true;
+}
+
+/* A row of the exact step: its token goes on the sequence, its logits are kept. */
+static void take_exact(struct check *c, uint32_t row, const struct step_result_row *result)
+{
+    uint32_t *token = c->sequence[c->from + row].token;
+    memcpy(c->exact + (size_t)row * c->model->vocab, arena_logits_of(c->arena, row),
+           c->model->vocab * sizeof *c->exact);
+    if (c->at + 1 >= c->first) token[c->at + 1] = result->status == STEP_ROW_OK ? result->sampled.token : 0;
+}
+
+static int take_rows(struct check *c, struct helm_err *err)
+{
+    const struct step_result *result = &arena_control_of(c->arena)->result[c->serial % ARENA_STEP_RING];
+    struct check_sums *sums = c->count == 1 ? &c->one : &c->few;
+    if (result->serial != c->serial || result->row_count != c->count)
+        return helm_fail(err, HELM_E_PEER, "answer to step %u with %u rows is marked %u, %u", c->serial,
+                         c->count, result->serial, result->row_count);
+    for (uint32_t r = 0; r < c->count; r++) {
+        const struct step_result_row row = result->row[r];
+        if (row.status > STEP_ROW_NO_FINITE_LOGIT ||
+            (row.status == STEP_ROW_OK && row.sampled.token >= c->model->vocab))
+            return helm_fail(err, HELM_E_PEER, "row %u of step %u has status %u and token %u of %u", r,
+                             c->serial, row.status, row.sampled.token, c->model->vocab);
+        if (!c->rounded) {
+            take_exact(c, r, &row);
+        } else if (c->at + 1 >= c->first) {
+            sums->divergence += divergence_of(c->exact + (size_t)r * c->model->vocab,
+                                              arena_logits_of(c->arena, r), c->model->vocab);
+            sums->positions++;
+        }
+    }
+    return 0;
+}
+
+static uint32_t positions(const struct check *c)
+{
+    return c->one.positions + c->few.positions;
+}
+
+static double mean(const struct check_sums *sums)
+{
+    return sums->positions ? fmin(sums->divergence / sums->positions, VERDICT_KL_HUGE) : 0;
+}
+
+/* The step behind this one; false: that was the last. */
+static bool advance(struct check *c, uint64_t now_us)
+{
+    c->rounded = !c->rounded;
+    if (c->rounded) return true;
+    c->from += c->count;
+    if (c->from == c->sequences) {
+        c->from = 0;
+        c->at++;
+        if (positions(c) >= VERDICT_LEAST && now_us - c->started_us > CHECK_US) return false;
+    }
+    c->count = count_from(c, c->from);
+    return c->at < c->first - 1 + CHECK_POSITIONS;
+}
+
+int check_take(struct check *c, uint64_t now_us, bool *done, struct helm_err *err)
+{
+    *done = false;
+    if (!c->running || !is_done(c)) return 0;
+    int rc = take_rows(c, err);
+    if (rc) return rc;
+    *done = !advance(c, now_us);
+    c->running = !*done;
+    if (!*done) ring(c, now_us);
+    return 0;
+}
+
+void check_found(const struct check *c, uint32_t units, struct verdict *verdict)
+{
+    *verdict = (struct verdict){.one_token = mean(&c->one),
+                                .tokens = mean(&c->few),
+                                .positions = positions(c),
+                                .one_positions = c->one.positions,
+                                .units = units};
+}

@@ -1,0 +1,38 @@
+/* A sequence's beginning that is in the KV pool already: found, and left there for others.
+ *
+ * Called by batcher.c. A page is known from the moment on in which the step that filled it was answered well, whoever
+ * runs it; so prompts that begin alike share what the first of them has computed so far. Only full pages are shared,
+ * and at least the last known token is always computed, since its logits are wanted. Owns nothing. */
+#ifndef HELM_DAEMON_STEPS_PREFIX_H
+#define HELM_DAEMON_STEPS_PREFIX_H
+
+#include "daemon/steps/kv_pages.h"
+#include "daemon/steps/sequence.h"
+
+/* --prefix-cache: who finds whose pages. */
+enum prefix_sharing {
+    PREFIX_OFF,
+    PREFIX_ON,   /* everyone, everyone's */
+    PREFIX_PEER, /* clients of the same user (or CURVE key) each other's */
+    PREFIX_SHARINGS
+};
+const char *prefix_sharing_name(enum prefix_sharing sharing);
+
+uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer);
+
+/* `row`: the sequence's of the page table. */
+
+/* It has no pages: before its first slot, or anew. */
+void prefix_begin(struct sequence *seq);
+/* Gives a sequence of which no step is in flight the known pages that go on where it stands. True: there were any. */
+bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq);
+/* Of a sequence without a slot: how many pages that others hold it would be given. */
+uint32_t prefix_shared(const struct kv_pages *pages, const struct sequence *seq);
+/* What two sequences have in common that compute the same page next; 0: none. */
+uint64_t prefix_next_page(const struct kv_pages *pages, const struct sequence *seq);
+/* KV of tokens [0, cached) is there now, and good. */
+void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequence *seq, uint32_t cached);
+/* Something is wrong with it: nobody else shall find any of it. */
+void prefix_forget(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq);
+
+#endif

@@ -1,0 +1,60 @@
+/* Which KV pages hold which tokens behind which beginning: what lets a prompt find pages that are there.
+ *
+ * Called by kv_pages.c only, which says when a page becomes known, rests (nobody holds it) and is taken. A known page
+ * has a number, given once and never again, and names the number of the page in front of it; of a first page that is
+ * the caller's scope. So a page found by (number in front, tokens) has the very tokens of its whole beginning, and no
+ * hash decides about that. Owns its arrays; allocates nothing after prefix_index_init. */
+#ifndef HELM_DAEMON_STEPS_PREFIX_INDEX_H
+#define HELM_DAEMON_STEPS_PREFIX_INDEX_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+#define PREFIX_NO_PAGE UINT32_MAX
+/* Scopes are below, pages' numbers from here on. */
+#define PREFIX_SCOPES ((uint64_t)1 << 40)
+
+struct prefix_page {
+    uint64_t number; /* 0: not known */
+    uint64_t before;
+    uint32_t next;         /* in its bucket */
+    uint32_t older, newer; /* of those that rest */
+    bool rests;
+};
+
+struct prefix_index {
+    uint32_t page_tokens, mask; /* buckets - 1 */
+    uint32_t resting;
+    uint32_t oldest, newest;
+    uint64_t key, next_number;
+    struct prefix_page *page; /* [pages] */
+    uint32_t *tokens;         /* [pages][page_tokens] */
+    uint32_t *bucket;         /* [mask + 1] */
+};
+
+HELM_MUST_CHECK int prefix_index_init(struct prefix_index *index, uint32_t pages, uint32_t page_tokens,
+                                      struct helm_err *err);
+void prefix_index_free(struct prefix_index *index);
+
+/* The page that holds these page_tokens tokens behind `before`, or PREFIX_NO_PAGE. */
+uint32_t prefix_index_find(const struct prefix_index *index, uint64_t before, const uint32_t *tokens);
+/* Of (before, tokens), never 0; differs from daemon to daemon. */
+uint64_t prefix_index_hash(const struct prefix_index *index, uint64_t before, const uint32_t *tokens);
+static inline uint64_t prefix_index_number(const struct prefix_index *index, uint32_t page)
+{
+    return index->page[page].number;
+}
+
+/* `page` is not known, and no other page is known to hold this. Its number: a new one, or `number` if that is not 0. */
+uint64_t prefix_index_add(struct prefix_index *index, uint32_t page, uint64_t before, const uint32_t *tokens,
+                          uint64_t number);
+/* `page` is known; it rests no more. */
+void prefix_index_remove(struct prefix_index *index, uint32_t page);
+
+/* A known page that nobody holds any more, or somebody holds again. */
+void prefix_index_rest(struct prefix_index *index, uint32_t page);
+void prefix_index_wake(struct prefix_index *index, uint32_t page);
+
+#endif

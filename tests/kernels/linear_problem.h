@@ -1,0 +1,185 @@
+/* Problems for tests of linear kernels: weights of any format, activations, and the whole batched path. Included by
+ * test_linear.c and test_int8.c, behind cmocka. */
+#ifndef HELM_TESTS_KERNELS_LINEAR_PROBLEM_H
+#define HELM_TESTS_KERNELS_LINEAR_PROBLEM_H
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "common/base/cpu.h"
+#include "common/cpu/kernels/linear.h"
+#include "common/formats/convert.h"
+#include "tests/kernels/kernel_buffers.h"
+
+static const size_t sizes[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 129};
+#define SIZES (sizeof sizes / sizeof *sizes)
+
+struct problem {
+    enum tensor_format format;
+    size_t rows, cols, tokens, ldx, ldy;
+    struct guarded w, x;
+    double *sum, *magnitude; /* [token][row] */
+};
+
+/* Blocks of a format that is only read: any bytes, of which no value is large. */
+static void fill_blocks(struct problem *p, uint64_t *seed)
+{
+    const struct tensor_format_traits *traits = tensor_format_of(p->format);
+    struct helm_err err = {0};
+    float value[256];
+    assert_true(traits->block_values <= 256);
+    for (size_t at = 0; at < p->w.bytes; at += traits->block_bytes) {
+        unsigned char *block = (unsigned char *)p->w.data + at;
+        const struct tensor_matrix one = {p->format, block, traits->block_bytes, 1, traits->block_values};
+        bool small = false;
+        while (!small) {
+            for (uint32_t i = 0; i < traits->block_bytes; i++)
+                block[i] = (unsigned char)(int)(random_float(seed) * 1024);
+            assert_int_equal(tensor_format_read_row(&one, 0, value, &err), 0);
+            small = true;
+            for (uint32_t i = 0; i < traits->block_values; i++) small &= fabsf(value[i]) <= 1e6f;
+        }
+    }
+}
+
+static void fill_weights(struct problem *p, uint64_t *seed)
+{
+    const size_t count = p->rows * p->cols;
+    struct helm_err err = {0};
+    if (tensor_format_of(p->format)->block_values > 1 &&
+        p->format != FORMAT_Q8_0) { /* any bits are a block */
+        fill_blocks(p, seed);
+        return;
+    }
+    float *values = malloc(count * sizeof *values);
+    assert_non_null(values);
+    for (size_t i = 0; i < count; i++) values[i] = random_float(seed);
+    assert_int_equal(tensor_format_of(p->format)->write(values, DTYPE_F32, (uint32_t)p->rows,
+                                                        (uint32_t)p->cols, p->w.data, NULL, &err),
+                     0);
+    free(values);
+}
+
+/* Whether rounding up to whole blocks makes these sizes[] columns the same as those before. */
+static bool is_repeated(enum tensor_format format, size_t size)
+{
+    const uint32_t block = tensor_format_of(format)->block_values;
+    return size > 0 && (sizes[size] + block - 1) / block == (sizes[size - 1] + block - 1) / block;
+}
+
+/* Weights end at an unreadable page, so their start is aligned to one element at most; x has NaN between its
+ * rows. Activations, and blocks' values, are rounded to bf16 when `rounded`: then a variant that rounds them itself must
+ * agree as closely as one that does not. */
+static void problem_make(struct problem *p, enum tensor_format format, size_t rows, size_t cols,
+                         size_t tokens, bool rounded)
+{
+    const uint32_t block = tensor_format_of(format)->block_values;
+    struct helm_err err = {0};
+    cols = (cols + block - 1) / block * block;
+    uint64_t seed = 88172645463325252u ^ rows << 40 ^ cols << 20 ^ tokens;
+    *p = (struct problem){.format = format, .rows = rows, .cols = cols, .tokens = tokens};
+    p->ldx = cols + tokens % 4;
+    p->ldy = rows + cols % 5;
+    guarded_make(&p->w, tensor_format_bytes(format, rows, cols));
+    guarded_make(&p->x, ((tokens - 1) * p->ldx + cols) * sizeof(float));
+    float *x = p->x.data;
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t c = 0; c < cols; c++) {
+            float v = random_float(&seed);
+            x[t * p->ldx + c] = rounded ? convert_bf16_f32(convert_f32_bf16(v)) : v;
+        }
+    fill_weights(p, &seed);
+    p->sum = calloc(rows * tokens, sizeof *p->sum);
+    p->magnitude = calloc(rows * tokens, sizeof *p->magnitude);
+    assert_true(p->sum && p->magnitude);
+    float *row = malloc(cols * sizeof *row);
+    assert_non_null(row);
+    for (size_t r = 0; r < rows; r++) {
+        const struct tensor_matrix matrix = {format, p->w.data, p->w.bytes, (uint32_t)rows, (uint32_t)cols};
+        assert_int_equal(tensor_format_read_row(&matrix, (uint32_t)r, row, &err), 0);
+        for (size_t c = 0; c < cols && rounded; c++) row[c] = convert_bf16_f32(convert_f32_bf16(row[c]));
+        for (size_t t = 0; t < tokens; t++) {
+            double sum = 0, magnitude = 0;
+            for (size_t c = 0; c < cols; c++) {
+                double product = (double)row[c] * (double)x[t * p->ldx + c];
+                sum += product;
+                magnitude += fabs(product);
+            }
+            p->sum[t * rows + r] = sum;
+            p->magnitude[t * rows + r] = magnitude;
+        }
+    }
+    free(row);
+}
+
+static void problem_free(struct problem *p)
+{
+    guarded_free(&p->w);
+    guarded_free(&p->x);
+    free(p->sum);
+    free(p->magnitude);
+}
+
+static void *aligned_scratch(size_t bytes)
+{
+    size_t room = (bytes + 64) / 64 * 64;
+    void *scratch = aligned_alloc(64, room);
+    assert_non_null(scratch);
+    memset(scratch, 0xff, room);
+    return scratch;
+}
+
+static const char *row_of(const struct problem *p, size_t row)
+{
+    return (const char *)p->w.data + row * tensor_format_row_bytes(p->format, p->cols);
+}
+
+/* The whole batched path into y (row stride p->ldy), the weights cut into `shares` at uneven places. */
+static void multiply(const struct linear_kernel *v, const struct problem *p, float *y, bool accumulate,
+                     size_t shares)
+{
+    struct guarded tiled;
+    guarded_make(&tiled, v->tiled_bytes(p->tokens, p->cols));
+    void *scratch = aligned_scratch(v->scratch_bytes(p->cols, p->tokens));
+    if (v->thread_begin) v->thread_begin();
+    size_t middle = p->tokens / 2 / v->tile_tokens * v->tile_tokens;
+    if (middle) v->tile(tiled.data, p->x.data, p->ldx, p->tokens, p->cols, 0, middle);
+    v->tile(tiled.data, p->x.data, p->ldx, p->tokens, p->cols, middle, p->tokens);
+    for (size_t s = 0, r = 0; s < shares; s++) {
+        size_t end = s + 1 == shares ? p->rows : p->rows * (2 * s + 1) / (2 * shares);
+        if (end == r) continue;
+        v->gemm(y + r, p->ldy, row_of(p, r), tiled.data, end - r, p->cols, p->tokens, accumulate, scratch);
+        r = end;
+    }
+    if (v->thread_end) v->thread_end();
+    free(scratch);
+    guarded_free(&tiled);
+}
+
+static const struct linear_kernel *usable(void **state)
+{
+    const struct linear_kernel *v = *state;
+    unsigned missing = v->features & ~cpu_features();
+    char text[128];
+    if (missing) {
+        print_message("linear %s %s skipped: this machine lacks %s\n", v->name, tensor_format_name(v->format),
+                      cpu_features_text(missing, text, sizeof text));
+        skip();
+    }
+    struct helm_err err = {0};
+    if (v->features & CPU_AMX_BF16 && cpu_enable_amx(&err) != 0) fail_msg("%s", err.text);
+    return v;
+}
+
+/* x as the kernel reads it; to be freed. */
+static float *ordered(const struct linear_kernel *v, const float *x, size_t cols)
+{
+    float *to = aligned_scratch(v->order ? v->ordered_bytes(cols) : cols * sizeof *x);
+    if (v->order)
+        v->order(to, x, cols);
+    else
+        memcpy(to, x, cols * sizeof *x);
+    return to;
+}
+
+#endif

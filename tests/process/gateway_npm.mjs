@@ -1,0 +1,142 @@
+// The openai and ollama packages, unmodified, against helm-gateway; run by test_gateway_npm.py.
+//
+//   node gateway_npm.mjs PACKAGE_FOLDER demo|ollama|tools|abort URL KEY
+//
+// "demo", "ollama": the demo model. "tools": a stand-in daemon that answers a question with a call and a result with a text;
+// "abort": one that answers slowly and for ever.
+import path from "node:path";
+import { pathToFileURL } from "node:url";
+
+const [folder, what, url, key] = process.argv.slice(2);
+const load = (file) => import(pathToFileURL(path.join(folder, "node_modules", file)).href);
+const { default: OpenAI } = await load("openai/index.mjs");
+const { Ollama } = await load("ollama/dist/index.mjs");
+const client = new OpenAI({ baseURL: url + "/v1", apiKey: key, maxRetries: 0 });
+const user = (content) => [{ role: "user", content }];
+const verse = "And it came to pass in those days, that";
+
+function check(name, good, detail) {
+  console.log(`${good ? "ok  " : "FAIL"} ${what === "ollama" ? "ollama" : "openai"}: ${name}${good ? "" : "  [" + JSON.stringify(detail ?? "").slice(0, 1000) + "]"}`);
+}
+async function refused(name, kind, code, call) {
+  try {
+    const answer = await call();
+    check(name, false, answer);
+  } catch (error) {
+    check(name, error instanceof kind && error.code === code && error.requestID, { kind: error.constructor.name, code: error.code, message: error.message });
+  }
+}
+async function metric(name) {
+  const text = await (await fetch(url + "/metrics", { headers: { Authorization: "Bearer " + key } })).text();
+  return Number(text.match(new RegExp(`^${name} (\\S+)$`, "m"))[1]);
+}
+async function until(condition) {
+  for (let i = 0; i < 400; i++) {
+    if (await condition()) return true;
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
+  return false;
+}
+
+async function demo() {
+  const models = [];
+  for await (const model of client.models.list()) models.push(model.id);
+  check("models.list", models.join() === "demo", models);
+  check("models.retrieve", (await client.models.retrieve("demo")).object === "model");
+
+  const base = { model: "demo", messages: user(verse), max_completion_tokens: 16, temperature: 0 };
+  const whole = await client.chat.completions.create(base);
+  const text = whole.choices[0].message.content;
+  check("chat", text.length > 0 && whole.choices[0].finish_reason === "length" && whole.usage.completion_tokens === 16, whole);
+
+  let streamed = "", usage = null;
+  for await (const chunk of await client.chat.completions.create({ ...base, stream: true, stream_options: { include_usage: true } })) {
+    streamed += chunk.choices[0]?.delta?.content ?? "";
+    usage = chunk.usage ?? usage;
+  }
+  check("streaming", streamed === text && usage.total_tokens === whole.usage.total_tokens, { streamed, usage });
+
+  const runner = client.chat.completions.stream(base);
+  const events = [];
+  runner.on("content", (piece) => events.push(piece));
+  check("the streaming helper", (await runner.finalContent()) === text && events.join("") === text, events);
+
+  const logs = (await client.chat.completions.create({ ...base, logprobs: true, top_logprobs: 2 })).choices[0].logprobs.content;
+  check("logprobs", logs.length === 16 && logs.map((t) => t.token).join("") === text && logs.every((t) => t.top_logprobs.length === 2), logs[0]);
+
+  const several = await client.chat.completions.create({ ...base, temperature: 1, seed: 5, n: 3, user: "test" });
+  check("n and seed", several.choices.map((c) => c.index).join() === "0,1,2" && new Set(several.choices.map((c) => c.message.content)).size > 1, several);
+
+  const stopped = await client.chat.completions.create({ ...base, stop: [text.slice(6, 14)] });
+  check("stop", stopped.choices[0].message.content === text.slice(0, 6) && stopped.choices[0].finish_reason === "stop", stopped);
+
+  const completion = await client.completions.create({ model: "demo", prompt: verse, max_tokens: 8, logprobs: 1 });
+  check("completions", completion.choices[0].text.length > 0 && completion.choices[0].logprobs.tokens.length === 8, completion);
+
+  const schema = { type: "json_schema", json_schema: { name: "x", schema: { type: "object" } } };
+  await refused("JSON schema is refused by its name", OpenAI.BadRequestError, "unsupported_parameter",
+    () => client.chat.completions.create({ ...base, response_format: schema }));
+  await refused("embeddings are refused", OpenAI.InternalServerError, "unsupported", () => client.embeddings.create({ model: "demo", input: "x" }));
+  await refused("responses are refused", OpenAI.InternalServerError, "unsupported", () => client.responses.create({ model: "demo", input: "x" }));
+  await refused("a context that is too long", OpenAI.BadRequestError, "context_length_exceeded",
+    () => client.chat.completions.create({ ...base, messages: user("word ".repeat(3000)) }));
+  await refused("... before a stream", OpenAI.BadRequestError, "context_length_exceeded",
+    () => client.chat.completions.create({ ...base, max_completion_tokens: 5000, stream: true }));
+  await refused("a model that there is not", OpenAI.NotFoundError, "model_not_found", () => client.chat.completions.create({ ...base, model: "gpt-x" }));
+  await refused("a wrong key", OpenAI.AuthenticationError, "invalid_api_key", () => client.withOptions({ apiKey: "sk-wrong" }).models.list());
+}
+
+async function tools() {
+  const asked = [];
+  const runner = client.chat.completions.runTools({
+    model: "any", messages: user("What is the weather in Bern?"), stream: false,
+    tools: [{ type: "function", function: { name: "get_weather", description: "Weather of a city", parse: JSON.parse,
+      parameters: { type: "object", properties: { city: { type: "string" } } },
+      function: ({ city }) => { asked.push(city); return "rain in " + city; } } }],
+  });
+  check("runTools: a call, its result, the answer", (await runner.finalContent()) === "It rains." && asked.join() === "Bern", asked);
+  const streaming = client.chat.completions.runTools({
+    model: "any", messages: user("What is the weather in Bern?"), stream: true,
+    tools: [{ type: "function", function: { name: "get_weather", description: "Weather of a city", parse: JSON.parse,
+      parameters: { type: "object", properties: { city: { type: "string" } } },
+      function: ({ city }) => { asked.push(city); return "rain in " + city; } } }],
+  });
+  check("... and streamed", (await streaming.finalContent()) === "It rains." && asked.join() === "Bern,Bern", asked);
+}
+
+async function ollama() {
+  const local = new Ollama({ host: url, headers: { Authorization: "Bearer " + key } });
+  const ask = { model: "demo", messages: user(verse), options: { num_predict: 12, temperature: 0 } };
+  check("version", /^\d+\./.test((await local.version()).version));
+  check("list", (await local.list()).models[0].name === "demo");
+  check("ps", (await local.ps()).models[0].model === "demo");
+  check("show", (await local.show({ model: "demo" })).capabilities.includes("completion"));
+  const whole = await local.chat(ask);
+  check("chat", whole.done && whole.eval_count === 12 && whole.message.content.length > 0, whole);
+  let streamed = "";
+  for await (const part of await local.chat({ ...ask, stream: true })) streamed += part.message.content;
+  check("chat, streaming", streamed === whole.message.content, streamed);
+  check("generate", (await local.generate({ model: "demo", prompt: verse, options: ask.options })).response === streamed);
+  const refusal = await local.chat({ ...ask, format: "json" }).catch((error) => error);
+  check("a format is refused by its name", refusal.status_code === 400 && refusal.message.includes("format"), refusal);
+}
+
+// Before a daemon that would go on for ever.
+async function abort() {
+  const base = { model: "any", messages: user("Hello") };
+  const cancelled = (count) => until(async () => (await metric("helm_gateway_cancelled_total")) === count && (await metric("helm_gateway_generations_open")) === 0);
+  let chunks = 0;
+  for await (const chunk of await client.chat.completions.create({ ...base, stream: true })) if (chunk.choices.length && ++chunks === 3) break;
+  check("leaving the loop over a stream cancels", await cancelled(1));
+  const controller = new AbortController();
+  const pending = client.chat.completions.create(base, { signal: controller.signal });
+  await until(async () => (await metric("helm_gateway_generations_open")) === 1);
+  controller.abort();
+  const error = await pending.catch((failure) => failure);
+  check("abort of a whole answer cancels", error instanceof OpenAI.APIUserAbortError && (await cancelled(2)), error);
+  const local = new Ollama({ host: url, headers: { Authorization: "Bearer " + key } });
+  const ended = await (async () => { for await (const part of await local.chat({ ...base, stream: true })) if (part.message.content) local.abort(); })().catch((failure) => failure);
+  check("ollama's abort cancels", ended?.name === "AbortError" && (await cancelled(3)), ended);
+}
+
+await { demo, tools, ollama, abort }[what]();

@@ -1,0 +1,383 @@
+#!/usr/bin/python3
+"""helm-gateway with the demo model on the real helmd: both of OpenAI's text paths, Ollama's, what is refused, clients that
+go away, 200 streams at once.
+
+HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
+"""
+import concurrent.futures
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
+import helmd_harness as helmd  # noqa: E402
+from gateway_harness import Gateway, SLOW, check, cli, sum_up, until  # noqa: E402
+
+VERSE = "And it came to pass in those days, that"
+
+
+def text_tests(g, endpoint):
+    models = g.get("/v1/models").json
+    check("the model has its folder's name", [m["id"] for m in models["data"]] == ["demo"], models)
+    check("a model by its name", g.get("/v1/models/demo").json["id"] == "demo" and g.get("/v1/models/x").status == 404)
+    a = g.complete(VERSE, max_tokens=24, temperature=0).json
+    wanted = json.loads(cli("--connect", endpoint, "generate", "--prompt", VERSE, "-n", "24", "--json"))
+    check("a greedy completion is helm-cli's", a["choices"][0]["text"] == wanted["text"] and
+          {k: v for k, v in a["usage"].items() if k != "prompt_tokens_details"} == {"prompt_tokens": wanted["usage"]["prompt_tokens"], "completion_tokens": 24,
+                         "total_tokens": wanted["usage"]["prompt_tokens"] + 24}, (a, wanted))
+    check("... and ends by its length", a["choices"][0]["finish_reason"] == "length", a)
+    check("max_tokens of completions is 16 unless given", g.complete(VERSE, temperature=0).json["usage"]["completion_tokens"] == 16)
+    many = g.complete([VERSE, "In the beginning"], max_tokens=4, temperature=0, n=2).json
+    check("several prompts, n answers each", [c["index"] for c in many["choices"]] == [0, 1, 2, 3] and
+          many["choices"][0]["text"] == many["choices"][1]["text"] != many["choices"][2]["text"], many)
+    ids = g.post("/tokenize", {"content": VERSE}).json["tokens"]
+    check("token ids as the prompt", g.complete(ids, max_tokens=24, temperature=0).json["choices"][0]["text"] == wanted["text"])
+    long = g.complete(VERSE * 12, max_tokens=2).json["usage"], g.complete(VERSE * 12, max_tokens=2).json["usage"]
+    check("usage tells what of the prompt was cached", long[0]["prompt_tokens_details"]["cached_tokens"] == 0 <
+          long[1]["prompt_tokens_details"]["cached_tokens"] < long[1]["prompt_tokens"], long)
+    check("/detokenize turns them back", g.post("/detokenize", {"tokens": ids}).json["content"] == VERSE)
+    chat = g.chat(VERSE, max_tokens=20, temperature=0).json
+    said = json.loads(cli("--connect", endpoint, "run", "--chat", "--json", "-n", "20", "--temperature", "0", VERSE))
+    check("a chat is helm-cli's", chat["choices"][0]["message"]["content"] == said["text"] and
+          chat["choices"][0]["message"]["role"] == "assistant", (chat, said))
+    parts = g.post("/v1/chat/completions", {"max_tokens": 20, "temperature": 0, "model": "demo", "messages": [
+        {"role": "user", "content": [{"type": "text", "text": VERSE[:10]}, {"type": "text", "text": VERSE[10:]}]}]}).json
+    check("content in parts is joined", parts["choices"][0]["message"]["content"] == said["text"], parts)
+    return said["text"]
+
+
+def stream_tests(g, said):
+    a = g.chat(VERSE, max_tokens=20, temperature=0, stream=True, stream_options={"include_usage": True})
+    events = a.events
+    check("a stream is of events", a.headers["Content-Type"] == "text/event-stream", a.headers)
+    check("its first chunk names the role", events[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None},
+          events[0])
+    check("its text is the whole answer's", "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1]) == said, events)
+    check("usage comes last, and null before", events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 20 and
+          all(e["usage"] is None for e in events[:-1]), events[-1])
+    check("one reason, in the last chunk with a choice", [e["choices"][0]["finish_reason"] for e in events[:-1]] ==
+          [None] * (len(events) - 2) + ["length"])
+    check("without include_usage there is none", all("usage" not in e for e in g.chat(VERSE, max_tokens=2, stream=True).events))
+    two = g.complete(VERSE, max_tokens=8, n=2, seed=3, temperature=1, stream=True).events
+    again = g.complete(VERSE, max_tokens=8, n=2, seed=3, temperature=1).json["choices"]
+    text = ["".join(e["choices"][0]["text"] for e in two if e["choices"][0]["index"] == i) for i in (0, 1)]
+    check("a seed: two different answers, the same ones again", text == [c["text"] for c in again] and text[0] != text[1], (text, again))
+
+
+def stop_tests(g):
+    text = g.complete(VERSE, max_tokens=40, temperature=0).json["choices"][0]["text"]
+    for name, stop in (("across tokens", text[17:26]), ("within a token", text[11:13]), ("of several", ["zzz", text[20:28], "qqq"])):
+        texts = [stop] if isinstance(stop, str) else stop
+        cut = min(text.find(t) for t in texts if t in text)
+        whole = g.complete(VERSE, max_tokens=40, temperature=0, stop=stop).json["choices"][0]
+        check("stop " + name, (whole["text"], whole["finish_reason"]) == (text[:cut], "stop"), (text, stop, whole))
+        pieces = g.complete(VERSE, max_tokens=40, temperature=0, stop=stop, stream=True).events
+        check("... in a stream", "".join(e["choices"][0]["text"] for e in pieces) == text[:cut], pieces)
+    whole = g.complete(VERSE, max_tokens=40, temperature=0, stop=text[17:26], logprobs=1).json["choices"][0]
+    check("... whose tokens are no longer than its text", "".join(whole["logprobs"]["tokens"])[:len(whole["text"])] == whole["text"] and
+          all(o < len(whole["text"]) for o in whole["logprobs"]["text_offset"]), whole)
+
+
+def sampling_tests(g):
+    a = g.chat(VERSE, max_tokens=10, temperature=0, logprobs=True, top_logprobs=3).json["choices"][0]
+    tokens = a["logprobs"]["content"]
+    check("logprobs of every token", len(tokens) == 10 and
+          b"".join(bytes(t["bytes"]) for t in tokens).decode() == a["message"]["content"], a)
+    check("... three each, falling, the first of them drawn", all(
+        len(t["top_logprobs"]) == 3 and t["top_logprobs"][0]["token"] == t["token"] and
+        t["top_logprobs"][0]["logprob"] >= t["top_logprobs"][1]["logprob"] >= t["top_logprobs"][2]["logprob"] for t in tokens), a)
+    streamed = [t for e in g.chat(VERSE, max_tokens=10, temperature=0, logprobs=True, top_logprobs=3, stream=True).events
+                for t in (e["choices"][0]["logprobs"] or {"content": []})["content"]]
+    check("... the same in a stream", streamed == tokens, streamed)
+    check("logprobs without alternatives", g.chat(VERSE, max_tokens=1, logprobs=True).json["choices"][0]["logprobs"]["content"][0]
+          ["top_logprobs"] == [])
+    token = g.post("/tokenize", {"content": " Moses"}).json["tokens"]
+    biased = g.complete(VERSE, max_tokens=3, temperature=0, logit_bias={str(token[0]): 100}).json["choices"][0]["text"]
+    check("logit_bias", biased == " Moses Moses Moses" if len(token) == 1 else token, (token, biased))
+    plain = g.complete(VERSE, max_tokens=30, temperature=0).json["choices"][0]["text"]
+    for field in ("presence_penalty", "frequency_penalty"):
+        check(field, g.complete(VERSE, max_tokens=30, temperature=0, **{field: 2}).json["choices"][0]["text"] != plain)
+
+
+REFUSED = {"response_format": {"type": "json_object"}, "modalities": ["text", "audio"], "store": True, "audio": {"voice": "x"},
+           "functions": [{"name": "f"}], "prediction": {}, "reasoning_effort": "low", "web_search_options": {},
+           "tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}], "wings": 2, "echo": True,
+           "temperature": "hot", "top_p": 0, "n": 0, "max_tokens": -1, "stop": ["a"] * 5, "logit_bias": {"5000000": 1},
+           "top_logprobs": 2, "seed": 1.5, "stream_options": {"include_usage": True}, "presence_penalty": 3, "stop_": None}
+
+
+def refusal_tests(g):
+    for name, value in REFUSED.items():
+        a = g.chat(VERSE, **{name: value})
+        error = a.json.get("error", {})
+        check("%s is refused by its name" % name, a.status == 400 and error["param"] == name and name in error["message"] and
+              error["type"] == "invalid_request_error" and error["code"], a.body)
+    for name, value in (("echo", True), ("suffix", "x"), ("best_of", 3), ("messages", [])):
+        a = g.complete(VERSE, **{name: value})
+        check("completions: %s" % name, a.status == 400 and a.json["error"]["param"] == name, a.body)
+    check("another model is 404", g.chat(VERSE, model="gpt-x").json["error"]["code"] == "model_not_found")
+    a = g.chat("word " * 3000)
+    check("a prompt beyond the context: both numbers", a.status == 400 and a.json["error"]["code"] == "context_length_exceeded" and
+          re.search(r"2048 tokens.* \d{4,} in the prompt", a.json["error"]["message"]), a.body)
+    a = g.chat(VERSE, max_tokens=3000)
+    check("so is max_tokens", a.status == 400 and "3000 of output" in a.json["error"]["message"], a.body)
+    a = g.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]})
+    check("a picture is refused by its place", a.json["error"]["param"] == "messages[0].content" and "image_url" in a.body.decode(), a.body)
+    for path in ("/v1/embeddings", "/v1/responses", "/api/embed", "/api/pull"):
+        a = g.post(path, {})
+        check("%s says that it is not there" % path, a.status == 501 and path in str(a.json["error"]), a.body)
+    check("an unknown path", g.get("/v2").status == 404 and g.get("/v1/chat/completions").status == 405)
+
+
+def hostile_tests(g):
+    bodies = {"nothing": b"", "no JSON": b"{]", "a list": b"[]", "deep": b"{\"messages\":" + b"[" * 100000 + b"]" * 100000 + b"}",
+              "bad UTF-8": b'{"messages":[{"role":"user","content":"\xff\xfe"}]}', "a half surrogate": b'{"prompt":"\\ud800"}',
+              "a huge number": b'{"messages":[{"role":"user","content":"x"}],"max_tokens":' + b"9" * 400 + b"}",
+              "a huge exponent": b'{"messages":[{"role":"user","content":"x"}],"temperature":1e999999}',
+              "a key twice": b'{"stream":true,"stream":false}', "more behind it": b'{"messages":[]} {}', "too many values": b"[" + b"1," * 1200000 + b"1]",
+              "messages of the wrong kind": b'{"messages":[1]}', "an unknown role": b'{"messages":[{"role":"god","content":""}]}'}
+    for name, body in bodies.items():
+        a = g.post("/v1/chat/completions", body)
+        check("hostile: %s" % name, a.status == 400 and a.json["error"]["message"], (a.status, a.body[:200]))
+    check("hostile: a NUL in a text is text", g.chat("a\0b", max_tokens=1).status == 200)
+    a = g.request("POST", "/v1/chat/completions", None, headers={"Content-Length": str(1 << 40)})
+    check("hostile: a body of a terabyte", a.status == 413, a.status)
+    s = socket.create_connection(("127.0.0.1", g.port), timeout=20 * SLOW)
+    s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+    try:
+        for _ in range(20):
+            s.sendall(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
+        s.sendall(b"0\r\n\r\n")
+        check("hostile: chunks beyond the limit", b" 413 " in s.recv(4096).split(b"\r\n")[0])
+    except OSError as e:
+        check("hostile: chunks beyond the limit", False, e)
+    s.close()
+    s = socket.create_connection(("127.0.0.1", g.port), timeout=20 * SLOW)
+    begin, gone = time.monotonic(), False
+    s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+    try:
+        while time.monotonic() - begin < 15 * SLOW and not gone:
+            s.sendall(b" ")
+            s.settimeout(0.2)
+            try:
+                gone = s.recv(100) == b""
+            except socket.timeout:
+                pass
+    except OSError:
+        gone = True
+    check("hostile: a byte now and then is not waited for", gone and time.monotonic() - begin < 8 * SLOW, time.monotonic() - begin)
+    for host, status in (("evil.example", 403), ("127.0.0.1:1", 200), ("localhost", 200), ("[::1]:8", 200), ("me.example:80", 200),
+                         ("1.2.3.4.evil.example", 403), ("", 403)):
+        check("Host: %s is %d" % (host, status), g.get("/health", headers={"Host": host}).status == status)
+    check("a page of another site may not ask", g.get("/health", headers={"Origin": "http://evil.example"}).status == 403)
+    check("... the gateway's own may", g.get("/health", headers={"Origin": g.url}).status == 200)
+    check("no CORS", not any(k.lower().startswith("access-control") for k in g.get("/health").headers))
+    check("it is well after all that", g.get("/health").json == {"status": "ok"})
+
+
+def open_at(daemon):
+    client = helmd.Client(daemon.endpoint)
+    entries = list(client.ask("list").list.entries)
+    client.close()
+    return entries
+
+
+def abort_tests(g, daemon):
+    for stream in (True, False):
+        s = g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 2000, "ignore_eos": True, "stream": stream,
+                                              "temperature": 1, "user": "test", "n": 8})
+        came = until(lambda: any(e.output_tokens for e in open_at(daemon)))
+        labels = [e.label for e in open_at(daemon)]
+        s.close()
+        begin = time.monotonic()
+        gone = until(lambda: not open_at(daemon), 5)
+        check("a client that goes away is cancelled, %s" % ("streaming" if stream else "waiting"),
+              came and set(labels) == {"gateway:test"} and gone, (came, labels, gone))
+        print("     after %.1f ms" % ((time.monotonic() - begin) * 1e3))
+    check("... and counted", g.metric("helm_gateway_cancelled_total") == 2)
+
+
+def slow_reader_tests(g, daemon):
+    s = g.open_stream("/v1/completions", {"prompt": [VERSE] * 5, "max_tokens": 1900, "ignore_eos": True, "stream": True, "logprobs": 20}, window=4096)
+    dropped = until(lambda: g.metric("helm_gateway_slow_clients_dropped_total") == 1, 30)
+    check("a client that does not read is dropped", dropped and until(lambda: not open_at(daemon), 5), g.metric("helm_gateway_generations_open"))
+    s.close()
+
+
+def crowd_tests(g):
+    def one(n):
+        a = g.complete(VERSE, max_tokens=12, temperature=0, stream=True)
+        return "".join(e["choices"][0]["text"] for e in a.events)
+    begin = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(200) as pool:
+        texts = list(pool.map(one, range(200)))
+    check("200 streams at once, all of them right", len(set(texts)) == 1 and texts[0], set(texts))
+    text = g.get("/metrics").body.decode()
+    rows = [(float(b), int(n)) for b, n in re.findall(r'helm_gateway_handover_seconds_bucket\{le="([0-9.e-]+)"\} (\d+)', text)]
+    total = g.metric("helm_gateway_handover_seconds_count")
+    print("     %.2f s; from a token's coming to its writing: p50 under %g ms, p99 under %g ms" % (
+        time.monotonic() - begin, *(next((b * 1e3 for b, n in rows if n >= part * total), 1e9) for part in (0.5, 0.99))))
+    check("... tokens are handed over in time", total > 1000 and next(n for b, n in rows if b >= 0.25) >= 0.99 * total, rows)
+
+
+def connection_tests(g, daemon):
+    """One connection for many requests of all kinds, and a crowd of which half leaves in the middle."""
+    connection = http.client.HTTPConnection("127.0.0.1", g.port, timeout=20 * SLOW)
+    statuses = []
+    for i in range(30):
+        body = {"prompt": VERSE, "max_tokens": 1 + i % 3, "stream": i % 2 == 0, **({"wings": 1} if i % 5 == 4 else {})}
+        connection.request(*(("GET", "/health") if i % 7 == 6 else ("POST", "/v1/completions", json.dumps(body))))
+        response = connection.getresponse()
+        text = response.read()
+        statuses.append(response.status == (200 if i % 7 == 6 or i % 5 != 4 else 400) and text)
+    connection.close()
+    check("a connection is kept for the next request", all(statuses), statuses)
+    sockets = [g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 100, "stream": i % 3 > 0, "ignore_eos": True, "n": 1 + i % 4})
+               for i in range(24)]
+    for i, s in enumerate(sockets):
+        if i % 2:
+            s.close()
+    good = 0
+    for s in sockets[::2]:
+        text = b""
+        while b"0\r\n\r\n" not in text[-5:] and b'"total_tokens"' not in text[-60:]:
+            piece = s.recv(1 << 16)
+            text += piece
+            if not piece:
+                break
+        good += b" 200 OK" in text[:20] and (b"[DONE]" in text or b'"usage"' in text)
+        s.close()
+    check("half of a crowd leaves; the others have their answers, the daemon its rest", good == 12 and until(lambda: not open_at(daemon), 20),
+          (good, len(open_at(daemon))))
+
+
+def proxy_tests(g):
+    """The example of docs/gateway.md. 1 where it is skipped."""
+    if not shutil.which("nginx") or not shutil.which("openssl"):
+        print("skipped: the nginx example: there is no %s here" % ("openssl" if shutil.which("nginx") else "nginx"))
+        return 1
+    with open("docs/gateway.md") as f:
+        example = re.search(r"```\n(server \{.*?)```", f.read(), re.S).group(1)
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=helm.example", "-keyout",
+                        folder + "/helm.key", "-out", folder + "/helm.pem"], check=True, capture_output=True)
+        for old, new in (("443 ssl", "127.0.0.1:%d ssl" % port), ("/etc/ssl/", folder + "/"), ("127.0.0.1:8080", "127.0.0.1:%d" % g.port)):
+            assert old in example, old
+            example = example.replace(old, new)
+        paths = "".join("%s_temp_path %s/%s;\n" % (n, folder, n) for n in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        with open(folder + "/nginx.conf", "w") as f:
+            f.write("daemon off; pid %s/pid; error_log stderr; events {} http { access_log off;\n%s%s}" % (folder, paths, example))
+        nginx = subprocess.Popen(["nginx", "-c", folder + "/nginx.conf", "-e", "stderr"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def ask(path, *more):
+            return subprocess.run(["curl", "-sSk", "-m", "20", "--resolve", "helm.example:%d:127.0.0.1" % port,
+                                   "https://helm.example:%d%s" % (port, path), *more], capture_output=True).stdout.decode()
+        check("nginx: TLS under a name", until(lambda: ask("/health") == '{"status":"ok"}'), ask("/health"))
+        text = ask("/v1/completions", "-d", json.dumps({"prompt": VERSE, "max_tokens": 5, "stream": True}))
+        check("nginx: a stream", text.endswith("data: [DONE]\n\n"), text)
+        nginx.terminate()
+        nginx.wait(20)
+    return 0
+
+
+def ollama_tests(g):
+    check("/api/version", re.match(r"\d+\.\d+", g.get("/api/version").json["version"]))
+    check("/api/tags", g.get("/api/tags").json["models"][0]["name"] == "demo")
+    shown = g.post("/api/show", {"model": "demo"}).json
+    check("/api/show", shown["capabilities"] == ["completion"] and shown["model_info"]["qwen3.context_length"] == 2048 and
+          g.post("/api/show", {"model": "x"}).status == 404, shown)
+    check("/api/ps", g.get("/api/ps").json["models"][0]["context_length"] == 2048)
+    whole = g.chat(VERSE, max_tokens=8, temperature=0).json["choices"][0]["message"]["content"]
+    asked = {"model": "demo:latest", "messages": [{"role": "user", "content": VERSE}],
+             "options": {"num_predict": 8, "temperature": 0}, "keep_alive": "5m"}
+    lines = g.post("/api/chat", asked).lines
+    check("/api/chat streams lines", "".join(m["message"]["content"] for m in lines) == whole and
+          [m["done"] for m in lines] == [False] * (len(lines) - 1) + [True] and lines[-1]["done_reason"] == "length" and
+          lines[-1]["eval_count"] == 8, lines)
+    a = g.post("/api/chat", {**asked, "stream": False}).json
+    check("... or answers in one", a["message"] == {"role": "assistant", "content": whole} and a["done"], a)
+    a = g.post("/api/generate", {"prompt": VERSE, "stream": False, "options": {"num_predict": 8, "temperature": 0}}).json
+    check("/api/generate asks a question", a["response"] == whole and a["total_duration"] > 0, a)
+    a = g.post("/api/generate", {"prompt": VERSE, "raw": True, "stream": False, "options": {"num_predict": 8, "temperature": 0}}).json
+    check("... or goes on with a text", a["response"] == g.complete(VERSE, max_tokens=8, temperature=0).json["choices"][0]["text"], a)
+    check("... or only loads", g.post("/api/generate", {"model": "demo"}).json["done_reason"] == "load")
+    a = g.post("/api/chat", {**asked, "options": {"mirostat": 2}})
+    check("its errors are its own, and name the option", a.status == 400 and "mirostat" in a.json["error"], a.body)
+    check("... a format too", "format" in g.post("/api/chat", {**asked, "format": "json"}).json["error"])
+
+
+def key_tests(endpoint, folder):
+    path = os.path.join(folder, "keys")
+    with open(path, "w") as f:
+        f.write("# keys\nalice sk-first-0123\nsk-second-4567\n")
+    os.chmod(path, 0o600)
+    with Gateway(endpoint, "--api-keys", path, "--alias", "other", "--name", "org/model") as g:
+        check("without a key: 401", g.chat().status == 401 and g.get("/v1/models").status == 401)
+        check("... but /health and the page are open", g.get("/health").status == 200 and g.get("/").status == 200)
+        g.key = "sk-first-0124"
+        check("a wrong key: 401", g.chat().status == 401)
+        g.key = "sk-second-4567"
+        check("a right one", g.chat(max_tokens=1).status == 200 and g.get("/v1/models").json["data"][0]["id"] == "org/model")
+        check("aliases are names too", g.chat(max_tokens=1, model="other").status == 200 and
+              g.chat(max_tokens=1, model="org/model:latest").status == 200)
+        check("a model's name may have a slash", g.get("/v1/models/org/model").json["id"] == "org/model")
+        g.key = "sk-first-0123"
+        check("the log says whose key it was", g.chat(max_tokens=1).status == 200 and until(lambda: " alice POST" in g.log()))
+        with open(path, "w") as f:
+            f.write("sk-third-8901\n")
+        g.process.send_signal(signal.SIGHUP)
+        check("SIGHUP reads the keys again", until(lambda: g.chat(max_tokens=1).status == 401))
+        g.key = "sk-third-8901"
+        check("... with the new one", g.chat(max_tokens=1).status == 200)
+        with open(path, "w") as f:
+            f.write("short\n")
+        g.process.send_signal(signal.SIGHUP)
+        check("a file that is wrong changes nothing", until(lambda: "keys stay as they were" in g.log()) and g.chat(max_tokens=1).status == 200)
+
+
+def private_tests():
+    with Gateway(None, "--model", helmd.DEMO, "--profile", helmd.PROFILE, "--ctx", "512") as g:
+        a = g.chat(VERSE, max_tokens=4)
+        check("--model starts a daemon", a.status == 200 and g.get("/v1/models").json["data"][0]["max_model_len"] == 512, a.body)
+        s = g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 400, "ignore_eos": True, "stream": True})
+        s.recv(10)
+        g.process.send_signal(signal.SIGTERM)
+        text = b""
+        while chunk := s.recv(1 << 16):
+            text += chunk
+        check("SIGTERM lets an answer come to its end", b"data: [DONE]" in text, text[-300:])
+
+
+def main():
+    with helmd.running("--parallel", "8", "--queue", "256", real=True) as daemon, tempfile.TemporaryDirectory() as folder:
+        with Gateway(daemon.endpoint, "--request-seconds", "2", "--host", "me.example", "--host", "helm.example") as g:
+            said = text_tests(g, daemon.endpoint)
+            stream_tests(g, said)
+            stop_tests(g)
+            sampling_tests(g)
+            refusal_tests(g)
+            hostile_tests(g)
+            abort_tests(g, daemon)
+            ollama_tests(g)
+            crowd_tests(g)
+            connection_tests(g, daemon)
+            skipped = proxy_tests(g)
+            slow_reader_tests(g, daemon)
+        key_tests(daemon.endpoint, folder)
+    private_tests()
+    sum_up(skipped)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+/* Unit tests of daemon/steps/prefix.c: what a sequence is given, and a long random run in which every page that a
+ * sequence refers to is held against the tokens in front of it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/shared/kv_layout.h"
+#include "daemon/steps/prefix.h"
+
+enum { PAGES = 48, PAGE = 4, CONTEXT = 80, ROW = CONTEXT / PAGE, SEQS = 9, OPERATIONS = 100000 };
+
+/* The pool as workers would fill it: of each position a hash of all tokens up to there. */
+struct pool {
+    struct kv_pages pages;
+    uint64_t cell[PAGES][PAGE];
+    uint32_t row[SEQS][ROW];
+    struct sequence seq[SEQS];
+    bool open[SEQS];
+    uint32_t random, found, forked;
+};
+
+static uint32_t draw(struct pool *p, uint32_t below)
+{
+    p->random = p->random * 1664525 + 1013904223;
+    return (uint32_t)(((uint64_t)p->random * below) >> 32);
+}
+
+static void pool_open(struct pool *p)
+{
+    struct helm_err err = {0};
+    memset(p, 0, sizeof *p);
+    p->random = 7;
+    if (kv_pages_init(&p->pages, PAGES, PAGE, &err)) fail_msg("%s", err.text);
+}
+
+static void pool_close(struct pool *p)
+{
+    for (uint32_t i = 0; i < SEQS; i++) free(p->seq[i].tokens);
+    kv_pages_free(&p->pages);
+}
+
+static void begin(struct pool *p, uint32_t i, const uint32_t *tokens, uint32_t count, uint64_t scope)
+{
+    uint32_t *copy = calloc(CONTEXT, sizeof *copy);
+    assert_non_null(copy);
+    memcpy(copy, tokens, count * sizeof *tokens);
+    free(p->seq[i].tokens);
+    p->seq[i] =
+        (struct sequence){.tokens = copy, .token_count = count, .prompt_count = count, .scope = scope};
+    prefix_begin(&p->seq[i]);
+    p->open[i] = true;
+}
+
+/* A step of `count` tokens of it, of which the last one's successor is `next` if it is the last known. */
+static void compute(struct pool *p, uint32_t i, uint32_t count, uint32_t next)
+{
+    struct sequence *seq = &p->seq[i];
+    const uint32_t end = seq->cached + count;
+    uint64_t hash = seq->scope;
+    assert_int_equal(kv_pages_grow(&p->pages, p->row[i], &seq->pages, kv_pages_for(end, PAGE)), 0);
+    for (uint32_t t = 0; t < end; t++) {
+        const uint32_t page = p->row[i][t / PAGE];
+        hash = (hash ^ seq->tokens[t]) * UINT64_C(1099511628211);
+        if (t < seq->cached) {
+            assert_int_equal(p->cell[page][t % PAGE], hash);
+            continue;
+        }
+        assert_int_equal(kv_pages_holders(&p->pages, page), 1); /* nobody writes to what another one reads */
+        assert_int_equal(prefix_index_number(&p->pages.known, page), 0);
+        p->cell[page][t % PAGE] = hash;
+    }
+    seq->rung = end;
+    prefix_computed(&p->pages, p->row[i], seq, end);
+    if (end == seq->token_count && end < CONTEXT) seq->tokens[seq->token_count++] = next;
+}
+
+static void leave(struct pool *p, uint32_t i)
+{
+    kv_pages_shrink(&p->pages, p->row[i], &p->seq[i].pages, 0);
+    prefix_begin(&p->seq[i]);
+    p->open[i] = false;
+}
+
+static const uint32_t prompt[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2};
+
+static void the_second_prompt_begins_behind_the_firsts_pages(void **state)
+{
+    (void)state;
+    struct pool p;
+    pool_open(&p);
+    begin(&p, 0, prompt, 17, 0);
+    assert_false(prefix_take(&p.pages, p.row[0], &p.seq[0]));
+    compute(&p, 0, 17, 1);
+    begin(&p, 1, prompt, 17, 0);
+    assert_true(prefix_take(&p.pages, p.row[1], &p.seq[1]));
+    assert_int_equal(p.seq[1].cached, 16);
+    assert_int_equal(p.seq[1].found, 16);
+    begin(&p, 2, prompt, 16, 0); /* its last token is wanted: the page that it is in is computed */
+    assert_true(prefix_take(&p.pages, p.row[2], &p.seq[2]));
+    assert_int_equal(p.seq[2].cached, 12);
+    begin(&p, 3, prompt, 17, 9);
+    assert_false(prefix_take(&p.pages, p.row[3], &p.seq[3])); /* somebody else's */
+    begin(&p, 4, prompt, 17, SEQUENCE_NO_SCOPE);
+    assert_false(prefix_take(&p.pages, p.row[4], &p.seq[4]));
+    compute(&p, 4, 17, 1); /* and leaves nothing */
+    assert_int_equal(p.seq[4].page_end, SEQUENCE_NO_SCOPE);
+    pool_close(&p);
+}
+
+/* Both begin: they have the same next page, and once one has it computed the other one goes on from there. */
+static void two_at_once_go_on_from_what_one_has(void **state)
+{
+    (void)state;
+    struct pool p;
+    pool_open(&p);
+    begin(&p, 0, prompt, 17, 0);
+    begin(&p, 1, prompt, 15, 0);
+    begin(&p, 2, prompt + 1, 15, 0);
+    assert_int_equal(prefix_next_page(&p.pages, &p.seq[0]), prefix_next_page(&p.pages, &p.seq[1]));
+    assert_int_not_equal(prefix_next_page(&p.pages, &p.seq[0]), prefix_next_page(&p.pages, &p.seq[2]));
+    compute(&p, 0, 9, 0);
+    assert_int_equal(prefix_next_page(&p.pages, &p.seq[0]), 0); /* in the middle of a page */
+    assert_true(prefix_take(&p.pages, p.row[1], &p.seq[1]));
+    assert_int_equal(p.seq[1].cached, 8);
+    assert_int_equal(p.seq[1].found, 8);
+    assert_int_not_equal(prefix_next_page(&p.pages, &p.seq[1]), 0);
+    compute(&p, 0, 8, 1);
+    assert_true(prefix_take(&p.pages, p.row[1], &p.seq[1]));
+    assert_int_equal(p.seq[1].cached, 12); /* 15 tokens end in the fourth page */
+    assert_int_equal(p.seq[1].found, 12);
+    assert_int_equal(prefix_next_page(&p.pages, &p.seq[1]), 0);
+    pool_close(&p);
+}
+
+/* What it computed itself, and finds again after it had to leave, is no gift. */
+static void own_pages_are_found_again(void **state)
+{
+    (void)state;
+    struct pool p;
+    pool_open(&p);
+    begin(&p, 0, prompt, 17, 0);
+    compute(&p, 0, 10, 0);
+    leave(&p, 0);
+    assert_true(prefix_take(&p.pages, p.row[0], &p.seq[0]));
+    assert_int_equal(p.seq[0].cached, 8);
+    assert_int_equal(p.seq[0].found, 0);
+    compute(&p, 0, 9, 1);
+    prefix_forget(&p.pages, p.row[0], &p.seq[0]);
+    begin(&p, 1, prompt, 17, 0);
+    assert_false(prefix_take(&p.pages, p.row[1], &p.seq[1]));
+    pool_close(&p);
+}
+
+/* ---- whatever happens ---- */
+
+static void check(const struct pool *p)
+{
+    uint32_t holders[PAGES] = {0}, idle = 0, resting = 0;
+    bool empty[PAGES] = {false};
+    for (uint32_t i = 0; i < SEQS; i++)
+        for (uint32_t k = 0; k < p->seq[i].pages; k++) holders[p->row[i][k]]++;
+    for (uint32_t page = 0; page < PAGES; page++) {
+        assert_int_equal(kv_pages_holders(&p->pages, page), holders[page]);
+        idle += holders[page] == 0;
+        resting += holders[page] == 0 && prefix_index_number(&p->pages.known, page);
+    }
+    assert_int_equal(p->pages.free_count, idle);
+    assert_int_equal(p->pages.known.resting, resting);
+    for (uint32_t i = 0; i < idle - resting; i++) { /* the others are on the stack, once */
+        const uint32_t page = p->pages.stack[i];
+        assert_true(holders[page] == 0 && !prefix_index_number(&p->pages.known, page) && !empty[page]);
+        empty[page] = true;
+    }
+    for (uint32_t i = 0; i < SEQS; i++) {
+        const struct sequence *seq = &p->seq[i];
+        uint64_t hash = seq->scope;
+        for (uint32_t t = 0; t < seq->cached; t++) {
+            hash = (hash ^ seq->tokens[t]) * UINT64_C(1099511628211);
+            assert_int_equal(p->cell[p->row[i][t / PAGE]][t % PAGE], hash);
+        }
+    }
+}
+
+/* A prompt of its own, or the beginning of somebody's and then something else. */
+static void admit(struct pool *p, uint32_t i)
+{
+    const struct sequence *other = &p->seq[draw(p, SEQS)];
+    uint32_t tokens[CONTEXT], count = 1 + draw(p, CONTEXT / 2), same = 0;
+    if (other->tokens && draw(p, 4)) {
+        same = draw(p, other->token_count + 1);
+        if (same > count) count = same;
+        memcpy(tokens, other->tokens, same * sizeof *tokens);
+        p->forked++;
+    }
+    for (uint32_t t = same; t < count; t++) tokens[t] = draw(p, 3);
+    begin(p, i, tokens, count, draw(p, 5) ? 0 : 1);
+}
+
+static void operate(struct pool *p)
+{
+    const uint32_t i = draw(p, SEQS), what = draw(p, 1000);
+    struct sequence *seq = &p->seq[i];
+    if (!p->open[i]) {
+        if (seq->token_count == 0 || seq->token_count >= CONTEXT || draw(p, 3))
+            admit(p, i);
+        else
+            p->open[i] = true; /* it had to leave, and comes back */
+        return;
+    }
+    if (what < 60 || seq->token_count >= CONTEXT) { /* ends, is cancelled, or has to leave */
+        leave(p, i);
+    } else if (what < 62) { /* the workers die */
+        for (uint32_t k = 0; k < SEQS; k++) leave(p, k);
+        memset(p->cell, 0xff, sizeof p->cell);
+        kv_pages_forget_all(&p->pages);
+    } else if (what < 66) {
+        prefix_forget(&p->pages, p->row[i], seq);
+    } else {
+        p->found += prefix_take(&p->pages, p->row[i], seq);
+        const uint32_t room = (seq->pages + p->pages.free_count) * PAGE - seq->cached;
+        uint32_t count = 1 + draw(p, 20);
+        if (count > seq->token_count - seq->cached) count = seq->token_count - seq->cached;
+        if (count <= room)
+            compute(p, i, count, draw(p, 3));
+        else
+            leave(p, i);
+    }
+}
+
+static void every_page_holds_the_tokens_of_whoever_refers_to_it(void **state)
+{
+    (void)state;
+    struct pool p;
+    pool_open(&p);
+    for (uint32_t n = 0; n < OPERATIONS; n++) {
+        operate(&p);
+        if (n % 8 == 0) check(&p);
+    }
+    for (uint32_t i = 0; i < SEQS; i++) leave(&p, i);
+    check(&p);
+    assert_int_equal(p.pages.free_count, PAGES);
+    assert_true(p.found > OPERATIONS / 50 && p.forked > OPERATIONS / 50);
+    assert_true(p.pages.evicted > OPERATIONS / 50);
+    pool_close(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_second_prompt_begins_behind_the_firsts_pages),
+        cmocka_unit_test(two_at_once_go_on_from_what_one_has),
+        cmocka_unit_test(own_pages_are_found_again),
+        cmocka_unit_test(every_page_holds_the_tokens_of_whoever_refers_to_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
