@@ -36,6 +36,9 @@
 #define RING_SLICE_BYTES (UINT64_C(16) << 20)
 /* Of packed weights, by their bytes before they are packed: the same time of a link, kernels of twice the size. */
 #define RING_PACKED_SLICE_BYTES (UINT64_C(32) << 20)
+/* Of blocks at home in VRAM that are expanded: 4,096 rows of 12,288 columns in 16 bits. A sub-chunk's product with fewer
+ * rows leaves multiprocessors idle. */
+#define HOME_SLICE_BYTES (UINT64_C(96) << 20)
 
 /* Pools in VRAM, of one layer each, that borrowed layers take turns in. */
 #define GPU_STAGINGS 2

@@ -3,12 +3,21 @@
  * every run; nothing else is written. */
 #include "tests/gpu/harness.cuh"
 
-static void test_product(struct test_context *t, const struct gpuk_device *device, enum tensor_format format,
-                         uint32_t rows, uint32_t cols, uint32_t tokens, enum dtype out_dtype, bool accumulate)
+struct product_case {
+    enum tensor_format format;
+    uint32_t rows, cols, tokens;
+    enum dtype out_dtype;
+    bool accumulate;
+};
+
+static void test_product(struct test_context *t, const struct gpuk_device *device, const product_case &c)
 {
+    const enum tensor_format format = c.format;
+    const enum dtype out_dtype = c.out_dtype;
+    const uint32_t rows = c.rows, cols = c.cols, tokens = c.tokens;
     char what[160];
-    snprintf(what, sizeof what, "product of %u tokens, %s %u x %u to %s%s, %d blocks", tokens, name_of(format), rows,
-             cols, name_of(out_dtype), accumulate ? " added" : "", device->sm_count);
+    snprintf(what, sizeof what, "product of %u tokens, %s %u x %u to %s%s, %d blocks", tokens,
+             name_of(format), rows, cols, name_of(out_dtype), c.accumulate ? " added" : "", device->sm_count);
     const uint32_t stride = rows + 3;
     const size_t before = tensor_format_of(format)->block_bytes; /* begins on any block */
     auto weight = random_elements(t, (size_t)rows * cols, format);
@@ -23,10 +32,10 @@ static void test_product(struct test_context *t, const struct gpuk_device *devic
     std::vector<double> expected, terms;
     for (uint32_t n = 0; n < tokens; n++)
         for (uint32_t r = 0; r < rows; r++) {
-            double sum = accumulate ? olds[(size_t)n * stride + r] : 0, size = fabs(sum);
-            for (uint32_t c = 0; c < cols; c++) {
-                const double value = convert_bf16_f32(convert_f32_bf16((float)w[(size_t)r * cols + c])),
-                             term = value * xs[(size_t)n * cols + c];
+            double sum = c.accumulate ? olds[(size_t)n * stride + r] : 0, size = fabs(sum);
+            for (uint32_t i = 0; i < cols; i++) {
+                const double value = convert_bf16_f32(convert_f32_bf16((float)w[(size_t)r * cols + i])),
+                             term = value * xs[(size_t)n * cols + i];
                 sum += term, size += fabs(term);
             }
             expected.push_back(sum), terms.push_back(size);
@@ -36,7 +45,7 @@ static void test_product(struct test_context *t, const struct gpuk_device *devic
         gpu_buffer out(old);
         struct gpuk_blocks_product p = {};
         p.format = format, p.dtype = DTYPE_BF16, p.out_dtype = out_dtype;
-        p.rows = rows, p.cols = cols, p.out_stride = stride, p.accumulate = accumulate;
+        p.rows = rows, p.cols = cols, p.out_stride = stride, p.accumulate = c.accumulate;
         p.weight = dw.as<char>() + before, p.x = dx.at, p.out = out.at;
         check(t, gpuk_blocks_takes(device, &p, tokens), what);
         GPUK(gpuk_blocks_run(device, &p, tokens, workspace.at, counters.as<uint32_t>(), t->stream, &err));
@@ -71,15 +80,16 @@ void test_gemm_blocks(struct test_context *t)
     for (int f = FORMAT_Q8_0; f < FORMAT_COUNT; f++) {
         const enum tensor_format format = (enum tensor_format)f;
         const uint32_t block = tensor_format_of(format)->block_values;
-        test_product(t, &few, format, 33, block, 64, DTYPE_F32, false);
-        test_product(t, &t->device, format, 130, 1280, 5, DTYPE_F32, true);
+        test_product(t, &few, {format, 33, block, 64, DTYPE_F32, false});
+        test_product(t, &t->device, {format, 130, 1280, 5, DTYPE_F32, true});
         if (t->few) continue;
-        test_product(t, &few, format, 200, block * 5, 128, DTYPE_BF16, false);
-        test_product(t, &t->device, format, 300, 2048 + block, 1 + random_below(t, 128), DTYPE_F32,
-                     random_below(t, 2));
+        test_product(t, &few, {format, 200, block * 5, 128, DTYPE_BF16, false});
+        test_product(t, &t->device,
+                     {format, 300, 2048 + block, 1 + random_below(t, 128), DTYPE_F32,
+                      random_below(t, 2) != 0});
         if (t->small) continue;
-        test_product(t, &t->device, format, 4096, 1024, 128, DTYPE_F32, true);
-        test_product(t, &t->device, format, 1024, 12288, 100, DTYPE_BF16, false);
+        test_product(t, &t->device, {format, 4096, 1024, 128, DTYPE_F32, true});
+        test_product(t, &t->device, {format, 1024, 12288, 100, DTYPE_BF16, false});
     }
     struct gpuk_blocks_product p = {};
     p.format = FORMAT_Q4_K, p.dtype = DTYPE_BF16, p.out_dtype = DTYPE_F32, p.rows = 16, p.cols = 256;

@@ -64,7 +64,7 @@ struct op_attention {
     uint32_t rows; /* ATTEND_PREFILL: capacity of the step's */
 };
 struct op_matmul {
-    enum tensor_format format; /* of w: plain, or blocks as they lie for up to GPUK_BLOCKS_TOKENS */
+    enum tensor_format format;   /* of w: plain, or blocks as they lie for up to GPUK_BLOCKS_TOKENS */
     enum dtype dtype, out_dtype; /* of x */
     uint32_t rows, cols, out_stride;
     bool accumulate;

@@ -60,14 +60,13 @@ struct blocks_x {
         to[0] = __byte_perm(ab, cd, 0x5410) ^ 0x80808080u;
         to[64 * 4] = __byte_perm(ab, cd, 0x7632) ^ 0x80808080u;
         to[128 * 4] = high;
-        if (i == 0)
-            line[64 * DIGITS + lane] = make_float4(scale, scale * (float)sum, scale * (float)last, 0);
+        if (i == 0) line[64 * DIGITS + lane] = make_float4(scale, scale * (float)sum, scale * (float)last, 0);
     }
 
     /* All of x, times the weights of the norm, if there is one; returns the thread's part of the sum of squares then,
      * else 0. By whole warps. */
-    static __device__ __forceinline__ float put_all(const float *x, const float *norm, uint32_t cols, float4 *x4,
-                                                    uint32_t thread, uint32_t threads)
+    static __device__ __forceinline__ float put_all(const float *x, const float *norm, uint32_t cols,
+                                                    float4 *x4, uint32_t thread, uint32_t threads)
     {
         const uint32_t quads = cols / 4;
         float squares = 0;

@@ -21,7 +21,8 @@
  *     TILE, TILE_LARGE     bytes of a tile's row: whole lines, and unless LOOSE a multiple of 16
  *     LOOSE                rows need not begin on 16 bytes
  *     unit_offset(lane)    bytes of a line in front of what the lane's unit is in
- *     unit_at(line, lane), unit_add(a, b, x, sum_a, sum_b); unless SCALED: unit_none()
+ *     unless SCALED        unit_at(line, lane), unit_none(), unit_add(a, b, x, sum_a, sum_b)
+ *     SCALED               line_add(a, b, bytes, x, sum_a, sum_b): a line of two rows, with x as `x` puts it
  *
  * Formats of groups (tensor_format.h: group_rows) have instead what gemv_groups.cu and expand.cu ask for. */
 #ifndef HELM_WORKER_GPU_KERNELS_DECODE_CUH

@@ -78,8 +78,8 @@ template <typename F> struct decode_block {
     /* ---- of a tile in shared memory: a run, against x as whole numbers */
 
     static const bool LOOSE = F::BYTES % 16 != 0;
-    static const uint32_t LINE_BYTES = 32 / RUNS * F::BYTES, LINE_QUADS = blocks_x::LINE_QUADS, TILE = LINE_BYTES,
-                          TILE_LARGE = 2 * LINE_BYTES;
+    static const uint32_t LINE_BYTES = 32 / RUNS * F::BYTES, LINE_QUADS = blocks_x::LINE_QUADS,
+                          TILE = LINE_BYTES, TILE_LARGE = 2 * LINE_BYTES;
     static __device__ __forceinline__ uint32_t unit_offset(uint32_t lane)
     {
         return lane / RUNS * F::BYTES;
@@ -104,7 +104,8 @@ template <typename F> struct decode_block {
     {
         const uint32_t lane = threadIdx.x & 31, run = lane % RUNS;
         if (unit_offset(lane) >= bytes) return;
-        const shared_words wa(row_a + unit_offset(lane) + F::ORIGIN), wb(row_b + unit_offset(lane) + F::ORIGIN);
+        const shared_words wa(row_a + unit_offset(lane) + F::ORIGIN),
+            wb(row_b + unit_offset(lane) + F::ORIGIN);
         block_scales scales_a, scales_b;
         F::scales_two(wa, wb, run, scales_a, scales_b);
         blocks_x::sums sums_a[GROUPS] = {}, sums_b[GROUPS] = {};

@@ -84,6 +84,13 @@ static void (*const print_of[OP_KIND_COUNT])(const struct gpu_printing *p, const
     [OP_KV_OUT] = print_number,     [OP_RECORD] = print_event,      [OP_FOLLOW] = print_event,
 };
 
+/* For which steps it is issued. */
+static const char *const when_of[] = {[GPU_WHEN_ANY] = "",
+                                      [GPU_WHEN_ONE] = ", of one sample",
+                                      [GPU_WHEN_SEVERAL] = ", of several samples",
+                                      [GPU_WHEN_SHORT] = ", of a short chunk",
+                                      [GPU_WHEN_LONG] = ", of a longer chunk"};
+
 void gpu_program_print(const struct gpu_source *source, const struct gpu_program *program, const char *title,
                        FILE *out)
 {
@@ -107,6 +114,7 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
         if (e->op.kind == OP_CHAIN) chain_end = i + 1 + e->op.as.chain.count;
         if (print_of[e->op.kind]) print_of[e->op.kind](&printing, e);
         if (e->sub != GPU_SUB_ALL && program->block.subs > 1) fprintf(out, ", sub-chunk %u", e->sub);
+        fputs(when_of[e->when], out);
         fputc('\n', out);
     }
 }

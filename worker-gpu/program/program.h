@@ -84,13 +84,13 @@ struct gpu_supply {
 struct gpu_entry {
     struct op op; /* tokens 0, count NULL: the step's, or its sub-chunk's; filled in when it is issued */
     struct gpu_supply supply;
-    int32_t layer;      /* -1 outside the layers */
-    bool head;          /* left out of a chunk in which nothing is sampled */
-    bool again;         /* what it computes is still there in a step of one sub-chunk */
-    bool slice;         /* its weights are in the ring, or expanded */
-    bool home;          /* EXPAND of what is at home in VRAM */
+    int32_t layer; /* -1 outside the layers */
+    bool head;     /* left out of a chunk in which nothing is sampled */
+    bool again;    /* what it computes is still there in a step of one sub-chunk */
+    bool slice;    /* its weights are in the ring, or expanded */
+    bool home;     /* EXPAND of what is at home in VRAM */
     enum gpu_when when;
-    uint32_t group;     /* GEMM_SMALL of the head in a chunk: which 16 samples */
+    uint32_t group; /* GEMM_SMALL of the head in a chunk: which 16 samples */
     uint32_t sub;
 };
 /* Whether it multiplies by weights of a variable format as they are: it trusts their bytes. */

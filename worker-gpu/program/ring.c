@@ -154,7 +154,8 @@ static int choose_rows(const struct cutting *c, const struct run *run, uint64_t 
             return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena",
                              ring_layer_of(c->weights->model, run->unit), (int)math->weight[w]);
         uint64_t bytes = expanded_row_bytes(m);
-        if (!is_plain) most = RING_PACKED_SLICE_BYTES;
+        const bool packed = tensor_format_of(m->format)->variable;
+        if (!is_plain) most = c->home && !packed ? HOME_SLICE_BYTES : RING_PACKED_SLICE_BYTES;
         *rows = math->swiglu ? m->rows : *rows + m->rows;
         row_bytes = math->swiglu ? row_bytes + bytes : bytes;
     }

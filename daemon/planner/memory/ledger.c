@@ -100,7 +100,9 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
                          (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
         if (what->units && (blocks || c->table->packs[unit])) {
             uint64_t most = blocks ? MATH_WEIGHTS_MAX * t->rows * bytes /* of an operation, at most */
-                                   : analyse_units(c->table, unit, unit).packable;
+                                   : analyse_units(c->table, unit, unit).packable,
+                     limit = blocks ? HOME_SLICE_BYTES : RING_PACKED_SLICE_BYTES;
+            if (most > limit) most = limit;
             if (bytes > there_row) there_row = bytes;
             if (most > there) there = most;
         }
@@ -113,9 +115,10 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
     if (what->head && c->table->packs_head) {
         uint64_t bytes = c->model->config.hidden * dtype_bytes(DTYPE_BF16);
         if (bytes > there_row) there_row = bytes;
-        if (c->table->head.packable > there) there = c->table->head.packable;
+        uint64_t most = c->table->head.packable;
+        if (most > RING_PACKED_SLICE_BYTES) most = RING_PACKED_SLICE_BYTES;
+        if (most > there) there = most;
     }
-    if (there > RING_PACKED_SLICE_BYTES) there = RING_PACKED_SLICE_BYTES;
     uint64_t streamed = row && what->ring_bytes ? slice_place(slice, row) : 0,
              place = there ? slice_place(there, there_row) : 0;
     return (streamed > place ? streamed : place) + (streamed ? tables : 0);

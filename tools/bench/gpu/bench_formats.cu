@@ -76,11 +76,13 @@ static void bench_short(const struct formats_bench *f, uint32_t tokens)
     row_of(f, what, bench_time_graph(f->b, 2, [&] {
                for (uint32_t i = 0; i < f->matrices; i++) {
                    const struct gpuk_linear_args a = product_of(f, i);
-                   const struct gpuk_blocks_product p = {f->format,       DTYPE_BF16, DTYPE_BF16, f->rows,
-                                                         f->cols,         f->rows,    false,      a.segment[0].weight,
-                                                         f->chunk,        f->chunk_out};
-                   GPUK(gpuk_blocks_run(&f->b->device, &p, tokens, f->matmul, (uint32_t *)f->workspace, f->b->stream,
-                                        &err));
+                   const struct gpuk_blocks_product p = {f->format,  DTYPE_BF16,
+                                                         DTYPE_BF16, f->rows,
+                                                         f->cols,    f->rows,
+                                                         false,      a.segment[0].weight,
+                                                         f->chunk,   f->chunk_out};
+                   GPUK(gpuk_blocks_run(&f->b->device, &p, tokens, f->matmul, (uint32_t *)f->workspace,
+                                        f->b->stream, &err));
                }
            }));
 }
@@ -159,7 +161,8 @@ void bench_formats(struct bench *b, const char *only)
         f.format = (enum tensor_format)format;
         if (tensor_format_of(f.format)->variable) continue;
         if (only && strcmp(only, tensor_format_name(f.format)) != 0) continue;
-        for (auto &shape : shapes) bench_shape_of(&f, shape[0], shape[1], shape[0] == 12288 || shape[1] == 12288);
+        for (auto &shape : shapes)
+            bench_shape_of(&f, shape[0], shape[1], shape[0] == 12288 || shape[1] == 12288);
     }
     for (void *at : {(void *)f.weights, (void *)f.expanded, (void *)f.x, (void *)f.out, f.workspace, f.list,
                      (void *)f.count, f.chunk, f.chunk_out, f.matmul})

@@ -182,8 +182,10 @@ static void run_matmul(struct emulated_math *math, const struct op *op)
     const struct op_matmul *c = &op->as.matmul;
     float *x = emulated_scratch(math, SCRATCH_X, (size_t)op->tokens * c->cols * sizeof(float));
     float *y = emulated_scratch(math, SCRATCH_Y, (size_t)op->tokens * c->rows * sizeof(float));
-    const struct gpuk_expand_part part = {
-        .format = c->format, .weight = c->w, .rows = c->rows, .cols = c->cols};
+    const struct gpuk_expand_part part = {.format = c->format,
+                                          .weight = c->w,
+                                          .rows = c->rows,
+                                          .cols = c->cols};
     const void *w = plain_of(math, part, c->dtype);
     if (!x || !y || !w) return;
     math->vector->load(x, c->x, c->dtype, (size_t)op->tokens * c->cols);

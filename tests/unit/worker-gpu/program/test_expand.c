@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/formats/packed.h"
+#include "common/formats/random_blocks.h"
 #include "common/base/units.h"
 #include "worker-gpu/program/expand.h"
 
@@ -165,11 +166,59 @@ static void tables_that_are_none_are_refused(void **state)
     }
 }
 
+/* Products of a chunk's tokens with blocks as they lie are those with what they are expanded to; of too many tokens they
+ * are refused. */
+static void blocks_are_multiplied_as_they_lie(void **state)
+{
+    (void)state;
+    enum { TOKENS = 5, BLOCK_COLS = 512 };
+    const struct device_options options = {.name = "emulated", .vram_bytes = 64 * MIB};
+    struct bench b = {0};
+    struct helm_err err = {0};
+    assert_int_equal(device_open(&options, &b.device, &err), 0);
+    const uint64_t bytes = tensor_format_bytes(FORMAT_Q4_K, ROWS, BLOCK_COLS);
+    void *blocks = malloc(bytes), *expanded = malloc(ROWS * BLOCK_COLS * 2);
+    uint16_t *x = malloc(TOKENS * BLOCK_COLS * sizeof *x);
+    float *out[2] = {calloc(TOKENS * ROWS, sizeof(float)), calloc(TOKENS * ROWS, sizeof(float))};
+    assert_true(blocks && expanded && x && out[0] && out[1]);
+    random_blocks_fill(FORMAT_Q4_K, blocks, bytes);
+    for (uint32_t i = 0; i < TOKENS * BLOCK_COLS; i++)
+        x[i] = (uint16_t)(0x3f00 + i * 37 % 256 + i % 2 * 0x8000);
+    struct op op = {.kind = OP_EXPAND, .as.expand.parts = 1};
+    op.as.expand.part[0] = (struct gpuk_expand_part){
+        .format = FORMAT_Q4_K, .weight = blocks, .out = expanded, .rows = ROWS, .cols = BLOCK_COLS};
+    assert_int_equal(device_run(b.device, &op, &err), 0);
+    for (int way = 0; way < 2; way++) {
+        op = (struct op){.kind = OP_MATMUL, .tokens = TOKENS};
+        op.as.matmul = (struct op_matmul){.format = way ? FORMAT_Q4_K : FORMAT_BF16,
+                                          .dtype = DTYPE_BF16,
+                                          .out_dtype = DTYPE_F32,
+                                          .rows = ROWS,
+                                          .cols = BLOCK_COLS,
+                                          .out_stride = ROWS,
+                                          .w = way ? blocks : expanded,
+                                          .x = x,
+                                          .out = out[way]};
+        assert_int_equal(device_run(b.device, &op, &err), 0);
+    }
+    drain(&b, DEVICE_COMPUTE);
+    assert_memory_equal(out[0], out[1], TOKENS * ROWS * sizeof(float));
+    float most = 0;
+    for (uint32_t i = 0; i < TOKENS * ROWS; i++) most = out[0][i] > most ? out[0][i] : most;
+    assert_true(most > 0);
+    op.tokens = GPUK_BLOCKS_TOKENS + 1;
+    assert_int_equal(device_run(b.device, &op, &err), HELM_E_LIMIT);
+    for (int way = 0; way < 2; way++) free(out[way]);
+    free(x), free(expanded), free(blocks);
+    device_close(b.device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_slice_is_expanded_as_it_was),
         cmocka_unit_test(tables_that_are_none_are_refused),
+        cmocka_unit_test(blocks_are_multiplied_as_they_lie),
     };
     return cmocka_run_group_tests_name("worker-gpu/expand", tests, NULL, NULL);
 }
