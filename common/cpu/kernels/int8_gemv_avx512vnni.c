@@ -168,18 +168,18 @@ INLINE vec eight_scales(const uint8_t *w, const size_t blocks, const enum tensor
     const size_t bytes = decode_bytes(32, format);
     __m128i all = _mm_setzero_si128();
     if (format == FORMAT_MXFP4) {
-#define EXPONENT(i)                                                                                          \
-    if ((i) < blocks) all = _mm_insert_epi8(all, w[(i)*bytes], i);
-        EXPONENT(0)
-        EXPONENT(1)
-        EXPONENT(2)
-        EXPONENT(3)
-        EXPONENT(4)
-        EXPONENT(5)
-        EXPONENT(6) EXPONENT(7)
-            const __m256i e = _mm256_cvtepu8_epi32(all),
-                          normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23),
-                          tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), e);
+#define EXPONENT(i) all = (i) < blocks ? _mm_insert_epi8(all, w[(i)*bytes], i) : all
+        EXPONENT(0);
+        EXPONENT(1);
+        EXPONENT(2);
+        EXPONENT(3);
+        EXPONENT(4);
+        EXPONENT(5);
+        EXPONENT(6);
+        EXPONENT(7);
+        const __m256i e = _mm256_cvtepu8_epi32(all),
+                      normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23),
+                      tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), e);
         return _mm512_castsi512_ps(_mm512_castsi256_si512(
             _mm256_mask_blend_epi32(_mm256_cmplt_epi32_mask(e, _mm256_set1_epi32(2)), normal, tiny)));
     }
@@ -209,8 +209,8 @@ INLINE vec pair_scales(const uint8_t *w, const size_t blocks, const enum tensor_
     BOTH(low, 3, 3)
     BOTH(high, 4, 0)
     BOTH(high, 5, 1)
-    BOTH(high, 6, 2) BOTH(high, 7, 3) return _mm512_cvtph_ps(
-        _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+    BOTH(high, 6, 2)
+    BOTH(high, 7, 3) return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
 /* Of a chunk's scales those of the lanes of 64 weights. */

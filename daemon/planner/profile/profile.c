@@ -138,8 +138,8 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
             rc = check_order(&format->cpu_gemv_beside, "cpu_gemv_beside", &format->cpu_gemv, "cpu_gemv", err);
         if (!rc) rc = check_order(&format->link_beside, "link_beside", &profile->link.h2d, "link.h2d", err);
         if (!rc)
-            rc = check_order(&format->cpu_int8_link_beside, "cpu_int8_link_beside", &profile->link.h2d, "link.h2d",
-                             err);
+            rc = check_order(&format->cpu_int8_link_beside, "cpu_int8_link_beside", &profile->link.h2d,
+                             "link.h2d", err);
         if (!rc) rc = check_order(&format->gpu_gemv, "gpu_gemv", &profile->gpu.read, "gpu.read", err);
         if (!rc)
             rc = check_order(&format->gpu_chain_gemv, "gpu_chain_gemv", &profile->gpu.read, "gpu.read", err);
