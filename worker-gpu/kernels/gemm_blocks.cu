@@ -1,16 +1,15 @@
 /* Products of up to 128 tokens with blocks as they lie (8.0 and later): prefill of a short prompt, for which writing the
  * weights as 16-bit values and reading them again costs more than the products.
  *
- * A block of threads has 256 rows, and of the columns one of some parts; each of its 8 warps has 32 rows and all tokens:
- * with 16 the warps' reading of x took half the time that shared memory has. Units of columns of the rows' blocks, and steps of 128 columns of the tokens' x, come into shared memory while the
+ * A block of threads has 128 rows, and of the columns one of some parts; each of its 8 warps has 16 rows and all tokens.
+ * Units of 256 columns of the rows' blocks, and steps of 128 columns of the tokens' x, come into shared memory while the
  * ones before are multiplied. A lane decodes 8 values of two rows of a run of 32 columns at a time, to the bf16 values
  * that gpuk_expand writes, as fragments A of m16n8k16: which k an element is does not matter as long as A and B agree, so
  * these are 8 neighbours, and those of x beside them. Where columns are in parts their sums meet in a workspace; the last
  * block of a tile to count, whichever it is, adds all in order and stores, so that the same input gives the same bits. */
 #include "worker-gpu/kernels/decode.cuh"
 
-static const uint32_t WARPS = 8, THREADS = WARPS * 32, M = 2 /* sixteens of rows of a warp */,
-                      TILE_ROWS = WARPS * 16 * M, STEP = 128,
+static const uint32_t WARPS = 8, THREADS = WARPS * 32, TILE_ROWS = WARPS * 16, UNIT = 256, STEP = 128,
                       X_PITCH = STEP * 2 + 64 /* eight tokens' quads lie in banks of their own, two by two */;
 static const uint32_t PARTS_MAX = 8;
 
@@ -18,19 +17,15 @@ struct blocks_params {
     struct gpuk_blocks_product product;
     uint64_t row_bytes;
     uint32_t tokens, tiles, parts, units; /* of columns: whole units, but for the last */
-    float4 *sums;                         /* [tile][part][16 rows][8 tokens][thread] */
+    float4 *sums;                         /* [tile][part][8 tokens][thread] */
     uint32_t *counters;                   /* [tile] parts whose sums have come */
 };
 
-/* Columns of a unit: whole blocks and whole steps. Bytes of one of a row, and from row to row in shared memory: 16 bytes and a multiple of 32, so that 8 rows' words lie
+/* Bytes of a unit of a row, and from row to row in shared memory: 16 bytes and a multiple of 32, so that 8 rows' words lie
  * in banks of their own. */
-template <typename D> __host__ __device__ constexpr uint32_t unit_columns()
-{
-    return D::VALUES > STEP ? D::VALUES : STEP;
-}
 template <typename D> __host__ __device__ constexpr uint32_t unit_bytes()
 {
-    return unit_columns<D>() / D::VALUES * D::format::BYTES;
+    return UNIT / D::VALUES * D::format::BYTES;
 }
 template <typename D> __host__ __device__ constexpr uint32_t unit_pitch()
 {
@@ -42,7 +37,7 @@ template <typename D, uint32_t N> struct blocks_gemm {
     typedef typename D::format F;
     typedef typename D::shared_words words;
     static const uint32_t X_BYTES = N * 8 * X_PITCH, W_PITCH = unit_pitch<D>(), W_BYTES = TILE_ROWS * W_PITCH,
-                          SHARED = 2 * (X_BYTES + W_BYTES), STEPS = unit_columns<D>() / STEP /* of a unit */;
+                          SHARED = 2 * (X_BYTES + W_BYTES);
 
     const blocks_params &q;
     unsigned char *x, *w; /* two of each */
@@ -77,13 +72,11 @@ template <typename D, uint32_t N> struct blocks_gemm {
                        warp = threadIdx.x >> 5;
         const uint64_t before = (uint64_t)unit * unit_bytes<D>(), left = q.row_bytes - before;
         const uint32_t bytes = left < unit_bytes<D>() ? (uint32_t)left : unit_bytes<D>();
-#pragma unroll
-        for (uint32_t m = 0; m < M; m++) { /* two lanes a row */
-            const uint32_t row = (warp * M + m) * 16 + lane / 2;
-            const tile_window from = tile_window_of(row_at(row, unit), bytes);
-            for (uint32_t i = lane % 2 * 16; i < from.bytes; i += 32)
-                copy16_async(to + row * W_PITCH + i, from.from + i, true);
-        }
+        /* two lanes a row */
+        const uint32_t row = warp * 16 + lane / 2;
+        const tile_window from = tile_window_of(row_at(row, unit), bytes);
+        for (uint32_t i = lane % 2 * 16; i < from.bytes; i += 32)
+            copy16_async(to + row * W_PITCH + i, from.from + i, true);
     }
     /* A lane's 8 values of two rows' run: fragments A of two k16. */
     __device__ __forceinline__ void decode(const unsigned char *row, const unsigned char *eighth,
@@ -111,25 +104,21 @@ template <typename D, uint32_t N> struct blocks_gemm {
             }
         }
     }
-    __device__ __forceinline__ void multiply(uint32_t step, float sums[M][N][4]) const
+    __device__ __forceinline__ void multiply(uint32_t step, float sums[N][4]) const
     {
-        const uint32_t lane = threadIdx.x & 31, group = lane >> 2, place = lane & 3, unit = step / STEPS,
-                       runs = D::VALUES / 32;
-        const unsigned char *at[2 * M]; /* of the lane's rows, 8 apart */
-#pragma unroll
-        for (uint32_t i = 0; i < 2 * M; i++) {
-            const uint32_t row = (threadIdx.x >> 5) * 16 * M + i * 8 + group;
-            at[i] = w + (unit & 1) * W_BYTES + row * W_PITCH;
-            if (D::LOOSE) at[i] += (size_t)row_at(row, unit) & 15;
+        const uint32_t lane = threadIdx.x & 31, group = lane >> 2, place = lane & 3, unit = step / 2,
+                       row = (threadIdx.x >> 5) * 16 + group, runs = D::VALUES / 32;
+        const unsigned char *at = w + (unit & 1) * W_BYTES + row * W_PITCH, *eighth = at + 8 * W_PITCH;
+        if (D::LOOSE) {
+            at += (size_t)row_at(row, unit) & 15;
+            eighth += (size_t)row_at(row + 8, unit) & 15;
         }
         const unsigned char *from = x + (step & 1) * X_BYTES + group * X_PITCH + place * 16;
 #pragma unroll 1
         for (uint32_t r = 0; r < STEP / 32 && step * STEP + r * 32 < q.product.cols; r++) {
-            const uint32_t in_unit = step % STEPS * (STEP / 32) + r, before = in_unit / runs * F::BYTES;
-            uint32_t a[M][2][4];
-#pragma unroll
-            for (uint32_t m = 0; m < M; m++)
-                decode(at[2 * m] + before, at[2 * m + 1] + before, in_unit % runs, a[m]);
+            const uint32_t in_unit = step % 2 * (STEP / 32) + r, before = in_unit / runs * F::BYTES;
+            uint32_t a[2][4];
+            decode(at + before, eighth + before, in_unit % runs, a);
 #pragma unroll
             for (uint32_t n = 0; n < N; n += 4) {
                 uint4 b[4];
@@ -137,14 +126,13 @@ template <typename D, uint32_t N> struct blocks_gemm {
                 for (uint32_t j = 0; j < 4; j++)
                     b[j] = *reinterpret_cast<const uint4 *>(from + (n + j) * 8 * X_PITCH + r * 64);
 #pragma unroll
-                for (uint32_t k = 0; k < 2; k++)
+                for (uint32_t j = 0; j < 4; j++)
+                    matrix_unit<__nv_bfloat16>::add(sums[n + j], a[0][0], a[0][1], a[0][2], a[0][3], b[j].x,
+                                                    b[j].y);
 #pragma unroll
-                    for (uint32_t m = 0; m < M; m++)
-#pragma unroll
-                        for (uint32_t j = 0; j < 4; j++)
-                            matrix_unit<__nv_bfloat16>::add(sums[m][n + j], a[m][k][0], a[m][k][1],
-                                                            a[m][k][2], a[m][k][3], k ? b[j].z : b[j].x,
-                                                            k ? b[j].w : b[j].y);
+                for (uint32_t j = 0; j < 4; j++)
+                    matrix_unit<__nv_bfloat16>::add(sums[n + j], a[1][0], a[1][1], a[1][2], a[1][3], b[j].z,
+                                                    b[j].w);
             }
         }
     }
@@ -155,42 +143,41 @@ template <typename D, uint32_t N> struct blocks_gemm {
         if (q.product.accumulate) sum += element<T>::load(*to);
         *to = element<T>::store(sum);
     }
-    __device__ __forceinline__ void store(const float sums[M][N][4]) const
+    __device__ __forceinline__ void store(const float sums[N][4]) const
     {
-        const uint32_t lane = threadIdx.x & 31, row = rows_from() + (threadIdx.x >> 5) * 16 * M + (lane >> 2);
+        const uint32_t lane = threadIdx.x & 31, row = rows_from() + (threadIdx.x >> 5) * 16 + (lane >> 2);
 #pragma unroll
-        for (uint32_t of = 0; of < M * N * 4; of++) {
-            const uint32_t m = of / (N * 4), n = of / 4 % N, i = of % 4,
-                           token = n * 8 + (lane & 3) * 2 + i % 2, to = row + m * 16 + i / 2 * 8;
-            if (q.product.out_dtype == DTYPE_F32)
-                put<float>(token, to, sums[m][n][i]);
-            else
-                put<__nv_bfloat16>(token, to, sums[m][n][i]);
-        }
+        for (uint32_t n = 0; n < N; n++)
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                const uint32_t token = n * 8 + (lane & 3) * 2 + i % 2;
+                if (q.product.out_dtype == DTYPE_F32)
+                    put<float>(token, row + i / 2 * 8, sums[n][i]);
+                else
+                    put<__nv_bfloat16>(token, row + i / 2 * 8, sums[n][i]);
+            }
     }
     /* This part's sums to the others'; whether it was the last, with all of them in order of parts. */
-    __device__ __forceinline__ bool meet(uint32_t part, float sums[M][N][4], uint32_t *before) const
+    __device__ __forceinline__ bool meet(uint32_t part, float sums[N][4], uint32_t *before) const
     {
-        float4 *all = q.sums + (uint64_t)tile * q.parts * M * N * THREADS + threadIdx.x;
+        float4 *all = q.sums + (uint64_t)tile * q.parts * N * THREADS + threadIdx.x;
 #pragma unroll
-        for (uint32_t i = 0; i < M * N; i++) {
-            const float *sum = sums[i / N][i % N];
-            __stcg(all + (part * M * N + i) * THREADS, make_float4(sum[0], sum[1], sum[2], sum[3]));
-        }
+        for (uint32_t n = 0; n < N; n++)
+            __stcg(all + (part * N + n) * THREADS,
+                   make_float4(sums[n][0], sums[n][1], sums[n][2], sums[n][3]));
         __syncthreads();
         if (threadIdx.x == 0) *before = count_arrival(q.counters + tile);
         __syncthreads();
         if (*before + 1 != q.parts) return false;
         if (threadIdx.x == 0) __stcg(q.counters + tile, 0u); /* as it was found */
 #pragma unroll
-        for (uint32_t i = 0; i < M * N; i++) {
+        for (uint32_t n = 0; n < N; n++) {
             float4 sum = make_float4(0, 0, 0, 0);
             for (uint32_t p = 0; p < q.parts; p++) {
-                const float4 v = __ldcg(all + (p * M * N + i) * THREADS);
+                const float4 v = __ldcg(all + (p * N + n) * THREADS);
                 sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
             }
-            float *to = sums[i / N][i % N];
-            to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
+            sums[n][0] = sum.x, sums[n][1] = sum.y, sums[n][2] = sum.z, sums[n][3] = sum.w;
         }
         return true;
     }
@@ -202,14 +189,16 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_blocks(const __grid_constant_
     typedef blocks_gemm<D, N> G;
     SHARED_DYNAMIC(unsigned char, shared);
     /* parts of a tile are neighbours: they meet at about the same time */
-    const uint32_t part = blockIdx.x % q.parts, first = q.units * part / q.parts * G::STEPS,
-                   after = q.units * (part + 1) / q.parts * G::STEPS, all = div_up(q.product.cols, STEP),
+    const uint32_t part = blockIdx.x % q.parts, first = q.units * part / q.parts * (UNIT / STEP),
+                   after = q.units * (part + 1) / q.parts * (UNIT / STEP), all = div_up(q.product.cols, STEP),
                    end = after < all ? after : all;
     const G g = {q, shared, shared + 2 * G::X_BYTES, blockIdx.x / q.parts};
-    float sums[M][N][4];
+    float sums[N][4];
 #pragma unroll
-    for (uint32_t i = 0; i < M * N * 4; i++) sums[i / (N * 4)][i / 4 % N][i % 4] = 0;
-    g.bring_w(first / G::STEPS);
+    for (uint32_t n = 0; n < N; n++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) sums[n][i] = 0;
+    g.bring_w(first / 2);
     g.bring_x(first);
     copies_commit();
 #pragma unroll 1
@@ -217,7 +206,7 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_blocks(const __grid_constant_
         copies_wait<0>();
         __syncthreads(); /* all have what they brought, and are through with what lay there before */
         if (step + 1 < end) g.bring_x(step + 1);
-        if (step % G::STEPS == 0 && step + G::STEPS < end) g.bring_w(step / G::STEPS + 1);
+        if (step % 2 == 0 && step + 2 < end) g.bring_w(step / 2 + 1);
         copies_commit();
         g.multiply(step, sums);
     }
@@ -234,7 +223,6 @@ struct blocks_kernel {
     bool (*takes)(const struct gpuk_blocks_product *product);
     void (*kernel[2])(blocks_params); /* up to 64 tokens, 128 */
     uint32_t shared[2];
-    uint32_t unit; /* columns */
 };
 template <typename D> static bool takes(const struct gpuk_blocks_product *product)
 {
@@ -245,8 +233,7 @@ template <typename D> static constexpr struct blocks_kernel kernel_of()
     if constexpr (D::SCALED)
         return {takes<D>,
                 {gemm_blocks<D, 8>, gemm_blocks<D, 16>},
-                {blocks_gemm<D, 8>::SHARED, blocks_gemm<D, 16>::SHARED},
-                unit_columns<D>()};
+                {blocks_gemm<D, 8>::SHARED, blocks_gemm<D, 16>::SHARED}};
     return {};
 }
 #define KERNEL(D) kernel_of<D>()
@@ -258,8 +245,7 @@ static uint32_t size_of(uint32_t tokens)
     return tokens <= 64 ? 0 : 1;
 }
 /* Parts of the columns: what leaves multiprocessors idle the least, and of equals the fewest. */
-static uint32_t parts_of(const struct gpuk_device *device, uint32_t tiles, uint32_t units, uint32_t unit,
-                         uint32_t tokens)
+static uint32_t parts_of(const struct gpuk_device *device, uint32_t tiles, uint32_t units, uint32_t tokens)
 {
     const uint64_t sms = (uint64_t)device->sm_count, room = GPUK_MATMUL_WORKSPACE,
                    each = (uint64_t)tiles * (64u << size_of(tokens)) * TILE_ROWS * sizeof(float);
@@ -267,9 +253,9 @@ static uint32_t parts_of(const struct gpuk_device *device, uint32_t tiles, uint3
     uint64_t least = UINT64_MAX;
     for (uint32_t parts = 1; parts <= PARTS_MAX && parts <= units; parts++) {
         if (parts > 1 && (parts * each > room || tiles > GPUK_LINEAR_COUNTER_BYTES / sizeof(uint32_t))) break;
-        /* rounds of blocks, each of a part's columns, and what meeting costs: the last block reads all parts' sums */
-        const uint64_t time = ((tiles * parts + sms - 1) / sms) * (div_up(units, parts) * unit / 32 + 2) +
-                              (parts > 1 ? 2 * (1 + parts) : 0);
+        /* units of the longest part, rounds of blocks, and what meeting costs */
+        const uint64_t time =
+            ((tiles * parts + sms - 1) / sms) * (4 * div_up(units, parts) + (parts > 1 ? 6 : 2));
         if (time < least) least = time, best = parts;
     }
     return best;
@@ -293,9 +279,8 @@ extern "C" int gpuk_blocks_run(const struct gpuk_device *device, const struct gp
     if (!gpuk_blocks_takes(device, product, tokens))
         return helm_fail(err, HELM_E_UNSUPPORTED, "product of %u tokens with %u rows of %u columns of %s",
                          tokens, product->rows, product->cols, tensor_format_name(product->format));
-    const uint32_t tiles = div_up(product->rows, TILE_ROWS),
-                   units = div_up(product->cols, kernels[product->format].unit), size = size_of(tokens),
-                   parts = parts_of(device, tiles, units, kernels[product->format].unit, tokens);
+    const uint32_t tiles = div_up(product->rows, TILE_ROWS), units = div_up(product->cols, UNIT),
+                   size = size_of(tokens), parts = parts_of(device, tiles, units, tokens);
     const struct blocks_params q = {*product,
                                     tensor_format_row_bytes(product->format, product->cols),
                                     tokens,
