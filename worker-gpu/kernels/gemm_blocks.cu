@@ -72,11 +72,12 @@ template <typename D, uint32_t N> struct blocks_gemm {
                        warp = threadIdx.x >> 5;
         const uint64_t before = (uint64_t)unit * unit_bytes<D>(), left = q.row_bytes - before;
         const uint32_t bytes = left < unit_bytes<D>() ? (uint32_t)left : unit_bytes<D>();
-        /* two lanes a row */
-        const uint32_t row = warp * 16 + lane / 2;
-        const tile_window from = tile_window_of(row_at(row, unit), bytes);
-        for (uint32_t i = lane % 2 * 16; i < from.bytes; i += 32)
-            copy16_async(to + row * W_PITCH + i, from.from + i, true);
+        for (uint32_t i = lane; i < 16 * (W_PITCH / 16); i += 32) {
+            const uint32_t row = warp * 16 + i / (W_PITCH / 16), quad = i % (W_PITCH / 16);
+            const tile_window from = tile_window_of(row_at(row, unit), bytes);
+            if (quad * 16 < from.bytes)
+                copy16_async(to + row * W_PITCH + quad * 16, from.from + quad * 16, true);
+        }
     }
     /* A lane's 8 values of two rows' run: fragments A of two k16. */
     __device__ __forceinline__ void decode(const unsigned char *row, const unsigned char *eighth,
