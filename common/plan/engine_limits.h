@@ -19,7 +19,7 @@
 #define GPU_PAD_TOKENS 64
 /* A GPU multiplies by blocks at home in VRAM as they lie in chunks of up to this many tokens, where it has kernels for it;
  * longer ones, and those of streamed weights, by what they expand to. */
-#define GPU_SHORT_TOKENS 128
+#define GPU_SHORT_TOKENS 64
 /* The CPU's products of several tokens take at most this many at a time. */
 #define CPU_TILE_TOKENS 512
 

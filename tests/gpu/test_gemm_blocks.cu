@@ -83,18 +83,18 @@ void test_gemm_blocks(struct test_context *t)
         test_product(t, &few, {format, 33, block, 64, DTYPE_F32, false});
         test_product(t, &t->device, {format, 130, 1280, 5, DTYPE_F32, true});
         if (t->few) continue;
-        test_product(t, &few, {format, 200, block * 5, 128, DTYPE_BF16, false});
+        test_product(t, &few, {format, 200, block * 5, GPUK_BLOCKS_TOKENS, DTYPE_BF16, false});
         test_product(t, &t->device,
-                     {format, 300, 2048 + block, 1 + random_below(t, 128), DTYPE_F32,
+                     {format, 300, 2048 + block, 1 + random_below(t, GPUK_BLOCKS_TOKENS), DTYPE_F32,
                       random_below(t, 2) != 0});
         if (t->small) continue;
-        test_product(t, &t->device, {format, 4096, 1024, 128, DTYPE_F32, true});
-        test_product(t, &t->device, {format, 1024, 12288, 100, DTYPE_BF16, false});
+        test_product(t, &t->device, {format, 4096, 1024, GPUK_BLOCKS_TOKENS, DTYPE_F32, true});
+        test_product(t, &t->device, {format, 1024, 12288, 50, DTYPE_BF16, false});
     }
     struct gpuk_blocks_product p = {};
     p.format = FORMAT_Q4_K, p.dtype = DTYPE_BF16, p.out_dtype = DTYPE_F32, p.rows = 16, p.cols = 256;
-    check(t, gpuk_blocks_takes(&t->device, &p, 128), "128 tokens are taken");
-    check(t, !gpuk_blocks_takes(&t->device, &p, 129), "129 are not");
+    check(t, gpuk_blocks_takes(&t->device, &p, GPUK_BLOCKS_TOKENS), "64 tokens are taken");
+    check(t, !gpuk_blocks_takes(&t->device, &p, GPUK_BLOCKS_TOKENS + 1), "65 are not");
     p.format = FORMAT_BF16;
-    check(t, !gpuk_blocks_takes(&t->device, &p, 128), "nor are plain weights");
+    check(t, !gpuk_blocks_takes(&t->device, &p, GPUK_BLOCKS_TOKENS), "nor are plain weights");
 }

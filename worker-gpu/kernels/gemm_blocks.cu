@@ -1,4 +1,4 @@
-/* Products of up to 128 tokens with blocks as they lie (8.0 and later): prefill of a short prompt, for which writing the
+/* Products of up to 64 tokens with blocks as they lie (8.0 and later): prefill of a short prompt, for which writing the
  * weights as 16-bit values and reading them again costs more than the products.
  *
  * A block of threads has 128 rows, and of the columns one of some parts; each of its 8 warps has 16 rows and all tokens.
@@ -222,8 +222,8 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_blocks(const __grid_constant_
 
 struct blocks_kernel {
     bool (*takes)(const struct gpuk_blocks_product *product);
-    void (*kernel[2])(blocks_params); /* up to 64 tokens, 128 */
-    uint32_t shared[2];
+    void (*kernel)(blocks_params);
+    uint32_t shared;
 };
 template <typename D> static bool takes(const struct gpuk_blocks_product *product)
 {
@@ -232,24 +232,18 @@ template <typename D> static bool takes(const struct gpuk_blocks_product *produc
 template <typename D> static constexpr struct blocks_kernel kernel_of()
 {
     if constexpr (D::SCALED)
-        return {takes<D>,
-                {gemm_blocks<D, 8>, gemm_blocks<D, 16>},
-                {blocks_gemm<D, 8>::SHARED, blocks_gemm<D, 16>::SHARED}};
+        return {takes<D>, gemm_blocks<D, GPUK_BLOCKS_TOKENS / 8>,
+                blocks_gemm<D, GPUK_BLOCKS_TOKENS / 8>::SHARED};
     return {};
 }
 #define KERNEL(D) kernel_of<D>()
 static const struct blocks_kernel kernels[FORMAT_COUNT] = BY_FORMAT(KERNEL, {});
 
-/* Which of a format's kernels. */
-static uint32_t size_of(uint32_t tokens)
-{
-    return tokens <= 64 ? 0 : 1;
-}
 /* Parts of the columns: what leaves multiprocessors idle the least, and of equals the fewest. */
-static uint32_t parts_of(const struct gpuk_device *device, uint32_t tiles, uint32_t units, uint32_t tokens)
+static uint32_t parts_of(const struct gpuk_device *device, uint32_t tiles, uint32_t units)
 {
     const uint64_t sms = (uint64_t)device->sm_count, room = GPUK_MATMUL_WORKSPACE,
-                   each = (uint64_t)tiles * (64u << size_of(tokens)) * TILE_ROWS * sizeof(float);
+                   each = (uint64_t)tiles * GPUK_BLOCKS_TOKENS * TILE_ROWS * sizeof(float);
     uint32_t best = 1;
     uint64_t least = UINT64_MAX;
     for (uint32_t parts = 1; parts <= PARTS_MAX && parts <= units; parts++) {
@@ -270,7 +264,7 @@ extern "C" bool gpuk_blocks_takes(const struct gpuk_device *device, const struct
            product->cols % tensor_format_of(product->format)->block_values == 0 &&
            product->dtype == DTYPE_BF16 &&
            (product->out_dtype == DTYPE_F32 || product->out_dtype == DTYPE_BF16) &&
-           k->shared[size_of(tokens)] <= (uint32_t)device->shared_bytes_max && k->takes(product);
+           k->shared <= (uint32_t)device->shared_bytes_max && k->takes(product);
 }
 
 extern "C" int gpuk_blocks_run(const struct gpuk_device *device, const struct gpuk_blocks_product *product,
@@ -281,7 +275,7 @@ extern "C" int gpuk_blocks_run(const struct gpuk_device *device, const struct gp
         return helm_fail(err, HELM_E_UNSUPPORTED, "product of %u tokens with %u rows of %u columns of %s",
                          tokens, product->rows, product->cols, tensor_format_name(product->format));
     const uint32_t tiles = div_up(product->rows, TILE_ROWS), units = div_up(product->cols, UNIT),
-                   size = size_of(tokens), parts = parts_of(device, tiles, units, tokens);
+                   parts = parts_of(device, tiles, units);
     const struct blocks_params q = {*product,
                                     tensor_format_row_bytes(product->format, product->cols),
                                     tokens,
@@ -291,24 +285,21 @@ extern "C" int gpuk_blocks_run(const struct gpuk_device *device, const struct gp
                                     static_cast<float4 *>(workspace),
                                     counters};
     const struct blocks_kernel *k = &kernels[product->format];
-    return gpuk_launch("product with blocks", k->kernel[size], dim3(tiles * parts), dim3(THREADS),
-                       k->shared[size], 0, stream, err, q);
+    return gpuk_launch("product with blocks", k->kernel, dim3(tiles * parts), dim3(THREADS), k->shared, 0,
+                       stream, err, q);
 }
 
 /* In the table of linear.cu, for who asks and prepares; launched by gpuk_blocks_run. */
 template <typename D> static bool blocks_take(const struct linear_call &call)
 {
-    return call.device->tensor_cores && kernel_of<D>().shared[1] <= (uint32_t)call.device->shared_bytes_max &&
+    return call.device->tensor_cores && kernel_of<D>().shared <= (uint32_t)call.device->shared_bytes_max &&
            gpuk_linear_begins(call.args);
 }
 template <typename D> static int blocks_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     const struct blocks_kernel k = kernel_of<D>();
-    int rc = HELM_OK;
-    for (int i = 0; i < 2 && !rc; i++)
-        if (device->tensor_cores && k.shared[i] <= (uint32_t)device->shared_bytes_max)
-            rc = gpuk_prepare("product with blocks", k.kernel[i], k.shared[i], err);
-    return rc;
+    if (!device->tensor_cores || k.shared > (uint32_t)device->shared_bytes_max) return HELM_OK;
+    return gpuk_prepare("product with blocks", k.kernel, k.shared, err);
 }
 template <typename D> static constexpr struct linear_kernel linear_of()
 {

@@ -37,7 +37,7 @@ static int measure_few(struct measure *m, struct helm_err *err)
  * has no time for more than one of them. */
 static int measure_short(struct measure *m, struct helm_err *err)
 {
-    static const uint32_t tokens[] = {32, 64, GPU_SHORT_TOKENS};
+    static const uint32_t tokens[] = {32, GPU_SHORT_TOKENS};
     double rate = 0, layer_s = 0;
     int rc = 0;
     for (size_t i = 0; i < (m->emulated ? 1 : sizeof tokens / sizeof *tokens) && !rc; i++)

@@ -121,7 +121,7 @@ static void bench_shape_of(struct formats_bench *f, uint32_t rows, uint32_t cols
     if (!all) return;
     bench_few(f, 4), bench_few(f, 16);
     if (tensor_format_is_plain(f->format)) return;
-    for (uint32_t tokens : {64u, 128u}) bench_short(f, tokens);
+    bench_short(f, GPUK_BLOCKS_TOKENS);
     const size_t out_bytes = (size_t)rows * cols * 2;
     row_of(f, "expanded", bench_time_graph(f->b, 2, [&] {
                for (uint32_t i = 0; i < f->matrices; i++) {
