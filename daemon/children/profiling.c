@@ -121,9 +121,10 @@ static int add_formats(const struct profiling_request *r, const char *path, bool
     if (!lacking) return 0;
     profile_formats_text(lacking, names);
     log_info("profile: it has no rates of %s yet: measuring them (up to 15 s)", names);
+    /* As carefully as the rest was, or all of it would be measured anew and lose other models' formats. */
     struct job job = {.doing = "measuring the model's formats, once for each",
                       .formats = lacking,
-                      .quick = quick};
+                      .quick = quick || profile->quick};
     int rc = measure(r, &job, &why);
     if (rc == HELM_E_CANCELLED) {
         *err = why;
