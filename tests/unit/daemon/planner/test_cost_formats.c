@@ -173,26 +173,26 @@ static void a_short_chunk_takes_blocks_as_they_lie(void **state)
 {
     struct priced *p = *state;
     struct profile_format *q4 = &p->profile.format[FORMAT_Q4_K], *q6 = &p->profile.format[FORMAT_Q6_K];
-    const struct cost_step brief = {128, 1, 1, 128, KV_F16, NULL};
+    const struct cost_step brief = {GPU_SHORT_TOKENS, 1, 1, GPU_SHORT_TOKENS, KV_F16, NULL};
     const struct cost_unit *m = &p->table.unit[11];
-    const double activations = 128 * (6.0 * 4096 + 6.0 * 12288);
+    const double activations = GPU_SHORT_TOKENS * (6.0 * 4096 + 6.0 * 12288);
     measured(&p->profile);
     price(p, brief);
     const double expanded = p->table.unit[11].gpu, streamed = p->table.unit[11].stream;
     add(&q4->gpu_linear, 16, 20e12);
-    add(&q4->gpu_linear, 128, 80e12);
-    add(&q4->gpu_linear_operation, 128, 9e-6);
+    add(&q4->gpu_linear, GPU_SHORT_TOKENS, 80e12);
+    add(&q4->gpu_linear_operation, GPU_SHORT_TOKENS, 9e-6);
     add(&q6->gpu_linear, 16, 10e12);
     price(p, brief);
     m = &p->table.unit[11];
     expect("down is of few tokens alone: as if all were expanded", m->gpu, expanded);
-    add(&q6->gpu_linear, 128, 40e12);
-    add(&q6->gpu_linear_operation, 128, 11e-6);
+    add(&q6->gpu_linear, GPU_SHORT_TOKENS, 40e12);
+    add(&q6->gpu_linear_operation, GPU_SHORT_TOKENS, 11e-6);
     price(p, brief);
     m = &p->table.unit[11];
     expect("MLP, GPU", m->gpu,
-           2 * GATES * 128 / 80e12 + 9e-6 + 2 * DOWN * 128 / 40e12 + 11e-6 + NORM / 1000e9 +
-               activations / 1000e9 + 2 * 8e-6);
+           2 * GATES * GPU_SHORT_TOKENS / 80e12 + 9e-6 + 2 * DOWN * GPU_SHORT_TOKENS / 40e12 + 11e-6 +
+               NORM / 1000e9 + activations / 1000e9 + 2 * 8e-6);
     expect("MLP, ring", m->stream, streamed);
     price(p, chunk);
     const double more = p->table.unit[11].gpu;
