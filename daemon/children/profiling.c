@@ -111,12 +111,26 @@ static int read_checked(const char *path, const struct profiling_request *r, str
     return rc;
 }
 
+/* Measures something into the cached profile, which is read again. Where that fails the profile that is there serves, and
+ * a warning says that `what` was not measured; an ended start is an error. */
+static int measure_into(const struct profiling_request *r, struct job *job, const char *what,
+                        const char *path, struct profile *profile, struct helm_err *err)
+{
+    struct helm_err why = {0};
+    int rc = measure(r, job, &why);
+    if (rc == HELM_E_CANCELLED) {
+        *err = why;
+        return rc;
+    }
+    if (rc) log_warn("profile: %s could not be measured%s: %s", what, job->force ? " again" : "", why.text);
+    return rc ? 0 : read_checked(path, r, profile, err);
+}
+
 /* What the cached one lacks of the plan's formats is measured into it. */
 static int add_formats(const struct profiling_request *r, const char *path, bool quick,
                        struct profile *profile, struct helm_err *err)
 {
     const unsigned lacking = profile_formats_lacking(profile, r->formats);
-    struct helm_err why = {0};
     char names[PROFILE_FORMATS_TEXT];
     if (!lacking) return 0;
     profile_formats_text(lacking, names);
@@ -125,13 +139,7 @@ static int add_formats(const struct profiling_request *r, const char *path, bool
     struct job job = {.doing = "measuring the model's formats, once for each",
                       .formats = lacking,
                       .quick = quick || profile->quick};
-    int rc = measure(r, &job, &why);
-    if (rc == HELM_E_CANCELLED) {
-        *err = why;
-        return rc;
-    }
-    if (rc) log_warn("profile: %s could not be measured: %s", names, why.text);
-    return rc ? 0 : read_checked(path, r, profile, err);
+    return measure_into(r, &job, names, path, profile, err);
 }
 
 /* Whether nothing but this process runs on the processors it may use. */
@@ -151,7 +159,6 @@ static int retake(const struct profiling_request *r, const char *path, struct pr
     struct job job = {.doing = "measuring this machine again (others were busy on it)",
                       .quick = profile->quick,
                       .force = true};
-    struct helm_err why = {0};
     struct stat st;
     if (profile->busy_percent < PROFILE_BUSY || stat(path, &st) || time(NULL) - st.st_mtime < RETAKE_S)
         return 0;
@@ -163,13 +170,7 @@ static int retake(const struct profiling_request *r, const char *path, struct pr
     }
     log_info("profile: measuring again: others took %u %% of the processors' time the last time",
              profile->busy_percent);
-    int rc = measure(r, &job, &why);
-    if (rc == HELM_E_CANCELLED) {
-        *err = why;
-        return rc;
-    }
-    if (rc) log_warn("profile: the machine could not be measured again: %s", why.text);
-    return rc ? 0 : read_checked(path, r, profile, err);
+    return measure_into(r, &job, "the machine", path, profile, err);
 }
 
 static void log_profile(const struct profiling_request *r, const char *path, const struct profile *profile)

@@ -11,7 +11,7 @@
 
 static const uint32_t WARPS = 8, THREADS = WARPS * 32, TILE_ROWS = WARPS * 16, UNIT = 256, STEP = 128,
                       X_PITCH = STEP * 2 + 64 /* eight tokens' quads lie in banks of their own, two by two */;
-static const uint32_t PARTS_MAX = 8;
+static const uint32_t PARTS_MAX = 8, N = GPUK_BLOCKS_TOKENS / 8; /* tokens in eights */
 
 struct blocks_params {
     struct gpuk_blocks_product product;
@@ -32,8 +32,7 @@ template <typename D> __host__ __device__ constexpr uint32_t unit_pitch()
     return (unit_bytes<D>() + (D::LOOSE ? TILE_SLACK : 0) + 15) / 32 * 32 + 16;
 }
 
-/* Tokens in eights. */
-template <typename D, uint32_t N> struct blocks_gemm {
+template <typename D> struct blocks_gemm {
     typedef typename D::format F;
     typedef typename D::shared_words words;
     static const uint32_t X_BYTES = N * 8 * X_PITCH, W_PITCH = unit_pitch<D>(), W_BYTES = TILE_ROWS * W_PITCH,
@@ -184,10 +183,10 @@ template <typename D, uint32_t N> struct blocks_gemm {
     }
 };
 
-template <typename D, uint32_t N>
+template <typename D>
 __global__ void __launch_bounds__(THREADS, 1) gemm_blocks(const __grid_constant__ blocks_params q)
 {
-    typedef blocks_gemm<D, N> G;
+    typedef blocks_gemm<D> G;
     SHARED_DYNAMIC(unsigned char, shared);
     /* parts of a tile are neighbours: they meet at about the same time */
     const uint32_t part = blockIdx.x % q.parts, first = q.units * part / q.parts * (UNIT / STEP),
@@ -231,9 +230,7 @@ template <typename D> static bool takes(const struct gpuk_blocks_product *produc
 }
 template <typename D> static constexpr struct blocks_kernel kernel_of()
 {
-    if constexpr (D::SCALED)
-        return {takes<D>, gemm_blocks<D, GPUK_BLOCKS_TOKENS / 8>,
-                blocks_gemm<D, GPUK_BLOCKS_TOKENS / 8>::SHARED};
+    if constexpr (D::SCALED) return {takes<D>, gemm_blocks<D>, blocks_gemm<D>::SHARED};
     return {};
 }
 #define KERNEL(D) kernel_of<D>()

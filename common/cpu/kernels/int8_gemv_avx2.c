@@ -279,27 +279,6 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
         has_whole_scales(format) ? vec_fmadd(sum[s], scales[s].scale, total[s]) : sum[s];
 }
 
-INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x, size_t cols,
-                      const struct gemv_path *path, const size_t S, const bool two_levels,
-                      const enum tensor_format format)
-{
-    const size_t stride = row_stride * decode_bytes(cols, format), chunk_bytes = decode_bytes(CHUNK, format);
-    const uint8_t *at = (const uint8_t *)w;
-    const char *xs = (const char *)x;
-    vec total[GEMV_STREAMS], least[GEMV_STREAMS];
-    UNROLL for (size_t s = 0; s < S; s++) total[s] = least[s] = vec_zero();
-    size_t c = 0;
-    for (; c + CHUNK <= cols; c += CHUNK, at += chunk_bytes, xs += chunk_x_bytes(format)) {
-        const struct gemv_ahead ahead = gemv_ahead(path, (uintptr_t)w, decode_bytes(c, format), stride);
-        UNROLL for (size_t s = 0; s < S; s++) gemv_fetch(ahead, s, chunk_bytes, two_levels);
-        add_chunk(total, least, at, stride, xs, 8, S, format);
-    }
-    if (!has_whole_scales(format) && c < cols)
-        add_chunk(total, least, at, stride, xs, (cols - c) / INT8_BLOCK, S, format);
-    UNROLL for (size_t s = 0; s < S; s++) y[s * row_stride] =
-        vec_reduce_add(has_least(format) ? vec_add(total[s], least[s]) : total[s]);
-}
-
 #define NAME     "avx2"
 #define FEATURES CPU_AVX2
 #define KERNELS  int8_avx2_gemv
