@@ -201,6 +201,24 @@ uint32_t plan_layers_of(const struct plan *plan, enum plan_processor processor)
     return layers;
 }
 
+uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory)
+{
+    if (memory == PLAN_HOST && plan_kv_tiered(plan)) return plan->layers;
+    return plan_layers_of(plan, memory == PLAN_HOST ? PLAN_CPU0 : PLAN_GPU0);
+}
+
+uint64_t plan_vram_pages_least(const struct plan *plan)
+{
+    const uint64_t whole = (uint64_t)plan->slots * ((plan->context_tokens - 1) / plan->page_tokens + 1);
+    const uint64_t step = (plan->step_tokens - 1) / plan->page_tokens + 1 + 2ull * plan->slots;
+    return step < whole ? step : whole;
+}
+
+uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory)
+{
+    return memory != PLAN_HOST && plan_kv_tiered(plan) ? plan->vram_page_count : plan->page_count;
+}
+
 enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer)
 {
     uint32_t before[PLAN_PROCESSORS] = {0};
@@ -209,7 +227,8 @@ enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t
         const enum plan_processor processor = plan_home_processor(stage->home);
         if (stage->ops == PLAN_OPS_MLP) continue;
         if (layer <= stage->last) {
-            *kv_layer = before[processor] + layer - stage->first;
+            const bool all = processor == PLAN_CPU0 && plan_kv_tiered(plan);
+            *kv_layer = all ? layer : before[processor] + layer - stage->first;
             return processor;
         }
         before[processor] += stage->last - stage->first + 1;
@@ -336,6 +355,23 @@ static int check_formats(const struct plan *plan, struct helm_err *err)
     return 0;
 }
 
+/* In VRAM lie at least the pages that a step appends to: those of its longest prompt chunk, and one of every other
+ * sequence. */
+static int check_tiers(const struct plan *plan, struct helm_err *err)
+{
+    if (!plan_kv_tiered(plan)) return 0;
+    const uint64_t least = plan_vram_pages_least(plan);
+    if (!plan_layers_of(plan, PLAN_GPU0))
+        return helm_fail(err, HELM_E_FORMAT, "'vram_page_count' is %u, but no layer's cache is the GPU's",
+                         plan->vram_page_count);
+    if (plan->vram_page_count >= least) return 0;
+    return helm_fail(
+        err, HELM_E_LIMIT,
+        "'vram_page_count' is %u, less than the %llu pages of %u tokens that a step of %u tokens of %u "
+        "sequences appends to",
+        plan->vram_page_count, (unsigned long long)least, plan->page_tokens, plan->step_tokens, plan->slots);
+}
+
 int plan_check(const struct plan *plan, struct helm_err *err)
 {
     uint32_t before = 1;
@@ -354,7 +390,8 @@ int plan_check(const struct plan *plan, struct helm_err *err)
     }
     if (plan_has_home(plan, PLAN_HOME_STREAM) && !plan->ring_bytes)
         return helm_fail(err, HELM_E_FORMAT, "there are 'stream' stages, but 'ring_bytes' is 0");
-    return check_formats(plan, err);
+    int rc = check_tiers(plan, err);
+    return rc ? rc : check_formats(plan, err);
 }
 
 /* `count` things of `each` bytes; *to: a pointer to them. */

@@ -86,6 +86,13 @@ struct plan {
     uint32_t layers;
     uint32_t context_tokens, step_tokens, slots;
     uint32_t page_tokens, page_count;
+    /* Pages that VRAM has room for, of the layers whose cache it holds. 0: as many as there are, and none of these
+     * layers has room in the arena. Else the cache has two tiers: every page has room for all layers in the arena,
+     * where its cells are copied once it is full, and the newest pages of a sequence lie in VRAM too. */
+    uint32_t vram_page_count;
+    /* With two tiers, in steps of few tokens: of the positions that lie in the arena alone, how many of 1,000 the
+     * GPU reads over the link itself. The CPU attends to the others. */
+    uint32_t kv_direct_permille;
     char kv_dtype[8];
     struct plan_stage *stages; /* of decode; every list covers all units in order, no gap, no overlap */
     uint32_t stage_count;
@@ -164,7 +171,20 @@ HELM_MUST_CHECK int plan_spans(const struct plan *plan, uint32_t phase, struct p
                                uint32_t *count, struct helm_err *err);
 /* Layers whose KV cache this processor holds: those whose attention it computes in decode. */
 uint32_t plan_layers_of(const struct plan *plan, enum plan_processor processor);
-/* Whose cache a layer is in, and which one it is among that processor's layers. */
+/* Whether the cache of the GPU's layers has two tiers, vram_page_count. */
+static inline bool plan_kv_tiered(const struct plan *plan)
+{
+    return plan->vram_page_count != 0;
+}
+/* Layers that have room in the pages of a memory: kv_layout.layers of its pool. The arena's pages have room for the
+ * CPU's layers, or for all, numbered as in the model, where there are two tiers. */
+uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory);
+/* The least that vram_page_count may be with two tiers: pages that one step can append to, for steps in flight two of
+ * every sequence. */
+uint64_t plan_vram_pages_least(const struct plan *plan);
+/* Pages of a memory's pool. */
+uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory);
+/* Whose cache a layer is in, and which one it is in the pages of that processor's memory. */
 enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer);
 /* Whether this processor has anything to compute in any phase, or its worker weights to load into its
  * memory. */
@@ -184,6 +204,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
  *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32" | "q8_0",
+ *    "vram_page_count": N, "kv_direct_permille": 0 to 1000 (default of both: 0),
  *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
  *                           "home": "gpu"|"cpu"|"stream", "bytes": N,
  *                           "format": "bf16-packed" (default: as stored; in this list alone)}, ...],

@@ -86,6 +86,10 @@ json_t *plan_to_json(const struct plan *plan)
                   (json_int_t)plan->page_tokens, "page_count", (json_int_t)plan->page_count, "kv_dtype",
                   plan->kv_dtype, "stages", stages, "ring_bytes", plan_bytes_to_json(plan->ring_bytes),
                   "embed", plan_processor_name(plan->embed), "head", plan_processor_name(plan->head));
+    if (plan_kv_tiered(plan) && json) {
+        json_object_set_new(json, "vram_page_count", json_integer(plan->vram_page_count));
+        json_object_set_new(json, "kv_direct_permille", json_integer(plan->kv_direct_permille));
+    }
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
     if (plan->weights && json) json_object_set_new(json, "weights", json_string(mixture_name(plan->weights)));
@@ -390,7 +394,13 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
     }
     if (plan->page_tokens & (plan->page_tokens - 1))
         return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
-    int rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
+    uint64_t vram_pages = 0, direct = 0;
+    int rc = json_get_u64(json, "vram_page_count", false, 0, plan->page_count, &vram_pages, err);
+    if (!rc) rc = json_get_u64(json, "kv_direct_permille", false, 0, 1000, &direct, err);
+    if (rc) return rc;
+    plan->vram_page_count = (uint32_t)vram_pages;
+    plan->kv_direct_permille = (uint32_t)direct;
+    rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
     if (rc) return rc;
     if (kv_dtype_named(plan->kv_dtype) == KV_DTYPE_COUNT)
         return helm_fail(err, HELM_E_UNSUPPORTED, "'kv_dtype' is '%s', none of " KV_DTYPES, plan->kv_dtype);

@@ -36,8 +36,9 @@
 #define LANES_MAX    4096u
 #define BYTES_MAX    ((uint64_t)1 << 46)
 
-static const char *const region_names[ARENA_REGION_COUNT] = {"control", "slots",  "history", "page_table",
-                                                             "lanes",   "logits", "kv",      "weights"};
+static const char *const region_names[ARENA_REGION_COUNT] = {"control",    "slots",  "history",  "page_table",
+                                                             "vram_table", "lanes",  "kv_lanes", "logits",
+                                                             "kv",         "weights"};
 
 static int check_range(const char *what, uint64_t value, uint64_t min, uint64_t max, struct helm_err *err)
 {
@@ -64,6 +65,10 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"kv.head_dim", kv->head_dim, 1, KV_FIELD_MAX},
         {"kv.page_tokens", kv->page_tokens, 1, KV_FIELD_MAX},
         {"kv.dtype", kv->dtype, 0, KV_DTYPE_COUNT - 1},
+        {"vram_page_count", spec->vram_page_count, 0, spec->page_count},
+        {"kv_heads_asking", spec->kv_heads_asking, 0, KV_FIELD_MAX},
+        {"kv_heads_asking x (head_dim + 2)", (uint64_t)spec->kv_heads_asking * (kv->head_dim + 2ull), 0,
+         WIDTH_MAX},
         {"weight_bytes", spec->weight_bytes, 0, BYTES_MAX},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -77,6 +82,10 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "arena: kv.head_dim is %u, not a multiple of %d as a %s cache needs", kv->head_dim,
                          KV_Q8_0_VALUES, kv_dtype_name((enum kv_dtype)kv->dtype));
+    if (!spec->vram_page_count != !spec->kv_heads_asking)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "arena: vram_page_count is %u, kv_heads_asking %u: two tiers have both",
+                         spec->vram_page_count, spec->kv_heads_asking);
     return 0;
 }
 
@@ -111,12 +120,20 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
         return helm_fail(err, HELM_E_LIMIT, "arena: the lanes (%u of %u x %u) exceed %llu bytes", spec->lanes,
                          spec->step_tokens, spec->hidden, (unsigned long long)BYTES_MAX);
 
+    uint64_t kv_lanes_bytes = 0;
+    if (spec->vram_page_count)
+        kv_lanes_bytes =
+            ARENA_KV_LANES * lane_bytes(ARENA_KV_TOKENS, spec->kv_heads_asking * (spec->kv.head_dim + 2));
+
     const uint64_t bytes[ARENA_REGION_COUNT] = {
         [ARENA_REGION_CONTROL] = sizeof(struct arena_control),
         [ARENA_REGION_SLOTS] = spec->slots * sizeof(struct arena_slot),
         [ARENA_REGION_HISTORY] = (uint64_t)spec->slots * spec->context_tokens * sizeof(uint32_t),
         [ARENA_REGION_PAGE_TABLE] = spec->slots * pages_per_slot * sizeof(uint32_t),
+        [ARENA_REGION_VRAM_TABLE] =
+            spec->vram_page_count ? spec->slots * pages_per_slot * sizeof(uint32_t) : 0,
         [ARENA_REGION_LANES] = lanes_bytes,
+        [ARENA_REGION_KV_LANES] = kv_lanes_bytes,
         [ARENA_REGION_LOGITS] = (uint64_t)spec->slots * spec->vocab * sizeof(float),
         [ARENA_REGION_KV] = kv_bytes,
         [ARENA_REGION_WEIGHTS] = spec->weight_bytes,
@@ -143,6 +160,8 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     header->hidden = spec->hidden;
     header->vocab = spec->vocab;
     header->lanes = spec->lanes;
+    header->vram_page_count = spec->vram_page_count;
+    header->kv_heads_asking = spec->kv_heads_asking;
     header->kv = spec->kv;
     return 0;
 }
@@ -176,6 +195,8 @@ static void init_bells(struct arena *arena)
     for (int i = 0; i < ARENA_WORKERS_MAX; i++) doorbell_init(&control->done[i].bell, 0);
     doorbell_init(&control->weights_bell, 0);
     for (uint32_t i = 0; i < arena_header_of(arena)->lanes; i++) lane_init(arena_lane_of(arena, i));
+    for (int i = 0; i < ARENA_KV_LANES && arena_header_of(arena)->vram_page_count; i++)
+        lane_init(arena_kv_lane_of(arena, (enum arena_kv_lane)i));
 }
 
 int arena_create(const struct arena_spec *spec, struct arena *arena, struct helm_err *err)
@@ -230,6 +251,8 @@ static int check_header(const struct arena_header *header, uint64_t file_bytes, 
                                     .hidden = header->hidden,
                                     .vocab = header->vocab,
                                     .lanes = header->lanes,
+                                    .vram_page_count = header->vram_page_count,
+                                    .kv_heads_asking = header->kv_heads_asking,
                                     .kv = header->kv,
                                     .page_count = header->page_count,
                                     .weight_bytes = header->region[ARENA_REGION_WEIGHTS].bytes};

@@ -23,6 +23,7 @@ struct arena_spec {
     uint32_t slots, context_tokens, step_tokens, hidden, vocab, lanes;
     struct kv_layout kv;
     uint32_t page_count;
+    uint32_t vram_page_count, kv_heads_asking; /* as in the header; both 0 with one tier */
     uint64_t weight_bytes;
 };
 
@@ -65,6 +66,23 @@ static inline uint32_t *arena_page_table_of(const struct arena *a, uint32_t slot
 {
     return (uint32_t *)arena_region_ptr(a, ARENA_REGION_PAGE_TABLE) +
            (uint64_t)slot * arena_header_of(a)->pages_per_slot;
+}
+
+static inline uint32_t *arena_vram_table_of(const struct arena *a, uint32_t slot)
+{
+    return (uint32_t *)arena_region_ptr(a, ARENA_REGION_VRAM_TABLE) +
+           (uint64_t)slot * arena_header_of(a)->pages_per_slot;
+}
+/* Floats of a token in a kv lane: m, s and o of each of its heads. Queries take fewer. */
+static inline uint32_t arena_kv_lane_width(const struct arena_header *h)
+{
+    return h->kv_heads_asking * (h->kv.head_dim + 2);
+}
+enum arena_kv_lane { ARENA_KV_QUERY, ARENA_KV_PARTIAL, ARENA_KV_LANES };
+static inline struct lane *arena_kv_lane_of(const struct arena *a, enum arena_kv_lane lane)
+{
+    return (struct lane *)((char *)arena_region_ptr(a, ARENA_REGION_KV_LANES) +
+                           lane * lane_bytes(ARENA_KV_TOKENS, arena_kv_lane_width(arena_header_of(a))));
 }
 
 static inline struct lane *arena_lane_of(const struct arena *a, uint32_t lane)

@@ -12,7 +12,9 @@
  *   slots               helmd                     workers   sampling parameters; only of a slot in no step
  *   history             helmd, the head's worker  workers   token ids of each slot, see below
  *   page_table          helmd                     workers   KV page numbers of each slot
+ *   vram_table          helmd                     workers   of the same pages, their places in VRAM: two tiers only
  *   lanes               one worker each           another   activation hand-over, see lane.h
+ *   kv_lanes            one worker each           another   queries, and what came of them: two tiers only
  *   logits              the head's worker         helmd     of rows that were drawn from whole: for its check
  *   kv                  the layer's worker        workers   pages, see kv_layout.h
  *   weights             the loading worker        workers   read-only after READY
@@ -31,6 +33,28 @@
  * the first may still read or write: a step in front of another has one token a row, and both are of the
  * plan's decode list, in which every cache is used by one worker. Lanes keep their own order.
  *
+ * Two tiers of the cache (plan.h, vram_page_count). A page's number is its place in the arena, which has room
+ * for the cells of all layers. While it is appended to, and as long as there is room, it has a place in VRAM,
+ * too, where the GPU keeps the cells of its layers. When a step has filled a page, the GPU worker copies its
+ * cells to the arena before it rings `done`: from then on the place in VRAM may be given away, and a worker's
+ * death costs nothing of the page. Of each row of a step the positions below host_tokens are taken from the
+ * arena, the others from VRAM by vram_table; entries of positions below host_tokens mean nothing. An entry at
+ * or above host_tokens of any step in flight stays as it is.
+ *
+ *   positions                      steps of few tokens                      chunks
+ *   below direct_from              the CPU attends (STEP_KV_ASSISTED)       brought to VRAM layer by layer
+ *   direct_from to host_tokens     the GPU's kernel reads the arena         the same
+ *   from host_tokens on            the GPU's kernel reads VRAM              the same
+ *
+ * In a step flagged STEP_KV_ASSISTED the GPU puts each of its layers' queries, normed and rotated, into the
+ * kv lane `query`, [token][head][head_dim], and the CPU answers in `partial` with what its positions give,
+ * [token][head]{m, s, o[head_dim]} (thesis 4.18 to 4.20: the maximum score, the sum of exponentials, their sum
+ * of values; -inf, 0, 0 of a row without such positions). Tickets count the layers whose cache is the GPU's,
+ * from 1 on, in both lanes.
+ *
+ * step.fetch: pages of the arena that the GPU copies to places in VRAM by the way; steps behind this one may
+ * count on them.
+ *
  * A change of anything here raises ARENA_ABI. */
 #ifndef HELM_COMMON_SHARED_ARENA_LAYOUT_H
 #define HELM_COMMON_SHARED_ARENA_LAYOUT_H
@@ -44,11 +68,13 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         6u
+#define ARENA_ABI         7u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
 #define ARENA_STEP_ROWS   ARENA_SLOTS_MAX
+#define ARENA_STEP_FETCH  32 /* pages that a step brings to VRAM at most */
+#define ARENA_KV_TOKENS   16 /* of a step whose queries go to the CPU: ENGINE_FEW_TOKENS */
 #define ARENA_HUGE_PAGE   ((uint64_t)2 << 20)
 
 enum arena_region_id {
@@ -56,7 +82,9 @@ enum arena_region_id {
     ARENA_REGION_SLOTS,
     ARENA_REGION_HISTORY,
     ARENA_REGION_PAGE_TABLE,
+    ARENA_REGION_VRAM_TABLE,
     ARENA_REGION_LANES,
+    ARENA_REGION_KV_LANES,
     ARENA_REGION_LOGITS,
     ARENA_REGION_KV,
     ARENA_REGION_WEIGHTS,
@@ -79,7 +107,8 @@ struct arena_header {
     uint32_t page_count;     /* pages in the kv region */
     uint32_t hidden, vocab;
     uint32_t lanes;
-    uint32_t reserved;
+    uint32_t vram_page_count; /* two tiers: places in VRAM; 0: one tier */
+    uint32_t kv_heads_asking; /* query heads of a layer, of the kv lanes; 0 with one tier */
     struct kv_layout kv;
     struct arena_region region[ARENA_REGION_COUNT];
 };
@@ -97,6 +126,12 @@ struct step_row {
     uint32_t start;
     uint32_t count;
     uint32_t flags;
+    uint32_t host_tokens; /* 0 with one tier; whole pages, <= start; see above */
+    uint32_t direct_from; /* whole pages, <= host_tokens */
+};
+/* A page of the arena and the place in VRAM that it is copied to. */
+struct step_fetch {
+    uint32_t page, place;
 };
 /* Whether a bell that has come to `serial` is at `step` or further: serials wrap. */
 static inline bool step_reached(uint32_t serial, uint32_t step)
@@ -107,6 +142,9 @@ enum step_flags {
     /* Computed with activations as they are, whatever the plan says: by workers that LOAD told to be ready for
      * that. No other step is in flight with it. */
     STEP_EXACT = 1u << 0,
+    /* The CPU attends to a part of the cache of the GPU's layers: some row has direct_from > 0, and there are at
+     * most ARENA_KV_TOKENS tokens, one a row. */
+    STEP_KV_ASSISTED = 1u << 1,
 };
 struct step {
     uint32_t serial; /* 1, 2, ...; ring slot = serial % ARENA_STEP_RING; the doorbell's value */
@@ -114,8 +152,9 @@ struct step {
     uint32_t row_count;
     uint32_t token_count; /* sum of count, <= header.step_tokens */
     uint32_t flags;       /* enum step_flags */
-    uint32_t reserved;
+    uint32_t fetch_count;
     struct step_row row[ARENA_STEP_ROWS];
+    struct step_fetch fetch[ARENA_STEP_FETCH];
 };
 
 enum step_row_status { STEP_ROW_OK = 0, STEP_ROW_NO_FINITE_LOGIT = 1, STEP_ROW_BAD = 2 };
@@ -168,7 +207,7 @@ struct arena_slot {
 static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
 static_assert(sizeof(struct kv_layout) == 20, "header layout");
 static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
-static_assert(offsetof(struct arena_header, kv) == 56, "header layout");
+static_assert(offsetof(struct arena_header, kv) == 60, "header layout");
 static_assert(offsetof(struct arena_header, region) == 80, "header layout");
 static_assert(sizeof(struct arena_header) == 80 + 16 * ARENA_REGION_COUNT, "header layout");
 static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
@@ -177,9 +216,9 @@ static_assert(sizeof(struct arena_times) == 32, "times layout");
 static_assert(sizeof(struct arena_done) == 64 + 32 * ARENA_STEP_RING, "one cache line per doorbell");
 static_assert(offsetof(struct arena_control, step) == 64 + sizeof(struct arena_done) * ARENA_WORKERS_MAX,
               "one cache line per doorbell");
-static_assert(sizeof(struct step_row) == 16, "step row layout");
+static_assert(sizeof(struct step_row) == 24, "step row layout");
 static_assert(offsetof(struct step, row) == 24, "step layout");
-static_assert(sizeof(struct step) == 24 + 16 * ARENA_STEP_ROWS, "step layout");
+static_assert(sizeof(struct step) == 24 + 24 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
 static_assert(offsetof(struct step_result, row) == 56, "result layout");
 static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
 static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX, "slot layout");

@@ -3,6 +3,20 @@
 
 #include <string.h>
 
+/* Whether a row's positions lie where it may say they do: in the arena alone whole pages in front of what it computes,
+ * from there on in VRAM. */
+static bool take_tiers(const struct arena *arena, const struct step_row *in, uint32_t last_page)
+{
+    const struct arena_header *h = arena_header_of(arena);
+    if (!h->vram_page_count) return in->host_tokens == 0 && in->direct_from == 0;
+    if (in->host_tokens > in->start || in->host_tokens % h->kv.page_tokens != 0) return false;
+    if (in->direct_from > in->host_tokens || in->direct_from % h->kv.page_tokens != 0) return false;
+    const uint32_t *places = arena_vram_table_of(arena, in->slot);
+    for (uint32_t i = in->host_tokens / h->kv.page_tokens; i <= last_page; i++)
+        if (places[i] >= h->vram_page_count) return false;
+    return true;
+}
+
 /* Checks one row and takes the tokens that are known; false leaves the row out of the step. `used` has a bit
  * per slot. */
 static bool take_row(const struct arena *arena, uint32_t vocab, const struct step_row *in, uint64_t *used,
@@ -19,6 +33,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     uint32_t last_page = (in->start + in->count - 1) / h->kv.page_tokens;
     for (uint32_t i = 0; i <= last_page; i++)
         if (pages[i] >= h->page_count) return false;
+    if (!take_tiers(arena, in, last_page)) return false;
     for (uint32_t i = 0; i < in->count; i++) {
         uint32_t token = follows ? 0 : history[in->start + i], at = batch->token_count + i;
         if (token >= vocab) return false;
@@ -28,6 +43,9 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     }
     *used |= UINT64_C(1) << in->slot;
     *row = (struct batch_row){.pages = pages,
+                              .places = h->vram_page_count ? arena_vram_table_of(arena, in->slot) : NULL,
+                              .host_tokens = in->host_tokens,
+                              .direct_from = in->direct_from,
                               .slot = in->slot,
                               .start = in->start,
                               .count = in->count,
@@ -37,15 +55,38 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     return true;
 }
 
+/* What the step as a whole says of the two tiers. */
+static int check_tiers(const struct arena *arena, const struct step *step, struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(arena);
+    const bool assisted = (step->flags & STEP_KV_ASSISTED) != 0;
+    if (step->fetch_count > ARENA_STEP_FETCH)
+        return helm_fail(err, HELM_E_LIMIT, "step %u fetches %u pages, more than %d", step->serial,
+                         step->fetch_count, ARENA_STEP_FETCH);
+    for (uint32_t i = 0; i < step->fetch_count; i++)
+        if (step->fetch[i].page >= h->page_count || step->fetch[i].place >= h->vram_page_count)
+            return helm_fail(err, HELM_E_LIMIT, "step %u fetches page %u to place %u of %u and %u",
+                             step->serial, step->fetch[i].page, step->fetch[i].place, h->page_count,
+                             h->vram_page_count);
+    if (assisted && (!h->vram_page_count || step->token_count > ARENA_KV_TOKENS))
+        return helm_fail(err, HELM_E_LIMIT,
+                         "step %u of %u tokens has the CPU attend to pages of %u places in VRAM",
+                         step->serial, step->token_count, h->vram_page_count);
+    return 0;
+}
+
 int batch_take(const struct arena *arena, uint32_t vocab, const struct step *step, struct batch *batch,
                struct step_result *result, struct helm_err *err)
 {
     uint32_t rows = step->row_count;
     uint64_t used = 0;
+    int rc = check_tiers(arena, step, err);
+    if (rc) return rc;
     if (rows < 1 || rows > ARENA_STEP_ROWS)
         return helm_fail(err, HELM_E_LIMIT, "step %u has %u rows, not between 1 and %d", step->serial, rows,
                          ARENA_STEP_ROWS);
     batch->token_count = batch->row_count = batch->sample_count = 0;
+    batch->assisted = (step->flags & STEP_KV_ASSISTED) != 0;
     for (uint32_t i = 0; i < rows; i++) {
         struct step_result_row *out = &result->row[i];
         struct batch_row *row = &batch->row[batch->row_count];

@@ -11,9 +11,11 @@
 
 struct batch_row {
     const uint32_t *pages;
+    const uint32_t *places; /* in VRAM, of pages from host_tokens on; NULL with one tier */
     uint32_t slot, start, count;
-    uint32_t token_first; /* index of its first token in the step */
-    uint32_t result;      /* row of the step it came from */
+    uint32_t host_tokens, direct_from; /* as in struct step_row */
+    uint32_t token_first;              /* index of its first token in the step */
+    uint32_t result;                   /* row of the step it came from */
     bool sample;
     bool follows; /* STEP_ROW_FOLLOWS */
 };
@@ -26,6 +28,7 @@ struct batch {
     uint32_t row_count;
     uint32_t sample_row[ARENA_STEP_ROWS]; /* rows that are sampled, in order */
     uint32_t sample_count;
+    bool assisted; /* STEP_KV_ASSISTED: every worker walks the hand-overs of queries */
 };
 
 /* Takes every row of `step` that is right and begins *result: a row that is wrong gets STEP_ROW_BAD. Every

@@ -74,7 +74,9 @@ int engine_check_arena(const struct arena *arena, const struct plan *plan, const
         uint64_t arena, expected;
     } fields[] = {{"hidden", h->hidden, c->hidden},
                   {"vocab", h->vocab, c->vocab},
-                  {"kv.layers", h->kv.layers, plan_layers_of(plan, PLAN_CPU0)},
+                  {"kv.layers", h->kv.layers, plan_kv_layers(plan, PLAN_HOST)},
+                  {"vram_page_count", h->vram_page_count, plan->vram_page_count},
+                  {"kv_heads_asking", h->kv_heads_asking, plan_kv_tiered(plan) ? c->heads : 0},
                   {"kv.kv_heads", h->kv.kv_heads, c->kv_heads},
                   {"kv.head_dim", h->kv.head_dim, c->head_dim}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)

@@ -326,7 +326,7 @@ static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
     }
     batcher->turn++;
     struct step *step = &batcher_flight_of(batcher, batcher->serial + 1)->step;
-    step->row_count = step->token_count = 0;
+    step->row_count = step->token_count = step->fetch_count = step->flags = 0;
     for (uint32_t i = 0; i < plan.row_count; i++)
         batcher_add_row(batcher, step, batcher->seq[batcher->view_index[plan.row[i].seq]], &plan.row[i]);
     if (step->row_count) batcher_ring(batcher, now_us);
@@ -499,6 +499,8 @@ void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch)
     for (int w = 0; w < ARENA_WORKERS_MAX; w++) doorbell_init(&control->done[w].bell, 0);
     for (uint32_t l = 0; l < arena_header_of(batcher->with.arena)->lanes; l++)
         lane_init(arena_lane_of(batcher->with.arena, l));
+    for (int l = 0; l < ARENA_KV_LANES && arena_header_of(batcher->with.arena)->vram_page_count; l++)
+        lane_init(arena_kv_lane_of(batcher->with.arena, (enum arena_kv_lane)l));
     for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++)
         if (batcher->slot[i].owner) batcher_write_history(batcher, batcher->slot[i].owner);
     batcher->serial = 0;

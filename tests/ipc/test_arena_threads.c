@@ -120,7 +120,8 @@ static void steps_go_down_and_results_come_back(void **state)
         step->serial = serial;
         step->row_count = serial % 8 + 1;
         for (uint32_t i = 0; i < step->row_count; i++) {
-            step->row[i] = (struct step_row){i, serial % 256, 1, STEP_ROW_SAMPLE};
+            step->row[i] =
+                (struct step_row){.slot = i, .start = serial % 256, .count = 1, .flags = STEP_ROW_SAMPLE};
             arena_history_of(&arena, i)[serial % 256] = serial * 10 + i;
         }
         doorbell_ring(&control->step_bell, serial);

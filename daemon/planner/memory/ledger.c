@@ -344,8 +344,10 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .hidden = m->hidden,
                                 .vocab = m->vocab,
                                 .lanes = plan_lanes(plan),
-                                .kv = kv_of(c, plan_layers_of(plan, PLAN_CPU0)),
+                                .kv = kv_of(c, plan_kv_layers(plan, PLAN_HOST)),
                                 .page_count = page_count,
+                                .vram_page_count = plan->vram_page_count,
+                                .kv_heads_asking = plan_kv_tiered(plan) ? m->heads : 0,
                                 .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
     rc = arena_plan(spec, &header, err);
     if (rc) return rc;
