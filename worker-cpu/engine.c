@@ -164,12 +164,13 @@ static void touch_piece(void *ctx, uint32_t chunk, uint32_t thread)
 }
 
 /* What of the cache is there before the first token needs it; kv_filler does the rest. All of it where the
- * GPU borrows from it: the driver pins the pages as it finds them once the weights' bell has rung, and what
+ * GPU borrows from it, or the cache has two tiers: the driver pins the pages as it finds them once the weights' bell has rung, and what
  * was not there would be on small pages ever after. */
 static uint64_t kv_first_bytes(const struct engine *engine)
 {
     uint64_t bytes = arena_header_of(engine->base.arena)->region[ARENA_REGION_KV].bytes;
-    return plan_borrows_kv(&engine->plan) ? bytes : kv_pages_first_bytes(bytes);
+    const bool shared = plan_borrows_kv(&engine->plan) || plan_kv_tiered(&engine->plan);
+    return shared ? bytes : kv_pages_first_bytes(bytes);
 }
 
 static int populate_kv(struct engine *engine, struct helm_err *err)
