@@ -250,6 +250,7 @@ bool plan_has_home(const struct plan *plan, enum plan_home home)
 bool plan_uses(const struct plan *plan, enum plan_processor processor)
 {
     if (plan->embed == processor || plan->head == processor) return true;
+    if (processor == PLAN_CPU0 && plan_kv_assisted(plan)) return true;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
         const struct plan_phase phase = plan_phase_at(plan, p);
         for (uint32_t i = 0; i < phase.stage_count; i++) {

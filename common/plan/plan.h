@@ -176,6 +176,11 @@ static inline bool plan_kv_tiered(const struct plan *plan)
 {
     return plan->vram_page_count != 0;
 }
+/* Whether the CPU attends to a part of it: it is used by such a plan, even if it computes no unit. */
+static inline bool plan_kv_assisted(const struct plan *plan)
+{
+    return plan_kv_tiered(plan) && plan->kv_direct_permille < 1000;
+}
 /* Layers that have room in the pages of a memory: kv_layout.layers of its pool. The arena's pages have room for the
  * CPU's layers, or for all, numbered as in the model, where there are two tiers. */
 uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory);
