@@ -234,7 +234,12 @@ static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
     uint64_t first = g->weights.host_first / PAGE_BYTES * PAGE_BYTES;
     uint64_t end = (g->weights.host_end + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
     const bool streams = g->weights.host_end > 0, shares = g->staging_bytes || plan_kv_tiered(&g->plan);
-    int rc = streams || shares ? wait_for_weights(g, err) : 0;
+    uint64_t huge = 0, small = 0;
+    int rc = streams || (shares && plan_uses(&g->plan, PLAN_CPU0)) ? wait_for_weights(g, err) : 0;
+    if (!rc && shares && !plan_uses(&g->plan, PLAN_CPU0)) /* nobody else touches them */
+        arena_populate(g->base.arena, kv->offset, kv->bytes, &huge, &small);
+    g->base.report.huge_bytes += huge;
+    g->base.report.small_bytes += small;
     if (!rc && streams)
         rc = register_region(g, GPU_REGION_WEIGHTS, weights->offset + first, end - first, true, err);
     if (!rc && shares) rc = register_region(g, GPU_REGION_KV, kv->offset, kv->bytes, false, err);
