@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TIER_STUB
 #include "tests/device_choice.h"
 #include "tests/golden/courses.h"
 #include "tests/golden/tier_walks.h"
