@@ -174,8 +174,8 @@ static void touch_piece(void *ctx, uint32_t chunk, uint32_t thread)
 static uint64_t kv_first_bytes(const struct engine *engine)
 {
     uint64_t bytes = arena_header_of(engine->base.arena)->region[ARENA_REGION_KV].bytes;
-    const bool pinned = plan_borrows_kv(&engine->plan) || plan_kv_tiered(&engine->plan);
-    return pinned ? bytes : kv_pages_first_bytes(bytes);
+    const bool shared = plan_borrows_kv(&engine->plan) || plan_kv_tiered(&engine->plan);
+    return shared ? bytes : kv_pages_first_bytes(bytes);
 }
 
 static int populate_kv(struct engine *engine, struct helm_err *err)

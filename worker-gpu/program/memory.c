@@ -55,6 +55,7 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
                                          .layers = computes_layers(plan),
                                          .head = plan->head == PLAN_GPU0,
                                          .chains = !device->no_chains,
+                                         .tiered = plan_kv_tiered(plan),
                                          .matmul = device->ask.matmul_workspace};
     gpu_workspace_place(&c, &b->work);
 }
@@ -93,7 +94,7 @@ int gpu_buffers_check(const struct model_config *c, const struct device *device,
 
 uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena)
 {
-    if (!plan_borrows_kv(plan)) return 0;
+    if (!plan_borrows_kv(plan) || plan_kv_tiered(plan)) return 0;
     return (uint64_t)GPU_STAGINGS * arena->page_count * kv_layer_bytes(&arena->kv);
 }
 
@@ -107,6 +108,6 @@ struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_sc
     struct gpu_events events = {.prefix = gpu_event_arrived(slices)};
     events.tail = events.prefix + ring_prefix(&ring[0]);
     events.count = events.tail + tail;
-    if (slices == 0 && !plan_borrows_kv(plan)) events.count = 0;
+    if (slices == 0 && !plan_borrows_kv(plan) && !plan_kv_tiered(plan)) events.count = 0;
     return events;
 }

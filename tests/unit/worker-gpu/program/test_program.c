@@ -106,7 +106,7 @@ static void step_blocks_do_not_overlap(void **state)
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
         struct gpu_block b;
         char *base = calloc(1, 1 << 20);
-        gpu_block_place(tokens[i], 9, 7, &b);
+        gpu_block_place(tokens[i], 9, 7, false, &b);
         assert_true(b.bytes < 1 << 20);
         assert_int_equal(b.subs, (tokens[i] + 511) / 512);
         const char *last = base;
