@@ -25,6 +25,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_LINEAR] = {"linear", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_ATTEND] = {"attend", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_SAMPLE] = {"sample", OP_QUEUE_COMPUTE, ALWAYS},
+    [OP_ATTEND_HOST] = {"attend for the GPU", OP_QUEUE_COMPUTE, ALWAYS, .outer = true},
     [OP_COPY_BLOCK] = {"copy step block", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_READ_BLOCK] = {"read step block", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_ROPE_TABLE] = {"rope table", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},

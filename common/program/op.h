@@ -40,7 +40,9 @@ enum op_kind {
     /* of the CPU */
     OP_LINEAR,
     OP_ATTEND,
-    OP_SAMPLE, /* a token from each row of logits */
+    OP_SAMPLE,      /* a token from each row of logits */
+    OP_ATTEND_HOST, /* of a layer whose cache is the GPU's: takes its queries, and answers with what comes of the
+                       positions that lie in the arena alone (arena_layout.h, STEP_KV_ASSISTED) */
     /* of the GPU */
     OP_COPY_BLOCK, /* the step block, from pinned memory: by the copy engine, */
     OP_READ_BLOCK, /* or by a kernel, where that engine may be busy with a slice */
