@@ -65,7 +65,8 @@ static void tier_move_out(struct tier_run *t, uint32_t slot, uint32_t to)
     const struct gpu_engine *g = gpu_of(t);
     uint32_t *places = arena_vram_table_of(&t->pair->arena, slot);
     for (uint32_t i = t->slot[slot].host; i < to; i++) {
-        if (t->looks) memset((char *)g->kv_pool + places[i] * kv_page_bytes(&g->kv), 0xff, kv_page_bytes(&g->kv));
+        if (t->looks)
+            memset((char *)g->kv_pool + places[i] * kv_page_bytes(&g->kv), 0xff, kv_page_bytes(&g->kv));
         t->free[t->free_count++] = places[i];
         places[i] = UINT32_MAX;
         t->moved++;
@@ -77,7 +78,8 @@ static void tier_move_out(struct tier_run *t, uint32_t slot, uint32_t to)
 static void tier_make_room(struct tier_run *t, const struct step_row *rows, uint32_t count, uint32_t need)
 {
     const uint32_t page_tokens = t->pair->plan.page_tokens;
-    for (uint32_t i = 0; i < CASES_MAX && t->free_count < need; i++) { /* of others first: they are not here */
+    for (uint32_t i = 0; i < CASES_MAX && t->free_count < need;
+         i++) { /* of others first: they are not here */
         bool here = false;
         for (uint32_t r = 0; r < count; r++) here |= rows[r].slot == i;
         if (here) continue;
@@ -92,7 +94,8 @@ static void tier_make_room(struct tier_run *t, const struct step_row *rows, uint
 static void tier_fill_row(struct tier_run *t, struct step_row *row, bool decode, struct pair_tiers *step)
 {
     const struct arena *arena = &t->pair->arena;
-    const uint32_t page_tokens = t->pair->plan.page_tokens, end = (row->start + row->count - 1) / page_tokens + 1;
+    const uint32_t page_tokens = t->pair->plan.page_tokens,
+                   end = (row->start + row->count - 1) / page_tokens + 1;
     struct tier_slot *slot = &t->slot[row->slot];
     uint32_t *places = arena_vram_table_of(arena, row->slot);
     for (; slot->end < end; slot->end++) places[slot->end] = t->free[--t->free_count];
@@ -155,7 +158,8 @@ static int tier_step(void *engines, const struct step_row *rows, uint32_t count,
             tier_move_out(t, own[i].slot, slot->end);
             *slot = (struct tier_slot){0, 0};
         }
-        const uint32_t whole = own[i].start / page_tokens, end = (own[i].start + own[i].count - 1) / page_tokens + 1;
+        const uint32_t whole = own[i].start / page_tokens,
+                       end = (own[i].start + own[i].count - 1) / page_tokens + 1;
         if (whole > slot->host && tier_random(t, 4) == 0)
             tier_move_out(t, own[i].slot, slot->host + tier_random(t, whole - slot->host + 1));
         need += end > slot->end ? end - slot->end : 0;

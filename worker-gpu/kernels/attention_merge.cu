@@ -15,7 +15,8 @@ __global__ void __launch_bounds__(WARPS * 32)
     const float *o = a.o + at * a.head_dim, *other = a.other + at * (a.head_dim + 2);
     /* from host memory, maybe: all on its way before the first is used, and nothing of an earlier step */
     float here[GPUK_HEAD_DIM_MAX / 32], there[GPUK_HEAD_DIM_MAX / 32];
-    const float other_m = __ldcv(other), other_s = __ldcv(other + 1), m = __ldcg(a.m + at), s = __ldcg(a.s + at);
+    const float other_m = __ldcv(other), other_s = __ldcv(other + 1), m = __ldcg(a.m + at),
+                s = __ldcg(a.s + at);
 #pragma unroll
     for (uint32_t j = 0; j < GPUK_HEAD_DIM_MAX / 32; j++) {
         const uint32_t d = lane + 32 * j;
@@ -43,8 +44,8 @@ extern "C" int gpuk_attention_merge(const struct gpuk_merge *merge, const uint32
 {
     if (tokens == 0 || tokens > GPUK_BATCH_MAX || merge->heads == 0 || merge->heads > MODEL_HEADS_MAX ||
         merge->head_dim == 0 || merge->head_dim > GPUK_HEAD_DIM_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "merging attention: %u tokens of %u heads of %u", tokens, merge->heads,
-                         merge->head_dim);
+        return helm_fail(err, HELM_E_LIMIT, "merging attention: %u tokens of %u heads of %u", tokens,
+                         merge->heads, merge->head_dim);
     return gpuk_launch("merging attention", attention_merge_kernel, dim3(tokens, div_up(merge->heads, WARPS)),
                        dim3(WARPS * 32), 0, flags, stream, err, *merge, count);
 }
