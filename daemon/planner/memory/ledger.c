@@ -286,7 +286,7 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
                                           .ctx = ctx,
                                           .layers = plan_most_tokens(plan, PLAN_GPU0) > 0,
                                           .head = plan->head == PLAN_GPU0,
-                                           .tiered = plan_kv_tiered(plan)};
+                                          .tiered = plan_kv_tiered(plan)};
     ledger_add(vram, "activations, workspace (estimate)",
                device->library_bytes + ledger_workspace_bytes(c, &work));
     uint64_t graphs = device->graph_bytes + unit_graphs(c, plan);
