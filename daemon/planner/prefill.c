@@ -61,6 +61,12 @@ struct choice {
     const enum tensor_format (*format)[PLAN_HOMES];
 };
 
+/* The first tokens of a sequence have places. */
+static struct cost_tiers here(const struct choice *choice)
+{
+    return (struct cost_tiers){.two = choice->c->wish->vram_page_count > 0};
+}
+
 /* Homes for a step of one row of so many tokens. */
 static int homes_for(const struct choice *choice, uint32_t tokens, enum plan_home *home, struct helm_err *err)
 {
@@ -69,7 +75,8 @@ static int homes_for(const struct choice *choice, uint32_t tokens, enum plan_hom
                                    .samples = 1,
                                    .context = tokens,
                                    .kv_dtype = choice->c->wish->kv_dtype,
-                                   .format = choice->format};
+                                   .format = choice->format,
+                                   .kv = here(choice)};
     struct cost_table table;
     double seconds;
     int rc = cost_price(choice->c->model, choice->c->table, choice->profile, &step, &table, err);
@@ -96,6 +103,7 @@ static int append(const struct choice *choice, const enum plan_home *a, const en
                                                .b = b,
                                                .context = 0,
                                                .format = choice->format,
+                                               .kv = here(choice),
                                                .kv_dtype = choice->c->wish->kv_dtype};
     uint32_t tokens = 0;
     if (from > plan->step_tokens) return 0;
