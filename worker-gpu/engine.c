@@ -294,7 +294,8 @@ static struct gpu_program *program_at(struct gpu_engine *g, uint32_t i)
 
 static int lower_program(struct gpu_engine *g, uint32_t i, struct helm_err *err)
 {
-    const uint32_t plain = PLAN_PHASES_MAX * GPU_TIER_COUNT, step_tokens = arena_header_of(g->base.arena)->step_tokens;
+    const uint32_t plain = PLAN_PHASES_MAX * GPU_TIER_COUNT,
+                   step_tokens = arena_header_of(g->base.arena)->step_tokens;
     const bool assisted = i >= plain;
     const uint32_t phase = assisted ? 0 : i / GPU_TIER_COUNT;
     const enum gpu_tier tier = (enum gpu_tier)(assisted ? i - plain : i % GPU_TIER_COUNT);

@@ -6,7 +6,8 @@
 #include "worker-gpu/engine.h"
 #include "worker-gpu/program/tiers.h"
 
-static_assert(GPU_TIER_PLACES == GPU_FOLLOW_PLACES, "a place of a step is one of those that steps take in turn");
+static_assert(GPU_TIER_PLACES == GPU_FOLLOW_PLACES,
+              "a place of a step is one of those that steps take in turn");
 
 int gpu_tiers_open(struct gpu_engine *g, _Atomic uint32_t *stored, struct helm_err *err)
 {

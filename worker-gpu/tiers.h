@@ -19,11 +19,11 @@
 struct gpu_engine;
 
 struct gpu_tiers {
-    bool on;                            /* the plan has two tiers */
-    bool stores[GPU_TIER_PLACES];       /* the step of this place has filled pages */
-    _Atomic uint32_t *stored;           /* pinned, [GPU_TIER_PLACES]: becomes 1 when they are in the arena */
-    struct device_event *fetched;       /* what the last step fetched is there */
-    bool fetching;                      /* and no step has been put behind that yet */
+    bool on;                      /* the plan has two tiers */
+    bool stores[GPU_TIER_PLACES]; /* the step of this place has filled pages */
+    _Atomic uint32_t *stored;     /* pinned, [GPU_TIER_PLACES]: becomes 1 when they are in the arena */
+    struct device_event *fetched; /* what the last step fetched is there */
+    bool fetching;                /* and no step has been put behind that yet */
 };
 
 /* stored: pinned words, GPU_TIER_PLACES of them. */
@@ -34,7 +34,8 @@ void gpu_tiers_fill(const struct gpu_engine *g, const struct gpu_program *p, uin
 /* Before the step's graph or list: behind what was fetched. */
 HELM_MUST_CHECK int gpu_tiers_begin(struct gpu_engine *g, struct helm_err *err);
 /* Behind the graph of a decode tier's step in `place`, which takes the batch's rows `ahead` tokens further. */
-HELM_MUST_CHECK int gpu_tiers_store(struct gpu_engine *g, uint32_t place, uint32_t ahead, struct helm_err *err);
+HELM_MUST_CHECK int gpu_tiers_store(struct gpu_engine *g, uint32_t place, uint32_t ahead,
+                                    struct helm_err *err);
 HELM_MUST_CHECK int gpu_tiers_fetch(struct gpu_engine *g, const struct step *step, struct helm_err *err);
 /* Waits until what the step in `place` has filled is in the arena. */
 HELM_MUST_CHECK int gpu_tiers_finish(struct gpu_engine *g, uint32_t place, struct helm_err *err);

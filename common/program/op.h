@@ -56,16 +56,16 @@ enum op_kind {
     OP_ATTEND_PREFILL,
     OP_GATHER, /* the rows of x that are sampled */
     OP_ARGMAX,
-    OP_FEW,         /* the candidates of a draw */
-    OP_CHAIN,       /* the operations behind it as one kernel */
-    OP_EXPAND,      /* a slice of packed weights to plain ones */
-    OP_STREAM_COPY, /* a slice into the ring; records its arrival */
-    OP_KV_IN,       /* a borrowed layer's pages with what came before this step; records its arrival */
-    OP_KV_OUT,      /* those it appended to; records that they are back */
-    OP_KV_QUERY,    /* two tiers: the tokens' q for the CPU, into the kv lane; */
+    OP_FEW,          /* the candidates of a draw */
+    OP_CHAIN,        /* the operations behind it as one kernel */
+    OP_EXPAND,       /* a slice of packed weights to plain ones */
+    OP_STREAM_COPY,  /* a slice into the ring; records its arrival */
+    OP_KV_IN,        /* a borrowed layer's pages with what came before this step; records its arrival */
+    OP_KV_OUT,       /* those it appended to; records that they are back */
+    OP_KV_QUERY,     /* two tiers: the tokens' q for the CPU, into the kv lane; */
     OP_ATTEND_MERGE, /* and what it answers, with what the GPU has itself */
-    OP_KV_STORE,    /* a layer's cells of the pages that a chunk has filled to the arena; records that they are there */
-    OP_KV_FETCH,    /* pages of the arena to places in VRAM, beside the step */
+    OP_KV_STORE, /* a layer's cells of the pages that a chunk has filled to the arena; records that they are there */
+    OP_KV_FETCH, /* pages of the arena to places in VRAM, beside the step */
     OP_WORD_WAIT,
     OP_WORD_WRITE,
     OP_RECORD, /* an event */

@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TIER_STUB
 #include "tests/device_choice.h"
 #include "tests/golden/courses.h"
 #include "tests/golden/tier_walks.h"
@@ -50,9 +49,7 @@ static uint32_t read_letters(const char *letters, struct plan_stage *stages)
     const uint32_t units = (uint32_t)strlen(letters);
     assert_true(units <= UNITS_MAX);
     for (uint32_t u = 0; u < units; u++)
-        home[u] = letters[u] == 'g'   ? PLAN_HOME_GPU
-                  : letters[u] == 's' ? PLAN_HOME_STREAM
-                                      : PLAN_HOME_CPU;
+        home[u] = letters[u] == 'g' ? PLAN_HOME_GPU : letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
     return plan_stages_of(home, units / 2, stages);
 }
 
@@ -123,19 +120,19 @@ static void run_tiers(const struct tier_case *c, const struct golden *golden)
             walk_start(&on, &walks[count], &golden->cases[i], count, mode == MODE_GREEDY ? 0 : 5);
             count++;
         }
-        if (mode != MODE_ALONE)
-            run_walks(&on, walks, count, mixed, sizeof mixed / sizeof *mixed, &outcome);
+        if (mode != MODE_ALONE) run_walks(&on, walks, count, mixed, sizeof mixed / sizeof *mixed, &outcome);
         for (uint32_t i = 0; i < count && mode == MODE_ALONE; i++)
             run_walks(&on, &walks[i], 1, odd, sizeof odd / sizeof *odd, &outcome);
         outcome_add(&all, &outcome);
     }
     lanes_are_empty(pair);
     pair_close(pair);
-    print_message("%-30s %-8s kv %-4s mean %.5f worst %.4f, %u permitted; %u pages out, %u back, %u stored; steps: %u "
-                  "assisted, %u direct, %u chunks; %.2f s\n",
-                  c->model, c->decode, kv_dtype_name(c->kv_dtype), all.count ? all.sum / (double)all.count : 0.0,
-                  all.worst, all.permitted, run->moved, run->fetched, run->stored, run->assisted_steps,
-                  run->direct_steps, run->host_chunks, (double)(units_now_us() - start_us) * 1e-6);
+    print_message(
+        "%-30s %-8s kv %-4s mean %.5f worst %.4f, %u permitted; %u pages out, %u back, %u stored; steps: %u "
+        "assisted, %u direct, %u chunks; %.2f s\n",
+        c->model, c->decode, kv_dtype_name(c->kv_dtype), all.count ? all.sum / (double)all.count : 0.0,
+        all.worst, all.permitted, run->moved, run->fetched, run->stored, run->assisted_steps,
+        run->direct_steps, run->host_chunks, (double)(units_now_us() - start_us) * 1e-6);
     assert_int_equal(all.wrong, 0);
     const struct tolerance *allowed = tolerance_of_cache(c->kv_dtype);
     assert_true(all.worst <= allowed->worst);
@@ -146,9 +143,9 @@ static void run_tiers(const struct tier_case *c, const struct golden *golden)
     free(pair);
 }
 
-#define QWEN3 "tests/data/golden/qwen3"
-#define QWEN2 "tests/data/golden/qwen2-bias"
-#define LLAMA "tests/data/golden/llama3-ropescaled"
+#define QWEN3    "tests/data/golden/qwen3"
+#define QWEN2    "tests/data/golden/qwen2-bias"
+#define LLAMA    "tests/data/golden/llama3-ropescaled"
 #define ALONE    (1u << MODE_ALONE)
 #define TOGETHER (1u << MODE_TOGETHER)
 #define GREEDY   (1u << MODE_GREEDY)
@@ -197,7 +194,8 @@ static void steps_follow(void **state)
         plain.queued = false;
         memset(tokens, 0, sizeof tokens);
         run_course(pair, &plain, tokens[0]);
-        memset(arena_region_ptr(arena, ARENA_REGION_KV), 0xff, arena_header_of(arena)->region[ARENA_REGION_KV].bytes);
+        memset(arena_region_ptr(arena, ARENA_REGION_KV), 0xff,
+               arena_header_of(arena)->region[ARENA_REGION_KV].bytes);
         const uint64_t launched = g->follow.launched;
         run_course(pair, &courses[i], tokens[1]);
         assert_memory_equal(tokens[0], tokens[1], sizeof tokens[0]);

@@ -65,7 +65,8 @@ static void tier_move_out(struct tier_run *t, uint32_t slot, uint32_t to)
     const struct gpu_engine *g = gpu_of(t);
     uint32_t *places = arena_vram_table_of(&t->pair->arena, slot);
     for (uint32_t i = t->slot[slot].host; i < to; i++) {
-        if (t->looks) memset((char *)g->kv_pool + places[i] * kv_page_bytes(&g->kv), 0xff, kv_page_bytes(&g->kv));
+        if (t->looks)
+            memset((char *)g->kv_pool + places[i] * kv_page_bytes(&g->kv), 0xff, kv_page_bytes(&g->kv));
         t->free[t->free_count++] = places[i];
         places[i] = UINT32_MAX;
         t->moved++;
@@ -77,7 +78,8 @@ static void tier_move_out(struct tier_run *t, uint32_t slot, uint32_t to)
 static void tier_make_room(struct tier_run *t, const struct step_row *rows, uint32_t count, uint32_t need)
 {
     const uint32_t page_tokens = t->pair->plan.page_tokens;
-    for (uint32_t i = 0; i < CASES_MAX && t->free_count < need; i++) { /* of others first: they are not here */
+    for (uint32_t i = 0; i < CASES_MAX && t->free_count < need;
+         i++) { /* of others first: they are not here */
         bool here = false;
         for (uint32_t r = 0; r < count; r++) here |= rows[r].slot == i;
         if (here) continue;
@@ -92,7 +94,8 @@ static void tier_make_room(struct tier_run *t, const struct step_row *rows, uint
 static void tier_fill_row(struct tier_run *t, struct step_row *row, bool decode, struct pair_tiers *step)
 {
     const struct arena *arena = &t->pair->arena;
-    const uint32_t page_tokens = t->pair->plan.page_tokens, end = (row->start + row->count - 1) / page_tokens + 1;
+    const uint32_t page_tokens = t->pair->plan.page_tokens,
+                   end = (row->start + row->count - 1) / page_tokens + 1;
     struct tier_slot *slot = &t->slot[row->slot];
     uint32_t *places = arena_vram_table_of(arena, row->slot);
     for (; slot->end < end; slot->end++) places[slot->end] = t->free[--t->free_count];
@@ -139,51 +142,6 @@ static void tier_check_row(struct tier_run *t, const struct step_row *row)
     }
 }
 
-#ifdef TIER_STUB
-#include "common/cpu/kernels/attention.h"
-#include "common/base/cpu.h"
-static void tier_answer(struct tier_run *t, const struct step_row *rows, uint32_t count)
-{
-    const struct gpu_engine *g = gpu_of(t);
-    const struct arena *arena = &t->pair->arena;
-    const struct model_config *c = &g->model.config;
-    const struct kv_layout *kv = &arena_header_of(arena)->kv;
-    struct lane *query = arena_kv_lane_of(arena, ARENA_KV_QUERY), *partial = arena_kv_lane_of(arena, ARENA_KV_PARTIAL);
-    const struct attention_variant *v;
-    struct helm_err err = {0};
-    uint32_t last = 0, kv_layer, dim = c->head_dim, group = c->heads / c->kv_heads;
-    if (attention_choose((enum kv_dtype)kv->dtype, 0, "ref", &v, &err)) fail_msg("%s", err.text);
-    void *scratch = aligned_alloc(64, v->scratch_bytes(kv, 1, group));
-    for (uint32_t l = 0; l < c->layers; l++) {
-        if (plan_kv_of(&g->plan, l, &kv_layer) != PLAN_GPU0) continue;
-        last = kv_layer + 1;
-        if (lane_wait(query, last, 100, 60000, NULL, &err)) fail_msg("%s", err.text);
-        if (lane_acquire(partial, last, 100, 60000, NULL, &err)) fail_msg("%s", err.text);
-        for (uint32_t r = 0; r < count; r++)
-            for (uint32_t h = 0; h < c->kv_heads; h++) {
-                float m[64], s[64], o[64 * 256];
-                const struct attention_task task = {.q = query->data + ((size_t)r * c->heads + h * group) * dim,
-                                                    .q_stride = 0, .tokens = 1, .group = group, .start = rows[r].start,
-                                                    .kv_last = rows[r].direct_from,
-                                                    .window = c->window ? c->window[l] : 0,
-                                                    .scale = 1 / sqrtf((float)dim), .kv = kv,
-                                                    .pool = arena_region_ptr(arena, ARENA_REGION_KV),
-                                                    .pages = arena_page_table_of(arena, rows[r].slot), .layer = l,
-                                                    .kv_head = h, .out = o, .m = m, .s = s, .scratch = scratch};
-                v->attend(&task);
-                for (uint32_t i = 0; i < group; i++) {
-                    float *to = partial->data + ((size_t)r * c->heads + h * group + i) * (dim + 2);
-                    to[0] = m[i], to[1] = s[i];
-                    memcpy(to + 2, o + (size_t)i * dim, dim * sizeof(float));
-                }
-            }
-        if (lane_publish(partial, last, &err)) fail_msg("%s", err.text);
-    }
-    lane_release(query);
-    free(scratch);
-}
-#endif
-
 static int tier_step(void *engines, const struct step_row *rows, uint32_t count,
                      const struct step_result **result, struct helm_err *err)
 {
@@ -200,7 +158,8 @@ static int tier_step(void *engines, const struct step_row *rows, uint32_t count,
             tier_move_out(t, own[i].slot, slot->end);
             *slot = (struct tier_slot){0, 0};
         }
-        const uint32_t whole = own[i].start / page_tokens, end = (own[i].start + own[i].count - 1) / page_tokens + 1;
+        const uint32_t whole = own[i].start / page_tokens,
+                       end = (own[i].start + own[i].count - 1) / page_tokens + 1;
         if (whole > slot->host && tier_random(t, 4) == 0)
             tier_move_out(t, own[i].slot, slot->host + tier_random(t, whole - slot->host + 1));
         need += end > slot->end ? end - slot->end : 0;
@@ -216,11 +175,7 @@ static int tier_step(void *engines, const struct step_row *rows, uint32_t count,
     t->assisted_steps += (step.flags & STEP_KV_ASSISTED) != 0;
     t->host_chunks += host && tokens > ARENA_KV_TOKENS;
     t->direct_steps += host && tokens <= ARENA_KV_TOKENS;
-    const uint32_t serial = pair_ring_tiers(t->pair, own, count, &step, result);
-#ifdef TIER_STUB
-    if (step.flags & STEP_KV_ASSISTED) tier_answer(t, own, count);
-#endif
-    int rc = pair_wait(t->pair, serial, err);
+    int rc = pair_wait(t->pair, pair_ring_tiers(t->pair, own, count, &step, result), err);
     for (uint32_t i = 0; i < count && !rc; i++) tier_check_row(t, &own[i]);
     return rc;
 }

@@ -87,13 +87,16 @@ struct attention_test {
     {
         return (size_t)step.row_slot[row] * step.pages_per_slot + position / c.page_tokens;
     }
-    uint32_t page_of(uint32_t row, uint32_t position) const { return step.page_table[entry_of(row, position)]; }
+    uint32_t page_of(uint32_t row, uint32_t position) const
+    {
+        return step.page_table[entry_of(row, position)];
+    }
     /* Where a head's rows are in the pool that its page lies in. */
     uint64_t rows_at(uint32_t page, uint32_t is_value, uint32_t kv_head) const
     {
         const bool host = page & GPUK_PAGE_HOST;
-        return kv_offset(host ? &host_layout : &layout, page & ~GPUK_PAGE_HOST, host ? host_layer : layer, is_value,
-                         kv_head);
+        return kv_offset(host ? &host_layout : &layout, page & ~GPUK_PAGE_HOST, host ? host_layer : layer,
+                         is_value, kv_head);
     }
     /* Reads a row of the cache as it is in `bytes` (pool, host pool). */
     void row(const std::vector<unsigned char> bytes[2], uint32_t r, uint32_t position, uint32_t is_value,
@@ -289,8 +292,8 @@ static void test_absent(struct test_context *t, const attention_case &c, const s
     gpu_buffer rotated(a.q.size() * 4), o(a.q.size() * 4), m(heads * 4), s(heads * 4), out(a.q.size() * 4);
     GPUK(gpuk_rope_append(&args, tokens, rotated.at, DTYPE_F32, 0, t->stream, &err));
     args.q = rotated.as<float>();
-    GPUK(gpuk_attention_decode(device, &args, tokens, false, o.as<float>(), m.as<float>(), s.as<float>(), workspace.at,
-                               0, t->stream, &err));
+    GPUK(gpuk_attention_decode(device, &args, tokens, false, o.as<float>(), m.as<float>(), s.as<float>(),
+                               workspace.at, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     std::vector<double> expected, em, es, part, pm, ps;
     a.attend(a.queries(), &expected, &em, &es);
@@ -302,8 +305,8 @@ static void test_absent(struct test_context *t, const attention_case &c, const s
             other.push_back(ps[i] > 0 ? (float)(part[i * c.head_dim + d] * ps[i]) : 0);
     }
     gpu_buffer dother(other);
-    const struct gpuk_merge merge = {o.as<float>(), m.as<float>(), s.as<float>(), dother.as<float>(), c.heads,
-                                     c.head_dim,    out.as<float>()};
+    const struct gpuk_merge merge = {o.as<float>(), m.as<float>(), s.as<float>(),  dother.as<float>(),
+                                     c.heads,       c.head_dim,    out.as<float>()};
     GPUK(gpuk_attention_merge(&merge, a.step.step.counts, tokens, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     check_close(t, out.read<float>(), expected, pairs ? 2e-5 : 1e-5, what);
@@ -360,7 +363,8 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
 
 /* Splits of contexts into pages that are absent, of either pool, in any order; head_dim 64 to 256, 1 to 8 query heads of
  * a kv head. */
-static void test_splits(struct test_context *t, const struct gpuk_device *device, const struct gpuk_device *plain)
+static void test_splits(struct test_context *t, const struct gpuk_device *device,
+                        const struct gpuk_device *plain)
 {
     const uint32_t dims[] = {64, 96, 128, 256}, shares[] = {1, 2, 3, 4, 5, 8};
     const uint32_t far = t->few ? 100 : t->small ? 260 : 3000, times = t->few ? 1 : t->small ? 2 : 6;
@@ -368,10 +372,14 @@ static void test_splits(struct test_context *t, const struct gpuk_device *device
         for (const uint32_t dim : dims)
             for (uint32_t n = 0; n < times; n++) {
                 const uint32_t share = shares[random_below(t, 6)], kv = 1 + random_below(t, 2);
-                const uint32_t page = 16u << random_below(t, 3), window = n % 3 == 2 ? 1 + random_below(t, far) : 0;
-                const attention_case c = {dtype, share * kv, kv, dim, page, window, n % 2 == 0,
-                                          {random_below(t, far), random_below(t, far), random_below(t, 40)},
-                                          {1, 1, 1}};
+                const uint32_t page = 16u << random_below(t, 3),
+                               window = n % 3 == 2 ? 1 + random_below(t, far) : 0;
+                const attention_case c = {
+                    dtype,      share * kv,
+                    kv,         dim,
+                    page,       window,
+                    n % 2 == 0, {random_below(t, far), random_below(t, far), random_below(t, 40)},
+                    {1, 1, 1}};
                 const attention_case one = {dtype, share * kv, kv, dim, page, 0, n % 2 == 1, {far}, {1}};
                 test_absent(t, c, n % 2 ? plain : device, n % 2 == 0);
                 test_absent(t, one, device, true);

@@ -261,8 +261,8 @@ struct gpuk_merge {
     uint32_t heads, head_dim;
     float *out;
 };
-HELM_MUST_CHECK int gpuk_attention_merge(const struct gpuk_merge *merge, const uint32_t *count, uint32_t tokens,
-                                         uint32_t flags, void *stream, struct helm_err *err);
+HELM_MUST_CHECK int gpuk_attention_merge(const struct gpuk_merge *merge, const uint32_t *count,
+                                         uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
 /* ---- chains: consecutive operations of one token in one launch ----
  *
  * One block a multiprocessor stays for all of them. Between operations the blocks meet at a counter in device

@@ -60,8 +60,8 @@ static struct place place_of(const struct lowering *low, const struct making *m,
     case BUFFER_A:
         /* of two tiers all sub-chunks' outputs, one behind the other, when all of q k v has been used */
         if (chunk && plan_kv_tiered(low->source->plan))
-            return (struct place){
-                sub_row(gpu_area(b, GPU_AREA_CHUNK_QKV), m->sub, q, dtype_bytes(m->dtype)), q, m->dtype};
+            return (struct place){sub_row(gpu_area(b, GPU_AREA_CHUNK_QKV), m->sub, q, dtype_bytes(m->dtype)),
+                                  q, m->dtype};
         return chunk ? (struct place){(char *)qkv, q, m->dtype}
                      : (struct place){gpu_area(b, GPU_AREA_FEW_A), q, DTYPE_F32};
     default: /* GATE; UP is combined with it */
@@ -341,10 +341,9 @@ static void make_kv_query(struct lowering *low, const struct making *m)
     struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_QUERY);
     const uint32_t ticket = kv_ticket(low, m);
     if (ticket == 1) lower_word(low, OP_WORD_WAIT, &lane->bell.value, 0, DEVICE_EQUAL);
-    add_op(low, m)->as.move =
-        (struct op_move){.from = gpu_area(s->buffers, GPU_AREA_FEW_Q),
-                         .to = lane->data,
-                         .width = s->model->config.heads * s->model->config.head_dim};
+    add_op(low, m)->as.move = (struct op_move){.from = gpu_area(s->buffers, GPU_AREA_FEW_Q),
+                                               .to = lane->data,
+                                               .width = s->model->config.heads * s->model->config.head_dim};
     lower_word(low, OP_WORD_WRITE, &lane->bell.value, ticket, DEVICE_EQUAL);
 }
 
@@ -370,12 +369,11 @@ static void make_attend_merge(struct lowering *low, const struct making *m)
 static void make_attend_prefill(struct lowering *low, const struct making *m)
 {
     const struct place out = place_of(low, m, BUFFER_A);
-    add_op(low, m)->as.attention =
-        (struct op_attention){.args = attention_of(low, m),
-                              .q = chunk_queries(low, m),
-                              .out = out.at,
-                              .out_dtype = out.dtype,
-                              .rows = low->program->block.rows};
+    add_op(low, m)->as.attention = (struct op_attention){.args = attention_of(low, m),
+                                                         .q = chunk_queries(low, m),
+                                                         .out = out.at,
+                                                         .out_dtype = out.dtype,
+                                                         .rows = low->program->block.rows};
 }
 
 /* ---- the ends ---- */

@@ -30,15 +30,16 @@ static void print_event(const struct gpu_printing *p, const struct gpu_entry *e)
     FILE *out = p->out;
     const struct gpu_events *events = &p->source->events;
     uint32_t event = e->supply.event;
+    const bool tiered = plan_kv_tiered(p->source->plan);
     const char *queue = e->supply.queue == DEVICE_COPY ? "link" : "compute";
     if (event == GPU_EVENT_BEGIN)
         fprintf(out, " beginning");
     else if (event < GPU_EVENT_KV_USED)
         fprintf(out, " cache in pool %u", event - GPU_EVENT_KV_IN);
     else if (event < GPU_EVENT_KV_BACK)
-        fprintf(out, " use of pool %u", event - GPU_EVENT_KV_USED);
+        fprintf(out, tiered ? " cells appended" : " use of pool %u", event - GPU_EVENT_KV_USED);
     else if (event == GPU_EVENT_KV_BACK)
-        fprintf(out, " cache given back");
+        fprintf(out, tiered ? " cells stored" : " cache given back");
     else if (event < events->prefix)
         fprintf(out, " %s of slice %u", (event - GPU_EVENT_SLICES) % 2 ? "use" : "arrival",
                 (event - GPU_EVENT_SLICES) / 2);
@@ -89,8 +90,8 @@ static void (*const print_of[OP_KIND_COUNT])(const struct gpu_printing *p, const
     [OP_GEMV] = print_linear,       [OP_GEMM_SMALL] = print_linear, [OP_MATMUL] = print_matmul,
     [OP_WORD_WAIT] = print_number,  [OP_WORD_WRITE] = print_number, [OP_CHAIN] = print_chain,
     [OP_STREAM_COPY] = print_slice, [OP_EXPAND] = print_slice,      [OP_KV_IN] = print_number,
-    [OP_KV_QUERY] = print_lane,     [OP_ATTEND_MERGE] = print_lane,
-    [OP_KV_OUT] = print_number,     [OP_RECORD] = print_event,      [OP_FOLLOW] = print_event,
+    [OP_KV_QUERY] = print_lane,     [OP_ATTEND_MERGE] = print_lane, [OP_KV_OUT] = print_number,
+    [OP_RECORD] = print_event,      [OP_FOLLOW] = print_event,
 };
 
 /* For which steps it is issued. */

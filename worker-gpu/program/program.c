@@ -70,7 +70,7 @@ bool gpu_entry_trusts(const struct gpu_entry *e)
 }
 
 void lower_word(struct lowering *low, enum op_kind kind, _Atomic uint32_t *word, uint32_t value,
-                     enum device_compare compare)
+                enum device_compare compare)
 {
     lower_add(low, kind, -1)->op.as.word = (struct op_word){.word = word, .value = value, .compare = compare};
 }

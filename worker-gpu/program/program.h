@@ -76,14 +76,7 @@ static inline void *gpu_area(const struct gpu_buffers *buffers, enum gpu_area ar
 
 /* For which steps an entry is issued: of one sample or of several; of up to GPUK_BLOCKS_TOKENS tokens or of more; that
  * fill a page. */
-enum gpu_when {
-    GPU_WHEN_ANY,
-    GPU_WHEN_ONE,
-    GPU_WHEN_SEVERAL,
-    GPU_WHEN_SHORT,
-    GPU_WHEN_LONG,
-    GPU_WHEN_FILLS
-};
+enum gpu_when { GPU_WHEN_ANY, GPU_WHEN_ONE, GPU_WHEN_SEVERAL, GPU_WHEN_SHORT, GPU_WHEN_LONG, GPU_WHEN_FILLS };
 
 /* Of which tokens: the index of a sub-chunk, or all of the step's. */
 #define GPU_SUB_ALL UINT32_MAX

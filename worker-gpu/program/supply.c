@@ -297,8 +297,10 @@ void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attenti
     const struct gpu_source *s = low->source;
     uint32_t kv_layer;
     const bool borrowed = is_borrowed(low, layer, &kv_layer), tiered = plan_kv_tiered(s->plan);
-    a->kv = (struct gpuk_kv){
-        .layout = s->kv, .pool = s->kv_pool, .pool_host = NULL, .layer = borrowed ? 0 : kv_layer};
+    a->kv = (struct gpuk_kv){.layout = s->kv,
+                             .pool = s->kv_pool,
+                             .pool_host = NULL,
+                             .layer = borrowed ? 0 : kv_layer};
     if (tiered) take_tiers(low, layer, borrowed, a);
     if (!borrowed || tiered) return;
     a->kv.layout.layers = 1;

@@ -19,8 +19,8 @@ static int run_attention(struct device *d, const struct op *op, struct helm_err 
     if (op->kind == OP_ROPE_APPEND)
         return gpuk_rope_append(&a->args, op->tokens, a->q, a->q_dtype, op->flags, STREAM(d), err);
     if (op->kind == OP_ATTEND_DECODE)
-        return gpuk_attention_decode(caps, &a->args, op->tokens, a->fused, a->out, a->partial_m,
-                                     a->partial_s, op->workspace, op->flags, STREAM(d), err);
+        return gpuk_attention_decode(caps, &a->args, op->tokens, a->fused, a->out, a->partial_m, a->partial_s,
+                                     op->workspace, op->flags, STREAM(d), err);
     if (op->kind == OP_ATTEND_MERGE)
         return gpuk_attention_merge(&op->as.merge, op->count, op->tokens, op->flags, STREAM(d), err);
     return gpuk_attention_prefill(caps, &a->args, a->q, op->tokens, a->rows, a->out, a->out_dtype, op->flags,

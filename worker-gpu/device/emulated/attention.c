@@ -146,13 +146,14 @@ static void put_sums(const struct attending *x, const struct sums *sums, uint32_
 }
 
 /* One kv head over runs of pages that lie in one pool, from position `begin` on. `pages`: the table without marks. */
-static void attend_runs(struct emulated_math *math, const struct attending *x, uint32_t kv_head, uint32_t begin,
-                        const uint32_t *pages)
+static void attend_runs(struct emulated_math *math, const struct attending *x, uint32_t kv_head,
+                        uint32_t begin, const uint32_t *pages)
 {
     const struct gpuk_attention *a = x->args;
     const struct kv_layout *kv = &a->kv.layout;
     const struct attention_variant *v = math->attention[kv->dtype];
-    const uint32_t group = a->heads / kv->kv_heads, dim = kv->head_dim, *marked = pages_of(&a->step, x->first);
+    const uint32_t group = a->heads / kv->kv_heads, dim = kv->head_dim,
+                   *marked = pages_of(&a->step, x->first);
     const size_t n = (size_t)x->count * group;
     void *scratch = emulated_scratch(math, SCRATCH_ATTEND, v->scratch_bytes(kv, EMULATED_QUERIES, group));
     float *parts = emulated_scratch(math, SCRATCH_PARTS, 2 * n * (dim + 2) * sizeof(float));
@@ -164,7 +165,8 @@ static void attend_runs(struct emulated_math *math, const struct attending *x, u
     const struct sums one = {next, next + n * dim, next + n * (dim + 1)};
     for (size_t i = 0; i < n; i++) all.m[i] = -INFINITY, all.s[i] = 0;
     memset(all.o, 0, n * dim * sizeof(float));
-    task.pages = pages, task.out = one.o, task.out_stride = (size_t)group * dim, task.m = one.m, task.s = one.s;
+    task.pages = pages, task.out = one.o, task.out_stride = (size_t)group * dim, task.m = one.m,
+    task.s = one.s;
     for (uint32_t at = begin, to; at < end; at = to) {
         const uint32_t page = marked[at / kv->page_tokens];
         to = (at / kv->page_tokens + 1) * kv->page_tokens;
@@ -284,8 +286,7 @@ void emulated_run_attend_prefill(struct emulated_math *math, const struct op *op
             uint32_t count = end - t < EMULATED_QUERIES ? end - t : EMULATED_QUERIES;
             math->vector->load(q, (const char *)c->q + t * width * dtype_bytes(q_dtype), q_dtype,
                                count * width);
-            attend(math,
-                   &(struct attending){.args = a, .q = q, .first = t, .count = count, .out = out});
+            attend(math, &(struct attending){.args = a, .q = q, .first = t, .count = count, .out = out});
             emulated_store(math, c->out, t * width, c->out_dtype, out, count * width);
         }
     }
@@ -298,10 +299,12 @@ void emulated_run_attend_merge(struct emulated_math *math, const struct op *op)
     for (uint32_t i = 0, n = emulated_count(op->count, op->tokens) * a->heads; i < n; i++) {
         const float *o = a->o + (size_t)i * a->head_dim, *other = a->other + (size_t)i * (a->head_dim + 2);
         const float most = fmaxf(a->m[i], other[0]);
-        const float mine = a->s[i] > 0 ? expf(a->m[i] - most) : 0, theirs = other[1] > 0 ? expf(other[0] - most) : 0;
+        const float mine = a->s[i] > 0 ? expf(a->m[i] - most) : 0,
+                    theirs = other[1] > 0 ? expf(other[0] - most) : 0;
         const float sum = mine * a->s[i] + theirs * other[1];
         for (uint32_t d = 0; d < a->head_dim; d++) {
-            const float here = a->s[i] > 0 ? mine * o[d] : 0, there = other[1] > 0 ? theirs * other[2 + d] : 0;
+            const float here = a->s[i] > 0 ? mine * o[d] : 0,
+                        there = other[1] > 0 ? theirs * other[2 + d] : 0;
             a->out[(size_t)i * a->head_dim + d] = sum > 0 ? (here + there) / sum : 0;
         }
     }

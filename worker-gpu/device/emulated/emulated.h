@@ -61,8 +61,8 @@ static inline uint32_t emulated_count(const uint32_t *count, uint32_t tokens)
     return *count < tokens ? *count : tokens;
 }
 
-emulated_run_fn emulated_run_rope_append, emulated_run_attend_decode, emulated_run_attend_prefill, emulated_run_attend_merge,
-    emulated_run_argmax, emulated_run_few, emulated_run_chain;
+emulated_run_fn emulated_run_rope_append, emulated_run_attend_decode, emulated_run_attend_prefill,
+    emulated_run_attend_merge, emulated_run_argmax, emulated_run_few, emulated_run_chain;
 /* One token's operations, at once: for chains. */
 void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args);
 void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention *args, float *out,
