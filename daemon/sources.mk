@@ -59,12 +59,14 @@ DAEMON_SRC := \
   daemon/steps/check.c \
   daemon/steps/divergence.c \
   daemon/steps/kv_pages.c \
+  daemon/steps/kv_places.c \
   daemon/steps/pace.c \
   daemon/steps/prefix.c \
   daemon/steps/prefix_index.c \
   daemon/steps/request.c \
   daemon/steps/scheduler.c \
-  daemon/steps/sequence.c
+  daemon/steps/sequence.c \
+  daemon/steps/tiers.c
 
 # helm-plan: plans explained and drawn
 EXPLAIN_SRC := \

@@ -22,7 +22,7 @@ done
 [ $# -eq 2 ] || { sed -n '2,11p' "$0" >&2; exit 2; }
 bin=$1 out=$2
 limit=$((40 << 20))
-programs="helm-test-gpu-kernels helm-test-gpu-device helm-test-gpu-home helm-test-gpu-split helm-test-gpu-stream helm-test-gpu-gguf helm-bench-gpu-kernels $more"
+programs="helm-test-gpu-kernels helm-test-gpu-device helm-test-gpu-home helm-test-gpu-split helm-test-gpu-stream helm-test-gpu-tiers helm-test-gpu-gguf helm-bench-gpu-kernels $more"
 there='^(linux-vdso|ld-linux|libc|libm|libdl|librt|libpthread|libresolv|libutil|libanl|libnss_[a-z]*|libmvec|libstdc\+\+|libgcc_s|libgfortran|libquadmath|libgomp|libcublas|libcublasLt|libopenblas|libnuma|libblas|liblapack)[.-]'
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

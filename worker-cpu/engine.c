@@ -96,14 +96,14 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
 {
     const struct plan *plan = &engine->plan;
     struct step_programs *programs = &engine->programs[inputs];
-    const struct program_source source = {.model = &engine->model,
-                                          .plan = plan,
-                                          .weights = &engine->weights,
-                                          .kernels = &engine->kernels,
-                                          .inputs = inputs,
-                                          .act = &engine->act,
-                                          .threads = threads,
-                                          .arena = engine->base.arena};
+    struct program_source source = {.model = &engine->model,
+                                    .plan = plan,
+                                    .weights = &engine->weights,
+                                    .kernels = &engine->kernels,
+                                    .inputs = inputs,
+                                    .act = &engine->act,
+                                    .threads = threads,
+                                    .arena = engine->base.arena};
     programs->plan = plan;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++)
         for (int t = 0; t < OP_TIER_COUNT; t++) {
@@ -111,6 +111,11 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
             int rc = program_lower(&source, p, (enum op_tier)t, &programs->tier[p][t], err);
             if (rc) return rc;
         }
+    source.assisted = true;
+    for (int t = 0; t <= OP_TIER_FEW && plan_kv_assisted(plan); t++) {
+        int rc = program_lower(&source, 0, (enum op_tier)t, &programs->assisted[t], err);
+        if (rc) return rc;
+    }
     if (plan->head != PLAN_CPU0) return 0;
     int rc = program_lower_head(&source, false, &programs->head_one, err);
     if (rc) return rc;
@@ -164,12 +169,13 @@ static void touch_piece(void *ctx, uint32_t chunk, uint32_t thread)
 }
 
 /* What of the cache is there before the first token needs it; kv_filler does the rest. All of it where the
- * GPU borrows from it: the driver pins the pages as it finds them once the weights' bell has rung, and what
+ * GPU reads or writes it: the driver pins the pages as it finds them once the weights' bell has rung, and what
  * was not there would be on small pages ever after. */
 static uint64_t kv_first_bytes(const struct engine *engine)
 {
     uint64_t bytes = arena_header_of(engine->base.arena)->region[ARENA_REGION_KV].bytes;
-    return plan_borrows_kv(&engine->plan) ? bytes : kv_pages_first_bytes(bytes);
+    const bool shared = plan_borrows_kv(&engine->plan) || plan_kv_tiered(&engine->plan);
+    return shared ? bytes : kv_pages_first_bytes(bytes);
 }
 
 static int populate_kv(struct engine *engine, struct helm_err *err)
@@ -219,13 +225,14 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     return rc;
 }
 
-#define PROGRAMS (PLAN_PHASES_MAX * OP_TIER_COUNT + 2)
+#define PROGRAMS (PLAN_PHASES_MAX * OP_TIER_COUNT + OP_TIER_FEW + 1 + 2)
 
 static uint32_t list_programs(const struct step_programs *programs, const struct program *list[PROGRAMS])
 {
     uint32_t count = 0;
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
         for (int t = 0; t < OP_TIER_COUNT; t++) list[count++] = &programs->tier[p][t];
+    for (int t = 0; t <= OP_TIER_FEW; t++) list[count++] = &programs->assisted[t];
     list[count++] = &programs->head_one;
     list[count++] = &programs->head_many;
     return count;
@@ -371,6 +378,7 @@ void engine_free(struct engine *engine)
         struct step_programs *programs = &engine->programs[i];
         for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
             for (int t = 0; t < OP_TIER_COUNT; t++) program_free(&programs->tier[p][t]);
+        for (int t = 0; t <= OP_TIER_FEW; t++) program_free(&programs->assisted[t]);
         program_free(&programs->head_one);
         program_free(&programs->head_many);
     }

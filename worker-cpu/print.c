@@ -24,6 +24,11 @@ static void print_phase(const struct engine *engine, uint32_t phase, FILE *out)
                      plan->prefill[phase - 1].from_tokens, tier_title[t]);
         program_print(&engine->programs[LINEAR_EXACT].tier[phase][t], title, out);
     }
+    for (int t = 0; t <= OP_TIER_FEW && phase == 0 && plan_kv_assisted(plan); t++) {
+        char title[96];
+        snprintf(title, sizeof title, "decode, with a part of the GPU's cache, %s", tier_title[t]);
+        program_print(&engine->programs[LINEAR_EXACT].assisted[t], title, out);
+    }
 }
 
 /* Everything but weights and a real arena: lowering stores addresses and reads no weight, so address space

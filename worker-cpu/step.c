@@ -6,6 +6,22 @@
 
 #include "common/base/units.h"
 
+/* Of the layers. HELM_E_LIMIT: the plan has none for such a step. */
+static int choose_program(const struct step_programs *programs, const struct batch *batch,
+                          const struct program **program, struct helm_err *err)
+{
+    const uint32_t phase = plan_phase_for(programs->plan, batch->token_count);
+    const enum op_tier tier = program_tier_of(batch->token_count);
+    *program = &programs->tier[phase][tier];
+    if (!batch->assisted) return 0;
+    if (phase || tier > OP_TIER_FEW || !plan_kv_assisted(programs->plan))
+        return helm_fail(err, HELM_E_LIMIT,
+                         "a step of %u tokens has the CPU attend to the GPU's cache: list %u",
+                         batch->token_count, phase);
+    *program = &programs->assisted[tier];
+    return 0;
+}
+
 int step_run(struct run *run, const struct step_programs *programs, const struct step *step,
              struct step_result *result, struct helm_err *err)
 {
@@ -21,8 +37,8 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
     for (uint32_t i = 0; i < batch->row_count; i++) run->row[i] = (struct run_row){.in = &batch->row[i]};
     if (batch->row_count) {
         bool draws = programs->head_one.count && batch->sample_count;
-        run->program[0] = &programs->tier[plan_phase_for(programs->plan, batch->token_count)]
-                                         [program_tier_of(batch->token_count)];
+        rc = choose_program(programs, batch, &run->program[0], err);
+        if (rc) return rc;
         run->program[1] = !draws                     ? NULL
                           : batch->sample_count == 1 ? &programs->head_one
                                                      : &programs->head_many;

@@ -11,11 +11,13 @@
 struct step_programs {
     const struct plan *plan;                             /* whose phases these are; borrowed */
     struct program tier[PLAN_PHASES_MAX][OP_TIER_COUNT]; /* empty: nothing to do, or it cannot occur */
+    struct program assisted[OP_TIER_FEW + 1];            /* of decode, for steps flagged STEP_KV_ASSISTED */
     struct program head_one, head_many;
 };
 
 /* Runs `step` and fills in *result (in the arena; not yet announced). HELM_E_LIMIT when the step as a whole
- * is malformed (more rows than a step has): nothing was computed then. */
+ * is malformed (more rows than a step has; flagged STEP_KV_ASSISTED, but not of decode, or by a plan without): nothing
+ * was computed then. */
 HELM_MUST_CHECK int step_run(struct run *run, const struct step_programs *programs, const struct step *step,
                              struct step_result *result, struct helm_err *err);
 

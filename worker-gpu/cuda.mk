@@ -105,11 +105,12 @@ ifneq ($(CUDA_DEVICE),)
 $(BIN)/helm-worker-gpu: $(call cuda_obj_of,$(CUDA_KERNEL_SRC))
 endif
 # tests of device and workers with the CUDA device in them: HELM_TEST_DEVICE=cuda $(BIN)/helm-test-gpu-split
-CUDA_DEVICE_TESTS := $(addprefix $(BIN)/helm-test-gpu-,device home split stream gguf)
+CUDA_DEVICE_TESTS := $(addprefix $(BIN)/helm-test-gpu-,device home split stream tiers gguf)
 $(BIN)/helm-test-gpu-device: $(OBJ)/tests/gpu/test_device_queues.o
 $(BIN)/helm-test-gpu-home: $(OBJ)/tests/golden/test_golden_home.o
 $(BIN)/helm-test-gpu-split: $(OBJ)/tests/golden/test_golden_split.o
 $(BIN)/helm-test-gpu-stream: $(OBJ)/tests/golden/test_golden_stream.o
+$(BIN)/helm-test-gpu-tiers: $(OBJ)/tests/golden/test_golden_tiers.o
 $(BIN)/helm-test-gpu-gguf: $(OBJ)/tests/golden/test_golden_gguf_gpu.o
 $(CUDA_DEVICE_TESTS): $(CUDA_DEVICE_OBJ) \
   $(call cuda_obj_of,$(CUDA_KERNEL_SRC)) $(OBJ)/libhelm-all.a

@@ -48,7 +48,7 @@ static int check_ceiling(struct gpu_engine *g, struct helm_err *err)
     return helm_fail(err, HELM_E_CAPACITY,
                      "the plan needs %s of VRAM, the ceiling is %s (%u pages of KV): %s",
                      units_format_size(sum, total), units_format_size(d->ceiling, ceiling),
-                     arena_header_of(g->base.arena)->page_count, lines);
+                     plan_kv_pages(&g->plan, PLAN_VRAM0), lines);
 }
 
 static int open_device(struct gpu_engine *g, const struct engine_options *o, struct helm_err *err)
@@ -87,8 +87,10 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     if ((g->kv.layers || g->staging_bytes) && g->kv.head_dim > GPUK_HEAD_DIM_MAX)
         return helm_fail(err, HELM_E_UNSUPPORTED, "head_dim %u: the GPU's attention takes at most %d",
                          g->kv.head_dim, GPUK_HEAD_DIM_MAX);
-    if (units_mul(kv_page_bytes(&g->kv), h->page_count, &g->kv_bytes))
-        return helm_fail(err, HELM_E_LIMIT, "the KV pool of %u pages overflows", h->page_count);
+    /* with one tier the arena's header says how many pages there are, whatever the plan does */
+    const uint32_t pages = plan_kv_tiered(&g->plan) ? plan_kv_pages(&g->plan, PLAN_VRAM0) : h->page_count;
+    if (units_mul(kv_page_bytes(&g->kv), pages, &g->kv_bytes))
+        return helm_fail(err, HELM_E_LIMIT, "the KV pool of %u pages overflows", pages);
     g->ring_bytes = plan_has_home(&g->plan, PLAN_HOME_STREAM) ? g->plan.ring_bytes : 0;
     gpu_buffers_place(&g->model, &g->plan, h, g->device, &g->buffers);
     rc = gpu_buffers_check(&g->model.config, g->device, &g->buffers, err);
@@ -170,7 +172,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     int rc = register_region(g, GPU_REGION_FRONT, 0, h->region[ARENA_REGION_KV].offset, false, err);
     if (!rc) rc = allocate_device(g, err);
     if (rc) return rc;
-    gpu_block_place(g->buffers.work.tokens, h->slots, h->pages_per_slot, &block);
+    gpu_block_place(g->buffers.work.tokens, h->slots, h->pages_per_slot, plan_kv_tiered(&g->plan), &block);
     uint64_t results = (block.bytes + 63) / 64 * 64, /* of a step, and of one behind it */
         inv_freq = results + GPU_FOLLOW_PLACES * ARENA_STEP_ROWS * sizeof(struct gpuk_token),
              end = inv_freq + (c->head_dim * sizeof(float) + 63) / 64 * 64;
@@ -194,6 +196,8 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .tokens = (struct gpuk_token *)(pinned + results),
                                     .end = (_Atomic uint32_t *)(pinned + end),
                                     .sent = (_Atomic uint32_t *)(pinned + end) + GPU_FOLLOW_PLACES};
+    rc = gpu_tiers_open(g, g->source.sent + 1, err);
+    if (rc) return rc;
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
         g->source.staging[i] = (char *)g->staging + i * (g->staging_bytes / GPU_STAGINGS);
     rope_inv_freq(c, (float *)(pinned + inv_freq), &g->source.rope_scale);
@@ -229,11 +233,16 @@ static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
     const struct arena_region *weights = &h->region[ARENA_REGION_WEIGHTS], *kv = &h->region[ARENA_REGION_KV];
     uint64_t first = g->weights.host_first / PAGE_BYTES * PAGE_BYTES;
     uint64_t end = (g->weights.host_end + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-    int rc = 0;
-    if (g->weights.host_end == 0) return 0;
-    rc = wait_for_weights(g, err);
-    if (!rc) rc = register_region(g, GPU_REGION_WEIGHTS, weights->offset + first, end - first, true, err);
-    if (!rc && g->staging_bytes) rc = register_region(g, GPU_REGION_KV, kv->offset, kv->bytes, false, err);
+    const bool streams = g->weights.host_end > 0, shares = g->staging_bytes || plan_kv_tiered(&g->plan);
+    uint64_t huge = 0, small = 0;
+    int rc = streams || (shares && plan_uses(&g->plan, PLAN_CPU0)) ? wait_for_weights(g, err) : 0;
+    if (!rc && shares && !plan_uses(&g->plan, PLAN_CPU0)) /* nobody else touches them */
+        arena_populate(g->base.arena, kv->offset, kv->bytes, &huge, &small);
+    g->base.report.huge_bytes += huge;
+    g->base.report.small_bytes += small;
+    if (!rc && streams)
+        rc = register_region(g, GPU_REGION_WEIGHTS, weights->offset + first, end - first, true, err);
+    if (!rc && shares) rc = register_region(g, GPU_REGION_KV, kv->offset, kv->bytes, false, err);
     return rc;
 }
 
@@ -275,30 +284,47 @@ static int take_batch_memory(struct gpu_engine *g, struct helm_err *err)
     return helm_fail(err, HELM_E_NOMEM, "no memory for a step of %u tokens", tokens);
 }
 
+#define PROGRAMS (PLAN_PHASES_MAX * GPU_TIER_COUNT + GPU_TIER_CHUNK)
+/* Every program there may be, by number: those of phases and tiers, then those of assisted steps. */
+static struct gpu_program *program_at(struct gpu_engine *g, uint32_t i)
+{
+    const uint32_t plain = PLAN_PHASES_MAX * GPU_TIER_COUNT;
+    return i < plain ? &g->program[i / GPU_TIER_COUNT][i % GPU_TIER_COUNT] : &g->assisted[i - plain];
+}
+
+static int lower_program(struct gpu_engine *g, uint32_t i, struct helm_err *err)
+{
+    const uint32_t plain = PLAN_PHASES_MAX * GPU_TIER_COUNT,
+                   step_tokens = arena_header_of(g->base.arena)->step_tokens;
+    const bool assisted = i >= plain;
+    const uint32_t phase = assisted ? 0 : i / GPU_TIER_COUNT;
+    const enum gpu_tier tier = (enum gpu_tier)(assisted ? i - plain : i % GPU_TIER_COUNT);
+    if (phase >= plan_phase_count(&g->plan) || (assisted && !plan_kv_tiered(&g->plan)) ||
+        !gpu_program_exists(&g->plan, step_tokens, phase, tier))
+        return 0;
+    int rc = gpu_program_lower(&g->source, phase, tier, assisted, program_at(g, i), err);
+    return rc ? rc : gpu_program_write_chains(&g->source, program_at(g, i), err);
+}
+
 /* Lowers every phase and tier; runs each alone, so that all code is loaded (a load under a queue that waits
  * for the host would never end); captures those of fixed shape, unless graphs are not wanted; fills the ring
  * for the first step. */
 static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *err)
 {
     struct device *d = g->device;
-    uint32_t step_tokens = arena_header_of(g->base.arena)->step_tokens, phases = plan_phase_count(&g->plan);
     int rc = 0;
-    for (uint32_t i = 0; i < phases * GPU_TIER_COUNT && !rc; i++) {
-        uint32_t p = i / GPU_TIER_COUNT, t = i % GPU_TIER_COUNT;
-        if (gpu_program_exists(&g->plan, step_tokens, p, (enum gpu_tier)t))
-            rc = gpu_program_lower(&g->source, p, (enum gpu_tier)t, &g->program[p][t], err);
-        if (!rc) rc = gpu_program_write_chains(&g->source, &g->program[p][t], err);
-    }
+    for (uint32_t i = 0; i < PROGRAMS && !rc; i++) rc = lower_program(g, i, err);
     uint64_t before = d->ops->memory_overhead(d);
-    for (uint32_t i = 0; i < phases * GPU_TIER_COUNT && !rc; i++) {
-        const struct gpu_program *program = &g->program[i / GPU_TIER_COUNT][i % GPU_TIER_COUNT];
-        if (program->count) rc = gpu_step_warm(g, program, err);
-    }
+    for (uint32_t i = 0; i < PROGRAMS && !rc; i++)
+        if (program_at(g, i)->count) rc = gpu_step_warm(g, program_at(g, i), err);
     uint64_t warm = d->ops->memory_overhead(d); /* libraries load their code with first use */
     if (!rc && warm > before) rc = device_charge(d, DEVICE_CONTEXT, warm - before, err);
     before = warm;
-    for (int t = 0; t < GPU_TIER_CHUNK && graphs && !rc; t++)
-        if (g->program[0][t].count) rc = gpu_program_capture(&g->source, &g->program[0][t], err);
+    for (uint32_t i = 0; i < PROGRAMS && graphs && !rc; i++) {
+        struct gpu_program *p = program_at(g, i);
+        if (p->count && p->phase == 0 && p->tier != GPU_TIER_CHUNK)
+            rc = gpu_program_capture(&g->source, p, err);
+    }
     if (!rc) rc = gpu_follow_open(g, err);
     uint64_t after = d->ops->memory_overhead(d), seen = d->used[DEVICE_GRAPHS];
     if (!rc && after > before && after - before > seen)
@@ -353,8 +379,8 @@ static void gpu_engine_free(struct worker_engine *base)
     for (uint32_t i = 0; i < GPU_SAMPLERS_MAX; i++) free(g->scratch[i]);
     if (d) {
         gpu_follow_close(g);
-        for (uint32_t i = 0; i < PLAN_PHASES_MAX * GPU_TIER_COUNT; i++)
-            gpu_program_free(&g->program[i / GPU_TIER_COUNT][i % GPU_TIER_COUNT], d);
+        gpu_tiers_close(g);
+        for (uint32_t i = 0; i < PROGRAMS; i++) gpu_program_free(program_at(g, i), d);
         for (uint32_t i = 0; g->event && i < g->events.count; i++)
             if (g->event[i]) d->ops->event_free(d, g->event[i]);
         if (g->copied) d->ops->event_free(d, g->copied);

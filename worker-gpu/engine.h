@@ -11,11 +11,12 @@
 #include "worker-gpu/follow.h"
 #include "worker-gpu/program/expand.h"
 #include "worker-gpu/program/program.h"
+#include "worker-gpu/tiers.h"
 #include "common/worker/batch.h"
 #include "common/worker/engine.h"
 
 /* Parts of the arena that the device and its copies use: lanes and what is before them; the host's KV pool
- * where layers of it are borrowed; the streamed part of the weights. */
+ * where layers of it are borrowed or the cache has two tiers; the streamed part of the weights. */
 enum gpu_region { GPU_REGION_FRONT, GPU_REGION_KV, GPU_REGION_WEIGHTS, GPU_REGION_COUNT };
 
 struct gpu_engine {
@@ -37,10 +38,12 @@ struct gpu_engine {
     void *pinned;                   /* step block, argmax results, end word */
     struct gpu_source source;
     struct gpu_program program[PLAN_PHASES_MAX][GPU_TIER_COUNT];
+    struct gpu_program assisted[GPU_TIER_CHUNK]; /* of the decode phase, with two tiers of the cache */
     struct batch batch;
     struct step_result own_result; /* where the rows are checked when the result is the other worker's */
     struct gpu_draw draw;
     struct gpu_follow follow;
+    struct gpu_tiers tiers;
     struct pool *samplers;
     void *scratch[GPU_SAMPLERS_MAX];
     uint32_t sampler_count;

@@ -50,7 +50,7 @@ static int make_program(struct gpu_engine *g, enum gpu_tier tier, uint32_t at, s
     source.tokens = gpu_follow_tokens(g, at);
     source.end = gpu_follow_end(g, at);
     source.follows = true;
-    int rc = gpu_program_lower(&source, 0, tier, p, err);
+    int rc = gpu_program_lower(&source, 0, tier, false, p, err);
     if (!rc) rc = take_chains(decode, p, err);
     if (rc || !decode->graph) return rc;
     return gpu_program_capture(&source, p, err);
@@ -96,11 +96,20 @@ int gpu_follow_settle(struct gpu_engine *g, struct helm_err *err)
     return device_word_poll(g->device, gpu_follow_end(g, g->follow.at), 1, g->wait_ms, err);
 }
 
+/* Where the pages that a row appends to lie in VRAM. */
+static const uint32_t *newest_of(const struct gpu_engine *g, const struct batch_row *row)
+{
+    return g->tiers.on ? row->places : row->pages;
+}
+
 /* Whether `next` takes the batch's rows, each of which has one token, one further. */
 static bool follows(const struct gpu_engine *g, const struct step *next)
 {
     const struct arena_header *h = arena_header_of(g->base.arena);
     const struct batch *batch = &g->batch;
+    const uint32_t pages = g->tiers.on ? h->vram_page_count : h->page_count;
+    /* the CPU's part of a step, and pages that come by the way, take a block of the step's own */
+    if (batch->assisted || next->flags & STEP_KV_ASSISTED || next->fetch_count) return false;
     if (batch->token_count != batch->row_count || batch->sample_count != batch->row_count ||
         next->row_count != batch->row_count)
         return false;
@@ -108,10 +117,11 @@ static bool follows(const struct gpu_engine *g, const struct step *next)
         const struct batch_row *row = &batch->row[r];
         const struct step_row *in = &next->row[r];
         if (in->slot != row->slot || in->start != row->start + 1 || in->count != 1 ||
-            in->flags != (STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS) || in->start >= h->context_tokens)
+            in->flags != (STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS) || in->start >= h->context_tokens ||
+            in->host_tokens != row->host_tokens || in->direct_from != row->direct_from)
             return false;
         for (uint32_t p = g->follow.pages[r]; p <= in->start / h->kv.page_tokens; p++)
-            if (row->pages[p] >= h->page_count) return false;
+            if (row->pages[p] >= h->page_count || newest_of(g, row)[p] >= pages) return false;
     }
     return true;
 }
@@ -129,7 +139,7 @@ static int add_pages(struct gpu_engine *g, const struct gpu_program *p, struct h
         const uint64_t at = p->block.page_table +
                             ((uint64_t)r * p->step.pages_per_slot + *have) * sizeof(uint32_t),
                        bytes = (need - *have) * sizeof(uint32_t);
-        memcpy(g->source.block_host + at, row->pages + *have, bytes);
+        memcpy(g->source.block_host + at, newest_of(g, row) + *have, bytes);
         rc = device_copy(g->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE,
                          (char *)gpu_area(g->source.buffers, GPU_AREA_BLOCK) + at, g->source.block_host + at,
                          bytes, err);
@@ -157,11 +167,13 @@ int gpu_follow_launch(struct gpu_engine *g, const struct step *step, bool *looke
     struct gpu_source source = g->source;
     source.tokens = gpu_follow_tokens(g, at);
     source.end = gpu_follow_end(g, at);
-    int rc = add_pages(g, p, err);
+    int rc = gpu_tiers_begin(g, err);
+    if (!rc) rc = add_pages(g, p, err);
     atomic_store_explicit(source.end, 0, memory_order_release);
     if (!rc)
         rc = p->graph ? g->device->ops->graph_launch_beside(g->device, p->graph, err)
                       : gpu_program_issue(&source, p, &issue, err);
+    if (!rc && g->tiers.on) rc = gpu_tiers_store(g, at, 1, err);
     if (rc) return rc;
     f->at = at;
     f->running = true;

@@ -39,12 +39,14 @@ static int pretend_arena(struct pretence *p, struct helm_err *err)
         .hidden = c->hidden,
         .vocab = c->vocab,
         .lanes = PLAN_LINKS,
-        .kv = {.layers = plan_layers_of(plan, PLAN_CPU0),
+        .kv = {.layers = plan_kv_layers(plan, PLAN_HOST),
                .kv_heads = c->kv_heads,
                .head_dim = c->head_dim,
                .page_tokens = plan->page_tokens ? plan->page_tokens : KV_PAGE_TOKENS_DEFAULT,
                .dtype = *plan->kv_dtype ? kv_dtype_named(plan->kv_dtype) : KV_F16},
         .page_count = 1,
+        .vram_page_count = plan_kv_tiered(plan) ? 1 : 0,
+        .kv_heads_asking = plan_kv_tiered(plan) ? c->heads : 0,
         .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
     return arena_create(&spec, &p->arena, err);
 }
@@ -101,20 +103,22 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     return 0;
 }
 
-static int print_each(const struct gpu_source *source, uint32_t phase, FILE *out, struct helm_err *err)
+static int print_each(const struct gpu_source *source, uint32_t phase, bool assisted, FILE *out,
+                      struct helm_err *err)
 {
     static const char *const tier_name[GPU_TIER_COUNT] = {"1 token",        "2 tokens",
                                                           "3 to 4 tokens",  "5 to 8 tokens",
                                                           "9 to 16 tokens", "a chunk of tokens"};
     uint32_t step_tokens = arena_header_of(source->arena)->step_tokens;
     int rc = 0;
-    for (int t = 0; t < GPU_TIER_COUNT && !rc; t++) {
+    for (int t = 0; t < (assisted ? GPU_TIER_CHUNK : GPU_TIER_COUNT) && !rc; t++) {
         struct gpu_program program;
         char title[96];
         if (!gpu_program_exists(source->plan, step_tokens, phase, (enum gpu_tier)t)) continue;
-        rc = gpu_program_lower(source, phase, (enum gpu_tier)t, &program, err);
+        rc = gpu_program_lower(source, phase, (enum gpu_tier)t, assisted, &program, err);
         if (rc) break;
-        snprintf(title, sizeof title, "%s", tier_name[t]);
+        snprintf(title, sizeof title, "%s%s", tier_name[t],
+                 assisted ? ", the CPU attends to a part of the cache" : "");
         if (phase)
             snprintf(title, sizeof title, "%s, prefill from %u tokens on", tier_name[t],
                      plan_phase_at(source->plan, phase).from_tokens);
@@ -133,7 +137,9 @@ int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads
     if (!p) return helm_fail(err, HELM_E_NOMEM, "no memory");
     p->arena.fd = -1;
     int rc = pretend(p, folder, plan, &source, err);
-    for (uint32_t i = 0; !rc && i < plan_phase_count(&p->plan); i++) rc = print_each(&source, i, out, err);
+    for (uint32_t i = 0; !rc && i < plan_phase_count(&p->plan); i++)
+        rc = print_each(&source, i, false, out, err);
+    if (!rc && plan_kv_tiered(&p->plan)) rc = print_each(&source, 0, true, out, err);
     gpu_weights_free(&p->weights);
     for (uint32_t i = 0; i < PLAN_PHASES_MAX; i++) ring_free(&p->ring[i]);
     ring_free(&p->home);

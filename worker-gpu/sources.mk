@@ -36,7 +36,9 @@ WORKER_GPU_SRC := \
   worker-gpu/program/program.c \
   worker-gpu/program/ring.c \
   worker-gpu/program/supply.c \
+  worker-gpu/program/tiers.c \
   worker-gpu/step.c \
+  worker-gpu/tiers.c \
   worker-gpu/watch.c \
   worker-gpu/weights/load.c \
   worker-gpu/weights/weights.c
@@ -46,6 +48,7 @@ WORKER_GPU_DEVICE_SRC := $(addprefix worker-gpu/device/cuda/,$(if $(CUDA_DEVICE)
 CUDA_KERNEL_SRC := \
   worker-gpu/kernels/attention_decode.cu \
   worker-gpu/kernels/attention_decode_tensor.cu \
+  worker-gpu/kernels/attention_merge.cu \
   worker-gpu/kernels/attention_prefill.cu \
   worker-gpu/kernels/chain.cu \
   worker-gpu/kernels/chain_list.cu \

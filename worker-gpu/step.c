@@ -11,6 +11,7 @@
 
 #include "common/base/spin.h"
 #include "common/base/units.h"
+#include "worker-gpu/program/tiers.h"
 #include "worker-gpu/watch.h"
 
 #define WARM_TOKENS   17 /* of a chunk, where one size is as good as another */
@@ -78,8 +79,11 @@ static void fill_block(const struct gpu_engine *g, const struct gpu_program *p)
         const struct batch_row *row = &batch->row[r];
         row_first[r] = row->token_first;
         row_slot[r] = r;
-        memcpy(array_of(g, b->page_table) + (size_t)r * pages_per_slot, row->pages,
-               pages_of(g, row) * sizeof(uint32_t));
+        if (g->tiers.on)
+            gpu_tiers_fill(g, p, r);
+        else
+            memcpy(array_of(g, b->page_table) + (size_t)r * pages_per_slot, row->pages,
+                   pages_of(g, row) * sizeof(uint32_t));
     }
     row_first[batch->row_count] = batch->token_count;
     for (uint32_t i = 0; i < batch->sample_count; i++) {
@@ -127,8 +131,9 @@ static int wait_for_end(struct gpu_engine *g, const struct step *step, const _At
         }
         if (now_ns - start_ns > g->wait_ms * UINT64_C(1000000))
             return helm_fail(err, HELM_E_PEER, "the device has not finished a step within %u ms", g->wait_ms);
-        uint64_t nap_ns =
-            watch_nap_ns(w, g->device->spin_us * UINT64_C(1000), g->device->nap_us * UINT64_C(1000), now_ns);
+        /* a step in which the CPU attends leaves it its processors */
+        uint64_t nap_ns = watch_nap_ns(w, w->program->assisted ? 0 : g->device->spin_us * UINT64_C(1000),
+                                       g->device->nap_us * UINT64_C(1000), now_ns);
         if (!nap_ns) {
             spin_yield(now_ns, &yield_ns);
             continue;
@@ -155,15 +160,19 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
     const struct gpu_issue issue = {.tokens = batch->token_count,
                                     .rows = batch->row_count,
                                     .samples = batch->sample_count,
-                                    .batch = batch};
+                                    .batch = batch,
+                                    .fills = g->tiers.on && gpu_fills(batch, g->kv.page_tokens, 0) > 0};
     fill_block(g, p);
     g->follow.at = 0;
     for (uint32_t r = 0; r < batch->row_count; r++) g->follow.pages[r] = pages_of(g, &batch->row[r]);
     atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);
     atomic_store_explicit(g->source.end, 0, memory_order_release);
-    int rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
-    if (!rc && p->graph) return g->device->ops->graph_launch_beside(g->device, p->graph, err);
-    return rc ? rc : gpu_program_issue(&g->source, p, &issue, err);
+    int rc = gpu_tiers_begin(g, err);
+    if (!rc) rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
+    if (!rc)
+        rc = p->graph ? g->device->ops->graph_launch_beside(g->device, p->graph, err)
+                      : gpu_program_issue(&g->source, p, &issue, err);
+    return rc || !g->tiers.on || p->tier == GPU_TIER_CHUNK ? rc : gpu_tiers_store(g, g->follow.at, 0, err);
 }
 
 /* Computes the batch, or what is left of it where it was launched behind the step before. */
@@ -179,11 +188,13 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     const uint64_t before_ns = g->follow.before_ns;
     const bool over = taken && atomic_load_explicit(gpu_follow_end(g, at), memory_order_acquire) == 1;
     if (!rc && head) rc = gpu_draw_queue(g, err);
+    if (!rc && g->tiers.on) rc = gpu_tiers_fetch(g, step, err);
     if (!rc && !taken) rc = gpu_program_issue_tail(&g->source, p, goes_on(p, &g->batch), &g->prefix, err);
     if (!rc) rc = wait_for_end(g, step, gpu_follow_end(g, at), &watch, err);
     const uint64_t end_ns = units_now_ns();
     g->follow.before_ns = end_ns;
     if (!rc && head) rc = gpu_draw_finish(g, gpu_follow_tokens(g, at), result, err);
+    if (!rc && g->tiers.on) rc = gpu_tiers_finish(g, at, err);
     if (rc) return rc;
     /* One that was launched behind another began when that one ended. When it ended was not seen, if that was
      * before its turn came: then it took as long as the last one that was seen. */
@@ -194,8 +205,8 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     result->sample_ns = units_now_ns() - end_ns;
     times->wait_ns = watch_end(&watch);
     times->weight_bytes = g->weights.step_bytes + p->stream_bytes;
-    times->link_bytes =
-        p->copy_bytes + g->prefix.copied_bytes + gpu_program_borrowed(&g->source, p, &g->batch);
+    times->link_bytes = p->copy_bytes + g->prefix.copied_bytes + gpu_tiers_copied(g, step) +
+                        gpu_program_borrowed(&g->source, p, &g->batch);
     return 0;
 }
 
@@ -220,9 +231,13 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
     g->prefix.copied_bytes = 0;
     if (g->batch.row_count) {
         uint32_t phase = plan_phase_for(&g->plan, g->batch.token_count);
-        rc = compute(g, step, &g->program[phase][gpu_tier_of(g->batch.token_count)], start_ns, result, err);
-        if (rc) return rc;
+        const enum gpu_tier tier = gpu_tier_of(g->batch.token_count);
+        struct gpu_program *p = g->batch.assisted ? &g->assisted[tier] : &g->program[phase][tier];
+        rc = compute(g, step, p, start_ns, result, err);
+    } else if (g->tiers.on) {
+        rc = gpu_tiers_fetch(g, step, err);
     }
+    if (rc) return rc;
     if (head) doorbell_ring(&control->drawn_bell, step->serial);
     result->compute_ns = result->linear_ns + result->sample_ns;
     result->weight_bytes = times->weight_bytes;
@@ -278,5 +293,6 @@ void gpu_step_abandon(struct gpu_engine *g)
         atomic_store(lane_word(g->base.arena, PLAN_GPU0, PLAN_CPU0), 0);
         atomic_store(lane_word(g->base.arena, PLAN_CPU0, PLAN_GPU0), INT32_MAX);
     }
+    gpu_tiers_abandon(g);
     g->device->ops->abandon(g->device);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
 
 const char *plan_ops_name(enum plan_ops ops)
@@ -217,7 +218,7 @@ uint64_t plan_vram_pages_least(const struct plan *plan)
 uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context)
 {
     if (!plan_kv_tiered(plan) || context == 0 || rows == 0) return 0;
-    const uint64_t filled = (uint64_t)plan->vram_page_count * PLAN_KV_WATERMARK / 100 / rows,
+    const uint64_t filled = (uint64_t)plan->vram_page_count * KV_WATERMARK_PERCENT / 100 / rows,
                    share = filled ? filled : 1, /* what is appended to lies there */
         pages = (context - 1) / plan->page_tokens + 1;
     return pages > share ? (uint32_t)(pages - share) * plan->page_tokens : 0;
@@ -259,7 +260,7 @@ bool plan_has_home(const struct plan *plan, enum plan_home home)
 bool plan_uses(const struct plan *plan, enum plan_processor processor)
 {
     if (plan->embed == processor || plan->head == processor) return true;
-    if (processor == PLAN_CPU0 && plan_kv_tiered(plan)) return true; /* attends to what the arena has */
+    if (processor == PLAN_CPU0 && plan_kv_assisted(plan)) return true;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
         const struct plan_phase phase = plan_phase_at(plan, p);
         for (uint32_t i = 0; i < phase.stage_count; i++) {

@@ -176,6 +176,11 @@ static inline bool plan_kv_tiered(const struct plan *plan)
 {
     return plan->vram_page_count != 0;
 }
+/* Whether the CPU attends to a part of it: it is used by such a plan, even if it computes no unit. */
+static inline bool plan_kv_assisted(const struct plan *plan)
+{
+    return plan_kv_tiered(plan) && plan->kv_direct_permille < 1000;
+}
 /* Layers that have room in the pages of a memory: kv_layout.layers of its pool. The arena's pages have room for the
  * CPU's layers, or for all, numbered as in the model, where there are two tiers. */
 uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory);
@@ -183,14 +188,14 @@ uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory);
  * every sequence. */
 uint64_t plan_vram_pages_least(const struct plan *plan);
 /* For forecasts: of each of `rows` rows of so many positions, how many lie in the arena alone, where rows share the
- * places of VRAM alike and fill them up to the watermark, newest pages first. Whole pages; 0 with one tier. */
-#define PLAN_KV_WATERMARK 80 /* percent of vram_page_count */
+ * places of VRAM alike and fill them up to the watermark (KV_WATERMARK_PERCENT), newest pages first. Whole pages; 0 with one
+ * tier. */
 uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context);
 /* Pages of a memory's pool. */
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory);
 /* Whose cache a layer is in, and which one it is in the pages of that processor's memory. */
 enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer);
-/* Whether this processor has anything to compute in any phase (with two tiers the CPU has), or its worker weights to load
+/* Whether this processor has anything to compute in any phase (of assisted caches the CPU has), or its worker weights to load
  * into its memory. */
 bool plan_uses(const struct plan *plan, enum plan_processor processor);
 /* The arena's lanes for this plan: one a link, or none where one processor is used alone. */

@@ -36,7 +36,8 @@ static uint32_t take(uint32_t *at, uint32_t count)
     return offset;
 }
 
-void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, struct gpu_block *b)
+void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, bool two_tables,
+                     struct gpu_block *b)
 {
     uint32_t at = 0, sub = 0;
     memset(b, 0, sizeof *b);
@@ -49,6 +50,7 @@ void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, st
     b->token_row = take(&at, tokens);
     b->row_first = take(&at, rows + 1);
     b->row_slot = take(&at, rows);
+    b->row_begin = take(&at, rows);
     b->sample_token = take(&at, rows);
     b->sub_counts = take(&sub, COUNTS);
     b->sub_token_row = take(&sub, GPU_SUB_TOKENS);
@@ -57,6 +59,8 @@ void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, st
     b->sub = at;
     b->sub_stride = sub;
     if (b->subs > 1) at += b->subs * sub;
+    b->arena_table = at; /* in front, so that what is copied ends with the last line used of the other */
+    if (two_tables) at += (rows * pages_per_slot + 3) / 4 * 4 * (uint32_t)sizeof(uint32_t);
     b->page_table = at;
     b->bytes = at + (uint64_t)rows * pages_per_slot * sizeof(uint32_t);
 }
@@ -90,7 +94,7 @@ static uint64_t chain_bytes(const struct model_config *c)
 static void size_always(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     struct gpu_block block;
-    gpu_block_place(w->tokens, c->slots, c->pages_per_slot, &block);
+    gpu_block_place(w->tokens, c->slots, c->pages_per_slot, c->tiered, &block);
     w->area[GPU_AREA_BLOCK].bytes = block.bytes;
     w->area[GPU_AREA_X].bytes = (uint64_t)w->tokens * c->config->hidden * sizeof(float);
     w->area[GPU_AREA_LINEAR].bytes = linear_bytes(c->config);
@@ -115,14 +119,15 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_ROPE_TABLE].bytes = tokens * m->head_dim * sizeof(float);
     w->area[GPU_AREA_INV_FREQ].bytes = m->head_dim * sizeof(float);
     w->area[GPU_AREA_ATTENTION].bytes = attention_bytes(m);
-    w->area[GPU_AREA_CHAINS].bytes = c->chains ? chain_bytes(m) : 0;
+    w->area[GPU_AREA_CHAINS].bytes = c->chains ? chain_bytes(m) * (c->tiered ? 2 : 1) : 0;
+    w->area[GPU_AREA_PARTIAL].bytes = c->tiered ? 2 * few * m->heads : 0;
     w->area[GPU_AREA_MATMUL].bytes = c->matmul;
     w->area[GPU_AREA_FEW_QKV].bytes = few * width;
     w->area[GPU_AREA_FEW_Q].bytes = few * q;
     w->area[GPU_AREA_FEW_A].bytes = few * q;
     w->area[GPU_AREA_FEW_ACT].bytes = few * n;
     w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
-    w->area[GPU_AREA_CHUNK_Q].bytes = sub * q * c->query_bytes;
+    w->area[GPU_AREA_CHUNK_Q].bytes = (c->tiered ? tokens : sub) * q * c->query_bytes;
     w->area[GPU_AREA_CHUNK_ACT].bytes = tokens * n * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_GATES].bytes = sub * 2 * n * c->chunk_bytes;
 }

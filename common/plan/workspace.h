@@ -19,13 +19,17 @@
 /* Offsets of its arrays, the same in pinned and in device memory. A chunk of several sub-chunks has for each of them its
  * own counts, rows and tokens' rows. */
 struct gpu_block {
-    uint32_t counts, token_id, position, token_row, row_first, row_slot, sample_token, page_table;
+    uint32_t counts, token_id, position, token_row, row_first, row_slot, row_begin, sample_token, page_table;
+    uint32_t
+        arena_table; /* two tiers: like page_table, of layers whose cache is the arena's alone; else page_table */
     uint32_t sub, sub_stride; /* the first sub-chunk's arrays, and from one to the next; unless subs is 1 */
     uint32_t sub_counts, sub_token_row, sub_row_first, sub_row_slot; /* in them */
     uint32_t subs, tokens, rows;                                     /* capacities */
     uint64_t bytes; /* of all; a step copies only the lines of the page table it uses */
 };
-void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, struct gpu_block *block);
+/* two_tables: with arena_table. */
+void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, bool two_tables,
+                     struct gpu_block *block);
 
 /* ---- the GPU's workspace ---- */
 
@@ -36,6 +40,7 @@ struct gpu_workspace_case {
     uint32_t query_bytes; /* of a number in a chunk's queries: kv_query_dtype */
     bool layers, head;    /* whether the GPU computes some */
     bool chains;          /* whether the device has them */
+    bool tiered;          /* the cache has two tiers (plan_kv_tiered) */
     uint64_t matmul;      /* that the products of chunks take on this device */
 };
 
@@ -51,7 +56,8 @@ enum gpu_area {
     GPU_AREA_ROPE_TABLE,
     GPU_AREA_INV_FREQ,
     GPU_AREA_ATTENTION,
-    GPU_AREA_CHAINS, /* lists of the chains, one behind the other */
+    GPU_AREA_CHAINS, /* lists of the chains, one behind the other; with two tiers also those of assisted steps */
+    GPU_AREA_PARTIAL, /* with two tiers: maxima and sums of partial attention, [tokens][heads] each */
     GPU_AREA_MATMUL,
     /* Decode tiers, the attention half and the MLP half of a chunk take the same place in turn. */
     GPU_AREA_FEW_QKV, /* ENGINE_FEW_TOKENS tokens: [q | k | v] */
@@ -60,7 +66,7 @@ enum gpu_area {
     GPU_AREA_FEW_ACT,
     GPU_AREA_CHUNK_QKV, /* [tokens][q | k | v]; a sub-chunk's attention output, of the weights' dtype, takes the place
                              of its q k v */
-    GPU_AREA_CHUNK_Q,     /* [sub]: rotated, of the cache's dtype */
+    GPU_AREA_CHUNK_Q,     /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
     GPU_AREA_CHUNK_ACT,   /* [tokens][intermediate] */
     GPU_AREA_CHUNK_GATES, /* [sub][gate | up] */
     GPU_AREA_COUNT

@@ -25,6 +25,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_LINEAR] = {"linear", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_ATTEND] = {"attend", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_SAMPLE] = {"sample", OP_QUEUE_COMPUTE, ALWAYS},
+    [OP_ATTEND_HOST] = {"attend for the GPU", OP_QUEUE_COMPUTE, ALWAYS, .outer = true},
     [OP_COPY_BLOCK] = {"copy step block", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_READ_BLOCK] = {"read step block", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_ROPE_TABLE] = {"rope table", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
@@ -44,6 +45,11 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_STREAM_COPY] = {"  link: copy", OP_QUEUE_LINK, NEVER, .outer = true},
     [OP_KV_IN] = {"  link: borrow the cache, pool", OP_QUEUE_LINK, NEVER, .outer = true},
     [OP_KV_OUT] = {"  link: give the cache back, pool", OP_QUEUE_LINK, NEVER, .outer = true},
+    [OP_KV_QUERY] = {"put queries in lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
+    [OP_ATTEND_MERGE] = {"merge with partial results", OP_QUEUE_COMPUTE, ALWAYS, .launch = true,
+                         .outer = true},
+    [OP_KV_STORE] = {"  link: store filled pages", OP_QUEUE_LINK, NEVER, .outer = true},
+    [OP_KV_FETCH] = {"  link: fetch pages", OP_QUEUE_LINK, NEVER, .outer = true},
     [OP_WORD_WAIT] = {"wait for word", OP_QUEUE_COMPUTE, NEVER, .outer = true},
     [OP_WORD_WRITE] = {"write word", OP_QUEUE_COMPUTE, NEVER, .outer = true},
     [OP_RECORD] = {"record", OP_QUEUE_EITHER, NEVER, .outer = true},
@@ -135,6 +141,16 @@ uint32_t program_run_end(const struct math_op *math, const enum tensor_format fo
     uint32_t end = first + 1;
     while (end < math->weights && (math->swiglu || format[end] == format[first])) end++;
     return end;
+}
+
+uint32_t program_ops_assisted(enum op_kind kinds[PROGRAM_OPS_MAX])
+{
+    struct list list = {.kinds = kinds};
+    add(&list, OP_ROPE_APPEND);
+    add(&list, OP_KV_QUERY);
+    add(&list, OP_ATTEND_DECODE);
+    add(&list, OP_ATTEND_MERGE);
+    return list.count;
 }
 
 uint32_t program_ops_first(enum processor_kind processor, enum op_kind kinds[PROGRAM_OPS_MAX])

@@ -10,6 +10,7 @@
  *   GPU LINEAR  GEMV                 GEMM_SMALL                     NORM?, MATMUL, a BIAS each, SWIGLU?
  *   CPU ATTEND  ROPE_APPEND, ATTEND  ROPE_APPEND, ATTEND            ROPE_APPEND, ATTEND
  *   GPU ATTEND  ATTEND_DECODE        ROPE_APPEND, ATTEND_DECODE     ROPE_APPEND, ATTEND_PREFILL
+ *    assisted   ROPE_APPEND, KV_QUERY, ATTEND_DECODE, ATTEND_MERGE (one or few tokens; by the CPU: ATTEND_HOST)
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
  *   GPU head    GEMV, ARGMAX         GATHER, GEMM_SMALL, ARGMAX     as few
  *
@@ -39,7 +40,9 @@ enum op_kind {
     /* of the CPU */
     OP_LINEAR,
     OP_ATTEND,
-    OP_SAMPLE, /* a token from each row of logits */
+    OP_SAMPLE,      /* a token from each row of logits */
+    OP_ATTEND_HOST, /* of a layer whose cache is the GPU's: takes its queries, and answers with what comes of the
+                       positions that lie in the arena alone (arena_layout.h, STEP_KV_ASSISTED) */
     /* of the GPU */
     OP_COPY_BLOCK, /* the step block, from pinned memory: by the copy engine, */
     OP_READ_BLOCK, /* or by a kernel, where that engine may be busy with a slice */
@@ -53,12 +56,16 @@ enum op_kind {
     OP_ATTEND_PREFILL,
     OP_GATHER, /* the rows of x that are sampled */
     OP_ARGMAX,
-    OP_FEW,         /* the candidates of a draw */
-    OP_CHAIN,       /* the operations behind it as one kernel */
-    OP_EXPAND,      /* a slice of packed weights to plain ones */
-    OP_STREAM_COPY, /* a slice into the ring; records its arrival */
-    OP_KV_IN,       /* a borrowed layer's pages with what came before this step; records its arrival */
-    OP_KV_OUT,      /* those it appended to; records that they are back */
+    OP_FEW,          /* the candidates of a draw */
+    OP_CHAIN,        /* the operations behind it as one kernel */
+    OP_EXPAND,       /* a slice of packed weights to plain ones */
+    OP_STREAM_COPY,  /* a slice into the ring; records its arrival */
+    OP_KV_IN,        /* a borrowed layer's pages with what came before this step; records its arrival */
+    OP_KV_OUT,       /* those it appended to; records that they are back */
+    OP_KV_QUERY,     /* two tiers: the tokens' q for the CPU, into the kv lane; */
+    OP_ATTEND_MERGE, /* and what it answers, with what the GPU has itself */
+    OP_KV_STORE, /* a layer's cells of the pages that a chunk has filled to the arena; records that they are there */
+    OP_KV_FETCH, /* pages of the arena to places in VRAM, beside the step */
     OP_WORD_WAIT,
     OP_WORD_WRITE,
     OP_RECORD, /* an event */
@@ -91,6 +98,8 @@ const char *op_name(enum op_kind kind);
 /* What `math` becomes, in order: how many, each in kinds[]. */
 uint32_t program_ops_of(const struct math_op *math, enum processor_kind processor, enum op_tier tier,
                         enum op_kind kinds[PROGRAM_OPS_MAX]);
+/* What attention of a layer whose cache is the GPU's becomes on a GPU where the CPU attends to a part of it. */
+uint32_t program_ops_assisted(enum op_kind kinds[PROGRAM_OPS_MAX]);
 /* What a step of a processor that computes layers begins with, before all of them. */
 uint32_t program_ops_first(enum processor_kind processor, enum op_kind kinds[PROGRAM_OPS_MAX]);
 /* A GPU multiplies by an operation's weights together where their formats are one: behind the last of the run from

@@ -26,7 +26,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     const struct arena_header *h = arena_header_of(arena);
     if (in->slot >= h->slots || *used >> in->slot & 1) return false;
     if (in->count == 0 || in->count > h->step_tokens - batch->token_count) return false;
-    if (follows && in->count != 1) return false;
+    if ((follows || batch->assisted) && in->count != 1) return false;
     if (in->start >= h->context_tokens || in->count > h->context_tokens - in->start) return false;
     const uint32_t *history = arena_history_of(arena, in->slot);
     const uint32_t *pages = arena_page_table_of(arena, in->slot);

@@ -276,8 +276,10 @@ void worker_end(struct workers *workers, struct worker *w)
     bool outside = !w->killed_by_us && !w->why[0] && WIFSIGNALED(status) &&
                    (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
     /* Only a kill from outside at a moment when all were sound leaves the KV above suspicion, and what was in
-     * VRAM is gone with its worker. */
-    bool intact = outside && workers_ready(workers) && !plan_layers_of(workers->config.plan, PLAN_GPU0);
+     * VRAM alone is gone with its worker. */
+    const struct plan *plan = workers->config.plan;
+    bool intact =
+        outside && workers_ready(workers) && (plan_kv_tiered(plan) || !plan_layers_of(plan, PLAN_GPU0));
     w->ended_at_us = 0;
     w->routing_id_size = 0;
     worker_close_fd(w);

@@ -50,8 +50,9 @@ struct workers_config {
 
 /* How the workers were lost. */
 struct workers_loss {
-    bool kv_intact; /* every KV page still holds what it should */
-    bool outside;   /* one was killed from outside while it was sound: no request is to blame */
+    /* KV pages still hold what they should: with two tiers those that are whole, in the arena. */
+    bool kv_intact;
+    bool outside; /* one was killed from outside while it was sound: no request is to blame */
     const char *why;
 };
 

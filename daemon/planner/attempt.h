@@ -63,8 +63,10 @@ HELM_MUST_CHECK int attempt_contexts(struct making *m, struct trying *t, struct 
                                      struct attempt *attempt, struct helm_err *err);
 /* tiers.c: whether a context can be had with some tiers that the request allows. The wish is scratch. */
 HELM_MUST_CHECK int attempt_fits(struct making *m, const struct trying *t, bool *fits, struct helm_err *err);
-/* tiers.c: of a plan with two tiers, how much of the arena's part the GPU reads itself. */
-HELM_MUST_CHECK int tiers_choose_direct(const struct making *m, struct plan *plan, struct helm_err *err);
+/* tiers.c: of a plan with two tiers whose sizes stand, how much of the arena's part the GPU reads itself; ledgers anew,
+ * since that says whether the CPU has to be there. */
+HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct arena_spec *spec,
+                                 struct helm_err *err);
 /* Where nothing fits: by how much each limit really would have to grow, and the ledgers of the plan that
  * would be made then. */
 HELM_MUST_CHECK int attempt_nearest(struct making *m, const struct trying *t, struct attempt *attempt,

@@ -150,7 +150,8 @@ static int lengthen_chunks(struct making *m, uint32_t ctx, struct plan *plan, st
     if (m->r->wish.step_tokens || !plan_uses(plan, PLAN_GPU0)) return 0;
     while (plan->step_tokens < PREFILL_CHUNK_MAX && 2 * plan->step_tokens <= ctx) {
         const uint32_t now = plan->step_tokens, twice = 2 * now;
-        const struct ledger_workspace room = {.step_tokens = twice, .ctx = ctx, .layers = true, .head = true};
+        const struct ledger_workspace room = {
+            .step_tokens = twice, .ctx = ctx, .layers = true, .head = true, .tiered = plan_kv_tiered(plan)};
         double shorter, longer;
         int rc = prompt_seconds(m, twice, now, plan, &shorter, err);
         if (!rc) rc = prompt_seconds(m, twice, twice, plan, &longer, err);
@@ -217,7 +218,7 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     analyse_fill_stages(&m->table, plan);
     rc = lengthen_chunks(m, t.ctx, plan, spec, err);
     if (!rc) rc = ledger_fit(&m->c, t.ctx, plan, spec, err);
-    if (!rc) rc = tiers_choose_direct(m, plan, err);
+    if (!rc) rc = tiers_finish(m, plan, spec, err);
     return rc ? rc : plan_check(plan, err);
 }
 

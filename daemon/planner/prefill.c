@@ -40,7 +40,8 @@ int prefill_step_tokens(const struct ledger_case *c, const struct profile *profi
         const struct ledger_workspace twice = {.step_tokens = 2 * *tokens,
                                                .ctx = ctx,
                                                .layers = true,
-                                               .head = true};
+                                               .head = true,
+                                               .tiered = c->wish->vram_page_count > 0};
         uint64_t bytes = ledger_workspace_bytes(c, &twice);
         double computing;
         int rc = gpu_seconds(c, profile, *tokens, &computing, err);

@@ -44,8 +44,10 @@ enum kv_tiers kv_tiers_named(const char *name)
 static int decode_seconds(const struct making *m, const struct plan *plan, uint32_t context, double *seconds,
                           struct helm_err *err)
 {
-    const struct cost_case c = {
-        .model = m->r->model, .analysed = &m->table, .profile = m->r->profile, .plan = plan};
+    const struct cost_case c = {.model = m->r->model,
+                                .analysed = &m->table,
+                                .profile = m->r->profile,
+                                .plan = plan};
     struct cost_forecast f;
     int rc = cost_decode(&c, m->batch, context, &f, err);
     *seconds = f.seconds;
@@ -78,7 +80,7 @@ static int score_of(const struct making *m, const struct plan *plan, uint32_t ct
     return 0;
 }
 
-int tiers_choose_direct(const struct making *m, struct plan *plan, struct helm_err *err)
+static int choose_direct(const struct making *m, struct plan *plan, struct helm_err *err)
 {
     double least = INFINITY;
     uint32_t best = 0;
@@ -94,6 +96,14 @@ int tiers_choose_direct(const struct making *m, struct plan *plan, struct helm_e
     }
     plan->kv_direct_permille = best;
     return 0;
+}
+
+int tiers_finish(struct making *m, struct plan *plan, struct arena_spec *spec, struct helm_err *err)
+{
+    if (!plan_kv_tiered(plan)) return 0;
+    int rc = choose_direct(m, plan, err);
+    m->wish.vram_page_count = plan->vram_page_count;
+    return rc ? rc : ledger_write(&m->c, plan->context_tokens, plan->page_count, plan, spec, err);
 }
 
 /* ---- one plan or the other ---- */
@@ -124,7 +134,8 @@ static bool better(const struct tiering *k, const struct candidate *c)
     const struct candidate *best = k->best;
     if (!best->attempt.fits) return true;
     const bool in_time = c->score.at_short <= k->least, best_in_time = best->score.at_short <= k->least,
-               two = plan_kv_tiered(&best->plan), longer = two && c->plan.step_tokens > best->plan.step_tokens;
+               two = plan_kv_tiered(&best->plan),
+               longer = two && c->plan.step_tokens > best->plan.step_tokens;
     if (in_time != best_in_time) return in_time;
     return c->score.mean < (longer ? 1 + TIERS_STEP_LOSS : two ? 1 : 1 - TIERS_GAIN) * best->score.mean;
 }
@@ -136,7 +147,7 @@ static int finish(const struct tiering *k, struct candidate *c, struct helm_err 
     c->wish = m->wish;
     c->packs_cpu_beside = m->packs_cpu_beside;
     int rc = ledger_fit(&m->c, k->t->ctx, &c->plan, &spec, err);
-    if (!rc) rc = tiers_choose_direct(m, &c->plan, err);
+    if (!rc) rc = choose_direct(m, &c->plan, err);
     return rc ? rc : score_of(m, &c->plan, k->t->ctx, &c->score, err);
 }
 

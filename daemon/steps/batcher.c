@@ -32,6 +32,7 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u requests", batcher->seq_capacity);
     if (!rc) rc = admission_init(&batcher->admission, header->slots, options->queue_limit, err);
     if (!rc) rc = kv_pages_init(&batcher->pages, header->page_count, header->kv.page_tokens, err);
+    if (!rc) rc = tiers_init(&batcher->tiers, options->plan, options->arena, err);
     if (rc) batcher_free(batcher);
     return rc;
 }
@@ -45,6 +46,7 @@ void batcher_free(struct batcher *batcher)
     free(batcher->queue_view);
     admission_free(&batcher->admission);
     kv_pages_free(&batcher->pages);
+    tiers_free(&batcher->tiers);
     memset(batcher, 0, sizeof *batcher);
 }
 
@@ -67,6 +69,7 @@ static void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
     struct batcher_slot *slot = &batcher->slot[seq->slot];
     slot->owner = NULL;
     slot->left_pages = seq->pages;
+    tiers_begin(&batcher->tiers, seq->slot, 0);
     if (!slot->steps) batcher_free_left(batcher, seq->slot);
     seq->slot = SEQUENCE_NO_SLOT;
     prefix_begin(seq);
@@ -166,6 +169,7 @@ static void batcher_take_prefix(struct batcher *batcher, struct sequence *seq)
     const bool first = seq->found == 0;
     const uint32_t found = seq->found;
     if (!prefix_take(&batcher->pages, batcher_row_of(batcher, seq->slot), seq)) return;
+    tiers_begin(&batcher->tiers, seq->slot, seq->pages);
     batcher->with.metrics->prefix_hits_total += first && seq->found;
     batcher->with.metrics->tokens_found_total += seq->found - found;
 }
@@ -236,6 +240,7 @@ static void batcher_ring(struct batcher *batcher, uint64_t now_us)
     flight->planned_seconds = 0;
     control->step[batcher->serial % ARENA_STEP_RING] = flight->step;
     doorbell_ring(&control->step_bell, batcher->serial);
+    tiers_rung(&batcher->tiers, batcher->serial);
     if (batcher->in_flight++ == 0) batcher_begin_oldest(batcher, now_us);
 }
 
@@ -313,6 +318,26 @@ static void batcher_change_slots(struct batcher *batcher, const struct scheduler
     }
 }
 
+/* Places in VRAM for the step's rows; false: not before a step in flight is done. */
+static bool batcher_make_room(struct batcher *batcher, const struct scheduler_step *plan)
+{
+    const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens;
+    uint32_t count = 0, at[ARENA_SLOTS_MAX];
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *seq = batcher->seq[i];
+        if (seq->slot == SEQUENCE_NO_SLOT) continue;
+        at[seq->slot] = count;
+        batcher->member[count++] =
+            (struct tiers_member){.slot = seq->slot, .whole = seq->cached / page_tokens};
+    }
+    for (uint32_t i = 0; i < plan->row_count; i++) {
+        const struct scheduler_row *row = &plan->row[i];
+        const uint32_t slot = batcher->seq[batcher->view_index[row->seq]]->slot;
+        batcher->member[at[slot]].end = kv_pages_for(row->start + row->count, page_tokens);
+    }
+    return tiers_make_room(&batcher->tiers, batcher->member, count);
+}
+
 /* Forms the next step and rings it. False: there is none to be had now. */
 static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
 {
@@ -324,11 +349,13 @@ static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
         batcher_change_slots(batcher, &plan, now_us);
         if (!batcher_schedule(batcher, !preempted, &plan)) return false;
     }
+    if (!batcher_make_room(batcher, &plan)) return false;
     batcher->turn++;
     struct step *step = &batcher_flight_of(batcher, batcher->serial + 1)->step;
     step->row_count = step->token_count = step->fetch_count = step->flags = 0;
     for (uint32_t i = 0; i < plan.row_count; i++)
         batcher_add_row(batcher, step, batcher->seq[batcher->view_index[plan.row[i].seq]], &plan.row[i]);
+    tiers_fill(&batcher->tiers, batcher_is_decode_list(batcher, step->token_count), step);
     if (step->row_count) batcher_ring(batcher, now_us);
     return step->row_count > 0;
 }
@@ -480,6 +507,7 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, s
     if (rc) return rc;
     *taken = true;
     batcher->in_flight--;
+    tiers_done(&batcher->tiers, flight->step.serial);
     pace_end(&batcher->pace, now_us);
     batcher_observe(batcher, flight, now_us);
     if (batcher->in_flight) batcher_begin_oldest(batcher, now_us);
@@ -514,6 +542,17 @@ void batcher_worker_ready(struct batcher *batcher)
 void batcher_goes_on(struct batcher *batcher, uint32_t serial)
 {
     batcher->serial = serial;
+    tiers_rung(&batcher->tiers, serial);
+    tiers_done(&batcher->tiers, serial);
+}
+
+/* Of two tiers what is left of a sequence's KV is its whole pages: those of steps that were done. */
+static void batcher_keep_whole_pages(struct batcher *batcher, struct sequence *seq)
+{
+    const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens;
+    if (!plan_kv_tiered(batcher->with.plan) || seq->slot == SEQUENCE_NO_SLOT) return;
+    seq->cached -= seq->cached % page_tokens;
+    tiers_begin(&batcher->tiers, seq->slot, seq->cached / page_tokens);
 }
 
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss)
@@ -522,6 +561,7 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
     batcher->in_flight = 0;
     pace_lost(&batcher->pace);
     observe_lost(batcher->with.observe);
+    tiers_lost(&batcher->tiers);
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         struct sequence *seq = batcher->seq[i];
         const bool in_step = seq->slot != SEQUENCE_NO_SLOT && batcher->slot[seq->slot].steps;
@@ -537,6 +577,7 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
             kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, seq->slot), &seq->pages, 0);
             prefix_begin(seq);
         }
+        if (loss->kv_intact) batcher_keep_whole_pages(batcher, seq);
         seq->rung = seq->cached;
         seq->asked = 0;
     }

@@ -15,7 +15,8 @@
  * A worker's death costs time, not tokens: the sequences keep their tokens and are computed again by the next
  * workers. Where all KV lies in the arena it is kept when the worker was killed from outside (nothing can be
  * wrong with it: the step that was cut off is simply run again); it is recomputed when a worker failed by
- * itself, or when a part of it was in VRAM.
+ * itself, or when a part of it was in VRAM. Of a cache in two tiers the pages that are whole are in the arena: only
+ * the last, begun one of each sequence is computed again.
  *
  * Prefixes. Before a step is formed every prompt is given the known pages that go on where it stands (prefix.h). Only full pages are known, and only once the step that filled them is done, so no step in flight writes to a
  * page that others read. What is lost with a worker is known no more: those that run then compute pages of their own.
@@ -37,6 +38,7 @@
 #include "daemon/steps/request.h"
 #include "daemon/steps/scheduler.h"
 #include "daemon/steps/sequence.h"
+#include "daemon/steps/tiers.h"
 #include "daemon/children/workers.h"
 
 #define BATCHER_STEPS       2 /* in flight at most: one that is computed, one that is next */
@@ -88,6 +90,8 @@ struct batcher {
     struct admission_request *queue_view; /* [seq_capacity]: what admission is shown */
     struct batcher_slot slot[ARENA_SLOTS_MAX];
     struct kv_pages pages;
+    struct tiers tiers;
+    struct tiers_member member[ARENA_SLOTS_MAX]; /* what they are shown */
     uint64_t next_id, turn;
 
     bool worker_ready, paused;

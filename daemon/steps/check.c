@@ -21,7 +21,8 @@ int check_open(const struct arena *arena, const struct model_config *model, uint
     const struct arena_header *h = arena_header_of(arena);
     const uint32_t first = model->bos >= 0 && (uint32_t)model->bos < model->vocab ? 2 : 1,
                    tokens = first - 1 + CHECK_POSITIONS, pages = (tokens - 1) / h->kv.page_tokens + 1,
-                   room = h->page_count / (2 * pages);
+                   there = h->vram_page_count ? h->vram_page_count : h->page_count,
+                   room = there / (2 * pages);
     *check = (struct check){.arena = arena,
                             .model = model,
                             .workers = workers,
@@ -31,7 +32,7 @@ int check_open(const struct arena *arena, const struct model_config *model, uint
     if (check->sequences * CHECK_POSITIONS < VERDICT_LEAST || tokens > h->context_tokens)
         return helm_fail(err, HELM_E_CAPACITY,
                          "the KV cache of %u pages of %u tokens is too small for a check over %d positions",
-                         h->page_count, h->kv.page_tokens, VERDICT_LEAST);
+                         there, h->kv.page_tokens, VERDICT_LEAST);
     check->rows = CHECK_SEQUENCES - CHECK_ALONE;
     if (check->rows > h->slots) check->rows = h->slots;
     if (check->rows > h->step_tokens) check->rows = h->step_tokens;
@@ -66,6 +67,8 @@ static void fill_slot(const struct check *c, uint32_t row, uint32_t sequence)
     uint32_t *table = arena_page_table_of(c->arena, row);
     memcpy(arena_history_of(c->arena, row), c->sequence[sequence].token, (c->at + 1) * sizeof(uint32_t));
     for (uint32_t p = 0; p < c->pages; p++) table[p] = (2 * sequence + (c->rounded ? 1 : 0)) * c->pages + p;
+    if (arena_header_of(c->arena)->vram_page_count) /* nothing is ever moved out: places as pages */
+        memcpy(arena_vram_table_of(c->arena, row), table, c->pages * sizeof *table);
     memset(slot, 0, sizeof *slot);
     /* without top-k, top-p and min-p the whole row is drawn from, and so is in the arena */
     slot->sampling =

@@ -32,12 +32,14 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                     .hidden = model->config.hidden,
                                     .vocab = model->config.vocab,
                                     .lanes = PLAN_LINKS,
-                                    .kv = {.layers = plan_layers_of(&pair->plan, PLAN_CPU0),
+                                    .kv = {.layers = plan_kv_layers(&pair->plan, PLAN_HOST),
                                            .kv_heads = model->config.kv_heads,
                                            .head_dim = model->config.head_dim,
                                            .page_tokens = pair->plan.page_tokens,
                                            .dtype = o->kv_dtype},
                                     .page_count = pair->plan.page_count,
+                                    .vram_page_count = o->vram_pages,
+                                    .kv_heads_asking = o->vram_pages ? model->config.heads : 0,
                                     .weight_bytes = placements_in(&pair->plan, PLAN_HOST).region_bytes};
     rc = arena_create(&spec, &pair->arena, err);
     for (uint32_t s = 0; s < o->slots && !rc; s++) {
@@ -100,6 +102,8 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     pair->plan.step_tokens = o->step_tokens;
     pair->plan.page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
     pair->plan.page_count = o->slots * pages_per_slot(o);
+    pair->plan.vram_page_count = o->vram_pages;
+    pair->plan.kv_direct_permille = o->direct_permille;
     snprintf(pair->plan.kv_dtype, sizeof pair->plan.kv_dtype, "%s", kv_dtype_name(o->kv_dtype));
     rc = make_arena(o, &model, pair, err);
     if (!rc && plan_uses(&pair->plan, PLAN_CPU0)) rc = start(o, pair, PAIR_CPU, &cpu_engine_ops, err);
@@ -144,6 +148,13 @@ static int wait_done(struct pair *pair, enum pair_worker worker, uint32_t serial
 uint32_t pair_ring(struct pair *pair, const struct step_row *rows, uint32_t row_count,
                    const struct step_result **result)
 {
+    const struct pair_tiers none = {0};
+    return pair_ring_tiers(pair, rows, row_count, &none, result);
+}
+
+uint32_t pair_ring_tiers(struct pair *pair, const struct step_row *rows, uint32_t row_count,
+                         const struct pair_tiers *tiers, const struct step_result **result)
+{
     struct arena_control *control = arena_control_of(&pair->arena);
     uint32_t serial = ++pair->serial, tokens = 0;
     struct step *step = &control->step[serial % ARENA_STEP_RING];
@@ -152,6 +163,9 @@ uint32_t pair_ring(struct pair *pair, const struct step_row *rows, uint32_t row_
     step->epoch = arena_header_of(&pair->arena)->epoch;
     step->row_count = row_count;
     step->token_count = tokens;
+    step->flags = tiers->flags;
+    step->fetch_count = tiers->fetch_count;
+    memcpy(step->fetch, tiers->fetch, tiers->fetch_count * sizeof *step->fetch);
     memcpy(step->row, rows, row_count * sizeof *rows);
     *result = &control->result[serial % ARENA_STEP_RING];
     doorbell_ring(&control->step_bell, serial);

@@ -19,6 +19,8 @@ struct pair_options {
     enum kv_dtype kv_dtype;
     uint32_t threads, slots, context_tokens, step_tokens;
     uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
+    /* Places in VRAM: two tiers of the cache; 0: one. Slots have none yet: arena_vram_table_of is the caller's. */
+    uint32_t vram_pages, direct_permille;
     uint64_t vram_bytes, copy_bytes_per_s;
     uint32_t peer_wait_ms;
     bool no_graphs, no_chains;
@@ -42,6 +44,13 @@ void pair_close(struct pair *pair);
  * later. Returns its serial. */
 uint32_t pair_ring(struct pair *pair, const struct step_row *rows, uint32_t row_count,
                    const struct step_result **result);
+/* The same of a step with flags (enum step_flags) and pages to fetch. */
+struct pair_tiers {
+    uint32_t flags, fetch_count;
+    struct step_fetch fetch[ARENA_STEP_FETCH];
+};
+uint32_t pair_ring_tiers(struct pair *pair, const struct step_row *rows, uint32_t row_count,
+                         const struct pair_tiers *tiers, const struct step_result **result);
 /* Until every worker is done with that step. */
 HELM_MUST_CHECK int pair_wait(struct pair *pair, uint32_t serial, struct helm_err *err);
 /* What a worker says of its part of the last step rung. */

@@ -6,8 +6,8 @@
 #include "tests/golden/walks.h"
 #include "tests/golden/pair.h"
 
-static int step_pair(void *pair, const struct step_row *rows, uint32_t count,
-                     const struct step_result **result, struct helm_err *err)
+static inline int step_pair(void *pair, const struct step_row *rows, uint32_t count,
+                            const struct step_result **result, struct helm_err *err)
 {
     return pair_step(pair, rows, count, result, err);
 }
@@ -21,8 +21,8 @@ enum mode { MODE_ALONE, MODE_TOGETHER, MODE_GREEDY, MODE_COUNT };
 
 /* Cases one by one in odd chunks, the first and every `stride`-th after it; all together; together and greedy
  * without logprobs (the device's argmax). */
-static void run_mode(struct pair *pair, const struct golden *golden, enum mode mode, uint32_t longest,
-                     uint32_t first, uint32_t stride, struct outcome *outcome)
+static inline void run_mode(struct pair *pair, const struct golden *golden, enum mode mode, uint32_t longest,
+                            uint32_t first, uint32_t stride, struct outcome *outcome)
 {
     static const uint32_t odd[] = {0, 7, 33, 1, 64, 2, 129, 16, 17}, mixed[] = {13, 0, 5, 40, 1, 200, 3};
     const struct walker on = {.arena = &pair->arena,

@@ -4,7 +4,7 @@
 #
 #   check.sh [--need-gpu] [--full-bench] [--only NAME,NAME...] [BIN]
 #
-# NAME: kernels, device, home, split, stream, gguf, bench, and of compute-sanitizer TOOL-GROUP (racecheck-linear), or TOOL for
+# NAME: kernels, device, home, split, stream, tiers, gguf, bench, and of compute-sanitizer TOOL-GROUP (racecheck-linear), or TOOL for
 # all its groups. TOOL: racecheck, memcheck, initcheck, synccheck; GROUP: chain, linear, attention, elementwise, packed.
 # BIN: the folder of the helm-test-gpu-* programs; else bin/ beside this script. Runs in the folder that has
 # tests/data/golden: the one above BIN, above this script, or the current one. Whole outputs go to
@@ -126,6 +126,7 @@ run device 120 "$golden" "$bin/helm-test-gpu-device" &&
 run home 120 "$golden" "$bin/helm-test-gpu-home"
 run split 420 "$golden" "$bin/helm-test-gpu-split"
 run stream 420 "$golden" "$bin/helm-test-gpu-stream"
+run tiers 240 "$golden" "$bin/helm-test-gpu-tiers"
 run gguf 240 "$golden" "$bin/helm-test-gpu-gguf"
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"

@@ -2,7 +2,8 @@
  *
  * The cache is filled with random rows, the step's own rows are appended by the kernels; attention's
  * reference then reads the very bytes that are in the cache, so that its tolerance is about attention alone.
- * Pages are scattered over two pools. Tolerances: fp32 arithmetic 1e-5; decode on tensor
+ * Pages are scattered over two pools, the second of which is of other layers, too; with some left out, what attention
+ * gives is merged with the reference's part of them. Tolerances: fp32 arithmetic 1e-5; decode on tensor
  * cores takes bf16 queries and weights (p) as a pair of numbers, 2^-16 (kernels.h): 2e-5; prefill on tensor
  * cores rounds weights (p) to the queries' 16-bit dtype, and q8_0's keys and values to f16: 4e-3 for bf16, 6e-4 for
  * f16 and q8_0; appended rows: half a unit of the last place, of q8_0 half a 127th of the largest of 32. Values are
@@ -20,16 +21,17 @@ struct attention_case {
 struct attention_test {
     const attention_case &c;
     test_step step;
-    struct kv_layout layout;
+    struct kv_layout layout, host_layout;
     std::vector<float> q, k, v, q_norm, k_norm, inv;
     gpu_buffer *dq, *dk, *dv, *dq_norm, *dk_norm, *dinv, *table, *pool, *pool_host;
     struct gpuk_attention args;
-    static const uint32_t layer = 1;
+    static const uint32_t layer = 1, host_layer = 3;
 
     attention_test(struct test_context *t, const attention_case &from)
         : c(from), step(t, from.start, from.count, from.page_tokens, 3)
     {
         layout = {2, c.kv_heads, c.head_dim, c.page_tokens, (uint32_t)c.dtype};
+        host_layout = layout, host_layout.layers = 5;
         q = random_floats(t, (size_t)step.tokens * c.heads * c.head_dim, 3);
         k = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
         v = random_floats(t, (size_t)step.tokens * c.kv_heads * c.head_dim, 3);
@@ -40,10 +42,11 @@ struct attention_test {
         dq_norm = new gpu_buffer(q_norm), dk_norm = new gpu_buffer(k_norm), dinv = new gpu_buffer(inv);
         table = new gpu_buffer((size_t)step.tokens * c.head_dim * 4);
         pool = new gpu_buffer(random_cells(t, layout, step.pages));
-        pool_host = new gpu_buffer(random_cells(t, layout, step.pages));
+        pool_host = new gpu_buffer(random_cells(t, host_layout, step.pages));
         args = {};
         args.step = step.step;
-        args.kv = {layout, pool->at, pool_host->at, layer};
+        args.kv = {layout, pool->at, pool_host->as<char>() + host_layer * kv_layer_bytes(&layout), layer,
+                   kv_page_bytes(&host_layout)};
         args.heads = c.heads;
         args.window = c.window;
         args.scale = (float)(1 / sqrt((double)c.head_dim));
@@ -80,17 +83,28 @@ struct attention_test {
             out[i + half] = h[i + half] * cos(angle) + h[i] * sin(angle);
         }
     }
+    size_t entry_of(uint32_t row, uint32_t position) const
+    {
+        return (size_t)step.row_slot[row] * step.pages_per_slot + position / c.page_tokens;
+    }
     uint32_t page_of(uint32_t row, uint32_t position) const
     {
-        return step.page_table[(size_t)step.row_slot[row] * step.pages_per_slot + position / c.page_tokens];
+        return step.page_table[entry_of(row, position)];
+    }
+    /* Where a head's rows are in the pool that its page lies in. */
+    uint64_t rows_at(uint32_t page, uint32_t is_value, uint32_t kv_head) const
+    {
+        const bool host = page & GPUK_PAGE_HOST;
+        return kv_offset(host ? &host_layout : &layout, page & ~GPUK_PAGE_HOST, host ? host_layer : layer,
+                         is_value, kv_head);
     }
     /* Reads a row of the cache as it is in `bytes` (pool, host pool). */
     void row(const std::vector<unsigned char> bytes[2], uint32_t r, uint32_t position, uint32_t is_value,
              uint32_t kv_head, double *out) const
     {
         uint32_t page = page_of(r, position);
-        const unsigned char *rows = bytes[page & GPUK_PAGE_HOST ? 1 : 0].data() +
-                                    kv_offset(&layout, page & ~GPUK_PAGE_HOST, layer, is_value, kv_head);
+        const unsigned char *rows =
+            bytes[page & GPUK_PAGE_HOST ? 1 : 0].data() + rows_at(page, is_value, kv_head);
         for (uint32_t d = 0; d < c.head_dim; d++)
             out[d] = kv_cell_value(&layout, rows, position % c.page_tokens, d);
     }
@@ -111,7 +125,7 @@ struct attention_test {
                 row(now, step.token_row[n], step.position[n], is_value, kv_head, x.data());
                 got.insert(got.end(), x.begin(), x.end());
                 uint32_t page = page_of(step.token_row[n], step.position[n]);
-                const uint64_t rows = kv_offset(&layout, page & ~GPUK_PAGE_HOST, layer, is_value, kv_head);
+                const uint64_t rows = rows_at(page, is_value, kv_head);
                 const uint32_t token = step.position[n] % c.page_tokens;
                 const uint32_t numbers = kv_number_bytes(layout.dtype, c.head_dim),
                                scales = kv_scale_bytes(layout.dtype, c.head_dim);
@@ -137,9 +151,9 @@ struct attention_test {
         check(t, old[0] == now[0] && old[1] == now[1], text);
     }
     /* Normalised outputs of queries q (double, [token][head][head_dim]) over the cache as it is now; maxima
-     * and sums. */
+     * and sums. only: of the pages table entries of which are true there. */
     void attend(const std::vector<double> &queries, std::vector<double> *out, std::vector<double> *m,
-                std::vector<double> *s) const
+                std::vector<double> *s, const std::vector<bool> *only = nullptr) const
     {
         std::vector<unsigned char> bytes[2] = {pool->read<unsigned char>(), pool_host->read<unsigned char>()};
         const uint32_t group = c.heads / c.kv_heads;
@@ -152,6 +166,7 @@ struct attention_test {
                 if (h % group == 0) {
                     keys.clear(), values.clear();
                     for (uint32_t p = first; p <= last; p++) {
+                        if (only && !(*only)[entry_of(step.token_row[n], p)]) continue;
                         row(bytes, step.token_row[n], p, 0, h / group, x.data());
                         keys.insert(keys.end(), x.begin(), x.end());
                         row(bytes, step.token_row[n], p, 1, h / group, x.data());
@@ -160,7 +175,7 @@ struct attention_test {
                 }
                 const double *query = &queries[((size_t)n * c.heads + h) * c.head_dim];
                 double *o = &(*out)[((size_t)n * c.heads + h) * c.head_dim], most = -INFINITY, sum = 0;
-                std::vector<double> score(last + 1 - first);
+                std::vector<double> score(keys.size() / c.head_dim);
                 for (size_t p = 0; p < score.size(); p++) {
                     for (uint32_t d = 0; d < c.head_dim; d++) score[p] += query[d] * keys[p * c.head_dim + d];
                     score[p] *= (double)args.scale;
@@ -245,6 +260,64 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
     check_close(t, o, expected, tolerance, what);
 }
 
+/* Some pages are absent: those in front, as a row's beginning says, or any. What attention gives of the others, merged
+ * with the reference's part of these, is attention of one pass over all. */
+static void test_absent(struct test_context *t, const attention_case &c, const struct gpuk_device *device,
+                        bool in_front)
+{
+    char what[200];
+    attention_test a(t, c);
+    const bool pairs = device->tensor_cores && (c.dtype == KV_BF16 || c.dtype == KV_Q8_0) &&
+                       (c.head_dim == 64 || c.head_dim == 128) && c.page_tokens % 16 == 0;
+    name_case(c, in_front ? "absent in front" : "absent", what, sizeof what);
+    std::vector<uint32_t> table = a.step.page_table, begin(a.step.rows, 0);
+    std::vector<bool> absent(table.size(), false);
+    for (uint32_t r = 0; r < a.step.rows; r++) {
+        const uint32_t whole = c.start[r] / c.page_tokens; /* none that the step appends to */
+        const uint32_t most = in_front && whole ? random_below(t, whole + 1) : 0;
+        begin[r] = most * c.page_tokens;
+        for (uint32_t i = 0; i < whole; i++)
+            absent[a.entry_of(r, i * c.page_tokens)] = in_front ? i < most : random_below(t, 3) == 0;
+    }
+    for (size_t i = 0; i < table.size(); i++)
+        if (absent[i]) table[i] = GPUK_PAGE_ABSENT;
+    struct gpuk_attention args = a.args;
+    args.step.page_table = a.step.device_copy(table);
+    if (in_front) args.step.row_begin = a.step.device_copy(begin);
+    const uint32_t tokens = a.step.tokens;
+    const size_t heads = (size_t)tokens * c.heads;
+    gpu_buffer workspace(gpuk_attention_workspace_bytes(tokens, c.heads, c.head_dim));
+    CUDA(cudaMemset(workspace.at, 0, gpuk_attention_counter_bytes(tokens, c.heads)));
+    CUDA(cudaDeviceSynchronize());
+    gpu_buffer rotated(a.q.size() * 4), o(a.q.size() * 4), m(heads * 4), s(heads * 4), out(a.q.size() * 4);
+    GPUK(gpuk_rope_append(&args, tokens, rotated.at, DTYPE_F32, 0, t->stream, &err));
+    args.q = rotated.as<float>();
+    GPUK(gpuk_attention_decode(device, &args, tokens, false, o.as<float>(), m.as<float>(), s.as<float>(),
+                               workspace.at, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    std::vector<double> expected, em, es, part, pm, ps;
+    a.attend(a.queries(), &expected, &em, &es);
+    a.attend(a.queries(), &part, &pm, &ps, &absent);
+    std::vector<float> other;
+    for (size_t i = 0; i < heads; i++) {
+        other.push_back((float)pm[i]), other.push_back((float)ps[i]);
+        for (uint32_t d = 0; d < c.head_dim; d++)
+            other.push_back(ps[i] > 0 ? (float)(part[i * c.head_dim + d] * ps[i]) : 0);
+    }
+    gpu_buffer dother(other);
+    const struct gpuk_merge merge = {o.as<float>(), m.as<float>(), s.as<float>(),  dother.as<float>(),
+                                     c.heads,       c.head_dim,    out.as<float>()};
+    GPUK(gpuk_attention_merge(&merge, a.step.step.counts, tokens, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    check_close(t, out.read<float>(), expected, pairs ? 2e-5 : 1e-5, what);
+    /* in place, as programs do it */
+    struct gpuk_merge same = merge;
+    same.out = o.as<float>();
+    GPUK(gpuk_attention_merge(&same, a.step.step.counts, tokens, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    check_same(t, out.read<float>(), o.read<float>(), what);
+}
+
 static void test_prefill(struct test_context *t, const attention_case &c, const struct gpuk_device *device,
                          bool tensor)
 {
@@ -288,6 +361,32 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
     check_close(t, to_double(half.read<unsigned char>(), DTYPE_BF16), expected, 6e-3, what);
 }
 
+/* Splits of contexts into pages that are absent, of either pool, in any order; head_dim 64 to 256, 1 to 8 query heads of
+ * a kv head. */
+static void test_splits(struct test_context *t, const struct gpuk_device *device,
+                        const struct gpuk_device *plain)
+{
+    const uint32_t dims[] = {64, 96, 128, 256}, shares[] = {1, 2, 3, 4, 5, 8};
+    const uint32_t far = t->few ? 100 : t->small ? 260 : 3000, times = t->few ? 1 : t->small ? 2 : 6;
+    for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++)
+        for (const uint32_t dim : dims)
+            for (uint32_t n = 0; n < times; n++) {
+                const uint32_t share = shares[random_below(t, 6)], kv = 1 + random_below(t, 2);
+                const uint32_t page = 16u << random_below(t, 3),
+                               window = n % 3 == 2 ? 1 + random_below(t, far) : 0;
+                const attention_case c = {
+                    dtype,      share * kv,
+                    kv,         dim,
+                    page,       window,
+                    n % 2 == 0, {random_below(t, far), random_below(t, far), random_below(t, 40)},
+                    {1, 1, 1}};
+                const attention_case one = {dtype, share * kv, kv, dim, page, 0, n % 2 == 1, {far}, {1}};
+                test_absent(t, c, n % 2 ? plain : device, n % 2 == 0);
+                test_absent(t, one, device, true);
+                if (!t->small) test_absent(t, c, device, n % 2 == 1);
+            }
+}
+
 void test_attention(struct test_context *t)
 {
     struct gpuk_device plain = t->device;
@@ -303,6 +402,8 @@ void test_attention(struct test_context *t)
     const uint32_t small_shapes[][4] = {{8, 2, 128, 16}, {10, 1, 64, 32}, {4, 4, 64, 4}, {6, 2, 7, 8}};
     const uint32_t(*shape)[4] = t->small ? small_shapes : shapes;
     const size_t shape_count = t->few ? 2 : t->small ? 4 : 10;
+    test_splits(t, &many, &many_plain);
+    test_splits(t, &t->device, &plain);
     for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++) {
         for (size_t i = 0; i < shape_count; i++) {
             const uint32_t heads = shape[i][0], kv = shape[i][1], page = shape[i][3],

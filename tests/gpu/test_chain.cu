@@ -111,7 +111,8 @@ struct chain_test {
             op.attention.out = float_at(attended_at);
             struct gpuk_attention &a = op.attention.args;
             a.step = step.step;
-            a.kv = {layout, pools[0]->at, pools[1]->at, l + 1};
+            a.kv = {layout, pools[0]->at, pools[1]->as<char>() + (l + 1) * kv_layer_bytes(&layout), l + 1,
+                    kv_page_bytes(&layout)};
             a.heads = m.heads;
             a.window = m.window;
             a.scale = (float)(1 / sqrt((double)m.head_dim));

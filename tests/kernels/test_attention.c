@@ -349,6 +349,20 @@ static void test_nan_shows(void **state)
 }
 
 /* Any split of the range, merged, is the unsplit result. */
+/* The same by attention_fold, one part after the other. */
+static void fold_parts(float *out, const float *const *o, const float *const *m, const float *const *s,
+                       size_t parts, const struct rig *rig)
+{
+    const size_t dim = rig->kv.head_dim;
+    for (size_t row = 0; row < rig->rows; row++) {
+        float top = -INFINITY, sum = 0, *to = out + row * dim;
+        memset(to, 0, dim * sizeof *to);
+        for (size_t p = 0; p < parts; p++)
+            attention_fold(&top, &sum, to, m[p][row], s[p][row], o[p] + row * dim, dim);
+        for (size_t d = 0; d < dim; d++) to[d] /= sum;
+    }
+}
+
 static void splits_merge(const struct attention_variant *variant)
 {
     static const struct shape shapes[] = {{128, 2, 32, 1, 700, 0, 0, 0},
@@ -390,6 +404,9 @@ static void splits_merge(const struct attention_variant *variant)
             attention_merge(merged, (const float *const *)o, (const float *const *)m, (const float *const *)s,
                             parts, rig.rows, rig.kv.head_dim);
             expect_close(merged, want, count, tolerance_of(variant) > 1e-3 ? 5e-3 : 2e-6, variant->name);
+            fold_parts(merged, (const float *const *)o, (const float *const *)m, (const float *const *)s,
+                       parts, &rig);
+            expect_close(merged, want, count, tolerance_of(variant) > 1e-3 ? 5e-3 : 4e-6, variant->name);
             for (size_t p = 0; p < parts; p++) {
                 free(o[p]);
                 free(m[p]);
@@ -418,6 +435,30 @@ static void test_merge_of_nothing_is_zero(void **state)
     out[0] = 9;
     attention_merge(out, NULL, NULL, NULL, 0, 1, 1);
     assert_true(out[0] == 0);
+}
+
+/* Table 4.2 of the thesis (4.2.3.4): six tokens, each a piece of its own, to the digits that are printed. */
+static void test_fold_is_table_4_2(void **state)
+{
+    (void)state;
+    /* The table's last s is 1.388: it added 0.135 to 1.253, both rounded, where the sum is 1.3886. */
+    static const struct {
+        float e, v;
+        const char *behind; /* it: m, s, o */
+    } token[] = {{2, 10, "2 1.000 10.00"}, {4, 30, "4 1.135 31.35"}, {1, 5, "4 1.185 31.60"},
+                 {0, 2, "4 1.203 31.64"},  {1, 8, "4 1.253 32.04"},  {2, 12, "4 1.389 33.66"}};
+    char text[64];
+    float m = -INFINITY, s = 0, o = 0;
+    for (size_t i = 0; i < sizeof token / sizeof *token; i++) {
+        attention_fold(&m, &s, &o, token[i].e, 1, &token[i].v, 1);
+        snprintf(text, sizeof text, "%.0f %.3f %.2f", (double)m, (double)s, (double)o);
+        assert_string_equal(text, token[i].behind);
+    }
+    snprintf(text, sizeof text, "%.1f", (double)(o / s));
+    assert_string_equal(text, "24.2");
+    attention_fold(&m, &s, &o, -INFINITY, 0, &(float){0}, 1); /* a page of which nothing is visible */
+    snprintf(text, sizeof text, "%.0f %.3f %.2f", (double)m, (double)s, (double)o);
+    assert_string_equal(text, token[5].behind);
 }
 
 /* The reference itself against a hand-computed case: two keys, weights 1/(1+e) and e/(1+e). */
@@ -473,10 +514,15 @@ static void test_choice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference_by_hand), cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_odd_shapes),        cmocka_unit_test(test_windows_and_ranges),
-        cmocka_unit_test(test_extreme_logits),    cmocka_unit_test(test_nan_shows),
-        cmocka_unit_test(test_splits_merge),      cmocka_unit_test(test_merge_of_nothing_is_zero),
+        cmocka_unit_test(test_fold_is_table_4_2),
+        cmocka_unit_test(test_reference_by_hand),
+        cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_odd_shapes),
+        cmocka_unit_test(test_windows_and_ranges),
+        cmocka_unit_test(test_extreme_logits),
+        cmocka_unit_test(test_nan_shows),
+        cmocka_unit_test(test_splits_merge),
+        cmocka_unit_test(test_merge_of_nothing_is_zero),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "worker-cpu/program/assist.h"
 #include "worker-cpu/program/linear.h"
 
 /* Cache bytes read in one layer's attention for which another thread's joining in is worth while. */
@@ -280,18 +281,24 @@ static void chunk_move(void *ctx, uint32_t chunk, uint32_t thread)
 static void hand_over_begin(struct run *run, const struct program_entry *e)
 {
     uint64_t start_ns = units_now_ns();
-    if (e->kind == OP_LANE_READ)
+    if (e->kind == OP_ATTEND_HOST)
+        run->rc = assist_begin(run, e, &run->err);
+    else if (e->kind == OP_LANE_READ)
         run->rc = lane_wait(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
     else
         run->rc =
             lane_acquire(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
-    run->wait_ns += units_now_ns() - start_ns;
+    const uint64_t end_ns = units_now_ns();
+    run->wait_ns += end_ns - start_ns;
+    if (e->kind == OP_ATTEND_HOST) run->mark_ns = end_ns; /* what comes now is attention */
 }
 
 /* After it: every chunk is done. */
 static void hand_over_end(struct run *run, const struct program_entry *e)
 {
-    if (e->kind == OP_LANE_WRITE)
+    if (e->kind == OP_ATTEND_HOST)
+        run->rc = assist_end(e, &run->err);
+    else if (e->kind == OP_LANE_WRITE)
         run->rc = lane_publish(e->lane, e->ticket, &run->err);
     else if (e->last)
         lane_release(e->lane);
@@ -313,7 +320,7 @@ static void run_clock(struct run *run)
     uint64_t *shortest = run->entry_ns[run->program_index];
     if (shortest && spent < shortest[run->entry_index - 1]) shortest[run->entry_index - 1] = spent;
     const enum op_kind kind = run->entry->kind;
-    if (kind == OP_ROPE_APPEND || kind == OP_ATTEND)
+    if (kind == OP_ROPE_APPEND || kind == OP_ATTEND || kind == OP_ATTEND_HOST)
         run->attention_ns += spent;
     else if (kind == OP_SAMPLE)
         run->sample_ns += spent;
@@ -321,19 +328,22 @@ static void run_clock(struct run *run)
         run->linear_ns += spent;
 }
 
-/* The first one-token LINEAR from here on. */
+/* The first one-token LINEAR from here on; NULL, too, where cells of the cache come first, which would push it out of the
+ * caches again. */
 static const struct program_entry *linear_from(const struct run *run, uint32_t program, uint32_t entry)
 {
     for (; program < 2; program++, entry = 0) {
         const struct program *p = run->program[program];
         if (!p || p->tiled) continue;
-        for (; entry < p->count; entry++)
+        for (; entry < p->count; entry++) {
+            if (p->entry[entry].kind == OP_ATTEND_HOST) return NULL;
             if (p->entry[entry].kind == OP_LINEAR) return &p->entry[entry];
+        }
     }
     return NULL;
 }
 
-static struct pool_job job_of(const struct run *run, const struct program_entry *e, uint32_t tokens)
+static struct pool_job job_of(struct run *run, const struct program_entry *e, uint32_t tokens)
 {
     static pool_chunk_fn *const by_tokens[OP_KIND_COUNT] = {
         [OP_EMBED] = chunk_embed,   [OP_NORM] = chunk_norm,      [OP_ROPE_APPEND] = chunk_rotate,
@@ -344,6 +354,7 @@ static struct pool_job job_of(const struct run *run, const struct program_entry 
                                  .chunks = run->attend_tasks,
                                  .alone = run->attend_width == 1,
                                  .width = run->attend_width};
+    if (e->kind == OP_ATTEND_HOST) return assist_job(run, e);
     if (e->kind == OP_LINEAR) {
         const bool tiled = run->program[run->program_index]->tiled;
         return (struct pool_job){.run = tiled ? linear_tokens : linear_one_token,
@@ -476,10 +487,12 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         run->thread[i].ordered = (float *)((char *)run->thread[i].scratch + size.scratch);
         run->thread[i].decoded = (char *)run->thread[i].ordered + size.ordered;
     }
-    if (!all) {
+    int rc = all ? assist_create(run, err)
+                 : helm_fail(err, HELM_E_NOMEM, "no memory for the scratch of %u threads (%zu bytes each)",
+                             run->threads, bytes);
+    if (rc) {
         execute_destroy(run);
-        return helm_fail(err, HELM_E_NOMEM, "no memory for the scratch of %u threads (%zu bytes each)",
-                         run->threads, bytes);
+        return rc;
     }
     rope_inv_freq(c, run->inv_freq, &run->rope_scale);
     run->reads = linear_reads_choose();
@@ -499,5 +512,6 @@ void execute_destroy(struct run *run)
     free(run->part_max);
     free(run->part_sum);
     free(run->part_left);
+    assist_destroy(run);
     memset(run, 0, sizeof *run);
 }

@@ -26,6 +26,18 @@ struct run_row {
     uint32_t part_first; /* partial results, when splits > 1 */
 };
 
+/* One layer's attention for the GPU (assist.h): how the step's rows are cut, and what comes of the pieces. */
+struct run_assist_row {
+    uint32_t from, to;           /* positions */
+    uint32_t task_first, splits; /* tasks: kv_heads * splits of them */
+};
+struct run_assist {
+    struct run_assist_row row[ARENA_STEP_ROWS];
+    uint32_t tasks, width;  /* width: threads that share them */
+    float *out, *max, *sum; /* [task][group] of head_dim, 1, 1; NULL: one tier */
+    _Atomic uint32_t *left; /* [row][kv head]: pieces that are not done */
+};
+
 /* How weights are read ahead with one token. Changes no result; set between steps, by benchmarks that
  * compare. */
 struct run_reads {
@@ -76,7 +88,8 @@ struct run {
     uint32_t program_index, entry_index;
     uint64_t turn; /* of the entry being computed, through all steps: from 1 on */
     uint32_t attend_tasks;
-    uint32_t attend_width;                       /* threads that share it */
+    uint32_t attend_width; /* threads that share it */
+    struct run_assist assist;
     const struct program_entry *entry;           /* being computed */
     _Atomic(const struct program_entry *) ahead; /* the next one-token LINEAR after it; NULL: none */
     int rc;                                      /* of a hand-over that failed: the run ended there */

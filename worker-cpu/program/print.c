@@ -54,12 +54,18 @@ static void print_lane(const struct program_entry *e, bool tiled, FILE *out)
     fprintf(out, " hand-over %u%s", e->ticket, e->last ? ", the last" : "");
 }
 
+static void print_attend_host(const struct program_entry *e, bool tiled, FILE *out)
+{
+    print_attend(e, tiled, out);
+    fprintf(out, ", query %u%s", e->ticket, e->last ? ", the last" : "");
+}
+
 /* What an entry says beside its name. */
 static void (*const print_of[OP_KIND_COUNT])(const struct program_entry *e, bool tiled, FILE *out) = {
     [OP_EMBED] = print_embed,     [OP_NORM] = print_norm,
     [OP_LINEAR] = print_linear,   [OP_ROPE_APPEND] = print_rope_append,
     [OP_ATTEND] = print_attend,   [OP_LANE_READ] = print_lane,
-    [OP_LANE_WRITE] = print_lane,
+    [OP_LANE_WRITE] = print_lane, [OP_ATTEND_HOST] = print_attend_host,
 };
 
 void program_print(const struct program *program, const char *title, FILE *out)

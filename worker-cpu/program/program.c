@@ -49,6 +49,7 @@ struct lowering {
     enum op_tier tier;
     uint32_t tokens; /* typical of the tier, for chunk sizes */
     bool tiled;      /* inputs of linears are (several tokens) */
+    uint32_t asked;  /* layers whose queries come from the GPU, so far */
     struct helm_err *err;
     int rc;                       /* what is added after an error goes nowhere */
     struct program_entry nowhere; /* is added to, where there is no memory */
@@ -335,6 +336,27 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
     if (span->ticket_out) add_lane(low, OP_LANE_WRITE, span->lane_out, span->ticket_out, false);
 }
 
+/* What the other worker asks of us while it computes these half layers. */
+static void lower_asked(struct lowering *low, const struct plan_span *span)
+{
+    const struct program_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    const uint32_t all = plan_layers_of(s->plan, PLAN_GPU0);
+    uint32_t kv_layer;
+    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) {
+        const uint32_t layer = unit_layer(u);
+        if (unit_part(u) != UNIT_ATTENTION || plan_kv_of(s->plan, layer, &kv_layer) != PLAN_GPU0) continue;
+        struct program_entry *e = add_entry(low, OP_ATTEND_HOST, (int32_t)layer);
+        e->kv_layer = layer; /* in the arena's pages all layers have room */
+        e->window = c->window ? c->window[layer] : 0;
+        e->ticket = ++low->asked;
+        e->last = low->asked == all;
+        if (!s->arena) continue;
+        e->lane = arena_kv_lane_of(s->arena, ARENA_KV_QUERY);
+        e->answer = arena_kv_lane_of(s->arena, ARENA_KV_PARTIAL);
+    }
+}
+
 int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
                   struct program *program, struct helm_err *err)
 {
@@ -351,8 +373,12 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
     uint32_t span_count = 0;
     low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
     if (!low.rc) add_entry(&low, OP_EMBED, -1);
-    for (uint32_t i = 0; i < span_count && !low.rc; i++)
-        if (spans[i].processor == PLAN_CPU0) lower_span(&low, &spans[i]);
+    for (uint32_t i = 0; i < span_count && !low.rc; i++) {
+        if (spans[i].processor == PLAN_CPU0)
+            lower_span(&low, &spans[i]);
+        else if (source->assisted)
+            lower_asked(&low, &spans[i]);
+    }
     free(spans);
     if (!low.rc && !program->entry[0].gather && !program->entry[0].rotates) {
         program->count--;

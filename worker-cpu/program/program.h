@@ -1,7 +1,8 @@
 /* A program: the model's arithmetic lowered to a flat list of fused kernel calls with resolved addresses.
  *
  * program_lower turns a model graph and this worker's half layers in one phase of the plan into one list per
- * token tier (1 token; 2 to 16; a chunk); there is one more per head (one sampled row; several). The token
+ * token tier (1 token; 2 to 16; a chunk), of decode another one for steps in which the CPU attends to a part of the
+ * GPU's cache (STEP_KV_ASSISTED); there is one more per head (one sampled row; several). The token
  * loop (step.c, execute.c) walks a list and decides nothing: what is fused, in which order, in pieces of
  * which size, alone or shared was settled here. A half layer's entries are the same wherever the halves
  * beside it are computed. Called by engine.c at load and by --print-program. Owns its entries; addresses
@@ -52,12 +53,13 @@ struct program_entry {
         decoded; /* LINEAR of several tokens: rows are decoded once for all tiles, of some segment at least */
     bool alone;  /* too little work to share */
     bool gather; /* EMBED: the embedding is ours */
-    bool rotates;    /* EMBED: a ROPE_APPEND comes later */
-    bool last;       /* LANE_READ: the lane's last hand-over of a step */
-    uint32_t ticket; /* LANE_READ, LANE_WRITE */
-    struct lane *lane;
-    int32_t layer;     /* of the model; -1 outside the layers */
-    uint32_t kv_layer; /* of the layer group */
+    bool rotates;        /* EMBED: a ROPE_APPEND comes later */
+    bool last;           /* LANE_READ, ATTEND_HOST: the lane's last hand-over of a step */
+    uint32_t ticket;     /* LANE_READ, LANE_WRITE, ATTEND_HOST */
+    struct lane *lane;   /* LANE_READ, LANE_WRITE; ATTEND_HOST: of queries, and: */
+    struct lane *answer; /* ATTEND_HOST: of partial results */
+    int32_t layer;       /* of the model; -1 outside the layers */
+    uint32_t kv_layer;   /* of the layer group */
     uint32_t window;
     uint32_t chunk;  /* of those that are not cut by rows: tokens of a chunk */
     uint32_t chunks; /* LINEAR: row chunks, as many for each thread */
@@ -92,6 +94,7 @@ struct program_source {
     const struct weights *weights;
     const struct kernel_set *kernels;
     enum linear_inputs inputs; /* which of them */
+    bool assisted; /* of decode: with what the CPU attends to of layers whose cache is the GPU's */
     const struct activations *act;
     uint32_t threads;
     bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */

@@ -35,7 +35,7 @@ struct op_gather {
     uint32_t width;
     float *out;
 };
-/* LANE_READ, LANE_WRITE, READ_BLOCK: rows of `width` floats. */
+/* LANE_READ, LANE_WRITE, KV_QUERY, READ_BLOCK: rows of `width` floats. */
 struct op_move {
     const float *from;
     float *to;
@@ -55,10 +55,11 @@ struct op_rope_table {
     float *table;
 };
 /* ROPE_APPEND writes q; ATTEND_PREFILL reads it. ATTEND_DECODE of one token is fused or takes args.q as they
- * left it. */
+ * left it; with partial_m and partial_s its results are partial. */
 struct op_attention {
     struct gpuk_attention args;
     bool fused;
+    float *partial_m, *partial_s;
     enum dtype q_dtype, out_dtype; /* of decode's `out`: f32 */
     void *q, *out;
     uint32_t rows; /* ATTEND_PREFILL: capacity of the step's */
@@ -115,6 +116,7 @@ struct op {
         struct op_swiglu swiglu;
         struct op_rope_table rope_table;
         struct op_attention attention;
+        struct gpuk_merge merge;
         struct op_matmul matmul;
         struct op_bias bias;
         struct op_argmax argmax;

@@ -28,10 +28,10 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     let_next_start();
     const bool counts = t < a.step.counts[0];
     const uint32_t position = counts ? a.step.position[t] : 0;
+    const uint32_t row = counts ? a.step.token_row[t] : 0;
     const uint32_t *pages =
-        a.step.page_table +
-        (counts ? (size_t)a.step.row_slot[a.step.token_row[t]] * a.step.pages_per_slot : 0);
-    const uint32_t first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+        a.step.page_table + (counts ? (size_t)a.step.row_slot[row] * a.step.pages_per_slot : 0);
+    const uint32_t first = first_of(a, counts, row, position);
     const uint32_t visible = position + 1 - first;
     uint32_t pieces = div_up(visible, PIECE_MIN) < gridDim.x ? div_up(visible, PIECE_MIN) : gridDim.x;
     const uint32_t per_piece = div_up(visible, pieces);

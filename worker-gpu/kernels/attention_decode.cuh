@@ -36,6 +36,15 @@ static __host__ __device__ inline uint32_t lanes_of(uint32_t head_dim)
     return lanes;
 }
 
+/* The first position that a token of `row` sees here: of the window, and not absent. */
+__device__ __forceinline__ uint32_t first_of(const gpuk_attention &a, bool counts, uint32_t row,
+                                             uint32_t position)
+{
+    const uint32_t first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    const uint32_t begin = counts && a.step.row_begin ? a.step.row_begin[row] : 0;
+    return begin > first ? begin : first;
+}
+
 /* The threads that work on a unit of attention: the whole block, or some of it (chain.cuh). */
 struct block_team {
     static __device__ __forceinline__ uint32_t threads() { return blockDim.x; }

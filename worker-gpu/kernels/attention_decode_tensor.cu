@@ -30,10 +30,10 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
     let_next_start();
     const bool counts = t < a.step.counts[0];
     const uint32_t position = counts ? a.step.position[t] : 0, end = position + 1;
+    const uint32_t row = counts ? a.step.token_row[t] : 0;
     const uint32_t *pages =
-        a.step.page_table +
-        (counts ? (size_t)a.step.row_slot[a.step.token_row[t]] * a.step.pages_per_slot : 0);
-    const uint32_t first = a.window && end > a.window ? end - a.window : 0, aligned = first & ~(TILE - 1);
+        a.step.page_table + (counts ? (size_t)a.step.row_slot[row] * a.step.pages_per_slot : 0);
+    const uint32_t first = first_of(a, counts, row, position), aligned = first & ~(TILE - 1);
     uint32_t pieces =
         div_up(end - aligned, PIECE_MIN) < gridDim.x ? div_up(end - aligned, PIECE_MIN) : gridDim.x;
     const uint32_t per_piece = div_up(div_up(end - aligned, pieces), TILE) * TILE;

@@ -266,8 +266,9 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
                 const uint32_t page = at < end ? token.pages[at >> page_shift] : GPUK_PAGE_ABSENT;
                 to.seen[u] = page != GPUK_PAGE_ABSENT;
                 const bool reads = to.seen[u] && first_dim < head_dim;
-                const unsigned char *pool = page & GPUK_PAGE_HOST ? pool_host : pool_near;
-                const unsigned char *rows = pool + (page & ~GPUK_PAGE_HOST) * page_bytes;
+                const unsigned char *rows = page & GPUK_PAGE_HOST
+                                                ? pool_host + (page & ~GPUK_PAGE_HOST) * a.kv.host_stride
+                                                : pool_near + page * page_bytes;
                 const unsigned char *numbers = rows + (at & page_mask) * steps.number;
                 const unsigned char *scales = rows + to_scales + (at & page_mask) * steps.scale;
                 to.k[u] = reads ? C::load(numbers, scales, 0) : C::none();

@@ -94,14 +94,18 @@ struct gpuk_step {
     const uint32_t *sample_token; /* [samples] whose logits are wanted */
     const uint32_t *page_table;   /* [slots][pages_per_slot] */
     uint32_t pages_per_slot;
+    /* [rows] or NULL, of decode attention: a row's positions below it are absent, whatever their pages. At most that
+     * of its first token. */
+    const uint32_t *row_begin;
 };
 
-/* The KV pages of one layer. */
+/* The KV pages of one layer. The second pool may be of other layers too: only this one's cells are seen. */
 struct gpuk_kv {
-    struct kv_layout layout;
-    void *pool;      /* VRAM */
-    void *pool_host; /* device address of mapped host memory, or NULL */
-    uint32_t layer;  /* in the layer group */
+    struct kv_layout layout; /* of `pool` */
+    void *pool;              /* VRAM */
+    void *pool_host;         /* device address of mapped host memory: this layer's cells of page 0; or NULL */
+    uint32_t layer;          /* in the layer group of `pool` */
+    uint64_t host_stride;    /* bytes from a page of pool_host to the next */
 };
 
 /* One weight matrix [rows][cols] of one format (common/formats/tensor_format.h), with its output: whole, or a
@@ -249,6 +253,16 @@ HELM_MUST_CHECK int gpuk_attention_decode(const struct gpuk_device *device, cons
                                           uint32_t tokens, bool fused, float *out, float *partial_m,
                                           float *partial_s, void *workspace, uint32_t flags, void *stream,
                                           struct helm_err *err);
+/* Merges what decode attention left as partial results with those of positions elsewhere: of the first *count tokens
+ * each head's (m, s, o) with `other`'s, [token][head]{m, s, o[head_dim]}, which may be mapped host memory (thesis 4.18
+ * to 4.20). out: as attention writes it, may be `o`. A head that saw nothing on either side: 0. */
+struct gpuk_merge {
+    const float *o, *m, *s, *other;
+    uint32_t heads, head_dim;
+    float *out;
+};
+HELM_MUST_CHECK int gpuk_attention_merge(const struct gpuk_merge *merge, const uint32_t *count,
+                                         uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
 /* ---- chains: consecutive operations of one token in one launch ----
  *
  * One block a multiprocessor stays for all of them. Between operations the blocks meet at a counter in device

@@ -26,8 +26,10 @@ static const uint32_t HEAD_STEPS = GPUK_HEAD_DIM_MAX / 32; /* dimensions of a he
 __device__ __forceinline__ unsigned char *kv_rows(const gpuk_kv &kv, uint32_t page, uint32_t is_value,
                                                   uint32_t kv_head)
 {
-    unsigned char *pool = (unsigned char *)(page & GPUK_PAGE_HOST ? kv.pool_host : kv.pool);
-    return pool + kv_offset(&kv.layout, page & ~GPUK_PAGE_HOST, kv.layer, is_value, kv_head);
+    if (page & GPUK_PAGE_HOST)
+        return (unsigned char *)kv.pool_host + (page & ~GPUK_PAGE_HOST) * kv.host_stride +
+               ((uint64_t)is_value * kv.layout.kv_heads + kv_head) * kv_head_bytes(&kv.layout);
+    return (unsigned char *)kv.pool + kv_offset(&kv.layout, page, kv.layer, is_value, kv_head);
 }
 
 /* ---- single numbers ---- */

@@ -65,6 +65,7 @@ extern "C" int gpuk_open(struct gpuk_device *device, struct helm_err *err)
     if ((rc = gpuk_prepare_linear(device, err)) || (rc = gpuk_prepare_elementwise(device, err)) ||
         (rc = gpuk_prepare_expand(device, err)) || (rc = gpuk_prepare_rope(device, err)) ||
         (rc = gpuk_prepare_attention_decode(device, err)) ||
+        (rc = gpuk_prepare_attention_merge(device, err)) ||
         (rc = gpuk_prepare_attention_prefill(device, err)) || (rc = gpuk_prepare_chain(device, err)) ||
         (rc = gpuk_prepare_select(device, err)))
         return rc;

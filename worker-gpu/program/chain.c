@@ -89,8 +89,10 @@ int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, 
 {
     const struct device_asked *ask = &s->device->ask;
     struct gpuk_chain_op *op = p->chains ? calloc(p->chained, sizeof *op) : NULL;
-    const uint64_t room = s->buffers->work.area[GPU_AREA_CHAINS].bytes;
-    uint64_t at = 0;
+    const uint64_t all = s->buffers->work.area[GPU_AREA_CHAINS].bytes,
+                   half = plan_kv_tiered(s->plan) ? all / 2 / VRAM_ALIGN * VRAM_ALIGN : all,
+                   room = p->assisted ? all : half; /* those of assisted steps lie behind the others */
+    uint64_t at = p->assisted ? half : 0;
     int rc = 0;
     if (!p->chains) return 0;
     if (!op) return helm_fail(err, HELM_E_NOMEM, "no memory for chains of %u operations", p->chained);

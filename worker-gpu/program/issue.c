@@ -3,6 +3,7 @@
  * Run once per decode tier, under capture, and once per step for a chunk (for every program where graphs are
  * not wanted). Called by step.c and engine.c. */
 #include "worker-gpu/program/program.h"
+#include "worker-gpu/program/tiers.h"
 
 /* The copy queue's, which stand between the compute queue's without being part of it. */
 static bool is_copy(const struct gpu_entry *e)
@@ -101,6 +102,15 @@ static int issue_borrow(const struct issuing *i, const struct gpu_entry *e, stru
             at += run;
         }
     }
+    if (rc) return rc;
+    return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->supply.event], err);
+}
+
+static int issue_store(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
+{
+    const struct gpu_source *s = i->source;
+    const struct gpu_cells cells = {.kv_layer = e->supply.kv_layer, .layer = (uint32_t)e->layer, .layers = 1};
+    int rc = gpu_store_filled(s, DEVICE_COPY, &cells, i->issue->batch, 0, err);
     if (rc) return rc;
     return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->supply.event], err);
 }
@@ -211,7 +221,7 @@ static int (*const issue_of[OP_KIND_COUNT])(const struct issuing *i, const struc
                                             struct helm_err *err) = {
     [OP_COPY_BLOCK] = issue_block, [OP_READ_BLOCK] = issue_block, [OP_STREAM_COPY] = issue_slice,
     [OP_KV_IN] = issue_borrow,     [OP_KV_OUT] = issue_borrow,    [OP_RECORD] = issue_event,
-    [OP_FOLLOW] = issue_event,
+    [OP_FOLLOW] = issue_event,     [OP_KV_STORE] = issue_store,
 };
 
 static uint32_t pad(uint32_t tokens)
@@ -267,6 +277,8 @@ static bool is_issued(const struct gpu_entry *e, const struct gpu_issue *issue)
         return issue->tokens <= GPUK_BLOCKS_TOKENS;
     case GPU_WHEN_LONG:
         return issue->tokens > GPUK_BLOCKS_TOKENS;
+    case GPU_WHEN_FILLS:
+        return issue->fills;
     default:
         return true;
     }

@@ -19,10 +19,13 @@ struct lowering {
     uint32_t next_tail;             /* of its tail: what is not yet set free */
     uint32_t ahead;                 /* the slice that is expanded before its turn, from 1 on; 0: none yet */
     uint32_t borrowed, fetched;     /* layers whose cache is borrowed: computed, asked for */
+    bool stores;                    /* filled pages are copied to the arena */
     struct gpu_entry nowhere;       /* where an entry goes that found no memory: never issued, rc is set */
 };
 
 struct gpu_entry *lower_add(struct lowering *low, enum op_kind kind, int32_t layer);
+void lower_word(struct lowering *low, enum op_kind kind, _Atomic uint32_t *word, uint32_t value,
+                enum device_compare compare);
 const struct gpu_matrix *lower_matrix(struct lowering *low, enum tensor_role role, int32_t layer);
 
 /* An operation of the model: of a unit, or the head's, which stands behind the last unit. */
@@ -81,8 +84,9 @@ void lower_end_caches(struct lowering *low);
 void lower_tail(struct lowering *low);
 
 /* The cache of a layer, the host's in its staging pool; what brings that there before the layer's attention,
- * and back behind it. */
-void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_kv *kv);
+ * and back behind it. With two tiers: both pools; the host's layer with a page table of its own; behind a chunk's
+ * attention the copies of what it has filled. */
+void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attention *a);
 void lower_cache_begin(struct lowering *low, uint32_t layer);
 void lower_cache_end(struct lowering *low, uint32_t layer);
 

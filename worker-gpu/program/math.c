@@ -58,6 +58,10 @@ static struct place place_of(const struct lowering *low, const struct making *m,
     case BUFFER_V:
         return (struct place){(char *)(qkv + q + kv), width, DTYPE_F32};
     case BUFFER_A:
+        /* of two tiers all sub-chunks' outputs, one behind the other, when all of q k v has been used */
+        if (chunk && plan_kv_tiered(low->source->plan))
+            return (struct place){sub_row(gpu_area(b, GPU_AREA_CHUNK_QKV), m->sub, q, dtype_bytes(m->dtype)),
+                                  q, m->dtype};
         return chunk ? (struct place){(char *)qkv, q, m->dtype}
                      : (struct place){gpu_area(b, GPU_AREA_FEW_A), q, DTYPE_F32};
     default: /* GATE; UP is combined with it */
@@ -269,8 +273,22 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
                                .v = (const float *)(void *)place_of(low, m, BUFFER_V).at,
                                .q_stride = q.stride,
                                .kv_stride = q.stride};
-    lower_cache(low, (uint32_t)m->at->layer, &a.kv);
+    if (p->assisted)
+        a.step.row_begin =
+            (const void *)((const char *)gpu_area(s->buffers, GPU_AREA_BLOCK) + p->block.row_begin);
+    lower_cache(low, (uint32_t)m->at->layer, &a);
     return a;
+}
+
+/* A chunk's queries of this sub-chunk, and of two tiers all of them: attention reads what lies in the arena once for
+ * the whole step. */
+static void *chunk_queries(const struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    void *all = gpu_area(s->buffers, GPU_AREA_CHUNK_Q);
+    if (!plan_kv_tiered(s->plan)) return all;
+    return sub_row(all, m->sub, (uint64_t)c->heads * c->head_dim, dtype_bytes(kv_query_dtype(s->kv.dtype)));
 }
 
 static void make_rope_append(struct lowering *low, const struct making *m)
@@ -280,16 +298,25 @@ static void make_rope_append(struct lowering *low, const struct making *m)
     add_op(low, m)->as.attention =
         (struct op_attention){.args = attention_of(low, m),
                               .q_dtype = chunk ? kv_query_dtype(s->kv.dtype) : DTYPE_F32,
-                              .q = chunk ? gpu_area(s->buffers, GPU_AREA_CHUNK_Q)
-                                         : gpu_area(s->buffers, GPU_AREA_FEW_Q)};
+                              .q = chunk ? chunk_queries(low, m) : gpu_area(s->buffers, GPU_AREA_FEW_Q)};
 }
 
-/* Of one token with rotation and append in it; of several q is what ROPE_APPEND has left. */
+/* What decode attention of an assisted step leaves beside its outputs: maxima, and behind them sums. */
+static float *partial_of(const struct lowering *low, bool sums)
+{
+    float *maxima = gpu_area(low->source->buffers, GPU_AREA_PARTIAL);
+    return maxima + (sums ? GPUK_BATCH_MAX * low->source->model->config.heads : 0);
+}
+
+/* Of one token with rotation and append in it; of several, and of assisted steps, q is what ROPE_APPEND has left. */
 static void make_attend_decode(struct lowering *low, const struct making *m)
 {
     const struct model_config *c = &low->source->model->config;
+    const bool assisted = low->program->assisted;
     struct op_attention a = {.args = attention_of(low, m),
-                             .fused = tier_of(low) == OP_TIER_ONE,
+                             .fused = tier_of(low) == OP_TIER_ONE && !assisted,
+                             .partial_m = assisted ? partial_of(low, false) : NULL,
+                             .partial_s = assisted ? partial_of(low, true) : NULL,
                              .out = place_of(low, m, BUFFER_A).at};
     if (!a.fused) {
         a.args.q = gpu_area(low->source->buffers, GPU_AREA_FEW_Q);
@@ -298,15 +325,55 @@ static void make_attend_decode(struct lowering *low, const struct making *m)
     add_op(low, m)->as.attention = a;
 }
 
+/* The layer's hand-over to the CPU, as tickets count them. */
+static uint32_t kv_ticket(const struct lowering *low, const struct making *m)
+{
+    uint32_t kv_layer;
+    (void)plan_kv_of(low->source->plan, (uint32_t)m->at->layer, &kv_layer);
+    return kv_layer + 1;
+}
+
+/* Ticket 1 waits until the CPU is through with the step before; a later one's place is free, since the answer to the
+ * one before it has been waited for. */
+static void make_kv_query(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_QUERY);
+    const uint32_t ticket = kv_ticket(low, m);
+    if (ticket == 1) lower_word(low, OP_WORD_WAIT, &lane->bell.value, 0, DEVICE_EQUAL);
+    add_op(low, m)->as.move = (struct op_move){.from = gpu_area(s->buffers, GPU_AREA_FEW_Q),
+                                               .to = lane->data,
+                                               .width = s->model->config.heads * s->model->config.head_dim};
+    lower_word(low, OP_WORD_WRITE, &lane->bell.value, ticket, DEVICE_EQUAL);
+}
+
+static void make_attend_merge(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_PARTIAL);
+    float *out = (float *)(void *)place_of(low, m, BUFFER_A).at;
+    const uint32_t ticket = kv_ticket(low, m);
+    lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
+    add_op(low, m)->as.merge = (struct gpuk_merge){.o = out,
+                                                   .m = partial_of(low, false),
+                                                   .s = partial_of(low, true),
+                                                   .other = lane->data,
+                                                   .heads = c->heads,
+                                                   .head_dim = c->head_dim,
+                                                   .out = out};
+    if (ticket == plan_layers_of(s->plan, PLAN_GPU0))
+        lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
+}
+
 static void make_attend_prefill(struct lowering *low, const struct making *m)
 {
     const struct place out = place_of(low, m, BUFFER_A);
-    add_op(low, m)->as.attention =
-        (struct op_attention){.args = attention_of(low, m),
-                              .q = gpu_area(low->source->buffers, GPU_AREA_CHUNK_Q),
-                              .out = out.at,
-                              .out_dtype = out.dtype,
-                              .rows = low->program->block.rows};
+    add_op(low, m)->as.attention = (struct op_attention){.args = attention_of(low, m),
+                                                         .q = chunk_queries(low, m),
+                                                         .out = out.at,
+                                                         .out_dtype = out.dtype,
+                                                         .rows = low->program->block.rows};
 }
 
 /* ---- the ends ---- */
@@ -422,6 +489,8 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_ROPE_APPEND] = make_rope_append,
     [OP_ATTEND_DECODE] = make_attend_decode,
     [OP_ATTEND_PREFILL] = make_attend_prefill,
+    [OP_KV_QUERY] = make_kv_query,
+    [OP_ATTEND_MERGE] = make_attend_merge,
     [OP_GATHER] = make_gather,
     [OP_ARGMAX] = make_argmax,
 };
@@ -430,7 +499,10 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
 static void make(struct lowering *low, struct making *m)
 {
     enum op_kind kinds[PROGRAM_OPS_MAX];
-    const uint32_t count = program_ops_of(m->at->math, PROCESSOR_GPU, tier_of(low), kinds);
+    const bool attends = m->at->math->kind == MATH_ATTENTION;
+    const uint32_t count = attends && low->program->assisted
+                               ? program_ops_assisted(kinds)
+                               : program_ops_of(m->at->math, PROCESSOR_GPU, tier_of(low), kinds);
     m->bias = 0;
     for (uint32_t i = 0; i < count; i++) {
         m->kind = kinds[i];
@@ -447,6 +519,17 @@ static void make_subs(struct lowering *low, struct making *m)
         m->sub = sub;
         make(low, m);
     }
+}
+
+/* A chunk's attention with two tiers: all of it is appended first, so that one launch attends, and what it reads of the
+ * arena crosses the link once for all sub-chunks. */
+static void make_whole_attention(struct lowering *low, struct making *m)
+{
+    m->kind = OP_ROPE_APPEND;
+    for (m->sub = 0; m->sub < low->program->block.subs; m->sub++) make_rope_append(low, m);
+    m->kind = OP_ATTEND_PREFILL;
+    m->sub = GPU_SUB_ALL;
+    make_attend_prefill(low, m);
 }
 
 /* What a chunk's activations of a unit are of: the one type of its matrices' values. */
@@ -521,7 +604,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
         m.piece = &piece;
         if (at.math->kind == MATH_ATTENTION) {
             lower_cache_begin(low, (uint32_t)at.layer);
-            make_subs(low, &m);
+            (chunk && plan_kv_tiered(low->source->plan) ? make_whole_attention : make_subs)(low, &m);
             lower_cache_end(low, (uint32_t)at.layer);
         } else {
             make_pieces(low, &m, &piece);

@@ -55,6 +55,7 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
                                          .layers = computes_layers(plan),
                                          .head = plan->head == PLAN_GPU0,
                                          .chains = !device->no_chains,
+                                         .tiered = plan_kv_tiered(plan),
                                          .matmul = device->ask.matmul_workspace};
     gpu_workspace_place(&c, &b->work);
 }
@@ -106,6 +107,6 @@ struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_sc
     struct gpu_events events = {.prefix = gpu_event_arrived(slices)};
     events.tail = events.prefix + ring_prefix(&ring[0]);
     events.count = events.tail + tail;
-    if (slices == 0 && !plan_borrows_kv(plan)) events.count = 0;
+    if (slices == 0 && !plan_borrows_kv(plan) && !plan_kv_tiered(plan)) events.count = 0;
     return events;
 }

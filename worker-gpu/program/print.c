@@ -30,15 +30,16 @@ static void print_event(const struct gpu_printing *p, const struct gpu_entry *e)
     FILE *out = p->out;
     const struct gpu_events *events = &p->source->events;
     uint32_t event = e->supply.event;
+    const bool tiered = plan_kv_tiered(p->source->plan);
     const char *queue = e->supply.queue == DEVICE_COPY ? "link" : "compute";
     if (event == GPU_EVENT_BEGIN)
         fprintf(out, " beginning");
     else if (event < GPU_EVENT_KV_USED)
         fprintf(out, " cache in pool %u", event - GPU_EVENT_KV_IN);
     else if (event < GPU_EVENT_KV_BACK)
-        fprintf(out, " use of pool %u", event - GPU_EVENT_KV_USED);
+        fprintf(out, tiered ? " cells appended" : " use of pool %u", event - GPU_EVENT_KV_USED);
     else if (event == GPU_EVENT_KV_BACK)
-        fprintf(out, " cache given back");
+        fprintf(out, tiered ? " cells stored" : " cache given back");
     else if (event < events->prefix)
         fprintf(out, " %s of slice %u", (event - GPU_EVENT_SLICES) % 2 ? "use" : "arrival",
                 (event - GPU_EVENT_SLICES) / 2);
@@ -71,6 +72,14 @@ static void print_number(const struct gpu_printing *p, const struct gpu_entry *e
     fprintf(p->out, " %u", pool ? e->supply.staging : e->op.as.word.value);
 }
 
+/* Hand-overs to the CPU that attends, and its answers. */
+static void print_lane(const struct gpu_printing *p, const struct gpu_entry *e)
+{
+    const bool query = e->op.kind == OP_KV_QUERY;
+    fprintf(p->out, query ? ", %u numbers a token" : ", %u heads",
+            query ? e->op.as.move.width : e->op.as.merge.heads);
+}
+
 static void print_chain(const struct gpu_printing *p, const struct gpu_entry *e)
 {
     fprintf(p->out, " %u operations, one kernel", e->op.as.chain.count);
@@ -81,7 +90,8 @@ static void (*const print_of[OP_KIND_COUNT])(const struct gpu_printing *p, const
     [OP_GEMV] = print_linear,       [OP_GEMM_SMALL] = print_linear, [OP_MATMUL] = print_matmul,
     [OP_WORD_WAIT] = print_number,  [OP_WORD_WRITE] = print_number, [OP_CHAIN] = print_chain,
     [OP_STREAM_COPY] = print_slice, [OP_EXPAND] = print_slice,      [OP_KV_IN] = print_number,
-    [OP_KV_OUT] = print_number,     [OP_RECORD] = print_event,      [OP_FOLLOW] = print_event,
+    [OP_KV_QUERY] = print_lane,     [OP_ATTEND_MERGE] = print_lane, [OP_KV_OUT] = print_number,
+    [OP_RECORD] = print_event,      [OP_FOLLOW] = print_event,
 };
 
 /* For which steps it is issued. */
@@ -89,7 +99,8 @@ static const char *const when_of[] = {[GPU_WHEN_ANY] = "",
                                       [GPU_WHEN_ONE] = ", of one sample",
                                       [GPU_WHEN_SEVERAL] = ", of several samples",
                                       [GPU_WHEN_SHORT] = ", of a short chunk",
-                                      [GPU_WHEN_LONG] = ", of a longer chunk"};
+                                      [GPU_WHEN_LONG] = ", of a longer chunk",
+                                      [GPU_WHEN_FILLS] = ", of a step that fills a page"};
 
 void gpu_program_print(const struct gpu_source *source, const struct gpu_program *program, const char *title,
                        FILE *out)

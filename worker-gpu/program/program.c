@@ -69,8 +69,8 @@ bool gpu_entry_trusts(const struct gpu_entry *e)
     return linear && tensor_format_of(e->op.as.linear.format)->variable;
 }
 
-static void add_word(struct lowering *low, enum op_kind kind, _Atomic uint32_t *word, uint32_t value,
-                     enum device_compare compare)
+void lower_word(struct lowering *low, enum op_kind kind, _Atomic uint32_t *word, uint32_t value,
+                enum device_compare compare)
 {
     lower_add(low, kind, -1)->op.as.word = (struct op_word){.word = word, .value = value, .compare = compare};
 }
@@ -108,25 +108,25 @@ static void lower_span(struct lowering *low, const struct plan_span *span, bool 
     if (span->ticket_in) {
         lower_expand_ahead(low, span);
         struct lane *in = arena_lane_of(s->arena, span->lane_in);
-        add_word(low, OP_WORD_WAIT, &in->bell.value, span->ticket_in, DEVICE_AT_LEAST);
+        lower_word(low, OP_WORD_WAIT, &in->bell.value, span->ticket_in, DEVICE_AT_LEAST);
         add_move(low, OP_LANE_READ, in->data, x);
     }
     if (span->embed) lower_embed(low);
     struct lane *out = span->ticket_out ? arena_lane_of(s->arena, span->lane_out) : NULL;
-    if (span->ticket_out == 1) add_word(low, OP_WORD_WAIT, &out->bell.value, 0, DEVICE_EQUAL);
+    if (span->ticket_out == 1) lower_word(low, OP_WORD_WAIT, &out->bell.value, 0, DEVICE_EQUAL);
     bool direct = out && span->unit_count && low->program->tier != GPU_TIER_CHUNK && !span->head;
     for (uint32_t u = 0; u < span->unit_count && !low->rc; u++)
         lower_unit(low, span->first_unit + u, direct && u + 1 == span->unit_count ? out->data : x);
     if (span->head) lower_head(low);
     /* Taken long ago; but as long as the word stands, the host sees whose turn it is (step.c). */
     if (span->ticket_in && span->last_in)
-        add_word(low, OP_WORD_WRITE, &arena_lane_of(s->arena, span->lane_in)->bell.value, 0, DEVICE_EQUAL);
+        lower_word(low, OP_WORD_WRITE, &arena_lane_of(s->arena, span->lane_in)->bell.value, 0, DEVICE_EQUAL);
     low->program->turn[low->program->turns++] =
         (struct gpu_turn){.in = span->ticket_in, .out = span->ticket_out, .last_out = last_out};
     if (!out) return;
     if (!direct) add_move(low, OP_LANE_WRITE, x, out->data);
-    add_word(low, OP_WORD_WRITE, &out->bell.value, span->ticket_out, DEVICE_EQUAL);
-    if (last_out) add_word(low, OP_WORD_WRITE, s->sent, 1, DEVICE_EQUAL);
+    lower_word(low, OP_WORD_WRITE, &out->bell.value, span->ticket_out, DEVICE_EQUAL);
+    if (last_out) lower_word(low, OP_WORD_WRITE, s->sent, 1, DEVICE_EQUAL);
 }
 
 static void add_rope_table(struct lowering *low)
@@ -155,11 +155,11 @@ static void lower_step(struct lowering *low, const struct plan_span *spans, uint
         if (spans[i].processor == PLAN_GPU0) /* where we have another turn after the CPU's last */
             lower_span(low, &spans[i], i + 2 < count && spans[i + 1].last_in);
     lower_end_caches(low);
-    add_word(low, OP_WORD_WRITE, low->source->end, 1, DEVICE_EQUAL);
+    lower_word(low, OP_WORD_WRITE, low->source->end, 1, DEVICE_EQUAL);
     lower_tail(low);
 }
 
-int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier,
+int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier, bool assisted,
                       struct gpu_program *program, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(source->arena);
@@ -169,10 +169,12 @@ int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_
     memset(program, 0, sizeof *program);
     program->phase = phase;
     program->tier = tier;
+    program->assisted = assisted;
     program->tokens = tier == GPU_TIER_CHUNK ? source->buffers->work.tokens : tier_tokens[tier];
     program->samples = program->tokens < h->slots ? program->tokens : h->slots;
     program->stream_bytes = source->ring[phase].weight_bytes;
-    gpu_block_place(program->tokens, program->samples, h->pages_per_slot, &program->block);
+    gpu_block_place(program->tokens, program->samples, h->pages_per_slot,
+                    tier == GPU_TIER_CHUNK && plan_kv_tiered(source->plan), &program->block);
     program->step = gpu_block_step(&program->block, gpu_area(source->buffers, GPU_AREA_BLOCK),
                                    h->pages_per_slot, GPU_SUB_ALL);
     low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);

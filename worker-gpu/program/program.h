@@ -31,6 +31,13 @@
  * What lies packed in VRAM is multiplied so by one token's products, whole operations at a time, where the
  * device does that; else it is expanded as streamed slices are, to the same place, a slice at a time.
  *
+ * Two tiers of the cache (plan.h, arena_layout.h): kernels read pages of the arena where they lie, over the link. A
+ * chunk's filled pages are copied to the arena layer by layer, behind each layer's attention; in the decode tiers the
+ * host puts such copies behind the graph, once every page (tiers.h). Each decode tier has one more program for steps in
+ * which the CPU attends to a part (STEP_KV_ASSISTED): a layer's queries go down, the GPU attends to its own positions
+ * meanwhile, and what comes up is merged. Borrowed caches need no pools then: all their pages are the arena's, also
+ * those that the step appends to.
+ *
  * Chains (kernels.h): of the tier of one token, operations of layers and head with nothing between them are
  * done by one kernel, where the device has it. OP_CHAIN stands in front of them; they stay in the list, as
  * what the chain consists of. (The head in one is computed in any case, as in every graph.) Events of the
@@ -67,8 +74,9 @@ static inline void *gpu_area(const struct gpu_buffers *buffers, enum gpu_area ar
     return there ? buffers->memory + buffers->work.area[area].at : NULL;
 }
 
-/* For which steps an entry is issued: of one sample or of several; of up to GPUK_BLOCKS_TOKENS tokens or of more. */
-enum gpu_when { GPU_WHEN_ANY, GPU_WHEN_ONE, GPU_WHEN_SEVERAL, GPU_WHEN_SHORT, GPU_WHEN_LONG };
+/* For which steps an entry is issued: of one sample or of several; of up to GPUK_BLOCKS_TOKENS tokens or of more; that
+ * fill a page. */
+enum gpu_when { GPU_WHEN_ANY, GPU_WHEN_ONE, GPU_WHEN_SEVERAL, GPU_WHEN_SHORT, GPU_WHEN_LONG, GPU_WHEN_FILLS };
 
 /* Of which tokens: the index of a sub-chunk, or all of the step's. */
 #define GPU_SUB_ALL UINT32_MAX
@@ -77,8 +85,8 @@ enum gpu_when { GPU_WHEN_ANY, GPU_WHEN_ONE, GPU_WHEN_SEVERAL, GPU_WHEN_SHORT, GP
 struct gpu_supply {
     uint32_t slice;             /* STREAM_COPY: of the phase's schedule; EXPAND: of that, or of `home` */
     enum device_queue queue;    /* RECORD, FOLLOW */
-    uint32_t event;             /* of these; what STREAM_COPY, KV_IN and KV_OUT record */
-    uint32_t kv_layer, staging; /* KV_IN, KV_OUT */
+    uint32_t event;             /* of these; what STREAM_COPY, KV_IN, KV_OUT and KV_STORE record */
+    uint32_t kv_layer, staging; /* KV_IN, KV_OUT; kv_layer: KV_STORE's in VRAM */
 };
 
 struct gpu_entry {
@@ -129,6 +137,7 @@ struct gpu_turn {
 struct gpu_program {
     uint32_t phase;
     enum gpu_tier tier;
+    bool assisted;            /* of steps in which the CPU attends to a part of the cache */
     uint32_t tokens, samples; /* capacities */
     struct gpu_block block;
     struct gpuk_step step; /* device addresses, of all tokens */
@@ -179,15 +188,17 @@ void *gpu_attention_work(const struct gpu_source *source, uint32_t tokens);
 /* The arrays of sub-chunk `sub` at `base`, which is the block's own address. */
 struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base, uint32_t pages_per_slot,
                                 uint32_t sub);
-/* What borrowed layers need in VRAM: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed. */
+/* What borrowed layers need in VRAM: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed or the cache has two
+ * tiers. */
 uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena);
 
 /* Refuses prefill lists that begin below GPU_CHUNK_TOKENS. */
 HELM_MUST_CHECK int gpu_program_check_phases(const struct plan *plan, struct helm_err *err);
 /* Whether a step of at most `step_tokens` tokens can need this program. */
 bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t phase, enum gpu_tier tier);
+/* assisted: of a decode tier of the decode phase, with two tiers of the cache. */
 HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier,
-                                      struct gpu_program *program, struct helm_err *err);
+                                      bool assisted, struct gpu_program *program, struct helm_err *err);
 /* Puts the lists of its chains into the buffers: once, before the program is issued, not under capture. */
 HELM_MUST_CHECK int gpu_program_write_chains(const struct gpu_source *source, struct gpu_program *program,
                                              struct helm_err *err);
@@ -204,7 +215,8 @@ struct gpu_prefix {
 /* A step as a program is issued for it. */
 struct gpu_issue {
     uint32_t tokens, rows, samples; /* rows: lines of the page table that are copied */
-    const struct batch *batch;      /* whose pages are borrowed */
+    const struct batch *batch;      /* whose pages are borrowed, or filled */
+    bool fills;                     /* some of its rows fill a page that is copied to the arena */
     bool alone;                     /* without hand-overs and copies, to have all code loaded before a wait */
 };
 /* Puts into the copy queue what this program finds in the ring and is missing there. Before its graph or

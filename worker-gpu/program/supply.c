@@ -4,7 +4,8 @@
  *   weights   at home in VRAM: whole; streamed: slices of the ring, between waiting for each and setting its
  *             place free; of a format that the device does not multiply by: expanded, slice by slice
  *   copies    of the phase's schedule, each as soon as what it overwrites has been used; the tail's last
- *   caches    of the host's layers: into a staging pool before attention, and back */
+ *   caches    of the host's layers: into a staging pool before attention, and back; with two tiers where they lie,
+ *             and what a chunk fills of the GPU's to the arena */
 #include "worker-gpu/program/lower.h"
 
 static void add_event(struct lowering *low, enum op_kind kind, enum device_queue queue, uint32_t event)
@@ -258,7 +259,7 @@ static bool is_borrowed(const struct lowering *low, uint32_t layer, uint32_t *kv
 static bool borrowed_layer(const struct lowering *low, uint32_t index, uint32_t *layer, uint32_t *kv_layer)
 {
     const struct plan *plan = low->source->plan;
-    for (*layer = 0; *layer < plan->layers; ++*layer) {
+    for (*layer = 0; *layer < plan->layers && !plan_kv_tiered(plan); ++*layer) {
         const uint32_t unit = unit_of(*layer, UNIT_ATTENTION);
         if (plan_home_processor(plan_unit_home(plan, low->program->phase, unit)) == PLAN_GPU0 &&
             is_borrowed(low, *layer, kv_layer) && index-- == 0)
@@ -279,30 +280,58 @@ static void add_fetches(struct lowering *low)
     }
 }
 
-void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_kv *kv)
+/* Both pools of a layer. Of one whose cache is the arena's alone the table has pages of the arena. */
+static void take_tiers(const struct lowering *low, uint32_t layer, bool borrowed, struct gpuk_attention *a)
+{
+    const struct gpu_source *s = low->source;
+    const struct kv_layout *host = &arena_header_of(s->arena)->kv;
+    a->kv.pool_host = (char *)arena_region_ptr(s->arena, ARENA_REGION_KV) + layer * kv_layer_bytes(host);
+    a->kv.host_stride = kv_page_bytes(host);
+    if (borrowed)
+        a->step.page_table = (const void *)((const char *)gpu_area(s->buffers, GPU_AREA_BLOCK) +
+                                            low->program->block.arena_table);
+}
+
+void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attention *a)
 {
     const struct gpu_source *s = low->source;
     uint32_t kv_layer;
-    *kv = (struct gpuk_kv){.layout = s->kv, .pool = s->kv_pool};
-    if (!is_borrowed(low, layer, &kv_layer)) {
-        kv->layer = kv_layer;
-        return;
-    }
-    kv->layout.layers = 1;
-    kv->pool = s->staging[low->borrowed % GPU_STAGINGS];
+    const bool borrowed = is_borrowed(low, layer, &kv_layer), tiered = plan_kv_tiered(s->plan);
+    a->kv = (struct gpuk_kv){.layout = s->kv,
+                             .pool = s->kv_pool,
+                             .pool_host = NULL,
+                             .layer = borrowed ? 0 : kv_layer};
+    if (tiered) take_tiers(low, layer, borrowed, a);
+    if (!borrowed || tiered) return;
+    a->kv.layout.layers = 1;
+    a->kv.pool = s->staging[low->borrowed % GPU_STAGINGS];
 }
 
 void lower_cache_begin(struct lowering *low, uint32_t layer)
 {
     uint32_t kv_layer;
-    if (is_borrowed(low, layer, &kv_layer))
+    if (is_borrowed(low, layer, &kv_layer) && !plan_kv_tiered(low->source->plan))
         add_event(low, OP_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_IN + low->borrowed % GPU_STAGINGS);
+}
+
+/* Behind a chunk's attention: what it has filled of the layer is copied to the arena. */
+static void add_store(struct lowering *low, uint32_t layer, uint32_t kv_layer)
+{
+    const uint32_t first = low->program->count;
+    add_event(low, OP_RECORD, DEVICE_COMPUTE, GPU_EVENT_KV_USED);
+    add_event(low, OP_FOLLOW, DEVICE_COPY, GPU_EVENT_KV_USED);
+    lower_add(low, OP_KV_STORE, (int32_t)layer)->supply =
+        (struct gpu_supply){.kv_layer = kv_layer, .event = GPU_EVENT_KV_BACK};
+    for (uint32_t i = first; i < low->program->count; i++) low->program->entry[i].when = GPU_WHEN_FILLS;
+    low->stores = true;
 }
 
 void lower_cache_end(struct lowering *low, uint32_t layer)
 {
     uint32_t kv_layer, staging = low->borrowed % GPU_STAGINGS;
-    if (!is_borrowed(low, layer, &kv_layer)) return;
+    const bool borrowed = is_borrowed(low, layer, &kv_layer), tiered = plan_kv_tiered(low->source->plan);
+    if (tiered && !borrowed && low->program->tier == GPU_TIER_CHUNK) add_store(low, layer, kv_layer);
+    if (!borrowed || tiered) return;
     add_event(low, OP_RECORD, DEVICE_COMPUTE, GPU_EVENT_KV_USED + staging);
     add_event(low, OP_FOLLOW, DEVICE_COPY, GPU_EVENT_KV_USED + staging);
     lower_add(low, OP_KV_OUT, (int32_t)layer)->supply =
@@ -339,7 +368,10 @@ void lower_first_copies(struct lowering *low)
 
 void lower_end_caches(struct lowering *low)
 {
-    if (low->borrowed) add_event(low, OP_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_BACK);
+    const uint32_t first = low->program->count;
+    if (low->borrowed || low->stores) add_event(low, OP_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_BACK);
+    for (uint32_t i = first; low->stores && i < low->program->count; i++)
+        low->program->entry[i].when = GPU_WHEN_FILLS;
 }
 
 /* The tail: behind the program's own copies, each as soon as what it overwrites has been used. Several that

@@ -85,6 +85,17 @@ void attention_merge(float *out, const float *const *o, const float *const *m, c
     }
 }
 
+void attention_fold(float *m, float *s, float *o, float m_piece, float s_piece, const float *o_piece,
+                    size_t head_dim)
+{
+    if (s_piece == 0) return;
+    const float top = *m > m_piece ? *m : m_piece;
+    const float stale = expf(*m - top), fresh = expf(m_piece - top); /* of m = -infinity: 0 */
+    *s = stale * *s + fresh * s_piece;
+    for (size_t d = 0; d < head_dim; d++) o[d] = stale * o[d] + fresh * o_piece[d];
+    *m = top;
+}
+
 /* Four floats to bf16, round to nearest even; a NaN keeps its sign and upper bits and stays a NaN. In each
  * lane's lower half. */
 static __m128i bf16_of(__m128 x)

@@ -56,6 +56,12 @@ HELM_MUST_CHECK int attention_choose(enum kv_dtype kv_dtype, unsigned features, 
 void attention_merge(float *out, const float *const *o, const float *const *m, const float *const *s,
                      size_t parts, size_t n, size_t head_dim);
 
+/* Takes a further piece's partial results of one query into (*m, *s, o), which begins as -INFINITY, 0, 0: thesis eqs. 4.18
+ * to 4.20, the piece's exponentials having been summed by itself (m_piece: its maximum score, s_piece: their sum,
+ * o_piece: their sum of values, [head_dim]). A piece with nothing visible changes nothing. */
+void attention_fold(float *m, float *s, float *o, float m_piece, float s_piece, const float *o_piece,
+                    size_t head_dim);
+
 /* Appends one token's K or V of one head: converts or quantises head_dim floats into the page. */
 void kv_append(const struct kv_layout *kv, void *pool, const uint32_t *pages, uint32_t layer, bool is_value,
                uint32_t kv_head, uint32_t position, const float *x);

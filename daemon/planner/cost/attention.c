@@ -3,7 +3,7 @@
  * With two tiers a row's oldest positions lie in the arena alone (plan.h, vram_page_count). In a step of few tokens, one a
  * row, the CPU attends to the first of them where they lie while the GPU attends to the others: it reads the last of them
  * over the link and those behind in VRAM. The query goes down, the CPU's part comes up. In other steps the GPU reads all
- * over the link, each sub-chunk anew. What a step adds is copied to the arena by the way. */
+ * over the link, once for all sub-chunks. What a step adds is copied to the arena by the way. */
 #include "daemon/planner/cost/attention.h"
 
 #include <math.h>
@@ -68,8 +68,8 @@ static double hand_over(const struct pricing *p)
     const struct profile_link *link = &p->profile->link;
     const struct model_config *c = &p->model->config;
     const double bytes = (double)p->step->tokens * c->heads * c->head_dim * sizeof(float);
-    return link->hand_over.value +
-           fmax(0, bytes - ENGINE_HAND_OVER_BYTES) / fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
+    return link->hand_over.value + fmax(0, bytes - ENGINE_HAND_OVER_BYTES) /
+                                       fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
 }
 
 /* CPU and GPU attend at the same time: the later one counts. */
@@ -107,7 +107,7 @@ void attention_price_host(const struct pricing *p, double window, struct cost_un
         if (host > 0) price_assisted(p, host, there.memory, u);
         return;
     }
-    const double rate = direct_rate(&p->profile->link) / (step->rows * p->gpu.parts * pricing_kv_bytes(p)),
+    const double rate = direct_rate(&p->profile->link) / (step->rows * pricing_kv_bytes(p)),
                  before = seen(n, step->context, window, step->context),
                  attending = p->together * fmax(there.memory, there.compute);
     const double reading = host / rate, borrowed = before / rate,

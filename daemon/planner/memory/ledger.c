@@ -221,7 +221,8 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
                                                 (uint32_t)dtype_bytes(kv_query_dtype(c->wish->kv_dtype)),
                                             .layers = what->layers,
                                             .head = what->head,
-                                            .chains = true};
+                                            .chains = true,
+                                            .tiered = what->tiered};
     struct gpu_workspace workspace;
     gpu_workspace_place(&size, &workspace);
     return workspace.bytes;
@@ -306,7 +307,8 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
     const struct ledger_workspace work = {.step_tokens = plan->step_tokens,
                                           .ctx = ctx,
                                           .layers = plan_most_tokens(plan, PLAN_GPU0) > 0,
-                                          .head = plan->head == PLAN_GPU0};
+                                          .head = plan->head == PLAN_GPU0,
+                                          .tiered = plan_kv_tiered(plan)};
     ledger_add(vram, "activations, workspace (estimate)",
                device->library_bytes + ledger_workspace_bytes(c, &work));
     uint64_t graphs = device->graph_bytes + unit_graphs(c, plan);

@@ -106,6 +106,7 @@ uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most);
 struct ledger_workspace {
     uint32_t step_tokens, ctx;
     bool layers, head; /* whether the GPU computes some */
+    bool tiered;       /* whether the cache has two tiers */
 };
 uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger_workspace *what);
 

@@ -104,7 +104,8 @@ static uint64_t workspace_of(const struct ledger_case *c, const struct memory_wi
     const struct ledger_workspace what = {.step_tokens = c->wish->step_tokens,
                                           .ctx = wish->ctx,
                                           .layers = true,
-                                          .head = head};
+                                          .head = head,
+                                          .tiered = c->wish->vram_page_count > 0};
     return ledger_workspace_bytes(c, &what);
 }
 

@@ -43,7 +43,7 @@ void plot_curve_print(const struct explain *x, double top, double end, FILE *out
     double most = 0;
     const bool other = x->point_count && isfinite(x->point[0].one_tier);
     snprintf(text, sizeof text, "token/s over tokens in the context%s",
-             other                      ? "; dashed: the plan with one tier of KV cache"
+             other                     ? "; dashed: the plan with one tier of KV cache"
              : plan_kv_tiered(x->plan) ? " (with one tier of KV cache there is no plan)"
                                        : "");
     svg_label(out, PLOT_LEFT, top - CAPTION, "", "start", text);
@@ -58,7 +58,8 @@ void plot_curve_print(const struct explain *x, double top, double end, FILE *out
     const double step = plot_step(ay.most, 4);
     for (int i = 0; i * step <= ay.most; i++) {
         svg_number(i * step, step, text, sizeof text);
-        svg_line(out, PLOT_LEFT, svg_at(&ay, i * step), PLOT_RIGHT, svg_at(&ay, i * step), i ? "grid" : "axis");
+        svg_line(out, PLOT_LEFT, svg_at(&ay, i * step), PLOT_RIGHT, svg_at(&ay, i * step),
+                 i ? "grid" : "axis");
         svg_label(out, PLOT_LEFT - 8, svg_at(&ay, i * step) + 4, "small", "end", text);
     }
     for (uint32_t i = 0; i < x->point_count; i++) {

@@ -19,8 +19,10 @@ static int run_attention(struct device *d, const struct op *op, struct helm_err 
     if (op->kind == OP_ROPE_APPEND)
         return gpuk_rope_append(&a->args, op->tokens, a->q, a->q_dtype, op->flags, STREAM(d), err);
     if (op->kind == OP_ATTEND_DECODE)
-        return gpuk_attention_decode(caps, &a->args, op->tokens, a->fused, a->out, NULL, NULL, op->workspace,
-                                     op->flags, STREAM(d), err);
+        return gpuk_attention_decode(caps, &a->args, op->tokens, a->fused, a->out, a->partial_m, a->partial_s,
+                                     op->workspace, op->flags, STREAM(d), err);
+    if (op->kind == OP_ATTEND_MERGE)
+        return gpuk_attention_merge(&op->as.merge, op->count, op->tokens, op->flags, STREAM(d), err);
     return gpuk_attention_prefill(caps, &a->args, a->q, op->tokens, a->rows, a->out, a->out_dtype, op->flags,
                                   STREAM(d), err);
 }
@@ -103,6 +105,7 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
         return run_linear(d, op, err);
     case OP_ROPE_APPEND:
     case OP_ATTEND_DECODE:
+    case OP_ATTEND_MERGE:
     case OP_ATTEND_PREFILL:
         return run_attention(d, op, err);
     case OP_MATMUL:
@@ -113,6 +116,7 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_READ_BLOCK:
     case OP_LANE_READ:
     case OP_LANE_WRITE:
+    case OP_KV_QUERY:
         return run_rows(d, op, err);
     case OP_EMBED:
     case OP_ROPE_TABLE:

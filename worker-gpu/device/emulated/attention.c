@@ -1,9 +1,34 @@
 /* The emulated device's attention: rotation, append, decode and prefill over paged KV. See emulated.h. */
 #include "worker-gpu/device/emulated/emulated.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "common/cpu/kernels/attention.h"
+
+/* ---- pools ---- */
+
+/* A pool as the CPU's kernels take it. */
+struct side {
+    struct kv_layout layout;
+    void *pool;
+    uint32_t layer;
+};
+static struct side side_of(const struct gpuk_kv *kv, bool host)
+{
+    struct side side = {kv->layout, kv->pool, kv->layer};
+    if (!host) return side;
+    side.layout.layers = (uint32_t)(kv->host_stride / kv_layer_bytes(&kv->layout));
+    side.pool = kv->pool_host;
+    side.layer = 0;
+    return side;
+}
+static bool is_host(uint32_t page)
+{
+    return page != GPUK_PAGE_ABSENT && page & GPUK_PAGE_HOST;
+}
+
+/* ---- rotation and append ---- */
 
 static const uint32_t *pages_of(const struct gpuk_step *step, uint32_t token)
 {
@@ -35,12 +60,15 @@ static void rope_append_token(struct emulated_math *math, const struct gpuk_atte
         turn_head(math, a, t, a->q + (size_t)t * a->q_stride + h * dim, a->q_norm, head);
         emulated_store(math, q_out, ((size_t)t * a->heads + h) * dim, dtype, head, dim);
     }
+    const uint32_t position = a->step.position[t], page = pages_of(&a->step, t)[position / kv->page_tokens];
+    if (page == GPUK_PAGE_ABSENT) return;
+    const struct side to = side_of(&a->kv, is_host(page));
+    const uint32_t own = page & ~GPUK_PAGE_HOST, token = position % kv->page_tokens;
     for (uint32_t h = 0; h < kv->kv_heads; h++) {
         size_t at = (size_t)t * a->kv_stride + h * dim;
         turn_head(math, a, t, a->k + at, a->k_norm, head);
-        kv_append(kv, a->kv.pool, pages_of(&a->step, t), a->kv.layer, false, h, a->step.position[t], head);
-        kv_append(kv, a->kv.pool, pages_of(&a->step, t), a->kv.layer, true, h, a->step.position[t],
-                  a->v + at);
+        kv_append(&to.layout, to.pool, &own, to.layer, false, h, token, head);
+        kv_append(&to.layout, to.pool, &own, to.layer, true, h, token, a->v + at);
     }
 }
 
@@ -51,33 +79,136 @@ void emulated_run_rope_append(struct emulated_math *math, const struct op *op)
         rope_append_token(math, &a->args, t, a->q, a->q_dtype);
 }
 
+/* ---- attention ---- */
+
 /* Queries first .. first + count of one sequence, whose q is fp32 and dense from q on; out likewise. */
-static void attend(struct emulated_math *math, const struct gpuk_attention *a, const float *q, uint32_t first,
-                   uint32_t count, float *out)
+struct attending {
+    const struct gpuk_attention *args;
+    const float *q;
+    uint32_t first, count;
+    float *out, *m, *s; /* m and s: partial results' too, of these queries' heads; or NULL */
+};
+
+static struct attention_task task_of(const struct attending *x, uint32_t kv_head, void *scratch)
 {
+    const struct gpuk_attention *a = x->args;
     const struct kv_layout *kv = &a->kv.layout;
-    uint32_t group = a->heads / kv->kv_heads, start = a->step.position[first];
+    const uint32_t group = a->heads / kv->kv_heads, start = a->step.position[x->first];
+    const size_t at = (size_t)kv_head * group * kv->head_dim;
+    return (struct attention_task){.q = x->q + at,
+                                   .q_stride = (size_t)a->heads * kv->head_dim,
+                                   .tokens = x->count,
+                                   .group = group,
+                                   .start = start,
+                                   .kv_last = start + x->count,
+                                   .window = a->window,
+                                   .scale = a->scale,
+                                   .kv = kv,
+                                   .pool = a->kv.pool,
+                                   .pages = pages_of(&a->step, x->first),
+                                   .layer = a->kv.layer,
+                                   .kv_head = kv_head,
+                                   .out = x->out + at,
+                                   .out_stride = (size_t)a->heads * kv->head_dim,
+                                   .scratch = scratch};
+}
+
+/* Sums of `n` queries of one kv head: [n][head_dim], [n], [n]. */
+struct sums {
+    float *o, *m, *s;
+};
+
+/* Adds partial results to sums (thesis 4.18 to 4.20). */
+static void add_sums(const struct sums *to, const struct sums *from, size_t n, uint32_t head_dim)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (from->s[i] == 0) continue;
+        const float most = fmaxf(to->m[i], from->m[i]);
+        const float mine = to->s[i] == 0 ? 0 : expf(to->m[i] - most), theirs = expf(from->m[i] - most);
+        to->m[i] = most;
+        to->s[i] = to->s[i] * mine + from->s[i] * theirs;
+        for (uint32_t d = 0; d < head_dim; d++)
+            to->o[i * head_dim + d] = to->o[i * head_dim + d] * mine + from->o[i * head_dim + d] * theirs;
+    }
+}
+
+static void put_sums(const struct attending *x, const struct sums *sums, uint32_t kv_head)
+{
+    const uint32_t heads = x->args->heads, group = heads / x->args->kv.layout.kv_heads,
+                   dim = x->args->kv.layout.head_dim;
+    for (uint32_t t = 0; t < x->count; t++)
+        for (uint32_t g = 0; g < group; g++) {
+            const size_t i = (size_t)t * group + g, head = (size_t)t * heads + kv_head * group + g;
+            const float by = x->m || sums->s[i] == 0 ? 1 : 1 / sums->s[i];
+            for (uint32_t d = 0; d < dim; d++) x->out[head * dim + d] = sums->o[i * dim + d] * by;
+            if (x->m) x->m[head] = sums->m[i], x->s[head] = sums->s[i];
+        }
+}
+
+/* One kv head over runs of pages that lie in one pool, from position `begin` on. `pages`: the table without marks. */
+static void attend_runs(struct emulated_math *math, const struct attending *x, uint32_t kv_head,
+                        uint32_t begin, const uint32_t *pages)
+{
+    const struct gpuk_attention *a = x->args;
+    const struct kv_layout *kv = &a->kv.layout;
     const struct attention_variant *v = math->attention[kv->dtype];
+    const uint32_t group = a->heads / kv->kv_heads, dim = kv->head_dim,
+                   *marked = pages_of(&a->step, x->first);
+    const size_t n = (size_t)x->count * group;
     void *scratch = emulated_scratch(math, SCRATCH_ATTEND, v->scratch_bytes(kv, EMULATED_QUERIES, group));
-    for (uint32_t h = 0; h < kv->kv_heads && scratch; h++) {
-        size_t at = (size_t)h * group * kv->head_dim;
-        const struct attention_task task = {.q = q + at,
-                                            .q_stride = (size_t)a->heads * kv->head_dim,
-                                            .tokens = count,
-                                            .group = group,
-                                            .start = start,
-                                            .kv_last = start + count,
-                                            .window = a->window,
-                                            .scale = a->scale,
-                                            .kv = kv,
-                                            .pool = a->kv.pool,
-                                            .pages = pages_of(&a->step, first),
-                                            .layer = a->kv.layer,
-                                            .kv_head = h,
-                                            .out = out + at,
-                                            .out_stride = (size_t)a->heads * kv->head_dim,
-                                            .scratch = scratch};
+    float *parts = emulated_scratch(math, SCRATCH_PARTS, 2 * n * (dim + 2) * sizeof(float));
+    if (!scratch || !parts) return;
+    struct attention_task task = task_of(x, kv_head, scratch);
+    const uint32_t end = task.kv_last;
+    const struct sums all = {parts, parts + n * dim, parts + n * (dim + 1)};
+    float *next = parts + n * (dim + 2);
+    const struct sums one = {next, next + n * dim, next + n * (dim + 1)};
+    for (size_t i = 0; i < n; i++) all.m[i] = -INFINITY, all.s[i] = 0;
+    memset(all.o, 0, n * dim * sizeof(float));
+    task.pages = pages, task.out = one.o, task.out_stride = (size_t)group * dim, task.m = one.m,
+    task.s = one.s;
+    for (uint32_t at = begin, to; at < end; at = to) {
+        const uint32_t page = marked[at / kv->page_tokens];
+        to = (at / kv->page_tokens + 1) * kv->page_tokens;
+        while (to < end && page != GPUK_PAGE_ABSENT && marked[to / kv->page_tokens] != GPUK_PAGE_ABSENT &&
+               is_host(marked[to / kv->page_tokens]) == is_host(page))
+            to += kv->page_tokens;
+        if (page == GPUK_PAGE_ABSENT) continue;
+        const struct side side = side_of(&a->kv, is_host(page));
+        task.kv = &side.layout, task.pool = side.pool, task.layer = side.layer;
+        task.kv_first = at, task.kv_last = to < end ? to : end;
         v->attend(&task);
+        add_sums(&all, &one, n, dim);
+    }
+    put_sums(x, &all, kv_head);
+}
+
+static void attend(struct emulated_math *math, const struct attending *x)
+{
+    const struct gpuk_attention *a = x->args;
+    const struct kv_layout *kv = &a->kv.layout;
+    const struct attention_variant *v = math->attention[kv->dtype];
+    const uint32_t start = a->step.position[x->first], end = (start + x->count - 1) / kv->page_tokens + 1;
+    const uint32_t *marked = pages_of(&a->step, x->first);
+    uint32_t begin = a->window && start + 1 > a->window ? start + 1 - a->window : 0;
+    if (a->step.row_begin && a->step.row_begin[a->step.token_row[x->first]] > begin)
+        begin = a->step.row_begin[a->step.token_row[x->first]];
+    uint32_t *pages = emulated_scratch(math, SCRATCH_PAGES, end * sizeof *pages);
+    bool several = x->m != NULL;
+    for (uint32_t i = begin / kv->page_tokens; i < end && pages; i++) {
+        pages[i] = marked[i] & ~GPUK_PAGE_HOST;
+        several |= marked[i] != pages[i];
+    }
+    for (uint32_t h = 0; h < kv->kv_heads && pages; h++) {
+        if (several) {
+            attend_runs(math, x, h, begin, pages);
+            continue;
+        }
+        const struct attention_task task =
+            task_of(x, h,
+                    emulated_scratch(math, SCRATCH_ATTEND,
+                                     v->scratch_bytes(kv, EMULATED_QUERIES, a->heads / kv->kv_heads)));
+        if (task.scratch) v->attend(&task);
     }
 }
 
@@ -115,12 +246,17 @@ static void attend_decode(struct emulated_math *math, const struct op_attention 
         return;
     }
     for (uint32_t t = 0, n = emulated_count(a->step.counts, tokens); t < n && q; t++) {
+        struct attending x = {.args = a,
+                              .q = a->q + (size_t)t * a->q_stride,
+                              .first = t,
+                              .count = 1,
+                              .out = (float *)c->out + t * width};
+        if (c->partial_m) x.m = c->partial_m + t * a->heads, x.s = c->partial_s + t * a->heads;
         if (c->fused) {
             rope_append_token(math, a, t, q, DTYPE_F32);
-            attend(math, a, q + t * width, t, 1, (float *)c->out + t * width);
-        } else {
-            attend(math, a, a->q + (size_t)t * a->q_stride, t, 1, (float *)c->out + t * width);
+            x.q = q + t * width;
         }
+        attend(math, &x);
     }
 }
 
@@ -150,8 +286,26 @@ void emulated_run_attend_prefill(struct emulated_math *math, const struct op *op
             uint32_t count = end - t < EMULATED_QUERIES ? end - t : EMULATED_QUERIES;
             math->vector->load(q, (const char *)c->q + t * width * dtype_bytes(q_dtype), q_dtype,
                                count * width);
-            attend(math, a, q, t, count, out);
+            attend(math, &(struct attending){.args = a, .q = q, .first = t, .count = count, .out = out});
             emulated_store(math, c->out, t * width, c->out_dtype, out, count * width);
+        }
+    }
+}
+
+void emulated_run_attend_merge(struct emulated_math *math, const struct op *op)
+{
+    const struct gpuk_merge *a = &op->as.merge;
+    (void)math;
+    for (uint32_t i = 0, n = emulated_count(op->count, op->tokens) * a->heads; i < n; i++) {
+        const float *o = a->o + (size_t)i * a->head_dim, *other = a->other + (size_t)i * (a->head_dim + 2);
+        const float most = fmaxf(a->m[i], other[0]);
+        const float mine = a->s[i] > 0 ? expf(a->m[i] - most) : 0,
+                    theirs = other[1] > 0 ? expf(other[0] - most) : 0;
+        const float sum = mine * a->s[i] + theirs * other[1];
+        for (uint32_t d = 0; d < a->head_dim; d++) {
+            const float here = a->s[i] > 0 ? mine * o[d] : 0,
+                        there = other[1] > 0 ? theirs * other[2 + d] : 0;
+            a->out[(size_t)i * a->head_dim + d] = sum > 0 ? (here + there) / sum : 0;
         }
     }
 }

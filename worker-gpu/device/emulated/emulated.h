@@ -19,7 +19,7 @@ struct emulated_math {
     struct {
         void *memory;
         size_t bytes;
-    } scratch[7];
+    } scratch[9];
     const char *broken; /* why the device has failed: no memory, or a caller who broke a kernel's rules */
 };
 HELM_MUST_CHECK int emulated_math_open(struct emulated_math *math, struct helm_err *err);
@@ -43,7 +43,9 @@ enum scratch_use {
     SCRATCH_TILED,
     SCRATCH_GEMM,
     SCRATCH_ATTEND,
-    SCRATCH_PLAIN
+    SCRATCH_PLAIN,
+    SCRATCH_PARTS, /* of attention over both pools */
+    SCRATCH_PAGES
 };
 /* At least `bytes` of scratch, kept for the next call; NULL (and broken) when there is none. */
 void *emulated_scratch(struct emulated_math *math, enum scratch_use use, size_t bytes);
@@ -60,7 +62,7 @@ static inline uint32_t emulated_count(const uint32_t *count, uint32_t tokens)
 }
 
 emulated_run_fn emulated_run_rope_append, emulated_run_attend_decode, emulated_run_attend_prefill,
-    emulated_run_argmax, emulated_run_few, emulated_run_chain;
+    emulated_run_attend_merge, emulated_run_argmax, emulated_run_few, emulated_run_chain;
 /* One token's operations, at once: for chains. */
 void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args);
 void emulated_run_fused(struct emulated_math *math, const struct gpuk_attention *args, float *out,

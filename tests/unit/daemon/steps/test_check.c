@@ -22,7 +22,8 @@ struct stage {
     uint32_t exact_of[CHECK_SEQUENCES][2]; /* page of a sequence's exact and rounded rows, + 1; 0: not seen */
 };
 
-static int open_with(struct stage *s, uint32_t slots, uint32_t pages, int32_t bos, struct helm_err *err)
+static int open_tiers(struct stage *s, uint32_t slots, uint32_t pages, uint32_t places, int32_t bos,
+                      struct helm_err *err)
 {
     const struct arena_spec spec = {
         .slots = slots,
@@ -31,7 +32,9 @@ static int open_with(struct stage *s, uint32_t slots, uint32_t pages, int32_t bo
         .hidden = 16,
         .vocab = VOCAB,
         .kv = {.layers = 1, .kv_heads = 1, .head_dim = 8, .page_tokens = PAGE, .dtype = DTYPE_F16},
-        .page_count = pages};
+        .page_count = pages,
+        .vram_page_count = places,
+        .kv_heads_asking = places ? 1 : 0};
     memset(s, 0, sizeof *s);
     s->workers = 2;
     s->model.vocab = VOCAB;
@@ -39,6 +42,11 @@ static int open_with(struct stage *s, uint32_t slots, uint32_t pages, int32_t bo
     if (arena_create(&spec, &s->arena, err)) fail_msg("%s", err->text);
     arena_header_of(&s->arena)->epoch = 3;
     return check_open(&s->arena, &s->model, s->workers, &s->check, err);
+}
+
+static int open_with(struct stage *s, uint32_t slots, uint32_t pages, int32_t bos, struct helm_err *err)
+{
+    return open_tiers(s, slots, pages, 0, bos, err);
 }
 
 static void stage_open(struct stage *s, uint32_t slots, uint32_t pages, int32_t bos)
@@ -85,6 +93,8 @@ static void answer(struct stage *s)
         uint32_t *page = &s->exact_of[sequence][rounded];
         const uint32_t first = arena_page_table_of(&s->arena, row->slot)[0] + 1;
         assert_true(first <= arena_header_of(&s->arena)->page_count);
+        const uint32_t places = arena_header_of(&s->arena)->vram_page_count;
+        if (places) assert_true(arena_vram_table_of(&s->arena, row->slot)[0] == first - 1 && first <= places);
         if (*page) assert_int_equal(*page, first);
         *page = first;
         write_row(s, r, history[row->start], row->start, rounded);
@@ -219,6 +229,21 @@ static void a_small_cache_is_refused(void **state)
     stage_close(&s);
 }
 
+/* With two tiers no page of a check ever leaves VRAM: there are as many as it has room for. */
+static void it_keeps_to_the_places_in_vram(void **state)
+{
+    (void)state;
+    struct stage s;
+    struct helm_err err = {0};
+    struct verdict verdict;
+    assert_int_equal(open_tiers(&s, 2, 128, 7, -1, &err), HELM_E_CAPACITY);
+    stage_close(&s);
+    assert_int_equal(open_tiers(&s, 2, 128, 8, -1, &err), 0); /* four sequences */
+    run(&s, 1000, &verdict);
+    assert_int_equal(verdict.positions, VERDICT_LEAST);
+    stage_close(&s);
+}
+
 static void it_begins_anew_after_a_loss(void **state)
 {
     (void)state;
@@ -273,6 +298,7 @@ int main(void)
         cmocka_unit_test(few_slots_are_taken_in_turns),
         cmocka_unit_test(it_ends_in_time_but_not_before_it_says_enough),
         cmocka_unit_test(a_small_cache_is_refused),
+        cmocka_unit_test(it_keeps_to_the_places_in_vram),
         cmocka_unit_test(it_begins_anew_after_a_loss),
         cmocka_unit_test(answers_that_break_the_protocol),
     };

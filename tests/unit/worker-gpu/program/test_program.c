@@ -46,7 +46,7 @@ static void workspace_is_as_charged(void **state)
     struct device *d;
     struct helm_err err = {0};
     struct plan_stage stage = {.last = 35, .home = PLAN_HOME_GPU};
-    const struct plan plan = {
+    struct plan plan = {
         .layers = 36, .stages = &stage, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
     static const struct model_config shapes[] = {
         {.hidden = 4096, .intermediate = 12288, .vocab = 151936, .heads = 32, .kv_heads = 8, .head_dim = 128},
@@ -67,19 +67,22 @@ static void workspace_is_as_charged(void **state)
                                            .kv = {.dtype = DTYPE_BF16}};
             model.config.dtype = DTYPE_BF16;
             model.config.layers = 36;
+            plan.vram_page_count = (s + t) % 2 ? 100 : 0; /* two tiers take more */
             gpu_buffers_place(&model, &plan, &h, d, &buffers);
             const struct ledger_wish wish = {.kv_dtype = KV_BF16, .slots = 8, .page_tokens = 32};
             const struct ledger_case c = {.model = &model, .wish = &wish};
             const struct ledger_workspace what = {.step_tokens = tokens[t],
                                                   .ctx = 8192,
                                                   .layers = true,
-                                                  .head = true};
+                                                  .head = true,
+                                                  .tiered = plan_kv_tiered(&plan)};
             assert_int_equal(buffers.work.bytes - d->ask.matmul_workspace, ledger_workspace_bytes(&c, &what));
             if (gpu_buffers_check(&model.config, d, &buffers, &err)) fail_msg("%s", err.text);
             buffers.work.area[GPU_AREA_FEW].bytes = 0;
             assert_int_equal(gpu_buffers_check(&model.config, d, &buffers, &err), HELM_E_INTERNAL);
             assert_non_null(strstr(err.text, "candidates"));
         }
+    plan.vram_page_count = 0;
     /* without chains there are no lists */
     const struct arena_header h = {.slots = 8,
                                    .step_tokens = 1,
@@ -103,12 +106,17 @@ static void step_blocks_do_not_overlap(void **state)
 {
     (void)state;
     static const uint32_t tokens[] = {1, 16, 512, 576, 1088, 4096};
-    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+    for (size_t i = 0; i < 2 * sizeof tokens / sizeof *tokens; i++) {
         struct gpu_block b;
         char *base = calloc(1, 1 << 20);
-        gpu_block_place(tokens[i], 9, 7, &b);
+        const bool two_tables = i % 2;
+        gpu_block_place(tokens[i / 2], 9, 7, two_tables, &b);
+        assert_true(b.arena_table + (two_tables ? 9 * 7 * sizeof(uint32_t) : 0) <= b.page_table);
+        assert_int_equal(b.arena_table == b.page_table, !two_tables);
+        assert_true(b.row_begin >= b.row_slot + 9 * sizeof(uint32_t));
+        assert_true(b.row_begin + 9 * sizeof(uint32_t) <= b.sample_token);
         assert_true(b.bytes < 1 << 20);
-        assert_int_equal(b.subs, (tokens[i] + 511) / 512);
+        assert_int_equal(b.subs, (tokens[i / 2] + 511) / 512);
         const char *last = base;
         for (uint32_t sub = 0; sub < b.subs; sub++) {
             const struct gpuk_step step = gpu_block_step(&b, base, 7, sub);
@@ -116,10 +124,10 @@ static void step_blocks_do_not_overlap(void **state)
             assert_ptr_equal(step.page_table, base + b.page_table);
             assert_true((const char *)step.counts >= last);
             last = (const char *)(step.row_slot + 9);
-            assert_true((const char *)(step.token_row + (tokens[i] < 512 ? tokens[i] : 512)) <=
+            assert_true((const char *)(step.token_row + (tokens[i / 2] < 512 ? tokens[i / 2] : 512)) <=
                         (const char *)step.row_first);
             assert_true((const char *)(step.row_first + 10) <= (const char *)step.row_slot);
-            assert_true(last <= base + b.page_table);
+            assert_true(last <= base + b.arena_table);
         }
         free(base);
     }
@@ -181,6 +189,83 @@ static void plans_are_printed(void **state)
     free(printed(&plan, HELM_E_UNSUPPORTED));
     plan.layers = 3;
     free(printed(&plan, HELM_E_MISMATCH));
+}
+
+/* The lines of a program that begin so, each without its number and layer. */
+static bool in_order(const char *text, const char *title, const char *const *parts, size_t count)
+{
+    const char *at = strstr(text, title), *end = at ? strstr(at + 1, " entries") : NULL;
+    if (end) end = strstr(end + 1, " entries"); /* of the program behind this one */
+    for (size_t i = 0; i < count && at; i++) at = strstr(at + 1, parts[i]);
+    return at && (!end || at < end);
+}
+
+/* With two tiers a decode tier has one more program, in which queries are down before the GPU attends and what comes up
+ * is waited for behind that; chunks attend once for all sub-chunks, and copy what they fill layer by layer. */
+static void two_tiers_are_printed(void **state)
+{
+    (void)state;
+    struct plan_stage decode[8], prefill[8];
+    const enum plan_home d[] = {1, 1, 0, 0, 1, 2, 1, 1}, p[] = {1, 1, 2, 2, 1, 2, 1, 1};
+    struct plan plan = {.layers = 4,
+                        .stages = decode,
+                        .stage_count = plan_stages_of(d, 4, decode),
+                        .ring_bytes = 300 * KIB,
+                        .step_tokens = 600,
+                        .embed = PLAN_GPU0,
+                        .head = PLAN_GPU0,
+                        .context_tokens = 640,
+                        .slots = 2,
+                        .page_tokens = 32,
+                        .page_count = 60,
+                        .vram_page_count = 40,
+                        .prefill_count = 1};
+    plan.prefill[0] = (struct plan_phase){.from_tokens = 17,
+                                          .stages = prefill,
+                                          .stage_count = plan_stages_of(p, 4, prefill)};
+    char *text = printed(&plan, 0);
+    static const char *const assisted[] = {"layer 0    gemv",
+                                           "layer 0    rope, append",
+                                           "wait for word 0",
+                                           "layer 0    put queries in lane, 512 numbers",
+                                           "write word 1",
+                                           "layer 0    attend",
+                                           "wait for word 1",
+                                           "layer 0    merge with partial results, 8 heads",
+                                           "layer 2    put queries",
+                                           "write word 2",
+                                           "wait for word 2",
+                                           "layer 3    put queries",
+                                           "write word 3",
+                                           "wait for word 3",
+                                           "layer 3    merge",
+                                           "write word 0",
+                                           "layer 3    | gemv 256x512",
+                                           "argmax"};
+    static const char *const chunk[] = {"layer 0    rope, append, sub-chunk 0",
+                                        "layer 0    rope, append, sub-chunk 1",
+                                        "layer 0    attend",
+                                        "layer 0      link: store filled pages, of a step that fills a page",
+                                        "layer 1    rope, append, sub-chunk 0",
+                                        "layer 1    attend",
+                                        "layer 2      link: store filled pages",
+                                        "wait for cells stored"};
+    assert_true(
+        in_order(text, "1 token, the CPU attends to a part", assisted, sizeof assisted / sizeof *assisted));
+    assert_true(in_order(text, "9 to 16 tokens, the CPU attends", assisted + 1, 15));
+    assert_true(in_order(text, "a chunk of tokens, prefill", chunk, sizeof chunk / sizeof *chunk));
+    assert_null(strstr(text, "borrow")); /* the arena's pages are read and written where they lie */
+    assert_null(strstr(text, "layer 1      link: store"));
+    char *one = printed(&plan, 0),
+         *same = strstr(one, ", the CPU attends"); /* the others are as with one tier */
+    assert_non_null(same);
+    plan.vram_page_count = 0;
+    char *other = printed(&plan, 0);
+    assert_memory_equal(one, other, (size_t)(strstr(other, "a chunk") - other));
+    assert_null(strstr(other, "attends"));
+    free(text);
+    free(one);
+    free(other);
 }
 
 static bool is_product(const char *line)
@@ -262,6 +347,7 @@ int main(void)
         cmocka_unit_test(workspace_is_as_charged),
         cmocka_unit_test(step_blocks_do_not_overlap),
         cmocka_unit_test(plans_are_printed),
+        cmocka_unit_test(two_tiers_are_printed),
         cmocka_unit_test(packed_slices_are_expanded_before_their_use),
     };
     return cmocka_run_group_tests_name("worker-gpu/program", tests, NULL, NULL);

@@ -1,0 +1,130 @@
+/* Where the pages of a step's rows lie. See tiers.h. Called by batcher.c. */
+#include "daemon/steps/tiers.h"
+
+#include <stdlib.h>
+
+#include "common/base/log.h"
+
+int tiers_init(struct tiers *tiers, const struct plan *plan, const struct arena *arena, struct helm_err *err)
+{
+    *tiers = (struct tiers){.plan = plan, .arena = arena};
+    return kv_places_init(&tiers->places, arena_header_of(arena)->vram_page_count, err);
+}
+
+void tiers_free(struct tiers *tiers)
+{
+    kv_places_free(&tiers->places);
+}
+
+static bool tiered(const struct tiers *tiers)
+{
+    return tiers->places.count != 0;
+}
+
+static uint32_t *row_of(const struct tiers *tiers, uint32_t slot)
+{
+    return arena_vram_table_of(tiers->arena, slot);
+}
+
+void tiers_begin(struct tiers *tiers, uint32_t slot, uint32_t whole)
+{
+    if (tiered(tiers)) kv_places_begin(&tiers->places, slot, row_of(tiers, slot), whole);
+}
+
+/* ---- room ---- */
+
+/* `pages` of them, or as many as there are, from the last that came on. */
+static void move_out(struct tiers *tiers, const struct tiers_member *member, uint32_t count, uint32_t pages)
+{
+    for (uint32_t i = count; i-- > 0 && pages > 0;) {
+        const uint32_t slot = member[i].slot, host = tiers->places.slot[slot].host;
+        if (member[i].whole <= host) continue;
+        const uint32_t part = member[i].whole - host < pages ? member[i].whole - host : pages;
+        kv_places_move_out(&tiers->places, slot, row_of(tiers, slot), host + part);
+        pages -= part;
+    }
+}
+
+bool tiers_make_room(struct tiers *tiers, const struct tiers_member *member, uint32_t count)
+{
+    struct kv_places *places = &tiers->places;
+    uint32_t need = 0;
+    if (!tiered(tiers)) return true;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t end = places->slot[member[i].slot].end;
+        if (member[i].end > end) need += member[i].end - end;
+    }
+    const uint64_t used = (uint64_t)kv_places_used(places) + need;
+    if (need && used > places->watermark)
+        move_out(tiers, member, count, (uint32_t)(used - places->watermark));
+    if (need > places->free_count && places->rung == places->done) {
+        log_error(
+            "tiers: a step needs %u of %u places, %u are free (plan_check allows no such plan): aborting",
+            need, places->count, places->free_count);
+        abort();
+    }
+    if (need > places->free_count) return false;
+    for (uint32_t i = 0; i < count; i++)
+        if (kv_places_grow(places, member[i].slot, row_of(tiers, member[i].slot), member[i].end)) abort();
+    return true;
+}
+
+/* ---- rows ---- */
+
+/* Of `host` pages how many the CPU attends to, from the first on. */
+static uint32_t assisted_pages(const struct tiers *tiers, uint32_t host)
+{
+    return host - (uint32_t)(((uint64_t)host * tiers->plan->kv_direct_permille + 500) / 1000);
+}
+
+static void fetch(struct tiers *tiers, struct step *step, uint32_t slot)
+{
+    struct kv_places *places = &tiers->places;
+    uint32_t *row = row_of(tiers, slot);
+    while (step->fetch_count < ARENA_STEP_FETCH && kv_places_used(places) < places->watermark &&
+           !kv_places_fetch(places, slot, row)) {
+        const uint32_t page = places->slot[slot].host;
+        step->fetch[step->fetch_count++] =
+            (struct step_fetch){.page = arena_page_table_of(tiers->arena, slot)[page], .place = row[page]};
+    }
+}
+
+void tiers_fill(struct tiers *tiers, bool decode, struct step *step)
+{
+    const uint32_t page_tokens = arena_header_of(tiers->arena)->kv.page_tokens;
+    if (!tiered(tiers)) return;
+    const bool assists = decode && step->token_count == step->row_count &&
+                         step->token_count <= ARENA_KV_TOKENS && plan_kv_assisted(tiers->plan);
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        struct step_row *row = &step->row[i];
+        const uint32_t host = tiers->places.slot[row->slot].host;
+        row->host_tokens = host * page_tokens;
+        row->direct_from = assists ? assisted_pages(tiers, host) * page_tokens : 0;
+        if (row->direct_from) step->flags |= STEP_KV_ASSISTED;
+    }
+    for (uint32_t i = 0; i < step->row_count; i++) fetch(tiers, step, step->row[i].slot);
+}
+
+/* ---- steps ---- */
+
+void tiers_rung(struct tiers *tiers, uint32_t serial)
+{
+    kv_places_rung(&tiers->places, serial);
+}
+
+void tiers_done(struct tiers *tiers, uint32_t serial)
+{
+    kv_places_done(&tiers->places, serial);
+}
+
+void tiers_lost(struct tiers *tiers)
+{
+    kv_places_reset(&tiers->places);
+}
+
+uint32_t tiers_host_pages(const struct tiers *tiers)
+{
+    uint32_t pages = 0;
+    for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++) pages += tiers->places.slot[i].host;
+    return pages;
+}

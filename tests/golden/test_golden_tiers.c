@@ -1,0 +1,221 @@
+/* Golden runs over a cache of two tiers: a pair of CPU worker and GPU worker, a pool in VRAM of a few pages, and every
+ * reference case decoded far beyond it.
+ *
+ * What helmd decides of places is drawn at random (tests/golden/tier_walks.h): pages move out and come back, the CPU
+ * attends to a part of some rows' positions, the GPU reads others over the link, prompts go on over pages that lie in
+ * the arena. Checked: tokens and logprobs against the reference within the tolerances of one tier, filled pages in the
+ * arena, steps launched behind others, lanes left at 0.
+ *
+ * The device is the emulated one, or the GPU with HELM_TEST_DEVICE=cuda (helm-test-gpu-tiers). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/device_choice.h"
+#include "tests/golden/courses.h"
+#include "tests/golden/tier_walks.h"
+
+#define STEP_TOKENS 600 /* more than a sub-chunk */
+#define CONTEXT     1104
+#define PAGE_TOKENS 16
+#define UNITS_MAX   16
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LONG_CASE 140
+#define FEW_CASES true
+#else
+#define LONG_CASE UINT32_MAX
+#define FEW_CASES false
+#endif
+
+/* A plan as letters, one a unit: c(pu), g(pu), s(tream). */
+struct tier_case {
+    const char *model, *decode, *prefill;
+    enum kv_dtype kv_dtype;
+    uint32_t direct_permille; /* 1000: the CPU attends to nothing */
+    bool no_graphs;
+    unsigned modes; /* of enum mode */
+};
+
+static uint32_t read_letters(const char *letters, struct plan_stage *stages)
+{
+    enum plan_home home[UNITS_MAX];
+    const uint32_t units = (uint32_t)strlen(letters);
+    assert_true(units <= UNITS_MAX);
+    for (uint32_t u = 0; u < units; u++)
+        home[u] = letters[u] == 'g' ? PLAN_HOME_GPU : letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
+    return plan_stages_of(home, units / 2, stages);
+}
+
+static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pair *pair)
+{
+    struct plan_stage stages[2][UNITS_MAX];
+    struct helm_err err = {0};
+    struct plan plan = {.layers = (uint32_t)strlen(c->decode) / 2,
+                        .ring_bytes = 300 * KIB,
+                        .stages = stages[0],
+                        .stage_count = read_letters(c->decode, stages[0])};
+    plan.embed = plan.head = c->decode[0] == 'c' ? PLAN_CPU0 : PLAN_GPU0;
+    if (c->prefill) {
+        plan.prefill[0] = (struct plan_phase){.from_tokens = 40,
+                                              .stages = stages[1],
+                                              .stage_count = read_letters(c->prefill, stages[1])};
+        plan.prefill_count = 1;
+    }
+    const bool emulated = strcmp(device_name(), "emulated") == 0;
+    const struct pair_options options = {.folder = c->model,
+                                         .plan = &plan,
+                                         .device = device_name(),
+                                         .kv_dtype = c->kv_dtype,
+                                         .threads = 2,
+                                         .slots = CASES_MAX,
+                                         .context_tokens = CONTEXT,
+                                         .step_tokens = STEP_TOKENS,
+                                         .page_tokens = PAGE_TOKENS,
+                                         .vram_pages = vram_pages,
+                                         .direct_permille = c->direct_permille,
+                                         .vram_bytes = emulated ? 256 * MIB : 4 * GIB,
+                                         .peer_wait_ms = 120000,
+                                         .no_graphs = c->no_graphs,
+                                         .copy_rows = true};
+    if (pair_open(&options, pair, &err)) fail_msg("%s, %s: %s", c->model, c->decode, err.text);
+}
+
+static void lanes_are_empty(const struct pair *pair)
+{
+    for (uint32_t i = 0; i < arena_header_of(&pair->arena)->lanes; i++)
+        assert_int_equal(doorbell_read(&arena_lane_of(&pair->arena, i)->bell), 0);
+    for (int i = 0; i < ARENA_KV_LANES; i++)
+        assert_int_equal(doorbell_read(&arena_kv_lane_of(&pair->arena, (enum arena_kv_lane)i)->bell), 0);
+}
+
+static void run_tiers(const struct tier_case *c, const struct golden *golden)
+{
+    const bool emulated = strcmp(device_name(), "emulated") == 0, assisted = c->direct_permille < 1000;
+    static const uint32_t mixed[] = {13, 0, 5, 40, 1, 200, 3}, odd[] = {0, 7, 33, 1, 64, 2, 129, 16, 17};
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct tier_run *run = calloc(1, sizeof *run);
+    struct outcome all = {0};
+    uint64_t start_us = units_now_us();
+    /* what a step appends to, and four pages more */
+    open_tiers(c, (STEP_TOKENS - 1) / PAGE_TOKENS + 1 + 2 * CASES_MAX + 4, pair);
+    tier_begin(run, pair, 7 + c->kv_dtype, emulated, assisted);
+    for (int mode = 0; mode < MODE_COUNT; mode++) {
+        if (!(c->modes >> mode & 1)) continue;
+        struct outcome outcome = {0};
+        struct walk walks[CASES_MAX];
+        const struct walker on = {.arena = &pair->arena,
+                                  .engines = run,
+                                  .step = tier_step,
+                                  .gap_allowed = pair_tolerance(pair)->gap};
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < golden->count; i++) {
+            if (golden->cases[i].prompt_count > LONG_CASE) continue;
+            walk_start(&on, &walks[count], &golden->cases[i], count, mode == MODE_GREEDY ? 0 : 5);
+            count++;
+        }
+        if (mode != MODE_ALONE) run_walks(&on, walks, count, mixed, sizeof mixed / sizeof *mixed, &outcome);
+        for (uint32_t i = 0; i < count && mode == MODE_ALONE; i++)
+            run_walks(&on, &walks[i], 1, odd, sizeof odd / sizeof *odd, &outcome);
+        outcome_add(&all, &outcome);
+    }
+    lanes_are_empty(pair);
+    pair_close(pair);
+    print_message(
+        "%-30s %-8s kv %-4s mean %.5f worst %.4f, %u permitted; %u pages out, %u back, %u stored; steps: %u "
+        "assisted, %u direct, %u chunks; %.2f s\n",
+        c->model, c->decode, kv_dtype_name(c->kv_dtype), all.count ? all.sum / (double)all.count : 0.0,
+        all.worst, all.permitted, run->moved, run->fetched, run->stored, run->assisted_steps,
+        run->direct_steps, run->host_chunks, (double)(units_now_us() - start_us) * 1e-6);
+    assert_int_equal(all.wrong, 0);
+    const struct tolerance *allowed = tolerance_of_cache(c->kv_dtype);
+    assert_true(all.worst <= allowed->worst);
+    if (all.count) assert_true(all.sum / (double)all.count <= allowed->mean);
+    assert_true(run->moved && run->fetched && run->stored && run->host_chunks && run->direct_steps);
+    assert_true(!assisted == !run->assisted_steps);
+    free(run);
+    free(pair);
+}
+
+#define QWEN3    "tests/data/golden/qwen3"
+#define QWEN2    "tests/data/golden/qwen2-bias"
+#define LLAMA    "tests/data/golden/llama3-ropescaled"
+#define ALONE    (1u << MODE_ALONE)
+#define TOGETHER (1u << MODE_TOGETHER)
+#define GREEDY   (1u << MODE_GREEDY)
+
+static void cases_agree(void **state)
+{
+    (void)state;
+    need_device();
+    static const struct tier_case cases[] = {
+        {QWEN3, "gggggggg", NULL, KV_F16, 100, false, ALONE | TOGETHER | GREEDY},
+        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, false, TOGETHER | ALONE}, /* borrows a layer */
+        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, true, TOGETHER},
+        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, false, TOGETHER | GREEDY},
+        {LLAMA, "gggggggg", NULL, KV_F16, 1000, false, TOGETHER | ALONE}, /* reads all over the link */
+    };
+    for (size_t i = 0; i < (FEW_CASES ? 2 : sizeof cases / sizeof *cases); i++) {
+        struct golden *golden = calloc(1, sizeof *golden);
+        golden_read(cases[i].model, golden);
+        run_tiers(&cases[i], golden);
+        golden_free(golden);
+        free(golden);
+    }
+}
+
+/* Steps that are rung behind others: with room for all in VRAM they are launched so, too, and fill pages on their way;
+ * tokens are those of steps rung one at a time. */
+static void steps_follow(void **state)
+{
+    (void)state;
+    need_device();
+    static const struct tier_case c = {QWEN3, "gggggggg", NULL, KV_F16, 1000, false, 0};
+    static const struct course courses[] = {{.rows = 1, .queued = true},
+                                            {.rows = 3, .queued = true},
+                                            {.rows = 2, .queued = true, .sampled = true},
+                                            {.rows = 3, .queued = true, .other_at = 8, .both_at = 12}};
+    struct pair *pair = calloc(1, sizeof *pair);
+    open_tiers(&c, CASES_MAX * ((CONTEXT - 1) / PAGE_TOKENS + 1), pair);
+    const struct arena *arena = &pair->arena;
+    for (uint32_t s = 0; s < CASES_MAX; s++)
+        for (uint32_t i = 0; i < arena_header_of(arena)->pages_per_slot; i++)
+            arena_vram_table_of(arena, s)[i] = arena_page_table_of(arena, s)[i] ^ 1;
+    const struct gpu_engine *g = (const struct gpu_engine *)pair->server[PAIR_GPU].engine;
+    for (size_t i = 0; i < sizeof courses / sizeof *courses; i++) {
+        static uint32_t tokens[2][COURSE_SLOTS][COURSE_TOKENS];
+        struct course plain = courses[i];
+        plain.queued = false;
+        memset(tokens, 0, sizeof tokens);
+        run_course(pair, &plain, tokens[0]);
+        memset(arena_region_ptr(arena, ARENA_REGION_KV), 0xff,
+               arena_header_of(arena)->region[ARENA_REGION_KV].bytes);
+        const uint64_t launched = g->follow.launched;
+        run_course(pair, &courses[i], tokens[1]);
+        assert_memory_equal(tokens[0], tokens[1], sizeof tokens[0]);
+        assert_true(courses[i].sampled || g->follow.launched > launched);
+        for (uint32_t r = 0; r < courses[i].rows && strcmp(device_name(), "emulated") == 0; r++) {
+            struct tier_run run = {.pair = pair, .looks = true};
+            const struct step_row row = {.slot = r, .count = COURSE_PROMPT + r + COURSE_TOKENS - 1};
+            tier_check_row(&run, &row);
+            assert_true(run.stored > 1);
+        }
+    }
+    pair_close(pair);
+    free(pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_follow),
+        cmocka_unit_test(cases_agree),
+    };
+    return cmocka_run_group_tests_name("golden/tiers", tests, NULL, NULL);
+}

@@ -1,0 +1,95 @@
+/* The host's side of a step over a cache of two tiers. See tiers.h. */
+#include "worker-gpu/tiers.h"
+
+#include <string.h>
+
+#include "worker-gpu/engine.h"
+#include "worker-gpu/program/tiers.h"
+
+static_assert(GPU_TIER_PLACES == GPU_FOLLOW_PLACES,
+              "a place of a step is one of those that steps take in turn");
+
+int gpu_tiers_open(struct gpu_engine *g, _Atomic uint32_t *stored, struct helm_err *err)
+{
+    g->tiers.on = plan_kv_tiered(&g->plan);
+    g->tiers.stored = stored;
+    return g->tiers.on ? g->device->ops->event_create(g->device, &g->tiers.fetched, err) : 0;
+}
+
+void gpu_tiers_close(struct gpu_engine *g)
+{
+    if (g->tiers.fetched) g->device->ops->event_free(g->device, g->tiers.fetched);
+    g->tiers = (struct gpu_tiers){0};
+}
+
+/* ---- page tables ---- */
+
+void gpu_tiers_fill(const struct gpu_engine *g, const struct gpu_program *p, uint32_t r)
+{
+    const struct batch_row *row = &g->batch.row[r];
+    const struct gpu_block *b = &p->block;
+    const uint32_t page_tokens = g->kv.page_tokens, count = (row->start + row->count - 1) / page_tokens + 1;
+    const uint32_t host = row->host_tokens / page_tokens;
+    const uint32_t absent = p->assisted ? row->direct_from / page_tokens : 0;
+    const size_t line = (size_t)r * p->step.pages_per_slot;
+    uint32_t *table = (uint32_t *)(void *)(g->source.block_host + b->page_table) + line;
+    uint32_t *arena = (uint32_t *)(void *)(g->source.block_host + b->arena_table) + line;
+    for (uint32_t i = 0; i < absent; i++) table[i] = GPUK_PAGE_ABSENT;
+    for (uint32_t i = absent; i < host; i++) table[i] = row->pages[i] | GPUK_PAGE_HOST;
+    if (count > host) memcpy(table + host, row->places + host, (count - host) * sizeof *table);
+    ((uint32_t *)(void *)(g->source.block_host + b->row_begin))[r] = absent * page_tokens;
+    if (b->arena_table == b->page_table) return;
+    for (uint32_t i = 0; i < count; i++) arena[i] = row->pages[i] | GPUK_PAGE_HOST;
+}
+
+/* ---- copies ---- */
+
+int gpu_tiers_begin(struct gpu_engine *g, struct helm_err *err)
+{
+    if (!g->tiers.fetching) return 0;
+    g->tiers.fetching = false;
+    return g->device->ops->event_follow(g->device, DEVICE_COMPUTE, g->tiers.fetched, err);
+}
+
+int gpu_tiers_store(struct gpu_engine *g, uint32_t place, uint32_t ahead, struct helm_err *err)
+{
+    struct gpu_tiers *t = &g->tiers;
+    struct gpu_cells cells;
+    const uint32_t pages = gpu_fills(&g->batch, g->kv.page_tokens, ahead);
+    t->stores[place] = pages > 0;
+    if (!pages) return 0;
+    atomic_store_explicit(&t->stored[place], 0, memory_order_release);
+    int rc = 0;
+    for (uint32_t from = 0; !rc && gpu_cells_next(&g->plan, from, &cells); from = cells.layer + cells.layers)
+        rc = gpu_store_filled(&g->source, DEVICE_COMPUTE, &cells, &g->batch, ahead, err);
+    return rc ? rc : device_word_write(g->device, &t->stored[place], 1, err);
+}
+
+int gpu_tiers_fetch(struct gpu_engine *g, const struct step *step, struct helm_err *err)
+{
+    if (!step->fetch_count) return 0;
+    int rc = gpu_fetch_pages(&g->source, step->fetch, step->fetch_count, err);
+    if (!rc) rc = g->device->ops->event_record(g->device, DEVICE_COPY, g->tiers.fetched, err);
+    g->tiers.fetching = !rc;
+    return rc;
+}
+
+uint64_t gpu_tiers_copied(const struct gpu_engine *g, const struct step *step)
+{
+    if (!g->tiers.on) return 0;
+    return (gpu_fills(&g->batch, g->kv.page_tokens, 0) + step->fetch_count) * gpu_tier_page_bytes(&g->source);
+}
+
+int gpu_tiers_finish(struct gpu_engine *g, uint32_t place, struct helm_err *err)
+{
+    if (!g->tiers.stores[place]) return 0;
+    g->tiers.stores[place] = false;
+    return device_word_poll(g->device, &g->tiers.stored[place], 1, g->wait_ms, err);
+}
+
+void gpu_tiers_abandon(struct gpu_engine *g)
+{
+    if (!plan_kv_tiered(&g->plan)) return;
+    atomic_store(&arena_kv_lane_of(g->base.arena, ARENA_KV_QUERY)->bell.value, 0);
+    atomic_store(&arena_kv_lane_of(g->base.arena, ARENA_KV_PARTIAL)->bell.value, INT32_MAX);
+}
