@@ -218,6 +218,10 @@ struct helm_status {
     uint32_t kv_pages_cached; /* in use by nobody, free for anybody, and found by their tokens */
     uint64_t prefix_hits_total, tokens_cached_total, prefix_evictions_total;
     const char *activations; /* that blocks are multiplied with, exact or int8, and why */
+    /* Of a KV cache in two tiers, all 0 with one: room for pages in VRAM, pages of running sequences that lie in host
+     * memory alone, and how many were moved there and fetched so far. */
+    uint32_t kv_places_used, kv_places_total, kv_pages_host;
+    uint64_t kv_pages_moved_out_total, kv_pages_fetched_total;
     const struct helm_worker_status *workers;
     size_t worker_count;
 };

@@ -75,12 +75,18 @@ static void status_json(const struct helm_status *s, const struct helm_model_inf
                     "\"seconds_sample\":%.6f,\"seconds_idle\":%.6f,\"seconds_steps\":%.6f,"
                     "\"load_seconds_left\":%.3f,\"kv_token_bytes\":%" PRIu64 ",\"kv_pages_cached\":%u,"
                     "\"prefix_hits_total\":%" PRIu64 ",\"tokens_cached_total\":%" PRIu64
-                    ",\"prefix_evictions_total\":%" PRIu64 ",\"workers\":[",
+                    ",\"prefix_evictions_total\":%" PRIu64 ",",
                     s->uptime_ms, s->running, s->queued, s->queue_limit, s->kv_pages_used, s->kv_pages_total,
                     s->requests_total, s->tokens_prompt_total, s->tokens_output_total, s->steps_total,
                     s->seconds_linear, s->seconds_attention, s->seconds_sample, s->seconds_idle,
                     s->seconds_steps, s->load_seconds_left, s->kv_token_bytes, s->kv_pages_cached,
                     s->prefix_hits_total, s->tokens_cached_total, s->prefix_evictions_total);
+    cli_text_printf(out,
+                    "\"kv_places_used\":%u,\"kv_places_total\":%u,\"kv_pages_host\":%u,"
+                    "\"kv_pages_moved_out_total\":%" PRIu64 ",\"kv_pages_fetched_total\":%" PRIu64
+                    ",\"workers\":[",
+                    s->kv_places_used, s->kv_places_total, s->kv_pages_host, s->kv_pages_moved_out_total,
+                    s->kv_pages_fetched_total);
     for (size_t i = 0; i < s->worker_count; i++) {
         const struct helm_worker_status *w = &s->workers[i];
         cli_text_add(out, "{", 1);
@@ -181,6 +187,12 @@ static void status_table(const struct helm_status *s, const struct helm_model_in
         query_add_clean(out, s->kv_dtype);
         cli_text_printf(out, ", %s a token", units_format_size(s->kv_token_bytes, size));
     }
+    if (s->kv_places_total > 0)
+        cli_text_printf(out,
+                        "\nin VRAM    %u of %u pages, %u in host memory alone; %" PRIu64
+                        " moved out so far, %" PRIu64 " fetched",
+                        s->kv_places_used, s->kv_places_total, s->kv_pages_host, s->kv_pages_moved_out_total,
+                        s->kv_pages_fetched_total);
     cli_text_printf(out, "\nprefixes   ");
     query_add_clean(out, s->prefix_cache);
     if (strcmp(s->prefix_cache, "off") != 0)

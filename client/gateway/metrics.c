@@ -112,6 +112,16 @@ static void write_daemon(struct cli_text *out, const struct helm_status *s)
     write_gauge(out, "helm_kv_pages", s->kv_pages_total, "Pages of the KV cache.");
     write_gauge(out, "helm_kv_pages_cached", s->kv_pages_cached,
                 "Free pages that prompts can find by their tokens.");
+    write_gauge(out, "helm_kv_places_used", s->kv_places_used,
+                "Room for pages in VRAM in use; a cache in two tiers.");
+    write_gauge(out, "helm_kv_places", s->kv_places_total,
+                "Room for pages in VRAM; 0: the cache has one tier.");
+    write_gauge(out, "helm_kv_pages_host", s->kv_pages_host,
+                "Pages of running sequences in host memory alone.");
+    write_counter(out, "helm_kv_pages_moved_out_total", s->kv_pages_moved_out_total,
+                  "Pages that gave their place in VRAM away.");
+    write_counter(out, "helm_kv_pages_fetched_total", s->kv_pages_fetched_total,
+                  "Pages that were copied to VRAM again.");
     write_counter(out, "helm_prefix_hits_total", s->prefix_hits_total,
                   "Requests that found pages of their prompt.");
     write_counter(out, "helm_cached_tokens_total", s->tokens_cached_total,

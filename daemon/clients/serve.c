@@ -211,6 +211,12 @@ static void on_status(struct serve *serve, struct asker asker, struct request *r
     status.prefix_hits_total = m->prefix_hits_total;
     status.tokens_cached_total = m->tokens_found_total;
     status.prefix_evictions_total = serve->batcher->pages.evicted;
+    const struct kv_places *places = &serve->batcher->tiers.places;
+    status.kv_places_used = kv_places_used(places);
+    status.kv_places_total = places->count;
+    status.kv_pages_host = tiers_host_pages(&serve->batcher->tiers);
+    status.kv_pages_moved_out_total = places->moved_out;
+    status.kv_pages_fetched_total = places->fetched;
     status.activations = (char *)serve->activations;
     status.requests_total = m->requests_total;
     status.tokens_prompt_total = m->tokens_prompt_total;

@@ -9,6 +9,10 @@
  * workers hand that hash to each other through the lanes as the plan says; each checks it against what it
  * reads back itself, so KV that one of them lost, or a lane left over from another life, ends it.
  *
+ * With a cache of two tiers the GPU worker keeps what its places hold, copies every page that a step has filled to the
+ * arena, fetches pages and reads each position where the step says; of steps flagged STEP_KV_ASSISTED the CPU worker
+ * reads the positions below direct_from, and what it makes of them goes through the kv lanes, layer by layer.
+ *
  * `--probe` prints one device of probe_vram_mib=N (0: none; probe_hang=1: nothing, for ever).
  *
  * Faults: HELM_FAKE_WORKER="key=value ..." in the environment; "gpu.key=value" is for that worker alone.
@@ -31,6 +35,7 @@
 #include "common/shared/doorbell.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
+#include "common/model/unit.h"
 #include "common/plan/plan.h"
 #include "common/base/units.h"
 #include "proto/control.pb-c.h"
@@ -52,7 +57,8 @@ struct fake {
     struct {
         char *at;
         struct kv_layout kv;
-    } pool[2]; /* by worker: KV pages of the arena, of this process (GPU) */
+    } pool[2];         /* by worker: KV pages of the arena, of this process (GPU) */
+    uint32_t first[2]; /* by worker: the first layer whose cache is its, whose cells are written */
 };
 
 static const char *kind = "cpu";
@@ -136,15 +142,22 @@ static enum plan_processor me(void)
     return strcmp(kind, "gpu") == 0 ? PLAN_GPU0 : PLAN_CPU0;
 }
 
+static void find_first_layers(struct fake *f)
+{
+    uint32_t kv_layer;
+    f->first[PLAN_CPU0] = f->first[PLAN_GPU0] = UINT32_MAX;
+    for (uint32_t l = f->plan.layers; l-- > 0;) f->first[plan_kv_of(&f->plan, l, &kv_layer)] = l;
+}
+
 /* The spans of one phase, and whose cells I write in it: a layer's KV goes where decode attends it, whoever
- * computes it now. The cells stand in the first layer of each pool. */
+ * computes it now. Cells are kept of the first layer of each worker's. */
 static int take_phase(struct fake *f, uint32_t p, struct helm_err *err)
 {
     int rc = plan_spans(&f->plan, p, &f->phase[p].spans, &f->phase[p].span_count, err);
     for (uint32_t l = 0; l < f->plan.layers && !rc; l++) {
         uint32_t kv_layer;
         enum plan_processor owner = plan_kv_of(&f->plan, l, &kv_layer);
-        if (kv_layer != 0 || plan_home_processor(plan_unit_home(&f->plan, p, 2 * l)) != me()) continue;
+        if (f->first[owner] != l || plan_home_processor(plan_unit_home(&f->plan, p, 2 * l)) != me()) continue;
         if (owner == me())
             f->phase[p].own = true;
         else
@@ -182,12 +195,14 @@ static void take_plan(struct fake *f, const Helm__Control__V1__Load *request)
     int rc = json_parse_bounded("plan", request->plan_json, strlen(request->plan_json), 1 << 20, &json, &err);
     if (!rc) rc = plan_from_json(json, &f->plan, &err);
     if (!rc) rc = plan_check(&f->plan, &err);
+    if (!rc) find_first_layers(f);
     for (uint32_t p = 0; p < plan_phase_count(&f->plan) && !rc; p++) rc = take_phase(f, p, &err);
     json_decref(json);
     f->pool[PLAN_CPU0].kv = f->pool[PLAN_GPU0].kv = h->kv;
     f->pool[PLAN_CPU0].at = arena_region_ptr(&f->arena, ARENA_REGION_KV);
     f->pool[PLAN_GPU0].kv.layers = plan_layers_of(&f->plan, PLAN_GPU0);
-    if (gpu) f->pool[PLAN_GPU0].at = calloc(h->page_count, kv_page_bytes(&f->pool[PLAN_GPU0].kv) + 1);
+    const uint32_t pages = plan_kv_tiered(&f->plan) ? h->vram_page_count : h->page_count;
+    if (gpu) f->pool[PLAN_GPU0].at = calloc(pages, kv_page_bytes(&f->pool[PLAN_GPU0].kv) + 1);
     if (!rc && gpu && (request->vram_bytes == 0 || !request->device[0] || request->weights_ready))
         rc = helm_fail(&err, HELM_E_PEER, "LOAD: device '%s', VRAM %llu, weights ready %llu", request->device,
                        (unsigned long long)request->vram_bytes, (unsigned long long)request->weights_ready);
@@ -240,26 +255,44 @@ static void fail_step(const char *what)
     abort();
 }
 
-/* Where position p of this slot keeps its "KV" in that worker's pool. */
-static uint32_t *cell(struct fake *f, enum plan_processor pool, uint32_t slot, uint32_t position)
+/* The cells of a page of the layer that is kept of `owner`'s: in the arena, or in the GPU's own pool. */
+static uint32_t *arena_cells(struct fake *f, enum plan_processor owner, uint32_t page)
 {
-    const struct arena_header *h = arena_header_of(&f->arena);
-    uint32_t page = arena_page_table_of(&f->arena, slot)[position / h->kv.page_tokens];
-    if (page >= h->page_count) {
-        fprintf(stderr, "fake worker: slot %u position %u is on page %u of %u\n", slot, position, page,
-                h->page_count);
-        abort();
-    }
-    return (uint32_t *)(f->pool[pool].at + kv_offset(&f->pool[pool].kv, page, 0, 0, 0)) +
-           position % h->kv.page_tokens;
+    const uint32_t layer = plan_kv_tiered(&f->plan) ? f->first[owner] : 0;
+    return (uint32_t *)(f->pool[PLAN_CPU0].at + kv_offset(&f->pool[PLAN_CPU0].kv, page, layer, 0, 0));
 }
 
-static uint64_t hash_of(struct fake *f, enum plan_processor pool, const struct step_row *row)
+static uint32_t *vram_cells(struct fake *f, uint32_t page)
 {
-    const struct arena_slot *slot = arena_slot_of(&f->arena, row->slot);
-    uint64_t hash = 1469598103934665603u ^ slot->sampling.seed;
-    for (uint32_t p = 0; p < row->start + row->count; p++)
-        hash = (hash ^ *cell(f, pool, row->slot, p)) * 1099511628211u;
+    return (uint32_t *)(f->pool[PLAN_GPU0].at + kv_offset(&f->pool[PLAN_GPU0].kv, page, 0, 0, 0));
+}
+
+static uint32_t entry_of(const struct step_row *row, const uint32_t *table, uint32_t at, uint32_t count)
+{
+    if (table[at] < count) return table[at];
+    fprintf(stderr, "fake worker: slot %u has page %u on %u of %u\n", row->slot, at, table[at], count);
+    abort();
+}
+
+/* Where position p of this row keeps its "KV" of that worker's layers. */
+static uint32_t *cell(struct fake *f, enum plan_processor owner, const struct step_row *row,
+                      uint32_t position)
+{
+    const struct arena_header *h = arena_header_of(&f->arena);
+    const uint32_t at = position / h->kv.page_tokens, in_page = position % h->kv.page_tokens,
+                   page = entry_of(row, arena_page_table_of(&f->arena, row->slot), at, h->page_count);
+    if (owner == PLAN_CPU0 || position < row->host_tokens) return arena_cells(f, owner, page) + in_page;
+    if (!plan_kv_tiered(&f->plan)) return vram_cells(f, page) + in_page;
+    return vram_cells(f, entry_of(row, arena_vram_table_of(&f->arena, row->slot), at, h->vram_page_count)) +
+           in_page;
+}
+
+/* Goes on with the hash of the positions below `from`, up to `to`. */
+static uint64_t hash_on(struct fake *f, enum plan_processor owner, const struct step_row *row, uint64_t hash,
+                        uint32_t from, uint32_t to)
+{
+    if (from == 0) hash = 1469598103934665603u ^ arena_slot_of(&f->arena, row->slot)->sampling.seed;
+    for (uint32_t p = from; p < to; p++) hash = (hash ^ *cell(f, owner, row, p)) * 1099511628211u;
     return hash;
 }
 
@@ -291,14 +324,107 @@ static uint32_t token_at(struct fake *f, const struct step *step, const struct s
 }
 
 /* Writes the step's KV into a pool and reads all of it back. */
-static void attend(struct fake *f, enum plan_processor pool, const struct step *step, uint64_t *hash)
+static void attend(struct fake *f, enum plan_processor owner, const struct step *step, uint64_t *hash)
 {
     for (uint32_t i = 0; i < step->row_count; i++) {
         const struct step_row *row = &step->row[i];
+        const uint32_t from = owner == PLAN_GPU0 ? row->direct_from : 0; /* `hash` has what is below */
         for (uint32_t p = row->start; p < row->start + row->count; p++)
-            *cell(f, pool, row->slot, p) = token_at(f, step, row, p);
+            *cell(f, owner, row, p) = token_at(f, step, row, p);
         if (fault_now(f, "crash_step") && i == step->row_count / 2) abort(); /* half of the KV is written */
-        hash[i] = hash_of(f, pool, row);
+        hash[i] = hash_on(f, owner, row, hash[i], from, row->start + row->count);
+    }
+}
+
+/* ---- two tiers ---- */
+
+/* A row's place in a kv lane that carries `width` floats a head. */
+static float *lane_row(struct fake *f, enum arena_kv_lane lane, uint32_t row)
+{
+    const struct arena_header *h = arena_header_of(&f->arena);
+    const uint32_t width = h->kv.head_dim + (lane == ARENA_KV_PARTIAL ? 2 : 0);
+    return arena_kv_lane_of(&f->arena, lane)->data + (size_t)row * h->kv_heads_asking * width;
+}
+
+/* What a query says: which it is. */
+static uint64_t query_of(const struct step *step, uint32_t ticket, uint32_t row)
+{
+    return (uint64_t)step->serial << 32 | ticket << 8 | row;
+}
+
+/* The GPU's part of a hand-over: asks, and takes what the CPU makes of the positions below direct_from. */
+static void ask(struct fake *f, const struct step *step, uint32_t ticket, uint64_t *hash)
+{
+    struct lane *query = arena_kv_lane_of(&f->arena, ARENA_KV_QUERY),
+                *partial = arena_kv_lane_of(&f->arena, ARENA_KV_PARTIAL);
+    struct helm_err err = {0};
+    if (lane_acquire(query, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
+    for (uint32_t i = 0; i < step->row_count; i++)
+        memcpy(lane_row(f, ARENA_KV_QUERY, i), &(uint64_t){query_of(step, ticket, i)}, sizeof *hash);
+    if (lane_publish(query, ticket, &err)) fail_step(err.text);
+    if (lane_wait(partial, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        uint64_t got;
+        memcpy(&got, lane_row(f, ARENA_KV_PARTIAL, i), sizeof got);
+        if (ticket > 1 && step->row[i].direct_from && got != hash[i])
+            fail_step("layers have other KV in the arena");
+        hash[i] = got;
+    }
+    if (ticket == plan_layers_of(&f->plan, PLAN_GPU0)) lane_release(partial);
+}
+
+/* The CPU's part of it. */
+static void answer(struct fake *f, const struct step *step, uint32_t ticket)
+{
+    struct lane *query = arena_kv_lane_of(&f->arena, ARENA_KV_QUERY),
+                *partial = arena_kv_lane_of(&f->arena, ARENA_KV_PARTIAL);
+    struct helm_err err = {0};
+    if (lane_wait(query, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct step_row *row = &step->row[i];
+        uint64_t asked, hash = hash_on(f, PLAN_GPU0, row, 0, 0, row->direct_from);
+        memcpy(&asked, lane_row(f, ARENA_KV_QUERY, i), sizeof asked);
+        if (asked != query_of(step, ticket, i)) fail_step("another query");
+        memcpy(lane_row(f, ARENA_KV_PARTIAL, i), &hash, sizeof hash);
+    }
+    if (lane_acquire(partial, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
+    if (ticket == plan_layers_of(&f->plan, PLAN_GPU0)) lane_release(query);
+    if (lane_publish(partial, ticket, &err)) fail_step(err.text);
+}
+
+/* What the GPU asks in a span of its half layers. */
+static void assist(struct fake *f, const struct step *step, const struct plan_span *span, uint32_t *ticket,
+                   uint64_t *hash)
+{
+    uint32_t kv_layer;
+    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) {
+        if (unit_part(u) != UNIT_ATTENTION || plan_kv_of(&f->plan, unit_layer(u), &kv_layer) != PLAN_GPU0)
+            continue;
+        if (me() == PLAN_GPU0)
+            ask(f, step, ++*ticket, hash);
+        else
+            answer(f, step, ++*ticket);
+    }
+}
+
+/* As early as a copy may be. */
+static void fetch_pages(struct fake *f, const struct step *step)
+{
+    const size_t bytes = arena_header_of(&f->arena)->kv.page_tokens * sizeof(uint32_t);
+    for (uint32_t i = 0; i < step->fetch_count && me() == PLAN_GPU0; i++)
+        memcpy(vram_cells(f, step->fetch[i].place), arena_cells(f, PLAN_GPU0, step->fetch[i].page), bytes);
+}
+
+/* Pages that the step has filled are in the arena before it is done. */
+static void store_pages(struct fake *f, const struct step *step)
+{
+    const uint32_t tokens = arena_header_of(&f->arena)->kv.page_tokens;
+    if (me() != PLAN_GPU0 || !plan_kv_tiered(&f->plan)) return;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct step_row *row = &step->row[i];
+        for (uint32_t page = row->start / tokens; (page + 1) * tokens <= row->start + row->count; page++)
+            memcpy(arena_cells(f, PLAN_GPU0, arena_page_table_of(&f->arena, row->slot)[page]),
+                   cell(f, PLAN_GPU0, row, page * tokens), tokens * sizeof(uint32_t));
     }
 }
 
@@ -323,8 +449,12 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
     uint64_t got[ARENA_STEP_ROWS] = {0};
     struct helm_err err = {0};
     bool attended = false;
+    uint32_t ticket = 0;
+    uint64_t below[ARENA_STEP_ROWS] = {0}; /* what the CPU makes of its part of the GPU's cache */
     for (uint32_t i = 0; i < f->phase[phase].span_count; i++) {
         const struct plan_span *span = &f->phase[phase].spans[i];
+        const bool assisted = (step->flags & STEP_KV_ASSISTED) && span->processor == PLAN_GPU0;
+        if (assisted && me() == PLAN_CPU0) assist(f, step, span, &ticket, below);
         if (span->processor != me()) continue;
         if (span->ticket_in) {
             struct lane *lane = arena_lane_of(&f->arena, span->lane_in);
@@ -333,7 +463,11 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
             if (span->last_in) lane_release(lane);
         }
         bool attends = span->unit_count > 1 || (span->unit_count == 1 && !(span->first_unit & 1));
-        if (attends && !attended) attended = attend_all(f, phase, step, hash);
+        if (assisted) assist(f, step, span, &ticket, below);
+        if (attends && !attended) {
+            memcpy(hash, below, bytes);
+            attended = attend_all(f, phase, step, hash);
+        }
         if (!attended)
             memcpy(hash, got, bytes); /* embedding, head or MLPs alone */
         else if (span->ticket_in && got[0] && memcmp(got, hash, bytes) != 0)
@@ -373,7 +507,9 @@ static void run_step(struct fake *f, uint32_t serial)
     wait_for_tokens(f, step);
     if (fault("token_us")) sleep_us(fault("token_us") * (long)step->token_count);
     if (fault("step_us")) sleep_us(fault("step_us"));
+    fetch_pages(f, step);
     run_spans(f, step, hash);
+    store_pages(f, step);
     bool head = f->plan.head == me();
     if (head) {
         memset(result, 0, sizeof *result);

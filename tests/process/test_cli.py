@@ -126,6 +126,10 @@ def query_tests(at, daemon):
     check("... shows the prefix cache", "prefixes   pe?er, 12 more pages kept, 3 requests found 640 tokens, 5 pages dropped" in out, out)
     check("... in JSON too", (status["prefix_cache"], status["kv_pages_cached"], status["prefix_hits_total"],
                               status["tokens_cached_total"], status["prefix_evictions_total"]) == ("pe\x1ber", 12, 3, 640, 5), status)
+    check("... shows the tiers of the cache",
+          "in VRAM    90 of 120 pages, 33 in host memory alone; 40 moved out so far, 7 fetched" in out, out)
+    check("... in JSON too", [status[k] for k in ("kv_places_used", "kv_places_total", "kv_pages_host",
+                              "kv_pages_moved_out_total", "kv_pages_fetched_total")] == [90, 120, 33, 40, 7], status)
     check("... in JSON too", (status["kv_dtype"], status["kv_token_bytes"]) == ("q8_0", 69632), status)
     check("... shows the device, its memory and busy shares", "device: a fake?" in out and "VRAM in use 3.00 MiB" in out and
           "busy 25 % of the steps' time, waiting 50 %; weights read 1.00 MiB, over the link 2.00 MiB" in out, out)
