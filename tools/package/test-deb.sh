@@ -8,8 +8,9 @@ work=${1:?usage: test-deb.sh WORK_DIR [SUITE]} suite=${2:-bookworm}
 here=$(cd "$(dirname "$0")/../.." && pwd)
 [ "$(id -u)" = 0 ] || { echo "test-deb.sh: needs root for debootstrap and chroot" >&2; exit 4; }
 command -v debootstrap >/dev/null || { echo "test-deb.sh: apt-get install debootstrap" >&2; exit 4; }
-mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list 2>/dev/null |
-    grep -oE 'https?://[^ ]+' | head -n 1)
+mirror=$( (cat /etc/apt/sources.list /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list 2>/dev/null || true) |
+    sed -n '/^#/d;/^deb \|^URIs:/p' | grep -oE 'https?://[^ ]+' | head -n 1)
+[ -n "$mirror" ] || { echo "test-deb.sh: apt has no mirror here" >&2; exit 4; }
 passed=0 failed=0
 check() { # NAME COMMAND...
     if "${@:2}"; then echo "ok   $1"; passed=$((passed + 1)); else echo "FAIL $1"; failed=$((failed + 1)); fi
