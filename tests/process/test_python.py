@@ -78,12 +78,12 @@ def text_tests(folder):
 def model_tests(folder, endpoint):
     from helm_client import Client, Model
     with Client(endpoint) as client, Model(client) as model:
-        pieces = list(model.stream(PROMPT, max_tokens=24, seed=7, temperature=0.8))
-        said = cli(endpoint, "run", PROMPT, "-n", "24", "--seed", "7", "--temperature", "0.8")
+        pieces = list(model.stream(PROMPT, max_tokens=24, seed=7, temperature=0))
+        said = cli(endpoint, "run", PROMPT, "-n", "24", "--seed", "7", "--temperature", "0")
         check("streamed text is helm-cli's", "".join(pieces) == said.stdout.rstrip("\n") or
               "".join(pieces).rstrip("\n") == said.stdout.rstrip("\n"), ("".join(pieces), said.stdout, said.stderr))
         check("several pieces", len(pieces) > 3, len(pieces))
-        answer = model.complete(PROMPT, max_tokens=24, seed=7, temperature=0.8)
+        answer = model.complete(PROMPT, max_tokens=24, seed=7)
         check("the same again, whole", answer.text == "".join(pieces), answer)
         check("what it says of itself", answer.finish_reason == "length" and answer.seed == 7 and len(answer.tokens) == 24
               and answer.prompt_tokens > 0 and answer.decode_tok_s > 0, answer)
