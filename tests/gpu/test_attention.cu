@@ -296,9 +296,8 @@ static void test_long(struct test_context *t, const struct gpuk_device *many, co
         for (int dtype : {KV_BF16, KV_F16, KV_Q8_0}) {
             if (t->small && (t->few || dtype != (int[]){KV_F16, KV_Q8_0, KV_BF16}[i % 3])) continue;
             const uint32_t at = t->small ? 1500 + random_below(t, 1500) : 32000 + random_below(t, 767);
-            const attention_case c = {dtype,        shapes[i][0], shapes[i][1], shapes[i][2],
-                                      16u << i % 3, 0,            i % 2 == 0,   {at},
-                                      {1}};
+            const attention_case c = {dtype, shapes[i][0], shapes[i][1], shapes[i][2], 16u << i % 3,
+                                      0,     i % 2 == 0,   {at},         {1}};
             test_decode(t, c, many);
             if (!t->small) test_decode(t, c, plain);
         }

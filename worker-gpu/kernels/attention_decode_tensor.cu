@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
     const uint32_t *pages =
         a.step.page_table +
         (counts ? (size_t)a.step.row_slot[a.step.token_row[t]] * a.step.pages_per_slot : 0);
-    const uint32_t first = a.window && end > a.window ? end - a.window : 0, aligned = first & ~(STREAM_GROUP - 1);
+    const uint32_t first = a.window && end > a.window ? end - a.window : 0,
+                   aligned = first & ~(STREAM_GROUP - 1);
     uint32_t pieces =
         div_up(end - aligned, PIECE_MIN) < gridDim.x ? div_up(end - aligned, PIECE_MIN) : gridDim.x;
     const uint32_t per_piece = div_up(div_up(end - aligned, pieces), S::TILE) * S::TILE;
