@@ -365,7 +365,8 @@ static void test_streams(struct test_context *t)
     for (uint32_t i = 0; i < (t->few ? 3 : 18); i++) {
         const uint32_t *shape = shapes[(i + i / 6) % 6];
         chain_model m = {};
-        m.dtype = DTYPE_BF16, m.cache = caches[i % 3], m.hidden = 64, m.inner = 72, m.vocab = 40, m.layers = 1;
+        m.dtype = DTYPE_BF16, m.cache = caches[i % 3], m.hidden = 64, m.inner = 72, m.vocab = 40,
+        m.layers = 1;
         m.heads = shape[0], m.kv_heads = shape[1], m.head_dim = shape[2];
         m.page_tokens = 16 << random_below(t, 3);
         m.position = t->few ? 70 : random_below(t, 4) ? random_below(t, 700) : random_below(t, 2500);

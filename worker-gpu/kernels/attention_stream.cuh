@@ -17,7 +17,8 @@
 template <typename C, int HEAD> struct stream_memory {
     typedef stream_shape<C, HEAD> S;
     static const uint32_t CURRENT = STREAM_HEADS * HEAD * 4, PARTS = CURRENT + 2 * HEAD * 4,
-                          PARTS_BYTES = 2 * STREAM_HEADS * S::QUERY_PITCH, SCRATCH_BYTES = STREAM_WARPS * HEAD * 4,
+                          PARTS_BYTES = 2 * STREAM_HEADS * S::QUERY_PITCH,
+                          SCRATCH_BYTES = STREAM_WARPS * HEAD * 4,
                           MAXIMA = PARTS + (PARTS_BYTES > SCRATCH_BYTES ? PARTS_BYTES : SCRATCH_BYTES),
                           SUMS = MAXIMA + STREAM_WARPS * STREAM_HEADS * 4,
                           UP = SUMS + STREAM_WARPS * STREAM_HEADS * 4, VALUES = UP + STREAM_HEADS * 4,
@@ -63,7 +64,8 @@ struct stream_place {
 /* Queries as the tensor cores take them, from fp32 ones; f16 first by a power of two that makes the largest about 1, so
  * that none is too large or loses its low part. up[h]: what scores are to be multiplied by. */
 template <typename C, int HEAD>
-__device__ __forceinline__ void stream_queries(const float *qs, uint32_t heads, unsigned char *parts, float *up)
+__device__ __forceinline__ void stream_queries(const float *qs, uint32_t heads, unsigned char *parts,
+                                               float *up)
 {
     typedef stream_shape<C, HEAD> S;
     typedef typename stream_keys<C, HEAD>::unit unit;
@@ -74,13 +76,15 @@ __device__ __forceinline__ void stream_queries(const float *qs, uint32_t heads, 
 #pragma unroll
     for (int j = 0; j < (HEAD + 63) / 64; j++) {
         const uint32_t d = 64 * j + 2 * lane;
-        q[j] = h < heads && d < HEAD ? *reinterpret_cast<const float2 *>(qs + h * HEAD + d) : make_float2(0, 0);
+        q[j] =
+            h < heads && d < HEAD ? *reinterpret_cast<const float2 *>(qs + h * HEAD + d) : make_float2(0, 0);
         most = fmaxf(most, fmaxf(fabsf(q[j].x), fabsf(q[j].y)));
     }
     float down = 1;
     if (element<unit>::largest() < 1e6f) {
 #pragma unroll
-        for (int mask = 16; mask > 0; mask >>= 1) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
+        for (int mask = 16; mask > 0; mask >>= 1)
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
         const uint32_t exponent = __float_as_uint(most) >> 23;
         if (exponent > 20 && exponent < 234) down = __uint_as_float((254 - exponent) << 23);
     }
@@ -111,7 +115,8 @@ template <typename C, int HEAD> struct stream_warp {
 #pragma unroll
         for (int r = 0; r < S::GROUPS; r++) {
             const uint32_t at = base + r * STREAM_GROUP;
-            page[r] = at < u.end && at + STREAM_GROUP > u.first ? t.pages[at >> page_shift] : GPUK_PAGE_ABSENT;
+            page[r] =
+                at < u.end && at + STREAM_GROUP > u.first ? t.pages[at >> page_shift] : GPUK_PAGE_ABSENT;
         }
     }
     __device__ __forceinline__ void load_keys(const gpuk_kv &kv, const kv_steps<C> &steps, uint32_t kv_head,
@@ -126,20 +131,23 @@ template <typename C, int HEAD> struct stream_warp {
             keys.load(r, rows[r], steps, (base + r * STREAM_GROUP) & (kv.layout.page_tokens - 1));
         }
     }
-    __device__ __forceinline__ void fetch_values(const gpuk_kv &kv, const kv_steps<C> &steps, const stream_unit &u,
-                                                 uint32_t base, uint32_t to) const
+    __device__ __forceinline__ void fetch_values(const gpuk_kv &kv, const kv_steps<C> &steps,
+                                                 const stream_unit &u, uint32_t base, uint32_t to) const
     {
 #pragma unroll
         for (int r = 0; r < S::GROUPS; r++) {
             const uint32_t at = base + r * STREAM_GROUP;
-            const uint32_t low = u.first > at ? u.first - at : 0,
-                           high = !(seen >> r & 1) ? 0 : u.end - at < STREAM_GROUP ? u.end - at : STREAM_GROUP;
+            const uint32_t low = u.first > at ? u.first - at : 0, high = !(seen >> r & 1) ? 0
+                                                                         : u.end - at < STREAM_GROUP
+                                                                             ? u.end - at
+                                                                             : STREAM_GROUP;
             const unsigned char *from = high ? rows[r] + steps.to_values : nullptr;
             stream_values<C, HEAD>::fetch(to, r, from, steps, at & (kv.layout.page_tokens - 1), low, high);
         }
     }
     /* Scores to weights; o and s to the new maxima. */
-    __device__ __forceinline__ void weigh(float x[S::GROUPS][4], const stream_unit &u, uint32_t base, uint32_t groups)
+    __device__ __forceinline__ void weigh(float x[S::GROUPS][4], const stream_unit &u, uint32_t base,
+                                          uint32_t groups)
     {
         const uint32_t g = (threadIdx.x & 31) >> 2;
         float most[2] = {m[0], m[1]}, from[2], keep[2];
@@ -173,15 +181,19 @@ template <typename C, int HEAD> struct stream_warp {
 
 /* The unit, by all threads of team B (8 warps). */
 template <typename C, int HEAD, typename B>
-__device__ __forceinline__ void stream_attend(const decode_params &p, const stream_unit &u, const stream_place &t)
+__device__ __forceinline__ void stream_attend(const decode_params &p, const stream_unit &u,
+                                              const stream_place &t)
 {
     typedef stream_memory<C, HEAD> M;
     typedef stream_shape<C, HEAD> S;
     const gpuk_kv &kv = p.a.kv;
     const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, c = lane & 3;
-    float *qs = reinterpret_cast<float *>(t.memory), *current = reinterpret_cast<float *>(t.memory + M::CURRENT),
-          *ms = reinterpret_cast<float *>(t.memory + M::MAXIMA), *ss = reinterpret_cast<float *>(t.memory + M::SUMS),
-          *up = reinterpret_cast<float *>(t.memory + M::UP), *os = reinterpret_cast<float *>(t.memory + M::VALUES);
+    float *qs = reinterpret_cast<float *>(t.memory),
+          *current = reinterpret_cast<float *>(t.memory + M::CURRENT),
+          *ms = reinterpret_cast<float *>(t.memory + M::MAXIMA),
+          *ss = reinterpret_cast<float *>(t.memory + M::SUMS),
+          *up = reinterpret_cast<float *>(t.memory + M::UP),
+          *os = reinterpret_cast<float *>(t.memory + M::VALUES);
     const unsigned char *parts = t.memory + M::PARTS, *values = t.memory + M::VALUES + warp * S::VALUES_BYTES;
     const uint32_t to = shared_address(values), step = STREAM_WARPS * S::TILE;
     const uint32_t page_shift = 31 - __clz((int)kv.layout.page_tokens);
@@ -212,8 +224,7 @@ __device__ __forceinline__ void stream_attend(const decode_params &p, const stre
         const uint32_t groups = w.seen;
         w.load_keys(kv, steps, u.kv_head, base + step);
 #pragma unroll
-        for (int r = 0; r < S::GROUPS; r++)
-            x[r][0] *= up0, x[r][1] *= up1, x[r][2] *= up0, x[r][3] *= up1;
+        for (int r = 0; r < S::GROUPS; r++) x[r][0] *= up0, x[r][1] *= up1, x[r][2] *= up0, x[r][3] *= up1;
         w.weigh(x, u, base, groups);
         copies_wait<0>();
         __syncwarp();
@@ -256,8 +267,8 @@ __device__ __forceinline__ void stream_attend(const decode_params &p, const stre
         }
         B::meet();
     }
-    finish_block<STREAM_HEADS, STREAM_WARPS, B>(p, t.token, u.head0, u.heads, u.piece, u.pieces, t.counter, os, ms,
-                                                ss, qs);
+    finish_block<STREAM_HEADS, STREAM_WARPS, B>(p, t.token, u.head0, u.heads, u.piece, u.pieces, t.counter,
+                                                os, ms, ss, qs);
 }
 
 #endif

@@ -75,7 +75,7 @@ struct attention_cut {
     uint32_t heads;      /* of a unit at most */
     uint32_t chunks;     /* of a kv head's query heads */
     uint32_t pieces, per_piece, units;
-    bool words; /* pieces go to the last one's block as words */
+    bool words;    /* pieces go to the last one's block as words */
     bool streams;  /* a unit reads keys and values once for all its heads (attention_stream.cuh) */
     uint32_t from; /* where the first piece begins: `first`, or before it */
 };

@@ -23,7 +23,8 @@ static const uint32_t CHAIN_PIECES = GPUK_CHAIN_PIECES, CHAIN_PIECE_LEAST = 16; 
 static const uint32_t CHAIN_ONE_HEAD = 2048; /* and up to which each query head reads for itself */
 static const uint32_t CHAIN_PIECE_MIN = 128;
 static const uint32_t CHAIN_ASK = 512; /* positions of a unit asked into the L2 ahead, by default */
-static const uint32_t CHAIN_STREAM = CHAIN_ONE_HEAD; /* and beyond which what can stream does (attention_stream.cuh) */
+static const uint32_t CHAIN_STREAM =
+    CHAIN_ONE_HEAD; /* and beyond which what can stream does (attention_stream.cuh) */
 
 /* Of units that stream: pieces are of whole tiles, whatever the type. */
 __device__ __forceinline__ attention_cut stream_cut_of(const gpuk_attention &a, attention_cut c)
@@ -385,7 +386,7 @@ __device__ __noinline__ void chain_stream_as(uint32_t item_at, uint32_t token_at
         u.first = cut.first, u.begin = of.begin, u.end = of.end;
         u.piece = of.piece, u.pieces = cut.pieces;
         u.owner = of.owner, u.appends = of.chunk == 0;
-        const stream_place place = {0,          token.position,          token.pages,
+        const stream_place place = {0,          token.position,        token.pages,
                                     token.page, p.counters + of.share, shared + region_at};
         if (number != blockIdx.x) S::meet(); /* the unit before is through with the shared memory */
         stream_attend<C, HEAD, S>(p, u, place);

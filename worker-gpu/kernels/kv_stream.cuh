@@ -22,8 +22,8 @@
 #include "worker-gpu/kernels/kv_cell.cuh"
 
 static const uint32_t STREAM_HEADS = 8, STREAM_WARPS = 8;
-static const uint32_t STREAM_GROUP = 16;      /* positions: pages have whole ones */
-static const uint32_t STREAM_TILE_MOST = 64;  /* of any type and head_dim */
+static const uint32_t STREAM_GROUP = 16;     /* positions: pages have whole ones */
+static const uint32_t STREAM_TILE_MOST = 64; /* of any type and head_dim */
 
 template <typename C, int HEAD> struct stream_shape {
     static const uint32_t ROW = HEAD * C::NUMBER_BYTES, SCALES = C::SCALED ? HEAD / KV_Q8_0_VALUES * 2 : 0;
@@ -31,7 +31,8 @@ template <typename C, int HEAD> struct stream_shape {
     static const int GROUPS = 256 / ROW > 1 ? 256 / ROW : 1;
     static const uint32_t TILE = STREAM_GROUP * GROUPS, PITCH = ROW + 16;
     static const uint32_t VALUES_BYTES = TILE * (PITCH + SCALES); /* of a warp */
-    static const uint32_t QUERY_PITCH = HEAD * 2 + 64; /* of queries' 16-bit parts: 8 rows of high ones, 8 of low ones */
+    static const uint32_t QUERY_PITCH =
+        HEAD * 2 + 64; /* of queries' 16-bit parts: 8 rows of high ones, 8 of low ones */
     static_assert(HEAD % 32 == 0 && TILE <= STREAM_TILE_MOST && VALUES_BYTES % 16 == 0, "");
 };
 
@@ -55,7 +56,8 @@ __device__ __forceinline__ stream_weights stream_weights_of(float w0, float w1, 
     split_pair<T>(w0, w1, s.high[0], s.low[0]);
     split_pair<T>(w2, w3, s.high[1], s.low[1]);
 #pragma unroll
-    for (int i = 0; i < 2; i++) s.high[i] = transpose_matrix(s.high[i]), s.low[i] = transpose_matrix(s.low[i]);
+    for (int i = 0; i < 2; i++)
+        s.high[i] = transpose_matrix(s.high[i]), s.low[i] = transpose_matrix(s.low[i]);
     return s;
 }
 template <typename T>
@@ -67,7 +69,8 @@ __device__ __forceinline__ void stream_multiply(float o[4], const uint32_t a[4],
 /* Values' rows [low, high) of a group to shared memory, zeros elsewhere (a weight of 0 times what was never written may
  * be NaN). */
 template <typename C, int HEAD>
-__device__ __forceinline__ void stream_fetch_rows(uint32_t to, const unsigned char *rows, uint32_t low, uint32_t high)
+__device__ __forceinline__ void stream_fetch_rows(uint32_t to, const unsigned char *rows, uint32_t low,
+                                                  uint32_t high)
 {
     typedef stream_shape<C, HEAD> S;
     const uint32_t units = S::ROW / 16, lane = threadIdx.x & 31;
@@ -135,13 +138,15 @@ template <typename T, int HEAD> struct stream_values<kv_plain<T>, HEAD> {
                                                  const kv_steps<kv_plain<T>> &, uint32_t token, uint32_t low,
                                                  uint32_t high)
     {
-        stream_fetch_rows<kv_plain<T>, HEAD>(to + r * STREAM_GROUP * S::PITCH, rows + token * S::ROW, low, high);
+        stream_fetch_rows<kv_plain<T>, HEAD>(to + r * STREAM_GROUP * S::PITCH, rows + token * S::ROW, low,
+                                             high);
     }
     static __device__ __forceinline__ void add(float o[HEAD / 16][4], const float w[S::GROUPS][4],
                                                const unsigned char *values)
     {
         const uint32_t lane = threadIdx.x & 31;
-        const uint32_t at = shared_address(values) + ((lane & 7) + (lane >> 4) * 8) * S::PITCH + (lane >> 3 & 1) * 16;
+        const uint32_t at =
+            shared_address(values) + ((lane & 7) + (lane >> 4) * 8) * S::PITCH + (lane >> 3 & 1) * 16;
 #pragma unroll
         for (int r = 0; r < S::GROUPS; r++) {
             const stream_weights p = stream_weights_of<T>(w[r][0], w[r][1], w[r][2], w[r][3]);
@@ -189,7 +194,8 @@ template <int HEAD> struct stream_keys<kv_q8_0, HEAD> {
             take_scales<BLOCKS>(scale[r][n], scales + n * 8 * S::SCALES);
         }
     }
-    template <int N> static __device__ __forceinline__ void take_scales(uint16_t to[N], const unsigned char *from)
+    template <int N>
+    static __device__ __forceinline__ void take_scales(uint16_t to[N], const unsigned char *from)
     {
         if constexpr (N % 2 == 0) {
 #pragma unroll
@@ -216,10 +222,10 @@ template <int HEAD> struct stream_keys<kv_q8_0, HEAD> {
             for (int r = 0; r < S::GROUPS; r++) {
                 float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
                 const uint2 &a = k[r][0][i], &b = k[r][1][i];
-                const uint32_t a0 = q8_bf16s(a.x, 0x4140), a1 = q8_bf16s(a.x, 0x4342), a2 = q8_bf16s(a.y, 0x4140),
-                               a3 = q8_bf16s(a.y, 0x4342);
-                const uint32_t b0 = q8_bf16s(b.x, 0x4140), b1 = q8_bf16s(b.x, 0x4342), b2 = q8_bf16s(b.y, 0x4140),
-                               b3 = q8_bf16s(b.y, 0x4342);
+                const uint32_t a0 = q8_bf16s(a.x, 0x4140), a1 = q8_bf16s(a.x, 0x4342),
+                               a2 = q8_bf16s(a.y, 0x4140), a3 = q8_bf16s(a.y, 0x4342);
+                const uint32_t b0 = q8_bf16s(b.x, 0x4140), b1 = q8_bf16s(b.x, 0x4342),
+                               b2 = q8_bf16s(b.y, 0x4140), b3 = q8_bf16s(b.y, 0x4342);
                 matrix_unit<unit>::add(even, a0, b0, a1, b1, low.x, low.y);
                 matrix_unit<unit>::add(odd, a2, b2, a3, b3, low.z, low.w);
                 matrix_unit<unit>::add(even, a0, b0, a1, b1, high.x, high.y);
@@ -257,10 +263,12 @@ template <int HEAD> struct stream_values<kv_q8_0, HEAD> {
                                                const unsigned char *values)
     {
         const uint32_t lane = threadIdx.x & 31;
-        const uint32_t at = shared_address(values) + ((lane & 7) + (lane >> 3 & 1) * 8) * S::PITCH + (lane >> 4) * 16;
+        const uint32_t at =
+            shared_address(values) + ((lane & 7) + (lane >> 3 & 1) * 8) * S::PITCH + (lane >> 4) * 16;
 #pragma unroll
         for (int r = 0; r < S::GROUPS; r++) {
-            const unsigned char *first = values + S::TILE * S::PITCH + (r * STREAM_GROUP + (lane >> 2)) * S::SCALES;
+            const unsigned char *first =
+                values + S::TILE * S::PITCH + (r * STREAM_GROUP + (lane >> 2)) * S::SCALES;
             const unsigned char *second = first + 8 * S::SCALES;
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++) {
@@ -272,7 +280,8 @@ template <int HEAD> struct stream_values<kv_q8_0, HEAD> {
 #pragma unroll
                 for (int u = 0; u < 2; u++) {
                     const uint32_t a[4] = {q8_bf16s(four[2 * u], 0x4240), q8_bf16s(four[2 * u], 0x4341),
-                                           q8_bf16s(four[2 * u + 1], 0x4240), q8_bf16s(four[2 * u + 1], 0x4341)};
+                                           q8_bf16s(four[2 * u + 1], 0x4240),
+                                           q8_bf16s(four[2 * u + 1], 0x4341)};
                     stream_multiply<unit>(o[2 * b + u], a, p);
                 }
             }

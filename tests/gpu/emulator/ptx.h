@@ -204,7 +204,9 @@ static inline uint32_t bf16s_add(uint32_t a, uint32_t b)
 {
     uint32_t d = 0;
     for (int shift = 0; shift < 32; shift += 16)
-        d |= (uint32_t)__float2bfloat16_rn(__uint_as_float(a >> shift << 16) + __uint_as_float(b >> shift << 16)).bits
+        d |= (uint32_t)__float2bfloat16_rn(__uint_as_float(a >> shift << 16) +
+                                           __uint_as_float(b >> shift << 16))
+                 .bits
              << shift;
     return d;
 }

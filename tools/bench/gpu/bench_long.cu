@@ -38,22 +38,27 @@ static void long_row(struct bench *b, struct bench_model *m, uint32_t context, c
     const double alone =
         bench_time_graph(b, 3, [&] { GPUK(gpuk_chain_run(&m->chain, m->stream, &err)); }) / s->layers;
     const double all = m->decode_bytes + s->layers * kv;
-    printf("%-8s %-5s at %5u, %-18s %9.1f us a step, %5.1f %% of read, %6.1f token/s; attention %7.2f us a layer, %5.1f %%\n",
+    printf("%-8s %-5s at %5u, %-18s %9.1f us a step, %5.1f %% of read, %6.1f token/s; attention %7.2f us a "
+           "layer, %5.1f %%\n",
            s->name, kv_dtype_name((enum kv_dtype)m->kv.layout.dtype), context, way, step * 1e6,
            100 * all / step / 1e9 / b->read_gbs, 1 / step, alone * 1e6, 100 * kv / alone / 1e9 / b->read_gbs);
 }
 
 void bench_long_steps(struct bench *b, struct bench_model *m)
 {
-    const struct way ways[] = {{"not streamed", -1, 0},      {"asks none", 0, -1},        {"asks 256", 0, 256},
-                               {"asks 1024", 0, 1024},       {"asks 2048", 0, 2048}};
+    const struct way ways[] = {{"not streamed", -1, 0},
+                               {"asks none", 0, -1},
+                               {"asks 256", 0, 256},
+                               {"asks 1024", 0, 1024},
+                               {"asks 2048", 0, 2048}};
     for (uint32_t dtype : {KV_F16, KV_Q8_0}) {
         m->kv.layout.dtype = dtype; /* any bytes will do */
         for (uint32_t context : {128u, 1024u, 2048u, 2049u, 4096u, 16384u, 32768u}) {
             set_way(b, NULL);
             long_row(b, m, context, "as it is");
             const struct way streamed = {"streamed", 1, 0};
-            if (context == 1024 || context == 2048) set_way(b, &streamed), long_row(b, m, context, streamed.name);
+            if (context == 1024 || context == 2048)
+                set_way(b, &streamed), long_row(b, m, context, streamed.name);
             if (context < 4096) continue;
             for (const struct way &w : ways) {
                 if (context != 32768 && &w != &ways[0]) continue;
@@ -73,7 +78,8 @@ void bench_long_shapes(struct bench *b, struct bench_model *m)
     const uint32_t CONTEXT = 32768, LAYERS = 4, KV_HEADS = 8;
     const struct gpuk_kv kept = m->kv;
     bench_model_step(m, 1, CONTEXT - 1, false);
-    printf("attention over %u positions of %u kv heads, %% of read: the separate kernel / in a chain, by query heads a kv head\n",
+    printf("attention over %u positions of %u kv heads, %% of read: the separate kernel / in a chain, by "
+           "query heads a kv head\n",
            CONTEXT, KV_HEADS);
     for (uint32_t dtype : {KV_F16, KV_Q8_0, KV_F32})
         for (uint32_t dim : {64u, 96u, 128u, 256u}) {
@@ -87,17 +93,18 @@ void bench_long_shapes(struct bench *b, struct bench_model *m)
                 a.q = m->q, a.k = a.q + a.heads * dim, a.v = a.k + KV_HEADS * dim;
                 a.q_stride = a.kv_stride = (a.heads + 2 * KV_HEADS) * dim;
                 const double kv = kv_bytes(&a.kv.layout, CONTEXT);
-                const double alone = bench_time_graph(b, 2,
-                                                      [&] {
-                                                          for (uint32_t l = 0; l < LAYERS; l++) {
-                                                              a.kv.layer = l;
-                                                              GPUK(gpuk_attention_decode(
-                                                                  m->device, &a, 1, true, m->attended, NULL, NULL,
-                                                                  m->attention_workspace, l ? early_of(b) : 0,
-                                                                  m->stream, &err));
-                                                          }
-                                                      }) /
-                                     LAYERS;
+                const double alone =
+                    bench_time_graph(b, 2,
+                                     [&] {
+                                         for (uint32_t l = 0; l < LAYERS; l++) {
+                                             a.kv.layer = l;
+                                             GPUK(gpuk_attention_decode(m->device, &a, 1, true, m->attended,
+                                                                        NULL, NULL, m->attention_workspace,
+                                                                        l ? early_of(b) : 0, m->stream,
+                                                                        &err));
+                                         }
+                                     }) /
+                    LAYERS;
                 std::vector<struct gpuk_chain_op> ops(LAYERS);
                 for (uint32_t l = 0; l < LAYERS; l++) {
                     ops[l].kind = GPUK_CHAIN_ATTENTION;
@@ -111,8 +118,8 @@ void bench_long_shapes(struct bench *b, struct bench_model *m)
                     CUDA(cudaMalloc(&list, gpuk_chain_bytes(ops.data(), LAYERS)));
                     GPUK(gpuk_chain_write(m->device, ops.data(), LAYERS, list, m->attention_workspace,
                                           m->stream, &chain, &err));
-                    chained =
-                        bench_time_graph(b, 2, [&] { GPUK(gpuk_chain_run(&chain, m->stream, &err)); }) / LAYERS;
+                    chained = bench_time_graph(b, 2, [&] { GPUK(gpuk_chain_run(&chain, m->stream, &err)); }) /
+                              LAYERS;
                     CUDA(cudaFree(list));
                 }
                 printf("  %u: %5.1f / %5.1f", group, 100 * kv / alone / 1e9 / b->read_gbs,
