@@ -55,6 +55,10 @@ static void table_build(struct option_table *t, struct config *c)
          "KV cache as f16, bf16, f32, or q8_0: blocks of 32, half of\nf16's bytes and not exact (default "
          "f16)",
          .target = &c->kv_dtype_name, .choices = "f16|bf16|f32|q8_0"},
+        {"kv-tiers", 0, ARGS_CHOICE, KV_TIERS_CHOICES,
+         "KV cache of the GPU's layers wholly in VRAM (one), or its newest pages\n"
+         "there and all in host memory (two) (default " KV_TIERS_DEFAULT ")",
+         .target = &c->kv_tiers_name, .choices = KV_TIERS_CHOICES},
         {"kv-tokens", 0, ARGS_U64, "TOKENS",
          "tokens the KV pool holds, all sequences together\n"
          "(default 16384, or one context if that is longer, as memory allows)",
@@ -262,6 +266,7 @@ static int config_check(struct config *c, struct helm_err *err)
     if (c->exact && c->activations == ACTIVATIONS_INT8)
         return helm_fail(err, HELM_E_USAGE, "--exact forbids --activations int8");
     if (c->exact) c->activations = ACTIVATIONS_EXACT;
+    c->kv_tiers = kv_tiers_named(c->kv_tiers_name);
     c->kv_dtype = kv_dtype_named(c->kv_dtype_name); /* one of the option's choices */
     return log_level_parse(c->log_level_name, &c->log_level, err);
 }
@@ -271,6 +276,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
     *exit_now = false;
     *config = (struct config){.device = "auto",
                               .kv_dtype_name = "f16",
+                              .kv_tiers_name = KV_TIERS_DEFAULT,
                               .log_level_name = "info",
                               .kernels = "",
                               .prefix_cache_name = "on",

@@ -15,10 +15,11 @@
 #include "daemon/planner/activations/choice.h"
 #include "daemon/steps/prefix.h"
 #include "daemon/planner/formats.h"
-#include "daemon/planner/search/search.h"
+#include "daemon/planner/planner.h"
 
 struct config {
-    const char *model, *device, *config_file, *kernels, *rundir, *plan_file, *worker_dir, *kv_dtype_name;
+    const char *model, *device, *config_file, *kernels, *rundir, *plan_file, *worker_dir, *kv_dtype_name,
+        *kv_tiers_name;
     const char *log_level_name, *curve_secret_key_file, *curve_clients_file;
     const char *profile_file; /* NULL: the cached one of this hardware, measured first if there is none */
     const char *strategy_name, *gpu_graphs_name, *gpu_chains_name, *pack_name, *weights_name;
@@ -45,6 +46,7 @@ struct config {
     bool die_with_parent;
     bool vram_given;
     enum kv_dtype kv_dtype;
+    enum kv_tiers kv_tiers;
     enum log_level log_level;
     char **owned; /* strings read from the file */
     uint32_t owned_count;

@@ -143,6 +143,7 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
                                                  .host_memory_bytes = c->host_memory_bytes},
                                         .profile = &d->profile,
                                         .strategy = c->strategy,
+                                        .tiers = c->kv_tiers,
                                         .batch = (uint32_t)c->batch,
                                         .prompt = (uint32_t)c->prompt};
     const struct profiling_request profiling = {.file = c->profile_file,

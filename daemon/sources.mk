@@ -25,6 +25,7 @@ DAEMON_SRC := \
   daemon/planner/activations/verdict.c \
   daemon/planner/attempt.c \
   daemon/planner/cost/analyse.c \
+  daemon/planner/cost/attention.c \
   daemon/planner/cost/cost.c \
   daemon/planner/cost/plan.c \
   daemon/planner/cost/rates.c \
@@ -43,6 +44,7 @@ DAEMON_SRC := \
   daemon/planner/profile/json.c \
   daemon/planner/profile/profile.c \
   daemon/planner/refusal.c \
+  daemon/planner/tiers.c \
   daemon/planner/search/bound.c \
   daemon/planner/search/counts.c \
   daemon/planner/search/exact.c \
@@ -68,9 +70,12 @@ DAEMON_SRC := \
 
 # helm-plan: plans explained and drawn
 EXPLAIN_SRC := \
+  daemon/planner/report/curve.c \
   daemon/planner/report/explain.c \
   daemon/planner/report/json.c \
   daemon/planner/report/plot.c \
+  daemon/planner/report/plot_curve.c \
+  daemon/planner/report/svg.c \
   daemon/planner/report/text.c
 
 helmd_MAIN := daemon/main.c

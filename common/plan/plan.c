@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
 
 const char *plan_ops_name(enum plan_ops ops)
@@ -212,6 +213,15 @@ uint64_t plan_vram_pages_least(const struct plan *plan)
     const uint64_t whole = (uint64_t)plan->slots * ((plan->context_tokens - 1) / plan->page_tokens + 1);
     const uint64_t step = (plan->step_tokens - 1) / plan->page_tokens + 1 + 2ull * plan->slots;
     return step < whole ? step : whole;
+}
+
+uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context)
+{
+    if (!plan_kv_tiered(plan) || context == 0 || rows == 0) return 0;
+    const uint64_t filled = (uint64_t)plan->vram_page_count * KV_WATERMARK_PERCENT / 100 / rows,
+                   share = filled ? filled : 1, /* what is appended to lies there */
+        pages = (context - 1) / plan->page_tokens + 1;
+    return pages > share ? (uint32_t)(pages - share) * plan->page_tokens : 0;
 }
 
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory)

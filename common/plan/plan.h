@@ -187,12 +187,16 @@ uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory);
 /* The least that vram_page_count may be with two tiers: pages that one step can append to, for steps in flight two of
  * every sequence. */
 uint64_t plan_vram_pages_least(const struct plan *plan);
+/* For forecasts: of each of `rows` rows of so many positions, how many lie in the arena alone, where rows share the
+ * places of VRAM alike and fill them up to the watermark (KV_WATERMARK_PERCENT), newest pages first. Whole pages; 0 with one
+ * tier. */
+uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context);
 /* Pages of a memory's pool. */
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory);
 /* Whose cache a layer is in, and which one it is in the pages of that processor's memory. */
 enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer);
-/* Whether this processor has anything to compute in any phase, or its worker weights to load into its
- * memory. */
+/* Whether this processor has anything to compute in any phase (of assisted caches the CPU has), or its worker weights to load
+ * into its memory. */
 bool plan_uses(const struct plan *plan, enum plan_processor processor);
 /* The arena's lanes for this plan: one a link, or none where one processor is used alone. */
 uint32_t plan_lanes(const struct plan *plan);

@@ -12,6 +12,7 @@
 #include "common/formats/linear_inputs.h"
 #include "common/model/model.h"
 #include "common/plan/engine_limits.h"
+#include "common/plan/plan.h"
 
 /* ---- the GPU's step block ---- */
 
@@ -81,6 +82,10 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
 
 /* Bytes of a number in the activations of a chunk: of the widest of the layers' matrices. */
 uint32_t workspace_chunk_bytes(const struct model *model);
+
+/* The GPU's staging pools for caches that it borrows from the CPU in long prompts; layer_bytes: of one layer, all pages.
+ * 0 with two tiers: then it reads such caches where they lie. */
+uint64_t plan_staging_bytes(const struct plan *plan, uint64_t layer_bytes);
 
 /* ---- the CPU's activations ---- */
 

@@ -14,7 +14,7 @@ int forecast_open(const struct model *model, const struct profile *profile, cons
     f->c = (struct cost_case){.model = model, .analysed = &f->analysed, .profile = profile, .plan = plan};
     int rc = analyse_table_build(model, &f->analysed, err);
     if (rc) return rc;
-    f->decode = calloc((size_t)plan->slots * FORECAST_CONTEXTS, sizeof *f->decode);
+    f->decode = calloc((size_t)plan->slots * FORECAST_CELLS, sizeof *f->decode);
     f->chunk = calloc((size_t)(plan->slots + 1) * FORECAST_CONTEXTS, sizeof *f->chunk);
     if (!f->decode || !f->chunk) return helm_fail(err, HELM_E_NOMEM, "no memory for forecasts");
     f->cpu_bytes = cost_bytes_of(&f->analysed, plan, PLAN_HOME_CPU).crossing;
@@ -37,23 +37,50 @@ static uint32_t context_below(uint32_t context)
     return k;
 }
 
-static const struct cost_forecast *decode_at(struct forecast *f, uint32_t batch, uint32_t k)
+/* A context that forecasts are interpolated from, and where it is kept. */
+struct mark {
+    uint32_t context, cell;
+};
+
+/* The marks on both sides of a context. All positions up to `places` have places in VRAM: there the price bends. */
+static void marks_of(uint32_t context, uint32_t places, struct mark *below, struct mark *above)
 {
-    struct cost_forecast *cell = &f->decode[(size_t)(batch - 1) * FORECAST_CONTEXTS + k];
+    const uint32_t k = context_below(context);
+    *below = (struct mark){UINT32_C(1) << k, k};
+    *above = (struct mark){UINT32_C(1) << (k + 1), k + 1};
+    if (places <= below->context || places + 1 >= above->context) return;
+    if (context <= places)
+        *above = (struct mark){places, FORECAST_CONTEXTS};
+    else
+        *below = (struct mark){places + 1, FORECAST_CONTEXTS + 1};
+}
+
+/* Positions of each of `batch` rows that have places at once; 0: all have. */
+static uint32_t places_of(const struct plan *plan, uint32_t batch)
+{
+    if (!plan_kv_tiered(plan)) return 0;
+    const uint32_t beyond = (plan->vram_page_count + 1) * plan->page_tokens; /* in whole pages */
+    return beyond - plan_host_tokens(plan, batch, beyond);
+}
+
+static const struct cost_forecast *decode_at(struct forecast *f, uint32_t batch, const struct mark *mark)
+{
+    struct cost_forecast *cell = &f->decode[(size_t)(batch - 1) * FORECAST_CELLS + mark->cell];
     struct helm_err err = {0};
-    if (cell->seconds == 0 && cost_decode(&f->c, batch, UINT32_C(1) << k, cell, &err))
+    if (cell->seconds == 0 && cost_decode(&f->c, batch, mark->context, cell, &err))
         *cell = (struct cost_forecast){0}; /* no memory: asked again the next time */
     return cell;
 }
 
 void forecast_decode(struct forecast *f, uint32_t batch, uint32_t context, struct cost_forecast *out)
 {
+    struct mark below, above;
     if (batch < 1) batch = 1;
     if (batch > f->c.plan->slots) batch = f->c.plan->slots;
     if (context < 1) context = 1;
-    uint32_t k = context_below(context);
-    const struct cost_forecast *a = decode_at(f, batch, k), *b = decode_at(f, batch, k + 1);
-    double t = (double)context / (double)(UINT32_C(1) << k) - 1;
+    marks_of(context, places_of(f->c.plan, batch), &below, &above);
+    const struct cost_forecast *a = decode_at(f, batch, &below), *b = decode_at(f, batch, &above);
+    const double t = ((double)context - below.context) / ((double)above.context - below.context);
     *out = *a;
     if (a->seconds == 0 || b->seconds == 0) return;
     out->seconds += t * (b->seconds - a->seconds);

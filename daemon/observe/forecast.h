@@ -3,15 +3,17 @@
  *
  * Called by observe.c (which compares) and batcher.c (which sizes chunks). Owns its tables; borrows model,
  * plan and profile. Forecasts of decode steps are made at contexts that are powers of two and interpolated
- * between them, which is exact for attention's growth; those of other steps are made anew each time (some 50
- * us). */
+ * between them, which is exact for attention's growth; where a cache of two tiers outgrows its places, on either side of
+ * that alone. Those of other steps are made anew each time (some 50 us). */
 #ifndef HELM_DAEMON_OBSERVE_FORECAST_H
 #define HELM_DAEMON_OBSERVE_FORECAST_H
 
 #include "common/shared/arena_layout.h"
 #include "daemon/planner/cost/cost.h"
 
-#define FORECAST_CONTEXTS    30 /* powers of two up to MODEL_CONTEXT_MAX and beyond */
+#define FORECAST_CONTEXTS 30 /* powers of two up to MODEL_CONTEXT_MAX and beyond */
+#define FORECAST_CELLS                                                                                       \
+    (FORECAST_CONTEXTS + 2)     /* and the last that all has places in, and the one behind it */
 #define FORECAST_CHUNK_LEAST 16 /* tokens of a prompt that a step takes whatever others wait for */
 /* What a step that takes longer than it may with those already takes at most, in times of that. */
 #define FORECAST_CHUNK_STRETCH 1.25
@@ -19,7 +21,7 @@
 struct forecast {
     struct cost_case c;
     struct analyse_table analysed;
-    struct cost_forecast *decode;   /* [slots][FORECAST_CONTEXTS]; seconds 0: not asked yet */
+    struct cost_forecast *decode;   /* [slots][FORECAST_CELLS]; seconds 0: not asked yet */
     uint32_t *chunk;                /* [slots + 1][FORECAST_CONTEXTS]; 0: not asked yet */
     double chunk_seconds;           /* that they were asked for */
     uint64_t cpu_bytes, link_bytes; /* of weights, as they lie there, that a decode step reads and copies */

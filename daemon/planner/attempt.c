@@ -191,12 +191,17 @@ out:
 int attempt_price(const struct making *m, uint32_t ctx, const enum tensor_format (*format)[PLAN_HOMES],
                   struct cost_table *prices, struct helm_err *err)
 {
+    const struct plan cache = {.page_tokens = m->wish.page_tokens,
+                               .vram_page_count = ledger_places(&m->c, ctx),
+                               .kv_direct_permille = cost_direct_permille(m->r->profile, m->wish.kv_dtype)};
+    const uint32_t context = m->priced_at ? m->priced_at : planner_typical_context(m->r, ctx);
     const struct cost_step step = {.tokens = m->batch,
                                    .rows = m->batch,
                                    .samples = m->batch,
-                                   .context = planner_typical_context(m->r, ctx),
+                                   .context = context,
                                    .kv_dtype = m->wish.kv_dtype,
-                                   .format = format};
+                                   .format = format,
+                                   .kv = cost_tiers_of(&cache, m->batch, context)};
     return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
 }
 
@@ -275,6 +280,8 @@ static int attempt_packing(struct making *m, const struct trying *t, enum packin
     if (!stated && t->device && (t->strategy == SEARCH_BEST || t->strategy == SEARCH_STREAM))
         rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
     if (rc) return rc;
+    if (!stated && m->longest_step && m->wish.step_tokens > m->longest_step)
+        m->wish.step_tokens = m->longest_step;
     rc = price_decode(m, ctx, packing, &prices, err);
     if (rc) return rc;
     for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {
@@ -373,8 +380,8 @@ static bool has_cpu(const struct plan *plan)
  * forecast, from nothing to a third, as the machine's memory is.) */
 #define PACKED_CPU_GAIN 0.05
 
-int attempt_context(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
-                    struct helm_err *err)
+int attempt_tiers(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
+                  struct helm_err *err)
 {
     m->packs_cpu_beside = false;
     int rc = attempt_vram(m, t, plan, attempt, err);

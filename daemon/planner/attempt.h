@@ -1,6 +1,6 @@
 /* One attempt at a plan: a strategy with one context. And what to say when none succeeds.
  *
- * Internal to planner.c, attempt.c, packed_choice.c and refusal.c. */
+ * Internal to planner.c, attempt.c, tiers.c, packed_choice.c and refusal.c. */
 #ifndef HELM_DAEMON_PLANNER_ATTEMPT_H
 #define HELM_DAEMON_PLANNER_ATTEMPT_H
 
@@ -17,6 +17,8 @@ struct making {
     uint32_t batch;
     bool required;         /* a plan must use the device */
     bool packs_cpu_beside; /* tried is what the CPU reads packed beside it */
+    uint32_t priced_at;    /* positions that the step which is made fast attends to; 0: as the request says */
+    uint32_t longest_step; /* tokens, where they are to be chosen; 0: as long prompts like it */
 };
 
 /* What is attempted. */
@@ -39,7 +41,10 @@ struct attempt {
 uint32_t making_first_ctx(const struct making *m);
 uint32_t making_next_ctx(const struct making *m, uint32_t ctx);
 
-/* The best plan with one context and its smallest pool: its lists, and sizes and ledgers for them. */
+/* The best plan with one context, its smallest pool and the wish's tiers: its lists, and sizes and ledgers for them. */
+HELM_MUST_CHECK int attempt_tiers(struct making *m, const struct trying *t, struct plan *plan,
+                                  struct attempt *attempt, struct helm_err *err);
+/* tiers.c: the same with the tiers that the request asks for, or the better ones; the wish becomes that of the plan. */
 HELM_MUST_CHECK int attempt_context(struct making *m, const struct trying *t, struct plan *plan,
                                     struct attempt *attempt, struct helm_err *err);
 /* Prices of the decode step that plans are made for, with weights in these formats (as cost_step's). */
@@ -56,6 +61,12 @@ HELM_MUST_CHECK int packed_choose(struct making *m, uint32_t ctx, bool cpu, stru
  * was tried. */
 HELM_MUST_CHECK int attempt_contexts(struct making *m, struct trying *t, struct plan *plan,
                                      struct attempt *attempt, struct helm_err *err);
+/* tiers.c: whether a context can be had with some tiers that the request allows. The wish is scratch. */
+HELM_MUST_CHECK int attempt_fits(struct making *m, const struct trying *t, bool *fits, struct helm_err *err);
+/* tiers.c: of a plan with two tiers whose sizes stand, how much of the arena's part the GPU reads itself; ledgers anew,
+ * since that says whether the CPU has to be there. */
+HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct arena_spec *spec,
+                                 struct helm_err *err);
 /* Where nothing fits: by how much each limit really would have to grow, and the ledgers of the plan that
  * would be made then. */
 HELM_MUST_CHECK int attempt_nearest(struct making *m, const struct trying *t, struct attempt *attempt,

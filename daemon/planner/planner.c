@@ -65,7 +65,7 @@ static int open_making(const struct planner_request *r, struct making *m, struct
                          .wish = r->wish,
                          .machine = r->machine,
                          .batch = r->batch ? r->batch : 1,
-                         .required = r->device_required};
+                         .required = r->device_required || r->tiers == KV_TIERS_TWO};
     m->wish.batch = m->batch;
     m->c =
         (struct ledger_case){.model = r->model, .wish = &m->wish, .machine = &m->machine, .table = &m->table};
@@ -105,10 +105,10 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
     struct attempt cpu, with = {.seconds = seconds};
     const struct trying on_cpu = {.strategy = SEARCH_ALL_CPU, .ctx = ctx},
                         on_device = {.strategy = SEARCH_BEST, .device = true, .ctx = ctx};
-    uint32_t step_tokens = m->wish.step_tokens;
+    const struct ledger_wish wish = m->wish;
     bool used = plan_uses(plan, PLAN_GPU0);
     int rc = attempt_context(m, &on_cpu, &alone, &cpu, err);
-    m->wish.step_tokens = step_tokens;
+    m->wish = wish;
     plan_free(&alone);
     *cpu_alone = !rc && cpu.fits && (!used || cpu.seconds <= seconds);
     if (!*cpu_alone) return rc;
@@ -150,7 +150,8 @@ static int lengthen_chunks(struct making *m, uint32_t ctx, struct plan *plan, st
     if (m->r->wish.step_tokens || !plan_uses(plan, PLAN_GPU0)) return 0;
     while (plan->step_tokens < PREFILL_CHUNK_MAX && 2 * plan->step_tokens <= ctx) {
         const uint32_t now = plan->step_tokens, twice = 2 * now;
-        const struct ledger_workspace room = {.step_tokens = twice, .ctx = ctx, .layers = true, .head = true};
+        const struct ledger_workspace room = {
+            .step_tokens = twice, .ctx = ctx, .layers = true, .head = true, .tiered = plan_kv_tiered(plan)};
         double shorter, longer;
         int rc = prompt_seconds(m, twice, now, plan, &shorter, err);
         if (!rc) rc = prompt_seconds(m, twice, twice, plan, &longer, err);
@@ -169,7 +170,7 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
 {
     const struct planner_request *r = m->r;
     bool device = r->machine.device.kind != LEDGER_DEVICE_NONE && r->strategy != SEARCH_ALL_CPU;
-    bool free_choice = r->strategy == SEARCH_BEST && !r->device_required, cpu_alone = false;
+    bool free_choice = r->strategy == SEARCH_BEST && !m->required, cpu_alone = false;
     struct attempt attempt;
     struct helm_err refused = {0};
     struct planner_refusal refusal = {0};
@@ -179,6 +180,12 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
         rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && attempt.fits && free_choice)
             rc = compare_with_cpu(m, t.ctx, attempt.seconds, plan, &cpu_alone, err);
+        if (!rc && !attempt.fits && r->tiers == KV_TIERS_TWO)
+            return helm_fail(
+                err, HELM_E_UNSUPPORTED,
+                "--kv-tiers two: no plan with a layer's cache on the GPU fits with a context of %u "
+                "(--kv-tiers auto takes one tier then)",
+                t.ctx);
         if (!rc && !attempt.fits) {
             rc = refusal_write(m, &t, &attempt, plan, err);
             if (rc == HELM_E_CAPACITY && free_choice) {
@@ -211,6 +218,7 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     analyse_fill_stages(&m->table, plan);
     rc = lengthen_chunks(m, t.ctx, plan, spec, err);
     if (!rc) rc = ledger_fit(&m->c, t.ctx, plan, spec, err);
+    if (!rc) rc = tiers_finish(m, plan, spec, err);
     return rc ? rc : plan_check(plan, err);
 }
 
@@ -225,6 +233,9 @@ int planner_make(const struct planner_request *r, struct plan *plan, struct aren
     if (!device && r->strategy != SEARCH_BEST && r->strategy != SEARCH_ALL_CPU)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "--strategy %s needs a device: %s",
                        search_strategy_name(r->strategy), r->no_device);
+    if (!rc && r->tiers == KV_TIERS_TWO && (!device || r->strategy != SEARCH_BEST))
+        rc = helm_fail(err, HELM_E_UNSUPPORTED, "--kv-tiers two needs --strategy best and a device%s%s",
+                       device ? "" : ": ", device ? "" : r->no_device);
     if (!rc && !device && r->device_required) rc = helm_fail(err, HELM_E_UNSUPPORTED, "%s", r->no_device);
     if (!rc && r->device_required && r->strategy == SEARCH_ALL_CPU)
         rc = helm_fail(err, HELM_E_USAGE,
@@ -291,6 +302,8 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
     if (plan->slots) w->slots = plan->slots;
     if (plan->page_tokens) w->page_tokens = plan->page_tokens;
     if (plan->page_count) w->page_count = plan->page_count;
+    w->vram_page_count = plan->vram_page_count;
+    w->places_stand = true;
     const enum kv_dtype kv_dtype = kv_dtype_named(plan->kv_dtype);
     if (kv_dtype != KV_DTYPE_COUNT) w->kv_dtype = kv_dtype;
 }

@@ -25,6 +25,9 @@ struct planner_refusal {
     char nearest[200]; /* "--ctx 4096, or 9.1 GiB of VRAM, or --device cpu" */
 };
 
+/* Whether the cache of the GPU's layers lies wholly in VRAM, or has a second tier in the arena (plan.h). */
+enum kv_tiers { KV_TIERS_ONE, KV_TIERS_TWO, KV_TIERS_AUTO, KV_TIERS_COUNT };
+
 struct planner_request {
     const struct model *model;
     struct ledger_wish wish;
@@ -35,13 +38,19 @@ struct planner_request {
     enum linear_inputs inputs[PLAN_PROCESSORS]; /* planner_make: the plan's, where a processor computes */
     const char *activations;                    /* why those: for reports, or NULL */
     enum search_strategy strategy;
-    uint32_t batch;  /* sequences that decode together in the step that is made fastest; 0: 1 */
-    uint32_t prompt; /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
-    bool plan_given; /* to be explained is a plan that was taken: none of the strategies' */
+    enum kv_tiers tiers; /* of plans of the strategy `best` that use the device; others have one */
+    uint32_t batch;      /* sequences that decode together in the step that is made fastest; 0: 1 */
+    uint32_t prompt;     /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
+    bool plan_given;     /* to be explained is a plan that was taken: none of the strategies' */
     struct planner_refusal *refusal; /* or NULL */
 };
 
 #define PLANNER_PROMPT_TOKENS 128
+/* "one", "two", "auto" */
+#define KV_TIERS_CHOICES "auto|one|two"
+#define KV_TIERS_DEFAULT "auto"
+const char *kv_tiers_name(enum kv_tiers tiers);
+enum kv_tiers kv_tiers_named(const char *name); /* one of the choices */
 /* What a row of that step attends to in a context of `ctx`: all of one that was asked for; of one that was
  * chosen half, about which sequences spend their lives. */
 uint32_t planner_typical_context(const struct planner_request *request, uint32_t ctx);

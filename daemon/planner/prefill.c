@@ -40,7 +40,8 @@ int prefill_step_tokens(const struct ledger_case *c, const struct profile *profi
         const struct ledger_workspace twice = {.step_tokens = 2 * *tokens,
                                                .ctx = ctx,
                                                .layers = true,
-                                               .head = true};
+                                               .head = true,
+                                               .tiered = c->wish->vram_page_count > 0};
         uint64_t bytes = ledger_workspace_bytes(c, &twice);
         double computing;
         int rc = gpu_seconds(c, profile, *tokens, &computing, err);
@@ -61,6 +62,12 @@ struct choice {
     const enum tensor_format (*format)[PLAN_HOMES];
 };
 
+/* The first tokens of a sequence have places. */
+static struct cost_tiers here(const struct choice *choice)
+{
+    return (struct cost_tiers){.two = choice->c->wish->vram_page_count > 0};
+}
+
 /* Homes for a step of one row of so many tokens. */
 static int homes_for(const struct choice *choice, uint32_t tokens, enum plan_home *home, struct helm_err *err)
 {
@@ -69,7 +76,8 @@ static int homes_for(const struct choice *choice, uint32_t tokens, enum plan_hom
                                    .samples = 1,
                                    .context = tokens,
                                    .kv_dtype = choice->c->wish->kv_dtype,
-                                   .format = choice->format};
+                                   .format = choice->format,
+                                   .kv = here(choice)};
     struct cost_table table;
     double seconds;
     int rc = cost_price(choice->c->model, choice->c->table, choice->profile, &step, &table, err);
@@ -96,6 +104,7 @@ static int append(const struct choice *choice, const enum plan_home *a, const en
                                                .b = b,
                                                .context = 0,
                                                .format = choice->format,
+                                               .kv = here(choice),
                                                .kv_dtype = choice->c->wish->kv_dtype};
     uint32_t tokens = 0;
     if (from > plan->step_tokens) return 0;

@@ -7,19 +7,16 @@
 
 #include "common/base/units.h"
 
-/* Whether another strategy (or none of the device) would fit; the plan is scratch. */
+/* Whether another strategy (or none of the device) would fit. */
 static bool would_fit(struct making *m, enum search_strategy strategy, bool device, uint32_t ctx)
 {
     const struct trying t = {.strategy = strategy, .device = device, .ctx = ctx};
-    struct plan plan = {0};
-    struct attempt attempt;
     struct helm_err none = {0};
-    bool required = m->required;
+    bool required = m->required, fits;
     m->required = required && device;
-    int rc = attempt_context(m, &t, &plan, &attempt, &none);
+    int rc = attempt_fits(m, &t, &fits, &none);
     m->required = required;
-    plan_free(&plan);
-    return !rc && attempt.fits;
+    return !rc && fits;
 }
 
 struct words {

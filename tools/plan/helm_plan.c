@@ -35,7 +35,8 @@
 #define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
-    const char *model, *profile, *strategy, *device, *plot, *plan, *pack, *weights, *kv_dtype, *activations;
+    const char *model, *profile, *strategy, *device, *plot, *plan, *pack, *weights, *kv_dtype, *kv_tiers,
+        *activations;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given, exact;
 };
@@ -245,6 +246,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                          .host_memory_bytes = o->host_memory_bytes},
                                 .profile = &profile,
                                 .strategy = strategy_of(o->strategy),
+                                .tiers = kv_tiers_named(o->kv_tiers),
                                 .batch = (uint32_t)o->batch,
                                 .prompt = (uint32_t)o->prompt,
                                 .refusal = &refusal};
@@ -291,6 +293,7 @@ int main(int argc, char **argv)
                         .weights = "stored",
                         .activations = "auto",
                         .kv_dtype = "f16",
+                        .kv_tiers = KV_TIERS_DEFAULT,
                         .device = "auto",
                         .batch = 1,
                         .prompt = PLANNER_PROMPT_TOKENS};
@@ -339,6 +342,8 @@ int main(int argc, char **argv)
          .target = &o.weights},
         {"kv-dtype", 0, ARGS_CHOICE, "TYPE", "type of the KV cache, as helmd's (default f16)",
          .target = &o.kv_dtype, .choices = "f16|bf16|f32|q8_0"},
+        {"kv-tiers", 0, ARGS_CHOICE, "N", "tiers of the KV cache, as helmd's (default " KV_TIERS_DEFAULT ")",
+         .target = &o.kv_tiers, .choices = KV_TIERS_CHOICES},
         {"plan", 0, ARGS_TEXT, "FILE",
          "explain this plan (what --json printed, or edited) instead of making one", .target = &o.plan},
         {"at", 0, ARGS_U64, "N", "forecast decode when N tokens are in the context", .target = &o.at,

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/planner/cost/attention.h"
 #include "daemon/planner/cost/rates.h"
 
 #define CALLS_OF_A_SLICE 3 /* beside its kernels: its copy, an event there, waiting for one here */
@@ -51,41 +52,15 @@ static double product_of(const struct device_rates *r)
     return r->product > 0 ? r->product : r->operation;
 }
 
-/* Positions that a row's `n` last tokens attend to, all together, in a context of `c` and a window of `w`. */
-static double attended(double n, double c, double w)
-{
-    double in_window = w > 0 && c > w ? fmin(n, c - w) : 0; /* tokens that see no more than the window */
-    double rest = n - in_window;
-    return in_window * w + rest * (c - in_window) - rest * (rest - 1) / 2;
-}
-
-static double tokens_a_row(const struct cost_step *step)
-{
-    return (double)step->tokens / step->rows;
-}
-
-/* Bytes of K and V of one position of one layer. */
-static double kv_bytes(const struct pricing *p)
-{
-    return (double)model_kv_bytes_per_token(&p->model->config, 1, p->step->kv_dtype);
-}
-
-/* T 4.11 to 4.13, with T 4.5's bytes as they are: 4,096 c for 8 heads of 128 in 16 bits, not 4 c. One query a
- * row reads its context and no more; a chunk's queries share what they read, so that work counts as well. */
+/* `elsewhere`: positions of each row that somebody else attends to. */
 static void add_attention(const struct pricing *p, const struct device_rates *r, double window,
-                          struct spent *s)
+                          double elsewhere, struct spent *s)
 {
-    const struct model_config *c = &p->model->config;
-    double n = tokens_a_row(p->step), context = p->step->context;
-    double positions = window > 0 ? fmin(context, window + n - 1) : context;
-    double memory = p->step->rows * positions * kv_bytes(p) / r->attention;
-    double memory_beside = memory * (r->attention / r->attention_beside);
-    double compute = n > 1 ? 4.0 * c->heads * c->head_dim * p->step->rows * attended(n, context, window) /
-                                 r->attention_flops
-                           : 0;
-    s->total += fmax(memory, compute);
-    s->beside += fmax(memory_beside, compute);
-    *(compute > memory ? &s->compute : &s->memory) += fmax(memory, compute);
+    struct attention_price a;
+    attention_price(p, r, window, elsewhere, &a);
+    s->total += fmax(a.memory, a.compute);
+    s->beside += fmax(a.beside, a.compute);
+    *(a.compute > a.memory ? &s->compute : &s->memory) += fmax(a.memory, a.compute);
 }
 
 /* Norms, rotations and products of several tokens pass through memory on their own; one token's are in the
@@ -259,10 +234,11 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
     u->link = (double)u->crossing / link->h2d.value + link->latency.value;
     u->link_beside = (double)u->crossing / p->link_beside + link->latency.value;
     if (unit_part(unit) == UNIT_MLP) return;
-    double n = tokens_a_row(step), before = fmax(0, step->context - n);
+    if (step->kv.two) return; /* nothing is borrowed */
+    double n = pricing_tokens_a_row(step), before = fmax(0, step->context - n);
     if (window > 0) before = fmin(before, window);
-    u->borrow = step->rows * before * kv_bytes(p) / link->h2d.value +
-                step->tokens * kv_bytes(p) / rate_or(&link->d2h, link->h2d.value) +
+    u->borrow = step->rows * before * pricing_kv_bytes(p) / link->h2d.value +
+                step->tokens * pricing_kv_bytes(p) / rate_or(&link->d2h, link->h2d.value) +
                 (before > 0 ? 2 : 1) * link->latency.value;
 }
 
@@ -273,7 +249,7 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, bool
     const struct model_config *c = &p->model->config;
     const struct part_operations *o = &p->part[mlp ? UNIT_MLP : UNIT_ATTENTION];
     double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
-    if (!mlp) add_attention(p, r, window, s);
+    if (!mlp) add_attention(p, r, window, attention_elsewhere(p, window), s);
     if (r->product > 0) { /* norms and activations are in it */
         add_bytes(r, mlp ? 0 : p->step->tokens * rotated, r->read, s);
         add_operations(r, o->others, s);
@@ -332,7 +308,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     double window = p->model->config.window ? p->model->config.window[unit_layer(unit)] : 0;
     struct weights w = {.products = 0};
     add_weights(p, unit, &w);
-    if (!mlp) add_attention(p, &p->cpu, window, &w.cpu);
+    if (!mlp) add_attention(p, &p->cpu, window, 0, &w.cpu);
     add_bytes(&p->cpu, activation_bytes(p, mlp), p->cpu.read, &w.cpu);
     add_operations(&p->cpu, o->cpu, &w.cpu);
     u->cpu = w.cpu.total;
@@ -371,6 +347,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     }
     u->borrow = 0;
     price_link(p, unit, window, u);
+    if (!mlp && p->step->kv.two) attention_price_host(p, window, u);
 }
 
 /* By how much the head is later where it lies packed in VRAM: one row's product is no part of a chain,

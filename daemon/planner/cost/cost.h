@@ -10,6 +10,13 @@
 #include "daemon/planner/cost/analyse.h"
 #include "daemon/planner/profile/profile.h"
 
+/* Of a cache with two tiers: positions of each row that lie in the arena alone, and how many of 1,000 of them the GPU reads
+ * itself where the CPU attends to the others (plan.h). All 0: one tier. */
+struct cost_tiers {
+    bool two;
+    uint32_t host_tokens, direct_permille;
+};
+
 /* One step: `tokens` over all rows. Decode: one token a row, so tokens == rows == batch. */
 struct cost_step {
     uint32_t tokens, rows;
@@ -19,6 +26,7 @@ struct cost_step {
     /* [units + 1]: in which a unit's matrices lie where it has a home, and the head's last; PLAN_AS_STORED: as
      * in the files, as all are where this is NULL. */
     const enum tensor_format (*format)[PLAN_HOMES];
+    struct cost_tiers kv;
 };
 
 /* What of its bytes a packed unit's weights come to on the link (common/formats/packed.h). That is known only when
@@ -31,14 +39,25 @@ struct cost_step {
 /* Without a unit for this long the CPU's threads sleep. */
 #define COST_CPU_AWAKE_S (CPU_SPIN_QUIET_US * 1e-6)
 
+/* Of an attention half on the GPU, of whose cache a part lies in the arena alone. Parts of `gpu` and of `stream`: */
+struct cost_kv {
+    double way; /* the query's to the CPU, and as long the way back; 0: the CPU does not attend */
+    double cpu,
+        cpu_beside; /* the CPU attends, alone and while the link streams, and the GPU with it or waits */
+    double link;    /* no part of them: seconds that the link has nothing left for copies of weights */
+};
+
 /* Prices in seconds. `beside`: while the link streams (CPU), while the CPU computes (link). */
 struct cost_unit {
     double cpu, cpu_beside; /* T 4.8, 4.10, 4.13: linears and attention, each the slower of bytes and work */
     double gpu;             /* weights in VRAM, packed or not */
     double stream;          /* weights in the ring, in slices: gpu, and an operation for each slice more */
     double link, link_beside; /* copying its weights */
-    double borrow; /* link: its KV pages in and out, where the cache is the host's and it is computed
+    double borrow;     /* link: its KV pages in and out, where the cache is the host's and it is computed
                       on the GPU (prefill) */
+    struct cost_kv kv; /* two tiers */
+    /* Two tiers, prefill, where the cache is the host's: more seconds of the GPU, and of the link as kv.link */
+    double borrow_gpu, borrow_link;
     double issue, issue_stream;    /* of the host, to put its kernels into the queue: a chunk's */
     uint64_t bytes;                /* of weights */
     uint64_t crossing;             /* of them over the link, and in the ring */
@@ -107,6 +126,7 @@ enum cost_resource { COST_CPU, COST_GPU, COST_LINK, COST_RESOURCES };
 /* For the plot and the table of stages. A link's span may be of a unit of the next step. */
 #define COST_SPAN_EMBED UINT32_MAX
 #define COST_SPAN_HEAD  (UINT32_MAX - 1)
+#define COST_SPAN_CACHE (UINT32_MAX - 2) /* of a link: pages of the cache */
 struct cost_span {
     enum cost_resource resource;
     uint32_t unit;
@@ -129,11 +149,17 @@ double cost_seconds(const struct cost_table *table, const struct cost_plan *plan
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result);
 
+/* Of positions in the arena alone, how many of 1,000 the GPU reads in the time in which the CPU attends to the others. */
+uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dtype);
+
 /* ---- whole plans ---- */
 
 /* The formats that a plan's weights have at the homes that its lists give them: cost_step.format, of
  * unit_count(layers) + 1. */
 void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES]);
+
+/* Where the cache of a step of so many rows and such a context lies. */
+struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t rows, uint32_t context);
 
 /* What a list of the plan says, as the simulation wants it. home: [unit_count(layers)], kv_cpu: [layers], both the
  * caller's; *out borrows them. Cold when phase is not 0. */

@@ -23,6 +23,13 @@ void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home,
     if (phase) plan_unit_homes(plan, phase, home);
 }
 
+struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t rows, uint32_t context)
+{
+    return (struct cost_tiers){.two = plan_kv_tiered(plan),
+                               .host_tokens = plan_host_tokens(plan, rows, context),
+                               .direct_permille = plan->kv_direct_permille};
+}
+
 void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES])
 {
     const uint32_t units = unit_count(plan->layers);
@@ -168,7 +175,7 @@ static struct leftover leftover_of(const struct walk *w, const struct cost_table
     return l;
 }
 
-/* asked: its sizes. */
+/* asked: its sizes; where the cache is, and in what form, the plan says. */
 static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_forecast *f,
                      struct helm_err *err)
 {
@@ -176,6 +183,7 @@ static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_
     struct cost_step step = *asked;
     step.kv_dtype = w->kv_dtype;
     step.format = w->format;
+    step.kv = cost_tiers_of(c->plan, step.rows, step.context);
     struct cost_table table = {0};
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;

@@ -4,8 +4,6 @@
 
 #include <math.h>
 
-#include "daemon/planner/cost/larger.h"
-
 #define RING_LEAST 4096 /* bytes; streaming through no ring at all would never end */
 
 /* By home and, of embedding and head, by processor. The link is the first of the list where there is one. */
@@ -19,7 +17,7 @@ static bool is_ahead(const struct cost_table *table, const struct cost_plan *pla
 {
     if (!table->follows || plan->cold || plan->embed != PLAN_GPU0 || plan->head != PLAN_GPU0) return false;
     for (uint32_t u = 0; u < table->units; u++)
-        if (plan->home[u] != PLAN_HOME_GPU) return false;
+        if (plan->home[u] != PLAN_HOME_GPU || table->unit[u].kv.way > 0) return false;
     return true;
 }
 
@@ -83,6 +81,21 @@ static void put_on_link(const struct cost_table *table, const struct cost_plan *
     *last = task;
 }
 
+/* A unit on the GPU: what its cache in the arena takes is behind its own seconds. */
+static void put_on_gpu(const struct cost_unit *unit, const struct cost_plan *plan, double seconds,
+                       struct schedule_task *task)
+{
+    const uint32_t u = task->unit;
+    const bool borrows = unit_part(u) == UNIT_ATTENTION && plan->kv_cpu && plan->kv_cpu[unit_layer(u)];
+    task->kv = unit->kv;
+    task->seconds = seconds - 2 * unit->kv.way - unit->kv.cpu;
+    if (borrows) {
+        task->seconds += unit->borrow_gpu;
+        task->kv.link += unit->borrow_link;
+    }
+    task->beside = task->seconds;
+}
+
 void schedule_make(const struct cost_table *table, const struct cost_plan *plan, struct schedule *s)
 {
     const bool ahead = is_ahead(table, plan);
@@ -107,15 +120,16 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
             task->seconds = unit->cpu;
             task->beside = unit->cpu_beside;
             task->issue = 0;
+            task->kv = (struct cost_kv){0};
         } else if (home == PLAN_HOME_GPU) {
-            task->seconds = task->beside = unit->gpu;
+            put_on_gpu(unit, plan, unit->gpu, task);
             task->issue = unit->issue;
         } else {
-            task->seconds = task->beside = unit->stream;
+            put_on_gpu(unit, plan, unit->stream, task);
             task->issue = unit->issue_stream;
             put_on_link(table, plan, s, task, &last);
         }
-        s->least += smaller(task->seconds, task->beside);
+        s->least += schedule_least(task);
         if (task->on.processor == at) continue;
         s->least += s->hand_over[at][task->on.processor];
         at = task->on.processor;

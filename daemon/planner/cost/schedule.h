@@ -6,6 +6,7 @@
 #define HELM_DAEMON_PLANNER_COST_SCHEDULE_H
 
 #include "daemon/planner/cost/cost.h"
+#include "daemon/planner/cost/larger.h"
 
 #define SCHEDULE_UNITS_MAX (UNIT_PARTS * MODEL_LAYERS_MAX)
 #define SCHEDULE_UNITS_FEW 256 /* of most models: a frame of a few pages */
@@ -31,6 +32,7 @@ struct schedule_task {
     double bytes, rate,
         rate_beside; /* over the link: bytes a second, alone and beside a processor that contends */
     const struct schedule_task *next; /* the task behind it on its link; of the last one the first */
+    struct cost_kv kv;                /* behind `seconds`; kv.link from the task's begin on */
     uint32_t unit;
     struct schedule_place on;
 };
@@ -60,6 +62,11 @@ struct schedule {
     uint32_t tasks;
     struct schedule_task *task; /* [units of the table], the caller's */
 };
+/* Seconds that a task takes at least. */
+static inline double schedule_least(const struct schedule_task *task)
+{
+    return smaller(task->seconds, task->beside) + 2 * task->kv.way + task->kv.cpu;
+}
 /* Fills in all that is used of *schedule but `task`, and what that points at. */
 void schedule_make(const struct cost_table *table, const struct cost_plan *plan, struct schedule *schedule);
 

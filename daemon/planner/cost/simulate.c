@@ -27,6 +27,7 @@ struct link_state {
     double fill, left;
     double slowest;    /* as the schedule says */
     double busy, rest; /* seconds, of a step: it copied; what is left of its copies at least */
+    double owed;       /* seconds in which it has other things to move before it copies on */
     const struct schedule_task *at, *first;
     bool ended; /* cold: everything is copied */
 };
@@ -77,7 +78,8 @@ static inline void note_task(struct simulation *s, const struct schedule_task *t
 static inline void note_copy(struct simulation *s, uint32_t link, uint32_t unit, double from, double to)
 {
     if (!s->result || !s->result->span) return;
-    const struct cost_span span = {s->plan->link[link].resource, unit, from, to};
+    const enum cost_resource resource = link < s->links ? s->plan->link[link].resource : COST_LINK;
+    const struct cost_span span = {resource, unit, from, to};
     add_span(s->result, &span, true);
 }
 
@@ -100,7 +102,9 @@ static double run_link(struct simulation *s, uint32_t i, double seconds, bool be
     struct link_state link = s->link[i]; /* a copy, that nothing else points at */
     const double ring = s->ring;
     const bool cold = s->cold;
-    double active = 0;
+    double active = smaller(link.owed, seconds);
+    link.owed -= active;
+    note_copy(s, i, COST_SPAN_CACHE, s->now, s->now + active);
     while (!link.ended && active < seconds) {
         double room = ring - link.fill;
         if (room <= EPS_BYTES) break;
@@ -123,7 +127,8 @@ static double run_link(struct simulation *s, uint32_t i, double seconds, bool be
 /* All of them. Returns how long the longest copies. */
 static inline double run_links(struct simulation *s, double seconds, bool beside)
 {
-    double longest = s->link[0].ended || s->ring - s->link[0].fill <= EPS_BYTES /* most are full */
+    double longest = (s->link[0].ended || s->ring - s->link[0].fill <= EPS_BYTES) &&
+                             s->link[0].owed <= 0 /* most are full */
                          ? 0
                          : run_link(s, 0, seconds, beside);
     for (uint32_t i = 1; i < s->links; i++) longest = larger(longest, run_link(s, i, seconds, beside));
@@ -195,15 +200,21 @@ static void run_streamed(struct simulation *s, const struct schedule_task *task)
     bool all_came = link.fill >= left - EPS_BYTES;
     while (left > EPS_BYTES) {
         const struct schedule_task *next = link.at;
-        double room = s->ring - link.fill, copied = link.ended ? 0 : next->rate, used = own;
+        double room = s->ring - link.fill, copied = link.ended || link.owed > 0 ? 0 : next->rate, used = own;
         if (room <= EPS_BYTES && copied > own) copied = own;
         if (link.fill <= EPS_BYTES && copied < own) used = copied;
         double net = copied - used, dt = left / used;
         if (copied > 0) dt = smaller(dt, link.left / copied);
         if (net > 0 && room > EPS_BYTES) dt = smaller(dt, room / net);
         if (net < 0 && !all_came) dt = smaller(dt, link.fill / -net);
+        if (link.owed > 0) dt = smaller(dt, link.owed);
         left -= used * dt;
         link.fill -= used * dt;
+        if (link.owed > 0) {
+            note_copy(s, task->on.link, COST_SPAN_CACHE, s->now, s->now + dt);
+            link.busy += dt;
+            link.owed = larger(link.owed - dt, 0);
+        }
         if (copied > 0) {
             note_copy(s, task->on.link, next->unit, s->now, s->now + dt);
             /* the rest of dt it waits for room */
@@ -229,16 +240,6 @@ static void run_streamed(struct simulation *s, const struct schedule_task *task)
     note_task(s, task, begin, s->now);
 }
 
-static inline void run_task(struct simulation *s, const struct schedule_task *task)
-{
-    if (task->on.link != SCHEDULE_NO_LINK)
-        run_streamed(s, task);
-    else if (task->on.contends)
-        run_contending(s, task);
-    else
-        run_queued(s, task);
-}
-
 /* Words and activations cross between the pieces of copies, where there are some. */
 static void hand_over(struct simulation *s, double seconds)
 {
@@ -249,6 +250,34 @@ static void hand_over(struct simulation *s, double seconds)
     }
     run_alone(s, seconds);
     s->hand_overs += seconds;
+}
+
+/* The CPU attends to a part of the cache of a unit that the GPU computes, while that attends too, or waits. */
+static void run_assist(struct simulation *s, const struct schedule_task *task)
+{
+    const struct cost_kv *kv = &task->kv;
+    const struct schedule_task attend = {.seconds = kv->cpu,
+                                         .beside = kv->cpu_beside,
+                                         .unit = task->unit,
+                                         .on = {.processor = COST_CPU}};
+    hand_over(s, kv->way);
+    run_contending(s, &attend);
+    hand_over(s, kv->way);
+}
+
+static inline void run_task(struct simulation *s, const struct schedule_task *task)
+{
+    const struct cost_kv *kv = &task->kv;
+    if (kv->way <= 0) s->link[0].owed += kv->link;
+    if (task->on.link != SCHEDULE_NO_LINK)
+        run_streamed(s, task);
+    else if (task->on.contends)
+        run_contending(s, task);
+    else
+        run_queued(s, task);
+    if (kv->way <= 0) return;
+    s->link[0].owed += kv->link;
+    run_assist(s, task);
 }
 
 /* Whether the step certainly takes longer than `most`: what is left of it takes as long as its units or its
@@ -271,6 +300,7 @@ static void begin_step(struct simulation *s)
         s->processor[p].used = false;
         s->processor[p].busy = 0;
     }
+    s->link[0].busy = 0;
     for (uint32_t i = 0; i < plan->links; i++) {
         s->link[i].rest = plan->link[i].least;
         s->link[i].busy = 0;
@@ -296,7 +326,7 @@ static bool run_step(struct simulation *s, double most)
         }
         run_task(s, task);
         if (task->on.link != SCHEDULE_NO_LINK) s->link[task->on.link].rest -= task->bytes / task->rate;
-        s->least -= smaller(task->seconds, task->beside);
+        s->least -= schedule_least(task);
         if (done) done[i] = s->now;
         if (is_late(s, most)) return false;
     }
@@ -398,6 +428,7 @@ static bool simulate(struct simulation *s, const struct cost_table *table, const
     s->result->hand_overs = s->hand_overs;
     memset(s->result->busy, 0, sizeof s->result->busy);
     for (uint32_t p = 0; p < schedule.processors; p++) s->result->busy[p] = s->processor[p].busy;
+    s->result->busy[COST_LINK] = s->link[0].busy; /* of what else it moved, where it copies no weights */
     for (uint32_t i = 0; i < schedule.links; i++)
         s->result->busy[schedule.link[i].resource] = s->link[i].busy;
     return in_time;

@@ -6,7 +6,10 @@
  * longest allowed request could never end. More requests than the pool holds take turns: the scheduler
  * recomputes the younger ones. A page has a part in each pool: the host's for the layers whose attention the
  * CPU computes in decode, the device's for the others. Where the GPU borrows the host's part for long prompts
- * (plan.h), every page has two more layers' room in VRAM: one is copied in while the other is in use. */
+ * (plan.h), every page has two more layers' room in VRAM: one is copied in while the other is in use.
+ *
+ * With two tiers a page has room for all layers on the host, and VRAM has places for some: what is left under the
+ * device's ceiling becomes places. */
 #include "daemon/planner/memory/ledger.h"
 
 #include <stdio.h>
@@ -65,6 +68,17 @@ uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
 {
     const struct kv_layout kv = kv_of(c, 1);
     return times(page_count, kv_page_bytes(&kv));
+}
+
+uint32_t ledger_places(const struct ledger_case *c, uint32_t ctx)
+{
+    const struct plan sizes = {.context_tokens = ctx,
+                               .step_tokens = c->wish->step_tokens,
+                               .slots = c->wish->slots,
+                               .page_tokens = c->wish->page_tokens};
+    if (!c->wish->vram_page_count) return 0;
+    const uint64_t least = plan_vram_pages_least(&sizes);
+    return least > c->wish->vram_page_count ? (uint32_t)least : c->wish->vram_page_count;
 }
 
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes)
@@ -222,7 +236,10 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
                                     .step_tokens = c->wish->step_tokens,
                                     .hidden = m->hidden,
                                     .vocab = m->vocab,
-                                    .kv = kv_of(c, 0)};
+                                    .kv = kv_of(c, 0),
+                                    .page_count = ledger_places(c, ctx),
+                                    .vram_page_count = ledger_places(c, ctx),
+                                    .kv_heads_asking = c->wish->vram_page_count ? m->heads : 0};
     struct arena_header header;
     *bytes = 0;
     int rc = arena_plan(&spec, &header, err);
@@ -267,8 +284,12 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
                    placement_vectors(c->model, plan, PLAN_GPU0, NULL, NULL));
     if (weights.varying) ledger_add(vram, "packed weights", weights.varying);
     if (kv_layers) {
-        snprintf(what, sizeof what, "KV pool, %u pages of %u tokens", plan->page_count, plan->page_tokens);
-        ledger_add(vram, what, times(kv_layers, ledger_kv_layer_bytes(c, plan->page_count)));
+        const uint32_t pages = plan_kv_pages(plan, PLAN_VRAM0);
+        snprintf(what, sizeof what,
+                 plan_kv_tiered(plan) ? "KV places, of %u pages of %u tokens"
+                                      : "KV pool, %u pages of %u tokens",
+                 pages, plan->page_tokens);
+        ledger_add(vram, what, times(kv_layers, ledger_kv_layer_bytes(c, pages)));
     }
     if (plan->ring_bytes) ledger_add(vram, "stream ring", plan->ring_bytes);
     const struct ledger_expands expands = {
@@ -278,15 +299,16 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
         .head = plan_head_format(plan) == FORMAT_BF16_PACKED};
     const uint64_t expanded = ledger_expanded_bytes(c, &expands);
     if (expanded) ledger_add(vram, "expanded slice", expanded);
-    if (plan_borrows_kv(plan)) {
+    const uint64_t staging = plan_staging_bytes(plan, ledger_kv_layer_bytes(c, plan->page_count));
+    if (staging) {
         snprintf(what, sizeof what, "borrowed KV, %d layers of %u pages", GPU_STAGINGS, plan->page_count);
-        ledger_add(vram, what, times(GPU_STAGINGS, ledger_kv_layer_bytes(c, plan->page_count)));
+        ledger_add(vram, what, staging);
     }
     const struct ledger_workspace work = {.step_tokens = plan->step_tokens,
                                           .ctx = ctx,
                                           .layers = plan_most_tokens(plan, PLAN_GPU0) > 0,
                                           .head = plan->head == PLAN_GPU0,
-                                           .tiered = plan_kv_tiered(plan)};
+                                          .tiered = plan_kv_tiered(plan)};
     ledger_add(vram, "activations, workspace (estimate)",
                device->library_bytes + ledger_workspace_bytes(c, &work));
     uint64_t graphs = device->graph_bytes + unit_graphs(c, plan);
@@ -302,7 +324,10 @@ static void write_host(const struct ledger_case *c, const struct arena_header *h
     struct ledger *host = &plan->memory[PLAN_HOST];
     host->limit = ledger_host_limit(c, from);
     ledger_add(host, "weights", weights);
-    snprintf(what, sizeof what, "KV cache, %u pages of %u tokens", plan->page_count, plan->page_tokens);
+    snprintf(what, sizeof what,
+             plan_kv_tiered(plan) ? "KV cache of all layers, %u pages of %u tokens"
+                                  : "KV cache, %u pages of %u tokens",
+             plan->page_count, plan->page_tokens);
     if (!on_gpu || kv) ledger_add(host, what, kv);
     ledger_add(host,
                on_cpu && on_gpu ? "arena control, history, lanes, logits" : "arena control, history, logits",
@@ -335,6 +360,8 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     plan->slots = c->wish->slots;
     plan->page_tokens = c->wish->page_tokens;
     plan->page_count = page_count;
+    plan->vram_page_count = plan_layers_of(plan, PLAN_GPU0) ? ledger_places(c, ctx) : 0;
+    if (!plan->vram_page_count) plan->kv_direct_permille = 0;
     snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", kv_dtype_name(c->wish->kv_dtype));
     memset(&plan->memory[PLAN_VRAM0], 0, sizeof plan->memory[PLAN_VRAM0]);
     memset(&plan->memory[PLAN_HOST], 0, sizeof plan->memory[PLAN_HOST]);
@@ -366,8 +393,10 @@ bool ledger_fits(const struct plan *plan)
 
 uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
 {
-    uint32_t batch = c->wish->batch ? c->wish->batch : 1;
-    return c->wish->page_count ? c->wish->page_count : batch * kv_pages_for(ctx, c->wish->page_tokens);
+    const uint32_t batch = c->wish->batch ? c->wish->batch : 1, places = ledger_places(c, ctx),
+                   contexts = batch * kv_pages_for(ctx, c->wish->page_tokens);
+    if (c->wish->page_count) return c->wish->page_count;
+    return contexts > places ? contexts : places;
 }
 
 /* Pages for a pool that may grow: see the top of this file. `plan` holds the ledgers of the smallest. */
@@ -375,9 +404,9 @@ static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const st
 {
     uint32_t least = ledger_least_pages(c, ctx);
     uint64_t layer_page = ledger_kv_layer_bytes(c, 1),
-             host_page = plan_layers_of(plan, PLAN_CPU0) * layer_page,
-             device_page =
-                 (plan_layers_of(plan, PLAN_GPU0) + (plan_borrows_kv(plan) ? 2ull : 0)) * layer_page;
+             host_page = plan_kv_layers(plan, PLAN_HOST) * layer_page,
+             device_page = plan_staging_bytes(plan, layer_page);
+    if (!plan_kv_tiered(plan)) device_page += plan_layers_of(plan, PLAN_GPU0) * layer_page;
     if (c->machine->device.kind == LEDGER_DEVICE_EMULATED) host_page += device_page;
     uint64_t most = (uint64_t)c->wish->slots * kv_pages_for(ctx, c->wish->page_tokens),
              pages = LEDGER_POOL_TOKENS / c->wish->page_tokens;
@@ -396,6 +425,32 @@ static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const st
     return pages > least ? (uint32_t)pages : least;
 }
 
+/* Places for a plan that may have more, of whose pages all but those have their part in its ledgers. */
+static uint32_t choose_places(const struct ledger_case *c, const struct plan *plan)
+{
+    const struct ledger *vram = &plan->memory[PLAN_VRAM0], *host = &plan->memory[PLAN_HOST];
+    const uint64_t place = times(plan_layers_of(plan, PLAN_GPU0), ledger_kv_layer_bytes(c, 1));
+    uint64_t spare = vram->limit - vram->total;
+    if (c->machine->device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < spare)
+        spare = host->limit - host->total;
+    const uint64_t more = spare > ROUNDING_BYTES ? (spare - ROUNDING_BYTES) / place : 0,
+                   places = plan->vram_page_count + more;
+    return places < plan->page_count                  ? (uint32_t)places
+           : plan->vram_page_count < plan->page_count ? plan->page_count
+                                                      : plan->vram_page_count;
+}
+
+static int fit_places(const struct ledger_case *c, uint32_t ctx, struct plan *plan, struct arena_spec *spec,
+                      struct helm_err *err)
+{
+    struct ledger_wish wish = *c->wish;
+    struct ledger_case more = *c;
+    if (!plan_kv_tiered(plan) || wish.places_stand || !ledger_fits(plan)) return 0;
+    more.wish = &wish;
+    wish.vram_page_count = choose_places(c, plan);
+    return ledger_write(&more, ctx, plan->page_count, plan, spec, err);
+}
+
 int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan, struct arena_spec *spec,
                struct helm_err *err)
 {
@@ -406,6 +461,7 @@ int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan, str
         pages = choose_pages(c, ctx, plan);
         rc = ledger_write(c, ctx, pages, plan, spec, err);
     }
+    if (!rc) rc = fit_places(c, ctx, plan, spec, err);
     if (rc) return rc;
     if (!ledger_fits(plan)) {
         ledger_describe(c, plan, text, sizeof text);

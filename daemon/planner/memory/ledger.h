@@ -31,6 +31,8 @@ struct ledger_wish {
     uint32_t ctx;               /* 0: choose */
     uint32_t page_count;        /* 0: choose (--kv-tokens or a plan from a file states it) */
     uint32_t page_tokens;       /* a power of two */
+    uint32_t vram_page_count;   /* two tiers of the cache, with at least so many places; 0: one tier */
+    bool places_stand;          /* exactly so many: what is left of VRAM stays free */
     uint32_t batch;             /* contexts that the pool must hold at once at least; 0: 1 */
     uint32_t threads;           /* for the estimate of private buffers */
     bool pack;                  /* streamed weights cross the link packed, where they can be */
@@ -72,6 +74,9 @@ uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TE
 
 /* Of one layer, all pages: its part of a pool, or of the staging memory for a borrowed cache. */
 uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count);
+/* Places in VRAM that the wish comes to with steps of wish.step_tokens: as many as it says, or as these need; 0: one
+ * tier. */
+uint32_t ledger_places(const struct ledger_case *c, uint32_t ctx);
 /* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
  * slices: where its weights are streamed. */
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
@@ -111,10 +116,11 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
 HELM_MUST_CHECK int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                  struct plan *plan, struct arena_spec *spec, struct helm_err *err);
 bool ledger_fits(const struct plan *plan);
-/* Pages of the smallest pool for a context: as stated, or one whole context for each of the batch. */
+/* Pages of the smallest pool for a context: as stated, or one whole context for each of the batch; no fewer than there
+ * are places. */
 uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx);
 
-/* For a plan whose lists stand, with a context: chooses the pool and fills in plan's sizes and ledgers and
+/* For a plan whose lists stand, with a context: chooses the pools and fills in plan's sizes and ledgers and
  * the arena's. HELM_E_CAPACITY names every line and the limit. */
 HELM_MUST_CHECK int ledger_fit(const struct ledger_case *c, uint32_t ctx, struct plan *plan,
                                struct arena_spec *spec, struct helm_err *err);

@@ -72,14 +72,20 @@ static uint64_t packed_more(const struct ledger_case *c, uint32_t unit, enum pla
 
 static void fill_units(const struct ledger_case *c, const struct memory_wish *wish, struct search_bytes *unit)
 {
-    uint64_t layer_kv = ledger_kv_layer_bytes(c, wish->pages), ring = 0, largest;
+    const uint32_t places = ledger_places(c, wish->ctx);
+    const uint64_t layer_kv = ledger_kv_layer_bytes(c, wish->pages);
+    uint64_t ring = 0, largest;
     if (wish->device) memory_ring_sizes(c, &ring, &largest); /* the smallest has the most slices */
     for (uint32_t u = 0; u < unit_count(c->table->layers); u++, unit += 3) {
         const struct analyse_bytes bytes = analyse_units(c->table, u, u);
-        const struct search_bytes kv = on_device(c, unit_part(u) == UNIT_MLP ? 0 : layer_kv, 0);
+        /* With two tiers all layers' pages are in host memory at all events: memory_build. */
+        const uint64_t kv_there = places ? ledger_kv_layer_bytes(c, places) : layer_kv,
+                       kv_host = places ? 0 : layer_kv;
+        const bool mlp = unit_part(u) == UNIT_MLP;
+        const struct search_bytes kv = on_device(c, mlp ? 0 : kv_there, 0);
         unit[PLAN_HOME_CPU] = on_device(c, wish->prefill ? bytes.vram_vectors : 0,
                                         bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_CPU));
-        unit[PLAN_HOME_CPU].host += kv.vram;
+        unit[PLAN_HOME_CPU].host += mlp ? 0 : kv_host;
         uint64_t weights = c->wish->pack_gpu && c->table->packs[u]
                                ? bytes.vram_vectors + ledger_packed_unit_bytes(c, u)
                                : bytes.vram;
@@ -98,7 +104,8 @@ static uint64_t workspace_of(const struct ledger_case *c, const struct memory_wi
     const struct ledger_workspace what = {.step_tokens = c->wish->step_tokens,
                                           .ctx = wish->ctx,
                                           .layers = true,
-                                          .head = head};
+                                          .head = head,
+                                          .tiered = c->wish->vram_page_count > 0};
     return ledger_workspace_bytes(c, &what);
 }
 
@@ -132,7 +139,8 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
 {
     const struct ledger_device *device = &c->machine->device;
     const struct ledger_wish *w = c->wish;
-    uint64_t borrowed = wish->prefill ? GPU_STAGINGS * ledger_kv_layer_bytes(c, wish->pages) : 0;
+    const bool borrows = wish->prefill && !w->vram_page_count;
+    uint64_t borrowed = borrows ? GPU_STAGINGS * ledger_kv_layer_bytes(c, wish->pages) : 0;
     uint64_t lanes = PLAN_LINKS * lane_bytes(w->step_tokens, c->model->config.hidden);
     uint64_t work =
         device->library_bytes + device->graph_bytes + device->context_bytes + workspace_of(c, wish, false);
@@ -169,6 +177,8 @@ int memory_build(const struct ledger_case *c, const struct memory_wish *wish, st
     if (!memory->unit)
         return helm_fail(err, HELM_E_NOMEM, "no memory for the sizes of %u half layers",
                          unit_count(c->table->layers));
+    if (ledger_places(c, wish->ctx))
+        fixed += c->table->layers * ledger_kv_layer_bytes(c, wish->pages) + ARENA_HUGE_PAGE;
     s->unit = memory->unit;
     s->host_limit = take_off(ledger_host_limit(c, from), fixed + wish->less_host, &memory->host_missing);
     s->vram_limit =

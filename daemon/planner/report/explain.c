@@ -90,7 +90,8 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                                    .samples = list->rows,
                                    .context = list->context,
                                    .kv_dtype = k->request->wish.kv_dtype,
-                                   .format = format};
+                                   .format = format,
+                                   .kv = cost_tiers_of(k->plan, list->rows, list->context)};
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
     struct cost_table table = {0};
     struct cost_plan plan;
@@ -185,6 +186,14 @@ static void say_why(const struct planner_refusal *refusal, const struct helm_err
         snprintf(why, 200, "%.199s", err->text);
 }
 
+void explain_other_sizes(const struct plan *plan, struct planner_request *r)
+{
+    r->wish.ctx = plan->context_tokens;
+    if (!r->plan_given) return;
+    r->wish.page_count = r->wish.step_tokens = r->wish.vram_page_count = 0; /* theirs to choose */
+    r->wish.places_stand = false;
+}
+
 /* The best plan of another strategy for the same context. That it does not fit is an answer, not an error. */
 static int explain_strategy(const struct reckoning *k, const struct explain *x, struct explain_strategy *out,
                             struct helm_err *err)
@@ -203,8 +212,8 @@ static int explain_strategy(const struct reckoning *k, const struct explain *x, 
         return 0;
     }
     r.strategy = out->strategy;
-    r.wish.ctx = k->plan->context_tokens;
-    if (r.plan_given) r.wish.page_count = r.wish.step_tokens = 0; /* theirs to choose */
+    explain_other_sizes(k->plan, &r);
+    r.tiers = out->strategy == SEARCH_BEST && plan_kv_tiered(k->plan) ? KV_TIERS_TWO : KV_TIERS_ONE;
     r.refusal = &refusal;
     r.device_required = out->strategy != SEARCH_ALL_CPU && out->strategy != SEARCH_BEST;
     int rc = planner_make(&r, &plan, &spec, &refused);
@@ -372,6 +381,7 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
         x->strategy[s].strategy = (enum search_strategy)s;
         rc = explain_strategy(&k, x, &x->strategy[s], err);
     }
+    if (!rc) rc = explain_curve(x, err);
     analyse_table_free(&k.analysed);
     if (rc) explain_free(x);
     return rc;

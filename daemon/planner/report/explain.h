@@ -43,6 +43,16 @@ struct explain_split {
     double decode_s;
 };
 
+/* Decode with so many tokens in the context. */
+struct explain_point {
+    uint32_t context;
+    double seconds;
+    double
+        one_tier; /* of the plan with one tier for the same context; INFINITY: this has one, or there is none */
+};
+#define EXPLAIN_POINTS_MAX  24
+#define EXPLAIN_POINT_FIRST 256
+
 /* Weights of one format that is not bf16, and what one token's products with them are priced by. */
 struct explain_format {
     enum tensor_format format;
@@ -65,6 +75,8 @@ struct explain {
     struct explain_list list[PLAN_PHASES_MAX];
     uint32_t list_count; /* decode first, prefill last: at least these two */
     struct explain_strategy strategy[SEARCH_STRATEGIES];
+    struct explain_point point[EXPLAIN_POINTS_MAX]; /* contexts rising, the last one the plan's */
+    uint32_t point_count;
     struct explain_split *split; /* [layers + 1]; NULL without a device */
     struct cost_span *span;      /* of one decode step */
     uint32_t span_count;
@@ -75,6 +87,13 @@ struct explain {
 HELM_MUST_CHECK int explain_make(const struct planner_request *request, const struct plan *plan,
                                  uint32_t context, struct explain *explain, struct helm_err *err);
 void explain_free(struct explain *explain);
+
+/* report/curve.c: token/s over context, the rest of *explain being there. */
+HELM_MUST_CHECK int explain_curve(struct explain *explain, struct helm_err *err);
+/* Of a request for another plan beside this one: the same context, all else its own to choose. */
+void explain_other_sizes(const struct plan *plan, struct planner_request *request);
+/* Of the batch. */
+double explain_point_rate(const struct explain *explain, double seconds);
 
 /* The object that helm-plan --json prints: plan_to_json's members and the forecasts (docs/helm-plan.md);
  * fresh, NULL without memory. */

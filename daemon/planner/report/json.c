@@ -57,6 +57,19 @@ static json_t *formats_to_json(const struct explain *x)
     return array;
 }
 
+static json_t *curve_to_json(const struct explain *x)
+{
+    json_t *array = json_array();
+    for (uint32_t i = 0; i < x->point_count; i++) {
+        const struct explain_point *p = &x->point[i];
+        const double one = isfinite(p->one_tier) ? explain_point_rate(x, p->one_tier) : (double)INFINITY;
+        json_array_append_new(array, json_pack("{s:I, s:o, s:o}", "context", (json_int_t)p->context, "tok_s",
+                                               number(explain_point_rate(x, p->seconds)), "one_tier_tok_s",
+                                               number(one)));
+    }
+    return array;
+}
+
 /* Milliseconds. The rest is nobody's work: waiting for the link or for the host's putting kernels into the
  * queue, who sleeps, helmd. */
 static json_t *parts_to_json(const struct cost_forecast *f)
@@ -80,14 +93,15 @@ json_t *explain_to_json(const struct explain *x)
                                 list_to_json(&x->list[i], i ? NULL : x->plan->format)))
             goto fail;
     json_t *more = json_pack(
-        "{s:o, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:o, s:s, s:s, s:{s:I, "
-        "s:I, s:I}}",
+        "{s:o, s:o, s:s, s:o, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:{s:o, s:o}, s:o, s:o, s:s, s:s, "
+        "s:{s:I, s:I, s:I}}",
         "decode_tok_s", with_bars(explain_rate(x), explain_rate_low(x), explain_rate_high(x)), "ttft_ms",
-        with_bars(1e3 * p->ttft.seconds, 1e3 * p->ttft.low, 1e3 * p->ttft.high), "parts", "decode",
-        parts_to_json(&p->decode), "first", parts_to_json(&p->ttft), "link", "weight_bytes",
-        plan_bytes_to_json(x->crossing.bytes), "link_bytes", plan_bytes_to_json(x->crossing.crossing), "cpu",
-        "weight_bytes", plan_bytes_to_json(x->reading.bytes), "read_bytes",
-        plan_bytes_to_json(x->reading.crossing), "gpu", "weight_bytes",
+        with_bars(1e3 * p->ttft.seconds, 1e3 * p->ttft.low, 1e3 * p->ttft.high), "kv_tiers",
+        kv_tiers_name(plan_kv_tiered(x->plan) ? KV_TIERS_TWO : KV_TIERS_ONE), "over_context",
+        curve_to_json(x), "parts", "decode", parts_to_json(&p->decode), "first", parts_to_json(&p->ttft),
+        "link", "weight_bytes", plan_bytes_to_json(x->crossing.bytes), "link_bytes",
+        plan_bytes_to_json(x->crossing.crossing), "cpu", "weight_bytes", plan_bytes_to_json(x->reading.bytes),
+        "read_bytes", plan_bytes_to_json(x->reading.crossing), "gpu", "weight_bytes",
         plan_bytes_to_json(x->gpu_reading.bytes), "read_bytes", plan_bytes_to_json(x->gpu_reading.crossing),
         "rates", formats_to_json(x), "strategies", strategies_to_json(x), "profile", profile->fingerprint,
         "machine", profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",

@@ -1,62 +1,24 @@
 /* The picture of a plan. See plot.h. Called by helm-plan.
  *
- * Two panels, one under the other. Coordinates are pixels of the document's own; a panel maps its two ranges
- * onto a rectangle. Colours are classes, so that one style sheet turns them for dark surroundings. */
+ * Three panels, one under the other; that of token/s over context is in plot_curve.c. Colours are classes, so that one style sheet turns them for dark surroundings. */
 #include "daemon/planner/report/plot.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "common/base/file.h"
+#include "daemon/planner/report/svg.h"
 
-#define PAGE_WIDTH  960
-#define PAGE_HEIGHT 640
-#define LEFT        70.0
-#define RIGHT       (PAGE_WIDTH - 70.0)
+#define PAGE_HEIGHT 920
 #define SPLITS_TOP  96.0
 #define SPLITS_END  336.0
 #define STEP_TOP    440.0
 #define LANE        44.0
 #define LANE_BAR    28.0
+#define LEGEND      626.0
+#define CURVE_TOP   700.0
+#define CURVE_END   860.0
 #define TOUCHING    0.4 /* pixels: spans of a kind that are nearer than this are one */
-
-struct axis {
-    double from, to; /* pixels */
-    double most;     /* of the values, which begin at 0 */
-};
-
-static double at(const struct axis *axis, double value)
-{
-    return axis->from + (axis->to - axis->from) * value / axis->most;
-}
-
-/* Bytes that are no UTF-8 become question marks: names of folders may hold any. */
-static void put_text(FILE *out, const char *text)
-{
-    static const char *const entity[256] = {
-        ['&'] = "&amp;", ['<'] = "&lt;", ['>'] = "&gt;", ['"'] = "&quot;"};
-    json_t *valid = json_string(text);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (entity[*c])
-            fputs(entity[*c], out);
-        else
-            fputc(*c < 0x20 || *c == 0x7f || (*c >= 0x80 && !valid) ? '?' : *c, out);
-    }
-    json_decref(valid);
-}
-
-static void label(FILE *out, double x, double y, const char *class, const char *anchor, const char *text)
-{
-    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" class=\"%s\" text-anchor=\"%s\">", x, y, class, anchor);
-    put_text(out, text);
-    fputs("</text>\n", out);
-}
-
-static void line(FILE *out, double x1, double y1, double x2, double y2, const char *class)
-{
-    fprintf(out, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"%s\"/>\n", x1, y1, x2, y2,
-            class);
-}
 
 double plot_step(double most, int parts)
 {
@@ -70,21 +32,15 @@ double plot_step(double most, int parts)
     return step;
 }
 
-static void number_text(double value, double step, char *text, size_t size)
-{
-    int digits = step >= 1 ? 0 : (int)ceil(-log10(step) - 1e-9);
-    snprintf(text, size, "%.*f", digits, value);
-}
-
 static void print_head(const struct explain *x, FILE *out)
 {
     char text[256];
     fprintf(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
             "role=\"img\">\n<title>",
-            PAGE_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PAGE_HEIGHT);
+            PLOT_WIDTH, PAGE_HEIGHT, PLOT_WIDTH, PAGE_HEIGHT);
     snprintf(text, sizeof text, "%s: %.2f token/s", explain_model_name(x), explain_rate(x));
-    put_text(out, text);
+    svg_text(out, text);
     fputs("</title>\n<style>\n"
           ".page{fill:#ffffff}\n"
           "text{fill:#1f2328;font:13px system-ui,'Segoe UI',Helvetica,Arial,sans-serif}\n"
@@ -92,24 +48,27 @@ static void print_head(const struct explain *x, FILE *out)
           ".axis{stroke:#59636e}\n.grid{stroke:#d9dee3}\n"
           ".splits{fill:none;stroke:#57606a;stroke-width:1.5}\n.fits{fill:#57606a}\n"
           ".misfit{fill:none;stroke:#8c959f}\n.forbidden{fill:#8c959f;fill-opacity:0.14}\n"
+          ".curve{fill:none;stroke:#cf222e;stroke-width:2}\n.point{fill:#57606a}\n.other{fill:none;stroke:#"
+          "57606a;stroke-width:1.5;stroke-dasharray:5 4}\n"
           ".plan{stroke:#cf222e;stroke-width:2}\ntext.plan{fill:#cf222e;stroke:none;font-weight:600}\n"
           ".cpu{fill:#bc6c0a}\n.gpu{fill:#1a7f37}\n.stream{fill:#0a6fc2}\n.link{fill:#8250df}\n.end{fill:#"
           "6e7781}\n"
           "@media (prefers-color-scheme: dark){\n"
           ".page{fill:#0d1117}\ntext{fill:#e6edf3}\n.small{fill:#9198a1}\n.axis{stroke:#9198a1}\n"
           ".grid{stroke:#2a3038}\n.splits{stroke:#aeb6bf}\n.fits{fill:#aeb6bf}\n.misfit{stroke:#6e7681}\n"
-          ".forbidden{fill:#9198a1}\n.plan{stroke:#ff7b72}\ntext.plan{fill:#ff7b72}\n"
+          ".forbidden{fill:#9198a1}\n.curve{stroke:#ff7b72}\n.point{fill:#aeb6bf}\n.other{stroke:#aeb6bf}\n."
+          "plan{stroke:#ff7b72}\ntext.plan{fill:#ff7b72}\n"
           ".cpu{fill:#e3a03c}\n.gpu{fill:#3fb950}\n.stream{fill:#58a6ff}\n.link{fill:#bc8cff}\n.end{fill:#"
           "8b949e}\n"
           "}\n</style>\n",
           out);
-    fprintf(out, "<rect class=\"page\" width=\"%d\" height=\"%d\"/>\n", PAGE_WIDTH, PAGE_HEIGHT);
+    fprintf(out, "<rect class=\"page\" width=\"%d\" height=\"%d\"/>\n", PLOT_WIDTH, PAGE_HEIGHT);
     snprintf(text, sizeof text, "%s: %.2f token/s, first token after %.0f ms", explain_model_name(x),
              explain_rate(x), 1e3 * x->prediction.ttft.seconds);
-    label(out, LEFT, 32, "big", "start", text);
+    svg_label(out, PLOT_LEFT, 32, "big", "start", text);
     snprintf(text, sizeof text, "%.120s; batch %u, %u tokens in, context %u", x->request->profile->machine,
              x->batch, x->context, x->plan->context_tokens);
-    label(out, LEFT, 53, "small", "start", text);
+    svg_label(out, PLOT_LEFT, 53, "small", "start", text);
 }
 
 /* ---- every split ---- */
@@ -121,10 +80,11 @@ static void print_misfits(const struct explain *x, const struct axis *ax, FILE *
         if (x->split[g].fits) continue;
         uint32_t last = g;
         while (last < layers && !x->split[last + 1].fits) last++;
-        double from = fmax(at(ax, g - 0.5), ax->from), to = fmin(at(ax, last + 0.5), ax->to);
+        double from = fmax(svg_at(ax, g - 0.5), ax->from), to = fmin(svg_at(ax, last + 0.5), ax->to);
         fprintf(out, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" class=\"forbidden\"/>\n",
                 from, SPLITS_TOP, to - from, SPLITS_END - SPLITS_TOP);
-        if (to - from > 90) label(out, (from + to) / 2, SPLITS_END - 10, "small", "middle", "does not fit");
+        if (to - from > 90)
+            svg_label(out, (from + to) / 2, SPLITS_END - 10, "small", "middle", "does not fit");
         g = last;
     }
 }
@@ -135,32 +95,33 @@ static void print_splits(const struct explain *x, FILE *out)
     uint32_t layers = x->plan->layers;
     double plan = explain_rate(x), most = plan;
     bool drawing = false;
-    label(out, LEFT, SPLITS_TOP - 18, "", "start",
-          "token/s over every thesis split: so many layers on the GPU, the others on the CPU");
+    svg_label(out, PLOT_LEFT, SPLITS_TOP - 18, "", "start",
+              "token/s over every thesis split: so many layers on the GPU, the others on the CPU");
     if (!x->split) {
-        label(out, LEFT, SPLITS_TOP + 20, "small", "start", "there is no device: nothing to split");
+        svg_label(out, PLOT_LEFT, SPLITS_TOP + 20, "small", "start", "there is no device: nothing to split");
         return;
     }
     for (uint32_t g = 0; g <= layers; g++)
         if (x->split[g].fits) most = fmax(most, x->batch / x->split[g].decode_s);
-    const struct axis ax = {LEFT, RIGHT, layers}, ay = {SPLITS_END, SPLITS_TOP, 1.18 * most};
+    const struct axis ax = {PLOT_LEFT, PLOT_RIGHT, layers}, ay = {SPLITS_END, SPLITS_TOP, 1.18 * most};
     double step = plot_step(ay.most, 6);
     for (int i = 0; i * step <= ay.most; i++) {
-        number_text(i * step, step, text, sizeof text);
-        line(out, LEFT, at(&ay, i * step), RIGHT, at(&ay, i * step), i ? "grid" : "axis");
-        label(out, LEFT - 8, at(&ay, i * step) + 4, "small", "end", text);
+        svg_number(i * step, step, text, sizeof text);
+        svg_line(out, PLOT_LEFT, svg_at(&ay, i * step), PLOT_RIGHT, svg_at(&ay, i * step),
+                 i ? "grid" : "axis");
+        svg_label(out, PLOT_LEFT - 8, svg_at(&ay, i * step) + 4, "small", "end", text);
     }
     print_misfits(x, &ax, out);
     step = fmax(plot_step(layers, 12), 1);
     for (int i = 0; i * step <= layers; i++) {
-        number_text(i * step, 1, text, sizeof text);
-        label(out, at(&ax, i * step), SPLITS_END + 18, "small", "middle", text);
+        svg_number(i * step, 1, text, sizeof text);
+        svg_label(out, svg_at(&ax, i * step), SPLITS_END + 18, "small", "middle", text);
     }
     for (uint32_t g = 0; g <= layers; g++) {
         bool fits = x->split[g].fits;
         if (fits)
-            fprintf(out, "%s%.1f,%.1f", drawing ? " " : "<polyline class=\"splits\" points=\"", at(&ax, g),
-                    at(&ay, x->batch / x->split[g].decode_s));
+            fprintf(out, "%s%.1f,%.1f", drawing ? " " : "<polyline class=\"splits\" points=\"",
+                    svg_at(&ax, g), svg_at(&ay, x->batch / x->split[g].decode_s));
         else if (drawing)
             fputs("\"/>\n", out);
         drawing = fits;
@@ -173,14 +134,14 @@ static void print_splits(const struct explain *x, FILE *out)
         fprintf(out,
                 "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" class=\"%s\"><title>%u layers: %.2f "
                 "token/s%s</title></circle>\n",
-                at(&ax, g), at(&ay, rate), s->fits ? "fits" : "misfit", g, rate,
+                svg_at(&ax, g), svg_at(&ay, rate), s->fits ? "fits" : "misfit", g, rate,
                 s->fits ? "" : ", does not fit");
     }
-    line(out, LEFT, at(&ay, plan), RIGHT, at(&ay, plan), "plan");
+    svg_line(out, PLOT_LEFT, svg_at(&ay, plan), PLOT_RIGHT, svg_at(&ay, plan), "plan");
     snprintf(text, sizeof text, "this plan (%s): %.2f token/s",
              x->request->plan_given ? "as given" : search_strategy_name(x->request->strategy), plan);
-    label(out, LEFT + 8, at(&ay, plan) - 8, "plan", "start", text);
-    label(out, (LEFT + RIGHT) / 2, SPLITS_END + 38, "small", "middle", "layers on the GPU");
+    svg_label(out, PLOT_LEFT + 8, svg_at(&ay, plan) - 8, "plan", "start", text);
+    svg_label(out, (PLOT_LEFT + PLOT_RIGHT) / 2, SPLITS_END + 38, "small", "middle", "layers on the GPU");
 }
 
 /* ---- one step ---- */
@@ -199,6 +160,8 @@ static void name_of(const struct cost_span *span, char *text, size_t size)
         snprintf(text, size, "embedding");
     else if (span->unit == COST_SPAN_HEAD)
         snprintf(text, size, "head");
+    else if (span->unit == COST_SPAN_CACHE)
+        snprintf(text, size, "cache");
     else
         snprintf(text, size, "layer %u %s", unit_layer(span->unit), unit_part_name(unit_part(span->unit)));
 }
@@ -215,11 +178,13 @@ static void print_lane(const struct explain *x, enum cost_resource resource, con
         for (uint32_t j = i + 1; j < x->span_count; j++) {
             const struct cost_span *next = &x->span[j];
             if (next->resource != resource) continue;
-            if (strcmp(class_of(x, next), class) != 0 || at(ax, next->from) - at(ax, b->to) > TOUCHING) break;
+            if (strcmp(class_of(x, next), class) != 0 ||
+                svg_at(ax, next->from) - svg_at(ax, b->to) > TOUCHING)
+                break;
             b = next;
             i = j;
         }
-        double from = at(ax, a->from), to = at(ax, fmin(b->to, ax->most));
+        double from = svg_at(ax, a->from), to = svg_at(ax, fmin(b->to, ax->most));
         name_of(a, first, sizeof first);
         name_of(b, last, sizeof last);
         fprintf(
@@ -241,11 +206,11 @@ static void print_legend(double y, FILE *out)
                 {"stream", "by the GPU, from the ring (with waits)", 262},
                 {"link", "copied over the link", 142},
                 {"end", "embed, head", 0}};
-    double x = LEFT;
+    double x = PLOT_LEFT;
     for (size_t i = 0; i < sizeof item / sizeof *item; i++) {
         fprintf(out, "<rect x=\"%.1f\" y=\"%.1f\" width=\"11\" height=\"11\" class=\"%s\"/>\n", x, y - 10,
                 item[i].class);
-        label(out, x + 16, y, "small", "start", item[i].text);
+        svg_label(out, x + 16, y, "small", "start", item[i].text);
         x += item[i].width;
     }
 }
@@ -255,26 +220,27 @@ static void print_step(const struct explain *x, FILE *out)
     static const char *const names[COST_RESOURCES] = {"CPU", "GPU", "link"};
     char text[96];
     const struct explain_list *decode = &x->list[0];
-    const struct axis ax = {LEFT, RIGHT, 1e3 * decode->seconds}, seconds = {LEFT, RIGHT, decode->seconds};
+    const struct axis ax = {PLOT_LEFT, PLOT_RIGHT, 1e3 * decode->seconds},
+                      seconds = {PLOT_LEFT, PLOT_RIGHT, decode->seconds};
     double bottom = STEP_TOP + COST_RESOURCES * LANE, step = plot_step(ax.most, 10);
     snprintf(text, sizeof text, "one decode step by resource: %.2f ms", ax.most);
-    label(out, LEFT, STEP_TOP - 22, "", "start", text);
+    svg_label(out, PLOT_LEFT, STEP_TOP - 22, "", "start", text);
     for (int i = 0; i * step <= ax.most; i++) {
-        number_text(i * step, step, text, sizeof text);
-        line(out, at(&ax, i * step), STEP_TOP - 8, at(&ax, i * step), bottom, "grid");
-        label(out, at(&ax, i * step), bottom + 18, "small", "middle", text);
+        svg_number(i * step, step, text, sizeof text);
+        svg_line(out, svg_at(&ax, i * step), STEP_TOP - 8, svg_at(&ax, i * step), bottom, "grid");
+        svg_label(out, svg_at(&ax, i * step), bottom + 18, "small", "middle", text);
     }
-    line(out, LEFT, bottom, RIGHT, bottom, "axis");
+    svg_line(out, PLOT_LEFT, bottom, PLOT_RIGHT, bottom, "axis");
     for (int r = 0; r < COST_RESOURCES; r++) {
         double top = STEP_TOP + r * LANE;
-        label(out, LEFT - 8, top + LANE_BAR / 2 + 4, "", "end", names[r]);
+        svg_label(out, PLOT_LEFT - 8, top + LANE_BAR / 2 + 4, "", "end", names[r]);
         print_lane(x, (enum cost_resource)r, &seconds, top, out);
         snprintf(text, sizeof text, "%.0f %%", 100 * decode->busy[r] / decode->seconds);
-        label(out, RIGHT + 8, top + LANE_BAR / 2 + 4, "small", "start", text);
+        svg_label(out, PLOT_RIGHT + 8, top + LANE_BAR / 2 + 4, "small", "start", text);
     }
-    label(out, (LEFT + RIGHT) / 2, bottom + 36, "small", "middle",
-          "milliseconds; right: share of the step that each is busy");
-    print_legend(PAGE_HEIGHT - 14, out);
+    svg_label(out, (PLOT_LEFT + PLOT_RIGHT) / 2, bottom + 36, "small", "middle",
+              "milliseconds; right: share of the step that each is busy");
+    print_legend(LEGEND, out);
 }
 
 void plot_print(const struct explain *x, FILE *out)
@@ -282,6 +248,7 @@ void plot_print(const struct explain *x, FILE *out)
     print_head(x, out);
     print_splits(x, out);
     print_step(x, out);
+    plot_curve_print(x, CURVE_TOP, CURVE_END, out);
     fputs("</svg>\n", out);
 }
 

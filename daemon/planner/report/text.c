@@ -1,4 +1,5 @@
 /* An explained plan as a table, for people. See explain.h. */
+#include <math.h>
 #include <string.h>
 
 #include "common/base/units.h"
@@ -133,6 +134,35 @@ static void print_packed(const struct explain *x, FILE *out)
             units_format_size(placements_in(plan, PLAN_VRAM0).varying, room));
 }
 
+/* Where the cache is, and decode over context. */
+static void print_cache(const struct explain *x, FILE *out)
+{
+    const struct plan *plan = x->plan;
+    if (plan_kv_tiered(plan))
+        fprintf(
+            out,
+            "kv       two tiers: %u places of %u tokens in VRAM, all pages in host memory; of what is there "
+            "alone the GPU reads %.1f %% itself\n",
+            plan->vram_page_count, plan->page_tokens, plan->kv_direct_permille / 10.0);
+    else
+        fprintf(out, "kv       one tier: each layer's cache with who attends to it\n");
+}
+
+static void print_curve(const struct explain *x, FILE *out)
+{
+    const bool other = x->point_count && isfinite(x->point[0].one_tier);
+    fprintf(out, "decode over context, token/s\n  %-10s %10s%s\n", "tokens in", "this plan",
+            other ? "   one tier" : "");
+    for (uint32_t i = 0; i < x->point_count; i++) {
+        const struct explain_point *point = &x->point[i];
+        fprintf(out, "  %-10u %10.2f", point->context, explain_point_rate(x, point->seconds));
+        if (other) fprintf(out, " %10.2f", explain_point_rate(x, point->one_tier));
+        fputc('\n', out);
+    }
+    if (!other && plan_kv_tiered(x->plan)) fprintf(out, "  (with one tier no plan fits)\n");
+    fputc('\n', out);
+}
+
 void explain_print(const struct explain *x, FILE *out)
 {
     char text[UNITS_TEXT];
@@ -153,11 +183,14 @@ void explain_print(const struct explain *x, FILE *out)
     print_moved("cpu", &x->reading, out);
     print_packed(x, out);
     print_formats(x, out);
-    fprintf(out, "context  %u tokens, %u pages of %u in %s, %s a token\n\n", x->plan->context_tokens,
+    fprintf(out, "context  %u tokens, %u pages of %u in %s, %s a token\n", x->plan->context_tokens,
             x->plan->page_count, x->plan->page_tokens, x->plan->kv_dtype,
             units_format_size(model_kv_bytes_per_token(&m->config, m->config.layers,
                                                        kv_dtype_named(x->plan->kv_dtype)),
                               text));
+    print_cache(x, out);
+    fputc('\n', out);
+    print_curve(x, out);
     for (uint32_t i = 0; i < x->list_count; i++) {
         const struct explain_list *list = &x->list[i];
         if (list->from_tokens == UINT32_MAX)

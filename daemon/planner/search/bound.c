@@ -2,8 +2,9 @@
  * search*.c; owns nothing.
  *
  * With c the CPU's seconds alone, g the GPU's (hand-overs and the step's own among them) and l the link's, a
- * step's time is X + Y: X while the CPU computes, Y the rest. The link copies for x of X and at most all of
- * Y, by the factor r slower beside the CPU, which it slows: X >= c + k x, x <= X, Y >= g, x / r + Y >= l. The
+ * step's time is X + Y: X while the CPU computes, Y the rest. (The CPU's attention for a layer of the GPU is of Y, as if
+ * neither slowed the other; what the GPU reads of the cache over the link is of l.) The link copies for x of X and at most
+ * all of Y, by the factor r slower beside the CPU, which it slows: X >= c + k x, x <= X, Y >= g, x / r + Y >= l. The
  * least X + Y is the largest of three sums over the units ("floors"), whatever their order:
  *
  *     c + g        c + (1 - k r) g + k r l        c (1 - 1 / r) / (1 - k) + l
@@ -114,8 +115,8 @@ void bound_floors(struct space *s, uint64_t ring)
         double stream = least_stream(s, item, ring);
         floors_of_cpu(&f, item->seconds[PLAN_HOME_CPU], least_slowed(s, item), item->count,
                       item->floor[PLAN_HOME_CPU]);
-        floors_of_gpu(&f, item->seconds[PLAN_HOME_GPU], 0, item->floor[PLAN_HOME_GPU]);
-        floors_of_gpu(&f, stream, item->link, item->floor[PLAN_HOME_STREAM]);
+        floors_of_gpu(&f, item->seconds[PLAN_HOME_GPU], item->cache, item->floor[PLAN_HOME_GPU]);
+        floors_of_gpu(&f, stream, item->link + item->cache, item->floor[PLAN_HOME_STREAM]);
     }
     for (uint32_t i = 0; i < s->ends_count; i++) {
         struct space_ends *e = &s->ends[i];

@@ -77,7 +77,8 @@ static int gain_at(const struct crossing *x, uint32_t tokens, double *gain, stru
                                    .samples = 1,
                                    .context = tokens > c->context ? tokens : c->context,
                                    .kv_dtype = c->kv_dtype,
-                                   .format = c->format};
+                                   .format = c->format,
+                                   .kv = c->kv};
     struct cost_table table;
     int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;

@@ -84,6 +84,7 @@ struct search_crossover {
     const enum plan_home *a, *b;
     uint32_t context; /* of the step's last token; steps of more tokens begin at 0 */
     enum kv_dtype kv_dtype;
+    struct cost_tiers kv;
     const enum tensor_format (*format)[PLAN_HOMES]; /* as cost_step's */
 };
 HELM_MUST_CHECK int search_crossing(const struct search_crossover *crossover, uint32_t from, uint32_t to,

@@ -10,7 +10,8 @@
 static bool same_item(const struct space_item *a, const struct space_item *b)
 {
     return a->count == b->count && a->allowed == b->allowed && a->crossing == b->crossing &&
-           a->link == b->link && memcmp(a->seconds, b->seconds, sizeof a->seconds) == 0 &&
+           a->link == b->link && a->cache == b->cache &&
+           memcmp(a->seconds, b->seconds, sizeof a->seconds) == 0 &&
            memcmp(a->vram, b->vram, sizeof a->vram) == 0 && memcmp(a->host, b->host, sizeof a->host) == 0 &&
            memcmp(a->floor, b->floor, sizeof a->floor) == 0;
 }
@@ -41,6 +42,7 @@ static void add_unit(struct space *s, uint32_t unit, struct space_item *item)
         u->link +
         (s->kv_cpu && unit_part(unit) == UNIT_ATTENTION && s->kv_cpu[unit_layer(unit)] ? u->borrow : 0);
     item->crossing += u->crossing;
+    item->cache += u->kv.link;
     for (int h = 0; h < SPACE_HOMES && s->memory; h++) {
         item->vram[h] += s->memory->unit[SPACE_HOMES * unit + (uint32_t)h].vram;
         item->host[h] += s->memory->unit[SPACE_HOMES * unit + (uint32_t)h].host;

@@ -18,6 +18,7 @@ struct space_item {
     unsigned allowed;      /* bits 1 << home */
     double seconds[SPACE_HOMES];
     double link;       /* seconds of copying, the link alone */
+    double cache;      /* on the GPU: seconds that the link has nothing left for that (cost_kv) */
     uint64_t crossing; /* bytes of it */
     uint64_t vram[SPACE_HOMES], host[SPACE_HOMES];
     double floor[SPACE_HOMES][SPACE_FLOORS]; /* what it adds to each lower bound, search/bound.c */

@@ -87,7 +87,7 @@ static void check_inside(const char *text, const char *attribute, double most)
     }
 }
 
-static void both_panels_are_drawn(void **state)
+static void all_panels_are_drawn(void **state)
 {
     (void)state;
     struct explain_case c;
@@ -111,17 +111,20 @@ static void both_panels_are_drawn(void **state)
                                         "class=\"link\"",
                                         "class=\"end\"",
                                         "qwen3-8b",
-                                        " %</text>"};
+                                        " %</text>",
+                                        "token/s over tokens in the context",
+                                        "class=\"curve\"",
+                                        ">4096</text>"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!strstr(text, words[i])) fail_msg("no '%s'", words[i]);
     assert_true(count(text, "class=\"fits\"") > 5);
     check_inside(text, " x=\"", 960);
     check_inside(text, " x1=\"", 960);
     check_inside(text, " x2=\"", 960);
-    check_inside(text, " y=\"", 640);
-    check_inside(text, " y1=\"", 640);
-    check_inside(text, " y2=\"", 640);
-    check_inside(text, " cy=\"", 640);
+    check_inside(text, " y=\"", 920);
+    check_inside(text, " y1=\"", 920);
+    check_inside(text, " y2=\"", 920);
+    check_inside(text, " cy=\"", 920);
     check_inside(text, " width=\"", 960);
     assert_null(strstr(text, "nan"));
     assert_null(strstr(text, "inf"));
@@ -149,7 +152,28 @@ static void all_on_the_gpu_and_no_gpu_are_drawn(void **state)
     text = draw(&c);
     check_well_formed(text);
     assert_non_null(strstr(text, "nothing to split"));
-    assert_int_equal(count(text, "<circle"), 0);
+    assert_int_equal(count(text, "<circle"), count(text, "class=\"point\""));
+    assert_int_equal(count(text, "class=\"point\""), 4); /* 256, 1024, 4096, 8192 */
+    assert_int_equal(count(text, "class=\"other\""), 0);
+    free(text);
+    case_close(&c);
+}
+
+static void two_tiers_are_drawn_beside_one(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    case_open(&c, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB);
+    c.request.tiers = KV_TIERS_TWO;
+    c.request.wish.ctx = 16384;
+    case_make(&c);
+    assert_true(plan_kv_tiered(&c.plan));
+    char *text = draw(&c);
+    check_well_formed(text);
+    check_inside(text, " cy=\"", 920);
+    assert_non_null(strstr(text, "dashed: the plan with one tier"));
+    assert_int_equal(count(text, "class=\"point\""), 2 * 5);
+    assert_int_equal(count(text, "<polyline class=\"other\""), 1);
     free(text);
     case_close(&c);
 }
@@ -213,8 +237,11 @@ static void steps_are_round(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_panels_are_drawn), cmocka_unit_test(all_on_the_gpu_and_no_gpu_are_drawn),
-        cmocka_unit_test(names_are_escaped),     cmocka_unit_test(files_are_written_or_the_reason_given),
+        cmocka_unit_test(all_panels_are_drawn),
+        cmocka_unit_test(all_on_the_gpu_and_no_gpu_are_drawn),
+        cmocka_unit_test(two_tiers_are_drawn_beside_one),
+        cmocka_unit_test(names_are_escaped),
+        cmocka_unit_test(files_are_written_or_the_reason_given),
         cmocka_unit_test(steps_are_round),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

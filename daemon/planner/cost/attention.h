@@ -1,0 +1,33 @@
+/* What attention costs: over a cache in the memory of who attends, and over one of which a part lies in the arena alone.
+ *
+ * Internal to cost.c. Pure. Equations are in docs/planner.md. */
+#ifndef HELM_DAEMON_PLANNER_COST_ATTENTION_H
+#define HELM_DAEMON_PLANNER_COST_ATTENTION_H
+
+#include "daemon/planner/cost/rates.h"
+
+static inline double pricing_tokens_a_row(const struct cost_step *step)
+{
+    return (double)step->tokens / step->rows;
+}
+/* Bytes of K and V of one position of one layer. */
+static inline double pricing_kv_bytes(const struct pricing *p)
+{
+    return (double)model_kv_bytes_per_token(&p->model->config, 1, p->step->kv_dtype);
+}
+
+/* Seconds: reading the cache alone and while the link streams, and the work. The slower counts. */
+struct attention_price {
+    double memory, beside, compute;
+};
+/* T 4.11 to 4.13, of one layer. `window`: 0: none. `elsewhere`: positions of each row that are somebody else's. */
+void attention_price(const struct pricing *p, const struct device_rates *r, double window, double elsewhere,
+                     struct attention_price *out);
+
+/* Positions of each row that a layer of this window sees and that are not part of the GPU's own attention in this step:
+ * attention_price_host has them. 0 with one tier. */
+double attention_elsewhere(const struct pricing *p, double window);
+/* With two tiers: adds to an attention half's prices on the GPU what comes of the positions that lie in the arena alone. */
+void attention_price_host(const struct pricing *p, double window, struct cost_unit *unit);
+
+#endif

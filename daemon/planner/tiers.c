@@ -1,0 +1,299 @@
+/* Whether the cache has one tier or two, and with how many places. See attempt.h and plan.h. Called by planner.c and
+ * refusal.c; the lists belong to the plan.
+ *
+ * With one tier a whole context has its place beside the weights, used or not: the longer it may become, the fewer weights
+ * are in VRAM. With two tiers VRAM has places for the newest pages, weights keep theirs, and a long context costs when it
+ * is long. Which is better shows over contexts: a plan's score is the geometric mean of its speed at TIERS_SHORT positions,
+ * at TIERS_GROWTH times as many and so on, and at the whole context. A plan that is slower with a short context than the one
+ * for TIERS_SHORT_CONTEXT by more than TIERS_LOSS counts only where no other is better there. Plans with two tiers are made
+ * for the step of a short context with the least places, then with twice as many as long as that is better; with the best
+ * number for the steps of longer ones, and with longer chunks, each of which needs its places. */
+#include "daemon/planner/attempt.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "daemon/planner/cost/cost.h"
+#include "daemon/planner/prefill.h"
+
+#define TIERS_SHORT         256
+#define TIERS_SHORT_CONTEXT 512
+#define TIERS_GROWTH        4
+#define TIERS_LOSS          0.03
+#define TIERS_GAIN          0.02 /* of the score, for which a plan has two tiers */
+#define TIERS_STEP_LOSS     0.01 /* of the score, that steps of twice as many tokens are worth */
+#define DIRECT_STEP         25   /* of 1,000: shares that are tried */
+
+static const char *const tiers_names[KV_TIERS_COUNT] = {
+    [KV_TIERS_ONE] = "one", [KV_TIERS_TWO] = "two", [KV_TIERS_AUTO] = "auto"};
+
+const char *kv_tiers_name(enum kv_tiers tiers)
+{
+    return (unsigned)tiers < KV_TIERS_COUNT ? tiers_names[tiers] : "unknown";
+}
+
+enum kv_tiers kv_tiers_named(const char *name)
+{
+    int t = 0;
+    while (t + 1 < KV_TIERS_COUNT && strcmp(name, tiers_names[t]) != 0) t++;
+    return (enum kv_tiers)t;
+}
+
+/* ---- a plan over contexts ---- */
+
+static int decode_seconds(const struct making *m, const struct plan *plan, uint32_t context, double *seconds,
+                          struct helm_err *err)
+{
+    const struct cost_case c = {.model = m->r->model,
+                                .analysed = &m->table,
+                                .profile = m->r->profile,
+                                .plan = plan};
+    struct cost_forecast f;
+    int rc = cost_decode(&c, m->batch, context, &f, err);
+    *seconds = f.seconds;
+    return rc;
+}
+
+/* Each once: 256, 1,024, ... and the whole; 0: no more. */
+static uint32_t next_context(uint32_t context, uint32_t whole)
+{
+    if (context == whole) return 0;
+    return context > whole / TIERS_GROWTH ? whole : context * TIERS_GROWTH;
+}
+
+struct score {
+    double at_short, mean; /* seconds: of a short context, geometric mean of all */
+};
+
+static int score_of(const struct making *m, const struct plan *plan, uint32_t ctx, struct score *score,
+                    struct helm_err *err)
+{
+    double sum = 0, seconds;
+    uint32_t count = 0;
+    for (uint32_t c = ctx < TIERS_SHORT ? ctx : TIERS_SHORT; c; c = next_context(c, ctx)) {
+        int rc = decode_seconds(m, plan, c, &seconds, err);
+        if (rc) return rc;
+        if (count++ == 0) score->at_short = seconds;
+        sum += log(seconds);
+    }
+    score->mean = exp(sum / count);
+    return 0;
+}
+
+static int choose_direct(const struct making *m, struct plan *plan, struct helm_err *err)
+{
+    double least = INFINITY;
+    uint32_t best = 0;
+    if (!plan_kv_tiered(plan)) return 0;
+    for (uint32_t share = 0; share <= 1000; share += DIRECT_STEP) {
+        struct score score;
+        plan->kv_direct_permille = share;
+        int rc = score_of(m, plan, plan->context_tokens, &score, err);
+        if (rc) return rc;
+        if (score.mean >= least) continue;
+        least = score.mean;
+        best = share;
+    }
+    plan->kv_direct_permille = best;
+    return 0;
+}
+
+int tiers_finish(struct making *m, struct plan *plan, struct arena_spec *spec, struct helm_err *err)
+{
+    if (!plan_kv_tiered(plan)) return 0;
+    int rc = choose_direct(m, plan, err);
+    m->wish.vram_page_count = plan->vram_page_count;
+    return rc ? rc : ledger_write(&m->c, plan->context_tokens, plan->page_count, plan, spec, err);
+}
+
+/* ---- one plan or the other ---- */
+
+struct candidate {
+    struct plan plan;
+    struct attempt attempt;
+    struct ledger_wish wish;
+    bool packs_cpu_beside;
+    struct score score;
+};
+
+struct tiering {
+    struct making *m;
+    const struct trying *t;
+    double least; /* seconds that a step of a short context takes at most, unless all take longer */
+    struct candidate *best;
+};
+
+/* Two tiers: at least so many places, made fast for so many positions, with steps of at most so many tokens. */
+struct two_tiers {
+    uint32_t places, priced_at, longest_step;
+};
+
+/* Whether it is the best; where it has longer steps than that one, a little slower is good enough. */
+static bool better(const struct tiering *k, const struct candidate *c)
+{
+    const struct candidate *best = k->best;
+    if (!best->attempt.fits) return true;
+    const bool in_time = c->score.at_short <= k->least, best_in_time = best->score.at_short <= k->least,
+               two = plan_kv_tiered(&best->plan),
+               longer = two && c->plan.step_tokens > best->plan.step_tokens;
+    if (in_time != best_in_time) return in_time;
+    return c->score.mean < (longer ? 1 + TIERS_STEP_LOSS : two ? 1 : 1 - TIERS_GAIN) * best->score.mean;
+}
+
+static int finish(const struct tiering *k, struct candidate *c, struct helm_err *err)
+{
+    struct making *m = k->m;
+    struct arena_spec spec;
+    c->wish = m->wish;
+    c->packs_cpu_beside = m->packs_cpu_beside;
+    int rc = ledger_fit(&m->c, k->t->ctx, &c->plan, &spec, err);
+    if (!rc) rc = choose_direct(m, &c->plan, err);
+    return rc ? rc : score_of(m, &c->plan, k->t->ctx, &c->score, err);
+}
+
+/* *places: that it has, 0: it is none. *taken: it is the best. */
+static int try_two(struct tiering *k, const struct two_tiers *what, uint32_t *places, bool *taken,
+                   struct helm_err *err)
+{
+    struct making *m = k->m;
+    struct candidate c = {.score = {0}};
+    m->wish.vram_page_count = what->places;
+    m->priced_at = what->priced_at < k->t->ctx ? what->priced_at : k->t->ctx;
+    m->longest_step = what->longest_step;
+    *taken = false;
+    int rc = attempt_tiers(m, k->t, &c.plan, &c.attempt, err);
+    const bool there = !rc && c.attempt.fits && plan_kv_tiered(&c.plan);
+    if (there) rc = finish(k, &c, err);
+    *places = there && !rc ? c.plan.vram_page_count : 0;
+    if (*places && better(k, &c)) {
+        const struct candidate other = *k->best;
+        *k->best = c;
+        c = other;
+        *taken = true;
+    }
+    m->priced_at = m->longest_step = 0;
+    plan_free(&c.plan);
+    return rc;
+}
+
+static bool all_on_gpu(const struct plan *plan)
+{
+    for (uint32_t i = 0; i < plan->stage_count; i++)
+        if (plan->stages[i].home != PLAN_HOME_GPU) return false;
+    return true;
+}
+
+/* Seconds that a short context's step may take: of the plan for a short context, and a little more. */
+static int find_least(struct tiering *k, struct helm_err *err)
+{
+    struct candidate c = {.score = {0}};
+    struct trying t = *k->t;
+    if (t.ctx > TIERS_SHORT_CONTEXT) t.ctx = TIERS_SHORT_CONTEXT;
+    k->m->wish.vram_page_count = 0;
+    int rc = attempt_tiers(k->m, &t, &c.plan, &c.attempt, err);
+    k->least = INFINITY;
+    if (!rc && c.attempt.fits) {
+        rc = decode_seconds(k->m, &c.plan, t.ctx < TIERS_SHORT ? t.ctx : TIERS_SHORT, &k->least, err);
+        k->least /= 1 - TIERS_LOSS;
+    }
+    plan_free(&c.plan);
+    return rc;
+}
+
+/* From the least on twice as many places each time, until they are no longer worth their weights. */
+static int try_places(struct tiering *k, uint32_t least, uint32_t *best, struct helm_err *err)
+{
+    const uint32_t most = ledger_least_pages(&k->m->c, k->t->ctx);
+    struct two_tiers what = {.places = least, .priced_at = TIERS_SHORT, .longest_step = LEDGER_STEP_TOKENS};
+    *best = least;
+    for (bool taken = true; taken && what.places <= most; what.places *= 2) {
+        uint32_t places;
+        int rc = try_two(k, &what, &places, &taken, err);
+        if (rc) return rc;
+        if (taken) *best = what.places;
+        while (2 * what.places <= places) what.places *= 2; /* that many are left over */
+    }
+    return 0;
+}
+
+static int try_all(struct tiering *k, struct helm_err *err)
+{
+    static const uint32_t longer[] = {2 * TIERS_SHORT, 8 * TIERS_SHORT};
+    struct making *m = k->m;
+    const uint32_t ctx = k->t->ctx;
+    uint32_t places, ignored;
+    bool taken = true;
+    int rc = find_least(k, err);
+    if (!rc && k->best->attempt.fits) rc = score_of(m, &k->best->plan, ctx, &k->best->score, err);
+    if (rc) return rc;
+    m->wish.step_tokens = m->r->wish.step_tokens ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
+    m->wish.vram_page_count = 1;
+    rc = try_places(k, ledger_places(&m->c, ctx), &places, err);
+    if (rc || !plan_kv_tiered(&k->best->plan)) return rc;
+    struct two_tiers what = {.places = places, .longest_step = LEDGER_STEP_TOKENS};
+    uint32_t priced_at = TIERS_SHORT;
+    for (size_t i = 0; i < sizeof longer / sizeof *longer && !rc; i++) {
+        what.priced_at = longer[i];
+        rc = try_two(k, &what, &ignored, &taken, err);
+        if (taken) priced_at = longer[i];
+    }
+    if (rc || m->r->wish.step_tokens) return rc;
+    what.priced_at = priced_at;
+    for (taken = true; taken && !rc && what.longest_step < PREFILL_CHUNK_MAX;) {
+        what.longest_step *= 2;
+        rc = try_two(k, &what, &ignored, &taken, err);
+    }
+    return rc;
+}
+
+static bool may_have_two(const struct making *m, const struct trying *t)
+{
+    return m->r->tiers != KV_TIERS_ONE && t->device && t->strategy == SEARCH_BEST;
+}
+
+static void begin(struct making *m, uint32_t places)
+{
+    m->wish.vram_page_count = places;
+    m->priced_at = m->longest_step = 0;
+}
+
+int attempt_context(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
+                    struct helm_err *err)
+{
+    const bool must = m->r->tiers == KV_TIERS_TWO, may = may_have_two(m, t);
+    begin(m, 0);
+    int rc = attempt_tiers(m, t, plan, attempt, err);
+    if (rc || !may) return rc;
+    if (!must && (t->ctx <= TIERS_SHORT_CONTEXT || (attempt->fits && all_on_gpu(plan)))) return 0;
+    struct candidate best = {.plan = *plan,
+                             .attempt = *attempt,
+                             .wish = m->wish,
+                             .packs_cpu_beside = m->packs_cpu_beside};
+    struct tiering k = {.m = m, .t = t, .best = &best};
+    if (must) best.attempt.fits = false;
+    rc = try_all(&k, err);
+    *plan = best.plan;
+    *attempt = best.attempt;
+    m->wish = best.wish;
+    m->packs_cpu_beside = best.packs_cpu_beside;
+    if (rc || !plan_kv_tiered(plan)) return rc;
+    /* as that of other plans, with which it is compared */
+    return decode_seconds(m, plan, planner_typical_context(m->r, t->ctx), &attempt->seconds, err);
+}
+
+int attempt_fits(struct making *m, const struct trying *t, bool *fits, struct helm_err *err)
+{
+    struct plan plan = {0};
+    struct attempt attempt = {.fits = false};
+    int rc = 0;
+    begin(m, 0);
+    if (m->r->tiers != KV_TIERS_TWO || !may_have_two(m, t)) rc = attempt_tiers(m, t, &plan, &attempt, err);
+    if (!rc && !attempt.fits && may_have_two(m, t)) {
+        begin(m, 1);
+        rc = attempt_tiers(m, t, &plan, &attempt, err);
+    }
+    *fits = !rc && attempt.fits;
+    plan_free(&plan);
+    begin(m, 0);
+    return rc;
+}

@@ -1,0 +1,312 @@
+/* Unit tests of daemon/planner/tiers.c: when plans have two tiers of the cache, how many places, what they do over
+ * contexts; their ledgers; plans that were edited. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+
+#include "common/plan/workspace.h"
+#include "tests/unit/daemon/planner/explain_case.h"
+
+#define LONG 40960u
+
+static double rate_at(const struct explain_case *c, uint32_t context)
+{
+    struct planner_prediction p;
+    struct helm_err err = {0};
+    if (planner_predict(&c->request, &c->plan, 1, context, 128, &p, &err)) fail_msg("%s", err.text);
+    return 1 / p.decode.seconds;
+}
+
+/* As helm-plan asks for it. */
+static void open_case(struct explain_case *c, const char *model, const char *profile, uint64_t vram,
+                      enum kv_tiers tiers)
+{
+    case_open(c, model, profile, vram);
+    c->request.wish.pack = c->request.wish.pack_cpu = c->request.wish.pack_gpu = true;
+    c->request.tiers = tiers;
+}
+
+/* 8B at 8 GiB on the H200's profile. */
+static void open_8b(struct explain_case *c, enum kv_tiers tiers, uint32_t ctx)
+{
+    open_case(c, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB, tiers);
+    c->request.wish.ctx = ctx;
+    case_make(c);
+}
+
+static struct explain_case long_8b; /* for all tests: with a context of LONG, as auto plans it */
+
+static int open_group(void **state)
+{
+    (void)state;
+    open_8b(&long_8b, KV_TIERS_AUTO, LONG);
+    return 0;
+}
+
+static int close_group(void **state)
+{
+    (void)state;
+    case_close(&long_8b);
+    return 0;
+}
+
+static const struct ledger_line *line_of(const struct ledger *ledger, const char *begins)
+{
+    for (uint32_t i = 0; i < ledger->line_count; i++)
+        if (strncmp(ledger->line[i].what, begins, strlen(begins)) == 0) return &ledger->line[i];
+    return NULL;
+}
+
+/* What the issue asks of a long context: a short one's speed while it is short, and far more than one tier has later. The
+ * numbers are what this profile allows; at 32K its CPU's attention (86 GB/s) and link hold it. */
+static void a_long_context_costs_when_it_is_long(void **state)
+{
+    (void)state;
+    struct explain_case one, brief;
+    const struct explain_case *two = &long_8b;
+    open_8b(&one, KV_TIERS_ONE, LONG);
+    open_8b(&brief, KV_TIERS_AUTO, 512);
+    assert_true(plan_kv_tiered(&two->plan));
+    assert_false(plan_kv_tiered(&one.plan) || plan_kv_tiered(&brief.plan));
+    const double at_short = rate_at(two, 256), as_short = rate_at(&brief, 256);
+    print_message("at 256: %.2f of %.2f token/s; at 16K %.2f, at 32K %.2f; one tier %.2f\n", at_short, as_short,
+                  rate_at(two, 16384), rate_at(two, 32768), rate_at(&one, 256));
+    assert_true(at_short >= 0.97 * as_short);
+    assert_true(rate_at(two, 16384) >= 21);
+    assert_true(rate_at(two, 32768) >= 14.3);
+    assert_true(rate_at(&one, 256) < 0.4 * as_short);
+    double before = INFINITY;
+    for (uint32_t context = 32; context <= LONG; context += context < 2048 ? 32 : 2048) {
+        const double rate = rate_at(two, context);
+        assert_true(rate <= before * 1.0001);
+        before = rate;
+    }
+    assert_in_range(two->plan.kv_direct_permille, 200, 600); /* both ends of its attention end together */
+    case_close(&one);
+    case_close(&brief);
+}
+
+static void check_ledgers(const struct explain_case *c)
+{
+    const struct plan *plan = &c->plan;
+    const struct model_config *m = &c->model.config;
+    const uint64_t page = 32 * model_kv_bytes_per_token(m, 1, KV_F16);
+    const struct ledger *vram = &plan->memory[PLAN_VRAM0], *host = &plan->memory[PLAN_HOST];
+    const struct ledger_line *places = line_of(vram, "KV places"), *all = line_of(host, "KV cache of all layers");
+    assert_non_null(places);
+    assert_non_null(all);
+    assert_int_equal(places->bytes, plan->vram_page_count * plan_layers_of(plan, PLAN_GPU0) * page);
+    assert_true(all->bytes >= plan->page_count * m->layers * page);
+    assert_true(all->bytes < plan->page_count * m->layers * page + 2 * ARENA_HUGE_PAGE);
+    assert_null(line_of(vram, "borrowed KV"));
+    assert_int_equal(plan_staging_bytes(plan, GIB), 0);
+    assert_true(plan->vram_page_count >= plan_vram_pages_least(plan));
+    assert_true(vram->total <= vram->limit && host->total <= host->limit);
+}
+
+/* What is left of VRAM becomes places: no further one would fit. */
+static void ledgers_count_places_and_all_pages(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    check_ledgers(&long_8b);
+    const struct ledger *vram = &long_8b.plan.memory[PLAN_VRAM0];
+    const uint64_t place = plan_layers_of(&long_8b.plan, PLAN_GPU0) * 32 * model_kv_bytes_per_token(&long_8b.model.config, 1, KV_F16);
+    assert_true(vram->total + place + 2 * ARENA_HUGE_PAGE > vram->limit);
+    /* Weights in VRAM, its cache not: much is left. */
+    open_case(&c, "qwen3-14b", "thesis-rtx3090", 0, KV_TIERS_AUTO);
+    c.request.wish.ctx = 32768;
+    case_make(&c);
+    assert_true(plan_kv_tiered(&c.plan));
+    check_ledgers(&c);
+    assert_true(c.plan.vram_page_count >= 8 * plan_vram_pages_least(&c.plan));
+    assert_true(plan_uses(&c.plan, PLAN_CPU0)); /* it computes no layer, but attends */
+    assert_int_equal(plan_lanes(&c.plan), PLAN_LINKS);
+    assert_non_null(line_of(&c.plan.memory[PLAN_HOST], "activations"));
+    case_close(&c);
+}
+
+/* Room for all, a short context, another strategy, no device: one tier, as before there were two. */
+static void one_tier_where_two_would_gain_nothing(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct helm_err err = {0};
+    struct arena_spec spec;
+    open_case(&c, "qwen3-4b", "h200-sapphire-rapids", 0, KV_TIERS_AUTO);
+    c.request.wish.ctx = LONG;
+    case_make(&c);
+    assert_false(plan_kv_tiered(&c.plan));
+    assert_null(line_of(&c.plan.memory[PLAN_VRAM0], "KV places"));
+    case_close(&c);
+    open_case(&c, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB, KV_TIERS_AUTO);
+    c.request.wish.ctx = 8192;
+    c.request.strategy = SEARCH_THESIS;
+    case_make(&c);
+    assert_false(plan_kv_tiered(&c.plan));
+    plan_free(&c.plan);
+    c.request.tiers = KV_TIERS_TWO;
+    assert_int_equal(planner_make(&c.request, &c.plan, &spec, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "--kv-tiers two needs --strategy best"));
+    c.request.strategy = SEARCH_BEST;
+    c.request.machine.device = (struct ledger_device){.limit = UINT64_MAX};
+    assert_int_equal(planner_make(&c.request, &c.plan, &spec, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "a device: there is none"));
+    c.request.tiers = KV_TIERS_AUTO;
+    case_make(&c);
+    assert_false(plan_kv_tiered(&c.plan));
+    case_close(&c);
+}
+
+static void two_where_they_are_asked_for(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct helm_err err = {0};
+    struct arena_spec spec;
+    open_case(&c, "qwen3-4b", "h200-sapphire-rapids", 0, KV_TIERS_TWO); /* all would fit */
+    c.request.wish.ctx = 512;
+    case_make(&c);
+    check_ledgers(&c);
+    case_close(&c);
+    open_case(&c, "qwen3-8b", "h200-sapphire-rapids", GIB, KV_TIERS_TWO); /* no layer's cache would be there */
+    c.request.wish.ctx = 4096;
+    c.request.machine.device.limit = 700 * MIB;
+    assert_int_equal(planner_make(&c.request, &c.plan, &spec, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "--kv-tiers two"));
+    case_close(&c);
+}
+
+/* Little host memory: its share of all layers' pages counts. */
+static void host_memory_counts_all_layers_pages(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    open_case(&c, "qwen3-14b", "thesis-rtx3090", 0, KV_TIERS_AUTO);
+    c.request.wish.ctx = 32768;
+    c.request.machine.memory.available_bytes = 14 * GIB;
+    case_make(&c);
+    assert_true(plan_kv_tiered(&c.plan));
+    check_ledgers(&c);
+    plan_free(&c.plan);
+    c.request.machine.memory.available_bytes = 6 * GIB; /* 5 GiB of pages and what else is there: too much */
+    case_make(&c);
+    assert_false(plan_kv_tiered(&c.plan));
+    case_close(&c);
+}
+
+static int take_again(struct explain_case *c, uint32_t places, struct plan *again, struct helm_err *err)
+{
+    struct arena_spec spec;
+    json_t *json = plan_to_json(&c->plan);
+    assert_non_null(json);
+    json_object_set_new(json, "vram_page_count", json_integer(places));
+    int rc = plan_from_json(json, again, err);
+    json_decref(json);
+    if (!rc) rc = planner_take(&c->request, again, &spec, err);
+    if (!rc) {
+        assert_int_equal(spec.vram_page_count, places);
+        assert_int_equal(spec.kv_heads_asking, places ? c->model.config.heads : 0);
+    }
+    return rc;
+}
+
+/* A plan's JSON form says all of it; an edited number of places is taken as it is, with ledgers of its own. */
+static void edited_plans_are_checked(void **state)
+{
+    (void)state;
+    struct plan again;
+    struct helm_err err = {0};
+    struct explain_case *c = &long_8b;
+    const uint32_t places = c->plan.vram_page_count, least = (uint32_t)plan_vram_pages_least(&c->plan);
+    const uint64_t total = c->plan.memory[PLAN_VRAM0].total;
+    if (take_again(c, places, &again, &err)) fail_msg("%s", err.text);
+    assert_int_equal(again.memory[PLAN_VRAM0].total, total);
+    assert_int_equal(again.memory[PLAN_HOST].total, c->plan.memory[PLAN_HOST].total);
+    assert_int_equal(again.kv_direct_permille, c->plan.kv_direct_permille);
+    plan_free(&again);
+    assert_true(places > least);
+    if (take_again(c, least, &again, &err)) fail_msg("%s", err.text);
+    assert_int_equal(again.vram_page_count, least); /* though there is room for more */
+    assert_true(again.memory[PLAN_VRAM0].total < total);
+    plan_free(&again);
+    assert_int_equal(take_again(c, least - 1, &again, &err), HELM_E_LIMIT);
+    assert_non_null(strstr(err.text, "'vram_page_count'"));
+    plan_free(&again);
+    assert_int_equal(take_again(c, 1280, &again, &err), HELM_E_CAPACITY);
+    assert_non_null(strstr(err.text, "KV places, of 1280 pages"));
+    plan_free(&again);
+    assert_int_equal(take_again(c, 0, &again, &err), HELM_E_CAPACITY); /* all of them there */
+    plan_free(&again);
+}
+
+/* helm-plan's curve: contexts rise to the plan's, both plans are there, JSON and table say the same. */
+static void curves_are_told(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    struct explain x;
+    struct helm_err err = {0};
+    char *text = NULL;
+    size_t size = 0;
+    if (explain_make(&long_8b.request, &long_8b.plan, 0, &x, &err)) fail_msg("%s", err.text);
+    static const uint32_t contexts[] = {256, 1024, 4096, 8192, 16384, 32768, LONG};
+    assert_int_equal(x.point_count, 7);
+    json_t *json = explain_to_json(&x);
+    assert_string_equal(json_string_value(json_object_get(json, "kv_tiers")), "two");
+    const json_t *curve = json_object_get(json, "over_context");
+    assert_int_equal(json_array_size(curve), 7);
+    for (uint32_t i = 0; i < 7; i++) {
+        const json_t *point = json_array_get(curve, i);
+        assert_int_equal(x.point[i].context, contexts[i]);
+        assert_int_equal(json_integer_value(json_object_get(point, "context")), contexts[i]);
+        assert_true(fabs(json_number_value(json_object_get(point, "tok_s")) - rate_at(&long_8b, contexts[i])) < 1e-6);
+        assert_true(json_number_value(json_object_get(point, "one_tier_tok_s")) > 10);
+    }
+    json_decref(json);
+    assert_true(x.strategy[SEARCH_BEST].feasible && !x.strategy[SEARCH_ALL_GPU].feasible);
+    FILE *out = open_memstream(&text, &size);
+    explain_print(&x, out);
+    fclose(out);
+    assert_non_null(strstr(text, "kv       two tiers: "));
+    assert_non_null(strstr(text, "decode over context, token/s\n  tokens in   this plan   one tier\n  256 "));
+    free(text);
+    explain_free(&x);
+    open_8b(&c, KV_TIERS_ONE, 512);
+    if (explain_make(&c.request, &c.plan, 0, &x, &err)) fail_msg("%s", err.text);
+    assert_int_equal(x.point_count, 2);
+    json = explain_to_json(&x);
+    assert_string_equal(json_string_value(json_object_get(json, "kv_tiers")), "one");
+    assert_true(json_is_null(
+        json_object_get(json_array_get(json_object_get(json, "over_context"), 1), "one_tier_tok_s")));
+    json_decref(json);
+    explain_free(&x);
+    case_close(&c);
+}
+
+static void names_of_tiers(void **state)
+{
+    (void)state;
+    for (int t = 0; t < KV_TIERS_COUNT; t++)
+        assert_int_equal(kv_tiers_named(kv_tiers_name((enum kv_tiers)t)), t);
+    assert_non_null(strstr("|" KV_TIERS_CHOICES "|", "|" KV_TIERS_DEFAULT "|"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_long_context_costs_when_it_is_long),
+        cmocka_unit_test(ledgers_count_places_and_all_pages),
+        cmocka_unit_test(one_tier_where_two_would_gain_nothing),
+        cmocka_unit_test(two_where_they_are_asked_for),
+        cmocka_unit_test(host_memory_counts_all_layers_pages),
+        cmocka_unit_test(edited_plans_are_checked),
+        cmocka_unit_test(curves_are_told),
+        cmocka_unit_test(names_of_tiers),
+    };
+    return cmocka_run_group_tests(tests, open_group, close_group);
+}
