@@ -313,6 +313,7 @@ static void batcher_change_slots(struct batcher *batcher, const struct scheduler
     for (uint32_t i = 0; i < plan->preempt_count && !plan->admit_count; i++) {
         struct sequence *seq = batcher->seq[batcher->view_index[plan->preempt[i]]];
         log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
+        prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
         batcher_leave_slot(batcher, seq);
         batcher->with.metrics->preemptions_total++;
     }
