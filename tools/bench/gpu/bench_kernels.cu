@@ -299,7 +299,8 @@ static void bench_long(struct bench *b, struct bench_model *m)
 int main(int argc, char **argv)
 {
     struct bench b = {};
-    bool quick = false, batch = false, chains = false, longs = false, expand = false, packed = false, formats = false;
+    bool quick = false, batch = false, chains = false, longs = false, expand = false, packed = false,
+         formats = false;
     const char *format = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
@@ -323,7 +324,8 @@ int main(int argc, char **argv)
             }
         } else {
             fprintf(stderr,
-                    "usage: %s [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]]\n",
+                    "usage: %s [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats "
+                    "[NAME]]\n",
                     argv[0]);
             return 2;
         }
