@@ -28,7 +28,8 @@ int bench_chain_check(struct bench_model *m, uint32_t position)
     }
     const double apart = bench_apart(plain, first);
     const bool good = bad == 0 && apart < 1e-2; /* false for NaN */
-    printf("%-8s decode check at %u, chain: %s; other bits in %d of %d runs, %.1e apart from kernel by kernel; %u "
+    printf("%-8s decode check at %u, chain: %s; other bits in %d of %d runs, %.1e apart from kernel by "
+           "kernel; %u "
            "slots, %u KiB of shared memory\n",
            m->shape.name, position, good ? "ok" : "FAILED", bad, RUNS, apart, m->chain.slots,
            m->chain.shared_bytes >> 10);
