@@ -284,26 +284,26 @@ static int take_batch_memory(struct gpu_engine *g, struct helm_err *err)
     return helm_fail(err, HELM_E_NOMEM, "no memory for a step of %u tokens", tokens);
 }
 
-#define PROGRAMS (PLAN_PHASES_MAX * GPU_TIER_COUNT + GPU_TIER_CHUNK)
-/* Every program there may be, by number: those of phases and tiers, then those of assisted steps. */
-static struct gpu_program *program_at(struct gpu_engine *g, uint32_t i)
+#define PROGRAMS (PLAN_PHASES_MAX * GPU_TIER_COUNT + GPU_ATTENDING_COUNT * GPU_TIER_CHUNK)
+/* Every program there may be, by number: those of phases and tiers, then those that attend otherwise than usually. */
+static struct gpu_program *program_at(struct gpu_engine *g, uint32_t i, struct gpu_program_kind *kind)
 {
-    const uint32_t plain = PLAN_PHASES_MAX * GPU_TIER_COUNT;
-    return i < plain ? &g->program[i / GPU_TIER_COUNT][i % GPU_TIER_COUNT] : &g->assisted[i - plain];
+    const uint32_t plain = PLAN_PHASES_MAX * GPU_TIER_COUNT, n = i - plain;
+    *kind = i < plain ? (struct gpu_program_kind){.phase = i / GPU_TIER_COUNT,
+                                                  .tier = (enum gpu_tier)(i % GPU_TIER_COUNT)}
+                      : (struct gpu_program_kind){.tier = (enum gpu_tier)(n % GPU_TIER_CHUNK),
+                                                  .attending = (enum gpu_attending)(n / GPU_TIER_CHUNK)};
+    return i < plain ? &g->program[kind->phase][kind->tier] : &g->other[kind->attending][kind->tier];
 }
 
 static int lower_program(struct gpu_engine *g, uint32_t i, struct helm_err *err)
 {
-    const uint32_t plain = PLAN_PHASES_MAX * GPU_TIER_COUNT,
-                   step_tokens = arena_header_of(g->base.arena)->step_tokens;
-    const bool assisted = i >= plain;
-    const uint32_t phase = assisted ? 0 : i / GPU_TIER_COUNT;
-    const enum gpu_tier tier = (enum gpu_tier)(assisted ? i - plain : i % GPU_TIER_COUNT);
-    if (phase >= plan_phase_count(&g->plan) || (assisted && !plan_kv_tiered(&g->plan)) ||
-        !gpu_program_exists(&g->plan, step_tokens, phase, tier))
-        return 0;
-    int rc = gpu_program_lower(&g->source, phase, tier, assisted, program_at(g, i), err);
-    return rc ? rc : gpu_program_write_chains(&g->source, program_at(g, i), err);
+    struct gpu_program_kind kind;
+    struct gpu_program *p = program_at(g, i, &kind);
+    if (i >= PLAN_PHASES_MAX * GPU_TIER_COUNT && kind.attending == GPU_ATTENDS_USUALLY) return 0;
+    if (!gpu_program_wanted(&g->source, &kind)) return 0;
+    int rc = gpu_program_lower(&g->source, &kind, p, err);
+    return rc ? rc : gpu_program_write_chains(&g->source, p, err);
 }
 
 /* Lowers every phase and tier; runs each alone, so that all code is loaded (a load under a queue that waits
@@ -312,16 +312,17 @@ static int lower_program(struct gpu_engine *g, uint32_t i, struct helm_err *err)
 static int prepare_programs(struct gpu_engine *g, bool graphs, struct helm_err *err)
 {
     struct device *d = g->device;
+    struct gpu_program_kind kind;
     int rc = 0;
     for (uint32_t i = 0; i < PROGRAMS && !rc; i++) rc = lower_program(g, i, err);
     uint64_t before = d->ops->memory_overhead(d);
     for (uint32_t i = 0; i < PROGRAMS && !rc; i++)
-        if (program_at(g, i)->count) rc = gpu_step_warm(g, program_at(g, i), err);
+        if (program_at(g, i, &kind)->count) rc = gpu_step_warm(g, program_at(g, i, &kind), err);
     uint64_t warm = d->ops->memory_overhead(d); /* libraries load their code with first use */
     if (!rc && warm > before) rc = device_charge(d, DEVICE_CONTEXT, warm - before, err);
     before = warm;
     for (uint32_t i = 0; i < PROGRAMS && graphs && !rc; i++) {
-        struct gpu_program *p = program_at(g, i);
+        struct gpu_program *p = program_at(g, i, &kind);
         if (p->count && p->phase == 0 && p->tier != GPU_TIER_CHUNK)
             rc = gpu_program_capture(&g->source, p, err);
     }
@@ -380,7 +381,8 @@ static void gpu_engine_free(struct worker_engine *base)
     if (d) {
         gpu_follow_close(g);
         gpu_tiers_close(g);
-        for (uint32_t i = 0; i < PROGRAMS; i++) gpu_program_free(program_at(g, i), d);
+        struct gpu_program_kind kind;
+        for (uint32_t i = 0; i < PROGRAMS; i++) gpu_program_free(program_at(g, i, &kind), d);
         for (uint32_t i = 0; g->event && i < g->events.count; i++)
             if (g->event[i]) d->ops->event_free(d, g->event[i]);
         if (g->copied) d->ops->event_free(d, g->copied);

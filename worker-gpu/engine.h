@@ -38,7 +38,7 @@ struct gpu_engine {
     void *pinned;                   /* step block, argmax results, end word */
     struct gpu_source source;
     struct gpu_program program[PLAN_PHASES_MAX][GPU_TIER_COUNT];
-    struct gpu_program assisted[GPU_TIER_CHUNK]; /* of the decode phase, with two tiers of the cache */
+    struct gpu_program other[GPU_ATTENDING_COUNT][GPU_TIER_CHUNK]; /* that attend otherwise than usually */
     struct batch batch;
     struct step_result own_result; /* where the rows are checked when the result is the other worker's */
     struct gpu_draw draw;

@@ -42,15 +42,15 @@ static int take_chains(const struct gpu_program *from, struct gpu_program *to, s
 }
 
 /* Without a block, into a place of its own; captured where the decode step is. */
-static int make_program(struct gpu_engine *g, enum gpu_tier tier, uint32_t at, struct helm_err *err)
+static int make_program(struct gpu_engine *g, const struct gpu_program *decode, struct gpu_program *p,
+                        uint32_t at, struct helm_err *err)
 {
-    const struct gpu_program *decode = &g->program[0][tier];
-    struct gpu_program *p = &g->follow.program[tier][at];
+    const struct gpu_program_kind kind = {.tier = decode->tier, .attending = decode->attending};
     struct gpu_source source = g->source;
     source.tokens = gpu_follow_tokens(g, at);
     source.end = gpu_follow_end(g, at);
     source.follows = true;
-    int rc = gpu_program_lower(&source, 0, tier, false, p, err);
+    int rc = gpu_program_lower(&source, &kind, p, err);
     if (!rc) rc = take_chains(decode, p, err);
     if (rc || !decode->graph) return rc;
     return gpu_program_capture(&source, p, err);
@@ -64,9 +64,12 @@ int gpu_follow_open(struct gpu_engine *g, struct helm_err *err)
     for (int t = 0; t < GPU_TIER_COUNT && !rc; t++) {
         if (t > (int)gpu_tier_of(slots) || !is_alone(g, &g->program[0][t])) continue;
         for (uint32_t at = 0; at < GPU_FOLLOW_PLACES && !rc; at++)
-            rc = make_program(g, (enum gpu_tier)t, at, err);
+            rc = make_program(g, &g->program[0][t], &g->follow.program[t][at], at, err);
         g->follow.there[t] = !rc;
     }
+    const struct gpu_program *apart = &g->other[GPU_ATTENDS_APART][GPU_TIER_1];
+    for (uint32_t at = 0; at < GPU_FOLLOW_PLACES && !rc && g->follow.there[GPU_TIER_1] && apart->count; at++)
+        rc = make_program(g, apart, &g->follow.apart[at], at, err);
     return rc;
 }
 
@@ -78,6 +81,7 @@ void gpu_follow_close(struct gpu_engine *g)
                  (unsigned long long)f->steps);
     for (int i = 0; i < GPU_TIER_COUNT * GPU_FOLLOW_PLACES; i++)
         gpu_program_free(&f->program[i / GPU_FOLLOW_PLACES][i % GPU_FOLLOW_PLACES], g->device);
+    for (int at = 0; at < GPU_FOLLOW_PLACES; at++) gpu_program_free(&f->apart[at], g->device);
     memset(f, 0, sizeof *f);
 }
 
@@ -162,7 +166,8 @@ int gpu_follow_launch(struct gpu_engine *g, const struct step *step, bool *looke
     *looked = step_reached(doorbell_read(&control->step_bell), step->serial + 1);
     if (!*looked || next->epoch != step->epoch || !follows(g, next)) return 0;
     const uint32_t at = (f->at + 1) % GPU_FOLLOW_PLACES;
-    const struct gpu_program *p = &f->program[tier][at];
+    const bool apart = f->apart[at].count && gpu_attends_apart(tier, next->row[0].start);
+    const struct gpu_program *p = apart ? &f->apart[at] : &f->program[tier][at];
     const struct gpu_issue issue = {.tokens = tokens, .rows = tokens, .samples = tokens};
     struct gpu_source source = g->source;
     source.tokens = gpu_follow_tokens(g, at);

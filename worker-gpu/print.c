@@ -103,22 +103,23 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     return 0;
 }
 
-static int print_each(const struct gpu_source *source, uint32_t phase, bool assisted, FILE *out,
-                      struct helm_err *err)
+static int print_each(const struct gpu_source *source, uint32_t phase, enum gpu_attending attending,
+                      FILE *out, struct helm_err *err)
 {
     static const char *const tier_name[GPU_TIER_COUNT] = {"1 token",        "2 tokens",
                                                           "3 to 4 tokens",  "5 to 8 tokens",
                                                           "9 to 16 tokens", "a chunk of tokens"};
-    uint32_t step_tokens = arena_header_of(source->arena)->step_tokens;
+    static const char *const attends[GPU_ATTENDING_COUNT] = {"", ", a long context",
+                                                             ", the CPU attends to a part of the cache"};
     int rc = 0;
-    for (int t = 0; t < (assisted ? GPU_TIER_CHUNK : GPU_TIER_COUNT) && !rc; t++) {
+    for (int t = 0; t < (attending ? GPU_TIER_CHUNK : GPU_TIER_COUNT) && !rc; t++) {
+        const struct gpu_program_kind kind = {phase, (enum gpu_tier)t, attending};
         struct gpu_program program;
         char title[96];
-        if (!gpu_program_exists(source->plan, step_tokens, phase, (enum gpu_tier)t)) continue;
-        rc = gpu_program_lower(source, phase, (enum gpu_tier)t, assisted, &program, err);
+        if (!gpu_program_wanted(source, &kind)) continue;
+        rc = gpu_program_lower(source, &kind, &program, err);
         if (rc) break;
-        snprintf(title, sizeof title, "%s%s", tier_name[t],
-                 assisted ? ", the CPU attends to a part of the cache" : "");
+        snprintf(title, sizeof title, "%s%s", tier_name[t], attends[attending]);
         if (phase)
             snprintf(title, sizeof title, "%s, prefill from %u tokens on", tier_name[t],
                      plan_phase_at(source->plan, phase).from_tokens);
@@ -138,8 +139,9 @@ int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads
     p->arena.fd = -1;
     int rc = pretend(p, folder, plan, &source, err);
     for (uint32_t i = 0; !rc && i < plan_phase_count(&p->plan); i++)
-        rc = print_each(&source, i, false, out, err);
-    if (!rc && plan_kv_tiered(&p->plan)) rc = print_each(&source, 0, true, out, err);
+        rc = print_each(&source, i, GPU_ATTENDS_USUALLY, out, err);
+    for (int a = GPU_ATTENDS_APART; !rc && a < GPU_ATTENDING_COUNT; a++)
+        rc = print_each(&source, 0, (enum gpu_attending)a, out, err);
     gpu_weights_free(&p->weights);
     for (uint32_t i = 0; i < PLAN_PHASES_MAX; i++) ring_free(&p->ring[i]);
     ring_free(&p->home);

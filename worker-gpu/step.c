@@ -132,8 +132,11 @@ static int wait_for_end(struct gpu_engine *g, const struct step *step, const _At
         if (now_ns - start_ns > g->wait_ms * UINT64_C(1000000))
             return helm_fail(err, HELM_E_PEER, "the device has not finished a step within %u ms", g->wait_ms);
         /* a step in which the CPU attends leaves it its processors */
-        uint64_t nap_ns = watch_nap_ns(w, w->program->assisted ? 0 : g->device->spin_us * UINT64_C(1000),
-                                       g->device->nap_us * UINT64_C(1000), now_ns);
+        uint64_t nap_ns =
+            watch_nap_ns(w,
+                         w->program->attending == GPU_ATTENDS_ASSISTED ? 0
+                                                                       : g->device->spin_us * UINT64_C(1000),
+                         g->device->nap_us * UINT64_C(1000), now_ns);
         if (!nap_ns) {
             spin_yield(now_ns, &yield_ns);
             continue;
@@ -212,6 +215,16 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     return 0;
 }
 
+/* Of the batch. Where nothing attends otherwise than usually there is no such program. */
+static struct gpu_program *program_of(struct gpu_engine *g, uint32_t phase, enum gpu_tier tier)
+{
+    struct gpu_program *usual = &g->program[phase][tier];
+    if (g->batch.assisted) return &g->other[GPU_ATTENDS_ASSISTED][tier];
+    if (phase || !gpu_attends_apart(tier, g->batch.row[0].start)) return usual;
+    struct gpu_program *apart = &g->other[GPU_ATTENDS_APART][tier];
+    return apart->count ? apart : usual;
+}
+
 int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err *err)
 {
     const bool head = g->plan.head == PLAN_GPU0, looks_up = g->plan.embed == PLAN_GPU0;
@@ -234,7 +247,7 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
     if (g->batch.row_count) {
         uint32_t phase = plan_phase_for(&g->plan, g->batch.token_count);
         const enum gpu_tier tier = gpu_tier_of(g->batch.token_count);
-        struct gpu_program *p = g->batch.assisted ? &g->assisted[tier] : &g->program[phase][tier];
+        struct gpu_program *p = program_of(g, phase, tier);
         rc = compute(g, step, p, start_ns, result, err);
     } else if (g->tiers.on) {
         rc = gpu_tiers_fetch(g, step, err);

@@ -30,7 +30,7 @@ void gpu_tiers_fill(const struct gpu_engine *g, const struct gpu_program *p, uin
     const struct gpu_block *b = &p->block;
     const uint32_t page_tokens = g->kv.page_tokens, count = (row->start + row->count - 1) / page_tokens + 1;
     const uint32_t host = row->host_tokens / page_tokens;
-    const uint32_t absent = p->assisted ? row->direct_from / page_tokens : 0;
+    const uint32_t absent = p->attending == GPU_ATTENDS_ASSISTED ? row->direct_from / page_tokens : 0;
     const size_t line = (size_t)r * p->step.pages_per_slot;
     uint32_t *table = (uint32_t *)(void *)(g->source.block_host + b->page_table) + line;
     uint32_t *arena = (uint32_t *)(void *)(g->source.block_host + b->arena_table) + line;

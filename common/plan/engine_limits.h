@@ -67,6 +67,8 @@
 /* Attention of few tokens: pieces of one sequence's context, and of one token's in a chain. */
 #define GPU_ATTENTION_SPLITS 64
 #define GPU_CHAIN_PIECES     4
+/* From this position on one token's attention is a kernel of its own instead of a part of a chain. */
+#define GPU_APART_POSITION 3072
 /* A chain's list, for each operation: at most. */
 #define GPU_CHAIN_OP_BYTES 1024
 /* At most, a row of logits: the best of each block, and counters; candidates, beside the best of each 64 logits. */

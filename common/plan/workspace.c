@@ -82,13 +82,15 @@ static uint64_t attention_bytes(const struct model_config *c)
            pairs * GPU_ATTENTION_SPLITS * (2 + c->head_dim) * sizeof(float);
 }
 
-/* Room for the lists of the chains, however they are cut: of at most five operations a layer and the head. Each layer's
- * attention may be in a chain of its own. */
-static uint64_t chain_bytes(const struct model_config *c)
+uint64_t workspace_chain_lists(const struct model_config *c)
+{
+    return round_up((5ull * c->layers + 1) * GPU_CHAIN_OP_BYTES, VRAM_ALIGN);
+}
+
+uint64_t workspace_chain_bytes(const struct model_config *c)
 {
     uint64_t words = (uint64_t)c->heads * GPU_CHAIN_PIECES * (c->head_dim + 2);
-    return (5ull * c->layers + 1) * GPU_CHAIN_OP_BYTES +
-           c->layers * round_up(words * sizeof(uint64_t), VRAM_ALIGN);
+    return workspace_chain_lists(c) + c->layers * round_up(words * sizeof(uint64_t), VRAM_ALIGN);
 }
 
 static void size_always(const struct gpu_workspace_case *c, struct gpu_workspace *w)
@@ -119,7 +121,8 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_ROPE_TABLE].bytes = tokens * m->head_dim * sizeof(float);
     w->area[GPU_AREA_INV_FREQ].bytes = m->head_dim * sizeof(float);
     w->area[GPU_AREA_ATTENTION].bytes = attention_bytes(m);
-    w->area[GPU_AREA_CHAINS].bytes = c->chains ? chain_bytes(m) * (c->tiered ? 2 : 1) : 0;
+    w->area[GPU_AREA_CHAINS].bytes =
+        c->chains ? workspace_chain_bytes(m) + (c->tiered ? 2 : 1) * workspace_chain_lists(m) : 0;
     w->area[GPU_AREA_PARTIAL].bytes = c->tiered ? 2 * few * m->heads : 0;
     w->area[GPU_AREA_MATMUL].bytes = c->matmul;
     w->area[GPU_AREA_FEW_QKV].bytes = few * width;

@@ -71,6 +71,11 @@ enum gpu_area {
     GPU_AREA_CHUNK_GATES, /* [sub][gate | up] */
     GPU_AREA_COUNT
 };
+/* Room for a program's lists of chains, however they are cut: of at most five operations a layer and the head; and with
+ * what attention in chains needs besides, each layer's in a chain of its own. */
+uint64_t workspace_chain_lists(const struct model_config *c);
+uint64_t workspace_chain_bytes(const struct model_config *c);
+
 struct gpu_workspace {
     struct {
         uint64_t at, bytes; /* 0 bytes: not there */

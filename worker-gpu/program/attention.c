@@ -25,7 +25,7 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
                                .v = (const float *)(void *)making_place(low, m, BUFFER_V).at,
                                .q_stride = q.stride,
                                .kv_stride = q.stride};
-    if (p->assisted)
+    if (p->attending == GPU_ATTENDS_ASSISTED)
         a.step.row_begin =
             (const void *)((const char *)gpu_area(s->buffers, GPU_AREA_BLOCK) + p->block.row_begin);
     lower_cache(low, (uint32_t)m->at->layer, &a);
@@ -65,7 +65,7 @@ static float *partial_of(const struct lowering *low, bool sums)
 void make_attend_decode(struct lowering *low, const struct making *m)
 {
     const struct model_config *c = &low->source->model->config;
-    const bool assisted = low->program->assisted;
+    const bool assisted = low->program->attending == GPU_ATTENDS_ASSISTED;
     struct op_attention a = {.args = attention_of(low, m),
                              .fused = making_tier(low) == OP_TIER_ONE && !assisted,
                              .partial_m = assisted ? partial_of(low, false) : NULL,

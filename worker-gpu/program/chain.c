@@ -22,9 +22,10 @@ static struct gpuk_chain_op operation_of(const struct gpu_entry *e)
 }
 
 /* Rows in the ring come and go, expanded ones too. */
-static bool is_taken(struct device *d, const struct gpu_entry *e)
+static bool is_taken(const struct gpu_program *p, struct device *d, const struct gpu_entry *e)
 {
     if (!is_operation(e) || e->slice) return false;
+    if (p->attending == GPU_ATTENDS_APART && e->op.kind == OP_ATTEND_DECODE) return false;
     const struct gpuk_chain_op op = operation_of(e);
     return d->ask.chain_takes(d, &op);
 }
@@ -35,7 +36,7 @@ static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t f
 {
     const struct gpuk_linear_args *linear = NULL;
     uint32_t i = first;
-    for (; i < p->tail && is_taken(d, &p->entry[i]); i++) {
+    for (; i < p->tail && is_taken(p, d, &p->entry[i]); i++) {
         const struct op *op = &p->entry[i].op;
         if (op->kind != OP_GEMV) continue;
         if (linear && !gpuk_chain_mixes(linear->format, op->as.linear.format)) break;
@@ -89,10 +90,11 @@ int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, 
 {
     const struct device_asked *ask = &s->device->ask;
     struct gpuk_chain_op *op = p->chains ? calloc(p->chained, sizeof *op) : NULL;
-    const uint64_t all = s->buffers->work.area[GPU_AREA_CHAINS].bytes,
-                   half = plan_kv_tiered(s->plan) ? all / 2 / VRAM_ALIGN * VRAM_ALIGN : all,
-                   room = p->assisted ? all : half; /* those of assisted steps lie behind the others */
-    uint64_t at = p->assisted ? half : 0;
+    /* the usual programs' lie first, without attention in chains the others' need less */
+    const struct model_config *c = &s->model->config;
+    const uint64_t usual = workspace_chain_bytes(c), list = workspace_chain_lists(c);
+    uint64_t at = p->attending == GPU_ATTENDS_USUALLY ? 0 : usual + (p->attending - 1) * list;
+    const uint64_t room = p->attending == GPU_ATTENDS_USUALLY ? usual : at + list;
     int rc = 0;
     if (!p->chains) return 0;
     if (!op) return helm_fail(err, HELM_E_NOMEM, "no memory for chains of %u operations", p->chained);

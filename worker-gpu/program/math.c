@@ -333,7 +333,7 @@ static void make(struct lowering *low, struct making *m)
 {
     enum op_kind kinds[PROGRAM_OPS_MAX];
     const bool attends = m->at->math->kind == MATH_ATTENTION;
-    const uint32_t count = attends && low->program->assisted
+    const uint32_t count = attends && low->program->attending == GPU_ATTENDS_ASSISTED
                                ? program_ops_assisted(kinds)
                                : program_ops_of(m->at->math, PROCESSOR_GPU, making_tier(low), kinds);
     m->bias = 0;

@@ -40,6 +40,22 @@ bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t 
     return first <= last;
 }
 
+bool gpu_program_wanted(const struct gpu_source *source, const struct gpu_program_kind *kind)
+{
+    const struct arena_header *h = arena_header_of(source->arena);
+    if (kind->phase >= plan_phase_count(source->plan) ||
+        !gpu_program_exists(source->plan, h->step_tokens, kind->phase, kind->tier))
+        return false;
+    switch (kind->attending) {
+    case GPU_ATTENDS_APART:
+        return !source->device->no_chains && gpu_attends_apart(kind->tier, h->context_tokens - 1);
+    case GPU_ATTENDS_ASSISTED:
+        return plan_kv_tiered(source->plan);
+    default:
+        return true;
+    }
+}
+
 /* ---- entries ---- */
 
 struct gpu_entry *lower_add(struct lowering *low, enum op_kind kind, int32_t layer)
@@ -159,17 +175,19 @@ static void lower_step(struct lowering *low, const struct plan_span *spans, uint
     lower_tail(low);
 }
 
-int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier, bool assisted,
+int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_kind *kind,
                       struct gpu_program *program, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(source->arena);
+    const uint32_t phase = kind->phase;
+    const enum gpu_tier tier = kind->tier;
     struct lowering low = {.source = source, .program = program, .ring = &source->ring[phase], .err = err};
     struct plan_span *spans = NULL;
     uint32_t span_count = 0;
     memset(program, 0, sizeof *program);
     program->phase = phase;
     program->tier = tier;
-    program->assisted = assisted;
+    program->attending = kind->attending;
     program->tokens = tier == GPU_TIER_CHUNK ? source->buffers->work.tokens : tier_tokens[tier];
     program->samples = program->tokens < h->slots ? program->tokens : h->slots;
     program->stream_bytes = source->ring[phase].weight_bytes;

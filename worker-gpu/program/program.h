@@ -134,10 +134,19 @@ struct gpu_turn {
     uint64_t usual_ns; /* how long `in` was waited for in the steps before (watch.c); 0: not known */
 };
 
+/* How a decode program attends. One token's attention in a chain begins while the weights in front of it are still
+ * computed with, so it is first over short contexts; over long ones a kernel of its own reads the cache faster. */
+enum gpu_attending {
+    GPU_ATTENDS_USUALLY,  /* in a chain where there are chains */
+    GPU_ATTENDS_APART,    /* one token from position GPU_APART_POSITION on, where there are chains */
+    GPU_ATTENDS_ASSISTED, /* the CPU attends to a part of the cache: two tiers alone */
+    GPU_ATTENDING_COUNT
+};
+
 struct gpu_program {
     uint32_t phase;
     enum gpu_tier tier;
-    bool assisted;            /* of steps in which the CPU attends to a part of the cache */
+    enum gpu_attending attending;
     uint32_t tokens, samples; /* capacities */
     struct gpu_block block;
     struct gpuk_step step; /* device addresses, of all tokens */
@@ -194,11 +203,23 @@ uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *a
 
 /* Refuses prefill lists that begin below GPU_CHUNK_TOKENS. */
 HELM_MUST_CHECK int gpu_program_check_phases(const struct plan *plan, struct helm_err *err);
-/* Whether a step of at most `step_tokens` tokens can need this program. */
+/* Which program it is: those that attend otherwise than usually are of the decode phase's decode tiers. */
+struct gpu_program_kind {
+    uint32_t phase;
+    enum gpu_tier tier;
+    enum gpu_attending attending;
+};
+/* Whether a step of at most `step_tokens` tokens can need a program of this phase and tier. */
 bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t phase, enum gpu_tier tier);
-/* assisted: of a decode tier of the decode phase, with two tiers of the cache. */
-HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, uint32_t phase, enum gpu_tier tier,
-                                      bool assisted, struct gpu_program *program, struct helm_err *err);
+/* The same of one kind, on this device. */
+bool gpu_program_wanted(const struct gpu_source *source, const struct gpu_program_kind *kind);
+/* How a step attends that reads the cache up to `position` with its one token. */
+static inline bool gpu_attends_apart(enum gpu_tier tier, uint32_t position)
+{
+    return tier == GPU_TIER_1 && position >= GPU_APART_POSITION;
+}
+HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_kind *kind,
+                                      struct gpu_program *program, struct helm_err *err);
 /* Puts the lists of its chains into the buffers: once, before the program is issued, not under capture. */
 HELM_MUST_CHECK int gpu_program_write_chains(const struct gpu_source *source, struct gpu_program *program,
                                              struct helm_err *err);

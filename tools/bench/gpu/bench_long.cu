@@ -1,5 +1,5 @@
 /* Attention over long contexts in helm-bench-gpu-kernels --long: whole steps of one chain and attention alone at contexts up
- * to 32K, by ways to run it, and the separate kernel and a chain of nothing else by shares of query heads and head_dim.
+ * to 32K, and the separate kernel and a chain of nothing else by shares of query heads and head_dim.
  *
  * Called by bench_kernels.cu. Percent is of VRAM read, of weights and KV read once; attention alone: of KV. */
 #include <math.h>
@@ -9,25 +9,13 @@
 
 static const uint32_t ALL = (1u << PART_COUNT) - 1;
 
-/* A way to run attention in chains: gpuk_device's choices. */
-struct way {
-    const char *name;
-    int stream, asks;
-};
-
-static void set_way(struct bench *b, const struct way *w)
-{
-    b->device.chain_stream = w ? w->stream : 0;
-    b->device.chain_asks = w ? w->asks : 0;
-}
-
 static double kv_bytes(const struct kv_layout *l, uint32_t context)
 {
     return (double)context * 2 * l->kv_heads * kv_cell_bytes(l->dtype, l->head_dim);
 }
 
 /* One line: a step, and attention alone. */
-static void long_row(struct bench *b, struct bench_model *m, uint32_t context, const char *way)
+static void long_row(struct bench *b, struct bench_model *m, uint32_t context)
 {
     const struct bench_shape *s = &m->shape;
     const double kv = kv_bytes(&m->kv.layout, context);
@@ -38,38 +26,20 @@ static void long_row(struct bench *b, struct bench_model *m, uint32_t context, c
     const double alone =
         bench_time_graph(b, 3, [&] { GPUK(gpuk_chain_run(&m->chain, m->stream, &err)); }) / s->layers;
     const double all = m->decode_bytes + s->layers * kv;
-    printf("%-8s %-5s at %5u, %-18s %9.1f us a step, %5.1f %% of read, %6.1f token/s; attention %7.2f us a "
+    printf("%-8s %-5s at %5u %9.1f us a step, %5.1f %% of read, %6.1f token/s; attention %7.2f us a "
            "layer, %5.1f %%\n",
-           s->name, kv_dtype_name((enum kv_dtype)m->kv.layout.dtype), context, way, step * 1e6,
+           s->name, kv_dtype_name((enum kv_dtype)m->kv.layout.dtype), context, step * 1e6,
            100 * all / step / 1e9 / b->read_gbs, 1 / step, alone * 1e6, 100 * kv / alone / 1e9 / b->read_gbs);
 }
 
 void bench_long_steps(struct bench *b, struct bench_model *m)
 {
-    const struct way ways[] = {{"not streamed", -1, 0},
-                               {"asks none", 0, -1},
-                               {"asks 256", 0, 256},
-                               {"asks 1024", 0, 1024},
-                               {"asks 2048", 0, 2048}};
     for (uint32_t dtype : {KV_F16, KV_Q8_0}) {
         m->kv.layout.dtype = dtype; /* any bytes will do */
         for (uint32_t context : {128u, 1024u, 2048u, 2049u, 4096u, 16384u, 32768u}) {
-            set_way(b, NULL);
-            long_row(b, m, context, "as it is");
-            const struct way streamed = {"streamed", 1, 0};
-            if (context == 1024 || context == 2048)
-                set_way(b, &streamed), long_row(b, m, context, streamed.name);
-            if (context < 4096) continue;
-            for (const struct way &w : ways) {
-                if (context != 32768 && &w != &ways[0]) continue;
-                set_way(b, &w);
-                long_row(b, m, context, w.name);
-            }
+            long_row(b, m, context);
         }
-        set_way(b, NULL);
     }
-    m->kv.layout.dtype = KV_BF16;
-    bench_model_step(m, 1, 200, false);
 }
 
 /* Attention of any shape over the model's cache, whose bytes are divided anew. */

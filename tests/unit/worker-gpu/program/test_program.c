@@ -293,12 +293,11 @@ static void packed_slices_are_expanded_before_their_use(void **state)
     write_formats(&plan, &(struct written_formats){.link = true}, format);
     char *text = printed(&plan, 0), *more = NULL;
     uint32_t expanded = 0, programs = 0, products = 0, ahead = 0, read = 0;
-    bool arrived = false, ready = false, chunk = false, last_expanded = false, one = false;
+    bool arrived = false, ready = false, last_expanded = false, one = false;
     for (char *line = strtok_r(text, "\n", &more); line; line = strtok_r(NULL, "\n", &more)) {
         if (strstr(line, " entries")) {
             programs++;
-            chunk = strstr(line, "a chunk") != NULL;
-            one = strncmp(line, "1 token:", 8) == 0;
+            one = strncmp(line, "1 token", 7) == 0; /* a long context's among them */
         } else if (strstr(line, "wait for arrival of slice")) {
             arrived = true;
             ready = false; /* what was expanded is used no more */
@@ -325,8 +324,7 @@ static void packed_slices_are_expanded_before_their_use(void **state)
         if (!strstr(line, "(link)") && !strstr(line, "link:") && !strstr(line, "record "))
             last_expanded = false;
     }
-    assert_int_equal(programs, 6);
-    assert_true(chunk);
+    assert_int_equal(programs, 7);
     /* gate and up, down of two units, q k v and o of one: one slice or more each, in every program; of them
      * one token has only down expanded */
     assert_true(expanded >= 5 * 6 + 2 && products >= expanded && read >= 4);
@@ -340,6 +338,34 @@ static void packed_slices_are_expanded_before_their_use(void **state)
     free(text);
 }
 
+/* One token over a long context: attention in no chain, what is between two in one. */
+static void long_contexts_are_attended_to_apart(void **state)
+{
+    (void)state;
+    struct plan_stage stage = {.last = 3, .home = PLAN_HOME_GPU};
+    struct plan plan = {
+        .layers = 4, .stages = &stage, .stage_count = 1, .embed = PLAN_GPU0, .head = PLAN_GPU0};
+    char *text = printed(&plan, 0), *more = NULL, *from = strstr(text, "1 token, a long context: ");
+    uint32_t attended = 0, chains = 0;
+    assert_non_null(from);
+    assert_null(strstr(from + strlen("1 token, a long"), "a long context"));
+    (void)strtok_r(from, "\n", &more);
+    for (char *line = strtok_r(NULL, "\n", &more); line; line = strtok_r(NULL, "\n", &more)) {
+        if (strstr(line, "attend")) {
+            assert_null(strchr(line, '|'));
+            attended++;
+        }
+        chains += strstr(line, "chain of") != NULL;
+    }
+    assert_int_equal(attended, 4);
+    assert_int_equal(chains, 4); /* in front of the first is one product alone */
+    free(text);
+    plan.context_tokens = GPU_APART_POSITION; /* no position is that far */
+    text = printed(&plan, 0);
+    assert_null(strstr(text, "a long context"));
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -349,6 +375,7 @@ int main(void)
         cmocka_unit_test(plans_are_printed),
         cmocka_unit_test(two_tiers_are_printed),
         cmocka_unit_test(packed_slices_are_expanded_before_their_use),
+        cmocka_unit_test(long_contexts_are_attended_to_apart),
     };
     return cmocka_run_group_tests_name("worker-gpu/program", tests, NULL, NULL);
 }
