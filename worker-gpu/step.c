@@ -164,7 +164,8 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
                                     .rows = batch->row_count,
                                     .samples = batch->sample_count,
                                     .batch = batch,
-                                    .fills = g->tiers.on && gpu_fills(batch, g->kv.page_tokens, 0) > 0};
+                                    .fills = g->tiers.on && gpu_fills(batch, g->kv.page_tokens, 0) > 0,
+                                    .reads_host = gpu_reads_host(batch)};
     fill_block(g, p);
     g->follow.at = 0;
     for (uint32_t r = 0; r < batch->row_count; r++) g->follow.pages[r] = pages_of(g, &batch->row[r]);

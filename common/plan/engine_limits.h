@@ -40,7 +40,7 @@
  * rows leaves multiprocessors idle. */
 #define HOME_SLICE_BYTES (UINT64_C(96) << 20)
 
-/* Pools in VRAM, of one layer each, that borrowed layers take turns in. */
+/* Pools in VRAM, of one layer each, that borrowed layers take turns in; with two tiers of the cache there is one. */
 #define GPU_STAGINGS 2
 /* Host memory for reading weights from files, of all readers. */
 #define GPU_LOAD_STAGING_BYTES (UINT64_C(192) << 20)

@@ -161,7 +161,7 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
 
 uint64_t plan_staging_bytes(const struct plan *plan, uint64_t layer_bytes)
 {
-    return plan_borrows_kv(plan) && !plan_kv_tiered(plan) ? GPU_STAGINGS * layer_bytes : 0;
+    return plan_kv_tiered(plan) ? layer_bytes : plan_borrows_kv(plan) ? GPU_STAGINGS * layer_bytes : 0;
 }
 
 uint32_t workspace_chunk_bytes(const struct model *model)

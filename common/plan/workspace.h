@@ -89,7 +89,7 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
 uint32_t workspace_chunk_bytes(const struct model *model);
 
 /* The GPU's staging pools for caches that it borrows from the CPU in long prompts; layer_bytes: of one layer, all pages.
- * 0 with two tiers: then it reads such caches where they lie. */
+ * With two tiers one pool, for whatever a chunk reads of the arena. */
 uint64_t plan_staging_bytes(const struct plan *plan, uint64_t layer_bytes);
 
 /* ---- the CPU's activations ---- */

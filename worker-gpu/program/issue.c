@@ -57,13 +57,19 @@ static int issue_slice(const struct issuing *i, const struct gpu_entry *e, struc
     return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->supply.event], err);
 }
 
-/* The pages of a row that an entry copies: those with a position before this step, or those appended to. */
-static void borrowed_pages(const struct gpu_source *s, const struct batch_row *row, bool out, uint32_t *first,
-                           uint32_t *end)
+/* The pages of a row that an entry copies: those with a position before this step, or those appended to; of a layer of
+ * the GPU's those that lie in the arena alone, from its window on. */
+static void staged_pages(const struct gpu_source *s, const struct gpu_entry *e, const struct batch_row *row,
+                         uint32_t *first, uint32_t *end)
 {
-    uint32_t page = s->kv.page_tokens;
+    const struct model_config *c = &s->model->config;
+    const uint32_t page = s->kv.page_tokens, window = c->window ? c->window[e->layer] : 0;
+    const bool out = e->op.kind == OP_KV_OUT;
     *first = out ? row->start / page : 0;
     *end = out ? (row->start + row->count + page - 1) / page : (row->start + page - 1) / page;
+    if (!e->supply.own) return;
+    if (window && row->start + 1 > window) *first = (row->start + 1 - window) / page;
+    *end = row->host_tokens / page;
 }
 
 /* `run` pages of a layer that lie one behind the other: from the host's pool to a staging pool, or back. */
@@ -94,12 +100,17 @@ static int issue_borrow(const struct issuing *i, const struct gpu_entry *e, stru
     for (uint32_t r = 0; r < batch->row_count && !rc; r++) {
         const struct batch_row *row = &batch->row[r];
         uint32_t at, end;
-        borrowed_pages(s, row, out, &at, &end);
+        staged_pages(s, e, row, &at, &end);
         while (at < end && !rc) {
-            uint32_t page = row->pages[at], run = 1; /* neighbours in the pool go in one copy */
-            while (at + run < end && row->pages[at + run] == page + run) run++;
-            rc = copy_pages(s, pool + page * page_bytes, staging + page * layer_bytes, run, out, err);
-            at += run;
+            /* neighbours in the pool go in one copy, whichever way the row has them */
+            uint32_t low = row->pages[at], high = low;
+            for (at++; at < end && (row->pages[at] == high + 1 || row->pages[at] + 1 == low); at++)
+                if (row->pages[at] > high)
+                    high++;
+                else
+                    low--;
+            rc =
+                copy_pages(s, pool + low * page_bytes, staging + low * layer_bytes, high - low + 1, out, err);
         }
     }
     if (rc) return rc;
@@ -118,15 +129,17 @@ static int issue_store(const struct issuing *i, const struct gpu_entry *e, struc
 uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_program *p,
                               const struct batch *batch)
 {
-    uint64_t pages = 0, layers = 0;
-    for (uint32_t i = 0; i < p->count; i++) layers += p->entry[i].op.kind == OP_KV_OUT;
-    for (uint32_t r = 0; r < batch->row_count && layers; r++)
-        for (int out = 0; out < 2; out++) {
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < p->count; i++) {
+        const struct gpu_entry *e = &p->entry[i];
+        if (e->op.kind != OP_KV_IN && e->op.kind != OP_KV_OUT) continue;
+        for (uint32_t r = 0; r < batch->row_count; r++) {
             uint32_t first, end;
-            borrowed_pages(s, &batch->row[r], out, &first, &end);
-            pages += end - first;
+            staged_pages(s, e, &batch->row[r], &first, &end);
+            pages += end > first ? end - first : 0;
         }
-    return layers * pages * kv_layer_bytes(&s->kv);
+    }
+    return pages * kv_layer_bytes(&s->kv);
 }
 
 /* The first pages of a borrowed layer, there and back, so that a driver that has something to load for such
@@ -279,6 +292,10 @@ static bool is_issued(const struct gpu_entry *e, const struct gpu_issue *issue)
         return issue->tokens > GPUK_BLOCKS_TOKENS;
     case GPU_WHEN_FILLS:
         return issue->fills;
+    case GPU_WHEN_READS_HOST:
+        return issue->reads_host;
+    case GPU_WHEN_TIERS:
+        return issue->fills || issue->reads_host;
     default:
         return true;
     }

@@ -18,7 +18,8 @@ struct lowering {
     uint32_t next_home;             /* of the slices of what lies packed in VRAM */
     uint32_t next_tail;             /* of its tail: what is not yet set free */
     uint32_t ahead;                 /* the slice that is expanded before its turn, from 1 on; 0: none yet */
-    uint32_t borrowed, fetched;     /* layers whose cache is borrowed: computed, asked for */
+    uint32_t staged, fetched;       /* layers whose cache is in a staging pool: computed, asked for */
+    bool borrows;                   /* caches go back */
     bool stores;                    /* filled pages are copied to the arena */
     struct gpu_entry nowhere;       /* where an entry goes that found no memory: never issued, rc is set */
 };
@@ -84,8 +85,8 @@ void lower_end_caches(struct lowering *low);
 void lower_tail(struct lowering *low);
 
 /* The cache of a layer, the host's in its staging pool; what brings that there before the layer's attention,
- * and back behind it. With two tiers: both pools; the host's layer with a page table of its own; behind a chunk's
- * attention the copies of what it has filled. */
+ * and back behind it. With two tiers: both pools, the second one staged for a chunk; the host's layer with a page table of its
+ * own; behind a chunk's attention the copies of what it has filled. */
 void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attention *a);
 void lower_cache_begin(struct lowering *low, uint32_t layer);
 void lower_cache_end(struct lowering *low, uint32_t layer);

@@ -37,7 +37,7 @@ static void print_event(const struct gpu_printing *p, const struct gpu_entry *e)
     else if (event < GPU_EVENT_KV_USED)
         fprintf(out, " cache in pool %u", event - GPU_EVENT_KV_IN);
     else if (event < GPU_EVENT_KV_BACK)
-        fprintf(out, tiered ? " cells appended" : " use of pool %u", event - GPU_EVENT_KV_USED);
+        fprintf(out, " use of pool %u", event - GPU_EVENT_KV_USED);
     else if (event == GPU_EVENT_KV_BACK)
         fprintf(out, tiered ? " cells stored" : " cache given back");
     else if (event < events->prefix)
@@ -100,7 +100,9 @@ static const char *const when_of[] = {[GPU_WHEN_ANY] = "",
                                       [GPU_WHEN_SEVERAL] = ", of several samples",
                                       [GPU_WHEN_SHORT] = ", of a short chunk",
                                       [GPU_WHEN_LONG] = ", of a longer chunk",
-                                      [GPU_WHEN_FILLS] = ", of a step that fills a page"};
+                                      [GPU_WHEN_FILLS] = ", of a step that fills a page",
+                                      [GPU_WHEN_READS_HOST] = ", of a step with pages in the arena",
+                                      [GPU_WHEN_TIERS] = ", of a step that does either"};
 
 void gpu_program_print(const struct gpu_source *source, const struct gpu_program *program, const char *title,
                        FILE *out)

@@ -31,12 +31,13 @@
  * What lies packed in VRAM is multiplied so by one token's products, whole operations at a time, where the
  * device does that; else it is expanded as streamed slices are, to the same place, a slice at a time.
  *
- * Two tiers of the cache (plan.h, arena_layout.h): kernels read pages of the arena where they lie, over the link. A
- * chunk's filled pages are copied to the arena layer by layer, behind each layer's attention; in the decode tiers the
- * host puts such copies behind the graph, once every page (tiers.h). Each decode tier has one more program for steps in
- * which the CPU attends to a part (STEP_KV_ASSISTED): a layer's queries go down, the GPU attends to its own positions
- * meanwhile, and what comes up is merged. Borrowed caches need no pools then: all their pages are the arena's, also
- * those that the step appends to.
+ * Two tiers of the cache (plan.h, arena_layout.h): few tokens' kernels read pages of the arena where they lie, over the
+ * link. Of a chunk, whose every 64 queries would read them again, a layer's such pages are brought to the one staging
+ * pool first, beside the computation of the layer before; where no row has any, nothing is copied. What a chunk fills is
+ * copied to the arena layer by layer, behind each layer's attention; in the decode tiers the host puts such copies behind
+ * the graph, once every page (tiers.h). Each decode tier has one more program for steps in which the CPU attends to a part
+ * (STEP_KV_ASSISTED): a layer's queries go down, the GPU attends to its own positions meanwhile, and what comes up is
+ * merged. Of borrowed caches all pages are the arena's, and go through the pool as with one tier.
  *
  * Chains (kernels.h): of the tier of one token, operations of layers and head with nothing between them are
  * done by one kernel, where the device has it. OP_CHAIN stands in front of them; they stay in the list, as
@@ -75,8 +76,17 @@ static inline void *gpu_area(const struct gpu_buffers *buffers, enum gpu_area ar
 }
 
 /* For which steps an entry is issued: of one sample or of several; of up to GPUK_BLOCKS_TOKENS tokens or of more; that
- * fill a page. */
-enum gpu_when { GPU_WHEN_ANY, GPU_WHEN_ONE, GPU_WHEN_SEVERAL, GPU_WHEN_SHORT, GPU_WHEN_LONG, GPU_WHEN_FILLS };
+ * fill a page, that read pages of the arena, or either. */
+enum gpu_when {
+    GPU_WHEN_ANY,
+    GPU_WHEN_ONE,
+    GPU_WHEN_SEVERAL,
+    GPU_WHEN_SHORT,
+    GPU_WHEN_LONG,
+    GPU_WHEN_FILLS,
+    GPU_WHEN_READS_HOST,
+    GPU_WHEN_TIERS
+};
 
 /* Of which tokens: the index of a sub-chunk, or all of the step's. */
 #define GPU_SUB_ALL UINT32_MAX
@@ -87,6 +97,7 @@ struct gpu_supply {
     enum device_queue queue;    /* RECORD, FOLLOW */
     uint32_t event;             /* of these; what STREAM_COPY, KV_IN, KV_OUT and KV_STORE record */
     uint32_t kv_layer, staging; /* KV_IN, KV_OUT; kv_layer: KV_STORE's in VRAM */
+    bool own;                   /* KV_IN: of a layer of the GPU's, whose newest pages are in VRAM */
 };
 
 struct gpu_entry {
@@ -170,7 +181,8 @@ struct gpu_source {
     struct device *device;
     struct kv_layout kv;
     void *kv_pool;
-    void *staging[GPU_STAGINGS];      /* [page_count] pages of one layer, the arena's page numbers */
+    void *staging
+        [GPU_STAGINGS]; /* [page_count] pages of one layer, the arena's page numbers; two tiers: one pool */
     const struct ring_schedule *ring; /* by phase */
     const struct ring_schedule *home; /* slices of what lies packed in VRAM */
     char *ring_memory;
@@ -197,8 +209,8 @@ void *gpu_attention_work(const struct gpu_source *source, uint32_t tokens);
 /* The arrays of sub-chunk `sub` at `base`, which is the block's own address. */
 struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base, uint32_t pages_per_slot,
                                 uint32_t sub);
-/* What borrowed layers need in VRAM: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed or the cache has two
- * tiers. */
+/* What borrowed layers need in VRAM: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed; with two tiers one
+ * pool, always. */
 uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena);
 
 /* Refuses prefill lists that begin below GPU_CHUNK_TOKENS. */
@@ -238,6 +250,7 @@ struct gpu_issue {
     uint32_t tokens, rows, samples; /* rows: lines of the page table that are copied */
     const struct batch *batch;      /* whose pages are borrowed, or filled */
     bool fills;                     /* some of its rows fill a page that is copied to the arena */
+    bool reads_host;                /* some have pages in the arena alone */
     bool alone;                     /* without hand-overs and copies, to have all code loaded before a wait */
 };
 /* Puts into the copy queue what this program finds in the ring and is missing there. Before its graph or

@@ -4,8 +4,8 @@
  *   weights   at home in VRAM: whole; streamed: slices of the ring, between waiting for each and setting its
  *             place free; of a format that the device does not multiply by: expanded, slice by slice
  *   copies    of the phase's schedule, each as soon as what it overwrites has been used; the tail's last
- *   caches    of the host's layers: into a staging pool before attention, and back; with two tiers where they lie,
- *             and what a chunk fills of the GPU's to the arena */
+ *   caches    of the host's layers: into a staging pool before attention, and back; with two tiers of the GPU's too
+ *             what a chunk finds in the arena, and what it fills to the arena */
 #include "worker-gpu/program/lower.h"
 
 static void add_event(struct lowering *low, enum op_kind kind, enum device_queue queue, uint32_t event)
@@ -255,38 +255,60 @@ static bool is_borrowed(const struct lowering *low, uint32_t layer, uint32_t *kv
     return plan_kv_of(low->source->plan, layer, kv_layer) != PLAN_GPU0;
 }
 
-/* The `index`th layer whose cache this phase borrows; false where there are fewer. */
-static bool borrowed_layer(const struct lowering *low, uint32_t index, uint32_t *layer, uint32_t *kv_layer)
+/* Whether a layer's attention is computed here from a staging pool: a borrowed cache, and of a chunk with two tiers what
+ * lies in the arena of any. *own: the cache is the GPU's; *kv_layer: in the arena's pages. */
+static bool is_staged(const struct lowering *low, uint32_t layer, bool *own, uint32_t *kv_layer)
 {
     const struct plan *plan = low->source->plan;
-    for (*layer = 0; *layer < plan->layers && !plan_kv_tiered(plan); ++*layer) {
-        const uint32_t unit = unit_of(*layer, UNIT_ATTENTION);
-        if (plan_home_processor(plan_unit_home(plan, low->program->phase, unit)) == PLAN_GPU0 &&
-            is_borrowed(low, *layer, kv_layer) && index-- == 0)
-            return true;
-    }
+    const uint32_t unit = unit_of(layer, UNIT_ATTENTION);
+    *own = !is_borrowed(low, layer, kv_layer);
+    if (plan_home_processor(plan_unit_home(plan, low->program->phase, unit)) != PLAN_GPU0) return false;
+    if (!*own) return true;
+    *kv_layer = layer;
+    return plan_kv_tiered(plan) && low->program->tier == GPU_TIER_CHUNK;
+}
+
+/* The `index`th layer that is staged in this phase; false where there are fewer. */
+static bool staged_layer(const struct lowering *low, uint32_t index, uint32_t *layer, bool *own,
+                         uint32_t *kv_layer)
+{
+    for (*layer = 0; *layer < low->source->plan->layers; ++*layer)
+        if (is_staged(low, *layer, own, kv_layer) && index-- == 0) return true;
     return false;
 }
 
-/* Copies of borrowed layers that have a staging pool to go to. */
+static uint32_t stagings(const struct lowering *low)
+{
+    return plan_kv_tiered(low->source->plan) ? 1 : GPU_STAGINGS;
+}
+
+/* Copies of layers that have a staging pool to go to. */
 static void add_fetches(struct lowering *low)
 {
     uint32_t layer, kv_layer;
-    while (low->fetched < low->borrowed + GPU_STAGINGS &&
-           borrowed_layer(low, low->fetched, &layer, &kv_layer)) {
-        uint32_t staging = low->fetched++ % GPU_STAGINGS;
-        lower_add(low, OP_KV_IN, (int32_t)layer)->supply =
-            (struct gpu_supply){.kv_layer = kv_layer, .staging = staging, .event = GPU_EVENT_KV_IN + staging};
+    bool own;
+    while (low->fetched < low->staged + stagings(low) &&
+           staged_layer(low, low->fetched, &layer, &own, &kv_layer)) {
+        uint32_t staging = low->fetched++ % stagings(low);
+        struct gpu_entry *e = lower_add(low, OP_KV_IN, (int32_t)layer);
+        e->supply = (struct gpu_supply){.kv_layer = kv_layer,
+                                        .staging = staging,
+                                        .event = GPU_EVENT_KV_IN + staging,
+                                        .own = own};
+        if (own) e->when = GPU_WHEN_READS_HOST;
     }
 }
 
-/* Both pools of a layer. Of one whose cache is the arena's alone the table has pages of the arena. */
+/* Both pools of a layer: with few tokens the arena's pages where they lie, of a chunk in the staging pool. Of one whose
+ * cache is the arena's alone the table has pages of the arena only. */
 static void take_tiers(const struct lowering *low, uint32_t layer, bool borrowed, struct gpuk_attention *a)
 {
     const struct gpu_source *s = low->source;
     const struct kv_layout *host = &arena_header_of(s->arena)->kv;
-    a->kv.pool_host = (char *)arena_region_ptr(s->arena, ARENA_REGION_KV) + layer * kv_layer_bytes(host);
-    a->kv.host_stride = kv_page_bytes(host);
+    const bool chunk = low->program->tier == GPU_TIER_CHUNK;
+    char *arena = (char *)arena_region_ptr(s->arena, ARENA_REGION_KV) + layer * kv_layer_bytes(host);
+    a->kv.pool_host = chunk ? s->staging[0] : arena;
+    a->kv.host_stride = chunk ? kv_layer_bytes(host) : kv_page_bytes(host);
     if (borrowed)
         a->step.page_table = (const void *)((const char *)gpu_area(s->buffers, GPU_AREA_BLOCK) +
                                             low->program->block.arena_table);
@@ -304,40 +326,55 @@ void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attenti
     if (tiered) take_tiers(low, layer, borrowed, a);
     if (!borrowed || tiered) return;
     a->kv.layout.layers = 1;
-    a->kv.pool = s->staging[low->borrowed % GPU_STAGINGS];
+    a->kv.pool = s->staging[low->staged % GPU_STAGINGS];
+}
+
+/* Everything from entry `first` on is issued for such steps alone. */
+static void only_when(struct lowering *low, uint32_t first, enum gpu_when when)
+{
+    for (uint32_t i = first; i < low->program->count; i++) low->program->entry[i].when = when;
 }
 
 void lower_cache_begin(struct lowering *low, uint32_t layer)
 {
+    const uint32_t first = low->program->count;
     uint32_t kv_layer;
-    if (is_borrowed(low, layer, &kv_layer) && !plan_kv_tiered(low->source->plan))
-        add_event(low, OP_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_IN + low->borrowed % GPU_STAGINGS);
+    bool own;
+    if (!is_staged(low, layer, &own, &kv_layer)) return;
+    add_event(low, OP_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_IN + low->staged % stagings(low));
+    if (own) only_when(low, first, GPU_WHEN_READS_HOST);
 }
 
-/* Behind a chunk's attention: what it has filled of the layer is copied to the arena. */
-static void add_store(struct lowering *low, uint32_t layer, uint32_t kv_layer)
+/* What a chunk has filled of the layer to the arena. */
+static void add_store(struct lowering *low, uint32_t layer)
 {
     const uint32_t first = low->program->count;
-    add_event(low, OP_RECORD, DEVICE_COMPUTE, GPU_EVENT_KV_USED);
-    add_event(low, OP_FOLLOW, DEVICE_COPY, GPU_EVENT_KV_USED);
+    uint32_t kv_layer;
+    (void)is_borrowed(low, layer, &kv_layer);
     lower_add(low, OP_KV_STORE, (int32_t)layer)->supply =
         (struct gpu_supply){.kv_layer = kv_layer, .event = GPU_EVENT_KV_BACK};
-    for (uint32_t i = first; i < low->program->count; i++) low->program->entry[i].when = GPU_WHEN_FILLS;
+    only_when(low, first, GPU_WHEN_FILLS);
     low->stores = true;
 }
 
+/* The next layer's pages come before what was filled goes: they are waited for sooner. */
 void lower_cache_end(struct lowering *low, uint32_t layer)
 {
-    uint32_t kv_layer, staging = low->borrowed % GPU_STAGINGS;
-    const bool borrowed = is_borrowed(low, layer, &kv_layer), tiered = plan_kv_tiered(low->source->plan);
-    if (tiered && !borrowed && low->program->tier == GPU_TIER_CHUNK) add_store(low, layer, kv_layer);
-    if (!borrowed || tiered) return;
+    const uint32_t staging = low->staged % stagings(low), first = low->program->count;
+    uint32_t kv_layer;
+    bool own;
+    if (!is_staged(low, layer, &own, &kv_layer)) return;
     add_event(low, OP_RECORD, DEVICE_COMPUTE, GPU_EVENT_KV_USED + staging);
     add_event(low, OP_FOLLOW, DEVICE_COPY, GPU_EVENT_KV_USED + staging);
-    lower_add(low, OP_KV_OUT, (int32_t)layer)->supply =
-        (struct gpu_supply){.kv_layer = kv_layer, .staging = staging, .event = GPU_EVENT_KV_BACK};
-    low->borrowed++;
+    if (own) only_when(low, first, GPU_WHEN_TIERS);
+    if (!own) {
+        lower_add(low, OP_KV_OUT, (int32_t)layer)->supply =
+            (struct gpu_supply){.kv_layer = kv_layer, .staging = staging, .event = GPU_EVENT_KV_BACK};
+        low->borrows = true;
+    }
+    low->staged++;
     add_fetches(low);
+    if (own) add_store(low, layer);
 }
 
 /* ---- a step ---- */
@@ -348,9 +385,10 @@ static bool begins_with_copies(const struct lowering *low)
 {
     const struct ring_schedule *ring = low->ring;
     uint32_t layer, kv_layer;
+    bool own;
     for (uint32_t i = 0; i < ring->count && ring->slice[i].after < 0; i++)
         if (!ring->slice[i].held) return true;
-    return borrowed_layer(low, 0, &layer, &kv_layer);
+    return staged_layer(low, 0, &layer, &own, &kv_layer);
 }
 
 void lower_begin_copies(struct lowering *low)
@@ -369,9 +407,8 @@ void lower_first_copies(struct lowering *low)
 void lower_end_caches(struct lowering *low)
 {
     const uint32_t first = low->program->count;
-    if (low->borrowed || low->stores) add_event(low, OP_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_BACK);
-    for (uint32_t i = first; low->stores && i < low->program->count; i++)
-        low->program->entry[i].when = GPU_WHEN_FILLS;
+    if (low->borrows || low->stores) add_event(low, OP_FOLLOW, DEVICE_COMPUTE, GPU_EVENT_KV_BACK);
+    if (!low->borrows) only_when(low, first, GPU_WHEN_FILLS);
 }
 
 /* The tail: behind the program's own copies, each as soon as what it overwrites has been used. Several that

@@ -63,6 +63,13 @@ uint32_t gpu_fills(const struct batch *batch, uint32_t page_tokens, uint32_t ahe
     return pages;
 }
 
+bool gpu_reads_host(const struct batch *batch)
+{
+    for (uint32_t r = 0; r < batch->row_count; r++)
+        if (batch->row[r].host_tokens) return true;
+    return false;
+}
+
 int gpu_store_filled(const struct gpu_source *s, enum device_queue queue, const struct gpu_cells *cells,
                      const struct batch *batch, uint32_t ahead, struct helm_err *err)
 {

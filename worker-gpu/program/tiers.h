@@ -18,6 +18,8 @@ bool gpu_cells_next(const struct plan *plan, uint32_t from, struct gpu_cells *ce
 
 /* Pages that a step fills which takes the batch's rows, each `ahead` tokens further: how many. */
 uint32_t gpu_fills(const struct batch *batch, uint32_t page_tokens, uint32_t ahead);
+/* Whether some of its rows have pages in the arena alone. */
+bool gpu_reads_host(const struct batch *batch);
 /* Puts copies of these layers of those pages into a queue, from VRAM to the arena. */
 HELM_MUST_CHECK int gpu_store_filled(const struct gpu_source *source, enum device_queue queue,
                                      const struct gpu_cells *cells, const struct batch *batch, uint32_t ahead,

@@ -301,7 +301,10 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
     if (expanded) ledger_add(vram, "expanded slice", expanded);
     const uint64_t staging = plan_staging_bytes(plan, ledger_kv_layer_bytes(c, plan->page_count));
     if (staging) {
-        snprintf(what, sizeof what, "borrowed KV, %d layers of %u pages", GPU_STAGINGS, plan->page_count);
+        if (plan_kv_tiered(plan))
+            snprintf(what, sizeof what, "borrowed KV, one layer of %u pages", plan->page_count);
+        else
+            snprintf(what, sizeof what, "borrowed KV, %d layers of %u pages", GPU_STAGINGS, plan->page_count);
         ledger_add(vram, what, staging);
     }
     const struct ledger_workspace work = {.step_tokens = plan->step_tokens,

@@ -139,8 +139,8 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
 {
     const struct ledger_device *device = &c->machine->device;
     const struct ledger_wish *w = c->wish;
-    const bool borrows = wish->prefill && !w->vram_page_count;
-    uint64_t borrowed = borrows ? GPU_STAGINGS * ledger_kv_layer_bytes(c, wish->pages) : 0;
+    const uint32_t stagings = w->vram_page_count ? 1 : wish->prefill ? GPU_STAGINGS : 0;
+    uint64_t borrowed = stagings * ledger_kv_layer_bytes(c, wish->pages);
     uint64_t lanes = PLAN_LINKS * lane_bytes(w->step_tokens, c->model->config.hidden);
     uint64_t work =
         device->library_bytes + device->graph_bytes + device->context_bytes + workspace_of(c, wish, false);

@@ -242,19 +242,29 @@ static void two_tiers_are_printed(void **state)
                                            "write word 0",
                                            "layer 3    | gemv 256x512",
                                            "argmax"};
-    static const char *const chunk[] = {"layer 0    rope, append, sub-chunk 0",
-                                        "layer 0    rope, append, sub-chunk 1",
-                                        "layer 0    attend",
-                                        "layer 0      link: store filled pages, of a step that fills a page",
-                                        "layer 1    rope, append, sub-chunk 0",
-                                        "layer 1    attend",
-                                        "layer 2      link: store filled pages",
-                                        "wait for cells stored"};
+    static const char *const chunk[] = {
+        "layer 0      link: borrow the cache, pool 0, of a step with pages in the arena",
+        "layer 0    rope, append, sub-chunk 0",
+        "layer 0    rope, append, sub-chunk 1",
+        "layer 0    attend",
+        "record use of pool 0 (compute), of a step that does either",
+        "wait for use of pool 0 (link), of a step that does either",
+        "layer 1      link: borrow the cache, pool 0\n",
+        "layer 0      link: store filled pages, of a step that fills a page",
+        "wait for cache in pool 0 (compute)\n",
+        "layer 1    rope, append, sub-chunk 0",
+        "layer 1    attend",
+        "layer 1      link: give the cache back, pool 0\n",
+        "layer 2      link: borrow the cache, pool 0, of a step with",
+        "wait for cache in pool 0 (compute), of a step with pages in the arena",
+        "layer 2    attend",
+        "layer 2      link: store filled pages",
+        "wait for cells stored (compute)\n"};
     assert_true(
         in_order(text, "1 token, the CPU attends to a part", assisted, sizeof assisted / sizeof *assisted));
     assert_true(in_order(text, "9 to 16 tokens, the CPU attends", assisted + 1, 15));
     assert_true(in_order(text, "a chunk of tokens, prefill", chunk, sizeof chunk / sizeof *chunk));
-    assert_null(strstr(text, "borrow")); /* the arena's pages are read and written where they lie */
+    assert_null(strstr(text, "pool 1"));
     assert_null(strstr(text, "layer 1      link: store"));
     char *one = printed(&plan, 0),
          *same = strstr(one, ", the CPU attends"); /* the others are as with one tier */
