@@ -55,6 +55,7 @@ CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_expand.cu \
   tools/bench/gpu/bench_formats.cu \
   tools/bench/gpu/bench_kernels.cu \
+  tools/bench/gpu/bench_long.cu \
   tools/bench/gpu/bench_model.cu \
   tools/bench/gpu/bench_packed.cu
 
