@@ -48,11 +48,11 @@ static void marks_of(uint32_t context, uint32_t places, struct mark *below, stru
     const uint32_t k = context_below(context);
     *below = (struct mark){UINT32_C(1) << k, k};
     *above = (struct mark){UINT32_C(1) << (k + 1), k + 1};
-    if (places <= below->context || places + 1 >= above->context) return;
-    if (context <= places)
-        *above = (struct mark){places, FORECAST_CONTEXTS};
-    else
+    if (places < below->context || places >= above->context) return;
+    if (context > places)
         *below = (struct mark){places + 1, FORECAST_CONTEXTS + 1};
+    else if (places > below->context)
+        *above = (struct mark){places, FORECAST_CONTEXTS};
 }
 
 /* Positions of each of `batch` rows that have places at once; 0: all have. */
