@@ -114,7 +114,7 @@ static void two_tiers_are_forecast_at_every_depth(void **state)
                 struct cost_forecast want, got;
                 assert_int_equal(cost_decode(&f->c, batch, context, &want, &err), 0);
                 forecast_decode(f, batch, context, &got);
-                if (fabs(got.seconds / want.seconds - 1) > 0.05) /* the arena's part grows by whole pages */
+                if (fabs(got.seconds / want.seconds - 1) > 0.02)
                     fail_msg("%u places, batch %u, context %u: %g s, the model says %g", places, batch,
                              context, got.seconds, want.seconds);
                 assert_true(got.seconds >= before * (1 - 1e-9));
