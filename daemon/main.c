@@ -5,6 +5,7 @@
  * and arena back, another plan, arena and workers again (remake). Exit status: 0 ended on request, 2 usage, 4 refused
  * to start, 5 failed. */
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -35,6 +36,7 @@
 #include "common/cpu/kernels/linear.h"
 
 #define PLAN_FILE_MAX ((size_t)16 << 20)
+#define LARGE_BUFFER  (128 << 10) /* bytes of one that goes back to the system when it is freed */
 
 struct helmd {
     int argc;
@@ -332,8 +334,12 @@ static int start(struct helmd *d, struct helm_err *err)
     metrics_init(&d->metrics);
     d->zmq = zmq_ctx_new();
     if (!d->zmq) return helm_fail(err, HELM_E_NOMEM, "no ZeroMQ context");
-    rc = client_socket_open(d->zmq, &d->rundir.endpoints, c->curve_secret_key_file, c->curve_clients_file,
-                            request_frame_max(d->plan.context_tokens), &d->clients, err);
+    const struct client_socket_options clients = {.endpoints = &d->rundir.endpoints,
+                                                  .curve_secret_key_file = c->curve_secret_key_file,
+                                                  .curve_clients_file = c->curve_clients_file,
+                                                  .admin_group = c->admin_group,
+                                                  .frame_max = request_frame_max(d->plan.context_tokens)};
+    rc = client_socket_open(&clients, &d->clients, err);
     if (!rc) rc = open_workers(d, err);
     if (!rc) rc = open_steps(d, err);
     return rc;
@@ -359,7 +365,7 @@ static void stop(struct helmd *d)
 {
     workers_close(&d->workers);
     client_socket_close(&d->clients);
-    if (d->zmq) zmq_ctx_term(d->zmq); /* at most the linger time of the client sockets */
+    if (d->zmq) zmq_ctx_term(d->zmq);
     batcher_free(&d->batcher);
     check_close(&d->check);
     if (d->arena.base) arena_close(&d->arena);
@@ -457,6 +463,8 @@ int main(int argc, char **argv)
     d.argc = argc;
     d.argv = argv;
     d.ready_fd = d.parent_fd = d.signal_fd = d.arena.fd = d.keeper.pipe = -1;
+    /* glibc would raise this by itself, and keep what large buffers of clients took */
+    mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER);
     int rc = start_process(&err);
     log_init("helmd", LOG_LEVEL_INFO);
     if (!rc) rc = config_read(argc, argv, &d.config, &exit_now, &err);

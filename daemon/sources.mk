@@ -12,8 +12,14 @@ DAEMON_SRC := \
   daemon/children/workers.c \
   daemon/children/workers_watch.c \
   daemon/clients/client_socket.c \
+  daemon/clients/connection.c \
+  daemon/clients/curve.c \
+  daemon/clients/curve_keys.c \
+  daemon/clients/endpoint.c \
+  daemon/clients/peers.c \
   daemon/clients/serve.c \
   daemon/clients/serve_plan.c \
+  daemon/clients/zmtp.c \
   daemon/config.c \
   daemon/loop.c \
   daemon/observe/drift.c \
@@ -73,4 +79,4 @@ EXPLAIN_SRC := \
 
 helmd_MAIN := daemon/main.c
 helmd_LINK := $(COMMON_SRC) $(MODEL_SRC) $(DAEMON_SRC) $(PROTO_SRC)
-helmd_LIBS := -lzmq -lprotobuf-c -ljansson -lsystemd -linih -lm
+helmd_LIBS := -lzmq -lsodium -lprotobuf-c -ljansson -lsystemd -linih -lm

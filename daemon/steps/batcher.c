@@ -93,6 +93,7 @@ static void batcher_enter_slot(struct batcher *batcher, struct sequence *seq, ui
     seq->slot = slot;
     prefix_begin(seq);
     batcher_write_history(batcher, seq);
+    admission_give_slot(&batcher->admission, seq->admission);
     observe_enter(batcher->with.observe, slot);
     if (seq->started_us == 0) seq->started_us = now_us;
 }
@@ -183,13 +184,17 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
         const bool running = seq->slot != SEQUENCE_NO_SLOT;
         if (running) batcher_take_prefix(batcher, seq);
         batcher->view_index[n] = i;
-        view[n++] = (struct scheduler_seq){.order = seq->order,
-                                           .client = seq->client,
-                                           .running = running,
-                                           .tokens = seq->token_count + seq->asked,
-                                           .cached = seq->rung,
-                                           .pages = seq->pages,
-                                           .next_page = running ? prefix_next_page(&batcher->pages, seq) : 0};
+        view[n++] =
+            (struct scheduler_seq){.order = seq->order,
+                                   .client = seq->client,
+                                   .peer = seq->peer,
+                                   .client_turn = admission_client_turn(&batcher->admission, seq->admission),
+                                   .peer_turn = admission_peer_turn(&batcher->admission, seq->admission),
+                                   .running = running,
+                                   .tokens = seq->token_count + seq->asked,
+                                   .cached = seq->rung,
+                                   .pages = seq->pages,
+                                   .next_page = running ? prefix_next_page(&batcher->pages, seq) : 0};
     }
     return n;
 }

@@ -116,6 +116,7 @@ HELM_MUST_CHECK int batcher_submit(struct batcher *batcher, struct request_gener
                                    struct helm_err *err);
 const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
                                             uint64_t request_id);
+const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id);
 /* Ends it at once. HELM_E_NOT_FOUND. */
 HELM_MUST_CHECK int batcher_cancel(struct batcher *batcher, uint64_t id, const char *detail);
 void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail);

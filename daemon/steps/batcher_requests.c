@@ -8,7 +8,7 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
                    uint64_t now_us, const struct sequence **out, struct helm_err *err)
 {
     *out = NULL;
-    int rc = admission_check(&batcher->admission, asker->client, err);
+    int rc = admission_check(&batcher->admission, asker->client, asker->peer, err);
     if (rc) return rc;
     if (!request->has_seed && getrandom(&request->sampling.seed, sizeof request->sampling.seed, 0) < 0)
         return helm_fail_errno(err, "drawing a seed");
@@ -18,10 +18,11 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     seq->id = batcher->next_id++;
     seq->order = seq->id;
     seq->client = asker->client;
+    seq->peer = asker->peer;
     seq->request_id = asker->request_id;
     seq->scope = prefix_scope(batcher->with.sharing, asker->peer);
     prefix_begin(seq);
-    seq->admission = admission_enter(&batcher->admission, asker->client);
+    seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);
     seq->arrived_us = now_us;
     if (request->deadline_ms) seq->deadline_us = now_us + (uint64_t)request->deadline_ms * 1000;
     batcher->seq[batcher->seq_count++] = seq;
@@ -36,6 +37,13 @@ const struct sequence *batcher_find_request(const struct batcher *batcher, uint6
     for (uint32_t i = 0; i < batcher->seq_count; i++)
         if (batcher->seq[i]->client == client && batcher->seq[i]->request_id == request_id)
             return batcher->seq[i];
+    return NULL;
+}
+
+const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->id == id) return batcher->seq[i];
     return NULL;
 }
 

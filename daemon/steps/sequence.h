@@ -22,12 +22,14 @@ struct asker {
     uint64_t client;     /* client_socket's handle */
     uint64_t request_id; /* the client's */
     uint64_t peer;       /* who the client is (client_socket.h); 0: not known */
+    bool admin;          /* may see and cancel everybody's */
 };
 
 struct sequence {
     uint64_t id;         /* the daemon's, shown to clients */
     uint64_t order;      /* arrival */
     uint64_t client;     /* client_socket's handle */
+    uint64_t peer;       /* whose that is */
     uint64_t request_id; /* the client's */
     uint32_t admission;  /* entry of its client (admission.h) */
     uint32_t slot;       /* SEQUENCE_NO_SLOT while it waits */
