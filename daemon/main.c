@@ -43,6 +43,7 @@ struct helmd {
     char **argv;
     struct config config;
     struct model model;
+    struct loaded_files files;
     struct plan plan;
     char *plan_json;
     uint32_t typical_context; /* that forecasts of decode are for */
@@ -237,6 +238,7 @@ static struct workers_config workers_config_of(const struct helmd *d)
                                    .worker_dir = d->config.worker_dir,
                                    .log_level = log_level_name(d->config.log_level),
                                    .folder = d->model.path,
+                                   .files = &d->files,
                                    .plan = &d->plan,
                                    .plan_json = d->plan_json,
                                    .kernels = d->config.kernels,
@@ -322,6 +324,7 @@ static int start(struct helmd *d, struct helm_err *err)
     int rc = end_request_block(err);
     if (!rc) rc = model_read(c->model, &d->model, err);
     if (!rc) rc = name_folder(&d->model, err);
+    if (!rc) rc = loaded_files_note(&d->model, &d->files, err);
     if (!rc) rc = look_at_machine(d, err);
     if (!rc) rc = make_plan(d, err);
     if (!rc) rc = check_room(d, err);
@@ -372,6 +375,7 @@ static void stop(struct helmd *d)
     rundir_close(&d->rundir);
     keeper_dismiss(&d->keeper);
     free_plan(d);
+    loaded_files_free(&d->files);
     model_free(&d->model);
     config_free(&d->config);
 }

@@ -6,6 +6,7 @@ DAEMON_SRC := \
   daemon/children/child_words.c \
   daemon/children/end_request.c \
   daemon/children/keeper.c \
+  daemon/children/loaded.c \
   daemon/children/profiling.c \
   daemon/children/rundir.c \
   daemon/children/worker_process.c \

@@ -23,6 +23,7 @@
 #include "common/base/err.h"
 #include "common/plan/plan.h"
 #include "daemon/children/keeper.h"
+#include "daemon/children/loaded.h"
 
 #define WORKERS_MAX 2
 
@@ -32,7 +33,8 @@ struct workers_config {
     const char *control;    /* endpoint to bind */
     const char *worker_dir; /* NULL: beside helmd */
     const char *log_level;
-    const char *folder; /* of the checkpoint */
+    const char *folder;               /* of the checkpoint */
+    const struct loaded_files *files; /* borrowed */
     const struct plan *plan;
     const char *plan_json;
     const char *kernels;
@@ -91,6 +93,7 @@ struct worker {
     int32_t node;
     char kernels[160], device[128];
     uint64_t weight_bytes, huge_bytes, vram_bytes, weights_digest;
+    struct loaded loaded;
 };
 
 struct workers {
