@@ -130,6 +130,7 @@ static void worker_enter(struct worker *w, enum worker_state state)
     w->state = state;
     w->state_since_us = w->heard_us = units_now_us();
     w->pinged_us = 0;
+    w->stall = NULL;
 }
 
 void worker_close_fd(struct worker *w)

@@ -94,6 +94,7 @@ struct worker {
     char kernels[160], device[128];
     uint64_t weight_bytes, huge_bytes, vram_bytes, weights_digest;
     struct loaded loaded;
+    const char *stall; /* what a step waits for: it is "stopped" or "late"; NULL: for nothing */
 };
 
 struct workers {
@@ -154,6 +155,8 @@ HELM_MUST_CHECK int workers_renew(struct workers *workers, const struct workers_
 /* Ends all and closes everything. */
 void workers_close(struct workers *workers);
 
+/* Of the worker that a step has waited for for seconds: "stopped" (by a signal, or a debugger) or "late"; NULL: of none. */
+const char *workers_stall(const struct workers *workers);
 bool workers_ready(const struct workers *workers);
 /* Seconds until loading ends at the present rate, of the slowest; 0 when unknown. */
 double workers_seconds_left(const struct workers *workers, uint64_t now_us);

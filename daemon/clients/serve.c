@@ -287,7 +287,8 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
             Helm__V1__ListEntry *entry = &entries[list.n_entries];
             helm__v1__list_entry__init(entry);
             entry->id = seq->id;
-            entry->state = (char *)sequence_state_name(seq);
+            const bool stalls = seq->slot != SEQUENCE_NO_SLOT && workers_stall(serve->workers);
+            entry->state = stalls ? (char *)"stalled" : (char *)sequence_state_name(seq);
             entry->label = (char *)seq->label;
             entry->prompt_tokens = seq->prompt_count;
             entry->prefilled_tokens = seq->cached;
