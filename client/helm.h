@@ -239,7 +239,7 @@ HELM_MUST_CHECK int helm_model_info(struct helm_client *client, int timeout_ms, 
 
 struct helm_list_entry {
     uint64_t id;
-    const char *state; /* "queued", "prefill", "decode" */
+    const char *state; /* "queued", "prefill", "decode"; "stalled": a worker is stopped or late */
     const char *label;
     uint32_t prompt_tokens, prefilled_tokens, output_tokens, max_tokens;
     uint64_t age_ms;
@@ -247,8 +247,9 @@ struct helm_list_entry {
 struct helm_list {
     const struct helm_list_entry *entries;
     size_t count;
+    size_t others; /* open requests of other users or keys, which are not shown */
 };
-/* Every client's open requests. */
+/* Open requests: this user's or key's; everybody's, for whoever administers (docs/operations.md). */
 HELM_MUST_CHECK int helm_list(struct helm_client *client, int timeout_ms, struct helm_list **out,
                               struct helm_err *err);
 

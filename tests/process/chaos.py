@@ -19,6 +19,8 @@ from helmd_harness import (BIN, PROFILE, VOCAB, Client, Daemon, check, pb, same,
 from raw_zmtp import Raw, frame, greeting, ready  # noqa: E402
 
 MIB = 1 << 20
+if SLOW > 1:  # what AddressSanitizer keeps of freed memory is no growth
+    os.environ["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=16"
 GROWTH = 160 * MIB * SLOW  # that floods may take for a while: CLIENT_HELD_MAX and some
 STAYS = 48 * MIB * SLOW
 
