@@ -19,7 +19,7 @@
 #include "daemon/clients/peers.h"
 
 #define LISTENER      (UINT64_C(1) << 63) /* in an event: not a connection's handle */
-#define ACCEPT_AT     16                  /* connections taken a round */
+#define ACCEPT_AT     4                   /* connections taken a round */
 #define EVENTS_AT     256
 #define FDS_RESERVED  48 /* descriptors that are not for clients */
 #define TICK_US       ((uint64_t)500000)
@@ -44,7 +44,9 @@ struct client_socket {
     void (*gone)(void *context, uint64_t client);
     void *gone_context;
     struct connection *client[CLIENT_SOCKET_CLIENTS_MAX];
-    uint32_t clients, clients_max, used; /* entries that were ever used lie below */
+    uint32_t clients, clients_max, used;                 /* entries that were ever used lie below */
+    struct connection *ready[CLIENT_SOCKET_CLIENTS_MAX]; /* [readies]: those that may have a message */
+    uint32_t readies;
     struct peers peers;
     size_t held; /* bytes of all buffers */
     uint64_t lives, turn, tick_us;
@@ -159,10 +161,27 @@ static void account(struct client_socket *sock, struct connection *c)
     c->held = held;
 }
 
+/* However many connections there are, only these are looked at in a round. */
+static void set_ready(struct client_socket *sock, struct connection *c, bool ready)
+{
+    const bool was = c->ready_at != CONNECTION_NOT_READY;
+    if (ready == was) return;
+    if (ready) {
+        c->ready_at = sock->readies;
+        sock->ready[sock->readies++] = c;
+        return;
+    }
+    struct connection *last = sock->ready[--sock->readies];
+    last->ready_at = c->ready_at;
+    sock->ready[c->ready_at] = last;
+    c->ready_at = CONNECTION_NOT_READY;
+}
+
 static void doom(struct client_socket *sock, struct connection *c, const char *why)
 {
     if (c->doomed) return;
     if (*why) log_debug("client %llu is let go: it %s", (unsigned long long)c->handle, why);
+    set_ready(sock, c, false);
     connection_shut(c);
     account(sock, c);
     peers_leave(&sock->peers, c->peer);
@@ -227,7 +246,7 @@ static void push(struct client_socket *sock, struct connection *c, uint64_t now_
     }
     if (c->paused && connection_waiting(c) <= CONNECTION_ANSWERS_PAUSE / 2) {
         c->paused = false;
-        c->readable = true;
+        set_ready(sock, c, true);
     }
     account(sock, c);
     want_events(sock, c);
@@ -338,9 +357,7 @@ int client_socket_poll_items(struct client_socket *sock, zmq_pollitem_t items[CL
 
 bool client_socket_ready(const struct client_socket *sock)
 {
-    for (uint32_t i = 0; i < sock->used; i++)
-        if (sock->client[i] && sock->client[i]->readable) return true;
-    return false;
+    return sock->readies > 0;
 }
 
 /* What is late: greetings, and readers of answers. */
@@ -372,7 +389,7 @@ static void take_event(struct client_socket *sock, const struct epoll_event *eve
     if (event->events & EPOLLOUT) push(sock, c, now_us);
     if (c->doomed) return;
     if (!c->paused)
-        c->readable = true; /* an end, too, is behind what there is to be read */
+        set_ready(sock, c, true); /* an end, too, is behind what there is to be read */
     else if (event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         doom(sock, c, "");
 }
@@ -395,9 +412,8 @@ static struct connection *next_in_turn(struct client_socket *sock)
 {
     struct connection *next = NULL;
     uint64_t peer_served = 0;
-    for (uint32_t i = 0; i < sock->used; i++) {
-        struct connection *c = sock->client[i];
-        if (!c || !c->readable) continue;
+    for (uint32_t i = 0; i < sock->readies; i++) {
+        struct connection *c = sock->ready[i];
         const uint64_t served = sock->peers.peer[c->peer].served;
         if (next && (served > peer_served || (served == peer_served && c->served >= next->served))) continue;
         next = c;
@@ -413,6 +429,7 @@ static bool take_from(struct client_socket *sock, struct connection *c, struct c
     size_t read = 0;
     const enum connection_event event = connection_take(c, &taken, &read);
     sock->budget -= read + 1 < sock->budget ? read + 1 : sock->budget;
+    if (event == CONNECTION_IDLE) set_ready(sock, c, false);
     account(sock, c);
     if (event == CONNECTION_SHAKEN) know_peer(sock, c);
     if (event == CONNECTION_SHAKEN) list_unsent(sock, c);
@@ -441,7 +458,7 @@ bool client_socket_receive(struct client_socket *sock, struct client_frame *fram
         c->served = sock->peers.peer[c->peer].served = ++sock->turn;
         if (connection_waiting(c) > CONNECTION_ANSWERS_PAUSE) {
             c->paused = true;
-            c->readable = false;
+            set_ready(sock, c, false);
             list_unsent(sock, c);
         } else if (take_from(sock, c, frame)) {
             return true;

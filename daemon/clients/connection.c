@@ -58,6 +58,7 @@ int connection_open(int fd, const struct zmtp_door *door, size_t frame_max, stru
         return helm_fail(err, HELM_E_NOMEM, "no memory for a connection");
     }
     c->fd = fd;
+    c->ready_at = CONNECTION_NOT_READY;
     zmtp_begin(&c->session, door, frame_max);
     zmtp_greet(&c->session, c->out.data);
     c->out.end = ZMTP_GREETING;
@@ -68,7 +69,6 @@ void connection_shut(struct connection *c)
 {
     if (c->fd >= 0) close(c->fd);
     c->fd = -1;
-    c->readable = false;
     bytes_free(&c->in);
     bytes_free(&c->out);
 }
@@ -114,7 +114,6 @@ enum connection_event connection_take(struct connection *c, struct zmtp_taken *t
         const ssize_t n = read_some(c, taken->wants > there ? taken->wants - there : 1);
         if (n <= 0) {
             bytes_rest(in);
-            c->readable = false;
             return n < 0 ? CONNECTION_END : CONNECTION_IDLE;
         }
         *read += (size_t)n;

@@ -22,9 +22,10 @@ struct connection_bytes {
 struct connection {
     uint64_t handle;
     int fd;
-    bool readable; /* it may have a message, in its buffer or in the kernel's */
-    bool paused;   /* its answers wait: it is not read */
+    bool paused; /* its answers wait: it is not read */
     bool admin;
+    uint32_t
+        ready_at; /* in client_socket.c's list of those that may have a message; CONNECTION_NOT_READY: not there */
     uint32_t peer; /* entry of client_socket.c's table */
     uint32_t events;
     uint32_t open_requests;
@@ -37,6 +38,8 @@ struct connection {
     struct connection *next; /* in a list of client_socket.c's */
     bool listed, doomed;
 };
+
+#define CONNECTION_NOT_READY UINT32_MAX
 
 enum connection_event {
     CONNECTION_IDLE,   /* there is nothing more, for now */
