@@ -55,7 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             answer(&session, taken.frame ? taken.frame : greeting, taken.frame ? taken.size : 0);
         }
         there -= taken.used;
-        memmove(held, held + taken.used, there);
+        if (there) memmove(held, held + taken.used, there);
         if (event != ZMTP_WANTS) continue;
         require(there <= FRAME_MAX + CURVE_OVERHEAD + 9 && taken.wants > there);
         require(taken.wants <= FRAME_MAX + CURVE_OVERHEAD + 9);

@@ -334,7 +334,9 @@ def place_of_the_next(d, victim):
     r.generate.max_tokens = 10
     r.generate.sampling.has_seed = True
     victim.socket.send(r.SerializeToString())
-    place = victim.receive().accepted.queue_position
+    answer = victim.receive()
+    same(answer.WhichOneof("body"), "accepted", f"answer ({answer.error.message})")
+    place = answer.accepted.queue_position
     ended = 0
     while victim.receive().WhichOneof("body") != "done":
         pass
@@ -346,14 +348,14 @@ def place_of_the_next(d, victim):
 
 
 def test_another_peer_waits_for_one_share():
-    with with_keys("--parallel", 8, faults="step_us=1000") as (d, (connect,)):
+    with with_keys("--parallel", 8, "--queue", 512, faults="step_us=1000") as (d, (connect,)):
         place, ended = place_of_the_next(d, connect())
         check(place <= 1, f"place {place}")
         check(ended <= 24, f"{ended} requests ended before it")
 
 
 def test_another_connection_waits_for_one_turn_of_each():
-    with running("--parallel", 8, faults="step_us=1000") as d:
+    with running("--parallel", 8, "--queue", 512, faults="step_us=1000") as d:
         place, ended = place_of_the_next(d, Client(d.endpoint))
         check(place <= 9, f"place {place}")
         check(ended <= 32, f"{ended} requests ended before it")
