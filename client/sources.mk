@@ -7,6 +7,22 @@ LIBHELM_SRC := \
   client/connection/generate.c \
   client/connection/query.c \
   client/text/chat.c \
+  client/text/grammar/expr.c \
+  client/text/grammar/gbnf.c \
+  client/text/grammar/grammar.c \
+  client/text/grammar/json_text.c \
+  client/text/grammar/mask.c \
+  client/text/grammar/nfa.c \
+  client/text/grammar/nfa_check.c \
+  client/text/grammar/regex.c \
+  client/text/grammar/schema.c \
+  client/text/grammar/schema_format.c \
+  client/text/grammar/schema_merge.c \
+  client/text/grammar/schema_object.c \
+  client/text/grammar/schema_values.c \
+  client/text/grammar/stacks.c \
+  client/text/grammar/states.c \
+  client/text/grammar/vocabulary.c \
   client/text/jinja/eval.c \
   client/text/jinja/exec.c \
   client/text/jinja/filters.c \
