@@ -332,8 +332,9 @@ static int start(struct helmd *d, struct helm_err *err)
     metrics_init(&d->metrics);
     d->zmq = zmq_ctx_new();
     if (!d->zmq) return helm_fail(err, HELM_E_NOMEM, "no ZeroMQ context");
+    const struct request_limits limits = {.vocab = d->model.config.vocab, .context = d->plan.context_tokens};
     rc = client_socket_open(d->zmq, &d->rundir.endpoints, c->curve_secret_key_file, c->curve_clients_file,
-                            request_frame_max(d->plan.context_tokens), &d->clients, err);
+                            request_frame_max(&limits), &d->clients, err);
     if (!rc) rc = open_workers(d, err);
     if (!rc) rc = open_steps(d, err);
     return rc;

@@ -160,6 +160,11 @@ static void on_cancel(struct serve *serve, struct asker asker, struct request *r
     serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_ACCEPTED, &accepted);
 }
 
+static void on_mask(struct serve *serve, struct asker asker, struct request *request)
+{
+    batcher_take_mask(serve->batcher, &asker, &request->mask, request->mask_index, NULL, units_now_us());
+}
+
 static void fill_worker(const struct workers *workers, const struct metrics *m, uint32_t index,
                         Helm__V1__WorkerStatus *out)
 {
@@ -298,8 +303,10 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
 }
 
 static void (*const handlers[])(struct serve *serve, struct asker asker, struct request *request) = {
-    [REQUEST_GENERATE] = on_generate,     [REQUEST_CANCEL] = on_cancel, [REQUEST_STATUS] = on_status,
-    [REQUEST_MODEL_INFO] = on_model_info, [REQUEST_PLAN] = on_plan,     [REQUEST_LIST] = on_list,
+    [REQUEST_GENERATE] = on_generate, [REQUEST_CANCEL] = on_cancel,
+    [REQUEST_STATUS] = on_status,     [REQUEST_MODEL_INFO] = on_model_info,
+    [REQUEST_PLAN] = on_plan,         [REQUEST_LIST] = on_list,
+    [REQUEST_MASK] = on_mask,
 };
 
 void serve_frame(struct serve *serve, const struct client_frame *frame)
@@ -316,7 +323,9 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
     zmq_msg_t *message = (zmq_msg_t *)&frame->message;
     int rc = request_parse(zmq_msg_data(message), zmq_msg_size(message), &limits, &request, &error);
     const struct asker asker = {frame->client, request.request_id, frame->peer};
-    if (rc)
+    if (rc && request.kind == REQUEST_MASK) /* has no answer of its own: its request ends */
+        batcher_take_mask(serve->batcher, &asker, &request.mask, 0, error.text, units_now_us());
+    else if (rc)
         serve_error(serve, asker, error.code, error.text);
     else
         handlers[request.kind](serve, asker, &request);

@@ -98,7 +98,7 @@ static void draft_give_decodes(struct draft *d)
 {
     for (uint32_t i = 0; i < d->members; i++) {
         const struct scheduler_seq *s = seq_of(d, &d->member[i]);
-        if (!d->member[i].out && s->tokens - s->cached == 1) draft_give(d, i, 1);
+        if (!d->member[i].out && !s->held && s->tokens - s->cached == 1) draft_give(d, i, 1);
     }
 }
 
@@ -146,7 +146,7 @@ static void draft_admit(struct draft *d)
         uint32_t best = d->count, best_running = 0;
         for (uint32_t i = 0; i < d->count; i++) {
             const struct scheduler_seq *s = &d->seqs[i];
-            if (s->running || draft_has(d, i)) continue;
+            if (s->running || s->held || draft_has(d, i)) continue;
             uint32_t n = client_running(d, s->client);
             if (best == d->count || n < best_running ||
                 (n == best_running && s->order < d->seqs[best].order)) {
@@ -180,7 +180,7 @@ static bool draft_fills_next_page(const struct draft *d, const struct member *m)
 static bool draft_wants_prefill(const struct draft *d, const struct member *m)
 {
     const struct scheduler_seq *s = seq_of(d, m);
-    return !m->out && m->given == 0 && s->tokens - s->cached > 1 && !draft_fills_next_page(d, m);
+    return !m->out && !s->held && m->given == 0 && s->tokens - s->cached > 1 && !draft_fills_next_page(d, m);
 }
 
 /* Whoever has most of the page that member `at` fills next: it computes in that one's turn, for both. */

@@ -9,7 +9,7 @@
 #include "client/text/grammar/regex.h"
 #include "client/text/grammar/schema.h"
 
-#define PREPARE_US     40000 /* for summaries when a grammar is opened */
+#define PREPARE_US     150000 /* for summaries when a grammar is opened */
 #define MATCHER_PLACES 512   /* from which on a matcher forgets those behind it */
 #define MATCHER_NODES  16384
 

@@ -237,10 +237,12 @@ int mask_prepare(struct helm_grammar *g, uint64_t budget_us, struct helm_err *er
 {
     const uint64_t until = units_now_us() + budget_us;
     const struct summary *ignored;
-    int rc = states_fill_calls(&g->states, g->begin, err);
-    /* walks find further states, which come after these */
-    for (uint32_t i = 1; i < g->states.count && !rc && units_now_us() < until; i++)
-        if (g->states.item[i].reads) rc = summary_of(g, i, &ignored, err);
+    int rc = 0;
+    /* walks and calls find further sets, which come after these */
+    for (uint32_t i = 1; i < g->states.count && !rc && units_now_us() < until; i++) {
+        rc = states_fill_calls(&g->states, i, err);
+        if (!rc && g->states.item[i].reads) rc = summary_of(g, i, &ignored, err);
+    }
     return rc;
 }
 
