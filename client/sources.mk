@@ -3,6 +3,7 @@
 # libhelm: connection, tokenizer, chat template. Knows no model but for the keys of GGUF files, no arena, no daemon.
 LIBHELM_SRC := \
   client/connection/connection.c \
+  client/connection/constraint.c \
   client/connection/endpoint.c \
   client/connection/generate.c \
   client/connection/query.c \
@@ -72,6 +73,7 @@ CLI_SRC := \
   client/cli/command_query.c \
   client/cli/command_run.c \
   client/cli/command_text.c \
+  client/cli/grammar.c \
   client/cli/line_editor.c \
   client/cli/output.c \
   client/cli/present.c \

@@ -8,7 +8,7 @@
 #include "client/text/grammar/regex.h"
 #include "client/text/grammar/schema.h"
 
-#define SPACE_MAX      64 /* behind a line end */
+#define SPACE_MAX      20 /* behind a line end: ten levels of two */
 #define DIGITS_MAX     16 /* of a number before and behind its point */
 #define INTEGER_DIGITS 18 /* of an integer: it fits 64 bits */
 #define BOUND_MAX      999999999999999999.0
