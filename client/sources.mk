@@ -99,11 +99,13 @@ helm-cli_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc
 GATEWAY_SRC := \
   client/gateway/access.c \
   client/gateway/ask.c \
+  client/gateway/ask_grammar.c \
   client/gateway/ask_messages.c \
   client/gateway/ask_ollama.c \
   client/gateway/ask_openai.c \
   client/gateway/choice.c \
   client/gateway/exchange.c \
+  client/gateway/grammars.c \
   client/gateway/info.c \
   client/gateway/jobs.c \
   client/gateway/loop.c \
@@ -113,6 +115,7 @@ GATEWAY_SRC := \
   client/gateway/server.c \
   client/gateway/thinking.c \
   client/gateway/tool_calls.c \
+  client/gateway/tool_grammar.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \
   $(GEN)/client/gateway/page.c

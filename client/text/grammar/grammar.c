@@ -10,7 +10,7 @@
 #include "client/text/grammar/schema.h"
 
 #define PREPARE_US     150000 /* for summaries when a grammar is opened */
-#define MATCHER_PLACES 512   /* from which on a matcher forgets those behind it */
+#define MATCHER_PLACES 512    /* from which on a matcher forgets those behind it */
 #define MATCHER_NODES  16384
 
 int grammar_open_exprs(const struct helm_vocabulary *vocabulary, const struct exprs *exprs, uint32_t root,

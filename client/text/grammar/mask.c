@@ -11,7 +11,7 @@
 #include "client/text/grammar/engine.h"
 #include "common/base/units.h"
 
-#define SUMMARY_BYTES_MAX ((size_t)128 << 20) /* of one grammar's; then all are made anew */
+#define SUMMARY_BYTES_MAX ((size_t)32 << 20) /* of one grammar's; then all are made anew */
 #define REST_NODES_MAX    256  /* of the trie below an exit: larger ones are walked where they are */
 #define WALK_PLACES       4096 /* from which on a walk begins with fresh ones */
 

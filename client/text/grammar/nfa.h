@@ -8,8 +8,8 @@
 
 #include "client/text/grammar/expr.h"
 
-#define NFA_STATES_MAX (1u << 20)
-#define NFA_EDGES_MAX  (1u << 22)
+#define NFA_STATES_MAX (1u << 18)
+#define NFA_EDGES_MAX  (1u << 20)
 #define NFA_NO_TWIN    UINT32_MAX
 
 enum nfa_edge_kind { NFA_EMPTY, NFA_BYTES, NFA_CALL };

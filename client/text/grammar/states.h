@@ -7,8 +7,8 @@
 
 #include "client/text/grammar/nfa.h"
 
-#define STATES_MAX         (1u << 16) /* sets of one grammar */
-#define STATES_MEMBERS_MAX (1u << 23) /* of all of them together */
+#define STATES_MAX         (1u << 15) /* sets of one grammar */
+#define STATES_MEMBERS_MAX (1u << 21) /* of all of them together */
 #define STATES_NONE        0u         /* the empty set */
 
 struct summary;
