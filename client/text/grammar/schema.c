@@ -80,7 +80,8 @@ static void check_keywords(struct schema *s, const json_t *node)
     json_object_foreach((json_t *)node, name, value)
     {
         size_t i = 0;
-        if (strncmp(name, "x-", 2) == 0) continue;
+        if (strncmp(name, "x-", 2) == 0 || (strcmp(name, "uniqueItems") == 0 && json_is_false(value)))
+            continue;
         while (i < KEYWORDS && strcmp(keywords[i].name, name) != 0) i++;
         if (i == KEYWORDS) schema_refuse(s, HELM_E_UNSUPPORTED, "the keyword '%.64s' is not supported", name);
     }
