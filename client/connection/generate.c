@@ -201,6 +201,9 @@ int generate_send_mask(struct helm_client *client, const struct connection_reque
     bool more;
     Helm__V1__Request message = CONNECTION_REQUEST_INIT;
     int rc = constraint_take(request->constraint, token->token, &more, err);
+    if (rc == HELM_E_FORMAT)
+        return helm_fail(err, HELM_E_INTERNAL, "the daemon drew token %u, which the grammar does not allow",
+                         token->token);
     if (rc < 0 || !more) return rc;
     rc = constraint_mask(request->constraint, token->index + 1, &message.mask, err);
     message.body_case = HELM__V1__REQUEST__BODY_MASK;
