@@ -71,6 +71,11 @@ test-processes: programs $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
 test-dist: dist
 	$(Q)$(RUN) $(dist_test)
 
+# The long form of tests/process/test_structured.py: 200 schemas, 20 samples each.
+.PHONY: test-structured
+test-structured: programs $(PYPROTO)/helm_pb2.py
+	HELM_STRUCTURED=long HELM_BIN=$(abspath $(BIN)) HELM_PYPROTO=$(abspath $(PYPROTO)) /usr/bin/python3 tests/process/test_structured.py
+
 .PHONY: test check
 test:
 	@tools/setup.sh test

@@ -19,7 +19,7 @@ struct stream_request {
     size_t prompt_count;
     const struct sampling_options *options;
     struct helm_grammar *grammar; /* NULL: any text */
-    uint32_t stop_token; /* ends the answer beside the model's own, or HELM_TOKENIZER_NO_ID */
+    uint32_t stop_token;          /* ends the answer beside the model's own, or HELM_TOKENIZER_NO_ID */
     enum stream_print print;
     struct present *present; /* text goes through this one; NULL: as it is */
     const char *label;

@@ -182,19 +182,6 @@ int connection_send(struct helm_client *client, Helm__V1__Request *message, uint
 
 /* ---- receiving -------------------------------------------------------------------------------------- */
 
-/* A generation whose grammar cannot go on. */
-static void give_up(struct helm_client *client, const struct connection_request *request,
-                    const struct helm_err *why)
-{
-    struct helm_err ignored = {0};
-    if (!connection_find_request(client, request->number)) return; /* its callback has ended it */
-    if (helm_cancel(client, request->number, &ignored) < 0) {      /* the daemon ends it for want of a mask */
-    }
-    connection_drop_request(client, request->number);
-    if (request->callbacks.error)
-        request->callbacks.error(request->user, request->number, why->code, why->text);
-}
-
 static void deliver(struct helm_client *client, Helm__V1__Response *response)
 {
     struct connection_request *entry = connection_find_request(client, response->request_id);
@@ -210,14 +197,11 @@ static void deliver(struct helm_client *client, Helm__V1__Response *response)
     if (entry->timeout_ms > 0) /* the timer is armed for an earlier time and looks again when it fires */
         entry->deadline_us = units_now_us() + (uint64_t)entry->timeout_ms * 1000;
     struct connection_request copy = *entry;
-    struct helm_err err = {0};
-    int rc = 0;
-    /* the mask first: the daemon waits for it */
-    if (copy.constraint && response->body_case == HELM__V1__RESPONSE__BODY_TOKEN)
-        rc = generate_send_mask(client, &copy, response->token, &err);
     if (generate_is_last(response)) connection_drop_request(client, copy.number);
-    generate_deliver(&copy, response);
-    if (rc < 0) give_up(client, &copy, &err);
+    if (copy.constraint && response->body_case == HELM__V1__RESPONSE__BODY_TOKEN)
+        generate_deliver_constrained(client, &copy, response);
+    else
+        generate_deliver(&copy, response);
     helm__v1__response__free_unpacked(response, NULL);
 }
 

@@ -65,9 +65,10 @@ HELM_MUST_CHECK int constraint_mask(struct constraint *constraint, uint32_t inde
 HELM_MUST_CHECK int constraint_take(struct constraint *constraint, uint32_t token, bool *more,
                                     struct helm_err *err);
 
-/* generate.c: goes on with the constraint of a request whose token came; sends the next mask. */
-HELM_MUST_CHECK int generate_send_mask(struct helm_client *client, const struct connection_request *request,
-                                       const Helm__V1__Token *token, struct helm_err *err);
+/* generate.c: a token of a request with a constraint: sends the mask of the next one, then hands it on. A constraint that
+ * cannot go on ends the request with an error. */
+void generate_deliver_constrained(struct helm_client *client, const struct connection_request *request,
+                                  const Helm__V1__Response *response);
 
 /* generate.c: enum helm_code for the code of an Error message. */
 int generate_error_code(Helm__V1__ErrorCode code);

@@ -195,8 +195,8 @@ int helm_generate(struct helm_client *client, const struct helm_generate_request
     return rc;
 }
 
-int generate_send_mask(struct helm_client *client, const struct connection_request *request,
-                       const Helm__V1__Token *token, struct helm_err *err)
+static int send_mask(struct helm_client *client, const struct connection_request *request,
+                     const Helm__V1__Token *token, struct helm_err *err)
 {
     bool more;
     Helm__V1__Request message = CONNECTION_REQUEST_INIT;
@@ -208,6 +208,19 @@ int generate_send_mask(struct helm_client *client, const struct connection_reque
     rc = constraint_mask(request->constraint, token->index + 1, &message.mask, err);
     message.body_case = HELM__V1__REQUEST__BODY_MASK;
     return rc < 0 ? rc : connection_send(client, &message, request->number, err);
+}
+
+void generate_deliver_constrained(struct helm_client *client, const struct connection_request *request,
+                                  const Helm__V1__Response *response)
+{
+    struct helm_err err = {0}, ignored = {0};
+    const int rc = send_mask(client, request, response->token, &err); /* first: the daemon waits for it */
+    generate_deliver(request, response);
+    if (rc == 0 || !connection_find_request(client, request->number)) return;
+    if (helm_cancel(client, request->number, &ignored) < 0) { /* the daemon ends it for want of a mask */
+    }
+    connection_drop_request(client, request->number);
+    if (request->callbacks.error) request->callbacks.error(request->user, request->number, rc, err.text);
 }
 
 int helm_cancel(struct helm_client *client, uint64_t request, struct helm_err *err)

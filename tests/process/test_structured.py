@@ -254,6 +254,41 @@ def speed_tests(g):
     print("      a token takes %.0f us, %.0f us with a mask" % (free, held))
 
 
+def device_tests():
+    """Masked draws from logits on a device (emulated), beside rows whose tokens the device picks itself."""
+    masks = [[9, 10, 11], [700, 5, 3001], [42], list(range(100, 500))]
+
+    def generate(daemon, temperature):
+        free, held = helmd.Client(daemon.endpoint), helmd.Client(daemon.endpoint)
+        other = free.generate([5, 6, 7], 40, ignore_eos=True)
+        held.socket.send(pb.Request(version=1, request_id=1, generate=pb.Generate(
+            prompt=[5, 6, 7], max_tokens=16, ignore_eos=True, logprobs=2, mask=pb.Mask(tokens=masks[0]),
+            sampling=pb.Sampling(temperature=temperature, has_seed=True, seed=3, repetition_penalty=1.1))).SerializeToString())
+        tokens = []
+        while True:
+            response = held.receive(timeout=60)
+            if response.WhichOneof("body") == "done":
+                break
+            if response.WhichOneof("body") == "token":
+                tokens.append(response.token.token)
+                mask = pb.Mask(index=len(tokens), tokens=masks[len(tokens) % len(masks)])
+                held.socket.send(pb.Request(version=1, request_id=1, mask=mask).SerializeToString())
+        free.run(other, timeout=60)
+        for client in (free, held):
+            client.close()
+        return tokens, other.tokens
+
+    plan = helmd.plan_json(8, "gggggggg", "g", "g", context_tokens=1024, slots=4)
+    with helmd.running("--device", "emulated", real=True, plan=plan) as daemon:
+        device = [generate(daemon, t) for t in (0, 0.8)]
+    with helmd.running(real=True) as daemon:
+        host = [generate(daemon, t) for t in (0, 0.8)]
+    for name, (tokens, other), (wanted, _) in zip(("greedy", "drawn"), device, host):
+        check("a device's masked tokens, %s" % name, len(tokens) == 16 and all(t in masks[i % len(masks)] for i, t in enumerate(tokens)) and
+              len(other) == 40, (tokens, other))
+        print("      %d of 16 are the CPU's" % sum(a == b for a, b in zip(tokens, wanted)))
+
+
 def main():
     with helmd.running("--parallel", "8", "--queue", "256", real=True) as daemon, tempfile.TemporaryDirectory() as folder:
         with Gateway(daemon.endpoint) as g:
@@ -263,6 +298,7 @@ def main():
             speed_tests(g)
             silent_tests(daemon)
             death_tests(g, daemon)
+    device_tests()
     sum_up()
 
 
