@@ -92,7 +92,9 @@ struct helm_sampling {
     size_t bias_count;                  /* at most 300 */
 };
 
-/* What to generate. Zero-initialise; pointers are borrowed for the call. */
+struct helm_grammar; /* grammar.h */
+
+/* What to generate. Zero-initialise; pointers are borrowed for the call, but for the grammar's. */
 struct helm_generate_request {
     const uint32_t *prompt; /* token ids, at least one */
     size_t prompt_count;
@@ -104,6 +106,11 @@ struct helm_generate_request {
     bool ignore_eos;      /* the model's end-of-sequence ids do not stop the request */
     uint32_t deadline_ms; /* 0: none; after it the daemon ends the request as cancelled */
     const char *label;    /* shown by `helm-cli ps`; at most 64 bytes; may be NULL */
+    /* What the output fits as a whole, unless it ends early (HELM_FINISH_LENGTH and the like); NULL: any. Its vocabulary must
+     * be of this model, its ends those that stop this request, and it must outlive the request. Before each token the
+     * library tells the daemon which ones are allowed, from inside helm_dispatch: a program that does not dispatch holds up
+     * this request, and loses it after 10 s. Not with ignore_eos. */
+    struct helm_grammar *grammar;
 };
 
 struct helm_logprob {

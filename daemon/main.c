@@ -337,11 +337,12 @@ static int start(struct helmd *d, struct helm_err *err)
     metrics_init(&d->metrics);
     d->zmq = zmq_ctx_new();
     if (!d->zmq) return helm_fail(err, HELM_E_NOMEM, "no ZeroMQ context");
+    const struct request_limits limits = {.vocab = d->model.config.vocab, .context = d->plan.context_tokens};
     const struct client_socket_options clients = {.endpoints = &d->rundir.endpoints,
                                                   .curve_secret_key_file = c->curve_secret_key_file,
                                                   .curve_clients_file = c->curve_clients_file,
                                                   .admin_group = c->admin_group,
-                                                  .frame_max = request_frame_max(d->plan.context_tokens)};
+                                                  .frame_max = request_frame_max(&limits)};
     rc = client_socket_open(&clients, &d->clients, err);
     if (!rc) rc = open_workers(d, err);
     if (!rc) rc = open_steps(d, err);

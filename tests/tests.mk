@@ -81,6 +81,10 @@ chaos: $(BIN)/helmd $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/process/chaos.py $(CHAOS_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
 soak: $(BIN)/helmd $(BIN)/helm-worker-cpu $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/process/soak.py $(SOAK_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
+# The long form of tests/process/test_structured.py: 200 schemas, 20 samples each.
+.PHONY: test-structured
+test-structured: programs $(PYPROTO)/helm_pb2.py
+	HELM_STRUCTURED=long HELM_BIN=$(abspath $(BIN)) HELM_PYPROTO=$(abspath $(PYPROTO)) /usr/bin/python3 tests/process/test_structured.py
 
 .PHONY: test check
 test:

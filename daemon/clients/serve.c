@@ -165,6 +165,11 @@ static void on_cancel(struct serve *serve, struct asker asker, struct request *r
     serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_ACCEPTED, &accepted);
 }
 
+static void on_mask(struct serve *serve, struct asker asker, struct request *request)
+{
+    batcher_take_mask(serve->batcher, &asker, &request->mask, request->mask_index, NULL, units_now_us());
+}
+
 static void fill_worker(const struct workers *workers, const struct metrics *m, uint32_t index,
                         Helm__V1__WorkerStatus *out)
 {
@@ -307,8 +312,10 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
 }
 
 static void (*const handlers[])(struct serve *serve, struct asker asker, struct request *request) = {
-    [REQUEST_GENERATE] = on_generate,     [REQUEST_CANCEL] = on_cancel, [REQUEST_STATUS] = on_status,
-    [REQUEST_MODEL_INFO] = on_model_info, [REQUEST_PLAN] = on_plan,     [REQUEST_LIST] = on_list,
+    [REQUEST_GENERATE] = on_generate, [REQUEST_CANCEL] = on_cancel,
+    [REQUEST_STATUS] = on_status,     [REQUEST_MODEL_INFO] = on_model_info,
+    [REQUEST_PLAN] = on_plan,         [REQUEST_LIST] = on_list,
+    [REQUEST_MASK] = on_mask,
 };
 
 void serve_frame(struct serve *serve, const struct client_frame *frame)
@@ -323,7 +330,9 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
     const struct request_limits limits = {.vocab = serve->model->config.vocab, .context = serve->context};
     int rc = request_parse(frame->data, frame->size, &limits, &request, &error);
     const struct asker asker = {frame->client, request.request_id, frame->peer, frame->admin};
-    if (rc)
+    if (rc && request.kind == REQUEST_MASK) /* has no answer of its own: its request ends */
+        batcher_take_mask(serve->batcher, &asker, &request.mask, 0, error.text, units_now_us());
+    else if (rc)
         serve_error(serve, asker, error.code, error.text);
     else
         handlers[request.kind](serve, asker, &request);

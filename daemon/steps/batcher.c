@@ -184,17 +184,18 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
         const bool running = seq->slot != SEQUENCE_NO_SLOT;
         if (running) batcher_take_prefix(batcher, seq);
         batcher->view_index[n] = i;
-        view[n++] =
-            (struct scheduler_seq){.order = seq->order,
-                                   .client = seq->client,
-                                   .peer = seq->peer,
-                                   .client_turn = admission_client_turn(&batcher->admission, seq->admission),
-                                   .peer_turn = admission_peer_turn(&batcher->admission, seq->admission),
-                                   .running = running,
-                                   .tokens = seq->token_count + seq->asked,
-                                   .cached = seq->rung,
-                                   .pages = seq->pages,
-                                   .next_page = running ? prefix_next_page(&batcher->pages, seq) : 0};
+        view[n++] = (struct scheduler_seq){
+            .order = seq->order,
+            .client = seq->client,
+            .peer = seq->peer,
+            .client_turn = admission_client_turn(&batcher->admission, seq->admission),
+            .peer_turn = admission_peer_turn(&batcher->admission, seq->admission),
+            .running = running,
+            .held = sequence_is_held(seq),
+            .tokens = seq->token_count + seq->asked,
+            .cached = seq->rung,
+            .pages = seq->pages,
+            .next_page = running && !sequence_is_held(seq) ? prefix_next_page(&batcher->pages, seq) : 0};
     }
     return n;
 }
@@ -214,9 +215,22 @@ static bool batcher_is_decode_list(const struct batcher *batcher, uint32_t token
     return plan_phase_for(batcher->with.plan, tokens) == 0;
 }
 
-/* Whether another step may be rung now: with none in flight, or behind one that computes no prompt. */
-static bool batcher_may_ring(struct batcher *batcher)
+/* Whether a mask is due, or will be when a step in flight is done, that the next step is worth waiting for. */
+static bool batcher_waits_for_mask(const struct batcher *batcher, uint64_t now_us)
 {
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *seq = batcher->seq[i];
+        if (!seq->mask || seq->mask_late || batcher_ended(seq) || seq->slot == SEQUENCE_NO_SLOT) continue;
+        if (seq->asked > 0 || (!seq->mask_there && now_us < seq->mask_asked_us + BATCHER_MASK_WAIT_US))
+            return true;
+    }
+    return false;
+}
+
+/* Whether another step may be rung now: with none in flight, or behind one that computes no prompt. */
+static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
+{
+    if (batcher_waits_for_mask(batcher, now_us)) return false;
     if (!batcher->in_flight) return true;
     const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
     return batcher->in_flight < BATCHER_STEPS && last->token_count == last->row_count &&
@@ -251,7 +265,7 @@ static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
     uint32_t decoding = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct scheduler_seq *s = &batcher->view[i];
-        if (!s->running || s->tokens - s->cached != 1) continue;
+        if (!s->running || s->held || s->tokens - s->cached != 1) continue;
         positions += s->tokens;
         decoding++;
     }
@@ -268,11 +282,15 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
         abort();
     }
     batcher->slot[seq->slot].steps++;
+    const bool masked = row->sample && seq->mask;
+    if (masked)
+        memcpy(arena_mask_of(batcher->with.arena, seq->slot), seq->mask,
+               request_mask_words(batcher->with.model->vocab) * sizeof *seq->mask);
     step->row[step->row_count++] =
         (struct step_row){.slot = seq->slot,
                           .start = row->start,
                           .count = row->count,
-                          .flags = (row->sample ? STEP_ROW_SAMPLE : 0) |
+                          .flags = (row->sample ? STEP_ROW_SAMPLE : 0) | (masked ? STEP_ROW_MASKED : 0) |
                                    (row->start >= seq->token_count ? STEP_ROW_FOLLOWS : 0)};
     step->token_count += row->count;
     seq->rung = row->start + row->count;
@@ -343,7 +361,7 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
     const bool open = batcher->worker_ready && !batcher->paused;
     uint32_t serial = batcher->serial;
     batcher_leave_slots(batcher);
-    while (open && batcher_may_ring(batcher) && batcher_form_step(batcher, now_us)) continue;
+    while (open && batcher_may_ring(batcher, now_us) && batcher_form_step(batcher, now_us)) continue;
     batcher_send_tokens(batcher); /* the workers are at it */
     batcher_reap(batcher);
     while (serial != batcher->serial) {
@@ -389,6 +407,8 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq, ui
         return;
     }
     seq->crashes = 0;
+    seq->mask_there = false;
+    seq->mask_asked_us = now_us;
     batcher->with.metrics->tokens_output_total++;
     if (seq->rung < seq->token_count) /* a row that follows has it from the worker */
         arena_history_of(batcher->with.arena, seq->slot)[seq->token_count - 1] = sampled->token;
@@ -461,7 +481,8 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
     if (batcher_ended(seq)) return;
     if (got->status == STEP_ROW_NO_FINITE_LOGIT)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR,
-                        "the model produced no finite logit (weights or activations overflow)");
+                        seq->mask ? "the model produced no finite logit of a token that the mask allows"
+                                  : "the model produced no finite logit (weights or activations overflow)");
     else if (got->status == STEP_ROW_BAD)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, "the worker refused this step");
     else if (row->flags & STEP_ROW_SAMPLE)

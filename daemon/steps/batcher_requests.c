@@ -1,5 +1,7 @@
 /* The batcher's requests: taken, found again, cancelled, timed out. See batcher.h. Called by serve.c and loop.c; what
  * they are computed by is batcher.c's, which also sees to it that what ends here is told and gives back its slot. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/random.h>
 
 #include "daemon/steps/batcher.h"
@@ -96,11 +98,53 @@ uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *
     return admission_ends_before(&batcher->admission, batcher->queue_view, n, at);
 }
 
+void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint32_t **mask, uint32_t index,
+                       const char *wrong, uint64_t now_us)
+{
+    /* the list is the batcher's own */
+    struct sequence *seq = (struct sequence *)batcher_find_request(batcher, asker->client, asker->request_id);
+    char detail[HELM_ERR_TEXT];
+    if (!seq || seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) return;
+    const uint32_t due = sequence_output_count(seq);
+    if (wrong)
+        snprintf(detail, sizeof detail, "%s", wrong);
+    else if (!seq->mask)
+        snprintf(detail, sizeof detail, "a mask came for a request that began without one");
+    else if (index != due || seq->mask_there)
+        snprintf(detail, sizeof detail, "a mask of token %u came while that of token %u %s", index, due,
+                 seq->mask_there ? "was there" : "was due");
+    else {
+        free(seq->mask);
+        seq->mask = *mask;
+        *mask = NULL;
+        seq->mask_there = true;
+        seq->mask_late = now_us > seq->mask_asked_us + BATCHER_MASK_WAIT_US;
+        return;
+    }
+    sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
+}
+
+/* When a request that waits for a mask is given up, or others wait for it no more; 0: it waits for none. */
+static uint64_t mask_deadline(struct sequence *seq, uint64_t now_us)
+{
+    if (!seq->mask || seq->mask_there) return 0;
+    const uint64_t limit = seq->mask_asked_us + BATCHER_MASK_LIMIT_US,
+                   wait = seq->mask_asked_us + BATCHER_MASK_WAIT_US;
+    if (limit <= now_us) {
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "its client sent no mask for 10 s");
+        return 0;
+    }
+    return wait > now_us ? wait : limit;
+}
+
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us)
 {
     uint64_t next = 0;
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         struct sequence *seq = batcher->seq[i];
+        if (seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
+        const uint64_t mask_us = mask_deadline(seq, now_us);
+        if (mask_us && (next == 0 || mask_us < next)) next = mask_us;
         if (seq->deadline_us == 0 || seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
         if (seq->deadline_us <= now_us)
             sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "deadline");

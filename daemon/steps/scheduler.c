@@ -98,7 +98,7 @@ static void draft_give_decodes(struct draft *d)
 {
     for (uint32_t i = 0; i < d->members; i++) {
         const struct scheduler_seq *s = seq_of(d, &d->member[i]);
-        if (!d->member[i].out && s->tokens - s->cached == 1) draft_give(d, i, 1);
+        if (!d->member[i].out && !s->held && s->tokens - s->cached == 1) draft_give(d, i, 1);
     }
 }
 
@@ -170,7 +170,7 @@ static void draft_admit(struct draft *d)
         struct rank best_rank = {0};
         for (uint32_t i = 0; i < d->count; i++) {
             const struct scheduler_seq *s = &d->seqs[i];
-            if (s->running || draft_has(d, i)) continue;
+            if (s->running || s->held || draft_has(d, i)) continue;
             const struct rank rank = rank_of(d, s);
             if (best == d->count || rank_before(&rank, &best_rank)) {
                 best = i;
@@ -203,7 +203,7 @@ static bool draft_fills_next_page(const struct draft *d, const struct member *m)
 static bool draft_wants_prefill(const struct draft *d, const struct member *m)
 {
     const struct scheduler_seq *s = seq_of(d, m);
-    return !m->out && m->given == 0 && s->tokens - s->cached > 1 && !draft_fills_next_page(d, m);
+    return !m->out && !s->held && m->given == 0 && s->tokens - s->cached > 1 && !draft_fills_next_page(d, m);
 }
 
 /* Whoever has most of the page that member `at` fills next: it computes in that one's turn, for both. */

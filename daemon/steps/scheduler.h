@@ -16,7 +16,8 @@
  *   4. What two prompts have in common is computed by one of them: a sequence whose next page another one of this
  *      step fills with the same tokens gets nothing in it, and finds the page when the step is done. Of two that fill
  *      the same page the one that has more of it goes first, in the other one's turn if need be.
- *   5. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
+ *   5. Who is held (its next token's mask has not come) gets nothing and is not admitted; others pass it.
+ *   6. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
  * which goes back to waiting and is computed again later (its tokens are kept, so its stream goes on). The
  * oldest is therefore never stopped, and it fits alone because the pool holds at least one whole context. */
 #ifndef HELM_DAEMON_STEPS_SCHEDULER_H
@@ -34,6 +35,7 @@ struct scheduler_seq {
     /* when these were given a slot last: grows from one slot given to the next (admission.h) */
     uint64_t client_turn, peer_turn;
     bool running;    /* has a slot */
+    bool held;       /* gets nothing now, but its pages may be taken */
     uint32_t tokens; /* known tokens: prompt and output so far */
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t pages;  /* held now; 0 when not running */

@@ -340,6 +340,30 @@ static void everything_ends_whatever_the_pool(void **state)
     }
 }
 
+/* One that waits for its mask gets nothing, is not admitted and holds nobody up; its pages can be had. */
+static void who_is_held_gets_nothing(void **state)
+{
+    (void)state;
+    struct scheduler_seq seqs[] = {running(1, 1, 33, 32, 2), running(2, 1, 65, 64, 4), waiting(3, 1, 40),
+                                   waiting(4, 2, 40)};
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    seqs[1].held = seqs[2].held = true;
+    scheduler_form_step(seqs, 4, &limits, &step);
+    assert_non_null(row_of(&step, 0));
+    assert_null(row_of(&step, 1));
+    assert_int_equal(step.admit_count, 1);
+    assert_int_equal(step.admit[0], 3);
+    seqs[1].tokens = 200; /* a prompt is not computed either */
+    scheduler_form_step(seqs, 4, &limits, &step);
+    assert_null(row_of(&step, 1));
+    limits.pages_free = 0; /* the oldest needs a page */
+    scheduler_form_step(seqs, 2, &limits, &step);
+    assert_int_equal(step.preempt_count, 1);
+    assert_int_equal(step.preempt[0], 1);
+    assert_non_null(row_of(&step, 0));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -355,6 +379,7 @@ int main(void)
         cmocka_unit_test(the_youngest_gives_its_pages_to_the_oldest),
         cmocka_unit_test(the_same_page_is_filled_once),
         cmocka_unit_test(one_token_requests_run_at_once),
+        cmocka_unit_test(who_is_held_gets_nothing),
         cmocka_unit_test(everything_ends_whatever_the_pool),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
