@@ -42,17 +42,22 @@ struct mark {
     uint32_t context, cell;
 };
 
-/* The marks on both sides of a context. All positions up to `places` have places in VRAM: there the price bends. */
-static void marks_of(uint32_t context, uint32_t places, struct mark *below, struct mark *above)
+/* The marks on both sides of a context. Up to `places` all positions have places in VRAM: there the price bends. */
+static void marks_here(uint32_t context, uint32_t places, struct mark *below, struct mark *above)
 {
     const uint32_t k = context_below(context);
     *below = (struct mark){UINT32_C(1) << k, k};
     *above = (struct mark){UINT32_C(1) << (k + 1), k + 1};
-    if (places <= below->context || places + 1 >= above->context) return;
-    if (context <= places)
-        *above = (struct mark){places, FORECAST_CONTEXTS};
-    else
-        *below = (struct mark){places + 1, FORECAST_CONTEXTS + 1};
+    if (places > below->context && places < above->context) *above = (struct mark){places, FORECAST_CONTEXTS};
+}
+
+/* The same behind it, where the arena's part grows with the first position of each page. */
+static void marks_beyond(uint32_t context, uint32_t places, struct mark *below, struct mark *above)
+{
+    const uint32_t k = context_below(context - 1);
+    *below = (struct mark){(UINT32_C(1) << k) + 1, k};
+    *above = (struct mark){(UINT32_C(1) << (k + 1)) + 1, k + 1};
+    if (below->context <= places + 1) *below = (struct mark){places + 1, FORECAST_CONTEXTS + 1};
 }
 
 /* Positions of each of `batch` rows that have places at once; 0: all have. */
@@ -78,7 +83,13 @@ void forecast_decode(struct forecast *f, uint32_t batch, uint32_t context, struc
     if (batch < 1) batch = 1;
     if (batch > f->c.plan->slots) batch = f->c.plan->slots;
     if (context < 1) context = 1;
-    marks_of(context, places_of(f->c.plan, batch), &below, &above);
+    const uint32_t places = places_of(f->c.plan, batch), page_tokens = f->c.plan->page_tokens;
+    if (places && context > places) {
+        context = (context - 1) / page_tokens * page_tokens + 1;
+        marks_beyond(context, places, &below, &above);
+    } else {
+        marks_here(context, places, &below, &above);
+    }
     const struct cost_forecast *a = decode_at(f, batch, &below), *b = decode_at(f, batch, &above);
     const double t = ((double)context - below.context) / ((double)above.context - below.context);
     *out = *a;

@@ -26,8 +26,9 @@ STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
 STRIDE = 1 if SLOW == 1 else 5
 MEMBERS = {"activations", "activations_why", "layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
            "ring_bytes", "placements", "embed", "head", "host", "vram",
-           "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "rates", "strategies", "profile", "machine", "assumed"}
-MAY_BE = {"prefill_from_tokens", "prefill_short_from_tokens", "head_format"}
+           "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "rates", "strategies", "profile", "machine", "assumed",
+           "kv_tiers", "over_context"}
+MAY_BE = {"vram_page_count", "kv_direct_permille", "prefill_from_tokens", "prefill_short_from_tokens", "head_format"}
 
 
 def model(name):
@@ -371,9 +372,34 @@ def test_context_batch_and_prompt():
     check(status == 1 and "40960" in err, err)
 
 
+def test_a_cache_of_two_tiers():
+    """A long context costs when it is long: auto plans two tiers, one and two do as they say; the curve has both."""
+    two, one = (plan("qwen3-8b", MACHINES[1], "--vram", "12GiB", "--ctx", 32768, "--at", 256, *option)
+                for option in ([], ["--kv-tiers", "one"]))
+    same([p["kv_tiers"] for p in (two, one)], ["two", "one"], "kv_tiers")
+    check("vram_page_count" in two and "vram_page_count" not in one, "places")
+    check(two["decode_tok_s"]["value"] > 1.5 * one["decode_tok_s"]["value"], f"{two['decode_tok_s']} {one['decode_tok_s']}")
+    same([p["context"] for p in two["over_context"]], [256, 1024, 4096, 8192, 16384, 32768], "contexts")
+    rates = [p["tok_s"] for p in two["over_context"]]
+    check(rates == sorted(rates, reverse=True), f"it only becomes slower: {rates}")
+    same([p["one_tier_tok_s"] for p in two["over_context"]], [p["tok_s"] for p in one["over_context"]], "the plan with one tier")
+    same({p["one_tier_tok_s"] for p in one["over_context"]}, {None}, "one tier has none beside it")
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+        json.dump(dict(two, vram_page_count=two["vram_page_count"] + 1), f)
+        f.flush()
+        status, out, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--vram", "12GiB", "--plan", f.name)
+        check(status in (0, 4), err)
+        if status == 0:
+            check(f"two tiers: {two['vram_page_count'] + 1} places" in out, out)
+    status, _, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--kv-tiers", "two", "--strategy", "thesis")
+    check(status == 1 and "--kv-tiers two needs --strategy best" in err, f"{status}: {err}")
+    status, _, err = run("--model", model("qwen3-8b"), "--kv-tiers", "three")
+    check(status == 2 and "two" in err, err)
+
+
 def test_a_quantised_cache():
     """q8_0 takes 34 bytes where f16 takes 64, in every ledger and forecast; it is used where it is asked for."""
-    half, quantised = (plan("qwen3-8b", MACHINES[1], "--ctx", 32768, *option) for option in ([], ["--kv-dtype", "q8_0"]))
+    half, quantised = (plan("qwen3-8b", MACHINES[1], "--ctx", 32768, *option) for option in (["--kv-tiers", "one"], ["--kv-tiers", "one", "--kv-dtype", "q8_0"]))
     same([p["kv_dtype"] for p in (half, quantised)], ["f16", "q8_0"], "kv_dtype")
     pool = [sum(line["bytes"] for line in p["vram"]["lines"] if line["what"].startswith("KV pool"))
             for p in (half, quantised)]

@@ -218,15 +218,16 @@ def real(shape, **sizes):
 
 def test_real_workers_agree_with_one_tier():
     count = 60 if SLOW == 1 else 12
-    shape = ("ggccgggg", "c", "g")
-    with real(shape) as d:
+    with real(("ggccgggg", "c", "g")) as d:
         c = Client(d.endpoint)
         want = [greedy(c, p, count) for p in PROMPTS]
         c.run(*want, timeout=120)
         same(status_of(d).kv_places_total, 0, "one tier")
-    for places, direct, kv in [(REAL_LEAST, 0, "f16"), (REAL_LEAST + 4, 500, "f16"), (REAL_LEAST, 1000, "f16")]:
-        what = f"{places} places, {direct} direct"
-        with real(shape, vram_page_count=places, kv_direct_permille=direct, kv_dtype=kv) as d:
+    lists = {"prefill": "ssgsgggg", "prefill_from": 17}  # the CPU's caches are the GPU's to write in prompts
+    for homes, places, direct, more in [("ggccgggg", REAL_LEAST, 0, {}), ("gcggcsggggccgcgs", REAL_LEAST + 4, 500, {}),
+                                        ("gsggggsg", REAL_LEAST, 1000, {}), ("ccgcgggg", REAL_LEAST, 200, lists)]:
+        what = f"{homes}, {places} places, {direct} direct"
+        with real((homes, "c", "g"), vram_page_count=places, kv_direct_permille=direct, ring_bytes=1 << 20, **more) as d:
             c = Client(d.endpoint)
             got = [greedy(c, p, count) for p in PROMPTS]
             c.run(*got, timeout=120)

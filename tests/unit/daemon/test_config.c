@@ -38,7 +38,7 @@ static void the_command_line_is_read(void **state)
     struct config c;
     struct helm_err err = {0};
     assert_int_equal(READ(&c, &err, "--model", "/m", "--listen", "ipc:///a", "--listen=ipc:///b",
-                          "--host-memory", "8GiB", "--ctx", "4096", "--kv-dtype", "bf16",
+                          "--host-memory", "8GiB", "--ctx", "4096", "--kv-dtype", "bf16", "--kv-tiers", "two",
                           "--die-with-parent"),
                      0);
     assert_string_equal(c.model, "/m");
@@ -47,6 +47,7 @@ static void the_command_line_is_read(void **state)
     assert_true(c.host_memory_bytes == (uint64_t)8 << 30);
     assert_int_equal(c.ctx, 4096);
     assert_int_equal(c.kv_dtype, KV_BF16);
+    assert_int_equal(c.kv_tiers, KV_TIERS_TWO);
     assert_true(c.die_with_parent);
     assert_true(c.ready_fd == CONFIG_NO_FD);
     assert_int_equal(c.parallel, 8);
@@ -160,14 +161,15 @@ static void what_makes_no_sense_is_refused(void **state)
         int rc;
     } cases[] = {{"--device", "tpu", HELM_E_USAGE},       {"--device", "cuda:x", HELM_E_USAGE},
                  {"--device", "cuda:", HELM_E_USAGE},     {"--vram", "plenty", HELM_E_USAGE},
-                 {"--kv-dtype", "q8", HELM_E_USAGE},      {"--parallel", "0", HELM_E_USAGE},
-                 {"--step-tokens", "9000", HELM_E_USAGE}, {"--threads", "-1", HELM_E_USAGE},
-                 {"--host-memory", "lots", HELM_E_USAGE}, {"--log-level", "loud", HELM_E_USAGE},
-                 {"--strategy", "fast", HELM_E_USAGE},    {"--batch", "0", HELM_E_USAGE},
-                 {"--batch", "9", HELM_E_USAGE},          {"--prompt", "0", HELM_E_USAGE},
-                 {"--max-stall-ms", "-1", HELM_E_USAGE},  {"--gpu-graphs", "maybe", HELM_E_USAGE},
-                 {"--gpu-chains", "maybe", HELM_E_USAGE}, {"--pack", "on", HELM_E_USAGE},
-                 {"--activations", "int4", HELM_E_USAGE}, {"--nothing", "1", HELM_E_USAGE}};
+                 {"--kv-tiers", "three", HELM_E_USAGE},   {"--kv-dtype", "q8", HELM_E_USAGE},
+                 {"--parallel", "0", HELM_E_USAGE},       {"--step-tokens", "9000", HELM_E_USAGE},
+                 {"--threads", "-1", HELM_E_USAGE},       {"--host-memory", "lots", HELM_E_USAGE},
+                 {"--log-level", "loud", HELM_E_USAGE},   {"--strategy", "fast", HELM_E_USAGE},
+                 {"--batch", "0", HELM_E_USAGE},          {"--batch", "9", HELM_E_USAGE},
+                 {"--prompt", "0", HELM_E_USAGE},         {"--max-stall-ms", "-1", HELM_E_USAGE},
+                 {"--gpu-graphs", "maybe", HELM_E_USAGE}, {"--gpu-chains", "maybe", HELM_E_USAGE},
+                 {"--pack", "on", HELM_E_USAGE},          {"--activations", "int4", HELM_E_USAGE},
+                 {"--nothing", "1", HELM_E_USAGE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;
         struct helm_err err = {0};

@@ -602,6 +602,23 @@ static void ledgers_always_add_up(void **state)
     assert_int_equal(strlen(full.line[0].what), 47);
 }
 
+/* Rows share four fifths of the places; what does not fit is the arena's, in whole pages. */
+static void rows_share_the_places(void **state)
+{
+    (void)state;
+    struct plan plan = {.page_tokens = 32, .page_count = 1000};
+    assert_int_equal(plan_host_tokens(&plan, 1, 32000), 0); /* one tier */
+    plan.vram_page_count = 40;
+    assert_int_equal(plan_host_tokens(&plan, 1, 0), 0);
+    assert_int_equal(plan_host_tokens(&plan, 1, 1024), 0); /* 32 pages */
+    assert_int_equal(plan_host_tokens(&plan, 1, 1025), 32);
+    assert_int_equal(plan_host_tokens(&plan, 1, 1056), 32);
+    assert_int_equal(plan_host_tokens(&plan, 1, 32000), 32000 - 1024);
+    assert_int_equal(plan_host_tokens(&plan, 4, 256), 0);
+    assert_int_equal(plan_host_tokens(&plan, 4, 257), 32);
+    assert_int_equal(plan_host_tokens(&plan, 64, 100), 96); /* the page that is appended to has a place */
+}
+
 static void homes_have_names(void **state)
 {
     (void)state;
@@ -622,6 +639,7 @@ int main(void)
         cmocka_unit_test(hostile_plans_get_named_errors),
         cmocka_unit_test(counts_are_bounded),
         cmocka_unit_test(ledgers_always_add_up),
+        cmocka_unit_test(rows_share_the_places),
         cmocka_unit_test(homes_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

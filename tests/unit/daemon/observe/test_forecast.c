@@ -80,6 +80,51 @@ static void decode_forecasts_are_the_cost_models(void **state)
     free(s);
 }
 
+/* Where a cache of two tiers outgrows its places the time jumps: forecasts are near the cost model on both sides. */
+static void two_tiers_are_forecast_at_every_depth(void **state)
+{
+    (void)state;
+    struct setting *s = malloc(sizeof *s);
+    assert_non_null(s);
+    struct forecast *f = open_forecast(s);
+    struct helm_err err = {0};
+    s->profile.gpu = (struct profile_gpu){.device = PROFILE_DEVICE_CUDA,
+                                          .read = {.value = 1e12},
+                                          .gemv = {.value = 1e12},
+                                          .attention = {.value = 5e11},
+                                          .attention_flops = {.value = 1e13},
+                                          .linear = {.point = {{2, {.value = 1e13}}}, .count = 1}};
+    s->profile.link = (struct profile_link){.h2d = {.value = 2e10},
+                                            .d2h = {.value = 2e10},
+                                            .h2d_beside = {.value = 2e10},
+                                            .hand_over = {.value = 5e-6}};
+    s->stage.home = PLAN_HOME_GPU;
+    s->plan.embed = s->plan.head = PLAN_GPU0;
+    s->plan.page_tokens = 16;
+    s->plan.page_count = 512;
+    s->plan.vram_page_count = 40; /* 32 pages: 512 positions of one row, 128 of each of four */
+    s->plan.kv_direct_permille = 300;
+    for (uint32_t places = 40; places <= 50; places += 10) /* 640: between two powers of two */
+        for (uint32_t batch = 1; batch <= SLOTS; batch++) {
+            forecast_close(f);
+            s->plan.vram_page_count = places;
+            if (forecast_open(&s->model, &s->profile, &s->plan, f, &err)) fail_msg("%s", err.text);
+            double before = 0;
+            for (uint32_t context = 1; context <= 4096; context += 1 + context / 40) {
+                struct cost_forecast want, got;
+                assert_int_equal(cost_decode(&f->c, batch, context, &want, &err), 0);
+                forecast_decode(f, batch, context, &got);
+                if (fabs(got.seconds / want.seconds - 1) > 0.02)
+                    fail_msg("%u places, batch %u, context %u: %g s, the model says %g", places, batch,
+                             context, got.seconds, want.seconds);
+                assert_true(got.seconds >= before * (1 - 1e-9));
+                before = got.seconds;
+            }
+        }
+    close_forecast(s);
+    free(s);
+}
+
 static void chunks_keep_within_their_time(void **state)
 {
     (void)state;
@@ -365,6 +410,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode_forecasts_are_the_cost_models),
+        cmocka_unit_test(two_tiers_are_forecast_at_every_depth),
         cmocka_unit_test(chunks_keep_within_their_time),
         cmocka_unit_test(a_chunk_that_costs_nothing_more_is_not_cut),
         cmocka_unit_test(the_ring_holds_slices_of_a_prompts_step),

@@ -159,8 +159,10 @@ static void simulate(struct priced *p, const struct cost_step *step, enum plan_h
     static enum plan_home home[72];
     for (uint32_t u = 0; u < 72; u++) home[u] = u & 1 ? PLAN_HOME_GPU : attention;
     price(p, *step);
-    const struct cost_plan plan = {
-        .home = home, .embed = PLAN_GPU0, .head = PLAN_GPU0, .ring_bytes = UINT64_C(256) << 20};
+    const struct cost_plan plan = {.home = home,
+                                   .embed = PLAN_GPU0,
+                                   .head = PLAN_GPU0,
+                                   .ring_bytes = UINT64_C(256) << 20};
     *result = (struct cost_result){0};
     cost_simulate(&p->table, &plan, result);
     assert_near(cost_seconds(&p->table, &plan, INFINITY), result->seconds);
@@ -228,8 +230,10 @@ static void plans_slow_down_steadily(void **state)
                         .stage_count = 1,
                         .embed = PLAN_GPU0,
                         .head = PLAN_GPU0};
-    const struct cost_case c = {
-        .model = &p.m.model, .analysed = &p.m.analysed, .profile = &p.profile, .plan = &plan};
+    const struct cost_case c = {.model = &p.m.model,
+                                .analysed = &p.m.analysed,
+                                .profile = &p.profile,
+                                .plan = &plan};
     double before = 0;
     struct cost_forecast f, one, ttft;
     for (uint32_t context = 16; context <= 32768; context += context < 4096 ? 16 : 1024) {
@@ -262,8 +266,7 @@ static void the_bound_holds(void **state)
     open_case(&p);
     for (size_t h = 0; h < sizeof hosts / sizeof *hosts; h++)
         for (uint64_t vram = UINT64_C(4) << 30; vram <= UINT64_C(16) << 30; vram *= 2) {
-            const struct cost_step step = {
-                1, 1, 1, hosts[h] + HERE, KV_F16, NULL, {true, hosts[h], 400}};
+            const struct cost_step step = {1, 1, 1, hosts[h] + HERE, KV_F16, NULL, {true, hosts[h], 400}};
             const struct search_memory memory = made_up_memory(&p.m, vram, UINT64_C(64) << 30, HERE);
             struct search_found found;
             price(&p, step);
@@ -271,8 +274,8 @@ static void the_bound_holds(void **state)
             assert_int_equal(search_run(&problem, SEARCH_BEST, &found, &p.err), 0);
             assert_true(found.feasible);
             assert_true(found.bound <= found.seconds * (1 + 1e-9));
-            print_message("%5u in the arena, %2u GiB: %.2f ms, bound %.2f\n", hosts[h], (unsigned)(vram >> 30),
-                          1e3 * found.seconds, 1e3 * found.bound);
+            print_message("%5u in the arena, %2u GiB: %.2f ms, bound %.2f\n", hosts[h],
+                          (unsigned)(vram >> 30), 1e3 * found.seconds, 1e3 * found.bound);
             assert_true(found.seconds <= (hosts[h] > 512 ? 1.08 : 1.04) * found.bound);
             search_found_free(&found);
         }
@@ -310,7 +313,8 @@ static void small_spaces_are_searched_to_the_end(void **state)
                                                .ring_bytes = memory.ring_max};
                 const uint64_t all =
                     vram + memory.embed[plan.embed].vram + memory.head[plan.head].vram + memory.ring_granule;
-                if (all <= memory.vram_limit) fastest = fmin(fastest, cost_seconds(&p.table, &plan, INFINITY));
+                if (all <= memory.vram_limit)
+                    fastest = fmin(fastest, cost_seconds(&p.table, &plan, INFINITY));
             }
         }
         /* With the largest ring in the room of the smallest: none is faster than these. */

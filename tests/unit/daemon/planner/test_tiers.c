@@ -73,8 +73,8 @@ static void a_long_context_costs_when_it_is_long(void **state)
     assert_true(plan_kv_tiered(&two->plan));
     assert_false(plan_kv_tiered(&one.plan) || plan_kv_tiered(&brief.plan));
     const double at_short = rate_at(two, 256), as_short = rate_at(&brief, 256);
-    print_message("at 256: %.2f of %.2f token/s; at 16K %.2f, at 32K %.2f; one tier %.2f\n", at_short, as_short,
-                  rate_at(two, 16384), rate_at(two, 32768), rate_at(&one, 256));
+    print_message("at 256: %.2f of %.2f token/s; at 16K %.2f, at 32K %.2f; one tier %.2f\n", at_short,
+                  as_short, rate_at(two, 16384), rate_at(two, 32768), rate_at(&one, 256));
     assert_true(at_short >= 0.97 * as_short);
     assert_true(rate_at(two, 16384) >= 21);
     assert_true(rate_at(two, 32768) >= 14.3);
@@ -96,7 +96,8 @@ static void check_ledgers(const struct explain_case *c)
     const struct model_config *m = &c->model.config;
     const uint64_t page = 32 * model_kv_bytes_per_token(m, 1, KV_F16);
     const struct ledger *vram = &plan->memory[PLAN_VRAM0], *host = &plan->memory[PLAN_HOST];
-    const struct ledger_line *places = line_of(vram, "KV places"), *all = line_of(host, "KV cache of all layers");
+    const struct ledger_line *places = line_of(vram, "KV places"),
+                             *all = line_of(host, "KV cache of all layers");
     assert_non_null(places);
     assert_non_null(all);
     assert_int_equal(places->bytes, plan->vram_page_count * plan_layers_of(plan, PLAN_GPU0) * page);
@@ -115,7 +116,8 @@ static void ledgers_count_places_and_all_pages(void **state)
     struct explain_case c;
     check_ledgers(&long_8b);
     const struct ledger *vram = &long_8b.plan.memory[PLAN_VRAM0];
-    const uint64_t place = plan_layers_of(&long_8b.plan, PLAN_GPU0) * 32 * model_kv_bytes_per_token(&long_8b.model.config, 1, KV_F16);
+    const uint64_t place = plan_layers_of(&long_8b.plan, PLAN_GPU0) * 32 *
+                           model_kv_bytes_per_token(&long_8b.model.config, 1, KV_F16);
     assert_true(vram->total + place + 2 * ARENA_HUGE_PAGE > vram->limit);
     /* Weights in VRAM, its cache not: much is left. */
     open_case(&c, "qwen3-14b", "thesis-rtx3090", 0, KV_TIERS_AUTO);
@@ -173,7 +175,8 @@ static void two_where_they_are_asked_for(void **state)
     case_make(&c);
     check_ledgers(&c);
     case_close(&c);
-    open_case(&c, "qwen3-8b", "h200-sapphire-rapids", GIB, KV_TIERS_TWO); /* no layer's cache would be there */
+    open_case(&c, "qwen3-8b", "h200-sapphire-rapids", GIB,
+              KV_TIERS_TWO); /* no layer's cache would be there */
     c.request.wish.ctx = 4096;
     c.request.machine.device.limit = 700 * MIB;
     assert_int_equal(planner_make(&c.request, &c.plan, &spec, &err), HELM_E_UNSUPPORTED);
@@ -264,7 +267,8 @@ static void curves_are_told(void **state)
         const json_t *point = json_array_get(curve, i);
         assert_int_equal(x.point[i].context, contexts[i]);
         assert_int_equal(json_integer_value(json_object_get(point, "context")), contexts[i]);
-        assert_true(fabs(json_number_value(json_object_get(point, "tok_s")) - rate_at(&long_8b, contexts[i])) < 1e-6);
+        assert_true(
+            fabs(json_number_value(json_object_get(point, "tok_s")) - rate_at(&long_8b, contexts[i])) < 1e-6);
         assert_true(json_number_value(json_object_get(point, "one_tier_tok_s")) > 10);
     }
     json_decref(json);
