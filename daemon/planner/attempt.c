@@ -354,8 +354,10 @@ static int try_packed(struct making *m, const struct trying *t, enum packing pac
 static int attempt_vram(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
                         struct helm_err *err)
 {
-    int rc = attempt_packing(m, t, PACKING_NONE, plan, attempt, err);
-    if (rc || !packs_on_gpu(m, t)) return rc;
+    int rc = 0;
+    *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
+    if (!m->like || !m->like->vram) rc = attempt_packing(m, t, PACKING_NONE, plan, attempt, err);
+    if (rc || !packs_on_gpu(m, t) || (m->like && !m->like->vram)) return rc;
     /* Nothing is won by packing what is there already, unless it is read faster so. */
     bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
     if (attempt->fits && all_in_vram(plan) && !faster) return 0;
@@ -383,9 +385,10 @@ static bool has_cpu(const struct plan *plan)
 int attempt_tiers(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
                   struct helm_err *err)
 {
-    m->packs_cpu_beside = false;
+    m->packs_cpu_beside = m->like && m->like->cpu;
     int rc = attempt_vram(m, t, plan, attempt, err);
-    if (rc || !t->device || !attempt->fits || m->wish.pack_cpu || !has_cpu(plan) || !may_pack_for_cpu(m, t))
+    if (rc || m->like || !t->device || !attempt->fits || m->wish.pack_cpu || !has_cpu(plan) ||
+        !may_pack_for_cpu(m, t))
         return rc;
     const struct ledger_wish wish = m->wish;
     const double seconds = attempt->seconds;
