@@ -71,8 +71,9 @@ KERNEL_OPT_asan := -O2 -fira-region=one -fno-sanitize-address-use-after-scope \
 KERNEL_OPT_ubsan := -O1 -fira-region=one
 KERNEL_OPT_tsan := $(KERNEL_OPT_ubsan)
 KERNEL_OPT := $(or $(KERNEL_OPT_$(MODE)),-O3) -ffp-contract=off
-# DT_RPATH, not DT_RUNPATH: in a `make dist` folder it must also serve the libraries' own dependencies
-LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib' $(LDFLAGS)
+# DT_RPATH, not DT_RUNPATH: in a `make dist` folder it must also serve the libraries' own dependencies. Packages have none.
+RPATH ?= -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
+LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed $(RPATH) $(LDFLAGS)
 
 # ---- sources and programs -----------------------------------------------------------------------------------
 # Each folder lists its sources, grouped by who may link them, and its programs:
@@ -159,6 +160,13 @@ dist: $(DIST)
 $(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)
 	tools/dist.sh $(BIN) $(VERSION) $@
 
+# Debian packages into $(BUILD)/deb; in fresh roots, installed and asked for an answer there (root, debootstrap, network).
+.PHONY: deb test-deb
+deb:
+	tools/package/deb.sh $(BUILD)/deb
+test-deb:
+	tools/package/test-deb.sh $(BUILD)/deb-roots
+
 STYLE_SRC = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 check-style:
 	@clang-format --dry-run -Werror $(STYLE_SRC)
@@ -181,6 +189,7 @@ help:
 	@echo "make bench         achieved speed, limit and ratio on this machine"
 	@echo "make fuzz          every fuzz target, FUZZ_SECONDS (60) each, with clang"
 	@echo "make dist          relocatable tarball $(DIST)"
+	@echo "make deb           Debian packages in $(BUILD)/deb      make test-deb: built and tried in fresh roots"
 	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR), with manual pages and shells' completion      make uninstall"
 	@echo "make check-style   formatting, file sizes, header comments      make format, make clean"
 

@@ -56,6 +56,7 @@ CLI_SRC := \
   client/cli/command_query.c \
   client/cli/command_run.c \
   client/cli/command_text.c \
+  client/cli/command_top.c \
   client/cli/line_editor.c \
   client/cli/output.c \
   client/cli/present.c \
@@ -63,7 +64,8 @@ CLI_SRC := \
   client/cli/sampling.c \
   client/cli/session.c \
   client/cli/signals.c \
-  client/cli/stream.c
+  client/cli/stream.c \
+  client/cli/top_screen.c
 
 # Downloads of models, for helm-cli alone.
 HUB_SRC := \

@@ -8,7 +8,7 @@ set -euo pipefail
 kind=${1:-build}
 build="gcc make libc6-dev protobuf-c-compiler protobuf-compiler libzmq3-dev libprotobuf-c-dev libnuma-dev libopenblas-dev
  libpcre2-dev libjansson-dev libutf8proc-dev libsystemd-dev libinih-dev libmicrohttpd-dev libcurl4-openssl-dev libedit-dev ca-certificates"
-test="g++ libcmocka-dev python3 python3-zmq python3-protobuf util-linux procps"
+test="g++ libcmocka-dev python3 python3-zmq python3-protobuf python3-setuptools curl util-linux procps"
 case $kind in
 build) wanted=$build ;;
 test) wanted="$build $test" ;;

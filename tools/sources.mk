@@ -55,6 +55,7 @@ CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_expand.cu \
   tools/bench/gpu/bench_formats.cu \
   tools/bench/gpu/bench_kernels.cu \
+  tools/bench/gpu/bench_long.cu \
   tools/bench/gpu/bench_model.cu \
   tools/bench/gpu/bench_packed.cu
 
@@ -68,7 +69,7 @@ helm-bench-decode_LINK := tools/bench/decode/compare.c tools/measure/reader.c $(
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
 helm-bench-kernels_MAIN := tools/bench/helm_bench_kernels.c
-helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/attention.c common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c tools/bench/kernels/attention.c tools/bench/kernels/packed.c tools/bench/kernels/packed_gemv.c
+helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/attention.c common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c worker-cpu/program/assist.c tools/bench/kernels/assist.c tools/bench/kernels/attention.c tools/bench/kernels/packed.c tools/bench/kernels/packed_gemv.c
 helm-bench-kernels_LIBS := -lnuma -lopenblas -ljansson -lm
 
 helm-bench-read_MAIN := tools/bench/helm_bench_read.c

@@ -27,6 +27,7 @@ WORKER_GPU_SRC := \
   worker-gpu/measure/kernels.c \
   worker-gpu/measure/measure.c \
   worker-gpu/print.c \
+  worker-gpu/program/attention.c \
   worker-gpu/program/chain.c \
   worker-gpu/program/expand.c \
   worker-gpu/program/issue.c \

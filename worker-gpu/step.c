@@ -172,7 +172,7 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
     if (!rc)
         rc = p->graph ? g->device->ops->graph_launch_beside(g->device, p->graph, err)
                       : gpu_program_issue(&g->source, p, &issue, err);
-    return rc || !g->tiers.on || p->tier == GPU_TIER_CHUNK ? rc : gpu_tiers_store(g, g->follow.at, 0, err);
+    return rc;
 }
 
 /* Computes the batch, or what is left of it where it was launched behind the step before. */
@@ -188,6 +188,8 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     const uint64_t before_ns = g->follow.before_ns;
     const bool over = taken && atomic_load_explicit(gpu_follow_end(g, at), memory_order_acquire) == 1;
     if (!rc && head) rc = gpu_draw_queue(g, err);
+    /* behind what draws wait for; a chunk's program has its own */
+    if (!rc && g->tiers.on && !taken && p->tier != GPU_TIER_CHUNK) rc = gpu_tiers_store(g, at, 0, err);
     if (!rc && g->tiers.on) rc = gpu_tiers_fetch(g, step, err);
     if (!rc && !taken) rc = gpu_program_issue_tail(&g->source, p, goes_on(p, &g->batch), &g->prefix, err);
     if (!rc) rc = wait_for_end(g, step, gpu_follow_end(g, at), &watch, err);

@@ -24,13 +24,13 @@ void observe_enter(struct observe *o, uint32_t slot)
     memset(&o->prompt[slot], 0, sizeof o->prompt[slot]);
 }
 
-void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns)
+void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns, uint32_t step_flags)
 {
     for (uint32_t w = 0; w < workers; w++) {
         if (done[w].busy_ns > step_ns) done[w].busy_ns = step_ns;
         if (done[w].wait_ns > step_ns - done[w].busy_ns) done[w].wait_ns = step_ns - done[w].busy_ns;
     }
-    if (workers < 2) return;
+    if (workers < 2 || step_flags & STEP_KV_ASSISTED) return;
     struct arena_times *gpu = &done[1];
     uint64_t part_ns = gpu->busy_ns + gpu->wait_ns, beside_ns = step_ns - part_ns;
     uint64_t least_ns = done[0].busy_ns > beside_ns ? done[0].busy_ns - beside_ns : 0;

@@ -32,8 +32,8 @@ double observe_planned(struct observe *observe, const struct step *step);
 /* Holds what the workers say of a step of step_ns against that: no more than all of it; and since they take
  * turns, the GPU worker waited while the CPU worker computed, also one on a device that cannot tell, but for
  * what the CPU worker may have done before the GPU worker's part of the step or behind it. done[0] is the CPU
- * worker's, if there are two. */
-void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns);
+ * worker's, if there are two. In a step flagged STEP_KV_ASSISTED both compute at once: then only the first of it. */
+void observe_settle(struct arena_times *done, uint32_t workers, uint64_t step_ns, uint32_t step_flags);
 /* Both processors' words on a step (copied out of shared memory) and what it took as a whole. */
 void observe_step(struct observe *observe, const struct step *step, const struct arena_times *done,
                   double seconds);

@@ -313,6 +313,7 @@ static void batcher_change_slots(struct batcher *batcher, const struct scheduler
     for (uint32_t i = 0; i < plan->preempt_count && !plan->admit_count; i++) {
         struct sequence *seq = batcher->seq[batcher->view_index[plan->preempt[i]]];
         log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
+        prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
         batcher_leave_slot(batcher, seq);
         batcher->with.metrics->preemptions_total++;
     }
@@ -458,7 +459,7 @@ static void batcher_observe(struct batcher *batcher, const struct batcher_flight
     uint64_t from_us = back_to_back ? batcher->done_us : flight->begun_us;
     uint64_t step_ns = now_us > from_us ? (now_us - from_us) * 1000 : 0;
     for (uint32_t w = 0; w < workers; w++) batcher->times[w] = control->done[w].times[at];
-    observe_settle(batcher->times, workers, step_ns);
+    observe_settle(batcher->times, workers, step_ns, flight->step.flags);
     batcher->done_us = now_us;
     metrics_add_step(batcher->with.metrics, &batcher->result, batcher->times, workers, step_ns);
     observe_step(batcher->with.observe, &flight->step, batcher->times, (double)step_ns / 1e9);

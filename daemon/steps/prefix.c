@@ -70,6 +70,15 @@ void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequenc
     if (cached > seq->reach) seq->reach = cached;
 }
 
+void prefix_keep(struct kv_pages *pages, const uint32_t *row, struct sequence *seq)
+{
+    const uint32_t cached = seq->cached;
+    if (seq->scope != SEQUENCE_NO_SCOPE) return; /* they are known */
+    seq->scope = seq->page_end = PREFIX_OWN_SCOPES + seq->id;
+    seq->cached = 0;
+    prefix_computed(pages, row, seq, cached);
+}
+
 void prefix_forget(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq)
 {
     for (uint32_t i = 0; i < seq->pages; i++) kv_pages_forget(pages, row[i]);

@@ -33,6 +33,9 @@ uint32_t prefix_shared(const struct kv_pages *pages, const struct sequence *seq)
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct sequence *seq);
 /* KV of tokens [0, cached) is there now, and good. */
 void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequence *seq, uint32_t cached);
+/* It is about to give its slot to an older one: its whole pages are known at least to itself, so that it finds those again
+ * that are not given to others meanwhile. */
+void prefix_keep(struct kv_pages *pages, const uint32_t *row, struct sequence *seq);
 /* Something is wrong with it: nobody else shall find any of it. */
 void prefix_forget(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq);
 

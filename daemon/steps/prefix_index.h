@@ -13,8 +13,9 @@
 #include "common/base/err.h"
 
 #define PREFIX_NO_PAGE UINT32_MAX
-/* Scopes are below, pages' numbers from here on. */
-#define PREFIX_SCOPES ((uint64_t)1 << 40)
+/* Scopes are below, those of one sequence alone in the upper half; pages' numbers from here on. */
+#define PREFIX_OWN_SCOPES ((uint64_t)1 << 39)
+#define PREFIX_SCOPES     ((uint64_t)1 << 40)
 
 struct prefix_page {
     uint64_t number; /* 0: not known */

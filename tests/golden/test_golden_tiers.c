@@ -26,11 +26,10 @@
 #define CONTEXT     1104
 #define PAGE_TOKENS 16
 #define UNITS_MAX   16
+/* Instrumented kernels are many times slower: two plans reach every line all the same. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define LONG_CASE 140
 #define FEW_CASES true
 #else
-#define LONG_CASE UINT32_MAX
 #define FEW_CASES false
 #endif
 
@@ -116,7 +115,6 @@ static void run_tiers(const struct tier_case *c, const struct golden *golden)
                                   .gap_allowed = pair_tolerance(pair)->gap};
         uint32_t count = 0;
         for (uint32_t i = 0; i < golden->count; i++) {
-            if (golden->cases[i].prompt_count > LONG_CASE) continue;
             walk_start(&on, &walks[count], &golden->cases[i], count, mode == MODE_GREEDY ? 0 : 5);
             count++;
         }

@@ -213,7 +213,7 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
     attention_test a(t, c);
     const bool fused = a.step.tokens == 1;
     const bool pairs = device->tensor_cores && (c.dtype == KV_BF16 || c.dtype == KV_Q8_0) &&
-                       (c.head_dim == 64 || c.head_dim == 128) && c.page_tokens % 16 == 0;
+                       c.head_dim % 32 == 0 && c.page_tokens % 16 == 0;
     const double tolerance = pairs ? 2e-5 : 1e-5;
     name_case(c, fused ? "decode fused" : "decode", what, sizeof what);
     std::vector<unsigned char> before[2] = {a.pool->read<unsigned char>(),
@@ -268,7 +268,7 @@ static void test_absent(struct test_context *t, const attention_case &c, const s
     char what[200];
     attention_test a(t, c);
     const bool pairs = device->tensor_cores && (c.dtype == KV_BF16 || c.dtype == KV_Q8_0) &&
-                       (c.head_dim == 64 || c.head_dim == 128) && c.page_tokens % 16 == 0;
+                       c.head_dim % 32 == 0 && c.page_tokens % 16 == 0;
     name_case(c, in_front ? "absent in front" : "absent", what, sizeof what);
     std::vector<uint32_t> table = a.step.page_table, begin(a.step.rows, 0);
     std::vector<bool> absent(table.size(), false);
@@ -380,11 +380,28 @@ static void test_splits(struct test_context *t, const struct gpuk_device *device
                     page,       window,
                     n % 2 == 0, {random_below(t, far), random_below(t, far), random_below(t, 40)},
                     {1, 1, 1}};
-                const attention_case one = {dtype, share * kv, kv, dim, page, 0, n % 2 == 1, {far}, {1}};
+                const uint32_t longest =
+                    dim == 128 && n == 0 && far < 1500 ? 1500 : far; /* several tiles a warp */
+                const attention_case one = {dtype, share * kv, kv, dim, page, 0, n % 2 == 1, {longest}, {1}};
                 test_absent(t, c, n % 2 ? plain : device, n % 2 == 0);
                 test_absent(t, one, device, true);
                 if (!t->small) test_absent(t, c, device, n % 2 == 1);
             }
+}
+
+/* Contexts far longer than a block's tiles, where tensor cores take them and where they do not. */
+static void test_long(struct test_context *t, const struct gpuk_device *many, const struct gpuk_device *plain)
+{
+    const uint32_t shapes[][3] = {{4, 1, 128}, {5, 1, 64}, {8, 1, 96}, {1, 1, 256}, {2, 1, 128}, {16, 2, 64}};
+    for (size_t i = 0; i < 6; i++)
+        for (int dtype : {KV_BF16, KV_F16, KV_Q8_0}) {
+            if (t->small && (t->few || dtype != (int[]){KV_F16, KV_Q8_0, KV_BF16}[i % 3])) continue;
+            const uint32_t at = t->small ? 1500 + random_below(t, 1500) : 32000 + random_below(t, 767);
+            const attention_case c = {dtype, shapes[i][0], shapes[i][1], shapes[i][2], 16u << i % 3,
+                                      0,     i % 2 == 0,   {at},         {1}};
+            test_decode(t, c, many);
+            if (!t->small) test_decode(t, c, plain);
+        }
 }
 
 void test_attention(struct test_context *t)
@@ -394,7 +411,7 @@ void test_attention(struct test_context *t)
     struct gpuk_device many = t->device,
                        many_plain = plain; /* as many pieces of the context as there can be */
     many.sm_count = many_plain.sm_count = 132;
-    /* heads, kv heads, head_dim, page: tensor cores take head_dim 64 and 128 on pages of whole 16 positions
+    /* heads, kv heads, head_dim, page: tensor cores take head_dim 64, 96, 128 and 256 on pages of whole 16 positions
      */
     const uint32_t shapes[][4] = {{8, 2, 128, 32}, {8, 1, 64, 16},  {5, 5, 80, 4},   {14, 2, 64, 8},
                                   {6, 2, 7, 16},   {16, 1, 256, 8}, {2, 2, 200, 32}, {20, 2, 128, 16},
@@ -404,6 +421,7 @@ void test_attention(struct test_context *t)
     const size_t shape_count = t->few ? 2 : t->small ? 4 : 10;
     test_splits(t, &many, &many_plain);
     test_splits(t, &t->device, &plain);
+    test_long(t, &many, &many_plain);
     for (int dtype = 0; dtype < KV_DTYPE_COUNT; dtype++) {
         for (size_t i = 0; i < shape_count; i++) {
             const uint32_t heads = shape[i][0], kv = shape[i][1], page = shape[i][3],

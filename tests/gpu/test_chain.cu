@@ -319,7 +319,7 @@ static void test_refusals(struct test_context *t)
 /* Small models of every kind: dtypes, groups, contexts, windows. */
 static void test_random(struct test_context *t, int count)
 {
-    const uint32_t groups[] = {1, 4, 5, 8, 2}, dims[] = {8, 16, 64, 80, 128, 256}, pages[] = {4, 16, 32};
+    const uint32_t groups[] = {1, 4, 5, 8, 2}, dims[] = {8, 16, 64, 80, 96, 128, 256}, pages[] = {4, 16, 32};
     for (int i = 0; i < count; i++) {
         chain_model m = {};
         m.dtype = i % 3, m.cache = i / 3 % KV_DTYPE_COUNT;
@@ -332,7 +332,7 @@ static void test_random(struct test_context *t, int count)
         }
         m.kv_heads = 1 + random_below(t, 3);
         m.heads = m.kv_heads * groups[random_below(t, 5)];
-        m.head_dim = dims[random_below(t, 6)];
+        m.head_dim = dims[random_below(t, 7)];
         if (m.heads * m.head_dim > 2048) m.head_dim = 64;
         m.layers = 1 + random_below(t, t->few ? 2 : 3);
         m.vocab = 1 + random_below(t, t->few ? 100 : 700);
@@ -347,6 +347,7 @@ static void test_random(struct test_context *t, int count)
         struct gpuk_device few = t->device;
         few.sm_count = (int)(2 + random_below(t, 5));
         few.gemv_slots = (int)random_below(t, 6);
+        few.chain_stream = random_below(t, 2) ? 1 + (int)random_below(t, m.position + 2) : 0;
         const size_t all = c.ops.size();
         test_cut(t, c, &few, 0, all, 2);
         const size_t length = 1 + random_below(t, all < 12 ? (uint32_t)all : 12);
@@ -355,9 +356,35 @@ static void test_random(struct test_context *t, int count)
     }
 }
 
+/* Attention that streams, whatever the length: every type, head_dim and share of heads there is code for; as many blocks as
+ * make pieces, and fewer than there are units. */
+static void test_streams(struct test_context *t)
+{
+    const uint32_t shapes[][3] = {{4, 1, 64}, {8, 1, 96}, {10, 2, 128}, {9, 1, 256}, {3, 3, 128}, {2, 1, 64}};
+    const int caches[] = {KV_BF16, KV_F16, KV_Q8_0};
+    for (uint32_t i = 0; i < (t->few ? 3 : 18); i++) {
+        const uint32_t *shape = shapes[(i + i / 6) % 6];
+        chain_model m = {};
+        m.dtype = DTYPE_BF16, m.cache = caches[i % 3], m.hidden = 64, m.inner = 72, m.vocab = 40,
+        m.layers = 1;
+        m.heads = shape[0], m.kv_heads = shape[1], m.head_dim = shape[2];
+        m.page_tokens = 16 << random_below(t, 3);
+        m.position = t->few ? 70 : random_below(t, 4) ? random_below(t, 700) : random_below(t, 2500);
+        m.window = random_below(t, 3) ? 0 : 1 + random_below(t, m.position + 9);
+        m.head_norm = i % 2, m.absent = i % 4 == 3, m.aligned = true;
+        chain_test c(t, m);
+        struct gpuk_device d = t->device;
+        d.chain_stream = 1, d.sm_count = i % 5 == 4 ? 2 : 3 + (int)random_below(t, 20);
+        if (!t->small && i % 2) d.sm_count = t->device.sm_count;
+        d.chain_asks = i % 3 == 2 ? -1 : 0;
+        test_cut(t, c, &d, 0, c.ops.size(), 2);
+    }
+}
+
 void test_chain(struct test_context *t)
 {
     test_refusals(t);
+    test_streams(t);
     test_random(t, t->few ? 6 : t->small ? 18 : 60);
     /* widths of real layers, few rows where the emulated device would take minutes */
     const chain_model real[] = {
@@ -369,6 +396,8 @@ void test_chain(struct test_context *t)
         {FORMAT_Q4_K, DTYPE_F16, 4096, 12288, 32, 8, 128, 1, 1001, 32, 0, 199, true, false, false, false,
          FORMAT_Q6_K},
         {DTYPE_F16, DTYPE_F32, 896, 4864, 14, 2, 64, 2, 1001, 32, 0, 700, false, true, false, false},
+        {DTYPE_BF16, DTYPE_F16, 4096, 12288, 32, 8, 128, 1, 1001, 32, 0, 32767, true, false, false, false},
+        {DTYPE_BF16, KV_Q8_0, 896, 4864, 14, 2, 64, 2, 1001, 32, 20000, 31999, false, true, false, false},
     };
     for (const chain_model &m : real) {
         if (t->small) break;

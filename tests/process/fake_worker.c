@@ -9,9 +9,7 @@
  * workers hand that hash to each other through the lanes as the plan says; each checks it against what it
  * reads back itself, so KV that one of them lost, or a lane left over from another life, ends it.
  *
- * With a cache of two tiers the GPU worker keeps what its places hold, copies every page that a step has filled to the
- * arena, fetches pages and reads each position where the step says; of steps flagged STEP_KV_ASSISTED the CPU worker
- * reads the positions below direct_from, and what it makes of them goes through the kv lanes, layer by layer.
+ * A cache of two tiers is kept as real workers do (fake_kv.h).
  *
  * `--probe` prints one device of probe_vram_mib=N (0: none; probe_hang=1: nothing, for ever).
  *
@@ -35,10 +33,10 @@
 #include "common/shared/doorbell.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "common/model/unit.h"
 #include "common/plan/plan.h"
 #include "common/base/units.h"
 #include "proto/control.pb-c.h"
+#include "tests/process/fake_kv.h"
 
 struct fake {
     struct arena arena;
@@ -54,11 +52,7 @@ struct fake {
         bool own,
             borrowed; /* it computes the layer whose cells are in my pool; in the CPU's, being the GPU */
     } phase[PLAN_PHASES_MAX];
-    struct {
-        char *at;
-        struct kv_layout kv;
-    } pool[2];         /* by worker: KV pages of the arena, of this process (GPU) */
-    uint32_t first[2]; /* by worker: the first layer whose cache is its, whose cells are written */
+    struct fake_kv kv;
 };
 
 static const char *kind = "cpu";
@@ -142,13 +136,6 @@ static enum plan_processor me(void)
     return strcmp(kind, "gpu") == 0 ? PLAN_GPU0 : PLAN_CPU0;
 }
 
-static void find_first_layers(struct fake *f)
-{
-    uint32_t kv_layer;
-    f->first[PLAN_CPU0] = f->first[PLAN_GPU0] = UINT32_MAX;
-    for (uint32_t l = f->plan.layers; l-- > 0;) f->first[plan_kv_of(&f->plan, l, &kv_layer)] = l;
-}
-
 /* The spans of one phase, and whose cells I write in it: a layer's KV goes where decode attends it, whoever
  * computes it now. Cells are kept of the first layer of each worker's. */
 static int take_phase(struct fake *f, uint32_t p, struct helm_err *err)
@@ -157,7 +144,8 @@ static int take_phase(struct fake *f, uint32_t p, struct helm_err *err)
     for (uint32_t l = 0; l < f->plan.layers && !rc; l++) {
         uint32_t kv_layer;
         enum plan_processor owner = plan_kv_of(&f->plan, l, &kv_layer);
-        if (f->first[owner] != l || plan_home_processor(plan_unit_home(&f->plan, p, 2 * l)) != me()) continue;
+        if (f->kv.first[owner] != l || plan_home_processor(plan_unit_home(&f->plan, p, 2 * l)) != me())
+            continue;
         if (owner == me())
             f->phase[p].own = true;
         else
@@ -195,18 +183,21 @@ static void take_plan(struct fake *f, const Helm__Control__V1__Load *request)
     int rc = json_parse_bounded("plan", request->plan_json, strlen(request->plan_json), 1 << 20, &json, &err);
     if (!rc) rc = plan_from_json(json, &f->plan, &err);
     if (!rc) rc = plan_check(&f->plan, &err);
-    if (!rc) find_first_layers(f);
+    f->kv.arena = &f->arena;
+    f->kv.plan = &f->plan;
+    f->kv.me = me();
+    if (!rc) find_first_layers(&f->kv);
     for (uint32_t p = 0; p < plan_phase_count(&f->plan) && !rc; p++) rc = take_phase(f, p, &err);
     json_decref(json);
-    f->pool[PLAN_CPU0].kv = f->pool[PLAN_GPU0].kv = h->kv;
-    f->pool[PLAN_CPU0].at = arena_region_ptr(&f->arena, ARENA_REGION_KV);
-    f->pool[PLAN_GPU0].kv.layers = plan_layers_of(&f->plan, PLAN_GPU0);
+    f->kv.pool[PLAN_CPU0].kv = f->kv.pool[PLAN_GPU0].kv = h->kv;
+    f->kv.pool[PLAN_CPU0].at = arena_region_ptr(&f->arena, ARENA_REGION_KV);
+    f->kv.pool[PLAN_GPU0].kv.layers = plan_layers_of(&f->plan, PLAN_GPU0);
     const uint32_t pages = plan_kv_tiered(&f->plan) ? h->vram_page_count : h->page_count;
-    if (gpu) f->pool[PLAN_GPU0].at = calloc(pages, kv_page_bytes(&f->pool[PLAN_GPU0].kv) + 1);
+    if (gpu) f->kv.pool[PLAN_GPU0].at = calloc(pages, kv_page_bytes(&f->kv.pool[PLAN_GPU0].kv) + 1);
     if (!rc && gpu && (request->vram_bytes == 0 || !request->device[0] || request->weights_ready))
         rc = helm_fail(&err, HELM_E_PEER, "LOAD: device '%s', VRAM %llu, weights ready %llu", request->device,
                        (unsigned long long)request->vram_bytes, (unsigned long long)request->weights_ready);
-    if (!rc && !f->pool[me()].at) rc = helm_fail(&err, HELM_E_NOMEM, "no memory for pages");
+    if (!rc && !f->kv.pool[me()].at) rc = helm_fail(&err, HELM_E_NOMEM, "no memory for pages");
     if (!rc && gpu) rc = wait_for_weights(f, &err);
     if (!rc) return;
     send_fault(f, HELM_E_PEER, err.text);
@@ -249,53 +240,6 @@ static void load(struct fake *f, const Helm__Control__V1__Load *request)
     if (fault("garbage")) zmq_send(f->socket, "\xff\xff\xff\xff", 4, 0);
 }
 
-static void fail_step(const char *what)
-{
-    fprintf(stderr, "fake worker %s: %s\n", kind, what);
-    abort();
-}
-
-/* The cells of a page of the layer that is kept of `owner`'s: in the arena, or in the GPU's own pool. */
-static uint32_t *arena_cells(struct fake *f, enum plan_processor owner, uint32_t page)
-{
-    const uint32_t layer = plan_kv_tiered(&f->plan) ? f->first[owner] : 0;
-    return (uint32_t *)(f->pool[PLAN_CPU0].at + kv_offset(&f->pool[PLAN_CPU0].kv, page, layer, 0, 0));
-}
-
-static uint32_t *vram_cells(struct fake *f, uint32_t page)
-{
-    return (uint32_t *)(f->pool[PLAN_GPU0].at + kv_offset(&f->pool[PLAN_GPU0].kv, page, 0, 0, 0));
-}
-
-static uint32_t entry_of(const struct step_row *row, const uint32_t *table, uint32_t at, uint32_t count)
-{
-    if (table[at] < count) return table[at];
-    fprintf(stderr, "fake worker: slot %u has page %u on %u of %u\n", row->slot, at, table[at], count);
-    abort();
-}
-
-/* Where position p of this row keeps its "KV" of that worker's layers. */
-static uint32_t *cell(struct fake *f, enum plan_processor owner, const struct step_row *row,
-                      uint32_t position)
-{
-    const struct arena_header *h = arena_header_of(&f->arena);
-    const uint32_t at = position / h->kv.page_tokens, in_page = position % h->kv.page_tokens,
-                   page = entry_of(row, arena_page_table_of(&f->arena, row->slot), at, h->page_count);
-    if (owner == PLAN_CPU0 || position < row->host_tokens) return arena_cells(f, owner, page) + in_page;
-    if (!plan_kv_tiered(&f->plan)) return vram_cells(f, page) + in_page;
-    return vram_cells(f, entry_of(row, arena_vram_table_of(&f->arena, row->slot), at, h->vram_page_count)) +
-           in_page;
-}
-
-/* Goes on with the hash of the positions below `from`, up to `to`. */
-static uint64_t hash_on(struct fake *f, enum plan_processor owner, const struct step_row *row, uint64_t hash,
-                        uint32_t from, uint32_t to)
-{
-    if (from == 0) hash = 1469598103934665603u ^ arena_slot_of(&f->arena, row->slot)->sampling.seed;
-    for (uint32_t p = from; p < to; p++) hash = (hash ^ *cell(f, owner, row, p)) * 1099511628211u;
-    return hash;
-}
-
 static void sample(struct fake *f, const struct step_row *row, uint64_t hash, struct sampling_result *out)
 {
     const struct arena_slot *slot = arena_slot_of(&f->arena, row->slot);
@@ -330,101 +274,9 @@ static void attend(struct fake *f, enum plan_processor owner, const struct step 
         const struct step_row *row = &step->row[i];
         const uint32_t from = owner == PLAN_GPU0 ? row->direct_from : 0; /* `hash` has what is below */
         for (uint32_t p = row->start; p < row->start + row->count; p++)
-            *cell(f, owner, row, p) = token_at(f, step, row, p);
+            *cell(&f->kv, owner, row, p) = token_at(f, step, row, p);
         if (fault_now(f, "crash_step") && i == step->row_count / 2) abort(); /* half of the KV is written */
-        hash[i] = hash_on(f, owner, row, hash[i], from, row->start + row->count);
-    }
-}
-
-/* ---- two tiers ---- */
-
-/* A row's place in a kv lane that carries `width` floats a head. */
-static float *lane_row(struct fake *f, enum arena_kv_lane lane, uint32_t row)
-{
-    const struct arena_header *h = arena_header_of(&f->arena);
-    const uint32_t width = h->kv.head_dim + (lane == ARENA_KV_PARTIAL ? 2 : 0);
-    return arena_kv_lane_of(&f->arena, lane)->data + (size_t)row * h->kv_heads_asking * width;
-}
-
-/* What a query says: which it is. */
-static uint64_t query_of(const struct step *step, uint32_t ticket, uint32_t row)
-{
-    return (uint64_t)step->serial << 32 | ticket << 8 | row;
-}
-
-/* The GPU's part of a hand-over: asks, and takes what the CPU makes of the positions below direct_from. */
-static void ask(struct fake *f, const struct step *step, uint32_t ticket, uint64_t *hash)
-{
-    struct lane *query = arena_kv_lane_of(&f->arena, ARENA_KV_QUERY),
-                *partial = arena_kv_lane_of(&f->arena, ARENA_KV_PARTIAL);
-    struct helm_err err = {0};
-    if (lane_acquire(query, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
-    for (uint32_t i = 0; i < step->row_count; i++)
-        memcpy(lane_row(f, ARENA_KV_QUERY, i), &(uint64_t){query_of(step, ticket, i)}, sizeof *hash);
-    if (lane_publish(query, ticket, &err)) fail_step(err.text);
-    if (lane_wait(partial, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
-    for (uint32_t i = 0; i < step->row_count; i++) {
-        uint64_t got;
-        memcpy(&got, lane_row(f, ARENA_KV_PARTIAL, i), sizeof got);
-        if (ticket > 1 && step->row[i].direct_from && got != hash[i])
-            fail_step("layers have other KV in the arena");
-        hash[i] = got;
-    }
-    if (ticket == plan_layers_of(&f->plan, PLAN_GPU0)) lane_release(partial);
-}
-
-/* The CPU's part of it. */
-static void answer(struct fake *f, const struct step *step, uint32_t ticket)
-{
-    struct lane *query = arena_kv_lane_of(&f->arena, ARENA_KV_QUERY),
-                *partial = arena_kv_lane_of(&f->arena, ARENA_KV_PARTIAL);
-    struct helm_err err = {0};
-    if (lane_wait(query, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
-    for (uint32_t i = 0; i < step->row_count; i++) {
-        const struct step_row *row = &step->row[i];
-        uint64_t asked, hash = hash_on(f, PLAN_GPU0, row, 0, 0, row->direct_from);
-        memcpy(&asked, lane_row(f, ARENA_KV_QUERY, i), sizeof asked);
-        if (asked != query_of(step, ticket, i)) fail_step("another query");
-        memcpy(lane_row(f, ARENA_KV_PARTIAL, i), &hash, sizeof hash);
-    }
-    if (lane_acquire(partial, ticket, 0, 60000, NULL, &err)) fail_step(err.text);
-    if (ticket == plan_layers_of(&f->plan, PLAN_GPU0)) lane_release(query);
-    if (lane_publish(partial, ticket, &err)) fail_step(err.text);
-}
-
-/* What the GPU asks in a span of its half layers. */
-static void assist(struct fake *f, const struct step *step, const struct plan_span *span, uint32_t *ticket,
-                   uint64_t *hash)
-{
-    uint32_t kv_layer;
-    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) {
-        if (unit_part(u) != UNIT_ATTENTION || plan_kv_of(&f->plan, unit_layer(u), &kv_layer) != PLAN_GPU0)
-            continue;
-        if (me() == PLAN_GPU0)
-            ask(f, step, ++*ticket, hash);
-        else
-            answer(f, step, ++*ticket);
-    }
-}
-
-/* As early as a copy may be. */
-static void fetch_pages(struct fake *f, const struct step *step)
-{
-    const size_t bytes = arena_header_of(&f->arena)->kv.page_tokens * sizeof(uint32_t);
-    for (uint32_t i = 0; i < step->fetch_count && me() == PLAN_GPU0; i++)
-        memcpy(vram_cells(f, step->fetch[i].place), arena_cells(f, PLAN_GPU0, step->fetch[i].page), bytes);
-}
-
-/* Pages that the step has filled are in the arena before it is done. */
-static void store_pages(struct fake *f, const struct step *step)
-{
-    const uint32_t tokens = arena_header_of(&f->arena)->kv.page_tokens;
-    if (me() != PLAN_GPU0 || !plan_kv_tiered(&f->plan)) return;
-    for (uint32_t i = 0; i < step->row_count; i++) {
-        const struct step_row *row = &step->row[i];
-        for (uint32_t page = row->start / tokens; (page + 1) * tokens <= row->start + row->count; page++)
-            memcpy(arena_cells(f, PLAN_GPU0, arena_page_table_of(&f->arena, row->slot)[page]),
-                   cell(f, PLAN_GPU0, row, page * tokens), tokens * sizeof(uint32_t));
+        hash[i] = hash_on(&f->kv, owner, row, hash[i], from, row->start + row->count);
     }
 }
 
@@ -454,7 +306,7 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
     for (uint32_t i = 0; i < f->phase[phase].span_count; i++) {
         const struct plan_span *span = &f->phase[phase].spans[i];
         const bool assisted = (step->flags & STEP_KV_ASSISTED) && span->processor == PLAN_GPU0;
-        if (assisted && me() == PLAN_CPU0) assist(f, step, span, &ticket, below);
+        if (assisted && me() == PLAN_CPU0) assist(&f->kv, step, span, &ticket, below);
         if (span->processor != me()) continue;
         if (span->ticket_in) {
             struct lane *lane = arena_lane_of(&f->arena, span->lane_in);
@@ -463,7 +315,7 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
             if (span->last_in) lane_release(lane);
         }
         bool attends = span->unit_count > 1 || (span->unit_count == 1 && !(span->first_unit & 1));
-        if (assisted) assist(f, step, span, &ticket, below);
+        if (assisted) assist(&f->kv, step, span, &ticket, below);
         if (attends && !attended) {
             memcpy(hash, below, bytes);
             attended = attend_all(f, phase, step, hash);
@@ -507,9 +359,9 @@ static void run_step(struct fake *f, uint32_t serial)
     wait_for_tokens(f, step);
     if (fault("token_us")) sleep_us(fault("token_us") * (long)step->token_count);
     if (fault("step_us")) sleep_us(fault("step_us"));
-    fetch_pages(f, step);
+    fetch_pages(&f->kv, step);
     run_spans(f, step, hash);
-    store_pages(f, step);
+    store_pages(&f->kv, step);
     bool head = f->plan.head == me();
     if (head) {
         memset(result, 0, sizeof *result);
@@ -621,7 +473,7 @@ int main(int argc, char **argv)
     zmq_ctx_term(f.zmq);
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) free(f.phase[p].spans);
     plan_free(&f.plan);
-    free(f.pool[PLAN_GPU0].at);
+    free(f.kv.pool[PLAN_GPU0].at);
     arena_close(&f.arena);
     return 0;
 }

@@ -135,6 +135,8 @@ def query_tests(at, daemon):
           "busy 25 % of the steps' time, waiting 50 %; weights read 1.00 MiB, over the link 2.00 MiB" in out, out)
     check("... also in JSON", status["workers"][1]["busy_seconds"] == 2 and status["workers"][1]["vram_bytes"] == 3 << 20 and
           status["seconds_steps"] == 8, status)
+    check_exit("top, once", 0, *at, "top", "--once", "--interval", "0.1", text="of prompts")
+    check_exit("top without a terminal", 2, *at, "top", text="--once")
     check("ps --json, nothing open", json.loads(check_exit("ps", 0, *at, "ps", "--json")) == [])
     check("plan --json", json.loads(check_exit("plan", 0, *at, "plan", "--json"))["layers"] == 4)
     out = check_exit("plan as a table", 0, *at, "plan", text="0-3  all        cpu")

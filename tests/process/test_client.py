@@ -240,7 +240,7 @@ def permission_tests(folder):
     system = os.path.join(folder, "system")
     os.mkdir(system)
     open(system + "/helmd.sock", "w").close()
-    helm_client.SYSTEM_SOCKET = system + "/helmd.sock"
+    helm_client.connection.SYSTEM_SOCKET = system + "/helmd.sock"
     os.environ.pop("HELM_ENDPOINT", None)
     os.environ["XDG_RUNTIME_DIR"] = folder
     own = "ipc://%s/helm/helmd.sock" % folder

@@ -5,7 +5,8 @@
  * best of several plain read loops over the same memory, cut among the threads in the same way, run
  * alternately with it. GEMM (tiling included) is limited by the register-only multiply rate or by reading
  * its weights once, whichever is longer. Every number is the median of several alternating samples. --packed
- * measures packed weights instead (tools/bench/kernels/packed.c), --attention attention (attention.c). */
+ * measures packed weights instead (tools/bench/kernels/packed.c), --attention attention (attention.c), --attend-host a CPU
+ * worker's attention for a GPU (assist.c). */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include "common/base/args.h"
 #include "common/base/cpu.h"
 #include "common/base/units.h"
+#include "tools/bench/kernels/assist.h"
 #include "tools/bench/kernels/attention.h"
 #include "tools/bench/kernels/packed.h"
 #include "tools/measure/stats.h"
@@ -321,7 +323,7 @@ int main(int argc, char *argv[])
     struct helm_err err = {0};
     uint64_t threads = 0;
     const char *format = NULL, *name = NULL, *model = NULL;
-    bool quick = false, packed = false, attention = false;
+    bool quick = false, packed = false, attention = false, assist = false;
     const struct args_option options[] = {
         {"threads", 't', ARGS_U64, "N", "threads, one a core (all usable cores)", .target = &threads,
          .min = 1, .max = POOL_THREADS_MAX},
@@ -332,6 +334,8 @@ int main(int argc, char *argv[])
          .target = &packed},
         {"attention", 0, ARGS_FLAG, NULL, "attention instead: one token's, by type of the KV cache",
          .target = &attention},
+        {"attend-host", 0, ARGS_FLAG, NULL, "instead: attention for a GPU, to a cache in host memory",
+         .target = &assist},
         {"model", 0, ARGS_TEXT, "DIR", "with --packed: this model's weights, not random ones",
          .target = &model},
         {"quick", 'q', ARGS_FLAG, NULL, "fewer shapes and samples", .target = &quick},
@@ -368,6 +372,10 @@ int main(int argc, char *argv[])
     }
     if (attention) {
         if (bench_attention(name, b->threads, &b->cpus, &err)) goto fail;
+        return 0;
+    }
+    if (assist) {
+        if (bench_assist(b->threads, &b->cpus, &err)) goto fail;
         return 0;
     }
     b->samples = quick ? 5 : 11;

@@ -135,7 +135,7 @@ int gpuk_prepare_attention_decode(const struct gpuk_device *device, struct helm_
     int rc = HELM_OK;
     for (int i = 0; i < KV_DTYPE_COUNT * 6 && !rc; i++)
         rc = gpuk_prepare("decode attention", kernels[i / 6][i % 6 / 2][i % 2], 0, err);
-    if (!rc && device->tensor_cores) rc = decode_tensor_prepare(err);
+    if (!rc && device->tensor_cores) rc = decode_tensor_prepare(device, err);
     return rc;
 }
 

@@ -301,6 +301,6 @@ struct decode_params gpuk_decode_params(const struct gpuk_attention *args, uint3
 bool decode_tensor_fits(const struct gpuk_device *device, const struct gpuk_attention *args);
 int decode_tensor_launch(const struct gpuk_device *device, decode_params *params, uint32_t tokens,
                          uint32_t flags, void *stream, struct helm_err *err);
-int decode_tensor_prepare(struct helm_err *err);
+int decode_tensor_prepare(const struct gpuk_device *device, struct helm_err *err);
 
 #endif

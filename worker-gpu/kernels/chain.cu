@@ -289,10 +289,13 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 copies_commit();
             });
         } else if (token->counts) {
-            cut_once<S>(item.attention.a, *token);
+            cut_once<S>(item, *token);
             const attention_cut &cut = token->cut;
             unsigned char *memory = reinterpret_cast<unsigned char *>(region);
-            if (cut.heads == 1)
+            if (cut.streams) {
+                wait();
+                chain_stream<S, C>(item, *token, memory);
+            } else if (cut.heads == 1)
                 chain_attend<S, C, 1>(item, *token, cut, memory, number, wait);
             else
                 chain_attend<S, C, CHAIN_GROUP>(item, *token, cut, memory, number, wait);

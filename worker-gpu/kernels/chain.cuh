@@ -44,6 +44,8 @@ struct alignas(16) chain_item {
     uint32_t next_norm_quads;
     const float *next_norm; /* of the linear operation behind this one */
     uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
+    uint32_t asks;          /* attention: positions of a unit asked into the L2 ahead */
+    uint32_t streams_from;  /* attention: more positions than that stream; UINT32_MAX: it cannot */
     uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
     chain_weights where;    /* linear */
     union {
@@ -73,7 +75,9 @@ struct attention_cut {
     uint32_t heads;      /* of a unit at most */
     uint32_t chunks;     /* of a kv head's query heads */
     uint32_t pieces, per_piece, units;
-    bool words; /* pieces go to the last one's block as words */
+    bool words;    /* pieces go to the last one's block as words */
+    bool streams;  /* a unit reads keys and values once for all its heads (attention_stream.cuh) */
+    uint32_t from; /* where the first piece begins: `first`, or before it */
 };
 /* A unit's place. */
 struct attention_unit {
@@ -90,7 +94,7 @@ struct alignas(16) chain_token {
     bool counts;       /* false: the step has no token, attention does nothing */
     attention_cut cut; /* and the block's first unit, of attention of so many heads and such a window */
     attention_unit unit;
-    uint32_t cut_heads, cut_kv_heads, cut_window; /* heads 0: not cut yet */
+    uint32_t cut_heads, cut_kv_heads, cut_window, cut_streams_from; /* heads 0: not cut yet */
     bool words;    /* tags differ from launch to launch: with more than one operation */
     bool hurried;  /* the ring's barrier says so; thread 0's */
     uint32_t tag;  /* of operation 0 of this launch; the others' are that and their number */

@@ -12,6 +12,7 @@
 #ifndef HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
 #define HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
 
+#include "worker-gpu/kernels/attention_stream.cuh"
 #include "worker-gpu/kernels/chain.cuh"
 
 static const uint32_t CHAIN_GROUP = 4;       /* query heads of a unit at most */
@@ -21,14 +22,36 @@ static const uint32_t CHAIN_PIECES = GPUK_CHAIN_PIECES, CHAIN_PIECE_LEAST = 16; 
                                                                    words; positions of one */
 static const uint32_t CHAIN_ONE_HEAD = 2048; /* and up to which each query head reads for itself */
 static const uint32_t CHAIN_PIECE_MIN = 128;
-static const uint32_t CHAIN_ASK = 512; /* positions of a unit asked into the L2 ahead */
+static const uint32_t CHAIN_ASK = 512; /* positions of a unit asked into the L2 ahead, by default */
+static const uint32_t CHAIN_STREAM =
+    CHAIN_ONE_HEAD; /* and beyond which what can stream does (attention_stream.cuh) */
 
-__device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_t position, bool words)
+/* Of units that stream: pieces are of whole tiles, whatever the type. */
+__device__ __forceinline__ attention_cut stream_cut_of(const gpuk_attention &a, attention_cut c)
 {
+    const uint32_t group = a.heads / a.kv.layout.kv_heads;
+    c.streams = true, c.words = false;
+    c.chunks = div_up(group, STREAM_HEADS), c.heads = div_up(group, c.chunks);
+    c.from = c.first & ~(STREAM_GROUP - 1);
+    const uint32_t share = a.kv.layout.kv_heads * c.chunks, tiles = div_up(c.end - c.from, STREAM_TILE_MOST);
+    uint32_t pieces = gridDim.x / share;
+    if (pieces > tiles) pieces = tiles;
+    if (pieces > GPUK_SPLITS_MAX) pieces = GPUK_SPLITS_MAX;
+    if (pieces < 1) pieces = 1;
+    c.per_piece = div_up(tiles, pieces) * STREAM_TILE_MOST;
+    c.pieces = div_up(c.end - c.from, c.per_piece);
+    c.units = share * c.pieces;
+    return c;
+}
+__device__ __forceinline__ attention_cut cut_of(const chain_item &item, uint32_t position, bool words)
+{
+    const gpuk_attention &a = item.attention.a;
     attention_cut c;
     c.end = position + 1;
     c.first = a.window && c.end > a.window ? c.end - a.window : 0;
     const uint32_t visible = c.end - c.first, group = a.heads / a.kv.layout.kv_heads;
+    if (visible > item.streams_from) return stream_cut_of(a, c);
+    c.streams = false, c.from = c.first;
     c.chunks = visible <= CHAIN_ONE_HEAD ? group : div_up(group, CHAIN_GROUP);
     c.heads = div_up(group, c.chunks); /* 3 and 2 of 5, not 4 and 1 */
     const uint32_t share = a.kv.layout.kv_heads * c.chunks;
@@ -51,7 +74,7 @@ __device__ __forceinline__ attention_unit unit_of(const attention_cut &cut, uint
     u.share = number / cut.pieces, u.piece = number - u.share * cut.pieces;
     u.kv_head = u.share / cut.chunks, u.chunk = u.share - u.kv_head * cut.chunks;
     u.owner = u.piece == cut.pieces - 1;
-    u.begin = cut.first + u.piece * cut.per_piece;
+    u.begin = cut.from + u.piece * cut.per_piece;
     u.end = u.owner ? cut.end - 1 : u.begin + cut.per_piece;
     return u;
 }
@@ -70,13 +93,15 @@ __device__ __forceinline__ lane_place lane_place_of(uint32_t head_dim)
 }
 
 /* The cut, and the block's first unit and its first pages, once for all operations that are cut alike. */
-template <typename S> __device__ __forceinline__ void cut_once(const gpuk_attention &a, chain_token &token)
+template <typename S> __device__ __forceinline__ void cut_once(const chain_item &item, chain_token &token)
 {
+    const gpuk_attention &a = item.attention.a;
     const kv_layout &l = a.kv.layout;
-    if (token.cut_heads == a.heads && token.cut_kv_heads == l.kv_heads && token.cut_window == a.window)
+    if (token.cut_heads == a.heads && token.cut_kv_heads == l.kv_heads && token.cut_window == a.window &&
+        token.cut_streams_from == item.streams_from)
         return;
     S::meet();
-    const attention_cut cut = cut_of(a, token.position, token.words);
+    const attention_cut cut = cut_of(item, token.position, token.words);
     const attention_unit unit = unit_of(cut, blockIdx.x);
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens);
     for (uint32_t i = threadIdx.x; i < HELD_POSITIONS_MAX; i += S::THREADS)
@@ -86,6 +111,7 @@ template <typename S> __device__ __forceinline__ void cut_once(const gpuk_attent
     if (threadIdx.x == 0) {
         token.cut = cut, token.unit = unit;
         token.cut_heads = a.heads, token.cut_kv_heads = l.kv_heads, token.cut_window = a.window;
+        token.cut_streams_from = item.streams_from;
     }
     S::meet();
 }
@@ -102,7 +128,7 @@ __device__ __forceinline__ void chain_attention_ask(const chain_item &item, chai
                                                     unsigned char *region)
 {
     const gpuk_attention &a = item.attention.a;
-    cut_once<S>(a, token);
+    cut_once<S>(item, token);
     const attention_cut &cut = token.cut;
     if (blockIdx.x >= cut.units) return;
     const kv_layout &l = a.kv.layout;
@@ -115,7 +141,7 @@ __device__ __forceinline__ void chain_attention_ask(const chain_item &item, chai
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens),
                    row_bytes = kv_number_bytes(l.dtype, l.head_dim);
     uint32_t begin = unit.begin;
-    if (item.held_at && cut.heads == 1) {
+    if (item.held_at && cut.heads == 1 && !cut.streams) {
         const lane_place lane = lane_place_of(l.head_dim);
         const uint32_t warp = threadIdx.x >> 5, step = S::WARPS * lane.at_once;
         const uint32_t to_values = l.kv_heads * (uint32_t)kv_head_bytes(&l);
@@ -135,7 +161,7 @@ __device__ __forceinline__ void chain_attention_ask(const chain_item &item, chai
         begin += HELD * step;
     }
     const uint32_t lines = div_up(row_bytes, 128); /* of a key, or a value */
-    const uint32_t end = begin + CHAIN_ASK < unit.end ? begin + CHAIN_ASK : unit.end;
+    const uint32_t end = begin + item.asks < unit.end ? begin + item.asks : unit.end;
     for (uint32_t i = threadIdx.x; begin < end && i < (end - begin) * 2 * lines; i += S::THREADS) {
         const uint32_t row = i / (2 * lines), line = i - row * 2 * lines, at = begin + row;
         const uint32_t page = token.pages[at >> page_shift], is_value = line >= lines;
@@ -336,6 +362,56 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
                                          os, ms, ss, memory);
     }
     if (!waited) wait();
+}
+
+/* ---- long contexts: units that stream ---- */
+
+/* The block's units. In functions of their own: what lives in their registers is no matter of the rest of the kernel's.
+ * Places are bytes from the beginning of shared memory. */
+template <typename S, typename C, int HEAD>
+__device__ __noinline__ void chain_stream_as(uint32_t item_at, uint32_t token_at, uint32_t region_at)
+{
+    SHARED_DYNAMIC(unsigned char, shared);
+    const decode_params &p = reinterpret_cast<const chain_item *>(shared + item_at)->attention;
+    const chain_token &token = *reinterpret_cast<const chain_token *>(shared + token_at);
+    const attention_cut &cut = token.cut;
+    const uint32_t group = p.a.heads / p.a.kv.layout.kv_heads;
+#pragma unroll 1
+    for (uint32_t number = blockIdx.x; number < cut.units; number += gridDim.x) {
+        const attention_unit of = unit_of(cut, number);
+        const uint32_t in_group = of.chunk * cut.heads;
+        stream_unit u;
+        u.kv_head = of.kv_head, u.head0 = of.kv_head * group + in_group;
+        u.heads = group - in_group < cut.heads ? group - in_group : cut.heads;
+        u.first = cut.first, u.begin = of.begin, u.end = of.end;
+        u.piece = of.piece, u.pieces = cut.pieces;
+        u.owner = of.owner, u.appends = of.chunk == 0;
+        const stream_place place = {0,          token.position,        token.pages,
+                                    token.page, p.counters + of.share, shared + region_at};
+        if (number != blockIdx.x) S::meet(); /* the unit before is through with the shared memory */
+        stream_attend<C, HEAD, S>(p, u, place);
+    }
+}
+template <typename S, typename C>
+__device__ __forceinline__ void chain_stream(const chain_item &item, const chain_token &token,
+                                             const unsigned char *region)
+{
+    if constexpr (stream_takes<C>::value) {
+        SHARED_DYNAMIC(unsigned char, shared);
+        const uint32_t item_at = (uint32_t)(reinterpret_cast<const unsigned char *>(&item) - shared),
+                       token_at = (uint32_t)(reinterpret_cast<const unsigned char *>(&token) - shared),
+                       region_at = (uint32_t)(region - shared);
+        switch (item.attention.a.kv.layout.head_dim) {
+        case 64:
+            return chain_stream_as<S, C, 64>(item_at, token_at, region_at);
+        case 96:
+            return chain_stream_as<S, C, 96>(item_at, token_at, region_at);
+        case 128:
+            return chain_stream_as<S, C, 128>(item_at, token_at, region_at);
+        case 256:
+            return chain_stream_as<S, C, 256>(item_at, token_at, region_at);
+        }
+    }
 }
 
 #endif

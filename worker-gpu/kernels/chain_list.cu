@@ -44,6 +44,12 @@ static uint32_t attention_bytes(uint32_t heads, uint32_t head_dim)
     return (chain_attention_floats(chain_shaped::WARPS, heads, head_dim) * 4 + 127) / 128 * 128;
 }
 
+/* And of one that streams; 0: none does. */
+static uint32_t stream_region(const struct gpuk_attention *a)
+{
+    return (stream_bytes(&a->kv) + 127) / 128 * 128;
+}
+
 /* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
 static uint32_t region_of(const struct gpuk_chain_op *op)
 {
@@ -66,7 +72,7 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
     if (l->head_dim % 8 != 0 || ((size_t)a->kv.pool | (size_t)a->kv.pool_host) % 16 != 0) return 0;
     const uint32_t group = a->heads / l->kv_heads < CHAIN_GROUP ? a->heads / l->kv_heads : CHAIN_GROUP;
     /* a unit of two or three heads is laid out as one of CHAIN_GROUP */
-    return attention_bytes(group > 1 ? CHAIN_GROUP : 1, l->head_dim);
+    return std::max(attention_bytes(group > 1 ? CHAIN_GROUP : 1, l->head_dim), stream_region(a));
 }
 
 /* And the weights of its norm. */
@@ -149,6 +155,12 @@ static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_cha
     /* units of several heads hold nothing */
     const uint32_t before = region_of(front), own = attention_bytes(1, l->head_dim);
     return before > own ? before : own;
+}
+
+static uint32_t streams_from(const struct gpuk_device *device, const struct gpuk_attention *a)
+{
+    if (device->chain_stream < 0 || stream_bytes(&a->kv) == 0) return UINT32_MAX;
+    return device->chain_stream ? (uint32_t)device->chain_stream : CHAIN_STREAM;
 }
 
 /* One token's step, the same for every attention operation. */
@@ -247,6 +259,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
             item->attention =
                 gpuk_decode_params(&op[i].attention.args, 1, true, op[i].attention.out, attention_workspace);
             item->piece_words = words;
+            item->asks = device->chain_asks ? (uint32_t)std::max(device->chain_asks, 0) : CHAIN_ASK;
+            item->streams_from = streams_from(device, &op[i].attention.args);
             item->held_at = i > 0 && holds ? held_at(&op[i - 1], &op[i]) : 0;
             const uint32_t page_tokens = op[i].attention.args.kv.layout.page_tokens;
             if (!header->attends) header->step = op[i].attention.args.step, header->page_tokens = page_tokens;

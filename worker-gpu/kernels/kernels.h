@@ -66,6 +66,8 @@ struct gpuk_device {
     int gemv_slots;       /* tiles in flight a warp; also of chains */
     int gemv_ahead_bytes; /* of each block's weights asked into L2 before its predecessor has finished */
     bool gemv_contiguous; /* a block's rows are neighbours; else rows go round the blocks */
+    int chain_stream;     /* positions beyond which attention of a chain streams */
+    int chain_asks;       /* positions of a block that such attention asks into the L2 ahead */
     int packed_warps;     /* of a block of the packed gemv, at most: 4, 8, 16 or 24 */
     int packed_slots;     /* of each warp's ring */
     int packed_blocks;    /* of a multiprocessor, at most */

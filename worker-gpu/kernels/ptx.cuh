@@ -299,5 +299,22 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t r[4], uint32_t
                  : "memory");
 }
 
+/* Lane 4 g + c holds elements 2 c and 2 c + 1 of row g of an 8 x 8 matrix of 16-bit elements, and gets those of column g. */
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t row)
+{
+    uint32_t column;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(column) : "r"(row));
+    return column;
+}
+/* a + b of pairs of bf16 (8.0). */
+__device__ __forceinline__ uint32_t bf16s_add(uint32_t a, uint32_t b)
+{
+    uint32_t d = 0;
+#if __CUDA_ARCH__ >= 800
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(0x3f803f80u), "r"(b));
+#endif
+    return d;
+}
+
 #endif /* HELM_CUDA_EMULATED */
 #endif

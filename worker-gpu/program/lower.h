@@ -1,4 +1,4 @@
-/* Inside lowering: what program.c (spans, phases), math.c (what is computed), supply.c (where weights and
+/* Inside lowering: what program.c (spans, phases), math.c and attention.c (what is computed), supply.c (where weights and
  * caches come from) and chain.c (chains) share.
  *
  * Entries are added to one list in the order in which they are issued. An error is kept in `rc`; what is

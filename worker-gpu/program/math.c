@@ -3,54 +3,23 @@
  * Walks the model's operations (common/model/unit.h) and makes of each those that program_ops_of names, over
  * every piece of its weights that supply.c has and every sub-chunk. For each kind of operation there is one
  * function here that fills in its arguments, and one row of the table that finds it. */
-#include "worker-gpu/program/lower.h"
-
-#include <math.h>
-
-static enum op_tier tier_of(const struct lowering *low)
-{
-    const enum gpu_tier tier = low->program->tier;
-    return tier == GPU_TIER_1 ? OP_TIER_ONE : tier == GPU_TIER_CHUNK ? OP_TIER_CHUNK : OP_TIER_FEW;
-}
-
-/* What an operation is made for. */
-struct making {
-    const struct lower_at *at;
-    enum op_kind kind;
-    const struct piece *piece; /* LINEAR */
-    uint32_t sub;              /* GPU_SUB_ALL in the decode tiers */
-    enum dtype dtype;          /* of what a chunk normalises and multiplies */
-    uint32_t bias;             /* ADD_BIAS: which of the operation's */
-    float *x_out;              /* where the residual stream goes */
-};
+#include "worker-gpu/program/making.h"
 
 /* ---- buffers ---- */
 
-/* Row 0 of a sub-chunk in an array of rows of `width` numbers of `elem` bytes. */
-static char *sub_row(void *base, uint32_t sub, uint64_t width, uint64_t elem)
-{
-    return (char *)base + (sub == GPU_SUB_ALL ? 0 : sub) * (uint64_t)GPU_SUB_TOKENS * width * elem;
-}
-
-struct place {
-    char *at;
-    uint32_t stride; /* in numbers, from token to token */
-    enum dtype dtype;
-};
-
 /* Where a buffer's rows are. q k v stand side by side; of a chunk the attention's output takes their place. */
-static struct place place_of(const struct lowering *low, const struct making *m, enum model_buffer buffer)
+struct place making_place(const struct lowering *low, const struct making *m, enum model_buffer buffer)
 {
     const struct gpu_buffers *b = low->source->buffers;
     const struct model_config *c = &low->source->model->config;
     const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, width = q + 2 * kv;
-    const bool chunk = tier_of(low) == OP_TIER_CHUNK;
-    float *qkv = (float *)sub_row(chunk ? gpu_area(b, GPU_AREA_CHUNK_QKV) : gpu_area(b, GPU_AREA_FEW_QKV),
-                                  m->sub, width, sizeof(float));
+    const bool chunk = making_tier(low) == OP_TIER_CHUNK;
+    float *qkv = (float *)making_row(chunk ? gpu_area(b, GPU_AREA_CHUNK_QKV) : gpu_area(b, GPU_AREA_FEW_QKV),
+                                     m->sub, width, sizeof(float));
     switch (buffer) {
     case BUFFER_X:
-        return (struct place){sub_row(gpu_area(b, GPU_AREA_X), m->sub, c->hidden, sizeof(float)), c->hidden,
-                              DTYPE_F32};
+        return (struct place){making_row(gpu_area(b, GPU_AREA_X), m->sub, c->hidden, sizeof(float)),
+                              c->hidden, DTYPE_F32};
     case BUFFER_Q:
         return (struct place){(char *)qkv, width, DTYPE_F32};
     case BUFFER_K:
@@ -60,14 +29,15 @@ static struct place place_of(const struct lowering *low, const struct making *m,
     case BUFFER_A:
         /* of two tiers all sub-chunks' outputs, one behind the other, when all of q k v has been used */
         if (chunk && plan_kv_tiered(low->source->plan))
-            return (struct place){sub_row(gpu_area(b, GPU_AREA_CHUNK_QKV), m->sub, q, dtype_bytes(m->dtype)),
-                                  q, m->dtype};
+            return (
+                struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_QKV), m->sub, q, dtype_bytes(m->dtype)),
+                              q, m->dtype};
         return chunk ? (struct place){(char *)qkv, q, m->dtype}
                      : (struct place){gpu_area(b, GPU_AREA_FEW_A), q, DTYPE_F32};
     default: /* GATE; UP is combined with it */
         if (!chunk) return (struct place){gpu_area(b, GPU_AREA_FEW_ACT), c->intermediate, DTYPE_F32};
-        return (struct place){sub_row(gpu_area(b, GPU_AREA_CHUNK_ACT), m->sub, c->intermediate,
-                                      dtype_bytes(m->dtype)),
+        return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_ACT), m->sub, c->intermediate,
+                                         dtype_bytes(m->dtype)),
                               c->intermediate, m->dtype};
     }
 }
@@ -77,33 +47,22 @@ static struct place output_of(const struct lowering *low, const struct making *m
                               const struct piece_part *part)
 {
     const struct math_op *math = m->at->math;
-    if (math->swiglu && tier_of(low) == OP_TIER_CHUNK) { /* gate and up side by side, as many as there are */
+    if (math->swiglu &&
+        making_tier(low) == OP_TIER_CHUNK) { /* gate and up side by side, as many as there are */
         char *gates = gpu_area(low->source->buffers, GPU_AREA_CHUNK_GATES);
         return (struct place){gates + (uint64_t)part->weight * part->rows * dtype_bytes(m->dtype),
                               2 * part->rows, m->dtype};
     }
-    struct place out = place_of(low, m, math->out[part->weight]);
-    if (math->out[part->weight] == BUFFER_X && tier_of(low) != OP_TIER_CHUNK) out.at = (char *)m->x_out;
+    struct place out = making_place(low, m, math->out[part->weight]);
+    if (math->out[part->weight] == BUFFER_X && making_tier(low) != OP_TIER_CHUNK) out.at = (char *)m->x_out;
     out.at += part->row * dtype_bytes(out.dtype);
     return out;
 }
 
-static const float *vector_of(const struct lowering *low, const struct making *m, enum tensor_role role)
-{
-    return gpu_vector_of(low->source->weights, role, m->at->layer);
-}
-
 static const float *bias_of(const struct lowering *low, const struct making *m, const struct piece_part *part)
 {
-    const float *bias = vector_of(low, m, m->at->math->bias[part->weight]);
+    const float *bias = making_vector(low, m, m->at->math->bias[part->weight]);
     return bias ? bias + part->row : NULL;
-}
-
-static struct op *add_op(struct lowering *low, const struct making *m)
-{
-    struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
-    e->sub = m->sub;
-    return &e->op;
 }
 
 /* ---- linears of the decode tiers ---- */
@@ -117,7 +76,7 @@ static struct gpu_entry *add_linear(struct lowering *low, const struct making *m
     e->op.as.linear = (struct gpuk_linear_args){.format = m->piece->format,
                                                 .x = x,
                                                 .x_stride = x_stride,
-                                                .norm = vector_of(low, m, m->at->math->norm),
+                                                .norm = making_vector(low, m, m->at->math->norm),
                                                 .eps = (float)low->source->model->config.norm_eps,
                                                 .swiglu = m->at->math->swiglu};
     return e;
@@ -154,11 +113,11 @@ static void make_linear(struct lowering *low, const struct making *m)
 {
     const struct math_op *math = m->at->math;
     const struct piece *piece = m->piece;
-    const struct place in = place_of(low, m, math->in);
+    const struct place in = making_place(low, m, math->in);
     struct gpu_entry *e = add_linear(low, m, (const float *)(void *)in.at, in.stride);
     if (math->accumulate)
         e->op.as.linear.residual =
-            (const float *)(void *)place_of(low, m, math->out[0]).at + piece->part[0].row;
+            (const float *)(void *)making_place(low, m, math->out[0]).at + piece->part[0].row;
     for (uint32_t i = 0; i < piece->part_count; i++) {
         const struct place out = output_of(low, m, &piece->part[i]);
         add_segment(low, m, e, &piece->part[i], &out);
@@ -174,8 +133,8 @@ static void make_norm(struct lowering *low, const struct making *m)
     struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
     e->sub = m->sub;
     e->again = m->piece->index > 0;
-    e->op.as.norm = (struct op_norm){.x = (const float *)(void *)place_of(low, m, m->at->math->in).at,
-                                     .norm = vector_of(low, m, m->at->math->norm),
+    e->op.as.norm = (struct op_norm){.x = (const float *)(void *)making_place(low, m, m->at->math->in).at,
+                                     .norm = making_vector(low, m, m->at->math->norm),
                                      .eps = (float)c->norm_eps,
                                      .width = c->hidden,
                                      .out = gpu_area(low->source->buffers, GPU_AREA_H),
@@ -187,7 +146,7 @@ static void make_matmul(struct lowering *low, const struct making *m)
 {
     const struct math_op *math = m->at->math;
     const struct gpu_buffers *b = low->source->buffers;
-    const void *x = math->norm != TENSOR_NONE ? gpu_area(b, GPU_AREA_H) : place_of(low, m, math->in).at;
+    const void *x = math->norm != TENSOR_NONE ? gpu_area(b, GPU_AREA_H) : making_place(low, m, math->in).at;
     const char *end = NULL, *out_end = NULL;
     struct op_matmul *last = NULL;
     for (uint32_t i = 0; i < m->piece->part_count; i++) {
@@ -197,7 +156,7 @@ static void make_matmul(struct lowering *low, const struct making *m)
         if (last && p->data == end && out.at == out_end) {
             last->rows += p->rows;
         } else {
-            struct op *op = add_op(low, m);
+            struct op *op = making_op(low, m);
             op->workspace = gpu_area(b, GPU_AREA_MATMUL);
             last = &op->as.matmul;
             *last = (struct op_matmul){.format = m->piece->format,
@@ -228,152 +187,26 @@ static void make_bias(struct lowering *low, const struct making *m)
         const struct piece_part *p = &m->piece->part[i];
         const struct place out = output_of(low, m, p);
         if (p->weight != weight) continue;
-        add_op(low, m)->as.bias = (struct op_bias){.out = out.at,
-                                                   .dtype = out.dtype,
-                                                   .stride = out.stride,
-                                                   .rows = p->rows,
-                                                   .bias = bias_of(low, m, p)};
+        making_op(low, m)->as.bias = (struct op_bias){.out = out.at,
+                                                      .dtype = out.dtype,
+                                                      .stride = out.stride,
+                                                      .rows = p->rows,
+                                                      .bias = bias_of(low, m, p)};
     }
 }
 
 static void make_swiglu(struct lowering *low, const struct making *m)
 {
     const struct piece_part *gate = &m->piece->part[0];
-    const struct place in = output_of(low, m, gate), out = place_of(low, m, m->at->math->out[0]);
-    add_op(low, m)->as.swiglu = (struct op_swiglu){.in = in.at,
-                                                   .out = out.at + gate->row * dtype_bytes(out.dtype),
-                                                   .in_dtype = in.dtype,
-                                                   .out_dtype = out.dtype,
-                                                   .n = gate->rows,
-                                                   .stride = in.stride,
-                                                   .up_at = gate->rows,
-                                                   .out_stride = out.stride};
-}
-
-/* ---- attention ---- */
-
-static struct gpuk_attention attention_of(const struct lowering *low, const struct making *m)
-{
-    const struct gpu_source *s = low->source;
-    const struct model_config *c = &s->model->config;
-    const struct gpu_program *p = low->program;
-    const struct place q = place_of(low, m, BUFFER_Q);
-    struct gpuk_attention a = {.step = gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK),
-                                                      p->step.pages_per_slot, m->sub),
-                               .heads = c->heads,
-                               .window = c->window ? c->window[m->at->layer] : 0,
-                               .scale = 1.0f / sqrtf((float)c->head_dim),
-                               .q_norm = vector_of(low, m, m->at->math->q_norm),
-                               .k_norm = vector_of(low, m, m->at->math->k_norm),
-                               .eps = (float)c->norm_eps,
-                               .rope_table = (float *)sub_row(gpu_area(s->buffers, GPU_AREA_ROPE_TABLE),
-                                                              m->sub, c->head_dim / 2 * 2, sizeof(float)),
-                               .q = (const float *)(void *)q.at,
-                               .k = (const float *)(void *)place_of(low, m, BUFFER_K).at,
-                               .v = (const float *)(void *)place_of(low, m, BUFFER_V).at,
-                               .q_stride = q.stride,
-                               .kv_stride = q.stride};
-    if (p->assisted)
-        a.step.row_begin =
-            (const void *)((const char *)gpu_area(s->buffers, GPU_AREA_BLOCK) + p->block.row_begin);
-    lower_cache(low, (uint32_t)m->at->layer, &a);
-    return a;
-}
-
-/* A chunk's queries of this sub-chunk, and of two tiers all of them: attention reads what lies in the arena once for
- * the whole step. */
-static void *chunk_queries(const struct lowering *low, const struct making *m)
-{
-    const struct gpu_source *s = low->source;
-    const struct model_config *c = &s->model->config;
-    void *all = gpu_area(s->buffers, GPU_AREA_CHUNK_Q);
-    if (!plan_kv_tiered(s->plan)) return all;
-    return sub_row(all, m->sub, (uint64_t)c->heads * c->head_dim, dtype_bytes(kv_query_dtype(s->kv.dtype)));
-}
-
-static void make_rope_append(struct lowering *low, const struct making *m)
-{
-    const struct gpu_source *s = low->source;
-    const bool chunk = tier_of(low) == OP_TIER_CHUNK;
-    add_op(low, m)->as.attention =
-        (struct op_attention){.args = attention_of(low, m),
-                              .q_dtype = chunk ? kv_query_dtype(s->kv.dtype) : DTYPE_F32,
-                              .q = chunk ? chunk_queries(low, m) : gpu_area(s->buffers, GPU_AREA_FEW_Q)};
-}
-
-/* What decode attention of an assisted step leaves beside its outputs: maxima, and behind them sums. */
-static float *partial_of(const struct lowering *low, bool sums)
-{
-    float *maxima = gpu_area(low->source->buffers, GPU_AREA_PARTIAL);
-    return maxima + (sums ? GPUK_BATCH_MAX * low->source->model->config.heads : 0);
-}
-
-/* Of one token with rotation and append in it; of several, and of assisted steps, q is what ROPE_APPEND has left. */
-static void make_attend_decode(struct lowering *low, const struct making *m)
-{
-    const struct model_config *c = &low->source->model->config;
-    const bool assisted = low->program->assisted;
-    struct op_attention a = {.args = attention_of(low, m),
-                             .fused = tier_of(low) == OP_TIER_ONE && !assisted,
-                             .partial_m = assisted ? partial_of(low, false) : NULL,
-                             .partial_s = assisted ? partial_of(low, true) : NULL,
-                             .out = place_of(low, m, BUFFER_A).at};
-    if (!a.fused) {
-        a.args.q = gpu_area(low->source->buffers, GPU_AREA_FEW_Q);
-        a.args.q_stride = c->heads * c->head_dim;
-    }
-    add_op(low, m)->as.attention = a;
-}
-
-/* The layer's hand-over to the CPU, as tickets count them. */
-static uint32_t kv_ticket(const struct lowering *low, const struct making *m)
-{
-    uint32_t kv_layer;
-    (void)plan_kv_of(low->source->plan, (uint32_t)m->at->layer, &kv_layer);
-    return kv_layer + 1;
-}
-
-/* Ticket 1 waits until the CPU is through with the step before; a later one's place is free, since the answer to the
- * one before it has been waited for. */
-static void make_kv_query(struct lowering *low, const struct making *m)
-{
-    const struct gpu_source *s = low->source;
-    struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_QUERY);
-    const uint32_t ticket = kv_ticket(low, m);
-    if (ticket == 1) lower_word(low, OP_WORD_WAIT, &lane->bell.value, 0, DEVICE_EQUAL);
-    add_op(low, m)->as.move = (struct op_move){.from = gpu_area(s->buffers, GPU_AREA_FEW_Q),
-                                               .to = lane->data,
-                                               .width = s->model->config.heads * s->model->config.head_dim};
-    lower_word(low, OP_WORD_WRITE, &lane->bell.value, ticket, DEVICE_EQUAL);
-}
-
-static void make_attend_merge(struct lowering *low, const struct making *m)
-{
-    const struct gpu_source *s = low->source;
-    const struct model_config *c = &s->model->config;
-    struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_PARTIAL);
-    float *out = (float *)(void *)place_of(low, m, BUFFER_A).at;
-    const uint32_t ticket = kv_ticket(low, m);
-    lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
-    add_op(low, m)->as.merge = (struct gpuk_merge){.o = out,
-                                                   .m = partial_of(low, false),
-                                                   .s = partial_of(low, true),
-                                                   .other = lane->data,
-                                                   .heads = c->heads,
-                                                   .head_dim = c->head_dim,
-                                                   .out = out};
-    if (ticket == plan_layers_of(s->plan, PLAN_GPU0))
-        lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
-}
-
-static void make_attend_prefill(struct lowering *low, const struct making *m)
-{
-    const struct place out = place_of(low, m, BUFFER_A);
-    add_op(low, m)->as.attention = (struct op_attention){.args = attention_of(low, m),
-                                                         .q = chunk_queries(low, m),
-                                                         .out = out.at,
-                                                         .out_dtype = out.dtype,
-                                                         .rows = low->program->block.rows};
+    const struct place in = output_of(low, m, gate), out = making_place(low, m, m->at->math->out[0]);
+    making_op(low, m)->as.swiglu = (struct op_swiglu){.in = in.at,
+                                                      .out = out.at + gate->row * dtype_bytes(out.dtype),
+                                                      .in_dtype = in.dtype,
+                                                      .out_dtype = out.dtype,
+                                                      .n = gate->rows,
+                                                      .stride = in.stride,
+                                                      .up_at = gate->rows,
+                                                      .out_stride = out.stride};
 }
 
 /* ---- the ends ---- */
@@ -382,18 +215,18 @@ static void make_embed(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
     const struct gpu_matrix *table = lower_matrix(low, m->at->math->weight[0], -1);
-    add_op(low, m)->as.embed = (struct op_embed){.step = low->program->step,
-                                                 .table = table->data,
-                                                 .format = table->format,
-                                                 .vocab = s->model->config.vocab,
-                                                 .hidden = s->model->config.hidden,
-                                                 .x = gpu_area(s->buffers, GPU_AREA_X)};
+    making_op(low, m)->as.embed = (struct op_embed){.step = low->program->step,
+                                                    .table = table->data,
+                                                    .format = table->format,
+                                                    .vocab = s->model->config.vocab,
+                                                    .hidden = s->model->config.hidden,
+                                                    .x = gpu_area(s->buffers, GPU_AREA_X)};
 }
 
 static void make_gather(struct lowering *low, const struct making *m)
 {
     const struct gpu_buffers *b = low->source->buffers;
-    struct op *op = add_op(low, m);
+    struct op *op = making_op(low, m);
     op->tokens = low->program->samples;
     op->as.gather = (struct op_gather){.step = low->program->step,
                                        .x = gpu_area(b, GPU_AREA_X),
@@ -408,7 +241,7 @@ static void make_argmax(struct lowering *low, const struct making *m)
     const struct gpu_source *s = low->source;
     const struct gpu_program *p = low->program;
     char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
-    struct op *op = add_op(low, m);
+    struct op *op = making_op(low, m);
     op->tokens = p->samples;
     op->count = p->step.counts + 2;
     op->workspace = gpu_area(s->buffers, GPU_AREA_ARGMAX);
@@ -502,7 +335,7 @@ static void make(struct lowering *low, struct making *m)
     const bool attends = m->at->math->kind == MATH_ATTENTION;
     const uint32_t count = attends && low->program->assisted
                                ? program_ops_assisted(kinds)
-                               : program_ops_of(m->at->math, PROCESSOR_GPU, tier_of(low), kinds);
+                               : program_ops_of(m->at->math, PROCESSOR_GPU, making_tier(low), kinds);
     m->bias = 0;
     for (uint32_t i = 0; i < count; i++) {
         m->kind = kinds[i];
@@ -514,22 +347,11 @@ static void make(struct lowering *low, struct making *m)
 static void make_subs(struct lowering *low, struct making *m)
 {
     m->sub = GPU_SUB_ALL;
-    if (tier_of(low) != OP_TIER_CHUNK) make(low, m);
-    for (uint32_t sub = 0; sub < low->program->block.subs && tier_of(low) == OP_TIER_CHUNK; sub++) {
+    if (making_tier(low) != OP_TIER_CHUNK) make(low, m);
+    for (uint32_t sub = 0; sub < low->program->block.subs && making_tier(low) == OP_TIER_CHUNK; sub++) {
         m->sub = sub;
         make(low, m);
     }
-}
-
-/* A chunk's attention with two tiers: all of it is appended first, so that one launch attends, and what it reads of the
- * arena crosses the link once for all sub-chunks. */
-static void make_whole_attention(struct lowering *low, struct making *m)
-{
-    m->kind = OP_ROPE_APPEND;
-    for (m->sub = 0; m->sub < low->program->block.subs; m->sub++) make_rope_append(low, m);
-    m->kind = OP_ATTEND_PREFILL;
-    m->sub = GPU_SUB_ALL;
-    make_attend_prefill(low, m);
 }
 
 /* What a chunk's activations of a unit are of: the one type of its matrices' values. */
@@ -576,7 +398,7 @@ static bool make_short(struct lowering *low, const struct making *m)
 static void make_pieces(struct lowering *low, struct making *m, struct piece *piece)
 {
     const struct gpu_program *p = low->program;
-    const bool chunk = tier_of(low) == OP_TIER_CHUNK;
+    const bool chunk = making_tier(low) == OP_TIER_CHUNK;
     uint32_t run = UINT32_MAX, first = p->count;
     bool is_short = false;
     m->piece = piece;
@@ -595,7 +417,7 @@ static void make_pieces(struct lowering *low, struct making *m, struct piece *pi
 void lower_unit(struct lowering *low, uint32_t unit, float *out)
 {
     const struct math_part *part = model_unit_math(low->source->model, unit);
-    const bool chunk = tier_of(low) == OP_TIER_CHUNK;
+    const bool chunk = making_tier(low) == OP_TIER_CHUNK;
     struct making m = {.x_out = out, .dtype = chunk ? unit_dtype(low, unit) : DTYPE_F32};
     for (uint32_t i = 0; i < part->ops; i++) {
         const struct lower_at at = lower_at(low, unit, i);

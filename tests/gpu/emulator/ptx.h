@@ -191,6 +191,25 @@ static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c)
              << shift;
     return d;
 }
+static inline uint32_t transpose_matrix(uint32_t row)
+{
+    const uint32_t *all = emulator_exchange(&row, 1);
+    const uint32_t lane = threadIdx.x & 31, column = lane / 4, first = lane % 4 * 2;
+    uint32_t out = 0;
+    for (uint32_t i = 0; i < 2; i++)
+        out |= (all[((first + i) * 4 + column / 2) * 8] >> (column & 1) * 16 & 0xffff) << 16 * i;
+    return out;
+}
+static inline uint32_t bf16s_add(uint32_t a, uint32_t b)
+{
+    uint32_t d = 0;
+    for (int shift = 0; shift < 32; shift += 16)
+        d |= (uint32_t)__float2bfloat16_rn(__uint_as_float(a >> shift << 16) +
+                                           __uint_as_float(b >> shift << 16))
+                 .bits
+             << shift;
+    return d;
+}
 static inline void load_matrices(uint32_t r[4], uint32_t address)
 {
     const uint32_t *all = emulator_exchange(&address, 1);

@@ -89,7 +89,10 @@ void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_
 void bench_enqueue_chain(struct bench_model *m);
 /* Rows of the table about chains (bench_chain.cu); the check prints a line and returns 1 when it failed. */
 void bench_chains(struct bench *b, struct bench_model *m);
-int bench_chain_check(struct bench_model *m);
+int bench_chain_check(struct bench_model *m, uint32_t position);
+/* And about long contexts (bench_long.cu): the cache has 32,768 positions, of f16. */
+void bench_long_steps(struct bench *b, struct bench_model *m);
+void bench_long_shapes(struct bench *b, struct bench_model *m);
 
 /* Rows of the table about batches (bench_batch.cu), with `ways` also those that may be chosen; the check
  * prints lines and returns 1 when it failed. */

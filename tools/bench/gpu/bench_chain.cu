@@ -10,10 +10,10 @@
 
 static const uint32_t ALL = (1u << PART_COUNT) - 1, NO_ATTENTION = ALL & ~(1u << PART_ATTENTION);
 
-int bench_chain_check(struct bench_model *m)
+int bench_chain_check(struct bench_model *m, uint32_t position)
 {
     const int RUNS = 40;
-    bench_model_step(m, 1, 200, false);
+    bench_model_step(m, 1, position, false);
     bench_enqueue_decode(m, 1, 0);
     const auto plain = bench_logits(m);
     std::vector<float> first;
@@ -28,9 +28,10 @@ int bench_chain_check(struct bench_model *m)
     }
     const double apart = bench_apart(plain, first);
     const bool good = bad == 0 && apart < 1e-2; /* false for NaN */
-    printf("%-8s decode check, chain: %s; other bits in %d of %d runs, %.1e apart from kernel by kernel; %u "
+    printf("%-8s decode check at %u, chain: %s; other bits in %d of %d runs, %.1e apart from kernel by "
+           "kernel; %u "
            "slots, %u KiB of shared memory\n",
-           m->shape.name, good ? "ok" : "FAILED", bad, RUNS, apart, m->chain.slots,
+           m->shape.name, position, good ? "ok" : "FAILED", bad, RUNS, apart, m->chain.slots,
            m->chain.shared_bytes >> 10);
     return good ? 0 : 1;
 }

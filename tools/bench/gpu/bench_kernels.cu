@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--expand] [--packed] [--formats [NAME]]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
@@ -8,7 +8,7 @@
  * layers (cold: every layer has its own weights; bench_batch.cu; --batch: nothing but these and, without
  * --quick, ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
  * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv_bulk.cu).
- * --expand: packed weights alone (bench_expand.cu). --packed: products with whole packed matrices alone
+ * --long: attention over long contexts alone (bench_long.cu). --expand: packed weights alone (bench_expand.cu). --packed: products with whole packed matrices alone
  * (bench_packed.cu). --formats: products with weights of each format, or of one, alone (bench_formats.cu). Times are medians of repeated graph replays by CUDA
  * events. Exit 1: the check failed. */
 #include <math.h>
@@ -299,7 +299,8 @@ static void bench_long(struct bench *b, struct bench_model *m)
 int main(int argc, char **argv)
 {
     struct bench b = {};
-    bool quick = false, batch = false, chains = false, expand = false, packed = false, formats = false;
+    bool quick = false, batch = false, chains = false, longs = false, expand = false, packed = false,
+         formats = false;
     const char *format = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
@@ -308,6 +309,8 @@ int main(int argc, char **argv)
             batch = true;
         } else if (strcmp(argv[i], "--chains") == 0) {
             chains = true;
+        } else if (strcmp(argv[i], "--long") == 0) {
+            longs = true;
         } else if (strcmp(argv[i], "--expand") == 0) {
             expand = true;
         } else if (strcmp(argv[i], "--packed") == 0) {
@@ -321,7 +324,8 @@ int main(int argc, char **argv)
             }
         } else {
             fprintf(stderr,
-                    "usage: %s [--quick] [--batch] [--chains] [--expand] [--packed] [--formats [NAME]]\n",
+                    "usage: %s [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats "
+                    "[NAME]]\n",
                     argv[0]);
             return 2;
         }
@@ -350,6 +354,20 @@ int main(int argc, char **argv)
     std::vector<choice> choices = all_choices();
     for (int i = 0; i < 2; i++) {
         struct bench_model m;
+        if (longs) {
+            if (i == 0)
+                printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
+                       b.read_gbs);
+            bench_model_open(&m, shapes[i], &b.device, 32768, 64, b.stream);
+            if (b.device.bulk_copy) {
+                m.kv.layout.dtype = KV_F16;
+                bad += bench_chain_check(&m, 200) + bench_chain_check(&m, 32000);
+                bench_long_steps(&b, &m);
+            }
+            if (i == 0) bench_long_shapes(&b, &m);
+            bench_model_close(&m);
+            continue;
+        }
         bench_model_open(&m, shapes[i], &b.device, 16384, 4096, b.stream);
         if (i == 0) {
             measure_peak(&b, &m);
@@ -359,7 +377,7 @@ int main(int argc, char **argv)
         }
         if (batch || chains) {
             if (chains && b.device.bulk_copy) {
-                bad += bench_chain_check(&m);
+                bad += bench_chain_check(&m, 200);
                 bench_chains(&b, &m);
             }
             if (batch) {
@@ -370,7 +388,7 @@ int main(int argc, char **argv)
             continue;
         }
         bad += check_decode(&b, &m);
-        if (b.device.bulk_copy) bad += bench_chain_check(&m);
+        if (b.device.bulk_copy) bad += bench_chain_check(&m, 200);
         bad += bench_batch_check(&b, &m);
         bench_decode(&b, &m, "decode step", early);
         bench_decode(&b, &m, "decode step, not early", 0);
@@ -382,6 +400,6 @@ int main(int argc, char **argv)
         bench_prefill(&b, &m);
         bench_model_close(&m);
     }
-    if (!quick && !batch && !chains && b.device.bulk_copy) print_choices(choices);
+    if (!quick && !batch && !chains && !longs && b.device.bulk_copy) print_choices(choices);
     return bad ? 1 : 0;
 }

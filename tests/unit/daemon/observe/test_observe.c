@@ -14,7 +14,7 @@ static void settle(struct arena_times done[2], uint64_t cpu_busy, uint64_t cpu_w
 {
     done[0] = (struct arena_times){.busy_ns = cpu_busy, .wait_ns = cpu_wait};
     done[1] = (struct arena_times){.busy_ns = gpu_busy, .wait_ns = gpu_wait};
-    observe_settle(done, 2, step);
+    observe_settle(done, 2, step, 0);
     for (int w = 0; w < 2; w++) assert_true(done[w].busy_ns + done[w].wait_ns <= step);
 }
 
@@ -58,17 +58,28 @@ static void test_one_worker(void **state)
 {
     (void)state;
     struct arena_times done = {.busy_ns = 500, .wait_ns = 700};
-    observe_settle(&done, 1, 600);
+    observe_settle(&done, 1, 600, 0);
     assert_true(done.busy_ns == 500 && done.wait_ns == 100);
+}
+
+/* The CPU attends while the GPU does. */
+static void test_both_at_once(void **state)
+{
+    (void)state;
+    struct arena_times done[2] = {{.busy_ns = 700, .wait_ns = 900}, {.busy_ns = 800, .wait_ns = 150}};
+    observe_settle(done, 2, 1000, STEP_KV_ASSISTED);
+    assert_true(done[0].busy_ns == 700 && done[0].wait_ns == 300);
+    assert_true(done[1].busy_ns == 800 && done[1].wait_ns == 150);
+    observe_settle(done, 2, 1000, 0); /* where they take turns they cannot both have computed for so long */
+    assert_true(done[1].busy_ns == 300);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_true_words_stay),
-        cmocka_unit_test(test_nothing_is_longer_than_the_step),
-        cmocka_unit_test(test_turns_are_taken_apart),
-        cmocka_unit_test(test_one_worker),
+        cmocka_unit_test(test_true_words_stay),       cmocka_unit_test(test_nothing_is_longer_than_the_step),
+        cmocka_unit_test(test_turns_are_taken_apart), cmocka_unit_test(test_one_worker),
+        cmocka_unit_test(test_both_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

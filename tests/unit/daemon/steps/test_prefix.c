@@ -164,6 +164,33 @@ static void own_pages_are_found_again(void **state)
     pool_close(&p);
 }
 
+/* One that shares with nobody finds its own pages, too, after it had to leave; and nobody else does. */
+static void who_has_to_leave_keeps_its_pages_to_itself(void **state)
+{
+    (void)state;
+    struct pool p;
+    pool_open(&p);
+    for (uint32_t i = 0; i < 2; i++) {
+        begin(&p, i, prompt, 17, SEQUENCE_NO_SCOPE);
+        p.seq[i].id = 5 + i;
+        compute(&p, i, 11 - i * 3, 0);
+        prefix_keep(&p.pages, p.row[i], &p.seq[i]);
+        assert_int_equal(p.seq[i].cached, 11 - i * 3);
+        leave(&p, i);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_true(prefix_take(&p.pages, p.row[i], &p.seq[i]));
+        assert_int_equal(p.seq[i].cached, 8);
+        assert_int_equal(p.seq[i].found, 0);
+    }
+    assert_int_not_equal(p.row[0][0], p.row[1][0]);
+    begin(&p, 2, prompt, 17, SEQUENCE_NO_SCOPE);
+    assert_false(prefix_take(&p.pages, p.row[2], &p.seq[2]));
+    begin(&p, 3, prompt, 17, 0);
+    assert_false(prefix_take(&p.pages, p.row[3], &p.seq[3]));
+    pool_close(&p);
+}
+
 /* ---- whatever happens ---- */
 
 static void check(const struct pool *p)
@@ -263,6 +290,7 @@ int main(void)
         cmocka_unit_test(the_second_prompt_begins_behind_the_firsts_pages),
         cmocka_unit_test(two_at_once_go_on_from_what_one_has),
         cmocka_unit_test(own_pages_are_found_again),
+        cmocka_unit_test(who_has_to_leave_keeps_its_pages_to_itself),
         cmocka_unit_test(every_page_holds_the_tokens_of_whoever_refers_to_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,11 +17,7 @@
 enum { PAGE_TOKENS = 4, CONTEXT = 64, STEP_TOKENS = 16, SLOTS = 4, PAGES = 40, LEAST = 12, PLACES = 16 };
 enum { POISON = 0xdeadbeef };
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define OPERATIONS 20000
-#else
 #define OPERATIONS 100000
-#endif
 
 /* ---- places alone ---- */
 

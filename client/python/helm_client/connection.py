@@ -1,21 +1,7 @@
-"""A minimal client for helmd in pure Python: python3-zmq and what protoc makes of proto/helm.proto, nothing else.
+"""A connection to helmd: requests and answers as proto/helm.proto has them, token ids in and out.
 
-Make the messages once and put both folders on the path:
-
-    mkdir -p gen && protoc --python_out=gen proto/helm.proto
-    PYTHONPATH=gen:client/python python3
-
-    from helm_client import Client
-    with Client() as helm:                       # or Client("ipc:///path/helmd.sock")
-        print(helm.status().state)
-        for token in helm.stream([1, 2, 3], max_tokens=16):
-            print(token.token)
-        done = helm.last_done                    # finish reason, usage, timings
-
-Token ids in, token ids out: text belongs to a tokenizer (`helm-cli tokenize`, libhelm, or Hugging Face's). One Client
-is one connection; several generations may be open on it at once (`generate` returns a number, `answer` the next Response
-to one, `receive` the next to any). Not safe to share between threads without a lock.
-"""
+Client is one connection; several generations may be open on it at once (`generate` returns a number, `answer` the next
+Response to one, `receive` the next to any). Not safe to share between threads without a lock; aio.py is for asyncio."""
 import collections
 import os
 import socket
@@ -23,10 +9,7 @@ import time
 
 import zmq
 
-try:
-    from proto import helm_pb2 as pb
-except ImportError:
-    import helm_pb2 as pb
+from .protocol import pb
 
 VERSION = 1
 FRAME_BYTES_MAX = 8 << 20

@@ -1,0 +1,142 @@
+/* Lowering: attention, its hand-overs to a CPU that attends to a part of the cache among it. See program.h and making.h;
+ * called by math.c, whose table has these functions. */
+#include <math.h>
+
+#include "worker-gpu/program/making.h"
+
+static struct gpuk_attention attention_of(const struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    const struct gpu_program *p = low->program;
+    const struct place q = making_place(low, m, BUFFER_Q);
+    struct gpuk_attention a = {.step = gpu_block_step(&p->block, gpu_area(s->buffers, GPU_AREA_BLOCK),
+                                                      p->step.pages_per_slot, m->sub),
+                               .heads = c->heads,
+                               .window = c->window ? c->window[m->at->layer] : 0,
+                               .scale = 1.0f / sqrtf((float)c->head_dim),
+                               .q_norm = making_vector(low, m, m->at->math->q_norm),
+                               .k_norm = making_vector(low, m, m->at->math->k_norm),
+                               .eps = (float)c->norm_eps,
+                               .rope_table = (float *)making_row(gpu_area(s->buffers, GPU_AREA_ROPE_TABLE),
+                                                                 m->sub, c->head_dim / 2 * 2, sizeof(float)),
+                               .q = (const float *)(void *)q.at,
+                               .k = (const float *)(void *)making_place(low, m, BUFFER_K).at,
+                               .v = (const float *)(void *)making_place(low, m, BUFFER_V).at,
+                               .q_stride = q.stride,
+                               .kv_stride = q.stride};
+    if (p->assisted)
+        a.step.row_begin =
+            (const void *)((const char *)gpu_area(s->buffers, GPU_AREA_BLOCK) + p->block.row_begin);
+    lower_cache(low, (uint32_t)m->at->layer, &a);
+    return a;
+}
+
+/* A chunk's queries of this sub-chunk, and of two tiers all of them: attention reads what lies in the arena once for
+ * the whole step. */
+static void *chunk_queries(const struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    void *all = gpu_area(s->buffers, GPU_AREA_CHUNK_Q);
+    if (!plan_kv_tiered(s->plan)) return all;
+    return making_row(all, m->sub, (uint64_t)c->heads * c->head_dim,
+                      dtype_bytes(kv_query_dtype(s->kv.dtype)));
+}
+
+void make_rope_append(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const bool chunk = making_tier(low) == OP_TIER_CHUNK;
+    making_op(low, m)->as.attention =
+        (struct op_attention){.args = attention_of(low, m),
+                              .q_dtype = chunk ? kv_query_dtype(s->kv.dtype) : DTYPE_F32,
+                              .q = chunk ? chunk_queries(low, m) : gpu_area(s->buffers, GPU_AREA_FEW_Q)};
+}
+
+/* What decode attention of an assisted step leaves beside its outputs: maxima, and behind them sums. */
+static float *partial_of(const struct lowering *low, bool sums)
+{
+    float *maxima = gpu_area(low->source->buffers, GPU_AREA_PARTIAL);
+    return maxima + (sums ? GPUK_BATCH_MAX * low->source->model->config.heads : 0);
+}
+
+/* Of one token with rotation and append in it; of several, and of assisted steps, q is what ROPE_APPEND has left. */
+void make_attend_decode(struct lowering *low, const struct making *m)
+{
+    const struct model_config *c = &low->source->model->config;
+    const bool assisted = low->program->assisted;
+    struct op_attention a = {.args = attention_of(low, m),
+                             .fused = making_tier(low) == OP_TIER_ONE && !assisted,
+                             .partial_m = assisted ? partial_of(low, false) : NULL,
+                             .partial_s = assisted ? partial_of(low, true) : NULL,
+                             .out = making_place(low, m, BUFFER_A).at};
+    if (!a.fused) {
+        a.args.q = gpu_area(low->source->buffers, GPU_AREA_FEW_Q);
+        a.args.q_stride = c->heads * c->head_dim;
+    }
+    making_op(low, m)->as.attention = a;
+}
+
+/* The layer's hand-over to the CPU, as tickets count them. */
+static uint32_t kv_ticket(const struct lowering *low, const struct making *m)
+{
+    uint32_t kv_layer;
+    (void)plan_kv_of(low->source->plan, (uint32_t)m->at->layer, &kv_layer);
+    return kv_layer + 1;
+}
+
+/* Ticket 1 waits until the CPU is through with the step before; a later one's place is free, since the answer to the
+ * one before it has been waited for. */
+void make_kv_query(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_QUERY);
+    const uint32_t ticket = kv_ticket(low, m);
+    if (ticket == 1) lower_word(low, OP_WORD_WAIT, &lane->bell.value, 0, DEVICE_EQUAL);
+    making_op(low, m)->as.move =
+        (struct op_move){.from = gpu_area(s->buffers, GPU_AREA_FEW_Q),
+                         .to = lane->data,
+                         .width = s->model->config.heads * s->model->config.head_dim};
+    lower_word(low, OP_WORD_WRITE, &lane->bell.value, ticket, DEVICE_EQUAL);
+}
+
+void make_attend_merge(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    struct lane *lane = arena_kv_lane_of(s->arena, ARENA_KV_PARTIAL);
+    float *out = (float *)(void *)making_place(low, m, BUFFER_A).at;
+    const uint32_t ticket = kv_ticket(low, m);
+    lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
+    making_op(low, m)->as.merge = (struct gpuk_merge){.o = out,
+                                                      .m = partial_of(low, false),
+                                                      .s = partial_of(low, true),
+                                                      .other = lane->data,
+                                                      .heads = c->heads,
+                                                      .head_dim = c->head_dim,
+                                                      .out = out};
+    if (ticket == plan_layers_of(s->plan, PLAN_GPU0))
+        lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
+}
+
+void make_attend_prefill(struct lowering *low, const struct making *m)
+{
+    const struct place out = making_place(low, m, BUFFER_A);
+    making_op(low, m)->as.attention = (struct op_attention){.args = attention_of(low, m),
+                                                            .q = chunk_queries(low, m),
+                                                            .out = out.at,
+                                                            .out_dtype = out.dtype,
+                                                            .rows = low->program->block.rows};
+}
+
+/* A chunk's attention with two tiers: all of it is appended first, so that one launch attends, and what it reads of the
+ * arena crosses the link once for all sub-chunks. */
+void make_whole_attention(struct lowering *low, struct making *m)
+{
+    m->kind = OP_ROPE_APPEND;
+    for (m->sub = 0; m->sub < low->program->block.subs; m->sub++) make_rope_append(low, m);
+    m->kind = OP_ATTEND_PREFILL;
+    m->sub = GPU_SUB_ALL;
+    make_attend_prefill(low, m);
+}

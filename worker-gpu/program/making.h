@@ -1,0 +1,63 @@
+/* Inside lowering: what math.c (linears, ends, the walk) and attention.c share of making entries.
+ *
+ * For each kind of operation there is one function, make_..., that fills in its arguments; math.c's table finds it. */
+#ifndef HELM_WORKER_GPU_PROGRAM_MAKING_H
+#define HELM_WORKER_GPU_PROGRAM_MAKING_H
+
+#include "worker-gpu/program/lower.h"
+
+/* What an operation is made for. */
+struct making {
+    const struct lower_at *at;
+    enum op_kind kind;
+    const struct piece *piece; /* LINEAR */
+    uint32_t sub;              /* GPU_SUB_ALL in the decode tiers */
+    enum dtype dtype;          /* of what a chunk normalises and multiplies */
+    uint32_t bias;             /* ADD_BIAS: which of the operation's */
+    float *x_out;              /* where the residual stream goes */
+};
+
+static inline enum op_tier making_tier(const struct lowering *low)
+{
+    const enum gpu_tier tier = low->program->tier;
+    return tier == GPU_TIER_1 ? OP_TIER_ONE : tier == GPU_TIER_CHUNK ? OP_TIER_CHUNK : OP_TIER_FEW;
+}
+
+/* Row 0 of a sub-chunk in an array of rows of `width` numbers of `elem` bytes. */
+static inline char *making_row(void *base, uint32_t sub, uint64_t width, uint64_t elem)
+{
+    return (char *)base + (sub == GPU_SUB_ALL ? 0 : sub) * (uint64_t)GPU_SUB_TOKENS * width * elem;
+}
+
+/* Where a buffer's rows are. */
+struct place {
+    char *at;
+    uint32_t stride; /* in numbers, from token to token */
+    enum dtype dtype;
+};
+struct place making_place(const struct lowering *low, const struct making *m, enum model_buffer buffer);
+
+static inline const float *making_vector(const struct lowering *low, const struct making *m,
+                                         enum tensor_role role)
+{
+    return gpu_vector_of(low->source->weights, role, m->at->layer);
+}
+
+static inline struct op *making_op(struct lowering *low, const struct making *m)
+{
+    struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
+    e->sub = m->sub;
+    return &e->op;
+}
+
+/* ---- attention.c ---- */
+
+void make_rope_append(struct lowering *low, const struct making *m);
+void make_attend_decode(struct lowering *low, const struct making *m);
+void make_attend_prefill(struct lowering *low, const struct making *m);
+void make_kv_query(struct lowering *low, const struct making *m);
+void make_attend_merge(struct lowering *low, const struct making *m);
+/* Of a chunk with two tiers: over all sub-chunks at once. */
+void make_whole_attention(struct lowering *low, struct making *m);
+
+#endif
