@@ -90,7 +90,7 @@ MAIN_SRC := $(foreach p,$(PROGRAMS),$($(p)_MAIN))
 obj_of = $(patsubst $(OBJ)/gen/%.c,$(OBJ)/gen/%.o,$(patsubst %.c,$(OBJ)/%.o,$(filter-out $(GEN)/%,$(1))) $(filter $(GEN)/%,$(1)))
 ALL_OBJ := $(call obj_of,$(ALL_SRC))
 MAIN_OBJ := $(call obj_of,$(MAIN_SRC))
-ALL_LIBS := -lcurl -ledit -lzmq -lmicrohttpd -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
+ALL_LIBS := -lcurl -ledit -lzmq -lsodium -lmicrohttpd -lprotobuf-c -lnuma -lopenblas -lpcre2-8 -ljansson -lutf8proc -lsystemd -linih -lm
 
 .PHONY: all built programs lib
 all: built

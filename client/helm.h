@@ -92,7 +92,9 @@ struct helm_sampling {
     size_t bias_count;                  /* at most 300 */
 };
 
-/* What to generate. Zero-initialise; pointers are borrowed for the call. */
+struct helm_grammar; /* grammar.h */
+
+/* What to generate. Zero-initialise; pointers are borrowed for the call, but for the grammar's. */
 struct helm_generate_request {
     const uint32_t *prompt; /* token ids, at least one */
     size_t prompt_count;
@@ -104,6 +106,11 @@ struct helm_generate_request {
     bool ignore_eos;      /* the model's end-of-sequence ids do not stop the request */
     uint32_t deadline_ms; /* 0: none; after it the daemon ends the request as cancelled */
     const char *label;    /* shown by `helm-cli ps`; at most 64 bytes; may be NULL */
+    /* What the output fits as a whole, unless it ends early (HELM_FINISH_LENGTH and the like); NULL: any. Its vocabulary must
+     * be of this model, its ends those that stop this request, and it must outlive the request. Before each token the
+     * library tells the daemon which ones are allowed, from inside helm_dispatch: a program that does not dispatch holds up
+     * this request, and loses it after 10 s. Not with ignore_eos. */
+    struct helm_grammar *grammar;
 };
 
 struct helm_logprob {
@@ -243,7 +250,7 @@ HELM_MUST_CHECK int helm_model_info(struct helm_client *client, int timeout_ms, 
 
 struct helm_list_entry {
     uint64_t id;
-    const char *state; /* "queued", "prefill", "decode" */
+    const char *state; /* "queued", "prefill", "decode"; "stalled": a worker is stopped or late */
     const char *label;
     uint32_t prompt_tokens, prefilled_tokens, output_tokens, max_tokens;
     uint64_t age_ms;
@@ -251,8 +258,9 @@ struct helm_list_entry {
 struct helm_list {
     const struct helm_list_entry *entries;
     size_t count;
+    size_t others; /* open requests of other users or keys, which are not shown */
 };
-/* Every client's open requests. */
+/* Open requests: this user's or key's; everybody's, for whoever administers (docs/operations.md). */
 HELM_MUST_CHECK int helm_list(struct helm_client *client, int timeout_ms, struct helm_list **out,
                               struct helm_err *err);
 

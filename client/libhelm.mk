@@ -3,7 +3,7 @@
 # Staged as they are installed: $(LIB)/lib and $(LIB)/include. Only helm_* symbols leave either library.
 
 LIB := $(if $(filter release,$(MODE)),$(BUILD),$(OBJ))
-LIBHELM_HEADERS := chat.h err.h helm.h tokenizer.h
+LIBHELM_HEADERS := chat.h err.h grammar.h helm.h tokenizer.h
 LIBHELM_OBJ := $(call obj_of,$(LIBHELM_SRC) $(GEN)/proto/helm.pb-c.c)
 LIBHELM_LIBS := -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 LIBHELM_SO := $(LIB)/lib/libhelm.so.$(VERSION)
@@ -28,7 +28,7 @@ $(LIB)/lib/pkgconfig/libhelm.pc: client/libhelm.pc.in VERSION
 	@mkdir -p $(@D)
 	sed 's,@VERSION@,$(VERSION),' $< > $@
 # In the tree headers are found from its root, installed ones all in one folder, under helm/.
-vpath %.h client client/text client/text/tokenizer common/base
+vpath %.h client client/text client/text/grammar client/text/tokenizer common/base
 $(LIB)/include/helm/%.h: %.h
 	@mkdir -p $(@D)
 	sed -E 's,#include "(client|common)/([a-z-]+/)*,#include "helm/,' $< > $@

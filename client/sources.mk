@@ -3,10 +3,27 @@
 # libhelm: connection, tokenizer, chat template. Knows no model but for the keys of GGUF files, no arena, no daemon.
 LIBHELM_SRC := \
   client/connection/connection.c \
+  client/connection/constraint.c \
   client/connection/endpoint.c \
   client/connection/generate.c \
   client/connection/query.c \
   client/text/chat.c \
+  client/text/grammar/expr.c \
+  client/text/grammar/gbnf.c \
+  client/text/grammar/grammar.c \
+  client/text/grammar/json_text.c \
+  client/text/grammar/mask.c \
+  client/text/grammar/nfa.c \
+  client/text/grammar/nfa_check.c \
+  client/text/grammar/regex.c \
+  client/text/grammar/schema.c \
+  client/text/grammar/schema_format.c \
+  client/text/grammar/schema_merge.c \
+  client/text/grammar/schema_object.c \
+  client/text/grammar/schema_values.c \
+  client/text/grammar/stacks.c \
+  client/text/grammar/states.c \
+  client/text/grammar/vocabulary.c \
   client/text/jinja/eval.c \
   client/text/jinja/exec.c \
   client/text/jinja/filters.c \
@@ -57,6 +74,7 @@ CLI_SRC := \
   client/cli/command_run.c \
   client/cli/command_text.c \
   client/cli/command_top.c \
+  client/cli/grammar.c \
   client/cli/line_editor.c \
   client/cli/output.c \
   client/cli/present.c \
@@ -83,11 +101,13 @@ helm-cli_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc
 GATEWAY_SRC := \
   client/gateway/access.c \
   client/gateway/ask.c \
+  client/gateway/ask_grammar.c \
   client/gateway/ask_messages.c \
   client/gateway/ask_ollama.c \
   client/gateway/ask_openai.c \
   client/gateway/choice.c \
   client/gateway/exchange.c \
+  client/gateway/grammars.c \
   client/gateway/info.c \
   client/gateway/jobs.c \
   client/gateway/loop.c \
@@ -97,6 +117,7 @@ GATEWAY_SRC := \
   client/gateway/server.c \
   client/gateway/thinking.c \
   client/gateway/tool_calls.c \
+  client/gateway/tool_grammar.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \
   $(GEN)/client/gateway/page.c

@@ -45,6 +45,7 @@ MODEL_SRC := \
   common/model/arch.c \
   common/model/checkpoint.c \
   common/model/config.c \
+  common/model/content.c \
   common/model/gguf.c \
   common/model/gguf_config.c \
   common/model/gguf_describe.c \

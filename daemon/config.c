@@ -4,7 +4,9 @@
  * both know the same options, bounds and messages. */
 #include "daemon/config.h"
 #include "daemon/children/accelerator.h"
+#include "daemon/clients/endpoint.h"
 
+#include <grp.h>
 #include <ini.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,6 +137,10 @@ static void table_build(struct option_table *t, struct config *c)
          "the daemon's CURVE secret key (Z85, mode 0600), for tcp://", .target = &c->curve_secret_key_file},
         {"curve-clients-file", 0, ARGS_TEXT, "FILE",
          "public keys (Z85, one a line) of TCP clients that may connect", .target = &c->curve_clients_file},
+        {"admin-group", 0, ARGS_TEXT, "GROUP",
+         "users of this group (name or number) may list and cancel everybody's\n"
+         "requests, as root and helmd's own user may (default: nobody else)",
+         .target = &c->admin_group_name},
         {"parent-fd", 0, ARGS_U64, "FD", "end when this descriptor (a pipe) is closed by its writer",
          .target = &c->parent_fd, .max = 65535},
         {"die-with-parent", 0, ARGS_FLAG, NULL, "end when the process that started this one ends",
@@ -235,6 +241,20 @@ static int config_read_file(struct config *config, struct option_table *table, c
     return 0;
 }
 
+static int read_group(struct config *c, struct helm_err *err)
+{
+    const char *name = c->admin_group_name;
+    char *end;
+    c->admin_group = ENDPOINT_NO_GROUP;
+    if (!name) return 0;
+    const unsigned long number = strtoul(name, &end, 10);
+    const struct group *group = getgrnam(name);
+    if (!group && (!*name || *end || number >= ENDPOINT_NO_GROUP))
+        return helm_fail(err, HELM_E_USAGE, "--admin-group: there is no group '%.64s'", name);
+    c->admin_group = group ? group->gr_gid : (uint32_t)number;
+    return 0;
+}
+
 static int config_check(struct config *c, struct helm_err *err)
 {
     if (!c->model) return helm_fail(err, HELM_E_USAGE, "--model DIR is required");
@@ -260,6 +280,8 @@ static int config_check(struct config *c, struct helm_err *err)
     c->no_chains = strcmp(c->gpu_chains_name, "off") == 0;
     c->pack = strcmp(c->pack_name, "off") != 0;
     c->pack_all = strcmp(c->pack_name, "all") == 0;
+    rc = read_group(c, err);
+    if (rc) return rc;
     rc = formats_read(c->weights_name, &c->weights, err);
     if (rc) return rc;
     c->activations = activations_option_named(c->activations_name);

@@ -23,14 +23,12 @@
 /* client frames taken before the batcher is looked after again: so many, or so many bytes */
 #define FRAMES_A_ROUND 64
 #define BYTES_A_ROUND  ((size_t)1 << 20)
-#define BACKLOG_WAIT_US                                                                                      \
-    10000 /* until a full pipe is tried again: ROUTER sockets do not say when they drain */
-#define SLEEP_MAX_US ((uint64_t)1000000)
-#define LOOK_US      30 /* looking for a step's end without pause; then the rest is looked after */
-#define LOOK_PAUSES  8
-#define LOOK_CPUS    4 /* with fewer, whoever looks is in the way of what the device's worker does */
-#define EXIT_FAILED  5
-#define EXIT_REFUSED 4
+#define SLEEP_MAX_US   ((uint64_t)1000000)
+#define LOOK_US        30 /* looking for a step's end without pause; then the rest is looked after */
+#define LOOK_PAUSES    8
+#define LOOK_CPUS      4 /* with fewer, whoever looks is in the way of what the device's worker does */
+#define EXIT_FAILED    5
+#define EXIT_REFUSED   4
 
 int loop_open_signals(int *signal_fd, struct helm_err *err)
 {
@@ -266,6 +264,7 @@ static void loop_take_result(struct loop *loop, uint64_t now_us)
             workers_kill_head(loop->serve->workers, err.text);
         } else if (taken) {
             batcher_pump(batcher, now_us);
+            client_socket_flush(loop->serve->clients);
         }
     }
 }
@@ -370,7 +369,7 @@ static uint64_t loop_before_sleep(struct loop *loop)
     earlier(&wake_us,
             workers_tick(loop->serve->workers, now_us, checks || batcher->in_flight ? &step : NULL));
     loop_mind_keeper(loop, now_us);
-    if (client_socket_flush(loop->serve->clients)) earlier(&wake_us, now_us + BACKLOG_WAIT_US);
+    client_socket_flush(loop->serve->clients);
     if (loop->watchdog_us && now_us >= loop->watchdog_next_us) {
         sd_notify(0, "WATCHDOG=1");
         loop->watchdog_next_us = now_us + loop->watchdog_us / 3;
@@ -408,7 +407,8 @@ int loop_run(struct loop *loop)
             parent_at = n;
             items[n++] = (zmq_pollitem_t){.fd = loop->parent_fd, .events = ZMQ_POLLIN};
         }
-        long wait_ms = wake_us > now_us && !looks ? (long)((wake_us - now_us + 999) / 1000) : 0;
+        const bool sleeps = wake_us > now_us && !looks && !client_socket_ready(loop->serve->clients);
+        long wait_ms = sleeps ? (long)((wake_us - now_us + 999) / 1000) : 0;
         if (zmq_poll(items, n, wait_ms) < 0 && errno != EINTR) {
             log_error("poll: %s", zmq_strerror(errno));
             loop->exit_status = EXIT_FAILED;
@@ -421,7 +421,6 @@ int loop_run(struct loop *loop)
         workers_receive(loop->serve->workers);
         loop_take_signals(loop);
         if (parent_at >= 0 && items[parent_at].revents) loop_take_parent(loop);
-        client_socket_authenticate(loop->serve->clients);
         client_socket_watch(loop->serve->clients);
         loop_take_clients(loop);
     }

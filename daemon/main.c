@@ -5,6 +5,7 @@
  * and arena back, another plan, arena and workers again (remake). Exit status: 0 ended on request, 2 usage, 4 refused
  * to start, 5 failed. */
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -35,12 +36,14 @@
 #include "common/cpu/kernels/linear.h"
 
 #define PLAN_FILE_MAX ((size_t)16 << 20)
+#define LARGE_BUFFER  (128 << 10) /* bytes of one that goes back to the system when it is freed */
 
 struct helmd {
     int argc;
     char **argv;
     struct config config;
     struct model model;
+    struct loaded_files files;
     struct plan plan;
     char *plan_json;
     uint32_t typical_context; /* that forecasts of decode are for */
@@ -236,6 +239,7 @@ static struct workers_config workers_config_of(const struct helmd *d)
                                    .worker_dir = d->config.worker_dir,
                                    .log_level = log_level_name(d->config.log_level),
                                    .folder = d->model.path,
+                                   .files = &d->files,
                                    .plan = &d->plan,
                                    .plan_json = d->plan_json,
                                    .kernels = d->config.kernels,
@@ -321,6 +325,7 @@ static int start(struct helmd *d, struct helm_err *err)
     int rc = end_request_block(err);
     if (!rc) rc = model_read(c->model, &d->model, err);
     if (!rc) rc = name_folder(&d->model, err);
+    if (!rc) rc = loaded_files_note(&d->model, &d->files, err);
     if (!rc) rc = look_at_machine(d, err);
     if (!rc) rc = make_plan(d, err);
     if (!rc) rc = check_room(d, err);
@@ -333,8 +338,13 @@ static int start(struct helmd *d, struct helm_err *err)
     metrics_init(&d->metrics);
     d->zmq = zmq_ctx_new();
     if (!d->zmq) return helm_fail(err, HELM_E_NOMEM, "no ZeroMQ context");
-    rc = client_socket_open(d->zmq, &d->rundir.endpoints, c->curve_secret_key_file, c->curve_clients_file,
-                            request_frame_max(d->plan.context_tokens), &d->clients, err);
+    const struct request_limits limits = {.vocab = d->model.config.vocab, .context = d->plan.context_tokens};
+    const struct client_socket_options clients = {.endpoints = &d->rundir.endpoints,
+                                                  .curve_secret_key_file = c->curve_secret_key_file,
+                                                  .curve_clients_file = c->curve_clients_file,
+                                                  .admin_group = c->admin_group,
+                                                  .frame_max = request_frame_max(&limits)};
+    rc = client_socket_open(&clients, &d->clients, err);
     if (!rc) rc = open_workers(d, err);
     if (!rc) rc = open_steps(d, err);
     return rc;
@@ -360,13 +370,14 @@ static void stop(struct helmd *d)
 {
     workers_close(&d->workers);
     client_socket_close(&d->clients);
-    if (d->zmq) zmq_ctx_term(d->zmq); /* at most the linger time of the client sockets */
+    if (d->zmq) zmq_ctx_term(d->zmq);
     batcher_free(&d->batcher);
     check_close(&d->check);
     if (d->arena.base) arena_close(&d->arena);
     rundir_close(&d->rundir);
     keeper_dismiss(&d->keeper);
     free_plan(d);
+    loaded_files_free(&d->files);
     model_free(&d->model);
     config_free(&d->config);
 }
@@ -458,6 +469,8 @@ int main(int argc, char **argv)
     d.argc = argc;
     d.argv = argv;
     d.ready_fd = d.parent_fd = d.signal_fd = d.arena.fd = d.keeper.pipe = -1;
+    /* glibc would raise this by itself, and keep what large buffers of clients took */
+    mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER);
     int rc = start_process(&err);
     log_init("helmd", LOG_LEVEL_INFO);
     if (!rc) rc = config_read(argc, argv, &d.config, &exit_now, &err);

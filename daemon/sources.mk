@@ -6,14 +6,21 @@ DAEMON_SRC := \
   daemon/children/child_words.c \
   daemon/children/end_request.c \
   daemon/children/keeper.c \
+  daemon/children/loaded.c \
   daemon/children/profiling.c \
   daemon/children/rundir.c \
   daemon/children/worker_process.c \
   daemon/children/workers.c \
   daemon/children/workers_watch.c \
   daemon/clients/client_socket.c \
+  daemon/clients/connection.c \
+  daemon/clients/curve.c \
+  daemon/clients/curve_keys.c \
+  daemon/clients/endpoint.c \
+  daemon/clients/peers.c \
   daemon/clients/serve.c \
   daemon/clients/serve_plan.c \
+  daemon/clients/zmtp.c \
   daemon/config.c \
   daemon/loop.c \
   daemon/observe/drift.c \
@@ -56,6 +63,7 @@ DAEMON_SRC := \
   daemon/steps/admission.c \
   daemon/steps/batcher.c \
   daemon/steps/batcher_requests.c \
+  daemon/steps/batcher_workers.c \
   daemon/steps/check.c \
   daemon/steps/divergence.c \
   daemon/steps/kv_pages.c \
@@ -80,4 +88,4 @@ EXPLAIN_SRC := \
 
 helmd_MAIN := daemon/main.c
 helmd_LINK := $(COMMON_SRC) $(MODEL_SRC) $(DAEMON_SRC) $(PROTO_SRC)
-helmd_LIBS := -lzmq -lprotobuf-c -ljansson -lsystemd -linih -lm
+helmd_LIBS := -lzmq -lsodium -lprotobuf-c -ljansson -lsystemd -linih -lm

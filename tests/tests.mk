@@ -71,6 +71,21 @@ test-processes: programs $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
 test-dist: dist
 	$(Q)$(RUN) $(dist_test)
 
+# Against the release build, for as long as is stated; each says its seed, which SEED=N chooses.
+.PHONY: chaos soak
+CHAOS_SECONDS ?= 600
+SOAK_SECONDS ?= 1800
+BY_HAND := HELM_BIN=$(abspath $(BUILD)/bin) HELM_PYPROTO=$(abspath $(PYPROTO)) HELM_TEST_BIN=$(abspath $(OBJ)/tests/process) nice -n 10 \
+  /usr/bin/python3
+chaos: $(BIN)/helmd $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
+	@$(BY_HAND) tests/process/chaos.py $(CHAOS_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
+soak: $(BIN)/helmd $(BIN)/helm-worker-cpu $(PYPROTO)/helm_pb2.py
+	@$(BY_HAND) tests/process/soak.py $(SOAK_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
+# The long form of tests/process/test_structured.py: 200 schemas, 20 samples each.
+.PHONY: test-structured
+test-structured: programs $(PYPROTO)/helm_pb2.py
+	HELM_STRUCTURED=long HELM_BIN=$(abspath $(BIN)) HELM_PYPROTO=$(abspath $(PYPROTO)) /usr/bin/python3 tests/process/test_structured.py
+
 .PHONY: test check
 test:
 	@tools/setup.sh test

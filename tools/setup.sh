@@ -6,9 +6,9 @@
 # and the script stops. A second run only looks (a fraction of a second).
 set -euo pipefail
 kind=${1:-build}
-build="gcc make libc6-dev protobuf-c-compiler protobuf-compiler libzmq3-dev libprotobuf-c-dev libnuma-dev libopenblas-dev
+build="gcc make libc6-dev protobuf-c-compiler protobuf-compiler libzmq3-dev libsodium-dev libxxhash-dev libprotobuf-c-dev libnuma-dev libopenblas-dev
  libpcre2-dev libjansson-dev libutf8proc-dev libsystemd-dev libinih-dev libmicrohttpd-dev libcurl4-openssl-dev libedit-dev ca-certificates"
-test="g++ libcmocka-dev python3 python3-zmq python3-protobuf python3-setuptools curl util-linux procps"
+test="g++ libcmocka-dev python3 python3-zmq python3-protobuf python3-setuptools python3-jsonschema curl util-linux procps"
 case $kind in
 build) wanted=$build ;;
 test) wanted="$build $test" ;;
@@ -18,7 +18,7 @@ esac
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     # Not Debian: try what is there, and name everything when something is missing.
     missing=
-    for header in zmq.h protobuf-c/protobuf-c.h numa.h cblas.h pcre2.h jansson.h utf8proc.h systemd/sd-daemon.h ini.h microhttpd.h curl/curl.h histedit.h; do
+    for header in zmq.h sodium.h xxhash.h protobuf-c/protobuf-c.h numa.h cblas.h pcre2.h jansson.h utf8proc.h systemd/sd-daemon.h ini.h microhttpd.h curl/curl.h histedit.h; do
         echo "#include <$header>" | ${CC:-cc} -E -DPCRE2_CODE_UNIT_WIDTH=8 - >/dev/null 2>&1 || missing="$missing $header"
     done
     command -v protoc-c >/dev/null || missing="$missing protoc-c"

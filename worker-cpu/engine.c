@@ -217,6 +217,8 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     report->loaded = !ready;
     report->weight_bytes = engine->weights.matrix_bytes;
     report->weights_digest = engine->weights.digest;
+    report->vectors_content = engine->weights.vectors_content;
+    report->matrices_content = engine->weights.matrices_content;
     report->huge_bytes += engine->weights.huge_bytes;
     report->small_bytes += engine->weights.small_bytes;
     log_packed(&engine->weights);

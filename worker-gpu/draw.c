@@ -62,7 +62,8 @@ static struct sample sample_of(const struct gpu_engine *g, uint32_t i, struct st
     uint32_t length = row->start + row->count;
     return (struct sample){.params = &slot->sampling,
                            .tokens = {arena_history_of(arena, row->slot), length,
-                                      slot->prompt_count < length ? slot->prompt_count : length},
+                                      slot->prompt_count < length ? slot->prompt_count : length,
+                                      row->masked ? arena_mask_of(arena, row->slot) : NULL},
                            .out = result ? &result->row[row->result] : NULL};
 }
 

@@ -445,6 +445,8 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     report_decode(g, o->device);
     report->threads = g->sampler_count ? g->sampler_count : 1;
     report->weight_bytes = g->weights.matrix_bytes;
+    report->vectors_content = g->weights.vectors_content;
+    report->matrices_content = g->weights.matrices_content;
     report->loaded = true;
     device_ledger(g->device, &report->vram);
     report->load_seconds = (double)(units_now_us() - start_us) * 1e-6;

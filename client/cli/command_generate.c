@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/cli/grammar.h"
 #include "client/cli/stream.h"
 #include "common/base/file.h"
 
@@ -10,6 +11,7 @@ struct generate_options {
     const char *prompt, *tokens, *tokens_file;
     bool json;
     struct sampling_options sampling;
+    struct grammar_options grammar;
 };
 
 /* The prompt's ids from whichever of the three options was given. */
@@ -33,7 +35,7 @@ static int read_prompt(struct cli *cli, const struct generate_options *options, 
 int command_generate(struct cli *cli, int argc, char *const argv[])
 {
     struct generate_options options = {0};
-    struct args_option table[SAMPLING_OPTION_COUNT + 4] = {
+    struct args_option table[SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 4] = {
         {"prompt", 0, ARGS_TEXT, "TEXT", "the prompt as text; the tokenizer adds its special tokens",
          .target = &options.prompt},
         {"tokens", 0, ARGS_TEXT, "1,2,3", "the prompt as token ids", .target = &options.tokens},
@@ -41,6 +43,7 @@ int command_generate(struct cli *cli, int argc, char *const argv[])
         {"json", 0, ARGS_FLAG, NULL, "print one JSON object when done", .target = &options.json},
     };
     sampling_fill_table(&options.sampling, table + 4);
+    grammar_fill_table(&options.grammar, table + 4 + SAMPLING_OPTION_COUNT);
     const struct args_spec spec = {
         .program = "helm-cli generate",
         .usage = "(--prompt TEXT | --tokens 1,2,3 | --tokens-file FILE) -n N [options]",
@@ -48,7 +51,7 @@ int command_generate(struct cli *cli, int argc, char *const argv[])
                  "(token ids where\n"
                  "the checkpoint has no tokenizer).",
         .options = table,
-        .option_count = SAMPLING_OPTION_COUNT + 4,
+        .option_count = SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 4,
         .parent = cli->global,
     };
     struct args_parsed parsed;
@@ -59,6 +62,8 @@ int command_generate(struct cli *cli, int argc, char *const argv[])
     args_parse_main(&spec, argc, argv, &parsed);
     if (!!options.prompt + !!options.tokens + !!options.tokens_file != 1)
         return cli_usage(&spec, "exactly one of --prompt, --tokens and --tokens-file is needed");
+    const char *wrong = grammar_check(&options.grammar, options.sampling.ignore_eos);
+    if (wrong) return cli_usage(&spec, "%s", wrong);
     if (!options.sampling.has_max_tokens)
         return cli_usage(&spec, "-n N is needed: how many tokens to generate");
 
@@ -72,6 +77,7 @@ int command_generate(struct cli *cli, int argc, char *const argv[])
     rc = cli_open_tokenizer(cli, &err);
     if (rc == HELM_E_NOT_FOUND && !options.prompt && !cli->tokenizer) rc = 0; /* ids need no tokenizer */
     if (rc == 0 && options.prompt) rc = read_prompt(cli, &options, &ids, &count, &err);
+    if (rc == 0) rc = grammar_open(cli, HELM_TOKENIZER_NO_ID, &options.grammar, &err);
     if (rc < 0) {
         status = cli_fail(&err, false);
         goto out;
@@ -80,6 +86,7 @@ int command_generate(struct cli *cli, int argc, char *const argv[])
         .prompt = ids,
         .prompt_count = count,
         .options = &options.sampling,
+        .grammar = options.grammar.opened,
         .stop_token = HELM_TOKENIZER_NO_ID,
         .print = options.json ? STREAM_PRINT_NOTHING : STREAM_PRINT_TEXT,
         .label = "helm-cli generate",
@@ -92,6 +99,7 @@ int command_generate(struct cli *cli, int argc, char *const argv[])
     if (status == CLI_EXIT_DONE) status = stream_exit(&result);
 out:
     stream_free(&result);
+    grammar_free(&options.grammar);
     free(ids);
     return status;
 }

@@ -270,13 +270,15 @@ static void list_table(const struct helm_list *list, struct cli_text *out)
         query_add_clean(out, e->label);
         cli_text_add(out, "\n", 1);
     }
+    if (list->others) cli_text_printf(out, "%zu of others, who alone may see them\n", list->others);
 }
 
 int command_ps(struct cli *cli, int argc, char *const argv[])
 {
-    const struct args_spec about = {.program = "helm-cli ps",
-                                    .usage = "[--json]",
-                                    .about = "Open requests of every client, oldest first."};
+    const struct args_spec about = {
+        .program = "helm-cli ps",
+        .usage = "[--json]",
+        .about = "Open requests, oldest first: one's own, or everybody's as an administrator."};
     bool json = false;
     struct args_parsed parsed;
     struct helm_err err = {0};

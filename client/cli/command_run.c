@@ -4,12 +4,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/cli/grammar.h"
 #include "client/cli/stream.h"
 
 struct run_options {
     bool chat, json, stats;
     const char *system;
     struct sampling_options sampling;
+    struct grammar_options grammar;
 };
 
 /* The prompt from the command line, or all of standard input less one final newline (which echo and editors
@@ -60,11 +62,18 @@ static int run_prompt(struct cli *cli, struct run_options *options, const char *
         status = cli_fail(&err, false);
         goto out;
     }
+    const uint32_t stop_token =
+        options->chat ? sampling_chat_stop(cli, &options->sampling) : HELM_TOKENIZER_NO_ID;
+    if ((rc = grammar_open(cli, stop_token, &options->grammar, &err)) < 0) {
+        status = cli_fail(&err, false);
+        goto out;
+    }
     const struct stream_request request = {
         .prompt = ids,
         .prompt_count = count,
         .options = &options->sampling,
-        .stop_token = options->chat ? sampling_chat_stop(cli, &options->sampling) : HELM_TOKENIZER_NO_ID,
+        .grammar = options->grammar.opened,
+        .stop_token = stop_token,
         .print = options->json ? STREAM_PRINT_NOTHING : STREAM_PRINT_TEXT,
         .label = "helm-cli run",
     };
@@ -80,6 +89,7 @@ static int run_prompt(struct cli *cli, struct run_options *options, const char *
         status = stream_exit(&result);
 out:
     stream_free(&result);
+    grammar_free(&options->grammar);
     free(folder);
     free(ids);
     return status;
@@ -88,7 +98,7 @@ out:
 int command_run(struct cli *cli, int argc, char *const argv[])
 {
     struct run_options options = {0};
-    struct args_option table[SAMPLING_OPTION_COUNT + 4] = {
+    struct args_option table[SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 4] = {
         {"chat", 0, ARGS_FLAG, NULL, "put the prompt through the checkpoint's chat template",
          .target = &options.chat},
         {"system", 0, ARGS_TEXT, "TEXT", "system message, with --chat", .target = &options.system},
@@ -97,6 +107,7 @@ int command_run(struct cli *cli, int argc, char *const argv[])
         {"stats", 0, ARGS_FLAG, NULL, "say on standard error how fast it was", .target = &options.stats},
     };
     sampling_fill_table(&options.sampling, table + 4);
+    grammar_fill_table(&options.grammar, table + 4 + SAMPLING_OPTION_COUNT);
     const struct args_spec spec = {
         .program = "helm-cli run",
         .usage = "[PROMPT|-] [options]",
@@ -105,7 +116,7 @@ int command_run(struct cli *cli, int argc, char *const argv[])
                  "the context. Sampling is as the checkpoint's generation_config.json says unless options "
                  "say otherwise.",
         .options = table,
-        .option_count = SAMPLING_OPTION_COUNT + 4,
+        .option_count = SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 4,
         .max_operands = 1,
         .parent = cli->global,
     };
@@ -114,6 +125,8 @@ int command_run(struct cli *cli, int argc, char *const argv[])
     char *text = NULL;
     size_t length = 0;
     args_parse_main(&spec, argc, argv, &parsed);
+    const char *wrong = grammar_check(&options.grammar, options.sampling.ignore_eos);
+    if (wrong) return cli_usage(&spec, "%s", wrong);
     if (options.system && !options.chat) return cli_usage(&spec, "--system needs --chat");
     if (parsed.operand.count == 0 && isatty(STDIN_FILENO))
         return cli_usage(&spec, "no prompt given ('-' reads it from the terminal)");

@@ -191,6 +191,7 @@ static int send_request(struct stream *s, struct helm_err *err)
         .logprobs = (uint32_t)o->logprobs,
         .ignore_eos = o->ignore_eos,
         .label = s->request->label,
+        .grammar = s->request->grammar,
     };
     const struct helm_callbacks callbacks = {on_accepted, on_token, on_done, on_error};
     return helm_generate(s->cli->client, &what, &callbacks, s, 0, &s->number, err);

@@ -18,7 +18,8 @@ struct stream_request {
     const uint32_t *prompt;
     size_t prompt_count;
     const struct sampling_options *options;
-    uint32_t stop_token; /* ends the answer beside the model's own, or HELM_TOKENIZER_NO_ID */
+    struct helm_grammar *grammar; /* NULL: any text */
+    uint32_t stop_token;          /* ends the answer beside the model's own, or HELM_TOKENIZER_NO_ID */
     enum stream_print print;
     struct present *present; /* text goes through this one; NULL: as it is */
     const char *label;

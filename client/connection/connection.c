@@ -83,6 +83,7 @@ void connection_drop_request(struct helm_client *client, uint64_t number)
     struct connection_request *request = connection_find_request(client, number);
     if (!request) return;
     if (request->answer) helm__v1__response__free_unpacked(request->answer, NULL);
+    constraint_close(request->constraint);
     *request = client->requests[--client->request_count];
 }
 
@@ -197,7 +198,10 @@ static void deliver(struct helm_client *client, Helm__V1__Response *response)
         entry->deadline_us = units_now_us() + (uint64_t)entry->timeout_ms * 1000;
     struct connection_request copy = *entry;
     if (generate_is_last(response)) connection_drop_request(client, copy.number);
-    generate_deliver(&copy, response);
+    if (copy.constraint && response->body_case == HELM__V1__RESPONSE__BODY_TOKEN)
+        generate_deliver_constrained(client, &copy, response);
+    else
+        generate_deliver(&copy, response);
     helm__v1__response__free_unpacked(response, NULL);
 }
 

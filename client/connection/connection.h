@@ -1,8 +1,8 @@
 /* The inside of a connection, shared by the files of libhelm that speak the protocol.
  *
  * connection.c owns the sockets, the table of open requests and the dispatching; generate.c makes Generate
- * and Cancel messages and hands Token, Done and Error to callbacks; query.c asks questions that have one
- * answer. Nobody else includes this. */
+ * and Cancel messages and hands Token, Done and Error to callbacks; constraint.c makes Mask messages; query.c asks
+ * questions that have one answer. Nobody else includes this. */
 #ifndef HELM_CLIENT_CONNECTION_CONNECTION_H
 #define HELM_CLIENT_CONNECTION_CONNECTION_H
 
@@ -20,7 +20,8 @@ struct connection_request {
     struct helm_callbacks callbacks;
     void *user;
     int timeout_ms;
-    uint64_t deadline_us; /* 0: none */
+    uint64_t deadline_us;          /* 0: none */
+    struct constraint *constraint; /* of a generation with a grammar; owned */
 };
 
 /* Bodies of requests start from this. The caller sets the body; connection_send sets the rest. */
@@ -52,6 +53,22 @@ HELM_MUST_CHECK int connection_ask(struct helm_client *client, Helm__V1__Request
  * when `generate_is_last` says so. */
 bool generate_is_last(const Helm__V1__Response *response);
 void generate_deliver(const struct connection_request *request, const Helm__V1__Response *response);
+
+/* constraint.c: a generation's place in its grammar. NULL is allowed to close. */
+HELM_MUST_CHECK int constraint_open(struct helm_grammar *grammar, struct constraint **out,
+                                    struct helm_err *err);
+void constraint_close(struct constraint *constraint);
+/* The mask of token `index`, of the constraint's memory until the next call. */
+HELM_MUST_CHECK int constraint_mask(struct constraint *constraint, uint32_t index, Helm__V1__Mask **mask,
+                                    struct helm_err *err);
+/* A token came. *more: a mask of the next one is to follow. */
+HELM_MUST_CHECK int constraint_take(struct constraint *constraint, uint32_t token, bool *more,
+                                    struct helm_err *err);
+
+/* generate.c: a token of a request with a constraint: sends the mask of the next one, then hands it on. A constraint that
+ * cannot go on ends the request with an error. */
+void generate_deliver_constrained(struct helm_client *client, const struct connection_request *request,
+                                  const Helm__V1__Response *response);
 
 /* generate.c: enum helm_code for the code of an Error message. */
 int generate_error_code(Helm__V1__ErrorCode code);

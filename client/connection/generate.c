@@ -116,6 +116,9 @@ static int check_lists(const struct helm_generate_request *what, struct helm_err
     if (what->stop_count > STOP_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%zu stop tokens exceed the limit of %d", what->stop_count,
                          STOP_MAX);
+    if (what->grammar && what->ignore_eos)
+        return helm_fail(err, HELM_E_USAGE,
+                         "a grammar needs the model's end of sequence: not with ignore_eos");
     if (what->label && strlen(what->label) > LABEL_MAX)
         return helm_fail(err, HELM_E_LIMIT, "a label of %zu bytes exceeds the limit of %d",
                          strlen(what->label), LABEL_MAX);
@@ -166,9 +169,16 @@ int helm_generate(struct helm_client *client, const struct helm_generate_request
     message.body_case = HELM__V1__REQUEST__BODY_GENERATE;
     message.generate = &generate;
 
+    struct constraint *constraint = NULL;
+    if (what->grammar) rc = constraint_open(what->grammar, &constraint, err);
+    if (rc == 0 && constraint) rc = constraint_mask(constraint, 0, &generate.mask, err);
     struct connection_request *entry = NULL;
-    rc = connection_open_request(client, &entry, err);
-    if (rc < 0) return rc;
+    if (rc == 0) rc = connection_open_request(client, &entry, err);
+    if (rc < 0) {
+        constraint_close(constraint);
+        return rc;
+    }
+    entry->constraint = constraint;
     uint64_t number = entry->number;
     entry->callbacks = *callbacks;
     entry->user = user;
@@ -183,6 +193,34 @@ int helm_generate(struct helm_client *client, const struct helm_generate_request
     else
         *request = number;
     return rc;
+}
+
+static int send_mask(struct helm_client *client, const struct connection_request *request,
+                     const Helm__V1__Token *token, struct helm_err *err)
+{
+    bool more;
+    Helm__V1__Request message = CONNECTION_REQUEST_INIT;
+    int rc = constraint_take(request->constraint, token->token, &more, err);
+    if (rc == HELM_E_FORMAT)
+        return helm_fail(err, HELM_E_INTERNAL, "the daemon drew token %u, which the grammar does not allow",
+                         token->token);
+    if (rc < 0 || !more) return rc;
+    rc = constraint_mask(request->constraint, token->index + 1, &message.mask, err);
+    message.body_case = HELM__V1__REQUEST__BODY_MASK;
+    return rc < 0 ? rc : connection_send(client, &message, request->number, err);
+}
+
+void generate_deliver_constrained(struct helm_client *client, const struct connection_request *request,
+                                  const Helm__V1__Response *response)
+{
+    struct helm_err err = {0}, ignored = {0};
+    const int rc = send_mask(client, request, response->token, &err); /* first: the daemon waits for it */
+    generate_deliver(request, response);
+    if (rc == 0 || !connection_find_request(client, request->number)) return;
+    if (helm_cancel(client, request->number, &ignored) < 0) { /* the daemon ends it for want of a mask */
+    }
+    connection_drop_request(client, request->number);
+    if (request->callbacks.error) request->callbacks.error(request->user, request->number, rc, err.text);
 }
 
 int helm_cancel(struct helm_client *client, uint64_t request, struct helm_err *err)

@@ -141,7 +141,7 @@ static void copy_list(struct block *block, const Helm__V1__List *from)
                                                   .max_tokens = e->max_tokens,
                                                   .age_ms = e->age_ms};
     }
-    if (to) *to = (struct helm_list){.entries = entries, .count = from->n_entries};
+    if (to) *to = (struct helm_list){.entries = entries, .count = from->n_entries, .others = from->others};
 }
 
 static struct helm_plan_steps *copy_steps(struct block *block, Helm__V1__PlanSteps *const *from, size_t count)

@@ -1,5 +1,6 @@
 /* Reading a body: what all dialects share. See ask.h. Owns nothing between calls. */
 #include "client/gateway/ask.h"
+#include "client/gateway/grammars.h"
 
 #include <float.h>
 #include <math.h>
@@ -296,7 +297,7 @@ static bool read_body(struct ask_reader *r, const char *text, size_t length)
         return refuse(r->refusal, 400, "invalid_value", "n",
                       "%zu prompts with %u answers each are more than %d", ask->prompt_count, ask->choices,
                       ASK_CHOICES);
-    return check_context(r);
+    return check_context(r) && ask_make_grammar(r);
 }
 
 bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *text, size_t length,
@@ -320,5 +321,6 @@ void ask_free(struct ask *ask)
     for (size_t i = 0; i < ask->prompt_count; i++) free(ask->prompt[i].ids);
     json_decref(ask->body);
     json_decref(ask->extra);
+    grammars_give_back(ask->grammar);
     *ask = (struct ask){0};
 }

@@ -12,6 +12,9 @@
 #include "client/gateway/refusal.h"
 #include "client/gateway/tool_calls.h"
 
+struct grammars;
+struct kept_grammar;
+
 #define ASK_STOPS      4
 #define ASK_CHOICES    16 /* prompts times `n` */
 #define ASK_BIASES     300
@@ -28,6 +31,10 @@ struct ask_model {
     const struct helm_chat *chat; /* NULL: chat_why says why */
     char chat_why[HELM_ERR_TEXT];
     enum tool_style tool_style;
+    bool may_think;                           /* its chat template knows <think> */
+    const struct helm_vocabulary *vocabulary; /* NULL: no grammars; vocabulary_why says why */
+    char vocabulary_why[HELM_ERR_TEXT];
+    struct grammars *grammars;
     uint32_t context, vocab;
     uint32_t chat_stop; /* ends an answer beside the model's own, or HELM_TOKENIZER_NO_ID */
     struct sampling_options defaults;
@@ -61,7 +68,8 @@ struct ask {
     size_t stop_count;
     struct ask_prompt prompt[ASK_CHOICES];
     size_t prompt_count;
-    const json_t *tools; /* borrowed from body; NULL: none are parsed */
+    const json_t *tools;          /* borrowed from body; NULL: none are parsed */
+    struct kept_grammar *grammar; /* what the answer fits; NULL: any */
     char label[ASK_LABEL + 1];
 };
 
@@ -74,14 +82,20 @@ bool ask_read_name(const struct ask_model *model, const char *text, size_t lengt
 
 /* ---- for the files that read bodies ---- */
 
+enum ask_format { ASK_FORMAT_NONE, ASK_FORMAT_OBJECT, ASK_FORMAT_SCHEMA, ASK_FORMAT_REGEX, ASK_FORMAT_GBNF };
+
 struct ask_reader {
     const struct ask_model *model;
     struct ask *ask;
     struct refusal *refusal;
     const char *param;                                /* the field being read */
     const json_t *messages, *prompt, *system, *extra; /* for later */
-    bool has_choice_none;
-    bool raw; /* Ollama: the prompt goes round the chat template */
+    bool has_choice_none, forces_call;                /* tool_choice */
+    const char *forced_tool;                          /* the one that is to be called; NULL: any */
+    enum ask_format format;                           /* what the answer is to be */
+    const json_t *format_value;                       /* schema, expression or grammar */
+    const char *format_param;                         /* the field that said so */
+    bool raw;                                         /* Ollama: the prompt goes round the chat template */
 };
 
 /* A row of a table of fields. */
@@ -116,6 +130,16 @@ bool ask_take_repetition(struct ask_reader *reader, const json_t *value);
 bool ask_take_presence(struct ask_reader *reader, const json_t *value);
 bool ask_take_frequency(struct ask_reader *reader, const json_t *value);
 bool ask_take_tools(struct ask_reader *reader, const json_t *value);
+
+/* ask_grammar.c: what the answer is to look like. */
+bool ask_take_response_format(struct ask_reader *reader, const json_t *value);
+bool ask_take_json_schema(struct ask_reader *reader, const json_t *value);
+bool ask_take_grammar(struct ask_reader *reader, const json_t *value);
+bool ask_take_regex(struct ask_reader *reader, const json_t *value);
+bool ask_take_format(struct ask_reader *reader, const json_t *value);
+bool ask_take_tool_choice(struct ask_reader *reader, const json_t *value);
+/* When fields and prompts are read: ask->grammar, if anything asks for one. */
+bool ask_make_grammar(struct ask_reader *reader);
 
 /* A text as one more prompt: with `special` tokens added as the tokenizer does it, or without. */
 bool ask_add_text(struct ask_reader *reader, const char *text, size_t length, bool special);

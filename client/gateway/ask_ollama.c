@@ -117,10 +117,10 @@ const struct ask_field ask_ollama_fields[] = {
     {"options", OLLAMA, take_options, NULL},
     {"tools", ASK_OLLAMA_CHAT, ask_take_tools, NULL},
     {"think", OLLAMA, take_think, NULL},
+    {"format", OLLAMA, ask_take_format, NULL},
     /* the model stays loaded as long as helmd runs */
     {"keep_alive", OLLAMA, NULL, NULL},
     /* not supported, except for the value that means what happens anyway */
-    {"format", OLLAMA, NULL, "\"\""},
     {"images", ASK_OLLAMA_GENERATE, NULL, "[]"},
     {"suffix", ASK_OLLAMA_GENERATE, NULL, "\"\""},
     {"template", ASK_OLLAMA_GENERATE, NULL, "\"\""},

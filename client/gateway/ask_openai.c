@@ -92,17 +92,6 @@ static bool take_logit_bias(struct ask_reader *r, const json_t *value)
     return true;
 }
 
-static bool take_tool_choice(struct ask_reader *r, const json_t *value)
-{
-    const char *text = json_string_value(value);
-    if (text && strcmp(text, "auto") == 0) return true;
-    if (text && strcmp(text, "none") == 0) {
-        r->has_choice_none = true;
-        return true;
-    }
-    return refuse(r->refusal, 400, "unsupported_parameter", "tool_choice",
-                  "'tool_choice' is supported as \"auto\" and \"none\": a call cannot be forced yet");
-}
 static bool take_parallel(struct ask_reader *r, const json_t *value)
 {
     bool parallel = true;
@@ -143,8 +132,9 @@ const struct ask_field ask_openai_fields[] = {
     {"logprobs", BOTH, take_logprobs, NULL},
     {"top_logprobs", ASK_CHAT, take_top_logprobs, NULL},
     {"tools", ASK_CHAT, ask_take_tools, NULL},
-    {"tool_choice", ASK_CHAT, take_tool_choice, NULL},
+    {"tool_choice", ASK_CHAT, ask_take_tool_choice, NULL},
     {"parallel_tool_calls", ASK_CHAT, take_parallel, NULL},
+    {"response_format", ASK_CHAT, ask_take_response_format, NULL},
     {"user", BOTH, take_user, NULL},
     /* beyond OpenAI, by the names that vLLM and llama.cpp give them */
     {"top_k", BOTH, ask_take_top_k, NULL},
@@ -152,12 +142,16 @@ const struct ask_field ask_openai_fields[] = {
     {"repetition_penalty", BOTH, ask_take_repetition, NULL},
     {"ignore_eos", BOTH, take_ignore_eos, NULL},
     {"chat_template_kwargs", ASK_CHAT, take_template_arguments, NULL},
+    {"json_schema", BOTH, ask_take_json_schema, NULL},
+    {"guided_json", BOTH, ask_take_json_schema, NULL},
+    {"guided_regex", BOTH, ask_take_regex, NULL},
+    {"guided_grammar", BOTH, ask_take_grammar, NULL},
+    {"grammar", BOTH, ask_take_grammar, NULL},
     /* notes of the client to itself, which change no answer */
     {"metadata", BOTH, NULL, NULL},
     {"safety_identifier", BOTH, NULL, NULL},
     {"prompt_cache_key", BOTH, NULL, NULL},
     /* not supported, except for the value that means what happens anyway */
-    {"response_format", ASK_CHAT, NULL, "{\"type\":\"text\"}"},
     {"modalities", ASK_CHAT, NULL, "[\"text\"]"},
     {"service_tier", BOTH, NULL, "\"auto\"|\"default\""},
     {"store", ASK_CHAT, NULL, "false"},
@@ -172,10 +166,6 @@ const struct ask_field ask_openai_fields[] = {
     {"reasoning_effort", ASK_CHAT, NULL, ""},
     {"verbosity", ASK_CHAT, NULL, ""},
     {"web_search_options", ASK_CHAT, NULL, ""},
-    {"grammar", BOTH, NULL, ""},
-    {"guided_json", BOTH, NULL, ""},
-    {"guided_regex", BOTH, NULL, ""},
-    {"json_schema", BOTH, NULL, ""},
 };
 const size_t ask_openai_field_count = sizeof ask_openai_fields / sizeof *ask_openai_fields;
 

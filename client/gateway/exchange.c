@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/gateway/gateway.h"
+#include "client/gateway/grammars.h"
 #include "client/gateway/routes.h"
 #include "client/gateway/server.h"
 #include "common/base/log.h"
@@ -190,7 +191,9 @@ static int send_choice(struct choice *c, struct helm_err *err)
 {
     const struct ask *ask = &c->exchange->ask;
     const struct ask_model *model = &c->exchange->gateway->model;
-    const bool stops = ask->conversation && !ask->ignore_eos && model->chat_stop != HELM_TOKENIZER_NO_ID;
+    /* a grammar's vocabulary has the token as an end, so it has to end every output with a grammar */
+    const bool stops =
+        (ask->conversation || ask->grammar) && !ask->ignore_eos && model->chat_stop != HELM_TOKENIZER_NO_ID;
     char label[ASK_LABEL + 1];
     snprintf(label, sizeof label, "gateway%s%.48s", *ask->label ? ":" : "", ask->label);
     struct helm_generate_request what = {
@@ -206,6 +209,7 @@ static int send_choice(struct choice *c, struct helm_err *err)
         .ignore_eos = ask->ignore_eos,
         .deadline_ms = model->answer_ms,
         .label = label,
+        .grammar = ask->grammar ? ask->grammar->grammar : NULL,
     };
     /* with a seed each of several answers is another one, and the same one next time */
     what.sampling.seed += c->index % ask->choices;

@@ -4,6 +4,7 @@
  *   server.c    libmicrohttpd: connections, bodies, answers
  *   routes.c    the table of paths                 access.c     Host, Origin and API keys
  *   jobs.c      threads that read bodies           ask*.c       what a body asks for
+ *   grammars.c  grammars that are kept             tool_grammar.c   calls of tools as one
  *   exchange.c  one request and its generations    choice.c, tool_calls.c   tokens to text and calls
  *   voice*.c    the dialects of answers            info.c, metrics.c   what is known of model and daemon
  *
@@ -30,6 +31,7 @@ struct server;
 struct gateway {
     struct cli cli; /* connection, private daemon, tokenizer, chat template */
     struct ask_model model;
+    struct helm_vocabulary *vocabulary; /* of model */
     struct access access;
     struct server *server;
     struct jobs *jobs;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/gateway/gateway.h"
+#include "client/gateway/grammars.h"
 #include "client/gateway/routes.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
@@ -39,7 +40,22 @@ static void name_model(const char *path, char *name, size_t size)
     snprintf(name, size, "%.*s", (int)length, last);
 }
 
-static int ask_model(struct gateway *g, struct helm_err *err)
+/* The tokens by their bytes, for grammars; without an end of sequence there are none. */
+static int open_vocabulary(struct gateway *g, const struct helm_model_info *info, struct helm_err *err)
+{
+    struct ask_model *m = &g->model;
+    struct helm_err why = {0};
+    uint32_t end[64 + 1];
+    size_t ends = 0;
+    for (; ends < info->eos_count && ends < 64; ends++) end[ends] = info->eos[ends];
+    if (m->chat_stop != HELM_TOKENIZER_NO_ID && m->chat_stop < m->vocab) end[ends++] = m->chat_stop;
+    if (helm_vocabulary_open(m->tokenizer, end, ends, m->vocab, &g->vocabulary, &why) < 0)
+        snprintf(m->vocabulary_why, sizeof m->vocabulary_why, "%s", why.text);
+    m->vocabulary = g->vocabulary;
+    return grammars_open(&m->grammars, err);
+}
+
+static int ask_model(struct gateway *g, struct helm_model_info **out, struct helm_err *err)
 {
     struct helm_model_info *info = NULL;
     int rc = helm_model_info(g->cli.client, 10 * GATEWAY_ANSWER_MS, &info, err);
@@ -47,7 +63,10 @@ static int ask_model(struct gateway *g, struct helm_err *err)
     g->model.context = info->context;
     g->model.vocab = info->vocab;
     g->folder = strdup(info->folder);
-    free(info);
+    if (out)
+        *out = info;
+    else
+        free(info);
     return g->folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
 }
 
@@ -56,18 +75,23 @@ int info_open_model(struct gateway *g, const char *name, struct helm_err *err)
     struct ask_model *m = &g->model;
     struct helm_err why = {0};
     char *folder = NULL;
-    int rc = ask_model(g, err);
+    struct helm_model_info *info = NULL;
+    int rc = ask_model(g, &info, err);
     if (rc == 0) rc = cli_open_tokenizer(&g->cli, err);
     if (rc == 0) rc = cli_text_folder(&g->cli, &folder, err);
     if (rc == 0) rc = sampling_apply_checkpoint(folder, &m->defaults, err);
     free(folder);
+    if (rc == 0) {
+        m->tokenizer = g->cli.tok;
+        m->chat_stop = helm_tokenizer_role_id(g->cli.tok, "eos_token");
+        rc = open_vocabulary(g, info, err);
+    }
+    free(info);
     if (rc < 0) return rc;
     if (name)
         snprintf(m->name, sizeof m->name, "%s", name);
     else
         name_model(g->folder, m->name, sizeof m->name);
-    m->tokenizer = g->cli.tok;
-    m->chat_stop = helm_tokenizer_role_id(g->cli.tok, "eos_token");
     if (cli_open_chat(&g->cli, &why) < 0) {
         snprintf(m->chat_why, sizeof m->chat_why, "%s", why.text);
         log_warn("no conversations: %s", why.text);
@@ -75,7 +99,9 @@ int info_open_model(struct gateway *g, const char *name, struct helm_err *err)
     }
     m->chat = g->cli.chat;
     const char *template = helm_tokenizer_chat_template(m->tokenizer, "tool_use");
-    m->tool_style = tool_style_of(template ? template : helm_tokenizer_chat_template(m->tokenizer, NULL));
+    if (!template) template = helm_tokenizer_chat_template(m->tokenizer, NULL);
+    m->tool_style = tool_style_of(template);
+    m->may_think = template && strstr(template, "<think>");
     return 0;
 }
 
@@ -84,7 +110,7 @@ int info_check_model(struct gateway *g, struct helm_err *err)
     char *before = g->folder;
     const uint32_t context = g->model.context, vocab = g->model.vocab;
     g->folder = NULL;
-    int rc = ask_model(g, err);
+    int rc = ask_model(g, NULL, err);
     if (rc == 0 && (strcmp(before, g->folder) != 0 || vocab != g->model.vocab))
         rc = helm_fail(err, HELM_E_MISMATCH, "helmd serves another model now: %s instead of %s", g->folder,
                        before);

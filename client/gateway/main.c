@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "client/gateway/gateway.h"
+#include "client/gateway/grammars.h"
 #include "client/gateway/jobs.h"
 #include "client/gateway/server.h"
 #include "common/base/cpu.h"
@@ -67,7 +68,9 @@ static void stop(struct gateway *g)
     free(g->status);
     free(g->folder);
     access_free(&g->access);
-    cli_close(&g->cli);
+    cli_close(&g->cli); /* requests that are still open hold a place in their grammar */
+    grammars_close(g->model.grammars);
+    helm_vocabulary_close(g->vocabulary);
 }
 
 static int run(struct gateway *g, const struct options *o)

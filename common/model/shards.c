@@ -5,13 +5,15 @@
 #include <unistd.h>
 
 #include "common/base/file.h"
+#include "common/model/content.h"
 
 int model_shards_open(const struct model *model, struct model_shards *shards, struct helm_err *err)
 {
     const size_t count = (size_t)model->shard_count + 1;
     *shards = (struct model_shards){.fd = calloc(count, sizeof *shards->fd),
-                                    .bytes = calloc(count, sizeof *shards->bytes)};
-    int rc = shards->fd && shards->bytes
+                                    .bytes = calloc(count, sizeof *shards->bytes),
+                                    .content = calloc(1, sizeof *shards->content)};
+    int rc = shards->fd && shards->bytes && shards->content
                  ? 0
                  : helm_fail(err, HELM_E_NOMEM, "no memory for %u file descriptors", model->shard_count);
     for (uint32_t i = 0; i < model->shard_count && !rc; i++) {
@@ -22,7 +24,7 @@ int model_shards_open(const struct model *model, struct model_shards *shards, st
     return rc;
 }
 
-int model_shards_read(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
+static int read_bytes(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
                       uint64_t bytes, void *to, struct helm_err *err)
 {
     const int fd = shards->fd[t->shard];
@@ -39,6 +41,16 @@ int model_shards_read(const struct model_shards *shards, const struct model_tens
                             t->offset + there * row_bytes + inside, t->name, err);
     }
     return rc;
+}
+
+int model_shards_read(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
+                      uint64_t bytes, void *to, struct helm_err *err)
+{
+    const uint64_t place = ((uint64_t)t->shard << 48) + t->offset + from;
+    const int rc = read_bytes(shards, t, from, bytes, to, err);
+    if (rc) return rc;
+    atomic_fetch_add_explicit(shards->content, content_of(to, (size_t)bytes, place), memory_order_relaxed);
+    return 0;
 }
 
 int model_shards_read_rows(const struct model_shards *shards, const struct model_rows *what, void *to,
@@ -65,5 +77,6 @@ void model_shards_close(struct model_shards *shards)
     while (shards->count) close(shards->fd[--shards->count]);
     free(shards->fd);
     free(shards->bytes);
+    free(shards->content);
     *shards = (struct model_shards){0};
 }

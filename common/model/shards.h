@@ -5,12 +5,15 @@
 #ifndef HELM_COMMON_MODEL_SHARDS_H
 #define HELM_COMMON_MODEL_SHARDS_H
 
+#include <stdatomic.h>
+
 #include "common/model/model.h"
 
 struct model_shards {
     int *fd;         /* [count] */
     uint64_t *bytes; /* that each has now */
     uint32_t count;
+    _Atomic uint64_t *content; /* of all that was read (content.h) */
 };
 /* On failure nothing is open. */
 HELM_MUST_CHECK int model_shards_open(const struct model *model, struct model_shards *shards,

@@ -24,6 +24,7 @@ struct workspace {
     uint32_t *seen;                  /* [vocab]: index among the changes */
     struct sampling_changes changes; /* [vocab] */
     float *raw, *changed;            /* [vocab]: their logits before and after */
+    float *allowed;                  /* [vocab]: the row as the mask leaves it */
     float *block_max;                /* [blocks] */
     float *block_copy;               /* [blocks]: reordered by selection */
     uint64_t *block_weight;          /* [blocks] */
@@ -42,6 +43,7 @@ static size_t lay_out(struct workspace *w, char *base, uint32_t vocab)
                 {(void **)&w->changes.times, vocab * sizeof(*w->changes.times)},
                 {(void **)&w->raw, vocab * sizeof(*w->raw)},
                 {(void **)&w->changed, vocab * sizeof(*w->changed)},
+                {(void **)&w->allowed, vocab * sizeof(*w->allowed)},
                 {(void **)&w->block_max, blocks * sizeof(*w->block_max)},
                 {(void **)&w->block_copy, blocks * sizeof(*w->block_copy)},
                 {(void **)&w->block_weight, blocks * sizeof(*w->block_weight)},
@@ -229,6 +231,15 @@ static uint32_t logprobs_wanted(const struct sampling_params *p, uint32_t vocab)
     return wanted < vocab ? wanted : vocab;
 }
 
+/* The row with -inf in place of what the mask leaves out. */
+static void apply_mask(const float *logits, uint32_t vocab, const uint32_t *mask, float *out)
+{
+    for (uint32_t first = 0; first < vocab; first += 32) {
+        const uint32_t bits = mask[first / 32], n = vocab - first < 32 ? vocab - first : 32;
+        for (uint32_t i = 0; i < n; i++) out[first + i] = bits >> i & 1 ? logits[first + i] : -INFINITY;
+    }
+}
+
 /* ---- from a row -------------------------------------------------------------------------------- */
 
 int sampling_draw(const struct sampling_params *params, float *logits, uint32_t vocab,
@@ -237,15 +248,21 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
     struct workspace w;
     uint32_t blocks = (uint32_t)(((uint64_t)vocab + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK);
     struct sampling_row row = {logits, vocab, blocks, -INFINITY, 1};
-    bool changed = sampling_changes_logits(params);
+    const bool changed = sampling_changes_logits(params), masked = tokens->mask != NULL;
+    float *x = logits;
     int rc = 0;
     memset(result, 0, sizeof(*result));
     lay_out(&w, scratch, vocab);
+    if (masked) {
+        x = w.allowed;
+        apply_mask(logits, vocab, tokens->mask, x);
+        row.x = x;
+    }
     if (changed) {
         (void)sampling_list_changes(params, tokens, vocab, vocab, w.seen, &w.changes);
-        for (uint32_t i = 0; i < w.changes.count; i++) w.raw[i] = w.changed[i] = logits[w.changes.token[i]];
+        for (uint32_t i = 0; i < w.changes.count; i++) w.raw[i] = w.changed[i] = x[w.changes.token[i]];
         sampling_apply_changes(params, vocab, &w.changes, w.seen, w.changed);
-        for (uint32_t i = 0; i < w.changes.count; i++) logits[w.changes.token[i]] = w.changed[i];
+        for (uint32_t i = 0; i < w.changes.count; i++) x[w.changes.token[i]] = w.changed[i];
     }
     sampling_find_maxima(&row, w.block_max);
     if (row.top == -INFINITY) {
@@ -256,10 +273,11 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
         row.inv_temp = inverse_of(params->temperature);
         result->token = draw_token(&w, &row, params, tokens->count);
     }
-    for (uint32_t i = 0; changed && i < w.changes.count; i++) logits[w.changes.token[i]] = w.raw[i];
+    for (uint32_t i = 0; changed && i < w.changes.count; i++) x[w.changes.token[i]] = w.raw[i];
     if (!rc && params->logprobs > 0) {
         row.inv_temp = 1;
-        if (changed) sampling_find_maxima(&row, w.block_max);
+        row.x = logits;
+        if (changed || masked) sampling_find_maxima(&row, w.block_max);
         uint64_t weights = sampling_find_weights(&row, w.block_max, NULL);
         size_t n = gather_first(&w, &row, logprobs_wanted(params, vocab));
         report_logprobs(w.candidate, n, row.top, weights, logits[result->token], result);
@@ -286,7 +304,7 @@ void sampling_ask(const struct sampling_params *p, uint32_t vocab, const struct 
         ask->inv_temp = inverse_of(p->temperature);
         if (p->top_p < 1 ? changed : min_p_weight(p) == 0) ask->need = SAMPLING_NEEDS_ROW;
     }
-    if (ask->candidates > SAMPLING_FEW_MAX) ask->need = SAMPLING_NEEDS_ROW;
+    if (ask->candidates > SAMPLING_FEW_MAX || tokens->mask) ask->need = SAMPLING_NEEDS_ROW;
     if (changed) ask->candidates = SAMPLING_FEW_MAX;
     if (ask->candidates < logprobs_wanted(p, vocab)) ask->candidates = logprobs_wanted(p, vocab);
     if (ask->need != SAMPLING_NEEDS_FEW || !changed) return;

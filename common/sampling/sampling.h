@@ -4,7 +4,8 @@
  * their order, where x is a token's logit and "falling order" is by falling x, lowest id first on a tie:
  *
  * 1. Non-finite logits: a token whose logit is NaN, +inf or -inf is out: never drawn, never listed. What the
- *    next steps make of a finite logit is cut to the finite range of float.
+ *    next steps make of a finite logit is cut to the finite range of float. A token that the mask leaves out is out, too,
+ *    but listed.
  * 2. Repetition penalty: each distinct token of prompt and output, once: x > 0 ? x / penalty : x * penalty.
  * 3. Presence and frequency penalty: each distinct token of the output:
  *    x -= presence + frequency * (times it occurs in the output).
@@ -63,15 +64,16 @@ struct sampling_result {
 /* Bytes of scratch that a draw needs for this vocabulary; 64-byte aligned. Its content means nothing. */
 size_t sampling_scratch_bytes(uint32_t vocab);
 
-/* A sequence's tokens so far: history[0..count), of which the first `prompt` are the prompt. */
+/* A sequence's tokens so far: history[0..count), of which the first `prompt` are the prompt; and which may come next. */
 struct sampling_tokens {
     const uint32_t *history;
     uint32_t count, prompt;
+    const uint32_t *mask; /* bits, id i is bit i % 32 of word i / 32; NULL: all tokens */
 };
 
 /* Draws one token, whose index is tokens->count. logits[vocab] are as before on return;
- * meanwhile those that penalties and bias change are changed. If no logit is finite returns -1 (the caller
- * reports a failed step), else 0. */
+ * meanwhile those that penalties and bias change are changed. If no logit (of the mask's tokens) is finite returns -1 (the
+ * caller reports a failed step), else 0. */
 int sampling_draw(const struct sampling_params *params, float *logits, uint32_t vocab,
                   const struct sampling_tokens *tokens, void *scratch, struct sampling_result *result);
 
@@ -90,7 +92,7 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
  * Whether the candidates were enough shows only in them (a nucleus may be wide, a penalty may hit too many):
  * then sampling_draw_few says so, and the row is needed. It is needed from the start for a temperature
  * without any of top-k, top-p and min-p; for top-p without top-k together with penalties or bias; for top-k
- * above SAMPLING_FEW_MAX; and where more than SAMPLING_CHANGES_MAX tokens change. */
+ * above SAMPLING_FEW_MAX; where more than SAMPLING_CHANGES_MAX tokens change; and with a mask. */
 #define SAMPLING_FEW_MAX     256
 #define SAMPLING_CHANGES_MAX 4096
 

@@ -36,9 +36,9 @@
 #define LANES_MAX    4096u
 #define BYTES_MAX    ((uint64_t)1 << 46)
 
-static const char *const region_names[ARENA_REGION_COUNT] = {"control",    "slots",  "history",  "page_table",
-                                                             "vram_table", "lanes",  "kv_lanes", "logits",
-                                                             "kv",         "weights"};
+static const char *const region_names[ARENA_REGION_COUNT] = {"control",    "slots",      "masks",  "history",
+                                                             "page_table", "vram_table", "lanes",  "kv_lanes",
+                                                             "logits",     "kv",         "weights"};
 
 static int check_range(const char *what, uint64_t value, uint64_t min, uint64_t max, struct helm_err *err)
 {
@@ -128,6 +128,7 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     const uint64_t bytes[ARENA_REGION_COUNT] = {
         [ARENA_REGION_CONTROL] = sizeof(struct arena_control),
         [ARENA_REGION_SLOTS] = spec->slots * sizeof(struct arena_slot),
+        [ARENA_REGION_MASKS] = (uint64_t)spec->slots * arena_mask_words(spec->vocab) * sizeof(uint32_t),
         [ARENA_REGION_HISTORY] = (uint64_t)spec->slots * spec->context_tokens * sizeof(uint32_t),
         [ARENA_REGION_PAGE_TABLE] = spec->slots * pages_per_slot * sizeof(uint32_t),
         [ARENA_REGION_VRAM_TABLE] =

@@ -62,6 +62,17 @@ static inline uint32_t *arena_history_of(const struct arena *a, uint32_t slot)
     return (uint32_t *)arena_region_ptr(a, ARENA_REGION_HISTORY) +
            (uint64_t)slot * arena_header_of(a)->context_tokens;
 }
+/* Words of a slot's mask: whole cache lines, so that rows of different slots share none. */
+static inline uint32_t arena_mask_words(uint32_t vocab)
+{
+    return (vocab + 511) / 512 * 16;
+}
+/* Id i is bit i % 32 of word i / 32. */
+static inline uint32_t *arena_mask_of(const struct arena *a, uint32_t slot)
+{
+    return (uint32_t *)arena_region_ptr(a, ARENA_REGION_MASKS) +
+           (uint64_t)slot * arena_mask_words(arena_header_of(a)->vocab);
+}
 static inline uint32_t *arena_page_table_of(const struct arena *a, uint32_t slot)
 {
     return (uint32_t *)arena_region_ptr(a, ARENA_REGION_PAGE_TABLE) +

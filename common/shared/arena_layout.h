@@ -10,6 +10,8 @@
  *   control.result      the head's worker         helmd
  *   control.drawn_bell  the head's worker         workers   the step whose result is written
  *   slots               helmd                     workers   sampling parameters; only of a slot in no step
+ *   masks               helmd                     workers   tokens that a slot's next one is drawn from, a bit an id;
+ *                                                           only of a slot in no step that samples
  *   history             helmd, the head's worker  workers   token ids of each slot, see below
  *   page_table          helmd                     workers   KV page numbers of each slot
  *   vram_table          helmd                     workers   of the same pages, their places in VRAM: two tiers only
@@ -68,7 +70,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         7u
+#define ARENA_ABI         8u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -80,6 +82,7 @@
 enum arena_region_id {
     ARENA_REGION_CONTROL,
     ARENA_REGION_SLOTS,
+    ARENA_REGION_MASKS,
     ARENA_REGION_HISTORY,
     ARENA_REGION_PAGE_TABLE,
     ARENA_REGION_VRAM_TABLE,
@@ -120,6 +123,9 @@ enum step_row_flags {
     /* Of a row of one token: it is the one that the step before this one samples for the slot, or 0 if that
      * found none. If the sequence ends with it, or otherwise meanwhile, helmd ignores what comes of this row. */
     STEP_ROW_FOLLOWS = 1u << 1,
+    /* With STEP_ROW_SAMPLE: the token is one of the slot's mask. No other step in flight samples for the slot, so such a
+     * row never follows, and none follows it. */
+    STEP_ROW_MASKED = 1u << 2,
 };
 struct step_row {
     uint32_t slot;

@@ -51,7 +51,8 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                               .count = in->count,
                               .token_first = batch->token_count,
                               .sample = (in->flags & STEP_ROW_SAMPLE) != 0,
-                              .follows = follows};
+                              .follows = follows,
+                              .masked = (in->flags & STEP_ROW_MASKED) != 0};
     return true;
 }
 

@@ -18,6 +18,7 @@ struct batch_row {
     uint32_t result;                   /* row of the step it came from */
     bool sample;
     bool follows; /* STEP_ROW_FOLLOWS */
+    bool masked;  /* STEP_ROW_MASKED */
 };
 
 struct batch {

@@ -99,6 +99,8 @@ static int send_ready(struct control *c)
     ready.small_bytes = r->small_bytes;
     ready.load_seconds = r->load_seconds;
     ready.weights_digest = r->weights_digest;
+    ready.vectors_content = r->vectors_content;
+    ready.matrices_content = r->matrices_content;
     Helm__Control__V1__VramLine line[PLAN_LINES_MAX], *lines[PLAN_LINES_MAX];
     for (uint32_t i = 0; i < r->vram.line_count; i++) {
         helm__control__v1__vram_line__init(&line[i]);

@@ -40,6 +40,7 @@ struct engine_report {
     int node; /* -1: a machine without NUMA */
     char kernels[160];
     uint64_t weight_bytes, huge_bytes, small_bytes, weights_digest;
+    uint64_t vectors_content, matrices_content; /* of what was read (common/model/content.h); 0: nothing */
     double load_seconds;
     bool loaded;                                           /* false: the weights were there already */
     char reduced[ENGINE_REDUCED_MAX][ENGINE_REDUCED_TEXT]; /* every slower path in use and why */

@@ -130,6 +130,7 @@ static void worker_enter(struct worker *w, enum worker_state state)
     w->state = state;
     w->state_since_us = w->heard_us = units_now_us();
     w->pinged_us = 0;
+    w->stall = NULL;
 }
 
 void worker_close_fd(struct worker *w)
@@ -438,7 +439,13 @@ static void log_vram(const struct workers *workers, const struct worker *w,
 static void on_ready(struct workers *workers, struct worker *w, const control_msg *msg)
 {
     const Helm__Control__V1__Ready *ready = msg->ready;
+    const struct loaded loaded = {.vectors = ready->vectors_content, .matrices = ready->matrices_content};
+    struct helm_err err = {0};
     char bytes[UNITS_TEXT];
+    if (loaded_check(&w->loaded, &loaded, workers->config.files, &err)) {
+        workers->events.given_up(workers->events.context, err.code, err.text, workers->ever_ready);
+        return;
+    }
     worker_enter(w, WORKER_READY);
     w->threads = ready->threads;
     w->node = ready->node;

@@ -23,6 +23,7 @@
 #include "common/base/err.h"
 #include "common/plan/plan.h"
 #include "daemon/children/keeper.h"
+#include "daemon/children/loaded.h"
 
 #define WORKERS_MAX 2
 
@@ -32,7 +33,8 @@ struct workers_config {
     const char *control;    /* endpoint to bind */
     const char *worker_dir; /* NULL: beside helmd */
     const char *log_level;
-    const char *folder; /* of the checkpoint */
+    const char *folder;               /* of the checkpoint */
+    const struct loaded_files *files; /* borrowed */
     const struct plan *plan;
     const char *plan_json;
     const char *kernels;
@@ -92,6 +94,8 @@ struct worker {
     int32_t node;
     char kernels[160], device[128];
     uint64_t weight_bytes, huge_bytes, vram_bytes, weights_digest;
+    struct loaded loaded;
+    const char *stall; /* what a step waits for: it is "stopped" or "late"; NULL: for nothing */
 };
 
 struct workers {
@@ -152,6 +156,8 @@ HELM_MUST_CHECK int workers_renew(struct workers *workers, const struct workers_
 /* Ends all and closes everything. */
 void workers_close(struct workers *workers);
 
+/* Of the worker that a step has waited for for seconds: "stopped" (by a signal, or a debugger) or "late"; NULL: of none. */
+const char *workers_stall(const struct workers *workers);
 bool workers_ready(const struct workers *workers);
 /* Seconds until loading ends at the present rate, of the slowest; 0 when unknown. */
 double workers_seconds_left(const struct workers *workers, uint64_t now_us);

@@ -1,7 +1,9 @@
 /* Workers over time: what is due, who is late, and the end of all. See workers.h. Called from the one loop.
  */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +15,8 @@
 #define SHUTDOWN_US      (2 * SECOND_US)
 #define STRANDED_US      (SECOND_US / 10)
 #define PEER_WAIT_MAX_MS UINT64_C(3600000)
+#define STALL_SECONDS    1.0  /* that a step waits for a worker until it is looked at */
+#define STALL_FACTOR     20.0 /* times what was planned: late */
 
 static void worker_ping(struct workers *workers, struct worker *w, uint64_t now_us)
 {
@@ -65,6 +69,42 @@ static void watch_step(struct workers *workers, struct worker *w, uint64_t now_u
     }
 }
 
+/* The third field of /proc/PID/stat, behind a name that may have anything in it. */
+static bool process_is_stopped(pid_t pid)
+{
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    if (n <= 0) return false;
+    text[n] = 0;
+    const char *name_end = strrchr(text, ')');
+    return name_end && (name_end[1] == ' ') && (name_end[2] == 'T' || name_end[2] == 't');
+}
+
+/* For whoever asks meanwhile: what keeps the requests waiting, long before it is decided that the worker must go. */
+static void note_stall(struct worker *w, uint64_t now_us, const struct workers_step *step)
+{
+    const double late_s = now_us > step->begun_us ? (double)(now_us - step->begun_us) / 1e6 : 0;
+    const char *before = w->stall;
+    if (late_s < STALL_SECONDS) return;
+    const bool late = step->planned_seconds > 0 && late_s > 2 * STALL_SECONDS &&
+                      late_s > step->planned_seconds * STALL_FACTOR;
+    w->stall = process_is_stopped(w->pid) ? "stopped" : late ? "late" : NULL;
+    if (w->stall && w->stall != before)
+        log_warn("worker %s (pid %ld) %s: a step of %u tokens has waited for it for %.1f s", w->name,
+                 (long)w->pid, *w->stall == 's' ? "is stopped, by SIGSTOP or a debugger" : "is late",
+                 step->tokens, late_s);
+}
+
+const char *workers_stall(const struct workers *workers)
+{
+    for (uint32_t i = 0; i < workers->count; i++)
+        if (workers->worker[i].stall) return workers->worker[i].stall;
+    return NULL;
+}
+
 /* No step is in flight, or this worker has done its part. */
 static void watch_idle(struct workers *workers, struct worker *w, uint64_t now_us)
 {
@@ -97,10 +137,13 @@ uint64_t workers_tick(struct workers *workers, uint64_t now_us, const struct wor
         any = true;
         if (w->companion || w->ended_at_us) continue;
         if (step && w->state == WORKER_READY &&
-            !step_reached(doorbell_read(&control->done[i].bell), step->serial))
+            !step_reached(doorbell_read(&control->done[i].bell), step->serial)) {
+            note_stall(w, now_us, step);
             watch_step(workers, w, now_us, step);
-        else
+        } else {
+            w->stall = NULL;
             watch_idle(workers, w, now_us);
+        }
     }
     if (!any) {
         if (workers->stopping) return UINT64_MAX;
@@ -201,7 +244,7 @@ const char *worker_state_name(const struct workers *workers, const struct worker
     case WORKER_LOADING:
         return "loading";
     case WORKER_READY:
-        return "ready";
+        return w->stall ? w->stall : "ready";
     default:
         return workers->ever_ready ? "restarting" : "starting";
     }

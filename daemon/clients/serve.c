@@ -139,18 +139,23 @@ static void on_generate(struct serve *serve, struct asker asker, struct request 
         batcher_cancel_client(serve->batcher, asker.client, "the client does not read its answers");
 }
 
+/* Requests are their peer's: whoever connects as another user, or with another key, neither sees nor cancels them. */
+static bool may_touch(struct asker asker, const struct sequence *seq)
+{
+    return asker.admin || asker.peer == seq->peer;
+}
+
 /* The answer to Cancel is the cancelled request's Done, at its own sender; Cancel's sender gets Accepted. */
 static void on_cancel(struct serve *serve, struct asker asker, struct request *request)
 {
-    uint64_t id = request->cancel_id;
-    char text[96];
-    if (!id) {
-        const struct sequence *seq =
-            batcher_find_request(serve->batcher, asker.client, request->cancel_request_id);
-        if (seq) id = seq->id;
-    }
+    const struct sequence *seq =
+        request->cancel_id ? batcher_find(serve->batcher, request->cancel_id)
+                           : batcher_find_request(serve->batcher, asker.client, request->cancel_request_id);
+    const uint64_t id = seq && may_touch(asker, seq) ? seq->id : 0;
+    char text[128];
     if (!id || batcher_cancel(serve->batcher, id, "cancelled on request")) {
-        snprintf(text, sizeof text, "no open request has %s %llu", request->cancel_id ? "id" : "request_id",
+        snprintf(text, sizeof text, "no open request%s has %s %llu", asker.admin ? "" : " of yours",
+                 request->cancel_id ? "id" : "request_id",
                  (unsigned long long)(request->cancel_id ? request->cancel_id : request->cancel_request_id));
         serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_FOUND, text);
         return;
@@ -158,6 +163,11 @@ static void on_cancel(struct serve *serve, struct asker asker, struct request *r
     Helm__V1__Accepted accepted = HELM__V1__ACCEPTED__INIT;
     accepted.id = id;
     serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_ACCEPTED, &accepted);
+}
+
+static void on_mask(struct serve *serve, struct asker asker, struct request *request)
+{
+    batcher_take_mask(serve->batcher, &asker, &request->mask, request->mask_index, NULL, units_now_us());
 }
 
 static void fill_worker(const struct workers *workers, const struct metrics *m, uint32_t index,
@@ -281,19 +291,23 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
     if (entries && pointers) {
         for (uint32_t i = 0; i < batcher->seq_count; i++) {
             const struct sequence *seq = batcher->seq[i];
-            Helm__V1__ListEntry *entry = &entries[i];
+            if (!may_touch(asker, seq)) {
+                list.others++;
+                continue;
+            }
+            Helm__V1__ListEntry *entry = &entries[list.n_entries];
             helm__v1__list_entry__init(entry);
             entry->id = seq->id;
-            entry->state = (char *)sequence_state_name(seq);
+            const bool stalls = seq->slot != SEQUENCE_NO_SLOT && workers_stall(serve->workers);
+            entry->state = stalls ? (char *)"stalled" : (char *)sequence_state_name(seq);
             entry->label = (char *)seq->label;
             entry->prompt_tokens = seq->prompt_count;
             entry->prefilled_tokens = seq->cached;
             entry->output_tokens = sequence_output_count(seq);
             entry->max_tokens = seq->max_tokens;
             entry->age_ms = (now_us - seq->arrived_us) / 1000;
-            pointers[i] = entry;
+            pointers[list.n_entries++] = entry;
         }
-        list.n_entries = batcher->seq_count;
         list.entries = pointers;
         serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_LIST, &list);
     } else {
@@ -304,13 +318,14 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
 }
 
 static void (*const handlers[])(struct serve *serve, struct asker asker, struct request *request) = {
-    [REQUEST_GENERATE] = on_generate,     [REQUEST_CANCEL] = on_cancel, [REQUEST_STATUS] = on_status,
-    [REQUEST_MODEL_INFO] = on_model_info, [REQUEST_PLAN] = on_plan,     [REQUEST_LIST] = on_list,
+    [REQUEST_GENERATE] = on_generate, [REQUEST_CANCEL] = on_cancel,
+    [REQUEST_STATUS] = on_status,     [REQUEST_MODEL_INFO] = on_model_info,
+    [REQUEST_PLAN] = on_plan,         [REQUEST_LIST] = on_list,
+    [REQUEST_MASK] = on_mask,
 };
 
 void serve_frame(struct serve *serve, const struct client_frame *frame)
 {
-    if (frame->client == 0) return; /* the table of clients is full of others with open requests */
     if (frame->too_many_parts) {
         serve_error(serve, (struct asker){.client = frame->client}, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
                     "a message is one frame, after an empty one at most");
@@ -319,10 +334,11 @@ void serve_frame(struct serve *serve, const struct client_frame *frame)
     struct request request;
     struct request_error error;
     const struct request_limits limits = {.vocab = serve->model->config.vocab, .context = serve->context};
-    zmq_msg_t *message = (zmq_msg_t *)&frame->message;
-    int rc = request_parse(zmq_msg_data(message), zmq_msg_size(message), &limits, &request, &error);
-    const struct asker asker = {frame->client, request.request_id, frame->peer};
-    if (rc)
+    int rc = request_parse(frame->data, frame->size, &limits, &request, &error);
+    const struct asker asker = {frame->client, request.request_id, frame->peer, frame->admin};
+    if (rc && request.kind == REQUEST_MASK) /* has no answer of its own: its request ends */
+        batcher_take_mask(serve->batcher, &asker, &request.mask, 0, error.text, units_now_us());
+    else if (rc)
         serve_error(serve, asker, error.code, error.text);
     else
         handlers[request.kind](serve, asker, &request);

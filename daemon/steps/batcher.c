@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "daemon/steps/batcher_private.h"
 #include "daemon/steps/scheduler.h"
 
 /* A step rung so soon after the one before waited for nothing but helmd. */
@@ -52,12 +53,12 @@ void batcher_free(struct batcher *batcher)
 
 /* ---- slots -------------------------------------------------------------------------------------------- */
 
-static uint32_t *batcher_row_of(const struct batcher *batcher, uint32_t slot)
+uint32_t *batcher_row_of(const struct batcher *batcher, uint32_t slot)
 {
     return arena_page_table_of(batcher->with.arena, slot);
 }
 
-static void batcher_free_left(struct batcher *batcher, uint32_t slot)
+void batcher_free_left(struct batcher *batcher, uint32_t slot)
 {
     kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, slot), &batcher->slot[slot].left_pages, 0);
 }
@@ -75,7 +76,7 @@ static void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
     prefix_begin(seq);
 }
 
-static void batcher_write_history(const struct batcher *batcher, const struct sequence *seq)
+void batcher_write_history(const struct batcher *batcher, const struct sequence *seq)
 {
     memcpy(arena_history_of(batcher->with.arena, seq->slot), seq->tokens,
            seq->token_count * sizeof *seq->tokens);
@@ -96,6 +97,7 @@ static void batcher_enter_slot(struct batcher *batcher, struct sequence *seq, ui
     seq->slot = slot;
     prefix_begin(seq);
     batcher_write_history(batcher, seq);
+    admission_give_slot(&batcher->admission, seq->admission);
     observe_enter(batcher->with.observe, slot);
     if (seq->started_us == 0) seq->started_us = now_us;
 }
@@ -187,13 +189,20 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
         const bool running = seq->slot != SEQUENCE_NO_SLOT;
         if (running) batcher_take_prefix(batcher, seq);
         batcher->view_index[n] = i;
-        view[n++] = (struct scheduler_seq){.order = seq->order,
-                                           .client = seq->client,
-                                           .running = running,
-                                           .tokens = seq->token_count + seq->asked,
-                                           .cached = seq->rung,
-                                           .pages = seq->pages,
-                                           .next_page = running ? prefix_next_page(&batcher->pages, seq) : 0};
+        view[n++] =
+            (struct scheduler_seq){.order = seq->order,
+                                   .client = seq->client,
+                                   .peer = seq->peer,
+                                   .client_turn = admission_client_turn(&batcher->admission, seq->admission),
+                                   .peer_turn = admission_peer_turn(&batcher->admission, seq->admission),
+                                   .running = running,
+                                   .held = sequence_is_held(seq),
+                                   .tokens = seq->token_count + seq->asked,
+                                   .cached = seq->rung,
+                                   .pages = seq->pages,
+                                   .next_page = running && !sequence_is_held(seq)
+                                                    ? prefix_next_page(&batcher->pages, seq)
+                                                    : 0};
     }
     return n;
 }
@@ -213,9 +222,22 @@ static bool batcher_is_decode_list(const struct batcher *batcher, uint32_t token
     return plan_phase_for(batcher->with.plan, tokens) == 0;
 }
 
-/* Whether another step may be rung now: with none in flight, or behind one that computes no prompt. */
-static bool batcher_may_ring(struct batcher *batcher)
+/* Whether a mask is due, or will be when a step in flight is done, that the next step is worth waiting for. */
+static bool batcher_waits_for_mask(const struct batcher *batcher, uint64_t now_us)
 {
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        const struct sequence *seq = batcher->seq[i];
+        if (!seq->mask || seq->mask_late || batcher_ended(seq) || seq->slot == SEQUENCE_NO_SLOT) continue;
+        if (seq->asked > 0 || (!seq->mask_there && now_us < seq->mask_asked_us + BATCHER_MASK_WAIT_US))
+            return true;
+    }
+    return false;
+}
+
+/* Whether another step may be rung now: with none in flight, or behind one that computes no prompt. */
+static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
+{
+    if (batcher_waits_for_mask(batcher, now_us)) return false;
     if (!batcher->in_flight) return true;
     const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
     return batcher->in_flight < BATCHER_STEPS && last->token_count == last->row_count &&
@@ -251,7 +273,7 @@ static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
     uint32_t decoding = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct scheduler_seq *s = &batcher->view[i];
-        if (!s->running || s->tokens - s->cached != 1) continue;
+        if (!s->running || s->held || s->tokens - s->cached != 1) continue;
         positions += s->tokens;
         decoding++;
     }
@@ -268,11 +290,15 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
         abort();
     }
     batcher->slot[seq->slot].steps++;
+    const bool masked = row->sample && seq->mask;
+    if (masked)
+        memcpy(arena_mask_of(batcher->with.arena, seq->slot), seq->mask,
+               request_mask_words(batcher->with.model->vocab) * sizeof *seq->mask);
     step->row[step->row_count++] =
         (struct step_row){.slot = seq->slot,
                           .start = row->start,
                           .count = row->count,
-                          .flags = (row->sample ? STEP_ROW_SAMPLE : 0) |
+                          .flags = (row->sample ? STEP_ROW_SAMPLE : 0) | (masked ? STEP_ROW_MASKED : 0) |
                                    (row->start >= seq->token_count ? STEP_ROW_FOLLOWS : 0)};
     step->token_count += row->count;
     seq->rung = row->start + row->count;
@@ -366,7 +392,7 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
     const bool open = batcher->worker_ready && !batcher->paused;
     uint32_t serial = batcher->serial;
     batcher_leave_slots(batcher);
-    while (open && batcher_may_ring(batcher) && batcher_form_step(batcher, now_us)) continue;
+    while (open && batcher_may_ring(batcher, now_us) && batcher_form_step(batcher, now_us)) continue;
     batcher_send_tokens(batcher); /* the workers are at it */
     batcher_reap(batcher);
     while (serial != batcher->serial) {
@@ -412,6 +438,8 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq, ui
         return;
     }
     seq->crashes = 0;
+    seq->mask_there = false;
+    seq->mask_asked_us = now_us;
     batcher->with.metrics->tokens_output_total++;
     if (seq->rung < seq->token_count) /* a row that follows has it from the worker */
         arena_history_of(batcher->with.arena, seq->slot)[seq->token_count - 1] = sampled->token;
@@ -484,7 +512,8 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
     if (batcher_ended(seq)) return;
     if (got->status == STEP_ROW_NO_FINITE_LOGIT)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR,
-                        "the model produced no finite logit (weights or activations overflow)");
+                        seq->mask ? "the model produced no finite logit of a token that the mask allows"
+                                  : "the model produced no finite logit (weights or activations overflow)");
     else if (got->status == STEP_ROW_BAD)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, "the worker refused this step");
     else if (row->flags & STEP_ROW_SAMPLE)
@@ -515,76 +544,4 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, s
     for (uint32_t i = 0; i < flight->step.row_count; i++)
         batcher_take_row(batcher, &flight->step.row[i], i, now_us);
     return 0;
-}
-
-/* ---- workers come and go ------------------------------------------------------------------------------ */
-
-void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch)
-{
-    struct arena_control *control = arena_control_of(batcher->with.arena);
-    arena_header_of(batcher->with.arena)->epoch = epoch;
-    doorbell_init(&control->step_bell, 0);
-    doorbell_init(&control->drawn_bell, 0);
-    for (int w = 0; w < ARENA_WORKERS_MAX; w++) doorbell_init(&control->done[w].bell, 0);
-    for (uint32_t l = 0; l < arena_header_of(batcher->with.arena)->lanes; l++)
-        lane_init(arena_lane_of(batcher->with.arena, l));
-    for (int l = 0; l < ARENA_KV_LANES && arena_header_of(batcher->with.arena)->vram_page_count; l++)
-        lane_init(arena_kv_lane_of(batcher->with.arena, (enum arena_kv_lane)l));
-    for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++)
-        if (batcher->slot[i].owner) batcher_write_history(batcher, batcher->slot[i].owner);
-    batcher->serial = 0;
-}
-
-void batcher_worker_ready(struct batcher *batcher)
-{
-    batcher->worker_ready = true;
-}
-
-void batcher_goes_on(struct batcher *batcher, uint32_t serial)
-{
-    batcher->serial = serial;
-    tiers_rung(&batcher->tiers, serial);
-    tiers_done(&batcher->tiers, serial);
-}
-
-/* Of two tiers what is left of a sequence's KV is its whole pages: those of steps that were done. */
-static void batcher_keep_whole_pages(struct batcher *batcher, struct sequence *seq)
-{
-    const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens;
-    if (!plan_kv_tiered(batcher->with.plan) || seq->slot == SEQUENCE_NO_SLOT) return;
-    seq->cached -= seq->cached % page_tokens;
-    tiers_begin(&batcher->tiers, seq->slot, seq->cached / page_tokens);
-}
-
-void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss)
-{
-    batcher->worker_ready = false;
-    batcher->in_flight = 0;
-    pace_lost(&batcher->pace);
-    observe_lost(batcher->with.observe);
-    tiers_lost(&batcher->tiers);
-    for (uint32_t i = 0; i < batcher->seq_count; i++) {
-        struct sequence *seq = batcher->seq[i];
-        const bool in_step = seq->slot != SEQUENCE_NO_SLOT && batcher->slot[seq->slot].steps;
-        /* Killed from outside is not the request's doing. */
-        if (in_step && !loss->outside && ++seq->crashes >= BATCHER_CRASHES_MAX) {
-            char detail[HELM_ERR_TEXT];
-            snprintf(detail, sizeof detail, "%d workers died computing this, the last: %.400s",
-                     BATCHER_CRASHES_MAX, loss->why);
-            sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
-        }
-        if (!loss->kv_intact && seq->slot != SEQUENCE_NO_SLOT) {
-            /* two that shared a page would both write to it */
-            kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, seq->slot), &seq->pages, 0);
-            prefix_begin(seq);
-        }
-        if (loss->kv_intact) batcher_keep_whole_pages(batcher, seq);
-        seq->rung = seq->cached;
-        seq->asked = 0;
-    }
-    if (!loss->kv_intact) kv_pages_forget_all(&batcher->pages);
-    for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++) {
-        batcher->slot[i].steps = 0;
-        if (batcher->slot[i].left_pages) batcher_free_left(batcher, i);
-    }
 }

@@ -21,6 +21,12 @@
  * Prefixes. Before a step is formed every prompt is given the known pages that go on where it stands (prefix.h). Only full pages are known, and only once the step that filled them is done, so no step in flight writes to a
  * page that others read. What is lost with a worker is known no more: those that run then compute pages of their own.
  *
+ * Constrained requests. The token after next depends on the next one in a way that only the client knows, so no step with
+ * a row of such a request is rung ahead, and its next row waits for the mask that the client sends once it has seen the
+ * token. The others would go on without it meanwhile, and it would then miss every other step; hence a step is not formed
+ * for BATCHER_MASK_WAIT_US while a mask is due. A client that was later than that last time is not waited for, and one
+ * that sends none for BATCHER_MASK_LIMIT_US loses its request.
+ *
  * A step is done when every worker has rung: one of them writes the result, and none may still be reading
  * what the next step overwrites. */
 #ifndef HELM_DAEMON_STEPS_BATCHER_H
@@ -41,8 +47,10 @@
 #include "daemon/steps/tiers.h"
 #include "daemon/children/workers.h"
 
-#define BATCHER_STEPS       2 /* in flight at most: one that is computed, one that is next */
-#define BATCHER_CRASHES_MAX 3 /* workers that may die computing one request before it is given up */
+#define BATCHER_STEPS         2 /* in flight at most: one that is computed, one that is next */
+#define BATCHER_MASK_WAIT_US  2000
+#define BATCHER_MASK_LIMIT_US 10000000
+#define BATCHER_CRASHES_MAX   3 /* workers that may die computing one request before it is given up */
 
 /* Where output goes. token: 0, HELM_E_PEER (client gone) or HELM_E_BUSY (too slow): its requests are
  * cancelled. */
@@ -120,17 +128,24 @@ HELM_MUST_CHECK int batcher_submit(struct batcher *batcher, struct request_gener
                                    struct helm_err *err);
 const struct sequence *batcher_find_request(const struct batcher *batcher, uint64_t client,
                                             uint64_t request_id);
+const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id);
 /* Ends it at once. HELM_E_NOT_FOUND. */
 HELM_MUST_CHECK int batcher_cancel(struct batcher *batcher, uint64_t id, const char *detail);
 void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail);
 void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, const char *detail);
+
+/* The mask of a client's request, of its token `index`; takes *mask, which the caller's request then no longer owns. For no
+ * open request it is dropped: it crossed the request's end. One that is not due ends the request, as does `wrong` (NULL:
+ * nothing), what is wrong with it. */
+void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint32_t **mask, uint32_t index,
+                       const char *wrong, uint64_t now_us);
 
 uint32_t batcher_running(const struct batcher *batcher);
 uint32_t batcher_queued(const struct batcher *batcher);
 /* How many requests must end before this one gets a slot (admission_ends_before); 0: none. */
 uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq);
 
-/* Applies deadlines; returns the next one, or 0. */
+/* Applies deadlines; returns the next time at which something is to be done, or 0. */
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us);
 /* Rings as many steps as may be in flight; then, while they are computed, sends the tokens of the last one
  * taken and Done for what has ended. */

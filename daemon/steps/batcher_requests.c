@@ -1,5 +1,7 @@
 /* The batcher's requests: taken, found again, cancelled, timed out. See batcher.h. Called by serve.c and loop.c; what
  * they are computed by is batcher.c's, which also sees to it that what ends here is told and gives back its slot. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/random.h>
 
 #include "daemon/steps/batcher.h"
@@ -8,7 +10,7 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
                    uint64_t now_us, const struct sequence **out, struct helm_err *err)
 {
     *out = NULL;
-    int rc = admission_check(&batcher->admission, asker->client, err);
+    int rc = admission_check(&batcher->admission, asker->client, asker->peer, err);
     if (rc) return rc;
     if (!request->has_seed && getrandom(&request->sampling.seed, sizeof request->sampling.seed, 0) < 0)
         return helm_fail_errno(err, "drawing a seed");
@@ -18,10 +20,11 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     seq->id = batcher->next_id++;
     seq->order = seq->id;
     seq->client = asker->client;
+    seq->peer = asker->peer;
     seq->request_id = asker->request_id;
     seq->scope = prefix_scope(batcher->with.sharing, asker->peer);
     prefix_begin(seq);
-    seq->admission = admission_enter(&batcher->admission, asker->client);
+    seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);
     seq->arrived_us = now_us;
     if (request->deadline_ms) seq->deadline_us = now_us + (uint64_t)request->deadline_ms * 1000;
     batcher->seq[batcher->seq_count++] = seq;
@@ -36,6 +39,13 @@ const struct sequence *batcher_find_request(const struct batcher *batcher, uint6
     for (uint32_t i = 0; i < batcher->seq_count; i++)
         if (batcher->seq[i]->client == client && batcher->seq[i]->request_id == request_id)
             return batcher->seq[i];
+    return NULL;
+}
+
+const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->id == id) return batcher->seq[i];
     return NULL;
 }
 
@@ -88,11 +98,53 @@ uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *
     return admission_ends_before(&batcher->admission, batcher->queue_view, n, at);
 }
 
+void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint32_t **mask, uint32_t index,
+                       const char *wrong, uint64_t now_us)
+{
+    /* the list is the batcher's own */
+    struct sequence *seq = (struct sequence *)batcher_find_request(batcher, asker->client, asker->request_id);
+    char detail[HELM_ERR_TEXT];
+    if (!seq || seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) return;
+    const uint32_t due = sequence_output_count(seq);
+    if (wrong)
+        snprintf(detail, sizeof detail, "%s", wrong);
+    else if (!seq->mask)
+        snprintf(detail, sizeof detail, "a mask came for a request that began without one");
+    else if (index != due || seq->mask_there)
+        snprintf(detail, sizeof detail, "a mask of token %u came while that of token %u %s", index, due,
+                 seq->mask_there ? "was there" : "was due");
+    else {
+        free(seq->mask);
+        seq->mask = *mask;
+        *mask = NULL;
+        seq->mask_there = true;
+        seq->mask_late = now_us > seq->mask_asked_us + BATCHER_MASK_WAIT_US;
+        return;
+    }
+    sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
+}
+
+/* When a request that waits for a mask is given up, or others wait for it no more; 0: it waits for none. */
+static uint64_t mask_deadline(struct sequence *seq, uint64_t now_us)
+{
+    if (!seq->mask || seq->mask_there) return 0;
+    const uint64_t limit = seq->mask_asked_us + BATCHER_MASK_LIMIT_US,
+                   wait = seq->mask_asked_us + BATCHER_MASK_WAIT_US;
+    if (limit <= now_us) {
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "its client sent no mask for 10 s");
+        return 0;
+    }
+    return wait > now_us ? wait : limit;
+}
+
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us)
 {
     uint64_t next = 0;
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         struct sequence *seq = batcher->seq[i];
+        if (seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
+        const uint64_t mask_us = mask_deadline(seq, now_us);
+        if (mask_us && (next == 0 || mask_us < next)) next = mask_us;
         if (seq->deadline_us == 0 || seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED) continue;
         if (seq->deadline_us <= now_us)
             sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "deadline");

@@ -41,14 +41,16 @@ enum frame_bytes {
                      FRAME_TAG + FRAME_VARINT64 + SAMPLING_BIAS_MAX * FRAME_BIAS,
     FRAME_GENERATE = 2 * FRAME_LENGTH /* its own and of a packed prompt */ + 4 * (FRAME_TAG + FRAME_VARINT) +
                      FRAME_LENGTH + REQUEST_STOP_MAX * FRAME_TOKEN + FRAME_LENGTH + REQUEST_LABEL_MAX,
+    FRAME_MASK =
+        3 * FRAME_LENGTH + FRAME_TAG + FRAME_VARINT + REQUEST_MASK_MAX * FRAME_TOKEN, /* and its bits */
     FRAME_REQUEST = FRAME_TAG + FRAME_VARINT + FRAME_TAG + FRAME_VARINT64,
     FRAME_UNKNOWN = 16 << 10, /* fields of later versions */
-    FRAME_WITHOUT_PROMPT = FRAME_SAMPLING + FRAME_GENERATE + FRAME_REQUEST + FRAME_UNKNOWN
+    FRAME_WITHOUT_PROMPT = FRAME_SAMPLING + FRAME_GENERATE + FRAME_MASK + FRAME_REQUEST + FRAME_UNKNOWN
 };
 
-size_t request_frame_max(uint32_t context)
+size_t request_frame_max(const struct request_limits *limits)
 {
-    size_t bytes = FRAME_WITHOUT_PROMPT + (size_t)context * FRAME_TOKEN;
+    size_t bytes = FRAME_WITHOUT_PROMPT + (size_t)limits->context * FRAME_TOKEN + limits->vocab / 8 + 1;
     return bytes < REQUEST_FRAME_MAX ? bytes : REQUEST_FRAME_MAX;
 }
 
@@ -77,9 +79,9 @@ static uint64_t frame_request_id(const uint8_t *data, size_t size)
 #define UNPACK_TOKEN          80
 #define UNPACK_WITHOUT_PROMPT ((size_t)1 << 20)
 
-static size_t unpack_max(uint32_t context)
+static size_t unpack_max(const struct request_limits *limits)
 {
-    size_t bytes = UNPACK_WITHOUT_PROMPT + (size_t)context * UNPACK_TOKEN;
+    size_t bytes = UNPACK_WITHOUT_PROMPT + (size_t)limits->context * UNPACK_TOKEN + limits->vocab / 8;
     return bytes < REQUEST_UNPACK_MAX ? bytes : REQUEST_UNPACK_MAX;
 }
 
@@ -187,6 +189,43 @@ static int parse_sampling(const Helm__V1__Sampling *in, uint32_t logprobs,
     return 0;
 }
 
+/* What a mask allows, as bits. */
+static int parse_mask(const Helm__V1__Mask *in, const struct request_limits *limits, uint32_t **out,
+                      struct request_error *error)
+{
+    const uint32_t vocab = limits->vocab, words = request_mask_words(vocab);
+    bool any = false;
+    if (in->n_tokens && in->bits.len)
+        return REFUSE_BOUND("mask has tokens and bits, at most one of them is taken");
+    if (in->n_tokens > REQUEST_MASK_MAX)
+        return REFUSE_TOO_LARGE("mask.tokens has %zu entries, at most %d are taken", in->n_tokens,
+                                REQUEST_MASK_MAX);
+    if (in->bits.len > ((size_t)vocab + 7) / 8)
+        return REFUSE_TOO_LARGE("mask.bits has %zu bytes, the vocabulary of %u needs %zu", in->bits.len,
+                                vocab, ((size_t)vocab + 7) / 8);
+    uint32_t *mask = calloc(words, sizeof *mask);
+    if (!mask)
+        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED,
+                              "no memory for the mask");
+    for (size_t i = 0; i < in->n_tokens; i++) {
+        if (in->tokens[i] >= vocab) {
+            free(mask);
+            return REFUSE_BOUND("mask.tokens[%zu] is %u, the vocabulary has %u", i, in->tokens[i], vocab);
+        }
+        mask[in->tokens[i] / 32] |= 1u << in->tokens[i] % 32;
+    }
+    for (size_t i = 0; i < in->bits.len; i++) mask[i / 4] |= (uint32_t)in->bits.data[i] << 8 * (i % 4);
+    const bool beyond = vocab % 32 && mask[words - 1] >> vocab % 32;
+    for (uint32_t w = 0; w < words; w++) any = any || mask[w];
+    if (beyond || !any) {
+        free(mask);
+        return beyond ? REFUSE_BOUND("mask.bits has a bit for an id beyond the vocabulary of %u", vocab)
+                      : REFUSE_BOUND("mask allows no token, at least one is needed");
+    }
+    *out = mask;
+    return 0;
+}
+
 static int parse_prompt(const Helm__V1__Generate *in, const struct request_limits *limits,
                         struct request_generate *out, struct request_error *error)
 {
@@ -237,6 +276,9 @@ static int parse_generate(const Helm__V1__Generate *in, const struct request_lim
     out->ignore_eos = in->ignore_eos;
     out->deadline_ms = in->deadline_ms;
     int rc = parse_sampling(in->sampling, in->logprobs, limits, out, error);
+    if (!rc && in->mask && in->mask->index)
+        rc = REFUSE_BOUND("mask.index is %u, a request begins with that of token 0", in->mask->index);
+    if (!rc && in->mask) rc = parse_mask(in->mask, limits, &out->mask, error);
     if (rc) return rc;
     return parse_prompt(in, limits, out, error);
 }
@@ -249,13 +291,18 @@ static int parse_body(const Helm__V1__Request *in, const struct request_limits *
                                               [HELM__V1__REQUEST__BODY_STATUS] = REQUEST_STATUS,
                                               [HELM__V1__REQUEST__BODY_MODEL_INFO] = REQUEST_MODEL_INFO,
                                               [HELM__V1__REQUEST__BODY_PLAN] = REQUEST_PLAN,
-                                              [HELM__V1__REQUEST__BODY_LIST] = REQUEST_LIST};
+                                              [HELM__V1__REQUEST__BODY_LIST] = REQUEST_LIST,
+                                              [HELM__V1__REQUEST__BODY_MASK] = REQUEST_MASK};
     request->kind =
         (size_t)in->body_case < sizeof kinds / sizeof *kinds ? kinds[in->body_case] : REQUEST_NONE;
     if (request->kind == REQUEST_NONE)
         return REFUSE_FORMAT("the request has no body that version %d knows", REQUEST_VERSION);
     if (request->kind == REQUEST_GENERATE)
         return parse_generate(in->generate, limits, &request->generate, error);
+    if (request->kind == REQUEST_MASK) {
+        request->mask_index = in->mask->index;
+        return parse_mask(in->mask, limits, &request->mask, error);
+    }
     if (request->kind != REQUEST_CANCEL) return 0;
     request->cancel_id = in->cancel->id;
     request->cancel_request_id = in->cancel->request_id;
@@ -269,12 +316,12 @@ int request_parse(const uint8_t *data, size_t size, const struct request_limits 
 {
     memset(request, 0, sizeof *request);
     memset(error, 0, sizeof *error);
-    if (size > request_frame_max(limits->context)) {
+    if (size > request_frame_max(limits)) {
         request->request_id = frame_request_id(data, size);
         return REFUSE_TOO_LARGE("frame has %zu bytes, at most %zu are taken with a context of %u tokens",
-                                size, request_frame_max(limits->context), limits->context);
+                                size, request_frame_max(limits), limits->context);
     }
-    struct unpack_budget budget = {.left = unpack_max(limits->context)};
+    struct unpack_budget budget = {.left = unpack_max(limits)};
     ProtobufCAllocator allocator = {.alloc = budget_alloc, .free = budget_free, .allocator_data = &budget};
     Helm__V1__Request *in = helm__v1__request__unpack(&allocator, size, data);
     if (!in) return REFUSE_FORMAT("frame of %zu bytes is not a Request", size);
@@ -293,5 +340,7 @@ int request_parse(const uint8_t *data, size_t size, const struct request_limits 
 void request_free(struct request *request)
 {
     free(request->generate.prompt);
+    free(request->generate.mask);
+    free(request->mask);
     memset(request, 0, sizeof *request);
 }

@@ -22,6 +22,7 @@
 #define REQUEST_PROMPT_MAX ((uint32_t)1 << 21)
 #define REQUEST_STOP_MAX   64
 #define REQUEST_LABEL_MAX  64
+#define REQUEST_MASK_MAX   512 /* ids of a mask that lists them */
 
 enum request_kind {
     REQUEST_NONE,
@@ -30,7 +31,8 @@ enum request_kind {
     REQUEST_STATUS,
     REQUEST_MODEL_INFO,
     REQUEST_PLAN,
-    REQUEST_LIST
+    REQUEST_LIST,
+    REQUEST_MASK
 };
 
 struct request_generate {
@@ -43,6 +45,7 @@ struct request_generate {
     bool ignore_eos;
     uint32_t deadline_ms;
     char label[REQUEST_LABEL_MAX + 1];
+    uint32_t *mask; /* of the first token: bits, request_mask_words of them; owned; NULL: not constrained */
 };
 
 struct request {
@@ -50,6 +53,7 @@ struct request {
     uint64_t request_id; /* set as soon as it is known, also when the rest is refused */
     struct request_generate generate;
     uint64_t cancel_id, cancel_request_id;
+    uint32_t *mask, mask_index; /* REQUEST_MASK; owned, as above */
 };
 
 struct request_limits {
@@ -61,9 +65,14 @@ struct request_error {
     char text[HELM_ERR_TEXT];
 };
 
-/* Bytes of the largest Request for a context of so many tokens, whichever way its encoder writes lists and
- * numbers, with some room for fields that this version does not know. */
-size_t request_frame_max(uint32_t context);
+/* Bytes of the largest Request for such a model, whichever way its encoder writes lists and numbers, with some room for
+ * fields that this version does not know. */
+size_t request_frame_max(const struct request_limits *limits);
+/* Words of a mask: id i is bit i % 32 of word i / 32. */
+static inline uint32_t request_mask_words(uint32_t vocab)
+{
+    return vocab / 32 + (vocab % 32 != 0);
+}
 /* 0, or HELM_E_FORMAT/HELM_E_LIMIT with what to tell the client in *error. request_free either way. */
 HELM_MUST_CHECK int request_parse(const uint8_t *data, size_t size, const struct request_limits *limits,
                                   struct request *request, struct request_error *error);

@@ -98,7 +98,7 @@ static void draft_give_decodes(struct draft *d)
 {
     for (uint32_t i = 0; i < d->members; i++) {
         const struct scheduler_seq *s = seq_of(d, &d->member[i]);
-        if (!d->member[i].out && s->tokens - s->cached == 1) draft_give(d, i, 1);
+        if (!d->member[i].out && !s->held && s->tokens - s->cached == 1) draft_give(d, i, 1);
     }
 }
 
@@ -109,12 +109,35 @@ static bool draft_decodes(const struct draft *d)
     return false;
 }
 
-static uint32_t client_running(const struct draft *d, uint64_t client)
+/* What decides who of those that wait is next: less is sooner, from the first to the last. */
+struct rank {
+    uint64_t peer_running, peer_turn, client_running, client_turn, order;
+};
+
+static struct rank rank_of(const struct draft *d, const struct scheduler_seq *s)
 {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < d->members; i++)
-        if (!d->member[i].out && seq_of(d, &d->member[i])->client == client) n++;
-    return n;
+    struct rank r = {.peer_turn = s->peer_turn, .client_turn = s->client_turn, .order = s->order};
+    for (uint32_t i = 0; i < d->members; i++) {
+        const struct scheduler_seq *other = seq_of(d, &d->member[i]);
+        if (d->member[i].out) continue;
+        r.peer_running += other->peer == s->peer;
+        r.client_running += other->client == s->client;
+    }
+    for (uint32_t i = 0; i < d->step->admit_count; i++) { /* later than all that were before this step */
+        const struct scheduler_seq *other = &d->seqs[d->step->admit[i]];
+        if (other->peer == s->peer) r.peer_turn = UINT64_MAX / 2 + i;
+        if (other->client == s->client) r.client_turn = UINT64_MAX / 2 + i;
+    }
+    return r;
+}
+
+static bool rank_before(const struct rank *a, const struct rank *b)
+{
+    const uint64_t of_a[] = {a->peer_running, a->peer_turn, a->client_running, a->client_turn, a->order};
+    const uint64_t of_b[] = {b->peer_running, b->peer_turn, b->client_running, b->client_turn, b->order};
+    for (int i = 0; i < 5; i++)
+        if (of_a[i] != of_b[i]) return of_a[i] < of_b[i];
+    return false;
 }
 
 static bool draft_has(const struct draft *d, uint32_t seq)
@@ -143,15 +166,15 @@ static void draft_admit(struct draft *d)
     /* After a preemption there is no room by definition; admitting would only preempt again. */
     if (d->step->preempt_count > 0) return;
     while (d->running < d->limits->slots && d->members < SCHEDULER_ROWS_MAX) {
-        uint32_t best = d->count, best_running = 0;
+        uint32_t best = d->count;
+        struct rank best_rank = {0};
         for (uint32_t i = 0; i < d->count; i++) {
             const struct scheduler_seq *s = &d->seqs[i];
-            if (s->running || draft_has(d, i)) continue;
-            uint32_t n = client_running(d, s->client);
-            if (best == d->count || n < best_running ||
-                (n == best_running && s->order < d->seqs[best].order)) {
+            if (s->running || s->held || draft_has(d, i)) continue;
+            const struct rank rank = rank_of(d, s);
+            if (best == d->count || rank_before(&rank, &best_rank)) {
                 best = i;
-                best_running = n;
+                best_rank = rank;
             }
         }
         if (best == d->count) return;
@@ -180,7 +203,7 @@ static bool draft_fills_next_page(const struct draft *d, const struct member *m)
 static bool draft_wants_prefill(const struct draft *d, const struct member *m)
 {
     const struct scheduler_seq *s = seq_of(d, m);
-    return !m->out && m->given == 0 && s->tokens - s->cached > 1 && !draft_fills_next_page(d, m);
+    return !m->out && !s->held && m->given == 0 && s->tokens - s->cached > 1 && !draft_fills_next_page(d, m);
 }
 
 /* Whoever has most of the page that member `at` fills next: it computes in that one's turn, for both. */
@@ -197,37 +220,69 @@ static uint32_t draft_leader(const struct draft *d, uint32_t at)
     return leader;
 }
 
-/* One chunk for each client in turn until the budget is gone. Clients are ranked by their oldest member that
- * still wants tokens; the rotation starts `turn` places further on. */
-static void draft_give_prefills(struct draft *d)
+/* Those whose members want tokens, ranked by their oldest one. */
+struct askers {
+    uint64_t peer[SCHEDULER_ROWS_MAX], client[SCHEDULER_ROWS_MAX]; /* a client and its peer */
+    uint32_t clients;
+    uint64_t distinct[SCHEDULER_ROWS_MAX]; /* peers */
+    uint32_t peers;
+};
+
+static void find_askers(const struct draft *d, struct askers *askers)
 {
-    uint64_t clients[SCHEDULER_ROWS_MAX];
-    uint32_t client_count = 0;
+    askers->clients = askers->peers = 0;
     for (uint32_t i = 0; i < d->members; i++) {
         if (!draft_wants_prefill(d, &d->member[i])) continue;
-        uint64_t client = seq_of(d, &d->member[i])->client;
-        uint32_t k = 0;
-        while (k < client_count && clients[k] != client) k++;
-        if (k == client_count) clients[client_count++] = client;
+        const struct scheduler_seq *s = seq_of(d, &d->member[i]);
+        uint32_t c = 0, p = 0;
+        while (c < askers->clients && askers->client[c] != s->client) c++;
+        while (p < askers->peers && askers->distinct[p] != s->peer) p++;
+        if (p == askers->peers) askers->distinct[askers->peers++] = s->peer;
+        if (c < askers->clients) continue;
+        askers->peer[askers->clients] = s->peer;
+        askers->client[askers->clients++] = s->client;
     }
-    if (client_count == 0) return;
-    uint32_t first = (uint32_t)(d->limits->turn % client_count);
+}
+
+/* Its oldest request gets what there is. False: it wants, or gets, nothing. */
+static bool give_client(struct draft *d, uint64_t client)
+{
+    for (uint32_t i = 0; i < d->members; i++) {
+        const struct scheduler_seq *s = seq_of(d, &d->member[i]);
+        if (s->client != client || !draft_wants_prefill(d, &d->member[i])) continue;
+        const uint32_t to = draft_leader(d, i);
+        s = seq_of(d, &d->member[to]);
+        draft_give(d, to, s->tokens - s->cached);
+        if (d->member[to].given) return true;
+    }
+    return false;
+}
+
+/* One chunk for a client of the peer, beginning with the one that stands `from` places further on. */
+static bool give_peer(struct draft *d, const struct askers *askers, uint64_t peer, uint64_t from)
+{
+    uint32_t at[SCHEDULER_ROWS_MAX], n = 0;
+    for (uint32_t c = 0; c < askers->clients; c++)
+        if (askers->peer[c] == peer) at[n++] = c;
+    for (uint32_t k = 0; k < n; k++)
+        if (give_client(d, askers->client[at[(from + k) % n]])) return true;
+    return false;
+}
+
+/* One chunk for each peer in turn until the budget is gone; the rotation starts `turn` places further on, among the
+ * clients of a peer once it has been round the peers. */
+static void draft_give_prefills(struct draft *d)
+{
+    struct askers askers;
+    find_askers(d, &askers);
+    if (askers.peers == 0) return;
+    const uint64_t turn = d->limits->turn;
     bool any = true;
-    while (any && d->tokens_left > 0) {
+    for (uint64_t pass = 0; any && d->tokens_left > 0; pass++) {
         any = false;
-        for (uint32_t k = 0; k < client_count && d->tokens_left > 0; k++) {
-            uint64_t client = clients[(first + k) % client_count];
-            for (uint32_t i = 0; i < d->members; i++) {
-                const struct scheduler_seq *s = seq_of(d, &d->member[i]);
-                if (s->client != client || !draft_wants_prefill(d, &d->member[i])) continue;
-                const uint32_t to = draft_leader(d, i);
-                s = seq_of(d, &d->member[to]);
-                draft_give(d, to, s->tokens - s->cached);
-                if (d->member[to].given == 0) continue;
-                any = true;
-                break;
-            }
-        }
+        for (uint32_t k = 0; k < askers.peers && d->tokens_left > 0; k++)
+            any |=
+                give_peer(d, &askers, askers.distinct[(turn + k) % askers.peers], turn / askers.peers + pass);
     }
 }
 

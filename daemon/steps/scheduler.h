@@ -4,17 +4,20 @@
  * touches nothing but its output.
  * Rules:
  *   1. Decode first: every running sequence with one token to go gets it, oldest first.
- *   2. The rest of step_tokens goes to prompts, in chunks, clients taking turns (`turn` rotates from step to
- *      step), within a client the oldest request first. Where others decode in the same step no more than
+ *   2. The rest of step_tokens goes to prompts, in chunks, peers taking turns (`turn` rotates from step to
+ *      step), within a peer its clients, within a client the oldest request first. Where others decode in the same step no more than
  *      prompt_tokens of it do: each of them waits for the whole step.
  *   3. A waiting sequence gets a slot when one is free and the pages for all its tokens are, but for those that it
- *      will share with running ones, beside those that these are still to take (at least one each). The client with
- *      the fewest running sequences goes first, then the oldest request. When that one does not fit nobody overtakes it,
+ *      will share with running ones, beside those that these are still to take (at least one each). The peer with
+ *      the fewest running sequences goes first, of several the one that got a slot longest ago; of its clients likewise,
+ *      then the oldest request. So whoever asks waits for one slot of each other peer, and of each other client of its
+ *      own, at most, however much they have queued. When that one does not fit nobody overtakes it,
  *      so nobody starves.
  *   4. What two prompts have in common is computed by one of them: a sequence whose next page another one of this
  *      step fills with the same tokens gets nothing in it, and finds the page when the step is done. Of two that fill
  *      the same page the one that has more of it goes first, in the other one's turn if need be.
- *   5. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
+ *   5. Who is held (its next token's mask has not come) gets nothing and is not admitted; others pass it.
+ *   6. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
  * which goes back to waiting and is computed again later (its tokens are kept, so its stream goes on). The
  * oldest is therefore never stopped, and it fits alone because the pool holds at least one whole context. */
 #ifndef HELM_DAEMON_STEPS_SCHEDULER_H
@@ -28,7 +31,11 @@
 struct scheduler_seq {
     uint64_t order;  /* arrival; unique; lower is older and keeps its place after a preemption */
     uint64_t client; /* whoever sent it: turns are taken between these */
+    uint64_t peer;   /* whose that client is: and first between these */
+    /* when these were given a slot last: grows from one slot given to the next (admission.h) */
+    uint64_t client_turn, peer_turn;
     bool running;    /* has a slot */
+    bool held;       /* gets nothing now, but its pages may be taken */
     uint32_t tokens; /* known tokens: prompt and output so far */
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t pages;  /* held now; 0 when not running */

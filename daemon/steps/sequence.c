@@ -15,6 +15,9 @@ int sequence_create(struct request_generate *request, struct sequence **out, str
     seq->tokens = request->prompt;
     seq->token_count = seq->token_capacity = seq->prompt_count = request->prompt_count;
     request->prompt = NULL;
+    seq->mask = request->mask;
+    seq->mask_there = seq->mask != NULL;
+    request->mask = NULL;
     request->prompt_count = 0;
     seq->max_tokens = request->max_tokens;
     seq->sampling = request->sampling;
@@ -30,6 +33,7 @@ void sequence_free(struct sequence *seq)
 {
     if (!seq) return;
     free(seq->tokens);
+    free(seq->mask);
     free(seq);
 }
 

@@ -22,12 +22,14 @@ struct asker {
     uint64_t client;     /* client_socket's handle */
     uint64_t request_id; /* the client's */
     uint64_t peer;       /* who the client is (client_socket.h); 0: not known */
+    bool admin;          /* may see and cancel everybody's */
 };
 
 struct sequence {
     uint64_t id;         /* the daemon's, shown to clients */
     uint64_t order;      /* arrival */
     uint64_t client;     /* client_socket's handle */
+    uint64_t peer;       /* whose that is */
     uint64_t request_id; /* the client's */
     uint32_t admission;  /* entry of its client (admission.h) */
     uint32_t slot;       /* SEQUENCE_NO_SLOT while it waits */
@@ -52,6 +54,12 @@ struct sequence {
     bool ignore_eos;
     char label[REQUEST_LABEL_MAX + 1];
 
+    /* Of a constrained request (NULL: of no other): bits of the tokens that the next one may be, owned; */
+    uint32_t *mask;
+    bool mask_there;        /* it is the next token's, and stays until that is known */
+    bool mask_late;         /* the last one took longer than others are kept waiting for it */
+    uint64_t mask_asked_us; /* since when it is due; 0: it came with the request */
+
     uint64_t arrived_us, deadline_us;       /* 0: no deadline */
     uint64_t started_us, first_us, last_us; /* first slot, first and latest output token; 0: not yet */
 
@@ -72,6 +80,11 @@ static inline uint32_t sequence_output_count(const struct sequence *seq)
 /* Adds an output token at `now_us` and decides whether it was the last: sets seq->finish. */
 HELM_MUST_CHECK int sequence_append(struct sequence *seq, uint32_t token, const int32_t *eos,
                                     uint32_t eos_count, uint64_t now_us, struct helm_err *err);
+/* Whether its next token may not be computed yet: the mask is missing, or in use. */
+static inline bool sequence_is_held(const struct sequence *seq)
+{
+    return seq->mask && (!seq->mask_there || seq->asked > 0);
+}
 /* Ends it (first call wins). */
 void sequence_finish(struct sequence *seq, Helm__V1__FinishReason reason, const char *detail);
 

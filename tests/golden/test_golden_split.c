@@ -288,7 +288,8 @@ static void draws_are_those_of_rows(void **state)
             struct sampling_result wanted;
             assert_int_equal(result->row[i].status, STEP_ROW_OK);
             if (i % 8 != 7) {
-                const struct sampling_tokens tokens = {arena_history_of(&pair->arena, i), length[i], PROMPT};
+                const struct sampling_tokens tokens = {arena_history_of(&pair->arena, i), length[i], PROMPT,
+                                                       NULL};
                 assert_int_equal(sampling_draw(&p, arena_logits_of(&pair->arena, i), vocab, &tokens, scratch,
                                                &wanted),
                                  0);

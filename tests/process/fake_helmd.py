@@ -42,9 +42,11 @@ class FakeDaemon(threading.Thread):
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(endpoint)
+        self.vocab = 2048
         self.going = {}        # daemon's id -> [client, request_id, generate, tokens sent]
         self.generated = []    # every Generate that came
         self.cancelled = []
+        self.masks = []        # of every constrained Generate the first, and those that came later
         self.late = []         # daemon's ids whose cancel has not taken effect yet
         self.last_id = 6
         self.quit = False
@@ -88,7 +90,7 @@ class FakeDaemon(threading.Thread):
                 seconds_steps=8))
         elif kind == "model_info":
             self.send(client, number, model_info=pb.ModelInfo(
-                folder=self.folder, architecture="Fake\x1b[31mForCausalLM", layers=4, hidden=256, vocab=2048,
+                folder=self.folder, architecture="Fake\x1b[31mForCausalLM", layers=4, hidden=256, vocab=self.vocab,
                 context=4096, model_context=8192, dtype="bf16", eos=[1, 2], bos=-1, parameters=1000000))
         elif kind == "plan":
             self.send(client, number, plan=pb.Plan(
@@ -100,6 +102,8 @@ class FakeDaemon(threading.Thread):
                 ttft=[pb.PlanSteps(tokens=64, count=3, measured_seconds=0.25, planned_seconds=0.2)],
                 resources=[pb.PlanResource(name="cpu", busy=0.9, busy_planned=0.8, bytes_per_second=61e9,
                                            bytes_per_second_planned=80e9)]))
+        elif kind == "mask":
+            self.masks.append(request.mask)
         elif kind == "list":
             self.send(client, number, list=pb.List(entries=[
                 pb.ListEntry(id=k, state="decode", label=v[2].label, prompt_tokens=len(v[2].prompt),
@@ -123,6 +127,8 @@ class FakeDaemon(threading.Thread):
                 self.send(client, self.going[key][1], token=pb.Token(id=key, index=self.going[key][3], token=7))
                 self.finish(key, pb.FINISH_CANCELLED, "cancelled by a client")
             self.generated.append(request.generate)
+            if request.generate.HasField("mask"):
+                self.masks.append(request.generate.mask)
             code = {13: pb.ERROR_BUSY, 14: pb.ERROR_CONTEXT}.get(request.generate.prompt[0])
             if code:
                 self.send(client, number, error=pb.Error(code=code, message="refused \x1b[31mas told"))

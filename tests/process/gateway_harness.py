@@ -165,6 +165,7 @@ class Scripted(FakeDaemon):
     def __init__(self, endpoint, folder, token_seconds=0.0):
         super().__init__(endpoint, folder, token_seconds)
         self.script, self.how, self.prompts = [], 11, []
+        self.vocab = 4096      # room for special tokens
 
     def say(self, text, how=11):
         self.script, self.how = ids_of(text, self.folder), how

@@ -73,9 +73,21 @@ async function demo() {
   const completion = await client.completions.create({ model: "demo", prompt: verse, max_tokens: 8, logprobs: 1 });
   check("completions", completion.choices[0].text.length > 0 && completion.choices[0].logprobs.tokens.length === 8, completion);
 
-  const schema = { type: "json_schema", json_schema: { name: "x", schema: { type: "object" } } };
-  await refused("JSON schema is refused by its name", OpenAI.BadRequestError, "unsupported_parameter",
-    () => client.chat.completions.create({ ...base, response_format: schema }));
+  const schema = { type: "object", additionalProperties: false, required: ["book", "verse"],
+    properties: { book: { type: "string", maxLength: 10 }, verse: { type: "integer", minimum: 1, maximum: 99 } } };
+  const format = (schema) => ({ type: "json_schema", json_schema: { name: "x", strict: true, schema } });
+  const asked = { ...base, temperature: 1, seed: 11, max_completion_tokens: 200 };
+  const parsed = (await client.chat.completions.parse({ ...asked, response_format: format(schema) })).choices[0].message.parsed;
+  check("JSON schema, parsed", Object.keys(parsed).join() === "book,verse" && parsed.verse >= 1 && parsed.verse <= 99 && parsed.book.length <= 10, parsed);
+  const pieces = client.chat.completions.stream({ ...asked, response_format: format(schema) });
+  const final = JSON.parse(await pieces.finalContent());
+  check("... and streamed", Number.isInteger(final.verse) && typeof final.book === "string", final);
+  const any = await client.chat.completions.create({ ...asked, max_completion_tokens: 400, response_format: { type: "json_object" } });
+  check("json_object", any.choices[0].finish_reason === "length" || typeof JSON.parse(any.choices[0].message.content) === "object", any.choices[0]);
+  await refused("a schema with what is not supported", OpenAI.BadRequestError, "unsupported_value",
+    () => client.chat.completions.create({ ...base, response_format: format({ type: "array", uniqueItems: true }) }));
+  await refused("a call that is forced, of no tools", OpenAI.BadRequestError, "invalid_value",
+    () => client.chat.completions.create({ ...base, tool_choice: "required" }));
   await refused("embeddings are refused", OpenAI.InternalServerError, "unsupported", () => client.embeddings.create({ model: "demo", input: "x" }));
   await refused("responses are refused", OpenAI.InternalServerError, "unsupported", () => client.responses.create({ model: "demo", input: "x" }));
   await refused("a context that is too long", OpenAI.BadRequestError, "context_length_exceeded",
@@ -102,6 +114,15 @@ async function tools() {
       function: ({ city }) => { asked.push(city); return "rain in " + city; } } }],
   });
   check("... and streamed", (await streaming.finalContent()) === "It rains." && asked.join() === "Bern,Bern", asked);
+  const weather = { type: "function", function: { name: "get_weather", strict: true, parameters: { type: "object", required: ["city"],
+    additionalProperties: false, properties: { city: { type: "string" } } } } };
+  for (const tool_choice of ["required", { type: "function", function: { name: "get_weather" } }]) {
+    const forced = (await client.chat.completions.create({ model: "any", messages: user("Weather?"), tools: [weather], tool_choice })).choices[0];
+    check(`tool_choice ${JSON.stringify(tool_choice)}`, forced.message.tool_calls.length === 1 && forced.finish_reason === "tool_calls" &&
+      JSON.parse(forced.message.tool_calls[0].function.arguments).city === "Bern", forced);
+  }
+  await refused("a tool that there is not", OpenAI.BadRequestError, "invalid_value", () => client.chat.completions.create({
+    model: "any", messages: user("Weather?"), tools: [weather], tool_choice: { type: "function", function: { name: "get_rich" } } }));
 }
 
 async function ollama() {
@@ -117,8 +138,10 @@ async function ollama() {
   for await (const part of await local.chat({ ...ask, stream: true })) streamed += part.message.content;
   check("chat, streaming", streamed === whole.message.content, streamed);
   check("generate", (await local.generate({ model: "demo", prompt: verse, options: ask.options })).response === streamed);
-  const refusal = await local.chat({ ...ask, format: "json" }).catch((error) => error);
-  check("a format is refused by its name", refusal.status_code === 400 && refusal.message.includes("format"), refusal);
+  const shaped = await local.chat({ ...ask, options: { num_predict: 60, temperature: 1, seed: 2 }, format: { type: "object", required: ["a"], properties: { a: { type: "boolean" } } } });
+  check("a format is kept to", typeof JSON.parse(shaped.message.content).a === "boolean", shaped);
+  const refusal = await local.chat({ ...ask, format: { not: {} } }).catch((error) => error);
+  check("what is not supported is refused by its name", refusal.status_code === 400 && refusal.message.includes("'not'"), refusal);
 }
 
 // Before a daemon that would go on for ever.

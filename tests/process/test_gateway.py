@@ -107,7 +107,7 @@ def sampling_tests(g):
         check(field, g.complete(VERSE, max_tokens=30, temperature=0, **{field: 2}).json["choices"][0]["text"] != plain)
 
 
-REFUSED = {"response_format": {"type": "json_object"}, "modalities": ["text", "audio"], "store": True, "audio": {"voice": "x"},
+REFUSED = {"response_format": {"type": "xml"}, "modalities": ["text", "audio"], "store": True, "audio": {"voice": "x"},
            "functions": [{"name": "f"}], "prediction": {}, "reasoning_effort": "low", "web_search_options": {},
            "tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}], "wings": 2, "echo": True,
            "temperature": "hot", "top_p": 0, "n": 0, "max_tokens": -1, "stop": ["a"] * 5, "logit_bias": {"5000000": 1},
@@ -314,7 +314,9 @@ def ollama_tests(g):
     check("... or only loads", g.post("/api/generate", {"model": "demo"}).json["done_reason"] == "load")
     a = g.post("/api/chat", {**asked, "options": {"mirostat": 2}})
     check("its errors are its own, and name the option", a.status == 400 and "mirostat" in a.json["error"], a.body)
-    check("... a format too", "format" in g.post("/api/chat", {**asked, "format": "json"}).json["error"])
+    check("... a format that there is not", "format" in g.post("/api/chat", {**asked, "format": "xml"}).json["error"])
+    a = g.post("/api/chat", {**asked, "stream": False, "format": {"enum": ["yes", "no"]}}).json
+    check("a format is kept to", a["message"]["content"] in ('"yes"', '"no"') and a["done_reason"] == "stop", a)
 
 
 def metrics_tests(g):

@@ -44,11 +44,12 @@ def run_script(folder, what, url):
 
 
 class Caller(Scripted):
-    """Answers a question with a call, a result with a text."""
+    """Answers a question, and whatever is to be a call, with a call, a result with a text."""
 
     def handle(self, client, request):
         if request.WhichOneof("body") == "generate":
-            self.script = self.answer if len(request.generate.prompt) > self.longest else self.call
+            answers = len(request.generate.prompt) > self.longest and not request.generate.HasField("mask")
+            self.script = self.answer if answers else self.call
         super().handle(client, request)
 
 

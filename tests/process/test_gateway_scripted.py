@@ -58,6 +58,59 @@ def both_ways(g, **fields):
     return whole, message, reason
 
 
+STRICT = [{"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city"], "additionalProperties": False}}},
+          {"type": "function", "function": {"name": "get_time", "strict": True, "parameters": {"type": "object", "properties": {}}}}]
+
+
+def forced_tests(stage, name, good, bad, text, **more):
+    """Calls that are forced, and strict ones: what the model says is held against the grammar by the library, which ends the
+    answer with an error where the stand-in daemon, which looks at no mask, says something else."""
+    g, daemon = stage.gateway, stage.daemon
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named, "auto"):
+        daemon.say(good)
+        daemon.masks.clear()
+        whole, streamed, reason = both_ways(g, tools=STRICT, tool_choice=choice, **more)
+        check("%s: tool_choice %s" % (name, choice), calls_of(whole["message"]) == calls_of(streamed) ==
+              [("get_weather", {"city": "Bern", "days": 3})] and reason == "tool_calls", (whole, streamed))
+        check("... by masks, one a token", sorted({m.index for m in daemon.masks}) == list(range(len(daemon.script) + 1)), daemon.masks)
+        daemon.say(bad)
+        a = g.chat("Hello", tools=STRICT, tool_choice=choice, **more)
+        check("... arguments that do not fit end it", a.status == 500 and "the grammar does not allow" in a.body.decode(), a.body)
+    daemon.say(text)
+    check("... text is no call", g.chat("Hello", tools=STRICT, tool_choice="required").status == 500)
+    whole = g.chat("Hello", tools=STRICT).json["choices"][0]
+    check("... and is free with auto", whole["message"]["content"] == text and whole["finish_reason"] == "stop", whole)
+    daemon.say(good.replace("get_weather", "get_time"))
+    check("... the named one only", g.chat("Hello", tools=STRICT, tool_choice=named).status == 500)
+    daemon.say('{"a": 1}')
+    wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+    whole = g.chat("Hello", tools=STRICT, response_format=wanted).json["choices"][0]["message"]
+    check("... a format beside tools: an answer", whole["content"] == '{"a": 1}', whole)
+    daemon.say(good)
+    whole = g.chat("Hello", tools=STRICT, response_format=wanted).json["choices"][0]["message"]
+    check("... or a call", len(calls_of(whole)) == 1, whole)
+
+
+def format_tests(stage):
+    """Thinking in front of what fits a format is free."""
+    g, daemon = stage.gateway, stage.daemon
+    wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+    for said, content in (('{"a": 1}', '{"a": 1}'), ('<think>\nHm {"b", <\n</think>\n\n{"a": 1}', '{"a": 1}'), ('<think>a</think> {"b": 1}', None),
+                          ("Yes.", None)):
+        daemon.say(said)
+        a = g.chat("Hello", response_format=wanted)
+        check("a format: %r" % said, a.json["choices"][0]["message"]["content"] == content if content else a.status == 500, a.body)
+    for fields, param in (({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": "required", "tools": STRICT, "response_format": wanted}, "tool_choice"),
+                          ({"tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": STRICT}, "tool_choice"),
+                          ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]}, "tools"),
+                          ({"response_format": {"type": "json_schema"}}, "response_format")):
+        a = g.chat("Hello", **fields)
+        check("refused: %s" % list(fields), a.status == 400 and a.json["error"]["param"] == param, a.body)
+
+
 def calls_of(message):
     return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", [])]
 
@@ -152,6 +205,11 @@ def tagged_tests():
         check("Ollama's calls have objects", [c["function"]["arguments"] for m in lines for c in m["message"].get("tool_calls", [])] ==
               [{"city": "Z\u00fcrich"}], lines)
         thinking_tests(stage)
+        good = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern", "days": 3}}\n</tool_call>'
+        forced_tests(stage, "Qwen", good, good.replace("3", "0"), "It rains < here.")
+        forced_tests(stage, "Qwen, one call", "<think>\nI call.\n</think>\n\n" + good, good.replace("Bern", "Bern\n"), "It rains.",
+                     parallel_tool_calls=False)
+        format_tests(stage)
         failure_tests(stage)
 
 
@@ -196,6 +254,20 @@ def object_tests():
                   calls_of(streamed) and streamed["content"] == (content or ""), (whole, streamed))
 
 
+def forced_object_tests():
+    with Stage("llama3_1.jinja", ("<|python_tag|>", "<|eom_id|>")) as stage:
+        good = '{"name": "get_weather", "parameters": {"city": "Bern", "days": 3}}'
+        forced_tests(stage, "Llama", good, good.replace("days", "hours"), "It rains {a lot}.")
+
+
+def forced_listed_tests(special):
+    with Stage("mistral_v3.jinja", special) as stage:
+        good = '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Bern", "days": 3}}]'
+        if special:
+            good = '[TOOL_CALLS]get_weather[ARGS]{"city": "Bern", "days": 3}'
+        forced_tests(stage, "Mistral" + " with special tokens" * bool(special), good, good.replace("3", "33"), "It rains [a lot].")
+
+
 def listed_tests(special):
     with Stage("mistral_v3.jinja", special) as stage:
         call = '{"name": "get_weather", "arguments": {"city": "Bern"}}'
@@ -230,4 +302,7 @@ if __name__ == "__main__":
     object_tests()
     listed_tests(special=())
     listed_tests(special=("[TOOL_CALLS]", "[ARGS]", "[INST]"))
+    forced_object_tests()
+    forced_listed_tests(special=())
+    forced_listed_tests(special=("[TOOL_CALLS]", "[ARGS]", "[INST]"))
     sum_up()

@@ -145,6 +145,24 @@ def test_a_run_directory_that_is_removed_ends_it_at_the_next_death():
         check("was removed: no worker can be started" in d.log(), d.log()[-500:])
 
 
+def test_a_stopped_worker_is_said_to_be_stopped():
+    with running() as d:
+        c = Client(d.endpoint)
+        worker = d.children()["worker"]
+        os.kill(worker, signal.SIGSTOP)
+        stream = c.generate([5, 6, 7], 20)
+        begun = time.time()
+        check(wait_until(lambda: c.ask("status").status.workers[0].state == "stopped", 5), "status does not say it")
+        check(time.time() - begun < 4 * SLOW, f"said after {time.time() - begun:.1f} s")
+        same([e.state for e in c.ask("list").list.entries], ["stalled"], "list")
+        check(f"worker cpu (pid {worker}) is stopped, by SIGSTOP or a debugger" in d.log(), d.log()[-500:])
+        os.kill(worker, signal.SIGCONT)
+        c.run(stream)
+        same(stream.tokens, expected_tokens([5, 6, 7], 20), "tokens")
+        check(wait_until(lambda: c.ask("status").status.workers[0].state == "ready", 5), "status still says it")
+        same(c.ask("status").status.workers[0].restarts, 0, "restarts")
+
+
 def test_names_in_a_checkpoint_cannot_reach_the_terminal():
     base = tempfile.mkdtemp(prefix="helmd-test-")
     try:

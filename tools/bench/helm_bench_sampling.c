@@ -88,7 +88,7 @@ static double time_draws(struct bench *b, const struct setting *setting)
     static double us[ROUNDS_MAX];
     struct sampling_params params = setting->params;
     struct sampling_result result;
-    const struct sampling_tokens tokens = {b->history, HISTORY, HISTORY / 2};
+    const struct sampling_tokens tokens = {b->history, HISTORY, HISTORY / 2, NULL};
     for (uint32_t r = 0; r < b->rounds + ROWS; r++) {
         params.seed = r;
         uint64_t start = units_now_ns();
@@ -121,7 +121,7 @@ static double time_few(struct bench *b, const struct setting *setting)
     struct sampling_changes changes = {.token = b->token, .times = b->times};
     struct sampling_params params = setting->params;
     struct sampling_result result;
-    const struct sampling_tokens tokens = {b->history, HISTORY, HISTORY / 2};
+    const struct sampling_tokens tokens = {b->history, HISTORY, HISTORY / 2, NULL};
     struct sampling_ask ask;
     for (uint32_t r = 0; r < b->rounds + ROWS; r++) {
         const float *row = b->rows + (size_t)(r % ROWS) * b->vocab;

@@ -4,8 +4,9 @@ published file, for measuring speed.
 
   make_gguf.py --size 0.6b|4b|8b|14b|32b|70b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0 --out FILE.gguf
 
-Codes are random, scales are constants that keep activations finite. There is no tokenizer. Needs numpy. Facts of the
-container and of the mixtures: ggml-org/llama.cpp, ggml/include/gguf.h and src/llama-quant.cpp."""
+Codes are random, scales are constants that keep activations finite. There is no tokenizer, and the file says so
+("no_vocab"): llama.cpp loads it too. Needs numpy. Facts of the container and of the mixtures: ggml-org/llama.cpp,
+ggml/include/gguf.h and src/llama-quant.cpp."""
 import argparse
 import struct
 import sys
@@ -88,7 +89,8 @@ def main():
     parser.add_argument("--out", required=True)
     doc = parser.parse_args()
     hidden, layers, inner, heads, kv_heads, _ = SIZES[doc.size]
-    keys = [("general.architecture", 8, text("qwen3")), ("general.alignment", 4, struct.pack("<I", 32))]
+    keys = [("general.architecture", 8, text("qwen3")), ("general.alignment", 4, struct.pack("<I", 32)),
+            ("tokenizer.ggml.model", 8, text("no_vocab"))]  # without it llama.cpp refuses the file
     for name, value in (("context_length", 40960), ("embedding_length", hidden), ("block_count", layers),
                         ("feed_forward_length", inner), ("attention.head_count", heads),
                         ("attention.head_count_kv", kv_heads), ("attention.key_length", HEAD_DIM),

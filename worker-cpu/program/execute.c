@@ -252,7 +252,8 @@ static void chunk_sample(void *ctx, uint32_t chunk, uint32_t thread)
     struct step_result_row *out = &run->result->row[row->in->result];
     uint32_t length = row->in->start + row->in->count;
     const struct sampling_tokens tokens = {arena_history_of(run->arena, row->in->slot), length,
-                                           slot->prompt_count < length ? slot->prompt_count : length};
+                                           slot->prompt_count < length ? slot->prompt_count : length,
+                                           row->in->masked ? arena_mask_of(run->arena, row->in->slot) : NULL};
     int rc =
         sampling_draw(&slot->sampling, run->act->buffer[BUFFER_LOGITS] + (size_t)chunk * run->config->vocab,
                       run->config->vocab, &tokens, run->thread[thread].scratch, &out->sampled);

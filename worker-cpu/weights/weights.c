@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "common/base/units.h"
+#include "common/model/content.h"
 #include "common/cpu/kernels/kernel_set.h"
 #include "common/plan/engine_limits.h"
 
@@ -304,7 +305,9 @@ int weights_load(struct weights *w, const struct weights_loading *l, struct helm
     /* An engine before this one in the same process left it read-only. */
     if (!rc && !l->ready && bytes && mprotect(base, bytes, PROT_READ | PROT_WRITE))
         rc = helm_fail_errno(err, "cannot make the weights region writable");
+    if (!rc) w->vectors_content = content_of_config(&w->model->config) + atomic_exchange(shards.content, 0);
     if (!rc && !l->ready) rc = load_matrices(w, l, &shards, err);
+    if (!rc && !l->ready) w->matrices_content = atomic_load(shards.content);
     model_shards_close(&shards);
     if (rc) return rc;
     weights_count_packed(w, base);

@@ -33,6 +33,7 @@ struct weights {
         *computed; /* [unit_count(layers) + 2]: unit u is computed here in some phase; then embedding, head */
     unsigned formats; /* format_bit of the matrices computed with */
     uint64_t digest;  /* of files and layout: equal digests mean equal bytes in the region */
+    uint64_t vectors_content, matrices_content; /* of what was read (common/model/content.h); 0: nothing */
     uint64_t huge_bytes, small_bytes;
     uint64_t packed_from, packed_to; /* bytes of the matrices that are packed, before and after */
 };

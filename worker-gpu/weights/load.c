@@ -14,6 +14,7 @@
 
 #include "common/base/log.h"
 #include "common/model/arch.h"
+#include "common/model/content.h"
 #include "common/model/shards.h"
 #include "common/plan/engine_limits.h"
 #include "common/formats/packed.h"
@@ -380,8 +381,10 @@ int gpu_weights_load(struct gpu_weights *w, struct device *device, uint32_t thre
     int rc = model_shards_open(w->model, &shards, err);
     if (!rc) rc = device_alloc(device, DEVICE_WEIGHTS, w->bytes, &w->memory, err);
     if (!rc) rc = load_vectors(w, &shards, err);
+    if (!rc) w->vectors_content = content_of_config(&w->model->config) + atomic_exchange(shards.content, 0);
     if (!rc) rc = open_tables(w, err);
     if (!rc) rc = load_matrices(w, &shards, threads, bytes_done, cancel, err);
+    if (!rc) w->matrices_content = atomic_load(shards.content);
     if (!rc) rc = send_tables(w, err);
     if (!rc) gpu_weights_fill_tables(w, w->memory);
     model_shards_close(&shards);

@@ -32,8 +32,9 @@ struct gpu_weights {
     const float **vector;            /* same indexing; device */
     struct gpu_weights_place *place; /* [place_count], in order */
     uint32_t place_count;
-    uint64_t bytes;        /* of VRAM */
-    uint64_t matrix_bytes; /* as they are in the files */
+    uint64_t vectors_content, matrices_content; /* of what was read (common/model/content.h) */
+    uint64_t bytes;                             /* of VRAM */
+    uint64_t matrix_bytes;                      /* as they are in the files */
     uint64_t step_bytes; /* what a step reads of them: of an embedding nothing, it takes rows; of packed ones
                             what they take, once they are loaded */
     uint64_t vector_at, vector_bytes;

@@ -47,9 +47,9 @@ static struct stage *stage_open(void)
         .vocab = 100,
         .kv = {.layers = 1, .kv_heads = 1, .head_dim = 8, .page_tokens = 32, .dtype = DTYPE_F16},
         .page_count = 4};
+    const struct client_socket_options clients = {.endpoints = &endpoints, .frame_max = 1 << 20};
     s->zmq = zmq_ctx_new();
-    if (arena_create(&spec, &s->arena, &err) ||
-        client_socket_open(s->zmq, &endpoints, NULL, NULL, 1 << 20, &s->serve.clients, &err))
+    if (arena_create(&spec, &s->arena, &err) || client_socket_open(&clients, &s->serve.clients, &err))
         fail_msg("%s", err.text);
     s->batcher.with.arena = &s->arena;
     s->model.config.vocab = spec.vocab;
@@ -93,6 +93,8 @@ static uint32_t most_in_a_round(struct stage *s, uint32_t each, size_t bytes)
     free(data);
     poll(NULL, 0, 300); /* so that there is more than a round's share; the bounds hold without it, too */
     while (served < each * CLIENTS) {
+        client_socket_flush(s->serve.clients); /* as the loop does before it sleeps, and behind that */
+        client_socket_watch(s->serve.clients);
         uint32_t n = loop_take_clients(&s->loop);
         if (n > most) most = n;
         served += n;

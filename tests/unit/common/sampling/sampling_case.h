@@ -47,8 +47,8 @@ static inline int run(const struct sampling_params *p, const float *x, uint32_t 
     assert_int_equal(posix_memalign(&scratch, 64, bytes + 64), 0);
     memset(scratch, 0xcd, bytes + 64);
     memset(result, 0xcd, sizeof(*result));
-    int rc =
-        sampling_draw(p, copy, vocab, &(struct sampling_tokens){history, count, prompt}, scratch, result);
+    int rc = sampling_draw(p, copy, vocab, &(struct sampling_tokens){history, count, prompt, NULL}, scratch,
+                           result);
     for (int i = 0; i < 64; i++) assert_int_equal(((unsigned char *)scratch)[bytes + (size_t)i], 0xcd);
     assert_memory_equal(copy, x, vocab * sizeof(float));
     free(copy);

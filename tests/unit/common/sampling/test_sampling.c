@@ -478,6 +478,63 @@ static void test_large_vocabulary(void **state)
     free(x);
 }
 
+/* With a mask the draw is that of a row in which the others are -inf, with the model's own logprobs. */
+static void test_mask_is_minus_infinity(void **state)
+{
+    (void)state;
+    enum { VOCAB = 1000 };
+    uint64_t random = 99;
+    float *x = malloc(VOCAB * sizeof *x), *cut = malloc(VOCAB * sizeof *cut),
+          *copy = malloc(VOCAB * sizeof *copy);
+    uint32_t mask[(VOCAB + 31) / 32], history[8];
+    void *scratch = aligned_alloc(64, (sampling_scratch_bytes(VOCAB) + 63) / 64 * 64);
+    for (int round = 0; round < 400; round++) {
+        struct sampling_params p = plain_params();
+        struct sampling_result with, without, plain;
+        memset(mask, 0, sizeof mask);
+        for (int i = 0; i < VOCAB; i++) x[i] = (float)random_unit(&random) * 12 - 6;
+        const uint32_t most = 1 + random_u32(&random) % 40;
+        for (uint32_t i = 0; i < most; i++) {
+            const uint32_t id = random_u32(&random) % VOCAB;
+            mask[id / 32] |= 1u << id % 32;
+        }
+        if (round % 7 == 0) memset(mask, 0xff, sizeof mask - 4);
+        for (uint32_t i = 0; i < VOCAB; i++) cut[i] = mask[i / 32] >> i % 32 & 1 ? x[i] : -INFINITY;
+        for (int i = 0; i < 8; i++) history[i] = random_u32(&random) % VOCAB;
+        p.temperature = round % 3 ? 0.8f : 0;
+        p.top_k = round % 4 ? 0 : 5;
+        p.top_p = round % 5 ? 1 : 0.7f;
+        p.seed = random_u32(&random);
+        p.logprobs = 3;
+        if (round % 2) p.repetition_penalty = 1.3f;
+        p.bias_count = round % 6 ? 0 : 1;
+        p.bias[0].token = history[0];
+        p.bias[0].bias = 50;
+        memcpy(copy, x, VOCAB * sizeof *x);
+        const int rc =
+            sampling_draw(&p, copy, VOCAB, &(struct sampling_tokens){history, 8, 4, mask}, scratch, &with);
+        assert_memory_equal(copy, x, VOCAB * sizeof *x);
+        assert_int_equal(rc, run(&p, cut, VOCAB, history, 8, 4, &without));
+        assert_int_equal(rc, 0);
+        assert_int_equal(with.token, without.token);
+        assert_true(mask[with.token / 32] >> with.token % 32 & 1);
+        assert_int_equal(run(&p, x, VOCAB, history, 8, 4, &plain), 0);
+        assert_memory_equal(with.top, plain.top, sizeof with.top); /* the model's own */
+    }
+    for (int i = 0; i < VOCAB; i++) x[i] = i == 3 ? NAN : 1;
+    memset(mask, 0, sizeof mask);
+    mask[0] = 8;
+    struct sampling_params p = plain_params();
+    struct sampling_result none;
+    assert_int_equal(sampling_draw(&p, x, VOCAB, &(struct sampling_tokens){history, 8, 4, mask}, scratch,
+                                   &none),
+                     -1);
+    free(scratch);
+    free(copy);
+    free(cut);
+    free(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -491,6 +548,7 @@ int main(void)
         cmocka_unit_test(test_logprobs_are_the_models),
         cmocka_unit_test(test_reproducible),
         cmocka_unit_test(test_large_vocabulary),
+        cmocka_unit_test(test_mask_is_minus_infinity),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

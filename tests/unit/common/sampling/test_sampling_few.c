@@ -116,7 +116,7 @@ static void test_few_draw_as_the_row(void **state)
         c.row = x;
         c.vocab = vocab;
         int rc = run(&p, x, vocab, history, count, prompt, &whole);
-        int few = draw_few(&c, &p, &(struct sampling_tokens){history, count, prompt},
+        int few = draw_few(&c, &p, &(struct sampling_tokens){history, count, prompt, NULL},
                            random_u32(&random) % 20, &random, &less);
         if (few == 2) rows++;
         if (few == 1) wanting++;
@@ -153,13 +153,18 @@ static void test_what_is_asked_for(void **state)
     struct sampling_params p = plain_params();
     struct sampling_ask ask;
     for (uint32_t i = 0; i < LONG; i++) history[i] = i;
+    const uint32_t *mask = NULL;
 #define ASK(length)                                                                                          \
-    sampling_ask(&p, VOCAB, &(struct sampling_tokens){history, length, 1}, scratch, &changes, &ask)
+    sampling_ask(&p, VOCAB, &(struct sampling_tokens){history, length, 1, mask}, scratch, &changes, &ask)
     ASK(9);
     assert_int_equal(ask.need, SAMPLING_NEEDS_ROW);
     p.temperature = 0;
     ASK(9);
     assert_int_equal(ask.need, SAMPLING_NEEDS_BEST);
+    mask = history; /* any */
+    ASK(9);
+    assert_int_equal(ask.need, SAMPLING_NEEDS_ROW);
+    mask = NULL;
     p.logprobs = 5;
     ASK(9);
     assert_int_equal(ask.need, SAMPLING_NEEDS_FEW);

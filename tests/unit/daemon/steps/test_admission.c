@@ -23,15 +23,21 @@ static struct admission opened(uint32_t slots, uint32_t queue)
 }
 
 /* Opens as many as it may, `most` at most. */
-static uint32_t fill(struct admission *admission, uint64_t client, uint32_t most)
+static uint32_t fill_of(struct admission *admission, uint64_t client, uint64_t peer, uint32_t most)
 {
     struct helm_err err = {0};
     uint32_t n = 0;
-    while (n < most && admission_check(admission, client, &err) == 0) {
-        admission_enter(admission, client);
+    while (n < most && admission_check(admission, client, peer, &err) == 0) {
+        admission_enter(admission, client, peer);
         n++;
     }
     return n;
+}
+
+/* Of clients that are peers of their own. */
+static uint32_t fill(struct admission *admission, uint64_t client, uint32_t most)
+{
+    return fill_of(admission, client, client, most);
 }
 
 static void one_client_alone_leaves_room_for_the_next(void **state)
@@ -40,13 +46,13 @@ static void one_client_alone_leaves_room_for_the_next(void **state)
     struct admission a = opened(8, 256);
     assert_int_equal(fill(&a, GREEDY, 1000), 8 + 256 - 32);
     struct helm_err err = {0};
-    assert_int_equal(admission_check(&a, GREEDY, &err), HELM_E_BUSY);
+    assert_int_equal(admission_check(&a, GREEDY, GREEDY, &err), HELM_E_BUSY);
     assert_non_null(strstr(err.text, "232 of the 232 open requests are this client's"));
     assert_non_null(strstr(err.text, "its share is 132"));
     assert_int_equal(fill(&a, MODEST, 20), 20);
-    assert_int_equal(admission_check(&a, GREEDY, &err), HELM_E_BUSY);
+    assert_int_equal(admission_check(&a, GREEDY, GREEDY, &err), HELM_E_BUSY);
     assert_int_equal(fill(&a, THIRD, 1000), 12);
-    assert_int_equal(admission_check(&a, THIRD, &err), HELM_E_BUSY);
+    assert_int_equal(admission_check(&a, THIRD, THIRD, &err), HELM_E_BUSY);
     assert_non_null(strstr(err.text, "264 requests are open (8 at once and a queue of 256)"));
     admission_free(&a);
 }
@@ -60,7 +66,7 @@ static void half_the_queue_is_whoever_comes(void **state)
     assert_int_equal(fill(&a, MODEST, 1000), 5);  /* a share of the last two, among three, is 6 */
     assert_int_equal(fill(&a, THIRD, 1000), 2);
     struct helm_err err = {0};
-    assert_int_equal(admission_check(&a, 9, &err), HELM_E_BUSY); /* full */
+    assert_int_equal(admission_check(&a, 9, 9, &err), HELM_E_BUSY); /* full */
     admission_free(&a);
 }
 
@@ -69,15 +75,15 @@ static void what_ends_gives_its_share_back(void **state)
     (void)state;
     struct admission a = opened(1, 8);
     struct helm_err err = {0};
-    uint32_t entry[8], other = admission_enter(&a, MODEST);
-    for (int i = 0; i < 5; i++) entry[i] = admission_enter(&a, GREEDY);
+    uint32_t entry[8], other = admission_enter(&a, MODEST, MODEST);
+    for (int i = 0; i < 5; i++) entry[i] = admission_enter(&a, GREEDY, GREEDY);
     assert_int_equal(a.clients, 2);
-    assert_int_equal(admission_check(&a, GREEDY, &err), HELM_E_BUSY);
+    assert_int_equal(admission_check(&a, GREEDY, GREEDY, &err), HELM_E_BUSY);
     admission_leave(&a, other);
     assert_int_equal(a.clients, 1);
-    assert_int_equal(admission_check(&a, GREEDY, &err), 0); /* half full */
-    assert_int_equal(admission_enter(&a, GREEDY), entry[0]);
-    assert_int_equal(admission_check(&a, GREEDY, &err), 0); /* alone again: its share is all of it */
+    assert_int_equal(admission_check(&a, GREEDY, GREEDY, &err), 0); /* half full */
+    assert_int_equal(admission_enter(&a, GREEDY, GREEDY), entry[0]);
+    assert_int_equal(admission_check(&a, GREEDY, GREEDY, &err), 0); /* alone again: its share is all of it */
     for (int i = 0; i < 5; i++) admission_leave(&a, entry[i]);
     admission_leave(&a, entry[0]);
     assert_int_equal(a.open + a.clients + a.used, 0);
@@ -100,7 +106,30 @@ static void everybody_has_a_share_of_one(void **state)
     struct admission a = opened(1, 15);
     for (uint64_t client = 1; client <= 16; client++) assert_int_equal(fill(&a, client, 1), 1);
     struct helm_err err = {0};
-    assert_int_equal(admission_check(&a, 17, &err), HELM_E_BUSY);
+    assert_int_equal(admission_check(&a, 17, 17, &err), HELM_E_BUSY);
+    admission_free(&a);
+}
+
+/* Eight connections of one peer are one peer; and among themselves they are eight. */
+static void a_peer_has_one_share_however_many_clients_it_has(void **state)
+{
+    (void)state;
+    struct admission a = opened(8, 256);
+    struct helm_err err = {0};
+    uint32_t held = 0;
+    for (uint64_t client = 1; client <= 8; client++) held += fill_of(&a, client, 100, 40);
+    assert_int_equal(held, 8 + 256 - 16); /* the last sixteenth is for another peer */
+    assert_int_equal(fill_of(&a, 9, 100, 1000), 0);
+    assert_int_equal(admission_check(&a, 1, 100, &err), HELM_E_BUSY);
+    assert_non_null(strstr(err.text, "248 of the 248 open requests are this user's or key's"));
+    assert_int_equal(fill_of(&a, 10, 200, 1000), 16);
+    admission_free(&a);
+
+    a = opened(8, 256);
+    assert_int_equal(fill_of(&a, 1, 100, 1000), 232);
+    assert_int_equal(fill_of(&a, 2, 100, 1000), 16); /* a second client of the same peer finds a place, too */
+    assert_int_equal(fill_of(&a, 3, 200, 1000), 16);
+    assert_int_equal(a.open, 264);
     admission_free(&a);
 }
 
@@ -112,6 +141,9 @@ struct life {
     struct scheduler_seq seq[SEQS];
     bool ended[SEQS];
     uint32_t slot[SLOTS_MAX], slots, running; /* who has slots, in the order in which they got them */
+    uint32_t entry[SEQS];
+    const struct admission *admission;
+    uint64_t client_turn[SEQS], peer_turn[SEQS], turn; /* those of the slots given here; 0: none */
 };
 
 static uint32_t life_view(const struct life *life, struct scheduler_seq *view, uint32_t *index)
@@ -120,7 +152,16 @@ static uint32_t life_view(const struct life *life, struct scheduler_seq *view, u
     for (uint32_t i = 0; i < SEQS; i++) {
         if (life->ended[i]) continue;
         index[n] = i;
-        view[n++] = life->seq[i];
+        view[n] = life->seq[i];
+        view[n].client_turn = admission_client_turn(life->admission, life->entry[i]);
+        view[n].peer_turn = admission_peer_turn(life->admission, life->entry[i]);
+        for (uint32_t k = 0; k < SEQS; k++) {
+            if (life->seq[k].client == view[n].client && life->client_turn[k] > view[n].client_turn)
+                view[n].client_turn = life->client_turn[k];
+            if (life->seq[k].peer == view[n].peer && life->peer_turn[k] > view[n].peer_turn)
+                view[n].peer_turn = life->peer_turn[k];
+        }
+        n++;
     }
     return n;
 }
@@ -138,6 +179,7 @@ static void life_step(struct life *life)
     scheduler_form_step(view, n, &limits, &step);
     for (uint32_t i = 0; i < step.admit_count; i++) {
         life->seq[index[step.admit[i]]].running = true;
+        life->client_turn[index[step.admit[i]]] = life->peer_turn[index[step.admit[i]]] = ++life->turn;
         life->slot[life->running++] = index[step.admit[i]];
     }
 }
@@ -164,20 +206,23 @@ static void the_place_is_the_one_that_the_scheduler_gives(void **state)
     (void)state;
     uint32_t out_of_turn = 0;
     for (uint32_t seed = 1; seed <= 200; seed++) {
-        struct life life = {.slots = 1 + seed % SLOTS_MAX};
+        struct life life = {.slots = 1 + seed % SLOTS_MAX, .turn = 1000};
         struct admission a = opened(life.slots, SEQS);
+        life.admission = &a;
         struct admission_request list[SEQS];
         uint32_t random = seed, entry[SEQS], clients = 1 + seed % 5;
         for (uint32_t i = 0; i < SEQS; i++) {
             random = random * 1664525 + 1013904223;
             uint64_t client = 1 + (random >> 16) % clients;
-            life.seq[i] = (struct scheduler_seq){.order = i, .client = client, .tokens = 2};
-            entry[i] = admission_enter(&a, client);
+            const uint64_t peer = seed % 3 ? client % (1 + seed % 3) : client;
+            life.seq[i] = (struct scheduler_seq){.order = i, .client = client, .peer = peer, .tokens = 2};
+            life.entry[i] = entry[i] = admission_enter(&a, client, peer);
         }
         /* some of them have slots already, and have them in the order in which they came */
         for (uint32_t i = 0; i < seed % (life.slots + 1); i++) {
             life.seq[2 * i].running = true;
             life.slot[life.running++] = 2 * i;
+            if (seed % 2) admission_give_slot(&a, entry[2 * i]);
         }
         for (uint32_t i = 0; i < SEQS; i++)
             list[i] = (struct admission_request){.entry = entry[i], .running = life.seq[i].running};
@@ -201,6 +246,7 @@ int main(void)
         cmocka_unit_test(what_ends_gives_its_share_back),
         cmocka_unit_test(a_queue_of_few_or_none_is_used_to_the_end),
         cmocka_unit_test(everybody_has_a_share_of_one),
+        cmocka_unit_test(a_peer_has_one_share_however_many_clients_it_has),
         cmocka_unit_test(the_place_is_the_one_that_the_scheduler_gives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -245,6 +245,12 @@ static size_t largest_frame(uint32_t context, bool packed, uint8_t **out)
     for (uint32_t i = 0; i < 300; i++) e.bias[i].token = UINT32_MAX - 1, e.bias[i].bias = 1;
     for (uint32_t i = 0; i < 64; i++) e.stop[i] = UINT32_MAX - 1;
     e.generate.n_stop_token_ids = packed ? 64 : 0;
+    Helm__V1__Mask mask = HELM__V1__MASK__INIT;
+    uint32_t allowed[REQUEST_MASK_MAX];
+    for (uint32_t i = 0; i < REQUEST_MASK_MAX; i++) allowed[i] = UINT32_MAX - 1;
+    mask.n_tokens = REQUEST_MASK_MAX;
+    mask.tokens = allowed;
+    e.generate.mask = &mask;
     e.generate.n_prompt = 0;
     uint32_t *prompt = malloc(context * sizeof *prompt);
     for (uint32_t i = 0; i < context; i++) prompt[i] = UINT32_MAX - 1;
@@ -283,7 +289,8 @@ static void the_largest_request_of_any_context_is_taken(void **state)
             struct request_error error;
             uint8_t *frame;
             size_t size = largest_frame(contexts[i], packed, &frame);
-            assert_true(size <= request_frame_max(contexts[i]));
+            const struct request_limits small = {.vocab = 0, .context = contexts[i]};
+            assert_true(size <= request_frame_max(&small));
             if (request_parse(frame, size, &large, &request, &error)) fail_msg("%s", error.text);
             assert_int_equal(request.generate.prompt_count, contexts[i] - 1);
             assert_int_equal(request.generate.stop_count, 64);
@@ -292,9 +299,9 @@ static void the_largest_request_of_any_context_is_taken(void **state)
             free(frame);
         }
     }
-    assert_true(request_frame_max(1u << 21) <= REQUEST_FRAME_MAX);
-    assert_true(request_frame_max(UINT32_MAX) <= REQUEST_FRAME_MAX);
-    assert_true(request_frame_max(50) < 32768); /* little beyond the 8 KiB of the largest */
+    assert_true(request_frame_max(&(struct request_limits){.context = 1u << 21}) <= REQUEST_FRAME_MAX);
+    assert_true(request_frame_max(&(struct request_limits){.context = UINT32_MAX}) <= REQUEST_FRAME_MAX);
+    assert_true(request_frame_max(&limits) < 32768); /* little beyond the 11 KiB of the largest */
 }
 
 /* It is refused before it is unpacked, so whether the rest is a Request does not matter; its sender is told
@@ -304,7 +311,7 @@ static void a_frame_too_large_is_refused_unread(void **state)
     (void)state;
     struct request request;
     struct request_error error;
-    size_t most = request_frame_max(limits.context);
+    size_t most = request_frame_max(&limits);
     uint8_t *frame = malloc(most + 1);
     memset(frame, 0xff, most + 1);
     memcpy(frame, "\x08\x01\x10\xac\x02\x1a", 6); /* version 1, request_id 300, generate */
@@ -370,6 +377,62 @@ static void cancel_names_one(void **state)
     refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "exactly one");
 }
 
+/* The same mask as ids and as bits, with Generate and by itself. */
+static void masks_are_bits_or_ids(void **state)
+{
+    (void)state;
+    struct example e;
+    struct request request;
+    struct request_error error;
+    Helm__V1__Mask mask = HELM__V1__MASK__INIT;
+    uint32_t ids[REQUEST_MASK_MAX + 1] = {0, 33, 99}, many = REQUEST_MASK_MAX + 1;
+    uint8_t bits[14] = {1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 8};
+    for (int as_bits = 0; as_bits < 2; as_bits++) {
+        mask = (Helm__V1__Mask)HELM__V1__MASK__INIT;
+        mask.tokens = ids;
+        mask.n_tokens = as_bits ? 0 : 3;
+        mask.bits = (ProtobufCBinaryData){as_bits ? 13 : 0, bits};
+        for (int alone = 0; alone < 2; alone++) {
+            example_init(&e);
+            e.generate.mask = alone ? NULL : &mask;
+            mask.index = alone ? 7 : 0;
+            if (alone) {
+                e.request.body_case = HELM__V1__REQUEST__BODY_MASK;
+                e.request.mask = &mask;
+            }
+            assert_int_equal(parse(&e, &request, &error), 0);
+            const uint32_t *got = alone ? request.mask : request.generate.mask;
+            assert_non_null(got);
+            assert_int_equal(got[0], 1);
+            assert_int_equal(got[1], 2);
+            assert_int_equal(got[2], 0);
+            assert_int_equal(got[3], 8);
+            if (alone) assert_int_equal(request.mask_index, 7);
+            request_free(&request);
+        }
+    }
+    example_init(&e);
+    e.generate.mask = &mask;
+    mask.index = 1;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "mask.index is 1");
+    mask.index = 0;
+    mask.n_tokens = 3;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "tokens and bits");
+    mask.bits.len = 14;
+    mask.n_tokens = 0;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_TOO_LARGE, "mask.bits has 14 bytes");
+    mask.bits.len = 13;
+    bits[12] = 16;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "beyond the vocabulary of 100");
+    mask.bits.len = 0;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "mask allows no token");
+    mask.n_tokens = many;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_TOO_LARGE, "mask.tokens has 513");
+    mask.n_tokens = 1;
+    ids[0] = 100;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "mask.tokens[0] is 100");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -383,6 +446,7 @@ int main(void)
         cmocka_unit_test(a_frame_too_large_is_refused_unread),
         cmocka_unit_test(a_small_frame_cannot_take_much_memory),
         cmocka_unit_test(cancel_names_one),
+        cmocka_unit_test(masks_are_bits_or_ids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -197,6 +197,66 @@ static void the_same_page_is_filled_once(void **state)
     assert_int_equal(step.row_count, 2);
 }
 
+/* However many connections a peer has, another one's prompt gets every second step. */
+static void peers_take_turns_with_prompts_before_clients(void **state)
+{
+    (void)state;
+    struct scheduler_seq seqs[5];
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    uint32_t given[5] = {0};
+    for (uint32_t i = 0; i < 5; i++) {
+        seqs[i] = running(i + 1, i + 1, 300, 16, 1);
+        seqs[i].peer = i < 4 ? 1 : 2;
+    }
+    for (limits.turn = 0; limits.turn < 16; limits.turn++) {
+        scheduler_form_step(seqs, 5, &limits, &step);
+        assert_int_equal(step.row_count, 1);
+        given[step.row[0].seq] += step.row[0].count;
+    }
+    assert_int_equal(given[4], 8 * 64);
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(given[i], 2 * 64);
+}
+
+/* One slot is free: with as many running, it is for whoever got one longest ago, first among peers, then among clients, then by
+ * age. */
+static void slots_are_given_in_turn(void **state)
+{
+    (void)state;
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    struct scheduler_seq seqs[] = {waiting(1, 1, 20), waiting(2, 2, 20), waiting(3, 3, 20),
+                                   waiting(4, 3, 20)};
+    limits.slots = 1;
+    const struct {
+        uint64_t peer[4], peer_turn[4], client_turn[4];
+        uint32_t next;
+    } cases[] = {
+        {{1, 1, 2, 2}, {9, 9, 8, 8}, {1, 1, 7, 7}, 2}, /* the other peer, which had one less lately */
+        {{1, 1, 1, 1}, {9, 9, 9, 9}, {5, 4, 6, 6}, 1}, /* of one peer the client that did */
+        {{1, 1, 1, 1}, {9, 9, 9, 9}, {5, 5, 4, 4}, 2}, /* of one client the older request */
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        for (uint32_t i = 0; i < 4; i++) {
+            seqs[i].peer = cases[c].peer[i];
+            seqs[i].peer_turn = cases[c].peer_turn[i];
+            seqs[i].client_turn = cases[c].client_turn[i];
+        }
+        scheduler_form_step(seqs, 4, &limits, &step);
+        assert_int_equal(step.admit_count, 1);
+        assert_int_equal(step.admit[0], cases[c].next);
+    }
+    limits.slots = 3; /* within a step, too: each peer, then each client of the one, before anybody has two */
+    for (uint32_t i = 0; i < 4; i++) seqs[i].client_turn = seqs[i].peer_turn = 0;
+    seqs[0].peer = seqs[1].peer = 1;
+    seqs[2].peer = seqs[3].peer = 2;
+    scheduler_form_step(seqs, 4, &limits, &step);
+    assert_int_equal(step.admit_count, 3);
+    assert_int_equal(step.admit[0], 0);
+    assert_int_equal(step.admit[1], 2);
+    assert_int_equal(step.admit[2], 1);
+}
+
 static void one_token_requests_run_at_once(void **state)
 {
     (void)state;
@@ -280,6 +340,30 @@ static void everything_ends_whatever_the_pool(void **state)
     }
 }
 
+/* One that waits for its mask gets nothing, is not admitted and holds nobody up; its pages can be had. */
+static void who_is_held_gets_nothing(void **state)
+{
+    (void)state;
+    struct scheduler_seq seqs[] = {running(1, 1, 33, 32, 2), running(2, 1, 65, 64, 4), waiting(3, 1, 40),
+                                   waiting(4, 2, 40)};
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    seqs[1].held = seqs[2].held = true;
+    scheduler_form_step(seqs, 4, &limits, &step);
+    assert_non_null(row_of(&step, 0));
+    assert_null(row_of(&step, 1));
+    assert_int_equal(step.admit_count, 1);
+    assert_int_equal(step.admit[0], 3);
+    seqs[1].tokens = 200; /* a prompt is not computed either */
+    scheduler_form_step(seqs, 4, &limits, &step);
+    assert_null(row_of(&step, 1));
+    limits.pages_free = 0; /* the oldest needs a page */
+    scheduler_form_step(seqs, 2, &limits, &step);
+    assert_int_equal(step.preempt_count, 1);
+    assert_int_equal(step.preempt[0], 1);
+    assert_non_null(row_of(&step, 0));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -289,10 +373,13 @@ int main(void)
         cmocka_unit_test(the_last_chunk_samples),
         cmocka_unit_test(clients_take_turns_with_prompts),
         cmocka_unit_test(slots_go_to_the_client_with_the_fewest),
+        cmocka_unit_test(peers_take_turns_with_prompts_before_clients),
+        cmocka_unit_test(slots_are_given_in_turn),
         cmocka_unit_test(nobody_overtakes_one_that_waits_for_pages),
         cmocka_unit_test(the_youngest_gives_its_pages_to_the_oldest),
         cmocka_unit_test(the_same_page_is_filled_once),
         cmocka_unit_test(one_token_requests_run_at_once),
+        cmocka_unit_test(who_is_held_gets_nothing),
         cmocka_unit_test(everything_ends_whatever_the_pool),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,246 @@
+/* What an answer is to look like: response_format, Ollama's format, grammars, tool_choice and strict tools, as one grammar.
+ * See ask.h.
+ *
+ * Fields are only kept when they are read (their order is the client's); the grammar is made when all of them and the
+ * prompt are known, in the thread that reads the body. Thinking in front of the answer is free. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/gateway/ask.h"
+#include "client/gateway/grammars.h"
+#include "client/gateway/tool_grammar.h"
+#include "client/text/grammar/gbnf.h"
+#include "client/text/grammar/regex.h"
+#include "client/text/grammar/schema.h"
+
+#define THINK_OPEN  "<think>"
+#define THINK_CLOSE "</think>"
+
+/* ---- fields ---- */
+
+/* Two fields that each say what the answer is. */
+static bool keep_format(struct ask_reader *r, enum ask_format format, const json_t *value)
+{
+    if (r->format != ASK_FORMAT_NONE)
+        return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' and '%s' both say what the answer is",
+                      r->format_param, r->param);
+    r->format = format;
+    r->format_value = value;
+    r->format_param = r->param;
+    return true;
+}
+
+static bool take_schema(struct ask_reader *r, const json_t *value)
+{
+    if (json_is_object(value) || json_is_boolean(value)) return keep_format(r, ASK_FORMAT_SCHEMA, value);
+    return refuse(r->refusal, 400, "invalid_type", r->param, "'%s' has a schema that is no object", r->param);
+}
+
+bool ask_take_response_format(struct ask_reader *r, const json_t *value)
+{
+    const char *type = json_string_value(json_object_get(value, "type"));
+    const json_t *wrapped = json_object_get(value, "json_schema"),
+                 *schema = json_object_get(wrapped, "schema");
+    if (type && strcmp(type, "text") == 0) return true;
+    if (type && strcmp(type, "json_object") == 0) {
+        schema = json_object_get(value, "schema"); /* llama.cpp's */
+        return schema ? take_schema(r, schema) : keep_format(r, ASK_FORMAT_OBJECT, NULL);
+    }
+    if (!type || strcmp(type, "json_schema") != 0)
+        return refuse(r->refusal, 400, "unsupported_value", r->param,
+                      "'response_format' has no type of text, json_object and json_schema");
+    if (!json_is_object(wrapped))
+        return refuse(r->refusal, 400, "invalid_value", r->param,
+                      "'response_format' lacks 'json_schema': {\"schema\": ...}");
+    if (!schema) return keep_format(r, ASK_FORMAT_OBJECT, NULL); /* a name alone: any object */
+    return take_schema(r, schema);
+}
+
+bool ask_take_json_schema(struct ask_reader *r, const json_t *value)
+{
+    return take_schema(r, value);
+}
+
+static bool take_text(struct ask_reader *r, enum ask_format format, const json_t *value)
+{
+    if (json_is_string(value)) return keep_format(r, format, value);
+    return refuse(r->refusal, 400, "invalid_type", r->param, "'%s' is not a text", r->param);
+}
+bool ask_take_grammar(struct ask_reader *r, const json_t *value)
+{
+    if (json_is_string(value) && json_string_length(value) == 0)
+        return true; /* llama.cpp's clients send it empty */
+    return take_text(r, ASK_FORMAT_GBNF, value);
+}
+bool ask_take_regex(struct ask_reader *r, const json_t *value)
+{
+    return take_text(r, ASK_FORMAT_REGEX, value);
+}
+
+/* Ollama's: "json", a schema, or nothing. */
+bool ask_take_format(struct ask_reader *r, const json_t *value)
+{
+    const char *text = json_string_value(value);
+    if (text && !*text) return true;
+    if (text && strcmp(text, "json") == 0) return keep_format(r, ASK_FORMAT_OBJECT, NULL);
+    if (text)
+        return refuse(r->refusal, 400, "unsupported_value", r->param,
+                      "'format' is neither \"json\" nor a JSON schema");
+    return take_schema(r, value);
+}
+
+bool ask_take_tool_choice(struct ask_reader *r, const json_t *value)
+{
+    const char *text = json_string_value(value);
+    const json_t *name = json_object_get(json_object_get(value, "function"), "name");
+    const char *type = json_string_value(json_object_get(value, "type"));
+    if (text && strcmp(text, "auto") == 0) return true;
+    r->has_choice_none = text && strcmp(text, "none") == 0;
+    r->forces_call = text && strcmp(text, "required") == 0;
+    if (r->has_choice_none || r->forces_call) return true;
+    if (text || !type || strcmp(type, "function") != 0 || !json_is_string(name))
+        return refuse(r->refusal, 400, "unsupported_value", "tool_choice",
+                      "'tool_choice' is none of \"auto\", \"none\", \"required\" and {\"type\": "
+                      "\"function\", \"function\": "
+                      "{\"name\": ...}}");
+    r->forces_call = true;
+    r->forced_tool = json_string_value(name);
+    return true;
+}
+
+/* ---- the grammar ---- */
+
+static bool has_tool(const json_t *tools, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(tools); i++)
+        if (strcmp(json_string_value(
+                       json_object_get(json_object_get(json_array_get(tools, i), "function"), "name")),
+                   name) == 0)
+            return true;
+    return false;
+}
+
+/* What is asked for, as a text by which it is found again. */
+static char *make_key(const struct ask_reader *r)
+{
+    const struct ask *ask = r->ask;
+    json_t *key =
+        json_pack("{s:i, s:b, s:b, s:b, s:b, s:s?, s:O?, s:O?}", "format", (int)r->format, "thinks",
+                  ask->thinks, "conversation", ask->conversation, "one", ask->one_call, "forces",
+                  r->forces_call, "tool", r->forced_tool, "value", r->format_value, "tools", ask->tools);
+    char *text =
+        key ? json_dumps(key, JSON_COMPACT) : NULL; /* members as they came: a schema's order counts */
+    json_decref(key);
+    return text;
+}
+
+static int format_expr(const struct ask_reader *r, struct exprs *x, uint32_t *out, struct helm_err *err)
+{
+    const char *text = json_string_value(r->format_value);
+    const size_t length = json_string_length(r->format_value);
+    switch (r->format) {
+    case ASK_FORMAT_SCHEMA:
+        return schema_compile(x, r->format_value, out, err);
+    case ASK_FORMAT_REGEX:
+        *out = regex_parse(x, text, length, REGEX_WHOLE);
+        break;
+    case ASK_FORMAT_GBNF:
+        *out = gbnf_parse(x, text, length);
+        break;
+    default:
+        *out = schema_any_object(x);
+    }
+    return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;
+}
+
+/* The answer without its thinking. */
+static int answer_expr(const struct ask_reader *r, struct exprs *x, uint32_t *out, struct helm_err *err)
+{
+    const struct ask *ask = r->ask;
+    const struct tool_wish wish = {r->model->tool_style, r->model->tokenizer, ask->tools, r->forced_tool,
+                                   ask->one_call};
+    uint32_t calls;
+    if (!ask->tools) return format_expr(r, x, out, err);
+    if (r->forces_call) return tool_grammar_calls(x, &wish, out, err);
+    if (r->format == ASK_FORMAT_NONE) return tool_grammar_free(x, &wish, out, err);
+    int rc = format_expr(r, x, out, err);
+    if (rc == 0) rc = tool_grammar_calls(x, &wish, &calls, err);
+    if (rc == 0) *out = expr_add(x, expr_add(x, expr_alt(x), *out), calls);
+    return rc;
+}
+
+/* A model that thinks may do so first. */
+static uint32_t with_thinking(const struct ask_reader *r, struct exprs *x, uint32_t answer)
+{
+    const struct helm_tokenizer *tokenizer = r->model->tokenizer;
+    const uint32_t seq = expr_seq(x);
+    uint32_t thinking = expr_seq(x);
+    if (!r->ask->conversation || (!r->ask->thinks && !r->model->may_think)) return answer;
+    if (!r->ask->thinks) {
+        expr_add(x, thinking, tool_grammar_blanks(x));
+        expr_add(x, thinking, tool_grammar_marker(x, tokenizer, THINK_OPEN));
+    }
+    expr_add(x, thinking, tool_grammar_until(x, tokenizer, THINK_CLOSE));
+    expr_add(x, thinking, tool_grammar_blanks(x));
+    if (!r->ask->thinks) thinking = expr_repeat(x, thinking, 0, 1);
+    return expr_add(x, expr_add(x, seq, thinking), answer);
+}
+
+static bool refuse_grammar(struct ask_reader *r, int rc, const char *text)
+{
+    const char *param = r->format != ASK_FORMAT_NONE ? r->format_param : "tools";
+    if (rc == HELM_E_NOMEM) return refuse_err(r->refusal, param, rc, text);
+    return refuse(r->refusal, 400, rc == HELM_E_UNSUPPORTED ? "unsupported_value" : "invalid_value", param,
+                  "'%s': %s", param, text);
+}
+
+static bool open_grammar(struct ask_reader *r, const char *key)
+{
+    struct exprs x = {0};
+    struct helm_grammar *grammar = NULL;
+    struct helm_err err = {0};
+    uint32_t root = 0;
+    int rc = answer_expr(r, &x, &root, &err);
+    if (rc == 0) {
+        root = with_thinking(r, &x, root);
+        rc = grammar_open_exprs(r->model->vocabulary, &x, root, &grammar, &err);
+    }
+    exprs_free(&x);
+    if (rc == 0) rc = grammars_add(r->model->grammars, key, grammar, &r->ask->grammar, &err);
+    return rc == 0 || refuse_grammar(r, rc, err.text);
+}
+
+bool ask_make_grammar(struct ask_reader *r)
+{
+    struct ask *ask = r->ask;
+    if (r->forces_call && !ask->tools)
+        return refuse(r->refusal, 400, "invalid_value", "tool_choice",
+                      "'tool_choice' forces a call, and there are no 'tools'");
+    if (r->forced_tool && !has_tool(ask->tools, r->forced_tool))
+        return refuse(r->refusal, 400, "invalid_value", "tool_choice",
+                      "'tool_choice' names '%.64s', which is not in 'tools'", r->forced_tool);
+    if (r->forces_call && r->format != ASK_FORMAT_NONE)
+        return refuse(r->refusal, 400, "invalid_value", "tool_choice",
+                      "'tool_choice' forces a call, and '%s' says what the answer is", r->format_param);
+    if (r->format == ASK_FORMAT_NONE && !r->forces_call &&
+        !(ask->tools && tool_grammar_is_strict(ask->tools)))
+        return true;
+    const char *param = r->format != ASK_FORMAT_NONE ? r->format_param
+                        : r->forces_call             ? "tool_choice"
+                                                     : "tools";
+    if (!r->model->vocabulary)
+        return refuse(r->refusal, 400, "unsupported_parameter", param,
+                      "'%s' is not supported with this model: %s", param, r->model->vocabulary_why);
+    if (ask->ignore_eos)
+        return refuse(r->refusal, 400, "invalid_value", "ignore_eos",
+                      "'ignore_eos' and '%s' exclude each other", param);
+    char *key = make_key(r);
+    if (!key) return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
+    bool good = strlen(key) <= HELM_GRAMMAR_TEXT_LIMIT ||
+                refuse(r->refusal, 400, "invalid_value", param, "'%s' takes more than %zu bytes", param,
+                       HELM_GRAMMAR_TEXT_LIMIT);
+    if (good) ask->grammar = grammars_find(r->model->grammars, key);
+    if (good && !ask->grammar) good = open_grammar(r, key);
+    free(key);
+    return good;
+}

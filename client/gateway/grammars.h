@@ -1,0 +1,34 @@
+/* Grammars of requests, kept for the next request that asks for the same: opening one takes up to a second, and what it
+ * found out about its states is worth keeping.
+ *
+ * Called by threads that read bodies (take) and by whoever frees an ask (give back). A grammar in use stays; of those that
+ * nobody uses the GRAMMARS_KEPT used last are kept. */
+#ifndef HELM_CLIENT_GATEWAY_GRAMMARS_H
+#define HELM_CLIENT_GATEWAY_GRAMMARS_H
+
+#include "client/text/grammar/engine.h"
+
+#define GRAMMARS_KEPT 8
+
+struct grammars; /* opaque */
+struct kept_grammar {
+    struct helm_grammar *grammar;
+    char *key; /* what was asked for, as text */
+    uint32_t users;
+    uint64_t used; /* when last, by a counter */
+    struct grammars *of;
+    struct kept_grammar *next;
+};
+
+HELM_MUST_CHECK int grammars_open(struct grammars **out, struct helm_err *err);
+/* Nobody uses one any more. NULL is allowed. */
+void grammars_close(struct grammars *grammars);
+/* The grammar of this key, or NULL: it is not known. */
+struct kept_grammar *grammars_find(struct grammars *grammars, const char *key);
+/* Keeps a new one, which it owns from here on, also after a failure. If another thread was quicker that one is taken. */
+HELM_MUST_CHECK int grammars_add(struct grammars *grammars, const char *key, struct helm_grammar *grammar,
+                                 struct kept_grammar **out, struct helm_err *err);
+/* NULL is allowed. */
+void grammars_give_back(struct kept_grammar *kept);
+
+#endif

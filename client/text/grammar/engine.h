@@ -1,0 +1,52 @@
+/* What a grammar and a matcher are made of. Called by grammar.c, mask.c, tests and the gateway, which makes grammars of its
+ * own expressions. */
+#ifndef HELM_CLIENT_TEXT_GRAMMAR_ENGINE_H
+#define HELM_CLIENT_TEXT_GRAMMAR_ENGINE_H
+
+#include <pthread.h>
+
+#include "client/text/grammar/stacks.h"
+#include "client/text/grammar/vocabulary.h"
+
+struct helm_grammar {
+    const struct helm_vocabulary *vocabulary;
+    struct nfa nfa;
+    uint32_t begin; /* set of states */
+    pthread_mutex_t lock;
+    /* guarded by it: */
+    struct states states;
+    struct stacks walk;       /* of making summaries */
+    size_t summary_bytes;     /* of all of them */
+    struct walk_level *level; /* [longest + 2] */
+    uint32_t *exit;           /* scratch: nodes of the trie and how deep they lie */
+    uint32_t exit_count, exit_space;
+};
+
+struct helm_matcher {
+    struct helm_grammar *grammar;
+    struct stacks stacks;
+    uint32_t place;
+    bool ended;
+    struct walk_level *level; /* [longest + 2] */
+};
+
+/* Where a walk over a trie is: the part of it below a node, and the place that its bytes lead to. */
+struct walk_level {
+    uint32_t end, place;
+};
+
+/* A grammar of these expressions. exprs_free is the caller's either way. */
+HELM_MUST_CHECK int grammar_open_exprs(const struct helm_vocabulary *vocabulary, const struct exprs *exprs,
+                                       uint32_t root, struct helm_grammar **out, struct helm_err *err);
+
+/* ---- mask.c ---- */
+
+/* Makes summaries of the grammar's states for `budget_us`: who matches later finds them. */
+HELM_MUST_CHECK int mask_prepare(struct helm_grammar *grammar, uint64_t budget_us, struct helm_err *err);
+/* Adds the allowed tokens' bits. The lock is held. */
+HELM_MUST_CHECK int mask_fill(struct helm_matcher *matcher, uint32_t *bits, struct helm_err *err);
+/* The same by trying every token through all of the trie: what mask_fill must equal. */
+HELM_MUST_CHECK int mask_fill_slowly(struct helm_matcher *matcher, uint32_t *bits, struct helm_err *err);
+void mask_drop_summaries(struct helm_grammar *grammar);
+
+#endif

@@ -1,0 +1,89 @@
+/* JSON schemas as expressions. Called by grammar.c and the gateway.
+ *
+ *   schema.c         a schema's node: references, alternatives, types, enumerations
+ *   schema_merge.c   several schemas of one value as one
+ *   schema_object.c  objects and arrays
+ *   schema_values.c  strings, numbers, any JSON
+ *   schema_format.c  what `format` names
+ *
+ * docs/client.md lists the keywords. Every other one is refused with its place, but for those that say nothing about a
+ * value (title, description, ...; names that begin with "x-"). The texts that fit are some of those that JSON allows:
+ * members in the schema's order, little white space, numbers of bounded length, no members that the schema does not name
+ * unless it says additionalProperties. */
+#ifndef HELM_CLIENT_TEXT_GRAMMAR_SCHEMA_H
+#define HELM_CLIENT_TEXT_GRAMMAR_SCHEMA_H
+
+#include <jansson.h>
+
+#include "client/text/grammar/expr.h"
+
+/* Of JSON text, and of a value. The expressions are the caller's, also after a failure. */
+HELM_MUST_CHECK int schema_parse(struct exprs *exprs, const char *text, size_t length, uint32_t *root,
+                                 struct helm_err *err);
+HELM_MUST_CHECK int schema_compile(struct exprs *exprs, const json_t *schema, uint32_t *root,
+                                   struct helm_err *err);
+uint32_t schema_any_object(struct exprs *exprs);
+/* White space between the parts of a value. */
+uint32_t schema_space(struct exprs *exprs);
+
+/* ---- for the files of schemas ---- */
+
+#define SCHEMA_PATH_MAX  256
+#define SCHEMA_DEPTH_MAX 64
+#define SCHEMA_NODES_MAX 20000 /* visited; references and merges can make many of few */
+
+enum schema_type {
+    SCHEMA_NULL = 1,
+    SCHEMA_BOOLEAN = 2,
+    SCHEMA_INTEGER = 4,
+    SCHEMA_NUMBER = 8, /* and integers, too */
+    SCHEMA_STRING = 16,
+    SCHEMA_ARRAY = 32,
+    SCHEMA_OBJECT = 64,
+    SCHEMA_ALL = 127
+};
+
+struct schema_rule {
+    const json_t *node;
+    uint32_t rule;
+};
+struct schema {
+    struct exprs *x;
+    const json_t *document;
+    struct schema_rule *rule; /* of nodes that were visited; they may refer to each other */
+    uint32_t rule_count, rule_space;
+    json_t *made; /* list of merged schemas, which the rules are known by */
+    uint32_t depth, visited;
+    char path[SCHEMA_PATH_MAX];
+};
+
+/* Notes a failure with the path. */
+void schema_refuse(struct schema *s, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
+/* A value of this schema, seen from its parent by `name`. */
+uint32_t schema_node(struct schema *s, const json_t *node, const char *name);
+/* What a node's $ref leads to (itself without one); NULL: refused. */
+const json_t *schema_resolve(struct schema *s, const json_t *node);
+/* The types that a node's `type`, const or enum allow. */
+uint32_t schema_types(struct schema *s, const json_t *node);
+/* A whole, non-negative number of a keyword; `absent` where it is not there. */
+uint32_t schema_count(struct schema *s, const json_t *node, const char *key, uint32_t absent);
+
+/* One schema that says what both say; owned by s->made. NULL: refused. */
+const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b);
+/* Whether no value fits both, as far as can be told. */
+bool schema_are_disjoint(struct schema *s, const json_t *a, const json_t *b);
+
+uint32_t schema_object(struct schema *s, const json_t *node);
+uint32_t schema_array(struct schema *s, const json_t *node);
+uint32_t schema_string(struct schema *s, const json_t *node);
+uint32_t schema_number(struct schema *s, const json_t *node, bool integer);
+/* The text of one JSON value. */
+uint32_t schema_literal(struct schema *s, const json_t *value);
+
+enum json_rule { ANY_SPACE, ANY_STRING, ANY_NUMBER, ANY_INTEGER, ANY_VALUE, ANY_OBJECT, ANY_ARRAY };
+/* A shared rule, made when it is first asked for. */
+uint32_t json_rule(struct exprs *x, enum json_rule which);
+/* NULL: unknown. */
+const char *schema_format_pattern(const char *name);
+
+#endif

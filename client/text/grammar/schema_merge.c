@@ -1,0 +1,223 @@
+/* Several schemas of one value as one: allOf, and what stands beside a reference or alternatives. See schema.h. */
+#include <math.h>
+#include <string.h>
+
+#include "client/text/grammar/schema.h"
+
+/* What becomes of a keyword that both have. */
+enum merge_kind {
+    MERGE_NOTHING,
+    MERGE_LARGER,
+    MERGE_SMALLER,
+    MERGE_BOTH,
+    MERGE_MEMBERS,
+    MERGE_UNION,
+    MERGE_ENUM,
+    MERGE_TYPE
+};
+static const struct {
+    const char *name;
+    enum merge_kind kind;
+} rows[] = {{"title", MERGE_NOTHING},       {"description", MERGE_NOTHING},
+            {"default", MERGE_NOTHING},     {"example", MERGE_NOTHING},
+            {"examples", MERGE_NOTHING},    {"deprecated", MERGE_NOTHING},
+            {"readOnly", MERGE_NOTHING},    {"writeOnly", MERGE_NOTHING},
+            {"$schema", MERGE_NOTHING},     {"$id", MERGE_NOTHING},
+            {"$comment", MERGE_NOTHING},    {"$defs", MERGE_NOTHING},
+            {"definitions", MERGE_NOTHING}, {"discriminator", MERGE_NOTHING},
+            {"minimum", MERGE_LARGER},      {"exclusiveMinimum", MERGE_LARGER},
+            {"minLength", MERGE_LARGER},    {"minItems", MERGE_LARGER},
+            {"maximum", MERGE_SMALLER},     {"exclusiveMaximum", MERGE_SMALLER},
+            {"maxLength", MERGE_SMALLER},   {"maxItems", MERGE_SMALLER},
+            {"items", MERGE_BOTH},          {"additionalProperties", MERGE_BOTH},
+            {"properties", MERGE_MEMBERS},  {"required", MERGE_UNION},
+            {"enum", MERGE_ENUM},           {"type", MERGE_TYPE}};
+
+static enum merge_kind kind_of(const char *name, bool *known)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(rows[i].name, name) == 0) {
+            *known = true;
+            return rows[i].kind;
+        }
+    *known = strncmp(name, "x-", 2) == 0;
+    return MERGE_NOTHING;
+}
+
+static json_t *both(const json_t *a, const json_t *b)
+{
+    return json_equal(a, b) ? json_incref((json_t *)a) : json_pack("{s:[O,O]}", "allOf", a, b);
+}
+
+static json_t *merge_members(const json_t *a, const json_t *b)
+{
+    json_t *out = json_copy((json_t *)a);
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)b, name, value)
+    {
+        const json_t *have = json_object_get(a, name);
+        json_object_set_new(out, name, have ? both(have, value) : json_incref(value));
+    }
+    return out;
+}
+
+static bool has(const json_t *list, const json_t *value)
+{
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_equal(json_array_get(list, i), value)) return true;
+    return false;
+}
+
+/* with: what stays of b's values is what a has, or what a has not. */
+static json_t *merge_lists(const json_t *a, const json_t *b, bool with)
+{
+    json_t *out = with ? json_array() : json_copy((json_t *)a);
+    for (size_t i = 0; i < json_array_size(b); i++)
+        if (has(a, json_array_get(b, i)) == with) json_array_append(out, json_array_get(b, i));
+    return out;
+}
+
+static json_t *merge_types(struct schema *s, const json_t *a, const json_t *b)
+{
+    static const char *const names[] = {"null", "boolean", "integer", "number", "string", "array", "object"};
+    json_t *first = json_pack("{s:O}", "type", a), *second = json_pack("{s:O}", "type", b),
+           *out = json_array();
+    const uint32_t types = schema_types(s, first) & schema_types(s, second);
+    for (uint32_t i = 0; i < 7; i++)
+        if ((types >> i & 1) && !(1u << i == SCHEMA_INTEGER && (types & SCHEMA_NUMBER)))
+            json_array_append_new(out, json_string(names[i]));
+    json_decref(first);
+    json_decref(second);
+    return out;
+}
+
+static json_t *merge_values(struct schema *s, const char *name, const json_t *a, const json_t *b)
+{
+    bool known;
+    const enum merge_kind kind = kind_of(name, &known);
+    if (!known && !json_equal(a, b)) {
+        schema_refuse(s, HELM_E_UNSUPPORTED, "two different '%.64s' of one value are not supported", name);
+        return NULL;
+    }
+    switch (kind) {
+    case MERGE_NOTHING:
+        return json_incref((json_t *)a);
+    case MERGE_LARGER:
+        return json_incref((json_t *)(json_number_value(a) > json_number_value(b) ? a : b));
+    case MERGE_SMALLER:
+        return json_incref((json_t *)(json_number_value(a) < json_number_value(b) ? a : b));
+    case MERGE_BOTH:
+        return both(a, b);
+    case MERGE_MEMBERS:
+        return merge_members(a, b);
+    case MERGE_UNION:
+        return merge_lists(a, b, false);
+    case MERGE_ENUM:
+        return merge_lists(a, b, true);
+    case MERGE_TYPE:
+        return merge_types(s, a, b);
+    }
+    return NULL;
+}
+
+/* Properties of `other` alone must fit what `node` says of additional ones. */
+static json_t *bound_members(const json_t *node, const json_t *other)
+{
+    const json_t *more = json_object_get(node, "additionalProperties"),
+                 *mine = json_object_get(node, "properties");
+    json_t *members = json_object_get(other, "properties"), *value;
+    const char *name;
+    if (!more || !members) return json_incref(members);
+    json_t *out = json_object();
+    json_object_foreach(members, name, value)
+        json_object_set_new(out, name, json_object_get(mine, name) ? json_incref(value) : both(value, more));
+    return out;
+}
+
+const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b)
+{
+    const char *name;
+    json_t *value;
+    a = schema_resolve(s, a);
+    b = schema_resolve(s, b);
+    if (!a || !b) return NULL;
+    if (json_is_true(b)) return a;
+    if (json_is_true(a) || json_is_false(b)) return b;
+    if (json_is_false(a)) return a;
+    if (!json_is_object(a) || !json_is_object(b)) {
+        schema_refuse(s, HELM_E_FORMAT, "a schema is an object, true or false");
+        return NULL;
+    }
+    json_t *out = json_copy((json_t *)a), *of_a = bound_members(b, a), *of_b = bound_members(a, b);
+    if (!out || json_array_append_new(s->made, out)) exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
+    if (of_a && !s->x->failed) json_object_set(out, "properties", of_a);
+    json_object_foreach((json_t *)b, name, value)
+    {
+        if (s->x->failed) break;
+        const json_t *have = json_object_get(out, name);
+        const json_t *with = strcmp(name, "properties") == 0 && of_b ? of_b : value;
+        json_t *merged = have ? merge_values(s, name, have, with) : json_incref((json_t *)with);
+        if (merged && json_object_set_new(out, name, merged))
+            exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
+    }
+    json_decref(of_a);
+    json_decref(of_b);
+    return s->x->failed ? NULL : out;
+}
+
+/* ---- whether two exclude each other ---- */
+
+static const json_t *values_of(const json_t *node, const json_t **one)
+{
+    *one = json_object_get(node, "const");
+    return json_object_get(node, "enum");
+}
+
+/* Both name their values, and none is the other's. */
+static bool have_other_values(const json_t *a, const json_t *b)
+{
+    const json_t *one_a, *one_b, *list_a = values_of(a, &one_a), *list_b = values_of(b, &one_b);
+    if ((!list_a && !one_a) || (!list_b && !one_b)) return false;
+    if (one_a && one_b) return !json_equal(one_a, one_b);
+    if (one_a) return !has(list_b, one_a);
+    if (one_b) return !has(list_a, one_b);
+    for (size_t i = 0; i < json_array_size(list_a); i++)
+        if (has(list_b, json_array_get(list_a, i))) return false;
+    return true;
+}
+
+bool schema_are_disjoint(struct schema *s, const json_t *a, const json_t *b)
+{
+    if (++s->depth > SCHEMA_DEPTH_MAX) {
+        schema_refuse(s, HELM_E_LIMIT, "schemas nest deeper than %d", SCHEMA_DEPTH_MAX);
+        return false;
+    }
+    bool disjoint = false;
+    a = schema_resolve(s, a);
+    b = schema_resolve(s, b);
+    if (json_is_object(a) && json_is_object(b)) {
+        const uint32_t types = schema_types(s, a) & schema_types(s, b);
+        disjoint = types == 0 || have_other_values(a, b);
+        const json_t *required = json_object_get(a, "required"),
+                     *closed = json_object_get(b, "additionalProperties");
+        for (size_t i = 0; i < json_array_size(required) && types == SCHEMA_OBJECT && !disjoint; i++) {
+            const json_t *name = json_array_get(required, i);
+            const char *text = json_string_value(name);
+            const json_t *of_a = text ? json_object_get(json_object_get(a, "properties"), text) : NULL;
+            const json_t *of_b = text ? json_object_get(json_object_get(b, "properties"), text) : NULL;
+            if (of_a && of_b && has(json_object_get(b, "required"), name))
+                disjoint = schema_are_disjoint(s, of_a, of_b);
+            disjoint = disjoint || (text && !of_b && json_is_false(closed));
+        }
+        required = json_object_get(b, "required");
+        closed = json_object_get(a, "additionalProperties");
+        for (size_t i = 0; i < json_array_size(required) && types == SCHEMA_OBJECT && !disjoint; i++) {
+            const char *text = json_string_value(json_array_get(required, i));
+            disjoint =
+                text && json_is_false(closed) && !json_object_get(json_object_get(a, "properties"), text);
+        }
+    }
+    s->depth--;
+    return disjoint;
+}

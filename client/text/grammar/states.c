@@ -1,0 +1,260 @@
+/* The deterministic automaton, lazily. See states.h. */
+#include "client/text/grammar/states.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int no_memory(struct helm_err *err)
+{
+    return helm_fail(err, HELM_E_NOMEM, "no memory for a grammar's states");
+}
+
+int states_open(const struct nfa *nfa, struct states *s, struct helm_err *err)
+{
+    *s = (struct states){.nfa = nfa, .table_size = 256, .space = 64, .count = 1};
+    s->item = calloc(s->space, sizeof *s->item);
+    s->table = calloc(s->table_size, sizeof *s->table);
+    s->list = malloc(nfa->states * sizeof *s->list);
+    s->mark = calloc(nfa->states, sizeof *s->mark);
+    return s->item && s->table && s->list && s->mark ? 0 : no_memory(err);
+}
+
+void states_close(struct states *s)
+{
+    for (uint32_t i = 0; s->item && i < s->count; i++) {
+        free(s->item[i].member);
+        free(s->item[i].call);
+        free(s->item[i].to);
+    }
+    free(s->item);
+    free(s->table);
+    free(s->list);
+    free(s->mark);
+    *s = (struct states){0};
+}
+
+/* ---- interning ---- */
+
+static int by_number(const void *a, const void *b)
+{
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static uint32_t hash_of(const uint32_t *list, uint32_t count)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (uint32_t i = 0; i < count; i++) h = (h ^ list[i]) * 0x100000001b3u;
+    return (uint32_t)(h ^ h >> 29);
+}
+
+static int grow_table(struct states *s, struct helm_err *err)
+{
+    const uint32_t size = 2 * s->table_size;
+    uint32_t *table = calloc(size, sizeof *table);
+    if (!table) return no_memory(err);
+    for (uint32_t i = 1; i < s->count; i++) {
+        uint32_t at = hash_of(s->item[i].member, s->item[i].count) & (size - 1);
+        while (table[at]) at = (at + 1) & (size - 1);
+        table[at] = i;
+    }
+    free(s->table);
+    s->table = table;
+    s->table_size = size;
+    return 0;
+}
+
+/* What its members say of a set. */
+static void describe(const struct nfa *nfa, struct state *state)
+{
+    for (uint32_t i = 0; i < state->count; i++) {
+        const uint32_t m = state->member[i];
+        for (uint32_t e = nfa->first[m]; e < nfa->first[m + 1]; e++) {
+            if (nfa->edge[e].kind != NFA_BYTES) continue;
+            state->reads = true;
+            for (uint32_t b = nfa->edge[e].low; b <= nfa->edge[e].high; b++)
+                state->first[b >> 6] |= UINT64_C(1) << (b & 63);
+        }
+    }
+}
+
+/* Sorts and looks up s->list[0 .. count). */
+static int intern(struct states *s, uint32_t count, bool ends, uint32_t *set, struct helm_err *err)
+{
+    *set = STATES_NONE;
+    if (count == 0) return 0;
+    qsort(s->list, count, sizeof *s->list, by_number);
+    uint32_t at = hash_of(s->list, count) & (s->table_size - 1);
+    for (; s->table[at]; at = (at + 1) & (s->table_size - 1)) {
+        const struct state *known = &s->item[s->table[at]];
+        if (known->count != count || memcmp(known->member, s->list, count * sizeof *s->list) != 0) continue;
+        *set = s->table[at];
+        return 0;
+    }
+    if (s->count == STATES_MAX || s->members + count > STATES_MEMBERS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "the grammar is at more than %u different states of %u parts",
+                         s->count, s->members);
+    s->members += count;
+    if (s->count == s->space) {
+        void *grown = realloc(s->item, 2 * (size_t)s->space * sizeof *s->item);
+        if (!grown) return no_memory(err);
+        s->item = grown;
+        s->space *= 2;
+    }
+    struct state *state = &s->item[s->count];
+    *state = (struct state){.count = count, .ends = ends, .member = malloc(count * sizeof *state->member)};
+    if (!state->member) return no_memory(err);
+    memcpy(state->member, s->list, count * sizeof *s->list);
+    describe(s->nfa, state);
+    s->table[at] = s->count;
+    *set = s->count++;
+    return 2 * s->count > s->table_size ? grow_table(s, err) : 0;
+}
+
+/* ---- closures ---- */
+
+static void begin_list(struct states *s)
+{
+    if (++s->round == 0) { /* came round */
+        memset(s->mark, 0, s->nfa->states * sizeof *s->mark);
+        s->round = 1;
+    }
+}
+
+static void add(struct states *s, uint32_t member, uint32_t *count)
+{
+    if (s->mark[member] == s->round) return;
+    s->mark[member] = s->round;
+    s->list[(*count)++] = member;
+}
+
+static bool is_end(const struct nfa *nfa, uint32_t member)
+{
+    /* a rule's end is the state behind its begin; the end of one rule is the begin of none */
+    uint32_t low = 0, high = nfa->rules;
+    while (low < high) {
+        const uint32_t mid = low + (high - low) / 2;
+        if (nfa->end[mid] < member)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < nfa->rules && nfa->end[low] == member;
+}
+
+/* Closes the list over empty edges, and keeps what matters of it. */
+static int close_list(struct states *s, uint32_t count, uint32_t *set, struct helm_err *err)
+{
+    const struct nfa *nfa = s->nfa;
+    uint32_t kept = 0;
+    bool ends = false;
+    for (uint32_t done = 0; done < count; done++) {
+        const uint32_t m = s->list[done];
+        for (uint32_t e = nfa->first[m]; e < nfa->first[m + 1]; e++)
+            if (nfa->edge[e].kind == NFA_EMPTY) add(s, nfa->edge[e].to, &count);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t m = s->list[i];
+        const bool end = is_end(nfa, m);
+        bool matters = end;
+        ends = ends || end;
+        for (uint32_t e = nfa->first[m]; e < nfa->first[m + 1] && !matters; e++)
+            matters = nfa->edge[e].kind != NFA_EMPTY;
+        if (matters) s->list[kept++] = m;
+    }
+    return intern(s, kept, ends, set, err);
+}
+
+int states_of(struct states *s, const uint32_t *member, uint32_t count, uint32_t *set, struct helm_err *err)
+{
+    uint32_t n = 0;
+    begin_list(s);
+    for (uint32_t i = 0; i < count; i++) add(s, member[i], &n);
+    return close_list(s, n, set, err);
+}
+
+int states_step(struct states *s, uint32_t set, uint8_t byte, uint32_t *to, struct helm_err *err)
+{
+    struct state *state = &s->item[set];
+    *to = STATES_NONE;
+    if (!state_reads(state, byte)) return 0;
+    if (!state->to && !(state->to = calloc(256, sizeof *state->to))) return no_memory(err);
+    if (state->to[byte]) {
+        *to = state->to[byte] - 1;
+        return 0;
+    }
+    uint32_t count = 0;
+    begin_list(s);
+    for (uint32_t i = 0; i < state->count; i++) {
+        const uint32_t m = state->member[i];
+        for (uint32_t e = s->nfa->first[m]; e < s->nfa->first[m + 1]; e++) {
+            const struct nfa_edge *edge = &s->nfa->edge[e];
+            if (edge->kind == NFA_BYTES && byte >= edge->low && byte <= edge->high) add(s, edge->to, &count);
+        }
+    }
+    const int rc = close_list(s, count, to, err);
+    if (rc == 0) s->item[set].to[byte] = *to + 1;
+    return rc;
+}
+
+/* ---- calls ---- */
+
+static int by_rule(const void *a, const void *b)
+{
+    const struct nfa_edge *x = a, *y = b;
+    return x->rule < y->rule ? -1 : x->rule > y->rule;
+}
+
+int states_fill_calls(struct states *s, uint32_t set, struct helm_err *err)
+{
+    const struct nfa *nfa = s->nfa;
+    uint32_t count = 0, n = 0, calls = 0;
+    int rc = 0;
+    if (s->item[set].called) return 0;
+    for (uint32_t i = 0; i < s->item[set].count; i++) {
+        const uint32_t m = s->item[set].member[i];
+        for (uint32_t e = nfa->first[m]; e < nfa->first[m + 1]; e++) count += nfa->edge[e].kind == NFA_CALL;
+    }
+    struct nfa_edge *edge = malloc((count ? count : 1) * sizeof *edge);
+    struct state_call *call = malloc((count ? count : 1) * sizeof *call);
+    uint32_t *behind = malloc((count ? count : 1) * sizeof *behind);
+    if (!edge || !call || !behind) rc = no_memory(err);
+    for (uint32_t i = 0; i < s->item[set].count && !rc; i++) {
+        const uint32_t m = s->item[set].member[i];
+        for (uint32_t e = nfa->first[m]; e < nfa->first[m + 1]; e++)
+            if (nfa->edge[e].kind == NFA_CALL) edge[n++] = nfa->edge[e];
+    }
+    if (n && !rc) qsort(edge, n, sizeof *edge, by_rule);
+    for (uint32_t i = 0, end; i < n && !rc; i = end) { /* what follows calls of one rule is one set */
+        for (end = i; end < n && edge[end].rule == edge[i].rule; end++) behind[end - i] = edge[end].to;
+        rc = states_of(s, behind, end - i, &call[calls].behind, err);
+        if (!rc) rc = states_of(s, &nfa->begin[edge[i].rule], 1, &call[calls].begin, err);
+        calls++;
+    }
+    free(edge);
+    free(behind);
+    if (rc) {
+        free(call);
+        return rc;
+    }
+    s->item[set].call = call;
+    s->item[set].call_count = calls;
+    s->item[set].called = true;
+    return 0;
+}
+
+int states_twin(struct states *s, uint32_t set, uint32_t *twin, struct helm_err *err)
+{
+    const struct state *state = &s->item[set];
+    bool some = false;
+    uint32_t count = 0;
+    *twin = set;
+    for (uint32_t i = 0; i < state->count; i++) some = some || s->nfa->twin[state->member[i]] != NFA_NO_TWIN;
+    if (!some) return 0;
+    begin_list(s);
+    for (uint32_t i = 0; i < state->count; i++) {
+        const uint32_t m = state->member[i], other = s->nfa->twin[m];
+        add(s, other == NFA_NO_TWIN ? m : other, &count);
+    }
+    return close_list(s, count, twin, err);
+}

@@ -1,0 +1,63 @@
+/* Sets of an automaton's states, each with a number: the deterministic automaton, made as far as it is visited.
+ *
+ * Owned by a struct helm_grammar and guarded by its lock. A set is closed over empty edges and keeps those states that
+ * read a byte, call a rule or end their rule. mask.c hangs a summary of the allowed tokens on a set. */
+#ifndef HELM_CLIENT_TEXT_GRAMMAR_STATES_H
+#define HELM_CLIENT_TEXT_GRAMMAR_STATES_H
+
+#include "client/text/grammar/nfa.h"
+
+#define STATES_MAX         (1u << 15) /* sets of one grammar */
+#define STATES_MEMBERS_MAX (1u << 21) /* of all of them together */
+#define STATES_NONE        0u         /* the empty set */
+
+struct summary;
+
+struct state_call {
+    uint32_t begin, behind; /* sets: where the called rule begins, and what follows it */
+};
+struct state {
+    uint32_t *member; /* sorted states of the automaton */
+    uint32_t count;
+    bool ends;         /* the rule may end here */
+    bool reads;        /* some member reads a byte */
+    bool called;       /* `call` is filled in */
+    uint64_t first[4]; /* bytes that are read */
+    struct state_call *call;
+    uint32_t call_count;
+    uint32_t *to; /* [256], by byte, plus one; 0: not asked for yet. NULL: none yet */
+    struct summary *summary;
+};
+
+struct states {
+    const struct nfa *nfa;
+    struct state *item; /* [count]; item[STATES_NONE] is the empty set */
+    uint32_t count, space, members;
+    uint32_t *table; /* open addressing, of numbers; 0: free */
+    uint32_t table_size;
+    /* scratch of closures */
+    uint32_t *list, *mark; /* [nfa->states]; mark[s] == round: s is in the list */
+    uint32_t round;
+};
+
+HELM_MUST_CHECK int states_open(const struct nfa *nfa, struct states *states, struct helm_err *err);
+/* Summaries are mask.c's to free before. */
+void states_close(struct states *states);
+/* The set of these states and what empty edges lead to. Pointers into states->item are invalid afterwards, as after the
+ * two below. */
+HELM_MUST_CHECK int states_of(struct states *states, const uint32_t *member, uint32_t count, uint32_t *set,
+                              struct helm_err *err);
+/* The set behind a byte; STATES_NONE: it is not read here. */
+HELM_MUST_CHECK int states_step(struct states *states, uint32_t set, uint8_t byte, uint32_t *to,
+                                struct helm_err *err);
+/* Fills in the calls of a set. */
+HELM_MUST_CHECK int states_fill_calls(struct states *states, uint32_t set, struct helm_err *err);
+/* The set that stands for this one when it comes to which tokens are allowed (nfa->twin). */
+HELM_MUST_CHECK int states_twin(struct states *states, uint32_t set, uint32_t *twin, struct helm_err *err);
+
+static inline bool state_reads(const struct state *s, uint8_t byte)
+{
+    return s->first[byte >> 6] >> (byte & 63) & 1;
+}
+
+#endif

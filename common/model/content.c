@@ -1,0 +1,44 @@
+/* Digests of what was read. See content.h. */
+#include "common/model/content.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+uint64_t content_of(const void *bytes, size_t count, uint64_t place)
+{
+    return XXH3_64bits_withSeed(bytes, count, place);
+}
+
+uint64_t content_of_config(const struct model_config *c)
+{
+    const struct rope_config *r = &c->rope;
+    const double number[] = {c->norm_eps,
+                             r->kind,
+                             r->theta,
+                             r->factor,
+                             r->low_freq_factor,
+                             r->high_freq_factor,
+                             r->beta_fast,
+                             r->beta_slow,
+                             r->attention_factor,
+                             r->truncate,
+                             r->original_context,
+                             c->layers,
+                             c->hidden,
+                             c->intermediate,
+                             c->vocab,
+                             c->heads,
+                             c->kv_heads,
+                             c->head_dim,
+                             c->qk_norm,
+                             c->q_bias,
+                             c->k_bias,
+                             c->v_bias,
+                             c->o_bias,
+                             c->mlp_bias,
+                             c->tied_head};
+    uint64_t sum = content_of(number, sizeof number, 1);
+    if (c->rope_factors) sum += content_of(c->rope_factors, c->head_dim / 2 * sizeof *c->rope_factors, 2);
+    if (c->window) sum += content_of(c->window, c->layers * sizeof *c->window, 3);
+    return sum;
+}

@@ -1,0 +1,31 @@
+/* Files of CURVE keys: the daemon's own secret one, and the public ones of those who may connect.
+ *
+ * Called by client_socket.c. Owns the list. */
+#ifndef HELM_DAEMON_CLIENTS_CURVE_KEYS_H
+#define HELM_DAEMON_CLIENTS_CURVE_KEYS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/clients/curve.h"
+
+struct curve_client_key {
+    uint8_t key[CURVE_KEY];
+    bool administers; /* the word "admin" stands behind it */
+};
+
+struct curve_keys {
+    struct curve_client_key *client;
+    uint32_t count;
+};
+
+/* One Z85 key, in a file that nobody but its owner may read. */
+HELM_MUST_CHECK int curve_keys_read_secret(const char *path, struct curve_server *server,
+                                           struct helm_err *err);
+/* One Z85 key a line, and perhaps the word "admin"; '#' starts a comment. */
+HELM_MUST_CHECK int curve_keys_read_clients(const char *path, struct curve_keys *keys, struct helm_err *err);
+void curve_keys_free(struct curve_keys *keys);
+/* NULL: it is not among them. */
+const struct curve_client_key *curve_keys_find(const struct curve_keys *keys, const uint8_t key[CURVE_KEY]);
+
+#endif

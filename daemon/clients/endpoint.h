@@ -1,0 +1,32 @@
+/* Where clients connect: listening sockets, and who it is that has connected.
+ *
+ * Called by client_socket.c. Owns nothing: descriptors are the caller's. */
+#ifndef HELM_DAEMON_CLIENTS_ENDPOINT_H
+#define HELM_DAEMON_CLIENTS_ENDPOINT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+#define ENDPOINT_NO_GROUP UINT32_MAX
+
+/* Whose a connection is. */
+struct endpoint_peer {
+    uint64_t number; /* the same of all connections of one user, or of one key; 0: not known yet */
+    bool administers;
+};
+
+/* "ipc:///PATH" (mode 0660 from the first moment on) or "tcp://ADDRESS:PORT": *fd listens there, without blocking. */
+HELM_MUST_CHECK int endpoint_listen(const char *endpoint, int *fd, struct helm_err *err);
+bool endpoint_is_tcp(const char *endpoint);
+
+/* The next connection that waits, without blocking; -1 and errno. */
+int endpoint_accept(int fd, bool tcp);
+/* The user of a local connection, as the kernel knows it. Root, the daemon's own user and members of `group`
+ * (ENDPOINT_NO_GROUP: none) administer. */
+struct endpoint_peer endpoint_user(int fd, uint32_t group);
+/* The peer of a CURVE key: told by its first bytes, apart from all users. */
+struct endpoint_peer endpoint_key(const uint8_t *key, bool administers);
+
+#endif

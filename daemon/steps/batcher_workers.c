@@ -1,0 +1,75 @@
+/* The batcher's workers: they start, are ready, are lost, and what is left of every sequence's KV then. See batcher.h.
+ * Called by loop.c and workers.c. */
+#include <stdio.h>
+
+#include "daemon/steps/batcher_private.h"
+
+void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch)
+{
+    struct arena_control *control = arena_control_of(batcher->with.arena);
+    arena_header_of(batcher->with.arena)->epoch = epoch;
+    doorbell_init(&control->step_bell, 0);
+    doorbell_init(&control->drawn_bell, 0);
+    for (int w = 0; w < ARENA_WORKERS_MAX; w++) doorbell_init(&control->done[w].bell, 0);
+    for (uint32_t l = 0; l < arena_header_of(batcher->with.arena)->lanes; l++)
+        lane_init(arena_lane_of(batcher->with.arena, l));
+    for (int l = 0; l < ARENA_KV_LANES && arena_header_of(batcher->with.arena)->vram_page_count; l++)
+        lane_init(arena_kv_lane_of(batcher->with.arena, (enum arena_kv_lane)l));
+    for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++)
+        if (batcher->slot[i].owner) batcher_write_history(batcher, batcher->slot[i].owner);
+    batcher->serial = 0;
+}
+
+void batcher_worker_ready(struct batcher *batcher)
+{
+    batcher->worker_ready = true;
+}
+
+void batcher_goes_on(struct batcher *batcher, uint32_t serial)
+{
+    batcher->serial = serial;
+    tiers_rung(&batcher->tiers, serial);
+    tiers_done(&batcher->tiers, serial);
+}
+
+/* Of two tiers what is left of a sequence's KV is its whole pages: those of steps that were done. */
+static void batcher_keep_whole_pages(struct batcher *batcher, struct sequence *seq)
+{
+    const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens;
+    if (!plan_kv_tiered(batcher->with.plan) || seq->slot == SEQUENCE_NO_SLOT) return;
+    seq->cached -= seq->cached % page_tokens;
+    tiers_begin(&batcher->tiers, seq->slot, seq->cached / page_tokens);
+}
+
+void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss)
+{
+    batcher->worker_ready = false;
+    batcher->in_flight = 0;
+    pace_lost(&batcher->pace);
+    observe_lost(batcher->with.observe);
+    tiers_lost(&batcher->tiers);
+    for (uint32_t i = 0; i < batcher->seq_count; i++) {
+        struct sequence *seq = batcher->seq[i];
+        const bool in_step = seq->slot != SEQUENCE_NO_SLOT && batcher->slot[seq->slot].steps;
+        /* Killed from outside is not the request's doing. */
+        if (in_step && !loss->outside && ++seq->crashes >= BATCHER_CRASHES_MAX) {
+            char detail[HELM_ERR_TEXT];
+            snprintf(detail, sizeof detail, "%d workers died computing this, the last: %.400s",
+                     BATCHER_CRASHES_MAX, loss->why);
+            sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
+        }
+        if (!loss->kv_intact && seq->slot != SEQUENCE_NO_SLOT) {
+            /* two that shared a page would both write to it */
+            kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, seq->slot), &seq->pages, 0);
+            prefix_begin(seq);
+        }
+        if (loss->kv_intact) batcher_keep_whole_pages(batcher, seq);
+        seq->rung = seq->cached;
+        seq->asked = 0;
+    }
+    if (!loss->kv_intact) kv_pages_forget_all(&batcher->pages);
+    for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++) {
+        batcher->slot[i].steps = 0;
+        if (batcher->slot[i].left_pages) batcher_free_left(batcher, i);
+    }
+}
