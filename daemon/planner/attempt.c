@@ -45,15 +45,24 @@ struct forced {
     const struct memory *memory;
     struct search_found *found;                         /* the best so far */
     enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX]; /* scratch */
-    bool any;
+    bool any, cache;               /* one was found; only such as have some layer's cache on the GPU count */
     uint64_t more_vram, more_host; /* where none fits: by how much a limit would have to grow */
 };
+
+/* Whether some layer's cache is the GPU's. */
+static bool has_cache(const enum plan_home *home, uint32_t units)
+{
+    for (uint32_t u = 0; u < units; u++)
+        if (unit_part(u) == UNIT_ATTENTION && home[u] != PLAN_HOME_CPU) return true;
+    return false;
+}
 
 static void force_try(struct forced *f, enum plan_processor embed, enum plan_processor head)
 {
     const struct search_memory *limits = &f->memory->search;
     uint32_t units = f->problem->decode->units;
     bool cpu = false;
+    if (f->cache && !has_cache(f->home, units)) return;
     for (uint32_t u = 0; u < units; u++) cpu |= f->home[u] == PLAN_HOME_CPU;
     struct search_found candidate = {.home = f->home,
                                      .embed = embed,
@@ -82,19 +91,16 @@ static void force_try(struct forced *f, enum plan_processor embed, enum plan_pro
 }
 
 /* Where the CPU alone is fastest (or the emulated device computes on the same CPU) but the device was asked
- * for by name: the fastest of head and embedding on it, of one unit (or layer) on it with or without them,
+ * for by name, or two tiers were: the fastest of head and embedding on it, of one unit (or layer) on it with or without them,
  * and of all. */
-static void force_device(const struct search_problem *problem, const struct memory *memory,
+static void force_device(const struct search_problem *problem, const struct memory *memory, bool cache,
                          struct search_found *found)
 {
     static const enum plan_processor cpu = PLAN_CPU0, gpu = PLAN_GPU0;
     uint32_t units = problem->decode->units, step = problem->whole_layers ? 2 : 1;
     struct forced f = {/* all on the CPU */
-                       .problem = problem,
-                       .memory = memory,
-                       .found = found,
-                       .more_vram = NEVER,
-                       .more_host = NEVER};
+                       .problem = problem, .memory = memory,   .found = found,
+                       .cache = cache,     .more_vram = NEVER, .more_host = NEVER};
     if (!problem->tied) force_try(&f, cpu, gpu);
     force_try(&f, gpu, gpu);
     for (uint32_t u = 0; u < units; u += step) {
@@ -164,8 +170,10 @@ static int search_once(const struct making *m, enum search_strategy strategy, co
     int rc = memory_build(&m->c, wish, &memory, err);
     if (rc) return rc;
     rc = search_run(&problem, strategy, &found, err);
-    if (!rc && found.feasible && wish->device && m->required && !found_uses_device(&found, prices->units))
-        force_device(&problem, &memory, &found);
+    const bool cache = m->r->tiers == KV_TIERS_TWO && m->wish.vram_page_count;
+    if (!rc && found.feasible && wish->device && m->required &&
+        !(cache ? has_cache(found.home, prices->units) : found_uses_device(&found, prices->units)))
+        force_device(&problem, &memory, cache, &found);
     if (rc) goto out;
     attempt->fits = found.feasible && !memory.vram_missing && !memory.host_missing;
     attempt->seconds = found.seconds;
@@ -354,8 +362,10 @@ static int try_packed(struct making *m, const struct trying *t, enum packing pac
 static int attempt_vram(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
                         struct helm_err *err)
 {
-    int rc = attempt_packing(m, t, PACKING_NONE, plan, attempt, err);
-    if (rc || !packs_on_gpu(m, t)) return rc;
+    int rc = 0;
+    *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
+    if (!m->like || !m->like->vram) rc = attempt_packing(m, t, PACKING_NONE, plan, attempt, err);
+    if (rc || !packs_on_gpu(m, t) || (m->like && !m->like->vram)) return rc;
     /* Nothing is won by packing what is there already, unless it is read faster so. */
     bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
     if (attempt->fits && all_in_vram(plan) && !faster) return 0;
@@ -383,9 +393,10 @@ static bool has_cpu(const struct plan *plan)
 int attempt_tiers(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
                   struct helm_err *err)
 {
-    m->packs_cpu_beside = false;
+    m->packs_cpu_beside = m->like && m->like->cpu;
     int rc = attempt_vram(m, t, plan, attempt, err);
-    if (rc || !t->device || !attempt->fits || m->wish.pack_cpu || !has_cpu(plan) || !may_pack_for_cpu(m, t))
+    if (rc || m->like || !t->device || !attempt->fits || m->wish.pack_cpu || !has_cpu(plan) ||
+        !may_pack_for_cpu(m, t))
         return rc;
     const struct ledger_wish wish = m->wish;
     const double seconds = attempt->seconds;

@@ -7,6 +7,11 @@
 #include "daemon/planner/memory/memory.h"
 #include "daemon/planner/planner.h"
 
+/* How a plan's weights lie: packed in VRAM, read so by the CPU. */
+struct packing_known {
+    bool vram, cpu;
+};
+
 /* One plan in the making. */
 struct making {
     const struct planner_request *r;
@@ -17,6 +22,8 @@ struct making {
     uint32_t batch;
     bool required;         /* a plan must use the device */
     bool packs_cpu_beside; /* tried is what the CPU reads packed beside it */
+    /* Packing as a plan for the same request has it: not tried otherwise. NULL: not known. */
+    const struct packing_known *like;
     uint32_t priced_at;    /* positions that the step which is made fast attends to; 0: as the request says */
     uint32_t longest_step; /* tokens, where they are to be chosen; 0: as long prompts like it */
 };

@@ -119,6 +119,8 @@ struct candidate {
 struct tiering {
     struct making *m;
     const struct trying *t;
+    struct packing_known
+        like;     /* of the plan for a short context, whose weights are where two tiers have them */
     double least; /* seconds that a step of a short context takes at most, unless all take longer */
     struct candidate *best;
 };
@@ -193,6 +195,8 @@ static int find_least(struct tiering *k, struct helm_err *err)
     int rc = attempt_tiers(k->m, &t, &c.plan, &c.attempt, err);
     k->least = INFINITY;
     if (!rc && c.attempt.fits) {
+        k->like = (struct packing_known){.vram = k->m->wish.pack_gpu, .cpu = k->m->wish.pack_cpu};
+        k->m->like = &k->like;
         rc = decode_seconds(k->m, &c.plan, t.ctx < TIERS_SHORT ? t.ctx : TIERS_SHORT, &k->least, err);
         k->least /= 1 - TIERS_LOSS;
     }
@@ -272,6 +276,7 @@ int attempt_context(struct making *m, const struct trying *t, struct plan *plan,
     struct tiering k = {.m = m, .t = t, .best = &best};
     if (must) best.attempt.fits = false;
     rc = try_all(&k, err);
+    m->like = NULL;
     *plan = best.plan;
     *attempt = best.attempt;
     m->wish = best.wish;

@@ -272,7 +272,7 @@ def test_the_cpu_computes_with_packed_weights_where_that_pays():
     with open(profile("thesis-rtx3090")) as f:
         machine = json.load(f)
     gemv = machine["cpu"]["gemv"]["value"]
-    options = ("--vram", "8GiB", "--ctx", 2048)
+    options = ("--vram", "8GiB", "--ctx", 2048, "--kv-tiers", "one")
     with tempfile.TemporaryDirectory() as folder:
         def planned(gain, *more):
             if "--pack" not in more:
@@ -471,8 +471,9 @@ def test_the_picture():
                      for t in root.getElementsByTagName("text")]
             for word in ("CPU", "GPU", "link", "layers on the GPU"):
                 check(word in texts, f"{word} in {texts}")
-            circles = root.getElementsByTagName("circle")
-            check(0 < len(circles) <= MODELS[name] + 1, len(circles))
+            classes = [c.getAttribute("class") for c in root.getElementsByTagName("circle")]
+            check(0 < len([c for c in classes if c in ("fits", "misfit")]) <= MODELS[name] + 1, classes)
+            check(classes.count("point") in (4, 8), f"256, 1,024, 4,096 and 8,192 tokens, one plan or two: {classes}")
             check("prefers-color-scheme" in root.getElementsByTagName("style")[0].firstChild.data, "dark")
         status, _, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[0]), "--plot",
                              os.path.join(folder, "none", "a.svg"))
@@ -619,7 +620,8 @@ def test_a_plan_that_was_edited():
     made = plan("qwen3-8b", "thesis-rtx3090", "--vram", "8GiB")
     edited = dict(made, stages=[{"layers": [0, 35], "home": "cpu", "bytes": 1}], embed="cpu", head="cpu", ring_bytes=0,
                   prefill_from_tokens=None, prefill_short_from_tokens=None, placements=None)
-    edited.pop("head_format", None)
+    for member in ("head_format", "vram_page_count", "kv_direct_permille"):
+        edited.pop(member, None)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "plan.json")
 
@@ -628,6 +630,9 @@ def test_a_plan_that_was_edited():
                 json.dump(p, file)
             return run(*common, "--plan", path, *options)
 
+        if "vram_page_count" in made:
+            status, _, err = explain(dict(edited, vram_page_count=made["vram_page_count"]))
+            check(status == 1 and "no layer's cache is the GPU's" in err, err)
         status, out, err = explain(edited, "--json")
         same(status, 0, err)
         p = json.loads(out)
