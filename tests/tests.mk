@@ -30,6 +30,7 @@ dist_test := release:tests/process/test_dist.sh
 # Those that hold times to bounds or compare what they measured run alone, unless sanitized: then nothing does.
 TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/common/shared/test_doorbell unit/common/cpu/* \
   $(addprefix unit/daemon/planner/test_,planner refusals) unit/worker-gpu/device/test_device* \
+  unit/client/text/grammar/test_grammar_speed \
   $(addprefix process/test_,bench.py helm_profile.py))
 # The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.
 TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_helm_profile.py \

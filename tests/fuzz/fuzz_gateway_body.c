@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/gateway/ask.h"
+#include "client/gateway/grammars.h"
 #include "client/gateway/voice.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -14,9 +15,13 @@ static void open_model(struct ask_model *model)
 {
     static struct helm_tokenizer *tokenizer;
     static struct helm_chat *chat;
+    static struct helm_vocabulary *vocabulary;
+    static struct grammars *grammars;
+    const uint32_t end = 2;
     struct helm_err err = {0};
     if (helm_tokenizer_open("tools/models/demo", &tokenizer, &err) ||
-        helm_chat_open("tools/models/demo", &chat, &err)) {
+        helm_chat_open("tools/models/demo", &chat, &err) ||
+        helm_vocabulary_open(tokenizer, &end, 1, 4096, &vocabulary, &err) || grammars_open(&grammars, &err)) {
         fprintf(stderr, "%s\n", err.text);
         abort();
     }
@@ -24,6 +29,9 @@ static void open_model(struct ask_model *model)
                                 .tokenizer = tokenizer,
                                 .chat = chat,
                                 .tool_style = TOOLS_TAGGED,
+                                .may_think = true,
+                                .vocabulary = vocabulary,
+                                .grammars = grammars,
                                 .context = 2048,
                                 .vocab = 4096,
                                 .chat_stop = 2};

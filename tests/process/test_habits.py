@@ -69,6 +69,10 @@ class Case:
         self.profile = os.path.abspath("tests/data/profiles/described.json")
         with open(self.folder + "/q4.ini", "w") as f:
             f.write("[helmd]\nweights = q4_k_m\n")
+        with open(self.folder + "/schema.json", "w") as f:
+            f.write('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+        with open(self.folder + "/list.gbnf", "w") as f:
+            f.write('root ::= "<" [a-c]{2,5} ">"\n')
 
     def words(self, command):
         """The command's words, with this machine's names for what the page has."""
@@ -145,6 +149,13 @@ def text(c, command):
     return ok and len(out.strip()) > 0, (out, err)
 
 
+def fits(expression):
+    def judge(c, command):
+        ok, out, err = c.run(command)
+        return ok and re.fullmatch(expression, out.strip()), (out, err)
+    return judge
+
+
 def chat(c, command):
     ok, out, err = c.run(command, text="Hello\n/bye\n", more=["-n", "8"])
     return ok and len(out.strip()) > 0, (out, err)
@@ -196,7 +207,7 @@ def cancel(c, command):
 # the longest-lived daemon first: rows behind it ask it
 JUDGES = {
     "get a model": said("models--org--demo"), "chat in the terminal": chat, "one answer": text, "continue a text": text,
-    "sampling": text, "serve a model": serve_daemon, "HTTP beside it": gateway("8080", "/health", ""),
+    "sampling": text, "JSON by a schema": fits(r'\{\s*"n":\s*-?\d+\s*\}'), "a grammar": fits("<[a-c]{2,5}>"), "serve a model": serve_daemon, "HTTP beside it": gateway("8080", "/health", ""),
     "HTTP in one command": gateway("8081", "/v1/models", "demo"), "OpenAI's client": said('"org/demo"'),
     "Ollama's client": gateway("11434", "/api/tags", "demo"), "where the server is": said("ready"), "API keys": keys,
     "metrics": said("helm_up 1"), "what runs": said("PREFILLED"), "is it healthy": said("ready"), "watch it": top,
