@@ -184,18 +184,20 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
         const bool running = seq->slot != SEQUENCE_NO_SLOT;
         if (running) batcher_take_prefix(batcher, seq);
         batcher->view_index[n] = i;
-        view[n++] = (struct scheduler_seq){
-            .order = seq->order,
-            .client = seq->client,
-            .peer = seq->peer,
-            .client_turn = admission_client_turn(&batcher->admission, seq->admission),
-            .peer_turn = admission_peer_turn(&batcher->admission, seq->admission),
-            .running = running,
-            .held = sequence_is_held(seq),
-            .tokens = seq->token_count + seq->asked,
-            .cached = seq->rung,
-            .pages = seq->pages,
-            .next_page = running && !sequence_is_held(seq) ? prefix_next_page(&batcher->pages, seq) : 0};
+        view[n++] =
+            (struct scheduler_seq){.order = seq->order,
+                                   .client = seq->client,
+                                   .peer = seq->peer,
+                                   .client_turn = admission_client_turn(&batcher->admission, seq->admission),
+                                   .peer_turn = admission_peer_turn(&batcher->admission, seq->admission),
+                                   .running = running,
+                                   .held = sequence_is_held(seq),
+                                   .tokens = seq->token_count + seq->asked,
+                                   .cached = seq->rung,
+                                   .pages = seq->pages,
+                                   .next_page = running && !sequence_is_held(seq)
+                                                    ? prefix_next_page(&batcher->pages, seq)
+                                                    : 0};
     }
     return n;
 }
