@@ -44,18 +44,20 @@ RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUI
 
 .PHONY: tests test-units test-fuzz-corpora test-processes test-threads test-dist
 tests: $(TEST_BIN) $(TEST_TOOL_BIN)
+# A test is linked in half the time by gold, which is part of binutils. What is installed the usual linker makes.
+TEST_LD := $(if $(shell command -v ld.gold),$(if $(filter fuzz,$(MODE)),,-fuse-ld=gold))
 $(OBJ)/tests/fuzz/%_replay: $(OBJ)/tests/fuzz/%.o $(OBJ)/tests/fuzz/replay.o $(OBJ)/libhelm-all.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(ALL_LIBS)
+	$(Q)$(CC) -o $@ $^ $(TEST_LD) $(LDFLAGS_ALL) $(ALL_LIBS)
 $(OBJ)/tests/fuzz/%_fuzzer: $(OBJ)/tests/fuzz/%.o $(OBJ)/libhelm-all.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(ALL_LIBS)
 $(OBJ)/tests/ipc/%: $(OBJ)/tests/ipc/%.o $(OBJ)/libhelm-workers.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
+	$(Q)$(CC) -o $@ $^ $(TEST_LD) $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
 $(OBJ)/tests/%: $(OBJ)/tests/%.o $(OBJ)/libhelm-all.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
+	$(Q)$(CC) -o $@ $^ $(TEST_LD) $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS)
 $(PYPROTO)/helm_pb2.py: proto/helm.proto proto/control.proto
 	@mkdir -p $(@D)
 	$(Q)protoc --python_out=$(@D) -Iproto helm.proto control.proto

@@ -54,14 +54,16 @@ cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
 
 # The same tests of the same kernels as plain C++ on an emulated device, with or without nvcc: indexing, masks, fragments
 # and barriers' phases are checked (under MODE=asan also every access); races and speed are not. In -Og it takes half the
-# time of -O1 to compile, a quarter of -O2's, and little longer to run.
+# time of -O1 to compile, a quarter of -O2's, and little longer to run; but the emulator itself is compiled for speed.
 CUDA_EMULATED_SRC := $(CUDA_TEST_SRC) $(filter-out %/matmul.cu,$(CUDA_KERNEL_SRC)) tests/gpu/emulator/emulator.cpp
 CUDA_EMULATED_OBJ := $(patsubst %,$(OBJ)/emulated/%.o,$(CUDA_EMULATED_SRC))
+EMULATED_OPT := -Og
+$(OBJ)/emulated/tests/gpu/emulator/emulator.cpp.o: EMULATED_OPT := -O2
 $(OBJ)/emulated/%.o: %
 	@mkdir -p $(@D)
 	$(call say,CXX,$<)
 	$(Q)$(CXX) -x c++ -std=c++17 -Itests/gpu/emulator -I. -DHELM_CUDA_EMULATED $(CUDA_DEFS) -fno-strict-aliasing -ffp-contract=off \
-	  -g1 $(filter-out -O%,$(OPT)) -Og -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \
+	  -g1 $(filter-out -O%,$(OPT)) $(EMULATED_OPT) -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-format-truncation -Wno-unused-function -Wno-unused-variable \
 	  -MMD -MP -c -o $@ $<
 $(OBJ)/helm-test-gpu-emulated: $(CUDA_EMULATED_OBJ) $(CUDA_TEST_HOST_OBJ)
 	$(call say,LINK,$@)

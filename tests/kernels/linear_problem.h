@@ -17,8 +17,9 @@ static const size_t sizes[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 
 struct problem {
     enum tensor_format format;
     size_t rows, cols, tokens, ldx, ldy;
+    bool rounded;
     struct guarded w, x;
-    double *sum, *magnitude; /* [token][row] */
+    double *sum, *magnitude; /* [token][row], by problem_sum */
 };
 
 /* Blocks of a format that is only read: any bytes, of which no value is large. */
@@ -74,10 +75,9 @@ static void problem_make(struct problem *p, enum tensor_format format, size_t ro
                          size_t tokens, bool rounded)
 {
     const uint32_t block = tensor_format_of(format)->block_values;
-    struct helm_err err = {0};
     cols = (cols + block - 1) / block * block;
     uint64_t seed = 88172645463325252u ^ rows << 40 ^ cols << 20 ^ tokens;
-    *p = (struct problem){.format = format, .rows = rows, .cols = cols, .tokens = tokens};
+    *p = (struct problem){.format = format, .rows = rows, .cols = cols, .tokens = tokens, .rounded = rounded};
     p->ldx = cols + tokens % 4;
     p->ldy = rows + cols % 5;
     guarded_make(&p->w, tensor_format_bytes(format, rows, cols));
@@ -89,19 +89,27 @@ static void problem_make(struct problem *p, enum tensor_format format, size_t ro
             x[t * p->ldx + c] = rounded ? convert_bf16_f32(convert_f32_bf16(v)) : v;
         }
     fill_weights(p, &seed);
-    p->sum = calloc(rows * tokens, sizeof *p->sum);
-    p->magnitude = calloc(rows * tokens, sizeof *p->magnitude);
+}
+
+/* The products in double, and the sums of their terms' sizes. */
+static void problem_sum(struct problem *p)
+{
+    const size_t rows = p->rows, cols = p->cols;
+    struct helm_err err = {0};
+    p->sum = calloc(rows * p->tokens, sizeof *p->sum);
+    p->magnitude = calloc(rows * p->tokens, sizeof *p->magnitude);
     assert_true(p->sum && p->magnitude);
     float *row = malloc(cols * sizeof *row);
     assert_non_null(row);
+    const struct tensor_matrix matrix = {p->format, p->w.data, p->w.bytes, (uint32_t)rows, (uint32_t)cols};
     for (size_t r = 0; r < rows; r++) {
-        const struct tensor_matrix matrix = {format, p->w.data, p->w.bytes, (uint32_t)rows, (uint32_t)cols};
         assert_int_equal(tensor_format_read_row(&matrix, (uint32_t)r, row, &err), 0);
-        for (size_t c = 0; c < cols && rounded; c++) row[c] = convert_bf16_f32(convert_f32_bf16(row[c]));
-        for (size_t t = 0; t < tokens; t++) {
+        for (size_t c = 0; c < cols && p->rounded; c++) row[c] = convert_bf16_f32(convert_f32_bf16(row[c]));
+        for (size_t t = 0; t < p->tokens; t++) {
+            const float *x = (const float *)p->x.data + t * p->ldx;
             double sum = 0, magnitude = 0;
             for (size_t c = 0; c < cols; c++) {
-                double product = (double)row[c] * (double)x[t * p->ldx + c];
+                double product = (double)row[c] * (double)x[c];
                 sum += product;
                 magnitude += fabs(product);
             }

@@ -65,6 +65,7 @@ static void gemv_agrees(void **state)
         if (i < SIZES * SIZES && is_repeated(v->format, i % SIZES)) continue;
         struct problem p;
         problem_make(&p, v->format, rows, cols, 1, false);
+        problem_sum(&p);
         cols = p.cols;
         struct guarded out, part;
         guarded_make(&out, (rows + 16) * sizeof(float));
@@ -106,6 +107,7 @@ static void gemv_keeps_infinities_apart(void **state)
     struct helm_err err = {0};
     float value[COLS], y[ROWS];
     problem_make(&p, v->format, ROWS, COLS, 1, false);
+    problem_sum(&p);
     float *x = ordered(v, p.x.data, COLS);
     for (uint32_t spoiled = 0; spoiled < ROWS; spoiled++) {
         char *row = (char *)p.w.data + spoiled * tensor_format_row_bytes(v->format, COLS), kept[256];
@@ -155,6 +157,7 @@ static void gemm_agrees(void **state)
         else
             problem_make(&p, v->format, more[i - all][0], more[i - all][1], more[i - all][2],
                          !v->exact_input);
+        problem_sum(&p);
         check_gemm(v, &p, (r + c + t) % 2);
         problem_free(&p);
     }
@@ -172,6 +175,7 @@ static void gemm_does_not_depend_on_shares(void **state)
         multiply(v, &p, whole, false, 1);
         multiply(v, &p, cut, false, 3);
         if (strcmp(v->name, "openblas") == 0) { /* another library's order of sums: close, not equal */
+            problem_sum(&p);
             for (size_t t = 0; t < p.tokens; t++)
                 for (size_t r = 0; r < p.rows; r++) check(v, &p, t, r, cut[t * p.ldy + r], 0);
         } else {

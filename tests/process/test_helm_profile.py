@@ -19,6 +19,9 @@ WORKER = os.path.join(BIN, "helm-worker-gpu")
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 COPY = 400 * 10**6  # bytes a second
 CPU = ["--device", "cpu", "--quick"]
+EMULATED = ["--device", "emulated", "--quick", "--emulated-copy", str(COPY)]
+# Measured first, and in the cache from then on. Instrumented, a device's measurement is the one: the CPU's is part of it.
+FIRST = CPU if SLOW == 1 else EMULATED
 PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside", "link.h2d_beside_packed")
 counts = {True: 0, False: 0}
 
@@ -124,16 +127,15 @@ def damage_profile_to_be(cache):
 
 
 def test_cpu(cache):
-    damaged = damage_profile_to_be(cache) if SLOW == 1 else None
+    damaged = damage_profile_to_be(cache)
     rc, out, err, spent = profile(cache, *CPU, "--json")
     check("cpu: exit status 0", rc == 0, err)
     p = json.loads(out)
-    if damaged:
-        check("cpu: a damaged file is measured again", "cannot be used" in err and damaged == p["fingerprint"] + ".json", err)
+    check("cpu: a damaged file is measured again", "cannot be used" in err and damaged == p["fingerprint"] + ".json", err)
     check("cpu: says what it does meanwhile", "CPU: loading" in err and "kept: " in err, err)
     check("cpu: no device, no link", p["gpu"] is None and p["link"] is None)
     check("cpu: marked as quick", p["quick"] is True)
-    check("cpu: takes seconds", spent < 60 * SLOW, spent)
+    check("cpu: takes seconds", spent < 60, spent)
     check_values("cpu", p, ["cpu"])
     check_cpu("cpu", p)
     files = cached(cache)
@@ -142,11 +144,9 @@ def test_cpu(cache):
 
     rc, out, err, again = profile(cache, *CPU, "--json")
     check("cpu: the second time it is cached", rc == 0 and "cached: " in err and json.loads(out) == p, err)
-    check("cpu: and takes no time", again < 2 * SLOW, again)
+    check("cpu: and takes no time", again < 2, again)
     rc, out, err, _ = profile(cache, *CPU)
     check("cpu: a table for people", rc == 0 and "gemv" in out and "GFLOP/s" in out and p["fingerprint"] in out, out)
-    if SLOW > 1:  # measuring again and again takes a minute when instrumented
-        return
     # --out is a place to keep it; measured once more it would be kept beside the other
     own, other = os.path.join(cache, "own.json"), os.path.join(cache, "other.json")
     env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
@@ -170,7 +170,7 @@ def test_cpu(cache):
 
 
 def test_emulated(cache):
-    args = ["--device", "emulated", "--quick", "--emulated-copy", str(COPY), "--json"]
+    args = EMULATED + ["--json"]
     rc, out, err, spent = profile(cache, *args)
     check("emulated: exit status 0", rc == 0, err)
     p = json.loads(out)
@@ -195,6 +195,8 @@ def test_emulated(cache):
           p["link"]["hand_over"])
     rc, out, err, again = profile(cache, *args)
     check("emulated: the second time it is cached", rc == 0 and json.loads(out) == p and again < 2 * SLOW, err)
+    rc, out, err, _ = profile(cache, *EMULATED)
+    check("emulated: a table for people", rc == 0 and "hand-over" in out and p["fingerprint"] in out, out)
     if SLOW > 1:  # half a minute more, and nothing of it is new
         return
     args[args.index(str(COPY))] = str(2 * COPY)
@@ -212,7 +214,7 @@ def test_disk(cache):
         f.write(os.urandom(1 << 20) * 80)
         f.flush()
         os.fsync(f.fileno())
-        rc, out, err, _ = profile(cache, *CPU, "--disk", f.name, "--json")
+        rc, out, err, _ = profile(cache, *FIRST, "--disk", f.name, "--json")
         if rc == 1 and "direct reads" in err:
             check("disk: a file system without direct reads is named", f.name in err, err)
             return
@@ -235,11 +237,11 @@ def test_refusals(cache):
     rc, out, err, _ = profile(cache, "--device", "cpu", "--quick", "--force", "--out", "/nonexistent/p.json")
     check("refused: --out where no file can be", rc == 1 and "/nonexistent/p.json" in err and "loading" not in err,
           (rc, err))
-    rc, out, err, _ = profile(cache, *CPU, "--json")  # measured before
+    rc, out, err, _ = profile(cache, *FIRST, "--json")  # measured before
     kept = os.path.join(cache, "helm", "profiles", json.loads(out)["fingerprint"] + ".json")
     os.rename(kept, kept + ".aside")
     os.mkdir(kept)
-    rc, out, err, _ = profile(cache, *CPU)
+    rc, out, err, _ = profile(cache, *FIRST)
     check("refused: a folder in the profile's place", rc == 1 and kept in err and "loading" not in err, (rc, err))
     os.rmdir(kept)
     os.rename(kept + ".aside", kept)
@@ -301,10 +303,11 @@ def test_worker():
 
 with tempfile.TemporaryDirectory() as cache_folder:
     test_worker()
-    test_cpu(cache_folder)
+    (test_cpu if SLOW == 1 else test_emulated)(cache_folder)
     test_refusals(cache_folder)
     test_disk(cache_folder)
-    test_emulated(cache_folder)
+    if SLOW == 1:
+        test_emulated(cache_folder)
 for passed, number in test_helm_profile_formats.counts.items():
     counts[passed] += number
 print("%d passed, %d failed, 0 skipped" % (counts[True], counts[False]))
