@@ -86,7 +86,7 @@ static void the_gpu_reads_its_share_itself(void **state)
     const struct cost_unit near = unit_of_step(&p, here, 0);
     struct cost_unit two = unit_of_step(&p, step, 0);
     const double bytes = HOST * KV, there = HERE * KV / 500e9;
-    assert_near(two.kv.link, bytes / 4 / 40e9);
+    assert_near(two.kv.link, bytes / 4 / 24e9); /* 0.6 of a copy's rate */
     assert_near(two.kv.cpu, bytes * 3 / 4 / 40e9 + 10e-6 - there);
     assert_near(two.kv.cpu_beside, two.kv.cpu);
     p.profile.link.direct = made_up_value(20e9); /* where it is measured, that counts */
@@ -102,13 +102,13 @@ static void the_gpu_reads_its_share_itself(void **state)
     close_case(&p);
 }
 
-/* Both read at the same time and end at the same time: 40 of 80 GB/s with the link's rate beside the CPU. */
+/* Both read at the same time and end at the same time: 24 of 64 GB/s, with 0.6 of the link's rate beside the CPU. */
 static void the_share_that_ends_with_the_cpu(void **state)
 {
     (void)state;
     struct priced p;
     open_case(&p);
-    assert_int_equal(cost_direct_permille(&p.profile, KV_F16), 500); /* 40 of 40 + 50 * 0.8 */
+    assert_int_equal(cost_direct_permille(&p.profile, KV_F16), 375); /* 24 of 24 + 50 * 0.8 */
     p.profile.link.direct = made_up_value(10e9);
     assert_int_equal(cost_direct_permille(&p.profile, KV_F16), 200);
     p.profile.kv[KV_Q8_0].cpu_attention = made_up_value(25e9);
@@ -144,7 +144,7 @@ static void chunks_read_the_arenas_part(void **state)
     assert_near(far.gpu, plain.gpu); /* the arithmetic takes longer than that */
     assert_true(plain.borrow > 0 && far.borrow == 0);
     assert_near(far.borrow_link, 0); /* as much is before a chunk whose cache is the CPU's */
-    p.profile.link.direct = made_up_value(0.1e9);
+    p.profile.link.h2d_beside = made_up_value(0.1e9);
     far = unit_of_step(&p, two, 0);
     assert_near(far.gpu - plain.gpu,
                 HOST * KV / 0.1e9 - 4.0 * 32 * 128 * (1024.0 * (HOST + 1024) - 1024.0 * 1023 / 2) / 20e12);
