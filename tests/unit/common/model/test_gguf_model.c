@@ -513,7 +513,8 @@ static void test_interleaved_rows(void **state)
     assert_true(fd >= 0);
     unlink(path);
     assert_int_equal(write(fd, file, sizeof file), sizeof file);
-    const struct model_shards shards = {.fd = &fd, .count = 1};
+    _Atomic uint64_t content = 0;
+    const struct model_shards shards = {.fd = &fd, .count = 1, .content = &content};
     const struct model_tensor matrix = {.name = "q",
                                         .rows = ROWS,
                                         .cols = WIDTH,
