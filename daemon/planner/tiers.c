@@ -228,6 +228,8 @@ static int try_all(struct tiering *k, struct helm_err *err)
     uint32_t places, ignored;
     bool taken = true;
     int rc = find_least(k, err);
+    /* where not even a short context fits in one tier, two have no room: their arena has all layers' pages */
+    if (!rc && isinf(k->least)) return 0;
     if (!rc && k->best->attempt.fits) rc = score_of(m, &k->best->plan, ctx, &k->best->score, err);
     if (rc) return rc;
     m->wish.step_tokens = m->r->wish.step_tokens ? m->r->wish.step_tokens : LEDGER_STEP_TOKENS;
