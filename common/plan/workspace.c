@@ -122,7 +122,8 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_INV_FREQ].bytes = m->head_dim * sizeof(float);
     w->area[GPU_AREA_ATTENTION].bytes = attention_bytes(m);
     w->area[GPU_AREA_CHAINS].bytes =
-        c->chains ? workspace_chain_bytes(m) + (c->tiered ? 2 : 1) * workspace_chain_lists(m) : 0;
+        c->chains ? workspace_chain_bytes(m) + ((uint64_t)c->apart + c->tiered) * workspace_chain_lists(m)
+                  : 0;
     w->area[GPU_AREA_PARTIAL].bytes = c->tiered ? 2 * few * m->heads : 0;
     w->area[GPU_AREA_MATMUL].bytes = c->matmul;
     w->area[GPU_AREA_FEW_QKV].bytes = few * width;

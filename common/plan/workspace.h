@@ -40,6 +40,7 @@ struct gpu_workspace_case {
     uint32_t query_bytes; /* of a number in a chunk's queries: kv_query_dtype */
     bool layers, head;    /* whether the GPU computes some */
     bool chains;          /* whether the device has them */
+    bool apart;           /* contexts reach GPU_APART_POSITION */
     bool tiered;          /* the cache has two tiers (plan_kv_tiered) */
     uint64_t matmul;      /* that the products of chunks take on this device */
 };

@@ -93,7 +93,10 @@ int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, 
     /* the usual programs' lie first, without attention in chains the others' need less */
     const struct model_config *c = &s->model->config;
     const uint64_t usual = workspace_chain_bytes(c), list = workspace_chain_lists(c);
-    uint64_t at = p->attending == GPU_ATTENDS_USUALLY ? 0 : usual + (p->attending - 1) * list;
+    uint64_t at = p->attending == GPU_ATTENDS_USUALLY ? 0 : usual;
+    if (p->attending == GPU_ATTENDS_ASSISTED &&
+        gpu_attends_apart(GPU_TIER_1, arena_header_of(s->arena)->context_tokens - 1))
+        at += list;
     const uint64_t room = p->attending == GPU_ATTENDS_USUALLY ? usual : at + list;
     int rc = 0;
     if (!p->chains) return 0;

@@ -55,6 +55,7 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
                                          .layers = computes_layers(plan),
                                          .head = plan->head == PLAN_GPU0,
                                          .chains = !device->no_chains,
+                                         .apart = arena->context_tokens > GPU_APART_POSITION,
                                          .tiered = plan_kv_tiered(plan),
                                          .matmul = device->ask.matmul_workspace};
     gpu_workspace_place(&c, &b->work);

@@ -222,6 +222,7 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
                                             .layers = what->layers,
                                             .head = what->head,
                                             .chains = true,
+                                            .apart = what->ctx > GPU_APART_POSITION,
                                             .tiered = what->tiered};
     struct gpu_workspace workspace;
     gpu_workspace_place(&size, &workspace);

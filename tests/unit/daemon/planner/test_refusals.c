@@ -79,7 +79,7 @@ static void what_fits_nowhere_is_refused_with_what_would(void **state)
 #define LEAST_US UINT64_MAX
 #else
 #define TIMES    3
-#define LEAST_US 5000000 /* 2.3 s in the larger machine since plans may have two tiers; 0.15 in the other */
+#define LEAST_US 500000
 #endif
 
 /* However many layers there are: what would fit is looked for by kinds of layers, not one by one. */
