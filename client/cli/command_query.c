@@ -253,7 +253,7 @@ static void list_json(const struct helm_list *list, struct cli_text *out)
     cli_text_add(out, "]\n", 2);
 }
 
-static void list_table(const struct helm_list *list, struct cli_text *out)
+void query_add_list(const struct helm_list *list, struct cli_text *out)
 {
     cli_text_printf(out, "%8s  %-8s %9s %15s %15s  %s\n", "ID", "STATE", "AGE", "PREFILLED", "OUTPUT",
                     "LABEL");
@@ -288,7 +288,7 @@ int command_ps(struct cli *cli, int argc, char *const argv[])
     if (exit_status != CLI_EXIT_DONE) return exit_status;
     int rc = helm_list(cli->client, CLI_ANSWER_MS, &list, &err);
     if (rc == 0 && json) list_json(list, &out);
-    if (rc == 0 && !json) list_table(list, &out);
+    if (rc == 0 && !json) query_add_list(list, &out);
     exit_status = query_finish(&out, rc, &err);
     free(list);
     return exit_status;

@@ -1,5 +1,5 @@
-/* helm-cli's questions to a daemon: what status, ps, cancel and plan have in common. Defined in
- * command_query.c, used there and by command_plan.c. */
+/* helm-cli's questions to a daemon: what status, top, ps, cancel and plan have in common. Defined in
+ * command_query.c, used there, by command_plan.c and top_screen.c. */
 #ifndef HELM_CLIENT_CLI_QUERY_H
 #define HELM_CLIENT_CLI_QUERY_H
 
@@ -12,5 +12,7 @@ int query_begin(struct cli *cli, const struct args_spec *about, int argc, char *
 int query_finish(struct cli_text *out, int rc, struct helm_err *err);
 /* Names, states and labels come from other programs: as text, without what a terminal would obey. */
 void query_add_clean(struct cli_text *out, const char *text);
+/* Requests as a table, with its heading. */
+void query_add_list(const struct helm_list *list, struct cli_text *out);
 
 #endif

@@ -108,25 +108,6 @@ static void add_workers(const struct top_view *v, struct cli_text *out)
     }
 }
 
-static void add_requests(const struct top_view *v, struct cli_text *out)
-{
-    cli_text_printf(out, "\n%8s  %-8s %8s %15s %15s  %s\n", "ID", "STATE", "AGE", "PREFILLED", "OUTPUT",
-                    "LABEL");
-    for (size_t i = 0; v->list && i < v->list->count; i++) {
-        const struct helm_list_entry *e = &v->list->entries[i];
-        char prefilled[32], output[32];
-        struct cli_text state = {0};
-        snprintf(prefilled, sizeof prefilled, "%u/%u", e->prefilled_tokens, e->prompt_tokens);
-        snprintf(output, sizeof output, "%u/%u", e->output_tokens, e->max_tokens);
-        query_add_clean(&state, e->state);
-        cli_text_printf(out, "%8" PRIu64 "  %-8s %6.1f s %15s %15s  ", e->id, state.data ? state.data : "",
-                        (double)e->age_ms / 1000, prefilled, output);
-        cli_text_free(&state);
-        query_add_clean(out, e->label);
-        cli_text_printf(out, "\n");
-    }
-}
-
 /* Bytes of `line` (without its end) that are `columns` characters. */
 static size_t cut(const char *line, size_t length, uint32_t columns)
 {
@@ -145,7 +126,8 @@ void top_screen(const struct top_view *v, struct cli_text *out)
     add_head(v, &all);
     add_speed(v, &all);
     add_workers(v, &all);
-    add_requests(v, &all);
+    cli_text_printf(&all, "\n");
+    if (v->list) query_add_list(v->list, &all);
     for (const char *line = all.data; line && *line && (!v->rows || lines < v->rows); lines++) {
         const char *end = strchr(line, '\n');
         const size_t length = end ? (size_t)(end - line) : strlen(line);
