@@ -122,10 +122,12 @@ $(OBJ)/gen/%.o: $(GEN)/%.c
 # Sources may include generated headers, so those come first.
 GEN_HEADERS := $(GEN)/proto/helm.pb-c.h $(GEN)/proto/control.pb-c.h
 kernel_isa = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
+# Tests are compiled as quickly as can be, a quarter of the time: most are run once. Not those that compute references.
+test_opt = $(if $(filter release asan,$(MODE)),$(if $(filter tests/unit/% tests/golden/test_%,$(1)),-O0 -U_FORTIFY_SOURCE))
 $(OBJ)/%.o: %.c | $(GEN_HEADERS)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
-	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(if $(findstring /kernels/,$<)$(findstring /quantize_,$<),$(KERNEL_OPT) $(call kernel_isa,$<)) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(if $(findstring /kernels/,$<)$(findstring /quantize_,$<),$(KERNEL_OPT) $(call kernel_isa,$<)) $(call test_opt,$<) -MMD -MP -c -o $@ $<
 
 define program_rule
 $(BIN)/$(1): $$(call obj_of,$$($(1)_MAIN) $$($(1)_LINK))
