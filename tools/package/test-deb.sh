@@ -27,7 +27,7 @@ trap cleanup EXIT
 fresh_root() { # ROOT: from a base that is made once
     local root=$1 m
     [ -d "$work/base/etc" ] || debootstrap --variant=minbase "$suite" "$work/base" "$mirror" >"$work/debootstrap.log"
-    rm -rf "$root" && cp -a "$work/base" "$root"
+    rm -rf --one-file-system "$root" && cp -a "$work/base" "$root"
     cp /etc/resolv.conf "$root/etc/" 2>/dev/null || true
     cp -r /etc/apt/apt.conf.d "$root/etc/apt/" 2>/dev/null || true
     for m in proc sys dev; do
@@ -52,7 +52,7 @@ echo "built after $((SECONDS - began)) s"
 
 began=$SECONDS
 fresh_root "$work/use"
-cp "$work/make/deb"/helm_*.deb "$work/make/deb"/helm-gateway_*.deb "$work/make/deb"/libhelm*.deb "$work/use/tmp/"
+for p in helm helm-gateway libhelm0 libhelm-dev; do cp "$work/make/deb"/${p}_*.deb "$work/use/tmp/"; done
 check "installed in a second root" inside "$work/use" sh -c 'apt-get install -y -qq --no-install-recommends curl python3-minimal /tmp/*.deb' >"$work/use.log" 2>&1
 check "its user is there" inside "$work/use" id helm
 mkdir -p "$work/use/etc/helm" "$work/use/run/helm" "$work/use/var/lib/helm"
