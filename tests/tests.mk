@@ -89,6 +89,12 @@ soak: $(BIN)/helmd $(BIN)/helm-worker-cpu $(PYPROTO)/helm_pb2.py
 test-structured: programs $(PYPROTO)/helm_pb2.py
 	HELM_STRUCTURED=long HELM_BIN=$(abspath $(BIN)) HELM_PYPROTO=$(abspath $(PYPROTO)) /usr/bin/python3 tests/process/test_structured.py
 
+# Proxies before the gateway, and the manifest: what docs/deploy.md says. Long forms, with what they need.
+.PHONY: test-deploy
+test-deploy: programs $(PYPROTO)/helm_pb2.py
+	@tools/setup.sh deploy
+	@for t in tests/deploy/test_*.py; do echo "== $$t"; $(BY_HAND) $$t || exit 1; done
+
 .PHONY: test check
 test:
 	@tools/setup.sh test

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes sure that the packages HELM is built and tested with are installed. Called by `make demo` and `make test`; where
 # there is no make yet, run it by hand: it installs that, too.
-#   setup.sh build | test
+#   setup.sh build | test | deploy
 # On Debian and Ubuntu missing ones are installed with apt (through sudo when not root); elsewhere the list is printed
 # and the script stops. A second run only looks (a fraction of a second).
 set -euo pipefail
@@ -9,10 +9,12 @@ kind=${1:-build}
 build="gcc make libc6-dev protobuf-c-compiler protobuf-compiler libzmq3-dev libsodium-dev libxxhash-dev libprotobuf-c-dev libnuma-dev libopenblas-dev
  libpcre2-dev libjansson-dev libutf8proc-dev libsystemd-dev libinih-dev libmicrohttpd-dev libcurl4-openssl-dev libedit-dev ca-certificates"
 test="g++ libcmocka-dev python3 python3-zmq python3-protobuf python3-setuptools python3-jsonschema curl util-linux procps"
+deploy="nginx-light haproxy openssl"
 case $kind in
 build) wanted=$build ;;
 test) wanted="$build $test" ;;
-*) echo "usage: setup.sh build|test" >&2; exit 2 ;;
+deploy) wanted="$build $test $deploy" ;;
+*) echo "usage: setup.sh build|test|deploy" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
