@@ -75,7 +75,7 @@ test-dist: dist
 	$(Q)$(RUN) $(dist_test)
 
 # Against the release build, for as long as is stated; each says its seed, which SEED=N chooses.
-.PHONY: chaos soak
+.PHONY: chaos soak invariance
 CHAOS_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
 BY_HAND := HELM_BIN=$(abspath $(BUILD)/bin) HELM_PYPROTO=$(abspath $(PYPROTO)) HELM_TEST_BIN=$(abspath $(OBJ)/tests/process) nice -n 10 \
@@ -84,6 +84,12 @@ chaos: $(BIN)/helmd $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/process/chaos.py $(CHAOS_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
 soak: $(BIN)/helmd $(BIN)/helm-worker-cpu $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/process/soak.py $(SOAK_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
+# The same tokens and logprobs whatever else runs and whatever dies: SHAPE=NAME,... (tests/process/invariance.py), REQUESTS, KILLS.
+SHAPE ?= all
+REQUESTS ?= 2000
+KILLS ?= 200
+invariance: programs $(PYPROTO)/helm_pb2.py
+	@$(BY_HAND) tests/process/invariance.py $(SHAPE) $(REQUESTS) $(KILLS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
 # The long form of tests/process/test_structured.py: 200 schemas, 20 samples each.
 .PHONY: test-structured
 test-structured: programs $(PYPROTO)/helm_pb2.py

@@ -45,6 +45,7 @@ CUDA_TEST_SRC := \
   tests/gpu/test_expand.cu \
   tests/gpu/test_gemm_blocks.cu \
   tests/gpu/test_gemv_packed.cu \
+  tests/gpu/test_invariant.cu \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu
 CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/base/,cgroup.o cpu.o err.o printable.o) $(patsubst %.c,$(OBJ)/%.o,$(filter common/formats/%.c,$(COMMON_SRC))) \

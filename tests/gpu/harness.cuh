@@ -260,5 +260,6 @@ void test_chain(struct test_context *t);
 void test_expand(struct test_context *t);
 void test_gemm_blocks(struct test_context *t);
 void test_gemv_packed(struct test_context *t);
+void test_invariant(struct test_context *t);
 
 #endif

@@ -107,6 +107,7 @@ int main(int argc, char **argv)
                  {"expand", test_expand},
                  {"gemm_blocks", test_gemm_blocks},
                  {"gemv_packed", test_gemv_packed},
+                 {"invariant", test_invariant},
                  {"blocks", test_blocks}};
     const char *names = only ? only : except;
     size_t named = names ? (size_t)std::count(names, names + strlen(names), ',') + 1 : 0;

@@ -69,6 +69,7 @@ struct op_matmul {
     enum dtype dtype, out_dtype; /* of x */
     uint32_t rows, cols, out_stride;
     bool accumulate;
+    bool steady; /* a token's sums are the same at any place among as many tokens */
     const void *w, *x;
     void *out;
     uint32_t *counters; /* of blocks */

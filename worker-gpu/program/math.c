@@ -166,6 +166,7 @@ static void make_matmul(struct lowering *low, const struct making *m)
                                        .cols = cols,
                                        .out_stride = out.stride,
                                        .accumulate = math->accumulate,
+                                       .steady = low->source->plan->invariant,
                                        .w = p->data,
                                        .x = x,
                                        .out = out.at,

@@ -173,6 +173,7 @@ void explain_print(const struct explain *x, FILE *out)
             m->config.architecture, m->config.layers, units_format_size(m->weight_bytes, text));
     if (x->plan->weights) fprintf(out, "weights  quantised at load, as %s\n", mixture_name(x->plan->weights));
     if (x->request->activations) fprintf(out, "products %s\n", x->request->activations);
+    if (x->request->invariant) fprintf(out, "invariant %s\n", x->request->invariant);
     fprintf(out, "machine  %s\n", profile->machine);
     fprintf(out, "decode   %.2f token/s (%.2f to %.2f): %u %s, %u tokens in\n", explain_rate(x),
             explain_rate_low(x), explain_rate_high(x), x->batch, how_many(x->batch, "sequence", "sequences"),
