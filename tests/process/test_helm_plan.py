@@ -24,11 +24,11 @@ REFUSED = {("qwen3-14b", "thesis-rtx4060-laptop"), ("qwen3-32b", "thesis-rtx4060
 STRATEGIES = ["best", "all-gpu", "all-cpu", "thesis", "stream"]
 # searches take many times as long when instrumented: of the machines and models every fifth then, each of them once
 STRIDE = 1 if SLOW == 1 else 5
-MEMBERS = {"activations", "activations_why", "layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
+MEMBERS = {"activations", "activations_why", "invariant_why", "layers", "context_tokens", "step_tokens", "slots", "page_tokens", "page_count", "kv_dtype", "stages",
            "ring_bytes", "placements", "embed", "head", "host", "vram",
            "decode_tok_s", "ttft_ms", "parts", "link", "cpu", "gpu", "rates", "strategies", "profile", "machine", "assumed",
            "kv_tiers", "over_context"}
-MAY_BE = {"vram_page_count", "kv_direct_permille", "prefill_from_tokens", "prefill_short_from_tokens", "head_format"}
+MAY_BE = {"invariant", "vram_page_count", "kv_direct_permille", "prefill_from_tokens", "prefill_short_from_tokens", "head_format"}
 
 
 def model(name):
