@@ -58,6 +58,7 @@ MODEL_SRC := \
   common/model/mixture.c \
   common/model/rope.c \
   common/model/rope_config.c \
+  common/model/router.c \
   common/model/safetensors.c \
   common/model/shards.c \
   common/model/unit.c \
