@@ -57,7 +57,7 @@ static void open_groups(const struct model_router *router, const float *value, b
 void router_choose(const struct model_router *router, const float *logits, const float *choice_bias,
                    uint32_t *id, float *weight)
 {
-    float score[MODEL_EXPERTS_MAX], value[MODEL_EXPERTS_MAX];
+    float score[MODEL_EXPERTS_MAX], value[MODEL_EXPERTS_MAX] = {0};
     bool open[MODEL_EXPERTS_MAX];
     const uint32_t n = router->experts, k = router->chosen;
     const bool sigmoids = router->score == ROUTER_SIGMOID,
