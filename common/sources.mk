@@ -66,6 +66,7 @@ MODEL_SRC := \
   common/plan/placement.c \
   common/plan/plan.c \
   common/plan/plan_json.c \
+  common/plan/schedule.c \
   common/plan/workspace.c \
   common/program/op.c
 

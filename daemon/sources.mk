@@ -39,6 +39,7 @@ DAEMON_SRC := \
   daemon/planner/cost/schedule.c \
   daemon/planner/cost/simulate.c \
   daemon/planner/formats.c \
+  daemon/planner/invariant.c \
   daemon/planner/log.c \
   daemon/planner/memory/ledger.c \
   daemon/planner/memory/memory.c \

@@ -5,13 +5,17 @@
 #include "worker-cpu/step.h"
 
 #include "common/base/units.h"
+#include "common/plan/schedule.h"
 
 /* Of the layers. HELM_E_LIMIT: the plan has none for such a step. */
 static int choose_program(const struct step_programs *programs, const struct batch *batch,
                           const struct program **program, struct helm_err *err)
 {
-    const uint32_t phase = plan_phase_for(programs->plan, batch->token_count);
-    const enum op_tier tier = program_tier_of(batch->token_count);
+    struct plan_schedule schedule;
+    int rc = plan_schedule_of(programs->plan, batch->flags, batch->token_count, &schedule, err);
+    if (rc) return rc;
+    const uint32_t phase = schedule.list;
+    const enum op_tier tier = schedule.chunk ? OP_TIER_CHUNK : program_tier_of(batch->token_count);
     *program = &programs->tier[phase][tier];
     if (!batch->assisted) return 0;
     if (phase || tier > OP_TIER_FEW || !plan_kv_assisted(programs->plan))

@@ -246,9 +246,11 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
     result->linear_ns = result->sample_ns = result->attention_ns = 0;
     g->prefix.copied_bytes = 0;
     if (g->batch.row_count) {
-        uint32_t phase = plan_phase_for(&g->plan, g->batch.token_count);
-        const enum gpu_tier tier = gpu_tier_of(g->batch.token_count);
-        struct gpu_program *p = program_of(g, phase, tier);
+        const uint32_t tokens = g->batch.token_count;
+        struct plan_schedule schedule;
+        rc = plan_schedule_of(&g->plan, g->batch.flags, tokens, &schedule, err);
+        if (rc) return rc;
+        struct gpu_program *p = program_of(g, schedule.list, gpu_tier_for(&g->plan, &schedule, tokens));
         rc = compute(g, step, p, start_ns, result, err);
     } else if (g->tiers.on) {
         rc = gpu_tiers_fetch(g, step, err);

@@ -37,6 +37,7 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
     const char *kv_dtype = block_text(block, from->kv_dtype);
     const char *prefix_cache = block_text(block, from->prefix_cache);
     const char *activations = block_text(block, from->activations);
+    const char *invariant = block_text(block, from->invariant);
     for (size_t i = 0; i < from->n_workers; i++) {
         const Helm__V1__WorkerStatus *w = from->workers[i];
         const char *name = block_text(block, w->name), *worker_state = block_text(block, w->state);
@@ -70,6 +71,7 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
                                .kv_pages_used = from->kv_pages_used,
                                .kv_pages_total = from->kv_pages_total,
                                .prefix_cache = prefix_cache,
+                               .invariant = invariant,
                                .kv_pages_cached = from->kv_pages_cached,
                                .prefix_hits_total = from->prefix_hits_total,
                                .tokens_cached_total = from->tokens_cached_total,

@@ -70,7 +70,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         8u
+#define ARENA_ABI         9u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -151,7 +151,11 @@ enum step_flags {
     /* The CPU attends to a part of the cache of the GPU's layers: some row has direct_from > 0, and there are at
      * most ARENA_KV_TOKENS tokens, one a row. */
     STEP_KV_ASSISTED = 1u << 1,
+    /* Of an invariant plan (common/plan/schedule.h): all rows are of prompts, and are computed as chunks, by the list of
+     * the plan whose number stands from bit STEP_LIST_SHIFT on. */
+    STEP_PROMPT = 1u << 2,
 };
+#define STEP_LIST_SHIFT 8
 struct step {
     uint32_t serial; /* 1, 2, ...; ring slot = serial % ARENA_STEP_RING; the doorbell's value */
     uint32_t epoch;

@@ -87,6 +87,7 @@ int batch_take(const struct arena *arena, uint32_t vocab, const struct step *ste
         return helm_fail(err, HELM_E_LIMIT, "step %u has %u rows, not between 1 and %d", step->serial, rows,
                          ARENA_STEP_ROWS);
     batch->token_count = batch->row_count = batch->sample_count = 0;
+    batch->flags = step->flags;
     batch->assisted = (step->flags & STEP_KV_ASSISTED) != 0;
     for (uint32_t i = 0; i < rows; i++) {
         struct step_result_row *out = &result->row[i];

@@ -24,7 +24,8 @@ struct batch_row {
 struct batch {
     uint32_t *token, *position; /* [step_tokens] */
     uint8_t *token_row;         /* [step_tokens] index into row */
-    uint32_t token_count;       /* every worker chooses the step's phase of the plan by it: plan_phase_for */
+    uint32_t token_count; /* by it and by the flags every worker chooses what computes: plan_schedule_of */
+    uint32_t flags;       /* of the step */
     struct batch_row row[ARENA_STEP_ROWS];
     uint32_t row_count;
     uint32_t sample_row[ARENA_STEP_ROWS]; /* rows that are sampled, in order */

@@ -228,6 +228,7 @@ static void on_status(struct serve *serve, struct asker asker, struct request *r
     status.kv_pages_moved_out_total = places->moved_out;
     status.kv_pages_fetched_total = places->fetched;
     status.activations = (char *)serve->activations;
+    status.invariant = (char *)serve->invariant;
     status.requests_total = m->requests_total;
     status.tokens_prompt_total = m->tokens_prompt_total;
     status.tokens_output_total = m->tokens_output_total;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "common/plan/schedule.h"
 #include "daemon/steps/batcher_private.h"
 #include "daemon/steps/scheduler.h"
 
@@ -28,6 +29,8 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
     batcher->view = calloc(batcher->seq_capacity, sizeof *batcher->view);
     batcher->view_index = calloc(batcher->seq_capacity, sizeof *batcher->view_index);
     batcher->queue_view = calloc(batcher->seq_capacity, sizeof *batcher->queue_view);
+    for (uint32_t i = 0; i < plan_phase_count(options->plan); i++)
+        batcher->list_tokens[i] = plan_list_tokens(options->plan, i);
     int rc = 0;
     if (!batcher->seq || !batcher->view || !batcher->view_index || !batcher->queue_view)
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u requests", batcher->seq_capacity);
@@ -202,7 +205,9 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
                                    .pages = seq->pages,
                                    .next_page = running && !sequence_is_held(seq)
                                                     ? prefix_next_page(&batcher->pages, seq)
-                                                    : 0};
+                                                    : 0,
+                                   .prompt = seq->prompt_count,
+                                   .list = seq->list};
     }
     return n;
 }
@@ -216,10 +221,11 @@ static uint32_t batcher_count_slots(const struct batcher *batcher, uint32_t coun
     return free_or_seen;
 }
 
-/* Whether the plan's decode list computes a step of so many tokens. */
-static bool batcher_is_decode_list(const struct batcher *batcher, uint32_t tokens)
+/* Whether the plan's decode list computes a step that was formed. */
+static bool batcher_is_decode_list(const struct batcher *batcher, const struct scheduler_step *formed)
 {
-    return plan_phase_for(batcher->with.plan, tokens) == 0;
+    if (batcher->with.plan->invariant) return formed->list == 0;
+    return plan_phase_for(batcher->with.plan, formed->token_count) == 0;
 }
 
 /* Whether a mask is due, or will be when a step in flight is done, that the next step is worth waiting for. */
@@ -240,8 +246,9 @@ static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
     if (batcher_waits_for_mask(batcher, now_us)) return false;
     if (!batcher->in_flight) return true;
     const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
-    return batcher->in_flight < BATCHER_STEPS && last->token_count == last->row_count &&
-           batcher_is_decode_list(batcher, last->token_count);
+    if (batcher->in_flight >= BATCHER_STEPS || last->token_count != last->row_count) return false;
+    return batcher->with.plan->invariant ? !(last->flags & STEP_PROMPT)
+                                         : plan_phase_for(batcher->with.plan, last->token_count) == 0;
 }
 
 /* The oldest in flight is what the workers are at from now on. */
@@ -273,7 +280,9 @@ static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
     uint32_t decoding = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct scheduler_seq *s = &batcher->view[i];
-        if (!s->running || s->held || s->tokens - s->cached != 1) continue;
+        const bool decodes =
+            batcher->with.plan->invariant ? s->cached >= s->prompt : s->tokens - s->cached == 1;
+        if (!s->running || s->held || !decodes) continue;
         positions += s->tokens;
         decoding++;
     }
@@ -317,18 +326,23 @@ static bool batcher_schedule(struct batcher *batcher, bool admit, struct schedul
     const struct arena_header *header = arena_header_of(batcher->with.arena);
     uint32_t count = batcher_fill_view(batcher);
     if (count == 0) return false;
+    const struct plan *computes = batcher->with.plan;
     struct scheduler_limits limits = {.slots = admit ? batcher_count_slots(batcher, count) : 0,
                                       .step_tokens = header->step_tokens,
                                       .page_tokens = header->kv.page_tokens,
                                       .pages_free = batcher->pages.free_count,
                                       .prompt_tokens = prompt_tokens_of(batcher, count),
-                                      .turn = batcher->turn,
+                                      .turn = computes->invariant ? batcher->prompt_turn : batcher->turn,
+                                      .list_tokens = computes->invariant ? batcher->list_tokens : NULL,
+                                      .few_tokens = plan_decode_tokens(computes),
+                                      .few_turn = batcher->turn,
+                                      .prompts_next = !batcher->prompts_last,
                                       .shared = batcher_shared,
                                       .context = batcher};
     scheduler_form_step(batcher->view, count, &limits, plan);
     /* Pages that a step in flight uses cannot be taken, and lists are changed with nothing in flight. */
     return !batcher->in_flight ||
-           (plan->row_count && !plan->preempt_count && batcher_is_decode_list(batcher, plan->token_count));
+           (plan->row_count && !plan->preempt_count && batcher_is_decode_list(batcher, plan));
 }
 
 /* Who enters, else who leaves: what there is room for is seen better when the others have found their pages. */
@@ -382,7 +396,10 @@ static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
     step->row_count = step->token_count = step->fetch_count = step->flags = 0;
     for (uint32_t i = 0; i < plan.row_count; i++)
         batcher_add_row(batcher, step, batcher->seq[batcher->view_index[plan.row[i].seq]], &plan.row[i]);
-    tiers_fill(&batcher->tiers, batcher_is_decode_list(batcher, step->token_count), step);
+    if (plan.prompts) step->flags = plan_prompt_flags(plan.list);
+    batcher->prompt_turn += plan.prompts;
+    batcher->prompts_last = plan.prompts;
+    tiers_fill(&batcher->tiers, batcher_is_decode_list(batcher, &plan), step);
     if (step->row_count) batcher_ring(batcher, now_us);
     return step->row_count > 0;
 }
