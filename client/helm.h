@@ -209,6 +209,16 @@ struct helm_worker_status {
     double busy_seconds, wait_seconds;
     uint64_t weight_bytes_read, link_bytes;
 };
+struct helm_count {
+    const char *name;
+    uint64_t count;
+};
+struct helm_histogram {
+    const double *bounds;   /* rising; [bucket_count - 1]: the last bucket has none */
+    const uint64_t *counts; /* [bucket_count]: of each bucket alone */
+    size_t bucket_count;    /* 0: the daemon keeps none */
+    double sum;
+};
 struct helm_status {
     const char *version;
     const char *state; /* "loading", "ready", "restarting", "draining" */
@@ -232,6 +242,17 @@ struct helm_status {
     uint64_t kv_pages_moved_out_total, kv_pages_fetched_total;
     const struct helm_worker_status *workers;
     size_t worker_count;
+    /* Accepted requests by end ("eos", "stop", "length", "cancelled", "error"), others by the error's code. */
+    const struct helm_count *ended, *refused;
+    size_t ended_count, refused_count;
+    /* Of requests that are over: seconds until they had a slot, until the first token, per token after it; of steps: the
+     * sequences in them. */
+    struct helm_histogram queue_seconds, ttft_seconds, tpot_seconds, step_sequences;
+    uint64_t preemptions_total, restarts_total;
+    double seconds_waiting; /* of seconds_steps: no processor computed */
+    double
+        seconds_link; /* the least that the link was busy, from its bytes and the profile; 0: there is none */
+    uint32_t kv_page_tokens;
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,
                                 struct helm_err *err);

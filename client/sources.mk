@@ -68,12 +68,15 @@ CLI_SRC := \
   client/cli/chat_history.c \
   client/cli/command_chat.c \
   client/cli/command_generate.c \
+  client/cli/command_metrics.c \
   client/cli/command_plan.c \
   client/cli/command_pull.c \
   client/cli/command_query.c \
   client/cli/command_run.c \
   client/cli/command_text.c \
   client/cli/command_top.c \
+  client/cli/daemon_metrics.c \
+  client/cli/exposition.c \
   client/cli/grammar.c \
   client/cli/line_editor.c \
   client/cli/output.c \
@@ -130,6 +133,7 @@ $(GEN)/client/gateway/page.c: client/gateway/page.html
 	  echo 'const unsigned gateway_page_bytes = sizeof gateway_page;'; } >$@
 
 helm-gateway_MAIN := client/gateway/main.c
-helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) client/cli/output.c \
+helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) client/cli/daemon_metrics.c \
+  client/cli/exposition.c client/cli/output.c \
   client/cli/private_daemon.c client/cli/sampling.c client/cli/session.c client/cli/signals.c $(GEN)/proto/helm.pb-c.c
 helm-gateway_LIBS := -lmicrohttpd -lsystemd -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

@@ -133,8 +133,20 @@ static void batcher_send_tokens(struct batcher *batcher)
     }
 }
 
+static void batcher_count_end(struct batcher *batcher, const struct sequence *seq, uint64_t now_us)
+{
+    Helm__V1__Timings t;
+    sequence_timings(seq, now_us, &t);
+    const uint32_t output = sequence_output_count(seq);
+    const struct metrics_request request = {.finish = seq->finish,
+                                            .queue_seconds = seq->started_us ? t.queue_ms / 1e3 : -1,
+                                            .ttft_seconds = output ? t.ttft_ms / 1e3 : -1,
+                                            .tpot_seconds = output > 1 ? t.tpot_ms / 1e3 : -1};
+    metrics_add_request(batcher->with.metrics, &request);
+}
+
 /* Done messages for all that ended. */
-static void batcher_reap(struct batcher *batcher)
+static void batcher_reap(struct batcher *batcher, uint64_t now_us)
 {
     uint32_t kept = 0, count = batcher->seq_count;
     for (uint32_t i = 0; i < count; i++) {
@@ -144,6 +156,7 @@ static void batcher_reap(struct batcher *batcher)
             continue;
         }
         batcher_leave_slot(batcher, seq);
+        batcher_count_end(batcher, seq, now_us);
         batcher->with.sink.done(batcher->with.sink.context, seq);
         admission_leave(&batcher->admission, seq->admission);
         sequence_free(seq);
@@ -411,7 +424,7 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
     batcher_leave_slots(batcher);
     while (open && batcher_may_ring(batcher, now_us) && batcher_form_step(batcher, now_us)) continue;
     batcher_send_tokens(batcher); /* the workers are at it */
-    batcher_reap(batcher);
+    batcher_reap(batcher, now_us);
     while (serial != batcher->serial) {
         struct batcher_flight *flight = batcher_flight_of(batcher, ++serial);
         flight->planned_seconds = observe_planned(batcher->with.observe, &flight->step);

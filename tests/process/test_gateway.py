@@ -18,8 +18,9 @@ import tempfile
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
+import exposition  # noqa: E402
 import helmd_harness as helmd  # noqa: E402
-from gateway_harness import Gateway, SLOW, check, cli, sum_up, until  # noqa: E402
+from gateway_harness import BIN, Gateway, SLOW, check, cli, sum_up, until  # noqa: E402
 
 VERSE = "And it came to pass in those days, that"
 
@@ -319,31 +320,46 @@ def ollama_tests(g):
     check("a format is kept to", a["message"]["content"] in ('"yes"', '"no"') and a["done_reason"] == "stop", a)
 
 
-def metrics_tests(g):
-    """Prometheus's text: every line is of the format, every series is there once and follows its type."""
+def metrics_tests(g, daemon):
+    """Prometheus's text: every line is of the format and its conventions, names are the dashboard's, numbers are what was done.
+    `helm-cli metrics` has the same of helmd."""
     a = g.get("/metrics")
-    types, seen, bad, falling = {}, set(), [], []
-    last = None
-    for line in a.body.decode().splitlines():
-        kind = re.fullmatch(r"# TYPE ([a-z_]+) (counter|gauge|histogram)", line)
-        sample = re.fullmatch(r'([a-z_]+)(\{(?:[a-z]+="[^"\\\n]*",?)+\})? (-?[0-9.]+(?:e[+-]?\d+)?)', line)
-        if kind:
-            types[kind.group(1)] = kind.group(2)
-        elif sample:
-            name, labels = sample.group(1), sample.group(2) or ""
-            family = name if name in types else re.sub(r"_(bucket|sum|count)$", "", name)
-            if family not in types or name + labels in seen or (types[family] == "counter") != name.endswith("_total"):
-                bad.append(line)
-            seen.add(name + labels)
-            if name.endswith("_bucket"):
-                if last and last[0] == name and float(sample.group(3)) < last[1]:
-                    falling.append(line)
-                last = (name, float(sample.group(3)))
-        elif not line.startswith("# HELP "):
-            bad.append(line)
+    text = a.body.decode()
+    types, samples, bad = exposition.parse(text)
     check("/metrics is Prometheus's text", a.headers["Content-Type"].startswith("text/plain; version=0.0.4") and not bad, bad)
-    check("... with rising buckets, of the gateway and of helmd", not falling and types.get("helm_gateway_requests_total") == "counter" and
-          types.get("helm_output_tokens_total") == "counter" and g.metric("helm_up") == 1, (falling, types))
+    check("... of the gateway and of helmd", types.get("helm_gateway_requests_total") == "counter" and
+          types.get("helm_output_tokens_total") == "counter" and samples.get("helm_up") == 1 and samples.get("helm_ready") == 1, types)
+    wrong = exposition.unknown_in_dashboard(types)
+    check("every query of the dashboard asks for what is exported", not wrong and len(exposition.queries()) > 40, wrong)
+    said = exposition.promtool(text)
+    skipped = said is None
+    if skipped:
+        print("skip promtool's check of the metrics: apt-get install prometheus", flush=True)
+    else:
+        check("promtool has nothing against it", said == "", said)
+    run = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", daemon.endpoint, "metrics"], capture_output=True, timeout=20 * SLOW)
+    told, counted, bad = exposition.parse(run.stdout.decode())
+    mine = {name: kind for name, kind in types.items() if not name.startswith("helm_gateway_")}
+    check("helm-cli metrics prints the same families", run.returncode == 0 and not bad and told == mine,
+          (run.stderr, bad, set(told) ^ set(mine)))
+    ended = sum(v for k, v in counted.items() if k.startswith("helm_requests_ended_total"))
+    check("requests are counted by their end", ended > 200 and counted['helm_requests_ended_total{end="cancelled"}'] > 0 and
+          counted['helm_requests_ended_total{end="length"}'] > 200 and
+          ended + counted["helm_requests_running"] + counted["helm_requests_queued"] == counted["helm_requests_total"], counted)
+    check("... their times are in histograms", counted["helm_time_to_first_token_seconds_count"] >=
+          counted["helm_time_per_output_token_seconds_count"] > 200 and counted["helm_time_to_first_token_seconds_sum"] > 0 and
+          counted["helm_queue_seconds_count"] >= counted["helm_time_to_first_token_seconds_count"], counted)
+    check("... steps by their sequences", counted["helm_step_sequences_count"] == counted["helm_steps_total"] and
+          counted["helm_step_sequences_sum"] >= counted["helm_output_tokens_total"] and
+          counted['helm_step_sequences_bucket{le="64"}'] == counted["helm_steps_total"], counted)
+    parts = {r: counted['helm_resource_seconds_total{resource="%s"}' % r] for r in ("cpu", "gpu", "link", "waiting")}
+    whole = counted["helm_step_seconds_total"]
+    check("... the steps' time by resource", parts["gpu"] == parts["link"] == 0 < parts["cpu"] and
+          abs(parts["cpu"] + parts["waiting"] - whole) < 1e-3 * whole, (parts, whole))
+    check("... and the plan, forecast and measured", counted['helm_plan_decode_step_seconds{bound="low"}'] <=
+          counted['helm_plan_decode_step_seconds{bound="expected"}'] <= counted['helm_plan_decode_step_seconds{bound="high"}'] and
+          any(k.startswith("helm_decode_step_measured_seconds{") and v > 0 for k, v in counted.items()), counted)
+    return skipped
 
 
 def key_tests(endpoint, folder):
@@ -403,7 +419,7 @@ def main():
             connection_tests(g, daemon)
             skipped = proxy_tests(g)
             slow_reader_tests(g, daemon)
-            metrics_tests(g)
+            skipped += metrics_tests(g, daemon)
         key_tests(daemon.endpoint, folder)
     private_tests()
     sum_up(skipped)
