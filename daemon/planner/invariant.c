@@ -50,9 +50,12 @@ int invariant_decide(const struct planner_request *request, bool given, struct p
     }
     const char *why = "by configuration";
     bool on = invariant->option == INVARIANT_ON;
+    const bool several = request->batch > INVARIANT_BATCH && plan_most_tokens(plan, PLAN_CPU0) > 0;
     if (invariant->option == INVARIANT_AUTO) {
-        on = given ? was : decode <= INVARIANT_DECODE && first <= INVARIANT_PREFILL;
-        why = given ? "as the plan says" : "by price";
+        on = given ? was : !several && decode <= INVARIANT_DECODE && first <= INVARIANT_PREFILL;
+        why = given     ? "as the plan says"
+              : several ? "several sequences would be slower on the CPU"
+                        : "by price";
     }
     become(plan, on, direct);
     if (priced)

@@ -30,6 +30,7 @@ struct cost_step {
     /* of an invariant plan (common/plan/schedule.h): a chunk of a prompt of so many tokens in all; 0: of as many as the step
      * has, or where each row has one token no prompt */
     bool invariant;
+    bool one_as_few; /* its GPU computes one token with the kernels of a few, without chains */
     uint32_t prompt;
 };
 

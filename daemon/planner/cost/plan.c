@@ -196,6 +196,7 @@ static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;
     step.invariant = c->plan->invariant;
+    step.one_as_few = step.invariant && plan_most_tokens(c->plan, PLAN_GPU0) > 0;
     cost_plan_of(c->plan, list_of(c->plan, &step), w->home, w->kv_cpu, &plan);
     int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;

@@ -325,7 +325,7 @@ int cost_rates_of(struct pricing *p, struct helm_err *err)
               : step->tokens <= ENGINE_FEW_TOKENS ? OP_TIER_FEW
                                                   : OP_TIER_CHUNK;
     if (step->invariant && step->tokens > step->rows) p->tier = OP_TIER_CHUNK;
-    if (step->invariant && p->device && p->tier == OP_TIER_ONE) p->tier = OP_TIER_FEW; /* no chains */
+    if (step->one_as_few && p->tier == OP_TIER_ONE) p->tier = OP_TIER_FEW;
     list_operations(p);
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);
