@@ -17,6 +17,7 @@ COMMON_SRC := \
   common/base/start.c \
   common/base/suggest.c \
   common/base/units.c \
+  common/experts/slots.c \
   common/formats/bf16.c \
   common/formats/bf16_packed.c \
   common/formats/blocks.c \
