@@ -22,6 +22,9 @@
 #define GPU_SHORT_TOKENS 64
 /* The CPU's products of several tokens take at most this many at a time. */
 #define CPU_TILE_TOKENS 512
+/* Of one expert's tokens so many at a time, and rows of a piece of work. */
+#define CPU_EXPERTS_TOKENS 64
+#define CPU_EXPERTS_ROWS   256
 
 /* ---- memory ---- */
 

@@ -171,7 +171,7 @@ uint32_t workspace_chunk_bytes(const struct model *model)
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         const size_t bytes = dtype_bytes(tensor_format_product(t->format));
-        if (t->layer >= 0 && t->rows > 1 && bytes > most) most = bytes;
+        if (t->layer >= 0 && !model_tensor_is_vector(t) && bytes > most) most = bytes;
     }
     return (uint32_t)most;
 }
@@ -183,6 +183,7 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
     const struct model_config *c = s->config;
     const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     const uint64_t inputs = larger(s->unit_tokens, s->sampled_rows); /* tokens of one product's input */
+    const uint32_t chosen = c->router.chosen, mlp = model_mlp_width(c);
     uint64_t at = 0;
     *a = (struct cpu_activations){.width = {[BUFFER_X] = c->hidden,
                                             [BUFFER_H] = c->hidden,
@@ -190,8 +191,11 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                             [BUFFER_K] = kv,
                                             [BUFFER_V] = kv,
                                             [BUFFER_A] = q,
-                                            [BUFFER_GATE] = c->intermediate,
-                                            [BUFFER_UP] = c->intermediate,
+                                            [BUFFER_GATE] = mlp,
+                                            [BUFFER_UP] = mlp,
+                                            [BUFFER_ROUTER] = c->router.experts,
+                                            [BUFFER_CHOICE] = 3 * chosen,
+                                            [BUFFER_DOWN] = chosen * c->hidden,
                                             [BUFFER_LOGITS] = c->vocab},
                                   .widest = c->hidden};
     for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) {
@@ -200,7 +204,7 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                                 : s->unit_tokens;
         a->at[b] = at;
         at += round_up(tokens * a->width[b], CPU_ALIGN);
-        if (s->unit_tokens && a->width[b] > a->widest) a->widest = a->width[b];
+        if (s->unit_tokens && b < BUFFER_ROUTER && a->width[b] > a->widest) a->widest = a->width[b];
     }
     const uint64_t half = round_up((uint64_t)s->unit_tokens * ((c->head_dim + 1) / 2), CPU_ALIGN);
     a->cosine = at;
@@ -208,6 +212,15 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
     a->floats = at + 2 * half;
     a->tile_tokens = (uint32_t)smaller(inputs, CPU_TILE_TOKENS);
     a->tiles = (uint32_t)((inputs + CPU_TILE_TOKENS - 1) / CPU_TILE_TOKENS);
+}
+
+uint64_t cpu_experts_bytes(const struct model_config *c)
+{
+    const uint64_t cols = larger(c->hidden, c->expert_intermediate), inner = c->expert_intermediate,
+                   numbers =
+                       CPU_EXPERTS_TOKENS * (cols + round_up(cols, TILE_COLUMNS) + 2 * CPU_EXPERTS_ROWS) +
+                       c->router.chosen * (inner + inner / 8 + 288);
+    return c->router.experts ? numbers * sizeof(float) + 256 : 0;
 }
 
 uint64_t cpu_tile_bytes_max(const struct cpu_activations *a, enum linear_inputs inputs)

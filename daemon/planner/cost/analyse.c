@@ -9,7 +9,7 @@
 static void bytes_add_tensor(struct analyse_bytes *sum, const struct model_tensor *t)
 {
     sum->stored += t->bytes;
-    if (t->rows == 1) { /* a norm or a bias */
+    if (model_tensor_is_vector(t)) {
         const uint64_t vram = placement_vector_room(t, PLAN_VRAM0);
         sum->vram += vram;
         sum->vram_vectors += vram;

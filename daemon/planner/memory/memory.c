@@ -19,7 +19,7 @@ uint64_t memory_ring_least(const struct model *m)
     for (uint32_t i = 0; i < m->tensor_count; i++) {
         const struct model_tensor *t = &m->tensors[i];
         uint64_t matrices = t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1;
-        if (t->layer < 0 || t->rows <= 1) continue;
+        if (t->layer < 0 || model_tensor_is_vector(t)) continue;
         uint64_t rows = t->rows < RING_ROWS ? t->rows : RING_ROWS;
         uint64_t bytes = matrices * (rows * (t->bytes / t->rows) + RING_ALIGN);
         if (bytes > slice) slice = bytes;
