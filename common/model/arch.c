@@ -467,9 +467,14 @@ bool model_expects(const struct model_config *config, enum tensor_role role, int
     return !(rule->when == WHEN_DENSE || rule->when == WHEN_MLP_BIAS) || !config->sparse[layer];
 }
 
+uint32_t model_dense_width(const struct model_config *config)
+{
+    return holds(config, WHEN_DENSE) ? config->intermediate : 0;
+}
+
 uint32_t model_mlp_width(const struct model_config *config)
 {
-    const uint32_t dense = holds(config, WHEN_DENSE) ? config->intermediate : 0,
+    const uint32_t dense = model_dense_width(config),
                    sparse = config->router.chosen * config->expert_intermediate;
     return dense > sparse ? dense : sparse;
 }

@@ -160,8 +160,9 @@ static inline bool model_layer_sparse(const struct model_config *config, uint32_
 {
     return config->sparse && config->sparse[layer];
 }
-/* Numbers between an MLP's two halves, of one token: the most of any layer. */
+/* Numbers between an MLP's two halves, of one token: the most of any layer; of a dense one, 0 where none is. */
 uint32_t model_mlp_width(const struct model_config *config);
+uint32_t model_dense_width(const struct model_config *config);
 /* Shape that `config` implies for a role; returns false when the configuration has no such tensor in any layer. */
 bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
                           uint64_t *cols);

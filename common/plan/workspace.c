@@ -93,6 +93,14 @@ uint64_t workspace_chain_bytes(const struct model_config *c)
     return workspace_chain_lists(c) + c->layers * round_up(words * sizeof(uint64_t), VRAM_ALIGN);
 }
 
+uint64_t workspace_experts_bytes(const struct model_config *c)
+{
+    const uint64_t widest = larger(c->hidden, c->expert_intermediate),
+                   inputs = ENGINE_FEW_TOKENS * c->router.chosen * widest * sizeof(float);
+    return c->router.experts ? GPU_LINEAR_COUNTER_BYTES + GPU_EXPERTS_INPUTS * round_up(inputs, VRAM_ALIGN)
+                             : 0;
+}
+
 static void size_always(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     struct gpu_block block;
@@ -115,7 +123,7 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
 {
     const struct model_config *m = c->config;
     const uint64_t few = ENGINE_FEW_TOKENS * sizeof(float), q = (uint64_t)m->heads * m->head_dim,
-                   width = q + 2ull * m->kv_heads * m->head_dim, n = m->intermediate, tokens = w->tokens,
+                   width = q + 2ull * m->kv_heads * m->head_dim, n = model_dense_width(m), tokens = w->tokens,
                    sub = w->sub_tokens;
     w->area[GPU_AREA_H].bytes = sub * m->hidden * c->chunk_bytes;
     w->area[GPU_AREA_ROPE_TABLE].bytes = tokens * m->head_dim * sizeof(float);
@@ -129,11 +137,25 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_FEW_QKV].bytes = few * width;
     w->area[GPU_AREA_FEW_Q].bytes = few * q;
     w->area[GPU_AREA_FEW_A].bytes = few * q;
-    w->area[GPU_AREA_FEW_ACT].bytes = few * n;
+    w->area[GPU_AREA_FEW_ACT].bytes = few * model_mlp_width(m);
     w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
     w->area[GPU_AREA_CHUNK_Q].bytes = (c->tiered ? tokens : sub) * q * c->query_bytes;
     w->area[GPU_AREA_CHUNK_ACT].bytes = tokens * n * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_GATES].bytes = sub * 2 * n * c->chunk_bytes;
+}
+
+static void size_experts(const struct gpu_workspace_case *c, struct gpu_workspace *w)
+{
+    const struct model_config *m = c->config;
+    const uint64_t tokens = w->tokens, pairs = tokens * m->router.chosen, number = sizeof(float);
+    if (!m->router.experts) return;
+    w->area[GPU_AREA_ROUTER].bytes = tokens * m->router.experts * number;
+    w->area[GPU_AREA_CHOICE].bytes = 2 * pairs * number;
+    w->area[GPU_AREA_GROUPS].bytes = (m->router.experts + 1 + 2 * pairs) * number;
+    w->area[GPU_AREA_EXPERTS].bytes = workspace_experts_bytes(m);
+    w->area[GPU_AREA_CHUNK_EXPERTS_X].bytes = tokens * m->hidden * c->chunk_bytes;
+    w->area[GPU_AREA_CHUNK_EXPERTS_ACT].bytes = pairs * m->expert_intermediate * c->chunk_bytes;
+    w->area[GPU_AREA_CHUNK_EXPERTS_SUM].bytes = pairs * m->hidden * number;
 }
 
 /* Areas first .. last one behind the other from `at` on. Returns where they end. */
@@ -154,10 +176,12 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
     size_always(c, w);
     if (c->head) size_head(c, w);
     if (c->layers) size_layers(c, w);
+    if (c->layers) size_experts(c, w);
     const uint64_t at = place_areas(w, 0, GPU_AREA_MATMUL, 0);
     w->bytes = larger(larger(place_areas(w, GPU_AREA_FEW_QKV, GPU_AREA_FEW_ACT, at),
                              place_areas(w, GPU_AREA_CHUNK_QKV, GPU_AREA_CHUNK_Q, at)),
                       place_areas(w, GPU_AREA_CHUNK_ACT, GPU_AREA_CHUNK_GATES, at));
+    w->bytes = larger(w->bytes, place_areas(w, GPU_AREA_CHUNK_EXPERTS_X, GPU_AREA_CHUNK_EXPERTS_SUM, at));
 }
 
 uint64_t plan_staging_bytes(const struct plan *plan, uint64_t layer_bytes)

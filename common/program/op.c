@@ -24,6 +24,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_EXPERTS_GLU] = {"experts' gate up", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_EXPERTS_DOWN] = {"experts' down", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_EXPERTS_SUM] = {"sum experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_LOGITS] = {"router logits", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_EXPERTS_GROUP] = {"group by expert", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_LANE_READ] = {"take from lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_LANE_WRITE] = {"put in lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
@@ -96,7 +97,7 @@ static void add_experts(struct list *list, const struct math_op *math, enum proc
     const bool gpu = processor == PROCESSOR_GPU, chunk = tier == OP_TIER_CHUNK;
     if (math->kind == MATH_ROUTE) {
         if (!gpu) add(list, OP_NORM);
-        add(list, !gpu ? OP_LINEAR : tier == OP_TIER_ONE ? OP_GEMV : OP_GEMM_SMALL);
+        add(list, !gpu ? OP_LINEAR : tier == OP_TIER_ONE ? OP_GEMV : chunk ? OP_LOGITS : OP_GEMM_SMALL);
         add(list, OP_ROUTE);
         if (gpu && chunk) add(list, OP_EXPERTS_GROUP);
     } else if (math->kind == MATH_EXPERTS_GLU) {

@@ -14,7 +14,7 @@
  *   CPU ROUTE    NORM, LINEAR, ROUTE     as one                     as one
  *   CPU experts  EXPERTS_GLU             EXPERTS_GLU                EXPERTS_GLU
  *                EXPERTS_DOWN            EXPERTS_DOWN, EXPERTS_SUM  EXPERTS_DOWN, EXPERTS_SUM
- *   GPU ROUTE    GEMV, ROUTE             GEMM_SMALL, ROUTE          GEMM_SMALL, ROUTE, EXPERTS_GROUP
+ *   GPU ROUTE    GEMV, ROUTE             GEMM_SMALL, ROUTE          LOGITS, ROUTE, EXPERTS_GROUP
  *   GPU experts  EXPERTS_GLU             EXPERTS_GLU                NORM, EXPERTS_GLU
  *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
@@ -60,6 +60,7 @@ enum op_kind {
     OP_GEMV,       /* LINEAR of one token, with norm, bias, residual, swiglu */
     OP_GEMM_SMALL, /* the same of up to 16 */
     OP_MATMUL,
+    OP_LOGITS, /* a router's of any number of tokens, norm included: as GEMM_SMALL, not as MATMUL rounds them */
     OP_EXPERTS_GROUP, /* tokens and their choices by expert */
     OP_ADD_BIAS,
     OP_SWIGLU,

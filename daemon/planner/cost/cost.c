@@ -148,18 +148,17 @@ static double expanded_bytes(const struct model_tensor *t)
     return (double)t->rows * (double)t->cols * (double)dtype_bytes(tensor_format_product(t->format));
 }
 
-/* Experts' matrices of a run, on the GPU: computed as they lie, in whatever format, and in no chain. A part of the step reads
- * those that its tokens have chosen. */
+/* Experts' matrices of a run, on the GPU: computed as they lie, in whatever format, and in no chain; of all of a chunk's tokens
+ * at once. */
 static void add_experts_gpu(const struct pricing *p, const struct run *run, struct weights *w)
 {
     const struct model_config *c = &p->model->config;
-    const double work = (double)c->router.chosen / (double)c->router.experts,
-                 tokens = fmin(p->step->tokens, GPU_SUB_TOKENS);
+    const double work = (double)c->router.chosen / (double)c->router.experts;
     struct device_rates r = p->experts[run->tensor[run->first]->format].kernel;
-    r.parts = p->kernel.parts;
+    r.parts = 1;
     for (uint32_t i = run->first; i < run->end; i++) {
         const struct model_tensor *t = run->tensor[i];
-        const double read = (double)t->bytes * analyse_read_part(c, t, tokens),
+        const double read = (double)t->bytes * analyse_read_part(c, t, p->step->tokens),
                      parameters = (double)t->rows * (double)t->cols * work;
         add_linear(&r, read, parameters, p->step->tokens, &w->gpu);
         add_linear(&r, read, parameters, p->step->tokens, &w->kernel);
@@ -369,6 +368,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
                               : p->together * w.gpu.total;
     u->gpu_bound = bound_of(&w.gpu);
     u->stream = in_slices(p, &w, more);
+    u->stays = kind == MATH_PART_SPARSE && p->tier != OP_TIER_CHUNK;
     if (u->packed)
         u->stream +=
             (unit_read_packed(p, mlp) ? COST_READ_PACKED_PART : 1) * expand_seconds(p, (double)u->bytes);
@@ -538,7 +538,7 @@ static int experts_rates(const struct pricing *p, struct format_rates with[FORMA
                          struct helm_err *err)
 {
     const struct model_router *router = &p->model->config.router;
-    const double all = fmin(p->step->tokens, GPU_SUB_TOKENS), part = (double)router->chosen / router->experts,
+    const double all = p->step->tokens, part = (double)router->chosen / router->experts,
                  each = all * part / (1 - pow(1 - part, all));
     struct cost_step step = *p->step;
     struct pricing of = *p;

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/model/arch.h"
 #include "common/base/log.h"
 #include "common/formats/packed.h"
 #include "common/plan/workspace.h"
@@ -108,6 +109,7 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
     for (uint32_t i = 0; i < c->model->tensor_count; i++) {
         const struct model_tensor *t = &c->model->tensors[i];
         if (t->layer < 0 || model_tensor_is_vector(t) || (uint32_t)t->layer >= c->table->layers) continue;
+        if (arch_role_of_experts(t->role)) continue; /* computed as they lie */
         uint32_t unit = model_tensor_unit(t);
         const bool blocks = !tensor_format_is_plain(t->format);
         uint64_t bytes = t->cols * dtype_bytes(tensor_format_product(t->format)) *
