@@ -1,4 +1,4 @@
-/* Golden runs of GGUF files by both engines: on the GPU, streamed to it, and on the CPU beside it. Steps of up to 16
+/* Golden runs of GGUF files, and of mixtures of experts in any, by both engines: on the GPU, streamed to it, and on the CPU beside it. Steps of up to 16
  * tokens decode blocks exactly and are held to the README's bounds; chunks multiply by what is expanded to 16 bits.
  *
  * The device is the emulated one; HELM_TEST_DEVICE=cuda as in test_golden_split.c. */
@@ -132,7 +132,7 @@ static void run_file(const char *folder, const char *homes)
     char path[256];
     assert_true(golden && pair);
     golden_read(folder, golden);
-    snprintf(path, sizeof path, "%s/model.gguf", folder);
+    snprintf(path, sizeof path, "%s%s", folder, strstr(folder, "-gguf/") ? "/model.gguf" : "");
     open_pair(path, homes, pair);
     run_few(pair, golden, &few);
     run_mode(pair, golden, MODE_TOGETHER, SHORT_CASE, 0, 1, &chunks);
@@ -172,7 +172,9 @@ static void experts_agree(void **state)
         const char *folder, *homes;
     } cases[] = {{"tests/data/golden-gguf/qwen3moe-MXFP4_MOE", "gc/gs"},
                  {"tests/data/golden-gguf/mixtral-Q4_K_M", "cgccgg"},
-                 {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE", "g"}};
+                 {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE", "g"},
+                 /* bf16, and a dense layer between sparse ones */
+                 {"tests/data/golden/qwen3moe", "gcgsgc/gsgsgs"}};
     need_device();
     for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
         run_file(cases[i].folder, cases[i].homes);
