@@ -90,7 +90,7 @@ LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed $(RPATH) $(LDFLAGS)
 include common/sources.mk proto/sources.mk worker-cpu/sources.mk worker-gpu/sources.mk daemon/sources.mk \
   client/sources.mk tools/sources.mk
 
-PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm-bench-sampling helm-cli helm-gateway helm-inspect helm-mkmodel helm-plan helm-profile helm-quantize helm-worker-cpu helm-worker-gpu helmd
+PROGRAMS := helm-bench helm-bench-decode helm-bench-grammar helm-bench-kernels helm-bench-read helm-bench-sampling helm-cli helm-gateway helm-inspect helm-mkmodel helm-plan helm-profile helm-quantize helm-worker-cpu helm-worker-gpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 

@@ -21,9 +21,13 @@ LIBHELM_SRC := \
   client/text/grammar/schema_merge.c \
   client/text/grammar/schema_object.c \
   client/text/grammar/schema_values.c \
+  client/text/grammar/slices.c \
   client/text/grammar/stacks.c \
   client/text/grammar/states.c \
+  client/text/grammar/summary.c \
+  client/text/grammar/tries.c \
   client/text/grammar/vocabulary.c \
+  client/text/grammar/walk.c \
   client/text/jinja/eval.c \
   client/text/jinja/exec.c \
   client/text/jinja/filters.c \
