@@ -22,7 +22,8 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     seq->client = asker->client;
     seq->peer = asker->peer;
     seq->request_id = asker->request_id;
-    seq->scope = prefix_scope(batcher->with.sharing, asker->peer);
+    /* a prompt that is pooled is computed from its first token on */
+    seq->scope = seq->pooling ? SEQUENCE_NO_SCOPE : prefix_scope(batcher->with.sharing, asker->peer);
     prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);
     seq->arrived_us = now_us;
