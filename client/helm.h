@@ -153,8 +153,26 @@ struct helm_done {
     const char *detail; /* of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED; never NULL */
 };
 
+/* What the model makes of a text: its last hidden state, behind the final norm, pooled over the prompt's tokens.
+ * Zero-initialise; pointers are borrowed for the call. */
+enum helm_pooling { HELM_POOLING_MEAN = 0, HELM_POOLING_LAST = 1 }; /* of all tokens; the last token's */
+struct helm_embed_request {
+    const uint32_t *prompt; /* token ids, at least one */
+    size_t prompt_count;
+    enum helm_pooling pooling;
+    uint32_t deadline_ms; /* as of helm_generate_request */
+    const char *label;
+};
+struct helm_embedding {
+    uint64_t id;
+    const float *values; /* [count]: helm_model_info.hidden of them, not of unit length */
+    size_t count;
+    uint32_t prompt_tokens;
+    double queue_ms, total_ms;
+};
+
 /* Called from inside the library; any may be NULL. `request` is the number helm_generate gave. Every request
- * ends with exactly one `done` or `error`, after which its number is free. A callback may start and cancel
+ * ends with exactly one `done`, `error` or `embedding`, after which its number is free. A callback may start and cancel
  * requests; it may not wait, dispatch or disconnect (HELM_E_STATE). */
 struct helm_callbacks {
     /* The daemon queued it under `id` (what `ps` shows); queue_position 0: it runs. */
@@ -163,6 +181,8 @@ struct helm_callbacks {
     void (*done)(void *user, uint64_t request, const struct helm_done *done);
     /* Refused, or lost with the connection. */
     void (*error)(void *user, uint64_t request, int code, const char *text);
+    /* The end of helm_embed, unless that is an error or, cancelled or failed midway, a `done`. */
+    void (*embedding)(void *user, uint64_t request, const struct helm_embedding *embedding);
 };
 
 /* Sends a request and returns at once. *callbacks is copied. timeout_ms bounds the silence between two
@@ -172,6 +192,11 @@ struct helm_callbacks {
 HELM_MUST_CHECK int helm_generate(struct helm_client *client, const struct helm_generate_request *what,
                                   const struct helm_callbacks *callbacks, void *user, int timeout_ms,
                                   uint64_t *request, struct helm_err *err);
+
+/* The same for an embedding: ends with `embedding`, `error`, or `done` where it was cancelled or failed midway. */
+HELM_MUST_CHECK int helm_embed(struct helm_client *client, const struct helm_embed_request *what,
+                               const struct helm_callbacks *callbacks, void *user, int timeout_ms,
+                               uint64_t *request, struct helm_err *err);
 
 /* Asks the daemon to end one of this connection's requests; `done` with HELM_FINISH_CANCELLED follows (or
  * whatever end crossed the cancel on its way). Returns at once. */

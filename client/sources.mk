@@ -108,11 +108,13 @@ helm-cli_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc
 GATEWAY_SRC := \
   client/gateway/access.c \
   client/gateway/ask.c \
+  client/gateway/ask_embed.c \
   client/gateway/ask_grammar.c \
   client/gateway/ask_messages.c \
   client/gateway/ask_ollama.c \
   client/gateway/ask_openai.c \
   client/gateway/choice.c \
+  client/gateway/embedding.c \
   client/gateway/exchange.c \
   client/gateway/grammars.c \
   client/gateway/info.c \
@@ -125,6 +127,7 @@ GATEWAY_SRC := \
   client/gateway/thinking.c \
   client/gateway/tool_calls.c \
   client/gateway/tool_grammar.c \
+  client/gateway/voice_embed.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \
   $(GEN)/client/gateway/page.c

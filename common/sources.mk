@@ -73,6 +73,7 @@ MODEL_SRC := \
 # what both workers are around their engines
 WORKER_SRC := \
   common/worker/batch.c \
+  common/worker/pooled.c \
   common/worker/control.c \
   common/worker/engine.c \
   common/worker/process.c \

@@ -19,7 +19,8 @@ static int serve_send(struct serve *serve, struct asker asker, Helm__V1__Respons
 {
     uint8_t stack[2048];
     Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
-    const bool final = kind == HELM__V1__RESPONSE__BODY_DONE || kind == HELM__V1__RESPONSE__BODY_ERROR;
+    const bool final = kind == HELM__V1__RESPONSE__BODY_DONE || kind == HELM__V1__RESPONSE__BODY_ERROR ||
+                       kind == HELM__V1__RESPONSE__BODY_EMBEDDING;
     response.version = REQUEST_VERSION;
     response.request_id = asker.request_id;
     response.body_case = kind;
@@ -100,7 +101,16 @@ void serve_done(void *context, const struct sequence *seq)
     done.timings = &timings;
     done.seed = seq->sampling.seed;
     done.detail = (char *)seq->detail;
-    if (serve_send(serve, asker_of(seq), HELM__V1__RESPONSE__BODY_DONE, &done))
+    Helm__V1__Embedding embedding = HELM__V1__EMBEDDING__INIT;
+    embedding.id = seq->id;
+    embedding.n_values = serve->model->config.hidden;
+    embedding.values = seq->embedding;
+    embedding.usage = &usage;
+    embedding.timings = &timings;
+    const int rc = seq->embedding
+                       ? serve_send(serve, asker_of(seq), HELM__V1__RESPONSE__BODY_EMBEDDING, &embedding)
+                       : serve_send(serve, asker_of(seq), HELM__V1__RESPONSE__BODY_DONE, &done);
+    if (rc)
         log_debug("request %llu ended (%s); its client was not told", (unsigned long long)seq->id,
                   seq->detail);
     client_socket_release(serve->clients, seq->client);
@@ -258,7 +268,7 @@ static void (*const handlers[])(struct serve *serve, struct asker asker, struct 
     [REQUEST_GENERATE] = on_generate, [REQUEST_CANCEL] = on_cancel,
     [REQUEST_STATUS] = on_status,     [REQUEST_MODEL_INFO] = on_model_info,
     [REQUEST_PLAN] = on_plan,         [REQUEST_LIST] = on_list,
-    [REQUEST_MASK] = on_mask,
+    [REQUEST_MASK] = on_mask,         [REQUEST_EMBED] = on_generate,
 };
 
 void serve_frame(struct serve *serve, const struct client_frame *frame)

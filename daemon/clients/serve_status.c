@@ -10,6 +10,7 @@ static const char *const ends[METRICS_ENDS] = {
     [HELM__V1__FINISH_REASON__FINISH_LENGTH] = "length",
     [HELM__V1__FINISH_REASON__FINISH_CANCELLED] = "cancelled",
     [HELM__V1__FINISH_REASON__FINISH_ERROR] = "error",
+    [HELM__V1__FINISH_REASON__FINISH_EMBEDDED] = "embedded",
 };
 static const char *const refusals[METRICS_REFUSALS] = {
     [HELM__V1__ERROR_CODE__ERROR_MALFORMED] = "malformed",

@@ -312,6 +312,9 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
         abort();
     }
     batcher->slot[seq->slot].steps++;
+    static const uint32_t pools[] = {
+        [REQUEST_POOL_MEAN] = STEP_ROW_POOL_MEAN, [REQUEST_POOL_LAST] = STEP_ROW_POOL_LAST};
+    const uint32_t last = seq->pooling ? pools[seq->pooling] : row->sample ? STEP_ROW_SAMPLE : 0;
     const bool masked = row->sample && seq->mask;
     if (masked)
         memcpy(arena_mask_of(batcher->with.arena, seq->slot), seq->mask,
@@ -320,7 +323,7 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
         (struct step_row){.slot = seq->slot,
                           .start = row->start,
                           .count = row->count,
-                          .flags = (row->sample ? STEP_ROW_SAMPLE : 0) | (masked ? STEP_ROW_MASKED : 0) |
+                          .flags = last | (masked ? STEP_ROW_MASKED : 0) |
                                    (row->start >= seq->token_count ? STEP_ROW_FOLLOWS : 0)};
     step->token_count += row->count;
     seq->rung = row->start + row->count;
@@ -366,7 +369,8 @@ static void batcher_change_slots(struct batcher *batcher, const struct scheduler
     for (uint32_t i = 0; i < plan->preempt_count && !plan->admit_count; i++) {
         struct sequence *seq = batcher->seq[batcher->view_index[plan->preempt[i]]];
         log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
-        prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
+        if (!seq->pooling) /* of what it finds again it would have no hidden states */
+            prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
         batcher_leave_slot(batcher, seq);
         batcher->with.metrics->preemptions_total++;
     }
@@ -478,6 +482,16 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq, ui
     batcher->unsent[batcher->unsent_count++].row = row;
 }
 
+/* The slot's place is the sequence's until another step with the slot is formed. */
+static void batcher_take_pooled(struct batcher *batcher, struct sequence *seq)
+{
+    struct helm_err err = {0};
+    const uint32_t hidden = arena_header_of(batcher->with.arena)->hidden;
+    batcher->with.metrics->tokens_prompt_total += seq->prompt_count;
+    if (sequence_embed(seq, arena_pooled_of(batcher->with.arena, seq->slot), hidden, &err))
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, err.text);
+}
+
 bool batcher_step_done(const struct batcher *batcher)
 {
     const struct arena_control *control = arena_control_of(batcher->with.arena);
@@ -546,6 +560,8 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
                                   : "the model produced no finite logit (weights or activations overflow)");
     else if (got->status == STEP_ROW_BAD)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, "the worker refused this step");
+    else if (seq->pooling && row->start + row->count == seq->prompt_count)
+        batcher_take_pooled(batcher, seq);
     else if (row->flags & STEP_ROW_SAMPLE)
         batcher_take_token(batcher, seq, i, now_us);
 }

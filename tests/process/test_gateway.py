@@ -4,14 +4,17 @@ go away, 200 streams at once.
 
 HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
 """
+import base64
 import concurrent.futures
 import http.client
 import json
+import math
 import os
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -132,7 +135,7 @@ def refusal_tests(g):
     check("so is max_tokens", a.status == 400 and "3000 of output" in a.json["error"]["message"], a.body)
     a = g.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]})
     check("a picture is refused by its place", a.json["error"]["param"] == "messages[0].content" and "image_url" in a.body.decode(), a.body)
-    for path in ("/v1/embeddings", "/v1/responses", "/api/embed", "/api/pull"):
+    for path in ("/v1/responses", "/api/embeddings", "/api/pull"):
         a = g.post(path, {})
         check("%s says that it is not there" % path, a.status == 501 and path in str(a.json["error"]), a.body)
     check("an unknown path", g.get("/v2").status == 404 and g.get("/v1/chat/completions").status == 405)
@@ -320,6 +323,77 @@ def ollama_tests(g):
     check("a format is kept to", a["message"]["content"] in ('"yes"', '"no"') and a["done_reason"] == "stop", a)
 
 
+def length(v):
+    return math.sqrt(sum(x * x for x in v))
+
+
+def cosine(a, b):
+    return sum(x * y for x, y in zip(a, b)) / (length(a) * length(b))
+
+
+def embedding_tests(g, daemon):
+    """/v1/embeddings and /api/embed on the demo model: shapes, encodings, pooling, refusals, crowds, clients that go away."""
+    def ask(input, **fields):
+        return g.post("/v1/embeddings", {"model": "demo", "input": input, **fields})
+    ids = g.post("/tokenize", {"prompt": VERSE}).json["tokens"]
+    a = ask(VERSE).json
+    one = a["data"][0]["embedding"]
+    check("an embedding has the model's width and unit length", a["object"] == "list" and a["data"][0]["index"] == 0 and
+          len(one) == 256 and abs(length(one) - 1) < 1e-5, a)
+    check("... its usage counts tokens", a["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids)} and a["model"] == "demo", a["usage"])
+    check("ids are the text's", cosine(ask(ids).json["data"][0]["embedding"], one) > 0.99999)
+    packed = ask(VERSE, encoding_format="base64").json["data"][0]["embedding"]
+    check("base64 is the same numbers", [*struct.unpack("<256f", base64.b64decode(packed))] == [struct.unpack("f", struct.pack("f", v))[0] for v in one])
+    last = ask(VERSE, pooling="last").json["data"][0]["embedding"]
+    first = ask(ids[:1], pooling="last").json["data"][0]["embedding"]
+    check("the last token's is another than the mean", cosine(last, one) < 0.99)
+    check("... but of one token", cosine(first, ask(ids[:1]).json["data"][0]["embedding"]) > 0.99999)
+    texts = ["verse %d of the book" % i for i in range(100)]
+    many = ask(texts).json["data"]
+    check("a hundred inputs, in their order", [d["index"] for d in many] == list(range(100)) and
+          cosine(many[57]["embedding"], ask(texts[57]).json["data"][0]["embedding"]) > 0.9999)
+    long = ask([7] * 2048).json
+    check("an input may fill the context", long["usage"]["total_tokens"] == 2048, long.get("error"))
+    for body, param, code in (({"input": [7] * 2049}, "input", "context_length_exceeded"), ({"input": []}, "input", "invalid_value"),
+                              ({"input": ""}, "input", "invalid_value"), ({"input": ["x"] * 257}, "input", "invalid_value"), ({}, "input", "missing_parameter"),
+                              ({"input": "x", "dimensions": 64}, "dimensions", "unsupported_parameter"),
+                              ({"input": "x", "encoding_format": "int8"}, "encoding_format", "invalid_value"),
+                              ({"input": "x", "pooling": "max"}, "pooling", "invalid_value"),
+                              ({"input": "x", "temperature": 1}, "temperature", "unknown_parameter")):
+        e = g.post("/v1/embeddings", body)
+        check("refused: %s" % str(body)[:40], e.status == 400 and (e.json["error"]["param"], e.json["error"]["code"]) == (param, code), e.body)
+    o = g.post("/api/embed", {"model": "demo:latest", "input": [VERSE, "x"]}).json
+    check("Ollama's /api/embed", len(o["embeddings"]) == 2 and cosine(o["embeddings"][0], one) > 0.99999 and o["prompt_eval_count"] > len(ids), o.keys())
+    cut = g.post("/api/embed", {"input": "x " * 4000})
+    check("... cuts what is too long, unless told not to", cut.status == 200 and cut.json["prompt_eval_count"] == 2048 and
+          g.post("/api/embed", {"input": "x " * 4000, "truncate": False}).status == 400, cut.body[:200])
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        mixed = list(pool.map(lambda i: g.complete(VERSE, max_tokens=8, temperature=0).json["choices"][0]["text"] if i % 2 else
+                              cosine(ask(VERSE).json["data"][0]["embedding"], one) > 0.9999, range(32)))
+    check("embeddings beside generations change neither", all(mixed[::2]) and len(set(mixed[1::2])) == 1, mixed)
+    s = g.open_stream("/v1/embeddings", {"input": [[i] * 2000 for i in range(10, 60)]})
+    check("a client that goes away ...", until(lambda: g.metric("helm_requests_running") > 0))
+    s.close()
+    check("... takes its embeddings with it", until(lambda: g.metric("helm_requests_running") == 0 == g.metric("helm_requests_queued")))
+    check("they are counted", daemon_metric(daemon, 'helm_requests_ended_total{end="embedded"}') > 100)
+
+
+def daemon_metric(daemon, name):
+    return exposition.parse(cli("--connect", daemon.endpoint, "metrics"))[1][name]
+
+
+def golden_embedding_tests():
+    """Against a reference of another hand, through the whole way (tests/data/golden/make_embeddings.py)."""
+    with open("tests/data/golden/embeddings.json") as f, open("tests/data/golden/qwen3/golden.json") as c:
+        wanted, cases = json.load(f), json.load(c)["cases"]
+    with Gateway(None, "--model", os.path.abspath("tests/data/golden/qwen3"), "--profile", helmd.PROFILE, "--ctx", "512", "--pooling", "last") as g:
+        for one in wanted:
+            prompt = cases[one["case"]]["prompt"]
+            got = {"last": g.post("/v1/embeddings", {"input": prompt}), "mean": g.post("/v1/embeddings", {"input": prompt, "pooling": "mean"})}
+            worst = min(cosine(a.json["data"][0]["embedding"], one[k]) for k, a in got.items())
+            check("%d tokens: mean and last are the reference's" % len(prompt), worst > 0.9998, worst)
+
+
 def metrics_tests(g, daemon):
     """Prometheus's text: every line is of the format and its conventions, names are the dashboard's, numbers are what was done.
     `helm-cli metrics` has the same of helmd."""
@@ -419,9 +493,11 @@ def main():
             connection_tests(g, daemon)
             skipped = proxy_tests(g)
             slow_reader_tests(g, daemon)
+            embedding_tests(g, daemon)
             skipped += metrics_tests(g, daemon)
         key_tests(daemon.endpoint, folder)
     private_tests()
+    golden_embedding_tests()
     sum_up(skipped)
 
 
