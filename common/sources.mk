@@ -66,12 +66,14 @@ MODEL_SRC := \
   common/plan/placement.c \
   common/plan/plan.c \
   common/plan/plan_json.c \
+  common/plan/schedule.c \
   common/plan/workspace.c \
   common/program/op.c
 
 # what both workers are around their engines
 WORKER_SRC := \
   common/worker/batch.c \
+  common/worker/pooled.c \
   common/worker/control.c \
   common/worker/engine.c \
   common/worker/process.c \

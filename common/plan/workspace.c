@@ -171,7 +171,9 @@ static uint64_t place_areas(struct gpu_workspace *w, enum gpu_area first, enum g
 void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     memset(w, 0, sizeof *w);
-    w->tokens = (uint32_t)round_up(c->step_tokens, GPU_PAD_TOKENS);
+    /* whole sub-chunks, which an invariant plan's products are of */
+    w->tokens =
+        (uint32_t)round_up(c->step_tokens, c->step_tokens > GPU_SUB_TOKENS ? GPU_SUB_TOKENS : GPU_PAD_TOKENS);
     w->sub_tokens = (uint32_t)smaller(w->tokens, GPU_SUB_TOKENS);
     size_always(c, w);
     if (c->head) size_head(c, w);

@@ -3,6 +3,8 @@
  * An expert's rows lie one behind another in the matrix of all, so a chunk is rows of a segment as in linear.c. One token's
  * are read by the one-token kernel as they lie, with the next expert's rows fetched ahead. Of several tokens those that
  * chose an expert are gathered, tiled and multiplied by the kernel of several; a single one is multiplied as one token is.
+ * Of an invariant plan that does not depend on how many chose it: a few tokens are each multiplied as one is, prompts all by
+ * the kernel of several.
  * Everything is in the thread's own memory until it is written to the place of its pair. */
 #include "worker-cpu/program/experts.h"
 
@@ -222,6 +224,20 @@ static void multiply_several(const struct run *run, uint32_t expert, uint32_t pi
     }
 }
 
+/* Rows of an expert times one token's input, as if it was alone. */
+static void multiply_single(const struct run *run, uint32_t expert, uint32_t piece, uint32_t pair,
+                            uint32_t thread)
+{
+    const struct program_entry *e = run->entry;
+    const struct program_segment *g = &e->segment[0];
+    const uint32_t first = e->bound[piece];
+    if (e->kind == OP_EXPERTS_GLU)
+        one_glu(run, expert, piece, input_of(run, pair), output_of(run, pair), thread, false);
+    else
+        multiply_one(run, g, output_of(run, pair) + first, expert_row(e, g, expert, first),
+                     in_order(run, g, input_of(run, pair), thread, false), e->bound[piece + 1] - first, NULL);
+}
+
 /* A piece of an expert's rows, for all tokens that chose it. */
 static void chunk_several(void *ctx, uint32_t chunk, uint32_t thread)
 {
@@ -231,19 +247,13 @@ static void chunk_several(void *ctx, uint32_t chunk, uint32_t thread)
     const uint32_t expert = x->active[chunk / e->chunks], piece = chunk % e->chunks,
                    end = x->first[expert + 1];
     uint32_t at = x->first[expert];
-    if (end - at == 1 && e->kind == OP_EXPERTS_GLU) {
-        one_glu(run, expert, piece, input_of(run, x->pair[at]), output_of(run, x->pair[at]), thread, false);
-    } else if (end - at == 1) {
-        const struct program_segment *g = &e->segment[0];
-        const uint32_t first = e->bound[piece];
-        multiply_one(run, g, output_of(run, x->pair[at]) + first, expert_row(e, g, expert, first),
-                     in_order(run, g, input_of(run, x->pair[at]), thread, false), e->bound[piece + 1] - first,
-                     NULL);
-    } else {
-        for (uint32_t count; at < end; at += count) {
-            count = end - at < TOKENS ? end - at : TOKENS;
-            multiply_several(run, expert, piece, x->pair + at, count, thread);
-        }
+    if (run->program[run->program_index]->few || (end - at == 1 && !run->invariant)) {
+        for (; at < end; at++) multiply_single(run, expert, piece, x->pair[at], thread);
+        return;
+    }
+    for (uint32_t count; at < end; at += count) {
+        count = end - at < TOKENS ? end - at : TOKENS;
+        multiply_several(run, expert, piece, x->pair + at, count, thread);
     }
 }
 
@@ -267,7 +277,8 @@ static void chunk_sum(void *ctx, uint32_t chunk, uint32_t thread)
 struct pool_job experts_job(struct run *run, const struct program_entry *e)
 {
     const uint32_t tokens = run->batch.token_count, pieces = run_ceil_div(tokens, e->chunk);
-    const bool several = run->program[run->program_index]->tiled;
+    const struct program *p = run->program[run->program_index];
+    const bool several = p->tiled || p->few;
     if (e->kind == OP_ROUTE)
         return (struct pool_job){.run = chunk_route, .chunks = pieces, .alone = tokens <= e->chunk};
     if (e->kind == OP_EXPERTS_SUM)

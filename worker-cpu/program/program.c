@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include "common/base/units.h"
+#include "common/plan/schedule.h"
 
 /* With one token or a few, a thread takes three quarters of what is left of its share at a time: long runs
  * first, because each run begins with streams that nothing has prefetched; short ones at the end, where
@@ -34,9 +35,9 @@ bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier t
 {
     static const uint32_t first[OP_TIER_COUNT] = {1, 2, PROGRAM_FEW_TOKENS + 1},
                           last[OP_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, UINT32_MAX};
-    uint32_t from = plan_phase_at(plan, phase).from_tokens, to = plan->step_tokens;
-    if (phase < plan->prefill_count && plan->prefill[phase].from_tokens - 1 < to)
-        to = plan->prefill[phase].from_tokens - 1;
+    uint32_t from = plan_phase_at(plan, phase).from_tokens, to = plan_list_tokens(plan, phase);
+    if (plan->invariant) /* prompts of this length, in steps of any; few tokens behind them, by the decode list */
+        return tier == OP_TIER_CHUNK ? from <= to : phase == 0 && first[tier] <= plan_decode_tokens(plan);
     if (from < first[tier]) from = first[tier];
     if (to > last[tier]) to = last[tier];
     return from <= to;
@@ -49,6 +50,7 @@ struct lowering {
     enum op_tier tier;
     uint32_t tokens; /* typical of the tier, for chunk sizes */
     bool tiled;      /* inputs of linears are (several tokens) */
+    bool few;        /* several tokens, each with the bits of one */
     uint32_t asked;  /* layers whose queries come from the GPU, so far */
     struct helm_err *err;
     int rc;                       /* what is added after an error goes nowhere */
@@ -265,6 +267,7 @@ static void make_embed(struct lowering *low, const struct making *m)
 static void make_norm(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
+    if (low->few && m->op->norm == TENSOR_NONE) return; /* nothing is tiled */
     struct program_entry *e = add_entry(low, OP_NORM, m->layer);
     e->in = s->act->buffer[m->op->in];
     e->width = s->act->width[m->op->in];
@@ -349,7 +352,7 @@ static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
     }
     for (uint32_t i = 0; i <= e->chunks; i++) e->bound[i] = (uint32_t)(i * size < rows ? i * size : rows);
     const uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
-    if (low->tiled) return; /* how much there is depends on the step */
+    if (low->tiled || low->few) return; /* how much there is depends on the step */
     e->share = worth < threads ? (worth ? (uint32_t)worth : 1) : threads;
     e->alone = e->share == 1;
 }
@@ -374,7 +377,7 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
         unsupported(low, m->layer, "experts in rows of no one size");
         return;
     }
-    cut_experts(low, e, down && !low->tiled);
+    cut_experts(low, e, down && !low->tiled && !low->few);
     low->program->bytes += e->bytes;
 }
 
@@ -474,10 +477,13 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
                            .program = program,
                            .tier = tier,
                            .tokens = typical[tier],
-                           .tiled = tier != OP_TIER_ONE,
+                           .tiled =
+                               tier == OP_TIER_CHUNK || (tier == OP_TIER_FEW && !source->plan->invariant),
+                           .few = tier == OP_TIER_FEW && source->plan->invariant,
                            .err = err};
     memset(program, 0, sizeof *program);
     program->tiled = low.tiled;
+    program->few = low.few;
     struct plan_span *spans = NULL;
     uint32_t span_count = 0;
     low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
@@ -504,10 +510,12 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
                            .program = program,
                            .tier = many ? OP_TIER_FEW : OP_TIER_ONE,
                            .tokens = many ? PROGRAM_FEW_TOKENS : 1,
-                           .tiled = many,
+                           .tiled = many && !source->plan->invariant,
+                           .few = many && source->plan->invariant,
                            .err = err};
     memset(program, 0, sizeof *program);
-    program->tiled = many;
+    program->tiled = low.tiled;
+    program->few = low.few;
     lower_op(&low, &source->model->math.head, -1);
     if (low.rc) program_free(program);
     return low.rc;

@@ -83,13 +83,14 @@ struct program_entry {
 
 #define PROGRAM_FEW_TOKENS ENGINE_FEW_TOKENS
 enum op_tier program_tier_of(uint32_t tokens);
-/* Whether a step of that phase, of at most step_tokens tokens, can be of this tier. */
+/* Whether a step of that phase can be of this tier. */
 bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier tier);
 
 struct program {
     struct program_entry *entry;
     uint32_t count;
     bool tiled;     /* linears take tiled inputs (several tokens) */
+    bool few;       /* several tokens, each with the bits of one: of an invariant plan's decode */
     uint64_t bytes; /* of weights read by one run, as they lie in memory */
 };
 

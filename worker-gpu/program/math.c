@@ -279,6 +279,7 @@ static bool add_head_of_one(struct lowering *low, const struct making *m)
 {
     struct piece whole = {0};
     struct making one = *m;
+    if (low->source->plan->invariant) return false; /* a sample is computed as it is beside others */
     lower_whole_piece(low, m->at, &whole);
     if (low->rc || low->program->tier == GPU_TIER_1 || lower_reads(low, m->at->math, &whole, GPUK_FEW) ||
         !lower_reads(low, m->at->math, &whole, GPUK_ONE))
@@ -394,6 +395,7 @@ static bool make_short(struct lowering *low, const struct making *m)
     struct piece whole = {.index = m->piece->index, .first = m->piece->first};
     struct making of = *m;
     const uint32_t first = low->program->count;
+    if (low->source->plan->invariant) return false; /* a token is computed as it is in a long one */
     lower_whole_piece(low, m->at, &whole);
     if (low->rc || !lower_reads(low, m->at->math, &whole, GPUK_SHORT)) return false;
     of.piece = &whole;

@@ -170,6 +170,16 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
     w->blocks = true; /* slices have been counted */
 }
 
+/* Of a GPU's product: of an invariant plan's chunk it has whole sub-chunks, but on a device whose products give a token the
+ * same bits whatever their size (worker-gpu/program/issue.c). */
+static uint32_t product_tokens(const struct pricing *p)
+{
+    const uint32_t tokens = p->step->tokens;
+    if (!p->step->invariant || p->tier != OP_TIER_CHUNK) return tokens;
+    if (p->profile->gpu.device != PROFILE_DEVICE_CUDA) return tokens;
+    return (tokens + GPU_SUB_TOKENS - 1) / GPU_SUB_TOKENS * GPU_SUB_TOKENS;
+}
+
 /* On the GPU, each time it is computed: a product, which in a chunk normalises its input anew, whatever the run. */
 static void add_run_gpu(const struct pricing *p, const struct run *run, struct weights *w)
 {
@@ -184,9 +194,9 @@ static void add_run_gpu(const struct pricing *p, const struct run *run, struct w
         const struct model_tensor *t = run->tensor[i];
         const double parameters = (double)t->rows * (double)t->cols, stored = (double)t->bytes;
         expanded += expanded_bytes(t);
-        add_linear(&with->gpu, with->expands_home ? expanded_bytes(t) : stored, parameters, p->step->tokens,
+        add_linear(&with->gpu, with->expands_home ? expanded_bytes(t) : stored, parameters, product_tokens(p),
                    &w->gpu);
-        add_linear(&with->kernel, with->expands ? expanded_bytes(t) : stored, parameters, p->step->tokens,
+        add_linear(&with->kernel, with->expands ? expanded_bytes(t) : stored, parameters, product_tokens(p),
                    &w->kernel);
     }
     add_overhead(&with->gpu, product_of(&with->gpu), &w->gpu);

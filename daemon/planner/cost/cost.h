@@ -27,6 +27,11 @@ struct cost_step {
      * in the files, as all are where this is NULL. */
     const enum tensor_format (*format)[PLAN_HOMES];
     struct cost_tiers kv;
+    /* of an invariant plan (common/plan/schedule.h): a chunk of a prompt of so many tokens in all; 0: of as many as the step
+     * has, or where each row has one token no prompt */
+    bool invariant;
+    bool one_as_few; /* its GPU computes one token with the kernels of a few, without chains */
+    uint32_t prompt;
 };
 
 /* What of its bytes a packed unit's weights come to on the link (common/formats/packed.h). That is known only when

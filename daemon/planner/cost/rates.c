@@ -319,11 +319,14 @@ static void list_operations(struct pricing *p)
 
 int cost_rates_of(struct pricing *p, struct helm_err *err)
 {
-    p->tier = p->step->tokens == 1                   ? OP_TIER_ONE
-              : p->step->tokens <= ENGINE_FEW_TOKENS ? OP_TIER_FEW
-                                                     : OP_TIER_CHUNK;
-    list_operations(p);
+    const struct cost_step *step = p->step;
     p->device = p->profile->gpu.device != PROFILE_DEVICE_NONE;
+    p->tier = step->tokens == 1                   ? OP_TIER_ONE
+              : step->tokens <= ENGINE_FEW_TOKENS ? OP_TIER_FEW
+                                                  : OP_TIER_CHUNK;
+    if (step->invariant && step->tokens > step->rows) p->tier = OP_TIER_CHUNK;
+    if (step->one_as_few && p->tier == OP_TIER_ONE) p->tier = OP_TIER_FEW;
+    list_operations(p);
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);
     if (rc || !p->device) return rc;

@@ -22,7 +22,7 @@ int emulated_math_open(struct emulated_math *math, struct helm_err *err)
         if (table[i]->schedule == LINEAR_ONE_TOKEN) math->gemv[table[i]->format] = table[i];
         if (table[i]->schedule == LINEAR_TOKENS && table[i]->exact_input &&
             strcmp(table[i]->name, "openblas") != 0)
-            math->gemm[table[i]->format] = table[i];
+            math->gemm[table[i]->format] = table[i]->steady ? table[i]->steady : table[i];
     }
     int rc = vector_choose(features, NULL, &math->vector, err);
     for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++)
@@ -59,14 +59,19 @@ struct product {
     float *y;
 };
 
+/* A few tokens, each with the bits that it has alone. */
+static void multiply_each(struct emulated_math *math, const struct product *p)
+{
+    for (uint32_t t = 0; t < p->tokens; t++)
+        math->gemv[p->dtype]->gemv(p->y + (size_t)t * p->rows, p->w, p->x + (size_t)t * p->cols, p->rows,
+                                   p->cols, NULL);
+}
+
+/* A chunk's, each with the bits that it has in any chunk. */
 static bool multiply(struct emulated_math *math, const struct product *p)
 {
     const struct linear_kernel *k = math->gemm[p->dtype];
     const uint32_t tokens = p->tokens, rows = p->rows, cols = p->cols;
-    if (tokens == 1) {
-        math->gemv[p->dtype]->gemv(p->y, p->w, p->x, rows, cols, NULL);
-        return true;
-    }
     void *tiled = emulated_scratch(math, SCRATCH_TILED, k->tiled_bytes(tokens, cols));
     void *own = emulated_scratch(math, SCRATCH_GEMM, k->scratch_bytes(cols, tokens) + 64);
     if (!tiled || !own) return false;
@@ -141,7 +146,8 @@ static void linear(struct emulated_math *math, const struct gpuk_linear_args *a,
                                     (size_t)tokens * g->rows * sizeof(float));
         const struct product product = {
             .dtype = dtype, .tokens = tokens, .rows = g->rows, .cols = a->cols, .w = weight, .x = x, .y = y};
-        if (!y || !weight || !multiply(math, &product)) return;
+        if (!y || !weight) return;
+        multiply_each(math, &product);
         for (uint32_t t = 0; t < tokens && g->bias; t++)
             math->vector->add(y + (size_t)t * g->rows, g->bias, g->rows);
         if (a->swiglu && s == 0) continue;
