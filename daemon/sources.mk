@@ -20,6 +20,7 @@ DAEMON_SRC := \
   daemon/clients/peers.c \
   daemon/clients/serve.c \
   daemon/clients/serve_plan.c \
+  daemon/clients/serve_status.c \
   daemon/clients/zmtp.c \
   daemon/config.c \
   daemon/loop.c \

@@ -6,6 +6,7 @@
 
 #include "common/base/units.h"
 #include "common/plan/schedule.h"
+#include "common/worker/pooled.h"
 
 /* Of the layers. HELM_E_LIMIT: the plan has none for such a step. */
 static int choose_program(const struct step_programs *programs, const struct batch *batch,
@@ -24,6 +25,21 @@ static int choose_program(const struct step_programs *programs, const struct bat
                          batch->token_count, phase);
     *program = &programs->assisted[tier];
     return 0;
+}
+
+/* Of rows that are pooled; the residual stream of all tokens is there still. */
+static void pool_rows(const struct run *run)
+{
+    const float *norm = weights_vector(run->weights, TENSOR_FINAL_NORM, -1);
+    for (uint32_t i = 0; i < run->batch.row_count; i++) {
+        const struct batch_row *row = &run->batch.row[i];
+        const struct pooled_part all = {.count = row->count,
+                                        .x = run->act->buffer[BUFFER_X] +
+                                             (size_t)row->token_first * run->config->hidden,
+                                        .norm = norm,
+                                        .eps = run->config->norm_eps};
+        if (row->pools) pooled_take(run->arena, row, &all);
+    }
 }
 
 int step_run(struct run *run, const struct step_programs *programs, const struct step *step,
@@ -49,6 +65,7 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
         bytes = run->program[0]->bytes + (run->program[1] ? run->program[1]->bytes : 0);
         rc = execute_run(run, err);
         if (rc) return rc;
+        if (head && batch->pool_count) pool_rows(run);
     }
     result->compute_ns = units_now_ns() - start_ns - run->wait_ns;
     result->linear_ns = run->linear_ns;

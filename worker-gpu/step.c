@@ -11,6 +11,7 @@
 
 #include "common/base/spin.h"
 #include "common/base/units.h"
+#include "worker-gpu/pool_rows.h"
 #include "worker-gpu/program/tiers.h"
 #include "worker-gpu/watch.h"
 
@@ -200,6 +201,7 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     const uint64_t end_ns = units_now_ns();
     g->follow.before_ns = end_ns;
     if (!rc && head) rc = gpu_draw_finish(g, gpu_follow_tokens(g, at), result, err);
+    if (!rc && head && g->batch.pool_count) rc = gpu_pool_rows(g, err);
     if (!rc && g->tiers.on) rc = gpu_tiers_finish(g, at, err);
     if (rc) return rc;
     /* One that was launched behind another began when that one ended. When it ended was not seen, if that was

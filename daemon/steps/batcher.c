@@ -133,8 +133,20 @@ static void batcher_send_tokens(struct batcher *batcher)
     }
 }
 
+static void batcher_count_end(struct batcher *batcher, const struct sequence *seq, uint64_t now_us)
+{
+    Helm__V1__Timings t;
+    sequence_timings(seq, now_us, &t);
+    const uint32_t output = sequence_output_count(seq);
+    const struct metrics_request request = {.finish = seq->finish,
+                                            .queue_seconds = seq->started_us ? t.queue_ms / 1e3 : -1,
+                                            .ttft_seconds = output ? t.ttft_ms / 1e3 : -1,
+                                            .tpot_seconds = output > 1 ? t.tpot_ms / 1e3 : -1};
+    metrics_add_request(batcher->with.metrics, &request);
+}
+
 /* Done messages for all that ended. */
-static void batcher_reap(struct batcher *batcher)
+static void batcher_reap(struct batcher *batcher, uint64_t now_us)
 {
     uint32_t kept = 0, count = batcher->seq_count;
     for (uint32_t i = 0; i < count; i++) {
@@ -144,6 +156,7 @@ static void batcher_reap(struct batcher *batcher)
             continue;
         }
         batcher_leave_slot(batcher, seq);
+        batcher_count_end(batcher, seq, now_us);
         batcher->with.sink.done(batcher->with.sink.context, seq);
         admission_leave(&batcher->admission, seq->admission);
         sequence_free(seq);
@@ -299,6 +312,9 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
         abort();
     }
     batcher->slot[seq->slot].steps++;
+    static const uint32_t pools[] = {
+        [REQUEST_POOL_MEAN] = STEP_ROW_POOL_MEAN, [REQUEST_POOL_LAST] = STEP_ROW_POOL_LAST};
+    const uint32_t last = seq->pooling ? pools[seq->pooling] : row->sample ? STEP_ROW_SAMPLE : 0;
     const bool masked = row->sample && seq->mask;
     if (masked)
         memcpy(arena_mask_of(batcher->with.arena, seq->slot), seq->mask,
@@ -307,7 +323,7 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
         (struct step_row){.slot = seq->slot,
                           .start = row->start,
                           .count = row->count,
-                          .flags = (row->sample ? STEP_ROW_SAMPLE : 0) | (masked ? STEP_ROW_MASKED : 0) |
+                          .flags = last | (masked ? STEP_ROW_MASKED : 0) |
                                    (row->start >= seq->token_count ? STEP_ROW_FOLLOWS : 0)};
     step->token_count += row->count;
     seq->rung = row->start + row->count;
@@ -353,7 +369,8 @@ static void batcher_change_slots(struct batcher *batcher, const struct scheduler
     for (uint32_t i = 0; i < plan->preempt_count && !plan->admit_count; i++) {
         struct sequence *seq = batcher->seq[batcher->view_index[plan->preempt[i]]];
         log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
-        prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
+        if (!seq->pooling) /* of what it finds again it would have no hidden states */
+            prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
         batcher_leave_slot(batcher, seq);
         batcher->with.metrics->preemptions_total++;
     }
@@ -411,7 +428,7 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
     batcher_leave_slots(batcher);
     while (open && batcher_may_ring(batcher, now_us) && batcher_form_step(batcher, now_us)) continue;
     batcher_send_tokens(batcher); /* the workers are at it */
-    batcher_reap(batcher);
+    batcher_reap(batcher, now_us);
     while (serial != batcher->serial) {
         struct batcher_flight *flight = batcher_flight_of(batcher, ++serial);
         flight->planned_seconds = observe_planned(batcher->with.observe, &flight->step);
@@ -463,6 +480,16 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq, ui
     batcher->unsent[batcher->unsent_count].seq = seq;
     batcher->unsent[batcher->unsent_count].index = index;
     batcher->unsent[batcher->unsent_count++].row = row;
+}
+
+/* The slot's place is the sequence's until another step with the slot is formed. */
+static void batcher_take_pooled(struct batcher *batcher, struct sequence *seq)
+{
+    struct helm_err err = {0};
+    const uint32_t hidden = arena_header_of(batcher->with.arena)->hidden;
+    batcher->with.metrics->tokens_prompt_total += seq->prompt_count;
+    if (sequence_embed(seq, arena_pooled_of(batcher->with.arena, seq->slot), hidden, &err))
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, err.text);
 }
 
 bool batcher_step_done(const struct batcher *batcher)
@@ -533,6 +560,8 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
                                   : "the model produced no finite logit (weights or activations overflow)");
     else if (got->status == STEP_ROW_BAD)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, "the worker refused this step");
+    else if (seq->pooling && row->start + row->count == seq->prompt_count)
+        batcher_take_pooled(batcher, seq);
     else if (row->flags & STEP_ROW_SAMPLE)
         batcher_take_token(batcher, seq, i, now_us);
 }

@@ -25,7 +25,9 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     seq->request_id = asker->request_id;
     seq->apart = batcher->with.plan->invariant;
     if (seq->apart) seq->list = plan_prompt_list(batcher->with.plan, seq->prompt_count);
-    seq->scope = prefix_scope(batcher->with.sharing, asker->peer, seq->list);
+    /* a prompt that is pooled is computed from its first token on */
+    seq->scope =
+        seq->pooling ? SEQUENCE_NO_SCOPE : prefix_scope(batcher->with.sharing, asker->peer, seq->list);
     prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);
     seq->arrived_us = now_us;

@@ -11,6 +11,7 @@
 
 #include "common/base/units.h"
 #include "worker-cpu/program/assist.h"
+#include "worker-cpu/program/experts.h"
 #include "worker-cpu/program/linear.h"
 
 /* Cache bytes read in one layer's attention for which another thread's joining in is worth while. */
@@ -359,7 +360,7 @@ static const struct program_entry *linear_from(const struct run *run, uint32_t p
         const struct program *p = run->program[program];
         if (!p || p->tiled || p->few) continue;
         for (; entry < p->count; entry++) {
-            if (p->entry[entry].kind == OP_ATTEND_HOST) return NULL;
+            if (p->entry[entry].kind == OP_ATTEND_HOST || experts_are(&p->entry[entry])) return NULL;
             if (p->entry[entry].kind == OP_LINEAR) return &p->entry[entry];
         }
     }
@@ -378,6 +379,7 @@ static struct pool_job job_of(struct run *run, const struct program_entry *e, ui
                                  .alone = run->attend_width == 1,
                                  .width = run->attend_width};
     if (e->kind == OP_ATTEND_HOST) return assist_job(run, e);
+    if (experts_are(e)) return experts_job(run, e);
     if (e->kind == OP_LINEAR) {
         const struct program *p = run->program[run->program_index];
         const bool tiled = p->tiled;
@@ -445,30 +447,30 @@ static size_t most_of(size_t most, size_t bytes)
 
 /* A thread's scratch, in bytes: for one thing at a time; behind it what linears keep beside that. */
 struct scratch_size {
-    size_t scratch, ordered, decoded;
+    size_t scratch, ordered, decoded, experts;
 };
 
 static struct scratch_size scratch_needed(const struct run *run, const struct program *const *programs,
                                           uint32_t count)
 {
-    struct scratch_size size = {
-        .scratch = most_of(sampling_scratch_bytes(run->config->vocab),
-                           run->kernels->attention->scratch_bytes(&run->kv, EXECUTE_QUERY_TOKENS,
-                                                                  run->kv_heads_group))};
+    struct scratch_size size = {.scratch = most_of(sampling_scratch_bytes(run->config->vocab),
+                                                   run->kernels->attention->scratch_bytes(
+                                                       &run->kv, EXECUTE_QUERY_TOKENS, run->kv_heads_group)),
+                                .experts = cpu_experts_bytes(run->config)};
     for (uint32_t p = 0; p < count; p++)
         for (uint32_t i = 0; i < programs[p]->count; i++) {
             const struct program_entry *e = &programs[p]->entry[i];
             for (uint32_t s = 0; s < e->segment_count; s++) {
                 const struct program_segment *g = &e->segment[s];
-                if (programs[p]->few) {
+                if (programs[p]->few && !experts_are(e)) {
                     size.ordered = most_of(size.ordered, linear_few_ordered_bytes(g));
                     size.scratch = most_of(size.scratch, LINEAR_FEW_SCRATCH_BYTES);
                     continue;
                 }
-                if (!programs[p]->tiled) {
+                if (!programs[p]->tiled ||
+                    experts_are(e)) /* of which a single token's are read as one token's */
                     size.ordered = most_of(size.ordered, linear_ordered_bytes(g));
-                    continue;
-                }
+                if (!programs[p]->tiled) continue;
                 size.scratch = most_of(size.scratch, g->kernels->tokens->scratch_bytes(g->matrix.cols,
                                                                                        PROGRAM_TILE_TOKENS));
                 size.decoded = most_of(size.decoded, linear_decoded_bytes(g));
@@ -477,6 +479,7 @@ static struct scratch_size scratch_needed(const struct run *run, const struct pr
     size.scratch = (size.scratch + 127) / 64 * 64;
     size.ordered = (size.ordered + 127) / 64 * 64;
     size.decoded = (size.decoded + 127) / 64 * 64;
+    size.experts = (size.experts + 127) / 64 * 64;
     return size;
 }
 
@@ -499,7 +502,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
                          c->kv_heads, run->unit_tokens, (unsigned long long)tasks, POOL_CHUNKS_MAX);
     const size_t group = run->kv_heads_group;
     const struct scratch_size size = scratch_needed(run, programs, program_count);
-    const size_t bytes = size.scratch + size.ordered + size.decoded;
+    const size_t bytes = size.scratch + size.ordered + size.decoded + size.experts;
     run->inv_freq = calloc(c->head_dim / 2 + 1, sizeof(float));
     run->batch.token = calloc(step_tokens, sizeof *run->batch.token);
     run->batch.position = calloc(step_tokens, sizeof *run->batch.position);
@@ -519,6 +522,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         memset(run->thread[i].scratch, 0, bytes);
         run->thread[i].ordered = (float *)((char *)run->thread[i].scratch + size.scratch);
         run->thread[i].decoded = (char *)run->thread[i].ordered + size.ordered;
+        run->thread[i].experts = (char *)run->thread[i].decoded + size.decoded;
     }
     int rc = all ? assist_create(run, err)
                  : helm_fail(err, HELM_E_NOMEM, "no memory for the scratch of %u threads (%zu bytes each)",
@@ -528,6 +532,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         return rc;
     }
     rope_inv_freq(c, run->inv_freq, &run->rope_scale);
+    experts_create(run);
     run->reads = linear_reads_choose();
     pool_set_idle(run->pool, linear_fetch_ahead, run);
     return 0;

@@ -53,6 +53,15 @@ struct run_reads {
     bool across;            /* what is fetched past a chunk's end is the thread's next chunk */
 };
 
+/* The tokens of a step by the experts that they have chosen. */
+struct run_experts {
+    uint32_t *id, *pair; /* [tokens][chosen]; pairs token * chosen + j in the order of experts */
+    float *weight;       /* [tokens][chosen] */
+    uint32_t first[MODEL_EXPERTS_MAX + 1]; /* pair[first[e] .. first[e + 1]) chose expert e */
+    uint32_t active[MODEL_EXPERTS_MAX];    /* experts that any chose */
+    uint32_t active_count;
+};
+
 struct run_thread {
     _Alignas(64) void *scratch; /* for gemm, attention or sampling: one at a time */
     /* one token's input in the order of a kernel, that of entry number `ordered_turn`; rows decoded for a gemm */
@@ -61,6 +70,7 @@ struct run_thread {
     uint64_t ordered_turn;
     uint32_t ordered_first; /* of a few tokens' inputs, which ones */
     void *decoded;
+    void *experts; /* what experts.c keeps beside; NULL: there are none */
 };
 
 struct run {
@@ -86,6 +96,7 @@ struct run {
     float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
     _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */
     uint32_t parts_max;
+    struct run_experts experts;
 
     /* of this step; the batch's arrays are ours */
     struct batch batch;

@@ -339,6 +339,25 @@ static void segment_tokens(const struct run *run, const struct program_segment *
     }
 }
 
+void linear_multiply(const struct run *run, const struct linear_product *p, uint32_t thread)
+{
+    const struct program_segment *g = p->segment;
+    const struct linear_kernel *k = g->kernels->tokens, *decode = g->kernels->decode;
+    const uint32_t each = decode ? decoded_rows(g) : p->last - p->first;
+    if (k->thread_begin) k->thread_begin();
+    for (uint32_t from = p->first; from < p->last; from += each) {
+        const uint32_t rows = p->last - from < each ? p->last - from : each;
+        const void *w = row_at(g, from);
+        if (decode) {
+            decode->decode(run->thread[thread].decoded, w, rows, g->matrix.cols);
+            w = run->thread[thread].decoded;
+        }
+        k->gemm(p->y + (from - p->first), p->ldy, w, p->tiled, rows, g->matrix.cols, p->tokens, false,
+                run->thread[thread].scratch);
+    }
+    if (k->thread_end) k->thread_end();
+}
+
 void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct run *run = ctx;

@@ -32,6 +32,17 @@ size_t linear_decoded_bytes(const struct program_segment *segment);
 size_t linear_few_ordered_bytes(const struct program_segment *segment);
 #define LINEAR_FEW_SCRATCH_BYTES (PROGRAM_FEW_TOKENS * PROGRAM_ROWS_MAX * sizeof(float))
 
+/* Rows [first, last) of one segment times the tokens of one tile, which its kernel of several has tiled: y[token * ldy +
+ * row - first], without bias. */
+struct linear_product {
+    const struct program_segment *segment;
+    uint32_t first, last;
+    const void *tiled;
+    uint32_t tokens, ldy;
+    float *y;
+};
+void linear_multiply(const struct run *run, const struct linear_product *product, uint32_t thread);
+
 static inline uint32_t run_ceil_div(uint32_t a, uint32_t b)
 {
     return (a + b - 1) / b;

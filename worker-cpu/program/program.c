@@ -227,6 +227,25 @@ static void add_segment(struct lowering *low, struct program_entry *e, const str
                                   .role = op->weight[weight]};
 }
 
+/* A router, which is kept as fp32 beside the matrices: exact, however many tokens. */
+static void add_router(struct lowering *low, struct program_entry *e, enum tensor_role role, int32_t layer)
+{
+    const struct program_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    const float *router = weights_vector(s->weights, role, layer);
+    if (!router) unsupported(low, layer, "a router without weights");
+    e->segment[e->segment_count++] =
+        (struct program_segment){.matrix = {.format = FORMAT_F32,
+                                            .data = router,
+                                            .bytes = (uint64_t)c->router.experts * c->hidden * sizeof *router,
+                                            .rows = c->router.experts,
+                                            .cols = c->hidden},
+                                 .kernels = &s->kernels->linear[LINEAR_EXACT][FORMAT_F32],
+                                 .out = s->act->buffer[BUFFER_ROUTER],
+                                 .out_width = s->act->width[BUFFER_ROUTER],
+                                 .role = role};
+}
+
 /* What an operation is made of. */
 struct making {
     const struct math_op *op;
@@ -266,9 +285,10 @@ static void make_linear(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_LINEAR, m->layer);
     e->sampled = m->sampled;
     e->accumulate = m->op->accumulate;
-    e->swiglu = m->op->swiglu;
     e->in = low->source->act->buffer[in];
     e->width = low->source->act->width[in];
+    e->swiglu = m->op->swiglu;
+    if (m->op->kind == MATH_ROUTE) add_router(low, e, m->op->router, m->layer);
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;
     if (low->tiled) add_tiles(e - 1, e);
@@ -303,10 +323,99 @@ static void make_sample(struct lowering *low, const struct making *m)
     e->chunk = 1;
 }
 
+/* Cuts one expert's rows, or with `all` those of all chosen ones at once, so that one token's pieces are worth another
+ * thread's joining in and each thread has several. */
+static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
+{
+    const uint32_t threads = low->source->threads, rows = e->expert_rows;
+    uint64_t granule = 1, bytes = 0;
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        granule = common_multiple(granule, granule_of(low, &e->segment[s]));
+        bytes += tensor_format_bytes(e->segment[s].matrix.format, rows, e->segment[s].matrix.cols);
+    }
+    e->bytes = bytes * e->chosen;
+    uint64_t pieces = e->bytes / GEMV_CHUNK_BYTES_MIN;
+    if (pieces > 4 * threads) pieces = 4 * threads;
+    if (!all) pieces = (pieces + e->chosen - 1) / e->chosen;
+    if (pieces < 1) pieces = 1;
+    uint64_t size = (rows + pieces - 1) / pieces;
+    if (size > CPU_EXPERTS_ROWS) size = CPU_EXPERTS_ROWS;
+    size = (size + granule - 1) / granule * granule;
+    if (size > CPU_EXPERTS_ROWS && CPU_EXPERTS_ROWS >= granule) size = CPU_EXPERTS_ROWS / granule * granule;
+    e->chunks = (uint32_t)((rows + size - 1) / size);
+    e->bound = malloc((e->chunks + 1) * sizeof *e->bound);
+    if (size > CPU_EXPERTS_ROWS || (uint64_t)e->experts * e->chunks > POOL_CHUNKS_MAX)
+        unsupported(low, e->layer, "experts of so many rows");
+    if (!e->bound) {
+        low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for %u pieces of experts", e->chunks);
+        return;
+    }
+    for (uint32_t i = 0; i <= e->chunks; i++) e->bound[i] = (uint32_t)(i * size < rows ? i * size : rows);
+    const uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
+    if (low->tiled || low->few) return; /* how much there is depends on the step */
+    e->share = worth < threads ? (worth ? (uint32_t)worth : 1) : threads;
+    e->alone = e->share == 1;
+}
+
+static void make_experts(struct lowering *low, const struct making *m, enum op_kind kind)
+{
+    const struct program_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    const bool down = kind == OP_EXPERTS_DOWN;
+    struct program_entry *e = add_entry(low, kind, m->layer);
+    e->experts = c->router.experts;
+    e->chosen = c->router.chosen;
+    e->expert_rows = down ? c->hidden : c->expert_intermediate;
+    e->glu = c->glu;
+    e->in = s->act->buffer[down ? BUFFER_GATE : BUFFER_H]; /* which the router's norm has left */
+    e->width = s->act->width[down ? BUFFER_GATE : BUFFER_H];
+    for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
+    e->decoded = false;
+    if (low->rc) return;
+    if (e->segment[0].matrix.rows != (uint64_t)e->experts * e->expert_rows ||
+        tensor_format_of(e->segment[0].matrix.format)->variable) {
+        unsupported(low, m->layer, "experts in rows of no one size");
+        return;
+    }
+    cut_experts(low, e, down && !low->tiled && !low->few);
+    low->program->bytes += e->bytes;
+}
+
+static void make_experts_glu(struct lowering *low, const struct making *m)
+{
+    make_experts(low, m, OP_EXPERTS_GLU);
+}
+
+static void make_experts_down(struct lowering *low, const struct making *m)
+{
+    make_experts(low, m, OP_EXPERTS_DOWN);
+}
+
+/* The choice, behind the linear that makes its logits; and the sum behind several tokens' downs. */
+static void make_route(struct lowering *low, const struct making *m)
+{
+    add_entry(low, OP_ROUTE, m->layer);
+}
+
+static void make_experts_sum(struct lowering *low, const struct making *m)
+{
+    struct program_entry *e = add_entry(low, OP_EXPERTS_SUM, m->layer);
+    e->chosen = low->source->model->config.router.chosen;
+    e->width = low->source->model->config.hidden;
+    e->out = low->source->act->buffer[BUFFER_X];
+}
+
 static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct making *m) = {
-    [OP_EMBED] = make_embed,   [OP_NORM] = make_norm,
-    [OP_LINEAR] = make_linear, [OP_ROPE_APPEND] = make_rope_append,
-    [OP_ATTEND] = make_attend, [OP_SAMPLE] = make_sample,
+    [OP_EMBED] = make_embed,
+    [OP_NORM] = make_norm,
+    [OP_LINEAR] = make_linear,
+    [OP_ROPE_APPEND] = make_rope_append,
+    [OP_ATTEND] = make_attend,
+    [OP_SAMPLE] = make_sample,
+    [OP_ROUTE] = make_route,
+    [OP_EXPERTS_GLU] = make_experts_glu,
+    [OP_EXPERTS_DOWN] = make_experts_down,
+    [OP_EXPERTS_SUM] = make_experts_sum,
 };
 
 static void lower_op(struct lowering *low, const struct math_op *op, int32_t layer)

@@ -73,7 +73,12 @@ struct program_entry {
     uint32_t tile_count;
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
     uint32_t segment_count;
-    uint64_t bytes; /* of weights it reads: of a variable format what their groups take */
+    uint64_t
+        bytes; /* of weights it reads: of a variable format what their groups take; of experts one token's */
+    /* Of experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert; of one
+     * token's down those of all chosen ones at once. */
+    uint32_t experts, chosen, expert_rows;
+    enum glu_kind glu;
 };
 
 #define PROGRAM_FEW_TOKENS ENGINE_FEW_TOKENS

@@ -101,6 +101,7 @@ struct device_asked {
     size_t (*attention_workspace)(uint32_t tokens, uint32_t heads, uint32_t head_dim);
     size_t (*argmax_workspace)(uint32_t rows);
     size_t (*few_workspace)(uint32_t rows, uint32_t vocab);
+    size_t (*experts_workspace)(uint32_t tokens, uint32_t chosen, uint32_t cols); /* NULL: it computes none */
     size_t matmul_workspace;
 };
 

@@ -165,6 +165,12 @@ static void linear(struct emulated_math *math, const struct gpuk_linear_args *a,
     }
 }
 
+void emulated_linear(struct emulated_math *math, const struct gpuk_linear_args *args, uint32_t tokens,
+                     uint32_t x_stride, uint32_t out_stride)
+{
+    linear(math, args, tokens, x_stride, out_stride);
+}
+
 void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args)
 {
     linear(math, args, 1, args->cols, 0);
@@ -319,6 +325,12 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_ROPE_TABLE] = run_rope_table,
     [OP_GEMV] = run_gemv,
     [OP_GEMM_SMALL] = run_gemm_small,
+    [OP_LOGITS] = run_gemm_small,
+    [OP_ROUTE] = emulated_run_route,
+    [OP_EXPERTS_GROUP] = emulated_run_experts_group,
+    [OP_EXPERTS_GLU] = emulated_run_experts_glu,
+    [OP_EXPERTS_DOWN] = emulated_run_experts_down,
+    [OP_EXPERTS_SUM] = emulated_run_experts_sum,
     [OP_MATMUL] = run_matmul,
     [OP_ADD_BIAS] = run_add_bias,
     [OP_SWIGLU] = run_swiglu,
@@ -423,5 +435,6 @@ const struct device_asked emulated_asked = {
     .attention_workspace = emulated_attention_workspace,
     .argmax_workspace = emulated_argmax_workspace,
     .few_workspace = emulated_few_workspace,
+    .experts_workspace = emulated_experts_workspace,
     .matmul_workspace = GPU_MATMUL_WORKSPACE_EMULATED,
 };
