@@ -43,8 +43,8 @@ static std::vector<float> run_glu(const few_test &f, const test_role &gate, cons
     args.choice = f.choice(part.token), args.x_stride = c.cols + X_APART;
     args.x = x.as<float>() + part.token * args.x_stride, args.norm = norm ? norm->as<float>() : nullptr;
     args.eps = 1e-5f, args.act = act.as<float>();
-    GPUK(gpuk_experts_glu(f.device, &args, part.tokens, counts.as<uint32_t>(), f.workspace->at, 0,
-                          f.t->stream, &err));
+    GPUK(gpuk_experts_glu(f.device, &args, part.tokens, part.tokens == 1 ? nullptr : counts.as<uint32_t>(),
+                          f.workspace->at, 0, f.t->stream, &err));
     CUDA(cudaStreamSynchronize(f.t->stream));
     return act.read<float>();
 }
@@ -116,8 +116,8 @@ static std::vector<float> run_down(const few_test &f, const test_role &down, con
     args.act = act.as<float>() + (size_t)part.token * c.chosen * c.rows;
     args.residual = before.as<float>(), args.out = in_place ? before.as<float>() : out.as<float>();
     args.out_stride = stride;
-    GPUK(gpuk_experts_down(f.device, &args, part.tokens, counts.as<uint32_t>(), f.workspace->at, 0,
-                           f.t->stream, &err));
+    GPUK(gpuk_experts_down(f.device, &args, part.tokens, part.tokens == 1 ? nullptr : counts.as<uint32_t>(),
+                           f.workspace->at, 0, f.t->stream, &err));
     CUDA(cudaStreamSynchronize(f.t->stream));
     return in_place ? before.read<float>() : out.read<float>();
 }

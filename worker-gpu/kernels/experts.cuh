@@ -42,6 +42,13 @@ __device__ __forceinline__ uint32_t experts_slot(const uint32_t *slot, uint32_t 
     return slot ? __ldcg(slot + id) : id;
 }
 
+/* Tokens that count. */
+__device__ __forceinline__ uint32_t experts_tokens(const experts_params &p)
+{
+    const uint32_t count = p.count ? *p.count : p.tokens;
+    return count < p.tokens ? count : p.tokens;
+}
+
 __device__ __forceinline__ float experts_glu_of(enum glu_kind kind, float gate, float up)
 {
     if (kind == GLU_SILU) return silu(gate) * up;

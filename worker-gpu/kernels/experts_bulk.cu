@@ -328,8 +328,7 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
     if (lane == 0) bulk_barriers_open(barriers, q.slots);
     __syncwarp();
     wait_for_previous();
-    const uint32_t counted = *p.count, tokens = counted < p.tokens ? counted : p.tokens,
-                   pairs = tokens * p.choice.chosen;
+    const uint32_t tokens = experts_tokens(p), pairs = tokens * p.choice.chosen;
     if (p.routes) {
         block.route(tokens);
         bulk_after_stores(); /* the ring was the choice's scratch */
