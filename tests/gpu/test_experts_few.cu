@@ -196,8 +196,9 @@ static void test_routed(struct test_context *t, const struct gpuk_device *device
     const std::vector<uint32_t> slot = random_slots(t, experts, true);
     const test_role gate(t, FORMAT_Q4_K, experts, rows, cols, slot, false),
         up(t, FORMAT_Q4_K, experts, rows, cols, slot, false);
-    const std::vector<float> logits = random_floats(t, (size_t)tokens * experts),
-                             x = random_floats(t, tokens * cols);
+    std::vector<float> logits = random_floats(t, (size_t)tokens * experts);
+    for (float &v : logits) v = floorf(v * 4); /* ties */
+    const std::vector<float> x = random_floats(t, tokens * cols);
     gpu_buffer dlogits(logits), dx(x), slots(slot), count(std::vector<uint32_t>{tokens}),
         workspace(gpuk_experts_workspace_bytes(tokens, chosen, cols));
     std::vector<float> act[2], weight[2];

@@ -34,6 +34,13 @@ template <typename D> __host__ __device__ constexpr uint32_t tile_of()
     return D::SCALED ? D::TILE_LARGE : D::TILE;
 }
 
+/* A warp's next tile to ask for: of which unit of the round, where its rows begin (b NULL: there is none), which tile. It
+ * lies in shared memory, one lane's, since registers are short. */
+struct bulk_ask {
+    const unsigned char *a, *b;
+    uint32_t unit, chunk;
+};
+
 /* Shared memory, in this order. */
 template <typename D> struct bulk_memory {
     unsigned char *ring; /* [WARPS][slots][2][pitch]; while the choice is made, its scratch */
@@ -51,6 +58,7 @@ template <typename D> struct bulk_memory {
     uint32_t *slot;      /* [pairs] their slots */
     uint32_t *begin;     /* [pairs + 1] where an expert's pairs begin in `sorted` */
     uint32_t *experts;   /* how many */
+    bulk_ask *asks;      /* [WARPS] */
 
     __host__ __device__ size_t lay(unsigned char *at, const experts_bulk_params &q)
     {
@@ -75,6 +83,7 @@ template <typename D> struct bulk_memory {
         slot = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
         begin = reinterpret_cast<uint32_t *>(take((size_t)(q.pairs + 1) * 4));
         experts = reinterpret_cast<uint32_t *>(take(4));
+        asks = reinterpret_cast<bulk_ask *>(take(WARPS * sizeof *asks));
         return (size_t)(at - from);
     }
 };
@@ -88,8 +97,7 @@ struct bulk_round {
 };
 /* A unit's place. */
 struct bulk_unit {
-    const unsigned char *a, *b; /* b is NULL behind an odd last row */
-    uint32_t expert, row;       /* the expert's place in the list */
+    uint32_t expert, row; /* the expert's place in the list; the first row */
 };
 
 template <typename D> struct experts_bulk_block {
@@ -101,20 +109,23 @@ template <typename D> struct experts_bulk_block {
 
     /* ---- the list ---- */
 
-    /* A warp a token: the choice, as gpuk_route makes it; the first block stores it. */
+    /* The choice, as gpuk_route makes it; the first block stores it. A warp a token, or all for one. */
     __device__ __forceinline__ void route(uint32_t tokens) const
     {
         const uint32_t chosen = p.choice.chosen;
-        if (warp < tokens) {
-            float *scratch = reinterpret_cast<float *>(m.ring) + (size_t)warp * experts_scratch(p.router);
-            uint32_t *id = m.id + warp * chosen;
-            float *weight = m.weight + warp * chosen;
+        float *scratch = reinterpret_cast<float *>(m.ring) + (size_t)warp * experts_scratch(p.router);
+        uint32_t *id = m.id + warp * chosen;
+        float *weight = m.weight + warp * chosen;
+        const bool stores = blockIdx.x == 0;
+        if (tokens == 1 && experts_ranks(p.router))
+            experts_rank(p.router, p.logits, p.choice_bias, reinterpret_cast<float *>(m.ring), m.id, m.weight,
+                         THREADS, stores);
+        else if (warp < tokens)
             experts_choose(p.router, p.logits + (size_t)warp * p.experts, p.choice_bias, scratch, id, weight);
-            __syncwarp();
-            if (blockIdx.x == 0 && lane < chosen) {
-                p.choice.id[warp * chosen + lane] = id[lane];
-                p.choice.weight[warp * chosen + lane] = weight[lane];
-            }
+        __syncwarp();
+        if (stores && warp < tokens && lane < chosen) {
+            p.choice.id[warp * chosen + lane] = id[lane];
+            p.choice.weight[warp * chosen + lane] = weight[lane];
         }
         __syncthreads();
     }
@@ -175,18 +186,12 @@ template <typename D> struct experts_bulk_block {
     }
     __device__ __forceinline__ bulk_unit unit_of(const bulk_round &r, uint32_t u) const
     {
-        bulk_unit at;
-        if (p.down) {
-            at.expert = r.expert + u / row_pairs, at.row = row_first + u % row_pairs * 2;
-        } else {
-            at.expert = (r.unit_first + u) / p.rows, at.row = (r.unit_first + u) % p.rows;
-        }
-        const uint64_t slot = m.slot[at.expert], row = at.row * p.row_bytes;
-        at.a = p.role[0].weight + slot * p.role[0].stride + row;
-        at.b = !p.down               ? p.role[1].weight + slot * p.role[1].stride + row
-               : at.row + 1 < p.rows ? at.a + p.row_bytes
-                                     : nullptr;
-        return at;
+        if (p.down) return {r.expert + u / row_pairs, row_first + u % row_pairs * 2};
+        return {(r.unit_first + u) / p.rows, (r.unit_first + u) % p.rows};
+    }
+    __device__ __forceinline__ bool has_second(const bulk_unit &unit) const
+    {
+        return !p.down || unit.row + 1 < p.rows;
     }
     __device__ __forceinline__ uint32_t tile_bytes(uint32_t chunk) const
     {
@@ -198,17 +203,39 @@ template <typename D> struct experts_bulk_block {
         if (D::LOOSE) return tile_window_of(from, bytes);
         return {from, bytes};
     }
-    /* One lane. */
-    __device__ __forceinline__ void bring(const bulk_unit &unit, uint32_t chunk, uint32_t slot,
-                                          uint32_t barrier) const
+    /* Starts the copy of the warp's next tile, if there is one; one lane. */
+    __device__ __forceinline__ void bring(const bulk_round &r, uint32_t slot, uint32_t barrier) const
     {
-        const uint32_t bytes = tile_bytes(chunk);
-        const uint64_t at = (uint64_t)chunk * tile_of<D>();
-        const tile_window a = window_of(unit.a + at, bytes),
-                          b = unit.b ? window_of(unit.b + at, bytes) : tile_window{nullptr, 0};
+        bulk_ask &ask = m.asks[warp];
+        if (ask.unit >= r.units) return;
+        if (ask.chunk == 0) {
+            const bulk_unit unit = unit_of(r, ask.unit);
+            const uint64_t at = m.slot[unit.expert], row = unit.row * p.row_bytes;
+            ask.a = p.role[0].weight + at * p.role[0].stride + row;
+            ask.b = !p.down            ? p.role[1].weight + at * p.role[1].stride + row
+                    : has_second(unit) ? ask.a + p.row_bytes
+                                       : nullptr;
+        }
+        const uint32_t bytes = tile_bytes(ask.chunk);
+        const uint64_t at = (uint64_t)ask.chunk * tile_of<D>();
+        const tile_window a = window_of(ask.a + at, bytes),
+                          b = ask.b ? window_of(ask.b + at, bytes) : tile_window{nullptr, 0};
         bulk_expect(barrier, a.bytes + b.bytes);
         bulk_copy(slot, a.from, a.bytes, barrier);
-        if (unit.b) bulk_copy(slot + q.pitch, b.from, b.bytes, barrier);
+        if (b.bytes) bulk_copy(slot + q.pitch, b.from, b.bytes, barrier);
+        if (++ask.chunk == q.chunks) ask.chunk = 0, ask.unit += WARPS;
+    }
+    /* Where a tile's rows lie in its slot: matrices begin on 16 bytes, rows wherever they do. */
+    __device__ __forceinline__ tile_place tile_at(const bulk_unit &unit, uint32_t chunk,
+                                                  const unsigned char *slot) const
+    {
+        tile_place tile = {slot, slot + q.pitch};
+        if (D::LOOSE) {
+            const uint32_t row = (uint32_t)p.row_bytes, at = unit.row * row + chunk * tile_of<D>();
+            tile.a += at & 15;
+            tile.b += (p.down ? at + row : at) & 15;
+        }
+        return tile;
     }
 
     /* ---- vectors ---- */
@@ -275,7 +302,7 @@ template <typename D> struct experts_bulk_block {
             if (p.down) {
                 float *to = m.sums + pair * q.rows_most + (unit.row - row_first);
                 to[0] = a;
-                if (unit.b) to[1] = b + (p.role[0].bias ? p.role[0].bias[bias + 1] : 0.0f);
+                if (has_second(unit)) to[1] = b + (p.role[0].bias ? p.role[0].bias[bias + 1] : 0.0f);
             } else {
                 if (p.role[1].bias) b += p.role[1].bias[bias];
                 p.out[(uint64_t)pair * p.rows + unit.row] = experts_glu_of(p.glu, a, b);
@@ -354,20 +381,13 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
     uint32_t slot = 0, parity = 0;
     for (uint32_t from = works ? m.begin[expert] : 0, after = works ? m.begin[last + 1] : 0; from < after;) {
         const bulk_round r = block.round_of(from, expert, last, unit_first, unit_end);
-        /* next tile to ask for */
-        uint32_t ask = warp, ask_chunk = 0;
-        bulk_unit asked = {};
-        const auto ask_next = [&](uint32_t into) {
-            if (ask >= r.units) return;
-            if (ask_chunk == 0) asked = block.unit_of(r, ask);
-            block.bring(asked, ask_chunk, ring + into * 2 * q.pitch, barriers + 8 * into);
-            if (++ask_chunk == q.chunks) ask_chunk = 0, ask += WARPS;
-        };
-        if (lane == 0)
-            for (uint32_t s = 0, into = slot; s < q.slots; s++) {
-                ask_next(into);
+        if (lane == 0) {
+            m.asks[warp].unit = warp, m.asks[warp].chunk = 0;
+            for (uint32_t k = 0, into = slot; k < q.slots; k++) {
+                block.bring(r, ring + into * 2 * q.pitch, barriers + 8 * into);
                 if (++into == q.slots) into = 0;
             }
+        }
         block.put_x(r);
         for (uint32_t u = warp; u < r.units; u += WARPS) {
             const bulk_unit unit = block.unit_of(r, u);
@@ -377,12 +397,7 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
                            behind = (end < r.after ? end : r.after) - r.from;
             for (uint32_t chunk = 0; chunk < q.chunks; chunk++) {
                 bulk_wait(barriers + 8 * slot, parity);
-                const unsigned char *at = ring_at + (size_t)slot * 2 * q.pitch;
-                tile_place tile = {at, at + q.pitch};
-                if (D::LOOSE) {
-                    tile.a += ((size_t)unit.a + (size_t)chunk * tile_of<D>()) & 15;
-                    tile.b += ((size_t)unit.b + (size_t)chunk * tile_of<D>()) & 15;
-                }
+                const tile_place tile = block.tile_at(unit, chunk, ring_at + (size_t)slot * 2 * q.pitch);
                 const uint32_t bytes = block.tile_bytes(chunk),
                                line = chunk * (tile_of<D>() / D::LINE_BYTES) * D::LINE_QUADS;
                 for (uint32_t v = first; v < behind; v++) {
@@ -394,7 +409,7 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
                 /* Every lane has taken sums of what every other read, so the slot may be filled again; the barrier
                  * says the order to tools that look for races. */
                 __syncwarp();
-                if (lane == 0) ask_next(slot);
+                if (lane == 0) block.bring(r, ring + slot * 2 * q.pitch, barriers + 8 * slot);
                 if (++slot == q.slots) slot = 0, parity ^= 1;
             }
             __syncwarp(); /* both sums of every pair are there */
@@ -459,14 +474,17 @@ static bool shape_of(const struct experts_call &call, experts_bulk_params *q, ui
     const size_t own = 1024 /* of each block, the system's */, whole = (size_t)device->shared_bytes_max,
                  half = (whole + own) / 2 - own;
     const size_t scratch = p.routes ? (size_t)p.tokens * experts_scratch(p.router) * sizeof(float) : 0;
-    for (const size_t limit : {half, whole})
-        for (q->slots = slots; q->slots >= SLOTS_MIN; q->slots--)
-            for (q->vectors = wanted; q->vectors > 0; q->vectors -= q->vectors > 4 ? 4 : 1) {
-                /* fewer vectors mean rounds, which are worth it only where nothing else is left */
-                if (q->vectors < wanted && (limit == half || q->slots > SLOTS_MIN)) break;
-                *shared = bytes_of<D>(*q);
-                if (*shared <= limit) return (size_t)WARPS * q->slots * 2 * q->pitch >= scratch;
-            }
+    const auto fits = [&](uint32_t s, uint32_t vectors, size_t limit) {
+        q->slots = s, q->vectors = vectors;
+        *shared = bytes_of<D>(*q);
+        return *shared <= limit && (size_t)WARPS * q->slots * 2 * q->pitch >= scratch;
+    };
+    for (uint32_t s = slots; s >= SLOTS_MIN; s--)
+        if (fits(s, wanted, half)) return true;
+    /* fewer vectors mean rounds, between which the ring's bytes keep memory busy */
+    for (const uint32_t s : {slots, SLOTS_MIN})
+        for (uint32_t vectors = wanted; vectors > 0; vectors--)
+            if (fits(s, vectors, whole)) return true;
     return false;
 }
 
