@@ -90,7 +90,7 @@ static bool is_sampled(const struct math_op *math)
     return math->out[0] == BUFFER_LOGITS;
 }
 
-/* Router and experts, which of one token are the same on both processors but for the linear in front. */
+/* Router and experts. */
 static void add_experts(struct list *list, const struct math_op *math, enum processor_kind processor,
                         enum op_tier tier)
 {
@@ -98,7 +98,7 @@ static void add_experts(struct list *list, const struct math_op *math, enum proc
     if (math->kind == MATH_ROUTE) {
         if (!gpu) add(list, OP_NORM);
         add(list, !gpu ? OP_LINEAR : tier == OP_TIER_ONE ? OP_GEMV : chunk ? OP_LOGITS : OP_GEMM_SMALL);
-        add(list, OP_ROUTE);
+        if (!gpu || chunk) add(list, OP_ROUTE);
         if (gpu && chunk) add(list, OP_EXPERTS_GROUP);
     } else if (math->kind == MATH_EXPERTS_GLU) {
         if (gpu && chunk) add(list, OP_NORM);

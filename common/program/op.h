@@ -14,7 +14,7 @@
  *   CPU ROUTE    NORM, LINEAR, ROUTE     as one                     as one
  *   CPU experts  EXPERTS_GLU             EXPERTS_GLU                EXPERTS_GLU
  *                EXPERTS_DOWN            EXPERTS_DOWN, EXPERTS_SUM  EXPERTS_DOWN, EXPERTS_SUM
- *   GPU ROUTE    GEMV, ROUTE             GEMM_SMALL, ROUTE          LOGITS, ROUTE, EXPERTS_GROUP
+ *   GPU ROUTE    GEMV                    GEMM_SMALL                 LOGITS, ROUTE, EXPERTS_GROUP
  *   GPU experts  EXPERTS_GLU             EXPERTS_GLU                NORM, EXPERTS_GLU
  *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
@@ -40,9 +40,9 @@ enum op_kind {
     /* of both workers */
     OP_EMBED, /* x[t] = embedding of token t */
     OP_NORM,  /* out[t] = rmsnorm(x[t]) * norm; on the CPU also puts it into the order that LINEAR takes */
-    OP_ROPE_APPEND,  /* norm and rotation of the heads of q and k; k and v go into the cache */
-    OP_ROUTE,        /* the experts that a token's logits choose, and their weights */
-    OP_EXPERTS_GLU,  /* of each chosen expert glu(gate, up) */
+    OP_ROPE_APPEND, /* norm and rotation of the heads of q and k; k and v go into the cache */
+    OP_ROUTE,       /* the experts that a token's logits choose, and their weights */
+    OP_EXPERTS_GLU, /* of each chosen expert glu(gate, up); on the GPU of one and few tokens also the choice */
     OP_EXPERTS_DOWN, /* of each chosen expert down: of one token (GPU: of few) summed by weight into x */
     OP_EXPERTS_SUM,  /* those of several tokens, likewise */
     OP_LANE_READ,    /* x = what the other worker put into the lane */

@@ -109,7 +109,8 @@ struct op_experts_group {
 /* EXPERTS_GLU, EXPERTS_DOWN: of one and of few tokens, or of a chunk. */
 struct op_experts_glu {
     bool is_chunk;
-    struct gpuk_experts_glu few;
+    struct gpuk_experts_glu few; /* its `ahead` is: */
+    struct gpuk_experts ahead;   /* weight NULL: none */
     struct gpuk_experts_glu_chunk chunk;
 };
 struct op_experts_down {

@@ -1,7 +1,8 @@
 /* Lowering: mixtures of experts. See making.h; called by math.c.
  *
- * The router's logits are a product of one or few tokens, with the norm, exact enough to choose by. What was chosen stays in
- * device memory: entries depend on shapes alone. One and few tokens take all experts where they lie; a chunk's tokens are
+ * The router's logits are a product of one or few tokens, with the norm, exact enough to choose by; the experts' gates make the
+ * choice before they begin, of a chunk an operation of its own. What was chosen stays in device memory: entries depend on
+ * shapes alone. One and few tokens take all experts where they lie; a chunk's tokens are
  * grouped by expert once, and each piece of the matrices is whole experts, whose part of the groups begins at their number. */
 #include "worker-gpu/program/making.h"
 
@@ -90,6 +91,19 @@ static struct gpuk_experts experts_of(struct lowering *low, const struct making 
     return experts;
 }
 
+/* What is read behind the gates. */
+static struct gpuk_experts downs_of(const struct lowering *low, const struct making *m)
+{
+    const struct gpu_matrix *down = gpu_matrix_of(low->source->weights, TENSOR_DOWN_EXPERTS, m->at->layer);
+    const uint32_t experts = low->source->model->config.router.experts, rows = down->rows / experts;
+    return (struct gpuk_experts){.format = down->format,
+                                 .experts = experts,
+                                 .rows = rows,
+                                 .cols = down->cols,
+                                 .weight = down->data,
+                                 .stride = tensor_format_bytes(down->format, rows, down->cols)};
+}
+
 void make_experts_glu(struct lowering *low, const struct making *m)
 {
     const struct gpu_buffers *b = low->source->buffers;
@@ -116,10 +130,13 @@ void make_experts_glu(struct lowering *low, const struct making *m)
         return;
     }
     op->workspace = gpu_area(b, GPU_AREA_EXPERTS);
-    op->as.experts_glu = (struct op_experts_glu){.few = {.gate = gate,
+    op->as.experts_glu = (struct op_experts_glu){.ahead = downs_of(low, m),
+                                                 .few = {.gate = gate,
                                                          .up = up,
                                                          .glu = c->glu,
                                                          .choice = choice_of(low),
+                                                         .router = &c->router,
+                                                         .logits = gpu_area(b, GPU_AREA_ROUTER),
                                                          .x = gpu_area(b, GPU_AREA_X),
                                                          .norm = making_vector(low, m, m->at->math->norm),
                                                          .x_stride = c->hidden,

@@ -356,6 +356,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     bool mlp = unit_part(unit) == UNIT_MLP;
     double window = p->model->config.window ? p->model->config.window[unit_layer(unit)] : 0;
     struct weights w = {.products = 0};
+    u->experts = kind == MATH_PART_SPARSE;
     add_weights(p, unit, &w);
     if (!mlp) add_attention(p, &p->cpu, window, 0, &w.cpu);
     add_bytes(&p->cpu, activation_bytes(p, kind), p->cpu.read, &w.cpu);
@@ -378,7 +379,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
                               : p->together * w.gpu.total;
     u->gpu_bound = bound_of(&w.gpu);
     u->stream = in_slices(p, &w, more);
-    u->stays = kind == MATH_PART_SPARSE && p->tier != OP_TIER_CHUNK;
+    u->stays = u->experts && p->tier != OP_TIER_CHUNK;
     if (u->packed)
         u->stream +=
             (unit_read_packed(p, mlp) ? COST_READ_PACKED_PART : 1) * expand_seconds(p, (double)u->bytes);

@@ -4,13 +4,19 @@
 
 #include "worker-gpu/device/emulated/emulated.h"
 
+static void choose(const struct model_router *router, const float *logits, const float *choice_bias,
+                   uint32_t tokens, const struct gpuk_choice *out)
+{
+    for (uint32_t t = 0; t < tokens; t++)
+        router_choose(router, logits + (size_t)t * router->experts, choice_bias,
+                      out->id + (size_t)t * out->chosen, out->weight + (size_t)t * out->chosen);
+}
+
 void emulated_run_route(struct emulated_math *math, const struct op *op)
 {
     (void)math;
     const struct op_route *c = &op->as.route;
-    for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n; t++)
-        router_choose(&c->router, c->logits + (size_t)t * c->router.experts, c->choice_bias,
-                      c->out.id + (size_t)t * c->out.chosen, c->out.weight + (size_t)t * c->out.chosen);
+    choose(&c->router, c->logits, c->choice_bias, emulated_count(op->count, op->tokens), &c->out);
 }
 
 /* The slot of an expert; false: it has none, or there is no such expert. */
@@ -56,6 +62,7 @@ static void glu_few(struct emulated_math *math, const struct gpuk_experts_glu *c
     float *up = ups_of(math, &c->gate, 1),
           *x = emulated_scratch(math, SCRATCH_EXPERTS_X, c->gate.cols * sizeof *x);
     uint32_t slot;
+    if (c->router) choose(c->router, c->logits, c->choice_bias, tokens, &c->choice);
     for (uint32_t t = 0; t < tokens && up && x; t++) {
         memcpy(x, c->x + (size_t)t * c->x_stride, c->gate.cols * sizeof *x);
         if (c->norm) math->vector->rmsnorm(x, x, c->norm, c->gate.cols, c->eps);

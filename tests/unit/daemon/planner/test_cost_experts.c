@@ -85,8 +85,8 @@ static void steps_read_what_their_tokens_choose(void **state)
     const struct cost_unit one = price_mlp(m, 1, 0), dense = price_mlp(m, 1, 1);
     expect("one token on the CPU", one.cpu, 4 * 10e-6 + (8 * EXPERT + BESIDE) / 100e9);
     expect("a dense layer", dense.cpu, 2 * 10e-6 + (2.0 * 3 * 6144 * 2048 + 2.0 * 2048) / 100e9);
-    /* GPU: router, choice, gates, downs at 5 us; 1,000 GB/s. */
-    expect("one token on the GPU", one.gpu, 4 * 5e-6 + (8 * EXPERT + BESIDE) / 1000e9);
+    /* GPU: router, gates with the choice, downs at 5 us; 1,000 GB/s. */
+    expect("one token on the GPU", one.gpu, 3 * 5e-6 + (8 * EXPERT + BESIDE) / 1000e9);
     expect("the link has all of them", one.link, (double)one.crossing / 50e9 + 10e-6);
     assert_true((double)one.crossing > 128 * EXPERT);
     assert_false(one.packed || one.cpu_packed || one.gpu_packed);
