@@ -251,7 +251,7 @@ void test_experts_few(struct test_context *t)
     test_few(t, &t->device, {FORMAT_BF16, 4, 2, 7, 30, 2, 2, GLU_SILU, false, true, true});
     test_few(t, &t->device, {FORMAT_F32, 4, 1, 1, 5, 3, 3, GLU_CLAMPED, true, false, false});
     /* more pairs than vectors have room, with blocks and as plain numbers */
-    test_few(t, &few, {FORMAT_Q4_0, 3, 3, 32, 4096, 16, 16, GLU_SILU, false, false, true});
+    test_few(t, &few, {FORMAT_Q4_0, 3, 3, 33, 4096, 16, 16, GLU_SILU, false, false, true});
     test_few(t, &few, {FORMAT_BF16, 3, 2, 8, 8192, 16, 16, GLU_SILU, false, false, true});
     if (!t->few) test_few(t, &few, {FORMAT_Q8_0, 40, 32, 64, 64, 16, 16, GLU_SILU, true, false, false});
     for (uint32_t tokens : {1u, 7u})

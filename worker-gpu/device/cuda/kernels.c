@@ -58,6 +58,7 @@ static int run_experts(struct device *d, const struct op *op, struct helm_err *e
     const struct op_experts_glu *glu = &op->as.experts_glu;
     const struct op_experts_down *down = &op->as.experts_down;
     const struct op_experts_sum *s = &op->as.experts_sum;
+    struct gpuk_experts_glu few;
     const struct gpuk_device *caps = &cuda_of(d)->caps;
     switch (op->kind) {
     case OP_ROUTE:
@@ -69,8 +70,9 @@ static int run_experts(struct device *d, const struct op *op, struct helm_err *e
     case OP_EXPERTS_GLU:
         if (glu->is_chunk)
             return gpuk_experts_glu_chunk(caps, &glu->chunk, op->tokens, op->flags, STREAM(d), err);
-        return gpuk_experts_glu(caps, &glu->few, op->tokens, op->count, op->workspace, op->flags, STREAM(d),
-                                err);
+        few = glu->few;
+        if (glu->ahead.weight) few.ahead = &glu->ahead;
+        return gpuk_experts_glu(caps, &few, op->tokens, op->count, op->workspace, op->flags, STREAM(d), err);
     case OP_EXPERTS_DOWN:
         if (down->is_chunk)
             return gpuk_experts_down_chunk(caps, &down->chunk, op->tokens, op->flags, STREAM(d), err);
