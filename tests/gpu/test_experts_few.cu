@@ -225,8 +225,8 @@ static void test_routed(struct test_context *t, const struct gpuk_device *device
 
 void test_experts_few(struct test_context *t)
 {
-    struct gpuk_device plain = t->device, few = t->device;
-    plain.bulk_copy = false, few.sm_count = 3;
+    struct gpuk_device plain = t->device, few = t->device, one = t->device;
+    plain.bulk_copy = false, few.sm_count = 3, one.sm_count = 1;
     for (int f = 0; f < FORMAT_COUNT; f++) {
         const enum tensor_format format = (enum tensor_format)f;
         if (tensor_format_of(format)->variable) continue;
@@ -250,6 +250,8 @@ void test_experts_few(struct test_context *t)
     /* no row begins where copies may, nor is a matrix a whole number of vectors */
     test_few(t, &t->device, {FORMAT_BF16, 4, 2, 7, 30, 2, 2, GLU_SILU, false, true, true});
     test_few(t, &t->device, {FORMAT_F32, 4, 1, 1, 5, 3, 3, GLU_CLAMPED, true, false, false});
+    /* more units a warp than it looks up at once */
+    test_few(t, &one, {FORMAT_Q8_0, 4, 2, 640, 32, 1, 1, GLU_SILU, false, true, true});
     /* more pairs than vectors have room, with blocks and as plain numbers */
     test_few(t, &few, {FORMAT_Q4_0, 3, 3, 33, 4096, 16, 16, GLU_SILU, false, false, true});
     test_few(t, &few, {FORMAT_BF16, 3, 2, 8, 8192, 16, 16, GLU_SILU, false, false, true});

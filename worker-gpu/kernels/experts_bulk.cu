@@ -26,6 +26,9 @@ struct experts_bulk_params {
     uint32_t groups;       /* of 32 float4 of a vector */
     uint32_t pairs;        /* tokens * chosen */
     uint32_t rows_most;    /* of down, of a block */
+
+    /* Sums that a warp brings to an end together, those of all vectors of a unit at least. */
+    __host__ __device__ uint32_t done_most() const { return vectors > 32 ? 64 : 32; }
 };
 
 /* Bytes of a tile's row at most. */
@@ -34,11 +37,14 @@ template <typename D> __host__ __device__ constexpr uint32_t tile_of()
     return D::SCALED ? D::TILE_LARGE : D::TILE;
 }
 
-/* A warp's next tile to ask for: of which unit of the round, where its rows begin (b NULL: there is none), which tile. It
- * lies in shared memory, one lane's, since registers are short. */
-struct bulk_ask {
+/* Where a unit's rows begin; b NULL: there is none. */
+struct alignas(16) bulk_rows {
     const unsigned char *a, *b;
-    uint32_t unit, chunk;
+};
+/* Sums of a unit with a vector, and of which. */
+struct alignas(16) bulk_sum {
+    float sum[2];
+    uint32_t unit, vector;
 };
 
 /* Shared memory, in this order. */
@@ -46,7 +52,7 @@ template <typename D> struct bulk_memory {
     unsigned char *ring; /* [WARPS][slots][2][pitch]; while the choice is made, its scratch */
     float4 *x;           /* [vectors][vector_quads] */
     uint64_t *barriers;  /* [WARPS][slots] */
-    float *acc;          /* [WARPS][vectors][2] sums of a unit so far */
+    bulk_sum *done;      /* [WARPS][done_most] sums that wait for others */
     float *squares;      /* [vectors][groups] */
     float *scale;        /* [vectors] */
     float *sums;         /* of down: [pairs][rows_most] */
@@ -58,7 +64,7 @@ template <typename D> struct bulk_memory {
     uint32_t *slot;      /* [pairs] their slots */
     uint32_t *begin;     /* [pairs + 1] where an expert's pairs begin in `sorted` */
     uint32_t *experts;   /* how many */
-    bulk_ask *asks;      /* [WARPS] */
+    bulk_rows *rows;     /* [WARPS][32] of a warp's units, from every 32nd of them on */
 
     __host__ __device__ size_t lay(unsigned char *at, const experts_bulk_params &q)
     {
@@ -71,7 +77,7 @@ template <typename D> struct bulk_memory {
         ring = take((size_t)WARPS * q.slots * 2 * q.pitch);
         x = reinterpret_cast<float4 *>(take((size_t)q.vectors * q.vector_quads * 16));
         barriers = reinterpret_cast<uint64_t *>(take((size_t)WARPS * q.slots * 8));
-        acc = reinterpret_cast<float *>(take((size_t)WARPS * q.vectors * 8));
+        done = reinterpret_cast<bulk_sum *>(take((size_t)WARPS * q.done_most() * sizeof *done));
         squares = reinterpret_cast<float *>(take((size_t)q.vectors * q.groups * 4));
         scale = reinterpret_cast<float *>(take((size_t)q.vectors * 4));
         sums = reinterpret_cast<float *>(take((size_t)q.pairs * q.rows_most * 4));
@@ -83,7 +89,7 @@ template <typename D> struct bulk_memory {
         slot = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
         begin = reinterpret_cast<uint32_t *>(take((size_t)(q.pairs + 1) * 4));
         experts = reinterpret_cast<uint32_t *>(take(4));
-        asks = reinterpret_cast<bulk_ask *>(take(WARPS * sizeof *asks));
+        rows = reinterpret_cast<bulk_rows *>(take(WARPS * 32 * sizeof *rows));
         return (size_t)(at - from);
     }
 };
@@ -203,27 +209,34 @@ template <typename D> struct experts_bulk_block {
         if (D::LOOSE) return tile_window_of(from, bytes);
         return {from, bytes};
     }
-    /* Starts the copy of the warp's next tile, if there is one; one lane. */
-    __device__ __forceinline__ void bring(const bulk_round &r, uint32_t slot, uint32_t barrier) const
+    /* Starts the copy of tile `chunk` of the warp's unit number `n`, if there is one; the whole warp, tile by tile. */
+    __device__ __forceinline__ void bring(const bulk_round &r, uint32_t n, uint32_t chunk, uint32_t slot,
+                                          uint32_t barrier) const
     {
-        bulk_ask &ask = m.asks[warp];
-        if (ask.unit >= r.units) return;
-        if (ask.chunk == 0) {
-            const bulk_unit unit = unit_of(r, ask.unit);
-            const uint64_t at = m.slot[unit.expert], row = unit.row * p.row_bytes;
-            ask.a = p.role[0].weight + at * p.role[0].stride + row;
-            ask.b = !p.down            ? p.role[1].weight + at * p.role[1].stride + row
-                    : has_second(unit) ? ask.a + p.row_bytes
-                                       : nullptr;
+        if (n * WARPS + warp >= r.units) return;
+        bulk_rows *rows = m.rows + warp * 32;
+        if (chunk == 0 && n % 32 == 0) { /* a lane a unit: divisions are slow */
+            __syncwarp();
+            const uint32_t u = (n + lane) * WARPS + warp;
+            if (u < r.units) {
+                const bulk_unit unit = unit_of(r, u);
+                const uint64_t at = m.slot[unit.expert], row = unit.row * p.row_bytes;
+                const unsigned char *a = p.role[0].weight + at * p.role[0].stride + row;
+                rows[lane] = {a, !p.down            ? p.role[1].weight + at * p.role[1].stride + row
+                                 : has_second(unit) ? a + p.row_bytes
+                                                    : nullptr};
+            }
+            __syncwarp();
         }
-        const uint32_t bytes = tile_bytes(ask.chunk);
-        const uint64_t at = (uint64_t)ask.chunk * tile_of<D>();
-        const tile_window a = window_of(ask.a + at, bytes),
-                          b = ask.b ? window_of(ask.b + at, bytes) : tile_window{nullptr, 0};
+        if (lane != 0) return;
+        const bulk_rows from = rows[n % 32];
+        const uint32_t bytes = tile_bytes(chunk);
+        const uint64_t at = (uint64_t)chunk * tile_of<D>();
+        const tile_window a = window_of(from.a + at, bytes),
+                          b = from.b ? window_of(from.b + at, bytes) : tile_window{nullptr, 0};
         bulk_expect(barrier, a.bytes + b.bytes);
         bulk_copy(slot, a.from, a.bytes, barrier);
         if (b.bytes) bulk_copy(slot + q.pitch, b.from, b.bytes, barrier);
-        if (++ask.chunk == q.chunks) ask.chunk = 0, ask.unit += WARPS;
     }
     /* Where a tile's rows lie in its slot: matrices begin on 16 bytes, rows wherever they do. */
     __device__ __forceinline__ tile_place tile_at(const bulk_unit &unit, uint32_t chunk,
@@ -289,14 +302,16 @@ template <typename D> struct experts_bulk_block {
 
     /* ---- sums ---- */
 
-    /* What a unit's sums make, of pairs [v, after) of the round. */
-    __device__ __forceinline__ void finish(const bulk_round &r, const bulk_unit &unit, uint32_t first,
-                                           uint32_t after, const float *acc) const
+    /* What the first `count` sums of the warp's make; the whole warp. */
+    __device__ __forceinline__ void finish(const bulk_round &r, uint32_t count) const
     {
-        for (uint32_t v = first + lane; v < after; v += 32) {
-            const uint32_t pair = m.sorted[r.from + v];
-            float a = acc[2 * v], b = acc[2 * v + 1];
-            if (p.norm) a = __fmul_rn(a, m.scale[v]), b = __fmul_rn(b, m.scale[v]);
+        __syncwarp(); /* all sums are there */
+        for (uint32_t i = lane; i < count; i += 32) {
+            const bulk_sum &done = m.done[warp * q.done_most() + i];
+            const bulk_unit unit = unit_of(r, done.unit);
+            const uint32_t pair = m.sorted[r.from + done.vector];
+            float a = done.sum[0], b = done.sum[1];
+            if (p.norm) a = __fmul_rn(a, m.scale[done.vector]), b = __fmul_rn(b, m.scale[done.vector]);
             const uint64_t bias = (uint64_t)m.expert[unit.expert] * p.rows + unit.row;
             if (p.role[0].bias) a += p.role[0].bias[bias];
             if (p.down) {
@@ -308,6 +323,7 @@ template <typename D> struct experts_bulk_block {
                 p.out[(uint64_t)pair * p.rows + unit.row] = experts_glu_of(p.glu, a, b);
             }
         }
+        __syncwarp(); /* and have been read */
     }
     __device__ __forceinline__ void add_up(uint32_t tokens) const
     {
@@ -349,7 +365,7 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
     const uint32_t ring = shared_address(m.ring) + warp * q.slots * 2 * q.pitch,
                    barriers = shared_address(m.barriers) + warp * q.slots * 8;
     const unsigned char *ring_at = m.ring + (size_t)warp * q.slots * 2 * q.pitch;
-    float *acc = m.acc + (size_t)warp * q.vectors * 2;
+    bulk_sum *done = m.done + warp * q.done_most();
 
     let_next_start();
     if (lane == 0) bulk_barriers_open(barriers, q.slots);
@@ -381,12 +397,14 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
     uint32_t slot = 0, parity = 0;
     for (uint32_t from = works ? m.begin[expert] : 0, after = works ? m.begin[last + 1] : 0; from < after;) {
         const bulk_round r = block.round_of(from, expert, last, unit_first, unit_end);
-        if (lane == 0) {
-            m.asks[warp].unit = warp, m.asks[warp].chunk = 0;
-            for (uint32_t k = 0, into = slot; k < q.slots; k++) {
-                block.bring(r, ring + into * 2 * q.pitch, barriers + 8 * into);
-                if (++into == q.slots) into = 0;
-            }
+        uint32_t ask = 0, ask_chunk = 0, waiting = 0;
+        const auto ask_next = [&](uint32_t into) {
+            block.bring(r, ask, ask_chunk, ring + into * 2 * q.pitch, barriers + 8 * into);
+            if (++ask_chunk == q.chunks) ask_chunk = 0, ask++;
+        };
+        for (uint32_t k = 0, into = slot; k < q.slots; k++) {
+            ask_next(into);
+            if (++into == q.slots) into = 0;
         }
         block.put_x(r);
         for (uint32_t u = warp; u < r.units; u += WARPS) {
@@ -395,6 +413,7 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
             const uint32_t begin = m.begin[unit.expert], end = m.begin[unit.expert + 1],
                            first = begin > r.from ? begin - r.from : 0,
                            behind = (end < r.after ? end : r.after) - r.from;
+            if (waiting + behind - first > q.done_most()) block.finish(r, waiting), waiting = 0;
             for (uint32_t chunk = 0; chunk < q.chunks; chunk++) {
                 bulk_wait(barriers + 8 * slot, parity);
                 const tile_place tile = block.tile_at(unit, chunk, ring_at + (size_t)slot * 2 * q.pitch);
@@ -403,19 +422,19 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
                 for (uint32_t v = first; v < behind; v++) {
                     const float sum = tile_fold(
                         tile_sums<D, tile_of<D>()>(tile, bytes, m.x + (size_t)v * q.vector_quads + line));
-                    float *to = acc + 2 * v + lane / 16;
-                    if ((lane & 15) == 0) *to = chunk ? *to + sum : sum;
+                    bulk_sum *to = done + waiting + (v - first);
+                    if ((lane & 15) == 0) to->sum[lane / 16] = chunk ? to->sum[lane / 16] + sum : sum;
+                    if (lane == 0) to->unit = u, to->vector = v;
                 }
                 /* Every lane has taken sums of what every other read, so the slot may be filled again; the barrier
                  * says the order to tools that look for races. */
                 __syncwarp();
-                if (lane == 0) block.bring(r, ring + slot * 2 * q.pitch, barriers + 8 * slot);
+                ask_next(slot);
                 if (++slot == q.slots) slot = 0, parity ^= 1;
             }
-            __syncwarp(); /* both sums of every pair are there */
-            block.finish(r, unit, first, behind, acc);
-            __syncwarp(); /* and have been read */
+            waiting += behind - first;
         }
+        block.finish(r, waiting);
         if (p.ahead.weight && r.after == after) block.ask_ahead();
         from = r.after;
         while (expert < last && m.begin[expert + 1] <= from) expert++;
