@@ -162,11 +162,12 @@ template <typename D> struct experts_bulk_block {
             for (uint32_t k = 0; k < pairs; k++) at += m.is_first[k] && m.id[k] < id;
             m.expert[at] = id, m.slot[at] = slot, m.begin[at] = less;
         }
-        if (i == 0) {
-            uint32_t experts = 0, there = 0;
-            for (uint32_t k = 0; k < pairs; k++)
-                experts += m.is_first[k], there += m.id[k] != GPUK_SLOT_ABSENT;
-            m.begin[experts] = there, *m.experts = experts;
+        if (warp == WARPS - 1) {
+            float experts = 0, there = 0; /* exact */
+            for (uint32_t k = lane; k < pairs; k += 32)
+                experts += (float)m.is_first[k], there += m.id[k] != GPUK_SLOT_ABSENT ? 1.0f : 0.0f;
+            experts = warp_sum(experts), there = warp_sum(there);
+            if (lane == 0) m.begin[(uint32_t)experts] = (uint32_t)there, *m.experts = (uint32_t)experts;
         }
         __syncthreads();
     }
@@ -526,7 +527,8 @@ template <typename D> static int bulk_launch(const struct experts_call &call, st
 template <typename D> static int bulk_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     if (!device->bulk_copy) return HELM_OK;
-    return gpuk_prepare("experts", experts_bulk<D>, (size_t)device->shared_bytes_max, err);
+    const int rc = gpuk_prepare("experts", experts_bulk<D>, (size_t)device->shared_bytes_max, err);
+    return rc ? rc : gpuk_prefer_shared("experts", experts_bulk<D>, err);
 }
 #define BULK(D)                                                                                              \
     {                                                                                                        \

@@ -232,9 +232,9 @@ template <typename D> static int tensor_prepare(const struct gpuk_device *device
 {
     const uint32_t warps = device->tensor_cores ? warps_for<D>(device) : 0;
     if (!warps) return HELM_OK;
-    return gpuk_prepare("experts of a chunk",
-                        warps == WARPS_MANY ? experts_tensor<D, WARPS_MANY> : experts_tensor<D, WARPS_FEW>,
-                        shared_of<D>(warps), err);
+    const auto kernel = warps == WARPS_MANY ? experts_tensor<D, WARPS_MANY> : experts_tensor<D, WARPS_FEW>;
+    const int rc = gpuk_prepare("experts of a chunk", kernel, shared_of<D>(warps), err);
+    return rc ? rc : gpuk_prefer_shared("experts of a chunk", kernel, err);
 }
 template <typename D> static constexpr struct experts_chunk_kernel tensor_of()
 {
