@@ -152,11 +152,9 @@ static int gpuk_prepare(const char *what, void (*kernel)(P...), size_t shared, s
 template <typename... P>
 static int gpuk_prefer_shared(const char *what, void (*kernel)(P...), struct helm_err *err)
 {
-    cudaError_t code = cudaSuccess;
-#ifndef HELM_CUDA_EMULATED
-    code = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                cudaSharedmemCarveoutMaxShared);
-#endif
+    cudaError_t code =
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared);
     return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, what);
 }
 
