@@ -341,12 +341,14 @@ template <typename D> struct experts_bulk_block {
             p.out[at] = (p.residual ? __ldcg(p.residual + at) : 0.0f) + total;
         }
     }
-    /* Asks for the block's share of the matrices that are read next. */
+    /* Asks for the block's share of the matrices that are read next, pieces go round the blocks: as much as stays in the
+     * L2 until it is read. */
     __device__ __forceinline__ void ask_ahead() const
     {
-        const uint32_t piece = 16 << 10, each = div_up((uint32_t)(p.ahead_bytes / 16), piece / 16),
-                       all = *m.experts * each;
-        for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < all; i += gridDim.x * THREADS) {
+        const uint32_t piece = 4 << 10, most = (16 << 20) / piece,
+                       each = div_up((uint32_t)(p.ahead_bytes / 16), piece / 16), wanted = *m.experts * each,
+                       all = wanted < most ? wanted : most;
+        for (uint32_t i = threadIdx.x * gridDim.x + blockIdx.x; i < all; i += THREADS * gridDim.x) {
             const uint64_t at = (uint64_t)(i % each) * piece, left = (p.ahead_bytes & ~15ull) - at;
             bulk_ask_l2(p.ahead.weight + m.slot[i / each] * p.ahead.stride + at,
                         left < piece ? (uint32_t)left : piece);
