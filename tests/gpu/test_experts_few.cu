@@ -254,8 +254,8 @@ void test_experts_few(struct test_context *t)
     test_few(t, &one, {FORMAT_Q8_0, 4, 2, 640, 32, 1, 1, GLU_SILU, false, true, true});
     /* more pairs than vectors have room, with blocks and as plain numbers */
     test_few(t, &few, {FORMAT_Q4_0, 3, 3, 33, 4096, 16, 16, GLU_SILU, false, false, true});
-    test_few(t, &few, {FORMAT_BF16, 3, 2, 8, 8192, 16, 16, GLU_SILU, false, false, true});
-    if (!t->few) test_few(t, &few, {FORMAT_Q8_0, 40, 32, 64, 64, 16, 16, GLU_SILU, true, false, false});
+    test_few(t, &few, {FORMAT_BF16, 3, 2, 8, 8192, 6, 6, GLU_SILU, false, false, true});
+    if (!t->few) test_few(t, &few, {FORMAT_Q8_0, 40, 32, 64, 64, 4, 4, GLU_SILU, true, false, false});
     for (uint32_t tokens : {1u, 7u})
         for (struct gpuk_device *device : {&t->device, &plain}) test_routed(t, device, tokens);
     struct helm_err err = {};
