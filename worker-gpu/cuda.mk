@@ -92,7 +92,7 @@ $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	$(call say,NVCC,$<)
 	$(Q)$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) -MMD -MP -c -o $@ $<
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
-CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
+CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/experts_bulk.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # tests have no kernels of their own, nor have most benchmarks: one architecture is as good as five

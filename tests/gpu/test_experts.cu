@@ -227,6 +227,9 @@ void test_experts(struct test_context *t)
     }
     /* more than a tile of tokens an expert; columns and rows that are no whole steps; a stride that tensor cores do not take */
     test_chunk(t, &few, {FORMAT_BF16, 2, 1, 72, 40, 150, 149, GLU_SILU, false, true});
+    test_chunk(t, &few, {FORMAT_BF16, 2, 1, 24, 88, 230, 229, GLU_SILU, false, true});
+    test_chunk(t, &few, {FORMAT_Q6_K, 1, 1, 20, 512, 130, 129, GLU_SILU, false, false});
+    test_chunk(t, &few, {FORMAT_MXFP4, 1, 1, 64, 352, 100, 97, GLU_CLAMPED, false, true});
     test_chunk(t, &few, {FORMAT_F16, 5, 2, 33, 136, 70, 70, GLU_CLAMPED, true, true});
     test_chunk(t, &few, {FORMAT_BF16, 3, 2, 7, 30, 5, 5, GLU_SILU, true, false});
     if (!t->few) test_chunk(t, &few, {FORMAT_Q8_0, 70, 3, 32, 64, 90, 80, GLU_SILU, true, false});

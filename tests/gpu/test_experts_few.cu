@@ -43,8 +43,8 @@ static std::vector<float> run_glu(const few_test &f, const test_role &gate, cons
     args.choice = f.choice(part.token), args.x_stride = c.cols + X_APART;
     args.x = x.as<float>() + part.token * args.x_stride, args.norm = norm ? norm->as<float>() : nullptr;
     args.eps = 1e-5f, args.act = act.as<float>();
-    GPUK(gpuk_experts_glu(f.device, &args, part.tokens, counts.as<uint32_t>(), f.workspace->at, 0,
-                          f.t->stream, &err));
+    GPUK(gpuk_experts_glu(f.device, &args, part.tokens, part.tokens == 1 ? nullptr : counts.as<uint32_t>(),
+                          f.workspace->at, 0, f.t->stream, &err));
     CUDA(cudaStreamSynchronize(f.t->stream));
     return act.read<float>();
 }
@@ -116,8 +116,8 @@ static std::vector<float> run_down(const few_test &f, const test_role &down, con
     args.act = act.as<float>() + (size_t)part.token * c.chosen * c.rows;
     args.residual = before.as<float>(), args.out = in_place ? before.as<float>() : out.as<float>();
     args.out_stride = stride;
-    GPUK(gpuk_experts_down(f.device, &args, part.tokens, counts.as<uint32_t>(), f.workspace->at, 0,
-                           f.t->stream, &err));
+    GPUK(gpuk_experts_down(f.device, &args, part.tokens, part.tokens == 1 ? nullptr : counts.as<uint32_t>(),
+                           f.workspace->at, 0, f.t->stream, &err));
     CUDA(cudaStreamSynchronize(f.t->stream));
     return in_place ? before.read<float>() : out.read<float>();
 }
@@ -196,8 +196,9 @@ static void test_routed(struct test_context *t, const struct gpuk_device *device
     const std::vector<uint32_t> slot = random_slots(t, experts, true);
     const test_role gate(t, FORMAT_Q4_K, experts, rows, cols, slot, false),
         up(t, FORMAT_Q4_K, experts, rows, cols, slot, false);
-    const std::vector<float> logits = random_floats(t, (size_t)tokens * experts),
-                             x = random_floats(t, tokens * cols);
+    std::vector<float> logits = random_floats(t, (size_t)tokens * experts);
+    for (float &v : logits) v = floorf(v * 4); /* ties */
+    const std::vector<float> x = random_floats(t, tokens * cols);
     gpu_buffer dlogits(logits), dx(x), slots(slot), count(std::vector<uint32_t>{tokens}),
         workspace(gpuk_experts_workspace_bytes(tokens, chosen, cols));
     std::vector<float> act[2], weight[2];
@@ -224,8 +225,8 @@ static void test_routed(struct test_context *t, const struct gpuk_device *device
 
 void test_experts_few(struct test_context *t)
 {
-    struct gpuk_device plain = t->device, few = t->device;
-    plain.bulk_copy = false, few.sm_count = 3;
+    struct gpuk_device plain = t->device, few = t->device, one = t->device;
+    plain.bulk_copy = false, few.sm_count = 3, one.sm_count = 1;
     for (int f = 0; f < FORMAT_COUNT; f++) {
         const enum tensor_format format = (enum tensor_format)f;
         if (tensor_format_of(format)->variable) continue;
@@ -249,10 +250,12 @@ void test_experts_few(struct test_context *t)
     /* no row begins where copies may, nor is a matrix a whole number of vectors */
     test_few(t, &t->device, {FORMAT_BF16, 4, 2, 7, 30, 2, 2, GLU_SILU, false, true, true});
     test_few(t, &t->device, {FORMAT_F32, 4, 1, 1, 5, 3, 3, GLU_CLAMPED, true, false, false});
+    /* more units a warp than it looks up at once */
+    test_few(t, &one, {FORMAT_Q8_0, 4, 2, 640, 32, 1, 1, GLU_SILU, false, true, true});
     /* more pairs than vectors have room, with blocks and as plain numbers */
-    test_few(t, &few, {FORMAT_Q4_0, 3, 3, 32, 4096, 16, 16, GLU_SILU, false, false, true});
-    test_few(t, &few, {FORMAT_BF16, 3, 2, 8, 8192, 16, 16, GLU_SILU, false, false, true});
-    if (!t->few) test_few(t, &few, {FORMAT_Q8_0, 40, 32, 64, 64, 16, 16, GLU_SILU, true, false, false});
+    test_few(t, &few, {FORMAT_Q4_0, 3, 3, 33, 4096, 16, 16, GLU_SILU, false, false, true});
+    test_few(t, &few, {FORMAT_BF16, 3, 2, 8, 8192, 6, 6, GLU_SILU, false, false, true});
+    if (!t->few) test_few(t, &few, {FORMAT_Q8_0, 40, 32, 64, 64, 4, 4, GLU_SILU, true, false, false});
     for (uint32_t tokens : {1u, 7u})
         for (struct gpuk_device *device : {&t->device, &plain}) test_routed(t, device, tokens);
     struct helm_err err = {};

@@ -42,6 +42,13 @@ __device__ __forceinline__ uint32_t experts_slot(const uint32_t *slot, uint32_t 
     return slot ? __ldcg(slot + id) : id;
 }
 
+/* Tokens that count. */
+__device__ __forceinline__ uint32_t experts_tokens(const experts_params &p)
+{
+    const uint32_t count = p.count ? *p.count : p.tokens;
+    return count < p.tokens ? count : p.tokens;
+}
+
 __device__ __forceinline__ float experts_glu_of(enum glu_kind kind, float gate, float up)
 {
     if (kind == GLU_SILU) return silu(gate) * up;
@@ -120,25 +127,57 @@ __device__ __forceinline__ void experts_open_groups(const struct model_router &r
     __syncwarp();
 }
 
-/* One token's choice by a whole warp: id[chosen] and weight[chosen], in shared memory, and for all lanes to read behind
- * a barrier. logits: in device memory. scratch: experts_scratch floats of the warp's own. */
+/* Scores of experts, what they are chosen by (NaN where they may not be), and the lane's largest score. By a warp, or by
+ * `threads` threads, the caller `thread` among them. */
+__device__ __forceinline__ float experts_score(const struct model_router &router, const float *logits,
+                                               const float *choice_bias, float *scratch, uint32_t thread,
+                                               uint32_t threads)
+{
+    float *score = scratch, *value = scratch + router.experts, most = -INFINITY;
+    for (uint32_t i = thread; i < router.experts; i += threads) {
+        float s = __ldcg(logits + i);
+        if (!(s == s)) s = -INFINITY;
+        if (router.score == ROUTER_SIGMOID) s = 1.0f / (1.0f + expf(-s));
+        score[i] = s, most = fmaxf(most, s);
+        s += choice_bias ? choice_bias[i] : 0.0f;
+        value[i] = s == s ? s : -INFINITY;
+    }
+    return most;
+}
+/* The weight of the lane's expert `mine`, lanes below `chosen`; by a whole warp. most: the largest score. */
+__device__ __forceinline__ float experts_weigh(const struct model_router &router, const float *score,
+                                               float most, uint32_t mine)
+{
+    const uint32_t n = router.experts, k = router.chosen, lane = threadIdx.x & 31;
+    float w = lane < k ? score[mine] : 0.0f, sum;
+    if (router.score == ROUTER_SIGMOID) {
+        if (!router.normalise) return w * router.scale;
+        sum = warp_sum(w);
+        return w / (sum + 1e-20f) * router.scale;
+    }
+    if (most == -INFINITY) most = 0.0f;
+    w = lane < k ? expf(w - most) : 0.0f;
+    if (router.score == ROUTER_SOFTMAX && !router.normalise) {
+        sum = 0;
+        for (uint32_t i = lane; i < n; i += 32) sum += expf(score[i] - most);
+    } else {
+        sum = w;
+    }
+    sum = warp_sum(sum);
+    return (sum > 0.0f ? w / sum : 1.0f / (float)k) * router.scale;
+}
+
+/* One token's choice by a whole warp: id[chosen] and weight[chosen], in shared memory, for all lanes to read behind a
+ * barrier. logits: in device memory. scratch: experts_scratch floats of the warp's own. */
 __device__ __forceinline__ void experts_choose(const struct model_router &router, const float *logits,
                                                const float *choice_bias, float *scratch, uint32_t *id,
                                                float *weight)
 {
     const uint32_t n = router.experts, k = router.chosen, lane = threadIdx.x & 31;
-    const bool sigmoids = router.score == ROUTER_SIGMOID;
-    float *score = scratch, *value = scratch + n, most = -INFINITY;
-    for (uint32_t i = lane; i < n; i += 32) {
-        float s = __ldcg(logits + i);
-        if (!(s == s)) s = -INFINITY;
-        if (sigmoids) s = 1.0f / (1.0f + expf(-s));
-        score[i] = s, most = fmaxf(most, s);
-        s += choice_bias ? choice_bias[i] : 0.0f;
-        value[i] = s == s ? s : -INFINITY;
-    }
+    float *value = scratch + n;
+    const float most = experts_most(experts_score(router, logits, choice_bias, scratch, lane, 32));
     __syncwarp();
-    if (sigmoids && router.groups > router.groups_chosen)
+    if (router.score == ROUTER_SIGMOID && router.groups > router.groups_chosen)
         experts_open_groups(router, value, scratch + 2 * n, lane);
 
     /* each lane's best; only the lane whose was taken looks again */
@@ -160,27 +199,47 @@ __device__ __forceinline__ void experts_choose(const struct model_router &router
         if (lane == j) mine = i;
         if (lane == i % 32) value[i] = __uint_as_float(0x7fc00000u), best = best_of_lane();
     }
+    const float w = experts_weigh(router, scratch, most, mine);
+    if (lane < k) id[lane] = mine, weight[lane] = w;
+}
 
-    float w = lane < k ? score[mine] : 0.0f, sum;
-    if (sigmoids) {
-        if (router.normalise) {
-            sum = warp_sum(w);
-            w /= sum + 1e-20f;
+/* The same by a whole block of `threads`, a multiple of 32, for one token, sooner: an expert's place is how many are
+ * better. For routers of few experts without groups. Weights are made only where `weigh`. */
+static const uint32_t EXPERTS_RANKED_MAX = 256;
+__device__ __forceinline__ bool experts_ranks(const struct model_router &router)
+{
+    return router.experts <= EXPERTS_RANKED_MAX && router.experts % 4 == 0 &&
+           !(router.score == ROUTER_SIGMOID && router.groups > router.groups_chosen);
+}
+__device__ __forceinline__ void experts_rank(const struct model_router &router, const float *logits,
+                                             const float *choice_bias, float *scratch, uint32_t *id,
+                                             float *weight, uint32_t threads, bool weigh)
+{
+    const uint32_t n = router.experts, k = router.chosen, lane = threadIdx.x & 31, part = threadIdx.x & 3;
+    uint32_t *order = reinterpret_cast<uint32_t *>(scratch + n); /* in place of the values */
+    experts_score(router, logits, choice_bias, scratch, threadIdx.x, threads);
+    for (uint32_t i = threadIdx.x; i < n; i += threads) order[i] = experts_order(scratch[n + i]);
+    __syncthreads();
+    /* four neighbours share an expert: every fourth quad of the others each */
+    for (uint32_t base = 0; base < n; base += threads / 4) {
+        const uint32_t i = base + threadIdx.x / 4, mine = i < n ? order[i] : 0;
+        uint32_t better = 0;
+        for (uint32_t q = part; q < n / 4; q += 4) {
+            const uint4 v = reinterpret_cast<const uint4 *>(order)[q];
+            const uint32_t other[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++) better += other[j] > mine || (other[j] == mine && 4 * q + j < i);
         }
-    } else {
-        most = experts_most(most);
-        if (most == -INFINITY) most = 0.0f;
-        w = lane < k ? expf(w - most) : 0.0f;
-        if (router.score == ROUTER_SOFTMAX && !router.normalise) {
-            sum = 0;
-            for (uint32_t i = lane; i < n; i += 32) sum += expf(score[i] - most);
-        } else {
-            sum = w;
-        }
-        sum = warp_sum(sum);
-        w = sum > 0.0f ? w / sum : 1.0f / (float)k;
+        better += __shfl_xor_sync(0xffffffffu, better, 1);
+        better += __shfl_xor_sync(0xffffffffu, better, 2);
+        if (part == 0 && i < n && better < k) id[better] = i;
     }
-    if (lane < k) id[lane] = mine, weight[lane] = w * router.scale;
+    __syncthreads();
+    if (!weigh || threadIdx.x >= 32) return;
+    float most = -INFINITY;
+    for (uint32_t i = lane; i < n; i += 32) most = fmaxf(most, scratch[i]);
+    const float w = experts_weigh(router, scratch, experts_most(most), lane < k ? id[lane] : 0);
+    if (lane < k) weight[lane] = w;
 }
 
 /* ---- chunks: tiles of each expert's tokens ------------------------------------------------------------ */

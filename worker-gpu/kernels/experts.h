@@ -47,7 +47,9 @@ HELM_MUST_CHECK int gpuk_route(const struct model_router *router, const uint32_t
                                const float *logits, const float *choice_bias, const struct gpuk_choice *out,
                                uint32_t flags, void *stream, struct helm_err *err);
 
-/* act[token][j][row] = glu(gate, up) of expert id[token][j] over x[token * x_stride + i], normalised first if there is
+/* Of all launchers here: count NULL means all tokens.
+ *
+ * act[token][j][row] = glu(gate, up) of expert id[token][j] over x[token * x_stride + i], normalised first if there is
  * a norm (as gpuk_linear_args.norm). Of up to GPUK_BATCH_MAX tokens. An expert that several tokens chose is read once
  * where that is faster. Of an absent expert act is not written. */
 struct gpuk_experts_glu {

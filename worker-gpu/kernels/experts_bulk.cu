@@ -26,6 +26,9 @@ struct experts_bulk_params {
     uint32_t groups;       /* of 32 float4 of a vector */
     uint32_t pairs;        /* tokens * chosen */
     uint32_t rows_most;    /* of down, of a block */
+
+    /* Sums that a warp brings to an end together, those of all vectors of a unit at least. */
+    __host__ __device__ uint32_t done_most() const { return vectors > 32 ? 64 : 32; }
 };
 
 /* Bytes of a tile's row at most. */
@@ -34,12 +37,22 @@ template <typename D> __host__ __device__ constexpr uint32_t tile_of()
     return D::SCALED ? D::TILE_LARGE : D::TILE;
 }
 
+/* Where a unit's rows begin; b NULL: there is none. */
+struct alignas(16) bulk_rows {
+    const unsigned char *a, *b;
+};
+/* Sums of a unit with a vector, and of which. */
+struct alignas(16) bulk_sum {
+    float sum[2];
+    uint32_t unit, vector;
+};
+
 /* Shared memory, in this order. */
 template <typename D> struct bulk_memory {
     unsigned char *ring; /* [WARPS][slots][2][pitch]; while the choice is made, its scratch */
     float4 *x;           /* [vectors][vector_quads] */
     uint64_t *barriers;  /* [WARPS][slots] */
-    float *acc;          /* [WARPS][vectors][2] sums of a unit so far */
+    bulk_sum *done;      /* [WARPS][done_most] sums that wait for others */
     float *squares;      /* [vectors][groups] */
     float *scale;        /* [vectors] */
     float *sums;         /* of down: [pairs][rows_most] */
@@ -51,6 +64,7 @@ template <typename D> struct bulk_memory {
     uint32_t *slot;      /* [pairs] their slots */
     uint32_t *begin;     /* [pairs + 1] where an expert's pairs begin in `sorted` */
     uint32_t *experts;   /* how many */
+    bulk_rows *rows;     /* [WARPS][32] of a warp's units, from every 32nd of them on */
 
     __host__ __device__ size_t lay(unsigned char *at, const experts_bulk_params &q)
     {
@@ -63,7 +77,7 @@ template <typename D> struct bulk_memory {
         ring = take((size_t)WARPS * q.slots * 2 * q.pitch);
         x = reinterpret_cast<float4 *>(take((size_t)q.vectors * q.vector_quads * 16));
         barriers = reinterpret_cast<uint64_t *>(take((size_t)WARPS * q.slots * 8));
-        acc = reinterpret_cast<float *>(take((size_t)WARPS * q.vectors * 8));
+        done = reinterpret_cast<bulk_sum *>(take((size_t)WARPS * q.done_most() * sizeof *done));
         squares = reinterpret_cast<float *>(take((size_t)q.vectors * q.groups * 4));
         scale = reinterpret_cast<float *>(take((size_t)q.vectors * 4));
         sums = reinterpret_cast<float *>(take((size_t)q.pairs * q.rows_most * 4));
@@ -75,6 +89,7 @@ template <typename D> struct bulk_memory {
         slot = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
         begin = reinterpret_cast<uint32_t *>(take((size_t)(q.pairs + 1) * 4));
         experts = reinterpret_cast<uint32_t *>(take(4));
+        rows = reinterpret_cast<bulk_rows *>(take(WARPS * 32 * sizeof *rows));
         return (size_t)(at - from);
     }
 };
@@ -88,8 +103,7 @@ struct bulk_round {
 };
 /* A unit's place. */
 struct bulk_unit {
-    const unsigned char *a, *b; /* b is NULL behind an odd last row */
-    uint32_t expert, row;       /* the expert's place in the list */
+    uint32_t expert, row; /* the expert's place in the list; the first row */
 };
 
 template <typename D> struct experts_bulk_block {
@@ -101,20 +115,23 @@ template <typename D> struct experts_bulk_block {
 
     /* ---- the list ---- */
 
-    /* A warp a token: the choice, as gpuk_route makes it; the first block stores it. */
+    /* The choice, as gpuk_route makes it; the first block stores it. A warp a token, or all for one. */
     __device__ __forceinline__ void route(uint32_t tokens) const
     {
         const uint32_t chosen = p.choice.chosen;
-        if (warp < tokens) {
-            float *scratch = reinterpret_cast<float *>(m.ring) + (size_t)warp * experts_scratch(p.router);
-            uint32_t *id = m.id + warp * chosen;
-            float *weight = m.weight + warp * chosen;
+        float *scratch = reinterpret_cast<float *>(m.ring) + (size_t)warp * experts_scratch(p.router);
+        uint32_t *id = m.id + warp * chosen;
+        float *weight = m.weight + warp * chosen;
+        const bool stores = blockIdx.x == 0;
+        if (tokens == 1 && experts_ranks(p.router))
+            experts_rank(p.router, p.logits, p.choice_bias, reinterpret_cast<float *>(m.ring), m.id, m.weight,
+                         THREADS, stores);
+        else if (warp < tokens)
             experts_choose(p.router, p.logits + (size_t)warp * p.experts, p.choice_bias, scratch, id, weight);
-            __syncwarp();
-            if (blockIdx.x == 0 && lane < chosen) {
-                p.choice.id[warp * chosen + lane] = id[lane];
-                p.choice.weight[warp * chosen + lane] = weight[lane];
-            }
+        __syncwarp();
+        if (stores && warp < tokens && lane < chosen) {
+            p.choice.id[warp * chosen + lane] = id[lane];
+            p.choice.weight[warp * chosen + lane] = weight[lane];
         }
         __syncthreads();
     }
@@ -145,11 +162,12 @@ template <typename D> struct experts_bulk_block {
             for (uint32_t k = 0; k < pairs; k++) at += m.is_first[k] && m.id[k] < id;
             m.expert[at] = id, m.slot[at] = slot, m.begin[at] = less;
         }
-        if (i == 0) {
-            uint32_t experts = 0, there = 0;
-            for (uint32_t k = 0; k < pairs; k++)
-                experts += m.is_first[k], there += m.id[k] != GPUK_SLOT_ABSENT;
-            m.begin[experts] = there, *m.experts = experts;
+        if (warp == WARPS - 1) {
+            float experts = 0, there = 0; /* exact */
+            for (uint32_t k = lane; k < pairs; k += 32)
+                experts += (float)m.is_first[k], there += m.id[k] != GPUK_SLOT_ABSENT ? 1.0f : 0.0f;
+            experts = warp_sum(experts), there = warp_sum(there);
+            if (lane == 0) m.begin[(uint32_t)experts] = (uint32_t)there, *m.experts = (uint32_t)experts;
         }
         __syncthreads();
     }
@@ -175,18 +193,12 @@ template <typename D> struct experts_bulk_block {
     }
     __device__ __forceinline__ bulk_unit unit_of(const bulk_round &r, uint32_t u) const
     {
-        bulk_unit at;
-        if (p.down) {
-            at.expert = r.expert + u / row_pairs, at.row = row_first + u % row_pairs * 2;
-        } else {
-            at.expert = (r.unit_first + u) / p.rows, at.row = (r.unit_first + u) % p.rows;
-        }
-        const uint64_t slot = m.slot[at.expert], row = at.row * p.row_bytes;
-        at.a = p.role[0].weight + slot * p.role[0].stride + row;
-        at.b = !p.down               ? p.role[1].weight + slot * p.role[1].stride + row
-               : at.row + 1 < p.rows ? at.a + p.row_bytes
-                                     : nullptr;
-        return at;
+        if (p.down) return {r.expert + u / row_pairs, row_first + u % row_pairs * 2};
+        return {(r.unit_first + u) / p.rows, (r.unit_first + u) % p.rows};
+    }
+    __device__ __forceinline__ bool has_second(const bulk_unit &unit) const
+    {
+        return !p.down || unit.row + 1 < p.rows;
     }
     __device__ __forceinline__ uint32_t tile_bytes(uint32_t chunk) const
     {
@@ -198,17 +210,46 @@ template <typename D> struct experts_bulk_block {
         if (D::LOOSE) return tile_window_of(from, bytes);
         return {from, bytes};
     }
-    /* One lane. */
-    __device__ __forceinline__ void bring(const bulk_unit &unit, uint32_t chunk, uint32_t slot,
+    /* Starts the copy of tile `chunk` of the warp's unit number `n`, if there is one; the whole warp, tile by tile. */
+    __device__ __forceinline__ void bring(const bulk_round &r, uint32_t n, uint32_t chunk, uint32_t slot,
                                           uint32_t barrier) const
     {
+        if (n * WARPS + warp >= r.units) return;
+        bulk_rows *rows = m.rows + warp * 32;
+        if (chunk == 0 && n % 32 == 0) { /* a lane a unit: divisions are slow */
+            __syncwarp();
+            const uint32_t u = (n + lane) * WARPS + warp;
+            if (u < r.units) {
+                const bulk_unit unit = unit_of(r, u);
+                const uint64_t at = m.slot[unit.expert], row = unit.row * p.row_bytes;
+                const unsigned char *a = p.role[0].weight + at * p.role[0].stride + row;
+                rows[lane] = {a, !p.down            ? p.role[1].weight + at * p.role[1].stride + row
+                                 : has_second(unit) ? a + p.row_bytes
+                                                    : nullptr};
+            }
+            __syncwarp();
+        }
+        if (lane != 0) return;
+        const bulk_rows from = rows[n % 32];
         const uint32_t bytes = tile_bytes(chunk);
         const uint64_t at = (uint64_t)chunk * tile_of<D>();
-        const tile_window a = window_of(unit.a + at, bytes),
-                          b = unit.b ? window_of(unit.b + at, bytes) : tile_window{nullptr, 0};
+        const tile_window a = window_of(from.a + at, bytes),
+                          b = from.b ? window_of(from.b + at, bytes) : tile_window{nullptr, 0};
         bulk_expect(barrier, a.bytes + b.bytes);
         bulk_copy(slot, a.from, a.bytes, barrier);
-        if (unit.b) bulk_copy(slot + q.pitch, b.from, b.bytes, barrier);
+        if (b.bytes) bulk_copy(slot + q.pitch, b.from, b.bytes, barrier);
+    }
+    /* Where a tile's rows lie in its slot: matrices begin on 16 bytes, rows wherever they do. */
+    __device__ __forceinline__ tile_place tile_at(const bulk_unit &unit, uint32_t chunk,
+                                                  const unsigned char *slot) const
+    {
+        tile_place tile = {slot, slot + q.pitch};
+        if (D::LOOSE) {
+            const uint32_t row = (uint32_t)p.row_bytes, at = unit.row * row + chunk * tile_of<D>();
+            tile.a += at & 15;
+            tile.b += (p.down ? at + row : at) & 15;
+        }
+        return tile;
     }
 
     /* ---- vectors ---- */
@@ -262,25 +303,28 @@ template <typename D> struct experts_bulk_block {
 
     /* ---- sums ---- */
 
-    /* What a unit's sums make, of pairs [v, after) of the round. */
-    __device__ __forceinline__ void finish(const bulk_round &r, const bulk_unit &unit, uint32_t first,
-                                           uint32_t after, const float *acc) const
+    /* What the first `count` sums of the warp's make; the whole warp. */
+    __device__ __forceinline__ void finish(const bulk_round &r, uint32_t count) const
     {
-        for (uint32_t v = first + lane; v < after; v += 32) {
-            const uint32_t pair = m.sorted[r.from + v];
-            float a = acc[2 * v], b = acc[2 * v + 1];
-            if (p.norm) a = __fmul_rn(a, m.scale[v]), b = __fmul_rn(b, m.scale[v]);
+        __syncwarp(); /* all sums are there */
+        for (uint32_t i = lane; i < count; i += 32) {
+            const bulk_sum &done = m.done[warp * q.done_most() + i];
+            const bulk_unit unit = unit_of(r, done.unit);
+            const uint32_t pair = m.sorted[r.from + done.vector];
+            float a = done.sum[0], b = done.sum[1];
+            if (p.norm) a = __fmul_rn(a, m.scale[done.vector]), b = __fmul_rn(b, m.scale[done.vector]);
             const uint64_t bias = (uint64_t)m.expert[unit.expert] * p.rows + unit.row;
             if (p.role[0].bias) a += p.role[0].bias[bias];
             if (p.down) {
                 float *to = m.sums + pair * q.rows_most + (unit.row - row_first);
                 to[0] = a;
-                if (unit.b) to[1] = b + (p.role[0].bias ? p.role[0].bias[bias + 1] : 0.0f);
+                if (has_second(unit)) to[1] = b + (p.role[0].bias ? p.role[0].bias[bias + 1] : 0.0f);
             } else {
                 if (p.role[1].bias) b += p.role[1].bias[bias];
                 p.out[(uint64_t)pair * p.rows + unit.row] = experts_glu_of(p.glu, a, b);
             }
         }
+        __syncwarp(); /* and have been read */
     }
     __device__ __forceinline__ void add_up(uint32_t tokens) const
     {
@@ -297,12 +341,14 @@ template <typename D> struct experts_bulk_block {
             p.out[at] = (p.residual ? __ldcg(p.residual + at) : 0.0f) + total;
         }
     }
-    /* Asks for the block's share of the matrices that are read next. */
+    /* Asks for the block's share of the matrices that are read next, pieces go round the blocks: as much as stays in the
+     * L2 until it is read. */
     __device__ __forceinline__ void ask_ahead() const
     {
-        const uint32_t piece = 16 << 10, each = div_up((uint32_t)(p.ahead_bytes / 16), piece / 16),
-                       all = *m.experts * each;
-        for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < all; i += gridDim.x * THREADS) {
+        const uint32_t piece = 4 << 10, most = (16 << 20) / piece,
+                       each = div_up((uint32_t)(p.ahead_bytes / 16), piece / 16), wanted = *m.experts * each,
+                       all = wanted < most ? wanted : most;
+        for (uint32_t i = threadIdx.x * gridDim.x + blockIdx.x; i < all; i += THREADS * gridDim.x) {
             const uint64_t at = (uint64_t)(i % each) * piece, left = (p.ahead_bytes & ~15ull) - at;
             bulk_ask_l2(p.ahead.weight + m.slot[i / each] * p.ahead.stride + at,
                         left < piece ? (uint32_t)left : piece);
@@ -322,14 +368,13 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
     const uint32_t ring = shared_address(m.ring) + warp * q.slots * 2 * q.pitch,
                    barriers = shared_address(m.barriers) + warp * q.slots * 8;
     const unsigned char *ring_at = m.ring + (size_t)warp * q.slots * 2 * q.pitch;
-    float *acc = m.acc + (size_t)warp * q.vectors * 2;
+    bulk_sum *done = m.done + warp * q.done_most();
 
     let_next_start();
     if (lane == 0) bulk_barriers_open(barriers, q.slots);
     __syncwarp();
     wait_for_previous();
-    const uint32_t counted = *p.count, tokens = counted < p.tokens ? counted : p.tokens,
-                   pairs = tokens * p.choice.chosen;
+    const uint32_t tokens = experts_tokens(p), pairs = tokens * p.choice.chosen;
     if (p.routes) {
         block.route(tokens);
         bulk_after_stores(); /* the ring was the choice's scratch */
@@ -355,20 +400,15 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
     uint32_t slot = 0, parity = 0;
     for (uint32_t from = works ? m.begin[expert] : 0, after = works ? m.begin[last + 1] : 0; from < after;) {
         const bulk_round r = block.round_of(from, expert, last, unit_first, unit_end);
-        /* next tile to ask for */
-        uint32_t ask = warp, ask_chunk = 0;
-        bulk_unit asked = {};
+        uint32_t ask = 0, ask_chunk = 0, waiting = 0;
         const auto ask_next = [&](uint32_t into) {
-            if (ask >= r.units) return;
-            if (ask_chunk == 0) asked = block.unit_of(r, ask);
-            block.bring(asked, ask_chunk, ring + into * 2 * q.pitch, barriers + 8 * into);
-            if (++ask_chunk == q.chunks) ask_chunk = 0, ask += WARPS;
+            block.bring(r, ask, ask_chunk, ring + into * 2 * q.pitch, barriers + 8 * into);
+            if (++ask_chunk == q.chunks) ask_chunk = 0, ask++;
         };
-        if (lane == 0)
-            for (uint32_t s = 0, into = slot; s < q.slots; s++) {
-                ask_next(into);
-                if (++into == q.slots) into = 0;
-            }
+        for (uint32_t k = 0, into = slot; k < q.slots; k++) {
+            ask_next(into);
+            if (++into == q.slots) into = 0;
+        }
         block.put_x(r);
         for (uint32_t u = warp; u < r.units; u += WARPS) {
             const bulk_unit unit = block.unit_of(r, u);
@@ -376,32 +416,28 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
             const uint32_t begin = m.begin[unit.expert], end = m.begin[unit.expert + 1],
                            first = begin > r.from ? begin - r.from : 0,
                            behind = (end < r.after ? end : r.after) - r.from;
+            if (waiting + behind - first > q.done_most()) block.finish(r, waiting), waiting = 0;
             for (uint32_t chunk = 0; chunk < q.chunks; chunk++) {
                 bulk_wait(barriers + 8 * slot, parity);
-                const unsigned char *at = ring_at + (size_t)slot * 2 * q.pitch;
-                tile_place tile = {at, at + q.pitch};
-                if (D::LOOSE) {
-                    tile.a += ((size_t)unit.a + (size_t)chunk * tile_of<D>()) & 15;
-                    tile.b += ((size_t)unit.b + (size_t)chunk * tile_of<D>()) & 15;
-                }
+                const tile_place tile = block.tile_at(unit, chunk, ring_at + (size_t)slot * 2 * q.pitch);
                 const uint32_t bytes = block.tile_bytes(chunk),
                                line = chunk * (tile_of<D>() / D::LINE_BYTES) * D::LINE_QUADS;
                 for (uint32_t v = first; v < behind; v++) {
                     const float sum = tile_fold(
                         tile_sums<D, tile_of<D>()>(tile, bytes, m.x + (size_t)v * q.vector_quads + line));
-                    float *to = acc + 2 * v + lane / 16;
-                    if ((lane & 15) == 0) *to = chunk ? *to + sum : sum;
+                    bulk_sum *to = done + waiting + (v - first);
+                    if ((lane & 15) == 0) to->sum[lane / 16] = chunk ? to->sum[lane / 16] + sum : sum;
+                    if (lane == 0) to->unit = u, to->vector = v;
                 }
                 /* Every lane has taken sums of what every other read, so the slot may be filled again; the barrier
                  * says the order to tools that look for races. */
                 __syncwarp();
-                if (lane == 0) ask_next(slot);
+                ask_next(slot);
                 if (++slot == q.slots) slot = 0, parity ^= 1;
             }
-            __syncwarp(); /* both sums of every pair are there */
-            block.finish(r, unit, first, behind, acc);
-            __syncwarp(); /* and have been read */
+            waiting += behind - first;
         }
+        block.finish(r, waiting);
         if (p.ahead.weight && r.after == after) block.ask_ahead();
         from = r.after;
         while (expert < last && m.begin[expert + 1] <= from) expert++;
@@ -460,14 +496,17 @@ static bool shape_of(const struct experts_call &call, experts_bulk_params *q, ui
     const size_t own = 1024 /* of each block, the system's */, whole = (size_t)device->shared_bytes_max,
                  half = (whole + own) / 2 - own;
     const size_t scratch = p.routes ? (size_t)p.tokens * experts_scratch(p.router) * sizeof(float) : 0;
-    for (const size_t limit : {half, whole})
-        for (q->slots = slots; q->slots >= SLOTS_MIN; q->slots--)
-            for (q->vectors = wanted; q->vectors > 0; q->vectors -= q->vectors > 4 ? 4 : 1) {
-                /* fewer vectors mean rounds, which are worth it only where nothing else is left */
-                if (q->vectors < wanted && (limit == half || q->slots > SLOTS_MIN)) break;
-                *shared = bytes_of<D>(*q);
-                if (*shared <= limit) return (size_t)WARPS * q->slots * 2 * q->pitch >= scratch;
-            }
+    const auto fits = [&](uint32_t s, uint32_t vectors, size_t limit) {
+        q->slots = s, q->vectors = vectors;
+        *shared = bytes_of<D>(*q);
+        return *shared <= limit && (size_t)WARPS * q->slots * 2 * q->pitch >= scratch;
+    };
+    for (uint32_t s = slots; s >= SLOTS_MIN; s--)
+        if (fits(s, wanted, half)) return true;
+    /* fewer vectors mean rounds, between which the ring's bytes keep memory busy */
+    for (const uint32_t s : {slots, SLOTS_MIN})
+        for (uint32_t vectors = wanted; vectors > 0; vectors--)
+            if (fits(s, vectors, whole)) return true;
     return false;
 }
 
@@ -490,7 +529,8 @@ template <typename D> static int bulk_launch(const struct experts_call &call, st
 template <typename D> static int bulk_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     if (!device->bulk_copy) return HELM_OK;
-    return gpuk_prepare("experts", experts_bulk<D>, (size_t)device->shared_bytes_max, err);
+    const int rc = gpuk_prepare("experts", experts_bulk<D>, (size_t)device->shared_bytes_max, err);
+    return rc ? rc : gpuk_prefer_shared("experts", experts_bulk<D>, err);
 }
 #define BULK(D)                                                                                              \
     {                                                                                                        \

@@ -1,22 +1,26 @@
 /* A chunk's products with experts on tensor cores, weights read as they lie (8.0 and later). See experts.h.
  *
- * Blocks of threads stay and take items in turn: an expert, some of its rows, up to 64 of its tokens; items of the same
+ * Blocks of threads stay and take items in turn: an expert, some of its rows, 64 or 128 of its tokens; items of the same
  * rows are neighbours, so that weights come from memory once. Each warp has 16 rows and all tokens. Of gate and up these
  * are 8 rows of each, so that both sums of an output meet in one lane. Units of columns of the rows' weights, and steps of
- * 128 columns of the tokens' x, come into shared memory while the ones before are multiplied (fragments.cuh). */
+ * the tokens' x, come into shared memory while the ones before are multiplied (fragments.cuh). */
 #include "worker-gpu/kernels/experts.cuh"
 #include "worker-gpu/kernels/fragments.cuh"
 
-static const uint32_t TOKENS = 64, N = TOKENS / 8, STEP = 128,
-                      X_PITCH = STEP * 2 + 64 /* eight tokens' quads lie in banks of their own, two by two */;
+/* Tokens of an item, in eights; the more there are, the fewer columns are a step's. */
+template <uint32_t N> struct chunk_tile {
+    static const uint32_t TOKENS = N * 8, STEP = 1024 / N,
+                          X_PITCH =
+                              STEP * 2 + 64 /* eight tokens' quads lie in banks of their own, two by two */;
+};
 
 /* Columns of a unit, its bytes of a row, and from row to row in shared memory. */
-template <typename D, bool BLOCKS = D::SCALED> struct chunk_unit {
+template <typename D, uint32_t STEP, bool BLOCKS = D::SCALED> struct chunk_unit {
     static const uint32_t COLUMNS = 256, BYTES = COLUMNS / D::VALUES * D::format::BYTES,
                           ALIGN = D::format::ALIGN,
                           PITCH = (BYTES + (D::LOOSE ? TILE_SLACK : 0) + 15) / 32 * 32 + 16;
 };
-template <typename D> struct chunk_unit<D, false> {
+template <typename D, uint32_t STEP> struct chunk_unit<D, STEP, false> {
     static const uint32_t COLUMNS = STEP, BYTES = COLUMNS * sizeof(typename D::value), ALIGN = 16,
                           PITCH = BYTES + 64;
 };
@@ -27,8 +31,10 @@ struct chunk_item {
     uint32_t expert, row, begin, tokens;
 };
 
-template <typename D, uint32_t WARPS> struct experts_gemm {
-    typedef chunk_unit<D> unit;
+template <typename D, uint32_t WARPS, uint32_t N> struct experts_gemm {
+    static const uint32_t TOKENS = chunk_tile<N>::TOKENS, STEP = chunk_tile<N>::STEP,
+                          X_PITCH = chunk_tile<N>::X_PITCH;
+    typedef chunk_unit<D, STEP> unit;
     typedef typename D::value value;
     static const uint32_t ROWS = WARPS * 16, X_BYTES = TOKENS * X_PITCH, W_BYTES = ROWS * unit::PITCH,
                           SHARED = 2 * (X_BYTES + W_BYTES), STEPS = unit::COLUMNS / STEP;
@@ -143,18 +149,19 @@ template <typename D, uint32_t WARPS> struct experts_gemm {
     }
 };
 
-template <typename D, uint32_t WARPS>
+template <typename D, uint32_t WARPS, uint32_t N>
 __global__ void __launch_bounds__(WARPS * 32, 2)
     experts_tensor(const __grid_constant__ experts_chunk_params q)
 {
-    typedef experts_gemm<D, WARPS> G;
+    typedef experts_gemm<D, WARPS, N> G;
+    const uint32_t TOKENS = G::TOKENS;
     SHARED_DYNAMIC(unsigned char, shared);
-    __shared__ uint32_t end[MODEL_EXPERTS_MAX], source[TOKENS];
+    __shared__ uint32_t end[MODEL_EXPERTS_MAX], source[G::TOKENS];
     let_next_start();
     wait_for_previous();
     experts_tiles(q.first, q.experts, TOKENS, end);
     G g = {q, shared, shared + 2 * G::X_BYTES, source, {}};
-    const uint32_t row_tiles = div_up(q.rows, g.rows()), steps = div_up(q.cols, STEP),
+    const uint32_t row_tiles = div_up(q.rows, g.rows()), steps = div_up(q.cols, G::STEP),
                    items = end[q.experts - 1] * row_tiles;
     for (uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
         const uint32_t e = experts_of_tile(end, q.experts, i / row_tiles), before = e ? end[e - 1] : 0,
@@ -195,46 +202,62 @@ __global__ void __launch_bounds__(WARPS * 32, 2)
 
 /* ---- launcher ------------------------------------------------------------------------------------- */
 
-static const uint32_t WARPS_MANY = 8, WARPS_FEW = 4; /* where shared memory is short */
-
-template <typename D> static constexpr uint32_t shared_of(uint32_t warps)
+typedef void (*tensor_function)(experts_chunk_params);
+/* What a block is like. */
+struct tensor_shape {
+    uint32_t warps, tokens, shared;
+    tensor_function kernel;
+};
+template <typename D, uint32_t WARPS, uint32_t N> constexpr struct tensor_shape shape()
 {
-    return 2 * (TOKENS * X_PITCH + warps * 16 * chunk_unit<D>::PITCH);
+    return {WARPS, chunk_tile<N>::TOKENS, experts_gemm<D, WARPS, N>::SHARED, experts_tensor<D, WARPS, N>};
 }
-template <typename D> static uint32_t warps_for(const struct gpuk_device *device)
+/* The first is for experts of many tokens, which decodes weights less often; the last for where shared memory is short. */
+template <typename D>
+static const struct tensor_shape shapes[] = {shape<D, 8, 16>(), shape<D, 8, 8>(), shape<D, 4, 8>()};
+static const uint32_t TOKENS_MANY = 96, /* of an expert on average */
+    OWN = 8192;                         /* bytes of shared memory that a block has besides */
+
+static bool fits(const struct gpuk_device *device, const struct tensor_shape &s)
 {
-    for (uint32_t warps : {WARPS_MANY, WARPS_FEW})
-        if (shared_of<D>(warps) + 8192 <= (uint32_t)device->shared_bytes_max) return warps;
-    return 0;
+    return s.shared + OWN <= (uint32_t)device->shared_bytes_max;
+}
+template <typename D> static const struct tensor_shape *shape_of(const struct experts_chunk_call &call)
+{
+    const bool many =
+        (uint64_t)call.tokens * call.params.chosen >= (uint64_t)TOKENS_MANY * call.params.experts;
+    for (const struct tensor_shape &s : shapes<D>)
+        if (fits(call.device, s) && (many || s.tokens == chunk_tile<8>::TOKENS)) return &s;
+    return nullptr;
 }
 template <typename D> static bool tensor_takes(const struct experts_chunk_call &call)
 {
     const struct experts_chunk_params &p = call.params;
     size_t bits = (size_t)p.x;
     if (!D::SCALED) bits |= p.row_bytes;
-    return call.device->tensor_cores && warps_for<D>(call.device) > 0 && bits % 16 == 0 && p.cols % 8 == 0;
+    return call.device->tensor_cores && shape_of<D>(call) && bits % 16 == 0 && p.cols % 8 == 0;
 }
 template <typename D> static int tensor_launch(const struct experts_chunk_call &call, struct helm_err *err)
 {
     const struct experts_chunk_params &p = call.params;
-    const uint32_t warps = warps_for<D>(call.device), shared = shared_of<D>(warps),
-                   rows = p.down ? warps * 16 : warps * 8,
-                   each = 2 * (shared + 8192) <= (uint32_t)call.device->shared_bytes_max ? 2 : 1;
+    const struct tensor_shape *s = shape_of<D>(call);
+    const uint32_t rows = s->warps * (p.down ? 16 : 8),
+                   each = 2 * (s->shared + OWN) <= (uint32_t)call.device->shared_bytes_max ? 2 : 1;
     /* no more than there can be items: every expert may have one tile that is not full */
-    const uint64_t tiles = (uint64_t)call.tokens * p.chosen / TOKENS + p.experts,
+    const uint64_t tiles = (uint64_t)call.tokens * p.chosen / s->tokens + p.experts,
                    items = tiles * div_up(p.rows, rows), most = (uint64_t)call.device->sm_count * each;
-    return gpuk_launch("experts of a chunk",
-                       warps == WARPS_MANY ? experts_tensor<D, WARPS_MANY> : experts_tensor<D, WARPS_FEW>,
-                       dim3((uint32_t)(items < most ? items : most)), dim3(warps * 32), shared, call.flags,
-                       call.stream, err, p);
+    return gpuk_launch("experts of a chunk", s->kernel, dim3((uint32_t)(items < most ? items : most)),
+                       dim3(s->warps * 32), s->shared, call.flags, call.stream, err, p);
 }
 template <typename D> static int tensor_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
-    const uint32_t warps = device->tensor_cores ? warps_for<D>(device) : 0;
-    if (!warps) return HELM_OK;
-    return gpuk_prepare("experts of a chunk",
-                        warps == WARPS_MANY ? experts_tensor<D, WARPS_MANY> : experts_tensor<D, WARPS_FEW>,
-                        shared_of<D>(warps), err);
+    int rc = HELM_OK;
+    for (const struct tensor_shape &s : shapes<D>) {
+        if (!device->tensor_cores || !fits(device, s)) continue;
+        if (!rc) rc = gpuk_prepare("experts of a chunk", s.kernel, s.shared, err);
+        if (!rc) rc = gpuk_prefer_shared("experts of a chunk", s.kernel, err);
+    }
+    return rc;
 }
 template <typename D> static constexpr struct experts_chunk_kernel tensor_of()
 {

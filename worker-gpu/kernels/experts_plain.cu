@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(THREADS) experts_norm(const __grid_constant__ 
     let_next_start();
     wait_for_previous();
     const uint32_t t = blockIdx.x;
-    if (t >= *p.count) return;
+    if (t >= experts_tokens(p)) return;
     const float *from = p.x + (uint64_t)t * p.x_stride;
     float squares = 0;
     for (uint32_t i = threadIdx.x; i < p.cols; i += THREADS) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(THREADS) experts_plain(const __grid_constant__
 {
     let_next_start();
     wait_for_previous();
-    const uint32_t counted = *p.count, tokens = counted < p.tokens ? counted : p.tokens,
+    const uint32_t tokens = experts_tokens(p),
                    each = p.down ? div_up(p.rows, 2) : p.choice.chosen * p.rows; /* of a token */
     for (uint32_t u = blockIdx.x * WARPS + (threadIdx.x >> 5); u < tokens * each; u += gridDim.x * WARPS)
         if (p.down)

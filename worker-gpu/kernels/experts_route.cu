@@ -124,7 +124,8 @@ __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant_
         if (place != GPUK_SLOT_ABSENT)
             sum += __ldcg(q.weight + pair) * __ldcg(q.sums + (uint64_t)place * q.rows + row);
     }
-    q.out[(uint64_t)token * q.out_stride + row] += sum;
+    float *to = q.out + (uint64_t)token * q.out_stride + row;
+    *to = __ldcg(to) + sum;
 }
 
 /* ---- launchers ------------------------------------------------------------------------------------ */

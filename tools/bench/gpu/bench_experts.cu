@@ -99,7 +99,7 @@ static double distinct_of(const experts_bench *f, uint32_t tokens)
 
 static void row_of(const experts_bench *f, const char *what, double seconds, double bytes)
 {
-    char name[64];
+    char name[96];
     snprintf(name, sizeof name, "%s %s", tensor_format_name(f->format), what);
     bench_row(f->shape->name, name, seconds, bytes / seconds / 1e9, "GB/s ", f->b->read_gbs);
 }

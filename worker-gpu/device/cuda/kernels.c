@@ -51,6 +51,40 @@ static int run_matmul(struct device *d, const struct op *op, struct helm_err *er
     return rc ? rc : gpuk_matmul_run(plan, m->w, m->x, m->out, op->workspace, STREAM(d), err);
 }
 
+/* Mixtures of experts. */
+static int run_experts(struct device *d, const struct op *op, struct helm_err *err)
+{
+    const struct op_route *r = &op->as.route;
+    const struct op_experts_group *g = &op->as.experts_group;
+    const struct op_experts_glu *glu = &op->as.experts_glu;
+    const struct op_experts_down *down = &op->as.experts_down;
+    const struct op_experts_sum *s = &op->as.experts_sum;
+    struct gpuk_experts_glu few;
+    const struct gpuk_device *caps = &cuda_of(d)->caps;
+    switch (op->kind) {
+    case OP_ROUTE:
+        return gpuk_route(&r->router, op->count, op->tokens, r->logits, r->choice_bias, &r->out, op->flags,
+                          STREAM(d), err);
+    case OP_EXPERTS_GROUP:
+        return gpuk_experts_group(&g->choice, g->experts, NULL, op->count, op->tokens, &g->out, op->flags,
+                                  STREAM(d), err);
+    case OP_EXPERTS_GLU:
+        if (glu->is_chunk)
+            return gpuk_experts_glu_chunk(caps, &glu->chunk, op->tokens, op->flags, STREAM(d), err);
+        few = glu->few;
+        if (glu->ahead.weight) few.ahead = &glu->ahead;
+        return gpuk_experts_glu(caps, &few, op->tokens, op->count, op->workspace, op->flags, STREAM(d), err);
+    case OP_EXPERTS_DOWN:
+        if (down->is_chunk)
+            return gpuk_experts_down_chunk(caps, &down->chunk, op->tokens, op->flags, STREAM(d), err);
+        return gpuk_experts_down(caps, &down->few, op->tokens, op->count, op->workspace, op->flags, STREAM(d),
+                                 err);
+    default:
+        return gpuk_experts_sum(&s->choice, &s->groups, s->sums, s->rows, op->count, op->tokens, s->out,
+                                s->out_stride, op->flags, STREAM(d), err);
+    }
+}
+
 /* What takes its input row by row. */
 static int run_rows(struct device *d, const struct op *op, struct helm_err *err)
 {
@@ -125,6 +159,12 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_ARGMAX:
     case OP_FEW:
         return run_ends(d, op, err);
+    case OP_ROUTE:
+    case OP_EXPERTS_GROUP:
+    case OP_EXPERTS_GLU:
+    case OP_EXPERTS_DOWN:
+    case OP_EXPERTS_SUM:
+        return run_experts(d, op, err);
     case OP_EXPAND:
         return gpuk_expand(&cuda_of(d)->caps, op->as.expand.part, op->as.expand.parts, 0, STREAM(d), err);
     case OP_CHAIN:
@@ -166,5 +206,6 @@ const struct device_asked cuda_asked = {
     .attention_workspace = gpuk_attention_workspace_bytes,
     .argmax_workspace = gpuk_argmax_workspace_bytes,
     .few_workspace = gpuk_few_workspace_bytes,
+    .experts_workspace = gpuk_experts_workspace_bytes,
     .matmul_workspace = GPUK_MATMUL_WORKSPACE,
 };
