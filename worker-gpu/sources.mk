@@ -58,6 +58,11 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/chain_list.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/expand.cu \
+  worker-gpu/kernels/experts.cu \
+  worker-gpu/kernels/experts_bulk.cu \
+  worker-gpu/kernels/experts_chunk.cu \
+  worker-gpu/kernels/experts_plain.cu \
+  worker-gpu/kernels/experts_route.cu \
   worker-gpu/kernels/gemm_blocks.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \

@@ -28,10 +28,10 @@ struct gpuk_experts {
     enum tensor_format format; /* not of variable size */
     uint32_t experts;          /* of the layer */
     uint32_t rows, cols;       /* of one matrix */
-    const uint32_t *slot;      /* [experts]; NULL: expert e is in slot e, none is absent; gate and up share it */
-    const void *weight;        /* of slot 0, 16-byte aligned */
-    uint64_t stride;           /* bytes from one slot's matrix to the next, a multiple of 16 */
-    const float *bias;         /* [experts][rows], by expert; or NULL */
+    const uint32_t *slot; /* [experts]; NULL: expert e is in slot e, none is absent; gate and up share it */
+    const void *weight;   /* of slot 0, 16-byte aligned */
+    uint64_t stride;      /* bytes from one slot's matrix to the next, a multiple of 16 */
+    const float *bias;    /* [experts][rows], by expert; or NULL */
 };
 /* What a step's tokens chose. */
 struct gpuk_choice {
