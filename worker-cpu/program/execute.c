@@ -167,6 +167,7 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
                                .q_stride = stride,
                                .tokens = t1 - t0,
                                .group = group,
+                               .kv_heads = 1,
                                .start = start,
                                .kv_first = kv_first,
                                .kv_last = kv_last,
