@@ -6,7 +6,8 @@
  * - Few rows (tokens * group <= FEW_ROWS_MAX: decode): attention_few.h.
  * - Tiles (prefill): up to TILE_ROWS_MAX query rows at a time against blocks of KEYS_BLOCK positions. A
  *   block's keys are transposed into scratch, its values converted, and both are then used by all the rows
- *   as register-blocked matrix products of TILE_ROWS rows; tiles that see nothing of a block skip it.
+ *   as register-blocked matrix products of TILE_ROWS rows; tiles that see nothing of a block skip it. A query's result
+ *   does not depend on the others: what it does not see is added with weight 0.
  *
  * A "row" is one query of one head: row = token * group + head of the group. Sums run in a fixed order that
  * depends only on the task's arguments. */
@@ -222,12 +223,13 @@ static void attend_row_block(const struct attention_task *task, size_t first, si
 
     uint32_t lo = token_span(task, (uint32_t)(first / task->group)).lo;
     uint32_t hi = token_span(task, (uint32_t)((end - 1) / task->group)).hi;
-    for (uint32_t b = lo; b < hi; b += KEYS_BLOCK) {
-        uint32_t count = min_u32(KEYS_BLOCK, hi - b);
-        find_keys(task, b, count, keys);
+    /* Blocks begin at multiples of KEYS_BLOCK, so that a query's do not depend on which ones are asked with it. */
+    for (uint32_t b = lo / KEYS_BLOCK * KEYS_BLOCK; lo < hi && b < hi; b += KEYS_BLOCK) {
+        const uint32_t skip = lo > b ? lo - b : 0, count = min_u32(KEYS_BLOCK, hi - b);
+        find_keys(task, b, skip, count, keys);
         for (uint32_t k = count; k < KEYS_BLOCK; k++) keys[k] = keys[count - 1]; /* masked by the softmax */
         const enum kv_dtype dtype = (enum kv_dtype)task->kv->dtype;
-        if (dtype == KV_Q8_0) find_scales(task, b, count, scratch->key_scales, scratch->value_scales);
+        if (dtype == KV_Q8_0) find_scales(task, b, skip, count, scratch->key_scales, scratch->value_scales);
         const struct cells cells = {keys,
                                     count,
                                     value_distance(task->kv),
@@ -269,7 +271,7 @@ static void attend_tiles(const struct attention_task *task)
 void VARIANT(attend)(const struct attention_task *task)
 {
     if (task->tokens == 0 || task->group == 0) return;
-    if ((size_t)task->tokens * task->group <= FEW_ROWS_MAX) {
+    if (!task->steady && (size_t)task->tokens * task->group <= FEW_ROWS_MAX) {
         attend_few(task);
         return;
     }
@@ -290,7 +292,6 @@ size_t VARIANT(scratch)(const struct kv_layout *kv, uint32_t tokens, uint32_t gr
     struct few_scratch few;
     struct tile_scratch tiles = {0};
     const size_t few_bytes = few_scratch_lay(&few, NULL, kv, kv->kv_heads * one);
-    if (rows <= FEW_ROWS_MAX) return few_bytes;
     const size_t tile_bytes =
         tile_scratch_lay(&tiles, NULL, rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX,
                          stride, scales_of(kv));
