@@ -498,6 +498,7 @@ static void steady_queries(const struct attention_variant *variant)
                                           {64, 8, 16, 45, 200, 77, 0, 0},
                                           {64, 1, 32, 60, 300, 100, 96, 0}};
     for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
+        if (!kv_dtype_takes(variant->kv_dtype, shapes[i].head_dim)) continue;
         struct rig rig;
         rig_make(&rig, &shapes[i], variant->kv_dtype, 3, 77 + i);
         const struct attention_task whole = rig.task;

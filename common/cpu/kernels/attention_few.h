@@ -107,12 +107,18 @@ INLINE void few_scores(const struct few_pass *pass, const struct few_rows *block
 /* The largest, or the sum, of each row's lanes, in all of them. */
 INLINE vec few_max(vec x, const size_t rows)
 {
-    UNROLL for (size_t n = 1; n < LANES / rows; n *= 2) x = vec_max(x, vec_swap(x, n));
+    if (LANES / rows > 1) x = vec_max(x, vec_swap(x, 1));
+    if (LANES / rows > 2) x = vec_max(x, vec_swap(x, 2));
+    if (LANES / rows > 4) x = vec_max(x, vec_swap(x, 4));
+    if (LANES / rows > 8) x = vec_max(x, vec_swap(x, 8));
     return x;
 }
 INLINE vec few_sum(vec x, const size_t rows)
 {
-    UNROLL for (size_t n = 1; n < LANES / rows; n *= 2) x = vec_add(x, vec_swap(x, n));
+    if (LANES / rows > 1) x = vec_add(x, vec_swap(x, 1));
+    if (LANES / rows > 2) x = vec_add(x, vec_swap(x, 2));
+    if (LANES / rows > 4) x = vec_add(x, vec_swap(x, 4));
+    if (LANES / rows > 8) x = vec_add(x, vec_swap(x, 8));
     return x;
 }
 
