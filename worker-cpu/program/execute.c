@@ -147,9 +147,16 @@ static void merge_parts(struct run *run, const struct run_attend *row, uint32_t 
     attention_merge(out, o, m, s, row->splits, group, dim);
 }
 
-static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
+/* A chunk of attention: what it attends to, and of what it is a part. */
+struct attending {
+    struct attention_task task;
+    const struct run_attend *row;
+    uint32_t part_first; /* of its kv head, where the row is split */
+    float *out;          /* where all of them together go */
+};
+
+static struct attending attending_of(const struct run *run, uint32_t chunk)
 {
-    struct run *run = ctx;
     const struct program_entry *e = run->entry;
     const struct model_config *c = run->config;
     uint32_t r = 0, group = run->kv_heads_group, dim = c->head_dim;
@@ -169,6 +176,7 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
                                .q_stride = stride,
                                .tokens = t1 - t0,
                                .group = group,
+                               .kv_heads = 1,
                                .start = start,
                                .kv_first = kv_first,
                                .kv_last = kv_last,
@@ -181,16 +189,15 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
                                .layer = e->kv_layer,
                                .kv_head = head,
                                .out = run->act->buffer[BUFFER_A] + at,
-                               .out_stride = stride,
-                               .scratch = run->thread[thread].scratch};
-    if (row->splits == 1) {
-        run->kernels->attention->attend(&a);
-        return;
-    }
+                               .out_stride = stride};
+    struct attending all = {.task = a,
+                            .row = row,
+                            .part_first = row->part_first + head * row->splits,
+                            .out = a.out};
+    if (row->splits == 1) return all;
     /* Equal runs of whole pages; the last to finish a head merges its parts in their order. */
     uint32_t page_first = kv_first / run->kv.page_tokens;
-    uint32_t pages = run_ceil_div(kv_last, run->kv.page_tokens) - page_first;
-    uint32_t part_first = row->part_first + head * row->splits, part = part_first + split;
+    uint32_t pages = run_ceil_div(kv_last, run->kv.page_tokens) - page_first, part = all.part_first + split;
     uint32_t from = (page_first + pages * split / row->splits) * run->kv.page_tokens;
     uint32_t to = (page_first + pages * (split + 1) / row->splits) * run->kv.page_tokens;
     a.kv_first = from > kv_first ? from : kv_first;
@@ -200,11 +207,25 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
     a.out_stride = (size_t)group * dim;
     a.m = run->part_max + (size_t)part * group;
     a.s = run->part_sum + (size_t)part * group;
-    run->kernels->attention->attend(&a);
-    if (atomic_fetch_sub_explicit(&run->part_left[part_first], 1, memory_order_acq_rel) != 1) return;
-    atomic_store_explicit(&run->part_left[part_first], row->splits,
-                          memory_order_relaxed); /* for the next layer */
-    merge_parts(run, row, part_first, run->act->buffer[BUFFER_A] + at);
+    all.task = a;
+    return all;
+}
+
+static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    struct attending now = attending_of(run, chunk), next;
+    now.task.scratch = run->thread[thread].scratch;
+    if (chunk + 1 < run->attend_tasks) { /* a thread takes them in turn, but for its last */
+        next = attending_of(run, chunk + 1);
+        now.task.next = &next.task;
+    }
+    run->kernels->attention->attend(&now.task);
+    if (now.row->splits == 1) return;
+    _Atomic uint32_t *left = &run->part_left[now.part_first];
+    if (atomic_fetch_sub_explicit(left, 1, memory_order_acq_rel) != 1) return;
+    atomic_store_explicit(left, now.row->splits, memory_order_relaxed); /* for the next layer */
+    merge_parts(run, now.row, now.part_first, now.out);
 }
 
 /* Which queries attend together, and how many tasks they are before any is split. */

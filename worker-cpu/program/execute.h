@@ -36,13 +36,14 @@ struct run_attend {
 /* One layer's attention for the GPU (assist.h): how the step's rows are cut, and what comes of the pieces. */
 struct run_assist_row {
     uint32_t from, to;           /* positions */
-    uint32_t task_first, splits; /* tasks: kv_heads * splits of them */
+    uint32_t task_first, splits; /* tasks: blocks of kv heads * splits of them */
 };
 struct run_assist {
     struct run_assist_row row[ARENA_STEP_ROWS];
     uint32_t tasks, width;  /* width: threads that share them */
-    float *out, *max, *sum; /* [task][group] of head_dim, 1, 1; NULL: one tier */
-    _Atomic uint32_t *left; /* [row][kv head]: pieces that are not done */
+    uint32_t heads;         /* kv heads of a block, which one task attends to */
+    float *out, *max, *sum; /* [task][heads * group] of head_dim, 1, 1; NULL: one tier */
+    _Atomic uint32_t *met;  /* [task]: of the two that are folded into the one before it, how many are done */
 };
 
 /* How weights are read ahead with one token. Changes no result; set between steps, by benchmarks that

@@ -54,13 +54,7 @@ static void find_keys(const struct attention_task *task, uint32_t first, uint32_
     for (uint32_t i = 0; i < skip; i++) rows[i] = rows[skip];
 }
 
-INLINE void prefetch_row(const char *row, size_t bytes)
-{
-    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
-}
-
-/* The scales of those positions' keys and values as floats, [position][scales], KEYS_BLOCK rows, of the first `skip` 0;
- * with keys NULL they are only asked into the cache. */
+/* The scales of those positions' keys and values as floats, [position][scales], KEYS_BLOCK rows, of the first `skip` 0. */
 static void find_scales(const struct attention_task *task, uint32_t first, uint32_t skip, uint32_t count,
                         float *keys, float *values)
 {
@@ -70,16 +64,13 @@ static void find_scales(const struct attention_task *task, uint32_t first, uint3
         uint32_t in_page = (first + i) & (kv->page_tokens - 1),
                  n = min_u32(count - i, kv->page_tokens - in_page);
         const char *from = page_rows(task, first + i) + kv_scales_at(kv) + in_page * each * sizeof(uint16_t);
-        for (size_t at = 0, end = n * each; at < end && keys; at += LANES) {
+        for (size_t at = 0, end = n * each; at < end; at += LANES) {
             vec_store_part(keys + i * each + at, end - at, lanes_widen(from, at, end - at, DTYPE_F16));
             vec_store_part(values + i * each + at, end - at,
                            lanes_widen(from + distance, at, end - at, DTYPE_F16));
         }
-        if (!keys) prefetch_row(from, n * each * sizeof(uint16_t));
-        if (!keys) prefetch_row(from + distance, n * each * sizeof(uint16_t));
         i += n;
     }
-    if (!keys) return;
     memset(keys, 0, skip * each * sizeof(*keys));
     memset(values, 0, skip * each * sizeof(*values));
     memset(keys + count * each, 0, (KEYS_BLOCK - count) * each * sizeof(*keys));

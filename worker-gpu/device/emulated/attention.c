@@ -100,6 +100,7 @@ static struct attention_task task_of(const struct attending *x, uint32_t kv_head
                                    .q_stride = (size_t)a->heads * kv->head_dim,
                                    .tokens = x->count,
                                    .group = group,
+                                   .kv_heads = 1,
                                    .start = start,
                                    .kv_last = start + x->count,
                                    .window = a->window,
