@@ -32,10 +32,15 @@ enum request_kind {
     REQUEST_MODEL_INFO,
     REQUEST_PLAN,
     REQUEST_LIST,
-    REQUEST_MASK
+    REQUEST_MASK,
+    REQUEST_EMBED
 };
 
+enum request_pooling { REQUEST_POOL_NONE, REQUEST_POOL_MEAN, REQUEST_POOL_LAST };
+
 struct request_generate {
+    enum request_pooling
+        pooling;      /* of Embed, which has prompt, deadline and label beside; max_tokens is 1 then */
     uint32_t *prompt; /* owned; request_free */
     uint32_t prompt_count;
     uint32_t max_tokens; /* resolved, >= 1 */
