@@ -182,12 +182,6 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_ARGMAX:
     case OP_FEW:
         return run_ends(d, op, err);
-    case OP_ROUTE:
-    case OP_EXPERTS_GROUP:
-    case OP_EXPERTS_GLU:
-    case OP_EXPERTS_DOWN:
-    case OP_EXPERTS_SUM:
-        return run_experts(d, op, err);
     case OP_EXPAND:
         return gpuk_expand(&cuda_of(d)->caps, op->as.expand.part, op->as.expand.parts, 0, STREAM(d), err);
     case OP_CHAIN:

@@ -360,9 +360,10 @@ static void refusals_say_what_is_missing(void **state)
 static void better_rates_are_never_dearer(void **state)
 {
     struct priced *p = *state;
-    static const struct cost_step steps[] = {{1, 1, 1, 128, KV_F16, NULL, {0}},
-                                             {8, 8, 8, 4096, KV_F16, NULL, {0}},
-                                             {512, 1, 1, 2048, KV_F16, NULL, {0}}};
+    static const struct cost_step steps[] = {
+        {.tokens = 1, .rows = 1, .samples = 1, .context = 128, .kv_dtype = KV_F16},
+        {.tokens = 8, .rows = 8, .samples = 8, .context = 4096, .kv_dtype = KV_F16},
+        {.tokens = 512, .rows = 1, .samples = 1, .context = 2048, .kv_dtype = KV_F16}};
     enum plan_home home[72];
     bool kv_cpu[36];
     for (uint32_t u = 0; u < 72; u++) home[u] = (enum plan_home)(u / 3 % 3);
