@@ -113,6 +113,7 @@ GATEWAY_SRC := \
   client/gateway/ask_messages.c \
   client/gateway/ask_ollama.c \
   client/gateway/ask_openai.c \
+  client/gateway/ask_responses.c \
   client/gateway/choice.c \
   client/gateway/embedding.c \
   client/gateway/exchange.c \
@@ -130,6 +131,7 @@ GATEWAY_SRC := \
   client/gateway/voice_embed.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \
+  client/gateway/voice_responses.c \
   $(GEN)/client/gateway/page.c
 
 # the page in the program: one file, no step of its own

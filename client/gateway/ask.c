@@ -340,7 +340,8 @@ static const struct dialect {
     bool (*finish)(struct ask_reader *reader);
 } dialects[] = {{ask_openai_fields, &ask_openai_field_count, ask_openai_finish},
                 {ask_ollama_fields, &ask_ollama_field_count, ask_ollama_finish},
-                {ask_embed_fields, &ask_embed_field_count, ask_embed_finish}};
+                {ask_embed_fields, &ask_embed_field_count, ask_embed_finish},
+                {ask_response_fields, &ask_response_field_count, ask_response_finish}};
 
 static bool read_body(struct ask_reader *r, const char *text, size_t length)
 {
@@ -353,7 +354,10 @@ static bool read_body(struct ask_reader *r, const char *text, size_t length)
     if (!json_is_object(ask->body))
         return refuse(r->refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
     ask->stream = ollama; /* unless it is told otherwise */
-    const struct dialect *d = ask->kind & ASK_EMBEDS ? &dialects[2] : &dialects[ollama];
+    const struct dialect *d = &dialects[ask->kind & ASK_EMBEDS      ? 2
+                                        : ask->kind == ASK_RESPONSE ? 3
+                                        : ollama                    ? 1
+                                                                    : 0];
     if (!ask_take_fields(r, ask->body, d->fields, *d->count) || !d->finish(r)) return false;
     if (ask->load_only) return true;
     if (!(ask->kind & ASK_EMBEDS) && ask->prompt_count * ask->choices > ASK_CHOICES)
@@ -388,6 +392,8 @@ void ask_free(struct ask *ask)
     free(ask->prompt);
     json_decref(ask->body);
     json_decref(ask->extra);
+    json_decref(ask->made);
+    json_decref(ask->echo);
     grammars_give_back(ask->grammar);
     *ask = (struct ask){0};
 }

@@ -50,7 +50,8 @@ enum ask_kind {
     ASK_OLLAMA_CHAT = 4,
     ASK_OLLAMA_GENERATE = 8,
     ASK_EMBED = 16,
-    ASK_OLLAMA_EMBED = 32
+    ASK_OLLAMA_EMBED = 32,
+    ASK_RESPONSE = 64
 };
 #define ASK_EMBEDS (ASK_EMBED | ASK_OLLAMA_EMBED)
 
@@ -63,6 +64,8 @@ struct ask {
     enum ask_kind kind;
     json_t *body;  /* what the texts below are borrowed from */
     json_t *extra; /* Ollama's `think` as the template's variable */
+    json_t *made;  /* of ASK_RESPONSE: its tools as chats have them, which `tools` is then */
+    json_t *echo;  /* of ASK_RESPONSE: what the answer says of the request, an object with members */
     bool stream, include_usage, logprobs;
     bool load_only;    /* Ollama: no prompt; the client only wants the model to be there */
     bool conversation; /* the prompt came through the chat template */
@@ -164,12 +167,15 @@ bool ask_add_text(struct ask_reader *reader, const char *text, size_t length, bo
 /* reader->messages through the chat template (ask_messages.c). */
 bool ask_add_messages(struct ask_reader *reader);
 
-extern const struct ask_field ask_openai_fields[], ask_ollama_fields[], ask_embed_fields[];
-extern const size_t ask_openai_field_count, ask_ollama_field_count, ask_embed_field_count;
+extern const struct ask_field ask_openai_fields[], ask_ollama_fields[], ask_embed_fields[],
+    ask_response_fields[];
+extern const size_t ask_openai_field_count, ask_ollama_field_count, ask_embed_field_count,
+    ask_response_field_count;
 
 /* After the fields: the prompts. */
 bool ask_openai_finish(struct ask_reader *reader);
 bool ask_ollama_finish(struct ask_reader *reader);
 bool ask_embed_finish(struct ask_reader *reader);
+bool ask_response_finish(struct ask_reader *reader);
 
 #endif

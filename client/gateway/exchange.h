@@ -24,6 +24,13 @@ struct choice_token {
     struct helm_logprob top[];
 };
 
+/* Items of a response (voice_responses.c), in the order of the answer. */
+struct choice_items {
+    uint8_t what[TOOL_CALLS_MAX + 2];
+    uint32_t count, sequence; /* sequence: events so far */
+    bool open[2];
+};
+
 /* One generation of an exchange. */
 struct choice {
     struct exchange *exchange;
@@ -41,7 +48,8 @@ struct choice {
     size_t thought_sent, text_sent, calls_sent; /* written for a stream */
     struct choice_token **tokens;               /* with logprobs: all of them */
     size_t token_count, token_space, tokens_decided, tokens_sent;
-    uint32_t completion_tokens;
+    uint32_t completion_tokens, thought_tokens;
+    struct choice_items items;
     enum helm_finish finish;
     bool reported; /* the daemon ended it and said: */
     uint32_t cached_tokens;

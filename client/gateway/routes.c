@@ -139,7 +139,7 @@ const struct route routes[] = {
     {"POST", "/tokenize", .work = tokenize},
     {"POST", "/detokenize", .work = detokenize},
     {"POST", "/v1/embeddings", .work = read_ask, .kind = ASK_EMBED, .voice = &voice_embeddings},
-    {"POST", "/v1/responses", .unsupported = "use /v1/chat/completions"},
+    {"POST", "/v1/responses", .work = read_ask, .kind = ASK_RESPONSE, .voice = &voice_responses},
     {"GET", "/api/version", .open = true, .ollama = true, .reply = info_version},
     {"GET", "/api/tags", .ollama = true, .reply = info_tags},
     {"GET", "/api/ps", .ollama = true, .reply = info_ps},

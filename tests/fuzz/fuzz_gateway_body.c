@@ -70,8 +70,8 @@ static void check_ask(const struct ask *ask, const struct ask_model *model)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const enum ask_kind kinds[] = {ASK_CHAT,  ASK_COMPLETION,  ASK_OLLAMA_CHAT, ASK_OLLAMA_GENERATE,
-                                          ASK_EMBED, ASK_OLLAMA_EMBED};
+    static const enum ask_kind kinds[] = {ASK_CHAT,  ASK_COMPLETION,   ASK_OLLAMA_CHAT, ASK_OLLAMA_GENERATE,
+                                          ASK_EMBED, ASK_OLLAMA_EMBED, ASK_RESPONSE};
     static struct ask_model model;
     struct refusal refusal = {0};
     struct ask ask;

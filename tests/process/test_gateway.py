@@ -135,7 +135,7 @@ def refusal_tests(g):
     check("so is max_tokens", a.status == 400 and "3000 of output" in a.json["error"]["message"], a.body)
     a = g.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]})
     check("a picture is refused by its place", a.json["error"]["param"] == "messages[0].content" and "image_url" in a.body.decode(), a.body)
-    for path in ("/v1/responses", "/api/embeddings", "/api/pull"):
+    for path in ("/api/embeddings", "/api/pull"):
         a = g.post(path, {})
         check("%s says that it is not there" % path, a.status == 501 and path in str(a.json["error"]), a.body)
     check("an unknown path", g.get("/v2").status == 404 and g.get("/v1/chat/completions").status == 405)
