@@ -22,7 +22,9 @@
 #include "common/base/log.h"
 #include "common/base/start.h"
 #include "common/base/units.h"
+#include "common/model/identity.h"
 #include "daemon/children/accelerator.h"
+#include "daemon/clients/serve_session.h"
 #include "daemon/config.h"
 #include "daemon/children/end_request.h"
 #include "daemon/loop.h"
@@ -63,6 +65,8 @@ struct helmd {
     struct client_socket *clients;
     struct metrics metrics;
     struct batcher batcher;
+    struct sessions sessions;
+    uint64_t identity; /* of the model */
     struct workers workers;
     struct serve serve;
     struct loop loop;
@@ -271,23 +275,25 @@ static int open_workers(struct helmd *d, struct helm_err *err)
 /* What works for the plan's workers, once they are known. */
 static int open_steps(struct helmd *d, struct helm_err *err)
 {
-    const struct batcher_options batching = {.model = &d->model.config,
-                                             .plan = &d->plan,
-                                             .arena = &d->arena,
-                                             .metrics = &d->metrics,
-                                             .observe = &d->observe,
-                                             .workers = d->workers.count,
-                                             .queue_limit = (uint32_t)d->config.queue,
-                                             .sharing = d->config.sharing,
-                                             .sink = {.context = &d->serve,
-                                                      .token = serve_token,
-                                                      .done = serve_done}};
+    const struct batcher_options batching = {
+        .model = &d->model.config,
+        .plan = &d->plan,
+        .arena = &d->arena,
+        .metrics = &d->metrics,
+        .observe = &d->observe,
+        .workers = d->workers.count,
+        .queue_limit = (uint32_t)d->config.queue,
+        .sharing = d->config.sharing,
+        .sink = {.context = &d->serve, .token = serve_token, .done = serve_done, .moved = serve_moved}};
+    const struct sessions_sink answering = serve_session_sink(&d->serve);
     struct activations *a = &d->activations;
     struct helm_err why = {0};
     bool again = false;
     observe_init(&d->observe, worker_index(d, PLAN_CPU0), worker_index(d, PLAN_GPU0), d->config.max_stall_ms);
     batcher_free(&d->batcher); /* of another plan */
+    sessions_free(&d->sessions);
     int rc = batcher_init(&d->batcher, &batching, err);
+    if (!rc) rc = sessions_init(&d->sessions, &d->batcher, d->identity, &answering, err);
     if (rc || !a->checks) return rc;
     if (check_open(&d->arena, &d->model.config, d->workers.count, &d->check, &why) == 0) return 0;
     log_warn("activations: %s", why.text);
@@ -326,6 +332,7 @@ static int start(struct helmd *d, struct helm_err *err)
     if (!rc) rc = model_read(c->model, &d->model, err);
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = loaded_files_note(&d->model, &d->files, err);
+    if (!rc) rc = model_identity(&d->model, &d->identity, err);
     if (!rc) rc = look_at_machine(d, err);
     if (!rc) rc = make_plan(d, err);
     if (!rc) rc = check_room(d, err);
@@ -371,6 +378,7 @@ static void stop(struct helmd *d)
     workers_close(&d->workers);
     client_socket_close(&d->clients);
     if (d->zmq) zmq_ctx_term(d->zmq);
+    sessions_free(&d->sessions);
     batcher_free(&d->batcher);
     check_close(&d->check);
     if (d->arena.base) arena_close(&d->arena);
@@ -406,6 +414,7 @@ static void fill_serve(struct helmd *d)
     const uint32_t before = d->serve.context, context = d->plan.context_tokens;
     d->serve = (struct serve){.clients = d->clients,
                               .batcher = &d->batcher,
+                              .sessions = &d->sessions,
                               .workers = &d->workers,
                               .metrics = &d->metrics,
                               .observe = &d->observe,

@@ -23,6 +23,7 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     seq->peer = asker->peer;
     seq->request_id = asker->request_id;
     seq->scope = prefix_scope(batcher->with.sharing, asker->peer);
+    seq->restored_scope = prefix_restored_scope(batcher->with.sharing, asker->peer);
     prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);
     seq->arrived_us = now_us;

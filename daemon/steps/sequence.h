@@ -45,9 +45,10 @@ struct sequence {
 
     uint64_t
         scope; /* sequences of one scope find each other's pages (prefix.h); SEQUENCE_NO_SCOPE: finds none */
-    uint64_t page_end; /* number of the last full page of `cached`, or the scope */
-    uint32_t reach;    /* the most that `cached` was */
-    uint32_t found;    /* tokens of the prompt that it did not compute: their pages were there */
+    uint64_t restored_scope; /* of its peer's restored sessions, found as well; SEQUENCE_NO_SCOPE: none */
+    uint64_t page_end;       /* number of the last full page of `cached`, or the scope */
+    uint32_t reach;          /* the most that `cached` was */
+    uint32_t found;          /* tokens of the prompt that it did not compute: their pages were there */
 
     struct sampling_params sampling;
     uint32_t stop[REQUEST_STOP_MAX], stop_count;
