@@ -90,7 +90,7 @@ LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed $(RPATH) $(LDFLAGS)
 include common/sources.mk proto/sources.mk worker-cpu/sources.mk worker-gpu/sources.mk daemon/sources.mk \
   client/sources.mk tools/sources.mk
 
-PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm-bench-sampling helm-cli helm-gateway helm-inspect helm-mkmodel helm-plan helm-profile helm-quantize helm-worker-cpu helm-worker-gpu helmd
+PROGRAMS := helm-bench helm-bench-decode helm-bench-grammar helm-bench-kernels helm-bench-read helm-bench-sampling helm-cli helm-gateway helm-inspect helm-mkmodel helm-plan helm-profile helm-quantize helm-worker-cpu helm-worker-gpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
@@ -197,6 +197,7 @@ help:
 	@echo "make demo          build, start helmd, stream text from the demo model (installs missing packages)"
 	@echo "make test          build and run every test (installs missing packages; GPU code for $(CUDA_TEST_ARCH))"
 	@echo "make all           programs into $(BIN), libhelm into $(BUILD)/lib   [MODE=release|debug|asan|ubsan|tsan] [CUDA_ARCH='$(CUDA_ARCH)']"
+	@echo "make test-prometheus  a real Prometheus scrapes the gateway (installs it)"
 	@echo "make bench         achieved speed, limit and ratio on this machine"
 	@echo "make fuzz          every fuzz target, FUZZ_SECONDS (60) each, with clang"
 	@echo "make dist          relocatable tarball $(DIST)"

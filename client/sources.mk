@@ -21,9 +21,13 @@ LIBHELM_SRC := \
   client/text/grammar/schema_merge.c \
   client/text/grammar/schema_object.c \
   client/text/grammar/schema_values.c \
+  client/text/grammar/slices.c \
   client/text/grammar/stacks.c \
   client/text/grammar/states.c \
+  client/text/grammar/summary.c \
+  client/text/grammar/tries.c \
   client/text/grammar/vocabulary.c \
+  client/text/grammar/walk.c \
   client/text/jinja/eval.c \
   client/text/jinja/exec.c \
   client/text/jinja/filters.c \
@@ -68,6 +72,7 @@ CLI_SRC := \
   client/cli/chat_history.c \
   client/cli/command_chat.c \
   client/cli/command_generate.c \
+  client/cli/command_metrics.c \
   client/cli/command_plan.c \
   client/cli/command_pull.c \
   client/cli/command_query.c \
@@ -75,6 +80,8 @@ CLI_SRC := \
   client/cli/command_session.c \
   client/cli/command_text.c \
   client/cli/command_top.c \
+  client/cli/daemon_metrics.c \
+  client/cli/exposition.c \
   client/cli/grammar.c \
   client/cli/line_editor.c \
   client/cli/output.c \
@@ -107,11 +114,13 @@ helm-cli_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc
 GATEWAY_SRC := \
   client/gateway/access.c \
   client/gateway/ask.c \
+  client/gateway/ask_embed.c \
   client/gateway/ask_grammar.c \
   client/gateway/ask_messages.c \
   client/gateway/ask_ollama.c \
   client/gateway/ask_openai.c \
   client/gateway/choice.c \
+  client/gateway/embedding.c \
   client/gateway/exchange.c \
   client/gateway/grammars.c \
   client/gateway/info.c \
@@ -124,6 +133,7 @@ GATEWAY_SRC := \
   client/gateway/thinking.c \
   client/gateway/tool_calls.c \
   client/gateway/tool_grammar.c \
+  client/gateway/voice_embed.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \
   $(GEN)/client/gateway/page.c
@@ -136,6 +146,7 @@ $(GEN)/client/gateway/page.c: client/gateway/page.html
 	  echo 'const unsigned gateway_page_bytes = sizeof gateway_page;'; } >$@
 
 helm-gateway_MAIN := client/gateway/main.c
-helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) client/cli/output.c \
+helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) client/cli/daemon_metrics.c \
+  client/cli/exposition.c client/cli/output.c \
   client/cli/private_daemon.c client/cli/sampling.c client/cli/session.c client/cli/signals.c $(GEN)/proto/helm.pb-c.c
 helm-gateway_LIBS := -lmicrohttpd -lsystemd -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

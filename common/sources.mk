@@ -17,6 +17,7 @@ COMMON_SRC := \
   common/base/start.c \
   common/base/suggest.c \
   common/base/units.c \
+  common/experts/slots.c \
   common/formats/bf16.c \
   common/formats/bf16_packed.c \
   common/formats/blocks.c \
@@ -66,12 +67,14 @@ MODEL_SRC := \
   common/plan/placement.c \
   common/plan/plan.c \
   common/plan/plan_json.c \
+  common/plan/schedule.c \
   common/plan/workspace.c \
   common/program/op.c
 
 # what both workers are around their engines
 WORKER_SRC := \
   common/worker/batch.c \
+  common/worker/pooled.c \
   common/worker/control.c \
   common/worker/engine.c \
   common/worker/process.c \

@@ -23,6 +23,7 @@
 #include "common/base/start.h"
 #include "common/base/units.h"
 #include "common/model/identity.h"
+#include "common/plan/schedule.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/clients/serve_session.h"
 #include "daemon/config.h"
@@ -59,6 +60,7 @@ struct helmd {
         profile; /* as in the file; with the rates of the activations that are planned with */
     struct planner_request request;
     struct activations activations;
+    struct invariant invariant;
     struct check check;
     struct observe observe;
     void *zmq;
@@ -184,6 +186,7 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
     look_at_weights(request);
     d->activations = (struct activations){.option = c->activations, .kernels = c->kernels};
     activations_want(&d->model, &d->measured, cpu_features(), &d->activations);
+    d->invariant.option = c->invariant;
     return 0;
 }
 
@@ -204,6 +207,7 @@ static int lay_plan(struct helmd *d, struct helm_err *err)
     int rc =
         c->plan_file ? plan_from_file(d, err) : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
     activations_rates(&d->measured, d->plan.inputs, &d->profile); /* as the plan in a file has them */
+    if (!rc) rc = invariant_decide(&d->request, c->plan_file != NULL, &d->plan, &d->invariant, err);
     return rc ? rc : forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
 }
 
@@ -221,6 +225,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     formats_warn_unmeasured(&d->model, &d->profile);
     planner_log(&d->request, &d->plan);
     log_info("activations: %s", d->activations.text);
+    log_info("invariant: %s", d->invariant.text);
     d->typical_context = planner_typical_context(&d->request, d->plan.context_tokens);
     json_t *json = plan_to_json(&d->plan);
     d->plan_json = json ? json_dumps(json, JSON_COMPACT) : NULL;
@@ -295,7 +300,9 @@ static int open_steps(struct helmd *d, struct helm_err *err)
     int rc = batcher_init(&d->batcher, &batching, err);
     if (!rc) rc = sessions_init(&d->sessions, &d->batcher, d->identity, &answering, err);
     if (rc || !a->checks) return rc;
-    if (check_open(&d->arena, &d->model.config, d->workers.count, &d->check, &why) == 0) return 0;
+    const uint32_t step_tokens = d->plan.invariant ? plan_decode_tokens(&d->plan) : d->plan.step_tokens;
+    if (check_open(&d->arena, &d->model.config, d->workers.count, step_tokens, &d->check, &why) == 0)
+        return 0;
     log_warn("activations: %s", why.text);
     activations_decide(&d->plan, NULL, a, &again);
     return again ? remake(d, err) : 0;
@@ -422,6 +429,7 @@ static void fill_serve(struct helmd *d)
                               .plan_json = d->plan_json,
                               .kv_dtype = kv_dtype_named(d->plan.kv_dtype),
                               .activations = d->activations.text,
+                              .invariant = d->invariant.text,
                               .checking = d->activations.checks,
                               .forecast_batch = (uint32_t)d->config.batch,
                               .forecast_context = d->typical_context,

@@ -21,6 +21,7 @@ DAEMON_SRC := \
   daemon/clients/serve.c \
   daemon/clients/serve_plan.c \
   daemon/clients/serve_session.c \
+  daemon/clients/serve_status.c \
   daemon/clients/zmtp.c \
   daemon/config.c \
   daemon/loop.c \
@@ -40,6 +41,7 @@ DAEMON_SRC := \
   daemon/planner/cost/schedule.c \
   daemon/planner/cost/simulate.c \
   daemon/planner/formats.c \
+  daemon/planner/invariant.c \
   daemon/planner/log.c \
   daemon/planner/memory/ledger.c \
   daemon/planner/memory/memory.c \

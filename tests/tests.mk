@@ -89,6 +89,12 @@ soak: $(BIN)/helmd $(BIN)/helm-worker-cpu $(PYPROTO)/helm_pb2.py
 test-structured: programs $(PYPROTO)/helm_pb2.py
 	HELM_STRUCTURED=long HELM_BIN=$(abspath $(BIN)) HELM_PYPROTO=$(abspath $(PYPROTO)) /usr/bin/python3 tests/process/test_structured.py
 
+# A real Prometheus scrapes the gateway, and is asked what the dashboard asks.
+.PHONY: test-prometheus
+test-prometheus: programs $(PYPROTO)/helm_pb2.py
+	@tools/setup.sh prometheus
+	HELM_BIN=$(abspath $(BIN)) HELM_PYPROTO=$(abspath $(PYPROTO)) /usr/bin/python3 tests/process/prometheus.py
+
 .PHONY: test check
 test:
 	@tools/setup.sh test

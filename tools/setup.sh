@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes sure that the packages HELM is built and tested with are installed. Called by `make demo` and `make test`; where
 # there is no make yet, run it by hand: it installs that, too.
-#   setup.sh build | test
+#   setup.sh build | test | prometheus (what `make test-prometheus` needs beside)
 # On Debian and Ubuntu missing ones are installed with apt (through sudo when not root); elsewhere the list is printed
 # and the script stops. A second run only looks (a fraction of a second).
 set -euo pipefail
@@ -12,7 +12,8 @@ test="g++ libcmocka-dev python3 python3-zmq python3-protobuf python3-setuptools 
 case $kind in
 build) wanted=$build ;;
 test) wanted="$build $test" ;;
-*) echo "usage: setup.sh build|test" >&2; exit 2 ;;
+prometheus) wanted="$build $test prometheus" ;;
+*) echo "usage: setup.sh build|test|prometheus" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then

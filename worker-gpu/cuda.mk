@@ -43,12 +43,14 @@ CUDA_TEST_SRC := \
   tests/gpu/test_chain.cu \
   tests/gpu/test_elementwise.cu \
   tests/gpu/test_expand.cu \
+  tests/gpu/test_experts.cu \
+  tests/gpu/test_experts_few.cu \
   tests/gpu/test_gemm_blocks.cu \
   tests/gpu/test_gemv_packed.cu \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu
 CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/base/,cgroup.o cpu.o err.o printable.o) $(patsubst %.c,$(OBJ)/%.o,$(filter common/formats/%.c,$(COMMON_SRC))) \
-  $(OBJ)/common/sampling/pass.o
+  $(OBJ)/common/model/router.o $(OBJ)/common/sampling/pass.o
 CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
 cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
 

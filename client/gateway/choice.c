@@ -147,6 +147,7 @@ void choice_free(struct choice *c)
 {
     for (size_t i = 0; i < c->token_count; i++) free(c->tokens[i]);
     free(c->tokens);
+    free(c->embedding);
     helm_detokenizer_close(c->detokenizer);
     tool_parser_free(&c->tools);
     cli_text_free(&c->thinking.held);

@@ -45,6 +45,9 @@ struct choice {
     enum helm_finish finish;
     bool reported; /* the daemon ended it and said: */
     uint32_t cached_tokens;
+    float *
+        embedding; /* of ASK_EMBEDS: [embedding_count], of unit length; all else but `number` and `over` is unused */
+    size_t embedding_count;
 };
 
 enum exchange_state {
@@ -74,7 +77,7 @@ struct exchange {
     struct refusal refusal;
 
     struct choice *choices;
-    uint32_t choice_count, accepted, finished;
+    uint32_t choice_count, accepted, finished; /* accepted: by the daemon; of embeddings, sent to it */
 
     /* the answer */
     int status;
@@ -100,8 +103,18 @@ void exchange_refuse(struct exchange *exchange);
 void exchange_start(struct exchange *exchange);
 /* The client went away, or reads too slowly: ends what is under way. */
 void exchange_drop(struct exchange *exchange, const char *why);
+/* One of its choices is over: with the last one the answer is. */
+void exchange_finished(struct choice *choice);
+/* Ends it with a code of libhelm. */
+void exchange_fail(struct exchange *exchange, int code, const char *text);
 /* Gives everything back; libmicrohttpd is through with it. */
 void exchange_free(struct exchange *exchange);
+
+/* ---- embedding.c ---- */
+
+#define EMBEDDING_AT_ONCE 8
+/* Sends embeddings that have not been sent, as many as may be at the daemon at once. */
+HELM_MUST_CHECK int embedding_send(struct exchange *exchange, struct helm_err *err);
 
 /* ---- choice.c ---- */
 

@@ -15,7 +15,7 @@ struct voice {
     void (*whole)(struct exchange *exchange);                         /* the answer in one piece */
     void (*fail)(struct exchange *exchange); /* exchange->refusal as the end of a stream */
 };
-extern const struct voice voice_chat, voice_completion, voice_ollama;
+extern const struct voice voice_chat, voice_completion, voice_embeddings, voice_ollama, voice_ollama_embed;
 
 /* refusal as the body of an answer. */
 void voice_error_openai(struct cli_text *out, const struct refusal *refusal);

@@ -36,9 +36,11 @@
 #define LANES_MAX    4096u
 #define BYTES_MAX    ((uint64_t)1 << 46)
 
-static const char *const region_names[ARENA_REGION_COUNT] = {"control",    "slots",      "masks", "history",
-                                                             "page_table", "vram_table", "lanes", "kv_lanes",
-                                                             "logits",     "session",    "kv",    "weights"};
+static const char *const region_names[ARENA_REGION_COUNT] = {"control", "slots",      "masks",
+                                                             "history", "page_table", "vram_table",
+                                                             "lanes",   "kv_lanes",   "logits",
+                                                             "pooled",  "session",    "kv",
+                                                             "weights"};
 
 static int check_range(const char *what, uint64_t value, uint64_t min, uint64_t max, struct helm_err *err)
 {
@@ -126,6 +128,10 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
         kv_lanes_bytes =
             ARENA_KV_LANES * lane_bytes(ARENA_KV_TOKENS, spec->kv_heads_asking * (spec->kv.head_dim + 2));
 
+    uint64_t logits_bytes = (uint64_t)spec->slots * spec->vocab * sizeof(float);
+    if (logits_bytes < 2 * (uint64_t)spec->hidden * sizeof(float))
+        logits_bytes = 2 * (uint64_t)spec->hidden * sizeof(float);
+
     const uint64_t bytes[ARENA_REGION_COUNT] = {
         [ARENA_REGION_CONTROL] = sizeof(struct arena_control),
         [ARENA_REGION_SLOTS] = spec->slots * sizeof(struct arena_slot),
@@ -136,7 +142,8 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
             spec->vram_page_count ? spec->slots * pages_per_slot * sizeof(uint32_t) : 0,
         [ARENA_REGION_LANES] = lanes_bytes,
         [ARENA_REGION_KV_LANES] = kv_lanes_bytes,
-        [ARENA_REGION_LOGITS] = (uint64_t)spec->slots * spec->vocab * sizeof(float),
+        [ARENA_REGION_LOGITS] = logits_bytes,
+        [ARENA_REGION_POOLED] = (uint64_t)spec->slots * spec->hidden * sizeof(double),
         [ARENA_REGION_SESSION] = spec->session_bytes,
         [ARENA_REGION_KV] = kv_bytes,
         [ARENA_REGION_WEIGHTS] = spec->weight_bytes,

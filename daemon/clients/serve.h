@@ -26,6 +26,7 @@ struct serve {
     enum kv_dtype kv_dtype;
     uint32_t context;
     uint32_t forecast_batch, forecast_context, forecast_prompt; /* what the forecast in Plan is for */
+    const char *invariant;                                      /* whether, and why */
     const char *activations;                                    /* which, and why: for Status */
     bool checking; /* the model's own check has the workers, or will */
     bool draining;

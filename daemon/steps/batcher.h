@@ -106,6 +106,9 @@ struct batcher {
     struct tiers tiers;
     struct tiers_member member[ARENA_SLOTS_MAX]; /* what they are shown */
     uint64_t next_id, turn;
+    uint64_t prompt_turn; /* an invariant plan's steps of prompts, */
+    bool prompts_last;    /* and whether the last step was one */
+    uint32_t list_tokens[PLAN_PHASES_MAX];
 
     bool worker_ready, paused;
     uint32_t serial;    /* of the last step rung */

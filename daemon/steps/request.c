@@ -233,13 +233,29 @@ static int parse_mask(const Helm__V1__Mask *in, const struct request_limits *lim
     return 0;
 }
 
-static int parse_prompt(const Helm__V1__Generate *in, const struct request_limits *limits,
+static int parse_prompt(const uint32_t *prompt, size_t count, const struct request_limits *limits,
                         struct request_generate *out, struct request_error *error)
 {
-    if (in->n_prompt == 0) return REFUSE_BOUND("prompt is empty, at least one token is needed");
-    if (in->n_prompt > REQUEST_PROMPT_MAX)
-        return REFUSE_TOO_LARGE("prompt has %zu tokens, at most %u fit a request", in->n_prompt,
-                                REQUEST_PROMPT_MAX);
+    if (count == 0) return REFUSE_BOUND("prompt is empty, at least one token is needed");
+    if (count > REQUEST_PROMPT_MAX)
+        return REFUSE_TOO_LARGE("prompt has %zu tokens, at most %u fit a request", count, REQUEST_PROMPT_MAX);
+    for (size_t i = 0; i < count; i++)
+        if (prompt[i] >= limits->vocab)
+            return REFUSE_BOUND("prompt[%zu] is token %u, the vocabulary has %u", i, prompt[i],
+                                limits->vocab);
+    out->prompt = malloc(count * sizeof *out->prompt);
+    if (!out->prompt)
+        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED,
+                              "no memory for the prompt");
+    memcpy(out->prompt, prompt, count * sizeof *out->prompt);
+    out->prompt_count = (uint32_t)count;
+    return 0;
+}
+
+static int parse_room(const Helm__V1__Generate *in, const struct request_limits *limits,
+                      struct request_generate *out, struct request_error *error)
+{
+    if (in->n_prompt > REQUEST_PROMPT_MAX) return 0; /* is refused by that bound */
     if (in->n_prompt >= limits->context)
         return REFUSE_CONTEXT("prompt has %zu tokens, the context of %u must hold it and one token more",
                               in->n_prompt, limits->context);
@@ -247,18 +263,38 @@ static int parse_prompt(const Helm__V1__Generate *in, const struct request_limit
     if (in->max_tokens > room)
         return REFUSE_CONTEXT("prompt of %zu and max_tokens of %u do not fit the context of %u tokens",
                               in->n_prompt, in->max_tokens, limits->context);
-    for (size_t i = 0; i < in->n_prompt; i++)
-        if (in->prompt[i] >= limits->vocab)
-            return REFUSE_BOUND("prompt[%zu] is token %u, the vocabulary has %u", i, in->prompt[i],
-                                limits->vocab);
     out->max_tokens = in->max_tokens ? in->max_tokens : room;
-    out->prompt = malloc(in->n_prompt * sizeof *out->prompt);
-    if (!out->prompt)
-        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED,
-                              "no memory for the prompt");
-    memcpy(out->prompt, in->prompt, in->n_prompt * sizeof *out->prompt);
-    out->prompt_count = (uint32_t)in->n_prompt;
     return 0;
+}
+
+static int parse_label(const char *in, struct request_generate *out, struct request_error *error)
+{
+    size_t label = in ? strlen(in) : 0;
+    if (label > REQUEST_LABEL_MAX)
+        return REFUSE_TOO_LARGE("label has %zu bytes, at most %d are taken", label, REQUEST_LABEL_MAX);
+    if (label && !label_is_clean(in))
+        return REFUSE_BOUND("label is not UTF-8 text without control characters");
+    memcpy(out->label, in ? in : "", label);
+    return 0;
+}
+
+static int parse_embed(const Helm__V1__Embed *in, const struct request_limits *limits,
+                       struct request_generate *out, struct request_error *error)
+{
+    static const enum request_pooling poolings[] = {[HELM__V1__POOLING__POOLING_MEAN] = REQUEST_POOL_MEAN,
+                                                    [HELM__V1__POOLING__POOLING_LAST] = REQUEST_POOL_LAST};
+    if ((size_t)in->pooling >= sizeof poolings / sizeof *poolings)
+        return REFUSE_BOUND("pooling is %d, must be 0 (mean) or 1 (last)", (int)in->pooling);
+    if (in->n_prompt > limits->context)
+        return REFUSE_CONTEXT("prompt has %zu tokens, the context holds %u", in->n_prompt, limits->context);
+    out->pooling = poolings[in->pooling];
+    out->deadline_ms = in->deadline_ms;
+    out->max_tokens = 1;
+    out->sampling.top_p = 1;
+    out->sampling.repetition_penalty = 1;
+    out->has_seed = true; /* nothing is drawn */
+    int rc = parse_label(in->label, out, error);
+    return rc ? rc : parse_prompt(in->prompt, in->n_prompt, limits, out, error);
 }
 
 static int parse_generate(const Helm__V1__Generate *in, const struct request_limits *limits,
@@ -274,20 +310,15 @@ static int parse_generate(const Helm__V1__Generate *in, const struct request_lim
         out->stop[i] = in->stop_token_ids[i];
     }
     out->stop_count = (uint32_t)in->n_stop_token_ids;
-    size_t label = in->label ? strlen(in->label) : 0;
-    if (label > REQUEST_LABEL_MAX)
-        return REFUSE_TOO_LARGE("label has %zu bytes, at most %d are taken", label, REQUEST_LABEL_MAX);
-    if (label && !label_is_clean(in->label))
-        return REFUSE_BOUND("label is not UTF-8 text without control characters");
-    memcpy(out->label, in->label ? in->label : "", label);
     out->ignore_eos = in->ignore_eos;
     out->deadline_ms = in->deadline_ms;
-    int rc = parse_sampling(in->sampling, in->logprobs, limits, out, error);
+    int rc = parse_label(in->label, out, error);
+    if (!rc) rc = parse_sampling(in->sampling, in->logprobs, limits, out, error);
     if (!rc && in->mask && in->mask->index)
         rc = REFUSE_BOUND("mask.index is %u, a request begins with that of token 0", in->mask->index);
     if (!rc && in->mask) rc = parse_mask(in->mask, limits, &out->mask, error);
-    if (rc) return rc;
-    return parse_prompt(in, limits, out, error);
+    if (!rc) rc = parse_room(in, limits, out, error);
+    return rc ? rc : parse_prompt(in->prompt, in->n_prompt, limits, out, error);
 }
 
 /* ---- sessions ---- */
@@ -384,6 +415,7 @@ static int parse_body(const Helm__V1__Request *in, const struct request_limits *
                                               [HELM__V1__REQUEST__BODY_PLAN] = REQUEST_PLAN,
                                               [HELM__V1__REQUEST__BODY_LIST] = REQUEST_LIST,
                                               [HELM__V1__REQUEST__BODY_MASK] = REQUEST_MASK,
+                                              [HELM__V1__REQUEST__BODY_EMBED] = REQUEST_EMBED,
                                               [HELM__V1__REQUEST__BODY_SESSION_SAVE] = REQUEST_SESSION_SAVE,
                                               [HELM__V1__REQUEST__BODY_SESSION_RESTORE] =
                                                   REQUEST_SESSION_RESTORE,
@@ -396,6 +428,7 @@ static int parse_body(const Helm__V1__Request *in, const struct request_limits *
         return REFUSE_FORMAT("the request has no body that version %d knows", REQUEST_VERSION);
     if (request->kind == REQUEST_GENERATE)
         return parse_generate(in->generate, limits, &request->generate, error);
+    if (request->kind == REQUEST_EMBED) return parse_embed(in->embed, limits, &request->generate, error);
     if (request->kind == REQUEST_MASK) {
         request->mask_index = in->mask->index;
         return parse_mask(in->mask, limits, &request->mask, error);

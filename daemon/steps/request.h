@@ -34,6 +34,7 @@ enum request_kind {
     REQUEST_PLAN,
     REQUEST_LIST,
     REQUEST_MASK,
+    REQUEST_EMBED,
     REQUEST_SESSION_SAVE,
     REQUEST_SESSION_RESTORE,
     REQUEST_SESSION_READ,
@@ -41,7 +42,11 @@ enum request_kind {
     REQUEST_SESSION_END
 };
 
+enum request_pooling { REQUEST_POOL_NONE, REQUEST_POOL_MEAN, REQUEST_POOL_LAST };
+
 struct request_generate {
+    enum request_pooling
+        pooling;      /* of Embed, which has prompt, deadline and label beside; max_tokens is 1 then */
     uint32_t *prompt; /* owned; request_free */
     uint32_t prompt_count;
     uint32_t max_tokens; /* resolved, >= 1 */

@@ -109,6 +109,11 @@ static struct session *open_session(struct sessions *all, const struct asker *as
                "this daemon keeps no pages: --prefix-cache is off");
         return NULL;
     }
+    if (all->batcher->with.plan->invariant) {
+        refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_FAILED,
+               "this daemon's plan is invariant: pages from elsewhere would show in its answers");
+        return NULL;
+    }
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
         struct session *at = &all->session[i];
         open += at->id && at->asker.peer == asker->peer;
@@ -154,7 +159,7 @@ static bool touch(struct sessions *all, const struct session *s, uint32_t count,
 /* The scopes that requests of the asker find pages in. */
 static void scopes_of(const struct sessions *all, const struct asker *asker, uint64_t scope[2])
 {
-    scope[0] = prefix_scope(all->batcher->with.sharing, asker->peer);
+    scope[0] = prefix_scope(all->batcher->with.sharing, asker->peer, 0);
     scope[1] = prefix_restored_scope(all->batcher->with.sharing, asker->peer);
 }
 

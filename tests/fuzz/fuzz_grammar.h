@@ -15,9 +15,33 @@
 
 static struct helm_vocabulary *fuzz_vocabulary(void)
 {
-    static const char *const longer[] = {"\"a",      "\": ", "{\"",  "\"}",  "[[",       "]]",
-                                         "],",       "1,",   "12",   "  ",   "ab",       "abc",
-                                         "\xc3\xa9", "a\"",  "true", "\n  ", "aaaaaaaa", "00"};
+    static const char *const longer[] = {"\"a",
+                                         "\": ",
+                                         "{\"",
+                                         "\"}",
+                                         "[[",
+                                         "]]",
+                                         "],",
+                                         "1,",
+                                         "12",
+                                         "  ",
+                                         "ab",
+                                         "abc",
+                                         "\xc3\xa9",
+                                         "a\"",
+                                         "true",
+                                         "\n  ",
+                                         "aaaaaaaa",
+                                         "00",
+                                         "aB",
+                                         "a_1",
+                                         "ab\",",
+                                         "a-b\n",
+                                         "ab\\n",
+                                         "b\xe4\xb8",
+                                         "\x7f",
+                                         "a\xe4\xb8\xad\"",
+                                         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\""};
     static struct helm_vocabulary *v;
     unsigned char bytes[512];
     uint32_t offset[300], vocab = 257, used = 256;

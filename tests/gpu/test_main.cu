@@ -105,6 +105,8 @@ int main(int argc, char **argv)
                  {"attention", test_attention},
                  {"chain", test_chain},
                  {"expand", test_expand},
+                 {"experts", test_experts},
+                 {"experts_few", test_experts_few},
                  {"gemm_blocks", test_gemm_blocks},
                  {"gemv_packed", test_gemv_packed},
                  {"blocks", test_blocks}};

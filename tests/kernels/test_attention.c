@@ -424,6 +424,47 @@ static void test_splits_merge(void **state)
     each_variant(splits_merge);
 }
 
+/* A query's bits are the same whichever others are asked with it, also where a window begins and a page ends. */
+static void steady_queries(const struct attention_variant *variant)
+{
+    static const struct shape shapes[] = {{128, 2, 32, 70, 130, 0, 0, 0},
+                                          {80, 3, 8, 50, 3, 0, 0, 0},
+                                          {64, 8, 16, 45, 200, 77, 0, 0},
+                                          {64, 1, 32, 60, 300, 100, 96, 0}};
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
+        struct rig rig;
+        rig_make(&rig, &shapes[i], variant->kv_dtype, 3, 77 + i);
+        const struct attention_task whole = rig.task;
+        float *all = malloc(rig.out_floats * sizeof(*all));
+        assert_non_null(all);
+        rig.task.steady = true;
+        rig_run(&rig, variant, false);
+        memcpy(all, rig.out, rig.out_floats * sizeof(*all));
+        for (uint32_t first = 0, count = 1; first < whole.tokens; first += count, count = count % 13 + 1) {
+            rig.task = whole;
+            rig.task.steady = true;
+            rig.task.tokens = count < whole.tokens - first ? count : whole.tokens - first;
+            rig.task.q = whole.q + first * whole.q_stride;
+            rig.task.start = whole.start + first;
+            rig.task.kv_last = rig.task.start + rig.task.tokens;
+            if (whole.window && rig.task.start + 1 > whole.window + whole.kv_first)
+                rig.task.kv_first = rig.task.start + 1 - whole.window;
+            rig_run(&rig, variant, false);
+            for (uint32_t t = 0; t < rig.task.tokens; t++)
+                assert_memory_equal(rig.out + t * rig.out_stride, all + (first + t) * rig.out_stride,
+                                    (size_t)whole.group * rig.kv.head_dim * sizeof(*all));
+        }
+        free(all);
+        rig_free(&rig);
+    }
+}
+
+static void test_steady_queries(void **state)
+{
+    (void)state;
+    each_variant(steady_queries);
+}
+
 static void test_merge_of_nothing_is_zero(void **state)
 {
     (void)state;
@@ -514,15 +555,11 @@ static void test_choice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fold_is_table_4_2),
-        cmocka_unit_test(test_reference_by_hand),
-        cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_odd_shapes),
-        cmocka_unit_test(test_windows_and_ranges),
-        cmocka_unit_test(test_extreme_logits),
-        cmocka_unit_test(test_nan_shows),
-        cmocka_unit_test(test_splits_merge),
-        cmocka_unit_test(test_merge_of_nothing_is_zero),
+        cmocka_unit_test(test_fold_is_table_4_2), cmocka_unit_test(test_steady_queries),
+        cmocka_unit_test(test_reference_by_hand), cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_odd_shapes),        cmocka_unit_test(test_windows_and_ranges),
+        cmocka_unit_test(test_extreme_logits),    cmocka_unit_test(test_nan_shows),
+        cmocka_unit_test(test_splits_merge),      cmocka_unit_test(test_merge_of_nothing_is_zero),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

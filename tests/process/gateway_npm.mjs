@@ -88,7 +88,10 @@ async function demo() {
     () => client.chat.completions.create({ ...base, response_format: format({ type: "array", uniqueItems: true }) }));
   await refused("a call that is forced, of no tools", OpenAI.BadRequestError, "invalid_value",
     () => client.chat.completions.create({ ...base, tool_choice: "required" }));
-  await refused("embeddings are refused", OpenAI.InternalServerError, "unsupported", () => client.embeddings.create({ model: "demo", input: "x" }));
+  const vectors = (await client.embeddings.create({ model: "demo", input: [verse, "x"] })).data.map((d) => d.embedding);
+  const plain = (await client.embeddings.create({ model: "demo", input: verse, encoding_format: "float" })).data[0].embedding;
+  check("embeddings", vectors.length === 2 && plain.length === 256 && vectors[0].every((v, i) => Math.abs(v - plain[i]) < 1e-5), vectors.map((v) => v.length));
+  await refused("dimensions are refused", OpenAI.BadRequestError, "unsupported_parameter", () => client.embeddings.create({ model: "demo", input: "x", dimensions: 8 }));
   await refused("responses are refused", OpenAI.InternalServerError, "unsupported", () => client.responses.create({ model: "demo", input: "x" }));
   await refused("a context that is too long", OpenAI.BadRequestError, "context_length_exceeded",
     () => client.chat.completions.create({ ...base, messages: user("word ".repeat(3000)) }));

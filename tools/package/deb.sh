@@ -1,6 +1,7 @@
 #!/bin/bash
 # Makes Debian packages of the last commit: helm, helm-gateway, libhelm0, libhelm-dev. Called by `make deb`.
 #   deb.sh OUT_DIR
+# The owner has given no address yet: the maintainer is one of example.org, which mails nobody.
 # Works in OUT_DIR/helm-VERSION, a copy with tools/debian as its debian/; packages land in OUT_DIR. Missing build
 # packages are named, not installed: a package is built where its maker wants it built.
 set -euo pipefail
@@ -18,11 +19,11 @@ mkdir -p "$tree"
 git archive HEAD | tar -x -C "$tree"
 cp -a tools/debian "$tree/debian"
 cat >"$tree/debian/changelog" <<EOF
-helm ($version) unstable; urgency=medium
+helm ($version-1) unstable; urgency=medium
 
-  * Commit $commit; CHANGELOG.md says what changed.
+  * Commit $commit; the changelog beside this one says what changed.
 
- -- HELM maintainers <helm@localhost>  $(git log -1 --format=%cD)
+ -- HELM maintainers <helm@example.org>  $(git log -1 --format=%cD)
 EOF
 cd "$tree"
 DEB_BUILD_OPTIONS="parallel=$(nproc)" dpkg-buildpackage -us -uc -b

@@ -19,15 +19,15 @@ mkdir -p "$work"
 work=$(cd "$work" && pwd)
 mounted=()
 cleanup() {
-    [ -n "${pids:-}" ] && kill $pids 2>/dev/null
-    for m in "${mounted[@]}"; do umount -l "$m" 2>/dev/null; done
+    [ -z "${pids:-}" ] || kill $pids 2>/dev/null || true
+    for m in "${mounted[@]}"; do umount -l "$m" 2>/dev/null || true; done
     return 0
 }
 trap cleanup EXIT
 fresh_root() { # ROOT: from a base that is made once
     local root=$1 m
     [ -d "$work/base/etc" ] || debootstrap --variant=minbase "$suite" "$work/base" "$mirror" >"$work/debootstrap.log"
-    rm -rf "$root" && cp -a "$work/base" "$root"
+    rm -rf --one-file-system "$root" && cp -a "$work/base" "$root"
     cp /etc/resolv.conf "$root/etc/" 2>/dev/null || true
     cp -r /etc/apt/apt.conf.d "$root/etc/apt/" 2>/dev/null || true
     for m in proc sys dev; do
@@ -52,17 +52,21 @@ echo "built after $((SECONDS - began)) s"
 
 began=$SECONDS
 fresh_root "$work/use"
-cp "$work/make/deb"/helm_*.deb "$work/make/deb"/helm-gateway_*.deb "$work/make/deb"/libhelm*.deb "$work/use/tmp/"
+for p in helm helm-gateway libhelm0 libhelm-dev; do cp "$work/make/deb"/${p}_*.deb "$work/use/tmp/"; done
 check "installed in a second root" inside "$work/use" sh -c 'apt-get install -y -qq --no-install-recommends curl python3-minimal /tmp/*.deb' >"$work/use.log" 2>&1
 check "its user is there" inside "$work/use" id helm
 mkdir -p "$work/use/etc/helm" "$work/use/run/helm" "$work/use/var/lib/helm"
 printf '[helmd]\nmodel = /usr/share/helm/demo\nctx = 512\n' >"$work/use/etc/helm/helmd.ini"
 inside "$work/use" chown helm:helm /run/helm /var/lib/helm
 command_of() { sed -n 's/^ExecStart=//p' "$work/use/usr/lib/systemd/system/$1.service" | sed 's/ \$OPTIONS//'; }
-inside "$work/use" setpriv --reuid helm --regid helm --init-groups env STATE_DIRECTORY=/var/lib/helm HOME=/var/lib/helm \
+# what systemd would set, and each the process that is killed: no shell between
+start() { exec chroot "$work/use" setpriv "$@"; }
+start --reuid helm --regid helm --init-groups env RUNTIME_DIRECTORY=/run/helm STATE_DIRECTORY=/var/lib/helm HOME=/var/lib/helm \
     $(command_of helmd) >"$work/helmd.log" 2>&1 &
 pids=$!
-inside "$work/use" setpriv --reuid nobody --regid nogroup --groups "$(inside "$work/use" getent group helm | cut -d: -f3)" \
+# the gateway ends where there is no daemon yet, and systemd starts it again
+for _ in $(seq 120); do [ -S "$work/use/run/helm/helmd.sock" ] || sleep 1; done
+start --reuid nobody --regid nogroup --groups "$(inside "$work/use" getent group helm | cut -d: -f3)" \
     $(command_of helm-gateway) --listen 127.0.0.1:18080 >"$work/gateway.log" 2>&1 &
 pids="$pids $!"
 answer() {
@@ -77,7 +81,10 @@ answer() {
 check "curl gets an answer" answer
 check "helm-cli talks to it" inside "$work/use" setpriv --reuid helm --regid helm --init-groups env HOME=/var/lib/helm helm-cli status
 echo "installed and answered after $((SECONDS - began)) s (package downloads included)"
-kill $pids 2>/dev/null || true
+kill $pids
+wait $pids || true
+pids=
+check "stopped, and nothing is left of them" [ -z "$(ls -A "$work/use/run/helm")" ]
 check "removed without a trace" inside "$work/use" sh -c 'apt-get purge -y -qq helm helm-gateway libhelm0 libhelm-dev && ! ls /usr/bin/helm* 2>/dev/null' >>"$work/use.log" 2>&1
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

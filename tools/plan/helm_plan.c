@@ -329,8 +329,11 @@ int main(int argc, char **argv)
          .target = &o.prompt, .min = 1, .max = MODEL_CONTEXT_MAX, .given = &o.prompt_given},
         {"strategy", 0, ARGS_CHOICE, "NAME",
          "what the plan may do. best: anything; thesis: one run of layers on the GPU, the rest\n"
-         "on the CPU; stream: all computed on the GPU (default best)",
-         .target = &o.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream", .given = &o.strategy_given},
+         "on the CPU; stream: all computed on the GPU; experts-cpu: mixtures of experts on the CPU, all "
+         "else\n"
+         "on the GPU (default best)",
+         .target = &o.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu",
+         .given = &o.strategy_given},
         {"pack", 0, ARGS_CHOICE, "auto|all|off",
          "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
          .target = &o.pack, .choices = "auto|all|off"},

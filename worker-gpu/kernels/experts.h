@@ -13,12 +13,13 @@
 #ifndef HELM_WORKER_GPU_KERNELS_EXPERTS_H
 #define HELM_WORKER_GPU_KERNELS_EXPERTS_H
 
-#include "common/model/router.h"
 #include "worker-gpu/kernels/kernels.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#include "common/model/router.h"
 
 #define GPUK_SLOT_ABSENT 0xffffffffu
 
@@ -27,10 +28,10 @@ struct gpuk_experts {
     enum tensor_format format; /* not of variable size */
     uint32_t experts;          /* of the layer */
     uint32_t rows, cols;       /* of one matrix */
-    const uint32_t *slot;      /* [experts]; NULL: expert e is in slot e, none is absent */
-    const void *weight;        /* of slot 0, 16-byte aligned */
-    uint64_t stride;           /* bytes from one slot's matrix to the next, a multiple of 16 */
-    const float *bias;         /* [experts][rows], by expert; or NULL */
+    const uint32_t *slot; /* [experts]; NULL: expert e is in slot e, none is absent; gate and up share it */
+    const void *weight;   /* of slot 0, 16-byte aligned */
+    uint64_t stride;      /* bytes from one slot's matrix to the next, a multiple of 16 */
+    const float *bias;    /* [experts][rows], by expert; or NULL */
 };
 /* What a step's tokens chose. */
 struct gpuk_choice {
@@ -53,10 +54,16 @@ struct gpuk_experts_glu {
     struct gpuk_experts gate, up; /* of one format and shape */
     enum glu_kind glu;
     struct gpuk_choice choice;
+    /* The choice is made here first, as gpuk_route makes it of these, and stored: a launch less. NULL (all three): it
+     * has been made. The router is read before the launcher returns. */
+    const struct model_router *router;
+    const float *logits, *choice_bias;
     const float *x, *norm;
     uint32_t x_stride;
     float eps;
     float *act; /* dense */
+    /* What reads act next, of the same experts: asked into the L2 meanwhile where that is possible; or NULL. */
+    const struct gpuk_experts *ahead;
 };
 HELM_MUST_CHECK int gpuk_experts_glu(const struct gpuk_device *device, const struct gpuk_experts_glu *args,
                                      uint32_t tokens, const uint32_t *count, void *workspace, uint32_t flags,
@@ -74,7 +81,7 @@ struct gpuk_experts_down {
 HELM_MUST_CHECK int gpuk_experts_down(const struct gpuk_device *device, const struct gpuk_experts_down *args,
                                       uint32_t tokens, const uint32_t *count, void *workspace, uint32_t flags,
                                       void *stream, struct helm_err *err);
-/* Of both. */
+/* Of both; cols: of gate and up. */
 size_t gpuk_experts_workspace_bytes(uint32_t tokens, uint32_t chosen, uint32_t cols);
 
 /* ---- chunks: any number of tokens, grouped by expert ---- */

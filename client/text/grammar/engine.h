@@ -7,6 +7,7 @@
 
 #include "client/text/grammar/stacks.h"
 #include "client/text/grammar/vocabulary.h"
+#include "client/text/grammar/walk.h"
 
 struct helm_grammar {
     const struct helm_vocabulary *vocabulary;
@@ -18,8 +19,7 @@ struct helm_grammar {
     struct stacks walk;       /* of making summaries */
     size_t summary_bytes;     /* of all of them */
     struct walk_level *level; /* [longest + 2] */
-    uint32_t *exit;           /* scratch: nodes of the trie and how deep they lie */
-    uint32_t exit_count, exit_space;
+    struct walk_exits exits;  /* scratch of that */
 };
 
 struct helm_matcher {
@@ -30,14 +30,26 @@ struct helm_matcher {
     struct walk_level *level; /* [longest + 2] */
 };
 
-/* Where a walk over a trie is: the part of it below a node, and the place that its bytes lead to. */
-struct walk_level {
-    uint32_t end, place;
-};
-
 /* A grammar of these expressions. exprs_free is the caller's either way. */
 HELM_MUST_CHECK int grammar_open_exprs(const struct helm_vocabulary *vocabulary, const struct exprs *exprs,
                                        uint32_t root, struct helm_grammar **out, struct helm_err *err);
+
+/* ---- summary.c ---- */
+
+struct summary {
+    uint32_t *bits; /* [words], or NULL: the ids of `list` */
+    uint32_t *list, count;
+    struct trie rest; /* of tokens that leave the rule: what is behind its end */
+    /* and further ones, where they lie in the vocabulary's tries: what is below those nodes */
+    struct walk_exit *part;
+    uint32_t part_count;
+    uint32_t pushes; /* how much deeper than itself the stack gets */
+    size_t bytes;
+};
+/* A set's, made when it is asked for the first time; until that of another set is asked for. The lock is held. */
+HELM_MUST_CHECK int summary_of(struct helm_grammar *grammar, uint32_t set, const struct summary **out,
+                               struct helm_err *err);
+void summaries_drop(struct helm_grammar *grammar);
 
 /* ---- mask.c ---- */
 
@@ -47,6 +59,5 @@ HELM_MUST_CHECK int mask_prepare(struct helm_grammar *grammar, uint64_t budget_u
 HELM_MUST_CHECK int mask_fill(struct helm_matcher *matcher, uint32_t *bits, struct helm_err *err);
 /* The same by trying every token through all of the trie: what mask_fill must equal. */
 HELM_MUST_CHECK int mask_fill_slowly(struct helm_matcher *matcher, uint32_t *bits, struct helm_err *err);
-void mask_drop_summaries(struct helm_grammar *grammar);
 
 #endif

@@ -72,13 +72,13 @@ int helm_grammar_open(const struct helm_vocabulary *vocabulary, enum helm_gramma
 void helm_grammar_close(struct helm_grammar *g)
 {
     if (!g) return;
-    mask_drop_summaries(g);
+    summaries_drop(g);
     stacks_close(&g->walk);
     states_close(&g->states);
     nfa_free(&g->nfa);
     pthread_mutex_destroy(&g->lock);
     free(g->level);
-    free(g->exit);
+    free(g->exits.item);
     free(g);
 }
 

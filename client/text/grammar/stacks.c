@@ -270,6 +270,7 @@ int stacks_alone(struct stacks *s, uint32_t node, uint32_t *place, struct helm_e
 int stacks_find_step(struct stacks *s, uint32_t place, uint8_t byte, uint32_t *to, struct helm_err *err)
 {
     struct closure c = {0};
+    uint8_t low = 0, high = 255; /* bytes that lead there, too */
     *to = STACKS_NOWHERE;
     if (!s->place[place].to && !(s->place[place].to = calloc(256, sizeof *s->place[place].to)))
         return no_memory(err);
@@ -279,13 +280,14 @@ int stacks_find_step(struct stacks *s, uint32_t place, uint8_t byte, uint32_t *t
         uint32_t set, node;
         int rc = states_step(s->states, at.set, byte, &set, err);
         if (rc) return rc;
+        states_run(&s->states->item[at.set], byte, &low, &high);
         if (set == STATES_NONE) continue;
         rc = stacks_node(s, set, at.parent, &node, err);
         if (!rc) rc = add(s, &c, node, err);
         if (rc) return rc;
     }
     const int rc = close_list(s, &c, to, err);
-    if (rc == 0) s->place[place].to[byte] = *to + 1;
+    for (uint32_t b = low; b <= high && rc == 0; b++) s->place[place].to[b] = *to + 1;
     return rc;
 }
 

@@ -26,6 +26,8 @@ struct stack_place {
     bool ends;        /* the bottom was reached */
     uint64_t first[4];
     uint32_t *to; /* [256], plus one; NULL: none asked for yet */
+    /* walk.c's: where every character of SLICE_PLAIN leads, plus one; 0: not asked for, or they lead apart */
+    uint32_t plain;
 };
 
 struct stacks {

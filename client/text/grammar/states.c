@@ -183,18 +183,41 @@ int states_step(struct states *s, uint32_t set, uint8_t byte, uint32_t *to, stru
         *to = state->to[byte] - 1;
         return 0;
     }
-    uint32_t count = 0;
+    uint32_t count = 0, low = 0, high = 255; /* bytes that the same edges read */
     begin_list(s);
     for (uint32_t i = 0; i < state->count; i++) {
         const uint32_t m = state->member[i];
         for (uint32_t e = s->nfa->first[m]; e < s->nfa->first[m + 1]; e++) {
             const struct nfa_edge *edge = &s->nfa->edge[e];
-            if (edge->kind == NFA_BYTES && byte >= edge->low && byte <= edge->high) add(s, edge->to, &count);
+            if (edge->kind != NFA_BYTES) continue;
+            if (byte < edge->low) {
+                if (edge->low <= high) high = edge->low - 1u;
+            } else if (byte > edge->high) {
+                if (edge->high >= low) low = edge->high + 1u;
+            } else {
+                if (edge->low > low) low = edge->low;
+                if (edge->high < high) high = edge->high;
+                add(s, edge->to, &count);
+            }
         }
     }
     const int rc = close_list(s, count, to, err);
-    if (rc == 0) s->item[set].to[byte] = *to + 1;
+    for (uint32_t b = low; b <= high && rc == 0; b++) s->item[set].to[b] = *to + 1;
     return rc;
+}
+
+void states_run(const struct state *state, uint8_t byte, uint8_t *low, uint8_t *high)
+{
+    const bool reads = state_reads(state, byte);
+    uint32_t from = byte, to = byte;
+    while (from > *low && state_reads(state, (uint8_t)(from - 1)) == reads &&
+           (!reads || state->to[from - 1] == state->to[byte]))
+        from--;
+    while (to < *high && state_reads(state, (uint8_t)(to + 1)) == reads &&
+           (!reads || state->to[to + 1] == state->to[byte]))
+        to++;
+    *low = (uint8_t)from;
+    *high = (uint8_t)to;
 }
 
 /* ---- calls ---- */

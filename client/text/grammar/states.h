@@ -55,6 +55,9 @@ HELM_MUST_CHECK int states_fill_calls(struct states *states, uint32_t set, struc
 /* The set that stands for this one when it comes to which tokens are allowed (nfa->twin). */
 HELM_MUST_CHECK int states_twin(struct states *states, uint32_t set, uint32_t *twin, struct helm_err *err);
 
+/* Narrows [*low, *high], which `byte` lies in, to bytes that lead where it leads, as far as that is known. */
+void states_run(const struct state *state, uint8_t byte, uint8_t *low, uint8_t *high);
+
 static inline bool state_reads(const struct state *s, uint8_t byte)
 {
     return s->first[byte >> 6] >> (byte & 63) & 1;

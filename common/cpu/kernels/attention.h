@@ -27,6 +27,9 @@ struct attention_task {
     uint32_t kv_first, kv_last;
     uint32_t window;
     float scale; /* 1/sqrt(head_dim) */
+    bool
+        steady; /* a query's bits are the same whichever others are asked with it, and those of many queries; without it
+                    few queries may go another way */
     const struct kv_layout *kv;
     const void *pool;      /* base of the KV region */
     const uint32_t *pages; /* the sequence's page table */

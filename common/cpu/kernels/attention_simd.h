@@ -8,7 +8,8 @@
  *   across page borders, where the hardware's prefetcher stops.
  * - Tiles (prefill): up to TILE_ROWS_MAX query rows at a time against blocks of KEYS_BLOCK positions. A
  *   block's keys are transposed into scratch, its values converted, and both are then used by all the rows
- *   as register-blocked matrix products of TILE_ROWS rows; tiles that see nothing of a block skip it.
+ *   as register-blocked matrix products of TILE_ROWS rows; tiles that see nothing of a block skip it. A query's result
+ *   does not depend on the others: what it does not see is added with weight 0.
  *
  * A "row" is one query of one head: row = token * group + head of the group. Sums run in a fixed order that
  * depends only on the task's arguments. */
@@ -260,12 +261,12 @@ INLINE void attend_few(const struct attention_task *task, const enum kv_dtype dt
     uint32_t lo = token_span(task, 0).lo, hi = token_span(task, task->tokens - 1).hi;
     uint32_t next_count = hi > lo ? min_u32(KEYS_BLOCK, hi - lo) : 0;
     int turn = 0;
-    if (next_count > 0) find_keys(task, lo, next_count, keys[0]);
+    if (next_count > 0) find_keys(task, lo, 0, next_count, keys[0]);
     for (uint32_t b = lo; b < hi; b += KEYS_BLOCK, turn ^= 1) {
         uint32_t count = next_count;
         const char **now = keys[turn], **next = keys[turn ^ 1];
         for (uint32_t k = count; k < round_up(count, 4); k++) now[k] = now[count - 1]; /* masked below */
-        if (dtype == KV_Q8_0) find_scales(task, b, count, key_scales, value_scales);
+        if (dtype == KV_Q8_0) find_scales(task, b, 0, count, key_scales, value_scales);
         const struct few_block block = {{now, count, distance, key_scales, value_scales, scales_of(kv)},
                                         next,
                                         row_bytes};
@@ -285,8 +286,8 @@ INLINE void attend_few(const struct attention_task *task, const enum kv_dtype dt
         for (size_t r = 0; r < rows; r++) seen[r] = row_seen(task, r, b, count);
         softmax_rows(p, seen, 0, rows, &state, put_f32);
         next_count = hi - b > KEYS_BLOCK ? min_u32(KEYS_BLOCK, hi - b - KEYS_BLOCK) : 0;
-        if (next_count > 0) find_keys(task, b + KEYS_BLOCK, next_count, next);
-        if (dtype == KV_Q8_0) find_scales(task, b + KEYS_BLOCK, next_count, NULL, NULL);
+        if (next_count > 0) find_keys(task, b + KEYS_BLOCK, 0, next_count, next);
+        if (dtype == KV_Q8_0) find_scales(task, b + KEYS_BLOCK, 0, next_count, NULL, NULL);
         size_t r = 0, ahead = next_count;
         for (; r + FEW_ROWS <= rows; r += FEW_ROWS, ahead = 0)
             few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, &block, ahead, head_dim,
@@ -365,12 +366,13 @@ static void attend_row_block(const struct attention_task *task, size_t first, si
 
     uint32_t lo = token_span(task, (uint32_t)(first / task->group)).lo;
     uint32_t hi = token_span(task, (uint32_t)((end - 1) / task->group)).hi;
-    for (uint32_t b = lo; b < hi; b += KEYS_BLOCK) {
-        uint32_t count = min_u32(KEYS_BLOCK, hi - b);
-        find_keys(task, b, count, keys);
+    /* Blocks begin at multiples of KEYS_BLOCK, so that a query's do not depend on which ones are asked with it. */
+    for (uint32_t b = lo / KEYS_BLOCK * KEYS_BLOCK; lo < hi && b < hi; b += KEYS_BLOCK) {
+        const uint32_t skip = lo > b ? lo - b : 0, count = min_u32(KEYS_BLOCK, hi - b);
+        find_keys(task, b, skip, count, keys);
         for (uint32_t k = count; k < KEYS_BLOCK; k++) keys[k] = keys[count - 1]; /* masked by the softmax */
         const enum kv_dtype dtype = (enum kv_dtype)task->kv->dtype;
-        if (dtype == KV_Q8_0) find_scales(task, b, count, scratch->key_scales, scratch->value_scales);
+        if (dtype == KV_Q8_0) find_scales(task, b, skip, count, scratch->key_scales, scratch->value_scales);
         const struct cells cells = {keys,
                                     count,
                                     value_distance(task->kv),
@@ -412,7 +414,7 @@ static void attend_tiles(const struct attention_task *task)
 void VARIANT(attend)(const struct attention_task *task)
 {
     if (task->tokens == 0 || task->group == 0) return;
-    if ((size_t)task->tokens * task->group > FEW_ROWS_MAX)
+    if (task->steady || (size_t)task->tokens * task->group > FEW_ROWS_MAX)
         attend_tiles(task);
     else if (task->kv->dtype == KV_BF16)
         attend_few(task, KV_BF16);
@@ -427,11 +429,14 @@ void VARIANT(attend)(const struct attention_task *task)
 size_t VARIANT(scratch)(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
 {
     size_t rows = (size_t)tokens * group, stride = round_up(kv->head_dim, LANES);
-    if (rows <= FEW_ROWS_MAX)
-        return round_up(2 * (rows * stride + KEYS_BLOCK * scales_of(kv)) * sizeof(float), 64);
+    const size_t few = rows > FEW_ROWS_MAX
+                           ? 0
+                           : round_up(2 * (rows * stride + KEYS_BLOCK * scales_of(kv)) * sizeof(float), 64);
     struct tile_scratch unused;
-    return tile_scratch_lay(&unused, NULL, rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX,
-                            stride, scales_of(kv));
+    const size_t tiles =
+        tile_scratch_lay(&unused, NULL, rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX,
+                         stride, scales_of(kv));
+    return few > tiles ? few : tiles;
 }
 
 #endif

@@ -9,50 +9,19 @@ static uint32_t draw(uint32_t below)
     return (uint32_t)((seed >> 33) % below);
 }
 
-static const char *const pieces[] = {"ab",
-                                     "abc",
-                                     "ba",
-                                     "aab",
-                                     "bb",
-                                     "ca",
-                                     "cab",
-                                     "(a",
-                                     "a)",
-                                     "((",
-                                     "))",
-                                     "()",
-                                     "a,",
-                                     ",a",
-                                     "a,b",
-                                     "\"a",
-                                     "\"",
-                                     "\",\"",
-                                     "\":",
-                                     "\xc3\xa9",
-                                     "a\xc3",
-                                     "\xa9"
-                                     "b",
-                                     "\": \"",
-                                     "{\"",
-                                     "\"}",
-                                     "}}",
-                                     "[[",
-                                     "]]",
-                                     "],",
-                                     "1,",
-                                     "12",
-                                     "123",
-                                     "  ",
-                                     " a",
-                                     "a b c",
-                                     "aaaaaaaa",
-                                     "bbbbbbbbbbbb",
-                                     "abababab",
-                                     "\n  ",
-                                     "true",
-                                     "tru",
-                                     "ue,",
-                                     NULL};
+static const char *const pieces[] = {
+    "ab", "abc", "ba", "aab", "bb", "ca", "cab", "(a", "a)", "((", "))", "()", "a,", ",a", "a,b", "\"a", "\"",
+    "\",\"", "\":", "\xc3\xa9", "a\xc3",
+    "\xa9"
+    "b",
+    "\": \"", "{\"", "\"}", "}}", "[[", "]]", "],", "1,", "12", "123", "  ", " a", "a b c", "aaaaaaaa",
+    "bbbbbbbbbbbb", "abababab", "\n  ", "true", "tru", "ue,",
+    /* of each class, and with more behind: slices.h */
+    "AB", "aBc", "a_1", "a1\"", "ab\"", "ab\",", "a b\"}", "a-b", "a-b\n", "ab\\n", "ab\\", "\\\"a", "\x7f",
+    "\xc3\xa9\"", "a\xc3\xa9\xe4\xb8\xad", "\xe4\xb8\xad\xe6\x96\x87\",", "b\xe4\xb8", "\xed\xa0\x80",
+    "\xf0\x9f\x98\x80", "ab\xf0\x9f\x98\x80)", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb", "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\"",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"", NULL};
 
 /* By opening a matcher of its own for each token and giving it bytes alone. */
 static bool allows(struct helm_grammar *g, const uint32_t *tokens, uint32_t count, uint32_t token)
@@ -167,6 +136,19 @@ static void test_chosen_grammars(void **state)
          "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":60},\"minItems\":2}"},
         {HELM_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"type\":\"string\"},\"ab\":{\"type\":"
                                    "\"integer\"}},\"additionalProperties\":true}"},
+        {HELM_GRAMMAR_JSON_SCHEMA, "{\"enum\":[\"ab\",\"a b\",\"abab\",12]}"},
+        {HELM_GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":"
+                                   "\"^[a-z]{2,6}$\"}}"},
+        {HELM_GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":"
+                                   "\"^[A-Za-z0-9_]+$\"}}"},
+        {HELM_GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":"
+                                   "\"^[A-Z]?[^b]*$\"}}"},
+        {HELM_GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"maxLength\":33}"},
+        {HELM_GRAMMAR_REGEX, "[a-z ]+"},
+        {HELM_GRAMMAR_REGEX, "([^a]|a[^b])*"},
+        {HELM_GRAMMAR_REGEX, "\"[\\u0080-\\uffffa]{1,40}\""},
+        {HELM_GRAMMAR_GBNF, "root ::= \"\\\"\" c* \"\\\"\" | [a-z]+ r\nc ::= [^\"\\\\] | "
+                            "\"\\\\\" [\"n]\nr ::= c | \",\" root"},
         {HELM_GRAMMAR_GBNF, "root ::= \"(\" root \")\" | \"a\""},
         {HELM_GRAMMAR_GBNF, "root ::= (\"(\" root \")\" | \"a\" root)? \",\""},
     };

@@ -1,0 +1,53 @@
+/* Walks over a trie of tokens, from places of a stack; and where characters of a class lead from a place.
+ *
+ * Called by summary.c, which notes where the bottom of the stack was reached inside a token, and by mask.c. Owns nothing. */
+#ifndef HELM_CLIENT_TEXT_GRAMMAR_WALK_H
+#define HELM_CLIENT_TEXT_GRAMMAR_WALK_H
+
+#include "client/text/grammar/slices.h"
+#include "client/text/grammar/stacks.h"
+
+#define WALK_LEADS 8
+
+/* Where a walk is: the part of the trie below a node, and the place that its bytes lead to. */
+struct walk_level {
+    uint32_t end, place;
+};
+/* A node with more below it at which the bottom was reached; how deep it lies (0: in a trie of tails). */
+struct walk_exit {
+    const struct trie *trie;
+    uint32_t node, depth;
+};
+struct walk_exits {
+    struct walk_exit *item; /* malloc */
+    uint32_t count, space;
+};
+struct walk {
+    const struct trie *trie;
+    struct stacks *stacks;
+    struct walk_level *level; /* [longest token + 2] */
+    uint32_t *bits;           /* takes the tokens that are allowed */
+    struct walk_exits *exits; /* NULL: not noted */
+    bool tails;               /* the trie is one of tails */
+    uint32_t deepest;         /* of the stacks on the way */
+};
+
+static inline void walk_set_bit(uint32_t *bits, uint32_t id)
+{
+    bits[id >> 5] |= 1u << (id & 31);
+}
+
+/* Nodes [from, to) of the trie, whose parent is at `place`. */
+HELM_MUST_CHECK int walk(struct walk *w, uint32_t from, uint32_t to, uint32_t place, struct helm_err *err);
+
+/* Where the characters of a class lead: all of them to one of `place`, or all nowhere (dead). uneven: neither, or to an end
+ * of the rule, or to too many places; the rest says nothing then. */
+struct walk_leads {
+    uint32_t place[WALK_LEADS], count;
+    bool dead, uneven;
+};
+/* Adds those of one place. */
+HELM_MUST_CHECK int walk_lead(struct walk *w, uint32_t place, enum slice_class class, struct walk_leads *l,
+                              struct helm_err *err);
+
+#endif

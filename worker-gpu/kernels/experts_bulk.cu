@@ -1,0 +1,499 @@
+/* A few tokens' products with experts by bulk copies (9.0 and later). See experts.h.
+ *
+ * One launch for all tokens and their experts, of which it learns on the device. A block first makes the list of pairs
+ * (token, chosen) in order of experts, so that the rows of an expert are read once for all tokens that chose it. A unit of
+ * work is two rows: gate's and up's of one output of an expert, or neighbours of one expert's down. Units go round the
+ * warps; each warp streams its own through a private ring that the copy engine fills, a tile at a time (tile.cuh), and
+ * multiplies a tile with the vectors of all the pairs that want it. A pair's sum is made in one warp in order of columns,
+ * and never depends on other pairs.
+ *
+ * Of gate and up a block has a share of neighbouring units of all experts', of down some rows of every expert, so that
+ * the sum over a token's experts, in order of choice, is its own too. Where the vectors of all pairs of a block have no
+ * room in shared memory, it works in rounds of some pairs. */
+#include "worker-gpu/kernels/decode.cuh"
+#include "worker-gpu/kernels/experts.cuh"
+#include "worker-gpu/kernels/tile.cuh"
+
+static const uint32_t WARPS = 16, THREADS = WARPS * 32, PAIRS_MAX = GPUK_BATCH_MAX * MODEL_EXPERTS_CHOSEN_MAX;
+static_assert(PAIRS_MAX <= THREADS, "a thread sorts a pair");
+
+struct experts_bulk_params {
+    struct experts_params of;
+    uint32_t slots, pitch; /* of each warp's ring; bytes from a tile's first row to its second */
+    uint32_t chunks;       /* tiles of a row */
+    uint32_t vectors;      /* that have room */
+    uint32_t vector_quads; /* of one */
+    uint32_t groups;       /* of 32 float4 of a vector */
+    uint32_t pairs;        /* tokens * chosen */
+    uint32_t rows_most;    /* of down, of a block */
+};
+
+/* Bytes of a tile's row at most. */
+template <typename D> __host__ __device__ constexpr uint32_t tile_of()
+{
+    return D::SCALED ? D::TILE_LARGE : D::TILE;
+}
+
+/* Shared memory, in this order. */
+template <typename D> struct bulk_memory {
+    unsigned char *ring; /* [WARPS][slots][2][pitch]; while the choice is made, its scratch */
+    float4 *x;           /* [vectors][vector_quads] */
+    uint64_t *barriers;  /* [WARPS][slots] */
+    float *acc;          /* [WARPS][vectors][2] sums of a unit so far */
+    float *squares;      /* [vectors][groups] */
+    float *scale;        /* [vectors] */
+    float *sums;         /* of down: [pairs][rows_most] */
+    float *weight;       /* [pairs] of the choice */
+    uint32_t *id;        /* [pairs] chosen; GPUK_SLOT_ABSENT: absent */
+    uint32_t *sorted;    /* [pairs] pairs in order of experts */
+    uint32_t *is_first;  /* [pairs] no pair in front has the same expert */
+    uint32_t *expert;    /* [pairs] experts in their order */
+    uint32_t *slot;      /* [pairs] their slots */
+    uint32_t *begin;     /* [pairs + 1] where an expert's pairs begin in `sorted` */
+    uint32_t *experts;   /* how many */
+
+    __host__ __device__ size_t lay(unsigned char *at, const experts_bulk_params &q)
+    {
+        const unsigned char *from = at;
+        const auto take = [&](size_t bytes) {
+            unsigned char *part = at;
+            at += (bytes + 15) / 16 * 16;
+            return part;
+        };
+        ring = take((size_t)WARPS * q.slots * 2 * q.pitch);
+        x = reinterpret_cast<float4 *>(take((size_t)q.vectors * q.vector_quads * 16));
+        barriers = reinterpret_cast<uint64_t *>(take((size_t)WARPS * q.slots * 8));
+        acc = reinterpret_cast<float *>(take((size_t)WARPS * q.vectors * 8));
+        squares = reinterpret_cast<float *>(take((size_t)q.vectors * q.groups * 4));
+        scale = reinterpret_cast<float *>(take((size_t)q.vectors * 4));
+        sums = reinterpret_cast<float *>(take((size_t)q.pairs * q.rows_most * 4));
+        weight = reinterpret_cast<float *>(take((size_t)q.pairs * 4));
+        id = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
+        sorted = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
+        is_first = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
+        expert = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
+        slot = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
+        begin = reinterpret_cast<uint32_t *>(take((size_t)(q.pairs + 1) * 4));
+        experts = reinterpret_cast<uint32_t *>(take(4));
+        return (size_t)(at - from);
+    }
+};
+
+/* Some pairs, and the units of a block for them. */
+struct bulk_round {
+    uint32_t from, after; /* in `sorted` */
+    uint32_t expert;      /* the first one's place in the list of experts */
+    uint32_t unit_first,
+        units; /* of gate and up: expert * rows + row; of down: (expert - `expert`) * pairs of rows */
+};
+/* A unit's place. */
+struct bulk_unit {
+    const unsigned char *a, *b; /* b is NULL behind an odd last row */
+    uint32_t expert, row;       /* the expert's place in the list */
+};
+
+template <typename D> struct experts_bulk_block {
+    const experts_bulk_params &q;
+    const experts_params &p;
+    bulk_memory<D> m;
+    uint32_t row_first, row_pairs; /* of down: the block's rows */
+    uint32_t lane, warp;
+
+    /* ---- the list ---- */
+
+    /* A warp a token: the choice, as gpuk_route makes it; the first block stores it. */
+    __device__ __forceinline__ void route(uint32_t tokens) const
+    {
+        const uint32_t chosen = p.choice.chosen;
+        if (warp < tokens) {
+            float *scratch = reinterpret_cast<float *>(m.ring) + (size_t)warp * experts_scratch(p.router);
+            uint32_t *id = m.id + warp * chosen;
+            float *weight = m.weight + warp * chosen;
+            experts_choose(p.router, p.logits + (size_t)warp * p.experts, p.choice_bias, scratch, id, weight);
+            __syncwarp();
+            if (blockIdx.x == 0 && lane < chosen) {
+                p.choice.id[warp * chosen + lane] = id[lane];
+                p.choice.weight[warp * chosen + lane] = weight[lane];
+            }
+        }
+        __syncthreads();
+    }
+    __device__ __forceinline__ void list(uint32_t pairs) const
+    {
+        const uint32_t i = threadIdx.x;
+        uint32_t id = GPUK_SLOT_ABSENT, slot = GPUK_SLOT_ABSENT;
+        if (i < pairs) {
+            id = p.routes ? m.id[i] : __ldcg(p.choice.id + i);
+            if (!p.routes && p.down) m.weight[i] = __ldcg(p.choice.weight + i);
+            slot = experts_slot(p.slot, p.experts, id);
+            if (slot == GPUK_SLOT_ABSENT) id = GPUK_SLOT_ABSENT;
+            m.id[i] = id;
+        }
+        __syncthreads();
+        uint32_t less = 0, same = 0;
+        if (i < pairs) {
+            for (uint32_t k = 0; k < pairs; k++) {
+                const uint32_t other = m.id[k];
+                less += other < id, same += other == id && k < i;
+            }
+            m.is_first[i] = same == 0 && id != GPUK_SLOT_ABSENT;
+            if (id != GPUK_SLOT_ABSENT) m.sorted[less + same] = i;
+        }
+        __syncthreads();
+        if (i < pairs && same == 0 && id != GPUK_SLOT_ABSENT) {
+            uint32_t at = 0;
+            for (uint32_t k = 0; k < pairs; k++) at += m.is_first[k] && m.id[k] < id;
+            m.expert[at] = id, m.slot[at] = slot, m.begin[at] = less;
+        }
+        if (i == 0) {
+            uint32_t experts = 0, there = 0;
+            for (uint32_t k = 0; k < pairs; k++)
+                experts += m.is_first[k], there += m.id[k] != GPUK_SLOT_ABSENT;
+            m.begin[experts] = there, *m.experts = experts;
+        }
+        __syncthreads();
+    }
+
+    /* ---- the block's work ---- */
+
+    /* Whole experts from list place `expert` on whose pairs have room, at least one; of one that has more, a part. */
+    __device__ __forceinline__ bulk_round round_of(uint32_t from, uint32_t expert, uint32_t last,
+                                                   uint32_t unit_first, uint32_t unit_end) const
+    {
+        bulk_round r = {from, m.begin[expert + 1], expert, 0, 0};
+        uint32_t end = expert;
+        while (end < last && m.begin[end + 2] - from <= q.vectors) r.after = m.begin[++end + 1];
+        if (r.after - from > q.vectors) r.after = from + q.vectors;
+        if (p.down) {
+            r.units = (end - expert + 1) * row_pairs;
+            return r;
+        }
+        const uint32_t low = expert * p.rows, high = (end + 1) * p.rows;
+        r.unit_first = unit_first > low ? unit_first : low;
+        r.units = (unit_end < high ? unit_end : high) - r.unit_first;
+        return r;
+    }
+    __device__ __forceinline__ bulk_unit unit_of(const bulk_round &r, uint32_t u) const
+    {
+        bulk_unit at;
+        if (p.down) {
+            at.expert = r.expert + u / row_pairs, at.row = row_first + u % row_pairs * 2;
+        } else {
+            at.expert = (r.unit_first + u) / p.rows, at.row = (r.unit_first + u) % p.rows;
+        }
+        const uint64_t slot = m.slot[at.expert], row = at.row * p.row_bytes;
+        at.a = p.role[0].weight + slot * p.role[0].stride + row;
+        at.b = !p.down               ? p.role[1].weight + slot * p.role[1].stride + row
+               : at.row + 1 < p.rows ? at.a + p.row_bytes
+                                     : nullptr;
+        return at;
+    }
+    __device__ __forceinline__ uint32_t tile_bytes(uint32_t chunk) const
+    {
+        const uint64_t left = p.row_bytes - (uint64_t)chunk * tile_of<D>();
+        return left < tile_of<D>() ? (uint32_t)left : tile_of<D>();
+    }
+    static __device__ __forceinline__ tile_window window_of(const unsigned char *from, uint32_t bytes)
+    {
+        if (D::LOOSE) return tile_window_of(from, bytes);
+        return {from, bytes};
+    }
+    /* One lane. */
+    __device__ __forceinline__ void bring(const bulk_unit &unit, uint32_t chunk, uint32_t slot,
+                                          uint32_t barrier) const
+    {
+        const uint32_t bytes = tile_bytes(chunk);
+        const uint64_t at = (uint64_t)chunk * tile_of<D>();
+        const tile_window a = window_of(unit.a + at, bytes),
+                          b = unit.b ? window_of(unit.b + at, bytes) : tile_window{nullptr, 0};
+        bulk_expect(barrier, a.bytes + b.bytes);
+        bulk_copy(slot, a.from, a.bytes, barrier);
+        if (unit.b) bulk_copy(slot + q.pitch, b.from, b.bytes, barrier);
+    }
+
+    /* ---- vectors ---- */
+
+    __device__ __forceinline__ const float *vector_of(uint32_t at) const /* in `sorted` */
+    {
+        const uint32_t pair = m.sorted[at];
+        return p.x + (p.down ? (uint64_t)pair * p.cols : (uint64_t)(pair / p.choice.chosen) * p.x_stride);
+    }
+    __device__ __forceinline__ void put_x(const bulk_round &r) const
+    {
+        const uint32_t all = (r.after - r.from) * q.groups, quads = p.cols / 4;
+        for (uint32_t base = warp; base < all; base += 4 * WARPS) {
+            float4 v[4];
+#pragma unroll
+            for (uint32_t k = 0; k < 4; k++) {
+                const uint32_t g = base + k * WARPS, f = g % q.groups * 32 + lane;
+                v[k] = make_float4(0, 0, 0, 0);
+                if (g < all && f < quads)
+                    v[k] = __ldcg(reinterpret_cast<const float4 *>(vector_of(r.from + g / q.groups)) + f);
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < 4; k++) {
+                const uint32_t g = base + k * WARPS, f = g % q.groups * 32 + lane;
+                if (g >= all) break;
+                float4 *to = m.x + (size_t)(g / q.groups) * q.vector_quads;
+                if (p.norm) {
+                    const float squares = warp_sum(add_squares(0, v[k]));
+                    if (lane == 0) m.squares[g] = squares;
+                    if (f < quads) {
+                        const float4 n = __ldg(reinterpret_cast<const float4 *>(p.norm) + f);
+                        v[k] = make_float4(v[k].x * n.x, v[k].y * n.y, v[k].z * n.z, v[k].w * n.w);
+                    }
+                }
+                if constexpr (D::SCALED)
+                    blocks_x::put(to, f, f < quads, v[k]);
+                else if (f < quads)
+                    to[x_place<D>(f)] = v[k];
+            }
+        }
+        __syncthreads();
+        if (!p.norm) return;
+        for (uint32_t v = warp; v < r.after - r.from; v += WARPS) {
+            float squares = 0;
+            for (uint32_t g = lane; g < q.groups; g += 32) squares += m.squares[v * q.groups + g];
+            squares = warp_sum(squares);
+            if (lane == 0) m.scale[v] = rsqrtf(squares / (float)p.cols + p.eps);
+        }
+        __syncthreads();
+    }
+
+    /* ---- sums ---- */
+
+    /* What a unit's sums make, of pairs [v, after) of the round. */
+    __device__ __forceinline__ void finish(const bulk_round &r, const bulk_unit &unit, uint32_t first,
+                                           uint32_t after, const float *acc) const
+    {
+        for (uint32_t v = first + lane; v < after; v += 32) {
+            const uint32_t pair = m.sorted[r.from + v];
+            float a = acc[2 * v], b = acc[2 * v + 1];
+            if (p.norm) a = __fmul_rn(a, m.scale[v]), b = __fmul_rn(b, m.scale[v]);
+            const uint64_t bias = (uint64_t)m.expert[unit.expert] * p.rows + unit.row;
+            if (p.role[0].bias) a += p.role[0].bias[bias];
+            if (p.down) {
+                float *to = m.sums + pair * q.rows_most + (unit.row - row_first);
+                to[0] = a;
+                if (unit.b) to[1] = b + (p.role[0].bias ? p.role[0].bias[bias + 1] : 0.0f);
+            } else {
+                if (p.role[1].bias) b += p.role[1].bias[bias];
+                p.out[(uint64_t)pair * p.rows + unit.row] = experts_glu_of(p.glu, a, b);
+            }
+        }
+    }
+    __device__ __forceinline__ void add_up(uint32_t tokens) const
+    {
+        const uint32_t rows = p.rows - row_first < 2 * row_pairs ? p.rows - row_first : 2 * row_pairs;
+        for (uint32_t i = threadIdx.x; i < tokens * rows; i += THREADS) {
+            const uint32_t token = i / rows, row = i % rows;
+            float total = 0;
+            for (uint32_t j = 0; j < p.choice.chosen; j++) {
+                const uint32_t pair = token * p.choice.chosen + j;
+                if (m.id[pair] != GPUK_SLOT_ABSENT)
+                    total += m.weight[pair] * m.sums[pair * q.rows_most + row];
+            }
+            const uint64_t at = (uint64_t)token * p.out_stride + row_first + row;
+            p.out[at] = (p.residual ? __ldcg(p.residual + at) : 0.0f) + total;
+        }
+    }
+    /* Asks for the block's share of the matrices that are read next. */
+    __device__ __forceinline__ void ask_ahead() const
+    {
+        const uint32_t piece = 16 << 10, each = div_up((uint32_t)(p.ahead_bytes / 16), piece / 16),
+                       all = *m.experts * each;
+        for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < all; i += gridDim.x * THREADS) {
+            const uint64_t at = (uint64_t)(i % each) * piece, left = (p.ahead_bytes & ~15ull) - at;
+            bulk_ask_l2(p.ahead.weight + m.slot[i / each] * p.ahead.stride + at,
+                        left < piece ? (uint32_t)left : piece);
+        }
+    }
+};
+
+template <typename D>
+__global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant__ experts_bulk_params q)
+{
+    SHARED_DYNAMIC(unsigned char, shared);
+    const experts_params &p = q.of;
+    experts_bulk_block<D> block = {q, p, {}, 0, 0, threadIdx.x & 31, threadIdx.x >> 5};
+    block.m.lay(shared, q);
+    const bulk_memory<D> &m = block.m;
+    const uint32_t lane = block.lane, warp = block.warp;
+    const uint32_t ring = shared_address(m.ring) + warp * q.slots * 2 * q.pitch,
+                   barriers = shared_address(m.barriers) + warp * q.slots * 8;
+    const unsigned char *ring_at = m.ring + (size_t)warp * q.slots * 2 * q.pitch;
+    float *acc = m.acc + (size_t)warp * q.vectors * 2;
+
+    let_next_start();
+    if (lane == 0) bulk_barriers_open(barriers, q.slots);
+    __syncwarp();
+    wait_for_previous();
+    const uint32_t counted = *p.count, tokens = counted < p.tokens ? counted : p.tokens,
+                   pairs = tokens * p.choice.chosen;
+    if (p.routes) {
+        block.route(tokens);
+        bulk_after_stores(); /* the ring was the choice's scratch */
+    }
+    block.list(pairs);
+    const uint32_t experts = *m.experts;
+
+    /* the block's share: of all experts' rows, or some rows of every expert */
+    uint32_t unit_first = 0, unit_end = 0, expert = 0, last = 0;
+    if (p.down) {
+        const uint32_t all = div_up(p.rows, 2), first = (uint32_t)((uint64_t)all * blockIdx.x / gridDim.x);
+        block.row_first = 2 * first;
+        block.row_pairs = (uint32_t)((uint64_t)all * (blockIdx.x + 1) / gridDim.x) - first;
+        last = experts - 1;
+    } else {
+        const uint64_t all = (uint64_t)experts * p.rows;
+        unit_first = (uint32_t)(all * blockIdx.x / gridDim.x);
+        unit_end = (uint32_t)(all * (blockIdx.x + 1) / gridDim.x);
+        expert = unit_first / p.rows;
+        last = unit_end > unit_first ? (unit_end - 1) / p.rows : 0;
+    }
+    const bool works = experts > 0 && (p.down ? block.row_pairs > 0 : unit_end > unit_first);
+    uint32_t slot = 0, parity = 0;
+    for (uint32_t from = works ? m.begin[expert] : 0, after = works ? m.begin[last + 1] : 0; from < after;) {
+        const bulk_round r = block.round_of(from, expert, last, unit_first, unit_end);
+        /* next tile to ask for */
+        uint32_t ask = warp, ask_chunk = 0;
+        bulk_unit asked = {};
+        const auto ask_next = [&](uint32_t into) {
+            if (ask >= r.units) return;
+            if (ask_chunk == 0) asked = block.unit_of(r, ask);
+            block.bring(asked, ask_chunk, ring + into * 2 * q.pitch, barriers + 8 * into);
+            if (++ask_chunk == q.chunks) ask_chunk = 0, ask += WARPS;
+        };
+        if (lane == 0)
+            for (uint32_t s = 0, into = slot; s < q.slots; s++) {
+                ask_next(into);
+                if (++into == q.slots) into = 0;
+            }
+        block.put_x(r);
+        for (uint32_t u = warp; u < r.units; u += WARPS) {
+            const bulk_unit unit = block.unit_of(r, u);
+            /* its pairs in this round */
+            const uint32_t begin = m.begin[unit.expert], end = m.begin[unit.expert + 1],
+                           first = begin > r.from ? begin - r.from : 0,
+                           behind = (end < r.after ? end : r.after) - r.from;
+            for (uint32_t chunk = 0; chunk < q.chunks; chunk++) {
+                bulk_wait(barriers + 8 * slot, parity);
+                const unsigned char *at = ring_at + (size_t)slot * 2 * q.pitch;
+                tile_place tile = {at, at + q.pitch};
+                if (D::LOOSE) {
+                    tile.a += ((size_t)unit.a + (size_t)chunk * tile_of<D>()) & 15;
+                    tile.b += ((size_t)unit.b + (size_t)chunk * tile_of<D>()) & 15;
+                }
+                const uint32_t bytes = block.tile_bytes(chunk),
+                               line = chunk * (tile_of<D>() / D::LINE_BYTES) * D::LINE_QUADS;
+                for (uint32_t v = first; v < behind; v++) {
+                    const float sum = tile_fold(
+                        tile_sums<D, tile_of<D>()>(tile, bytes, m.x + (size_t)v * q.vector_quads + line));
+                    float *to = acc + 2 * v + lane / 16;
+                    if ((lane & 15) == 0) *to = chunk ? *to + sum : sum;
+                }
+                /* Every lane has taken sums of what every other read, so the slot may be filled again; the barrier
+                 * says the order to tools that look for races. */
+                __syncwarp();
+                if (lane == 0) ask_next(slot);
+                if (++slot == q.slots) slot = 0, parity ^= 1;
+            }
+            __syncwarp(); /* both sums of every pair are there */
+            block.finish(r, unit, first, behind, acc);
+            __syncwarp(); /* and have been read */
+        }
+        if (p.ahead.weight && r.after == after) block.ask_ahead();
+        from = r.after;
+        while (expert < last && m.begin[expert + 1] <= from) expert++;
+        __syncthreads(); /* all are through with the vectors */
+    }
+    if (p.down) block.add_up(tokens);
+}
+
+/* ---- launcher ------------------------------------------------------------------------------------- */
+
+static const uint32_t RING_BYTES = 72 << 10, SLOTS_MIN = 2, SLOTS_MAX = 8, VECTORS_MAX = 64;
+
+template <typename D> static size_t bytes_of(const experts_bulk_params &q)
+{
+    bulk_memory<D> m;
+    return m.lay(nullptr, q);
+}
+
+/* How it is run; false: not here. */
+template <typename D>
+static bool shape_of(const struct experts_call &call, experts_bulk_params *q, uint32_t *blocks,
+                     size_t *shared)
+{
+    const struct gpuk_device *device = call.device;
+    const struct experts_params &p = call.params;
+    size_t bits = (size_t)p.x | (size_t)p.norm;
+    for (uint32_t r = 0; r < (p.down ? 1u : 2u); r++) bits |= (size_t)p.role[r].weight | p.role[r].stride;
+    if (!D::LOOSE) bits |= p.row_bytes;
+    if (!device->bulk_copy || bits % 16 != 0 || p.cols % 4 != 0 || (!p.down && p.x_stride % 4 != 0))
+        return false;
+    *q = {};
+    q->of = p;
+    const uint32_t tile = tile_of<D>(), sms = (uint32_t)device->sm_count, chosen = p.choice.chosen,
+                   row = p.row_bytes < tile ? (uint32_t)p.row_bytes : tile;
+    q->chunks = (uint32_t)((p.row_bytes + tile - 1) / tile);
+    q->pitch = (row + (D::LOOSE ? TILE_SLACK : 0) + 15) / 16 * 16;
+    q->vector_quads = (uint32_t)((p.row_bytes + D::LINE_BYTES - 1) / D::LINE_BYTES) * D::LINE_QUADS;
+    q->groups = div_up(p.cols / 4, 32);
+    q->pairs = p.tokens * chosen;
+    /* down's sums of a block have at most 32 KiB */
+    const uint32_t row_pairs = div_up(p.rows, 2), most = (32 << 10) / (q->pairs * 8),
+                   least = div_up(row_pairs, most);
+    *blocks = p.down ? (sms > least ? sms : least) : sms;
+    if (p.down && *blocks > row_pairs) *blocks = row_pairs;
+    q->rows_most = p.down ? 2 * div_up(row_pairs, *blocks) : 0;
+    /* pairs that a block has: of every expert, or of those that its share of the rows may touch */
+    const uint32_t experts = q->pairs < p.experts ? q->pairs : p.experts,
+                   touched = div_up((uint32_t)(((uint64_t)experts * p.rows + sms - 1) / sms), p.rows) + 1;
+    uint32_t wanted =
+        p.down ? q->pairs : (touched < experts ? touched : experts) * (p.tokens > 4 ? 4 : p.tokens);
+    if (wanted > q->pairs) wanted = q->pairs;
+    if (wanted > VECTORS_MAX) wanted = VECTORS_MAX;
+    uint32_t slots = RING_BYTES / (WARPS * 2 * q->pitch);
+    slots = slots < SLOTS_MIN ? SLOTS_MIN : slots > SLOTS_MAX ? SLOTS_MAX : slots;
+    /* two blocks to a multiprocessor, where there is room: the next launch's begins meanwhile */
+    const size_t own = 1024 /* of each block, the system's */, whole = (size_t)device->shared_bytes_max,
+                 half = (whole + own) / 2 - own;
+    const size_t scratch = p.routes ? (size_t)p.tokens * experts_scratch(p.router) * sizeof(float) : 0;
+    for (const size_t limit : {half, whole})
+        for (q->slots = slots; q->slots >= SLOTS_MIN; q->slots--)
+            for (q->vectors = wanted; q->vectors > 0; q->vectors -= q->vectors > 4 ? 4 : 1) {
+                /* fewer vectors mean rounds, which are worth it only where nothing else is left */
+                if (q->vectors < wanted && (limit == half || q->slots > SLOTS_MIN)) break;
+                *shared = bytes_of<D>(*q);
+                if (*shared <= limit) return (size_t)WARPS * q->slots * 2 * q->pitch >= scratch;
+            }
+    return false;
+}
+
+template <typename D> static bool bulk_takes(const struct experts_call &call)
+{
+    experts_bulk_params q;
+    uint32_t blocks;
+    size_t shared;
+    return shape_of<D>(call, &q, &blocks, &shared);
+}
+template <typename D> static int bulk_launch(const struct experts_call &call, struct helm_err *err)
+{
+    experts_bulk_params q;
+    uint32_t blocks = 0;
+    size_t shared = 0;
+    shape_of<D>(call, &q, &blocks, &shared);
+    return gpuk_launch("experts", experts_bulk<D>, dim3(blocks), dim3(THREADS), shared, call.flags,
+                       call.stream, err, q);
+}
+template <typename D> static int bulk_prepare(const struct gpuk_device *device, struct helm_err *err)
+{
+    if (!device->bulk_copy) return HELM_OK;
+    return gpuk_prepare("experts", experts_bulk<D>, (size_t)device->shared_bytes_max, err);
+}
+#define BULK(D)                                                                                              \
+    {                                                                                                        \
+        "bulk", bulk_takes<D>, bulk_launch<D>, bulk_prepare<D>                                               \
+    }
+experts_kernels experts_bulk_kernels = BY_FORMAT(BULK, {});
