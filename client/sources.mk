@@ -77,6 +77,7 @@ CLI_SRC := \
   client/cli/command_pull.c \
   client/cli/command_query.c \
   client/cli/command_run.c \
+  client/cli/command_session.c \
   client/cli/command_text.c \
   client/cli/command_top.c \
   client/cli/daemon_metrics.c \
@@ -92,6 +93,11 @@ CLI_SRC := \
   client/cli/stream.c \
   client/cli/top_screen.c
 
+# Sessions, for helm-cli alone.
+SESSION_SRC := \
+  client/connection/session.c \
+  client/session/file.c
+
 # Downloads of models, for helm-cli alone.
 HUB_SRC := \
   client/hub/choose.c \
@@ -101,7 +107,7 @@ HUB_SRC := \
   client/hub/transfer.c
 
 helm-cli_MAIN := client/cli/main.c
-helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(HUB_SRC) $(GEN)/proto/helm.pb-c.c
+helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(SESSION_SRC) $(HUB_SRC) $(GEN)/proto/helm.pb-c.c
 helm-cli_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 
 # helm-gateway: HTTP on libhelm; of helm-cli what opens a session (daemon, tokenizer, sampling defaults).

@@ -55,6 +55,7 @@ MODEL_SRC := \
   common/model/gguf_value.c \
   common/model/gguf_write.c \
   common/model/hub.c \
+  common/model/identity.c \
   common/model/index.c \
   common/model/mixture.c \
   common/model/rope.c \

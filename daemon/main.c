@@ -22,8 +22,10 @@
 #include "common/base/log.h"
 #include "common/base/start.h"
 #include "common/base/units.h"
+#include "common/model/identity.h"
 #include "common/plan/schedule.h"
 #include "daemon/children/accelerator.h"
+#include "daemon/clients/serve_session.h"
 #include "daemon/config.h"
 #include "daemon/children/end_request.h"
 #include "daemon/loop.h"
@@ -65,6 +67,8 @@ struct helmd {
     struct client_socket *clients;
     struct metrics metrics;
     struct batcher batcher;
+    struct sessions sessions;
+    uint64_t identity; /* of the model */
     struct workers workers;
     struct serve serve;
     struct loop loop;
@@ -276,23 +280,25 @@ static int open_workers(struct helmd *d, struct helm_err *err)
 /* What works for the plan's workers, once they are known. */
 static int open_steps(struct helmd *d, struct helm_err *err)
 {
-    const struct batcher_options batching = {.model = &d->model.config,
-                                             .plan = &d->plan,
-                                             .arena = &d->arena,
-                                             .metrics = &d->metrics,
-                                             .observe = &d->observe,
-                                             .workers = d->workers.count,
-                                             .queue_limit = (uint32_t)d->config.queue,
-                                             .sharing = d->config.sharing,
-                                             .sink = {.context = &d->serve,
-                                                      .token = serve_token,
-                                                      .done = serve_done}};
+    const struct batcher_options batching = {
+        .model = &d->model.config,
+        .plan = &d->plan,
+        .arena = &d->arena,
+        .metrics = &d->metrics,
+        .observe = &d->observe,
+        .workers = d->workers.count,
+        .queue_limit = (uint32_t)d->config.queue,
+        .sharing = d->config.sharing,
+        .sink = {.context = &d->serve, .token = serve_token, .done = serve_done, .moved = serve_moved}};
+    const struct sessions_sink answering = serve_session_sink(&d->serve);
     struct activations *a = &d->activations;
     struct helm_err why = {0};
     bool again = false;
     observe_init(&d->observe, worker_index(d, PLAN_CPU0), worker_index(d, PLAN_GPU0), d->config.max_stall_ms);
     batcher_free(&d->batcher); /* of another plan */
+    sessions_free(&d->sessions);
     int rc = batcher_init(&d->batcher, &batching, err);
+    if (!rc) rc = sessions_init(&d->sessions, &d->batcher, d->identity, &answering, err);
     if (rc || !a->checks) return rc;
     const uint32_t step_tokens = d->plan.invariant ? plan_decode_tokens(&d->plan) : d->plan.step_tokens;
     if (check_open(&d->arena, &d->model.config, d->workers.count, step_tokens, &d->check, &why) == 0)
@@ -333,6 +339,7 @@ static int start(struct helmd *d, struct helm_err *err)
     if (!rc) rc = model_read(c->model, &d->model, err);
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = loaded_files_note(&d->model, &d->files, err);
+    if (!rc) rc = model_identity(&d->model, &d->identity, err);
     if (!rc) rc = look_at_machine(d, err);
     if (!rc) rc = make_plan(d, err);
     if (!rc) rc = check_room(d, err);
@@ -378,6 +385,7 @@ static void stop(struct helmd *d)
     workers_close(&d->workers);
     client_socket_close(&d->clients);
     if (d->zmq) zmq_ctx_term(d->zmq);
+    sessions_free(&d->sessions);
     batcher_free(&d->batcher);
     check_close(&d->check);
     if (d->arena.base) arena_close(&d->arena);
@@ -413,6 +421,7 @@ static void fill_serve(struct helmd *d)
     const uint32_t before = d->serve.context, context = d->plan.context_tokens;
     d->serve = (struct serve){.clients = d->clients,
                               .batcher = &d->batcher,
+                              .sessions = &d->sessions,
                               .workers = &d->workers,
                               .metrics = &d->metrics,
                               .observe = &d->observe,

@@ -196,6 +196,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .tokens = (struct gpuk_token *)(pinned + results),
                                     .end = (_Atomic uint32_t *)(pinned + end),
                                     .sent = (_Atomic uint32_t *)(pinned + end) + GPU_FOLLOW_PLACES};
+    g->source.moved = g->source.sent + 1 + GPU_TIER_PLACES;
     rc = gpu_tiers_open(g, g->source.sent + 1, err);
     if (rc) return rc;
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)

@@ -41,6 +41,7 @@ WORKER_GPU_SRC := \
   worker-gpu/program/ring.c \
   worker-gpu/program/supply.c \
   worker-gpu/program/tiers.c \
+  worker-gpu/session.c \
   worker-gpu/step.c \
   worker-gpu/tiers.c \
   worker-gpu/watch.c \

@@ -13,6 +13,7 @@
 #include "common/base/units.h"
 #include "worker-gpu/pool_rows.h"
 #include "worker-gpu/program/tiers.h"
+#include "worker-gpu/session.h"
 #include "worker-gpu/watch.h"
 
 #define WARM_TOKENS   17 /* of a chunk, where one size is as good as another */
@@ -254,6 +255,8 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
         if (rc) return rc;
         struct gpu_program *p = program_of(g, schedule.list, gpu_tier_for(&g->plan, &schedule, tokens));
         rc = compute(g, step, p, start_ns, result, err);
+    } else if (step->flags & STEP_KV_MOVES) {
+        rc = gpu_session_move(g, step, err);
     } else if (g->tiers.on) {
         rc = gpu_tiers_fetch(g, step, err);
     }

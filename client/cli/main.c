@@ -14,6 +14,7 @@ static const struct args_command commands[] = {
     {"generate", "", "tokens or text in, tokens and text out; for scripts"},
     {"tokenize", "TEXT|-", "text to token ids (with --model or --tokenizer: no daemon)"},
     {"detokenize", "IDS", "token ids to text (with --model or --tokenizer: no daemon)"},
+    {"session", "save|restore FILE", "what was computed of a text, to a file and back"},
     {"status", "", "the daemon's state, workers and counters"},
     {"top", "", "the same live: speed, where the time goes, requests"},
     {"metrics", "", "the counters as Prometheus reads them"},
@@ -27,8 +28,9 @@ static const struct args_command commands[] = {
 
 /* In the same order; `help` is main's own. */
 static int (*const runs[])(struct cli *cli, int argc, char *const argv[]) = {
-    command_run, command_chat,    command_generate, command_tokenize, command_detokenize, command_status,
-    command_top, command_metrics, command_ps,       command_cancel,   command_plan,       command_pull,
+    command_run,     command_chat,   command_generate, command_tokenize, command_detokenize,
+    command_session, command_status, command_top,      command_metrics,  command_ps,
+    command_cancel,  command_plan,   command_pull,
 };
 _Static_assert(sizeof runs / sizeof *runs + 1 == COMMANDS, "a row for each command");
 

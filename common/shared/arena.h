@@ -24,6 +24,7 @@ struct arena_spec {
     struct kv_layout kv;
     uint32_t page_count;
     uint32_t vram_page_count, kv_heads_asking; /* as in the header; both 0 with one tier */
+    uint64_t session_bytes;                    /* of the session region */
     uint64_t weight_bytes;
 };
 

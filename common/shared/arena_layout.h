@@ -21,7 +21,10 @@
  *                                                           pooled rows pass through it
  *   pooled              the head's worker         helmd     what is made of a slot's hidden states; until the step that ends
  *                                                           its prompt is done it is a sum
- *   kv                  the layer's worker        workers   pages, see kv_layout.h
+ *   session             helmd, the GPU worker     both      cells of one page that lie in VRAM alone, on their way: one tier
+ *                                                           only; see STEP_KV_OUT
+ *   kv                  the layer's worker        workers   pages, see kv_layout.h; helmd writes pages that no step in
+ *                                                           flight has, before they are known (sessions)
  *   weights             the loading worker        workers   read-only after READY
  *
  * Steps in flight. helmd may ring a step while the one before it is computed; every worker computes them in
@@ -93,6 +96,7 @@ enum arena_region_id {
     ARENA_REGION_KV_LANES,
     ARENA_REGION_LOGITS,
     ARENA_REGION_POOLED,
+    ARENA_REGION_SESSION,
     ARENA_REGION_KV,
     ARENA_REGION_WEIGHTS,
     ARENA_REGION_COUNT
@@ -162,7 +166,12 @@ enum step_flags {
     /* Of an invariant plan (common/plan/schedule.h): all rows are of prompts, and are computed as chunks, by the list of
      * the plan whose number stands from bit STEP_LIST_SHIFT on. */
     STEP_PROMPT = 1u << 2,
+    /* No rows, and no other step is in flight: with one tier the GPU worker copies its layers' cells of step.page to the
+     * session region, or from there, [its layers][as kv_layout.h has a layer]. Other workers have nothing to do. */
+    STEP_KV_OUT = 1u << 3,
+    STEP_KV_IN = 1u << 4,
 };
+#define STEP_KV_MOVES   (STEP_KV_OUT | STEP_KV_IN)
 #define STEP_LIST_SHIFT 8
 struct step {
     uint32_t serial; /* 1, 2, ...; ring slot = serial % ARENA_STEP_RING; the doorbell's value */
@@ -171,6 +180,8 @@ struct step {
     uint32_t token_count; /* sum of count, <= header.step_tokens */
     uint32_t flags;       /* enum step_flags */
     uint32_t fetch_count;
+    uint32_t page; /* of STEP_KV_MOVES */
+    uint32_t reserved;
     struct step_row row[ARENA_STEP_ROWS];
     struct step_fetch fetch[ARENA_STEP_FETCH];
 };
@@ -235,8 +246,8 @@ static_assert(sizeof(struct arena_done) == 64 + 32 * ARENA_STEP_RING, "one cache
 static_assert(offsetof(struct arena_control, step) == 64 + sizeof(struct arena_done) * ARENA_WORKERS_MAX,
               "one cache line per doorbell");
 static_assert(sizeof(struct step_row) == 24, "step row layout");
-static_assert(offsetof(struct step, row) == 24, "step layout");
-static_assert(sizeof(struct step) == 24 + 24 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
+static_assert(offsetof(struct step, row) == 32, "step layout");
+static_assert(sizeof(struct step) == 32 + 24 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
 static_assert(offsetof(struct step_result, row) == 56, "result layout");
 static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
 static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX, "slot layout");

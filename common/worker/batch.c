@@ -81,14 +81,31 @@ static int check_tiers(const struct arena *arena, const struct step *step, struc
     return 0;
 }
 
+/* A step that moves a page for a session does nothing else. */
+static int check_moves(const struct arena *arena, const struct step *step, struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(arena);
+    if (!(step->flags & STEP_KV_MOVES)) return 0;
+    if ((step->flags & STEP_KV_MOVES) == STEP_KV_MOVES || step->row_count || step->fetch_count ||
+        h->vram_page_count)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "step %u moves a page with flags %#x, %u rows, %u pages to fetch, %u places in VRAM",
+                         step->serial, step->flags, step->row_count, step->fetch_count, h->vram_page_count);
+    if (step->page >= h->page_count)
+        return helm_fail(err, HELM_E_LIMIT, "step %u moves page %u of %u", step->serial, step->page,
+                         h->page_count);
+    return 0;
+}
+
 int batch_take(const struct arena *arena, uint32_t vocab, const struct step *step, struct batch *batch,
                struct step_result *result, struct helm_err *err)
 {
     uint32_t rows = step->row_count;
     uint64_t used = 0;
     int rc = check_tiers(arena, step, err);
+    if (!rc) rc = check_moves(arena, step, err);
     if (rc) return rc;
-    if (rows < 1 || rows > ARENA_STEP_ROWS)
+    if ((rows < 1 && !(step->flags & STEP_KV_MOVES)) || rows > ARENA_STEP_ROWS)
         return helm_fail(err, HELM_E_LIMIT, "step %u has %u rows, not between 1 and %d", step->serial, rows,
                          ARENA_STEP_ROWS);
     batch->token_count = batch->row_count = batch->sample_count = batch->pool_count = 0;

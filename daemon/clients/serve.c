@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "daemon/steps/request.h"
 #include "daemon/clients/serve_plan.h"
+#include "daemon/clients/serve_session.h"
 #include "daemon/clients/serve_status.h"
 #include "proto/helm.pb-c.h"
 
@@ -37,7 +38,7 @@ static int serve_send(struct serve *serve, struct asker asker, Helm__V1__Respons
     return rc;
 }
 
-static void serve_error(struct serve *serve, struct asker asker, Helm__V1__ErrorCode code, const char *text)
+void serve_error(struct serve *serve, struct asker asker, Helm__V1__ErrorCode code, const char *text)
 {
     Helm__V1__Error error = HELM__V1__ERROR__INIT;
     error.code = code;
@@ -49,9 +50,7 @@ static void serve_error(struct serve *serve, struct asker asker, Helm__V1__Error
         log_debug("client %llu: its error could not be delivered", (unsigned long long)asker.client);
 }
 
-/* An answer that nothing depends on: a client that does not take it loses it. */
-static void serve_answer(struct serve *serve, struct asker asker, Helm__V1__Response__BodyCase kind,
-                         void *body)
+void serve_answer(struct serve *serve, struct asker asker, Helm__V1__Response__BodyCase kind, void *body)
 {
     if (serve_send(serve, asker, kind, body))
         log_debug("client %llu: an answer could not be delivered", (unsigned long long)asker.client);
@@ -116,20 +115,29 @@ void serve_done(void *context, const struct sequence *seq)
     client_socket_release(serve->clients, seq->client);
 }
 
+void serve_moved(void *context)
+{
+    struct serve *serve = context;
+    sessions_moved(serve->sessions, units_now_us());
+}
+
 /* ---- handlers ----------------------------------------------------------------------------------------- */
+
+bool serve_is_open(struct serve *serve, struct asker asker)
+{
+    const char *why = NULL;
+    if (serve->draining)
+        why = "the daemon is going down";
+    else if (serve->checking || !serve->workers->ever_ready)
+        why = serve->workers->ever_ready ? "the model is being checked" : "the model is still loading";
+    if (why) serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY, why);
+    return !why;
+}
 
 static void on_generate(struct serve *serve, struct asker asker, struct request *request)
 {
     struct helm_err err = {0};
-    if (serve->draining) {
-        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the daemon is going down");
-        return;
-    }
-    if (serve->checking || !serve->workers->ever_ready) {
-        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY,
-                    serve->workers->ever_ready ? "the model is being checked" : "the model is still loading");
-        return;
-    }
+    if (!serve_is_open(serve, asker)) return;
     if (batcher_find_request(serve->batcher, asker.client, asker.request_id)) {
         serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_DUPLICATE,
                     "a request with this request_id is open already");
@@ -265,10 +273,19 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
 }
 
 static void (*const handlers[])(struct serve *serve, struct asker asker, struct request *request) = {
-    [REQUEST_GENERATE] = on_generate, [REQUEST_CANCEL] = on_cancel,
-    [REQUEST_STATUS] = on_status,     [REQUEST_MODEL_INFO] = on_model_info,
-    [REQUEST_PLAN] = on_plan,         [REQUEST_LIST] = on_list,
-    [REQUEST_MASK] = on_mask,         [REQUEST_EMBED] = on_generate,
+    [REQUEST_GENERATE] = on_generate,
+    [REQUEST_CANCEL] = on_cancel,
+    [REQUEST_STATUS] = on_status,
+    [REQUEST_MODEL_INFO] = on_model_info,
+    [REQUEST_PLAN] = on_plan,
+    [REQUEST_LIST] = on_list,
+    [REQUEST_MASK] = on_mask,
+    [REQUEST_EMBED] = on_generate,
+    [REQUEST_SESSION_SAVE] = serve_session_save,
+    [REQUEST_SESSION_RESTORE] = serve_session_restore,
+    [REQUEST_SESSION_READ] = serve_session_read,
+    [REQUEST_SESSION_WRITE] = serve_session_write,
+    [REQUEST_SESSION_END] = serve_session_end,
 };
 
 void serve_frame(struct serve *serve, const struct client_frame *frame)

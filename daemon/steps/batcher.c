@@ -166,7 +166,7 @@ static void batcher_reap(struct batcher *batcher, uint64_t now_us)
 
 /* ---- steps -------------------------------------------------------------------------------------------- */
 
-static struct batcher_flight *batcher_flight_of(struct batcher *batcher, uint32_t serial)
+struct batcher_flight *batcher_flight_of(struct batcher *batcher, uint32_t serial)
 {
     return &batcher->flight[serial % ARENA_STEP_RING];
 }
@@ -258,6 +258,7 @@ static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
 {
     if (batcher_waits_for_mask(batcher, now_us)) return false;
     if (!batcher->in_flight) return true;
+    if (batcher->move.rung || (batcher->move.flags && !batcher->move.yields)) return false;
     const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
     if (batcher->in_flight >= BATCHER_STEPS || last->token_count != last->row_count) return false;
     return batcher->with.plan->invariant ? !(last->flags & STEP_PROMPT)
@@ -272,8 +273,7 @@ static void batcher_begin_oldest(struct batcher *batcher, uint64_t now_us)
     pace_begin(&batcher->pace, oldest->step.row_count, oldest->step.token_count, now_us);
 }
 
-/* Rings the step that was formed in the place of the next serial. */
-static void batcher_ring(struct batcher *batcher, uint64_t now_us)
+void batcher_ring(struct batcher *batcher, uint64_t now_us)
 {
     struct arena_control *control = arena_control_of(batcher->with.arena);
     struct batcher_flight *flight = batcher_flight_of(batcher, ++batcher->serial);
@@ -421,16 +421,31 @@ static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
     return step->row_count > 0;
 }
 
+/* Steps of requests, or a move: the two take turns. */
+static void batcher_ring_next(struct batcher *batcher, uint64_t now_us)
+{
+    const bool waits = batcher->move.flags && !batcher->move.rung;
+    if (waits && !batcher->in_flight && !batcher->move.yields) {
+        batcher_ring_move(batcher, now_us);
+        return;
+    }
+    const uint32_t serial = batcher->serial;
+    while (batcher_may_ring(batcher, now_us) && batcher_form_step(batcher, now_us))
+        batcher->move.yields = false;
+    if (waits && !batcher->in_flight && serial == batcher->serial) batcher_ring_move(batcher, now_us);
+}
+
 void batcher_pump(struct batcher *batcher, uint64_t now_us)
 {
     const bool open = batcher->worker_ready && !batcher->paused;
     uint32_t serial = batcher->serial;
     batcher_leave_slots(batcher);
-    while (open && batcher_may_ring(batcher, now_us) && batcher_form_step(batcher, now_us)) continue;
+    if (open) batcher_ring_next(batcher, now_us);
     batcher_send_tokens(batcher); /* the workers are at it */
     batcher_reap(batcher, now_us);
     while (serial != batcher->serial) {
         struct batcher_flight *flight = batcher_flight_of(batcher, ++serial);
+        if (!flight->step.row_count) continue; /* a move is no work of the model's */
         flight->planned_seconds = observe_planned(batcher->with.observe, &flight->step);
     }
 }
@@ -585,6 +600,10 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, s
     batcher->in_flight--;
     tiers_done(&batcher->tiers, flight->step.serial);
     pace_end(&batcher->pace, now_us);
+    if (flight->step.flags & STEP_KV_MOVES) {
+        batcher_end_move(batcher, now_us);
+        return 0;
+    }
     batcher_observe(batcher, flight, now_us);
     if (batcher->in_flight) batcher_begin_oldest(batcher, now_us);
     for (uint32_t i = 0; i < flight->step.row_count; i++)

@@ -45,6 +45,8 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
 {
     batcher->worker_ready = false;
     batcher->in_flight = 0;
+    batcher->move.flags = 0;
+    batcher->move.rung = batcher->move.yields = false;
     pace_lost(&batcher->pace);
     observe_lost(batcher->with.observe);
     tiers_lost(&batcher->tiers);

@@ -13,6 +13,19 @@ uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list)
     return sharing == PREFIX_PEER && peer ? list * PREFIX_LIST_SCOPES + peer : SEQUENCE_NO_SCOPE;
 }
 
+uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer)
+{
+    return sharing == PREFIX_OFF || !peer ? SEQUENCE_NO_SCOPE : peer;
+}
+
+uint64_t prefix_better_scope(const struct kv_pages *pages, const uint64_t scope[2], uint32_t count,
+                             const uint32_t *tokens)
+{
+    const uint32_t first = scope[0] == SEQUENCE_NO_SCOPE ? 0 : kv_pages_known(pages, count, tokens, scope[0]);
+    if (first == count || scope[1] == SEQUENCE_NO_SCOPE || scope[1] == scope[0]) return scope[0];
+    return kv_pages_known(pages, count, tokens, scope[1]) > first ? scope[1] : scope[0];
+}
+
 void prefix_begin(struct sequence *seq)
 {
     seq->cached = seq->rung = seq->asked = seq->pages = 0;
@@ -51,6 +64,10 @@ bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq)
 {
     const uint32_t page_tokens = pages->known.page_tokens, full = seq->cached / page_tokens;
     const uint32_t ahead = pages_ahead(pages, seq), *tokens = next_tokens(pages, seq);
+    if (ahead && !full && seq->restored_scope != SEQUENCE_NO_SCOPE) {
+        const uint64_t scope[2] = {seq->scope, seq->restored_scope};
+        seq->page_end = prefix_better_scope(pages, scope, ahead, tokens);
+    }
     uint64_t end = before_page(pages, seq, full, seq->page_end);
     if (!ahead || prefix_index_find(&pages->known, end, tokens) == PREFIX_NO_PAGE) return false;
     kv_pages_shrink(pages, row, &seq->pages, full); /* of its own what it has begun */

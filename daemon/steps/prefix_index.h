@@ -59,6 +59,8 @@ void prefix_index_remove(struct prefix_index *index, uint32_t page);
 
 /* A known page that nobody holds any more, or somebody holds again. */
 void prefix_index_rest(struct prefix_index *index, uint32_t page);
+/* The same, as if it had come to rest just before page `behind` did, if that rests. PREFIX_NO_PAGE: now. */
+void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t behind);
 void prefix_index_wake(struct prefix_index *index, uint32_t page);
 
 #endif

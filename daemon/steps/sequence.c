@@ -12,7 +12,7 @@ int sequence_create(struct request_generate *request, struct sequence **out, str
     struct sequence *seq = calloc(1, sizeof *seq);
     if (!seq) return helm_fail(err, HELM_E_NOMEM, "no memory for a request");
     seq->slot = SEQUENCE_NO_SLOT;
-    seq->scope = SEQUENCE_NO_SCOPE;
+    seq->scope = seq->restored_scope = SEQUENCE_NO_SCOPE;
     seq->tokens = request->prompt;
     seq->token_count = seq->token_capacity = seq->prompt_count = request->prompt_count;
     request->prompt = NULL;

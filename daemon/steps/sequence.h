@@ -45,6 +45,7 @@ struct sequence {
 
     uint64_t
         scope; /* sequences of one scope find each other's pages (prefix.h); SEQUENCE_NO_SCOPE: finds none */
+    uint64_t restored_scope; /* of its peer's restored sessions, found as well; SEQUENCE_NO_SCOPE: none */
     uint64_t
         page_end; /* number of the last full page of `cached`, or the scope; apart: that is of the prompt alone */
     /* of an invariant plan: pages with tokens behind the prompt are not what another prompt would compute; */

@@ -197,6 +197,7 @@ struct gpu_source {
     bool follows;              /* its step has the block that the one before leaves (follow.h) */
     _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done; behind it the other place's */
     _Atomic uint32_t *sent;    /* pinned: becomes 1 when the last hand-over to the CPU is published */
+    _Atomic uint32_t *moved;   /* pinned: becomes 1 when a session's page is copied (session.h) */
     float rope_scale;
 };
 

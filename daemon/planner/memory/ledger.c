@@ -234,6 +234,19 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
     return workspace.bytes;
 }
 
+/* The arena's session region: the cells of one page that lie in VRAM alone. */
+static uint64_t session_bytes(const struct ledger_case *c, const struct plan *plan)
+{
+    return plan_kv_tiered(plan) ? 0 : times(plan_layers_of(plan, PLAN_GPU0), ledger_kv_layer_bytes(c, 1));
+}
+
+/* The same of any plan. */
+static uint64_t most_session_bytes(const struct ledger_case *c)
+{
+    const bool one_tier = c->machine->device.kind != LEDGER_DEVICE_NONE && !c->wish->vram_page_count;
+    return one_tier ? times(c->model->config.layers, ledger_kv_layer_bytes(c, 1)) : 0;
+}
+
 int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes, struct helm_err *err)
 {
     const struct model_config *m = &c->model->config;
@@ -245,7 +258,8 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
                                     .kv = kv_of(c, 0),
                                     .page_count = ledger_places(c, ctx),
                                     .vram_page_count = ledger_places(c, ctx),
-                                    .kv_heads_asking = c->wish->vram_page_count ? m->heads : 0};
+                                    .kv_heads_asking = c->wish->vram_page_count ? m->heads : 0,
+                                    .session_bytes = most_session_bytes(c)};
     struct arena_header header;
     *bytes = 0;
     int rc = arena_plan(&spec, &header, err);
@@ -386,6 +400,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .page_count = page_count,
                                 .vram_page_count = plan->vram_page_count,
                                 .kv_heads_asking = plan_kv_tiered(plan) ? m->heads : 0,
+                                .session_bytes = session_bytes(c, plan),
                                 .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
     rc = arena_plan(spec, &header, err);
     if (rc) return rc;

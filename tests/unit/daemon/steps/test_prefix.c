@@ -22,9 +22,14 @@ struct pool {
     struct sequence seq[SEQS];
     bool open[SEQS];
     uint32_t random, found, forked;
+    /* a session's file: pages of a sequence of scope 0 */
+    uint32_t saved_tokens[CONTEXT], saved;
+    uint64_t saved_cell[ROW][PAGE];
+    uint32_t saves, restored, dropped, found_restored;
     bool apart;
     uint64_t ids;
 };
+enum { RESTORED = 2 }; /* the scope of what was restored, which sequences of scope 0 find, too */
 
 static uint32_t draw(struct pool *p, uint32_t below)
 {
@@ -52,8 +57,11 @@ static void begin(struct pool *p, uint32_t i, const uint32_t *tokens, uint32_t c
     assert_non_null(copy);
     memcpy(copy, tokens, count * sizeof *tokens);
     free(p->seq[i].tokens);
-    p->seq[i] =
-        (struct sequence){.tokens = copy, .token_count = count, .prompt_count = count, .scope = scope};
+    p->seq[i] = (struct sequence){.tokens = copy,
+                                  .token_count = count,
+                                  .prompt_count = count,
+                                  .scope = scope,
+                                  .restored_scope = scope == 0 && !p->apart ? RESTORED : SEQUENCE_NO_SCOPE};
     p->seq[i].apart = p->apart;
     p->seq[i].id = ++p->ids;
     prefix_begin(&p->seq[i]);
@@ -247,10 +255,72 @@ static void admit(struct pool *p, uint32_t i)
     begin(p, i, tokens, count, draw(p, 5) ? 0 : 1);
 }
 
+/* As sessions.c does it: page by page, each held while it is read. */
+static void save(struct pool *p, const struct sequence *seq)
+{
+    const uint64_t scope[2] = {0, RESTORED};
+    const uint32_t whole = seq->token_count / PAGE;
+    uint64_t end = prefix_better_scope(&p->pages, scope, whole, seq->tokens);
+    uint32_t front = PREFIX_NO_PAGE;
+    memcpy(p->saved_tokens, seq->tokens, whole * PAGE * sizeof *seq->tokens);
+    for (p->saved = 0; p->saved < whole; p->saved++) {
+        uint32_t page, held = 0;
+        kv_pages_take_known(&p->pages, &page, &held, 1, seq->tokens + (size_t)p->saved * PAGE, &end);
+        if (!held) break;
+        memcpy(p->saved_cell[p->saved], p->cell[page], sizeof p->cell[page]);
+        kv_pages_leave(&p->pages, page, front);
+        front = page;
+        p->saves++;
+    }
+}
+
+/* Further pages are always given away before those in front of them, and no page of its own for the next one. */
+static void restore(struct pool *p)
+{
+    uint64_t end = RESTORED;
+    uint32_t front = PREFIX_NO_PAGE;
+    for (uint32_t i = 0; i < p->saved; i++) {
+        const uint32_t *tokens = p->saved_tokens + (size_t)i * PAGE;
+        uint32_t page = prefix_index_find(&p->pages.known, end, tokens);
+        if (page == PREFIX_NO_PAGE) {
+            page = kv_pages_take_empty(&p->pages, front);
+            if (page == PREFIX_NO_PAGE) {
+                p->dropped += p->saved - i;
+                assert_int_equal(kv_pages_known(&p->pages, p->saved, p->saved_tokens, RESTORED), i);
+                return;
+            }
+            memcpy(p->cell[page], p->saved_cell[i], sizeof p->cell[page]);
+            const uint64_t before = end;
+            end = kv_pages_make_known(&p->pages, page, before, tokens);
+            kv_pages_leave(&p->pages, page, front);
+            p->restored++;
+        } else {
+            uint32_t held = 0, again;
+            kv_pages_take_known(&p->pages, &again, &held, 1, tokens, &end);
+            kv_pages_leave(&p->pages, again, front);
+        }
+        front = page;
+    }
+    assert_int_equal(kv_pages_known(&p->pages, p->saved, p->saved_tokens, RESTORED), p->saved);
+}
+
+static bool found_restored(const struct pool *p, uint32_t i)
+{
+    return p->seq[i].pages && p->pages.known.page[p->row[i][0]].before == RESTORED;
+}
+
 static void operate(struct pool *p)
 {
-    const uint32_t i = draw(p, SEQS), what = draw(p, 1000);
+    const uint32_t i = draw(p, SEQS), what = draw(p, 1030);
     struct sequence *seq = &p->seq[i];
+    if (what >= 1000) { /* an invariant plan has no sessions */
+        if (p->apart) return;
+        if (what >= 1015)
+            restore(p);
+        else if (seq->tokens && seq->scope == 0)
+            save(p, seq);
+        return;
+    }
     if (!p->open[i]) {
         if (seq->token_count == 0 || seq->token_count >= CONTEXT || draw(p, 3))
             admit(p, i);
@@ -268,7 +338,9 @@ static void operate(struct pool *p)
     } else if (what < 66) {
         prefix_forget(&p->pages, p->row[i], seq);
     } else {
-        p->found += prefix_take(&p->pages, p->row[i], seq);
+        const bool took = prefix_take(&p->pages, p->row[i], seq);
+        p->found += took;
+        p->found_restored += took && found_restored(p, i);
         const uint32_t room = (seq->pages + p->pages.free_count) * PAGE - seq->cached;
         uint32_t count = 1 + draw(p, 20);
         if (count > seq->token_count - seq->cached) count = seq->token_count - seq->cached;
@@ -293,6 +365,8 @@ static void live(bool apart)
     assert_int_equal(p.pages.free_count, PAGES);
     assert_true(p.found > OPERATIONS / 50 && p.forked > OPERATIONS / 50);
     assert_true(p.pages.evicted > OPERATIONS / 50);
+    assert_true(apart || (p.saves > OPERATIONS / 100 && p.restored > OPERATIONS / 100));
+    assert_true(apart || (p.dropped > 0 && p.found_restored > OPERATIONS / 1000));
     pool_close(&p);
 }
 
