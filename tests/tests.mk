@@ -20,9 +20,9 @@ thread_tests = $(filter %_threads,$(unit_tests))
 # but those that another calls: test_helm_profile.py, unless instrumented, since rates by format are measured by the same loops
 SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
 # What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
-# release build. Forecasts are arithmetic over plans whose making other tests sanitize.
-SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_,gateway_npm.py gateway_page.py habits.py helm_plan_forecasts.py \
-  install.py python.py)
+# release build. Forecasts and goldens are arithmetic of plans, kernels and commands that other tests sanitize.
+SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_,against_transformers.py gateway_npm.py gateway_page.py golden_cli.py \
+  habits.py helm_plan_forecasts.py install.py python.py)
 script_tests = $(addprefix $(1):,$(filter-out $(SCRIPT_CALLED) $(if $(filter release debug,$(1)),,$(SCRIPT_NOT_SANITIZED)),$(TEST_SCRIPT)))
 emulated_tests = $(foreach groups,$(EMULATED_GROUPS:%=only=%) except=$(subst $(space),$(comma),$(EMULATED_GROUPS)),\
   '$(1):helm-test-gpu-emulated --small --seed $(SEED) --$(subst =, ,$(groups))')

@@ -39,7 +39,7 @@ static int close_mixture(void **state)
 
 static struct cost_unit price_mlp(const struct mixture *m, uint32_t tokens, uint32_t layer)
 {
-    const struct cost_step step = {tokens, tokens, tokens, 16, KV_F16, NULL, {0}};
+    const struct cost_step step = {tokens, tokens, tokens, 16, .kv_dtype = KV_F16};
     struct cost_table table;
     struct helm_err err = {0};
     if (cost_price(&m->model, &m->analysed, &m->profile, &step, &table, &err)) fail_msg("%s", err.text);
