@@ -153,8 +153,26 @@ struct helm_done {
     const char *detail; /* of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED; never NULL */
 };
 
+/* What the model makes of a text: its last hidden state, behind the final norm, pooled over the prompt's tokens.
+ * Zero-initialise; pointers are borrowed for the call. */
+enum helm_pooling { HELM_POOLING_MEAN = 0, HELM_POOLING_LAST = 1 }; /* of all tokens; the last token's */
+struct helm_embed_request {
+    const uint32_t *prompt; /* token ids, at least one */
+    size_t prompt_count;
+    enum helm_pooling pooling;
+    uint32_t deadline_ms; /* as of helm_generate_request */
+    const char *label;
+};
+struct helm_embedding {
+    uint64_t id;
+    const float *values; /* [count]: helm_model_info.hidden of them, not of unit length */
+    size_t count;
+    uint32_t prompt_tokens;
+    double queue_ms, total_ms;
+};
+
 /* Called from inside the library; any may be NULL. `request` is the number helm_generate gave. Every request
- * ends with exactly one `done` or `error`, after which its number is free. A callback may start and cancel
+ * ends with exactly one `done`, `error` or `embedding`, after which its number is free. A callback may start and cancel
  * requests; it may not wait, dispatch or disconnect (HELM_E_STATE). */
 struct helm_callbacks {
     /* The daemon queued it under `id` (what `ps` shows); queue_position 0: it runs. */
@@ -163,6 +181,8 @@ struct helm_callbacks {
     void (*done)(void *user, uint64_t request, const struct helm_done *done);
     /* Refused, or lost with the connection. */
     void (*error)(void *user, uint64_t request, int code, const char *text);
+    /* The end of helm_embed, unless that is an error or, cancelled or failed midway, a `done`. */
+    void (*embedding)(void *user, uint64_t request, const struct helm_embedding *embedding);
 };
 
 /* Sends a request and returns at once. *callbacks is copied. timeout_ms bounds the silence between two
@@ -172,6 +192,11 @@ struct helm_callbacks {
 HELM_MUST_CHECK int helm_generate(struct helm_client *client, const struct helm_generate_request *what,
                                   const struct helm_callbacks *callbacks, void *user, int timeout_ms,
                                   uint64_t *request, struct helm_err *err);
+
+/* The same for an embedding: ends with `embedding`, `error`, or `done` where it was cancelled or failed midway. */
+HELM_MUST_CHECK int helm_embed(struct helm_client *client, const struct helm_embed_request *what,
+                               const struct helm_callbacks *callbacks, void *user, int timeout_ms,
+                               uint64_t *request, struct helm_err *err);
 
 /* Asks the daemon to end one of this connection's requests; `done` with HELM_FINISH_CANCELLED follows (or
  * whatever end crossed the cancel on its way). Returns at once. */
@@ -209,6 +234,16 @@ struct helm_worker_status {
     double busy_seconds, wait_seconds;
     uint64_t weight_bytes_read, link_bytes;
 };
+struct helm_count {
+    const char *name;
+    uint64_t count;
+};
+struct helm_histogram {
+    const double *bounds;   /* rising; [bucket_count - 1]: the last bucket has none */
+    const uint64_t *counts; /* [bucket_count]: of each bucket alone */
+    size_t bucket_count;    /* 0: the daemon keeps none */
+    double sum;
+};
 struct helm_status {
     const char *version;
     const char *state; /* "loading", "ready", "restarting", "draining" */
@@ -225,12 +260,24 @@ struct helm_status {
     uint32_t kv_pages_cached; /* in use by nobody, free for anybody, and found by their tokens */
     uint64_t prefix_hits_total, tokens_cached_total, prefix_evictions_total;
     const char *activations; /* that blocks are multiplied with, exact or int8, and why */
+    const char *invariant;   /* whether tokens depend on nothing but the request, and why: "on: ..." */
     /* Of a KV cache in two tiers, all 0 with one: room for pages in VRAM, pages of running sequences that lie in host
      * memory alone, and how many were moved there and fetched so far. */
     uint32_t kv_places_used, kv_places_total, kv_pages_host;
     uint64_t kv_pages_moved_out_total, kv_pages_fetched_total;
     const struct helm_worker_status *workers;
     size_t worker_count;
+    /* Accepted requests by end ("eos", "stop", "length", "cancelled", "error"), others by the error's code. */
+    const struct helm_count *ended, *refused;
+    size_t ended_count, refused_count;
+    /* Of requests that are over: seconds until they had a slot, until the first token, per token after it; of steps: the
+     * sequences in them. */
+    struct helm_histogram queue_seconds, ttft_seconds, tpot_seconds, step_sequences;
+    uint64_t preemptions_total, restarts_total;
+    double seconds_waiting; /* of seconds_steps: no processor computed */
+    double
+        seconds_link; /* the least that the link was busy, from its bytes and the profile; 0: there is none */
+    uint32_t kv_page_tokens;
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,
                                 struct helm_err *err);

@@ -72,12 +72,16 @@ CLI_SRC := \
   client/cli/chat_history.c \
   client/cli/command_chat.c \
   client/cli/command_generate.c \
+  client/cli/command_metrics.c \
   client/cli/command_plan.c \
   client/cli/command_pull.c \
   client/cli/command_query.c \
   client/cli/command_run.c \
+  client/cli/command_session.c \
   client/cli/command_text.c \
   client/cli/command_top.c \
+  client/cli/daemon_metrics.c \
+  client/cli/exposition.c \
   client/cli/grammar.c \
   client/cli/line_editor.c \
   client/cli/output.c \
@@ -89,6 +93,11 @@ CLI_SRC := \
   client/cli/stream.c \
   client/cli/top_screen.c
 
+# Sessions, for helm-cli alone.
+SESSION_SRC := \
+  client/connection/session.c \
+  client/session/file.c
+
 # Downloads of models, for helm-cli alone.
 HUB_SRC := \
   client/hub/choose.c \
@@ -98,18 +107,21 @@ HUB_SRC := \
   client/hub/transfer.c
 
 helm-cli_MAIN := client/cli/main.c
-helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(HUB_SRC) $(GEN)/proto/helm.pb-c.c
+helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(SESSION_SRC) $(HUB_SRC) $(GEN)/proto/helm.pb-c.c
 helm-cli_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 
 # helm-gateway: HTTP on libhelm; of helm-cli what opens a session (daemon, tokenizer, sampling defaults).
 GATEWAY_SRC := \
   client/gateway/access.c \
   client/gateway/ask.c \
+  client/gateway/ask_embed.c \
   client/gateway/ask_grammar.c \
   client/gateway/ask_messages.c \
   client/gateway/ask_ollama.c \
   client/gateway/ask_openai.c \
+  client/gateway/ask_responses.c \
   client/gateway/choice.c \
+  client/gateway/embedding.c \
   client/gateway/exchange.c \
   client/gateway/grammars.c \
   client/gateway/info.c \
@@ -122,8 +134,10 @@ GATEWAY_SRC := \
   client/gateway/thinking.c \
   client/gateway/tool_calls.c \
   client/gateway/tool_grammar.c \
+  client/gateway/voice_embed.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \
+  client/gateway/voice_responses.c \
   $(GEN)/client/gateway/page.c
 
 # the page in the program: one file, no step of its own
@@ -134,6 +148,7 @@ $(GEN)/client/gateway/page.c: client/gateway/page.html
 	  echo 'const unsigned gateway_page_bytes = sizeof gateway_page;'; } >$@
 
 helm-gateway_MAIN := client/gateway/main.c
-helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) client/cli/output.c \
+helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) client/cli/daemon_metrics.c \
+  client/cli/exposition.c client/cli/output.c \
   client/cli/private_daemon.c client/cli/sampling.c client/cli/session.c client/cli/signals.c $(GEN)/proto/helm.pb-c.c
 helm-gateway_LIBS := -lmicrohttpd -lsystemd -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

@@ -17,6 +17,7 @@ COMMON_SRC := \
   common/base/start.c \
   common/base/suggest.c \
   common/base/units.c \
+  common/experts/slots.c \
   common/formats/bf16.c \
   common/formats/bf16_packed.c \
   common/formats/blocks.c \
@@ -54,22 +55,26 @@ MODEL_SRC := \
   common/model/gguf_value.c \
   common/model/gguf_write.c \
   common/model/hub.c \
+  common/model/identity.c \
   common/model/index.c \
   common/model/mixture.c \
   common/model/rope.c \
   common/model/rope_config.c \
+  common/model/router.c \
   common/model/safetensors.c \
   common/model/shards.c \
   common/model/unit.c \
   common/plan/placement.c \
   common/plan/plan.c \
   common/plan/plan_json.c \
+  common/plan/schedule.c \
   common/plan/workspace.c \
   common/program/op.c
 
 # what both workers are around their engines
 WORKER_SRC := \
   common/worker/batch.c \
+  common/worker/pooled.c \
   common/worker/control.c \
   common/worker/engine.c \
   common/worker/process.c \

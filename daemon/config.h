@@ -15,6 +15,7 @@
 #include "daemon/planner/activations/choice.h"
 #include "daemon/steps/prefix.h"
 #include "daemon/planner/formats.h"
+#include "daemon/planner/invariant.h"
 #include "daemon/planner/planner.h"
 
 struct config {
@@ -31,6 +32,8 @@ struct config {
     uint64_t max_stall_ms;  /* that a prompt may hold up decoding sequences; 0: without bound */
     enum activations_option activations;
     bool no_graphs, no_chains, pack, pack_all, exact;
+    const char *invariant_name;
+    enum invariant_option invariant;
     const struct mixture *weights; /* NULL: as stored */
     enum prefix_sharing sharing;
     struct args_list listen;

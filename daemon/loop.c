@@ -128,6 +128,7 @@ void loop_on_lost(void *context, const struct workers_loss *loss)
     struct loop *loop = context;
     loop->serve->metrics->restarts_total++;
     if (loop->check) check_lost(loop->check);
+    sessions_lost(loop->serve->sessions, loss->why);
     batcher_worker_lost(loop->serve->batcher, loss);
     sd_notifyf(0, "STATUS=restarting: %.200s", loss->why);
 }
@@ -224,6 +225,7 @@ static void loop_client_gone(void *context, uint64_t client)
 {
     struct loop *loop = context;
     batcher_cancel_client(loop->serve->batcher, client, "the client has gone");
+    sessions_client_gone(loop->serve->sessions, client);
 }
 
 /* The check's steps have the workers for themselves; behind the last one requests are served, unless the plan is made
@@ -348,6 +350,7 @@ static uint64_t loop_before_sleep(struct loop *loop)
     struct batcher *batcher = loop->serve->batcher;
     uint64_t now_us = units_now_us(), wake_us = now_us + SLEEP_MAX_US;
     earlier(&wake_us, batcher_apply_deadlines(batcher, now_us));
+    earlier(&wake_us, sessions_apply_deadlines(loop->serve->sessions, now_us));
     if (loop->serve->draining && now_us >= loop->drain_end_us)
         batcher_finish_all(batcher, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "the daemon is going down");
     else if (loop->serve->draining)
@@ -383,6 +386,7 @@ static void loop_farewell(struct loop *loop)
 {
     struct batcher *batcher = loop->serve->batcher;
     const struct workers_loss loss = {.outside = true, .why = "going down"};
+    sessions_lost(loop->serve->sessions, loss.why);
     batcher_worker_lost(batcher, &loss);
     batcher_finish_all(batcher, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "the daemon is going down");
     batcher_pump(batcher, units_now_us());

@@ -22,7 +22,10 @@
 #include "common/base/log.h"
 #include "common/base/start.h"
 #include "common/base/units.h"
+#include "common/model/identity.h"
+#include "common/plan/schedule.h"
 #include "daemon/children/accelerator.h"
+#include "daemon/clients/serve_session.h"
 #include "daemon/config.h"
 #include "daemon/children/end_request.h"
 #include "daemon/loop.h"
@@ -57,12 +60,15 @@ struct helmd {
         profile; /* as in the file; with the rates of the activations that are planned with */
     struct planner_request request;
     struct activations activations;
+    struct invariant invariant;
     struct check check;
     struct observe observe;
     void *zmq;
     struct client_socket *clients;
     struct metrics metrics;
     struct batcher batcher;
+    struct sessions sessions;
+    uint64_t identity; /* of the model */
     struct workers workers;
     struct serve serve;
     struct loop loop;
@@ -180,6 +186,7 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
     look_at_weights(request);
     d->activations = (struct activations){.option = c->activations, .kernels = c->kernels};
     activations_want(&d->model, &d->measured, cpu_features(), &d->activations);
+    d->invariant.option = c->invariant;
     return 0;
 }
 
@@ -200,6 +207,7 @@ static int lay_plan(struct helmd *d, struct helm_err *err)
     int rc =
         c->plan_file ? plan_from_file(d, err) : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
     activations_rates(&d->measured, d->plan.inputs, &d->profile); /* as the plan in a file has them */
+    if (!rc) rc = invariant_decide(&d->request, c->plan_file != NULL, &d->plan, &d->invariant, err);
     return rc ? rc : forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
 }
 
@@ -217,6 +225,7 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     formats_warn_unmeasured(&d->model, &d->profile);
     planner_log(&d->request, &d->plan);
     log_info("activations: %s", d->activations.text);
+    log_info("invariant: %s", d->invariant.text);
     d->typical_context = planner_typical_context(&d->request, d->plan.context_tokens);
     json_t *json = plan_to_json(&d->plan);
     d->plan_json = json ? json_dumps(json, JSON_COMPACT) : NULL;
@@ -271,25 +280,29 @@ static int open_workers(struct helmd *d, struct helm_err *err)
 /* What works for the plan's workers, once they are known. */
 static int open_steps(struct helmd *d, struct helm_err *err)
 {
-    const struct batcher_options batching = {.model = &d->model.config,
-                                             .plan = &d->plan,
-                                             .arena = &d->arena,
-                                             .metrics = &d->metrics,
-                                             .observe = &d->observe,
-                                             .workers = d->workers.count,
-                                             .queue_limit = (uint32_t)d->config.queue,
-                                             .sharing = d->config.sharing,
-                                             .sink = {.context = &d->serve,
-                                                      .token = serve_token,
-                                                      .done = serve_done}};
+    const struct batcher_options batching = {
+        .model = &d->model.config,
+        .plan = &d->plan,
+        .arena = &d->arena,
+        .metrics = &d->metrics,
+        .observe = &d->observe,
+        .workers = d->workers.count,
+        .queue_limit = (uint32_t)d->config.queue,
+        .sharing = d->config.sharing,
+        .sink = {.context = &d->serve, .token = serve_token, .done = serve_done, .moved = serve_moved}};
+    const struct sessions_sink answering = serve_session_sink(&d->serve);
     struct activations *a = &d->activations;
     struct helm_err why = {0};
     bool again = false;
     observe_init(&d->observe, worker_index(d, PLAN_CPU0), worker_index(d, PLAN_GPU0), d->config.max_stall_ms);
     batcher_free(&d->batcher); /* of another plan */
+    sessions_free(&d->sessions);
     int rc = batcher_init(&d->batcher, &batching, err);
+    if (!rc) rc = sessions_init(&d->sessions, &d->batcher, d->identity, &answering, err);
     if (rc || !a->checks) return rc;
-    if (check_open(&d->arena, &d->model.config, d->workers.count, &d->check, &why) == 0) return 0;
+    const uint32_t step_tokens = d->plan.invariant ? plan_decode_tokens(&d->plan) : d->plan.step_tokens;
+    if (check_open(&d->arena, &d->model.config, d->workers.count, step_tokens, &d->check, &why) == 0)
+        return 0;
     log_warn("activations: %s", why.text);
     activations_decide(&d->plan, NULL, a, &again);
     return again ? remake(d, err) : 0;
@@ -326,6 +339,7 @@ static int start(struct helmd *d, struct helm_err *err)
     if (!rc) rc = model_read(c->model, &d->model, err);
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = loaded_files_note(&d->model, &d->files, err);
+    if (!rc) rc = model_identity(&d->model, &d->identity, err);
     if (!rc) rc = look_at_machine(d, err);
     if (!rc) rc = make_plan(d, err);
     if (!rc) rc = check_room(d, err);
@@ -371,6 +385,7 @@ static void stop(struct helmd *d)
     workers_close(&d->workers);
     client_socket_close(&d->clients);
     if (d->zmq) zmq_ctx_term(d->zmq);
+    sessions_free(&d->sessions);
     batcher_free(&d->batcher);
     check_close(&d->check);
     if (d->arena.base) arena_close(&d->arena);
@@ -406,6 +421,7 @@ static void fill_serve(struct helmd *d)
     const uint32_t before = d->serve.context, context = d->plan.context_tokens;
     d->serve = (struct serve){.clients = d->clients,
                               .batcher = &d->batcher,
+                              .sessions = &d->sessions,
                               .workers = &d->workers,
                               .metrics = &d->metrics,
                               .observe = &d->observe,
@@ -413,6 +429,7 @@ static void fill_serve(struct helmd *d)
                               .plan_json = d->plan_json,
                               .kv_dtype = kv_dtype_named(d->plan.kv_dtype),
                               .activations = d->activations.text,
+                              .invariant = d->invariant.text,
                               .checking = d->activations.checks,
                               .forecast_batch = (uint32_t)d->config.batch,
                               .forecast_context = d->typical_context,

@@ -20,6 +20,8 @@ DAEMON_SRC := \
   daemon/clients/peers.c \
   daemon/clients/serve.c \
   daemon/clients/serve_plan.c \
+  daemon/clients/serve_session.c \
+  daemon/clients/serve_status.c \
   daemon/clients/zmtp.c \
   daemon/config.c \
   daemon/loop.c \
@@ -39,6 +41,7 @@ DAEMON_SRC := \
   daemon/planner/cost/schedule.c \
   daemon/planner/cost/simulate.c \
   daemon/planner/formats.c \
+  daemon/planner/invariant.c \
   daemon/planner/log.c \
   daemon/planner/memory/ledger.c \
   daemon/planner/memory/memory.c \
@@ -62,6 +65,7 @@ DAEMON_SRC := \
   daemon/planner/search/space.c \
   daemon/steps/admission.c \
   daemon/steps/batcher.c \
+  daemon/steps/batcher_moves.c \
   daemon/steps/batcher_requests.c \
   daemon/steps/batcher_workers.c \
   daemon/steps/check.c \
@@ -74,6 +78,8 @@ DAEMON_SRC := \
   daemon/steps/request.c \
   daemon/steps/scheduler.c \
   daemon/steps/sequence.c \
+  daemon/steps/session_page.c \
+  daemon/steps/sessions.c \
   daemon/steps/tiers.c
 
 # helm-plan: plans explained and drawn

@@ -20,8 +20,9 @@ thread_tests = $(filter %_threads,$(unit_tests))
 # but those that another calls: test_helm_profile.py, unless instrumented, since rates by format are measured by the same loops
 SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
 # What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
-# release build.
-SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_,gateway_npm.py gateway_page.py habits.py install.py python.py)
+# release build. Forecasts and goldens are arithmetic of plans, kernels and commands that other tests sanitize.
+SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_,against_transformers.py gateway_npm.py gateway_page.py golden_cli.py \
+  habits.py helm_plan_forecasts.py install.py python.py)
 script_tests = $(addprefix $(1):,$(filter-out $(SCRIPT_CALLED) $(if $(filter release debug,$(1)),,$(SCRIPT_NOT_SANITIZED)),$(TEST_SCRIPT)))
 emulated_tests = $(foreach groups,$(EMULATED_GROUPS:%=only=%) except=$(subst $(space),$(comma),$(EMULATED_GROUPS)),\
   '$(1):helm-test-gpu-emulated --small --seed $(SEED) --$(subst =, ,$(groups))')
@@ -75,7 +76,7 @@ test-dist: dist
 	$(Q)$(RUN) $(dist_test)
 
 # Against the release build, for as long as is stated; each says its seed, which SEED=N chooses.
-.PHONY: chaos soak
+.PHONY: chaos soak invariance
 CHAOS_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
 BY_HAND := HELM_BIN=$(abspath $(BUILD)/bin) HELM_PYPROTO=$(abspath $(PYPROTO)) HELM_TEST_BIN=$(abspath $(OBJ)/tests/process) nice -n 10 \
@@ -84,6 +85,12 @@ chaos: $(BIN)/helmd $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/process/chaos.py $(CHAOS_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
 soak: $(BIN)/helmd $(BIN)/helm-worker-cpu $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/process/soak.py $(SOAK_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
+# The same tokens and logprobs whatever else runs and whatever dies: SHAPE=NAME,... (tests/process/invariance.py), REQUESTS, KILLS.
+SHAPE ?= all
+REQUESTS ?= 2000
+KILLS ?= 200
+invariance: programs $(PYPROTO)/helm_pb2.py
+	@$(BY_HAND) tests/process/invariance.py $(SHAPE) $(REQUESTS) $(KILLS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
 # The long form of tests/process/test_structured.py: 200 schemas, 20 samples each.
 .PHONY: test-structured
 test-structured: programs $(PYPROTO)/helm_pb2.py
@@ -94,6 +101,12 @@ test-structured: programs $(PYPROTO)/helm_pb2.py
 test-deploy: programs $(PYPROTO)/helm_pb2.py
 	@tools/setup.sh deploy
 	@for t in tests/deploy/test_*.py; do echo "== $$t"; $(BY_HAND) $$t || exit 1; done
+
+# A real Prometheus scrapes the gateway, and is asked what the dashboard asks.
+.PHONY: test-prometheus
+test-prometheus: programs $(PYPROTO)/helm_pb2.py
+	@tools/setup.sh prometheus
+	HELM_BIN=$(abspath $(BIN)) HELM_PYPROTO=$(abspath $(PYPROTO)) /usr/bin/python3 tests/process/prometheus.py
 
 .PHONY: test check
 test:

@@ -28,7 +28,7 @@ install_all() # TO PROGRAM...
     put 644 "$to/share/helm/profiles" profiles/*.json
     put 644 "$to/share/doc/helm" README.md CHANGELOG.md systemd/helmd.ini
     put 644 "$to/share/doc/helm/docs" docs/*.md
-    for folder in images notes results; do put 644 "$to/share/doc/helm/docs/$folder" "docs/$folder"/*; done
+    for folder in grafana images notes results; do put 644 "$to/share/doc/helm/docs/$folder" "docs/$folder"/*; done
     for unit in helmd helm-gateway; do
         sed "s|@PREFIX@|$prefix|g" "systemd/$unit.service" >"$to/lib/systemd/system/$unit.service"
     done

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes sure that the packages HELM is built and tested with are installed. Called by `make demo` and `make test`; where
 # there is no make yet, run it by hand: it installs that, too.
-#   setup.sh build | test | deploy
+#   setup.sh build | test | deploy, prometheus (what `make test-deploy` and `make test-prometheus` need beside)
 # On Debian and Ubuntu missing ones are installed with apt (through sudo when not root); elsewhere the list is printed
 # and the script stops. A second run only looks (a fraction of a second).
 set -euo pipefail
@@ -14,7 +14,8 @@ case $kind in
 build) wanted=$build ;;
 test) wanted="$build $test" ;;
 deploy) wanted="$build $test $deploy" ;;
-*) echo "usage: setup.sh build|test|deploy" >&2; exit 2 ;;
+prometheus) wanted="$build $test prometheus" ;;
+*) echo "usage: setup.sh build|test|deploy|prometheus" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then

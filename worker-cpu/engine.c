@@ -25,7 +25,8 @@ int engine_choose_kernels(struct engine *engine, const char *name, enum kv_dtype
         features &= ~(unsigned)CPU_AMX_BF16;
         engine_reduced(&engine->base.report, "no AMX: %.150s", amx.text);
     }
-    return kernel_set_choose(features, name, kv_dtype, &engine->kernels, err);
+    int rc = kernel_set_choose(features, name, kv_dtype, &engine->kernels, err);
+    return rc || !engine->plan.invariant ? rc : kernel_set_steady(&engine->kernels, err);
 }
 
 int engine_check_kernels(const struct engine *engine, struct helm_err *err)
@@ -255,6 +256,7 @@ static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wai
     run->kernels = &engine->kernels;
     run->act = &engine->act;
     run->pool = engine->pool;
+    run->invariant = engine->plan.invariant;
     run->unit_tokens = plan_most_tokens(&engine->plan, PLAN_CPU0);
     run->spin_us = spin_us;
     run->peer_wait_ms = peer_wait_ms;

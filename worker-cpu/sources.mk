@@ -7,6 +7,7 @@ WORKER_CPU_SRC := \
   worker-cpu/print.c \
   worker-cpu/program/assist.c \
   worker-cpu/program/execute.c \
+  worker-cpu/program/experts.c \
   worker-cpu/program/linear.c \
   worker-cpu/program/print.c \
   worker-cpu/program/program.c \

@@ -5,13 +5,18 @@
 #include "worker-cpu/step.h"
 
 #include "common/base/units.h"
+#include "common/plan/schedule.h"
+#include "common/worker/pooled.h"
 
 /* Of the layers. HELM_E_LIMIT: the plan has none for such a step. */
 static int choose_program(const struct step_programs *programs, const struct batch *batch,
                           const struct program **program, struct helm_err *err)
 {
-    const uint32_t phase = plan_phase_for(programs->plan, batch->token_count);
-    const enum op_tier tier = program_tier_of(batch->token_count);
+    struct plan_schedule schedule;
+    int rc = plan_schedule_of(programs->plan, batch->flags, batch->token_count, &schedule, err);
+    if (rc) return rc;
+    const uint32_t phase = schedule.list;
+    const enum op_tier tier = schedule.chunk ? OP_TIER_CHUNK : program_tier_of(batch->token_count);
     *program = &programs->tier[phase][tier];
     if (!batch->assisted) return 0;
     if (phase || tier > OP_TIER_FEW || !plan_kv_assisted(programs->plan))
@@ -20,6 +25,21 @@ static int choose_program(const struct step_programs *programs, const struct bat
                          batch->token_count, phase);
     *program = &programs->assisted[tier];
     return 0;
+}
+
+/* Of rows that are pooled; the residual stream of all tokens is there still. */
+static void pool_rows(const struct run *run)
+{
+    const float *norm = weights_vector(run->weights, TENSOR_FINAL_NORM, -1);
+    for (uint32_t i = 0; i < run->batch.row_count; i++) {
+        const struct batch_row *row = &run->batch.row[i];
+        const struct pooled_part all = {.count = row->count,
+                                        .x = run->act->buffer[BUFFER_X] +
+                                             (size_t)row->token_first * run->config->hidden,
+                                        .norm = norm,
+                                        .eps = run->config->norm_eps};
+        if (row->pools) pooled_take(run->arena, row, &all);
+    }
 }
 
 int step_run(struct run *run, const struct step_programs *programs, const struct step *step,
@@ -45,6 +65,7 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
         bytes = run->program[0]->bytes + (run->program[1] ? run->program[1]->bytes : 0);
         rc = execute_run(run, err);
         if (rc) return rc;
+        if (head && batch->pool_count) pool_rows(run);
     }
     result->compute_ns = units_now_ns() - start_ns - run->wait_ns;
     result->linear_ns = run->linear_ns;

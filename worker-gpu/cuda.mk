@@ -43,12 +43,15 @@ CUDA_TEST_SRC := \
   tests/gpu/test_chain.cu \
   tests/gpu/test_elementwise.cu \
   tests/gpu/test_expand.cu \
+  tests/gpu/test_experts.cu \
+  tests/gpu/test_experts_few.cu \
   tests/gpu/test_gemm_blocks.cu \
   tests/gpu/test_gemv_packed.cu \
+  tests/gpu/test_invariant.cu \
   tests/gpu/test_linear.cu \
   tests/gpu/test_main.cu
 CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/base/,cgroup.o cpu.o err.o printable.o) $(patsubst %.c,$(OBJ)/%.o,$(filter common/formats/%.c,$(COMMON_SRC))) \
-  $(OBJ)/common/sampling/pass.o
+  $(OBJ)/common/model/router.o $(OBJ)/common/sampling/pass.o
 CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
 cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
 
@@ -89,7 +92,7 @@ $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	$(call say,NVCC,$<)
 	$(Q)$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) -MMD -MP -c -o $@ $<
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
-CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
+CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/experts_bulk.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # tests have no kernels of their own, nor have most benchmarks: one architecture is as good as five

@@ -196,6 +196,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .tokens = (struct gpuk_token *)(pinned + results),
                                     .end = (_Atomic uint32_t *)(pinned + end),
                                     .sent = (_Atomic uint32_t *)(pinned + end) + GPU_FOLLOW_PLACES};
+    g->source.moved = g->source.sent + 1 + GPU_TIER_PLACES;
     rc = gpu_tiers_open(g, g->source.sent + 1, err);
     if (rc) return rc;
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
@@ -343,7 +344,10 @@ static void report_decode(struct gpu_engine *g, const char *device)
         g->device->no_chains ? g->device->no_chains : "no two neighbours of them can be chained";
     uint32_t packed = 0;
     for (uint32_t i = 0; i < p->count; i++) packed += gpu_entry_trusts(&p->entry[i]);
-    if (p->chains)
+    if (g->plan.invariant)
+        snprintf(report->kernels, sizeof report->kernels,
+                 "%.40s, decode: one token as a few, because the plan is invariant", device);
+    else if (p->chains)
         snprintf(report->kernels, sizeof report->kernels,
                  "%.40s, decode: chains (%u operations in %u, %u alone)", device, p->chained, p->chains,
                  p->unchained);

@@ -60,9 +60,11 @@ int gpu_follow_open(struct gpu_engine *g, struct helm_err *err)
 {
     const uint32_t slots = arena_header_of(g->base.arena)->slots;
     int rc = 0;
+    const struct plan_schedule decode = {0};
+    const int most = (int)gpu_tier_for(&g->plan, &decode, slots < GPUK_BATCH_MAX ? slots : GPUK_BATCH_MAX);
     if (plan_phase_count(&g->plan) > 1) return 0;
     for (int t = 0; t < GPU_TIER_COUNT && !rc; t++) {
-        if (t > (int)gpu_tier_of(slots) || !is_alone(g, &g->program[0][t])) continue;
+        if (t > most || !is_alone(g, &g->program[0][t])) continue;
         for (uint32_t at = 0; at < GPU_FOLLOW_PLACES && !rc; at++)
             rc = make_program(g, &g->program[0][t], &g->follow.program[t][at], at, err);
         g->follow.there[t] = !rc;
@@ -158,7 +160,8 @@ int gpu_follow_launch(struct gpu_engine *g, const struct step *step, bool *looke
     const struct arena_control *control = arena_control_of(g->base.arena);
     const struct step *next = &control->step[(step->serial + 1) % ARENA_STEP_RING];
     const uint32_t tokens = g->batch.token_count;
-    const enum gpu_tier tier = gpu_tier_of(tokens);
+    const struct plan_schedule schedule = {.chunk = g->batch.flags & STEP_PROMPT || tokens > GPUK_BATCH_MAX};
+    const enum gpu_tier tier = gpu_tier_for(&g->plan, &schedule, tokens);
     if (!f->there[tier] || g->draw.few_count || g->draw.row_count) {
         *looked = true;
         return 0;

@@ -10,6 +10,7 @@ WORKER_GPU_SRC := \
   worker-gpu/device/emulated/attention.c \
   worker-gpu/device/emulated/chain.c \
   worker-gpu/device/emulated/device.c \
+  worker-gpu/device/emulated/experts.c \
   worker-gpu/device/emulated/graph.c \
   worker-gpu/device/emulated/kernels.c \
   worker-gpu/device/emulated/queue.c \
@@ -26,10 +27,12 @@ WORKER_GPU_SRC := \
   worker-gpu/measure/formats.c \
   worker-gpu/measure/kernels.c \
   worker-gpu/measure/measure.c \
+  worker-gpu/pool_rows.c \
   worker-gpu/print.c \
   worker-gpu/program/attention.c \
   worker-gpu/program/chain.c \
   worker-gpu/program/expand.c \
+  worker-gpu/program/experts.c \
   worker-gpu/program/issue.c \
   worker-gpu/program/math.c \
   worker-gpu/program/memory.c \
@@ -38,6 +41,7 @@ WORKER_GPU_SRC := \
   worker-gpu/program/ring.c \
   worker-gpu/program/supply.c \
   worker-gpu/program/tiers.c \
+  worker-gpu/session.c \
   worker-gpu/step.c \
   worker-gpu/tiers.c \
   worker-gpu/watch.c \
@@ -55,6 +59,11 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/chain_list.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/expand.cu \
+  worker-gpu/kernels/experts.cu \
+  worker-gpu/kernels/experts_bulk.cu \
+  worker-gpu/kernels/experts_chunk.cu \
+  worker-gpu/kernels/experts_plain.cu \
+  worker-gpu/kernels/experts_route.cu \
   worker-gpu/kernels/gemm_blocks.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \

@@ -11,7 +11,9 @@
 
 #include "common/base/spin.h"
 #include "common/base/units.h"
+#include "worker-gpu/pool_rows.h"
 #include "worker-gpu/program/tiers.h"
+#include "worker-gpu/session.h"
 #include "worker-gpu/watch.h"
 
 #define WARM_TOKENS   17 /* of a chunk, where one size is as good as another */
@@ -200,6 +202,7 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     const uint64_t end_ns = units_now_ns();
     g->follow.before_ns = end_ns;
     if (!rc && head) rc = gpu_draw_finish(g, gpu_follow_tokens(g, at), result, err);
+    if (!rc && head && g->batch.pool_count) rc = gpu_pool_rows(g, err);
     if (!rc && g->tiers.on) rc = gpu_tiers_finish(g, at, err);
     if (rc) return rc;
     /* One that was launched behind another began when that one ended. When it ended was not seen, if that was
@@ -246,10 +249,14 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
     result->linear_ns = result->sample_ns = result->attention_ns = 0;
     g->prefix.copied_bytes = 0;
     if (g->batch.row_count) {
-        uint32_t phase = plan_phase_for(&g->plan, g->batch.token_count);
-        const enum gpu_tier tier = gpu_tier_of(g->batch.token_count);
-        struct gpu_program *p = program_of(g, phase, tier);
+        const uint32_t tokens = g->batch.token_count;
+        struct plan_schedule schedule;
+        rc = plan_schedule_of(&g->plan, g->batch.flags, tokens, &schedule, err);
+        if (rc) return rc;
+        struct gpu_program *p = program_of(g, schedule.list, gpu_tier_for(&g->plan, &schedule, tokens));
         rc = compute(g, step, p, start_ns, result, err);
+    } else if (step->flags & STEP_KV_MOVES) {
+        rc = gpu_session_move(g, step, err);
     } else if (g->tiers.on) {
         rc = gpu_tiers_fetch(g, step, err);
     }

@@ -127,10 +127,12 @@ int command_chat(struct cli *cli, int argc, char *const argv[]);
 int command_generate(struct cli *cli, int argc, char *const argv[]);
 int command_tokenize(struct cli *cli, int argc, char *const argv[]);
 int command_detokenize(struct cli *cli, int argc, char *const argv[]);
+int command_session(struct cli *cli, int argc, char *const argv[]);
 int command_top(struct cli *cli, int argc, char *const argv[]);
 int command_status(struct cli *cli, int argc, char *const argv[]);
 int command_ps(struct cli *cli, int argc, char *const argv[]);
 int command_cancel(struct cli *cli, int argc, char *const argv[]);
+int command_metrics(struct cli *cli, int argc, char *const argv[]);
 int command_plan(struct cli *cli, int argc, char *const argv[]);
 int command_pull(struct cli *cli, int argc, char *const argv[]);
 

@@ -67,6 +67,7 @@ static void status_json(const struct helm_status *s, const struct helm_model_inf
     add_json(out, "kv_dtype", s->kv_dtype);
     add_json(out, "prefix_cache", s->prefix_cache);
     add_json(out, "activations", s->activations);
+    add_json(out, "invariant", s->invariant);
     cli_text_printf(out,
                     "\"uptime_ms\":%" PRIu64 ",\"running\":%u,\"queued\":%u,\"queue_limit\":%u,"
                     "\"kv_pages_used\":%u,\"kv_pages_total\":%u,\"requests_total\":%" PRIu64
@@ -204,6 +205,10 @@ static void status_table(const struct helm_status *s, const struct helm_model_in
     if (s->activations[0]) {
         cli_text_printf(out, "\nproducts   ");
         query_add_clean(out, s->activations);
+    }
+    if (s->invariant[0]) {
+        cli_text_printf(out, "\ninvariant  ");
+        query_add_clean(out, s->invariant);
     }
     cli_text_printf(out, "\ntime       linear %.2f s, attention %.2f s, sampling %.2f s, idle %.2f s\n",
                     s->seconds_linear, s->seconds_attention, s->seconds_sample, s->seconds_idle);

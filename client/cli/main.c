@@ -14,8 +14,10 @@ static const struct args_command commands[] = {
     {"generate", "", "tokens or text in, tokens and text out; for scripts"},
     {"tokenize", "TEXT|-", "text to token ids (with --model or --tokenizer: no daemon)"},
     {"detokenize", "IDS", "token ids to text (with --model or --tokenizer: no daemon)"},
+    {"session", "save|restore FILE", "what was computed of a text, to a file and back"},
     {"status", "", "the daemon's state, workers and counters"},
     {"top", "", "the same live: speed, where the time goes, requests"},
+    {"metrics", "", "the counters as Prometheus reads them"},
     {"ps", "", "open requests of every client"},
     {"cancel", "ID", "ends a request that ps shows"},
     {"plan", "", "what is computed where, and the memory it takes"},
@@ -26,8 +28,9 @@ static const struct args_command commands[] = {
 
 /* In the same order; `help` is main's own. */
 static int (*const runs[])(struct cli *cli, int argc, char *const argv[]) = {
-    command_run, command_chat, command_generate, command_tokenize, command_detokenize, command_status,
-    command_top, command_ps,   command_cancel,   command_plan,     command_pull,
+    command_run,     command_chat,   command_generate, command_tokenize, command_detokenize,
+    command_session, command_status, command_top,      command_metrics,  command_ps,
+    command_cancel,  command_plan,   command_pull,
 };
 _Static_assert(sizeof runs / sizeof *runs + 1 == COMMANDS, "a row for each command");
 
@@ -68,8 +71,8 @@ int main(int argc, char **argv)
          .min = 1, .max = 4096, .given = &cli.has_threads},
         {"plan", 0, ARGS_TEXT, "FILE", "use this plan", .target = &cli.plan},
         {"profile", 0, ARGS_TEXT, "FILE", "plan for the machine in this profile", .target = &cli.profile},
-        {"strategy", 0, ARGS_CHOICE, "NAME", "best, all-gpu, all-cpu, thesis or stream",
-         .target = &cli.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream"},
+        {"strategy", 0, ARGS_CHOICE, "NAME", "best, all-gpu, all-cpu, thesis, stream or experts-cpu",
+         .target = &cli.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu"},
         {"config", 0, ARGS_TEXT, "FILE", "more options of helmd, from a file", .target = &cli.config},
         {"kv-dtype", 0, ARGS_TEXT, "TYPE", "of the KV cache: f16, bf16, f32, q8_0", .target = &cli.kv_dtype},
         {"activations", 0, ARGS_TEXT, "NAME", "that blocks are multiplied with: auto, exact, int8",

@@ -193,7 +193,10 @@ static int send_request(struct stream *s, struct helm_err *err)
         .label = s->request->label,
         .grammar = s->request->grammar,
     };
-    const struct helm_callbacks callbacks = {on_accepted, on_token, on_done, on_error};
+    const struct helm_callbacks callbacks = {.accepted = on_accepted,
+                                             .token = on_token,
+                                             .done = on_done,
+                                             .error = on_error};
     return helm_generate(s->cli->client, &what, &callbacks, s, 0, &s->number, err);
 }
 

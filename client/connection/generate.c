@@ -76,6 +76,18 @@ static void deliver_done(const struct connection_request *request, const Helm__V
     if (request->callbacks.done) request->callbacks.done(request->user, request->number, &done);
 }
 
+static void deliver_embedding(const struct connection_request *request, const Helm__V1__Embedding *from)
+{
+    const struct helm_embedding embedding = {.id = from->id,
+                                             .values = from->values,
+                                             .count = from->n_values,
+                                             .prompt_tokens = from->usage ? from->usage->prompt_tokens : 0,
+                                             .queue_ms = from->timings ? from->timings->queue_ms : 0,
+                                             .total_ms = from->timings ? from->timings->total_ms : 0};
+    if (request->callbacks.embedding)
+        request->callbacks.embedding(request->user, request->number, &embedding);
+}
+
 void generate_deliver(const struct connection_request *request, const Helm__V1__Response *response)
 {
     const struct helm_callbacks *call = &request->callbacks;
@@ -91,6 +103,9 @@ void generate_deliver(const struct connection_request *request, const Helm__V1__
     case HELM__V1__RESPONSE__BODY_DONE:
         deliver_done(request, response->done);
         break;
+    case HELM__V1__RESPONSE__BODY_EMBEDDING:
+        deliver_embedding(request, response->embedding);
+        break;
     case HELM__V1__RESPONSE__BODY_ERROR:
         if (call->error)
             call->error(request->user, request->number, generate_error_code(response->error->code),
@@ -103,13 +118,20 @@ void generate_deliver(const struct connection_request *request, const Helm__V1__
     }
 }
 
+static int check_prompt(size_t count, const char *label, struct helm_err *err)
+{
+    if (count == 0) return helm_fail(err, HELM_E_LIMIT, "the prompt is empty: it needs at least one token");
+    if (count > CONNECTION_FRAME_BYTES_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "a prompt of %zu tokens exceeds the limit of %zu", count,
+                         CONNECTION_FRAME_BYTES_MAX);
+    if (label && strlen(label) > LABEL_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "a label of %zu bytes exceeds the limit of %d", strlen(label),
+                         LABEL_MAX);
+    return 0;
+}
+
 static int check_lists(const struct helm_generate_request *what, struct helm_err *err)
 {
-    if (what->prompt_count == 0)
-        return helm_fail(err, HELM_E_LIMIT, "the prompt is empty: it needs at least one token");
-    if (what->prompt_count > CONNECTION_FRAME_BYTES_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "a prompt of %zu tokens exceeds the limit of %zu",
-                         what->prompt_count, CONNECTION_FRAME_BYTES_MAX);
     if (what->sampling.bias_count > BIAS_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%zu logit biases exceed the limit of %d",
                          what->sampling.bias_count, BIAS_MAX);
@@ -119,10 +141,35 @@ static int check_lists(const struct helm_generate_request *what, struct helm_err
     if (what->grammar && what->ignore_eos)
         return helm_fail(err, HELM_E_USAGE,
                          "a grammar needs the model's end of sequence: not with ignore_eos");
-    if (what->label && strlen(what->label) > LABEL_MAX)
-        return helm_fail(err, HELM_E_LIMIT, "a label of %zu bytes exceeds the limit of %d",
-                         strlen(what->label), LABEL_MAX);
-    return 0;
+    return check_prompt(what->prompt_count, what->label, err);
+}
+
+/* What a request was made with, beside its message. */
+struct call {
+    const struct helm_callbacks *callbacks;
+    void *user;
+    int timeout_ms;
+};
+
+/* Sends a fresh entry's message; an entry that could not be sent is gone. */
+static int send_entry(struct helm_client *client, struct connection_request *entry,
+                      Helm__V1__Request *message, const struct call *call, uint64_t *request,
+                      struct helm_err *err)
+{
+    const uint64_t number = entry->number;
+    entry->callbacks = *call->callbacks;
+    entry->user = call->user;
+    entry->timeout_ms = call->timeout_ms;
+    if (call->timeout_ms > 0) {
+        entry->deadline_us = units_now_us() + (uint64_t)call->timeout_ms * 1000;
+        connection_watch_deadline(client, entry->deadline_us);
+    }
+    int rc = connection_send(client, message, number, err);
+    if (rc < 0)
+        connection_drop_request(client, number);
+    else
+        *request = number;
+    return rc;
 }
 
 int helm_generate(struct helm_client *client, const struct helm_generate_request *what,
@@ -130,6 +177,7 @@ int helm_generate(struct helm_client *client, const struct helm_generate_request
                   struct helm_err *err)
 {
     *request = 0;
+    const struct call call = {callbacks, user, timeout_ms};
     int rc = check_lists(what, err);
     if (rc < 0) return rc;
     const struct helm_sampling *s = &what->sampling;
@@ -179,20 +227,29 @@ int helm_generate(struct helm_client *client, const struct helm_generate_request
         return rc;
     }
     entry->constraint = constraint;
-    uint64_t number = entry->number;
-    entry->callbacks = *callbacks;
-    entry->user = user;
-    entry->timeout_ms = timeout_ms;
-    if (timeout_ms > 0) {
-        entry->deadline_us = units_now_us() + (uint64_t)timeout_ms * 1000;
-        connection_watch_deadline(client, entry->deadline_us);
-    }
-    rc = connection_send(client, &message, number, err);
-    if (rc < 0)
-        connection_drop_request(client, number);
-    else
-        *request = number;
-    return rc;
+    return send_entry(client, entry, &message, &call, request, err);
+}
+
+int helm_embed(struct helm_client *client, const struct helm_embed_request *what,
+               const struct helm_callbacks *callbacks, void *user, int timeout_ms, uint64_t *request,
+               struct helm_err *err)
+{
+    const struct call call = {callbacks, user, timeout_ms};
+    Helm__V1__Embed embed = HELM__V1__EMBED__INIT;
+    Helm__V1__Request message = CONNECTION_REQUEST_INIT;
+    struct connection_request *entry = NULL;
+    *request = 0;
+    int rc = check_prompt(what->prompt_count, what->label, err);
+    if (rc == 0) rc = connection_open_request(client, &entry, err);
+    if (rc < 0) return rc;
+    embed.n_prompt = what->prompt_count;
+    embed.prompt = (uint32_t *)what->prompt;
+    embed.pooling = (Helm__V1__Pooling)what->pooling;
+    embed.deadline_ms = what->deadline_ms;
+    if (what->label) embed.label = (char *)what->label;
+    message.body_case = HELM__V1__REQUEST__BODY_EMBED;
+    message.embed = &embed;
+    return send_entry(client, entry, &message, &call, request, err);
 }
 
 static int send_mask(struct helm_client *client, const struct connection_request *request,

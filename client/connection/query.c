@@ -29,6 +29,31 @@ static const char *block_text(struct block *block, const char *text)
     return at ? memcpy(at, text, bytes) : NULL;
 }
 
+static const struct helm_count *copy_counts(struct block *block, Helm__V1__NamedCount *const *from,
+                                            size_t count)
+{
+    struct helm_count *to = block_take(block, count * sizeof *to);
+    for (size_t i = 0; i < count; i++) {
+        const char *name = block_text(block, from[i]->name);
+        if (to) to[i] = (struct helm_count){.name = name, .count = from[i]->count};
+    }
+    return to;
+}
+
+/* One whose lists do not fit together is none. */
+static struct helm_histogram copy_histogram(struct block *block, const Helm__V1__Histogram *from)
+{
+    if (!from || from->n_counts != from->n_bounds + 1) return (struct helm_histogram){0};
+    double *bounds = block_take(block, from->n_bounds * sizeof *bounds);
+    uint64_t *counts = block_take(block, from->n_counts * sizeof *counts);
+    if (bounds && from->n_bounds) memcpy(bounds, from->bounds, from->n_bounds * sizeof *bounds);
+    if (counts) memcpy(counts, from->counts, from->n_counts * sizeof *counts);
+    return (struct helm_histogram){.bounds = bounds,
+                                   .counts = counts,
+                                   .bucket_count = from->n_counts,
+                                   .sum = from->sum};
+}
+
 static void copy_status(struct block *block, const Helm__V1__Status *from)
 {
     struct helm_status *to = block_take(block, sizeof *to);
@@ -37,6 +62,7 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
     const char *kv_dtype = block_text(block, from->kv_dtype);
     const char *prefix_cache = block_text(block, from->prefix_cache);
     const char *activations = block_text(block, from->activations);
+    const char *invariant = block_text(block, from->invariant);
     for (size_t i = 0; i < from->n_workers; i++) {
         const Helm__V1__WorkerStatus *w = from->workers[i];
         const char *name = block_text(block, w->name), *worker_state = block_text(block, w->state);
@@ -60,6 +86,12 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
                                                      .weight_bytes_read = w->weight_bytes_read,
                                                      .link_bytes = w->link_bytes};
     }
+    const struct helm_count *ended = copy_counts(block, from->ended, from->n_ended),
+                            *refused = copy_counts(block, from->refused, from->n_refused);
+    const struct helm_histogram queue = copy_histogram(block, from->queue_seconds),
+                                ttft = copy_histogram(block, from->ttft_seconds),
+                                tpot = copy_histogram(block, from->tpot_seconds),
+                                sequences = copy_histogram(block, from->step_sequences);
     if (!to) return;
     *to = (struct helm_status){.version = version,
                                .state = state,
@@ -70,6 +102,7 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
                                .kv_pages_used = from->kv_pages_used,
                                .kv_pages_total = from->kv_pages_total,
                                .prefix_cache = prefix_cache,
+                               .invariant = invariant,
                                .kv_pages_cached = from->kv_pages_cached,
                                .prefix_hits_total = from->prefix_hits_total,
                                .tokens_cached_total = from->tokens_cached_total,
@@ -93,7 +126,20 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
                                .load_seconds_left = from->load_seconds_left,
                                .seconds_steps = from->seconds_steps,
                                .workers = workers,
-                               .worker_count = from->n_workers};
+                               .worker_count = from->n_workers,
+                               .ended = ended,
+                               .ended_count = from->n_ended,
+                               .refused = refused,
+                               .refused_count = from->n_refused,
+                               .queue_seconds = queue,
+                               .ttft_seconds = ttft,
+                               .tpot_seconds = tpot,
+                               .step_sequences = sequences,
+                               .preemptions_total = from->preemptions_total,
+                               .restarts_total = from->restarts_total,
+                               .seconds_waiting = from->seconds_waiting,
+                               .seconds_link = from->seconds_link,
+                               .kv_page_tokens = from->kv_page_tokens};
 }
 
 static void copy_model_info(struct block *block, const Helm__V1__ModelInfo *from)

@@ -202,18 +202,73 @@ bool ask_take_tools(struct ask_reader *r, const json_t *value)
 
 /* ---- prompts ---------------------------------------------------------------------------------------- */
 
-bool ask_add_text(struct ask_reader *r, const char *text, size_t length, bool special)
+struct ask_prompt *ask_new_prompt(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
+    const size_t most = ask->kind & ASK_EMBEDS ? ASK_INPUTS : ASK_CHOICES;
+    if (ask->prompt_count == most) {
+        refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has more than %zu entries", r->param, most);
+        return NULL;
+    }
+    if (ask->prompt_count == ask->prompt_space) {
+        const size_t space = ask->prompt_space ? 4 * ask->prompt_space : 4;
+        void *grown = realloc(ask->prompt, space * sizeof *ask->prompt);
+        if (!grown) {
+            refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the prompts");
+            return NULL;
+        }
+        ask->prompt = grown;
+        ask->prompt_space = space;
+    }
+    ask->prompt[ask->prompt_count] = (struct ask_prompt){0};
+    return &ask->prompt[ask->prompt_count++]; /* ask_free has it from here on */
+}
+
+static bool add_ids(struct ask_reader *r, const json_t *list)
+{
+    struct ask_prompt *prompt = ask_new_prompt(r);
+    const size_t count = json_array_size(list);
+    if (!prompt) return false;
+    prompt->ids = malloc((count ? count : 1) * sizeof *prompt->ids);
+    if (!prompt->ids) return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the prompt");
+    prompt->count = count;
+    for (size_t i = 0; i < count; i++)
+        if (!ask_take_count(r, json_array_get(list, i), 0, r->model->vocab - 1, &prompt->ids[i]))
+            return false;
+    return true;
+}
+
+static bool add_prompt(struct ask_reader *r, const json_t *value)
+{
+    if (json_is_array(value)) return add_ids(r, value);
+    if (!json_is_string(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param,
+                      "'%s' is not a text, a list of texts, a list of token ids or a list of such lists",
+                      r->param);
+    return ask_add_text(r, json_string_value(value), json_string_length(value), true);
+}
+
+bool ask_add_prompts(struct ask_reader *r, const json_t *value)
+{
+    if (!value) return refuse(r->refusal, 400, "missing_parameter", r->param, "'%s' is missing", r->param);
+    if (!json_is_array(value) || json_is_integer(json_array_get(value, 0))) return add_prompt(r, value);
+    if (json_array_size(value) == 0)
+        return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' is an empty list", r->param);
+    for (size_t i = 0; i < json_array_size(value); i++)
+        if (!add_prompt(r, json_array_get(value, i))) return false;
+    return true;
+}
+
+bool ask_add_text(struct ask_reader *r, const char *text, size_t length, bool special)
+{
     struct helm_err err = {0};
-    struct ask_prompt *prompt = &ask->prompt[ask->prompt_count];
+    struct ask_prompt *prompt = ask_new_prompt(r);
+    if (!prompt) return false;
     const unsigned flags = HELM_TOKENIZER_ENCODE_PARSE_ADDED |
                            (special ? HELM_TOKENIZER_ENCODE_ADD_SPECIAL : HELM_TOKENIZER_ENCODE_PLAIN);
     const int rc =
         helm_tokenizer_encode(r->model->tokenizer, text, length, flags, &prompt->ids, &prompt->count, &err);
-    if (rc < 0) return refuse_err(r->refusal, r->param, rc, err.text);
-    ask->prompt_count++;
-    return true;
+    return rc < 0 ? refuse_err(r->refusal, r->param, rc, err.text) : true;
 }
 
 /* The daemon would say it too, but not before it has read a frame of it. */
@@ -222,7 +277,9 @@ static bool check_context(struct ask_reader *r)
     const struct ask *ask = r->ask;
     const uint32_t context = r->model->context;
     for (size_t i = 0; i < ask->prompt_count; i++) {
-        const size_t count = ask->prompt[i].count, wanted = ask->max_tokens ? ask->max_tokens : 1;
+        const size_t count = ask->prompt[i].count, wanted = ask->kind & ASK_EMBEDS ? 0
+                                                            : ask->max_tokens      ? ask->max_tokens
+                                                                                   : 1;
         if (count == 0)
             return refuse(r->refusal, 400, "invalid_value", r->param,
                           "the prompt is empty: it needs at least one token");
@@ -231,7 +288,7 @@ static bool check_context(struct ask_reader *r)
                 r->refusal, 400, "context_length_exceeded", r->param,
                 "this model's maximum context length is %u tokens, and the request needs %zu: %zu in the "
                 "prompt and %s%zu of output",
-                context, count + wanted, count, ask->max_tokens ? "" : "at least ", wanted);
+                context, count + wanted, count, ask->max_tokens || !wanted ? "" : "at least ", wanted);
     }
     return true;
 }
@@ -277,6 +334,15 @@ static void drop_read(struct ask *ask)
     }
 }
 
+static const struct dialect {
+    const struct ask_field *fields;
+    const size_t *count;
+    bool (*finish)(struct ask_reader *reader);
+} dialects[] = {{ask_openai_fields, &ask_openai_field_count, ask_openai_finish},
+                {ask_ollama_fields, &ask_ollama_field_count, ask_ollama_finish},
+                {ask_embed_fields, &ask_embed_field_count, ask_embed_finish},
+                {ask_response_fields, &ask_response_field_count, ask_response_finish}};
+
 static bool read_body(struct ask_reader *r, const char *text, size_t length)
 {
     struct ask *ask = r->ask;
@@ -288,12 +354,13 @@ static bool read_body(struct ask_reader *r, const char *text, size_t length)
     if (!json_is_object(ask->body))
         return refuse(r->refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
     ask->stream = ollama; /* unless it is told otherwise */
-    if (!ask_take_fields(r, ask->body, ollama ? ask_ollama_fields : ask_openai_fields,
-                         ollama ? ask_ollama_field_count : ask_openai_field_count))
-        return false;
-    if (!(ollama ? ask_ollama_finish(r) : ask_openai_finish(r))) return false;
+    const struct dialect *d = &dialects[ask->kind & ASK_EMBEDS      ? 2
+                                        : ask->kind == ASK_RESPONSE ? 3
+                                        : ollama                    ? 1
+                                                                    : 0];
+    if (!ask_take_fields(r, ask->body, d->fields, *d->count) || !d->finish(r)) return false;
     if (ask->load_only) return true;
-    if (ask->prompt_count * ask->choices > ASK_CHOICES)
+    if (!(ask->kind & ASK_EMBEDS) && ask->prompt_count * ask->choices > ASK_CHOICES)
         return refuse(r->refusal, 400, "invalid_value", "n",
                       "%zu prompts with %u answers each are more than %d", ask->prompt_count, ask->choices,
                       ASK_CHOICES);
@@ -305,7 +372,10 @@ bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *tex
 {
     struct ask_reader reader = {.model = model, .ask = ask, .refusal = refusal};
     *refusal = (struct refusal){0};
-    *ask = (struct ask){.kind = kind, .choices = 1};
+    *ask = (struct ask){.kind = kind,
+                        .choices = 1,
+                        .pooling = model->pooling,
+                        .truncate = kind == ASK_OLLAMA_EMBED};
     take_defaults(&model->defaults, &ask->sampling);
     if (!read_body(&reader, text, length)) {
         ask_free(ask);
@@ -319,8 +389,11 @@ bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *tex
 void ask_free(struct ask *ask)
 {
     for (size_t i = 0; i < ask->prompt_count; i++) free(ask->prompt[i].ids);
+    free(ask->prompt);
     json_decref(ask->body);
     json_decref(ask->extra);
+    json_decref(ask->made);
+    json_decref(ask->echo);
     grammars_give_back(ask->grammar);
     *ask = (struct ask){0};
 }

@@ -16,7 +16,8 @@ struct grammars;
 struct kept_grammar;
 
 #define ASK_STOPS      4
-#define ASK_CHOICES    16 /* prompts times `n` */
+#define ASK_CHOICES    16  /* prompts times `n` */
+#define ASK_INPUTS     256 /* of one request for embeddings */
 #define ASK_BIASES     300
 #define ASK_TOP        20         /* logprobs of a token */
 #define ASK_STOP_BYTES 1024       /* of one stop text */
@@ -35,6 +36,7 @@ struct ask_model {
     const struct helm_vocabulary *vocabulary; /* NULL: no grammars; vocabulary_why says why */
     char vocabulary_why[HELM_ERR_TEXT];
     struct grammars *grammars;
+    enum helm_pooling pooling; /* of embeddings, unless a request says */
     uint32_t context, vocab;
     uint32_t chat_stop; /* ends an answer beside the model's own, or HELM_TOKENIZER_NO_ID */
     struct sampling_options defaults;
@@ -42,7 +44,16 @@ struct ask_model {
 };
 
 /* Bits: a field's row says which kinds take it. */
-enum ask_kind { ASK_CHAT = 1, ASK_COMPLETION = 2, ASK_OLLAMA_CHAT = 4, ASK_OLLAMA_GENERATE = 8 };
+enum ask_kind {
+    ASK_CHAT = 1,
+    ASK_COMPLETION = 2,
+    ASK_OLLAMA_CHAT = 4,
+    ASK_OLLAMA_GENERATE = 8,
+    ASK_EMBED = 16,
+    ASK_OLLAMA_EMBED = 32,
+    ASK_RESPONSE = 64
+};
+#define ASK_EMBEDS (ASK_EMBED | ASK_OLLAMA_EMBED)
 
 struct ask_prompt {
     uint32_t *ids;
@@ -53,6 +64,8 @@ struct ask {
     enum ask_kind kind;
     json_t *body;  /* what the texts below are borrowed from */
     json_t *extra; /* Ollama's `think` as the template's variable */
+    json_t *made;  /* of ASK_RESPONSE: its tools as chats have them, which `tools` is then */
+    json_t *echo;  /* of ASK_RESPONSE: what the answer says of the request, an object with members */
     bool stream, include_usage, logprobs;
     bool load_only;    /* Ollama: no prompt; the client only wants the model to be there */
     bool conversation; /* the prompt came through the chat template */
@@ -66,8 +79,11 @@ struct ask {
     struct helm_logit_bias bias[ASK_BIASES];
     const char *stop[ASK_STOPS];
     size_t stop_count;
-    struct ask_prompt prompt[ASK_CHOICES];
-    size_t prompt_count;
+    struct ask_prompt *prompt; /* [prompt_count] */
+    size_t prompt_count, prompt_space;
+    /* of ASK_EMBEDS, whose prompts are what is embedded */
+    enum helm_pooling pooling;
+    bool base64, truncate;        /* truncate: what is longer than the context is cut */
     const json_t *tools;          /* borrowed from body; NULL: none are parsed */
     struct kept_grammar *grammar; /* what the answer fits; NULL: any */
     char label[ASK_LABEL + 1];
@@ -120,6 +136,7 @@ bool ask_take_flag(struct ask_reader *reader, const json_t *value, bool *out);
 bool ask_take_stop(struct ask_reader *reader, const json_t *value);
 bool ask_take_model(struct ask_reader *reader, const json_t *value);
 bool ask_take_seed(struct ask_reader *reader, const json_t *value);
+bool ask_take_user(struct ask_reader *reader, const json_t *value);
 
 /* sampling.* with a bound each: one function a field, for the tables. */
 bool ask_take_temperature(struct ask_reader *reader, const json_t *value);
@@ -141,16 +158,24 @@ bool ask_take_tool_choice(struct ask_reader *reader, const json_t *value);
 /* When fields and prompts are read: ask->grammar, if anything asks for one. */
 bool ask_make_grammar(struct ask_reader *reader);
 
+/* Room for one more prompt, empty; NULL: refused, there are too many, or no memory. */
+struct ask_prompt *ask_new_prompt(struct ask_reader *reader);
+/* One prompt: a text or a list of ids. Several: a list of these. `value` NULL: the field is missing. */
+bool ask_add_prompts(struct ask_reader *reader, const json_t *value);
 /* A text as one more prompt: with `special` tokens added as the tokenizer does it, or without. */
 bool ask_add_text(struct ask_reader *reader, const char *text, size_t length, bool special);
 /* reader->messages through the chat template (ask_messages.c). */
 bool ask_add_messages(struct ask_reader *reader);
 
-extern const struct ask_field ask_openai_fields[], ask_ollama_fields[];
-extern const size_t ask_openai_field_count, ask_ollama_field_count;
+extern const struct ask_field ask_openai_fields[], ask_ollama_fields[], ask_embed_fields[],
+    ask_response_fields[];
+extern const size_t ask_openai_field_count, ask_ollama_field_count, ask_embed_field_count,
+    ask_response_field_count;
 
 /* After the fields: the prompts. */
 bool ask_openai_finish(struct ask_reader *reader);
 bool ask_ollama_finish(struct ask_reader *reader);
+bool ask_embed_finish(struct ask_reader *reader);
+bool ask_response_finish(struct ask_reader *reader);
 
 #endif

@@ -101,7 +101,7 @@ static bool take_parallel(struct ask_reader *r, const json_t *value)
 }
 
 /* Shown by `helm-cli ps` beside the gateway's name: as much of it as a label may hold. */
-static bool take_user(struct ask_reader *r, const json_t *value)
+bool ask_take_user(struct ask_reader *r, const json_t *value)
 {
     if (!json_is_string(value))
         return refuse(r->refusal, 400, "invalid_type", r->param, "'user' is not a text");
@@ -135,7 +135,7 @@ const struct ask_field ask_openai_fields[] = {
     {"tool_choice", ASK_CHAT, ask_take_tool_choice, NULL},
     {"parallel_tool_calls", ASK_CHAT, take_parallel, NULL},
     {"response_format", ASK_CHAT, ask_take_response_format, NULL},
-    {"user", BOTH, take_user, NULL},
+    {"user", BOTH, ask_take_user, NULL},
     /* beyond OpenAI, by the names that vLLM and llama.cpp give them */
     {"top_k", BOTH, ask_take_top_k, NULL},
     {"min_p", BOTH, ask_take_min_p, NULL},
@@ -169,47 +169,6 @@ const struct ask_field ask_openai_fields[] = {
 };
 const size_t ask_openai_field_count = sizeof ask_openai_fields / sizeof *ask_openai_fields;
 
-/* ---- prompts of /v1/completions --------------------------------------------------------------------- */
-
-static bool add_ids(struct ask_reader *r, const json_t *list)
-{
-    struct ask_prompt *prompt = &r->ask->prompt[r->ask->prompt_count];
-    const size_t count = json_array_size(list);
-    prompt->ids = malloc((count ? count : 1) * sizeof *prompt->ids);
-    if (!prompt->ids) return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the prompt");
-    r->ask->prompt_count++; /* ask_free has it from here on */
-    prompt->count = count;
-    for (size_t i = 0; i < count; i++)
-        if (!ask_take_count(r, json_array_get(list, i), 0, r->model->vocab - 1, &prompt->ids[i]))
-            return false;
-    return true;
-}
-
-static bool add_prompt(struct ask_reader *r, const json_t *value)
-{
-    if (r->ask->prompt_count == ASK_CHOICES)
-        return refuse(r->refusal, 400, "invalid_value", "prompt", "'prompt' has more than %d prompts",
-                      ASK_CHOICES);
-    if (json_is_array(value)) return add_ids(r, value);
-    if (!json_is_string(value))
-        return refuse(r->refusal, 400, "invalid_type", "prompt",
-                      "'prompt' is not a text, a list of texts, a list of token ids or a list of such lists");
-    return ask_add_text(r, json_string_value(value), json_string_length(value), true);
-}
-
-static bool add_prompts(struct ask_reader *r)
-{
-    r->param = "prompt";
-    if (!r->prompt) return refuse(r->refusal, 400, "missing_parameter", "prompt", "'prompt' is missing");
-    if (!json_is_array(r->prompt) || json_is_integer(json_array_get(r->prompt, 0)))
-        return add_prompt(r, r->prompt);
-    if (json_array_size(r->prompt) == 0)
-        return refuse(r->refusal, 400, "invalid_value", "prompt", "'prompt' is an empty list");
-    for (size_t i = 0; i < json_array_size(r->prompt); i++)
-        if (!add_prompt(r, json_array_get(r->prompt, i))) return false;
-    return true;
-}
-
 bool ask_openai_finish(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
@@ -218,7 +177,8 @@ bool ask_openai_finish(struct ask_reader *r)
                       "'stream_options' needs \"stream\": true");
     if (ask->kind == ASK_COMPLETION) {
         if (!ask->max_tokens) ask->max_tokens = COMPLETION_TOKENS;
-        return add_prompts(r);
+        r->param = "prompt";
+        return ask_add_prompts(r, r->prompt);
     }
     if (ask->top_logprobs && !ask->logprobs)
         return refuse(r->refusal, 400, "invalid_value", "top_logprobs",

@@ -115,7 +115,10 @@ bool choice_take(struct choice *c, const struct helm_token *token)
 {
     c->completion_tokens++;
     if (c->exchange->ask.logprobs && !keep_token(c, token)) return false;
-    if (!push(c, token->token) || c->text.failed || c->thought.failed) return false;
+    const size_t thought = c->thought.length;
+    const bool good = push(c, token->token);
+    c->thought_tokens += c->thinking.state == THINKING_INSIDE || c->thought.length > thought;
+    if (!good || c->text.failed || c->thought.failed) return false;
     if (!c->over && c->exchange->ask.one_call && c->tools.count) {
         c->finish = HELM_FINISH_STOP;
         c->over = true;
@@ -147,6 +150,7 @@ void choice_free(struct choice *c)
 {
     for (size_t i = 0; i < c->token_count; i++) free(c->tokens[i]);
     free(c->tokens);
+    free(c->embedding);
     helm_detokenizer_close(c->detokenizer);
     tool_parser_free(&c->tools);
     cli_text_free(&c->thinking.held);

@@ -61,7 +61,7 @@ static void cancel_all(struct exchange *ex)
     for (uint32_t i = 0; i < ex->choice_count; i++) cancel(&ex->choices[i]);
 }
 
-static void fail(struct exchange *ex, int code, const char *text)
+void exchange_fail(struct exchange *ex, int code, const char *text)
 {
     if (!ex->refusal.status) refuse_err(&ex->refusal, NULL, code, text);
     cancel_all(ex);
@@ -73,11 +73,12 @@ static void note_end(struct exchange *ex)
     struct metrics *m = &ex->gateway->metrics;
     m->prompt_tokens += voice_prompt_tokens(ex);
     m->completion_tokens += voice_completion_tokens(ex);
+    if (ex->ask.kind & ASK_EMBEDS) return; /* no generation */
     metrics_observe(&m->duration, (double)(units_now_us() - ex->begin_us) * 1e-6);
 }
 
 /* A choice is over: the stream's last words, or the whole answer. */
-static void finished(struct choice *c)
+void exchange_finished(struct choice *c)
 {
     struct exchange *ex = c->exchange;
     const struct voice *voice = ex->route->voice;
@@ -141,12 +142,12 @@ static void on_token(void *user, uint64_t request, const struct helm_token *toke
         metrics_observe(&ex->gateway->metrics.first_token, (double)(ex->first_us - ex->begin_us) * 1e-6);
     }
     if (!choice_take(c, token) || ex->out.failed) {
-        fail(ex, HELM_E_NOMEM, "no memory for the answer");
+        exchange_fail(ex, HELM_E_NOMEM, "no memory for the answer");
         return;
     }
     if (c->over) {
         cancel(c);
-        finished(c);
+        exchange_finished(c);
     } else if (ex->streams) {
         ex->route->voice->delta(ex, c);
         if (!ex->unread_us && ex->out.length > ex->sent) ex->unread_us = units_now_us();
@@ -171,11 +172,12 @@ static void on_done(void *user, uint64_t request, const struct helm_done *done)
         snprintf(text, sizeof text, "the generation %s%s%s",
                  done->finish == HELM_FINISH_ERROR ? "failed" : "was cancelled", *done->detail ? ": " : "",
                  done->detail);
-        fail(c->exchange, done->finish == HELM_FINISH_ERROR ? HELM_E_INTERNAL : HELM_E_CANCELLED, text);
+        exchange_fail(c->exchange, done->finish == HELM_FINISH_ERROR ? HELM_E_INTERNAL : HELM_E_CANCELLED,
+                      text);
         return;
     }
     choice_finish(c, done->finish);
-    finished(c);
+    exchange_finished(c);
 }
 
 static void on_error(void *user, uint64_t request, int code, const char *text)
@@ -184,7 +186,7 @@ static void on_error(void *user, uint64_t request, int code, const char *text)
     (void)request;
     c->number = 0;
     if (c->over || c->exchange->over || c->exchange->dropped) return;
-    fail(c->exchange, code, text);
+    exchange_fail(c->exchange, code, text);
 }
 
 static int send_choice(struct choice *c, struct helm_err *err)
@@ -213,7 +215,10 @@ static int send_choice(struct choice *c, struct helm_err *err)
     };
     /* with a seed each of several answers is another one, and the same one next time */
     what.sampling.seed += c->index % ask->choices;
-    const struct helm_callbacks callbacks = {on_accepted, on_token, on_done, on_error};
+    const struct helm_callbacks callbacks = {.accepted = on_accepted,
+                                             .token = on_token,
+                                             .done = on_done,
+                                             .error = on_error};
     const int rc = choice_open(c, err);
     return rc ? rc
               : helm_generate(c->exchange->gateway->cli.client, &what, &callbacks, c, 0, &c->number, err);
@@ -239,8 +244,11 @@ void exchange_start(struct exchange *ex)
     ex->choice_count = ex->ask.load_only ? 0 : (uint32_t)ex->ask.prompt_count * ex->ask.choices;
     ex->choices = calloc(ex->choice_count ? ex->choice_count : 1, sizeof *ex->choices);
     int rc = ex->choices ? 0 : helm_fail(&err, HELM_E_NOMEM, "no memory for the answer");
+    const uint32_t at_once = ex->ask.kind & ASK_EMBEDS && ex->choice_count > EMBEDDING_AT_ONCE
+                                 ? EMBEDDING_AT_ONCE
+                                 : ex->choice_count;
     if (rc == 0 && !ex->gateway->cli.client) rc = helm_fail(&err, HELM_E_PEER, "helmd is not there");
-    if (rc == 0 && helm_open_requests(ex->gateway->cli.client) + ex->choice_count > HELM_OPEN_REQUESTS_MAX)
+    if (rc == 0 && helm_open_requests(ex->gateway->cli.client) + at_once > HELM_OPEN_REQUESTS_MAX)
         rc = helm_fail(&err, HELM_E_BUSY, "%d generations are open already", HELM_OPEN_REQUESTS_MAX);
     if (rc == 0 && ex->choice_count == 0) {
         ex->route->voice->whole(ex);
@@ -250,8 +258,10 @@ void exchange_start(struct exchange *ex)
     if (rc < 0) ex->choice_count = 0;
     for (uint32_t i = 0; i < ex->choice_count; i++)
         ex->choices[i] = (struct choice){.exchange = ex, .index = i, .prompt = i / ex->ask.choices};
-    for (uint32_t i = 0; rc == 0 && i < ex->choice_count; i++) rc = send_choice(&ex->choices[i], &err);
-    if (rc < 0) fail(ex, rc, err.text);
+    if (rc == 0 && ex->ask.kind & ASK_EMBEDS) rc = embedding_send(ex, &err);
+    const uint32_t generated = ex->ask.kind & ASK_EMBEDS ? 0 : ex->choice_count;
+    for (uint32_t i = 0; rc == 0 && i < generated; i++) rc = send_choice(&ex->choices[i], &err);
+    if (rc < 0) exchange_fail(ex, rc, err.text);
 }
 
 void exchange_drop(struct exchange *ex, const char *why)

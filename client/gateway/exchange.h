@@ -24,6 +24,13 @@ struct choice_token {
     struct helm_logprob top[];
 };
 
+/* Items of a response (voice_responses.c), in the order of the answer. */
+struct choice_items {
+    uint8_t what[TOOL_CALLS_MAX + 2];
+    uint32_t count, sequence; /* sequence: events so far */
+    bool open[2];
+};
+
 /* One generation of an exchange. */
 struct choice {
     struct exchange *exchange;
@@ -41,10 +48,14 @@ struct choice {
     size_t thought_sent, text_sent, calls_sent; /* written for a stream */
     struct choice_token **tokens;               /* with logprobs: all of them */
     size_t token_count, token_space, tokens_decided, tokens_sent;
-    uint32_t completion_tokens;
+    uint32_t completion_tokens, thought_tokens;
+    struct choice_items items;
     enum helm_finish finish;
     bool reported; /* the daemon ended it and said: */
     uint32_t cached_tokens;
+    float *
+        embedding; /* of ASK_EMBEDS: [embedding_count], of unit length; all else but `number` and `over` is unused */
+    size_t embedding_count;
 };
 
 enum exchange_state {
@@ -74,7 +85,7 @@ struct exchange {
     struct refusal refusal;
 
     struct choice *choices;
-    uint32_t choice_count, accepted, finished;
+    uint32_t choice_count, accepted, finished; /* accepted: by the daemon; of embeddings, sent to it */
 
     /* the answer */
     int status;
@@ -100,8 +111,18 @@ void exchange_refuse(struct exchange *exchange);
 void exchange_start(struct exchange *exchange);
 /* The client went away, or reads too slowly: ends what is under way. */
 void exchange_drop(struct exchange *exchange, const char *why);
+/* One of its choices is over: with the last one the answer is. */
+void exchange_finished(struct choice *choice);
+/* Ends it with a code of libhelm. */
+void exchange_fail(struct exchange *exchange, int code, const char *text);
 /* Gives everything back; libmicrohttpd is through with it. */
 void exchange_free(struct exchange *exchange);
+
+/* ---- embedding.c ---- */
+
+#define EMBEDDING_AT_ONCE 8
+/* Sends embeddings that have not been sent, as many as may be at the daemon at once. */
+HELM_MUST_CHECK int embedding_send(struct exchange *exchange, struct helm_err *err);
 
 /* ---- choice.c ---- */
 

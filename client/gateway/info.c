@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/cli/exposition.h"
 #include "client/gateway/gateway.h"
 #include "client/gateway/grammars.h"
 #include "client/gateway/routes.h"
@@ -189,7 +190,7 @@ void info_health(struct exchange *ex)
 void info_metrics(struct exchange *ex)
 {
     metrics_write(ex->gateway, &ex->out);
-    exchange_answer(ex, 200, "text/plain; version=0.0.4; charset=utf-8", &ex->out);
+    exchange_answer(ex, 200, EXPOSITION_TYPE, &ex->out);
 }
 
 extern const unsigned char gateway_page[]; /* page.html, by the Makefile */

@@ -19,7 +19,7 @@
 #define THREADS_MAX 8
 
 struct options {
-    const char *listen, *name, *log_level;
+    const char *listen, *name, *log_level, *pooling;
     struct args_list hosts, aliases;
     uint64_t request_seconds, answer_seconds;
 };
@@ -47,6 +47,7 @@ static int start(struct gateway *g, const struct options *o, struct helm_err *er
     g->request_us = o->request_seconds * 1000000;
     g->model.aliases = &o->aliases;
     g->model.answer_ms = (uint32_t)(o->answer_seconds * 1000);
+    g->model.pooling = strcmp(o->pooling, "last") == 0 ? HELM_POOLING_LAST : HELM_POOLING_MEAN;
     g->access.hosts = &o->hosts;
     allow_connections();
     int rc = info_open_model(g, o->name, err);
@@ -100,6 +101,7 @@ int main(int argc, char **argv)
     static struct gateway g;
     struct options o = {.listen = "127.0.0.1:8080",
                         .log_level = "info",
+                        .pooling = "mean",
                         .request_seconds = 60,
                         .answer_seconds = 3600};
     const struct args_option options[] = {
@@ -117,6 +119,9 @@ int main(int argc, char **argv)
          .target = &o.request_seconds, .min = 1, .max = 3600},
         {"answer-seconds", 0, ARGS_U64, "N", "longest time of an answer (3600)", .target = &o.answer_seconds,
          .min = 1, .max = 1000000},
+        {"pooling", 0, ARGS_CHOICE, "HOW",
+         "what an embedding is made of, unless a request says: mean (of all tokens' hidden states) or last",
+         .target = &o.pooling, .choices = "mean|last"},
         {"log-level", 0, ARGS_CHOICE, "LEVEL", "error, warn, info (a line a request) or debug",
          .target = &o.log_level, .choices = "error|warn|info|debug"},
         {"connect", 0, ARGS_TEXT, "ENDPOINT", "the daemon to use: ipc://PATH or tcp://HOST:PORT",

@@ -11,7 +11,6 @@
 /* Seconds in buckets, as Prometheus has histograms. */
 struct metrics_histogram {
     uint64_t bucket[METRICS_BUCKETS + 1];
-    uint64_t count;
     double sum;
 };
 

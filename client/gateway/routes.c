@@ -126,7 +126,6 @@ static void detokenize(struct exchange *ex)
 /* ---- the table -------------------------------------------------------------------------------------- */
 
 #define ONE_MODEL "helmd serves the one model that it was started with"
-#define IN_DAEMON "this version of helmd cannot do it"
 
 const struct route routes[] = {
     {"GET", "/", .open = true, .reply = info_page},
@@ -139,8 +138,8 @@ const struct route routes[] = {
     {"POST", "/v1/completions", .work = read_ask, .kind = ASK_COMPLETION, .voice = &voice_completion},
     {"POST", "/tokenize", .work = tokenize},
     {"POST", "/detokenize", .work = detokenize},
-    {"POST", "/v1/embeddings", .unsupported = IN_DAEMON},
-    {"POST", "/v1/responses", .unsupported = "use /v1/chat/completions"},
+    {"POST", "/v1/embeddings", .work = read_ask, .kind = ASK_EMBED, .voice = &voice_embeddings},
+    {"POST", "/v1/responses", .work = read_ask, .kind = ASK_RESPONSE, .voice = &voice_responses},
     {"GET", "/api/version", .open = true, .ollama = true, .reply = info_version},
     {"GET", "/api/tags", .ollama = true, .reply = info_tags},
     {"GET", "/api/ps", .ollama = true, .reply = info_ps},
@@ -148,8 +147,9 @@ const struct route routes[] = {
     {"POST", "/api/chat", .ollama = true, .work = read_ask, .kind = ASK_OLLAMA_CHAT, .voice = &voice_ollama},
     {"POST", "/api/generate", .ollama = true, .work = read_ask, .kind = ASK_OLLAMA_GENERATE,
      .voice = &voice_ollama},
-    {"POST", "/api/embed", .ollama = true, .unsupported = IN_DAEMON},
-    {"POST", "/api/embeddings", .ollama = true, .unsupported = IN_DAEMON},
+    {"POST", "/api/embed", .ollama = true, .work = read_ask, .kind = ASK_OLLAMA_EMBED,
+     .voice = &voice_ollama_embed},
+    {"POST", "/api/embeddings", .ollama = true, .unsupported = "use /api/embed"},
     {"POST", "/api/pull", .ollama = true, .unsupported = ONE_MODEL},
     {"POST", "/api/push", .ollama = true, .unsupported = ONE_MODEL},
     {"POST", "/api/create", .ollama = true, .unsupported = ONE_MODEL},

@@ -15,7 +15,8 @@ struct voice {
     void (*whole)(struct exchange *exchange);                         /* the answer in one piece */
     void (*fail)(struct exchange *exchange); /* exchange->refusal as the end of a stream */
 };
-extern const struct voice voice_chat, voice_completion, voice_ollama;
+extern const struct voice voice_chat, voice_completion, voice_embeddings, voice_ollama, voice_ollama_embed,
+    voice_responses;
 
 /* refusal as the body of an answer. */
 void voice_error_openai(struct cli_text *out, const struct refusal *refusal);
@@ -23,6 +24,8 @@ void voice_error_ollama(struct cli_text *out, const struct refusal *refusal);
 
 /* A JSON string of text that may hold bytes of a stranger: what is not UTF-8 becomes U+FFFD. */
 void voice_add_string(struct cli_text *out, const char *text);
+/* The tokens [from, until) with their logprobs, as OpenAI's chats and responses have them, divided by commas. */
+void voice_add_tokens(struct exchange *exchange, const struct choice *choice, size_t from, size_t until);
 /* "key":number without what JSON lacks. */
 double voice_finite(double value);
 /* Sums over an exchange's choices. */

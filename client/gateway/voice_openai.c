@@ -98,18 +98,12 @@ static void add_chat_token(struct exchange *ex, uint32_t token, float logprob)
     free(t.bytes);
 }
 
-/* The logprobs of the tokens from tokens_sent to `until`, or null. */
-static void add_chat_logprobs(struct exchange *ex, struct choice *c, size_t until)
+void voice_add_tokens(struct exchange *ex, const struct choice *c, size_t from, size_t until)
 {
     struct cli_text *out = &ex->out;
-    if (!ex->ask.logprobs) {
-        cli_text_printf(out, "null");
-        return;
-    }
-    cli_text_printf(out, "{\"content\":[");
-    for (size_t first = c->tokens_sent; c->tokens_sent < until; c->tokens_sent++) {
-        const struct choice_token *t = c->tokens[c->tokens_sent];
-        if (c->tokens_sent > first) cli_text_printf(out, ",");
+    for (size_t at = from; at < until; at++) {
+        const struct choice_token *t = c->tokens[at];
+        if (at > from) cli_text_printf(out, ",");
         add_chat_token(ex, t->token, t->logprob);
         cli_text_printf(out, ",\"top_logprobs\":[");
         for (uint32_t i = 0; i < t->top_count && i < ex->ask.top_logprobs; i++) {
@@ -119,6 +113,19 @@ static void add_chat_logprobs(struct exchange *ex, struct choice *c, size_t unti
         }
         cli_text_printf(out, "]}");
     }
+}
+
+/* The logprobs of the tokens from tokens_sent to `until`, or null. */
+static void add_chat_logprobs(struct exchange *ex, struct choice *c, size_t until)
+{
+    struct cli_text *out = &ex->out;
+    if (!ex->ask.logprobs) {
+        cli_text_printf(out, "null");
+        return;
+    }
+    cli_text_printf(out, "{\"content\":[");
+    voice_add_tokens(ex, c, c->tokens_sent, until);
+    c->tokens_sent = until;
     cli_text_printf(out, "],\"refusal\":null}");
 }
 

@@ -8,6 +8,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const struct arch_experts qwen3_experts = {.count_key = "num_experts",
+                                                  .intermediate_key = "moe_intermediate_size",
+                                                  .default_count = 128,
+                                                  .default_chosen = 8,
+                                                  .dense_keys = true,
+                                                  .norm_key = true,
+                                                  .score = ROUTER_SOFTMAX,
+                                                  .glu = GLU_SILU};
+static const struct arch_experts mixtral_experts = {.count_key = "num_local_experts",
+                                                    .intermediate_key = "intermediate_size",
+                                                    .default_count = 8,
+                                                    .default_chosen = 2,
+                                                    .named_block = true,
+                                                    .score = ROUTER_SOFTMAX,
+                                                    .glu = GLU_SILU};
+
 static const struct arch archs[] = {
     {.architecture = "LlamaForCausalLM",
      .model_type = "llama",
@@ -32,11 +48,36 @@ static const struct arch archs[] = {
      .window = ARCH_WINDOW_FROM_LAYER,
      .default_context = 32768,
      .default_window = 4096},
+    {.architecture = "Qwen3MoeForCausalLM",
+     .model_type = "qwen3_moe",
+     .qk_norm = true,
+     .attention_bias_key = true,
+     .window = ARCH_WINDOW_USED,
+     .default_context = 32768,
+     .default_window = 4096,
+     .experts = &qwen3_experts},
+    {.architecture = "MixtralForCausalLM",
+     .model_type = "mixtral",
+     .window = ARCH_WINDOW_ALL,
+     .default_context = 131072,
+     .experts = &mixtral_experts},
 };
 #define ARCH_COUNT (sizeof archs / sizeof *archs)
 
 /* A dimension of a tensor, in terms of the configuration. */
-enum dim { DIM_ONE, DIM_VOCAB, DIM_HIDDEN, DIM_Q, DIM_KV, DIM_HEAD, DIM_INTERMEDIATE };
+enum dim {
+    DIM_ONE,
+    DIM_VOCAB,
+    DIM_HIDDEN,
+    DIM_Q,
+    DIM_KV,
+    DIM_HEAD,
+    DIM_INTERMEDIATE,
+    DIM_EXPERTS,       /* their number */
+    DIM_EXPERT,        /* what is between the halves of one */
+    DIM_EXPERTS_INNER, /* rows of all experts' gates, */
+    DIM_EXPERTS_HIDDEN /* of all experts' downs */
+};
 
 /* When a tensor or an operation exists. */
 enum when {
@@ -47,10 +88,12 @@ enum when {
     WHEN_K_BIAS,
     WHEN_V_BIAS,
     WHEN_O_BIAS,
-    WHEN_MLP_BIAS
+    WHEN_MLP_BIAS,
+    WHEN_DENSE, /* of a layer whose MLP is no mixture; also MLP_BIAS */
+    WHEN_SPARSE
 };
 
-/* Indexed by role. Per-layer names stand after "model.layers.N.". */
+/* Indexed by role. Per-layer names stand after "model.layers.N."; a star stands for an expert's number. */
 struct tensor_rule {
     const char *name;
     bool per_layer;
@@ -73,29 +116,56 @@ static const struct tensor_rule tensor_rules[TENSOR_ROLE_COUNT] = {
     [TENSOR_Q_NORM] = {"self_attn.q_norm.weight", true, DIM_ONE, DIM_HEAD, WHEN_QK_NORM},
     [TENSOR_K_NORM] = {"self_attn.k_norm.weight", true, DIM_ONE, DIM_HEAD, WHEN_QK_NORM},
     [TENSOR_MLP_NORM] = {"post_attention_layernorm.weight", true, DIM_ONE, DIM_HIDDEN, WHEN_ALWAYS},
-    [TENSOR_GATE] = {"mlp.gate_proj.weight", true, DIM_INTERMEDIATE, DIM_HIDDEN, WHEN_ALWAYS},
-    [TENSOR_UP] = {"mlp.up_proj.weight", true, DIM_INTERMEDIATE, DIM_HIDDEN, WHEN_ALWAYS},
-    [TENSOR_DOWN] = {"mlp.down_proj.weight", true, DIM_HIDDEN, DIM_INTERMEDIATE, WHEN_ALWAYS},
+    [TENSOR_GATE] = {"mlp.gate_proj.weight", true, DIM_INTERMEDIATE, DIM_HIDDEN, WHEN_DENSE},
+    [TENSOR_UP] = {"mlp.up_proj.weight", true, DIM_INTERMEDIATE, DIM_HIDDEN, WHEN_DENSE},
+    [TENSOR_DOWN] = {"mlp.down_proj.weight", true, DIM_HIDDEN, DIM_INTERMEDIATE, WHEN_DENSE},
     [TENSOR_GATE_BIAS] = {"mlp.gate_proj.bias", true, DIM_ONE, DIM_INTERMEDIATE, WHEN_MLP_BIAS},
     [TENSOR_UP_BIAS] = {"mlp.up_proj.bias", true, DIM_ONE, DIM_INTERMEDIATE, WHEN_MLP_BIAS},
     [TENSOR_DOWN_BIAS] = {"mlp.down_proj.bias", true, DIM_ONE, DIM_HIDDEN, WHEN_MLP_BIAS},
+    [TENSOR_ROUTER] = {"mlp.gate.weight", true, DIM_EXPERTS, DIM_HIDDEN, WHEN_SPARSE},
+    [TENSOR_GATE_EXPERTS] = {"mlp.experts.*.gate_proj.weight", true, DIM_EXPERTS_INNER, DIM_HIDDEN,
+                             WHEN_SPARSE},
+    [TENSOR_UP_EXPERTS] = {"mlp.experts.*.up_proj.weight", true, DIM_EXPERTS_INNER, DIM_HIDDEN, WHEN_SPARSE},
+    [TENSOR_DOWN_EXPERTS] = {"mlp.experts.*.down_proj.weight", true, DIM_EXPERTS_HIDDEN, DIM_EXPERT,
+                             WHEN_SPARSE},
+};
+/* The same in Mixtral's files. */
+static const char *const block_names[TENSOR_ROLE_COUNT] = {
+    [TENSOR_ROUTER] = "block_sparse_moe.gate.weight",
+    [TENSOR_GATE_EXPERTS] = "block_sparse_moe.experts.*.w1.weight",
+    [TENSOR_UP_EXPERTS] = "block_sparse_moe.experts.*.w3.weight",
+    [TENSOR_DOWN_EXPERTS] = "block_sparse_moe.experts.*.w2.weight",
 };
 #define LAYER_PREFIX "model.layers."
 
 /* The same tensors in GGUF files. */
 #define GGUF_PREFIX "blk."
 static const char *const gguf_names[TENSOR_ROLE_COUNT] = {
-    [TENSOR_EMBED] = "token_embd.weight",   [TENSOR_FINAL_NORM] = "output_norm.weight",
-    [TENSOR_HEAD] = "output.weight",        [TENSOR_ATTN_NORM] = "attn_norm.weight",
-    [TENSOR_Q] = "attn_q.weight",           [TENSOR_K] = "attn_k.weight",
-    [TENSOR_V] = "attn_v.weight",           [TENSOR_O] = "attn_output.weight",
-    [TENSOR_Q_BIAS] = "attn_q.bias",        [TENSOR_K_BIAS] = "attn_k.bias",
-    [TENSOR_V_BIAS] = "attn_v.bias",        [TENSOR_O_BIAS] = "attn_output.bias",
-    [TENSOR_Q_NORM] = "attn_q_norm.weight", [TENSOR_K_NORM] = "attn_k_norm.weight",
-    [TENSOR_MLP_NORM] = "ffn_norm.weight",  [TENSOR_GATE] = "ffn_gate.weight",
-    [TENSOR_UP] = "ffn_up.weight",          [TENSOR_DOWN] = "ffn_down.weight",
-    [TENSOR_GATE_BIAS] = "ffn_gate.bias",   [TENSOR_UP_BIAS] = "ffn_up.bias",
+    [TENSOR_EMBED] = "token_embd.weight",
+    [TENSOR_FINAL_NORM] = "output_norm.weight",
+    [TENSOR_HEAD] = "output.weight",
+    [TENSOR_ATTN_NORM] = "attn_norm.weight",
+    [TENSOR_Q] = "attn_q.weight",
+    [TENSOR_K] = "attn_k.weight",
+    [TENSOR_V] = "attn_v.weight",
+    [TENSOR_O] = "attn_output.weight",
+    [TENSOR_Q_BIAS] = "attn_q.bias",
+    [TENSOR_K_BIAS] = "attn_k.bias",
+    [TENSOR_V_BIAS] = "attn_v.bias",
+    [TENSOR_O_BIAS] = "attn_output.bias",
+    [TENSOR_Q_NORM] = "attn_q_norm.weight",
+    [TENSOR_K_NORM] = "attn_k_norm.weight",
+    [TENSOR_MLP_NORM] = "ffn_norm.weight",
+    [TENSOR_GATE] = "ffn_gate.weight",
+    [TENSOR_UP] = "ffn_up.weight",
+    [TENSOR_DOWN] = "ffn_down.weight",
+    [TENSOR_GATE_BIAS] = "ffn_gate.bias",
+    [TENSOR_UP_BIAS] = "ffn_up.bias",
     [TENSOR_DOWN_BIAS] = "ffn_down.bias",
+    [TENSOR_ROUTER] = "ffn_gate_inp.weight",
+    [TENSOR_GATE_EXPERTS] = "ffn_gate_exps.weight",
+    [TENSOR_UP_EXPERTS] = "ffn_up_exps.weight",
+    [TENSOR_DOWN_EXPERTS] = "ffn_down_exps.weight",
 };
 
 /* The operations of a pre-norm decoder with gated MLP. Norms and biases that the configuration lacks become
@@ -106,6 +176,7 @@ static const struct model_math decoder_math = {
               .norm = TENSOR_NONE,
               .q_norm = TENSOR_NONE,
               .k_norm = TENSOR_NONE,
+              .router = TENSOR_NONE,
               .weights = 1,
               .weight = {TENSOR_EMBED},
               .bias = {TENSOR_NONE},
@@ -118,6 +189,7 @@ static const struct model_math decoder_math = {
                                      .norm = TENSOR_ATTN_NORM,
                                      .q_norm = TENSOR_NONE,
                                      .k_norm = TENSOR_NONE,
+                                     .router = TENSOR_NONE,
                                      .weights = 3,
                                      .weight = {TENSOR_Q, TENSOR_K, TENSOR_V},
                                      .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},
@@ -128,6 +200,7 @@ static const struct model_math decoder_math = {
                                      .norm = TENSOR_NONE,
                                      .q_norm = TENSOR_Q_NORM,
                                      .k_norm = TENSOR_K_NORM,
+                                     .router = TENSOR_NONE,
                                      .out = {BUFFER_A}},
                                     {.kind = MATH_LINEAR,
                                      .name = "o",
@@ -135,6 +208,7 @@ static const struct model_math decoder_math = {
                                      .norm = TENSOR_NONE,
                                      .q_norm = TENSOR_NONE,
                                      .k_norm = TENSOR_NONE,
+                                     .router = TENSOR_NONE,
                                      .weights = 1,
                                      .weight = {TENSOR_O},
                                      .bias = {TENSOR_O_BIAS},
@@ -148,6 +222,7 @@ static const struct model_math decoder_math = {
                                .norm = TENSOR_MLP_NORM,
                                .q_norm = TENSOR_NONE,
                                .k_norm = TENSOR_NONE,
+                               .router = TENSOR_NONE,
                                .weights = 2,
                                .weight = {TENSOR_GATE, TENSOR_UP},
                                .bias = {TENSOR_GATE_BIAS, TENSOR_UP_BIAS},
@@ -159,17 +234,54 @@ static const struct model_math decoder_math = {
                                .norm = TENSOR_NONE,
                                .q_norm = TENSOR_NONE,
                                .k_norm = TENSOR_NONE,
+                               .router = TENSOR_NONE,
                                .weights = 1,
                                .weight = {TENSOR_DOWN},
                                .bias = {TENSOR_DOWN_BIAS},
                                .out = {BUFFER_X},
                                .accumulate = true}}},
+    /* The choice and the gates read the same input, by the same norm. */
+    .part[MATH_PART_SPARSE] = {.ops = 3,
+                               .read_part = 1, /* model_math_build */
+                               .op = {{.kind = MATH_ROUTE,
+                                       .name = "router",
+                                       .in = BUFFER_X,
+                                       .norm = TENSOR_MLP_NORM,
+                                       .q_norm = TENSOR_NONE,
+                                       .k_norm = TENSOR_NONE,
+                                       .router = TENSOR_ROUTER,
+                                       .out = {BUFFER_CHOICE}},
+                                      {.kind = MATH_EXPERTS_GLU,
+                                       .name = "experts' gate up",
+                                       .in = BUFFER_X,
+                                       .norm = TENSOR_MLP_NORM,
+                                       .q_norm = TENSOR_NONE,
+                                       .k_norm = TENSOR_NONE,
+                                       .router = TENSOR_NONE,
+                                       .weights = 2,
+                                       .weight = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS},
+                                       .bias = {TENSOR_NONE, TENSOR_NONE},
+                                       .out = {BUFFER_GATE, BUFFER_UP},
+                                       .swiglu = true},
+                                      {.kind = MATH_EXPERTS_DOWN,
+                                       .name = "experts' down",
+                                       .in = BUFFER_GATE,
+                                       .norm = TENSOR_NONE,
+                                       .q_norm = TENSOR_NONE,
+                                       .k_norm = TENSOR_NONE,
+                                       .router = TENSOR_NONE,
+                                       .weights = 1,
+                                       .weight = {TENSOR_DOWN_EXPERTS},
+                                       .bias = {TENSOR_NONE},
+                                       .out = {BUFFER_X},
+                                       .accumulate = true}}},
     .head = {.kind = MATH_LINEAR,
              .name = "head",
              .in = BUFFER_X,
              .norm = TENSOR_FINAL_NORM,
              .q_norm = TENSOR_NONE,
              .k_norm = TENSOR_NONE,
+             .router = TENSOR_NONE,
              .weights = 1,
              .weight = {TENSOR_HEAD},
              .bias = {TENSOR_NONE},
@@ -208,7 +320,17 @@ bool arch_role_per_layer(enum tensor_role role)
 
 bool arch_role_is_vector(enum tensor_role role)
 {
-    return tensor_rules[role].rows == DIM_ONE;
+    return tensor_rules[role].rows == DIM_ONE || role == TENSOR_ROUTER;
+}
+
+bool arch_role_of_experts(enum tensor_role role)
+{
+    return tensor_rules[role].rows == DIM_EXPERTS_INNER || tensor_rules[role].rows == DIM_EXPERTS_HIDDEN;
+}
+
+uint32_t arch_role_rank(enum tensor_role role, bool gguf)
+{
+    return gguf && arch_role_of_experts(role) ? 3 : tensor_rules[role].rows == DIM_ONE ? 1 : 2;
 }
 
 const char *arch_role_name(enum tensor_role role)
@@ -229,18 +351,46 @@ static const char *split_layer(const char *name, const char *before, int32_t *la
     return digits + count + 1;
 }
 
-static bool match_name(bool gguf, const char *name, enum tensor_role *role, int32_t *layer)
+/* Whether `text` is the pattern, with a star or, as it would be printed, a number where that has its star. */
+static bool match_pattern(const char *pattern, const char *text, int32_t *expert)
+{
+    const char *star = strchr(pattern, '*');
+    *expert = -1;
+    if (!star || strcmp(pattern, text) == 0) return strcmp(pattern, text) == 0;
+    const size_t before = (size_t)(star - pattern);
+    if (strncmp(pattern, text, before) != 0) return false;
+    const char *digits = text + before;
+    const size_t count = strspn(digits, "0123456789");
+    if (count == 0 || count > 6 || (digits[0] == '0' && count > 1)) return false;
+    *expert = (int32_t)strtol(digits, NULL, 10);
+    return strcmp(star + 1, digits + count) == 0;
+}
+
+bool arch_match(const char *name, bool gguf, struct arch_name *what)
 {
     int32_t number = -1;
     const char *rest = split_layer(name, gguf ? GGUF_PREFIX : LAYER_PREFIX, &number);
     for (int r = 0; r < TENSOR_ROLE_COUNT; r++) {
         const char *tail = tensor_rules[r].per_layer ? rest : name;
-        if (!tail || strcmp(tail, gguf ? gguf_names[r] : tensor_rules[r].name) != 0) continue;
-        *role = (enum tensor_role)r;
-        *layer = tensor_rules[r].per_layer ? number : -1;
+        const char *own = gguf ? gguf_names[r] : tensor_rules[r].name;
+        if (!tail) continue;
+        if (!match_pattern(own, tail, &what->expert) &&
+            (gguf || !block_names[r] || !match_pattern(block_names[r], tail, &what->expert)))
+            continue;
+        what->role = (enum tensor_role)r;
+        what->layer = tensor_rules[r].per_layer ? number : -1;
         return true;
     }
     return false;
+}
+
+static bool match_name(bool gguf, const char *name, enum tensor_role *role, int32_t *layer)
+{
+    struct arch_name what;
+    if (!arch_match(name, gguf, &what)) return false;
+    *role = what.role;
+    *layer = what.layer;
+    return true;
 }
 
 bool arch_match_name(const char *name, enum tensor_role *role, int32_t *layer)
@@ -260,12 +410,24 @@ bool arch_ignores_name(const char *name)
     return length > tail && strcmp(name + length - tail, suffix) == 0;
 }
 
+/* In some layer. */
 static bool holds(const struct model_config *config, enum when when)
 {
-    const bool value[] = {
-        [WHEN_ALWAYS] = true,           [WHEN_UNTIED] = !config->tied_head, [WHEN_QK_NORM] = config->qk_norm,
-        [WHEN_Q_BIAS] = config->q_bias, [WHEN_K_BIAS] = config->k_bias,     [WHEN_V_BIAS] = config->v_bias,
-        [WHEN_O_BIAS] = config->o_bias, [WHEN_MLP_BIAS] = config->mlp_bias};
+    bool dense = !config->sparse, sparse = false;
+    for (uint32_t l = 0; config->sparse && l < config->layers; l++) {
+        dense |= !config->sparse[l];
+        sparse |= config->sparse[l];
+    }
+    const bool value[] = {[WHEN_ALWAYS] = true,
+                          [WHEN_UNTIED] = !config->tied_head,
+                          [WHEN_QK_NORM] = config->qk_norm,
+                          [WHEN_Q_BIAS] = config->q_bias,
+                          [WHEN_K_BIAS] = config->k_bias,
+                          [WHEN_V_BIAS] = config->v_bias,
+                          [WHEN_O_BIAS] = config->o_bias,
+                          [WHEN_MLP_BIAS] = config->mlp_bias && dense,
+                          [WHEN_DENSE] = dense,
+                          [WHEN_SPARSE] = sparse};
     return value[when];
 }
 
@@ -277,7 +439,12 @@ static uint64_t dim_of(const struct model_config *config, enum dim dim)
                               [DIM_Q] = (uint64_t)config->heads * config->head_dim,
                               [DIM_KV] = (uint64_t)config->kv_heads * config->head_dim,
                               [DIM_HEAD] = config->head_dim,
-                              [DIM_INTERMEDIATE] = config->intermediate};
+                              [DIM_INTERMEDIATE] = config->intermediate,
+                              [DIM_EXPERTS] = config->router.experts,
+                              [DIM_EXPERT] = config->expert_intermediate,
+                              [DIM_EXPERTS_INNER] =
+                                  (uint64_t)config->router.experts * config->expert_intermediate,
+                              [DIM_EXPERTS_HIDDEN] = (uint64_t)config->router.experts * config->hidden};
     return value[dim];
 }
 
@@ -291,15 +458,62 @@ bool model_expected_shape(const struct model_config *config, enum tensor_role ro
     return true;
 }
 
+bool model_expects(const struct model_config *config, enum tensor_role role, int32_t layer)
+{
+    const struct tensor_rule *rule = &tensor_rules[role];
+    if ((layer >= 0) != rule->per_layer || !holds(config, rule->when)) return false;
+    if (layer < 0 || !config->sparse) return true;
+    if (rule->when == WHEN_SPARSE) return config->sparse[layer];
+    return !(rule->when == WHEN_DENSE || rule->when == WHEN_MLP_BIAS) || !config->sparse[layer];
+}
+
+uint32_t model_dense_width(const struct model_config *config)
+{
+    return holds(config, WHEN_DENSE) ? config->intermediate : 0;
+}
+
+uint32_t model_mlp_width(const struct model_config *config)
+{
+    const uint32_t dense = model_dense_width(config),
+                   sparse = config->router.chosen * config->expert_intermediate;
+    return dense > sparse ? dense : sparse;
+}
+
+/* A role's own part of its name in the files of this configuration. */
+static const char *own_name(const struct model_config *config, enum tensor_role role)
+{
+    if (config && config->gguf) return gguf_names[role];
+    const struct arch *arch = config ? arch_find(config->architecture) : NULL;
+    const bool block = arch && arch->experts && arch->experts->named_block && block_names[role];
+    return block ? block_names[role] : tensor_rules[role].name;
+}
+
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
                        char name[MODEL_NAME_MAX])
 {
     const bool gguf = config && config->gguf;
-    const char *own = gguf ? gguf_names[role] : tensor_rules[role].name;
+    const char *own = own_name(config, role);
     if (tensor_rules[role].per_layer)
         snprintf(name, MODEL_NAME_MAX, "%s%d.%s", gguf ? GGUF_PREFIX : LAYER_PREFIX, layer, own);
     else
         snprintf(name, MODEL_NAME_MAX, "%s", own);
+}
+
+uint32_t model_tensor_parts(const struct model_config *config, enum tensor_role role)
+{
+    return arch_role_of_experts(role) && !config->gguf ? config->router.experts : 1;
+}
+
+void model_part_name(const struct model_config *config, enum tensor_role role, int32_t layer, uint32_t part,
+                     char name[MODEL_NAME_MAX])
+{
+    char all[MODEL_NAME_MAX];
+    model_tensor_name(config, role, layer, all);
+    const char *star = strchr(all, '*');
+    if (star)
+        snprintf(name, MODEL_NAME_MAX, "%.*s%u%s", (int)(star - all), all, part, star + 1);
+    else
+        snprintf(name, MODEL_NAME_MAX, "%s", all);
 }
 
 /* Sets what the configuration has not to TENSOR_NONE. */
@@ -314,19 +528,24 @@ static void keep_existing(const struct model_config *config, struct math_op *op)
 void model_math_build(const struct model_config *config, struct model_math *math)
 {
     *math = decoder_math;
-    for (int p = 0; p < UNIT_PARTS; p++)
+    for (int p = 0; p < MATH_PARTS; p++)
         for (uint32_t i = 0; i < math->part[p].ops; i++) keep_existing(config, &math->part[p].op[i]);
+    if (config->router.experts)
+        math->part[MATH_PART_SPARSE].read_part =
+            (double)config->router.chosen / (double)config->router.experts;
 }
 
 /* By whose operations it is used. */
 enum unit_part unit_part_of_role(enum tensor_role role)
 {
-    for (int p = 0; p < UNIT_PARTS; p++)
+    for (int p = 0; p < MATH_PARTS; p++)
         for (uint32_t i = 0; i < decoder_math.part[p].ops; i++) {
             const struct math_op *op = &decoder_math.part[p].op[i];
-            if (op->norm == role || op->q_norm == role || op->k_norm == role) return (enum unit_part)p;
+            const enum unit_part part = p == MATH_PART_SPARSE ? UNIT_MLP : (enum unit_part)p;
+            if (op->norm == role || op->q_norm == role || op->k_norm == role || op->router == role)
+                return part;
             for (uint32_t w = 0; w < op->weights; w++)
-                if (op->weight[w] == role || op->bias[w] == role) return (enum unit_part)p;
+                if (op->weight[w] == role || op->bias[w] == role) return part;
         }
     return UNIT_PARTS;
 }

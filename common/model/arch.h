@@ -14,6 +14,19 @@ enum arch_window {
     ARCH_WINDOW_NEVER,      /* the architecture has none (Llama) */
     ARCH_WINDOW_ALL,        /* `sliding_window` not null: every layer (Mistral) */
     ARCH_WINDOW_FROM_LAYER, /* only with use_sliding_window, from layer max_window_layers on (Qwen) */
+    ARCH_WINDOW_USED,       /* only with use_sliding_window, every layer (Qwen3-MoE) */
+};
+
+/* A mixture of experts: what config.json calls its numbers, and what is fixed. */
+struct arch_experts {
+    const char *count_key;        /* number of experts */
+    const char *intermediate_key; /* of one expert */
+    uint32_t default_count, default_chosen;
+    bool named_block; /* its tensors are called as Mixtral's are */
+    bool dense_keys;  /* decoder_sparse_step and mlp_only_layers say which layers are dense */
+    bool norm_key;    /* norm_topk_prob says whether weights are normalised; else they are */
+    enum router_score score;
+    enum glu_kind glu;
 };
 
 struct arch {
@@ -24,8 +37,9 @@ struct arch {
     bool attention_bias_key; /* "attention_bias": true gives q, k, v and o a bias */
     bool mlp_bias_key;       /* "mlp_bias": true gives gate, up and down a bias */
     enum arch_window window;
-    uint32_t default_context; /* max_position_embeddings when absent */
-    uint32_t default_window;  /* sliding_window when absent (null means none) */
+    uint32_t default_context;           /* max_position_embeddings when absent */
+    uint32_t default_window;            /* sliding_window when absent (null means none) */
+    const struct arch_experts *experts; /* NULL: dense */
 };
 
 /* By name or by model_type; NULL when unknown. */
@@ -34,8 +48,16 @@ const struct arch *arch_find_type(const char *model_type);
 /* "LlamaForCausalLM, ..." for messages. */
 const char *arch_names(char *text, size_t size);
 
-/* Role and layer of a tensor's name in the file (layer -1 where the role has none), whether or not the
- * configuration has such a tensor. Returns false for a name no role has. */
+/* What a tensor's name in a file says, whether or not the configuration has such a tensor. */
+struct arch_name {
+    enum tensor_role role;
+    int32_t layer;  /* -1 where the role has none */
+    int32_t expert; /* whose it is; -1: of all, or of none */
+};
+/* Returns false for a name no role has. A role that safetensors files have a tensor of for each expert is also matched with
+ * a star for the number: the name of all of them together. */
+bool arch_match(const char *name, bool gguf, struct arch_name *what);
+/* Role and layer alone, of safetensors' names. */
 bool arch_match_name(const char *name, enum tensor_role *role, int32_t *layer);
 bool arch_match_gguf(const char *name, enum tensor_role *role, int32_t *layer);
 
@@ -46,8 +68,11 @@ bool arch_ignores_name(const char *name);
 
 /* True for roles that exist once a layer. */
 bool arch_role_per_layer(enum tensor_role role);
-/* True for roles stored with one dimension. */
+/* True for roles that workers keep as fp32 beside their matrices: norms, biases, routers. */
 bool arch_role_is_vector(enum tensor_role role);
+/* Dimensions of its tensor in a file: 3 of experts' in GGUF files; else 1 or 2. */
+uint32_t arch_role_rank(enum tensor_role role, bool gguf);
+bool arch_role_of_experts(enum tensor_role role);
 /* "q_proj" and the like for tables, e.g. "self_attn.q_proj.weight". */
 const char *arch_role_name(enum tensor_role role);
 

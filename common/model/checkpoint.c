@@ -42,12 +42,6 @@ static const char *source_of(const struct model_config *config)
     return config->gguf ? "the file" : "config.json";
 }
 
-static bool match_name(const struct model_config *config, const char *name, enum tensor_role *role,
-                       int32_t *layer)
-{
-    return (config->gguf ? arch_match_gguf : arch_match_name)(name, role, layer);
-}
-
 static const char *shape_text(const struct safetensors_entry *entry, char *text, size_t size)
 {
     size_t used = (size_t)snprintf(text, size, "[");
@@ -58,52 +52,98 @@ static const char *shape_text(const struct safetensors_entry *entry, char *text,
     return text;
 }
 
-/* Vectors are stored with one dimension, matrices with two. */
+/* Vectors are stored with one dimension, matrices with two, all experts' in one tensor with three. */
 static int check_shape(const struct model_config *config, const struct safetensors_entry *entry,
-                       uint64_t rows, uint64_t cols, bool vector, struct helm_err *err)
+                       enum tensor_role role, uint64_t rows, uint64_t cols, struct helm_err *err)
 {
-    char found[SAFETENSORS_RANK_MAX * 24];
-    bool fits = vector ? entry->rank == 1 && entry->shape[0] == cols
-                       : entry->rank == 2 && entry->shape[0] == rows && entry->shape[1] == cols;
-    if (fits) return 0;
+    char found[SAFETENSORS_RANK_MAX * 24], implied[SAFETENSORS_RANK_MAX * 24];
+    const uint32_t experts = config->router.experts;
+    struct safetensors_entry wanted = {.rank = arch_role_rank(role, config->gguf)};
+    if (wanted.rank == 3) wanted.shape[0] = experts;
+    if (wanted.rank > 1) wanted.shape[wanted.rank - 2] = arch_role_of_experts(role) ? rows / experts : rows;
+    wanted.shape[wanted.rank - 1] = cols;
+    if (entry->rank == wanted.rank &&
+        memcmp(entry->shape, wanted.shape, wanted.rank * sizeof *wanted.shape) == 0)
+        return 0;
     shape_text(entry, found, sizeof found);
-    if (vector)
-        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies [%llu]", entry->name,
-                         found, source_of(config), (unsigned long long)cols);
-    return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies [%llu, %llu]", entry->name,
-                     found, source_of(config), (unsigned long long)rows, (unsigned long long)cols);
+    shape_text(&wanted, implied, sizeof implied);
+    return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s", entry->name, found,
+                     source_of(config), implied);
+}
+
+/* The tensor of one expert, which is a piece of that of all. `tensor` has everything but its name. */
+static int add_piece(struct model *model, const struct model_tensor *tensor, uint32_t expert,
+                     const char *name, struct helm_err *err)
+{
+    const struct model_config *config = &model->config;
+    uint32_t *slot = &model->by_role[slot_of(config, tensor->role, tensor->layer)];
+    if (expert >= config->router.experts)
+        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s has %u experts", name,
+                         source_of(config), config->router.experts);
+    if (!*slot) {
+        struct model_tensor all = *tensor;
+        model_tensor_name(config, tensor->role, tensor->layer, all.name);
+        all.bytes = 0;
+        all.piece = model->piece_count;
+        all.piece_count = config->router.experts;
+        model->piece_count += all.piece_count;
+        model->tensors[model->tensor_count++] = all;
+        *slot = model->tensor_count;
+    }
+    struct model_tensor *all = &model->tensors[*slot - 1];
+    struct model_piece *piece = &model->pieces[all->piece + expert];
+    if (piece->offset)
+        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' is also in %s", name,
+                         model->shards[piece->shard].file);
+    if (all->format != tensor->format)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' has dtype %s, other experts of its layer %s",
+                         name, tensor_format_of(tensor->format)->file, tensor_format_of(all->format)->file);
+    *piece = (struct model_piece){.shard = tensor->shard, .offset = tensor->offset};
+    all->bytes += tensor->bytes; /* of all it is that many experts' */
+    if (expert == 0) {
+        all->shard = tensor->shard;
+        all->offset = tensor->offset;
+    }
+    return 0;
 }
 
 int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
                     const struct safetensors_entry *entry, struct helm_err *err)
 {
     struct model_tensor tensor = {.role = TENSOR_NONE, .shard = shard};
+    struct arch_name what;
     const struct model_config *config = &model->config;
     if (arch_ignores_name(entry->name)) return 0;
     if (config->gguf && strcmp(entry->name, ARCH_ROPE_FACTORS) == 0)
         return 0; /* the configuration has them */
-    if (!match_name(config, entry->name, &tensor.role, &tensor.layer))
+    const bool known = arch_match(entry->name, config->gguf, &what),
+               part = known && arch_role_of_experts(what.role) && !config->gguf;
+    if (!known || (part && what.expert < 0))
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': no part of a %s uses it", entry->name,
                          config->architecture);
+    tensor.role = what.role;
+    tensor.layer = what.layer;
     if (tensor.layer >= (int32_t)config->layers)
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s has %u layers", entry->name,
                          source_of(config), config->layers);
     /* A tied model may still store its head; as in the reference, the embedding is used. */
     if (tensor.role == TENSOR_HEAD && config->tied_head)
-        return check_shape(config, entry, config->vocab, config->hidden, false, err);
-    if (!model_expected_shape(config, tensor.role, &tensor.rows, &tensor.cols))
+        return check_shape(config, entry, tensor.role, config->vocab, config->hidden, err);
+    if (!model_expects(config, tensor.role, tensor.layer) ||
+        !model_expected_shape(config, tensor.role, &tensor.rows, &tensor.cols))
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s says this %s has none", entry->name,
                          source_of(config), config->architecture);
-    int rc = check_shape(config, entry, tensor.rows, tensor.cols, arch_role_is_vector(tensor.role), err);
+    int rc = check_shape(config, entry, tensor.role, tensor.rows, tensor.cols, err);
     if (rc) return rc;
     const bool vector = arch_role_is_vector(tensor.role);
     if (entry->format == FORMAT_COUNT || (vector && !tensor_format_is_plain(entry->format)))
         return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' has dtype %s, which no %s here can have",
                          entry->name, entry->dtype_text, vector ? "vector" : "matrix");
-    strcpy(tensor.name, entry->name);
     tensor.format = entry->format;
     tensor.bytes = entry->bytes;
     tensor.offset = data_offset + entry->begin;
+    if (part) return add_piece(model, &tensor, (uint32_t)what.expert, entry->name, err);
+    strcpy(tensor.name, entry->name);
     return add_tensor(model, &tensor, err);
 }
 
@@ -176,6 +216,16 @@ static size_t count_indexed(const struct model_config *config, const struct chec
     return count;
 }
 
+static bool has_tensor(const struct model *model, const char *name)
+{
+    struct arch_name what;
+    if (!arch_match(name, false, &what) || what.layer >= (int32_t)model->config.layers) return false;
+    const uint32_t index = model->by_role[slot_of(&model->config, what.role, what.layer)];
+    if (!index || what.expert < 0) return index > 0;
+    const struct model_tensor *t = &model->tensors[index - 1];
+    return (uint32_t)what.expert < t->piece_count && model->pieces[t->piece + (uint32_t)what.expert].offset;
+}
+
 /* The first tensor of the map that its shard does not have. Called when some are known to be missing. */
 static int fail_unindexed(const struct model *model, const struct checkpoint_index *index,
                           struct helm_err *err)
@@ -184,12 +234,7 @@ static int fail_unindexed(const struct model *model, const struct checkpoint_ind
     json_t *file;
     json_object_foreach(index->map, name, file)
     {
-        enum tensor_role role = TENSOR_NONE;
-        int32_t layer = -1;
-        if (is_unused(&model->config, name)) continue;
-        if (arch_match_name(name, &role, &layer) && layer < (int32_t)model->config.layers &&
-            model->by_role[slot_of(&model->config, role, layer)])
-            continue;
+        if (is_unused(&model->config, name) || has_tensor(model, name)) continue;
         return helm_fail(err, HELM_E_MISMATCH, "%s says tensor '%.150s' is in %s, which does not have it",
                          INDEX_FILE, name, json_string_value(file));
     }
@@ -207,8 +252,13 @@ static int check_complete(const struct model *model, struct helm_err *err)
         int32_t first = arch_role_per_layer(role) ? 0 : -1;
         int32_t last = arch_role_per_layer(role) ? (int32_t)config->layers - 1 : -1;
         for (int32_t layer = first; layer <= last; layer++) {
-            if (model->by_role[slot_of(config, role, layer)]) continue;
-            model_tensor_name(config, role, layer, name);
+            if (!model_expects(config, role, layer)) continue;
+            const uint32_t index = model->by_role[slot_of(config, role, layer)];
+            const struct model_tensor *t = index ? &model->tensors[index - 1] : NULL;
+            uint32_t part = 0;
+            while (t && part < t->piece_count && model->pieces[t->piece + part].offset) part++;
+            if (t && part == t->piece_count) continue;
+            model_part_name(config, role, layer, part, name);
             return helm_fail(err, HELM_E_NOT_FOUND, "tensor '%s' is missing", name);
         }
     }
@@ -275,12 +325,29 @@ static int list_shards(const char *folder, struct model *model, struct checkpoin
     return 0;
 }
 
+/* Tensors that are parts of others. */
+static uint64_t config_pieces(const struct model_config *config)
+{
+    uint64_t count = 0;
+    for (int r = 0; r < TENSOR_ROLE_COUNT; r++) {
+        const uint32_t parts = model_tensor_parts(config, (enum tensor_role)r);
+        for (uint32_t l = 0; parts > 1 && l < config->layers; l++)
+            count += model_expects(config, (enum tensor_role)r, (int32_t)l) ? parts : 0;
+    }
+    return count;
+}
+
 int checkpoint_start(struct model *model, struct helm_err *err)
 {
     const uint32_t capacity = expected_count(&model->config);
     model->tensors = calloc(capacity, sizeof *model->tensors);
     model->by_role = calloc((size_t)TENSOR_ROLE_COUNT * (model->config.layers + 1u), sizeof *model->by_role);
-    if (model->tensors && model->by_role) return 0;
+    const uint64_t pieces = config_pieces(&model->config);
+    if (pieces > MODEL_TENSORS_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "its experts are %llu tensors, the limit is %u",
+                         (unsigned long long)pieces, MODEL_TENSORS_MAX);
+    if (pieces) model->pieces = calloc(pieces, sizeof *model->pieces);
+    if (model->tensors && model->by_role && (model->pieces || !pieces)) return 0;
     return helm_fail(err, HELM_E_NOMEM, "no memory for %u tensors", capacity);
 }
 
@@ -373,7 +440,9 @@ static int add_implied(struct model *model, enum tensor_role role, int32_t layer
                                   .layer = layer,
                                   .format = tensor_format_plain(model->config.dtype),
                                   .offset = model->shards[0].bytes};
-    if (!model_expected_shape(&model->config, role, &tensor.rows, &tensor.cols)) return 0;
+    if (!model_expects(&model->config, role, layer) ||
+        !model_expected_shape(&model->config, role, &tensor.rows, &tensor.cols))
+        return 0;
     tensor.bytes = tensor_format_bytes(tensor.format, tensor.rows, tensor.cols);
     model_tensor_name(&model->config, role, layer, tensor.name);
     model->shards[0].bytes += tensor.bytes;
@@ -452,6 +521,7 @@ void model_free(struct model *model)
     free(model->folder);
     free(model->path);
     free(model->tensors);
+    free(model->pieces);
     free(model->shards);
     free(model->by_role);
     free(model->unit);

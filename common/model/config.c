@@ -208,9 +208,10 @@ static int read_windows(const json_t *root, const struct arch *arch, struct mode
     uint64_t first = arch->window == ARCH_WINDOW_FROM_LAYER ? 28 : 0; /* the key's default in the reference */
     bool use = arch->window == ARCH_WINDOW_ALL;
     int rc = get_u32(root, "sliding_window", false, MODEL_CONTEXT_MAX, &window, err);
-    if (!rc && arch->window == ARCH_WINDOW_FROM_LAYER) {
+    if (!rc && arch->window != ARCH_WINDOW_ALL) {
         rc = json_get_bool(root, "use_sliding_window", false, &use, err);
-        if (!rc) rc = json_get_u64(root, "max_window_layers", false, 0, MODEL_CONTEXT_MAX, &first, err);
+        if (!rc && arch->window == ARCH_WINDOW_FROM_LAYER)
+            rc = json_get_u64(root, "max_window_layers", false, 0, MODEL_CONTEXT_MAX, &first, err);
     }
     if (rc) return rc;
     if (!use) window = 0;
@@ -218,6 +219,70 @@ static int read_windows(const json_t *root, const struct arch *arch, struct mode
     if (types && !json_is_null(types)) return window_from_types(types, window, config, err);
     for (uint64_t i = first; i < config->layers; i++) config->window[i] = window;
     return 0;
+}
+
+/* `mlp_only_layers` lists layers that are dense. */
+static int read_dense_layers(const json_t *root, bool *sparse, uint32_t layers, struct helm_err *err)
+{
+    const json_t *list = json_object_get(root, "mlp_only_layers");
+    if (!list || json_is_null(list)) return 0;
+    if (!json_is_array(list)) return helm_fail(err, HELM_E_FORMAT, "'mlp_only_layers' is not a list");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *value = json_array_get(list, i);
+        const json_int_t layer = json_is_integer(value) ? json_integer_value(value) : -1;
+        if (layer < 0)
+            return helm_fail(err, HELM_E_FORMAT, "'mlp_only_layers' entry %zu is not a layer's number", i);
+        if (layer < (json_int_t)layers) sparse[layer] = false;
+    }
+    return 0;
+}
+
+static int read_sparse_layers(const json_t *root, const struct arch_experts *experts,
+                              struct model_config *config, struct helm_err *err)
+{
+    uint64_t step = 1;
+    bool any = false;
+    int rc = 0;
+    config->sparse = calloc(config->layers, sizeof *config->sparse);
+    if (!config->sparse) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", config->layers);
+    if (experts->dense_keys)
+        rc = json_get_u64(root, "decoder_sparse_step", false, 1, MODEL_LAYERS_MAX, &step, err);
+    for (uint32_t i = 0; i < config->layers && !rc; i++) config->sparse[i] = (i + 1) % step == 0;
+    if (!rc && experts->dense_keys) rc = read_dense_layers(root, config->sparse, config->layers, err);
+    for (uint32_t i = 0; i < config->layers; i++) any |= config->sparse[i];
+    if (rc || any) return rc;
+    free(config->sparse); /* a dense model, whatever it says of experts */
+    config->sparse = NULL;
+    config->router = (struct model_router){0};
+    config->expert_intermediate = 0;
+    return 0;
+}
+
+static int read_experts(const json_t *root, const struct arch *arch, struct model_config *config,
+                        struct helm_err *err)
+{
+    const struct arch_experts *experts = arch->experts;
+    struct model_router *router = &config->router;
+    if (!experts) return 0;
+    *router = (struct model_router){.score = experts->score,
+                                    .experts = experts->default_count,
+                                    .chosen = experts->default_chosen,
+                                    .normalise = !experts->norm_key,
+                                    .scale = 1,
+                                    .groups = 1,
+                                    .groups_chosen = 1};
+    config->glu = experts->glu;
+    int rc = get_u32(root, experts->count_key, false, MODEL_EXPERTS_MAX, &router->experts, err);
+    if (!rc) rc = get_u32(root, "num_experts_per_tok", false, MODEL_EXPERTS_CHOSEN_MAX, &router->chosen, err);
+    if (!rc)
+        rc = get_u32(root, experts->intermediate_key, true, MODEL_INTERMEDIATE_MAX,
+                     &config->expert_intermediate, err);
+    if (!rc && experts->norm_key) rc = json_get_bool(root, "norm_topk_prob", false, &router->normalise, err);
+    if (rc) return rc;
+    if (router->chosen > router->experts)
+        return helm_fail(err, HELM_E_FORMAT, "'num_experts_per_tok' is %u, but there are %u experts ('%s')",
+                         router->chosen, router->experts, experts->count_key);
+    return read_sparse_layers(root, experts, config, err);
 }
 
 /* A token id: a number that may be beyond the vocabulary (some published files have such) but not absurd. */
@@ -274,6 +339,7 @@ int model_config_parse(const char *what, const char *text, size_t length, struct
     if (!rc) rc = read_shape(root, arch, config, err);
     if (!rc) rc = read_dtype(root, config, err);
     if (!rc) rc = read_features(root, arch, config, err);
+    if (!rc) rc = read_experts(root, arch, config, err);
     if (!rc) rc = config_read_rope(root, config, err);
     if (!rc) extend_context(root, config);
     if (!rc) rc = read_windows(root, arch, config, err);
@@ -335,6 +401,7 @@ int model_read_config(const char *folder, struct model_config *config, struct he
 void model_config_free(struct model_config *config)
 {
     free(config->window);
+    free(config->sparse);
     free(config->rope_factors);
     memset(config, 0, sizeof *config);
 }

@@ -14,11 +14,13 @@
 
 static const struct {
     const char *name, *architecture;
-    bool interleaved; /* rows of q and k */
-} archs[] = {{"llama", "LlamaForCausalLM", true},
-             {"mistral3", "MistralForCausalLM", true},
-             {"qwen2", "Qwen2ForCausalLM", false},
-             {"qwen3", "Qwen3ForCausalLM", false}};
+    bool interleaved;    /* rows of q and k */
+    const char *experts; /* what it is with experts; NULL: it has none */
+} archs[] = {{"llama", "LlamaForCausalLM", true, "MixtralForCausalLM"},
+             {"mistral3", "MistralForCausalLM", true, NULL},
+             {"qwen2", "Qwen2ForCausalLM", false, NULL},
+             {"qwen3", "Qwen3ForCausalLM", false, NULL},
+             {"qwen3moe", "Qwen3MoeForCausalLM", false, "Qwen3MoeForCausalLM"}};
 #define ARCHS (sizeof archs / sizeof *archs)
 
 const char *gguf_arch_of(const struct model_config *config, bool *interleaved)
@@ -27,7 +29,9 @@ const char *gguf_arch_of(const struct model_config *config, bool *interleaved)
     const char *architecture = strcmp(config->architecture, "MistralForCausalLM") == 0 ? archs[0].architecture
                                                                                        : config->architecture;
     for (size_t i = 0; i < ARCHS; i++) {
-        if (strcmp(architecture, archs[i].architecture) != 0) continue;
+        if (strcmp(architecture, archs[i].architecture) != 0 &&
+            (!archs[i].experts || strcmp(architecture, archs[i].experts) != 0))
+            continue;
         *interleaved = archs[i].interleaved;
         return archs[i].name;
     }
@@ -38,19 +42,27 @@ const char *gguf_arch_of(const struct model_config *config, bool *interleaved)
 static const struct {
     const char *key, *member;
     uint64_t most;
-    bool required;
-} numbers[] = {{"block_count", "num_hidden_layers", MODEL_LAYERS_MAX, true},
-               {"embedding_length", "hidden_size", MODEL_HIDDEN_MAX, true},
-               {"feed_forward_length", "intermediate_size", MODEL_INTERMEDIATE_MAX, true},
-               {"attention.head_count", "num_attention_heads", MODEL_HEADS_MAX, true},
-               {"attention.head_count_kv", "num_key_value_heads", MODEL_HEADS_MAX, false},
-               {"attention.key_length", "head_dim", MODEL_HEAD_DIM_MAX, false},
-               {"context_length", "max_position_embeddings", MODEL_CONTEXT_MAX, true}};
+    bool required, zero; /* zero: 0 says that there is none */
+} numbers[] = {{"block_count", "num_hidden_layers", MODEL_LAYERS_MAX, true, false},
+               {"embedding_length", "hidden_size", MODEL_HIDDEN_MAX, true, false},
+               {"feed_forward_length", "intermediate_size", MODEL_INTERMEDIATE_MAX, true, false},
+               {"attention.head_count", "num_attention_heads", MODEL_HEADS_MAX, true, false},
+               {"attention.head_count_kv", "num_key_value_heads", MODEL_HEADS_MAX, false, false},
+               {"attention.key_length", "head_dim", MODEL_HEAD_DIM_MAX, false, false},
+               {"context_length", "max_position_embeddings", MODEL_CONTEXT_MAX, true, false},
+               /* Experts: the count by the names of both that have them. */
+               {"expert_count", "num_experts", MODEL_EXPERTS_MAX, false, true},
+               {"expert_count", "num_local_experts", MODEL_EXPERTS_MAX, false, true},
+               {"expert_used_count", "num_experts_per_tok", MODEL_EXPERTS_CHOSEN_MAX, false, true},
+               {"expert_feed_forward_length", "moe_intermediate_size", MODEL_INTERMEDIATE_MAX, false, true}};
 
 /* What HELM does not compute, where it is there and not 0. */
 static const struct {
     const char *key, *why;
-} refused[] = {{"expert_count", "experts come later"},
+} refused[] = {{"expert_shared_count", "shared experts are not supported"},
+               {"expert_group_count", "groups of experts are not supported"},
+               {"leading_dense_block_count",
+                "dense layers before sparse ones are not supported in GGUF files"},
                {"attention.temperature_scale", "scaling attention by position is not supported"},
                {"rope.scaling.yarn_log_multiplier", "YaRN with a multiplier of its own is not supported"},
                {"rope.scaling.attn_factor", "YaRN with an attention factor of its own is not supported"},
@@ -85,7 +97,7 @@ static int read_architecture(struct reading *r, bool *interleaved)
 {
     char known[128];
     size_t used = 0;
-    uint64_t window = 0;
+    uint64_t window = 0, experts = 0;
     int rc = gguf_get_string(r->header, "general.architecture", true, r->arch, sizeof r->arch, r->err);
     if (rc) return rc;
     for (size_t i = 0; i < ARCHS; i++) {
@@ -98,9 +110,18 @@ static int read_architecture(struct reading *r, bool *interleaved)
         const bool windowed = archs[i].interleaved && window;
         if (!rc)
             rc = set(r, r->json, "sliding_window", windowed ? json_integer((json_int_t)window) : json_null());
+        /* So are Mixtral's, told by its experts. */
+        if (!rc)
+            rc = gguf_get_u64(r->header, key_of(r, "expert_count"), false, 0, MODEL_EXPERTS_MAX, &experts,
+                              r->err);
+        if (!rc && experts && !archs[i].experts)
+            rc = helm_fail(r->err, HELM_E_UNSUPPORTED, "key '%s' is %llu: no %s with experts is supported",
+                           r->key, (unsigned long long)experts, archs[i].name);
         return rc ? rc
                   : set(r, r->json, "architectures",
-                        json_pack("[s]", windowed ? "MistralForCausalLM" : archs[i].architecture));
+                        json_pack("[s]", experts    ? archs[i].experts
+                                         : windowed ? "MistralForCausalLM"
+                                                    : archs[i].architecture));
     }
     return helm_fail(r->err, HELM_E_UNSUPPORTED, "architecture '%s' is not supported (supported: %s)",
                      r->arch, known);
@@ -123,15 +144,17 @@ static int read_numbers(struct reading *r)
 {
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         uint64_t number = 0;
-        int rc = gguf_get_u64(r->header, key_of(r, numbers[i].key), numbers[i].required, 1, numbers[i].most,
-                              &number, r->err);
+        int rc = gguf_get_u64(r->header, key_of(r, numbers[i].key), numbers[i].required, !numbers[i].zero,
+                              numbers[i].most, &number, r->err);
         if (!rc && number) rc = set(r, r->json, numbers[i].member, json_integer((json_int_t)number));
         if (rc) return rc;
     }
     double eps = 0;
     int rc = gguf_get_double(r->header, key_of(r, "attention.layer_norm_rms_epsilon"), true, 1e-12, 1, &eps,
                              r->err);
-    return rc ? rc : set(r, r->json, "rms_norm_eps", json_real(eps));
+    if (!rc) rc = set(r, r->json, "rms_norm_eps", json_real(eps));
+    /* Files that do not say so mean it. */
+    return rc ? rc : set(r, r->json, "norm_topk_prob", json_true());
 }
 
 /* The same key of config.json and of RoPE's scaling, both numbers. */

@@ -38,6 +38,22 @@ static int put_window(struct describing *d, const struct model_config *c, bool i
     return 0;
 }
 
+/* All layers are mixtures, and their weights normalised: what GGUF's architectures with experts are. */
+static int put_experts(struct describing *d, const struct model_config *c, struct helm_err *err)
+{
+    if (!c->router.experts) return 0;
+    for (uint32_t i = 0; i < c->layers; i++)
+        if (!model_layer_sparse(c, i) || !c->router.normalise)
+            return helm_fail(err, HELM_E_UNSUPPORTED, "%s with %s: no GGUF key says that", c->architecture,
+                             c->router.normalise ? "dense layers among sparse ones"
+                                                 : "experts' weights that are not normalised");
+    gguf_put_u32(d->values, key_of(d, "expert_count"), c->router.experts);
+    gguf_put_u32(d->values, key_of(d, "expert_used_count"), c->router.chosen);
+    if (c->expert_intermediate != c->intermediate)
+        gguf_put_u32(d->values, key_of(d, "expert_feed_forward_length"), c->expert_intermediate);
+    return 0;
+}
+
 /* Llama 3's scaling is a tensor of the file (ARCH_ROPE_FACTORS). */
 static int put_rope(struct describing *d, const struct model_config *c, struct helm_err *err)
 {
@@ -83,7 +99,8 @@ int gguf_put_config(struct gguf_values *values, const struct model_config *c, bo
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         gguf_put_u32(values, key_of(&d, numbers[i].name), numbers[i].number);
     gguf_put_f32(values, key_of(&d, "attention.layer_norm_rms_epsilon"), (float)c->norm_eps);
-    int rc = put_rope(&d, c, err);
+    int rc = put_experts(&d, c, err);
+    if (!rc) rc = put_rope(&d, c, err);
     return rc ? rc : put_window(&d, c, *interleaved, err);
 }
 

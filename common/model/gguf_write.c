@@ -135,9 +135,10 @@ static int describe(struct gguf_values *v, struct gguf_output_tensor *t, uint64_
     t->bytes = tensor_format_bytes(t->format, t->rows, t->cols);
     t->offset = *at;
     gguf_put_string_element(v, t->name, strlen(t->name));
-    put_u32(v, t->vector ? 1 : 2);
+    put_u32(v, t->vector ? 1 : t->experts ? 3 : 2);
     put_u64(v, t->cols);
-    if (!t->vector) put_u64(v, t->rows);
+    if (!t->vector) put_u64(v, t->experts ? t->rows / t->experts : t->rows);
+    if (t->experts) put_u64(v, t->experts);
     put_u32(v, type_numbers[t->format]);
     put_u64(v, t->offset);
     if (units_add(*at, t->bytes, at) || units_add(*at, GGUF_ALIGNMENT - 1, at))

@@ -43,6 +43,7 @@ struct gguf_output_tensor {
     enum tensor_format format; /* that GGUF has */
     uint64_t rows, cols;
     bool vector;            /* one dimension */
+    uint32_t experts;       /* above 0: three, of which this is the last; rows are those of all */
     uint64_t bytes, offset; /* filled in: offset in the file */
 };
 

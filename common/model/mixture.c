@@ -147,16 +147,33 @@ static bool holds(enum where where, const struct model_config *c, uint32_t layer
     return in[where];
 }
 
+/* Of experts: those of a published MXFP4 file alone, all else in 8 bits. With eight of them attention is small beside them:
+ * its k and v take 8 bits, and what brings its output back 5 where most have 4 or fewer. FORMAT_COUNT: no rule of these. */
+static enum tensor_format wanted_of_mixtures(const struct mixture *m, const struct model_config *c,
+                                             const struct model_tensor *t)
+{
+    static const unsigned few =
+        1u << FORMAT_Q2_K | 1u << FORMAT_Q3_K | 1u << FORMAT_Q4_K | 1u << FORMAT_IQ4_NL | 1u << FORMAT_IQ4_XS;
+    if (!c->router.experts || tensor_format_is_plain(m->base)) return FORMAT_COUNT;
+    if (m->base == FORMAT_MXFP4) return arch_role_of_experts(t->role) ? FORMAT_MXFP4 : FORMAT_Q8_0;
+    if (c->router.experts != 8) return FORMAT_COUNT;
+    if (t->role == TENSOR_K || t->role == TENSOR_V) return FORMAT_Q8_0;
+    return t->role == TENSOR_O && few & format_bit(m->base) ? FORMAT_Q5_K : FORMAT_COUNT;
+}
+
 /* By the rules alone. */
 static enum tensor_format wanted(const struct mixture *m, const struct model_config *c,
                                  const struct model_tensor *t, bool importance)
 {
     if (t->role == TENSOR_HEAD || (t->role == TENSOR_EMBED && c->tied_head)) return m->head;
     if (t->role == TENSOR_EMBED) return m->embed;
-    enum tensor_format format = m->base;
+    enum tensor_format format = wanted_of_mixtures(m, c, t);
+    if (format != FORMAT_COUNT) return format;
+    const enum tensor_role role = t->role == TENSOR_DOWN_EXPERTS ? TENSOR_DOWN : t->role;
+    format = m->base;
     for (int i = 0; i < RULES_MAX && m->rule[i].role != TENSOR_EMBED; i++) {
         const struct rule *r = &m->rule[i];
-        if (r->role != t->role || !holds(r->where, c, (uint32_t)t->layer)) continue;
+        if (r->role != role || !holds(r->where, c, (uint32_t)t->layer)) continue;
         if (r->when != ALWAYS && (r->when == MEASURED) != importance) continue;
         format = r->format;
         break;

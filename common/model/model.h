@@ -14,6 +14,7 @@
 #include "common/base/err.h"
 #include "common/formats/kv_dtype.h"
 #include "common/formats/tensor_format.h"
+#include "common/model/router.h"
 #include "common/model/unit.h"
 
 /* Limits on what a file may claim; each is an error that names the value and the limit. */
@@ -57,7 +58,12 @@ struct model_config {
     bool gguf;           /* tensors are called as in GGUF files */
     float *rope_factors; /* [head_dim / 2], of ROPE_FACTORS: what each inverse frequency is divided by */
     uint32_t *window;    /* [layers]: 0 = full attention; w = a token sees itself and the w - 1 before it */
-    int32_t bos;         /* -1: none */
+    /* Mixtures of experts. router.experts is 0 where no layer is one. */
+    struct model_router router;
+    enum glu_kind glu;
+    uint32_t expert_intermediate;
+    bool *sparse;               /* [layers]: the layer's MLP is a mixture; NULL: none is */
+    int32_t bos;                /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* config.json and generation_config.json together */
     uint32_t eos_count;
 };
@@ -74,6 +80,14 @@ struct model_tensor {
     /* Heads whose rows (of a bias: values) lie interleaved in the file: rows 2i and 2i + 1 of a head are its rows i and
      * i + half of it; 0: rows are in order. model_shards_read brings them in order. */
     uint32_t interleaved_heads;
+    /* Of a file that has a tensor for each expert: pieces[piece .. piece + experts) of equal bytes, one after another the
+     * tensor's; piece_count 0: the tensor is one run of the file. `shard` and `offset` are those of the first. */
+    uint32_t piece, piece_count;
+};
+/* A part of a tensor in a file. */
+struct model_piece {
+    uint32_t shard;
+    uint64_t offset;
 };
 
 struct model_shard {
@@ -89,6 +103,8 @@ struct model {
     struct model_math math;
     struct model_tensor *tensors; /* sorted by (shard, offset) */
     uint32_t tensor_count;
+    struct model_piece *pieces;
+    uint32_t piece_count;
     struct model_shard *shards;
     uint32_t shard_count;
     struct model_unit *unit;                 /* [unit_count(config.layers)] */
@@ -130,16 +146,36 @@ static inline uint32_t model_tensor_unit(const struct model_tensor *tensor)
 }
 /* Formats of the matrices that steps multiply by, as a set (format_bit). */
 unsigned model_formats(const struct model *model);
+/* Whether workers keep it as fp32 beside their matrices: norms, biases, routers. */
+static inline bool model_tensor_is_vector(const struct model_tensor *tensor)
+{
+    return tensor->rows == 1 || tensor->role == TENSOR_ROUTER;
+}
 /* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its
  * EMBED. */
 const struct model_tensor *model_find(const struct model *model, enum tensor_role role, int32_t layer);
 
-/* Shape that `config` implies for a role; returns false when the configuration has no such tensor. */
+/* Whether a layer's MLP is a mixture of experts. */
+static inline bool model_layer_sparse(const struct model_config *config, uint32_t layer)
+{
+    return config->sparse && config->sparse[layer];
+}
+/* Numbers between an MLP's two halves, of one token: the most of any layer; of a dense one, 0 where none is. */
+uint32_t model_mlp_width(const struct model_config *config);
+uint32_t model_dense_width(const struct model_config *config);
+/* Shape that `config` implies for a role; returns false when the configuration has no such tensor in any layer. */
 bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
                           uint64_t *cols);
+/* Whether it has the tensor in this layer (-1: outside the layers). */
+bool model_expects(const struct model_config *config, enum tensor_role role, int32_t layer);
 /* The file's name of a role ("model.layers.3.mlp.up_proj.weight") into name; config NULL: that of safetensors files. */
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
                        char name[MODEL_NAME_MAX]);
+/* Of a role whose tensor a safetensors file has for each expert, where model_tensor_name has a star for its number: how
+ * many tensors, and the name of one; 1: the role has one tensor. */
+uint32_t model_tensor_parts(const struct model_config *config, enum tensor_role role);
+void model_part_name(const struct model_config *config, enum tensor_role role, int32_t layer, uint32_t part,
+                     char name[MODEL_NAME_MAX]);
 /* The operations that `config` implies. */
 void model_math_build(const struct model_config *config, struct model_math *math);
 

@@ -12,7 +12,8 @@ int model_shards_open(const struct model *model, struct model_shards *shards, st
     const size_t count = (size_t)model->shard_count + 1;
     *shards = (struct model_shards){.fd = calloc(count, sizeof *shards->fd),
                                     .bytes = calloc(count, sizeof *shards->bytes),
-                                    .content = calloc(1, sizeof *shards->content)};
+                                    .content = calloc(1, sizeof *shards->content),
+                                    .pieces = model->pieces};
     int rc = shards->fd && shards->bytes && shards->content
                  ? 0
                  : helm_fail(err, HELM_E_NOMEM, "no memory for %u file descriptors", model->shard_count);
@@ -24,9 +25,26 @@ int model_shards_open(const struct model *model, struct model_shards *shards, st
     return rc;
 }
 
+/* Of a tensor that is pieces in its files. */
+static int read_pieces(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
+                       uint64_t bytes, void *to, struct helm_err *err)
+{
+    const uint64_t each = t->bytes / t->piece_count;
+    int rc = 0;
+    for (uint64_t at = from, part; at < from + bytes && !rc; at += part) {
+        const struct model_piece *piece = &shards->pieces[t->piece + at / each];
+        const uint64_t inside = at % each;
+        part = each - inside < from + bytes - at ? each - inside : from + bytes - at;
+        rc = file_pread_all(shards->fd[piece->shard], (char *)to + (at - from), (size_t)part,
+                            piece->offset + inside, t->name, err);
+    }
+    return rc;
+}
+
 static int read_bytes(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
                       uint64_t bytes, void *to, struct helm_err *err)
 {
+    if (t->piece_count) return read_pieces(shards, t, from, bytes, to, err);
     const int fd = shards->fd[t->shard];
     if (!t->interleaved_heads) return file_pread_all(fd, to, (size_t)bytes, t->offset + from, t->name, err);
     const uint64_t rows = t->rows > 1 ? t->rows : t->cols, row_bytes = t->bytes / rows;

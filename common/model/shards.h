@@ -13,7 +13,8 @@ struct model_shards {
     int *fd;         /* [count] */
     uint64_t *bytes; /* that each has now */
     uint32_t count;
-    _Atomic uint64_t *content; /* of all that was read (content.h) */
+    const struct model_piece *pieces; /* the model's */
+    _Atomic uint64_t *content;        /* of all that was read (content.h) */
 };
 /* On failure nothing is open. */
 HELM_MUST_CHECK int model_shards_open(const struct model *model, struct model_shards *shards,

@@ -6,20 +6,22 @@
 #include "common/model/arch.h"
 #include "common/model/model.h"
 
-/* Appends a tensor to the unit's list if the model has it. */
+/* Appends a tensor to the unit's list if the model has it and the list has not. */
 static void add_tensor(const struct model *model, struct model_unit *unit, const struct model_tensor **list,
                        enum tensor_role role)
 {
     const struct model_tensor *tensor =
         role == TENSOR_NONE ? NULL : model_find(model, role, (int32_t)unit->layer);
     if (!tensor) return;
+    for (uint32_t i = 0; i < unit->tensor_count; i++)
+        if (list[i] == tensor) return;
     list[unit->tensor_count++] = tensor;
     unit->bytes += tensor->bytes;
 }
 
 static void fill_unit(const struct model *model, struct model_unit *unit, const struct model_tensor **list)
 {
-    const struct math_part *math = &model->math.part[unit->part];
+    const struct math_part *math = model_unit_math(model, unit_of(unit->layer, unit->part));
     unit->tensor = list;
     for (uint32_t i = 0; i < math->ops; i++)
         for (uint32_t w = 0; w < math->op[i].weights; w++)
@@ -30,6 +32,7 @@ static void fill_unit(const struct model *model, struct model_unit *unit, const 
         add_tensor(model, unit, list, op->norm);
         add_tensor(model, unit, list, op->q_norm);
         add_tensor(model, unit, list, op->k_norm);
+        add_tensor(model, unit, list, op->router);
         for (uint32_t w = 0; w < op->weights; w++) add_tensor(model, unit, list, op->bias[w]);
     }
 }
@@ -44,9 +47,15 @@ unsigned model_formats(const struct model *model)
     return formats;
 }
 
+uint32_t model_unit_kind(const struct model *model, uint32_t unit)
+{
+    const bool sparse = unit_part(unit) == UNIT_MLP && model_layer_sparse(&model->config, unit_layer(unit));
+    return sparse ? MATH_PART_SPARSE : (uint32_t)unit_part(unit);
+}
+
 const struct math_part *model_unit_math(const struct model *model, uint32_t unit)
 {
-    return &model->math.part[unit_part(unit)];
+    return &model->math.part[model_unit_kind(model, unit)];
 }
 
 int model_units_build(struct model *model, struct helm_err *err)

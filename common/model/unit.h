@@ -36,6 +36,10 @@ enum tensor_role {
     TENSOR_GATE_BIAS,
     TENSOR_UP_BIAS,
     TENSOR_DOWN_BIAS,
+    TENSOR_ROUTER,       /* [experts, hidden]; from here on: of sparse layers */
+    TENSOR_GATE_EXPERTS, /* [experts * expert_intermediate, hidden], expert by expert */
+    TENSOR_UP_EXPERTS,
+    TENSOR_DOWN_EXPERTS, /* [experts * hidden, expert_intermediate] */
     TENSOR_ROLE_COUNT,
     TENSOR_NONE = TENSOR_ROLE_COUNT
 };
@@ -79,8 +83,11 @@ enum model_buffer {
     BUFFER_K, /* [kv_heads * head_dim] */
     BUFFER_V,
     BUFFER_A,    /* attention output [heads * head_dim] */
-    BUFFER_GATE, /* [intermediate] */
+    BUFFER_GATE, /* [intermediate]; of experts [chosen][expert_intermediate] */
     BUFFER_UP,
+    BUFFER_ROUTER, /* logits of the experts [experts] */
+    BUFFER_CHOICE, /* ids of the chosen ones, then their weights: [2][chosen] */
+    BUFFER_DOWN,   /* what each chosen one adds, [chosen][hidden]; of several tokens */
     BUFFER_LOGITS, /* [vocab] */
 };
 
@@ -88,6 +95,9 @@ enum math_kind {
     MATH_EMBED, /* out = embedding row of the token */
     MATH_LINEAR, /* of each weight: out (+)= weight * input + bias; then, with swiglu, out[0] = silu(out[0]) * out[1] */
     MATH_ATTENTION, /* norm of each head of q and k, RoPE, append k and v to the cache, causal GQA attention of q */
+    MATH_ROUTE,       /* out = the experts chosen by router * input, and their weights (router.h) */
+    MATH_EXPERTS_GLU, /* of each chosen expert: out = glu(its gate * input, its up * input) */
+    MATH_EXPERTS_DOWN, /* out += the sum, in the order of choice, of weight * (the expert's down * its input) */
 };
 #define MATH_WEIGHTS_MAX 3
 struct math_op {
@@ -101,6 +111,7 @@ struct math_op {
     bool accumulate;                 /* adds to out: the residual */
     bool swiglu;                     /* weights are gate and up, whose rows are used in pairs */
     enum tensor_role q_norm, k_norm; /* ATTENTION: of each head; TENSOR_NONE: none */
+    enum tensor_role router; /* ROUTE: kept beside the matrices, as vectors are; TENSOR_NONE: it is none */
 };
 #define MATH_OPS_MAX 4
 /* One kind of unit: its operations in order. */
@@ -109,10 +120,12 @@ struct math_part {
     uint32_t ops;
     double read_part; /* of its weights' bytes, what one token reads: 1, or less of experts */
 };
+/* The kinds of parts: those that every model has, by enum unit_part; and what a sparse layer's MLP is instead. */
+enum { MATH_PART_SPARSE = UNIT_PARTS, MATH_PARTS };
 /* The model: embed, then every layer's parts in order, then head. */
 struct model_math {
     struct math_op embed, head;
-    struct math_part part[UNIT_PARTS];
+    struct math_part part[MATH_PARTS];
 };
 
 /* ---- the table ---- */
@@ -127,7 +140,8 @@ struct model_unit {
     uint64_t bytes; /* of all of them, as stored */
 };
 struct model;
-/* The operations of a unit of the model. */
+/* Which of math.part[] a unit of the model is, and its operations. */
+uint32_t model_unit_kind(const struct model *model, uint32_t unit);
 const struct math_part *model_unit_math(const struct model *model, uint32_t unit);
 /* Fills in model->unit from its tensors and operations; called once, when they are read. */
 HELM_MUST_CHECK int model_units_build(struct model *model, struct helm_err *err);

@@ -26,6 +26,9 @@ uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes)
 
 bool placement_takes(const struct model_tensor *t, enum tensor_format format)
 {
+    /* Experts of a variable format have no places of their own. */
+    if (arch_role_of_experts(t->role) && format != t->format && tensor_format_of(format)->variable)
+        return false;
     return tensor_format_converts(t->format, format) && tensor_format_takes(format, t->rows, t->cols);
 }
 

@@ -375,6 +375,11 @@ static int check_tiers(const struct plan *plan, struct helm_err *err)
     if (!plan_layers_of(plan, PLAN_GPU0))
         return helm_fail(err, HELM_E_FORMAT, "'vram_page_count' is %u, but no layer's cache is the GPU's",
                          plan->vram_page_count);
+    if (plan->invariant && plan_kv_assisted(plan))
+        return helm_fail(err, HELM_E_FORMAT,
+                         "'invariant' is true, but 'kv_direct_permille' is %u: what the CPU attends to "
+                         "depends on how many pages VRAM has for a sequence; it must be 1000",
+                         plan->kv_direct_permille);
     if (plan->vram_page_count >= least) return 0;
     return helm_fail(
         err, HELM_E_LIMIT,

@@ -94,6 +94,8 @@ struct plan {
      * GPU reads over the link itself. The CPU attends to the others. */
     uint32_t kv_direct_permille;
     char kv_dtype[8];
+    /* A token's numbers depend on its sequence alone (schedule.h). With two tiers the CPU attends to nothing then. */
+    bool invariant;
     struct plan_stage *stages; /* of decode; every list covers all units in order, no gap, no overlap */
     uint32_t stage_count;
     /* [unit_count(layers) + 2]: in which the matrices of each unit lie in their memory, then those of the
@@ -214,6 +216,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
  *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32" | "q8_0",
  *    "vram_page_count": N, "kv_direct_permille": 0 to 1000 (default of both: 0),
+ *    "invariant": true | false (default),
  *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
  *                           "home": "gpu"|"cpu"|"stream", "bytes": N,
  *                           "format": "bf16-packed" (default: as stored; in this list alone)}, ...],

@@ -90,6 +90,7 @@ json_t *plan_to_json(const struct plan *plan)
         json_object_set_new(json, "vram_page_count", json_integer(plan->vram_page_count));
         json_object_set_new(json, "kv_direct_permille", json_integer(plan->kv_direct_permille));
     }
+    if (plan->invariant && json) json_object_set_new(json, "invariant", json_true());
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
     if (plan->weights && json) json_object_set_new(json, "weights", json_string(mixture_name(plan->weights)));
@@ -397,6 +398,7 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
     uint64_t vram_pages = 0, direct = 0;
     int rc = json_get_u64(json, "vram_page_count", false, 0, plan->page_count, &vram_pages, err);
     if (!rc) rc = json_get_u64(json, "kv_direct_permille", false, 0, 1000, &direct, err);
+    if (!rc) rc = json_get_bool(json, "invariant", false, &plan->invariant, err);
     if (rc) return rc;
     plan->vram_page_count = (uint32_t)vram_pages;
     plan->kv_direct_permille = (uint32_t)direct;

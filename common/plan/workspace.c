@@ -93,6 +93,14 @@ uint64_t workspace_chain_bytes(const struct model_config *c)
     return workspace_chain_lists(c) + c->layers * round_up(words * sizeof(uint64_t), VRAM_ALIGN);
 }
 
+uint64_t workspace_experts_bytes(const struct model_config *c)
+{
+    const uint64_t widest = larger(c->hidden, c->expert_intermediate),
+                   inputs = ENGINE_FEW_TOKENS * c->router.chosen * widest * sizeof(float);
+    return c->router.experts ? GPU_LINEAR_COUNTER_BYTES + GPU_EXPERTS_INPUTS * round_up(inputs, VRAM_ALIGN)
+                             : 0;
+}
+
 static void size_always(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     struct gpu_block block;
@@ -115,7 +123,7 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
 {
     const struct model_config *m = c->config;
     const uint64_t few = ENGINE_FEW_TOKENS * sizeof(float), q = (uint64_t)m->heads * m->head_dim,
-                   width = q + 2ull * m->kv_heads * m->head_dim, n = m->intermediate, tokens = w->tokens,
+                   width = q + 2ull * m->kv_heads * m->head_dim, n = model_dense_width(m), tokens = w->tokens,
                    sub = w->sub_tokens;
     w->area[GPU_AREA_H].bytes = sub * m->hidden * c->chunk_bytes;
     w->area[GPU_AREA_ROPE_TABLE].bytes = tokens * m->head_dim * sizeof(float);
@@ -129,11 +137,25 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_FEW_QKV].bytes = few * width;
     w->area[GPU_AREA_FEW_Q].bytes = few * q;
     w->area[GPU_AREA_FEW_A].bytes = few * q;
-    w->area[GPU_AREA_FEW_ACT].bytes = few * n;
+    w->area[GPU_AREA_FEW_ACT].bytes = few * model_mlp_width(m);
     w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
     w->area[GPU_AREA_CHUNK_Q].bytes = (c->tiered ? tokens : sub) * q * c->query_bytes;
     w->area[GPU_AREA_CHUNK_ACT].bytes = tokens * n * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_GATES].bytes = sub * 2 * n * c->chunk_bytes;
+}
+
+static void size_experts(const struct gpu_workspace_case *c, struct gpu_workspace *w)
+{
+    const struct model_config *m = c->config;
+    const uint64_t tokens = w->tokens, pairs = tokens * m->router.chosen, number = sizeof(float);
+    if (!m->router.experts) return;
+    w->area[GPU_AREA_ROUTER].bytes = tokens * m->router.experts * number;
+    w->area[GPU_AREA_CHOICE].bytes = 2 * pairs * number;
+    w->area[GPU_AREA_GROUPS].bytes = (m->router.experts + 1 + 2 * pairs) * number;
+    w->area[GPU_AREA_EXPERTS].bytes = workspace_experts_bytes(m);
+    w->area[GPU_AREA_CHUNK_EXPERTS_X].bytes = tokens * m->hidden * c->chunk_bytes;
+    w->area[GPU_AREA_CHUNK_EXPERTS_ACT].bytes = pairs * m->expert_intermediate * c->chunk_bytes;
+    w->area[GPU_AREA_CHUNK_EXPERTS_SUM].bytes = pairs * m->hidden * number;
 }
 
 /* Areas first .. last one behind the other from `at` on. Returns where they end. */
@@ -149,15 +171,19 @@ static uint64_t place_areas(struct gpu_workspace *w, enum gpu_area first, enum g
 void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     memset(w, 0, sizeof *w);
-    w->tokens = (uint32_t)round_up(c->step_tokens, GPU_PAD_TOKENS);
+    /* whole sub-chunks, which an invariant plan's products are of */
+    w->tokens =
+        (uint32_t)round_up(c->step_tokens, c->step_tokens > GPU_SUB_TOKENS ? GPU_SUB_TOKENS : GPU_PAD_TOKENS);
     w->sub_tokens = (uint32_t)smaller(w->tokens, GPU_SUB_TOKENS);
     size_always(c, w);
     if (c->head) size_head(c, w);
     if (c->layers) size_layers(c, w);
+    if (c->layers) size_experts(c, w);
     const uint64_t at = place_areas(w, 0, GPU_AREA_MATMUL, 0);
     w->bytes = larger(larger(place_areas(w, GPU_AREA_FEW_QKV, GPU_AREA_FEW_ACT, at),
                              place_areas(w, GPU_AREA_CHUNK_QKV, GPU_AREA_CHUNK_Q, at)),
                       place_areas(w, GPU_AREA_CHUNK_ACT, GPU_AREA_CHUNK_GATES, at));
+    w->bytes = larger(w->bytes, place_areas(w, GPU_AREA_CHUNK_EXPERTS_X, GPU_AREA_CHUNK_EXPERTS_SUM, at));
 }
 
 uint64_t plan_staging_bytes(const struct plan *plan, uint64_t layer_bytes)
@@ -171,7 +197,7 @@ uint32_t workspace_chunk_bytes(const struct model *model)
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         const size_t bytes = dtype_bytes(tensor_format_product(t->format));
-        if (t->layer >= 0 && t->rows > 1 && bytes > most) most = bytes;
+        if (t->layer >= 0 && !model_tensor_is_vector(t) && bytes > most) most = bytes;
     }
     return (uint32_t)most;
 }
@@ -183,6 +209,7 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
     const struct model_config *c = s->config;
     const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     const uint64_t inputs = larger(s->unit_tokens, s->sampled_rows); /* tokens of one product's input */
+    const uint32_t chosen = c->router.chosen, mlp = model_mlp_width(c);
     uint64_t at = 0;
     *a = (struct cpu_activations){.width = {[BUFFER_X] = c->hidden,
                                             [BUFFER_H] = c->hidden,
@@ -190,8 +217,11 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                             [BUFFER_K] = kv,
                                             [BUFFER_V] = kv,
                                             [BUFFER_A] = q,
-                                            [BUFFER_GATE] = c->intermediate,
-                                            [BUFFER_UP] = c->intermediate,
+                                            [BUFFER_GATE] = mlp,
+                                            [BUFFER_UP] = mlp,
+                                            [BUFFER_ROUTER] = c->router.experts,
+                                            [BUFFER_CHOICE] = 3 * chosen,
+                                            [BUFFER_DOWN] = chosen * c->hidden,
                                             [BUFFER_LOGITS] = c->vocab},
                                   .widest = c->hidden};
     for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) {
@@ -200,7 +230,7 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                                 : s->unit_tokens;
         a->at[b] = at;
         at += round_up(tokens * a->width[b], CPU_ALIGN);
-        if (s->unit_tokens && a->width[b] > a->widest) a->widest = a->width[b];
+        if (s->unit_tokens && b < BUFFER_ROUTER && a->width[b] > a->widest) a->widest = a->width[b];
     }
     const uint64_t half = round_up((uint64_t)s->unit_tokens * ((c->head_dim + 1) / 2), CPU_ALIGN);
     a->cosine = at;
@@ -208,6 +238,15 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
     a->floats = at + 2 * half;
     a->tile_tokens = (uint32_t)smaller(inputs, CPU_TILE_TOKENS);
     a->tiles = (uint32_t)((inputs + CPU_TILE_TOKENS - 1) / CPU_TILE_TOKENS);
+}
+
+uint64_t cpu_experts_bytes(const struct model_config *c)
+{
+    const uint64_t cols = larger(c->hidden, c->expert_intermediate), inner = c->expert_intermediate,
+                   numbers =
+                       CPU_EXPERTS_TOKENS * (cols + round_up(cols, TILE_COLUMNS) + 2 * CPU_EXPERTS_ROWS) +
+                       c->router.chosen * (inner + inner / 8 + 288);
+    return c->router.experts ? numbers * sizeof(float) + 256 : 0;
 }
 
 uint64_t cpu_tile_bytes_max(const struct cpu_activations *a, enum linear_inputs inputs)

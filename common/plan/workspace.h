@@ -59,6 +59,10 @@ enum gpu_area {
     GPU_AREA_ATTENTION,
     GPU_AREA_CHAINS, /* lists of the chains, one behind the other; with two tiers also those of assisted steps */
     GPU_AREA_PARTIAL, /* with two tiers: maxima and sums of partial attention, [tokens][heads] each */
+    GPU_AREA_ROUTER,  /* from here on: of mixtures; [tokens][experts] */
+    GPU_AREA_CHOICE,  /* ids, then weights: [tokens][chosen] each */
+    GPU_AREA_GROUPS,  /* [experts + 1], then twice [tokens][chosen] */
+    GPU_AREA_EXPERTS, /* of products of one and of few tokens with experts */
     GPU_AREA_MATMUL,
     /* Decode tiers, the attention half and the MLP half of a chunk take the same place in turn. */
     GPU_AREA_FEW_QKV, /* ENGINE_FEW_TOKENS tokens: [q | k | v] */
@@ -70,10 +74,15 @@ enum gpu_area {
     GPU_AREA_CHUNK_Q,     /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
     GPU_AREA_CHUNK_ACT,   /* [tokens][intermediate] */
     GPU_AREA_CHUNK_GATES, /* [sub][gate | up] */
+    GPU_AREA_CHUNK_EXPERTS_X, /* [tokens][hidden]: normalised, of the weights' dtype; from here on instead of the former */
+    GPU_AREA_CHUNK_EXPERTS_ACT, /* [tokens * chosen][expert_intermediate], likewise */
+    GPU_AREA_CHUNK_EXPERTS_SUM, /* [tokens * chosen][hidden] */
     GPU_AREA_COUNT
 };
 /* Room for a program's lists of chains, however they are cut: of at most five operations a layer and the head; and with
  * what attention in chains needs besides, each layer's in a chain of its own. */
+/* Room for what products of few tokens with experts keep beside: as often as GPU_EXPERTS_INPUTS says their inputs. */
+uint64_t workspace_experts_bytes(const struct model_config *c);
 uint64_t workspace_chain_lists(const struct model_config *c);
 uint64_t workspace_chain_bytes(const struct model_config *c);
 
@@ -111,6 +120,9 @@ struct cpu_activations {
     uint32_t tile_tokens, tiles, widest;
 };
 void cpu_activations_place(const struct cpu_activations_case *c, struct cpu_activations *activations);
+/* Of each thread, for experts: their tokens' inputs gathered and tiled, and sums of a piece; one token's inputs of all
+ * chosen downs in the order of their kernel. 0: there are none. */
+uint64_t cpu_experts_bytes(const struct model_config *config);
 /* The most that a tile takes, whatever the kernels' layout; of INT8 one serves all formats. */
 uint64_t cpu_tile_bytes_max(const struct cpu_activations *activations, enum linear_inputs inputs);
 

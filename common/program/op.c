@@ -20,6 +20,12 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_EMBED] = {"embed", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_NORM] = {"norm", OP_QUEUE_COMPUTE, SEVERAL, .launch = true},
     [OP_ROPE_APPEND] = {"rope, append", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_ROUTE] = {"route", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_EXPERTS_GLU] = {"experts' gate up", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_EXPERTS_DOWN] = {"experts' down", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_EXPERTS_SUM] = {"sum experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_LOGITS] = {"router logits", OP_QUEUE_COMPUTE, ALWAYS},
+    [OP_EXPERTS_GROUP] = {"group by expert", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_LANE_READ] = {"take from lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_LANE_WRITE] = {"put in lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_LINEAR] = {"linear", OP_QUEUE_COMPUTE, ALWAYS},
@@ -84,6 +90,25 @@ static bool is_sampled(const struct math_op *math)
     return math->out[0] == BUFFER_LOGITS;
 }
 
+/* Router and experts. */
+static void add_experts(struct list *list, const struct math_op *math, enum processor_kind processor,
+                        enum op_tier tier)
+{
+    const bool gpu = processor == PROCESSOR_GPU, chunk = tier == OP_TIER_CHUNK;
+    if (math->kind == MATH_ROUTE) {
+        if (!gpu) add(list, OP_NORM);
+        add(list, !gpu ? OP_LINEAR : tier == OP_TIER_ONE ? OP_GEMV : chunk ? OP_LOGITS : OP_GEMM_SMALL);
+        if (!gpu || chunk) add(list, OP_ROUTE);
+        if (gpu && chunk) add(list, OP_EXPERTS_GROUP);
+    } else if (math->kind == MATH_EXPERTS_GLU) {
+        if (gpu && chunk) add(list, OP_NORM);
+        add(list, OP_EXPERTS_GLU);
+    } else {
+        add(list, OP_EXPERTS_DOWN);
+        if (gpu ? chunk : tier != OP_TIER_ONE) add(list, OP_EXPERTS_SUM);
+    }
+}
+
 static void add_cpu(struct list *list, const struct math_op *math, enum op_tier tier)
 {
     if (math->kind == MATH_ATTENTION) {
@@ -128,6 +153,8 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
     struct list list = {.kinds = kinds};
     if (math->kind == MATH_EMBED)
         add(&list, OP_EMBED);
+    else if (math->kind >= MATH_ROUTE)
+        add_experts(&list, math, processor, tier);
     else if (processor == PROCESSOR_CPU)
         add_cpu(&list, math, tier);
     else

@@ -11,6 +11,12 @@
  *   CPU ATTEND  ROPE_APPEND, ATTEND  ROPE_APPEND, ATTEND            ROPE_APPEND, ATTEND
  *   GPU ATTEND  ATTEND_DECODE        ROPE_APPEND, ATTEND_DECODE     ROPE_APPEND, ATTEND_PREFILL
  *    assisted   ROPE_APPEND, KV_QUERY, ATTEND_DECODE, ATTEND_MERGE (one or few tokens; by the CPU: ATTEND_HOST)
+ *   CPU ROUTE    NORM, LINEAR, ROUTE     as one                     as one
+ *   CPU experts  EXPERTS_GLU             EXPERTS_GLU                EXPERTS_GLU
+ *                EXPERTS_DOWN            EXPERTS_DOWN, EXPERTS_SUM  EXPERTS_DOWN, EXPERTS_SUM
+ *   GPU ROUTE    GEMV                    GEMM_SMALL                 LOGITS, ROUTE, EXPERTS_GROUP
+ *   GPU experts  EXPERTS_GLU             EXPERTS_GLU                NORM, EXPERTS_GLU
+ *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
  *   GPU head    GEMV, ARGMAX         GATHER, GEMM_SMALL, ARGMAX     as few
  *
@@ -35,7 +41,11 @@ enum op_kind {
     OP_EMBED, /* x[t] = embedding of token t */
     OP_NORM,  /* out[t] = rmsnorm(x[t]) * norm; on the CPU also puts it into the order that LINEAR takes */
     OP_ROPE_APPEND, /* norm and rotation of the heads of q and k; k and v go into the cache */
-    OP_LANE_READ,   /* x = what the other worker put into the lane */
+    OP_ROUTE,       /* the experts that a token's logits choose, and their weights */
+    OP_EXPERTS_GLU, /* of each chosen expert glu(gate, up); on the GPU of one and few tokens also the choice */
+    OP_EXPERTS_DOWN, /* of each chosen expert down: of one token (GPU: of few) summed by weight into x */
+    OP_EXPERTS_SUM,  /* those of several tokens, likewise */
+    OP_LANE_READ,    /* x = what the other worker put into the lane */
     OP_LANE_WRITE,
     /* of the CPU */
     OP_LINEAR,
@@ -50,6 +60,8 @@ enum op_kind {
     OP_GEMV,       /* LINEAR of one token, with norm, bias, residual, swiglu */
     OP_GEMM_SMALL, /* the same of up to 16 */
     OP_MATMUL,
+    OP_LOGITS, /* a router's of any number of tokens, norm included: as GEMM_SMALL, not as MATMUL rounds them */
+    OP_EXPERTS_GROUP, /* tokens and their choices by expert */
     OP_ADD_BIAS,
     OP_SWIGLU,
     OP_ATTEND_DECODE,

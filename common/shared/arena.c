@@ -36,9 +36,11 @@
 #define LANES_MAX    4096u
 #define BYTES_MAX    ((uint64_t)1 << 46)
 
-static const char *const region_names[ARENA_REGION_COUNT] = {"control",    "slots",      "masks",  "history",
-                                                             "page_table", "vram_table", "lanes",  "kv_lanes",
-                                                             "logits",     "kv",         "weights"};
+static const char *const region_names[ARENA_REGION_COUNT] = {"control", "slots",      "masks",
+                                                             "history", "page_table", "vram_table",
+                                                             "lanes",   "kv_lanes",   "logits",
+                                                             "pooled",  "session",    "kv",
+                                                             "weights"};
 
 static int check_range(const char *what, uint64_t value, uint64_t min, uint64_t max, struct helm_err *err)
 {
@@ -69,6 +71,7 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"kv_heads_asking", spec->kv_heads_asking, 0, KV_FIELD_MAX},
         {"kv_heads_asking x (head_dim + 2)", (uint64_t)spec->kv_heads_asking * (kv->head_dim + 2ull), 0,
          WIDTH_MAX},
+        {"session_bytes", spec->session_bytes, 0, BYTES_MAX},
         {"weight_bytes", spec->weight_bytes, 0, BYTES_MAX},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -125,6 +128,10 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
         kv_lanes_bytes =
             ARENA_KV_LANES * lane_bytes(ARENA_KV_TOKENS, spec->kv_heads_asking * (spec->kv.head_dim + 2));
 
+    uint64_t logits_bytes = (uint64_t)spec->slots * spec->vocab * sizeof(float);
+    if (logits_bytes < 2 * (uint64_t)spec->hidden * sizeof(float))
+        logits_bytes = 2 * (uint64_t)spec->hidden * sizeof(float);
+
     const uint64_t bytes[ARENA_REGION_COUNT] = {
         [ARENA_REGION_CONTROL] = sizeof(struct arena_control),
         [ARENA_REGION_SLOTS] = spec->slots * sizeof(struct arena_slot),
@@ -135,7 +142,9 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
             spec->vram_page_count ? spec->slots * pages_per_slot * sizeof(uint32_t) : 0,
         [ARENA_REGION_LANES] = lanes_bytes,
         [ARENA_REGION_KV_LANES] = kv_lanes_bytes,
-        [ARENA_REGION_LOGITS] = (uint64_t)spec->slots * spec->vocab * sizeof(float),
+        [ARENA_REGION_LOGITS] = logits_bytes,
+        [ARENA_REGION_POOLED] = (uint64_t)spec->slots * spec->hidden * sizeof(double),
+        [ARENA_REGION_SESSION] = spec->session_bytes,
         [ARENA_REGION_KV] = kv_bytes,
         [ARENA_REGION_WEIGHTS] = spec->weight_bytes,
     };
@@ -256,6 +265,7 @@ static int check_header(const struct arena_header *header, uint64_t file_bytes, 
                                     .kv_heads_asking = header->kv_heads_asking,
                                     .kv = header->kv,
                                     .page_count = header->page_count,
+                                    .session_bytes = header->region[ARENA_REGION_SESSION].bytes,
                                     .weight_bytes = header->region[ARENA_REGION_WEIGHTS].bytes};
     struct arena_header expected;
     int rc = arena_plan(&spec, &expected, err);

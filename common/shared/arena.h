@@ -24,12 +24,13 @@ struct arena_spec {
     struct kv_layout kv;
     uint32_t page_count;
     uint32_t vram_page_count, kv_heads_asking; /* as in the header; both 0 with one tier */
+    uint64_t session_bytes;                    /* of the session region */
     uint64_t weight_bytes;
 };
 
 /* Computes every region's place into *header without creating anything (the ledger uses it too). Overflow is
  * HELM_E_LIMIT. Regions start on whole pages (kv, weights: on 2 MiB) in the order of their ids; logits has
- * one row of vocab floats a slot; the total is a multiple of 2 MiB. */
+ * one row of vocab floats a slot (all together at least two of hidden floats), pooled one of hidden doubles; the total is a multiple of 2 MiB. */
 HELM_MUST_CHECK int arena_plan(const struct arena_spec *spec, struct arena_header *header,
                                struct helm_err *err);
 
@@ -105,6 +106,12 @@ static inline struct lane *arena_lane_of(const struct arena *a, uint32_t lane)
 static inline float *arena_logits_of(const struct arena *a, uint32_t slot)
 {
     return (float *)arena_region_ptr(a, ARENA_REGION_LOGITS) + (uint64_t)slot * arena_header_of(a)->vocab;
+}
+
+/* [hidden] */
+static inline double *arena_pooled_of(const struct arena *a, uint32_t slot)
+{
+    return (double *)arena_region_ptr(a, ARENA_REGION_POOLED) + (uint64_t)slot * arena_header_of(a)->hidden;
 }
 
 /* Touches and collapses [offset, offset + bytes) into huge pages, 2 MiB at a time; bind to a NUMA node before

@@ -17,8 +17,14 @@
  *   vram_table          helmd                     workers   of the same pages, their places in VRAM: two tiers only
  *   lanes               one worker each           another   activation hand-over, see lane.h
  *   kv_lanes            one worker each           another   queries, and what came of them: two tiers only
- *   logits              the head's worker         helmd     of rows that were drawn from whole: for its check
- *   kv                  the layer's worker        workers   pages, see kv_layout.h
+ *   logits              the head's worker         helmd     of rows that were drawn from whole: for its check; a GPU worker's
+ *                                                           pooled rows pass through it
+ *   pooled              the head's worker         helmd     what is made of a slot's hidden states; until the step that ends
+ *                                                           its prompt is done it is a sum
+ *   session             helmd, the GPU worker     both      cells of one page that lie in VRAM alone, on their way: one tier
+ *                                                           only; see STEP_KV_OUT
+ *   kv                  the layer's worker        workers   pages, see kv_layout.h; helmd writes pages that no step in
+ *                                                           flight has, before they are known (sessions)
  *   weights             the loading worker        workers   read-only after READY
  *
  * Steps in flight. helmd may ring a step while the one before it is computed; every worker computes them in
@@ -70,7 +76,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         8u
+#define ARENA_ABI         10u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
@@ -89,6 +95,8 @@ enum arena_region_id {
     ARENA_REGION_LANES,
     ARENA_REGION_KV_LANES,
     ARENA_REGION_LOGITS,
+    ARENA_REGION_POOLED,
+    ARENA_REGION_SESSION,
     ARENA_REGION_KV,
     ARENA_REGION_WEIGHTS,
     ARENA_REGION_COUNT
@@ -126,6 +134,10 @@ enum step_row_flags {
     /* With STEP_ROW_SAMPLE: the token is one of the slot's mask. No other step in flight samples for the slot, so such a
      * row never follows, and none follows it. */
     STEP_ROW_MASKED = 1u << 2,
+    /* The hidden states behind the final norm go into the slot's place in `pooled`: all are added (from 0 on where the row
+     * starts at 0), or the row's last one is put there. Neither goes with STEP_ROW_SAMPLE. */
+    STEP_ROW_POOL_MEAN = 1u << 3,
+    STEP_ROW_POOL_LAST = 1u << 4,
 };
 struct step_row {
     uint32_t slot;
@@ -151,7 +163,16 @@ enum step_flags {
     /* The CPU attends to a part of the cache of the GPU's layers: some row has direct_from > 0, and there are at
      * most ARENA_KV_TOKENS tokens, one a row. */
     STEP_KV_ASSISTED = 1u << 1,
+    /* Of an invariant plan (common/plan/schedule.h): all rows are of prompts, and are computed as chunks, by the list of
+     * the plan whose number stands from bit STEP_LIST_SHIFT on. */
+    STEP_PROMPT = 1u << 2,
+    /* No rows, and no other step is in flight: with one tier the GPU worker copies its layers' cells of step.page to the
+     * session region, or from there, [its layers][as kv_layout.h has a layer]. Other workers have nothing to do. */
+    STEP_KV_OUT = 1u << 3,
+    STEP_KV_IN = 1u << 4,
 };
+#define STEP_KV_MOVES   (STEP_KV_OUT | STEP_KV_IN)
+#define STEP_LIST_SHIFT 8
 struct step {
     uint32_t serial; /* 1, 2, ...; ring slot = serial % ARENA_STEP_RING; the doorbell's value */
     uint32_t epoch;
@@ -159,6 +180,8 @@ struct step {
     uint32_t token_count; /* sum of count, <= header.step_tokens */
     uint32_t flags;       /* enum step_flags */
     uint32_t fetch_count;
+    uint32_t page; /* of STEP_KV_MOVES */
+    uint32_t reserved;
     struct step_row row[ARENA_STEP_ROWS];
     struct step_fetch fetch[ARENA_STEP_FETCH];
 };
@@ -223,8 +246,8 @@ static_assert(sizeof(struct arena_done) == 64 + 32 * ARENA_STEP_RING, "one cache
 static_assert(offsetof(struct arena_control, step) == 64 + sizeof(struct arena_done) * ARENA_WORKERS_MAX,
               "one cache line per doorbell");
 static_assert(sizeof(struct step_row) == 24, "step row layout");
-static_assert(offsetof(struct step, row) == 24, "step layout");
-static_assert(sizeof(struct step) == 24 + 24 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
+static_assert(offsetof(struct step, row) == 32, "step layout");
+static_assert(sizeof(struct step) == 32 + 24 * ARENA_STEP_ROWS + 8 * ARENA_STEP_FETCH, "step layout");
 static_assert(offsetof(struct step_result, row) == 56, "result layout");
 static_assert(sizeof(struct step_result_row) == 20 + 8 * SAMPLING_LOGPROBS_MAX, "result row layout");
 static_assert(sizeof(struct sampling_params) == 48 + 8 * SAMPLING_BIAS_MAX, "slot layout");

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#define POOLS (STEP_ROW_POOL_MEAN | STEP_ROW_POOL_LAST)
+
 /* Whether a row's positions lie where it may say they do: in the arena alone whole pages in front of what it computes,
  * from there on in VRAM. */
 static bool take_tiers(const struct arena *arena, const struct step_row *in, uint32_t last_page)
@@ -23,10 +25,12 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                      struct batch *batch, struct batch_row *row)
 {
     const bool follows = (in->flags & STEP_ROW_FOLLOWS) != 0;
+    const uint32_t pools = in->flags & POOLS;
     const struct arena_header *h = arena_header_of(arena);
     if (in->slot >= h->slots || *used >> in->slot & 1) return false;
     if (in->count == 0 || in->count > h->step_tokens - batch->token_count) return false;
     if ((follows || batch->assisted) && in->count != 1) return false;
+    if (pools && (in->flags & STEP_ROW_SAMPLE || pools == POOLS)) return false;
     if (in->start >= h->context_tokens || in->count > h->context_tokens - in->start) return false;
     const uint32_t *history = arena_history_of(arena, in->slot);
     const uint32_t *pages = arena_page_table_of(arena, in->slot);
@@ -52,7 +56,8 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
                               .token_first = batch->token_count,
                               .sample = (in->flags & STEP_ROW_SAMPLE) != 0,
                               .follows = follows,
-                              .masked = (in->flags & STEP_ROW_MASKED) != 0};
+                              .masked = (in->flags & STEP_ROW_MASKED) != 0,
+                              .pools = pools};
     return true;
 }
 
@@ -76,17 +81,35 @@ static int check_tiers(const struct arena *arena, const struct step *step, struc
     return 0;
 }
 
+/* A step that moves a page for a session does nothing else. */
+static int check_moves(const struct arena *arena, const struct step *step, struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(arena);
+    if (!(step->flags & STEP_KV_MOVES)) return 0;
+    if ((step->flags & STEP_KV_MOVES) == STEP_KV_MOVES || step->row_count || step->fetch_count ||
+        h->vram_page_count)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "step %u moves a page with flags %#x, %u rows, %u pages to fetch, %u places in VRAM",
+                         step->serial, step->flags, step->row_count, step->fetch_count, h->vram_page_count);
+    if (step->page >= h->page_count)
+        return helm_fail(err, HELM_E_LIMIT, "step %u moves page %u of %u", step->serial, step->page,
+                         h->page_count);
+    return 0;
+}
+
 int batch_take(const struct arena *arena, uint32_t vocab, const struct step *step, struct batch *batch,
                struct step_result *result, struct helm_err *err)
 {
     uint32_t rows = step->row_count;
     uint64_t used = 0;
     int rc = check_tiers(arena, step, err);
+    if (!rc) rc = check_moves(arena, step, err);
     if (rc) return rc;
-    if (rows < 1 || rows > ARENA_STEP_ROWS)
+    if ((rows < 1 && !(step->flags & STEP_KV_MOVES)) || rows > ARENA_STEP_ROWS)
         return helm_fail(err, HELM_E_LIMIT, "step %u has %u rows, not between 1 and %d", step->serial, rows,
                          ARENA_STEP_ROWS);
-    batch->token_count = batch->row_count = batch->sample_count = 0;
+    batch->token_count = batch->row_count = batch->sample_count = batch->pool_count = 0;
+    batch->flags = step->flags;
     batch->assisted = (step->flags & STEP_KV_ASSISTED) != 0;
     for (uint32_t i = 0; i < rows; i++) {
         struct step_result_row *out = &result->row[i];
@@ -99,6 +122,7 @@ int batch_take(const struct arena *arena, uint32_t vocab, const struct step *ste
         }
         row->result = i;
         if (row->sample) batch->sample_row[batch->sample_count++] = batch->row_count;
+        batch->pool_count += row->pools != 0;
         batch->token_count += row->count;
         batch->row_count++;
     }

@@ -17,19 +17,22 @@ struct batch_row {
     uint32_t token_first;              /* index of its first token in the step */
     uint32_t result;                   /* row of the step it came from */
     bool sample;
-    bool follows; /* STEP_ROW_FOLLOWS */
-    bool masked;  /* STEP_ROW_MASKED */
+    bool follows;   /* STEP_ROW_FOLLOWS */
+    bool masked;    /* STEP_ROW_MASKED */
+    uint32_t pools; /* STEP_ROW_POOL_MEAN, STEP_ROW_POOL_LAST or 0 */
 };
 
 struct batch {
     uint32_t *token, *position; /* [step_tokens] */
     uint8_t *token_row;         /* [step_tokens] index into row */
-    uint32_t token_count;       /* every worker chooses the step's phase of the plan by it: plan_phase_for */
+    uint32_t token_count; /* by it and by the flags every worker chooses what computes: plan_schedule_of */
+    uint32_t flags;       /* of the step */
     struct batch_row row[ARENA_STEP_ROWS];
     uint32_t row_count;
     uint32_t sample_row[ARENA_STEP_ROWS]; /* rows that are sampled, in order */
     uint32_t sample_count;
-    bool assisted; /* STEP_KV_ASSISTED: every worker walks the hand-overs of queries */
+    uint32_t pool_count; /* rows that are pooled */
+    bool assisted;       /* STEP_KV_ASSISTED: every worker walks the hand-overs of queries */
 };
 
 /* Takes every row of `step` that is right and begins *result: a row that is wrong gets STEP_ROW_BAD. Every

@@ -9,6 +9,8 @@
 #include "common/base/units.h"
 #include "daemon/steps/request.h"
 #include "daemon/clients/serve_plan.h"
+#include "daemon/clients/serve_session.h"
+#include "daemon/clients/serve_status.h"
 #include "proto/helm.pb-c.h"
 
 /* ---- packing ------------------------------------------------------------------------------------------ */
@@ -18,7 +20,8 @@ static int serve_send(struct serve *serve, struct asker asker, Helm__V1__Respons
 {
     uint8_t stack[2048];
     Helm__V1__Response response = HELM__V1__RESPONSE__INIT;
-    const bool final = kind == HELM__V1__RESPONSE__BODY_DONE || kind == HELM__V1__RESPONSE__BODY_ERROR;
+    const bool final = kind == HELM__V1__RESPONSE__BODY_DONE || kind == HELM__V1__RESPONSE__BODY_ERROR ||
+                       kind == HELM__V1__RESPONSE__BODY_EMBEDDING;
     response.version = REQUEST_VERSION;
     response.request_id = asker.request_id;
     response.body_case = kind;
@@ -35,20 +38,19 @@ static int serve_send(struct serve *serve, struct asker asker, Helm__V1__Respons
     return rc;
 }
 
-static void serve_error(struct serve *serve, struct asker asker, Helm__V1__ErrorCode code, const char *text)
+void serve_error(struct serve *serve, struct asker asker, Helm__V1__ErrorCode code, const char *text)
 {
     Helm__V1__Error error = HELM__V1__ERROR__INIT;
     error.code = code;
     error.message = (char *)text;
+    metrics_add_refusal(serve->metrics, (uint32_t)code);
     log_debug("client %llu request %llu: %s", (unsigned long long)asker.client,
               (unsigned long long)asker.request_id, text);
     if (serve_send(serve, asker, HELM__V1__RESPONSE__BODY_ERROR, &error))
         log_debug("client %llu: its error could not be delivered", (unsigned long long)asker.client);
 }
 
-/* An answer that nothing depends on: a client that does not take it loses it. */
-static void serve_answer(struct serve *serve, struct asker asker, Helm__V1__Response__BodyCase kind,
-                         void *body)
+void serve_answer(struct serve *serve, struct asker asker, Helm__V1__Response__BodyCase kind, void *body)
 {
     if (serve_send(serve, asker, kind, body))
         log_debug("client %llu: an answer could not be delivered", (unsigned long long)asker.client);
@@ -98,26 +100,44 @@ void serve_done(void *context, const struct sequence *seq)
     done.timings = &timings;
     done.seed = seq->sampling.seed;
     done.detail = (char *)seq->detail;
-    if (serve_send(serve, asker_of(seq), HELM__V1__RESPONSE__BODY_DONE, &done))
+    Helm__V1__Embedding embedding = HELM__V1__EMBEDDING__INIT;
+    embedding.id = seq->id;
+    embedding.n_values = serve->model->config.hidden;
+    embedding.values = seq->embedding;
+    embedding.usage = &usage;
+    embedding.timings = &timings;
+    const int rc = seq->embedding
+                       ? serve_send(serve, asker_of(seq), HELM__V1__RESPONSE__BODY_EMBEDDING, &embedding)
+                       : serve_send(serve, asker_of(seq), HELM__V1__RESPONSE__BODY_DONE, &done);
+    if (rc)
         log_debug("request %llu ended (%s); its client was not told", (unsigned long long)seq->id,
                   seq->detail);
     client_socket_release(serve->clients, seq->client);
 }
 
+void serve_moved(void *context)
+{
+    struct serve *serve = context;
+    sessions_moved(serve->sessions, units_now_us());
+}
+
 /* ---- handlers ----------------------------------------------------------------------------------------- */
+
+bool serve_is_open(struct serve *serve, struct asker asker)
+{
+    const char *why = NULL;
+    if (serve->draining)
+        why = "the daemon is going down";
+    else if (serve->checking || !serve->workers->ever_ready)
+        why = serve->workers->ever_ready ? "the model is being checked" : "the model is still loading";
+    if (why) serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY, why);
+    return !why;
+}
 
 static void on_generate(struct serve *serve, struct asker asker, struct request *request)
 {
     struct helm_err err = {0};
-    if (serve->draining) {
-        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY, "the daemon is going down");
-        return;
-    }
-    if (serve->checking || !serve->workers->ever_ready) {
-        serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_NOT_READY,
-                    serve->workers->ever_ready ? "the model is being checked" : "the model is still loading");
-        return;
-    }
+    if (!serve_is_open(serve, asker)) return;
     if (batcher_find_request(serve->batcher, asker.client, asker.request_id)) {
         serve_error(serve, asker, HELM__V1__ERROR_CODE__ERROR_DUPLICATE,
                     "a request with this request_id is open already");
@@ -170,77 +190,12 @@ static void on_mask(struct serve *serve, struct asker asker, struct request *req
     batcher_take_mask(serve->batcher, &asker, &request->mask, request->mask_index, NULL, units_now_us());
 }
 
-static void fill_worker(const struct workers *workers, const struct metrics *m, uint32_t index,
-                        Helm__V1__WorkerStatus *out)
-{
-    const struct worker *w = &workers->worker[index];
-    helm__v1__worker_status__init(out);
-    out->name = (char *)w->name;
-    out->pid = (uint32_t)w->pid;
-    out->state = (char *)worker_state_name(workers, w);
-    out->epoch = workers->epoch;
-    out->restarts = w->restarts;
-    out->threads = w->threads;
-    out->numa_node = w->node;
-    out->kernels = (char *)w->kernels;
-    out->weight_bytes = w->weight_bytes;
-    out->huge_bytes = w->huge_bytes;
-    out->loaded_bytes = w->bytes_done;
-    out->device = (char *)w->device;
-    out->vram_bytes = w->vram_bytes;
-    out->busy_seconds = (double)m->worker[index].busy_ns / 1e9;
-    out->wait_seconds = (double)m->worker[index].wait_ns / 1e9;
-    out->weight_bytes_read = m->worker[index].weight_bytes;
-    out->link_bytes = m->worker[index].link_bytes;
-}
-
 static void on_status(struct serve *serve, struct asker asker, struct request *request)
 {
     (void)request;
-    const struct metrics *m = serve->metrics;
-    uint64_t now_us = units_now_us();
-    Helm__V1__Status status = HELM__V1__STATUS__INIT;
-    Helm__V1__WorkerStatus worker[WORKERS_MAX], *workers[WORKERS_MAX];
-    for (uint32_t i = 0; i < serve->workers->count; i++) {
-        fill_worker(serve->workers, m, i, &worker[i]);
-        workers[i] = &worker[i];
-    }
-    status.version = (char *)HELM_VERSION;
-    status.state = (char *)serve_state_name(serve);
-    status.uptime_ms = (now_us - m->started_us) / 1000;
-    status.running = batcher_running(serve->batcher);
-    status.queued = batcher_queued(serve->batcher);
-    status.queue_limit = serve->batcher->admission.queue_limit;
-    status.kv_pages_total = serve->batcher->pages.count;
-    status.kv_pages_used = serve->batcher->pages.count - serve->batcher->pages.free_count;
-    status.kv_dtype = (char *)kv_dtype_name(serve->kv_dtype);
-    status.kv_token_bytes =
-        model_kv_bytes_per_token(&serve->model->config, serve->model->config.layers, serve->kv_dtype);
-    status.prefix_cache = (char *)prefix_sharing_name(serve->batcher->with.sharing);
-    status.kv_pages_cached = serve->batcher->pages.known.resting;
-    status.prefix_hits_total = m->prefix_hits_total;
-    status.tokens_cached_total = m->tokens_found_total;
-    status.prefix_evictions_total = serve->batcher->pages.evicted;
-    const struct kv_places *places = &serve->batcher->tiers.places;
-    status.kv_places_used = kv_places_used(places);
-    status.kv_places_total = places->count;
-    status.kv_pages_host = tiers_host_pages(&serve->batcher->tiers);
-    status.kv_pages_moved_out_total = places->moved_out;
-    status.kv_pages_fetched_total = places->fetched;
-    status.activations = (char *)serve->activations;
-    status.requests_total = m->requests_total;
-    status.tokens_prompt_total = m->tokens_prompt_total;
-    status.tokens_output_total = m->tokens_output_total;
-    status.steps_total = m->steps_total;
-    status.n_workers = serve->workers->count;
-    status.workers = workers;
-    status.seconds_linear = (double)m->linear_ns / 1e9;
-    status.seconds_attention = (double)m->attention_ns / 1e9;
-    status.seconds_sample = (double)m->sample_ns / 1e9;
-    status.seconds_idle = metrics_idle_seconds(m);
-    status.seconds_steps = (double)m->step_ns / 1e9;
-    status.load_seconds_left = workers_seconds_left(serve->workers, now_us);
-    serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_STATUS, &status);
+    struct serve_status status;
+    serve_status_fill(&status, serve, units_now_us());
+    serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_STATUS, &status.status);
 }
 
 static void on_model_info(struct serve *serve, struct asker asker, struct request *request)
@@ -318,10 +273,19 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
 }
 
 static void (*const handlers[])(struct serve *serve, struct asker asker, struct request *request) = {
-    [REQUEST_GENERATE] = on_generate, [REQUEST_CANCEL] = on_cancel,
-    [REQUEST_STATUS] = on_status,     [REQUEST_MODEL_INFO] = on_model_info,
-    [REQUEST_PLAN] = on_plan,         [REQUEST_LIST] = on_list,
+    [REQUEST_GENERATE] = on_generate,
+    [REQUEST_CANCEL] = on_cancel,
+    [REQUEST_STATUS] = on_status,
+    [REQUEST_MODEL_INFO] = on_model_info,
+    [REQUEST_PLAN] = on_plan,
+    [REQUEST_LIST] = on_list,
     [REQUEST_MASK] = on_mask,
+    [REQUEST_EMBED] = on_generate,
+    [REQUEST_SESSION_SAVE] = serve_session_save,
+    [REQUEST_SESSION_RESTORE] = serve_session_restore,
+    [REQUEST_SESSION_READ] = serve_session_read,
+    [REQUEST_SESSION_WRITE] = serve_session_write,
+    [REQUEST_SESSION_END] = serve_session_end,
 };
 
 void serve_frame(struct serve *serve, const struct client_frame *frame)

@@ -285,11 +285,11 @@ static int attempt_packing(struct making *m, const struct trying *t, enum packin
     m->wish.pack_cpu = packs_for_cpu(m, t);
     m->wish.pack_gpu = packing != PACKING_NONE;
     int rc = 0;
-    if (!stated && t->device && (t->strategy == SEARCH_BEST || t->strategy == SEARCH_STREAM))
+    if (!stated && m->step)
+        m->wish.step_tokens = m->step;
+    else if (!stated && t->device && (t->strategy == SEARCH_BEST || t->strategy == SEARCH_STREAM))
         rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
     if (rc) return rc;
-    if (!stated && m->longest_step && m->wish.step_tokens > m->longest_step)
-        m->wish.step_tokens = m->longest_step;
     rc = price_decode(m, ctx, packing, &prices, err);
     if (rc) return rc;
     for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {

@@ -24,8 +24,8 @@ struct making {
     bool packs_cpu_beside; /* tried is what the CPU reads packed beside it */
     /* Packing as a plan for the same request has it: not tried otherwise. NULL: not known. */
     const struct packing_known *like;
-    uint32_t priced_at;    /* positions that the step which is made fast attends to; 0: as the request says */
-    uint32_t longest_step; /* tokens, where they are to be chosen; 0: as long prompts like it */
+    uint32_t priced_at; /* positions that the step which is made fast attends to; 0: as the request says */
+    uint32_t step; /* tokens of a chunk, where the request leaves them open; 0: as long prompts like it */
 };
 
 /* What is attempted. */

@@ -7,7 +7,9 @@
  * at TIERS_GROWTH times as many and so on, and at the whole context. A plan that is slower with a short context than the one
  * for TIERS_SHORT_CONTEXT by more than TIERS_LOSS counts only where no other is better there. Plans with two tiers are made
  * for the step of a short context with the least places, then with twice as many as long as that is better; with the best
- * number for the steps of longer ones, and with longer chunks, each of which needs its places. */
+ * number for the steps of longer ones. Chunks of twice as many tokens bring a long prompt's old pages half as often, but
+ * take buffers and places from weights: they are taken where a prompt of each context and SESSION_TOKENS more are done
+ * sooner so, again in the geometric mean, and a short context loses no more than STEP_LOSS. */
 #include "daemon/planner/attempt.h"
 
 #include <math.h>
@@ -21,7 +23,8 @@
 #define TIERS_GROWTH        4
 #define TIERS_LOSS          0.03
 #define TIERS_GAIN          0.02 /* of the score, for which a plan has two tiers */
-#define TIERS_STEP_LOSS     0.01 /* of the score, that steps of twice as many tokens are worth */
+#define SESSION_TOKENS      256  /* decoded behind a prompt */
+#define STEP_LOSS           0.05 /* of a short context's speed, that longer chunks are worth */
 #define DIRECT_STEP         25   /* of 1,000: shares that are tried */
 
 static const char *const tiers_names[KV_TIERS_COUNT] = {
@@ -62,7 +65,8 @@ static uint32_t next_context(uint32_t context, uint32_t whole)
 }
 
 struct score {
-    double at_short, mean; /* seconds: of a short context, geometric mean of all */
+    double at_short, mean; /* seconds of a step: of a short context, geometric mean of all */
+    double session;        /* seconds of a prompt and SESSION_TOKENS behind it, likewise; 0: not looked at */
 };
 
 static int score_of(const struct making *m, const struct plan *plan, uint32_t ctx, struct score *score,
@@ -77,6 +81,27 @@ static int score_of(const struct making *m, const struct plan *plan, uint32_t ct
         sum += log(seconds);
     }
     score->mean = exp(sum / count);
+    return 0;
+}
+
+/* Prompts as long as the contexts, in the plan's chunks. */
+static int score_session(const struct making *m, const struct plan *plan, uint32_t ctx, struct score *score,
+                         struct helm_err *err)
+{
+    const struct cost_case one = {.model = m->r->model,
+                                  .analysed = &m->table,
+                                  .profile = m->r->profile,
+                                  .plan = plan};
+    double sum = 0, seconds;
+    uint32_t count = 0;
+    for (uint32_t c = ctx < TIERS_SHORT ? ctx : TIERS_SHORT; c; c = next_context(c, ctx), count++) {
+        struct cost_forecast first;
+        int rc = cost_ttft(&one, c, &first, err);
+        if (!rc) rc = decode_seconds(m, plan, c, &seconds, err);
+        if (rc) return rc;
+        sum += log(first.seconds + SESSION_TOKENS * seconds);
+    }
+    score->session = exp(sum / count);
     return 0;
 }
 
@@ -122,24 +147,27 @@ struct tiering {
     struct packing_known
         like;     /* of the plan for a short context, whose weights are where two tiers have them */
     double least; /* seconds that a step of a short context takes at most, unless all take longer */
+    double most;  /* seconds that it may take with longer chunks */
     struct candidate *best;
 };
 
-/* Two tiers: at least so many places, made fast for so many positions, with steps of at most so many tokens. */
+/* Two tiers: at least so many places, made fast for so many positions, with chunks of so many tokens. */
 struct two_tiers {
-    uint32_t places, priced_at, longest_step;
+    uint32_t places, priced_at, step;
 };
 
-/* Whether it is the best; where it has longer steps than that one, a little slower is good enough. */
+/* Whether it is the best. Longer chunks than the best one's are judged by whole prompts. */
 static bool better(const struct tiering *k, const struct candidate *c)
 {
     const struct candidate *best = k->best;
     if (!best->attempt.fits) return true;
     const bool in_time = c->score.at_short <= k->least, best_in_time = best->score.at_short <= k->least,
-               two = plan_kv_tiered(&best->plan),
-               longer = two && c->plan.step_tokens > best->plan.step_tokens;
+               two = plan_kv_tiered(&best->plan);
     if (in_time != best_in_time) return in_time;
-    return c->score.mean < (longer ? 1 + TIERS_STEP_LOSS : two ? 1 : 1 - TIERS_GAIN) * best->score.mean;
+    if (c->score.session > 0)
+        return c->plan.step_tokens > best->plan.step_tokens && c->score.session < best->score.session &&
+               c->score.at_short <= k->most;
+    return c->score.mean < (two ? 1 : 1 - TIERS_GAIN) * best->score.mean;
 }
 
 static int finish(const struct tiering *k, struct candidate *c, struct helm_err *err)
@@ -150,7 +178,9 @@ static int finish(const struct tiering *k, struct candidate *c, struct helm_err 
     c->packs_cpu_beside = m->packs_cpu_beside;
     int rc = ledger_fit(&m->c, k->t->ctx, &c->plan, &spec, err);
     if (!rc) rc = choose_direct(m, &c->plan, err);
-    return rc ? rc : score_of(m, &c->plan, k->t->ctx, &c->score, err);
+    if (!rc) rc = score_of(m, &c->plan, k->t->ctx, &c->score, err);
+    if (rc || !k->best->score.session) return rc;
+    return score_session(m, &c->plan, k->t->ctx, &c->score, err);
 }
 
 /* *places: that it has, 0: it is none. *taken: it is the best. */
@@ -161,7 +191,7 @@ static int try_two(struct tiering *k, const struct two_tiers *what, uint32_t *pl
     struct candidate c = {.score = {0}};
     m->wish.vram_page_count = what->places;
     m->priced_at = what->priced_at < k->t->ctx ? what->priced_at : k->t->ctx;
-    m->longest_step = what->longest_step;
+    m->step = what->step;
     *taken = false;
     int rc = attempt_tiers(m, k->t, &c.plan, &c.attempt, err);
     const bool there = !rc && c.attempt.fits && plan_kv_tiered(&c.plan);
@@ -173,7 +203,7 @@ static int try_two(struct tiering *k, const struct two_tiers *what, uint32_t *pl
         c = other;
         *taken = true;
     }
-    m->priced_at = m->longest_step = 0;
+    m->priced_at = m->step = 0;
     plan_free(&c.plan);
     return rc;
 }
@@ -208,7 +238,7 @@ static int find_least(struct tiering *k, struct helm_err *err)
 static int try_places(struct tiering *k, uint32_t least, uint32_t *best, struct helm_err *err)
 {
     const uint32_t most = ledger_least_pages(&k->m->c, k->t->ctx);
-    struct two_tiers what = {.places = least, .priced_at = TIERS_SHORT, .longest_step = LEDGER_STEP_TOKENS};
+    struct two_tiers what = {.places = least, .priced_at = TIERS_SHORT, .step = LEDGER_STEP_TOKENS};
     *best = least;
     for (bool taken = true; taken && what.places <= most; what.places *= 2) {
         uint32_t places;
@@ -236,7 +266,7 @@ static int try_all(struct tiering *k, struct helm_err *err)
     m->wish.vram_page_count = 1;
     rc = try_places(k, ledger_places(&m->c, ctx), &places, err);
     if (rc || !plan_kv_tiered(&k->best->plan)) return rc;
-    struct two_tiers what = {.places = places, .longest_step = LEDGER_STEP_TOKENS};
+    struct two_tiers what = {.places = places, .step = LEDGER_STEP_TOKENS};
     uint32_t priced_at = TIERS_SHORT;
     for (size_t i = 0; i < sizeof longer / sizeof *longer && !rc; i++) {
         what.priced_at = longer[i];
@@ -245,8 +275,10 @@ static int try_all(struct tiering *k, struct helm_err *err)
     }
     if (rc || m->r->wish.step_tokens) return rc;
     what.priced_at = priced_at;
-    for (taken = true; taken && !rc && what.longest_step < PREFILL_CHUNK_MAX;) {
-        what.longest_step *= 2;
+    k->most = k->best->score.at_short / (1 - STEP_LOSS);
+    rc = score_session(m, &k->best->plan, ctx, &k->best->score, err);
+    for (taken = true; taken && !rc && what.step < PREFILL_CHUNK_MAX && 2 * what.step <= ctx;) {
+        what.step *= 2;
         rc = try_two(k, &what, &ignored, &taken, err);
     }
     return rc;
@@ -260,7 +292,7 @@ static bool may_have_two(const struct making *m, const struct trying *t)
 static void begin(struct making *m, uint32_t places)
 {
     m->wish.vram_page_count = places;
-    m->priced_at = m->longest_step = 0;
+    m->priced_at = m->step = 0;
 }
 
 int attempt_context(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "common/plan/schedule.h"
 #include "daemon/steps/batcher_private.h"
 #include "daemon/steps/scheduler.h"
 
@@ -28,6 +29,8 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
     batcher->view = calloc(batcher->seq_capacity, sizeof *batcher->view);
     batcher->view_index = calloc(batcher->seq_capacity, sizeof *batcher->view_index);
     batcher->queue_view = calloc(batcher->seq_capacity, sizeof *batcher->queue_view);
+    for (uint32_t i = 0; i < plan_phase_count(options->plan); i++)
+        batcher->list_tokens[i] = plan_list_tokens(options->plan, i);
     int rc = 0;
     if (!batcher->seq || !batcher->view || !batcher->view_index || !batcher->queue_view)
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u requests", batcher->seq_capacity);
@@ -130,8 +133,20 @@ static void batcher_send_tokens(struct batcher *batcher)
     }
 }
 
+static void batcher_count_end(struct batcher *batcher, const struct sequence *seq, uint64_t now_us)
+{
+    Helm__V1__Timings t;
+    sequence_timings(seq, now_us, &t);
+    const uint32_t output = sequence_output_count(seq);
+    const struct metrics_request request = {.finish = seq->finish,
+                                            .queue_seconds = seq->started_us ? t.queue_ms / 1e3 : -1,
+                                            .ttft_seconds = output ? t.ttft_ms / 1e3 : -1,
+                                            .tpot_seconds = output > 1 ? t.tpot_ms / 1e3 : -1};
+    metrics_add_request(batcher->with.metrics, &request);
+}
+
 /* Done messages for all that ended. */
-static void batcher_reap(struct batcher *batcher)
+static void batcher_reap(struct batcher *batcher, uint64_t now_us)
 {
     uint32_t kept = 0, count = batcher->seq_count;
     for (uint32_t i = 0; i < count; i++) {
@@ -141,6 +156,7 @@ static void batcher_reap(struct batcher *batcher)
             continue;
         }
         batcher_leave_slot(batcher, seq);
+        batcher_count_end(batcher, seq, now_us);
         batcher->with.sink.done(batcher->with.sink.context, seq);
         admission_leave(&batcher->admission, seq->admission);
         sequence_free(seq);
@@ -150,7 +166,7 @@ static void batcher_reap(struct batcher *batcher)
 
 /* ---- steps -------------------------------------------------------------------------------------------- */
 
-static struct batcher_flight *batcher_flight_of(struct batcher *batcher, uint32_t serial)
+struct batcher_flight *batcher_flight_of(struct batcher *batcher, uint32_t serial)
 {
     return &batcher->flight[serial % ARENA_STEP_RING];
 }
@@ -202,7 +218,9 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
                                    .pages = seq->pages,
                                    .next_page = running && !sequence_is_held(seq)
                                                     ? prefix_next_page(&batcher->pages, seq)
-                                                    : 0};
+                                                    : 0,
+                                   .prompt = seq->prompt_count,
+                                   .list = seq->list};
     }
     return n;
 }
@@ -216,10 +234,11 @@ static uint32_t batcher_count_slots(const struct batcher *batcher, uint32_t coun
     return free_or_seen;
 }
 
-/* Whether the plan's decode list computes a step of so many tokens. */
-static bool batcher_is_decode_list(const struct batcher *batcher, uint32_t tokens)
+/* Whether the plan's decode list computes a step that was formed. */
+static bool batcher_is_decode_list(const struct batcher *batcher, const struct scheduler_step *formed)
 {
-    return plan_phase_for(batcher->with.plan, tokens) == 0;
+    if (batcher->with.plan->invariant) return formed->list == 0;
+    return plan_phase_for(batcher->with.plan, formed->token_count) == 0;
 }
 
 /* Whether a mask is due, or will be when a step in flight is done, that the next step is worth waiting for. */
@@ -239,9 +258,11 @@ static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
 {
     if (batcher_waits_for_mask(batcher, now_us)) return false;
     if (!batcher->in_flight) return true;
+    if (batcher->move.rung || (batcher->move.flags && !batcher->move.yields)) return false;
     const struct step *last = &batcher_flight_of(batcher, batcher->serial)->step;
-    return batcher->in_flight < BATCHER_STEPS && last->token_count == last->row_count &&
-           batcher_is_decode_list(batcher, last->token_count);
+    if (batcher->in_flight >= BATCHER_STEPS || last->token_count != last->row_count) return false;
+    return batcher->with.plan->invariant ? !(last->flags & STEP_PROMPT)
+                                         : plan_phase_for(batcher->with.plan, last->token_count) == 0;
 }
 
 /* The oldest in flight is what the workers are at from now on. */
@@ -252,8 +273,7 @@ static void batcher_begin_oldest(struct batcher *batcher, uint64_t now_us)
     pace_begin(&batcher->pace, oldest->step.row_count, oldest->step.token_count, now_us);
 }
 
-/* Rings the step that was formed in the place of the next serial. */
-static void batcher_ring(struct batcher *batcher, uint64_t now_us)
+void batcher_ring(struct batcher *batcher, uint64_t now_us)
 {
     struct arena_control *control = arena_control_of(batcher->with.arena);
     struct batcher_flight *flight = batcher_flight_of(batcher, ++batcher->serial);
@@ -273,7 +293,9 @@ static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
     uint32_t decoding = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct scheduler_seq *s = &batcher->view[i];
-        if (!s->running || s->held || s->tokens - s->cached != 1) continue;
+        const bool decodes =
+            batcher->with.plan->invariant ? s->cached >= s->prompt : s->tokens - s->cached == 1;
+        if (!s->running || s->held || !decodes) continue;
         positions += s->tokens;
         decoding++;
     }
@@ -290,6 +312,9 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
         abort();
     }
     batcher->slot[seq->slot].steps++;
+    static const uint32_t pools[] = {
+        [REQUEST_POOL_MEAN] = STEP_ROW_POOL_MEAN, [REQUEST_POOL_LAST] = STEP_ROW_POOL_LAST};
+    const uint32_t last = seq->pooling ? pools[seq->pooling] : row->sample ? STEP_ROW_SAMPLE : 0;
     const bool masked = row->sample && seq->mask;
     if (masked)
         memcpy(arena_mask_of(batcher->with.arena, seq->slot), seq->mask,
@@ -298,7 +323,7 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
         (struct step_row){.slot = seq->slot,
                           .start = row->start,
                           .count = row->count,
-                          .flags = (row->sample ? STEP_ROW_SAMPLE : 0) | (masked ? STEP_ROW_MASKED : 0) |
+                          .flags = last | (masked ? STEP_ROW_MASKED : 0) |
                                    (row->start >= seq->token_count ? STEP_ROW_FOLLOWS : 0)};
     step->token_count += row->count;
     seq->rung = row->start + row->count;
@@ -317,18 +342,23 @@ static bool batcher_schedule(struct batcher *batcher, bool admit, struct schedul
     const struct arena_header *header = arena_header_of(batcher->with.arena);
     uint32_t count = batcher_fill_view(batcher);
     if (count == 0) return false;
+    const struct plan *computes = batcher->with.plan;
     struct scheduler_limits limits = {.slots = admit ? batcher_count_slots(batcher, count) : 0,
                                       .step_tokens = header->step_tokens,
                                       .page_tokens = header->kv.page_tokens,
                                       .pages_free = batcher->pages.free_count,
                                       .prompt_tokens = prompt_tokens_of(batcher, count),
-                                      .turn = batcher->turn,
+                                      .turn = computes->invariant ? batcher->prompt_turn : batcher->turn,
+                                      .list_tokens = computes->invariant ? batcher->list_tokens : NULL,
+                                      .few_tokens = plan_decode_tokens(computes),
+                                      .few_turn = batcher->turn,
+                                      .prompts_next = !batcher->prompts_last,
                                       .shared = batcher_shared,
                                       .context = batcher};
     scheduler_form_step(batcher->view, count, &limits, plan);
     /* Pages that a step in flight uses cannot be taken, and lists are changed with nothing in flight. */
     return !batcher->in_flight ||
-           (plan->row_count && !plan->preempt_count && batcher_is_decode_list(batcher, plan->token_count));
+           (plan->row_count && !plan->preempt_count && batcher_is_decode_list(batcher, plan));
 }
 
 /* Who enters, else who leaves: what there is room for is seen better when the others have found their pages. */
@@ -339,7 +369,8 @@ static void batcher_change_slots(struct batcher *batcher, const struct scheduler
     for (uint32_t i = 0; i < plan->preempt_count && !plan->admit_count; i++) {
         struct sequence *seq = batcher->seq[batcher->view_index[plan->preempt[i]]];
         log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
-        prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
+        if (!seq->pooling) /* of what it finds again it would have no hidden states */
+            prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
         batcher_leave_slot(batcher, seq);
         batcher->with.metrics->preemptions_total++;
     }
@@ -382,9 +413,26 @@ static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
     step->row_count = step->token_count = step->fetch_count = step->flags = 0;
     for (uint32_t i = 0; i < plan.row_count; i++)
         batcher_add_row(batcher, step, batcher->seq[batcher->view_index[plan.row[i].seq]], &plan.row[i]);
-    tiers_fill(&batcher->tiers, batcher_is_decode_list(batcher, step->token_count), step);
+    if (plan.prompts) step->flags = plan_prompt_flags(plan.list);
+    batcher->prompt_turn += plan.prompts;
+    batcher->prompts_last = plan.prompts;
+    tiers_fill(&batcher->tiers, batcher_is_decode_list(batcher, &plan), step);
     if (step->row_count) batcher_ring(batcher, now_us);
     return step->row_count > 0;
+}
+
+/* Steps of requests, or a move: the two take turns. */
+static void batcher_ring_next(struct batcher *batcher, uint64_t now_us)
+{
+    const bool waits = batcher->move.flags && !batcher->move.rung;
+    if (waits && !batcher->in_flight && !batcher->move.yields) {
+        batcher_ring_move(batcher, now_us);
+        return;
+    }
+    const uint32_t serial = batcher->serial;
+    while (batcher_may_ring(batcher, now_us) && batcher_form_step(batcher, now_us))
+        batcher->move.yields = false;
+    if (waits && !batcher->in_flight && serial == batcher->serial) batcher_ring_move(batcher, now_us);
 }
 
 void batcher_pump(struct batcher *batcher, uint64_t now_us)
@@ -392,11 +440,12 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
     const bool open = batcher->worker_ready && !batcher->paused;
     uint32_t serial = batcher->serial;
     batcher_leave_slots(batcher);
-    while (open && batcher_may_ring(batcher, now_us) && batcher_form_step(batcher, now_us)) continue;
+    if (open) batcher_ring_next(batcher, now_us);
     batcher_send_tokens(batcher); /* the workers are at it */
-    batcher_reap(batcher);
+    batcher_reap(batcher, now_us);
     while (serial != batcher->serial) {
         struct batcher_flight *flight = batcher_flight_of(batcher, ++serial);
+        if (!flight->step.row_count) continue; /* a move is no work of the model's */
         flight->planned_seconds = observe_planned(batcher->with.observe, &flight->step);
     }
 }
@@ -446,6 +495,16 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq, ui
     batcher->unsent[batcher->unsent_count].seq = seq;
     batcher->unsent[batcher->unsent_count].index = index;
     batcher->unsent[batcher->unsent_count++].row = row;
+}
+
+/* The slot's place is the sequence's until another step with the slot is formed. */
+static void batcher_take_pooled(struct batcher *batcher, struct sequence *seq)
+{
+    struct helm_err err = {0};
+    const uint32_t hidden = arena_header_of(batcher->with.arena)->hidden;
+    batcher->with.metrics->tokens_prompt_total += seq->prompt_count;
+    if (sequence_embed(seq, arena_pooled_of(batcher->with.arena, seq->slot), hidden, &err))
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, err.text);
 }
 
 bool batcher_step_done(const struct batcher *batcher)
@@ -516,6 +575,8 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
                                   : "the model produced no finite logit (weights or activations overflow)");
     else if (got->status == STEP_ROW_BAD)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, "the worker refused this step");
+    else if (seq->pooling && row->start + row->count == seq->prompt_count)
+        batcher_take_pooled(batcher, seq);
     else if (row->flags & STEP_ROW_SAMPLE)
         batcher_take_token(batcher, seq, i, now_us);
 }
@@ -539,6 +600,10 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, s
     batcher->in_flight--;
     tiers_done(&batcher->tiers, flight->step.serial);
     pace_end(&batcher->pace, now_us);
+    if (flight->step.flags & STEP_KV_MOVES) {
+        batcher_end_move(batcher, now_us);
+        return 0;
+    }
     batcher_observe(batcher, flight, now_us);
     if (batcher->in_flight) batcher_begin_oldest(batcher, now_us);
     for (uint32_t i = 0; i < flight->step.row_count; i++)

@@ -27,6 +27,9 @@
  * for BATCHER_MASK_WAIT_US while a mask is due. A client that was later than that last time is not waited for, and one
  * that sends none for BATCHER_MASK_LIMIT_US loses its request.
  *
+ * Moves. A page that lies in VRAM alone comes and goes by a step without rows (arena_layout.h). Nothing is in flight with it,
+ * since rows that follow look at the step in front of theirs.
+ *
  * A step is done when every worker has rung: one of them writes the result, and none may still be reading
  * what the next step overwrites. */
 #ifndef HELM_DAEMON_STEPS_BATCHER_H
@@ -59,6 +62,8 @@ struct batcher_sink {
     int (*token)(void *context, const struct sequence *seq, uint32_t index,
                  const struct sampling_result *sampled);
     void (*done)(void *context, const struct sequence *seq);
+    /* What batcher_move asked for is done. Not called for what was lost with a worker. */
+    void (*moved)(void *context);
 };
 
 /* What a batcher works with; all pointers are borrowed. */
@@ -101,6 +106,9 @@ struct batcher {
     struct tiers tiers;
     struct tiers_member member[ARENA_SLOTS_MAX]; /* what they are shown */
     uint64_t next_id, turn;
+    uint64_t prompt_turn; /* an invariant plan's steps of prompts, */
+    bool prompts_last;    /* and whether the last step was one */
+    uint32_t list_tokens[PLAN_PHASES_MAX];
 
     bool worker_ready, paused;
     uint32_t serial;    /* of the last step rung */
@@ -115,6 +123,12 @@ struct batcher {
         uint32_t index, row;
     } unsent[ARENA_STEP_ROWS]; /* tokens of that result that wait until the next step was rung */
     uint32_t unsent_count;
+    struct {
+        uint32_t flags; /* of STEP_KV_MOVES; 0: none */
+        uint32_t page;
+        bool rung;
+        bool yields; /* the last step was one, so that the next one is of requests, if any has work */
+    } move;
 };
 
 HELM_MUST_CHECK int batcher_init(struct batcher *batcher, const struct batcher_options *options,
@@ -144,6 +158,11 @@ uint32_t batcher_running(const struct batcher *batcher);
 uint32_t batcher_queued(const struct batcher *batcher);
 /* How many requests must end before this one gets a slot (admission_ends_before); 0: none. */
 uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq);
+
+/* Has a page moved between VRAM and the session region by a step of its own, as soon as no other is in flight; between two of
+ * them requests have a step. `flags`: STEP_KV_OUT or STEP_KV_IN. The page has a holder until it is done. One at a time: false
+ * while another is under way, or no worker is ready. */
+HELM_MUST_CHECK bool batcher_move(struct batcher *batcher, uint32_t flags, uint32_t page);
 
 /* Applies deadlines; returns the next time at which something is to be done, or 0. */
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us);

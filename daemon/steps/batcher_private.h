@@ -1,4 +1,4 @@
-/* What batcher.c has that batcher_workers.c uses, too. Included by these two alone. */
+/* What the batcher's files have of each other. Included by these alone. */
 #ifndef HELM_DAEMON_STEPS_BATCHER_PRIVATE_H
 #define HELM_DAEMON_STEPS_BATCHER_PRIVATE_H
 
@@ -10,5 +10,13 @@ uint32_t *batcher_row_of(const struct batcher *batcher, uint32_t slot);
 void batcher_write_history(const struct batcher *batcher, const struct sequence *seq);
 /* The pages of the sequence that left the slot, which no step in flight has any more. */
 void batcher_free_left(struct batcher *batcher, uint32_t slot);
+/* The step of a serial in flight, or of the next one. */
+struct batcher_flight *batcher_flight_of(struct batcher *batcher, uint32_t serial);
+/* Rings the step that was formed in the place of the next serial. */
+void batcher_ring(struct batcher *batcher, uint64_t now_us);
+
+/* batcher_moves.c: rings the move that waits, with nothing in flight; takes the end of the one that was rung. */
+void batcher_ring_move(struct batcher *batcher, uint64_t now_us);
+void batcher_end_move(struct batcher *batcher, uint64_t now_us);
 
 #endif

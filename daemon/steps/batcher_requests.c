@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
+#include "common/plan/schedule.h"
 #include "daemon/steps/batcher.h"
 
 int batcher_submit(struct batcher *batcher, struct request_generate *request, const struct asker *asker,
@@ -22,7 +23,14 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     seq->client = asker->client;
     seq->peer = asker->peer;
     seq->request_id = asker->request_id;
-    seq->scope = prefix_scope(batcher->with.sharing, asker->peer);
+    seq->apart = batcher->with.plan->invariant;
+    if (seq->apart) seq->list = plan_prompt_list(batcher->with.plan, seq->prompt_count);
+    /* a prompt that is pooled is computed from its first token on */
+    seq->scope =
+        seq->pooling ? SEQUENCE_NO_SCOPE : prefix_scope(batcher->with.sharing, asker->peer, seq->list);
+    seq->restored_scope = seq->pooling || seq->apart
+                              ? SEQUENCE_NO_SCOPE
+                              : prefix_restored_scope(batcher->with.sharing, asker->peer);
     prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);
     seq->arrived_us = now_us;

@@ -45,6 +45,8 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
 {
     batcher->worker_ready = false;
     batcher->in_flight = 0;
+    batcher->move.flags = 0;
+    batcher->move.rung = batcher->move.yields = false;
     pace_lost(&batcher->pace);
     observe_lost(batcher->with.observe);
     tiers_lost(&batcher->tiers);
@@ -58,12 +60,15 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
                      BATCHER_CRASHES_MAX, loss->why);
             sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
         }
-        if (!loss->kv_intact && seq->slot != SEQUENCE_NO_SLOT) {
+        /* the step that was cut off may have added its part to what is pooled */
+        const bool anew = !loss->kv_intact || seq->pooling;
+        if (anew && seq->slot != SEQUENCE_NO_SLOT) {
             /* two that shared a page would both write to it */
             kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, seq->slot), &seq->pages, 0);
             prefix_begin(seq);
+            tiers_begin(&batcher->tiers, seq->slot, 0);
         }
-        if (loss->kv_intact) batcher_keep_whole_pages(batcher, seq);
+        if (!anew) batcher_keep_whole_pages(batcher, seq);
         seq->rung = seq->cached;
         seq->asked = 0;
     }

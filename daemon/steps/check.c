@@ -16,7 +16,7 @@ static uint32_t first_token(const struct check *c, uint32_t sequence)
 
 /* So many sequences as pages and their number allow. */
 int check_open(const struct arena *arena, const struct model_config *model, uint32_t workers,
-               struct check *check, struct helm_err *err)
+               uint32_t step_tokens, struct check *check, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(arena);
     const uint32_t first = model->bos >= 0 && (uint32_t)model->bos < model->vocab ? 2 : 1,
@@ -35,7 +35,7 @@ int check_open(const struct arena *arena, const struct model_config *model, uint
                          there, h->kv.page_tokens, VERDICT_LEAST);
     check->rows = CHECK_SEQUENCES - CHECK_ALONE;
     if (check->rows > h->slots) check->rows = h->slots;
-    if (check->rows > h->step_tokens) check->rows = h->step_tokens;
+    if (check->rows > step_tokens) check->rows = step_tokens;
     check->exact = malloc((size_t)check->rows * h->vocab * sizeof *check->exact);
     check->sequence = calloc(check->sequences, sizeof *check->sequence);
     if (check->exact && check->sequence) return 0;

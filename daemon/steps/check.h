@@ -48,9 +48,10 @@ struct check {
     struct check_sums one, few; /* by steps of one row, of several */
 };
 
-/* Sizes it for the arena. HELM_E_CAPACITY: the KV cache holds too few positions to say anything. */
+/* Sizes it for the arena, in steps of at most so many tokens. HELM_E_CAPACITY: the KV cache holds too few positions to say
+ * anything. */
 HELM_MUST_CHECK int check_open(const struct arena *arena, const struct model_config *model, uint32_t workers,
-                               struct check *check, struct helm_err *err);
+                               uint32_t step_tokens, struct check *check, struct helm_err *err);
 void check_close(struct check *check);
 
 /* The workers are ready, and nothing was rung in this epoch: rings its first step. Called again after they were lost,

@@ -63,20 +63,30 @@ int kv_pages_grow(struct kv_pages *pages, uint32_t *row, uint32_t *held, uint32_
     return 0;
 }
 
+void kv_pages_leave(struct kv_pages *pages, uint32_t page, uint32_t front)
+{
+    if (page >= pages->count || pages->holders[page] == 0)
+        kv_pages_broken("a dropped page has no holder", page);
+    if (--pages->holders[page] != 0) return;
+    if (prefix_index_number(&pages->known, page)) {
+        pages->free_count++;
+        prefix_index_rest_before(&pages->known, page, front);
+    } else {
+        kv_pages_push(pages, page);
+    }
+}
+
 void kv_pages_shrink(struct kv_pages *pages, const uint32_t *row, uint32_t *held, uint32_t want)
 {
-    while (*held > want) {
-        uint32_t page = row[--*held];
-        if (page >= pages->count || pages->holders[page] == 0)
-            kv_pages_broken("a dropped page has no holder", page);
-        if (--pages->holders[page] != 0) continue;
-        if (prefix_index_number(&pages->known, page)) {
-            pages->free_count++;
-            prefix_index_rest(&pages->known, page);
-        } else {
-            kv_pages_push(pages, page);
-        }
-    }
+    while (*held > want) kv_pages_leave(pages, row[--*held], PREFIX_NO_PAGE);
+}
+
+uint32_t kv_pages_take_empty(struct kv_pages *pages, uint32_t last)
+{
+    uint32_t page, held = 0;
+    if (!pages->free_count) return PREFIX_NO_PAGE;
+    if (pages->free_count == pages->known.resting && pages->known.oldest == last) return PREFIX_NO_PAGE;
+    return kv_pages_grow(pages, &page, &held, 1) ? PREFIX_NO_PAGE : page;
 }
 
 uint32_t kv_pages_holders(const struct kv_pages *pages, uint32_t page)
@@ -106,6 +116,17 @@ uint32_t kv_pages_shared(const struct kv_pages *pages, uint32_t count, const uin
         const uint32_t page =
             prefix_index_find(&pages->known, end, tokens + (size_t)i * pages->known.page_tokens);
         if (page == PREFIX_NO_PAGE || !pages->holders[page]) return i;
+        end = prefix_index_number(&pages->known, page);
+    }
+    return count;
+}
+
+uint32_t kv_pages_known(const struct kv_pages *pages, uint32_t count, const uint32_t *tokens, uint64_t end)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t page =
+            prefix_index_find(&pages->known, end, tokens + (size_t)i * pages->known.page_tokens);
+        if (page == PREFIX_NO_PAGE) return i;
         end = prefix_index_number(&pages->known, page);
     }
     return count;

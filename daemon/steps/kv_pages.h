@@ -42,6 +42,16 @@ uint32_t kv_pages_shared(const struct kv_pages *pages, uint32_t count, const uin
 /* A page that the caller holds has these tokens, all of them computed. Its number, or that of the other page which is
  * known for the same; a page that rests gives its place to the one that is held. */
 uint64_t kv_pages_make_known(struct kv_pages *pages, uint32_t page, uint64_t before, const uint32_t *tokens);
+/* How many of `count` pages of tokens are known behind `end`, held or not. */
+uint32_t kv_pages_known(const struct kv_pages *pages, uint32_t count, const uint32_t *tokens, uint64_t end);
+
+/* For sessions, which hold a page only while it is copied. An empty page, held; PREFIX_NO_PAGE where none is free, or that
+ * would empty page `last`, which is the last of those that were laid down before it. */
+uint32_t kv_pages_take_empty(struct kv_pages *pages, uint32_t last);
+/* Drops one reference. A known page that nobody holds then is given away just before page `front`, which it lies behind;
+ * PREFIX_NO_PAGE: none. */
+void kv_pages_leave(struct kv_pages *pages, uint32_t page, uint32_t front);
+
 /* Nobody shall find it any more; who holds it keeps it. */
 void kv_pages_forget(struct kv_pages *pages, uint32_t page);
 void kv_pages_forget_all(struct kv_pages *pages);

@@ -7,16 +7,42 @@ const char *prefix_sharing_name(enum prefix_sharing sharing)
     return names[sharing];
 }
 
-uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer)
+uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list)
 {
-    if (sharing == PREFIX_ON) return 0;
-    return sharing == PREFIX_PEER && peer ? peer : SEQUENCE_NO_SCOPE;
+    if (sharing == PREFIX_ON) return list * PREFIX_LIST_SCOPES;
+    return sharing == PREFIX_PEER && peer ? list * PREFIX_LIST_SCOPES + peer : SEQUENCE_NO_SCOPE;
+}
+
+uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer)
+{
+    return sharing == PREFIX_OFF || !peer ? SEQUENCE_NO_SCOPE : peer;
+}
+
+uint64_t prefix_better_scope(const struct kv_pages *pages, const uint64_t scope[2], uint32_t count,
+                             const uint32_t *tokens)
+{
+    const uint32_t first = scope[0] == SEQUENCE_NO_SCOPE ? 0 : kv_pages_known(pages, count, tokens, scope[0]);
+    if (first == count || scope[1] == SEQUENCE_NO_SCOPE || scope[1] == scope[0]) return scope[0];
+    return kv_pages_known(pages, count, tokens, scope[1]) > first ? scope[1] : scope[0];
 }
 
 void prefix_begin(struct sequence *seq)
 {
     seq->cached = seq->rung = seq->asked = seq->pages = 0;
     seq->page_end = seq->scope;
+}
+
+/* The first page that the prompt does not fill, of a sequence that is apart; of others there is none. */
+static uint32_t behind(const struct kv_pages *pages, const struct sequence *seq)
+{
+    return seq->apart ? seq->prompt_count / pages->known.page_tokens : UINT32_MAX;
+}
+
+/* What stands in front of page number `i`, where `end` stands in front of it in the sequence. */
+static uint64_t before_page(const struct kv_pages *pages, const struct sequence *seq, uint32_t i,
+                            uint64_t end)
+{
+    return i == behind(pages, seq) ? PREFIX_BEHIND_SCOPES + seq->id : end;
 }
 
 /* Tokens of the page that it fills next, or has begun to. */
@@ -28,18 +54,30 @@ static const uint32_t *next_tokens(const struct kv_pages *pages, const struct se
 /* How many whole pages of known tokens may still be taken, from that one on. */
 static uint32_t pages_ahead(const struct kv_pages *pages, const struct sequence *seq)
 {
-    const uint32_t page_tokens = pages->known.page_tokens;
+    const uint32_t page_tokens = pages->known.page_tokens, full = seq->cached / page_tokens;
     if (seq->scope == SEQUENCE_NO_SCOPE || seq->rung != seq->cached) return 0; /* a step has it */
-    return (seq->token_count - 1) / page_tokens - seq->cached / page_tokens;
+    if (full > behind(pages, seq)) return 0; /* what it has there itself nobody knows by a number */
+    return (seq->token_count - 1) / page_tokens - full;
 }
 
 bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq)
 {
     const uint32_t page_tokens = pages->known.page_tokens, full = seq->cached / page_tokens;
     const uint32_t ahead = pages_ahead(pages, seq), *tokens = next_tokens(pages, seq);
-    if (!ahead || prefix_index_find(&pages->known, seq->page_end, tokens) == PREFIX_NO_PAGE) return false;
+    if (ahead && !full && seq->restored_scope != SEQUENCE_NO_SCOPE) {
+        const uint64_t scope[2] = {seq->scope, seq->restored_scope};
+        seq->page_end = prefix_better_scope(pages, scope, ahead, tokens);
+    }
+    uint64_t end = before_page(pages, seq, full, seq->page_end);
+    if (!ahead || prefix_index_find(&pages->known, end, tokens) == PREFIX_NO_PAGE) return false;
     kv_pages_shrink(pages, row, &seq->pages, full); /* of its own what it has begun */
-    kv_pages_take_known(pages, row, &seq->pages, full + ahead, tokens, &seq->page_end);
+    const uint32_t want = full + ahead, edge = behind(pages, seq);
+    if (full < edge) {
+        kv_pages_take_known(pages, row, &seq->pages, want < edge ? want : edge, tokens, &seq->page_end);
+        end = before_page(pages, seq, seq->pages, seq->page_end);
+    }
+    if (seq->pages == edge)
+        kv_pages_take_known(pages, row, &seq->pages, want, seq->tokens + (size_t)edge * page_tokens, &end);
     seq->cached = seq->rung = seq->pages * page_tokens;
     const uint32_t to = seq->cached < seq->prompt_count ? seq->cached : seq->prompt_count;
     if (to > seq->reach)
@@ -50,12 +88,14 @@ bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq)
 
 uint32_t prefix_shared(const struct kv_pages *pages, const struct sequence *seq)
 {
-    return kv_pages_shared(pages, pages_ahead(pages, seq), next_tokens(pages, seq), seq->page_end);
+    const uint32_t ahead = pages_ahead(pages, seq), edge = behind(pages, seq),
+                   full = seq->cached / pages->known.page_tokens, prompts = edge > full ? edge - full : 0;
+    return kv_pages_shared(pages, ahead < prompts ? ahead : prompts, next_tokens(pages, seq), seq->page_end);
 }
 
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct sequence *seq)
 {
-    if (!pages_ahead(pages, seq)) return 0;
+    if (!pages_ahead(pages, seq) || seq->cached / pages->known.page_tokens >= behind(pages, seq)) return 0;
     return prefix_index_hash(&pages->known, seq->page_end, next_tokens(pages, seq));
 }
 
@@ -63,20 +103,32 @@ void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequenc
 {
     const uint32_t page_tokens = pages->known.page_tokens;
     /* a row too many may stand behind the last token that is known */
-    const uint32_t full = (cached < seq->token_count ? cached : seq->token_count) / page_tokens;
+    uint32_t full = (cached < seq->token_count ? cached : seq->token_count) / page_tokens;
+    if (full > behind(pages, seq)) full = behind(pages, seq);
     for (uint32_t i = seq->cached / page_tokens; i < full && seq->scope != SEQUENCE_NO_SCOPE; i++)
         seq->page_end = kv_pages_make_known(pages, row[i], seq->page_end, seq->tokens + i * page_tokens);
     seq->cached = cached;
     if (cached > seq->reach) seq->reach = cached;
 }
 
+/* Of a sequence that is apart: its pages behind the prompt become known to itself. */
+static void keep_behind(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq)
+{
+    const uint32_t page_tokens = pages->known.page_tokens, edge = behind(pages, seq);
+    uint64_t end = PREFIX_BEHIND_SCOPES + seq->id;
+    for (uint32_t i = edge; i < seq->cached / page_tokens; i++)
+        end = kv_pages_make_known(pages, row[i], end, seq->tokens + (size_t)i * page_tokens);
+}
+
 void prefix_keep(struct kv_pages *pages, const uint32_t *row, struct sequence *seq)
 {
     const uint32_t cached = seq->cached;
-    if (seq->scope != SEQUENCE_NO_SCOPE) return; /* they are known */
-    seq->scope = seq->page_end = PREFIX_OWN_SCOPES + seq->id;
-    seq->cached = 0;
-    prefix_computed(pages, row, seq, cached);
+    if (seq->scope == SEQUENCE_NO_SCOPE) { /* else they are known */
+        seq->scope = seq->page_end = PREFIX_OWN_SCOPES + seq->id;
+        seq->cached = 0;
+        prefix_computed(pages, row, seq, cached);
+    }
+    if (seq->apart) keep_behind(pages, row, seq);
 }
 
 void prefix_forget(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq)

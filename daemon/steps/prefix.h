@@ -2,7 +2,9 @@
  *
  * Called by batcher.c. A page is known from the moment on in which the step that filled it was answered well, whoever
  * runs it; so prompts that begin alike share what the first of them has computed so far. Only full pages are shared,
- * and at least the last known token is always computed, since its logits are wanted. Owns nothing. */
+ * and at least the last known token is always computed, since its logits are wanted. Of a sequence that is `apart` pages
+ * are shared up to the last that its prompt fills; those behind are known only to itself, after it had to give its slot
+ * away, in a scope of their own. Owns nothing. */
 #ifndef HELM_DAEMON_STEPS_PREFIX_H
 #define HELM_DAEMON_STEPS_PREFIX_H
 
@@ -18,7 +20,16 @@ enum prefix_sharing {
 };
 const char *prefix_sharing_name(enum prefix_sharing sharing);
 
-uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer);
+/* Where a peer's sequences look for pages. list: that their prompts are computed by (sequence.h), which makes other numbers
+ * of the same tokens; 0 where a plan does not tell. */
+uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list);
+/* Where pages of the sessions that a peer restored are: found by its own requests alone, since nobody knows whether they are
+ * what the model makes of their tokens. SEQUENCE_NO_SCOPE: nothing is restored. */
+uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer);
+/* Of two scopes, either of which may be SEQUENCE_NO_SCOPE, the one in which more of `count` pages of tokens are known; the
+ * first one on a tie. */
+uint64_t prefix_better_scope(const struct kv_pages *pages, const uint64_t scope[2], uint32_t count,
+                             const uint32_t *tokens);
 
 /* `row`: the sequence's of the page table. */
 

@@ -91,12 +91,18 @@ void prefix_index_remove(struct prefix_index *index, uint32_t page)
 
 void prefix_index_rest(struct prefix_index *index, uint32_t page)
 {
+    prefix_index_rest_before(index, page, PREFIX_NO_PAGE);
+}
+
+void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t behind)
+{
     struct prefix_page *p = &index->page[page];
+    if (behind != PREFIX_NO_PAGE && !index->page[behind].rests) behind = PREFIX_NO_PAGE;
     p->rests = true;
-    p->older = index->newest;
-    p->newer = PREFIX_NO_PAGE;
+    p->newer = behind;
+    p->older = behind == PREFIX_NO_PAGE ? index->newest : index->page[behind].older;
     *(p->older == PREFIX_NO_PAGE ? &index->oldest : &index->page[p->older].newer) = page;
-    index->newest = page;
+    *(p->newer == PREFIX_NO_PAGE ? &index->newest : &index->page[p->newer].older) = page;
     index->resting++;
 }
 

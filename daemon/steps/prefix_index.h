@@ -13,9 +13,12 @@
 #include "common/base/err.h"
 
 #define PREFIX_NO_PAGE UINT32_MAX
-/* Scopes are below, those of one sequence alone in the upper half; pages' numbers from here on. */
-#define PREFIX_OWN_SCOPES ((uint64_t)1 << 39)
-#define PREFIX_SCOPES     ((uint64_t)1 << 40)
+/* Scopes are below, of each list of the plan as many; those of one sequence alone in the upper half, and in the upper half
+ * of that those of what it has behind its prompt; pages' numbers from here on. */
+#define PREFIX_LIST_SCOPES   ((uint64_t)1 << 37)
+#define PREFIX_OWN_SCOPES    ((uint64_t)1 << 39)
+#define PREFIX_BEHIND_SCOPES (PREFIX_OWN_SCOPES + ((uint64_t)1 << 38))
+#define PREFIX_SCOPES        ((uint64_t)1 << 40)
 
 struct prefix_page {
     uint64_t number; /* 0: not known */
@@ -56,6 +59,8 @@ void prefix_index_remove(struct prefix_index *index, uint32_t page);
 
 /* A known page that nobody holds any more, or somebody holds again. */
 void prefix_index_rest(struct prefix_index *index, uint32_t page);
+/* The same, as if it had come to rest just before page `behind` did, if that rests. PREFIX_NO_PAGE: now. */
+void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t behind);
 void prefix_index_wake(struct prefix_index *index, uint32_t page);
 
 #endif

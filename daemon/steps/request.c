@@ -43,14 +43,21 @@ enum frame_bytes {
                      FRAME_LENGTH + REQUEST_STOP_MAX * FRAME_TOKEN + FRAME_LENGTH + REQUEST_LABEL_MAX,
     FRAME_MASK =
         3 * FRAME_LENGTH + FRAME_TAG + FRAME_VARINT + REQUEST_MASK_MAX * FRAME_TOKEN, /* and its bits */
+    FRAME_SHAPE = 2 * FRAME_LENGTH + REQUEST_WEIGHTS_MAX + FRAME_LENGTH + REQUEST_KV_DTYPE_MAX +
+                  4 * (FRAME_TAG + FRAME_VARINT) + FRAME_TAG + FRAME_VARINT64,
+    FRAME_PIECE =
+        2 * FRAME_LENGTH + FRAME_TAG + FRAME_VARINT + 2 * (FRAME_TAG + FRAME_VARINT64) + REQUEST_PIECE,
     FRAME_REQUEST = FRAME_TAG + FRAME_VARINT + FRAME_TAG + FRAME_VARINT64,
     FRAME_UNKNOWN = 16 << 10, /* fields of later versions */
-    FRAME_WITHOUT_PROMPT = FRAME_SAMPLING + FRAME_GENERATE + FRAME_MASK + FRAME_REQUEST + FRAME_UNKNOWN
+    FRAME_WITHOUT_PROMPT =
+        FRAME_SAMPLING + FRAME_GENERATE + FRAME_MASK + FRAME_SHAPE + FRAME_REQUEST + FRAME_UNKNOWN,
+    FRAME_WITH_PIECE = FRAME_PIECE + FRAME_REQUEST + FRAME_UNKNOWN
 };
 
 size_t request_frame_max(const struct request_limits *limits)
 {
     size_t bytes = FRAME_WITHOUT_PROMPT + (size_t)limits->context * FRAME_TOKEN + limits->vocab / 8 + 1;
+    if (bytes < FRAME_WITH_PIECE) bytes = FRAME_WITH_PIECE;
     return bytes < REQUEST_FRAME_MAX ? bytes : REQUEST_FRAME_MAX;
 }
 
@@ -226,13 +233,29 @@ static int parse_mask(const Helm__V1__Mask *in, const struct request_limits *lim
     return 0;
 }
 
-static int parse_prompt(const Helm__V1__Generate *in, const struct request_limits *limits,
+static int parse_prompt(const uint32_t *prompt, size_t count, const struct request_limits *limits,
                         struct request_generate *out, struct request_error *error)
 {
-    if (in->n_prompt == 0) return REFUSE_BOUND("prompt is empty, at least one token is needed");
-    if (in->n_prompt > REQUEST_PROMPT_MAX)
-        return REFUSE_TOO_LARGE("prompt has %zu tokens, at most %u fit a request", in->n_prompt,
-                                REQUEST_PROMPT_MAX);
+    if (count == 0) return REFUSE_BOUND("prompt is empty, at least one token is needed");
+    if (count > REQUEST_PROMPT_MAX)
+        return REFUSE_TOO_LARGE("prompt has %zu tokens, at most %u fit a request", count, REQUEST_PROMPT_MAX);
+    for (size_t i = 0; i < count; i++)
+        if (prompt[i] >= limits->vocab)
+            return REFUSE_BOUND("prompt[%zu] is token %u, the vocabulary has %u", i, prompt[i],
+                                limits->vocab);
+    out->prompt = malloc(count * sizeof *out->prompt);
+    if (!out->prompt)
+        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED,
+                              "no memory for the prompt");
+    memcpy(out->prompt, prompt, count * sizeof *out->prompt);
+    out->prompt_count = (uint32_t)count;
+    return 0;
+}
+
+static int parse_room(const Helm__V1__Generate *in, const struct request_limits *limits,
+                      struct request_generate *out, struct request_error *error)
+{
+    if (in->n_prompt > REQUEST_PROMPT_MAX) return 0; /* is refused by that bound */
     if (in->n_prompt >= limits->context)
         return REFUSE_CONTEXT("prompt has %zu tokens, the context of %u must hold it and one token more",
                               in->n_prompt, limits->context);
@@ -240,18 +263,38 @@ static int parse_prompt(const Helm__V1__Generate *in, const struct request_limit
     if (in->max_tokens > room)
         return REFUSE_CONTEXT("prompt of %zu and max_tokens of %u do not fit the context of %u tokens",
                               in->n_prompt, in->max_tokens, limits->context);
-    for (size_t i = 0; i < in->n_prompt; i++)
-        if (in->prompt[i] >= limits->vocab)
-            return REFUSE_BOUND("prompt[%zu] is token %u, the vocabulary has %u", i, in->prompt[i],
-                                limits->vocab);
     out->max_tokens = in->max_tokens ? in->max_tokens : room;
-    out->prompt = malloc(in->n_prompt * sizeof *out->prompt);
-    if (!out->prompt)
-        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED,
-                              "no memory for the prompt");
-    memcpy(out->prompt, in->prompt, in->n_prompt * sizeof *out->prompt);
-    out->prompt_count = (uint32_t)in->n_prompt;
     return 0;
+}
+
+static int parse_label(const char *in, struct request_generate *out, struct request_error *error)
+{
+    size_t label = in ? strlen(in) : 0;
+    if (label > REQUEST_LABEL_MAX)
+        return REFUSE_TOO_LARGE("label has %zu bytes, at most %d are taken", label, REQUEST_LABEL_MAX);
+    if (label && !label_is_clean(in))
+        return REFUSE_BOUND("label is not UTF-8 text without control characters");
+    memcpy(out->label, in ? in : "", label);
+    return 0;
+}
+
+static int parse_embed(const Helm__V1__Embed *in, const struct request_limits *limits,
+                       struct request_generate *out, struct request_error *error)
+{
+    static const enum request_pooling poolings[] = {[HELM__V1__POOLING__POOLING_MEAN] = REQUEST_POOL_MEAN,
+                                                    [HELM__V1__POOLING__POOLING_LAST] = REQUEST_POOL_LAST};
+    if ((size_t)in->pooling >= sizeof poolings / sizeof *poolings)
+        return REFUSE_BOUND("pooling is %d, must be 0 (mean) or 1 (last)", (int)in->pooling);
+    if (in->n_prompt > limits->context)
+        return REFUSE_CONTEXT("prompt has %zu tokens, the context holds %u", in->n_prompt, limits->context);
+    out->pooling = poolings[in->pooling];
+    out->deadline_ms = in->deadline_ms;
+    out->max_tokens = 1;
+    out->sampling.top_p = 1;
+    out->sampling.repetition_penalty = 1;
+    out->has_seed = true; /* nothing is drawn */
+    int rc = parse_label(in->label, out, error);
+    return rc ? rc : parse_prompt(in->prompt, in->n_prompt, limits, out, error);
 }
 
 static int parse_generate(const Helm__V1__Generate *in, const struct request_limits *limits,
@@ -267,20 +310,99 @@ static int parse_generate(const Helm__V1__Generate *in, const struct request_lim
         out->stop[i] = in->stop_token_ids[i];
     }
     out->stop_count = (uint32_t)in->n_stop_token_ids;
-    size_t label = in->label ? strlen(in->label) : 0;
-    if (label > REQUEST_LABEL_MAX)
-        return REFUSE_TOO_LARGE("label has %zu bytes, at most %d are taken", label, REQUEST_LABEL_MAX);
-    if (label && !label_is_clean(in->label))
-        return REFUSE_BOUND("label is not UTF-8 text without control characters");
-    memcpy(out->label, in->label ? in->label : "", label);
     out->ignore_eos = in->ignore_eos;
     out->deadline_ms = in->deadline_ms;
-    int rc = parse_sampling(in->sampling, in->logprobs, limits, out, error);
+    int rc = parse_label(in->label, out, error);
+    if (!rc) rc = parse_sampling(in->sampling, in->logprobs, limits, out, error);
     if (!rc && in->mask && in->mask->index)
         rc = REFUSE_BOUND("mask.index is %u, a request begins with that of token 0", in->mask->index);
     if (!rc && in->mask) rc = parse_mask(in->mask, limits, &out->mask, error);
-    if (rc) return rc;
-    return parse_prompt(in, limits, out, error);
+    if (!rc) rc = parse_room(in, limits, out, error);
+    return rc ? rc : parse_prompt(in->prompt, in->n_prompt, limits, out, error);
+}
+
+/* ---- sessions ---- */
+
+static int parse_session_tokens(const uint32_t *tokens, size_t count, const struct request_limits *limits,
+                                struct request_session *out, struct request_error *error)
+{
+    if (count == 0) return REFUSE_BOUND("tokens is empty, at least one token is needed");
+    if (count > limits->context)
+        return REFUSE_CONTEXT("a session of %zu tokens does not fit the context of %u", count,
+                              limits->context);
+    for (size_t i = 0; i < count; i++)
+        if (tokens[i] >= limits->vocab)
+            return REFUSE_BOUND("tokens[%zu] is token %u, the vocabulary has %u", i, tokens[i],
+                                limits->vocab);
+    out->tokens = malloc(count * sizeof *tokens);
+    if (!out->tokens)
+        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED,
+                              "no memory for the tokens of a session");
+    memcpy(out->tokens, tokens, count * sizeof *tokens);
+    out->token_count = (uint32_t)count;
+    return 0;
+}
+
+static int parse_shape(const Helm__V1__SessionShape *in, struct request_shape *out,
+                       struct request_error *error)
+{
+    if (!in) return REFUSE_BOUND("shape is missing, a session to restore has one");
+    const size_t weights = strlen(in->weights), kv_dtype = strlen(in->kv_dtype);
+    if (weights >= sizeof out->weights || kv_dtype >= sizeof out->kv_dtype)
+        return REFUSE_TOO_LARGE(
+            "shape.weights has %zu bytes, shape.kv_dtype %zu, at most %zu and %zu are taken", weights,
+            kv_dtype, sizeof out->weights - 1, sizeof out->kv_dtype - 1);
+    if (!label_is_clean(in->weights) || !label_is_clean(in->kv_dtype)) /* they are shown */
+        return REFUSE_BOUND("shape has a name that is not UTF-8 text without control characters");
+    *out = (struct request_shape){.model = in->model,
+                                  .layers = in->layers,
+                                  .kv_heads = in->kv_heads,
+                                  .head_dim = in->head_dim,
+                                  .page_tokens = in->page_tokens};
+    memcpy(out->weights, in->weights, weights);
+    memcpy(out->kv_dtype, in->kv_dtype, kv_dtype);
+    return 0;
+}
+
+static int parse_write(const Helm__V1__SessionWrite *in, struct request_session *out,
+                       struct request_error *error)
+{
+    if (in->data.len == 0 || in->data.len > REQUEST_PIECE)
+        return REFUSE_TOO_LARGE("data has %zu bytes, a piece has 1 to %u", in->data.len, REQUEST_PIECE);
+    out->id = in->id;
+    out->page = in->page;
+    out->offset = in->offset;
+    out->bytes = (uint32_t)in->data.len;
+    out->data = malloc(in->data.len);
+    if (!out->data)
+        return request_refuse(error, HELM_E_NOMEM, HELM__V1__ERROR_CODE__ERROR_FAILED,
+                              "no memory for a piece of a session");
+    memcpy(out->data, in->data.data, in->data.len);
+    return 0;
+}
+
+static int parse_session(const Helm__V1__Request *in, const struct request_limits *limits,
+                         struct request *request, struct request_error *error)
+{
+    struct request_session *out = &request->session;
+    int rc;
+    switch (request->kind) {
+    case REQUEST_SESSION_SAVE:
+        return parse_session_tokens(in->session_save->tokens, in->session_save->n_tokens, limits, out, error);
+    case REQUEST_SESSION_RESTORE:
+        rc = parse_shape(in->session_restore->shape, &out->shape, error);
+        return rc ? rc
+                  : parse_session_tokens(in->session_restore->tokens, in->session_restore->n_tokens, limits,
+                                         out, error);
+    case REQUEST_SESSION_READ:
+        out->id = in->session_read->id;
+        return 0;
+    case REQUEST_SESSION_WRITE:
+        return parse_write(in->session_write, out, error);
+    default:
+        out->id = in->session_end->id;
+        return 0;
+    }
 }
 
 static int parse_body(const Helm__V1__Request *in, const struct request_limits *limits,
@@ -292,17 +414,26 @@ static int parse_body(const Helm__V1__Request *in, const struct request_limits *
                                               [HELM__V1__REQUEST__BODY_MODEL_INFO] = REQUEST_MODEL_INFO,
                                               [HELM__V1__REQUEST__BODY_PLAN] = REQUEST_PLAN,
                                               [HELM__V1__REQUEST__BODY_LIST] = REQUEST_LIST,
-                                              [HELM__V1__REQUEST__BODY_MASK] = REQUEST_MASK};
+                                              [HELM__V1__REQUEST__BODY_MASK] = REQUEST_MASK,
+                                              [HELM__V1__REQUEST__BODY_EMBED] = REQUEST_EMBED,
+                                              [HELM__V1__REQUEST__BODY_SESSION_SAVE] = REQUEST_SESSION_SAVE,
+                                              [HELM__V1__REQUEST__BODY_SESSION_RESTORE] =
+                                                  REQUEST_SESSION_RESTORE,
+                                              [HELM__V1__REQUEST__BODY_SESSION_READ] = REQUEST_SESSION_READ,
+                                              [HELM__V1__REQUEST__BODY_SESSION_WRITE] = REQUEST_SESSION_WRITE,
+                                              [HELM__V1__REQUEST__BODY_SESSION_END] = REQUEST_SESSION_END};
     request->kind =
         (size_t)in->body_case < sizeof kinds / sizeof *kinds ? kinds[in->body_case] : REQUEST_NONE;
     if (request->kind == REQUEST_NONE)
         return REFUSE_FORMAT("the request has no body that version %d knows", REQUEST_VERSION);
     if (request->kind == REQUEST_GENERATE)
         return parse_generate(in->generate, limits, &request->generate, error);
+    if (request->kind == REQUEST_EMBED) return parse_embed(in->embed, limits, &request->generate, error);
     if (request->kind == REQUEST_MASK) {
         request->mask_index = in->mask->index;
         return parse_mask(in->mask, limits, &request->mask, error);
     }
+    if (request->kind >= REQUEST_SESSION_SAVE) return parse_session(in, limits, request, error);
     if (request->kind != REQUEST_CANCEL) return 0;
     request->cancel_id = in->cancel->id;
     request->cancel_request_id = in->cancel->request_id;
@@ -342,5 +473,7 @@ void request_free(struct request *request)
     free(request->generate.prompt);
     free(request->generate.mask);
     free(request->mask);
+    free(request->session.tokens);
+    free(request->session.data);
     memset(request, 0, sizeof *request);
 }

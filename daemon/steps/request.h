@@ -22,7 +22,8 @@
 #define REQUEST_PROMPT_MAX ((uint32_t)1 << 21)
 #define REQUEST_STOP_MAX   64
 #define REQUEST_LABEL_MAX  64
-#define REQUEST_MASK_MAX   512 /* ids of a mask that lists them */
+#define REQUEST_MASK_MAX   512                   /* ids of a mask that lists them */
+#define REQUEST_PIECE      ((uint32_t)256 << 10) /* bytes of a session's page that cross at once, at most */
 
 enum request_kind {
     REQUEST_NONE,
@@ -32,10 +33,20 @@ enum request_kind {
     REQUEST_MODEL_INFO,
     REQUEST_PLAN,
     REQUEST_LIST,
-    REQUEST_MASK
+    REQUEST_MASK,
+    REQUEST_EMBED,
+    REQUEST_SESSION_SAVE,
+    REQUEST_SESSION_RESTORE,
+    REQUEST_SESSION_READ,
+    REQUEST_SESSION_WRITE,
+    REQUEST_SESSION_END
 };
 
+enum request_pooling { REQUEST_POOL_NONE, REQUEST_POOL_MEAN, REQUEST_POOL_LAST };
+
 struct request_generate {
+    enum request_pooling
+        pooling;      /* of Embed, which has prompt, deadline and label beside; max_tokens is 1 then */
     uint32_t *prompt; /* owned; request_free */
     uint32_t prompt_count;
     uint32_t max_tokens; /* resolved, >= 1 */
@@ -48,12 +59,32 @@ struct request_generate {
     uint32_t *mask; /* of the first token: bits, request_mask_words of them; owned; NULL: not constrained */
 };
 
+#define REQUEST_WEIGHTS_MAX  32
+#define REQUEST_KV_DTYPE_MAX 8
+/* What a session's pages are of. */
+struct request_shape {
+    uint64_t model; /* common/model/identity.h */
+    char weights[REQUEST_WEIGHTS_MAX], kv_dtype[REQUEST_KV_DTYPE_MAX];
+    uint32_t layers, kv_heads, head_dim, page_tokens;
+};
+struct request_session {
+    uint32_t *tokens; /* of save and restore; owned */
+    uint32_t token_count;
+    struct request_shape shape; /* of restore */
+    uint64_t id;                /* of the others */
+    uint32_t page;              /* of write */
+    uint64_t offset;
+    uint8_t *data; /* owned */
+    uint32_t bytes;
+};
+
 struct request {
     enum request_kind kind;
     uint64_t request_id; /* set as soon as it is known, also when the rest is refused */
     struct request_generate generate;
     uint64_t cancel_id, cancel_request_id;
     uint32_t *mask, mask_index; /* REQUEST_MASK; owned, as above */
+    struct request_session session;
 };
 
 struct request_limits {

@@ -25,6 +25,11 @@ struct draft {
     struct scheduler_step *step;
 };
 
+static bool is_apart(const struct draft *d)
+{
+    return d->limits->list_tokens != NULL;
+}
+
 static const struct scheduler_seq *seq_of(const struct draft *d, const struct member *m)
 {
     return &d->seqs[m->seq];
@@ -203,7 +208,9 @@ static bool draft_fills_next_page(const struct draft *d, const struct member *m)
 static bool draft_wants_prefill(const struct draft *d, const struct member *m)
 {
     const struct scheduler_seq *s = seq_of(d, m);
-    return !m->out && !s->held && m->given == 0 && s->tokens - s->cached > 1 && !draft_fills_next_page(d, m);
+    const bool prompt =
+        is_apart(d) ? s->cached < s->prompt && s->list == d->step->list : s->tokens - s->cached > 1;
+    return !m->out && !s->held && m->given == 0 && prompt && !draft_fills_next_page(d, m);
 }
 
 /* Whoever has most of the page that member `at` fills next: it computes in that one's turn, for both. */
@@ -252,7 +259,7 @@ static bool give_client(struct draft *d, uint64_t client)
         if (s->client != client || !draft_wants_prefill(d, &d->member[i])) continue;
         const uint32_t to = draft_leader(d, i);
         s = seq_of(d, &d->member[to]);
-        draft_give(d, to, s->tokens - s->cached);
+        draft_give(d, to, (is_apart(d) ? s->prompt : s->tokens) - s->cached);
         if (d->member[to].given) return true;
     }
     return false;
@@ -286,6 +293,81 @@ static void draft_give_prefills(struct draft *d)
     }
 }
 
+/* ---- of an invariant plan ---- */
+
+/* Whether it has a token to be computed behind its prompt. */
+static bool draft_goes_on(const struct draft *d, const struct member *m)
+{
+    const struct scheduler_seq *s = seq_of(d, m);
+    return !m->out && !s->held && s->cached >= s->prompt;
+}
+
+/* A token each, beginning with the one whose turn it is; what is left to those that compute theirs anew. */
+static void draft_give_few(struct draft *d)
+{
+    uint32_t wanting = 0;
+    for (uint32_t i = 0; i < d->members; i++) wanting += draft_goes_on(d, &d->member[i]);
+    const uint32_t few = d->limits->few_tokens;
+    uint32_t spare = wanting < few ? few - wanting : 0;
+    const uint64_t first = wanting > few ? d->limits->few_turn * few : 0;
+    d->tokens_left = few;
+    for (uint32_t k = 0; k < d->members; k++) {
+        const uint32_t i = (uint32_t)((first + k) % d->members);
+        const struct scheduler_seq *s = seq_of(d, &d->member[i]);
+        if (!draft_goes_on(d, &d->member[i])) continue;
+        const uint32_t more = s->tokens - s->cached - 1 < spare ? s->tokens - s->cached - 1 : spare;
+        spare -= more;
+        draft_give(d, i, 1 + more);
+    }
+}
+
+/* Of the list of one that wants any, each in turn. */
+static void draft_give_prompts(struct draft *d, bool beside_others)
+{
+    const struct scheduler_limits *limits = d->limits;
+    uint32_t wanting = 0, list[SCHEDULER_ROWS_MAX];
+    for (uint32_t i = 0; i < d->members; i++) {
+        const struct scheduler_seq *s = seq_of(d, &d->member[i]);
+        d->step->list = s->list;
+        if (draft_wants_prefill(d, &d->member[i])) list[wanting++] = s->list;
+    }
+    if (!wanting) return;
+    d->step->list = list[limits->turn % wanting];
+    d->tokens_left = limits->list_tokens[d->step->list];
+    if (d->tokens_left > limits->step_tokens) d->tokens_left = limits->step_tokens;
+    if (beside_others && limits->prompt_tokens && d->tokens_left > limits->prompt_tokens)
+        d->tokens_left = limits->prompt_tokens;
+    draft_give_prefills(d);
+    d->step->prompts = draft_decodes(d);
+}
+
+static void draft_form_apart(struct draft *d)
+{
+    bool go_on = false;
+    for (uint32_t i = 0; i < d->members; i++) go_on |= draft_goes_on(d, &d->member[i]);
+    if (go_on && !d->limits->prompts_next) draft_give_few(d);
+    draft_admit(d);
+    if (draft_decodes(d)) return;
+    draft_give_prompts(d, go_on);
+    if (!d->step->prompts && go_on) draft_give_few(d);
+    if (!d->step->prompts) d->step->list = 0;
+}
+
+static void draft_form(struct draft *d)
+{
+    const struct scheduler_limits *limits = d->limits;
+    draft_give_decodes(d);
+    draft_admit(d);
+    /* A request of one token is admitted and decoded at once. */
+    for (uint32_t i = 0; i < d->members; i++) {
+        const struct scheduler_seq *s = seq_of(d, &d->member[i]);
+        if (!d->member[i].out && !s->running && s->tokens - s->cached == 1) draft_give(d, i, 1);
+    }
+    if (limits->prompt_tokens && draft_decodes(d) && d->tokens_left > limits->prompt_tokens)
+        d->tokens_left = limits->prompt_tokens;
+    draft_give_prefills(d);
+}
+
 void scheduler_form_step(const struct scheduler_seq *seqs, uint32_t count,
                          const struct scheduler_limits *limits, struct scheduler_step *step)
 {
@@ -298,16 +380,10 @@ void scheduler_form_step(const struct scheduler_seq *seqs, uint32_t count,
                       .step = step};
     for (uint32_t i = 0; i < count && d.members < SCHEDULER_ROWS_MAX; i++)
         if (seqs[i].running) draft_insert(&d, i);
-    draft_give_decodes(&d);
-    draft_admit(&d);
-    /* A request of one token is admitted and decoded at once. */
-    for (uint32_t i = 0; i < d.members; i++) {
-        const struct scheduler_seq *s = seq_of(&d, &d.member[i]);
-        if (!d.member[i].out && !s->running && s->tokens - s->cached == 1) draft_give(&d, i, 1);
-    }
-    if (limits->prompt_tokens && draft_decodes(&d) && d.tokens_left > limits->prompt_tokens)
-        d.tokens_left = limits->prompt_tokens;
-    draft_give_prefills(&d);
+    if (is_apart(&d))
+        draft_form_apart(&d);
+    else
+        draft_form(&d);
     for (uint32_t i = 0; i < d.members; i++) {
         const struct member *m = &d.member[i];
         const struct scheduler_seq *s = seq_of(&d, m);

@@ -17,7 +17,10 @@
  *      step fills with the same tokens gets nothing in it, and finds the page when the step is done. Of two that fill
  *      the same page the one that has more of it goes first, in the other one's turn if need be.
  *   5. Who is held (its next token's mask has not come) gets nothing and is not admitted; others pass it.
- *   6. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
+ *   6. Of an invariant plan (common/plan/schedule.h) a step has either tokens of prompts alone, all of one list, or tokens
+ *      behind prompts, at most few_tokens, of each sequence as many as are known and not computed. Where there are both,
+ *      steps take turns; where more sequences want a token than a step has, they do.
+ *   7. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
  * which goes back to waiting and is computed again later (its tokens are kept, so its stream goes on). The
  * oldest is therefore never stopped, and it fits alone because the pool holds at least one whole context. */
 #ifndef HELM_DAEMON_STEPS_SCHEDULER_H
@@ -42,6 +45,8 @@ struct scheduler_seq {
     /* the same of two sequences: the page that they fill next, or have begun, has the same tokens behind the same ones;
      * 0: not a whole page of known tokens, or of no interest to others */
     uint64_t next_page;
+    /* of an invariant plan: tokens of the prompt, and the list that computes them */
+    uint32_t prompt, list;
 };
 
 struct scheduler_limits {
@@ -50,7 +55,12 @@ struct scheduler_limits {
     uint32_t page_tokens;
     uint32_t pages_free;
     uint32_t prompt_tokens; /* of prompts in a step in which others decode, at most; 0: no such bound */
-    uint64_t turn;          /* grows by one each step */
+    uint64_t turn;          /* grows by one each step, of an invariant plan each step of prompts */
+    /* An invariant plan's; list_tokens NULL: it is none. */
+    const uint32_t *list_tokens; /* the most of a step of prompts, by list */
+    uint32_t few_tokens;         /* of another one */
+    uint64_t few_turn;           /* grows by one each step */
+    bool prompts_next;           /* it is the prompts' turn, if there are any */
     /* Pages that this waiting sequence (an index into the input) is going to share with those that hold them; NULL: none */
     uint32_t (*shared)(const void *context, uint32_t seq);
     const void *context;
@@ -71,6 +81,8 @@ struct scheduler_step {
     uint32_t admit[SCHEDULER_ROWS_MAX], admit_count;
     struct scheduler_row row[SCHEDULER_ROWS_MAX];
     uint32_t row_count, token_count;
+    bool prompts; /* of an invariant plan: what it has, and by which list */
+    uint32_t list;
 };
 
 void scheduler_form_step(const struct scheduler_seq *seqs, uint32_t count,

@@ -1,6 +1,7 @@
 /* A request's life. See sequence.h. Called by batcher.c and serve.c; owns the token array. */
 #include "daemon/steps/sequence.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@ int sequence_create(struct request_generate *request, struct sequence **out, str
     struct sequence *seq = calloc(1, sizeof *seq);
     if (!seq) return helm_fail(err, HELM_E_NOMEM, "no memory for a request");
     seq->slot = SEQUENCE_NO_SLOT;
-    seq->scope = SEQUENCE_NO_SCOPE;
+    seq->scope = seq->restored_scope = SEQUENCE_NO_SCOPE;
     seq->tokens = request->prompt;
     seq->token_count = seq->token_capacity = seq->prompt_count = request->prompt_count;
     request->prompt = NULL;
@@ -24,6 +25,7 @@ int sequence_create(struct request_generate *request, struct sequence **out, str
     memcpy(seq->stop, request->stop, request->stop_count * sizeof *seq->stop);
     seq->stop_count = request->stop_count;
     seq->ignore_eos = request->ignore_eos;
+    seq->pooling = request->pooling;
     memcpy(seq->label, request->label, sizeof seq->label);
     *out = seq;
     return 0;
@@ -34,6 +36,7 @@ void sequence_free(struct sequence *seq)
     if (!seq) return;
     free(seq->tokens);
     free(seq->mask);
+    free(seq->embedding);
     free(seq);
 }
 
@@ -61,6 +64,23 @@ int sequence_append(struct sequence *seq, uint32_t token, const int32_t *eos, ui
         if (seq->stop[i] == token) sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_STOP, "");
     if (sequence_output_count(seq) >= seq->max_tokens)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_LENGTH, "");
+    return 0;
+}
+
+int sequence_embed(struct sequence *seq, const double *pooled, uint32_t hidden, struct helm_err *err)
+{
+    const double count = seq->pooling == REQUEST_POOL_MEAN ? seq->prompt_count : 1;
+    float *values = malloc(hidden * sizeof *values);
+    if (!values) return helm_fail(err, HELM_E_NOMEM, "no memory for an embedding of %u numbers", hidden);
+    for (uint32_t i = 0; i < hidden; i++) {
+        values[i] = (float)(pooled[i] / count);
+        if (isfinite(values[i])) continue;
+        free(values);
+        return helm_fail(err, HELM_E_FORMAT,
+                         "the model's hidden state is not finite (weights or activations overflow)");
+    }
+    seq->embedding = values;
+    sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_EMBEDDED, "");
     return 0;
 }
 

@@ -45,9 +45,18 @@ struct sequence {
 
     uint64_t
         scope; /* sequences of one scope find each other's pages (prefix.h); SEQUENCE_NO_SCOPE: finds none */
-    uint64_t page_end; /* number of the last full page of `cached`, or the scope */
-    uint32_t reach;    /* the most that `cached` was */
-    uint32_t found;    /* tokens of the prompt that it did not compute: their pages were there */
+    uint64_t restored_scope; /* of its peer's restored sessions, found as well; SEQUENCE_NO_SCOPE: none */
+    uint64_t
+        page_end; /* number of the last full page of `cached`, or the scope; apart: that is of the prompt alone */
+    /* of an invariant plan: pages with tokens behind the prompt are not what another prompt would compute; */
+    bool apart;
+    uint32_t list;  /* of the plan, that computes the prompt */
+    uint32_t reach; /* the most that `cached` was */
+    uint32_t found; /* tokens of the prompt that it did not compute: their pages were there */
+
+    /* Embed: how the prompt's hidden states become `embedding`, [hidden], owned; NULL until they have. Nothing is sampled. */
+    enum request_pooling pooling;
+    float *embedding;
 
     struct sampling_params sampling;
     uint32_t stop[REQUEST_STOP_MAX], stop_count;
@@ -80,6 +89,10 @@ static inline uint32_t sequence_output_count(const struct sequence *seq)
 /* Adds an output token at `now_us` and decides whether it was the last: sets seq->finish. */
 HELM_MUST_CHECK int sequence_append(struct sequence *seq, uint32_t token, const int32_t *eos,
                                     uint32_t eos_count, uint64_t now_us, struct helm_err *err);
+/* The last of its prompt was computed: makes its embedding of what was pooled (arena_pooled_of) and ends it. HELM_E_FORMAT: a
+ * number is not finite. */
+HELM_MUST_CHECK int sequence_embed(struct sequence *seq, const double *pooled, uint32_t hidden,
+                                   struct helm_err *err);
 /* Whether its next token may not be computed yet: the mask is missing, or in use. */
 static inline bool sequence_is_held(const struct sequence *seq)
 {

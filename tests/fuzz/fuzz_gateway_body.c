@@ -54,7 +54,9 @@ static void check_refusal(const struct refusal *refusal)
 static void check_ask(const struct ask *ask, const struct ask_model *model)
 {
     if (ask->load_only) return;
-    if (!ask->choices || !ask->prompt_count || ask->prompt_count * ask->choices > ASK_CHOICES) abort();
+    if (!ask->choices || !ask->prompt_count ||
+        ask->prompt_count * ask->choices > (ask->kind & ASK_EMBEDS ? ASK_INPUTS : ASK_CHOICES))
+        abort();
     for (size_t i = 0; i < ask->prompt_count; i++) {
         if (!ask->prompt[i].count || ask->prompt[i].count + ask->max_tokens > model->context) abort();
         for (size_t k = 0; k < ask->prompt[i].count; k++)
@@ -68,13 +70,15 @@ static void check_ask(const struct ask *ask, const struct ask_model *model)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const enum ask_kind kinds[] = {ASK_CHAT, ASK_COMPLETION, ASK_OLLAMA_CHAT, ASK_OLLAMA_GENERATE};
+    static const enum ask_kind kinds[] = {ASK_CHAT,  ASK_COMPLETION,   ASK_OLLAMA_CHAT, ASK_OLLAMA_GENERATE,
+                                          ASK_EMBED, ASK_OLLAMA_EMBED, ASK_RESPONSE};
     static struct ask_model model;
     struct refusal refusal = {0};
     struct ask ask;
     if (!model.tokenizer) open_model(&model);
     if (size == 0) return 0;
-    if (ask_read(kinds[data[0] % 4], &model, (const char *)data + 1, size - 1, &ask, &refusal))
+    if (ask_read(kinds[data[0] % (sizeof kinds / sizeof *kinds)], &model, (const char *)data + 1, size - 1,
+                 &ask, &refusal))
         check_ask(&ask, &model);
     else
         check_refusal(&refusal);

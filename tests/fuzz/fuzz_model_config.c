@@ -16,10 +16,12 @@ static void use(const struct model_config *config)
     float scale, *inv_freq = malloc(config->head_dim / 2 * sizeof *inv_freq);
     if (!inv_freq) return;
     if (config->layers > MODEL_LAYERS_MAX || config->hidden > MODEL_HIDDEN_MAX ||
-        config->heads % config->kv_heads || config->eos_count > MODEL_EOS_MAX)
+        config->heads % config->kv_heads || config->eos_count > MODEL_EOS_MAX ||
+        config->router.experts > MODEL_EXPERTS_MAX || config->router.chosen > config->router.experts ||
+        !config->sparse != !config->router.experts)
         abort();
     model_math_build(config, &math);
-    for (int p = 0; p < UNIT_PARTS; p++)
+    for (int p = 0; p < MATH_PARTS; p++)
         if (math.part[p].ops > MATH_OPS_MAX) abort();
     for (int role = 0; role < TENSOR_ROLE_COUNT; role++)
         if (model_expected_shape(config, (enum tensor_role)role, &rows, &cols) &&

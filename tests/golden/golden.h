@@ -3,6 +3,7 @@
 #ifndef HELM_TESTS_GOLDEN_GOLDEN_H
 #define HELM_TESTS_GOLDEN_GOLDEN_H
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,8 @@
 struct golden_step {
     uint32_t token;
     float gap;
+    float
+        margin; /* between the last chosen and the first rejected expert's logit, at the least so far; INFINITY: no experts */
     uint32_t top_token[TOP];
     float top_logprob[TOP];
 };
@@ -63,6 +66,8 @@ static void golden_read(const char *folder, struct golden *golden)
             struct golden_step *step = &out->step[out->step_count++];
             step->token = (uint32_t)json_integer_value(json_object_get(item, "token"));
             step->gap = (float)json_number_value(json_object_get(item, "gap"));
+            const json_t *margin = json_object_get(item, "router_margin");
+            step->margin = margin ? (float)json_number_value(margin) : INFINITY;
             json_array_foreach(json_object_get(item, "top"), k, pair)
             {
                 if (k == TOP) break;

@@ -28,7 +28,9 @@ static inline void run_mode(struct pair *pair, const struct golden *golden, enum
     const struct walker on = {.arena = &pair->arena,
                               .engines = pair,
                               .step = step_pair,
-                              .gap_allowed = pair_tolerance(pair)->gap};
+                              .gap_allowed = pair_tolerance(pair)->gap,
+                              .margin = 0.05,
+                              .worst = pair_tolerance(pair)->worst};
     struct walk walks[CASES_MAX];
     uint32_t count = 0;
     for (uint32_t i = 0; i < golden->count; i++) {

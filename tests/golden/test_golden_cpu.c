@@ -31,7 +31,7 @@
 #define ALL_MODES "qwen3"
 #endif
 
-static const char *const models[] = {"qwen3", "qwen2-bias", "llama3-ropescaled"};
+static const char *const models[] = {"qwen3", "qwen2-bias", "llama3-ropescaled", "qwen3moe", "mixtral"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 
@@ -52,7 +52,9 @@ static void run_golden(struct local *local, const struct golden *golden, enum mo
     const struct walker on = {.arena = &local->arena,
                               .engines = local,
                               .step = step_local,
-                              .gap_allowed = tolerance->gap};
+                              .gap_allowed = tolerance->gap,
+                              .margin = tolerance == &exact ? 0.001 : 0.05,
+                              .worst = tolerance->worst};
     struct walk walks[CASES_MAX];
     uint32_t count = 0;
     for (uint32_t i = 0; i < golden->count; i++) {
@@ -100,11 +102,11 @@ static void run_variant(const char *model, const struct golden *golden, const ch
         if (mode == MODE_WHOLE && is_ref && kv_dtype != KV_F32) continue;
         uint64_t start_us = units_now_us();
         run_golden(local, golden, (enum mode)mode, is_ref ? SHORT_CASE : LONG_CASE, tolerance, &error);
-        print_message(
-            "%-18s %-12s kv %-4s %-10s class %-7s mean %.5f worst %.4f, %u permitted differences, %.2f s\n",
-            model, kernels, kv_dtype_name(kv_dtype), mode_name[mode], tolerance->name,
-            error.sum / (double)error.count, error.worst, error.permitted,
-            (double)(units_now_us() - start_us) * 1e-6);
+        print_message("%-18s %-12s kv %-4s %-10s class %-7s mean %.5f worst %.4f of %llu, %u permitted "
+                      "differences, %u near choices, %.2f s\n",
+                      model, kernels, kv_dtype_name(kv_dtype), mode_name[mode], tolerance->name,
+                      error.sum / (double)error.count, error.worst, (unsigned long long)error.count,
+                      error.permitted, error.near, (double)(units_now_us() - start_us) * 1e-6);
         assert_int_equal(error.wrong, 0);
         assert_true(error.worst <= tolerance->worst);
         assert_true(error.sum / (double)error.count <= tolerance->mean);
@@ -156,6 +158,17 @@ static void llama3_agrees(void **state)
 {
     (void)state;
     run_model(2);
+}
+/* A dense layer between sparse ones. */
+static void qwen3moe_agrees(void **state)
+{
+    (void)state;
+    run_model(3);
+}
+static void mixtral_agrees(void **state)
+{
+    (void)state;
+    run_model(4);
 }
 #endif
 
@@ -221,6 +234,8 @@ int main(void)
 #ifndef FEW_MODELS
         cmocka_unit_test(qwen3_agrees),
         cmocka_unit_test(llama3_agrees),
+        cmocka_unit_test(qwen3moe_agrees),
+        cmocka_unit_test(mixtral_agrees),
 #endif
     };
     return cmocka_run_group_tests_name("golden/cpu", tests, NULL, NULL);

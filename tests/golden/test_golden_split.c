@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "tests/device_choice.h"
+#include "tests/golden/embed_walks.h"
 #include "tests/golden/pair_walks.h"
 #include "worker-gpu/engine.h"
 
@@ -155,6 +156,42 @@ static void run_model(const char *model, uint32_t layers)
         split.plan.head = split.plan.head == PLAN_CPU0 ? PLAN_GPU0 : PLAN_CPU0;
         split.name = start ? "alternating, ends cpu" : "alternating, ends gpu";
         run_split(model, golden, &split, start ? KV_Q8_0 : KV_F16, together, SHORT_CASE);
+    }
+    golden_free(golden);
+    free(golden);
+}
+
+/* Wherever the layers and the head are: pooled hidden states are the reference's. */
+static void pooled_states_are_the_references(void **state)
+{
+    static const struct {
+        const char *name;
+        char home[5]; /* a letter a layer */
+        enum plan_processor head;
+    } plans[] = {{"cpu", "cccc", PLAN_CPU0},
+                 {"gpu", "gggg", PLAN_GPU0},
+                 {"cpu, then gpu", "ccgg", PLAN_GPU0},
+                 {"gpu, its head cpu", "cggg", PLAN_CPU0},
+                 {"cpu, its head gpu", "gcgc", PLAN_GPU0}};
+    (void)state;
+    need_device();
+    struct golden *golden = calloc(1, sizeof *golden);
+    struct helm_err err = {0};
+    golden_read("tests/data/golden/qwen3", golden);
+    for (size_t p = 0; p < sizeof plans / sizeof *plans; p++) {
+        struct pair *pair = calloc(1, sizeof *pair);
+        struct split split;
+        enum plan_home home[4];
+        for (uint32_t l = 0; l < 4; l++) home[l] = plans[p].home[l] == 'g' ? PLAN_HOME_GPU : PLAN_HOME_CPU;
+        make_split(&split, plans[p].name, home, 4);
+        split.plan.head = plans[p].head;
+        const struct pair_options options = options_of("tests/data/golden/qwen3", &split, KV_F16);
+        if (pair_open(&options, pair, &err)) fail_msg("%s: %s", split.name, err.text);
+        run_embeddings(pair, golden, split.name);
+        run_embeddings(pair, golden, split.name); /* slots are used again: nothing is left over */
+        lanes_are_empty(pair);
+        pair_close(pair);
+        free(pair);
     }
     golden_free(golden);
     free(golden);
@@ -506,6 +543,7 @@ int main(void)
         cmocka_unit_test(chains_change_nothing),
         cmocka_unit_test(a_late_peer_is_a_fault),
         cmocka_unit_test(hand_overs_are_timed),
+        cmocka_unit_test(pooled_states_are_the_references),
         cmocka_unit_test(qwen3_agrees),
         cmocka_unit_test(qwen2_agrees),
         cmocka_unit_test(llama3_agrees),

@@ -28,12 +28,15 @@ struct walker {
     int (*step)(void *engines, const struct step_row *rows, uint32_t count, const struct step_result **result,
                 struct helm_err *err);
     double gap_allowed; /* between the reference's two best: another token is permitted up to it */
+    /* Of experts: where two were chosen between by less than this, other ones may have been taken. Then a difference beyond
+     * `worst` ends the case. 0: never. */
+    double margin, worst;
 };
 
 struct outcome {
     double worst, sum;
     uint64_t count, digest;
-    uint32_t permitted, wrong;
+    uint32_t permitted, wrong, near; /* near: cases that ended by another choice of experts */
 };
 /* Digests are the caller's to compare. */
 static inline void outcome_add(struct outcome *all, const struct outcome *one)
@@ -43,6 +46,7 @@ static inline void outcome_add(struct outcome *all, const struct outcome *one)
     all->count += one->count;
     all->permitted += one->permitted;
     all->wrong += one->wrong;
+    all->near += one->near;
 }
 
 /* One sequence on its way through a case. */
@@ -59,6 +63,22 @@ static uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
     return digest;
 }
 
+/* Whether a step with a near choice of experts is further from the reference than the same experts would be. */
+static bool chose_otherwise(const struct walker *on, const struct golden_step *step,
+                            const struct step_result_row *row, const float *logits)
+{
+    const uint32_t vocab = arena_header_of(on->arena)->vocab;
+    double most = -INFINITY, sum = 0;
+    if (row->sampled.token != step->token && step->gap > on->gap_allowed) return true;
+    if (!logits) return false;
+    for (uint32_t i = 0; i < vocab; i++) most = logits[i] > most ? logits[i] : most;
+    for (uint32_t i = 0; i < vocab; i++) sum += exp(logits[i] - most);
+    for (uint32_t k = 0; k < TOP; k++)
+        if (fabs(logits[step->top_token[k]] - most - log(sum) - step->top_logprob[k]) > on->worst)
+            return true;
+    return false;
+}
+
 static void walk_compare(const struct walker *on, struct walk *walk, const struct step_result_row *row,
                          const float *logits, struct outcome *outcome)
 {
@@ -66,6 +86,11 @@ static void walk_compare(const struct walker *on, struct walk *walk, const struc
     const struct golden_step *step = &walk->golden->step[walk->step];
     double most = -INFINITY, sum = 0;
     assert_int_equal(row->status, STEP_ROW_OK);
+    if (step->margin < on->margin && chose_otherwise(on, step, row, logits)) {
+        outcome->near++;
+        walk->ended = true;
+        return;
+    }
     if (logits) {
         for (uint32_t i = 0; i < vocab; i++) most = logits[i] > most ? logits[i] : most;
         for (uint32_t i = 0; i < vocab; i++) sum += exp(logits[i] - most);

@@ -5,7 +5,7 @@
 #   check.sh [--need-gpu] [--full-bench] [--only NAME,NAME...] [BIN]
 #
 # NAME: kernels, device, home, split, stream, tiers, gguf, bench, and of compute-sanitizer TOOL-GROUP (racecheck-linear), or TOOL for
-# all its groups. TOOL: racecheck, memcheck, initcheck, synccheck; GROUP: chain, linear, attention, elementwise, packed.
+# all its groups. TOOL: racecheck, memcheck, initcheck, synccheck; GROUP: chain, linear, attention, elementwise, packed, blocks, experts.
 # BIN: the folder of the helm-test-gpu-* programs; else bin/ beside this script. Runs in the folder that has
 # tests/data/golden: the one above BIN, above this script, or the current one. Whole outputs go to
 # $HELM_CHECK_LOGS (default: gpu-check-logs). HELM_TEST_DEVICE=emulated runs what needs no GPU.
@@ -130,7 +130,7 @@ run tiers 240 "$golden" "$bin/helm-test-gpu-tiers"
 run gguf 240 "$golden" "$bin/helm-test-gpu-gguf"
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"
-    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks
+    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks experts=experts,experts_few
     run bench 400 'decode check' "$bin/helm-bench-gpu-kernels" $bench
     [ ! -f "$logs/bench.log" ] || cat "$logs/bench.log"
 fi

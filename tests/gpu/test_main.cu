@@ -105,8 +105,11 @@ int main(int argc, char **argv)
                  {"attention", test_attention},
                  {"chain", test_chain},
                  {"expand", test_expand},
+                 {"experts", test_experts},
+                 {"experts_few", test_experts_few},
                  {"gemm_blocks", test_gemm_blocks},
                  {"gemv_packed", test_gemv_packed},
+                 {"invariant", test_invariant},
                  {"blocks", test_blocks}};
     const char *names = only ? only : except;
     size_t named = names ? (size_t)std::count(names, names + strlen(names), ',') + 1 : 0;

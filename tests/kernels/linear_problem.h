@@ -190,4 +190,55 @@ static float *ordered(const struct linear_kernel *v, const float *x, size_t cols
     return to;
 }
 
+/* A token's products are the same bits whichever other tokens are multiplied with it, by the kernel or the steady one
+ * beside it: alone, among few, among many, at any place. */
+static void steady_tokens_do_not_depend_on_others(void **state)
+{
+    const struct linear_kernel *v = usable(state);
+    static const size_t shapes[][3] = {{67, 1000, 41}, {50, 4200, 20}, {33, 65, 300}};
+    if (v->unsteady) return;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        struct problem p;
+        problem_make(&p, v->format, shapes[i][0], shapes[i][1], shapes[i][2], false);
+        float *all = calloc(p.ldy * p.tokens, sizeof *all), *some = calloc(p.ldy * p.tokens, sizeof *some);
+        assert_true(all && some);
+        multiply(v, &p, all, false, 1); /* so many that both go one way */
+        for (size_t first = 0, count = 1; first < p.tokens; first += count, count = count % 19 + 1) {
+            struct problem part = p;
+            part.x.data = (float *)p.x.data + first * p.ldx;
+            part.tokens = count < p.tokens - first ? count : p.tokens - first;
+            multiply(v->steady ? v->steady : v, &part, some, false, 1);
+            for (size_t t = 0; t < part.tokens; t++)
+                assert_memory_equal(some + t * p.ldy, all + (first + t) * p.ldy, p.rows * sizeof *some);
+        }
+        free(all);
+        free(some);
+        problem_free(&p);
+    }
+}
+
+/* A few tokens' products have the bits of one token's, and nothing else is written. */
+static void few_are_as_one(void **state)
+{
+    const struct linear_kernel *v = usable(state);
+    static const size_t shapes[][2] = {{1, 1}, {2, 15}, {3, 16}, {8, 33}, {50, 100}, {31, 4099}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes && v->few; i++)
+        for (size_t tokens = 1; tokens <= 17; tokens++) {
+            struct problem p;
+            problem_make(&p, v->format, shapes[i][0], shapes[i][1], tokens, false);
+            const size_t count = p.ldy * tokens;
+            float *few = malloc(count * sizeof *few), *one = malloc(count * sizeof *one);
+            assert_true(few && one);
+            memset(few, 0xff, count * sizeof *few);
+            memset(one, 0xff, count * sizeof *one);
+            v->few(few, p.ldy, p.w.data, p.x.data, p.ldx, p.rows, p.cols, tokens);
+            for (size_t t = 0; t < tokens; t++)
+                v->gemv(one + t * p.ldy, p.w.data, (float *)p.x.data + t * p.ldx, p.rows, p.cols, NULL);
+            assert_memory_equal(few, one, count * sizeof *few);
+            free(few);
+            free(one);
+            problem_free(&p);
+        }
+}
+
 #endif

@@ -112,6 +112,7 @@ static void rig_make(struct rig *rig, const struct shape *shape, enum kv_dtype d
         .q_stride = rig->q_stride,
         .tokens = shape->tokens,
         .group = shape->group,
+        .kv_heads = 1,
         .start = shape->start,
         .kv_first = shape->kv_first,
         .kv_last = shape->kv_last != 0 ? shape->kv_last : positions,
@@ -424,6 +425,113 @@ static void test_splits_merge(void **state)
     each_variant(splits_merge);
 }
 
+/* Neighbouring kv heads in one task, with a next task to look ahead to: the bits of a task for each without one. */
+static void heads_together(const struct attention_variant *variant)
+{
+    enum { HEADS = 4, TOGETHER = 3, DIM = 64, POSITIONS = 75, PAGE = 32, GROUPS = 3, GROUP_MAX = 12 };
+    static const uint32_t groups[GROUPS] = {3, 8, GROUP_MAX};
+    const struct kv_layout kv = {1, HEADS, DIM, PAGE, variant->kv_dtype};
+    uint32_t pages[] = {2, 0, 1};
+    uint64_t random = 9;
+    float x[DIM], q[HEADS * GROUP_MAX * DIM];
+    char *pool = malloc(3 * kv_page_bytes(&kv));
+    memset(pool, 0xff, 3 * kv_page_bytes(&kv));
+    for (uint32_t i = 0; i < POSITIONS * HEADS * 2; i++) {
+        for (uint32_t d = 0; d < DIM; d++) x[d] = random_float(&random);
+        kv_append(&kv, pool, pages, 0, i & 1, i / 2 % HEADS, i / 2 / HEADS, x);
+    }
+    for (size_t i = 0; i < sizeof q / sizeof *q; i++) q[i] = 2 * random_float(&random);
+    for (int g = 0; g < GROUPS; g++) {
+        const uint32_t group = groups[g];
+        static float out[2][TOGETHER * GROUP_MAX * DIM], m[2][TOGETHER * GROUP_MAX],
+            s[2][TOGETHER * GROUP_MAX];
+        const size_t bytes = variant->scratch_bytes(&kv, 1, group);
+        struct attention_task task = {.q = q,
+                                      .tokens = 1,
+                                      .group = group,
+                                      .kv_heads = TOGETHER,
+                                      .start = POSITIONS - 1,
+                                      .kv_first = 5,
+                                      .kv_last = POSITIONS,
+                                      .scale = 0.125f,
+                                      .kv = &kv,
+                                      .pool = pool,
+                                      .pages = pages,
+                                      .kv_head = 1,
+                                      .out = out[0],
+                                      .m = m[0],
+                                      .s = s[0],
+                                      .scratch = guarded(bytes)};
+        const struct attention_task next = task;
+        memset(out, 0, sizeof out);
+        task.next = &next;
+        variant->attend(&task);
+        for (uint32_t h = 0; h < TOGETHER; h++) {
+            struct attention_task one = next;
+            one.kv_heads = 1;
+            one.kv_head = 1 + h;
+            one.q = q + h * group * DIM;
+            one.out = out[1] + h * group * DIM;
+            one.m = m[1] + h * group;
+            one.s = s[1] + h * group;
+            variant->attend(&one);
+        }
+        assert_true(out[0][0] != 0 && s[0][TOGETHER * group - 1] > 0);
+        assert_memory_equal(out[0], out[1], TOGETHER * group * DIM * sizeof(float));
+        assert_memory_equal(m[0], m[1], TOGETHER * group * sizeof(float));
+        assert_memory_equal(s[0], s[1], TOGETHER * group * sizeof(float));
+        guarded_free(task.scratch, bytes);
+    }
+    free(pool);
+}
+static void test_heads_together(void **state)
+{
+    (void)state;
+    each_variant(heads_together);
+}
+
+/* A query's bits are the same whichever others are asked with it, also where a window begins and a page ends. */
+static void steady_queries(const struct attention_variant *variant)
+{
+    static const struct shape shapes[] = {{128, 2, 32, 70, 130, 0, 0, 0},
+                                          {80, 3, 8, 50, 3, 0, 0, 0},
+                                          {64, 8, 16, 45, 200, 77, 0, 0},
+                                          {64, 1, 32, 60, 300, 100, 96, 0}};
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
+        if (!kv_dtype_takes(variant->kv_dtype, shapes[i].head_dim)) continue;
+        struct rig rig;
+        rig_make(&rig, &shapes[i], variant->kv_dtype, 3, 77 + i);
+        const struct attention_task whole = rig.task;
+        float *all = malloc(rig.out_floats * sizeof(*all));
+        assert_non_null(all);
+        rig.task.steady = true;
+        rig_run(&rig, variant, false);
+        memcpy(all, rig.out, rig.out_floats * sizeof(*all));
+        for (uint32_t first = 0, count = 1; first < whole.tokens; first += count, count = count % 13 + 1) {
+            rig.task = whole;
+            rig.task.steady = true;
+            rig.task.tokens = count < whole.tokens - first ? count : whole.tokens - first;
+            rig.task.q = whole.q + first * whole.q_stride;
+            rig.task.start = whole.start + first;
+            rig.task.kv_last = rig.task.start + rig.task.tokens;
+            if (whole.window && rig.task.start + 1 > whole.window + whole.kv_first)
+                rig.task.kv_first = rig.task.start + 1 - whole.window;
+            rig_run(&rig, variant, false);
+            for (uint32_t t = 0; t < rig.task.tokens; t++)
+                assert_memory_equal(rig.out + t * rig.out_stride, all + (first + t) * rig.out_stride,
+                                    (size_t)whole.group * rig.kv.head_dim * sizeof(*all));
+        }
+        free(all);
+        rig_free(&rig);
+    }
+}
+
+static void test_steady_queries(void **state)
+{
+    (void)state;
+    each_variant(steady_queries);
+}
+
 static void test_merge_of_nothing_is_zero(void **state)
 {
     (void)state;
@@ -477,6 +585,7 @@ static void test_reference_by_hand(void **state)
                                   .q_stride = 1,
                                   .tokens = 1,
                                   .group = 1,
+                                  .kv_heads = 1,
                                   .start = 1,
                                   .kv_last = 2,
                                   .scale = 1,
@@ -515,6 +624,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fold_is_table_4_2),
+        cmocka_unit_test(test_steady_queries),
         cmocka_unit_test(test_reference_by_hand),
         cmocka_unit_test(test_choice),
         cmocka_unit_test(test_odd_shapes),
@@ -522,6 +632,7 @@ int main(void)
         cmocka_unit_test(test_extreme_logits),
         cmocka_unit_test(test_nan_shows),
         cmocka_unit_test(test_splits_merge),
+        cmocka_unit_test(test_heads_together),
         cmocka_unit_test(test_merge_of_nothing_is_zero),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

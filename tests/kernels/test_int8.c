@@ -322,8 +322,10 @@ int main(void)
                  {"odd activations", LINEAR_ONE_TOKEN, odd_activations},
                  {"infinities", LINEAR_ONE_TOKEN, infinities_stay_apart},
                  {"gemm", LINEAR_TOKENS, gemm_agrees},
+                 {"few", LINEAR_ONE_TOKEN, few_are_as_one},
+                 {"steady", LINEAR_TOKENS, steady_tokens_do_not_depend_on_others},
                  {"tokens apart", LINEAR_TOKENS, gemm_keeps_tokens_apart}};
-    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 224 };
+    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 288 };
     struct CMUnitTest tests[MOST + 2];
     char names[MOST][64];
     size_t n = 0;

@@ -405,11 +405,13 @@ int main(void)
         CMUnitTestFunction run;
     } kinds[] = {{"gemv", LINEAR_ONE_TOKEN, gemv_agrees},
                  {"infinities", LINEAR_ONE_TOKEN, gemv_keeps_infinities_apart},
+                 {"few", LINEAR_ONE_TOKEN, few_are_as_one},
                  {"gemm", LINEAR_TOKENS, gemm_agrees},
+                 {"steady", LINEAR_TOKENS, steady_tokens_do_not_depend_on_others},
                  {"shares", LINEAR_TOKENS, gemm_does_not_depend_on_shares},
                  {"rounding", LINEAR_TOKENS, rounding_is_to_nearest_even},
                  {"decode", LINEAR_DECODE, decode_agrees}};
-    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 320 };
+    enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 400 };
     struct CMUnitTest tests[MOST + 5];
     char names[MOST][64];
     size_t n = 0;

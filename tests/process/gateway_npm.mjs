@@ -88,14 +88,65 @@ async function demo() {
     () => client.chat.completions.create({ ...base, response_format: format({ type: "array", uniqueItems: true }) }));
   await refused("a call that is forced, of no tools", OpenAI.BadRequestError, "invalid_value",
     () => client.chat.completions.create({ ...base, tool_choice: "required" }));
-  await refused("embeddings are refused", OpenAI.InternalServerError, "unsupported", () => client.embeddings.create({ model: "demo", input: "x" }));
-  await refused("responses are refused", OpenAI.InternalServerError, "unsupported", () => client.responses.create({ model: "demo", input: "x" }));
+  const vectors = (await client.embeddings.create({ model: "demo", input: [verse, "x"] })).data.map((d) => d.embedding);
+  const plain = (await client.embeddings.create({ model: "demo", input: verse, encoding_format: "float" })).data[0].embedding;
+  check("embeddings", vectors.length === 2 && plain.length === 256 && vectors[0].every((v, i) => Math.abs(v - plain[i]) < 1e-5), vectors.map((v) => v.length));
+  await refused("dimensions are refused", OpenAI.BadRequestError, "unsupported_parameter", () => client.embeddings.create({ model: "demo", input: "x", dimensions: 8 }));
+  await responses(text);
   await refused("a context that is too long", OpenAI.BadRequestError, "context_length_exceeded",
     () => client.chat.completions.create({ ...base, messages: user("word ".repeat(3000)) }));
   await refused("... before a stream", OpenAI.BadRequestError, "context_length_exceeded",
     () => client.chat.completions.create({ ...base, max_completion_tokens: 5000, stream: true }));
   await refused("a model that there is not", OpenAI.NotFoundError, "model_not_found", () => client.chat.completions.create({ ...base, model: "gpt-x" }));
   await refused("a wrong key", OpenAI.AuthenticationError, "invalid_api_key", () => client.withOptions({ apiKey: "sk-wrong" }).models.list());
+}
+
+// `text`: what a chat of the same says.
+async function responses(text) {
+  const base = { model: "demo", input: verse, max_output_tokens: 16, temperature: 0, store: false, metadata: { a: "b" } };
+  const whole = await client.responses.create(base);
+  check("responses", whole.output_text === text && whole.status === "incomplete" && whole.incomplete_details.reason === "max_output_tokens" &&
+    whole.usage.output_tokens === 16 && whole.usage.total_tokens === whole.usage.input_tokens + 16 && whole.metadata.a === "b" && whole.id.startsWith("resp_"), whole);
+  const items = await client.responses.create({ ...base, input: [{ role: "user", content: [{ type: "input_text", text: verse }] }] });
+  check("... of items", items.output_text === text, items);
+  const events = [];
+  const stream = client.responses.stream({ ...base, include: ["message.output_text.logprobs"], top_logprobs: 1 });
+  for await (const event of stream) events.push(event);
+  const final = await stream.finalResponse();
+  const types = events.map((e) => e.type);
+  check("... streamed, by the package's own accumulator", final.output_text === text && final.usage.output_tokens === 16, final);
+  check("... its events in OpenAI's order", types.slice(0, 4).join() === "response.created,response.in_progress,response.output_item.added,response.content_part.added" &&
+    types.slice(-4).join() === "response.output_text.done,response.content_part.done,response.output_item.done,response.incomplete" &&
+    types.slice(4, -4).every((t) => t === "response.output_text.delta") && events.every((e, i) => e.sequence_number === i), types);
+  check("... with logprobs", final.output[0].content[0].logprobs.length === 16 && final.output[0].content[0].logprobs.every((t) => t.top_logprobs.length === 1) &&
+    events.flatMap((e) => (e.type === "response.output_text.delta" ? e.logprobs : [])).map((t) => t.token).join("") === text, final.output[0]);
+  const parsed = await client.responses.parse({ ...base, max_output_tokens: 200, temperature: 1, text: { format: { type: "json_schema", name: "verse", strict: true,
+    schema: { type: "object", required: ["verse"], additionalProperties: false, properties: { verse: { type: "integer" } } } } } });
+  check("... a JSON schema", parsed.status === "completed" && Number.isInteger(JSON.parse(parsed.output_text).verse), parsed);
+  for (const [field, value] of Object.entries({ previous_response_id: "resp_1", background: true, store: true, truncation: "auto", conversation: "c", reasoning: { effort: "low" } }))
+    await refused(`... ${field} is refused`, OpenAI.BadRequestError, "unsupported_parameter", () => client.responses.create({ ...base, [field]: value }));
+  await refused("... a picture", OpenAI.BadRequestError, "unsupported_value", () => client.responses.create({ ...base, input: [{ role: "user", content: [{ type: "input_image", image_url: "x" }] }] }));
+  await refused("... an item that is not known", OpenAI.BadRequestError, "unsupported_value", () => client.responses.create({ ...base, input: [{ type: "item_reference", id: "x" }] }));
+  await refused("... another tool than a function", OpenAI.BadRequestError, "unsupported_value", () => client.responses.create({ ...base, tools: [{ type: "web_search" }] }));
+}
+
+// A call, its result, the answer; whole and streamed.
+async function responseTools() {
+  const tools = [{ type: "function", name: "get_weather", description: "Weather of a city", strict: false, parameters: { type: "object", properties: { city: { type: "string" } } } }];
+  const input = [{ role: "user", content: "What is the weather in Bern?" }];
+  const first = await client.responses.create({ model: "any", input, tools });
+  const call = first.output[0];
+  check("responses: a call", first.output.length === 1 && call.type === "function_call" && call.name === "get_weather" && JSON.parse(call.arguments).city === "Bern" && call.call_id && first.status === "completed", first);
+  const second = await client.responses.create({ model: "any", tools, input: [...input, ...first.output, { type: "function_call_output", call_id: call.call_id, output: "rain in Bern" }] });
+  check("... its result, the answer", second.output_text === "It rains.", second);
+  const types = [];
+  const stream = client.responses.stream({ model: "any", input, tools });
+  for await (const event of stream) types.push(event.type);
+  const streamed = await stream.finalResponse();
+  check("... streamed", types.join() === ["created", "in_progress", "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done", "completed"].map((t) => "response." + t).join() &&
+    JSON.parse(streamed.output[0].arguments).city === "Bern", { types, streamed });
+  const forced = await client.responses.create({ model: "any", input, tools: [{ ...tools[0], strict: true }], tool_choice: { type: "function", name: "get_weather" } });
+  check("... that is forced", forced.output[0].type === "function_call", forced);
 }
 
 async function tools() {
@@ -114,6 +165,7 @@ async function tools() {
       function: ({ city }) => { asked.push(city); return "rain in " + city; } } }],
   });
   check("... and streamed", (await streaming.finalContent()) === "It rains." && asked.join() === "Bern,Bern", asked);
+  await responseTools();
   const weather = { type: "function", function: { name: "get_weather", strict: true, parameters: { type: "object", required: ["city"],
     additionalProperties: false, properties: { city: { type: "string" } } } } };
   for (const tool_choice of ["required", { type: "function", function: { name: "get_weather" } }]) {

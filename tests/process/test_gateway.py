@@ -4,22 +4,26 @@ go away, 200 streams at once.
 
 HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
 """
+import base64
 import concurrent.futures
 import http.client
 import json
+import math
 import os
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
+import exposition  # noqa: E402
 import helmd_harness as helmd  # noqa: E402
-from gateway_harness import Gateway, SLOW, check, cli, sum_up, until  # noqa: E402
+from gateway_harness import BIN, Gateway, SLOW, check, cli, sum_up, until  # noqa: E402
 
 VERSE = "And it came to pass in those days, that"
 
@@ -131,7 +135,7 @@ def refusal_tests(g):
     check("so is max_tokens", a.status == 400 and "3000 of output" in a.json["error"]["message"], a.body)
     a = g.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]})
     check("a picture is refused by its place", a.json["error"]["param"] == "messages[0].content" and "image_url" in a.body.decode(), a.body)
-    for path in ("/v1/embeddings", "/v1/responses", "/api/embed", "/api/pull"):
+    for path in ("/api/embeddings", "/api/pull"):
         a = g.post(path, {})
         check("%s says that it is not there" % path, a.status == 501 and path in str(a.json["error"]), a.body)
     check("an unknown path", g.get("/v2").status == 404 and g.get("/v1/chat/completions").status == 405)
@@ -319,31 +323,117 @@ def ollama_tests(g):
     check("a format is kept to", a["message"]["content"] in ('"yes"', '"no"') and a["done_reason"] == "stop", a)
 
 
-def metrics_tests(g):
-    """Prometheus's text: every line is of the format, every series is there once and follows its type."""
+def length(v):
+    return math.sqrt(sum(x * x for x in v))
+
+
+def cosine(a, b):
+    return sum(x * y for x, y in zip(a, b)) / (length(a) * length(b))
+
+
+def embedding_tests(g, daemon):
+    """/v1/embeddings and /api/embed on the demo model: shapes, encodings, pooling, refusals, crowds, clients that go away."""
+    def ask(input, **fields):
+        return g.post("/v1/embeddings", {"model": "demo", "input": input, **fields})
+    ids = g.post("/tokenize", {"prompt": VERSE}).json["tokens"]
+    a = ask(VERSE).json
+    one = a["data"][0]["embedding"]
+    check("an embedding has the model's width and unit length", a["object"] == "list" and a["data"][0]["index"] == 0 and
+          len(one) == 256 and abs(length(one) - 1) < 1e-5, a)
+    check("... its usage counts tokens", a["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids)} and a["model"] == "demo", a["usage"])
+    check("ids are the text's", cosine(ask(ids).json["data"][0]["embedding"], one) > 0.99999)
+    packed = ask(VERSE, encoding_format="base64").json["data"][0]["embedding"]
+    check("base64 is the same numbers", [*struct.unpack("<256f", base64.b64decode(packed))] == [struct.unpack("f", struct.pack("f", v))[0] for v in one])
+    last = ask(VERSE, pooling="last").json["data"][0]["embedding"]
+    first = ask(ids[:1], pooling="last").json["data"][0]["embedding"]
+    check("the last token's is another than the mean", cosine(last, one) < 0.99)
+    check("... but of one token", cosine(first, ask(ids[:1]).json["data"][0]["embedding"]) > 0.99999)
+    texts = ["verse %d of the book" % i for i in range(100)]
+    many = ask(texts).json["data"]
+    check("a hundred inputs, in their order", [d["index"] for d in many] == list(range(100)) and
+          cosine(many[57]["embedding"], ask(texts[57]).json["data"][0]["embedding"]) > 0.9999)
+    long = ask([7] * 2048).json
+    check("an input may fill the context", long["usage"]["total_tokens"] == 2048, long.get("error"))
+    for body, param, code in (({"input": [7] * 2049}, "input", "context_length_exceeded"), ({"input": []}, "input", "invalid_value"),
+                              ({"input": ""}, "input", "invalid_value"), ({"input": ["x"] * 257}, "input", "invalid_value"), ({}, "input", "missing_parameter"),
+                              ({"input": "x", "dimensions": 64}, "dimensions", "unsupported_parameter"),
+                              ({"input": "x", "encoding_format": "int8"}, "encoding_format", "invalid_value"),
+                              ({"input": "x", "pooling": "max"}, "pooling", "invalid_value"),
+                              ({"input": "x", "temperature": 1}, "temperature", "unknown_parameter")):
+        e = g.post("/v1/embeddings", body)
+        check("refused: %s" % str(body)[:40], e.status == 400 and (e.json["error"]["param"], e.json["error"]["code"]) == (param, code), e.body)
+    o = g.post("/api/embed", {"model": "demo:latest", "input": [VERSE, "x"]}).json
+    check("Ollama's /api/embed", len(o["embeddings"]) == 2 and cosine(o["embeddings"][0], one) > 0.99999 and o["prompt_eval_count"] > len(ids), o.keys())
+    cut = g.post("/api/embed", {"input": "x " * 4000})
+    check("... cuts what is too long, unless told not to", cut.status == 200 and cut.json["prompt_eval_count"] == 2048 and
+          g.post("/api/embed", {"input": "x " * 4000, "truncate": False}).status == 400, cut.body[:200])
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        mixed = list(pool.map(lambda i: g.complete(VERSE, max_tokens=8, temperature=0).json["choices"][0]["text"] if i % 2 else
+                              cosine(ask(VERSE).json["data"][0]["embedding"], one) > 0.9999, range(32)))
+    check("embeddings beside generations change neither", all(mixed[::2]) and len(set(mixed[1::2])) == 1, mixed)
+    s = g.open_stream("/v1/embeddings", {"input": [[i] * 2000 for i in range(10, 60)]})
+    check("a client that goes away ...", until(lambda: g.metric("helm_requests_running") > 0))
+    s.close()
+    check("... takes its embeddings with it", until(lambda: g.metric("helm_requests_running") == 0 == g.metric("helm_requests_queued")))
+    check("they are counted", daemon_metric(daemon, 'helm_requests_ended_total{end="embedded"}') > 100)
+
+
+def daemon_metric(daemon, name):
+    return exposition.parse(cli("--connect", daemon.endpoint, "metrics"))[1][name]
+
+
+def golden_embedding_tests():
+    """Against a reference of another hand, through the whole way (tests/data/golden/make_embeddings.py)."""
+    with open("tests/data/golden/embeddings.json") as f, open("tests/data/golden/qwen3/golden.json") as c:
+        wanted, cases = json.load(f), json.load(c)["cases"]
+    with Gateway(None, "--model", os.path.abspath("tests/data/golden/qwen3"), "--profile", helmd.PROFILE, "--ctx", "512", "--pooling", "last") as g:
+        for one in wanted:
+            prompt = cases[one["case"]]["prompt"]
+            got = {"last": g.post("/v1/embeddings", {"input": prompt}), "mean": g.post("/v1/embeddings", {"input": prompt, "pooling": "mean"})}
+            worst = min(cosine(a.json["data"][0]["embedding"], one[k]) for k, a in got.items())
+            check("%d tokens: mean and last are the reference's" % len(prompt), worst > 0.9998, worst)
+
+
+def metrics_tests(g, daemon):
+    """Prometheus's text: every line is of the format and its conventions, names are the dashboard's, numbers are what was done.
+    `helm-cli metrics` has the same of helmd."""
     a = g.get("/metrics")
-    types, seen, bad, falling = {}, set(), [], []
-    last = None
-    for line in a.body.decode().splitlines():
-        kind = re.fullmatch(r"# TYPE ([a-z_]+) (counter|gauge|histogram)", line)
-        sample = re.fullmatch(r'([a-z_]+)(\{(?:[a-z]+="[^"\\\n]*",?)+\})? (-?[0-9.]+(?:e[+-]?\d+)?)', line)
-        if kind:
-            types[kind.group(1)] = kind.group(2)
-        elif sample:
-            name, labels = sample.group(1), sample.group(2) or ""
-            family = name if name in types else re.sub(r"_(bucket|sum|count)$", "", name)
-            if family not in types or name + labels in seen or (types[family] == "counter") != name.endswith("_total"):
-                bad.append(line)
-            seen.add(name + labels)
-            if name.endswith("_bucket"):
-                if last and last[0] == name and float(sample.group(3)) < last[1]:
-                    falling.append(line)
-                last = (name, float(sample.group(3)))
-        elif not line.startswith("# HELP "):
-            bad.append(line)
+    text = a.body.decode()
+    types, samples, bad = exposition.parse(text)
     check("/metrics is Prometheus's text", a.headers["Content-Type"].startswith("text/plain; version=0.0.4") and not bad, bad)
-    check("... with rising buckets, of the gateway and of helmd", not falling and types.get("helm_gateway_requests_total") == "counter" and
-          types.get("helm_output_tokens_total") == "counter" and g.metric("helm_up") == 1, (falling, types))
+    check("... of the gateway and of helmd", types.get("helm_gateway_requests_total") == "counter" and
+          types.get("helm_output_tokens_total") == "counter" and samples.get("helm_up") == 1 and samples.get("helm_ready") == 1, types)
+    wrong = exposition.unknown_in_dashboard(types)
+    check("every query of the dashboard asks for what is exported", not wrong and len(exposition.queries()) > 40, wrong)
+    said = exposition.promtool(text)
+    skipped = said is None
+    if skipped:
+        print("skip promtool's check of the metrics: apt-get install prometheus", flush=True)
+    else:
+        check("promtool has nothing against it", said == "", said)
+    run = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", daemon.endpoint, "metrics"], capture_output=True, timeout=20 * SLOW)
+    told, counted, bad = exposition.parse(run.stdout.decode())
+    mine = {name: kind for name, kind in types.items() if not name.startswith("helm_gateway_")}
+    check("helm-cli metrics prints the same families", run.returncode == 0 and not bad and told == mine,
+          (run.stderr, bad, set(told) ^ set(mine)))
+    ended = sum(v for k, v in counted.items() if k.startswith("helm_requests_ended_total"))
+    check("requests are counted by their end", ended > 200 and counted['helm_requests_ended_total{end="cancelled"}'] > 0 and
+          counted['helm_requests_ended_total{end="length"}'] > 200 and
+          ended + counted["helm_requests_running"] + counted["helm_requests_queued"] == counted["helm_requests_total"], counted)
+    check("... their times are in histograms", counted["helm_time_to_first_token_seconds_count"] >=
+          counted["helm_time_per_output_token_seconds_count"] > 200 and counted["helm_time_to_first_token_seconds_sum"] > 0 and
+          counted["helm_queue_seconds_count"] >= counted["helm_time_to_first_token_seconds_count"], counted)
+    check("... steps by their sequences", counted["helm_step_sequences_count"] == counted["helm_steps_total"] and
+          counted["helm_step_sequences_sum"] >= counted["helm_output_tokens_total"] and
+          counted['helm_step_sequences_bucket{le="64"}'] == counted["helm_steps_total"], counted)
+    parts = {r: counted['helm_resource_seconds_total{resource="%s"}' % r] for r in ("cpu", "gpu", "link", "waiting")}
+    whole = counted["helm_step_seconds_total"]
+    check("... the steps' time by resource", parts["gpu"] == parts["link"] == 0 < parts["cpu"] and
+          abs(parts["cpu"] + parts["waiting"] - whole) < 1e-3 * whole, (parts, whole))
+    check("... and the plan, forecast and measured", counted['helm_plan_decode_step_seconds{bound="low"}'] <=
+          counted['helm_plan_decode_step_seconds{bound="expected"}'] <= counted['helm_plan_decode_step_seconds{bound="high"}'] and
+          any(k.startswith("helm_decode_step_measured_seconds{") and v > 0 for k, v in counted.items()), counted)
+    return skipped
 
 
 def key_tests(endpoint, folder):
@@ -403,9 +493,11 @@ def main():
             connection_tests(g, daemon)
             skipped = proxy_tests(g)
             slow_reader_tests(g, daemon)
-            metrics_tests(g)
+            embedding_tests(g, daemon)
+            skipped += metrics_tests(g, daemon)
         key_tests(daemon.endpoint, folder)
     private_tests()
+    golden_embedding_tests()
     sum_up(skipped)
 
 

@@ -15,11 +15,13 @@ import time
 BIN = os.path.abspath(os.environ["HELM_BIN"])
 STEPS = 32
 CLASSES = {  # name: helmd options, worst, mean, gap
-    "bf16": ([], 0.4, 0.08, 0.4),
+    "bf16": ([], 0.4, 0.08, 0.4),  # and, of experts, below which margin of a router another choice ends the case (MARGIN)
     "float32": (["--kernels", "avx2", "--kv-dtype", "f32"], 0.02, 0.002, 0.05),
     "q8_0": (["--kv-dtype", "q8_0"], 0.55, 0.08, 0.55),  # tests/golden/walks.h
 }
 QUANTISED = ("qwen2-bias", "demo")  # models whose class q8_0 is run: it is one cache for all of them
+MARGIN = {"bf16": 0.05, "float32": 0.001, "q8_0": 0.05}
+NOT_YET = ("gptoss",)  # references that are there before what they are of
 counts = {True: 0, False: 0}
 
 
@@ -37,12 +39,16 @@ def generate(endpoint, prompt):
     return json.loads(run.stdout)
 
 
-def compare(case, answer, gap_limit):
+def compare(case, answer, gap_limit, worst_limit, margin):
     """Differences of the log probabilities of the reference's ten best, while the tokens so far are equal."""
     differences = []
     for step, token, top in zip(case["steps"], answer["tokens"], answer["logprobs"]):
         ours = {t["token"]: t["logprob"] for t in top}
-        differences += [abs(ours.get(t, float("-inf")) - p) for t, p in step["top"][:10]]
+        found = [abs(ours.get(t, float("-inf")) - p) for t, p in step["top"][:10]]
+        if step.get("router_margin", margin) < margin and (max(found) > worst_limit or
+                                                           (token != step["token"] and step["gap"] > gap_limit)):
+            return differences, True, None  # other experts
+        differences += found
         if token != step["token"]:
             return differences, step["gap"] <= gap_limit, step["gap"]
     return differences, len(answer["tokens"]) == STEPS, None
@@ -67,7 +73,7 @@ def run_class(model, name, folder, work):
         differences, steps, apart = [], 0, []
         for n, case in enumerate(cases):
             answer = generate(endpoint, case["prompt"])
-            found, fine, gap = compare(case, answer, gap_limit)
+            found, fine, gap = compare(case, answer, gap_limit, worst_limit, MARGIN[name])
             steps += len(answer["tokens"])
             differences += found
             if not fine:
@@ -92,6 +98,9 @@ def main():
     if "asan" in BIN:  # instrumented processes are slow: some models of each kind reach every line
         models = dict(sorted(models.items())[::3])
     for model, folder in models.items():
+        if model in NOT_YET:
+            print("skipped: %s: its architecture is not supported yet" % model)
+            continue
         for name in CLASSES:
             if name == "q8_0" and model not in QUANTISED:
                 continue

@@ -210,7 +210,7 @@ JUDGES = {
     "sampling": text, "JSON by a schema": fits(r'\{\s*"n":\s*-?\d+\s*\}'), "a grammar": fits("<[a-c]{2,5}>"), "serve a model": serve_daemon, "HTTP beside it": gateway("8080", "/health", ""),
     "HTTP in one command": gateway("8081", "/v1/models", "demo"), "OpenAI's client": said('"org/demo"'),
     "Ollama's client": gateway("11434", "/api/tags", "demo"), "where the server is": said("ready"), "API keys": keys,
-    "metrics": said("helm_up 1"), "what runs": said("PREFILLED"), "is it healthy": said("ready"), "watch it": top,
+    "metrics": said("helm_up 1"), "embeddings": said('"embedding":['), "what runs": said("PREFILLED"), "is it healthy": said("ready"), "watch it": top,
     "stop an answer": cancel, "what is in a model": said("Qwen3", "loads          yes"), "quantise": said("small.gguf"),
     "quantise while loading": quantise_while_loading, "use a file": text, "token ids": text, "context length": text,
     "KV cache in 8 bits": text, "threads": text, "layers on the GPU": said("decode"), "will it fit": said("token/s", "RTX 3090"),

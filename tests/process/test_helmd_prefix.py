@@ -59,14 +59,17 @@ def test_a_prompt_begins_behind_what_is_there():
 
 
 def test_an_answer_is_found_by_the_next_turn():
-    with running() as d:
-        c = Client(d.endpoint)
-        history, found = prompt_of(40), []
-        for turn in range(6):
-            found.append(generate(c, history, 30, seed=7))
-            history = history + expected_tokens(history, 30, seed=7) + prompt_of(9, turn)
-        # of the turn before: its prompt and all of its answer but the last token, which was never computed
-        same(found, [0] + [(40 + 39 * n - 9 - 1) // PAGE * PAGE for n in range(1, 6)], "found in each turn")
+    # of the turn before: its prompt and all of its answer but the last token, which was never computed; of an invariant plan
+    # its prompt, since an answer is not computed as a prompt is
+    for invariant, want in [("off", [(40 + 39 * n - 9 - 1) // PAGE * PAGE for n in range(1, 6)]),
+                            ("on", [(40 + 39 * (n - 1)) // PAGE * PAGE for n in range(1, 6)])]:
+        with running("--invariant", invariant) as d:
+            c = Client(d.endpoint)
+            history, found = prompt_of(40), []
+            for turn in range(6):
+                found.append(generate(c, history, 30, seed=7))
+                history = history + expected_tokens(history, 30, seed=7) + prompt_of(9, turn)
+            same(found, [0] + want, f"found in each turn, invariant {invariant}")
 
 
 def test_off_and_peers():
@@ -133,7 +136,7 @@ def test_steps_that_end_within_a_page_are_shared_too():
 def test_a_small_pool_makes_room():
     """Kept pages stand in nobody's way: as many requests at once as without them, none refused, and those that fit are
     found."""
-    for start in [lambda: running("--parallel", 4, "--ctx", 256, "--kv-tokens", 512),
+    for start in [lambda: running("--parallel", 4, "--ctx", 256, "--kv-tokens", 512, "--invariant", "off"),
                   lambda: split(context_tokens=256, page_count=16, slots=4)]:
         with start() as d:
             c = Client(d.endpoint)
@@ -253,7 +256,7 @@ def test_a_real_model_says_the_same():
     borrowed = plan_json(8, "ccccgggg", "c", "g", prefill="sscsgggg", prefill_from=17, ring_bytes=8 << 20, **plan)
     for what, options, named, length, count, exact in [
             ("ref", ["--device", "cpu", "--kernels", "ref", *sizes], {}, 45, 8, True),
-            ("cpu", ["--device", "cpu", *sizes], {}, 150, 40, False),
+            ("cpu", ["--device", "cpu", "--invariant", "off", *sizes], {}, 150, 40, False),
             ("split", ["--device", "emulated"], {"plan": plan_json(8, "ccggccgg", "c", "g", **plan)}, 150, 40, False),
             ("borrowed", ["--device", "emulated"], {"plan": borrowed}, 150, 40, False)]:
         with running(*options, real=True, **named) as d:

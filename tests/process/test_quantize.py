@@ -197,12 +197,19 @@ QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_s
          "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 1, "vocab_size": 300,
          "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "dtype": "bfloat16", "tie_word_embeddings": True}
 
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 256, "intermediate_size": 256,
+           "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 300,
+           "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "dtype": "bfloat16",
+           "num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN3_MOE = dict(MIXTRAL, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=6, num_experts_per_tok=2,
+                 moe_intermediate_size=64, norm_topk_prob=True)
+
 
 def test_architectures_keep_their_meaning():
     """As BF16 a file computes what its folder does: names, biases, interleaved rows of llama, RoPE's factors. From that file
     the same blocks are made as from the folder."""
-    for config in LLAMA, QWEN2, dict(LLAMA, architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=24,
-                                     rope_scaling=None):
+    for config in (LLAMA, QWEN2, MIXTRAL, QWEN3_MOE,
+                   dict(LLAMA, architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=24, rope_scaling=None)):
         with tempfile.TemporaryDirectory() as folder:
             model, out = make_model(folder, config), os.path.join(folder, "wide.gguf")
             write(model, "BF16", out)

@@ -27,6 +27,16 @@ static json_t *rope_json(const struct rope_config *rope)
     return root;
 }
 
+static json_t *experts_json(const struct model_config *config)
+{
+    json_t *layers = json_array();
+    for (uint32_t i = 0; i < config->layers; i++)
+        if (model_layer_sparse(config, i)) json_array_append_new(layers, number(i));
+    return json_pack("{s:i, s:i, s:i, s:b, s:o}", "count", (int)config->router.experts, "chosen",
+                     (int)config->router.chosen, "intermediate", (int)config->expert_intermediate,
+                     "normalised", config->router.normalise, "layers", layers);
+}
+
 static json_t *config_json(const struct model_config *config)
 {
     json_t *windows = json_array(), *eos = json_array();
@@ -47,8 +57,8 @@ static json_t *config_json(const struct model_config *config)
 
 static json_t *shape_json(enum tensor_role role, uint64_t rows, uint64_t cols)
 {
-    return arch_role_is_vector(role) ? json_pack("[o]", number(cols))
-                                     : json_pack("[o, o]", number(rows), number(cols));
+    return arch_role_rank(role, false) == 1 ? json_pack("[o]", number(cols))
+                                            : json_pack("[o, o]", number(rows), number(cols));
 }
 
 static json_t *roles_json(const struct model *model)
@@ -95,7 +105,9 @@ json_t *inspect_json(const struct inspect_report *report, bool tensors)
     json_t *root = json_pack("{s:s, s:b}", "folder", report->folder, "loads", model != NULL);
     if (!root) return NULL;
     if (config) {
-        json_object_set_new(root, "config", config_json(config));
+        json_t *json = config_json(config);
+        if (json && config->router.experts) json_object_set_new(json, "experts", experts_json(config));
+        json_object_set_new(root, "config", json);
         json_object_set_new(root, "kv_bytes_per_token",
                             json_pack("{s:o, s:o}", "bf16",
                                       number(model_kv_bytes_per_token(config, config->layers, KV_BF16)),

@@ -30,7 +30,7 @@ uint32_t inspect_roles(const struct model *model, struct inspect_role *roles)
 static void print_shape(FILE *out, enum tensor_role role, uint64_t rows, uint64_t cols)
 {
     char text[48];
-    if (arch_role_is_vector(role))
+    if (arch_role_rank(role, false) == 1)
         snprintf(text, sizeof text, "%llu", (unsigned long long)cols);
     else
         snprintf(text, sizeof text, "%llu x %llu", (unsigned long long)rows, (unsigned long long)cols);
@@ -86,6 +86,12 @@ static void print_config(const struct model_config *config, FILE *out)
             dtype_name(config->dtype));
     fprintf(out, "shape          %u layers, hidden %u, intermediate %u, vocabulary %u\n", config->layers,
             config->hidden, config->intermediate, config->vocab);
+    if (config->router.experts) {
+        uint32_t sparse = 0;
+        for (uint32_t i = 0; i < config->layers; i++) sparse += model_layer_sparse(config, i);
+        fprintf(out, "experts        %u of %u, %u a token, in %u of %u layers\n", config->router.experts,
+                config->expert_intermediate, config->router.chosen, sparse, config->layers);
+    }
     fprintf(out, "attention      %u heads over %u KV heads of %u%s\n", config->heads, config->kv_heads,
             config->head_dim, config->qk_norm ? ", norms on q and k" : "");
     print_biases(config, out);

@@ -49,19 +49,25 @@ struct job {
     struct helm_err err;
 };
 
+/* Of experts' matrices one for each. */
 static int add_tensor(struct job *job, uint32_t capacity, enum tensor_role role, int32_t layer,
                       struct helm_err *err)
 {
+    const struct model_config *config = job->request->config;
+    const uint32_t parts = model_tensor_parts(config, role);
     uint64_t rows, cols;
-    if (!model_expected_shape(job->request->config, role, &rows, &cols)) return 0;
-    if (job->tensor_count == capacity) return helm_fail(err, HELM_E_INTERNAL, "more tensors than counted");
-    struct made_tensor *tensor = &job->tensors[job->tensor_count++];
-    model_tensor_name(job->request->config, role, layer, tensor->name);
-    tensor->role = role;
-    tensor->rows = rows;
-    tensor->cols = cols;
-    tensor->first_chunk = job->chunk_count;
-    job->chunk_count += (rows * cols + CHUNK_ELEMENTS - 1) / CHUNK_ELEMENTS;
+    if (!model_expects(config, role, layer) || !model_expected_shape(config, role, &rows, &cols)) return 0;
+    if (job->tensor_count + parts > capacity)
+        return helm_fail(err, HELM_E_INTERNAL, "more tensors than counted");
+    for (uint32_t i = 0; i < parts; i++) {
+        struct made_tensor *tensor = &job->tensors[job->tensor_count++];
+        model_part_name(config, role, layer, i, tensor->name);
+        tensor->role = role;
+        tensor->rows = rows / parts;
+        tensor->cols = cols;
+        tensor->first_chunk = job->chunk_count;
+        job->chunk_count += (tensor->rows * cols + CHUNK_ELEMENTS - 1) / CHUNK_ELEMENTS;
+    }
     return 0;
 }
 
@@ -69,7 +75,7 @@ static int add_tensor(struct job *job, uint32_t capacity, enum tensor_role role,
 static int list_tensors(struct job *job, struct helm_err *err)
 {
     const struct model_config *config = job->request->config;
-    uint32_t capacity = (config->layers + 1) * TENSOR_ROLE_COUNT;
+    uint32_t capacity = (config->layers + 1) * (TENSOR_ROLE_COUNT + 3 * config->router.experts);
     job->tensors = calloc(capacity, sizeof *job->tensors);
     if (!job->tensors) return helm_fail(err, HELM_E_NOMEM, "no memory for %u tensors", capacity);
     int rc = add_tensor(job, capacity, TENSOR_EMBED, -1, err);
@@ -136,7 +142,6 @@ static int write_all(int fd, const void *data, size_t bytes, uint64_t offset, co
 /* The JSON header of one shard, padded with blanks so that the data begin at a multiple of 8. */
 static char *header_text(const struct job *job, uint32_t shard, size_t *length)
 {
-    bool vector;
     json_t *root = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
     char *text = NULL, *padded = NULL;
     const char *dtype = job->request->dtype == DTYPE_F16 ? "F16" : "BF16";
@@ -144,7 +149,7 @@ static char *header_text(const struct job *job, uint32_t shard, size_t *length)
         const struct made_tensor *t = &job->tensors[i];
         if (t->shard != shard) continue;
         json_int_t end = (json_int_t)(t->begin + t->rows * t->cols * 2);
-        vector = arch_role_is_vector(t->role);
+        const bool vector = arch_role_rank(t->role, false) == 1;
         json_t *info = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape",
                                  vector ? json_pack("[I]", (json_int_t)t->cols)
                                         : json_pack("[I, I]", (json_int_t)t->rows, (json_int_t)t->cols),
@@ -216,7 +221,7 @@ static int write_index(const struct job *job, uint64_t bytes, struct helm_err *e
 static void start_values(const struct job *job, const struct made_tensor *tensor,
                          struct mkmodel_values *values)
 {
-    bool vector = arch_role_is_vector(tensor->role);
+    bool vector = arch_role_rank(tensor->role, false) == 1;
     bool bias = tensor->role >= TENSOR_Q_BIAS && tensor->role <= TENSOR_O_BIAS;
     bias = bias || (tensor->role >= TENSOR_GATE_BIAS && tensor->role <= TENSOR_DOWN_BIAS);
     double spread = bias ? BIAS_SPREAD : vector ? NORM_SPREAD : 1 / sqrt((double)tensor->cols);

@@ -11,10 +11,11 @@
 
 #include "common/model/model.h"
 
-#define MKMODEL_ARCHS "qwen3|qwen2|llama|mistral"
-#define MKMODEL_SIZES "0.6b|1.7b|4b|8b|14b|32b"
+#define MKMODEL_ARCHS "qwen3|qwen2|llama|mistral|qwen3_moe|mixtral"
+#define MKMODEL_SIZES "0.6b|1.7b|4b|8b|14b|32b|30b-a3b|8x7b"
 
-/* shape.c: config.json of an architecture at one of the sizes (those of the Qwen3 family). A fresh object. */
+/* shape.c: config.json of an architecture at one of the sizes: those of the Qwen3 family, or of a mixture of experts its own.
+ * A fresh object. */
 HELM_MUST_CHECK int mkmodel_preset(const char *arch, const char *size, enum dtype dtype, json_t **config,
                                    struct helm_err *err);
 /* The object of `path`, with its dtype replaced. */

@@ -1,4 +1,5 @@
-/* Configurations: the Qwen3 family's shapes for any architecture, or a file of the user's. See mkmodel.h. */
+/* Configurations: the Qwen3 family's shapes for any dense architecture, published ones for mixtures of experts, or a file of
+ * the user's. See mkmodel.h. */
 #include <string.h>
 
 #include "common/base/json.h"
@@ -8,11 +9,18 @@ struct size_preset {
     const char *name;
     int layers, hidden, intermediate, heads, kv_heads;
     bool tied;
+    const char *arch;                                /* alone; NULL: of every dense one */
+    int experts, chosen, expert_intermediate, vocab; /* of mixtures */
 };
 static const struct size_preset presets[] = {
-    {"0.6b", 28, 1024, 3072, 16, 8, true},  {"1.7b", 28, 2048, 6144, 16, 8, true},
-    {"4b", 36, 2560, 9728, 32, 8, true},    {"8b", 36, 4096, 12288, 32, 8, false},
-    {"14b", 40, 5120, 17408, 40, 8, false}, {"32b", 64, 5120, 25600, 64, 8, false},
+    {"0.6b", 28, 1024, 3072, 16, 8, true, NULL, 0, 0, 0, 0},
+    {"1.7b", 28, 2048, 6144, 16, 8, true, NULL, 0, 0, 0, 0},
+    {"4b", 36, 2560, 9728, 32, 8, true, NULL, 0, 0, 0, 0},
+    {"8b", 36, 4096, 12288, 32, 8, false, NULL, 0, 0, 0, 0},
+    {"14b", 40, 5120, 17408, 40, 8, false, NULL, 0, 0, 0, 0},
+    {"32b", 64, 5120, 25600, 64, 8, false, NULL, 0, 0, 0, 0},
+    {"30b-a3b", 48, 2048, 6144, 32, 4, false, "qwen3_moe", 128, 8, 768, 151936},
+    {"8x7b", 32, 4096, 14336, 32, 8, false, "mixtral", 8, 2, 14336, 32000},
 };
 #define PRESET_HEAD_DIM 128
 #define PRESET_VOCAB    151936
@@ -24,17 +32,40 @@ static const struct size_preset presets[] = {
 static const struct {
     const char *arch, *architecture;
     bool attention_bias_key, mlp_bias_key, window_keys, use_window_keys;
+    const char *experts_key; /* what the number of experts is called; NULL: it is dense */
 } arch_keys[] = {
-    {"qwen3", "Qwen3ForCausalLM", true, false, true, true},
-    {"qwen2", "Qwen2ForCausalLM", false, false, true, true},
-    {"llama", "LlamaForCausalLM", true, true, false, false},
-    {"mistral", "MistralForCausalLM", false, false, true, false},
+    {"qwen3", "Qwen3ForCausalLM", true, false, true, true, NULL},
+    {"qwen2", "Qwen2ForCausalLM", false, false, true, true, NULL},
+    {"llama", "LlamaForCausalLM", true, true, false, false, NULL},
+    {"mistral", "MistralForCausalLM", false, false, true, false, NULL},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", true, false, true, true, "num_experts"},
+    {"mixtral", "MixtralForCausalLM", false, false, true, false, "num_local_experts"},
 };
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
 static const char *config_dtype(enum dtype dtype)
 {
     return dtype == DTYPE_F16 ? "float16" : "bfloat16";
+}
+
+/* True: no memory. */
+static bool put_experts(json_t *root, const char *experts_key, const struct size_preset *size)
+{
+    const bool own = size->expert_intermediate != size->intermediate;
+    bool bad = json_object_set_new(root, experts_key, json_integer(size->experts));
+    bad |= json_object_set_new(root, "num_experts_per_tok", json_integer(size->chosen));
+    bad |= json_object_set_new(root, "vocab_size", json_integer(size->vocab));
+    if (own) { /* as Qwen's say it */
+        bad |= json_object_set_new(root, "moe_intermediate_size", json_integer(size->expert_intermediate));
+        bad |= json_object_set_new(root, "norm_topk_prob", json_true());
+        bad |= json_object_set_new(root, "decoder_sparse_step", json_integer(1));
+        bad |= json_object_set_new(root, "mlp_only_layers", json_array());
+    }
+    if (size->vocab <= PRESET_EOS) {
+        bad |= json_object_set_new(root, "bos_token_id", json_integer(1));
+        bad |= json_object_set_new(root, "eos_token_id", json_integer(2));
+    }
+    return bad;
 }
 
 static int preset_json(size_t arch, const struct size_preset *size, enum dtype dtype, json_t **config,
@@ -62,6 +93,7 @@ static int preset_json(size_t arch, const struct size_preset *size, enum dtype d
         bad |= json_object_set_new(root, "use_sliding_window", json_false());
         bad |= json_object_set_new(root, "max_window_layers", json_integer(size->layers));
     }
+    if (root && size->experts) bad |= put_experts(root, arch_keys[arch].experts_key, size);
     if (bad) {
         json_decref(root);
         return helm_fail(err, HELM_E_NOMEM, "no memory for a configuration");
@@ -77,7 +109,12 @@ int mkmodel_preset(const char *arch, const char *size, enum dtype dtype, json_t 
     for (size_t a = 0; a < COUNT(arch_keys); a++) {
         if (strcmp(arch_keys[a].arch, arch) != 0) continue;
         for (size_t s = 0; s < COUNT(presets); s++)
-            if (strcmp(presets[s].name, size) == 0) return preset_json(a, &presets[s], dtype, config, err);
+            if (strcmp(presets[s].name, size) == 0 &&
+                (presets[s].arch ? strcmp(presets[s].arch, arch) == 0 : !arch_keys[a].experts_key))
+                return preset_json(a, &presets[s], dtype, config, err);
+        for (size_t s = 0; s < COUNT(presets); s++)
+            if (strcmp(presets[s].name, size) == 0)
+                return helm_fail(err, HELM_E_USAGE, "size '%s' is none of architecture '%s'", size, arch);
         return helm_fail(err, HELM_E_USAGE, "size '%s' is none of %s", size, MKMODEL_SIZES);
     }
     return helm_fail(err, HELM_E_USAGE, "architecture '%s' is none of %s", arch, MKMODEL_ARCHS);

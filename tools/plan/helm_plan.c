@@ -20,6 +20,7 @@
 #include "daemon/children/accelerator.h"
 #include "common/shared/kv_layout.h"
 #include "daemon/planner/activations/decision.h"
+#include "daemon/planner/invariant.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
 #include "daemon/planner/packed_look.h"
@@ -36,7 +37,7 @@
 
 struct options {
     const char *model, *profile, *strategy, *device, *plot, *plan, *pack, *weights, *kv_dtype, *kv_tiers,
-        *activations;
+        *activations, *invariant;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given, exact;
 };
@@ -233,6 +234,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     struct activations activations = {.option = o->exact ? ACTIVATIONS_EXACT
                                                          : activations_option_named(o->activations),
                                       .kernels = ""};
+    struct invariant invariant = {.option = invariant_option_named(o->invariant)};
     struct planner_request r = {.model = &model,
                                 .wish = {.kv_dtype = kv_dtype_named(o->kv_dtype),
                                          .slots = o->batch > SLOTS ? (uint32_t)o->batch : SLOTS,
@@ -270,6 +272,8 @@ static int run(const struct options *o, const struct args_spec *spec)
         plan_free(&plan);
         rc = lay_plan(o, &measured, &r, &activations, &model, &plan, &err);
     }
+    if (!rc) rc = invariant_decide(&r, o->plan != NULL, &plan, &invariant, &err);
+    r.invariant = invariant.text;
     if (rc == HELM_E_CAPACITY) {
         status = refuse(o, &refusal, &err);
         rc = 0;
@@ -292,6 +296,7 @@ int main(int argc, char **argv)
                         .pack = "auto",
                         .weights = "stored",
                         .activations = "auto",
+                        .invariant = "auto",
                         .kv_dtype = "f16",
                         .kv_tiers = KV_TIERS_DEFAULT,
                         .device = "auto",
@@ -329,8 +334,11 @@ int main(int argc, char **argv)
          .target = &o.prompt, .min = 1, .max = MODEL_CONTEXT_MAX, .given = &o.prompt_given},
         {"strategy", 0, ARGS_CHOICE, "NAME",
          "what the plan may do. best: anything; thesis: one run of layers on the GPU, the rest\n"
-         "on the CPU; stream: all computed on the GPU (default best)",
-         .target = &o.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream", .given = &o.strategy_given},
+         "on the CPU; stream: all computed on the GPU; experts-cpu: mixtures of experts on the CPU, all "
+         "else\n"
+         "on the GPU (default best)",
+         .target = &o.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu",
+         .given = &o.strategy_given},
         {"pack", 0, ARGS_CHOICE, "auto|all|off",
          "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
          .target = &o.pack, .choices = "auto|all|off"},
@@ -338,6 +346,9 @@ int main(int argc, char **argv)
          "what blocks are multiplied with, as helmd's (default auto)", .target = &o.activations,
          .choices = ACTIVATIONS_CHOICES},
         {"exact", 0, ARGS_FLAG, NULL, "the same as --activations exact", .target = &o.exact},
+        {"invariant", 0, ARGS_CHOICE, INVARIANT_CHOICES,
+         "whether tokens depend on nothing but the request, as helmd's (default auto)",
+         .target = &o.invariant, .choices = INVARIANT_CHOICES},
         {"weights", 0, ARGS_TEXT, "FORMAT", "how weights lie in memory, as helmd's (default stored)",
          .target = &o.weights},
         {"kv-dtype", 0, ARGS_CHOICE, "TYPE", "type of the KV cache, as helmd's (default f16)",

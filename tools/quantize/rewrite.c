@@ -56,7 +56,8 @@ static int take_tensor(struct rewrite *r, const struct model_tensor *from, const
                                                    : mixture_format(mixture, r->model, from, imatrix != NULL),
                                         .rows = from->rows,
                                         .cols = from->cols,
-                                        .vector = vector},
+                                        .vector = arch_role_rank(from->role, true) == 1,
+                                        .experts = arch_role_of_experts(from->role) ? c->router.experts : 0},
                                  .from = from,
                                  .interleaved_heads = !interleaved ? 0
                                                       : q          ? c->heads
@@ -72,7 +73,8 @@ static int take_tensor(struct rewrite *r, const struct model_tensor *from, const
     if (tensor_format_is_plain(t->to.format)) return 0;
     const float *importance = NULL;
     r->quantized++;
-    int rc = imatrix ? imatrix_find(imatrix, t->to.name, from->cols, &importance, err) : 0;
+    const uint64_t measured = from->cols * (t->to.experts ? t->to.experts : 1);
+    int rc = imatrix ? imatrix_find(imatrix, t->to.name, measured, &importance, err) : 0;
     r->measured += importance != NULL;
     if (t->to.format != FORMAT_Q8_0) t->importance = importance; /* whose scale is the largest value's */
     return rc;
@@ -201,9 +203,21 @@ static int read_rows(const struct writing *w, const struct run *run, void *to, s
 static int convert(const struct run *run, const void *stored, void *made, struct helm_err *err)
 {
     const struct rewrite_tensor *t = run->t;
-    const struct tensor_rows rows = {t->from->format, t->to.format, run->rows, (uint32_t)t->to.cols, stored};
-    int rc = t->importance ? quantize_rows(&rows, t->importance, made, err)
-                           : tensor_format_convert(&rows, made, err);
+    const uint32_t cols = (uint32_t)t->to.cols;
+    const uint64_t each = t->to.experts ? t->to.rows / t->to.experts
+                                        : t->to.rows, /* rows that importance is of */
+        from_bytes = tensor_format_row_bytes(t->from->format, cols),
+                   bytes = tensor_format_row_bytes(t->to.format, cols);
+    int rc = 0;
+    for (uint32_t done = 0, part; done < run->rows && !rc; done += part) {
+        const uint64_t row = run->row + done, left = t->importance ? each - row % each : run->rows;
+        part = left < run->rows - done ? (uint32_t)left : run->rows - done;
+        const struct tensor_rows rows = {t->from->format, t->to.format, part, cols,
+                                         (const char *)stored + done * from_bytes};
+        char *to = (char *)made + done * bytes;
+        rc = t->importance ? quantize_rows(&rows, t->importance + row / each * cols, to, err)
+                           : tensor_format_convert(&rows, to, err);
+    }
     if (rc) helm_err_prefix(err, "%s, rows from %llu on", t->to.name, (unsigned long long)run->row);
     return rc;
 }

@@ -13,7 +13,7 @@ struct rewrite_tensor {
     const struct model_tensor *from; /* NULL: `values` are all of it */
     const float *values;
     uint32_t interleaved_heads; /* whose rows are written as model_tensor.interleaved_heads says */
-    const float *importance;    /* NULL: none */
+    const float *importance;    /* [cols], of experts for each; NULL: none */
     double off, all;            /* found: sums of squares, of what is off and of the values */
 };
 

@@ -8,35 +8,52 @@
 #include "common/base/units.h"
 #include "worker-cpu/program/linear.h"
 
-/* Pieces begin at multiples of so many positions, and have at least so many units: shorter ones cost more to fold and to
- * begin than they even out. */
+/* Pieces begin at multiples of so many positions, and have at least so many (of one kv head): shorter ones cost more to
+ * fold and to begin than they even out. */
 #define UNIT_POSITIONS KV_PAGE_TOKENS_DEFAULT
 #define PIECE_UNITS    (EXECUTE_SPLIT_POSITIONS / UNIT_POSITIONS)
+/* A piece takes so many kv heads that their keys of a page lie in a run of so many bytes, or all: memory gives runs of 8
+ * KiB at half the speed of those of 64, and what is to be folded grows with the heads. */
+#define RUN_BYTES (32 * KIB)
 /* Pieces a thread: with more the last ones end closer together, with fewer there are fewer to fold. */
 #define PIECES_LEAST 4
 #define PIECES_MOST  8
 /* Cache bytes read for a layer for which another thread's joining in is worth while. */
 #define ASSIST_SHARE_BYTES (48 * KIB)
 
-/* Room for the most that cut() makes of any step: a piece more than the even share for every head of every row. */
+static uint32_t blocks_of(const struct run *run)
+{
+    return run->config->kv_heads / run->assist.heads;
+}
+
+/* Room for the most that cut() makes of any step: a piece more than the even share for every block of every row. */
 static uint32_t parts_most(const struct run *run)
 {
-    return PIECES_MOST * run->threads + ARENA_KV_TOKENS * run->config->kv_heads;
+    return PIECES_MOST * run->threads + ARENA_KV_TOKENS * blocks_of(run);
+}
+
+static uint32_t heads_together(const struct run *run)
+{
+    const uint32_t all = run->config->kv_heads;
+    uint32_t heads = 1;
+    while (heads < all && (all % heads || heads * kv_head_bytes(&run->kv) < RUN_BYTES)) heads++;
+    return heads;
 }
 
 int assist_create(struct run *run, struct helm_err *err)
 {
     struct run_assist *a = &run->assist;
     if (!arena_header_of(run->arena)->vram_page_count) return 0;
-    const uint32_t parts = parts_most(run), group = run->kv_heads_group;
+    a->heads = heads_together(run);
+    const uint32_t parts = parts_most(run), queries = a->heads * run->kv_heads_group;
     if (parts > POOL_CHUNKS_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%u kv heads of %d tokens make %u attention tasks, more than %u",
                          run->config->kv_heads, ARENA_KV_TOKENS, parts, POOL_CHUNKS_MAX);
-    a->out = calloc((size_t)parts * group * run->config->head_dim, sizeof(float));
-    a->max = calloc((size_t)parts * group, sizeof(float));
-    a->sum = calloc((size_t)parts * group, sizeof(float));
-    a->left = calloc((size_t)ARENA_KV_TOKENS * run->config->kv_heads, sizeof *a->left);
-    if (a->out && a->max && a->sum && a->left) return 0;
+    a->out = calloc((size_t)parts * queries * run->config->head_dim, sizeof(float));
+    a->max = calloc((size_t)parts * queries, sizeof(float));
+    a->sum = calloc((size_t)parts * queries, sizeof(float));
+    a->met = calloc(parts, sizeof *a->met);
+    if (a->out && a->max && a->sum && a->met) return 0;
     return helm_fail(err, HELM_E_NOMEM, "no memory for %u partial results of attention", parts);
 }
 
@@ -45,7 +62,7 @@ void assist_destroy(struct run *run)
     free(run->assist.out);
     free(run->assist.max);
     free(run->assist.sum);
-    free(run->assist.left);
+    free(run->assist.met);
     memset(&run->assist, 0, sizeof run->assist);
 }
 
@@ -66,7 +83,7 @@ static uint32_t cut_by(struct run *run, uint32_t piece, uint32_t *longest)
         const uint32_t units = units_of(row);
         row->splits = units ? run_ceil_div(units, piece) : 1;
         row->task_first = tasks;
-        tasks += row->splits * run->config->kv_heads;
+        tasks += row->splits * blocks_of(run);
         const uint32_t part = run_ceil_div(units, row->splits);
         if (part > *longest) *longest = part;
     }
@@ -76,7 +93,8 @@ static uint32_t cut_by(struct run *run, uint32_t piece, uint32_t *longest)
 static uint32_t piece_units(const struct run *run, uint64_t units, uint32_t pieces)
 {
     const uint64_t tasks = (uint64_t)pieces * run->threads, piece = (units + tasks - 1) / tasks;
-    return piece < PIECE_UNITS ? PIECE_UNITS : (uint32_t)piece;
+    const uint32_t least = run_ceil_div(PIECE_UNITS, run->assist.heads);
+    return piece < least ? least : (uint32_t)piece;
 }
 
 /* Of the ways to cut the one by which the threads are done first, if each takes equal numbers of pieces. */
@@ -90,7 +108,7 @@ static void cut(struct run *run, const struct program_entry *e)
         row->to = in->direct_from;
         row->from = e->window && in->start + 1 > e->window ? in->start + 1 - e->window : 0;
         if (row->from > row->to) row->from = row->to;
-        units += (uint64_t)units_of(row) * run->config->kv_heads;
+        units += (uint64_t)units_of(row) * blocks_of(run);
     }
     for (uint32_t pieces = PIECES_LEAST; pieces <= PIECES_MOST; pieces++) {
         const uint32_t tasks = cut_by(run, piece_units(run, units, pieces), &longest);
@@ -100,72 +118,113 @@ static void cut(struct run *run, const struct program_entry *e)
         best = pieces;
     }
     run->assist.tasks = cut_by(run, piece_units(run, units, best), &longest);
-    for (uint32_t r = 0; r < run->batch.row_count; r++)
-        for (uint32_t h = 0; h < run->config->kv_heads; h++)
-            atomic_store_explicit(&run->assist.left[r * run->config->kv_heads + h], run->assist.row[r].splits,
-                                  memory_order_relaxed);
-    const uint64_t bytes = units * UNIT_POSITIONS * 2 * kv_cell_bytes(run->kv.dtype, run->kv.head_dim),
+    const uint64_t bytes = units * UNIT_POSITIONS * run->assist.heads * 2 *
+                           kv_cell_bytes(run->kv.dtype, run->kv.head_dim),
                    width = bytes / ASSIST_SHARE_BYTES;
     run->assist.width = width < 1 ? 1 : width > run->threads ? run->threads : (uint32_t)width;
 }
 
 /* ---- a chunk ---- */
 
-/* What became of all pieces of a row's kv head, into the lane: [head]{m, s, o}. */
-static void answer(struct run *run, uint32_t r, uint32_t head)
+/* Which piece a chunk is. */
+struct piece {
+    uint32_t row, block, split;
+};
+
+static struct piece piece_of(const struct run *run, uint32_t chunk)
 {
     const struct run_assist *a = &run->assist;
-    const struct run_assist_row *row = &a->row[r];
-    const uint32_t group = run->kv_heads_group, dim = run->config->head_dim, each = dim + 2;
-    const size_t token = run->row[r].in->token_first, first = row->task_first + head * row->splits;
-    float *to = run->entry->answer->data + (token * run->config->heads + head * group) * each;
-    for (uint32_t g = 0; g < group; g++, to += each) {
-        to[0] = -INFINITY;
-        memset(to + 1, 0, (dim + 1) * sizeof *to);
-        for (size_t part = first; part < first + row->splits; part++)
-            attention_fold(&to[0], &to[1], to + 2, a->max[part * group + g], a->sum[part * group + g],
-                           a->out + (part * group + g) * dim, dim);
+    struct piece p = {0, 0, 0};
+    while (p.row + 1 < run->batch.row_count && chunk >= a->row[p.row + 1].task_first) p.row++;
+    const uint32_t task = chunk - a->row[p.row].task_first;
+    p.block = task / a->row[p.row].splits;
+    p.split = task % a->row[p.row].splits;
+    return p;
+}
+
+static struct attention_task task_of(const struct run *run, uint32_t chunk)
+{
+    const struct program_entry *e = run->entry;
+    const struct run_assist *a = &run->assist;
+    const struct piece p = piece_of(run, chunk);
+    const struct run_assist_row *row = &a->row[p.row];
+    const struct batch_row *in = run->row[p.row].in;
+    const uint32_t group = run->kv_heads_group, dim = run->config->head_dim, queries = a->heads * group;
+    const uint32_t unit = row->from / UNIT_POSITIONS, units = units_of(row);
+    const uint32_t from = (unit + units * p.split / row->splits) * UNIT_POSITIONS,
+                   to = (unit + units * (p.split + 1) / row->splits) * UNIT_POSITIONS;
+    return (struct attention_task){.q = e->lane->data +
+                                        ((size_t)in->token_first * run->config->heads + p.block * queries) *
+                                            dim,
+                                   .q_stride = (size_t)run->config->heads * dim,
+                                   .tokens = 1,
+                                   .group = group,
+                                   .kv_heads = a->heads,
+                                   .start = in->start,
+                                   .kv_first = from > row->from ? from : row->from,
+                                   .kv_last = to < row->to ? to : row->to,
+                                   .window = e->window,
+                                   .scale = 1.0f / sqrtf((float)dim),
+                                   .kv = &run->kv,
+                                   .pool = run->kv_pool,
+                                   .pages = in->pages,
+                                   .layer = e->kv_layer,
+                                   .kv_head = p.block * a->heads,
+                                   .out = a->out + (size_t)chunk * queries * dim,
+                                   .out_stride = (size_t)queries * dim,
+                                   .m = a->max + (size_t)chunk * queries,
+                                   .s = a->sum + (size_t)chunk * queries};
+}
+
+/* What became of all pieces of a row's block of heads, into the lane: [head]{m, s, o}. */
+static void answer(struct run *run, const struct piece *p, uint32_t chunk)
+{
+    const struct run_assist *a = &run->assist;
+    const uint32_t dim = run->config->head_dim, queries = a->heads * run->kv_heads_group;
+    const size_t token = run->row[p->row].in->token_first, from = (size_t)chunk * queries;
+    float *to = run->entry->answer->data + (token * run->config->heads + p->block * queries) * (dim + 2);
+    for (uint32_t i = 0; i < queries; i++, to += dim + 2) {
+        to[0] = a->max[from + i];
+        to[1] = a->sum[from + i];
+        memcpy(to + 2, a->out + (from + i) * dim, dim * sizeof *to);
     }
+}
+
+/* A piece is done. Pieces are folded two and two, those in turn two and two: in an order that hangs on their number
+ * alone, most of them by the thread that has both in its caches, and the last ones by several threads. Of two the second
+ * to be done folds; where there is no second, the first goes on. */
+static void fold(struct run *run, const struct piece *p, uint32_t chunk)
+{
+    const struct run_assist *a = &run->assist;
+    const uint32_t dim = run->config->head_dim, queries = a->heads * run->kv_heads_group,
+                   splits = a->row[p->row].splits, first = chunk - p->split;
+    uint32_t left = p->split;
+    for (uint32_t step = 1; step < splits; step *= 2) {
+        left &= ~step;
+        if (left + step >= splits) continue;
+        const size_t to = (size_t)(first + left) * queries, from = (size_t)(first + left + step) * queries;
+        _Atomic uint32_t *met = &a->met[first + left + step];
+        if (atomic_fetch_add_explicit(met, 1, memory_order_acq_rel) == 0) return;
+        atomic_store_explicit(met, 0, memory_order_relaxed); /* for the next layer */
+        for (uint32_t i = 0; i < queries; i++)
+            attention_fold(&a->max[to + i], &a->sum[to + i], a->out + (to + i) * dim, a->max[from + i],
+                           a->sum[from + i], a->out + (from + i) * dim, dim);
+    }
+    answer(run, p, first);
 }
 
 static void chunk_assist(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct run *run = ctx;
-    const struct program_entry *e = run->entry;
-    struct run_assist *a = &run->assist;
-    const uint32_t group = run->kv_heads_group, dim = run->config->head_dim;
-    uint32_t r = 0;
-    while (r + 1 < run->batch.row_count && chunk >= a->row[r + 1].task_first) r++;
-    const struct run_assist_row *row = &a->row[r];
-    const struct batch_row *in = run->row[r].in;
-    const uint32_t task = chunk - row->task_first, head = task / row->splits, split = task % row->splits,
-                   unit = row->from / UNIT_POSITIONS, units = units_of(row);
-    const uint32_t from = (unit + units * split / row->splits) * UNIT_POSITIONS,
-                   to = (unit + units * (split + 1) / row->splits) * UNIT_POSITIONS;
-    const struct attention_task attend = {.q = e->lane->data +
-                                               ((size_t)in->token_first * run->config->heads + head * group) *
-                                                   dim,
-                                          .q_stride = (size_t)run->config->heads * dim,
-                                          .tokens = 1,
-                                          .group = group,
-                                          .start = in->start,
-                                          .kv_first = from > row->from ? from : row->from,
-                                          .kv_last = to < row->to ? to : row->to,
-                                          .window = e->window,
-                                          .scale = 1.0f / sqrtf((float)dim),
-                                          .kv = &run->kv,
-                                          .pool = run->kv_pool,
-                                          .pages = in->pages,
-                                          .layer = e->kv_layer,
-                                          .kv_head = head,
-                                          .out = a->out + (size_t)chunk * group * dim,
-                                          .out_stride = (size_t)group * dim,
-                                          .m = a->max + (size_t)chunk * group,
-                                          .s = a->sum + (size_t)chunk * group,
-                                          .scratch = run->thread[thread].scratch};
+    struct attention_task attend = task_of(run, chunk), next;
+    attend.scratch = run->thread[thread].scratch;
+    if (chunk + 1 < run->assist.tasks) { /* a thread takes them in turn, but for its last */
+        next = task_of(run, chunk + 1);
+        attend.next = &next;
+    }
     run->kernels->attention->attend(&attend);
-    _Atomic uint32_t *left = &a->left[r * run->config->kv_heads + head];
-    if (atomic_fetch_sub_explicit(left, 1, memory_order_acq_rel) == 1) answer(run, r, head);
+    const struct piece p = piece_of(run, chunk);
+    fold(run, &p, chunk);
 }
 
 /* ---- an entry ---- */

@@ -2,9 +2,9 @@
  * direct_from (arena_layout.h, STEP_KV_ASSISTED).
  *
  * Called by execute.c, for entries of kind OP_ATTEND_HOST. The GPU's queries come by one lane and partial results go by
- * another. A layer's work is cut by heads and by pieces of the context, so that all threads have as much to read, however
- * few heads there are; query heads that share a kv head share what is read. The last piece of a head to be done folds
- * them in their order (attention_fold). Owns the partial results of a layer, in struct run. */
+ * another. A layer's work is cut by blocks of kv heads and by pieces of the context, so that all threads have as much to
+ * read, and read in long runs; query heads that share a kv head share what is read. Pieces are folded two and two
+ * (attention_fold), in an order that does not hang on threads. Owns the partial results of a layer, in struct run. */
 #ifndef HELM_WORKER_CPU_PROGRAM_ASSIST_H
 #define HELM_WORKER_CPU_PROGRAM_ASSIST_H
 

@@ -11,6 +11,7 @@
 
 #include "common/base/units.h"
 #include "worker-cpu/program/assist.h"
+#include "worker-cpu/program/experts.h"
 #include "worker-cpu/program/linear.h"
 
 /* Cache bytes read in one layer's attention for which another thread's joining in is worth while. */
@@ -134,7 +135,7 @@ static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-static void merge_parts(struct run *run, const struct run_row *row, uint32_t part, float *out)
+static void merge_parts(struct run *run, const struct run_attend *row, uint32_t part, float *out)
 {
     const float *o[POOL_THREADS_MAX], *m[POOL_THREADS_MAX], *s[POOL_THREADS_MAX];
     uint32_t group = run->kv_heads_group, dim = run->config->head_dim;
@@ -146,48 +147,57 @@ static void merge_parts(struct run *run, const struct run_row *row, uint32_t par
     attention_merge(out, o, m, s, row->splits, group, dim);
 }
 
-static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
+/* A chunk of attention: what it attends to, and of what it is a part. */
+struct attending {
+    struct attention_task task;
+    const struct run_attend *row;
+    uint32_t part_first; /* of its kv head, where the row is split */
+    float *out;          /* where all of them together go */
+};
+
+static struct attending attending_of(const struct run *run, uint32_t chunk)
 {
-    struct run *run = ctx;
     const struct program_entry *e = run->entry;
     const struct model_config *c = run->config;
     uint32_t r = 0, group = run->kv_heads_group, dim = c->head_dim;
-    while (r + 1 < run->batch.row_count && chunk >= run->row[r + 1].task_first) r++;
-    const struct run_row *row = &run->row[r];
+    while (r + 1 < run->attend_count && chunk >= run->attend[r + 1].task_first) r++;
+    const struct run_attend *row = &run->attend[r];
     uint32_t task = chunk - row->task_first;
     uint32_t split = task % row->splits, block = task / row->splits % row->blocks;
     uint32_t head = task / row->splits / row->blocks;
     uint32_t t0 = block * EXECUTE_QUERY_TOKENS, t1 = t0 + EXECUTE_QUERY_TOKENS;
-    if (t1 > row->in->count) t1 = row->in->count;
-    uint32_t start = row->in->start + t0, kv_last = row->in->start + t1, kv_first = 0;
+    if (t1 > row->count) t1 = row->count;
+    const uint32_t begin = row->in->start + row->first;
+    uint32_t start = begin + t0, kv_last = begin + t1, kv_first = 0;
     if (e->window && start + 1 > e->window) kv_first = start + 1 - e->window;
     size_t stride = (size_t)c->heads * dim;
-    size_t at = (row->in->token_first + t0) * stride + (size_t)head * group * dim;
+    size_t at = (row->in->token_first + row->first + t0) * stride + (size_t)head * group * dim;
     struct attention_task a = {.q = run->act->buffer[BUFFER_Q] + at,
                                .q_stride = stride,
                                .tokens = t1 - t0,
                                .group = group,
+                               .kv_heads = 1,
                                .start = start,
                                .kv_first = kv_first,
                                .kv_last = kv_last,
                                .window = e->window,
                                .scale = 1.0f / sqrtf((float)dim),
+                               .steady = run->steady,
                                .kv = &run->kv,
                                .pool = run->kv_pool,
                                .pages = row->in->pages,
                                .layer = e->kv_layer,
                                .kv_head = head,
                                .out = run->act->buffer[BUFFER_A] + at,
-                               .out_stride = stride,
-                               .scratch = run->thread[thread].scratch};
-    if (row->splits == 1) {
-        run->kernels->attention->attend(&a);
-        return;
-    }
+                               .out_stride = stride};
+    struct attending all = {.task = a,
+                            .row = row,
+                            .part_first = row->part_first + head * row->splits,
+                            .out = a.out};
+    if (row->splits == 1) return all;
     /* Equal runs of whole pages; the last to finish a head merges its parts in their order. */
     uint32_t page_first = kv_first / run->kv.page_tokens;
-    uint32_t pages = run_ceil_div(kv_last, run->kv.page_tokens) - page_first;
-    uint32_t part_first = row->part_first + head * row->splits, part = part_first + split;
+    uint32_t pages = run_ceil_div(kv_last, run->kv.page_tokens) - page_first, part = all.part_first + split;
     uint32_t from = (page_first + pages * split / row->splits) * run->kv.page_tokens;
     uint32_t to = (page_first + pages * (split + 1) / row->splits) * run->kv.page_tokens;
     a.kv_first = from > kv_first ? from : kv_first;
@@ -197,28 +207,62 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
     a.out_stride = (size_t)group * dim;
     a.m = run->part_max + (size_t)part * group;
     a.s = run->part_sum + (size_t)part * group;
-    run->kernels->attention->attend(&a);
-    if (atomic_fetch_sub_explicit(&run->part_left[part_first], 1, memory_order_acq_rel) != 1) return;
-    atomic_store_explicit(&run->part_left[part_first], row->splits,
-                          memory_order_relaxed); /* for the next layer */
-    merge_parts(run, row, part_first, run->act->buffer[BUFFER_A] + at);
+    all.task = a;
+    return all;
 }
 
-/* How this step's attention is cut into tasks: the same for every layer. */
+static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    struct attending now = attending_of(run, chunk), next;
+    now.task.scratch = run->thread[thread].scratch;
+    if (chunk + 1 < run->attend_tasks) { /* a thread takes them in turn, but for its last */
+        next = attending_of(run, chunk + 1);
+        now.task.next = &next.task;
+    }
+    run->kernels->attention->attend(&now.task);
+    if (now.row->splits == 1) return;
+    _Atomic uint32_t *left = &run->part_left[now.part_first];
+    if (atomic_fetch_sub_explicit(left, 1, memory_order_acq_rel) != 1) return;
+    atomic_store_explicit(left, now.row->splits, memory_order_relaxed); /* for the next layer */
+    merge_parts(run, now.row, now.part_first, now.out);
+}
+
+/* Which queries attend together, and how many tasks they are before any is split. */
+static uint32_t gather_queries(struct run *run)
+{
+    const bool apart = run->invariant && !run->steady;
+    uint32_t whole = 0;
+    run->attend_count = 0;
+    for (uint32_t r = 0; r < run->batch.row_count; r++) {
+        const struct batch_row *in = run->row[r].in;
+        for (uint32_t first = 0; first < in->count;) {
+            const uint32_t count = apart ? 1 : in->count;
+            struct run_attend *row = &run->attend[run->attend_count++];
+            *row = (struct run_attend){.in = in,
+                                       .first = first,
+                                       .count = count,
+                                       .blocks = run_ceil_div(count, EXECUTE_QUERY_TOKENS)};
+            whole += run->config->kv_heads * row->blocks;
+            first += count;
+        }
+    }
+    return whole;
+}
+
+/* How this step's attention is cut into tasks: the same for every layer. Of an invariant plan's decode every query is
+ * split as it would be alone, of its prompts none is. */
 static void plan_attention(struct run *run)
 {
-    uint32_t tasks = 0, parts = 0, whole = 0;
+    uint32_t tasks = 0, parts = 0, whole = gather_queries(run);
     uint64_t bytes = 0;
-    for (uint32_t r = 0; r < run->batch.row_count; r++) {
-        run->row[r].blocks = run_ceil_div(run->row[r].in->count, EXECUTE_QUERY_TOKENS);
-        whole += run->config->kv_heads * run->row[r].blocks;
-    }
-    for (uint32_t r = 0; r < run->batch.row_count; r++) {
-        struct run_row *row = &run->row[r];
-        uint32_t length = row->in->start + row->in->count;
+    if (run->invariant) whole = run->config->kv_heads;
+    for (uint32_t r = 0; r < run->attend_count; r++) {
+        struct run_attend *row = &run->attend[r];
+        uint32_t length = row->in->start + row->first + row->count;
         uint64_t row_bytes = 2 * (uint64_t)length * kv_cell_bytes(run->kv.dtype, run->kv.head_dim);
         row->splits = 1;
-        if (row->in->count == 1 && whole < 2 * run->threads) {
+        if (row->count == 1 && !run->steady && whole < 2 * run->threads) {
             uint32_t wanted = run_ceil_div(4 * run->threads, whole);
             uint32_t most = run_ceil_div(length, EXECUTE_SPLIT_POSITIONS);
             uint32_t pages = run_ceil_div(length, run->kv.page_tokens);
@@ -235,7 +279,7 @@ static void plan_attention(struct run *run)
         }
         row->task_first = tasks;
         tasks += run->config->kv_heads * row->blocks * row->splits;
-        bytes += row_bytes * run->config->kv_heads * row->in->count;
+        bytes += row_bytes * run->config->kv_heads * row->count;
     }
     run->attend_tasks = tasks;
     uint64_t width = bytes / ATTEND_SHARE_BYTES;
@@ -335,9 +379,9 @@ static const struct program_entry *linear_from(const struct run *run, uint32_t p
 {
     for (; program < 2; program++, entry = 0) {
         const struct program *p = run->program[program];
-        if (!p || p->tiled) continue;
+        if (!p || p->tiled || p->few) continue;
         for (; entry < p->count; entry++) {
-            if (p->entry[entry].kind == OP_ATTEND_HOST) return NULL;
+            if (p->entry[entry].kind == OP_ATTEND_HOST || experts_are(&p->entry[entry])) return NULL;
             if (p->entry[entry].kind == OP_LINEAR) return &p->entry[entry];
         }
     }
@@ -356,9 +400,13 @@ static struct pool_job job_of(struct run *run, const struct program_entry *e, ui
                                  .alone = run->attend_width == 1,
                                  .width = run->attend_width};
     if (e->kind == OP_ATTEND_HOST) return assist_job(run, e);
+    if (experts_are(e)) return experts_job(run, e);
     if (e->kind == OP_LINEAR) {
-        const bool tiled = run->program[run->program_index]->tiled;
-        return (struct pool_job){.run = tiled ? linear_tokens : linear_one_token,
+        const struct program *p = run->program[run->program_index];
+        const bool tiled = p->tiled;
+        return (struct pool_job){.run = tiled    ? linear_tokens
+                                        : p->few ? linear_few
+                                                 : linear_one_token,
                                  .chunks = tiled ? linear_chunks(e, tokens) : e->chunks,
                                  .alone = e->alone,
                                  .width = e->share};
@@ -403,6 +451,7 @@ int execute_run(struct run *run, struct helm_err *err)
     run->entry = NULL;
     run->linear_ns = run->attention_ns = run->sample_ns = 0;
     run->mark_ns = units_now_ns();
+    run->steady = run->invariant && run->batch.flags & STEP_PROMPT;
     plan_attention(run);
     pool_run(run->pool, execute_next, run);
     atomic_store_explicit(&run->ahead, NULL, memory_order_relaxed);
@@ -419,25 +468,30 @@ static size_t most_of(size_t most, size_t bytes)
 
 /* A thread's scratch, in bytes: for one thing at a time; behind it what linears keep beside that. */
 struct scratch_size {
-    size_t scratch, ordered, decoded;
+    size_t scratch, ordered, decoded, experts;
 };
 
 static struct scratch_size scratch_needed(const struct run *run, const struct program *const *programs,
                                           uint32_t count)
 {
-    struct scratch_size size = {
-        .scratch = most_of(sampling_scratch_bytes(run->config->vocab),
-                           run->kernels->attention->scratch_bytes(&run->kv, EXECUTE_QUERY_TOKENS,
-                                                                  run->kv_heads_group))};
+    struct scratch_size size = {.scratch = most_of(sampling_scratch_bytes(run->config->vocab),
+                                                   run->kernels->attention->scratch_bytes(
+                                                       &run->kv, EXECUTE_QUERY_TOKENS, run->kv_heads_group)),
+                                .experts = cpu_experts_bytes(run->config)};
     for (uint32_t p = 0; p < count; p++)
         for (uint32_t i = 0; i < programs[p]->count; i++) {
             const struct program_entry *e = &programs[p]->entry[i];
             for (uint32_t s = 0; s < e->segment_count; s++) {
                 const struct program_segment *g = &e->segment[s];
-                if (!programs[p]->tiled) {
-                    size.ordered = most_of(size.ordered, linear_ordered_bytes(g));
+                if (programs[p]->few && !experts_are(e)) {
+                    size.ordered = most_of(size.ordered, linear_few_ordered_bytes(g));
+                    size.scratch = most_of(size.scratch, LINEAR_FEW_SCRATCH_BYTES);
                     continue;
                 }
+                if (!programs[p]->tiled ||
+                    experts_are(e)) /* of which a single token's are read as one token's */
+                    size.ordered = most_of(size.ordered, linear_ordered_bytes(g));
+                if (!programs[p]->tiled) continue;
                 size.scratch = most_of(size.scratch, g->kernels->tokens->scratch_bytes(g->matrix.cols,
                                                                                        PROGRAM_TILE_TOKENS));
                 size.decoded = most_of(size.decoded, linear_decoded_bytes(g));
@@ -446,6 +500,7 @@ static struct scratch_size scratch_needed(const struct run *run, const struct pr
     size.scratch = (size.scratch + 127) / 64 * 64;
     size.ordered = (size.ordered + 127) / 64 * 64;
     size.decoded = (size.decoded + 127) / 64 * 64;
+    size.experts = (size.experts + 127) / 64 * 64;
     return size;
 }
 
@@ -457,17 +512,18 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     uint64_t tasks = (uint64_t)c->kv_heads * (run->unit_tokens / EXECUTE_QUERY_TOKENS + ARENA_STEP_ROWS);
     run->threads = pool_threads(run->pool);
     run->kv_heads_group = c->heads / c->kv_heads;
-    tasks += 8 * (uint64_t)run->threads;
+    /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up. Of an
+     * invariant plan every query of a few is split as if it was alone. */
+    run->parts_max =
+        run->invariant ? PROGRAM_FEW_TOKENS * (4 * run->threads + c->kv_heads) : 8 * run->threads;
+    tasks += run->parts_max;
     if (tasks > POOL_CHUNKS_MAX || step_tokens > POOL_CHUNKS_MAX)
         return helm_fail(err, HELM_E_LIMIT,
                          "%u kv heads with %u tokens a step make %llu attention tasks, more than %u",
                          c->kv_heads, run->unit_tokens, (unsigned long long)tasks, POOL_CHUNKS_MAX);
-    /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up.
-     */
-    run->parts_max = 8 * run->threads;
     const size_t group = run->kv_heads_group;
     const struct scratch_size size = scratch_needed(run, programs, program_count);
-    const size_t bytes = size.scratch + size.ordered + size.decoded;
+    const size_t bytes = size.scratch + size.ordered + size.decoded + size.experts;
     run->inv_freq = calloc(c->head_dim / 2 + 1, sizeof(float));
     run->batch.token = calloc(step_tokens, sizeof *run->batch.token);
     run->batch.position = calloc(step_tokens, sizeof *run->batch.position);
@@ -487,6 +543,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         memset(run->thread[i].scratch, 0, bytes);
         run->thread[i].ordered = (float *)((char *)run->thread[i].scratch + size.scratch);
         run->thread[i].decoded = (char *)run->thread[i].ordered + size.ordered;
+        run->thread[i].experts = (char *)run->thread[i].decoded + size.decoded;
     }
     int rc = all ? assist_create(run, err)
                  : helm_fail(err, HELM_E_NOMEM, "no memory for the scratch of %u threads (%zu bytes each)",
@@ -496,6 +553,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         return rc;
     }
     rope_inv_freq(c, run->inv_freq, &run->rope_scale);
+    experts_create(run);
     run->reads = linear_reads_choose();
     pool_set_idle(run->pool, linear_fetch_ahead, run);
     return 0;

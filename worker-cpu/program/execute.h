@@ -17,25 +17,33 @@
 /* The least cache positions worth a task of their own when one sequence's attention is split. */
 #define EXECUTE_SPLIT_POSITIONS 128
 
-/* One sequence's part of a step and how its attention is cut. */
+/* One sequence's part of a step. */
 struct run_row {
     const struct batch_row *in;
-    uint32_t task_first; /* attention tasks: kv_heads * blocks * splits of them */
-    uint32_t blocks;     /* of EXECUTE_QUERY_TOKENS query positions */
-    uint32_t splits;     /* of the cache positions; above 1 only when count is 1 */
-    uint32_t part_first; /* partial results, when splits > 1 */
+};
+
+/* Queries of one sequence and how their attention is cut: all of its part of a step, or of an invariant plan's decode one
+ * of them. */
+struct run_attend {
+    const struct batch_row *in;
+    uint32_t first, count; /* of its tokens */
+    uint32_t task_first;   /* attention tasks: kv_heads * blocks * splits of them */
+    uint32_t blocks;       /* of EXECUTE_QUERY_TOKENS query positions */
+    uint32_t splits;       /* of the cache positions; above 1 only when count is 1 */
+    uint32_t part_first;   /* partial results, when splits > 1 */
 };
 
 /* One layer's attention for the GPU (assist.h): how the step's rows are cut, and what comes of the pieces. */
 struct run_assist_row {
     uint32_t from, to;           /* positions */
-    uint32_t task_first, splits; /* tasks: kv_heads * splits of them */
+    uint32_t task_first, splits; /* tasks: blocks of kv heads * splits of them */
 };
 struct run_assist {
     struct run_assist_row row[ARENA_STEP_ROWS];
     uint32_t tasks, width;  /* width: threads that share them */
-    float *out, *max, *sum; /* [task][group] of head_dim, 1, 1; NULL: one tier */
-    _Atomic uint32_t *left; /* [row][kv head]: pieces that are not done */
+    uint32_t heads;         /* kv heads of a block, which one task attends to */
+    float *out, *max, *sum; /* [task][heads * group] of head_dim, 1, 1; NULL: one tier */
+    _Atomic uint32_t *met;  /* [task]: of the two that are folded into the one before it, how many are done */
 };
 
 /* How weights are read ahead with one token. Changes no result; set between steps, by benchmarks that
@@ -46,13 +54,24 @@ struct run_reads {
     bool across;            /* what is fetched past a chunk's end is the thread's next chunk */
 };
 
+/* The tokens of a step by the experts that they have chosen. */
+struct run_experts {
+    uint32_t *id, *pair; /* [tokens][chosen]; pairs token * chosen + j in the order of experts */
+    float *weight;       /* [tokens][chosen] */
+    uint32_t first[MODEL_EXPERTS_MAX + 1]; /* pair[first[e] .. first[e + 1]) chose expert e */
+    uint32_t active[MODEL_EXPERTS_MAX];    /* experts that any chose */
+    uint32_t active_count;
+};
+
 struct run_thread {
     _Alignas(64) void *scratch; /* for gemm, attention or sampling: one at a time */
     /* one token's input in the order of a kernel, that of entry number `ordered_turn`; rows decoded for a gemm */
     float *ordered;
     gemv_order_fn *ordered_by;
     uint64_t ordered_turn;
+    uint32_t ordered_first; /* of a few tokens' inputs, which ones */
     void *decoded;
+    void *experts; /* what experts.c keeps beside; NULL: there are none */
 };
 
 struct run {
@@ -70,6 +89,7 @@ struct run {
     float rope_scale;
     struct run_thread *thread;
     uint32_t threads;
+    bool invariant;                 /* the plan is */
     uint32_t unit_tokens;           /* most tokens of a step that computes layers here */
     uint32_t spin_us, peer_wait_ms; /* for the other worker's hand-overs */
     struct run_reads reads;
@@ -77,10 +97,14 @@ struct run {
     float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
     _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */
     uint32_t parts_max;
+    struct run_experts experts;
 
     /* of this step; the batch's arrays are ours */
     struct batch batch;
     struct run_row row[ARENA_STEP_ROWS];
+    struct run_attend attend[ARENA_STEP_ROWS];
+    uint32_t attend_count;
+    bool steady; /* an invariant plan's prompts: each query as it would be alone */
     struct step_result *result;
 
     /* progress */

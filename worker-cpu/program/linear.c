@@ -178,6 +178,101 @@ void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread)
     run->kernels->vector->swiglu(gate, gate, e->segment[1].out + first, last - first);
 }
 
+/* ---- a few tokens, each with the bits of one ---- */
+
+/* Weights that stay in L2 while token after token is multiplied with them. */
+#define FEW_BYTES ((uint64_t)128 * KIB)
+
+static size_t few_stride(const struct program_segment *g)
+{
+    return (linear_ordered_bytes(g) + 63) / 64 * 64;
+}
+
+size_t linear_few_ordered_bytes(const struct program_segment *g)
+{
+    return PROGRAM_FEW_TOKENS * few_stride(g);
+}
+
+/* The inputs of tokens [first, first + count), at most PROGRAM_FEW_TOKENS, in the order of the segment's kernel. */
+static const char *few_inputs(const struct run *run, const struct program_entry *e,
+                              const struct program_segment *g, uint32_t first, uint32_t count,
+                              uint32_t thread)
+{
+    struct run_thread *t = &run->thread[thread];
+    const struct linear_kernel *k = g->kernels->one;
+    if (!k->order) return (const char *)(e->in + (size_t)first * e->width);
+    if (t->ordered_turn != run->turn || t->ordered_by != k->order || t->ordered_first != first) {
+        for (uint32_t i = 0; i < count; i++)
+            k->order((float *)(void *)((char *)t->ordered + i * few_stride(g)),
+                     e->in + (size_t)(first + i) * e->width, g->matrix.cols);
+        t->ordered_turn = run->turn;
+        t->ordered_by = k->order;
+        t->ordered_first = first;
+    }
+    return (const char *)t->ordered;
+}
+
+/* How many rows, of `rows`, are multiplied with all tokens before the next ones are read: whole groups, and a multiple of
+ * what a kernel reads side by side. */
+static uint32_t few_rows(const struct program_segment *g, uint32_t rows)
+{
+    const struct tensor_format_traits *format = tensor_format_of(g->matrix.format);
+    if (format->variable) return run_rows(g, rows);
+    const uint32_t streams = (uint32_t)g->kernels->one->streams;
+    uint32_t each = (uint32_t)(FEW_BYTES / tensor_format_row_bytes(g->matrix.format, g->matrix.cols));
+    each = each / streams * streams + streams;
+    if (each > PROGRAM_ROWS_MAX) each = PROGRAM_ROWS_MAX / streams * streams;
+    return each < rows ? each : rows;
+}
+
+/* Rows [first, last) of one segment, tokens [token, token + count). */
+static void segment_few(const struct run *run, const struct program_segment *g, uint32_t first, uint32_t last,
+                        uint32_t token, uint32_t count, uint32_t thread)
+{
+    const struct program_entry *e = run->entry;
+    const struct linear_kernel *k = g->kernels->one;
+    const char *in = few_inputs(run, e, g, token, count, thread);
+    const size_t stride = k->order ? few_stride(g) : e->width * sizeof(float);
+    float *sum = run->thread[thread].scratch;
+    const uint32_t each = few_rows(g, last - first);
+    for (uint32_t row = first; row < last; row += each) {
+        const uint32_t rows = last - row < each ? last - row : each;
+        const char *w = row_at(g, row);
+        if (k->few)
+            k->few(sum, rows, w, (const float *)(const void *)in, stride / sizeof(float), rows,
+                   g->matrix.cols, count);
+        else
+            for (uint32_t t = 0; t < count; t++)
+                k->gemv(sum + (size_t)t * rows, w, (const float *)(const void *)(in + t * stride), rows,
+                        g->matrix.cols, &run->reads.gemv);
+        for (uint32_t t = 0; t < count; t++) {
+            float *out = g->out + (size_t)(token + t) * g->out_width + row, *from = sum + (size_t)t * rows;
+            for (uint32_t r = 0; r < rows; r++) out[r] = e->accumulate ? out[r] + from[r] : from[r];
+            for (uint32_t r = 0; g->bias && r < rows; r++) out[r] += g->bias[row + r];
+        }
+    }
+}
+
+void linear_few(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const uint32_t tokens = run_tokens(run, e), from = e->bound[chunk], to = e->bound[chunk + 1];
+    uint32_t first, last;
+    for (uint32_t t = 0; t < tokens; t += PROGRAM_FEW_TOKENS) {
+        const uint32_t count = tokens - t < PROGRAM_FEW_TOKENS ? tokens - t : PROGRAM_FEW_TOKENS;
+        for (uint32_t s = 0; s < e->segment_count; s++)
+            if (clip_rows(&e->segment[s], from, to, &first, &last))
+                segment_few(run, &e->segment[s], first, last, t, count, thread);
+    }
+    const struct program_segment *g = e->segment;
+    if (!e->swiglu || !clip_rows(g, from, to, &first, &last)) return;
+    for (uint32_t t = 0; t < tokens; t++) {
+        float *gate = g->out + (size_t)t * g->out_width + first;
+        run->kernels->vector->swiglu(gate, gate, g[1].out + (size_t)t * g[1].out_width + first, last - first);
+    }
+}
+
 /* ---- several tokens ---- */
 
 size_t linear_tile_bytes(const struct linear_kernel *kernel, size_t tokens, size_t cols)
@@ -242,6 +337,25 @@ static void segment_tokens(const struct run *run, const struct program_segment *
         for (uint32_t t = tile; t < tile_end; t++)
             segment_gemm(run, g, decode ? run->thread[thread].decoded : w, from, to, t, thread);
     }
+}
+
+void linear_multiply(const struct run *run, const struct linear_product *p, uint32_t thread)
+{
+    const struct program_segment *g = p->segment;
+    const struct linear_kernel *k = g->kernels->tokens, *decode = g->kernels->decode;
+    const uint32_t each = decode ? decoded_rows(g) : p->last - p->first;
+    if (k->thread_begin) k->thread_begin();
+    for (uint32_t from = p->first; from < p->last; from += each) {
+        const uint32_t rows = p->last - from < each ? p->last - from : each;
+        const void *w = row_at(g, from);
+        if (decode) {
+            decode->decode(run->thread[thread].decoded, w, rows, g->matrix.cols);
+            w = run->thread[thread].decoded;
+        }
+        k->gemm(p->y + (from - p->first), p->ldy, w, p->tiled, rows, g->matrix.cols, p->tokens, false,
+                run->thread[thread].scratch);
+    }
+    if (k->thread_end) k->thread_end();
 }
 
 void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread)

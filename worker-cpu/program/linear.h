@@ -11,6 +11,8 @@
  * the row chunk alone, whose rows are decoded once for all tiles. */
 void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread);
 void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread);
+/* A chunk of an entry of a program of a few tokens that have the bits of one: as linear_one_token's. */
+void linear_few(void *ctx, uint32_t chunk, uint32_t thread);
 
 /* While a thread waits: fetches what it will read first of run->ahead into its L2, so that memory has
  * something to do meanwhile. A pool_idle_fn. */
@@ -26,6 +28,20 @@ size_t linear_tile_bytes(const struct linear_kernel *kernel, size_t tokens, size
  * the rows that are decoded at a time for a gemm. */
 size_t linear_ordered_bytes(const struct program_segment *segment);
 size_t linear_decoded_bytes(const struct program_segment *segment);
+/* Of a program of a few: for its inputs in that order, and for the products of some rows. */
+size_t linear_few_ordered_bytes(const struct program_segment *segment);
+#define LINEAR_FEW_SCRATCH_BYTES (PROGRAM_FEW_TOKENS * PROGRAM_ROWS_MAX * sizeof(float))
+
+/* Rows [first, last) of one segment times the tokens of one tile, which its kernel of several has tiled: y[token * ldy +
+ * row - first], without bias. */
+struct linear_product {
+    const struct program_segment *segment;
+    uint32_t first, last;
+    const void *tiled;
+    uint32_t tokens, ldy;
+    float *y;
+};
+void linear_multiply(const struct run *run, const struct linear_product *product, uint32_t thread);
 
 static inline uint32_t run_ceil_div(uint32_t a, uint32_t b)
 {

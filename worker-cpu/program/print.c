@@ -2,10 +2,19 @@
 #include "common/base/units.h"
 #include "worker-cpu/program/program.h"
 
-static const char *const role_text[TENSOR_ROLE_COUNT] = {
-    [TENSOR_Q] = "q",       [TENSOR_K] = "k",        [TENSOR_V] = "v",
-    [TENSOR_O] = "o",       [TENSOR_GATE] = "gate",  [TENSOR_UP] = "up",
-    [TENSOR_DOWN] = "down", [TENSOR_EMBED] = "head", [TENSOR_HEAD] = "head"};
+static const char *const role_text[TENSOR_ROLE_COUNT] = {[TENSOR_Q] = "q",
+                                                         [TENSOR_K] = "k",
+                                                         [TENSOR_V] = "v",
+                                                         [TENSOR_O] = "o",
+                                                         [TENSOR_GATE] = "gate",
+                                                         [TENSOR_UP] = "up",
+                                                         [TENSOR_DOWN] = "down",
+                                                         [TENSOR_EMBED] = "head",
+                                                         [TENSOR_HEAD] = "head",
+                                                         [TENSOR_ROUTER] = "router",
+                                                         [TENSOR_GATE_EXPERTS] = "gate",
+                                                         [TENSOR_UP_EXPERTS] = "up",
+                                                         [TENSOR_DOWN_EXPERTS] = "down"};
 
 static void print_embed(const struct program_entry *e, bool tiled, FILE *out)
 {
@@ -35,6 +44,12 @@ static void print_linear(const struct program_entry *e, bool tiled, FILE *out)
     if (e->share) fprintf(out, ", %u thread%s", e->share, e->share == 1 ? "" : "s");
 }
 
+static void print_experts(const struct program_entry *e, bool tiled, FILE *out)
+{
+    fprintf(out, " %u of %u,", e->chosen, e->experts);
+    print_linear(e, tiled, out);
+}
+
 static void print_rope_append(const struct program_entry *e, bool tiled, FILE *out)
 {
     (void)tiled;
@@ -62,10 +77,11 @@ static void print_attend_host(const struct program_entry *e, bool tiled, FILE *o
 
 /* What an entry says beside its name. */
 static void (*const print_of[OP_KIND_COUNT])(const struct program_entry *e, bool tiled, FILE *out) = {
-    [OP_EMBED] = print_embed,     [OP_NORM] = print_norm,
-    [OP_LINEAR] = print_linear,   [OP_ROPE_APPEND] = print_rope_append,
-    [OP_ATTEND] = print_attend,   [OP_LANE_READ] = print_lane,
-    [OP_LANE_WRITE] = print_lane, [OP_ATTEND_HOST] = print_attend_host,
+    [OP_EMBED] = print_embed,         [OP_NORM] = print_norm,
+    [OP_LINEAR] = print_linear,       [OP_ROPE_APPEND] = print_rope_append,
+    [OP_ATTEND] = print_attend,       [OP_LANE_READ] = print_lane,
+    [OP_EXPERTS_GLU] = print_experts, [OP_EXPERTS_DOWN] = print_experts,
+    [OP_LANE_WRITE] = print_lane,     [OP_ATTEND_HOST] = print_attend_host,
 };
 
 void program_print(const struct program *program, const char *title, FILE *out)

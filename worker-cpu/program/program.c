@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include "common/base/units.h"
+#include "common/plan/schedule.h"
 
 /* With one token or a few, a thread takes three quarters of what is left of its share at a time: long runs
  * first, because each run begins with streams that nothing has prefetched; short ones at the end, where
@@ -34,9 +35,9 @@ bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier t
 {
     static const uint32_t first[OP_TIER_COUNT] = {1, 2, PROGRAM_FEW_TOKENS + 1},
                           last[OP_TIER_COUNT] = {1, PROGRAM_FEW_TOKENS, UINT32_MAX};
-    uint32_t from = plan_phase_at(plan, phase).from_tokens, to = plan->step_tokens;
-    if (phase < plan->prefill_count && plan->prefill[phase].from_tokens - 1 < to)
-        to = plan->prefill[phase].from_tokens - 1;
+    uint32_t from = plan_phase_at(plan, phase).from_tokens, to = plan_list_tokens(plan, phase);
+    if (plan->invariant) /* prompts of this length, in steps of any; few tokens behind them, by the decode list */
+        return tier == OP_TIER_CHUNK ? from <= to : phase == 0 && first[tier] <= plan_decode_tokens(plan);
     if (from < first[tier]) from = first[tier];
     if (to > last[tier]) to = last[tier];
     return from <= to;
@@ -49,6 +50,7 @@ struct lowering {
     enum op_tier tier;
     uint32_t tokens; /* typical of the tier, for chunk sizes */
     bool tiled;      /* inputs of linears are (several tokens) */
+    bool few;        /* several tokens, each with the bits of one */
     uint32_t asked;  /* layers whose queries come from the GPU, so far */
     struct helm_err *err;
     int rc;                       /* what is added after an error goes nowhere */
@@ -225,6 +227,25 @@ static void add_segment(struct lowering *low, struct program_entry *e, const str
                                   .role = op->weight[weight]};
 }
 
+/* A router, which is kept as fp32 beside the matrices: exact, however many tokens. */
+static void add_router(struct lowering *low, struct program_entry *e, enum tensor_role role, int32_t layer)
+{
+    const struct program_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    const float *router = weights_vector(s->weights, role, layer);
+    if (!router) unsupported(low, layer, "a router without weights");
+    e->segment[e->segment_count++] =
+        (struct program_segment){.matrix = {.format = FORMAT_F32,
+                                            .data = router,
+                                            .bytes = (uint64_t)c->router.experts * c->hidden * sizeof *router,
+                                            .rows = c->router.experts,
+                                            .cols = c->hidden},
+                                 .kernels = &s->kernels->linear[LINEAR_EXACT][FORMAT_F32],
+                                 .out = s->act->buffer[BUFFER_ROUTER],
+                                 .out_width = s->act->width[BUFFER_ROUTER],
+                                 .role = role};
+}
+
 /* What an operation is made of. */
 struct making {
     const struct math_op *op;
@@ -246,6 +267,7 @@ static void make_embed(struct lowering *low, const struct making *m)
 static void make_norm(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
+    if (low->few && m->op->norm == TENSOR_NONE) return; /* nothing is tiled */
     struct program_entry *e = add_entry(low, OP_NORM, m->layer);
     e->in = s->act->buffer[m->op->in];
     e->width = s->act->width[m->op->in];
@@ -263,9 +285,10 @@ static void make_linear(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_LINEAR, m->layer);
     e->sampled = m->sampled;
     e->accumulate = m->op->accumulate;
-    e->swiglu = m->op->swiglu;
     e->in = low->source->act->buffer[in];
     e->width = low->source->act->width[in];
+    e->swiglu = m->op->swiglu;
+    if (m->op->kind == MATH_ROUTE) add_router(low, e, m->op->router, m->layer);
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;
     if (low->tiled) add_tiles(e - 1, e);
@@ -300,10 +323,99 @@ static void make_sample(struct lowering *low, const struct making *m)
     e->chunk = 1;
 }
 
+/* Cuts one expert's rows, or with `all` those of all chosen ones at once, so that one token's pieces are worth another
+ * thread's joining in and each thread has several. */
+static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
+{
+    const uint32_t threads = low->source->threads, rows = e->expert_rows;
+    uint64_t granule = 1, bytes = 0;
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        granule = common_multiple(granule, granule_of(low, &e->segment[s]));
+        bytes += tensor_format_bytes(e->segment[s].matrix.format, rows, e->segment[s].matrix.cols);
+    }
+    e->bytes = bytes * e->chosen;
+    uint64_t pieces = e->bytes / GEMV_CHUNK_BYTES_MIN;
+    if (pieces > 4 * threads) pieces = 4 * threads;
+    if (!all) pieces = (pieces + e->chosen - 1) / e->chosen;
+    if (pieces < 1) pieces = 1;
+    uint64_t size = (rows + pieces - 1) / pieces;
+    if (size > CPU_EXPERTS_ROWS) size = CPU_EXPERTS_ROWS;
+    size = (size + granule - 1) / granule * granule;
+    if (size > CPU_EXPERTS_ROWS && CPU_EXPERTS_ROWS >= granule) size = CPU_EXPERTS_ROWS / granule * granule;
+    e->chunks = (uint32_t)((rows + size - 1) / size);
+    e->bound = malloc((e->chunks + 1) * sizeof *e->bound);
+    if (size > CPU_EXPERTS_ROWS || (uint64_t)e->experts * e->chunks > POOL_CHUNKS_MAX)
+        unsupported(low, e->layer, "experts of so many rows");
+    if (!e->bound) {
+        low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for %u pieces of experts", e->chunks);
+        return;
+    }
+    for (uint32_t i = 0; i <= e->chunks; i++) e->bound[i] = (uint32_t)(i * size < rows ? i * size : rows);
+    const uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
+    if (low->tiled || low->few) return; /* how much there is depends on the step */
+    e->share = worth < threads ? (worth ? (uint32_t)worth : 1) : threads;
+    e->alone = e->share == 1;
+}
+
+static void make_experts(struct lowering *low, const struct making *m, enum op_kind kind)
+{
+    const struct program_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    const bool down = kind == OP_EXPERTS_DOWN;
+    struct program_entry *e = add_entry(low, kind, m->layer);
+    e->experts = c->router.experts;
+    e->chosen = c->router.chosen;
+    e->expert_rows = down ? c->hidden : c->expert_intermediate;
+    e->glu = c->glu;
+    e->in = s->act->buffer[down ? BUFFER_GATE : BUFFER_H]; /* which the router's norm has left */
+    e->width = s->act->width[down ? BUFFER_GATE : BUFFER_H];
+    for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
+    e->decoded = false;
+    if (low->rc) return;
+    if (e->segment[0].matrix.rows != (uint64_t)e->experts * e->expert_rows ||
+        tensor_format_of(e->segment[0].matrix.format)->variable) {
+        unsupported(low, m->layer, "experts in rows of no one size");
+        return;
+    }
+    cut_experts(low, e, down && !low->tiled && !low->few);
+    low->program->bytes += e->bytes;
+}
+
+static void make_experts_glu(struct lowering *low, const struct making *m)
+{
+    make_experts(low, m, OP_EXPERTS_GLU);
+}
+
+static void make_experts_down(struct lowering *low, const struct making *m)
+{
+    make_experts(low, m, OP_EXPERTS_DOWN);
+}
+
+/* The choice, behind the linear that makes its logits; and the sum behind several tokens' downs. */
+static void make_route(struct lowering *low, const struct making *m)
+{
+    add_entry(low, OP_ROUTE, m->layer);
+}
+
+static void make_experts_sum(struct lowering *low, const struct making *m)
+{
+    struct program_entry *e = add_entry(low, OP_EXPERTS_SUM, m->layer);
+    e->chosen = low->source->model->config.router.chosen;
+    e->width = low->source->model->config.hidden;
+    e->out = low->source->act->buffer[BUFFER_X];
+}
+
 static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct making *m) = {
-    [OP_EMBED] = make_embed,   [OP_NORM] = make_norm,
-    [OP_LINEAR] = make_linear, [OP_ROPE_APPEND] = make_rope_append,
-    [OP_ATTEND] = make_attend, [OP_SAMPLE] = make_sample,
+    [OP_EMBED] = make_embed,
+    [OP_NORM] = make_norm,
+    [OP_LINEAR] = make_linear,
+    [OP_ROPE_APPEND] = make_rope_append,
+    [OP_ATTEND] = make_attend,
+    [OP_SAMPLE] = make_sample,
+    [OP_ROUTE] = make_route,
+    [OP_EXPERTS_GLU] = make_experts_glu,
+    [OP_EXPERTS_DOWN] = make_experts_down,
+    [OP_EXPERTS_SUM] = make_experts_sum,
 };
 
 static void lower_op(struct lowering *low, const struct math_op *op, int32_t layer)
@@ -365,10 +477,13 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
                            .program = program,
                            .tier = tier,
                            .tokens = typical[tier],
-                           .tiled = tier != OP_TIER_ONE,
+                           .tiled =
+                               tier == OP_TIER_CHUNK || (tier == OP_TIER_FEW && !source->plan->invariant),
+                           .few = tier == OP_TIER_FEW && source->plan->invariant,
                            .err = err};
     memset(program, 0, sizeof *program);
     program->tiled = low.tiled;
+    program->few = low.few;
     struct plan_span *spans = NULL;
     uint32_t span_count = 0;
     low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
@@ -395,10 +510,12 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
                            .program = program,
                            .tier = many ? OP_TIER_FEW : OP_TIER_ONE,
                            .tokens = many ? PROGRAM_FEW_TOKENS : 1,
-                           .tiled = many,
+                           .tiled = many && !source->plan->invariant,
+                           .few = many && source->plan->invariant,
                            .err = err};
     memset(program, 0, sizeof *program);
-    program->tiled = many;
+    program->tiled = low.tiled;
+    program->few = low.few;
     lower_op(&low, &source->model->math.head, -1);
     if (low.rc) program_free(program);
     return low.rc;

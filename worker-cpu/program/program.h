@@ -73,18 +73,24 @@ struct program_entry {
     uint32_t tile_count;
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
     uint32_t segment_count;
-    uint64_t bytes; /* of weights it reads: of a variable format what their groups take */
+    uint64_t
+        bytes; /* of weights it reads: of a variable format what their groups take; of experts one token's */
+    /* Of experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert; of one
+     * token's down those of all chosen ones at once. */
+    uint32_t experts, chosen, expert_rows;
+    enum glu_kind glu;
 };
 
 #define PROGRAM_FEW_TOKENS ENGINE_FEW_TOKENS
 enum op_tier program_tier_of(uint32_t tokens);
-/* Whether a step of that phase, of at most step_tokens tokens, can be of this tier. */
+/* Whether a step of that phase can be of this tier. */
 bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier tier);
 
 struct program {
     struct program_entry *entry;
     uint32_t count;
     bool tiled;     /* linears take tiled inputs (several tokens) */
+    bool few;       /* several tokens, each with the bits of one: of an invariant plan's decode */
     uint64_t bytes; /* of weights read by one run, as they lie in memory */
 };
 

@@ -82,6 +82,9 @@ static void note_computed(struct weights *w, const struct plan *plan)
         w->matrix_bytes += t->bytes;
         if (is_computed(w, t)) w->formats |= format_bit(w->host.place[i].format);
     }
+    for (uint32_t l = 0; l < plan->layers; l++) /* by a router's numbers, which are kept as fp32 */
+        if (model_layer_sparse(&w->model->config, l) && w->computed[unit_of(l, UNIT_MLP)])
+            w->formats |= format_bit(FORMAT_F32);
     w->vector_bytes = placement_vectors(w->model, plan, PLAN_CPU0, w->vector_place, &w->vector_count);
 }
 
@@ -231,7 +234,7 @@ static int load_vectors(struct weights *w, const struct model_shards *shards, st
     for (uint32_t i = 0; i < w->vector_count && !rc; i++) {
         const struct placement *p = &w->vector_place[i];
         const struct model_tensor *t = placement_tensor(w->model, p);
-        const struct model_rows all = {.tensor = t, .rows = 1, .format = p->format};
+        const struct model_rows all = {.tensor = t, .rows = (uint32_t)t->rows, .format = p->format};
         float *at = w->vectors + p->offset / sizeof *at;
         rc = model_shards_read_rows(shards, &all, at, err);
         w->vector[(uint32_t)(t->layer + 1) * TENSOR_ROLE_COUNT + t->role] = at;

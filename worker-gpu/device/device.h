@@ -101,6 +101,7 @@ struct device_asked {
     size_t (*attention_workspace)(uint32_t tokens, uint32_t heads, uint32_t head_dim);
     size_t (*argmax_workspace)(uint32_t rows);
     size_t (*few_workspace)(uint32_t rows, uint32_t vocab);
+    size_t (*experts_workspace)(uint32_t tokens, uint32_t chosen, uint32_t cols); /* NULL: it computes none */
     size_t matmul_workspace;
 };
 
@@ -154,10 +155,11 @@ struct device {
     uint64_t used[DEVICE_USE_COUNT];
     /* put into a queue by copy and copy_2d since it was opened; those of a graph count at each launch */
     _Atomic uint64_t copied_bytes[DEVICE_QUEUE_COUNT][DEVICE_DIRECTION_COUNT];
-    uint32_t spin_us;      /* how long a host thread that waits for the device looks without pause */
-    uint32_t nap_us;       /* and how long it sleeps between two looks then */
-    bool early_launch;     /* GPUK_EARLY may be set */
-    bool loads_code;       /* a first launch loads its code, which must not happen behind a waiting queue */
+    uint32_t spin_us;  /* how long a host thread that waits for the device looks without pause */
+    uint32_t nap_us;   /* and how long it sleeps between two looks then */
+    bool early_launch; /* GPUK_EARLY may be set */
+    bool loads_code;   /* a first launch loads its code, which must not happen behind a waiting queue */
+    bool steady; /* a matrix product gives a token the same bits whatever number of tokens it is asked for */
     const char *no_chains; /* why one token's operations are kernels of their own; NULL: they are chained */
 };
 

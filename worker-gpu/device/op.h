@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 
 #include "common/program/op.h"
+#include "worker-gpu/kernels/experts.h"
 #include "worker-gpu/kernels/kernels.h"
 #include "worker-gpu/kernels/kernels_few.h"
 
@@ -69,6 +70,7 @@ struct op_matmul {
     enum dtype dtype, out_dtype; /* of x */
     uint32_t rows, cols, out_stride;
     bool accumulate;
+    bool steady; /* a token's sums are the same at any place among as many tokens */
     const void *w, *x;
     void *out;
     uint32_t *counters; /* of blocks */
@@ -95,6 +97,35 @@ struct op_expand {
     struct gpuk_expand_part part[GPUK_EXPAND_PARTS_MAX];
     uint32_t parts;
 };
+struct op_route {
+    struct model_router router;
+    const float *logits, *choice_bias;
+    struct gpuk_choice out;
+};
+struct op_experts_group {
+    struct gpuk_choice choice;
+    uint32_t experts;
+    struct gpuk_groups out;
+};
+/* EXPERTS_GLU, EXPERTS_DOWN: of one and of few tokens, or of a chunk. */
+struct op_experts_glu {
+    bool is_chunk;
+    struct gpuk_experts_glu few; /* its `ahead` is: */
+    struct gpuk_experts ahead;   /* weight NULL: none */
+    struct gpuk_experts_glu_chunk chunk;
+};
+struct op_experts_down {
+    bool is_chunk;
+    struct gpuk_experts_down few;
+    struct gpuk_experts_down_chunk chunk;
+};
+struct op_experts_sum {
+    struct gpuk_choice choice;
+    struct gpuk_groups groups;
+    const float *sums;
+    uint32_t rows, out_stride;
+    float *out;
+};
 struct op_word {
     _Atomic uint32_t *word;
     uint32_t value;
@@ -106,9 +137,15 @@ struct op {
     uint32_t flags;        /* enum gpuk_flags */
     uint32_t tokens;       /* capacity: of tokens, or of the rows that stand for them; GEMV: one */
     const uint32_t *count; /* how many of them are there, on the device; where the arguments have no step */
-    void *workspace;       /* of GEMV, GEMM_SMALL, MATMUL, ATTEND_DECODE, ARGMAX, FEW */
+    void *
+        workspace; /* of experts of one and few tokens, GEMV, GEMM_SMALL, MATMUL, ATTEND_DECODE, ARGMAX, FEW */
     union {
-        struct gpuk_linear_args linear; /* GEMV, GEMM_SMALL */
+        struct gpuk_linear_args linear; /* GEMV, GEMM_SMALL, LOGITS */
+        struct op_route route;
+        struct op_experts_group experts_group;
+        struct op_experts_glu experts_glu;
+        struct op_experts_down experts_down;
+        struct op_experts_sum experts_sum;
         struct op_embed embed;
         struct op_norm norm;
         struct op_gather gather;

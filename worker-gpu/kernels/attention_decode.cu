@@ -173,7 +173,7 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     p.group_chunks = div_up(group, group_sizes[size]);
     if (decode_tensor_fits(device, args)) return decode_tensor_launch(device, &p, tokens, flags, stream, err);
     uint32_t blocks = l->kv_heads * p.group_chunks;
-    uint32_t splits = 2 * (uint32_t)device->sm_count / (blocks * tokens);
+    uint32_t splits = 2 * (uint32_t)device->sm_count / (blocks * (args->alone ? 1 : tokens));
     splits = splits < 1 ? 1 : splits > GPUK_SPLITS_MAX ? GPUK_SPLITS_MAX : splits;
     bool vector = l->head_dim % 8 == 0 && ((size_t)args->kv.pool | (size_t)args->kv.pool_host) % 16 == 0;
     return gpuk_launch("decode attention", kernels[l->dtype][size][vector], dim3(splits, blocks, tokens),

@@ -126,7 +126,7 @@ int decode_tensor_launch(const struct gpuk_device *device, decode_params *params
     const tensor_shape *shape = shape_of(&params->a.kv);
     params->group_chunks = div_up(params->a.heads / l->kv_heads, STREAM_HEADS);
     const uint32_t blocks = l->kv_heads * params->group_chunks;
-    uint32_t splits = (uint32_t)device->sm_count / (blocks * tokens);
+    uint32_t splits = (uint32_t)device->sm_count / (blocks * (params->a.alone ? 1 : tokens));
     splits = splits < 1 ? 1 : splits > GPUK_SPLITS_MAX ? GPUK_SPLITS_MAX : splits;
     return gpuk_launch("decode attention", shape->kernel, dim3(splits, blocks, tokens), dim3(THREADS),
                        shape->bytes, flags, stream, err, *params);

@@ -147,6 +147,16 @@ static int gpuk_prepare(const char *what, void (*kernel)(P...), size_t shared, s
                                     (int)shared);
     return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, what);
 }
+/* Blocks of two launches are on a multiprocessor together only where both want the same division of its memory: as much
+ * shared memory as there is. */
+template <typename... P>
+static int gpuk_prefer_shared(const char *what, void (*kernel)(P...), struct helm_err *err)
+{
+    cudaError_t code =
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared);
+    return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, what);
+}
 
 /* Each kernel file's share of gpuk_open. */
 int gpuk_prepare_linear(const struct gpuk_device *device, struct helm_err *err);
@@ -156,6 +166,7 @@ int gpuk_prepare_rope(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_attention_decode(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_attention_merge(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_attention_prefill(const struct gpuk_device *device, struct helm_err *err);
+int gpuk_prepare_experts(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_select(const struct gpuk_device *device, struct helm_err *err);
 

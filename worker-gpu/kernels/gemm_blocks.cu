@@ -7,7 +7,7 @@
  * that gpuk_expand writes, as fragments A of m16n8k16: which k an element is does not matter as long as A and B agree, so
  * these are 8 neighbours, and those of x beside them. Where columns are in parts their sums meet in a workspace; the last
  * block of a tile to count, whichever it is, adds all in order and stores, so that the same input gives the same bits. */
-#include "worker-gpu/kernels/decode.cuh"
+#include "worker-gpu/kernels/fragments.cuh"
 
 static const uint32_t WARPS = 8, THREADS = WARPS * 32, TILE_ROWS = WARPS * 16, UNIT = 256, STEP = 128,
                       X_PITCH = STEP * 2 + 64 /* eight tokens' quads lie in banks of their own, two by two */;
@@ -34,7 +34,6 @@ template <typename D> __host__ __device__ constexpr uint32_t unit_pitch()
 
 template <typename D> struct blocks_gemm {
     typedef typename D::format F;
-    typedef typename D::shared_words words;
     static const uint32_t X_BYTES = N * 8 * X_PITCH, W_PITCH = unit_pitch<D>(), W_BYTES = TILE_ROWS * W_PITCH,
                           SHARED = 2 * (X_BYTES + W_BYTES);
 
@@ -78,32 +77,6 @@ template <typename D> struct blocks_gemm {
                 copy16_async(to + row * W_PITCH + quad * 16, from.from + quad * 16, true);
         }
     }
-    /* A lane's 8 values of two rows' run: fragments A of two k16. */
-    __device__ __forceinline__ void decode(const unsigned char *row, const unsigned char *eighth,
-                                           uint32_t run, uint32_t a[2][4]) const
-    {
-        const words wa(row + F::ORIGIN), wb(eighth + F::ORIGIN);
-        const uint32_t place = threadIdx.x & 3;
-        block_scales s[2];
-        F::scales_two(wa, wb, run, s[0], s[1]);
-#pragma unroll
-        for (uint32_t r = 0; r < 2; r++) {
-            const float scale = F::GROUPS == 1 || place < 2 ? s[r].scale[0] : s[r].scale[1],
-                        least = F::GROUPS == 1 || place < 2 ? s[r].least[0] : s[r].least[1];
-#pragma unroll
-            for (uint32_t k = 0; k < 2; k++) {
-                const uint32_t four = F::template four<0>(r ? wb : wa, run, 2 * place + k);
-                float f[4];
-#pragma unroll
-                for (uint32_t j = 0; j < 4; j++) {
-                    f[j] = scale * D::exact(four, j);
-                    if (F::LEAST) f[j] -= least;
-                }
-                a[k][r] = element<__nv_bfloat16>::pack(f[0], f[1]);
-                a[k][2 + r] = element<__nv_bfloat16>::pack(f[2], f[3]);
-            }
-        }
-    }
     __device__ __forceinline__ void multiply(uint32_t step, float sums[N][4]) const
     {
         const uint32_t lane = threadIdx.x & 31, group = lane >> 2, place = lane & 3, unit = step / 2,
@@ -118,7 +91,7 @@ template <typename D> struct blocks_gemm {
         for (uint32_t r = 0; r < STEP / 32 && step * STEP + r * 32 < q.product.cols; r++) {
             const uint32_t in_unit = step % 2 * (STEP / 32) + r, before = in_unit / runs * F::BYTES;
             uint32_t a[2][4];
-            decode(at + before, eighth + before, in_unit % runs, a);
+            fragments_of_blocks<D>(at + before, eighth + before, in_unit % runs, a);
 #pragma unroll
             for (uint32_t n = 0; n < N; n += 4) {
                 uint4 b[4];

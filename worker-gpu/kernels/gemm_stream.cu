@@ -225,15 +225,7 @@ template <typename D> static int stream_prepare(const struct gpuk_device *device
     int rc = HELM_OK;
     for (int i = 0; i < 3 && !rc; i++)
         rc = gpuk_prepare("gemm", stream_kernel<D>[i], (size_t)device -> shared_bytes_max, err);
-#ifndef HELM_CUDA_EMULATED
-    /* blocks of two launches are on a multiprocessor together only where they want the same division */
-    for (int i = 0; i < 3 && !rc; i++) {
-        cudaError_t code = cudaFuncSetAttribute((const void *)stream_kernel<D>[i],
-                                                cudaFuncAttributePreferredSharedMemoryCarveout,
-                                                cudaSharedmemCarveoutMaxShared);
-        if (code != cudaSuccess) rc = gpuk_cuda_fail(err, code, "gemm");
-    }
-#endif
+    for (int i = 0; i < 3 && !rc; i++) rc = gpuk_prefer_shared("gemm", stream_kernel<D>[i], err);
     return rc;
 }
 

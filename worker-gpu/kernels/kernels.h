@@ -233,6 +233,8 @@ struct gpuk_attention {
     const float *rope_table;
     const float *q, *k, *v; /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise */
     uint32_t q_stride, kv_stride;
+    bool
+        alone; /* decode: a token's context is cut as if it was the only one, so that its sums do not depend on others */
 };
 /* Norms and rotates q and k, appends k and v to the pages, and writes q (normed and rotated) to q_out, dense
  * [token][heads][head_dim], of q_dtype; q_out may be args->q when q_dtype is f32 and q_stride is dense. */
@@ -345,6 +347,9 @@ struct gpuk_matmul; /* opaque: handle and plans' cache */
 struct gpuk_matmul_plan;
 HELM_MUST_CHECK int gpuk_matmul_open(struct gpuk_matmul **matmul, struct helm_err *err);
 void gpuk_matmul_close(struct gpuk_matmul *matmul); /* frees its plans too */
+/* Plans asked for from now on sum an output in one piece, whatever row it is of: so a token's products do not depend on its
+ * place among as many others. Usually the library may cut long sums as it likes. */
+void gpuk_matmul_whole_sums(struct gpuk_matmul *matmul, bool whole);
 #define GPUK_MATMUL_WORKSPACE ((size_t)GPU_MATMUL_WORKSPACE)
 HELM_MUST_CHECK int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, enum dtype out_dtype,
                                      uint32_t tokens, uint32_t rows, uint32_t cols, uint32_t out_stride,

@@ -14,7 +14,7 @@ struct gpuk_matmul_plan {
     cublasLtHandle_t handle;
     enum dtype dtype, out_dtype;
     uint32_t tokens, rows, cols, out_stride;
-    bool accumulate;
+    bool accumulate, whole;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -22,6 +22,7 @@ struct gpuk_matmul_plan {
 struct gpuk_matmul {
     cublasLtHandle_t handle;
     struct gpuk_matmul_plan *plans;
+    bool whole;
 };
 
 static int fail(struct helm_err *err, cublasStatus_t status, const char *what)
@@ -64,6 +65,11 @@ extern "C" void gpuk_matmul_close(struct gpuk_matmul *matmul)
     free(matmul);
 }
 
+extern "C" void gpuk_matmul_whole_sums(struct gpuk_matmul *matmul, bool whole)
+{
+    matmul->whole = whole;
+}
+
 static cudaDataType_t type_of(enum dtype dtype)
 {
     return dtype == DTYPE_BF16 ? CUDA_R_16BF : dtype == DTYPE_F16 ? CUDA_R_16F : CUDA_R_32F;
@@ -77,6 +83,7 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found = {};
     size_t workspace = GPUK_MATMUL_WORKSPACE;
+    uint32_t no_parts = CUBLASLT_REDUCTION_SCHEME_NONE;
     /* what the pointers are known to be: rows start at multiples of their length */
     uint32_t in_bytes = p->dtype == DTYPE_F32 ? 4 : 2, out_bytes = p->out_dtype == DTYPE_F32 ? 4 : 2;
     uint32_t w_align = (size_t)p->cols * in_bytes % 16 == 0 ? 16 : in_bytes;
@@ -95,6 +102,9 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
     if (!s)
         s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                  &workspace, sizeof workspace);
+    if (!s && p->whole)
+        s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                 &no_parts, sizeof no_parts);
     const cublasLtMatmulPreferenceAttributes_t alignments[4] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                                                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
@@ -126,7 +136,8 @@ extern "C" int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, en
                          (int)dtype, (int)out_dtype, tokens, out_stride);
     for (struct gpuk_matmul_plan *p = matmul->plans; p; p = p->next)
         if (p->dtype == dtype && p->out_dtype == out_dtype && p->tokens == tokens && p->rows == rows &&
-            p->cols == cols && p->out_stride == out_stride && p->accumulate == accumulate) {
+            p->cols == cols && p->out_stride == out_stride && p->accumulate == accumulate &&
+            p->whole == matmul->whole) {
             *plan = p;
             return HELM_OK;
         }
@@ -135,7 +146,7 @@ extern "C" int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, en
     p->handle = matmul->handle;
     p->dtype = dtype, p->out_dtype = out_dtype;
     p->tokens = tokens, p->rows = rows, p->cols = cols, p->out_stride = out_stride,
-    p->accumulate = accumulate;
+    p->accumulate = accumulate, p->whole = matmul->whole;
     int rc = plan_make(p, err);
     if (rc) {
         plan_free(p);

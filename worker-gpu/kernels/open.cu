@@ -67,7 +67,7 @@ extern "C" int gpuk_open(struct gpuk_device *device, struct helm_err *err)
         (rc = gpuk_prepare_attention_decode(device, err)) ||
         (rc = gpuk_prepare_attention_merge(device, err)) ||
         (rc = gpuk_prepare_attention_prefill(device, err)) || (rc = gpuk_prepare_chain(device, err)) ||
-        (rc = gpuk_prepare_select(device, err)))
+        (rc = gpuk_prepare_select(device, err)) || (rc = gpuk_prepare_experts(device, err)))
         return rc;
     return HELM_OK;
 }

@@ -24,7 +24,8 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
                                .k = (const float *)(void *)making_place(low, m, BUFFER_K).at,
                                .v = (const float *)(void *)making_place(low, m, BUFFER_V).at,
                                .q_stride = q.stride,
-                               .kv_stride = q.stride};
+                               .kv_stride = q.stride,
+                               .alone = s->plan->invariant};
     if (p->attending == GPU_ATTENDS_ASSISTED)
         a.step.row_begin =
             (const void *)((const char *)gpu_area(s->buffers, GPU_AREA_BLOCK) + p->block.row_begin);

@@ -237,8 +237,10 @@ static int (*const issue_of[OP_KIND_COUNT])(const struct issuing *i, const struc
     [OP_FOLLOW] = issue_event,     [OP_KV_STORE] = issue_store,
 };
 
-static uint32_t pad(uint32_t tokens)
+/* Of a matrix product. Libraries choose among kernels by its size: of an invariant plan it has one. */
+static uint32_t pad(const struct gpu_source *s, uint32_t tokens)
 {
+    if (s->plan->invariant && !s->device->steady) return s->buffers->work.sub_tokens;
     return (tokens + GPU_PAD_TOKENS - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
 }
 
@@ -255,14 +257,15 @@ static void set_tokens(struct issuing *i, const struct gpu_entry *e)
 }
 
 /* A chunk's head knows how many samples there are, since its list is issued anew each step; mostly it is one,
- * and then the head's matrix is read at the speed of decode. */
+ * and then the head's matrix is read at the speed of decode. Of an invariant plan it is computed as for all. */
 static void set_samples(const struct issuing *i, const struct gpu_entry *e, struct op *op)
 {
     const struct gpu_program *p = i->program;
-    uint32_t samples = p->tier == GPU_TIER_CHUNK ? i->issue->samples : p->samples;
+    const bool invariant = i->source->plan->invariant;
+    uint32_t samples = p->tier == GPU_TIER_CHUNK && !invariant ? i->issue->samples : p->samples;
     samples -= e->group * GPUK_BATCH_MAX;
     op->tokens = samples < GPUK_BATCH_MAX ? samples : GPUK_BATCH_MAX;
-    if (op->tokens == 1) op->kind = OP_GEMV;
+    if (op->tokens == 1 && !invariant) op->kind = OP_GEMV;
 }
 
 static int issue_entry(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
@@ -272,7 +275,7 @@ static int issue_entry(const struct issuing *i, const struct gpu_entry *e, struc
     op.flags = i->flags;
     if (!op.count) op.count = i->count;
     if (!op.tokens) op.tokens = i->tokens;
-    if (op.kind == OP_MATMUL) op.tokens = pad(op.tokens);
+    if (op.kind == OP_MATMUL) op.tokens = pad(i->source, op.tokens);
     if (op.kind == OP_GEMM_SMALL && e->head) set_samples(i, e, &op);
     if (op.kind == OP_GEMM_SMALL && op.tokens > GPUK_BATCH_MAX) op.tokens = GPUK_BATCH_MAX;
     if (op.kind == OP_ATTEND_DECODE) op.workspace = gpu_attention_work(i->source, op.tokens);

@@ -50,6 +50,16 @@ static inline struct op *making_op(struct lowering *low, const struct making *m)
     return &e->op;
 }
 
+/* ---- experts.c ---- */
+
+/* A router's logits; the choice; a chunk's groups; a piece of the experts' matrices; the sum of a chunk's. */
+void make_router(struct lowering *low, const struct making *m);
+void make_route(struct lowering *low, const struct making *m);
+void make_experts_group(struct lowering *low, const struct making *m);
+void make_experts_glu(struct lowering *low, const struct making *m);
+void make_experts_down(struct lowering *low, const struct making *m);
+void make_experts_sum(struct lowering *low, const struct making *m);
+
 /* ---- attention.c ---- */
 
 void make_rope_append(struct lowering *low, const struct making *m);

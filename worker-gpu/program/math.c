@@ -131,13 +131,15 @@ static void make_norm(struct lowering *low, const struct making *m)
 {
     const struct model_config *c = &low->source->model->config;
     struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
+    const bool experts = m->at->math->kind == MATH_EXPERTS_GLU; /* of all of a chunk's tokens */
     e->sub = m->sub;
     e->again = m->piece->index > 0;
     e->op.as.norm = (struct op_norm){.x = (const float *)(void *)making_place(low, m, m->at->math->in).at,
                                      .norm = making_vector(low, m, m->at->math->norm),
                                      .eps = (float)c->norm_eps,
                                      .width = c->hidden,
-                                     .out = gpu_area(low->source->buffers, GPU_AREA_H),
+                                     .out = gpu_area(low->source->buffers,
+                                                     experts ? GPU_AREA_CHUNK_EXPERTS_X : GPU_AREA_H),
                                      .out_dtype = m->dtype};
 }
 
@@ -166,6 +168,7 @@ static void make_matmul(struct lowering *low, const struct making *m)
                                        .cols = cols,
                                        .out_stride = out.stride,
                                        .accumulate = math->accumulate,
+                                       .steady = low->source->plan->invariant,
                                        .w = p->data,
                                        .x = x,
                                        .out = out.at,
@@ -277,6 +280,7 @@ static bool add_head_of_one(struct lowering *low, const struct making *m)
 {
     struct piece whole = {0};
     struct making one = *m;
+    if (low->source->plan->invariant) return false; /* a sample is computed as it is beside others */
     lower_whole_piece(low, m->at, &whole);
     if (low->rc || low->program->tier == GPU_TIER_1 || lower_reads(low, m->at->math, &whole, GPUK_FEW) ||
         !lower_reads(low, m->at->math, &whole, GPUK_ONE))
@@ -306,7 +310,7 @@ static void make_head(struct lowering *low, const struct making *m)
 
 static void make_product(struct lowering *low, const struct making *m)
 {
-    (m->at->layer < 0 ? make_head : make_linear)(low, m);
+    (m->at->math->kind == MATH_ROUTE ? make_router : m->at->layer < 0 ? make_head : make_linear)(low, m);
 }
 
 /* ---- the walk ---- */
@@ -324,6 +328,12 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_ATTEND_PREFILL] = make_attend_prefill,
     [OP_KV_QUERY] = make_kv_query,
     [OP_ATTEND_MERGE] = make_attend_merge,
+    [OP_LOGITS] = make_router,
+    [OP_ROUTE] = make_route,
+    [OP_EXPERTS_GROUP] = make_experts_group,
+    [OP_EXPERTS_GLU] = make_experts_glu,
+    [OP_EXPERTS_DOWN] = make_experts_down,
+    [OP_EXPERTS_SUM] = make_experts_sum,
     [OP_GATHER] = make_gather,
     [OP_ARGMAX] = make_argmax,
 };
@@ -386,6 +396,7 @@ static bool make_short(struct lowering *low, const struct making *m)
     struct piece whole = {.index = m->piece->index, .first = m->piece->first};
     struct making of = *m;
     const uint32_t first = low->program->count;
+    if (low->source->plan->invariant) return false; /* a token is computed as it is in a long one */
     lower_whole_piece(low, m->at, &whole);
     if (low->rc || !lower_reads(low, m->at->math, &whole, GPUK_SHORT)) return false;
     of.piece = &whole;
@@ -414,6 +425,24 @@ static void make_pieces(struct lowering *low, struct making *m, struct piece *pi
     }
 }
 
+/* Experts' matrices piece by piece, of all of a chunk's tokens at once, so that each is read once: the norm before the first
+ * piece, the sum behind the last. */
+static void make_experts(struct lowering *low, struct making *m, struct piece *piece)
+{
+    enum op_kind kinds[PROGRAM_OPS_MAX];
+    const uint32_t count = program_ops_of(m->at->math, PROCESSOR_GPU, making_tier(low), kinds);
+    const bool sums = kinds[count - 1] == OP_EXPERTS_SUM;
+    m->sub = GPU_SUB_ALL;
+    m->piece = piece;
+    while (lower_next_piece(low, m->at, piece))
+        for (uint32_t i = 0; i < count - sums; i++) {
+            m->kind = kinds[i];
+            if (m->kind != OP_NORM || piece->index == 0) make_of[m->kind](low, m);
+        }
+    m->kind = OP_EXPERTS_SUM;
+    if (sums && !low->rc) make_of[m->kind](low, m);
+}
+
 void lower_unit(struct lowering *low, uint32_t unit, float *out)
 {
     const struct math_part *part = model_unit_math(low->source->model, unit);
@@ -428,8 +457,11 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
             lower_cache_begin(low, (uint32_t)at.layer);
             (chunk && plan_kv_tiered(low->source->plan) ? make_whole_attention : make_subs)(low, &m);
             lower_cache_end(low, (uint32_t)at.layer);
+        } else if (at.math->kind == MATH_ROUTE) {
+            m.sub = GPU_SUB_ALL;
+            make(low, &m);
         } else {
-            make_pieces(low, &m, &piece);
+            (at.math->kind == MATH_LINEAR ? make_pieces : make_experts)(low, &m, &piece);
         }
     }
 }

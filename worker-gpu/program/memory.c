@@ -69,12 +69,17 @@ int gpu_buffers_check(const struct model_config *c, const struct device *device,
     const uint32_t widest = (uint32_t)(inner > c->hidden ? inner : c->hidden), slots = GPUK_BATCH_MAX;
     const uint64_t argmax = b->work.area[GPU_AREA_ARGMAX].bytes, linear = b->work.area[GPU_AREA_LINEAR].bytes,
                    attention = b->work.area[GPU_AREA_ATTENTION].bytes;
+    const uint64_t experts = b->work.area[GPU_AREA_EXPERTS].bytes;
+    const uint32_t wider = c->expert_intermediate > c->hidden ? c->expert_intermediate : c->hidden;
     const uint32_t rows = (uint32_t)(argmax / GPU_ARGMAX_ROW_BYTES);
+    if (experts && !ask->experts_workspace)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "the device has no kernels for mixtures of experts");
     const struct {
         const char *what;
         uint64_t wanted, there;
     } work[] = {{"a product of one token", ask->gemv_workspace(widest), linear},
                 {"products of few tokens", ask->gemm_small_workspace(slots, widest), linear},
+                {"experts", experts ? ask->experts_workspace(slots, c->router.chosen, wider) : 0, experts},
                 {"attention", attention ? ask->attention_workspace(slots, c->heads, c->head_dim) : 0,
                  attention},
                 {"argmax", rows ? ask->argmax_workspace(rows) : 0, argmax},

@@ -17,6 +17,12 @@ enum gpu_tier gpu_tier_of(uint32_t tokens)
     return tier;
 }
 
+enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *schedule, uint32_t tokens)
+{
+    if (schedule->chunk) return GPU_TIER_CHUNK;
+    return plan->invariant ? GPU_TIER_16 : gpu_tier_of(tokens);
+}
+
 /* ---- phases ---- */
 
 int gpu_program_check_phases(const struct plan *plan, struct helm_err *err)
@@ -33,9 +39,11 @@ int gpu_program_check_phases(const struct plan *plan, struct helm_err *err)
 bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t phase, enum gpu_tier tier)
 {
     uint32_t first = plan_phase_at(plan, phase).from_tokens, last = step_tokens;
+    if (plan->invariant && tier != GPU_TIER_CHUNK) return phase == 0 && tier == GPU_TIER_16;
     if (phase < plan->prefill_count && plan->prefill[phase].from_tokens - 1 < last)
         last = plan->prefill[phase].from_tokens - 1;
-    if (tier > GPU_TIER_1 && tier_tokens[tier - 1] + 1 > first) first = tier_tokens[tier - 1] + 1;
+    if (tier > GPU_TIER_1 && !plan->invariant && tier_tokens[tier - 1] + 1 > first)
+        first = tier_tokens[tier - 1] + 1;
     if (tier_tokens[tier] < last) last = tier_tokens[tier];
     return first <= last;
 }
@@ -50,7 +58,7 @@ bool gpu_program_wanted(const struct gpu_source *source, const struct gpu_progra
     case GPU_ATTENDS_APART:
         return !source->device->no_chains && gpu_attends_apart(kind->tier, h->context_tokens - 1);
     case GPU_ATTENDS_ASSISTED:
-        return plan_kv_tiered(source->plan);
+        return plan_kv_tiered(source->plan) && !source->plan->invariant;
     default:
         return true;
     }

@@ -52,6 +52,7 @@
 
 #include <stdio.h>
 
+#include "common/plan/schedule.h"
 #include "common/plan/workspace.h"
 #include "common/shared/arena.h"
 #include "common/worker/batch.h"
@@ -62,6 +63,8 @@
 
 enum gpu_tier { GPU_TIER_1, GPU_TIER_2, GPU_TIER_4, GPU_TIER_8, GPU_TIER_16, GPU_TIER_CHUNK, GPU_TIER_COUNT };
 enum gpu_tier gpu_tier_of(uint32_t tokens);
+/* Of a step that is computed so: an invariant plan decodes with one program, whatever the number of tokens. */
+enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *schedule, uint32_t tokens);
 
 /* Device memory of a worker beside weights, KV pool and ring, one allocation. */
 struct gpu_buffers {
@@ -194,6 +197,7 @@ struct gpu_source {
     bool follows;              /* its step has the block that the one before leaves (follow.h) */
     _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done; behind it the other place's */
     _Atomic uint32_t *sent;    /* pinned: becomes 1 when the last hand-over to the CPU is published */
+    _Atomic uint32_t *moved;   /* pinned: becomes 1 when a session's page is copied (session.h) */
     float rope_scale;
 };
 

@@ -98,6 +98,12 @@ static uint64_t expanded_row_bytes(const struct gpu_matrix *m)
     return m->cols * dtype_bytes(tensor_format_product(m->format));
 }
 
+/* Experts are computed as they lie. */
+static bool is_of_experts(const struct math_op *math)
+{
+    return math->kind == MATH_EXPERTS_GLU || math->kind == MATH_EXPERTS_DOWN;
+}
+
 static void add_part(const struct cutting *c, struct ring_slice *slice, uint32_t weight, uint32_t row,
                      uint32_t rows)
 {
@@ -111,7 +117,8 @@ static void add_part(const struct cutting *c, struct ring_slice *slice, uint32_t
                                .rows = rows,
                                .at = round_up(slice->bytes, RING_ALIGN)};
     place_part(c->weights, m, part, &from, &bytes);
-    if (!tensor_format_is_plain(format)) {
+    if (!tensor_format_is_plain(format) &&
+        !is_of_experts(ring_math_of(c->weights->model, slice->unit, slice->op))) {
         part->out = round_up(slice->expanded, RING_ALIGN);
         slice->expanded = part->out + rows * expanded_row_bytes(m);
     }
@@ -145,15 +152,18 @@ static void fill_slice(const struct cutting *c, const struct run *run, struct ri
 static int choose_rows(const struct cutting *c, const struct run *run, uint64_t *rows, uint64_t *each)
 {
     const struct math_op *math = ring_math_of(c->weights->model, run->unit, run->op);
-    uint64_t row_bytes = 0, target = c->ring_bytes / RING_SHARE, most = RING_SLICE_BYTES;
+    uint64_t row_bytes = 0, target = c->ring_bytes / RING_SHARE, most = RING_SLICE_BYTES,
+             granule = RING_ROWS; /* of experts whole ones */
+    const bool experts = is_of_experts(math);
     *rows = 0;
     for (uint32_t w = run->first; w < run->end; w++) {
         const struct gpu_matrix *m = matrix_of(c, run->unit, run->op, w);
-        const bool is_plain = tensor_format_is_plain(m->format);
+        const bool is_plain = tensor_format_is_plain(m->format) || experts;
         if (!m->host && is_plain)
             return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena",
                              ring_layer_of(c->weights->model, run->unit), (int)math->weight[w]);
-        uint64_t bytes = expanded_row_bytes(m);
+        uint64_t bytes = experts ? tensor_format_row_bytes(m->format, m->cols) : expanded_row_bytes(m);
+        if (experts) granule = m->rows / c->weights->model->config.router.experts;
         const bool packed = tensor_format_of(m->format)->variable;
         if (!is_plain) most = c->home && !packed ? HOME_SLICE_BYTES : RING_PACKED_SLICE_BYTES;
         *rows = math->swiglu ? m->rows : *rows + m->rows;
@@ -161,9 +171,9 @@ static int choose_rows(const struct cutting *c, const struct run *run, uint64_t 
     }
     if (target > most) target = most;
     uint64_t slices = (*rows * row_bytes + target - 1) / (target ? target : 1);
-    *each = round_up((*rows + slices - 1) / slices, RING_ROWS);
+    *each = round_up((*rows + slices - 1) / slices, granule);
     /* rounding must not make two slices larger than the ring */
-    while (*each > RING_ROWS && *each * row_bytes > c->ring_bytes / 2) *each -= RING_ROWS;
+    while (*each > granule && *each * row_bytes > c->ring_bytes / 2) *each -= granule;
     if (*each > *rows) *each = *rows;
     return 0;
 }
@@ -204,6 +214,7 @@ static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
     const struct math_op *math = ring_math_of(c->weights->model, unit, op);
     const int32_t layer = ring_layer_of(c->weights->model, unit);
     int rc = 0;
+    if (c->home && is_of_experts(math)) return 0;
     for (struct run run = {.unit = unit, .op = op}; run.first < math->weights && !rc; run.first = run.end) {
         run.end = ring_run_end(c->weights, math, layer, run.first);
         if (!c->home || is_expanded(matrix_of(c, unit, op, run.first), layer)) rc = cut_run(c, &run);
@@ -228,6 +239,13 @@ static int cut_phase(struct cutting *c, const struct plan *plan, uint32_t phase)
     for (uint32_t i = 0; i < list.stage_count; i++) {
         const struct plan_stage *stage = &list.stages[i];
         if (stage->home != PLAN_HOME_STREAM) continue;
+        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage) && phase == 0; u++)
+            if (model_unit_kind(c->weights->model, u) == MATH_PART_SPARSE)
+                return helm_fail(
+                    c->err, HELM_E_UNSUPPORTED,
+                    "layer %u: experts are streamed by lists for prompts alone, the plan's decode "
+                    "list has them at home 'stream'",
+                    unit_layer(u));
         for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage) && !rc; u++)
             rc = cut_unit(c, u);
     }

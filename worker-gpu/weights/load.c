@@ -364,7 +364,9 @@ static int load_vectors(struct gpu_weights *w, const struct model_shards *shards
     int rc = device_host_alloc(w->device, w->vector_bytes, &host, err);
     for (uint32_t i = 0; i < w->place_count && !rc; i++) {
         const struct gpu_weights_place *p = &w->place[i];
-        const struct model_rows all = {.tensor = p->tensor, .rows = 1, .format = p->format};
+        const struct model_rows all = {.tensor = p->tensor,
+                                       .rows = (uint32_t)p->tensor->rows,
+                                       .format = p->format};
         if (arch_role_is_vector(p->tensor->role))
             rc = model_shards_read_rows(shards, &all, (char *)host + (p->offset - w->vector_at), err);
     }

@@ -47,7 +47,9 @@ static int take_vram(struct gpu_weights *w, const struct plan *plan, struct helm
             place->table = w->packed_table_bytes;
             w->packed_table_bytes += placement_rounded(PLAN_VRAM0, packed_offsets_bytes((uint32_t)t->rows));
         } else if (t->role != TENSOR_EMBED || (w->model->config.tied_head && plan->head == PLAN_GPU0)) {
-            w->step_bytes += p->bytes;
+            const struct model_router *router = &w->model->config.router;
+            w->step_bytes +=
+                arch_role_of_experts(t->role) ? p->bytes / router->experts * router->chosen : p->bytes;
         }
     }
     uint32_t vectors;

@@ -92,7 +92,11 @@ void attention_fold(float *m, float *s, float *o, float m_piece, float s_piece, 
     const float top = *m > m_piece ? *m : m_piece;
     const float stale = expf(*m - top), fresh = expf(m_piece - top); /* of m = -infinity: 0 */
     *s = stale * *s + fresh * s_piece;
-    for (size_t d = 0; d < head_dim; d++) o[d] = stale * o[d] + fresh * o_piece[d];
+    size_t d = 0;
+    for (; d + 4 <= head_dim; d += 4)
+        _mm_storeu_ps(o + d, _mm_add_ps(_mm_mul_ps(_mm_set1_ps(stale), _mm_loadu_ps(o + d)),
+                                        _mm_mul_ps(_mm_set1_ps(fresh), _mm_loadu_ps(o_piece + d))));
+    for (; d < head_dim; d++) o[d] = stale * o[d] + fresh * o_piece[d];
     *m = top;
 }
 

@@ -15,28 +15,39 @@
 #include "common/shared/kv_layout.h"
 #include "common/model/model.h"
 
-/* One kv head of one sequence: `group` query heads for each of `tokens` query positions start, start+1, ...
+/* One kv head of one sequence, or with one token neighbouring ones: of each `group` query heads for each of `tokens` query positions start, start+1, ...
  * attend to cache positions [kv_first, kv_last), cut to the causal and window limits of each query (a query
  * at position p sees positions max(0, p - window + 1) .. p; window 0 = all). Keys and values of all those
  * positions, the step's own included, are already in the cache. */
 struct attention_task {
-    const float *q; /* q[t * q_stride + g * head_dim + d] */
+    const float *q; /* q[t * q_stride + (h * group + g) * head_dim + d] */
     size_t q_stride;
     uint32_t tokens, group;
+    uint32_t
+        kv_heads; /* h: 1, or with tokens = 1 up to all from kv_head on. Several heads' cells of a page lie in one
+                          run, which memory gives faster than pieces of it. */
     uint32_t start;
     uint32_t kv_first, kv_last;
     uint32_t window;
     float scale; /* 1/sqrt(head_dim) */
+    bool
+        steady; /* a query's bits are the same whichever others are asked with it, and those of many queries; without it
+                    few queries may go another way */
     const struct kv_layout *kv;
     const void *pool;      /* base of the KV region */
     const uint32_t *pages; /* the sequence's page table */
     uint32_t layer;        /* in the layer group */
     uint32_t kv_head;
-    float *out; /* out[t * out_stride + g * head_dim + d]: normalised if m and s are NULL, else partial o */
+    float *
+        out; /* out[t * out_stride + (h * group + g) * head_dim + d]: normalised if m and s are NULL, else partial o */
     size_t out_stride;
-    float *m, *s;  /* [tokens * group] partial maxima and sums, or NULL; a query with nothing visible in the
+    float *m,
+        *s; /* [tokens * kv_heads * group] partial maxima and sums, or NULL; a query with nothing visible in the
                       range has m = -INFINITY, s = 0, o = 0 */
-    void *scratch; /* attention_scratch_bytes, 64-byte aligned */
+    void *scratch; /* scratch_bytes of the variant, 64-byte aligned */
+    /* What the same thread is likely to attend to next, with its own positions, pages and kv head: the first of its cells
+     * are asked into the cache meanwhile. NULL: not known. Nothing else of it is looked at, and no result depends on it. */
+    const struct attention_task *next;
 };
 
 struct attention_variant {

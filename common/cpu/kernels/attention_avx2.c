@@ -6,7 +6,6 @@
 #include "common/cpu/kernels/lanes256.h"
 
 #define TILE_VECS 2 /* 6 x 2 accumulators, 2 keys' vectors and a broadcast: 15 of 16 registers */
-#define FEW_ROWS  2 /* 2 x 4 accumulators in the few-rows kernels */
 #include "common/cpu/kernels/attention_tile_f32.h"
 #define VARIANT(name) attention_##name##_avx2
 #include "common/cpu/kernels/attention_simd.h"

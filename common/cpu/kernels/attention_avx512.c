@@ -6,7 +6,6 @@
 #include "common/cpu/kernels/lanes512.h"
 
 #define TILE_VECS 4 /* 6 x 4 accumulators, 4 keys' vectors and a broadcast: 29 of 32 registers */
-#define FEW_ROWS  4 /* 4 x 4 accumulators in the few-rows kernels */
 #include "common/cpu/kernels/attention_tile_f32.h"
 #define VARIANT(name) attention_##name##_avx512
 #include "common/cpu/kernels/attention_simd.h"

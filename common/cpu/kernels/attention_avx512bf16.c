@@ -18,7 +18,6 @@
 #include "common/cpu/kernels/attention_cells.h"
 
 #define TILE_VECS 4 /* 6 x 4 accumulators, 4 keys' vectors and a broadcast: 29 of 32 registers */
-#define FEW_ROWS  4 /* 4 x 4 accumulators in the few-rows kernels */
 
 static inline __m512bh pairs_of(__m512 x)
 {

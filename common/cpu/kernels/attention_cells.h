@@ -38,45 +38,41 @@ static const char *page_rows(const struct attention_task *task, uint32_t positio
     return (const char *)task->pool + kv_offset(kv, page, task->layer, 0, task->kv_head);
 }
 
-/* Where the keys' numbers of positions first .. first + count - 1 lie. */
-static void find_keys(const struct attention_task *task, uint32_t first, uint32_t count, const char **rows)
+/* Where the keys' numbers of positions first .. first + count - 1 lie; of the first `skip` < count, which are not read
+ * of the cache and which no query may see, another's. */
+static void find_keys(const struct attention_task *task, uint32_t first, uint32_t skip, uint32_t count,
+                      const char **rows)
 {
     const struct kv_layout *kv = task->kv;
     size_t row_bytes = kv_number_bytes(kv->dtype, kv->head_dim);
-    for (uint32_t i = 0; i < count;) {
+    for (uint32_t i = skip; i < count;) {
         uint32_t in_page = (first + i) & (kv->page_tokens - 1);
         const char *row = page_rows(task, first + i) + in_page * row_bytes;
         for (uint32_t n = min_u32(count - i, kv->page_tokens - in_page); n > 0; n--, i++, row += row_bytes)
             rows[i] = row;
     }
+    for (uint32_t i = 0; i < skip; i++) rows[i] = rows[skip];
 }
 
-INLINE void prefetch_row(const char *row, size_t bytes)
-{
-    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
-}
-
-/* The scales of those positions' keys and values as floats, [position][scales], KEYS_BLOCK rows; with keys NULL they
- * are only asked into the cache. */
-static void find_scales(const struct attention_task *task, uint32_t first, uint32_t count, float *keys,
-                        float *values)
+/* The scales of those positions' keys and values as floats, [position][scales], KEYS_BLOCK rows, of the first `skip` 0. */
+static void find_scales(const struct attention_task *task, uint32_t first, uint32_t skip, uint32_t count,
+                        float *keys, float *values)
 {
     const struct kv_layout *kv = task->kv;
     const size_t each = scales_of(kv), distance = value_distance(kv);
-    for (uint32_t i = 0; i < count;) {
+    for (uint32_t i = skip; i < count;) {
         uint32_t in_page = (first + i) & (kv->page_tokens - 1),
                  n = min_u32(count - i, kv->page_tokens - in_page);
         const char *from = page_rows(task, first + i) + kv_scales_at(kv) + in_page * each * sizeof(uint16_t);
-        for (size_t at = 0, end = n * each; at < end && keys; at += LANES) {
+        for (size_t at = 0, end = n * each; at < end; at += LANES) {
             vec_store_part(keys + i * each + at, end - at, lanes_widen(from, at, end - at, DTYPE_F16));
             vec_store_part(values + i * each + at, end - at,
                            lanes_widen(from + distance, at, end - at, DTYPE_F16));
         }
-        if (!keys) prefetch_row(from, n * each * sizeof(uint16_t));
-        if (!keys) prefetch_row(from + distance, n * each * sizeof(uint16_t));
         i += n;
     }
-    if (!keys) return;
+    memset(keys, 0, skip * each * sizeof(*keys));
+    memset(values, 0, skip * each * sizeof(*values));
     memset(keys + count * each, 0, (KEYS_BLOCK - count) * each * sizeof(*keys));
     memset(values + count * each, 0, (KEYS_BLOCK - count) * each * sizeof(*values));
 }

@@ -54,8 +54,14 @@ static void attend_query(const struct attention_task *task, uint32_t t, uint32_t
 
 void attention_attend_ref(const struct attention_task *task)
 {
-    for (uint32_t t = 0; t < task->tokens; t++)
-        for (uint32_t g = 0; g < task->group; g++) attend_query(task, t, g);
+    struct attention_task one = *task;
+    for (uint32_t head = 0; head < task->kv_heads; head++, one.kv_head++) {
+        for (uint32_t t = 0; t < task->tokens; t++)
+            for (uint32_t g = 0; g < task->group; g++) attend_query(&one, t, g);
+        one.q += task->group * task->kv->head_dim;
+        one.out += task->group * task->kv->head_dim;
+        if (task->m != NULL) one.m += task->group, one.s += task->group;
+    }
 }
 
 size_t attention_scratch_ref(const struct kv_layout *kv, uint32_t tokens, uint32_t group)

@@ -1,14 +1,13 @@
 /* Attention's shape for any vector width: which keys meet which queries, the streaming softmax, and the two
  * ways to run a task. Included once by each attention_<isa>.c, after it has the vectors of
- * lanes256.h or lanes512.h, TILE_VECS, FEW_ROWS, VARIANT(name) of what it exports and the tile kernels
+ * lanes256.h or lanes512.h, TILE_VECS, VARIANT(name) of what it exports and the tile kernels
  * (attention_tile_f32.h or its own).
  *
- * - Few rows (tokens * group <= FEW_ROWS_MAX: decode): K and V rows are read where they lie, once, each
- *   converted in registers and used by every query row. Memory is the limit, so the next rows are prefetched
- *   across page borders, where the hardware's prefetcher stops.
+ * - Few rows (tokens * group <= FEW_ROWS_MAX: decode): attention_few.h.
  * - Tiles (prefill): up to TILE_ROWS_MAX query rows at a time against blocks of KEYS_BLOCK positions. A
  *   block's keys are transposed into scratch, its values converted, and both are then used by all the rows
- *   as register-blocked matrix products of TILE_ROWS rows; tiles that see nothing of a block skip it.
+ *   as register-blocked matrix products of TILE_ROWS rows; tiles that see nothing of a block skip it. A query's result
+ *   does not depend on the others: what it does not see is added with weight 0.
  *
  * A "row" is one query of one head: row = token * group + head of the group. Sums run in a fixed order that
  * depends only on the task's arguments. */
@@ -21,7 +20,6 @@
 #include "common/cpu/kernels/attention_cells.h"
 
 #define TILE_ROWS_MAX 192
-#define FEW_ROWS_MAX  8
 
 static inline size_t round_up(size_t n, size_t to)
 {
@@ -130,27 +128,29 @@ static inline vec put_f32(float *p, size_t at, vec w)
     return w;
 }
 
-/* Ends rows [first, first + count): writes o (stride padded) normalised, or partial with m and s. */
+/* Ends a row: writes o (stride padded) normalised, or partial with m and the sum. */
+static void finish_row(const struct attention_task *task, size_t head, size_t row, float m, float sum,
+                       const float *o)
+{
+    size_t head_dim = task->kv->head_dim, d = 0, in_head = head * task->group + row % task->group;
+    float *out = task->out + row / task->group * task->out_stride + in_head * head_dim;
+    float factor = 1;
+    if (task->m != NULL) {
+        task->m[head * task->group + row] = m;
+        task->s[head * task->group + row] = sum;
+    } else {
+        factor = sum == 0 ? 0 : 1 / sum; /* no key visible: o is 0 and stays 0 */
+    }
+    for (; d + LANES <= head_dim; d += LANES) vec_store(out + d, vec_mul(vec_load(o + d), vec_set1(factor)));
+    for (; d < head_dim; d++) out[d] = o[d] * factor;
+}
+
 static void finish_rows(const struct attention_task *task, size_t first, size_t count, const float *o,
                         size_t stride, const struct row_state *state)
 {
-    size_t head_dim = task->kv->head_dim;
-    for (size_t r = 0; r < count; r++) {
-        size_t row = first + r;
-        float sum = vec_reduce_add(vec_load(state->s + r * LANES));
-        float *out = task->out + row / task->group * task->out_stride + row % task->group * head_dim;
-        float factor = 1;
-        if (task->m != NULL) {
-            task->m[row] = state->m[r];
-            task->s[row] = sum;
-        } else {
-            factor = sum == 0 ? 0 : 1 / sum; /* no key visible: o is 0 and stays 0 */
-        }
-        size_t d = 0;
-        for (; d + LANES <= head_dim; d += LANES)
-            vec_store(out + d, vec_mul(vec_load(o + r * stride + d), vec_set1(factor)));
-        for (; d < head_dim; d++) out[d] = o[r * stride + d] * factor;
-    }
+    for (size_t r = 0; r < count; r++)
+        finish_row(task, 0, first + r, state->m[r], vec_reduce_add(vec_load(state->s + r * LANES)),
+                   o + r * stride);
 }
 
 static void reset_rows(size_t count, float *o, size_t stride, const struct row_state *state)
@@ -160,149 +160,7 @@ static void reset_rows(size_t count, float *o, size_t stride, const struct row_s
     for (size_t r = 0; r < count; r++) state->m[r] = -INFINITY;
 }
 
-/* ---- few rows ---------------------------------------------------------------------------------- */
-
-/* p[r][k .. k + 3] = q[r] . keys k .. k + 3 for `rows` rows. */
-INLINE void few_scores(float *p, const float *q, size_t stride, const struct cells *cells, size_t k,
-                       size_t head_dim, const size_t rows, const enum kv_dtype dtype)
-{
-    const char *const *keys = cells->keys + k;
-    const size_t each = cells->scales;
-    const float *scales = cells->key_scales + k * each;
-    vec acc[FEW_ROWS][4];
-    UNROLL for (size_t r = 0; r < rows; r++) acc[r][0] = acc[r][1] = acc[r][2] = acc[r][3] = vec_set1(0);
-    for (size_t d = 0; d < head_dim; d += LANES) {
-        size_t left = head_dim - d;
-        vec k0 = cell_widen(keys[0], scales, d, left, dtype);
-        vec k1 = cell_widen(keys[1], scales + each, d, left, dtype);
-        vec k2 = cell_widen(keys[2], scales + 2 * each, d, left, dtype);
-        vec k3 = cell_widen(keys[3], scales + 3 * each, d, left, dtype);
-        UNROLL for (size_t r = 0; r < rows; r++)
-        {
-            vec x = vec_load(q + r * stride + d);
-            acc[r][0] = vec_fmadd(x, k0, acc[r][0]);
-            acc[r][1] = vec_fmadd(x, k1, acc[r][1]);
-            acc[r][2] = vec_fmadd(x, k2, acc[r][2]);
-            acc[r][3] = vec_fmadd(x, k3, acc[r][3]);
-        }
-    }
-    UNROLL for (size_t r = 0; r < rows; r++)
-        _mm_storeu_ps(p + r * KEYS_BLOCK + k, vec_reduce_add4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]));
-}
-
-/* A block of positions on the few-rows way. The next block's keys are fetched while this one's values are
- * used: its first bytes would otherwise be waited for, page after page. */
-struct few_block {
-    struct cells cells;
-    const char *const *next;
-    size_t row_bytes;
-};
-
-/* o[r][d .. ) = o * fix[r] + sum over k of p[r][k] * value k, for `rows` rows and `vecs` vectors of
- * dimensions. */
-INLINE void few_values(float *o, size_t stride, const float *p, const float *fix,
-                       const struct few_block *block, size_t next_count, size_t d, size_t left,
-                       const size_t rows, const size_t vecs, const enum kv_dtype dtype)
-{
-    const struct cells *cells = &block->cells;
-    vec acc[FEW_ROWS][4];
-    UNROLL for (size_t r = 0; r < rows; r++) UNROLL for (size_t v = 0; v < vecs; v++) acc[r][v] =
-        vec_mul(vec_load(o + r * stride + d + v * LANES), vec_set1(fix[r]));
-    for (size_t k = 0; k < cells->count; k++) {
-        const char *row = cells->keys[k] + cells->distance;
-        const float *scales = cells->value_scales + k * cells->scales;
-        vec x[4];
-        if (k < next_count) prefetch_row(block->next[k], block->row_bytes);
-        UNROLL for (size_t v = 0; v < vecs; v++) x[v] =
-            cell_widen(row, scales, d + v * LANES, left - v * LANES, dtype);
-        UNROLL for (size_t r = 0; r < rows; r++)
-        {
-            vec w = vec_set1(p[r * KEYS_BLOCK + k]);
-            UNROLL for (size_t v = 0; v < vecs; v++) acc[r][v] = vec_fmadd(w, x[v], acc[r][v]);
-        }
-    }
-    UNROLL for (size_t r = 0; r < rows; r++) UNROLL for (size_t v = 0; v < vecs; v++)
-        vec_store(o + r * stride + d + v * LANES, acc[r][v]);
-}
-
-INLINE void few_values_rows(float *o, size_t stride, const float *p, const float *fix,
-                            const struct few_block *block, size_t next_count, size_t head_dim,
-                            const size_t rows, const enum kv_dtype dtype)
-{
-    size_t d = 0;
-    for (; d + 4 * LANES <= head_dim; d += 4 * LANES)
-        few_values(o, stride, p, fix, block, d == 0 ? next_count : 0, d, head_dim - d, rows, 4, dtype);
-    for (; d < head_dim; d += LANES)
-        few_values(o, stride, p, fix, block, d == 0 ? next_count : 0, d, head_dim - d, rows, 1, dtype);
-}
-
-INLINE void attend_few(const struct attention_task *task, const enum kv_dtype dtype)
-{
-    const struct kv_layout *kv = task->kv;
-    size_t head_dim = kv->head_dim, stride = round_up(head_dim, LANES),
-           rows = (size_t)task->tokens * task->group;
-    size_t distance = value_distance(kv), row_bytes = kv_number_bytes(dtype, kv->head_dim);
-    float m[FEW_ROWS_MAX], fix[FEW_ROWS_MAX];
-    _Alignas(64) float s[FEW_ROWS_MAX * LANES], p[FEW_ROWS_MAX * KEYS_BLOCK];
-    const struct row_state state = {m, s, fix};
-    float *q = task->scratch, *o = q + rows * stride, *key_scales = o + rows * stride;
-    float *value_scales = key_scales + KEYS_BLOCK * scales_of(kv);
-    const char *keys[2][KEYS_BLOCK];
-    struct seen seen[FEW_ROWS_MAX];
-
-    for (size_t r = 0; r < rows; r++) {
-        const float *from = task->q + r / task->group * task->q_stride + r % task->group * head_dim;
-        for (size_t d = 0; d < head_dim; d++) q[r * stride + d] = from[d] * task->scale;
-        for (size_t d = head_dim; d < stride; d++) q[r * stride + d] = 0;
-    }
-    reset_rows(rows, o, stride, &state);
-
-    uint32_t lo = token_span(task, 0).lo, hi = token_span(task, task->tokens - 1).hi;
-    uint32_t next_count = hi > lo ? min_u32(KEYS_BLOCK, hi - lo) : 0;
-    int turn = 0;
-    if (next_count > 0) find_keys(task, lo, next_count, keys[0]);
-    for (uint32_t b = lo; b < hi; b += KEYS_BLOCK, turn ^= 1) {
-        uint32_t count = next_count;
-        const char **now = keys[turn], **next = keys[turn ^ 1];
-        for (uint32_t k = count; k < round_up(count, 4); k++) now[k] = now[count - 1]; /* masked below */
-        if (dtype == KV_Q8_0) find_scales(task, b, count, key_scales, value_scales);
-        const struct few_block block = {{now, count, distance, key_scales, value_scales, scales_of(kv)},
-                                        next,
-                                        row_bytes};
-        for (size_t k = 0; k < count; k += 4) {
-            for (size_t i = k; i < k + 4; i++) prefetch_row(now[i] + distance, row_bytes);
-            size_t r = 0;
-            for (; r + FEW_ROWS <= rows; r += FEW_ROWS)
-                few_scores(p + r * KEYS_BLOCK, q + r * stride, stride, &block.cells, k, head_dim, FEW_ROWS,
-                           dtype);
-            if (FEW_ROWS > 2 && r + 2 <= rows) {
-                few_scores(p + r * KEYS_BLOCK, q + r * stride, stride, &block.cells, k, head_dim, 2, dtype);
-                r += 2;
-            }
-            if (r < rows)
-                few_scores(p + r * KEYS_BLOCK, q + r * stride, stride, &block.cells, k, head_dim, 1, dtype);
-        }
-        for (size_t r = 0; r < rows; r++) seen[r] = row_seen(task, r, b, count);
-        softmax_rows(p, seen, 0, rows, &state, put_f32);
-        next_count = hi - b > KEYS_BLOCK ? min_u32(KEYS_BLOCK, hi - b - KEYS_BLOCK) : 0;
-        if (next_count > 0) find_keys(task, b + KEYS_BLOCK, next_count, next);
-        if (dtype == KV_Q8_0) find_scales(task, b + KEYS_BLOCK, next_count, NULL, NULL);
-        size_t r = 0, ahead = next_count;
-        for (; r + FEW_ROWS <= rows; r += FEW_ROWS, ahead = 0)
-            few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, &block, ahead, head_dim,
-                            FEW_ROWS, dtype);
-        if (FEW_ROWS > 2 && r + 2 <= rows) {
-            few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, &block, ahead, head_dim, 2,
-                            dtype);
-            r += 2;
-            ahead = 0;
-        }
-        if (r < rows)
-            few_values_rows(o + r * stride, stride, p + r * KEYS_BLOCK, fix + r, &block, ahead, head_dim, 1,
-                            dtype);
-    }
-    finish_rows(task, 0, rows, o, stride, &state);
-}
+#include "common/cpu/kernels/attention_few.h"
 
 /* ---- tiles ------------------------------------------------------------------------------------- */
 
@@ -365,12 +223,13 @@ static void attend_row_block(const struct attention_task *task, size_t first, si
 
     uint32_t lo = token_span(task, (uint32_t)(first / task->group)).lo;
     uint32_t hi = token_span(task, (uint32_t)((end - 1) / task->group)).hi;
-    for (uint32_t b = lo; b < hi; b += KEYS_BLOCK) {
-        uint32_t count = min_u32(KEYS_BLOCK, hi - b);
-        find_keys(task, b, count, keys);
+    /* Blocks begin at multiples of KEYS_BLOCK, so that a query's do not depend on which ones are asked with it. */
+    for (uint32_t b = lo / KEYS_BLOCK * KEYS_BLOCK; lo < hi && b < hi; b += KEYS_BLOCK) {
+        const uint32_t skip = lo > b ? lo - b : 0, count = min_u32(KEYS_BLOCK, hi - b);
+        find_keys(task, b, skip, count, keys);
         for (uint32_t k = count; k < KEYS_BLOCK; k++) keys[k] = keys[count - 1]; /* masked by the softmax */
         const enum kv_dtype dtype = (enum kv_dtype)task->kv->dtype;
-        if (dtype == KV_Q8_0) find_scales(task, b, count, scratch->key_scales, scratch->value_scales);
+        if (dtype == KV_Q8_0) find_scales(task, b, skip, count, scratch->key_scales, scratch->value_scales);
         const struct cells cells = {keys,
                                     count,
                                     value_distance(task->kv),
@@ -403,7 +262,7 @@ static void attend_tiles(const struct attention_task *task)
 {
     size_t rows = (size_t)task->tokens * task->group, stride = round_up(task->kv->head_dim, LANES);
     size_t block = rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX;
-    struct tile_scratch scratch;
+    struct tile_scratch scratch = {0};
     tile_scratch_lay(&scratch, task->scratch, block, stride, scales_of(task->kv));
     for (size_t first = 0; first < rows; first += block)
         attend_row_block(task, first, rows - first < block ? rows - first : block, stride, &scratch);
@@ -412,26 +271,31 @@ static void attend_tiles(const struct attention_task *task)
 void VARIANT(attend)(const struct attention_task *task)
 {
     if (task->tokens == 0 || task->group == 0) return;
-    if ((size_t)task->tokens * task->group > FEW_ROWS_MAX)
-        attend_tiles(task);
-    else if (task->kv->dtype == KV_BF16)
-        attend_few(task, KV_BF16);
-    else if (task->kv->dtype == KV_F16)
-        attend_few(task, KV_F16);
-    else if (task->kv->dtype == KV_Q8_0)
-        attend_few(task, KV_Q8_0);
-    else
-        attend_few(task, KV_F32);
+    if (!task->steady && (size_t)task->tokens * task->group <= FEW_ROWS_MAX) {
+        attend_few(task);
+        return;
+    }
+    struct attention_task one = *task;
+    one.kv_heads = 1;
+    for (uint32_t head = 0; head < task->kv_heads; head++, one.kv_head++) {
+        attend_tiles(&one);
+        one.q += task->group * task->kv->head_dim;
+        one.out += task->group * task->kv->head_dim;
+        if (task->m != NULL) one.m += task->group, one.s += task->group;
+    }
 }
 
 size_t VARIANT(scratch)(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
 {
     size_t rows = (size_t)tokens * group, stride = round_up(kv->head_dim, LANES);
-    if (rows <= FEW_ROWS_MAX)
-        return round_up(2 * (rows * stride + KEYS_BLOCK * scales_of(kv)) * sizeof(float), 64);
-    struct tile_scratch unused;
-    return tile_scratch_lay(&unused, NULL, rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX,
-                            stride, scales_of(kv));
+    size_t one = group > FEW_ROWS_MAX ? FEW_ROWS_MAX : rows < FEW_ROWS_MAX ? rows : FEW_ROWS_MAX;
+    struct few_scratch few;
+    struct tile_scratch tiles = {0};
+    const size_t few_bytes = few_scratch_lay(&few, NULL, kv, kv->kv_heads * one);
+    const size_t tile_bytes =
+        tile_scratch_lay(&tiles, NULL, rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX,
+                         stride, scales_of(kv));
+    return tile_bytes > few_bytes ? tile_bytes : few_bytes;
 }
 
 #endif

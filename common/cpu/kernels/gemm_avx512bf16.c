@@ -92,9 +92,14 @@ INLINE vec outer_half_step(vec acc, vec x, const void *w)
 }
 #include "common/cpu/kernels/outer.h"
 
+static size_t steady_tiled_bytes(size_t tokens, size_t cols)
+{
+    return lanes_round_up(tokens) * padded_cols(cols) * 2;
+}
+
 static size_t tiled_bytes(size_t tokens, size_t cols)
 {
-    return (tokens <= DOT_TOKENS ? tokens : lanes_round_up(tokens)) * padded_cols(cols) * 2;
+    return tokens <= DOT_TOKENS ? tokens * padded_cols(cols) * 2 : steady_tiled_bytes(tokens, cols);
 }
 
 void linear_avx512bf16_tile_panels(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,
@@ -126,6 +131,17 @@ static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t 
                                 round_columns(x + t * ldx, c, cols));
 }
 
+static void steady_gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
+                        size_t tokens, bool accumulate, void *scratch)
+{
+    struct outer_gemm g = {.w = w,
+                           .row_bytes = cols * 2,
+                           .steps = cols / 2,
+                           .half = cols % 2,
+                           .panel_bytes = padded_cols(cols) * LANES * 2};
+    outer_multiply(&g, y, ldy, tiled, rows, tokens, accumulate, scratch);
+}
+
 static void gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
                  size_t tokens, bool accumulate, void *scratch)
 {
@@ -143,14 +159,8 @@ static void gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t 
         DOT_CASE(7);
         DOT_CASE(8);
     default:
-        break;
+        steady_gemm(y, ldy, w, tiled, rows, cols, tokens, accumulate, scratch);
     }
-    struct outer_gemm g = {.w = w,
-                           .row_bytes = cols * 2,
-                           .steps = cols / 2,
-                           .half = cols % 2,
-                           .panel_bytes = padded_cols(cols) * LANES * 2};
-    outer_multiply(&g, y, ldy, tiled, rows, tokens, accumulate, scratch);
 }
 
 static size_t scratch_bytes(size_t cols, size_t tokens)
@@ -159,14 +169,12 @@ static size_t scratch_bytes(size_t cols, size_t tokens)
     return outer_scratch_bytes(tokens, false);
 }
 
-const struct linear_kernel linear_avx512bf16_gemm = {.name = "avx512-bf16",
-                                                     .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16,
-                                                     .format = FORMAT_BF16,
-                                                     .schedule = LINEAR_TOKENS,
-                                                     .exact_input = false,
-                                                     .tile_tokens = LANES,
-                                                     .row_granule = OUTER_ROWS,
-                                                     .tiled_bytes = tiled_bytes,
-                                                     .tile = tile,
-                                                     .gemm = gemm,
-                                                     .scratch_bytes = scratch_bytes};
+#define ENTRY(order, tile_, steady_one)                                                                      \
+    {                                                                                                        \
+        .name = "avx512-bf16", .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, .format = FORMAT_BF16,   \
+        .schedule = LINEAR_TOKENS, .exact_input = false, .tile_tokens = LANES, .row_granule = OUTER_ROWS,    \
+        .tiled_bytes = order##tiled_bytes, .tile = tile_, .gemm = order##gemm, .steady = steady_one,         \
+        .scratch_bytes = scratch_bytes                                                                       \
+    }
+static const struct linear_kernel steady = ENTRY(steady_, linear_avx512bf16_tile_panels, NULL);
+const struct linear_kernel linear_avx512bf16_gemm = ENTRY(, tile, &steady);

@@ -50,6 +50,7 @@ FOR_DTYPE(f32, DTYPE_F32)
             .format = id,                                                                                    \
             .schedule = LINEAR_TOKENS,                                                                       \
             .exact_input = true,                                                                             \
+            .unsteady = true,                                                                                \
             .tile_tokens = 1,                                                                                \
             .row_granule = 16,                                                                               \
             .tiled_bytes = linear_ref_tiled_bytes,                                                           \

@@ -1,6 +1,6 @@
 /* Several tokens' products with single numbers, activations and sums in fp32. Up to DOT_TOKENS tokens run as dot
- * products over several tokens at once; more tokens become vector lanes (outer.h). Included once by gemm_avx2.c and
- * gemm_avx512.c behind their vectors, which define NAME, FEATURES, ENTRIES (the table that linear.c knows),
+ * products over several tokens at once; more tokens become vector lanes (outer.h), of the steady kernels all. Included
+ * once by gemm_avx2.c and gemm_avx512.c behind their vectors, which define NAME, FEATURES, ENTRIES (the table that linear.c knows),
  * DOT_TOKENS, DOT_WIDE and OUTER_PANELS. */
 #include "common/cpu/kernels/decode_plain.h"
 #include "common/cpu/kernels/variants.h"
@@ -129,19 +129,20 @@ static void convert_f16(float *out, const char *w, size_t row_bytes, size_t rows
     convert(out, w, row_bytes, rows, first, count, FORMAT_F16);
 }
 
-static size_t tiled_bytes(size_t tokens, size_t cols)
+static size_t steady_tiled_bytes(size_t tokens, size_t cols)
 {
-    return (tokens <= DOT_TOKENS ? tokens : lanes_round_up(tokens)) * cols * sizeof(float);
+    return lanes_round_up(tokens) * cols * sizeof(float);
 }
 
-static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                 size_t last)
+static size_t tiled_bytes(size_t tokens, size_t cols)
 {
-    if (tokens <= DOT_TOKENS) {
-        for (size_t t = first; t < last; t++)
-            memcpy((float *)tiled + t * cols, x + t * ldx, cols * sizeof(float));
-        return;
-    }
+    return tokens <= DOT_TOKENS ? tokens * cols * sizeof(float) : steady_tiled_bytes(tokens, cols);
+}
+
+static void steady_tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
+                        size_t last)
+{
+    (void)tokens;
     for (size_t t0 = first; t0 < last; t0 += LANES) {
         float *panel = (float *)tiled + t0 * cols;
         for (size_t c = 0; c < cols; c += LANES) {
@@ -155,13 +156,20 @@ static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t 
     }
 }
 
-INLINE void gemm(float *y, size_t ldy, const char *w, const void *tiled, size_t rows, size_t cols,
-                 size_t tokens, bool accumulate, void *scratch, const enum tensor_format format)
+static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
+                 size_t last)
 {
-    if (tokens <= DOT_TOKENS) {
-        dot_passes(y, ldy, w, tiled, rows, cols, tokens, accumulate, format);
+    if (tokens > DOT_TOKENS) {
+        steady_tile(tiled, x, ldx, tokens, cols, first, last);
         return;
     }
+    for (size_t t = first; t < last; t++)
+        memcpy((float *)tiled + t * cols, x + t * ldx, cols * sizeof(float));
+}
+
+INLINE void steady_gemm(float *y, size_t ldy, const char *w, const void *tiled, size_t rows, size_t cols,
+                        size_t tokens, bool accumulate, void *scratch, const enum tensor_format format)
+{
     struct outer_gemm g = {.w = w,
                            .row_bytes = decode_bytes(cols, format),
                            .steps = cols,
@@ -179,16 +187,24 @@ static size_t scratch_bytes(size_t cols, size_t tokens)
 }
 
 #define FOR_FORMAT(suffix, format)                                                                           \
+    static void steady_gemm_##suffix(float *y, size_t ldy, const void *w, const void *tiled, size_t rows,    \
+                                     size_t cols, size_t tokens, bool accumulate, void *scratch)             \
+    {                                                                                                        \
+        steady_gemm(y, ldy, w, tiled, rows, cols, tokens, accumulate, scratch, format);                      \
+    }                                                                                                        \
     static void gemm_##suffix(float *y, size_t ldy, const void *w, const void *tiled, size_t rows,           \
                               size_t cols, size_t tokens, bool accumulate, void *scratch)                    \
     {                                                                                                        \
-        gemm(y, ldy, w, tiled, rows, cols, tokens, accumulate, scratch, format);                             \
+        if (tokens <= DOT_TOKENS)                                                                            \
+            dot_passes(y, ldy, w, tiled, rows, cols, tokens, accumulate, format);                            \
+        else                                                                                                 \
+            steady_gemm_##suffix(y, ldy, w, tiled, rows, cols, tokens, accumulate, scratch);                 \
     }
 FOR_FORMAT(bf16, FORMAT_BF16)
 FOR_FORMAT(f16, FORMAT_F16)
 FOR_FORMAT(f32, FORMAT_F32)
 
-#define ENTRY(suffix, id)                                                                                    \
+#define ENTRY(suffix, id, order, steady_one)                                                                 \
     [id] = {.name = NAME,                                                                                    \
             .features = FEATURES,                                                                            \
             .format = id,                                                                                    \
@@ -196,9 +212,14 @@ FOR_FORMAT(f32, FORMAT_F32)
             .exact_input = true,                                                                             \
             .tile_tokens = LANES,                                                                            \
             .row_granule = OUTER_ROWS,                                                                       \
-            .tiled_bytes = tiled_bytes,                                                                      \
-            .tile = tile,                                                                                    \
-            .gemm = gemm_##suffix,                                                                           \
+            .tiled_bytes = order##tiled_bytes,                                                               \
+            .tile = order##tile,                                                                             \
+            .gemm = order##gemm_##suffix,                                                                    \
+            .steady = steady_one,                                                                            \
             .scratch_bytes = scratch_bytes}
-const struct linear_kernel ENTRIES[LINEAR_PLAIN] = {ENTRY(bf16, FORMAT_BF16), ENTRY(f16, FORMAT_F16),
-                                                    ENTRY(f32, FORMAT_F32)};
+static const struct linear_kernel steady[LINEAR_PLAIN] = {ENTRY(bf16, FORMAT_BF16, steady_, NULL),
+                                                          ENTRY(f16, FORMAT_F16, steady_, NULL),
+                                                          ENTRY(f32, FORMAT_F32, steady_, NULL)};
+const struct linear_kernel ENTRIES[LINEAR_PLAIN] = {ENTRY(bf16, FORMAT_BF16, , &steady[FORMAT_BF16]),
+                                                    ENTRY(f16, FORMAT_F16, , &steady[FORMAT_F16]),
+                                                    ENTRY(f32, FORMAT_F32, , &steady[FORMAT_F32])};

@@ -58,6 +58,20 @@ int kernel_set_choose(unsigned features, const char *name, enum kv_dtype kv_dtyp
     return 0;
 }
 
+int kernel_set_steady(struct kernel_set *set, struct helm_err *err)
+{
+    for (int i = 0; i < LINEAR_INPUTS * FORMAT_COUNT; i++) {
+        struct linear_set *linear = &set->linear[i / FORMAT_COUNT][i % FORMAT_COUNT];
+        if (!linear->tokens) continue;
+        if (linear->tokens->unsteady)
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "kernels \"%s\" sum in orders of their own: an invariant plan takes others",
+                             linear->tokens->name);
+        if (linear->tokens->steady) linear->tokens = linear->tokens->steady;
+    }
+    return 0;
+}
+
 int kernel_set_need(const struct kernel_set *set, unsigned used, unsigned features, struct helm_err *err)
 {
     for (int i = 0; i < FORMAT_COUNT; i++) {

@@ -20,6 +20,10 @@ struct kernel_set {
 HELM_MUST_CHECK int kernel_set_choose(unsigned features, const char *name, enum kv_dtype kv_dtype,
                                       struct kernel_set *set, struct helm_err *err);
 
+/* Of several tokens the steady kernels alone (linear.h), whose bits do not depend on how many tokens there are: for
+ * invariant plans. HELM_E_UNSUPPORTED where one has none. */
+HELM_MUST_CHECK int kernel_set_steady(struct kernel_set *set, struct helm_err *err);
+
 /* HELM_E_UNSUPPORTED names what this processor lacks to compute with the formats of `used`. */
 HELM_MUST_CHECK int kernel_set_need(const struct kernel_set *set, unsigned used, unsigned features,
                                     struct helm_err *err);

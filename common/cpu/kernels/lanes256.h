@@ -86,11 +86,28 @@ INLINE float vec_reduce_add(vec x)
     y = _mm_add_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 }
-/* The sums of a, b, c and d. */
-INLINE __m128 vec_reduce_add4(vec a, vec b, vec c, vec d)
+/* Lane i: the sum of a[i]'s lanes. */
+INLINE vec vec_reduce_lanes(const vec a[LANES])
 {
-    vec x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    vec half[4], pair[2];
+    UNROLL for (int i = 0; i < 4; i++) half[i] =
+        vec_add(_mm256_permute2f128_ps(a[i], a[i + 4], 0x20), _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    UNROLL for (int i = 0; i < 2; i++) pair[i] = vec_add(_mm256_unpacklo_ps(half[2 * i], half[2 * i + 1]),
+                                                         _mm256_unpackhi_ps(half[2 * i], half[2 * i + 1]));
+    return vec_add(_mm256_shuffle_ps(pair[0], pair[1], 0x44), _mm256_shuffle_ps(pair[0], pair[1], 0xee));
+}
+/* Each lane takes the one whose number differs in bit n, a power of two. */
+INLINE vec vec_swap(vec x, const size_t n)
+{
+    if (n == 1) return _mm256_permute_ps(x, 0xb1);
+    if (n == 2) return _mm256_permute_ps(x, 0x4e);
+    return _mm256_permute2f128_ps(x, x, 1);
+}
+/* x in the lanes where lo <= at < hi, `other` elsewhere. */
+INLINE vec vec_between(vec x, vec at, vec lo, vec hi, vec other)
+{
+    const vec kept = _mm256_and_ps(_mm256_cmp_ps(at, lo, _CMP_GE_OQ), _mm256_cmp_ps(at, hi, _CMP_LT_OQ));
+    return _mm256_blendv_ps(other, x, kept);
 }
 /* Lanes [lo, hi) of x, `other` elsewhere; lo and hi may lie outside 0..LANES. */
 INLINE vec vec_keep(vec x, int lo, int hi, vec other)

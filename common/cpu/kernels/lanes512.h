@@ -60,14 +60,33 @@ INLINE vec vec_zero_below(vec y, vec x, vec limit)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), y, vec_zero());
 }
-INLINE __m128 vec_reduce_add4(vec a, vec b, vec c, vec d)
+/* 128-bit quarters of two sources side by side, then two and two lanes. */
+INLINE vec vec_reduce_lanes(const vec a[LANES])
 {
-    __m256 a8 = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-    __m256 b8 = _mm256_add_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
-    __m256 c8 = _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1));
-    __m256 d8 = _mm256_add_ps(_mm512_castps512_ps256(d), _mm512_extractf32x8_ps(d, 1));
-    __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(a8, b8), _mm256_hadd_ps(c8, d8));
-    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    vec half[8], quarter[4], pair[2];
+    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 2; j++)
+    {
+        const vec x = a[i + 8 * j], y = a[i + 4 + 8 * j];
+        half[i + 4 * j] = vec_add(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+    }
+    UNROLL for (int i = 0; i < 4; i++) quarter[i] = vec_add(_mm512_shuffle_f32x4(half[i], half[i + 4], 0x88),
+                                                            _mm512_shuffle_f32x4(half[i], half[i + 4], 0xdd));
+    UNROLL for (int i = 0; i < 2; i++) pair[i] =
+        vec_add(_mm512_unpacklo_ps(quarter[2 * i], quarter[2 * i + 1]),
+                _mm512_unpackhi_ps(quarter[2 * i], quarter[2 * i + 1]));
+    return vec_add(_mm512_shuffle_ps(pair[0], pair[1], 0x44), _mm512_shuffle_ps(pair[0], pair[1], 0xee));
+}
+INLINE vec vec_swap(vec x, const size_t n)
+{
+    if (n == 1) return _mm512_permute_ps(x, 0xb1);
+    if (n == 2) return _mm512_permute_ps(x, 0x4e);
+    if (n == 4) return _mm512_shuffle_f32x4(x, x, 0xb1);
+    return _mm512_shuffle_f32x4(x, x, 0x4e);
+}
+INLINE vec vec_between(vec x, vec at, vec lo, vec hi, vec other)
+{
+    const __mmask16 kept = _mm512_cmp_ps_mask(at, lo, _CMP_GE_OQ) & _mm512_cmp_ps_mask(at, hi, _CMP_LT_OQ);
+    return _mm512_mask_blend_ps(kept, other, x);
 }
 INLINE vec vec_keep(vec x, int lo, int hi, vec other)
 {

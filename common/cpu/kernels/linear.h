@@ -42,6 +42,9 @@ struct gemv_reads gemv_reads_choose(void);
  * variable format the rows are one group. `reads` NULL: 2 KiB near, nothing else. */
 typedef void gemv_fn(float *y, const void *w, const float *x, size_t rows, size_t cols,
                      const struct gemv_reads *reads);
+/* A few tokens, y[t * ldy + r] = sum_c w[r][c] * x[t * ldx + c]: each token's bits are those of the gemv beside it. */
+typedef void gemv_few_fn(float *y, size_t ldy, const void *w, const float *x, size_t ldx, size_t rows,
+                         size_t cols, size_t tokens);
 /* x[cols] to `to` (64-byte aligned, of as many bytes as the other says) as a gemv reads its input. */
 typedef void gemv_order_fn(float *to, const float *x, size_t cols);
 typedef size_t gemv_ordered_bytes_fn(size_t cols);
@@ -73,19 +76,23 @@ struct linear_kernel {
     enum linear_schedule schedule;
     /* ONE_TOKEN */
     gemv_fn *gemv;
-    size_t streams;  /* rows it reads side by side, each an equal run of a call's rows: which should be a
+    gemv_few_fn *few; /* NULL: token by token with gemv is what there is */
+    size_t streams;   /* rows it reads side by side, each an equal run of a call's rows: which should be a
                              multiple of it */
-    size_t col_unit; /* it takes only columns of a multiple of this; 0: any */
+    size_t col_unit;  /* it takes only columns of a multiple of this; 0: any */
     gemv_order_fn
         *order; /* what its input goes through first, once for all rows; NULL: it is read as it is */
     gemv_ordered_bytes_fn *ordered_bytes;
-    /* TOKENS */
+    /* TOKENS. Of one kernel a token's bits are the same however many threads share the rows. */
     bool exact_input;   /* EXACT: activations stay fp32 (golden tolerance class "float32") */
     size_t tile_tokens; /* granule of tile ranges */
     size_t row_granule; /* rows a gemm's share should be a multiple of */
     gemm_tiled_bytes_fn *tiled_bytes;
     gemm_tile_fn *tile;
     gemm_fn *gemm;
+    const struct linear_kernel *
+        steady; /* one that gives a token the same bits however many are multiplied; NULL: this does, but for: */
+    bool unsteady; /* nothing is known of its order */
     size_t (*scratch_bytes)(size_t cols, size_t tokens);
     void (*thread_begin)(
         void); /* per step and thread, before the first gemm (AMX tile configuration); may be NULL */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/model/arch.h"
+#include "daemon/planner/cost/analyse.h"
 
 enum activations_option activations_option_named(const char *name)
 {
@@ -31,8 +32,9 @@ double activations_gain(const struct model *model, const struct profile *profile
         const double rate = f->cpu_gemv.value, int8 = f->cpu_int8_gemv.value;
         if (arch_role_is_vector(t->role) || !is_blocks(t->format) || looked_up) continue;
         if (rate <= 0) return 0;
-        exact += (double)t->bytes / rate;
-        rounded += (double)t->bytes / (int8 > 0 ? int8 : rate);
+        const double bytes = (double)t->bytes * analyse_read_part(&model->config, t, 1);
+        exact += bytes / rate;
+        rounded += bytes / (int8 > 0 ? int8 : rate);
         gains |= int8 > 0;
     }
     return gains ? exact / rounded : 0;

@@ -1,15 +1,25 @@
 /* What a model costs. See analyse.h. Called by the rest of the planner; pure. */
 #include "daemon/planner/cost/analyse.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/model/arch.h"
 #include "common/plan/placement.h"
 
-static void bytes_add_tensor(struct analyse_bytes *sum, const struct model_tensor *t)
+double analyse_read_part(const struct model_config *c, const struct model_tensor *t, double tokens)
+{
+    if (!arch_role_of_experts(t->role)) return 1;
+    return 1 - pow(1 - (double)c->router.chosen / (double)c->router.experts, tokens);
+}
+
+static void bytes_add_tensor(const struct model_config *c, struct analyse_bytes *sum,
+                             const struct model_tensor *t)
 {
     sum->stored += t->bytes;
-    if (t->rows == 1) { /* a norm or a bias */
+    sum->token += arch_role_of_experts(t->role) ? t->bytes / c->router.experts * c->router.chosen : t->bytes;
+    if (model_tensor_is_vector(t)) {
         const uint64_t vram = placement_vector_room(t, PLAN_VRAM0);
         sum->vram += vram;
         sum->vram_vectors += vram;
@@ -29,6 +39,7 @@ static void bytes_add_tensor(struct analyse_bytes *sum, const struct model_tenso
 static void bytes_add(struct analyse_bytes *sum, const struct analyse_bytes *b)
 {
     sum->stored += b->stored;
+    sum->token += b->token;
     sum->arena += b->arena;
     sum->packed_more += b->packed_more;
     sum->vram += b->vram;
@@ -55,13 +66,13 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
         table->blocks |= t->layer >= 0 && !tensor_format_is_plain(t->format);
         uint32_t unit = model_tensor_unit(t);
         if (t->layer >= 0 && (uint32_t)t->layer < table->layers)
-            bytes_add_tensor(&table->before[unit + 1], t);
+            bytes_add_tensor(&model->config, &table->before[unit + 1], t);
         else if (t->role == TENSOR_EMBED)
-            bytes_add_tensor(&table->embed, t);
+            bytes_add_tensor(&model->config, &table->embed, t);
         else if (t->role == TENSOR_HEAD)
-            bytes_add_tensor(&table->head, t);
+            bytes_add_tensor(&model->config, &table->head, t);
         else
-            bytes_add_tensor(&table->final_norm, t);
+            bytes_add_tensor(&model->config, &table->final_norm, t);
     }
     for (uint32_t u = 1; u <= units; u++) bytes_add(&table->before[u], &table->before[u - 1]);
     table->tied = table->head.stored == 0;
@@ -82,6 +93,7 @@ struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t f
 {
     const struct analyse_bytes *to = &table->before[last + 1], *from = &table->before[first];
     return (struct analyse_bytes){.stored = to->stored - from->stored,
+                                  .token = to->token - from->token,
                                   .arena = to->arena - from->arena,
                                   .packed_more = to->packed_more - from->packed_more,
                                   .vram = to->vram - from->vram,
@@ -93,10 +105,12 @@ struct analyse_bytes analyse_units(const struct analyse_table *table, uint32_t f
 uint64_t analyse_token_bytes(const struct analyse_table *table, const struct plan *plan, enum plan_home home)
 {
     uint64_t sum = home == plan_processor_home(plan->head) ? table->head.stored : 0;
-    for (uint32_t i = 0; i < plan->stage_count; i++)
-        if (plan->stages[i].home == home)
-            sum += analyse_units_stored(table, plan_stage_first_unit(&plan->stages[i]),
-                                        plan_stage_last_unit(&plan->stages[i]));
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        if (plan->stages[i].home != home) continue;
+        const struct analyse_bytes bytes = analyse_units(table, plan_stage_first_unit(&plan->stages[i]),
+                                                         plan_stage_last_unit(&plan->stages[i]));
+        sum += home == PLAN_HOME_STREAM ? bytes.stored : bytes.token;
+    }
     return sum;
 }
 

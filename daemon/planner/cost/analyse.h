@@ -14,6 +14,7 @@
 /* A range of tensors, by the sizes of common/plan/placement.h, each rounded up to its memory's boundary. */
 struct analyse_bytes {
     uint64_t stored;       /* in the files */
+    uint64_t token;        /* of them, what one token reads: of experts those that it chooses */
     uint64_t arena;        /* matrices, in the arena's weights region */
     uint64_t packed_more;  /* that those take there at most where they are kept packed, beside `arena` */
     uint64_t vram;         /* matrices as stored and vectors as fp32, in VRAM */
@@ -39,8 +40,11 @@ HELM_MUST_CHECK int analyse_table_build(const struct model *model, struct analys
                                         struct helm_err *err);
 void analyse_table_free(struct analyse_table *table);
 
+/* Of a tensor's bytes, the part that a step of so many tokens reads: 1, or of experts those that some token chooses, where
+ * each token chooses evenly among all, whatever others do. */
+double analyse_read_part(const struct model_config *config, const struct model_tensor *tensor, double tokens);
 /* Bytes of a home's units in the decode list, as stored, and of the head where the home is that of its processor:
- * what is read (or copied) for one decoded token. */
+ * what is read (or copied) for one decoded token. Of experts the chosen ones are read, but all are copied. */
 uint64_t analyse_token_bytes(const struct analyse_table *table, const struct plan *plan, enum plan_home home);
 
 /* Bytes of units first to last. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/model/arch.h"
 #include "daemon/planner/cost/attention.h"
 #include "daemon/planner/cost/rates.h"
 
@@ -65,12 +66,17 @@ static void add_attention(const struct pricing *p, const struct device_rates *r,
 
 /* Norms, rotations and products of several tokens pass through memory on their own; one token's are in the
  * operations around them. */
-static double activation_bytes(const struct pricing *p, bool mlp)
+static double activation_bytes(const struct pricing *p, uint32_t kind)
 {
     const struct model_config *c = &p->model->config;
     double q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
     if (p->tier == OP_TIER_ONE) return 0;
-    return p->step->tokens * (6.0 * c->hidden + (mlp ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
+    if (kind ==
+        MATH_PART_SPARSE) /* x gathered by expert, what is between the halves, and sums that are added up */
+        return p->step->tokens *
+               (6.0 * c->hidden + c->router.chosen * (12.0 * c->hidden + 6.0 * c->expert_intermediate));
+    return p->step->tokens *
+           (6.0 * c->hidden + (kind == UNIT_MLP ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
 }
 
 /* A packed matrix on the CPU. One token's products read it as it is. Several tokens' multiply what each
@@ -142,19 +148,55 @@ static double expanded_bytes(const struct model_tensor *t)
     return (double)t->rows * (double)t->cols * (double)dtype_bytes(tensor_format_product(t->format));
 }
 
+/* Experts' matrices of a run, on the GPU: computed as they lie, in whatever format, and in no chain; of all of a chunk's tokens
+ * at once. */
+static void add_experts_gpu(const struct pricing *p, const struct run *run, struct weights *w)
+{
+    const struct model_config *c = &p->model->config;
+    const double work = (double)c->router.chosen / (double)c->router.experts;
+    struct device_rates r = p->experts[run->tensor[run->first]->format].kernel;
+    r.parts = 1;
+    for (uint32_t i = run->first; i < run->end; i++) {
+        const struct model_tensor *t = run->tensor[i];
+        const double read = (double)t->bytes * analyse_read_part(c, t, p->step->tokens),
+                     parameters = (double)t->rows * (double)t->cols * work;
+        add_linear(&r, read, parameters, p->step->tokens, &w->gpu);
+        add_linear(&r, read, parameters, p->step->tokens, &w->kernel);
+        w->slices += slices_of(t->bytes, false);
+    }
+    add_overhead(&r, product_of(&r), &w->gpu);
+    add_overhead(&r, product_of(&r), &w->kernel);
+    w->products++;
+    w->blocks = true; /* slices have been counted */
+}
+
+/* Of a GPU's product: of an invariant plan's chunk it has whole sub-chunks, but on a device whose products give a token the
+ * same bits whatever their size (worker-gpu/program/issue.c). */
+static uint32_t product_tokens(const struct pricing *p)
+{
+    const uint32_t tokens = p->step->tokens;
+    if (!p->step->invariant || p->tier != OP_TIER_CHUNK) return tokens;
+    if (p->profile->gpu.device != PROFILE_DEVICE_CUDA) return tokens;
+    return (tokens + GPU_SUB_TOKENS - 1) / GPU_SUB_TOKENS * GPU_SUB_TOKENS;
+}
+
 /* On the GPU, each time it is computed: a product, which in a chunk normalises its input anew, whatever the run. */
 static void add_run_gpu(const struct pricing *p, const struct run *run, struct weights *w)
 {
     const enum tensor_format format = run->tensor[run->first]->format;
     const struct format_rates *with = &p->with[format];
     double expanded = 0;
+    if (arch_role_of_experts(run->tensor[run->first]->role)) {
+        add_experts_gpu(p, run, w);
+        return;
+    }
     for (uint32_t i = run->first; i < run->end; i++) {
         const struct model_tensor *t = run->tensor[i];
         const double parameters = (double)t->rows * (double)t->cols, stored = (double)t->bytes;
         expanded += expanded_bytes(t);
-        add_linear(&with->gpu, with->expands_home ? expanded_bytes(t) : stored, parameters, p->step->tokens,
+        add_linear(&with->gpu, with->expands_home ? expanded_bytes(t) : stored, parameters, product_tokens(p),
                    &w->gpu);
-        add_linear(&with->kernel, with->expands ? expanded_bytes(t) : stored, parameters, p->step->tokens,
+        add_linear(&with->kernel, with->expands ? expanded_bytes(t) : stored, parameters, product_tokens(p),
                    &w->kernel);
     }
     add_overhead(&with->gpu, product_of(&with->gpu), &w->gpu);
@@ -181,9 +223,12 @@ static void add_run_gpu(const struct pricing *p, const struct run *run, struct w
 static void add_matrix_cpu(const struct pricing *p, uint32_t unit, const struct model_tensor *t,
                            struct weights *w)
 {
-    const struct format_rates *with = &p->with[t->format];
-    const bool packed = cost_rates_packed_cpu(p, unit);
-    (packed ? add_packed : add_linear)(&with->cpu, (double)t->bytes, (double)t->rows * (double)t->cols,
+    const struct model_config *c = &p->model->config;
+    const bool packed = cost_rates_packed_cpu(p, unit), experts = arch_role_of_experts(t->role);
+    const struct format_rates *with = experts ? &p->experts[t->format] : &p->with[t->format];
+    const double bytes = (double)t->bytes * analyse_read_part(c, t, p->step->tokens),
+                 work = experts ? (double)c->router.chosen / (double)c->router.experts : 1;
+    (packed ? add_packed : add_linear)(&with->cpu, bytes, (double)t->rows * (double)t->cols * work,
                                        p->step->tokens, &w->cpu);
     w->cpu_spread = fmax(w->cpu_spread, with->cpu_spread);
 }
@@ -217,8 +262,10 @@ static void add_weights(const struct pricing *p, uint32_t unit, struct weights *
     const struct math_part *math = model_unit_math(p->model, unit);
     uint32_t at = 0;
     for (uint32_t i = 0; i < math->ops; i++) at += add_operation(p, unit, &math->op[i], at, w);
-    for (; at < u->tensor_count; at++) { /* vectors */
-        const double bytes = (double)u->tensor[at]->bytes;
+    for (; at < u->tensor_count; at++) {              /* vectors */
+        const struct model_tensor *t = u->tensor[at]; /* a router is kept as fp32 */
+        const double bytes =
+            t->role == TENSOR_ROUTER ? (double)(t->rows * t->cols) * sizeof(float) : (double)t->bytes;
         add_linear(&p->cpu, bytes, 0, p->step->tokens, &w->cpu);
         if (!p->device) continue;
         add_linear(&p->gpu, bytes, 0, p->step->tokens, &w->gpu);
@@ -243,11 +290,12 @@ static void price_link(const struct pricing *p, uint32_t unit, double window, st
 }
 
 /* A half layer on the GPU beside its products. */
-static void add_rest(const struct pricing *p, const struct device_rates *r, bool mlp, double window,
+static void add_rest(const struct pricing *p, const struct device_rates *r, uint32_t kind, double window,
                      struct spent *s)
 {
     const struct model_config *c = &p->model->config;
-    const struct part_operations *o = &p->part[mlp ? UNIT_MLP : UNIT_ATTENTION];
+    const struct part_operations *o = &p->part[kind];
+    const bool mlp = kind != UNIT_ATTENTION;
     double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
     if (!mlp) add_attention(p, r, window, attention_elsewhere(p, window), s);
     if (r->product > 0) { /* norms and activations are in it */
@@ -255,7 +303,7 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, bool
         add_operations(r, o->others, s);
         return;
     }
-    add_bytes(r, activation_bytes(p, mlp), r->read, s);
+    add_bytes(r, activation_bytes(p, kind), r->read, s);
     add_operations(r, o->gpu - o->products, s);
 }
 
@@ -303,13 +351,15 @@ static double in_slices(const struct pricing *p, const struct weights *w, double
 
 static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit *u)
 {
-    const struct part_operations *o = &p->part[unit_part(unit)];
+    const uint32_t kind = model_unit_kind(p->model, unit);
+    const struct part_operations *o = &p->part[kind];
     bool mlp = unit_part(unit) == UNIT_MLP;
     double window = p->model->config.window ? p->model->config.window[unit_layer(unit)] : 0;
     struct weights w = {.products = 0};
+    u->experts = kind == MATH_PART_SPARSE;
     add_weights(p, unit, &w);
     if (!mlp) add_attention(p, &p->cpu, window, 0, &w.cpu);
-    add_bytes(&p->cpu, activation_bytes(p, mlp), p->cpu.read, &w.cpu);
+    add_bytes(&p->cpu, activation_bytes(p, kind), p->cpu.read, &w.cpu);
     add_operations(&p->cpu, o->cpu, &w.cpu);
     u->cpu = w.cpu.total;
     u->cpu_beside = w.cpu.beside;
@@ -319,8 +369,8 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->gpu_bound = "";
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
-    add_rest(p, &p->gpu, mlp, window, &w.gpu);
-    add_rest(p, &p->kernel, mlp, window, &w.kernel);
+    add_rest(p, &p->gpu, kind, window, &w.gpu);
+    add_rest(p, &p->kernel, kind, window, &w.kernel);
     /* Between slices there are events: nothing to chain. */
     const double slices = w.blocks ? w.slices : slices_of(u->bytes, u->packed),
                  more = fmax(0, slices - w.products);
@@ -329,6 +379,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
                               : p->together * w.gpu.total;
     u->gpu_bound = bound_of(&w.gpu);
     u->stream = in_slices(p, &w, more);
+    u->stays = u->experts && p->tier != OP_TIER_CHUNK;
     if (u->packed)
         u->stream +=
             (unit_read_packed(p, mlp) ? COST_READ_PACKED_PART : 1) * expand_seconds(p, (double)u->bytes);
@@ -493,6 +544,25 @@ static int check_step(const struct model *model, const struct cost_step *step, s
     return 0;
 }
 
+/* Rates of experts' products: those of a step of as many tokens as one of the chosen experts has. */
+static int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT],
+                         struct helm_err *err)
+{
+    const struct model_router *router = &p->model->config.router;
+    const double all = p->step->tokens, part = (double)router->chosen / router->experts,
+                 each = all * part / (1 - pow(1 - part, all));
+    struct cost_step step = *p->step;
+    struct pricing of = *p;
+    step.tokens = (uint32_t)fmax(1, each + 0.5);
+    if (step.rows > step.tokens) step.rows = step.tokens;
+    of.step = &step;
+    int rc = cost_rates_of(&of, err);
+    const struct rates_size size = {step.tokens, of.tier};
+    for (int f = 0; f < FORMAT_COUNT && !rc; f++)
+        cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
+    return rc;
+}
+
 int cost_price(const struct model *model, const struct analyse_table *analysed, const struct profile *profile,
                const struct cost_step *step, struct cost_table *table, struct helm_err *err)
 {
@@ -505,10 +575,18 @@ int cost_price(const struct model *model, const struct analyse_table *analysed, 
     table->unit = calloc(units, sizeof *table->unit);
     if (!table->unit)
         return helm_fail(err, HELM_E_NOMEM, "no memory for the prices of %u half layers", units);
-    struct format_rates with[FORMAT_COUNT];
+    struct format_rates with[FORMAT_COUNT], experts[FORMAT_COUNT];
     const struct rates_size size = {step->tokens, p.tier};
     for (int f = 0; f < FORMAT_COUNT; f++) cost_rates_with(&p, (enum tensor_format)f, &size, &with[f]);
     p.with = with;
+    p.experts = experts;
+    if (model->config.router.experts) {
+        rc = experts_rates(&p, experts, err);
+        if (rc) {
+            cost_table_free(table);
+            return rc;
+        }
+    }
     if (p.device) p.link_beside = cost_rates_link(&p);
     table->units = units;
     table->tokens = step->tokens;

@@ -27,6 +27,11 @@ struct cost_step {
      * in the files, as all are where this is NULL. */
     const enum tensor_format (*format)[PLAN_HOMES];
     struct cost_tiers kv;
+    /* of an invariant plan (common/plan/schedule.h): a chunk of a prompt of so many tokens in all; 0: of as many as the step
+     * has, or where each row has one token no prompt */
+    bool invariant;
+    bool one_as_few; /* its GPU computes one token with the kernels of a few, without chains */
+    uint32_t prompt;
 };
 
 /* What of its bytes a packed unit's weights come to on the link (common/formats/packed.h). That is known only when
@@ -64,6 +69,8 @@ struct cost_unit {
     bool packed;                   /* so crossing is less than bytes, and the GPU expands them first */
     bool cpu_packed;               /* `cpu` and `cpu_beside` are of packed weights */
     bool gpu_packed;               /* `gpu` is */
+    bool experts;                  /* it is a mixture */
+    bool stays;                    /* it is not streamed in such a step: experts but of a chunk */
     double cpu_spread, gpu_spread; /* of the rates of its matrices' formats, beside bf16's: for error bars */
     const char *cpu_bound, *gpu_bound; /* "memory", "compute", "overhead": for bound_by */
 };

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/plan/schedule.h"
 #include "daemon/planner/cost/rates.h"
 
 void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home, bool *kv_cpu,
@@ -175,6 +176,13 @@ static struct leftover leftover_of(const struct walk *w, const struct cost_table
     return l;
 }
 
+static uint32_t list_of(const struct plan *plan, const struct cost_step *step)
+{
+    if (!plan->invariant) return plan_phase_for(plan, step->tokens);
+    if (step->tokens == step->rows && !step->prompt) return 0;
+    return plan_prompt_list(plan, step->prompt ? step->prompt : step->tokens);
+}
+
 /* asked: its sizes; where the cache is, and in what form, the plan says. */
 static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_forecast *f,
                      struct helm_err *err)
@@ -187,7 +195,9 @@ static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_
     struct cost_table table = {0};
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;
-    cost_plan_of(c->plan, plan_phase_for(c->plan, step.tokens), w->home, w->kv_cpu, &plan);
+    step.invariant = c->plan->invariant;
+    step.one_as_few = step.invariant && plan_most_tokens(c->plan, PLAN_GPU0) > 0;
+    cost_plan_of(c->plan, list_of(c->plan, &step), w->home, w->kv_cpu, &plan);
     int rc = cost_price(c->model, c->analysed, c->profile, &step, &table, err);
     if (rc) return rc;
     plan.held_bytes = leftover_of(w, &table, NULL, false).held;
@@ -257,7 +267,8 @@ int cost_ttft(const struct cost_case *c, uint32_t prompt_tokens, struct cost_for
         const struct cost_step one = {.tokens = tokens,
                                       .rows = 1,
                                       .samples = done == prompt_tokens,
-                                      .context = done};
+                                      .context = done,
+                                      .prompt = prompt_tokens};
         rc = walk_step(&w, &one, forecast, err);
     }
     if (!rc) finish(&w, forecast);

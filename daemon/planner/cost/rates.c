@@ -143,7 +143,8 @@ static double beside_formats(const struct pricing *p, double plain)
     for (uint32_t u = 0; u < unit_count(p->model->config.layers); u++)
         for (uint32_t i = 0; i < p->model->unit[u].matrix_count; i++) {
             const struct model_tensor *t = p->model->unit[u].tensor[i];
-            const double s = (double)t->bytes / p->with[t->format].cpu.gemv_beside;
+            const double s = analyse_read_part(&p->model->config, t, p->step->tokens) * (double)t->bytes /
+                             p->with[t->format].cpu.gemv_beside;
             seconds += s;
             bytes += s * rate_or(&p->profile->format[t->format].link_beside, plain);
         }
@@ -291,23 +292,25 @@ bool cost_rates_packed_cpu(const struct pricing *p, uint32_t unit)
 static bool is_of_product(enum op_kind kind)
 {
     return kind == OP_GEMV || kind == OP_GEMM_SMALL || kind == OP_MATMUL || kind == OP_NORM ||
-           kind == OP_SWIGLU;
+           kind == OP_SWIGLU || kind == OP_EXPERTS_GLU || kind == OP_EXPERTS_DOWN;
 }
 
 static void list_operations(struct pricing *p)
 {
     const struct model_math *math = &p->model->math;
     enum op_kind kinds[PROGRAM_OPS_MAX];
-    for (int i = 0; i < UNIT_PARTS; i++) {
+    for (int i = 0; i < MATH_PARTS; i++) {
         const struct math_part *part = &math->part[i];
         struct part_operations *o = &p->part[i];
         *o = (struct part_operations){.cpu = program_part_count(part, PROCESSOR_CPU, p->tier),
                                       .gpu = program_part_count(part, PROCESSOR_GPU, p->tier)};
         for (uint32_t n = 0; n < part->ops; n++) {
             const uint32_t count = program_ops_of(&part->op[n], PROCESSOR_GPU, p->tier, kinds);
-            o->products += part->op[n].kind == MATH_LINEAR;
+            const bool routes =
+                part->op[n].kind == MATH_ROUTE; /* whose product is small: an operation as others are */
+            o->products += part->op[n].weights > 0;
             for (uint32_t k = 0; k < count; k++)
-                o->others += op_traits_of(kinds[k])->counts[p->tier] && !is_of_product(kinds[k]);
+                o->others += op_traits_of(kinds[k])->counts[p->tier] && (routes || !is_of_product(kinds[k]));
         }
     }
     p->first =
@@ -316,11 +319,14 @@ static void list_operations(struct pricing *p)
 
 int cost_rates_of(struct pricing *p, struct helm_err *err)
 {
-    p->tier = p->step->tokens == 1                   ? OP_TIER_ONE
-              : p->step->tokens <= ENGINE_FEW_TOKENS ? OP_TIER_FEW
-                                                     : OP_TIER_CHUNK;
-    list_operations(p);
+    const struct cost_step *step = p->step;
     p->device = p->profile->gpu.device != PROFILE_DEVICE_NONE;
+    p->tier = step->tokens == 1                   ? OP_TIER_ONE
+              : step->tokens <= ENGINE_FEW_TOKENS ? OP_TIER_FEW
+                                                  : OP_TIER_CHUNK;
+    if (step->invariant && step->tokens > step->rows) p->tier = OP_TIER_CHUNK;
+    if (step->one_as_few && p->tier == OP_TIER_ONE) p->tier = OP_TIER_FEW;
+    list_operations(p);
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);
     if (rc || !p->device) return rc;

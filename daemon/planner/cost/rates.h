@@ -50,7 +50,7 @@ struct pricing {
     const struct analyse_table *analysed;
     /* what cost_rates_of makes of them */
     enum op_tier tier;
-    struct part_operations part[UNIT_PARTS];
+    struct part_operations part[MATH_PARTS];
     uint32_t first; /* operations of a step on the GPU, before its layers */
     struct device_rates cpu, gpu;
     struct device_rates kernel;      /* the GPU's of operations that are kernels of their own: not chained */
@@ -58,6 +58,8 @@ struct pricing {
     double link_beside;              /* copies to the GPU while the CPU computes, as this step has it do */
     double expand;                   /* packed weights on the GPU, bytes of what they are expanded to */
     const struct format_rates *with; /* [FORMAT_COUNT]: of layers' products */
+    /* [FORMAT_COUNT]: of experts', each with its share of the tokens */
+    const struct format_rates *experts;
     bool device, chained; /* one token's operations on the GPU are, where nothing is between them */
 };
 

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/model/arch.h"
 #include "common/base/log.h"
 #include "common/formats/packed.h"
 #include "common/plan/workspace.h"
@@ -107,7 +108,8 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
     if (slice > RING_PACKED_SLICE_BYTES) slice = RING_PACKED_SLICE_BYTES;
     for (uint32_t i = 0; i < c->model->tensor_count; i++) {
         const struct model_tensor *t = &c->model->tensors[i];
-        if (t->layer < 0 || t->rows <= 1 || (uint32_t)t->layer >= c->table->layers) continue;
+        if (t->layer < 0 || model_tensor_is_vector(t) || (uint32_t)t->layer >= c->table->layers) continue;
+        if (arch_role_of_experts(t->role)) continue; /* computed as they lie */
         uint32_t unit = model_tensor_unit(t);
         const bool blocks = !tensor_format_is_plain(t->format);
         uint64_t bytes = t->cols * dtype_bytes(tensor_format_product(t->format)) *
@@ -188,7 +190,8 @@ static uint64_t value_types(const struct model *model)
     bool there[DTYPE_COUNT] = {false};
     uint64_t count = 0;
     for (uint32_t i = 0; i < model->tensor_count; i++)
-        if (model->tensors[i].rows > 1) there[tensor_format_value(model->tensors[i].format)] = true;
+        if (!model_tensor_is_vector(&model->tensors[i]))
+            there[tensor_format_value(model->tensors[i].format)] = true;
     for (int d = 0; d < DTYPE_COUNT; d++) count += there[d];
     return count;
 }
@@ -204,7 +207,9 @@ uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most)
     cpu_activations_place(&size, &place);
     uint64_t thread = sampling_scratch_bytes(m->vocab) + THREAD_BYTES;
     if ((c->wish->pack_cpu || has_blocks(c->model)) && most) thread += unpacked_bytes(m);
-    uint64_t tiles = value_types(c->model) * cpu_tile_bytes_max(&place, LINEAR_EXACT);
+    if (most) thread += cpu_experts_bytes(m);
+    const uint64_t types = value_types(c->model) + (m->router.experts > 0); /* with the router's */
+    uint64_t tiles = types * cpu_tile_bytes_max(&place, LINEAR_EXACT);
     if (has_blocks(c->model)) tiles += cpu_tile_bytes_max(&place, LINEAR_INT8);
     return place.floats * sizeof(float) + place.tiles * tiles + ARENA_HUGE_PAGE + c->wish->threads * thread;
 }
@@ -229,6 +234,19 @@ uint64_t ledger_workspace_bytes(const struct ledger_case *c, const struct ledger
     return workspace.bytes;
 }
 
+/* The arena's session region: the cells of one page that lie in VRAM alone. */
+static uint64_t session_bytes(const struct ledger_case *c, const struct plan *plan)
+{
+    return plan_kv_tiered(plan) ? 0 : times(plan_layers_of(plan, PLAN_GPU0), ledger_kv_layer_bytes(c, 1));
+}
+
+/* The same of any plan. */
+static uint64_t most_session_bytes(const struct ledger_case *c)
+{
+    const bool one_tier = c->machine->device.kind != LEDGER_DEVICE_NONE && !c->wish->vram_page_count;
+    return one_tier ? times(c->model->config.layers, ledger_kv_layer_bytes(c, 1)) : 0;
+}
+
 int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes, struct helm_err *err)
 {
     const struct model_config *m = &c->model->config;
@@ -240,7 +258,8 @@ int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t 
                                     .kv = kv_of(c, 0),
                                     .page_count = ledger_places(c, ctx),
                                     .vram_page_count = ledger_places(c, ctx),
-                                    .kv_heads_asking = c->wish->vram_page_count ? m->heads : 0};
+                                    .kv_heads_asking = c->wish->vram_page_count ? m->heads : 0,
+                                    .session_bytes = most_session_bytes(c)};
     struct arena_header header;
     *bytes = 0;
     int rc = arena_plan(&spec, &header, err);
@@ -381,6 +400,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .page_count = page_count,
                                 .vram_page_count = plan->vram_page_count,
                                 .kv_heads_asking = plan_kv_tiered(plan) ? m->heads : 0,
+                                .session_bytes = session_bytes(c, plan),
                                 .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
     rc = arena_plan(spec, &header, err);
     if (rc) return rc;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "common/model/arch.h"
 #include "common/plan/engine_limits.h"
 
 #define RING_UNIT_PARTS 4 /* the smallest ring: this part of the largest half layer, as a power of two */
@@ -19,8 +20,12 @@ uint64_t memory_ring_least(const struct model *m)
     for (uint32_t i = 0; i < m->tensor_count; i++) {
         const struct model_tensor *t = &m->tensors[i];
         uint64_t matrices = t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1;
-        if (t->layer < 0 || t->rows <= 1) continue;
+        if (t->layer < 0 || model_tensor_is_vector(t)) continue;
         uint64_t rows = t->rows < RING_ROWS ? t->rows : RING_ROWS;
+        if (arch_role_of_experts(t->role)) { /* whole ones */
+            rows = t->rows / m->config.router.experts;
+            matrices = t->role == TENSOR_DOWN_EXPERTS ? 1 : 2;
+        }
         uint64_t bytes = matrices * (rows * (t->bytes / t->rows) + RING_ALIGN);
         if (bytes > slice) slice = bytes;
     }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "common/model/arch.h"
 #include "daemon/planner/memory/memory.h"
 
 #define LINK_WAIT_LEAST 0.02 /* of a stage's time: less waiting for the link than that does not bound it */
@@ -319,6 +320,20 @@ static int explain_splits(struct reckoning *k, struct explain *x, struct helm_er
     return rc;
 }
 
+/* ---- experts ---- */
+
+static void explain_experts(const struct model *model, uint32_t batch, struct explain_experts *x)
+{
+    for (uint32_t l = 0; l < model->config.layers; l++) x->layers += model_layer_sparse(&model->config, l);
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        const struct model_tensor *t = &model->tensors[i];
+        if (!arch_role_of_experts(t->role)) continue;
+        x->bytes += t->bytes;
+        x->token_bytes += (uint64_t)((double)t->bytes * analyse_read_part(&model->config, t, 1));
+        x->step_bytes += (uint64_t)((double)t->bytes * analyse_read_part(&model->config, t, batch));
+    }
+}
+
 /* ---- formats ---- */
 
 static uint64_t bytes_in(const struct model *model, enum tensor_format format)
@@ -375,9 +390,11 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     if (!rc) x->gpu_reading = cost_bytes_of(&k.analysed, plan, PLAN_HOME_GPU);
     if (!rc) x->packed_bytes = packed_bytes(&k);
     if (!rc) explain_formats(request, x);
+    if (!rc) explain_experts(request->model, x->batch, &x->experts);
+    x->strategies = SEARCH_STRATEGIES - (x->experts.layers == 0);
     if (!rc) rc = explain_lists(&k, x, err);
     if (!rc) rc = explain_splits(&k, x, err);
-    for (int s = 0; s < SEARCH_STRATEGIES && !rc; s++) {
+    for (uint32_t s = 0; s < x->strategies && !rc; s++) {
         x->strategy[s].strategy = (enum search_strategy)s;
         rc = explain_strategy(&k, x, &x->strategy[s], err);
     }

@@ -61,6 +61,12 @@ struct explain_format {
     double cpu, gpu; /* bytes a second; gpu: in VRAM, chained where it is, 0 without a device */
 };
 
+/* Of mixtures of experts: what is kept of them, and what one token and a decode step read where all are chosen evenly. */
+struct explain_experts {
+    uint32_t layers; /* that are mixtures; 0: none, all else is then 0 */
+    uint64_t bytes, token_bytes, step_bytes;
+};
+
 struct explain {
     const struct planner_request *request;
     const struct plan *plan;
@@ -70,11 +76,13 @@ struct explain {
     struct cost_crossing reading;     /* and by the CPU */
     struct cost_crossing gpu_reading; /* and by the GPU, in VRAM */
     uint64_t packed_bytes;            /* of weights that lie packed there, as they are in the files */
+    struct explain_experts experts;
     struct explain_format format[FORMAT_COUNT];
     uint32_t format_count;
     struct explain_list list[PLAN_PHASES_MAX];
     uint32_t list_count; /* decode first, prefill last: at least these two */
     struct explain_strategy strategy[SEARCH_STRATEGIES];
+    uint32_t strategies;                            /* the last, of experts, counts where there are some */
     struct explain_point point[EXPLAIN_POINTS_MAX]; /* contexts rising, the last one the plan's */
     uint32_t point_count;
     struct explain_split *split; /* [layers + 1]; NULL without a device */

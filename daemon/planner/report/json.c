@@ -31,7 +31,7 @@ static json_t *list_to_json(const struct explain_list *list, const enum tensor_f
 static json_t *strategies_to_json(const struct explain *x)
 {
     json_t *array = json_array();
-    for (int i = 0; i < SEARCH_STRATEGIES; i++) {
+    for (uint32_t i = 0; i < x->strategies; i++) {
         const struct explain_strategy *s = &x->strategy[i];
         double none = INFINITY;
         json_array_append_new(array,
@@ -106,11 +106,23 @@ json_t *explain_to_json(const struct explain *x)
         "rates", formats_to_json(x), "strategies", strategies_to_json(x), "profile", profile->fingerprint,
         "machine", profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",
         (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
+    if (more && x->experts.layers) {
+        const struct model_router *r = &x->request->model->config.router;
+        json_object_set_new(more, "experts",
+                            json_pack("{s:i, s:i, s:i, s:o, s:o, s:o}", "count", (int)r->experts, "chosen",
+                                      (int)r->chosen, "layers", (int)x->experts.layers, "bytes",
+                                      plan_bytes_to_json(x->experts.bytes), "token_bytes",
+                                      plan_bytes_to_json(x->experts.token_bytes), "step_bytes",
+                                      plan_bytes_to_json(x->experts.step_bytes)));
+    }
     if (!more || json_object_update(json, more)) {
         json_decref(more);
         goto fail;
     }
     json_decref(more);
+    if (x->request->invariant &&
+        json_object_set_new(json, "invariant_why", json_string(x->request->invariant)))
+        goto fail;
     if (x->request->activations &&
         json_object_set_new(json, "activations_why", json_string(x->request->activations)))
         goto fail;

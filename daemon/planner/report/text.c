@@ -78,7 +78,7 @@ static void print_strategies(const struct explain *x, FILE *out)
     if (x->request->plan_given)
         fprintf(out, "  %-9s %8.2f token/s, first token after %10.1f ms   <- this plan\n", "as given",
                 explain_rate(x), 1e3 * x->prediction.ttft.seconds);
-    for (int i = 0; i < SEARCH_STRATEGIES; i++) {
+    for (uint32_t i = 0; i < x->strategies; i++) {
         const struct explain_strategy *s = &x->strategy[i];
         const char *name = search_strategy_name(s->strategy);
         if (s->feasible)
@@ -103,6 +103,21 @@ static void print_moved(const char *name, const struct cost_crossing *moved, FIL
     fprintf(out, "%-8s %s of weights a decode step%s%s\n", name, units_format_size(moved->bytes, text),
             moved->crossing < moved->bytes ? ", packed to about " : ", as they are",
             moved->crossing < moved->bytes ? units_format_size(moved->crossing, packed) : "");
+}
+
+static void print_experts(const struct explain *x, FILE *out)
+{
+    const struct model_config *c = &x->request->model->config;
+    const struct explain_experts *e = &x->experts;
+    char stored[UNITS_TEXT], token[UNITS_TEXT];
+    if (!e->layers) return;
+    fprintf(out, "experts  %u in %u of %u layers, %u a token: %s, of which a token reads %s",
+            c->router.experts, e->layers, c->layers, c->router.chosen, units_format_size(e->bytes, stored),
+            units_format_size(e->token_bytes, token));
+    if (x->batch > 1)
+        fprintf(out, ", a step of %u %s (chosen evenly: assumed)", x->batch,
+                units_format_size(e->step_bytes, token));
+    fputc('\n', out);
 }
 
 /* Rates of formats that are not bf16. */
@@ -173,12 +188,14 @@ void explain_print(const struct explain *x, FILE *out)
             m->config.architecture, m->config.layers, units_format_size(m->weight_bytes, text));
     if (x->plan->weights) fprintf(out, "weights  quantised at load, as %s\n", mixture_name(x->plan->weights));
     if (x->request->activations) fprintf(out, "products %s\n", x->request->activations);
+    if (x->request->invariant) fprintf(out, "invariant %s\n", x->request->invariant);
     fprintf(out, "machine  %s\n", profile->machine);
     fprintf(out, "decode   %.2f token/s (%.2f to %.2f): %u %s, %u tokens in\n", explain_rate(x),
             explain_rate_low(x), explain_rate_high(x), x->batch, how_many(x->batch, "sequence", "sequences"),
             x->context);
     fprintf(out, "first    %.1f ms (%.1f to %.1f) after a prompt of %u %s\n", 1e3 * p->ttft.seconds,
             1e3 * p->ttft.low, 1e3 * p->ttft.high, x->prompt, how_many(x->prompt, "token", "tokens"));
+    print_experts(x, out);
     print_moved("link", &x->crossing, out);
     print_moved("cpu", &x->reading, out);
     print_packed(x, out);

@@ -105,7 +105,10 @@ int space_open(struct space *s, const struct search_problem *problem, unsigned a
     if (rc) return rc;
     for (uint32_t i = 0; i < s->items; i++) {
         s->item[i] = (struct space_item){.first = i * step, .count = step, .allowed = allowed};
-        for (uint32_t u = 0; u < step; u++) add_unit(s, i * step + u, &s->item[i]);
+        for (uint32_t u = 0; u < step; u++) {
+            add_unit(s, i * step + u, &s->item[i]);
+            if (s->table->unit[i * step + u].stays) s->item[i].allowed &= ~(1u << PLAN_HOME_STREAM);
+        }
     }
     for (int e = 0; e < 2; e++)
         for (int h = 0; h < 2; h++)

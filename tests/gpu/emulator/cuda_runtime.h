@@ -205,7 +205,11 @@ enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerBlockOptin
 };
 enum { cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize,
+    cudaFuncAttributePreferredSharedMemoryCarveout
+};
+enum { cudaSharedmemCarveoutMaxShared = 100 };
 enum cudaLaunchAttributeID {
     cudaLaunchAttributeProgrammaticStreamSerialization,
     cudaLaunchAttributeCooperative

@@ -184,6 +184,79 @@ static void test_presets(void **state)
     assert_int_equal(mkmodel_preset("qwen3", "9b", DTYPE_BF16, &root, &err), HELM_E_USAGE);
 }
 
+/* Shapes of published mixtures, each of its own architecture. */
+static void test_presets_with_experts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arch, *size;
+        double billions;
+    } sizes[] = {{"qwen3_moe", "30b-a3b", 30.53}, {"mixtral", "8x7b", 46.70}};
+    json_t *root;
+    struct helm_err err = {0};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct model_config config;
+        struct model model;
+        assert_int_equal(mkmodel_preset(sizes[i].arch, sizes[i].size, DTYPE_BF16, &root, &err), 0);
+        char *text = json_dumps(root, 0);
+        if (model_config_parse("preset", text, strlen(text), &config, &err)) fail_msg("%s", err.text);
+        if (model_from_config(&config, &model, &err)) fail_msg("%s", err.text);
+        if (fabs((double)model.parameter_count / 1e9 - sizes[i].billions) > 0.01 * sizes[i].billions)
+            fail_msg("%s has %.3f billion parameters", sizes[i].size, (double)model.parameter_count / 1e9);
+        assert_true(model.config.router.normalise);
+        model_free(&model);
+        free(text);
+        json_decref(root);
+    }
+    assert_int_equal(mkmodel_preset("qwen3", "30b-a3b", DTYPE_BF16, &root, &err), HELM_E_USAGE);
+    assert_non_null(strstr(err.text, "'30b-a3b' is none of architecture 'qwen3'"));
+    assert_int_equal(mkmodel_preset("mixtral", "8b", DTYPE_BF16, &root, &err), HELM_E_USAGE);
+}
+
+/* A tensor for each expert, as published files have; a router's values as a matrix's, not a norm's. */
+static void test_experts(void **state)
+{
+    (void)state;
+    static const char config_text[] =
+        "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"num_experts\": 5, \"num_experts_per_tok\": 2, "
+        "\"moe_intermediate_size\": 24, \"mlp_only_layers\": [1], \"hidden_size\": 64, "
+        "\"intermediate_size\": 96, "
+        "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16, "
+        "\"vocab_size\": 150, \"dtype\": \"bfloat16\"}";
+    static const char *const files[] = {"unused"};
+    struct built b;
+    struct model_config config;
+    struct model model;
+    struct mkmodel_result result;
+    struct helm_err err = {0};
+    built_start(&b, config_text, files, 1);
+    built_text(&b, "config.json", config_text);
+    assert_int_equal(model_read_config(b.folder, &config, &err), 0);
+    const struct mkmodel_request request = {
+        .config = &config, .folder = b.folder, .dtype = DTYPE_BF16, .shard_bytes = 40000, .threads = 2};
+    if (mkmodel_write(&request, &result, &err)) fail_msg("%s", err.text);
+    if (model_read(b.folder, &model, &err)) fail_msg("%s", err.text);
+    assert_true(result.shards > 1);
+    assert_int_equal(result.tensors, model.tensor_count - 3 + 3 * 5);
+    const struct model_tensor *up = model_find(&model, TENSOR_UP_EXPERTS, 0),
+                              *router = model_find(&model, TENSOR_ROUTER, 0);
+    assert_int_equal(up->piece_count, 5);
+    assert_int_equal(up->rows, 5 * 24);
+    uint16_t *values = read_tensor(&model, router);
+    double sum = 0;
+    for (int i = 0; i < 5 * 64; i++) {
+        const uint32_t bits = (uint32_t)values[i] << 16;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        sum += (double)value * value;
+    }
+    assert_true(fabs(sum / 5 - 1) < 0.5); /* rows of length 1 */
+    free(values);
+    model_free(&model);
+    model_config_free(&config);
+    built_end(&b);
+}
+
 static void test_config_file(void **state)
 {
     (void)state;
@@ -220,6 +293,8 @@ int main(void)
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_fill_in_pieces),
         cmocka_unit_test(test_presets),
+        cmocka_unit_test(test_presets_with_experts),
+        cmocka_unit_test(test_experts),
         cmocka_unit_test(test_config_file),
         cmocka_unit_test(test_write_errors),
     };

@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]] [--experts [NAME]]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
@@ -9,7 +9,8 @@
  * --quick, ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
  * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv_bulk.cu).
  * --long: attention over long contexts alone (bench_long.cu). --expand: packed weights alone (bench_expand.cu). --packed: products with whole packed matrices alone
- * (bench_packed.cu). --formats: products with weights of each format, or of one, alone (bench_formats.cu). Times are medians of repeated graph replays by CUDA
+ * (bench_packed.cu). --formats: products with weights of each format, or of one, alone (bench_formats.cu).
+ * --experts: mixtures of experts of some shapes and formats, or of one format, alone (bench_experts.cu). Times are medians of repeated graph replays by CUDA
  * events. Exit 1: the check failed. */
 #include <math.h>
 #include <string.h>
@@ -300,7 +301,7 @@ int main(int argc, char **argv)
 {
     struct bench b = {};
     bool quick = false, batch = false, chains = false, longs = false, expand = false, packed = false,
-         formats = false;
+         formats = false, experts = false;
     const char *format = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
@@ -315,17 +316,18 @@ int main(int argc, char **argv)
             expand = true;
         } else if (strcmp(argv[i], "--packed") == 0) {
             packed = true;
-        } else if (strcmp(argv[i], "--formats") == 0) {
-            formats = true;
+        } else if (strcmp(argv[i], "--formats") == 0 || strcmp(argv[i], "--experts") == 0) {
+            const char *option = argv[i];
+            (strcmp(option, "--formats") == 0 ? formats : experts) = true;
             if (i + 1 < argc && argv[i + 1][0] != '-') format = argv[++i];
             if (format && tensor_format_named(format) == FORMAT_COUNT) {
-                fprintf(stderr, "--formats %s: no such format\n", format);
+                fprintf(stderr, "%s %s: no such format\n", option, format);
                 return 2;
             }
         } else {
             fprintf(stderr,
                     "usage: %s [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats "
-                    "[NAME]]\n",
+                    "[NAME]] [--experts [NAME]]\n",
                     argv[0]);
             return 2;
         }
@@ -339,12 +341,13 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
-    if (expand || packed || formats) {
+    if (expand || packed || formats || experts) {
         printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
                b.read_gbs);
         if (expand) bad += bench_expand(&b);
         if (packed) bad += bench_packed(&b);
         if (formats) bench_formats(&b, format);
+        if (experts) bench_experts(&b, format);
         return bad ? 1 : 0;
     }
 

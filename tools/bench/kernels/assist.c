@@ -103,6 +103,12 @@ static int open_shape(struct bench *b, const struct shape *shape, struct helm_er
     run->kv_pool = b->pool;
     run->batch.row_count = shape->rows;
     for (uint32_t i = 0; i < pages * shape->rows; i++) b->pages[i] = i;
+    uint32_t random = 1;
+    for (uint32_t i = pages * shape->rows - 1; i > 0; i--) { /* as a pool that has been used gives them */
+        const uint32_t other = (random = random * 1664525u + 1013904223u) % (i + 1), page = b->pages[i];
+        b->pages[i] = b->pages[other];
+        b->pages[other] = page;
+    }
     for (uint32_t r = 0; r < shape->rows; r++) {
         b->row[r] = (struct batch_row){.pages = b->pages + r * pages,
                                        .start = shape->positions,

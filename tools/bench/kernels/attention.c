@@ -66,6 +66,7 @@ static void attend(void *ctx, uint32_t chunk, uint32_t thread)
                                             .q_stride = b->group * kv->head_dim,
                                             .tokens = 1,
                                             .group = b->group,
+                                            .kv_heads = 1,
                                             .start = POSITIONS - 1,
                                             .kv_last = POSITIONS,
                                             .scale = 1 / sqrtf((float)kv->head_dim),

@@ -45,9 +45,59 @@ static int run_matmul(struct device *d, const struct op *op, struct helm_err *er
         return gpuk_blocks_run(&cuda_of(d)->caps, &product, op->tokens, op->workspace, m->counters, STREAM(d),
                                err);
     }
+    gpuk_matmul_whole_sums(cuda_of(d)->matmul, m->steady);
     int rc = gpuk_matmul_plan(cuda_of(d)->matmul, m->dtype, m->out_dtype, op->tokens, m->rows, m->cols,
                               m->out_stride, m->accumulate, &plan, err);
     return rc ? rc : gpuk_matmul_run(plan, m->w, m->x, m->out, op->workspace, STREAM(d), err);
+}
+
+/* A router's logits of a chunk: few tokens at a time, by the product that is exact enough to choose by. */
+static int run_logits(struct device *d, const struct op *op, struct helm_err *err)
+{
+    int rc = 0;
+    for (uint32_t first = 0; first < op->tokens && !rc; first += GPUK_BATCH_MAX) {
+        const uint32_t left = op->tokens - first, tokens = left < GPUK_BATCH_MAX ? left : GPUK_BATCH_MAX;
+        struct gpuk_linear_args args = op->as.linear;
+        args.x += (size_t)first * args.x_stride;
+        args.segment[0].out += (size_t)first * args.out_stride;
+        /* *count, which is the chunk's, is at least `tokens` */
+        rc = gpuk_gemm_small(&cuda_of(d)->caps, &args, tokens, op->count, op->workspace,
+                             first ? 0 : op->flags, STREAM(d), err);
+    }
+    return rc;
+}
+
+static int run_experts(struct device *d, const struct op *op, struct helm_err *err)
+{
+    const struct gpuk_device *caps = &cuda_of(d)->caps;
+    const struct op_route *r = &op->as.route;
+    const struct op_experts_group *g = &op->as.experts_group;
+    const struct op_experts_down *down = &op->as.experts_down;
+    const struct op_experts_sum *s = &op->as.experts_sum;
+    struct gpuk_experts_glu glu;
+    switch (op->kind) {
+    case OP_ROUTE:
+        return gpuk_route(&r->router, op->count, op->tokens, r->logits, r->choice_bias, &r->out, op->flags,
+                          STREAM(d), err);
+    case OP_EXPERTS_GROUP:
+        return gpuk_experts_group(&g->choice, g->experts, NULL, op->count, op->tokens, &g->out, op->flags,
+                                  STREAM(d), err);
+    case OP_EXPERTS_GLU:
+        if (op->as.experts_glu.is_chunk)
+            return gpuk_experts_glu_chunk(caps, &op->as.experts_glu.chunk, op->tokens, op->flags, STREAM(d),
+                                          err);
+        glu = op->as.experts_glu.few;
+        glu.ahead = op->as.experts_glu.ahead.weight ? &op->as.experts_glu.ahead : NULL;
+        return gpuk_experts_glu(caps, &glu, op->tokens, op->count, op->workspace, op->flags, STREAM(d), err);
+    case OP_EXPERTS_DOWN:
+        if (down->is_chunk)
+            return gpuk_experts_down_chunk(caps, &down->chunk, op->tokens, op->flags, STREAM(d), err);
+        return gpuk_experts_down(caps, &down->few, op->tokens, op->count, op->workspace, op->flags, STREAM(d),
+                                 err);
+    default:
+        return gpuk_experts_sum(&s->choice, &s->groups, s->sums, s->rows, op->count, op->tokens, s->out,
+                                s->out_stride, op->flags, STREAM(d), err);
+    }
 }
 
 /* What takes its input row by row. */
@@ -110,6 +160,14 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
         return run_attention(d, op, err);
     case OP_MATMUL:
         return run_matmul(d, op, err);
+    case OP_LOGITS:
+        return run_logits(d, op, err);
+    case OP_ROUTE:
+    case OP_EXPERTS_GROUP:
+    case OP_EXPERTS_GLU:
+    case OP_EXPERTS_DOWN:
+    case OP_EXPERTS_SUM:
+        return run_experts(d, op, err);
     case OP_NORM:
     case OP_SWIGLU:
     case OP_ADD_BIAS:
@@ -165,5 +223,6 @@ const struct device_asked cuda_asked = {
     .attention_workspace = gpuk_attention_workspace_bytes,
     .argmax_workspace = gpuk_argmax_workspace_bytes,
     .few_workspace = gpuk_few_workspace_bytes,
+    .experts_workspace = gpuk_experts_workspace_bytes,
     .matmul_workspace = GPUK_MATMUL_WORKSPACE,
 };

@@ -86,6 +86,7 @@ struct attending {
     const struct gpuk_attention *args;
     const float *q;
     uint32_t first, count;
+    bool steady;        /* of a chunk: each query as in any other */
     float *out, *m, *s; /* m and s: partial results' too, of these queries' heads; or NULL */
 };
 
@@ -99,10 +100,12 @@ static struct attention_task task_of(const struct attending *x, uint32_t kv_head
                                    .q_stride = (size_t)a->heads * kv->head_dim,
                                    .tokens = x->count,
                                    .group = group,
+                                   .kv_heads = 1,
                                    .start = start,
                                    .kv_last = start + x->count,
                                    .window = a->window,
                                    .scale = a->scale,
+                                   .steady = x->steady,
                                    .kv = kv,
                                    .pool = a->kv.pool,
                                    .pages = pages_of(&a->step, x->first),
@@ -145,9 +148,10 @@ static void put_sums(const struct attending *x, const struct sums *sums, uint32_
         }
 }
 
-/* One kv head over runs of pages that lie in one pool, from position `begin` on. `pages`: the table without marks. */
-static void attend_runs(struct emulated_math *math, const struct attending *x, uint32_t kv_head,
-                        uint32_t begin, const uint32_t *pages)
+/* One kv head page by page from position `begin` on, so that sums do not depend on which pool a page lies in. `pages`: the
+ * table without marks. */
+static void attend_pages(struct emulated_math *math, const struct attending *x, uint32_t kv_head,
+                         uint32_t begin, const uint32_t *pages)
 {
     const struct gpuk_attention *a = x->args;
     const struct kv_layout *kv = &a->kv.layout;
@@ -170,9 +174,6 @@ static void attend_runs(struct emulated_math *math, const struct attending *x, u
     for (uint32_t at = begin, to; at < end; at = to) {
         const uint32_t page = marked[at / kv->page_tokens];
         to = (at / kv->page_tokens + 1) * kv->page_tokens;
-        while (to < end && page != GPUK_PAGE_ABSENT && marked[to / kv->page_tokens] != GPUK_PAGE_ABSENT &&
-               is_host(marked[to / kv->page_tokens]) == is_host(page))
-            to += kv->page_tokens;
         if (page == GPUK_PAGE_ABSENT) continue;
         const struct side side = side_of(&a->kv, is_host(page));
         task.kv = &side.layout, task.pool = side.pool, task.layer = side.layer;
@@ -194,14 +195,14 @@ static void attend(struct emulated_math *math, const struct attending *x)
     if (a->step.row_begin && a->step.row_begin[a->step.token_row[x->first]] > begin)
         begin = a->step.row_begin[a->step.token_row[x->first]];
     uint32_t *pages = emulated_scratch(math, SCRATCH_PAGES, end * sizeof *pages);
-    bool several = x->m != NULL;
+    bool several = x->m != NULL || a->kv.pool_host != NULL;
     for (uint32_t i = begin / kv->page_tokens; i < end && pages; i++) {
         pages[i] = marked[i] & ~GPUK_PAGE_HOST;
         several |= marked[i] != pages[i];
     }
     for (uint32_t h = 0; h < kv->kv_heads && pages; h++) {
         if (several) {
-            attend_runs(math, x, h, begin, pages);
+            attend_pages(math, x, h, begin, pages);
             continue;
         }
         const struct attention_task task =
@@ -286,7 +287,8 @@ void emulated_run_attend_prefill(struct emulated_math *math, const struct op *op
             uint32_t count = end - t < EMULATED_QUERIES ? end - t : EMULATED_QUERIES;
             math->vector->load(q, (const char *)c->q + t * width * dtype_bytes(q_dtype), q_dtype,
                                count * width);
-            attend(math, &(struct attending){.args = a, .q = q, .first = t, .count = count, .out = out});
+            attend(math, &(struct attending){
+                             .args = a, .q = q, .first = t, .count = count, .steady = true, .out = out});
             emulated_store(math, c->out, t * width, c->out_dtype, out, count * width);
         }
     }

@@ -19,7 +19,7 @@ struct emulated_math {
     struct {
         void *memory;
         size_t bytes;
-    } scratch[9];
+    } scratch[11];
     const char *broken; /* why the device has failed: no memory, or a caller who broke a kernel's rules */
 };
 HELM_MUST_CHECK int emulated_math_open(struct emulated_math *math, struct helm_err *err);
@@ -45,7 +45,9 @@ enum scratch_use {
     SCRATCH_ATTEND,
     SCRATCH_PLAIN,
     SCRATCH_PARTS, /* of attention over both pools */
-    SCRATCH_PAGES
+    SCRATCH_PAGES,
+    SCRATCH_EXPERTS, /* of experts: sums; inputs */
+    SCRATCH_EXPERTS_X
 };
 /* At least `bytes` of scratch, kept for the next call; NULL (and broken) when there is none. */
 void *emulated_scratch(struct emulated_math *math, enum scratch_use use, size_t bytes);
@@ -61,6 +63,12 @@ static inline uint32_t emulated_count(const uint32_t *count, uint32_t tokens)
     return *count < tokens ? *count : tokens;
 }
 
+emulated_run_fn emulated_run_route, emulated_run_experts_group, emulated_run_experts_glu,
+    emulated_run_experts_down, emulated_run_experts_sum;
+size_t emulated_experts_workspace(uint32_t tokens, uint32_t chosen, uint32_t cols);
+/* A linear of any number of tokens: for experts. */
+void emulated_linear(struct emulated_math *math, const struct gpuk_linear_args *args, uint32_t tokens,
+                     uint32_t x_stride, uint32_t out_stride);
 emulated_run_fn emulated_run_rope_append, emulated_run_attend_decode, emulated_run_attend_prefill,
     emulated_run_attend_merge, emulated_run_argmax, emulated_run_few, emulated_run_chain;
 /* One token's operations, at once: for chains. */

@@ -22,7 +22,7 @@ int emulated_math_open(struct emulated_math *math, struct helm_err *err)
         if (table[i]->schedule == LINEAR_ONE_TOKEN) math->gemv[table[i]->format] = table[i];
         if (table[i]->schedule == LINEAR_TOKENS && table[i]->exact_input &&
             strcmp(table[i]->name, "openblas") != 0)
-            math->gemm[table[i]->format] = table[i];
+            math->gemm[table[i]->format] = table[i]->steady ? table[i]->steady : table[i];
     }
     int rc = vector_choose(features, NULL, &math->vector, err);
     for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++)
@@ -59,14 +59,19 @@ struct product {
     float *y;
 };
 
+/* A few tokens, each with the bits that it has alone. */
+static void multiply_each(struct emulated_math *math, const struct product *p)
+{
+    for (uint32_t t = 0; t < p->tokens; t++)
+        math->gemv[p->dtype]->gemv(p->y + (size_t)t * p->rows, p->w, p->x + (size_t)t * p->cols, p->rows,
+                                   p->cols, NULL);
+}
+
+/* A chunk's, each with the bits that it has in any chunk. */
 static bool multiply(struct emulated_math *math, const struct product *p)
 {
     const struct linear_kernel *k = math->gemm[p->dtype];
     const uint32_t tokens = p->tokens, rows = p->rows, cols = p->cols;
-    if (tokens == 1) {
-        math->gemv[p->dtype]->gemv(p->y, p->w, p->x, rows, cols, NULL);
-        return true;
-    }
     void *tiled = emulated_scratch(math, SCRATCH_TILED, k->tiled_bytes(tokens, cols));
     void *own = emulated_scratch(math, SCRATCH_GEMM, k->scratch_bytes(cols, tokens) + 64);
     if (!tiled || !own) return false;
@@ -141,7 +146,8 @@ static void linear(struct emulated_math *math, const struct gpuk_linear_args *a,
                                     (size_t)tokens * g->rows * sizeof(float));
         const struct product product = {
             .dtype = dtype, .tokens = tokens, .rows = g->rows, .cols = a->cols, .w = weight, .x = x, .y = y};
-        if (!y || !weight || !multiply(math, &product)) return;
+        if (!y || !weight) return;
+        multiply_each(math, &product);
         for (uint32_t t = 0; t < tokens && g->bias; t++)
             math->vector->add(y + (size_t)t * g->rows, g->bias, g->rows);
         if (a->swiglu && s == 0) continue;
@@ -157,6 +163,12 @@ static void linear(struct emulated_math *math, const struct gpuk_linear_args *a,
             memcpy(to->out + (size_t)t * out_stride, row, g->rows * sizeof(float));
         }
     }
+}
+
+void emulated_linear(struct emulated_math *math, const struct gpuk_linear_args *args, uint32_t tokens,
+                     uint32_t x_stride, uint32_t out_stride)
+{
+    linear(math, args, tokens, x_stride, out_stride);
 }
 
 void emulated_run_gemv(struct emulated_math *math, const struct gpuk_linear_args *args)
@@ -313,6 +325,12 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_ROPE_TABLE] = run_rope_table,
     [OP_GEMV] = run_gemv,
     [OP_GEMM_SMALL] = run_gemm_small,
+    [OP_LOGITS] = run_gemm_small,
+    [OP_ROUTE] = emulated_run_route,
+    [OP_EXPERTS_GROUP] = emulated_run_experts_group,
+    [OP_EXPERTS_GLU] = emulated_run_experts_glu,
+    [OP_EXPERTS_DOWN] = emulated_run_experts_down,
+    [OP_EXPERTS_SUM] = emulated_run_experts_sum,
     [OP_MATMUL] = run_matmul,
     [OP_ADD_BIAS] = run_add_bias,
     [OP_SWIGLU] = run_swiglu,
@@ -417,5 +435,6 @@ const struct device_asked emulated_asked = {
     .attention_workspace = emulated_attention_workspace,
     .argmax_workspace = emulated_argmax_workspace,
     .few_workspace = emulated_few_workspace,
+    .experts_workspace = emulated_experts_workspace,
     .matmul_workspace = GPU_MATMUL_WORKSPACE_EMULATED,
 };

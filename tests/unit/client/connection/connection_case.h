@@ -80,7 +80,10 @@ static inline void on_error(void *user, uint64_t request, int code, const char *
     seen->code = code;
     snprintf(seen->text, sizeof seen->text, "%s", text);
 }
-static const struct helm_callbacks callbacks = {on_accepted, on_token, on_done, on_error};
+static const struct helm_callbacks callbacks = {.accepted = on_accepted,
+                                                .token = on_token,
+                                                .done = on_done,
+                                                .error = on_error};
 
 static inline struct helm_client *connect_to(const struct daemon *d)
 {

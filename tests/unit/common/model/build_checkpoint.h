@@ -45,11 +45,15 @@ static inline void built_add(struct built *b, const struct model_config *config,
 {
     char name[MODEL_NAME_MAX];
     uint64_t rows, cols;
-    if (!model_expected_shape(config, role, &rows, &cols)) return;
-    model_tensor_name(config, role, layer, name);
-    json_t *shape = arch_role_is_vector(role) ? json_pack("[I]", (json_int_t)cols)
-                                              : json_pack("[I, I]", (json_int_t)rows, (json_int_t)cols);
-    json_array_append_new(b->tensors, built_tensor(name, "BF16", shape, file));
+    if (!model_expects(config, role, layer) || !model_expected_shape(config, role, &rows, &cols)) return;
+    const uint32_t parts = model_tensor_parts(config, role);
+    for (uint32_t i = parts; i-- > 0;) { /* in an order of no meaning */
+        model_part_name(config, role, layer, i, name);
+        json_t *shape = arch_role_rank(role, false) == 1
+                            ? json_pack("[I]", (json_int_t)cols)
+                            : json_pack("[I, I]", (json_int_t)(rows / parts), (json_int_t)cols);
+        json_array_append_new(b->tensors, built_tensor(name, "BF16", shape, file));
+    }
 }
 
 /* A fresh folder and the list of a sound checkpoint for `config_text`; layer i goes to files[i % file_count].

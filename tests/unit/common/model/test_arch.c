@@ -41,6 +41,88 @@ static void test_names_and_roles_are_inverses(void **state)
     assert_string_equal(name, "model.layers.3.mlp.up_proj.weight");
 }
 
+static bool all_sparse[] = {true, true, true};
+static const struct model_config mixture = {.architecture = "Qwen3MoeForCausalLM",
+                                            .layers = 3,
+                                            .hidden = 10,
+                                            .intermediate = 14,
+                                            .vocab = 20,
+                                            .heads = 6,
+                                            .kv_heads = 2,
+                                            .head_dim = 4,
+                                            .router = {.experts = 12, .chosen = 3},
+                                            .expert_intermediate = 8,
+                                            .sparse = all_sparse};
+
+static void test_names_of_experts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *architecture, *name;
+        enum tensor_role role;
+    } names[] = {
+        {"Qwen3MoeForCausalLM", "model.layers.2.mlp.experts.11.down_proj.weight", TENSOR_DOWN_EXPERTS},
+        {"MixtralForCausalLM", "model.layers.2.block_sparse_moe.experts.11.w2.weight", TENSOR_DOWN_EXPERTS},
+        {"MixtralForCausalLM", "model.layers.2.block_sparse_moe.experts.11.w1.weight", TENSOR_GATE_EXPERTS},
+        {"MixtralForCausalLM", "model.layers.2.block_sparse_moe.experts.11.w3.weight", TENSOR_UP_EXPERTS}};
+    struct arch_name what;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct model_config c = mixture;
+        char name[MODEL_NAME_MAX];
+        strcpy(c.architecture, names[i].architecture);
+        assert_int_equal(model_tensor_parts(&c, names[i].role), 12);
+        model_part_name(&c, names[i].role, 2, 11, name);
+        assert_string_equal(name, names[i].name);
+        assert_true(arch_match(name, false, &what));
+        assert_int_equal(what.role, names[i].role);
+        assert_int_equal(what.layer, 2);
+        assert_int_equal(what.expert, 11);
+        model_tensor_name(&c, names[i].role, 2, name);
+        assert_true(arch_match(name, false, &what));
+        assert_int_equal(what.expert, -1);
+    }
+    assert_int_equal(model_tensor_parts(&mixture, TENSOR_ROUTER), 1);
+    assert_false(arch_match("model.layers.2.mlp.experts.011.down_proj.weight", false, &what));
+    assert_false(arch_match("model.layers.2.mlp.experts..down_proj.weight", false, &what));
+    assert_false(arch_match("model.layers.2.mlp.experts.1.down_proj.weight2", false, &what));
+    assert_false(arch_match("model.layers.2.mlp.experts.1234567.down_proj.weight", false, &what));
+    assert_true(arch_match("blk.7.ffn_down_exps.weight", true, &what));
+    assert_int_equal(what.role, TENSOR_DOWN_EXPERTS);
+    assert_int_equal(what.layer, 7);
+}
+
+/* A sparse layer has what its operations use, and what is dense it has not. */
+static void test_mixtures(void **state)
+{
+    (void)state;
+    struct model_config c = mixture;
+    bool sparse[] = {false, true, true};
+    struct model_math math;
+    uint64_t rows, cols;
+    c.sparse = sparse;
+    assert_true(model_expects(&c, TENSOR_GATE, 0) && !model_expects(&c, TENSOR_GATE, 1));
+    assert_true(model_expects(&c, TENSOR_ROUTER, 1) && !model_expects(&c, TENSOR_ROUTER, 0));
+    assert_true(model_expects(&c, TENSOR_MLP_NORM, 0) && model_expects(&c, TENSOR_MLP_NORM, 1));
+    assert_true(model_expects(&c, TENSOR_EMBED, -1) && !model_expects(&c, TENSOR_EMBED, 0));
+    assert_false(model_expected_shape(&mixture, TENSOR_GATE, &rows, &cols));
+    assert_true(model_expected_shape(&c, TENSOR_UP_EXPERTS, &rows, &cols));
+    assert_true(rows == 12 * 8 && cols == 10);
+    assert_true(model_expected_shape(&c, TENSOR_DOWN_EXPERTS, &rows, &cols));
+    assert_true(rows == 12 * 10 && cols == 8);
+    assert_int_equal(model_mlp_width(&c), 24);
+    model_math_build(&c, &math);
+    const struct math_part *part = &math.part[MATH_PART_SPARSE];
+    assert_true(part->read_part == 0.25);
+    for (uint32_t i = 0; i < part->ops; i++) {
+        if (part->op[i].norm != TENSOR_NONE) assert_int_equal(unit_part_of_role(part->op[i].norm), UNIT_MLP);
+        for (uint32_t w = 0; w < part->op[i].weights; w++) {
+            assert_true(model_expects(&c, part->op[i].weight[w], 1));
+            assert_int_equal(unit_part_of_role(part->op[i].weight[w]), UNIT_MLP);
+        }
+    }
+    assert_int_equal(unit_part_of_role(part->op[0].router), UNIT_MLP);
+}
+
 static void test_names_no_role_has(void **state)
 {
     (void)state;
@@ -172,6 +254,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names_and_roles_are_inverses),
+        cmocka_unit_test(test_names_of_experts),
+        cmocka_unit_test(test_mixtures),
         cmocka_unit_test(test_names_no_role_has),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_math),

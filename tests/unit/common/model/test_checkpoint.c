@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "common/model/checkpoint.h"
+#include "common/model/shards.h"
 #include "tests/unit/common/model/build_checkpoint.h"
 
 #define SHAPE                                                                                                \
@@ -17,6 +18,10 @@
 #define QWEN2 "{\"architectures\": [\"Qwen2ForCausalLM\"], \"tie_word_embeddings\": true, " SHAPE "}"
 #define LLAMA                                                                                                \
     "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": true, \"mlp_bias\": true, " SHAPE "}"
+#define QWEN3_MOE                                                                                            \
+    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"num_experts\": 3, \"num_experts_per_tok\": 2,"         \
+    "\"moe_intermediate_size\": 6, \"mlp_only_layers\": [0], " SHAPE "}"
+#define MIXTRAL "{\"architectures\": [\"MixtralForCausalLM\"], \"num_local_experts\": 3, " SHAPE "}"
 static const char *const one_file[] = {"model.safetensors"};
 static const char *const two_files[] = {"model-00001-of-00002.safetensors",
                                         "model-00002-of-00002.safetensors"};
@@ -34,7 +39,7 @@ static void expect(struct built *b, int code, const char *text)
     for (uint32_t i = 0; i < model.tensor_count; i++) {
         const struct model_tensor *t = &model.tensors[i];
         assert_ptr_equal(model_find(&model, t->role, t->layer), t);
-        assert_true(t->offset + t->bytes <= model.shards[t->shard].bytes);
+        if (!t->piece_count) assert_true(t->offset + t->bytes <= model.shards[t->shard].bytes);
         assert_int_equal(t->bytes, tensor_format_bytes(t->format, t->rows, t->cols));
         if (i) assert_true(t[-1].shard < t->shard || (t[-1].shard == t->shard && t[-1].offset < t->offset));
         sum += t->bytes;
@@ -111,14 +116,90 @@ static void test_golden_models(void **state)
 static void test_sound(void **state)
 {
     (void)state;
-    static const char *const configs[] = {QWEN3, QWEN2, LLAMA};
-    for (size_t i = 0; i < 3; i++) {
+    static const char *const configs[] = {QWEN3, QWEN2, LLAMA, QWEN3_MOE, MIXTRAL};
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         struct built b;
         built_start(&b, configs[i], one_file, 1);
         expect(&b, 0, "");
         built_start(&b, configs[i], two_files, 2);
         expect(&b, 0, "");
     }
+}
+
+/* A tensor for each expert, in any order and file: together they are one of the model. */
+static void test_experts(void **state)
+{
+    (void)state;
+    struct built b;
+    struct model m;
+    struct helm_err err = {0};
+    char path[256];
+    built_start(&b, QWEN3_MOE, two_files, 2);
+    json_object_set_new(built_find(&b, "model.layers.1.mlp.experts.2.down_proj.weight"), "file",
+                        json_string(two_files[0]));
+    built_write(&b);
+    if (model_read(b.folder, &m, &err)) fail_msg("%s", err.text);
+    const struct model_tensor *down = model_find(&m, TENSOR_DOWN_EXPERTS, 1);
+    assert_non_null(model_find(&m, TENSOR_DOWN, 0));
+    assert_null(model_find(&m, TENSOR_DOWN, 1));
+    assert_null(model_find(&m, TENSOR_ROUTER, 0));
+    assert_int_equal(model_find(&m, TENSOR_ROUTER, 1)->rows, 3);
+    assert_string_equal(down->name, "model.layers.1.mlp.experts.*.down_proj.weight");
+    assert_int_equal(down->rows, 3 * 8);
+    assert_int_equal(down->cols, 6);
+    assert_int_equal(down->bytes, 3 * 8 * 6 * 2);
+    assert_int_equal(down->piece_count, 3);
+    assert_int_equal(m.pieces[down->piece].shard, 1);
+    assert_int_equal(m.pieces[down->piece + 2].shard, 0);
+    assert_int_equal(m.unit[unit_of(0, UNIT_MLP)].matrix_count, 3);
+    assert_int_equal(m.unit[unit_of(1, UNIT_MLP)].tensor_count, 5);
+    assert_false(m.config.router.normalise);
+    /* Each expert's bytes are read from its own place. */
+    for (uint32_t e = 0; e < 3; e++) {
+        const struct model_piece *piece = &m.pieces[down->piece + e];
+        snprintf(path, sizeof path, "%s/%s", b.folder, two_files[piece->shard]);
+        FILE *file = fopen(path, "r+b");
+        assert_non_null(file);
+        assert_int_equal(fseek(file, (long)piece->offset, SEEK_SET), 0);
+        for (int i = 0; i < 8 * 6 * 2; i++) fputc((int)(100 * e) + i % 96, file);
+        fclose(file);
+    }
+    struct model_shards shards;
+    unsigned char all[3 * 8 * 6 * 2], some[130];
+    assert_int_equal(model_shards_open(&m, &shards, &err), 0);
+    assert_int_equal(model_shards_read(&shards, down, 0, sizeof all, all, &err), 0);
+    for (int i = 0; i < (int)sizeof all; i++)
+        assert_int_equal(all[i], (unsigned char)(100 * (i / 96) + i % 96));
+    assert_int_equal(model_shards_read(&shards, down, 90, sizeof some, some, &err), 0);
+    assert_memory_equal(some, all + 90, sizeof some);
+    model_shards_close(&shards);
+    model_free(&m);
+    built_end(&b);
+
+    built_start(&b, MIXTRAL, one_file, 1);
+    built_remove(&b, "model.layers.0.block_sparse_moe.experts.1.w3.weight");
+    expect(&b, HELM_E_NOT_FOUND, "tensor 'model.layers.0.block_sparse_moe.experts.1.w3.weight' is missing");
+    built_start(&b, MIXTRAL, one_file, 1);
+    json_object_set_new(built_find(&b, "model.layers.1.block_sparse_moe.experts.0.w1.weight"), "dtype",
+                        json_string("F32"));
+    expect(&b, HELM_E_UNSUPPORTED, "has dtype");
+    static const struct {
+        const char *name, *text;
+    } surplus[] = {
+        {"model.layers.0.block_sparse_moe.experts.3.w1.weight", "config.json has 3 experts"},
+        {"model.layers.0.block_sparse_moe.experts.01.w1.weight", "no part of a MixtralForCausalLM uses it"},
+        {"model.layers.0.block_sparse_moe.experts.*.w1.weight", "no part of a MixtralForCausalLM uses it"},
+        {"model.layers.0.mlp.gate_proj.weight", "config.json says this MixtralForCausalLM has none"}};
+    for (size_t i = 0; i < sizeof surplus / sizeof *surplus; i++) {
+        built_start(&b, MIXTRAL, one_file, 1);
+        json_array_append_new(b.tensors,
+                              built_tensor(surplus[i].name, "BF16", json_pack("[i, i]", 12, 8), one_file[0]));
+        expect(&b, HELM_E_MISMATCH, surplus[i].text);
+    }
+    built_start(&b, QWEN3_MOE, one_file, 1);
+    json_object_set_new(built_find(&b, "model.layers.1.mlp.experts.1.up_proj.weight"), "shape",
+                        json_pack("[i, i]", 7, 8));
+    expect(&b, HELM_E_MISMATCH, "up_proj.weight' has shape [7, 8], config.json implies [6, 8]");
 }
 
 static void test_mixed_dtypes(void **state)
@@ -495,6 +576,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_models),
         cmocka_unit_test(test_sound),
+        cmocka_unit_test(test_experts),
         cmocka_unit_test(test_mixed_dtypes),
         cmocka_unit_test(test_missing),
         cmocka_unit_test(test_surplus),

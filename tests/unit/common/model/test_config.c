@@ -21,6 +21,11 @@ static const char base[] =
     "\"hidden_act\": \"silu\", \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": false,"
     "\"rope_parameters\": {\"rope_theta\": 1e6, \"rope_type\": \"default\"}, \"eos_token_id\": 3}";
 
+/* The beginning of a patch that makes it a mixture of experts. */
+#define MOE                                                                                                  \
+    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"model_type\": \"qwen3_moe\", "                         \
+    "\"moe_intermediate_size\": 24, "
+
 /* base with the members of `patch` put in place; "DELETE" as a value removes the member. */
 static char *patched(const char *patch)
 {
@@ -217,6 +222,42 @@ static void test_windows(void **state)
         0, 0, 0);
 }
 
+static void test_experts(void **state)
+{
+    (void)state;
+    struct model_config c;
+    parse_ok(MOE "\"num_experts\": 16, \"num_experts_per_tok\": 4, \"norm_topk_prob\": true}", &c);
+    assert_int_equal(c.router.experts, 16);
+    assert_int_equal(c.router.chosen, 4);
+    assert_true(c.router.normalise && c.router.scale == 1);
+    assert_int_equal(c.expert_intermediate, 24);
+    assert_int_equal(c.intermediate, 96);
+    assert_int_equal(model_mlp_width(&c), 96); /* 4 * 24: no layer is dense */
+    for (int i = 0; i < 4; i++) assert_true(c.sparse[i]);
+    model_config_free(&c);
+    parse_ok(MOE "\"decoder_sparse_step\": 2, \"mlp_only_layers\": [3, 77]}", &c);
+    assert_int_equal(c.router.experts, 128);
+    assert_int_equal(c.router.chosen, 8);
+    assert_false(c.router.normalise);
+    for (int i = 0; i < 4; i++) assert_int_equal(c.sparse[i], i == 1);
+    assert_int_equal(model_mlp_width(&c), 8 * 24);
+    model_config_free(&c);
+    parse_ok(MOE "\"mlp_only_layers\": [0, 1, 2, 3]}", &c);
+    assert_null(c.sparse);
+    assert_int_equal(c.router.experts, 0);
+    model_config_free(&c);
+    parse_ok(MOE "\"use_sliding_window\": true, \"sliding_window\": 8}", &c);
+    for (int i = 0; i < 4; i++) assert_int_equal(c.window[i], 8);
+    model_config_free(&c);
+    parse_ok("{\"architectures\": [\"MixtralForCausalLM\"], \"model_type\": \"mixtral\"}", &c);
+    assert_int_equal(c.router.experts, 8);
+    assert_int_equal(c.router.chosen, 2);
+    assert_true(c.router.normalise);
+    assert_int_equal(c.expert_intermediate, 96);
+    assert_int_equal(c.window[0], 0);
+    model_config_free(&c);
+}
+
 static void test_special_ids(void **state)
 {
     (void)state;
@@ -255,6 +296,15 @@ static const struct {
     {"{\"model_type\": \"llama\"}", HELM_E_MISMATCH, "contradicts 'model_type' 'llama'"},
     {"{\"model_type\": 1}", HELM_E_FORMAT, "'model_type'"},
     {"{\"num_hidden_layers\": \"DELETE\"}", HELM_E_FORMAT, "'num_hidden_layers' is missing"},
+    {MOE "\"num_experts\": 0}", HELM_E_LIMIT, "'num_experts' is 0"},
+    {MOE "\"num_experts\": 2147483648}", HELM_E_LIMIT, "'num_experts' is 2147483648, not between 1 and 1024"},
+    {MOE "\"num_experts_per_tok\": 33, \"num_experts\": 64}", HELM_E_LIMIT, "'num_experts_per_tok' is 33"},
+    {MOE "\"num_experts_per_tok\": 5, \"num_experts\": 4}", HELM_E_FORMAT, "but there are 4 experts"},
+    {MOE "\"moe_intermediate_size\": \"DELETE\"}", HELM_E_FORMAT, "'moe_intermediate_size'"},
+    {MOE "\"decoder_sparse_step\": 0}", HELM_E_LIMIT, "'decoder_sparse_step' is 0"},
+    {MOE "\"mlp_only_layers\": 3}", HELM_E_FORMAT, "'mlp_only_layers' is not a list"},
+    {MOE "\"mlp_only_layers\": [1, -2]}", HELM_E_FORMAT, "'mlp_only_layers' entry 1"},
+    {MOE "\"norm_topk_prob\": 1}", HELM_E_FORMAT, "'norm_topk_prob'"},
     {"{\"num_hidden_layers\": 0}", HELM_E_LIMIT, "'num_hidden_layers' is 0"},
     {"{\"num_hidden_layers\": 1025}", HELM_E_LIMIT, "1024"},
     {"{\"num_hidden_layers\": -1}", HELM_E_LIMIT, "-1"},
@@ -357,6 +407,7 @@ int main(void)
         cmocka_unit_test(test_context_of_yarn),
         cmocka_unit_test(test_biases_by_architecture),
         cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_experts),
         cmocka_unit_test(test_special_ids),
         cmocka_unit_test(test_hostile_configs),
         cmocka_unit_test(test_not_json),

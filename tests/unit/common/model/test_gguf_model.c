@@ -31,8 +31,9 @@ struct recipe {
     void (*keys)(struct built *b, const char *arch); /* more of them; NULL: none */
     uint32_t key_count;
     bool tied, biases, factors;
-    const char *leave_out, *add; /* a tensor */
-    uint32_t kv_heads;           /* 0: 2 */
+    const char *leave_out, *add;    /* a tensor */
+    uint32_t kv_heads;              /* 0: 2 */
+    uint32_t experts, expert_inner; /* its MLP is a mixture; 0: it is none */
 };
 
 static struct built built;
@@ -44,6 +45,20 @@ static void add_tensor(const struct recipe *r, const char *name, uint64_t cols, 
     if (r->leave_out && strcmp(r->leave_out, name) == 0) return;
     put_tensor(&infos, name, cols, rows, 0, data_bytes);
     data_bytes += (cols * (rows ? rows : 1) * 4 + 31) / 32 * 32;
+    tensor_count++;
+}
+
+/* [experts][rows][cols] */
+static void add_experts(const struct recipe *r, const char *name, uint64_t cols, uint64_t rows)
+{
+    put_string(&infos, name);
+    put(&infos, 3, 4);
+    put(&infos, cols, 8);
+    put(&infos, rows, 8);
+    put(&infos, r->experts, 8);
+    put(&infos, 0, 4);
+    put(&infos, data_bytes, 8);
+    data_bytes += (r->experts * cols * rows * 4 + 31) / 32 * 32;
     tensor_count++;
 }
 
@@ -83,9 +98,16 @@ static void make_file(const struct recipe *r, struct built *b)
         add_tensor(r, "blk.0.attn_v.bias", kv_heads * HIDDEN / HEADS, 0);
     }
     add_tensor(r, "blk.0.ffn_norm.weight", HIDDEN, 0);
-    add_tensor(r, "blk.0.ffn_gate.weight", HIDDEN, INNER);
-    add_tensor(r, "blk.0.ffn_up.weight", HIDDEN, INNER);
-    add_tensor(r, "blk.0.ffn_down.weight", INNER, HIDDEN);
+    if (r->experts) {
+        add_tensor(r, "blk.0.ffn_gate_inp.weight", HIDDEN, r->experts);
+        add_experts(r, "blk.0.ffn_gate_exps.weight", HIDDEN, r->expert_inner);
+        add_experts(r, "blk.0.ffn_up_exps.weight", HIDDEN, r->expert_inner);
+        add_experts(r, "blk.0.ffn_down_exps.weight", r->expert_inner, HIDDEN);
+    } else {
+        add_tensor(r, "blk.0.ffn_gate.weight", HIDDEN, INNER);
+        add_tensor(r, "blk.0.ffn_up.weight", HIDDEN, INNER);
+        add_tensor(r, "blk.0.ffn_down.weight", INNER, HIDDEN);
+    }
     if (r->add) add_tensor(r, r->add, HIDDEN, 0);
     put_start(b, tensor_count, 8 + r->key_count);
     put_text(b, "general.architecture", r->arch);
@@ -154,7 +176,9 @@ static void test_golden_files(void **state)
         uint32_t interleaved;
     } files[] = {{"llama-Q4_K_M", "LlamaForCausalLM", true, false, false, ROPE_FACTORS, 5e5, 8},
                  {"qwen2-oddrows-IQ4_XS", "Qwen2ForCausalLM", false, true, false, ROPE_DEFAULT, 1e6, 0},
-                 {"qwen3-Q2_K", "Qwen3ForCausalLM", false, false, true, ROPE_DEFAULT, 1e6, 0}};
+                 {"qwen3-Q2_K", "Qwen3ForCausalLM", false, false, true, ROPE_DEFAULT, 1e6, 0},
+                 {"qwen3moe-MXFP4_MOE", "Qwen3MoeForCausalLM", false, false, true, ROPE_DEFAULT, 1e6, 0},
+                 {"mixtral-Q4_K_M", "MixtralForCausalLM", false, false, false, ROPE_DEFAULT, 5e5, 4}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         struct model m;
         struct model_config c;
@@ -184,7 +208,10 @@ static void test_golden_files(void **state)
         assert_int_equal(model_find(&m, TENSOR_Q, 1)->interleaved_heads, files[i].interleaved);
         assert_int_equal(model_find(&m, TENSOR_K, 1)->interleaved_heads, files[i].interleaved / 2);
         assert_int_equal(model_find(&m, TENSOR_V, 1)->interleaved_heads, 0);
-        assert_string_equal(model_find(&m, TENSOR_DOWN, 2)->name, "blk.2.ffn_down.weight");
+        if (m.config.sparse)
+            assert_string_equal(model_find(&m, TENSOR_DOWN_EXPERTS, 2)->name, "blk.2.ffn_down_exps.weight");
+        else
+            assert_string_equal(model_find(&m, TENSOR_DOWN, 2)->name, "blk.2.ffn_down.weight");
         uint64_t bytes = m.weight_bytes;
         model_free(&m);
         if (model_read(folder, &m, &err)) fail_msg("%s", err.text);
@@ -226,7 +253,7 @@ static void test_architectures(void **state)
     refuse(&(struct recipe){.arch = "qwen3"}, HELM_E_NOT_FOUND,
            "tensor 'blk.0.attn_q_norm.weight' is missing");
     refuse(&(struct recipe){.arch = "gemma3"}, HELM_E_UNSUPPORTED,
-           "architecture 'gemma3' is not supported (supported: llama, mistral3, qwen2, qwen3)");
+           "architecture 'gemma3' is not supported (supported: llama, mistral3, qwen2, qwen3, qwen3moe)");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "token_embd.weight"}, HELM_E_NOT_FOUND,
            "no matrix 'token_embd.weight'");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "blk.0.ffn_up.weight"}, HELM_E_NOT_FOUND,
@@ -252,7 +279,10 @@ static void text_key(struct built *b, const char *arch, const char *name, const 
     key(text, arch, name);
     put_text(b, text, value);
 }
-KEYS(experts, arch_u32(b, arch, "expert_count", 8))
+KEYS(experts, arch_u32(b, arch, "expert_count", 4); arch_u32(b, arch, "expert_used_count", 3))
+KEYS(many_experts, arch_u32(b, arch, "expert_count", 1u << 31))
+KEYS(no_choice, arch_u32(b, arch, "expert_count", 4); arch_u32(b, arch, "expert_used_count", 5))
+KEYS(shared_expert, experts(b, arch); arch_u32(b, arch, "expert_shared_count", 1))
 KEYS(no_experts, arch_u32(b, arch, "expert_count", 0))
 KEYS(temperature, arch_f32(b, arch, "attention.temperature_scale", 0.1f))
 KEYS(part_of_head, arch_u32(b, arch, "rope.dimension_count", 8))
@@ -274,8 +304,6 @@ static void test_keys(void **state)
 {
     (void)state;
     struct model m;
-    refuse(&(struct recipe){.arch = "llama", .keys = experts, .key_count = 1}, HELM_E_UNSUPPORTED,
-           "key 'llama.expert_count' is 8: experts come later");
     refuse(&(struct recipe){.arch = "mistral3", .keys = temperature, .key_count = 1}, HELM_E_UNSUPPORTED,
            "key 'mistral3.attention.temperature_scale'");
     refuse(&(struct recipe){.arch = "qwen2", .keys = part_of_head, .key_count = 1}, HELM_E_UNSUPPORTED,
@@ -317,6 +345,63 @@ static void test_keys(void **state)
     assert_int_equal(m.config.eos[1], 9);
     assert_int_equal(m.config.bos, 5);
     model_free(&m);
+}
+
+/* Mixtures of experts: told by a key in `llama`, by the architecture in `qwen3moe`. */
+static void test_experts(void **state)
+{
+    (void)state;
+    struct model m;
+    const struct recipe mixtral = {
+        .arch = "llama", .keys = experts, .key_count = 2, .experts = 4, .expert_inner = INNER};
+    struct recipe bad = mixtral;
+    accept(&mixtral, &m);
+    assert_string_equal(m.config.architecture, "MixtralForCausalLM");
+    assert_int_equal(m.config.router.experts, 4);
+    assert_int_equal(m.config.router.chosen, 3);
+    assert_int_equal(m.config.router.score, ROUTER_SOFTMAX);
+    assert_true(m.config.router.normalise);
+    assert_int_equal(m.config.expert_intermediate, INNER);
+    assert_true(m.config.sparse && m.config.sparse[0]);
+    assert_int_equal(model_find(&m, TENSOR_Q, 0)->interleaved_heads, HEADS);
+    const struct model_tensor *down = model_find(&m, TENSOR_DOWN_EXPERTS, 0);
+    assert_int_equal(down->rows, 4 * HIDDEN);
+    assert_int_equal(down->cols, INNER);
+    assert_int_equal(down->piece_count, 0);
+    assert_null(model_find(&m, TENSOR_GATE, 0));
+    const struct model_unit *unit = &m.unit[unit_of(0, UNIT_MLP)];
+    assert_int_equal(unit->matrix_count, 3); /* the router is kept with the norms */
+    assert_int_equal(unit->tensor_count, 5);
+    assert_int_equal(model_unit_math(&m, unit_of(0, UNIT_MLP))->op[0].kind, MATH_ROUTE);
+    assert_true(model_unit_math(&m, unit_of(0, UNIT_MLP))->read_part == 0.75);
+    assert_int_equal(model_mlp_width(&m.config), 3 * INNER);
+    model_free(&m);
+    bad.expert_inner = INNER / 2;
+    refuse(&bad, HELM_E_MISMATCH,
+           "'blk.0.ffn_gate_exps.weight' has shape [4, 16, 64], the file implies [4, 32, 64]");
+    bad = mixtral;
+    bad.experts = 3;
+    refuse(&bad, HELM_E_MISMATCH, "'blk.0.ffn_gate_inp.weight' has shape [3, 64], the file implies [4, 64]");
+    bad.experts = 0;
+    refuse(&bad, HELM_E_MISMATCH,
+           "surplus tensor 'blk.0.ffn_gate.weight': the file says this MixtralForCausalLM has none");
+    bad = mixtral;
+    bad.leave_out = "blk.0.ffn_gate_inp.weight";
+    refuse(&bad, HELM_E_NOT_FOUND, "tensor 'blk.0.ffn_gate_inp.weight' is missing");
+    bad = mixtral;
+    bad.arch = "qwen2";
+    refuse(&bad, HELM_E_UNSUPPORTED, "key 'qwen2.expert_count' is 4: no qwen2 with experts is supported");
+    bad = mixtral;
+    bad.keys = many_experts, bad.key_count = 1;
+    refuse(&bad, HELM_E_LIMIT, "key 'llama.expert_count' is 2147483648, not between 0 and 1024");
+    bad.keys = no_choice, bad.key_count = 2;
+    refuse(&bad, HELM_E_FORMAT, "'num_experts_per_tok' is 5, but there are 4 experts");
+    bad.keys = shared_expert, bad.key_count = 3;
+    refuse(&bad, HELM_E_UNSUPPORTED, "key 'llama.expert_shared_count' is 1: shared experts");
+    refuse(&(struct recipe){.arch = "qwen3moe", .keys = experts, .key_count = 2}, HELM_E_FORMAT,
+           "'moe_intermediate_size'");
+    refuse(&(struct recipe){.arch = "llama", .add = "blk.0.ffn_gate_exps.weight"}, HELM_E_MISMATCH,
+           "surplus tensor 'blk.0.ffn_gate_exps.weight'");
 }
 
 static void test_factors(void **state)
@@ -543,10 +628,15 @@ static void test_interleaved_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_files), cmocka_unit_test(test_architectures),
-        cmocka_unit_test(test_keys),         cmocka_unit_test(test_factors),
-        cmocka_unit_test(test_which_file),   cmocka_unit_test(test_headers_only),
-        cmocka_unit_test(test_splits),       cmocka_unit_test(test_interleaved_rows),
+        cmocka_unit_test(test_golden_files),
+        cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_factors),
+        cmocka_unit_test(test_which_file),
+        cmocka_unit_test(test_headers_only),
+        cmocka_unit_test(test_splits),
+        cmocka_unit_test(test_interleaved_rows),
     };
     return cmocka_run_group_tests_name("model/gguf_model", tests, NULL, NULL);
 }

@@ -28,7 +28,10 @@ static const char *const files[][2] = {{"llama-Q4_K_M", "q4_k_m"},
                                        {"qwen3-Q4_K_M", "q4_k_m"},
                                        {"qwen3-Q5_K_M", "q5_k_m"},
                                        {"qwen3-Q6_K", "q6_k"},
-                                       {"qwen3-Q8_0", "q8_0"}};
+                                       {"qwen3-Q8_0", "q8_0"},
+                                       {"qwen3moe-Q4_K_M", "q4_k_m"},
+                                       {"qwen3moe-MXFP4_MOE", "mxfp4"},
+                                       {"mixtral-Q4_K_M", "q4_k_m"}};
 
 static void same_formats_as_published(void **state)
 {

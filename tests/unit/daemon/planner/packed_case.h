@@ -50,7 +50,7 @@ static inline struct cost_table price_8b(const struct bench *b, uint32_t tokens,
                                          bool packed_cpu)
 {
     enum tensor_format format[UNITS + 1][PLAN_HOMES];
-    const struct cost_step step = {tokens, 1, 1, 4096, KV_F16, format, {0}};
+    const struct cost_step step = {tokens, 1, 1, 4096, .kv_dtype = KV_F16, .format = format};
     struct cost_table table;
     struct helm_err err = {0};
     for (uint32_t u = 0; u <= UNITS; u++) {

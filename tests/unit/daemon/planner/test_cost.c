@@ -6,7 +6,7 @@
 static void one_token_reads_every_weight_once(void **state)
 {
     struct priced *p = *state;
-    price(p, (struct cost_step){1, 1, 1, 4096, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){1, 1, 1, 4096, .kv_dtype = KV_F16});
     const struct cost_unit *a = &p->table.unit[10], *m = &p->table.unit[11], *h = &p->table.head;
     assert_int_equal(p->table.units, 72);
     assert_true((double)a->bytes == ATTENTION && (double)m->bytes == MLP);
@@ -37,7 +37,8 @@ static void one_token_reads_every_weight_once(void **state)
 static void one_token_is_chained_where_the_device_can(void **state)
 {
     struct priced *p = *state;
-    const struct cost_step one = {1, 1, 1, 4096, KV_F16, NULL, {0}}, few = {4, 4, 4, 1000, KV_F16, NULL, {0}};
+    const struct cost_step one = {1, 1, 1, 4096, .kv_dtype = KV_F16},
+                           few = {4, 4, 4, 1000, .kv_dtype = KV_F16};
     p->profile = round_numbers();
     price(p, few);
     const struct cost_unit before = p->table.unit[10];
@@ -68,8 +69,8 @@ static void one_token_is_chained_where_the_device_can(void **state)
 static void attention_goes_by_the_caches_type(void **state)
 {
     struct priced *p = *state;
-    const struct cost_step one = {1, 1, 1, 4096, KV_Q8_0, NULL, {0}},
-                           chunk = {512, 1, 1, 4096, KV_Q8_0, NULL, {0}};
+    const struct cost_step one = {1, 1, 1, 4096, .kv_dtype = KV_Q8_0},
+                           chunk = {512, 1, 1, 4096, .kv_dtype = KV_Q8_0};
     const double bytes = 4096 * KV * 34 / 64, flops = 4.0 * 4096 * 512 * (4096 - 511 / 2.0);
     struct profile_kv *kv = &p->profile.kv[KV_Q8_0];
     price(p, one);
@@ -79,7 +80,7 @@ static void attention_goes_by_the_caches_type(void **state)
     price(p, one);
     expect("attention, CPU", p->table.unit[10].cpu, cpu + bytes / 40e9);
     expect("attention, GPU", p->table.unit[10].gpu, gpu + bytes / 300e9);
-    price(p, (struct cost_step){1, 1, 1, 4096, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){1, 1, 1, 4096, .kv_dtype = KV_F16});
     expect("f16, GPU", p->table.unit[10].gpu, gpu + 4096 * KV / 500e9);
     price(p, chunk);
     const double cpu_chunk = p->table.unit[10].cpu - flops / 0.5e12,
@@ -102,7 +103,7 @@ static void attention_goes_by_the_caches_type(void **state)
 static void attention_in_chains_counts_query_heads(void **state)
 {
     struct priced *p = *state;
-    const struct cost_step one = {1, 1, 1, 4096, KV_F16, NULL, {0}};
+    const struct cost_step one = {1, 1, 1, 4096, .kv_dtype = KV_F16};
     p->profile = round_numbers();
     p->profile.gpu.chain_gemv = made_up_value(1250e9);
     p->profile.gpu.chain_attention = made_up_value(400e9);
@@ -133,8 +134,8 @@ static void attention_in_chains_counts_query_heads(void **state)
 static void products_have_a_price_of_their_own(void **state)
 {
     struct priced *p = *state;
-    const struct cost_step chunk = {128, 1, 1, 128, KV_F16, NULL, {0}},
-                           long_chunk = {1024, 1, 1, 1024, KV_F16, NULL, {0}};
+    const struct cost_step chunk = {128, 1, 1, 128, .kv_dtype = KV_F16},
+                           long_chunk = {1024, 1, 1, 1024, .kv_dtype = KV_F16};
     const double weights = 3.0 * 4096 * 12288, qkvo = 2.0 * 4096 * 4096 + 2.0 * 4096 * 1024;
     p->profile = round_numbers();
     p->profile.gpu.linear_operation.point[0] = (struct profile_point){128, made_up_value(12e-6)};
@@ -149,7 +150,7 @@ static void products_have_a_price_of_their_own(void **state)
     price(p, long_chunk); /* in two parts */
     expect("MLP of two parts", p->table.unit[1].gpu,
            2 * weights * 1024 / 100e12 + 2 * 2 * 12e-6 + 2 * 8192 / 1000e9);
-    price(p, (struct cost_step){1, 1, 1, 128, KV_F16, NULL, {0}}); /* one token has no products */
+    price(p, (struct cost_step){1, 1, 1, 128, .kv_dtype = KV_F16}); /* one token has no products */
     expect("one token", p->table.unit[1].gpu, MLP / 1000e9 + 2 * 5e-6);
     /* Few queries of few heads leave much of the device idle. */
     price(p, chunk);
@@ -172,14 +173,14 @@ static void several_tokens_share_the_weights(void **state)
 {
     struct priced *p = *state;
     /* Four rows: still bound by memory on the CPU (2 flops a byte and token at 1 T against 100 GB/s: 10). */
-    price(p, (struct cost_step){4, 4, 4, 1000, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){4, 4, 4, 1000, .kv_dtype = KV_F16});
     const struct cost_unit *a = &p->table.unit[0], *m = &p->table.unit[1];
     expect("MLP of four", m->cpu, MLP / 100e9 + 4 * (6.0 * 4096 + 6.0 * 12288) / 100e9 + 4 * 10e-6);
     expect("attention of four", a->cpu,
            ATTENTION / 100e9 + 4 * 1000 * KV / 50e9 + 4 * (6.0 * 4096 + 8.0 * 6144) / 100e9 + 6 * 10e-6);
     expect("crossing", p->table.activation, (4 * 16384 - 8192) / 50e9);
     /* Sixteen: bound by work. */
-    price(p, (struct cost_step){16, 16, 16, 1000, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){16, 16, 16, 1000, .kv_dtype = KV_F16});
     m = &p->table.unit[1];
     expect("MLP of sixteen", m->cpu,
            8192 / 100e9 + (MLP - 8192) * 16 / 1e12 + 16 * (6.0 * 4096 + 6.0 * 12288) / 100e9 + 4 * 10e-6);
@@ -192,7 +193,7 @@ static void a_chunk_attends_causally(void **state)
 {
     struct priced *p = *state;
     const double seen = 512.0 * 512 + 512.0 * 513 / 2;
-    price(p, (struct cost_step){512, 1, 1, 1024, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){512, 1, 1, 1024, .kv_dtype = KV_F16});
     const struct cost_unit *a = &p->table.unit[0], *m = &p->table.unit[1];
     double linear = (ATTENTION - 8192) * 512 / 100e12 + 8192 / 1000e9;
     expect("attention, GPU", a->gpu,
@@ -205,10 +206,10 @@ static void a_chunk_attends_causally(void **state)
     assert_string_equal(a->gpu_bound, "compute");
     /* One sample of 512 tokens is one row of the head. */
     expect("head", p->table.head.cpu, HEAD / 100e9 + 151936 * 4 / 100e9 + 2 * 10e-6);
-    price(p, (struct cost_step){512, 1, 0, 1024, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){512, 1, 0, 1024, .kv_dtype = KV_F16});
     assert_true(p->table.head.cpu == 0 && p->table.head.gpu == 0);
     /* 2,048 tokens are four parts to the GPU: four times the launches, and each reads the weights. */
-    price(p, (struct cost_step){2048, 1, 1, 2048, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){2048, 1, 1, 2048, .kv_dtype = KV_F16});
     m = &p->table.unit[1];
     expect("MLP of four parts", m->gpu,
            (MLP - 8192) * 2048 / 100e12 + 4 * 8192 / 1000e9 + 2048 * (6.0 * 4096 + 6.0 * 12288) / 1000e9 +
@@ -220,10 +221,10 @@ static void a_chunk_attends_causally(void **state)
 static void a_chunk_costs_what_it_takes_in_a_prompt(void **state)
 {
     struct priced *p = *state;
-    const struct cost_step chunk = {512, 1, 1, 512, KV_F16, NULL, {0}},
-                           half = {256, 1, 1, 256, KV_F16, NULL, {0}},
-                           long_chunk = {1024, 1, 1, 1024, KV_F16, NULL, {0}},
-                           one = {1, 1, 1, 100, KV_F16, NULL, {0}};
+    const struct cost_step chunk = {512, 1, 1, 512, .kv_dtype = KV_F16},
+                           half = {256, 1, 1, 256, .kv_dtype = KV_F16},
+                           long_chunk = {1024, 1, 1, 1024, .kv_dtype = KV_F16},
+                           one = {1, 1, 1, 100, .kv_dtype = KV_F16};
     p->profile = round_numbers();
     price(p, one);
     const struct cost_unit decode = p->table.unit[10];
@@ -298,7 +299,7 @@ static void link_slows_by_size(void **state)
     const struct profile alone = p->profile;
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
         const uint32_t n = expected[i].tokens;
-        const struct cost_step step = {n, 1, 1, n, KV_F16, NULL, {0}};
+        const struct cost_step step = {n, 1, 1, n, .kv_dtype = KV_F16};
         p->profile = alone;
         price(p, step);
         const struct cost_unit before = p->table.unit[11];
@@ -318,11 +319,11 @@ static void windows_limit_attention(void **state)
 {
     struct priced *p = *state;
     p->m.window[1] = 256;
-    price(p, (struct cost_step){1, 1, 1, 4096, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){1, 1, 1, 4096, .kv_dtype = KV_F16});
     expect("window", p->table.unit[2].cpu, ATTENTION / 100e9 + 256 * KV / 50e9 + 4 * 10e-6);
     assert_true(p->table.unit[2].cpu < p->table.unit[0].cpu);
     /* 100 tokens from position 201 to 300: the first 56 see all, the last 44 see 256. */
-    price(p, (struct cost_step){100, 1, 1, 300, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){100, 1, 1, 300, .kv_dtype = KV_F16});
     double seen = 0;
     for (int i = 201; i <= 300; i++) seen += i < 256 ? i : 256;
     expect("chunk in a window", p->table.unit[2].cpu - p->table.unit[0].cpu,
@@ -332,15 +333,15 @@ static void windows_limit_attention(void **state)
 static void refusals_say_what_is_missing(void **state)
 {
     struct priced *p = *state;
-    static const struct cost_step bad[] = {{0, 0, 0, 1, KV_F16, NULL, {0}},
-                                           {1, 2, 1, 1, KV_F16, NULL, {0}},
-                                           {4, 1, 2, 4, KV_F16, NULL, {0}},
-                                           {4, 1, 1, 3, KV_F16, NULL, {0}}};
+    static const struct cost_step bad[] = {{0, 0, 0, 1, .kv_dtype = KV_F16},
+                                           {1, 2, 1, 1, .kv_dtype = KV_F16},
+                                           {4, 1, 2, 4, .kv_dtype = KV_F16},
+                                           {4, 1, 1, 3, .kv_dtype = KV_F16}};
     struct cost_table table;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(cost_price(&p->m.model, &p->m.analysed, &p->profile, &bad[i], &table, &p->err),
                          HELM_E_LIMIT);
-    const struct cost_step step = {8, 8, 8, 100, KV_F16, NULL, {0}};
+    const struct cost_step step = {8, 8, 8, 100, .kv_dtype = KV_F16};
     struct profile lacking = p->profile;
     lacking.gpu.linear.count = 0;
     assert_int_equal(cost_price(&p->m.model, &p->m.analysed, &lacking, &step, &table, &p->err),
@@ -360,9 +361,10 @@ static void refusals_say_what_is_missing(void **state)
 static void better_rates_are_never_dearer(void **state)
 {
     struct priced *p = *state;
-    static const struct cost_step steps[] = {{1, 1, 1, 128, KV_F16, NULL, {0}},
-                                             {8, 8, 8, 4096, KV_F16, NULL, {0}},
-                                             {512, 1, 1, 2048, KV_F16, NULL, {0}}};
+    static const struct cost_step steps[] = {
+        {.tokens = 1, .rows = 1, .samples = 1, .context = 128, .kv_dtype = KV_F16},
+        {.tokens = 8, .rows = 8, .samples = 8, .context = 4096, .kv_dtype = KV_F16},
+        {.tokens = 512, .rows = 1, .samples = 1, .context = 2048, .kv_dtype = KV_F16}};
     enum plan_home home[72];
     bool kv_cpu[36];
     for (uint32_t u = 0; u < 72; u++) home[u] = (enum plan_home)(u / 3 % 3);

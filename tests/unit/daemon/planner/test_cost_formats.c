@@ -15,9 +15,9 @@
 #define Q6   (210.0 / 256)
 #define NORM (2 * 4096.0) /* bytes */
 
-static const struct cost_step one = {1, 1, 1, 1000, KV_F16, NULL, {0}},
-                              four = {4, 4, 4, 1000, KV_F16, NULL, {0}},
-                              chunk = {512, 1, 1, 512, KV_F16, NULL, {0}};
+static const struct cost_step one = {1, 1, 1, 1000, .kv_dtype = KV_F16},
+                              four = {4, 4, 4, 1000, .kv_dtype = KV_F16},
+                              chunk = {512, 1, 1, 512, .kv_dtype = KV_F16};
 
 /* v, down and the head in q6_k, all else in q4_k: as a Q4_K_M file's first layers. */
 static void mix(struct made_up *m)
@@ -174,7 +174,7 @@ static void a_short_chunk_takes_blocks_as_they_lie(void **state)
 {
     struct priced *p = *state;
     struct profile_format *q4 = &p->profile.format[FORMAT_Q4_K], *q6 = &p->profile.format[FORMAT_Q6_K];
-    const struct cost_step brief = {GPU_SHORT_TOKENS, 1, 1, GPU_SHORT_TOKENS, KV_F16, NULL, {0}};
+    const struct cost_step brief = {GPU_SHORT_TOKENS, 1, 1, GPU_SHORT_TOKENS, .kv_dtype = KV_F16};
     const struct cost_unit *m = &p->table.unit[11];
     const double activations = GPU_SHORT_TOKENS * (6.0 * 4096 + 6.0 * 12288);
     measured(&p->profile);
@@ -257,7 +257,7 @@ static void the_bound_holds_for_mixtures(void **state)
     measured(&p->profile);
     for (int slow = 0; slow < 2; slow++)
         for (uint64_t gib = 1; gib <= 5; gib++) {
-            const struct cost_step step = {1, 1, 1, 4096, KV_F16, NULL, {0}};
+            const struct cost_step step = {1, 1, 1, 4096, .kv_dtype = KV_F16};
             if (slow) p->profile.format[FORMAT_Q4_K].cpu_gemv = made_up_value(25e9);
             if (slow) p->profile.format[FORMAT_Q4_K].cpu_gemv_beside = made_up_value(24e9);
             price(p, step);

@@ -40,22 +40,22 @@ static void forecasts_are_the_steps_that_they_are_made_of(void **state)
     struct cost_plan list;
     cost_plan_of(&plan, 0, home, kv_cpu, &list);
     assert_false(list.cold);
-    price(p, (struct cost_step){1, 1, 1, 1000, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){1, 1, 1, 1000, .kv_dtype = KV_F16});
     expect("decode", f.seconds, cost_seconds(&p->table, &list, INFINITY));
     assert_true(f.steps == 1 && f.low < f.seconds && f.high > f.seconds);
     /* 30 tokens go by decode's list, 100 by the one that streams, 512 + 100 by that in two steps. */
     assert_int_equal(cost_ttft(&c, 30, &f, &p->err), 0);
-    price(p, (struct cost_step){30, 1, 1, 30, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){30, 1, 1, 30, .kv_dtype = KV_F16});
     expect("a short prompt", f.seconds, cost_seconds(&p->table, &list, INFINITY));
     cost_plan_of(&plan, 1, home, kv_cpu, &list);
     assert_true(list.cold && kv_cpu[0] && kv_cpu[19] && !kv_cpu[20]);
     assert_int_equal(cost_ttft(&c, 100, &f, &p->err), 0);
-    price(p, (struct cost_step){100, 1, 1, 100, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){100, 1, 1, 100, .kv_dtype = KV_F16});
     expect("a prompt", f.seconds, cost_seconds(&p->table, &list, INFINITY));
     assert_int_equal(cost_ttft(&c, 612, &two, &p->err), 0);
-    price(p, (struct cost_step){512, 1, 0, 512, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){512, 1, 0, 512, .kv_dtype = KV_F16});
     double sum = cost_seconds(&p->table, &list, INFINITY);
-    price(p, (struct cost_step){100, 1, 1, 612, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){100, 1, 1, 612, .kv_dtype = KV_F16});
     sum += cost_seconds(&p->table, &list, INFINITY);
     assert_int_equal(two.steps, 2);
     expect("a prompt in two chunks", two.seconds, sum);
@@ -68,7 +68,7 @@ static void forecasts_are_the_steps_that_they_are_made_of(void **state)
     cost_plan_of(&plan, 1, home, kv_cpu, &list);
     assert_int_equal(cost_ttft(&c, 612, &two, &p->err), 0);
     sum = cost_seconds(&p->table, &list, INFINITY);
-    price(p, (struct cost_step){512, 1, 0, 512, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){512, 1, 0, 512, .kv_dtype = KV_F16});
     sum += cost_seconds(&p->table, &list, INFINITY);
     expect("with nothing behind", two.seconds, sum);
     make_plan(&plan, decode, prefill, 64);
@@ -101,7 +101,7 @@ static void error_bars_follow_what_bounds(void **state)
     enum plan_home home[72];
     struct cost_result r = {0};
     p->profile = round_numbers(); /* every rate to within 3 % */
-    price(p, (struct cost_step){1, 1, 1, 128, KV_F16, NULL, {0}});
+    price(p, (struct cost_step){1, 1, 1, 128, .kv_dtype = KV_F16});
     for (uint32_t u = 0; u < 72; u++) home[u] = PLAN_HOME_CPU;
     struct cost_plan plan = {.home = home, .embed = PLAN_CPU0, .head = PLAN_CPU0};
     cost_simulate(&p->table, &plan, &r);

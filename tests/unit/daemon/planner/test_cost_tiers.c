@@ -7,9 +7,9 @@
 #define HERE 1024u /* and in VRAM */
 #define Q    (32 * 128 * sizeof(float))
 
-static const struct cost_step whole = {1, 1, 1, HOST + HERE, KV_F16, NULL, {0}},
-                              tiered = {1, 1, 1, HOST + HERE, KV_F16, NULL, {true, HOST, 0}},
-                              here = {1, 1, 1, HERE, KV_F16, NULL, {0}};
+static const struct cost_step whole = {1, 1, 1, HOST + HERE, .kv_dtype = KV_F16},
+                              tiered = {1, 1, 1, HOST + HERE, .kv_dtype = KV_F16, .kv = {true, HOST, 0}},
+                              here = {1, 1, 1, HERE, .kv_dtype = KV_F16};
 
 static void open_case(struct priced *p)
 {
@@ -136,8 +136,8 @@ static void chunks_read_the_arenas_part(void **state)
     (void)state;
     struct priced p;
     open_case(&p);
-    const struct cost_step one = {1024, 1, 1, HOST + 1024, KV_F16, NULL, {0}},
-                           two = {1024, 1, 1, HOST + 1024, KV_F16, NULL, {true, HOST, 400}};
+    const struct cost_step one = {1024, 1, 1, HOST + 1024, .kv_dtype = KV_F16},
+                           two = {1024, 1, 1, HOST + 1024, .kv_dtype = KV_F16, .kv = {true, HOST, 400}};
     const struct cost_unit plain = unit_of_step(&p, one, 0);
     struct cost_unit far = unit_of_step(&p, two, 0);
     assert_near(far.kv.link, HOST * KV / 40e9 + 1024 * KV / 50e9);
@@ -266,7 +266,8 @@ static void the_bound_holds(void **state)
     open_case(&p);
     for (size_t h = 0; h < sizeof hosts / sizeof *hosts; h++)
         for (uint64_t vram = UINT64_C(4) << 30; vram <= UINT64_C(16) << 30; vram *= 2) {
-            const struct cost_step step = {1, 1, 1, hosts[h] + HERE, KV_F16, NULL, {true, hosts[h], 400}};
+            const struct cost_step step = {
+                1, 1, 1, hosts[h] + HERE, .kv_dtype = KV_F16, .kv = {true, hosts[h], 400}};
             const struct search_memory memory = made_up_memory(&p.m, vram, UINT64_C(64) << 30, HERE);
             struct search_found found;
             price(&p, step);
@@ -291,7 +292,7 @@ static void small_spaces_are_searched_to_the_end(void **state)
     assert_true(made_up_open(&p.m, &shape));
     p.profile = round_numbers();
     for (uint32_t host = 0; host <= 32768; host += 16384) {
-        const struct cost_step step = {1, 1, 1, host + HERE, KV_F16, NULL, {true, host, 500}};
+        const struct cost_step step = {1, 1, 1, host + HERE, .kv_dtype = KV_F16, .kv = {true, host, 500}};
         const struct search_memory memory = made_up_memory(&p.m, UINT64_C(3) << 30, UINT64_C(64) << 30, HERE);
         struct search_found found;
         double fastest = INFINITY;

@@ -10,6 +10,12 @@
 #define SMALL_LAYERS 3
 #define SMALL_UNITS  (2 * SMALL_LAYERS)
 #define HOMES        (1u << SMALL_UNITS)
+/* Instrumented, a third of the sizes of VRAM. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define NEXT_VRAM (384 * MIB)
+#else
+#define NEXT_VRAM (128 * MIB)
+#endif
 
 static const struct made_up_shape small_shape = {SMALL_LAYERS, 4096, 12288, 32, 8, 128, 32000, false};
 
@@ -101,7 +107,7 @@ static void made_plans_are_near_the_best(void **state)
     b.r.wish.pack = b.r.wish.pack_gpu = true;
     b.r.strategy = SEARCH_STREAM;
     for (size_t k = 0; k < sizeof parts / sizeof *parts; k++)
-        for (uint64_t vram = 1152 * MIB; vram <= 2560 * MIB; vram += 128 * MIB) {
+        for (uint64_t vram = 1152 * MIB; vram <= 2560 * MIB; vram += NEXT_VRAM) {
             struct plan plan;
             b.profile.gpu.gemv_packed = made_up_value(parts[k] * b.profile.gpu.gemv.value);
             b.r.machine.device.limit = vram;

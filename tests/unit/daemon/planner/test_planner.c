@@ -187,7 +187,7 @@ static void every_strategy_makes_its_kind_of_plan(void **state)
         struct plan plan;
         b.r.strategy = (enum search_strategy)s;
         b.r.device_required = s != SEARCH_ALL_CPU;
-        b.r.machine.device.limit = s == SEARCH_ALL_GPU ? 20 * GIB : 8 * GIB;
+        b.r.machine.device.limit = s == SEARCH_ALL_GPU || s == SEARCH_EXPERTS_CPU ? 20 * GIB : 8 * GIB;
         make(&b, &plan);
         uint64_t cpu = bytes_at(&plan, PLAN_HOME_CPU), gpu = bytes_at(&plan, PLAN_HOME_GPU),
                  stream = bytes_at(&plan, PLAN_HOME_STREAM);
@@ -212,10 +212,13 @@ static void every_strategy_makes_its_kind_of_plan(void **state)
         case SEARCH_STREAM:
             assert_true(!cpu && gpu && stream);
             break;
+        case SEARCH_EXPERTS_CPU: /* there are none */
+            assert_true(!cpu && gpu && !stream);
+            break;
         case SEARCH_STRATEGIES:
             break;
         }
-        if (s != SEARCH_ALL_GPU) assert_true(seconds >= best);
+        if (s != SEARCH_ALL_GPU && s != SEARCH_EXPERTS_CPU) assert_true(seconds >= best);
         plan_free(&plan);
     }
     bench_close(&b);
@@ -275,7 +278,8 @@ static void a_tied_matrix_exists_once(void **state)
             struct plan plan;
             struct arena_spec spec;
             struct helm_err err = {0};
-            if (s == SEARCH_ALL_CPU || (s == SEARCH_ALL_GPU && vram < 16 * GIB)) continue;
+            if (s == SEARCH_ALL_CPU || ((s == SEARCH_ALL_GPU || s == SEARCH_EXPERTS_CPU) && vram < 16 * GIB))
+                continue;
             bench_open(&b, &tied, 100 * GIB, vram);
             b.r.strategy = (enum search_strategy)s;
             if (planner_make(&b.r, &plan, &spec, &err)) fail_msg("%s", err.text);

@@ -40,7 +40,7 @@ static void open_shape(struct shaped *s, const struct made_up_shape *shape, cons
 
 static void price_prompt(struct shaped *s, uint32_t tokens)
 {
-    const struct cost_step step = {tokens, 1, 1, tokens, KV_F16, NULL, {0}};
+    const struct cost_step step = {tokens, 1, 1, tokens, .kv_dtype = KV_F16};
     cost_table_free(&s->table);
     if (cost_price(&s->m.model, &s->m.analysed, &s->profile, &step, &s->table, &s->err))
         fail_msg("%s", s->err.text);

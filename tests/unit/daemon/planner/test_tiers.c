@@ -292,6 +292,34 @@ static void curves_are_told(void **state)
     case_close(&c);
 }
 
+static double prompt_at(const struct explain_case *c, uint32_t prompt)
+{
+    struct planner_prediction p;
+    struct helm_err err = {0};
+    if (planner_predict(&c->request, &c->plan, 1, prompt, prompt, &p, &err)) fail_msg("%s", err.text);
+    return p.ttft.seconds;
+}
+
+/* Chunks are as long as prompts gain more by it than decode loses. */
+static void chunks_weigh_prompts_against_decode(void **state)
+{
+    (void)state;
+    struct explain_case chosen, brief;
+    open_case(&chosen, "qwen3-8b", "h200-sapphire-rapids", 6 * GIB, KV_TIERS_TWO);
+    open_case(&brief, "qwen3-8b", "h200-sapphire-rapids", 6 * GIB, KV_TIERS_TWO);
+    chosen.request.wish.ctx = brief.request.wish.ctx = LONG;
+    brief.request.wish.step_tokens = 512;
+    case_make(&chosen);
+    case_make(&brief);
+    assert_int_equal(brief.plan.step_tokens, 512);
+    assert_int_equal(chosen.plan.step_tokens, 2048);
+    assert_true(prompt_at(&chosen, 32768) < 0.5 * prompt_at(&brief, 32768));
+    assert_true(rate_at(&chosen, 256) > 0.95 * rate_at(&brief, 256));
+    assert_true(rate_at(&chosen, 32768) > 0.95 * rate_at(&brief, 32768));
+    case_close(&chosen);
+    case_close(&brief);
+}
+
 static void names_of_tiers(void **state)
 {
     (void)state;
@@ -310,6 +338,7 @@ int main(void)
         cmocka_unit_test(host_memory_counts_all_layers_pages),
         cmocka_unit_test(edited_plans_are_checked),
         cmocka_unit_test(curves_are_told),
+        cmocka_unit_test(chunks_weigh_prompts_against_decode),
         cmocka_unit_test(names_of_tiers),
     };
     return cmocka_run_group_tests(tests, open_group, close_group);

@@ -41,7 +41,8 @@ static int open_tiers(struct stage *s, uint32_t slots, uint32_t pages, uint32_t 
     s->model.bos = bos;
     if (arena_create(&spec, &s->arena, err)) fail_msg("%s", err->text);
     arena_header_of(&s->arena)->epoch = 3;
-    return check_open(&s->arena, &s->model, s->workers, &s->check, err);
+    return check_open(&s->arena, &s->model, s->workers, arena_header_of(&s->arena)->step_tokens, &s->check,
+                      err);
 }
 
 static int open_with(struct stage *s, uint32_t slots, uint32_t pages, int32_t bos, struct helm_err *err)

@@ -184,6 +184,40 @@ static void of_two_alike_the_held_one_is_known(void **state)
     kv_pages_free(&pages);
 }
 
+/* As sessions lay pages down: the last one is given away first, whenever it came, and never for the one behind it. */
+static void what_is_laid_down_goes_from_its_end(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct kv_pages pages;
+    uint32_t a[8], a_held = 0, b[8], b_held = 0, front = PREFIX_NO_PAGE;
+    uint64_t end = 0;
+    assert_int_equal(kv_pages_init(&pages, 5, TOKENS, &err), 0);
+    fill(&pages, a, &a_held, 2, 10);
+    kv_pages_shrink(&pages, a, &a_held, 0); /* kept for others, and older */
+    for (uint32_t i = 0; i < 5; i++) {
+        const uint32_t tokens[TOKENS] = {100 + 4 * i, 101 + 4 * i, 102 + 4 * i, 103 + 4 * i};
+        const uint32_t page = kv_pages_take_empty(&pages, front);
+        assert_int_not_equal(page, PREFIX_NO_PAGE);
+        end = kv_pages_make_known(&pages, page, end, tokens);
+        kv_pages_leave(&pages, page, front);
+        front = page;
+    }
+    assert_int_equal(pages.evicted, 2);
+    assert_int_equal(kv_pages_take_empty(&pages, front), PREFIX_NO_PAGE);
+    assert_int_equal(kv_pages_grow(&pages, b, &b_held, 2), 0);
+    assert_int_equal(find(&pages, a, &a_held, 5, 100), 3);
+    assert_int_equal(kv_pages_take_empty(&pages, a[2]), PREFIX_NO_PAGE); /* all are held */
+    kv_pages_shrink(&pages, b, &b_held, 0);
+    const uint32_t page = kv_pages_take_empty(&pages, a[2]);
+    assert_int_not_equal(page, PREFIX_NO_PAGE);
+    kv_pages_leave(&pages, page, a[2]); /* not known: onto the stack */
+    kv_pages_shrink(&pages, a, &a_held, 0);
+    assert_int_equal(pages.free_count, 5);
+    assert_int_equal(pages.known.resting, 3);
+    kv_pages_free(&pages);
+}
+
 static void needs_are_rounded_up(void **state)
 {
     (void)state;
@@ -206,6 +240,7 @@ int main(void)
         cmocka_unit_test(a_page_is_known_behind_its_beginning_alone),
         cmocka_unit_test(known_pages_are_emptied_oldest_and_last_first),
         cmocka_unit_test(of_two_alike_the_held_one_is_known),
+        cmocka_unit_test(what_is_laid_down_goes_from_its_end),
         cmocka_unit_test(needs_are_rounded_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

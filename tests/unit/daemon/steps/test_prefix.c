@@ -22,7 +22,14 @@ struct pool {
     struct sequence seq[SEQS];
     bool open[SEQS];
     uint32_t random, found, forked;
+    /* a session's file: pages of a sequence of scope 0 */
+    uint32_t saved_tokens[CONTEXT], saved;
+    uint64_t saved_cell[ROW][PAGE];
+    uint32_t saves, restored, dropped, found_restored;
+    bool apart;
+    uint64_t ids;
 };
+enum { RESTORED = 2 }; /* the scope of what was restored, which sequences of scope 0 find, too */
 
 static uint32_t draw(struct pool *p, uint32_t below)
 {
@@ -50,13 +57,25 @@ static void begin(struct pool *p, uint32_t i, const uint32_t *tokens, uint32_t c
     assert_non_null(copy);
     memcpy(copy, tokens, count * sizeof *tokens);
     free(p->seq[i].tokens);
-    p->seq[i] =
-        (struct sequence){.tokens = copy, .token_count = count, .prompt_count = count, .scope = scope};
+    p->seq[i] = (struct sequence){.tokens = copy,
+                                  .token_count = count,
+                                  .prompt_count = count,
+                                  .scope = scope,
+                                  .restored_scope = scope == 0 && !p->apart ? RESTORED : SEQUENCE_NO_SCOPE};
+    p->seq[i].apart = p->apart;
+    p->seq[i].id = ++p->ids;
     prefix_begin(&p->seq[i]);
     p->open[i] = true;
 }
 
 /* A step of `count` tokens of it, of which the last one's successor is `next` if it is the last known. */
+/* What a position has behind `hash`: apart, one behind the prompt is the sequence's own. */
+static uint64_t cell_behind(const struct sequence *seq, uint32_t t, uint64_t hash)
+{
+    if (seq->apart && t == seq->prompt_count) hash ^= 1 + seq->id;
+    return (hash ^ seq->tokens[t]) * UINT64_C(1099511628211);
+}
+
 static void compute(struct pool *p, uint32_t i, uint32_t count, uint32_t next)
 {
     struct sequence *seq = &p->seq[i];
@@ -65,7 +84,7 @@ static void compute(struct pool *p, uint32_t i, uint32_t count, uint32_t next)
     assert_int_equal(kv_pages_grow(&p->pages, p->row[i], &seq->pages, kv_pages_for(end, PAGE)), 0);
     for (uint32_t t = 0; t < end; t++) {
         const uint32_t page = p->row[i][t / PAGE];
-        hash = (hash ^ seq->tokens[t]) * UINT64_C(1099511628211);
+        hash = cell_behind(seq, t, hash);
         if (t < seq->cached) {
             assert_int_equal(p->cell[page][t % PAGE], hash);
             continue;
@@ -215,7 +234,7 @@ static void check(const struct pool *p)
         const struct sequence *seq = &p->seq[i];
         uint64_t hash = seq->scope;
         for (uint32_t t = 0; t < seq->cached; t++) {
-            hash = (hash ^ seq->tokens[t]) * UINT64_C(1099511628211);
+            hash = cell_behind(seq, t, hash);
             assert_int_equal(p->cell[p->row[i][t / PAGE]][t % PAGE], hash);
         }
     }
@@ -236,10 +255,72 @@ static void admit(struct pool *p, uint32_t i)
     begin(p, i, tokens, count, draw(p, 5) ? 0 : 1);
 }
 
+/* As sessions.c does it: page by page, each held while it is read. */
+static void save(struct pool *p, const struct sequence *seq)
+{
+    const uint64_t scope[2] = {0, RESTORED};
+    const uint32_t whole = seq->token_count / PAGE;
+    uint64_t end = prefix_better_scope(&p->pages, scope, whole, seq->tokens);
+    uint32_t front = PREFIX_NO_PAGE;
+    memcpy(p->saved_tokens, seq->tokens, whole * PAGE * sizeof *seq->tokens);
+    for (p->saved = 0; p->saved < whole; p->saved++) {
+        uint32_t page, held = 0;
+        kv_pages_take_known(&p->pages, &page, &held, 1, seq->tokens + (size_t)p->saved * PAGE, &end);
+        if (!held) break;
+        memcpy(p->saved_cell[p->saved], p->cell[page], sizeof p->cell[page]);
+        kv_pages_leave(&p->pages, page, front);
+        front = page;
+        p->saves++;
+    }
+}
+
+/* Further pages are always given away before those in front of them, and no page of its own for the next one. */
+static void restore(struct pool *p)
+{
+    uint64_t end = RESTORED;
+    uint32_t front = PREFIX_NO_PAGE;
+    for (uint32_t i = 0; i < p->saved; i++) {
+        const uint32_t *tokens = p->saved_tokens + (size_t)i * PAGE;
+        uint32_t page = prefix_index_find(&p->pages.known, end, tokens);
+        if (page == PREFIX_NO_PAGE) {
+            page = kv_pages_take_empty(&p->pages, front);
+            if (page == PREFIX_NO_PAGE) {
+                p->dropped += p->saved - i;
+                assert_int_equal(kv_pages_known(&p->pages, p->saved, p->saved_tokens, RESTORED), i);
+                return;
+            }
+            memcpy(p->cell[page], p->saved_cell[i], sizeof p->cell[page]);
+            const uint64_t before = end;
+            end = kv_pages_make_known(&p->pages, page, before, tokens);
+            kv_pages_leave(&p->pages, page, front);
+            p->restored++;
+        } else {
+            uint32_t held = 0, again;
+            kv_pages_take_known(&p->pages, &again, &held, 1, tokens, &end);
+            kv_pages_leave(&p->pages, again, front);
+        }
+        front = page;
+    }
+    assert_int_equal(kv_pages_known(&p->pages, p->saved, p->saved_tokens, RESTORED), p->saved);
+}
+
+static bool found_restored(const struct pool *p, uint32_t i)
+{
+    return p->seq[i].pages && p->pages.known.page[p->row[i][0]].before == RESTORED;
+}
+
 static void operate(struct pool *p)
 {
-    const uint32_t i = draw(p, SEQS), what = draw(p, 1000);
+    const uint32_t i = draw(p, SEQS), what = draw(p, 1030);
     struct sequence *seq = &p->seq[i];
+    if (what >= 1000) { /* an invariant plan has no sessions */
+        if (p->apart) return;
+        if (what >= 1015)
+            restore(p);
+        else if (seq->tokens && seq->scope == 0)
+            save(p, seq);
+        return;
+    }
     if (!p->open[i]) {
         if (seq->token_count == 0 || seq->token_count >= CONTEXT || draw(p, 3))
             admit(p, i);
@@ -248,6 +329,7 @@ static void operate(struct pool *p)
         return;
     }
     if (what < 60 || seq->token_count >= CONTEXT) { /* ends, is cancelled, or has to leave */
+        if (what % 2) prefix_keep(&p->pages, p->row[i], seq);
         leave(p, i);
     } else if (what < 62) { /* the workers die */
         for (uint32_t k = 0; k < SEQS; k++) leave(p, k);
@@ -256,7 +338,9 @@ static void operate(struct pool *p)
     } else if (what < 66) {
         prefix_forget(&p->pages, p->row[i], seq);
     } else {
-        p->found += prefix_take(&p->pages, p->row[i], seq);
+        const bool took = prefix_take(&p->pages, p->row[i], seq);
+        p->found += took;
+        p->found_restored += took && found_restored(p, i);
         const uint32_t room = (seq->pages + p->pages.free_count) * PAGE - seq->cached;
         uint32_t count = 1 + draw(p, 20);
         if (count > seq->token_count - seq->cached) count = seq->token_count - seq->cached;
@@ -267,11 +351,11 @@ static void operate(struct pool *p)
     }
 }
 
-static void every_page_holds_the_tokens_of_whoever_refers_to_it(void **state)
+static void live(bool apart)
 {
-    (void)state;
     struct pool p;
     pool_open(&p);
+    p.apart = apart;
     for (uint32_t n = 0; n < OPERATIONS; n++) {
         operate(&p);
         if (n % 8 == 0) check(&p);
@@ -281,7 +365,56 @@ static void every_page_holds_the_tokens_of_whoever_refers_to_it(void **state)
     assert_int_equal(p.pages.free_count, PAGES);
     assert_true(p.found > OPERATIONS / 50 && p.forked > OPERATIONS / 50);
     assert_true(p.pages.evicted > OPERATIONS / 50);
+    assert_true(apart || (p.saves > OPERATIONS / 100 && p.restored > OPERATIONS / 100));
+    assert_true(apart || (p.dropped > 0 && p.found_restored > OPERATIONS / 1000));
     pool_close(&p);
+}
+
+static void every_page_holds_the_tokens_of_whoever_refers_to_it(void **state)
+{
+    (void)state;
+    live(false);
+}
+
+/* The same of an invariant plan's: and pages behind prompts are of whoever computed them. */
+static void pages_behind_prompts_are_their_sequences_own(void **state)
+{
+    (void)state;
+    struct pool p;
+    pool_open(&p);
+    p.apart = true;
+    begin(&p, 0, prompt, 10,
+          0); /* pages of four: two of the prompt, the third has the first token behind it */
+    compute(&p, 0, 10, prompt[10]);
+    for (uint32_t t = 11; t < 16; t++) compute(&p, 0, 1, prompt[t]);
+    assert_int_equal(p.seq[0].cached, 15);
+    begin(&p, 1, prompt, 17, 0); /* a prompt of the same tokens */
+    assert_true(prefix_take(&p.pages, p.row[1], &p.seq[1]));
+    assert_int_equal(p.seq[1].cached, 8);
+    compute(&p, 1, 9, 1);
+    prefix_keep(&p.pages, p.row[0], &p.seq[0]); /* it gives way, and finds its own again */
+    leave(&p, 0);
+    assert_true(prefix_take(&p.pages, p.row[0], &p.seq[0]));
+    assert_int_equal(p.seq[0].cached, 12);
+    assert_int_not_equal(p.row[0][2], p.row[1][2]);
+    compute(&p, 0, 4, 1);
+    begin(&p, 2, prompt, 17, 0); /* the prompt's third and fourth page, not the other one's */
+    assert_true(prefix_take(&p.pages, p.row[2], &p.seq[2]));
+    assert_int_equal(p.seq[2].cached, 16);
+    assert_int_equal(p.row[2][2], p.row[1][2]);
+    pool_close(&p);
+    live(true);
+}
+
+/* Prompts of different lists of an invariant plan find nothing of each other's. */
+static void lists_have_scopes_of_their_own(void **state)
+{
+    (void)state;
+    assert_int_equal(prefix_scope(PREFIX_ON, 7, 0), 0);
+    assert_int_not_equal(prefix_scope(PREFIX_ON, 7, 1), prefix_scope(PREFIX_ON, 7, 2));
+    assert_int_not_equal(prefix_scope(PREFIX_PEER, 7, 1), prefix_scope(PREFIX_PEER, 7, 0));
+    assert_int_equal(prefix_scope(PREFIX_OFF, 7, 1), SEQUENCE_NO_SCOPE);
+    assert_int_equal(prefix_scope(PREFIX_PEER, 0, 1), SEQUENCE_NO_SCOPE);
 }
 
 int main(void)
@@ -292,6 +425,8 @@ int main(void)
         cmocka_unit_test(own_pages_are_found_again),
         cmocka_unit_test(who_has_to_leave_keeps_its_pages_to_itself),
         cmocka_unit_test(every_page_holds_the_tokens_of_whoever_refers_to_it),
+        cmocka_unit_test(pages_behind_prompts_are_their_sequences_own),
+        cmocka_unit_test(lists_have_scopes_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

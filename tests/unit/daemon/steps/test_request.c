@@ -301,7 +301,8 @@ static void the_largest_request_of_any_context_is_taken(void **state)
     }
     assert_true(request_frame_max(&(struct request_limits){.context = 1u << 21}) <= REQUEST_FRAME_MAX);
     assert_true(request_frame_max(&(struct request_limits){.context = UINT32_MAX}) <= REQUEST_FRAME_MAX);
-    assert_true(request_frame_max(&limits) < 32768); /* little beyond the 11 KiB of the largest */
+    /* little beyond what the largest takes, which is a session's piece here */
+    assert_true(request_frame_max(&limits) < REQUEST_PIECE + 32768);
 }
 
 /* It is refused before it is unpacked, so whether the rest is a Request does not matter; its sender is told
@@ -433,6 +434,45 @@ static void masks_are_bits_or_ids(void **state)
     refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "mask.tokens[0] is 100");
 }
 
+static void embeddings_have_their_own_bounds(void **state)
+{
+    (void)state;
+    struct example e;
+    struct request request;
+    struct request_error error;
+    uint32_t prompt[51] = {3, 4};
+    Helm__V1__Embed embed = HELM__V1__EMBED__INIT;
+    example_init(&e);
+    e.request.body_case = HELM__V1__REQUEST__BODY_EMBED;
+    e.request.embed = &embed;
+    embed.prompt = prompt;
+    embed.n_prompt = 50; /* all of the context */
+    embed.pooling = HELM__V1__POOLING__POOLING_LAST;
+    embed.label = (char *)"me";
+    embed.deadline_ms = 7;
+    assert_int_equal(parse(&e, &request, &error), 0);
+    assert_int_equal(request.kind, REQUEST_EMBED);
+    assert_int_equal(request.generate.pooling, REQUEST_POOL_LAST);
+    assert_int_equal(request.generate.prompt_count, 50);
+    assert_int_equal(request.generate.max_tokens, 1);
+    assert_int_equal(request.generate.deadline_ms, 7);
+    assert_string_equal(request.generate.label, "me");
+    request_free(&request);
+    embed.n_prompt = 51;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_CONTEXT, "context holds 50");
+    embed.n_prompt = 0;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "prompt is empty");
+    embed.n_prompt = 2;
+    prompt[1] = limits.vocab;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "prompt[1]");
+    prompt[1] = 0;
+    embed.pooling = (Helm__V1__Pooling)2;
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "pooling is 2");
+    embed.pooling = HELM__V1__POOLING__POOLING_MEAN;
+    embed.label = (char *)"a\nb";
+    refuses(&e, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "label");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -447,6 +487,7 @@ int main(void)
         cmocka_unit_test(a_small_frame_cannot_take_much_memory),
         cmocka_unit_test(cancel_names_one),
         cmocka_unit_test(masks_are_bits_or_ids),
+        cmocka_unit_test(embeddings_have_their_own_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

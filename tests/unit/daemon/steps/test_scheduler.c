@@ -272,9 +272,27 @@ static void one_token_requests_run_at_once(void **state)
 
 enum { LIFE_SEQS = 40, LIFE_PAGES = 24, LIFE_PAGE = 8, LIFE_CONTEXT = LIFE_PAGES * LIFE_PAGE };
 
-static void everything_ends_whatever_the_pool(void **state)
+/* Of an invariant plan: of the step's kind alone, and of no sequence more than that allows. */
+static void check_apart(const struct scheduler_step *step, const struct scheduler_seq *view,
+                        const struct scheduler_limits *limits)
 {
-    (void)state;
+    assert_in_range(step->token_count, 1,
+                    step->prompts ? limits->list_tokens[step->list] : limits->few_tokens);
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct scheduler_row *row = &step->row[i];
+        const struct scheduler_seq *s = &view[row->seq];
+        assert_int_equal(step->prompts, row->start < s->prompt);
+        if (!step->prompts) continue;
+        assert_true(row->start + row->count <= s->prompt);
+        assert_int_equal(s->list, step->list);
+    }
+}
+
+/* apart: of an invariant plan with two lists. */
+static void live(bool apart)
+{
+    static const uint32_t list_tokens[] = {9, 20};
+    bool prompts_last = false;
     for (uint32_t seed = 1; seed <= 20; seed++) {
         struct scheduler_seq seqs[LIFE_SEQS];
         uint32_t want[LIFE_SEQS], alive = LIFE_SEQS, free_pages = LIFE_PAGES, random = seed, steps = 0;
@@ -283,6 +301,8 @@ static void everything_ends_whatever_the_pool(void **state)
             uint32_t prompt = 1 + (random >> 8) % (LIFE_CONTEXT - 1);
             want[i] = prompt + 1 + (random >> 20) % (LIFE_CONTEXT - prompt);
             seqs[i] = waiting(i, (random >> 4) % 5, prompt);
+            seqs[i].prompt = prompt;
+            seqs[i].list = apart && prompt > list_tokens[0];
         }
         struct scheduler_limits limits = {.slots = 6, .step_tokens = 20, .page_tokens = LIFE_PAGE};
         while (alive > 0) {
@@ -295,9 +315,14 @@ static void everything_ends_whatever_the_pool(void **state)
                 view[n++] = seqs[i];
             }
             limits.pages_free = free_pages;
-            limits.turn = steps;
+            limits.turn = limits.few_turn = steps;
+            limits.list_tokens = apart ? list_tokens : NULL;
+            limits.few_tokens = 4; /* fewer than may want one */
+            limits.prompts_next = !prompts_last;
             struct scheduler_step step;
             scheduler_form_step(view, n, &limits, &step);
+            prompts_last = step.prompts;
+            if (apart && step.row_count) check_apart(&step, view, &limits);
             assert_true(step.row_count > 0); /* no deadlock: some step is always possible */
             for (uint32_t i = 0; i < step.preempt_count; i++) {
                 struct scheduler_seq *s = &seqs[index[step.preempt[i]]];
@@ -338,6 +363,82 @@ static void everything_ends_whatever_the_pool(void **state)
         }
         assert_int_equal(free_pages, LIFE_PAGES);
     }
+}
+
+static void everything_ends_whatever_the_pool(void **state)
+{
+    (void)state;
+    live(false);
+    live(true);
+}
+
+/* Steps of an invariant plan: prompts of one list, or what is behind prompts, in turn. */
+static void prompts_and_what_is_behind_them_are_apart(void **state)
+{
+    (void)state;
+    static const uint32_t list_tokens[] = {30, 64};
+    struct scheduler_seq seqs[] = {running(1, 1, 500, 100, 7), running(2, 1, 50, 49, 4),
+                                   running(3, 2, 90, 80, 5), running(4, 2, 20, 3, 1)};
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    seqs[0].prompt = 500, seqs[0].list = 1;
+    seqs[1].prompt = 20;
+    seqs[2].prompt = 60; /* computes its output anew */
+    seqs[3].prompt = 20;
+    limits.list_tokens = list_tokens;
+    limits.few_tokens = 8;
+    scheduler_form_step(seqs, 4, &limits, &step);
+    assert_false(step.prompts);
+    assert_int_equal(step.row_count, 2);
+    assert_int_equal(row_of(&step, 1)->count, 1);
+    assert_int_equal(row_of(&step, 2)->count, 7); /* of ten what there is room for */
+    assert_false(row_of(&step, 2)->sample);
+    limits.prompts_next = true;
+    bool of_list[2] = {false, false};
+    for (limits.turn = 0; limits.turn < 2; limits.turn++) {
+        scheduler_form_step(seqs, 4, &limits, &step);
+        assert_true(step.prompts);
+        assert_int_equal(step.row_count, 1);
+        assert_int_equal(step.row[0].seq, step.list ? 0 : 3);
+        assert_int_equal(step.row[0].count, step.list ? 64 : 17);
+        assert_int_equal(step.row[0].sample, !step.list);
+        of_list[step.list] = true;
+    }
+    assert_true(of_list[0] && of_list[1]);
+    seqs[0].held = seqs[3].held = true; /* no prompt wants anything: the others go on */
+    scheduler_form_step(seqs, 4, &limits, &step);
+    assert_false(step.prompts);
+    assert_int_equal(step.row_count, 2);
+    /* the last token of a prompt is the prompt's, however few are left */
+    struct scheduler_seq last = running(5, 1, 33, 32, 3);
+    last.prompt = 33;
+    limits.prompts_next = false;
+    scheduler_form_step(&last, 1, &limits, &step);
+    assert_true(step.prompts && step.row[0].sample);
+    assert_int_equal(step.row[0].count, 1);
+}
+
+/* More sequences than a step has tokens for: nobody is left out for long. */
+static void sequences_take_turns_behind_prompts(void **state)
+{
+    (void)state;
+    static const uint32_t list_tokens[] = {64};
+    struct scheduler_seq seqs[7];
+    struct scheduler_limits limits = usual;
+    struct scheduler_step step;
+    uint32_t got[7] = {0};
+    for (uint32_t i = 0; i < 7; i++) {
+        seqs[i] = running(i, i, 33, 32, 3);
+        seqs[i].prompt = 8;
+    }
+    limits.list_tokens = list_tokens;
+    limits.few_tokens = 3;
+    for (limits.few_turn = 0; limits.few_turn < 7; limits.few_turn++) {
+        scheduler_form_step(seqs, 7, &limits, &step);
+        assert_int_equal(step.row_count, 3);
+        for (uint32_t i = 0; i < step.row_count; i++) got[step.row[i].seq]++;
+    }
+    for (uint32_t i = 0; i < 7; i++) assert_int_equal(got[i], 3);
 }
 
 /* One that waits for its mask gets nothing, is not admitted and holds nobody up; its pages can be had. */
@@ -381,6 +482,8 @@ int main(void)
         cmocka_unit_test(one_token_requests_run_at_once),
         cmocka_unit_test(who_is_held_gets_nothing),
         cmocka_unit_test(everything_ends_whatever_the_pool),
+        cmocka_unit_test(prompts_and_what_is_behind_them_are_apart),
+        cmocka_unit_test(sequences_take_turns_behind_prompts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -164,6 +164,7 @@ static void reference_of(struct stage *s, const struct step_row *row, uint32_t l
                                         .q_stride = h->kv.head_dim,
                                         .tokens = 1,
                                         .group = 1,
+                                        .kv_heads = 1,
                                         .start = row->start,
                                         .kv_first = from < row->direct_from ? from : row->direct_from,
                                         .kv_last = row->direct_from,
@@ -359,9 +360,9 @@ static void work_is_cut_evenly(void **state)
             const struct run_assist_row *row = &run->assist.row[r];
             const uint64_t piece = (in[r].direct_from + row->splits - 1) / row->splits;
             assert_int_equal(row->task_first, tasks);
-            assert_true(piece > 64 || row->splits == 1);
+            assert_true(piece * run->assist.heads > 64 || row->splits == 1);
             if (piece > longest) longest = piece;
-            tasks += row->splits * config.kv_heads;
+            tasks += row->splits * (config.kv_heads / run->assist.heads);
             all += (uint64_t)in[r].direct_from * config.kv_heads;
         }
         assert_int_equal(job.chunks, tasks);
@@ -370,8 +371,10 @@ static void work_is_cut_evenly(void **state)
          * which are alike, in as many rounds as there are. */
         const uint64_t share = all / run->threads, rounds = (tasks + run->threads - 1) / run->threads;
         if (share < 128 * 8) continue;
-        assert_true(longest <= share / 4 + 32);
-        if (run->batch.row_count == 1) assert_true(rounds * longest <= share * 9 / 8 + rounds * 32);
+        const uint64_t together = run->assist.heads, unit = 32 * together;
+        assert_true(longest * together <= share / 4 + unit);
+        if (run->batch.row_count == 1)
+            assert_true(rounds * longest * together <= share * 9 / 8 + rounds * unit);
     }
     assist_destroy(run);
     free(run);

@@ -1,0 +1,31 @@
+/* Prometheus's text format (exposition format 0.0.4): families with HELP and TYPE, their samples, histograms.
+ *
+ * Used by daemon_metrics.c and by the gateway for its own counters. Knows no metric. Numbers that are not finite are
+ * written as Prometheus writes them. */
+#ifndef HELM_CLIENT_CLI_EXPOSITION_H
+#define HELM_CLIENT_CLI_EXPOSITION_H
+
+#include "client/cli/cli.h"
+
+#define EXPOSITION_TYPE "text/plain; version=0.0.4; charset=utf-8"
+
+/* Begins a family. `type`: "counter", "gauge", "histogram". */
+void exposition_family(struct cli_text *out, const char *name, const char *type, const char *help);
+/* A sample of it. `label` NULL: none; else label="value", of which only printable characters are taken. */
+void exposition_sample(struct cli_text *out, const char *name, const char *label, const char *value,
+                       double number);
+/* A family of one sample. */
+void exposition_counter(struct cli_text *out, const char *name, double number, const char *help);
+void exposition_gauge(struct cli_text *out, const char *name, double number, const char *help);
+
+/* A family that is one histogram. `counts`: [bounds + 1] of each bucket alone. Exposition adds them up. */
+struct exposition_histogram {
+    const double *bound;
+    const uint64_t *count;
+    size_t bounds;
+    double sum;
+};
+void exposition_histogram(struct cli_text *out, const char *name,
+                          const struct exposition_histogram *histogram, const char *help);
+
+#endif

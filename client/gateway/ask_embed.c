@@ -1,0 +1,65 @@
+/* The fields of /v1/embeddings and of Ollama's /api/embed, in one table. See ask.h. */
+#include <string.h>
+
+#include "client/gateway/ask.h"
+
+/* One of two words; *second: it is the other one. */
+static bool take_word(struct ask_reader *r, const json_t *value, const char *first, const char *other,
+                      bool *second)
+{
+    const char *word = json_string_value(value);
+    if (word && (strcmp(word, first) == 0 || strcmp(word, other) == 0)) {
+        *second = strcmp(word, other) == 0;
+        return true;
+    }
+    return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' is neither \"%s\" nor \"%s\"", r->param,
+                  first, other);
+}
+
+static bool take_input(struct ask_reader *r, const json_t *value)
+{
+    r->prompt = value;
+    return true;
+}
+static bool take_encoding(struct ask_reader *r, const json_t *value)
+{
+    return take_word(r, value, "float", "base64", &r->ask->base64);
+}
+static bool take_pooling(struct ask_reader *r, const json_t *value)
+{
+    bool last = false;
+    if (!take_word(r, value, "mean", "last", &last)) return false;
+    r->ask->pooling = last ? HELM_POOLING_LAST : HELM_POOLING_MEAN;
+    return true;
+}
+static bool take_truncate(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_flag(r, value, &r->ask->truncate);
+}
+
+const struct ask_field ask_embed_fields[] = {
+    {"model", ASK_EMBEDS, ask_take_model, NULL},
+    {"input", ASK_EMBEDS, take_input, NULL},
+    {"encoding_format", ASK_EMBED, take_encoding, NULL},
+    {"user", ASK_EMBED, ask_take_user, NULL},
+    {"truncate", ASK_OLLAMA_EMBED, take_truncate, NULL},
+    /* beyond both */
+    {"pooling", ASK_EMBEDS, take_pooling, NULL},
+    /* the model stays loaded as long as helmd runs */
+    {"keep_alive", ASK_OLLAMA_EMBED, NULL, NULL},
+    /* not supported, except for the value that means what happens anyway */
+    {"options", ASK_OLLAMA_EMBED, NULL, "{}"},
+    {"dimensions", ASK_EMBEDS, NULL, ""},
+};
+const size_t ask_embed_field_count = sizeof ask_embed_fields / sizeof *ask_embed_fields;
+
+bool ask_embed_finish(struct ask_reader *r)
+{
+    struct ask *ask = r->ask;
+    r->param = "input";
+    ask->stream = false;
+    if (!ask_add_prompts(r, r->prompt)) return false;
+    for (size_t i = 0; ask->truncate && i < ask->prompt_count; i++)
+        if (ask->prompt[i].count > r->model->context) ask->prompt[i].count = r->model->context;
+    return true;
+}

@@ -1,0 +1,380 @@
+/* The fields of /v1/responses: items and instructions become the messages of a conversation, tools those of a chat, and what the
+ * answer repeats of the request is kept. See ask.h.
+ *
+ * HELM keeps no responses: fields that need one that was kept are refused by name. */
+#include <stdio.h>
+#include <string.h>
+
+#include "client/gateway/ask.h"
+
+static bool out_of_memory(struct ask_reader *r)
+{
+    return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
+}
+
+/* ---- items ------------------------------------------------------------------------------------------ */
+
+struct items {
+    struct ask_reader *reader;
+    size_t index;
+    json_t *messages;
+    const json_t *thought; /* of the assistant's next message */
+};
+
+static bool refuse_item(const struct items *s, const char *code, const char *text)
+{
+    char param[48];
+    snprintf(param, sizeof param, "input[%zu]", s->index);
+    return refuse(s->reader->refusal, 400, code, param, "%s %s", param, text);
+}
+
+/* A text, or a list of texts as `types` name them: joined, in a list of parts as chats have them. NULL: refused. */
+static json_t *content_of(const struct items *s, const json_t *value, const char *types)
+{
+    size_t index;
+    const json_t *part;
+    if (json_is_string(value)) return json_incref((json_t *)value);
+    json_t *list = json_is_array(value) ? json_array() : NULL;
+    if (!list) {
+        refuse_item(s, "invalid_type", "has a content that is neither a text nor a list of parts");
+        return NULL;
+    }
+    json_array_foreach(value, index, part)
+    {
+        const char *type = json_string_value(json_object_get(part, "type"));
+        const json_t *text = json_object_get(part, "text");
+        if (!type || !strstr(types, type) || !json_is_string(text)) {
+            refuse_item(s, "unsupported_value", "has a part that is no text; HELM's models read texts");
+            json_decref(list);
+            return NULL;
+        }
+        json_array_append_new(list, json_pack("{s:s, s:O}", "type", "text", "text", text));
+    }
+    return list;
+}
+
+/* Takes the content. */
+static bool add_message(struct items *s, const char *role, json_t *content)
+{
+    json_t *message = json_pack("{s:s, s:o}", "role", role, "content", content);
+    if (message && s->thought && strcmp(role, "assistant") == 0) {
+        json_object_set(message, "reasoning_content", (json_t *)s->thought);
+        s->thought = NULL;
+    }
+    return json_array_append_new(s->messages, message) == 0 || out_of_memory(s->reader);
+}
+
+static bool take_message(struct items *s, const json_t *item)
+{
+    const char *role = json_string_value(json_object_get(item, "role"));
+    if (!role) return refuse_item(s, "missing_parameter", "is a message without a 'role'");
+    json_t *content = content_of(s, json_object_get(item, "content"), "input_text|output_text|text");
+    return content && add_message(s, role, content);
+}
+
+/* Calls that follow each other are one message's. */
+static bool take_call(struct items *s, const json_t *item)
+{
+    const json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name"),
+                 *arguments = json_object_get(item, "arguments");
+    const size_t count = json_array_size(s->messages);
+    json_t *last = count ? json_array_get(s->messages, count - 1) : NULL;
+    const char *role = json_string_value(json_object_get(last, "role"));
+    if (!json_is_string(id) || !json_is_string(name) || !json_is_string(arguments))
+        return refuse_item(s, "invalid_value", "is no function_call with 'call_id', 'name' and 'arguments'");
+    if (!role || strcmp(role, "assistant") != 0) {
+        if (!add_message(s, "assistant", json_string(""))) return false;
+        last = json_array_get(s->messages, count);
+    }
+    json_t *calls = json_object_get(last, "tool_calls");
+    if (!calls) {
+        json_object_set_new(last, "tool_calls", json_array());
+        calls = json_object_get(last, "tool_calls");
+    }
+    json_t *call = json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function", "name",
+                             name, "arguments", arguments);
+    return json_array_append_new(calls, call) == 0 || out_of_memory(s->reader);
+}
+
+static bool take_output(struct items *s, const json_t *item)
+{
+    const json_t *id = json_object_get(item, "call_id");
+    if (!json_is_string(id)) return refuse_item(s, "missing_parameter", "lacks 'call_id'");
+    json_t *content = content_of(s, json_object_get(item, "output"), "input_text|output_text|text");
+    if (!content || !add_message(s, "tool", content)) return false;
+    json_t *message = json_array_get(s->messages, json_array_size(s->messages) - 1);
+    return json_object_set(message, "tool_call_id", (json_t *)id) == 0 || out_of_memory(s->reader);
+}
+
+/* What an earlier answer thought, where it is there to be read. */
+static bool take_reasoning(struct items *s, const json_t *item)
+{
+    const json_t *first = json_array_get(json_object_get(item, "content"), 0);
+    const json_t *text = json_object_get(first, "text");
+    if (first && !json_is_string(text))
+        return refuse_item(s, "invalid_value", "is a reasoning whose content has no text");
+    if (json_array_size(json_object_get(item, "content")) > 1)
+        return refuse_item(s, "unsupported_value", "is a reasoning of more than one part");
+    s->thought = text;
+    return true;
+}
+
+static bool take_item(struct items *s, const json_t *item)
+{
+    static const struct {
+        const char *type;
+        bool (*take)(struct items *items, const json_t *item);
+        const char *members;
+    } rows[] = {{"message", take_message, "|type|role|content|id|status|phase|"},
+                {"function_call", take_call, "|type|call_id|name|arguments|id|status|parsed_arguments|"},
+                {"function_call_output", take_output, "|type|call_id|output|id|status|"},
+                {"reasoning", take_reasoning, "|type|content|id|status|summary|encrypted_content|"}};
+    const json_t *named = json_object_get(item, "type");
+    const char *type = named ? json_string_value(named) : "message", *key;
+    json_t *value;
+    for (size_t i = 0; type && i < sizeof rows / sizeof *rows; i++) {
+        if (strcmp(type, rows[i].type) != 0) continue;
+        json_object_foreach((json_t *)item, key, value)
+        {
+            char wanted[64];
+            snprintf(wanted, sizeof wanted, "|%.48s|", key);
+            if (!strstr(rows[i].members, wanted))
+                return refuse_item(s, "unknown_parameter", "has a member that HELM's gateway does not know");
+        }
+        return rows[i].take(s, item);
+    }
+    return refuse_item(s, "unsupported_value",
+                       "is of a type that HELM's gateway does not support: message, function_call, "
+                       "function_call_output and reasoning are");
+}
+
+static bool build_messages(struct ask_reader *r, json_t *messages)
+{
+    struct items s = {.reader = r, .messages = messages};
+    if (!r->prompt) return refuse(r->refusal, 400, "missing_parameter", "input", "'input' is missing");
+    if (r->system && !add_message(&s, "system", json_incref((json_t *)r->system))) return false;
+    if (json_is_string(r->prompt)) return add_message(&s, "user", json_incref((json_t *)r->prompt));
+    if (json_array_size(r->prompt) == 0)
+        return refuse(r->refusal, 400, "invalid_value", "input",
+                      "'input' is neither a text nor a list of items");
+    for (; s.index < json_array_size(r->prompt); s.index++)
+        if (!take_item(&s, json_array_get(r->prompt, s.index))) return false;
+    return true;
+}
+
+/* ---- fields ----------------------------------------------------------------------------------------- */
+
+static bool take_input(struct ask_reader *r, const json_t *value)
+{
+    r->prompt = value;
+    return true;
+}
+static bool take_instructions(struct ask_reader *r, const json_t *value)
+{
+    if (!json_is_string(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'instructions' is not a text");
+    r->system = value;
+    return true;
+}
+static bool take_stream(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_flag(r, value, &r->ask->stream);
+}
+static bool take_stream_options(struct ask_reader *r, const json_t *value)
+{
+    static const struct ask_field fields[] = {{"include_obfuscation", ASK_RESPONSE, NULL, "false"}};
+    if (!json_is_object(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'stream_options' is not an object");
+    return ask_take_fields(r, value, fields, 1);
+}
+static bool take_max_tokens(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_count(r, value, 1, UINT32_MAX, &r->ask->max_tokens);
+}
+static bool take_top_logprobs(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_count(r, value, 0, ASK_TOP, &r->ask->top_logprobs);
+}
+static bool take_parallel(struct ask_reader *r, const json_t *value)
+{
+    bool parallel = true;
+    if (!ask_take_flag(r, value, &parallel)) return false;
+    r->ask->one_call = !parallel;
+    return true;
+}
+static bool take_template_arguments(struct ask_reader *r, const json_t *value)
+{
+    r->extra = value;
+    return true;
+}
+
+static bool take_include(struct ask_reader *r, const json_t *value)
+{
+    size_t index;
+    const json_t *item;
+    if (!json_is_array(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'include' is not a list");
+    json_array_foreach(value, index, item)
+    {
+        const char *name = json_string_value(item);
+        if (!name || strcmp(name, "message.output_text.logprobs") != 0)
+            return refuse(r->refusal, 400, "unsupported_value", r->param,
+                          "'include' has '%.60s'; message.output_text.logprobs is what there is",
+                          name ? name : "");
+        r->ask->logprobs = true;
+    }
+    return true;
+}
+
+/* {"type": "json_schema", "name", "schema", "strict"} as chat's response_format has it. */
+static bool take_format(struct ask_reader *r, const json_t *value)
+{
+    const char *type = json_string_value(json_object_get(value, "type"));
+    const json_t *schema = json_object_get(value, "schema");
+    r->param = "text.format";
+    if (!type || strcmp(type, "json_schema") != 0) return ask_take_response_format(r, value);
+    if (!schema)
+        return refuse(r->refusal, 400, "missing_parameter", r->param, "'text.format' lacks 'schema'");
+    return ask_take_json_schema(r, schema);
+}
+static bool take_text(struct ask_reader *r, const json_t *value)
+{
+    static const struct ask_field fields[] = {{"format", ASK_RESPONSE, take_format, NULL},
+                                              {"verbosity", ASK_RESPONSE, NULL, "\"medium\""}};
+    if (!json_is_object(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'text' is not an object");
+    return ask_take_fields(r, value, fields, sizeof fields / sizeof *fields);
+}
+static bool take_reasoning_options(struct ask_reader *r, const json_t *value)
+{
+    static const struct ask_field fields[] = {{"effort", ASK_RESPONSE, NULL, ""},
+                                              {"summary", ASK_RESPONSE, NULL, ""},
+                                              {"generate_summary", ASK_RESPONSE, NULL, ""}};
+    if (!json_is_object(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'reasoning' is not an object");
+    return ask_take_fields(r, value, fields, sizeof fields / sizeof *fields);
+}
+
+/* {"type": "function", "name", ...} as chat has it, one level deeper. */
+static bool take_tools(struct ask_reader *r, const json_t *value)
+{
+    size_t index;
+    const json_t *tool;
+    if (!json_is_array(value))
+        return refuse(r->refusal, 400, "invalid_type", r->param, "'tools' is not a list");
+    json_t *list = r->ask->made = json_array();
+    json_array_foreach(value, index, tool)
+    {
+        static const char *const keys[] = {"name", "description", "parameters", "strict"};
+        const char *type = json_string_value(json_object_get(tool, "type"));
+        json_t *function = json_object();
+        if (!type || strcmp(type, "function") != 0) {
+            json_decref(function);
+            return refuse(r->refusal, 400, "unsupported_value", "tools",
+                          "tools[%zu] is of type '%.40s'; functions are supported", index, type ? type : "");
+        }
+        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+            json_t *member = json_object_get(tool, keys[i]);
+            if (member && !json_is_null(member)) json_object_set(function, keys[i], member);
+        }
+        json_array_append_new(list, json_pack("{s:s, s:o}", "type", "function", "function", function));
+    }
+    return ask_take_tools(r, list);
+}
+static bool take_tool_choice(struct ask_reader *r, const json_t *value)
+{
+    const json_t *name = json_object_get(value, "name");
+    if (!json_is_string(name)) return ask_take_tool_choice(r, value);
+    json_t *chat =
+        json_pack("{s:O?, s:{s:O}}", "type", json_object_get(value, "type"), "function", "name", name);
+    const bool good = ask_take_tool_choice(r, chat);
+    json_decref(chat); /* the name lives on in the body */
+    return good;
+}
+
+const struct ask_field ask_response_fields[] = {
+    {"model", ASK_RESPONSE, ask_take_model, NULL},
+    {"input", ASK_RESPONSE, take_input, NULL},
+    {"instructions", ASK_RESPONSE, take_instructions, NULL},
+    {"stream", ASK_RESPONSE, take_stream, NULL},
+    {"stream_options", ASK_RESPONSE, take_stream_options, NULL},
+    {"max_output_tokens", ASK_RESPONSE, take_max_tokens, NULL},
+    {"temperature", ASK_RESPONSE, ask_take_temperature, NULL},
+    {"top_p", ASK_RESPONSE, ask_take_top_p, NULL},
+    {"include", ASK_RESPONSE, take_include, NULL},
+    {"top_logprobs", ASK_RESPONSE, take_top_logprobs, NULL},
+    {"text", ASK_RESPONSE, take_text, NULL},
+    {"tools", ASK_RESPONSE, take_tools, NULL},
+    {"tool_choice", ASK_RESPONSE, take_tool_choice, NULL},
+    {"parallel_tool_calls", ASK_RESPONSE, take_parallel, NULL},
+    {"reasoning", ASK_RESPONSE, take_reasoning_options, NULL},
+    {"user", ASK_RESPONSE, ask_take_user, NULL},
+    /* beyond OpenAI, as in chats */
+    {"seed", ASK_RESPONSE, ask_take_seed, NULL},
+    {"top_k", ASK_RESPONSE, ask_take_top_k, NULL},
+    {"min_p", ASK_RESPONSE, ask_take_min_p, NULL},
+    {"repetition_penalty", ASK_RESPONSE, ask_take_repetition, NULL},
+    {"chat_template_kwargs", ASK_RESPONSE, take_template_arguments, NULL},
+    /* notes of the client to itself, which change no answer */
+    {"metadata", ASK_RESPONSE, NULL, NULL},
+    {"safety_identifier", ASK_RESPONSE, NULL, NULL},
+    {"prompt_cache_key", ASK_RESPONSE, NULL, NULL},
+    /* not supported, except for the value that means what happens anyway: nothing is kept */
+    {"store", ASK_RESPONSE, NULL, "false"},
+    {"background", ASK_RESPONSE, NULL, "false"},
+    {"truncation", ASK_RESPONSE, NULL, "\"disabled\""},
+    {"service_tier", ASK_RESPONSE, NULL, "\"auto\"|\"default\""},
+    {"previous_response_id", ASK_RESPONSE, NULL, ""},
+    {"conversation", ASK_RESPONSE, NULL, ""},
+    {"prompt", ASK_RESPONSE, NULL, ""},
+    {"max_tool_calls", ASK_RESPONSE, NULL, ""},
+    {"context_management", ASK_RESPONSE, NULL, ""},
+    {"moderation", ASK_RESPONSE, NULL, ""},
+    {"prompt_cache_options", ASK_RESPONSE, NULL, ""},
+    {"prompt_cache_retention", ASK_RESPONSE, NULL, ""},
+};
+const size_t ask_response_field_count = sizeof ask_response_fields / sizeof *ask_response_fields;
+
+/* ---- what the answer says of the request ------------------------------------------------------------ */
+
+static json_t *echoed(const struct ask *ask, const char *key, json_t *missing)
+{
+    json_t *value = json_object_get(ask->body, key);
+    if (!value || json_is_null(value)) return missing;
+    json_decref(missing);
+    return json_incref(value);
+}
+
+static bool keep_echo(struct ask_reader *r)
+{
+    struct ask *ask = r->ask;
+    ask->echo = json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:f, s:f, s:i, s:b, s:b, s:s, s:n}",
+                          "instructions", echoed(ask, "instructions", json_null()), "metadata",
+                          echoed(ask, "metadata", json_object()), "tools", echoed(ask, "tools", json_array()),
+                          "tool_choice", echoed(ask, "tool_choice", json_string("auto")), "text",
+                          echoed(ask, "text", json_pack("{s:{s:s}}", "format", "type", "text")),
+                          "parallel_tool_calls", !ask->one_call, "max_output_tokens",
+                          echoed(ask, "max_output_tokens", json_null()), "user",
+                          echoed(ask, "user", json_null()), "temperature", (double)ask->sampling.temperature,
+                          "top_p", ask->sampling.top_p > 0 ? (double)ask->sampling.top_p : 1.0,
+                          "top_logprobs", (int)ask->top_logprobs, "store", false, "background", false,
+                          "truncation", "disabled", "previous_response_id");
+    return ask->echo || out_of_memory(r);
+}
+
+bool ask_response_finish(struct ask_reader *r)
+{
+    struct ask *ask = r->ask;
+    if (ask->top_logprobs && !ask->logprobs)
+        return refuse(r->refusal, 400, "invalid_value", "top_logprobs",
+                      "'top_logprobs' needs \"include\": [\"message.output_text.logprobs\"]");
+    if (r->has_choice_none) ask->tools = NULL;
+    json_t *messages = json_array();
+    if (!messages) return out_of_memory(r);
+    bool good = build_messages(r, messages) && keep_echo(r);
+    r->messages = messages;
+    good = good && ask_add_messages(r);
+    r->messages = NULL;
+    json_decref(messages);
+    return good;
+}

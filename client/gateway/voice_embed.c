@@ -1,0 +1,63 @@
+/* Embeddings in OpenAI's and Ollama's dialects: one piece, no stream. See voice.h. */
+#include <string.h>
+
+#include "client/gateway/gateway.h"
+#include "client/gateway/voice.h"
+#include "common/base/units.h"
+
+static void add_floats(struct cli_text *out, const struct choice *c)
+{
+    cli_text_add(out, "[", 1);
+    for (size_t i = 0; i < c->embedding_count; i++)
+        cli_text_printf(out, "%s%.9g", i ? "," : "", (double)c->embedding[i]);
+    cli_text_add(out, "]", 1);
+}
+
+/* The numbers' bytes, little-endian fp32 (RFC 4648, section 4). */
+static void add_base64(struct cli_text *out, const struct choice *c)
+{
+    static const char letter[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const unsigned char *bytes = (const unsigned char *)c->embedding;
+    const size_t count = c->embedding_count * sizeof *c->embedding;
+    cli_text_add(out, "\"", 1);
+    for (size_t i = 0; i < count; i += 3) {
+        const size_t left = count - i;
+        const uint32_t three = (uint32_t)bytes[i] << 16 | (left > 1 ? (uint32_t)bytes[i + 1] << 8 : 0) |
+                               (left > 2 ? bytes[i + 2] : 0);
+        const char four[4] = {letter[three >> 18], letter[three >> 12 & 63],
+                              left > 1 ? letter[three >> 6 & 63] : '=', left > 2 ? letter[three & 63] : '='};
+        cli_text_add(out, four, 4);
+    }
+    cli_text_add(out, "\"", 1);
+}
+
+static void openai_whole(struct exchange *ex)
+{
+    struct cli_text *out = &ex->out;
+    const uint32_t tokens = voice_prompt_tokens(ex);
+    cli_text_printf(out, "{\"object\":\"list\",\"data\":[");
+    for (uint32_t i = 0; i < ex->choice_count; i++) {
+        cli_text_printf(out, "%s{\"object\":\"embedding\",\"index\":%u,\"embedding\":", i ? "," : "", i);
+        (ex->ask.base64 ? add_base64 : add_floats)(out, &ex->choices[i]);
+        cli_text_add(out, "}", 1);
+    }
+    cli_text_printf(out, "],\"model\":");
+    voice_add_string(out, ex->gateway->model.name);
+    cli_text_printf(out, ",\"usage\":{\"prompt_tokens\":%u,\"total_tokens\":%u}}", tokens, tokens);
+}
+
+static void ollama_whole(struct exchange *ex)
+{
+    struct cli_text *out = &ex->out;
+    cli_text_printf(out, "{\"model\":");
+    voice_add_string(out, ex->gateway->model.name);
+    cli_text_printf(out, ",\"embeddings\":[");
+    for (uint32_t i = 0; i < ex->choice_count; i++) {
+        if (i) cli_text_add(out, ",", 1);
+        add_floats(out, &ex->choices[i]);
+    }
+    cli_text_printf(out, "],\"total_duration\":%llu,\"load_duration\":0,\"prompt_eval_count\":%u}",
+                    (unsigned long long)(units_now_us() - ex->begin_us) * 1000, voice_prompt_tokens(ex));
+}
+
+const struct voice voice_embeddings = {.whole = openai_whole}, voice_ollama_embed = {.whole = ollama_whole};

@@ -1,0 +1,297 @@
+/* OpenAI's Responses: an answer as items (reasoning, message, function calls), and the events by which a stream builds them up.
+ * See voice.h. There is one choice. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/gateway/gateway.h"
+#include "client/gateway/voice.h"
+
+/* What an item is: struct choice_items.what. */
+enum { ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL }; /* ITEM_CALL + k: call k */
+
+/* ---- parts ------------------------------------------------------------------------------------------ */
+
+static void add_item_id(struct exchange *ex, const struct choice *c, uint32_t index)
+{
+    const uint8_t what = c->items.what[index];
+    cli_text_printf(&ex->out, "\"%s_%s%02x\"",
+                    what == ITEM_REASONING ? "rs"
+                    : what == ITEM_MESSAGE ? "msg"
+                                           : "fc",
+                    ex->id, (unsigned)index);
+}
+
+static void add_text(struct cli_text *out, const struct cli_text *text, size_t from)
+{
+    cli_text_json(out, text->data + from, text->length - from);
+}
+
+/* A part of an item: all there is, or (`empty`) as it begins. */
+static void add_part(struct exchange *ex, struct choice *c, uint8_t what, bool empty)
+{
+    struct cli_text *out = &ex->out;
+    const struct cli_text *text = what == ITEM_REASONING ? &c->thought : &c->text;
+    cli_text_printf(out,
+                    "{\"type\":\"%s\",\"text\":", what == ITEM_REASONING ? "reasoning_text" : "output_text");
+    add_text(out, text, empty ? text->length : 0);
+    if (what == ITEM_MESSAGE) {
+        cli_text_printf(out, ",\"annotations\":[],\"logprobs\":[");
+        if (!empty && ex->ask.logprobs) voice_add_tokens(ex, c, 0, c->tokens_decided);
+        cli_text_printf(out, "]");
+    }
+    cli_text_printf(out, "}");
+}
+
+/* An item, done or as it begins. */
+static void add_item(struct exchange *ex, struct choice *c, uint32_t index, bool done)
+{
+    struct cli_text *out = &ex->out;
+    const uint8_t what = c->items.what[index];
+    const bool cut = done && c->finish == HELM_FINISH_LENGTH && what == ITEM_MESSAGE;
+    const char *status = !done ? "in_progress" : cut ? "incomplete" : "completed";
+    cli_text_printf(out, "{\"id\":");
+    add_item_id(ex, c, index);
+    cli_text_printf(out, ",\"status\":\"%s\",", status);
+    if (what >= ITEM_CALL) {
+        const size_t k = (size_t)what - ITEM_CALL;
+        cli_text_printf(out, "\"type\":\"function_call\",\"call_id\":\"%.5s%02x%02x\",\"name\":", ex->id,
+                        (unsigned)(c->index & 255), (unsigned)(k & 255));
+        cli_text_json(out, c->tools.calls[k].name, strlen(c->tools.calls[k].name));
+        cli_text_printf(out, ",\"arguments\":");
+        cli_text_json(out, c->tools.calls[k].arguments, done ? strlen(c->tools.calls[k].arguments) : 0);
+    } else {
+        cli_text_printf(out, what == ITEM_REASONING
+                                 ? "\"type\":\"reasoning\",\"summary\":[],\"content\":["
+                                 : "\"type\":\"message\",\"role\":\"assistant\",\"content\":[");
+        if (done) add_part(ex, c, what, false);
+        cli_text_printf(out, "]");
+    }
+    cli_text_printf(out, "}");
+}
+
+static void add_usage(struct exchange *ex, const struct choice *c)
+{
+    const uint32_t in = voice_prompt_tokens(ex), out = voice_completion_tokens(ex);
+    cli_text_printf(
+        &ex->out,
+        "{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u},\"output_tokens\":%u,"
+        "\"output_tokens_details\":{\"reasoning_tokens\":%u},\"total_tokens\":%u}",
+        in, c->cached_tokens, out, c->thought_tokens, in + out);
+}
+
+/* `status`: "in_progress", "failed", or NULL: as the choice ended. */
+static void add_response(struct exchange *ex, const char *status)
+{
+    struct cli_text *out = &ex->out;
+    struct choice *c = &ex->choices[0];
+    const bool cut = !status && c->finish == HELM_FINISH_LENGTH, over = !status;
+    char *echo = json_dumps(ex->ask.echo, JSON_COMPACT);
+    cli_text_printf(
+        out, "{\"id\":\"resp_%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"model\":",
+        ex->id, (long long)ex->created,
+        status ? status
+        : cut  ? "incomplete"
+               : "completed");
+    voice_add_string(out, ex->gateway->model.name);
+    cli_text_printf(out, ",\"error\":");
+    if (ex->refusal.status) {
+        cli_text_printf(out, "{\"code\":\"server_error\",\"message\":");
+        voice_add_string(out, ex->refusal.text);
+        cli_text_printf(out, "}");
+    } else {
+        cli_text_printf(out, "null");
+    }
+    cli_text_printf(out, ",\"incomplete_details\":%s,\"output\":[",
+                    cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    for (uint32_t i = 0; over && i < c->items.count; i++) {
+        if (i) cli_text_printf(out, ",");
+        add_item(ex, c, i, true);
+    }
+    cli_text_printf(out, "],\"usage\":");
+    if (over)
+        add_usage(ex, c);
+    else
+        cli_text_printf(out, "null");
+    if (echo)
+        cli_text_printf(out, ",%s", echo + 1); /* with its closing brace */
+    else
+        out->failed = true;
+    free(echo);
+}
+
+/* ---- events ----------------------------------------------------------------------------------------- */
+
+static void begin_event(struct exchange *ex, const char *type)
+{
+    cli_text_printf(&ex->out, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%u", type, type,
+                    ex->choices[0].items.sequence++);
+}
+
+static void begin_item_event(struct exchange *ex, const struct choice *c, const char *type, uint32_t index)
+{
+    begin_event(ex, type);
+    cli_text_printf(&ex->out, ",\"output_index\":%u,\"item_id\":", index);
+    add_item_id(ex, c, index);
+}
+
+static void end_event(struct exchange *ex)
+{
+    cli_text_printf(&ex->out, "}\n\n");
+}
+
+static void response_event(struct exchange *ex, const char *type, const char *status)
+{
+    begin_event(ex, type);
+    cli_text_printf(&ex->out, ",\"response\":");
+    add_response(ex, status);
+    end_event(ex);
+}
+
+static void item_event(struct exchange *ex, struct choice *c, uint32_t index, bool done)
+{
+    begin_event(ex, done ? "response.output_item.done" : "response.output_item.added");
+    cli_text_printf(&ex->out, ",\"output_index\":%u,\"item\":", index);
+    add_item(ex, c, index, done);
+    end_event(ex);
+}
+
+static void part_event(struct exchange *ex, struct choice *c, uint32_t index, bool done)
+{
+    begin_item_event(ex, c, done ? "response.content_part.done" : "response.content_part.added", index);
+    cli_text_printf(&ex->out, ",\"content_index\":0,\"part\":");
+    add_part(ex, c, c->items.what[index], !done);
+    end_event(ex);
+}
+
+/* ---- items in a stream ------------------------------------------------------------------------------ */
+
+static uint32_t add_new(struct choice *c, uint8_t what)
+{
+    c->items.what[c->items.count] = what;
+    return c->items.count++;
+}
+
+static int32_t find(const struct choice *c, uint8_t what)
+{
+    for (uint32_t i = 0; i < c->items.count; i++)
+        if (c->items.what[i] == what) return (int32_t)i;
+    return -1;
+}
+
+/* The item that text goes to; begun if there is none yet. */
+static uint32_t open_item(struct exchange *ex, struct choice *c, uint8_t what)
+{
+    const int32_t at = find(c, what);
+    if (at >= 0) return (uint32_t)at;
+    const uint32_t index = add_new(c, what);
+    item_event(ex, c, index, false);
+    part_event(ex, c, index, false);
+    c->items.open[what] = true;
+    return index;
+}
+
+static void close_item(struct exchange *ex, struct choice *c, uint8_t what)
+{
+    if (!c->items.open[what]) return;
+    const uint32_t index = (uint32_t)find(c, what);
+    c->items.open[what] = false;
+    begin_item_event(ex, c,
+                     what == ITEM_REASONING ? "response.reasoning_text.done" : "response.output_text.done",
+                     index);
+    cli_text_printf(&ex->out, ",\"content_index\":0,\"text\":");
+    add_text(&ex->out, what == ITEM_REASONING ? &c->thought : &c->text, 0);
+    if (what == ITEM_MESSAGE) {
+        cli_text_printf(&ex->out, ",\"logprobs\":[");
+        if (ex->ask.logprobs) voice_add_tokens(ex, c, 0, c->tokens_decided);
+        cli_text_printf(&ex->out, "]");
+    }
+    end_event(ex);
+    part_event(ex, c, index, true);
+    item_event(ex, c, index, true);
+}
+
+static void text_delta(struct exchange *ex, struct choice *c, uint8_t what, size_t *sent)
+{
+    const struct cli_text *text = what == ITEM_REASONING ? &c->thought : &c->text;
+    if (text->length == *sent) return;
+    const uint32_t index = open_item(ex, c, what);
+    begin_item_event(ex, c,
+                     what == ITEM_REASONING ? "response.reasoning_text.delta" : "response.output_text.delta",
+                     index);
+    cli_text_printf(&ex->out, ",\"content_index\":0,\"delta\":");
+    add_text(&ex->out, text, *sent);
+    if (what == ITEM_MESSAGE) {
+        cli_text_printf(&ex->out, ",\"logprobs\":[");
+        if (ex->ask.logprobs) voice_add_tokens(ex, c, c->tokens_sent, c->tokens_decided);
+        cli_text_printf(&ex->out, "]");
+        c->tokens_sent = c->tokens_decided;
+    }
+    end_event(ex);
+    *sent = text->length;
+}
+
+/* A call comes as a whole: its arguments are one delta. */
+static void call_events(struct exchange *ex, struct choice *c, size_t k)
+{
+    static const char *const types[] = {"response.function_call_arguments.delta",
+                                        "response.function_call_arguments.done"};
+    const struct tool_call *call = &c->tools.calls[k];
+    const uint32_t index = add_new(c, (uint8_t)(ITEM_CALL + k));
+    item_event(ex, c, index, false);
+    for (int done = 0; done < 2; done++) {
+        begin_item_event(ex, c, types[done], index);
+        if (done) {
+            cli_text_printf(&ex->out, ",\"name\":");
+            cli_text_json(&ex->out, call->name, strlen(call->name));
+        }
+        cli_text_printf(&ex->out, done ? ",\"arguments\":" : ",\"delta\":");
+        cli_text_json(&ex->out, call->arguments, strlen(call->arguments));
+        end_event(ex);
+    }
+    item_event(ex, c, index, true);
+}
+
+/* ---- the voice -------------------------------------------------------------------------------------- */
+
+static void begin(struct exchange *ex)
+{
+    response_event(ex, "response.created", "in_progress");
+    response_event(ex, "response.in_progress", "in_progress");
+}
+
+static void delta(struct exchange *ex, struct choice *c)
+{
+    text_delta(ex, c, ITEM_REASONING, &c->thought_sent);
+    if (c->text.length > c->text_sent || c->tools.count > c->calls_sent) close_item(ex, c, ITEM_REASONING);
+    text_delta(ex, c, ITEM_MESSAGE, &c->text_sent);
+    for (; c->calls_sent < c->tools.count; c->calls_sent++) call_events(ex, c, c->calls_sent);
+}
+
+static void finish(struct exchange *ex, struct choice *c)
+{
+    close_item(ex, c, ITEM_REASONING);
+    if (!c->tools.count) open_item(ex, c, ITEM_MESSAGE); /* an answer of nothing is an empty message */
+    close_item(ex, c, ITEM_MESSAGE);
+}
+
+static void end(struct exchange *ex)
+{
+    const bool cut = ex->choices[0].finish == HELM_FINISH_LENGTH;
+    response_event(ex, cut ? "response.incomplete" : "response.completed", NULL);
+}
+
+static void whole(struct exchange *ex)
+{
+    struct choice *c = &ex->choices[0];
+    if (c->thought.length) add_new(c, ITEM_REASONING);
+    if (c->text.length || !c->tools.count) add_new(c, ITEM_MESSAGE);
+    for (size_t k = 0; k < c->tools.count; k++) add_new(c, (uint8_t)(ITEM_CALL + k));
+    add_response(ex, NULL);
+}
+
+static void fail(struct exchange *ex)
+{
+    response_event(ex, "response.failed", "failed");
+}
+
+const struct voice voice_responses = {"text/event-stream", begin, delta, finish, end, whole, fail};

@@ -1,0 +1,79 @@
+/* Files of sessions: KV pages of a token sequence, as `helm-cli session save` writes them.
+ *
+ * Called by cli/command_session.c, and by tests/fuzz/fuzz_session.c with bytes from strangers. Owns nothing but what
+ * session_head holds. Numbers are little-endian.
+ *
+ *   bytes            what
+ *   8                "HELMKV\r\n"
+ *   4, 4             version (1), bytes of the head
+ *   8                digest of the model
+ *   4 x 4            layers, KV heads, head_dim, tokens of a page
+ *   8, 32            type of the KV cache, mixture of the weights: text, filled with zeros
+ *   4, 4             tokens, pages
+ *   8                bytes of a page
+ *   4 x tokens       token ids
+ *   8                checksum of all so far
+ *   pages x          a page's bytes, and 8: their checksum, of which the page's number is part
+ *   8                "\r\nVKMLEH"
+ *   8                checksum of the head's checksum and every page's, in order
+ *
+ * and nothing behind that. Checksums are XXH3 of 64 bits (https://xxhash.com): against damage, not against forgers. helmd
+ * believes nothing that a file says either. */
+#ifndef HELM_CLIENT_SESSION_FILE_H
+#define HELM_CLIENT_SESSION_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/connection/session.h"
+#include "common/base/err.h"
+
+#define SESSION_FILE_VERSION    1
+#define SESSION_FILE_TOKENS_MAX ((uint32_t)1 << 21)
+#define SESSION_FILE_PAGE_MAX   ((uint64_t)1 << 30) /* bytes */
+
+struct session_head {
+    struct session_shape shape;
+    uint32_t token_count, pages; /* pages: whole ones, of the first tokens */
+    uint64_t page_bytes;
+    uint32_t *tokens; /* owned */
+};
+void session_head_free(struct session_head *head);
+
+/* Where bytes come from or go to, in order. Returns 0, or a negative code with its reason. read: HELM_E_FORMAT where there are
+ * not as many. */
+struct session_stream {
+    void *context;
+    int (*read)(void *context, void *to, size_t bytes, struct helm_err *err);
+    int (*write)(void *context, const void *from, size_t bytes, struct helm_err *err);
+};
+
+/* What was read or written so far. */
+struct session_file {
+    struct session_stream stream;
+    uint32_t page;   /* that is next */
+    uint64_t digest; /* of all checksums */
+};
+
+/* `size`: bytes of the whole file, which must be what the head makes it. HELM_E_FORMAT, HELM_E_LIMIT, HELM_E_UNSUPPORTED
+ * (another version): the text names what is wrong. On failure *head is empty. */
+HELM_MUST_CHECK int session_file_open(struct session_file *file, const struct session_stream *stream,
+                                      uint64_t size, struct session_head *head, struct helm_err *err);
+/* The next page: head->page_bytes into `bytes`. */
+HELM_MUST_CHECK int session_file_read_page(struct session_file *file, const struct session_head *head,
+                                           void *bytes, struct helm_err *err);
+/* Behind the last page. */
+HELM_MUST_CHECK int session_file_read_end(struct session_file *file, struct helm_err *err);
+
+/* The same written; the stream's write is called. */
+HELM_MUST_CHECK int session_file_create(struct session_file *file, const struct session_stream *stream,
+                                        const struct session_head *head, struct helm_err *err);
+HELM_MUST_CHECK int session_file_write_page(struct session_file *file, const struct session_head *head,
+                                            const void *bytes, struct helm_err *err);
+HELM_MUST_CHECK int session_file_write_end(struct session_file *file, struct helm_err *err);
+
+/* Bytes of the head, its checksum included, and of the whole file. */
+uint64_t session_file_head_bytes(uint32_t tokens);
+uint64_t session_file_bytes(const struct session_head *head);
+
+#endif

@@ -1,0 +1,46 @@
+/* What computes a step. See schedule.h. Called by the batcher and by both workers. */
+#include "common/plan/schedule.h"
+
+#include "common/shared/arena_layout.h"
+
+uint32_t plan_list_tokens(const struct plan *plan, uint32_t list)
+{
+    const uint32_t last = list < plan->prefill_count ? plan->prefill[list].from_tokens - 1 : UINT32_MAX;
+    return last < plan->step_tokens ? last : plan->step_tokens;
+}
+
+uint32_t plan_prompt_list(const struct plan *plan, uint32_t prompt_tokens)
+{
+    return plan_phase_for(plan, prompt_tokens < plan->step_tokens ? prompt_tokens : plan->step_tokens);
+}
+
+uint32_t plan_decode_tokens(const struct plan *plan)
+{
+    const uint32_t most = plan_list_tokens(plan, 0);
+    return most < ENGINE_FEW_TOKENS ? most : ENGINE_FEW_TOKENS;
+}
+
+int plan_schedule_of(const struct plan *plan, uint32_t flags, uint32_t tokens, struct plan_schedule *schedule,
+                     struct helm_err *err)
+{
+    const uint32_t list = flags >> STEP_LIST_SHIFT;
+    *schedule =
+        (struct plan_schedule){.list = plan_phase_for(plan, tokens), .chunk = tokens > ENGINE_FEW_TOKENS};
+    if (!plan->invariant) {
+        if (!(flags & STEP_PROMPT) && !list) return 0;
+        return helm_fail(err, HELM_E_LIMIT, "a step of prompts, list %u, of a plan that is not invariant",
+                         list);
+    }
+    *schedule = (struct plan_schedule){.list = list, .chunk = (flags & STEP_PROMPT) != 0};
+    if (list >= plan_phase_count(plan) || (list && !schedule->chunk))
+        return helm_fail(err, HELM_E_LIMIT, "a step of list %u of %u", list, plan_phase_count(plan));
+    const uint32_t most = schedule->chunk ? plan_list_tokens(plan, list) : plan_decode_tokens(plan);
+    if (tokens <= most) return 0;
+    return helm_fail(err, HELM_E_LIMIT, "a step of %u %s, more than the %u of list %u", tokens,
+                     schedule->chunk ? "tokens of prompts" : "tokens behind prompts", most, list);
+}
+
+uint32_t plan_prompt_flags(uint32_t list)
+{
+    return STEP_PROMPT | list << STEP_LIST_SHIFT;
+}

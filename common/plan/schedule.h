@@ -1,0 +1,36 @@
+/* Which list of a plan a step is computed by, and with kernels of which order.
+ *
+ * Usually a step's tokens say both: plan_phase_for, and one token, a few or a chunk. Of an *invariant* plan they must not:
+ * a token's numbers depend on its sequence alone, not on what is computed beside it. So every position has a schedule of
+ * its own. Those of a prompt are computed as a chunk, by the list for as many tokens as the whole prompt has, in steps of
+ * such positions alone (STEP_PROMPT); those behind it as one token, by the decode list, of one or several sequences or
+ * anew, up to a few of one sequence. The kernels of both give a token the same bits whatever else a step has. So it does
+ * not matter how a prompt is cut, who shares a step, what is found in the cache, and what is computed again.
+ *
+ * helmd forms steps by this, both workers check and choose by it. Pure functions. */
+#ifndef HELM_COMMON_PLAN_SCHEDULE_H
+#define HELM_COMMON_PLAN_SCHEDULE_H
+
+#include "common/plan/engine_limits.h"
+#include "common/plan/plan.h"
+
+struct plan_schedule {
+    uint32_t list; /* phase of the plan */
+    bool chunk;    /* with a chunk's kernels, however few tokens there are; else as decode */
+};
+
+/* The most tokens that a step of this list may have: its buffers are of that size. */
+uint32_t plan_list_tokens(const struct plan *plan, uint32_t list);
+/* Of an invariant plan: the list that computes a prompt of so many tokens, and the most tokens of a step that computes
+ * others. */
+uint32_t plan_prompt_list(const struct plan *plan, uint32_t prompt_tokens);
+uint32_t plan_decode_tokens(const struct plan *plan);
+
+/* A step as the ring has it: its flags (enum step_flags of arena_layout.h) say what an invariant plan needs.
+ * HELM_E_LIMIT: the plan has no list for such a step. */
+HELM_MUST_CHECK int plan_schedule_of(const struct plan *plan, uint32_t flags, uint32_t tokens,
+                                     struct plan_schedule *schedule, struct helm_err *err);
+/* The flags of a step of prompts. */
+uint32_t plan_prompt_flags(uint32_t list);
+
+#endif

@@ -1,0 +1,34 @@
+/* Whether a plan is invariant (common/plan/schedule.h): what it costs, and the choice.
+ *
+ * Called by main.c and helm-plan once a plan is made or taken. What an invariant plan does otherwise, as prices know it: a
+ * GPU decodes one token with the kernels of a few, without chains; its chunks are whole sub-chunks; with two tiers the CPU
+ * attends to nothing. The CPU's one token and its chunks are as fast. Not priced: sequences that decode while prompts are
+ * computed wait for steps of their own. Pure. */
+#ifndef HELM_DAEMON_PLANNER_INVARIANT_H
+#define HELM_DAEMON_PLANNER_INVARIANT_H
+
+#include "daemon/planner/planner.h"
+
+enum invariant_option { INVARIANT_AUTO, INVARIANT_ON, INVARIANT_OFF, INVARIANT_OPTIONS };
+#define INVARIANT_CHOICES "auto|on|off"
+/* Of an option's text, one of INVARIANT_CHOICES. */
+enum invariant_option invariant_option_named(const char *name);
+
+/* What it may cost to be chosen by itself: of the time of a decode step, and of the first token. */
+#define INVARIANT_DECODE  1.05
+#define INVARIANT_PREFILL 1.10
+/* Sequences that a plan is made fastest for at most. A CPU's products of more take longer than others', which no profile
+ * says: two tokens are as fast, four take 1.1 to 1.9 times as long, eight 1.5 to 2.7 where memory is not what limits. */
+#define INVARIANT_BATCH 2
+
+struct invariant {
+    enum invariant_option option;
+    char text[160]; /* "on: decode 0.0 % slower, ..." */
+};
+
+/* Makes the plan invariant or not, as the option says; INVARIANT_AUTO: by its price, or as a plan that was given (request)
+ * says. */
+HELM_MUST_CHECK int invariant_decide(const struct planner_request *request, bool given, struct plan *plan,
+                                     struct invariant *invariant, struct helm_err *err);
+
+#endif

@@ -1,0 +1,109 @@
+/* A KV page as sessions have it. See session_page.h. Called by sessions.c; owns nothing. */
+#include "daemon/steps/session_page.h"
+
+#include <string.h>
+
+int session_page_init(struct session_page *p, const struct plan *plan, const struct arena *arena,
+                      struct helm_err *err)
+{
+    const struct arena_header *h = arena_header_of(arena);
+    *p = (struct session_page){.plan = plan, .arena = arena, .kv = h->kv};
+    p->kv.layers = plan->layers;
+    p->bytes = kv_page_bytes(&p->kv);
+    const uint64_t apart =
+        plan_kv_tiered(plan) ? 0 : plan_layers_of(plan, PLAN_GPU0) * kv_layer_bytes(&p->kv);
+    p->moves = apart > 0;
+    if (apart > h->region[ARENA_REGION_SESSION].bytes)
+        return helm_fail(err, HELM_E_MISMATCH,
+                         "sessions: %llu bytes of a page lie in VRAM, the arena's region for them has %llu",
+                         (unsigned long long)apart,
+                         (unsigned long long)h->region[ARENA_REGION_SESSION].bytes);
+    return 0;
+}
+
+/* A layer's cells of a page, in the arena's pool or in the session region. */
+static unsigned char *cells_of(const struct session_page *p, uint32_t page, uint32_t layer)
+{
+    const struct kv_layout *host = &arena_header_of(p->arena)->kv;
+    uint32_t kv_layer;
+    const enum plan_processor processor = plan_kv_of(p->plan, layer, &kv_layer);
+    const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
+    if (processor == PLAN_GPU0 && !plan_kv_tiered(p->plan))
+        return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_SESSION) + kv_layer * layer_bytes;
+    return (unsigned char *)arena_region_ptr(p->arena, ARENA_REGION_KV) +
+           kv_offset(host, page, plan_kv_tiered(p->plan) ? layer : kv_layer, 0, 0);
+}
+
+void session_page_read(const struct session_page *p, uint32_t page, unsigned char *bytes)
+{
+    const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
+    for (uint32_t l = 0; l < p->kv.layers; l++)
+        memcpy(bytes + l * layer_bytes, cells_of(p, page, l), layer_bytes);
+}
+
+void session_page_write(const struct session_page *p, uint32_t page, const unsigned char *bytes)
+{
+    const uint64_t layer_bytes = kv_layer_bytes(&p->kv);
+    for (uint32_t l = 0; l < p->kv.layers; l++)
+        memcpy(cells_of(p, page, l), bytes + l * layer_bytes, layer_bytes);
+}
+
+/* ---- numbers ---- */
+
+/* Numbers of 16 bits: whether all are at most `most` in magnitude, in the order of their bits. */
+static bool all_within16(const unsigned char *bytes, uint64_t count, uint16_t most)
+{
+    unsigned bad = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t value;
+        memcpy(&value, bytes + 2 * i, sizeof value);
+        bad |= (value & 0x7fff) > most;
+    }
+    return !bad;
+}
+
+static bool all_finite32(const unsigned char *bytes, uint64_t count)
+{
+    unsigned bad = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t value;
+        memcpy(&value, bytes + 4 * i, sizeof value);
+        bad |= (value & 0x7f800000u) == 0x7f800000u;
+    }
+    return !bad;
+}
+
+/* The largest finite ones, and the largest scale with which numbers of 8 bits are finite in fp16, which kernels round to:
+ * 515. */
+#define MOST_F16   0x7bffu
+#define MOST_BF16  0x7f7fu
+#define MOST_SCALE 0x6006u
+
+/* Of one head's rows. */
+static bool rows_are_finite(const struct kv_layout *kv, const unsigned char *rows)
+{
+    const uint64_t numbers = (uint64_t)kv->page_tokens * kv->head_dim;
+    switch ((enum kv_dtype)kv->dtype) {
+    case KV_F32:
+        return all_finite32(rows, numbers);
+    case KV_F16:
+        return all_within16(rows, numbers, MOST_F16);
+    case KV_BF16:
+        return all_within16(rows, numbers, MOST_BF16);
+    case KV_Q8_0:
+        return all_within16(rows + kv_scales_at(kv), numbers / KV_Q8_0_VALUES, MOST_SCALE);
+    case KV_DTYPE_COUNT:
+        break;
+    }
+    return false;
+}
+
+bool session_page_is_finite(const struct session_page *p, const unsigned char *bytes, uint32_t *layer)
+{
+    const uint64_t head_bytes = kv_head_bytes(&p->kv);
+    for (*layer = 0; *layer < p->kv.layers; ++*layer)
+        for (uint32_t h = 0; h < 2 * p->kv.kv_heads; h++)
+            if (!rows_are_finite(&p->kv, bytes + *layer * kv_layer_bytes(&p->kv) + h * head_bytes))
+                return false;
+    return true;
+}

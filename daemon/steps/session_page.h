@@ -1,0 +1,33 @@
+/* A KV page as sessions have it: one block of bytes, [layer][K, V][kv_head] of all layers of the model, whichever worker
+ * computes a layer (kv_layout.h has a layer's bytes; proto/helm.proto the rest).
+ *
+ * Called by sessions.c. Pure but for the arena's pages. With one tier the cells of the GPU's layers lie in VRAM alone: they are
+ * taken from, or put into, the arena's session region, and a step of STEP_KV_OUT or STEP_KV_IN does the rest. */
+#ifndef HELM_DAEMON_STEPS_SESSION_PAGE_H
+#define HELM_DAEMON_STEPS_SESSION_PAGE_H
+
+#include <stdbool.h>
+
+#include "common/plan/plan.h"
+#include "common/shared/arena.h"
+
+struct session_page {
+    const struct plan *plan;   /* borrowed */
+    const struct arena *arena; /* borrowed */
+    struct kv_layout kv;       /* of all layers */
+    uint64_t bytes;
+    bool moves; /* some cells lie in VRAM alone */
+};
+
+/* HELM_E_MISMATCH: the arena has no room for what lies in VRAM alone. */
+HELM_MUST_CHECK int session_page_init(struct session_page *p, const struct plan *plan,
+                                      const struct arena *arena, struct helm_err *err);
+/* bytes[p->bytes] from the page; where `moves`, behind a step of STEP_KV_OUT. */
+void session_page_read(const struct session_page *p, uint32_t page, unsigned char *bytes);
+/* And to the page; where `moves`, in front of a step of STEP_KV_IN. */
+void session_page_write(const struct session_page *p, uint32_t page, const unsigned char *bytes);
+/* Whether all its numbers are finite: kernels multiply what a page has behind a sequence's last position by 0. *layer: of one
+ * that is not. */
+bool session_page_is_finite(const struct session_page *p, const unsigned char *bytes, uint32_t *layer);
+
+#endif

@@ -1,0 +1,96 @@
+/* Mixtures of experts for their tests: matrices of random values in slots of their own order, some experts absent, and
+ * what they are in double.
+ *
+ * Included by tests/gpu/test_experts*.cu. */
+#ifndef HELM_TESTS_GPU_EXPERTS_CUH
+#define HELM_TESTS_GPU_EXPERTS_CUH
+
+#include "tests/gpu/harness.cuh"
+#include "worker-gpu/kernels/experts.h"
+
+/* One role's matrices. */
+struct test_role {
+    enum tensor_format format;
+    uint32_t experts, rows, cols;
+    std::vector<double> value; /* [experts][rows][cols] */
+    std::vector<float> bias;   /* [experts][rows], or empty */
+    gpu_buffer *memory, *biases;
+    uint64_t stride;
+
+    test_role(struct test_context *t, enum tensor_format f, uint32_t n, uint32_t r, uint32_t c,
+              const std::vector<uint32_t> &slot, bool has_bias)
+        : format(f), experts(n), rows(r), cols(c), memory(nullptr), biases(nullptr)
+    {
+        const uint64_t bytes = tensor_format_bytes(f, r, c);
+        stride = (bytes + 15) / 16 * 16 + 16 * random_below(t, 3);
+        std::vector<unsigned char> all(stride * n, 0xff);
+        for (uint32_t e = 0; e < n; e++) {
+            const auto m = random_elements(t, (size_t)r * c, f);
+            const std::vector<double> v = to_double(m, f);
+            value.insert(value.end(), v.begin(), v.end());
+            if (slot[e] != GPUK_SLOT_ABSENT) memcpy(&all[slot[e] * stride], m.data(), m.size());
+        }
+        memory = new gpu_buffer(all);
+        if (has_bias) bias = random_floats(t, (size_t)n * r), biases = new gpu_buffer(bias);
+    }
+    ~test_role() { delete memory, delete biases; }
+    test_role(const test_role &) = delete;
+    test_role &operator=(const test_role &) = delete;
+    struct gpuk_experts on_device(const gpu_buffer *slots) const
+    {
+        return {format,
+                experts,
+                rows,
+                cols,
+                slots ? slots->as<uint32_t>() : nullptr,
+                memory->at,
+                stride,
+                biases ? biases->as<float>() : nullptr};
+    }
+    /* Row `row` of expert `e` over x, with its bias; *size: the sum of its terms' magnitudes. round: values are what
+     * bf16 makes of them. */
+    double product(uint32_t e, uint32_t row, const double *x, double *size, bool round = false) const
+    {
+        const double *w = &value[((size_t)e * rows + row) * cols];
+        double sum = bias.empty() ? 0 : bias[(size_t)e * rows + row], magnitude = fabs(sum);
+        for (uint32_t i = 0; i < cols; i++) {
+            const double v = round ? convert_bf16_f32(convert_f32_bf16((float)w[i])) : w[i];
+            sum += v * x[i], magnitude += fabs(v * x[i]);
+        }
+        *size = magnitude;
+        return sum;
+    }
+};
+
+static inline double test_glu_of(enum glu_kind kind, double g, double u)
+{
+    if (kind == GLU_SILU) return g / (1 + exp(-g)) * u;
+    g = std::min(g, (double)GLU_CLAMP), u = std::max(std::min(u, (double)GLU_CLAMP), -(double)GLU_CLAMP);
+    return g / (1 + exp(-(double)GLU_ALPHA * g)) * (u + 1);
+}
+
+/* Slots in an order of their own; with `some`, experts at random have none. */
+static inline std::vector<uint32_t> random_slots(struct test_context *t, uint32_t experts, bool some)
+{
+    std::vector<uint32_t> slot(experts);
+    for (uint32_t e = 0; e < experts; e++) slot[e] = e;
+    for (uint32_t e = experts; e > 1; e--) std::swap(slot[e - 1], slot[random_below(t, e)]);
+    for (uint32_t &s : slot)
+        if (some && random_below(t, 3) == 0) s = GPUK_SLOT_ABSENT;
+    return slot;
+}
+/* `chosen` different experts for each token. */
+static inline std::vector<uint32_t> random_choice(struct test_context *t, uint32_t experts, uint32_t chosen,
+                                                  uint32_t tokens)
+{
+    std::vector<uint32_t> id, all(experts);
+    for (uint32_t e = 0; e < experts; e++) all[e] = e;
+    for (uint32_t n = 0; n < tokens; n++)
+        for (uint32_t j = 0; j < chosen; j++) {
+            std::swap(all[j], all[j + random_below(t, experts - j)]);
+            id.push_back(all[j]);
+        }
+    return id;
+}
+
+#endif

@@ -1,0 +1,265 @@
+/* A few tokens' experts against sums in double: every format and kernel, odd shapes, absent experts, fewer tokens than the
+ * tier, biases, both gated units; a token has the same bits alone and among others, and in every run; nothing else is
+ * written. */
+#include "tests/gpu/experts.cuh"
+
+struct few_case {
+    enum tensor_format format;
+    uint32_t experts, chosen, rows, cols, tokens, count;
+    enum glu_kind glu;
+    bool absent, biases, norm;
+};
+
+struct few_test {
+    struct test_context *t;
+    const struct gpuk_device *device;
+    const few_case &c;
+    const std::vector<uint32_t> &slot, &id;
+    const std::vector<float> &weight;
+    gpu_buffer *slots, *ids, *weights, *workspace;
+    char what[200];
+
+    struct gpuk_choice choice(uint32_t token) const
+    {
+        return {c.chosen, ids->as<uint32_t>() + token * c.chosen, weights->as<float>() + token * c.chosen};
+    }
+    bool there(uint32_t pair) const { return slot[id[pair]] != GPUK_SLOT_ABSENT; }
+};
+
+/* Some of the case's tokens, run as a tier of their own. */
+struct few_part {
+    uint32_t token, tokens, count;
+};
+static const uint32_t X_APART = 4; /* floats from the end of a token's x to the next */
+
+/* act of `tokens` tokens from `token` on. */
+static std::vector<float> run_glu(const few_test &f, const test_role &gate, const test_role &up,
+                                  const gpu_buffer &x, const gpu_buffer *norm, const few_part &part)
+{
+    const few_case &c = f.c;
+    gpu_buffer act((size_t)part.tokens * c.chosen * c.rows * 4), counts(std::vector<uint32_t>{part.count});
+    struct gpuk_experts_glu args = {};
+    args.gate = gate.on_device(f.slots), args.up = up.on_device(f.slots), args.glu = c.glu;
+    args.choice = f.choice(part.token), args.x_stride = c.cols + X_APART;
+    args.x = x.as<float>() + part.token * args.x_stride, args.norm = norm ? norm->as<float>() : nullptr;
+    args.eps = 1e-5f, args.act = act.as<float>();
+    GPUK(gpuk_experts_glu(f.device, &args, part.tokens, part.tokens == 1 ? nullptr : counts.as<uint32_t>(),
+                          f.workspace->at, 0, f.t->stream, &err));
+    CUDA(cudaStreamSynchronize(f.t->stream));
+    return act.read<float>();
+}
+
+static void test_glu(const few_test &f)
+{
+    struct test_context *t = f.t;
+    const few_case &c = f.c;
+    char what[240];
+    snprintf(what, sizeof what, "gate and up, %s", f.what);
+    const test_role gate(t, c.format, c.experts, c.rows, c.cols, f.slot, c.biases),
+        up(t, c.format, c.experts, c.rows, c.cols, f.slot, c.biases);
+    const std::vector<float> x = random_floats(t, (size_t)c.tokens * (c.cols + X_APART)),
+                             norm = random_floats(t, c.cols, 2);
+    gpu_buffer dx(x), dnorm(norm);
+    const std::vector<float> act =
+        run_glu(f, gate, up, dx, c.norm ? &dnorm : nullptr, {0, c.tokens, c.count});
+    check_same(t, act, run_glu(f, gate, up, dx, c.norm ? &dnorm : nullptr, {0, c.tokens, c.count}), what);
+    std::vector<float> got;
+    std::vector<double> expected, terms;
+    bool kept = true, alone = true;
+    for (uint32_t pair = 0; pair < c.tokens * c.chosen; pair++) {
+        const uint32_t token = pair / c.chosen;
+        const float *a = &act[(size_t)pair * c.rows];
+        if (token >= c.count || !f.there(pair)) {
+            for (uint32_t r = 0; r < c.rows; r++) {
+                uint32_t bits;
+                memcpy(&bits, a + r, 4);
+                kept = kept && bits == 0xffffffffu;
+            }
+            continue;
+        }
+        std::vector<double> v(&x[(size_t)token * (c.cols + X_APART)],
+                              &x[(size_t)token * (c.cols + X_APART)] + c.cols);
+        if (c.norm) {
+            double squares = 0;
+            for (const double d : v) squares += d * d;
+            for (uint32_t i = 0; i < c.cols; i++) v[i] *= norm[i] / sqrt(squares / c.cols + 1e-5f);
+        }
+        for (uint32_t r = 0; r < c.rows; r++) {
+            double size_g, size_u;
+            const double g = gate.product(f.id[pair], r, v.data(), &size_g),
+                         u = up.product(f.id[pair], r, v.data(), &size_u);
+            got.push_back(a[r]), expected.push_back(test_glu_of(c.glu, g, u));
+            terms.push_back(size_g * fabs(u) + size_u * fabs(g));
+        }
+    }
+    check_close(t, got, expected, 1e-5, what, &terms);
+    check(t, kept, what);
+    for (uint32_t token = 0; token < c.count && c.tokens > 1; token++) {
+        const std::vector<float> one = run_glu(f, gate, up, dx, c.norm ? &dnorm : nullptr, {token, 1, 1});
+        alone = alone && memcmp(one.data(), &act[(size_t)token * c.chosen * c.rows], one.size() * 4) == 0;
+    }
+    snprintf(what, sizeof what, "gate and up, %s: the same bits alone", f.what);
+    check(t, alone, what);
+}
+
+static std::vector<float> run_down(const few_test &f, const test_role &down, const gpu_buffer &act,
+                                   const std::vector<float> &residual, bool in_place, const few_part &part)
+{
+    const few_case &c = f.c;
+    const uint32_t stride = c.cols + X_APART;
+    gpu_buffer out((size_t)part.tokens * stride * 4), counts(std::vector<uint32_t>{part.count});
+    const std::vector<float> mine(residual.begin() + part.token * stride,
+                                  residual.begin() + (part.token + part.tokens) * stride);
+    gpu_buffer before(mine);
+    struct gpuk_experts_down args = {};
+    args.down = down.on_device(f.slots), args.choice = f.choice(part.token);
+    args.act = act.as<float>() + (size_t)part.token * c.chosen * c.rows;
+    args.residual = before.as<float>(), args.out = in_place ? before.as<float>() : out.as<float>();
+    args.out_stride = stride;
+    GPUK(gpuk_experts_down(f.device, &args, part.tokens, part.tokens == 1 ? nullptr : counts.as<uint32_t>(),
+                           f.workspace->at, 0, f.t->stream, &err));
+    CUDA(cudaStreamSynchronize(f.t->stream));
+    return in_place ? before.read<float>() : out.read<float>();
+}
+
+/* Down has the columns of act, and as many rows as gate has columns. */
+static void test_down(const few_test &f)
+{
+    struct test_context *t = f.t;
+    const few_case &c = f.c;
+    char what[240];
+    snprintf(what, sizeof what, "down, %s", f.what);
+    const uint32_t stride = c.cols + X_APART;
+    const test_role down(t, c.format, c.experts, c.cols, c.rows, f.slot, c.biases);
+    const std::vector<float> act = random_floats(t, (size_t)c.tokens * c.chosen * c.rows),
+                             residual = random_floats(t, (size_t)c.tokens * stride);
+    gpu_buffer dact(act);
+    const std::vector<float> out = run_down(f, down, dact, residual, false, {0, c.tokens, c.count}),
+                             in_place = run_down(f, down, dact, residual, true, {0, c.tokens, c.count});
+    std::vector<float> got;
+    std::vector<double> expected, terms;
+    bool kept = true, same = true, alone = true;
+    for (uint32_t token = 0; token < c.tokens; token++)
+        for (uint32_t r = 0; r < stride; r++) {
+            const size_t at = (size_t)token * stride + r;
+            uint32_t bits;
+            memcpy(&bits, &out[at], 4);
+            if (token >= c.count || r >= c.cols) {
+                kept = kept && bits == 0xffffffffu && memcmp(&in_place[at], &residual[at], 4) == 0;
+                continue;
+            }
+            double sum = residual[at], size = fabs(sum);
+            for (uint32_t j = 0; j < c.chosen; j++) {
+                const uint32_t pair = token * c.chosen + j;
+                if (!f.there(pair)) continue;
+                const std::vector<double> v(&act[(size_t)pair * c.rows],
+                                            &act[(size_t)pair * c.rows] + c.rows);
+                double magnitude;
+                sum += f.weight[pair] * down.product(f.id[pair], r, v.data(), &magnitude);
+                size += fabs(f.weight[pair]) * magnitude;
+            }
+            got.push_back(out[at]), expected.push_back(sum), terms.push_back(size);
+            same = same && memcmp(&in_place[at], &out[at], 4) == 0;
+        }
+    check_close(t, got, expected, 1e-5, what, &terms);
+    check(t, kept, what);
+    check(t, same, what);
+    for (uint32_t token = 0; token < c.count && c.tokens > 1; token++) {
+        const std::vector<float> one = run_down(f, down, dact, residual, false, {token, 1, 1});
+        alone = alone && memcmp(one.data(), &out[(size_t)token * stride], c.cols * 4) == 0;
+    }
+    snprintf(what, sizeof what, "down, %s: the same bits alone", f.what);
+    check(t, alone, what);
+}
+
+static void test_few(struct test_context *t, const struct gpuk_device *device, const few_case &c)
+{
+    const std::vector<uint32_t> slot = random_slots(t, c.experts, c.absent),
+                                id = random_choice(t, c.experts, c.chosen, c.tokens);
+    const std::vector<float> weight = random_floats(t, id.size());
+    gpu_buffer slots(slot), ids(id), weights(weight),
+        workspace(gpuk_experts_workspace_bytes(c.tokens, c.chosen, c.cols));
+    few_test f = {t, device, c, slot, id, weight, &slots, &ids, &weights, &workspace, {}};
+    snprintf(f.what, sizeof f.what, "%u of %u tokens, %u of %u experts of %s %u x %u%s%s%s%s, %d blocks, %s",
+             c.count, c.tokens, c.chosen, c.experts, name_of(c.format), c.rows, c.cols,
+             c.absent ? ", some absent" : "", c.biases ? ", biases" : "", c.norm ? ", norm" : "",
+             c.glu ? ", clamped" : "", device->sm_count, device->bulk_copy ? "bulk" : "plain");
+    test_glu(f);
+    if (c.rows % tensor_format_of(c.format)->block_values == 0) test_down(f);
+}
+
+/* The choice made by the kernel of gate and up is gpuk_route's, and so are its results. */
+static void test_routed(struct test_context *t, const struct gpuk_device *device, uint32_t tokens)
+{
+    const uint32_t experts = 20, chosen = 3, rows = 9, cols = 256;
+    const struct model_router router = {ROUTER_SOFTMAX, experts, chosen, true, 1.5f, 1, 1};
+    const std::vector<uint32_t> slot = random_slots(t, experts, true);
+    const test_role gate(t, FORMAT_Q4_K, experts, rows, cols, slot, false),
+        up(t, FORMAT_Q4_K, experts, rows, cols, slot, false);
+    std::vector<float> logits = random_floats(t, (size_t)tokens * experts);
+    for (float &v : logits) v = floorf(v * 4); /* ties */
+    const std::vector<float> x = random_floats(t, tokens * cols);
+    gpu_buffer dlogits(logits), dx(x), slots(slot), count(std::vector<uint32_t>{tokens}),
+        workspace(gpuk_experts_workspace_bytes(tokens, chosen, cols));
+    std::vector<float> act[2], weight[2];
+    std::vector<uint32_t> id[2];
+    for (int way = 0; way < 2; way++) {
+        gpu_buffer ids(tokens * chosen * 4), weights(tokens * chosen * 4),
+            out((size_t)tokens * chosen * rows * 4);
+        struct gpuk_experts_glu args = {};
+        args.gate = gate.on_device(&slots), args.up = up.on_device(&slots);
+        args.choice = {chosen, ids.as<uint32_t>(), weights.as<float>()};
+        args.x = dx.as<float>(), args.x_stride = cols, args.act = out.as<float>();
+        if (way == 1) args.router = &router, args.logits = dlogits.as<float>();
+        if (way == 0)
+            GPUK(gpuk_route(&router, count.as<uint32_t>(), tokens, dlogits.as<float>(), nullptr, &args.choice,
+                            0, t->stream, &err));
+        GPUK(gpuk_experts_glu(device, &args, tokens, count.as<uint32_t>(), workspace.at, 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        act[way] = out.read<float>(), weight[way] = weights.read<float>(), id[way] = ids.read<uint32_t>();
+    }
+    check(t, id[0] == id[1], "the kernel's own choice is gpuk_route's");
+    check_same(t, weight[0], weight[1], "weights of the kernel's own choice");
+    check_same(t, act[0], act[1], "activations by the kernel's own choice");
+}
+
+void test_experts_few(struct test_context *t)
+{
+    struct gpuk_device plain = t->device, few = t->device, one = t->device;
+    plain.bulk_copy = false, few.sm_count = 3, one.sm_count = 1;
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        const enum tensor_format format = (enum tensor_format)f;
+        if (tensor_format_of(format)->variable) continue;
+        const uint32_t block = tensor_format_of(format)->block_values, rows = block > 32 ? block : 96;
+        const bool odd = f % 2 != 0;
+        test_few(t, &few, {format, 6, 2, rows, block > 32 ? 512u : 352u, 1, 1, GLU_SILU, false, odd, true});
+        if (f % 3 == 0 || !t->few)
+            test_few(t, &t->device,
+                     {format, 5, 3, rows, 256, 5, 4, odd ? GLU_CLAMPED : GLU_SILU, true, !odd, odd});
+        if (f % 4 == 0 || !t->small)
+            test_few(t, &plain,
+                     {format, 5, 2, rows, 256, 3, 2, odd ? GLU_SILU : GLU_CLAMPED, true, odd, !odd});
+        if (t->small) continue;
+        const few_case large[] = {{format, 32, 8, rows, 2048, 16, 16, GLU_SILU, false, false, true},
+                                  {format, 8, 2, 768, 1024, 16, 11, GLU_SILU, false, false, true},
+                                  {format, 16, 8, 768, 2048, 1, 1, GLU_SILU, false, false, true},
+                                  {format, 6, 4, 192, 2880, 2, 2, GLU_CLAMPED, true, true, true},
+                                  {format, 6, 4, 2880, 352, 3, 3, GLU_CLAMPED, true, true, true}};
+        for (uint32_t i = 0; i < (block <= 32 ? 5 : 3); i++) test_few(t, &t->device, large[i]);
+    }
+    /* no row begins where copies may, nor is a matrix a whole number of vectors */
+    test_few(t, &t->device, {FORMAT_BF16, 4, 2, 7, 30, 2, 2, GLU_SILU, false, true, true});
+    test_few(t, &t->device, {FORMAT_F32, 4, 1, 1, 5, 3, 3, GLU_CLAMPED, true, false, false});
+    /* more units a warp than it looks up at once */
+    test_few(t, &one, {FORMAT_Q8_0, 4, 2, 640, 32, 1, 1, GLU_SILU, false, true, true});
+    /* more pairs than vectors have room, with blocks and as plain numbers */
+    test_few(t, &few, {FORMAT_Q4_0, 3, 3, 33, 4096, 16, 16, GLU_SILU, false, false, true});
+    test_few(t, &few, {FORMAT_BF16, 3, 2, 8, 8192, 6, 6, GLU_SILU, false, false, true});
+    if (!t->few) test_few(t, &few, {FORMAT_Q8_0, 40, 32, 64, 64, 4, 4, GLU_SILU, true, false, false});
+    for (uint32_t tokens : {1u, 7u})
+        for (struct gpuk_device *device : {&t->device, &plain}) test_routed(t, device, tokens);
+    struct helm_err err = {};
+    struct gpuk_experts_glu glu = {};
+    check(t, gpuk_experts_glu(&t->device, &glu, 1, nullptr, nullptr, 0, t->stream, &err) == HELM_E_LIMIT,
+          "no experts are refused");
+}

@@ -1,0 +1,108 @@
+/* Prices of mixtures of experts: bytes stored and bytes a step reads are different things. One token reads the experts that
+ * it chooses, several those that any of them chooses, a chunk nearly all; all of them lie somewhere and all cross the link. */
+#include "tests/unit/daemon/planner/cost_case.h"
+
+#define CONFIG                                                                                               \
+    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
+    "\"moe_intermediate_size\": 768, \"num_experts\": 128, \"num_experts_per_tok\": 8, "                     \
+    "\"num_hidden_layers\": 4, \"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": 128, " \
+    "\"mlp_only_layers\": [1], \"vocab_size\": 4096, \"dtype\": \"bfloat16\"}"
+#define EXPERT (2.0 * 3 * 768 * 2048)          /* bytes of one */
+#define BESIDE (2.0 * 2048 + 4.0 * 128 * 2048) /* of the norm, and of the router as it is kept */
+
+struct mixture {
+    struct model model;
+    struct analyse_table analysed;
+    struct profile profile;
+};
+
+static int open_mixture(void **state)
+{
+    static struct mixture m;
+    struct model_config config;
+    struct helm_err err = {0};
+    memset(&m, 0, sizeof m);
+    m.profile = round_numbers();
+    *state = &m;
+    if (model_config_parse("config", CONFIG, sizeof CONFIG - 1, &config, &err)) return -1;
+    if (model_from_config(&config, &m.model, &err)) return -1;
+    return analyse_table_build(&m.model, &m.analysed, &err);
+}
+
+static int close_mixture(void **state)
+{
+    struct mixture *m = *state;
+    analyse_table_free(&m->analysed);
+    model_free(&m->model);
+    return 0;
+}
+
+static struct cost_unit price_mlp(const struct mixture *m, uint32_t tokens, uint32_t layer)
+{
+    const struct cost_step step = {tokens, tokens, tokens, 16, .kv_dtype = KV_F16};
+    struct cost_table table;
+    struct helm_err err = {0};
+    if (cost_price(&m->model, &m->analysed, &m->profile, &step, &table, &err)) fail_msg("%s", err.text);
+    const struct cost_unit unit = table.unit[unit_of(layer, UNIT_MLP)];
+    cost_table_free(&table);
+    return unit;
+}
+
+static void bytes_stored_are_not_bytes_read(void **state)
+{
+    const struct mixture *m = *state;
+    const struct analyse_bytes sparse =
+                                   analyse_units(&m->analysed, unit_of(0, UNIT_MLP), unit_of(0, UNIT_MLP)),
+                               dense =
+                                   analyse_units(&m->analysed, unit_of(1, UNIT_MLP), unit_of(1, UNIT_MLP));
+    const double router = 2.0 * 128 * 2048, norm = 2.0 * 2048;
+    assert_true((double)sparse.stored == 128 * EXPERT + router + norm);
+    assert_true((double)sparse.token == 8 * EXPERT + router + norm);
+    assert_true((double)sparse.vram_vectors >= 4.0 * (128 * 2048 + 2048)); /* kept as fp32 */
+    assert_true((double)sparse.arena == 128 * EXPERT);
+    assert_int_equal(sparse.packable, 0);
+    assert_int_equal(dense.stored, dense.token);
+    struct plan_stage stage[] = {{.first = 0, .last = 3, .home = PLAN_HOME_CPU}};
+    struct plan plan = {.layers = 4, .stages = stage, .stage_count = 1, .head = PLAN_GPU0};
+    const struct analyse_bytes all = analyse_units(&m->analysed, 0, 7);
+    assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_CPU), all.token);
+    stage[0].home = PLAN_HOME_STREAM; /* which expert comes next nobody knows: all are copied */
+    assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_STREAM), all.stored);
+}
+
+static void steps_read_what_their_tokens_choose(void **state)
+{
+    const struct mixture *m = *state;
+    const struct model_tensor *t = model_find(&m->model, TENSOR_UP_EXPERTS, 0),
+                              *q = model_find(&m->model, TENSOR_Q, 0);
+    const struct model_config *c = &m->model.config;
+    assert_true(fabs(analyse_read_part(c, t, 1) - 8.0 / 128) < 1e-12);
+    assert_true(fabs(analyse_read_part(c, t, 2) - (1 - 120.0 / 128 * 120.0 / 128)) < 1e-12);
+    assert_true(analyse_read_part(c, t, 512) > 0.999999);
+    assert_true(analyse_read_part(c, q, 1) == 1);
+
+    /* CPU: norm, router, choice, gates, downs at 10 us; 100 GB/s. */
+    const struct cost_unit one = price_mlp(m, 1, 0), dense = price_mlp(m, 1, 1);
+    expect("one token on the CPU", one.cpu, 4 * 10e-6 + (8 * EXPERT + BESIDE) / 100e9);
+    expect("a dense layer", dense.cpu, 2 * 10e-6 + (2.0 * 3 * 6144 * 2048 + 2.0 * 2048) / 100e9);
+    /* GPU: router, gates with the choice, downs at 5 us; 1,000 GB/s. */
+    expect("one token on the GPU", one.gpu, 3 * 5e-6 + (8 * EXPERT + BESIDE) / 1000e9);
+    expect("the link has all of them", one.link, (double)one.crossing / 50e9 + 10e-6);
+    assert_true((double)one.crossing > 128 * EXPERT);
+    assert_false(one.packed || one.cpu_packed || one.gpu_packed);
+
+    /* Two tokens read less than twice one's, sixteen less than all, a chunk all, once for 512 tokens. */
+    const struct cost_unit two = price_mlp(m, 2, 0), few = price_mlp(m, 16, 0), chunk = price_mlp(m, 512, 0);
+    assert_true(two.cpu > 1.8 * one.cpu && two.cpu < 2.1 * one.cpu);
+    assert_true(few.cpu > 128 * EXPERT / 100e9 * 0.6 && few.cpu < 128 * EXPERT / 100e9);
+    assert_true(chunk.gpu > 128 * EXPERT / 1000e9 && chunk.gpu < 2 * 128 * EXPERT / 1000e9);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(bytes_stored_are_not_bytes_read,
+                                                                       open_mixture, close_mixture),
+                                       cmocka_unit_test_setup_teardown(steps_read_what_their_tokens_choose,
+                                                                       open_mixture, close_mixture)};
+    return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);
+}

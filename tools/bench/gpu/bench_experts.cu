@@ -1,0 +1,244 @@
+/* Mixtures of experts in helm-bench-gpu-kernels: the shapes of Qwen3-30B-A3B, Mixtral-8x7B and gpt-oss-120b, a few tokens
+ * and chunks. Layers lie one behind the other in more memory than the L2 holds; their bytes are random, and so are the
+ * router's logits, so that each layer and token chooses other experts, all equally likely.
+ *
+ * Called by bench_kernels.cu for --experts. Rates count every expert that was chosen once, however many tokens chose it. */
+#include <string.h>
+
+#include <algorithm>
+
+#include "tools/bench/gpu/bench.cuh"
+#include "worker-gpu/kernels/experts.h"
+
+static const size_t WEIGHTS = (size_t)6 << 30;
+static const uint32_t LAYERS = 12, CHUNK = 2048; /* layers of a measurement; tokens at most */
+
+struct experts_shape {
+    const char *name;
+    uint32_t hidden, rows, experts, chosen;
+    enum glu_kind glu;
+    enum tensor_format format[3]; /* FORMAT_COUNT: no more */
+};
+static const experts_shape shapes[] = {
+    {"30B-A3B", 2048, 768, 128, 8, GLU_SILU, {FORMAT_Q4_K, FORMAT_Q6_K, FORMAT_BF16}},
+    {"Mixtral", 4096, 14336, 8, 2, GLU_SILU, {FORMAT_Q4_K, FORMAT_BF16, FORMAT_COUNT}},
+    {"oss-120b", 2880, 2880, 128, 4, GLU_CLAMPED, {FORMAT_MXFP4, FORMAT_BF16, FORMAT_COUNT}}};
+
+struct experts_bench {
+    struct bench *b;
+    const experts_shape *shape;
+    enum tensor_format format;
+    struct model_router router;
+    char *weights;
+    float *logits, *norm, *x, *out, *act, *sums, *bias;
+    void *x16, *act16, *workspace;
+    uint32_t *count;
+    struct gpuk_choice choice[LAYERS]; /* by gpuk_route, of CHUNK tokens */
+    struct gpuk_groups groups;
+    uint32_t layers;      /* that have room */
+    size_t matrix, layer; /* bytes */
+};
+
+static void *device_memory(size_t bytes)
+{
+    void *at;
+    CUDA(cudaMalloc(&at, bytes));
+    CUDA(cudaMemset(at, 0, bytes));
+    return at;
+}
+
+static struct gpuk_experts role_of(const experts_bench *f, uint32_t layer, uint32_t role)
+{
+    const experts_shape *s = f->shape;
+    const uint32_t rows = role < 2 ? s->rows : s->hidden, cols = role < 2 ? s->hidden : s->rows;
+    return {f->format, s->experts,
+            rows,      cols,
+            nullptr,   f->weights + layer % f->layers * f->layer + role * s->experts * f->matrix,
+            f->matrix, s->glu == GLU_CLAMPED ? f->bias : nullptr};
+}
+
+static void run_glu(const experts_bench *f, uint32_t layer, uint32_t tokens, bool routes, uint32_t flags)
+{
+    const struct gpuk_experts down = role_of(f, layer, 2);
+    struct gpuk_experts_glu a = {};
+    a.gate = role_of(f, layer, 0), a.up = role_of(f, layer, 1), a.glu = f->shape->glu,
+    a.choice = f->choice[layer];
+    a.x = f->x, a.norm = f->norm, a.x_stride = f->shape->hidden, a.eps = 1e-6f, a.act = f->act;
+    if (routes)
+        a.router = &f->router, a.logits = f->logits + (size_t)layer * CHUNK * f->shape->experts,
+        a.ahead = &down;
+    GPUK(gpuk_experts_glu(&f->b->device, &a, tokens, f->count, f->workspace, flags, f->b->stream, &err));
+}
+static void run_down(const experts_bench *f, uint32_t layer, uint32_t tokens, uint32_t flags)
+{
+    struct gpuk_experts_down a = {};
+    a.down = role_of(f, layer, 2), a.choice = f->choice[layer], a.act = f->act, a.residual = f->out,
+    a.out = f->out;
+    a.out_stride = f->shape->hidden;
+    GPUK(gpuk_experts_down(&f->b->device, &a, tokens, f->count, f->workspace, flags, f->b->stream, &err));
+}
+static void run_route(const experts_bench *f, uint32_t layer, uint32_t tokens, uint32_t flags)
+{
+    GPUK(gpuk_route(&f->router, f->count, tokens, f->logits + (size_t)layer * CHUNK * f->shape->experts,
+                    nullptr, &f->choice[layer], flags, f->b->stream, &err));
+}
+
+/* Experts that `tokens` tokens chose, on average of the layers. */
+static double distinct_of(const experts_bench *f, uint32_t tokens)
+{
+    double sum = 0;
+    std::vector<uint32_t> id((size_t)tokens * f->shape->chosen);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        CUDA(cudaMemcpy(id.data(), f->choice[l].id, id.size() * 4, cudaMemcpyDeviceToHost));
+        std::vector<bool> seen(f->shape->experts);
+        for (const uint32_t e : id)
+            if (!seen[e]) seen[e] = true, sum++;
+    }
+    return sum / LAYERS;
+}
+
+static void row_of(const experts_bench *f, const char *what, double seconds, double bytes)
+{
+    char name[96];
+    snprintf(name, sizeof name, "%s %s", tensor_format_name(f->format), what);
+    bench_row(f->shape->name, name, seconds, bytes / seconds / 1e9, "GB/s ", f->b->read_gbs);
+}
+
+static void bench_few(const experts_bench *f, uint32_t tokens)
+{
+    const uint32_t early = early_of(f->b);
+    const double bytes = distinct_of(f, tokens) * (double)f->matrix;
+    char what[64];
+    CUDA(cudaMemcpy(f->count, &tokens, sizeof tokens, cudaMemcpyHostToDevice));
+    const auto time = [&](const char *part, double matrices,
+                          const std::function<void(uint32_t, uint32_t)> &one) {
+        snprintf(what, sizeof what, "%2u tokens, %s", tokens, part);
+        const double s = bench_time_graph(f->b, 4, [&] {
+            for (uint32_t l = 0; l < LAYERS; l++) one(l, l ? early : 0);
+        });
+        row_of(f, what, s / LAYERS, matrices * bytes);
+    };
+    time("route", 0, [&](uint32_t l, uint32_t flags) { run_route(f, l, tokens, flags); });
+    time("glu", 2, [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, flags); });
+    time("down", 1, [&](uint32_t l, uint32_t flags) { run_down(f, l, tokens, flags); });
+    time("route, glu, down", 3, [&](uint32_t l, uint32_t flags) {
+        run_route(f, l, tokens, flags), run_glu(f, l, tokens, false, early), run_down(f, l, tokens, early);
+    });
+    time("glu that routes, down", 3, [&](uint32_t l, uint32_t flags) {
+        run_glu(f, l, tokens, true, flags), run_down(f, l, tokens, early);
+    });
+}
+
+static void bench_chunk(const experts_bench *f, uint32_t tokens)
+{
+    const experts_shape *s = f->shape;
+    const enum dtype dtype = tensor_format_of(f->format)->product;
+    const double bytes = distinct_of(f, tokens) * (double)f->matrix,
+                 flops = 2.0 * tokens * s->chosen * s->rows * s->hidden;
+    char what[64];
+    CUDA(cudaMemcpy(f->count, &tokens, sizeof tokens, cudaMemcpyHostToDevice));
+    /* groups are one layer's; weights go round the layers */
+    GPUK(gpuk_experts_group(&f->choice[0], s->experts, nullptr, f->count, tokens, &f->groups, 0, f->b->stream,
+                            &err));
+    CUDA(cudaStreamSynchronize(f->b->stream));
+    const auto time = [&](const char *part, double matrices, const std::function<void(uint32_t)> &one) {
+        snprintf(what, sizeof what, "%u tokens, %s", tokens, part);
+        const double t = bench_time_graph(f->b, 2,
+                                          [&] {
+                                              for (uint32_t l = 0; l < LAYERS; l++) one(l);
+                                          }) /
+                         LAYERS;
+        row_of(f, what, t, matrices * bytes);
+        if (matrices > 0) bench_row(s->name, "  products", t, matrices * flops / t / 1e12, "TFLOP/s ", 0);
+    };
+    time("groups", 0, [&](uint32_t l) {
+        GPUK(gpuk_experts_group(&f->choice[l], s->experts, nullptr, f->count, tokens, &f->groups, 0,
+                                f->b->stream, &err));
+    });
+    GPUK(gpuk_experts_group(&f->choice[0], s->experts, nullptr, f->count, tokens, &f->groups, 0, f->b->stream,
+                            &err));
+    time("glu", 2, [&](uint32_t l) {
+        const struct gpuk_experts_glu_chunk a = {role_of(f, l, 0), role_of(f, l, 1), s->glu,
+                                                 s->chosen,        f->groups,        dtype,
+                                                 f->x16,           f->act16};
+        GPUK(gpuk_experts_glu_chunk(&f->b->device, &a, tokens, 0, f->b->stream, &err));
+    });
+    time("down", 1, [&](uint32_t l) {
+        const struct gpuk_experts_down_chunk a = {role_of(f, l, 2), s->chosen, f->groups, dtype,
+                                                  f->act16,         f->sums};
+        GPUK(gpuk_experts_down_chunk(&f->b->device, &a, tokens, 0, f->b->stream, &err));
+    });
+    time("sum", 0, [&](uint32_t) {
+        GPUK(gpuk_experts_sum(&f->choice[0], &f->groups, f->sums, s->hidden, f->count, tokens, f->out,
+                              s->hidden, 0, f->b->stream, &err));
+    });
+}
+
+static void bench_shape_of(experts_bench *f)
+{
+    const experts_shape *s = f->shape;
+    f->router = {ROUTER_SOFTMAX, s->experts, s->chosen, true, 1.0f, 1, 1};
+    f->matrix = (size_t)tensor_format_bytes(f->format, s->rows, s->hidden),
+    f->layer = 3 * s->experts * f->matrix;
+    f->layers = (uint32_t)std::min((size_t)LAYERS, WEIGHTS / f->layer);
+    if (f->layers == 0) return;
+    std::vector<float> logits((size_t)LAYERS * CHUNK * s->experts);
+    uint32_t state = 4711;
+    for (float &v : logits) state = state * 1664525u + 1013904223u, v = (float)(state >> 8) * 0x1p-24f;
+    CUDA(cudaMemcpy(f->logits, logits.data(), logits.size() * 4, cudaMemcpyHostToDevice));
+    const uint32_t all = CHUNK;
+    CUDA(cudaMemcpy(f->count, &all, sizeof all, cudaMemcpyHostToDevice));
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        f->choice[l].chosen = s->chosen;
+        run_route(f, l, CHUNK, 0);
+    }
+    CUDA(cudaStreamSynchronize(f->b->stream));
+    for (const uint32_t tokens : {1u, 4u, 16u}) bench_few(f, tokens);
+    for (const uint32_t tokens : {128u, 512u, CHUNK}) bench_chunk(f, tokens);
+}
+
+void bench_experts(struct bench *b, const char *only)
+{
+    uint32_t pairs = 0, act = 0, hidden = 0, experts = 0;
+    for (const experts_shape &s : shapes) {
+        pairs = std::max(pairs, CHUNK * s.chosen), hidden = std::max(hidden, s.hidden);
+        act = std::max(act, CHUNK * s.chosen * s.rows), experts = std::max(experts, s.experts);
+    }
+    struct experts_bench f = {};
+    f.b = b;
+    f.weights = (char *)device_memory(WEIGHTS);
+    std::vector<uint32_t> random(1 << 24); /* any bytes: what they are takes no other time */
+    uint32_t state = 12345;
+    for (uint32_t &word : random) word = state = state * 1664525u + 1013904223u, word ^= word >> 16;
+    for (size_t at = 0; at < WEIGHTS; at += random.size() * 4)
+        CUDA(cudaMemcpy(f.weights + at, random.data(), random.size() * 4, cudaMemcpyHostToDevice));
+    f.logits = (float *)device_memory((size_t)LAYERS * CHUNK * experts * 4);
+    f.norm = (float *)device_memory(hidden * 4),
+    f.x = (float *)device_memory((size_t)GPUK_BATCH_MAX * hidden * 4);
+    f.out = (float *)device_memory((size_t)CHUNK * hidden * 4),
+    f.act = (float *)device_memory((size_t)act * 4);
+    f.sums = (float *)device_memory((size_t)pairs * hidden * 4),
+    f.x16 = device_memory((size_t)CHUNK * hidden * 2);
+    f.bias = (float *)device_memory((size_t)1024 * hidden * 4), f.act16 = device_memory((size_t)act * 2);
+    f.workspace =
+        device_memory(gpuk_experts_workspace_bytes(GPUK_BATCH_MAX, MODEL_EXPERTS_CHOSEN_MAX, hidden));
+    f.count = (uint32_t *)device_memory(4);
+    f.groups = {(uint32_t *)device_memory((experts + 1) * 4), (uint32_t *)device_memory(pairs * 4),
+                (uint32_t *)device_memory(pairs * 4)};
+    for (uint32_t l = 0; l < LAYERS; l++)
+        f.choice[l] = {1, (uint32_t *)device_memory(pairs * 4), (float *)device_memory(pairs * 4)};
+    for (const experts_shape &s : shapes)
+        for (const enum tensor_format format : s.format) {
+            if (format == FORMAT_COUNT || (only && strcmp(only, tensor_format_name(format)) != 0)) continue;
+            f.shape = &s, f.format = format;
+            bench_shape_of(&f);
+        }
+    for (void *at : {(void *)f.weights, (void *)f.logits, (void *)f.norm, (void *)f.x, (void *)f.out,
+                     (void *)f.act, (void *)f.sums, f.x16, (void *)f.bias, f.act16, f.workspace,
+                     (void *)f.count, (void *)f.groups.first, (void *)f.groups.pair, (void *)f.groups.place})
+        CUDA(cudaFree(at));
+    for (const struct gpuk_choice &choice : f.choice) {
+        CUDA(cudaFree(choice.id));
+        CUDA(cudaFree(choice.weight));
+    }
+}

@@ -1,0 +1,295 @@
+/* Router's choice and experts, chunk by chunk. See experts.h.
+ *
+ * An expert's rows lie one behind another in the matrix of all, so a chunk is rows of a segment as in linear.c. One token's
+ * are read by the one-token kernel as they lie, with the next expert's rows fetched ahead. Of several tokens those that
+ * chose an expert are gathered, tiled and multiplied by the kernel of several; a single one is multiplied as one token is.
+ * Of an invariant plan that does not depend on how many chose it: a few tokens are each multiplied as one is, prompts all by
+ * the kernel of several.
+ * Everything is in the thread's own memory until it is written to the place of its pair. */
+#include "worker-cpu/program/experts.h"
+
+#include <string.h>
+
+#include "worker-cpu/program/linear.h"
+
+#define TOKENS CPU_EXPERTS_TOKENS
+
+void experts_create(struct run *run)
+{
+    const uint64_t places = (uint64_t)run->unit_tokens * run->config->router.chosen;
+    float *choice = run->act->buffer[BUFFER_CHOICE];
+    run->experts.id = (uint32_t *)(void *)choice;
+    run->experts.weight = choice + places;
+    run->experts.pair = (uint32_t *)(void *)(choice + 2 * places);
+}
+
+/* ---- the choice ---- */
+
+static void chunk_route(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct model_router *router = &run->config->router;
+    uint32_t first = chunk * run->entry->chunk, last = first + run->entry->chunk;
+    if (last > run->batch.token_count) last = run->batch.token_count;
+    for (uint32_t t = first; t < last; t++)
+        router_choose(router, run->act->buffer[BUFFER_ROUTER] + (size_t)t * router->experts, NULL,
+                      run->experts.id + (size_t)t * router->chosen,
+                      run->experts.weight + (size_t)t * router->chosen);
+}
+
+/* By expert, and within one in the order of tokens. */
+static void group(struct run *run)
+{
+    struct run_experts *x = &run->experts;
+    const uint32_t experts = run->config->router.experts,
+                   pairs = run->batch.token_count * run->config->router.chosen;
+    uint32_t next[MODEL_EXPERTS_MAX];
+    memset(x->first, 0, (experts + 1) * sizeof *x->first);
+    for (uint32_t p = 0; p < pairs; p++) x->first[x->id[p] + 1]++;
+    x->active_count = 0;
+    for (uint32_t e = 0; e < experts; e++) {
+        if (x->first[e + 1]) x->active[x->active_count++] = e;
+        x->first[e + 1] += x->first[e];
+        next[e] = x->first[e];
+    }
+    for (uint32_t p = 0; p < pairs; p++) x->pair[next[x->id[p]]++] = p;
+}
+
+/* ---- one token ---- */
+
+static const char *expert_row(const struct program_entry *e, const struct program_segment *g, uint32_t expert,
+                              uint32_t row)
+{
+    return (const char *)g->matrix.data + ((uint64_t)expert * e->expert_rows + row) *
+                                              tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
+}
+
+/* Rows from `first` on of an expert times one input, which is as the kernel reads it; `next`: what is read behind it. */
+static void multiply_one(const struct run *run, const struct program_segment *g, float *y, const char *w,
+                         const float *x, uint32_t rows, const char *next)
+{
+    struct gemv_reads reads = run->reads.gemv;
+    const uint64_t row_bytes = tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
+    reads.next = run->reads.across ? next : NULL;
+    reads.next_stride = rows / g->kernels->one->streams * row_bytes;
+    g->kernels->one->gemv(y, w, x, rows, g->matrix.cols, &reads);
+}
+
+/* An input as the segment's kernel reads it, once for all of an entry's chunks where it is the same (`keep`). */
+static const float *in_order(const struct run *run, const struct program_segment *g, const float *x,
+                             uint32_t thread, bool keep)
+{
+    struct run_thread *t = &run->thread[thread];
+    gemv_order_fn *order = g->kernels->one->order;
+    if (!order) return x;
+    if (!keep || t->ordered_turn != run->turn || t->ordered_by != order) order(t->ordered, x, g->matrix.cols);
+    t->ordered_turn = keep ? run->turn : 0;
+    t->ordered_by = order;
+    return t->ordered;
+}
+
+static void glu_rows(const struct run *run, enum glu_kind kind, float *gate, const float *up, uint32_t rows)
+{
+    if (kind == GLU_SILU)
+        run->kernels->vector->swiglu(gate, gate, up, rows);
+    else
+        for (uint32_t r = 0; r < rows; r++) gate[r] = glu_of(kind, gate[r], up[r]);
+}
+
+/* A piece of gate and up of an expert, for one token's input. */
+static void one_glu(const struct run *run, uint32_t expert, uint32_t piece, const float *in, float *act,
+                    uint32_t thread, bool keep)
+{
+    const struct program_entry *e = run->entry;
+    const struct program_segment *gate = &e->segment[0], *up = &e->segment[1];
+    const uint32_t first = e->bound[piece], rows = e->bound[piece + 1] - first;
+    const char *up_at = expert_row(e, up, expert, first);
+    float sum[CPU_EXPERTS_ROWS];
+    multiply_one(run, gate, act + first, expert_row(e, gate, expert, first),
+                 in_order(run, gate, in, thread, keep), rows, up_at);
+    multiply_one(run, up, sum, up_at, in_order(run, up, in, thread, keep), rows,
+                 piece + 1 < e->chunks ? expert_row(e, gate, expert, first + rows) : NULL);
+    glu_rows(run, e->glu, act + first, sum, rows);
+}
+
+static void chunk_glu_one(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    const struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const uint32_t j = chunk / e->chunks;
+    one_glu(run, run->experts.id[j], chunk % e->chunks, e->in,
+            run->act->buffer[BUFFER_GATE] + (size_t)j * e->expert_rows, thread, true);
+}
+
+/* Inputs of all chosen downs in the order of their kernel: computed by every thread for itself, once. */
+static const float *inputs_in_order(const struct run *run, uint32_t thread, size_t *stride)
+{
+    const struct program_entry *e = run->entry;
+    const struct program_segment *g = &e->segment[0];
+    struct run_thread *t = &run->thread[thread];
+    gemv_order_fn *order = g->kernels->one->order;
+    *stride = g->matrix.cols;
+    if (!order) return e->in;
+    const size_t floats = (linear_ordered_bytes(g) + 63) / 64 * 16;
+    for (uint32_t j = 0; j < e->chosen && t->ordered_turn != run->turn; j++)
+        order((float *)t->experts + j * floats, e->in + (size_t)j * g->matrix.cols, g->matrix.cols);
+    t->ordered_turn = run->turn;
+    t->ordered_by = NULL; /* `ordered` holds something else */
+    *stride = floats;
+    return t->experts;
+}
+
+static void chunk_down_one(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    const struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const struct program_segment *g = &e->segment[0];
+    const uint32_t first = e->bound[chunk], rows = e->bound[chunk + 1] - first;
+    size_t stride;
+    const float *in = inputs_in_order(run, thread, &stride);
+    float y[CPU_EXPERTS_ROWS], sum[CPU_EXPERTS_ROWS] = {0};
+    for (uint32_t j = 0; j < e->chosen; j++) {
+        const uint32_t next = j + 1 < e->chosen ? run->experts.id[j + 1] : UINT32_MAX;
+        multiply_one(run, g, y, expert_row(e, g, run->experts.id[j], first), in + j * stride, rows,
+                     next == UINT32_MAX ? NULL : expert_row(e, g, next, first));
+        for (uint32_t r = 0; r < rows; r++) sum[r] += run->experts.weight[j] * y[r];
+    }
+    run->kernels->vector->add(run->act->buffer[BUFFER_X] + first, sum, rows);
+}
+
+/* ---- several tokens ---- */
+
+/* A thread's memory for one expert's tokens. */
+struct places {
+    float *gathered, *y[2];
+    void *tiled;
+};
+
+static struct places places_of(const struct run *run, uint32_t cols, uint32_t thread)
+{
+    struct places p = {.gathered = run->thread[thread].experts};
+    p.y[0] = p.gathered + (size_t)TOKENS * cols;
+    p.y[1] = p.y[0] + TOKENS * CPU_EXPERTS_ROWS;
+    p.tiled = p.y[1] + TOKENS * CPU_EXPERTS_ROWS;
+    return p;
+}
+
+/* Where the input of a pair is: of gates the token's, of downs the pair's own. */
+static const float *input_of(const struct run *run, uint32_t pair)
+{
+    const struct program_entry *e = run->entry;
+    const uint32_t token = pair / e->chosen;
+    const float *in = e->in + (size_t)token * e->width;
+    return e->kind == OP_EXPERTS_GLU ? in : in + (size_t)(pair % e->chosen) * e->segment[0].matrix.cols;
+}
+
+/* Where a pair's output begins. */
+static float *output_of(const struct run *run, uint32_t pair)
+{
+    const struct program_entry *e = run->entry;
+    const enum model_buffer b = e->kind == OP_EXPERTS_GLU ? BUFFER_GATE : BUFFER_DOWN;
+    return run->act->buffer[b] + (size_t)(pair / e->chosen) * run->act->width[b] +
+           (size_t)(pair % e->chosen) * e->expert_rows;
+}
+
+/* Rows of an expert times its tokens pair[0 .. count), count <= TOKENS. */
+static void multiply_several(const struct run *run, uint32_t expert, uint32_t piece, const uint32_t *pair,
+                             uint32_t count, uint32_t thread)
+{
+    const struct program_entry *e = run->entry;
+    const uint32_t first = e->bound[piece], rows = e->bound[piece + 1] - first,
+                   cols = e->segment[0].matrix.cols;
+    const struct places at = places_of(run, cols, thread);
+    const struct linear_kernel *tiled = NULL;
+    for (uint32_t i = 0; i < count; i++)
+        memcpy(at.gathered + (size_t)i * cols, input_of(run, pair[i]), cols * sizeof(float));
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        const struct linear_kernel *k = e->segment[s].kernels->tokens;
+        if (!tiled || tiled->tile != k->tile) k->tile(at.tiled, at.gathered, cols, count, cols, 0, count);
+        tiled = k;
+        const struct linear_product product = {.segment = &e->segment[s],
+                                               .first = expert * e->expert_rows + first,
+                                               .last = expert * e->expert_rows + first + rows,
+                                               .tiled = at.tiled,
+                                               .tokens = count,
+                                               .ldy = rows,
+                                               .y = at.y[s]};
+        linear_multiply(run, &product, thread);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        float *y = at.y[0] + (size_t)i * rows;
+        if (e->segment_count == 2) glu_rows(run, e->glu, y, at.y[1] + (size_t)i * rows, rows);
+        memcpy(output_of(run, pair[i]) + first, y, rows * sizeof *y);
+    }
+}
+
+/* Rows of an expert times one token's input, as if it was alone. */
+static void multiply_single(const struct run *run, uint32_t expert, uint32_t piece, uint32_t pair,
+                            uint32_t thread)
+{
+    const struct program_entry *e = run->entry;
+    const struct program_segment *g = &e->segment[0];
+    const uint32_t first = e->bound[piece];
+    if (e->kind == OP_EXPERTS_GLU)
+        one_glu(run, expert, piece, input_of(run, pair), output_of(run, pair), thread, false);
+    else
+        multiply_one(run, g, output_of(run, pair) + first, expert_row(e, g, expert, first),
+                     in_order(run, g, input_of(run, pair), thread, false), e->bound[piece + 1] - first, NULL);
+}
+
+/* A piece of an expert's rows, for all tokens that chose it. */
+static void chunk_several(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    const struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    const struct run_experts *x = &run->experts;
+    const uint32_t expert = x->active[chunk / e->chunks], piece = chunk % e->chunks,
+                   end = x->first[expert + 1];
+    uint32_t at = x->first[expert];
+    if (run->program[run->program_index]->few || (end - at == 1 && !run->invariant)) {
+        for (; at < end; at++) multiply_single(run, expert, piece, x->pair[at], thread);
+        return;
+    }
+    for (uint32_t count; at < end; at += count) {
+        count = end - at < TOKENS ? end - at : TOKENS;
+        multiply_several(run, expert, piece, x->pair + at, count, thread);
+    }
+}
+
+static void chunk_sum(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    const struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk;
+    if (last > run->batch.token_count) last = run->batch.token_count;
+    for (uint32_t t = first; t < last; t++) {
+        const float *weight = run->experts.weight + (size_t)t * e->chosen;
+        float *y = run->act->buffer[BUFFER_DOWN] + (size_t)t * run->act->width[BUFFER_DOWN];
+        for (uint32_t r = 0; r < e->width; r++) y[r] *= weight[0];
+        for (uint32_t j = 1; j < e->chosen; j++)
+            for (uint32_t r = 0; r < e->width; r++) y[r] += weight[j] * y[(size_t)j * e->width + r];
+        run->kernels->vector->add(e->out + (size_t)t * e->width, y, e->width);
+    }
+}
+
+struct pool_job experts_job(struct run *run, const struct program_entry *e)
+{
+    const uint32_t tokens = run->batch.token_count, pieces = run_ceil_div(tokens, e->chunk);
+    const struct program *p = run->program[run->program_index];
+    const bool several = p->tiled || p->few;
+    if (e->kind == OP_ROUTE)
+        return (struct pool_job){.run = chunk_route, .chunks = pieces, .alone = tokens <= e->chunk};
+    if (e->kind == OP_EXPERTS_SUM)
+        return (struct pool_job){.run = chunk_sum, .chunks = pieces, .alone = tokens == 1};
+    if (several) {
+        if (e->kind == OP_EXPERTS_GLU) group(run);
+        return (struct pool_job){.run = chunk_several, .chunks = run->experts.active_count * e->chunks};
+    }
+    const bool glu = e->kind == OP_EXPERTS_GLU;
+    return (struct pool_job){.run = glu ? chunk_glu_one : chunk_down_one,
+                             .chunks = glu ? e->chosen * e->chunks : e->chunks,
+                             .alone = e->alone,
+                             .width = e->share};
+}

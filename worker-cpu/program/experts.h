@@ -1,0 +1,23 @@
+/* What execute.c runs of mixtures of experts: the choice, the chosen experts' matrices, the sum.
+ *
+ * Called by execute.c alone. One token: pieces of rows of the chosen experts, shared by the threads as of one matrix.
+ * Several tokens: they are grouped by expert, each expert's weights are read once a step (once for CPU_EXPERTS_TOKENS of
+ * its tokens), and sums are taken in the order of choice, so that who computes what changes nothing. Owns nothing; `ctx` is
+ * a struct run. */
+#ifndef HELM_WORKER_CPU_PROGRAM_EXPERTS_H
+#define HELM_WORKER_CPU_PROGRAM_EXPERTS_H
+
+#include "worker-cpu/program/execute.h"
+
+static inline bool experts_are(const struct program_entry *e)
+{
+    return e->kind == OP_ROUTE || e->kind == OP_EXPERTS_GLU || e->kind == OP_EXPERTS_DOWN ||
+           e->kind == OP_EXPERTS_SUM;
+}
+
+/* Places of choices and pairs in the activations; nothing where the model has no experts. */
+void experts_create(struct run *run);
+/* The region of such an entry. Groups the step's tokens before their gates. */
+struct pool_job experts_job(struct run *run, const struct program_entry *entry);
+
+#endif

@@ -1,0 +1,187 @@
+/* Lowering: mixtures of experts. See making.h; called by math.c.
+ *
+ * The router's logits are a product of one or few tokens, with the norm, exact enough to choose by; the experts' gates make the
+ * choice before they begin, of a chunk an operation of its own. What was chosen stays in device memory: entries depend on
+ * shapes alone. One and few tokens take all experts where they lie; a chunk's tokens are
+ * grouped by expert once, and each piece of the matrices is whole experts, whose part of the groups begins at their number. */
+#include "worker-gpu/program/making.h"
+
+static struct gpuk_choice choice_of(const struct lowering *low)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    const uint32_t chosen = low->source->model->config.router.chosen;
+    uint32_t *id = gpu_area(b, GPU_AREA_CHOICE);
+    return (struct gpuk_choice){.chosen = chosen,
+                                .id = id,
+                                .weight = (float *)(id + (size_t)b->work.tokens * chosen)};
+}
+
+static struct gpuk_groups groups_of(const struct lowering *low)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    const struct model_router *router = &low->source->model->config.router;
+    uint32_t *first = gpu_area(b, GPU_AREA_GROUPS), *pair = first + router->experts + 1;
+    return (struct gpuk_groups){.first = first,
+                                .pair = pair,
+                                .place = pair + (size_t)b->work.tokens * router->chosen};
+}
+
+static bool is_chunk(const struct lowering *low)
+{
+    return making_tier(low) == OP_TIER_CHUNK;
+}
+
+void make_router(struct lowering *low, const struct making *m)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    const struct model_config *c = &low->source->model->config;
+    struct op *op = making_op(low, m);
+    op->workspace = gpu_area(b, GPU_AREA_LINEAR);
+    op->as.linear =
+        (struct gpuk_linear_args){.format = FORMAT_F32,
+                                  .cols = c->hidden,
+                                  .segments = 1,
+                                  .segment = {{.weight = making_vector(low, m, m->at->math->router),
+                                               .out = gpu_area(b, GPU_AREA_ROUTER),
+                                               .rows = c->router.experts}},
+                                  .x = gpu_area(b, GPU_AREA_X),
+                                  .norm = making_vector(low, m, m->at->math->norm),
+                                  .eps = (float)c->norm_eps,
+                                  .x_stride = c->hidden,
+                                  .out_stride = c->router.experts};
+    if (!op->as.linear.segment[0].weight && !low->rc)
+        low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: its router is not in VRAM", m->at->layer);
+}
+
+void make_route(struct lowering *low, const struct making *m)
+{
+    making_op(low, m)->as.route = (struct op_route){.router = low->source->model->config.router,
+                                                    .logits = gpu_area(low->source->buffers, GPU_AREA_ROUTER),
+                                                    .out = choice_of(low)};
+}
+
+void make_experts_group(struct lowering *low, const struct making *m)
+{
+    making_op(low, m)->as.experts_group =
+        (struct op_experts_group){.choice = choice_of(low),
+                                  .experts = low->source->model->config.router.experts,
+                                  .out = groups_of(low)};
+}
+
+/* Which experts a piece has: the first, and one role's matrices of them. */
+static struct gpuk_experts experts_of(struct lowering *low, const struct making *m, uint32_t part,
+                                      uint32_t *first)
+{
+    const struct piece_part *p = &m->piece->part[part];
+    const uint32_t all = low->source->model->config.router.experts, rows = p->matrix->rows / all;
+    const struct gpuk_experts experts = {.format = p->matrix->format,
+                                         .experts = p->rows / rows,
+                                         .rows = rows,
+                                         .cols = p->matrix->cols,
+                                         .weight = p->data,
+                                         .stride =
+                                             tensor_format_bytes(p->matrix->format, rows, p->matrix->cols)};
+    *first = p->row / rows;
+    if (!low->rc && (experts.stride % 16 || p->row % rows || p->rows % rows))
+        low->rc = helm_fail(
+            low->err, HELM_E_UNSUPPORTED,
+            "layer %d: experts of %u x %u values of %s, which take %llu bytes each: no multiple of 16",
+            m->at->layer, rows, experts.cols, tensor_format_name(experts.format),
+            (unsigned long long)experts.stride);
+    return experts;
+}
+
+/* What is read behind the gates. */
+static struct gpuk_experts downs_of(const struct lowering *low, const struct making *m)
+{
+    const struct gpu_matrix *down = gpu_matrix_of(low->source->weights, TENSOR_DOWN_EXPERTS, m->at->layer);
+    const uint32_t experts = low->source->model->config.router.experts, rows = down->rows / experts;
+    return (struct gpuk_experts){.format = down->format,
+                                 .experts = experts,
+                                 .rows = rows,
+                                 .cols = down->cols,
+                                 .weight = down->data,
+                                 .stride = tensor_format_bytes(down->format, rows, down->cols)};
+}
+
+void make_experts_glu(struct lowering *low, const struct making *m)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    const struct model_config *c = &low->source->model->config;
+    uint32_t first;
+    const struct gpuk_experts gate = experts_of(low, m, 0, &first), up = experts_of(low, m, 1, &first);
+    if (gate.format != up.format && !low->rc)
+        low->rc = helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: its experts' gates are %s, their ups %s",
+                            m->at->layer, tensor_format_name(gate.format), tensor_format_name(up.format));
+    struct op *op = making_op(low, m);
+    if (is_chunk(low)) {
+        struct gpuk_groups groups = groups_of(low);
+        groups.first += first;
+        op->as.experts_glu =
+            (struct op_experts_glu){.is_chunk = true,
+                                    .chunk = {.gate = gate,
+                                              .up = up,
+                                              .glu = c->glu,
+                                              .chosen = c->router.chosen,
+                                              .groups = groups,
+                                              .dtype = m->dtype,
+                                              .x = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_X),
+                                              .act = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_ACT)}};
+        return;
+    }
+    op->workspace = gpu_area(b, GPU_AREA_EXPERTS);
+    op->as.experts_glu = (struct op_experts_glu){.ahead = downs_of(low, m),
+                                                 .few = {.gate = gate,
+                                                         .up = up,
+                                                         .glu = c->glu,
+                                                         .choice = choice_of(low),
+                                                         .router = &c->router,
+                                                         .logits = gpu_area(b, GPU_AREA_ROUTER),
+                                                         .x = gpu_area(b, GPU_AREA_X),
+                                                         .norm = making_vector(low, m, m->at->math->norm),
+                                                         .x_stride = c->hidden,
+                                                         .eps = (float)c->norm_eps,
+                                                         .act = gpu_area(b, GPU_AREA_FEW_ACT)}};
+}
+
+void make_experts_down(struct lowering *low, const struct making *m)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    const struct model_config *c = &low->source->model->config;
+    uint32_t first;
+    const struct gpuk_experts down = experts_of(low, m, 0, &first);
+    struct op *op = making_op(low, m);
+    if (is_chunk(low)) {
+        struct gpuk_groups groups = groups_of(low);
+        groups.first += first;
+        op->as.experts_down =
+            (struct op_experts_down){.is_chunk = true,
+                                     .chunk = {.down = down,
+                                               .chosen = c->router.chosen,
+                                               .groups = groups,
+                                               .dtype = m->dtype,
+                                               .act = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_ACT),
+                                               .sums = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_SUM)}};
+        return;
+    }
+    op->workspace = gpu_area(b, GPU_AREA_EXPERTS);
+    op->as.experts_down = (struct op_experts_down){.few = {.down = down,
+                                                           .choice = choice_of(low),
+                                                           .act = gpu_area(b, GPU_AREA_FEW_ACT),
+                                                           .residual = gpu_area(b, GPU_AREA_X),
+                                                           .out = m->x_out,
+                                                           .out_stride = c->hidden}};
+}
+
+void make_experts_sum(struct lowering *low, const struct making *m)
+{
+    const struct gpu_buffers *b = low->source->buffers;
+    const uint32_t hidden = low->source->model->config.hidden;
+    making_op(low, m)->as.experts_sum =
+        (struct op_experts_sum){.choice = choice_of(low),
+                                .groups = groups_of(low),
+                                .sums = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_SUM),
+                                .rows = hidden,
+                                .out_stride = hidden,
+                                .out = gpu_area(b, GPU_AREA_X)};
+}

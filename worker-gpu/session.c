@@ -1,0 +1,25 @@
+/* A page between VRAM and the session region. See session.h. Called by step.c; owns nothing.
+ *
+ * The copy goes through the compute queue, so it is behind whatever the steps before it still write. The region lies in
+ * front of the KV pool, in what engine.c has registered with the device. */
+#include "worker-gpu/session.h"
+
+int gpu_session_move(struct gpu_engine *g, const struct step *step, struct helm_err *err)
+{
+    const struct arena *arena = g->base.arena;
+    const uint64_t bytes = kv_page_bytes(&g->kv),
+                   room = arena_header_of(arena)->region[ARENA_REGION_SESSION].bytes;
+    if (!bytes) return 0; /* no layer's cache is the GPU's */
+    if (room < bytes)
+        return helm_fail(err, HELM_E_MISMATCH,
+                         "step %u moves a page of %llu bytes, the arena's region for that has %llu",
+                         step->serial, (unsigned long long)bytes, (unsigned long long)room);
+    char *there = arena_region_ptr(arena, ARENA_REGION_SESSION);
+    char *here = (char *)g->kv_pool + step->page * bytes;
+    const bool out = (step->flags & STEP_KV_OUT) != 0;
+    atomic_store_explicit(g->source.moved, 0, memory_order_release);
+    int rc = device_copy(g->device, DEVICE_COMPUTE, out ? DEVICE_TO_HOST : DEVICE_TO_DEVICE,
+                         out ? there : here, out ? here : there, bytes, err);
+    if (!rc) rc = device_word_write(g->device, g->source.moved, 1, err);
+    return rc ? rc : device_word_poll(g->device, g->source.moved, 1, g->wait_ms, err);
+}
