@@ -23,6 +23,7 @@ from gateway_harness import Gateway, check, sum_up, until  # noqa: E402
 from ports import can_connect, free_port  # noqa: E402
 
 CLIENTS = 4
+NOTICED = 0.3  # seconds in which a gateway learns that its helmd is gone: what it began meanwhile is lost, too
 
 
 def start_haproxy(folder, gateways):
@@ -111,10 +112,11 @@ def phases(load, folder, daemons, gateways):
     daemons[0].process.kill()
     killed = time.monotonic()
     daemons[0].process.wait()
+    time.sleep(NOTICED)
     after = seconds(4)
     flying = load.between(killed - 1, after[0])
     print("      around the kill: %d requests, %d failed (answers that were under way may)" % (len(flying), sum(a != 200 for a in flying)))
-    check("only answers under way were lost", sum(a != 200 for a in flying) <= CLIENTS, [a for a in flying if a != 200])
+    check("only answers under way were lost", sum(a != 200 for a in flying) <= 2 * CLIENTS, [a for a in flying if a != 200])
     all_good("a helmd was killed", load.between(*after))
     check("HAProxy knows", server_states(folder) == {"helm1": "DOWN", "helm2": "UP"}, server_states(folder))
     daemons[0] = helmd.Daemon("--ctx", "512", real=True, base=daemons[0].base)
