@@ -102,6 +102,11 @@ test-deploy: programs $(PYPROTO)/helm_pb2.py
 	@tools/setup.sh deploy
 	@for t in tests/deploy/test_*.py; do echo "== $$t"; $(BY_HAND) $$t || exit 1; done
 
+# What llama.cpp's server tests ask: docs/llama-server-tests.md.
+.PHONY: test-llama-server
+test-llama-server: programs $(PYPROTO)/helm_pb2.py
+	@$(BY_HAND) tests/peers/test_llama_server.py
+
 # A real Prometheus scrapes the gateway, and is asked what the dashboard asks.
 .PHONY: test-prometheus
 test-prometheus: programs $(PYPROTO)/helm_pb2.py
