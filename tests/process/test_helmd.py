@@ -211,7 +211,7 @@ def test_a_frame_too_large_is_refused_unread_and_beyond_that_costs_the_connectio
         largest = c.generate([VOCAB - 1] * 255, 1, stop=[VOCAB - 1] * 64, label="x" * 64)
         c.run(largest)
         same(largest.done.finish_reason, pb.FINISH_LENGTH, "the longest prompt")
-        for tokens in [30000, 1000000]:
+        for tokens in [400000, 1000000]:  # beyond a piece of a session, which is longer than any other frame
             s = c.generate([3] * tokens, 4)
             c.run(s)
             same(s.error.code, pb.ERROR_TOO_LARGE, f"{tokens} tokens")

@@ -69,8 +69,6 @@ static void add_lead(struct walk *w, struct walk_leads *l, uint32_t place)
 
 /* Places inside a character that were seen, with what was to follow: most first bytes lead to few. */
 struct inside {
-    struct walk *walk;
-    struct walk_leads *leads;
     struct {
         uint32_t place, more;
         uint8_t low, high;
@@ -94,15 +92,18 @@ static bool seen_before(struct inside *in, uint32_t place, const uint8_t range[2
 }
 
 /* Bytes in `range` from `place` on, each of which `more` continuation bytes follow, the first of them in `second`. */
-static int lead_bytes(struct inside *in, uint32_t place, const uint8_t range[2], const uint8_t second[2],
-                      uint32_t more, struct helm_err *err)
+struct lead {
+    uint32_t place, more;
+    const uint8_t *range, *second; /* [2] each */
+};
+static int lead_bytes(struct walk *w, struct walk_leads *l, struct inside *in, const struct lead *lead,
+                      struct helm_err *err)
 {
     static const uint8_t any[2] = {0x80, 0xbf};
-    struct walk *w = in->walk;
-    struct walk_leads *l = in->leads;
+    const uint32_t more = lead->more;
     uint32_t before = UINT32_MAX, next;
-    for (uint32_t byte = range[0]; byte <= range[1] && !l->uneven; byte++) {
-        int rc = stacks_step(w->stacks, place, (uint8_t)byte, &next, err);
+    for (uint32_t byte = lead->range[0]; byte <= lead->range[1] && !l->uneven; byte++) {
+        int rc = stacks_step(w->stacks, lead->place, (uint8_t)byte, &next, err);
         if (rc) return rc;
         if (next == before) continue;
         before = next;
@@ -114,7 +115,8 @@ static int lead_bytes(struct inside *in, uint32_t place, const uint8_t range[2],
             const struct stack_place *p = &w->stacks->place[next];
             if (p->deepest > w->deepest) w->deepest = p->deepest;
             if (p->ends) l->uneven = true;
-            if (!seen_before(in, next, second, more)) rc = lead_bytes(in, next, second, any, more - 1, err);
+            if (!seen_before(in, next, lead->second, more))
+                rc = lead_bytes(w, l, in, &(struct lead){next, more - 1, lead->second, any}, err);
         }
         if (rc) return rc;
         if (l->dead && l->count) l->uneven = true;
@@ -134,10 +136,12 @@ static const struct {
 
 static int lead_long(struct walk *w, struct walk_leads *l, uint32_t place, struct helm_err *err)
 {
-    struct inside in = {.walk = w, .leads = l};
+    struct inside in = {.count = 0};
     int rc = 0;
     for (size_t i = 0; i < sizeof encodings / sizeof *encodings && !rc && !l->uneven; i++)
-        rc = lead_bytes(&in, place, encodings[i].first, encodings[i].second, encodings[i].more, err);
+        rc = lead_bytes(w, l, &in,
+                        &(struct lead){place, encodings[i].more, encodings[i].first, encodings[i].second},
+                        err);
     return rc;
 }
 
