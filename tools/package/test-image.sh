@@ -19,7 +19,8 @@ check() { # NAME COMMAND...
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
 store=(--root "$work/store" --runroot "$work/run" --storage-driver overlay)
-trap '[ -z "${pid:-}" ] || kill $pid 2>/dev/null || true; for m in proc dev; do [ -z "${root:-}" ] || umount -l "$root/$m" 2>/dev/null || true; done' EXIT
+trap '[ -z "${pid:-}" ] || kill $pid 2>/dev/null || true; for m in proc dev; do [ -z "${root:-}" ] || umount -l "$root/$m" 2>/dev/null || true; done
+    [ -z "${container:-}" ] || buildah "${store[@]}" rm "$container" >/dev/null 2>&1 || true' EXIT
 
 [ -d "$work/base/etc" ] || debootstrap --variant=minbase "$suite" "$work/base" "$mirror" >"$work/debootstrap.log"
 tar -C "$work/base" -c . | podman "${store[@]}" import - localhost/debian:base >/dev/null
@@ -32,7 +33,8 @@ echo "built after $((SECONDS - began)) s: $(buildah "${store[@]}" images --forma
 # Its own command in its own root and as its user, as a runtime starts it; a chroot, since not every machine lets containers nest.
 container=$(buildah "${store[@]}" from localhost/helm)
 root=$(buildah "${store[@]}" mount "$container")
-config=$(buildah "${store[@]}" inspect --format '{{json .OCIv1.Config}}' "$container")
+config=$(buildah "${store[@]}" inspect --type image localhost/helm |
+    python3 -c 'import json, sys; print(json.dumps(json.load(sys.stdin)["OCIv1"]["config"]))')
 of() { python3 -c 'import json, sys; c = json.loads(sys.argv[1]); print(" ".join(c[sys.argv[2]] if isinstance(c[sys.argv[2]], list) else [c[sys.argv[2]]]))' "$config" "$1"; }
 check "it runs as a user of its own" [ "$(of User)" = helm ]
 mkdir -p "$root/etc/helm"
@@ -62,7 +64,5 @@ wait $pid && code=0 || code=$?
 pid=
 check "it ends with 0" [ $code = 0 ]
 for m in proc dev; do umount -l "$root/$m"; done
-buildah "${store[@]}" umount "$container" >/dev/null
-buildah "${store[@]}" rm "$container" >/dev/null
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]
