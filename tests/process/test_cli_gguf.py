@@ -108,6 +108,10 @@ def tokenizer_tests(folder):
     check_cli("a file without a tokenizer is refused", 4, "--model", bare, "tokenize", "x", text="tokenizer.ggml.model")
     check_cli("... and generates from ids", 0, "--model", bare, *DAEMON, "generate", "--tokens", "300", "-n", "2")
     check_cli("no such file", 4, "--model", folder + "/none.gguf", "tokenize", "x")
+    for program, args, says in (("helm-plan", ("--model", FILE, "--profile", DAEMON[-1]), "model    model.gguf (Qwen3"),
+                                ("helm-inspect", (FILE,), "file           " + FILE + "\n")):
+        out = subprocess.run([os.path.join(BIN, program), *args], capture_output=True, text=True, timeout=60).stdout
+        check("%s calls a file by its name" % program, out.startswith(says), out[:200])
 
 
 def daemon_tests(folder):

@@ -141,7 +141,7 @@ static void print_tables(const struct model *model, bool tensors, FILE *out)
 
 void inspect_print(const struct inspect_report *report, bool tensors, FILE *out)
 {
-    fprintf(out, "folder         %s\n", report->folder);
+    fprintf(out, "%-14s %s\n", report->gguf ? "file" : "folder", report->folder);
     if (report->config) print_config(report->config, out);
     if (report->gguf) inspect_print_gguf(report->gguf, tensors && !report->model, out);
     if (report->model) print_tables(report->model, tensors, out);

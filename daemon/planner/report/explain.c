@@ -423,9 +423,11 @@ double explain_rate_high(const struct explain *x)
 
 const char *explain_model_name(const struct explain *x)
 {
-    const char *folder = x->request->model->folder, *slash = folder ? strrchr(folder, '/') : NULL;
-    const char *name = slash ? slash + 1 : folder;
-    return name && *name && *name != '.' ? name : x->request->model->config.architecture;
+    const struct model *model = x->request->model;
+    if (model->config.gguf && model->shard_count) return model->shards[0].file;
+    const char *slash = model->folder ? strrchr(model->folder, '/') : NULL;
+    const char *name = slash ? slash + 1 : model->folder;
+    return name && *name && *name != '.' ? name : model->config.architecture;
 }
 
 void explain_free(struct explain *x)

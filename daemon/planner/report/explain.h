@@ -114,7 +114,7 @@ void explain_print(const struct explain *explain, FILE *out);
 double explain_rate(const struct explain *explain);
 double explain_rate_low(const struct explain *explain);
 double explain_rate_high(const struct explain *explain);
-/* The checkpoint's folder without its path, else the architecture; borrowed from the model. */
+/* The GGUF file or the checkpoint's folder, without its path, else the architecture; borrowed from the model. */
 const char *explain_model_name(const struct explain *explain);
 
 #endif
