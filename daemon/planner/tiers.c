@@ -194,7 +194,9 @@ static int try_two(struct tiering *k, const struct two_tiers *what, uint32_t *pl
     m->step = what->step;
     *taken = false;
     int rc = attempt_tiers(m, k->t, &c.plan, &c.attempt, err);
-    const bool there = !rc && c.attempt.fits && plan_kv_tiered(&c.plan);
+    /* longer chunks need more places, of a short context more than it has pages */
+    const bool there = !rc && c.attempt.fits && plan_kv_tiered(&c.plan) &&
+                       c.plan.vram_page_count <= c.plan.page_count;
     if (there) rc = finish(k, &c, err);
     *places = there && !rc ? c.plan.vram_page_count : 0;
     if (*places && better(k, &c)) {
