@@ -194,11 +194,11 @@ static int try_two(struct tiering *k, const struct two_tiers *what, uint32_t *pl
     m->step = what->step;
     *taken = false;
     int rc = attempt_tiers(m, k->t, &c.plan, &c.attempt, err);
-    /* longer chunks need more places, of a short context more than it has pages */
-    const bool there = !rc && c.attempt.fits && plan_kv_tiered(&c.plan) &&
-                       c.plan.vram_page_count <= c.plan.page_count;
+    const bool there = !rc && c.attempt.fits && plan_kv_tiered(&c.plan);
     if (there) rc = finish(k, &c, err);
-    *places = there && !rc ? c.plan.vram_page_count : 0;
+    /* longer chunks need more places, for a short context more than it has pages */
+    const bool is_plan = there && !rc && c.plan.vram_page_count <= c.plan.page_count;
+    *places = is_plan ? c.plan.vram_page_count : 0;
     if (*places && better(k, &c)) {
         const struct candidate other = *k->best;
         *k->best = c;
