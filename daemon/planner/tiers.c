@@ -279,7 +279,8 @@ static int try_all(struct tiering *k, struct helm_err *err)
     what.priced_at = priced_at;
     k->most = k->best->score.at_short / (1 - STEP_LOSS);
     rc = score_session(m, &k->best->plan, ctx, &k->best->score, err);
-    for (taken = true; taken && !rc && what.step < PREFILL_CHUNK_MAX && 2 * what.step <= ctx;) {
+    /* half a context at most: a chunk needs its places, and a context has no more pages */
+    for (taken = true; taken && !rc && what.step < PREFILL_CHUNK_MAX && 4 * what.step <= ctx;) {
         what.step *= 2;
         rc = try_two(k, &what, &ignored, &taken, err);
     }
