@@ -90,7 +90,11 @@ static void json_carries_caches(void **state)
     json_t *json = profile_to_json(&p);
     assert_int_equal(json_object_size(json_object_get(json, "kv")), 1);
     assert_int_equal(profile_from_json(json, &again, &err), 0);
-    assert_memory_equal(&again.kv, &p.kv, sizeof p.kv);
+    for (size_t i = 0; i < KV_DTYPE_COUNT * 6; i++) { /* what lies between members is not theirs */
+        const struct profile_value *a = (const struct profile_value *)(const void *)again.kv + i,
+                                   *b = (const struct profile_value *)(const void *)p.kv + i;
+        assert_true(a->value == b->value && a->low == b->low && a->high == b->high && a->source == b->source);
+    }
     assert_ptr_equal(profile_find(&p, "kv.q8_0.gpu_attention", &table), &p.kv[KV_Q8_0].gpu_attention);
     assert_false(table);
     assert_null(profile_find(&p, "kv.f16.gpu_attention", &table));
