@@ -61,9 +61,7 @@ int gpu_follow_open(struct gpu_engine *g, struct helm_err *err)
     const uint32_t slots = arena_header_of(g->base.arena)->slots;
     int rc = 0;
     const struct plan_schedule decode = {0};
-    const int most = (int)(g->plan.invariant ? gpu_tier_for(&g->plan, &decode,
-                                                            slots < GPUK_BATCH_MAX ? slots : GPUK_BATCH_MAX)
-                                             : gpu_tier_of(slots));
+    const int most = (int)gpu_tier_for(&g->plan, &decode, slots);
     if (plan_phase_count(&g->plan) > 1) return 0;
     for (int t = 0; t < GPU_TIER_COUNT && !rc; t++) {
         if (t > most || !is_alone(g, &g->program[0][t])) continue;
