@@ -276,8 +276,6 @@ static int attempt_packing(struct making *m, const struct trying *t, enum packin
 {
     const uint32_t ctx = t->ctx;
     bool stated = m->r->wish.step_tokens != 0;
-    struct memory_wish wish = memory_wish_of(m, t);
-    wish.prefill = t->device && t->strategy == SEARCH_BEST;
     struct cost_table prices;
     struct arena_spec spec;
     *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
@@ -290,6 +288,8 @@ static int attempt_packing(struct making *m, const struct trying *t, enum packin
     else if (!stated && t->device && (t->strategy == SEARCH_BEST || t->strategy == SEARCH_STREAM))
         rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
     if (rc) return rc;
+    struct memory_wish wish = memory_wish_of(m, t); /* its pages are for steps of so many tokens */
+    wish.prefill = t->device && t->strategy == SEARCH_BEST;
     rc = price_decode(m, ctx, packing, &prices, err);
     if (rc) return rc;
     for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {
@@ -300,6 +300,7 @@ static int attempt_packing(struct making *m, const struct trying *t, enum packin
         if ((!attempt->fits || idle) && (longer || wish.prefill)) {
             if (idle || !longer) wish.prefill = false;
             if (longer) m->wish.step_tokens = LEDGER_STEP_TOKENS;
+            wish.pages = ledger_least_pages(&m->c, ctx);
             wish.less_vram = wish.less_host = 0;
             continue;
         }

@@ -196,9 +196,7 @@ static int try_two(struct tiering *k, const struct two_tiers *what, uint32_t *pl
     int rc = attempt_tiers(m, k->t, &c.plan, &c.attempt, err);
     const bool there = !rc && c.attempt.fits && plan_kv_tiered(&c.plan);
     if (there) rc = finish(k, &c, err);
-    /* longer chunks need more places, for a short context more than it has pages */
-    const bool is_plan = there && !rc && c.plan.vram_page_count <= c.plan.page_count;
-    *places = is_plan ? c.plan.vram_page_count : 0;
+    *places = there && !rc ? c.plan.vram_page_count : 0;
     if (*places && better(k, &c)) {
         const struct candidate other = *k->best;
         *k->best = c;
@@ -279,8 +277,7 @@ static int try_all(struct tiering *k, struct helm_err *err)
     what.priced_at = priced_at;
     k->most = k->best->score.at_short / (1 - STEP_LOSS);
     rc = score_session(m, &k->best->plan, ctx, &k->best->score, err);
-    /* half a context at most: a chunk needs its places, and a context has no more pages */
-    for (taken = true; taken && !rc && what.step < PREFILL_CHUNK_MAX && 4 * what.step <= ctx;) {
+    for (taken = true; taken && !rc && what.step < PREFILL_CHUNK_MAX && 2 * what.step <= ctx;) {
         what.step *= 2;
         rc = try_two(k, &what, &ignored, &taken, err);
     }
