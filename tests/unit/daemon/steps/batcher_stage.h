@@ -11,19 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/steps/batcher.h"
+#include "tests/unit/daemon/steps/batcher_parts.h"
 
 enum { GREEDY = 1, MODEST, SLOTS = 2, QUEUE = 16 };
 
 struct stage {
-    struct model model;
-    struct profile profile;
-    struct plan plan, lists; /* the forecast's, the batcher's */
-    struct plan_stage stage;
-    struct observe observe;
-    struct metrics metrics;
-    struct arena arena;
-    struct batcher batcher;
+    struct batcher_parts on;
     uint64_t now_us;
     uint32_t answer; /* the worker's token */
     uint32_t tokens, done;
@@ -48,46 +41,19 @@ static inline void on_done(void *context, const struct sequence *seq)
 static inline struct stage *stage_open_sharing(uint32_t pages, enum prefix_sharing sharing)
 {
     struct stage *s = calloc(1, sizeof *s);
-    struct helm_err err = {0};
     assert_non_null(s);
-    if (model_read("tools/models/demo", &s->model, &err) ||
-        profile_read("tests/data/profiles/described.json", &s->profile, &err))
-        fail_msg("%s", err.text);
-    s->stage = (struct plan_stage){.last = s->model.config.layers - 1, .home = PLAN_HOME_CPU};
-    s->plan = (struct plan){.layers = s->model.config.layers,
-                            .context_tokens = 256,
-                            .step_tokens = 64,
-                            .slots = SLOTS,
-                            .kv_dtype = "f16",
-                            .stages = &s->stage,
-                            .stage_count = 1};
-    const struct arena_spec spec = {
-        .slots = SLOTS,
-        .context_tokens = 256,
-        .step_tokens = 64,
-        .hidden = 16,
-        .vocab = s->model.config.vocab,
-        .kv = {.layers = 1, .kv_heads = 1, .head_dim = 8, .page_tokens = 32, .dtype = DTYPE_F16},
-        .page_count = pages};
-    if (forecast_open(&s->model, &s->profile, &s->plan, &s->observe.forecast, &err) ||
-        arena_create(&spec, &s->arena, &err))
-        fail_msg("%s", err.text);
-    observe_init(&s->observe, 0, OBSERVE_NO_WORKER, 0);
-    metrics_init(&s->metrics);
-    s->lists = s->plan;
-    const struct batcher_options options = {.model = &s->model.config,
-                                            .plan = &s->lists,
-                                            .arena = &s->arena,
-                                            .metrics = &s->metrics,
-                                            .observe = &s->observe,
-                                            .workers = 1,
-                                            .queue_limit = QUEUE,
-                                            .sharing = sharing,
-                                            .sink = {.context = s, .token = on_token, .done = on_done}};
-    if (batcher_init(&s->batcher, &options, &err)) fail_msg("%s", err.text);
+    batcher_parts_open(
+        &s->on, &(struct batcher_parts_case){.slots = SLOTS,
+                                             .context_tokens = 256,
+                                             .step_tokens = 64,
+                                             .page_tokens = 32,
+                                             .pages = pages,
+                                             .queue = QUEUE,
+                                             .sharing = sharing,
+                                             .sink = {.context = s, .token = on_token, .done = on_done}});
     s->answer = 5;
-    batcher_prepare_worker(&s->batcher, 1);
-    batcher_worker_ready(&s->batcher);
+    batcher_prepare_worker(&s->on.batcher, 1);
+    batcher_worker_ready(&s->on.batcher);
     return s;
 }
 
@@ -98,10 +64,7 @@ static inline struct stage *stage_open(uint32_t pages)
 
 static inline void stage_close(struct stage *s)
 {
-    batcher_free(&s->batcher);
-    arena_close(&s->arena);
-    forecast_close(&s->observe.forecast);
-    model_free(&s->model);
+    batcher_parts_close(&s->on);
     free(s);
 }
 
@@ -121,7 +84,7 @@ static inline uint64_t submit_sized(struct stage *s, uint64_t client, uint32_t p
     assert_non_null(request.prompt);
     for (uint32_t i = 0; i < prompt; i++) request.prompt[i] = 3;
     const struct asker asker = {.client = client, .request_id = ++number, .peer = client};
-    int rc = batcher_submit(&s->batcher, &request, &asker, s->now_us, &seq, err);
+    int rc = batcher_submit(&s->on.batcher, &request, &asker, s->now_us, &seq, err);
     free(request.prompt);
     if (rc) assert_int_equal(rc, HELM_E_BUSY);
     return rc ? 0 : seq->id;
@@ -135,8 +98,8 @@ static inline uint64_t submit(struct stage *s, uint64_t client, struct helm_err 
 /* The worker's part of the oldest step in flight. */
 static inline void answer(struct stage *s)
 {
-    struct arena_control *control = arena_control_of(&s->arena);
-    const struct step *asked = &batcher_oldest(&s->batcher)->step;
+    struct arena_control *control = arena_control_of(&s->on.arena);
+    const struct step *asked = &batcher_oldest(&s->on.batcher)->step;
     struct step_result *result = &control->result[asked->serial % ARENA_STEP_RING];
     struct helm_err err = {0};
     bool taken = false;
@@ -147,10 +110,10 @@ static inline void answer(struct stage *s)
     for (uint32_t i = 0; i < asked->row_count; i++)
         result->row[i] =
             (struct step_result_row){.slot = asked->row[i].slot, .sampled = {.token = s->answer}};
-    assert_false(batcher_step_done(&s->batcher));
+    assert_false(batcher_step_done(&s->on.batcher));
     doorbell_ring(&control->done[0].bell, asked->serial);
-    assert_true(batcher_step_done(&s->batcher));
-    if (batcher_take_result(&s->batcher, s->now_us, &taken, &err)) fail_msg("%s", err.text);
+    assert_true(batcher_step_done(&s->on.batcher));
+    if (batcher_take_result(&s->on.batcher, s->now_us, &taken, &err)) fail_msg("%s", err.text);
     assert_true(taken);
 }
 
@@ -158,14 +121,14 @@ static inline void answer(struct stage *s)
 static inline void step(struct stage *s)
 {
     s->now_us += 1000;
-    if (s->batcher.in_flight) answer(s);
-    batcher_pump(&s->batcher, s->now_us);
+    if (s->on.batcher.in_flight) answer(s);
+    batcher_pump(&s->on.batcher, s->now_us);
 }
 
 /* The newest step in flight. */
 static inline const struct step *newest(const struct stage *s)
 {
-    return &arena_control_of(&s->arena)->step[s->batcher.serial % ARENA_STEP_RING];
+    return &arena_control_of(&s->on.arena)->step[s->on.batcher.serial % ARENA_STEP_RING];
 }
 
 static inline const struct sequence *find(const struct batcher *batcher, uint64_t id)
@@ -177,7 +140,7 @@ static inline const struct sequence *find(const struct batcher *batcher, uint64_
 
 static inline bool has_slot(const struct stage *s, uint64_t id)
 {
-    const struct sequence *seq = find(&s->batcher, id);
+    const struct sequence *seq = find(&s->on.batcher, id);
     return seq && seq->slot != SEQUENCE_NO_SLOT;
 }
 

@@ -15,9 +15,9 @@ static void a_greedy_client_does_not_keep_others_out(void **state)
     assert_true(submit(s, GREEDY, &err) == 0);
     for (int i = 0; i < 3; i++) step(s);
     assert_true(submit(s, GREEDY, &err) == 0); /* those that run count as well */
-    batcher_cancel_client(&s->batcher, GREEDY, "enough");
+    batcher_cancel_client(&s->on.batcher, GREEDY, "enough");
     for (int i = 0; i < 3; i++) step(s);
-    assert_int_equal(s->batcher.seq_count, 1);
+    assert_int_equal(s->on.batcher.seq_count, 1);
     for (int i = 0; i < 10; i++) assert_true(submit(s, GREEDY, &err) != 0);
     stage_close(s);
 }
@@ -30,9 +30,9 @@ static void the_next_step_is_rung_while_one_is_computed(void **state)
     struct helm_err err = {0};
     struct stage *s = stage_open(16);
     uint64_t id = submit(s, 1, &err);
-    batcher_pump(&s->batcher, s->now_us);
+    batcher_pump(&s->on.batcher, s->now_us);
     for (uint32_t i = 0; i < 200; i++) { /* position i is computed */
-        const struct batcher *b = &s->batcher;
+        const struct batcher *b = &s->on.batcher;
         assert_int_equal(b->in_flight, i < 199 ? 2 : 1);
         assert_int_equal(b->serial, i < 199 ? i + 2 : 200);
         const struct step *oldest = &batcher_oldest(b)->step, *last = newest(s);
@@ -49,9 +49,9 @@ static void the_next_step_is_rung_while_one_is_computed(void **state)
         step(s);
     }
     assert_int_equal(s->tokens, 200);
-    assert_null(find(&s->batcher, id));
-    assert_int_equal(s->batcher.in_flight, 0);
-    assert_int_equal(s->batcher.pages.free_count, 16);
+    assert_null(find(&s->on.batcher, id));
+    assert_int_equal(s->on.batcher.in_flight, 0);
+    assert_int_equal(s->on.batcher.pages.free_count, 16);
     stage_close(s);
 }
 
@@ -65,24 +65,24 @@ static void who_comes_waits_for_what_is_rung(void **state)
     uint64_t first = submit(s, 1, &err);
     for (int i = 0; i < 5; i++) step(s);
     uint64_t second = submit_sized(s, 2, 20, 100, &err);
-    batcher_pump(&s->batcher, s->now_us);
+    batcher_pump(&s->on.batcher, s->now_us);
     assert_int_equal(newest(s)->row_count, 1);
     step(s);
     assert_int_equal(newest(s)->row_count, 2);
     assert_int_equal(newest(s)->token_count, 21);
     assert_int_equal(newest(s)->row[0].flags, STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS);
     assert_int_equal(newest(s)->row[1].flags, STEP_ROW_SAMPLE);
-    assert_int_equal(s->batcher.in_flight, 2);
+    assert_int_equal(s->on.batcher.in_flight, 2);
     step(s);
-    assert_int_equal(s->batcher.in_flight, 1); /* the prompt */
+    assert_int_equal(s->on.batcher.in_flight, 1); /* the prompt */
     step(s);
-    assert_int_equal(s->batcher.in_flight, 2);
+    assert_int_equal(s->on.batcher.in_flight, 2);
     assert_int_equal(newest(s)->row_count, 2);
     for (int r = 0; r < 2; r++) assert_int_equal(newest(s)->row[r].flags, STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS);
     /* the token behind a step with nothing behind it is helmd's to write */
-    const struct sequence *seq = find(&s->batcher, second);
-    assert_int_equal(arena_history_of(&s->arena, seq->slot)[20], 5);
-    assert_true(find(&s->batcher, first) != NULL);
+    const struct sequence *seq = find(&s->on.batcher, second);
+    assert_int_equal(arena_history_of(&s->on.arena, seq->slot)[20], 5);
+    assert_true(find(&s->on.batcher, first) != NULL);
     stage_close(s);
 }
 
@@ -96,28 +96,30 @@ static void a_row_too_many_is_ignored(void **state)
         struct stage *s = stage_open(16);
         uint64_t first = submit(s, 1, &err), second = submit(s, 2, &err), third = submit(s, 3, &err);
         for (int i = 0; i < 5; i++) step(s);
-        const uint32_t slot = find(&s->batcher, first)->slot;
-        const uint32_t tokens = s->tokens, used = s->batcher.pages.free_count;
-        assert_int_equal(s->batcher.in_flight, 2);
+        const uint32_t slot = find(&s->on.batcher, first)->slot;
+        const uint32_t tokens = s->tokens, used = s->on.batcher.pages.free_count;
+        assert_int_equal(s->on.batcher.in_flight, 2);
         assert_false(has_slot(s, third));
         if (cancelled) {
-            assert_int_equal(batcher_cancel(&s->batcher, first, "enough"), 0);
-            batcher_pump(&s->batcher, s->now_us);
+            assert_int_equal(batcher_cancel(&s->on.batcher, first, "enough"), 0);
+            batcher_pump(&s->on.batcher, s->now_us);
         } else {
             s->answer = 7; /* a stop token, to both */
             step(s);
             assert_int_equal(s->tokens, tokens + 2);
-            assert_null(find(&s->batcher, second));
+            assert_null(find(&s->on.batcher, second));
             s->answer = 5;
         }
         assert_int_equal(s->done, cancelled ? 1 : 2);
-        assert_null(find(&s->batcher, first));
-        assert_int_equal(s->batcher.slot[slot].steps, cancelled ? 2 : 1);
-        assert_int_equal(s->batcher.pages.free_count, used);
+        assert_null(find(&s->on.batcher, first));
+        assert_int_equal(s->on.batcher.slot[slot].steps, cancelled ? 2 : 1);
+        assert_int_equal(s->on.batcher.pages.free_count, used);
         assert_false(has_slot(s, third));
         step(s);
         if (cancelled) step(s);
-        assert_int_equal(s->batcher.slot[slot].steps, !s->batcher.slot[slot].owner ? 0 : cancelled ? 1 : 2);
+        assert_int_equal(s->on.batcher.slot[slot].steps, !s->on.batcher.slot[slot].owner ? 0
+                                                         : cancelled                     ? 1
+                                                                                         : 2);
         assert_true(has_slot(s, third));
         assert_int_equal(s->tokens, tokens + 2); /* of the second; of both, their last */
         stage_close(s);
@@ -134,17 +136,17 @@ static void preemption_waits_for_the_steps_in_flight(void **state)
     uint32_t drained = 0;
     for (uint32_t i = 0; i < 199; i++) {
         step(s);
-        drained += s->batcher.in_flight == 1 && find(&s->batcher, first) != NULL;
+        drained += s->on.batcher.in_flight == 1 && find(&s->on.batcher, first) != NULL;
         for (uint32_t slot = 0; slot < SLOTS; slot++)
-            assert_true(s->batcher.slot[slot].owner || !s->batcher.slot[slot].steps);
+            assert_true(s->on.batcher.slot[slot].owner || !s->on.batcher.slot[slot].steps);
     }
-    assert_int_equal(s->metrics.preemptions_total, 1);
+    assert_int_equal(s->on.metrics.preemptions_total, 1);
     assert_true(drained > 0 && drained < 10);
     assert_false(has_slot(s, second));
-    for (uint32_t i = 0; i < 300 && find(&s->batcher, second); i++) step(s);
+    for (uint32_t i = 0; i < 300 && find(&s->on.batcher, second); i++) step(s);
     assert_int_equal(s->done, 2);
     assert_int_equal(s->tokens, 400);
-    assert_int_equal(s->batcher.pages.free_count, 8);
+    assert_int_equal(s->on.batcher.pages.free_count, 8);
     stage_close(s);
 }
 
@@ -158,32 +160,32 @@ static void steps_in_flight_are_rung_again(void **state)
         struct stage *s = stage_open(16);
         uint64_t first = submit(s, 1, &err), second = submit(s, 2, &err);
         for (int i = 0; i < 40; i++) step(s);
-        const struct sequence *seq = find(&s->batcher, first);
+        const struct sequence *seq = find(&s->on.batcher, first);
         const uint32_t known = seq->token_count, slot = seq->slot;
-        assert_int_equal(batcher_cancel(&s->batcher, second, "enough"), 0);
-        batcher_pump(&s->batcher, s->now_us); /* it has left; two steps still have it */
-        assert_int_equal(s->batcher.in_flight, 2);
+        assert_int_equal(batcher_cancel(&s->on.batcher, second, "enough"), 0);
+        batcher_pump(&s->on.batcher, s->now_us); /* it has left; two steps still have it */
+        assert_int_equal(s->on.batcher.in_flight, 2);
         const struct workers_loss loss = {.kv_intact = intact, .outside = true, .why = "killed"};
-        batcher_worker_lost(&s->batcher, &loss);
-        batcher_pump(&s->batcher, s->now_us);
-        assert_int_equal(s->batcher.in_flight, 0);
-        memset(arena_history_of(&s->arena, slot), 0xff, 256 * sizeof(uint32_t));
-        batcher_prepare_worker(&s->batcher, 2);
+        batcher_worker_lost(&s->on.batcher, &loss);
+        batcher_pump(&s->on.batcher, s->now_us);
+        assert_int_equal(s->on.batcher.in_flight, 0);
+        memset(arena_history_of(&s->on.arena, slot), 0xff, 256 * sizeof(uint32_t));
+        batcher_prepare_worker(&s->on.batcher, 2);
         for (uint32_t i = 0; i < known; i++)
-            assert_int_equal(arena_history_of(&s->arena, slot)[i], seq->tokens[i]);
-        batcher_worker_ready(&s->batcher);
-        batcher_pump(&s->batcher, s->now_us);
-        const struct step *again = &batcher_oldest(&s->batcher)->step;
+            assert_int_equal(arena_history_of(&s->on.arena, slot)[i], seq->tokens[i]);
+        batcher_worker_ready(&s->on.batcher);
+        batcher_pump(&s->on.batcher, s->now_us);
+        const struct step *again = &batcher_oldest(&s->on.batcher)->step;
         assert_int_equal(again->serial, 1);
         assert_int_equal(again->row_count, 1);
         assert_int_equal(again->row[0].flags, STEP_ROW_SAMPLE);
         assert_int_equal(again->row[0].start, intact ? known - 1 : 0);
         assert_int_equal(again->row[0].count, intact ? 1 : known);
-        assert_int_equal(s->batcher.in_flight, intact ? 2 : 1);
+        assert_int_equal(s->on.batcher.in_flight, intact ? 2 : 1);
         const uint32_t had = s->tokens;
-        for (uint32_t i = 0; i < 300 && find(&s->batcher, first); i++) step(s);
+        for (uint32_t i = 0; i < 300 && find(&s->on.batcher, first); i++) step(s);
         assert_int_equal(s->tokens, had + 201 - known);
-        assert_int_equal(s->batcher.pages.free_count, 16);
+        assert_int_equal(s->on.batcher.pages.free_count, 16);
         stage_close(s);
     }
 }
@@ -194,25 +196,25 @@ static void other_lists_are_not_rung_behind(void **state)
     (void)state;
     struct helm_err err = {0};
     struct stage *s = stage_open(16);
-    struct plan_phase prefill = {.from_tokens = 17, .stages = &s->stage, .stage_count = 1};
-    s->lists.prefill[s->lists.prefill_count++] = prefill;
+    struct plan_phase prefill = {.from_tokens = 17, .stages = &s->on.stage, .stage_count = 1};
+    s->on.lists.prefill[s->on.lists.prefill_count++] = prefill;
     (void)submit(s, 1, &err);
     for (int i = 0; i < 5; i++) step(s);
     (void)submit_sized(s, 2, 20, 100, &err);
     step(s);
-    assert_int_equal(s->batcher.in_flight, 1); /* not behind decoding */
+    assert_int_equal(s->on.batcher.in_flight, 1); /* not behind decoding */
     step(s);
-    assert_int_equal(s->batcher.in_flight, 1);
+    assert_int_equal(s->on.batcher.in_flight, 1);
     assert_int_equal(newest(s)->token_count, 21);
     step(s);
-    assert_int_equal(s->batcher.in_flight, 2);
+    assert_int_equal(s->on.batcher.in_flight, 2);
     stage_close(s);
 }
 
 static uint64_t prompts_timed(const struct stage *s)
 {
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < DRIFT_TTFTS; i++) sum += s->observe.drift.ttft[i].count;
+    for (uint32_t i = 0; i < DRIFT_TTFTS; i++) sum += s->on.observe.drift.ttft[i].count;
     return sum;
 }
 
@@ -223,18 +225,18 @@ static void a_found_prompt_begins_behind_its_pages(void **state)
     struct helm_err err = {0};
     struct stage *s = stage_open_sharing(16, PREFIX_ON);
     uint64_t first = submit_sized(s, 1, 100, 4, &err);
-    for (int i = 0; i < 10 && find(&s->batcher, first); i++) step(s);
-    assert_null(find(&s->batcher, first));
+    for (int i = 0; i < 10 && find(&s->on.batcher, first); i++) step(s);
+    assert_null(find(&s->on.batcher, first));
     assert_int_equal(prompts_timed(s), 1);
-    assert_int_equal(s->batcher.pages.known.resting, 3);
+    assert_int_equal(s->on.batcher.pages.known.resting, 3);
     uint64_t second = submit_sized(s, 2, 100, 4, &err);
-    batcher_pump(&s->batcher, s->now_us);
+    batcher_pump(&s->on.batcher, s->now_us);
     assert_int_equal(newest(s)->row[0].start, 96);
     assert_int_equal(newest(s)->row[0].count, 4);
-    assert_int_equal(find(&s->batcher, second)->found, 96);
-    for (int i = 0; i < 10 && find(&s->batcher, second); i++) step(s);
+    assert_int_equal(find(&s->on.batcher, second)->found, 96);
+    for (int i = 0; i < 10 && find(&s->on.batcher, second); i++) step(s);
     assert_int_equal(prompts_timed(s), 1);
-    assert_int_equal(s->metrics.tokens_found_total, 96);
+    assert_int_equal(s->on.metrics.tokens_found_total, 96);
     stage_close(s);
 }
 
@@ -249,10 +251,10 @@ static void shared_pages_need_no_room(void **state)
         for (int i = 0; i < 6; i++) step(s);
         assert_true(has_slot(s, first));
         assert_int_equal(has_slot(s, second), sharing == PREFIX_ON);
-        assert_int_equal(s->batcher.pages.free_count, sharing == PREFIX_ON ? 1 : 2);
-        for (int i = 0; i < 60 && s->batcher.seq_count; i++) step(s);
+        assert_int_equal(s->on.batcher.pages.free_count, sharing == PREFIX_ON ? 1 : 2);
+        for (int i = 0; i < 60 && s->on.batcher.seq_count; i++) step(s);
         assert_int_equal(s->tokens, 20);
-        assert_int_equal(s->metrics.preemptions_total, 0);
+        assert_int_equal(s->on.metrics.preemptions_total, 0);
         stage_close(s);
     }
 }
@@ -266,23 +268,23 @@ static void lost_pages_are_shared_no_more(void **state)
     struct stage *s = stage_open_sharing(16, PREFIX_ON);
     uint64_t ids[2] = {submit_sized(s, 1, 100, 50, &err), submit_sized(s, 2, 100, 50, &err)};
     for (int i = 0; i < 5; i++) step(s);
-    const struct sequence *seq[2] = {find(&s->batcher, ids[0]), find(&s->batcher, ids[1])};
-    const uint32_t *row[2] = {arena_page_table_of(&s->arena, seq[0]->slot),
-                              arena_page_table_of(&s->arena, seq[1]->slot)};
+    const struct sequence *seq[2] = {find(&s->on.batcher, ids[0]), find(&s->on.batcher, ids[1])};
+    const uint32_t *row[2] = {arena_page_table_of(&s->on.arena, seq[0]->slot),
+                              arena_page_table_of(&s->on.arena, seq[1]->slot)};
     for (int i = 0; i < 2; i++) assert_int_equal(seq[i]->pages, 4);
     assert_memory_equal(row[0], row[1], 3 * sizeof *row[0]);
     assert_int_not_equal(row[0][3], row[1][3]);
     const struct workers_loss loss = {.outside = true, .why = "killed"};
-    batcher_worker_lost(&s->batcher, &loss);
-    assert_int_equal(s->batcher.pages.free_count, 16);
-    batcher_prepare_worker(&s->batcher, 2);
-    batcher_worker_ready(&s->batcher);
-    batcher_pump(&s->batcher, s->now_us);
+    batcher_worker_lost(&s->on.batcher, &loss);
+    assert_int_equal(s->on.batcher.pages.free_count, 16);
+    batcher_prepare_worker(&s->on.batcher, 2);
+    batcher_worker_ready(&s->on.batcher);
+    batcher_pump(&s->on.batcher, s->now_us);
     assert_int_equal(newest(s)->row_count, 1); /* a chunk of 64 */
     assert_int_equal(newest(s)->row[0].start, 0);
-    for (int i = 0; i < 100 && s->batcher.seq_count; i++) step(s);
+    for (int i = 0; i < 100 && s->on.batcher.seq_count; i++) step(s);
     assert_int_equal(s->tokens, 100);
-    assert_int_equal(s->batcher.pages.free_count, 16);
+    assert_int_equal(s->on.batcher.pages.free_count, 16);
     stage_close(s);
 }
 
@@ -292,18 +294,18 @@ static void bells_that_lie_are_found(void **state)
     (void)state;
     struct helm_err err = {0};
     struct stage *s = stage_open(16);
-    struct doorbell *bell = &arena_control_of(&s->arena)->done[0].bell;
+    struct doorbell *bell = &arena_control_of(&s->on.arena)->done[0].bell;
     bool taken;
     (void)submit(s, 1, &err);
     for (int i = 0; i < 5; i++) step(s); /* 4 are taken, 5 and 6 in flight */
-    assert_int_equal(s->batcher.serial, 6);
-    assert_int_equal(batcher_take_result(&s->batcher, s->now_us, &taken, &err), 0);
+    assert_int_equal(s->on.batcher.serial, 6);
+    assert_int_equal(batcher_take_result(&s->on.batcher, s->now_us, &taken, &err), 0);
     assert_false(taken);
     doorbell_ring(bell, 3);
-    assert_int_equal(batcher_take_result(&s->batcher, s->now_us, &taken, &err), HELM_E_PEER);
+    assert_int_equal(batcher_take_result(&s->on.batcher, s->now_us, &taken, &err), HELM_E_PEER);
     assert_non_null(strstr(err.text, "step 3 reported done, 5 is in flight"));
     doorbell_ring(bell, 7);
-    assert_int_equal(batcher_take_result(&s->batcher, s->now_us, &taken, &err), HELM_E_PEER);
+    assert_int_equal(batcher_take_result(&s->on.batcher, s->now_us, &taken, &err), HELM_E_PEER);
     stage_close(s);
 }
 
@@ -319,7 +321,7 @@ static void the_queue_position_is_when_its_turn_comes(void **state)
     bool started[COUNT] = {false};
     for (uint32_t i = 0; i < COUNT; i++) id[i] = submit(s, clients[i], &err);
     for (uint32_t i = 0; i < COUNT; i++)
-        position[i] = batcher_queue_position(&s->batcher, find(&s->batcher, id[i]));
+        position[i] = batcher_queue_position(&s->on.batcher, find(&s->on.batcher, id[i]));
     assert_int_equal(position[0], 0);
     assert_true(position[5] < position[2]); /* the modest client came later and goes first */
     for (uint32_t ends = 0; oldest < COUNT; ends++) {
@@ -332,7 +334,7 @@ static void the_queue_position_is_when_its_turn_comes(void **state)
             slot_of[ran++] = id[i];
         }
         assert_true(ran > oldest);
-        assert_int_equal(batcher_cancel(&s->batcher, slot_of[oldest++], "its turn is over"), 0);
+        assert_int_equal(batcher_cancel(&s->on.batcher, slot_of[oldest++], "its turn is over"), 0);
     }
     assert_int_equal(ran, COUNT);
     stage_close(s);

@@ -29,14 +29,14 @@ static uint64_t submit_embed(struct stage *s, uint32_t prompt, enum request_pool
     const struct sequence *seq;
     for (uint32_t i = 0; i < prompt; i++) request.prompt[i] = 3;
     const struct asker asker = {.client = 9, .request_id = ++number, .peer = 9};
-    s->batcher.with.sink.done = on_embedded;
-    if (batcher_submit(&s->batcher, &request, &asker, s->now_us, &seq, &err)) fail_msg("%s", err.text);
+    s->on.batcher.with.sink.done = on_embedded;
+    if (batcher_submit(&s->on.batcher, &request, &asker, s->now_us, &seq, &err)) fail_msg("%s", err.text);
     return seq->id;
 }
 
 static void pool(struct stage *s, uint32_t slot, double value)
 {
-    double *to = arena_pooled_of(&s->arena, slot);
+    double *to = arena_pooled_of(&s->on.arena, slot);
     for (uint32_t i = 0; i < 16; i++) to[i] = value * (i + 1);
 }
 
@@ -51,13 +51,13 @@ static void a_prompt_becomes_an_embedding(void **state)
         (void)submit(s, 1, &err);
         for (int i = 0; i < 5; i++) step(s);
         const uint64_t id = submit_embed(s, 100, last ? REQUEST_POOL_LAST : REQUEST_POOL_MEAN);
-        uint32_t seen = 0, serial = s->batcher.serial;
-        for (int i = 0; i < 20 && find(&s->batcher, id); i++) {
+        uint32_t seen = 0, serial = s->on.batcher.serial;
+        for (int i = 0; i < 20 && find(&s->on.batcher, id); i++) {
             step(s);
             const struct step *asked = newest(s);
             if (asked->serial == serial) continue; /* the other one in flight was answered */
             serial = asked->serial;
-            for (uint32_t r = 0; r < asked->row_count && find(&s->batcher, id); r++) {
+            for (uint32_t r = 0; r < asked->row_count && find(&s->on.batcher, id); r++) {
                 if (asked->row[r].flags & STEP_ROW_SAMPLE) continue;
                 assert_int_equal(asked->row[r].flags, flag);
                 assert_int_equal(asked->row[r].start, seen);
@@ -70,9 +70,9 @@ static void a_prompt_becomes_an_embedding(void **state)
         assert_int_equal(told_finish, HELM__V1__FINISH_REASON__FINISH_EMBEDDED);
         for (uint32_t i = 0; i < 16; i++)
             assert_true(fabsf(told[i] - (last ? 50.0f : 0.5f) * (float)(i + 1)) < 1e-4f);
-        assert_int_equal(s->metrics.ended[HELM__V1__FINISH_REASON__FINISH_EMBEDDED], 1);
-        assert_int_equal(s->metrics.tokens_prompt_total, 101);
-        assert_int_equal(s->batcher.pages.known.resting, 0); /* nobody finds its pages */
+        assert_int_equal(s->on.metrics.ended[HELM__V1__FINISH_REASON__FINISH_EMBEDDED], 1);
+        assert_int_equal(s->on.metrics.tokens_prompt_total, 101);
+        assert_int_equal(s->on.batcher.pages.known.resting, 0); /* nobody finds its pages */
         stage_close(s);
     }
 }
@@ -83,22 +83,22 @@ static void a_lost_worker_begins_it_anew(void **state)
     (void)state;
     struct stage *s = stage_open(16);
     const uint64_t id = submit_embed(s, 150, REQUEST_POOL_MEAN);
-    batcher_pump(&s->batcher, s->now_us);
+    batcher_pump(&s->on.batcher, s->now_us);
     step(s);
     assert_int_equal(newest(s)->row[0].start, 64);
     const struct workers_loss loss = {.kv_intact = true, .outside = true, .why = "killed"};
-    batcher_worker_lost(&s->batcher, &loss);
-    batcher_prepare_worker(&s->batcher, 2);
-    batcher_worker_ready(&s->batcher);
-    batcher_pump(&s->batcher, s->now_us);
+    batcher_worker_lost(&s->on.batcher, &loss);
+    batcher_prepare_worker(&s->on.batcher, 2);
+    batcher_worker_ready(&s->on.batcher);
+    batcher_pump(&s->on.batcher, s->now_us);
     assert_int_equal(newest(s)->row[0].start, 0);
     assert_int_equal(newest(s)->row[0].count, 64);
-    for (int i = 0; i < 10 && find(&s->batcher, id); i++) {
+    for (int i = 0; i < 10 && find(&s->on.batcher, id); i++) {
         pool(s, 0, 15);
         step(s);
     }
     assert_true(fabsf(told[0] - 0.1f) < 1e-6f);
-    assert_int_equal(s->batcher.pages.free_count, 16);
+    assert_int_equal(s->on.batcher.pages.free_count, 16);
     stage_close(s);
 }
 
@@ -107,7 +107,7 @@ static void numbers_that_are_none_fail(void **state)
     (void)state;
     struct stage *s = stage_open(16);
     (void)submit_embed(s, 1, REQUEST_POOL_LAST);
-    batcher_pump(&s->batcher, s->now_us);
+    batcher_pump(&s->on.batcher, s->now_us);
     pool(s, newest(s)->row[0].slot, NAN);
     step(s);
     assert_int_equal(s->done, 1);

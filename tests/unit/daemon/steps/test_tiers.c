@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/steps/batcher.h"
+#include "tests/unit/daemon/steps/batcher_parts.h"
 
 enum { PAGE_TOKENS = 4, CONTEXT = 64, STEP_TOKENS = 16, SLOTS = 4, PAGES = 40, LEAST = 12, PLACES = 16 };
 enum { POISON = 0xdeadbeef };
@@ -59,14 +59,7 @@ static void places_wait_for_steps_in_flight(void **state)
 /* ---- beneath a batcher ---- */
 
 struct stage {
-    struct model model;
-    struct profile profile;
-    struct plan plan, lists;
-    struct plan_stage stage;
-    struct observe observe;
-    struct metrics metrics;
-    struct arena arena;
-    struct batcher batcher;
+    struct batcher_parts on;
     uint64_t now_us, random;
     uint32_t epoch, executed; /* the last step that was, of this epoch */
     uint32_t vram[PLACES][PAGE_TOKENS], host[PAGES][PAGE_TOKENS];
@@ -101,63 +94,30 @@ struct shape {
 static struct stage *stage_open(const struct shape *shape)
 {
     struct stage *s = calloc(1, sizeof *s);
-    struct helm_err err = {0};
     assert_non_null(s);
-    if (model_read("tools/models/demo", &s->model, &err) ||
-        profile_read("tests/data/profiles/described.json", &s->profile, &err))
-        fail_msg("%s", err.text);
-    s->stage = (struct plan_stage){.last = s->model.config.layers - 1, .home = PLAN_HOME_CPU};
-    s->plan = (struct plan){.layers = s->model.config.layers,
-                            .context_tokens = CONTEXT,
-                            .step_tokens = STEP_TOKENS,
-                            .slots = SLOTS,
-                            .kv_dtype = "f16",
-                            .stages = &s->stage,
-                            .stage_count = 1};
-    const struct arena_spec spec = {
-        .slots = SLOTS,
-        .context_tokens = CONTEXT,
-        .step_tokens = STEP_TOKENS,
-        .hidden = 16,
-        .vocab = s->model.config.vocab,
-        .kv = {.layers = 1, .kv_heads = 1, .head_dim = 8, .page_tokens = PAGE_TOKENS, .dtype = DTYPE_F16},
-        .page_count = PAGES,
-        .vram_page_count = shape->places,
-        .kv_heads_asking = shape->places ? 1 : 0};
-    if (forecast_open(&s->model, &s->profile, &s->plan, &s->observe.forecast, &err) ||
-        arena_create(&spec, &s->arena, &err))
-        fail_msg("%s", err.text);
-    observe_init(&s->observe, 0, OBSERVE_NO_WORKER, 0);
-    metrics_init(&s->metrics);
-    s->lists = s->plan;
-    s->lists.page_tokens = PAGE_TOKENS;
-    s->lists.vram_page_count = shape->places;
-    s->lists.kv_direct_permille = shape->permille;
-    assert_int_equal(plan_vram_pages_least(&s->lists), LEAST);
-    const struct batcher_options options = {.model = &s->model.config,
-                                            .plan = &s->lists,
-                                            .arena = &s->arena,
-                                            .metrics = &s->metrics,
-                                            .observe = &s->observe,
-                                            .workers = 1,
-                                            .queue_limit = 8,
-                                            .sharing = shape->sharing,
-                                            .sink = {.context = s, .token = on_token, .done = on_done}};
-    if (batcher_init(&s->batcher, &options, &err)) fail_msg("%s", err.text);
+    batcher_parts_open(
+        &s->on, &(struct batcher_parts_case){.slots = SLOTS,
+                                             .context_tokens = CONTEXT,
+                                             .step_tokens = STEP_TOKENS,
+                                             .page_tokens = PAGE_TOKENS,
+                                             .pages = PAGES,
+                                             .places = shape->places,
+                                             .direct_permille = shape->permille,
+                                             .queue = 8,
+                                             .sharing = shape->sharing,
+                                             .sink = {.context = s, .token = on_token, .done = on_done}});
+    assert_int_equal(plan_vram_pages_least(&s->on.lists), LEAST);
     memset(s->vram, 0xa5, sizeof s->vram);
     memset(s->host, 0xa5, sizeof s->host);
     s->random = 7;
-    batcher_prepare_worker(&s->batcher, ++s->epoch);
-    batcher_worker_ready(&s->batcher);
+    batcher_prepare_worker(&s->on.batcher, ++s->epoch);
+    batcher_worker_ready(&s->on.batcher);
     return s;
 }
 
 static void stage_close(struct stage *s)
 {
-    batcher_free(&s->batcher);
-    arena_close(&s->arena);
-    forecast_close(&s->observe.forecast);
-    model_free(&s->model);
+    batcher_parts_close(&s->on);
     free(s);
 }
 
@@ -170,21 +130,21 @@ static uint32_t hash_on(uint32_t hash, uint32_t token)
 
 static uint32_t *cell(struct stage *s, const struct step_row *row, uint32_t position)
 {
-    const uint32_t page = arena_page_table_of(&s->arena, row->slot)[position / PAGE_TOKENS],
-                   place = arena_vram_table_of(&s->arena, row->slot)[position / PAGE_TOKENS];
+    const uint32_t page = arena_page_table_of(&s->on.arena, row->slot)[position / PAGE_TOKENS],
+                   place = arena_vram_table_of(&s->on.arena, row->slot)[position / PAGE_TOKENS];
     assert_true(page < PAGES);
     if (position < row->host_tokens) return &s->host[page][position % PAGE_TOKENS];
-    assert_true(place < s->batcher.tiers.places.count);
+    assert_true(place < s->on.batcher.tiers.places.count);
     return &s->vram[place][position % PAGE_TOKENS];
 }
 
 static void run_row(struct stage *s, const struct step *step, uint32_t r)
 {
     const struct step_row *row = &step->row[r];
-    uint32_t *history = arena_history_of(&s->arena, row->slot), hash = 1;
+    uint32_t *history = arena_history_of(&s->on.arena, row->slot), hash = 1;
     if (row->flags & STEP_ROW_FOLLOWS) {
         const struct step_result *before =
-            &arena_control_of(&s->arena)->result[(step->serial - 1) % ARENA_STEP_RING];
+            &arena_control_of(&s->on.arena)->result[(step->serial - 1) % ARENA_STEP_RING];
         uint32_t i = 0;
         while (i < before->row_count && before->row[i].slot != row->slot) i++;
         assert_true(i < before->row_count && before->serial == step->serial - 1);
@@ -202,14 +162,14 @@ static void run_row(struct stage *s, const struct step *step, uint32_t r)
     for (uint32_t page = row->start / PAGE_TOKENS; (page + 1) * PAGE_TOKENS <= row->start + row->count;
          page++)
         for (uint32_t t = 0; t < PAGE_TOKENS; t++)
-            s->host[arena_page_table_of(&s->arena, row->slot)[page]][t] =
+            s->host[arena_page_table_of(&s->on.arena, row->slot)[page]][t] =
                 *cell(s, row, page * PAGE_TOKENS + t);
 }
 
 /* Everything of a step but its bell. */
 static void run_step(struct stage *s, const struct step *step)
 {
-    struct step_result *result = &arena_control_of(&s->arena)->result[step->serial % ARENA_STEP_RING];
+    struct step_result *result = &arena_control_of(&s->on.arena)->result[step->serial % ARENA_STEP_RING];
     *result =
         (struct step_result){.serial = step->serial, .epoch = step->epoch, .row_count = step->row_count};
     for (uint32_t r = 0; r < step->row_count; r++) {
@@ -224,13 +184,13 @@ static void run_step(struct stage *s, const struct step *step)
 
 static void answer(struct stage *s)
 {
-    const struct step *oldest = &batcher_oldest(&s->batcher)->step;
+    const struct step *oldest = &batcher_oldest(&s->on.batcher)->step;
     struct helm_err err = {0};
     bool taken = false;
     s->now_us += 1000;
     if (s->executed != oldest->serial) run_step(s, oldest);
-    doorbell_ring(&arena_control_of(&s->arena)->done[0].bell, oldest->serial);
-    if (batcher_take_result(&s->batcher, s->now_us, &taken, &err)) fail_msg("%s", err.text);
+    doorbell_ring(&arena_control_of(&s->on.arena)->done[0].bell, oldest->serial);
+    if (batcher_take_result(&s->on.batcher, s->now_us, &taken, &err)) fail_msg("%s", err.text);
     assert_true(taken);
 }
 
@@ -238,7 +198,7 @@ static void answer(struct stage *s)
 
 static void check_row(struct stage *s, const struct step *step, const struct step_row *row)
 {
-    const uint32_t permille = s->lists.kv_direct_permille, host = row->host_tokens / PAGE_TOKENS;
+    const uint32_t permille = s->on.lists.kv_direct_permille, host = row->host_tokens / PAGE_TOKENS;
     const bool decode = step->token_count == step->row_count && step->token_count <= ARENA_KV_TOKENS;
     assert_int_equal(row->host_tokens % PAGE_TOKENS, 0);
     assert_int_equal(row->direct_from % PAGE_TOKENS, 0);
@@ -256,14 +216,14 @@ static void check_places(struct stage *s, const struct step *step)
 {
     uint32_t owner[PLACES];
     memset(owner, 0xff, sizeof owner);
-    const struct step *before = step->serial == batcher_oldest(&s->batcher)->step.serial
+    const struct step *before = step->serial == batcher_oldest(&s->on.batcher)->step.serial
                                     ? NULL
-                                    : &s->batcher.flight[(step->serial - 1) % ARENA_STEP_RING].step;
+                                    : &s->on.batcher.flight[(step->serial - 1) % ARENA_STEP_RING].step;
     const struct step *steps[2] = {before, step};
     for (int i = 0; i < 2; i++)
         for (uint32_t r = 0; steps[i] && r < steps[i]->row_count; r++) {
             const struct step_row *row = &steps[i]->row[r];
-            const uint32_t *places = arena_vram_table_of(&s->arena, row->slot);
+            const uint32_t *places = arena_vram_table_of(&s->on.arena, row->slot);
             for (uint32_t p = row->host_tokens / PAGE_TOKENS;
                  p <= (row->start + row->count - 1) / PAGE_TOKENS; p++) {
                 const uint32_t id = row->slot * 256 + p;
@@ -292,20 +252,22 @@ static void check_step(struct stage *s, const struct step *step)
 
 static void poison(struct stage *s)
 {
-    for (uint32_t i = 0; i < s->batcher.tiers.places.count; i++)
-        for (uint32_t t = 0; !s->batcher.tiers.places.used[i] && t < PAGE_TOKENS; t++) s->vram[i][t] = POISON;
+    for (uint32_t i = 0; i < s->on.batcher.tiers.places.count; i++)
+        for (uint32_t t = 0; !s->on.batcher.tiers.places.used[i] && t < PAGE_TOKENS; t++)
+            s->vram[i][t] = POISON;
     for (uint32_t i = 0; i < PAGES; i++)
-        for (uint32_t t = 0; !kv_pages_holders(&s->batcher.pages, i) &&
-                             !prefix_index_number(&s->batcher.pages.known, i) && t < PAGE_TOKENS;
+        for (uint32_t t = 0; !kv_pages_holders(&s->on.batcher.pages, i) &&
+                             !prefix_index_number(&s->on.batcher.pages.known, i) && t < PAGE_TOKENS;
              t++)
             s->host[i][t] = POISON;
 }
 
 static void pump(struct stage *s)
 {
-    uint32_t serial = s->batcher.serial;
-    batcher_pump(&s->batcher, s->now_us);
-    while (serial != s->batcher.serial) check_step(s, &s->batcher.flight[++serial % ARENA_STEP_RING].step);
+    uint32_t serial = s->on.batcher.serial;
+    batcher_pump(&s->on.batcher, s->now_us);
+    while (serial != s->on.batcher.serial)
+        check_step(s, &s->on.batcher.flight[++serial % ARENA_STEP_RING].step);
     poison(s);
 }
 
@@ -326,44 +288,44 @@ static uint64_t submit(struct stage *s, uint32_t prompt, uint32_t most)
     for (uint32_t i = 0; i < prompt; i++)
         request.prompt[i] = i < fork ? 10 + (kind * 7 + i) % 11 : 3 + draw(s, 2);
     const struct asker asker = {.client = 1 + draw(s, 3), .request_id = ++number, .peer = 1};
-    int rc = batcher_submit(&s->batcher, &request, &asker, s->now_us, &seq, &err);
+    int rc = batcher_submit(&s->on.batcher, &request, &asker, s->now_us, &seq, &err);
     free(request.prompt);
     return rc ? 0 : seq->id;
 }
 
 static void cancel_any(struct stage *s)
 {
-    if (!s->batcher.seq_count) return;
-    const struct sequence *seq = s->batcher.seq[draw(s, s->batcher.seq_count)];
-    assert_int_equal(batcher_cancel(&s->batcher, seq->id, "enough"), 0);
+    if (!s->on.batcher.seq_count) return;
+    const struct sequence *seq = s->on.batcher.seq[draw(s, s->on.batcher.seq_count)];
+    assert_int_equal(batcher_cancel(&s->on.batcher, seq->id, "enough"), 0);
 }
 
 /* Workers that die, perhaps in the middle of a step, which then may have written everything but its bell. */
 static void kill_workers(struct stage *s, bool intact)
 {
     const struct workers_loss loss = {.kv_intact = intact, .outside = true, .why = "killed"};
-    if (s->batcher.in_flight && draw(s, 2)) run_step(s, &batcher_oldest(&s->batcher)->step);
-    batcher_worker_lost(&s->batcher, &loss);
+    if (s->on.batcher.in_flight && draw(s, 2)) run_step(s, &batcher_oldest(&s->on.batcher)->step);
+    batcher_worker_lost(&s->on.batcher, &loss);
     memset(s->vram, 0xa5, sizeof s->vram);
     if (!intact) memset(s->host, 0xa5, sizeof s->host);
-    batcher_prepare_worker(&s->batcher, ++s->epoch);
+    batcher_prepare_worker(&s->on.batcher, ++s->epoch);
     s->executed = 0;
-    batcher_worker_ready(&s->batcher);
+    batcher_worker_ready(&s->on.batcher);
 }
 
 static void nothing_is_left(struct stage *s)
 {
-    const struct kv_places *places = &s->batcher.tiers.places;
-    batcher_cancel_client(&s->batcher, 1, "over");
-    batcher_cancel_client(&s->batcher, 2, "over");
-    batcher_cancel_client(&s->batcher, 3, "over");
+    const struct kv_places *places = &s->on.batcher.tiers.places;
+    batcher_cancel_client(&s->on.batcher, 1, "over");
+    batcher_cancel_client(&s->on.batcher, 2, "over");
+    batcher_cancel_client(&s->on.batcher, 3, "over");
     pump(s);
-    while (s->batcher.in_flight) {
+    while (s->on.batcher.in_flight) {
         answer(s);
         pump(s);
     }
-    assert_int_equal(s->batcher.seq_count, 0);
-    assert_int_equal(s->batcher.pages.free_count, PAGES);
+    assert_int_equal(s->on.batcher.seq_count, 0);
+    assert_int_equal(s->on.batcher.pages.free_count, PAGES);
     assert_int_equal(places->free_count, places->count);
     assert_int_equal(kv_places_used(places), 0);
 }
@@ -380,7 +342,7 @@ static void random_lives(const struct shape *shape, uint32_t operations)
             cancel_any(s);
         } else if (what == 8 && draw(s, 8) == 0) {
             kill_workers(s, draw(s, 3) != 0);
-        } else if (s->batcher.in_flight) {
+        } else if (s->on.batcher.in_flight) {
             answer(s);
         }
         if (draw(s, 4)) pump(s);
@@ -406,14 +368,14 @@ static void each_position_is_where_its_step_says(void **state)
 
 static void step_once(struct stage *s)
 {
-    if (s->batcher.in_flight) answer(s);
+    if (s->on.batcher.in_flight) answer(s);
     pump(s);
 }
 
 static const struct sequence *find(const struct stage *s, uint64_t id)
 {
-    for (uint32_t i = 0; i < s->batcher.seq_count; i++)
-        if (s->batcher.seq[i]->id == id) return s->batcher.seq[i];
+    for (uint32_t i = 0; i < s->on.batcher.seq_count; i++)
+        if (s->on.batcher.seq[i]->id == id) return s->on.batcher.seq[i];
     return NULL;
 }
 
@@ -424,17 +386,17 @@ static void the_youngest_gives_first(void **state)
     (void)state;
     struct stage *s = stage_open(&(struct shape){PLACES, 0, PREFIX_OFF}); /* 16: watermark 12 */
     const uint64_t old = submit(s, 28, 36), young = submit(s, 28, 36);
-    const struct kv_places *places = &s->batcher.tiers.places;
+    const struct kv_places *places = &s->on.batcher.tiers.places;
     for (int i = 0; i < 12; i++) step_once(s);
     assert_true(places->slot[find(s, young)->slot].host > 0);
     assert_int_equal(places->slot[find(s, old)->slot].host, 0);
     for (int i = 0; i < 20; i++) step_once(s);
     const uint32_t slot = find(s, old)->slot, host = places->slot[slot].host;
     assert_true(host > 0);
-    assert_int_equal(tiers_host_pages(&s->batcher.tiers), host + places->slot[find(s, young)->slot].host);
+    assert_int_equal(tiers_host_pages(&s->on.batcher.tiers), host + places->slot[find(s, young)->slot].host);
     assert_true(kv_places_used(places) <= places->watermark + 2);
     assert_int_equal(places->fetched, 0);
-    assert_int_equal(batcher_cancel(&s->batcher, young, "enough"), 0);
+    assert_int_equal(batcher_cancel(&s->on.batcher, young, "enough"), 0);
     for (int i = 0; i < 4; i++) step_once(s);
     assert_true(places->fetched > 0);
     assert_true(places->slot[slot].host < host);
@@ -455,7 +417,7 @@ static void whole_pages_outlive_workers(void **state)
         assert_true(known[0] > 32 && known[1] > 22);
         kill_workers(s, intact);
         pump(s);
-        const struct step *step = &batcher_oldest(&s->batcher)->step;
+        const struct step *step = &batcher_oldest(&s->on.batcher)->step;
         const struct sequence *seq[2] = {find(s, first), find(s, second)};
         for (uint32_t r = 0; r < step->row_count; r++) {
             const int i = step->row[r].slot == seq[1]->slot;
@@ -482,15 +444,15 @@ static void found_pages_are_in_the_arena(void **state)
         request.prompt = calloc(13, sizeof(uint32_t));
         request.prompt_count = 13;
         for (uint32_t t = 0; t < 13; t++) request.prompt[t] = 20 + t;
-        assert_int_equal(batcher_submit(&s->batcher, &request, &asker, s->now_us, &seq[i], &err), 0);
+        assert_int_equal(batcher_submit(&s->on.batcher, &request, &asker, s->now_us, &seq[i], &err), 0);
         for (int k = 0; k < 2; k++) step_once(s);
     }
-    const struct kv_places *places = &s->batcher.tiers.places;
+    const struct kv_places *places = &s->on.batcher.tiers.places;
     assert_int_equal(seq[1]->found, 12);
     assert_int_equal(places->slot[seq[0]->slot].host, 0);
     assert_int_equal(places->fetched, 3); /* there was room for them again */
-    assert_int_equal(arena_page_table_of(&s->arena, seq[0]->slot)[2],
-                     arena_page_table_of(&s->arena, seq[1]->slot)[2]);
+    assert_int_equal(arena_page_table_of(&s->on.arena, seq[0]->slot)[2],
+                     arena_page_table_of(&s->on.arena, seq[1]->slot)[2]);
     while (s->done < 2) step_once(s);
     nothing_is_left(s);
     stage_close(s);
