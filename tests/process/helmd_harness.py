@@ -338,6 +338,10 @@ def same(got, want, what):
         raise AssertionError(f"{what}: got {got!r}, expected {want!r}")
 
 
+def status_of(d):
+    return Client(d.endpoint).ask("status").status
+
+
 def run_tests(namespace):
     """Runs every function test_*, one line each, then the sum; the exit status says whether all passed."""
     names = [n for n in namespace if n.startswith("test_")]

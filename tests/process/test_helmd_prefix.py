@@ -10,8 +10,9 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import (Client, check, expected_tokens, pb, plan_json, run_tests, running, same, wait_until,  # noqa: E402
-                           zmq)
+from helmd_harness import (Client, check, expected_tokens, pb, plan_json, run_tests, running, same, status_of,  # noqa: E402
+                           wait_until, zmq)
+from random_streams import RandomStreams  # noqa: E402
 
 PAGE = 32
 SPLIT = plan_json(6, "cgcgcg", "c", "g")
@@ -31,10 +32,6 @@ def generate(c, prompt, count=10, seed=1):
 
 def check_tokens(s, prompt, count, seed=1):
     same(s.tokens, expected_tokens(prompt, count, seed=seed), f"tokens of {len(prompt)} + {count} ({s.error or s.done})")
-
-
-def status_of(d):
-    return Client(d.endpoint).ask("status").status
 
 
 def split(*options, faults="", **sizes):
@@ -212,40 +209,27 @@ def test_whatever_happens():
     who is not cancelled gets its own tokens, and at the end nothing is held."""
     draw = random.Random(3)
     with split("--queue", 64, faults="step_us=300", context_tokens=256, page_count=24, slots=6, step_tokens=64) as d:
-        known, open_streams, killed, ended, end = [prompt_of(40)], [], 0, 0, time.time() + 1.5
+        streams, end = RandomStreams(d, draw, prompt_of), time.time() + 1.5
         c, other = Client(d.endpoint), Client(d.endpoint)
-        while time.time() < end or open_streams:
-            if time.time() < end and len(open_streams) < 12:
-                base = draw.choice(known)
-                prompt = (base[:draw.randrange(len(base) + 1)] + prompt_of(draw.randrange(1, 40), draw.randrange(20)))[:180]
-                seed, count = draw.randrange(2), draw.randrange(1, 256 - 180)
-                open_streams.append((c.generate(prompt, count, seed=seed), prompt, count, seed))
+        while time.time() < end or streams.going:
+            if time.time() < end and len(streams.going) < 12:
+                streams.begin(c)
             what = draw.randrange(400)
             if what < 6:
-                c.ask("cancel", id=draw.choice(open_streams)[0].id)
+                streams.cancel(c)
             elif what < 8:
-                other.generate(draw.choice(known), 30)
+                other.generate(draw.choice(streams.known), 30)
                 other.socket.send(b"nothing")
                 other.close()
                 other = Client(d.endpoint)
-            elif killed < 2 and ended >= 20 * (killed + 1):
-                pid = d.children().get(draw.choice(["cpu", "gpu"]))
-                if pid and status_of(d).state == "ready":
-                    os.kill(pid, signal.SIGKILL)
-                    killed += 1
+            elif streams.killed < 2 and streams.ended >= 20 * (streams.killed + 1):
+                streams.kill()
             c.receive()
-            for one in [one for one in open_streams if one[0].ended]:
-                open_streams.remove(one)
-                s, prompt, count, seed = one
-                ended += 1
-                if s.done and s.done.finish_reason == pb.FINISH_CANCELLED:
-                    same(s.tokens, expected_tokens(prompt, len(s.tokens), seed=seed), "tokens up to its end")
-                else:
-                    check_tokens(s, prompt, count, seed)
-                    known = known[-15:] + [prompt + s.tokens]
+            streams.take_ended()
         check(wait_until(lambda: status_of(d).kv_pages_used == 0 and not status_of(d).running, 10), "pages in use at the end")
         s = status_of(d)
-        check(ended > 30 and killed and s.prefix_evictions_total > 20 and s.prefix_hits_total > 15, f"{ended} {killed} {s}")
+        check(streams.ended > 30 and streams.killed and s.prefix_evictions_total > 20 and s.prefix_hits_total > 15,
+              f"{streams.ended} {streams.killed} {s}")
 
 
 def test_a_real_model_says_the_same():

@@ -11,8 +11,8 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import (BIN, Client, check, expected_tokens, pb, plan_json, run_tests, running, same, wait_until,  # noqa: E402
-                           zmq)
+from helmd_harness import (BIN, Client, check, expected_tokens, pb, plan_json, run_tests, running, same, status_of,  # noqa: E402
+                           wait_until, zmq)
 
 PAGE, LAYERS = 8, 4
 SIZES = dict(context_tokens=256, page_tokens=PAGE, step_tokens=32, slots=4, page_count=128)
@@ -82,10 +82,6 @@ def restore(c, tokens, opened, pages, shape=None):
                 return to.first, there, True
     ask(c, "session_end", id=to.id)
     return to.first, there, False
-
-
-def status_of(d):
-    return Client(d.endpoint).ask("status").status
 
 
 def nothing_is_held(d):

@@ -10,8 +10,9 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import (Client, check, expected_tokens, pb, plan_json, run_tests, running, same, wait_until,  # noqa: E402
-                           SLOW)
+from helmd_harness import (Client, check, expected_tokens, plan_json, run_tests, running, same, status_of,  # noqa: E402
+                           wait_until, SLOW)
+from random_streams import RandomStreams  # noqa: E402
 
 LAYERS, PAGE, STEP, SLOTS = 4, 8, 32, 4
 LEAST = (STEP - 1) // PAGE + 1 + 2 * SLOTS  # plan_vram_pages_least
@@ -31,10 +32,6 @@ def fakes(shape=SHAPES[1], places=LEAST, direct=0, *options, faults="", **sizes)
 
 def prompt_of(length, kind=0):
     return [2 + (i * i + 7 * kind + i * kind) % 90 for i in range(length)]
-
-
-def status_of(d):
-    return Client(d.endpoint).ask("status").status
 
 
 def check_tokens(s, prompt, count, seed=0):
@@ -162,34 +159,19 @@ def test_pages_of_the_arena_run_short_too():
 def test_whatever_happens():
     draw = random.Random(5)
     with fakes(("gcgg", "c", "g"), LEAST + 3, 500, "--queue", 64, faults="step_us=200", page_count=64) as d:
-        known, going, killed, ended, end = [prompt_of(40)], [], 0, 0, time.time() + 2
-        c = Client(d.endpoint)
-        while time.time() < end or going:
-            if time.time() < end and len(going) < 8:
-                base = draw.choice(known)
-                prompt = (base[:draw.randrange(len(base) + 1)] + prompt_of(draw.randrange(1, 40), draw.randrange(20)))[:180]
-                seed, count = draw.randrange(2), draw.randrange(1, 256 - 180)
-                going.append((c.generate(prompt, count, seed=seed), prompt, count, seed))
+        streams, c, end = RandomStreams(d, draw, prompt_of), Client(d.endpoint), time.time() + 2
+        while time.time() < end or streams.going:
+            if time.time() < end and len(streams.going) < 8:
+                streams.begin(c)
             if draw.randrange(300) < 4:
-                c.ask("cancel", id=draw.choice(going)[0].id)
-            if killed < 3 and ended >= 15 * (killed + 1):
-                pid = d.children().get(draw.choice(["cpu", "gpu"]))
-                if pid and status_of(d).state == "ready":
-                    os.kill(pid, signal.SIGKILL)
-                    killed += 1
+                streams.cancel(c)
+            if streams.killed < 3 and streams.ended >= 15 * (streams.killed + 1):
+                streams.kill()
             c.receive(30)
-            for one in [one for one in going if one[0].ended]:
-                going.remove(one)
-                s, prompt, count, seed = one
-                ended += 1
-                if s.done and s.done.finish_reason == pb.FINISH_CANCELLED:
-                    same(s.tokens, expected_tokens(prompt, len(s.tokens), seed=seed), "tokens up to its end")
-                else:
-                    check_tokens(s, prompt, count, seed)
-                    known = known[-15:] + [prompt + s.tokens]
+            streams.take_ended()
         s = status_of(d)
-        check(ended > 30 and killed and s.kv_pages_moved_out_total > 100 and s.kv_pages_fetched_total > 0 and
-              s.prefix_hits_total > 10, f"{ended} {killed} {s}")
+        check(streams.ended > 30 and streams.killed and s.kv_pages_moved_out_total > 100 and s.kv_pages_fetched_total > 0 and
+              s.prefix_hits_total > 10, f"{streams.ended} {streams.killed} {s}")
         nothing_is_held(d)
 
 
