@@ -102,20 +102,7 @@ template <typename D, uint32_t WARPS, uint32_t N> struct experts_gemm {
             } else {
                 fragments_of_plain(at + r * 64, eighth + r * 64, a);
             }
-#pragma unroll
-            for (uint32_t n = 0; n < N; n += 4) {
-                if (n * 8 >= item.tokens) break;
-                uint4 b[4];
-#pragma unroll
-                for (uint32_t j = 0; j < 4; j++)
-                    b[j] = *reinterpret_cast<const uint4 *>(from + (n + j) * 8 * X_PITCH + r * 64);
-#pragma unroll
-                for (uint32_t j = 0; j < 4; j++)
-                    matrix_unit<value>::add(sums[n + j], a[0][0], a[0][1], a[0][2], a[0][3], b[j].x, b[j].y);
-#pragma unroll
-                for (uint32_t j = 0; j < 4; j++)
-                    matrix_unit<value>::add(sums[n + j], a[1][0], a[1][1], a[1][2], a[1][3], b[j].z, b[j].w);
-            }
+            fragments_multiply<value, N, X_PITCH>(a, from + r * 64, item.tokens, sums);
         }
     }
     __device__ __forceinline__ void store(const float sums[N][4]) const

@@ -48,5 +48,25 @@ __device__ __forceinline__ void fragments_of_plain(const unsigned char *row, con
     a[0][0] = u.x, a[0][1] = v.x, a[0][2] = u.y, a[0][3] = v.y;
     a[1][0] = u.z, a[1][1] = v.z, a[1][2] = u.w, a[1][3] = v.w;
 }
+/* Adds their products with a run of the tokens' x, of which row `token` begins at from + token * PITCH, a lane's part at its
+ * place: to sums of N times 8 tokens, as far as there are `tokens`. */
+template <typename T, uint32_t N, uint32_t PITCH>
+__device__ __forceinline__ void fragments_multiply(const uint32_t a[2][4], const unsigned char *from,
+                                                   uint32_t tokens, float sums[N][4])
+{
+#pragma unroll
+    for (uint32_t n = 0; n < N; n += 4) {
+        if (n * 8 >= tokens) break;
+        uint4 b[4];
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) b[j] = *reinterpret_cast<const uint4 *>(from + (n + j) * 8 * PITCH);
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            matrix_unit<T>::add(sums[n + j], a[0][0], a[0][1], a[0][2], a[0][3], b[j].x, b[j].y);
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            matrix_unit<T>::add(sums[n + j], a[1][0], a[1][1], a[1][2], a[1][3], b[j].z, b[j].w);
+    }
+}
 
 #endif

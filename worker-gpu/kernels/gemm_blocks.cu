@@ -92,21 +92,7 @@ template <typename D> struct blocks_gemm {
             const uint32_t in_unit = step % 2 * (STEP / 32) + r, before = in_unit / runs * F::BYTES;
             uint32_t a[2][4];
             fragments_of_blocks<D>(at + before, eighth + before, in_unit % runs, a);
-#pragma unroll
-            for (uint32_t n = 0; n < N; n += 4) {
-                uint4 b[4];
-#pragma unroll
-                for (uint32_t j = 0; j < 4; j++)
-                    b[j] = *reinterpret_cast<const uint4 *>(from + (n + j) * 8 * X_PITCH + r * 64);
-#pragma unroll
-                for (uint32_t j = 0; j < 4; j++)
-                    matrix_unit<__nv_bfloat16>::add(sums[n + j], a[0][0], a[0][1], a[0][2], a[0][3], b[j].x,
-                                                    b[j].y);
-#pragma unroll
-                for (uint32_t j = 0; j < 4; j++)
-                    matrix_unit<__nv_bfloat16>::add(sums[n + j], a[1][0], a[1][1], a[1][2], a[1][3], b[j].z,
-                                                    b[j].w);
-            }
+            fragments_multiply<__nv_bfloat16, N, X_PITCH>(a, from + r * 64, 8 * N, sums);
         }
     }
     template <typename T> __device__ __forceinline__ void put(uint32_t token, uint32_t row, float sum) const

@@ -2,24 +2,9 @@
  *
  * Lanes load neighbouring pieces of both rows (decode.cuh), x through the L1. What devices without bulk copies have
  * for formats without groups, and what others fall back to. */
-#include "worker-gpu/kernels/decode.cuh"
+#include "worker-gpu/kernels/plain_rows.cuh"
 
 static const uint32_t PLAIN_THREADS = 256;
-
-template <typename D>
-__device__ __forceinline__ void add_pieces(const typename D::piece &wa, const typename D::piece &wb,
-                                           const float *from, float &a, float &b)
-{
-    const uint32_t values = D::PIECE_VALUES;
-    float fa[values], fb[values], x[values];
-    D::unpack(wa, fa);
-    D::unpack(wb, fb);
-#pragma unroll
-    for (uint32_t j = 0; j < values; j += 4)
-        *reinterpret_cast<float4 *>(x + j) = *reinterpret_cast<const float4 *>(from + j / 4 * D::PIECE_APART);
-#pragma unroll
-    for (uint32_t j = 0; j < values; j++) a += fa[j] * x[j], b += fb[j] * x[j];
-}
 
 template <typename D, bool VECTOR>
 __global__ void __launch_bounds__(PLAIN_THREADS) gemv_plain(const __grid_constant__ linear_params p)
@@ -30,35 +15,8 @@ __global__ void __launch_bounds__(PLAIN_THREADS) gemv_plain(const __grid_constan
     const uint32_t warps = gridDim.x * (blockDim.x / 32);
     for (uint32_t pair = blockIdx.x * (blockDim.x / 32) + (threadIdx.x >> 5); pair < p.pairs; pair += warps) {
         linear_pair rows = linear_locate(p, pair);
-        float a = 0, b = 0;
-        const unsigned char *row_b = rows.b ? rows.b : rows.a;
-        if constexpr (VECTOR) {
-            const uint32_t values = D::PIECE_VALUES, step = 32 * values;
-            uint32_t c = lane * values;
-            for (; c + 3 * step < p.cols; c += 4 * step) {
-                typename D::piece wa[4], wb[4]; /* eight loads in flight before the first is used */
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    wa[j] = D::piece_at(rows.a, c + j * step);
-                    wb[j] = D::piece_at(row_b, c + j * step);
-                }
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    add_pieces<D>(wa[j], wb[j], p.x + D::piece_column(c) + j * step, a, b);
-            }
-            for (; c < p.cols; c += step)
-                add_pieces<D>(D::piece_at(rows.a, c), D::piece_at(row_b, c), p.x + D::piece_column(c), a, b);
-        } else {
-#pragma unroll 4
-            for (uint32_t c = lane; c < p.cols; c += 32) {
-                float x = p.x[c];
-                a += D::number(rows.a, c) * x;
-                b += D::number(row_b, c) * x;
-            }
-        }
-        a = warp_sum(a);
-        b = warp_sum(b);
-        if (lane == 0) linear_finish(p, pair, 0, a, b);
+        const float2 sum = two_rows<D, VECTOR>(rows.a, rows.b ? rows.b : rows.a, p.x, p.cols);
+        if (lane == 0) linear_finish(p, pair, 0, sum.x, sum.y);
     }
 }
 
