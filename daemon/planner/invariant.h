@@ -18,7 +18,7 @@ enum invariant_option invariant_option_named(const char *name);
 #define INVARIANT_DECODE  1.05
 #define INVARIANT_PREFILL 1.10
 /* Sequences that a plan is made fastest for at most. A CPU's products of more take longer than others', which no profile
- * says: two tokens are as fast, four take 1.1 to 1.9 times as long, eight 1.5 to 2.7 where memory is not what limits. */
+ * says: two tokens take 0.6 to 1.6 times as long, four 1.1 to 2.8 times as long, eight 1.25 to 7.9 where memory is not what limits. */
 #define INVARIANT_BATCH 2
 
 struct invariant {
