@@ -92,24 +92,25 @@ def weights_of(kind, c):
     return w.tensors
 
 
+def mlp(w, name, inner, hidden, roles=("gate_proj", "up_proj", "down_proj")):
+    """Gate, up and down; `name` has a %s for the role."""
+    gate, up, down = roles
+    for role, rows, cols in (gate, inner, hidden), (up, inner, hidden), (down, hidden, inner):
+        w.matrix(name % role, rows, cols)
+
+
 def experts_of(kind, w, c, at, n):
     hidden, router = c["hidden_size"], 8  # its gain: margins are large beside rounding
     if kind == "qwen3moe" and n in c["mlp_only_layers"]:
-        inner = c["intermediate_size"]
-        for name, rows, cols in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
-            w.matrix(f"{at}mlp.{name}_proj.weight", rows, cols)
+        mlp(w, at + "mlp.%s.weight", c["intermediate_size"], hidden)
     elif kind == "qwen3moe":
         w.matrix(at + "mlp.gate.weight", c["num_experts"], hidden, router)
         for e in range(c["num_experts"]):
-            inner = c["moe_intermediate_size"]
-            for name, rows, cols in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
-                w.matrix(f"{at}mlp.experts.{e}.{name}_proj.weight", rows, cols)
+            mlp(w, f"{at}mlp.experts.{e}.%s.weight", c["moe_intermediate_size"], hidden)
     elif kind == "mixtral":
         w.matrix(at + "block_sparse_moe.gate.weight", c["num_local_experts"], hidden, router)
         for e in range(c["num_local_experts"]):
-            inner = c["intermediate_size"]
-            for name, rows, cols in (("w1", inner, hidden), ("w3", inner, hidden), ("w2", hidden, inner)):
-                w.matrix(f"{at}block_sparse_moe.experts.{e}.{name}.weight", rows, cols)
+            mlp(w, f"{at}block_sparse_moe.experts.{e}.%s.weight", c["intermediate_size"], hidden, ("w1", "w3", "w2"))
     else:
         count, inner = c["num_local_experts"], c["intermediate_size"]
         w.matrix(at + "mlp.router.weight", count, hidden, router)
