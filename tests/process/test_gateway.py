@@ -264,25 +264,14 @@ def connection_tests(g, daemon):
 
 
 def proxy_tests(g):
-    """The example of docs/gateway.md. 1 where it is skipped."""
+    """tools/deploy/nginx.conf, which docs/gateway.md names. 1 where it is skipped."""
     if not shutil.which("nginx") or not shutil.which("openssl"):
         print("skipped: the nginx example: there is no %s here" % ("openssl" if shutil.which("nginx") else "nginx"))
         return 1
-    with open("docs/gateway.md") as f:
-        example = re.search(r"```\n(server \{.*?)```", f.read(), re.S).group(1)
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=helm.example", "-keyout",
-                        folder + "/helm.key", "-out", folder + "/helm.pem"], check=True, capture_output=True)
-        for old, new in (("443 ssl", "127.0.0.1:%d ssl" % port), ("/etc/ssl/", folder + "/"), ("127.0.0.1:8080", "127.0.0.1:%d" % g.port)):
-            assert old in example, old
-            example = example.replace(old, new)
-        paths = "".join("%s_temp_path %s/%s;\n" % (n, folder, n) for n in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        with open(folder + "/nginx.conf", "w") as f:
-            f.write("daemon off; pid %s/pid; error_log stderr; events {} http { access_log off;\n%s%s}" % (folder, paths, example))
-        nginx = subprocess.Popen(["nginx", "-c", folder + "/nginx.conf", "-e", "stderr"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    sys.path.append("tests/deploy")
+    from nginx_example import start_nginx
+    with tempfile.TemporaryDirectory() as folder:
+        nginx, port = start_nginx(folder, g.port)
 
         def ask(path, *more):
             return subprocess.run(["curl", "-sSk", "-m", "20", "--resolve", "helm.example:%d:127.0.0.1" % port,
