@@ -2,9 +2,11 @@
 protoc output only, and the reckoning of what a stopped daemon leaves behind.
 
 The fake worker's answer is known here too (expected_tokens), so every stream is checked token by token."""
+import faulthandler
 import glob
 import json
 import os
+import select
 import shutil
 import signal
 import struct
@@ -156,8 +158,10 @@ class Daemon:
         self.ready = self.wait_ready() if wait else ""
 
     def wait_ready(self):
-        text = b""
+        text, until = b"", time.monotonic() + 60 * SLOW
         while not text.endswith(b"\n"):
+            if not select.select([self.ready_fd], [], [], max(until - time.monotonic(), 0))[0]:
+                raise AssertionError(f"no word of helmd within {60 * SLOW} s; its children {self.children()}, its log:\n{self.log()}")
             chunk = os.read(self.ready_fd, 4096)
             if not chunk:
                 break
@@ -348,8 +352,10 @@ def run_tests(namespace):
     if len(sys.argv) > 1:
         names = [n for n in names if any(a in n for a in sys.argv[1:])]
     passed = failed = 0
+    faulthandler.enable(sys.stdout)
     for name in names:
         started = time.time()
+        faulthandler.dump_traceback_later(200, file=sys.stdout)  # says where it hangs before tests/run.py ends it
         try:
             namespace[name]()
             passed += 1

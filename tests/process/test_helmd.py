@@ -491,8 +491,8 @@ def test_curve_lets_in_only_the_known():
             with open(os.path.join(base, name), "wb") as f:
                 f.write(text)
             os.chmod(os.path.join(base, name), 0o600)
-        port = random.randrange(20000, 60000)
-        endpoint = f"tcp://127.0.0.1:{port}"
+        with socket.create_server(("127.0.0.1", 0)) as free:  # a port that nobody has
+            endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         d = Daemon("--listen", endpoint, "--curve-secret-key-file", os.path.join(base, "server"),
                    "--curve-clients-file", os.path.join(base, "clients"), base=base)
         check(d.ready == "ready " + endpoint, d.ready + d.log())
