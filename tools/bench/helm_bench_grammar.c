@@ -11,7 +11,7 @@
 
 #include "client/text/grammar/engine.h"
 #include "common/base/args.h"
-#include "tools/measure/stats.h"
+#include "common/measure/stats.h"
 
 #define TEXT_TOKENS 200
 #define TRIES       64
