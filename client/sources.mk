@@ -28,6 +28,7 @@ LIBHELM_SRC := \
   client/text/grammar/tries.c \
   client/text/grammar/vocabulary.c \
   client/text/grammar/walk.c \
+  client/text/grammar/words.c \
   client/text/jinja/eval.c \
   client/text/jinja/exec.c \
   client/text/jinja/filters.c \
