@@ -19,6 +19,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helmd_harness import Client, Daemon, check, pb, plan_json, same, SLOW  # noqa: E402
 
 WISH = os.environ.get("HELM_INVARIANT", "on")  # "off" shows what is lost without it
+DISTURB_S, STALL_S = 0.4 * SLOW, 60 * SLOW  # between two kills; without the end of a stream, at most
 VOCAB, LAYERS, CONTEXT = 4096, 8, 512  # of the demo model, and of a sequence
 SIZES = {"context_tokens": CONTEXT, "step_tokens": 64, "slots": 6, "page_tokens": 16, "page_count": 34}
 
@@ -106,7 +107,10 @@ class Load:
             self.first_change = (f"prompt of {len(spec.prompt)}, {spec.count} tokens, {spec.sampling}: differs at {at} of {len(got)}, "
                                  f"tokens {'the same' if same_tokens else 'others, too'}: {got[at:at + 1]}, alone {spec.alone[at:at + 1]}")
 
-    def disturb(self, d):
+    def disturb(self, d, administrator):
+        """Kills or stops a worker, if all are ready: helmd ends when none gets ready three times in a row."""
+        if administrator.ask("status").status.state != "ready":
+            return
         children = d.children()
         worker = self.random.choice([children[k] for k in ("cpu", "gpu") if k in children] or [0])
         if not worker:
@@ -123,12 +127,12 @@ class Load:
 
     def run(self):
         d = start(self.shape)
-        clients = [Client(d.endpoint) for _ in range(4)]
+        administrator, *clients = [Client(d.endpoint) for _ in range(5)]
         open_ = [[] for _ in clients]
-        ended, asked, due = 0, 0, time.time()
-        every = 0.4 * SLOW
+        ended, asked, due, last = 0, 0, time.time(), time.time()
         try:
             while ended < self.requests or self.counts["kills"] < self.kills:
+                check(d.process.poll() is None and time.time() < last + STALL_S, f"helmd ended, or ends no stream:\n{d.log()[-4000:]}")
                 for client, mine in zip(clients, open_):
                     while len(mine) < 4 and (asked < self.requests or self.counts["kills"] < self.kills):
                         spec = self.random.choice(self.specs)
@@ -139,7 +143,7 @@ class Load:
                     for entry in [e for e in mine if e[1].ended]:
                         mine.remove(entry)
                         self.take(*entry)
-                        ended += 1
+                        ended, last = ended + 1, time.time()
                     if mine and self.random.random() < 0.002:
                         entry = self.random.choice(mine)
                         entry[2] = True
@@ -147,9 +151,9 @@ class Load:
                         request.cancel.request_id = next(n for n, s in client.streams.items() if s is entry[1])
                         client.socket.send(request.SerializeToString())
                 if self.kills and time.time() > due and self.counts["kills"] < self.kills:
-                    self.disturb(d)
-                    due = time.time() + every * self.random.uniform(0.5, 1.5)
-            s = Client(d.endpoint).ask("status").status
+                    self.disturb(d, administrator)
+                    due = time.time() + DISTURB_S * self.random.uniform(0.5, 1.5)
+            s = administrator.ask("status").status
             self.counts["prefix hits"] = s.prefix_hits_total
             self.counts["preemptions"] = d.log().count("gives its KV pages")
         finally:
