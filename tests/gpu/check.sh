@@ -5,7 +5,8 @@
 #   check.sh [--need-gpu] [--full-bench] [--only NAME,NAME...] [BIN]
 #
 # NAME: kernels, device, home, split, stream, tiers, gguf, masks (needs helmd in BIN: gpu-bundle.sh --programs), bench,
-# and of compute-sanitizer TOOL-GROUP (racecheck-linear), or TOOL for all its groups. TOOL: racecheck, memcheck, initcheck, synccheck; GROUP: chain, linear, attention, elementwise, packed, blocks, experts.
+# and of compute-sanitizer TOOL-GROUP (racecheck-linear), or TOOL for all its groups. TOOL: racecheck, memcheck, initcheck,
+# synccheck; GROUP: chain, linear, attention, elementwise, packed, blocks, experts.
 # BIN: the folder of the helm-test-gpu-* programs; else bin/ beside this script. Runs in the folder that has
 # tests/data/golden: the one above BIN, above this script, or the current one. Whole outputs go to
 # $HELM_CHECK_LOGS (default: gpu-check-logs). HELM_TEST_DEVICE=emulated runs what needs no GPU.
@@ -18,7 +19,7 @@ while [ $# -gt 0 ]; do
     --need-gpu) need=1 ;;
     --full-bench) bench= ;;
     --only) only=,${2:?--only needs names},; shift ;;
-    -*) sed -n '2,13p' "$0" >&2; exit 2 ;;
+    -*) sed -n '2,14p' "$0" >&2; exit 2 ;;
     *) bin=$1 ;;
     esac
     shift
