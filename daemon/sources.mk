@@ -79,6 +79,7 @@ DAEMON_SRC := \
   daemon/steps/request.c \
   daemon/steps/scheduler.c \
   daemon/steps/sequence.c \
+  daemon/steps/session_origin.c \
   daemon/steps/session_page.c \
   daemon/steps/sessions.c \
   daemon/steps/tiers.c

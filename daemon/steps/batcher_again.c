@@ -73,6 +73,7 @@ void batcher_again_take(struct batcher *batcher, struct sequence *seq)
     seq->mask = NULL;
     seq->list = plan_prompt_list(batcher->with.plan, seq->prompt_count);
     seq->scope = prefix_scope(batcher->with.sharing, seq->peer, seq->list);
+    seq->restored_scope = prefix_restored_scope(batcher->with.sharing, seq->peer, seq->list);
     prefix_begin(seq);
     again_add(batcher, seq);
 }

@@ -29,9 +29,8 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     /* a prompt that is pooled is computed from its first token on */
     seq->scope =
         seq->pooling ? SEQUENCE_NO_SCOPE : prefix_scope(batcher->with.sharing, asker->peer, seq->list);
-    seq->restored_scope = seq->pooling || seq->apart
-                              ? SEQUENCE_NO_SCOPE
-                              : prefix_restored_scope(batcher->with.sharing, asker->peer);
+    seq->restored_scope = seq->pooling ? SEQUENCE_NO_SCOPE
+                                       : prefix_restored_scope(batcher->with.sharing, asker->peer, seq->list);
     prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);
     seq->arrived_us = now_us;

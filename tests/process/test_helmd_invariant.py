@@ -6,7 +6,8 @@ import random
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import Client, Daemon, check, plan_json, run_tests, running, same, wait_until, SLOW  # noqa: E402
+from helmd_harness import Client, Daemon, check, pb, plan_json, run_tests, running, same, wait_until, SLOW  # noqa: E402
+from test_helmd_sessions import restore, save  # noqa: E402
 from invariance import LAYERS, SIZES, invariance, numbers_of  # noqa: E402
 import json  # noqa: E402
 
@@ -51,6 +52,37 @@ def test_a_chats_next_turn_finds_the_answer():
             s = c.generate(prompt, 70, seed=3, sampling={"temperature": 0.8}, ignore_eos=True, logprobs=1)
             c.run(s)
             same(numbers_of(s), numbers, f"what follows {len(prompt)} tokens")
+
+
+def test_sessions_come_back_where_their_bits_do():
+    """To a daemon of the same plan and kernels, which then answers as one that computed all; to no other."""
+    options = ("--device", "cpu", "--ctx", 512)
+    prompt = [5 + i * 7 % 900 for i in range(100)]
+
+    def answer(c):
+        s = c.generate(prompt + [9, 11], 30, seed=3, sampling={"temperature": 0.8}, ignore_eos=True, logprobs=1)
+        c.run(s)
+        return numbers_of(s), s.done.usage.cached_tokens
+
+    with running(*options, "--invariant", "on", real=True) as d:
+        c = Client(d.endpoint)
+        alone, _ = answer(c)
+        opened, pages = save(c, prompt)
+        same((opened.pages, opened.shape.origin != 0), (3, True), "saved")
+    with running(*options, "--invariant", "on", "--kv-tokens", 1024, "--parallel", 3, real=True) as d:
+        c = Client(d.endpoint)
+        same(restore(c, prompt[:96], opened, pages), (0, 3, False), "first, pages and full")
+        same(answer(c), (alone, 96), "what follows the restored pages")
+    with running(*options, "--invariant", "on", "--kernels", "ref", real=True) as d:
+        text = restore(Client(d.endpoint), prompt[:96], opened, pages)
+        check("of another plan, or of other kernels" in text, text)
+        shape = pb.SessionShape()
+        shape.CopyFrom(opened.shape)
+        shape.origin = 0
+        text = restore(Client(d.endpoint), prompt[:96], opened, pages, shape)
+        check("of a plan that is not" in text, text)
+    with running(*options, "--invariant", "off", real=True) as d:
+        same(restore(Client(d.endpoint), prompt[:96], opened, pages), (0, 3, False), "where nothing is promised")
 
 
 def says(d):
