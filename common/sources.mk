@@ -47,6 +47,7 @@ MODEL_SRC := \
   common/model/checkpoint.c \
   common/model/config.c \
   common/model/content.c \
+  common/model/fused.c \
   common/model/gguf.c \
   common/model/gguf_config.c \
   common/model/gguf_describe.c \

@@ -13,6 +13,7 @@
 
 #include "common/base/file.h"
 #include "common/model/arch.h"
+#include "common/model/fused.h"
 #include "common/model/hub.h"
 #include "common/model/safetensors.h"
 
@@ -107,6 +108,84 @@ static int add_piece(struct model *model, const struct model_tensor *tensor, uin
     return 0;
 }
 
+static int check_fused(const struct model_config *config, const struct safetensors_entry *entry,
+                       const struct fused_tensor *fused, struct helm_err *err)
+{
+    const bool bytes = fused->part == FUSED_BLOCKS || fused->part == FUSED_SCALES;
+    char found[SAFETENSORS_RANK_MAX * 24], implied[SAFETENSORS_RANK_MAX * 24];
+    struct safetensors_entry wanted = {0};
+    wanted.rank = fused_shape(config, fused, wanted.shape);
+    shape_text(entry, found, sizeof found);
+    shape_text(&wanted, implied, sizeof implied);
+    if (strcmp(found, implied) != 0)
+        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s", entry->name, found,
+                         source_of(config), implied);
+    if (bytes ? strcmp(entry->dtype_text, "U8") == 0
+              : entry->format != FORMAT_COUNT && tensor_format_is_plain(entry->format))
+        return 0;
+    return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' has dtype %s, not %s", entry->name,
+                     entry->dtype_text, bytes ? "U8" : "one of single numbers");
+}
+
+/* One role's part of a tensor that has one or two: new, or the other half of one that is there. */
+static int take_fused_role(struct model *model, const struct fused_tensor *fused, uint32_t number,
+                           const struct model_tensor *file, struct helm_err *err)
+{
+    const struct model_config *config = &model->config;
+    const enum tensor_role role = fused->role[number];
+    const bool scales = fused->part == FUSED_SCALES, apart = scales || fused->part == FUSED_BLOCKS;
+    uint32_t *slot = &model->by_role[slot_of(config, role, file->layer)];
+    struct model_tensor *there = *slot ? &model->tensors[*slot - 1] : NULL;
+    struct model_tensor tensor = *file;
+    tensor.role = role;
+    tensor.stored = apart                          ? STORED_BLOCKS_APART
+                    : fused->part == FUSED_COLUMNS ? STORED_COLUMNS
+                                                   : STORED_IN_TURN;
+    if (apart) tensor.format = FORMAT_MXFP4;
+    tensor.turns = fused->roles;
+    tensor.turn = number;
+    tensor.experts = config->router.experts;
+    (void)model_expected_shape(config, role, &tensor.rows, &tensor.cols);
+    if (!tensor_format_takes(tensor.format, tensor.rows, tensor.cols))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s': rows of %llu values cannot be %s", file->name,
+                         (unsigned long long)tensor.cols, tensor_format_name(tensor.format));
+    tensor.bytes = tensor_format_bytes(tensor.format, tensor.rows, tensor.cols);
+    if (scales) {
+        tensor.scales = (struct model_piece){.shard = file->shard, .offset = file->offset};
+        tensor.shard = 0;
+        tensor.offset = 0;
+    }
+    const bool other = there && there->stored == STORED_BLOCKS_APART && apart &&
+                       (scales ? there->scales.offset == 0 : there->offset == 0);
+    if (!other) return add_tensor(model, &tensor, err);
+    if (scales) {
+        there->scales = tensor.scales;
+    } else {
+        there->shard = tensor.shard;
+        there->offset = tensor.offset;
+        strcpy(there->name, tensor.name);
+    }
+    return 0;
+}
+
+/* A tensor of a file that is experts' otherwise than row by row. */
+static int take_fused(struct model *model, const struct fused_tensor *fused, const struct model_tensor *file,
+                      const struct safetensors_entry *entry, struct helm_err *err)
+{
+    const struct model_config *config = &model->config;
+    char name[MODEL_NAME_MAX];
+    int32_t layer;
+    model_tensor_name(config, TENSOR_GATE_EXPERTS, file->layer, name);
+    const char *own = arch_layer_name(name, &layer);
+    if (file->layer >= (int32_t)config->layers || !own || !fused_find(own) ||
+        !model_expects(config, fused->role[0], file->layer))
+        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s says this %s has none", entry->name,
+                         source_of(config), config->architecture);
+    int rc = check_fused(config, entry, fused, err);
+    for (uint32_t i = 0; i < fused->roles && !rc; i++) rc = take_fused_role(model, fused, i, file, err);
+    return rc;
+}
+
 int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
                     const struct safetensors_entry *entry, struct helm_err *err)
 {
@@ -116,8 +195,16 @@ int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
     if (arch_ignores_name(entry->name)) return 0;
     if (config->gguf && strcmp(entry->name, ARCH_ROPE_FACTORS) == 0)
         return 0; /* the configuration has them */
+    const char *own = config->gguf ? NULL : arch_layer_name(entry->name, &tensor.layer);
+    const struct fused_tensor *fused = own ? fused_find(own) : NULL;
+    if (fused) {
+        tensor.format = entry->format;
+        tensor.offset = data_offset + entry->begin;
+        strcpy(tensor.name, entry->name);
+        return take_fused(model, fused, &tensor, entry, err);
+    }
     const bool known = arch_match(entry->name, config->gguf, &what),
-               part = known && arch_role_of_experts(what.role) && !config->gguf;
+               part = known && model_tensor_parts(config, what.role) > 1;
     if (!known || (part && what.expert < 0))
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': no part of a %s uses it", entry->name,
                          config->architecture);
@@ -219,6 +306,14 @@ static size_t count_indexed(const struct model_config *config, const struct chec
 static bool has_tensor(const struct model *model, const char *name)
 {
     struct arch_name what;
+    const char *own = arch_layer_name(name, &what.layer);
+    const struct fused_tensor *fused = own ? fused_find(own) : NULL;
+    if (fused) {
+        if (what.layer >= (int32_t)model->config.layers) return false;
+        const uint32_t at = model->by_role[slot_of(&model->config, fused->role[0], what.layer)];
+        const struct model_tensor *there = at ? &model->tensors[at - 1] : NULL;
+        return there && (fused->part == FUSED_SCALES ? there->scales.offset : there->offset);
+    }
     if (!arch_match(name, false, &what) || what.layer >= (int32_t)model->config.layers) return false;
     const uint32_t index = model->by_role[slot_of(&model->config, what.role, what.layer)];
     if (!index || what.expert < 0) return index > 0;
@@ -257,6 +352,10 @@ static int check_complete(const struct model *model, struct helm_err *err)
             const struct model_tensor *t = index ? &model->tensors[index - 1] : NULL;
             uint32_t part = 0;
             while (t && part < t->piece_count && model->pieces[t->piece + part].offset) part++;
+            const bool apart = t && t->stored == STORED_BLOCKS_APART;
+            if (apart && !(t->offset && t->scales.offset))
+                return helm_fail(err, HELM_E_NOT_FOUND, "tensor '%s' is there, but without its %s", t->name,
+                                 t->offset ? "scales" : "blocks");
             if (t && part == t->piece_count) continue;
             model_part_name(config, role, layer, part, name);
             return helm_fail(err, HELM_E_NOT_FOUND, "tensor '%s' is missing", name);
@@ -279,7 +378,8 @@ static int compare_tensors(const void *left, const void *right)
 {
     const struct model_tensor *a = left, *b = right;
     if (a->shard != b->shard) return a->shard < b->shard ? -1 : 1;
-    return a->offset < b->offset ? -1 : a->offset > b->offset;
+    if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
+    return a->turn < b->turn ? -1 : a->turn > b->turn;
 }
 
 static void sort_and_sum(struct model *model)
@@ -443,6 +543,10 @@ static int add_implied(struct model *model, enum tensor_role role, int32_t layer
     if (!model_expects(&model->config, role, layer) ||
         !model_expected_shape(&model->config, role, &tensor.rows, &tensor.cols))
         return 0;
+    if (arch_role_of_experts(role)) tensor.format = model->config.experts_format;
+    if (!tensor_format_takes(tensor.format, tensor.rows, tensor.cols))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "config.json: rows of %llu values cannot be %s",
+                         (unsigned long long)tensor.cols, tensor_format_name(tensor.format));
     tensor.bytes = tensor_format_bytes(tensor.format, tensor.rows, tensor.cols);
     model_tensor_name(&model->config, role, layer, tensor.name);
     model->shards[0].bytes += tensor.bytes;
