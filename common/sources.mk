@@ -58,12 +58,14 @@ MODEL_SRC := \
   common/model/hub.c \
   common/model/identity.c \
   common/model/index.c \
+  common/model/math.c \
   common/model/mixture.c \
   common/model/rope.c \
   common/model/rope_config.c \
   common/model/router.c \
   common/model/safetensors.c \
   common/model/shards.c \
+  common/model/take.c \
   common/model/unit.c \
   common/plan/placement.c \
   common/plan/plan.c \

@@ -28,6 +28,10 @@ static const char *const gpt_oss_names[TENSOR_ROLE_COUNT] = {
     [TENSOR_GATE_EXPERTS] = "mlp.experts.gate_up_proj",
     [TENSOR_UP_EXPERTS] = "mlp.experts.gate_up_proj",
     [TENSOR_DOWN_EXPERTS] = "mlp.experts.down_proj",
+    [TENSOR_ROUTER_BIAS] = "mlp.router.bias",
+    [TENSOR_GATE_EXPERTS_BIAS] = "mlp.experts.gate_up_proj_bias",
+    [TENSOR_UP_EXPERTS_BIAS] = "mlp.experts.gate_up_proj_bias",
+    [TENSOR_DOWN_EXPERTS_BIAS] = "mlp.experts.down_proj_bias",
 };
 static const char *const *const other_names[] = {mixtral_names, gpt_oss_names};
 #define OTHER_NAMES (sizeof other_names / sizeof *other_names)
@@ -161,17 +165,17 @@ static const struct tensor_rule tensor_rules[TENSOR_ROLE_COUNT] = {
     [TENSOR_UP_BIAS] = {"mlp.up_proj.bias", true, DIM_ONE, DIM_INTERMEDIATE, WHEN_MLP_BIAS},
     [TENSOR_DOWN_BIAS] = {"mlp.down_proj.bias", true, DIM_ONE, DIM_HIDDEN, WHEN_MLP_BIAS},
     [TENSOR_ROUTER] = {"mlp.gate.weight", true, DIM_EXPERTS, DIM_HIDDEN, WHEN_SPARSE},
-    [TENSOR_ROUTER_BIAS] = {"mlp.router.bias", true, DIM_ONE, DIM_EXPERTS, WHEN_EXPERTS_BIAS},
+    [TENSOR_ROUTER_BIAS] = {"mlp.gate.bias", true, DIM_ONE, DIM_EXPERTS, WHEN_EXPERTS_BIAS},
     [TENSOR_GATE_EXPERTS] = {"mlp.experts.*.gate_proj.weight", true, DIM_EXPERTS_INNER, DIM_HIDDEN,
                              WHEN_SPARSE},
     [TENSOR_UP_EXPERTS] = {"mlp.experts.*.up_proj.weight", true, DIM_EXPERTS_INNER, DIM_HIDDEN, WHEN_SPARSE},
     [TENSOR_DOWN_EXPERTS] = {"mlp.experts.*.down_proj.weight", true, DIM_EXPERTS_HIDDEN, DIM_EXPERT,
                              WHEN_SPARSE},
-    [TENSOR_GATE_EXPERTS_BIAS] = {"mlp.experts.gate_up_proj_bias", true, DIM_EXPERTS, DIM_EXPERT,
+    [TENSOR_GATE_EXPERTS_BIAS] = {"mlp.experts.*.gate_proj.bias", true, DIM_EXPERTS, DIM_EXPERT,
                                   WHEN_EXPERTS_BIAS},
-    [TENSOR_UP_EXPERTS_BIAS] = {"mlp.experts.gate_up_proj_bias", true, DIM_EXPERTS, DIM_EXPERT,
+    [TENSOR_UP_EXPERTS_BIAS] = {"mlp.experts.*.up_proj.bias", true, DIM_EXPERTS, DIM_EXPERT,
                                 WHEN_EXPERTS_BIAS},
-    [TENSOR_DOWN_EXPERTS_BIAS] = {"mlp.experts.down_proj_bias", true, DIM_EXPERTS, DIM_HIDDEN,
+    [TENSOR_DOWN_EXPERTS_BIAS] = {"mlp.experts.*.down_proj.bias", true, DIM_EXPERTS, DIM_HIDDEN,
                                   WHEN_EXPERTS_BIAS},
 };
 #define LAYER_PREFIX "model.layers."
@@ -213,116 +217,6 @@ static const char *const gguf_names[TENSOR_ROLE_COUNT] = {
 /* And of `gpt-oss`. */
 static const char *const gguf_other_names[TENSOR_ROLE_COUNT] = {
     [TENSOR_MLP_NORM] = "post_attention_norm.weight",
-};
-
-/* The operations of a pre-norm decoder with gated MLP. Norms and biases that the configuration lacks become
- * TENSOR_NONE when the list is built. */
-/* Of an operation that is neither attention nor a choice of experts. */
-#define NO_SPECIAL_ROLES                                                                                     \
-    .q_norm = TENSOR_NONE, .k_norm = TENSOR_NONE, .sinks = TENSOR_NONE, .router = TENSOR_NONE
-static const struct model_math decoder_math = {
-    .embed = {.kind = MATH_EMBED,
-              .name = "embedding",
-              .norm = TENSOR_NONE,
-              NO_SPECIAL_ROLES,
-              .weights = 1,
-              .weight = {TENSOR_EMBED},
-              .bias = {TENSOR_NONE},
-              .out = {BUFFER_X}},
-    .part[UNIT_ATTENTION] = {.ops = 3,
-                             .read_part = 1,
-                             .op = {{.kind = MATH_LINEAR,
-                                     .name = "q k v",
-                                     .in = BUFFER_X,
-                                     .norm = TENSOR_ATTN_NORM,
-                                     NO_SPECIAL_ROLES,
-                                     .weights = 3,
-                                     .weight = {TENSOR_Q, TENSOR_K, TENSOR_V},
-                                     .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},
-                                     .out = {BUFFER_Q, BUFFER_K, BUFFER_V}},
-                                    {.kind = MATH_ATTENTION,
-                                     .name = "attention",
-                                     .in = BUFFER_Q,
-                                     .norm = TENSOR_NONE,
-                                     .q_norm = TENSOR_Q_NORM,
-                                     .k_norm = TENSOR_K_NORM,
-                                     .sinks = TENSOR_SINKS,
-                                     .router = TENSOR_NONE,
-                                     .out = {BUFFER_A}},
-                                    {.kind = MATH_LINEAR,
-                                     .name = "o",
-                                     .in = BUFFER_A,
-                                     .norm = TENSOR_NONE,
-                                     NO_SPECIAL_ROLES,
-                                     .weights = 1,
-                                     .weight = {TENSOR_O},
-                                     .bias = {TENSOR_O_BIAS},
-                                     .out = {BUFFER_X},
-                                     .accumulate = true}}},
-    .part[UNIT_MLP] = {.ops = 2,
-                       .read_part = 1,
-                       .op = {{.kind = MATH_LINEAR,
-                               .name = "gate up",
-                               .in = BUFFER_X,
-                               .norm = TENSOR_MLP_NORM,
-                               NO_SPECIAL_ROLES,
-                               .weights = 2,
-                               .weight = {TENSOR_GATE, TENSOR_UP},
-                               .bias = {TENSOR_GATE_BIAS, TENSOR_UP_BIAS},
-                               .out = {BUFFER_GATE, BUFFER_UP},
-                               .swiglu = true},
-                              {.kind = MATH_LINEAR,
-                               .name = "down",
-                               .in = BUFFER_GATE,
-                               .norm = TENSOR_NONE,
-                               NO_SPECIAL_ROLES,
-                               .weights = 1,
-                               .weight = {TENSOR_DOWN},
-                               .bias = {TENSOR_DOWN_BIAS},
-                               .out = {BUFFER_X},
-                               .accumulate = true}}},
-    /* The choice and the gates read the same input, by the same norm. */
-    .part[MATH_PART_SPARSE] = {.ops = 3,
-                               .read_part = 1, /* model_math_build */
-                               .op = {{.kind = MATH_ROUTE,
-                                       .name = "router",
-                                       .in = BUFFER_X,
-                                       .norm = TENSOR_MLP_NORM,
-                                       .q_norm = TENSOR_NONE,
-                                       .k_norm = TENSOR_NONE,
-                                       .sinks = TENSOR_NONE,
-                                       .router = TENSOR_ROUTER,
-                                       .bias = {TENSOR_ROUTER_BIAS},
-                                       .out = {BUFFER_CHOICE}},
-                                      {.kind = MATH_EXPERTS_GLU,
-                                       .name = "experts' gate up",
-                                       .in = BUFFER_X,
-                                       .norm = TENSOR_MLP_NORM,
-                                       NO_SPECIAL_ROLES,
-                                       .weights = 2,
-                                       .weight = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS},
-                                       .bias = {TENSOR_GATE_EXPERTS_BIAS, TENSOR_UP_EXPERTS_BIAS},
-                                       .out = {BUFFER_GATE, BUFFER_UP},
-                                       .swiglu = true},
-                                      {.kind = MATH_EXPERTS_DOWN,
-                                       .name = "experts' down",
-                                       .in = BUFFER_GATE,
-                                       .norm = TENSOR_NONE,
-                                       NO_SPECIAL_ROLES,
-                                       .weights = 1,
-                                       .weight = {TENSOR_DOWN_EXPERTS},
-                                       .bias = {TENSOR_DOWN_EXPERTS_BIAS},
-                                       .out = {BUFFER_X},
-                                       .accumulate = true}}},
-    .head = {.kind = MATH_LINEAR,
-             .name = "head",
-             .in = BUFFER_X,
-             .norm = TENSOR_FINAL_NORM,
-             NO_SPECIAL_ROLES,
-             .weights = 1,
-             .weight = {TENSOR_HEAD},
-             .bias = {TENSOR_NONE},
-             .out = {BUFFER_LOGITS}},
 };
 
 const struct arch *arch_find(const char *architecture)
@@ -577,44 +471,6 @@ void model_part_name(const struct model_config *config, enum tensor_role role, i
         snprintf(name, MODEL_NAME_MAX, "%.*s%u%s", (int)(star - all), all, part, star + 1);
     else
         snprintf(name, MODEL_NAME_MAX, "%s", all);
-}
-
-/* Sets what the configuration has not to TENSOR_NONE. */
-static void keep_existing(const struct model_config *config, struct math_op *op)
-{
-    enum tensor_role *optional[] = {&op->q_norm,  &op->k_norm,  &op->sinks,
-                                    &op->bias[0], &op->bias[1], &op->bias[2]};
-    for (uint32_t i = 0; i < 3 + math_biases(op); i++)
-        if (*optional[i] != TENSOR_NONE && !holds(config, tensor_rules[*optional[i]].when))
-            *optional[i] = TENSOR_NONE;
-}
-
-void model_math_build(const struct model_config *config, struct model_math *math)
-{
-    *math = decoder_math;
-    for (int p = 0; p < MATH_PARTS; p++)
-        for (uint32_t i = 0; i < math->part[p].ops; i++) keep_existing(config, &math->part[p].op[i]);
-    if (config->router.experts)
-        math->part[MATH_PART_SPARSE].read_part =
-            (double)config->router.chosen / (double)config->router.experts;
-}
-
-/* By whose operations it is used. */
-enum unit_part unit_part_of_role(enum tensor_role role)
-{
-    for (int p = 0; p < MATH_PARTS; p++)
-        for (uint32_t i = 0; i < decoder_math.part[p].ops; i++) {
-            const struct math_op *op = &decoder_math.part[p].op[i];
-            const enum unit_part part = p == MATH_PART_SPARSE ? UNIT_MLP : (enum unit_part)p;
-            if (op->norm == role || op->q_norm == role || op->k_norm == role || op->router == role ||
-                op->sinks == role)
-                return part;
-            for (uint32_t w = 0; w < op->weights; w++)
-                if (op->weight[w] == role) return part;
-            for (uint32_t w = 0; w < math_biases(op); w++)
-                if (op->bias[w] == role) return part;
-        }
-    return UNIT_PARTS;
 }
 
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype)
