@@ -228,6 +228,7 @@ struct gpuk_attention {
     uint32_t heads;
     uint32_t window;              /* 0 = full */
     float scale;                  /* 1 / sqrt(head_dim) */
+    const float *sinks;           /* [heads]: a score of no position that joins each head's sum; or NULL */
     const float *q_norm, *k_norm; /* [head_dim] or NULL */
     float eps;
     const float *rope_table;
@@ -246,7 +247,7 @@ HELM_MUST_CHECK int gpuk_rope_append(const struct gpuk_attention *args, uint32_t
  * pieces that are merged in fixed order by the last block to finish. fused: one token (tokens == 1), args->q,
  * k, v as the linear layers left them; norm, rotation and append are done here. Otherwise args->q is what
  * gpuk_rope_append wrote as f32. partial_m, partial_s [token][head]: if given, out is not divided by the sum,
- * and maximum (of scaled scores) and sum are stored: for merging with pages elsewhere. A head that saw
+ * and maximum (of scaled scores) and sum are stored, without sinks: for merging with pages elsewhere. A head that saw
  * nothing: -inf, 0, and out 0. The workspace's first gpuk_attention_counter_bytes bytes must be zero before
  * the first launch; launches leave them zero. */
 size_t gpuk_attention_counter_bytes(uint32_t tokens, uint32_t heads);
@@ -257,9 +258,10 @@ HELM_MUST_CHECK int gpuk_attention_decode(const struct gpuk_device *device, cons
                                           struct helm_err *err);
 /* Merges what decode attention left as partial results with those of positions elsewhere: of the first *count tokens
  * each head's (m, s, o) with `other`'s, [token][head]{m, s, o[head_dim]}, which may be mapped host memory (thesis 4.18
- * to 4.20). out: as attention writes it, may be `o`. A head that saw nothing on either side: 0. */
+ * to 4.20). out: as attention writes it, may be `o`; with `sinks` ([heads] or NULL) in the sums, once. A head that saw
+ * nothing on either side: 0. */
 struct gpuk_merge {
-    const float *o, *m, *s, *other;
+    const float *o, *m, *s, *other, *sinks;
     uint32_t heads, head_dim;
     float *out;
 };

@@ -256,16 +256,22 @@ static uint32_t add_operation(const struct pricing *p, uint32_t unit, const stru
     return count;
 }
 
+/* What a token reads of a vector. A router is kept as fp32, and so are experts' biases, of which it reads its own. */
+static double vector_bytes(const struct model_tensor *t, double read_part)
+{
+    const double kept = (double)(t->rows * t->cols) * sizeof(float);
+    if (t->role == TENSOR_ROUTER) return kept;
+    return t->rows > 1 ? kept * read_part : (double)t->bytes;
+}
+
 static void add_weights(const struct pricing *p, uint32_t unit, struct weights *w)
 {
     const struct model_unit *u = &p->model->unit[unit];
     const struct math_part *math = model_unit_math(p->model, unit);
     uint32_t at = 0;
     for (uint32_t i = 0; i < math->ops; i++) at += add_operation(p, unit, &math->op[i], at, w);
-    for (; at < u->tensor_count; at++) {              /* vectors */
-        const struct model_tensor *t = u->tensor[at]; /* a router is kept as fp32 */
-        const double bytes =
-            t->role == TENSOR_ROUTER ? (double)(t->rows * t->cols) * sizeof(float) : (double)t->bytes;
+    for (; at < u->tensor_count; at++) {
+        const double bytes = vector_bytes(u->tensor[at], math->read_part);
         add_linear(&p->cpu, bytes, 0, p->step->tokens, &w->cpu);
         if (!p->device) continue;
         add_linear(&p->gpu, bytes, 0, p->step->tokens, &w->gpu);
