@@ -1,0 +1,211 @@
+/* x of a chain's operations in shared memory, and what a sparse MLP in a chain has of its own: the router's product, the
+ * choice that every block makes for itself, what becomes of the sums of experts' rows.
+ *
+ * Included by chain.cu. The warps that ask for weights wait for the choice behind the router (chain.cuh); the rows
+ * themselves are those of any linear operation. */
+#ifndef HELM_WORKER_GPU_KERNELS_CHAIN_EXPERTS_CUH
+#define HELM_WORKER_GPU_KERNELS_CHAIN_EXPERTS_CUH
+
+#include "worker-gpu/kernels/chain.cuh"
+
+/* Sums of tiles [2][CHAIN_SUMS] and of x's squares [32], in shared memory. */
+struct chain_sums {
+    float *partial, *squares;
+};
+/* Whether an operation of this kind takes x with the weights of a norm. */
+__device__ __forceinline__ bool chain_takes_x(uint32_t kind)
+{
+    return kind == GPUK_CHAIN_LINEAR || kind == GPUK_CHAIN_ROUTER;
+}
+
+/* Four numbers to their place among x. */
+template <typename D>
+__device__ __forceinline__ void put_quad(float4 *x4, uint32_t f, bool there, const float4 &v)
+{
+    if constexpr (D::SCALED)
+        blocks_x::put(x4, f, there, v);
+    else if (there)
+        x4[x_place<D>(f)] = v;
+}
+/* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
+template <typename S, typename D>
+__device__ __forceinline__ void take_x(const linear_params &p, const float4 *norm, float *x, float *squares)
+{
+    const uint32_t quads = p.cols / 4, batch = 4096 / S::THREADS; /* loads that are on their way together */
+    float4 *x4 = reinterpret_cast<float4 *>(x), v[batch];
+    const float4 *from = reinterpret_cast<const float4 *>(p.x);
+    float sum = 0;
+    for (uint32_t f0 = threadIdx.x; (D::SCALED ? f0 & ~31u : f0) < quads; f0 += batch * S::THREADS) {
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++)
+            v[j] = f0 + j * S::THREADS < quads ? __ldcg(from + f0 + j * S::THREADS) : make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++) {
+            const uint32_t f = f0 + j * S::THREADS;
+            if ((D::SCALED ? f & ~31u : f) >= quads) break; /* x for blocks is put by whole warps */
+            if (p.norm && f < quads) {
+                const float4 n = norm[f];
+                sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+                v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
+            }
+            put_quad<D>(x4, f, f < quads, v[j]);
+        }
+    }
+    if (p.norm) {
+        sum = warp_sum(sum);
+        if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = sum;
+    }
+}
+template <typename S> __device__ __forceinline__ float x_scale(const linear_params &p, const float *squares)
+{
+    if (!p.norm) return 1.0f;
+    float sum = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < S::WARPS; w++) sum += squares[w];
+    return rsqrtf(sum / (float)p.cols + p.eps);
+}
+
+/* ---- the router */
+
+/* Asks for the rows that the block will multiply. */
+__device__ __forceinline__ void chain_router_ask(const linear_params &p)
+{
+    for (uint32_t row = blockIdx.x; row < p.segment[0].rows; row += gridDim.x)
+        if (threadIdx.x * 128 < p.row_bytes) ask_l2(p.segment[0].weight + row * p.row_bytes + threadIdx.x * 128);
+}
+/* x into shared memory, where the gates and ups find it, and the block's rows of the router's product: the whole block a
+ * row, from fp32 weights in device memory. */
+template <typename S, typename D>
+__device__ __forceinline__ void chain_router(const linear_params &p, const float4 *norm, float *x,
+                                             const chain_sums &sums)
+{
+    const uint32_t quads = p.cols / 4, batch = 4, warp = threadIdx.x >> 5;
+    const float4 *from = reinterpret_cast<const float4 *>(p.x);
+    bool first = true;
+    for (uint32_t row = blockIdx.x; first || row < p.segment[0].rows; row += gridDim.x, first = false) {
+        const bool works = row < p.segment[0].rows;
+        const float4 *weight = reinterpret_cast<const float4 *>(p.segment[0].weight + (works ? row * p.row_bytes : 0));
+        float dot = 0, squares = 0;
+        for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < quads; f0 += batch * S::THREADS) {
+            float4 v[batch], w[batch];
+#pragma unroll
+            for (uint32_t j = 0; j < batch; j++) {
+                const uint32_t f = f0 + j * S::THREADS;
+                v[j] = f < quads ? __ldcg(from + f) : make_float4(0, 0, 0, 0);
+                w[j] = f < quads ? __ldg(weight + f) : make_float4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (uint32_t j = 0; j < batch; j++) {
+                const uint32_t f = f0 + j * S::THREADS;
+                if ((f & ~31u) >= quads) break; /* by whole warps */
+                if (p.norm && f < quads) {
+                    const float4 n = norm[f];
+                    squares = add_squares(squares, v[j]);
+                    v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
+                }
+                dot += v[j].x * w[j].x + v[j].y * w[j].y + v[j].z * w[j].z + v[j].w * w[j].w;
+                if (first) put_quad<D>(reinterpret_cast<float4 *>(x), f, f < quads, v[j]);
+            }
+        }
+        dot = warp_sum(dot), squares = warp_sum(squares);
+        if (!first) S::meet(); /* the row in front has been stored */
+        if ((threadIdx.x & 31) == 0) {
+            sums.partial[warp] = dot;
+            if (first) sums.squares[warp] = squares;
+        }
+        S::meet();
+        if (threadIdx.x != 0 || !works) continue;
+        float sum = 0;
+#pragma unroll
+        for (uint32_t w = 0; w < S::WARPS; w++) sum += sums.partial[w];
+        const float *bias = p.segment[0].bias;
+        p.segment[0].out[row] = sum * x_scale<S>(p, sums.squares) + (bias ? bias[row] : 0.0f);
+    }
+}
+
+/* ---- the choice */
+
+/* What the token chose, for the block; number: how many choices were before. scratch: CHAIN_SUMS floats that are not used
+ * until all threads have met twice more. Weights are there behind the next meeting. */
+template <typename S>
+__device__ __forceinline__ void chain_choose(const chain_experts &e, chain_token &token, float *scratch,
+                                             const chain_ring &ring, uint32_t number)
+{
+    static_assert(2 * EXPERTS_RANKED_MAX <= CHAIN_SUMS, "scores and their order");
+    experts_order_all(e.router, e.logits, e.choice_bias, scratch, S::THREADS);
+    S::meet();
+    experts_places(e.router, scratch, token.expert, S::THREADS);
+    S::meet();
+    if (threadIdx.x == 0) {
+        if (number > 0) bulk_wait(ring.taken, (number - 1) & 1); /* over already, but for the choice's number */
+        barrier_arrive(ring.chosen);
+    }
+    if (threadIdx.x >= 32) return;
+    experts_weigh_ranked(e.router, scratch, token.expert, token.expert_weight);
+    __syncwarp();
+    if (blockIdx.x != 0 || threadIdx.x >= e.router.chosen) return;
+    e.choice.id[threadIdx.x] = token.expert[threadIdx.x];
+    e.choice.weight[threadIdx.x] = token.expert_weight[threadIdx.x];
+}
+
+/* ---- downs: x is the activations of all chosen experts, each from a line's begin on */
+
+template <typename S, typename D>
+__device__ __forceinline__ void take_act(const chain_item &item, float *x)
+{
+    const uint32_t quads = item.linear.cols / 4, each = item.experts.quads, all = each * item.where.chosen, batch = 8;
+    const float4 *from = reinterpret_cast<const float4 *>(item.linear.x);
+    for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < all; f0 += batch * S::THREADS) {
+        float4 v[batch];
+        uint32_t there = 0;
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++) {
+            const uint32_t f = f0 + j * S::THREADS, e = f / each, i = f - e * each;
+            const bool is = f < all && i < quads;
+            v[j] = is ? __ldcg(from + e * quads + i) : make_float4(0, 0, 0, 0);
+            there |= (uint32_t)is << j;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++) {
+            const uint32_t f = f0 + j * S::THREADS;
+            if ((f & ~31u) >= all) break;
+            put_quad<D>(reinterpret_cast<float4 *>(x), f, there >> j & 1, v[j]);
+        }
+    }
+}
+
+/* ---- what becomes of rows' sums */
+
+/* Added to the two sums of a pair: biases, and the residual. */
+__device__ __forceinline__ float2 chain_addends(const chain_item &item, const chain_token &token, uint32_t pair)
+{
+    if (item.kind == GPUK_CHAIN_LINEAR) return linear_addends(item.linear, pair, 0);
+    const chain_experts &e = item.experts;
+    float2 add = make_float2(0, 0);
+    if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
+        const uint32_t j = pair / e.rows, row = pair - j * e.rows;
+        const uint64_t at = (uint64_t)token.expert[j] * e.rows + row;
+        if (e.bias[0]) add.x = e.bias[0][at];
+        if (e.bias[1]) add.y = e.bias[1][at];
+        return add;
+    }
+    add = linear_addends(item.linear, pair, 0);
+    const bool two = 2 * pair + 1 < e.rows;
+    for (uint32_t j = 0; e.bias[0] && j < item.where.chosen; j++) {
+        const float *bias = e.bias[0] + (uint64_t)token.expert[j] * e.rows + 2 * pair;
+        const float weight = token.expert_weight[j];
+        add.x += weight * bias[0];
+        if (two) add.y += weight * bias[1];
+    }
+    return add;
+}
+/* Where the two sums go: gates' and ups' as the weighted activation, so that downs only add. */
+__device__ __forceinline__ void chain_store(const chain_item &item, const chain_token &token, uint32_t pair, float a,
+                                            float b)
+{
+    if (item.kind != GPUK_CHAIN_EXPERTS_GLU) return linear_store(item.linear, pair, 0, a, b);
+    const chain_experts &e = item.experts;
+    item.linear.segment[0].out[pair] = token.expert_weight[pair / e.rows] * experts_glu_of(e.glu, a, b);
+}
+
+#endif
