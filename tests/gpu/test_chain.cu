@@ -15,8 +15,8 @@ struct chain_model {
     int dtype, cache;
     uint32_t hidden, inner, heads, kv_heads, head_dim, layers, vocab, page_tokens, window, position;
     bool head_norm, bias, absent, no_token;
-    int other = -1;       /* the format of some operations, of as many columns a block */
-    bool aligned = false; /* matrices begin on 16 bytes, as they do in VRAM; else on any block */
+    int other = -1;                   /* the format of some operations, of as many columns a block */
+    bool aligned = false;             /* matrices begin on 16 bytes, as they do in VRAM; else on any block */
     uint32_t experts = 0, chosen = 0; /* of sparse MLPs, whose matrices have `inner` rows; 0: dense */
     enum router_score score = ROUTER_SOFTMAX;
 };
@@ -152,9 +152,9 @@ struct chain_test {
     chain_test(const chain_test &) = delete;
     ~chain_test()
     {
-        for (gpu_buffer *b : {state, before, weights, others, norms, table, pools[0], pools[1],
-                              pools_before[0], pools_before[1], workspace, attention, router, choice, act,
-                              biases, room})
+        for (gpu_buffer *b :
+             {state, before, weights, others, norms, table, pools[0], pools[1], pools_before[0],
+              pools_before[1], workspace, attention, router, choice, act, biases, room})
             delete b;
     }
     struct gpuk_linear_args linear(struct test_context *t, size_t x, uint32_t cols, bool norm)
@@ -212,8 +212,8 @@ struct chain_test {
         struct gpuk_chain_op op = {};
         op.kind = GPUK_CHAIN_ROUTER, op.linear = linear(t, x_at, m.hidden, true);
         op.linear.format = FORMAT_F32, op.linear.segments = 1;
-        op.linear.segment[0] = {router->at, nullptr, m.bias ? biases->as<float>() : nullptr, float_at(scores_at),
-                                m.experts};
+        op.linear.segment[0] = {router->at, nullptr, m.bias ? biases->as<float>() : nullptr,
+                                float_at(scores_at), m.experts};
         const struct gpuk_linear_args product = op.linear;
         const struct gpuk_choice chosen = {m.chosen, choice->as<uint32_t>(), choice->as<float>() + m.chosen};
         const enum tensor_format format = linear(t, x_at, m.hidden, false).format;
@@ -222,9 +222,11 @@ struct chain_test {
         op.glu.router = {m.score, m.experts, m.chosen, random_below(t, 2) != 0, 1.5f, 1, 1};
         struct gpuk_experts_glu &g = op.glu.args;
         g.gate = experts_of(t, format, m.inner, m.hidden), g.up = experts_of(t, format, m.inner, m.hidden);
-        g.glu = random_below(t, 2) ? GLU_SILU : GLU_CLAMPED, g.choice = chosen, g.logits = product.segment[0].out;
+        g.glu = random_below(t, 2) ? GLU_SILU : GLU_CLAMPED, g.choice = chosen,
+        g.logits = product.segment[0].out;
         g.choice_bias = m.bias && m.score == ROUTER_SIGMOID ? biases->as<float>() : nullptr;
-        g.x = product.x, g.norm = product.norm, g.x_stride = m.hidden, g.eps = product.eps, g.act = act->as<float>();
+        g.x = product.x, g.norm = product.norm, g.x_stride = m.hidden, g.eps = product.eps,
+        g.act = act->as<float>();
         ops.push_back(op);
         op = {}, op.kind = GPUK_CHAIN_EXPERTS_DOWN;
         struct gpuk_experts_down &d = op.down;
@@ -325,7 +327,8 @@ static void test_cut(struct test_context *t, const chain_test &c, const struct g
             std::vector<double> wanted(m.chosen);
             for (uint32_t i = 0; i < m.chosen; i++) {
                 float w;
-                memcpy(&weight[i], &by_chain[m.chosen + i], 4), memcpy(&w, &chosen[m.chosen + i], 4), wanted[i] = w;
+                memcpy(&weight[i], &by_chain[m.chosen + i], 4), memcpy(&w, &chosen[m.chosen + i], 4),
+                    wanted[i] = w;
             }
             check_close(t, weight, wanted, attends ? cache_tolerance(m.cache) : 1e-5, what);
         }
@@ -445,12 +448,26 @@ static void test_sparse(struct test_context *t)
         const enum tensor_format format = (enum tensor_format)f;
         if (tensor_format_of(format)->variable || (t->few && f % 3 != 0)) continue;
         const uint32_t unit = tensor_format_of(format)->block_values > 1 ? columns_of(format) : 32;
-        chain_model m = {f, f % KV_DTYPE_COUNT, unit * (1 + random_below(t, 512 / unit)),
-                         unit * (1 + random_below(t, 512 / unit)), 4, 2, 64, 1 + (uint32_t)f % 2, 33, 16, 0, 40, true,
-                         f % 2 == 0, false, false};
+        chain_model m = {f,
+                         f % KV_DTYPE_COUNT,
+                         unit * (1 + random_below(t, 512 / unit)),
+                         unit * (1 + random_below(t, 512 / unit)),
+                         4,
+                         2,
+                         64,
+                         1 + (uint32_t)f % 2,
+                         33,
+                         16,
+                         0,
+                         40,
+                         true,
+                         f % 2 == 0,
+                         false,
+                         false};
         m.experts = f % 4 == 1 ? 8 : 4 * (2 + random_below(t, 30)), m.chosen = 1 + random_below(t, 8);
         m.score = (enum router_score)(f % 3);
-        if (f % 4 == 2) m.other = unit < 256 ? FORMAT_Q8_0 : format == FORMAT_Q6_K ? FORMAT_Q4_K : FORMAT_Q6_K;
+        if (f % 4 == 2)
+            m.other = unit < 256 ? FORMAT_Q8_0 : format == FORMAT_Q6_K ? FORMAT_Q4_K : FORMAT_Q6_K;
         if (format < FORMAT_Q8_0) m.other = -1;
         chain_test c(t, m);
         struct gpuk_device few = t->device;
@@ -459,10 +476,12 @@ static void test_sparse(struct test_context *t)
         if (!t->few) test_cut(t, c, &t->device, 2, 4, 2);
     }
     /* rows of several tiles, as Mixtral's; real widths where there is a GPU */
-    chain_model wide = {DTYPE_BF16, DTYPE_BF16, 256, 4736, 2, 1, 64, 1, 33, 16, 0, 9, true, false, false, false};
+    chain_model wide = {DTYPE_BF16, DTYPE_BF16, 256, 4736, 2,    1,     64,    1,
+                        33,         16,         0,   9,    true, false, false, false};
     wide.experts = 4, wide.chosen = 2;
     std::vector<chain_model> models = {wide};
-    wide.dtype = FORMAT_Q4_K, wide.hidden = 2048, wide.inner = 768, wide.layers = 3, wide.experts = 128, wide.chosen = 8;
+    wide.dtype = FORMAT_Q4_K, wide.hidden = 2048, wide.inner = 768, wide.layers = 3, wide.experts = 128,
+    wide.chosen = 8;
     if (!t->small) models.push_back(wide), wide.dtype = DTYPE_BF16, models.push_back(wide);
     for (const chain_model &m : models) {
         if (t->few) break;
@@ -478,13 +497,15 @@ static void test_sparse(struct test_context *t)
     struct gpuk_chain chain;
     struct helm_err err = {};
     const auto writes = [&](uint32_t from, uint32_t count) {
-        return gpuk_chain_write(&t->device, mlp + from, count, list.at, c.attention->at, t->stream, &chain, &err);
+        return gpuk_chain_write(&t->device, mlp + from, count, list.at, c.attention->at, t->stream, &chain,
+                                &err);
     };
     check(t, writes(0, 3) == HELM_OK, "a sparse MLP is taken");
     for (uint32_t from = 0; from < 3; from++)
         check(t, writes(from, from ? 3 - from : 2) == HELM_E_UNSUPPORTED, "and no part of one");
     mlp[1].glu.args.x += 4;
-    check(t, writes(0, 3) == HELM_E_UNSUPPORTED && strstr(err.text, "operation 1"), "gates of another x are refused");
+    check(t, writes(0, 3) == HELM_E_UNSUPPORTED && strstr(err.text, "operation 1"),
+          "gates of another x are refused");
     mlp[1].glu.args.x -= 4, mlp[1].glu.args.gate.slot = c.choice->as<uint32_t>();
     check(t, !gpuk_chain_takes(&t->device, &mlp[1]), "experts in slots are refused");
     mlp[1].glu.args.gate.slot = nullptr, mlp[1].glu.router.experts = 6;

@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     __syncthreads();
     if (asks) {
         const uint32_t asker = warp - S::WARPS;
-        if (asker < q.askers) ask_everything<S>(ring, asked + asker, weights, q.linears, token->expert, asker, q.askers);
+        if (asker < q.askers)
+            ask_everything<S>(ring, asked + asker, weights, q.linears, token->expert, asker, q.askers);
         return;
     }
     const auto fetch =

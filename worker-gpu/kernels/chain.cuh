@@ -143,9 +143,9 @@ __device__ __forceinline__ tile_walk walk_to(uint32_t tile, uint32_t chunks)
 struct chain_ring {
     const unsigned char *at;
     uint32_t address, full, free; /* shared memory; a byte's, barriers' */
-    uint32_t hurry; /* a barrier whose phase says whether few tiles may be on their way: 1, 3, ... */
+    uint32_t hurry;         /* a barrier whose phase says whether few tiles may be on their way: 1, 3, ... */
     uint32_t chosen, taken; /* ones whose phases end when experts have been chosen, and all that ask know */
-    uint32_t pitch; /* from a tile's first row to its second: half a slot */
+    uint32_t pitch;         /* from a tile's first row to its second: half a slot */
     uint32_t slots, slot, parity; /* the warp's next */
 };
 __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles, uint64_t *barriers,
@@ -154,8 +154,7 @@ __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles
     ring.pitch = pitch;
     ring.at = tiles, ring.address = shared_address(tiles);
     ring.full = shared_address(barriers), ring.free = ring.full + 8 * slots,
-    ring.hurry = ring.free + 8 * slots, ring.chosen = ring.hurry + 8,
-    ring.taken = ring.chosen + 8;
+    ring.hurry = ring.free + 8 * slots, ring.chosen = ring.hurry + 8, ring.taken = ring.chosen + 8;
     ring.slots = slots, ring.slot = first, ring.parity = 0;
 }
 /* Makes the barriers; the block meets behind it. All lanes of the warp that read a slot set it free: what
@@ -221,14 +220,14 @@ __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const 
     ask_settle(k);
 }
 /* First bytes of a tile of experts. */
-__device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &w, uint32_t pair, uint32_t chunk,
-                                                           const uint32_t *expert)
+__device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &w, uint32_t pair,
+                                                           uint32_t chunk, const uint32_t *expert)
 {
     const uint32_t e = w.rows_each ? pair / w.rows_each : chunk / w.tiles_each,
                    row = w.rows_each ? pair - e * w.rows_each : pair,
                    tile = w.rows_each ? chunk : chunk - e * w.tiles_each;
-    const unsigned char *a = w.base[0] + expert[e] * w.stride + (uint64_t)row * w.pair_bytes +
-                             (uint64_t)tile * w.tile;
+    const unsigned char *a =
+        w.base[0] + expert[e] * w.stride + (uint64_t)row * w.pair_bytes + (uint64_t)tile * w.tile;
     const bool alone = !w.rows_each && w.odd && pair + 1 == w.end[0];
     return {a, alone ? nullptr : a + w.to_second};
 }
@@ -309,9 +308,10 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
             if (!first) bulk_wait(ring.free + 8 * ring.slot, round ^ 1);
             /* tiles on their way: the one so many before must have come; experts' are small */
             const bool hurried = bulk_over(ring.hurry, 0);
-            const uint32_t most = ask.w->chosen ? tiles_of(hurried ? CHAIN_FLIGHT_HURRY : CHAIN_FLIGHT, ask.w->tile)
-                                  : hurried     ? few
-                                                : usual;
+            const uint32_t most = ask.w->chosen
+                                      ? tiles_of(hurried ? CHAIN_FLIGHT_HURRY : CHAIN_FLIGHT, ask.w->tile)
+                                  : hurried ? few
+                                            : usual;
             if (asked >= most) {
                 const bool wraps = ring.slot < most;
                 bulk_wait(ring.full + 8 * (ring.slot + (wraps ? ring.slots : 0) - most), round ^ wraps);
@@ -339,7 +339,7 @@ static inline uint32_t chain_askers(uint32_t pitch)
  * same ones in any kernel of the format. */
 struct chain_lines {
     uint32_t bytes, x_values, x_bytes; /* of x that it meets; 0: no chain takes the format */
-    bool loose;              /* rows begin anywhere */
+    bool loose;                        /* rows begin anywhere */
     /* Bytes of a tile in a place of so many. */
     __host__ __device__ constexpr uint32_t within(uint32_t most) const
     {

@@ -71,7 +71,8 @@ template <typename S> __device__ __forceinline__ float x_scale(const linear_para
 __device__ __forceinline__ void chain_router_ask(const linear_params &p)
 {
     for (uint32_t row = blockIdx.x; row < p.segment[0].rows; row += gridDim.x)
-        if (threadIdx.x * 128 < p.row_bytes) ask_l2(p.segment[0].weight + row * p.row_bytes + threadIdx.x * 128);
+        if (threadIdx.x * 128 < p.row_bytes)
+            ask_l2(p.segment[0].weight + row * p.row_bytes + threadIdx.x * 128);
 }
 /* x into shared memory, where the gates and ups find it, and the block's rows of the router's product: the whole block a
  * row, from fp32 weights in device memory. */
@@ -84,7 +85,8 @@ __device__ __forceinline__ void chain_router(const linear_params &p, const float
     bool first = true;
     for (uint32_t row = blockIdx.x; first || row < p.segment[0].rows; row += gridDim.x, first = false) {
         const bool works = row < p.segment[0].rows;
-        const float4 *weight = reinterpret_cast<const float4 *>(p.segment[0].weight + (works ? row * p.row_bytes : 0));
+        const float4 *weight =
+            reinterpret_cast<const float4 *>(p.segment[0].weight + (works ? row * p.row_bytes : 0));
         float dot = 0, squares = 0;
         for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < quads; f0 += batch * S::THREADS) {
             float4 v[batch], w[batch];
@@ -137,7 +139,8 @@ __device__ __forceinline__ void chain_choose(const chain_experts &e, chain_token
     experts_places(e.router, scratch, token.expert, S::THREADS);
     S::meet();
     if (threadIdx.x == 0) {
-        if (number > 0) bulk_wait(ring.taken, (number - 1) & 1); /* over already, but for the choice's number */
+        if (number > 0)
+            bulk_wait(ring.taken, (number - 1) & 1); /* over already, but for the choice's number */
         barrier_arrive(ring.chosen);
     }
     if (threadIdx.x >= 32) return;
@@ -150,10 +153,10 @@ __device__ __forceinline__ void chain_choose(const chain_experts &e, chain_token
 
 /* ---- downs: x is the activations of all chosen experts, each from a line's begin on */
 
-template <typename S, typename D>
-__device__ __forceinline__ void take_act(const chain_item &item, float *x)
+template <typename S, typename D> __device__ __forceinline__ void take_act(const chain_item &item, float *x)
 {
-    const uint32_t quads = item.linear.cols / 4, each = item.experts.quads, all = each * item.where.chosen, batch = 8;
+    const uint32_t quads = item.linear.cols / 4, each = item.experts.quads, all = each * item.where.chosen,
+                   batch = 8;
     const float4 *from = reinterpret_cast<const float4 *>(item.linear.x);
     for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < all; f0 += batch * S::THREADS) {
         float4 v[batch];
@@ -177,7 +180,8 @@ __device__ __forceinline__ void take_act(const chain_item &item, float *x)
 /* ---- what becomes of rows' sums */
 
 /* Added to the two sums of a pair: biases, and the residual. */
-__device__ __forceinline__ float2 chain_addends(const chain_item &item, const chain_token &token, uint32_t pair)
+__device__ __forceinline__ float2 chain_addends(const chain_item &item, const chain_token &token,
+                                                uint32_t pair)
 {
     if (item.kind == GPUK_CHAIN_LINEAR) return linear_addends(item.linear, pair, 0);
     const chain_experts &e = item.experts;
@@ -200,8 +204,8 @@ __device__ __forceinline__ float2 chain_addends(const chain_item &item, const ch
     return add;
 }
 /* Where the two sums go: gates' and ups' as the weighted activation, so that downs only add. */
-__device__ __forceinline__ void chain_store(const chain_item &item, const chain_token &token, uint32_t pair, float a,
-                                            float b)
+__device__ __forceinline__ void chain_store(const chain_item &item, const chain_token &token, uint32_t pair,
+                                            float a, float b)
 {
     if (item.kind != GPUK_CHAIN_EXPERTS_GLU) return linear_store(item.linear, pair, 0, a, b);
     const chain_experts &e = item.experts;

@@ -83,9 +83,11 @@ static uint32_t attention_bytes(uint32_t heads, uint32_t head_dim)
 /* Whether the experts of a role can be tiles of a chain: every one in its slot, all whole 16 bytes from each other. */
 static bool takes_experts(const struct gpuk_experts *e)
 {
-    const struct tensor_format_traits *traits = (unsigned)e->format < FORMAT_COUNT ? tensor_format_of(e->format) : nullptr;
-    if (!traits || traits->variable || traits->group_rows != 1 || e->slot || e->rows == 0 || e->rows > 1u << 20 ||
-        e->cols == 0 || e->cols > 1u << 20 || e->cols % traits->block_values != 0 || e->cols % 4 != 0)
+    const struct tensor_format_traits *traits =
+        (unsigned)e->format < FORMAT_COUNT ? tensor_format_of(e->format) : nullptr;
+    if (!traits || traits->variable || traits->group_rows != 1 || e->slot || e->rows == 0 ||
+        e->rows > 1u << 20 || e->cols == 0 || e->cols > 1u << 20 || e->cols % traits->block_values != 0 ||
+        e->cols % 4 != 0)
         return false;
     return ((size_t)e->weight | e->stride | tensor_format_bytes(e->format, e->rows, e->cols)) % 16 == 0;
 }
@@ -93,9 +95,10 @@ static bool takes_glu(const struct gpuk_experts_glu *g, const struct model_route
 {
     struct helm_err unused = {};
     return takes_experts(&g->gate) && takes_experts(&g->up) && !gpuk_check_router(router, &unused) &&
-           experts_ranks(*router) && router->experts == g->gate.experts && router->chosen == g->choice.chosen &&
-           g->gate.experts == g->up.experts && g->gate.format == g->up.format && g->gate.rows == g->up.rows &&
-           g->gate.cols == g->up.cols && g->gate.stride == g->up.stride;
+           experts_ranks(*router) && router->experts == g->gate.experts &&
+           router->chosen == g->choice.chosen && g->gate.experts == g->up.experts &&
+           g->gate.format == g->up.format && g->gate.rows == g->up.rows && g->gate.cols == g->up.cols &&
+           g->gate.stride == g->up.stride;
 }
 static bool takes_down(const struct gpuk_experts_down *d)
 {
@@ -104,8 +107,9 @@ static bool takes_down(const struct gpuk_experts_down *d)
 /* A router's weights are read past the ring, as numbers of 32 bits. */
 static bool takes_router(const struct gpuk_linear_args *a)
 {
-    return a->format == FORMAT_F32 && a->segments == 1 && !a->residual && !a->swiglu && a->segment[0].rows > 0 &&
-           a->segment[0].rows <= MODEL_EXPERTS_MAX && a->cols % 4 == 0 && a->cols <= chain_shaped::THREADS * 32 &&
+    return a->format == FORMAT_F32 && a->segments == 1 && !a->residual && !a->swiglu &&
+           a->segment[0].rows > 0 && a->segment[0].rows <= MODEL_EXPERTS_MAX && a->cols % 4 == 0 &&
+           a->cols <= chain_shaped::THREADS * 32 &&
            ((size_t)a->segment[0].weight | (size_t)a->x | (size_t)a->norm) % 16 == 0;
 }
 
@@ -119,7 +123,8 @@ static uint32_t x_bytes_of(const struct gpuk_chain_op *op)
     const struct chain_lines &lines = lines_by_format[a.format];
     if (!lines.bytes || !(lines.loose ? gpuk_linear_begins(&a) : gpuk_linear_aligned(&a))) return 0;
     if (((size_t)a.x | (size_t)a.norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
-    const uint32_t row_bytes = (uint32_t)params.row_bytes, experts = op->kind == GPUK_CHAIN_EXPERTS_DOWN ? chosen_of(op) : 1;
+    const uint32_t row_bytes = (uint32_t)params.row_bytes,
+                   experts = op->kind == GPUK_CHAIN_EXPERTS_DOWN ? chosen_of(op) : 1;
     if (experts * chunks_of(lines, row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
     /* tiles of one size may end a line each behind an expert's row */
     const uint32_t behind = experts > 1 ? chunks_of(lines, row_bytes, PITCH_MIN) - 1 : 0;
@@ -279,7 +284,8 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
 }
 
 /* What an operation is called in messages. */
-static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "router", "experts' gates", "experts' downs"};
+static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "router", "experts' gates",
+                                                    "experts' downs"};
 
 /* A sparse MLP's operations stand together, and are of one token's x, choice and activations. */
 static bool goes_together(const struct gpuk_chain_op *op, uint32_t count, uint32_t i)
@@ -288,9 +294,11 @@ static bool goes_together(const struct gpuk_chain_op *op, uint32_t count, uint32
     if (op[i].kind == GPUK_CHAIN_ROUTER) return i + 2 < count && op[i + 1].kind == GPUK_CHAIN_EXPERTS_GLU;
     if (op[i].kind == GPUK_CHAIN_EXPERTS_GLU) {
         const struct gpuk_experts_glu *g = &op[i].glu.args;
-        return front && front->kind == GPUK_CHAIN_ROUTER && i + 1 < count && op[i + 1].kind == GPUK_CHAIN_EXPERTS_DOWN &&
-               front->linear.x == g->x && front->linear.norm == g->norm && front->linear.eps == g->eps &&
-               front->linear.cols == g->gate.cols && front->linear.segment[0].rows == op[i].glu.router.experts &&
+        return front && front->kind == GPUK_CHAIN_ROUTER && i + 1 < count &&
+               op[i + 1].kind == GPUK_CHAIN_EXPERTS_DOWN && front->linear.x == g->x &&
+               front->linear.norm == g->norm && front->linear.eps == g->eps &&
+               front->linear.cols == g->gate.cols &&
+               front->linear.segment[0].rows == op[i].glu.router.experts &&
                front->linear.segment[0].out == g->logits;
     }
     if (op[i].kind != GPUK_CHAIN_EXPERTS_DOWN) return true;
@@ -313,21 +321,24 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
     for (uint32_t i = 0; i < count; i++) {
         const char *name = (unsigned)op[i].kind < GPUK_CHAIN_KINDS ? names[op[i].kind] : "unknown";
         if (!gpuk_chain_takes(device, &op[i]))
-            return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u (%s) cannot be part of one", i, count,
-                             name);
+            return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u (%s) cannot be part of one",
+                             i, count, name);
         if (!goes_together(op, count, i))
             return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "chain: operation %u of %u (%s) stands without what belongs to it", i, count, name);
+                             "chain: operation %u of %u (%s) stands without what belongs to it", i, count,
+                             name);
         plan->region = std::max(plan->region, region_of(&op[i]));
         plan->norm = std::max(plan->norm, norm_bytes_of(&op[i]));
         plan->tiled += has_tiles(&op[i]);
         const bool attends = op[i].kind == GPUK_CHAIN_ATTENTION;
         if (!attends && !has_tiles(&op[i])) continue;
         int *all = attends ? &plan->cache : &plan->family;
-        const int own = attends ? (int)op[i].attention.args.kv.layout.dtype : chain_family(gpuk_chain_format(&op[i]));
+        const int own =
+            attends ? (int)op[i].attention.args.kv.layout.dtype : chain_family(gpuk_chain_format(&op[i]));
         if (*all >= 0 && *all != own)
             return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "chain: operation %u of %u (%s) is of another format than those before it", i, count, name);
+                             "chain: operation %u of %u (%s) is of another format than those before it", i,
+                             count, name);
         *all = own;
     }
     uint32_t with_held = plan->region;
@@ -374,8 +385,8 @@ static int linear_item(const struct gpuk_chain_op *op, uint32_t blocks, uint32_t
     return HELM_OK;
 }
 /* The item of attention, and the step in the header. */
-static int attention_item(const struct gpuk_chain_op *op, void *workspace, uint64_t *words, struct chain_header *header,
-                          struct chain_item *item)
+static int attention_item(const struct gpuk_chain_op *op, void *workspace, uint64_t *words,
+                          struct chain_header *header, struct chain_item *item)
 {
     item->attention = gpuk_decode_params(&op->attention.args, 1, true, op->attention.out, workspace);
     item->piece_words = words;

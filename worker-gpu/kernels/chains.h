@@ -32,15 +32,17 @@ enum gpuk_chain_kind {
 struct gpuk_chain_op {
     enum gpuk_chain_kind kind;
     union {
-        struct gpuk_linear_args linear; /* as gpuk_gemv takes it; ROUTER: fp32, one matrix, its rows the experts */
+        struct gpuk_linear_args
+            linear; /* as gpuk_gemv takes it; ROUTER: fp32, one matrix, its rows the experts */
         struct {
             struct gpuk_attention args; /* as gpuk_attention_decode takes it, one token, fused */
             float *out;
         } attention;
         struct {
-            struct gpuk_experts_glu args; /* as gpuk_experts_glu takes it, of the logits and the x of the router in
+            struct gpuk_experts_glu
+                args; /* as gpuk_experts_glu takes it, of the logits and the x of the router in
                                              front; act is not for others: weights may be in it */
-            struct model_router router;   /* args.router is not looked at */
+            struct model_router router; /* args.router is not looked at */
         } glu;
         struct gpuk_experts_down down; /* of the choice and of act in front */
     };
