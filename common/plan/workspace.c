@@ -84,7 +84,8 @@ static uint64_t attention_bytes(const struct model_config *c)
 
 uint64_t workspace_chain_lists(const struct model_config *c)
 {
-    return round_up((5ull * c->layers + 1) * GPU_CHAIN_OP_BYTES, VRAM_ALIGN);
+    const uint64_t layer = c->router.experts ? 6 : 5; /* a router's product more */
+    return round_up((layer * c->layers + 1) * GPU_CHAIN_OP_BYTES, VRAM_ALIGN);
 }
 
 uint64_t workspace_chain_bytes(const struct model_config *c)

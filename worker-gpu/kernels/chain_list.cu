@@ -287,27 +287,6 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
 static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "router", "experts' gates",
                                                     "experts' downs"};
 
-/* A sparse MLP's operations stand together, and are of one token's x, choice and activations. */
-static bool goes_together(const struct gpuk_chain_op *op, uint32_t count, uint32_t i)
-{
-    const struct gpuk_chain_op *front = i ? &op[i - 1] : nullptr;
-    if (op[i].kind == GPUK_CHAIN_ROUTER) return i + 2 < count && op[i + 1].kind == GPUK_CHAIN_EXPERTS_GLU;
-    if (op[i].kind == GPUK_CHAIN_EXPERTS_GLU) {
-        const struct gpuk_experts_glu *g = &op[i].glu.args;
-        return front && front->kind == GPUK_CHAIN_ROUTER && i + 1 < count &&
-               op[i + 1].kind == GPUK_CHAIN_EXPERTS_DOWN && front->linear.x == g->x &&
-               front->linear.norm == g->norm && front->linear.eps == g->eps &&
-               front->linear.cols == g->gate.cols &&
-               front->linear.segment[0].rows == op[i].glu.router.experts &&
-               front->linear.segment[0].out == g->logits;
-    }
-    if (op[i].kind != GPUK_CHAIN_EXPERTS_DOWN) return true;
-    const struct gpuk_experts_down *d = &op[i].down;
-    return front && front->kind == GPUK_CHAIN_EXPERTS_GLU && front->glu.args.act == d->act &&
-           front->glu.args.choice.chosen == d->choice.chosen && front->glu.args.gate.rows == d->down.cols &&
-           front->glu.args.gate.experts == d->down.experts;
-}
-
 /* What all operations of a chain share. */
 struct chain_plan {
     int family, cache; /* -1: of none */
@@ -323,7 +302,7 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
         if (!gpuk_chain_takes(device, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u (%s) cannot be part of one",
                              i, count, name);
-        if (!goes_together(op, count, i))
+        if (!gpuk_chain_whole(op, count, i))
             return helm_fail(err, HELM_E_UNSUPPORTED,
                              "chain: operation %u of %u (%s) stands without what belongs to it", i, count,
                              name);

@@ -70,6 +70,28 @@ static inline enum tensor_format gpuk_chain_format(const struct gpuk_chain_op *o
            : op->kind == GPUK_CHAIN_EXPERTS_DOWN ? op->down.down.format
                                                  : FORMAT_COUNT;
 }
+/* Whether what belongs to operation i of a list stands beside it: of a sparse MLP all three, of one token's x, choice and
+ * activations. */
+static inline bool gpuk_chain_whole(const struct gpuk_chain_op *op, uint32_t count, uint32_t i)
+{
+    const struct gpuk_chain_op *of = &op[i];
+    const bool front = i > 0, behind = i + 1 < count;
+    if (of->kind == GPUK_CHAIN_ROUTER) return behind && of[1].kind == GPUK_CHAIN_EXPERTS_GLU;
+    if (of->kind == GPUK_CHAIN_EXPERTS_GLU) {
+        if (!front || !behind || of[-1].kind != GPUK_CHAIN_ROUTER || of[1].kind != GPUK_CHAIN_EXPERTS_DOWN)
+            return false;
+        const struct gpuk_linear_args *router = &of[-1].linear;
+        const struct gpuk_experts_glu *g = &of->glu.args;
+        return router->x == g->x && router->norm == g->norm && router->eps == g->eps &&
+               router->cols == g->gate.cols && router->segment[0].rows == of->glu.router.experts &&
+               router->segment[0].out == g->logits;
+    }
+    if (of->kind != GPUK_CHAIN_EXPERTS_DOWN) return true;
+    if (!front || of[-1].kind != GPUK_CHAIN_EXPERTS_GLU) return false;
+    const struct gpuk_experts_glu *g = &of[-1].glu.args;
+    return g->act == of->down.act && g->choice.chosen == of->down.choice.chosen &&
+           g->gate.rows == of->down.down.cols && g->gate.experts == of->down.down.experts;
+}
 bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
 /* Pieces of a head's context that attention in a chain hands from block to block at most. */
 #define GPUK_CHAIN_PIECES GPU_CHAIN_PIECES
