@@ -281,11 +281,11 @@ static void test_cut(struct test_context *t, const chain_test &c, const struct g
     snprintf(
         what, sizeof what,
         "chain of %zu from %zu, %s over %s, hidden %u inner %u heads %u/%u dim %u head %u at %u window %u "
-        "page %u%s%s%s, %u of %u experts, %d blocks, %d slots",
+        "page %u%s%s%s, %u of %u experts, %d blocks, %d slots, words %d",
         count, first, name_of(m.dtype), kv_dtype_name((enum kv_dtype)m.cache), m.hidden, m.inner, m.heads,
         m.kv_heads, m.head_dim, m.vocab, m.position, m.window, m.page_tokens, m.head_norm ? " head norm" : "",
         m.absent ? " absent page" : "", m.no_token ? " no token" : "", m.chosen, m.experts, device->sm_count,
-        device->gemv_slots);
+        device->gemv_slots, device->chain_words);
     bool attends = false, routes = false;
     for (size_t i = first; i < first + count; i++) {
         attends = attends || c.ops[i].kind == GPUK_CHAIN_ATTENTION;
@@ -472,6 +472,7 @@ static void test_sparse(struct test_context *t)
         chain_test c(t, m);
         struct gpuk_device few = t->device;
         few.sm_count = (int)(2 + random_below(t, 5)), few.gemv_slots = (int)random_below(t, 6);
+        few.chain_words = f % 3 == 0 ? 2 : f % 3 == 1 ? -1 : 1;
         test_cut(t, c, &few, 0, c.ops.size(), 2);
         if (!t->few) test_cut(t, c, &t->device, 2, 4, 2);
     }
@@ -486,7 +487,11 @@ static void test_sparse(struct test_context *t)
     for (const chain_model &m : models) {
         if (t->few) break;
         chain_test c(t, m);
-        test_cut(t, c, &t->device, 0, c.ops.size(), t->stress ? 3000 : t->small ? 2 : 30);
+        for (const int words : {2, -1}) {
+            struct gpuk_device device = t->device;
+            device.chain_words = words;
+            test_cut(t, c, &device, 0, c.ops.size(), t->stress ? 3000 : t->small ? 2 : 30);
+        }
     }
     /* what belongs together stands together, and every expert has its slot */
     chain_model m = {DTYPE_BF16, DTYPE_BF16, 64, 96, 2, 1, 16, 1, 31, 16, 0, 5, true, false, false, false};

@@ -16,7 +16,7 @@
 
 struct chain_params {
     unsigned char *list;
-    uint32_t count, linears, slots, askers, pitch, region_bytes, norm_bytes;
+    uint32_t count, meetings, linears, slots, askers, pitch, region_bytes, norm_bytes;
 };
 
 /* A tile of blocks in a function of its own: among everything else that the kernel does the compiler lets products wait
@@ -86,7 +86,8 @@ __device__ __forceinline__ void chain_tile<decode_blocks>(const chain_weights &w
 template <typename S, typename D, typename Beside>
 __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const chain_token &token,
                                                const float *x, const chain_sums &all, uint32_t &which,
-                                               chain_ring &ring, uint32_t rest, const Beside &beside)
+                                               chain_ring &ring, uint32_t rest, uint32_t tag,
+                                               const Beside &beside)
 {
     const linear_params &p = item.linear;
     const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks;
@@ -142,7 +143,7 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const cha
             float a = 0, b = 0;
 #pragma unroll 8
             for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
-            chain_store(item, token, pair, a * scale + add.x, b * scale + add.y);
+            chain_store(item, token, pair, a * scale + add.x, b * scale + add.y, tag);
         }
         which ^= 1;
     } while ((batch += batch_pairs) < pairs);
@@ -191,11 +192,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     };
     fetch(0);
     if (threadIdx.x == 0) {
-        const uint64_t a_launch = (uint64_t)gridDim.x * (q.count - 1);
-        const uint64_t now = q.count > 1 ? meet_count(&header->counter) : 0;
-        token->pages = nullptr, token->awaited = q.count > 1 ? now - now % a_launch : 0;
-        token->tag = q.count > 1 ? (uint32_t)(now / a_launch) * q.count : 0;
-        token->hurried = false, token->words = q.count > 1;
+        const uint64_t a_launch = (uint64_t)gridDim.x * q.meetings;
+        const uint64_t now = q.meetings > 0 ? meet_count(&header->counter) : 0;
+        token->pages = nullptr, token->awaited = q.meetings > 0 ? now - now % a_launch : 0;
+        token->tag = q.meetings > 0 ? (uint32_t)(now / a_launch) * q.count : 0;
+        token->hurried = false, token->words = q.meetings > 0;
         token->position = 0, token->counts = false, token->cut_heads = 0;
         if (header->attends && header->step.counts[0] > 0) {
             const gpuk_step &s = header->step;
@@ -226,7 +227,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
         const auto wait = [&] {
-            if (number > 0) {
+            if (number > 0 && !item.words_in) {
                 if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
                 S::meet();
             }
@@ -235,11 +236,13 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 128 * threadIdx.x < sizeof(chain_item))
                 ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
         };
+        const uint32_t tag = token->tag + number + 1; /* of this operation's words */
+        const auto source = [&](const float *x) { return chain_source{x, item.words_in, tag - 1}; };
         const auto rows = [&] {
             copies_wait<0>();
             S::meet();
             hurry(false);
-            rest = chain_rows<S, D>(item, *token, region, {partial, squares}, which, ring, rest, [&] {
+            rest = chain_rows<S, D>(item, *token, region, {partial, squares}, which, ring, rest, tag, [&] {
                 fetch_norm(item.next_norm, item.next_norm_quads);
                 const chain_item &next = items[(number + 1) & 1];
                 if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
@@ -251,17 +254,20 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         if (item.kind == GPUK_CHAIN_LINEAR) {
             wait();
             copies_commit();
-            take_x<S, typename chain_x_of<D>::decoder>(item.linear, norm, region, squares);
+            take_x<S, typename chain_x_of<D>::decoder>(item.linear, source(item.linear.x), norm, region,
+                                                       squares);
             rows();
         } else if (item.kind == GPUK_CHAIN_ROUTER) {
             wait();
             copies_commit();
-            chain_router<S, typename chain_x_of<D>::decoder>(item.linear, norm, region, {partial, squares});
+            chain_router<S, typename chain_x_of<D>::decoder>(item.linear, source(item.linear.x), norm, region,
+                                                             {partial, squares}, item.words_out, tag);
         } else if (item.kind == GPUK_CHAIN_EXPERTS_GLU) { /* x is there since the router's */
             wait();
             copies_commit();
             hurry(false);
-            chain_choose<S>(item.experts, *token, partial + (which ^ 1) * CHAIN_SUMS, ring, choices++);
+            chain_choose<S>(item.experts, source(item.experts.logits), *token,
+                            partial + (which ^ 1) * CHAIN_SUMS, ring, choices++);
             rows();
         } else if (item.kind == GPUK_CHAIN_EXPERTS_DOWN) {
             wait();
@@ -286,8 +292,10 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         S::meet(); /* the block has stored its results, and is through with the shared memory */
         if (threadIdx.x == 0 && number + 1 < q.count) {
             hurry(true);
-            meet_arrive(&header->counter);
-            token->awaited += gridDim.x;
+            if (!item.words_out) {
+                meet_arrive(&header->counter);
+                token->awaited += gridDim.x;
+            }
         }
         copies_wait<0>();
         S::meet(); /* the next operation's item is there */
@@ -323,6 +331,7 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, stru
 {
     const struct chain_params p = {(unsigned char *)(uintptr_t)chain->list,
                                    chain->count,
+                                   chain->meetings,
                                    chain->linears,
                                    chain->slots,
                                    chain->askers,

@@ -64,7 +64,11 @@ struct alignas(16) chain_item {
     const float *next_norm; /* of the linear operation behind this one */
     uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
     uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
-    chain_weights where;    /* linear */
+    /* Results that go on as words, each with the operation's tag, so that nobody waits for a meeting; NULL: the blocks meet
+     * behind the operation. And where those of the operation in front come from. */
+    uint64_t *words_out;
+    const uint64_t *words_in;
+    chain_weights where; /* linear */
     union {
         struct {
             linear_params linear; /* routers' too; of experts what is like it */
@@ -113,8 +117,8 @@ struct alignas(16) chain_token {
     attention_cut cut; /* and the block's first unit, of attention of so many heads and such a window */
     attention_unit unit;
     uint32_t cut_heads, cut_kv_heads, cut_window; /* heads 0: not cut yet */
-    bool words;    /* tags differ from launch to launch: with more than one operation */
-    bool hurried;  /* the ring's barrier says so; thread 0's */
+    bool words;                                   /* tags differ from launch to launch: with a meeting */
+    bool hurried;                                 /* the ring's barrier says so; thread 0's */
     uint32_t tag;  /* of operation 0 of this launch; the others' are that and their number */
     uint32_t page; /* of the position */
     uint32_t held_pages[HELD_POSITIONS_MAX]; /* of the unit's first positions */

@@ -27,18 +27,69 @@ __device__ __forceinline__ void put_quad(float4 *x4, uint32_t f, bool there, con
     else if (there)
         x4[x_place<D>(f)] = v;
 }
+/* Where an operation's x comes from: memory that all have stored to before they met, or (words not NULL) words of this
+ * tag. */
+struct chain_source {
+    const float *x;
+    const uint64_t *words;
+    uint32_t tag;
+};
+__device__ __forceinline__ bool words_came(const uint64_t word[4], uint32_t tag)
+{
+    bool all = true;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) all = all && (uint32_t)(word[i] >> 32) == tag;
+    return all;
+}
+/* Quads f, f + step, ... of x, zeros from `quads` on; all are on their way together. */
+template <uint32_t COUNT>
+__device__ __forceinline__ void load_quads(const chain_source &from, uint32_t f, uint32_t step,
+                                           uint32_t quads, float4 v[COUNT])
+{
+    if (!from.words) {
+#pragma unroll
+        for (uint32_t j = 0; j < COUNT; j++)
+            v[j] = f + j * step < quads ? __ldcg(reinterpret_cast<const float4 *>(from.x) + f + j * step)
+                                        : make_float4(0, 0, 0, 0);
+        return;
+    }
+    static_assert(COUNT % 2 == 0, "");
+#pragma unroll
+    for (uint32_t j0 = 0; j0 < COUNT; j0 += 2) {
+        uint64_t word[2][4];
+        for (bool came = false; !came;) {
+            came = true;
+#pragma unroll
+            for (uint32_t j = 0; j < 2; j++) {
+                const uint32_t at = f + (j0 + j) * step;
+                if (at >= quads) continue;
+                words_get(from.words + 4 * at, word[j]), words_get(from.words + 4 * at + 2, word[j] + 2);
+            }
+#pragma unroll
+            for (uint32_t j = 0; j < 2; j++)
+                came = came && (f + (j0 + j) * step >= quads || words_came(word[j], from.tag));
+            if (!came) word_late();
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < 2; j++)
+            v[j0 + j] = f + (j0 + j) * step < quads ? make_float4(__uint_as_float((uint32_t)word[j][0]),
+                                                                  __uint_as_float((uint32_t)word[j][1]),
+                                                                  __uint_as_float((uint32_t)word[j][2]),
+                                                                  __uint_as_float((uint32_t)word[j][3]))
+                                                    : make_float4(0, 0, 0, 0);
+    }
+}
+
 /* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
 template <typename S, typename D>
-__device__ __forceinline__ void take_x(const linear_params &p, const float4 *norm, float *x, float *squares)
+__device__ __forceinline__ void take_x(const linear_params &p, const chain_source &from, const float4 *norm,
+                                       float *x, float *squares)
 {
     const uint32_t quads = p.cols / 4, batch = 4096 / S::THREADS; /* loads that are on their way together */
     float4 *x4 = reinterpret_cast<float4 *>(x), v[batch];
-    const float4 *from = reinterpret_cast<const float4 *>(p.x);
     float sum = 0;
     for (uint32_t f0 = threadIdx.x; (D::SCALED ? f0 & ~31u : f0) < quads; f0 += batch * S::THREADS) {
-#pragma unroll
-        for (uint32_t j = 0; j < batch; j++)
-            v[j] = f0 + j * S::THREADS < quads ? __ldcg(from + f0 + j * S::THREADS) : make_float4(0, 0, 0, 0);
+        load_quads<batch>(from, f0, S::THREADS, quads, v);
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++) {
             const uint32_t f = f0 + j * S::THREADS;
@@ -77,11 +128,11 @@ __device__ __forceinline__ void chain_router_ask(const linear_params &p)
 /* x into shared memory, where the gates and ups find it, and the block's rows of the router's product: the whole block a
  * row, from fp32 weights in device memory. */
 template <typename S, typename D>
-__device__ __forceinline__ void chain_router(const linear_params &p, const float4 *norm, float *x,
-                                             const chain_sums &sums)
+__device__ __forceinline__ void chain_router(const linear_params &p, const chain_source &from,
+                                             const float4 *norm, float *x, const chain_sums &sums,
+                                             uint64_t *words, uint32_t tag)
 {
     const uint32_t quads = p.cols / 4, batch = 4, warp = threadIdx.x >> 5;
-    const float4 *from = reinterpret_cast<const float4 *>(p.x);
     bool first = true;
     for (uint32_t row = blockIdx.x; first || row < p.segment[0].rows; row += gridDim.x, first = false) {
         const bool works = row < p.segment[0].rows;
@@ -93,9 +144,9 @@ __device__ __forceinline__ void chain_router(const linear_params &p, const float
 #pragma unroll
             for (uint32_t j = 0; j < batch; j++) {
                 const uint32_t f = f0 + j * S::THREADS;
-                v[j] = f < quads ? __ldcg(from + f) : make_float4(0, 0, 0, 0);
                 w[j] = f < quads ? __ldg(weight + f) : make_float4(0, 0, 0, 0);
             }
+            load_quads<batch>(from, f0, S::THREADS, quads, v);
 #pragma unroll
             for (uint32_t j = 0; j < batch; j++) {
                 const uint32_t f = f0 + j * S::THREADS;
@@ -121,20 +172,37 @@ __device__ __forceinline__ void chain_router(const linear_params &p, const float
 #pragma unroll
         for (uint32_t w = 0; w < S::WARPS; w++) sum += sums.partial[w];
         const float *bias = p.segment[0].bias;
-        p.segment[0].out[row] = sum * x_scale<S>(p, sums.squares) + (bias ? bias[row] : 0.0f);
+        const float logit = sum * x_scale<S>(p, sums.squares) + (bias ? bias[row] : 0.0f);
+        p.segment[0].out[row] = logit;
+        if (words) word_put(words + row, logit, tag);
     }
 }
 
 /* ---- the choice */
 
+/* Logits as words of this tag, or as the blocks stored them before they met. */
+struct chain_logits {
+    chain_source from;
+    __device__ __forceinline__ float operator()(uint32_t i) const
+    {
+        if (!from.words) return __ldcg(from.x + i);
+        uint64_t word = word_get(from.words + i);
+        while ((uint32_t)(word >> 32) != from.tag) {
+            word_late();
+            word = word_get(from.words + i);
+        }
+        return __uint_as_float((uint32_t)word);
+    }
+};
 /* What the token chose, for the block; number: how many choices were before. scratch: CHAIN_SUMS floats that are not used
  * until all threads have met twice more. Weights are there behind the next meeting. */
 template <typename S>
-__device__ __forceinline__ void chain_choose(const chain_experts &e, chain_token &token, float *scratch,
-                                             const chain_ring &ring, uint32_t number)
+__device__ __forceinline__ void chain_choose(const chain_experts &e, const chain_source &logits,
+                                             chain_token &token, float *scratch, const chain_ring &ring,
+                                             uint32_t number)
 {
     static_assert(2 * EXPERTS_RANKED_MAX <= CHAIN_SUMS, "scores and their order");
-    experts_order_all(e.router, e.logits, e.choice_bias, scratch, S::THREADS);
+    experts_order_all(e.router, chain_logits{logits}, e.choice_bias, scratch, S::THREADS);
     S::meet();
     experts_places(e.router, scratch, token.expert, S::THREADS);
     S::meet();
@@ -203,13 +271,19 @@ __device__ __forceinline__ float2 chain_addends(const chain_item &item, const ch
     }
     return add;
 }
-/* Where the two sums go: gates' and ups' as the weighted activation, so that downs only add. */
+/* Where the two sums go: gates' and ups' as the weighted activation, so that downs only add. tag: of words. */
 __device__ __forceinline__ void chain_store(const chain_item &item, const chain_token &token, uint32_t pair,
-                                            float a, float b)
+                                            float a, float b, uint32_t tag)
 {
-    if (item.kind != GPUK_CHAIN_EXPERTS_GLU) return linear_store(item.linear, pair, 0, a, b);
-    const chain_experts &e = item.experts;
-    item.linear.segment[0].out[pair] = token.expert_weight[pair / e.rows] * experts_glu_of(e.glu, a, b);
+    if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
+        const chain_experts &e = item.experts;
+        item.linear.segment[0].out[pair] = token.expert_weight[pair / e.rows] * experts_glu_of(e.glu, a, b);
+        return;
+    }
+    linear_store(item.linear, pair, 0, a, b);
+    if (!item.words_out) return; /* of one matrix, whose rows are even */
+    word_put(item.words_out + 2 * pair, a, tag);
+    word_put(item.words_out + 2 * pair + 1, b, tag);
 }
 
 #endif

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+static const int CHAIN_WORDS = 1;                       /* struct gpuk_device: chain_words */
 static const uint32_t SLOTS_MAX = 64, PITCH_MIN = 2048; /* of a ring */
 
 #define LINES(D) chain_lines_of<D>::lines
@@ -180,6 +181,20 @@ static size_t list_bytes(uint32_t count)
     return (CHAIN_HEADER_BYTES + (size_t)count * (sizeof(chain_weights) + sizeof(chain_item)) + 255) / 256 *
            256;
 }
+/* Words of results that go on without a meeting, of a chain with experts: logits, and x. */
+struct sparse_words {
+    uint64_t logits, x; /* how many */
+};
+static struct sparse_words sparse_words_of(const struct gpuk_chain_op *op, uint32_t count)
+{
+    struct sparse_words words = {};
+    for (uint32_t i = 0; i < count; i++) {
+        if (op[i].kind != GPUK_CHAIN_ROUTER) continue;
+        words.logits = std::max(words.logits, (uint64_t)(op[i].linear.segment[0].rows + 1) / 2 * 2);
+        words.x = std::max(words.x, (uint64_t)op[i].linear.cols);
+    }
+    return words;
+}
 /* Of the pieces of attention. */
 static uint64_t words_of(const struct gpuk_chain_op *op, uint32_t count)
 {
@@ -193,7 +208,10 @@ static uint64_t words_of(const struct gpuk_chain_op *op, uint32_t count)
 }
 extern "C" size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count)
 {
-    return list_bytes(count) + (op ? (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256 : 0);
+    if (!op) return list_bytes(count);
+    const struct sparse_words sparse = sparse_words_of(op, count);
+    return list_bytes(count) + (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256 +
+           ((sparse.logits + sparse.x) * sizeof(uint64_t) + 255) / 256 * 256;
 }
 
 static struct chain_weights weights_of(const struct gpuk_chain_op *op, const struct linear_params *p,
@@ -377,6 +395,42 @@ static int attention_item(const struct gpuk_chain_op *op, void *workspace, uint6
                : HELM_E_UNSUPPORTED;
 }
 
+/* Whether what operation i makes is only x of the one behind it, and may go on as words: few enough numbers that each block
+ * loads twice the bytes sooner than all meet. */
+static bool gives_words(const struct gpuk_device *device, const struct gpuk_chain_op *op, uint32_t count,
+                        uint32_t i)
+{
+    const int words = device->chain_words ? device->chain_words : CHAIN_WORDS;
+    if (i + 1 == count || words < 0) return false;
+    if (op[i].kind == GPUK_CHAIN_ROUTER) return true;
+    const struct gpuk_chain_op *next = &op[i + 1];
+    if (words < 2 || (next->kind != GPUK_CHAIN_LINEAR && next->kind != GPUK_CHAIN_ROUTER)) return false;
+    if (op[i].kind != GPUK_CHAIN_LINEAR && op[i].kind != GPUK_CHAIN_EXPERTS_DOWN) return false;
+    /* the next one adds nothing to x: all blocks meet before somebody does, who reads what others have stored there */
+    const struct gpuk_linear_args a = linear_of(&op[i]);
+    return a.residual && !next->linear.residual && a.segments == 1 && a.segment[0].rows % 2 == 0 &&
+           a.segment[0].rows == next->linear.cols && a.segment[0].out == next->linear.x;
+}
+/* Joins operations by words where that can be, in a chain with experts; returns how often all blocks meet. Each use of x's
+ * words, and of the logits', has a meeting behind it before the next. */
+static uint32_t join_by_words(const struct gpuk_device *device, const struct gpuk_chain_op *op,
+                              uint32_t count, uint64_t *words, struct chain_item *items)
+{
+    const struct sparse_words sparse = sparse_words_of(op, count);
+    uint32_t meetings = 0;
+    for (uint32_t i = 0; i + 1 < count; i++) {
+        const bool router = op[i].kind == GPUK_CHAIN_ROUTER;
+        if (sparse.logits == 0 || !gives_words(device, op, count, i) ||
+            (!router && op[i + 1].linear.cols > sparse.x)) {
+            meetings++;
+            continue;
+        }
+        uint64_t *at = router ? words : words + sparse.logits;
+        items[i].words_out = at, items[i + 1].words_in = at;
+    }
+    return meetings; /* a sparse MLP has one, by which launches are told apart */
+}
+
 extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
                                 uint32_t count, void *memory, void *attention_workspace, void *stream,
                                 struct gpuk_chain *chain, struct helm_err *err)
@@ -397,7 +451,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
         return helm_fail(err, HELM_E_UNSUPPORTED, "chain: %u operations take too much shared memory together",
                          count);
     uint64_t *words = (uint64_t *)((unsigned char *)memory + bytes);
-    const uint64_t word_count = words_of(op, count);
+    const size_t words_bytes = (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256,
+                 all_words = gpuk_chain_bytes(op, count) - bytes;
     struct chain_item *items = (struct chain_item *)(weights + plan.tiled);
     struct chain_weights *next = weights;
     uint32_t start = 0;
@@ -420,6 +475,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
         }
     }
     *chain = {};
+    chain->meetings =
+        join_by_words(device, op, count, (uint64_t *)((unsigned char *)words + words_bytes), items);
     chain->list = memory;
     chain->count = count;
     chain->variant = plan.family * KV_DTYPE_COUNT + (plan.cache < 0 ? 0 : plan.cache);
@@ -433,8 +490,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     chain->linears = plan.tiled;
     chain->region_bytes = plan.region;
     cudaError_t code = cudaMemcpyAsync(memory, at, bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream);
-    if (code == cudaSuccess && word_count)
-        code = cudaMemsetAsync(words, 0, word_count * sizeof(uint64_t), (cudaStream_t)stream);
+    if (code == cudaSuccess && all_words) code = cudaMemsetAsync(words, 0, all_words, (cudaStream_t)stream);
     if (code == cudaSuccess) code = cudaStreamSynchronize((cudaStream_t)stream);
     return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, "chain: writing the list");
 }

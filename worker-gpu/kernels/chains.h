@@ -52,7 +52,7 @@ struct gpuk_chain {
     const void *list; /* device */
     uint32_t count;   /* operations */
     int variant;      /* of the kernel; the launcher's own */
-    uint32_t warps, askers, slots, pitch, shared_bytes, blocks, linears, region_bytes, norm_bytes;
+    uint32_t warps, askers, slots, pitch, shared_bytes, blocks, meetings, linears, region_bytes, norm_bytes;
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
  * shared memory; of experts: every one in its slot. A list may be cut at operations that cannot; those go as kernels of
@@ -96,8 +96,8 @@ bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_
 /* Pieces of a head's context that attention in a chain hands from block to block at most. */
 #define GPUK_CHAIN_PIECES GPU_CHAIN_PIECES
 /* Device memory of a list of `count` operations, counters included; a multiple of 256. With attention in it
- * also the pieces' words: heads * GPUK_CHAIN_PIECES * (head_dim + 2) * 8 bytes, rounded up to 256. op NULL:
- * the list alone. */
+ * also the pieces' words: heads * GPUK_CHAIN_PIECES * (head_dim + 2) * 8 bytes, rounded up to 256; with experts, words of
+ * their logits and of x, likewise. op NULL: the list alone. */
 size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 /* Writes the list to `memory` (gpuk_chain_bytes, 256-byte aligned) by a copy on `stream` that is over on
  * return; not under capture. attention_workspace: as in gpuk_attention_decode, of one token.

@@ -127,15 +127,21 @@ __device__ __forceinline__ void experts_open_groups(const struct model_router &r
     __syncwarp();
 }
 
+/* Logits in device memory, as other kernels left them. */
+struct experts_logits {
+    const float *from;
+    __device__ __forceinline__ float operator()(uint32_t i) const { return __ldcg(from + i); }
+};
 /* Scores of experts, what they are chosen by (NaN where they may not be), and the lane's largest score. By a warp, or by
  * `threads` threads, the caller `thread` among them. */
-__device__ __forceinline__ float experts_score(const struct model_router &router, const float *logits,
+template <typename L>
+__device__ __forceinline__ float experts_score(const struct model_router &router, const L &logits,
                                                const float *choice_bias, float *scratch, uint32_t thread,
                                                uint32_t threads)
 {
     float *score = scratch, *value = scratch + router.experts, most = -INFINITY;
     for (uint32_t i = thread; i < router.experts; i += threads) {
-        float s = __ldcg(logits + i);
+        float s = logits(i);
         if (!(s == s)) s = -INFINITY;
         if (router.score == ROUTER_SIGMOID) s = 1.0f / (1.0f + expf(-s));
         score[i] = s, most = fmaxf(most, s);
@@ -175,7 +181,8 @@ __device__ __forceinline__ void experts_choose(const struct model_router &router
 {
     const uint32_t n = router.experts, k = router.chosen, lane = threadIdx.x & 31;
     float *value = scratch + n;
-    const float most = experts_most(experts_score(router, logits, choice_bias, scratch, lane, 32));
+    const float most =
+        experts_most(experts_score(router, experts_logits{logits}, choice_bias, scratch, lane, 32));
     __syncwarp();
     if (router.score == ROUTER_SIGMOID && router.groups > router.groups_chosen)
         experts_open_groups(router, value, scratch + 2 * n, lane);
@@ -212,7 +219,8 @@ static __host__ __device__ inline bool experts_ranks(const struct model_router &
            !(router.score == ROUTER_SIGMOID && router.groups > router.groups_chosen);
 }
 /* Scores and their order, by `threads` threads, all to be met behind; scratch: experts_scratch floats. */
-__device__ __forceinline__ void experts_order_all(const struct model_router &router, const float *logits,
+template <typename L>
+__device__ __forceinline__ void experts_order_all(const struct model_router &router, const L &logits,
                                                   const float *choice_bias, float *scratch, uint32_t threads)
 {
     uint32_t *order = reinterpret_cast<uint32_t *>(scratch + router.experts); /* in place of the values */
@@ -255,7 +263,7 @@ __device__ __forceinline__ void experts_rank(const struct model_router &router, 
                                              const float *choice_bias, float *scratch, uint32_t *id,
                                              float *weight, uint32_t threads, bool weigh)
 {
-    experts_order_all(router, logits, choice_bias, scratch, threads);
+    experts_order_all(router, experts_logits{logits}, choice_bias, scratch, threads);
     __syncthreads();
     experts_places(router, scratch, id, threads);
     __syncthreads();

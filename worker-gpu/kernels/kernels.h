@@ -76,6 +76,8 @@ struct gpuk_device {
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
     int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
     int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
+    int chain_words; /* of chains with experts: negative: all results wait for a meeting of the blocks; 1: logits go
+                             from block to block as words; 2: x, too */
 };
 /* HELM_E_UNSUPPORTED, with what to do: HELM has no code for a device of this capability, or this build has none. */
 HELM_MUST_CHECK int gpuk_check_built(int capability, struct helm_err *err);

@@ -112,8 +112,8 @@ std::vector<uint16_t> bench_weights(size_t count);
 int bench_packed(struct bench *b);
 /* Products with weights of each format (bench_formats.cu), or of the one that is named. */
 void bench_formats(struct bench *b, const char *only);
-/* Mixtures of experts (bench_experts.cu), of all formats or of the one that is named. */
-void bench_experts(struct bench *b, const char *only);
+/* Mixtures of experts (bench_experts.cu), of all formats or of the one that is named; returns how many results were wrong. */
+int bench_experts(struct bench *b, const char *only);
 
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags);

@@ -61,16 +61,17 @@ static struct gpuk_experts role_of(const experts_bench *f, uint32_t layer, uint3
             f->matrix, s->glu == GLU_CLAMPED ? f->bias : nullptr};
 }
 
-static void run_glu(const experts_bench *f, uint32_t layer, uint32_t tokens, bool routes, uint32_t flags)
+/* logits: by which the choice is made first; NULL: it has been. */
+static void run_glu(const experts_bench *f, uint32_t layer, uint32_t tokens, bool ahead, const float *logits,
+                    uint32_t flags)
 {
     const struct gpuk_experts down = role_of(f, layer, 2);
     struct gpuk_experts_glu a = {};
     a.gate = role_of(f, layer, 0), a.up = role_of(f, layer, 1), a.glu = f->shape->glu,
     a.choice = f->choice[layer];
     a.x = f->x, a.norm = f->norm, a.x_stride = f->shape->hidden, a.eps = 1e-6f, a.act = f->act;
-    if (routes)
-        a.router = &f->router, a.logits = f->logits + (size_t)layer * CHUNK * f->shape->experts,
-        a.ahead = &down;
+    if (logits) a.router = &f->router, a.logits = logits;
+    if (ahead) a.ahead = &down;
     GPUK(gpuk_experts_glu(&f->b->device, &a, tokens, f->count, f->workspace, flags, f->b->stream, &err));
 }
 static void run_down(const experts_bench *f, uint32_t layer, uint32_t tokens, uint32_t flags)
@@ -152,27 +153,59 @@ static bool chain_of(const experts_bench *f, bool part, struct gpuk_chain *chain
                           chain, &err));
     return true;
 }
-static void bench_chained(const experts_bench *f)
+static void run_kernels(const experts_bench *f)
+{
+    const uint32_t early = early_of(f->b);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        const struct gpuk_linear_args a = router_product(f, l);
+        GPUK(gpuk_gemv(&f->b->device, &a, f->gemv_workspace, l ? early : 0, f->b->stream, &err));
+        run_glu(f, l, 1, true, f->router_logits, early), run_down(f, l, 1, early);
+    }
+}
+static std::vector<float> out_of(const experts_bench *f, const std::function<void()> &run)
+{
+    std::vector<float> out(f->shape->hidden);
+    CUDA(cudaMemsetAsync(f->out, 0, out.size() * 4, f->b->stream));
+    run();
+    CUDA(cudaMemcpyAsync(out.data(), f->out, out.size() * 4, cudaMemcpyDeviceToHost, f->b->stream));
+    CUDA(cudaStreamSynchronize(f->b->stream));
+    return out;
+}
+/* The chain's sums against those of the kernels, and its bits from run to run; returns how many were wrong. */
+static int check_chain(const experts_bench *f, const struct gpuk_chain *chain)
+{
+    const auto run = [&] { GPUK(gpuk_chain_run(chain, f->b->stream, &err)); };
+    const std::vector<float> wanted = out_of(f, [&] { run_kernels(f); }), first = out_of(f, run);
+    int other = 0;
+    for (int i = 0; i < 50; i++) other += memcmp(out_of(f, run).data(), first.data(), first.size() * 4) != 0;
+    const double apart = bench_apart(wanted, first);
+    const bool good = other == 0 && apart < 1e-4; /* false for NaN */
+    printf("%-8s %s chain: %s; other bits in %d of 50 runs, %.1e apart from kernels\n", f->shape->name,
+           tensor_format_name(f->format), good ? "ok" : "FAILED", other, apart);
+    return good ? 0 : 1;
+}
+static int bench_chained(const experts_bench *f)
 {
     const double bytes = 3.0 * f->shape->chosen * (double)f->matrix;
-    const uint32_t early = early_of(f->b);
     struct gpuk_chain chain;
     char what[64];
-    const double kernels = bench_time_graph(f->b, 4, [&] {
-        for (uint32_t l = 0; l < LAYERS; l++) {
-            const struct gpuk_linear_args a = router_product(f, l);
-            GPUK(gpuk_gemv(&f->b->device, &a, f->gemv_workspace, l ? early : 0, f->b->stream, &err));
-            run_glu(f, l, 1, true, early), run_down(f, l, 1, early);
+    int bad = 0;
+    row_of(f, " 1 token, router, glu, down", bench_time_graph(f->b, 4, [&] { run_kernels(f); }) / LAYERS,
+           bytes);
+    for (const int words : {-1, 1, 2}) {
+        f->b->device.chain_words = words;
+        for (const bool part : {false, true}) {
+            if (!chain_of(f, part, &chain)) continue;
+            if (!part) bad += check_chain(f, &chain);
+            const double t =
+                bench_time_graph(f->b, 4, [&] { GPUK(gpuk_chain_run(&chain, f->b->stream, &err)); });
+            snprintf(what, sizeof what, " 1 token, chain of %u x %u, words %d%s", chain.slots, chain.pitch,
+                     words, part ? ", few rows" : "");
+            row_of(f, what, t / LAYERS, part ? 0 : bytes);
         }
-    });
-    row_of(f, " 1 token, router, glu, down", kernels / LAYERS, bytes);
-    for (const bool part : {false, true}) {
-        if (!chain_of(f, part, &chain)) return;
-        const double t = bench_time_graph(f->b, 4, [&] { GPUK(gpuk_chain_run(&chain, f->b->stream, &err)); });
-        snprintf(what, sizeof what, " 1 token, chain of %u x %u%s", chain.slots, chain.pitch,
-                 part ? ", few rows" : "");
-        row_of(f, what, t / LAYERS, part ? 0 : bytes);
     }
+    f->b->device.chain_words = 0;
+    return bad;
 }
 /* A whole step of the first shape. */
 static void bench_whole(const experts_bench *f)
@@ -195,13 +228,23 @@ static void bench_whole(const experts_bench *f)
         const double t = bench_time_graph(f->b, 4, [&] { bench_enqueue_chain(&m); });
         row_of(f, what, t, experts && head ? bytes : 0);
     };
-    row("step at 200, chain", dense, true, true);
+    for (const int words : {-1, 1, 2}) {
+        char what[64];
+        f->b->device.chain_words = words;
+        snprintf(what, sizeof what, "step at 200, chain, words %d", words);
+        row(what, dense, true, true);
+    }
+    f->b->device.chain_words = 0;
     row("  without attention", dense & ~(1u << PART_ATTENTION), true, true);
     row("  without experts", dense, true, false);
     row("  without head", dense, false, true);
     bench_model_close(&m);
 }
 
+static const float *logits_of(const experts_bench *f, uint32_t layer)
+{
+    return f->logits + (size_t)layer * CHUNK * f->shape->experts;
+}
 static void bench_few(const experts_bench *f, uint32_t tokens)
 {
     const uint32_t early = early_of(f->b);
@@ -217,14 +260,19 @@ static void bench_few(const experts_bench *f, uint32_t tokens)
         row_of(f, what, s / LAYERS, matrices * bytes);
     };
     time("route", 0, [&](uint32_t l, uint32_t flags) { run_route(f, l, tokens, flags); });
-    time("glu", 2, [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, flags); });
+    time("glu", 2, [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, nullptr, flags); });
     time("down", 1, [&](uint32_t l, uint32_t flags) { run_down(f, l, tokens, flags); });
     time("route, glu, down", 3, [&](uint32_t l, uint32_t flags) {
-        run_route(f, l, tokens, flags), run_glu(f, l, tokens, false, early), run_down(f, l, tokens, early);
+        run_route(f, l, tokens, flags), run_glu(f, l, tokens, false, nullptr, early),
+            run_down(f, l, tokens, early);
     });
-    time("glu that routes, down", 3, [&](uint32_t l, uint32_t flags) {
-        run_glu(f, l, tokens, true, flags), run_down(f, l, tokens, early);
-    });
+    time("glu that routes", 2,
+         [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, logits_of(f, l), flags); });
+    for (const bool ahead : {false, true})
+        time(ahead ? "glu that routes and asks, down" : "glu that routes, down", 3,
+             [&](uint32_t l, uint32_t flags) {
+                 run_glu(f, l, tokens, ahead, logits_of(f, l), flags), run_down(f, l, tokens, early);
+             });
 }
 
 static void bench_chunk(const experts_bench *f, uint32_t tokens)
@@ -272,14 +320,14 @@ static void bench_chunk(const experts_bench *f, uint32_t tokens)
     });
 }
 
-static void bench_shape_of(experts_bench *f)
+static int bench_shape_of(experts_bench *f)
 {
     const experts_shape *s = f->shape;
     f->router = {ROUTER_SOFTMAX, s->experts, s->chosen, true, 1.0f, 1, 1};
     f->matrix = (size_t)tensor_format_bytes(f->format, s->rows, s->hidden),
     f->layer = 3 * s->experts * f->matrix;
     f->layers = (uint32_t)std::min((size_t)LAYERS, WEIGHTS / f->layer);
-    if (f->layers == 0) return;
+    if (f->layers == 0) return 0;
     std::vector<float> logits((size_t)LAYERS * CHUNK * s->experts);
     uint32_t state = 4711;
     for (float &v : logits) state = state * 1664525u + 1013904223u, v = (float)(state >> 8) * 0x1p-24f;
@@ -291,15 +339,17 @@ static void bench_shape_of(experts_bench *f)
         run_route(f, l, CHUNK, 0);
     }
     CUDA(cudaStreamSynchronize(f->b->stream));
-    if (f->b->device.bulk_copy) bench_chained(f);
+    const int bad = f->b->device.bulk_copy ? bench_chained(f) : 0;
     if (f->b->device.bulk_copy && s == shapes) bench_whole(f);
     for (const uint32_t tokens : {1u, 2u, 4u, 8u, 16u}) bench_few(f, tokens);
-    if (f->b->repeats < 7) return; /* --quick */
-    for (const uint32_t tokens : {128u, 512u, CHUNK}) bench_chunk(f, tokens);
+    for (const uint32_t tokens : {128u, 512u, CHUNK})
+        if (f->b->repeats >= 7) bench_chunk(f, tokens); /* not --quick */
+    return bad;
 }
 
-void bench_experts(struct bench *b, const char *only)
+int bench_experts(struct bench *b, const char *only)
 {
+    int bad = 0;
     uint32_t pairs = 0, act = 0, hidden = 0, experts = 0;
     for (const experts_shape &s : shapes) {
         pairs = std::max(pairs, CHUNK * s.chosen), hidden = std::max(hidden, s.hidden);
@@ -308,9 +358,12 @@ void bench_experts(struct bench *b, const char *only)
     struct experts_bench f = {};
     f.b = b;
     f.weights = (char *)device_memory(WEIGHTS);
-    std::vector<uint32_t> random(1 << 24); /* any bytes: what they are takes no other time */
+    std::vector<uint32_t> random(1 << 24);
     uint32_t state = 12345;
-    for (uint32_t &word : random) word = state = state * 1664525u + 1013904223u, word ^= word >> 16;
+    for (uint32_t &word : random) { /* halves near 1, whatever they are scales of */
+        state = state * 1664525u + 1013904223u;
+        word = ((state ^ state >> 16) & 0x80ff80ffu) | 0x3c003c00u;
+    }
     for (size_t at = 0; at < WEIGHTS; at += random.size() * 4)
         CUDA(cudaMemcpy(f.weights + at, random.data(), random.size() * 4, cudaMemcpyHostToDevice));
     f.logits = (float *)device_memory((size_t)LAYERS * CHUNK * experts * 4);
@@ -341,7 +394,7 @@ void bench_experts(struct bench *b, const char *only)
         for (const enum tensor_format format : s.format) {
             if (format == FORMAT_COUNT || (only && strcmp(only, tensor_format_name(format)) != 0)) continue;
             f.shape = &s, f.format = format;
-            bench_shape_of(&f);
+            bad += bench_shape_of(&f);
         }
     for (void *at : {(void *)f.weights, (void *)f.logits, (void *)f.norm, (void *)f.x, (void *)f.out,
                      (void *)f.act, (void *)f.sums, f.x16, (void *)f.bias, f.act16, f.workspace,
@@ -352,4 +405,5 @@ void bench_experts(struct bench *b, const char *only)
         CUDA(cudaFree(choice.id));
         CUDA(cudaFree(choice.weight));
     }
+    return bad;
 }
