@@ -254,8 +254,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         if (item.kind == GPUK_CHAIN_LINEAR) {
             wait();
             copies_commit();
-            take_x<S, typename chain_x_of<D>::decoder>(item.linear, source(item.linear.x), norm, region,
-                                                       squares);
+            if (item.words_in)
+                take_words<S, typename chain_x_of<D>::decoder>(item.linear, source(item.linear.x), norm,
+                                                               region, squares);
+            else
+                take_x<S, typename chain_x_of<D>::decoder>(item.linear, norm, region, squares);
             rows();
         } else if (item.kind == GPUK_CHAIN_ROUTER) {
             wait();

@@ -41,55 +41,18 @@ __device__ __forceinline__ bool words_came(const uint64_t word[4], uint32_t tag)
     for (uint32_t i = 0; i < 4; i++) all = all && (uint32_t)(word[i] >> 32) == tag;
     return all;
 }
-/* Quads f, f + step, ... of x, zeros from `quads` on; all are on their way together. */
-template <uint32_t COUNT>
-__device__ __forceinline__ void load_quads(const chain_source &from, uint32_t f, uint32_t step,
-                                           uint32_t quads, float4 v[COUNT])
-{
-    if (!from.words) {
-#pragma unroll
-        for (uint32_t j = 0; j < COUNT; j++)
-            v[j] = f + j * step < quads ? __ldcg(reinterpret_cast<const float4 *>(from.x) + f + j * step)
-                                        : make_float4(0, 0, 0, 0);
-        return;
-    }
-    static_assert(COUNT % 2 == 0, "");
-#pragma unroll
-    for (uint32_t j0 = 0; j0 < COUNT; j0 += 2) {
-        uint64_t word[2][4];
-        for (bool came = false; !came;) {
-            came = true;
-#pragma unroll
-            for (uint32_t j = 0; j < 2; j++) {
-                const uint32_t at = f + (j0 + j) * step;
-                if (at >= quads) continue;
-                words_get(from.words + 4 * at, word[j]), words_get(from.words + 4 * at + 2, word[j] + 2);
-            }
-#pragma unroll
-            for (uint32_t j = 0; j < 2; j++)
-                came = came && (f + (j0 + j) * step >= quads || words_came(word[j], from.tag));
-            if (!came) word_late();
-        }
-#pragma unroll
-        for (uint32_t j = 0; j < 2; j++)
-            v[j0 + j] = f + (j0 + j) * step < quads ? make_float4(__uint_as_float((uint32_t)word[j][0]),
-                                                                  __uint_as_float((uint32_t)word[j][1]),
-                                                                  __uint_as_float((uint32_t)word[j][2]),
-                                                                  __uint_as_float((uint32_t)word[j][3]))
-                                                    : make_float4(0, 0, 0, 0);
-    }
-}
-
 /* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
 template <typename S, typename D>
-__device__ __forceinline__ void take_x(const linear_params &p, const chain_source &from, const float4 *norm,
-                                       float *x, float *squares)
+__device__ __forceinline__ void take_x(const linear_params &p, const float4 *norm, float *x, float *squares)
 {
     const uint32_t quads = p.cols / 4, batch = 4096 / S::THREADS; /* loads that are on their way together */
     float4 *x4 = reinterpret_cast<float4 *>(x), v[batch];
+    const float4 *from = reinterpret_cast<const float4 *>(p.x);
     float sum = 0;
     for (uint32_t f0 = threadIdx.x; (D::SCALED ? f0 & ~31u : f0) < quads; f0 += batch * S::THREADS) {
-        load_quads<batch>(from, f0, S::THREADS, quads, v);
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++)
+            v[j] = f0 + j * S::THREADS < quads ? __ldcg(from + f0 + j * S::THREADS) : make_float4(0, 0, 0, 0);
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++) {
             const uint32_t f = f0 + j * S::THREADS;
@@ -125,49 +88,83 @@ __device__ __forceinline__ void chain_router_ask(const linear_params &p)
         if (threadIdx.x * 128 < p.row_bytes)
             ask_l2(p.segment[0].weight + row * p.row_bytes + threadIdx.x * 128);
 }
-/* x into shared memory, where the gates and ups find it, and the block's rows of the router's product: the whole block a
- * row, from fp32 weights in device memory. */
+/* The thread's parts of the products of x, with the norm's weights, with a row of fp32 weights in device memory (NULL:
+ * none), and of x's squares; and x (NULL: not) into shared memory. All that is loaded at once is on its way together. */
+struct chain_dot {
+    float dot, squares;
+};
 template <typename S, typename D>
-__device__ __forceinline__ void chain_router(const linear_params &p, const chain_source &from,
-                                             const float4 *norm, float *x, const chain_sums &sums,
-                                             uint64_t *words, uint32_t tag)
+__device__ __noinline__ chain_dot chain_row(const linear_params &p, const chain_source &from,
+                                            const float4 *norm, const float4 *weight, float4 *x4)
 {
-    const uint32_t quads = p.cols / 4, batch = 4, warp = threadIdx.x >> 5;
-    bool first = true;
-    for (uint32_t row = blockIdx.x; first || row < p.segment[0].rows; row += gridDim.x, first = false) {
-        const bool works = row < p.segment[0].rows;
-        const float4 *weight =
-            reinterpret_cast<const float4 *>(p.segment[0].weight + (works ? row * p.row_bytes : 0));
-        float dot = 0, squares = 0;
-        for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < quads; f0 += batch * S::THREADS) {
-            float4 v[batch], w[batch];
+    const uint32_t quads = p.cols / 4, batch = 4;
+    chain_dot sum = {0, 0};
+    for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < quads; f0 += batch * S::THREADS) {
+        float4 v[batch], w[batch];
+        uint64_t word[batch][4];
 #pragma unroll
-            for (uint32_t j = 0; j < batch; j++) {
-                const uint32_t f = f0 + j * S::THREADS;
-                w[j] = f < quads ? __ldg(weight + f) : make_float4(0, 0, 0, 0);
-            }
-            load_quads<batch>(from, f0, S::THREADS, quads, v);
-#pragma unroll
-            for (uint32_t j = 0; j < batch; j++) {
-                const uint32_t f = f0 + j * S::THREADS;
-                if ((f & ~31u) >= quads) break; /* by whole warps */
-                if (p.norm && f < quads) {
-                    const float4 n = norm[f];
-                    squares = add_squares(squares, v[j]);
-                    v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
-                }
-                dot += v[j].x * w[j].x + v[j].y * w[j].y + v[j].z * w[j].z + v[j].w * w[j].w;
-                if (first) put_quad<D>(reinterpret_cast<float4 *>(x), f, f < quads, v[j]);
-            }
+        for (uint32_t j = 0; j < batch; j++) {
+            const uint32_t f = f0 + j * S::THREADS < quads ? f0 + j * S::THREADS : 0;
+            if (weight) w[j] = __ldg(weight + f);
+            if (from.words)
+                words_get(from.words + 4 * f, word[j]), words_get(from.words + 4 * f + 2, word[j] + 2);
+            else
+                v[j] = __ldcg(reinterpret_cast<const float4 *>(from.x) + f);
         }
-        dot = warp_sum(dot), squares = warp_sum(squares);
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++) {
+            const uint32_t f = f0 + j * S::THREADS;
+            if ((f & ~31u) >= quads) break; /* by whole warps */
+            if (from.words) {
+                const uint32_t at = f < quads ? f : 0;
+                while (!words_came(word[j], from.tag)) {
+                    word_late();
+                    words_get(from.words + 4 * at, word[j]), words_get(from.words + 4 * at + 2, word[j] + 2);
+                }
+                v[j] =
+                    make_float4(__uint_as_float((uint32_t)word[j][0]), __uint_as_float((uint32_t)word[j][1]),
+                                __uint_as_float((uint32_t)word[j][2]), __uint_as_float((uint32_t)word[j][3]));
+            }
+            if (p.norm && f < quads) {
+                const float4 n = norm[f];
+                sum.squares = add_squares(sum.squares, v[j]);
+                v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
+            }
+            if (weight && f < quads)
+                sum.dot += v[j].x * w[j].x + v[j].y * w[j].y + v[j].z * w[j].z + v[j].w * w[j].w;
+            if (x4) put_quad<D>(x4, f, f < quads, v[j]);
+        }
+    }
+    return {warp_sum(sum.dot), warp_sum(sum.squares)};
+}
+/* x that comes as words. */
+template <typename S, typename D>
+__device__ __forceinline__ void take_words(const linear_params &p, const chain_source &from,
+                                           const float4 *norm, float *x, float *squares)
+{
+    const chain_dot sum = chain_row<S, D>(p, from, norm, nullptr, reinterpret_cast<float4 *>(x));
+    if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = sum.squares;
+}
+/* x into shared memory, where the gates and ups find it, and the block's rows of the router's product: the whole block a
+ * row. words: where logits go with this tag, or NULL. */
+template <typename S, typename D>
+__device__ __noinline__ void chain_router(const linear_params &p, const chain_source &from,
+                                          const float4 *norm, float *x, const chain_sums &sums,
+                                          uint64_t *words, uint32_t tag)
+{
+    const uint32_t warp = threadIdx.x >> 5, rows = p.segment[0].rows;
+    bool first = true;
+    for (uint32_t row = blockIdx.x; first || row < rows; row += gridDim.x, first = false) {
+        const unsigned char *weight = row < rows ? p.segment[0].weight + row * p.row_bytes : nullptr;
+        const chain_dot part = chain_row<S, D>(p, from, norm, reinterpret_cast<const float4 *>(weight),
+                                               first ? reinterpret_cast<float4 *>(x) : nullptr);
         if (!first) S::meet(); /* the row in front has been stored */
         if ((threadIdx.x & 31) == 0) {
-            sums.partial[warp] = dot;
-            if (first) sums.squares[warp] = squares;
+            sums.partial[warp] = part.dot;
+            if (first) sums.squares[warp] = part.squares;
         }
         S::meet();
-        if (threadIdx.x != 0 || !works) continue;
+        if (threadIdx.x != 0 || row >= rows) continue;
         float sum = 0;
 #pragma unroll
         for (uint32_t w = 0; w < S::WARPS; w++) sum += sums.partial[w];
@@ -197,9 +194,9 @@ struct chain_logits {
 /* What the token chose, for the block; number: how many choices were before. scratch: CHAIN_SUMS floats that are not used
  * until all threads have met twice more. Weights are there behind the next meeting. */
 template <typename S>
-__device__ __forceinline__ void chain_choose(const chain_experts &e, const chain_source &logits,
-                                             chain_token &token, float *scratch, const chain_ring &ring,
-                                             uint32_t number)
+__device__ __noinline__ void chain_choose(const chain_experts &e, const chain_source &logits,
+                                          chain_token &token, float *scratch, const chain_ring &ring,
+                                          uint32_t number)
 {
     static_assert(2 * EXPERTS_RANKED_MAX <= CHAIN_SUMS, "scores and their order");
     experts_order_all(e.router, chain_logits{logits}, e.choice_bias, scratch, S::THREADS);
@@ -247,11 +244,9 @@ template <typename S, typename D> __device__ __forceinline__ void take_act(const
 
 /* ---- what becomes of rows' sums */
 
-/* Added to the two sums of a pair: biases, and the residual. */
-__device__ __forceinline__ float2 chain_addends(const chain_item &item, const chain_token &token,
-                                                uint32_t pair)
+__device__ __noinline__ float2 experts_addends(const chain_item &item, const chain_token &token,
+                                               uint32_t pair)
 {
-    if (item.kind == GPUK_CHAIN_LINEAR) return linear_addends(item.linear, pair, 0);
     const chain_experts &e = item.experts;
     float2 add = make_float2(0, 0);
     if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
@@ -271,9 +266,17 @@ __device__ __forceinline__ float2 chain_addends(const chain_item &item, const ch
     }
     return add;
 }
-/* Where the two sums go: gates' and ups' as the weighted activation, so that downs only add. tag: of words. */
-__device__ __forceinline__ void chain_store(const chain_item &item, const chain_token &token, uint32_t pair,
-                                            float a, float b, uint32_t tag)
+/* Added to the two sums of a pair: biases, and the residual. */
+__device__ __forceinline__ float2 chain_addends(const chain_item &item, const chain_token &token,
+                                                uint32_t pair)
+{
+    if (item.kind == GPUK_CHAIN_LINEAR) return linear_addends(item.linear, pair, 0);
+    return experts_addends(item, token, pair);
+}
+/* Gates' and ups' as the weighted activation, so that downs only add; and what goes on as words of this tag: of one matrix,
+ * whose rows are even. */
+__device__ __noinline__ void experts_store(const chain_item &item, const chain_token &token, uint32_t pair,
+                                           float a, float b, uint32_t tag)
 {
     if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
         const chain_experts &e = item.experts;
@@ -281,9 +284,18 @@ __device__ __forceinline__ void chain_store(const chain_item &item, const chain_
         return;
     }
     linear_store(item.linear, pair, 0, a, b);
-    if (!item.words_out) return; /* of one matrix, whose rows are even */
+    if (!item.words_out) return;
     word_put(item.words_out + 2 * pair, a, tag);
     word_put(item.words_out + 2 * pair + 1, b, tag);
+}
+/* Where the two sums go. */
+__device__ __forceinline__ void chain_store(const chain_item &item, const chain_token &token, uint32_t pair,
+                                            float a, float b, uint32_t tag)
+{
+    if (item.kind == GPUK_CHAIN_LINEAR && !item.words_out)
+        linear_store(item.linear, pair, 0, a, b);
+    else
+        experts_store(item, token, pair, a, b, tag);
 }
 
 #endif
