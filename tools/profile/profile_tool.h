@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 #include "daemon/planner/profile/profile.h"
-#include "tools/measure/reader.h"
+#include "common/measure/reader.h"
 #include "worker-cpu/local.h"
 
 struct profile_device_run;
