@@ -123,7 +123,7 @@ class Load:
 
     def disturb(self, d, administrator):
         """Kills or stops a worker, if all are ready: helmd ends when none gets ready three times in a row."""
-        if administrator.ask("status").status.state != "ready":
+        if administrator.ask("status", timeout=STALL_S).status.state != "ready":
             return
         children = d.children()
         worker = self.random.choice([children[k] for k in ("cpu", "gpu") if k in children] or [0])
@@ -146,7 +146,7 @@ class Load:
         ended, due, last = 0, time.time(), time.time()
         try:
             while ended < self.requests or self.counts["kills"] < self.kills:
-                check(d.process.poll() is None and time.time() < last + STALL_S, f"helmd ended, or ends no stream:\n{d.log()[-4000:]}")
+                check(d.process.poll() is None and time.time() < last + STALL_S, "helmd ended, or ends no stream")
                 for client, mine in zip(clients, open_):
                     while len(mine) < 4 and (ended < self.requests or self.counts["kills"] < self.kills):
                         spec = self.random.choice(self.specs)
@@ -169,6 +169,9 @@ class Load:
             s = administrator.ask("status").status
             self.counts["prefix hits"] = s.prefix_hits_total
             self.counts["preemptions"] = d.log().count("gives its KV pages")
+        except BaseException:
+            print(d.log()[-4000:], flush=True)
+            raise
         finally:
             d.close()
 
