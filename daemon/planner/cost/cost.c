@@ -176,6 +176,7 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
 static uint32_t product_tokens(const struct pricing *p)
 {
     const uint32_t tokens = p->step->tokens;
+    if (cost_rates_as_few(p)) return ENGINE_FEW_TOKENS;
     if (!p->step->invariant || p->tier != OP_TIER_CHUNK) return tokens;
     if (p->profile->gpu.device != PROFILE_DEVICE_CUDA) return tokens;
     return (tokens + GPU_SUB_TOKENS - 1) / GPU_SUB_TOKENS * GPU_SUB_TOKENS;
