@@ -49,15 +49,18 @@ __device__ __forceinline__ void store_out2(const prefill_params &p, size_t at, f
 /* What a launch of several does for queries whose first position in the cache is `first`, a tile's. */
 struct part_work {
     uint32_t from, to; /* positions */
-    bool resumes, last;
+    bool resumes;
 };
+__device__ __forceinline__ bool is_last(const gpuk_part &part)
+{
+    return !part.before || part.piece == GPUK_PART_LAST;
+}
 __device__ __forceinline__ part_work part_of(const prefill_params &p, uint32_t row, uint32_t first)
 {
     part_work w;
     gpuk_part_span(&p.part, row, p.a.kv.layout.page_tokens, &w.from, &w.to);
     w.resumes = w.from > first;
     if (!w.resumes) w.from = first;
-    w.last = w.to == UINT32_MAX;
     return w;
 }
 
@@ -115,12 +118,12 @@ __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant
 #pragma unroll
     for (uint32_t j = 0; j < HEAD_STEPS; j++) {
         if (lane + 32 * j >= head_dim) continue;
-        if (part.last)
+        if (is_last(p.part))
             store_out(p, at + lane + 32 * j, o[j] / s);
         else
             p.part.o[at + lane + 32 * j] = o[j];
     }
-    if (!part.last && lane == 0) state[0] = m, state[1] = s;
+    if (!is_last(p.part) && lane == 0) state[0] = m, state[1] = s;
 }
 
 /* ---- tensor ------------------------------------------------------------------------------------- */
@@ -167,7 +170,8 @@ __device__ __forceinline__ void part_store(const prefill_params &p, const part_q
 }
 
 template <typename C, int HEAD>
-__global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constant__ prefill_params p)
+__global__ void __launch_bounds__(THREADS, prefill_tile<C, HEAD>::BLOCKS)
+    attention_tensor(const __grid_constant__ prefill_params p)
 {
     SHARED_DYNAMIC(unsigned char, memory);
     typedef typename C::query T;
@@ -189,13 +193,14 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
     tile = tiles - 1 - tile;
     const uint32_t token0 = a.step.row_first[row] + tile * TILE, token_end = a.step.row_first[row + 1];
     const uint32_t queries = token_end - token0 < TILE ? token_end - token0 : TILE;
-    const uint32_t position0 = a.step.position[token0], end = position0 + queries;
+    const uint32_t position0 = a.step.position[token0];
+    uint32_t end = position0 + queries;
     const uint32_t head = blockIdx.y, kv_head = head / (a.heads / a.kv.layout.kv_heads);
     const uint32_t *pages = pages_of(a.step, row);
     const uint32_t first = a.window && position0 + 1 > a.window ? position0 + 1 - a.window : 0;
     const part_work part = part_of(p, row, first / TILE * TILE);
     if (part.from >= part.to) return;
-    const uint32_t stop = end < part.to ? end : part.to;
+    if (end > part.to) end = part.to;
 
     /* q waits in the second stage's place until it is in registers; a tile that is not fetched in place comes behind
      * it, in the bytes of half a stage, and becomes the first stage's rows */
@@ -234,10 +239,10 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
     const float scale = a.scale * LOG2E;
     const uint32_t my_position = position0 + warp * 16 + g; /* of sum rows 0; rows 1 are 8 further */
 
-    for (uint32_t stage = 0; base < stop; base += TILE, stage ^= prefill_tile<C, HEAD>::IN_PLACE) {
+    for (uint32_t stage = 0; base < end; base += TILE, stage ^= prefill_tile<C, HEAD>::IN_PLACE) {
         const uint32_t keys = shared + stage * stage_bytes, values = keys + tile_bytes;
         if constexpr (prefill_tile<C, HEAD>::IN_PLACE) {
-            if (base + TILE < stop)
+            if (base + TILE < end)
                 fetch(base + TILE, stage ^ 1);
             else
                 copies_commit();
@@ -245,7 +250,7 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
         } else {
             copies_wait<0>();
             cells.settle(memory + raw, memory, memory + tile_bytes);
-            if (base + TILE < stop) fetch(base + TILE, 0);
+            if (base + TILE < end) fetch(base + TILE, 0);
         }
         __syncthreads();
 
@@ -313,7 +318,7 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
         }
         __syncthreads(); /* the stage may be filled again */
     }
-    if (!part.last) {
+    if (!is_last(p.part)) {
         part_store<HEAD>(p, part_query{token0, warp * 16 + g, queries, head}, c, o, m, s);
         return;
     }
