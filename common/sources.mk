@@ -47,6 +47,7 @@ MODEL_SRC := \
   common/model/checkpoint.c \
   common/model/config.c \
   common/model/content.c \
+  common/model/fused.c \
   common/model/gguf.c \
   common/model/gguf_config.c \
   common/model/gguf_describe.c \
@@ -57,12 +58,14 @@ MODEL_SRC := \
   common/model/hub.c \
   common/model/identity.c \
   common/model/index.c \
+  common/model/math.c \
   common/model/mixture.c \
   common/model/rope.c \
   common/model/rope_config.c \
   common/model/router.c \
   common/model/safetensors.c \
   common/model/shards.c \
+  common/model/take.c \
   common/model/unit.c \
   common/plan/placement.c \
   common/plan/plan.c \
@@ -88,6 +91,14 @@ CPU_SRC := \
   common/cpu/kernels/vector.c \
   common/cpu/pin.c \
   common/cpu/pool.c
+
+# plain reads of memory, beside which everything else is set
+READER_SRC := \
+  common/cpu/kernels/probe_avx2.c \
+  common/cpu/kernels/probe_avx512.c \
+  common/cpu/pin.c \
+  common/cpu/pool.c \
+  common/measure/reader.c
 
 # Kernels: each file is compiled with the instructions in KERNEL_ISA below and chosen at run time.
 KERNEL_SRC := \

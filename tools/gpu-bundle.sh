@@ -14,7 +14,7 @@ data=0 more=
 while [ $# -gt 2 ]; do
     case $1 in
     --data) data=1 ;;
-    --programs) more="helmd helm-cli helm-plan helm-profile helm-bench helm-bench-decode helm-bench-read helm-mkmodel helm-worker-cpu helm-worker-gpu" ;;
+    --programs) more="helmd helm-cli helm-plan helm-profile helm-quantize helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm-mkmodel helm-worker-cpu helm-worker-gpu" ;;
     *) break ;;
     esac
     shift
@@ -35,7 +35,7 @@ for p in $programs; do
         [[ $name =~ $there ]] || cp -Ln "$path" "$top/lib/$name"
     done
 done
-cp "$here/../tests/gpu/check.sh" "$top/"
+cp "$here/../tests/gpu/check.sh" "$here/../tests/gpu/masks.py" "$top/"
 if [ $data = 1 ]; then
     mkdir -p "$top/tests/data" "$top/tools/models"
     cp -R "$here/../tests/data/golden" "$top/tests/data/"
