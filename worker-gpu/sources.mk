@@ -36,6 +36,7 @@ WORKER_GPU_SRC := \
   worker-gpu/program/issue.c \
   worker-gpu/program/math.c \
   worker-gpu/program/memory.c \
+  worker-gpu/program/pieces.c \
   worker-gpu/program/print.c \
   worker-gpu/program/program.c \
   worker-gpu/program/ring.c \

@@ -93,6 +93,9 @@ struct plan {
     /* With two tiers, in steps of few tokens: of the positions that lie in the arena alone, how many of 1,000 the
      * GPU reads over the link itself. The CPU attends to the others. */
     uint32_t kv_direct_permille;
+    /* With two tiers: the pages of a piece in which a chunk brings what lies in the arena alone to VRAM (workspace.h); 0:
+     * PLAN_PIECE_POSITIONS. */
+    uint32_t kv_piece_pages;
     char kv_dtype[8];
     /* A token's numbers depend on its sequence alone (schedule.h). With two tiers the CPU attends to nothing then. */
     bool invariant;
@@ -215,7 +218,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
  *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32" | "q8_0",
- *    "vram_page_count": N, "kv_direct_permille": 0 to 1000 (default of both: 0),
+ *    "vram_page_count": N, "kv_direct_permille": 0 to 1000, "kv_piece_pages": N (default of all: 0),
  *    "invariant": true | false (default),
  *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
  *                           "home": "gpu"|"cpu"|"stream", "bytes": N,

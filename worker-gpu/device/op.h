@@ -62,7 +62,8 @@ struct op_attention {
     float *partial_m, *partial_s;
     enum dtype q_dtype, out_dtype; /* of decode's `out`: f32 */
     void *q, *out;
-    uint32_t rows; /* ATTEND_PREFILL: capacity of the step's */
+    uint32_t rows;         /* ATTEND_PREFILL: capacity of the step's */
+    struct gpuk_part part; /* of it */
 };
 struct op_matmul {
     enum tensor_format format;   /* of w: plain, or blocks as they lie for up to GPUK_BLOCKS_TOKENS */

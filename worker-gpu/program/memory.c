@@ -100,7 +100,7 @@ int gpu_buffers_check(const struct model_config *c, const struct device *device,
 
 uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena)
 {
-    return plan_staging_bytes(plan, arena->page_count * kv_layer_bytes(&arena->kv));
+    return plan_staging(plan).pages * kv_layer_bytes(&arena->kv);
 }
 
 struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_schedule *ring)

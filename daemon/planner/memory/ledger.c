@@ -319,13 +319,13 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
         .head = plan_head_format(plan) == FORMAT_BF16_PACKED};
     const uint64_t expanded = ledger_expanded_bytes(c, &expands);
     if (expanded) ledger_add(vram, "expanded slice", expanded);
-    const uint64_t staging = plan_staging_bytes(plan, ledger_kv_layer_bytes(c, plan->page_count));
-    if (staging) {
+    const struct plan_staging staging = plan_staging(plan);
+    if (staging.pages) {
         if (plan_kv_tiered(plan))
-            snprintf(what, sizeof what, "borrowed KV, one layer of %u pages", plan->page_count);
+            snprintf(what, sizeof what, "borrowed KV, 2 pieces of %u pages of a layer", staging.piece);
         else
             snprintf(what, sizeof what, "borrowed KV, %d layers of %u pages", GPU_STAGINGS, plan->page_count);
-        ledger_add(vram, what, staging);
+        ledger_add(vram, what, ledger_kv_layer_bytes(c, staging.pages));
     }
     const struct ledger_workspace work = {.step_tokens = plan->step_tokens,
                                           .ctx = ctx,
@@ -423,14 +423,20 @@ uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
     return contexts > places ? contexts : places;
 }
 
+/* What a page more takes of VRAM. With two tiers pieces grow with a pool that is smaller than two of them. */
+static uint64_t device_page_bytes(const struct plan *plan, uint32_t pages, uint64_t layer_page)
+{
+    if (plan_kv_tiered(plan)) return pages < 2 * PLAN_PIECE_POSITIONS / plan->page_tokens ? layer_page : 0;
+    return (plan_layers_of(plan, PLAN_GPU0) + (plan_borrows_kv(plan) ? GPU_STAGINGS : 0u)) * layer_page;
+}
+
 /* Pages for a pool that may grow: see the top of this file. `plan` holds the ledgers of the smallest. */
 static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const struct plan *plan)
 {
     uint32_t least = ledger_least_pages(c, ctx);
     uint64_t layer_page = ledger_kv_layer_bytes(c, 1),
              host_page = plan_kv_layers(plan, PLAN_HOST) * layer_page,
-             device_page = plan_staging_bytes(plan, layer_page);
-    if (!plan_kv_tiered(plan)) device_page += plan_layers_of(plan, PLAN_GPU0) * layer_page;
+             device_page = device_page_bytes(plan, least, layer_page);
     if (c->machine->device.kind == LEDGER_DEVICE_EMULATED) host_page += device_page;
     uint64_t most = (uint64_t)c->wish->slots * kv_pages_for(ctx, c->wish->page_tokens),
              pages = LEDGER_POOL_TOKENS / c->wish->page_tokens;

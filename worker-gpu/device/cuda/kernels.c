@@ -23,8 +23,13 @@ static int run_attention(struct device *d, const struct op *op, struct helm_err 
                                      op->workspace, op->flags, STREAM(d), err);
     if (op->kind == OP_ATTEND_MERGE)
         return gpuk_attention_merge(&op->as.merge, op->count, op->tokens, op->flags, STREAM(d), err);
-    return gpuk_attention_prefill(caps, &a->args, a->q, op->tokens, a->rows, a->out, a->out_dtype, op->flags,
-                                  STREAM(d), err);
+    const struct gpuk_prefill prefill = {.args = a->args,
+                                         .q = a->q,
+                                         .out = a->out,
+                                         .out_dtype = a->out_dtype,
+                                         .rows = a->rows,
+                                         .part = a->part};
+    return gpuk_attention_prefill(caps, &prefill, op->tokens, op->flags, STREAM(d), err);
 }
 
 static int run_matmul(struct device *d, const struct op *op, struct helm_err *err)
