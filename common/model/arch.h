@@ -41,6 +41,7 @@ struct arch {
     bool attention_bias_default;
     bool mlp_bias_key; /* "mlp_bias": true gives gate, up and down a bias */
     bool sinks;        /* attention has */
+    bool yarn;         /* is made with it: that must be stated */
     enum arch_window window;
     uint32_t default_context;           /* max_position_embeddings when absent */
     uint32_t default_window;            /* sliding_window when absent (null means none) */

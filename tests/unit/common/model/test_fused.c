@@ -18,7 +18,8 @@
 #define SHAPE                                                                                                \
     "{\"architectures\": [\"GptOssForCausalLM\"], \"hidden_size\": 64, \"intermediate_size\": 32, "          \
     "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 4, "    \
-    "\"vocab_size\": 16, \"dtype\": \"bfloat16\", \"num_local_experts\": 3, \"num_experts_per_tok\": 2"
+    "\"vocab_size\": 16, \"dtype\": \"bfloat16\", \"num_local_experts\": 3, \"num_experts_per_tok\": 2, "        \
+    "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}"
 #define BLOCKS  SHAPE ", \"quantization_config\": {\"quant_method\": \"mxfp4\"}}"
 #define COLUMNS SHAPE "}"
 static const char *const one_file[] = {"model.safetensors"};
