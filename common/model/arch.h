@@ -24,10 +24,10 @@ struct arch_experts {
     const char *intermediate_key; /* of one expert */
     uint32_t default_count, default_chosen;
     const char *const *names; /* by role, what its tensors are called where not as Qwen3's; NULL: as those */
-    bool dense_keys;  /* decoder_sparse_step and mlp_only_layers say which layers are dense */
-    bool norm_key;    /* norm_topk_prob says whether weights are normalised; else they are */
-    bool bias;        /* of router and experts */
-    bool mxfp4;       /* config.json's quantization_config may say that their matrices are MXFP4 */
+    bool dense_keys;          /* decoder_sparse_step and mlp_only_layers say which layers are dense */
+    bool norm_key;            /* norm_topk_prob says whether weights are normalised; else they are */
+    bool bias;                /* of router and experts */
+    bool mxfp4;               /* config.json's quantization_config may say that their matrices are MXFP4 */
     enum router_score score;
     enum glu_kind glu;
 };

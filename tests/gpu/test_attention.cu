@@ -66,8 +66,7 @@ struct attention_test {
     }
     ~attention_test()
     {
-        for (gpu_buffer *b : {dq, dk, dv, dq_norm, dk_norm, dinv, dsinks, table, pool, pool_host})
-            delete b;
+        for (gpu_buffer *b : {dq, dk, dv, dq_norm, dk_norm, dinv, dsinks, table, pool, pool_host}) delete b;
     }
 
     /* A head's x, normed and rotated, in double. */

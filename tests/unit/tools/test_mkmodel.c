@@ -192,7 +192,9 @@ static void test_presets_with_experts(void **state)
     static const struct {
         const char *arch, *size;
         double billions;
-    } sizes[] = {{"qwen3_moe", "30b-a3b", 30.53}, {"mixtral", "8x7b", 46.70}, {"gpt_oss", "20b", 20.91},
+    } sizes[] = {{"qwen3_moe", "30b-a3b", 30.53},
+                 {"mixtral", "8x7b", 46.70},
+                 {"gpt_oss", "20b", 20.91},
                  {"gpt_oss", "120b", 116.83}};
     json_t *root;
     struct helm_err err = {0};

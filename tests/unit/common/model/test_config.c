@@ -260,20 +260,22 @@ static void test_experts(void **state)
 
 /* gpt-oss: biases, sinks and windows without being asked for, and experts in MXFP4 if it is said. */
 #define GPT_OSS                                                                                              \
-    "{\"architectures\": [\"GptOssForCausalLM\"], \"model_type\": \"gpt_oss\", \"rope_parameters\": {"            \
+    "{\"architectures\": [\"GptOssForCausalLM\"], \"model_type\": \"gpt_oss\", \"rope_parameters\": {"       \
     "\"rope_type\": \"yarn\", \"factor\": 32, \"truncate\": false}, "
 static void test_gpt_oss(void **state)
 {
     (void)state;
     struct model_config c;
-    parse_ok(GPT_OSS "\"num_local_experts\": 32, \"quantization_config\": {\"quant_method\": \"mxfp4\"}}", &c);
+    parse_ok(GPT_OSS "\"num_local_experts\": 32, \"quantization_config\": {\"quant_method\": \"mxfp4\"}}",
+             &c);
     assert_true(c.q_bias && c.k_bias && c.v_bias && c.o_bias && c.sinks && c.experts_bias && !c.mlp_bias);
     assert_true(c.router.experts == 32 && c.router.chosen == 4 && c.router.score == ROUTER_CHOSEN_SOFTMAX);
     assert_true(c.glu == GLU_CLAMPED && c.experts_format == FORMAT_MXFP4 && !c.rope.truncate);
     for (int i = 0; i < 4; i++) assert_int_equal(c.window[i], i % 2 ? 0 : 128);
     model_config_free(&c);
-    parse_ok(GPT_OSS "\"swiglu_limit\": 7.0, \"sliding_window\": 5, \"attention_bias\": false, \"layer_types\": "
-                     "[\"full_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]}",
+    parse_ok(GPT_OSS
+             "\"swiglu_limit\": 7.0, \"sliding_window\": 5, \"attention_bias\": false, \"layer_types\": "
+             "[\"full_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]}",
              &c);
     assert_true(!c.q_bias && !c.o_bias && c.experts_bias && c.experts_format == tensor_format_plain(c.dtype));
     for (int i = 0; i < 4; i++) assert_int_equal(c.window[i], i == 3 ? 5 : 0);
