@@ -35,7 +35,7 @@ static void test_gpt_oss(void **state)
     char *text = text_of(&report, true);
     static const char *const parts[] = {
         "8 of 96, 4 a token",           "KV heads of 32, sinks\n", "q, k, v, o, router, experts\n",
-        "window of 32 in 2 of 4",       "768 x 256  mxfp4",        "mlp.experts.gate_up_proj_blocks",
+        "window of 32 in 2 of 4",       "768 x 256         mxfp4", "mlp.experts.gate_up_proj_blocks",
         "mlp.experts.gate_up_proj_bias"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(text, parts[i])) fail_msg("'%s' is not in\n%s", parts[i], text);
