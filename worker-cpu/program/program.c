@@ -316,8 +316,7 @@ static void make_attend(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_ATTEND, m->layer);
     (void)plan_kv_of(low->source->plan, (uint32_t)m->layer, &e->kv_layer);
     e->window = c->window ? c->window[m->layer] : 0;
-    if (m->op->sinks != TENSOR_NONE)
-        e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);
+    if (m->op->sinks != TENSOR_NONE) e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);
 }
 
 static void make_sample(struct lowering *low, const struct making *m)

@@ -62,9 +62,9 @@ struct program_entry {
     uint32_t kv_layer;   /* of the layer group */
     uint32_t window;
     const float *sinks; /* ATTEND: of each head; or NULL */
-    uint32_t chunk;  /* of those that are not cut by rows: tokens of a chunk */
-    uint32_t chunks; /* LINEAR: row chunks, as many for each thread */
-    uint32_t share;  /* LINEAR: threads it is shared by, 0: all */
+    uint32_t chunk;     /* of those that are not cut by rows: tokens of a chunk */
+    uint32_t chunks;    /* LINEAR: row chunks, as many for each thread */
+    uint32_t share;     /* LINEAR: threads it is shared by, 0: all */
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
     const float *norm, *norm2; /* NORM: weight or NULL. ROPE_APPEND: of q, of k */
     const float *in;           /* NORM, LINEAR of the one-token tier */
