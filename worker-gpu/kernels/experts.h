@@ -22,6 +22,8 @@ extern "C" {
 #include "common/model/router.h"
 
 #define GPUK_SLOT_ABSENT 0xffffffffu
+/* Set, unless it is absent: the expert of the number in the other bits is read where it lies in host memory. */
+#define GPUK_SLOT_HOST 0x80000000u
 
 /* One role's matrices [rows][cols] of a layer's experts. */
 struct gpuk_experts {
@@ -30,6 +32,7 @@ struct gpuk_experts {
     uint32_t rows, cols;       /* of one matrix */
     const uint32_t *slot; /* [experts]; NULL: expert e is in slot e, none is absent; gate and up share it */
     const void *weight;   /* of slot 0, 16-byte aligned */
+    const void *host;     /* of expert 0 in host memory, where slots say so; as far apart; not of chunks */
     uint64_t stride;      /* bytes from one slot's matrix to the next, a multiple of 16 */
     const float *bias;    /* [experts][rows], by expert; or NULL */
 };
