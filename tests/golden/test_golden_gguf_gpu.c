@@ -206,7 +206,7 @@ static void experts_in_both_memories_agree(void **state)
         const char *folder, *homes;
         struct plan_experts experts;
     } cases[] = {
-        {"tests/data/golden/qwen3moe", "gmgggm", {.slots = 5, .direct_permille = 400, .moves = 3, .move_cost = 100}},
+        {"tests/data/golden/qwen3moe", "gmgggm", {.slots = 5, .direct_permille = 400, .moves = 3}},
         {"tests/data/golden/mixtral", "gmcm", {.slots = 3}},
         {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE", "gm/gs", {.slots = 8, .moves = 2, .move_cost = 0}},
         {"tests/data/golden-gguf/mixtral-Q4_K_M", "gm", {.slots = 1, .direct_permille = 1000}}};

@@ -44,8 +44,9 @@ int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct aren
     int rc = device_alloc(device, DEVICE_WEIGHTS, s->place.bytes, &memory, err);
     s->memory = memory;
     s->table_device = (uint32_t *)(void *)(s->memory + s->place.tables);
-    /* kernels of programs that run alone read what lies there */
+    /* kernels of programs that run alone read what lies there; the copy queue fills it next */
     if (!rc) rc = device->ops->clear(device, DEVICE_COMPUTE, s->memory, s->place.bytes, err);
+    if (!rc) rc = device_await(device, DEVICE_COMPUTE, err);
     if (!rc) rc = device_host_alloc(device, table_bytes(s) + seen, &s->pinned, err);
     if (rc) return rc;
     memset(s->pinned, 0, table_bytes(s) + seen);
