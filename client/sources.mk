@@ -28,6 +28,7 @@ LIBHELM_SRC := \
   client/text/grammar/tries.c \
   client/text/grammar/vocabulary.c \
   client/text/grammar/walk.c \
+  client/text/grammar/words.c \
   client/text/jinja/eval.c \
   client/text/jinja/exec.c \
   client/text/jinja/filters.c \
@@ -106,9 +107,22 @@ HUB_SRC := \
   client/hub/sha256.c \
   client/hub/transfer.c
 
+# helm-cli bench and helm-bench, with the loops that measure read bandwidth beside it
+BENCH_SRC := \
+  client/bench/bytes.c \
+  client/bench/cells.c \
+  client/bench/command_bench.c \
+  client/bench/drive.c \
+  client/bench/json.c \
+  client/bench/prompt.c \
+  client/bench/read_limit.c \
+  client/bench/samples.c \
+  client/bench/text.c
+
 helm-cli_MAIN := client/cli/main.c
-helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(SESSION_SRC) $(HUB_SRC) $(GEN)/proto/helm.pb-c.c
-helm-cli_LIBS := -lcurl -ledit -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(SESSION_SRC) $(HUB_SRC) $(BENCH_SRC) $(READER_SRC) \
+  $(GEN)/proto/helm.pb-c.c
+helm-cli_LIBS := -lcurl -ledit -lnuma -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 
 # helm-gateway: HTTP on libhelm; of helm-cli what opens a session (daemon, tokenizer, sampling defaults).
 GATEWAY_SRC := \

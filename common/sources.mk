@@ -90,6 +90,14 @@ CPU_SRC := \
   common/cpu/pin.c \
   common/cpu/pool.c
 
+# plain reads of memory, beside which everything else is set
+READER_SRC := \
+  common/cpu/kernels/probe_avx2.c \
+  common/cpu/kernels/probe_avx512.c \
+  common/cpu/pin.c \
+  common/cpu/pool.c \
+  common/measure/reader.c
+
 # Kernels: each file is compiled with the instructions in KERNEL_ISA below and chosen at run time.
 KERNEL_SRC := \
   common/cpu/kernels/attention_avx2.c \

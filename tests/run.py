@@ -8,14 +8,15 @@ stand in the source tree, programs in DIR/MODE. A test is a cmocka binary (its "
 or anything that ends with a line "N passed, N failed[, N skipped]". One that fails, is killed, times out or reports no
 test at all is a failure; its output is printed. Skipped tests are listed and counted. Exit status 1 on any failure.
 
---jobs: how many run at once. Tests that match an --alone PATTERN (as of a shell, of MODE:PATH) run one at a time, when
-the others are through. Those that match a --longest PATTERN start first, in the patterns' order, so that none of them is
-what everything waits for in the end. The tests that took the most processor time are listed at the end."""
+--jobs: how much runs at once. A test counts as one job; one that matches a --waiting PATTERN (as of a shell, of MODE:PATH),
+since it waits for other processes most of the time, as WAITING of one. Tests that match an --alone PATTERN run one at a
+time, when the others are through. Those that match a --longest PATTERN start first, in the patterns' order, so that none
+of them is what everything waits for in the end; tests that wait and tests that do not start in turns, so that both last.
+The tests that took the most processor time are listed at the end."""
 import argparse
-import concurrent.futures
 import fnmatch
-import itertools
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import time
 
 PLAIN = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
 SLOWEST = 12
+WAITING = 0.4
 
 
 class Test:
@@ -92,11 +94,57 @@ def place(test, patterns):
     return next((i for i, pattern in enumerate(patterns) if fnmatch.fnmatch(test.key, pattern)), len(patterns))
 
 
+class Pool:
+    """Starts tests as long as what runs comes to no more than `jobs`: of those that wait and of those that do not whichever
+    has had less of it so far. The two queues are in the order given."""
+
+    def __init__(self, jobs, busy, waiting):
+        self.free, self.queues, self.given = jobs, [busy, waiting], [0, 0]
+        self.changed, self.through = threading.Condition(), queue.Queue()
+
+    def next(self):
+        """(test, its share), or None when there is no more; waits until one fits."""
+        with self.changed:
+            while any(self.queues):
+                for which in sorted((w for w in (0, 1) if self.queues[w]), key=lambda w: self.given[w]):
+                    share = (1, WAITING)[which]
+                    if share <= self.free + 1e-9:
+                        self.free -= share
+                        self.given[which] += share
+                        return self.queues[which].pop(0), share
+                self.changed.wait()
+            return None
+
+    def work(self, run):
+        while (taken := self.next()):
+            test, share = taken
+            try:
+                self.through.put(run(test))
+            except Exception as failure:  # of this script
+                self.through.put(failure)
+            with self.changed:
+                self.free += share
+                self.changed.notify_all()
+
+    def run(self, run):
+        """Each test as it is through."""
+        count = sum(map(len, self.queues))
+        threads = [threading.Thread(target=self.work, args=(run,), daemon=True) for _ in range(int(self.free / WAITING))]
+        for thread in threads:
+            thread.start()
+        for _ in range(count):
+            through = self.through.get()
+            if isinstance(through, Exception):
+                raise through
+            yield through
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--build", default="build")
     ap.add_argument("--timeout", type=float, default=480)
-    ap.add_argument("--jobs", type=int, default=1)
+    ap.add_argument("--jobs", type=float, default=1)
+    ap.add_argument("--waiting", action="append", default=[])
     ap.add_argument("--alone", action="append", default=[])
     ap.add_argument("--longest", action="append", default=[])
     ap.add_argument("--log-dir", required=True)
@@ -105,11 +153,16 @@ def main():
     os.makedirs(args.log_dir, exist_ok=True)
     tests = sorted((Test(text, args.build) for text in args.tests), key=lambda t: place(t, args.longest))
     alone = [t for t in tests if place(t, args.alone) < len(args.alone)]
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        running = [pool.submit(t.run, args.timeout, args.log_dir) for t in tests if t not in alone]
-        later = (t.run(args.timeout, args.log_dir) for t in alone)
-        for test in itertools.chain((f.result() for f in concurrent.futures.as_completed(running)), later):
-            test.report()
+    together = [t for t in tests if t not in alone]
+    waiting = [t for t in together if place(t, args.waiting) < len(args.waiting)]
+    pool = Pool(args.jobs, [t for t in together if t not in waiting], waiting)
+    began = time.monotonic()
+    for test in pool.run(lambda t: t.run(args.timeout, args.log_dir)):
+        test.report()
+    between = time.monotonic()
+    for test in alone:
+        test.run(args.timeout, args.log_dir).report()
+    print("together %.0f s, alone %.0f s" % (between - began, time.monotonic() - between))
     print("most processor time, of %.0f s in all:" % sum(t.cpu for t in tests))
     for test in sorted(tests, key=lambda t: -t.cpu)[:SLOWEST]:
         print("  %6.1f s  (%.1f s long)  %s" % (test.cpu, test.seconds, test.name))

@@ -39,9 +39,11 @@ TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_
   asan:tests/golden/test_golden_stream release:tests/process/test_helmd_split.py tsan:tests/ipc/test_split_threads \
   asan:tests/process/test_cli.py release:helm-test-gpu-emulated asan:tests/kernels/* asan:tests/golden/test_golden_gguf_gpu \
   asan:tests/unit/daemon/planner/test_packed_search asan:tests/process/test_helmd_faults.py
-# One more at once than processors: a fifth of a golden run, more of a process test, is waiting.
-RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell expr $$(nproc) + 1) \
-  $(TEST_ALONE:%=--alone '%') $(TEST_LONGEST:%=--longest '%')
+# Daemons, workers and clients wait for each other, and tests of them for limits of time. Not those that measure or plan.
+TEST_BUSY := $(addprefix tests/process/test_,bench.py helm_plan.py helm_profile.py)
+TEST_WAITING := $(addprefix *:,$(filter-out $(TEST_BUSY),$(TEST_SCRIPT)))
+RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell nproc).8 \
+  $(TEST_ALONE:%=--alone '%') $(TEST_LONGEST:%=--longest '%') $(TEST_WAITING:%=--waiting '%')
 
 .PHONY: tests test-units test-fuzz-corpora test-processes test-threads test-dist
 tests: $(TEST_BIN) $(TEST_TOOL_BIN)

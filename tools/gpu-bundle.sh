@@ -14,7 +14,7 @@ data=0 more=
 while [ $# -gt 2 ]; do
     case $1 in
     --data) data=1 ;;
-    --programs) more="helmd helm-cli helm-plan helm-profile helm-bench helm-bench-decode helm-bench-read helm-mkmodel helm-worker-cpu helm-worker-gpu" ;;
+    --programs) more="helmd helm-cli helm-plan helm-profile helm-quantize helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm-mkmodel helm-worker-cpu helm-worker-gpu" ;;
     *) break ;;
     esac
     shift

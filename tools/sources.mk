@@ -16,7 +16,7 @@ QUANTIZE_SRC := \
   tools/quantize/vocabulary.c
 
 PROFILE_SRC := \
-  tools/measure/reader.c \
+  common/measure/reader.c \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \
@@ -30,25 +30,6 @@ PROFILE_SRC := \
   tools/profile/steps.c \
   tools/profile/wake.c
 
-# plain reads of memory, beside which everything else is set
-READER_SRC := \
-  common/cpu/kernels/probe_avx2.c \
-  common/cpu/kernels/probe_avx512.c \
-  common/cpu/pin.c \
-  common/cpu/pool.c \
-  tools/measure/reader.c
-
-# helm-bench: a client that may start a private daemon, and the loops that measure read bandwidth beside it.
-BENCH_SRC := \
-  tools/bench/read_limit.c \
-  tools/bench/serving/bytes.c \
-  tools/bench/serving/cells.c \
-  tools/bench/serving/drive.c \
-  tools/bench/serving/json.c \
-  tools/bench/serving/prompt.c \
-  tools/bench/serving/samples.c \
-  tools/bench/serving/text.c
-
 CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_batch.cu \
   tools/bench/gpu/bench_chain.cu \
@@ -61,12 +42,12 @@ CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_packed.cu
 
 helm-bench_MAIN := tools/bench/helm_bench.c
-helm-bench_LINK := $(COMMON_SRC) $(LIBHELM_SRC) $(BENCH_SRC) $(READER_SRC) client/cli/output.c client/cli/private_daemon.c client/cli/signals.c \
+helm-bench_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(BENCH_SRC) $(READER_SRC) client/cli/output.c client/cli/private_daemon.c client/cli/session.c client/cli/signals.c \
   $(GEN)/proto/helm.pb-c.c
 helm-bench_LIBS := -lnuma -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 
 helm-bench-decode_MAIN := tools/bench/helm_bench_decode.c
-helm-bench-decode_LINK := tools/bench/decode/compare.c tools/measure/reader.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/pooled.c common/worker/engine.c $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-bench-decode_LINK := tools/bench/decode/compare.c common/measure/reader.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/pooled.c common/worker/engine.c $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
 helm-bench-grammar_MAIN := tools/bench/helm_bench_grammar.c
@@ -78,7 +59,7 @@ helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/k
 helm-bench-kernels_LIBS := -lnuma -lopenblas -ljansson -lm
 
 helm-bench-read_MAIN := tools/bench/helm_bench_read.c
-helm-bench-read_LINK := $(COMMON_SRC) $(READER_SRC) tools/bench/read_limit.c
+helm-bench-read_LINK := $(COMMON_SRC) $(READER_SRC) client/bench/read_limit.c
 helm-bench-read_LIBS := -lnuma -ljansson -lm
 
 helm-bench-sampling_MAIN := tools/bench/helm_bench_sampling.c

@@ -25,7 +25,11 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     int rc = model_read(o->folder, &model, err);
     if (rc) return rc;
     stage.last = model.config.layers - 1;
-    struct plan all = {.layers = model.config.layers, .stages = &stage, .stage_count = 1};
+    struct plan all = {.layers = model.config.layers,
+                       .stages = &stage,
+                       .stage_count = 1,
+                       .invariant = o->invariant};
+    if (o->invariant) all.step_tokens = o->step_tokens;
     if (o->pack_cpu) rc = pack_all(&model, &all, err);
     if (!rc) rc = plan_copy(o->plan ? o->plan : &all, &plan, err);
     if (!rc) rc = placement_make(&model, NULL, &plan, err);

@@ -59,6 +59,8 @@ HELM_MUST_CHECK int cli_locate(struct cli *cli, struct helm_err *err);
 int cli_open(struct cli *cli);
 /* The connection alone, made anew after it was lost; prints nothing. HELM_E_USAGE: keys. */
 HELM_MUST_CHECK int cli_connect(struct cli *cli, struct helm_err *err);
+/* Whether an option was given that is for a private daemon alone. */
+bool cli_has_daemon_option(const struct cli *cli);
 /* Ends everything cli_open and its like began. */
 void cli_close(struct cli *cli);
 
@@ -135,5 +137,7 @@ int command_cancel(struct cli *cli, int argc, char *const argv[]);
 int command_metrics(struct cli *cli, int argc, char *const argv[]);
 int command_plan(struct cli *cli, int argc, char *const argv[]);
 int command_pull(struct cli *cli, int argc, char *const argv[]);
+/* client/bench; without cli->global it is helm-bench that was called. */
+int command_bench(struct cli *cli, int argc, char *const argv[]);
 
 #endif

@@ -13,7 +13,7 @@
 #include "common/base/file.h"
 #include "common/model/hub.h"
 
-static bool has_daemon_option(const struct cli *cli)
+bool cli_has_daemon_option(const struct cli *cli)
 {
     return cli->device || cli->plan || cli->profile || cli->strategy || cli->config || cli->kv_dtype ||
            cli->kernels || cli->activations || cli->exact || cli->log_level || cli->has_vram ||
@@ -88,7 +88,7 @@ int cli_open(struct cli *cli)
     if (cli->connect && cli->model)
         return cli_usage(cli->global,
                          "--connect and --model exclude each other: --model starts a daemon of its own");
-    if (!cli->model && has_daemon_option(cli))
+    if (!cli->model && cli_has_daemon_option(cli))
         return cli_usage(cli->global, "options of helmd need --model: a running daemon has its own");
     if (cli_locate(cli, &err)) return cli_fail(&err, false);
     if (cli->model) {

@@ -47,6 +47,14 @@ static void print_option(FILE *out, const struct args_option *option)
     print_indented(out, option->help, HELP_COLUMN);
 }
 
+/* Whether a command's own option of this name goes before its parent's. */
+static bool is_replaced(const struct args_spec *spec, const struct args_option *of_parent)
+{
+    for (uint32_t i = 0; i < spec->option_count; i++)
+        if (strcmp(spec->options[i].name, of_parent->name) == 0) return true;
+    return false;
+}
+
 void args_print_help(const struct args_spec *spec, FILE *out)
 {
     fprintf(out, "usage: ");
@@ -64,7 +72,7 @@ void args_print_help(const struct args_spec *spec, FILE *out)
     if (spec->parent) {
         fprintf(out, "\noptions of %s, also accepted here:\n", spec->parent->program);
         for (uint32_t i = 0; i < spec->parent->option_count; i++)
-            print_option(out, &spec->parent->options[i]);
+            if (!is_replaced(spec, &spec->parent->options[i])) print_option(out, &spec->parent->options[i]);
     }
     if (spec->command_count) fprintf(out, "\ncommands:\n");
     for (uint32_t i = 0; i < spec->command_count; i++) {
@@ -173,7 +181,8 @@ void args_print_options(const struct args_spec *spec, FILE *out)
 {
     for (const struct args_spec *of = spec; of; of = of->parent)
         for (uint32_t i = 0; i < of->option_count; i++)
-            print_row(out, "--", of->options[i].name, value_of(&of->options[i]), of->options[i].help);
+            if (of == spec || !is_replaced(spec, &of->options[i]))
+                print_row(out, "--", of->options[i].name, value_of(&of->options[i]), of->options[i].help);
     for (size_t i = 0; i < STANDARD; i++) print_row(out, "--", standard[i].name, NULL, standard[i].help);
     for (uint32_t i = 0; i < spec->command_count; i++)
         print_row(out, "", spec->commands[i].name, spec->commands[i].operands, spec->commands[i].help);

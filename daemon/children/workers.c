@@ -209,6 +209,13 @@ static uint32_t deaths_within(const struct workers *workers, uint64_t now_us)
     return n;
 }
 
+/* As many deaths as the limit allows fit into half the time that they are counted in. */
+static uint64_t restart_wait_most_us(uint32_t limit)
+{
+    const uint64_t share_us = DEATH_WINDOW_US / 2 / (limit ? limit : 1);
+    return share_us < 5 * SECOND_US ? share_us : 5 * SECOND_US;
+}
+
 /* All are down: start again, a little later each time, or give up. */
 static void workers_plan_restart(struct workers *workers)
 {
@@ -244,7 +251,8 @@ static void workers_plan_restart(struct workers *workers)
         return;
     }
     uint64_t wait_us = recent <= 1 ? 0 : (uint64_t)50000 << (recent - 2 < 7 ? recent - 2 : 7);
-    if (wait_us > 5 * SECOND_US) wait_us = 5 * SECOND_US;
+    const uint64_t most_us = restart_wait_most_us(workers->config.restart_limit);
+    if (wait_us > most_us) wait_us = most_us;
     /* Few tries, so not all within a moment: what was missing may be given back. */
     if (workers->ever_ready && unready && wait_us < unready * RETRY_WAIT_US)
         wait_us = unready * RETRY_WAIT_US;

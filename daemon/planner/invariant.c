@@ -4,6 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/plan/engine_limits.h"
+#include "common/plan/placement.h"
+
 enum invariant_option invariant_option_named(const char *name)
 {
     static const char *const names[INVARIANT_OPTIONS] = {"auto", "on", "off"};
@@ -19,12 +22,60 @@ static void become(struct plan *plan, bool invariant, uint32_t direct_permille)
     plan->kv_direct_permille = invariant && plan_kv_tiered(plan) ? 1000 : direct_permille;
 }
 
-static int predict(const struct planner_request *request, const struct plan *plan,
+/* How many times as long a decode step of `sequences` takes, and a first token. */
+struct price {
+    uint32_t sequences;
+    double decode, first;
+};
+
+static int predict(const struct planner_request *request, const struct plan *plan, uint32_t sequences,
                    struct planner_prediction *prediction, struct helm_err *err)
 {
-    return planner_predict(request, plan, request->batch ? request->batch : 1,
-                           planner_typical_context(request, plan->context_tokens),
+    return planner_predict(request, plan, sequences, planner_typical_context(request, plan->context_tokens),
                            request->prompt ? request->prompt : PLANNER_PROMPT_TOKENS, prediction, err);
+}
+
+static int price_of(const struct planner_request *request, struct plan *plan, uint32_t direct_permille,
+                    struct price *price, struct helm_err *err)
+{
+    struct planner_prediction with, without;
+    become(plan, false, direct_permille);
+    int rc = predict(request, plan, price->sequences, &without, err);
+    become(plan, true, direct_permille);
+    if (!rc) rc = predict(request, plan, price->sequences, &with, err);
+    if (rc) return rc;
+    price->decode = with.decode.seconds / without.decode.seconds;
+    price->first = with.ttft.seconds / without.ttft.seconds;
+    return 0;
+}
+
+/* Whether the profile says what several tokens take of the CPU that each have the bits of one. */
+static bool knows_apart(const struct profile *profile, const struct plan *plan)
+{
+    const struct placements host = placements_in(plan, PLAN_HOST);
+    bool knows = profile->cpu.apart.count > 0;
+    for (uint32_t i = 0; i < host.count && knows; i++) {
+        const enum tensor_format format = host.place[i].format;
+        if (format == FORMAT_BF16_PACKED) return false;
+        if (profile_format_has_rates(format) && host.place[i].role != TENSOR_EMBED)
+            knows = profile->format[format].cpu_apart.count > 0;
+    }
+    return knows;
+}
+
+/* The most expensive of several sequences. *known: false where nobody measured it. */
+static int price_several(const struct planner_request *request, struct plan *plan, uint32_t direct_permille,
+                         struct price *worst, bool *known, struct helm_err *err)
+{
+    int rc = 0;
+    *worst = (struct price){.decode = 1};
+    *known = plan->slots < 2 || !plan_most_tokens(plan, PLAN_CPU0) || knows_apart(request->profile, plan);
+    for (uint32_t n = 2; n <= ENGINE_FEW_TOKENS && n <= plan->slots && *known && !rc; n *= 2) {
+        struct price price = {.sequences = n};
+        rc = price_of(request, plan, direct_permille, &price, err);
+        if (!rc && (n == 2 || price.decode > worst->decode)) *worst = price;
+    }
+    return rc;
 }
 
 static double percent(double part)
@@ -32,37 +83,45 @@ static double percent(double part)
     return (part - 1) * 100;
 }
 
+/* batch NULL: nothing was priced. several NULL: that was not. */
+static void tell(struct invariant *invariant, bool on, const char *why, const struct price *batch,
+                 const struct price *several)
+{
+    char of_several[48] = "";
+    if (several && several->sequences)
+        snprintf(of_several, sizeof of_several, ", of %u sequences %+.1f %%", several->sequences,
+                 percent(several->decode));
+    if (batch)
+        snprintf(invariant->text, sizeof invariant->text,
+                 "%s: %s; as priced decode %s %+.1f %%%s, first token %+.1f %%", on ? "on" : "off", why,
+                 on ? "takes" : "would take", percent(batch->decode), of_several, percent(batch->first));
+    else
+        snprintf(invariant->text, sizeof invariant->text, "%s: %s", on ? "on" : "off", why);
+}
+
 int invariant_decide(const struct planner_request *request, bool given, struct plan *plan,
                      struct invariant *invariant, struct helm_err *err)
 {
     const uint32_t direct = plan->kv_direct_permille;
     const bool was = plan->invariant;
-    struct planner_prediction with, without;
-    double decode = 1, first = 1;
+    struct price batch = {.sequences = request->batch ? request->batch : 1, .decode = 1, .first = 1};
+    struct price several = {.decode = 1};
     const bool priced = request->profile != NULL && !was;
-    if (priced) {
-        int rc = predict(request, plan, &without, err);
-        become(plan, true, direct);
-        if (!rc) rc = predict(request, plan, &with, err);
-        if (rc) return rc;
-        decode = with.decode.seconds / without.decode.seconds;
-        first = with.ttft.seconds / without.ttft.seconds;
-    }
+    bool known = true;
+    int rc = priced ? price_of(request, plan, direct, &batch, err) : 0;
+    if (priced && !rc) rc = price_several(request, plan, direct, &several, &known, err);
+    if (rc) return rc;
     const char *why = "by configuration";
     bool on = invariant->option == INVARIANT_ON;
-    const bool several = request->batch > INVARIANT_BATCH && plan_most_tokens(plan, PLAN_CPU0) > 0;
     if (invariant->option == INVARIANT_AUTO) {
-        on = given ? was : !several && decode <= INVARIANT_DECODE && first <= INVARIANT_PREFILL;
-        why = given     ? "as the plan says"
-              : several ? "several sequences would be slower on the CPU"
-                        : "by price";
+        on = given ? was
+                   : priced && known && batch.decode <= INVARIANT_DECODE &&
+                         batch.first <= INVARIANT_PREFILL && several.decode <= INVARIANT_DECODE;
+        why = given   ? "as the plan says"
+              : known ? "by price"
+                      : "the profile does not say what several sequences take";
     }
     become(plan, on, direct);
-    if (priced)
-        snprintf(invariant->text, sizeof invariant->text,
-                 "%s: %s; as priced decode %s %+.1f %%, first token %+.1f %%", on ? "on" : "off", why,
-                 on ? "takes" : "would take", percent(decode), percent(first));
-    else
-        snprintf(invariant->text, sizeof invariant->text, "%s: %s", on ? "on" : "off", why);
+    tell(invariant, on, why, priced ? &batch : NULL, known ? &several : NULL);
     return 0;
 }

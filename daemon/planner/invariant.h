@@ -2,7 +2,7 @@
  *
  * Called by main.c and helm-plan once a plan is made or taken. What an invariant plan does otherwise, as prices know it: a
  * GPU decodes one token with the kernels of a few, without chains; its chunks are whole sub-chunks; with two tiers the CPU
- * attends to nothing. The CPU's one token and its chunks are as fast. Not priced: sequences that decode while prompts are
+ * attends to nothing; the CPU multiplies each of several tokens as one. The CPU's one token and its chunks are as fast. Not priced: sequences that decode while prompts are
  * computed wait for steps of their own. Pure. */
 #ifndef HELM_DAEMON_PLANNER_INVARIANT_H
 #define HELM_DAEMON_PLANNER_INVARIANT_H
@@ -17,17 +17,15 @@ enum invariant_option invariant_option_named(const char *name);
 /* What it may cost to be chosen by itself: of the time of a decode step, and of the first token. */
 #define INVARIANT_DECODE  1.05
 #define INVARIANT_PREFILL 1.10
-/* Sequences that a plan is made fastest for at most. A CPU's products of more take longer than others', which no profile
- * says: two tokens take 0.6 to 1.6 times as long, four 1.1 to 2.8 times as long, eight 1.25 to 7.9 where memory is not what limits. */
-#define INVARIANT_BATCH 2
 
 struct invariant {
     enum invariant_option option;
-    char text[160]; /* "on: decode 0.0 % slower, ..." */
+    char text[200]; /* "on: by price; as priced decode takes +0.0 %, ..." */
 };
 
-/* Makes the plan invariant or not, as the option says; INVARIANT_AUTO: by its price, or as a plan that was given (request)
- * says. */
+/* Makes the plan invariant or not, as the option says; INVARIANT_AUTO: as a plan that was given (request) says, else by its
+ * price: of a decode step of the sequences that it is made fastest for, and of 2, 4, 8 and 16, as far as it has slots. Where
+ * the CPU computes and there are several the profile must say what those take (cpu.apart); if it does not, it is off. */
 HELM_MUST_CHECK int invariant_decide(const struct planner_request *request, bool given, struct plan *plan,
                                      struct invariant *invariant, struct helm_err *err);
 

@@ -6,8 +6,11 @@ prefixes. Then all of them run many times over at once, through a pool too small
 while workers are killed and stopped and other requests cancelled. Each stream that ends must have every token once, in order,
 and each token and logprob bit for bit as alone.
 
-    invariance.py [SHAPE [REQUESTS [KILLS [SEED]]]]      (`make invariance`: every shape, 2000 requests, 200 kills;
-                                                          `make test`: a few seconds, by test_helmd_invariant.py)"""
+    invariance.py [SHAPE,... [REQUESTS [KILLS [SEED]]]]  (`make invariance`: every shape that needs no GPU, 2000 requests, 200
+                                                          kills; `make test`: a few seconds, by test_helmd_invariant.py)
+
+Shapes cuda-* are for a GPU. They, and this file, need of Python protobuf alone, and of HELM `make dist`'s programs:
+HELM_BIN=DIST/bin HELM_PYPROTO=build/release/pyproto tests/process/invariance.py cuda 500 20 1"""
 import os
 import random
 import signal
@@ -17,8 +20,10 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helmd_harness import Client, Daemon, check, pb, plan_json, same, SLOW  # noqa: E402
+from raw_zmtp import Dealer  # noqa: E402
 
 WISH = os.environ.get("HELM_INVARIANT", "on")  # "off" shows what is lost without it
+DISTURB_S, STALL_S = 0.4 * SLOW, 60 * SLOW  # between two kills; without the end of a stream, at most
 VOCAB, LAYERS, CONTEXT = 4096, 8, 512  # of the demo model, and of a sequence
 SIZES = {"context_tokens": CONTEXT, "step_tokens": 64, "slots": 6, "page_tokens": 16, "page_count": 34}
 
@@ -28,7 +33,7 @@ def pair(homes, embed, head, **sizes):
             "plan": plan_json(LAYERS, homes, embed, head, **{**SIZES, **sizes})}
 
 
-# What is computed where. cpu-*: every kernel of the processor by itself.
+# What is computed where. cpu-*: every kernel of the processor by itself. cuda-*: as the emulated device's, on the GPU.
 SHAPES = {
     "cpu": {"options": ("--device", "cpu", "--threads", 2, "--ctx", CONTEXT, "--step-tokens", 64, "--parallel", 6, "--kv-tokens", 544)},
     "pair": pair("gcgcgcgc", "c", "g", ),
@@ -39,6 +44,10 @@ SHAPES = {
 for name in "ref", "avx2", "avx512", "avx512-bf16", "avx512-vnni":
     SHAPES["cpu-" + name] = {"options": SHAPES["cpu"]["options"] + ("--kernels", name)}
     SHAPES["q4-" + name] = {"options": SHAPES["cpu"]["options"] + ("--kernels", name, "--weights", "q4_k_m", "--activations", "int8")}
+EMULATED = "pair", "phases", "gpu", "tiers"
+for name in EMULATED:
+    SHAPES["cuda-" + name] = {**SHAPES[name], "options": ("--device", "cuda")}
+NAMED = {"all": [name for name in SHAPES if not name.startswith("cuda-")], "cuda": ["cuda-" + name for name in EMULATED]}
 
 
 class Spec:
@@ -64,15 +73,21 @@ def start(shape, *options):
     spec = SHAPES[shape]
     d = Daemon(*spec["options"], "--restart-limit", 1000, "--queue", 256, *options, "--invariant", WISH, real=True, plan=spec.get("plan"))
     check(d.ready.startswith("ready "), d.ready + d.log())
-    status = Client(d.endpoint).ask("status").status
+    client = connect(d)
+    status = client.ask("status").status
+    client.close()
     check(status.invariant.startswith(WISH), f"status says: {status.invariant}")
     return d
+
+
+def connect(d):
+    return Client(d.endpoint, socket=Dealer(d.endpoint))
 
 
 def run_alone(shape, specs):
     d = start(shape, "--prefix-cache", "off")
     try:
-        client = Client(d.endpoint)
+        client = connect(d)
         for spec in specs:
             stream = spec.send(client)
             client.run(stream, timeout=60)
@@ -106,7 +121,10 @@ class Load:
             self.first_change = (f"prompt of {len(spec.prompt)}, {spec.count} tokens, {spec.sampling}: differs at {at} of {len(got)}, "
                                  f"tokens {'the same' if same_tokens else 'others, too'}: {got[at:at + 1]}, alone {spec.alone[at:at + 1]}")
 
-    def disturb(self, d):
+    def disturb(self, d, administrator):
+        """Kills or stops a worker, if all are ready: helmd ends when none gets ready three times in a row."""
+        if administrator.ask("status").status.state != "ready":
+            return
         children = d.children()
         worker = self.random.choice([children[k] for k in ("cpu", "gpu") if k in children] or [0])
         if not worker:
@@ -123,12 +141,12 @@ class Load:
 
     def run(self):
         d = start(self.shape)
-        clients = [Client(d.endpoint) for _ in range(4)]
+        administrator, *clients = [connect(d) for _ in range(5)]
         open_ = [[] for _ in clients]
-        ended, asked, due = 0, 0, time.time()
-        every = 0.4 * SLOW
+        ended, asked, due, last = 0, 0, time.time(), time.time()
         try:
             while ended < self.requests or self.counts["kills"] < self.kills:
+                check(d.process.poll() is None and time.time() < last + STALL_S, f"helmd ended, or ends no stream:\n{d.log()[-4000:]}")
                 for client, mine in zip(clients, open_):
                     while len(mine) < 4 and (asked < self.requests or self.counts["kills"] < self.kills):
                         spec = self.random.choice(self.specs)
@@ -139,7 +157,7 @@ class Load:
                     for entry in [e for e in mine if e[1].ended]:
                         mine.remove(entry)
                         self.take(*entry)
-                        ended += 1
+                        ended, last = ended + 1, time.time()
                     if mine and self.random.random() < 0.002:
                         entry = self.random.choice(mine)
                         entry[2] = True
@@ -147,9 +165,9 @@ class Load:
                         request.cancel.request_id = next(n for n, s in client.streams.items() if s is entry[1])
                         client.socket.send(request.SerializeToString())
                 if self.kills and time.time() > due and self.counts["kills"] < self.kills:
-                    self.disturb(d)
-                    due = time.time() + every * self.random.uniform(0.5, 1.5)
-            s = Client(d.endpoint).ask("status").status
+                    self.disturb(d, administrator)
+                    due = time.time() + DISTURB_S * self.random.uniform(0.5, 1.5)
+            s = administrator.ask("status").status
             self.counts["prefix hits"] = s.prefix_hits_total
             self.counts["preemptions"] = d.log().count("gives its KV pages")
         finally:
@@ -161,14 +179,14 @@ def invariance(shape, requests, kills, seed, distinct=60):
     beginnings = [[]] + [[r.randrange(3, VOCAB) for _ in range(n)] for n in (16, 33, 90, 200)]
     specs = [Spec(r, beginnings) for _ in range(distinct)]
     run_alone(shape, specs)
-    load = Load(shape, specs, requests, kills, r)
+    load, began = Load(shape, specs, requests, kills, r), time.time()
     load.run()
-    print(f"{shape}, seed {seed}:", ", ".join(f"{n} {what}" for what, n in load.counts.items()), flush=True)
+    print(f"{shape}, seed {seed}, {time.time() - began:.0f} s:", ", ".join(f"{n} {what}" for what, n in load.counts.items()), flush=True)
     same((load.counts["changed"], load.counts["failed"]), (0, 0), f"streams of {shape} changed and failed; {load.first_change}")
     return load.counts
 
 
 if __name__ == "__main__":
     asked = sys.argv[1] if len(sys.argv) > 1 else "all"
-    for shape in SHAPES if asked == "all" else asked.split(","):
+    for shape in NAMED.get(asked) or asked.split(","):
         invariance(shape, *(int(a) for a in sys.argv[2:4] or (2000, 200)), int(sys.argv[4]) if len(sys.argv) > 4 else random.randrange(1 << 30))

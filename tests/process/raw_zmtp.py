@@ -1,4 +1,5 @@
 """ZMTP as bytes, for what no ZeroMQ library sends: a connection that says who it is and then whatever a test wants."""
+import select
 import socket
 import struct
 
@@ -80,3 +81,32 @@ class Raw:
 
     def close(self):
         self.socket.close()
+
+
+class Dealer(Raw):
+    """As much of a DEALER as a client is: messages of one frame, for machines without a ZeroMQ library."""
+
+    def __init__(self, endpoint):
+        self.held = b""
+        super().__init__(endpoint, timeout=60)
+
+    def read(self, size):
+        while len(self.held) < size:
+            part = self.socket.recv(1 << 16)
+            if not part:
+                raise ConnectionError("closed")
+            self.held += part
+        data, self.held = self.held[:size], self.held[size:]
+        return data
+
+    def poll(self, milliseconds):
+        return bool(self.held or select.select([self.socket], [], [], milliseconds / 1000)[0])
+
+    def send(self, data):
+        self.socket.sendall(frame(data))
+
+    def recv(self):
+        return self.frame()
+
+    def close(self, linger=0):
+        super().close()

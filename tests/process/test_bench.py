@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""helm-bench with the real helmd, worker and demo model: the report's members, that its numbers fit together, the
+"""helm-bench and `helm-cli bench` with the real helmd, worker and demo model: the report's members, that its numbers fit together, the
 prompts of the peers' scripts, exit statuses; cpu_share.py, planner_bench.py and forecast_formats.py likewise.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
@@ -25,6 +25,7 @@ import forecast_formats  # noqa: E402
 import planner_run  # noqa: E402
 
 BENCH = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-bench"))
+CLI = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-cli"))
 HELMD = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helmd"))
 MODEL = os.path.abspath("tools/models/demo")
 QUICK = ["--requests", "2", "--rounds", "2", "--read-buffer", "16MiB"]
@@ -36,8 +37,8 @@ def check(name, ok, detail=""):
     print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
 
 
-def bench(*args, timeout=60):
-    run = subprocess.run([BENCH, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
+def bench(*args, timeout=60, program=(BENCH,)):
+    run = subprocess.run([*program, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
     return run.returncode, run.stdout.decode(), run.stderr.decode()
 
 
@@ -100,22 +101,24 @@ def private_tests(folder):
 
 
 def refusal_tests(folder):
-    def refused(name, want, text, *args):
-        code, out, err = bench(*args)
+    def refused(name, want, text, *args, **more):
+        code, out, err = bench(*args, **more)
         check(name, code == want and text in out + err, (code, out[-300:], err[-300:]))
     refused("--help", 0, "exit status", "--help")
     refused("--connect with --model", 2, "exclude", "--connect", "ipc:///x", "--model", MODEL)
     refused("--vram without --model", 2, "--vram", "--vram", "8GiB")
     refused("helmd's options without --", 2, "after --", "--model", MODEL, "fast")
     refused("bad list", 2, "--prompt", "--model", MODEL, "--prompt", "8,,9")
+    refused("an option of helmd before bench, and no model", 2, "need --model", program=(CLI, "--ctx", "64", "bench"))
+    refused("a model and a daemon on two sides of bench", 2, "exclude", "--connect", "ipc:///x", program=(CLI, "--model", MODEL, "bench"))
     for option in ("--top-p", "--repetition-penalty"):
         refused(option + " 0", 2, option, "--model", MODEL, option, "0")
     refused("a report that cannot be written", 5, "no-folder", "--model", MODEL, "--json", folder + "/no-folder/x")
     refused("no daemon", 3, "no such socket", "--connect", "ipc://%s/none.sock" % folder)
     refused("no such checkpoint", 4, "failed:", "--model", folder + "/none", *QUICK)
     path = os.path.join(folder, "mixed.json")
-    code, _, err = bench("--model", folder + "/none", "--model", MODEL, "--prompt", "8", "--output", "1", "--json",
-                         path, *QUICK)
+    code, _, err = bench("--model", folder + "/none", "--model", MODEL, "--prompt", "8", "--output", "1", "--json", path, *QUICK,
+                         program=(CLI, "--device", "cpu", "bench"))
     first, second = json.load(open(path))["cells"]
     check("a cell that fails leaves the others", code == 4 and first["error"] and second["error"] is None, (code, err))
     check("one token has no time per token", second["tpot_ms"] is None and second["ttft_ms"]["p50"] > 0, second)
@@ -137,6 +140,8 @@ def connect_tests(folder):
         good, long = json.loads(out)["cells"]
         check("measures a running daemon", good["error"] is None and good["requests"] == 4, good)
         check("past its context is refused with numbers", code == 4 and "context of 64" in long["error"], long)
+        code, out, err = bench("--prompt", "8", "--output", "4", "--json", "-", *QUICK, program=(CLI, "--connect", endpoint, "bench"))
+        check("helm-cli bench measures it", code == 0 and json.loads(out)["cells"][0]["requests"] == 4, (code, err))
     finally:
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(30)

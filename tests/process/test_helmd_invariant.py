@@ -39,8 +39,8 @@ def test_status_and_plan_say_which():
     """By option, by price, and as a plan that was given says."""
     plan = plan_json(LAYERS, "gggggggg", "g", "g", **SIZES)
     for options, given, want, why in [(("--device", "cpu", "--invariant", "off"), None, False, "by configuration"),
-                                      (("--device", "cpu"), None, True, "by price"),
-                                      (("--device", "cpu", "--batch", 4), None, False, "several sequences"),
+                                      (("--device", "cpu", "--parallel", 1), None, True, "by price"),
+                                      (("--device", "cpu"), None, False, "the profile does not say what several sequences take"),
                                       (("--device", "emulated"), plan, False, "as the plan says"),
                                       (("--device", "emulated", "--invariant", "on"), plan, True, "by configuration"),
                                       (("--device", "emulated"), {**plan, "invariant": True}, True, "as the plan says")]:

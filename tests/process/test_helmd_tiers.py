@@ -62,7 +62,7 @@ def test_every_way_gives_the_expected_tokens():
 
 def test_a_context_far_beyond_the_places():
     """One sequence of 31 pages over few places; what is in VRAM stays at the watermark, of 80 %."""
-    with fakes(places=LEAST, direct=500) as d:
+    with fakes(places=LEAST, direct=500, faults="step_us=2000") as d:
         c = Client(d.endpoint)
         s = c.generate(prompt_of(100), 150, seed=4)
         seen = []
@@ -73,7 +73,7 @@ def test_a_context_far_beyond_the_places():
                 seen.append((status.kv_places_used, status.kv_pages_host))
         check_tokens(s, prompt_of(100), 150, 4)
         check(max(used for used, _ in seen) <= LEAST, f"{seen}")
-        check(seen[-1][1] >= 250 // PAGE - LEAST, f"{seen}")
+        check(max(host for _, host in seen) >= 250 // PAGE - LEAST, f"{seen}")  # the last may be of when it had ended
         nothing_is_held(d)
 
 

@@ -21,8 +21,8 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "tools/bench/decode/compare.h"
-#include "tools/measure/reader.h"
-#include "tools/measure/stats.h"
+#include "common/measure/reader.h"
+#include "common/measure/stats.h"
 #include "worker-cpu/local.h"
 
 #define ROUNDS_MAX 101

@@ -3,7 +3,10 @@
  * Reads schemas, one a line (tests/process/random_schema.py writes them), opens each as a grammar and walks through it: a
  * random allowed token after the other, every other one of at most two bytes, so that texts end. The same seed walks the
  * same way as long as masks are the same, and their digest is printed: two builds can be compared. Times are processor
- * time of a mask and the step behind it, of the first output after opening (which makes most summaries) and of the second apart. */
+ * time of a mask and the step behind it, of the first output after opening (which makes most summaries) and of the second
+ * apart. With --runs each schema is opened and walked again so often, and a token's time is its least: what it costs itself,
+ * without what other programs do to the caches. With --cold that much other memory is read before each token, as a model's
+ * step on the same CPU does. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,20 +14,24 @@
 
 #include "client/text/grammar/engine.h"
 #include "common/base/args.h"
-#include "tools/measure/stats.h"
+#include "common/measure/stats.h"
 
 #define TEXT_TOKENS 200
 #define TRIES       64
 
 struct times {
-    double *us;
+    double *us; /* in the order of the walk */
     size_t count, space;
+    size_t from, at; /* where the schema's begin; the next one's place in a further run */
 };
 
 struct bench {
     struct helm_vocabulary *vocabulary;
     uint32_t *bits;
-    uint64_t random, digest;
+    uint64_t random, digest, runs;
+    bool last;      /* of the runs */
+    uint64_t *cold; /* [cold_bytes / 8] read before each token */
+    uint64_t cold_bytes;
     double slow_us;
     struct times open, first, second;
 };
@@ -39,18 +46,30 @@ static uint64_t now_ns(void)
 
 static void add_time(struct times *t, double us)
 {
+    if (t->at < t->count) { /* seen in an earlier run */
+        if (us < t->us[t->at]) t->us[t->at] = us;
+        t->at++;
+        return;
+    }
     if (t->count == t->space) {
         t->space = t->space ? 2 * t->space : 4096;
         t->us = realloc(t->us, t->space * sizeof *t->us);
         if (!t->us) exit(1);
     }
     t->us[t->count++] = us;
+    t->at = t->count;
 }
 
 static uint32_t random_u32(uint64_t *state)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(*state >> 33);
+}
+
+/* Leaves nothing of the grammar in the caches. */
+static void cool(struct bench *b)
+{
+    for (uint64_t i = 0; i < b->cold_bytes / sizeof *b->cold; i += 8) b->cold[i]++;
 }
 
 static bool allowed(const struct bench *b, uint32_t id)
@@ -94,6 +113,7 @@ static int walk_output(struct bench *b, struct helm_grammar *g, const char *sche
     size_t length = 0;
     int rc = helm_matcher_open(g, &m, err);
     for (uint32_t n = 0; n < TEXT_TOKENS && !rc && !helm_matcher_has_ended(m); n++) {
+        cool(b);
         const uint64_t begin = now_ns();
         rc = helm_matcher_mask(m, b->bits, err);
         const uint64_t middle = now_ns();
@@ -106,7 +126,8 @@ static int walk_output(struct bench *b, struct helm_grammar *g, const char *sche
         rc = helm_matcher_take(m, token, err);
         const double us = (double)(middle - begin + now_ns() - again) / 1e3;
         add_time(times, us);
-        if (us > b->slow_us) print_slow(us, schema, text, length);
+        if (b->last && times->us[times->at - 1] > b->slow_us)
+            print_slow(times->us[times->at - 1], schema, text, length);
         for (uint32_t at = v->offset[token]; at < v->offset[token + 1] && length < sizeof text; at++)
             text[length++] = v->bytes[at];
     }
@@ -122,21 +143,37 @@ static void print_times(const char *name, const struct times *t)
            stats_quantile(t->us, t->count, 1));
 }
 
+/* Opens one schema and walks two outputs. */
+static int run_schema(struct bench *b, const char *schema, size_t length, struct helm_err *err)
+{
+    struct helm_grammar *g;
+    const uint64_t begin = now_ns();
+    int rc = helm_grammar_open(b->vocabulary, HELM_GRAMMAR_JSON_SCHEMA, schema, length, &g, err);
+    if (rc) return rc;
+    add_time(&b->open, (double)(now_ns() - begin) / 1e3);
+    rc = walk_output(b, g, schema, &b->first, err);
+    if (!rc) rc = walk_output(b, g, schema, &b->second, err);
+    helm_grammar_close(g);
+    return rc;
+}
+
 static int run(struct bench *b, FILE *schemas, struct helm_err *err)
 {
     char *line = NULL;
     size_t space = 0;
     ssize_t length;
     int rc = 0;
+    struct times *const all[] = {&b->open, &b->first, &b->second};
     while (!rc && (length = getline(&line, &space, schemas)) > 0) {
-        struct helm_grammar *g;
-        const uint64_t begin = now_ns();
-        rc = helm_grammar_open(b->vocabulary, HELM_GRAMMAR_JSON_SCHEMA, line, (size_t)length, &g, err);
-        if (rc) break;
-        add_time(&b->open, (double)(now_ns() - begin) / 1e3);
-        rc = walk_output(b, g, line, &b->first, err);
-        if (!rc) rc = walk_output(b, g, line, &b->second, err);
-        helm_grammar_close(g);
+        const struct bench begin = *b;
+        for (int i = 0; i < 3; i++) all[i]->from = all[i]->count;
+        for (uint64_t n = 0; n < b->runs && !rc; n++) {
+            b->last = n == b->runs - 1;
+            b->random = begin.random; /* the same walk, and the same masks */
+            b->digest = begin.digest;
+            for (int i = 0; i < 3; i++) all[i]->at = all[i]->from;
+            rc = run_schema(b, line, (size_t)length, err);
+        }
     }
     free(line);
     return rc;
@@ -144,12 +181,16 @@ static int run(struct bench *b, FILE *schemas, struct helm_err *err)
 
 int main(int argc, char *argv[])
 {
-    struct bench bench = {.random = 1, .digest = 1}, *b = &bench;
+    struct bench bench = {.random = 1, .digest = 1, .runs = 1}, *b = &bench;
     uint64_t vocab = 151936, end = 151645, slow = 1000000;
     const struct args_option options[] = {
         {"vocab", 0, ARGS_U64, "N", "rows of the model (151936)", .target = &vocab, .min = 1,
          .max = 4u << 20},
         {"end", 0, ARGS_U64, "ID", "the token that ends an output (151645)", .target = &end, .max = 4u << 20},
+        {"runs", 0, ARGS_U64, "N", "of each schema; of times the least (1)", .target = &b->runs, .min = 1,
+         .max = 1000},
+        {"cold", 0, ARGS_SIZE, "SIZE", "of other memory to touch before each token (0)",
+         .target = &b->cold_bytes},
         {"slow", 0, ARGS_U64, "US", "print where a mask takes longer (1000000)", .target = &slow,
          .max = 1u << 30},
     };
@@ -174,6 +215,7 @@ int main(int argc, char *argv[])
     if (!rc) rc = helm_vocabulary_open(tokenizer, ends, 1, (uint32_t)vocab, &b->vocabulary, &err);
     const double opened_ms = (double)(now_ns() - begin) / 1e6;
     if (!rc && !(b->bits = calloc(b->vocabulary->words, sizeof *b->bits))) rc = HELM_E_NOMEM;
+    if (!rc && b->cold_bytes && !(b->cold = calloc(1, b->cold_bytes))) rc = HELM_E_NOMEM;
     if (!rc) rc = run(b, schemas, &err);
     if (!rc) {
         printf("vocabulary of %u opened in %.0f ms; masks' digest %016llx; microseconds:\n",
@@ -188,6 +230,7 @@ int main(int argc, char *argv[])
     free(b->first.us);
     free(b->second.us);
     free(b->bits);
+    free(b->cold);
     helm_vocabulary_close(b->vocabulary);
     helm_tokenizer_close(tokenizer);
     if (schemas) fclose(schemas);

@@ -19,7 +19,7 @@
 #include "tools/bench/kernels/assist.h"
 #include "tools/bench/kernels/attention.h"
 #include "tools/bench/kernels/packed.h"
-#include "tools/measure/stats.h"
+#include "common/measure/stats.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/probe.h"
 #include "common/cpu/pool.h"

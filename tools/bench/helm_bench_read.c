@@ -16,7 +16,7 @@
 #include "common/base/cpu.h"
 #include "common/base/units.h"
 #include "common/cpu/pool.h"
-#include "tools/bench/serving/bench.h"
+#include "client/bench/bench.h"
 
 #define AVAILABLE_PART 4 /* of the memory that is free, at most one part in so many */
 

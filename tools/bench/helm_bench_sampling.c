@@ -15,7 +15,7 @@
 #include "common/sampling/sampling.h"
 #include "common/sampling/pass.h"
 #include "common/base/units.h"
-#include "tools/measure/stats.h"
+#include "common/measure/stats.h"
 
 #define ROWS       8
 #define HISTORY    2000

@@ -34,9 +34,12 @@
 /* As cpu.linear_packed: from steps that are reading to those that are work. */
 static const uint32_t counts[] = {4, 32, 128};
 #define COUNTS (sizeof counts / sizeof *counts)
+/* Of an invariant plan's steps, which have no more (common/plan/schedule.h). */
+static const uint32_t counts_apart[] = {2, 4, 8, 16};
+#define COUNTS_APART (sizeof counts_apart / sizeof *counts_apart)
 
 struct formats {
-    const struct profile_cpu_options *options;
+    struct profile_cpu_options options;
     enum tensor_format format[FORMAT_COUNT]; /* of layers: bf16 first */
     uint32_t count;
     struct profile_shape shape;
@@ -103,7 +106,7 @@ static uint64_t format_bytes(const struct formats *f, uint32_t i)
 /* Of all formats; for `beside` so many that even the smallest one's layers alone are past the caches. */
 static uint64_t wanted_bytes(const struct formats *f, bool beside)
 {
-    const bool quick = f->options->quick;
+    const bool quick = f->options.quick;
     const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes(), most = quick ? MOST_QUICK : MOST_BYTES;
     uint64_t wanted = quick ? LEAST_QUICK : LEAST_BYTES;
     double sum = 0, smallest = 1;
@@ -121,11 +124,11 @@ static int open_steps(struct formats *f, bool beside, struct helm_err *err)
 {
     const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes();
     struct cgroup_memory memory;
-    int rc = node_read_memory(f->options->node, &memory, err);
+    int rc = node_read_memory(f->options.node, &memory, err);
     if (!rc)
         rc = profile_shape_choose_formats(wanted_bytes(f, beside), memory.available_bytes / 3, f->format,
                                           f->count, &f->shape, err);
-    if (!rc) rc = profile_steps_open(f->options, &f->shape, KV_F16, &f->steps, err);
+    if (!rc) rc = profile_steps_open(&f->options, &f->shape, KV_F16, &f->steps, err);
     if (!rc) rc = fill_weights(f, err);
     if (!rc) f->cached = f->steps.local.engine.weights.host.region_bytes < caches;
     return rc;
@@ -175,7 +178,7 @@ static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct 
         tokens > FEW ? 0 : profile_steps_run(&f->steps, 0, tokens, &spent, err); /* finds all in its place */
     for (uint32_t i = 0; i < f->count; i++)
         f->ratio[LINEAR_EXACT][i].count = f->ratio[LINEAR_INT8][i].count = 0;
-    end = profile_now_s() + seconds / (f->options->quick ? QUICK : 1);
+    end = profile_now_s() + seconds / (f->options.quick ? QUICK : 1);
     for (uint32_t n = 0; !rc && (n < least || profile_now_s() < end); n++) {
         rc = run_step(f, tokens, LINEAR_EXACT, err);
         if (!rc && int8) rc = run_step(f, tokens, LINEAR_INT8, err);
@@ -233,7 +236,7 @@ static int measure_many(struct formats *f, struct profile *p, struct helm_err *e
     for (size_t c = 0; c < COUNTS && !rc; c++) {
         const double rate = profile_table_at(&p->cpu.linear, counts[c]).value,
                      flops = (double)f->shape.layer_bytes * f->shape.layers * counts[c];
-        if (c && flops / rate > (f->options->quick ? STEP_S_QUICK : STEP_S_MOST)) continue;
+        if (c && flops / rate > (f->options.quick ? STEP_S_QUICK : STEP_S_MOST)) continue;
         rc = run_steps(f, counts[c], MANY_S, err);
         for (uint32_t i = 1; i < f->count && !rc; i++) {
             struct profile_format *format = &p->format[f->format[i]];
@@ -242,6 +245,90 @@ static int measure_many(struct formats *f, struct profile *p, struct helm_err *e
                 profile_table_put(&format->cpu_int8_linear, counts[c], times(f, LINEAR_INT8, i, rate));
         }
     }
+    return rc;
+}
+
+/* ---- tokens that each have the bits of one ---- */
+
+/* Seconds of the last step's products with weights of format number `i`. */
+static double products_s(const struct formats *f, uint32_t i)
+{
+    double seconds = 0;
+    for (uint32_t l = i; l < f->shape.layers; l += f->count)
+        seconds += profile_steps_layer(&f->steps, (int32_t)l, PROFILE_KIND(OP_LINEAR));
+    return seconds;
+}
+
+/* A step of one token and one of several, which are a sample of every format. */
+static int run_pair(struct formats *f, uint32_t tokens, enum linear_inputs inputs, struct helm_err *err)
+{
+    double one[FORMAT_COUNT], spent = 0;
+    (void)engine_use(&f->steps.local.engine, inputs);
+    int rc = profile_steps_run(&f->steps, 0, 1, &spent, err);
+    for (uint32_t i = 0; i < f->count; i++) one[i] = products_s(f, i);
+    if (!rc) rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
+    for (uint32_t i = 0; i < f->count && !rc; i++)
+        profile_samples_add(&f->ratio[inputs][i], products_s(f, i) / one[i]);
+    return rc;
+}
+
+static int measure_apart(struct formats *f, struct profile *p, struct helm_err *err)
+{
+    const bool int8 = f->steps.local.engine.programs[LINEAR_INT8].plan != NULL;
+    int rc = 0;
+    for (size_t c = 0; c < COUNTS_APART && !rc; c++) {
+        const double end = profile_now_s() + MANY_S / (f->options.quick ? QUICK : 1);
+        for (uint32_t i = 0; i < f->count; i++)
+            f->ratio[LINEAR_EXACT][i].count = f->ratio[LINEAR_INT8][i].count = 0;
+        for (uint32_t n = 0; !rc && (n < 3 || profile_now_s() < end); n++) {
+            rc = run_pair(f, counts_apart[c], LINEAR_EXACT, err);
+            if (!rc && int8) rc = run_pair(f, counts_apart[c], LINEAR_INT8, err);
+        }
+        if (f->count == 1) profile_table_put(&p->cpu.apart, counts_apart[c], times(f, LINEAR_EXACT, 0, 1));
+        for (uint32_t i = 1; i < f->count && !rc; i++) {
+            struct profile_format *format = &p->format[f->format[i]];
+            profile_table_put(&format->cpu_apart, counts_apart[c], times(f, LINEAR_EXACT, i, 1));
+            if (has_int8(f, i))
+                profile_table_put(&format->cpu_int8_apart, counts_apart[c], times(f, LINEAR_INT8, i, 1));
+        }
+    }
+    return rc;
+}
+
+/* By an engine of its own. */
+static int open_apart(struct formats *f, struct profile *p, struct helm_err *err)
+{
+    profile_steps_close(&f->steps);
+    memset(&f->steps, 0, sizeof f->steps);
+    f->options.invariant = true;
+    int rc = open_steps(f, false, err);
+    return rc ? rc : measure_apart(f, p, err);
+}
+
+static struct formats *formats_of(const struct profile_cpu_options *options, struct helm_err *err)
+{
+    struct formats *f = aligned_alloc(64, (sizeof *f + 63) / 64 * 64);
+    if (!f) {
+        (void)helm_fail(err, HELM_E_NOMEM, "no memory to measure formats of weights");
+        return NULL;
+    }
+    memset(f, 0, sizeof *f);
+    f->options = *options;
+    f->format[f->count++] = FORMAT_BF16;
+    return f;
+}
+
+int profile_apart_measure(const struct profile_cpu_options *options, struct profile *profile,
+                          struct helm_err *err)
+{
+    struct formats *f = formats_of(options, err);
+    if (!f) return HELM_E_NOMEM;
+    int rc = open_apart(f, profile, err);
+    if (!rc)
+        profile_say(options->progress, "CPU: 4 tokens with the bits of one each take %.3g times as long",
+                    profile_table_at(&profile->cpu.apart, 4).value);
+    profile_steps_close(&f->steps);
+    free(f);
     return rc;
 }
 
@@ -256,7 +343,7 @@ static void say(const struct formats *f, const struct profile *p)
                          1e-9);
         if (format->cpu_int8_gemv.value > 0)
             snprintf(int8, sizeof int8, ", with int8 %.4g", format->cpu_int8_gemv.value * 1e-9);
-        profile_say(f->options->progress, "%s: one token, CPU %.4g GB/s%s (bf16 %.4g)%s",
+        profile_say(f->options.progress, "%s: one token, CPU %.4g GB/s%s (bf16 %.4g)%s",
                     tensor_format_name(f->format[i]), format->cpu_gemv.value * 1e-9, int8,
                     p->cpu.gemv.value * 1e-9, device);
     }
@@ -265,11 +352,8 @@ static void say(const struct formats *f, const struct profile *p)
 int profile_formats_measure(const struct profile_cpu_options *options, unsigned formats,
                             struct profile_device_run *device, struct profile *profile, struct helm_err *err)
 {
-    struct formats *f = aligned_alloc(64, (sizeof *f + 63) / 64 * 64);
-    if (!f) return helm_fail(err, HELM_E_NOMEM, "no memory to measure formats of weights");
-    memset(f, 0, sizeof *f);
-    f->options = options;
-    f->format[f->count++] = FORMAT_BF16;
+    struct formats *f = formats_of(options, err);
+    if (!f) return HELM_E_NOMEM;
     for (int i = 0; i < FORMAT_COUNT; i++)
         if (formats & format_bit((enum tensor_format)i)) f->format[f->count++] = (enum tensor_format)i;
     double seconds = DEVICE_S / (f->count - 1.0);
@@ -284,6 +368,7 @@ int profile_formats_measure(const struct profile_cpu_options *options, unsigned 
     if (!rc && device) rc = measure_one(f, device, profile, err);
     if (!rc && device) rc = measure_link(f, device, profile, err);
     if (!rc) rc = measure_many(f, profile, err);
+    if (!rc) rc = open_apart(f, profile, err);
     if (!rc) say(f, profile);
     profile_steps_close(&f->steps);
     free(f);

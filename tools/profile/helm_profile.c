@@ -185,6 +185,7 @@ static int measure(struct tool *t, struct helm_err *err)
     profile_cpu_close(cpu);
     profile_device_close(device);
     if (!rc && !profile_late(&t->progress)) rc = measure_kv(t, err);
+    if (!rc && !profile_late(&t->progress)) rc = profile_apart_measure(&cpu_options, p, err);
     return rc;
 }
 

@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 #include "daemon/planner/profile/profile.h"
-#include "tools/measure/reader.h"
+#include "common/measure/reader.h"
 #include "worker-cpu/local.h"
 
 struct profile_device_run;
@@ -88,6 +88,7 @@ struct profile_cpu_options {
     uint32_t threads; /* 0: as the worker chooses */
     int node;         /* NUMA node, -1: none */
     bool quick;
+    bool invariant; /* the engine's plan is: several tokens of a step have each the bits of one */
     const struct profile_progress *progress;
 };
 /* The worker's engine over a model that exists only to be measured, and where its steps' time goes. */
@@ -153,6 +154,11 @@ HELM_MUST_CHECK int profile_cpu_linear_turn(struct profile_cpu_run *run, struct 
 HELM_MUST_CHECK int profile_formats_measure(const struct profile_cpu_options *options, unsigned formats,
                                             struct profile_device_run *device, struct profile *profile,
                                             struct helm_err *err);
+
+/* cpu.apart, of bf16: how many times as long several tokens take that each have the bits of one. (Other formats' is
+ * profile_formats_measure's.) */
+HELM_MUST_CHECK int profile_apart_measure(const struct profile_cpu_options *options, struct profile *profile,
+                                          struct helm_err *err);
 
 /* ---- format_link.c ---- */
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
-#include "tools/measure/stats.h"
+#include "common/measure/stats.h"
 
 #define LATE_S 38.0
 

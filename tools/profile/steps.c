@@ -95,6 +95,7 @@ int profile_steps_open(const struct profile_cpu_options *o, const struct profile
                                           .slots = 1,
                                           .context_tokens = CONTEXT,
                                           .step_tokens = STEP_TOKENS,
+                                          .invariant = o->invariant,
                                           .pin = true};
     rc = local_open(&options, &s->local, err);
     profile_checkpoint_remove(folder);

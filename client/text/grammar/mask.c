@@ -46,9 +46,8 @@ static void add_tokens(const struct helm_vocabulary *v, const struct summary *s,
 
 int mask_fill_slowly(struct helm_matcher *m, uint32_t *bits, struct helm_err *err)
 {
-    const struct trie *trie = &m->grammar->vocabulary->trie;
-    struct walk w = {.trie = trie, .stacks = &m->stacks, .level = m->level, .bits = bits};
-    return walk(&w, 0, trie->count, m->place, err);
+    struct walk w = {.stacks = &m->stacks, .level = m->level, .bits = bits};
+    return walk_all(&w, &m->grammar->vocabulary->trie, m->place, err);
 }
 
 /* What one way of reading allows. *deep: its stack may become too deep, which summaries do not know. */
@@ -65,11 +64,11 @@ static int add_way(struct helm_matcher *m, uint32_t node, uint32_t *bits, bool *
     add_tokens(g->vocabulary, s, bits);
     if (at.parent == STACKS_BOTTOM || (!s->rest.count && !s->part_count)) return 0;
     rc = stacks_place(&m->stacks, &at.parent, 1, &behind, err);
-    struct walk w = {.trie = &s->rest, .stacks = &m->stacks, .level = m->level, .bits = bits};
-    if (!rc) rc = walk(&w, 0, s->rest.count, behind, err);
+    struct walk w = {.stacks = &m->stacks, .level = m->level, .bits = bits};
+    if (!rc) rc = walk_all(&w, &s->rest, behind, err);
     for (uint32_t i = 0; i < s->part_count && !rc; i++) {
         w.trie = s->part[i].trie;
-        rc = walk(&w, s->part[i].node + 1, w.trie->node[s->part[i].node].next, behind, err);
+        rc = walk(&w, w.trie->node[s->part[i].node].children, behind, err);
     }
     return rc;
 }

@@ -38,16 +38,14 @@ int stacks_open(struct states *states, struct stacks *s, struct helm_err *err)
 
 void stacks_close(struct stacks *s)
 {
-    for (uint32_t i = 0; i < s->place_count; i++) {
-        free(s->place[i].node);
-        free(s->place[i].to);
-    }
+    words_free(&s->words);
     free(s->node);
     free(s->place);
     free(s->node_table);
     free(s->place_table);
     free(s->list);
     free(s->mark);
+    free(s->kept);
     *s = (struct stacks){0};
 }
 
@@ -157,7 +155,7 @@ static int intern(struct stacks *s, uint32_t count, bool ends, uint32_t deepest,
         return no_memory(err);
     struct stack_place *p = &s->place[s->place_count];
     *p = (struct stack_place){.count = count, .ends = ends, .deepest = deepest};
-    p->node = malloc((count ? count : 1) * sizeof *p->node);
+    p->node = words_take(&s->words, count);
     if (!p->node) return no_memory(err);
     if (count) memcpy(p->node, s->list, count * sizeof *s->list);
     for (uint32_t i = 0; i < count; i++)
@@ -272,8 +270,10 @@ int stacks_find_step(struct stacks *s, uint32_t place, uint8_t byte, uint32_t *t
     struct closure c = {0};
     uint8_t low = 0, high = 255; /* bytes that lead there, too */
     *to = STACKS_NOWHERE;
-    if (!s->place[place].to && !(s->place[place].to = calloc(256, sizeof *s->place[place].to)))
-        return no_memory(err);
+    if (!s->place[place].to) {
+        if (!(s->place[place].to = words_take(&s->words, 256))) return no_memory(err);
+        memset(s->place[place].to, 0, 256 * sizeof *s->place[place].to);
+    }
     begin_list(s);
     for (uint32_t i = 0; i < s->place[place].count; i++) {
         const struct stack_node at = s->node[s->place[place].node[i]];
@@ -293,38 +293,49 @@ int stacks_find_step(struct stacks *s, uint32_t place, uint8_t byte, uint32_t *t
 
 /* ---- forgetting ---- */
 
-/* A node of another object, with all below it. */
-static int copy_node(struct stacks *to, const struct stacks *from, uint32_t node, uint32_t *copy,
-                     struct helm_err *err)
+/* s->kept becomes the stacks of a place: sets from the top down, STATES_NONE below each. */
+static int keep_stacks(struct stacks *s, const struct stack_place *p, struct helm_err *err)
 {
-    uint32_t chain[STACKS_DEPTH_MAX + 4], count = 0;
-    for (; node != STACKS_BOTTOM && count < sizeof chain / sizeof *chain; node = from->node[node].parent)
-        chain[count++] = from->node[node].set;
-    *copy = STACKS_BOTTOM;
-    while (count > 0) {
-        const int rc = stacks_node(to, chain[--count], *copy, copy, err);
-        if (rc) return rc;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < p->count; i++) {
+        for (uint32_t node = p->node[i];; node = s->node[node].parent) {
+            if (!reserve((void **)&s->kept, &s->kept_space, count, sizeof *s->kept)) return no_memory(err);
+            s->kept[count++] = node == STACKS_BOTTOM ? STATES_NONE : s->node[node].set;
+            if (node == STACKS_BOTTOM) break;
+        }
     }
     return 0;
 }
 
+/* The stack at `chain` as nodes. *sets: how many sets it has. */
+static int add_stack(struct stacks *s, struct closure *c, const uint32_t *chain, uint32_t *sets,
+                     struct helm_err *err)
+{
+    uint32_t node = STACKS_BOTTOM;
+    *sets = 0;
+    while (chain[*sets] != STATES_NONE) ++*sets;
+    for (uint32_t left = *sets; left > 0; left--) {
+        const int rc = stacks_node(s, chain[left - 1], node, &node, err);
+        if (rc) return rc;
+    }
+    return add(s, c, node, err);
+}
+
 int stacks_forget(struct stacks *s, uint32_t *place, struct helm_err *err)
 {
-    struct stacks fresh;
-    struct closure c = {.ends = s->place[*place].ends, .deepest = s->place[*place].deepest};
-    int rc = stacks_open(s->states, &fresh, err);
-    begin_list(&fresh);
-    for (uint32_t i = 0; i < s->place[*place].count && !rc; i++) {
-        uint32_t node;
-        rc = copy_node(&fresh, s, s->place[*place].node[i], &node, err);
-        if (!rc) rc = add(&fresh, &c, node, err);
-    }
-    if (!rc) rc = intern(&fresh, c.count, c.ends, c.deepest, place, err);
-    if (rc) {
-        stacks_close(&fresh);
-        return rc;
-    }
-    stacks_close(s);
-    *s = fresh;
-    return 0;
+    const struct stack_place p = s->place[*place];
+    struct closure c = {.ends = p.ends, .deepest = p.deepest};
+    const uint32_t *chain;
+    uint32_t sets;
+    int rc = keep_stacks(s, &p, err);
+    *place = STACKS_NOWHERE;
+    if (rc) return rc;
+    s->node_count = s->place_count = 1;
+    memset(s->node_table, 0, s->node_table_size * sizeof *s->node_table);
+    memset(s->place_table, 0, s->place_table_size * sizeof *s->place_table);
+    words_reset(&s->words);
+    begin_list(s);
+    chain = s->kept;
+    for (uint32_t i = 0; i < p.count && !rc; i++, chain += sets + 1) rc = add_stack(s, &c, chain, &sets, err);
+    return rc ? rc : intern(s, c.count, c.ends, c.deepest, place, err);
 }

@@ -8,6 +8,7 @@
 #define HELM_CLIENT_TEXT_GRAMMAR_STACKS_H
 
 #include "client/text/grammar/states.h"
+#include "client/text/grammar/words.h"
 
 #define STACKS_DEPTH_MAX  192        /* rules called from one another; what nests deeper is not allowed */
 #define STACKS_WAYS_MAX   512        /* nodes of a place */
@@ -20,7 +21,7 @@ struct stack_node {
     uint32_t set, parent, depth;
 };
 struct stack_place {
-    uint32_t *node; /* sorted */
+    uint32_t *node; /* [count] sorted */
     uint32_t count;
     uint32_t deepest; /* depth of a node on the way here; above STACKS_DEPTH_MAX: one was left out */
     bool ends;        /* the bottom was reached */
@@ -36,8 +37,10 @@ struct stacks {
     struct stack_place *place;
     uint32_t node_count, node_space, place_count, place_space;
     uint32_t *node_table, node_table_size, *place_table, place_table_size; /* of numbers; 0: free */
-    /* scratch of closures */
+    struct words words;                                                    /* what places point to */
+    /* scratch of closures, and of forgetting */
     uint32_t *list, *mark, list_space, mark_space, round;
+    uint32_t *kept, kept_space;
 };
 
 HELM_MUST_CHECK int stacks_open(struct states *states, struct stacks *stacks, struct helm_err *err);
@@ -52,7 +55,7 @@ HELM_MUST_CHECK int stacks_alone(struct stacks *stacks, uint32_t node, uint32_t 
 /* The place behind a byte, found for the first time. */
 HELM_MUST_CHECK int stacks_find_step(struct stacks *stacks, uint32_t place, uint8_t byte, uint32_t *to,
                                      struct helm_err *err);
-/* Forgets all but one place, whose number changes. */
+/* Forgets all but one place, whose number changes. After an error there is none left, and it is STACKS_NOWHERE. */
 HELM_MUST_CHECK int stacks_forget(struct stacks *stacks, uint32_t *place, struct helm_err *err);
 
 HELM_MUST_CHECK static inline int stacks_step(struct stacks *stacks, uint32_t place, uint8_t byte,

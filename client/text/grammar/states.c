@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static int no_memory(struct helm_err *err)
 {
@@ -11,8 +12,10 @@ static int no_memory(struct helm_err *err)
 
 int states_open(const struct nfa *nfa, struct states *s, struct helm_err *err)
 {
-    *s = (struct states){.nfa = nfa, .table_size = 256, .space = 64, .count = 1};
-    s->item = calloc(s->space, sizeof *s->item);
+    *s = (struct states){.nfa = nfa, .table_size = 256, .count = 1};
+    s->item = mmap(NULL, STATES_MAX * sizeof *s->item, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (s->item == MAP_FAILED) s->item = NULL;
     s->table = calloc(s->table_size, sizeof *s->table);
     s->list = malloc(nfa->states * sizeof *s->list);
     s->mark = calloc(nfa->states, sizeof *s->mark);
@@ -26,7 +29,7 @@ void states_close(struct states *s)
         free(s->item[i].call);
         free(s->item[i].to);
     }
-    free(s->item);
+    if (s->item) munmap(s->item, STATES_MAX * sizeof *s->item);
     free(s->table);
     free(s->list);
     free(s->mark);
@@ -50,11 +53,11 @@ static uint32_t hash_of(const uint32_t *list, uint32_t count)
 
 static int grow_table(struct states *s, struct helm_err *err)
 {
-    const uint32_t size = 2 * s->table_size;
+    const uint32_t size = 4 * s->table_size;
     uint32_t *table = calloc(size, sizeof *table);
     if (!table) return no_memory(err);
     for (uint32_t i = 1; i < s->count; i++) {
-        uint32_t at = hash_of(s->item[i].member, s->item[i].count) & (size - 1);
+        uint32_t at = s->item[i].hash & (size - 1);
         while (table[at]) at = (at + 1) & (size - 1);
         table[at] = i;
     }
@@ -84,10 +87,13 @@ static int intern(struct states *s, uint32_t count, bool ends, uint32_t *set, st
     *set = STATES_NONE;
     if (count == 0) return 0;
     qsort(s->list, count, sizeof *s->list, by_number);
-    uint32_t at = hash_of(s->list, count) & (s->table_size - 1);
+    const uint32_t hash = hash_of(s->list, count);
+    uint32_t at = hash & (s->table_size - 1);
     for (; s->table[at]; at = (at + 1) & (s->table_size - 1)) {
         const struct state *known = &s->item[s->table[at]];
-        if (known->count != count || memcmp(known->member, s->list, count * sizeof *s->list) != 0) continue;
+        if (known->hash != hash || known->count != count ||
+            memcmp(known->member, s->list, count * sizeof *s->list) != 0)
+            continue;
         *set = s->table[at];
         return 0;
     }
@@ -95,14 +101,11 @@ static int intern(struct states *s, uint32_t count, bool ends, uint32_t *set, st
         return helm_fail(err, HELM_E_LIMIT, "the grammar is at more than %u different states of %u parts",
                          s->count, s->members);
     s->members += count;
-    if (s->count == s->space) {
-        void *grown = realloc(s->item, 2 * (size_t)s->space * sizeof *s->item);
-        if (!grown) return no_memory(err);
-        s->item = grown;
-        s->space *= 2;
-    }
     struct state *state = &s->item[s->count];
-    *state = (struct state){.count = count, .ends = ends, .member = malloc(count * sizeof *state->member)};
+    *state = (struct state){.count = count,
+                            .hash = hash,
+                            .ends = ends,
+                            .member = malloc(count * sizeof *state->member)};
     if (!state->member) return no_memory(err);
     memcpy(state->member, s->list, count * sizeof *s->list);
     describe(s->nfa, state);

@@ -18,7 +18,7 @@ struct state_call {
 };
 struct state {
     uint32_t *member; /* sorted states of the automaton */
-    uint32_t count;
+    uint32_t count, hash;
     bool ends;         /* the rule may end here */
     bool reads;        /* some member reads a byte */
     bool called;       /* `call` is filled in */
@@ -31,8 +31,10 @@ struct state {
 
 struct states {
     const struct nfa *nfa;
-    struct state *item; /* [count]; item[STATES_NONE] is the empty set */
-    uint32_t count, space, members;
+    struct state *
+        item; /* [count]; item[STATES_NONE] is the empty set. Room for all there may be, which no copy makes longer
+                         * while a token waits */
+    uint32_t count, members;
     uint32_t *table; /* open addressing, of numbers; 0: free */
     uint32_t table_size;
     /* scratch of closures */
@@ -43,8 +45,7 @@ struct states {
 HELM_MUST_CHECK int states_open(const struct nfa *nfa, struct states *states, struct helm_err *err);
 /* Summaries are mask.c's to free before. */
 void states_close(struct states *states);
-/* The set of these states and what empty edges lead to. Pointers into states->item are invalid afterwards, as after the
- * two below. */
+/* The set of these states and what empty edges lead to. */
 HELM_MUST_CHECK int states_of(struct states *states, const uint32_t *member, uint32_t count, uint32_t *set,
                               struct helm_err *err);
 /* The set behind a byte; STATES_NONE: it is not read here. */

@@ -10,7 +10,7 @@
 
 #define SUMMARY_BYTES_MAX ((size_t)32 << 20) /* of one grammar's; then all are made anew */
 #define EXITS_MAX         256  /* of one summary; the small ones of more are made into one trie */
-#define REST_NODES_MAX    256  /* below such a small one */
+#define REST_TOKENS_MAX   256  /* below such a small one */
 #define WALK_PLACES       4096 /* from which on a walk begins with fresh ones */
 
 static int no_memory(struct helm_err *err)
@@ -64,17 +64,10 @@ static int keep_tokens(const struct helm_vocabulary *v, uint32_t *bits, struct s
 
 /* ---- what goes on behind the rule ---- */
 
-/* Tokens below a node. */
-static uint32_t tokens_below(const struct trie *trie, uint32_t i, uint32_t *first)
-{
-    const struct trie_node *n = &trie->node[i];
-    *first = n->first + n->count;
-    return (n->next < trie->count ? trie->node[n->next].first : trie->tokens) - *first;
-}
-
 static bool is_small(const struct walk_exit *e)
 {
-    return e->depth > 0 && e->trie->node[e->node].next - e->node - 1 <= REST_NODES_MAX;
+    uint32_t first;
+    return e->depth > 0 && trie_tokens_below(e->trie, e->node, &first) <= REST_TOKENS_MAX;
 }
 
 /* The small exits' tokens behind them as one trie: there may be one behind each letter of each word. */
@@ -84,13 +77,13 @@ static int merge_small(struct helm_grammar *g, struct summary *s, struct helm_er
     uint32_t entries = 0, n = 0, first;
     for (uint32_t i = 0; i < g->exits.count; i++)
         if (is_small(&g->exits.item[i]))
-            entries += tokens_below(g->exits.item[i].trie, g->exits.item[i].node, &first);
+            entries += trie_tokens_below(g->exits.item[i].trie, g->exits.item[i].node, &first);
     struct trie_entry *entry = malloc((entries ? entries : 1) * sizeof *entry);
     if (!entry) return no_memory(err);
     for (uint32_t i = 0; i < g->exits.count; i++) {
         const struct walk_exit *e = &g->exits.item[i];
         if (!is_small(e)) continue;
-        const uint32_t count = tokens_below(e->trie, e->node, &first);
+        const uint32_t count = trie_tokens_below(e->trie, e->node, &first);
         for (uint32_t t = first; t < first + count; t++) {
             const uint32_t id = e->trie->token[t], at = v->offset[id] + e->depth;
             entry[n++] = (struct trie_entry){v->bytes + at, v->offset[id + 1] - at, id};
@@ -161,12 +154,6 @@ static int find_reach(struct walk *w, enum slice_class class, uint32_t place, st
         at = next;
     }
     return 0;
-}
-
-static int walk_all(struct walk *w, const struct trie *trie, uint32_t place, struct helm_err *err)
-{
-    w->trie = trie;
-    return trie->count ? walk(w, 0, trie->count, place, err) : 0;
 }
 
 /* What is behind heads of the class. */

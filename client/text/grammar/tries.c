@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TRIE_SAME_MAX ((1u << 23) - 1) /* tokens of the same bytes */
+
 int trie_entry_order(const void *a, const void *b)
 {
     const struct trie_entry *x = a, *y = b;
@@ -21,39 +23,57 @@ static uint32_t common_bytes(const struct trie_entry *a, const struct trie_entry
     return n;
 }
 
+/* What is below one node: of `entry`, sorted, [from, to) begin with its bytes, `depth` of them, and are longer. */
+static void add_family(struct trie *trie, const struct trie_entry *entry, uint32_t from, uint32_t to,
+                       uint32_t depth)
+{
+    const uint32_t begin = trie->count;
+    for (uint32_t i = from; i < to; i++) {
+        if (i > from && entry[i].bytes[depth] == entry[i - 1].bytes[depth]) continue;
+        trie->node[trie->count++] = (struct trie_node){.byte = entry[i].bytes[depth], .first = i};
+    }
+    const uint32_t end = trie->count;
+    trie->node[end - 1].last = 1;
+    for (uint32_t n = begin; n < end; n++) {
+        struct trie_node *node = &trie->node[n];
+        const uint32_t behind = n + 1 < end ? node[1].first : to;
+        uint32_t i = node->first;
+        for (; i < behind && entry[i].length == depth + 1 && node->count < TRIE_SAME_MAX; i++) node->count++;
+        while (i < behind && entry[i].length == depth + 1) i++;
+        if (i == behind) continue;
+        node->children = trie->count;
+        add_family(trie, entry, i, behind, depth + 1);
+    }
+}
+
 int trie_build(const struct trie_entry *entry, uint32_t count, struct trie *trie, struct helm_err *err)
 {
     uint64_t nodes = 0;
-    uint32_t longest = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        nodes += entry[i].length - (i ? common_bytes(&entry[i - 1], &entry[i]) : 0);
-        if (entry[i].length > longest) longest = entry[i].length;
-    }
+    uint32_t empty = 0;
+    while (empty < count && entry[empty].length == 0) empty++;
+    for (uint32_t i = empty; i < count; i++)
+        nodes += entry[i].length - (i > empty ? common_bytes(&entry[i - 1], &entry[i]) : 0);
     *trie = (struct trie){0};
     if (nodes > UINT32_MAX / 2) return helm_fail(err, HELM_E_LIMIT, "the vocabulary has too many bytes");
     trie->node = malloc((nodes ? nodes : 1) * sizeof *trie->node);
     trie->token = malloc((count ? count : 1) * sizeof *trie->token);
-    uint32_t *open = malloc(((size_t)longest + 1) * sizeof *open); /* nodes from the root to the last token */
-    if (!trie->node || !trie->token || !open) {
-        free(open);
+    if (!trie->node || !trie->token) {
         trie_free(trie);
         return helm_fail(err, HELM_E_NOMEM, "no memory for a vocabulary of %u tokens", count);
     }
-    uint32_t depth = 0;
     trie->tokens = count;
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t shared = i ? common_bytes(&entry[i - 1], &entry[i]) : 0;
-        while (depth > shared) trie->node[open[--depth]].next = trie->count;
-        for (; depth < entry[i].length; depth++) {
-            open[depth] = trie->count;
-            trie->node[trie->count++] = (struct trie_node){.byte = entry[i].bytes[depth], .first = i};
-        }
-        trie->token[i] = entry[i].id;
-        if (depth && trie->node[open[depth - 1]].count < (1u << 24) - 1) trie->node[open[depth - 1]].count++;
-    }
-    while (depth > 0) trie->node[open[--depth]].next = trie->count;
-    free(open);
+    for (uint32_t i = 0; i < count; i++) trie->token[i] = entry[i].id;
+    if (empty < count) add_family(trie, entry, empty, count, 0);
     return 0;
+}
+
+uint32_t trie_tokens_below(const struct trie *trie, uint32_t node, uint32_t *first)
+{
+    const struct trie_node *n = &trie->node[node];
+    *first = n->first + n->count;
+    while (n->children)
+        for (n = &trie->node[n->children]; !n->last;) n++;
+    return n->first + n->count - *first;
 }
 
 void trie_free(struct trie *trie)

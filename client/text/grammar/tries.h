@@ -1,4 +1,5 @@
-/* Tokens as a trie of their bytes, flat and in order: a walk over it is a walk through memory.
+/* Tokens as a trie of their bytes. The children of a node lie side by side: a walk looks at all of them and goes on behind
+ * few, and memory that it must wait for is what it takes where a model's weights have gone through the caches.
  *
  * Made for vocabulary.c, slices.c and summary.c; walked by walk.c. */
 #ifndef HELM_CLIENT_TEXT_GRAMMAR_TRIES_H
@@ -9,11 +10,14 @@
 #include "common/base/err.h"
 
 struct trie_node {
-    uint32_t next;  /* the node behind everything below this one */
-    uint32_t first; /* tokens that end here: token[first .. first + count) */
-    uint32_t count : 24, byte : 8;
+    uint32_t children; /* the first of them; 0: there are none */
+    uint32_t first;    /* tokens that end here: token[first .. first + count); those below come behind them */
+    uint32_t count : 23;
+    uint32_t last : 1; /* of its parent's children */
+    uint32_t byte : 8;
 };
-/* Nodes in preorder, children by rising bytes; the root itself is not among them. */
+/* The root's children come first, then what is below the first one, the second one, and so on; siblings by rising bytes. The
+ * root itself is not among them. */
 struct trie {
     struct trie_node *node;
     uint32_t count, tokens;
@@ -27,6 +31,8 @@ struct trie_entry {
 /* A trie of `count` tokens, sorted by their bytes. */
 HELM_MUST_CHECK int trie_build(const struct trie_entry *entry, uint32_t count, struct trie *trie,
                                struct helm_err *err);
+/* Tokens that go on behind a node: token[*first .. *first + the result). */
+uint32_t trie_tokens_below(const struct trie *trie, uint32_t node, uint32_t *first);
 void trie_free(struct trie *trie);
 int trie_entry_order(const void *a, const void *b);
 

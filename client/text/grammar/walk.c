@@ -8,7 +8,7 @@
 static int note_exit(struct walk *w, uint32_t node, uint32_t depth, struct helm_err *err)
 {
     struct walk_exits *e = w->exits;
-    if (w->trie->node[node].next == node + 1) return 0; /* nothing goes on there */
+    if (!w->trie->node[node].children) return 0; /* nothing goes on there */
     if (e->count == e->space) {
         const uint32_t space = e->space ? 2 * e->space : 256;
         void *grown = realloc(e->item, space * sizeof *e->item);
@@ -20,36 +20,33 @@ static int note_exit(struct walk *w, uint32_t node, uint32_t depth, struct helm_
     return 0;
 }
 
-int walk(struct walk *w, uint32_t from, uint32_t to, uint32_t place, struct helm_err *err)
+#define WALK_DONE UINT32_MAX
+
+int walk(struct walk *w, uint32_t first, uint32_t place, struct helm_err *err)
 {
-    const struct trie_node *node = w->trie->node;
     struct walk_level *level = w->level;
-    level->end = to;
-    level->place = place;
-    for (uint32_t i = from; i < to;) {
+    *level = (struct walk_level){first, place};
+    for (;;) {
         uint32_t next;
-        while (i >= level->end) level--;
-        const int rc = stacks_step(w->stacks, level->place, node[i].byte, &next, err);
-        if (rc) return rc;
-        if (next == STACKS_NOWHERE) {
-            i = node[i].next;
-            continue;
+        while (level->next == WALK_DONE) {
+            if (level == w->level) return 0;
+            level--;
         }
-        for (uint32_t t = 0; t < node[i].count; t++) walk_set_bit(w->bits, w->trie->token[node[i].first + t]);
+        const uint32_t i = level->next;
+        const struct trie_node node = w->trie->node[i];
+        level->next = node.last ? WALK_DONE : i + 1;
+        const int rc = stacks_step(w->stacks, level->place, node.byte, &next, err);
+        if (rc) return rc;
+        if (next == STACKS_NOWHERE) continue;
+        for (uint32_t t = 0; t < node.count; t++) walk_set_bit(w->bits, w->trie->token[node.first + t]);
         const struct stack_place *p = &w->stacks->place[next];
         if (p->deepest > w->deepest) w->deepest = p->deepest;
         if (w->exits && p->ends) {
             const int noted = note_exit(w, i, (uint32_t)(level - w->level) + 1, err);
             if (noted) return noted;
         }
-        if (!p->count) {
-            i = node[i].next;
-            continue;
-        }
-        *++level = (struct walk_level){node[i].next, next};
-        i++;
+        if (p->count && node.children) *++level = (struct walk_level){node.children, next};
     }
-    return 0;
 }
 
 /* ---- characters of a class ---- */

@@ -9,9 +9,9 @@
 
 #define WALK_LEADS 8
 
-/* Where a walk is: the part of the trie below a node, and the place that its bytes lead to. */
+/* Where a walk is below a node: which child comes next, and the place that the node's bytes lead to. */
 struct walk_level {
-    uint32_t end, place;
+    uint32_t next, place;
 };
 /* A node with more below it at which the bottom was reached; how deep it lies (0: in a trie of tails). */
 struct walk_exit {
@@ -37,8 +37,15 @@ static inline void walk_set_bit(uint32_t *bits, uint32_t id)
     bits[id >> 5] |= 1u << (id & 31);
 }
 
-/* Nodes [from, to) of the trie, whose parent is at `place`. */
-HELM_MUST_CHECK int walk(struct walk *w, uint32_t from, uint32_t to, uint32_t place, struct helm_err *err);
+/* Node `first` of the trie, its siblings behind it and what is below them; their parent is at `place`. */
+HELM_MUST_CHECK int walk(struct walk *w, uint32_t first, uint32_t place, struct helm_err *err);
+/* All of a trie. */
+HELM_MUST_CHECK static inline int walk_all(struct walk *w, const struct trie *trie, uint32_t place,
+                                           struct helm_err *err)
+{
+    w->trie = trie;
+    return trie->count ? walk(w, 0, place, err) : 0;
+}
 
 /* Where the characters of a class lead: all of them to one of `place`, or all nowhere (dead). uneven: neither, or to an end
  * of the rule, or to too many places; the rest says nothing then. */

@@ -25,6 +25,12 @@ static double times_as_long(const struct profile_cpu *cpu, const struct profile_
     return profile_table_at(&factor, tokens).value;
 }
 
+/* The same of tokens that each have the bits of one, by one token's. */
+static double times_as_one(const struct profile_table *apart, uint32_t tokens)
+{
+    return fmax(1, profile_table_at(apart, tokens).value);
+}
+
 /* What is known of the step's type of cache; of f16 and what else nobody measured: nothing. */
 static const struct profile_kv *kv_of(const struct pricing *p)
 {
@@ -51,6 +57,12 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     if (rc) return rc;
     r->attention_beside = r->attention * (r->gemv_beside / r->gemv);
     if (p->step->tokens == 1) return 0;
+    if (p->apart) {
+        const double longer = times_as_one(&cpu->apart, p->step->tokens);
+        r->gemv /= longer;
+        r->gemv_beside /= longer;
+        return require(r->attention_flops, "cpu.attention_flops", err);
+    }
     r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
     /* Company does not help. */
     if (p->tier == OP_TIER_CHUNK && cpu->linear_beside.count)
@@ -198,7 +210,8 @@ static void cpu_with(const struct pricing *p, enum tensor_format format, uint32_
     const struct profile_format *f = &p->profile->format[format];
     struct device_rates *r = &out->cpu;
     if (f->cpu_gemv.value <= 0) return;
-    if (tokens > 1 && f->cpu_linear.count) {
+    const bool apart = tokens > 1 && p->apart && f->cpu_apart.count;
+    if (tokens > 1 && f->cpu_linear.count && !apart) {
         const double longer = times_as_long(&p->profile->cpu, &f->cpu_linear, 0, tokens);
         r->gemv *= part_of(format) / longer;
         r->gemv_beside *= part_of(format) / longer;
@@ -209,6 +222,11 @@ static void cpu_with(const struct pricing *p, enum tensor_format format, uint32_
     const double company = p->cpu.gemv_beside / p->cpu.gemv;
     r->gemv = f->cpu_gemv.value;
     r->gemv_beside = fmin(r->gemv, rate_or(&f->cpu_gemv_beside, r->gemv * company));
+    if (apart) {
+        const double longer = times_as_one(&f->cpu_apart, tokens);
+        r->gemv /= longer;
+        r->gemv_beside /= longer;
+    }
     out->cpu_spread = fmax(cost_rates_spread(&f->cpu_gemv), cost_rates_spread(&f->cpu_gemv_beside));
 }
 
@@ -326,6 +344,7 @@ int cost_rates_of(struct pricing *p, struct helm_err *err)
                                                   : OP_TIER_CHUNK;
     if (step->invariant && step->tokens > step->rows) p->tier = OP_TIER_CHUNK;
     if (step->one_as_few && p->tier == OP_TIER_ONE) p->tier = OP_TIER_FEW;
+    p->apart = step->invariant && p->tier == OP_TIER_FEW && p->profile->cpu.apart.count;
     list_operations(p);
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);

@@ -17,7 +17,7 @@
 
 #define PROFILE_VERSION 1
 /* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
-#define PROFILE_METHOD     15
+#define PROFILE_METHOD     16
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
@@ -73,6 +73,9 @@ struct profile_cpu {
     struct profile_value gemv_packed, gemv_packed_beside;
     /* by tokens: `linear` with packed weights; empty: nobody measured it */
     struct profile_table linear_packed;
+    /* by tokens: how many times as long a step's products take as one token's where each token has the bits of one
+     * (common/plan/schedule.h); empty: nobody measured it */
+    struct profile_table apart;
 };
 /* What a layer of one token costs on the CPU beside its weights and its cache is so many times cpu.operation.
  */
@@ -150,6 +153,7 @@ struct profile_format {
      * that. */
     struct profile_value cpu_int8_gemv, cpu_int8_gemv_beside, cpu_int8_link_beside;
     struct profile_table cpu_int8_linear;
+    struct profile_table cpu_apart, cpu_int8_apart; /* as cpu.apart, of this format's one token */
 };
 
 /* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie

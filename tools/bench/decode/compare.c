@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
-#include "tools/measure/stats.h"
+#include "common/measure/stats.h"
 
 struct variant {
     const char *name;

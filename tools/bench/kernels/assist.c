@@ -13,7 +13,7 @@
 
 #include "common/base/units.h"
 #include "common/cpu/kernels/probe.h"
-#include "tools/measure/stats.h"
+#include "common/measure/stats.h"
 #include "worker-cpu/program/assist.h"
 
 enum { HEADS = 32, KV_HEADS = 8, HEAD_DIM = 128, LAYERS = 12, SAMPLES = 9, STREAMS = 4 };

@@ -13,7 +13,7 @@
 #include "common/base/units.h"
 #include "common/cpu/kernels/attention.h"
 #include "common/cpu/pool.h"
-#include "tools/measure/stats.h"
+#include "common/measure/stats.h"
 
 #define POSITIONS    4096u
 #define HEADS        8u

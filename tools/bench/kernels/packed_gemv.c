@@ -13,7 +13,7 @@
 #include "common/base/units.h"
 #include "common/formats/packed.h"
 #include "tools/bench/kernels/packed.h"
-#include "tools/measure/stats.h"
+#include "common/measure/stats.h"
 #include "common/cpu/kernels/linear.h"
 
 #define ROUNDS       9

@@ -20,7 +20,7 @@ SCHEMA = "helm-bench/1"
 
 
 def quantile(values, at):
-    """The value that the fraction `at` of all are below (nearest rank), as in tools/bench/serving/samples.c."""
+    """The value that the fraction `at` of all are below (nearest rank), as in client/bench/samples.c."""
     ordered = sorted(values)
     return ordered[int(at * (len(ordered) - 1) + 0.5)] if ordered else None
 

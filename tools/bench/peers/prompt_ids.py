@@ -1,4 +1,4 @@
-"""Prompts that are random, fixed by a seed, and the same as helm-bench's (tools/bench/serving/prompt.c: change both).
+"""Prompts that are random, fixed by a seed, and the same as helm-bench's (client/bench/prompt.c: change both).
 
 Imported by the peers' benchmarks and by tests/process/test_bench.py. Pure, standard library only."""
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "daemon/planner/formats.h"
+#include "daemon/planner/invariant.h"
 #include "tests/unit/daemon/planner/plan_case.h"
 
 static uint64_t bytes_at(const struct plan *plan, enum plan_home home)
@@ -477,6 +478,45 @@ static void a_written_plan_is_checked(void **state)
     bench_close(&b);
 }
 
+/* ---- invariant plans ---- */
+
+static void expect_invariant(struct bench *b, struct plan *plan, bool given, bool on, const char *why)
+{
+    struct helm_err err = {0};
+    struct invariant invariant = {.option = INVARIANT_AUTO};
+    plan->invariant = false;
+    if (invariant_decide(&b->r, given, plan, &invariant, &err)) fail_msg("%s", err.text);
+    if (plan->invariant != on || !strstr(invariant.text, why))
+        fail_msg("%s, not '%s'", invariant.text, why);
+}
+
+/* By what one sequence, several, and a first token cost; where several may run and the profile does not say, it is off. */
+static void an_invariant_plan_is_chosen_by_all_its_prices(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct plan plan;
+    bench_open(&b, &shape_8b, 100 * GIB, 0);
+    b.r.device_required = false;
+    b.r.wish.ctx = 1024;
+    make(&b, &plan);
+    expect_invariant(&b, &plan, false, false, "the profile does not say what several sequences take");
+    struct profile_table *apart = &b.profile.cpu.apart;
+    for (uint32_t n = 2; n <= 16; n *= 2)
+        apart->point[apart->count++] = (struct profile_point){n, made_up_value(1.001)};
+    expect_invariant(&b, &plan, false, true, "on: by price; as priced decode takes +0.0 %, of ");
+    apart->point[2].y = made_up_value(2); /* 8 sequences, as many as it has slots for */
+    expect_invariant(&b, &plan, false, false, "off: by price; as priced decode would take +0.0 %, of 8 sequences +");
+    expect_invariant(&b, &plan, true, false, "as the plan says");
+    plan.slots = 4;
+    expect_invariant(&b, &plan, false, true, "by price");
+    plan.slots = 1;
+    apart->count = 0;
+    expect_invariant(&b, &plan, false, true, "first token +0.0 %");
+    plan_free(&plan);
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -493,6 +533,7 @@ int main(void)
         cmocka_unit_test(the_emulated_device_shares_the_hosts_memory),
         cmocka_unit_test(the_pool_grows_into_what_is_left),
         cmocka_unit_test(a_written_plan_is_checked),
+        cmocka_unit_test(an_invariant_plan_is_chosen_by_all_its_prices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* Prompts that are random, fixed by a seed, and the same in every program of the comparison. See bench.h.
  * Pure. tools/bench/peers/prompt_ids.py says the same in Python: change both. */
-#include "tools/bench/serving/bench.h"
+#include "client/bench/bench.h"
 
 uint32_t prompt_token(uint64_t seed, uint64_t request, uint64_t index, uint32_t vocab)
 {

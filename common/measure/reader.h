@@ -3,8 +3,8 @@
  *
  * Chunks are taken as the worker's pool takes them, so a preempted thread holds up one chunk only. The memory
  * is the caller's, touched already and only read. */
-#ifndef HELM_TOOLS_MEASURE_READER_H
-#define HELM_TOOLS_MEASURE_READER_H
+#ifndef HELM_COMMON_MEASURE_READER_H
+#define HELM_COMMON_MEASURE_READER_H
 
 #include "common/cpu/kernels/probe.h"
 #include "common/cpu/pool.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
-#include "tools/bench/serving/bench.h"
+#include "client/bench/bench.h"
 
 #define PLAN_TEXT_MAX ((size_t)16 << 20)
 

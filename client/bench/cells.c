@@ -9,7 +9,7 @@
 #include "client/cli/private_daemon.h"
 #include "common/base/cgroup.h"
 #include "common/base/units.h"
-#include "tools/bench/serving/bench.h"
+#include "client/bench/bench.h"
 
 /* Reading is measured over as much as the weights take, so that caches help both alike: past most caches, and
  * not so much that preparing it takes long. */
@@ -94,7 +94,6 @@ out:
 /* Connects, starting the daemon first where it is a private one. *status: of what went wrong. */
 static int group_open(struct bench *bench, struct bench_group *group, int *status, struct helm_err *err)
 {
-    const char *endpoint = bench->options.connect;
     *status = CLI_EXIT_REFUSED;
     if (group->open) return 0;
     if (group->model) {
@@ -103,10 +102,10 @@ static int group_open(struct bench *bench, struct bench_group *group, int *statu
         if (rc < 0) *status = private_daemon_exit(rc);
         if (rc == 0) rc = samples_add(&group->load_seconds, (double)(units_now_us() - start_us) * 1e-6, err);
         if (rc < 0) return rc;
-        endpoint = private_daemon_endpoint(group->cli.daemon);
     }
     *status = CLI_EXIT_NO_DAEMON;
-    int rc = helm_connect(endpoint, 0, &group->cli.client, err);
+    int rc = cli_connect(&group->cli, err);
+    if (rc == HELM_E_USAGE) *status = CLI_EXIT_USAGE; /* keys */
     if (rc < 0) return rc;
     group->open = true;
     return group_describe(group, err);

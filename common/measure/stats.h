@@ -1,6 +1,6 @@
-/* Quantiles of measured numbers, and buffers to measure with: for every program of tools/ that measures. */
-#ifndef HELM_TOOLS_MEASURE_STATS_H
-#define HELM_TOOLS_MEASURE_STATS_H
+/* Quantiles of measured numbers, and buffers to measure with: for every program that measures. */
+#ifndef HELM_COMMON_MEASURE_STATS_H
+#define HELM_COMMON_MEASURE_STATS_H
 
 #include <stddef.h>
 #include <stdlib.h>

@@ -1,12 +1,12 @@
-/* helm-bench: what its files share.
+/* `helm-cli bench` and helm-bench: what their files share.
  *
- * helm_bench.c holds the options and the order of work; cells.c makes the matrix and runs it round by round;
+ * command_bench.c holds the options and the order of work; cells.c makes the matrix and runs it round by round;
  * drive.c sends one cell's requests and times their tokens; read_limit.c measures the machine's read
  * bandwidth beside them; bytes.c says which device reads how many bytes of weights for a token; prompt.c
  * makes the prompts; samples.c holds numbers; text.c and json.c report. Everything hangs on one struct bench
- * that main owns. docs/benchmarking.md says what each number means. */
-#ifndef HELM_TOOLS_BENCH_SERVING_BENCH_H
-#define HELM_TOOLS_BENCH_SERVING_BENCH_H
+ * that the command owns. docs/benchmarking.md says what each number means. */
+#ifndef HELM_CLIENT_BENCH_BENCH_H
+#define HELM_CLIENT_BENCH_BENCH_H
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -59,7 +59,7 @@ void read_limit_close(struct read_limit **limit);
 /* ---- the matrix ---- */
 
 struct bench_options {
-    const char *connect, *device, *json_path, *markdown_path;
+    const char *json_path, *markdown_path;
     struct args_list models;
     struct args_list daemon_arguments;   /* of the private daemons; --ctx included */
     uint64_t vram_bytes[BENCH_LIST_MAX]; /* 0: as much as there is */
@@ -113,8 +113,8 @@ struct bench_cell {
 struct bench {
     struct bench_options options;
     int argc;
-    char **argv;
-    struct cli base; /* signals; copied into each group */
+    char *const *argv;
+    struct cli base; /* options of helm-cli, signals; copied into each group */
     struct bench_group *group;
     uint32_t group_count;
     struct bench_cell *cell;

@@ -5,7 +5,7 @@
 
 #include "common/base/cgroup.h"
 #include "common/base/cpu.h"
-#include "tools/bench/serving/bench.h"
+#include "client/bench/bench.h"
 
 #define MACHINE_TEXT 128
 
@@ -61,7 +61,7 @@ static json_t *cell_report(const struct bench *bench, const struct bench_cell *c
     set(out, "engine", json_string("helm"));
     set(out, "model", json_stringn(name, strcspn(name, "/")));
     set(out, "folder", json_string(group->info ? group->info->folder : group->model ? group->model : ""));
-    set(out, "device", bench->options.device ? json_string(bench->options.device) : json_null());
+    set(out, "device", bench->base.device ? json_string(bench->base.device) : json_null());
     set(out, "vram_bytes", group->vram_bytes ? json_integer((json_int_t)group->vram_bytes) : json_null());
     set(out, "prompt_tokens", json_integer(cell->prompt_tokens));
     set(out, "output_tokens", json_integer(cell->output_tokens));

@@ -1,4 +1,4 @@
-/* helm-bench's parts that need no daemon: prompts, quantiles, bytes by device, the loop that measures
+/* The parts of client/bench that need no daemon: prompts, quantiles, bytes by device, the loop that measures
  * reading. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "common/base/units.h"
-#include "tools/bench/serving/bench.h"
+#include "client/bench/bench.h"
 
 static void test_prompt_is_fixed_and_valid(void **state)
 {

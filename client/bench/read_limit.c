@@ -12,9 +12,9 @@
 #include "common/base/cpu.h"
 #include "common/base/units.h"
 #include "common/cpu/pin.h"
-#include "tools/bench/serving/bench.h"
-#include "tools/measure/reader.h"
-#include "tools/measure/stats.h"
+#include "client/bench/bench.h"
+#include "common/measure/reader.h"
+#include "common/measure/stats.h"
 
 #define PIECE_BYTES  (2 * MIB)
 #define PASS_S       0.04 /* one measurement takes about this long */

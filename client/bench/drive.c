@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
-#include "tools/bench/serving/bench.h"
+#include "client/bench/bench.h"
 
 struct drive {
     struct bench_cell *cell;

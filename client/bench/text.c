@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
-#include "tools/bench/serving/bench.h"
+#include "client/bench/bench.h"
 
 const char *bench_model_name(const struct bench_group *group)
 {

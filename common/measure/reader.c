@@ -1,5 +1,5 @@
 /* Plain reads of memory by the threads of a pool. See reader.h. */
-#include "tools/measure/reader.h"
+#include "common/measure/reader.h"
 
 #include <stdatomic.h>
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/bench/serving/bench.h"
-#include "tools/measure/stats.h"
+#include "client/bench/bench.h"
+#include "common/measure/stats.h"
 
 int samples_add(struct samples *samples, double value, struct helm_err *err)
 {
