@@ -187,6 +187,7 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
     d->activations = (struct activations){.option = c->activations, .kernels = c->kernels};
     activations_want(&d->model, &d->measured, cpu_features(), &d->activations);
     d->invariant.option = c->invariant;
+    request->one_memory = c->invariant == INVARIANT_ON;
     return 0;
 }
 

@@ -36,6 +36,7 @@ DAEMON_SRC := \
   daemon/planner/cost/analyse.c \
   daemon/planner/cost/attention.c \
   daemon/planner/cost/cost.c \
+  daemon/planner/cost/experts.c \
   daemon/planner/cost/plan.c \
   daemon/planner/cost/rates.c \
   daemon/planner/cost/schedule.c \
@@ -46,6 +47,7 @@ DAEMON_SRC := \
   daemon/planner/memory/ledger.c \
   daemon/planner/memory/memory.c \
   daemon/planner/memory/packed_sample.c \
+  daemon/planner/mixed.c \
   daemon/planner/packed_choice.c \
   daemon/planner/packed_look.c \
   daemon/planner/planner.c \

@@ -23,8 +23,6 @@ enum plan_route {
 };
 /* `cpu` is 0: a plan that says nothing of a home computes there. */
 enum plan_home { PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM, PLAN_HOME_MIXED, PLAN_HOMES };
-/* Those that any unit can have, and the search places units at: not of experts alone. */
-#define PLAN_HOMES_SEARCHED PLAN_HOME_MIXED
 
 struct plan_home_row {
     const char *name; /* in plans, options and reports */

@@ -258,6 +258,13 @@ bool plan_has_home(const struct plan *plan, enum plan_home home)
     return false;
 }
 
+double plan_hit_rate(const struct plan *plan, uint32_t experts)
+{
+    const struct plan_experts *e = &plan->experts;
+    if (e->hit_permille) return e->hit_permille / 1000.0;
+    return experts ? (double)e->slots / experts : 0;
+}
+
 uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit)
 {
     uint32_t count = 0;

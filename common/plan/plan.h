@@ -78,6 +78,7 @@ struct plan_experts {
     uint32_t direct_permille; /* of the missing ones of a step of few tokens, how many of 1,000 it reads */
     uint32_t moves;           /* that a step brings to VRAM at most, in the stead of others; 0: they stay */
     uint32_t move_cost;       /* of one, in 1,000ths of what finding an expert in VRAM saves (common/experts/slots.h) */
+    uint32_t hit_permille;    /* for forecasts: of the chosen ones, how many are in VRAM; 0: as if each was chosen alike */
     uint32_t *first;          /* [mixed units][slots]: those in VRAM at first, owned; NULL: of each the lowest numbers */
 };
 
@@ -217,6 +218,8 @@ enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t
 bool plan_uses(const struct plan *plan, enum plan_processor processor);
 /* The arena's lanes for this plan: one a link, or none where one processor is used alone. */
 uint32_t plan_lanes(const struct plan *plan);
+/* Of the experts that a step's tokens choose, which part is in VRAM, for forecasts. 0 where there are no such units. */
+double plan_hit_rate(const struct plan *plan, uint32_t experts);
 /* Units at home on `mixed`; the index of one among them. */
 uint32_t plan_mixed_units(const struct plan *plan);
 uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit);
@@ -245,7 +248,8 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "embed_format", "head_format": as a stage's "format",
  *    "experts": {"slots": N, "direct_permille": 0 to 1000 (default 0), "moves": N (default 0),
- *                "move_cost": N (in 1,000ths of what a hit saves; default 1000), "first": [[EXPERT, ...], ...] (default: the lowest)} (where there are "mixed" stages),
+ *                "move_cost": N (in 1,000ths of what a hit saves; default 1000),
+ *                "hit_permille": N (default 0: as if each expert was chosen alike), "first": [[EXPERT, ...], ...] (default: the lowest)} (where there are "mixed" stages),
  *    "activations": {"cpu": "exact" | "int8", "gpu": the same} (default of each: exact),
  *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),
  *    "placements": [[TENSOR, FORMAT, "host" | "vram", OFFSET, BYTES], ...] (default: helmd makes them),

@@ -78,9 +78,9 @@ static json_t *inputs_to_json(const struct plan *plan)
 static json_t *experts_to_json(const struct plan *plan)
 {
     const struct plan_experts *e = &plan->experts;
-    json_t *json = json_pack("{s:I, s:I, s:I, s:I}", "slots", (json_int_t)e->slots, "direct_permille",
+    json_t *json = json_pack("{s:I, s:I, s:I, s:I, s:I}", "slots", (json_int_t)e->slots, "direct_permille",
                              (json_int_t)e->direct_permille, "moves", (json_int_t)e->moves, "move_cost",
-                             (json_int_t)e->move_cost),
+                             (json_int_t)e->move_cost, "hit_permille", (json_int_t)e->hit_permille),
            *first = e->first ? json_array() : NULL;
     for (uint32_t u = 0; first && u < plan_mixed_units(plan); u++) {
         json_t *of = json_array();
@@ -455,17 +455,19 @@ static int parse_first(const json_t *list, struct plan *plan, struct helm_err *e
 static int parse_experts(const json_t *json, struct plan *plan, struct helm_err *err)
 {
     const json_t *experts = json_object_get(json, "experts");
-    uint64_t slots = 0, direct = 0, moves = 0, cost = PLAN_MOVE_COST;
+    uint64_t slots = 0, direct = 0, moves = 0, cost = PLAN_MOVE_COST, hit = 0;
     if (!experts || json_is_null(experts)) return 0;
     if (!json_is_object(experts)) return helm_fail(err, HELM_E_FORMAT, "'experts' is no object");
     int rc = json_get_u64(experts, "slots", true, 1, MODEL_EXPERTS_MAX, &slots, err);
     if (!rc) rc = json_get_u64(experts, "direct_permille", false, 0, 1000, &direct, err);
     if (!rc) rc = json_get_u64(experts, "moves", false, 0, PLAN_MOVES_MAX, &moves, err);
     if (!rc) rc = json_get_u64(experts, "move_cost", false, 0, PLAN_MOVE_COST_MAX, &cost, err);
+    if (!rc) rc = json_get_u64(experts, "hit_permille", false, 0, 1000, &hit, err);
     plan->experts = (struct plan_experts){.slots = (uint32_t)slots,
                                           .direct_permille = (uint32_t)direct,
                                           .moves = (uint32_t)moves,
-                                          .move_cost = (uint32_t)cost};
+                                          .move_cost = (uint32_t)cost,
+                                          .hit_permille = (uint32_t)hit};
     if (!rc) rc = parse_first(json_object_get(experts, "first"), plan, err);
     return rc ? helm_err_prefix(err, "experts"), rc : 0;
 }

@@ -32,6 +32,7 @@ struct planner_request {
     const struct model *model;
     struct ledger_wish wish;
     struct ledger_machine machine;
+    bool one_memory;               /* a layer's experts are wholly in one memory */
     bool device_required;          /* a plan without the device is refused, not made */
     char no_device[160];           /* without a device: why there is none */
     const struct profile *profile; /* of the machine that is planned for, multiplying as `inputs` says */

@@ -247,6 +247,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                          .pack_gpu = true,
                                          .host_memory_bytes = o->host_memory_bytes},
                                 .profile = &profile,
+                                .one_memory = invariant.option == INVARIANT_ON,
                                 .strategy = strategy_of(o->strategy),
                                 .tiers = kv_tiers_named(o->kv_tiers),
                                 .batch = (uint32_t)o->batch,
@@ -336,8 +337,8 @@ int main(int argc, char **argv)
          "what the plan may do. best: anything; thesis: one run of layers on the GPU, the rest\n"
          "on the CPU; stream: all computed on the GPU; experts-cpu: mixtures of experts on the CPU, all "
          "else\n"
-         "on the GPU (default best)",
-         .target = &o.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu",
+         "on the GPU; mixed: a layer's experts in both memories (default best)",
+         .target = &o.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu|mixed",
          .given = &o.strategy_given},
         {"pack", 0, ARGS_CHOICE, "auto|all|off",
          "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
