@@ -21,6 +21,7 @@ static const struct args_command commands[] = {
     {"ps", "", "open requests of every client"},
     {"cancel", "ID", "ends a request that ps shows"},
     {"plan", "", "what is computed where, and the memory it takes"},
+    {"experts", "", "what tokens chose of experts that lie in both memories"},
     {"bench", "", "how fast it is, over lengths, models and VRAM ceilings"},
     {"pull", "ORG/NAME[/FILE]", "downloads a model from the hub into its cache"},
     {"help", "[COMMAND]", "this, or a command's options"},
@@ -31,7 +32,7 @@ static const struct args_command commands[] = {
 static int (*const runs[])(struct cli *cli, int argc, char *const argv[]) = {
     command_run,     command_chat,   command_generate, command_tokenize, command_detokenize,
     command_session, command_status, command_top,      command_metrics,  command_ps,
-    command_cancel,  command_plan,   command_bench,    command_pull,
+    command_cancel,  command_plan,   command_experts,  command_bench,    command_pull,
 };
 _Static_assert(sizeof runs / sizeof *runs + 1 == COMMANDS, "a row for each command");
 
