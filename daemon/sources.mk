@@ -42,6 +42,7 @@ DAEMON_SRC := \
   daemon/planner/cost/schedule.c \
   daemon/planner/cost/simulate.c \
   daemon/planner/formats.c \
+  daemon/planner/histogram.c \
   daemon/planner/invariant.c \
   daemon/planner/log.c \
   daemon/planner/memory/ledger.c \

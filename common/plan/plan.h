@@ -247,7 +247,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "embed_format", "head_format": as a stage's "format",
- *    "experts": {"slots": N, "direct_permille": 0 to 1000 (default 0), "moves": N (default 0),
+ *    "mixed": {"slots": N, "direct_permille": 0 to 1000 (default 0), "moves": N (default 0),
  *                "move_cost": N (in 1,000ths of what a hit saves; default 1000),
  *                "hit_permille": N (default 0: as if each expert was chosen alike), "first": [[EXPERT, ...], ...] (default: the lowest)} (where there are "mixed" stages),
  *    "activations": {"cpu": "exact" | "int8", "gpu": the same} (default of each: exact),

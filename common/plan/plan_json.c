@@ -107,7 +107,7 @@ json_t *plan_to_json(const struct plan *plan)
         json_object_set_new(json, "vram_page_count", json_integer(plan->vram_page_count));
         json_object_set_new(json, "kv_direct_permille", json_integer(plan->kv_direct_permille));
     }
-    if (plan->experts.slots && json) json_object_set_new(json, "experts", experts_to_json(plan));
+    if (plan->experts.slots && json) json_object_set_new(json, "mixed", experts_to_json(plan));
     if (plan->invariant && json) json_object_set_new(json, "invariant", json_true());
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
@@ -454,10 +454,10 @@ static int parse_first(const json_t *list, struct plan *plan, struct helm_err *e
 
 static int parse_experts(const json_t *json, struct plan *plan, struct helm_err *err)
 {
-    const json_t *experts = json_object_get(json, "experts");
+    const json_t *experts = json_object_get(json, "mixed");
     uint64_t slots = 0, direct = 0, moves = 0, cost = PLAN_MOVE_COST, hit = 0;
     if (!experts || json_is_null(experts)) return 0;
-    if (!json_is_object(experts)) return helm_fail(err, HELM_E_FORMAT, "'experts' is no object");
+    if (!json_is_object(experts)) return helm_fail(err, HELM_E_FORMAT, "'mixed' is no object");
     int rc = json_get_u64(experts, "slots", true, 1, MODEL_EXPERTS_MAX, &slots, err);
     if (!rc) rc = json_get_u64(experts, "direct_permille", false, 0, 1000, &direct, err);
     if (!rc) rc = json_get_u64(experts, "moves", false, 0, PLAN_MOVES_MAX, &moves, err);
@@ -469,7 +469,7 @@ static int parse_experts(const json_t *json, struct plan *plan, struct helm_err 
                                           .move_cost = (uint32_t)cost,
                                           .hit_permille = (uint32_t)hit};
     if (!rc) rc = parse_first(json_object_get(experts, "first"), plan, err);
-    return rc ? helm_err_prefix(err, "experts"), rc : 0;
+    return rc ? helm_err_prefix(err, "mixed"), rc : 0;
 }
 
 static int parse_weights(const json_t *json, const struct mixture **weights, struct helm_err *err)

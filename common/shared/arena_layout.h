@@ -240,7 +240,7 @@ struct arena_control {
     _Alignas(64) struct doorbell weights_bell;
 };
 
-/* What experts at home in both memories were used for, by decode steps since the worker began: counts that rise. Behind it
+/* What experts at home in both memories were used for, by decode steps so far: counts that rise. Behind it
  * their uses, 64 bits each, [expert_layers][experts]. */
 struct arena_experts {
     _Atomic uint64_t steps, used, present, moved; /* present: of the uses, in VRAM; moved: brought there */

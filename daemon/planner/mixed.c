@@ -3,7 +3,7 @@
  * From the plan that has all experts on the CPU and all else on the GPU, with lists for prompts that stream them, those are
  * tried that have the experts of the first so many sparse layers in VRAM and all others' in both memories: what is left of
  * VRAM are slots, alike for each of these layers. Each is priced with the share of missing experts that the GPU reads itself
- * under which a decode step is fastest, and with every expert chosen alike. Whole layers in VRAM save hand-overs; slots gain
+ * under which a decode step is fastest, and with every expert chosen alike, or as a histogram has it. Whole layers in VRAM save hand-overs; slots gain
  * where some experts are chosen more often than others, which is known only when it was seen. */
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 #include "common/plan/slots.h"
 #include "daemon/planner/attempt.h"
-#include "daemon/planner/formats.h"
+#include "daemon/planner/histogram.h"
 
 #define MIXED_GAIN   0.02 /* of a decode step, for which a plan has experts in both memories */
 #define MIXED_TRIES  24   /* numbers of layers wholly in VRAM that are tried */
@@ -91,7 +91,7 @@ static int fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, s
         *fits = !rc && ledger_fits(plan);
     } while (!rc && !*fits && --plan->experts.slots > 0);
     m->wish = wish;
-    return rc;
+    return !rc && *fits && m->r->experts ? histogram_apply(m->r->experts, plan, err) : rc;
 }
 
 /* ---- prices ---- */

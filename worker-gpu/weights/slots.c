@@ -41,6 +41,11 @@ int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct aren
     s->device = device;
     s->arena = arena;
     if (!s->place.bytes) return 0;
+    const struct arena_experts *all = arena_experts_of(arena);
+    s->before = (struct expert_slots_seen){.steps = atomic_load(&all->steps),
+                                           .used = atomic_load(&all->used),
+                                           .present = atomic_load(&all->present),
+                                           .moved = atomic_load(&all->moved)};
     int rc = device_alloc(device, DEVICE_WEIGHTS, s->place.bytes, &memory, err);
     s->memory = memory;
     s->table_device = (uint32_t *)(void *)(s->memory + s->place.tables);
@@ -101,6 +106,8 @@ int gpu_slots_fill(struct gpu_slots *s, struct helm_err *err)
     if (!uses) return helm_fail(err, HELM_E_NOMEM, "no memory for the experts of %u layers", s->place.units);
     for (uint32_t i = 0; first && i < s->place.units * slots; i++)
         if (first[i] < experts) uses[(size_t)(i / slots) * experts + first[i]] = 1;
+    for (uint32_t i = 0; s->before.steps && i < s->place.units * experts; i++)
+        uses[i] = atomic_load_explicit(&arena_expert_uses_of(s->arena)[i], memory_order_relaxed);
     expert_slots_fill(s->policy, uses);
     free(uses);
     int rc = 0;
@@ -166,10 +173,11 @@ static void count(struct gpu_slots *s, uint32_t tokens)
     }
     expert_slots_step(s->policy);
     const struct expert_slots_seen now = expert_slots_seen(s->policy);
-    atomic_store_explicit(&all->steps, now.steps, memory_order_relaxed);
-    atomic_store_explicit(&all->used, now.used, memory_order_relaxed);
-    atomic_store_explicit(&all->present, now.present, memory_order_relaxed);
-    atomic_store_explicit(&all->moved, now.moved, memory_order_relaxed);
+    const struct expert_slots_seen *before = &s->before;
+    atomic_store_explicit(&all->steps, before->steps + now.steps, memory_order_relaxed);
+    atomic_store_explicit(&all->used, before->used + now.used, memory_order_relaxed);
+    atomic_store_explicit(&all->present, before->present + now.present, memory_order_relaxed);
+    atomic_store_explicit(&all->moved, before->moved + now.moved, memory_order_relaxed);
 }
 
 int gpu_slots_end(struct gpu_slots *s, uint32_t tokens, struct helm_err *err)

@@ -25,6 +25,7 @@ struct gpu_slots {
     uint32_t *table, *seen; /* pinned: the same table; [units][GPUK_BATCH_MAX][chosen] of the step that ran last */
     bool changed;           /* the table, since the device has it */
     struct expert_slots *policy;
+    struct expert_slots_seen before; /* of workers before this one: counts */
     struct expert_move *move; /* [plan->experts.moves]: on their way */
     uint32_t moving, turn;    /* how many; the unit that may move first */
     struct device_event *copied;
@@ -36,7 +37,8 @@ HELM_MUST_CHECK int gpu_slots_plan(const struct gpu_weights *weights, const stru
 /* Takes device memory and pinned memory. */
 HELM_MUST_CHECK int gpu_slots_open(struct gpu_slots *slots, struct device *device, const struct arena *arena,
                                    struct helm_err *err);
-/* Once host weights are there and known to the device: fills the slots as the plan says. */
+/* Once host weights are there and known to the device: fills the slots as the plan says, or after a worker before this one
+ * with what was used most. */
 HELM_MUST_CHECK int gpu_slots_fill(struct gpu_slots *slots, struct helm_err *err);
 /* Nothing runs on the device any more. */
 void gpu_slots_close(struct gpu_slots *slots);

@@ -107,7 +107,7 @@ json_t *explain_to_json(const struct explain *x)
         "machine", profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",
         (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
     if (more && x->experts.mixed)
-        json_object_set_new(more, "mixed",
+        json_object_set_new(more, "mixed_forecast",
                             json_pack("{s:i, s:f, s:f, s:f}", "layers", (int)x->experts.mixed, "hit_rate",
                                       x->experts.hit, "seconds", x->experts.seconds, "seconds_even",
                                       x->experts.seconds_even));
