@@ -57,6 +57,7 @@ void make_router(struct lowering *low, const struct making *m)
                                   .cols = c->hidden,
                                   .segments = 1,
                                   .segment = {{.weight = making_vector(low, m, m->at->math->router),
+                                               .bias = making_vector(low, m, m->at->math->bias[0]),
                                                .out = gpu_area(b, GPU_AREA_ROUTER),
                                                .rows = c->router.experts}},
                                   .x = gpu_area(b, GPU_AREA_X),
@@ -92,8 +93,10 @@ static struct gpuk_experts mixed_of(const struct lowering *low, const struct mak
     const struct slot_place *place =
         &slots->place.unit[plan_mixed_index(low->source->plan, m->at->unit)].role[role];
     const uint32_t experts = low->source->model->config.router.experts;
+    const bool own = m->at->math->weight[role == SLOT_UP] == slot_tensor(role); /* else it is what is read behind */
     return (struct gpuk_experts){.format = matrix->format,
                                  .experts = experts,
+                                 .bias = own ? making_vector(low, m, m->at->math->bias[role == SLOT_UP]) : NULL,
                                  .rows = matrix->rows / experts,
                                  .cols = matrix->cols,
                                  .slot = slots_now(low),
@@ -114,13 +117,15 @@ static struct gpuk_experts experts_of(struct lowering *low, const struct making 
                                                                : SLOT_GATE);
     const struct piece_part *p = &m->piece->part[part];
     const uint32_t all = low->source->model->config.router.experts, rows = p->matrix->rows / all;
+    const float *bias = making_vector(low, m, m->at->math->bias[p->weight]);
     const struct gpuk_experts experts = {.format = p->matrix->format,
                                          .experts = p->rows / rows,
                                          .rows = rows,
                                          .cols = p->matrix->cols,
                                          .weight = p->data,
                                          .stride =
-                                             tensor_format_bytes(p->matrix->format, rows, p->matrix->cols)};
+                                             tensor_format_bytes(p->matrix->format, rows, p->matrix->cols),
+                                         .bias = bias ? bias + p->row : NULL};
     *first = p->row / rows;
     if (!low->rc && (experts.stride % 16 || p->row % rows || p->rows % rows))
         low->rc = helm_fail(

@@ -69,5 +69,5 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
     }
     u->mixed_kv.way = way;
     u->mixed_kv.link = direct / chosen * all->bytes / p->profile->link.h2d.value;
-    u->mixed = fmax(0, u->gpu - all->gpu) + GPU_OPERATIONS * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
+    u->mixed = fmax(0, all->unit - all->gpu) + GPU_OPERATIONS * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
 }

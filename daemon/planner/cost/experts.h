@@ -7,9 +7,10 @@
 
 #include "daemon/planner/cost/rates.h"
 
-/* Experts' products of the unit, of all that the step's tokens choose: seconds of either processor, and bytes. */
+/* Experts' products of the unit, of all that the step's tokens choose: seconds of either processor, and bytes; and the whole
+ * unit on the GPU by kernels of its own. */
 struct experts_parts {
-    double cpu, cpu_beside, gpu, bytes;
+    double cpu, cpu_beside, gpu, bytes, unit;
 };
 /* Adds to a unit's prices what it takes so: unit->mixed, unit->mixed_kv. Its price on the GPU stands. */
 void experts_price(const struct pricing *p, const struct experts_parts *all, struct cost_unit *unit);
