@@ -213,7 +213,8 @@ static void experts_in_both_memories_agree(void **state)
         {"tests/data/golden/qwen3moe", "gmgggm", {.slots = 5, .direct_permille = 400, .moves = 3}},
         {"tests/data/golden/mixtral", "gmcm", {.slots = 3}},
         {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE", "gm/gs", {.slots = 8, .moves = 2, .move_cost = 0}},
-        {"tests/data/golden-gguf/mixtral-Q4_K_M", "gm", {.slots = 1, .direct_permille = 1000}}};
+        {"tests/data/golden-gguf/mixtral-Q4_K_M", "gm", {.slots = 1, .direct_permille = 1000}},
+        {"tests/data/golden/gptoss", "gm", {.slots = 2, .direct_permille = 300, .moves = 2}}};
     need_device();
     for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
         run_file(cases[i].folder, cases[i].homes, &cases[i].experts);
