@@ -46,9 +46,9 @@ struct test_role {
                 cols,
                 slots ? slots->as<uint32_t>() : nullptr,
                 memory->at,
-                elsewhere->at,
                 stride,
-                biases ? biases->as<float>() : nullptr};
+                biases ? biases->as<float>() : nullptr,
+                elsewhere->at};
     }
     /* Row `row` of expert `e` over x, with its bias; *size: the sum of its terms' magnitudes. round: values are what
      * bf16 makes of them. */

@@ -32,9 +32,9 @@ struct gpuk_experts {
     uint32_t rows, cols;       /* of one matrix */
     const uint32_t *slot; /* [experts]; NULL: expert e is in slot e, none is absent; gate and up share it */
     const void *weight;   /* of slot 0, 16-byte aligned */
-    const void *host;     /* of expert 0 in host memory, where slots say so; as far apart; not of chunks */
     uint64_t stride;      /* bytes from one slot's matrix to the next, a multiple of 16 */
     const float *bias;    /* [experts][rows], by expert; or NULL */
+    const void *host;     /* of expert 0 in host memory, where slots say so; as far apart; not of chunks */
 };
 /* What a step's tokens chose. */
 struct gpuk_choice {
