@@ -324,6 +324,31 @@ static void test_absent(struct test_context *t, const attention_case &c, const s
     check_same(t, out.read<float>(), o.read<float>(), what);
 }
 
+/* The same in parts: pages of random numbers of tiles of each row in pieces of one to three, then the rest. */
+static std::vector<float> attend_in_parts(struct test_context *t, const attention_test &a,
+                                          const struct gpuk_device *device, const struct gpuk_prefill &whole,
+                                          uint32_t tokens)
+{
+    const attention_case &c = a.c;
+    const uint32_t tile = GPU_PREFILL_TILE > c.page_tokens ? GPU_PREFILL_TILE / c.page_tokens : 1;
+    std::vector<uint32_t> before(1, 0);
+    for (uint32_t r = 0; r < a.step.rows; r++)
+        before.push_back(before.back() + random_below(t, c.start[r] / c.page_tokens / tile + 1) * tile);
+    const size_t pairs = (size_t)a.step.tokens * c.heads;
+    gpu_buffer out(pairs * c.head_dim * 4), o(pairs * c.head_dim * 4), state(pairs * GPU_PART_FLOATS * 4),
+        places(before);
+    struct gpuk_prefill prefill = whole;
+    prefill.out = out.at;
+    prefill.part = {places.as<uint32_t>(), (1 + random_below(t, 3)) * tile, 0, o.as<float>(),
+                    state.as<float>()};
+    for (; prefill.part.piece * prefill.part.pages < before.back(); prefill.part.piece++)
+        GPUK(gpuk_attention_prefill(device, &prefill, tokens, 0, t->stream, &err));
+    prefill.part.piece = GPUK_PART_LAST;
+    GPUK(gpuk_attention_prefill(device, &prefill, tokens, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    return out.read<float>();
+}
+
 static void test_prefill(struct test_context *t, const attention_case &c, const struct gpuk_device *device,
                          bool tensor)
 {
@@ -338,12 +363,12 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
     const uint32_t tokens = a.step.tokens + 70, rows = a.step.rows + 2;
     GPUK(gpuk_rope_append(&a.args, tokens, rotated.at, q_dtype, 0, t->stream, &err));
     std::vector<float> first;
-    for (int run = 0; run < 2; run++) {
+    for (int run = 0; run < 2; run++) { /* the second in parts: the same bits */
         gpu_buffer out(a.q.size() * 4);
-        GPUK(gpuk_attention_prefill(device, &a.args, rotated.at, tokens, rows, out.at, DTYPE_F32, 0,
-                                    t->stream, &err));
+        const struct gpuk_prefill whole = {a.args, rotated.at, out.at, DTYPE_F32, rows, {}};
+        GPUK(gpuk_attention_prefill(device, &whole, tokens, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
-        auto got = out.read<float>();
+        auto got = run == 0 ? out.read<float>() : attend_in_parts(t, a, device, whole, tokens);
         if (run == 0)
             first = got;
         else
@@ -361,8 +386,8 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
     check_close(t, first, expected, !tensor ? 1e-5 : c.dtype == KV_BF16 ? 4e-3 : 6e-4, what);
     /* and in the dtype of activations */
     gpu_buffer half(a.q.size() * 2);
-    GPUK(gpuk_attention_prefill(device, &a.args, rotated.at, tokens, rows, half.at, DTYPE_BF16, 0, t->stream,
-                                &err));
+    const struct gpuk_prefill narrow = {a.args, rotated.at, half.at, DTYPE_BF16, rows, {}};
+    GPUK(gpuk_attention_prefill(device, &narrow, tokens, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     check_close(t, to_double(half.read<unsigned char>(), DTYPE_BF16), expected, 6e-3, what);
 }

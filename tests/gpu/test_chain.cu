@@ -199,7 +199,8 @@ struct chain_test {
                 nullptr,
                 somewhere(t, format, true),
                 tensor_format_bytes(format, rows, cols),
-                m.bias ? biases->as<float>() + random_below(t, 8) : nullptr};
+                m.bias ? biases->as<float>() + random_below(t, 8) : nullptr,
+                nullptr};
     }
     void push_experts(struct test_context *t, size_t x_at, size_t scores_at)
     {
