@@ -10,7 +10,7 @@
 
 /* What a tensor of a file has of its roles. */
 enum fused_part {
-    FUSED_BLOCKS,  /* MXFP4's numbers, U8 [experts][rows][cols / 32][16]: value 2i in the lower half of byte i */
+    FUSED_BLOCKS, /* MXFP4's numbers, U8 [experts][rows][cols / 32][16]: value 2i in the lower half of byte i */
     FUSED_SCALES,  /* and powers of two, U8 [experts][rows][cols / 32], 127: 1 */
     FUSED_COLUMNS, /* 16 or 32 bits, [experts][cols][rows] */
     FUSED_IN_TURN  /* biases, [experts][rows] */

@@ -65,9 +65,9 @@ struct model_config {
     bool experts_bias;                 /* router and experts have biases */
     bool sinks;                        /* attention has */
     enum tensor_format experts_format; /* of matrices that only config.json is there of */
-    bool *sparse;               /* [layers]: the layer's MLP is a mixture; NULL: none is */
-    int32_t bos;                /* -1: none */
-    int32_t eos[MODEL_EOS_MAX]; /* config.json and generation_config.json together */
+    bool *sparse;                      /* [layers]: the layer's MLP is a mixture; NULL: none is */
+    int32_t bos;                       /* -1: none */
+    int32_t eos[MODEL_EOS_MAX];        /* config.json and generation_config.json together */
     uint32_t eos_count;
 };
 
@@ -100,8 +100,9 @@ struct model_tensor {
      * tensor's; piece_count 0: the tensor is one run of the file. `shard` and `offset` are those of the first. */
     uint32_t piece, piece_count;
     enum tensor_stored stored;
-    uint32_t experts;          /* of a tensor that is not STORED_ROWS */
-    uint32_t turns, turn;      /* rows (STORED_IN_TURN: values) turn, turn + turns, ... of the file's are its own; 0: all */
+    uint32_t experts; /* of a tensor that is not STORED_ROWS */
+    uint32_t turns,
+        turn; /* rows (STORED_IN_TURN: values) turn, turn + turns, ... of the file's are its own; 0: all */
     struct model_piece scales; /* STORED_BLOCKS_APART; offset 0: not found yet */
 };
 

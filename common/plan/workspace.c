@@ -160,6 +160,7 @@ static void size_experts(const struct gpu_workspace_case *c, struct gpu_workspac
     w->area[GPU_AREA_CHOICE].bytes = 2 * pairs * number;
     w->area[GPU_AREA_GROUPS].bytes = (m->router.experts + 1 + 2 * pairs) * number;
     w->area[GPU_AREA_EXPERTS].bytes = workspace_experts_bytes(m);
+    w->area[GPU_AREA_SLOTS].bytes = m->router.experts * sizeof(uint32_t);
     w->area[GPU_AREA_CHUNK_EXPERTS_X].bytes = tokens * m->hidden * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_EXPERTS_ACT].bytes = pairs * m->expert_intermediate * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_EXPERTS_SUM].bytes = pairs * m->hidden * number;

@@ -65,6 +65,7 @@ enum gpu_area {
     GPU_AREA_CHOICE,  /* ids, then weights: [tokens][chosen] each */
     GPU_AREA_GROUPS,  /* [experts + 1], then twice [tokens][chosen] */
     GPU_AREA_EXPERTS, /* of products of one and of few tokens with experts */
+    GPU_AREA_SLOTS,   /* [experts]: where those of a layer lie that are in both memories, in this step */
     GPU_AREA_MATMUL,
     /* Decode tiers, the attention half and the MLP half of a chunk take the same place in turn. */
     GPU_AREA_FEW_QKV, /* ENGINE_FEW_TOKENS tokens: [q | k | v] */

@@ -10,6 +10,7 @@
 
 #include "common/program/op.h"
 #include "worker-gpu/kernels/chains.h"
+#include "worker-gpu/kernels/experts_share.h"
 #include "worker-gpu/kernels/kernels_few.h"
 
 /* When a waiting queue goes on: word - value, as a signed number, is 0 or more; the word is the value. */
@@ -105,6 +106,7 @@ struct op_route {
 struct op_experts_group {
     struct gpuk_choice choice;
     uint32_t experts;
+    const uint32_t *slot; /* as struct gpuk_experts has it */
     struct gpuk_groups out;
 };
 /* EXPERTS_GLU, EXPERTS_DOWN: of one and of few tokens, or of a chunk. */
@@ -142,6 +144,8 @@ struct op {
     union {
         struct gpuk_linear_args linear; /* GEMV, GEMM_SMALL, LOGITS */
         struct op_route route;
+        struct gpuk_experts_ask experts_ask;
+        struct gpuk_experts_add experts_add;
         struct op_experts_group experts_group;
         struct op_experts_glu experts_glu;
         struct op_experts_down experts_down;

@@ -39,7 +39,8 @@ void *gpu_attention_work(const struct gpu_source *s, uint32_t tokens)
 
 static bool computes_layers(const struct plan *plan)
 {
-    return plan_has_home(plan, PLAN_HOME_GPU) || plan_has_home(plan, PLAN_HOME_STREAM);
+    return plan_has_home(plan, PLAN_HOME_GPU) || plan_has_home(plan, PLAN_HOME_STREAM) ||
+           plan_has_home(plan, PLAN_HOME_MIXED);
 }
 
 void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,

@@ -18,6 +18,7 @@
 #include "common/model/arch.h"
 #include "common/base/log.h"
 #include "common/formats/packed.h"
+#include "common/plan/slots.h"
 #include "common/plan/workspace.h"
 #include "common/sampling/sampling.h"
 #include "common/base/units.h"
@@ -291,7 +292,8 @@ static bool streams_packed(const struct plan *plan)
     return any;
 }
 
-static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *plan)
+/* slots: bytes of those of experts. */
+static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots, struct plan *plan)
 {
     const struct ledger_device *device = &c->machine->device;
     struct ledger *vram = &plan->memory[PLAN_VRAM0];
@@ -302,6 +304,10 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
     ledger_add(vram, "weights",
                weights.region_bytes - weights.varying +
                    placement_vectors(c->model, plan, PLAN_GPU0, NULL, NULL));
+    if (slots) {
+        snprintf(what, sizeof what, "experts, %u slots of %u layers", plan->experts.slots, plan_mixed_units(plan));
+        ledger_add(vram, what, slots);
+    }
     if (weights.varying) ledger_add(vram, "packed weights", weights.varying);
     if (kv_layers) {
         const uint32_t pages = plan_kv_pages(plan, PLAN_VRAM0);
@@ -389,6 +395,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     memset(&plan->memory[PLAN_VRAM0], 0, sizeof plan->memory[PLAN_VRAM0]);
     memset(&plan->memory[PLAN_HOST], 0, sizeof plan->memory[PLAN_HOST]);
     plan->memory[PLAN_VRAM0].limit = UINT64_MAX;
+    const uint32_t mixed = plan_mixed_units(plan);
     bool on_cpu = plan_uses(plan, PLAN_CPU0), on_gpu = plan_uses(plan, PLAN_GPU0);
     *spec = (struct arena_spec){.slots = c->wish->slots,
                                 .context_tokens = ctx,
@@ -400,11 +407,17 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .page_count = page_count,
                                 .vram_page_count = plan->vram_page_count,
                                 .kv_heads_asking = plan_kv_tiered(plan) ? m->heads : 0,
+                                .experts_chosen = mixed ? m->router.chosen : 0,
+                                .experts = mixed ? m->router.experts : 0,
+                                .expert_layers = mixed,
                                 .session_bytes = session_bytes(c, plan),
                                 .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
     rc = arena_plan(spec, &header, err);
     if (rc) return rc;
-    if (on_gpu) write_vram(c, ctx, plan);
+    struct slots_place slots = {0};
+    rc = slots_place(c->model, plan, &slots, err);
+    if (rc) return rc;
+    if (on_gpu) write_vram(c, ctx, slots.bytes, plan);
     write_host(c, &header, on_cpu, on_gpu, plan);
     return 0;
 }

@@ -84,8 +84,12 @@ static int run_experts(struct device *d, const struct op *op, struct helm_err *e
     case OP_ROUTE:
         return gpuk_route(&r->router, op->count, op->tokens, r->logits, r->choice_bias, &r->out, op->flags,
                           STREAM(d), err);
+    case OP_EXPERTS_ASK:
+        return gpuk_experts_ask(&op->as.experts_ask, op->tokens, op->count, op->flags, STREAM(d), err);
+    case OP_EXPERTS_ADD:
+        return gpuk_experts_add(&op->as.experts_add, op->tokens, op->count, op->flags, STREAM(d), err);
     case OP_EXPERTS_GROUP:
-        return gpuk_experts_group(&g->choice, g->experts, NULL, op->count, op->tokens, &g->out, op->flags,
+        return gpuk_experts_group(&g->choice, g->experts, g->slot, op->count, op->tokens, &g->out, op->flags,
                                   STREAM(d), err);
     case OP_EXPERTS_GLU:
         if (op->as.experts_glu.is_chunk)
@@ -168,6 +172,8 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_LOGITS:
         return run_logits(d, op, err);
     case OP_ROUTE:
+    case OP_EXPERTS_ASK:
+    case OP_EXPERTS_ADD:
     case OP_EXPERTS_GROUP:
     case OP_EXPERTS_GLU:
     case OP_EXPERTS_DOWN:
