@@ -135,7 +135,8 @@ static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-static void merge_parts(struct run *run, const struct run_attend *row, uint32_t part, float *out)
+static void merge_parts(struct run *run, const struct run_attend *row, uint32_t part, const float *sinks,
+                        float *out)
 {
     const float *o[POOL_THREADS_MAX], *m[POOL_THREADS_MAX], *s[POOL_THREADS_MAX];
     uint32_t group = run->kv_heads_group, dim = run->config->head_dim;
@@ -144,7 +145,8 @@ static void merge_parts(struct run *run, const struct run_attend *row, uint32_t 
         m[i] = run->part_max + (size_t)(part + i) * group;
         s[i] = run->part_sum + (size_t)(part + i) * group;
     }
-    attention_merge(out, o, m, s, row->splits, group, dim);
+    const struct attention_parts parts = {.o = o, .m = m, .s = s, .count = row->splits, .sinks = sinks};
+    attention_merge(out, &parts, group, dim);
 }
 
 /* A chunk of attention: what it attends to, and of what it is a part. */
@@ -182,6 +184,7 @@ static struct attending attending_of(const struct run *run, uint32_t chunk)
                                .kv_last = kv_last,
                                .window = e->window,
                                .scale = 1.0f / sqrtf((float)dim),
+                               .sinks = e->sinks ? e->sinks + (size_t)head * group : NULL,
                                .steady = run->steady,
                                .kv = &run->kv,
                                .pool = run->kv_pool,
@@ -225,7 +228,7 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
     _Atomic uint32_t *left = &run->part_left[now.part_first];
     if (atomic_fetch_sub_explicit(left, 1, memory_order_acq_rel) != 1) return;
     atomic_store_explicit(left, now.row->splits, memory_order_relaxed); /* for the next layer */
-    merge_parts(run, now.row, now.part_first, now.out);
+    merge_parts(run, now.row, now.part_first, now.task.sinks, now.out);
 }
 
 /* Which queries attend together, and how many tasks they are before any is split. */
@@ -328,6 +331,8 @@ static void hand_over_begin(struct run *run, const struct program_entry *e)
     uint64_t start_ns = units_now_ns();
     if (e->kind == OP_ATTEND_HOST)
         run->rc = assist_begin(run, e, &run->err);
+    else if (experts_are(e))
+        run->rc = experts_begin(run, e, &run->err);
     else if (e->kind == OP_LANE_READ)
         run->rc = lane_wait(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
     else
@@ -335,7 +340,7 @@ static void hand_over_begin(struct run *run, const struct program_entry *e)
             lane_acquire(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
     const uint64_t end_ns = units_now_ns();
     run->wait_ns += end_ns - start_ns;
-    if (e->kind == OP_ATTEND_HOST) run->mark_ns = end_ns; /* what comes now is attention */
+    if (e->kind == OP_ATTEND_HOST || e->kind == OP_EXPERTS_TAKE) run->mark_ns = end_ns; /* what comes now is work */
 }
 
 /* After it: every chunk is done. */
@@ -343,6 +348,8 @@ static void hand_over_end(struct run *run, const struct program_entry *e)
 {
     if (e->kind == OP_ATTEND_HOST)
         run->rc = assist_end(e, &run->err);
+    else if (experts_are(e))
+        run->rc = experts_end(e, &run->err);
     else if (e->kind == OP_LANE_WRITE)
         run->rc = lane_publish(e->lane, e->ticket, &run->err);
     else if (e->last)
@@ -351,7 +358,7 @@ static void hand_over_end(struct run *run, const struct program_entry *e)
 
 static bool uses_lane(const struct program_entry *e)
 {
-    return op_traits_of(e->kind)->outer;
+    return op_traits_of(e->kind)->outer || e->answer;
 }
 
 /* ---- the walk ---- */
@@ -369,7 +376,7 @@ static void run_clock(struct run *run)
         run->attention_ns += spent;
     else if (kind == OP_SAMPLE)
         run->sample_ns += spent;
-    else if (!uses_lane(run->entry)) /* a hand-over's waiting is counted where it waits */
+    else if (!uses_lane(run->entry) || experts_are(run->entry)) /* a hand-over's waiting is counted where it waits */
         run->linear_ns += spent;
 }
 

@@ -61,7 +61,8 @@ struct pricing {
     /* [FORMAT_COUNT]: of experts', each with its share of the tokens */
     const struct format_rates *experts;
     bool device, chained; /* one token's operations on the GPU are, where nothing is between them */
-    bool apart; /* the CPU's rates are of several tokens that each have the bits of one (profile.h: cpu.apart) */
+    bool
+        apart; /* the CPU's rates are of several tokens that each have the bits of one (profile.h: cpu.apart) */
 };
 
 /* Fills what follows the caller's four. HELM_E_FORMAT names a rate that is missing; without a device in the
@@ -81,6 +82,10 @@ void cost_rates_with(const struct pricing *p, enum tensor_format format, const s
 double cost_rates_link(const struct pricing *p);
 /* Relative half-width of a rate's samples. */
 double cost_rates_spread(const struct profile_value *value);
+
+/* Whether the GPU computes the step by its program of most tokens that are not a chunk, however few there are: that is all that
+ * an invariant plan has behind prompts. The emulated device's takes as long as the tokens that are there. */
+bool cost_rates_as_few(const struct pricing *p);
 
 /* Whether a unit, or the head behind them, lies packed where it has this home. */
 bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home home);

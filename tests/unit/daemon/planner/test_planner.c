@@ -184,7 +184,7 @@ static void every_strategy_makes_its_kind_of_plan(void **state)
     double best = 0;
     bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
     b.r.wish.ctx = 2048;
-    for (int s = 0; s < SEARCH_STRATEGIES; s++) {
+    for (int s = 0; s < SEARCH_MIXED; s++) {
         struct plan plan;
         b.r.strategy = (enum search_strategy)s;
         b.r.device_required = s != SEARCH_ALL_CPU;
@@ -216,6 +216,7 @@ static void every_strategy_makes_its_kind_of_plan(void **state)
         case SEARCH_EXPERTS_CPU: /* there are none */
             assert_true(!cpu && gpu && !stream);
             break;
+        case SEARCH_MIXED: /* of mixtures alone */
         case SEARCH_STRATEGIES:
             break;
         }
@@ -273,7 +274,7 @@ static void a_tied_matrix_exists_once(void **state)
     (void)state;
     struct made_up_shape tied = shape_8b;
     tied.tied = true;
-    for (int s = 0; s < SEARCH_STRATEGIES; s++)
+    for (int s = 0; s < SEARCH_MIXED; s++)
         for (uint64_t vram = 3 * GIB; vram <= 20 * GIB; vram += 5 * GIB) {
             struct bench b;
             struct plan plan;
@@ -486,8 +487,7 @@ static void expect_invariant(struct bench *b, struct plan *plan, bool given, boo
     struct invariant invariant = {.option = INVARIANT_AUTO};
     plan->invariant = false;
     if (invariant_decide(&b->r, given, plan, &invariant, &err)) fail_msg("%s", err.text);
-    if (plan->invariant != on || !strstr(invariant.text, why))
-        fail_msg("%s, not '%s'", invariant.text, why);
+    if (plan->invariant != on || !strstr(invariant.text, why)) fail_msg("%s, not '%s'", invariant.text, why);
 }
 
 /* By what one sequence, several, and a first token cost; where several may run and the profile does not say, it is off. */
@@ -506,7 +506,8 @@ static void an_invariant_plan_is_chosen_by_all_its_prices(void **state)
         apart->point[apart->count++] = (struct profile_point){n, made_up_value(1.001)};
     expect_invariant(&b, &plan, false, true, "on: by price; as priced decode takes +0.0 %, of ");
     apart->point[2].y = made_up_value(2); /* 8 sequences, as many as it has slots for */
-    expect_invariant(&b, &plan, false, false, "off: by price; as priced decode would take +0.0 %, of 8 sequences +");
+    expect_invariant(&b, &plan, false, false,
+                     "off: by price; as priced decode would take +0.0 %, of 8 sequences +");
     expect_invariant(&b, &plan, true, false, "as the plan says");
     plan.slots = 4;
     expect_invariant(&b, &plan, false, true, "by price");
