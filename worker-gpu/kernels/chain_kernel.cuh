@@ -95,28 +95,34 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place ti
 #undef BLOCKS
 }
 
-/* The block's rows of one linear operation, x being in shared memory. The warp begins with tile `rest`, and
- * the tile it would go on with, counted from behind the last, is returned. beside(): once for each thread,
- * when it has some time. */
+/* What a block's rows are computed with: x and places for sums in shared memory. */
+struct chain_work {
+    const float *x;
+    chain_sums sums;
+    uint32_t which; /* of the two halves of partial sums is next */
+    uint32_t rest;  /* the tile that the warp goes on with, of the next operation with tiles */
+    uint32_t tag;   /* of this operation's words */
+};
+
+/* The block's rows of one linear operation, x being in shared memory. beside(): once for each thread, when it has some
+ * time. */
 template <typename S, typename D, bool SPARSE, typename Beside>
-__device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const chain_token &token,
-                                               const float *x, const chain_sums &all, uint32_t &which,
-                                               chain_ring &ring, uint32_t rest, uint32_t tag,
-                                               const Beside &beside)
+__device__ __forceinline__ void chain_rows(const chain_item &item, const chain_token &token, chain_work &work,
+                                           chain_ring &ring, const Beside &beside)
 {
     const linear_params &p = item.linear;
     const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks;
-    const float4 *x4 = reinterpret_cast<const float4 *>(x);
+    const float4 *x4 = reinterpret_cast<const float4 *>(work.x);
     uint32_t first, pairs;
     share_of_block(item.where, first, pairs);
     /* a thread finishes one pair of a batch */
     const uint32_t fit = CHAIN_SUMS / 2 / chunks, batch_pairs = fit < S::THREADS ? fit : S::THREADS;
-    uint32_t tile = rest;
-    tile_walk use = walk_to(rest, chunks);
+    uint32_t tile = work.rest;
+    tile_walk use = walk_to(tile, chunks);
     bool had_time = false;
     uint32_t batch = 0;
     do {
-        float *sums = all.partial + which * CHAIN_SUMS;
+        float *sums = work.sums.partial + work.which * CHAIN_SUMS;
         const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
         /* what will be added to this thread's rows is on its way while the products are computed */
         const uint32_t mine = batch + threadIdx.x, pair = first + mine * gridDim.x;
@@ -154,15 +160,15 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const cha
         S::meet();
         if (mine < end) { /* a batch has at most as many pairs as threads compute */
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
-            const float scale = x_scale<S>(p, all.squares);
+            const float scale = x_scale<S>(p, work.sums.squares);
             float a = 0, b = 0;
 #pragma unroll 8
             for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
-            chain_store<SPARSE>(item, token, pair, a * scale + add.x, b * scale + add.y, tag);
+            chain_store<SPARSE>(item, token, pair, a * scale + add.x, b * scale + add.y, work.tag);
         }
-        which ^= 1;
+        work.which ^= 1;
     } while ((batch += batch_pairs) < pairs);
-    return tile - pairs * chunks;
+    work.rest = tile - pairs * chunks;
 }
 
 template <typename S, typename D, typename C, bool SPARSE>
@@ -240,7 +246,8 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                                                  now ? 0 : 1); /* over already: for tools that miss a wait */
                                        token->hurried = now;
     };
-    uint32_t rest = warp, which = 0, choices = 0;
+    chain_work work = {region, {partial, squares}, 0, warp, 0};
+    uint32_t choices = 0;
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
         const auto wait = [&] {
@@ -253,22 +260,21 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 128 * threadIdx.x < sizeof(chain_item))
                 ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
         };
-        const uint32_t tag = token->tag + number + 1; /* of this operation's words */
-        const auto source = [&](const float *x) { return chain_source{x, item.words_in, tag - 1}; };
+        work.tag = token->tag + number + 1;
+        const auto source = [&](const float *x) { return chain_source{x, item.words_in, work.tag - 1}; };
         const auto rows = [&] {
             copies_wait<0>();
             S::meet();
             hurry(false);
-            rest = chain_rows<S, D, SPARSE>(
-                item, *token, region, {partial, squares}, which, ring, rest, tag, [&] {
-                    fetch_norm(item.next_norm, item.next_norm_quads);
-                    const chain_item &next = items[(number + 1) & 1];
-                    if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
-                        chain_attention_ask<S>(next, *token, reinterpret_cast<unsigned char *>(region));
-                    if (SPARSE && number + 1 < q.count && next.kind == GPUK_CHAIN_ROUTER)
-                        chain_router_ask(next.linear);
-                    copies_commit();
-                });
+            chain_rows<S, D, SPARSE>(item, *token, work, ring, [&] {
+                fetch_norm(item.next_norm, item.next_norm_quads);
+                const chain_item &next = items[(number + 1) & 1];
+                if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
+                    chain_attention_ask<S>(next, *token, reinterpret_cast<unsigned char *>(region));
+                if (SPARSE && number + 1 < q.count && next.kind == GPUK_CHAIN_ROUTER)
+                    chain_router_ask(next.linear);
+                copies_commit();
+            });
         };
         if (item.kind == GPUK_CHAIN_LINEAR) {
             wait();
@@ -282,13 +288,13 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             wait();
             copies_commit();
             if (item.kind == GPUK_CHAIN_ROUTER) {
-                chain_router<S, X>(item.linear, source(item.linear.x), norm, region, {partial, squares},
-                                   item.words_out, tag);
+                chain_router<S, X>(item.linear, source(item.linear.x), norm, region, work.sums,
+                                   item.words_out, work.tag);
             } else {
                 if (item.kind == GPUK_CHAIN_EXPERTS_GLU) { /* x is there since the router's */
                     hurry(false);
                     chain_choose<S>(item.experts, source(item.experts.logits), *token,
-                                    partial + (which ^ 1) * CHAIN_SUMS, ring, choices++);
+                                    partial + (work.which ^ 1) * CHAIN_SUMS, ring, choices++);
                 } else {
                     take_act<S, X>(item, region);
                 }
