@@ -86,9 +86,9 @@ static bool takes_experts(const struct gpuk_experts *e)
 {
     const struct tensor_format_traits *traits =
         (unsigned)e->format < FORMAT_COUNT ? tensor_format_of(e->format) : nullptr;
-    if (!traits || traits->variable || traits->group_rows != 1 || e->slot || e->rows == 0 ||
-        e->rows > 1u << 20 || e->cols == 0 || e->cols > 1u << 20 || e->cols % traits->block_values != 0 ||
-        e->cols % 4 != 0)
+    if (!traits || e->format == FORMAT_F32 || traits->variable || traits->group_rows != 1 || e->slot ||
+        e->rows == 0 || e->rows > 1u << 20 || e->cols == 0 || e->cols > 1u << 20 ||
+        e->cols % traits->block_values != 0 || e->cols % 4 != 0)
         return false;
     return ((size_t)e->weight | e->stride | tensor_format_bytes(e->format, e->rows, e->cols)) % 16 == 0;
 }
@@ -309,12 +309,13 @@ static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "rout
 struct chain_plan {
     int family, cache; /* -1: of none */
     uint32_t region, norm, tiled;
+    bool sparse;
     bool holds; /* keys and values, where that leaves room for enough tiles */
 };
 static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_op *op, uint32_t count,
                       struct chain_plan *plan, struct helm_err *err)
 {
-    *plan = {-1, -1, 128, 0, 0, false};
+    *plan = {-1, -1, 128, 0, 0, false, false};
     for (uint32_t i = 0; i < count; i++) {
         const char *name = (unsigned)op[i].kind < GPUK_CHAIN_KINDS ? names[op[i].kind] : "unknown";
         if (!gpuk_chain_takes(device, &op[i]))
@@ -327,6 +328,7 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
         plan->region = std::max(plan->region, region_of(&op[i]));
         plan->norm = std::max(plan->norm, norm_bytes_of(&op[i]));
         plan->tiled += has_tiles(&op[i]);
+        plan->sparse |= op[i].kind == GPUK_CHAIN_ROUTER;
         const bool attends = op[i].kind == GPUK_CHAIN_ATTENTION;
         if (!attends && !has_tiles(&op[i])) continue;
         int *all = attends ? &plan->cache : &plan->family;
@@ -480,6 +482,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     chain->list = memory;
     chain->count = count;
     chain->variant = plan.family * KV_DTYPE_COUNT + (plan.cache < 0 ? 0 : plan.cache);
+    chain->sparse = plan.sparse;
     chain->warps = chain_shaped::LAUNCHED / 32;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;
