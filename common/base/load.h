@@ -11,7 +11,7 @@
 
 struct load {
     cpu_set_t allowed; /* that are counted */
-    uint64_t busy_us;  /* of all of them, whoever took it; 0: the system does not say */
+    uint64_t busy_us;  /* of all processes; 0: the system does not say */
     uint64_t own_us;   /* of this process and of its children that have ended */
     uint64_t now_us;
 };

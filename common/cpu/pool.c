@@ -237,8 +237,8 @@ static bool pool_work(struct pool *pool, uint32_t serial, struct pool_thread *th
         }
         if (!done) continue;
         thread->since = 0;
-        /* At once: looking through the others' ranges takes longer than this on a machine of many cores, and
-         * whoever is last has nothing to look for. */
+        /* Before other ranges are searched: with many cores a search takes longer than this, and the last
+         * thread would find nothing. */
         if (atomic_fetch_sub_explicit(&pool->remaining, done, memory_order_acq_rel) == done)
             return pool_advance(pool, self);
     }

@@ -46,7 +46,7 @@ KV_INLINE uint32_t kv_cell_bytes(uint32_t dtype, uint32_t head_dim)
 {
     return kv_number_bytes(dtype, head_dim) + kv_scale_bytes(dtype, head_dim);
 }
-/* Whether a head of so many numbers can be kept as it. */
+/* Whether a head of head_dim numbers can be stored in this type. */
 KV_INLINE bool kv_dtype_takes(uint32_t dtype, uint32_t head_dim)
 {
     return dtype != KV_Q8_0 || head_dim % KV_Q8_0_VALUES == 0;

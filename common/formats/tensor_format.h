@@ -6,7 +6,7 @@
  * constant tables; no state. To add a format: a row and a file here, its decoders, its tests.
  *
  * A matrix [rows][cols] is row-major. Along a row, `block_values` neighbouring values make a block of
- * `block_bytes`. Formats of `group_rows` > 1 lay so many rows down together, and a slice of such a matrix
+ * `block_bytes`. Formats of `group_rows` > 1 store groups of `group_rows` rows, and a slice of such a matrix
  * takes whole groups. In formats that are `variable` the bytes of a group depend on its values: the matrix
  * begins with a table of offsets, and sizes asked of this file are the most that it can take. */
 #ifndef HELM_COMMON_FORMATS_TENSOR_FORMAT_H

@@ -22,7 +22,7 @@
 #define GPU_SHORT_TOKENS 64
 /* The CPU's products of several tokens take at most this many at a time. */
 #define CPU_TILE_TOKENS 512
-/* Of one expert's tokens so many at a time, and rows of a piece of work. */
+/* Tokens of one expert that are computed together, and rows of a piece of work. */
 #define CPU_EXPERTS_TOKENS 64
 #define CPU_EXPERTS_ROWS   256
 
@@ -67,7 +67,7 @@
 #define GPU_LINEAR_COUNTER_BYTES (UINT64_C(32) << 10)
 #define GPU_LINEAR_SUMS_BYTES    (UINT64_C(8) << 20)
 #define GPU_LINEAR_SUMS          40 /* of each input, where they are fewer bytes than that */
-/* Of few tokens with experts: so many times what all chosen ones' inputs take. */
+/* Few tokens with experts: the size of the workspace, as a multiple of all chosen experts' inputs. */
 #define GPU_EXPERTS_INPUTS 4
 /* Attention of few tokens: pieces of one sequence's context, and of one token's in a chain. */
 #define GPU_ATTENTION_SPLITS 64

@@ -38,9 +38,9 @@ struct packed_parts {
 };
 /* Added to it for the room in VRAM, since others were looked at. */
 #define PLACEMENT_PACKED_SLACK 0.005
-/* Where nobody looked: of bf16 weights so many have an exponent of their own in packed groups
- * (common/formats/packed.h). With it large matrices come to 0.71 of their bytes, what those of language models
- * come to within a hundredth; small ones to more. */
+/* The share of escapes among packed bf16 weights (common/formats/packed.h) that is assumed of weights not sampled.
+ * It packs large matrices to 0.71 of their bytes, within a hundredth of what language models' come to; small
+ * ones to more. */
 #define PLACEMENT_PACKED_ESCAPES 0.041
 
 /* Where everything that is placed in a memory begins. */

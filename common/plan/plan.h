@@ -112,7 +112,7 @@ struct plan {
     uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
-    /* Where every matrix lies, by the lists and formats above (placement.h); NULL: nobody laid them out yet. */
+    /* Where every matrix lies, by the lists and formats above (placement.h); NULL: not laid out yet. */
     struct placement *placement;
     uint32_t placement_count;
     struct ledger memory[PLAN_MEMORIES];
@@ -120,7 +120,7 @@ struct plan {
 
 /* Phases: 0 is decode, i is prefill[i - 1]. */
 uint32_t plan_phase_count(const struct plan *plan);
-/* The phase of a step of so many tokens. Both workers and helmd ask this function, so they agree. */
+/* The phase of a step of `tokens` tokens. Both workers and helmd ask this function, so they agree. */
 uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens);
 /* The most tokens of any step in which this processor computes a unit, up to plan->step_tokens; 0: of none.
  * What its buffers for q, k, v, gate and the like have to hold: where the GPU computes every unit of long
@@ -149,7 +149,7 @@ uint32_t plan_units_in(const struct plan *plan, enum plan_memory memory, enum te
 HELM_MUST_CHECK int plan_formats_clear(struct plan *plan, struct helm_err *err);
 void plan_set_unit_format(struct plan *plan, uint32_t unit, enum tensor_format format);
 void plan_set_head_format(struct plan *plan, enum tensor_format format);
-/* The same for whoever changes what memory weights are in. */
+/* Drops the placements alone, for callers that change the memory that weights are in. */
 void plan_drop_placements(struct plan *plan);
 /* The shortest list of stages for these homes; `stages` holds up to unit_count(layers). Bytes are left at 0. */
 uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages);
@@ -189,9 +189,9 @@ uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory);
 /* The least that vram_page_count may be with two tiers: pages that one step can append to, for steps in flight two of
  * every sequence. */
 uint64_t plan_vram_pages_least(const struct plan *plan);
-/* For forecasts: of each of `rows` rows of so many positions, how many lie in the arena alone, where rows share the
- * places of VRAM alike and fill them up to the watermark (KV_WATERMARK_PERCENT), newest pages first. Whole pages; 0 with one
- * tier. */
+/* For forecasts: positions that lie in the arena alone, of each of `rows` rows of `context` positions. Rows share the
+ * places of VRAM evenly and fill them up to the watermark (KV_WATERMARK_PERCENT), newest pages first. Whole pages; 0
+ * with one tier. */
 uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context);
 /* Pages of a memory's pool. */
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory);

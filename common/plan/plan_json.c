@@ -1,5 +1,5 @@
-/* Plans as JSON. See plan.h. Called by helmd, the workers, clients and helm-plan; what is parsed is checked
- * as a whole before anybody sees it. */
+/* Plans as JSON. See plan.h. Called by helmd, the workers, clients and helm-plan; a parsed plan is checked as a whole
+ * before the caller gets it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -275,7 +275,7 @@ static int parse_formats(const json_t *json, struct plan *plan, struct helm_err 
     return 0;
 }
 
-/* One entry; that it is where it has to be is placement_check's to say, who has the model. */
+/* One entry. Whether it lies where it must is checked by placement_check, which has the model. */
 static int parse_placement(json_t *json, const struct plan *plan, struct placement *place,
                            struct helm_err *err)
 {

@@ -5,7 +5,7 @@
  * its own. Those of a prompt are computed as a chunk, by the list for as many tokens as the whole prompt has, in steps of
  * such positions alone (STEP_PROMPT); those behind it as one token, by the decode list, of one or several sequences or
  * anew, up to a few of one sequence. The kernels of both give a token the same bits whatever else a step has. So it does
- * not matter how a prompt is cut, who shares a step, what is found in the cache, and what is computed again.
+ * not matter how a prompt is cut, which sequences share a step, what is found in the cache, and what is computed again.
  *
  * helmd forms steps by this, both workers check and choose by it. Pure functions. */
 #ifndef HELM_COMMON_PLAN_SCHEDULE_H
@@ -21,8 +21,8 @@ struct plan_schedule {
 
 /* The most tokens that a step of this list may have: its buffers are of that size. */
 uint32_t plan_list_tokens(const struct plan *plan, uint32_t list);
-/* Of an invariant plan: the list that computes a prompt of so many tokens, and the most tokens of a step that computes
- * others. */
+/* Of an invariant plan: the list that computes a prompt of `prompt_tokens` tokens, and the most tokens of any other
+ * step. */
 uint32_t plan_prompt_list(const struct plan *plan, uint32_t prompt_tokens);
 uint32_t plan_decode_tokens(const struct plan *plan);
 

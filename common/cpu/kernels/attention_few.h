@@ -34,7 +34,7 @@ struct few_place {
 /* A head's keys, or its values, of a block. */
 struct few_rows {
     const char *at, *next; /* numbers; of the block that is asked for meanwhile (next_count of them) */
-    const char *also;      /* other numbers of this block to ask for; NULL: nobody asks, or somebody did */
+    const char *also;      /* other numbers of this block to prefetch; NULL: none, or done already */
     const float *scales;   /* [position][each] */
     size_t count, next_count, bytes, each;
 };

@@ -105,7 +105,7 @@ INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_f
 
 /* ---- weights ---- */
 
-/* Run `r` of 32 weights of a chunk, or of a block of so many. */
+/* Run `r` (32 weights) of the block at w; a block of 32 has only one. */
 INLINE __m256i bytes_of(const uint8_t *w, const int r, const enum tensor_format format)
 {
     switch (format) {
