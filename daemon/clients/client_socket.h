@@ -1,9 +1,9 @@
-/* Messages to and from clients: all connections, and whose turn it is.
+/* Messages to and from clients: all connections, and the order in which they are served.
  *
  * Called by loop.c (poll items, watch, flush) and serve.c (receive, send). Speaks ZMTP itself (zmtp.h): libzmq gathers a
  * message until its last part, keeps what a closed connection sent, and bounds no reader. Nothing here ever blocks.
  *
- * A client is a connection: a handle (uint64_t, never 0, never used twice). A peer is whoever connects: a user of this
+ * A client is a connection: a handle (uint64_t, never 0, never used twice). A peer is a user of this
  * machine, or a CURVE key. Turns, memory and connections are shared by peer first, then by connection:
  *   - the peer that was read longest ago is read next, of it the connection that was;
  *   - when the buffers of all connections hold more than CLIENT_HELD_MAX, the peer with most of it loses the connection with
@@ -63,7 +63,7 @@ HELM_MUST_CHECK int client_socket_reload(struct client_socket *sock, const char 
 /* Fills in items[0 .. return); at most CLIENT_SOCKET_POLL_MAX. */
 #define CLIENT_SOCKET_POLL_MAX 1
 int client_socket_poll_items(struct client_socket *sock, zmq_pollitem_t items[CLIENT_SOCKET_POLL_MAX]);
-/* Whether some connection has, or may have, a message that was not taken: nobody may sleep. */
+/* Whether some connection has, or may have, a message that was not taken: the loop must not sleep. */
 bool client_socket_ready(const struct client_socket *sock);
 
 /* Once a round: takes connections, notes which may be read and written and which are closed, and lets go of those that

@@ -194,7 +194,7 @@ static enum zmtp_event take_command(struct zmtp *session, const uint8_t *data, s
     return ZMTP_REPLY;
 }
 
-/* Whether a further part of so many bytes is within the bounds of a message. */
+/* Whether a further part of `size` bytes is within the bounds of a message. */
 static bool part_fits(const struct zmtp *session, uint64_t size)
 {
     return size <= session->frame_max && session->bytes + size <= session->frame_max &&

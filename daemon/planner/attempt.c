@@ -247,7 +247,7 @@ static bool packs_for_cpu(const struct making *m, const struct trying *t)
 static bool packs_on_gpu(const struct making *m, const struct trying *t)
 {
     const struct ledger_wish *asked = &m->r->wish;
-    const struct packed_parts *parts = &asked->parts; /* 0: nobody looked */
+    const struct packed_parts *parts = &asked->parts; /* 0: not sampled */
     bool any = m->table.packs_head && !m->table.tied && parts->head < PACKED_WORTH;
     for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
         any |= m->table.packs[u] && (unit_part(u) == UNIT_MLP ? parts->mlp : parts->attention) < PACKED_WORTH;
@@ -288,7 +288,7 @@ static int attempt_packing(struct making *m, const struct trying *t, enum packin
     else if (!stated && t->device && (t->strategy == SEARCH_BEST || t->strategy == SEARCH_STREAM))
         rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
     if (rc) return rc;
-    struct memory_wish wish = memory_wish_of(m, t); /* its pages are for steps of so many tokens */
+    struct memory_wish wish = memory_wish_of(m, t); /* its pages are for steps of this many tokens */
     wish.prefill = t->device && t->strategy == SEARCH_BEST;
     rc = price_decode(m, ctx, packing, &prices, err);
     if (rc) return rc;

@@ -63,7 +63,7 @@ static bool knows_apart(const struct profile *profile, const struct plan *plan)
     return knows;
 }
 
-/* The most expensive of several sequences. *known: false where nobody measured it. */
+/* The most expensive price of several sequences. *known: false where the profile lacks it. */
 static int price_several(const struct planner_request *request, struct plan *plan, uint32_t direct_permille,
                          struct price *worst, bool *known, struct helm_err *err)
 {

@@ -125,7 +125,7 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
     return rc;
 }
 
-/* Seconds of a prompt of so many tokens in chunks of `tokens`, which become the plan's. */
+/* Seconds of a prompt of `prompt` tokens in chunks of `tokens`, which become the plan's. */
 static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, struct plan *plan,
                           double *seconds, struct helm_err *err)
 {

@@ -61,8 +61,8 @@ uint32_t planner_typical_context(const struct planner_request *request, uint32_t
  * (cost_packing_pays_cpu). plan_free on the caller, also after an error. */
 HELM_MUST_CHECK int planner_make(const struct planner_request *request, struct plan *plan,
                                  struct arena_spec *spec, struct helm_err *err);
-/* The sizes that a plan states, as wishes: what planner_take goes by. Whoever explains or forecasts a plan
- * that was taken asks with them. */
+/* The sizes that a plan states, as wishes: what planner_take goes by. To explain or forecast a plan that was taken,
+ * ask with them. */
 void planner_adopt(const struct plan *plan, struct ledger_wish *wish);
 /* Takes a plan that somebody wrote: checks that model and machine can run it, and writes its ledgers anew.
  * Its sizes stand in the wishes' stead. Needs no profile. */

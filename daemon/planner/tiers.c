@@ -151,7 +151,7 @@ struct tiering {
     struct candidate *best;
 };
 
-/* Two tiers: at least so many places, made fast for so many positions, with chunks of so many tokens. */
+/* Two tiers: at least `places` places, made fast for `priced_at` positions, with chunks of `step` tokens. */
 struct two_tiers {
     uint32_t places, priced_at, step;
 };

@@ -76,7 +76,7 @@ int admission_check(const struct admission *admission, uint64_t client, uint64_t
                      admission->slots, queue, peers_fault ? peers_share : clients_share);
 }
 
-/* Before whoever got the last slot, behind all others. */
+/* Before the holder of the last slot given, behind all others. */
 static uint64_t present(const struct admission *admission)
 {
     return admission->turn - 1;

@@ -400,7 +400,7 @@ static bool batcher_make_room(struct batcher *batcher, const struct scheduler_st
 static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
 {
     struct scheduler_step plan;
-    bool preempted = false; /* then nobody enters before the older ones have their pages */
+    bool preempted = false; /* then no sequence is admitted before the older ones have their pages */
     if (!batcher_schedule(batcher, true, &plan)) return false;
     while (plan.preempt_count || plan.admit_count) {
         preempted = preempted || !plan.admit_count;

@@ -56,7 +56,7 @@ static uint32_t pages_ahead(const struct kv_pages *pages, const struct sequence 
 {
     const uint32_t page_tokens = pages->known.page_tokens, full = seq->cached / page_tokens;
     if (seq->scope == SEQUENCE_NO_SCOPE || seq->rung != seq->cached) return 0; /* a step has it */
-    if (full > behind(pages, seq)) return 0; /* what it has there itself nobody knows by a number */
+    if (full > behind(pages, seq)) return 0; /* its page there is not known, so it has no number */
     return (seq->token_count - 1) / page_tokens - full;
 }
 

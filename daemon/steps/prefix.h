@@ -1,7 +1,7 @@
 /* A sequence's beginning that is in the KV pool already: found, and left there for others.
  *
- * Called by batcher.c. A page is known from the moment on in which the step that filled it was answered well, whoever
- * runs it; so prompts that begin alike share what the first of them has computed so far. Only full pages are shared,
+ * Called by batcher.c. A page is known as soon as the step that filled it has succeeded, while its sequence still runs;
+ * so prompts that begin alike share what the first of them has computed so far. Only full pages are shared,
  * and at least the last known token is always computed, since its logits are wanted. Of a sequence that is `apart` pages
  * are shared up to the last that its prompt fills; those behind are known only to itself, after it had to give its slot
  * away, in a scope of their own. Owns nothing. */
@@ -23,8 +23,8 @@ const char *prefix_sharing_name(enum prefix_sharing sharing);
 /* Where a peer's sequences look for pages. list: that their prompts are computed by (sequence.h), which makes other numbers
  * of the same tokens; 0 where a plan does not tell. */
 uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list);
-/* Where pages of the sessions that a peer restored are: found by its own requests alone, since nobody knows whether they are
- * what the model makes of their tokens. SEQUENCE_NO_SCOPE: nothing is restored. */
+/* The scope of pages of sessions that a peer restored: found by its own requests alone, since helmd cannot tell
+ * whether the pages are what the model makes of their tokens. SEQUENCE_NO_SCOPE: nothing is restored. */
 uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer);
 /* Of two scopes, either of which may be SEQUENCE_NO_SCOPE, the one in which more of `count` pages of tokens are known; the
  * first one on a tie. */
@@ -47,7 +47,7 @@ void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequenc
 /* It is about to give its slot to an older one: its whole pages are known at least to itself, so that it finds those again
  * that are not given to others meanwhile. */
 void prefix_keep(struct kv_pages *pages, const uint32_t *row, struct sequence *seq);
-/* Something is wrong with it: nobody else shall find any of it. */
+/* The sequence failed: no other one may find its pages. */
 void prefix_forget(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq);
 
 #endif

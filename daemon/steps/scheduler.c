@@ -213,7 +213,7 @@ static bool draft_wants_prefill(const struct draft *d, const struct member *m)
     return !m->out && !s->held && m->given == 0 && prompt && !draft_fills_next_page(d, m);
 }
 
-/* Whoever has most of the page that member `at` fills next: it computes in that one's turn, for both. */
+/* The member that has most of the page that member `at` fills next: it computes in that one's turn, for both. */
 static uint32_t draft_leader(const struct draft *d, uint32_t at)
 {
     const uint64_t page = seq_of(d, &d->member[at])->next_page;

@@ -5,24 +5,23 @@
  * Rules:
  *   1. Decode first: every running sequence with one token to go gets it, oldest first.
  *   2. The rest of step_tokens goes to prompts, in chunks, peers taking turns (`turn` rotates from step to
- *      step), within a peer its clients, within a client the oldest request first. Where others decode in the same step no more than
- *      prompt_tokens of it do: each of them waits for the whole step.
+ *      step), within a peer its clients, within a client the oldest request first. Beside rows that decode, prompts get
+ *      at most prompt_tokens, since each of those rows waits for the whole step.
  *   3. A waiting sequence gets a slot when one is free and the pages for all its tokens are, but for those that it
  *      will share with running ones, beside those that these are still to take (at least one each). The peer with
  *      the fewest running sequences goes first, of several the one that got a slot longest ago; of its clients likewise,
- *      then the oldest request. So whoever asks waits for one slot of each other peer, and of each other client of its
- *      own, at most, however much they have queued. When that one does not fit nobody overtakes it,
- *      so nobody starves.
+ *      then the oldest request. So a request waits for at most one slot of each other peer, and of each other client of
+ *      its own peer, however much they have queued. A request that does not fit is not overtaken, so none starves.
  *   4. What two prompts have in common is computed by one of them: a sequence whose next page another one of this
  *      step fills with the same tokens gets nothing in it, and finds the page when the step is done. Of two that fill
  *      the same page the one that has more of it goes first, in the other one's turn if need be.
- *   5. Who is held (its next token's mask has not come) gets nothing and is not admitted; others pass it.
+ *   5. A held sequence (its next token's mask has not come) gets nothing and is not admitted; others pass it.
  *   6. Of an invariant plan (common/plan/schedule.h) a step has either tokens of prompts alone, all of one list, or tokens
  *      behind prompts, at most few_tokens, of each sequence as many as are known and not computed. Where there are both,
  *      steps take turns; where more sequences want a token than a step has, they do.
- *   7. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
- * which goes back to waiting and is computed again later (its tokens are kept, so its stream goes on). The
- * oldest is therefore never stopped, and it fits alone because the pool holds at least one whole context. */
+ *   7. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one, which goes
+ *      back to waiting and is computed again later (its tokens are kept, so its stream goes on). The oldest is
+ *      therefore never stopped, and it fits alone because the pool holds at least one whole context. */
 #ifndef HELM_DAEMON_STEPS_SCHEDULER_H
 #define HELM_DAEMON_STEPS_SCHEDULER_H
 
@@ -33,8 +32,8 @@
 
 struct scheduler_seq {
     uint64_t order;  /* arrival; unique; lower is older and keeps its place after a preemption */
-    uint64_t client; /* whoever sent it: turns are taken between these */
-    uint64_t peer;   /* whose that client is: and first between these */
+    uint64_t client; /* that sent it: clients take turns */
+    uint64_t peer;   /* of that client: peers take turns first */
     /* when these were given a slot last: grows from one slot given to the next (admission.h) */
     uint64_t client_turn, peer_turn;
     bool running;    /* has a slot */

@@ -6,8 +6,8 @@
  *   1. Saving goes page by page along the tokens, each looked up when its turn comes. One that was given to others meanwhile
  *      ends the session; what was read before is whole.
  *   2. A page that is restored is complete, and its numbers are finite, before a page is taken for it. It is known in the
- *      scope of the sender's peer alone (prefix_restored_scope), is kept like one that nobody holds any more, and is given
- *      away before those in front of it.
+ *      scope of the sender's peer alone (prefix_restored_scope), is kept like a page without holders, and is reused
+ *      before those in front of it.
  *   3. Restoring empties pages that are kept for others, the oldest first, and never its own: then it is over.
  *   4. With one tier a page comes and goes through the GPU worker (batcher_move), one session's at a time.
  * Everything is answered through the sink, some of it later. */

@@ -2,10 +2,11 @@
  *
  * Called by planner.c and memory.c. Pure: the machine is passed in, so tests can state any. A plan fits when
  * both sums stay under their limits: on the host the lowest of --host-memory, the cgroup's and the machine's
- * free memory, of several NUMA nodes that of the one that weights and cache are bound to; on the device the lower of --vram and what is free there. The limit on locked memory
- * (RLIMIT_MEMLOCK) is none of them: it counts what mlock(2) holds, and HELM locks nothing that way. The
- * arena's weights, cache and lanes are pinned by the CUDA driver's registration, which that limit does not
- * see; they count in full in the host's sum, since pinned pages cannot be swapped out. */
+ * free memory, with several NUMA nodes that of the node that weights and cache are bound to; on the device the lower of
+ * --vram and what is free there. The limit on locked memory (RLIMIT_MEMLOCK) is none of them: it counts what mlock(2)
+ * holds, and HELM locks nothing that way. The arena's weights, cache and lanes are pinned by the CUDA driver's
+ * registration, which that limit does not see; they count in full in the host's sum, since pinned pages cannot be
+ * swapped out. */
 #ifndef HELM_DAEMON_PLANNER_MEMORY_LEDGER_H
 #define HELM_DAEMON_PLANNER_MEMORY_LEDGER_H
 
@@ -21,7 +22,7 @@
 
 #define LEDGER_CTX_DEFAULT_MAX 8192
 #define LEDGER_CTX_LEAST       256
-#define LEDGER_POOL_TOKENS     16384 /* in the KV pool where nobody asked for more */
+#define LEDGER_POOL_TOKENS     16384 /* in the KV pool by default */
 #define LEDGER_STEP_TOKENS     512   /* in a step where no weights are streamed for it */
 
 struct ledger_wish {
@@ -31,8 +32,8 @@ struct ledger_wish {
     uint32_t ctx;               /* 0: choose */
     uint32_t page_count;        /* 0: choose (--kv-tokens or a plan from a file states it) */
     uint32_t page_tokens;       /* a power of two */
-    uint32_t vram_page_count;   /* two tiers of the cache, with at least so many places; 0: one tier */
-    bool places_stand;          /* exactly so many: what is left of VRAM stays free */
+    uint32_t vram_page_count;   /* two tiers of the cache, with at least this many places; 0: one tier */
+    bool places_stand;          /* exactly that many: what is left of VRAM stays free */
     uint32_t batch;             /* contexts that the pool must hold at once at least; 0: 1 */
     uint32_t threads;           /* for the estimate of private buffers */
     bool pack;                  /* streamed weights cross the link packed, where they can be */
@@ -40,7 +41,7 @@ struct ledger_wish {
                                    the processor has kernels for it */
     bool pack_all;              /* of a request: that also beside a device where the forecast gains little */
     bool pack_gpu;              /* all that can be lies packed in VRAM; of a request: that it may */
-    struct packed_parts parts;  /* what weights come to packed, where somebody looked at them */
+    struct packed_parts parts;  /* what weights come to packed, where they were sampled */
     uint64_t host_memory_bytes; /* 0: not stated */
 };
 
@@ -80,8 +81,8 @@ uint32_t ledger_places(const struct ledger_case *c, uint32_t ctx);
 /* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
  * slices: where its weights are streamed. */
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
-/* What lies expanded in VRAM of weights that are packed, or blocks: of streamed ones (a ring of so many bytes; 0: none
- * are streamed) and of half layers and the head at home there. No slice is larger; all take the same place.
+/* What lies expanded in VRAM of weights that are packed, or blocks: of streamed ones (through a ring of ring_bytes; 0:
+ * none are streamed) and of half layers and the head at home there. No slice is larger; all take the same place.
  * 0: nothing is packed where the wish is granted. */
 struct ledger_expands {
     uint64_t ring_bytes;

@@ -2,8 +2,8 @@
  *
  * Read and written as JSON by helm-profile, helmd and helm-plan. Pure data. All rates are bytes or
  * floating-point operations a second, all times seconds. Every value is a median with the spread of its
- * samples (10th and 90th percentile), and says where it comes from. A value of 0 is one that nobody measured:
- * profile_check says which ones a profile may lack. */
+ * samples (10th and 90th percentile), and says where it comes from. A value of 0 is unmeasured; profile_check says
+ * which ones a profile may lack. */
 #ifndef HELM_DAEMON_PLANNER_PROFILE_PROFILE_H
 #define HELM_DAEMON_PLANNER_PROFILE_PROFILE_H
 
@@ -71,14 +71,13 @@ struct profile_cpu {
     /* Packed weights (common/formats/packed.h): one token's products with them, bytes of what they are unpacked a
      * second, and the same while the link streams. Unknown of a processor without kernels for them. */
     struct profile_value gemv_packed, gemv_packed_beside;
-    /* by tokens: `linear` with packed weights; empty: nobody measured it */
+    /* by tokens: `linear` with packed weights; empty: unmeasured */
     struct profile_table linear_packed;
     /* by tokens: how many times as long a step's products take as one token's where each token has the bits of one
-     * (common/plan/schedule.h); empty: nobody measured it */
+     * (common/plan/schedule.h); empty: unmeasured */
     struct profile_table apart;
 };
-/* What a layer of one token costs on the CPU beside its weights and its cache is so many times cpu.operation.
- */
+/* Beside its weights and its cache, a layer of one token costs the CPU this many times cpu.operation. */
 #define PROFILE_LAYER_OPERATIONS 6
 
 enum profile_device { PROFILE_DEVICE_NONE, PROFILE_DEVICE_CUDA, PROFILE_DEVICE_EMULATED };
@@ -136,7 +135,7 @@ struct profile_link {
 };
 
 /* Rates with weights of one format, where all others in the profile are of bf16. Bytes are of weights as they
- * are stored. Unknown of a format that nobody measured: it is priced by bf16's bytes a second. */
+ * are stored. A format that is unmeasured is priced by bf16's bytes a second. */
 struct profile_format {
     struct profile_value cpu_gemv;        /* one token */
     struct profile_value cpu_gemv_beside; /* while the link streams; unknown: as bf16's share of its speed */

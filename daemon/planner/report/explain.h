@@ -36,14 +36,13 @@ struct explain_strategy {
     char why[200]; /* where it is not feasible */
 };
 
-/* So many whole layers on the GPU, the first or the last ones, all others on the CPU: whichever ends are
- * faster. */
+/* A number of whole layers on the GPU, the first or the last ones, whichever is faster, and all others on the CPU. */
 struct explain_split {
     bool fits;
     double decode_s;
 };
 
-/* Decode with so many tokens in the context. */
+/* Decode with `context` tokens in the context. */
 struct explain_point {
     uint32_t context;
     double seconds;
