@@ -268,7 +268,7 @@ static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wai
 
 static int create_first_run(struct engine *engine, const struct engine_options *o, struct helm_err *err)
 {
-    /* One thread that looks for the other worker's hand-over takes nobody's place on a machine of many. */
+    /* With many threads, one that polls for the other worker's hand-over costs the others nothing. */
     uint32_t spin_us = engine->base.report.threads >= LANE_SPIN_THREADS ? LANE_SPIN_US : o->spin_us;
     uint32_t peer_wait_ms = o->peer_wait_ms ? o->peer_wait_ms : ENGINE_PEER_WAIT_MS;
     return create_run(engine, spin_us, peer_wait_ms, NULL, err);

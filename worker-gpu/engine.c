@@ -237,7 +237,7 @@ static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
     const bool streams = g->weights.host_end > 0, shares = g->staging_bytes || plan_kv_tiered(&g->plan);
     uint64_t huge = 0, small = 0;
     int rc = streams || (shares && plan_uses(&g->plan, PLAN_CPU0)) ? wait_for_weights(g, err) : 0;
-    if (!rc && shares && !plan_uses(&g->plan, PLAN_CPU0)) /* nobody else touches them */
+    if (!rc && shares && !plan_uses(&g->plan, PLAN_CPU0)) /* no other process touches them */
         arena_populate(g->base.arena, kv->offset, kv->bytes, &huge, &small);
     g->base.report.huge_bytes += huge;
     g->base.report.small_bytes += small;

@@ -1,5 +1,5 @@
-/* helm-plan: where the weights of a model would lie on a machine, who would compute, and how fast that would
- * be.
+/* helm-plan: where the weights of a model would lie on a machine, which processor would compute each unit, and how fast
+ * that would be.
  *
  * Options, model, machine, plan, explanation, printing; the work is in daemon/planner. Reads config.json, the
  * tensors' headers, and a few weights where they are there and may be packed in VRAM; with --profile it looks
@@ -190,8 +190,8 @@ static int take_plan(const char *path, struct planner_request *r, struct model *
     return rc ? helm_err_prefix(err, "--plan %s", path) : 0;
 }
 
-/* Its sizes stand; what was asked for beside it has to agree with them. What a token attends to is forecast
- * as for a context that nobody stated, unless somebody did: the same as when the plan was made. */
+/* The plan's sizes stand, and options beside it must agree with them. Unless --ctx is given, attention is forecast
+ * for the default context, as when the plan was made. */
 static int agree(const struct options *o, const struct plan *plan, struct planner_request *r,
                  struct helm_err *err)
 {

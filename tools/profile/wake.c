@@ -83,7 +83,8 @@ out:
 static void *peer_main(void *arg)
 {
     struct sleeper *s = arg;
-    (void)sched_setaffinity(0, sizeof *s->cpus, s->cpus); /* else on its maker's, who waits for it */
+    (void)sched_setaffinity(0, sizeof *s->cpus,
+                            s->cpus); /* else it shares the CPU of its creator, which waits for it */
     for (uint32_t i = 0; i < s->rounds; i++) {
         if (!doorbell_wait(&s->bell, i, 0, WAIT_MS, NULL)) break;
         units_sleep_ms(POOL_PAUSE_MS);

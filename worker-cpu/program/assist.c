@@ -8,12 +8,12 @@
 #include "common/base/units.h"
 #include "worker-cpu/program/linear.h"
 
-/* Pieces begin at multiples of so many positions, and have at least so many (of one kv head): shorter ones cost more to
- * fold and to begin than they even out. */
+/* Pieces begin at multiples of UNIT_POSITIONS and have at least PIECE_UNITS units (of one kv head): shorter ones
+ * balance the threads' load better, but cost more to begin and to fold than that gains. */
 #define UNIT_POSITIONS KV_PAGE_TOKENS_DEFAULT
 #define PIECE_UNITS    (EXECUTE_SPLIT_POSITIONS / UNIT_POSITIONS)
-/* A piece takes so many kv heads that their keys of a page lie in a run of so many bytes, or all: memory gives runs of 8
- * KiB at half the speed of those of 64, and what is to be folded grows with the heads. */
+/* A piece takes enough kv heads that their keys of a page are a run of RUN_BYTES, or all: memory delivers runs of 8
+ * KiB at half the speed of runs of 64 KiB. It takes no more, since the results to be folded grow with the heads. */
 #define RUN_BYTES (32 * KIB)
 /* Pieces a thread: with more the last ones end closer together, with fewer there are fewer to fold. */
 #define PIECES_LEAST 4
@@ -73,7 +73,8 @@ static uint32_t units_of(const struct run_assist_row *row)
     return run_ceil_div(row->to, UNIT_POSITIONS) - row->from / UNIT_POSITIONS;
 }
 
-/* Cuts every row into pieces of at most so many units; returns how many tasks that makes. *longest: units of a piece. */
+/* Cuts every row into pieces of at most `piece` units; returns the number of tasks. *longest: units of the longest
+ * piece. */
 static uint32_t cut_by(struct run *run, uint32_t piece, uint32_t *longest)
 {
     uint32_t tasks = 0;

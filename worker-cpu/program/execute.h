@@ -93,7 +93,7 @@ struct run {
     uint32_t unit_tokens;           /* most tokens of a step that computes layers here */
     uint32_t spin_us, peer_wait_ms; /* for the other worker's hand-overs */
     struct run_reads reads;
-    const _Atomic bool *cancel;            /* ends waiting for them; NULL: nobody does */
+    const _Atomic bool *cancel;            /* ends waiting for them; NULL: nothing does */
     float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
     _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */
     uint32_t parts_max;

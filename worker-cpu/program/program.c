@@ -13,9 +13,9 @@
 #include "common/plan/schedule.h"
 
 /* With one token or a few, a thread takes three quarters of what is left of its share at a time: long runs
- * first, because each run begins with streams that nothing has prefetched; short ones at the end, where
- * others steal, so that the last chunk of a region keeps nobody waiting long. The longest is 50 to 200 us of
- * one core's share of the bandwidth, the shortest 1 to 5. */
+ * first, because each run begins with streams that nothing has prefetched; short ones at the end, where other
+ * threads steal, so that the wait for a region's last chunk is short. The longest is 50 to 200 us of one core's
+ * share of the bandwidth, the shortest 1 to 5. */
 #define GEMV_CHUNK_BYTES_MAX (2 * MIB)
 #define GEMV_CHUNK_BYTES_MIN (48 * KIB)
 /* The least that is worth another thread's joining in: a small model on many cores is faster on some of them,

@@ -18,7 +18,7 @@ __device__ __forceinline__ void walk_next(tile_walk &w, uint32_t chunks, uint32_
     w.chunk += step;
     while (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
 }
-/* The same by a step that is known: so many pairs, and chunks, fewer than a row has. */
+/* The same by a step that is cut already: step.pair pairs and step.chunk chunks, fewer than a row has. */
 __device__ __forceinline__ void walk_step(tile_walk &w, uint32_t chunks, const tile_walk &step)
 {
     w.pair += step.pair, w.chunk += step.chunk;

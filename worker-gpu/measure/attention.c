@@ -82,7 +82,7 @@ static int issue_attention(const struct measure_work *w, struct helm_err *err)
     return rc;
 }
 
-/* A chunk of so many queries of so many heads behind a context: gpu.attention_flops, and a point of
+/* A chunk of `tokens` queries of `heads` heads behind a context: gpu.attention_flops, and a point of
  * gpu.attention_rows. `parts` (NULL: only the former) get its time. */
 static int measure_chunk(struct measure *m, uint32_t tokens, uint32_t heads, const char *name, uint32_t x,
                          struct measure_chunk_parts *parts, struct helm_err *err)

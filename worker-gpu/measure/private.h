@@ -1,6 +1,7 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure/kernels.c
- * (rates), measure/attention.c (attention's), measure/chains.c (rates of chains), measure/expand.c (packed weights), measure/chunks.c (chunks as
- * a whole), measure/formats.c (the same of other formats of weights), measure/buffers.c (what they work on). */
+ * (rates), measure/attention.c (attention's), measure/chains.c (rates of chains), measure/expand.c (packed weights),
+ * measure/chunks.c (chunks as a whole), measure/formats.c (the same of other formats of weights), measure/buffers.c
+ * (the memory they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
 
@@ -96,7 +97,7 @@ struct measure_kernels {
 
 /* Bytes of a layer's matrices in a format. */
 uint64_t measure_layer_bytes(const struct measure_shape *shape, enum tensor_format format);
-/* One row of so many tokens from this position on. */
+/* One row of `tokens` tokens from position `start` on. */
 HELM_MUST_CHECK int measure_set_step(struct measure *m, uint32_t start, uint32_t tokens,
                                      struct helm_err *err);
 
@@ -156,7 +157,7 @@ static inline struct op measure_norm(const struct measure_kernels *k, uint32_t t
 /* Operation `index` of decode's linears of one token, in layer order, round and round the weights. */
 struct gpuk_linear_args measure_linear_args(const struct measure *m, const struct measure_shape *shape,
                                             uint32_t index);
-/* Of the weights that so many operations of this shape read; and their values. */
+/* Bytes, and values, of the weights that `ops` operations of this shape read. */
 double measure_ops_bytes(const struct measure_shape *shape, enum tensor_format format, uint32_t ops);
 double measure_ops_values(const struct measure_shape *shape, uint32_t ops);
 uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *shape);
@@ -175,7 +176,7 @@ bool measure_reads(const struct measure *m, const struct measure_shape *shape, e
  * gpu.read, in turns with them. */
 HELM_MUST_CHECK int measure_gemv_run(struct measure *m, struct measure_samples *least, double *operation,
                                      struct helm_err *err);
-/* gpu.linear and gpu.linear_operation of so many tokens. *rate: operations a second of the last one, 0 at first;
+/* gpu.linear and gpu.linear_operation of `tokens` tokens. *rate: operations a second of the last one, 0 at first;
  * *layer_s: what a large layer took. */
 HELM_MUST_CHECK int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, double *layer_s,
                                       struct helm_err *err);
@@ -237,8 +238,8 @@ HELM_MUST_CHECK int measure_expand_blocks(struct measure *m, double operation, s
 
 /* ---- measure/formats.c ---- */
 
-/* What the planner prices products with weights of this format by, in about so many seconds; writes over the
- * weights, which are bf16 no more: nothing else is measured afterwards. */
+/* Measures the rates by which the planner prices products with weights of this format, in about `seconds`. Overwrites
+ * the weights, which are bf16 no more: nothing else can be measured afterwards. */
 HELM_MUST_CHECK int measure_format_run(struct measure *m, enum tensor_format format, double seconds,
                                        struct helm_err *err);
 

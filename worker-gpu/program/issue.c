@@ -143,7 +143,7 @@ uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_progr
 }
 
 /* The first pages of a borrowed layer, there and back, so that a driver that has something to load for such
- * copies does it before a queue waits for the host. Nobody has used the caches yet. */
+ * copies does it before a queue waits for the host. The caches are still unused. */
 static int try_borrowing(const struct gpu_source *s, struct helm_err *err)
 {
     const uint32_t pages = arena_header_of(s->arena)->page_count, run = pages < 2 ? pages : 2;

@@ -207,7 +207,7 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
 /* HELM_E_INTERNAL names the kernel that wants more on this device than the plan charges. */
 HELM_MUST_CHECK int gpu_buffers_check(const struct model_config *config, const struct device *device,
                                       const struct gpu_buffers *buffers, struct helm_err *err);
-/* Where attention of so many tokens (of the decode tiers) works. Counters, which must stay zero, then partial
+/* The workspace of attention of `tokens` tokens (of the decode tiers). Counters, which must stay zero, then partial
  * results: for every tier the latter begin at the same place, so that none writes over another's counters. */
 void *gpu_attention_work(const struct gpu_source *source, uint32_t tokens);
 /* The arrays of sub-chunk `sub` at `base`, which is the block's own address. */

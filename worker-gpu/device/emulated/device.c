@@ -17,7 +17,7 @@
 
 #define MEMORY_DEFAULT (1 * GIB)
 #define GARBAGE_BYTES                                                                                        \
-    (64 * MIB) /* fresh device memory up to here is filled with NaN: nobody may rely on it */
+    (64 * MIB) /* fresh device memory up to here is filled with NaN: its contents are undefined */
 #define MEMORY_ALIGN 256
 #define POLL_SPIN_US 20
 #define POLL_NAP_US  200 /* who looks takes time from the threads that compute */
@@ -287,7 +287,7 @@ static const struct device_ops emulated_ops = {
     .copy_2d = emulated_copy_2d,
     .clear = emulated_clear,
     .event_create = emulated_event_create,
-    .event_create_sleeping = emulated_event_create, /* whoever waits for any of them sleeps */
+    .event_create_sleeping = emulated_event_create, /* waiting for any emulated event sleeps */
     .event_create_crossing = emulated_event_create_crossing,
     .event_free = emulated_event_free,
     .event_record = emulated_event_record,

@@ -107,8 +107,8 @@ struct queue {
     uint64_t copy_due_ns; /* the thread's own: when the copy before should have ended; 0: it was idle since */
 };
 
-/* Who waits for a point of a queue: a thread of the host or of another queue. On its stack, in a list under
- * the lock. A condition each: no operation wakes whom it does not concern. */
+/* A waiter for a point of a queue: a thread of the host or of another queue. On its stack, in a list under
+ * the lock. Each has a condition of its own, so an operation wakes only the threads that it concerns. */
 struct waiter {
     const struct point *at;
     pthread_cond_t reached;
