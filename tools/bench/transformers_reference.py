@@ -90,7 +90,7 @@ def reference_of(torch, job, device):
 
 
 def write_whole(path, value):
-    """Whoever waits for the file sees all of it or none."""
+    """A reader that waits for the file sees all of it or none."""
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(value, file)
     os.rename(path + ".part", path)
