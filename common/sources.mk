@@ -47,6 +47,7 @@ MODEL_SRC := \
   common/model/checkpoint.c \
   common/model/config.c \
   common/model/content.c \
+  common/model/fused.c \
   common/model/gguf.c \
   common/model/gguf_config.c \
   common/model/gguf_describe.c \
@@ -57,12 +58,14 @@ MODEL_SRC := \
   common/model/hub.c \
   common/model/identity.c \
   common/model/index.c \
+  common/model/math.c \
   common/model/mixture.c \
   common/model/rope.c \
   common/model/rope_config.c \
   common/model/router.c \
   common/model/safetensors.c \
   common/model/shards.c \
+  common/model/take.c \
   common/model/unit.c \
   common/plan/placement.c \
   common/plan/plan.c \

@@ -153,7 +153,7 @@ static void loop_drain(struct loop *loop, const char *why)
         loop->drain_end_us = now_us;
         return;
     }
-    log_info("%s: going down, %u requests open", why, loop->serve->batcher->seq_count);
+    log_info("%s: going down, %u requests open", why, batcher_open(loop->serve->batcher));
     /* systemd ends a unit that takes longer to stop than TimeoutStopSec, unless it asks for more */
     sd_notifyf(0, "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=%llu",
                (unsigned long long)(loop->drain_us + 60000000));
@@ -357,7 +357,7 @@ static uint64_t loop_before_sleep(struct loop *loop)
         earlier(&wake_us, loop->drain_end_us);
     batcher_pump(batcher, now_us);
     /* A step still in flight at the end of the grace period is not waited for. */
-    if (loop->serve->draining && (batcher->seq_count == 0 || now_us >= loop->drain_end_us))
+    if (loop->serve->draining && (batcher_open(batcher) == 0 || now_us >= loop->drain_end_us))
         loop->leaving = true;
     const struct batcher_flight *oldest = batcher_oldest(batcher);
     const bool checks = loop->check && loop->check->running;

@@ -298,7 +298,7 @@ static int open_steps(struct helmd *d, struct helm_err *err)
     batcher_free(&d->batcher); /* of another plan */
     sessions_free(&d->sessions);
     int rc = batcher_init(&d->batcher, &batching, err);
-    if (!rc) rc = sessions_init(&d->sessions, &d->batcher, d->identity, &answering, err);
+    if (!rc) rc = sessions_init(&d->sessions, &d->batcher, &d->workers, d->identity, &answering, err);
     if (rc || !a->checks) return rc;
     const uint32_t step_tokens = d->plan.invariant ? plan_decode_tokens(&d->plan) : d->plan.step_tokens;
     if (check_open(&d->arena, &d->model.config, d->workers.count, step_tokens, &d->check, &why) == 0)

@@ -65,6 +65,7 @@ DAEMON_SRC := \
   daemon/planner/search/space.c \
   daemon/steps/admission.c \
   daemon/steps/batcher.c \
+  daemon/steps/batcher_again.c \
   daemon/steps/batcher_moves.c \
   daemon/steps/batcher_requests.c \
   daemon/steps/batcher_workers.c \
@@ -78,6 +79,7 @@ DAEMON_SRC := \
   daemon/steps/request.c \
   daemon/steps/scheduler.c \
   daemon/steps/sequence.c \
+  daemon/steps/session_origin.c \
   daemon/steps/session_page.c \
   daemon/steps/sessions.c \
   daemon/steps/tiers.c

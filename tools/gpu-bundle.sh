@@ -35,7 +35,7 @@ for p in $programs; do
         [[ $name =~ $there ]] || cp -Ln "$path" "$top/lib/$name"
     done
 done
-cp "$here/../tests/gpu/check.sh" "$top/"
+cp "$here/../tests/gpu/check.sh" "$here/../tests/gpu/masks.py" "$top/"
 if [ $data = 1 ]; then
     mkdir -p "$top/tests/data" "$top/tools/models"
     cp -R "$here/../tests/data/golden" "$top/tests/data/"

@@ -13,7 +13,8 @@ static int take_shape(const Helm__V1__SessionShape *from, struct session_shape *
                                  .layers = from->layers,
                                  .kv_heads = from->kv_heads,
                                  .head_dim = from->head_dim,
-                                 .page_tokens = from->page_tokens};
+                                 .page_tokens = from->page_tokens,
+                                 .origin = from->origin};
     memcpy(to->kv_dtype, from->kv_dtype, strlen(from->kv_dtype));
     memcpy(to->weights, from->weights, strlen(from->weights));
     return 0;
@@ -70,6 +71,7 @@ int session_open_restore(struct helm_client *client, const struct session_shape 
     of.kv_heads = shape->kv_heads;
     of.head_dim = shape->head_dim;
     of.page_tokens = shape->page_tokens;
+    of.origin = shape->origin;
     body.shape = &of;
     body.tokens = (uint32_t *)tokens;
     body.n_tokens = count;

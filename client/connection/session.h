@@ -15,6 +15,7 @@ struct session_shape {
     uint64_t model;
     char kv_dtype[SESSION_KV_DTYPE_MAX], weights[SESSION_WEIGHTS_MAX];
     uint32_t layers, kv_heads, head_dim, page_tokens;
+    uint64_t origin; /* of an invariant plan, what decides the pages' bits; else 0 */
 };
 
 struct session {

@@ -20,9 +20,9 @@ struct fixed {
     uint32_t layers, kv_heads, head_dim, page_tokens;
     char kv_dtype[SESSION_KV_DTYPE_MAX], weights[SESSION_WEIGHTS_MAX];
     uint32_t tokens, pages;
-    uint64_t page_bytes;
+    uint64_t page_bytes, origin;
 };
-_Static_assert(sizeof(struct fixed) == 96, "as file.h says");
+_Static_assert(sizeof(struct fixed) == 104, "as file.h says");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file's order is the machine's");
 
 #define CHECKSUM sizeof(uint64_t)
@@ -136,7 +136,8 @@ int session_file_open(struct session_file *file, const struct session_stream *st
                                          .layers = f.layers,
                                          .kv_heads = f.kv_heads,
                                          .head_dim = f.head_dim,
-                                         .page_tokens = f.page_tokens};
+                                         .page_tokens = f.page_tokens,
+                                         .origin = f.origin};
     memcpy(head->shape.kv_dtype, f.kv_dtype, sizeof f.kv_dtype);
     memcpy(head->shape.weights, f.weights, sizeof f.weights);
     file->digest = checksum;
@@ -188,7 +189,8 @@ int session_file_create(struct session_file *file, const struct session_stream *
                       .page_tokens = head->shape.page_tokens,
                       .tokens = head->token_count,
                       .pages = head->pages,
-                      .page_bytes = head->page_bytes};
+                      .page_bytes = head->page_bytes,
+                      .origin = head->shape.origin};
     memcpy(f.magic, magic, sizeof magic);
     memcpy(f.kv_dtype, head->shape.kv_dtype, sizeof f.kv_dtype);
     memcpy(f.weights, head->shape.weights, sizeof f.weights);

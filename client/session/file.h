@@ -5,12 +5,13 @@
  *
  *   bytes            what
  *   8                "HELMKV\r\n"
- *   4, 4             version (1), bytes of the head
+ *   4, 4             version (2), bytes of the head
  *   8                digest of the model
  *   4 x 4            layers, KV heads, head_dim, tokens of a page
  *   8, 32            type of the KV cache, mixture of the weights: text, filled with zeros
  *   4, 4             tokens, pages
  *   8                bytes of a page
+ *   8                of an invariant plan: what decides the pages' bits; else 0
  *   4 x tokens       token ids
  *   8                checksum of all so far
  *   pages x          a page's bytes, and 8: their checksum, of which the page's number is part
@@ -28,7 +29,7 @@
 #include "client/connection/session.h"
 #include "common/base/err.h"
 
-#define SESSION_FILE_VERSION    1
+#define SESSION_FILE_VERSION    2
 #define SESSION_FILE_TOKENS_MAX ((uint32_t)1 << 21)
 #define SESSION_FILE_PAGE_MAX   ((uint64_t)1 << 30) /* bytes */
 

@@ -16,13 +16,42 @@ static const struct arch_experts qwen3_experts = {.count_key = "num_experts",
                                                   .norm_key = true,
                                                   .score = ROUTER_SOFTMAX,
                                                   .glu = GLU_SILU};
+/* Names of Mixtral's files and of gpt-oss's. Of the latter's gates and ups: what has both of them (fused.c). */
+static const char *const mixtral_names[TENSOR_ROLE_COUNT] = {
+    [TENSOR_ROUTER] = "block_sparse_moe.gate.weight",
+    [TENSOR_GATE_EXPERTS] = "block_sparse_moe.experts.*.w1.weight",
+    [TENSOR_UP_EXPERTS] = "block_sparse_moe.experts.*.w3.weight",
+    [TENSOR_DOWN_EXPERTS] = "block_sparse_moe.experts.*.w2.weight",
+};
+static const char *const gpt_oss_names[TENSOR_ROLE_COUNT] = {
+    [TENSOR_ROUTER] = "mlp.router.weight",
+    [TENSOR_GATE_EXPERTS] = "mlp.experts.gate_up_proj",
+    [TENSOR_UP_EXPERTS] = "mlp.experts.gate_up_proj",
+    [TENSOR_DOWN_EXPERTS] = "mlp.experts.down_proj",
+    [TENSOR_ROUTER_BIAS] = "mlp.router.bias",
+    [TENSOR_GATE_EXPERTS_BIAS] = "mlp.experts.gate_up_proj_bias",
+    [TENSOR_UP_EXPERTS_BIAS] = "mlp.experts.gate_up_proj_bias",
+    [TENSOR_DOWN_EXPERTS_BIAS] = "mlp.experts.down_proj_bias",
+};
+static const char *const *const other_names[] = {mixtral_names, gpt_oss_names};
+#define OTHER_NAMES (sizeof other_names / sizeof *other_names)
+
 static const struct arch_experts mixtral_experts = {.count_key = "num_local_experts",
                                                     .intermediate_key = "intermediate_size",
                                                     .default_count = 8,
                                                     .default_chosen = 2,
-                                                    .named_block = true,
+                                                    .names = mixtral_names,
                                                     .score = ROUTER_SOFTMAX,
                                                     .glu = GLU_SILU};
+static const struct arch_experts gpt_oss_experts = {.count_key = "num_local_experts",
+                                                    .intermediate_key = "intermediate_size",
+                                                    .default_count = 128,
+                                                    .default_chosen = 4,
+                                                    .names = gpt_oss_names,
+                                                    .bias = true,
+                                                    .mxfp4 = true,
+                                                    .score = ROUTER_CHOSEN_SOFTMAX,
+                                                    .glu = GLU_CLAMPED};
 
 static const struct arch archs[] = {
     {.architecture = "LlamaForCausalLM",
@@ -61,6 +90,15 @@ static const struct arch archs[] = {
      .window = ARCH_WINDOW_ALL,
      .default_context = 131072,
      .experts = &mixtral_experts},
+    {.architecture = "GptOssForCausalLM",
+     .model_type = "gpt_oss",
+     .attention_bias_key = true,
+     .attention_bias_default = true,
+     .sinks = true,
+     .window = ARCH_WINDOW_ALTERNATE,
+     .default_context = 131072,
+     .default_window = 128,
+     .experts = &gpt_oss_experts},
 };
 #define ARCH_COUNT (sizeof archs / sizeof *archs)
 
@@ -72,6 +110,7 @@ enum dim {
     DIM_Q,
     DIM_KV,
     DIM_HEAD,
+    DIM_HEADS,
     DIM_INTERMEDIATE,
     DIM_EXPERTS,       /* their number */
     DIM_EXPERT,        /* what is between the halves of one */
@@ -89,8 +128,10 @@ enum when {
     WHEN_V_BIAS,
     WHEN_O_BIAS,
     WHEN_MLP_BIAS,
+    WHEN_SINKS,
     WHEN_DENSE, /* of a layer whose MLP is no mixture; also MLP_BIAS */
-    WHEN_SPARSE
+    WHEN_SPARSE,
+    WHEN_EXPERTS_BIAS /* also of those */
 };
 
 /* Indexed by role. Per-layer names stand after "model.layers.N."; a star stands for an expert's number. */
@@ -115,6 +156,7 @@ static const struct tensor_rule tensor_rules[TENSOR_ROLE_COUNT] = {
     [TENSOR_O_BIAS] = {"self_attn.o_proj.bias", true, DIM_ONE, DIM_HIDDEN, WHEN_O_BIAS},
     [TENSOR_Q_NORM] = {"self_attn.q_norm.weight", true, DIM_ONE, DIM_HEAD, WHEN_QK_NORM},
     [TENSOR_K_NORM] = {"self_attn.k_norm.weight", true, DIM_ONE, DIM_HEAD, WHEN_QK_NORM},
+    [TENSOR_SINKS] = {"self_attn.sinks", true, DIM_ONE, DIM_HEADS, WHEN_SINKS},
     [TENSOR_MLP_NORM] = {"post_attention_layernorm.weight", true, DIM_ONE, DIM_HIDDEN, WHEN_ALWAYS},
     [TENSOR_GATE] = {"mlp.gate_proj.weight", true, DIM_INTERMEDIATE, DIM_HIDDEN, WHEN_DENSE},
     [TENSOR_UP] = {"mlp.up_proj.weight", true, DIM_INTERMEDIATE, DIM_HIDDEN, WHEN_DENSE},
@@ -123,18 +165,18 @@ static const struct tensor_rule tensor_rules[TENSOR_ROLE_COUNT] = {
     [TENSOR_UP_BIAS] = {"mlp.up_proj.bias", true, DIM_ONE, DIM_INTERMEDIATE, WHEN_MLP_BIAS},
     [TENSOR_DOWN_BIAS] = {"mlp.down_proj.bias", true, DIM_ONE, DIM_HIDDEN, WHEN_MLP_BIAS},
     [TENSOR_ROUTER] = {"mlp.gate.weight", true, DIM_EXPERTS, DIM_HIDDEN, WHEN_SPARSE},
+    [TENSOR_ROUTER_BIAS] = {"mlp.gate.bias", true, DIM_ONE, DIM_EXPERTS, WHEN_EXPERTS_BIAS},
     [TENSOR_GATE_EXPERTS] = {"mlp.experts.*.gate_proj.weight", true, DIM_EXPERTS_INNER, DIM_HIDDEN,
                              WHEN_SPARSE},
     [TENSOR_UP_EXPERTS] = {"mlp.experts.*.up_proj.weight", true, DIM_EXPERTS_INNER, DIM_HIDDEN, WHEN_SPARSE},
     [TENSOR_DOWN_EXPERTS] = {"mlp.experts.*.down_proj.weight", true, DIM_EXPERTS_HIDDEN, DIM_EXPERT,
                              WHEN_SPARSE},
-};
-/* The same in Mixtral's files. */
-static const char *const block_names[TENSOR_ROLE_COUNT] = {
-    [TENSOR_ROUTER] = "block_sparse_moe.gate.weight",
-    [TENSOR_GATE_EXPERTS] = "block_sparse_moe.experts.*.w1.weight",
-    [TENSOR_UP_EXPERTS] = "block_sparse_moe.experts.*.w3.weight",
-    [TENSOR_DOWN_EXPERTS] = "block_sparse_moe.experts.*.w2.weight",
+    [TENSOR_GATE_EXPERTS_BIAS] = {"mlp.experts.*.gate_proj.bias", true, DIM_EXPERTS, DIM_EXPERT,
+                                  WHEN_EXPERTS_BIAS},
+    [TENSOR_UP_EXPERTS_BIAS] = {"mlp.experts.*.up_proj.bias", true, DIM_EXPERTS, DIM_EXPERT,
+                                WHEN_EXPERTS_BIAS},
+    [TENSOR_DOWN_EXPERTS_BIAS] = {"mlp.experts.*.down_proj.bias", true, DIM_EXPERTS, DIM_HIDDEN,
+                                  WHEN_EXPERTS_BIAS},
 };
 #define LAYER_PREFIX "model.layers."
 
@@ -155,6 +197,7 @@ static const char *const gguf_names[TENSOR_ROLE_COUNT] = {
     [TENSOR_O_BIAS] = "attn_output.bias",
     [TENSOR_Q_NORM] = "attn_q_norm.weight",
     [TENSOR_K_NORM] = "attn_k_norm.weight",
+    [TENSOR_SINKS] = "attn_sinks.weight",
     [TENSOR_MLP_NORM] = "ffn_norm.weight",
     [TENSOR_GATE] = "ffn_gate.weight",
     [TENSOR_UP] = "ffn_up.weight",
@@ -166,112 +209,14 @@ static const char *const gguf_names[TENSOR_ROLE_COUNT] = {
     [TENSOR_GATE_EXPERTS] = "ffn_gate_exps.weight",
     [TENSOR_UP_EXPERTS] = "ffn_up_exps.weight",
     [TENSOR_DOWN_EXPERTS] = "ffn_down_exps.weight",
+    [TENSOR_ROUTER_BIAS] = "ffn_gate_inp.bias",
+    [TENSOR_GATE_EXPERTS_BIAS] = "ffn_gate_exps.bias",
+    [TENSOR_UP_EXPERTS_BIAS] = "ffn_up_exps.bias",
+    [TENSOR_DOWN_EXPERTS_BIAS] = "ffn_down_exps.bias",
 };
-
-/* The operations of a pre-norm decoder with gated MLP. Norms and biases that the configuration lacks become
- * TENSOR_NONE when the list is built. */
-/* Of an operation that is neither attention nor a choice of experts. */
-#define NO_SPECIAL_ROLES .q_norm = TENSOR_NONE, .k_norm = TENSOR_NONE, .router = TENSOR_NONE
-static const struct model_math decoder_math = {
-    .embed = {.kind = MATH_EMBED,
-              .name = "embedding",
-              .norm = TENSOR_NONE,
-              NO_SPECIAL_ROLES,
-              .weights = 1,
-              .weight = {TENSOR_EMBED},
-              .bias = {TENSOR_NONE},
-              .out = {BUFFER_X}},
-    .part[UNIT_ATTENTION] = {.ops = 3,
-                             .read_part = 1,
-                             .op = {{.kind = MATH_LINEAR,
-                                     .name = "q k v",
-                                     .in = BUFFER_X,
-                                     .norm = TENSOR_ATTN_NORM,
-                                     NO_SPECIAL_ROLES,
-                                     .weights = 3,
-                                     .weight = {TENSOR_Q, TENSOR_K, TENSOR_V},
-                                     .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},
-                                     .out = {BUFFER_Q, BUFFER_K, BUFFER_V}},
-                                    {.kind = MATH_ATTENTION,
-                                     .name = "attention",
-                                     .in = BUFFER_Q,
-                                     .norm = TENSOR_NONE,
-                                     .q_norm = TENSOR_Q_NORM,
-                                     .k_norm = TENSOR_K_NORM,
-                                     .router = TENSOR_NONE,
-                                     .out = {BUFFER_A}},
-                                    {.kind = MATH_LINEAR,
-                                     .name = "o",
-                                     .in = BUFFER_A,
-                                     .norm = TENSOR_NONE,
-                                     NO_SPECIAL_ROLES,
-                                     .weights = 1,
-                                     .weight = {TENSOR_O},
-                                     .bias = {TENSOR_O_BIAS},
-                                     .out = {BUFFER_X},
-                                     .accumulate = true}}},
-    .part[UNIT_MLP] = {.ops = 2,
-                       .read_part = 1,
-                       .op = {{.kind = MATH_LINEAR,
-                               .name = "gate up",
-                               .in = BUFFER_X,
-                               .norm = TENSOR_MLP_NORM,
-                               NO_SPECIAL_ROLES,
-                               .weights = 2,
-                               .weight = {TENSOR_GATE, TENSOR_UP},
-                               .bias = {TENSOR_GATE_BIAS, TENSOR_UP_BIAS},
-                               .out = {BUFFER_GATE, BUFFER_UP},
-                               .swiglu = true},
-                              {.kind = MATH_LINEAR,
-                               .name = "down",
-                               .in = BUFFER_GATE,
-                               .norm = TENSOR_NONE,
-                               NO_SPECIAL_ROLES,
-                               .weights = 1,
-                               .weight = {TENSOR_DOWN},
-                               .bias = {TENSOR_DOWN_BIAS},
-                               .out = {BUFFER_X},
-                               .accumulate = true}}},
-    /* The choice and the gates read the same input, by the same norm. */
-    .part[MATH_PART_SPARSE] = {.ops = 3,
-                               .read_part = 1, /* model_math_build */
-                               .op = {{.kind = MATH_ROUTE,
-                                       .name = "router",
-                                       .in = BUFFER_X,
-                                       .norm = TENSOR_MLP_NORM,
-                                       .q_norm = TENSOR_NONE,
-                                       .k_norm = TENSOR_NONE,
-                                       .router = TENSOR_ROUTER,
-                                       .out = {BUFFER_CHOICE}},
-                                      {.kind = MATH_EXPERTS_GLU,
-                                       .name = "experts' gate up",
-                                       .in = BUFFER_X,
-                                       .norm = TENSOR_MLP_NORM,
-                                       NO_SPECIAL_ROLES,
-                                       .weights = 2,
-                                       .weight = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS},
-                                       .bias = {TENSOR_NONE, TENSOR_NONE},
-                                       .out = {BUFFER_GATE, BUFFER_UP},
-                                       .swiglu = true},
-                                      {.kind = MATH_EXPERTS_DOWN,
-                                       .name = "experts' down",
-                                       .in = BUFFER_GATE,
-                                       .norm = TENSOR_NONE,
-                                       NO_SPECIAL_ROLES,
-                                       .weights = 1,
-                                       .weight = {TENSOR_DOWN_EXPERTS},
-                                       .bias = {TENSOR_NONE},
-                                       .out = {BUFFER_X},
-                                       .accumulate = true}}},
-    .head = {.kind = MATH_LINEAR,
-             .name = "head",
-             .in = BUFFER_X,
-             .norm = TENSOR_FINAL_NORM,
-             NO_SPECIAL_ROLES,
-             .weights = 1,
-             .weight = {TENSOR_HEAD},
-             .bias = {TENSOR_NONE},
-             .out = {BUFFER_LOGITS}},
+/* And of `gpt-oss`. */
+static const char *const gguf_other_names[TENSOR_ROLE_COUNT] = {
+    [TENSOR_MLP_NORM] = "post_attention_norm.weight",
 };
 
 const struct arch *arch_find(const char *architecture)
@@ -306,7 +251,12 @@ bool arch_role_per_layer(enum tensor_role role)
 
 bool arch_role_is_vector(enum tensor_role role)
 {
-    return tensor_rules[role].rows == DIM_ONE || role == TENSOR_ROUTER;
+    return tensor_rules[role].rows == DIM_ONE || tensor_rules[role].rows == DIM_EXPERTS;
+}
+
+bool model_tensor_is_vector(const struct model_tensor *tensor)
+{
+    return tensor->rows == 1 || arch_role_is_vector(tensor->role);
 }
 
 bool arch_role_of_experts(enum tensor_role role)
@@ -337,6 +287,18 @@ static const char *split_layer(const char *name, const char *before, int32_t *la
     return digits + count + 1;
 }
 
+const char *arch_layer_name(const char *name, int32_t *layer)
+{
+    return split_layer(name, LAYER_PREFIX, layer);
+}
+
+/* Another name of a role than what its rule and GGUF's table say, or NULL. */
+static const char *other_name(enum tensor_role role, bool gguf, uint32_t number)
+{
+    if (gguf) return number == 0 ? gguf_other_names[role] : NULL;
+    return number < OTHER_NAMES ? other_names[number][role] : NULL;
+}
+
 /* Whether `text` is the pattern, with a star or, as it would be printed, a number where that has its star. */
 static bool match_pattern(const char *pattern, const char *text, int32_t *expert)
 {
@@ -360,9 +322,12 @@ bool arch_match(const char *name, bool gguf, struct arch_name *what)
         const char *tail = tensor_rules[r].per_layer ? rest : name;
         const char *own = gguf ? gguf_names[r] : tensor_rules[r].name;
         if (!tail) continue;
-        if (!match_pattern(own, tail, &what->expert) &&
-            (gguf || !block_names[r] || !match_pattern(block_names[r], tail, &what->expert)))
-            continue;
+        bool found = match_pattern(own, tail, &what->expert);
+        for (uint32_t i = 0; i < OTHER_NAMES && !found; i++) {
+            const char *other = other_name((enum tensor_role)r, gguf, i);
+            found = other && match_pattern(other, tail, &what->expert);
+        }
+        if (!found) continue;
         what->role = (enum tensor_role)r;
         what->layer = tensor_rules[r].per_layer ? number : -1;
         return true;
@@ -411,9 +376,11 @@ static bool holds(const struct model_config *config, enum when when)
                           [WHEN_K_BIAS] = config->k_bias,
                           [WHEN_V_BIAS] = config->v_bias,
                           [WHEN_O_BIAS] = config->o_bias,
+                          [WHEN_SINKS] = config->sinks,
                           [WHEN_MLP_BIAS] = config->mlp_bias && dense,
                           [WHEN_DENSE] = dense,
-                          [WHEN_SPARSE] = sparse};
+                          [WHEN_SPARSE] = sparse,
+                          [WHEN_EXPERTS_BIAS] = config->experts_bias && sparse};
     return value[when];
 }
 
@@ -425,6 +392,7 @@ static uint64_t dim_of(const struct model_config *config, enum dim dim)
                               [DIM_Q] = (uint64_t)config->heads * config->head_dim,
                               [DIM_KV] = (uint64_t)config->kv_heads * config->head_dim,
                               [DIM_HEAD] = config->head_dim,
+                              [DIM_HEADS] = config->heads,
                               [DIM_INTERMEDIATE] = config->intermediate,
                               [DIM_EXPERTS] = config->router.experts,
                               [DIM_EXPERT] = config->expert_intermediate,
@@ -449,7 +417,7 @@ bool model_expects(const struct model_config *config, enum tensor_role role, int
     const struct tensor_rule *rule = &tensor_rules[role];
     if ((layer >= 0) != rule->per_layer || !holds(config, rule->when)) return false;
     if (layer < 0 || !config->sparse) return true;
-    if (rule->when == WHEN_SPARSE) return config->sparse[layer];
+    if (rule->when == WHEN_SPARSE || rule->when == WHEN_EXPERTS_BIAS) return config->sparse[layer];
     return !(rule->when == WHEN_DENSE || rule->when == WHEN_MLP_BIAS) || !config->sparse[layer];
 }
 
@@ -468,10 +436,13 @@ uint32_t model_mlp_width(const struct model_config *config)
 /* A role's own part of its name in the files of this configuration. */
 static const char *own_name(const struct model_config *config, enum tensor_role role)
 {
-    if (config && config->gguf) return gguf_names[role];
     const struct arch *arch = config ? arch_find(config->architecture) : NULL;
-    const bool block = arch && arch->experts && arch->experts->named_block && block_names[role];
-    return block ? block_names[role] : tensor_rules[role].name;
+    const struct arch_experts *experts = arch ? arch->experts : NULL;
+    if (config && config->gguf) {
+        const bool other = experts && experts->names == gpt_oss_names && gguf_other_names[role];
+        return other ? gguf_other_names[role] : gguf_names[role];
+    }
+    return experts && experts->names && experts->names[role] ? experts->names[role] : tensor_rules[role].name;
 }
 
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
@@ -487,7 +458,7 @@ void model_tensor_name(const struct model_config *config, enum tensor_role role,
 
 uint32_t model_tensor_parts(const struct model_config *config, enum tensor_role role)
 {
-    return arch_role_of_experts(role) && !config->gguf ? config->router.experts : 1;
+    return strchr(own_name(config, role), '*') ? config->router.experts : 1;
 }
 
 void model_part_name(const struct model_config *config, enum tensor_role role, int32_t layer, uint32_t part,
@@ -500,40 +471,6 @@ void model_part_name(const struct model_config *config, enum tensor_role role, i
         snprintf(name, MODEL_NAME_MAX, "%.*s%u%s", (int)(star - all), all, part, star + 1);
     else
         snprintf(name, MODEL_NAME_MAX, "%s", all);
-}
-
-/* Sets what the configuration has not to TENSOR_NONE. */
-static void keep_existing(const struct model_config *config, struct math_op *op)
-{
-    enum tensor_role *optional[] = {&op->q_norm, &op->k_norm, &op->bias[0], &op->bias[1], &op->bias[2]};
-    for (uint32_t i = 0; i < 2 + op->weights; i++)
-        if (*optional[i] != TENSOR_NONE && !holds(config, tensor_rules[*optional[i]].when))
-            *optional[i] = TENSOR_NONE;
-}
-
-void model_math_build(const struct model_config *config, struct model_math *math)
-{
-    *math = decoder_math;
-    for (int p = 0; p < MATH_PARTS; p++)
-        for (uint32_t i = 0; i < math->part[p].ops; i++) keep_existing(config, &math->part[p].op[i]);
-    if (config->router.experts)
-        math->part[MATH_PART_SPARSE].read_part =
-            (double)config->router.chosen / (double)config->router.experts;
-}
-
-/* By whose operations it is used. */
-enum unit_part unit_part_of_role(enum tensor_role role)
-{
-    for (int p = 0; p < MATH_PARTS; p++)
-        for (uint32_t i = 0; i < decoder_math.part[p].ops; i++) {
-            const struct math_op *op = &decoder_math.part[p].op[i];
-            const enum unit_part part = p == MATH_PART_SPARSE ? UNIT_MLP : (enum unit_part)p;
-            if (op->norm == role || op->q_norm == role || op->k_norm == role || op->router == role)
-                return part;
-            for (uint32_t w = 0; w < op->weights; w++)
-                if (op->weight[w] == role || op->bias[w] == role) return part;
-        }
-    return UNIT_PARTS;
 }
 
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype)

@@ -15,6 +15,7 @@ enum arch_window {
     ARCH_WINDOW_ALL,        /* `sliding_window` not null: every layer (Mistral) */
     ARCH_WINDOW_FROM_LAYER, /* only with use_sliding_window, from layer max_window_layers on (Qwen) */
     ARCH_WINDOW_USED,       /* only with use_sliding_window, every layer (Qwen3-MoE) */
+    ARCH_WINDOW_ALTERNATE,  /* layers 0, 2, ... (gpt-oss) */
 };
 
 /* A mixture of experts: what config.json calls its numbers, and what is fixed. */
@@ -22,9 +23,11 @@ struct arch_experts {
     const char *count_key;        /* number of experts */
     const char *intermediate_key; /* of one expert */
     uint32_t default_count, default_chosen;
-    bool named_block; /* its tensors are called as Mixtral's are */
+    const char *const *names; /* by role, what its tensors are called where not as Qwen3's; NULL: as those */
     bool dense_keys;  /* decoder_sparse_step and mlp_only_layers say which layers are dense */
     bool norm_key;    /* norm_topk_prob says whether weights are normalised; else they are */
+    bool bias;        /* of router and experts */
+    bool mxfp4;       /* config.json's quantization_config may say that their matrices are MXFP4 */
     enum router_score score;
     enum glu_kind glu;
 };
@@ -35,7 +38,9 @@ struct arch {
     bool qk_norm;            /* norms on q and k heads */
     bool qkv_bias;           /* always has q, k, v biases, whatever config.json says */
     bool attention_bias_key; /* "attention_bias": true gives q, k, v and o a bias */
-    bool mlp_bias_key;       /* "mlp_bias": true gives gate, up and down a bias */
+    bool attention_bias_default;
+    bool mlp_bias_key; /* "mlp_bias": true gives gate, up and down a bias */
+    bool sinks;        /* attention has */
     enum arch_window window;
     uint32_t default_context;           /* max_position_embeddings when absent */
     uint32_t default_window;            /* sliding_window when absent (null means none) */
@@ -57,6 +62,8 @@ struct arch_name {
 /* Returns false for a name no role has. A role that safetensors files have a tensor of for each expert is also matched with
  * a star for the number: the name of all of them together. */
 bool arch_match(const char *name, bool gguf, struct arch_name *what);
+/* What follows "model.layers.N." in a name, and that number; NULL: it does not begin so. */
+const char *arch_layer_name(const char *name, int32_t *layer);
 /* Role and layer alone, of safetensors' names. */
 bool arch_match_name(const char *name, enum tensor_role *role, int32_t *layer);
 bool arch_match_gguf(const char *name, enum tensor_role *role, int32_t *layer);

@@ -13,139 +13,12 @@
 
 #include "common/base/file.h"
 #include "common/model/arch.h"
+#include "common/model/fused.h"
 #include "common/model/hub.h"
 #include "common/model/safetensors.h"
 
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE  "model.safetensors.index.json"
-
-/* Where a (role, layer) stands in model->by_role. */
-static size_t slot_of(const struct model_config *config, enum tensor_role role, int32_t layer)
-{
-    return (size_t)role * (config->layers + 1u) + (size_t)(layer + 1);
-}
-
-static int add_tensor(struct model *model, const struct model_tensor *tensor, struct helm_err *err)
-{
-    uint32_t *slot = &model->by_role[slot_of(&model->config, tensor->role, tensor->layer)];
-    if (*slot)
-        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' is also in %s", tensor->name,
-                         model->shards[model->tensors[*slot - 1].shard].file);
-    model->tensors[model->tensor_count++] = *tensor;
-    *slot = model->tensor_count;
-    return 0;
-}
-
-/* Who says so, in messages. */
-static const char *source_of(const struct model_config *config)
-{
-    return config->gguf ? "the file" : "config.json";
-}
-
-static const char *shape_text(const struct safetensors_entry *entry, char *text, size_t size)
-{
-    size_t used = (size_t)snprintf(text, size, "[");
-    for (uint32_t i = 0; i < entry->rank && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%llu", i ? ", " : "",
-                                 (unsigned long long)entry->shape[i]);
-    if (used < size) snprintf(text + used, size - used, "]");
-    return text;
-}
-
-/* Vectors are stored with one dimension, matrices with two, all experts' in one tensor with three. */
-static int check_shape(const struct model_config *config, const struct safetensors_entry *entry,
-                       enum tensor_role role, uint64_t rows, uint64_t cols, struct helm_err *err)
-{
-    char found[SAFETENSORS_RANK_MAX * 24], implied[SAFETENSORS_RANK_MAX * 24];
-    const uint32_t experts = config->router.experts;
-    struct safetensors_entry wanted = {.rank = arch_role_rank(role, config->gguf)};
-    if (wanted.rank == 3) wanted.shape[0] = experts;
-    if (wanted.rank > 1) wanted.shape[wanted.rank - 2] = arch_role_of_experts(role) ? rows / experts : rows;
-    wanted.shape[wanted.rank - 1] = cols;
-    if (entry->rank == wanted.rank &&
-        memcmp(entry->shape, wanted.shape, wanted.rank * sizeof *wanted.shape) == 0)
-        return 0;
-    shape_text(entry, found, sizeof found);
-    shape_text(&wanted, implied, sizeof implied);
-    return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s", entry->name, found,
-                     source_of(config), implied);
-}
-
-/* The tensor of one expert, which is a piece of that of all. `tensor` has everything but its name. */
-static int add_piece(struct model *model, const struct model_tensor *tensor, uint32_t expert,
-                     const char *name, struct helm_err *err)
-{
-    const struct model_config *config = &model->config;
-    uint32_t *slot = &model->by_role[slot_of(config, tensor->role, tensor->layer)];
-    if (expert >= config->router.experts)
-        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s has %u experts", name,
-                         source_of(config), config->router.experts);
-    if (!*slot) {
-        struct model_tensor all = *tensor;
-        model_tensor_name(config, tensor->role, tensor->layer, all.name);
-        all.bytes = 0;
-        all.piece = model->piece_count;
-        all.piece_count = config->router.experts;
-        model->piece_count += all.piece_count;
-        model->tensors[model->tensor_count++] = all;
-        *slot = model->tensor_count;
-    }
-    struct model_tensor *all = &model->tensors[*slot - 1];
-    struct model_piece *piece = &model->pieces[all->piece + expert];
-    if (piece->offset)
-        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' is also in %s", name,
-                         model->shards[piece->shard].file);
-    if (all->format != tensor->format)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' has dtype %s, other experts of its layer %s",
-                         name, tensor_format_of(tensor->format)->file, tensor_format_of(all->format)->file);
-    *piece = (struct model_piece){.shard = tensor->shard, .offset = tensor->offset};
-    all->bytes += tensor->bytes; /* of all it is that many experts' */
-    if (expert == 0) {
-        all->shard = tensor->shard;
-        all->offset = tensor->offset;
-    }
-    return 0;
-}
-
-int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
-                    const struct safetensors_entry *entry, struct helm_err *err)
-{
-    struct model_tensor tensor = {.role = TENSOR_NONE, .shard = shard};
-    struct arch_name what;
-    const struct model_config *config = &model->config;
-    if (arch_ignores_name(entry->name)) return 0;
-    if (config->gguf && strcmp(entry->name, ARCH_ROPE_FACTORS) == 0)
-        return 0; /* the configuration has them */
-    const bool known = arch_match(entry->name, config->gguf, &what),
-               part = known && arch_role_of_experts(what.role) && !config->gguf;
-    if (!known || (part && what.expert < 0))
-        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': no part of a %s uses it", entry->name,
-                         config->architecture);
-    tensor.role = what.role;
-    tensor.layer = what.layer;
-    if (tensor.layer >= (int32_t)config->layers)
-        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s has %u layers", entry->name,
-                         source_of(config), config->layers);
-    /* A tied model may still store its head; as in the reference, the embedding is used. */
-    if (tensor.role == TENSOR_HEAD && config->tied_head)
-        return check_shape(config, entry, tensor.role, config->vocab, config->hidden, err);
-    if (!model_expects(config, tensor.role, tensor.layer) ||
-        !model_expected_shape(config, tensor.role, &tensor.rows, &tensor.cols))
-        return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s says this %s has none", entry->name,
-                         source_of(config), config->architecture);
-    int rc = check_shape(config, entry, tensor.role, tensor.rows, tensor.cols, err);
-    if (rc) return rc;
-    const bool vector = arch_role_is_vector(tensor.role);
-    if (entry->format == FORMAT_COUNT || (vector && !tensor_format_is_plain(entry->format)))
-        return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' has dtype %s, which no %s here can have",
-                         entry->name, entry->dtype_text, vector ? "vector" : "matrix");
-    tensor.format = entry->format;
-    tensor.bytes = entry->bytes;
-    tensor.offset = data_offset + entry->begin;
-    if (part) return add_piece(model, &tensor, (uint32_t)what.expert, entry->name, err);
-    strcpy(tensor.name, entry->name);
-    return add_tensor(model, &tensor, err);
-}
 
 /* Tensors that nothing is read from, there or not: computed buffers, and a tied model's head. */
 static bool is_unused(const struct model_config *config, const char *name)
@@ -219,8 +92,16 @@ static size_t count_indexed(const struct model_config *config, const struct chec
 static bool has_tensor(const struct model *model, const char *name)
 {
     struct arch_name what;
+    const char *own = arch_layer_name(name, &what.layer);
+    const struct fused_tensor *fused = own ? fused_find(own) : NULL;
+    if (fused) {
+        if (what.layer >= (int32_t)model->config.layers) return false;
+        const uint32_t at = model->by_role[checkpoint_slot(&model->config, fused->role[0], what.layer)];
+        const struct model_tensor *there = at ? &model->tensors[at - 1] : NULL;
+        return there && (fused->part == FUSED_SCALES ? there->scales.offset : there->offset);
+    }
     if (!arch_match(name, false, &what) || what.layer >= (int32_t)model->config.layers) return false;
-    const uint32_t index = model->by_role[slot_of(&model->config, what.role, what.layer)];
+    const uint32_t index = model->by_role[checkpoint_slot(&model->config, what.role, what.layer)];
     if (!index || what.expert < 0) return index > 0;
     const struct model_tensor *t = &model->tensors[index - 1];
     return (uint32_t)what.expert < t->piece_count && model->pieces[t->piece + (uint32_t)what.expert].offset;
@@ -253,10 +134,14 @@ static int check_complete(const struct model *model, struct helm_err *err)
         int32_t last = arch_role_per_layer(role) ? (int32_t)config->layers - 1 : -1;
         for (int32_t layer = first; layer <= last; layer++) {
             if (!model_expects(config, role, layer)) continue;
-            const uint32_t index = model->by_role[slot_of(config, role, layer)];
+            const uint32_t index = model->by_role[checkpoint_slot(config, role, layer)];
             const struct model_tensor *t = index ? &model->tensors[index - 1] : NULL;
             uint32_t part = 0;
             while (t && part < t->piece_count && model->pieces[t->piece + part].offset) part++;
+            const bool apart = t && t->stored == STORED_BLOCKS_APART;
+            if (apart && !(t->offset && t->scales.offset))
+                return helm_fail(err, HELM_E_NOT_FOUND, "tensor '%s' is there, but without its %s", t->name,
+                                 t->offset ? "scales" : "blocks");
             if (t && part == t->piece_count) continue;
             model_part_name(config, role, layer, part, name);
             return helm_fail(err, HELM_E_NOT_FOUND, "tensor '%s' is missing", name);
@@ -279,7 +164,8 @@ static int compare_tensors(const void *left, const void *right)
 {
     const struct model_tensor *a = left, *b = right;
     if (a->shard != b->shard) return a->shard < b->shard ? -1 : 1;
-    return a->offset < b->offset ? -1 : a->offset > b->offset;
+    if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
+    return a->turn < b->turn ? -1 : a->turn > b->turn;
 }
 
 static void sort_and_sum(struct model *model)
@@ -287,7 +173,7 @@ static void sort_and_sum(struct model *model)
     qsort(model->tensors, model->tensor_count, sizeof *model->tensors, compare_tensors);
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *tensor = &model->tensors[i];
-        model->by_role[slot_of(&model->config, tensor->role, tensor->layer)] = i + 1;
+        model->by_role[checkpoint_slot(&model->config, tensor->role, tensor->layer)] = i + 1;
         model->weight_bytes += tensor->bytes; /* bounded by the limits of model.h: below 2^62 */
         model->parameter_count += tensor->rows * tensor->cols;
     }
@@ -443,10 +329,14 @@ static int add_implied(struct model *model, enum tensor_role role, int32_t layer
     if (!model_expects(&model->config, role, layer) ||
         !model_expected_shape(&model->config, role, &tensor.rows, &tensor.cols))
         return 0;
+    if (arch_role_of_experts(role)) tensor.format = model->config.experts_format;
+    if (!tensor_format_takes(tensor.format, tensor.rows, tensor.cols))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "config.json: rows of %llu values cannot be %s",
+                         (unsigned long long)tensor.cols, tensor_format_name(tensor.format));
     tensor.bytes = tensor_format_bytes(tensor.format, tensor.rows, tensor.cols);
     model_tensor_name(&model->config, role, layer, tensor.name);
     model->shards[0].bytes += tensor.bytes;
-    return add_tensor(model, &tensor, err);
+    return checkpoint_add(model, &tensor, err);
 }
 
 int model_from_config(struct model_config *config, struct model *model, struct helm_err *err)
@@ -534,6 +424,6 @@ const struct model_tensor *model_find(const struct model *model, enum tensor_rol
     if ((unsigned)role >= TENSOR_ROLE_COUNT || layer < -1 || layer >= (int32_t)model->config.layers)
         return NULL;
     if (role == TENSOR_HEAD && model->config.tied_head) role = TENSOR_EMBED;
-    uint32_t index = model->by_role[slot_of(&model->config, role, layer)];
+    uint32_t index = model->by_role[checkpoint_slot(&model->config, role, layer)];
     return index ? &model->tensors[index - 1] : NULL;
 }

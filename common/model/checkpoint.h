@@ -26,6 +26,11 @@ struct safetensors_entry;
 HELM_MUST_CHECK int checkpoint_start(struct model *model, struct helm_err *err);
 HELM_MUST_CHECK int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
                                     const struct safetensors_entry *entry, struct helm_err *err);
+/* Where a (role, layer) stands in model->by_role; and one tensor more of the model's table, which it must not have yet.
+ * (take.c, as checkpoint_take) */
+size_t checkpoint_slot(const struct model_config *config, enum tensor_role role, int32_t layer);
+HELM_MUST_CHECK int checkpoint_add(struct model *model, const struct model_tensor *tensor,
+                                   struct helm_err *err);
 HELM_MUST_CHECK int checkpoint_finish(struct model *model, struct helm_err *err);
 /* The path as given; also the folder, unless that is known. */
 HELM_MUST_CHECK int checkpoint_name(struct model *model, const char *path, struct helm_err *err);

@@ -137,10 +137,32 @@ static int read_dtype(const json_t *root, struct model_config *config, struct he
                      "dtype '%.40s' is not supported (supported: bfloat16, float16, float32)", text);
 }
 
+/* How matrices of experts are stored where the architecture's may be quantized; else nothing may be. */
+static int read_quantization(const json_t *root, const struct arch *arch, struct model_config *config,
+                             struct helm_err *err)
+{
+    const json_t *quantization = json_object_get(root, "quantization_config");
+    const char *method = NULL;
+    config->experts_format = tensor_format_plain(config->dtype);
+    if (!quantization || json_is_null(quantization)) return 0;
+    if (json_is_object(quantization)) {
+        int rc = json_get_string(quantization, "quant_method", false, &method, err);
+        if (rc) return rc;
+    }
+    if (arch->experts && arch->experts->mxfp4 && method && strcmp(method, "mxfp4") == 0) {
+        config->experts_format = FORMAT_MXFP4;
+        return 0;
+    }
+    return helm_fail(
+        err, HELM_E_UNSUPPORTED,
+        "'quantization_config' (method '%.40s') is not supported; use the bf16, fp16 or fp32 weights",
+        method ? method : "unnamed");
+}
+
 static int read_features(const json_t *root, const struct arch *arch, struct model_config *config,
                          struct helm_err *err)
 {
-    bool attention_bias = false, mlp_bias = false;
+    bool attention_bias = arch->attention_bias_default, mlp_bias = false;
     const char *act = NULL;
     int rc = json_get_string(root, "hidden_act", false, &act, err);
     if (rc) return rc;
@@ -154,22 +176,12 @@ static int read_features(const json_t *root, const struct arch *arch, struct mod
     if (!rc && arch->mlp_bias_key) rc = json_get_bool(root, "mlp_bias", false, &mlp_bias, err);
     if (rc) return rc;
     config->qk_norm = arch->qk_norm;
+    config->sinks = arch->sinks;
     config->q_bias = config->k_bias = config->v_bias = arch->qkv_bias || attention_bias;
     config->o_bias = attention_bias;
     config->mlp_bias = mlp_bias;
 
-    const json_t *quantization = json_object_get(root, "quantization_config");
-    if (quantization && !json_is_null(quantization)) {
-        const char *method = NULL;
-        if (json_is_object(quantization))
-            rc = json_get_string(quantization, "quant_method", false, &method, err);
-        if (rc) return rc;
-        return helm_fail(
-            err, HELM_E_UNSUPPORTED,
-            "'quantization_config' (method '%.40s') is not supported; use the bf16, fp16 or fp32 weights",
-            method ? method : "unnamed");
-    }
-    return 0;
+    return read_quantization(root, arch, config, err);
 }
 
 static int window_from_types(const json_t *types, uint32_t window, struct model_config *config,
@@ -206,9 +218,11 @@ static int read_windows(const json_t *root, const struct arch *arch, struct mode
     const json_t *given = json_object_get(root, "sliding_window");
     uint32_t window = given && json_is_null(given) ? 0 : arch->default_window;
     uint64_t first = arch->window == ARCH_WINDOW_FROM_LAYER ? 28 : 0; /* the key's default in the reference */
-    bool use = arch->window == ARCH_WINDOW_ALL;
+    const bool always = arch->window == ARCH_WINDOW_ALL || arch->window == ARCH_WINDOW_ALTERNATE;
+    const uint64_t step = arch->window == ARCH_WINDOW_ALTERNATE ? 2 : 1;
+    bool use = always;
     int rc = get_u32(root, "sliding_window", false, MODEL_CONTEXT_MAX, &window, err);
-    if (!rc && arch->window != ARCH_WINDOW_ALL) {
+    if (!rc && !always) {
         rc = json_get_bool(root, "use_sliding_window", false, &use, err);
         if (!rc && arch->window == ARCH_WINDOW_FROM_LAYER)
             rc = json_get_u64(root, "max_window_layers", false, 0, MODEL_CONTEXT_MAX, &first, err);
@@ -217,7 +231,7 @@ static int read_windows(const json_t *root, const struct arch *arch, struct mode
     if (!use) window = 0;
     const json_t *types = json_object_get(root, "layer_types");
     if (types && !json_is_null(types)) return window_from_types(types, window, config, err);
-    for (uint64_t i = first; i < config->layers; i++) config->window[i] = window;
+    for (uint64_t i = first; i < config->layers; i += step) config->window[i] = window;
     return 0;
 }
 
@@ -272,13 +286,20 @@ static int read_experts(const json_t *root, const struct arch *arch, struct mode
                                     .groups = 1,
                                     .groups_chosen = 1};
     config->glu = experts->glu;
+    config->experts_bias = experts->bias;
     int rc = get_u32(root, experts->count_key, false, MODEL_EXPERTS_MAX, &router->experts, err);
     if (!rc) rc = get_u32(root, "num_experts_per_tok", false, MODEL_EXPERTS_CHOSEN_MAX, &router->chosen, err);
     if (!rc)
         rc = get_u32(root, experts->intermediate_key, true, MODEL_INTERMEDIATE_MAX,
                      &config->expert_intermediate, err);
     if (!rc && experts->norm_key) rc = json_get_bool(root, "norm_topk_prob", false, &router->normalise, err);
+    double limit = (double)GLU_CLAMP;
+    if (!rc && experts->glu == GLU_CLAMPED)
+        rc = json_get_double(root, "swiglu_limit", false, 0, 1e9, &limit, err);
     if (rc) return rc;
+    if (limit != (double)GLU_CLAMP)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "'swiglu_limit' is %g; only %g is supported", limit,
+                         (double)GLU_CLAMP);
     if (router->chosen > router->experts)
         return helm_fail(err, HELM_E_FORMAT, "'num_experts_per_tok' is %u, but there are %u experts ('%s')",
                          router->chosen, router->experts, experts->count_key);

@@ -40,5 +40,10 @@ uint64_t content_of_config(const struct model_config *c)
     uint64_t sum = content_of(number, sizeof number, 1);
     if (c->rope_factors) sum += content_of(c->rope_factors, c->head_dim / 2 * sizeof *c->rope_factors, 2);
     if (c->window) sum += content_of(c->window, c->layers * sizeof *c->window, 3);
+    if (c->router.experts) {
+        const double experts[] = {c->router.experts,   c->router.chosen, c->router.score,
+                                  c->router.normalise, (double)c->router.scale, c->glu};
+        sum += content_of(experts, sizeof experts, 4);
+    }
     return sum;
 }

@@ -12,18 +12,26 @@
 
 #define ARCH_TEXT 40
 
-static const struct {
-    const char *name, *architecture;
-    bool interleaved;    /* rows of q and k */
-    const char *experts; /* what it is with experts; NULL: it has none */
-} archs[] = {{"llama", "LlamaForCausalLM", true, "MixtralForCausalLM"},
-             {"mistral3", "MistralForCausalLM", true, NULL},
-             {"qwen2", "Qwen2ForCausalLM", false, NULL},
-             {"qwen3", "Qwen3ForCausalLM", false, NULL},
-             {"qwen3moe", "Qwen3MoeForCausalLM", false, "Qwen3MoeForCausalLM"}};
+#define GPT_OSS "GptOssForCausalLM"
+static const struct gguf_arch archs[] = {
+    {.name = "llama",
+     .architecture = "LlamaForCausalLM",
+     .interleaved = true,
+     .windows = true,
+     .experts = "MixtralForCausalLM"},
+    {.name = "mistral3", .architecture = "MistralForCausalLM", .interleaved = true, .windows = true},
+    {.name = "qwen2", .architecture = "Qwen2ForCausalLM"},
+    {.name = "qwen3", .architecture = "Qwen3ForCausalLM"},
+    {.name = "qwen3moe", .architecture = "Qwen3MoeForCausalLM", .experts = "Qwen3MoeForCausalLM"},
+    {.name = "gpt-oss",
+     .architecture = GPT_OSS,
+     .windows = true,
+     .experts = GPT_OSS,
+     .alternate = true,
+     .whole_yarn = true}};
 #define ARCHS (sizeof archs / sizeof *archs)
 
-const char *gguf_arch_of(const struct model_config *config, bool *interleaved)
+const struct gguf_arch *gguf_arch_of(const struct model_config *config)
 {
     /* Of Mistral, without a window of its own Llama, files say `llama`. */
     const char *architecture = strcmp(config->architecture, "MistralForCausalLM") == 0 ? archs[0].architecture
@@ -32,8 +40,7 @@ const char *gguf_arch_of(const struct model_config *config, bool *interleaved)
         if (strcmp(architecture, archs[i].architecture) != 0 &&
             (!archs[i].experts || strcmp(architecture, archs[i].experts) != 0))
             continue;
-        *interleaved = archs[i].interleaved;
-        return archs[i].name;
+        return &archs[i];
     }
     return NULL;
 }
@@ -77,6 +84,7 @@ struct reading {
     char arch[ARCH_TEXT];
     char key[ARCH_TEXT + GGUF_KEY_MAX]; /* key_of's */
     json_t *json;
+    bool whole_yarn;
     struct helm_err *err;
 };
 
@@ -107,7 +115,8 @@ static int read_architecture(struct reading *r, bool *interleaved)
         /* Mistral's files are called llama; what tells them apart is the window. */
         rc = gguf_get_u64(r->header, key_of(r, "attention.sliding_window"), false, 0, MODEL_CONTEXT_MAX,
                           &window, r->err);
-        const bool windowed = archs[i].interleaved && window;
+        const bool windowed = archs[i].windows && window;
+        r->whole_yarn = archs[i].whole_yarn;
         if (!rc)
             rc = set(r, r->json, "sliding_window", windowed ? json_integer((json_int_t)window) : json_null());
         /* So are Mixtral's, told by its experts. */
@@ -179,6 +188,7 @@ static int read_scaling(struct reading *r)
     json_t *scaling = json_pack("{s:s}", "rope_type", type);
     rc = set(r, r->json, "rope_scaling", scaling);
     if (!rc) rc = copy_number(r, "rope.scaling.factor", true, scaling, "factor");
+    if (!rc && r->whole_yarn) rc = set(r, scaling, "truncate", json_false());
     if (!rc) rc = copy_number(r, "rope.scaling.yarn_beta_fast", false, scaling, "beta_fast");
     if (!rc) rc = copy_number(r, "rope.scaling.yarn_beta_slow", false, scaling, "beta_slow");
     if (!rc)

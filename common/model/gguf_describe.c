@@ -14,23 +14,22 @@
 
 struct describing {
     struct gguf_values *values;
-    const char *arch;
+    const struct gguf_arch *arch;
     char key[GGUF_KEY_MAX];
 };
 
 static const char *key_of(struct describing *d, const char *name)
 {
-    snprintf(d->key, sizeof d->key, "%s.%s", d->arch, name);
+    snprintf(d->key, sizeof d->key, "%s.%s", d->arch->name, name);
     return d->key;
 }
 
-/* GGUF says one window for all layers of `llama`. */
-static int put_window(struct describing *d, const struct model_config *c, bool interleaved,
-                      struct helm_err *err)
+/* GGUF says one window, for all layers or, of `gpt-oss`, every second one. */
+static int put_window(struct describing *d, const struct model_config *c, struct helm_err *err)
 {
     const uint32_t window = c->window ? c->window[0] : 0;
     for (uint32_t i = 0; c->window && i < c->layers; i++)
-        if (c->window[i] != window || (window && !interleaved))
+        if (c->window[i] != (d->arch->alternate && i % 2 ? 0 : window) || (window && !d->arch->windows))
             return helm_fail(err, HELM_E_UNSUPPORTED,
                              "%s with a sliding window in some layers: no GGUF key says that",
                              c->architecture);
@@ -49,7 +48,7 @@ static int put_experts(struct describing *d, const struct model_config *c, struc
                                                  : "experts' weights that are not normalised");
     gguf_put_u32(d->values, key_of(d, "expert_count"), c->router.experts);
     gguf_put_u32(d->values, key_of(d, "expert_used_count"), c->router.chosen);
-    if (c->expert_intermediate != c->intermediate)
+    if (c->expert_intermediate != c->intermediate || d->arch->alternate)
         gguf_put_u32(d->values, key_of(d, "expert_feed_forward_length"), c->expert_intermediate);
     return 0;
 }
@@ -62,11 +61,12 @@ static int put_rope(struct describing *d, const struct model_config *c, struct h
     gguf_put_u32(d->values, key_of(d, "rope.dimension_count"), c->head_dim);
     if (rope->kind != ROPE_LINEAR && rope->kind != ROPE_YARN) return 0;
     const double attention = rope->factor > 1 ? 0.1 * log(rope->factor) + 1 : 1;
-    if (rope->kind == ROPE_YARN && (fabs(rope->attention_factor - attention) > 1e-6 || !rope->truncate))
+    if (rope->kind == ROPE_YARN &&
+        (fabs(rope->attention_factor - attention) > 1e-6 || rope->truncate == d->arch->whole_yarn))
         return helm_fail(
             err, HELM_E_UNSUPPORTED,
-            "YaRN with an attention factor of its own (%g), or 'truncate' false: no GGUF key says that",
-            rope->attention_factor);
+            "YaRN with an attention factor of its own (%g), or 'truncate' %s: no GGUF key says that",
+            rope->attention_factor, rope->truncate ? "true" : "false");
     gguf_put_text(d->values, key_of(d, "rope.scaling.type"), rope->kind == ROPE_YARN ? "yarn" : "linear");
     gguf_put_f32(d->values, key_of(d, "rope.scaling.factor"), (float)rope->factor);
     if (rope->kind == ROPE_LINEAR) return 0;
@@ -79,7 +79,7 @@ static int put_rope(struct describing *d, const struct model_config *c, struct h
 int gguf_put_config(struct gguf_values *values, const struct model_config *c, bool *interleaved,
                     struct helm_err *err)
 {
-    struct describing d = {.values = values, .arch = gguf_arch_of(c, interleaved)};
+    struct describing d = {.values = values, .arch = gguf_arch_of(c)};
     const struct {
         const char *name;
         uint32_t number;
@@ -95,13 +95,14 @@ int gguf_put_config(struct gguf_values *values, const struct model_config *c, bo
     if (!d.arch)
         return helm_fail(err, HELM_E_UNSUPPORTED, "architecture '%s' has no name in GGUF files",
                          c->architecture);
-    gguf_put_text(values, "general.architecture", d.arch);
+    *interleaved = d.arch->interleaved;
+    gguf_put_text(values, "general.architecture", d.arch->name);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         gguf_put_u32(values, key_of(&d, numbers[i].name), numbers[i].number);
     gguf_put_f32(values, key_of(&d, "attention.layer_norm_rms_epsilon"), (float)c->norm_eps);
     int rc = put_experts(&d, c, err);
     if (!rc) rc = put_rope(&d, c, err);
-    return rc ? rc : put_window(&d, c, *interleaved, err);
+    return rc ? rc : put_window(&d, c, err);
 }
 
 void gguf_put_mixture(struct gguf_values *values, const struct mixture *mixture)

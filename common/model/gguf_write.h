@@ -34,8 +34,16 @@ void gguf_put_value(struct gguf_values *values, const struct gguf_value *value);
  * (gguf_describe.c) */
 HELM_MUST_CHECK int gguf_put_config(struct gguf_values *values, const struct model_config *config,
                                     bool *interleaved, struct helm_err *err);
-/* What files call the architecture, or NULL. (gguf_config.c) */
-const char *gguf_arch_of(const struct model_config *config, bool *interleaved);
+/* An architecture in GGUF files. (gguf_config.c) */
+struct gguf_arch {
+    const char *name, *architecture;
+    bool interleaved, windows; /* rows of q and k; its windows are stated by a key */
+    const char *experts;       /* what it is with experts; NULL: it has none */
+    bool alternate;            /* the window is that of layers 0, 2, ... */
+    bool whole_yarn;           /* YaRN's range is not rounded to whole dimensions, which no key says */
+};
+/* NULL: files have no word for it. */
+const struct gguf_arch *gguf_arch_of(const struct model_config *config);
 void gguf_put_mixture(struct gguf_values *values, const struct mixture *mixture);
 
 struct gguf_output_tensor {

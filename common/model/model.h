@@ -62,10 +62,26 @@ struct model_config {
     struct model_router router;
     enum glu_kind glu;
     uint32_t expert_intermediate;
+    bool experts_bias;                 /* router and experts have biases */
+    bool sinks;                        /* attention has */
+    enum tensor_format experts_format; /* of matrices that only config.json is there of */
     bool *sparse;               /* [layers]: the layer's MLP is a mixture; NULL: none is */
     int32_t bos;                /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* config.json and generation_config.json together */
     uint32_t eos_count;
+};
+
+/* A part of a tensor in a file. */
+struct model_piece {
+    uint32_t shard;
+    uint64_t offset;
+};
+/* How all experts' rows of a tensor lie in its file; model_shards_read makes rows of them (fused.h). */
+enum tensor_stored {
+    STORED_ROWS,         /* one behind another, as here, or in pieces, or of interleaved heads */
+    STORED_BLOCKS_APART, /* MXFP4: all numbers of blocks, and their scales in another tensor */
+    STORED_COLUMNS,      /* each expert's columns one behind another */
+    STORED_IN_TURN,      /* single values of two tensors in turn, as biases of gate and up */
 };
 
 struct model_tensor {
@@ -83,11 +99,10 @@ struct model_tensor {
     /* Of a file that has a tensor for each expert: pieces[piece .. piece + experts) of equal bytes, one after another the
      * tensor's; piece_count 0: the tensor is one run of the file. `shard` and `offset` are those of the first. */
     uint32_t piece, piece_count;
-};
-/* A part of a tensor in a file. */
-struct model_piece {
-    uint32_t shard;
-    uint64_t offset;
+    enum tensor_stored stored;
+    uint32_t experts;          /* of a tensor that is not STORED_ROWS */
+    uint32_t turns, turn;      /* rows (STORED_IN_TURN: values) turn, turn + turns, ... of the file's are its own; 0: all */
+    struct model_piece scales; /* STORED_BLOCKS_APART; offset 0: not found yet */
 };
 
 struct model_shard {
@@ -147,10 +162,7 @@ static inline uint32_t model_tensor_unit(const struct model_tensor *tensor)
 /* Formats of the matrices that steps multiply by, as a set (format_bit). */
 unsigned model_formats(const struct model *model);
 /* Whether workers keep it as fp32 beside their matrices: norms, biases, routers. */
-static inline bool model_tensor_is_vector(const struct model_tensor *tensor)
-{
-    return tensor->rows == 1 || tensor->role == TENSOR_ROUTER;
-}
+bool model_tensor_is_vector(const struct model_tensor *tensor);
 /* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its
  * EMBED. */
 const struct model_tensor *model_find(const struct model *model, enum tensor_role role, int32_t layer);

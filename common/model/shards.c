@@ -6,6 +6,7 @@
 
 #include "common/base/file.h"
 #include "common/model/content.h"
+#include "common/model/fused.h"
 
 int model_shards_open(const struct model *model, struct model_shards *shards, struct helm_err *err)
 {
@@ -45,6 +46,7 @@ static int read_bytes(const struct model_shards *shards, const struct model_tens
                       uint64_t bytes, void *to, struct helm_err *err)
 {
     if (t->piece_count) return read_pieces(shards, t, from, bytes, to, err);
+    if (t->stored != STORED_ROWS) return fused_read(shards->fd, t, from, bytes, to, err);
     const int fd = shards->fd[t->shard];
     if (!t->interleaved_heads) return file_pread_all(fd, to, (size_t)bytes, t->offset + from, t->name, err);
     const uint64_t rows = t->rows > 1 ? t->rows : t->cols, row_bytes = t->bytes / rows;

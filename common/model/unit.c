@@ -32,8 +32,9 @@ static void fill_unit(const struct model *model, struct model_unit *unit, const 
         add_tensor(model, unit, list, op->norm);
         add_tensor(model, unit, list, op->q_norm);
         add_tensor(model, unit, list, op->k_norm);
+        add_tensor(model, unit, list, op->sinks);
         add_tensor(model, unit, list, op->router);
-        for (uint32_t w = 0; w < op->weights; w++) add_tensor(model, unit, list, op->bias[w]);
+        for (uint32_t w = 0; w < math_biases(op); w++) add_tensor(model, unit, list, op->bias[w]);
     }
 }
 

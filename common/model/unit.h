@@ -29,6 +29,7 @@ enum tensor_role {
     TENSOR_O_BIAS,
     TENSOR_Q_NORM,
     TENSOR_K_NORM,   /* [head_dim] */
+    TENSOR_SINKS,    /* [heads]: a score that joins each head's softmax, of no position */
     TENSOR_MLP_NORM, /* [hidden] */
     TENSOR_GATE,
     TENSOR_UP,   /* [intermediate, hidden] */
@@ -37,9 +38,13 @@ enum tensor_role {
     TENSOR_UP_BIAS,
     TENSOR_DOWN_BIAS,
     TENSOR_ROUTER,       /* [experts, hidden]; from here on: of sparse layers */
+    TENSOR_ROUTER_BIAS,  /* [experts] */
     TENSOR_GATE_EXPERTS, /* [experts * expert_intermediate, hidden], expert by expert */
     TENSOR_UP_EXPERTS,
     TENSOR_DOWN_EXPERTS, /* [experts * hidden, expert_intermediate] */
+    TENSOR_GATE_EXPERTS_BIAS, /* [experts, expert_intermediate] */
+    TENSOR_UP_EXPERTS_BIAS,
+    TENSOR_DOWN_EXPERTS_BIAS, /* [experts, hidden] */
     TENSOR_ROLE_COUNT,
     TENSOR_NONE = TENSOR_ROLE_COUNT
 };
@@ -95,7 +100,7 @@ enum math_kind {
     MATH_EMBED, /* out = embedding row of the token */
     MATH_LINEAR, /* of each weight: out (+)= weight * input + bias; then, with swiglu, out[0] = silu(out[0]) * out[1] */
     MATH_ATTENTION, /* norm of each head of q and k, RoPE, append k and v to the cache, causal GQA attention of q */
-    MATH_ROUTE,       /* out = the experts chosen by router * input, and their weights (router.h) */
+    MATH_ROUTE, /* out = the experts chosen by router * input + bias[0], and their weights (router.h) */
     MATH_EXPERTS_GLU, /* of each chosen expert: out = glu(its gate * input, its up * input) */
     MATH_EXPERTS_DOWN, /* out += the sum, in the order of choice, of weight * (the expert's down * its input) */
 };
@@ -111,8 +116,14 @@ struct math_op {
     bool accumulate;                 /* adds to out: the residual */
     bool swiglu;                     /* weights are gate and up, whose rows are used in pairs */
     enum tensor_role q_norm, k_norm; /* ATTENTION: of each head; TENSOR_NONE: none */
+    enum tensor_role sinks;          /* ATTENTION: TENSOR_NONE: none */
     enum tensor_role router; /* ROUTE: kept beside the matrices, as vectors are; TENSOR_NONE: it is none */
 };
+/* How many of `bias` mean something: a router, which is none of the weights, has one too. */
+static inline uint32_t math_biases(const struct math_op *op)
+{
+    return op->kind == MATH_ROUTE ? 1 : op->weights;
+}
 #define MATH_OPS_MAX 4
 /* One kind of unit: its operations in order. */
 struct math_part {

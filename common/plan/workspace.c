@@ -84,7 +84,10 @@ static uint64_t attention_bytes(const struct model_config *c)
 
 uint64_t workspace_chain_lists(const struct model_config *c)
 {
-    return round_up((5ull * c->layers + 1) * GPU_CHAIN_OP_BYTES, VRAM_ALIGN);
+    /* with experts a router's product more, and words of logits and of x in each of the chains */
+    const uint64_t experts = c->router.experts, layer = experts ? 6 : 5,
+                   words = experts ? round_up((experts + 1 + c->hidden) * sizeof(uint64_t), VRAM_ALIGN) : 0;
+    return round_up((layer * c->layers + 1) * GPU_CHAIN_OP_BYTES + c->layers * words, VRAM_ALIGN);
 }
 
 uint64_t workspace_chain_bytes(const struct model_config *c)

@@ -246,6 +246,7 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
     if (entries && pointers) {
         for (uint32_t i = 0; i < batcher->seq_count; i++) {
             const struct sequence *seq = batcher->seq[i];
+            if (seq->again) continue;
             if (!may_touch(asker, seq)) {
                 list.others++;
                 continue;

@@ -57,6 +57,7 @@ static void send_opened(struct serve *serve, struct asker asker, const struct se
     shape.kv_heads = own->kv_heads;
     shape.head_dim = own->head_dim;
     shape.page_tokens = own->page_tokens;
+    shape.origin = s->origin;
     opened.id = s->id;
     opened.shape = &shape;
     opened.pages = s->pages;

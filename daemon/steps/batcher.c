@@ -44,6 +44,7 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
 void batcher_free(struct batcher *batcher)
 {
     for (uint32_t i = 0; i < batcher->seq_count; i++) sequence_free(batcher->seq[i]);
+    batcher_again_free(batcher);
     free(batcher->seq);
     free(batcher->view);
     free(batcher->view_index);
@@ -100,7 +101,7 @@ static void batcher_enter_slot(struct batcher *batcher, struct sequence *seq, ui
     seq->slot = slot;
     prefix_begin(seq);
     batcher_write_history(batcher, seq);
-    admission_give_slot(&batcher->admission, seq->admission);
+    if (!seq->again) admission_give_slot(&batcher->admission, seq->admission);
     observe_enter(batcher->with.observe, slot);
     if (seq->started_us == 0) seq->started_us = now_us;
 }
@@ -156,10 +157,12 @@ static void batcher_reap(struct batcher *batcher, uint64_t now_us)
             continue;
         }
         batcher_leave_slot(batcher, seq);
-        batcher_count_end(batcher, seq, now_us);
-        batcher->with.sink.done(batcher->with.sink.context, seq);
-        admission_leave(&batcher->admission, seq->admission);
-        sequence_free(seq);
+        if (!seq->again) {
+            batcher_count_end(batcher, seq, now_us);
+            batcher->with.sink.done(batcher->with.sink.context, seq);
+            admission_leave(&batcher->admission, seq->admission);
+        }
+        batcher_again_take(batcher, seq);
     }
     batcher->seq_count = kept;
 }
@@ -188,8 +191,21 @@ static void batcher_take_prefix(struct batcher *batcher, struct sequence *seq)
     const uint32_t found = seq->found;
     if (!prefix_take(&batcher->pages, batcher_row_of(batcher, seq->slot), seq)) return;
     tiers_begin(&batcher->tiers, seq->slot, seq->pages);
+    if (seq->again) return;
     batcher->with.metrics->prefix_hits_total += first && seq->found;
     batcher->with.metrics->tokens_found_total += seq->found - found;
+}
+
+struct turns {
+    uint64_t client, peer;
+};
+
+/* When its client was given a slot last; what is nobody's request is alone. */
+static struct turns batcher_turns_of(const struct batcher *batcher, const struct sequence *seq)
+{
+    if (seq->again) return (struct turns){0};
+    return (struct turns){admission_client_turn(&batcher->admission, seq->admission),
+                          admission_peer_turn(&batcher->admission, seq->admission)};
 }
 
 /* Every sequence as it will be when the steps in flight are done, if none of their tokens ends it. One that
@@ -205,22 +221,22 @@ static uint32_t batcher_fill_view(struct batcher *batcher)
         const bool running = seq->slot != SEQUENCE_NO_SLOT;
         if (running) batcher_take_prefix(batcher, seq);
         batcher->view_index[n] = i;
-        view[n++] =
-            (struct scheduler_seq){.order = seq->order,
-                                   .client = seq->client,
-                                   .peer = seq->peer,
-                                   .client_turn = admission_client_turn(&batcher->admission, seq->admission),
-                                   .peer_turn = admission_peer_turn(&batcher->admission, seq->admission),
-                                   .running = running,
-                                   .held = sequence_is_held(seq),
-                                   .tokens = seq->token_count + seq->asked,
-                                   .cached = seq->rung,
-                                   .pages = seq->pages,
-                                   .next_page = running && !sequence_is_held(seq)
-                                                    ? prefix_next_page(&batcher->pages, seq)
-                                                    : 0,
-                                   .prompt = seq->prompt_count,
-                                   .list = seq->list};
+        const struct turns turn = batcher_turns_of(batcher, seq);
+        view[n++] = (struct scheduler_seq){.order = seq->order,
+                                           .client = seq->client,
+                                           .peer = seq->peer,
+                                           .client_turn = turn.client,
+                                           .peer_turn = turn.peer,
+                                           .running = running,
+                                           .held = sequence_is_held(seq),
+                                           .tokens = seq->token_count + seq->asked,
+                                           .cached = seq->rung,
+                                           .pages = seq->pages,
+                                           .next_page = running && !sequence_is_held(seq)
+                                                            ? prefix_next_page(&batcher->pages, seq)
+                                                            : 0,
+                                           .prompt = seq->prompt_count,
+                                           .list = seq->list};
     }
     return n;
 }
@@ -312,10 +328,11 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
         abort();
     }
     batcher->slot[seq->slot].steps++;
+    const bool sample = row->sample && !seq->again;
     static const uint32_t pools[] = {
         [REQUEST_POOL_MEAN] = STEP_ROW_POOL_MEAN, [REQUEST_POOL_LAST] = STEP_ROW_POOL_LAST};
-    const uint32_t last = seq->pooling ? pools[seq->pooling] : row->sample ? STEP_ROW_SAMPLE : 0;
-    const bool masked = row->sample && seq->mask;
+    const uint32_t last = seq->pooling ? pools[seq->pooling] : sample ? STEP_ROW_SAMPLE : 0;
+    const bool masked = sample && seq->mask;
     if (masked)
         memcpy(arena_mask_of(batcher->with.arena, seq->slot), seq->mask,
                request_mask_words(batcher->with.model->vocab) * sizeof *seq->mask);
@@ -327,7 +344,7 @@ static void batcher_add_row(struct batcher *batcher, struct step *step, struct s
                                    (row->start >= seq->token_count ? STEP_ROW_FOLLOWS : 0)};
     step->token_count += row->count;
     seq->rung = row->start + row->count;
-    seq->asked += row->sample;
+    seq->asked += sample;
 }
 
 static uint32_t batcher_shared(const void *context, uint32_t seq)
@@ -344,7 +361,7 @@ static bool batcher_schedule(struct batcher *batcher, bool admit, struct schedul
     if (count == 0) return false;
     const struct plan *computes = batcher->with.plan;
     struct scheduler_limits limits = {.slots = admit ? batcher_count_slots(batcher, count) : 0,
-                                      .step_tokens = header->step_tokens,
+                                      .step_tokens = batcher_again_tokens(batcher, header->step_tokens),
                                       .page_tokens = header->kv.page_tokens,
                                       .pages_free = batcher->pages.free_count,
                                       .prompt_tokens = prompt_tokens_of(batcher, count),
@@ -443,6 +460,7 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
     if (open) batcher_ring_next(batcher, now_us);
     batcher_send_tokens(batcher); /* the workers are at it */
     batcher_reap(batcher, now_us);
+    if (open && batcher_again_begin(batcher)) batcher_ring_next(batcher, now_us);
     while (serial != batcher->serial) {
         struct batcher_flight *flight = batcher_flight_of(batcher, ++serial);
         if (!flight->step.row_count) continue; /* a move is no work of the model's */
@@ -575,6 +593,8 @@ static void batcher_take_row(struct batcher *batcher, const struct step_row *row
                                   : "the model produced no finite logit (weights or activations overflow)");
     else if (got->status == STEP_ROW_BAD)
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, "the worker refused this step");
+    else if (seq->again && row->start + row->count == seq->prompt_count)
+        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_LENGTH, NULL);
     else if (seq->pooling && row->start + row->count == seq->prompt_count)
         batcher_take_pooled(batcher, seq);
     else if (row->flags & STEP_ROW_SAMPLE)

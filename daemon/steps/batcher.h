@@ -27,6 +27,9 @@
  * for BATCHER_MASK_WAIT_US while a mask is due. A client that was later than that last time is not waited for, and one
  * that sends none for BATCHER_MASK_LIMIT_US loses its request.
  *
+ * Answers again. Of an invariant plan the pages of an answer are not those of a prompt with the same tokens. While there is
+ * nothing else to do they are computed again as such, for whoever goes on behind them (batcher_again.c).
+ *
  * Moves. A page that lies in VRAM alone comes and goes by a step without rows (arena_layout.h). Nothing is in flight with it,
  * since rows that follow look at the step in front of theirs.
  *
@@ -54,6 +57,8 @@
 #define BATCHER_MASK_WAIT_US  2000
 #define BATCHER_MASK_LIMIT_US 10000000
 #define BATCHER_CRASHES_MAX   3 /* workers that may die computing one request before it is given up */
+
+#define BATCHER_AGAIN_MAX 8
 
 /* Where output goes. token: 0, HELM_E_PEER (client gone) or HELM_E_BUSY (too slow): its requests are
  * cancelled. */
@@ -96,8 +101,10 @@ struct batcher {
     struct batcher_options with;
 
     struct admission admission; /* of the clients of these: */
-    struct sequence **seq;      /* [seq_count], oldest first */
+    struct sequence **seq;      /* [seq_count], oldest first; where all are gone perhaps one of `again` */
     uint32_t seq_count, seq_capacity;
+    struct sequence *again[BATCHER_AGAIN_MAX]; /* that ended, and wait to be computed again; oldest first */
+    uint32_t again_count;
     struct scheduler_seq *view; /* [seq_capacity]: what the scheduler is shown, and which sequence each is */
     uint32_t *view_index;
     struct admission_request *queue_view; /* [seq_capacity]: what admission is shown */
@@ -154,10 +161,22 @@ void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, 
 void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint32_t **mask, uint32_t index,
                        const char *wrong, uint64_t now_us);
 
+/* Requests that are open; of them those with a slot, and those without. */
+uint32_t batcher_open(const struct batcher *batcher);
 uint32_t batcher_running(const struct batcher *batcher);
 uint32_t batcher_queued(const struct batcher *batcher);
 /* How many requests must end before this one gets a slot (admission_ends_before); 0: none. */
 uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq);
+
+/* batcher_again.c. Takes a sequence that ended, told or not: to be computed again, or to be freed. */
+void batcher_again_take(struct batcher *batcher, struct sequence *seq);
+/* Where there is nothing to do: puts one into the list. False: there is something, or nothing to compute again. */
+HELM_MUST_CHECK bool batcher_again_begin(struct batcher *batcher);
+/* The most tokens of the next step: step_tokens, or fewer if one is computed again. */
+uint32_t batcher_again_tokens(const struct batcher *batcher, uint32_t step_tokens);
+/* A request has come: it goes first. */
+void batcher_again_yield(struct batcher *batcher);
+void batcher_again_free(struct batcher *batcher);
 
 /* Has a page moved between VRAM and the session region by a step of its own, as soon as no other is in flight; between two of
  * them requests have a step. `flags`: STEP_KV_OUT or STEP_KV_IN. The page has a holder until it is done. One at a time: false

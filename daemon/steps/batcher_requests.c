@@ -18,6 +18,7 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     struct sequence *seq;
     rc = sequence_create(request, &seq, err);
     if (rc) return rc;
+    batcher_again_yield(batcher);
     seq->id = batcher->next_id++;
     seq->order = seq->id;
     seq->client = asker->client;
@@ -28,9 +29,8 @@ int batcher_submit(struct batcher *batcher, struct request_generate *request, co
     /* a prompt that is pooled is computed from its first token on */
     seq->scope =
         seq->pooling ? SEQUENCE_NO_SCOPE : prefix_scope(batcher->with.sharing, asker->peer, seq->list);
-    seq->restored_scope = seq->pooling || seq->apart
-                              ? SEQUENCE_NO_SCOPE
-                              : prefix_restored_scope(batcher->with.sharing, asker->peer);
+    seq->restored_scope = seq->pooling ? SEQUENCE_NO_SCOPE
+                                       : prefix_restored_scope(batcher->with.sharing, asker->peer, seq->list);
     prefix_begin(seq);
     seq->admission = admission_enter(&batcher->admission, asker->client, asker->peer);
     seq->arrived_us = now_us;
@@ -53,14 +53,14 @@ const struct sequence *batcher_find_request(const struct batcher *batcher, uint6
 const struct sequence *batcher_find(const struct batcher *batcher, uint64_t id)
 {
     for (uint32_t i = 0; i < batcher->seq_count; i++)
-        if (batcher->seq[i]->id == id) return batcher->seq[i];
+        if (batcher->seq[i]->id == id && !batcher->seq[i]->again) return batcher->seq[i];
     return NULL;
 }
 
 int batcher_cancel(struct batcher *batcher, uint64_t id, const char *detail)
 {
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
-        if (batcher->seq[i]->id != id) continue;
+        if (batcher->seq[i]->id != id || batcher->seq[i]->again) continue;
         sequence_finish(batcher->seq[i], HELM__V1__FINISH_REASON__FINISH_CANCELLED, detail);
         return 0;
     }
@@ -79,16 +79,24 @@ void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, 
     for (uint32_t i = 0; i < batcher->seq_count; i++) sequence_finish(batcher->seq[i], reason, detail);
 }
 
+uint32_t batcher_open(const struct batcher *batcher)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < batcher->seq_count; i++) n += !batcher->seq[i]->again;
+    return n;
+}
+
 uint32_t batcher_running(const struct batcher *batcher)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < batcher->seq_count; i++) n += batcher->seq[i]->slot != SEQUENCE_NO_SLOT;
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        n += batcher->seq[i]->slot != SEQUENCE_NO_SLOT && !batcher->seq[i]->again;
     return n;
 }
 
 uint32_t batcher_queued(const struct batcher *batcher)
 {
-    return batcher->seq_count - batcher_running(batcher);
+    return batcher_open(batcher) - batcher_running(batcher);
 }
 
 uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq)
@@ -98,6 +106,7 @@ uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         const struct sequence *s = batcher->seq[i];
         bool running = s->slot != SEQUENCE_NO_SLOT;
+        if (s->again) continue;
         if (s == seq) at = n;
         /* one that was cancelled has its slot until the next step is formed, and waits for none */
         if (running || s == seq || s->finish == HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED)

@@ -13,9 +13,9 @@ uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list)
     return sharing == PREFIX_PEER && peer ? list * PREFIX_LIST_SCOPES + peer : SEQUENCE_NO_SCOPE;
 }
 
-uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer)
+uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list)
 {
-    return sharing == PREFIX_OFF || !peer ? SEQUENCE_NO_SCOPE : peer;
+    return sharing == PREFIX_OFF || !peer ? SEQUENCE_NO_SCOPE : list * PREFIX_LIST_SCOPES + peer;
 }
 
 uint64_t prefix_better_scope(const struct kv_pages *pages, const uint64_t scope[2], uint32_t count,

@@ -358,7 +358,8 @@ static int parse_shape(const Helm__V1__SessionShape *in, struct request_shape *o
                                   .layers = in->layers,
                                   .kv_heads = in->kv_heads,
                                   .head_dim = in->head_dim,
-                                  .page_tokens = in->page_tokens};
+                                  .page_tokens = in->page_tokens,
+                                  .origin = in->origin};
     memcpy(out->weights, in->weights, weights);
     memcpy(out->kv_dtype, in->kv_dtype, kv_dtype);
     return 0;

@@ -66,6 +66,7 @@ struct request_shape {
     uint64_t model; /* common/model/identity.h */
     char weights[REQUEST_WEIGHTS_MAX], kv_dtype[REQUEST_KV_DTYPE_MAX];
     uint32_t layers, kv_heads, head_dim, page_tokens;
+    uint64_t origin; /* session_origin.h */
 };
 struct request_session {
     uint32_t *tokens; /* of save and restore; owned */

@@ -50,7 +50,10 @@ struct sequence {
         page_end; /* number of the last full page of `cached`, or the scope; apart: that is of the prompt alone */
     /* of an invariant plan: pages with tokens behind the prompt are not what another prompt would compute; */
     bool apart;
-    uint32_t list;  /* of the plan, that computes the prompt */
+    uint32_t list; /* of the plan, that computes the prompt */
+    /* it ended, and is computed again for what comes behind it (batcher_again.c); pages of what was its prompt */
+    bool again;
+    uint32_t again_from;
     uint32_t reach; /* the most that `cached` was */
     uint32_t found; /* tokens of the prompt that it did not compute: their pages were there */
 

@@ -7,12 +7,14 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "common/plan/schedule.h"
+#include "daemon/steps/session_origin.h"
 
-int sessions_init(struct sessions *all, struct batcher *batcher, uint64_t identity,
-                  const struct sessions_sink *sink, struct helm_err *err)
+int sessions_init(struct sessions *all, struct batcher *batcher, const struct workers *workers,
+                  uint64_t identity, const struct sessions_sink *sink, struct helm_err *err)
 {
     const struct plan *plan = batcher->with.plan;
-    *all = (struct sessions){.batcher = batcher, .sink = *sink, .next_id = 1};
+    *all = (struct sessions){.batcher = batcher, .workers = workers, .sink = *sink, .next_id = 1};
     int rc = session_page_init(&all->cells, plan, batcher->with.arena, err);
     if (rc) return rc;
     const struct kv_layout *kv = &all->cells.kv;
@@ -109,11 +111,6 @@ static struct session *open_session(struct sessions *all, const struct asker *as
                "this daemon keeps no pages: --prefix-cache is off");
         return NULL;
     }
-    if (all->batcher->with.plan->invariant) {
-        refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_FAILED,
-               "this daemon's plan is invariant: pages from elsewhere would show in its answers");
-        return NULL;
-    }
     for (uint32_t i = 0; i < SESSIONS_MAX; i++) {
         struct session *at = &all->session[i];
         open += at->id && at->asker.peer == asker->peer;
@@ -156,11 +153,17 @@ static bool touch(struct sessions *all, const struct session *s, uint32_t count,
     return true;
 }
 
-/* The scopes that requests of the asker find pages in. */
-static void scopes_of(const struct sessions *all, const struct asker *asker, uint64_t scope[2])
+/* The scopes that requests of the asker find pages in, whose prompts are of this list. */
+static void scopes_of(const struct sessions *all, const struct asker *asker, uint32_t list, uint64_t scope[2])
 {
-    scope[0] = prefix_scope(all->batcher->with.sharing, asker->peer, 0);
-    scope[1] = prefix_restored_scope(all->batcher->with.sharing, asker->peer);
+    scope[0] = prefix_scope(all->batcher->with.sharing, asker->peer, list);
+    scope[1] = prefix_restored_scope(all->batcher->with.sharing, asker->peer, list);
+}
+
+static void set_list(const struct sessions *all, struct session *s, uint32_t list)
+{
+    s->list = list;
+    s->origin = session_origin_of(all->batcher->with.plan, all->workers, list);
 }
 
 const struct session *sessions_save(struct sessions *all, const struct asker *asker,
@@ -172,7 +175,9 @@ const struct session *sessions_save(struct sessions *all, const struct asker *as
     uint32_t last = PREFIX_NO_PAGE;
     if (!s) return NULL;
     s->saves = true;
-    scopes_of(all, asker, scope);
+    const struct plan *plan = all->batcher->with.plan;
+    set_list(all, s, plan->invariant ? plan_prompt_list(plan, request->token_count) : 0);
+    scopes_of(all, asker, s->list, scope);
     s->scope = s->before = end = prefix_better_scope(pages_of(all), scope, whole, s->tokens);
     s->pages = s->scope == SEQUENCE_NO_SCOPE ? 0 : kv_pages_known(pages_of(all), whole, s->tokens, s->scope);
     if (s->pages && touch(all, s, s->pages, &end, &last)) return s;
@@ -217,11 +222,23 @@ static bool differs(const struct request_shape *from, const struct request_shape
     return true;
 }
 
+/* Of an invariant plan the list whose pages have this origin. False: none has. */
+static bool find_list(const struct sessions *all, uint64_t origin, uint32_t *list)
+{
+    const struct plan *plan = all->batcher->with.plan;
+    *list = 0;
+    if (!plan->invariant) return true;
+    for (; *list < plan_phase_count(plan); ++*list)
+        if (session_origin_of(plan, all->workers, *list) == origin) return true;
+    return false;
+}
+
 const struct session *sessions_restore(struct sessions *all, const struct asker *asker,
                                        struct request_session *request, uint64_t now_us)
 {
     char text[HELM_ERR_TEXT];
     uint64_t scope[2];
+    uint32_t list = 0;
     const uint32_t page_tokens = all->shape.page_tokens;
     if (differs(&request->shape, &all->shape, text, sizeof text)) {
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED, "%s", text);
@@ -232,13 +249,21 @@ const struct session *sessions_restore(struct sessions *all, const struct asker 
                "%u tokens to restore are not whole pages of %u", request->token_count, page_tokens);
         return NULL;
     }
-    scopes_of(all, asker, scope);
+    if (all->batcher->worker_ready && !find_list(all, request->shape.origin, &list)) {
+        refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
+               "this daemon's plan is invariant, and the session %s: its pages would show in answers",
+               request->shape.origin ? "is of another plan, or of other kernels"
+                                     : "is of a plan that is not");
+        return NULL;
+    }
+    scopes_of(all, asker, list, scope);
     if (scope[1] == SEQUENCE_NO_SCOPE && all->batcher->with.sharing != PREFIX_OFF) {
         refuse(all, asker, HELM__V1__ERROR_CODE__ERROR_FAILED, "nobody knows whose this session would be");
         return NULL;
     }
     struct session *s = open_session(all, asker, request, now_us);
     if (!s) return NULL;
+    set_list(all, s, list);
     const bool there = scope[0] != SEQUENCE_NO_SCOPE &&
                        kv_pages_known(pages_of(all), s->pages, s->tokens, scope[0]) == s->pages;
     s->scope = s->before = there ? scope[0] : scope[1];

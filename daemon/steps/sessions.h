@@ -9,7 +9,9 @@
  *      scope of the sender's peer alone (prefix_restored_scope), is kept like a page without holders, and is reused
  *      before those in front of it.
  *   3. Restoring empties pages that are kept for others, the oldest first, and never its own: then it is over.
- *   4. With one tier a page comes and goes through the GPU worker (batcher_move), one session's at a time.
+ *   4. Of an invariant plan pages come back to where their bits are those that it would compute: of the same origin, and
+ *      found by prompts of the list that they are of.
+ *   5. With one tier a page comes and goes through the GPU worker (batcher_move), one session's at a time.
  * Everything is answered through the sink, some of it later. */
 #ifndef HELM_DAEMON_STEPS_SESSIONS_H
 #define HELM_DAEMON_STEPS_SESSIONS_H
@@ -33,6 +35,8 @@ struct session {
     uint64_t before; /* number of the page in front of it, or the scope */
     uint32_t front;  /* that page; PREFIX_NO_PAGE at the beginning */
     uint64_t scope;
+    uint32_t list;        /* of an invariant plan, that computed the tokens or would, */
+    uint64_t origin;      /* and with it what decides their pages' bits (session_origin.h) */
     unsigned char *bytes; /* of the page; owned */
     bool loaded;          /* saving: they are there */
 
@@ -54,7 +58,8 @@ struct sessions_sink {
 };
 
 struct sessions {
-    struct batcher *batcher; /* borrowed */
+    struct batcher *batcher;       /* borrowed */
+    const struct workers *workers; /* borrowed */
     struct sessions_sink sink;
     struct request_shape shape; /* the daemon's own */
     struct session_page cells;
@@ -64,7 +69,8 @@ struct sessions {
 };
 
 /* `identity`: of the model. */
-HELM_MUST_CHECK int sessions_init(struct sessions *all, struct batcher *batcher, uint64_t identity,
+HELM_MUST_CHECK int sessions_init(struct sessions *all, struct batcher *batcher,
+                                  const struct workers *workers, uint64_t identity,
                                   const struct sessions_sink *sink, struct helm_err *err);
 /* Ends all without a word. */
 void sessions_free(struct sessions *all);

@@ -174,7 +174,11 @@ static void experts_agree(void **state)
                  {"tests/data/golden-gguf/mixtral-Q4_K_M", "cgccgg"},
                  {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE", "g"},
                  /* bf16, and a dense layer between sparse ones */
-                 {"tests/data/golden/qwen3moe", "gcgsgc/gsgsgs"}};
+                 {"tests/data/golden/qwen3moe", "gcgsgc/gsgsgs"},
+                 /* sinks, windows, biases of experts */
+                 {"tests/data/golden/gptoss", "gc/gs"},
+                 {"tests/data/golden/gptoss", "g"},
+                 {"tests/data/golden/gptoss", "cgccgggc/sgssgggs"}};
     need_device();
     for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
         run_file(cases[i].folder, cases[i].homes);

@@ -4,8 +4,9 @@
 #
 #   check.sh [--need-gpu] [--full-bench] [--only NAME,NAME...] [BIN]
 #
-# NAME: kernels, device, home, split, stream, tiers, gguf, bench, and of compute-sanitizer TOOL-GROUP (racecheck-linear), or TOOL for
-# all its groups. TOOL: racecheck, memcheck, initcheck, synccheck; GROUP: chain, linear, attention, elementwise, packed, blocks, experts.
+# NAME: kernels, device, home, split, stream, tiers, gguf, masks (needs helmd in BIN: gpu-bundle.sh --programs), bench,
+# and of compute-sanitizer TOOL-GROUP (racecheck-linear), or TOOL for all its groups. TOOL: racecheck, memcheck, initcheck,
+# synccheck; GROUP: chain, linear, attention, elementwise, packed, blocks, experts.
 # BIN: the folder of the helm-test-gpu-* programs; else bin/ beside this script. Runs in the folder that has
 # tests/data/golden: the one above BIN, above this script, or the current one. Whole outputs go to
 # $HELM_CHECK_LOGS (default: gpu-check-logs). HELM_TEST_DEVICE=emulated runs what needs no GPU.
@@ -18,7 +19,7 @@ while [ $# -gt 0 ]; do
     --need-gpu) need=1 ;;
     --full-bench) bench= ;;
     --only) only=,${2:?--only needs names},; shift ;;
-    -*) sed -n '2,12p' "$0" >&2; exit 2 ;;
+    -*) sed -n '2,14p' "$0" >&2; exit 2 ;;
     *) bin=$1 ;;
     esac
     shift
@@ -128,6 +129,12 @@ run split 420 "$golden" "$bin/helm-test-gpu-split"
 run stream 420 "$golden" "$bin/helm-test-gpu-stream"
 run tiers 240 "$golden" "$bin/helm-test-gpu-tiers"
 run gguf 240 "$golden" "$bin/helm-test-gpu-gguf"
+if [ -x "$bin/helmd" ]; then
+    run masks 120 '^[0-9]+ passed' python3 "$here/masks.py" "$bin" && grep -a '^[0-9]* of' "$logs/masks.log" | sed 's/^/       /'
+elif selected masks; then
+    verdict SKIP masks 0 "there is no helmd in $bin"
+    count 2
+fi
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"
     sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks experts=experts,experts_few

@@ -38,6 +38,7 @@ struct rig {
     size_t q_stride, out_stride, rows, out_floats;
     void *scratch;
     size_t scratch_bytes;
+    float sinks[8]; /* of each query head; used with odd seeds */
     struct attention_task task;
 };
 
@@ -104,6 +105,8 @@ static void rig_make(struct rig *rig, const struct shape *shape, enum kv_dtype d
     rig->out_floats = (shape->tokens - 1) * rig->out_stride + (size_t)shape->group * shape->head_dim;
     rig->q = malloc(shape->tokens * rig->q_stride * sizeof(float));
     for (size_t i = 0; i < shape->tokens * rig->q_stride; i++) rig->q[i] = random_float(&state) * logit_size;
+    for (size_t g = 0; g < sizeof rig->sinks / sizeof *rig->sinks; g++)
+        rig->sinks[g] = 2 * random_float(&state);
     rig->out = guarded(rig->out_floats * sizeof(float));
     rig->m = guarded(rig->rows * sizeof(float));
     rig->s = guarded(rig->rows * sizeof(float));
@@ -118,6 +121,7 @@ static void rig_make(struct rig *rig, const struct shape *shape, enum kv_dtype d
         .kv_last = shape->kv_last != 0 ? shape->kv_last : positions,
         .window = shape->window,
         .scale = 1.0f / sqrtf((float)shape->head_dim),
+        .sinks = seed % 2 ? rig->sinks : NULL,
         .kv = &rig->kv,
         .pool = rig->pool,
         .pages = rig->pages,
@@ -126,6 +130,13 @@ static void rig_make(struct rig *rig, const struct shape *shape, enum kv_dtype d
         .out = rig->out,
         .out_stride = rig->out_stride,
     };
+}
+
+/* Of a row: its sum with its head's sink. */
+static float rig_sum(const struct rig *rig, size_t row, float m, float s)
+{
+    return (float)attention_sum_with((double)m, (double)s,
+                                     rig->task.sinks ? rig->task.sinks + row % rig->task.group : NULL);
 }
 
 static void rig_run(struct rig *rig, const struct attention_variant *variant, bool partial)
@@ -224,7 +235,8 @@ static void compare_variant(struct rig *rig, const struct shape *shape,
             for (size_t d = 0; d < rig->kv.head_dim; d++) assert_true(partial[r * rig->kv.head_dim + d] == 0);
         } else {
             assert_true(rig->s[r] > 0);
-            for (size_t d = 0; d < rig->kv.head_dim; d++) partial[r * rig->kv.head_dim + d] /= rig->s[r];
+            const float sum = rig_sum(rig, r, rig->m[r], rig->s[r]);
+            for (size_t d = 0; d < rig->kv.head_dim; d++) partial[r * rig->kv.head_dim + d] /= sum;
         }
     }
     expect_close(partial, got, count, 1e-6, what);
@@ -360,6 +372,7 @@ static void fold_parts(float *out, const float *const *o, const float *const *m,
         memset(to, 0, dim * sizeof *to);
         for (size_t p = 0; p < parts; p++)
             attention_fold(&top, &sum, to, m[p][row], s[p][row], o[p] + row * dim, dim);
+        sum = rig_sum(rig, row, top, sum);
         for (size_t d = 0; d < dim; d++) to[d] /= sum;
     }
 }
@@ -401,9 +414,13 @@ static void splits_merge(const struct attention_variant *variant)
                 memcpy(m[p], rig.m, rig.rows * sizeof(float));
                 memcpy(s[p], rig.s, rig.rows * sizeof(float));
             }
-            float *merged = malloc(count * sizeof(float));
-            attention_merge(merged, (const float *const *)o, (const float *const *)m, (const float *const *)s,
-                            parts, rig.rows, rig.kv.head_dim);
+            float *merged = malloc(count * sizeof(float)), *sinks = malloc(rig.rows * sizeof *sinks);
+            for (size_t r = 0; r < rig.rows; r++) sinks[r] = rig.sinks[r % rig.task.group];
+            const struct attention_parts all = {(const float *const *)o, (const float *const *)m,
+                                                (const float *const *)s, parts,
+                                                rig.task.sinks ? sinks : NULL};
+            attention_merge(merged, &all, rig.rows, rig.kv.head_dim);
+            free(sinks);
             expect_close(merged, want, count, tolerance_of(variant) > 1e-3 ? 5e-3 : 2e-6, variant->name);
             fold_parts(merged, (const float *const *)o, (const float *const *)m, (const float *const *)s,
                        parts, &rig);
@@ -538,11 +555,41 @@ static void test_merge_of_nothing_is_zero(void **state)
     const float zero[4] = {0}, m[2] = {-INFINITY, -INFINITY}, s[2] = {0};
     const float *o[2] = {zero, zero}, *ms[2] = {m, m}, *ss[2] = {s, s};
     float out[4] = {9, 9, 9, 9};
-    attention_merge(out, o, ms, ss, 2, 2, 2);
+    attention_merge(out, &(struct attention_parts){o, ms, ss, 2, NULL}, 2, 2);
     for (int i = 0; i < 4; i++) assert_true(out[i] == 0);
     out[0] = 9;
-    attention_merge(out, NULL, NULL, NULL, 0, 1, 1);
+    attention_merge(out, &(struct attention_parts){.count = 0}, 1, 1);
     assert_true(out[0] == 0);
+}
+
+/* One position and a sink that is as likely: half of its value. A sink far above takes everything, also alone. */
+static void sink_takes_its_share(const struct attention_variant *variant)
+{
+    const struct shape shape = {32, 2, 16, 1, 0, 0, 0, 0};
+    struct rig rig;
+    rig_make(&rig, &shape, variant->kv_dtype, 1, 7);
+    rig.task.sinks = NULL;
+    rig_run(&rig, variant, true);
+    rig.sinks[0] = rig.m[0], rig.sinks[1] = rig.m[1] + 200;
+    float *value = rig_dense(&rig);
+    rig.task.sinks = rig.sinks;
+    rig_run(&rig, variant, false);
+    float *got = rig_dense(&rig);
+    for (int d = 0; d < 32; d++) {
+        assert_true(fabsf(got[d] - value[d] / 2) <= 1e-6f);
+        assert_true(got[32 + d] == 0);
+    }
+    rig.task.kv_first = rig.task.kv_last;
+    rig_run(&rig, variant, false);
+    for (int d = 0; d < 64; d++) assert_true(rig.out[d] == 0);
+    free(value);
+    free(got);
+    rig_free(&rig);
+}
+static void test_sink_takes_its_share(void **state)
+{
+    (void)state;
+    each_variant(sink_takes_its_share);
 }
 
 /* Table 4.2 of the thesis (4.2.3.4): six tokens, each a piece of its own, to the digits that are printed. */
@@ -633,6 +680,7 @@ int main(void)
         cmocka_unit_test(test_nan_shows),
         cmocka_unit_test(test_splits_merge),
         cmocka_unit_test(test_heads_together),
+        cmocka_unit_test(test_sink_takes_its_share),
         cmocka_unit_test(test_merge_of_nothing_is_zero),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,6 +12,7 @@
 #include "common/base/cpu.h"
 #include "tests/kernels/kernel_buffers.h"
 #include "common/cpu/kernels/vector.h"
+#include "common/model/router.h"
 #include "common/formats/convert.h"
 
 static const size_t lengths[] = {1,  2,  3,  5,  7,  8,   9,   15,  16,  17,   31,
@@ -92,27 +93,46 @@ static void rope_agrees(void **state)
     }
 }
 
-static void swiglu_agrees(void **state)
+typedef void glu_fn(float *y, const float *g, const float *u, size_t n);
+
+static void glu_agrees(const char *name, glu_fn *glu, glu_fn *want)
 {
-    const struct vector_variant *v = usable(state), *ref = reference();
     for (size_t k = 0; k < LENGTHS; k++) {
         size_t n = lengths[k];
         struct guarded gg, gu, gy, gr;
-        float *g = floats_make(&gg, n, k % 2 ? 120 : 8, n), *u = floats_make(&gu, n, 2, n + 1);
+        float *g = floats_make(&gg, n, k % 2 ? 120 : 8, n), *u = floats_make(&gu, n, k % 3 ? 2 : 20, n + 1);
         guarded_make(&gy, n * 4);
         guarded_make(&gr, n * 4);
-        v->swiglu(gy.data, g, u, n);
-        ref->swiglu(gr.data, g, u, n);
+        glu(gy.data, g, u, n);
+        want(gr.data, g, u, n);
         /* An exponential of 1 to 2 ulp; results under 1e-36 may be flushed. */
-        assert_close("swiglu", gy.data, gr.data, n, 1e-6, 1e-36);
-        v->swiglu(g, g, u, n);
+        assert_close(name, gy.data, gr.data, n, 1e-6, 1e-36);
+        glu(g, g, u, n);
         assert_memory_equal(g, gy.data, n * 4); /* in place */
         guarded_free(&gg), guarded_free(&gu), guarded_free(&gy), guarded_free(&gr);
     }
+}
+
+static void swiglu_agrees(void **state)
+{
+    const struct vector_variant *v = usable(state);
+    glu_agrees("swiglu", v->swiglu, reference()->swiglu);
     float extreme[5] = {NAN, 1000, -1000, 0, 88.5f}, one[5] = {1, 1, 1, 1, 1}, y[5];
     v->swiglu(y, extreme, one, 5);
     assert_true(isnan(y[0]));
     assert_true(y[1] == 1000 && y[2] == 0 && y[3] == 0 && y[4] == 88.5f);
+}
+
+static void swiglu_clamped_agrees(void **state)
+{
+    const struct vector_variant *v = usable(state);
+    glu_agrees("swiglu_clamped", v->swiglu_clamped, reference()->swiglu_clamped);
+    float gate[5] = {NAN, 1000, -1000, 7, 1}, up[5] = {1, 1000, 1, -1000, NAN}, y[5];
+    v->swiglu_clamped(y, gate, up, 5);
+    assert_true(isnan(y[0]) && isnan(y[4]) && y[2] == 0);
+    /* 7 * sigmoid(11.9) is 7 to 7 digits: (7 + 1) times it, and (-7 + 1) times */
+    assert_true(fabsf(y[1] - 56) < 1e-3f && fabsf(y[3] + 42) < 1e-3f);
+    for (int i = 1; i < 4; i++) assert_true(fabsf(y[i] - glu_of(GLU_CLAMPED, gate[i], up[i])) < 1e-4f);
 }
 
 static void add_agrees(void **state)
@@ -208,7 +228,7 @@ int main(void)
         const char *name;
         CMUnitTestFunction run;
     } kinds[] = {{"rmsnorm", rmsnorm_agrees},        {"rope", rope_agrees},
-                 {"swiglu", swiglu_agrees},          {"add", add_agrees},
+                 {"swiglu", swiglu_agrees},          {"swiglu_clamped", swiglu_clamped_agrees}, {"add", add_agrees},
                  {"load, store", conversions_agree}, {"argmax", argmax_agrees}};
     enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 8 };
     struct CMUnitTest tests[KINDS * MOST + 1];

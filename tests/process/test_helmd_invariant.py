@@ -6,8 +6,9 @@ import random
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import Client, Daemon, check, plan_json, run_tests, running, same, SLOW  # noqa: E402
-from invariance import LAYERS, SIZES, invariance  # noqa: E402
+from helmd_harness import Client, Daemon, check, pb, plan_json, run_tests, running, same, wait_until, SLOW  # noqa: E402
+from test_helmd_sessions import restore, save  # noqa: E402
+from invariance import LAYERS, SIZES, invariance, numbers_of  # noqa: E402
 import json  # noqa: E402
 
 SEED = int(os.environ.get("HELM_SEED") or random.randrange(1 << 30))
@@ -28,6 +29,60 @@ def test_streams_are_as_alone_on_a_pair():
 
 def test_streams_are_as_alone_with_two_tiers():
     short("tiers")
+
+
+def test_a_chats_next_turn_finds_the_answer():
+    """Once the daemon had a moment's time; its tokens are those of the same prompt on a daemon that knows nothing."""
+    options = ("--device", "cpu", "--ctx", 512, "--invariant", "on")
+    prompt, turns = [5 + i * 7 % 900 for i in range(40)], []
+    with running(*options, real=True) as d:
+        c = Client(d.endpoint)
+        for _ in range(3):
+            s = c.generate(prompt, 70, seed=3, sampling={"temperature": 0.8}, ignore_eos=True, logprobs=1)
+            c.run(s)
+            turns.append((list(prompt), numbers_of(s), s.done.usage.cached_tokens))
+            prompt += s.tokens + [9, 11, 13]
+            pages = (len(prompt) - 3) // 32
+            check(wait_until(lambda: c.ask("status").status.kv_pages_cached >= pages, 10), f"{pages} pages: {d.log()[-2000:]}")
+            same(len(c.ask("list").list.entries), 0, "open requests")
+    same([cached for _, _, cached in turns], [0, 96, 160], "tokens found")
+    with running(*options, "--prefix-cache", "off", real=True) as d:
+        c = Client(d.endpoint)
+        for prompt, numbers, _ in turns:
+            s = c.generate(prompt, 70, seed=3, sampling={"temperature": 0.8}, ignore_eos=True, logprobs=1)
+            c.run(s)
+            same(numbers_of(s), numbers, f"what follows {len(prompt)} tokens")
+
+
+def test_sessions_come_back_where_their_bits_do():
+    """To a daemon of the same plan and kernels, which then answers as one that computed all; to no other."""
+    options = ("--device", "cpu", "--ctx", 512)
+    prompt = [5 + i * 7 % 900 for i in range(100)]
+
+    def answer(c):
+        s = c.generate(prompt + [9, 11], 30, seed=3, sampling={"temperature": 0.8}, ignore_eos=True, logprobs=1)
+        c.run(s)
+        return numbers_of(s), s.done.usage.cached_tokens
+
+    with running(*options, "--invariant", "on", real=True) as d:
+        c = Client(d.endpoint)
+        alone, _ = answer(c)
+        opened, pages = save(c, prompt)
+        same((opened.pages, opened.shape.origin != 0), (3, True), "saved")
+    with running(*options, "--invariant", "on", "--kv-tokens", 1024, "--parallel", 3, real=True) as d:
+        c = Client(d.endpoint)
+        same(restore(c, prompt[:96], opened, pages), (0, 3, False), "first, pages and full")
+        same(answer(c), (alone, 96), "what follows the restored pages")
+    with running(*options, "--invariant", "on", "--kernels", "ref", real=True) as d:
+        text = restore(Client(d.endpoint), prompt[:96], opened, pages)
+        check("of another plan, or of other kernels" in text, text)
+        shape = pb.SessionShape()
+        shape.CopyFrom(opened.shape)
+        shape.origin = 0
+        text = restore(Client(d.endpoint), prompt[:96], opened, pages, shape)
+        check("of a plan that is not" in text, text)
+    with running(*options, "--invariant", "off", real=True) as d:
+        same(restore(Client(d.endpoint), prompt[:96], opened, pages), (0, 3, False), "where nothing is promised")
 
 
 def says(d):

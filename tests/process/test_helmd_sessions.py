@@ -326,7 +326,7 @@ def hostile_files(base, good):
     refused(b"GGUF" + data[4:], "no file of a session")
     refused(data[:-1], "bytes")
     refused(data + b"x", "bytes")
-    refused(data[:8] + b"\x02" + data[9:], "version 2")
+    refused(data[:8] + b"\x09" + data[9:], "version 9")
     refused(data[:100] + bytes([data[100] ^ 1]) + data[101:], "head is damaged")
     with running(real=True, plan=plan_json(8, "cccccccc", "c", "c", **REAL)) as d:
         for at, text in [(len(data) - 4, "end is damaged"), (len(data) // 2, "is damaged")]:

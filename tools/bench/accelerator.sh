@@ -2,7 +2,7 @@
 # What the tables of docs/benchmarks.md about a GPU come from, in stages that each take less than ten minutes on a
 # machine with 16 cores and a large card: for machines that are lent by the minute.
 #   accelerator.sh --bin DIR --out DIR [--models DIR] [--peers] [--old DIR] STAGE...
-#     check      kernels, queues, split and streamed golden runs on the GPU (tests/gpu/check.sh)
+#     check      kernels, queues, split and streamed golden runs, masked draws on the GPU (tests/gpu/check.sh)
 #     sanitize   compute-sanitizer, its four tools over every group of kernel tests, all at once; full kernel benchmark
 #     profile    helm-profile of this machine, in full
 #     resident   Qwen3-4B and 8B shapes all on the GPU: decode, TTFT, prefill of 4,096, loading; --peers: transformers
@@ -78,7 +78,7 @@ need_profile() {
     [ -f "$out/profile.json" ] || step profile "$bin/helm-profile" --force --device cuda --out "$out/profile.json"
 }
 
-stage_check() { step check "$here/../../tests/gpu/check.sh" --need-gpu --only kernels,device,home,split,stream "$bin"; }
+stage_check() { step check "$here/../../tests/gpu/check.sh" --need-gpu --only kernels,device,home,split,stream,masks "$bin"; }
 stage_sanitize() {
     step sanitize "$here/../../tests/gpu/check.sh" --need-gpu --full-bench \
         --only racecheck,memcheck,initcheck,synccheck,bench "$bin"

@@ -14,6 +14,7 @@
 
 #include "common/model/arch.h"
 #include "common/base/units.h"
+#include "common/model/fused.h"
 #include "tools/mkmodel/mkmodel.h"
 
 #define CHUNK_ELEMENTS                                                                                       \
@@ -22,10 +23,14 @@
 #define BIAS_SPREAD 0.02
 #define NORM_SPREAD 0.05
 
+/* What a tensor's 16-bit words are: values of a normal distribution around 1 or 0, or bytes of MXFP4. */
+enum made_values { MADE_NORM, MADE_BIAS, MADE_MATRIX, MADE_BLOCKS, MADE_SCALES };
 struct made_tensor {
     char name[MODEL_NAME_MAX];
-    enum tensor_role role;
-    uint64_t rows, cols;
+    enum made_values values;
+    uint32_t rank;
+    uint64_t shape[4]; /* in the file */
+    uint64_t words, cols; /* cols: of the matrix */
     uint32_t shard;
     uint64_t begin; /* in the shard's data */
     uint64_t first_chunk;
@@ -49,6 +54,64 @@ struct job {
     struct helm_err err;
 };
 
+static enum made_values values_of(enum tensor_role role)
+{
+    switch (role) {
+    case TENSOR_Q_BIAS:
+    case TENSOR_K_BIAS:
+    case TENSOR_V_BIAS:
+    case TENSOR_O_BIAS:
+    case TENSOR_SINKS:
+    case TENSOR_GATE_BIAS:
+    case TENSOR_UP_BIAS:
+    case TENSOR_DOWN_BIAS:
+    case TENSOR_ROUTER_BIAS:
+        return MADE_BIAS;
+    default:
+        return arch_role_rank(role, false) == 1 ? MADE_NORM : MADE_MATRIX;
+    }
+}
+
+/* Takes its place behind those that are there. */
+static void place_tensor(struct job *job, const struct made_tensor *tensor)
+{
+    struct made_tensor *to = &job->tensors[job->tensor_count++];
+    *to = *tensor;
+    to->first_chunk = job->chunk_count;
+    job->chunk_count += (to->words + CHUNK_ELEMENTS - 1) / CHUNK_ELEMENTS;
+}
+
+/* What the file has instead of a role's tensor, and is entered with the first of its roles. *is_part: the role is one. */
+static int add_fused(struct job *job, enum tensor_role role, int32_t layer, bool *is_part,
+                     struct helm_err *err)
+{
+    static const enum made_values values[] = {[FUSED_BLOCKS] = MADE_BLOCKS,
+                                              [FUSED_SCALES] = MADE_SCALES,
+                                              [FUSED_COLUMNS] = MADE_MATRIX,
+                                              [FUSED_IN_TURN] = MADE_BIAS};
+    const struct model_config *config = job->request->config;
+    const struct fused_tensor *fused;
+    *is_part = false;
+    for (uint32_t i = 0; (fused = fused_of(config, i)); i++) {
+        *is_part |= fused->role[0] == role || fused->role[1] == role;
+        if (fused->role[0] != role) continue;
+        struct made_tensor tensor = {.values = values[fused->part]};
+        uint64_t rows;
+        const bool bytes = fused->part == FUSED_BLOCKS || fused->part == FUSED_SCALES;
+        tensor.rank = fused_shape(config, fused, tensor.shape);
+        (void)model_expected_shape(config, role, &rows, &tensor.cols);
+        tensor.words = 1;
+        for (uint32_t d = 0; d < tensor.rank; d++) tensor.words *= tensor.shape[d];
+        snprintf(tensor.name, sizeof tensor.name, "model.layers.%d.%s", layer, fused->name);
+        if (bytes && tensor.words % 2)
+            return helm_fail(err, HELM_E_UNSUPPORTED, "%s of %llu bytes, an odd number", tensor.name,
+                             (unsigned long long)tensor.words);
+        if (bytes) tensor.words /= 2;
+        place_tensor(job, &tensor);
+    }
+    return 0;
+}
+
 /* Of experts' matrices one for each. */
 static int add_tensor(struct job *job, uint32_t capacity, enum tensor_role role, int32_t layer,
                       struct helm_err *err)
@@ -59,14 +122,18 @@ static int add_tensor(struct job *job, uint32_t capacity, enum tensor_role role,
     if (!model_expects(config, role, layer) || !model_expected_shape(config, role, &rows, &cols)) return 0;
     if (job->tensor_count + parts > capacity)
         return helm_fail(err, HELM_E_INTERNAL, "more tensors than counted");
+    bool is_part;
+    const int rc = add_fused(job, role, layer, &is_part, err);
+    if (rc || is_part) return rc;
     for (uint32_t i = 0; i < parts; i++) {
-        struct made_tensor *tensor = &job->tensors[job->tensor_count++];
-        model_part_name(config, role, layer, i, tensor->name);
-        tensor->role = role;
-        tensor->rows = rows / parts;
-        tensor->cols = cols;
-        tensor->first_chunk = job->chunk_count;
-        job->chunk_count += (tensor->rows * cols + CHUNK_ELEMENTS - 1) / CHUNK_ELEMENTS;
+        const bool vector = arch_role_rank(role, false) == 1;
+        struct made_tensor tensor = {.values = values_of(role),
+                                     .rank = vector ? 1 : 2,
+                                     .shape = {vector ? cols : rows / parts, cols},
+                                     .words = rows / parts * cols,
+                                     .cols = cols};
+        model_part_name(config, role, layer, i, tensor.name);
+        place_tensor(job, &tensor);
     }
     return 0;
 }
@@ -94,7 +161,7 @@ static int assign_shards(struct job *job, struct helm_err *err)
     uint32_t shard = 0;
     for (uint32_t i = 0; i < job->tensor_count; i++) {
         struct made_tensor *tensor = &job->tensors[i];
-        uint64_t bytes = tensor->rows * tensor->cols * 2;
+        uint64_t bytes = tensor->words * 2;
         if (used && used + bytes > job->request->shard_bytes) {
             shard++;
             used = 0;
@@ -118,7 +185,7 @@ static int assign_shards(struct job *job, struct helm_err *err)
     }
     for (uint32_t i = 0; i < job->tensor_count; i++) {
         const struct made_tensor *tensor = &job->tensors[i];
-        job->shards[tensor->shard].data_bytes = tensor->begin + tensor->rows * tensor->cols * 2;
+        job->shards[tensor->shard].data_bytes = tensor->begin + tensor->words * 2;
     }
     return 0;
 }
@@ -148,11 +215,12 @@ static char *header_text(const struct job *job, uint32_t shard, size_t *length)
     for (uint32_t i = 0; root && i < job->tensor_count; i++) {
         const struct made_tensor *t = &job->tensors[i];
         if (t->shard != shard) continue;
-        json_int_t end = (json_int_t)(t->begin + t->rows * t->cols * 2);
-        const bool vector = arch_role_rank(t->role, false) == 1;
-        json_t *info = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape",
-                                 vector ? json_pack("[I]", (json_int_t)t->cols)
-                                        : json_pack("[I, I]", (json_int_t)t->rows, (json_int_t)t->cols),
+        json_int_t end = (json_int_t)(t->begin + t->words * 2);
+        const bool bytes = t->values == MADE_BLOCKS || t->values == MADE_SCALES;
+        json_t *shape = json_array();
+        for (uint32_t d = 0; d < t->rank; d++)
+            json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
+        json_t *info = json_pack("{s:s, s:o, s:[I, I]}", "dtype", bytes ? "U8" : dtype, "shape", shape,
                                  "data_offsets", (json_int_t)t->begin, end);
         if (json_object_set_new(root, t->name, info)) goto out;
     }
@@ -221,12 +289,14 @@ static int write_index(const struct job *job, uint64_t bytes, struct helm_err *e
 static void start_values(const struct job *job, const struct made_tensor *tensor,
                          struct mkmodel_values *values)
 {
-    bool vector = arch_role_rank(tensor->role, false) == 1;
-    bool bias = tensor->role >= TENSOR_Q_BIAS && tensor->role <= TENSOR_O_BIAS;
-    bias = bias || (tensor->role >= TENSOR_GATE_BIAS && tensor->role <= TENSOR_DOWN_BIAS);
-    double spread = bias ? BIAS_SPREAD : vector ? NORM_SPREAD : 1 / sqrt((double)tensor->cols);
+    const double each = 1 / sqrt((double)tensor->cols);
+    const double spread[] = {
+        [MADE_NORM] = NORM_SPREAD, [MADE_BIAS] = BIAS_SPREAD, [MADE_MATRIX] = each, [MADE_BLOCKS] = each,
+        [MADE_SCALES] = each};
     mkmodel_values_init(values, &job->normal, job->request->seed, tensor->name, job->request->dtype,
-                        vector && !bias ? 1 : 0, spread);
+                        tensor->values == MADE_NORM ? 1 : 0, spread[tensor->values]);
+    if (tensor->values == MADE_BLOCKS) mkmodel_values_any(values);
+    if (tensor->values == MADE_SCALES) mkmodel_values_scales(values, each);
 }
 
 static void *write_chunks(void *argument)
@@ -246,7 +316,7 @@ static void *write_chunks(void *argument)
         if (ready != at) start_values(job, tensor, &values);
         ready = at;
         uint64_t first = (chunk - tensor->first_chunk) * CHUNK_ELEMENTS,
-                 count = tensor->rows * tensor->cols - first;
+                 count = tensor->words - first;
         if (count > CHUNK_ELEMENTS) count = CHUNK_ELEMENTS;
         mkmodel_values_fill(&values, first, count, buffer);
         const struct made_shard *shard = &job->shards[tensor->shard];

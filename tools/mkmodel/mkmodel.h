@@ -11,8 +11,8 @@
 
 #include "common/model/model.h"
 
-#define MKMODEL_ARCHS "qwen3|qwen2|llama|mistral|qwen3_moe|mixtral"
-#define MKMODEL_SIZES "0.6b|1.7b|4b|8b|14b|32b|30b-a3b|8x7b"
+#define MKMODEL_ARCHS "qwen3|qwen2|llama|mistral|qwen3_moe|mixtral|gpt_oss"
+#define MKMODEL_SIZES "0.6b|1.7b|4b|8b|14b|32b|30b-a3b|8x7b|20b|120b"
 
 /* shape.c: config.json of an architecture at one of the sizes: those of the Qwen3 family, or of a mixture of experts its own.
  * A fresh object. */
@@ -37,6 +37,10 @@ struct mkmodel_normal {
 void mkmodel_normal_init(struct mkmodel_normal *normal); /* a few milliseconds: once a run */
 void mkmodel_values_init(struct mkmodel_values *values, const struct mkmodel_normal *normal, uint64_t seed,
                          const char *name, enum dtype dtype, double mean, double spread);
+/* Of MXFP4, in place of that table: any words, of which two bytes are four numbers; and scales, two bytes each, that bring
+ * such numbers to about `spread`. */
+void mkmodel_values_any(struct mkmodel_values *values);
+void mkmodel_values_scales(struct mkmodel_values *values, double spread);
 /* Elements [first, first + count) into out; first is a multiple of 4. */
 void mkmodel_values_fill(const struct mkmodel_values *values, uint64_t first, uint64_t count, uint16_t *out);
 

@@ -21,6 +21,8 @@ static const struct size_preset presets[] = {
     {"32b", 64, 5120, 25600, 64, 8, false, NULL, 0, 0, 0, 0},
     {"30b-a3b", 48, 2048, 6144, 32, 4, false, "qwen3_moe", 128, 8, 768, 151936},
     {"8x7b", 32, 4096, 14336, 32, 8, false, "mixtral", 8, 2, 14336, 32000},
+    {"20b", 24, 2880, 2880, 64, 8, false, "gpt_oss", 32, 4, 2880, 201088},
+    {"120b", 36, 2880, 2880, 64, 8, false, "gpt_oss", 128, 4, 2880, 201088},
 };
 #define PRESET_HEAD_DIM 128
 #define PRESET_VOCAB    151936
@@ -40,6 +42,7 @@ static const struct {
     {"mistral", "MistralForCausalLM", false, false, true, false, NULL},
     {"qwen3_moe", "Qwen3MoeForCausalLM", true, false, true, true, "num_experts"},
     {"mixtral", "MixtralForCausalLM", false, false, true, false, "num_local_experts"},
+    {"gpt_oss", "GptOssForCausalLM", false, false, false, false, "num_local_experts"},
 };
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
@@ -65,6 +68,29 @@ static bool put_experts(json_t *root, const char *experts_key, const struct size
         bad |= json_object_set_new(root, "bos_token_id", json_integer(1));
         bad |= json_object_set_new(root, "eos_token_id", json_integer(2));
     }
+    return bad;
+}
+
+/* What gpt-oss's configurations have otherwise. True: no memory. */
+static bool put_gpt_oss(json_t *root, int layers)
+{
+    json_t *own = json_pack("{s:i, s:b, s:i, s:i, s:f, s:i, s:f, s:i, s:i, s:{s:f, s:f, s:f, s:f, s:i, s:s, s:b}, "
+                            "s:{s:[s, s, s, s], s:s}}",
+                            "head_dim", 64, "attention_bias", true, "sliding_window", 128,
+                            "max_position_embeddings", 131072, "rms_norm_eps", 1e-5, "pad_token_id", 199999,
+                            "swiglu_limit", 7.0, "bos_token_id", 199998, "eos_token_id", 200002,
+                            "rope_parameters", "rope_theta", 150000.0, "factor", 32.0, "beta_fast", 32.0,
+                            "beta_slow", 1.0, "original_max_position_embeddings", 4096, "rope_type", "yarn",
+                            "truncate", false, "quantization_config", "modules_to_not_convert",
+                            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                            "lm_head", "quant_method", "mxfp4");
+    json_t *types = json_array();
+    bool bad = !own || !types;
+    for (int i = 0; i < layers && !bad; i++)
+        bad = json_array_append_new(types, json_string(i % 2 ? "full_attention" : "sliding_attention"));
+    bad = bad || json_object_set(own, "layer_types", types) || json_object_update(root, own);
+    json_decref(own);
+    json_decref(types);
     return bad;
 }
 
@@ -94,6 +120,7 @@ static int preset_json(size_t arch, const struct size_preset *size, enum dtype d
         bad |= json_object_set_new(root, "max_window_layers", json_integer(size->layers));
     }
     if (root && size->experts) bad |= put_experts(root, arch_keys[arch].experts_key, size);
+    if (root && strcmp(arch_keys[arch].arch, "gpt_oss") == 0) bad |= put_gpt_oss(root, size->layers);
     if (bad) {
         json_decref(root);
         return helm_fail(err, HELM_E_NOMEM, "no memory for a configuration");

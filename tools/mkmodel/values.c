@@ -79,6 +79,19 @@ void mkmodel_values_init(struct mkmodel_values *values, const struct mkmodel_nor
     }
 }
 
+void mkmodel_values_any(struct mkmodel_values *values)
+{
+    for (uint64_t i = 0; i < MKMODEL_LEVELS; i++) values->level[i] = (uint16_t)(mix(i + 1) >> 40);
+}
+
+void mkmodel_values_scales(struct mkmodel_values *values, double spread)
+{
+    /* all 16 numbers equally likely: their root mean square is 2.93 */
+    const int middle = 127 + (int)lround(log2(spread / 2.93));
+    for (int i = 0; i < MKMODEL_LEVELS; i++)
+        values->level[i] = (uint16_t)((middle - 1 + i % 3) | (middle - 1 + i / 3 % 3) << 8);
+}
+
 void mkmodel_values_fill(const struct mkmodel_values *values, uint64_t first, uint64_t count, uint16_t *out)
 {
     const uint16_t *level = values->level;

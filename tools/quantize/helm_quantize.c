@@ -144,8 +144,8 @@ static int write_model(const struct options *o, const struct model *model, const
     const struct rewrite_run run = {(uint32_t)o->threads, report, &sums};
     const double begin = seconds();
     char size[UNITS_TEXT];
-    bool interleaved = false;
-    gguf_arch_of(&model->config, &interleaved);
+    const struct gguf_arch *arch = gguf_arch_of(&model->config);
+    const bool interleaved = arch && arch->interleaved;
     int rc = check_output(o, model, err);
     if (!rc) rc = put_values(o, model, &values, err);
     if (!rc) rc = rewrite_plan(model, o->mixture, interleaved, o->imatrix ? imatrix : NULL, &rewrite, err);

@@ -43,17 +43,20 @@ static int take_factors(struct rewrite *r, struct helm_err *err)
 static int take_tensor(struct rewrite *r, const struct model_tensor *from, const struct mixture *mixture,
                        bool interleaved, const struct imatrix *imatrix, struct helm_err *err)
 {
-    static const struct model_config named = {.gguf = true};
+    struct model_config named = {.gguf = true};
     const struct model_config *c = &r->model->config;
     struct rewrite_tensor *t = &r->tensors[r->count++];
     const bool vector = arch_role_is_vector(from->role),
                q = from->role == TENSOR_Q || from->role == TENSOR_Q_BIAS,
                k = from->role == TENSOR_K || from->role == TENSOR_K_BIAS;
+    const enum tensor_format format =
+        vector                         ? FORMAT_F32
+        : from->format == FORMAT_MXFP4 ? FORMAT_MXFP4 /* as published: nothing is gained by another loss */
+                                       : mixture_format(mixture, r->model, from, imatrix != NULL);
     char name[MODEL_NAME_MAX];
+    strcpy(named.architecture, c->architecture);
     model_tensor_name(&named, from->role, from->layer, name);
-    *t = (struct rewrite_tensor){.to = {.format =
-                                            vector ? FORMAT_F32
-                                                   : mixture_format(mixture, r->model, from, imatrix != NULL),
+    *t = (struct rewrite_tensor){.to = {.format = format,
                                         .rows = from->rows,
                                         .cols = from->cols,
                                         .vector = arch_role_rank(from->role, true) == 1,

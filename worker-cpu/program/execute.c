@@ -135,7 +135,8 @@ static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-static void merge_parts(struct run *run, const struct run_attend *row, uint32_t part, float *out)
+static void merge_parts(struct run *run, const struct run_attend *row, uint32_t part, const float *sinks,
+                        float *out)
 {
     const float *o[POOL_THREADS_MAX], *m[POOL_THREADS_MAX], *s[POOL_THREADS_MAX];
     uint32_t group = run->kv_heads_group, dim = run->config->head_dim;
@@ -144,7 +145,8 @@ static void merge_parts(struct run *run, const struct run_attend *row, uint32_t 
         m[i] = run->part_max + (size_t)(part + i) * group;
         s[i] = run->part_sum + (size_t)(part + i) * group;
     }
-    attention_merge(out, o, m, s, row->splits, group, dim);
+    const struct attention_parts parts = {.o = o, .m = m, .s = s, .count = row->splits, .sinks = sinks};
+    attention_merge(out, &parts, group, dim);
 }
 
 /* A chunk of attention: what it attends to, and of what it is a part. */
@@ -182,6 +184,7 @@ static struct attending attending_of(const struct run *run, uint32_t chunk)
                                .kv_last = kv_last,
                                .window = e->window,
                                .scale = 1.0f / sqrtf((float)dim),
+                               .sinks = e->sinks ? e->sinks + (size_t)head * group : NULL,
                                .steady = run->steady,
                                .kv = &run->kv,
                                .pool = run->kv_pool,
@@ -225,7 +228,7 @@ static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
     _Atomic uint32_t *left = &run->part_left[now.part_first];
     if (atomic_fetch_sub_explicit(left, 1, memory_order_acq_rel) != 1) return;
     atomic_store_explicit(left, now.row->splits, memory_order_relaxed); /* for the next layer */
-    merge_parts(run, now.row, now.part_first, now.out);
+    merge_parts(run, now.row, now.part_first, now.task.sinks, now.out);
 }
 
 /* Which queries attend together, and how many tasks they are before any is split. */

@@ -65,15 +65,23 @@ static const char *expert_row(const struct program_entry *e, const struct progra
                                               tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
 }
 
-/* Rows from `first` on of an expert times one input, which is as the kernel reads it; `next`: what is read behind it. */
-static void multiply_one(const struct run *run, const struct program_segment *g, float *y, const char *w,
+/* The bias of rows from `row` on of all experts', if there is one. */
+static void add_bias(const struct run *run, const struct program_segment *g, float *y, uint32_t row,
+                     uint32_t rows)
+{
+    if (g->bias) run->kernels->vector->add(y, g->bias + row, rows);
+}
+
+/* Rows from `row` on of all experts' times one input, which is as the kernel reads it; `next`: what is read behind. */
+static void multiply_one(const struct run *run, const struct program_segment *g, float *y, uint32_t row,
                          const float *x, uint32_t rows, const char *next)
 {
     struct gemv_reads reads = run->reads.gemv;
     const uint64_t row_bytes = tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
     reads.next = run->reads.across ? next : NULL;
     reads.next_stride = rows / g->kernels->one->streams * row_bytes;
-    g->kernels->one->gemv(y, w, x, rows, g->matrix.cols, &reads);
+    g->kernels->one->gemv(y, (const char *)g->matrix.data + row * row_bytes, x, rows, g->matrix.cols, &reads);
+    add_bias(run, g, y, row, rows);
 }
 
 /* An input as the segment's kernel reads it, once for all of an entry's chunks where it is the same (`keep`). */
@@ -91,10 +99,8 @@ static const float *in_order(const struct run *run, const struct program_segment
 
 static void glu_rows(const struct run *run, enum glu_kind kind, float *gate, const float *up, uint32_t rows)
 {
-    if (kind == GLU_SILU)
-        run->kernels->vector->swiglu(gate, gate, up, rows);
-    else
-        for (uint32_t r = 0; r < rows; r++) gate[r] = glu_of(kind, gate[r], up[r]);
+    const struct vector_variant *v = run->kernels->vector;
+    (kind == GLU_SILU ? v->swiglu : v->swiglu_clamped)(gate, gate, up, rows);
 }
 
 /* A piece of gate and up of an expert, for one token's input. */
@@ -103,12 +109,12 @@ static void one_glu(const struct run *run, uint32_t expert, uint32_t piece, cons
 {
     const struct program_entry *e = run->entry;
     const struct program_segment *gate = &e->segment[0], *up = &e->segment[1];
-    const uint32_t first = e->bound[piece], rows = e->bound[piece + 1] - first;
-    const char *up_at = expert_row(e, up, expert, first);
+    const uint32_t first = e->bound[piece], rows = e->bound[piece + 1] - first,
+                   row = expert * e->expert_rows + first;
     float sum[CPU_EXPERTS_ROWS];
-    multiply_one(run, gate, act + first, expert_row(e, gate, expert, first),
-                 in_order(run, gate, in, thread, keep), rows, up_at);
-    multiply_one(run, up, sum, up_at, in_order(run, up, in, thread, keep), rows,
+    multiply_one(run, gate, act + first, row, in_order(run, gate, in, thread, keep), rows,
+                 expert_row(e, up, expert, first));
+    multiply_one(run, up, sum, row, in_order(run, up, in, thread, keep), rows,
                  piece + 1 < e->chunks ? expert_row(e, gate, expert, first + rows) : NULL);
     glu_rows(run, e->glu, act + first, sum, rows);
 }
@@ -151,7 +157,7 @@ static void chunk_down_one(void *ctx, uint32_t chunk, uint32_t thread)
     float y[CPU_EXPERTS_ROWS], sum[CPU_EXPERTS_ROWS] = {0};
     for (uint32_t j = 0; j < e->chosen; j++) {
         const uint32_t next = j + 1 < e->chosen ? run->experts.id[j + 1] : UINT32_MAX;
-        multiply_one(run, g, y, expert_row(e, g, run->experts.id[j], first), in + j * stride, rows,
+        multiply_one(run, g, y, run->experts.id[j] * e->expert_rows + first, in + j * stride, rows,
                      next == UINT32_MAX ? NULL : expert_row(e, g, next, first));
         for (uint32_t r = 0; r < rows; r++) sum[r] += run->experts.weight[j] * y[r];
     }
@@ -216,6 +222,8 @@ static void multiply_several(const struct run *run, uint32_t expert, uint32_t pi
                                                .ldy = rows,
                                                .y = at.y[s]};
         linear_multiply(run, &product, thread);
+        for (uint32_t i = 0; i < count; i++)
+            add_bias(run, product.segment, at.y[s] + (size_t)i * rows, product.first, rows);
     }
     for (uint32_t i = 0; i < count; i++) {
         float *y = at.y[0] + (size_t)i * rows;
@@ -234,7 +242,7 @@ static void multiply_single(const struct run *run, uint32_t expert, uint32_t pie
     if (e->kind == OP_EXPERTS_GLU)
         one_glu(run, expert, piece, input_of(run, pair), output_of(run, pair), thread, false);
     else
-        multiply_one(run, g, output_of(run, pair) + first, expert_row(e, g, expert, first),
+        multiply_one(run, g, output_of(run, pair) + first, expert * e->expert_rows + first,
                      in_order(run, g, input_of(run, pair), thread, false), e->bound[piece + 1] - first, NULL);
 }
 

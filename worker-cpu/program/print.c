@@ -61,6 +61,7 @@ static void print_attend(const struct program_entry *e, bool tiled, FILE *out)
     (void)tiled;
     fprintf(out, " kv layer %u", e->kv_layer);
     if (e->window) fprintf(out, ", window %u", e->window);
+    if (e->sinks) fprintf(out, ", sinks");
 }
 
 static void print_lane(const struct program_entry *e, bool tiled, FILE *out)

@@ -228,8 +228,9 @@ static void add_segment(struct lowering *low, struct program_entry *e, const str
 }
 
 /* A router, which is kept as fp32 beside the matrices: exact, however many tokens. */
-static void add_router(struct lowering *low, struct program_entry *e, enum tensor_role role, int32_t layer)
+static void add_router(struct lowering *low, struct program_entry *e, const struct math_op *op, int32_t layer)
 {
+    const enum tensor_role role = op->router, bias = op->bias[0];
     const struct program_source *s = low->source;
     const struct model_config *c = &s->model->config;
     const float *router = weights_vector(s->weights, role, layer);
@@ -241,6 +242,7 @@ static void add_router(struct lowering *low, struct program_entry *e, enum tenso
                                             .rows = c->router.experts,
                                             .cols = c->hidden},
                                  .kernels = &s->kernels->linear[LINEAR_EXACT][FORMAT_F32],
+                                 .bias = bias == TENSOR_NONE ? NULL : weights_vector(s->weights, bias, layer),
                                  .out = s->act->buffer[BUFFER_ROUTER],
                                  .out_width = s->act->width[BUFFER_ROUTER],
                                  .role = role};
@@ -288,7 +290,7 @@ static void make_linear(struct lowering *low, const struct making *m)
     e->in = low->source->act->buffer[in];
     e->width = low->source->act->width[in];
     e->swiglu = m->op->swiglu;
-    if (m->op->kind == MATH_ROUTE) add_router(low, e, m->op->router, m->layer);
+    if (m->op->kind == MATH_ROUTE) add_router(low, e, m->op, m->layer);
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;
     if (low->tiled) add_tiles(e - 1, e);
@@ -314,6 +316,8 @@ static void make_attend(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_ATTEND, m->layer);
     (void)plan_kv_of(low->source->plan, (uint32_t)m->layer, &e->kv_layer);
     e->window = c->window ? c->window[m->layer] : 0;
+    if (m->op->sinks != TENSOR_NONE)
+        e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);
 }
 
 static void make_sample(struct lowering *low, const struct making *m)

@@ -61,6 +61,7 @@ struct program_entry {
     int32_t layer;       /* of the model; -1 outside the layers */
     uint32_t kv_layer;   /* of the layer group */
     uint32_t window;
+    const float *sinks; /* ATTEND: of each head; or NULL */
     uint32_t chunk;  /* of those that are not cut by rows: tokens of a chunk */
     uint32_t chunks; /* LINEAR: row chunks, as many for each thread */
     uint32_t share;  /* LINEAR: threads it is shared by, 0: all */

@@ -9,8 +9,7 @@
 #include <stdatomic.h>
 
 #include "common/program/op.h"
-#include "worker-gpu/kernels/experts.h"
-#include "worker-gpu/kernels/kernels.h"
+#include "worker-gpu/kernels/chains.h"
 #include "worker-gpu/kernels/kernels_few.h"
 
 /* When a waiting queue goes on: word - value, as a signed number, is 0 or more; the word is the value. */

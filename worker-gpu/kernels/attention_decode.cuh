@@ -201,11 +201,17 @@ __device__ __forceinline__ void sums_fold(attention_sums<G> &a, uint32_t heads, 
     }
 }
 
+/* What a sum relative to the maximum m, both in powers of two, is with the head's sink. */
+__device__ __forceinline__ float with_sink(const gpuk_attention &a, size_t head, float m, float s)
+{
+    return a.sinks && s > 0 ? s + exp2_of(a.sinks[head % a.heads] * LOG2E - m) : s;
+}
 /* Writes one head's merged result. */
 __device__ __forceinline__ void put_out(const decode_params &p, size_t head, uint32_t d, float o, float m,
                                         float s)
 {
-    p.out[head * p.a.kv.layout.head_dim + d] = p.partial_m ? o : (s > 0 ? o / s : 0.0f);
+    const float all = p.partial_m ? s : with_sink(p.a, head, m, s);
+    p.out[head * p.a.kv.layout.head_dim + d] = p.partial_m ? o : (all > 0 ? o / all : 0.0f);
     if (d == 0 && p.partial_m) {
         p.partial_m[head] = m * LN2;
         p.partial_s[head] = s;

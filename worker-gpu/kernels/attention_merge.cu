@@ -25,7 +25,9 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
     const float most = fmaxf(m, other_m);
     const float mine = s > 0 ? expf(m - most) : 0.0f, theirs = other_s > 0 ? expf(other_m - most) : 0.0f;
-    const float sum = mine * s + theirs * other_s, inverse = sum > 0 ? 1.0f / sum : 0.0f;
+    float sum = mine * s + theirs * other_s;
+    if (a.sinks && sum > 0) sum += expf(a.sinks[head] - most);
+    const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
 #pragma unroll
     for (uint32_t j = 0; j < GPUK_HEAD_DIM_MAX / 32; j++) {
         const uint32_t d = lane + 32 * j;

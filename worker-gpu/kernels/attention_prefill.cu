@@ -89,6 +89,7 @@ __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant
         for (uint32_t j = 0; j < HEAD_STEPS; j++)
             if (lane + 32 * j < head_dim) o[j] = o[j] * keep + w * C::number(v, v_scales, lane + 32 * j);
     }
+    if (a.sinks) s += expf(a.sinks[head] - m);
 #pragma unroll
     for (uint32_t j = 0; j < HEAD_STEPS; j++)
         if (lane + 32 * j < head_dim) store_out(p, at + lane + 32 * j, o[j] / s);
@@ -245,6 +246,7 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
         s[r] += __shfl_xor_sync(0xffffffffu, s[r], 2);
         const uint32_t query = warp * 16 + g + r * 8;
         if (query >= queries) continue;
+        if (a.sinks && s[r] > 0) s[r] += exp2f(a.sinks[head] * LOG2E - m[r]);
         const float inverse = s[r] > 0 ? 1.0f / s[r] : 0.0f;
         const size_t at = ((size_t)(token0 + query) * a.heads + head) * HEAD + c;
 #pragma unroll

@@ -12,52 +12,12 @@
  * the lists. worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/chain.cuh"
 #include "worker-gpu/kernels/chain_attention.cuh"
+#include "worker-gpu/kernels/chain_experts.cuh"
 
 struct chain_params {
     unsigned char *list;
-    uint32_t count, linears, slots, askers, pitch, region_bytes, norm_bytes;
+    uint32_t count, meetings, linears, slots, askers, pitch, region_bytes, norm_bytes;
 };
-
-/* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
-template <typename S, typename D>
-__device__ __forceinline__ void take_x(const linear_params &p, const float4 *norm, float *x, float *squares)
-{
-    const uint32_t quads = p.cols / 4, batch = 4096 / S::THREADS; /* loads that are on their way together */
-    float4 *x4 = reinterpret_cast<float4 *>(x), v[batch];
-    const float4 *from = reinterpret_cast<const float4 *>(p.x);
-    float sum = 0;
-    for (uint32_t f0 = threadIdx.x; (D::SCALED ? f0 & ~31u : f0) < quads; f0 += batch * S::THREADS) {
-#pragma unroll
-        for (uint32_t j = 0; j < batch; j++)
-            v[j] = f0 + j * S::THREADS < quads ? __ldcg(from + f0 + j * S::THREADS) : make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (uint32_t j = 0; j < batch; j++) {
-            const uint32_t f = f0 + j * S::THREADS;
-            if ((D::SCALED ? f & ~31u : f) >= quads) break; /* x for blocks is put by whole warps */
-            if (p.norm && f < quads) {
-                const float4 n = norm[f];
-                sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
-                v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
-            }
-            if constexpr (D::SCALED)
-                blocks_x::put(x4, f, f < quads, v[j]);
-            else
-                x4[x_place<D>(f)] = v[j];
-        }
-    }
-    if (p.norm) {
-        sum = warp_sum(sum);
-        if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = sum;
-    }
-}
-template <typename S> __device__ __forceinline__ float x_scale(const linear_params &p, const float *squares)
-{
-    if (!p.norm) return 1.0f;
-    float sum = 0;
-#pragma unroll
-    for (uint32_t w = 0; w < S::WARPS; w++) sum += squares[w];
-    return rsqrtf(sum / (float)p.cols + p.eps);
-}
 
 /* A tile of blocks in a function of its own: among everything else that the kernel does the compiler lets products wait
  * for one another. Places are bytes from the beginning of shared memory. */
@@ -81,8 +41,8 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place ti
     const uint32_t bytes = tile_length(w, at.chunk);
     const float4 *with = x4 + at.chunk * L::quads(w.tile);
     if (D::LOOSE && w.loose) {
-        const linear_pair rows = tile_rows(w, at.pair, at.chunk);
-        tile.a += (size_t)rows.a & 15, tile.b += (size_t)rows.b & 15;
+        const chain_beside beside = tile_beside(w, at.pair, at.chunk);
+        tile.a += beside.a, tile.b += beside.b;
     }
     if constexpr (D::SCALED) {
         SHARED_DYNAMIC(unsigned char, shared);
@@ -124,9 +84,10 @@ __device__ __forceinline__ void chain_tile<decode_blocks>(const chain_weights &w
  * the tile it would go on with, counted from behind the last, is returned. beside(): once for each thread,
  * when it has some time. */
 template <typename S, typename D, typename Beside>
-__device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const float *x, const float *squares,
-                                               float *partial, uint32_t &which, chain_ring &ring,
-                                               uint32_t rest, const Beside &beside)
+__device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const chain_token &token,
+                                               const float *x, const chain_sums &all, uint32_t &which,
+                                               chain_ring &ring, uint32_t rest, uint32_t tag,
+                                               const Beside &beside)
 {
     const linear_params &p = item.linear;
     const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks;
@@ -140,12 +101,12 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
     bool had_time = false;
     uint32_t batch = 0;
     do {
-        float *sums = partial + which * CHAIN_SUMS;
+        float *sums = all.partial + which * CHAIN_SUMS;
         const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
         /* what will be added to this thread's rows is on its way while the products are computed */
         const uint32_t mine = batch + threadIdx.x, pair = first + mine * gridDim.x;
         float2 add = make_float2(0, 0);
-        if (mine < end) add = linear_addends(p, pair, 0);
+        if (mine < end) add = chain_addends(item, token, pair);
         const uint32_t from_tile = batch * chunks, end_tile = end * chunks;
         do {
             float sum[2 * TILES_FOLDED] = {0};
@@ -178,11 +139,11 @@ __device__ __forceinline__ uint32_t chain_rows(const chain_item &item, const flo
         S::meet();
         if (mine < end) { /* a batch has at most as many pairs as threads compute */
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
-            const float scale = x_scale<S>(p, squares);
+            const float scale = x_scale<S>(p, all.squares);
             float a = 0, b = 0;
 #pragma unroll 8
             for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
-            linear_store(p, pair, 0, a * scale + add.x, b * scale + add.y);
+            chain_store(item, token, pair, a * scale + add.x, b * scale + add.y, tag);
         }
         which ^= 1;
     } while ((batch += batch_pairs) < pairs);
@@ -209,11 +170,12 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     chain_ring ring;
     const bool asks = warp >= S::WARPS;
     ring_open(ring, shared, barriers, q.slots, q.pitch, asks ? warp - S::WARPS : warp);
-    if (threadIdx.x == S::THREADS) ring_barriers_open(ring);
+    if (threadIdx.x == S::THREADS) ring_barriers_open(ring, q.askers);
     __syncthreads();
     if (asks) {
         const uint32_t asker = warp - S::WARPS;
-        if (asker < q.askers) ask_everything<S>(ring, asked + asker, weights, q.linears, asker, q.askers);
+        if (asker < q.askers)
+            ask_everything<S>(ring, asked + asker, weights, q.linears, token->expert, asker, q.askers);
         return;
     }
     const auto fetch =
@@ -230,11 +192,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     };
     fetch(0);
     if (threadIdx.x == 0) {
-        const uint64_t a_launch = (uint64_t)gridDim.x * (q.count - 1);
-        const uint64_t now = q.count > 1 ? meet_count(&header->counter) : 0;
-        token->pages = nullptr, token->awaited = q.count > 1 ? now - now % a_launch : 0;
-        token->tag = q.count > 1 ? (uint32_t)(now / a_launch) * q.count : 0;
-        token->hurried = false, token->words = q.count > 1;
+        const uint64_t a_launch = (uint64_t)gridDim.x * q.meetings;
+        const uint64_t now = q.meetings > 0 ? meet_count(&header->counter) : 0;
+        token->pages = nullptr, token->awaited = q.meetings > 0 ? now - now % a_launch : 0;
+        token->tag = q.meetings > 0 ? (uint32_t)(now / a_launch) * q.count : 0;
+        token->hurried = false, token->words = q.meetings > 0;
         token->position = 0, token->counts = false, token->cut_heads = 0;
         if (header->attends && header->step.counts[0] > 0) {
             const gpuk_step &s = header->step;
@@ -247,7 +209,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     copies_commit();
     copies_wait<0>();
     S::meet();
-    if (items[0].kind == GPUK_CHAIN_LINEAR && items[0].linear.norm) {
+    if (chain_takes_x(items[0].kind) && items[0].linear.norm) {
         fetch_norm(items[0].linear.norm, items[0].linear.cols / 4);
         copies_commit();
         copies_wait<0>();
@@ -261,11 +223,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                                                  now ? 0 : 1); /* over already: for tools that miss a wait */
                                        token->hurried = now;
     };
-    uint32_t rest = warp, which = 0;
+    uint32_t rest = warp, which = 0, choices = 0;
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
         const auto wait = [&] {
-            if (number > 0) {
+            if (number > 0 && !item.words_in) {
                 if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
                 S::meet();
             }
@@ -274,20 +236,47 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 128 * threadIdx.x < sizeof(chain_item))
                 ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
         };
-        if (item.kind == GPUK_CHAIN_LINEAR) {
-            wait();
-            copies_commit();
-            take_x<S, typename chain_x_of<D>::decoder>(item.linear, norm, region, squares);
+        const uint32_t tag = token->tag + number + 1; /* of this operation's words */
+        const auto source = [&](const float *x) { return chain_source{x, item.words_in, tag - 1}; };
+        const auto rows = [&] {
             copies_wait<0>();
             S::meet();
             hurry(false);
-            rest = chain_rows<S, D>(item, region, squares, partial, which, ring, rest, [&] {
+            rest = chain_rows<S, D>(item, *token, region, {partial, squares}, which, ring, rest, tag, [&] {
                 fetch_norm(item.next_norm, item.next_norm_quads);
                 const chain_item &next = items[(number + 1) & 1];
                 if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
                     chain_attention_ask<S>(next, *token, reinterpret_cast<unsigned char *>(region));
+                if (number + 1 < q.count && next.kind == GPUK_CHAIN_ROUTER) chain_router_ask(next.linear);
                 copies_commit();
             });
+        };
+        if (item.kind == GPUK_CHAIN_LINEAR) {
+            wait();
+            copies_commit();
+            if (item.words_in)
+                take_words<S, typename chain_x_of<D>::decoder>(item.linear, source(item.linear.x), norm,
+                                                               region, squares);
+            else
+                take_x<S, typename chain_x_of<D>::decoder>(item.linear, norm, region, squares);
+            rows();
+        } else if (item.kind == GPUK_CHAIN_ROUTER) {
+            wait();
+            copies_commit();
+            chain_router<S, typename chain_x_of<D>::decoder>(item.linear, source(item.linear.x), norm, region,
+                                                             {partial, squares}, item.words_out, tag);
+        } else if (item.kind == GPUK_CHAIN_EXPERTS_GLU) { /* x is there since the router's */
+            wait();
+            copies_commit();
+            hurry(false);
+            chain_choose<S>(item.experts, source(item.experts.logits), *token,
+                            partial + (which ^ 1) * CHAIN_SUMS, ring, choices++);
+            rows();
+        } else if (item.kind == GPUK_CHAIN_EXPERTS_DOWN) {
+            wait();
+            copies_commit();
+            take_act<S, typename chain_x_of<D>::decoder>(item, region);
+            rows();
         } else if (token->counts) {
             cut_once<S>(item.attention.a, *token);
             const attention_cut &cut = token->cut;
@@ -299,15 +288,17 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         } else {
             wait();
         }
-        if (item.kind != GPUK_CHAIN_LINEAR) {
+        if (item.kind == GPUK_CHAIN_ATTENTION) {
             fetch_norm(item.next_norm, item.next_norm_quads);
             copies_commit();
         }
         S::meet(); /* the block has stored its results, and is through with the shared memory */
         if (threadIdx.x == 0 && number + 1 < q.count) {
             hurry(true);
-            meet_arrive(&header->counter);
-            token->awaited += gridDim.x;
+            if (!item.words_out) {
+                meet_arrive(&header->counter);
+                token->awaited += gridDim.x;
+            }
         }
         copies_wait<0>();
         S::meet(); /* the next operation's item is there */
@@ -343,6 +334,7 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, stru
 {
     const struct chain_params p = {(unsigned char *)(uintptr_t)chain->list,
                                    chain->count,
+                                   chain->meetings,
                                    chain->linears,
                                    chain->slots,
                                    chain->askers,

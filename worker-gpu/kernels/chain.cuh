@@ -6,7 +6,9 @@
 #define HELM_WORKER_GPU_KERNELS_CHAIN_CUH
 
 #include "worker-gpu/kernels/attention_decode.cuh"
+#include "worker-gpu/kernels/chains.h"
 #include "worker-gpu/kernels/decode.cuh"
+#include "worker-gpu/kernels/experts.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
 /* A block's warps: W that compute, P that ask for weights. B: bytes of one row of a tile, which is that of a
@@ -37,6 +39,23 @@ struct alignas(16) chain_weights {
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
     uint32_t loose; /* tiles that do not begin on 16 bytes */
+    /* Of experts, whose matrices are where the token's choice says: from one's to the next one's; how many are chosen,
+     * 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is of all
+     * chosen experts, whose tiles stand one behind the other. */
+    uint64_t stride;
+    uint32_t chosen;
+    uint32_t rows_each;  /* of gates and ups: of an expert; of downs 0 */
+    uint32_t tiles_each; /* of downs: of a row of an expert */
+};
+/* What gates and ups and downs have beside a linear operation. */
+struct chain_experts {
+    struct model_router router;
+    const float *logits, *choice_bias;
+    struct gpuk_choice choice;
+    const float *bias[2]; /* gates' and ups', or downs': [expert][rows] */
+    uint32_t rows;        /* of an expert */
+    uint32_t quads;       /* of downs: of x, from one expert's to the next one's */
+    enum glu_kind glu;
 };
 
 struct alignas(16) chain_item {
@@ -45,9 +64,16 @@ struct alignas(16) chain_item {
     const float *next_norm; /* of the linear operation behind this one */
     uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
     uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
-    chain_weights where;    /* linear */
+    /* Results that go on as words, each with the operation's tag, so that nobody waits for a meeting; NULL: the blocks meet
+     * behind the operation. And where those of the operation in front come from. */
+    uint64_t *words_out;
+    const uint64_t *words_in;
+    chain_weights where; /* linear */
     union {
-        linear_params linear;
+        struct {
+            linear_params linear; /* routers' too; of experts what is like it */
+            chain_experts experts;
+        };
         decode_params attention;
     };
 };
@@ -91,11 +117,14 @@ struct alignas(16) chain_token {
     attention_cut cut; /* and the block's first unit, of attention of so many heads and such a window */
     attention_unit unit;
     uint32_t cut_heads, cut_kv_heads, cut_window; /* heads 0: not cut yet */
-    bool words;    /* tags differ from launch to launch: with more than one operation */
-    bool hurried;  /* the ring's barrier says so; thread 0's */
+    bool words;                                   /* tags differ from launch to launch: with a meeting */
+    bool hurried;                                 /* the ring's barrier says so; thread 0's */
     uint32_t tag;  /* of operation 0 of this launch; the others' are that and their number */
     uint32_t page; /* of the position */
     uint32_t held_pages[HELD_POSITIONS_MAX]; /* of the unit's first positions */
+    /* the experts that the token chose last */
+    uint32_t expert[MODEL_EXPERTS_CHOSEN_MAX];
+    float expert_weight[MODEL_EXPERTS_CHOSEN_MAX];
 };
 
 /* A block's share of an operation's pairs: first, first + gridDim.x, ... */
@@ -118,8 +147,9 @@ __device__ __forceinline__ tile_walk walk_to(uint32_t tile, uint32_t chunks)
 struct chain_ring {
     const unsigned char *at;
     uint32_t address, full, free; /* shared memory; a byte's, barriers' */
-    uint32_t hurry; /* a barrier whose phase says whether few tiles may be on their way: 1, 3, ... */
-    uint32_t pitch; /* from a tile's first row to its second: half a slot */
+    uint32_t hurry;         /* a barrier whose phase says whether few tiles may be on their way: 1, 3, ... */
+    uint32_t chosen, taken; /* ones whose phases end when experts have been chosen, and all that ask know */
+    uint32_t pitch;         /* from a tile's first row to its second: half a slot */
     uint32_t slots, slot, parity; /* the warp's next */
 };
 __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles, uint64_t *barriers,
@@ -128,16 +158,18 @@ __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles
     ring.pitch = pitch;
     ring.at = tiles, ring.address = shared_address(tiles);
     ring.full = shared_address(barriers), ring.free = ring.full + 8 * slots,
-    ring.hurry = ring.free + 8 * slots;
+    ring.hurry = ring.free + 8 * slots, ring.chosen = ring.hurry + 8, ring.taken = ring.chosen + 8;
     ring.slots = slots, ring.slot = first, ring.parity = 0;
 }
 /* Makes the barriers; the block meets behind it. All lanes of the warp that read a slot set it free: what
  * tells tools that look for races, and costs nothing. */
-__device__ __forceinline__ void ring_barriers_open(const chain_ring &ring)
+__device__ __forceinline__ void ring_barriers_open(const chain_ring &ring, uint32_t askers)
 {
     bulk_barriers_open(ring.full, ring.slots);
     for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, 32);
     barrier_open(ring.hurry, 1);
+    barrier_open(ring.chosen, 1);
+    barrier_open(ring.taken, askers);
     barriers_opened();
 }
 __device__ __forceinline__ void ring_next(chain_ring &ring, uint32_t tiles)
@@ -153,6 +185,8 @@ struct ask_walk {
     const chain_weights *end; /* of the list's */
     uint32_t left;            /* operations behind this one */
     tile_walk at;             /* at.pair >= w->whole: there is nothing more */
+    const uint32_t *expert;   /* chain_token's */
+    uint32_t chosen, choices; /* the ring's barriers, how often they have been waited for */
 };
 /* Goes on to the next operation when the walk is through with this one. */
 __device__ __forceinline__ void ask_settle(ask_walk &k)
@@ -173,20 +207,40 @@ __device__ __forceinline__ void ask_settle(ask_walk &k)
         if (lane == 0) k.w->start = first, k.w->whole = pairs;
         __syncwarp();
         k.at = walk_to(rest, k.w->chunks);
+        /* gates and ups: which ones is only known now, and the same for the downs behind them */
+        if (!k.w->rows_each) continue;
+        bulk_wait(k.chosen, k.choices++ & 1);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(k.chosen + 8);
     }
 }
 __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const chain_weights *records,
                                          uint32_t count, uint32_t first)
 {
-    k.w = own, k.end = records + count, k.left = count;
+    k.w = own, k.end = records + count, k.left = count, k.choices = 0;
     k.at = {0, first};
     if ((threadIdx.x & 31) == 0) own->chunks = 1 << 16, own->whole = 0;
     __syncwarp();
     ask_settle(k);
 }
-/* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. */
-__device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_t pair, uint32_t chunk)
+/* First bytes of a tile of experts. */
+__device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &w, uint32_t pair,
+                                                           uint32_t chunk, const uint32_t *expert)
 {
+    const uint32_t e = w.rows_each ? pair / w.rows_each : chunk / w.tiles_each,
+                   row = w.rows_each ? pair - e * w.rows_each : pair,
+                   tile = w.rows_each ? chunk : chunk - e * w.tiles_each;
+    const unsigned char *a =
+        w.base[0] + expert[e] * w.stride + (uint64_t)row * w.pair_bytes + (uint64_t)tile * w.tile;
+    const bool alone = !w.rows_each && w.odd && pair + 1 == w.end[0];
+    return {a, alone ? nullptr : a + w.to_second};
+}
+/* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. expert: those that were
+ * chosen. */
+__device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_t pair, uint32_t chunk,
+                                                 const uint32_t *expert)
+{
+    if (w.chosen) return tile_rows_of_expert(w, pair, chunk, expert);
     const uint32_t s = (pair >= w.end[0] ? 1 : 0) + (pair >= w.end[1] ? 1 : 0);
     const unsigned char *base = s == 0 ? w.base[0] : s == 1 ? w.base[1] : w.base[2];
     const unsigned char *a = base + (uint64_t)pair * w.pair_bytes + (uint64_t)chunk * w.tile;
@@ -194,15 +248,31 @@ __device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_
     const bool alone = (w.odd >> s & 1) && pair + 1 == end;
     return {a, alone ? nullptr : a + w.to_second};
 }
+struct chain_beside {
+    uint32_t a, b;
+};
+/* Bytes from 16 on where both rows of a loose tile begin. Experts' matrices are whole 16 bytes from each other. */
+__device__ __forceinline__ chain_beside tile_beside(const chain_weights &w, uint32_t pair, uint32_t chunk)
+{
+    if (!w.chosen) {
+        const linear_pair rows = tile_rows(w, pair, chunk, nullptr);
+        return {(uint32_t)(size_t)rows.a & 15, (uint32_t)(size_t)rows.b & 15};
+    }
+    const uint32_t tile = w.tiles_each ? chunk % w.tiles_each : chunk,
+                   at = (uint32_t)(size_t)w.base[0] + pair * w.pair_bytes + tile * w.tile;
+    return {at & 15, (at + (uint32_t)w.to_second) & 15};
+}
 __device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
 {
+    if (w.tiles_each > 1) return chunk % w.tiles_each + 1 == w.tiles_each ? w.last_bytes : w.tile;
+    if (w.tiles_each) return w.last_bytes;
     return chunk + 1 == w.chunks ? w.last_bytes : w.tile;
 }
 /* Starts the copy of the tile the walk is at (one lane) and goes on. */
 __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pitch, uint32_t full)
 {
     if ((threadIdx.x & 31) == 0) {
-        const linear_pair rows = tile_rows(*k.w, k.w->start + k.at.pair * gridDim.x, k.at.chunk);
+        const linear_pair rows = tile_rows(*k.w, k.w->start + k.at.pair * gridDim.x, k.at.chunk, k.expert);
         const uint32_t bytes = tile_length(*k.w, k.at.chunk);
         const tile_window a = tile_window_of(rows.a, bytes), b = tile_window_of(rows.b, bytes);
         bulk_expect(full, rows.b ? a.bytes + b.bytes : a.bytes);
@@ -222,25 +292,30 @@ static const uint32_t CHAIN_FLIGHT = 80 << 10, CHAIN_FLIGHT_HURRY = 20 << 10; /*
 /* An asking warp's life. The first round finds every slot free. */
 template <typename S>
 __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *own,
-                                               const chain_weights *records, uint32_t count, uint32_t number,
-                                               uint32_t askers)
+                                               const chain_weights *records, uint32_t count,
+                                               const uint32_t *expert, uint32_t number, uint32_t askers)
 {
     ask_walk ask;
+    ask.expert = expert, ask.chosen = ring.chosen;
     ask_open(ask, own, records, count, number);
     const auto tiles_of =
-        [&](uint32_t bytes) { /* as many of each asking warp, and fewer than there are slots */
-                              const uint32_t each = bytes / (2 * ring.pitch * askers),
-                                             most = ring.slots / askers - 1;
-                              return (each < 1 ? 1 : each < most ? each : most) * askers;
+        [&](uint32_t bytes, uint32_t row) { /* as many of each asking warp, and fewer than there are slots */
+                                            const uint32_t each = bytes / (2 * row * askers),
+                                                           most = ring.slots / askers - 1;
+                                            return (each < 1 ? 1 : each < most ? each : most) * askers;
         };
-    const uint32_t flight = tiles_of(CHAIN_FLIGHT), hurried = tiles_of(CHAIN_FLIGHT_HURRY);
+    const uint32_t usual = tiles_of(CHAIN_FLIGHT, ring.pitch), few = tiles_of(CHAIN_FLIGHT_HURRY, ring.pitch);
     uint32_t asked = 0; /* tiles */
     for (bool first = true;; first = false) {
         const uint32_t round = ring.parity;
         while (ring.parity == round && ask.at.pair < ask.w->whole) {
             if (!first) bulk_wait(ring.free + 8 * ring.slot, round ^ 1);
-            /* tiles on their way: the one so many before must have come */
-            const uint32_t most = bulk_over(ring.hurry, 0) ? hurried : flight;
+            /* tiles on their way: the one so many before must have come; experts' are small */
+            const bool hurried = bulk_over(ring.hurry, 0);
+            const uint32_t most = ask.w->chosen
+                                      ? tiles_of(hurried ? CHAIN_FLIGHT_HURRY : CHAIN_FLIGHT, ask.w->tile)
+                                  : hurried ? few
+                                            : usual;
             if (asked >= most) {
                 const bool wraps = ring.slot < most;
                 bulk_wait(ring.full + 8 * (ring.slot + (wraps ? ring.slots : 0) - most), round ^ wraps);
@@ -267,8 +342,8 @@ static inline uint32_t chain_askers(uint32_t pitch)
 /* A line: what a warp reads at once of a row. The bytes of tiles are whole lines, those that registers hold the
  * same ones in any kernel of the format. */
 struct chain_lines {
-    uint32_t bytes, x_bytes; /* of x that it meets; 0: no chain takes the format */
-    bool loose;              /* rows begin anywhere */
+    uint32_t bytes, x_values, x_bytes; /* of x that it meets; 0: no chain takes the format */
+    bool loose;                        /* rows begin anywhere */
     /* Bytes of a tile in a place of so many. */
     __host__ __device__ constexpr uint32_t within(uint32_t most) const
     {
@@ -276,7 +351,8 @@ struct chain_lines {
     }
 };
 template <typename D> struct chain_lines_of {
-    static constexpr chain_lines lines = {D::LINE_BYTES, 16 * D::LINE_QUADS, D::LOOSE};
+    static constexpr chain_lines lines = {D::LINE_BYTES, D::SCALED ? 1024 : 4 * D::LINE_QUADS,
+                                          16 * D::LINE_QUADS, D::LOOSE};
     static constexpr uint32_t PART = lines.within(chain_shaped::PART), SMALL = lines.within(2048);
     /* float4s of x that whole lines meet */
     static __device__ __forceinline__ uint32_t quads(uint32_t bytes)
@@ -304,11 +380,11 @@ static const uint32_t CHAIN_SUMS = 768; /* sums of tiles that wait for the end o
 
 /* Shared memory: ring [slot][2][pitch], a region for x or attention, the next norm's weights, partial
  * [2][CHAIN_SUMS], squares [32], items [2], each asking warp's chain_weights, the token, barriers [2][slot]
- * and that of haste. */
+ * and those of haste and of experts. */
 static inline size_t chain_shared_bytes(uint32_t slots, uint32_t pitch, uint32_t region_bytes,
                                         uint32_t norm_bytes)
 {
-    return (size_t)slots * (2 * pitch + 16) + 16 + region_bytes + norm_bytes +
+    return (size_t)slots * (2 * pitch + 16) + 32 + region_bytes + norm_bytes +
            (2 * CHAIN_SUMS + 32) * sizeof(float) + 2 * sizeof(chain_item) +
            chain_shaped::ASKERS * sizeof(chain_weights) + sizeof(chain_token);
 }

@@ -127,15 +127,21 @@ __device__ __forceinline__ void experts_open_groups(const struct model_router &r
     __syncwarp();
 }
 
+/* Logits in device memory, as other kernels left them. */
+struct experts_logits {
+    const float *from;
+    __device__ __forceinline__ float operator()(uint32_t i) const { return __ldcg(from + i); }
+};
 /* Scores of experts, what they are chosen by (NaN where they may not be), and the lane's largest score. By a warp, or by
  * `threads` threads, the caller `thread` among them. */
-__device__ __forceinline__ float experts_score(const struct model_router &router, const float *logits,
+template <typename L>
+__device__ __forceinline__ float experts_score(const struct model_router &router, const L &logits,
                                                const float *choice_bias, float *scratch, uint32_t thread,
                                                uint32_t threads)
 {
     float *score = scratch, *value = scratch + router.experts, most = -INFINITY;
     for (uint32_t i = thread; i < router.experts; i += threads) {
-        float s = __ldcg(logits + i);
+        float s = logits(i);
         if (!(s == s)) s = -INFINITY;
         if (router.score == ROUTER_SIGMOID) s = 1.0f / (1.0f + expf(-s));
         score[i] = s, most = fmaxf(most, s);
@@ -175,7 +181,8 @@ __device__ __forceinline__ void experts_choose(const struct model_router &router
 {
     const uint32_t n = router.experts, k = router.chosen, lane = threadIdx.x & 31;
     float *value = scratch + n;
-    const float most = experts_most(experts_score(router, logits, choice_bias, scratch, lane, 32));
+    const float most =
+        experts_most(experts_score(router, experts_logits{logits}, choice_bias, scratch, lane, 32));
     __syncwarp();
     if (router.score == ROUTER_SIGMOID && router.groups > router.groups_chosen)
         experts_open_groups(router, value, scratch + 2 * n, lane);
@@ -206,20 +213,27 @@ __device__ __forceinline__ void experts_choose(const struct model_router &router
 /* The same by a whole block of `threads`, a multiple of 32, for one token, sooner: an expert's place is how many are
  * better. For routers of few experts without groups. Weights are made only where `weigh`. */
 static const uint32_t EXPERTS_RANKED_MAX = 256;
-__device__ __forceinline__ bool experts_ranks(const struct model_router &router)
+static __host__ __device__ inline bool experts_ranks(const struct model_router &router)
 {
     return router.experts <= EXPERTS_RANKED_MAX && router.experts % 4 == 0 &&
            !(router.score == ROUTER_SIGMOID && router.groups > router.groups_chosen);
 }
-__device__ __forceinline__ void experts_rank(const struct model_router &router, const float *logits,
-                                             const float *choice_bias, float *scratch, uint32_t *id,
-                                             float *weight, uint32_t threads, bool weigh)
+/* Scores and their order, by `threads` threads, all to be met behind; scratch: experts_scratch floats. */
+template <typename L>
+__device__ __forceinline__ void experts_order_all(const struct model_router &router, const L &logits,
+                                                  const float *choice_bias, float *scratch, uint32_t threads)
 {
-    const uint32_t n = router.experts, k = router.chosen, lane = threadIdx.x & 31, part = threadIdx.x & 3;
-    uint32_t *order = reinterpret_cast<uint32_t *>(scratch + n); /* in place of the values */
+    uint32_t *order = reinterpret_cast<uint32_t *>(scratch + router.experts); /* in place of the values */
     experts_score(router, logits, choice_bias, scratch, threadIdx.x, threads);
-    for (uint32_t i = threadIdx.x; i < n; i += threads) order[i] = experts_order(scratch[n + i]);
-    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < router.experts; i += threads)
+        order[i] = experts_order(scratch[router.experts + i]);
+}
+/* id[chosen], by as many threads; to be met behind. */
+__device__ __forceinline__ void experts_places(const struct model_router &router, const float *scratch,
+                                               uint32_t *id, uint32_t threads)
+{
+    const uint32_t n = router.experts, k = router.chosen, part = threadIdx.x & 3;
+    const uint32_t *order = reinterpret_cast<const uint32_t *>(scratch + n);
     /* four neighbours share an expert: every fourth quad of the others each */
     for (uint32_t base = 0; base < n; base += threads / 4) {
         const uint32_t i = base + threadIdx.x / 4, mine = i < n ? order[i] : 0;
@@ -234,12 +248,26 @@ __device__ __forceinline__ void experts_rank(const struct model_router &router, 
         better += __shfl_xor_sync(0xffffffffu, better, 2);
         if (part == 0 && i < n && better < k) id[better] = i;
     }
-    __syncthreads();
-    if (!weigh || threadIdx.x >= 32) return;
+}
+/* weight[chosen], by a warp. */
+__device__ __forceinline__ void experts_weigh_ranked(const struct model_router &router, const float *scratch,
+                                                     const uint32_t *id, float *weight)
+{
+    const uint32_t n = router.experts, k = router.chosen, lane = threadIdx.x & 31;
     float most = -INFINITY;
     for (uint32_t i = lane; i < n; i += 32) most = fmaxf(most, scratch[i]);
     const float w = experts_weigh(router, scratch, experts_most(most), lane < k ? id[lane] : 0);
     if (lane < k) weight[lane] = w;
+}
+__device__ __forceinline__ void experts_rank(const struct model_router &router, const float *logits,
+                                             const float *choice_bias, float *scratch, uint32_t *id,
+                                             float *weight, uint32_t threads, bool weigh)
+{
+    experts_order_all(router, experts_logits{logits}, choice_bias, scratch, threads);
+    __syncthreads();
+    experts_places(router, scratch, id, threads);
+    __syncthreads();
+    if (weigh && threadIdx.x < 32) experts_weigh_ranked(router, scratch, id, weight);
 }
 
 /* ---- chunks: tiles of each expert's tokens ------------------------------------------------------------ */

@@ -76,6 +76,8 @@ struct gpuk_device {
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
     int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
     int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
+    int chain_words; /* of chains with experts: negative: all results wait for a meeting of the blocks; 1: logits go
+                             from block to block as words; 2: x, too */
 };
 /* HELM_E_UNSUPPORTED, with what to do: HELM has no code for a device of this capability, or this build has none. */
 HELM_MUST_CHECK int gpuk_check_built(int capability, struct helm_err *err);
@@ -228,6 +230,7 @@ struct gpuk_attention {
     uint32_t heads;
     uint32_t window;              /* 0 = full */
     float scale;                  /* 1 / sqrt(head_dim) */
+    const float *sinks;           /* [heads]: a score of no position that joins each head's sum; or NULL */
     const float *q_norm, *k_norm; /* [head_dim] or NULL */
     float eps;
     const float *rope_table;
@@ -246,7 +249,7 @@ HELM_MUST_CHECK int gpuk_rope_append(const struct gpuk_attention *args, uint32_t
  * pieces that are merged in fixed order by the last block to finish. fused: one token (tokens == 1), args->q,
  * k, v as the linear layers left them; norm, rotation and append are done here. Otherwise args->q is what
  * gpuk_rope_append wrote as f32. partial_m, partial_s [token][head]: if given, out is not divided by the sum,
- * and maximum (of scaled scores) and sum are stored: for merging with pages elsewhere. A head that saw
+ * and maximum (of scaled scores) and sum are stored, without sinks: for merging with pages elsewhere. A head that saw
  * nothing: -inf, 0, and out 0. The workspace's first gpuk_attention_counter_bytes bytes must be zero before
  * the first launch; launches leave them zero. */
 size_t gpuk_attention_counter_bytes(uint32_t tokens, uint32_t heads);
@@ -257,61 +260,15 @@ HELM_MUST_CHECK int gpuk_attention_decode(const struct gpuk_device *device, cons
                                           struct helm_err *err);
 /* Merges what decode attention left as partial results with those of positions elsewhere: of the first *count tokens
  * each head's (m, s, o) with `other`'s, [token][head]{m, s, o[head_dim]}, which may be mapped host memory (thesis 4.18
- * to 4.20). out: as attention writes it, may be `o`. A head that saw nothing on either side: 0. */
+ * to 4.20). out: as attention writes it, may be `o`; with `sinks` ([heads] or NULL) in the sums, once. A head that saw
+ * nothing on either side: 0. */
 struct gpuk_merge {
-    const float *o, *m, *s, *other;
+    const float *o, *m, *s, *other, *sinks;
     uint32_t heads, head_dim;
     float *out;
 };
 HELM_MUST_CHECK int gpuk_attention_merge(const struct gpuk_merge *merge, const uint32_t *count,
                                          uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
-/* ---- chains: consecutive operations of one token in one launch ----
- *
- * One block a multiprocessor stays for all of them. Between operations the blocks meet at a counter in device
- * memory; while they do, and while one of them computes attention, the copy engine brings the weights of the
- * operations behind it into shared memory, so that memory never rests between operations. All blocks must be
- * resident at once: a cooperative launch, one at a time on the device. Results are those of gpuk_gemv and
- * gpuk_attention_decode up to the order of sums, and the same bits from run to run. */
-enum gpuk_chain_kind { GPUK_CHAIN_LINEAR, GPUK_CHAIN_ATTENTION };
-struct gpuk_chain_op {
-    enum gpuk_chain_kind kind;
-    union {
-        struct gpuk_linear_args linear; /* as gpuk_gemv takes it */
-        struct {
-            struct gpuk_attention args; /* as gpuk_attention_decode takes it, one token, fused */
-            float *out;
-        } attention;
-    };
-};
-/* A list in device memory, ready to run; addresses in it stay as they were when it was written. */
-struct gpuk_chain {
-    const void *list; /* device */
-    uint32_t count;   /* operations */
-    int variant;      /* of the kernel; the launcher's own */
-    uint32_t warps, askers, slots, pitch, shared_bytes, blocks, linears, region_bytes, norm_bytes;
-};
-/* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
- * shared memory. A list may be cut at operations that cannot; those go as kernels of their own. Operations of
- * one chain have caches of one dtype, attention of one step block, and weights of one plain format or of blocks of any. */
-static inline bool gpuk_chain_mixes(enum tensor_format a, enum tensor_format b)
-{
-    return a == b || (!tensor_format_is_plain(a) && !tensor_format_is_plain(b));
-}
-bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op);
-/* Pieces of a head's context that attention in a chain hands from block to block at most. */
-#define GPUK_CHAIN_PIECES GPU_CHAIN_PIECES
-/* Device memory of a list of `count` operations, counters included; a multiple of 256. With attention in it
- * also the pieces' words: heads * GPUK_CHAIN_PIECES * (head_dim + 2) * 8 bytes, rounded up to 256. op NULL:
- * the list alone. */
-size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
-/* Writes the list to `memory` (gpuk_chain_bytes, 256-byte aligned) by a copy on `stream` that is over on
- * return; not under capture. attention_workspace: as in gpuk_attention_decode, of one token.
- * HELM_E_UNSUPPORTED names the operation that cannot be taken. */
-HELM_MUST_CHECK int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
-                                     uint32_t count, void *memory, void *attention_workspace, void *stream,
-                                     struct gpuk_chain *chain, struct helm_err *err);
-/* Runs it; may be captured. */
-HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, struct helm_err *err);
 
 /* Prefill attention: many tokens a sequence, several sequences, over everything in the cache before and in
  * this step, causal and windowed; never tokens x tokens in memory. q: as gpuk_rope_append wrote it, of the

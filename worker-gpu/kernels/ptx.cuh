@@ -121,6 +121,14 @@ __device__ __forceinline__ uint64_t word_get(const uint64_t *from)
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
     return word;
 }
+/* Two neighbours, on 16 bytes. */
+__device__ __forceinline__ void words_get(const uint64_t *from, uint64_t to[2])
+{
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(to[0]), "=l"(to[1])
+                 : "l"(from)
+                 : "memory");
+}
 /* Before a word that has not come is loaded again. */
 __device__ __forceinline__ void word_late() {}
 /* ---- bulk copies (9.0): sizes and addresses are multiples of 16 --------------------------------- */

@@ -15,6 +15,7 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
                                .heads = c->heads,
                                .window = c->window ? c->window[m->at->layer] : 0,
                                .scale = 1.0f / sqrtf((float)c->head_dim),
+                               .sinks = making_vector(low, m, m->at->math->sinks),
                                .q_norm = making_vector(low, m, m->at->math->q_norm),
                                .k_norm = making_vector(low, m, m->at->math->k_norm),
                                .eps = (float)c->norm_eps,
@@ -114,6 +115,7 @@ void make_attend_merge(struct lowering *low, const struct making *m)
                                                       .m = partial_of(low, false),
                                                       .s = partial_of(low, true),
                                                       .other = lane->data,
+                                                      .sinks = making_vector(low, m, m->at->math->sinks),
                                                       .heads = c->heads,
                                                       .head_dim = c->head_dim,
                                                       .out = out};

@@ -7,16 +7,26 @@
 
 /* ---- lowering ---- */
 
+/* Of layers and head, beside experts. */
 static bool is_operation(const struct gpu_entry *e)
 {
     return e->op.kind == OP_GEMV || (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);
 }
 
-static struct gpuk_chain_op operation_of(const struct gpu_entry *e)
+/* `next`: the entry behind it in the chain, or NULL; the product in front of experts' gates is their router's. */
+static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct gpu_entry *next)
 {
     const struct op_attention *a = &e->op.as.attention;
     if (e->op.kind == OP_GEMV)
-        return (struct gpuk_chain_op){.kind = GPUK_CHAIN_LINEAR, .linear = e->op.as.linear};
+        return (struct gpuk_chain_op){.kind = next && next->op.kind == OP_EXPERTS_GLU ? GPUK_CHAIN_ROUTER
+                                                                                      : GPUK_CHAIN_LINEAR,
+                                      .linear = e->op.as.linear};
+    if (e->op.kind == OP_EXPERTS_GLU)
+        return (struct gpuk_chain_op){.kind = GPUK_CHAIN_EXPERTS_GLU,
+                                      .glu = {.args = e->op.as.experts_glu.few,
+                                              .router = *e->op.as.experts_glu.few.router}};
+    if (e->op.kind == OP_EXPERTS_DOWN)
+        return (struct gpuk_chain_op){.kind = GPUK_CHAIN_EXPERTS_DOWN, .down = e->op.as.experts_down.few};
     return (struct gpuk_chain_op){.kind = GPUK_CHAIN_ATTENTION,
                                   .attention = {.args = a->args, .out = a->out}};
 }
@@ -26,21 +36,56 @@ static bool is_taken(const struct gpu_program *p, struct device *d, const struct
 {
     if (!is_operation(e) || e->slice) return false;
     if (p->attending == GPU_ATTENDS_APART && e->op.kind == OP_ATTEND_DECODE) return false;
-    const struct gpuk_chain_op op = operation_of(e);
+    const struct gpuk_chain_op op = operation_of(e, NULL);
     return d->ask.chain_takes(d, &op);
+}
+
+#define SPARSE 3 /* operations of a sparse MLP: the router's product, gates and ups, downs */
+
+/* Whether entries from `e` on are a sparse MLP that a chain takes as a whole: one piece with every expert. */
+static bool takes_sparse(struct device *d, const struct gpu_entry *e, uint32_t left)
+{
+    if (left < SPARSE || e[0].op.kind != OP_GEMV || e[1].op.kind != OP_EXPERTS_GLU ||
+        e[2].op.kind != OP_EXPERTS_DOWN)
+        return false;
+    struct gpuk_chain_op op[SPARSE];
+    for (uint32_t i = 0; i < SPARSE; i++) {
+        op[i] = operation_of(&e[i], i + 1 < SPARSE ? &e[i + 1] : NULL);
+        if (e[i].slice || !d->ask.chain_takes(d, &op[i])) return false;
+    }
+    for (uint32_t i = 0; i < SPARSE; i++)
+        if (!gpuk_chain_whole(op, SPARSE, i)) return false;
+    return true;
+}
+
+/* Whether the next operation's weights go together with those before it, `format`, which becomes its. */
+static bool mixes(const struct gpuk_chain_op *op, enum tensor_format *format)
+{
+    const enum tensor_format own = gpuk_chain_format(op);
+    if (own == FORMAT_COUNT) return true;
+    if (*format != FORMAT_COUNT && !gpuk_chain_mixes(*format, own)) return false;
+    *format = own;
+    return true;
 }
 
 /* How many entries from `first` on make one chain: neighbours, of weights of formats that go together. (All
  * caches of a program are of one.) */
 static uint32_t run_of(const struct gpu_program *p, struct device *d, uint32_t first)
 {
-    const struct gpuk_linear_args *linear = NULL;
-    uint32_t i = first;
-    for (; i < p->tail && is_taken(p, d, &p->entry[i]); i++) {
-        const struct op *op = &p->entry[i].op;
-        if (op->kind != OP_GEMV) continue;
-        if (linear && !gpuk_chain_mixes(linear->format, op->as.linear.format)) break;
-        linear = &op->as.linear;
+    enum tensor_format format = FORMAT_COUNT;
+    uint32_t i = first, step;
+    for (; i < p->tail; i += step) {
+        const struct gpu_entry *e = &p->entry[i];
+        step = takes_sparse(d, e, p->tail - i) ? SPARSE : 1;
+        if (step == 1 && !is_taken(p, d, e)) break;
+        enum tensor_format all = format;
+        bool goes = true;
+        for (uint32_t n = 0; n < step && goes; n++) {
+            const struct gpuk_chain_op op = operation_of(&e[n], n + 1 < step ? &e[n + 1] : NULL);
+            goes = mixes(&op, &all);
+        }
+        if (!goes) break;
+        format = all;
     }
     return i - first;
 }
@@ -105,7 +150,8 @@ int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, 
         struct gpu_entry *e = &p->entry[i];
         if (e->op.kind != OP_CHAIN) continue;
         uint32_t count = e->op.as.chain.count;
-        for (uint32_t n = 0; n < count; n++) op[n] = operation_of(&e[1 + n]);
+        for (uint32_t n = 0; n < count; n++)
+            op[n] = operation_of(&e[1 + n], n + 1 < count ? &e[2 + n] : NULL);
         uint64_t bytes = ask->chain_bytes(op, count);
         if (bytes > room - at)
             rc = helm_fail(err, HELM_E_INTERNAL, "%u chains of %u operations take more than %llu bytes",

@@ -42,6 +42,7 @@ void make_router(struct lowering *low, const struct making *m)
                                   .cols = c->hidden,
                                   .segments = 1,
                                   .segment = {{.weight = making_vector(low, m, m->at->math->router),
+                                               .bias = making_vector(low, m, m->at->math->bias[0]),
                                                .out = gpu_area(b, GPU_AREA_ROUTER),
                                                .rows = c->router.experts}},
                                   .x = gpu_area(b, GPU_AREA_X),
@@ -74,13 +75,15 @@ static struct gpuk_experts experts_of(struct lowering *low, const struct making 
 {
     const struct piece_part *p = &m->piece->part[part];
     const uint32_t all = low->source->model->config.router.experts, rows = p->matrix->rows / all;
+    const float *bias = making_vector(low, m, m->at->math->bias[p->weight]);
     const struct gpuk_experts experts = {.format = p->matrix->format,
                                          .experts = p->rows / rows,
                                          .rows = rows,
                                          .cols = p->matrix->cols,
                                          .weight = p->data,
                                          .stride =
-                                             tensor_format_bytes(p->matrix->format, rows, p->matrix->cols)};
+                                             tensor_format_bytes(p->matrix->format, rows, p->matrix->cols),
+                                         .bias = bias ? bias + p->row : NULL};
     *first = p->row / rows;
     if (!low->rc && (experts.stride % 16 || p->row % rows || p->rows % rows))
         low->rc = helm_fail(

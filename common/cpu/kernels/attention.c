@@ -64,9 +64,10 @@ int attention_choose(enum kv_dtype kv_dtype, unsigned features, const char *name
                      lacking->name, cpu_features_text(lacking->features & ~features, text, sizeof(text)));
 }
 
-void attention_merge(float *out, const float *const *o, const float *const *m, const float *const *s,
-                     size_t parts, size_t n, size_t head_dim)
+void attention_merge(float *out, const struct attention_parts *all, size_t n, size_t head_dim)
 {
+    const float *const *o = all->o, *const *m = all->m, *const *s = all->s;
+    const size_t parts = all->count;
     for (size_t i = 0; i < n; i++) {
         float top = -INFINITY;
         double sum = 0;
@@ -74,6 +75,7 @@ void attention_merge(float *out, const float *const *o, const float *const *m, c
             if (m[p][i] > top) top = m[p][i];
         for (size_t p = 0; p < parts; p++)
             if (s[p][i] != 0) sum += exp((double)m[p][i] - (double)top) * (double)s[p][i];
+        sum = attention_sum_with((double)top, sum, all->sinks ? all->sinks + i : NULL);
         float *to = out + i * head_dim;
         memset(to, 0, head_dim * sizeof(*to));
         for (size_t p = 0; p < parts; p++) {

@@ -6,6 +6,7 @@
 #ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_H
 #define HELM_COMMON_CPU_KERNELS_ATTENTION_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -30,6 +31,9 @@ struct attention_task {
     uint32_t kv_first, kv_last;
     uint32_t window;
     float scale; /* 1/sqrt(head_dim) */
+    /* sinks[h * group + g]: a score of no position, which joins the head's softmax and has no value; NULL: none. It counts
+     * where results are normalised, not in partial ones. */
+    const float *sinks;
     bool
         steady; /* a query's bits are the same whichever others are asked with it, and those of many queries; without it
                     few queries may go another way */
@@ -61,11 +65,21 @@ const struct attention_variant *const *attention_variants(size_t *count);
 HELM_MUST_CHECK int attention_choose(enum kv_dtype kv_dtype, unsigned features, const char *name,
                                      const struct attention_variant **variant, struct helm_err *err);
 
-/* Merges `parts` partial results of `n` = tokens * group queries: o[p] = parts' outputs ([n][head_dim] each,
- * rows out_stride apart as in the task is NOT assumed here: dense), m[p], s[p]; writes normalised out
- * (dense). */
-void attention_merge(float *out, const float *const *o, const float *const *m, const float *const *s,
-                     size_t parts, size_t n, size_t head_dim);
+/* Partial results of the same queries: o[p] = parts' outputs ([n][head_dim] each, rows out_stride apart as in the task is
+ * NOT assumed here: dense), m[p], s[p]; sinks: of each query, or NULL. */
+struct attention_parts {
+    const float *const *o, *const *m, *const *s;
+    size_t count;
+    const float *sinks;
+};
+/* Merges those of `n` = tokens * group queries; writes normalised out (dense). */
+void attention_merge(float *out, const struct attention_parts *parts, size_t n, size_t head_dim);
+
+/* What a query's sum is with its sink: m, s of all its positions. */
+static inline double attention_sum_with(double m, double s, const float *sink)
+{
+    return sink ? s + exp((double)*sink - m) : s;
+}
 
 /* Takes a further piece's partial results of one query into (*m, *s, o), which begins as -INFINITY, 0, 0: thesis eqs. 4.18
  * to 4.20, the piece's exponentials having been summed by itself (m_piece: its maximum score, s_piece: their sum,

@@ -10,9 +10,10 @@
  * (vec_reduce_lanes), and the softmax takes all rows at once.
  *
  * Memory is the limit. Pages lie anywhere and a head's rows of one are a few KiB, so the hardware's prefetchers
- * begin anew again and again. While a block's keys (values) are used the next block's keys (values) are asked into the
- * second level cache, row for row, and during a task's last block the first of the thread's next task
- * (attention_task.next). Into the first level it would be too much: a block's keys and values fill it. */
+ * begin anew again and again. While a head's rows of a block are used, those that are used next are asked into the
+ * second level cache, row for row: the next head's, behind the last head's keys the first head's values, behind its
+ * values the next block's keys, and at a task's end the first of the thread's next task (attention_task.next). So
+ * memory is read in the order in which it lies. */
 #ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_FEW_H
 #define HELM_COMMON_CPU_KERNELS_ATTENTION_FEW_H
 
@@ -28,13 +29,12 @@
 struct few_place {
     const char *keys;   /* the first head's numbers of its first key; NULL: there is none */
     const char *scales; /* and scales */
-    uint32_t count, heads;
+    uint32_t count;
 };
 
 /* A head's keys, or its values, of a block. */
 struct few_rows {
-    const char *at, *next; /* numbers; of the block that is asked for meanwhile (next_count of them) */
-    const char *also;      /* other numbers of this block to prefetch; NULL: none, or done already */
+    const char *at, *next; /* numbers; those that are asked for meanwhile (next_count of them) */
     const float *scales;   /* [position][each] */
     size_t count, next_count, bytes, each;
 };
@@ -55,10 +55,7 @@ INLINE void ask(const char *row, size_t bytes)
 /* For positions [k, k + n). */
 INLINE void ask_ahead(const struct few_rows *rows, size_t k, size_t n)
 {
-    for (size_t i = k; i < k + n; i++) {
-        if (rows->also && i < rows->count) ask(rows->also + i * rows->bytes, rows->bytes);
-        if (i < rows->next_count) ask(rows->next + i * rows->bytes, rows->bytes);
-    }
+    for (size_t i = k; i < k + n && i < rows->next_count; i++) ask(rows->next + i * rows->bytes, rows->bytes);
 }
 
 /* ---- scores ---- */
@@ -298,8 +295,7 @@ static struct few_place few_find(const struct attention_task *task, uint32_t b, 
     const char *rows = page_rows(task, b);
     return (struct few_place){.keys = rows + in_page * kv_number_bytes(kv->dtype, kv->head_dim),
                               .scales = rows + kv_scales_at(kv) + in_page * scales_of(kv) * sizeof(uint16_t),
-                              .count = min_u32(min_u32(KEYS_BLOCK, kv->page_tokens - in_page), end - b),
-                              .heads = task->kv_heads};
+                              .count = min_u32(min_u32(KEYS_BLOCK, kv->page_tokens - in_page), end - b)};
 }
 
 /* Everything a task works on. A head's rows are `rows` of those of all heads, from head * rows on. */
@@ -362,53 +358,61 @@ static void few_scales(float *to, const char *from, size_t count)
         vec_store_part(to + at, count - at, lanes_widen(from, at, count - at, DTYPE_F16));
 }
 
+/* The rows to ask for while those of a head are used, the turn-th of the block's keys and then values. */
+static void few_ask(const struct attention_task *task, struct few_rows *rows, uint32_t turn,
+                    const struct few_place *now, const struct few_place *next)
+{
+    const struct kv_layout *kv = task->kv;
+    const bool here = ++turn < 2 * task->kv_heads;
+    const struct few_place *place = here ? now : next;
+    const size_t at =
+        !here ? 0
+              : turn % task->kv_heads * kv_head_bytes(kv) + (turn < task->kv_heads ? 0 : value_distance(kv));
+    rows->next_count = place->keys ? place->count : 0;
+    if (!rows->next_count) return;
+    rows->next = place->keys + at;
+    if (rows->each) ask(place->scales + at, place->count * rows->each * sizeof(uint16_t));
+}
+
 /* One block: all heads' keys as they lie, then all heads' values. */
 static void few_take(const struct attention_task *task, const struct few_scratch *scratch, size_t rows,
-                     uint32_t b, const struct few_place *now, const struct few_place *next, bool first)
+                     uint32_t b, const struct few_place *now, const struct few_place *next)
 {
     const struct kv_layout *kv = task->kv;
     const enum kv_dtype dtype = (enum kv_dtype)kv->dtype;
-    const size_t head_bytes = kv_head_bytes(kv), distance = value_distance(kv), stride = scratch->stride;
+    const size_t stride = scratch->stride;
     struct few_rows block = {.count = now->count,
                              .bytes = kv_number_bytes(dtype, kv->head_dim),
                              .each = scales_of(kv),
                              .scales = scratch->scales};
     struct seen seen[FEW_ROWS_MAX];
     for (size_t r = 0; r < rows; r++) seen[r] = row_seen(task, r, b, now->count);
-    for (int values = 0; values < 2; values++)
-        for (uint32_t head = 0; head < task->kv_heads; head++) {
-            const size_t at = head * head_bytes + (values ? distance : 0);
-            const bool asks = next->keys && head < next->heads;
-            block.at = now->keys + at;
-            block.also = first && !values ? block.at + distance : NULL;
-            block.next = asks ? next->keys + at : NULL;
-            block.next_count = asks ? next->count : 0;
-            if (dtype == KV_Q8_0) {
-                few_scales(scratch->scales, now->scales + at, now->count * block.each);
-                if (first && !values)
-                    ask(now->scales + at + distance, now->count * block.each * sizeof(uint16_t));
-                if (asks) ask(next->scales + at, next->count * block.each * sizeof(uint16_t));
+    for (uint32_t turn = 0; turn < 2 * task->kv_heads; turn++) {
+        const bool values = turn >= task->kv_heads;
+        const uint32_t head = turn % task->kv_heads;
+        const size_t at = head * kv_head_bytes(kv) + (values ? value_distance(kv) : 0);
+        block.at = now->keys + at;
+        if (block.each) few_scales(scratch->scales, now->scales + at, now->count * block.each);
+        few_ask(task, &block, turn, now, next);
+        for (size_t r = 0; r < rows; r += few_width(rows, r).rows) {
+            const size_t row = head * rows + r;
+            const struct few_pass pass = {.q = scratch->q + row * stride,
+                                          .o = scratch->o + row * stride,
+                                          .p = scratch->p + row * KEYS_BLOCK,
+                                          .m = scratch->m + row * LANES,
+                                          .s = scratch->s + row * LANES,
+                                          .fix = scratch->fix + row * LANES,
+                                          .stride = stride};
+            const struct few_kernel *kernel = &few_kernels[few_width(rows, r).log][dtype];
+            if (values) {
+                kernel->values(&pass, &block, kv->head_dim);
+            } else {
+                kernel->scores(&pass, &block, kv->head_dim);
+                kernel->softmax(&pass, seen + r, now->count);
             }
-            for (size_t r = 0; r < rows; r += few_width(rows, r).rows) {
-                const size_t row = head * rows + r;
-                const struct few_pass pass = {.q = scratch->q + row * stride,
-                                              .o = scratch->o + row * stride,
-                                              .p = scratch->p + row * KEYS_BLOCK,
-                                              .m = scratch->m + row * LANES,
-                                              .s = scratch->s + row * LANES,
-                                              .fix = scratch->fix + row * LANES,
-                                              .stride = stride};
-                const struct few_kernel *kernel = &few_kernels[few_width(rows, r).log][dtype];
-                if (values) {
-                    kernel->values(&pass, &block, kv->head_dim);
-                } else {
-                    kernel->scores(&pass, &block, kv->head_dim);
-                    kernel->softmax(&pass, seen + r, now->count);
-                }
-                block.next_count = 0; /* has been asked for */
-                block.also = NULL;
-            }
+            block.next_count = 0; /* has been asked for */
         }
+    }
 }
 
 static void attend_few(const struct attention_task *task)
@@ -422,7 +426,7 @@ static void attend_few(const struct attention_task *task)
     if (lo < hi) now = few_find(task, lo, hi);
     for (uint32_t b = lo; b < hi; b += now.count, now = next) {
         next = few_find(task, b + now.count, hi);
-        few_take(task, &scratch, rows, b, &now, &next, b == lo);
+        few_take(task, &scratch, rows, b, &now, &next);
         if (b + now.count >= hi) break;
     }
     for (uint32_t head = 0; head < task->kv_heads; head++)

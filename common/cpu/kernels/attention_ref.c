@@ -48,6 +48,7 @@ static void attend_query(const struct attention_task *task, uint32_t t, uint32_t
         for (uint32_t d = 0; d < head_dim; d++) o[d] += weight * kv_element(task, p, 1, d);
     }
     if (task->s != NULL) task->s[(size_t)t * task->group + g] = (float)sum;
+    if (task->m == NULL) sum = attention_sum_with(maximum, sum, task->sinks ? task->sinks + g : NULL);
     for (uint32_t d = 0; d < head_dim; d++)
         out[d] = (float)(task->m == NULL && first < last ? o[d] / sum : o[d]);
 }
@@ -59,6 +60,7 @@ void attention_attend_ref(const struct attention_task *task)
         for (uint32_t t = 0; t < task->tokens; t++)
             for (uint32_t g = 0; g < task->group; g++) attend_query(&one, t, g);
         one.q += task->group * task->kv->head_dim;
+        if (task->sinks != NULL) one.sinks += task->group;
         one.out += task->group * task->kv->head_dim;
         if (task->m != NULL) one.m += task->group, one.s += task->group;
     }

@@ -139,6 +139,7 @@ static void finish_row(const struct attention_task *task, size_t head, size_t ro
         task->m[head * task->group + row] = m;
         task->s[head * task->group + row] = sum;
     } else {
+        if (task->sinks != NULL) sum += expf(task->sinks[in_head] - m);
         factor = sum == 0 ? 0 : 1 / sum; /* no key visible: o is 0 and stays 0 */
     }
     for (; d + LANES <= head_dim; d += LANES) vec_store(out + d, vec_mul(vec_load(o + d), vec_set1(factor)));
@@ -280,6 +281,7 @@ void VARIANT(attend)(const struct attention_task *task)
     for (uint32_t head = 0; head < task->kv_heads; head++, one.kv_head++) {
         attend_tiles(&one);
         one.q += task->group * task->kv->head_dim;
+        if (task->sinks != NULL) one.sinks += task->group;
         one.out += task->group * task->kv->head_dim;
         if (task->m != NULL) one.m += task->group, one.s += task->group;
     }

@@ -20,6 +20,8 @@ struct vector_variant {
     void (*rope)(float *x, const float *cos, const float *sin, size_t n);
     /* y[i] = g[i] / (1 + exp(-g[i])) * u[i]; y may be g */
     void (*swiglu)(float *y, const float *g, const float *u, size_t n);
+    /* the same of g up to 7 and u within 7: y[i] = g[i] / (1 + exp(-1.702 * g[i])) * (u[i] + 1) (router.h, GLU_CLAMPED) */
+    void (*swiglu_clamped)(float *y, const float *g, const float *u, size_t n);
     void (*add)(float *y, const float *x, size_t n); /* y += x */
     /* n values of `dtype` to fp32, and fp32 to bf16 / f16 (round to nearest even) */
     void (*load)(float *y, const void *x, enum dtype dtype, size_t n);

@@ -4,6 +4,7 @@
 
 #include "common/formats/convert.h"
 #include "common/cpu/kernels/variants.h"
+#include "common/model/router.h"
 
 static void rmsnorm(float *y, const float *x, const float *w, size_t n, float eps)
 {
@@ -26,6 +27,18 @@ static void rope(float *x, const float *cosine, const float *sine, size_t n)
 static void swiglu(float *y, const float *g, const float *u, size_t n)
 {
     for (size_t i = 0; i < n; i++) y[i] = (float)((double)g[i] / (1.0 + exp(-(double)g[i])) * (double)u[i]);
+}
+
+static void swiglu_clamped(float *y, const float *g, const float *u, size_t n)
+{
+    const double limit = (double)GLU_CLAMP;
+    for (size_t i = 0; i < n; i++) {
+        const double gate = (double)g[i] > limit ? limit : (double)g[i],
+                     up = (double)u[i] > limit    ? limit
+                          : (double)u[i] < -limit ? -limit
+                                                  : (double)u[i];
+        y[i] = (float)(gate / (1.0 + exp(-(double)GLU_ALPHA * gate)) * (up + 1.0));
+    }
 }
 
 static void add(float *y, const float *x, size_t n)
@@ -62,6 +75,7 @@ const struct vector_variant vector_ref = {.name = "ref",
                                           .rmsnorm = rmsnorm,
                                           .rope = rope,
                                           .swiglu = swiglu,
+                                          .swiglu_clamped = swiglu_clamped,
                                           .add = add,
                                           .load = load,
                                           .store = store,

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "common/cpu/kernels/variants.h"
+#include "common/model/router.h"
 
 /* Does `step`, which uses i and left, for all of n. */
 #define EACH(n, step)                                                                                        \
@@ -79,6 +80,20 @@ static void swiglu(float *y, const float *g, const float *u, size_t n)
     EACH(n, swiglu_part(y + i, g + i, u + i, left));
 }
 
+/* vec_max and vec_min return their second operand where one is a NaN: it stays one. */
+INLINE void swiglu_clamped_part(float *y, const float *g, const float *u, size_t left)
+{
+    const vec limit = vec_set1(GLU_CLAMP), gate = vec_min(limit, vec_load_part(g, left)),
+              up = vec_max(vec_set1(-GLU_CLAMP), vec_min(limit, vec_load_part(u, left)));
+    const vec e = vec_exp(vec_mul(vec_set1(-GLU_ALPHA), gate)), one = vec_set1(1.0f);
+    vec_store_part(y, left, vec_mul(vec_div(gate, vec_add(one, e)), vec_add(up, one)));
+}
+
+static void swiglu_clamped(float *y, const float *g, const float *u, size_t n)
+{
+    EACH(n, swiglu_clamped_part(y + i, g + i, u + i, left));
+}
+
 static void add(float *y, const float *x, size_t n)
 {
     EACH(n, vec_store_part(y + i, left, vec_add(vec_load_part(y + i, left), vec_load_part(x + i, left))));
@@ -132,6 +147,7 @@ const struct vector_variant VARIANT = {.name = NAME,
                                        .rmsnorm = rmsnorm,
                                        .rope = rope,
                                        .swiglu = swiglu,
+                                       .swiglu_clamped = swiglu_clamped,
                                        .add = add,
                                        .load = load,
                                        .store = store,

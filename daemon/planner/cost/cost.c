@@ -148,24 +148,25 @@ static double expanded_bytes(const struct model_tensor *t)
     return (double)t->rows * (double)t->cols * (double)dtype_bytes(tensor_format_product(t->format));
 }
 
-/* Experts' matrices of a run, on the GPU: computed as they lie, in whatever format, and in no chain; of all of a chunk's tokens
- * at once. */
+/* Experts' matrices of a run, on the GPU: computed as they lie, in whatever format, one token's in a chain where those of its
+ * format are; of all of a chunk's tokens at once. */
 static void add_experts_gpu(const struct pricing *p, const struct run *run, struct weights *w)
 {
     const struct model_config *c = &p->model->config;
     const double work = (double)c->router.chosen / (double)c->router.experts;
-    struct device_rates r = p->experts[run->tensor[run->first]->format].kernel;
-    r.parts = 1;
+    const struct format_rates *with = &p->experts[run->tensor[run->first]->format];
+    struct device_rates kernel = with->kernel, r = p->chained ? with->gpu : kernel;
+    r.parts = kernel.parts = 1;
     for (uint32_t i = run->first; i < run->end; i++) {
         const struct model_tensor *t = run->tensor[i];
         const double read = (double)t->bytes * analyse_read_part(c, t, p->step->tokens),
                      parameters = (double)t->rows * (double)t->cols * work;
         add_linear(&r, read, parameters, p->step->tokens, &w->gpu);
-        add_linear(&r, read, parameters, p->step->tokens, &w->kernel);
+        add_linear(&kernel, read, parameters, p->step->tokens, &w->kernel);
         w->slices += slices_of(t->bytes, false);
     }
     add_overhead(&r, product_of(&r), &w->gpu);
-    add_overhead(&r, product_of(&r), &w->kernel);
+    add_overhead(&kernel, product_of(&kernel), &w->kernel);
     w->products++;
     w->blocks = true; /* slices have been counted */
 }
@@ -256,16 +257,22 @@ static uint32_t add_operation(const struct pricing *p, uint32_t unit, const stru
     return count;
 }
 
+/* What a token reads of a vector. A router is kept as fp32, and so are experts' biases, of which it reads its own. */
+static double vector_bytes(const struct model_tensor *t, double read_part)
+{
+    const double kept = (double)(t->rows * t->cols) * sizeof(float);
+    if (t->role == TENSOR_ROUTER) return kept;
+    return t->rows > 1 ? kept * read_part : (double)t->bytes;
+}
+
 static void add_weights(const struct pricing *p, uint32_t unit, struct weights *w)
 {
     const struct model_unit *u = &p->model->unit[unit];
     const struct math_part *math = model_unit_math(p->model, unit);
     uint32_t at = 0;
     for (uint32_t i = 0; i < math->ops; i++) at += add_operation(p, unit, &math->op[i], at, w);
-    for (; at < u->tensor_count; at++) {              /* vectors */
-        const struct model_tensor *t = u->tensor[at]; /* a router is kept as fp32 */
-        const double bytes =
-            t->role == TENSOR_ROUTER ? (double)(t->rows * t->cols) * sizeof(float) : (double)t->bytes;
+    for (; at < u->tensor_count; at++) {
+        const double bytes = vector_bytes(u->tensor[at], math->read_part);
         add_linear(&p->cpu, bytes, 0, p->step->tokens, &w->cpu);
         if (!p->device) continue;
         add_linear(&p->gpu, bytes, 0, p->step->tokens, &w->gpu);

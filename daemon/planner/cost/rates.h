@@ -61,7 +61,8 @@ struct pricing {
     /* [FORMAT_COUNT]: of experts', each with its share of the tokens */
     const struct format_rates *experts;
     bool device, chained; /* one token's operations on the GPU are, where nothing is between them */
-    bool apart; /* the CPU's rates are of several tokens that each have the bits of one (profile.h: cpu.apart) */
+    bool
+        apart; /* the CPU's rates are of several tokens that each have the bits of one (profile.h: cpu.apart) */
 };
 
 /* Fills what follows the caller's four. HELM_E_FORMAT names a rate that is missing; without a device in the

@@ -65,6 +65,11 @@ static inline uint64_t word_get(const uint64_t *from)
 {
     return *from;
 }
+static inline void words_get(const uint64_t *from, uint64_t to[2])
+{
+    if ((size_t)from % 16 != 0) abort();
+    to[0] = from[0], to[1] = from[1];
+}
 static inline void word_late()
 {
     emulator_pass();

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <math.h>
 
+#include "common/model/shards.h"
 #include "tests/unit/common/model/build_checkpoint.h"
 #include "tools/mkmodel/mkmodel.h"
 
@@ -191,7 +192,8 @@ static void test_presets_with_experts(void **state)
     static const struct {
         const char *arch, *size;
         double billions;
-    } sizes[] = {{"qwen3_moe", "30b-a3b", 30.53}, {"mixtral", "8x7b", 46.70}};
+    } sizes[] = {{"qwen3_moe", "30b-a3b", 30.53}, {"mixtral", "8x7b", 46.70}, {"gpt_oss", "20b", 20.91},
+                 {"gpt_oss", "120b", 116.83}};
     json_t *root;
     struct helm_err err = {0};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -257,6 +259,56 @@ static void test_experts(void **state)
     built_end(&b);
 }
 
+/* MXFP4 as published: numbers and scales that make rows of length about 1, and biases near 0. */
+static void test_gpt_oss(void **state)
+{
+    (void)state;
+    static const char config_text[] =
+        "{\"architectures\": [\"GptOssForCausalLM\"], \"num_local_experts\": 4, \"num_experts_per_tok\": 2, "
+        "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2, "
+        "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16, \"vocab_size\": 150, "
+        "\"dtype\": \"bfloat16\", \"quantization_config\": {\"quant_method\": \"mxfp4\"}}";
+    static const char *const files[] = {"unused"};
+    struct built b;
+    struct model_config config;
+    struct model model;
+    struct mkmodel_result result;
+    struct helm_err err = {0};
+    built_start(&b, config_text, files, 1);
+    built_text(&b, "config.json", config_text);
+    assert_int_equal(model_read_config(b.folder, &config, &err), 0);
+    const struct mkmodel_request request = {
+        .config = &config, .folder = b.folder, .dtype = DTYPE_BF16, .shard_bytes = 40000, .threads = 2};
+    if (mkmodel_write(&request, &result, &err)) fail_msg("%s", err.text);
+    if (model_read(b.folder, &model, &err)) fail_msg("%s", err.text);
+    assert_true(result.shards > 1);
+    static const enum tensor_role roles[] = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS, TENSOR_DOWN_EXPERTS};
+    for (int i = 0; i < 3; i++) {
+        const struct model_tensor *t = model_find(&model, roles[i], 1);
+        struct model_shards shards;
+        void *bytes = malloc(t->bytes);
+        float row[96];
+        double sum = 0;
+        assert_int_equal(t->format, FORMAT_MXFP4);
+        assert_int_equal(model_shards_open(&model, &shards, &err), 0);
+        assert_int_equal(model_shards_read(&shards, t, 0, t->bytes, bytes, &err), 0);
+        const struct tensor_matrix m = {t->format, bytes, t->bytes, (uint32_t)t->rows, (uint32_t)t->cols};
+        for (uint32_t r = 0; r < t->rows; r++) {
+            assert_int_equal(tensor_format_read_row(&m, r, row, &err), 0);
+            for (uint32_t c = 0; c < t->cols; c++) sum += (double)row[c] * (double)row[c];
+        }
+        assert_true(sum / (double)t->rows > 0.5 && sum / (double)t->rows < 3);
+        model_shards_close(&shards);
+        free(bytes);
+    }
+    uint16_t *sinks = read_tensor(&model, model_find(&model, TENSOR_SINKS, 0));
+    for (int i = 0; i < 4; i++) assert_true((sinks[i] & 0x7fff) < 0x3e00); /* below 1/8 */
+    free(sinks);
+    model_free(&model);
+    model_config_free(&config);
+    built_end(&b);
+}
+
 static void test_config_file(void **state)
 {
     (void)state;
@@ -295,6 +347,7 @@ int main(void)
         cmocka_unit_test(test_presets),
         cmocka_unit_test(test_presets_with_experts),
         cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_gpt_oss),
         cmocka_unit_test(test_config_file),
         cmocka_unit_test(test_write_errors),
     };

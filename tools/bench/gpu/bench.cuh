@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tools/bench/gpu/calls.cuh"
-#include "worker-gpu/kernels/kernels.h"
+#include "worker-gpu/kernels/chains.h"
 
 struct bench {
     struct gpuk_device device;
@@ -45,6 +45,8 @@ struct bench_layer {
 
 struct bench_model {
     struct bench_shape shape;
+    enum tensor_format
+        format; /* of what is decoded with; bf16, and what takes no more bytes may be put here */
     struct gpuk_device *device;
     cudaStream_t stream;
     struct bench_layer *layer;
@@ -77,14 +79,17 @@ enum bench_part { PART_QKV, PART_ATTENTION, PART_O, PART_GATE_UP, PART_DOWN, PAR
 void bench_enqueue_part(struct bench_model *m, enum bench_part part, uint32_t layer, uint32_t tokens,
                         uint32_t flags);
 void bench_enqueue_head(struct bench_model *m, uint32_t tokens, uint32_t flags);
+double bench_head_bytes(const struct bench_model *m);
 double bench_part_bytes(const struct bench_model *m, enum bench_part part);
 
 /* The logits of the last step, once it is over. */
 std::vector<float> bench_logits(struct bench_model *m);
 
 /* Writes the chain of the parts in `parts` (bits 1 << enum bench_part) of all layers, and of the head when
- * `head`, as the device's choices have it now. rows: of each matrix, 0 = all. */
-void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows);
+ * `head`, as the device's choices have it now. rows: of each matrix, 0 = all. mlp: adds what a layer has behind o. */
+typedef std::function<void(uint32_t layer, std::vector<struct gpuk_chain_op> *ops)> bench_mlp;
+void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows,
+                       const bench_mlp &mlp = nullptr);
 /* A whole step around it. */
 void bench_enqueue_chain(struct bench_model *m);
 /* Rows of the table about chains (bench_chain.cu); the check prints a line and returns 1 when it failed. */
@@ -107,8 +112,8 @@ std::vector<uint16_t> bench_weights(size_t count);
 int bench_packed(struct bench *b);
 /* Products with weights of each format (bench_formats.cu), or of the one that is named. */
 void bench_formats(struct bench *b, const char *only);
-/* Mixtures of experts (bench_experts.cu), of all formats or of the one that is named. */
-void bench_experts(struct bench *b, const char *only);
+/* Mixtures of experts (bench_experts.cu), of all formats or of the one that is named; returns how many results were wrong. */
+int bench_experts(struct bench *b, const char *only);
 
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags);

@@ -2,6 +2,8 @@
  * and chunks. Layers lie one behind the other in more memory than the L2 holds; their bytes are random, and so are the
  * router's logits, so that each layer and token chooses other experts, all equally likely.
  *
+ * One token's are also links of a chain: a layer's alone, and a whole step of Qwen3-30B-A3B's shape.
+ *
  * Called by bench_kernels.cu for --experts. Rates count every expert that was chosen once, however many tokens chose it. */
 #include <string.h>
 
@@ -12,6 +14,7 @@
 
 static const size_t WEIGHTS = (size_t)6 << 30;
 static const uint32_t LAYERS = 12, CHUNK = 2048; /* layers of a measurement; tokens at most */
+static const struct bench_shape whole = {"30B-A3B", 48, 2048, 768, 32, 4, 128, 151936};
 
 struct experts_shape {
     const char *name;
@@ -31,7 +34,8 @@ struct experts_bench {
     struct model_router router;
     char *weights;
     float *logits, *norm, *x, *out, *act, *sums, *bias;
-    void *x16, *act16, *workspace;
+    float *router_weights, *router_logits; /* [LAYERS][experts][hidden] */
+    void *x16, *act16, *workspace, *gemv_workspace, *list;
     uint32_t *count;
     struct gpuk_choice choice[LAYERS]; /* by gpuk_route, of CHUNK tokens */
     struct gpuk_groups groups;
@@ -57,16 +61,17 @@ static struct gpuk_experts role_of(const experts_bench *f, uint32_t layer, uint3
             f->matrix, s->glu == GLU_CLAMPED ? f->bias : nullptr};
 }
 
-static void run_glu(const experts_bench *f, uint32_t layer, uint32_t tokens, bool routes, uint32_t flags)
+/* logits: by which the choice is made first; NULL: it has been. */
+static void run_glu(const experts_bench *f, uint32_t layer, uint32_t tokens, bool ahead, const float *logits,
+                    uint32_t flags)
 {
     const struct gpuk_experts down = role_of(f, layer, 2);
     struct gpuk_experts_glu a = {};
     a.gate = role_of(f, layer, 0), a.up = role_of(f, layer, 1), a.glu = f->shape->glu,
     a.choice = f->choice[layer];
     a.x = f->x, a.norm = f->norm, a.x_stride = f->shape->hidden, a.eps = 1e-6f, a.act = f->act;
-    if (routes)
-        a.router = &f->router, a.logits = f->logits + (size_t)layer * CHUNK * f->shape->experts,
-        a.ahead = &down;
+    if (logits) a.router = &f->router, a.logits = logits;
+    if (ahead) a.ahead = &down;
     GPUK(gpuk_experts_glu(&f->b->device, &a, tokens, f->count, f->workspace, flags, f->b->stream, &err));
 }
 static void run_down(const experts_bench *f, uint32_t layer, uint32_t tokens, uint32_t flags)
@@ -104,6 +109,142 @@ static void row_of(const experts_bench *f, const char *what, double seconds, dou
     bench_row(f->shape->name, name, seconds, bytes / seconds / 1e9, "GB/s ", f->b->read_gbs);
 }
 
+/* ---- one token in a chain ---- */
+
+static struct gpuk_linear_args router_product(const experts_bench *f, uint32_t layer)
+{
+    const experts_shape *s = f->shape;
+    struct gpuk_linear_args a = {};
+    a.format = FORMAT_F32, a.cols = a.x_stride = s->hidden, a.segments = 1, a.x = f->x, a.norm = f->norm,
+    a.eps = 1e-6f;
+    a.segment[0] = {f->router_weights + (size_t)(layer % LAYERS) * s->experts * s->hidden, nullptr, nullptr,
+                    f->router_logits, s->experts};
+    a.out_stride = s->experts;
+    return a;
+}
+/* A layer's three operations; part: of few rows of one expert, which shows what they cost beside their bytes. */
+static void add_mlp(const experts_bench *f, uint32_t layer, bool part, std::vector<struct gpuk_chain_op> *ops)
+{
+    struct gpuk_chain_op op[3] = {};
+    op[0].kind = GPUK_CHAIN_ROUTER, op[0].linear = router_product(f, layer);
+    op[1].kind = GPUK_CHAIN_EXPERTS_GLU, op[1].glu.router = f->router;
+    struct gpuk_experts_glu &g = op[1].glu.args;
+    g.gate = role_of(f, layer, 0), g.up = role_of(f, layer, 1), g.glu = f->shape->glu,
+    g.choice = f->choice[0];
+    g.logits = f->router_logits, g.x = f->x, g.norm = f->norm, g.x_stride = f->shape->hidden, g.eps = 1e-6f;
+    g.act = f->act;
+    op[2].kind = GPUK_CHAIN_EXPERTS_DOWN;
+    struct gpuk_experts_down &d = op[2].down;
+    d.down = role_of(f, layer, 2), d.choice = f->choice[0], d.act = f->act, d.residual = d.out = f->out;
+    d.out_stride = f->shape->hidden;
+    if (part) {
+        g.choice.chosen = d.choice.chosen = op[1].glu.router.chosen = 1;
+        g.gate.rows = g.up.rows = d.down.cols = 256, d.down.rows = 16;
+    }
+    ops->insert(ops->end(), op, op + 3);
+}
+static bool chain_of(const experts_bench *f, bool part, struct gpuk_chain *chain)
+{
+    std::vector<struct gpuk_chain_op> ops;
+    for (uint32_t l = 0; l < LAYERS; l++) add_mlp(f, l, part, &ops);
+    for (const struct gpuk_chain_op &op : ops)
+        if (!gpuk_chain_takes(&f->b->device, &op)) return false;
+    GPUK(gpuk_chain_write(&f->b->device, ops.data(), (uint32_t)ops.size(), f->list, nullptr, f->b->stream,
+                          chain, &err));
+    return true;
+}
+static void run_kernels(const experts_bench *f)
+{
+    const uint32_t early = early_of(f->b);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        const struct gpuk_linear_args a = router_product(f, l);
+        GPUK(gpuk_gemv(&f->b->device, &a, f->gemv_workspace, l ? early : 0, f->b->stream, &err));
+        run_glu(f, l, 1, true, f->router_logits, early), run_down(f, l, 1, early);
+    }
+}
+static std::vector<float> out_of(const experts_bench *f, const std::function<void()> &run)
+{
+    std::vector<float> out(f->shape->hidden);
+    CUDA(cudaMemsetAsync(f->out, 0, out.size() * 4, f->b->stream));
+    run();
+    CUDA(cudaMemcpyAsync(out.data(), f->out, out.size() * 4, cudaMemcpyDeviceToHost, f->b->stream));
+    CUDA(cudaStreamSynchronize(f->b->stream));
+    return out;
+}
+/* The chain's sums against those of the kernels, and its bits from run to run; returns how many were wrong. */
+static int check_chain(const experts_bench *f, const struct gpuk_chain *chain)
+{
+    const auto run = [&] { GPUK(gpuk_chain_run(chain, f->b->stream, &err)); };
+    const std::vector<float> wanted = out_of(f, [&] { run_kernels(f); }), first = out_of(f, run);
+    int other = 0;
+    for (int i = 0; i < 50; i++) other += memcmp(out_of(f, run).data(), first.data(), first.size() * 4) != 0;
+    const double apart = bench_apart(wanted, first);
+    const bool good = other == 0 && apart < 1e-4; /* false for NaN */
+    printf("%-8s %s chain: %s; other bits in %d of 50 runs, %.1e apart from kernels\n", f->shape->name,
+           tensor_format_name(f->format), good ? "ok" : "FAILED", other, apart);
+    return good ? 0 : 1;
+}
+static int bench_chained(const experts_bench *f)
+{
+    const double bytes = 3.0 * f->shape->chosen * (double)f->matrix;
+    struct gpuk_chain chain;
+    char what[64];
+    int bad = 0;
+    row_of(f, " 1 token, router, glu, down", bench_time_graph(f->b, 4, [&] { run_kernels(f); }) / LAYERS,
+           bytes);
+    for (const int words : {-1, 1, 2}) {
+        f->b->device.chain_words = words;
+        for (const bool part : {false, true}) {
+            if (!chain_of(f, part, &chain)) continue;
+            if (!part) bad += check_chain(f, &chain);
+            const double t =
+                bench_time_graph(f->b, 4, [&] { GPUK(gpuk_chain_run(&chain, f->b->stream, &err)); });
+            snprintf(what, sizeof what, " 1 token, chain of %u x %u, words %d%s", chain.slots, chain.pitch,
+                     words, part ? ", few rows" : "");
+            row_of(f, what, t / LAYERS, part ? 0 : bytes);
+        }
+    }
+    f->b->device.chain_words = 0;
+    return bad;
+}
+/* A whole step of the first shape. */
+static void bench_whole(const experts_bench *f)
+{
+    struct bench_model m;
+    bench_model_open(&m, whole, &f->b->device, 1024, GPUK_BATCH_MAX, f->b->stream);
+    m.format = f->format;
+    double bytes = bench_head_bytes(&m);
+    for (const enum bench_part part : {PART_QKV, PART_O}) bytes += whole.layers * bench_part_bytes(&m, part);
+    bytes += whole.layers *
+             (3.0 * f->shape->chosen * (double)f->matrix + 4.0 * f->shape->experts * f->shape->hidden);
+    bench_model_step(&m, 1, 200, false);
+    const uint32_t dense = 1u << PART_QKV | 1u << PART_ATTENTION | 1u << PART_O;
+    const auto row = [&](const char *what, uint32_t parts, bool head, bool experts) {
+        bench_chain_write(&m, parts, head, 0,
+                          experts ? bench_mlp([&](uint32_t l, std::vector<struct gpuk_chain_op> *ops) {
+                              add_mlp(f, l, false, ops);
+                          })
+                                  : bench_mlp());
+        const double t = bench_time_graph(f->b, 4, [&] { bench_enqueue_chain(&m); });
+        row_of(f, what, t, experts && head ? bytes : 0);
+    };
+    for (const int words : {-1, 1, 2}) {
+        char what[64];
+        f->b->device.chain_words = words;
+        snprintf(what, sizeof what, "step at 200, chain, words %d", words);
+        row(what, dense, true, true);
+    }
+    f->b->device.chain_words = 0;
+    row("  without attention", dense & ~(1u << PART_ATTENTION), true, true);
+    row("  without experts", dense, true, false);
+    row("  without head", dense, false, true);
+    bench_model_close(&m);
+}
+
+static const float *logits_of(const experts_bench *f, uint32_t layer)
+{
+    return f->logits + (size_t)layer * CHUNK * f->shape->experts;
+}
 static void bench_few(const experts_bench *f, uint32_t tokens)
 {
     const uint32_t early = early_of(f->b);
@@ -119,14 +260,19 @@ static void bench_few(const experts_bench *f, uint32_t tokens)
         row_of(f, what, s / LAYERS, matrices * bytes);
     };
     time("route", 0, [&](uint32_t l, uint32_t flags) { run_route(f, l, tokens, flags); });
-    time("glu", 2, [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, flags); });
+    time("glu", 2, [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, nullptr, flags); });
     time("down", 1, [&](uint32_t l, uint32_t flags) { run_down(f, l, tokens, flags); });
     time("route, glu, down", 3, [&](uint32_t l, uint32_t flags) {
-        run_route(f, l, tokens, flags), run_glu(f, l, tokens, false, early), run_down(f, l, tokens, early);
+        run_route(f, l, tokens, flags), run_glu(f, l, tokens, false, nullptr, early),
+            run_down(f, l, tokens, early);
     });
-    time("glu that routes, down", 3, [&](uint32_t l, uint32_t flags) {
-        run_glu(f, l, tokens, true, flags), run_down(f, l, tokens, early);
-    });
+    time("glu that routes", 2,
+         [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, logits_of(f, l), flags); });
+    for (const bool ahead : {false, true})
+        time(ahead ? "glu that routes and asks, down" : "glu that routes, down", 3,
+             [&](uint32_t l, uint32_t flags) {
+                 run_glu(f, l, tokens, ahead, logits_of(f, l), flags), run_down(f, l, tokens, early);
+             });
 }
 
 static void bench_chunk(const experts_bench *f, uint32_t tokens)
@@ -174,14 +320,14 @@ static void bench_chunk(const experts_bench *f, uint32_t tokens)
     });
 }
 
-static void bench_shape_of(experts_bench *f)
+static int bench_shape_of(experts_bench *f)
 {
     const experts_shape *s = f->shape;
     f->router = {ROUTER_SOFTMAX, s->experts, s->chosen, true, 1.0f, 1, 1};
     f->matrix = (size_t)tensor_format_bytes(f->format, s->rows, s->hidden),
     f->layer = 3 * s->experts * f->matrix;
     f->layers = (uint32_t)std::min((size_t)LAYERS, WEIGHTS / f->layer);
-    if (f->layers == 0) return;
+    if (f->layers == 0) return 0;
     std::vector<float> logits((size_t)LAYERS * CHUNK * s->experts);
     uint32_t state = 4711;
     for (float &v : logits) state = state * 1664525u + 1013904223u, v = (float)(state >> 8) * 0x1p-24f;
@@ -193,12 +339,17 @@ static void bench_shape_of(experts_bench *f)
         run_route(f, l, CHUNK, 0);
     }
     CUDA(cudaStreamSynchronize(f->b->stream));
-    for (const uint32_t tokens : {1u, 4u, 16u}) bench_few(f, tokens);
-    for (const uint32_t tokens : {128u, 512u, CHUNK}) bench_chunk(f, tokens);
+    const int bad = f->b->device.bulk_copy ? bench_chained(f) : 0;
+    if (f->b->device.bulk_copy && s == shapes) bench_whole(f);
+    for (const uint32_t tokens : {1u, 2u, 4u, 8u, 16u}) bench_few(f, tokens);
+    for (const uint32_t tokens : {128u, 512u, CHUNK})
+        if (f->b->repeats >= 7) bench_chunk(f, tokens); /* not --quick */
+    return bad;
 }
 
-void bench_experts(struct bench *b, const char *only)
+int bench_experts(struct bench *b, const char *only)
 {
+    int bad = 0;
     uint32_t pairs = 0, act = 0, hidden = 0, experts = 0;
     for (const experts_shape &s : shapes) {
         pairs = std::max(pairs, CHUNK * s.chosen), hidden = std::max(hidden, s.hidden);
@@ -207,14 +358,26 @@ void bench_experts(struct bench *b, const char *only)
     struct experts_bench f = {};
     f.b = b;
     f.weights = (char *)device_memory(WEIGHTS);
-    std::vector<uint32_t> random(1 << 24); /* any bytes: what they are takes no other time */
+    std::vector<uint32_t> random(1 << 24);
     uint32_t state = 12345;
-    for (uint32_t &word : random) word = state = state * 1664525u + 1013904223u, word ^= word >> 16;
+    for (uint32_t &word : random) { /* halves near 1, whatever they are scales of */
+        state = state * 1664525u + 1013904223u;
+        word = ((state ^ state >> 16) & 0x80ff80ffu) | 0x3c003c00u;
+    }
     for (size_t at = 0; at < WEIGHTS; at += random.size() * 4)
         CUDA(cudaMemcpy(f.weights + at, random.data(), random.size() * 4, cudaMemcpyHostToDevice));
     f.logits = (float *)device_memory((size_t)LAYERS * CHUNK * experts * 4);
     f.norm = (float *)device_memory(hidden * 4),
     f.x = (float *)device_memory((size_t)GPUK_BATCH_MAX * hidden * 4);
+    std::vector<float> numbers((size_t)LAYERS * experts * hidden);
+    for (float &v : numbers) state = state * 1664525u + 1013904223u, v = (float)(int32_t)state * 0x1p-31f;
+    f.router_weights = (float *)device_memory(numbers.size() * 4),
+    f.router_logits = (float *)device_memory(experts * 4);
+    CUDA(cudaMemcpy(f.router_weights, numbers.data(), numbers.size() * 4, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(f.x, numbers.data(), (size_t)GPUK_BATCH_MAX * hidden * 4, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(f.norm, numbers.data() + hidden, hidden * 4, cudaMemcpyHostToDevice));
+    f.gemv_workspace = device_memory(gpuk_gemv_workspace_bytes(hidden));
+    f.list = device_memory(gpuk_chain_bytes(nullptr, 3 * LAYERS));
     f.out = (float *)device_memory((size_t)CHUNK * hidden * 4),
     f.act = (float *)device_memory((size_t)act * 4);
     f.sums = (float *)device_memory((size_t)pairs * hidden * 4),
@@ -231,14 +394,16 @@ void bench_experts(struct bench *b, const char *only)
         for (const enum tensor_format format : s.format) {
             if (format == FORMAT_COUNT || (only && strcmp(only, tensor_format_name(format)) != 0)) continue;
             f.shape = &s, f.format = format;
-            bench_shape_of(&f);
+            bad += bench_shape_of(&f);
         }
     for (void *at : {(void *)f.weights, (void *)f.logits, (void *)f.norm, (void *)f.x, (void *)f.out,
                      (void *)f.act, (void *)f.sums, f.x16, (void *)f.bias, f.act16, f.workspace,
+                     (void *)f.router_weights, (void *)f.router_logits, f.gemv_workspace, f.list,
                      (void *)f.count, (void *)f.groups.first, (void *)f.groups.pair, (void *)f.groups.place})
         CUDA(cudaFree(at));
     for (const struct gpuk_choice &choice : f.choice) {
         CUDA(cudaFree(choice.id));
         CUDA(cudaFree(choice.weight));
     }
+    return bad;
 }

@@ -347,7 +347,7 @@ int main(int argc, char **argv)
         if (expand) bad += bench_expand(&b);
         if (packed) bad += bench_packed(&b);
         if (formats) bench_formats(&b, format);
-        if (experts) bench_experts(&b, format);
+        if (experts) bad += bench_experts(&b, format);
         return bad ? 1 : 0;
     }
 

@@ -37,6 +37,7 @@ void bench_model_open(struct bench_model *m, struct bench_shape s, struct gpuk_d
                       uint32_t context, uint32_t chunk, cudaStream_t stream)
 {
     *m = {};
+    m->format = FORMAT_BF16;
     m->shape = s, m->device = device, m->stream = stream, m->context = context, m->chunk = chunk;
     const size_t q_width = (size_t)s.heads * s.head_dim, kv_width = (size_t)s.kv_heads * s.head_dim;
     const size_t qkv_width = q_width + 2 * kv_width;
@@ -82,7 +83,7 @@ void bench_model_open(struct bench_model *m, struct bench_shape s, struct gpuk_d
     allocate((char **)&m->attention_workspace,
              gpuk_attention_workspace_bytes(GPUK_BATCH_MAX, s.heads, s.head_dim));
     const uint64_t words = (uint64_t)s.heads * GPUK_CHAIN_PIECES * (s.head_dim + 2) + 32;
-    allocate((char **)&m->chain_list, gpuk_chain_bytes(nullptr, PART_COUNT * s.layers + 1) + words * 8);
+    allocate((char **)&m->chain_list, gpuk_chain_bytes(nullptr, (PART_COUNT + 1) * s.layers + 1) + words * 8);
     allocate((char **)&m->argmax_workspace, gpuk_argmax_workspace_bytes(GPUK_BATCH_MAX));
     allocate((char **)&m->matmul_workspace, GPUK_MATMUL_WORKSPACE);
     allocate(&m->result, GPUK_BATCH_MAX * sizeof *m->result);
@@ -189,8 +190,9 @@ static struct gpuk_linear_args linear_of(const struct bench_model *m, enum bench
     const struct bench_shape *s = &m->shape;
     const struct bench_layer *w = &m->layer[layer];
     const uint32_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
+    const size_t row = tensor_format_row_bytes(m->format, s->hidden);
     struct gpuk_linear_args a = {};
-    a.format = FORMAT_BF16;
+    a.format = m->format;
     a.cols = a.x_stride = s->hidden;
     a.segments = 1;
     a.x = m->x;
@@ -200,8 +202,8 @@ static struct gpuk_linear_args linear_of(const struct bench_model *m, enum bench
         a.segments = 3;
         a.norm = m->ones;
         a.segment[0] = {w->qkv, NULL, NULL, m->q, q};
-        a.segment[1] = {w->qkv + (size_t)q * s->hidden * 2, NULL, NULL, m->q + q, kv};
-        a.segment[2] = {w->qkv + (size_t)(q + kv) * s->hidden * 2, NULL, NULL, m->q + q + kv, kv};
+        a.segment[1] = {w->qkv + q * row, NULL, NULL, m->q + q, kv};
+        a.segment[2] = {w->qkv + (q + kv) * row, NULL, NULL, m->q + q + kv, kv};
         a.out_stride = q + 2 * kv;
         break;
     case PART_O:
@@ -216,8 +218,7 @@ static struct gpuk_linear_args linear_of(const struct bench_model *m, enum bench
         a.swiglu = true;
         a.norm = m->ones;
         a.segment[0] = {w->gate_up, NULL, NULL, m->inner, s->intermediate};
-        a.segment[1] = {w->gate_up + (size_t)s->intermediate * s->hidden * 2, NULL, NULL, m->inner,
-                        s->intermediate};
+        a.segment[1] = {w->gate_up + s->intermediate * row, NULL, NULL, m->inner, s->intermediate};
         a.out_stride = s->intermediate;
         break;
     default: /* PART_DOWN */
@@ -233,7 +234,7 @@ static struct gpuk_linear_args linear_of(const struct bench_model *m, enum bench
 static struct gpuk_linear_args head_of(const struct bench_model *m)
 {
     struct gpuk_linear_args a = {};
-    a.format = FORMAT_BF16;
+    a.format = m->format;
     a.cols = a.x_stride = m->shape.hidden;
     a.segments = 1;
     a.x = m->x;
@@ -250,10 +251,14 @@ double bench_part_bytes(const struct bench_model *m, enum bench_part part)
     struct gpuk_linear_args a = linear_of(m, part, 0);
     double rows = 0;
     for (uint32_t i = 0; i < a.segments; i++) rows += a.segment[i].rows;
-    return rows * a.cols * 2;
+    return rows * (double)tensor_format_row_bytes(a.format, a.cols);
+}
+double bench_head_bytes(const struct bench_model *m)
+{
+    return (double)tensor_format_bytes(m->format, m->shape.vocab, m->shape.hidden);
 }
 
-void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows)
+void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_t rows, const bench_mlp &mlp)
 {
     std::vector<struct gpuk_chain_op> ops;
     const auto linear = [&](struct gpuk_linear_args a) {
@@ -275,6 +280,7 @@ void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_
             op.attention.args = attention_of(m, l);
             op.attention.out = m->attended;
             ops.push_back(op);
+            if (mlp && part == PART_O) mlp(l, &ops);
         }
     if (head) linear(head_of(m));
     GPUK(gpuk_chain_write(m->device, ops.data(), (uint32_t)ops.size(), m->chain_list, m->attention_workspace,

@@ -105,6 +105,7 @@ static struct attention_task task_of(const struct attending *x, uint32_t kv_head
                                    .kv_last = start + x->count,
                                    .window = a->window,
                                    .scale = a->scale,
+                                   .sinks = a->sinks ? a->sinks + (size_t)kv_head * group : NULL,
                                    .steady = x->steady,
                                    .kv = kv,
                                    .pool = a->kv.pool,
@@ -142,7 +143,11 @@ static void put_sums(const struct attending *x, const struct sums *sums, uint32_
     for (uint32_t t = 0; t < x->count; t++)
         for (uint32_t g = 0; g < group; g++) {
             const size_t i = (size_t)t * group + g, head = (size_t)t * heads + kv_head * group + g;
-            const float by = x->m || sums->s[i] == 0 ? 1 : 1 / sums->s[i];
+            const float *sink = x->args->sinks ? x->args->sinks + kv_head * group + g : NULL;
+            const float by =
+                x->m || sums->s[i] == 0
+                    ? 1
+                    : (float)(1 / attention_sum_with((double)sums->m[i], (double)sums->s[i], sink));
             for (uint32_t d = 0; d < dim; d++) x->out[head * dim + d] = sums->o[i * dim + d] * by;
             if (x->m) x->m[head] = sums->m[i], x->s[head] = sums->s[i];
         }
@@ -303,7 +308,9 @@ void emulated_run_attend_merge(struct emulated_math *math, const struct op *op)
         const float most = fmaxf(a->m[i], other[0]);
         const float mine = a->s[i] > 0 ? expf(a->m[i] - most) : 0,
                     theirs = other[1] > 0 ? expf(other[0] - most) : 0;
-        const float sum = mine * a->s[i] + theirs * other[1];
+        const float sum =
+            (float)attention_sum_with((double)most, (double)(mine * a->s[i] + theirs * other[1]),
+                                      a->sinks ? a->sinks + i % a->heads : NULL);
         for (uint32_t d = 0; d < a->head_dim; d++) {
             const float here = a->s[i] > 0 ? mine * o[d] : 0,
                         there = other[1] > 0 ? theirs * other[2 + d] : 0;

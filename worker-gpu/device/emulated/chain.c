@@ -33,11 +33,32 @@ static bool takes_linear(const struct gpuk_linear_args *a)
     return ok;
 }
 
+/* Every expert in its slot, all whole 16 bytes from each other. */
+static bool takes_experts(const struct gpuk_experts *e)
+{
+    return !e->slot && in_bulk(e->weight) && e->stride % BULK == 0 &&
+           !tensor_format_of(e->format)->variable &&
+           tensor_format_bytes(e->format, e->rows, e->cols) % BULK == 0;
+}
+
 bool emulated_chain_takes(struct device *d, const struct gpuk_chain_op *op)
 {
     (void)d;
-    if (op->kind == GPUK_CHAIN_LINEAR) return takes_linear(&op->linear);
-    return op->attention.args.kv.layout.head_dim <= GPUK_HEAD_DIM_MAX;
+    switch (op->kind) {
+    case GPUK_CHAIN_LINEAR:
+        return takes_linear(&op->linear);
+    case GPUK_CHAIN_ROUTER:
+        return op->linear.format == FORMAT_F32 && takes_linear(&op->linear);
+    case GPUK_CHAIN_EXPERTS_GLU:
+        return takes_experts(&op->glu.args.gate) && takes_experts(&op->glu.args.up) &&
+               op->glu.args.gate.format == op->glu.args.up.format &&
+               op->glu.args.gate.stride == op->glu.args.up.stride &&
+               op->glu.router.experts == op->glu.args.gate.experts;
+    case GPUK_CHAIN_EXPERTS_DOWN:
+        return takes_experts(&op->down.down);
+    default:
+        return op->attention.args.kv.layout.head_dim <= GPUK_HEAD_DIM_MAX;
+    }
 }
 
 size_t emulated_chain_bytes(const struct gpuk_chain_op *op, uint32_t count)
@@ -49,7 +70,7 @@ size_t emulated_chain_bytes(const struct gpuk_chain_op *op, uint32_t count)
 /* Whether one chain takes both, of one kind, by their weights or caches. */
 static bool mixes(const struct gpuk_chain_op *a, const struct gpuk_chain_op *b)
 {
-    if (a->kind == GPUK_CHAIN_LINEAR) return gpuk_chain_mixes(a->linear.format, b->linear.format);
+    if (a->kind != GPUK_CHAIN_ATTENTION) return gpuk_chain_mixes(gpuk_chain_format(a), gpuk_chain_format(b));
     return a->attention.args.kv.layout.dtype == b->attention.args.kv.layout.dtype;
 }
 
@@ -60,6 +81,10 @@ static int check_list(struct device *d, const struct gpuk_chain_op *op, uint32_t
         const struct gpuk_chain_op **like = &first[op[i].kind == GPUK_CHAIN_ATTENTION];
         if (!emulated_chain_takes(d, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain cannot be taken", i);
+        if (!gpuk_chain_whole(op, count, i))
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "operation %u of a chain stands without what belongs to it", i);
+        if (op[i].kind == GPUK_CHAIN_ROUTER) continue;
         if (*like && !mixes(*like, &op[i]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "operation %u of a chain is of another format", i);
         *like = &op[i];
@@ -99,9 +124,21 @@ void emulated_run_chain(struct emulated_math *math, const struct op *task)
     }
     for (uint32_t i = 0; i < list->count && !math->broken; i++) {
         const struct gpuk_chain_op *op = &list->op[i];
-        if (op->kind == GPUK_CHAIN_LINEAR)
-            emulated_run_gemv(math, &op->linear);
-        else
+        struct gpuk_experts_glu glu;
+        switch (op->kind) {
+        case GPUK_CHAIN_ATTENTION:
             emulated_run_fused(math, &op->attention.args, op->attention.out, list->attention_workspace);
+            break;
+        case GPUK_CHAIN_EXPERTS_GLU:
+            glu = op->glu.args;
+            glu.router = &op->glu.router;
+            emulated_experts_glu(math, &glu, 1);
+            break;
+        case GPUK_CHAIN_EXPERTS_DOWN:
+            emulated_experts_down(math, &op->down, 1);
+            break;
+        default:
+            emulated_run_gemv(math, &op->linear);
+        }
     }
 }

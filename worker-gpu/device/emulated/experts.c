@@ -57,7 +57,7 @@ static void combine(enum glu_kind glu, float *gate, const float *up, size_t n)
     for (size_t i = 0; i < n; i++) gate[i] = glu_of(glu, gate[i], up[i]);
 }
 
-static void glu_few(struct emulated_math *math, const struct gpuk_experts_glu *c, uint32_t tokens)
+void emulated_experts_glu(struct emulated_math *math, const struct gpuk_experts_glu *c, uint32_t tokens)
 {
     float *up = ups_of(math, &c->gate, 1),
           *x = emulated_scratch(math, SCRATCH_EXPERTS_X, c->gate.cols * sizeof *x);
@@ -77,7 +77,7 @@ static void glu_few(struct emulated_math *math, const struct gpuk_experts_glu *c
     }
 }
 
-static void down_few(struct emulated_math *math, const struct gpuk_experts_down *c, uint32_t tokens)
+void emulated_experts_down(struct emulated_math *math, const struct gpuk_experts_down *c, uint32_t tokens)
 {
     const uint32_t rows = c->down.rows;
     float *y = ups_of(math, &c->down, 1),
@@ -159,7 +159,7 @@ void emulated_run_experts_glu(struct emulated_math *math, const struct op *op)
     if (c->is_chunk)
         glu_chunk(math, &c->chunk);
     else
-        glu_few(math, &c->few, emulated_count(op->count, op->tokens));
+        emulated_experts_glu(math, &c->few, emulated_count(op->count, op->tokens));
 }
 
 void emulated_run_experts_down(struct emulated_math *math, const struct op *op)
@@ -168,7 +168,7 @@ void emulated_run_experts_down(struct emulated_math *math, const struct op *op)
     if (c->is_chunk)
         down_chunk(math, &c->chunk);
     else
-        down_few(math, &c->few, emulated_count(op->count, op->tokens));
+        emulated_experts_down(math, &c->few, emulated_count(op->count, op->tokens));
 }
 
 void emulated_run_experts_sum(struct emulated_math *math, const struct op *op)

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "common/model/arch.h"
+#include "common/model/fused.h"
 #include "common/model/model.h"
 
 struct built {
@@ -46,6 +47,21 @@ static inline void built_add(struct built *b, const struct model_config *config,
     char name[MODEL_NAME_MAX];
     uint64_t rows, cols;
     if (!model_expects(config, role, layer) || !model_expected_shape(config, role, &rows, &cols)) return;
+    bool is_fused = false;
+    const struct fused_tensor *fused;
+    for (uint32_t i = 0; (fused = fused_of(config, i)); i++) {
+        const bool first = fused->role[0] == role;
+        uint64_t shape[4];
+        is_fused |= first || fused->role[1] == role;
+        if (!first) continue;
+        const bool bytes = fused->part == FUSED_BLOCKS || fused->part == FUSED_SCALES;
+        json_t *list = json_array();
+        for (uint32_t d = 0, rank = fused_shape(config, fused, shape); d < rank; d++)
+            json_array_append_new(list, json_integer((json_int_t)shape[d]));
+        snprintf(name, sizeof name, "model.layers.%d.%s", layer, fused->name);
+        json_array_append_new(b->tensors, built_tensor(name, bytes ? "U8" : "BF16", list, file));
+    }
+    if (is_fused) return;
     const uint32_t parts = model_tensor_parts(config, role);
     for (uint32_t i = parts; i-- > 0;) { /* in an order of no meaning */
         model_part_name(config, role, layer, i, name);
@@ -104,7 +120,7 @@ static inline void built_remove(struct built *b, const char *name)
 static inline uint64_t built_bytes(const json_t *tensor)
 {
     const char *dtype = json_string_value(json_object_get(tensor, "dtype"));
-    uint64_t bytes = strcmp(dtype, "F32") == 0 ? 4 : strcmp(dtype, "I64") == 0 ? 8 : 2;
+    uint64_t bytes = strcmp(dtype, "F32") == 0 ? 4 : strcmp(dtype, "I64") == 0 ? 8 : strcmp(dtype, "U8") == 0 ? 1 : 2;
     const json_t *shape = json_object_get(tensor, "shape");
     for (size_t i = 0; i < json_array_size(shape); i++)
         bytes *= (uint64_t)json_integer_value(json_array_get(shape, i));

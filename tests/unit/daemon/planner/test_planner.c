@@ -486,8 +486,7 @@ static void expect_invariant(struct bench *b, struct plan *plan, bool given, boo
     struct invariant invariant = {.option = INVARIANT_AUTO};
     plan->invariant = false;
     if (invariant_decide(&b->r, given, plan, &invariant, &err)) fail_msg("%s", err.text);
-    if (plan->invariant != on || !strstr(invariant.text, why))
-        fail_msg("%s, not '%s'", invariant.text, why);
+    if (plan->invariant != on || !strstr(invariant.text, why)) fail_msg("%s, not '%s'", invariant.text, why);
 }
 
 /* By what one sequence, several, and a first token cost; where several may run and the profile does not say, it is off. */
@@ -506,7 +505,8 @@ static void an_invariant_plan_is_chosen_by_all_its_prices(void **state)
         apart->point[apart->count++] = (struct profile_point){n, made_up_value(1.001)};
     expect_invariant(&b, &plan, false, true, "on: by price; as priced decode takes +0.0 %, of ");
     apart->point[2].y = made_up_value(2); /* 8 sequences, as many as it has slots for */
-    expect_invariant(&b, &plan, false, false, "off: by price; as priced decode would take +0.0 %, of 8 sequences +");
+    expect_invariant(&b, &plan, false, false,
+                     "off: by price; as priced decode would take +0.0 %, of 8 sequences +");
     expect_invariant(&b, &plan, true, false, "as the plan says");
     plan.slots = 4;
     expect_invariant(&b, &plan, false, true, "by price");

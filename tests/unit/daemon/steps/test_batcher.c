@@ -340,6 +340,35 @@ static void the_queue_position_is_when_its_turn_comes(void **state)
     stage_close(s);
 }
 
+/* Of an invariant plan, while nothing else is to do: nobody's request, which the first that comes takes the turn of. */
+static void an_answer_is_computed_again_until_a_request_comes(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct stage *s = stage_open_sharing(32, PREFIX_ON);
+    struct batcher *batcher = &s->on.batcher;
+    s->on.lists.invariant = true;
+    assert_true(submit_sized(s, 1, 40, 60, &err));
+    for (int i = 0; i < 100 && !s->done; i++) step(s);
+    assert_int_equal(s->done, 1);
+    assert_int_equal(batcher_open(batcher) + batcher_running(batcher) + batcher_queued(batcher), 0);
+    assert_int_equal(batcher->seq_count, 1);
+    step(s); /* of the row too many of what ended, if there was one */
+    const struct step_row *row = &newest(s)->row[0];
+    assert_true(newest(s)->flags & STEP_PROMPT && row->start == 32 && !(row->flags & STEP_ROW_SAMPLE));
+    assert_true(submit_sized(s, 2, 200, 8, &err));
+    step(s);
+    assert_int_equal(batcher_running(batcher), 1);
+    for (int i = 0; i < 100 && s->done < 2; i++) step(s);
+    for (int i = 0; i < 100 && batcher->in_flight; i++) step(s);
+    assert_int_equal(s->done, 2);
+    assert_int_equal(batcher->seq_count + batcher->again_count, 0);
+    uint32_t tokens[96];
+    for (uint32_t i = 0; i < 96; i++) tokens[i] = i < 40 ? 3 : s->answer;
+    assert_int_equal(kv_pages_known(&batcher->pages, 3, tokens, prefix_scope(PREFIX_ON, 1, 0)), 3);
+    stage_close(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -355,6 +384,7 @@ int main(void)
         cmocka_unit_test(lost_pages_are_shared_no_more),
         cmocka_unit_test(bells_that_lie_are_found),
         cmocka_unit_test(the_queue_position_is_when_its_turn_comes),
+        cmocka_unit_test(an_answer_is_computed_again_until_a_request_comes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,30 +65,37 @@ static void read_signs(const char *text, char *signs, size_t size)
     }
 }
 
-/* `homes`: a letter a half layer, c, g or s; of four layers. */
-static void lowers_to(const char *homes, char embed, char head, uint64_t ring_bytes, const char *wanted)
+/* `homes`: a letter a half layer, c, g or s; of up to four layers. */
+static void model_lowers_to(const char *model, const char *homes, char embed, char head, uint64_t ring_bytes,
+                            const char *wanted)
 {
     enum plan_home home[8];
     struct plan_stage stages[8];
     struct helm_err err = {0};
     char signs[256] = "", *text = NULL;
     size_t bytes = 0;
-    for (int u = 0; u < 8; u++)
+    const uint32_t layers = (uint32_t)strlen(homes) / 2;
+    for (uint32_t u = 0; u < 2 * layers; u++)
         home[u] = homes[u] == 'c' ? PLAN_HOME_CPU : homes[u] == 'g' ? PLAN_HOME_GPU : PLAN_HOME_STREAM;
-    const struct plan plan = {.layers = 4,
+    const struct plan plan = {.layers = layers,
                               .stages = stages,
-                              .stage_count = plan_stages_of(home, 4, stages),
+                              .stage_count = plan_stages_of(home, layers, stages),
                               .ring_bytes = ring_bytes,
                               .step_tokens = 256,
                               .embed = embed == 'g' ? PLAN_GPU0 : PLAN_CPU0,
                               .head = head == 'g' ? PLAN_GPU0 : PLAN_CPU0};
     FILE *out = open_memstream(&text, &bytes);
-    int rc = gpu_print_plan("tests/data/golden/qwen3", &plan, 1, "", out, &err);
+    int rc = gpu_print_plan(model, &plan, 1, "", out, &err);
     fclose(out);
     if (rc) fail_msg("%s: %s", homes, err.text);
     read_signs(text, signs, sizeof signs);
     if (strcmp(signs, wanted)) fail_msg("%s: %s instead of %s\n%s", homes, signs, wanted, text);
     free(text);
+}
+
+static void lowers_to(const char *homes, char embed, char head, uint64_t ring_bytes, const char *wanted)
+{
+    model_lowers_to("tests/data/golden/qwen3", homes, embed, head, ring_bytes, wanted);
 }
 
 static void chains_end_where_something_stands_between(void **state)
@@ -110,6 +117,9 @@ static void chains_end_where_something_stands_between(void **state)
     lowers_to("cgscsgcs", 'c', 'g', 200 * 1024, "<<[2].*o><.*[2]>><.*o>>.");
     /* a ring that holds everything orders nothing, yet the slices in it are no part of a chain */
     lowers_to("gssggssg", 'g', 'g', 64 << 20, "[3]ooooo[5]ooooo[3]>");
+    /* experts with their router; where they are the CPU's its product is too */
+    model_lowers_to("tests/data/golden/qwen3moe", "gggggg", 'g', 'g', 0, "[18]>");
+    model_lowers_to("tests/data/golden/qwen3moe", "gggcgg", 'g', 'g', 0, "<[9]>><[7]>>");
 }
 
 /* ---- lists made here ---- */

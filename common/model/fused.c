@@ -1,0 +1,187 @@
+/* Tensors of files that are not row by row. See fused.h. */
+#include "common/model/fused.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/file.h"
+#include "common/model/arch.h"
+
+#define BLOCK_VALUES 32
+#define BLOCK_BYTES  17 /* of FORMAT_MXFP4: the scale, then: */
+#define NUMBER_BYTES 16
+#define RUN_BYTES    (1u << 20) /* of a file that are read at once, about */
+
+static const struct fused_tensor fused[] = {
+    {"mlp.experts.gate_up_proj_blocks", FUSED_BLOCKS, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
+    {"mlp.experts.gate_up_proj_scales", FUSED_SCALES, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
+    {"mlp.experts.gate_up_proj", FUSED_COLUMNS, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
+    {"mlp.experts.gate_up_proj_bias",
+     FUSED_IN_TURN,
+     2,
+     {TENSOR_GATE_EXPERTS_BIAS, TENSOR_UP_EXPERTS_BIAS}},
+    {"mlp.experts.down_proj_blocks", FUSED_BLOCKS, 1, {TENSOR_DOWN_EXPERTS, TENSOR_NONE}},
+    {"mlp.experts.down_proj_scales", FUSED_SCALES, 1, {TENSOR_DOWN_EXPERTS, TENSOR_NONE}},
+    {"mlp.experts.down_proj", FUSED_COLUMNS, 1, {TENSOR_DOWN_EXPERTS, TENSOR_NONE}},
+    {"mlp.experts.down_proj_bias", FUSED_IN_TURN, 1, {TENSOR_DOWN_EXPERTS_BIAS, TENSOR_NONE}},
+};
+#define FUSED_COUNT (sizeof fused / sizeof *fused)
+
+const struct fused_tensor *fused_find(const char *name)
+{
+    for (size_t i = 0; i < FUSED_COUNT; i++)
+        if (strcmp(fused[i].name, name) == 0) return &fused[i];
+    return NULL;
+}
+
+const struct fused_tensor *fused_of(const struct model_config *config, uint32_t index)
+{
+    char name[MODEL_NAME_MAX];
+    const bool blocks = config->experts_format == FORMAT_MXFP4;
+    model_tensor_name(config, TENSOR_GATE_EXPERTS, 0, name);
+    const char *own = strstr(name, "mlp.");
+    if (config->gguf || !own || !fused_find(own)) return NULL;
+    for (size_t i = 0; i < FUSED_COUNT; i++) {
+        const enum fused_part part = fused[i].part;
+        if (part != FUSED_IN_TURN && blocks == (part == FUSED_COLUMNS)) continue;
+        if (index-- == 0) return &fused[i];
+    }
+    return NULL;
+}
+
+uint32_t fused_shape(const struct model_config *config, const struct fused_tensor *what, uint64_t shape[4])
+{
+    const uint64_t experts = config->router.experts;
+    uint64_t rows = 0, cols = 0;
+    (void)model_expected_shape(config, what->role[0], &rows, &cols);
+    shape[0] = experts;
+    if (what->part == FUSED_IN_TURN) {
+        shape[1] = cols * what->roles;
+        return 2;
+    }
+    rows = experts ? rows / experts * what->roles : 0;
+    shape[1] = what->part == FUSED_COLUMNS ? cols : rows;
+    shape[2] = what->part == FUSED_COLUMNS ? rows : cols / BLOCK_VALUES;
+    shape[3] = NUMBER_BYTES;
+    return what->part == FUSED_BLOCKS ? 4 : 3;
+}
+
+void fused_mxfp4_numbers(const uint8_t file[NUMBER_BYTES], uint8_t block[NUMBER_BYTES])
+{
+    for (int i = 0; i < NUMBER_BYTES / 2; i++) {
+        const uint8_t low = file[i], high = file[i + NUMBER_BYTES / 2];
+        block[2 * i] = (uint8_t)((low & 15) | (high & 15) << 4);
+        block[2 * i + 1] = (uint8_t)(low >> 4 | (high & 0xf0));
+    }
+}
+
+/* ---- reading ---- */
+
+struct reading {
+    const int *fds;
+    const struct model_tensor *t;
+    uint64_t turns, row_bytes;
+};
+
+/* Rows first .. first + count of all the tensor's, whose numbers and scales lie in runs. */
+static int read_blocks(const struct reading *r, uint64_t first, uint64_t count, uint8_t *to,
+                       struct helm_err *err)
+{
+    const struct model_tensor *t = r->t;
+    const uint64_t blocks = t->cols / BLOCK_VALUES, skip = r->turns * blocks,
+                   run = ((count - 1) * r->turns + 1) * blocks, at = (first * r->turns + t->turn) * blocks;
+    uint8_t *numbers = malloc((size_t)(run * (NUMBER_BYTES + 1))), *scales = numbers + run * NUMBER_BYTES;
+    if (!numbers) return helm_fail(err, HELM_E_NOMEM, "no memory for rows of %s", t->name);
+    int rc = file_pread_all(r->fds[t->shard], numbers, (size_t)(run * NUMBER_BYTES),
+                            t->offset + at * NUMBER_BYTES, t->name, err);
+    if (!rc)
+        rc = file_pread_all(r->fds[t->scales.shard], scales, (size_t)run, t->scales.offset + at, t->name,
+                            err);
+    for (uint64_t row = 0; row < count && !rc; row++)
+        for (uint64_t b = 0; b < blocks; b++, to += BLOCK_BYTES) {
+            to[0] = scales[row * skip + b];
+            fused_mxfp4_numbers(numbers + (row * skip + b) * NUMBER_BYTES, to + 1);
+        }
+    free(numbers);
+    return rc;
+}
+
+/* The same of one expert's columns, each a run of its rows. */
+static int read_columns(const struct reading *r, uint64_t first, uint64_t count, uint8_t *to,
+                        struct helm_err *err)
+{
+    const struct model_tensor *t = r->t;
+    const uint64_t each = r->row_bytes / t->cols, rows = t->rows / t->experts, expert = first / rows,
+                   column = rows * r->turns * each, run = ((count - 1) * r->turns + 1) * each,
+                   at = t->offset + expert * t->cols * column +
+                        (first % rows * r->turns + t->turn) * each;
+    uint8_t *values = malloc((size_t)run);
+    int rc = values ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for rows of %s", t->name);
+    for (uint64_t c = 0; c < t->cols && !rc; c++) {
+        rc = file_pread_all(r->fds[t->shard], values, (size_t)run, at + c * column, t->name, err);
+        for (uint64_t row = 0; row < count && !rc; row++)
+            memcpy(to + row * r->row_bytes + c * each, values + row * r->turns * each, (size_t)each);
+    }
+    free(values);
+    return rc;
+}
+
+/* A row's values, which take turns with another tensor's. */
+static int read_in_turn(const struct reading *r, uint64_t row, uint8_t *to, struct helm_err *err)
+{
+    const struct model_tensor *t = r->t;
+    const uint64_t each = r->row_bytes / t->cols, file_row = r->row_bytes * r->turns;
+    uint8_t *values = malloc((size_t)file_row);
+    if (!values) return helm_fail(err, HELM_E_NOMEM, "no memory for a row of %s", t->name);
+    const int rc = file_pread_all(r->fds[t->shard], values, (size_t)file_row, t->offset + row * file_row,
+                                  t->name, err);
+    for (uint64_t c = 0; c < t->cols && !rc; c++)
+        memcpy(to + c * each, values + (c * r->turns + t->turn) * each, (size_t)each);
+    free(values);
+    return rc;
+}
+
+/* As many whole rows from `first` on as are read at once, `most` at most; returns how many, or an error. */
+static int64_t read_some(const struct reading *r, uint64_t first, uint64_t most, uint8_t *to,
+                         struct helm_err *err)
+{
+    const struct model_tensor *t = r->t;
+    const uint64_t rows = t->rows / t->experts, left = rows - first % rows;
+    uint64_t count = RUN_BYTES / (r->row_bytes * r->turns) + 1;
+    int rc;
+    if (count > most) count = most;
+    if (t->stored == STORED_COLUMNS) {
+        count = most < left ? most : left;
+        rc = read_columns(r, first, count, to, err);
+    } else if (t->stored == STORED_BLOCKS_APART) {
+        rc = read_blocks(r, first, count, to, err);
+    } else {
+        count = 1;
+        rc = read_in_turn(r, first, to, err);
+    }
+    return rc ? rc : (int64_t)count;
+}
+
+int fused_read(const int *fds, const struct model_tensor *t, uint64_t from, uint64_t bytes, void *to,
+               struct helm_err *err)
+{
+    const struct reading r = {
+        .fds = fds, .t = t, .turns = t->turns ? t->turns : 1, .row_bytes = t->bytes / t->rows};
+    uint8_t *out = to, *row = NULL;
+    int64_t rc = 0;
+    for (uint64_t at = from, end = from + bytes, part; at < end && rc >= 0; at += part, out += part) {
+        const uint64_t first = at / r.row_bytes, inside = at % r.row_bytes;
+        if (inside == 0 && end - at >= r.row_bytes) {
+            rc = read_some(&r, first, (end - at) / r.row_bytes, out, err);
+            part = rc > 0 ? (uint64_t)rc * r.row_bytes : 0;
+            continue;
+        }
+        part = r.row_bytes - inside < end - at ? r.row_bytes - inside : end - at;
+        if (!row && !(row = malloc((size_t)r.row_bytes)))
+            rc = helm_fail(err, HELM_E_NOMEM, "no memory for a row of %s", t->name);
+        else if ((rc = read_some(&r, first, 1, row, err)) > 0)
+            memcpy(out, row + inside, (size_t)part);
+    }
+    free(row);
+    return rc < 0 ? (int)rc : 0;
+}

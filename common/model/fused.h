@@ -1,0 +1,37 @@
+/* Experts' tensors that lie in files otherwise than row by row, as gpt-oss has them: gate and up in one tensor, in turn;
+ * MXFP4 as numbers and scales apart; 16-bit values column by column.
+ *
+ * Called by checkpoint.c, which enters such a tensor of a file as one or two of the model, by shards.c, which reads them,
+ * and by helm-mkmodel, which writes them. Constant table and pure functions but for reads. */
+#ifndef HELM_COMMON_MODEL_FUSED_H
+#define HELM_COMMON_MODEL_FUSED_H
+
+#include "common/model/model.h"
+
+/* What a tensor of a file has of its roles. */
+enum fused_part {
+    FUSED_BLOCKS,  /* MXFP4's numbers, U8 [experts][rows][cols / 32][16]: value 2i in the lower half of byte i */
+    FUSED_SCALES,  /* and powers of two, U8 [experts][rows][cols / 32], 127: 1 */
+    FUSED_COLUMNS, /* 16 or 32 bits, [experts][cols][rows] */
+    FUSED_IN_TURN  /* biases, [experts][rows] */
+};
+struct fused_tensor {
+    const char *name; /* behind "model.layers.N." */
+    enum fused_part part;
+    uint32_t roles; /* whose rows take turns */
+    enum tensor_role role[2];
+};
+/* Of a name without its layer's prefix; NULL: it is none. */
+const struct fused_tensor *fused_find(const char *name);
+/* Of a configuration the tensors that files have instead of its experts': the `index`-th, or NULL behind the last. */
+const struct fused_tensor *fused_of(const struct model_config *config, uint32_t index);
+/* The shape in the file: rank, shape[]. */
+uint32_t fused_shape(const struct model_config *config, const struct fused_tensor *fused, uint64_t shape[4]);
+
+/* Bytes of a tensor whose `stored` is not STORED_ROWS. fds: of the model's shards. */
+HELM_MUST_CHECK int fused_read(const int *fds, const struct model_tensor *tensor, uint64_t from,
+                               uint64_t bytes, void *to, struct helm_err *err);
+/* The 16 numbers' bytes of a block as a file has them to those of FORMAT_MXFP4, whose lower halves are the first 16. */
+void fused_mxfp4_numbers(const uint8_t file[16], uint8_t block[16]);
+
+#endif

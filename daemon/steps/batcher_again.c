@@ -1,0 +1,119 @@
+/* Of an invariant plan: answers that are computed again, as prompts. See batcher.h. Called by batcher.c, and by
+ * batcher_requests.c when a request comes.
+ *
+ * What follows a prompt is computed a token at a time, with other last digits than a prompt of the same tokens has. So the
+ * next turn of a chat, whose prompt holds the answer, finds none of the answer's pages. While nobody wants anything, they are
+ * computed for it: the sequence that ended stays as a prompt of all its whole pages, of which those of its own prompt are
+ * there. It is nobody's request: no client sees it, it samples nothing, and it leaves before the first request that comes.
+ * What it had computed by then stays known, and the rest is taken up again later. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/plan/schedule.h"
+#include "daemon/steps/batcher.h"
+
+/* A request that comes waits for the step in flight at most: which is so much shorter than one beside which others decode. */
+#define AGAIN_PART   4
+#define AGAIN_TOKENS 16 /* but of no fewer tokens */
+
+static uint32_t page_tokens_of(const struct batcher *batcher)
+{
+    return arena_header_of(batcher->with.arena)->kv.page_tokens;
+}
+
+static void again_drop_first(struct batcher *batcher)
+{
+    sequence_free(batcher->again[0]);
+    memmove(batcher->again, batcher->again + 1, --batcher->again_count * sizeof *batcher->again);
+}
+
+static void again_add(struct batcher *batcher, struct sequence *seq)
+{
+    if (batcher->again_count == BATCHER_AGAIN_MAX) again_drop_first(batcher);
+    batcher->again[batcher->again_count++] = seq;
+}
+
+/* Whether an answer has pages that its prompt does not fill, and is one that a prompt may go on behind. */
+static bool is_worth_it(const struct batcher *batcher, const struct sequence *seq)
+{
+    const uint32_t page_tokens = page_tokens_of(batcher);
+    const bool whole = seq->finish == HELM__V1__FINISH_REASON__FINISH_EOS ||
+                       seq->finish == HELM__V1__FINISH_REASON__FINISH_STOP ||
+                       seq->finish == HELM__V1__FINISH_REASON__FINISH_LENGTH;
+    return seq->apart && whole && seq->scope != SEQUENCE_NO_SCOPE &&
+           seq->token_count / page_tokens > seq->prompt_count / page_tokens;
+}
+
+void batcher_again_take(struct batcher *batcher, struct sequence *seq)
+{
+    const uint32_t page_tokens = page_tokens_of(batcher);
+    if (seq->again) {
+        if (seq->finish == HELM__V1__FINISH_REASON__FINISH_CANCELLED) {
+            seq->finish = HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED;
+            again_add(batcher, seq);
+            return;
+        }
+        sequence_free(seq);
+        return;
+    }
+    if (!is_worth_it(batcher, seq)) {
+        sequence_free(seq);
+        return;
+    }
+    seq->again = true;
+    seq->again_from = seq->prompt_count / page_tokens;
+    seq->token_count = seq->prompt_count = seq->token_count / page_tokens * page_tokens;
+    seq->max_tokens = 1;
+    seq->finish = HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED;
+    seq->id = seq->request_id = 0;
+    seq->client = UINT64_MAX;
+    seq->deadline_us = 0;
+    seq->crashes = seq->reach = seq->found = 0;
+    free(seq->mask);
+    seq->mask = NULL;
+    seq->list = plan_prompt_list(batcher->with.plan, seq->prompt_count);
+    seq->scope = prefix_scope(batcher->with.sharing, seq->peer, seq->list);
+    seq->restored_scope = prefix_restored_scope(batcher->with.sharing, seq->peer, seq->list);
+    prefix_begin(seq);
+    again_add(batcher, seq);
+}
+
+bool batcher_again_begin(struct batcher *batcher)
+{
+    if (batcher->seq_count || batcher->in_flight || batcher->move.flags) return false;
+    while (batcher->again_count) {
+        struct sequence *seq = batcher->again[0];
+        const uint32_t pages = seq->prompt_count / page_tokens_of(batcher);
+        const uint32_t known = kv_pages_known(&batcher->pages, pages, seq->tokens, seq->scope);
+        if (known == pages ||
+            known < seq->again_from) { /* all there; or more than the answer is to be computed */
+            again_drop_first(batcher);
+            continue;
+        }
+        memmove(batcher->again, batcher->again + 1, --batcher->again_count * sizeof *batcher->again);
+        batcher->seq[batcher->seq_count++] = seq;
+        return true;
+    }
+    return false;
+}
+
+uint32_t batcher_again_tokens(const struct batcher *batcher, uint32_t step_tokens)
+{
+    if (batcher->seq_count != 1 || !batcher->seq[0]->again) return step_tokens;
+    const uint32_t few =
+        observe_prompt_tokens(batcher->with.observe, 1, batcher->seq[0]->token_count) / AGAIN_PART;
+    const uint32_t most = few < AGAIN_TOKENS ? AGAIN_TOKENS : few;
+    return few && most < step_tokens ? most : step_tokens;
+}
+
+void batcher_again_yield(struct batcher *batcher)
+{
+    for (uint32_t i = 0; i < batcher->seq_count; i++)
+        if (batcher->seq[i]->again)
+            sequence_finish(batcher->seq[i], HELM__V1__FINISH_REASON__FINISH_CANCELLED, "a request has come");
+}
+
+void batcher_again_free(struct batcher *batcher)
+{
+    while (batcher->again_count) again_drop_first(batcher);
+}
