@@ -1,7 +1,7 @@
 /* The operations that a model's parts consist of, in order. See model.h and unit.h.
  *
- * Called when a checkpoint has been read, and by whoever asks which part of a layer a tensor is of. Constant table; no
- * state. */
+ * Called when a checkpoint has been read, and by code that asks which part of a layer a tensor belongs to. Constant
+ * table; no state. */
 #include "common/model/model.h"
 
 /* The operations of a pre-norm decoder with gated MLP. Norms and biases that the configuration lacks become

@@ -200,7 +200,7 @@ struct turns {
     uint64_t client, peer;
 };
 
-/* When its client was given a slot last; what is nobody's request is alone. */
+/* When its client and peer got their last slots; zeros for an internal request. */
 static struct turns batcher_turns_of(const struct batcher *batcher, const struct sequence *seq)
 {
     if (seq->again) return (struct turns){0};

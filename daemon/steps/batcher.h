@@ -28,7 +28,8 @@
  * that sends none for BATCHER_MASK_LIMIT_US loses its request.
  *
  * Answers again. Of an invariant plan the pages of an answer are not those of a prompt with the same tokens. While there is
- * nothing else to do they are computed again as such, for whoever goes on behind them (batcher_again.c).
+ * nothing else to do they are computed again as a prompt's, for later prompts that contain the answer
+ * (batcher_again.c).
  *
  * Moves. A page that lies in VRAM alone comes and goes by a step without rows (arena_layout.h). Nothing is in flight with it,
  * since rows that follow look at the step in front of theirs.

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What helm-plan forecasts: four models on three machines nobody has here, what beats what and by how much; and how long
+"""What helm-plan forecasts: four models on three described machines, what beats what and by how much; and how long
 planning takes. Arithmetic over plans whose making tests/unit/daemon/planner and test_helm_plan.py have sanitized, so it is
 not sanitized itself.
 

@@ -131,7 +131,7 @@ def test_steps_that_end_within_a_page_are_shared_too():
 
 
 def test_a_small_pool_makes_room():
-    """Kept pages stand in nobody's way: as many requests at once as without them, none refused, and those that fit are
+    """Kept pages hold up no request: as many requests at once as without them, none refused, and those that fit are
     found."""
     for start in [lambda: running("--parallel", 4, "--ctx", 256, "--kv-tokens", 512, "--invariant", "off"),
                   lambda: split(context_tokens=256, page_count=16, slots=4)]:
@@ -193,7 +193,7 @@ def test_pages_that_died_are_not_found():
             check(wait_until(lambda: all(w.restarts == 1 and w.state == "ready" for w in status_of(d).workers), 10), "restarts")
             same(generate(c, prompt, 10, seed=5), 96, f"{who}: found after all that")
             same(status_of(d).kv_pages_used, 0, "pages in use at the end")
-        with start(faults=faults.replace("25", "6")) as d:  # nobody runs when it dies, or when its successor comes
+        with start(faults=faults.replace("25", "6")) as d:  # no request runs when it dies, or when its successor comes
             c = Client(d.endpoint)
             generate(c, prompt, 2)
             if not faults:

@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_dropped_from_the_end():
 
 
 def test_only_its_peer_finds_what_was_restored():
-    """Nobody knows whether restored pages are what the model makes of their tokens: another user does not get them."""
+    """Restored pages may not be what the model makes of their tokens: another user does not get them."""
     server, (one, two) = zmq.curve_keypair(), [zmq.curve_keypair() for _ in range(2)]
     prompt = prompt_of(100)
     with tempfile.TemporaryDirectory() as base:

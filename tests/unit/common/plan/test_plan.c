@@ -173,7 +173,7 @@ static void the_ends_have_homes(void **state)
     plan_free(&plan);
     edit(json, "stages/2/home", "'stream'");
     assert_int_equal(plan_from_json(json, &plan, &err), 0);
-    assert_int_equal(plan.head, PLAN_HOME_GPU); /* who computes `stream` */
+    assert_int_equal(plan.head, PLAN_HOME_GPU); /* the processor that computes `stream` */
     plan_free(&plan);
     edit(json, "embed", "'cpu'");
     edit(json, "head", "'cpu'");

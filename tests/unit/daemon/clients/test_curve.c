@@ -1,5 +1,5 @@
-/* Unit tests of daemon/clients/curve.c, against a client's half that is written here after the RFC: whoever has no key of its
- * own, or changes a bit, comes nowhere. (That libzmq's clients come in is test_helmd.py's to show.) */
+/* Unit tests of daemon/clients/curve.c, against a client's half that is written here after the RFC: a client without
+ * a key of its own, or with a changed bit, is refused. (test_helmd.py shows that libzmq's clients are accepted.) */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -140,7 +140,8 @@ enum { SEQS = 24, SLOTS_MAX = 4 };
 struct life {
     struct scheduler_seq seq[SEQS];
     bool ended[SEQS];
-    uint32_t slot[SLOTS_MAX], slots, running; /* who has slots, in the order in which they got them */
+    uint32_t slot[SLOTS_MAX], slots,
+        running; /* the requests with slots, in the order in which they got them */
     uint32_t entry[SEQS];
     const struct admission *admission;
     uint64_t client_turn[SEQS], peer_turn[SEQS], turn; /* those of the slots given here; 0: none */

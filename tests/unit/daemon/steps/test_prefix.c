@@ -89,7 +89,8 @@ static void compute(struct pool *p, uint32_t i, uint32_t count, uint32_t next)
             assert_int_equal(p->cell[page][t % PAGE], hash);
             continue;
         }
-        assert_int_equal(kv_pages_holders(&p->pages, page), 1); /* nobody writes to what another one reads */
+        assert_int_equal(kv_pages_holders(&p->pages, page),
+                         1); /* no page is written that another one reads */
         assert_int_equal(prefix_index_number(&p->pages.known, page), 0);
         p->cell[page][t % PAGE] = hash;
     }
@@ -183,7 +184,7 @@ static void own_pages_are_found_again(void **state)
     pool_close(&p);
 }
 
-/* One that shares with nobody finds its own pages, too, after it had to leave; and nobody else does. */
+/* A sequence that does not share finds its own pages, too, after it had to leave; and no other does. */
 static void who_has_to_leave_keeps_its_pages_to_itself(void **state)
 {
     (void)state;
@@ -375,7 +376,7 @@ static void every_page_holds_the_tokens_of_whoever_refers_to_it(void **state)
     live(false);
 }
 
-/* The same of an invariant plan's: and pages behind prompts are of whoever computed them. */
+/* The same of an invariant plan; and pages behind prompts belong to the sequence that computed them. */
 static void pages_behind_prompts_are_their_sequences_own(void **state)
 {
     (void)state;
