@@ -12,7 +12,7 @@
 #define CONNECTION_VERSION         1                 /* of the protocol */
 #define CONNECTION_FRAME_BYTES_MAX ((size_t)8 << 20) /* as proto/helm.proto says */
 
-/* An entry of the table: a generation, or a question whose answer somebody waits for. */
+/* An entry of the table: a generation, or a question that waits for its answer. */
 struct connection_request {
     uint64_t number;
     bool question;

@@ -43,8 +43,8 @@
 #define CROWDED_NS       UINT64_C(100000000)
 #define CROWDED_LOOK_NS  UINT64_C(100000) /* how often a spinning thread looks */
 
-/* Who sleeps, and whom a wake-up is for: a bit a thread; threads from FAR_INDEX on share the last one. Thread
- * 0 also waits for the end of a run, which is no reason to wake the others. */
+/* Masks of sleeping threads, and of threads to wake: a bit a thread; threads from FAR_INDEX on share the last one.
+ * Thread 0 also waits for the end of a run, which is no reason to wake the others. */
 #define FAR_INDEX  31u
 #define WAKE_FIRST 1u
 #define WAKE_ALL   UINT32_MAX

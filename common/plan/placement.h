@@ -31,7 +31,7 @@ struct placement {
     uint64_t offset, bytes;
 };
 
-/* What weights come to packed, where somebody looked at them: packed bytes by bytes, tables of offsets not
+/* What weights come to packed, where they were sampled: packed bytes by bytes, tables of offsets not
  * counted, of the matrices of attention halves, MLP halves and the head; 0: not known. */
 struct packed_parts {
     double attention, mlp, head;

@@ -86,7 +86,7 @@ static void remove_dead(const struct rundir *dir)
     if (list) closedir(list);
 }
 
-/* Who holds the lock: the pid in the file, if that process lives. */
+/* The holder of the lock: the pid in the file, if that process lives. */
 static long live_holder(int fd)
 {
     char text[24] = "";
@@ -240,7 +240,7 @@ void rundir_close(struct rundir *dir)
         dir->private_dir[0] = 0;
     }
     for (uint32_t i = 0; i < dir->lock_count; i++) {
-        if (dir->lock[i].fd < 0) continue;              /* somebody else's */
+        if (dir->lock[i].fd < 0) continue;              /* another daemon's */
         (void)remove_socket(dir->lock[i].socket, NULL); /* not what rundir_open refused to replace */
         unlink(dir->lock[i].file);
         close(dir->lock[i].fd);

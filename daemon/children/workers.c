@@ -260,7 +260,7 @@ static void workers_plan_restart(struct workers *workers)
     for (uint32_t i = 0; i < workers->count; i++) workers->worker[i].restarts++;
 }
 
-/* The first end of this epoch: what follows for everybody. */
+/* The first worker of this epoch has ended: the consequences for all. */
 static void workers_fall(struct workers *workers, int fault_code, const struct workers_loss *loss)
 {
     workers->falling = true;

@@ -134,7 +134,7 @@ void workers_receive(struct workers *workers);
 bool workers_take_ring(struct workers *workers);
 /* A child was reaped; false when it is none of ours. */
 bool workers_child_ended(struct workers *workers, pid_t pid, int wait_status);
-/* The oldest step in flight, for who watches over it. */
+/* The oldest step in flight, for the watch over workers. */
 struct workers_step {
     uint64_t begun_us; /* since when it is the oldest */
     uint32_t tokens, serial;

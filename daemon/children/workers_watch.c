@@ -165,7 +165,7 @@ static bool in_a_step(const struct workers *workers, uint32_t index)
     return doorbell_read(&control->done[index].bell) != doorbell_read(&control->step_bell);
 }
 
-/* Reaps it if it has ended; the keeper lets go of its number before somebody else can have it. */
+/* Reaps it if it has ended; the keeper drops its pid before the system can reuse it. */
 static bool has_ended(struct workers *workers, const struct worker *w)
 {
     siginfo_t info = {0};

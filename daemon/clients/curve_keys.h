@@ -1,4 +1,4 @@
-/* Files of CURVE keys: the daemon's own secret one, and the public ones of those who may connect.
+/* Files of CURVE keys: the daemon's own secret one, and the public ones of clients that may connect.
  *
  * Called by client_socket.c. Owns the list. */
 #ifndef HELM_DAEMON_CLIENTS_CURVE_KEYS_H

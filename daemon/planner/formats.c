@@ -184,7 +184,7 @@ void formats_plan_vram(const struct plan *plan, enum tensor_format (*format)[PLA
     format[units][PLAN_HOME_GPU] = plan_head_format(plan);
 }
 
-/* ---- plans that somebody wrote ---- */
+/* ---- plans from a file ---- */
 
 bool formats_packed_on_cpu(const struct plan *plan, uint32_t unit)
 {

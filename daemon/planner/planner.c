@@ -331,7 +331,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
 {
     struct planner_request r = *request;
     struct making m = {0};
-    r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
+    r.batch = 1; /* whether its pool holds a batch is its author's choice */
     planner_adopt(plan, &r.wish);
     take_formats(&r, plan);
     r.wish.pack_cpu = packed_on_cpu(plan);

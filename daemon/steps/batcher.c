@@ -378,7 +378,7 @@ static bool batcher_schedule(struct batcher *batcher, bool admit, struct schedul
            (plan->row_count && !plan->preempt_count && batcher_is_decode_list(batcher, plan));
 }
 
-/* Who enters, else who leaves: what there is room for is seen better when the others have found their pages. */
+/* Admits, else preempts: room is known better once admitted sequences have found their pages. */
 static void batcher_change_slots(struct batcher *batcher, const struct scheduler_step *plan, uint64_t now_us)
 {
     for (uint32_t i = 0; i < plan->admit_count; i++)

@@ -6,8 +6,8 @@
  *
  * Steps in flight. While a step of the plan's decode list with one token a row is computed, the one behind it
  * is rung: its rows are formed as if every token that is being sampled had come, and were none that ends its
- * sequence. So workers do not wait for helmd between tokens. What it costs: a sequence that ends otherwise
- * than by its length has a row too many, which is ignored; who comes, or is cancelled, waits for as many
+ * sequence. So workers do not wait for helmd between tokens. The cost: a sequence that ends otherwise
+ * than by its length has a row too many, which is ignored; a new or cancelled request waits for as many
  * steps as are in flight instead of one. Behind a step that computes prompts nothing is rung: it is long
  * beside helmd's turn, and others would wait for two. A request that ends is done with at once; its slot and
  * its pages are free when the last step that has them is done.
@@ -18,8 +18,9 @@
  * itself, or when a part of it was in VRAM. Of a cache in two tiers the pages that are whole are in the arena: only
  * the last, begun one of each sequence is computed again.
  *
- * Prefixes. Before a step is formed every prompt is given the known pages that go on where it stands (prefix.h). Only full pages are known, and only once the step that filled them is done, so no step in flight writes to a
- * page that others read. What is lost with a worker is known no more: those that run then compute pages of their own.
+ * Prefixes. Before a step is formed every prompt is given the known pages that go on where it stands (prefix.h). Only
+ * full pages are known, and only once the step that filled them is done, so no step in flight writes to a page that
+ * others read. What is lost with a worker is known no more: running sequences then compute pages of their own.
  *
  * Constrained requests. The token after next depends on the next one in a way that only the client knows, so no step with
  * a row of such a request is rung ahead, and its next row waits for the mask that the client sends once it has seen the
@@ -202,7 +203,7 @@ HELM_MUST_CHECK int batcher_take_result(struct batcher *batcher, uint64_t now_us
  * every slot again. */
 void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch);
 void batcher_worker_ready(struct batcher *batcher);
-/* Somebody else has rung steps up to this one (check.h), and they are done. */
+/* Steps up to this one were rung by the check (check.h), and are done. */
 void batcher_goes_on(struct batcher *batcher, uint32_t serial);
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss);
 

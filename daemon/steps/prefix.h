@@ -11,10 +11,10 @@
 #include "daemon/steps/kv_pages.h"
 #include "daemon/steps/sequence.h"
 
-/* --prefix-cache: who finds whose pages. */
+/* --prefix-cache: which clients share pages. */
 enum prefix_sharing {
     PREFIX_OFF,
-    PREFIX_ON,   /* everyone, everyone's */
+    PREFIX_ON,   /* all clients */
     PREFIX_PEER, /* clients of the same user (or CURVE key) each other's */
     PREFIX_SHARINGS
 };

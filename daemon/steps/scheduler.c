@@ -114,7 +114,7 @@ static bool draft_decodes(const struct draft *d)
     return false;
 }
 
-/* What decides who of those that wait is next: less is sooner, from the first to the last. */
+/* The order of waiting sequences: smaller is sooner, compared member by member. */
 struct rank {
     uint64_t peer_running, peer_turn, client_running, client_turn, order;
 };

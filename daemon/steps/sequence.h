@@ -21,8 +21,8 @@
 struct asker {
     uint64_t client;     /* client_socket's handle */
     uint64_t request_id; /* the client's */
-    uint64_t peer;       /* who the client is (client_socket.h); 0: not known */
-    bool admin;          /* may see and cancel everybody's */
+    uint64_t peer;       /* the client's peer (client_socket.h); 0: not known */
+    bool admin;          /* may see and cancel all requests */
 };
 
 struct sequence {

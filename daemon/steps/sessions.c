@@ -326,7 +326,7 @@ static bool load_page(struct sessions *all, struct session *s)
     kv_pages_take_known(pages_of(all), &page, &held, 1, tokens_of(all, s, s->page), &s->before);
     if (!held) return false;
     if (s->front != PREFIX_NO_PAGE && !prefix_index_number(&pages_of(all)->known, s->front))
-        s->front = PREFIX_NO_PAGE; /* given to others, who may have it */
+        s->front = PREFIX_NO_PAGE; /* given to others: they may use it */
     if (!all->cells.moves) {
         end_load(all, s, page);
         return true;
@@ -404,7 +404,7 @@ static void store_page(struct sessions *all, struct session *s)
         close_session(all, s);
         return;
     }
-    if (there != PREFIX_NO_PAGE) { /* somebody was quicker */
+    if (there != PREFIX_NO_PAGE) { /* another sequence was quicker */
         s->before = prefix_index_number(&pages->known, there);
         s->front = there;
         end_store(all, s);

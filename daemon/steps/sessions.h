@@ -24,7 +24,7 @@
 
 struct session {
     uint64_t id;        /* 0: this entry is free */
-    struct asker asker; /* who opened it; from then on request_id is that of the request to be answered */
+    struct asker asker; /* its opener; from then on request_id is that of the request to be answered */
     bool saves;
     uint32_t *tokens; /* owned */
     uint32_t pages;   /* whole ones of the tokens; saving: that are known */

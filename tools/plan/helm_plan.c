@@ -166,7 +166,7 @@ static int explain(const struct options *o, const struct planner_request *r, con
     if (!rc && o->json) {
         rc = print_json(explain_to_json(&x), err);
     } else if (!rc) {
-        FILE *out = printable_open(stdout); /* names in a checkpoint are anybody's */
+        FILE *out = printable_open(stdout); /* names in a checkpoint are untrusted */
         if (!out) rc = helm_fail(err, HELM_E_NOMEM, "no memory for the report");
         if (out && derived) fprintf(out, "(no tensors there: their sizes are what config.json implies)\n");
         if (out) explain_print(&x, out);

@@ -18,7 +18,7 @@
 #include "common/cpu/pin.h"
 #include "common/cpu/pool.h"
 
-#define PAUSE_MS      2 /* more than anybody looks for a doorbell without pause */
+#define PAUSE_MS      2 /* longer than any thread spins on a doorbell */
 #define POOL_PAUSE_MS (2 * POOL_SPIN_QUIET_US / 1000)
 #define WAIT_MS       10000
 #define LEAST_S       1e-7       /* that is believed */

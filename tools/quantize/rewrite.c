@@ -1,5 +1,5 @@
-/* Weights into a GGUF file. See rewrite.h. Threads take runs of rows in the order of the file; who ends a tensor's last run
- * wakes the thread that reports. */
+/* Weights into a GGUF file. See rewrite.h. Threads take runs of rows in the order of the file; the thread that
+ * finishes a tensor's last run wakes the thread that reports. */
 #include "tools/quantize/rewrite.h"
 
 #include <math.h>
@@ -49,10 +49,10 @@ static int take_tensor(struct rewrite *r, const struct model_tensor *from, const
     const bool vector = arch_role_is_vector(from->role),
                q = from->role == TENSOR_Q || from->role == TENSOR_Q_BIAS,
                k = from->role == TENSOR_K || from->role == TENSOR_K_BIAS;
-    const enum tensor_format format =
-        vector                         ? FORMAT_F32
-        : from->format == FORMAT_MXFP4 ? FORMAT_MXFP4 /* as published: nothing is gained by another loss */
-                                       : mixture_format(mixture, r->model, from, imatrix != NULL);
+    const enum tensor_format format = vector ? FORMAT_F32
+                                      : from->format == FORMAT_MXFP4
+                                          ? FORMAT_MXFP4 /* as published: nothing is gained by another loss */
+                                          : mixture_format(mixture, r->model, from, imatrix != NULL);
     char name[MODEL_NAME_MAX];
     strcpy(named.architecture, c->architecture);
     model_tensor_name(&named, from->role, from->layer, name);

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
 
     float *qs = memory, *os = qs + G * head_dim, *ms = os + WARPS * G * head_dim, *ss = ms + WARPS * G;
     take_query<C>(p, t, kv_head, head0, heads, position, pages, blockIdx.x == pieces - 1, qs, os);
-    __syncthreads(); /* q for everyone; and the block sees the k and v it has just appended */
+    __syncthreads(); /* q for all warps; and the block sees the k and v it has just appended */
 
     /* lanes a position takes, the positions a warp takes at once, and this lane's place */
     const uint32_t lanes = VECTOR ? lanes_of(head_dim) : 32;

@@ -10,7 +10,7 @@
 
 /* How a warp that is done with a buffer says so: each lane arrives at the barrier, or one for all of them
  * behind __syncwarp. Either is right (the lane's arrival releases what the others did before it), but
- * racecheck of compute-sanitizer follows only who arrives, and takes the others' accesses for hazards. */
+ * racecheck of compute-sanitizer follows only threads that arrive, and takes the others' accesses for hazards. */
 #ifndef GEMM_STREAM_EACH_LANE
 #define GEMM_STREAM_EACH_LANE 1
 #endif

@@ -108,7 +108,7 @@ __device__ __forceinline__ uint32_t count_arrival(uint32_t *counter)
     return before;
 }
 
-/* ---- words: a float and the tag of who wrote it, stored and loaded as one (7.0) ------------------ */
+/* ---- words: a float and the tag of its writer, stored and loaded as one (7.0) -------------------- */
 
 __device__ __forceinline__ void word_put(uint64_t *to, float value, uint32_t tag)
 {

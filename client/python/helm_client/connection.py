@@ -105,7 +105,7 @@ class Client:
         return waiting.popleft()[1]
 
     def _receive(self, timeout_ms=None):
-        """The next Response off the socket that anybody may wait for."""
+        """The next Response off the socket whose number is not abandoned."""
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         until = time.monotonic() + timeout_ms / 1000
         while True:
@@ -177,7 +177,7 @@ class Client:
         return self.send(cancel=pb.Cancel(request_id=number))
 
     def cancel(self, daemon_id):
-        """Cancels anybody's generation by the id that `ps` shows."""
+        """Cancels any client's generation by the id that `ps` shows."""
         return self._ask("accepted", cancel=pb.Cancel(id=daemon_id))
 
     # ---- asking

@@ -176,7 +176,7 @@ struct profile {
     struct profile_link link;  /* all 0 without a device */
     struct profile_value disk; /* direct reads of a file */
     struct profile_value step; /* of helmd and the doorbells, a step */
-    struct profile_value wake; /* from a ring until who slept for some time is there; unknown: nothing */
+    struct profile_value wake; /* from a ring until a sleeping thread runs; unknown: nothing */
     struct profile_format format[FORMAT_COUNT]; /* bf16's and packed bf16's are those above: unknown here */
     struct profile_kv kv[KV_DTYPE_COUNT];       /* single numbers' are those above: unknown here */
 };
@@ -218,7 +218,7 @@ HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, stru
 HELM_MUST_CHECK int profile_write(const char *path, const struct profile *profile, struct helm_err *err);
 /* Takes the reference; NULL: HELM_E_NOMEM. */
 HELM_MUST_CHECK int profile_write_json(const char *path, json_t *json, struct helm_err *err);
-/* Whether profile_write can, as far as that can be known before: asked by who measures for a minute first. */
+/* Whether profile_write can succeed, as far as that is known: asked before a minute of measuring. */
 HELM_MUST_CHECK int profile_write_check(const char *path, struct helm_err *err);
 
 /* The hardware as it is now: hex digest of CPU model and microcode, caches, CPUs that may be used and the

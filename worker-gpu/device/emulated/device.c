@@ -20,7 +20,7 @@
     (64 * MIB) /* fresh device memory up to here is filled with NaN: its contents are undefined */
 #define MEMORY_ALIGN 256
 #define POLL_SPIN_US 20
-#define POLL_NAP_US  200 /* who looks takes time from the threads that compute */
+#define POLL_NAP_US  200 /* polling takes time from the threads that compute */
 
 /* ---- memory that copies may touch ---- */
 
@@ -181,7 +181,7 @@ static void emulated_memory_free(struct device *d, void *memory)
     free(memory);
 }
 
-/* Whether the system would let somebody write to every page of a mapping. */
+/* Whether every page of a mapping is writable. */
 static bool is_writable(const char *base, uint64_t bytes)
 {
     FILE *maps = fopen("/proc/self/maps", "re");

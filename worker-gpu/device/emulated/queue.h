@@ -158,7 +158,7 @@ void emulated_room_locked(struct emulated *e, enum device_queue queue, uint32_t 
 void emulated_wait_locked(struct emulated *e, const struct point *at, bool or_end);
 /* Waits until all queues have done what was put into them; lock held. */
 void emulated_drain_locked(struct emulated *e);
-/* Wakes all who wait for something that may not come any more; lock held. */
+/* Wakes all threads that wait for something that may not come any more; lock held. */
 void emulated_wake_all_locked(struct emulated *e);
 
 /* emulated/graph.c */
