@@ -148,7 +148,7 @@ def kinds(helm, count):
 
 
 def check_silent(name, helm):
-    """Nothing waits for anybody, and nothing is left to be dropped."""
+    """No call waits, and no answer is left to be dropped."""
     def clean():
         helm.status()
         return not helm._waiting and not helm._abandoned

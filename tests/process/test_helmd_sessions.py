@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Sessions through real processes: saved under one plan, restored under another; what is refused; who finds what was restored.
+"""Sessions through real processes: saved under one plan, restored under another; what is refused; which clients find
+restored pages.
 
 Fake workers' cells are token ids and their tokens a hash of all cells that are read back, so a page with wrong bytes changes
 the tokens. Real ones on the demo model and the emulated device have pages in VRAM alone, which the GPU worker must move."""

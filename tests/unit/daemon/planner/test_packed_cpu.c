@@ -175,7 +175,7 @@ static void the_thesis_packs_nothing_for_the_cpu(void **state)
     bench_close(&b);
 }
 
-/* A plan that somebody wrote keeps its formats, but on a machine whose processor has no kernels for it, or where
+/* A plan from a file keeps its formats, but on a machine whose processor has no kernels for it, or where
  * nothing is to be packed. */
 static void written_plans_keep_their_formats(void **state)
 {

@@ -1,5 +1,5 @@
-/* Unit tests of daemon/steps/batcher.c with a worker that answers at once: who gets a place in the queue, and when
- * its turn comes; and steps that are rung behind others. */
+/* Unit tests of daemon/steps/batcher.c with a worker that answers at once: which request gets a place in the queue,
+ * and when its turn comes; and steps that are rung behind others. */
 #include "batcher_stage.h"
 
 static void a_greedy_client_does_not_keep_others_out(void **state)

@@ -124,7 +124,7 @@ static void the_second_prompt_begins_behind_the_firsts_pages(void **state)
     assert_true(prefix_take(&p.pages, p.row[2], &p.seq[2]));
     assert_int_equal(p.seq[2].cached, 12);
     begin(&p, 3, prompt, 17, 9);
-    assert_false(prefix_take(&p.pages, p.row[3], &p.seq[3])); /* somebody else's */
+    assert_false(prefix_take(&p.pages, p.row[3], &p.seq[3])); /* another sequence's */
     begin(&p, 4, prompt, 17, SEQUENCE_NO_SCOPE);
     assert_false(prefix_take(&p.pages, p.row[4], &p.seq[4]));
     compute(&p, 4, 17, 1); /* and leaves nothing */
@@ -241,7 +241,7 @@ static void check(const struct pool *p)
     }
 }
 
-/* A prompt of its own, or the beginning of somebody's and then something else. */
+/* A prompt of its own, or the beginning of another one and then other tokens. */
 static void admit(struct pool *p, uint32_t i)
 {
     const struct sequence *other = &p->seq[draw(p, SEQS)];

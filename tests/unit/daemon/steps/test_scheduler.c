@@ -187,7 +187,7 @@ static void the_same_page_is_filled_once(void **state)
         assert_int_equal(row_of(&step, 1)->count, 64);
     }
     limits.step_tokens =
-        17; /* of which one goes to who decodes: not a whole page, so it says nothing to the other one */
+        17; /* of which one goes to the decoding row: not a whole page, so it says nothing to the other one */
     seqs[2] = running(3, 3, 31, 30, 2);
     limits.prompt_tokens = 10;
     scheduler_form_step(seqs, 3, &limits, &step);
@@ -246,7 +246,7 @@ static void slots_are_given_in_turn(void **state)
         assert_int_equal(step.admit_count, 1);
         assert_int_equal(step.admit[0], cases[c].next);
     }
-    limits.slots = 3; /* within a step, too: each peer, then each client of the one, before anybody has two */
+    limits.slots = 3; /* within a step, too: each peer, then each client of the one, before any has two */
     for (uint32_t i = 0; i < 4; i++) seqs[i].client_turn = seqs[i].peer_turn = 0;
     seqs[0].peer = seqs[1].peer = 1;
     seqs[2].peer = seqs[3].peer = 2;
