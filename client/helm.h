@@ -263,7 +263,7 @@ struct helm_status {
     uint64_t prefix_hits_total, tokens_cached_total, prefix_evictions_total;
     const char *activations; /* that blocks are multiplied with, exact or int8, and why */
     const char *invariant;   /* whether tokens depend on nothing but the request, and why: "on: ..." */
-    /* Of a KV cache in two tiers, all 0 with one: room for pages in VRAM, pages of running sequences that lie in host
+    /* For a KV cache in two tiers (all 0 with one): room for pages in VRAM, pages of running sequences that lie in host
      * memory alone, and how many were moved there and fetched so far. */
     uint32_t kv_places_used, kv_places_total, kv_pages_host;
     uint64_t kv_pages_moved_out_total, kv_pages_fetched_total;

@@ -120,7 +120,7 @@ static int wanted_node(const struct config *c)
     return c->node == CONFIG_NO_NODE ? -1 : (int)c->node;
 }
 
-/* Of the weights as --weights has them lie. */
+/* The formats of the weights as --weights has them stored. */
 static unsigned formats_of(struct helmd *d)
 {
     formats_lay(&d->model, d->config.weights);

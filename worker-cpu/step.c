@@ -8,7 +8,7 @@
 #include "common/plan/schedule.h"
 #include "common/worker/pooled.h"
 
-/* Of the layers. HELM_E_LIMIT: the plan has none for such a step. */
+/* The program of the layers. HELM_E_LIMIT: the plan has none for such a step. */
 static int choose_program(const struct step_programs *programs, const struct batch *batch,
                           const struct program **program, struct helm_err *err)
 {

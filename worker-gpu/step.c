@@ -37,7 +37,7 @@ static void fill_counts(uint32_t *counts, uint32_t tokens, uint32_t rows, uint32
     }
 }
 
-/* Of the rows that have tokens in a sub-chunk: where those begin and end in it. */
+/* Where the rows with tokens in a sub-chunk begin and end in it. */
 static void fill_sub(const struct gpu_engine *g, const struct gpu_block *b, uint32_t sub)
 {
     const struct batch *batch = &g->batch;
@@ -219,7 +219,7 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     return 0;
 }
 
-/* Of the batch. Where nothing attends otherwise than usually there is no such program. */
+/* The program of the batch. There is no separate one where attention is the usual one. */
 static struct gpu_program *program_of(struct gpu_engine *g, uint32_t phase, enum gpu_tier tier)
 {
     struct gpu_program *usual = &g->program[phase][tier];

@@ -98,7 +98,7 @@ static inline uint64_t packed_group_bytes_max(uint32_t values)
 }
 /* No matrix is larger: its groups, without the table of offsets. */
 uint64_t packed_matrix_bytes_max(uint32_t rows, uint32_t cols);
-/* Of the table of offsets: uint32_t [groups + 1]. */
+/* Bytes of the table of offsets: uint32_t [groups + 1]. */
 static inline uint64_t packed_offsets_bytes(uint32_t rows)
 {
     return ((uint64_t)packed_groups(rows) + 1) * sizeof(uint32_t);

@@ -64,9 +64,9 @@ struct tensor_format_traits {
     enum tensor_format from; /* the format that it is made of without loss; itself: of none */
     /* Whether a matrix of this shape can have the format. */
     bool (*takes)(uint64_t rows, uint64_t cols);
-    /* Of a matrix, the most of a variable format; the shape is one that it takes. */
+    /* Bytes of a matrix, for a variable format the most; the shape is one that the format takes. */
     uint64_t (*bytes)(uint64_t rows, uint64_t cols);
-    /* Of a variable format: where group `group` begins, or the matrix ends (group = all), in bytes from the
+    /* For a variable format: where group `group` begins, or the matrix ends (group = all), in bytes from the
      * matrix's first. Trusts the table of offsets. */
     uint64_t (*group_at)(const struct tensor_matrix *matrix, uint32_t group);
     /* The plain definition of the format: values of row `row` to out[cols]. Reads nothing outside the matrix's

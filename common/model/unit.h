@@ -41,7 +41,7 @@ enum tensor_role {
     TENSOR_ROUTER_BIAS,  /* [experts] */
     TENSOR_GATE_EXPERTS, /* [experts * expert_intermediate, hidden], expert by expert */
     TENSOR_UP_EXPERTS,
-    TENSOR_DOWN_EXPERTS, /* [experts * hidden, expert_intermediate] */
+    TENSOR_DOWN_EXPERTS,      /* [experts * hidden, expert_intermediate] */
     TENSOR_GATE_EXPERTS_BIAS, /* [experts, expert_intermediate] */
     TENSOR_UP_EXPERTS_BIAS,
     TENSOR_DOWN_EXPERTS_BIAS, /* [experts, hidden] */
@@ -74,7 +74,7 @@ static inline enum unit_part unit_part(uint32_t unit)
 {
     return (enum unit_part)(unit % UNIT_PARTS);
 }
-/* Of a tensor that belongs to a layer. */
+/* The part that a layer's tensor belongs to. */
 enum unit_part unit_part_of_role(enum tensor_role role);
 
 /* ---- operations ---- */
@@ -100,7 +100,7 @@ enum math_kind {
     MATH_EMBED, /* out = embedding row of the token */
     MATH_LINEAR, /* of each weight: out (+)= weight * input + bias; then, with swiglu, out[0] = silu(out[0]) * out[1] */
     MATH_ATTENTION, /* norm of each head of q and k, RoPE, append k and v to the cache, causal GQA attention of q */
-    MATH_ROUTE, /* out = the experts chosen by router * input + bias[0], and their weights (router.h) */
+    MATH_ROUTE,       /* out = the experts chosen by router * input + bias[0], and their weights (router.h) */
     MATH_EXPERTS_GLU, /* of each chosen expert: out = glu(its gate * input, its up * input) */
     MATH_EXPERTS_DOWN, /* out += the sum, in the order of choice, of weight * (the expert's down * its input) */
 };

@@ -49,7 +49,7 @@ uint64_t placement_align(enum plan_memory memory);
 uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes);
 /* Whether a matrix can lie in a format, by how it is stored and by its shape. */
 bool placement_takes(const struct model_tensor *tensor, enum tensor_format format);
-/* Of each of the model's units (unit_count(layers)) whether all its matrices can lie packed to cross the link,
+/* For each of the model's units (unit_count(layers)): whether all its matrices can be packed to cross the link,
  * and for the CPU to compute with. */
 void placement_packing(const struct model *model, bool *link, bool *cpu);
 /* `bytes` of a matrix's placement; of a vector what it takes as fp32, rounded up. parts: or NULL. */

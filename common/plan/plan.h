@@ -168,7 +168,7 @@ struct plan_span {
     uint32_t lane_in, lane_out;      /* plan_link_of; of no meaning where the ticket is 0 */
     bool last_in;                    /* no later hand-over of this step comes by the same lane */
 };
-/* Of one phase, in a fresh array (free()). */
+/* The spans of one phase, in a fresh array (free()). */
 HELM_MUST_CHECK int plan_spans(const struct plan *plan, uint32_t phase, struct plan_span **spans,
                                uint32_t *count, struct helm_err *err);
 /* Layers whose KV cache this processor holds: those whose attention it computes in decode. */

@@ -249,7 +249,7 @@ static int parse_format(const json_t *json, const char *key, enum tensor_format 
     return helm_fail(err, HELM_E_FORMAT, "%s '%.40s' is no format of weights", key, text);
 }
 
-/* Of the decode list's stages and of both ends; there is a table if any is stated. */
+/* The formats of the decode list's stages and of both ends; the plan gets a table if any is stated. */
 static int parse_formats(const json_t *json, struct plan *plan, struct helm_err *err)
 {
     const json_t *list = json_object_get(json, "stages");

@@ -128,8 +128,8 @@ struct arena_header {
  * those positions; with STEP_ROW_SAMPLE the logits after the last one become a token. */
 enum step_row_flags {
     STEP_ROW_SAMPLE = 1u << 0,
-    /* Of a row of one token: it is the one that the step before this one samples for the slot, or 0 if that
-     * found none. If the sequence ends with it, or otherwise meanwhile, helmd ignores what comes of this row. */
+    /* For a row of one token: the token is the one that the step before this one samples for the slot, or 0 if that
+     * found none. If the sequence ends with it, or otherwise meanwhile, helmd ignores this row's result. */
     STEP_ROW_FOLLOWS = 1u << 1,
     /* With STEP_ROW_SAMPLE: the token is one of the slot's mask. No other step in flight samples for the slot, so such a
      * row never follows, and none follows it. */
@@ -163,8 +163,8 @@ enum step_flags {
     /* The CPU attends to a part of the cache of the GPU's layers: some row has direct_from > 0, and there are at
      * most ARENA_KV_TOKENS tokens, one a row. */
     STEP_KV_ASSISTED = 1u << 1,
-    /* Of an invariant plan (common/plan/schedule.h): all rows are of prompts, and are computed as chunks, by the list of
-     * the plan whose number stands from bit STEP_LIST_SHIFT on. */
+    /* In an invariant plan (common/plan/schedule.h): all rows are of prompts, and are computed as chunks, by the list
+     * of the plan whose number stands from bit STEP_LIST_SHIFT on. */
     STEP_PROMPT = 1u << 2,
     /* No rows, and no other step is in flight: with one tier the GPU worker copies its layers' cells of step.page to the
      * session region, or from there, [its layers][as kv_layout.h has a layer]. Other workers have nothing to do. */

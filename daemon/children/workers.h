@@ -156,7 +156,8 @@ HELM_MUST_CHECK int workers_renew(struct workers *workers, const struct workers_
 /* Ends all and closes everything. */
 void workers_close(struct workers *workers);
 
-/* Of the worker that a step has waited for for seconds: "stopped" (by a signal, or a debugger) or "late"; NULL: of none. */
+/* Why a step has waited for a worker for seconds: "stopped" (by a signal, or a debugger) or "late"; NULL: it has
+ * not. */
 const char *workers_stall(const struct workers *workers);
 bool workers_ready(const struct workers *workers);
 /* Seconds until loading ends at the present rate, of the slowest; 0 when unknown. */

@@ -262,7 +262,7 @@ static void list_unsent(struct client_socket *sock, struct connection *c)
 
 /* ---- new ones ----------------------------------------------------------------------------------------- */
 
-/* Of a peer's connections the one without open requests that was silent for longest. */
+/* The peer's connection without open requests that was silent for longest. */
 static struct connection *idlest(struct client_socket *sock, uint32_t peer)
 {
     struct connection *idle = NULL;

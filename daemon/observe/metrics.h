@@ -7,7 +7,7 @@
 
 #include "common/shared/arena_layout.h"
 
-/* Of one worker, all its lives together: never falls. */
+/* Totals of one worker over all its restarts: they never fall. */
 struct metrics_worker {
     uint64_t busy_ns, wait_ns, weight_bytes, link_bytes;
 };

@@ -11,7 +11,7 @@
 
 enum invariant_option { INVARIANT_AUTO, INVARIANT_ON, INVARIANT_OFF, INVARIANT_OPTIONS };
 #define INVARIANT_CHOICES "auto|on|off"
-/* Of an option's text, one of INVARIANT_CHOICES. */
+/* The option of this text, one of INVARIANT_CHOICES. */
 enum invariant_option invariant_option_named(const char *name);
 
 /* What it may cost to be chosen by itself: of the time of a decode step, and of the first token. */

@@ -170,7 +170,8 @@ static const struct admission_peer *next_peer(const struct admission *admission)
     return best;
 }
 
-/* Of a peer with one that waits. Peers that came at the same time are told apart by their oldest request. */
+/* The next client of the next peer with a waiting request. Among peers that came at the same time the oldest request
+ * decides. */
 static struct admission_client *admission_next(struct admission *admission)
 {
     const struct admission_peer *peer = next_peer(admission);

@@ -1,4 +1,4 @@
-/* Of an invariant plan: answers that are computed again, as prompts. See batcher.h. Called by batcher.c, and by
+/* With an invariant plan: answers that are computed again, as prompts. See batcher.h. Called by batcher.c, and by
  * batcher_requests.c when a request comes.
  *
  * An answer is computed a token at a time, which rounds otherwise than a prompt of the same tokens. So the next turn

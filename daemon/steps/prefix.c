@@ -111,7 +111,7 @@ void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequenc
     if (cached > seq->reach) seq->reach = cached;
 }
 
-/* Of a sequence that is apart: its pages behind the prompt become known to itself. */
+/* Makes the pages behind the prompt of a sequence that is apart known to that sequence alone. */
 static void keep_behind(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq)
 {
     const uint32_t page_tokens = pages->known.page_tokens, edge = behind(pages, seq);

@@ -38,7 +38,7 @@ void prefix_begin(struct sequence *seq);
 /* Gives a sequence of which no step is in flight the known pages that go on where it stands, in place of one that it has
  * begun. True: there were any. */
 bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq);
-/* Of a sequence without a slot: how many pages that others hold it would be given. */
+/* The number of pages held by others that a sequence without a slot would be given. */
 uint32_t prefix_shared(const struct kv_pages *pages, const struct sequence *seq);
 /* What two sequences have in common that compute the same page next; 0: none. */
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct sequence *seq);

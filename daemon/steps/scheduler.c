@@ -321,7 +321,7 @@ static void draft_give_few(struct draft *d)
     }
 }
 
-/* Of the list of one that wants any, each in turn. */
+/* Gives tokens to prompts of one list: the lists of the prompts that want tokens take turns. */
 static void draft_give_prompts(struct draft *d, bool beside_others)
 {
     const struct scheduler_limits *limits = d->limits;

@@ -66,7 +66,7 @@ struct sequence {
     bool ignore_eos;
     char label[REQUEST_LABEL_MAX + 1];
 
-    /* Of a constrained request (NULL: of no other): bits of the tokens that the next one may be, owned; */
+    /* Bits of the tokens that the next one may be, owned; NULL: the request is not constrained */
     uint32_t *mask;
     bool mask_there;        /* it is the next token's, and stays until that is known */
     bool mask_late;         /* the last one took longer than others are kept waiting for it */

@@ -222,7 +222,7 @@ static bool differs(const struct request_shape *from, const struct request_shape
     return true;
 }
 
-/* Of an invariant plan the list whose pages have this origin. False: none has. */
+/* The list of an invariant plan whose pages have this origin. False: none has. */
 static bool find_list(const struct sessions *all, uint64_t origin, uint32_t *list)
 {
     const struct plan *plan = all->batcher->with.plan;

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """The prefix cache through real processes: what is found, by which clients, and what happens when pages run out,
-workers die or one of those that share ends. The fake workers' KV cells are token ids, and their tokens a hash of all cells that are
-read back, so a page that was shared wrongly, or written while another sequence reads it, changes the tokens."""
+workers die or one of those that share ends. The fake workers' KV cells are token ids, and their tokens a hash of all
+cells that are read back, so a page that was shared wrongly, or written while another sequence reads it, changes the
+tokens."""
 import os
 import random
 import signal
@@ -113,8 +114,8 @@ def test_what_two_prompts_have_in_common_is_computed_once():
 
 
 def test_steps_that_end_within_a_page_are_shared_too():
-    """One stream decodes, so the others' chunks are of 44 tokens: none of two that come together stands where a page ends,
-    and they take turns. Together they compute what one of them would, and little more."""
+    """One stream decodes, so the others' chunks are of 44 tokens: none of two that come together stands where a page
+    ends, and they take turns. Together they compute what one of them would, and little more."""
     with running("--step-tokens", 45, "--parallel", 4, faults="token_us=20") as d:
         one, two, other = [Client(d.endpoint) for _ in range(3)]
         busy = other.generate([3], 300)

@@ -205,7 +205,7 @@ void profile_cpu_close(struct profile_cpu_run *r)
 
 /* ---- values ---- */
 
-/* Of a rate of memory. */
+/* The value of a rate of memory: an estimate where the weights fit the caches. */
 static struct profile_value memory_value(const struct profile_cpu_run *r, bool packed,
                                          const struct profile_samples *samples)
 {

@@ -34,7 +34,7 @@
 /* As cpu.linear_packed: from steps that are reading to those that are work. */
 static const uint32_t counts[] = {4, 32, 128};
 #define COUNTS (sizeof counts / sizeof *counts)
-/* Of an invariant plan's steps, which have no more (common/plan/schedule.h). */
+/* For steps of an invariant plan, which have no more tokens (common/plan/schedule.h). */
 static const uint32_t counts_apart[] = {2, 4, 8, 16};
 #define COUNTS_APART (sizeof counts_apart / sizeof *counts_apart)
 

@@ -98,7 +98,7 @@ static uint32_t piece_units(const struct run *run, uint64_t units, uint32_t piec
     return piece < least ? least : (uint32_t)piece;
 }
 
-/* Of the ways to cut the one by which the threads are done first, if each takes equal numbers of pieces. */
+/* Chooses the cut by which the threads finish first, if each takes equal numbers of pieces. */
 static void cut(struct run *run, const struct program_entry *e)
 {
     uint64_t units = 0, least = UINT64_MAX;

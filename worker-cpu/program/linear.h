@@ -28,7 +28,7 @@ size_t linear_tile_bytes(const struct linear_kernel *kernel, size_t tokens, size
  * the rows that are decoded at a time for a gemm. */
 size_t linear_ordered_bytes(const struct program_segment *segment);
 size_t linear_decoded_bytes(const struct program_segment *segment);
-/* Of a program of a few: for its inputs in that order, and for the products of some rows. */
+/* Scratch of a program of a few tokens: for its inputs in that order, and for the products of some rows. */
 size_t linear_few_ordered_bytes(const struct program_segment *segment);
 #define LINEAR_FEW_SCRATCH_BYTES (PROGRAM_FEW_TOKENS * PROGRAM_ROWS_MAX * sizeof(float))
 

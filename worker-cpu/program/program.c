@@ -134,7 +134,7 @@ static uint32_t cut_share(const struct lowering *low, uint64_t rows, uint64_t ro
         take = (take + granule - 1) / granule * granule;
         if (take > PROGRAM_ROWS_MAX) take = PROGRAM_ROWS_MAX / granule * granule;
         if (take < granule) take = granule;
-        /* Of a gemv no row is left over for itself: alone it would be read as one stream. */
+        /* A gemv leaves no single row over: alone it would be read as one stream. */
         if (take > rows || (!low->tiled && rows - take < granule) || count + 1 == room) take = rows;
         size[count++] = (uint32_t)take;
         rows -= take;
@@ -280,7 +280,7 @@ static void make_norm(struct lowering *low, const struct making *m)
     if (!e->norm) unsupported(low, m->layer, "a norm without weight");
 }
 
-/* Of several tokens the norm in front tiles what it wrote while that is in the cache. */
+/* With several tokens the norm in front tiles its output while that is in the cache. */
 static void make_linear(struct lowering *low, const struct making *m)
 {
     const enum model_buffer in = m->op->norm == TENSOR_NONE ? m->op->in : BUFFER_H;
@@ -316,8 +316,7 @@ static void make_attend(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_ATTEND, m->layer);
     (void)plan_kv_of(low->source->plan, (uint32_t)m->layer, &e->kv_layer);
     e->window = c->window ? c->window[m->layer] : 0;
-    if (m->op->sinks != TENSOR_NONE)
-        e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);
+    if (m->op->sinks != TENSOR_NONE) e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);
 }
 
 static void make_sample(struct lowering *low, const struct making *m)

@@ -25,7 +25,8 @@ bool nvml_ask(const char *bus, struct nvml_answer *answer);
  * what all processes use, which is wrong by what others took or gave back meanwhile. 0: less than before. */
 bool nvml_taken(const struct nvml_answer *before, const struct nvml_answer *after, uint64_t *bytes);
 
-/* Of the library's interface, which has no header here; every call returns 0 when it worked. */
+/* The part of the library's interface that is used, since its header is not required; every call returns 0 on
+ * success. */
 struct nvml_process {
     unsigned pid;
     unsigned long long used_bytes; /* all ones: it does not say */

@@ -32,7 +32,7 @@ struct alignas(16) packed_step {
 static const uint32_t STEP_RAW = 1 /* of a group that is stored so */,
                       STEP_LONG = 2 /* a list is longer than what is copied */;
 
-/* Of a tile's list: its escapes, how far behind what is copied it begins, and how many bytes that is. */
+/* A tile's list: the number of its escapes, where it begins in the copied bytes, and how many bytes are copied. */
 static __device__ __forceinline__ uint32_t step_count(const packed_step &d, uint32_t t)
 {
     return d.of_list[t] & 0xffff;

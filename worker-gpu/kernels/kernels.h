@@ -114,7 +114,7 @@ struct gpuk_kv {
  * slice, which is whole groups of rows. Norm weights and biases are fp32 (converted when the model is loaded). */
 struct gpuk_linear {
     const void *weight; /* of a variable format: where the first group lies, 16-byte aligned */
-    /* Of a variable format the first group's entry in the matrix's table of offsets, in device memory; only
+    /* For a variable format: the first group's entry in the matrix's table of offsets, in device memory; only
      * differences to that entry are used, up to the one behind the last group. Otherwise NULL. */
     const uint32_t *offset;
     const float *bias; /* [rows] or NULL */
@@ -288,7 +288,7 @@ struct gpuk_token {
 };
 size_t gpuk_argmax_counter_bytes(uint32_t rows);
 size_t gpuk_argmax_workspace_bytes(uint32_t rows);
-/* Of a step block, by row, what makes it that of the same rows one token further. */
+/* The arrays of a step block, by row, that turn it into the block of the same rows one token further. */
 struct gpuk_next {
     uint32_t *token_id, *position;
 };

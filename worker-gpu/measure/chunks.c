@@ -17,7 +17,7 @@
 #define SHORT_BURST_S 0.02
 #define ISSUED_LAYERS 28 /* less than a queue holds: the host never waits for room in it */
 
-/* Of a chunk's list, as models without biases have it: what a step begins with, or a layer. */
+/* Kernels of a chunk's list, for models without biases: of the step's beginning, or of a layer. */
 static uint32_t kernels_of(bool layer)
 {
     const struct model_config plain = {0};

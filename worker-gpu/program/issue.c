@@ -237,7 +237,7 @@ static int (*const issue_of[OP_KIND_COUNT])(const struct issuing *i, const struc
     [OP_FOLLOW] = issue_event,     [OP_KV_STORE] = issue_store,
 };
 
-/* Of a matrix product. Libraries choose among kernels by its size: of an invariant plan it has one. */
+/* The tokens of a matrix product. Libraries choose kernels by its size, so in an invariant plan all have one size. */
 static uint32_t pad(const struct gpu_source *s, uint32_t tokens)
 {
     if (s->plan->invariant && !s->device->steady) return s->buffers->work.sub_tokens;

@@ -63,7 +63,7 @@
 
 enum gpu_tier { GPU_TIER_1, GPU_TIER_2, GPU_TIER_4, GPU_TIER_8, GPU_TIER_16, GPU_TIER_CHUNK, GPU_TIER_COUNT };
 enum gpu_tier gpu_tier_of(uint32_t tokens);
-/* Of a step that is computed so: an invariant plan decodes with one program, whatever the number of tokens. */
+/* The tier of a step by its schedule: an invariant plan decodes with one program, whatever the number of tokens. */
 enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *schedule, uint32_t tokens);
 
 /* Device memory of a worker beside weights, KV pool and ring, one allocation. */

@@ -92,7 +92,7 @@ static const struct gpu_matrix *matrix_of(const struct cutting *c, uint32_t unit
                          ring_layer_of(model, unit));
 }
 
-/* Of what a chunk multiplies by. */
+/* Bytes of a row as a chunk multiplies it. */
 static uint64_t expanded_row_bytes(const struct gpu_matrix *m)
 {
     return m->cols * dtype_bytes(tensor_format_product(m->format));

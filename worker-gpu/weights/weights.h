@@ -19,8 +19,9 @@ struct gpu_matrix {
     const void *data; /* device; NULL: the model has none, or it is not this worker's, or it is streamed */
     const void *host; /* in the arena, of `stream` units; else NULL */
     enum tensor_format format;
-    /* Of a variable format, whose groups are at `data` or `host`: the table of offsets in host memory, and on the device. A streamed one's is
-     * in the arena, and there with it; expand.h brings it to the device. Others' are there once loaded. */
+    /* For a variable format, whose groups are at `data` or `host`: the table of offsets in host memory, and on the
+     * device. A streamed matrix has its table in the arena, and expand.h copies it to the device; others have it there
+     * once loaded. */
     const uint32_t *offset, *offset_device;
     uint32_t rows, cols;
 };

@@ -39,8 +39,8 @@ struct slice {
     /* What is walked where the class does not lead on alike: tokens of it and of no narrower one; tokens that begin with
      * characters of it, not all of a narrower one, and go on with a byte that is none of SLICE_PLAIN. */
     struct trie own, begun;
-    /* Of all tokens that begin with characters of the class and go on so: what is behind them. [n]: behind n; [0]: behind
-     * any number. */
+    /* For all tokens that begin with characters of the class: the bytes behind these. [n]: behind n characters; [0]:
+     * behind any number. */
     struct trie tail[SLICE_CHARS + 1];
 };
 struct slices {

@@ -73,7 +73,7 @@ struct ledger_case {
 #define LEDGER_FROM_TEXT 96
 uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TEXT]);
 
-/* Of one layer, all pages: its part of a pool, or of the staging memory for a borrowed cache. */
+/* Bytes of all pages of one layer: its part of a pool, or of the staging memory for a borrowed cache. */
 uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count);
 /* Places in VRAM that the wish comes to with steps of wish.step_tokens: as many as it says, or as these need; 0: one
  * tier. */

@@ -181,7 +181,7 @@ struct profile {
     struct profile_kv kv[KV_DTYPE_COUNT];       /* single numbers' are those above: unknown here */
 };
 
-/* Of a set of formats (format_bit): those that have no rates of their own here and could have. */
+/* Those of a set of formats (format_bit) that have no rates of their own here and could have. */
 unsigned profile_formats_lacking(const struct profile *profile, unsigned formats);
 /* "q4_k,q6_k": names of a set, in the registry's order. */
 #define PROFILE_FORMATS_TEXT 192

@@ -164,7 +164,7 @@ static int explain_lists(struct reckoning *k, struct explain *x, struct helm_err
     return rc;
 }
 
-/* Of the weights that lie packed in VRAM, as they are in the files. */
+/* Bytes, as stored in the files, of the weights that are packed in VRAM. */
 static uint64_t packed_bytes(const struct reckoning *k)
 {
     uint64_t sum = plan_head_format(k->plan) == FORMAT_BF16_PACKED ? k->analysed.head.stored : 0;

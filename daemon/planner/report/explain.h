@@ -97,9 +97,9 @@ void explain_free(struct explain *explain);
 
 /* report/curve.c: token/s over context, the rest of *explain being there. */
 HELM_MUST_CHECK int explain_curve(struct explain *explain, struct helm_err *err);
-/* Of a request for another plan beside this one: the same context, all else its own to choose. */
+/* The sizes of a request for another plan beside this one: the same context, all else free. */
 void explain_other_sizes(const struct plan *plan, struct planner_request *request);
-/* Of the batch. */
+/* Tokens a second of the batch. */
 double explain_point_rate(const struct explain *explain, double seconds);
 
 /* The object that helm-plan --json prints: plan_to_json's members and the forecasts (docs/helm-plan.md);
