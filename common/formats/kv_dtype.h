@@ -63,8 +63,8 @@ enum kv_dtype kv_dtype_named(const char *name);
 
 /* The definition of q8_0. A block's scale is its largest magnitude over 127 as fp16, its numbers are x over that scale, to the
  * nearest (ties to even), at most 127 of magnitude. A block with a number that is not finite, or with a scale
- * too large for fp16, reads as NaN: its numbers are 0, its scale 0x7e00. fp32 throughout, x times the scale's reciprocal: the same
- * bits on every device. */
+ * too large for fp16, reads as NaN: its numbers are 0, its scale 0x7e00. fp32 throughout, x times the scale's
+ * reciprocal: the same bits on every device. */
 void kv_q8_0_write(const float x[KV_Q8_0_VALUES], int8_t number[KV_Q8_0_VALUES], uint16_t *scale);
 
 #ifdef __cplusplus

@@ -332,7 +332,8 @@ static bool all_could_be(const struct making *m)
     return sum <= m->machine.device.limit;
 }
 
-/* Whether `b` is to be made rather than `a`, as what it gains of the time is more than `gain`; where neither fits, whether less memory would do for it. */
+/* Whether to make `b` rather than `a`: it is faster by more than the part `gain` of the time; where neither fits, it
+ * needs less memory. */
 static bool better(const struct attempt *b, const struct attempt *a, double gain)
 {
     if (a->fits != b->fits) return b->fits;

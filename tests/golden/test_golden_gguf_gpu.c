@@ -1,5 +1,6 @@
-/* Golden runs of GGUF files, and of mixtures of experts in any, by both engines: on the GPU, streamed to it, and on the CPU beside it. Steps of up to 16
- * tokens decode blocks exactly and are held to the README's bounds; chunks multiply by what is expanded to 16 bits.
+/* Golden runs of GGUF files, and of mixtures of experts in any, by both engines: on the GPU, streamed to it, and on
+ * the CPU beside it. Steps of up to 16 tokens decode blocks exactly and are held to the README's bounds; chunks
+ * multiply by what is expanded to 16 bits.
  *
  * The device is the emulated one; HELM_TEST_DEVICE=cuda as in test_golden_split.c. */
 #include <setjmp.h>

@@ -40,10 +40,10 @@
  * merged. Of borrowed caches all pages are the arena's, and go through the pool as with one tier.
  *
  * Chains (chains.h): of the tier of one token, operations of layers and head with nothing between them, a sparse MLP's
- * where every expert of the layer is here, are done by one kernel, where the device has it. OP_CHAIN stands in front of them; they stay in the list, as
- * what the chain consists of. (The head in one is computed in any case, as in every graph.) Events of the
- * ring, words and lanes end a chain; slices of streamed weights, each between two events, stay kernels of
- * their own.
+ * where every expert of the layer is here, are done by one kernel, where the device has it. OP_CHAIN stands in front
+ * of them; they stay in the list, as what the chain consists of. (The head in one is computed in any case, as in
+ * every graph.) Events of the ring, words and lanes end a chain; slices of streamed weights, each between two events,
+ * stay kernels of their own.
  *
  * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
  * it. */

@@ -56,7 +56,7 @@ enum helm_tokenizer_decode_flag {
 /* ---- opening ---- */
 
 /* Opens the tokenizer of a folder or of a GGUF file. A folder: its tokenizer.json and, where they exist,
- * tokenizer_config.json and chat_template.jinja; without tokenizer.json, its only GGUF file. Of a split GGUF file,
+ * tokenizer_config.json and chat_template.jinja; without tokenizer.json, its only GGUF file. For a split GGUF file,
  * name the first part. */
 HELM_MUST_CHECK int helm_tokenizer_open(const char *path, struct helm_tokenizer **out, struct helm_err *err);
 

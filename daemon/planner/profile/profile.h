@@ -201,16 +201,17 @@ double profile_disturbance(const struct profile *profile);
  * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of waking up and of a
  * chunk's begin, linear_beside, linear by columns, what is of packed weights and together unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
-/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "busy_percent", "host_bytes", "cpu": {...}, "gpu": {...} |
- * null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}; a value is {"value", "low", "high", "source"}, a table [{"x",
- * "value", ...}, ...]; member names are the fields'. On the way in, low and high may be absent (no spread),
- * so may a value (unknown), fingerprint, made, quick, busy_percent and host_bytes; members of other names are refused, so
- * that a typing error cannot pass for an unknown value, except "note" (a text, for people), anywhere. NULL:
- * no memory. */
+/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "busy_percent", "host_bytes", "cpu": {...},
+ *  "gpu": {...} | null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}
+ *
+ * A value is {"value", "low", "high", "source"}, a table [{"x", "value", ...}, ...]; member names are the fields'. On
+ * the way in, low and high may be absent (no spread), so may a value (unknown), fingerprint, made, quick, busy_percent
+ * and host_bytes. Members of other names are refused, so that a typing error cannot pass for an unknown value; only
+ * "note" (a text, for people) may stand anywhere. NULL: no memory. */
 json_t *profile_to_json(const struct profile *profile);
 HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err);
-/* What is measured under this name ("gpu.read", "link.h2d", "formats.q4_K.gpu_gemv"): a struct profile_table, or (*table false) a
- * struct profile_value; NULL: no such name. */
+/* The field of this name ("gpu.read", "link.h2d", "formats.q4_K.gpu_gemv"): a struct profile_table, or (*table false)
+ * a struct profile_value; NULL: no such name. */
 void *profile_find(struct profile *profile, const char *name, bool *table);
 /* From a file; profile_check has accepted it. */
 HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, struct helm_err *err);
