@@ -163,7 +163,7 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
                                                 .copy_bytes_per_s = c->emulated_copy_bytes_per_s,
                                                 .formats = formats_of(d),
                                                 .parent_fd = d->parent_fd};
-    /* That there is none is for the choice of the device to say. */
+    /* A missing program is reported by the choice of the device. */
     int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_GPU0), gpu_program,
                                  sizeof gpu_program, &none);
     rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, gpu_program, &d->device, err);

@@ -299,7 +299,7 @@ static void choose_read_ahead(struct engine *engine)
         units_format_size((uint64_t)found->far_rate, far_rate));
 }
 
-/* What helmd is told and logs. */
+/* The report that helmd gets and logs. */
 static void fill_report(struct engine *engine, const char *kernels, uint64_t start_us)
 {
     struct engine_report *report = &engine->base.report;

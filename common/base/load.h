@@ -20,7 +20,7 @@ void load_begin(struct load *load);
 /* Percent of those CPUs' time that others took since then; 0 where that is not known. */
 uint32_t load_others(const struct load *begin);
 
-/* Time in which any of these CPUs was busy, by the lines of /proc/stat; 0: nothing is said of them. */
+/* Busy time of these CPUs together, by the lines of /proc/stat; 0: it has no lines of them. */
 uint64_t load_busy_us(const char *stat, const cpu_set_t *allowed);
 
 #endif

@@ -158,7 +158,7 @@ static int parse_ops(const json_t *json, enum plan_ops *ops, struct helm_err *er
     return helm_fail(err, HELM_E_FORMAT, "ops '%.40s' is none of all, attention, mlp", text);
 }
 
-/* One stage; that it goes on where the one before ends is plan_check's to say. */
+/* One stage. plan_check verifies that it begins where the one before ends. */
 static int parse_stage(const json_t *json, uint32_t layers, struct plan_stage *stage, struct helm_err *err)
 {
     if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "not an object");
@@ -201,7 +201,7 @@ static int parse_list(const json_t *array, const char *name, uint32_t layers, st
     return 0;
 }
 
-/* Where weights lie, and how, is for the decode list to say. */
+/* Only the decode list may state where weights lie and in which format. */
 static int check_no_format(const json_t *array, struct helm_err *err)
 {
     size_t i;
@@ -444,7 +444,7 @@ static int parse_inputs(const json_t *json, struct plan *plan, struct helm_err *
     return 0;
 }
 
-/* Older plans said by flags and counts what lies packed. */
+/* Members of older plans, which stated packing by flags and counts. */
 static int check_gone(const json_t *json, struct helm_err *err)
 {
     static const char *const gone[] = {"pack", "pack_cpu", "pack_gpu", "pack_head", "pack_gpu_bytes"};

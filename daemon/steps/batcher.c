@@ -302,7 +302,7 @@ void batcher_ring(struct batcher *batcher, uint64_t now_us)
     if (batcher->in_flight++ == 0) batcher_begin_oldest(batcher, now_us);
 }
 
-/* How much of prompts the next step may take, for the sake of those that decode in it. */
+/* How many tokens of prompts the next step may take, so that rows that decode in it do not wait too long. */
 static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
 {
     uint64_t positions = 0;

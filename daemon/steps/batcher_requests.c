@@ -1,5 +1,5 @@
-/* The batcher's requests: taken, found again, cancelled, timed out. See batcher.h. Called by serve.c and loop.c; what
- * they are computed by is batcher.c's, which also sees to it that what ends here is told and gives back its slot. */
+/* The batcher's requests: taken, found again, cancelled, timed out. See batcher.h. Called by serve.c and loop.c;
+ * batcher.c forms the steps, reports the ends and frees the slots. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>

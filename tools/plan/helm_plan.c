@@ -93,7 +93,7 @@ static int find_machine(const struct options *o, struct profile *profile, struct
     struct accelerator device = {0};
     struct helm_err none = {0};
     char program[PATH_TEXT] = "", path[PATH_TEXT], fingerprint[72];
-    /* That there is none is for the choice of the device to say. */
+    /* A missing program is reported by the choice of the device. */
     if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none)) program[0] = 0;
     int rc = accelerator_choose(o->device, o->vram_bytes, program, &device, err);
     if (!rc) rc = accelerator_choose_node(&device, wanted_node(o), &node, err);

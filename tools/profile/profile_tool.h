@@ -193,7 +193,7 @@ HELM_MUST_CHECK int profile_packed_open(struct engine *engine, uint32_t layers,
 void profile_packed_close(struct profile_packed *packed);
 /* Between steps: the engine's next ones are with packed weights, or again with plain ones. */
 void profile_packed_swap(struct profile_packed *packed);
-/* What they come to, and that as a part of the plain ones. */
+/* Bytes of the packed weights, and the same as a part of the plain ones. */
 uint64_t profile_packed_bytes(const struct profile_packed *packed);
 double profile_packed_part(const struct profile_packed *packed);
 

@@ -36,8 +36,8 @@ struct gpu_weights {
     uint64_t vectors_content, matrices_content; /* of what was read (common/model/content.h) */
     uint64_t bytes;                             /* of VRAM */
     uint64_t matrix_bytes;                      /* as they are in the files */
-    uint64_t step_bytes; /* what a step reads of them: of an embedding nothing, it takes rows; of packed ones
-                            what they take, once they are loaded */
+    uint64_t step_bytes; /* that a step reads: none of an embedding, of which it takes rows; of packed ones
+                            their packed bytes, once they are loaded */
     uint64_t vector_at, vector_bytes;
     uint64_t packed_at, packed_room; /* of packed ones: tables, then groups */
     uint64_t packed_table_bytes;     /* of all tables */

@@ -14,7 +14,7 @@
 #include "common/plan/placement.h"
 
 #define PACKED_SAMPLE_BYTES (UINT64_C(64) << 20)
-/* Of fewer groups than that, unless those are all, nothing is said. */
+/* Fewer groups than this, unless they are all, are no sample. */
 #define PACKED_SAMPLE_LEAST 8
 /* By how many standard errors a part is above the mean of what was looked at. */
 #define PACKED_SAMPLE_ERRORS 3
