@@ -1,12 +1,12 @@
 /* One strategy with one context. See attempt.h. Called by planner.c and refusal.c; lists belong to the plan.
  *
- * Where weights may lie packed in VRAM there are two plans to choose from: one with none packed and, unless
- * that has everything in VRAM, one searched with all of them packed, of which packed_choice.c makes as many
- * plain again as there is room for.
+ * Where weights may be packed in VRAM there are two plans to choose from: one with none packed and, unless that
+ * has everything in VRAM, one searched with all of them packed. In the latter packed_choice.c unpacks as many as
+ * there is room for.
  *
- * Prices of the decode step, bytes by unit and home, the search, lists for long prompts, and at last the
- * ledger, which has the last word: where it finds more than the search counted, the search is told to leave
- * so much free and runs again. */
+ * The order: prices of the decode step, bytes by unit and home, the search, lists for long prompts, the ledger.
+ * The ledger decides. Where it finds more bytes than the search counted, the search runs again and leaves the
+ * difference free. */
 #include "daemon/planner/attempt.h"
 
 #include <math.h>

@@ -1,8 +1,8 @@
 /* Lowering: the operations of the model's units (common/model/unit.h) to flat programs. See program.h.
  *
- * Makes of each those that program_ops_of names, by one function for each kind. A LINEAR has a segment for each
- * weight; swiglu combines its rows while they are in the cache. With several tokens the NORM before it, with or
- * without a weight, tiles the input for the matrix kernel. */
+ * Each operation of the model becomes the entries that program_ops_of names; each kind has one function. A LINEAR has a
+ * segment for each weight; swiglu combines its rows while they are in the cache. With several tokens the NORM before
+ * it, with or without a weight, tiles the input for the matrix kernel. */
 #include "worker-cpu/program/program.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* The driver's management library, asked without a CUDA context: memory in use, driver, link.
  *
  * Called by cuda/device.c; tests put other entries in its place. Loaded for each question and unloaded again;
- * a machine without it gives no answer, which is none of an error. */
+ * a machine without it gives no answer, which is no error. */
 #ifndef HELM_WORKER_GPU_DEVICE_NVML_H
 #define HELM_WORKER_GPU_DEVICE_NVML_H
 

@@ -1,4 +1,4 @@
-/* Every instruction that CUDA C++ has no name for: early launch, loads past the L1, bulk copies and their
+/* The instructions that CUDA C++ has no name for: early launch, loads past the L1, bulk copies and their
  * barriers, asynchronous copies, matrix instructions.
  *
  * Included by device.cuh. Each function says which compute capability it needs; on older ones it does

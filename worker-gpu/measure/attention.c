@@ -1,6 +1,6 @@
 /* The device's rates of attention, by the kernels that steps use and by the cache's type. See measure/private.h; called by
- * measure/kernels.c. Caches lie in the weights' memory, over whose numbers attention goes: one token's is captured, over as
- * many layers as are past the caches, a chunk's is put into the queue. */
+ * measure/kernels.c. The weights' memory serves as KV cache. One token's attention is captured, over enough layers to
+ * exceed the caches; a chunk's is put into the queue. */
 #include <math.h>
 
 #include "worker-gpu/measure/private.h"

@@ -1,5 +1,5 @@
-/* Lowering: attention, its hand-overs to a CPU that attends to a part of the cache among it. See program.h and making.h;
- * called by math.c, whose table has these functions. */
+/* Lowering: attention, including its hand-overs to a CPU that attends to a part of the cache. See program.h and
+ * making.h; called by math.c, whose table has these functions. */
 #include <math.h>
 
 #include "worker-gpu/program/making.h"
