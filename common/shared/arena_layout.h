@@ -16,20 +16,20 @@
  *   page_table          helmd                     workers   KV page numbers of each slot
  *   vram_table          helmd                     workers   of the same pages, their places in VRAM: two tiers only
  *   lanes               one worker each           another   activation hand-over, see lane.h
- *   kv_lanes            one worker each           another   queries, and what came of them: two tiers only
- *   logits              the head's worker         helmd     of rows that were drawn from whole: for its check; a GPU worker's
- *                                                           pooled rows pass through it
- *   pooled              the head's worker         helmd     what is made of a slot's hidden states; until the step that ends
- *                                                           its prompt is done it is a sum
- *   session             helmd, the GPU worker     both      cells of one page that lie in VRAM alone, on their way: one tier
- *                                                           only; see STEP_KV_OUT
+ *   kv_lanes            one worker each           another   queries, and the partial results for them: two tiers only
+ *   logits              the head's worker         helmd     whole rows that tokens were drawn from, for its check; a
+ *                                                           GPU worker's pooled rows pass through it
+ *   pooled              the head's worker         helmd     a slot's pooled hidden states; a running sum until the step
+ *                                                           that ends its prompt is done
+ *   session             helmd, the GPU worker     both      cells of one page that lies in VRAM alone, while they are
+ *                                                           moved: one tier only; see STEP_KV_OUT
  *   kv                  the layer's worker        workers   pages, see kv_layout.h; helmd writes pages that no step in
  *                                                           flight has, before they are known (sessions)
  *   weights             the loading worker        workers   read-only after READY
  *
  * Steps in flight. helmd may ring a step while the one before it is computed; every worker computes them in
  * their order. A row whose token the step before samples is flagged STEP_ROW_FOLLOWS: its token is in that
- * step's result, and a worker that has not the head waits for drawn_bell before it looks there. Hence the
+ * step's result, and a worker without the head waits for drawn_bell before it reads the result. Hence the
  * history:
  *
  *   position                    writer             when
@@ -55,9 +55,9 @@
  *   from host_tokens on            the GPU's kernel reads VRAM              the same
  *
  * In a step flagged STEP_KV_ASSISTED the GPU puts each of its layers' queries, normed and rotated, into the
- * kv lane `query`, [token][head][head_dim], and the CPU answers in `partial` with what its positions give,
+ * kv lane `query`, [token][head][head_dim], and the CPU answers in `partial` with the result over its positions,
  * [token][head]{m, s, o[head_dim]} (thesis 4.18 to 4.20: the maximum score, the sum of exponentials, their sum
- * of values; -inf, 0, 0 of a row without such positions). Tickets count the layers whose cache is the GPU's,
+ * of values; -inf, 0, 0 for a row without such positions). Tickets count the layers whose cache is the GPU's,
  * from 1 on, in both lanes.
  *
  * step.fetch: pages of the arena that the GPU copies to places in VRAM by the way; steps behind this one may
@@ -151,14 +151,14 @@ struct step_row {
 struct step_fetch {
     uint32_t page, place;
 };
-/* Whether a bell that has come to `serial` is at `step` or further: serials wrap. */
+/* Whether a bell at `serial` has reached `step`: serials wrap. */
 static inline bool step_reached(uint32_t serial, uint32_t step)
 {
     return (int32_t)(serial - step) >= 0;
 }
 enum step_flags {
-    /* Computed with activations as they are, whatever the plan says: by workers that LOAD told to be ready for
-     * that. No other step is in flight with it. */
+    /* Computed with exact activations, whatever the plan says, by workers that LOAD has prepared for it. No other
+     * step is in flight with it. */
     STEP_EXACT = 1u << 0,
     /* The CPU attends to a part of the cache of the GPU's layers: some row has direct_from > 0, and there are at
      * most ARENA_KV_TOKENS tokens, one a row. */
@@ -199,8 +199,8 @@ struct step_result {
     uint32_t reserved;
     uint64_t compute_ns; /* from seeing the step (or from the end of the one before, where the device had
                             it already) to ringing done */
-    uint64_t linear_ns, attention_ns, sample_ns; /* where it went, thread 0's clock */
-    uint64_t weight_bytes; /* read from memory for this step: of packed weights what they take there */
+    uint64_t linear_ns, attention_ns, sample_ns; /* parts of compute_ns, by thread 0's clock */
+    uint64_t weight_bytes; /* read from memory for this step; packed weights count as packed */
     struct step_result_row row[ARENA_STEP_ROWS];
 };
 
@@ -208,7 +208,7 @@ struct step_result {
 struct arena_times {
     uint64_t busy_ns;      /* computing, waits for another worker left out */
     uint64_t wait_ns;      /* waiting for another worker's hand-overs and tokens */
-    uint64_t weight_bytes; /* weights read by its own processor; the CPU's packed ones as they lie packed */
+    uint64_t weight_bytes; /* weights read by its own processor; the CPU's packed ones count as packed */
     uint64_t link_bytes;   /* copied over the link (GPU worker) */
 };
 struct arena_done {
@@ -229,7 +229,7 @@ struct arena_control {
 
 struct arena_slot {
     struct sampling_params sampling;
-    uint32_t prompt_count; /* of history, how many are the prompt */
+    uint32_t prompt_count; /* tokens of history that are the prompt */
     uint32_t reserved;
 };
 

@@ -69,7 +69,7 @@ struct batcher_sink {
     int (*token)(void *context, const struct sequence *seq, uint32_t index,
                  const struct sampling_result *sampled);
     void (*done)(void *context, const struct sequence *seq);
-    /* What batcher_move asked for is done. Not called for what was lost with a worker. */
+    /* The move that batcher_move asked for is done. Not called for a move that was lost with a worker. */
     void (*moved)(void *context);
 };
 
@@ -95,7 +95,7 @@ struct batcher_flight {
 
 struct batcher_slot {
     struct sequence *owner; /* NULL: none, or it has left */
-    uint32_t steps;         /* in flight with a row of this slot: until then it is not given away */
+    uint32_t steps;         /* in flight with a row of this slot: it is not reused before they are done */
     uint32_t left_pages;    /* of the owner that left, free when `steps` is 0 */
 };
 
@@ -103,17 +103,17 @@ struct batcher {
     struct batcher_options with;
 
     struct admission admission; /* of the clients of these: */
-    struct sequence **seq;      /* [seq_count], oldest first; where all are gone perhaps one of `again` */
+    struct sequence **seq;      /* [seq_count], oldest first; one of `again` only when no request is open */
     uint32_t seq_count, seq_capacity;
-    struct sequence *again[BATCHER_AGAIN_MAX]; /* that ended, and wait to be computed again; oldest first */
+    struct sequence *again[BATCHER_AGAIN_MAX]; /* ended, waiting to be computed again; oldest first */
     uint32_t again_count;
-    struct scheduler_seq *view; /* [seq_capacity]: what the scheduler is shown, and which sequence each is */
+    struct scheduler_seq *view; /* [seq_capacity]: the scheduler's view, and the sequence of each entry */
     uint32_t *view_index;
-    struct admission_request *queue_view; /* [seq_capacity]: what admission is shown */
+    struct admission_request *queue_view; /* [seq_capacity]: admission's view */
     struct batcher_slot slot[ARENA_SLOTS_MAX];
     struct kv_pages pages;
     struct tiers tiers;
-    struct tiers_member member[ARENA_SLOTS_MAX]; /* what they are shown */
+    struct tiers_member member[ARENA_SLOTS_MAX]; /* their view of the running sequences */
     uint64_t next_id, turn;
     uint64_t prompt_turn; /* an invariant plan's steps of prompts, */
     bool prompts_last;    /* and whether the last step was one */
@@ -157,9 +157,9 @@ HELM_MUST_CHECK int batcher_cancel(struct batcher *batcher, uint64_t id, const c
 void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail);
 void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, const char *detail);
 
-/* The mask of a client's request, of its token `index`; takes *mask, which the caller's request then no longer owns. For no
- * open request it is dropped: it crossed the request's end. One that is not due ends the request, as does `wrong` (NULL:
- * nothing), what is wrong with it. */
+/* Takes a mask for token `index` of a client's request; *mask is then no longer the caller's. A mask for no open
+ * request is dropped: it crossed the request's end. A mask that is not due ends the request, and so does a wrong one
+ * (`wrong` says why; NULL: it is right). */
 void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint32_t **mask, uint32_t index,
                        const char *wrong, uint64_t now_us);
 
@@ -170,9 +170,9 @@ uint32_t batcher_queued(const struct batcher *batcher);
 /* How many requests must end before this one gets a slot (admission_ends_before); 0: none. */
 uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq);
 
-/* batcher_again.c. Takes a sequence that ended, told or not: to be computed again, or to be freed. */
+/* batcher_again.c. Takes a sequence that ended, reported or not: to be computed again, or to be freed. */
 void batcher_again_take(struct batcher *batcher, struct sequence *seq);
-/* Where there is nothing to do: puts one into the list. False: there is something, or nothing to compute again. */
+/* If no request is open, puts one into the list. False: some request is, or there is nothing to compute again. */
 HELM_MUST_CHECK bool batcher_again_begin(struct batcher *batcher);
 /* The most tokens of the next step: step_tokens, or fewer if one is computed again. */
 uint32_t batcher_again_tokens(const struct batcher *batcher, uint32_t step_tokens);
@@ -185,7 +185,7 @@ void batcher_again_free(struct batcher *batcher);
  * while another is under way, or no worker is ready. */
 HELM_MUST_CHECK bool batcher_move(struct batcher *batcher, uint32_t flags, uint32_t page);
 
-/* Applies deadlines; returns the next time at which something is to be done, or 0. */
+/* Applies deadlines; returns the time of the next one, or 0. */
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us);
 /* Rings as many steps as may be in flight; then, while they are computed, sends the tokens of the last one
  * taken and Done for what has ended. */
