@@ -37,11 +37,11 @@ struct ledger_wish {
     uint32_t batch;             /* contexts that the pool must hold at once at least; 0: 1 */
     uint32_t threads;           /* for the estimate of private buffers */
     bool pack;                  /* streamed weights cross the link packed, where they can be */
-    bool pack_cpu;              /* and those that the CPU computes with are read packed: of a request, that
-                                   the processor has kernels for it */
-    bool pack_all;              /* of a request: that also beside a device where the forecast gains little */
-    bool pack_gpu;              /* all that can be lies packed in VRAM; of a request: that it may */
-    struct packed_parts parts;  /* what weights come to packed, where they were sampled */
+    bool pack_cpu;              /* the CPU reads its weights packed; in a request: its processor has
+                                   kernels for that */
+    bool pack_all;              /* in a request: also beside a device where the forecast gains little */
+    bool pack_gpu;              /* all that can be is packed in VRAM; in a request: it may be */
+    struct packed_parts parts;  /* packed sizes, where weights were sampled */
     uint64_t host_memory_bytes; /* 0: not stated */
 };
 
@@ -51,7 +51,7 @@ struct ledger_device {
     enum ledger_device_kind kind;
     uint64_t limit; /* bytes, for everything the GPU worker allocates there */
     char limit_from[96];
-    uint64_t context_bytes;                  /* what the driver takes for itself */
+    uint64_t context_bytes;                  /* the driver's own */
     uint64_t graph_bytes, graph_layer_bytes; /* of captured steps: at all events, and for each layer */
     uint64_t graph_slice_bytes;              /* and for each slice of streamed weights */
     uint64_t library_bytes;
@@ -92,7 +92,7 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
 /* Room in VRAM for a half layer's matrices, or the head, packed (placement_room). */
 uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit);
 uint64_t ledger_packed_head_bytes(const struct ledger_case *c);
-/* What is there whatever the plan: processes, and the arena but for lanes, cache and weights. */
+/* Host memory that every plan needs: processes, and the arena without lanes, cache and weights. */
 HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,
                                             struct helm_err *err);
 /* The GPU worker's share of host memory: driver and staging. */
@@ -103,7 +103,7 @@ uint64_t ledger_draw_bytes(const struct ledger_case *c);
 /* The CPU worker's private buffers, when it computes units in steps of up to `most` tokens. */
 uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most);
 /* The GPU worker's buffers in VRAM for steps of `step_tokens` tokens (common/plan/workspace.h), without what the device's
- * libraries take for the products of chunks: that is ledger_device.library_bytes. */
+ * libraries take for the products of chunks (ledger_device.library_bytes). */
 struct ledger_workspace {
     uint32_t step_tokens, ctx;
     bool layers, head; /* whether the GPU computes some */
