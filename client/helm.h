@@ -267,6 +267,8 @@ struct helm_status {
      * memory alone, and how many were moved there and fetched so far. */
     uint32_t kv_places_used, kv_places_total, kv_pages_host;
     uint64_t kv_pages_moved_out_total, kv_pages_fetched_total;
+    /* Of experts of a layer in both memories, by decode steps: uses, of these in VRAM, and how many were brought there. */
+    uint64_t experts_used_total, experts_present_total, experts_moved_total;
     const struct helm_worker_status *workers;
     size_t worker_count;
     /* Accepted requests by end ("eos", "stop", "length", "cancelled", "error"), others by the error's code. */
@@ -339,6 +341,11 @@ struct helm_plan_info {
     size_t resource_count;
     bool drifting;
     const char *drift; /* the last drift in words; "" if there was none */
+    /* Of experts of a layer in both memories: uses of each, [expert_layer_count][experts]. */
+    const uint32_t *expert_layers;
+    size_t expert_layer_count;
+    uint32_t experts;
+    const uint64_t *expert_uses;
 };
 HELM_MUST_CHECK int helm_plan_info(struct helm_client *client, int timeout_ms, struct helm_plan_info **out,
                                    struct helm_err *err);

@@ -72,6 +72,7 @@ CLI_SRC := \
   client/cli/chat_commands.c \
   client/cli/chat_history.c \
   client/cli/command_chat.c \
+  client/cli/command_experts.c \
   client/cli/command_generate.c \
   client/cli/command_metrics.c \
   client/cli/command_plan.c \

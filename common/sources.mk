@@ -71,6 +71,7 @@ MODEL_SRC := \
   common/plan/plan.c \
   common/plan/plan_json.c \
   common/plan/schedule.c \
+  common/plan/slots.c \
   common/plan/workspace.c \
   common/program/op.c
 

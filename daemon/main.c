@@ -30,6 +30,7 @@
 #include "daemon/children/end_request.h"
 #include "daemon/loop.h"
 #include "daemon/planner/activations/decision.h"
+#include "daemon/planner/histogram.h"
 #include "daemon/planner/packed_look.h"
 #include "daemon/planner/planner.h"
 #include "daemon/children/profiling.h"
@@ -61,6 +62,7 @@ struct helmd {
     struct planner_request request;
     struct activations activations;
     struct invariant invariant;
+    struct histogram experts;
     struct check check;
     struct observe observe;
     void *zmq;
@@ -187,6 +189,12 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
     d->activations = (struct activations){.option = c->activations, .kernels = c->kernels};
     activations_want(&d->model, &d->measured, cpu_features(), &d->activations);
     d->invariant.option = c->invariant;
+    if (c->experts_file) {
+        rc = histogram_read(c->experts_file, &d->model, &d->experts, err);
+        if (rc) return helm_err_prefix(err, "--experts-histogram"), rc;
+        request->experts = &d->experts;
+    }
+    request->one_memory = c->invariant == INVARIANT_ON;
     return 0;
 }
 
@@ -393,6 +401,7 @@ static void stop(struct helmd *d)
     keeper_dismiss(&d->keeper);
     free_plan(d);
     loaded_files_free(&d->files);
+    histogram_free(&d->experts);
     model_free(&d->model);
     config_free(&d->config);
 }

@@ -36,16 +36,19 @@ DAEMON_SRC := \
   daemon/planner/cost/analyse.c \
   daemon/planner/cost/attention.c \
   daemon/planner/cost/cost.c \
+  daemon/planner/cost/experts.c \
   daemon/planner/cost/plan.c \
   daemon/planner/cost/rates.c \
   daemon/planner/cost/schedule.c \
   daemon/planner/cost/simulate.c \
   daemon/planner/formats.c \
+  daemon/planner/histogram.c \
   daemon/planner/invariant.c \
   daemon/planner/log.c \
   daemon/planner/memory/ledger.c \
   daemon/planner/memory/memory.c \
   daemon/planner/memory/packed_sample.c \
+  daemon/planner/mixed.c \
   daemon/planner/packed_choice.c \
   daemon/planner/packed_look.c \
   daemon/planner/planner.c \

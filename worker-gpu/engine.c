@@ -29,6 +29,7 @@ static int check_ceiling(struct gpu_engine *g, struct helm_err *err)
         uint64_t bytes;
         bool shown;
     } line[] = {{"weights", g->weights.bytes - g->weights.packed_room, true},
+                {"experts", g->slots.place.bytes, g->slots.place.bytes > 0},
                 {"packed weights", g->weights.packed_room, g->weights.packed_room > 0},
                 {"KV pool", g->kv_bytes, true},
                 {"borrowed KV", g->staging_bytes, g->staging_bytes > 0},
@@ -97,6 +98,7 @@ static int size_everything(struct gpu_engine *g, struct helm_err *err)
     if (rc) return rc;
     rc = gpu_weights_plan(&g->model, &g->plan, arena_region_ptr(arena, ARENA_REGION_WEIGHTS),
                           h->region[ARENA_REGION_WEIGHTS].bytes, &g->weights, err);
+    if (!rc) rc = gpu_slots_plan(&g->weights, &g->plan, &g->slots, err);
     if (!rc) rc = plan_rings(g, err);
     if (rc) return rc;
     gpu_expand_plan(&g->weights, g->ring, plan_phase_count(&g->plan), &g->home, &g->expand);
@@ -143,7 +145,7 @@ static int take_vram(struct gpu_engine *g, enum device_use use, uint64_t bytes, 
 static int allocate_device(struct gpu_engine *g, struct helm_err *err)
 {
     static const enum gpu_area cleared[] = {GPU_AREA_LINEAR, GPU_AREA_ATTENTION, GPU_AREA_ARGMAX,
-                                            GPU_AREA_FEW};
+                                            GPU_AREA_FEW, GPU_AREA_CHOICE, GPU_AREA_SLOTS};
     struct device *d = g->device;
     void *memory = NULL, *expanded = NULL;
     int rc = take_vram(g, DEVICE_KV, g->kv_bytes, g->kv_bytes, &g->kv_pool, err);
@@ -190,6 +192,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
                                     .kv_pool = g->kv_pool,
                                     .ring = g->ring,
                                     .home = &g->home,
+                                    .slots = &g->slots,
                                     .ring_memory = g->ring_memory,
                                     .expanded = g->expand.memory,
                                     .block_host = pinned,
@@ -395,6 +398,7 @@ static void gpu_engine_free(struct worker_engine *base)
         device_free(d, DEVICE_RING, g->ring_bytes, g->ring_memory);
         device_free(d, DEVICE_EXPANDED, g->expand.bytes, g->expand.memory);
         device_free(d, DEVICE_WORKSPACE, g->buffers.work.bytes, g->buffers.memory);
+        gpu_slots_close(&g->slots);
         gpu_weights_free(&g->weights);
         if (g->pinned) d->ops->host_free(d, g->pinned);
         gpu_draw_close(g);
@@ -439,6 +443,8 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc) rc = take_batch_memory(g, err);
     if (!rc && g->plan.head == PLAN_GPU0) rc = start_samplers(g, err);
     if (!rc) rc = register_host_memory(g, err);
+    if (!rc) rc = gpu_slots_open(&g->slots, g->device, arena, err);
+    if (!rc) rc = gpu_slots_fill(&g->slots, err);
     if (!rc) rc = schedule_copies(g, err);
     if (!rc) rc = prepare_programs(g, !o->no_graphs, err);
     if (!rc && o->no_graphs)

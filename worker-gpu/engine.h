@@ -25,6 +25,7 @@ struct gpu_engine {
     struct plan plan; /* a copy */
     struct device *device;
     struct gpu_weights weights;
+    struct gpu_slots slots;
     struct gpu_expand expand;
     struct gpu_buffers buffers;
     struct kv_layout kv;

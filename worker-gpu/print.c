@@ -23,6 +23,7 @@ struct pretence {
     struct gpu_buffers buffers;
     struct ring_schedule ring[PLAN_PHASES_MAX], home;
     struct gpu_expand expand;
+    struct gpu_slots slots;
     char *space; /* addresses that nothing is behind */
     uint64_t space_bytes;
 };
@@ -31,6 +32,7 @@ struct pretence {
 static int pretend_arena(struct pretence *p, struct helm_err *err)
 {
     const struct model_config *c = &p->model.config;
+    const uint32_t mixed = plan_mixed_units(&p->plan);
     const struct plan *plan = &p->plan;
     const struct arena_spec spec = {
         .slots = plan->slots ? plan->slots : GPUK_BATCH_MAX,
@@ -47,6 +49,9 @@ static int pretend_arena(struct pretence *p, struct helm_err *err)
         .page_count = 1,
         .vram_page_count = plan_kv_tiered(plan) ? 1 : 0,
         .kv_heads_asking = plan_kv_tiered(plan) ? c->heads : 0,
+        .experts_chosen = mixed ? c->router.chosen : 0,
+        .experts = mixed ? c->router.experts : 0,
+        .expert_layers = mixed,
         .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
     return arena_create(&spec, &p->arena, err);
 }
@@ -74,10 +79,12 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     for (uint32_t i = 0; i < plan_phase_count(&p->plan) && !rc; i++)
         rc = ring_plan(&p->weights, &p->plan, i, i ? &p->ring[0] : NULL, &p->ring[i], err);
     if (!rc) rc = ring_plan_home(&p->weights, &p->plan, &p->home, err);
+    if (!rc) rc = gpu_slots_plan(&p->weights, &p->plan, &p->slots, err);
     if (rc) return rc;
     gpu_expand_plan(&p->weights, p->ring, plan_phase_count(&p->plan), &p->home, &p->expand);
     gpu_buffers_place(&p->model, &p->plan, h, p->device, &p->buffers);
-    p->space_bytes = p->weights.bytes + p->buffers.work.bytes + p->plan.ring_bytes + p->expand.bytes + 4096;
+    p->space_bytes = p->weights.bytes + p->buffers.work.bytes + p->plan.ring_bytes + p->slots.place.bytes +
+                     p->expand.bytes + 4096;
     p->space =
         mmap(NULL, (size_t)p->space_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p->space == MAP_FAILED) {
@@ -87,6 +94,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
     gpu_weights_fill_tables(&p->weights, p->space);
     gpu_expand_pretend(&p->expand, &p->weights, p->space + p->space_bytes - 4096 - p->expand.bytes);
     p->buffers.memory = p->space + p->weights.bytes;
+    p->slots.memory = p->buffers.memory + p->buffers.work.bytes + p->plan.ring_bytes;
     *source = (struct gpu_source){.model = &p->model,
                                   .plan = &p->plan,
                                   .weights = &p->weights,
@@ -96,6 +104,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                                   .kv = h->kv,
                                   .ring = p->ring,
                                   .home = &p->home,
+                                  .slots = &p->slots,
                                   .events = gpu_events_place(&p->plan, p->ring),
                                   .ring_memory = p->space + p->weights.bytes + p->buffers.work.bytes,
                                   .expanded = p->expand.memory};
@@ -142,6 +151,8 @@ int gpu_print_plan(const char *folder, const struct plan *plan, uint32_t threads
         rc = print_each(&source, i, GPU_ATTENDS_USUALLY, out, err);
     for (int a = GPU_ATTENDS_APART; !rc && a < GPU_ATTENDING_COUNT; a++)
         rc = print_each(&source, 0, (enum gpu_attending)a, out, err);
+    p->slots.memory = NULL; /* pretended, too */
+    gpu_slots_close(&p->slots);
     gpu_weights_free(&p->weights);
     for (uint32_t i = 0; i < PLAN_PHASES_MAX; i++) ring_free(&p->ring[i]);
     ring_free(&p->home);

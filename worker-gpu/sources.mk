@@ -36,6 +36,7 @@ WORKER_GPU_SRC := \
   worker-gpu/program/issue.c \
   worker-gpu/program/math.c \
   worker-gpu/program/memory.c \
+  worker-gpu/program/pieces.c \
   worker-gpu/program/print.c \
   worker-gpu/program/program.c \
   worker-gpu/program/ring.c \
@@ -46,6 +47,7 @@ WORKER_GPU_SRC := \
   worker-gpu/tiers.c \
   worker-gpu/watch.c \
   worker-gpu/weights/load.c \
+  worker-gpu/weights/slots.c \
   worker-gpu/weights/weights.c
 
 WORKER_GPU_DEVICE_SRC := $(addprefix worker-gpu/device/cuda/,$(if $(CUDA_DEVICE),device.c graph.c kernels.c,absent.c))
@@ -64,6 +66,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/experts_chunk.cu \
   worker-gpu/kernels/experts_plain.cu \
   worker-gpu/kernels/experts_route.cu \
+  worker-gpu/kernels/experts_share.cu \
   worker-gpu/kernels/gemm_blocks.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \

@@ -133,10 +133,10 @@ static int wait_for_end(struct gpu_engine *g, const struct step *step, const _At
         }
         if (now_ns - start_ns > g->wait_ms * UINT64_C(1000000))
             return helm_fail(err, HELM_E_PEER, "the device has not finished a step within %u ms", g->wait_ms);
-        /* a step in which the CPU attends leaves it its processors */
+        /* a step in which the CPU attends, or computes experts, leaves it its processors */
         uint64_t nap_ns =
             watch_nap_ns(w,
-                         w->program->attending == GPU_ATTENDS_ASSISTED ? 0
+                         w->program->attending == GPU_ATTENDS_ASSISTED || g->slots.place.bytes ? 0
                                                                        : g->device->spin_us * UINT64_C(1000),
                          g->device->nap_us * UINT64_C(1000), now_ns);
         if (!nap_ns) {
@@ -174,6 +174,7 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
     atomic_store_explicit(g->source.sent, 0, memory_order_relaxed);
     atomic_store_explicit(g->source.end, 0, memory_order_release);
     int rc = gpu_tiers_begin(g, err);
+    if (!rc) rc = gpu_slots_begin(&g->slots, err);
     if (!rc) rc = gpu_program_issue_missing(&g->source, p, &g->prefix, err);
     if (!rc)
         rc = p->graph ? g->device->ops->graph_launch_beside(g->device, p->graph, err)
@@ -204,6 +205,7 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     if (!rc && head) rc = gpu_draw_finish(g, gpu_follow_tokens(g, at), result, err);
     if (!rc && head && g->batch.pool_count) rc = gpu_pool_rows(g, err);
     if (!rc && g->tiers.on) rc = gpu_tiers_finish(g, at, err);
+    if (!rc && p->tier != GPU_TIER_CHUNK) rc = gpu_slots_end(&g->slots, g->batch.token_count, err);
     if (rc) return rc;
     /* One that was launched behind another began when that one ended. When it ended was not seen, if that was
      * before its turn came: then it took as long as the last one that was seen. */
@@ -317,5 +319,6 @@ void gpu_step_abandon(struct gpu_engine *g)
         atomic_store(lane_word(g->base.arena, PLAN_CPU0, PLAN_GPU0), INT32_MAX);
     }
     gpu_tiers_abandon(g);
+    gpu_slots_abandon(&g->plan, g->base.arena);
     g->device->ops->abandon(g->device);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "worker-gpu/engine.h"
+#include "worker-gpu/program/pieces.h"
 #include "worker-gpu/program/tiers.h"
 
 static_assert(GPU_TIER_PLACES == GPU_FOLLOW_PLACES,
@@ -24,6 +25,11 @@ void gpu_tiers_close(struct gpu_engine *g)
 
 /* ---- page tables ---- */
 
+static uint32_t *array_at(const struct gpu_engine *g, uint32_t offset)
+{
+    return (uint32_t *)(void *)(g->source.block_host + offset);
+}
+
 void gpu_tiers_fill(const struct gpu_engine *g, const struct gpu_program *p, uint32_t r)
 {
     const struct batch_row *row = &g->batch.row[r];
@@ -32,14 +38,16 @@ void gpu_tiers_fill(const struct gpu_engine *g, const struct gpu_program *p, uin
     const uint32_t host = row->host_tokens / page_tokens;
     const uint32_t absent = p->attending == GPU_ATTENDS_ASSISTED ? row->direct_from / page_tokens : 0;
     const size_t line = (size_t)r * p->step.pages_per_slot;
-    uint32_t *table = (uint32_t *)(void *)(g->source.block_host + b->page_table) + line;
-    uint32_t *arena = (uint32_t *)(void *)(g->source.block_host + b->arena_table) + line;
+    uint32_t *table = array_at(g, b->page_table) + line, *arena = array_at(g, b->arena_table) + line;
     for (uint32_t i = 0; i < absent; i++) table[i] = GPUK_PAGE_ABSENT;
-    for (uint32_t i = absent; i < host; i++) table[i] = row->pages[i] | GPUK_PAGE_HOST;
+    if (p->tier == GPU_TIER_CHUNK)
+        gpu_pieces_fill(&g->plan, row, r, true, array_at(g, b->pieces), table);
+    else
+        for (uint32_t i = absent; i < host; i++) table[i] = row->pages[i] | GPUK_PAGE_HOST;
     if (count > host) memcpy(table + host, row->places + host, (count - host) * sizeof *table);
-    ((uint32_t *)(void *)(g->source.block_host + b->row_begin))[r] = absent * page_tokens;
+    array_at(g, b->row_begin)[r] = absent * page_tokens;
     if (b->arena_table == b->page_table) return;
-    for (uint32_t i = 0; i < count; i++) arena[i] = row->pages[i] | GPUK_PAGE_HOST;
+    gpu_pieces_fill(&g->plan, row, r, false, array_at(g, b->arena_pieces), arena);
 }
 
 /* ---- copies ---- */

@@ -135,6 +135,7 @@ int command_status(struct cli *cli, int argc, char *const argv[]);
 int command_ps(struct cli *cli, int argc, char *const argv[]);
 int command_cancel(struct cli *cli, int argc, char *const argv[]);
 int command_metrics(struct cli *cli, int argc, char *const argv[]);
+int command_experts(struct cli *cli, int argc, char *const argv[]);
 int command_plan(struct cli *cli, int argc, char *const argv[]);
 int command_pull(struct cli *cli, int argc, char *const argv[]);
 /* client/bench; without cli->global it is helm-bench that was called. */

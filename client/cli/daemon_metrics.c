@@ -69,6 +69,16 @@ static void write_cache(const struct helm_status *s, struct cli_text *out)
                        "Pages that were copied to VRAM again.");
 }
 
+static void write_experts(const struct helm_status *s, struct cli_text *out)
+{
+    exposition_counter(out, "helm_experts_used_total", (double)s->experts_used_total,
+                       "Uses of experts of layers whose experts lie in both memories, by decode steps.");
+    exposition_counter(out, "helm_experts_present_total", (double)s->experts_present_total,
+                       "Of these uses, in VRAM.");
+    exposition_counter(out, "helm_experts_moved_total", (double)s->experts_moved_total,
+                       "Experts that were brought to VRAM in the stead of others.");
+}
+
 /* ---- time ------------------------------------------------------------------------------------------- */
 
 static void write_histogram(const char *name, const struct helm_histogram *h, const char *help,
@@ -217,6 +227,7 @@ void daemon_metrics_write(const struct helm_status *s, const struct helm_plan_in
     write_requests(s, out);
     write_tokens(s, out);
     write_cache(s, out);
+    write_experts(s, out);
     write_time(s, out);
     write_workers(s, out);
     if (plan) write_plan(plan, out);

@@ -21,6 +21,7 @@ static const struct args_command commands[] = {
     {"ps", "", "open requests of every client"},
     {"cancel", "ID", "ends a request that ps shows"},
     {"plan", "", "what is computed where, and the memory it takes"},
+    {"experts", "", "what tokens chose of experts that lie in both memories"},
     {"bench", "", "how fast it is, over lengths, models and VRAM ceilings"},
     {"pull", "ORG/NAME[/FILE]", "downloads a model from the hub into its cache"},
     {"help", "[COMMAND]", "this, or a command's options"},
@@ -31,7 +32,7 @@ static const struct args_command commands[] = {
 static int (*const runs[])(struct cli *cli, int argc, char *const argv[]) = {
     command_run,     command_chat,   command_generate, command_tokenize, command_detokenize,
     command_session, command_status, command_top,      command_metrics,  command_ps,
-    command_cancel,  command_plan,   command_bench,    command_pull,
+    command_cancel,  command_plan,   command_experts,  command_bench,    command_pull,
 };
 _Static_assert(sizeof runs / sizeof *runs + 1 == COMMANDS, "a row for each command");
 
@@ -72,8 +73,8 @@ int main(int argc, char **argv)
          .min = 1, .max = 4096, .given = &cli.has_threads},
         {"plan", 0, ARGS_TEXT, "FILE", "use this plan", .target = &cli.plan},
         {"profile", 0, ARGS_TEXT, "FILE", "plan for the machine in this profile", .target = &cli.profile},
-        {"strategy", 0, ARGS_CHOICE, "NAME", "best, all-gpu, all-cpu, thesis, stream or experts-cpu",
-         .target = &cli.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu"},
+        {"strategy", 0, ARGS_CHOICE, "NAME", "best, all-gpu, all-cpu, thesis, stream, experts-cpu or mixed",
+         .target = &cli.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu|mixed"},
         {"config", 0, ARGS_TEXT, "FILE", "more options of helmd, from a file", .target = &cli.config},
         {"kv-dtype", 0, ARGS_TEXT, "TYPE", "of the KV cache: f16, bf16, f32, q8_0", .target = &cli.kv_dtype},
         {"activations", 0, ARGS_TEXT, "NAME", "that blocks are multiplied with: auto, exact, int8",

@@ -112,6 +112,9 @@ static void copy_status(struct block *block, const Helm__V1__Status *from)
                                .kv_pages_host = from->kv_pages_host,
                                .kv_pages_moved_out_total = from->kv_pages_moved_out_total,
                                .kv_pages_fetched_total = from->kv_pages_fetched_total,
+                               .experts_used_total = from->experts_used_total,
+                               .experts_present_total = from->experts_present_total,
+                               .experts_moved_total = from->experts_moved_total,
                                .kv_dtype = kv_dtype,
                                .kv_token_bytes = from->kv_token_bytes,
                                .activations = activations,
@@ -211,6 +214,12 @@ static void copy_plan(struct block *block, const Helm__V1__Plan *from)
     const struct helm_plan_steps *ttft = copy_steps(block, from->ttft, from->n_ttft);
     struct helm_plan_resource *resources = block_take(block, from->n_resources * sizeof *resources);
     const char *json = block_text(block, from->json), *drift = block_text(block, from->drift);
+    const bool whole = from->n_expert_uses == from->n_expert_layers * (size_t)from->experts;
+    const size_t layers = whole ? from->n_expert_layers : 0, uses = layers * from->experts;
+    uint64_t *use = block_take(block, uses * sizeof *use);
+    uint32_t *layer = block_take(block, layers * sizeof *layer);
+    if (use && uses) memcpy(use, from->expert_uses, uses * sizeof *use);
+    if (layer && layers) memcpy(layer, from->expert_layers, layers * sizeof *layer);
     for (size_t i = 0; i < from->n_resources; i++) {
         const Helm__V1__PlanResource *r = from->resources[i];
         const char *name = block_text(block, r->name);
@@ -240,7 +249,11 @@ static void copy_plan(struct block *block, const Helm__V1__Plan *from)
                                   .resources = resources,
                                   .resource_count = from->n_resources,
                                   .drifting = from->drifting,
-                                  .drift = drift};
+                                  .drift = drift,
+                                  .expert_layers = layer,
+                                  .expert_layer_count = layers,
+                                  .experts = layers ? from->experts : 0,
+                                  .expert_uses = use};
 }
 
 static void copy_answer(struct block *block, const Helm__V1__Response *answer)

@@ -95,6 +95,7 @@ static const struct arch archs[] = {
      .attention_bias_key = true,
      .attention_bias_default = true,
      .sinks = true,
+     .yarn = true,
      .window = ARCH_WINDOW_ALTERNATE,
      .default_context = 131072,
      .default_window = 128,

@@ -24,10 +24,10 @@ struct arch_experts {
     const char *intermediate_key; /* of one expert */
     uint32_t default_count, default_chosen;
     const char *const *names; /* by role, what its tensors are called where not as Qwen3's; NULL: as those */
-    bool dense_keys;  /* decoder_sparse_step and mlp_only_layers say which layers are dense */
-    bool norm_key;    /* norm_topk_prob says whether weights are normalised; else they are */
-    bool bias;        /* of router and experts */
-    bool mxfp4;       /* config.json's quantization_config may say that their matrices are MXFP4 */
+    bool dense_keys;          /* decoder_sparse_step and mlp_only_layers say which layers are dense */
+    bool norm_key;            /* norm_topk_prob says whether weights are normalised; else they are */
+    bool bias;                /* of router and experts */
+    bool mxfp4;               /* config.json's quantization_config may say that their matrices are MXFP4 */
     enum router_score score;
     enum glu_kind glu;
 };
@@ -41,6 +41,7 @@ struct arch {
     bool attention_bias_default;
     bool mlp_bias_key; /* "mlp_bias": true gives gate, up and down a bias */
     bool sinks;        /* attention has */
+    bool yarn;         /* is made with it: that must be stated */
     enum arch_window window;
     uint32_t default_context;           /* max_position_embeddings when absent */
     uint32_t default_window;            /* sliding_window when absent (null means none) */

@@ -362,6 +362,10 @@ int model_config_parse(const char *what, const char *text, size_t length, struct
     if (!rc) rc = read_features(root, arch, config, err);
     if (!rc) rc = read_experts(root, arch, config, err);
     if (!rc) rc = config_read_rope(root, config, err);
+    if (!rc && arch->yarn && config->rope.kind != ROPE_YARN)
+        rc = helm_fail(err, HELM_E_UNSUPPORTED,
+                       "a %s without RoPE scaling of type 'yarn' ('rope_scaling' or 'rope_parameters')",
+                       arch->architecture);
     if (!rc) extend_context(root, config);
     if (!rc) rc = read_windows(root, arch, config, err);
     if (!rc) rc = read_special_ids(root, config, err);

@@ -41,7 +41,7 @@ uint64_t content_of_config(const struct model_config *c)
     if (c->rope_factors) sum += content_of(c->rope_factors, c->head_dim / 2 * sizeof *c->rope_factors, 2);
     if (c->window) sum += content_of(c->window, c->layers * sizeof *c->window, 3);
     if (c->router.experts) {
-        const double experts[] = {c->router.experts,   c->router.chosen, c->router.score,
+        const double experts[] = {c->router.experts,   c->router.chosen,        c->router.score,
                                   c->router.normalise, (double)c->router.scale, c->glu};
         sum += content_of(experts, sizeof experts, 4);
     }

@@ -16,10 +16,7 @@ static const struct fused_tensor fused[] = {
     {"mlp.experts.gate_up_proj_blocks", FUSED_BLOCKS, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
     {"mlp.experts.gate_up_proj_scales", FUSED_SCALES, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
     {"mlp.experts.gate_up_proj", FUSED_COLUMNS, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
-    {"mlp.experts.gate_up_proj_bias",
-     FUSED_IN_TURN,
-     2,
-     {TENSOR_GATE_EXPERTS_BIAS, TENSOR_UP_EXPERTS_BIAS}},
+    {"mlp.experts.gate_up_proj_bias", FUSED_IN_TURN, 2, {TENSOR_GATE_EXPERTS_BIAS, TENSOR_UP_EXPERTS_BIAS}},
     {"mlp.experts.down_proj_blocks", FUSED_BLOCKS, 1, {TENSOR_DOWN_EXPERTS, TENSOR_NONE}},
     {"mlp.experts.down_proj_scales", FUSED_SCALES, 1, {TENSOR_DOWN_EXPERTS, TENSOR_NONE}},
     {"mlp.experts.down_proj", FUSED_COLUMNS, 1, {TENSOR_DOWN_EXPERTS, TENSOR_NONE}},
@@ -95,8 +92,8 @@ static int read_blocks(const struct reading *r, uint64_t first, uint64_t count, 
     int rc = file_pread_all(r->fds[t->shard], numbers, (size_t)(run * NUMBER_BYTES),
                             t->offset + at * NUMBER_BYTES, t->name, err);
     if (!rc)
-        rc = file_pread_all(r->fds[t->scales.shard], scales, (size_t)run, t->scales.offset + at, t->name,
-                            err);
+        rc =
+            file_pread_all(r->fds[t->scales.shard], scales, (size_t)run, t->scales.offset + at, t->name, err);
     for (uint64_t row = 0; row < count && !rc; row++)
         for (uint64_t b = 0; b < blocks; b++, to += BLOCK_BYTES) {
             to[0] = scales[row * skip + b];
@@ -113,8 +110,7 @@ static int read_columns(const struct reading *r, uint64_t first, uint64_t count,
     const struct model_tensor *t = r->t;
     const uint64_t each = r->row_bytes / t->cols, rows = t->rows / t->experts, expert = first / rows,
                    column = rows * r->turns * each, run = ((count - 1) * r->turns + 1) * each,
-                   at = t->offset + expert * t->cols * column +
-                        (first % rows * r->turns + t->turn) * each;
+                   at = t->offset + expert * t->cols * column + (first % rows * r->turns + t->turn) * each;
     uint8_t *values = malloc((size_t)run);
     int rc = values ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for rows of %s", t->name);
     for (uint64_t c = 0; c < t->cols && !rc; c++) {
@@ -133,8 +129,8 @@ static int read_in_turn(const struct reading *r, uint64_t row, uint8_t *to, stru
     const uint64_t each = r->row_bytes / t->cols, file_row = r->row_bytes * r->turns;
     uint8_t *values = malloc((size_t)file_row);
     if (!values) return helm_fail(err, HELM_E_NOMEM, "no memory for a row of %s", t->name);
-    const int rc = file_pread_all(r->fds[t->shard], values, (size_t)file_row, t->offset + row * file_row,
-                                  t->name, err);
+    const int rc =
+        file_pread_all(r->fds[t->shard], values, (size_t)file_row, t->offset + row * file_row, t->name, err);
     for (uint64_t c = 0; c < t->cols && !rc; c++)
         memcpy(to + c * each, values + (c * r->turns + t->turn) * each, (size_t)each);
     free(values);
@@ -165,8 +161,10 @@ static int64_t read_some(const struct reading *r, uint64_t first, uint64_t most,
 int fused_read(const int *fds, const struct model_tensor *t, uint64_t from, uint64_t bytes, void *to,
                struct helm_err *err)
 {
-    const struct reading r = {
-        .fds = fds, .t = t, .turns = t->turns ? t->turns : 1, .row_bytes = t->bytes / t->rows};
+    const struct reading r = {.fds = fds,
+                              .t = t,
+                              .turns = t->turns ? t->turns : 1,
+                              .row_bytes = t->bytes / t->rows};
     uint8_t *out = to, *row = NULL;
     int64_t rc = 0;
     for (uint64_t at = from, end = from + bytes, part; at < end && rc >= 0; at += part, out += part) {

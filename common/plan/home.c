@@ -17,9 +17,10 @@ const struct plan_link_row plan_link_rows[PLAN_LINKS] = {
 };
 
 const struct plan_home_row plan_home_rows[PLAN_HOMES] = {
-    [PLAN_HOME_CPU] = {"cpu", PLAN_HOST, PLAN_CPU0, PLAN_RESIDENT},
-    [PLAN_HOME_GPU] = {"gpu", PLAN_VRAM0, PLAN_GPU0, PLAN_RESIDENT},
-    [PLAN_HOME_STREAM] = {"stream", PLAN_HOST, PLAN_GPU0, PLAN_STREAMED},
+    [PLAN_HOME_CPU] = {"cpu", PLAN_HOST, PLAN_CPU0, PLAN_RESIDENT, PLAN_PROCESSORS},
+    [PLAN_HOME_GPU] = {"gpu", PLAN_VRAM0, PLAN_GPU0, PLAN_RESIDENT, PLAN_PROCESSORS},
+    [PLAN_HOME_STREAM] = {"stream", PLAN_HOST, PLAN_GPU0, PLAN_STREAMED, PLAN_PROCESSORS},
+    [PLAN_HOME_MIXED] = {"mixed", PLAN_HOST, PLAN_GPU0, PLAN_SLOTS, PLAN_CPU0},
 };
 
 enum plan_home plan_processor_home(enum plan_processor processor)

@@ -6,26 +6,30 @@
  * a plan; owns nothing.
  *
  * A processor's weights and caches are resident in its own memory. A home on another memory has a route by
- * which weights reach the processor. */
+ * which weights reach the processor. Of experts at home on `mixed` all lie in host memory and some in VRAM as well:
+ * the GPU computes with these, and with those that it is told to read over the link, the CPU with the others. */
 #ifndef HELM_COMMON_PLAN_HOME_H
 #define HELM_COMMON_PLAN_HOME_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum plan_memory { PLAN_HOST, PLAN_VRAM0, PLAN_MEMORIES };
 enum plan_processor { PLAN_CPU0, PLAN_GPU0, PLAN_PROCESSORS };
 enum plan_route {
     PLAN_RESIDENT, /* the processor reads the weights where they lie */
-    PLAN_STREAMED  /* they are copied through a ring in the processor's memory */
+    PLAN_STREAMED, /* they are copied through a ring in the processor's memory */
+    PLAN_SLOTS     /* of experts: some lie in slots in the processor's memory, too; the helper computes with others */
 };
 /* `cpu` is 0: a plan that says nothing of a home computes there. */
-enum plan_home { PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM, PLAN_HOMES };
+enum plan_home { PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM, PLAN_HOME_MIXED, PLAN_HOMES };
 
 struct plan_home_row {
     const char *name; /* in plans, options and reports */
     enum plan_memory memory;
     enum plan_processor processor;
     enum plan_route route;
+    enum plan_processor helper; /* computes a part of it in the same operation; PLAN_PROCESSORS: none does */
 };
 struct plan_processor_row {
     const char *name;
@@ -49,6 +53,11 @@ static inline enum plan_processor plan_home_processor(enum plan_home home)
 {
     return plan_home_rows[home].processor;
 }
+/* Whether the processor computes a unit that has this home, or a part of it. */
+static inline bool plan_home_computes(enum plan_home home, enum plan_processor processor)
+{
+    return plan_home_rows[home].processor == processor || plan_home_rows[home].helper == processor;
+}
 static inline enum plan_memory plan_processor_memory(enum plan_processor processor)
 {
     return plan_processor_rows[processor].memory;
@@ -59,7 +68,7 @@ enum plan_home plan_processor_home(enum plan_processor processor);
 uint32_t plan_link_of(enum plan_processor from, enum plan_processor to);
 
 /* "unknown" of a number that is none. */
-const char *plan_home_name(enum plan_home home);                /* "cpu", "gpu", "stream" */
+const char *plan_home_name(enum plan_home home);                /* "cpu", "gpu", "stream", "mixed" */
 const char *plan_processor_name(enum plan_processor processor); /* "cpu", "gpu" */
 const char *plan_memory_name(enum plan_memory memory);          /* "host", "vram" */
 /* By name; PLAN_HOMES, PLAN_PROCESSORS, PLAN_MEMORIES: there is none. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/units.h"
+#include "common/model/router.h"
 #include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
 
@@ -45,7 +46,7 @@ uint32_t plan_most_tokens(const struct plan *plan, enum plan_processor processor
         if (last > plan->step_tokens) last = plan->step_tokens;
         if (phase.from_tokens > last) continue; /* no step is that long */
         for (uint32_t i = 0; i < phase.stage_count; i++)
-            if (plan_home_processor(phase.stages[i].home) == processor && last > most) most = last;
+            if (plan_home_computes(phase.stages[i].home, processor) && last > most) most = last;
     }
     return most;
 }
@@ -57,7 +58,7 @@ void plan_units_of(const struct plan *plan, enum plan_processor processor, bool 
         const struct plan_phase phase = plan_phase_at(plan, p);
         for (uint32_t i = 0; i < phase.stage_count; i++) {
             const struct plan_stage *stage = &phase.stages[i];
-            if (plan_home_processor(stage->home) != processor) continue;
+            if (!plan_home_computes(stage->home, processor)) continue;
             for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
                 its[u] = true;
         }
@@ -257,6 +258,30 @@ bool plan_has_home(const struct plan *plan, enum plan_home home)
     return false;
 }
 
+double plan_hit_rate(const struct plan *plan, uint32_t experts)
+{
+    const struct plan_experts *e = &plan->experts;
+    if (e->hit_permille) return e->hit_permille / 1000.0;
+    return experts ? (double)e->slots / experts : 0;
+}
+
+uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < plan->stage_count; i++) {
+        const struct plan_stage *stage = &plan->stages[i];
+        const uint32_t first = plan_stage_first_unit(stage), last = plan_stage_last_unit(stage);
+        if (stage->home != PLAN_HOME_MIXED || first >= unit) continue;
+        count += (last < unit ? last + 1 : unit) - first;
+    }
+    return count;
+}
+
+uint32_t plan_mixed_units(const struct plan *plan)
+{
+    return plan_mixed_index(plan, unit_count(plan->layers));
+}
+
 bool plan_uses(const struct plan *plan, enum plan_processor processor)
 {
     if (plan->embed == processor || plan->head == processor) return true;
@@ -388,6 +413,51 @@ static int check_tiers(const struct plan *plan, struct helm_err *err)
         plan->vram_page_count, (unsigned long long)least, plan->page_tokens, plan->step_tokens, plan->slots);
 }
 
+/* Of each such unit as many experts at first as there are slots, each once. */
+static int check_first(const struct plan_experts *e, uint32_t units, struct helm_err *err)
+{
+    for (uint32_t u = 0; u < units && e->first; u++)
+        for (uint32_t i = 0; i < e->slots; i++) {
+            const uint32_t *of = e->first + (size_t)u * e->slots;
+            if (of[i] >= MODEL_EXPERTS_MAX)
+                return helm_fail(err, HELM_E_LIMIT, "'first' of experts: %u is none (at most %d of a layer)", of[i],
+                                 MODEL_EXPERTS_MAX);
+            for (uint32_t j = 0; j < i; j++)
+                if (of[j] == of[i])
+                    return helm_fail(err, HELM_E_FORMAT, "'first' of experts: %u is there twice", of[i]);
+        }
+    return 0;
+}
+
+/* Experts in both memories: of MLP halves of the decode list. */
+static int check_mixed(const struct plan *plan, struct helm_err *err)
+{
+    const struct plan_experts *e = &plan->experts;
+    const uint32_t units = plan_mixed_units(plan);
+    for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
+        const struct plan_phase phase = plan_phase_at(plan, p);
+        for (uint32_t i = 0; i < phase.stage_count; i++)
+            if (phase.stages[i].home == PLAN_HOME_MIXED && (p || phase.stages[i].ops != PLAN_OPS_MLP))
+                return helm_fail(err, HELM_E_FORMAT,
+                                 "layer %u has 'mixed' as home of %s: it is for the MLP of a layer, in the decode list",
+                                 phase.stages[i].first, p ? "a prefill list" : plan_ops_name(phase.stages[i].ops));
+    }
+    if (!units != !e->slots)
+        return helm_fail(err, HELM_E_FORMAT, units ? "%u layers have 'mixed' as home, but there are %u slots for experts"
+                                                   : "%u layers have 'mixed' as home, for which there are %u slots",
+                         units, e->slots);
+    if (units && plan->invariant)
+        return helm_fail(err, HELM_E_FORMAT,
+                         "'invariant' is true, but %u layers have 'mixed' as home: which processor computes an expert "
+                         "depends on what came before",
+                         units);
+    if (e->slots > MODEL_EXPERTS_MAX || e->direct_permille > 1000 || e->moves > PLAN_MOVES_MAX)
+        return helm_fail(err, HELM_E_LIMIT,
+                         "experts: %u slots (at most %d), %u of 1,000 read directly, %u moves a step (at most %d)",
+                         e->slots, MODEL_EXPERTS_MAX, e->direct_permille, e->moves, PLAN_MOVES_MAX);
+    return check_first(e, units, err);
+}
+
 int plan_check(const struct plan *plan, struct helm_err *err)
 {
     uint32_t before = 1;
@@ -407,6 +477,7 @@ int plan_check(const struct plan *plan, struct helm_err *err)
     if (plan_has_home(plan, PLAN_HOME_STREAM) && !plan->ring_bytes)
         return helm_fail(err, HELM_E_FORMAT, "there are 'stream' stages, but 'ring_bytes' is 0");
     int rc = check_tiers(plan, err);
+    if (!rc) rc = check_mixed(plan, err);
     return rc ? rc : check_formats(plan, err);
 }
 
@@ -426,6 +497,7 @@ int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
     to->stages = NULL;
     to->format = NULL;
     to->placement = NULL;
+    to->experts.first = NULL;
     for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) to->prefill[i].stages = NULL;
     int rc = copy_list(from->stages, from->stage_count, sizeof *from->stages, &to->stages, err);
     for (uint32_t i = 0; i < from->prefill_count && !rc; i++)
@@ -435,6 +507,9 @@ int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
         rc = copy_list(from->format, head_at(from) + 1, sizeof *from->format, &to->format, err);
     if (!rc)
         rc = copy_list(from->placement, from->placement_count, sizeof *from->placement, &to->placement, err);
+    if (!rc && from->experts.first)
+        rc = copy_list(from->experts.first, plan_mixed_units(from) * from->experts.slots, sizeof *from->experts.first,
+                       &to->experts.first, err);
     if (rc) plan_free(to);
     return rc;
 }
@@ -444,6 +519,7 @@ void plan_free(struct plan *plan)
     free(plan->stages);
     free(plan->format);
     free(plan->placement);
+    free(plan->experts.first);
     for (uint32_t i = 0; i < PLAN_PREFILLS_MAX; i++) free(plan->prefill[i].stages);
     memset(plan, 0, sizeof *plan);
 }

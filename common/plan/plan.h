@@ -10,7 +10,8 @@
  * The decode list says where the bytes are: a unit at home on `gpu` is in VRAM, every other is in the arena.
  * It also says where the KV cache of a layer is: with the worker that computes its attention half in decode.
  * A prefill list has the same units on `gpu`, and may compute the others by either worker (`cpu` or
- * `stream`), with one exception: where the cache is in VRAM the CPU cannot attend.
+ * `stream`), with one exception: where the cache is in VRAM the CPU cannot attend. Only the decode list has MLP
+ * halves on `mixed`.
  *
  * Weights lie in memory in one of three ways: as they are stored in the files, converted as the plan's mixture says
  * (common/model/mixture.h), or converted without loss to another format (common/formats/tensor_format.h), in which
@@ -35,6 +36,9 @@
 #define PLAN_TOKENS_MAX      (1u << 28)
 #define PLAN_PAGE_TOKENS_MAX (1u << 16)
 #define PLAN_PLACEMENTS_MAX  (1u << 14)
+#define PLAN_MOVES_MAX       4096 /* experts that a step brings */
+#define PLAN_MOVE_COST       1000
+#define PLAN_MOVE_COST_MAX   100000
 #define PLAN_BYTES_MAX       ((uint64_t)INT64_MAX) /* what a JSON number holds */
 
 #define PLAN_AS_STORED FORMAT_COUNT
@@ -66,6 +70,17 @@ struct plan_phase {
 #define PLAN_PREFILLS_MAX 2
 #define PLAN_PHASES_MAX   (1 + PLAN_PREFILLS_MAX)
 
+/* Experts of the units that the decode list has at home on `mixed`. All of them lie in host memory; VRAM has slots for
+ * copies of some. In a step of few tokens the GPU reads some of the chosen ones that are missing over the link. */
+struct plan_experts {
+    uint32_t slots;           /* of each such unit, 1 or more; 0: there are no such units */
+    uint32_t direct_permille; /* of the missing ones of a step of few tokens, how many of 1,000 it reads */
+    uint32_t moves;           /* that a step brings to VRAM at most, in the stead of others; 0: they stay */
+    uint32_t move_cost;       /* of one, in 1,000ths of what finding an expert in VRAM saves (common/experts/slots.h) */
+    uint32_t hit_permille;    /* for forecasts: of the chosen ones, how many are in VRAM; 0: as if each was chosen alike */
+    uint32_t *first;          /* [mixed units][slots]: those in VRAM at first, owned; NULL: of each the lowest numbers */
+};
+
 struct ledger_line {
     char what[48];
     uint64_t bytes;
@@ -92,6 +107,9 @@ struct plan {
     /* With two tiers, in steps of few tokens: of the positions that lie in the arena alone, how many of 1,000 the
      * GPU reads over the link itself. The CPU attends to the others. */
     uint32_t kv_direct_permille;
+    /* With two tiers: the pages of a piece in which a chunk brings what lies in the arena alone to VRAM (workspace.h); 0:
+     * PLAN_PIECE_POSITIONS. */
+    uint32_t kv_piece_pages;
     char kv_dtype[8];
     /* A token's numbers depend on its sequence alone (schedule.h). With two tiers the CPU attends to nothing then. */
     bool invariant;
@@ -108,7 +126,8 @@ struct plan {
     enum linear_inputs inputs[PLAN_PROCESSORS];
     struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
     uint32_t prefill_count;
-    uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
+    struct plan_experts experts; /* of units at home on `mixed` */
+    uint64_t ring_bytes;         /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
     /* Where every matrix lies, by the lists and formats above (placement.h); NULL: not laid out yet. */
@@ -121,9 +140,9 @@ struct plan {
 uint32_t plan_phase_count(const struct plan *plan);
 /* The phase of a step of `tokens` tokens. Both workers and helmd ask this function, so they agree. */
 uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens);
-/* The most tokens of any step in which this processor computes a unit, up to plan->step_tokens; 0: it computes none.
- * Its buffers for q, k, v, gate and the like are of this size: where the GPU computes every unit of long prompts,
- * the CPU's are as small as for decode. */
+/* The most tokens of any step in which this processor computes a unit or a part of one, up to plan->step_tokens; 0: it
+ * computes none. Its buffers for q, k, v, gate and the like are of this size: where the GPU computes every unit of
+ * long prompts, the CPU's are as small as for decode. */
 uint32_t plan_most_tokens(const struct plan *plan, enum plan_processor processor);
 /* Which of the unit_count(plan->layers) units it computes in some phase. */
 void plan_units_of(const struct plan *plan, enum plan_processor processor, bool *its);
@@ -201,6 +220,11 @@ enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t
 bool plan_uses(const struct plan *plan, enum plan_processor processor);
 /* The arena's lanes for this plan: one a link, or none where one processor is used alone. */
 uint32_t plan_lanes(const struct plan *plan);
+/* Of the experts that a step's tokens choose, which part is in VRAM, for forecasts. 0 where there are no such units. */
+double plan_hit_rate(const struct plan *plan, uint32_t experts);
+/* Units at home on `mixed`; the index of one among them. */
+uint32_t plan_mixed_units(const struct plan *plan);
+uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit);
 /* Whether some phase has such a home; whether some prefill phase computes the attention of a layer on the
  * GPU whose cache is the CPU's (and so has to borrow it). */
 bool plan_has_home(const struct plan *plan, enum plan_home home);
@@ -214,10 +238,10 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
  *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32" | "q8_0",
- *    "vram_page_count": N, "kv_direct_permille": 0 to 1000 (default of both: 0),
+ *    "vram_page_count": N, "kv_direct_permille": 0 to 1000, "kv_piece_pages": N (default of all: 0),
  *    "invariant": true | false (default),
  *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
- *                           "home": "gpu"|"cpu"|"stream", "bytes": N,
+ *                           "home": "gpu"|"cpu"|"stream"|"mixed", "bytes": N,
  *                           "format": "bf16-packed" (default: as stored; in this list alone)}, ...],
  *               "prefill_short": the same (optional), "prefill": the same (optional)},
  *    "prefill_short_from_tokens", "prefill_from_tokens": N | null (default null: that list is not used),
@@ -225,6 +249,9 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "embed": "cpu"|"gpu" (default: where the first stage is computed),
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "embed_format", "head_format": as a stage's "format",
+ *    "mixed": {"slots": N, "direct_permille": 0 to 1000 (default 0), "moves": N (default 0),
+ *                "move_cost": N (in 1,000ths of what a hit saves; default 1000),
+ *                "hit_permille": N (default 0: as if each expert was chosen alike), "first": [[EXPERT, ...], ...] (default: the lowest)} (where there are "mixed" stages),
  *    "activations": {"cpu": "exact" | "int8", "gpu": the same} (default of each: exact),
  *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),
  *    "placements": [[TENSOR, FORMAT, "host" | "vram", OFFSET, BYTES], ...] (default: helmd makes them),

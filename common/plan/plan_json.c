@@ -7,6 +7,7 @@
 #include "common/base/json.h"
 #include "common/formats/kv_dtype.h"
 #include "common/model/arch.h"
+#include "common/model/router.h"
 #include "common/plan/placement.h"
 
 /* Members of "stages" beside "decode", by index in plan.prefill when both are there. */
@@ -74,6 +75,22 @@ static json_t *inputs_to_json(const struct plan *plan)
     return json;
 }
 
+static json_t *experts_to_json(const struct plan *plan)
+{
+    const struct plan_experts *e = &plan->experts;
+    json_t *json = json_pack("{s:I, s:I, s:I, s:I, s:I}", "slots", (json_int_t)e->slots, "direct_permille",
+                             (json_int_t)e->direct_permille, "moves", (json_int_t)e->moves, "move_cost",
+                             (json_int_t)e->move_cost, "hit_permille", (json_int_t)e->hit_permille),
+           *first = e->first ? json_array() : NULL;
+    for (uint32_t u = 0; first && u < plan_mixed_units(plan); u++) {
+        json_t *of = json_array();
+        for (uint32_t i = 0; i < e->slots; i++) json_array_append_new(of, json_integer(e->first[u * e->slots + i]));
+        json_array_append_new(first, of);
+    }
+    if (first) json_object_set_new(json, "first", first);
+    return json;
+}
+
 json_t *plan_to_json(const struct plan *plan)
 {
     const struct plan_phase decode = plan_phase_at(plan, 0);
@@ -89,7 +106,10 @@ json_t *plan_to_json(const struct plan *plan)
     if (plan_kv_tiered(plan) && json) {
         json_object_set_new(json, "vram_page_count", json_integer(plan->vram_page_count));
         json_object_set_new(json, "kv_direct_permille", json_integer(plan->kv_direct_permille));
+        if (plan->kv_piece_pages)
+            json_object_set_new(json, "kv_piece_pages", json_integer(plan->kv_piece_pages));
     }
+    if (plan->experts.slots && json) json_object_set_new(json, "mixed", experts_to_json(plan));
     if (plan->invariant && json) json_object_set_new(json, "invariant", json_true());
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
@@ -142,7 +162,7 @@ static int parse_home(const json_t *json, enum plan_home *home, struct helm_err 
     if (rc) return rc;
     *home = plan_home_named(text);
     if (*home < PLAN_HOMES) return 0;
-    return helm_fail(err, HELM_E_FORMAT, "home '%.40s' is none of gpu, cpu, stream", text);
+    return helm_fail(err, HELM_E_FORMAT, "home '%.40s' is none of gpu, cpu, stream, mixed", text);
 }
 
 static int parse_ops(const json_t *json, enum plan_ops *ops, struct helm_err *err)
@@ -395,18 +415,65 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
     }
     if (plan->page_tokens & (plan->page_tokens - 1))
         return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
-    uint64_t vram_pages = 0, direct = 0;
+    uint64_t vram_pages = 0, direct = 0, piece = 0;
     int rc = json_get_u64(json, "vram_page_count", false, 0, plan->page_count, &vram_pages, err);
     if (!rc) rc = json_get_u64(json, "kv_direct_permille", false, 0, 1000, &direct, err);
+    if (!rc) rc = json_get_u64(json, "kv_piece_pages", false, 0, plan->page_count, &piece, err);
     if (!rc) rc = json_get_bool(json, "invariant", false, &plan->invariant, err);
     if (rc) return rc;
     plan->vram_page_count = (uint32_t)vram_pages;
     plan->kv_direct_permille = (uint32_t)direct;
+    plan->kv_piece_pages = (uint32_t)piece;
     rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
     if (rc) return rc;
     if (kv_dtype_named(plan->kv_dtype) == KV_DTYPE_COUNT)
         return helm_fail(err, HELM_E_UNSUPPORTED, "'kv_dtype' is '%s', none of " KV_DTYPES, plan->kv_dtype);
     return 0;
+}
+
+/* "first" of experts: a list of as many as there are slots for each unit. */
+static int parse_first(const json_t *list, struct plan *plan, struct helm_err *err)
+{
+    struct plan_experts *e = &plan->experts;
+    const uint32_t units = plan_mixed_units(plan);
+    if (!list || json_is_null(list)) return 0;
+    if (!json_is_array(list) || json_array_size(list) != units)
+        return helm_fail(err, HELM_E_FORMAT, "'first' is no array of one list for each of %u 'mixed' stages' layers",
+                         units);
+    e->first = calloc((size_t)units * e->slots + 1, sizeof *e->first);
+    if (!e->first) return helm_fail(err, HELM_E_NOMEM, "no memory for %u x %u experts", units, e->slots);
+    for (uint32_t u = 0; u < units; u++) {
+        const json_t *of = json_array_get(list, u);
+        if (!json_is_array(of) || json_array_size(of) != e->slots)
+            return helm_fail(err, HELM_E_FORMAT, "'first': list %u has not one expert for each of %u slots", u, e->slots);
+        for (uint32_t i = 0; i < e->slots; i++) {
+            const json_t *id = json_array_get(of, i);
+            if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) > UINT32_MAX)
+                return helm_fail(err, HELM_E_FORMAT, "'first': list %u has what is no expert's number", u);
+            e->first[(size_t)u * e->slots + i] = (uint32_t)json_integer_value(id);
+        }
+    }
+    return 0;
+}
+
+static int parse_experts(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const json_t *experts = json_object_get(json, "mixed");
+    uint64_t slots = 0, direct = 0, moves = 0, cost = PLAN_MOVE_COST, hit = 0;
+    if (!experts || json_is_null(experts)) return 0;
+    if (!json_is_object(experts)) return helm_fail(err, HELM_E_FORMAT, "'mixed' is no object");
+    int rc = json_get_u64(experts, "slots", true, 1, MODEL_EXPERTS_MAX, &slots, err);
+    if (!rc) rc = json_get_u64(experts, "direct_permille", false, 0, 1000, &direct, err);
+    if (!rc) rc = json_get_u64(experts, "moves", false, 0, PLAN_MOVES_MAX, &moves, err);
+    if (!rc) rc = json_get_u64(experts, "move_cost", false, 0, PLAN_MOVE_COST_MAX, &cost, err);
+    if (!rc) rc = json_get_u64(experts, "hit_permille", false, 0, 1000, &hit, err);
+    plan->experts = (struct plan_experts){.slots = (uint32_t)slots,
+                                          .direct_permille = (uint32_t)direct,
+                                          .moves = (uint32_t)moves,
+                                          .move_cost = (uint32_t)cost,
+                                          .hit_permille = (uint32_t)hit};
+    if (!rc) rc = parse_first(json_object_get(experts, "first"), plan, err);
+    return rc ? helm_err_prefix(err, "mixed"), rc : 0;
 }
 
 static int parse_weights(const json_t *json, const struct mixture **weights, struct helm_err *err)
@@ -470,6 +537,7 @@ int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err)
     if (rc == 0) rc = parse_formats(json, plan, err);
     if (rc == 0) rc = parse_weights(json, &plan->weights, err);
     if (rc == 0) rc = parse_inputs(json, plan, err);
+    if (rc == 0) rc = parse_experts(json, plan, err);
     if (rc == 0) rc = plan_check(plan, err);
     if (rc == 0) rc = parse_placements(json, plan, err);
     for (int m = 0; m < PLAN_MEMORIES && rc == 0; m++)

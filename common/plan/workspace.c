@@ -51,6 +51,8 @@ void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, bo
     b->row_first = take(&at, rows + 1);
     b->row_slot = take(&at, rows);
     b->row_begin = take(&at, rows);
+    b->pieces = take(&at, rows + 1);
+    b->arena_pieces = take(&at, rows + 1);
     b->sample_token = take(&at, rows);
     b->sub_counts = take(&sub, COUNTS);
     b->sub_token_row = take(&sub, GPU_SUB_TOKENS);
@@ -143,6 +145,8 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_FEW_ACT].bytes = few * model_mlp_width(m);
     w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
     w->area[GPU_AREA_CHUNK_Q].bytes = (c->tiered ? tokens : sub) * q * c->query_bytes;
+    w->area[GPU_AREA_CHUNK_PART].bytes =
+        c->tiered ? tokens * (q + (uint64_t)m->heads * GPU_PART_FLOATS) * sizeof(float) : 0;
     w->area[GPU_AREA_CHUNK_ACT].bytes = tokens * n * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_GATES].bytes = sub * 2 * n * c->chunk_bytes;
 }
@@ -156,6 +160,7 @@ static void size_experts(const struct gpu_workspace_case *c, struct gpu_workspac
     w->area[GPU_AREA_CHOICE].bytes = 2 * pairs * number;
     w->area[GPU_AREA_GROUPS].bytes = (m->router.experts + 1 + 2 * pairs) * number;
     w->area[GPU_AREA_EXPERTS].bytes = workspace_experts_bytes(m);
+    w->area[GPU_AREA_SLOTS].bytes = m->router.experts * sizeof(uint32_t);
     w->area[GPU_AREA_CHUNK_EXPERTS_X].bytes = tokens * m->hidden * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_EXPERTS_ACT].bytes = pairs * m->expert_intermediate * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_EXPERTS_SUM].bytes = pairs * m->hidden * number;
@@ -171,6 +176,17 @@ static uint64_t place_areas(struct gpu_workspace *w, enum gpu_area first, enum g
     return at;
 }
 
+/* The attention half of a chunk. What is kept between pieces takes what q k v leave behind the output. */
+static uint64_t place_attention(const struct gpu_workspace_case *c, struct gpu_workspace *w, uint64_t at)
+{
+    const uint64_t output = (uint64_t)w->tokens * c->config->heads * c->config->head_dim * c->chunk_bytes;
+    const uint64_t q = place_areas(w, GPU_AREA_CHUNK_Q, GPU_AREA_CHUNK_Q, at),
+                   qkv = place_areas(w, GPU_AREA_CHUNK_QKV, GPU_AREA_CHUNK_QKV, q);
+    if (!w->area[GPU_AREA_CHUNK_PART].bytes) return qkv;
+    return larger(qkv,
+                  place_areas(w, GPU_AREA_CHUNK_PART, GPU_AREA_CHUNK_PART, q + round_up(output, VRAM_ALIGN)));
+}
+
 void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     memset(w, 0, sizeof *w);
@@ -183,15 +199,33 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
     if (c->layers) size_layers(c, w);
     if (c->layers) size_experts(c, w);
     const uint64_t at = place_areas(w, 0, GPU_AREA_MATMUL, 0);
-    w->bytes = larger(larger(place_areas(w, GPU_AREA_FEW_QKV, GPU_AREA_FEW_ACT, at),
-                             place_areas(w, GPU_AREA_CHUNK_QKV, GPU_AREA_CHUNK_Q, at)),
-                      place_areas(w, GPU_AREA_CHUNK_ACT, GPU_AREA_CHUNK_GATES, at));
+    w->bytes =
+        larger(larger(place_areas(w, GPU_AREA_FEW_QKV, GPU_AREA_FEW_ACT, at), place_attention(c, w, at)),
+               place_areas(w, GPU_AREA_CHUNK_ACT, GPU_AREA_CHUNK_GATES, at));
     w->bytes = larger(w->bytes, place_areas(w, GPU_AREA_CHUNK_EXPERTS_X, GPU_AREA_CHUNK_EXPERTS_SUM, at));
 }
 
-uint64_t plan_staging_bytes(const struct plan *plan, uint64_t layer_bytes)
+struct plan_staging plan_staging_of(const struct plan_staging_case *c)
 {
-    return plan_kv_tiered(plan) ? layer_bytes : plan_borrows_kv(plan) ? GPU_STAGINGS * layer_bytes : 0;
+    const uint32_t tile = plan_tile_pages(c->page_tokens), half = c->page_count / 2 + c->page_count % 2;
+    if (!c->tiered) return (struct plan_staging){.pages = c->borrows ? GPU_STAGINGS * c->page_count : 0};
+    uint32_t piece = c->piece_pages ? c->piece_pages : PLAN_PIECE_POSITIONS / c->page_tokens;
+    if (piece > half) piece = half;
+    piece = piece < tile ? tile : (piece + tile - 1) / tile * tile;
+    return (struct plan_staging){.piece = piece,
+                                 .pages = 2 * piece +
+                                          plan_tail_at(c->page_tokens, c->slots, c->step_tokens, c->borrows)};
+}
+
+struct plan_staging plan_staging(const struct plan *plan)
+{
+    return plan_staging_of(&(struct plan_staging_case){.page_tokens = plan->page_tokens,
+                                                       .page_count = plan->page_count,
+                                                       .piece_pages = plan->kv_piece_pages,
+                                                       .step_tokens = plan->step_tokens,
+                                                       .slots = plan->slots,
+                                                       .tiered = plan_kv_tiered(plan),
+                                                       .borrows = plan_borrows_kv(plan)});
 }
 
 uint32_t workspace_chunk_bytes(const struct model *model)

@@ -22,6 +22,8 @@ struct gpu_block {
     uint32_t counts, token_id, position, token_row, row_first, row_slot, row_begin, sample_token, page_table;
     uint32_t
         arena_table; /* two tiers: like page_table, of layers whose cache is the arena's alone; else page_table */
+    uint32_t pieces,
+        arena_pieces;         /* [rows + 1] pages that come in pieces, in front of a row's: of either table */
     uint32_t sub, sub_stride; /* the first sub-chunk's arrays, and from one to the next; unless subs is 1 */
     uint32_t sub_counts, sub_token_row, sub_row_first, sub_row_slot; /* in them */
     uint32_t subs, tokens, rows;                                     /* capacities */
@@ -63,6 +65,7 @@ enum gpu_area {
     GPU_AREA_CHOICE,  /* ids, then weights: [tokens][chosen] each */
     GPU_AREA_GROUPS,  /* [experts + 1], then twice [tokens][chosen] */
     GPU_AREA_EXPERTS, /* of products of one and of few tokens with experts */
+    GPU_AREA_SLOTS,   /* [experts]: where those of a layer lie that are in both memories, in this step */
     GPU_AREA_MATMUL,
     /* Decode tiers, the attention half and the MLP half of a chunk take the same place in turn. */
     GPU_AREA_FEW_QKV, /* ENGINE_FEW_TOKENS tokens: [q | k | v] */
@@ -71,7 +74,9 @@ enum gpu_area {
     GPU_AREA_FEW_ACT,
     GPU_AREA_CHUNK_QKV, /* [tokens][q | k | v]; a sub-chunk's attention output, of the weights' dtype, takes the place
                              of its q k v */
-    GPU_AREA_CHUNK_Q,     /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
+    GPU_AREA_CHUNK_Q, /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
+    GPU_AREA_CHUNK_PART, /* with two tiers: attention over the pieces so far, [tokens][heads][head_dim], behind the whole
+                             chunk's output in the place of its q k v; then [tokens][heads][GPU_PART_FLOATS] */
     GPU_AREA_CHUNK_ACT,   /* [tokens][intermediate] */
     GPU_AREA_CHUNK_GATES, /* [sub][gate | up] */
     GPU_AREA_CHUNK_EXPERTS_X, /* [tokens][hidden]: normalised, of the weights' dtype; from here on instead of the former */
@@ -98,9 +103,31 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
 /* Bytes of a number in the activations of a chunk: of the widest of the layers' matrices. */
 uint32_t workspace_chunk_bytes(const struct model *model);
 
-/* The GPU's staging pools for caches that it borrows from the CPU in long prompts; layer_bytes: of one layer, all pages.
- * With two tiers one pool, for whatever a chunk reads of the arena. */
-uint64_t plan_staging_bytes(const struct plan *plan, uint64_t layer_bytes);
+/* The GPU's staging memory for caches that it borrows from the CPU in long prompts: pools of all pages of a layer, which
+ * layers take in turn. With two tiers it is for whatever a chunk reads of the arena, and holds two pieces, which come in
+ * turn, and behind them a tail: pages that attention reads when all pieces are done with. */
+struct plan_staging_case {
+    uint32_t page_tokens, page_count, piece_pages /* 0: the usual number */, step_tokens, slots;
+    bool tiered, borrows; /* two tiers; a chunk computes layers whose cache is the host's */
+};
+struct plan_staging {
+    uint32_t piece; /* pages of a piece, whole tiles; 0: no pieces */
+    uint32_t pages; /* in all, of one layer each */
+};
+struct plan_staging plan_staging_of(const struct plan_staging_case *c);
+struct plan_staging plan_staging(const struct plan *plan);
+/* Pages of a tile of positions: pieces are cut by them. */
+static inline uint32_t plan_tile_pages(uint32_t page_tokens)
+{
+    return page_tokens < GPU_PREFILL_TILE ? GPU_PREFILL_TILE / page_tokens : 1;
+}
+/* Where the tail has room for a row's pages, which tokens from token_first on of the step follow: of a layer whose cache
+ * is the host's, and of others. */
+static inline uint32_t plan_tail_at(uint32_t page_tokens, uint32_t row, uint32_t token_first, bool borrowed)
+{
+    const uint32_t tile = plan_tile_pages(page_tokens);
+    return borrowed ? row * (tile + 2) + token_first / page_tokens : row * (tile - 1);
+}
 
 /* ---- the CPU's activations ---- */
 

@@ -25,6 +25,9 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_EXPERTS_DOWN] = {"experts' down", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_EXPERTS_SUM] = {"sum experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_LOGITS] = {"router logits", OP_QUEUE_COMPUTE, ALWAYS},
+    [OP_EXPERTS_ASK] = {"ask for experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
+    [OP_EXPERTS_ADD] = {"add asked experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
+    [OP_EXPERTS_TAKE] = {"take asked experts", OP_QUEUE_COMPUTE, ALWAYS, .outer = true},
     [OP_EXPERTS_GROUP] = {"group by expert", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_LANE_READ] = {"take from lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_LANE_WRITE] = {"put in lane", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
@@ -177,6 +180,28 @@ uint32_t program_ops_assisted(enum op_kind kinds[PROGRAM_OPS_MAX])
     add(&list, OP_KV_QUERY);
     add(&list, OP_ATTEND_DECODE);
     add(&list, OP_ATTEND_MERGE);
+    return list.count;
+}
+
+uint32_t program_ops_mixed(const struct math_op *math, enum processor_kind processor, enum op_tier tier,
+                           enum op_kind kinds[PROGRAM_OPS_MAX])
+{
+    const bool gpu = processor == PROCESSOR_GPU;
+    struct list list = {.kinds = kinds};
+    if (math->kind == MATH_ROUTE && !gpu) {
+        add(&list, OP_EXPERTS_TAKE);
+        return list.count;
+    }
+    list.count = program_ops_of(math, processor, tier, kinds);
+    if (!gpu) return list.count;
+    if (math->kind == MATH_ROUTE) {
+        const bool groups = kinds[list.count - 1] == OP_EXPERTS_GROUP;
+        list.count -= groups;
+        add(&list, OP_EXPERTS_ASK);
+        if (groups) add(&list, OP_EXPERTS_GROUP);
+    } else if (math->kind == MATH_EXPERTS_DOWN) {
+        add(&list, OP_EXPERTS_ADD);
+    }
     return list.count;
 }
 

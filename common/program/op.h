@@ -17,6 +17,7 @@
  *   GPU ROUTE    GEMV                    GEMM_SMALL                 LOGITS, ROUTE, EXPERTS_GROUP
  *   GPU experts  EXPERTS_GLU             EXPERTS_GLU                NORM, EXPERTS_GLU
  *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
+ *    mixed       EXPERTS_ASK behind ROUTE's, before any group; EXPERTS_ADD behind DOWN's (by the CPU: EXPERTS_TAKE and its own)
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
  *   GPU head    GEMV, ARGMAX         GATHER, GEMM_SMALL, ARGMAX     as few
  *
@@ -51,6 +52,7 @@ enum op_kind {
     OP_LINEAR,
     OP_ATTEND,
     OP_SAMPLE,      /* a token from each row of logits */
+    OP_EXPERTS_TAKE, /* of experts at home in both memories: x and the choices that the GPU asks for, normed */
     OP_ATTEND_HOST, /* of a layer whose cache is the GPU's: takes its queries, and answers with the attention over
                        positions that lie in the arena alone (arena_layout.h, STEP_KV_ASSISTED) */
     /* of the GPU */
@@ -61,6 +63,8 @@ enum op_kind {
     OP_GEMM_SMALL, /* the same of up to 16 */
     OP_MATMUL,
     OP_LOGITS, /* a router's of any number of tokens, norm included: as GEMM_SMALL, not as MATMUL rounds them */
+    OP_EXPERTS_ASK, /* of experts in both memories: chooses (not of a chunk), says who computes which, and asks the CPU */
+    OP_EXPERTS_ADD, /* adds what the CPU answers */
     OP_EXPERTS_GROUP, /* tokens and their choices by expert */
     OP_ADD_BIAS,
     OP_SWIGLU,
@@ -112,6 +116,9 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
                         enum op_kind kinds[PROGRAM_OPS_MAX]);
 /* The operations on the GPU for attention of a layer of which the CPU attends to a part. */
 uint32_t program_ops_assisted(enum op_kind kinds[PROGRAM_OPS_MAX]);
+/* The operations of a mixture whose experts lie in both memories; the CPU's router is the GPU's. */
+uint32_t program_ops_mixed(const struct math_op *math, enum processor_kind processor, enum op_tier tier,
+                           enum op_kind kinds[PROGRAM_OPS_MAX]);
 /* The operations with which a step begins on a processor that computes layers. */
 uint32_t program_ops_first(enum processor_kind processor, enum op_kind kinds[PROGRAM_OPS_MAX]);
 /* A GPU multiplies by an operation's weights of one format together, as a run. Returns the index behind the last of the

@@ -38,7 +38,7 @@
 
 static const char *const region_names[ARENA_REGION_COUNT] = {"control", "slots",      "masks",
                                                              "history", "page_table", "vram_table",
-                                                             "lanes",   "kv_lanes",   "logits",
+                                                             "lanes",   "kv_lanes",   "expert_lanes", "experts", "logits",
                                                              "pooled",  "session",    "kv",
                                                              "weights"};
 
@@ -71,6 +71,9 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         {"kv_heads_asking", spec->kv_heads_asking, 0, KV_FIELD_MAX},
         {"kv_heads_asking x (head_dim + 2)", (uint64_t)spec->kv_heads_asking * (kv->head_dim + 2ull), 0,
          WIDTH_MAX},
+        {"experts_chosen", spec->experts_chosen, 0, spec->experts},
+        {"experts", spec->experts, 0, KV_FIELD_MAX},
+        {"expert_layers", spec->expert_layers, 0, KV_FIELD_MAX},
         {"session_bytes", spec->session_bytes, 0, BYTES_MAX},
         {"weight_bytes", spec->weight_bytes, 0, BYTES_MAX},
     };
@@ -89,6 +92,9 @@ static int check_spec(const struct arena_spec *spec, struct helm_err *err)
         return helm_fail(err, HELM_E_LIMIT,
                          "arena: vram_page_count is %u, kv_heads_asking %u: two tiers have both",
                          spec->vram_page_count, spec->kv_heads_asking);
+    if (!spec->expert_layers != !spec->experts_chosen)
+        return helm_fail(err, HELM_E_LIMIT, "arena: expert_layers is %u, experts_chosen %u: both, or neither",
+                         spec->expert_layers, spec->experts_chosen);
     return 0;
 }
 
@@ -128,6 +134,12 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
         kv_lanes_bytes =
             ARENA_KV_LANES * lane_bytes(ARENA_KV_TOKENS, spec->kv_heads_asking * (spec->kv.head_dim + 2));
 
+    uint64_t expert_lanes_bytes = 0;
+    if (spec->expert_layers &&
+        units_mul(ARENA_EXPERT_LANES, lane_bytes(spec->step_tokens, spec->hidden + 2 * spec->experts_chosen),
+                  &expert_lanes_bytes))
+        return helm_fail(err, HELM_E_LIMIT, "arena: the lanes of experts overflow");
+
     uint64_t logits_bytes = (uint64_t)spec->slots * spec->vocab * sizeof(float);
     if (logits_bytes < 2 * (uint64_t)spec->hidden * sizeof(float))
         logits_bytes = 2 * (uint64_t)spec->hidden * sizeof(float);
@@ -142,6 +154,11 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
             spec->vram_page_count ? spec->slots * pages_per_slot * sizeof(uint32_t) : 0,
         [ARENA_REGION_LANES] = lanes_bytes,
         [ARENA_REGION_KV_LANES] = kv_lanes_bytes,
+        [ARENA_REGION_EXPERT_LANES] = expert_lanes_bytes,
+        [ARENA_REGION_EXPERTS] =
+            spec->expert_layers
+                ? sizeof(struct arena_experts) + (uint64_t)spec->expert_layers * spec->experts * sizeof(uint64_t)
+                : 0,
         [ARENA_REGION_LOGITS] = logits_bytes,
         [ARENA_REGION_POOLED] = (uint64_t)spec->slots * spec->hidden * sizeof(double),
         [ARENA_REGION_SESSION] = spec->session_bytes,
@@ -172,6 +189,9 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
     header->lanes = spec->lanes;
     header->vram_page_count = spec->vram_page_count;
     header->kv_heads_asking = spec->kv_heads_asking;
+    header->experts_chosen = spec->experts_chosen;
+    header->experts = spec->experts;
+    header->expert_layers = spec->expert_layers;
     header->kv = spec->kv;
     return 0;
 }
@@ -207,6 +227,8 @@ static void init_bells(struct arena *arena)
     for (uint32_t i = 0; i < arena_header_of(arena)->lanes; i++) lane_init(arena_lane_of(arena, i));
     for (int i = 0; i < ARENA_KV_LANES && arena_header_of(arena)->vram_page_count; i++)
         lane_init(arena_kv_lane_of(arena, (enum arena_kv_lane)i));
+    for (int i = 0; i < ARENA_EXPERT_LANES && arena_header_of(arena)->expert_layers; i++)
+        lane_init(arena_expert_lane_of(arena, (enum arena_expert_lane)i));
 }
 
 int arena_create(const struct arena_spec *spec, struct arena *arena, struct helm_err *err)
@@ -263,6 +285,9 @@ static int check_header(const struct arena_header *header, uint64_t file_bytes, 
                                     .lanes = header->lanes,
                                     .vram_page_count = header->vram_page_count,
                                     .kv_heads_asking = header->kv_heads_asking,
+                                    .experts_chosen = header->experts_chosen,
+                                    .experts = header->experts,
+                                    .expert_layers = header->expert_layers,
                                     .kv = header->kv,
                                     .page_count = header->page_count,
                                     .session_bytes = header->region[ARENA_REGION_SESSION].bytes,

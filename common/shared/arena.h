@@ -24,7 +24,8 @@ struct arena_spec {
     struct kv_layout kv;
     uint32_t page_count;
     uint32_t vram_page_count, kv_heads_asking; /* as in the header; both 0 with one tier */
-    uint64_t session_bytes;                    /* of the session region */
+    uint32_t experts_chosen, experts, expert_layers; /* likewise */
+    uint64_t session_bytes;                          /* of the session region */
     uint64_t weight_bytes;
 };
 
@@ -96,6 +97,28 @@ static inline struct lane *arena_kv_lane_of(const struct arena *a, enum arena_kv
 {
     return (struct lane *)((char *)arena_region_ptr(a, ARENA_REGION_KV_LANES) +
                            lane * lane_bytes(ARENA_KV_TOKENS, arena_kv_lane_width(arena_header_of(a))));
+}
+
+/* Floats of a token in a lane of experts: its residual stream, and of what is asked ids and weights. */
+static inline uint32_t arena_expert_lane_width(const struct arena_header *h)
+{
+    return h->hidden + 2 * h->experts_chosen;
+}
+enum arena_expert_lane { ARENA_EXPERT_ASK, ARENA_EXPERT_SUM, ARENA_EXPERT_LANES };
+static inline struct lane *arena_expert_lane_of(const struct arena *a, enum arena_expert_lane lane)
+{
+    const struct arena_header *h = arena_header_of(a);
+    return (struct lane *)((char *)arena_region_ptr(a, ARENA_REGION_EXPERT_LANES) +
+                           lane * lane_bytes(h->step_tokens, arena_expert_lane_width(h)));
+}
+static inline struct arena_experts *arena_experts_of(const struct arena *a)
+{
+    return (struct arena_experts *)arena_region_ptr(a, ARENA_REGION_EXPERTS);
+}
+/* [expert_layers][experts] */
+static inline _Atomic uint64_t *arena_expert_uses_of(const struct arena *a)
+{
+    return (_Atomic uint64_t *)(arena_experts_of(a) + 1);
 }
 
 static inline struct lane *arena_lane_of(const struct arena *a, uint32_t lane)

@@ -17,6 +17,8 @@
  *   vram_table          helmd                     workers   of the same pages, their places in VRAM: two tiers only
  *   lanes               one worker each           another   activation hand-over, see lane.h
  *   kv_lanes            one worker each           another   queries, and the partial results for them: two tiers only
+ *   expert_lanes        one worker each           another   the GPU's requests for experts in both memories, and answers
+ *   experts             the GPU worker            helmd     counters of the use of such experts, struct arena_experts
  *   logits              the head's worker         helmd     whole rows that tokens were drawn from, for its check; a
  *                                                           GPU worker's pooled rows pass through it
  *   pooled              the head's worker         helmd     a slot's pooled hidden states; a running sum until the step
@@ -60,6 +62,12 @@
  * of values; -inf, 0, 0 for a row without such positions). Tickets count the layers whose cache is the GPU's,
  * from 1 on, in both lanes.
  *
+ * Experts at home in both memories. In every step the GPU puts each such layer's tokens into the lane `ask`: the residual
+ * stream [capacity][hidden], behind it for each token and choice which expert the CPU computes (ARENA_EXPERT_NONE: the GPU
+ * does), [capacity][experts_chosen], and its weight, likewise; capacity is step_tokens. The CPU answers in `sum` with their
+ * weighted sum, [token][hidden]. Tickets count those layers, from 1 on, in both lanes. Which of them lie in VRAM the GPU
+ * worker alone knows.
+ *
  * step.fetch: pages of the arena that the GPU copies to places in VRAM by the way; steps behind this one may
  * count on them.
  *
@@ -76,13 +84,14 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         10u
+#define ARENA_ABI         11u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */
 #define ARENA_STEP_ROWS   ARENA_SLOTS_MAX
 #define ARENA_STEP_FETCH  32 /* pages that a step brings to VRAM at most */
 #define ARENA_KV_TOKENS   16 /* of a step whose queries go to the CPU: ENGINE_FEW_TOKENS */
+#define ARENA_EXPERT_NONE 0xffffffffu
 #define ARENA_HUGE_PAGE   ((uint64_t)2 << 20)
 
 enum arena_region_id {
@@ -94,6 +103,8 @@ enum arena_region_id {
     ARENA_REGION_VRAM_TABLE,
     ARENA_REGION_LANES,
     ARENA_REGION_KV_LANES,
+    ARENA_REGION_EXPERT_LANES,
+    ARENA_REGION_EXPERTS,
     ARENA_REGION_LOGITS,
     ARENA_REGION_POOLED,
     ARENA_REGION_SESSION,
@@ -120,6 +131,8 @@ struct arena_header {
     uint32_t lanes;
     uint32_t vram_page_count; /* two tiers: places in VRAM; 0: one tier */
     uint32_t kv_heads_asking; /* query heads of a layer, of the kv lanes; 0 with one tier */
+    /* of experts in both memories: of a token chosen, in a layer, layers; all 0: there are none */
+    uint32_t experts_chosen, experts, expert_layers, reserved;
     struct kv_layout kv;
     struct arena_region region[ARENA_REGION_COUNT];
 };
@@ -227,6 +240,12 @@ struct arena_control {
     _Alignas(64) struct doorbell weights_bell;
 };
 
+/* What experts at home in both memories were used for, by decode steps so far: counts that rise. Behind it
+ * their uses, 64 bits each, [expert_layers][experts]. */
+struct arena_experts {
+    _Atomic uint64_t steps, used, present, moved; /* present: of the uses, in VRAM; moved: brought there */
+};
+
 struct arena_slot {
     struct sampling_params sampling;
     uint32_t prompt_count; /* tokens of history that are the prompt */
@@ -236,9 +255,9 @@ struct arena_slot {
 static_assert(sizeof(struct doorbell) == 8, "doorbell is two words");
 static_assert(sizeof(struct kv_layout) == 20, "header layout");
 static_assert(offsetof(struct arena_header, total_bytes) == 8, "header layout");
-static_assert(offsetof(struct arena_header, kv) == 60, "header layout");
-static_assert(offsetof(struct arena_header, region) == 80, "header layout");
-static_assert(sizeof(struct arena_header) == 80 + 16 * ARENA_REGION_COUNT, "header layout");
+static_assert(offsetof(struct arena_header, kv) == 76, "header layout");
+static_assert(offsetof(struct arena_header, region) == 96, "header layout");
+static_assert(sizeof(struct arena_header) == 96 + 16 * ARENA_REGION_COUNT, "header layout");
 static_assert(sizeof(struct arena_header) <= 4096, "the header has the first page for itself");
 static_assert(offsetof(struct arena_control, done) == 64, "one cache line per doorbell");
 static_assert(sizeof(struct arena_times) == 32, "times layout");

@@ -77,6 +77,9 @@ int engine_check_arena(const struct arena *arena, const struct plan *plan, const
                   {"kv.layers", h->kv.layers, plan_kv_layers(plan, PLAN_HOST)},
                   {"vram_page_count", h->vram_page_count, plan->vram_page_count},
                   {"kv_heads_asking", h->kv_heads_asking, plan_kv_tiered(plan) ? c->heads : 0},
+                  {"expert_layers", h->expert_layers, plan_mixed_units(plan)},
+                  {"experts", h->experts, plan_mixed_units(plan) ? c->router.experts : 0},
+                  {"experts_chosen", h->experts_chosen, plan_mixed_units(plan) ? c->router.chosen : 0},
                   {"kv.kv_heads", h->kv.kv_heads, c->kv_heads},
                   {"kv.head_dim", h->kv.head_dim, c->head_dim}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)

@@ -4,6 +4,7 @@
 #ifndef HELM_DAEMON_CLIENTS_SERVE_PLAN_H
 #define HELM_DAEMON_CLIENTS_SERVE_PLAN_H
 
+#include "common/shared/arena.h"
 #include "daemon/observe/observe.h"
 #include "proto/helm.pb-c.h"
 
@@ -14,12 +15,16 @@ struct serve_plan {
     Helm__V1__PlanForecast forecast;
     Helm__V1__PlanSteps steps[SERVE_PLAN_STEPS], *steps_at[SERVE_PLAN_STEPS];
     Helm__V1__PlanResource resource[COST_RESOURCES], *resource_at[COST_RESOURCES];
+    uint32_t expert_layer[MODEL_LAYERS_MAX];
+    uint64_t *expert_uses; /* owned: free() */
 };
 
 /* What the forecast is for. */
 struct serve_plan_shape {
     uint32_t batch, context, prompt;
 };
+/* Adds what the GPU worker has counted of experts in both memories so far; nothing where there is no memory for it. */
+void serve_plan_experts(struct serve_plan *out, const struct plan *plan, const struct arena *arena);
 /* `json` and the observations are borrowed. */
 void serve_plan_fill(struct serve_plan *out, struct observe *observe, const char *json,
                      const struct serve_plan_shape *shape);

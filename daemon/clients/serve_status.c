@@ -106,6 +106,15 @@ static void fill_cache(Helm__V1__Status *status, const struct serve *serve)
     status->kv_page_tokens = arena_header_of(serve->batcher->with.arena)->kv.page_tokens;
 }
 
+static void fill_experts(Helm__V1__Status *status, const struct arena *arena)
+{
+    const struct arena_experts *e = arena_experts_of(arena);
+    if (!arena_header_of(arena)->expert_layers) return;
+    status->experts_used_total = atomic_load_explicit(&e->used, memory_order_relaxed);
+    status->experts_present_total = atomic_load_explicit(&e->present, memory_order_relaxed);
+    status->experts_moved_total = atomic_load_explicit(&e->moved, memory_order_relaxed);
+}
+
 static void fill_counters(struct serve_status *out, const struct metrics *m)
 {
     Helm__V1__Status *status = &out->status;
@@ -141,6 +150,7 @@ void serve_status_fill(struct serve_status *out, const struct serve *serve, uint
         fill_worker(serve->workers, m, i, &out->worker[i]);
         out->worker_at[i] = &out->worker[i];
     }
+    fill_experts(status, serve->batcher->with.arena);
     status->n_workers = serve->workers->count;
     status->workers = out->worker_at;
     status->version = (char *)HELM_VERSION;

@@ -285,11 +285,12 @@ static int attempt_packing(struct making *m, const struct trying *t, enum packin
     int rc = 0;
     if (!stated && m->step)
         m->wish.step_tokens = m->step;
-    else if (!stated && t->device && (t->strategy == SEARCH_BEST || t->strategy == SEARCH_STREAM))
+    else if (!stated && t->device &&
+             (t->strategy == SEARCH_BEST || t->strategy == SEARCH_STREAM || t->strategy == SEARCH_MIXED))
         rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
     if (rc) return rc;
     struct memory_wish wish = memory_wish_of(m, t); /* its pages are for steps of this many tokens */
-    wish.prefill = t->device && t->strategy == SEARCH_BEST;
+    wish.prefill = t->device && (t->strategy == SEARCH_BEST || t->strategy == SEARCH_MIXED);
     rc = price_decode(m, ctx, packing, &prices, err);
     if (rc) return rc;
     for (uint32_t tries = 0; !rc && tries < TIGHTEN_MAX; tries++) {

@@ -1,6 +1,6 @@
 /* One attempt at a plan: a strategy with one context; and the refusal when none succeeds.
  *
- * Internal to planner.c, attempt.c, tiers.c, packed_choice.c and refusal.c. */
+ * Internal to planner.c, attempt.c, tiers.c, packed_choice.c, mixed.c and refusal.c. */
 #ifndef HELM_DAEMON_PLANNER_ATTEMPT_H
 #define HELM_DAEMON_PLANNER_ATTEMPT_H
 
@@ -73,6 +73,14 @@ HELM_MUST_CHECK int attempt_fits(struct making *m, const struct trying *t, bool 
  * Writes the ledgers anew, since the choice decides whether the CPU worker is needed. */
 HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct arena_spec *spec,
                                  struct helm_err *err);
+/* mixed.c: takes a plan of the strategy `mixed`, which fits with all experts on the CPU. Makes the fastest one with
+ * some layers' experts in VRAM and all others' in both memories; its sizes, pools and ledgers. attempt->fits: there is
+ * one. */
+HELM_MUST_CHECK int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
+                                 struct helm_err *err);
+/* The same in place of a plan of the strategy `best`, if that is slower. */
+HELM_MUST_CHECK int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
+                              struct helm_err *err);
 /* Where nothing fits: by how much each limit would have to grow, and the ledgers of the plan that would be made
  * then. */
 HELM_MUST_CHECK int attempt_nearest(struct making *m, const struct trying *t, struct attempt *attempt,

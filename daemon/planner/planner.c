@@ -73,6 +73,18 @@ static int open_making(const struct planner_request *r, struct making *m, struct
     return rc ? rc : analyse_table_build(r->model, &m->table, err);
 }
 
+static int check_mixed(const struct planner_request *r, struct helm_err *err)
+{
+    if (r->strategy != SEARCH_MIXED) return 0;
+    if (!r->model->config.router.experts)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "--strategy mixed is for mixtures of experts: this model has none");
+    if (r->one_memory)
+        return helm_fail(err, HELM_E_USAGE,
+                         "--strategy mixed with --invariant on: which processor computes an expert depends on what came "
+                         "before");
+    return 0;
+}
+
 static int check_profile(const struct planner_request *r, struct helm_err *err)
 {
     if (!r->profile)
@@ -178,6 +190,8 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     int rc = 0;
     if (device) {
         rc = attempt_contexts(m, &t, plan, &attempt, err);
+        if (!rc && r->strategy == SEARCH_BEST) rc = mixed_try(m, &t, plan, &attempt, err);
+        if (!rc && attempt.fits && r->strategy == SEARCH_MIXED) rc = mixed_choose(m, t.ctx, plan, &attempt, err);
         if (!rc && attempt.fits && free_choice)
             rc = compare_with_cpu(m, t.ctx, attempt.seconds, plan, &cpu_alone, err);
         if (!rc && !attempt.fits && r->tiers == KV_TIERS_TWO)
@@ -240,6 +254,7 @@ int planner_make(const struct planner_request *r, struct plan *plan, struct aren
     if (!rc && r->device_required && r->strategy == SEARCH_ALL_CPU)
         rc = helm_fail(err, HELM_E_USAGE,
                        "--strategy all-cpu leaves the device idle that was asked for: --device cpu");
+    if (!rc) rc = check_mixed(r, err);
     if (!rc) rc = check_profile(r, err);
     if (!rc) rc = open_making(r, &m, err);
     m.wish.pack = m.wish.pack && r->profile && cost_packing_pays(r->profile);

@@ -24,6 +24,7 @@ struct planner_refusal {
     char nearest[200]; /* "--ctx 4096, or 9.1 GiB of VRAM, or --device cpu" */
 };
 
+struct histogram;
 /* Whether the cache of the GPU's layers lies wholly in VRAM, or has a second tier in the arena (plan.h). */
 enum kv_tiers { KV_TIERS_ONE, KV_TIERS_TWO, KV_TIERS_AUTO, KV_TIERS_COUNT };
 
@@ -31,6 +32,8 @@ struct planner_request {
     const struct model *model;
     struct ledger_wish wish;
     struct ledger_machine machine;
+    const struct histogram *experts; /* what of experts was used so far; NULL: not known */
+    bool one_memory;               /* a layer's experts are wholly in one memory */
     bool device_required;          /* a plan without the device is refused, not made */
     char no_device[160];           /* without a device: why there is none */
     const struct profile *profile; /* of the machine that is planned for, multiplying as `inputs` says */

@@ -15,6 +15,8 @@ void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch)
         lane_init(arena_lane_of(batcher->with.arena, l));
     for (int l = 0; l < ARENA_KV_LANES && arena_header_of(batcher->with.arena)->vram_page_count; l++)
         lane_init(arena_kv_lane_of(batcher->with.arena, (enum arena_kv_lane)l));
+    for (int l = 0; l < ARENA_EXPERT_LANES && arena_header_of(batcher->with.arena)->expert_layers; l++)
+        lane_init(arena_expert_lane_of(batcher->with.arena, (enum arena_expert_lane)l));
     for (uint32_t i = 0; i < ARENA_SLOTS_MAX; i++)
         if (batcher->slot[i].owner) batcher_write_history(batcher, batcher->slot[i].owner);
     batcher->serial = 0;

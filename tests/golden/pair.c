@@ -26,6 +26,7 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
     const struct packed_parts parts = {part, part, part};
     int rc = pair->plan.placement ? 0 : placement_make(model, &parts, &pair->plan, err);
     if (rc) return rc;
+    const uint32_t mixed = plan_mixed_units(&pair->plan);
     const struct arena_spec spec = {.slots = o->slots,
                                     .context_tokens = o->context_tokens,
                                     .step_tokens = o->step_tokens,
@@ -40,6 +41,9 @@ static int make_arena(const struct pair_options *o, const struct model *model, s
                                     .page_count = pair->plan.page_count,
                                     .vram_page_count = o->vram_pages,
                                     .kv_heads_asking = o->vram_pages ? model->config.heads : 0,
+                                    .experts_chosen = mixed ? model->config.router.chosen : 0,
+                                    .experts = mixed ? model->config.router.experts : 0,
+                                    .expert_layers = mixed,
                                     .weight_bytes = placements_in(&pair->plan, PLAN_HOST).region_bytes};
     rc = arena_create(&spec, &pair->arena, err);
     for (uint32_t s = 0; s < o->slots && !rc; s++) {
@@ -104,6 +108,7 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     pair->plan.page_count = o->slots * pages_per_slot(o);
     pair->plan.vram_page_count = o->vram_pages;
     pair->plan.kv_direct_permille = o->direct_permille;
+    pair->plan.kv_piece_pages = o->piece_pages;
     snprintf(pair->plan.kv_dtype, sizeof pair->plan.kv_dtype, "%s", kv_dtype_name(o->kv_dtype));
     rc = make_arena(o, &model, pair, err);
     if (!rc && plan_uses(&pair->plan, PLAN_CPU0)) rc = start(o, pair, PAIR_CPU, &cpu_engine_ops, err);

@@ -38,6 +38,7 @@ struct tier_case {
     const char *model, *decode, *prefill;
     enum kv_dtype kv_dtype;
     uint32_t direct_permille; /* 1000: the CPU attends to nothing */
+    uint32_t piece_pages;     /* of what a chunk brings to VRAM; 0: all of these contexts are in two */
     bool no_graphs;
     unsigned modes; /* of enum mode */
 };
@@ -79,6 +80,7 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
                                          .page_tokens = PAGE_TOKENS,
                                          .vram_pages = vram_pages,
                                          .direct_permille = c->direct_permille,
+                                         .piece_pages = c->piece_pages,
                                          .vram_bytes = emulated ? 256 * MIB : 4 * GIB,
                                          .peer_wait_ms = 120000,
                                          .no_graphs = c->no_graphs,
@@ -156,13 +158,13 @@ static void cases_agree(void **state)
     (void)state;
     need_device();
     static const struct tier_case cases[] = {
-        {QWEN3, "gggggggg", NULL, KV_F16, 100, false, ALONE | TOGETHER | GREEDY},
-        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, false, TOGETHER | ALONE}, /* borrows a layer */
-        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, true, TOGETHER},
-        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, false, TOGETHER | GREEDY},
-        {LLAMA, "gggggggg", NULL, KV_F16, 1000, false, TOGETHER | ALONE}, /* reads all over the link */
+        {QWEN3, "gggggggg", NULL, KV_F16, 100, 8, false, ALONE | TOGETHER | GREEDY},
+        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, 4, false, TOGETHER | ALONE}, /* borrows a layer */
+        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, 0, true, TOGETHER},
+        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY},
+        {LLAMA, "gggggggg", NULL, KV_F16, 1000, 12, false, TOGETHER | ALONE}, /* reads all over the link */
         /* sinks, which count once, and windows, within which the CPU may have nothing */
-        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, false, TOGETHER | ALONE},
+        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE},
     };
     for (size_t i = 0; i < (FEW_CASES ? 2 : sizeof cases / sizeof *cases); i++) {
         struct golden *golden = calloc(1, sizeof *golden);
@@ -179,7 +181,7 @@ static void steps_follow(void **state)
 {
     (void)state;
     need_device();
-    static const struct tier_case c = {QWEN3, "gggggggg", NULL, KV_F16, 1000, false, 0};
+    static const struct tier_case c = {QWEN3, "gggggggg", NULL, KV_F16, 1000, 0, false, 0};
     static const struct course courses[] = {{.rows = 1, .queued = true},
                                             {.rows = 3, .queued = true},
                                             {.rows = 2, .queued = true, .sampled = true},

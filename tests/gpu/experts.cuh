@@ -14,26 +14,28 @@ struct test_role {
     uint32_t experts, rows, cols;
     std::vector<double> value; /* [experts][rows][cols] */
     std::vector<float> bias;   /* [experts][rows], or empty */
-    gpu_buffer *memory, *biases;
+    gpu_buffer *memory, *elsewhere, *biases; /* elsewhere: every expert in its own order, as host memory has them */
     uint64_t stride;
 
     test_role(struct test_context *t, enum tensor_format f, uint32_t n, uint32_t r, uint32_t c,
               const std::vector<uint32_t> &slot, bool has_bias)
-        : format(f), experts(n), rows(r), cols(c), memory(nullptr), biases(nullptr)
+        : format(f), experts(n), rows(r), cols(c), memory(nullptr), elsewhere(nullptr), biases(nullptr)
     {
         const uint64_t bytes = tensor_format_bytes(f, r, c);
         stride = (bytes + 15) / 16 * 16 + 16 * random_below(t, 3);
-        std::vector<unsigned char> all(stride * n, 0xff);
+        std::vector<unsigned char> all(stride * n, 0xff), own(all);
         for (uint32_t e = 0; e < n; e++) {
             const auto m = random_elements(t, (size_t)r * c, f);
             const std::vector<double> v = to_double(m, f);
             value.insert(value.end(), v.begin(), v.end());
-            if (slot[e] != GPUK_SLOT_ABSENT) memcpy(&all[slot[e] * stride], m.data(), m.size());
+            if (slot[e] == GPUK_SLOT_ABSENT) continue;
+            unsigned char *to = slot[e] & GPUK_SLOT_HOST ? &own[e * stride] : &all[slot[e] * stride];
+            memcpy(to, m.data(), m.size());
         }
-        memory = new gpu_buffer(all);
+        memory = new gpu_buffer(all), elsewhere = new gpu_buffer(own);
         if (has_bias) bias = random_floats(t, (size_t)n * r), biases = new gpu_buffer(bias);
     }
-    ~test_role() { delete memory, delete biases; }
+    ~test_role() { delete memory, delete elsewhere, delete biases; }
     test_role(const test_role &) = delete;
     test_role &operator=(const test_role &) = delete;
     struct gpuk_experts on_device(const gpu_buffer *slots) const
@@ -45,7 +47,8 @@ struct test_role {
                 slots ? slots->as<uint32_t>() : nullptr,
                 memory->at,
                 stride,
-                biases ? biases->as<float>() : nullptr};
+                biases ? biases->as<float>() : nullptr,
+                elsewhere->at};
     }
     /* Row `row` of expert `e` over x, with its bias; *size: the sum of its terms' magnitudes. round: values are what
      * bf16 makes of them. */

@@ -22,8 +22,8 @@ struct attention_test {
     const attention_case &c;
     test_step step;
     struct kv_layout layout, host_layout;
-    std::vector<float> q, k, v, q_norm, k_norm, inv;
-    gpu_buffer *dq, *dk, *dv, *dq_norm, *dk_norm, *dinv, *table, *pool, *pool_host;
+    std::vector<float> q, k, v, q_norm, k_norm, inv, sinks; /* sinks: of half of the cases */
+    gpu_buffer *dq, *dk, *dv, *dq_norm, *dk_norm, *dinv, *dsinks, *table, *pool, *pool_host;
     struct gpuk_attention args;
     static const uint32_t layer = 1, host_layer = 3;
 
@@ -39,7 +39,9 @@ struct attention_test {
         inv.resize(c.head_dim / 2 + 1);
         for (uint32_t i = 0; i < c.head_dim / 2; i++) inv[i] = (float)pow(10000, -2.0 * i / c.head_dim);
         dq = new gpu_buffer(q), dk = new gpu_buffer(k), dv = new gpu_buffer(v);
+        sinks = random_floats(t, c.heads, 4);
         dq_norm = new gpu_buffer(q_norm), dk_norm = new gpu_buffer(k_norm), dinv = new gpu_buffer(inv);
+        dsinks = new gpu_buffer(sinks);
         table = new gpu_buffer((size_t)step.tokens * c.head_dim * 4);
         pool = new gpu_buffer(random_cells(t, layout, step.pages));
         pool_host = new gpu_buffer(random_cells(t, host_layout, step.pages));
@@ -50,6 +52,7 @@ struct attention_test {
         args.heads = c.heads;
         args.window = c.window;
         args.scale = (float)(1 / sqrt((double)c.head_dim));
+        args.sinks = random_below(t, 2) ? dsinks->as<float>() : nullptr;
         args.q_norm = c.norm ? dq_norm->as<float>() : nullptr;
         args.k_norm = c.norm ? dk_norm->as<float>() : nullptr;
         args.eps = 1e-6f;
@@ -63,7 +66,7 @@ struct attention_test {
     }
     ~attention_test()
     {
-        for (gpu_buffer *b : {dq, dk, dv, dq_norm, dk_norm, dinv, table, pool, pool_host}) delete b;
+        for (gpu_buffer *b : {dq, dk, dv, dq_norm, dk_norm, dinv, dsinks, table, pool, pool_host}) delete b;
     }
 
     /* A head's x, normed and rotated, in double. */
@@ -150,8 +153,8 @@ struct attention_test {
         snprintf(text, sizeof text, "%s: the rest of the cache is untouched", what);
         check(t, old[0] == now[0] && old[1] == now[1], text);
     }
-    /* Normalised outputs of queries q (double, [token][head][head_dim]) over the cache as it is now; maxima
-     * and sums. only: of the pages table entries of which are true there. */
+    /* Normalised outputs of queries q (double, [token][head][head_dim]) over the cache as it is now, with sinks; maxima
+     * and sums, without. only: of the pages table entries of which are true there, without sinks. */
     void attend(const std::vector<double> &queries, std::vector<double> *out, std::vector<double> *m,
                 std::vector<double> *s, const std::vector<bool> *only = nullptr) const
     {
@@ -182,9 +185,10 @@ struct attention_test {
                     most = fmax(most, score[p]);
                 }
                 for (double x1 : score) sum += exp(x1 - most);
+                const double all = sum + (args.sinks && !only ? exp((double)sinks[h] - most) : 0);
                 for (size_t p = 0; p < score.size(); p++)
                     for (uint32_t d = 0; d < c.head_dim; d++)
-                        o[d] += exp(score[p] - most) / sum * values[p * c.head_dim + d];
+                        o[d] += exp(score[p] - most) / all * values[p * c.head_dim + d];
                 m->push_back(most), s->push_back(sum);
             }
         }
@@ -251,6 +255,8 @@ static void test_decode(struct test_context *t, const attention_case &c, const s
     CUDA(cudaStreamSynchronize(t->stream));
     auto o = out.read<float>(), gm = dm.read<float>(), gs = ds.read<float>();
     std::vector<double> sums;
+    const std::vector<bool> every(a.step.page_table.size(), true);
+    a.attend(a.queries(), &expected, &m, &s, &every);
     for (size_t i = 0; i < heads; i++) {
         sums.push_back(s[i] * exp(m[i] - (double)gm[i])); /* relative to the maximum that is reported */
         for (uint32_t d = 0; d < c.head_dim; d++) o[i * c.head_dim + d] /= gs[i];
@@ -305,8 +311,8 @@ static void test_absent(struct test_context *t, const attention_case &c, const s
             other.push_back(ps[i] > 0 ? (float)(part[i * c.head_dim + d] * ps[i]) : 0);
     }
     gpu_buffer dother(other);
-    const struct gpuk_merge merge = {o.as<float>(), m.as<float>(), s.as<float>(),  dother.as<float>(),
-                                     c.heads,       c.head_dim,    out.as<float>()};
+    const struct gpuk_merge merge = {o.as<float>(), m.as<float>(), s.as<float>(), dother.as<float>(),
+                                     args.sinks,    c.heads,       c.head_dim,    out.as<float>()};
     GPUK(gpuk_attention_merge(&merge, a.step.step.counts, tokens, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     check_close(t, out.read<float>(), expected, pairs ? 2e-5 : 1e-5, what);
@@ -316,6 +322,31 @@ static void test_absent(struct test_context *t, const attention_case &c, const s
     GPUK(gpuk_attention_merge(&same, a.step.step.counts, tokens, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     check_same(t, out.read<float>(), o.read<float>(), what);
+}
+
+/* The same in parts: pages of random numbers of tiles of each row in pieces of one to three, then the rest. */
+static std::vector<float> attend_in_parts(struct test_context *t, const attention_test &a,
+                                          const struct gpuk_device *device, const struct gpuk_prefill &whole,
+                                          uint32_t tokens)
+{
+    const attention_case &c = a.c;
+    const uint32_t tile = GPU_PREFILL_TILE > c.page_tokens ? GPU_PREFILL_TILE / c.page_tokens : 1;
+    std::vector<uint32_t> before(1, 0);
+    for (uint32_t r = 0; r < a.step.rows; r++)
+        before.push_back(before.back() + random_below(t, c.start[r] / c.page_tokens / tile + 1) * tile);
+    const size_t pairs = (size_t)a.step.tokens * c.heads;
+    gpu_buffer out(pairs * c.head_dim * 4), o(pairs * c.head_dim * 4), state(pairs * GPU_PART_FLOATS * 4),
+        places(before);
+    struct gpuk_prefill prefill = whole;
+    prefill.out = out.at;
+    prefill.part = {places.as<uint32_t>(), (1 + random_below(t, 3)) * tile, 0, o.as<float>(),
+                    state.as<float>()};
+    for (; prefill.part.piece * prefill.part.pages < before.back(); prefill.part.piece++)
+        GPUK(gpuk_attention_prefill(device, &prefill, tokens, 0, t->stream, &err));
+    prefill.part.piece = GPUK_PART_LAST;
+    GPUK(gpuk_attention_prefill(device, &prefill, tokens, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    return out.read<float>();
 }
 
 static void test_prefill(struct test_context *t, const attention_case &c, const struct gpuk_device *device,
@@ -332,12 +363,12 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
     const uint32_t tokens = a.step.tokens + 70, rows = a.step.rows + 2;
     GPUK(gpuk_rope_append(&a.args, tokens, rotated.at, q_dtype, 0, t->stream, &err));
     std::vector<float> first;
-    for (int run = 0; run < 2; run++) {
+    for (int run = 0; run < 2; run++) { /* the second in parts: the same bits */
         gpu_buffer out(a.q.size() * 4);
-        GPUK(gpuk_attention_prefill(device, &a.args, rotated.at, tokens, rows, out.at, DTYPE_F32, 0,
-                                    t->stream, &err));
+        const struct gpuk_prefill whole = {a.args, rotated.at, out.at, DTYPE_F32, rows, {}};
+        GPUK(gpuk_attention_prefill(device, &whole, tokens, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
-        auto got = out.read<float>();
+        auto got = run == 0 ? out.read<float>() : attend_in_parts(t, a, device, whole, tokens);
         if (run == 0)
             first = got;
         else
@@ -355,8 +386,8 @@ static void test_prefill(struct test_context *t, const attention_case &c, const 
     check_close(t, first, expected, !tensor ? 1e-5 : c.dtype == KV_BF16 ? 4e-3 : 6e-4, what);
     /* and in the dtype of activations */
     gpu_buffer half(a.q.size() * 2);
-    GPUK(gpuk_attention_prefill(device, &a.args, rotated.at, tokens, rows, half.at, DTYPE_BF16, 0, t->stream,
-                                &err));
+    const struct gpuk_prefill narrow = {a.args, rotated.at, half.at, DTYPE_BF16, rows, {}};
+    GPUK(gpuk_attention_prefill(device, &narrow, tokens, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     check_close(t, to_double(half.read<unsigned char>(), DTYPE_BF16), expected, 6e-3, what);
 }

@@ -118,7 +118,8 @@ struct chain_test {
             a.kv = {layout, pools[0]->at, pools[1]->as<char>() + (l + 1) * kv_layer_bytes(&layout), l + 1,
                     kv_page_bytes(&layout)};
             a.heads = m.heads;
-            a.window = m.window;
+            a.window = l % 2 ? 0 : m.window; /* layers in a chain are cut differently */
+            a.sinks = m.head_norm ? norms->as<float>() + 16 : nullptr;
             a.scale = (float)(1 / sqrt((double)m.head_dim));
             a.q_norm = m.head_norm ? norms->as<float>() : nullptr;
             a.k_norm = m.head_norm ? norms->as<float>() + 8 : nullptr;
@@ -198,7 +199,8 @@ struct chain_test {
                 nullptr,
                 somewhere(t, format, true),
                 tensor_format_bytes(format, rows, cols),
-                m.bias ? biases->as<float>() + random_below(t, 8) : nullptr};
+                m.bias ? biases->as<float>() + random_below(t, 8) : nullptr,
+                nullptr};
     }
     void push_experts(struct test_context *t, size_t x_at, size_t scores_at)
     {

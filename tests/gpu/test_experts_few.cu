@@ -1,7 +1,8 @@
-/* A few tokens' experts against sums in double: every format and kernel, odd shapes, absent experts, fewer tokens than the
- * tier, biases, both gated units; a token has the same bits alone and among others, and in every run; nothing else is
- * written. */
+/* A few tokens' experts against sums in double: every format and kernel, odd shapes, absent experts and such as lie in host
+ * memory, fewer tokens than the tier, biases, both gated units; a token has the same bits alone and among others, and in every
+ * run; nothing else is written. And which processor has which expert, where two have some. */
 #include "tests/gpu/experts.cuh"
+#include "worker-gpu/kernels/experts_share.h"
 
 struct few_case {
     enum tensor_format format;
@@ -174,15 +175,17 @@ static void test_down(const few_test &f)
 
 static void test_few(struct test_context *t, const struct gpuk_device *device, const few_case &c)
 {
-    const std::vector<uint32_t> slot = random_slots(t, c.experts, c.absent),
-                                id = random_choice(t, c.experts, c.chosen, c.tokens);
+    std::vector<uint32_t> slot = random_slots(t, c.experts, c.absent);
+    for (uint32_t e = 0; e < c.experts; e++)
+        if (slot[e] == GPUK_SLOT_ABSENT && random_below(t, 2)) slot[e] = GPUK_SLOT_HOST | e;
+    const std::vector<uint32_t> id = random_choice(t, c.experts, c.chosen, c.tokens);
     const std::vector<float> weight = random_floats(t, id.size());
     gpu_buffer slots(slot), ids(id), weights(weight),
         workspace(gpuk_experts_workspace_bytes(c.tokens, c.chosen, c.cols));
     few_test f = {t, device, c, slot, id, weight, &slots, &ids, &weights, &workspace, {}};
     snprintf(f.what, sizeof f.what, "%u of %u tokens, %u of %u experts of %s %u x %u%s%s%s%s, %d blocks, %s",
              c.count, c.tokens, c.chosen, c.experts, name_of(c.format), c.rows, c.cols,
-             c.absent ? ", some absent" : "", c.biases ? ", biases" : "", c.norm ? ", norm" : "",
+             c.absent ? ", some absent, some in host memory" : "", c.biases ? ", biases" : "", c.norm ? ", norm" : "",
              c.glu ? ", clamped" : "", device->sm_count, device->bulk_copy ? "bulk" : "plain");
     test_glu(f);
     if (c.rows % tensor_format_of(c.format)->block_values == 0) test_down(f);
@@ -223,6 +226,55 @@ static void test_routed(struct test_context *t, const struct gpuk_device *device
     check_same(t, act[0], act[1], "activations by the kernel's own choice");
 }
 
+/* Who has which of the chosen experts: as experts_share.h defines it, with the choice made here or before. */
+static void test_ask(struct test_context *t, uint32_t tokens, uint32_t experts, uint32_t direct_permille, bool routes)
+{
+    const uint32_t chosen = 3, width = 40, capacity = tokens + 2;
+    const struct model_router router = {ROUTER_SOFTMAX, experts, chosen, true, 1, 1, 1};
+    const std::vector<uint32_t> table = random_slots(t, experts, true);
+    const std::vector<float> logits = random_floats(t, (size_t)tokens * experts), x = random_floats(t, tokens * width);
+    gpu_buffer dtable(table), dlogits(logits), dx(x), ids(tokens * chosen * 4), weights(tokens * chosen * 4), slots(experts * 4),
+        seen(tokens * chosen * 4), lane((size_t)capacity * (width + 2 * chosen) * 4), count(std::vector<uint32_t>{tokens});
+    struct gpuk_experts_ask ask = {};
+    ask.choice = {chosen, ids.as<uint32_t>(), weights.as<float>()}, ask.logits = dlogits.as<float>();
+    ask.experts = experts, ask.table = dtable.as<uint32_t>(), ask.direct_permille = direct_permille;
+    ask.slot = slots.as<uint32_t>(), ask.x = dx.as<float>(), ask.width = width, ask.lane = lane.as<float>();
+    ask.capacity = capacity, ask.seen = seen.as<uint32_t>();
+    GPUK(gpuk_route(&router, count.as<uint32_t>(), tokens, dlogits.as<float>(), nullptr, &ask.choice, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    const std::vector<uint32_t> id = ids.read<uint32_t>();
+    const std::vector<float> weight = weights.read<float>();
+    if (routes) ask.router = &router;
+    GPUK(gpuk_experts_ask(&ask, tokens, count.as<uint32_t>(), 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    check(t, ids.read<uint32_t>() == id && seen.read<uint32_t>() == id, "asking: the choice is gpuk_route's");
+    std::vector<uint32_t> expected = table;
+    uint32_t missing = 0;
+    std::vector<bool> wanted(experts);
+    for (const uint32_t e : id) wanted[e] = table[e] == GPUK_SLOT_ABSENT;
+    for (uint32_t e = 0; e < experts; e++) missing += wanted[e];
+    uint32_t direct = (missing * direct_permille + 500) / 1000;
+    for (uint32_t e = 0; e < experts; e++)
+        if (wanted[e] && direct) expected[e] = GPUK_SLOT_HOST | e, wanted[e] = false, direct--;
+    check(t, slots.read<uint32_t>() == expected, "asking: where this step's experts are");
+    const std::vector<float> sent = lane.read<float>();
+    bool same = memcmp(sent.data(), x.data(), x.size() * 4) == 0;
+    for (uint32_t p = 0; p < tokens * chosen; p++) {
+        uint32_t asked;
+        memcpy(&asked, &sent[(size_t)capacity * width + p], 4);
+        same = same && asked == (wanted[id[p]] ? id[p] : GPUK_SLOT_ABSENT);
+        same = same && memcmp(&sent[(size_t)capacity * (width + chosen) + p], &weight[p], 4) == 0;
+    }
+    check(t, same, "asking: what is sent");
+    gpu_buffer out((size_t)tokens * width * 4);
+    const struct gpuk_experts_add add = {dx.as<float>(), lane.as<float>(), out.as<float>(), width};
+    GPUK(gpuk_experts_add(&add, tokens, count.as<uint32_t>(), 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+    const std::vector<float> sum = out.read<float>();
+    for (size_t i = 0; i < sum.size(); i++) same = same && sum[i] == x[i] + x[i];
+    check(t, same, "adding the answer");
+}
+
 void test_experts_few(struct test_context *t)
 {
     struct gpuk_device plain = t->device, few = t->device, one = t->device;
@@ -258,6 +310,10 @@ void test_experts_few(struct test_context *t)
     if (!t->few) test_few(t, &few, {FORMAT_Q8_0, 40, 32, 64, 64, 4, 4, GLU_SILU, true, false, false});
     for (uint32_t tokens : {1u, 7u})
         for (struct gpuk_device *device : {&t->device, &plain}) test_routed(t, device, tokens);
+    for (uint32_t tokens : {1u, 5u, 16u})
+        for (uint32_t direct : {0u, 400u, 1000u})
+            for (uint32_t experts : {6u, 70u}) test_ask(t, tokens, experts, direct, tokens != 5);
+    test_ask(t, 40, 70, 0, false);
     struct helm_err err = {};
     struct gpuk_experts_glu glu = {};
     check(t, gpuk_experts_glu(&t->device, &glu, 1, nullptr, nullptr, 0, t->stream, &err) == HELM_E_LIMIT,

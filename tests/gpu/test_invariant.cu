@@ -137,9 +137,10 @@ static std::vector<uint16_t> prefill(struct test_context *t, attending &x, uint3
         halves.push_back(x.layout.dtype == KV_BF16 ? convert_f32_bf16(x.q[i]) : convert_f32_f16(x.q[i]));
     const gpu_buffer q(halves), out((size_t)count * x.width * 2);
     const struct gpuk_attention a = x.args(first, count, true);
-    GPUK(gpuk_attention_prefill(&t->device, &a, q.at, count, 1, out.at,
-                                DTYPE_BF16 == (int)x.layout.dtype ? DTYPE_BF16 : DTYPE_F16, 0, t->stream,
-                                &err));
+    const struct gpuk_prefill prefill = {a,      q.at,
+                                         out.at, DTYPE_BF16 == (int)x.layout.dtype ? DTYPE_BF16 : DTYPE_F16,
+                                         1,      {}};
+    GPUK(gpuk_attention_prefill(&t->device, &prefill, count, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     return out.read<uint16_t>();
 }

@@ -670,18 +670,12 @@ static void test_choice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fold_is_table_4_2),
-        cmocka_unit_test(test_steady_queries),
-        cmocka_unit_test(test_reference_by_hand),
-        cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_odd_shapes),
-        cmocka_unit_test(test_windows_and_ranges),
-        cmocka_unit_test(test_extreme_logits),
-        cmocka_unit_test(test_nan_shows),
-        cmocka_unit_test(test_splits_merge),
-        cmocka_unit_test(test_heads_together),
-        cmocka_unit_test(test_sink_takes_its_share),
-        cmocka_unit_test(test_merge_of_nothing_is_zero),
+        cmocka_unit_test(test_fold_is_table_4_2),    cmocka_unit_test(test_steady_queries),
+        cmocka_unit_test(test_reference_by_hand),    cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_odd_shapes),           cmocka_unit_test(test_windows_and_ranges),
+        cmocka_unit_test(test_extreme_logits),       cmocka_unit_test(test_nan_shows),
+        cmocka_unit_test(test_splits_merge),         cmocka_unit_test(test_heads_together),
+        cmocka_unit_test(test_sink_takes_its_share), cmocka_unit_test(test_merge_of_nothing_is_zero),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -227,9 +227,10 @@ int main(void)
     static const struct {
         const char *name;
         CMUnitTestFunction run;
-    } kinds[] = {{"rmsnorm", rmsnorm_agrees},        {"rope", rope_agrees},
-                 {"swiglu", swiglu_agrees},          {"swiglu_clamped", swiglu_clamped_agrees}, {"add", add_agrees},
-                 {"load, store", conversions_agree}, {"argmax", argmax_agrees}};
+    } kinds[] = {{"rmsnorm", rmsnorm_agrees}, {"rope", rope_agrees},
+                 {"swiglu", swiglu_agrees},   {"swiglu_clamped", swiglu_clamped_agrees},
+                 {"add", add_agrees},         {"load, store", conversions_agree},
+                 {"argmax", argmax_agrees}};
     enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 8 };
     struct CMUnitTest tests[KINDS * MOST + 1];
     char names[KINDS * MOST][64];

@@ -89,8 +89,8 @@ def expected_tokens(prompt, count, seed=0, eos_at=0):
 
 
 def stages(layers, homes):
-    """A list of stages: `homes` has one letter a layer, c(pu), g(pu) or s(tream), or two: its attention, its MLP."""
-    names = {"c": "cpu", "g": "gpu", "s": "stream"}
+    """A list of stages: `homes` has one letter a layer, c(pu), g(pu), s(tream) or m(ixed), or two: its attention, its MLP."""
+    names = {"c": "cpu", "g": "gpu", "s": "stream", "m": "mixed"}
     halves = homes if len(homes) == 2 * layers else "".join(h + h for h in homes)
     out = []
     for n in range(layers):

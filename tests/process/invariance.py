@@ -99,7 +99,7 @@ def run_alone(shape, specs):
 
 
 class Load:
-    """`specs` over and over on one daemon, until `requests` have ended and `kills` workers were killed."""
+    """`specs` over and over on one daemon, until `requests` have ended, not cancelled, and `kills` workers are dead."""
 
     def __init__(self, shape, specs, requests, kills, r):
         self.shape, self.specs, self.requests, self.kills, self.random = shape, specs, requests, kills, r
@@ -123,7 +123,7 @@ class Load:
 
     def disturb(self, d, administrator):
         """Kills or stops a worker, if all are ready: helmd ends when none gets ready three times in a row."""
-        if administrator.ask("status").status.state != "ready":
+        if administrator.ask("status", timeout=STALL_S).status.state != "ready":
             return
         children = d.children()
         worker = self.random.choice([children[k] for k in ("cpu", "gpu") if k in children] or [0])
@@ -143,21 +143,20 @@ class Load:
         d = start(self.shape)
         administrator, *clients = [connect(d) for _ in range(5)]
         open_ = [[] for _ in clients]
-        ended, asked, due, last = 0, 0, time.time(), time.time()
+        ended, due, last = 0, time.time(), time.time()
         try:
             while ended < self.requests or self.counts["kills"] < self.kills:
-                check(d.process.poll() is None and time.time() < last + STALL_S, f"helmd ended, or ends no stream:\n{d.log()[-4000:]}")
+                check(d.process.poll() is None and time.time() < last + STALL_S, "helmd ended, or ends no stream")
                 for client, mine in zip(clients, open_):
-                    while len(mine) < 4 and (asked < self.requests or self.counts["kills"] < self.kills):
+                    while len(mine) < 4 and (ended < self.requests or self.counts["kills"] < self.kills):
                         spec = self.random.choice(self.specs)
                         mine.append([spec, spec.send(client), False])
-                        asked += 1
                     while client.socket.poll(1):
                         client.receive()
                     for entry in [e for e in mine if e[1].ended]:
                         mine.remove(entry)
                         self.take(*entry)
-                        ended, last = ended + 1, time.time()
+                        ended, last = self.counts["same"] + self.counts["changed"] + self.counts["failed"], time.time()
                     if mine and self.random.random() < 0.002:
                         entry = self.random.choice(mine)
                         entry[2] = True
@@ -170,6 +169,9 @@ class Load:
             s = administrator.ask("status").status
             self.counts["prefix hits"] = s.prefix_hits_total
             self.counts["preemptions"] = d.log().count("gives its KV pages")
+        except BaseException:
+            print(d.log()[-4000:], flush=True)
+            raise
         finally:
             d.close()
 

@@ -37,7 +37,7 @@ def check(name, ok, detail=""):
     print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (detail,)), flush=True)
 
 
-def bench(*args, timeout=60, program=(BENCH,)):
+def bench(*args, timeout=180, program=(BENCH,)):
     run = subprocess.run([*program, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
     return run.returncode, run.stdout.decode(), run.stderr.decode()
 

@@ -203,12 +203,15 @@ MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hi
            "num_local_experts": 8, "num_experts_per_tok": 2}
 QWEN3_MOE = dict(MIXTRAL, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=6, num_experts_per_tok=2,
                  moe_intermediate_size=64, norm_topk_prob=True)
+GPT_OSS = dict(MIXTRAL, architectures=["GptOssForCausalLM"], model_type="gpt_oss", sliding_window=8,
+               quantization_config={"quant_method": "mxfp4"},
+               rope_scaling={"rope_type": "yarn", "factor": 4.0, "truncate": False, "original_max_position_embeddings": 128})
 
 
 def test_architectures_keep_their_meaning():
     """As BF16 a file computes what its folder does: names, biases, interleaved rows of llama, RoPE's factors. From that file
     the same blocks are made as from the folder."""
-    for config in (LLAMA, QWEN2, MIXTRAL, QWEN3_MOE,
+    for config in (LLAMA, QWEN2, MIXTRAL, QWEN3_MOE, GPT_OSS,
                    dict(LLAMA, architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=24, rope_scaling=None)):
         with tempfile.TemporaryDirectory() as folder:
             model, out = make_model(folder, config), os.path.join(folder, "wide.gguf")

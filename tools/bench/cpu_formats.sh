@@ -3,7 +3,7 @@
 # bandwidth of the same run; then decode and prefill of Qwen3 shapes in Q4_K_M as a client sees them.
 #   cpu_formats.sh BIN_DIR [SIZE...]      SIZE: of make_gguf.py: 0.6b 4b 8b ... (default 4b 8b)
 # Files are made in HELM_BENCH_DIR (default /dev/shm) and removed afterwards unless HELM_BENCH_KEEP is set; a SIZE.gguf that
-# is there already is used and stays. make_gguf.py needs numpy (HELM_BENCH_PYTHON: whose; default python3). Results of a
+# is there already is used and stays. HELM_BENCH_PYTHON: which python3 runs make_gguf.py. Results of a
 # noisy machine are noise: run it on a quiet one.
 set -euo pipefail
 bin=${1:?usage: cpu_formats.sh BIN_DIR [SIZE...]}

@@ -4,7 +4,7 @@ at most eight minutes on a machine with a GPU.
 
   forecast_formats.py --bin DIR --out DIR [--models DIR] [--cells MODEL:VRAM,...] [--device D] [--seconds S]
 
-A MODEL is SIZE-TYPE, made by make_gguf.py (which needs numpy) as SIZE-TYPE.gguf in --models (default /dev/shm/helm-models)
+A MODEL is SIZE-TYPE, made by make_gguf.py as SIZE-TYPE.gguf in --models (default /dev/shm/helm-models)
 unless it is there, and removed behind its cells if it was made; or the path of a GGUF file. VRAM: a size, or all. The default is
 the twelve cells of CELLS. Before the cells of a model the machine is measured anew (helm-profile --quick --model), since
 others may use its memory. A cell is one start of helmd with the plan that was forecast: --requests (3) requests of one token and

@@ -32,9 +32,9 @@ static json_t *experts_json(const struct model_config *config)
     json_t *layers = json_array();
     for (uint32_t i = 0; i < config->layers; i++)
         if (model_layer_sparse(config, i)) json_array_append_new(layers, number(i));
-    return json_pack("{s:i, s:i, s:i, s:b, s:o}", "count", (int)config->router.experts, "chosen",
+    return json_pack("{s:i, s:i, s:i, s:b, s:b, s:o}", "count", (int)config->router.experts, "chosen",
                      (int)config->router.chosen, "intermediate", (int)config->expert_intermediate,
-                     "normalised", config->router.normalise, "layers", layers);
+                     "normalised", config->router.normalise, "bias", config->experts_bias, "layers", layers);
 }
 
 static json_t *config_json(const struct model_config *config)
@@ -42,17 +42,18 @@ static json_t *config_json(const struct model_config *config)
     json_t *windows = json_array(), *eos = json_array();
     for (uint32_t i = 0; i < config->layers; i++) json_array_append_new(windows, number(config->window[i]));
     for (uint32_t i = 0; i < config->eos_count; i++) json_array_append_new(eos, json_integer(config->eos[i]));
-    return json_pack(
-        "{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:o, s:b, s:b, s:b, s:b, s:b, s:o, "
-        "s:o, s:o}",
-        "architecture", config->architecture, "model_type", config->model_type, "dtype",
-        dtype_name(config->dtype), "layers", (int)config->layers, "hidden", (int)config->hidden,
-        "intermediate", (int)config->intermediate, "vocab", (int)config->vocab, "heads", (int)config->heads,
-        "kv_heads", (int)config->kv_heads, "head_dim", (int)config->head_dim, "max_context",
-        (int)config->max_context, "norm_eps", config->norm_eps, "rope", rope_json(&config->rope), "qk_norm",
-        config->qk_norm, "qkv_bias", config->q_bias, "o_bias", config->o_bias, "mlp_bias", config->mlp_bias,
-        "tied_head", config->tied_head, "window", windows, "bos",
-        config->bos < 0 ? json_null() : json_integer(config->bos), "eos", eos);
+    return json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:o, s:b, s:b, s:b, s:b, "
+                     "s:b, s:b, s:o, "
+                     "s:o, s:o}",
+                     "architecture", config->architecture, "model_type", config->model_type, "dtype",
+                     dtype_name(config->dtype), "layers", (int)config->layers, "hidden", (int)config->hidden,
+                     "intermediate", (int)config->intermediate, "vocab", (int)config->vocab, "heads",
+                     (int)config->heads, "kv_heads", (int)config->kv_heads, "head_dim", (int)config->head_dim,
+                     "max_context", (int)config->max_context, "norm_eps", config->norm_eps, "rope",
+                     rope_json(&config->rope), "qk_norm", config->qk_norm, "sinks", config->sinks, "qkv_bias",
+                     config->q_bias, "o_bias", config->o_bias, "mlp_bias", config->mlp_bias, "tied_head",
+                     config->tied_head, "window", windows, "bos",
+                     config->bos < 0 ? json_null() : json_integer(config->bos), "eos", eos);
 }
 
 static json_t *shape_json(enum tensor_role role, uint64_t rows, uint64_t cols)

@@ -69,13 +69,19 @@ static void print_window(const struct model_config *config, FILE *out)
 
 static void print_biases(const struct model_config *config, FILE *out)
 {
-    bool attention = config->q_bias || config->o_bias;
-    fprintf(out, "biases         %s%s%s\n",
-            config->o_bias   ? "q, k, v, o"
-            : config->q_bias ? "q, k, v"
-                             : "",
-            config->mlp_bias ? (attention ? ", mlp" : "mlp") : "",
-            attention || config->mlp_bias ? "" : "none");
+    const char *const of[] = {config->o_bias   ? "q, k, v, o"
+                              : config->q_bias ? "q, k, v"
+                                               : NULL,
+                              config->mlp_bias ? "mlp" : NULL,
+                              config->experts_bias ? "router, experts" : NULL};
+    const char *before = "";
+    fprintf(out, "biases         ");
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        if (!of[i]) continue;
+        fprintf(out, "%s%s", before, of[i]);
+        before = ", ";
+    }
+    fprintf(out, "%s\n", *before ? "" : "none");
 }
 
 static void print_config(const struct model_config *config, FILE *out)
@@ -92,8 +98,8 @@ static void print_config(const struct model_config *config, FILE *out)
         fprintf(out, "experts        %u of %u, %u a token, in %u of %u layers\n", config->router.experts,
                 config->expert_intermediate, config->router.chosen, sparse, config->layers);
     }
-    fprintf(out, "attention      %u heads over %u KV heads of %u%s\n", config->heads, config->kv_heads,
-            config->head_dim, config->qk_norm ? ", norms on q and k" : "");
+    fprintf(out, "attention      %u heads over %u KV heads of %u%s%s\n", config->heads, config->kv_heads,
+            config->head_dim, config->qk_norm ? ", norms on q and k" : "", config->sinks ? ", sinks" : "");
     print_biases(config, out);
     print_rope(&config->rope, out);
     print_window(config, out);

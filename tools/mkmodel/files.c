@@ -29,7 +29,7 @@ struct made_tensor {
     char name[MODEL_NAME_MAX];
     enum made_values values;
     uint32_t rank;
-    uint64_t shape[4]; /* in the file */
+    uint64_t shape[4];    /* in the file */
     uint64_t words, cols; /* cols: of the matrix */
     uint32_t shard;
     uint64_t begin; /* in the shard's data */
@@ -290,9 +290,11 @@ static void start_values(const struct job *job, const struct made_tensor *tensor
                          struct mkmodel_values *values)
 {
     const double each = 1 / sqrt((double)tensor->cols);
-    const double spread[] = {
-        [MADE_NORM] = NORM_SPREAD, [MADE_BIAS] = BIAS_SPREAD, [MADE_MATRIX] = each, [MADE_BLOCKS] = each,
-        [MADE_SCALES] = each};
+    const double spread[] = {[MADE_NORM] = NORM_SPREAD,
+                             [MADE_BIAS] = BIAS_SPREAD,
+                             [MADE_MATRIX] = each,
+                             [MADE_BLOCKS] = each,
+                             [MADE_SCALES] = each};
     mkmodel_values_init(values, &job->normal, job->request->seed, tensor->name, job->request->dtype,
                         tensor->values == MADE_NORM ? 1 : 0, spread[tensor->values]);
     if (tensor->values == MADE_BLOCKS) mkmodel_values_any(values);
@@ -315,8 +317,7 @@ static void *write_chunks(void *argument)
         const struct made_tensor *tensor = &job->tensors[at];
         if (ready != at) start_values(job, tensor, &values);
         ready = at;
-        uint64_t first = (chunk - tensor->first_chunk) * CHUNK_ELEMENTS,
-                 count = tensor->words - first;
+        uint64_t first = (chunk - tensor->first_chunk) * CHUNK_ELEMENTS, count = tensor->words - first;
         if (count > CHUNK_ELEMENTS) count = CHUNK_ELEMENTS;
         mkmodel_values_fill(&values, first, count, buffer);
         const struct made_shard *shard = &job->shards[tensor->shard];

@@ -74,16 +74,16 @@ static bool put_experts(json_t *root, const char *experts_key, const struct size
 /* What gpt-oss's configurations have otherwise. True: no memory. */
 static bool put_gpt_oss(json_t *root, int layers)
 {
-    json_t *own = json_pack("{s:i, s:b, s:i, s:i, s:f, s:i, s:f, s:i, s:i, s:{s:f, s:f, s:f, s:f, s:i, s:s, s:b}, "
-                            "s:{s:[s, s, s, s], s:s}}",
-                            "head_dim", 64, "attention_bias", true, "sliding_window", 128,
-                            "max_position_embeddings", 131072, "rms_norm_eps", 1e-5, "pad_token_id", 199999,
-                            "swiglu_limit", 7.0, "bos_token_id", 199998, "eos_token_id", 200002,
-                            "rope_parameters", "rope_theta", 150000.0, "factor", 32.0, "beta_fast", 32.0,
-                            "beta_slow", 1.0, "original_max_position_embeddings", 4096, "rope_type", "yarn",
-                            "truncate", false, "quantization_config", "modules_to_not_convert",
-                            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
-                            "lm_head", "quant_method", "mxfp4");
+    json_t *own =
+        json_pack("{s:i, s:b, s:i, s:i, s:f, s:i, s:f, s:i, s:i, s:{s:f, s:f, s:f, s:f, s:i, s:s, s:b}, "
+                  "s:{s:[s, s, s, s], s:s}}",
+                  "head_dim", 64, "attention_bias", true, "sliding_window", 128, "max_position_embeddings",
+                  131072, "rms_norm_eps", 1e-5, "pad_token_id", 199999, "swiglu_limit", 7.0, "bos_token_id",
+                  199998, "eos_token_id", 200002, "rope_parameters", "rope_theta", 150000.0, "factor", 32.0,
+                  "beta_fast", 32.0, "beta_slow", 1.0, "original_max_position_embeddings", 4096, "rope_type",
+                  "yarn", "truncate", false, "quantization_config", "modules_to_not_convert",
+                  "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+                  "quant_method", "mxfp4");
     json_t *types = json_array();
     bool bad = !own || !types;
     for (int i = 0; i < layers && !bad; i++)

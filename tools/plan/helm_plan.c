@@ -20,6 +20,7 @@
 #include "daemon/children/accelerator.h"
 #include "common/shared/kv_layout.h"
 #include "daemon/planner/activations/decision.h"
+#include "daemon/planner/histogram.h"
 #include "daemon/planner/invariant.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
@@ -36,7 +37,7 @@
 #define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
-    const char *model, *profile, *strategy, *device, *plot, *plan, *pack, *weights, *kv_dtype, *kv_tiers,
+    const char *model, *profile, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype, *kv_tiers,
         *activations, *invariant;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given, exact;
@@ -234,6 +235,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     struct activations activations = {.option = o->exact ? ACTIVATIONS_EXACT
                                                          : activations_option_named(o->activations),
                                       .kernels = ""};
+    struct histogram experts = {0};
     struct invariant invariant = {.option = invariant_option_named(o->invariant)};
     struct planner_request r = {.model = &model,
                                 .wish = {.kv_dtype = kv_dtype_named(o->kv_dtype),
@@ -247,6 +249,7 @@ static int run(const struct options *o, const struct args_spec *spec)
                                          .pack_gpu = true,
                                          .host_memory_bytes = o->host_memory_bytes},
                                 .profile = &profile,
+                                .one_memory = invariant.option == INVARIANT_ON,
                                 .strategy = strategy_of(o->strategy),
                                 .tiers = kv_tiers_named(o->kv_tiers),
                                 .batch = (uint32_t)o->batch,
@@ -262,6 +265,11 @@ static int run(const struct options *o, const struct args_spec *spec)
     rc = formats_read(o->weights, &weights, &err);
     if (rc) goto out;
     formats_lay(&model, weights);
+    if (o->experts) {
+        rc = histogram_read(o->experts, &model, &experts, &err);
+        if (rc) goto out;
+        r.experts = &experts;
+    }
     if (!derived) (void)packed_look_first(&r);
     r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
     activations_want(&model, &measured, o->profile ? ~0u : cpu_features(), &activations);
@@ -284,6 +292,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     }
 out:
     plan_free(&plan);
+    histogram_free(&experts);
     model_free(&model);
     if (rc == HELM_E_USAGE) return args_usage_error(spec, &err);
     if (rc) fprintf(stderr, "helm-plan: %s\n", err.text);
@@ -336,8 +345,8 @@ int main(int argc, char **argv)
          "what the plan may do. best: anything; thesis: one run of layers on the GPU, the rest\n"
          "on the CPU; stream: all computed on the GPU; experts-cpu: mixtures of experts on the CPU, all "
          "else\n"
-         "on the GPU (default best)",
-         .target = &o.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu",
+         "on the GPU; mixed: a layer's experts in both memories (default best)",
+         .target = &o.strategy, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu|mixed",
          .given = &o.strategy_given},
         {"pack", 0, ARGS_CHOICE, "auto|all|off",
          "whether bf16 weights are packed, in VRAM and in host memory, as helmd's (default auto)",
@@ -355,6 +364,7 @@ int main(int argc, char **argv)
          .target = &o.kv_dtype, .choices = "f16|bf16|f32|q8_0"},
         {"kv-tiers", 0, ARGS_CHOICE, "N", "tiers of the KV cache, as helmd's (default " KV_TIERS_DEFAULT ")",
          .target = &o.kv_tiers, .choices = KV_TIERS_CHOICES},
+        {"experts-histogram", 0, ARGS_TEXT, "FILE", "uses of experts, as helmd's", .target = &o.experts},
         {"plan", 0, ARGS_TEXT, "FILE",
          "explain this plan (what --json printed, or edited) instead of making one", .target = &o.plan},
         {"at", 0, ARGS_U64, "N", "forecast decode when N tokens are in the context", .target = &o.at,

@@ -331,6 +331,8 @@ static void hand_over_begin(struct run *run, const struct program_entry *e)
     uint64_t start_ns = units_now_ns();
     if (e->kind == OP_ATTEND_HOST)
         run->rc = assist_begin(run, e, &run->err);
+    else if (experts_are(e))
+        run->rc = experts_begin(run, e, &run->err);
     else if (e->kind == OP_LANE_READ)
         run->rc = lane_wait(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
     else
@@ -338,7 +340,7 @@ static void hand_over_begin(struct run *run, const struct program_entry *e)
             lane_acquire(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
     const uint64_t end_ns = units_now_ns();
     run->wait_ns += end_ns - start_ns;
-    if (e->kind == OP_ATTEND_HOST) run->mark_ns = end_ns; /* what comes now is attention */
+    if (e->kind == OP_ATTEND_HOST || e->kind == OP_EXPERTS_TAKE) run->mark_ns = end_ns; /* what comes now is work */
 }
 
 /* After it: every chunk is done. */
@@ -346,6 +348,8 @@ static void hand_over_end(struct run *run, const struct program_entry *e)
 {
     if (e->kind == OP_ATTEND_HOST)
         run->rc = assist_end(e, &run->err);
+    else if (experts_are(e))
+        run->rc = experts_end(e, &run->err);
     else if (e->kind == OP_LANE_WRITE)
         run->rc = lane_publish(e->lane, e->ticket, &run->err);
     else if (e->last)
@@ -354,7 +358,7 @@ static void hand_over_end(struct run *run, const struct program_entry *e)
 
 static bool uses_lane(const struct program_entry *e)
 {
-    return op_traits_of(e->kind)->outer;
+    return op_traits_of(e->kind)->outer || e->answer;
 }
 
 /* ---- the walk ---- */
@@ -372,7 +376,7 @@ static void run_clock(struct run *run)
         run->attention_ns += spent;
     else if (kind == OP_SAMPLE)
         run->sample_ns += spent;
-    else if (!uses_lane(run->entry)) /* a hand-over's waiting is counted where it waits */
+    else if (!uses_lane(run->entry) || experts_are(run->entry)) /* a hand-over's waiting is counted where it waits */
         run->linear_ns += spent;
 }
 

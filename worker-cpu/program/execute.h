@@ -61,6 +61,7 @@ struct run_experts {
     uint32_t first[MODEL_EXPERTS_MAX + 1]; /* pair[first[e] .. first[e + 1]) chose expert e */
     uint32_t active[MODEL_EXPERTS_MAX];    /* experts that any chose */
     uint32_t active_count;
+    uint32_t count; /* of one token, how many: all that are chosen, or that are asked for */
 };
 
 struct run_thread {

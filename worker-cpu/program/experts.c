@@ -38,7 +38,54 @@ static void chunk_route(void *ctx, uint32_t chunk, uint32_t thread)
                       run->experts.weight + (size_t)t * router->chosen);
 }
 
-/* By expert, and within one in the order of tokens. */
+/* ---- what the GPU asks for ---- */
+
+int experts_begin(struct run *run, const struct program_entry *e, struct helm_err *err)
+{
+    const int wait_ms = (int)run->peer_wait_ms;
+    return e->kind == OP_EXPERTS_TAKE ? lane_wait(e->lane, e->ticket, run->spin_us, wait_ms, run->cancel, err)
+                                      : lane_acquire(e->answer, e->ticket, run->spin_us, wait_ms, run->cancel, err);
+}
+
+int experts_end(const struct program_entry *e, struct helm_err *err)
+{
+    if (e->kind != OP_EXPERTS_TAKE) return lane_publish(e->answer, e->ticket, err);
+    if (e->last) lane_release(e->lane); /* before the answer: behind it the GPU may begin the next step */
+    return 0;
+}
+
+/* Of one token those that are asked for become the first ones. */
+static void take_choice(struct run *run, const struct program_entry *e, uint32_t first, uint32_t last)
+{
+    const uint32_t capacity = arena_header_of(run->arena)->step_tokens, chosen = e->chosen;
+    const float *at = e->lane->data + (size_t)capacity * e->width;
+    const uint32_t *id = (const uint32_t *)(const void *)at;
+    const float *weight = at + (size_t)capacity * chosen;
+    const bool one = run->batch.token_count == 1;
+    uint32_t count = 0;
+    for (uint32_t p = first * chosen; p < last * chosen; p++) {
+        if (one && id[p] == ARENA_EXPERT_NONE) continue;
+        const uint32_t to = one ? count++ : p;
+        run->experts.id[to] = id[p];
+        run->experts.weight[to] = weight[p];
+    }
+    if (one) run->experts.count = count;
+}
+
+static void chunk_take(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    (void)thread;
+    struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk;
+    if (last > run->batch.token_count) last = run->batch.token_count;
+    take_choice(run, e, first, last);
+    for (uint32_t t = first; t < last; t++)
+        run->kernels->vector->rmsnorm(e->out + (size_t)t * e->width, e->lane->data + (size_t)t * e->width, e->norm,
+                                      e->width, (float)run->config->norm_eps);
+}
+
+/* By expert, and within one in the order of tokens. Those that the GPU computes have no number. */
 static void group(struct run *run)
 {
     struct run_experts *x = &run->experts;
@@ -46,14 +93,16 @@ static void group(struct run *run)
                    pairs = run->batch.token_count * run->config->router.chosen;
     uint32_t next[MODEL_EXPERTS_MAX];
     memset(x->first, 0, (experts + 1) * sizeof *x->first);
-    for (uint32_t p = 0; p < pairs; p++) x->first[x->id[p] + 1]++;
+    for (uint32_t p = 0; p < pairs; p++)
+        if (x->id[p] < experts) x->first[x->id[p] + 1]++;
     x->active_count = 0;
     for (uint32_t e = 0; e < experts; e++) {
         if (x->first[e + 1]) x->active[x->active_count++] = e;
         x->first[e + 1] += x->first[e];
         next[e] = x->first[e];
     }
-    for (uint32_t p = 0; p < pairs; p++) x->pair[next[x->id[p]]++] = p;
+    for (uint32_t p = 0; p < pairs; p++)
+        if (x->id[p] < experts) x->pair[next[x->id[p]]++] = p;
 }
 
 /* ---- one token ---- */
@@ -124,6 +173,7 @@ static void chunk_glu_one(void *ctx, uint32_t chunk, uint32_t thread)
     const struct run *run = ctx;
     const struct program_entry *e = run->entry;
     const uint32_t j = chunk / e->chunks;
+    if (j >= run->experts.count) return; /* none is asked for */
     one_glu(run, run->experts.id[j], chunk % e->chunks, e->in,
             run->act->buffer[BUFFER_GATE] + (size_t)j * e->expert_rows, thread, true);
 }
@@ -138,7 +188,7 @@ static const float *inputs_in_order(const struct run *run, uint32_t thread, size
     *stride = g->matrix.cols;
     if (!order) return e->in;
     const size_t floats = (linear_ordered_bytes(g) + 63) / 64 * 16;
-    for (uint32_t j = 0; j < e->chosen && t->ordered_turn != run->turn; j++)
+    for (uint32_t j = 0; j < run->experts.count && t->ordered_turn != run->turn; j++)
         order((float *)t->experts + j * floats, e->in + (size_t)j * g->matrix.cols, g->matrix.cols);
     t->ordered_turn = run->turn;
     t->ordered_by = NULL; /* `ordered` holds something else */
@@ -155,13 +205,16 @@ static void chunk_down_one(void *ctx, uint32_t chunk, uint32_t thread)
     size_t stride;
     const float *in = inputs_in_order(run, thread, &stride);
     float y[CPU_EXPERTS_ROWS], sum[CPU_EXPERTS_ROWS] = {0};
-    for (uint32_t j = 0; j < e->chosen; j++) {
-        const uint32_t next = j + 1 < e->chosen ? run->experts.id[j + 1] : UINT32_MAX;
+    for (uint32_t j = 0; j < run->experts.count; j++) {
+        const uint32_t next = j + 1 < run->experts.count ? run->experts.id[j + 1] : UINT32_MAX;
         multiply_one(run, g, y, run->experts.id[j] * e->expert_rows + first, in + j * stride, rows,
                      next == UINT32_MAX ? NULL : expert_row(e, g, next, first));
         for (uint32_t r = 0; r < rows; r++) sum[r] += run->experts.weight[j] * y[r];
     }
-    run->kernels->vector->add(run->act->buffer[BUFFER_X] + first, sum, rows);
+    if (e->answer)
+        memcpy(e->out + first, sum, rows * sizeof *sum);
+    else
+        run->kernels->vector->add(run->act->buffer[BUFFER_X] + first, sum, rows);
 }
 
 /* ---- several tokens ---- */
@@ -252,6 +305,7 @@ static void chunk_several(void *ctx, uint32_t chunk, uint32_t thread)
     const struct run *run = ctx;
     const struct program_entry *e = run->entry;
     const struct run_experts *x = &run->experts;
+    if (chunk / e->chunks >= x->active_count) return; /* none is asked for */
     const uint32_t expert = x->active[chunk / e->chunks], piece = chunk % e->chunks,
                    end = x->first[expert + 1];
     uint32_t at = x->first[expert];
@@ -274,12 +328,23 @@ static void chunk_sum(void *ctx, uint32_t chunk, uint32_t thread)
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
         const float *weight = run->experts.weight + (size_t)t * e->chosen;
-        float *y = run->act->buffer[BUFFER_DOWN] + (size_t)t * run->act->width[BUFFER_DOWN];
-        for (uint32_t r = 0; r < e->width; r++) y[r] *= weight[0];
+        const uint32_t *id = run->experts.id + (size_t)t * e->chosen;
+        float *y = run->act->buffer[BUFFER_DOWN] + (size_t)t * run->act->width[BUFFER_DOWN],
+              *out = e->out + (size_t)t * e->width;
+        for (uint32_t r = 0; r < e->width; r++) y[r] = id[0] == ARENA_EXPERT_NONE ? 0 : y[r] * weight[0];
         for (uint32_t j = 1; j < e->chosen; j++)
-            for (uint32_t r = 0; r < e->width; r++) y[r] += weight[j] * y[(size_t)j * e->width + r];
-        run->kernels->vector->add(e->out + (size_t)t * e->width, y, e->width);
+            for (uint32_t r = 0; r < e->width && id[j] != ARENA_EXPERT_NONE; r++)
+                y[r] += weight[j] * y[(size_t)j * e->width + r];
+        if (e->answer)
+            memcpy(out, y, e->width * sizeof *y);
+        else
+            run->kernels->vector->add(out, y, e->width);
     }
+}
+
+static uint32_t larger_of(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
 }
 
 struct pool_job experts_job(struct run *run, const struct program_entry *e)
@@ -287,17 +352,21 @@ struct pool_job experts_job(struct run *run, const struct program_entry *e)
     const uint32_t tokens = run->batch.token_count, pieces = run_ceil_div(tokens, e->chunk);
     const struct program *p = run->program[run->program_index];
     const bool several = p->tiled || p->few;
+    if (e->kind == OP_EXPERTS_TAKE)
+        return (struct pool_job){.run = chunk_take, .chunks = pieces, .alone = tokens <= e->chunk};
     if (e->kind == OP_ROUTE)
         return (struct pool_job){.run = chunk_route, .chunks = pieces, .alone = tokens <= e->chunk};
     if (e->kind == OP_EXPERTS_SUM)
         return (struct pool_job){.run = chunk_sum, .chunks = pieces, .alone = tokens == 1};
     if (several) {
         if (e->kind == OP_EXPERTS_GLU) group(run);
-        return (struct pool_job){.run = chunk_several, .chunks = run->experts.active_count * e->chunks};
+        return (struct pool_job){.run = chunk_several,
+                                 .chunks = larger_of(run->experts.active_count, 1) * e->chunks};
     }
     const bool glu = e->kind == OP_EXPERTS_GLU;
+    if (!e->asked) run->experts.count = e->chosen;
     return (struct pool_job){.run = glu ? chunk_glu_one : chunk_down_one,
-                             .chunks = glu ? e->chosen * e->chunks : e->chunks,
+                             .chunks = glu ? larger_of(run->experts.count, 1) * e->chunks : e->chunks,
                              .alone = e->alone,
                              .width = e->share};
 }

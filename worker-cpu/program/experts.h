@@ -3,7 +3,10 @@
  * Called by execute.c alone. One token: pieces of rows of the chosen experts, shared by the threads as of one matrix.
  * Several tokens: they are grouped by expert, each expert's weights are read once a step (once for CPU_EXPERTS_TOKENS of
  * its tokens), and sums are taken in the order of choice, so that who computes what changes nothing. Owns nothing; `ctx` is
- * a struct run. */
+ * a struct run.
+ *
+ * Where the GPU asks for some of a layer's experts (arena_layout.h), its choice comes by a lane instead: of one token those
+ * that are asked for stand in front, of several the others have no number. */
 #ifndef HELM_WORKER_CPU_PROGRAM_EXPERTS_H
 #define HELM_WORKER_CPU_PROGRAM_EXPERTS_H
 
@@ -11,12 +14,15 @@
 
 static inline bool experts_are(const struct program_entry *e)
 {
-    return e->kind == OP_ROUTE || e->kind == OP_EXPERTS_GLU || e->kind == OP_EXPERTS_DOWN ||
+    return e->kind == OP_ROUTE || e->kind == OP_EXPERTS_TAKE || e->kind == OP_EXPERTS_GLU || e->kind == OP_EXPERTS_DOWN ||
            e->kind == OP_EXPERTS_SUM;
 }
 
 /* Places of choices and pairs in the activations; nothing where the model has no experts. */
 void experts_create(struct run *run);
+/* Before and after an entry with a lane, or that answers by one. */
+HELM_MUST_CHECK int experts_begin(struct run *run, const struct program_entry *entry, struct helm_err *err);
+HELM_MUST_CHECK int experts_end(const struct program_entry *entry, struct helm_err *err);
 /* The region of such an entry. Groups the step's tokens before their gates. */
 struct pool_job experts_job(struct run *run, const struct program_entry *entry);
 

@@ -52,6 +52,7 @@ struct lowering {
     bool tiled;      /* inputs of linears are (several tokens) */
     bool few;        /* several tokens, each with the bits of one */
     uint32_t asked;  /* layers whose queries come from the GPU, so far */
+    uint32_t mixed;  /* layers whose experts it asks for, likewise */
     struct helm_err *err;
     int rc;                       /* what is added after an error goes nowhere */
     struct program_entry nowhere; /* is added to, where there is no memory */
@@ -253,6 +254,7 @@ struct making {
     const struct math_op *op;
     int32_t layer;
     bool sampled;
+    bool asked; /* of experts that the GPU asks for */
 };
 
 /* An entry of its own, first in the program. */
@@ -360,6 +362,17 @@ static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
     e->alone = e->share == 1;
 }
 
+/* The last entry of a layer that was asked for. */
+static void answers(struct lowering *low, const struct making *m, struct program_entry *e)
+{
+    const struct program_source *s = low->source;
+    e->asked = m->asked;
+    if (!m->asked) return;
+    e->ticket = low->mixed;
+    e->answer = s->arena ? arena_expert_lane_of(s->arena, ARENA_EXPERT_SUM) : NULL;
+    e->out = e->answer ? e->answer->data : NULL;
+}
+
 static void make_experts(struct lowering *low, const struct making *m, enum op_kind kind)
 {
     const struct program_source *s = low->source;
@@ -370,6 +383,7 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
     e->chosen = c->router.chosen;
     e->expert_rows = down ? c->hidden : c->expert_intermediate;
     e->glu = c->glu;
+    e->asked = m->asked;
     e->in = s->act->buffer[down ? BUFFER_GATE : BUFFER_H]; /* which the router's norm has left */
     e->width = s->act->width[down ? BUFFER_GATE : BUFFER_H];
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
@@ -382,6 +396,7 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
     }
     cut_experts(low, e, down && !low->tiled && !low->few);
     low->program->bytes += e->bytes;
+    if (down && !low->tiled && !low->few) answers(low, m, e);
 }
 
 static void make_experts_glu(struct lowering *low, const struct making *m)
@@ -406,6 +421,22 @@ static void make_experts_sum(struct lowering *low, const struct making *m)
     e->chosen = low->source->model->config.router.chosen;
     e->width = low->source->model->config.hidden;
     e->out = low->source->act->buffer[BUFFER_X];
+    answers(low, m, e);
+}
+
+/* What the GPU asks for, in the stead of norm and router. */
+static void make_experts_take(struct lowering *low, const struct making *m)
+{
+    const struct program_source *s = low->source;
+    struct program_entry *e = add_entry(low, OP_EXPERTS_TAKE, m->layer);
+    e->norm = weights_vector(s->weights, m->op->norm, m->layer);
+    e->out = s->act->buffer[BUFFER_H];
+    e->width = s->act->width[BUFFER_H];
+    e->chosen = s->model->config.router.chosen;
+    e->ticket = ++low->mixed;
+    e->last = low->mixed == plan_mixed_units(s->plan);
+    e->lane = s->arena ? arena_expert_lane_of(s->arena, ARENA_EXPERT_ASK) : NULL;
+    if (!e->norm) unsupported(low, m->layer, "a norm without weight");
 }
 
 static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct making *m) = {
@@ -419,6 +450,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_EXPERTS_GLU] = make_experts_glu,
     [OP_EXPERTS_DOWN] = make_experts_down,
     [OP_EXPERTS_SUM] = make_experts_sum,
+    [OP_EXPERTS_TAKE] = make_experts_take,
 };
 
 static void lower_op(struct lowering *low, const struct math_op *op, int32_t layer)
@@ -451,25 +483,44 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
     if (span->ticket_out) add_lane(low, OP_LANE_WRITE, span->lane_out, span->ticket_out, false);
 }
 
-/* What the other worker asks of us while it computes these half layers. */
-static void lower_asked(struct lowering *low, const struct plan_span *span)
+/* A mixture's unit of which the other worker asks for some experts. */
+static void lower_mixed(struct lowering *low, uint32_t unit)
+{
+    const struct math_part *math = model_unit_math(low->source->model, unit);
+    enum op_kind kinds[PROGRAM_OPS_MAX];
+    for (uint32_t i = 0; i < math->ops; i++) {
+        const struct making making = {.op = &math->op[i], .layer = (int32_t)unit_layer(unit), .asked = true};
+        const uint32_t count = program_ops_mixed(&math->op[i], PROCESSOR_CPU, low->tier, kinds);
+        for (uint32_t k = 0; k < count && !low->rc; k++) make_of[kinds[k]](low, &making);
+    }
+}
+
+/* Its attention to the positions that lie in the arena alone. */
+static void lower_attend_host(struct lowering *low, uint32_t layer)
 {
     const struct program_source *s = low->source;
     const struct model_config *c = &s->model->config;
     const uint32_t all = plan_layers_of(s->plan, PLAN_GPU0);
     uint32_t kv_layer;
-    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) {
-        const uint32_t layer = unit_layer(u);
-        if (unit_part(u) != UNIT_ATTENTION || plan_kv_of(s->plan, layer, &kv_layer) != PLAN_GPU0) continue;
-        struct program_entry *e = add_entry(low, OP_ATTEND_HOST, (int32_t)layer);
-        e->kv_layer = layer; /* in the arena's pages all layers have room */
-        e->window = c->window ? c->window[layer] : 0;
-        e->ticket = ++low->asked;
-        e->last = low->asked == all;
-        if (!s->arena) continue;
-        e->lane = arena_kv_lane_of(s->arena, ARENA_KV_QUERY);
-        e->answer = arena_kv_lane_of(s->arena, ARENA_KV_PARTIAL);
-    }
+    if (plan_kv_of(s->plan, layer, &kv_layer) != PLAN_GPU0) return;
+    struct program_entry *e = add_entry(low, OP_ATTEND_HOST, (int32_t)layer);
+    e->kv_layer = layer; /* in the arena's pages all layers have room */
+    e->window = c->window ? c->window[layer] : 0;
+    e->ticket = ++low->asked;
+    e->last = low->asked == all;
+    if (!s->arena) return;
+    e->lane = arena_kv_lane_of(s->arena, ARENA_KV_QUERY);
+    e->answer = arena_kv_lane_of(s->arena, ARENA_KV_PARTIAL);
+}
+
+/* What the other worker asks of us while it computes these half layers. */
+static void lower_asked(struct lowering *low, uint32_t phase, const struct plan_span *span)
+{
+    for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++)
+        if (plan_unit_home(low->source->plan, phase, u) == PLAN_HOME_MIXED)
+            lower_mixed(low, u);
+        else if (low->source->assisted && unit_part(u) == UNIT_ATTENTION)
+            lower_attend_host(low, unit_layer(u));
 }
 
 int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
@@ -494,8 +545,8 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
     for (uint32_t i = 0; i < span_count && !low.rc; i++) {
         if (spans[i].processor == PLAN_CPU0)
             lower_span(&low, &spans[i]);
-        else if (source->assisted)
-            lower_asked(&low, &spans[i]);
+        else
+            lower_asked(&low, phase, &spans[i]);
     }
     free(spans);
     if (!low.rc && !program->entry[0].gather && !program->entry[0].rotates) {

@@ -54,10 +54,10 @@ struct program_entry {
     bool alone;  /* too little work to share */
     bool gather; /* EMBED: the embedding is ours */
     bool rotates;        /* EMBED: a ROPE_APPEND comes later */
-    bool last;           /* LANE_READ, ATTEND_HOST: the lane's last hand-over of a step */
-    uint32_t ticket;     /* LANE_READ, LANE_WRITE, ATTEND_HOST */
-    struct lane *lane;   /* LANE_READ, LANE_WRITE; ATTEND_HOST: of queries, and: */
-    struct lane *answer; /* ATTEND_HOST: of partial results */
+    bool last;           /* LANE_READ, ATTEND_HOST, EXPERTS_TAKE: the lane's last hand-over of a step */
+    uint32_t ticket;     /* of what has a lane or answers */
+    struct lane *lane;   /* LANE_READ, LANE_WRITE; ATTEND_HOST: of queries, EXPERTS_TAKE: of what is asked */
+    struct lane *answer; /* ATTEND_HOST: of partial results; the last entry of asked experts: of their sum */
     int32_t layer;       /* of the model; -1 outside the layers */
     uint32_t kv_layer;   /* of the layer group */
     uint32_t window;
@@ -78,6 +78,7 @@ struct program_entry {
     /* Of experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert; of one
      * token's down those of all chosen ones at once. */
     uint32_t experts, chosen, expert_rows;
+    bool asked; /* by the GPU, for some of them: sums are stored, not added to x */
     enum glu_kind glu;
 };
 

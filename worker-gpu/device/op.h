@@ -10,6 +10,7 @@
 
 #include "common/program/op.h"
 #include "worker-gpu/kernels/chains.h"
+#include "worker-gpu/kernels/experts_share.h"
 #include "worker-gpu/kernels/kernels_few.h"
 
 /* When a waiting queue goes on: word - value, as a signed number, is 0 or more; the word is the value. */
@@ -62,7 +63,8 @@ struct op_attention {
     float *partial_m, *partial_s;
     enum dtype q_dtype, out_dtype; /* of decode's `out`: f32 */
     void *q, *out;
-    uint32_t rows; /* ATTEND_PREFILL: capacity of the step's */
+    uint32_t rows;         /* ATTEND_PREFILL: capacity of the step's */
+    struct gpuk_part part; /* of it */
 };
 struct op_matmul {
     enum tensor_format format;   /* of w: plain, or blocks as they lie for up to GPUK_BLOCKS_TOKENS */
@@ -104,6 +106,7 @@ struct op_route {
 struct op_experts_group {
     struct gpuk_choice choice;
     uint32_t experts;
+    const uint32_t *slot; /* as struct gpuk_experts has it */
     struct gpuk_groups out;
 };
 /* EXPERTS_GLU, EXPERTS_DOWN: of one and of few tokens, or of a chunk. */
@@ -141,6 +144,8 @@ struct op {
     union {
         struct gpuk_linear_args linear; /* GEMV, GEMM_SMALL, LOGITS */
         struct op_route route;
+        struct gpuk_experts_ask experts_ask;
+        struct gpuk_experts_add experts_add;
         struct op_experts_group experts_group;
         struct op_experts_glu experts_glu;
         struct op_experts_down experts_down;

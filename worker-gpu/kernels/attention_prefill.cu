@@ -8,11 +8,14 @@
  *            scores live in registers only. Tiles of long sequences are taken last first: the longest work starts
  *            earliest.
  *
+ * Of an attention in parts a block takes up its numbers where the launch before has left them, and leaves them again.
+ *
  * Launchers below; worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/kv_tile.cuh"
 #include "worker-gpu/kernels/rope.cuh"
 
 static const uint32_t TILE = PREFILL_TILE; /* queries of a block, and positions of a key tile */
+static_assert(PREFILL_TILE == GPU_PREFILL_TILE, "pieces are whole tiles");
 static const uint32_t THREADS = PREFILL_THREADS, WARPS = THREADS / 32;
 static const float LOG2E = 1.44269504088896341f;
 
@@ -21,6 +24,7 @@ struct prefill_params {
     const void *q;
     void *out;
     int out_dtype;
+    gpuk_part part;
 };
 
 __device__ __forceinline__ void store_out(const prefill_params &p, size_t at, float v)
@@ -42,6 +46,24 @@ __device__ __forceinline__ void store_out2(const prefill_params &p, size_t at, f
         *(float2 *)((float *)p.out + at) = make_float2(v, w);
 }
 
+/* What a launch of several does for queries whose first position in the cache is `first`, a tile's. */
+struct part_work {
+    uint32_t from, to; /* positions */
+    bool resumes;
+};
+__device__ __forceinline__ bool is_last(const gpuk_part &part)
+{
+    return !part.before || part.piece == GPUK_PART_LAST;
+}
+__device__ __forceinline__ part_work part_of(const prefill_params &p, uint32_t row, uint32_t first)
+{
+    part_work w;
+    gpuk_part_span(&p.part, row, p.a.kv.layout.page_tokens, &w.from, &w.to);
+    w.resumes = w.from > first;
+    if (!w.resumes) w.from = first;
+    return w;
+}
+
 __device__ __forceinline__ const uint32_t *pages_of(const gpuk_step &s, uint32_t row)
 {
     return s.page_table + (size_t)s.row_slot[row] * s.pages_per_slot;
@@ -61,7 +83,10 @@ __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant
     const uint32_t position = a.step.position[t], kv_head = head / (a.heads / a.kv.layout.kv_heads);
     const uint32_t *pages = pages_of(a.step, a.step.token_row[t]);
     const uint32_t first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    const part_work part = part_of(p, a.step.token_row[t], first);
+    if (part.from >= part.to) return;
     const size_t at = ((size_t)t * a.heads + head) * head_dim;
+    float *state = p.part.state + ((size_t)t * a.heads + head) * GPU_PART_FLOATS;
     typedef typename C::query query;
     const kv_steps<C> steps(a.kv.layout);
     float q[HEAD_STEPS], o[HEAD_STEPS], m = -INFINITY, s = 0;
@@ -69,9 +94,10 @@ __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant
     for (uint32_t j = 0; j < HEAD_STEPS; j++) {
         uint32_t d = lane + 32 * j;
         q[j] = d < head_dim ? element<query>::load(((const query *)p.q)[at + d]) * a.scale : 0.0f;
-        o[j] = 0;
+        o[j] = part.resumes && d < head_dim ? p.part.o[at + d] : 0.0f;
     }
-    for (uint32_t i = first; i <= position; i++) {
+    if (part.resumes) m = state[0], s = state[1];
+    for (uint32_t i = part.from; i <= position && i < part.to; i++) {
         uint32_t page = pages[i / page_tokens];
         const unsigned char *rows = kv_rows(a.kv, page, 0, kv_head);
         const unsigned char *k = rows + (size_t)(i % page_tokens) * steps.number, *v = k + steps.to_values;
@@ -89,16 +115,64 @@ __global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant
         for (uint32_t j = 0; j < HEAD_STEPS; j++)
             if (lane + 32 * j < head_dim) o[j] = o[j] * keep + w * C::number(v, v_scales, lane + 32 * j);
     }
-    if (a.sinks) s += expf(a.sinks[head] - m);
+    if (a.sinks && is_last(p.part)) s += expf(a.sinks[head] - m);
 #pragma unroll
-    for (uint32_t j = 0; j < HEAD_STEPS; j++)
-        if (lane + 32 * j < head_dim) store_out(p, at + lane + 32 * j, o[j] / s);
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        if (lane + 32 * j >= head_dim) continue;
+        if (is_last(p.part))
+            store_out(p, at + lane + 32 * j, o[j] / s);
+        else
+            p.part.o[at + lane + 32 * j] = o[j];
+    }
+    if (!is_last(p.part) && lane == 0) state[0] = m, state[1] = s;
 }
 
 /* ---- tensor ------------------------------------------------------------------------------------- */
 
+/* The queries of a thread between two launches: `query` and the one 8 further, if they are among the block's. */
+struct part_query {
+    uint32_t token0, query, queries, head;
+};
+
+/* A thread's outputs, maxima and its own shares of the sums. c: its first dimension of each 8. */
+template <int HEAD>
+__device__ __forceinline__ void part_load(const prefill_params &p, const part_query &of, uint32_t c,
+                                          float (&o)[HEAD / 8][4], float (&m)[2], float (&s)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (of.query + r * 8 >= of.queries) continue;
+        const size_t at = (size_t)(of.token0 + of.query + r * 8) * p.a.heads + of.head;
+        m[r] = p.part.state[at * GPU_PART_FLOATS];
+        s[r] = p.part.state[at * GPU_PART_FLOATS + 1 + c / 2];
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++) {
+            const float2 two = *(const float2 *)(p.part.o + at * HEAD + n * 8 + c);
+            o[n][2 * r] = two.x;
+            o[n][2 * r + 1] = two.y;
+        }
+    }
+}
+template <int HEAD>
+__device__ __forceinline__ void part_store(const prefill_params &p, const part_query &of, uint32_t c,
+                                           const float (&o)[HEAD / 8][4], const float (&m)[2],
+                                           const float (&s)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (of.query + r * 8 >= of.queries) continue;
+        const size_t at = (size_t)(of.token0 + of.query + r * 8) * p.a.heads + of.head;
+        if (c == 0) p.part.state[at * GPU_PART_FLOATS] = m[r];
+        p.part.state[at * GPU_PART_FLOATS + 1 + c / 2] = s[r];
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++)
+            *(float2 *)(p.part.o + at * HEAD + n * 8 + c) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
+    }
+}
+
 template <typename C, int HEAD>
-__global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constant__ prefill_params p)
+__global__ void __launch_bounds__(THREADS, prefill_tile<C, HEAD>::BLOCKS)
+    attention_tensor(const __grid_constant__ prefill_params p)
 {
     SHARED_DYNAMIC(unsigned char, memory);
     typedef typename C::query T;
@@ -120,10 +194,14 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
     tile = tiles - 1 - tile;
     const uint32_t token0 = a.step.row_first[row] + tile * TILE, token_end = a.step.row_first[row + 1];
     const uint32_t queries = token_end - token0 < TILE ? token_end - token0 : TILE;
-    const uint32_t position0 = a.step.position[token0], end = position0 + queries;
+    const uint32_t position0 = a.step.position[token0];
+    uint32_t end = position0 + queries;
     const uint32_t head = blockIdx.y, kv_head = head / (a.heads / a.kv.layout.kv_heads);
     const uint32_t *pages = pages_of(a.step, row);
     const uint32_t first = a.window && position0 + 1 > a.window ? position0 + 1 - a.window : 0;
+    const part_work part = part_of(p, row, first / TILE * TILE);
+    if (part.from >= part.to) return;
+    if (end > part.to) end = part.to;
 
     /* q waits in the second stage's place until it is in registers; a tile that is not fetched in place comes behind
      * it, in the bytes of half a stage, and becomes the first stage's rows */
@@ -144,7 +222,7 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
         copy16_async(shared + stage_bytes + tile_unit<HEAD>(r, unit), from, r < queries);
     }
     copies_commit();
-    uint32_t base = first / TILE * TILE;
+    uint32_t base = part.from;
     fetch(base, 0);
     copies_wait<1>();
     __syncthreads();
@@ -158,6 +236,7 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
     float o[HEAD / 8][4], m[2] = {-INFINITY, -INFINITY}, s[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < HEAD / 8; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0;
+    if (part.resumes) part_load<HEAD>(p, part_query{token0, warp * 16 + g, queries, head}, c, o, m, s);
     const float scale = a.scale * LOG2E;
     const uint32_t my_position = position0 + warp * 16 + g; /* of sum rows 0; rows 1 are 8 further */
 
@@ -240,6 +319,10 @@ __global__ void __launch_bounds__(THREADS) attention_tensor(const __grid_constan
         }
         __syncthreads(); /* the stage may be filled again */
     }
+    if (!is_last(p.part)) {
+        part_store<HEAD>(p, part_query{token0, warp * 16 + g, queries, head}, c, o, m, s);
+        return;
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         s[r] += __shfl_xor_sync(0xffffffffu, s[r], 1);
@@ -286,24 +369,30 @@ int gpuk_prepare_attention_prefill(const struct gpuk_device *device, struct helm
     return rc;
 }
 
-extern "C" int gpuk_attention_prefill(const struct gpuk_device *device, const struct gpuk_attention *args,
-                                      const void *q, uint32_t tokens, uint32_t rows, void *out,
-                                      enum dtype out_dtype, uint32_t flags, void *stream,
-                                      struct helm_err *err)
+extern "C" int gpuk_attention_prefill(const struct gpuk_device *device, const struct gpuk_prefill *prefill,
+                                      uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err)
 {
+    const struct gpuk_attention *args = &prefill->args;
+    const struct gpuk_part *part = &prefill->part;
     int rc = gpuk_attention_check("prefill attention", args, tokens, err);
     if (rc) return rc;
-    if (rows == 0 || (unsigned)out_dtype >= DTYPE_COUNT)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "prefill attention: %u rows, out of dtype %d", rows,
-                         (int)out_dtype);
+    if (prefill->rows == 0 || (unsigned)prefill->out_dtype >= DTYPE_COUNT)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "prefill attention: %u rows, out of dtype %d",
+                         prefill->rows, (int)prefill->out_dtype);
     const struct kv_layout *l = &args->kv.layout;
-    struct prefill_params p = {*args, q, out, (int)out_dtype};
-    bool aligned = ((size_t)args->kv.pool | (size_t)args->kv.pool_host | (size_t)q | (size_t)out) % 16 == 0;
+    if (part->before &&
+        (!part->o || !part->state || part->pages == 0 || part->pages * l->page_tokens % TILE != 0))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "prefill attention in pieces of %u pages", part->pages);
+    struct prefill_params p = {*args, prefill->q, prefill->out, (int)prefill->out_dtype, *part};
+    bool aligned =
+        ((size_t)args->kv.pool | (size_t)args->kv.pool_host | (size_t)p.q | (size_t)p.out | (size_t)part->o) %
+            16 ==
+        0;
     if (device->tensor_cores && tensor_kernels[l->dtype][0] && (l->head_dim == 64 || l->head_dim == 128) &&
         aligned)
         return gpuk_launch("prefill attention", tensor_kernels[l->dtype][l->head_dim == 128],
-                           dim3(tokens / TILE + rows, args->heads), dim3(THREADS), shared_bytes(l->head_dim),
-                           flags, stream, err, p);
+                           dim3(tokens / TILE + prefill->rows, args->heads), dim3(THREADS),
+                           shared_bytes(l->head_dim), flags, stream, err, p);
     return gpuk_launch("prefill attention", plain_kernels[l->dtype], dim3(tokens, div_up(args->heads, WARPS)),
                        dim3(THREADS), 0, flags, stream, err, p);
 }

@@ -10,6 +10,7 @@ static const experts_chunk_kernels *const chunks[] = {&experts_tensor_kernels, &
 int gpuk_prepare_experts(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = gpuk_prepare_experts_route(device, err);
+    if (!rc) rc = gpuk_prepare_experts_share(device, err);
     for (int f = 0; f < FORMAT_COUNT; f++) {
         for (const experts_kernels *kernels : few)
             if (!rc && (*kernels)[f].prepare) rc = (*kernels)[f].prepare(device, err);
@@ -33,7 +34,7 @@ static int check(const char *what, const struct gpuk_experts *e, uint32_t chosen
         e->cols % tensor_format_of(e->format)->block_values != 0)
         return helm_fail(err, HELM_E_LIMIT, "%s: experts of %u rows of %u columns of %s", what, e->rows,
                          e->cols, tensor_format_name(e->format));
-    if ((size_t)e->weight % 16 != 0 || e->stride % 16 != 0)
+    if ((size_t)e->weight % 16 != 0 || (size_t)e->host % 16 != 0 || e->stride % 16 != 0)
         return helm_fail(err, HELM_E_USAGE, "%s: experts do not begin on 16 bytes", what);
     return HELM_OK;
 }
@@ -53,7 +54,8 @@ static int check_two(const struct gpuk_experts *gate, const struct gpuk_experts 
 }
 static experts_role role_of(const struct gpuk_experts *e)
 {
-    return {static_cast<const unsigned char *>(e->weight), e->bias, e->stride};
+    return {static_cast<const unsigned char *>(e->weight), static_cast<const unsigned char *>(e->host), e->bias,
+            e->stride};
 }
 
 /* ---- few tokens ----------------------------------------------------------------------------------- */

@@ -10,9 +10,16 @@
 
 /* One role's matrices on the device: gate, up or down. */
 struct experts_role {
-    const unsigned char *weight;
+    const unsigned char *weight, *host;
     const float *bias;
     uint64_t stride;
+
+    /* A slot's matrix, or an expert's in host memory. */
+    __device__ __forceinline__ const unsigned char *at(uint32_t slot) const
+    {
+        return slot & GPUK_SLOT_HOST ? host + (uint64_t)(slot & ~GPUK_SLOT_HOST) * stride
+                                     : weight + (uint64_t)slot * stride;
+    }
 };
 /* A few tokens' gate and up, or down. */
 struct experts_params {
@@ -353,6 +360,7 @@ struct experts_chunk_kernel {
 typedef const struct experts_chunk_kernel experts_chunk_kernels[FORMAT_COUNT];
 extern experts_chunk_kernels experts_tensor_kernels, experts_each_kernels;
 
+int gpuk_prepare_experts_share(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_experts_route(const struct gpuk_device *device, struct helm_err *err);
 /* HELM_E_LIMIT or HELM_E_UNSUPPORTED for a router that no kernel takes. */
 int gpuk_check_router(const struct model_router *router, struct helm_err *err);

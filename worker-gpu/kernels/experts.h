@@ -22,6 +22,8 @@ extern "C" {
 #include "common/model/router.h"
 
 #define GPUK_SLOT_ABSENT 0xffffffffu
+/* Set, unless it is absent: the expert of the number in the other bits is read where it lies in host memory. */
+#define GPUK_SLOT_HOST 0x80000000u
 
 /* One role's matrices [rows][cols] of a layer's experts. */
 struct gpuk_experts {
@@ -32,6 +34,7 @@ struct gpuk_experts {
     const void *weight;   /* of slot 0, 16-byte aligned */
     uint64_t stride;      /* bytes from one slot's matrix to the next, a multiple of 16 */
     const float *bias;    /* [experts][rows], by expert; or NULL */
+    const void *host;     /* of expert 0 in host memory, where slots say so; as far apart; not of chunks */
 };
 /* What a step's tokens chose. */
 struct gpuk_choice {

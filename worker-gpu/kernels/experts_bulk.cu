@@ -221,9 +221,10 @@ template <typename D> struct experts_bulk_block {
             const uint32_t u = (n + lane) * WARPS + warp;
             if (u < r.units) {
                 const bulk_unit unit = unit_of(r, u);
-                const uint64_t at = m.slot[unit.expert], row = unit.row * p.row_bytes;
-                const unsigned char *a = p.role[0].weight + at * p.role[0].stride + row;
-                rows[lane] = {a, !p.down            ? p.role[1].weight + at * p.role[1].stride + row
+                const uint32_t at = m.slot[unit.expert];
+                const uint64_t row = unit.row * p.row_bytes;
+                const unsigned char *a = p.role[0].at(at) + row;
+                rows[lane] = {a, !p.down            ? p.role[1].at(at) + row
                                  : has_second(unit) ? a + p.row_bytes
                                                     : nullptr};
             }
@@ -349,6 +350,7 @@ template <typename D> struct experts_bulk_block {
                        each = div_up((uint32_t)(p.ahead_bytes / 16), piece / 16), wanted = *m.experts * each,
                        all = wanted < most ? wanted : most;
         for (uint32_t i = threadIdx.x * gridDim.x + blockIdx.x; i < all; i += THREADS * gridDim.x) {
+            if (m.slot[i / each] & GPUK_SLOT_HOST) continue; /* the L2 does not keep host memory */
             const uint64_t at = (uint64_t)(i % each) * piece, left = (p.ahead_bytes & ~15ull) - at;
             bulk_ask_l2(p.ahead.weight + m.slot[i / each] * p.ahead.stride + at,
                         left < piece ? (uint32_t)left : piece);

@@ -35,8 +35,7 @@ __device__ __forceinline__ void glu_of(const experts_params &p, uint32_t pair, u
     const uint32_t id = __ldcg(p.choice.id + pair), slot = experts_slot(p.slot, p.experts, id);
     if (slot == GPUK_SLOT_ABSENT) return;
     const uint64_t at = row * p.row_bytes;
-    float2 sum = two_rows<D, VECTOR>(p.role[0].weight + slot * p.role[0].stride + at,
-                                     p.role[1].weight + slot * p.role[1].stride + at,
+    float2 sum = two_rows<D, VECTOR>(p.role[0].at(slot) + at, p.role[1].at(slot) + at,
                                      p.x + (uint64_t)(pair / p.choice.chosen) * p.x_stride, p.cols);
     if ((threadIdx.x & 31) != 0) return;
     const uint64_t bias = (uint64_t)id * p.rows + row;
@@ -53,7 +52,7 @@ __device__ __forceinline__ void down_of(const experts_params &p, uint32_t token,
         const uint32_t pair = token * p.choice.chosen + j, id = __ldcg(p.choice.id + pair),
                        slot = experts_slot(p.slot, p.experts, id);
         if (slot == GPUK_SLOT_ABSENT) continue;
-        const unsigned char *a = p.role[0].weight + slot * p.role[0].stride + row * p.row_bytes;
+        const unsigned char *a = p.role[0].at(slot) + row * p.row_bytes;
         float2 sum = two_rows<D, VECTOR>(a, two ? a + p.row_bytes : a, p.x + (uint64_t)pair * p.cols, p.cols);
         if (p.role[0].bias) {
             const float *bias = p.role[0].bias + (uint64_t)id * p.rows + row;

@@ -270,14 +270,45 @@ struct gpuk_merge {
 HELM_MUST_CHECK int gpuk_attention_merge(const struct gpuk_merge *merge, const uint32_t *count,
                                          uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err);
 
+/* A part of prefill attention: the pages in front of a row's tokens that come in pieces, a launch each, and one more for
+ * all positions behind them. A launch goes on where the one before it stopped, with its numbers as they were, so parts
+ * give the bits of one launch over all. Pieces are numbered through all rows, one behind the other. */
+struct gpuk_part {
+    const uint32_t
+        *before; /* [rows + 1] pages in pieces in front of a row's, whole GPU_PREFILL_TILEs; NULL: no parts */
+    uint32_t pages;   /* of a piece, whole tiles too */
+    uint32_t piece;   /* or GPUK_PART_LAST, which writes `out` */
+    float *o, *state; /* between launches: [token][head][head_dim], [token][head][GPU_PART_FLOATS] */
+};
+#define GPUK_PART_LAST UINT32_MAX
+/* The positions [from, to) of a row that a launch attends to; pages before `from` have been. */
+KV_INLINE void gpuk_part_span(const struct gpuk_part *part, uint32_t row, uint32_t page_tokens,
+                              uint32_t *from, uint32_t *to)
+{
+    const uint32_t before = part->before ? part->before[row] : 0,
+                   pages = part->before ? part->before[row + 1] - before : 0;
+    *from = pages * page_tokens;
+    *to = UINT32_MAX;
+    if (!part->before || part->piece == GPUK_PART_LAST) return;
+    const uint32_t first = part->piece * part->pages, end = first + part->pages;
+    const uint32_t skipped = first > before ? first - before : 0, there = end > before ? end - before : 0;
+    *from = (skipped < pages ? skipped : pages) * page_tokens;
+    *to = (there < pages ? there : pages) * page_tokens;
+}
+
 /* Prefill attention: many tokens a sequence, several sequences, over everything in the cache before and in
- * this step, causal and windowed; never tokens x tokens in memory. q: as gpuk_rope_append wrote it, of the
- * cache's kv_query_dtype. out[token][heads * head_dim] of out_dtype. rows: capacity of the step's
- * rows. */
+ * this step, or a part of it, causal and windowed; never tokens x tokens in memory. */
+struct gpuk_prefill {
+    struct gpuk_attention args;
+    const void *q; /* as gpuk_rope_append wrote it, of the cache's kv_query_dtype */
+    void *out;     /* [token][heads * head_dim] of out_dtype */
+    enum dtype out_dtype;
+    uint32_t rows; /* capacity of the step's */
+    struct gpuk_part part;
+};
 HELM_MUST_CHECK int gpuk_attention_prefill(const struct gpuk_device *device,
-                                           const struct gpuk_attention *args, const void *q, uint32_t tokens,
-                                           uint32_t rows, void *out, enum dtype out_dtype, uint32_t flags,
-                                           void *stream, struct helm_err *err);
+                                           const struct gpuk_prefill *prefill, uint32_t tokens,
+                                           uint32_t flags, void *stream, struct helm_err *err);
 
 /* Index of the largest finite logit of each of `rows` rows, lowest id on a tie; GPUK_TOKEN_NONE when none is
  * finite. Only the first *count rows are done. `result` may be mapped host memory. Workspace as in attention:

@@ -124,14 +124,35 @@ void make_attend_merge(struct lowering *low, const struct making *m)
         lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
 }
 
+/* With two tiers a chunk's attention is in parts (pieces.h), of which this is the last. */
+static struct gpuk_part part_of(const struct lowering *low, bool own)
+{
+    const struct gpu_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    const struct gpu_block *b = &low->program->block;
+    const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
+    float *o = gpu_area(s->buffers, GPU_AREA_CHUNK_PART);
+    return (struct gpuk_part){.before = (const void *)(block + (own ? b->pieces : b->arena_pieces)),
+                              .pages = plan_staging(s->plan).piece,
+                              .piece = GPUK_PART_LAST,
+                              .o = o,
+                              .state = o + (size_t)s->buffers->work.tokens * c->heads * c->head_dim};
+}
+
 void make_attend_prefill(struct lowering *low, const struct making *m)
 {
     const struct place out = making_place(low, m, BUFFER_A);
-    making_op(low, m)->as.attention = (struct op_attention){.args = attention_of(low, m),
-                                                            .q = chunk_queries(low, m),
-                                                            .out = out.at,
-                                                            .out_dtype = out.dtype,
-                                                            .rows = low->program->block.rows};
+    struct op_attention attention = {.args = attention_of(low, m),
+                                     .q = chunk_queries(low, m),
+                                     .out = out.at,
+                                     .out_dtype = out.dtype,
+                                     .rows = low->program->block.rows};
+    const struct gpu_supply pieces = lower_cache_pieces(low, (uint32_t)m->at->layer);
+    if (plan_kv_tiered(low->source->plan)) attention.part = part_of(low, pieces.own);
+    struct gpu_entry *e = lower_add(low, m->kind, m->at->layer);
+    e->sub = m->sub;
+    e->op.as.attention = attention;
+    e->supply = pieces;
 }
 
 /* A chunk's attention with two tiers: all of it is appended first, so that one launch attends, and what it reads of the

@@ -3,7 +3,11 @@
  * The router's logits are a product of one or few tokens, with the norm, exact enough to choose by; the experts' gates make the
  * choice before they begin, of a chunk an operation of its own. What was chosen stays in device memory: entries depend on
  * shapes alone. One and few tokens take all experts where they lie; a chunk's tokens are
- * grouped by expert once, and each piece of the matrices is whole experts, whose part of the groups begins at their number. */
+ * grouped by expert once, and each piece of the matrices is whole experts, whose part of the groups begins at their number.
+ *
+ * Experts in both memories (plan.h): behind the router's logits one operation makes the choice of a few tokens, says of each
+ * expert whether it lies in a slot, is read in host memory or is the CPU's, and asks for these by lane; what the CPU answers
+ * is added last. */
 #include "worker-gpu/program/making.h"
 
 static struct gpuk_choice choice_of(const struct lowering *low)
@@ -29,6 +33,17 @@ static struct gpuk_groups groups_of(const struct lowering *low)
 static bool is_chunk(const struct lowering *low)
 {
     return making_tier(low) == OP_TIER_CHUNK;
+}
+
+bool making_mixed(const struct lowering *low, const struct making *m)
+{
+    return plan_unit_home(low->source->plan, low->program->phase, m->at->unit) == PLAN_HOME_MIXED;
+}
+
+/* Where this step's kernels find a layer's experts. */
+static uint32_t *slots_now(const struct lowering *low)
+{
+    return gpu_area(low->source->buffers, GPU_AREA_SLOTS);
 }
 
 void make_router(struct lowering *low, const struct making *m)
@@ -66,13 +81,40 @@ void make_experts_group(struct lowering *low, const struct making *m)
     making_op(low, m)->as.experts_group =
         (struct op_experts_group){.choice = choice_of(low),
                                   .experts = low->source->model->config.router.experts,
+                                  .slot = making_mixed(low, m) ? slots_now(low) : NULL,
                                   .out = groups_of(low)};
+}
+
+/* One role's matrices of experts in both memories. */
+static struct gpuk_experts mixed_of(const struct lowering *low, const struct making *m, enum slot_role role)
+{
+    const struct gpu_slots *slots = low->source->slots;
+    const struct gpu_matrix *matrix = gpu_matrix_of(low->source->weights, slot_tensor(role), m->at->layer);
+    const struct slot_place *place =
+        &slots->place.unit[plan_mixed_index(low->source->plan, m->at->unit)].role[role];
+    const uint32_t experts = low->source->model->config.router.experts;
+    const bool own = m->at->math->weight[role == SLOT_UP] == slot_tensor(role); /* else it is what is read behind */
+    return (struct gpuk_experts){.format = matrix->format,
+                                 .experts = experts,
+                                 .bias = own ? making_vector(low, m, m->at->math->bias[role == SLOT_UP]) : NULL,
+                                 .rows = matrix->rows / experts,
+                                 .cols = matrix->cols,
+                                 .slot = slots_now(low),
+                                 .weight = slots->memory + place->at,
+                                 .host = matrix->host,
+                                 .stride = place->stride};
 }
 
 /* Which experts a piece has: the first, and one role's matrices of them. */
 static struct gpuk_experts experts_of(struct lowering *low, const struct making *m, uint32_t part,
                                       uint32_t *first)
 {
+    *first = 0;
+    if (making_mixed(low, m))
+        return mixed_of(low, m,
+                        m->at->math->kind == MATH_EXPERTS_DOWN ? SLOT_DOWN
+                        : part                                 ? SLOT_UP
+                                                               : SLOT_GATE);
     const struct piece_part *p = &m->piece->part[part];
     const uint32_t all = low->source->model->config.router.experts, rows = p->matrix->rows / all;
     const float *bias = making_vector(low, m, m->at->math->bias[p->weight]);
@@ -97,6 +139,7 @@ static struct gpuk_experts experts_of(struct lowering *low, const struct making 
 /* What is read behind the gates. */
 static struct gpuk_experts downs_of(const struct lowering *low, const struct making *m)
 {
+    if (making_mixed(low, m)) return mixed_of(low, m, SLOT_DOWN);
     const struct gpu_matrix *down = gpu_matrix_of(low->source->weights, TENSOR_DOWN_EXPERTS, m->at->layer);
     const uint32_t experts = low->source->model->config.router.experts, rows = down->rows / experts;
     return (struct gpuk_experts){.format = down->format,
@@ -132,14 +175,16 @@ void make_experts_glu(struct lowering *low, const struct making *m)
                                               .act = gpu_area(b, GPU_AREA_CHUNK_EXPERTS_ACT)}};
         return;
     }
+    const bool routes = !making_mixed(low, m); /* else the choice has been made */
     op->workspace = gpu_area(b, GPU_AREA_EXPERTS);
     op->as.experts_glu = (struct op_experts_glu){.ahead = downs_of(low, m),
                                                  .few = {.gate = gate,
                                                          .up = up,
                                                          .glu = c->glu,
                                                          .choice = choice_of(low),
-                                                         .router = &c->router,
-                                                         .logits = gpu_area(b, GPU_AREA_ROUTER),
+                                                         .router = routes ? &c->router : NULL,
+                                                         .logits = routes ? gpu_area(b, GPU_AREA_ROUTER)
+                                                                          : NULL,
                                                          .x = gpu_area(b, GPU_AREA_X),
                                                          .norm = making_vector(low, m, m->at->math->norm),
                                                          .x_stride = c->hidden,
@@ -172,7 +217,9 @@ void make_experts_down(struct lowering *low, const struct making *m)
                                                            .choice = choice_of(low),
                                                            .act = gpu_area(b, GPU_AREA_FEW_ACT),
                                                            .residual = gpu_area(b, GPU_AREA_X),
-                                                           .out = m->x_out,
+                                                           .out = making_mixed(low, m)
+                                                                      ? gpu_area(b, GPU_AREA_X)
+                                                                      : m->x_out,
                                                            .out_stride = c->hidden}};
 }
 
@@ -187,4 +234,52 @@ void make_experts_sum(struct lowering *low, const struct making *m)
                                 .rows = hidden,
                                 .out_stride = hidden,
                                 .out = gpu_area(b, GPU_AREA_X)};
+}
+
+/* ---- in both memories ---- */
+
+/* The layer's hand-over to the CPU, as tickets count them. */
+static uint32_t ticket_of(const struct lowering *low, const struct making *m)
+{
+    return plan_mixed_index(low->source->plan, m->at->unit) + 1;
+}
+
+/* Of a chunk the choice has been made, and nothing is read in host memory: its tokens would read it again and again. */
+void make_experts_ask(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const struct model_config *c = &s->model->config;
+    const struct gpu_slots *slots = s->slots;
+    const uint32_t ticket = ticket_of(low, m);
+    const bool chunk = is_chunk(low);
+    struct lane *lane = arena_expert_lane_of(s->arena, ARENA_EXPERT_ASK);
+    if (ticket == 1) lower_word(low, OP_WORD_WAIT, &lane->bell.value, 0, DEVICE_EQUAL);
+    making_op(low, m)->as.experts_ask = (struct gpuk_experts_ask){
+        .router = chunk ? NULL : &c->router,
+        .logits = chunk ? NULL : gpu_area(s->buffers, GPU_AREA_ROUTER),
+        .choice = choice_of(low),
+        .experts = c->router.experts,
+        .table = slots->table_device + (size_t)(ticket - 1) * c->router.experts,
+        .direct_permille = chunk ? 0 : s->plan->experts.direct_permille,
+        .slot = slots_now(low),
+        .x = gpu_area(s->buffers, GPU_AREA_X),
+        .width = c->hidden,
+        .lane = lane->data,
+        .capacity = arena_header_of(s->arena)->step_tokens,
+        .seen = chunk ? NULL : slots->seen + (size_t)(ticket - 1) * GPUK_BATCH_MAX * c->router.chosen};
+    lower_word(low, OP_WORD_WRITE, &lane->bell.value, ticket, DEVICE_EQUAL);
+}
+
+void make_experts_add(struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const uint32_t ticket = ticket_of(low, m);
+    struct lane *lane = arena_expert_lane_of(s->arena, ARENA_EXPERT_SUM);
+    float *x = gpu_area(s->buffers, GPU_AREA_X);
+    lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
+    making_op(low, m)->as.experts_add = (struct gpuk_experts_add){.x = x,
+                                                                  .sum = lane->data,
+                                                                  .out = is_chunk(low) ? x : m->x_out,
+                                                                  .width = s->model->config.hidden};
+    if (ticket == plan_mixed_units(s->plan)) lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
 }

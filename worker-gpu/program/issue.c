@@ -2,7 +2,7 @@
  *
  * Run once per decode tier, under capture, and once per step for a chunk (for every program where graphs are
  * not wanted). Called by step.c and engine.c. */
-#include "worker-gpu/program/program.h"
+#include "worker-gpu/program/pieces.h"
 #include "worker-gpu/program/tiers.h"
 
 /* The copy queue's, which stand between the compute queue's without being part of it. */
@@ -57,19 +57,14 @@ static int issue_slice(const struct issuing *i, const struct gpu_entry *e, struc
     return s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->supply.event], err);
 }
 
-/* The pages of a row that an entry copies: those with a position before this step, or those appended to; of a layer of
- * the GPU's those that lie in the arena alone, from its window on. */
+/* The pages of a row that an entry copies: those with a position before this step, or those appended to. */
 static void staged_pages(const struct gpu_source *s, const struct gpu_entry *e, const struct batch_row *row,
                          uint32_t *first, uint32_t *end)
 {
-    const struct model_config *c = &s->model->config;
-    const uint32_t page = s->kv.page_tokens, window = c->window ? c->window[e->layer] : 0;
+    const uint32_t page = s->kv.page_tokens;
     const bool out = e->op.kind == OP_KV_OUT;
     *first = out ? row->start / page : 0;
     *end = out ? (row->start + row->count + page - 1) / page : (row->start + page - 1) / page;
-    if (!e->supply.own) return;
-    if (window && row->start + 1 > window) *first = (row->start + 1 - window) / page;
-    *end = row->host_tokens / page;
 }
 
 /* `run` pages of a layer that lie one behind the other: from the host's pool to a staging pool, or back. */
@@ -97,6 +92,7 @@ static int issue_borrow(const struct issuing *i, const struct gpu_entry *e, stru
     char *staging = s->staging[e->supply.staging];
     bool out = e->op.kind == OP_KV_OUT;
     int rc = 0;
+    if (plan_kv_tiered(s->plan)) return (out ? gpu_pieces_back : gpu_pieces_begin)(s, e, batch, err);
     for (uint32_t r = 0; r < batch->row_count && !rc; r++) {
         const struct batch_row *row = &batch->row[r];
         uint32_t at, end;
@@ -133,7 +129,8 @@ uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_progr
     for (uint32_t i = 0; i < p->count; i++) {
         const struct gpu_entry *e = &p->entry[i];
         if (e->op.kind != OP_KV_IN && e->op.kind != OP_KV_OUT) continue;
-        for (uint32_t r = 0; r < batch->row_count; r++) {
+        if (plan_kv_tiered(s->plan)) pages += gpu_pieces_copied(s, e, batch);
+        for (uint32_t r = 0; r < batch->row_count && !plan_kv_tiered(s->plan); r++) {
             uint32_t first, end;
             staged_pages(s, e, &batch->row[r], &first, &end);
             pages += end > first ? end - first : 0;
@@ -279,6 +276,8 @@ static int issue_entry(const struct issuing *i, const struct gpu_entry *e, struc
     if (op.kind == OP_GEMM_SMALL && e->head) set_samples(i, e, &op);
     if (op.kind == OP_GEMM_SMALL && op.tokens > GPUK_BATCH_MAX) op.tokens = GPUK_BATCH_MAX;
     if (op.kind == OP_ATTEND_DECODE) op.workspace = gpu_attention_work(i->source, op.tokens);
+    if (op.kind == OP_ATTEND_PREFILL && op.as.attention.part.before && !i->issue->alone)
+        return gpu_pieces_attend(i->source, e, &op, i->issue->batch, err);
     return device_run(i->source->device, &op, err);
 }
 

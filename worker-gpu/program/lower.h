@@ -88,6 +88,8 @@ void lower_tail(struct lowering *low);
  * behind it. With two tiers: both pools, the second one staged for a chunk; the host's layer with a page table of its
  * own; behind a chunk's attention the copies of the pages that it has filled. */
 void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attention *a);
+/* What a chunk's attention in pieces is about: own, and the layer in the arena's pages. */
+struct gpu_supply lower_cache_pieces(const struct lowering *low, uint32_t layer);
 void lower_cache_begin(struct lowering *low, uint32_t layer);
 void lower_cache_end(struct lowering *low, uint32_t layer);
 

@@ -59,6 +59,10 @@ void make_experts_group(struct lowering *low, const struct making *m);
 void make_experts_glu(struct lowering *low, const struct making *m);
 void make_experts_down(struct lowering *low, const struct making *m);
 void make_experts_sum(struct lowering *low, const struct making *m);
+/* Where a layer's experts lie in both memories: what the CPU is asked for, with the choice; its answer. */
+bool making_mixed(const struct lowering *low, const struct making *m);
+void make_experts_ask(struct lowering *low, const struct making *m);
+void make_experts_add(struct lowering *low, const struct making *m);
 
 /* ---- attention.c ---- */
 

@@ -334,18 +334,25 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_EXPERTS_GLU] = make_experts_glu,
     [OP_EXPERTS_DOWN] = make_experts_down,
     [OP_EXPERTS_SUM] = make_experts_sum,
+    [OP_EXPERTS_ASK] = make_experts_ask,
+    [OP_EXPERTS_ADD] = make_experts_add,
     [OP_GATHER] = make_gather,
     [OP_ARGMAX] = make_argmax,
 };
+
+static uint32_t ops_of(const struct lowering *low, const struct making *m, enum op_kind kinds[PROGRAM_OPS_MAX])
+{
+    if (m->at->math->kind == MATH_ATTENTION && low->program->attending == GPU_ATTENDS_ASSISTED)
+        return program_ops_assisted(kinds);
+    return (making_mixed(low, m) ? program_ops_mixed : program_ops_of)(m->at->math, PROCESSOR_GPU, making_tier(low),
+                                                                       kinds);
+}
 
 /* What the operation becomes, over m->sub. */
 static void make(struct lowering *low, struct making *m)
 {
     enum op_kind kinds[PROGRAM_OPS_MAX];
-    const bool attends = m->at->math->kind == MATH_ATTENTION;
-    const uint32_t count = attends && low->program->attending == GPU_ATTENDS_ASSISTED
-                               ? program_ops_assisted(kinds)
-                               : program_ops_of(m->at->math, PROCESSOR_GPU, making_tier(low), kinds);
+    const uint32_t count = ops_of(low, m, kinds);
     m->bias = 0;
     for (uint32_t i = 0; i < count; i++) {
         m->kind = kinds[i];
@@ -457,7 +464,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
             lower_cache_begin(low, (uint32_t)at.layer);
             (chunk && plan_kv_tiered(low->source->plan) ? make_whole_attention : make_subs)(low, &m);
             lower_cache_end(low, (uint32_t)at.layer);
-        } else if (at.math->kind == MATH_ROUTE) {
+        } else if (at.math->kind == MATH_ROUTE || making_mixed(low, &m)) { /* nothing comes in pieces */
             m.sub = GPU_SUB_ALL;
             make(low, &m);
         } else {

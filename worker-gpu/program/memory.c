@@ -39,7 +39,8 @@ void *gpu_attention_work(const struct gpu_source *s, uint32_t tokens)
 
 static bool computes_layers(const struct plan *plan)
 {
-    return plan_has_home(plan, PLAN_HOME_GPU) || plan_has_home(plan, PLAN_HOME_STREAM);
+    return plan_has_home(plan, PLAN_HOME_GPU) || plan_has_home(plan, PLAN_HOME_STREAM) ||
+           plan_has_home(plan, PLAN_HOME_MIXED);
 }
 
 void gpu_buffers_place(const struct model *model, const struct plan *plan, const struct arena_header *arena,
@@ -100,7 +101,7 @@ int gpu_buffers_check(const struct model_config *c, const struct device *device,
 
 uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena)
 {
-    return plan_staging_bytes(plan, arena->page_count * kv_layer_bytes(&arena->kv));
+    return plan_staging(plan).pages * kv_layer_bytes(&arena->kv);
 }
 
 struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_schedule *ring)

@@ -32,8 +32,9 @@
  * device does that; else it is expanded as streamed slices are, to the same place, a slice at a time.
  *
  * Two tiers of the cache (plan.h, arena_layout.h): few tokens' kernels read pages of the arena where they lie, over the
- * link. Of a chunk, whose every 64 queries would read them again, a layer's such pages are brought to the one staging
- * pool first, beside the computation of the layer before; where no row has any, nothing is copied. What a chunk fills is
+ * link. Of a chunk, whose every 64 queries would read them again, a layer's such pages are brought to VRAM in pieces
+ * (pieces.h), the first two beside the computation of the layer before, the others beside attention to the one before each;
+ * where no row has any, nothing is copied. What a chunk fills is
  * copied to the arena layer by layer, behind each layer's attention; in the decode tiers the host puts such copies behind
  * the graph, once every page (tiers.h). Each decode tier has one more program for steps in which the CPU attends to a part
  * (STEP_KV_ASSISTED): a layer's queries go down, the GPU attends to its own positions meanwhile, and what comes up is
@@ -57,6 +58,7 @@
 #include "common/shared/arena.h"
 #include "common/worker/batch.h"
 #include "worker-gpu/program/ring.h"
+#include "worker-gpu/weights/slots.h"
 #include "worker-gpu/weights/weights.h"
 
 #define GPU_HEAD_GROUPS (ARENA_STEP_ROWS / GPUK_BATCH_MAX)
@@ -100,7 +102,7 @@ struct gpu_supply {
     enum device_queue queue; /* RECORD, FOLLOW */
     uint32_t event;          /* of these; also the one that STREAM_COPY, KV_IN, KV_OUT and KV_STORE record */
     uint32_t kv_layer, staging; /* KV_IN, KV_OUT; kv_layer: KV_STORE's in VRAM */
-    bool own;                   /* KV_IN: of a layer of the GPU's, whose newest pages are in VRAM */
+    bool own; /* KV_IN, ATTEND_PREFILL: of a layer of the GPU's, whose newest pages are in VRAM */
 };
 
 struct gpu_entry {
@@ -126,7 +128,9 @@ enum gpu_event {
     GPU_EVENT_KV_IN,                                    /* one a staging pool */
     GPU_EVENT_KV_USED = GPU_EVENT_KV_IN + GPU_STAGINGS, /* likewise */
     GPU_EVENT_KV_BACK = GPU_EVENT_KV_USED + GPU_STAGINGS,
-    GPU_EVENT_SLICES
+    GPU_EVENT_PIECE_IN, /* two tiers: of the two pieces in VRAM, by turns */
+    GPU_EVENT_PIECE_USED = GPU_EVENT_PIECE_IN + 2,
+    GPU_EVENT_SLICES = GPU_EVENT_PIECE_USED + 2
 };
 struct gpu_events {
     uint32_t prefix, tail, count; /* where the crossing ones begin; of all */
@@ -185,9 +189,10 @@ struct gpu_source {
     struct kv_layout kv;
     void *kv_pool;
     void *staging
-        [GPU_STAGINGS]; /* [page_count] pages of one layer, the arena's page numbers; two tiers: one pool */
+        [GPU_STAGINGS]; /* [page_count] pages of one layer, the arena's page numbers; two tiers: one, of pieces */
     const struct ring_schedule *ring; /* by phase */
     const struct ring_schedule *home; /* slices of weights packed in VRAM */
+    const struct gpu_slots *slots;    /* of experts in both memories; unused where there are none */
     char *ring_memory;
     char *expanded; /* where packed slices are expanded to */
     struct device_event *const *event;
@@ -214,7 +219,7 @@ void *gpu_attention_work(const struct gpu_source *source, uint32_t tokens);
 struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base, uint32_t pages_per_slot,
                                 uint32_t sub);
 /* Bytes of VRAM for borrowed layers: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed; with two tiers
- * always one pool. */
+ * always pieces and a tail (plan_staging). */
 uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena);
 
 /* Refuses prefill lists that begin below GPU_CHUNK_TOKENS. */

@@ -300,7 +300,7 @@ static void add_fetches(struct lowering *low)
     }
 }
 
-/* Both pools of a layer: with few tokens the arena's pages where they lie, of a chunk in the staging pool. Of one whose
+/* Both pools of a layer: with few tokens the arena's pages where they lie, of a chunk places of the staging pool. Of one whose
  * cache is the arena's alone the table has pages of the arena only. */
 static void take_tiers(const struct lowering *low, uint32_t layer, bool borrowed, struct gpuk_attention *a)
 {
@@ -334,6 +334,13 @@ void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attenti
 static void only_when(struct lowering *low, uint32_t first, enum gpu_when when)
 {
     for (uint32_t i = first; i < low->program->count; i++) low->program->entry[i].when = when;
+}
+
+struct gpu_supply lower_cache_pieces(const struct lowering *low, uint32_t layer)
+{
+    struct gpu_supply supply = {0};
+    (void)is_staged(low, layer, &supply.own, &supply.kv_layer);
+    return supply;
 }
 
 void lower_cache_begin(struct lowering *low, uint32_t layer)

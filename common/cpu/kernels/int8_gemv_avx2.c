@@ -10,6 +10,8 @@
 
 #include "common/cpu/kernels/blocks_words256.h"
 #define GEMV_STREAMS 3
+#define FEW_ROWS     1
+#define FEW_TOKENS   4
 #include "common/cpu/kernels/gemv_streams.h"
 
 #define CHUNK 256
@@ -243,40 +245,52 @@ INLINE vec block_scales(vec *least, const uint8_t *w, const char *x, const size_
 
 /* ---- rows ---- */
 
-INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, const char *x,
-                      const size_t blocks, const size_t S, const enum tensor_format format)
+#define MOST_SUMS 4 /* the most of FEW_ROWS * FEW_TOKENS and GEMV_STREAMS */
+/* A chunk of `S` rows and `T` tokens; [token][row]. */
+INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, const char *x, size_t ldx,
+                      const size_t blocks, const size_t S, const size_t T, const enum tensor_format format)
 {
     const size_t block = decode_bytes(block_values(format), format);
-    struct chunk_scales scales[GEMV_STREAMS];
-    vec sum[GEMV_STREAMS];
-    UNROLL for (size_t s = 0; s < S; s++)
+    struct chunk_scales scales[MOST_SUMS];
+    vec sum[MOST_SUMS];
+    UNROLL for (size_t i = 0; i < S * T; i++)
     {
+        const uint8_t *row = w + i % S * stride;
+        const char *xt = x + i / S * ldx;
         if (has_whole_scales(format))
-            scales[s] = whole_scales(&least[s], w + s * stride, x, format);
+            scales[i] = whole_scales(&least[i], row, xt, format);
         else
-            scales[s].scale = block_scales(&least[s], w + s * stride, x, blocks, format);
-        sum[s] = has_whole_scales(format) ? vec_zero() : total[s];
+            scales[i].scale = block_scales(&least[i], row, xt, blocks, format);
+        sum[i] = has_whole_scales(format) ? vec_zero() : total[i];
     }
     UNROLL for (int r = 0; r < 8; r++)
     {
         if ((size_t)r >= blocks) break;
-        const vec xs = _mm256_broadcast_ss((const float *)(const void *)(x + AT_SCALES) + r);
         UNROLL for (size_t s = 0; s < S; s++)
         {
             const uint8_t *at = w + s * stride + (has_whole_scales(format) ? 0 : (size_t)r * block);
-            const __m256i pairs = pairs_of(bytes_of(at, r, format), x, r, format);
-            if (has_whole_scales(format)) {
-                const __m256i fours = _mm256_madd_epi16(pairs, whole_scales_part(scales[s].whole, r, format));
-                sum[s] = vec_fmadd(_mm256_cvtepi32_ps(fours), xs, sum[s]);
-            } else {
-                const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-                sum[s] = vec_fmadd(_mm256_cvtepi32_ps(fours),
-                                   _mm256_permutevar8x32_ps(scales[s].scale, _mm256_set1_epi32(r)), sum[s]);
+            const __m256i bytes = bytes_of(at, r, format);
+            UNROLL for (size_t t = 0; t < T; t++)
+            {
+                const size_t i = t * S + s;
+                const char *xt = x + t * ldx;
+                const __m256i pairs = pairs_of(bytes, xt, r, format);
+                if (has_whole_scales(format)) {
+                    const vec xs = _mm256_broadcast_ss((const float *)(const void *)(xt + AT_SCALES) + r);
+                    const __m256i fours =
+                        _mm256_madd_epi16(pairs, whole_scales_part(scales[i].whole, r, format));
+                    sum[i] = vec_fmadd(_mm256_cvtepi32_ps(fours), xs, sum[i]);
+                } else {
+                    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                    sum[i] =
+                        vec_fmadd(_mm256_cvtepi32_ps(fours),
+                                  _mm256_permutevar8x32_ps(scales[i].scale, _mm256_set1_epi32(r)), sum[i]);
+                }
             }
         }
     }
-    UNROLL for (size_t s = 0; s < S; s++) total[s] =
-        has_whole_scales(format) ? vec_fmadd(sum[s], scales[s].scale, total[s]) : sum[s];
+    UNROLL for (size_t i = 0; i < S * T; i++) total[i] =
+        has_whole_scales(format) ? vec_fmadd(sum[i], scales[i].scale, total[i]) : sum[i];
 }
 
 #define NAME     "avx2"

@@ -9,6 +9,8 @@
 
 #include "common/cpu/kernels/int8_words512.h"
 #define GEMV_STREAMS 4
+#define FEW_ROWS     2
+#define FEW_TOKENS   4
 #include "common/cpu/kernels/gemv_streams.h"
 
 #define CHUNK 256
@@ -231,34 +233,37 @@ INLINE vec scales_part64(vec all, const int k, const enum tensor_format format)
 
 /* ---- rows ---- */
 
-/* A chunk of `S` rows, `blocks` of 32 values there. */
-INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, const char *x,
-                      const size_t blocks, const size_t S, const enum tensor_format format)
+/* A chunk of `S` rows and `T` tokens, `blocks` of 32 values there; [token][row]. */
+INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, const char *x, size_t ldx,
+                      const size_t blocks, const size_t S, const size_t T, const enum tensor_format format)
 {
     const size_t block = decode_bytes(block_values(format), format);
-    const vec xs = vec_load(x + AT_SCALES);
-    vec scale[GEMV_STREAMS];
-    if (layout_of(format) == QUARTERS) quarter_scales(scale, w, stride, S);
+    vec own[GEMV_STREAMS], scale[FEW_ROWS * FEW_TOKENS];
+    if (layout_of(format) == QUARTERS) quarter_scales(own, w, stride, S);
     UNROLL for (size_t s = 0; s < S; s++)
     {
         const uint8_t *row = w + s * stride;
-        if (layout_of(format) == PAIRS) scale[s] = pair_scales(row, blocks, format);
-        if (layout_of(format) == EIGHT && format != FORMAT_IQ4_XS)
-            scale[s] = eight_scales(row, blocks, format);
+        vec lowest = vec_zero();
+        if (layout_of(format) == PAIRS) own[s] = pair_scales(row, blocks, format);
+        if (layout_of(format) == EIGHT && format != FORMAT_IQ4_XS) own[s] = eight_scales(row, blocks, format);
         if (format == FORMAT_IQ4_XS || layout_of(format) == SIXTEEN) {
             const struct block_scales both = scales_of(row, format);
-            scale[s] = both.scale;
-            if (format == FORMAT_Q2_K) least[s] = vec_fmadd(both.least, vec_load(x + AT_LEAST), least[s]);
+            own[s] = both.scale;
+            lowest = both.least;
         }
-        scale[s] = vec_mul(scale[s], xs);
-        if (layout_of(format) == PAIRS) least[s] = _mm512_mask_add_ps(least[s], 0xaaaa, least[s], scale[s]);
-        if (layout_of(format) == QUARTERS)
-            least[s] = _mm512_mask_add_ps(least[s], 0xf0f0, least[s], scale[s]);
+        UNROLL for (size_t t = 0; t < T; t++)
+        {
+            const char *xt = x + t * ldx;
+            vec *to = &scale[t * S + s], *low = &least[t * S + s];
+            if (format == FORMAT_Q2_K) *low = vec_fmadd(lowest, vec_load(xt + AT_LEAST), *low);
+            *to = vec_mul(own[s], vec_load(xt + AT_SCALES));
+            if (layout_of(format) == PAIRS) *low = _mm512_mask_add_ps(*low, 0xaaaa, *low, *to);
+            if (layout_of(format) == QUARTERS) *low = _mm512_mask_add_ps(*low, 0xf0f0, *low, *to);
+        }
     }
     UNROLL for (int k = 0; k < 4; k++)
     {
         if (2 * (size_t)k >= blocks) break;
-        const __m512i numbers = _mm512_loadu_si512(x + 64 * k);
         UNROLL for (size_t s = 0; s < S; s++)
         {
             const uint8_t *first = w + s * stride, *second = first;
@@ -266,11 +271,17 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
                 first += 2 * (size_t)k * block;
                 second = 2 * (size_t)k + 1 < blocks ? first + block : first;
             }
-            const __m512i sum =
-                _mm512_dpbusd_epi32(number_less(format) ? _mm512_loadu_si512(x + AT_LESS + 64 * k)
-                                                        : _mm512_setzero_si512(),
-                                    bytes_of(first, second, (size_t)k, true, format), numbers);
-            total[s] = vec_fmadd(_mm512_cvtepi32_ps(sum), scales_part64(scale[s], k, format), total[s]);
+            const __m512i bytes = bytes_of(first, second, (size_t)k, true, format);
+            UNROLL for (size_t t = 0; t < T; t++)
+            {
+                const char *xt = x + t * ldx;
+                vec *to = &total[t * S + s];
+                const __m512i sum =
+                    _mm512_dpbusd_epi32(number_less(format) ? _mm512_loadu_si512(xt + AT_LESS + 64 * k)
+                                                            : _mm512_setzero_si512(),
+                                        bytes, _mm512_loadu_si512(xt + 64 * k));
+                *to = vec_fmadd(_mm512_cvtepi32_ps(sum), scales_part64(scale[t * S + s], k, format), *to);
+            }
         }
     }
 }

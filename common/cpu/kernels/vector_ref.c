@@ -33,10 +33,10 @@ static void swiglu_clamped(float *y, const float *g, const float *u, size_t n)
 {
     const double limit = (double)GLU_CLAMP;
     for (size_t i = 0; i < n; i++) {
-        const double gate = (double)g[i] > limit ? limit : (double)g[i],
-                     up = (double)u[i] > limit    ? limit
-                          : (double)u[i] < -limit ? -limit
-                                                  : (double)u[i];
+        const double gate = (double)g[i] > limit ? limit : (double)g[i], up = (double)u[i] > limit ? limit
+                                                                              : (double)u[i] < -limit
+                                                                                  ? -limit
+                                                                                  : (double)u[i];
         y[i] = (float)(gate / (1.0 + exp(-(double)GLU_ALPHA * gate)) * (up + 1.0));
     }
 }

@@ -3,7 +3,7 @@
  * With two tiers a row's oldest positions lie in the arena alone (plan.h, vram_page_count). In a step of few tokens, one a
  * row, the CPU attends to the first of them where they lie while the GPU attends to the others: it reads the last of them
  * over the link and those behind in VRAM. The query goes down, the CPU's part comes up. In other steps the GPU reads all
- * over the link, once for all sub-chunks. What a step adds is copied to the arena by the way. */
+ * over the link, once for all sub-chunks, in pieces (plan_staging). What a step adds is copied to the arena by the way. */
 #include "daemon/planner/cost/attention.h"
 
 #include <math.h>
@@ -104,6 +104,15 @@ static void price_assisted(const struct pricing *p, double host, double there, s
     u->stream += more + 2 * way + u->kv.cpu;
 }
 
+/* A chunk attends to so many positions of each row in pieces: launches, and what is kept between them. */
+static double price_pieces(const struct pricing *p, double positions)
+{
+    const struct model_config *c = &p->model->config;
+    const double kept = (double)p->step->tokens * c->heads * (c->head_dim + GPU_PART_FLOATS) * sizeof(float);
+    return ceil(p->step->rows * positions / PLAN_PIECE_POSITIONS) *
+           (p->kernel.operation + 2 * kept / p->kernel.attention);
+}
+
 void attention_price_host(const struct pricing *p, double window, struct cost_unit *u)
 {
     const struct profile_link *link = &p->profile->link;
@@ -120,11 +129,11 @@ void attention_price_host(const struct pricing *p, double window, struct cost_un
                  attending = p->together * fmax(there.memory, there.compute);
     const double reading = host / rate, borrowed = before / rate,
                  storing = step->tokens * pricing_kv_bytes(p) / rate_or(&link->d2h, link->h2d.value);
-    const double more = fmax(0, reading - attending);
+    const double more = fmax(0, reading - attending) + price_pieces(p, host);
     u->gpu += more;
     u->stream += more;
     u->kv.link = reading + storing;
-    u->borrow_gpu = fmax(0, borrowed - attending) - more;
+    u->borrow_gpu = fmax(0, borrowed - attending) + price_pieces(p, before) - more;
     u->borrow_link = borrowed - reading;
 }
 

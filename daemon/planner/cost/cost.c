@@ -8,6 +8,7 @@
 
 #include "common/model/arch.h"
 #include "daemon/planner/cost/attention.h"
+#include "daemon/planner/cost/experts.h"
 #include "daemon/planner/cost/rates.h"
 
 #define CALLS_OF_A_SLICE 3 /* beside its kernels: its copy, an event there, waiting for one here */
@@ -133,6 +134,7 @@ struct weights {
     bool expands_home;             /* also at home in VRAM */
     bool blocks;                   /* some of them are: they are cut by what they expand to */
     double cpu_spread, gpu_spread; /* of the formats' rates, the widest */
+    struct experts_parts experts;  /* what of all that is products with experts */
 };
 
 /* Weights of an operation that the GPU multiplies by together (program_run_end). */
@@ -157,6 +159,7 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
     const struct format_rates *with = &p->experts[run->tensor[run->first]->format];
     struct device_rates kernel = with->kernel, r = p->chained ? with->gpu : kernel;
     r.parts = kernel.parts = 1;
+    const double before = w->kernel.total;
     for (uint32_t i = run->first; i < run->end; i++) {
         const struct model_tensor *t = run->tensor[i];
         const double read = (double)t->bytes * analyse_read_part(c, t, p->step->tokens),
@@ -164,7 +167,9 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
         add_linear(&r, read, parameters, p->step->tokens, &w->gpu);
         add_linear(&kernel, read, parameters, p->step->tokens, &w->kernel);
         w->slices += slices_of(t->bytes, false);
+        w->experts.bytes += read;
     }
+    w->experts.gpu += w->kernel.total - before; /* in no chain where the CPU has a part */
     add_overhead(&r, product_of(&r), &w->gpu);
     add_overhead(&kernel, product_of(&kernel), &w->kernel);
     w->products++;
@@ -176,6 +181,7 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
 static uint32_t product_tokens(const struct pricing *p)
 {
     const uint32_t tokens = p->step->tokens;
+    if (cost_rates_as_few(p)) return ENGINE_FEW_TOKENS;
     if (!p->step->invariant || p->tier != OP_TIER_CHUNK) return tokens;
     if (p->profile->gpu.device != PROFILE_DEVICE_CUDA) return tokens;
     return (tokens + GPU_SUB_TOKENS - 1) / GPU_SUB_TOKENS * GPU_SUB_TOKENS;
@@ -229,9 +235,13 @@ static void add_matrix_cpu(const struct pricing *p, uint32_t unit, const struct 
     const struct format_rates *with = experts ? &p->experts[t->format] : &p->with[t->format];
     const double bytes = (double)t->bytes * analyse_read_part(c, t, p->step->tokens),
                  work = experts ? (double)c->router.chosen / (double)c->router.experts : 1;
+    const struct spent before = w->cpu;
     (packed ? add_packed : add_linear)(&with->cpu, bytes, (double)t->rows * (double)t->cols * work,
                                        p->step->tokens, &w->cpu);
     w->cpu_spread = fmax(w->cpu_spread, with->cpu_spread);
+    if (!experts) return;
+    w->experts.cpu += w->cpu.total - before.total;
+    w->experts.cpu_beside += w->cpu.beside - before.beside;
 }
 
 /* An operation's weights, of which the unit's next matrices are those that the model has. Returns how many. */
@@ -406,6 +416,8 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->borrow = 0;
     price_link(p, unit, window, u);
     if (!mlp && p->step->kv.two) attention_price_host(p, window, u);
+    w.experts.unit = p->together * w.kernel.total;
+    if (u->experts && p->step->experts.slots) experts_price(p, &w.experts, u);
 }
 
 /* By how much the head is later where it lies packed in VRAM: one row's product is no part of a chain,

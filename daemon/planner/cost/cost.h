@@ -17,6 +17,13 @@ struct cost_tiers {
     uint32_t host_tokens, direct_permille;
 };
 
+/* Of units whose experts lie in both memories (plan.h): slots of each, which part of the chosen ones is in VRAM, and how many
+ * of 1,000 missing ones the GPU reads itself. All 0: there are none. */
+struct cost_experts {
+    uint32_t slots, direct_permille;
+    double hit;
+};
+
 /* One step: `tokens` over all rows. Decode: one token a row, so tokens == rows == batch. */
 struct cost_step {
     uint32_t tokens, rows;
@@ -27,6 +34,7 @@ struct cost_step {
      * in the files, as all are where this is NULL. */
     const enum tensor_format (*format)[PLAN_HOMES];
     struct cost_tiers kv;
+    struct cost_experts experts;
     /* of an invariant plan (common/plan/schedule.h): a chunk of a prompt of so many tokens in all; 0: of as many as the step
      * has, or where each row has one token no prompt */
     bool invariant;
@@ -61,6 +69,8 @@ struct cost_unit {
     double borrow;     /* link: its KV pages in and out, where the cache is the host's and it is computed
                       on the GPU (prefill) */
     struct cost_kv kv; /* two tiers */
+    double mixed;      /* experts in both memories: on the GPU, with what the CPU computes of them, which is: */
+    struct cost_kv mixed_kv;
     /* Two tiers, prefill, where the cache is the host's: more seconds of the GPU, and of the link as kv.link */
     double borrow_gpu, borrow_link;
     double issue, issue_stream;    /* of the host, to put its kernels into the queue: a chunk's */
@@ -167,6 +177,9 @@ void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_
 
 /* Where the cache of a step of so many rows and such a context lies. */
 struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t rows, uint32_t context);
+
+/* What the plan says of experts in both memories. */
+struct cost_experts cost_experts_of(const struct plan *plan, const struct model *model);
 
 /* What a list of the plan says, as the simulation wants it. home: [unit_count(layers)], kv_cpu: [layers], both the
  * caller's; *out borrows them. Cold when phase is not 0. */

@@ -31,6 +31,13 @@ struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t rows, uint32_t
                                .direct_permille = plan->kv_direct_permille};
 }
 
+struct cost_experts cost_experts_of(const struct plan *plan, const struct model *model)
+{
+    return (struct cost_experts){.slots = plan->experts.slots,
+                                 .direct_permille = plan->experts.direct_permille,
+                                 .hit = plan_hit_rate(plan, model->config.router.experts)};
+}
+
 void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES])
 {
     const uint32_t units = unit_count(plan->layers);
@@ -192,6 +199,7 @@ static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_
     step.kv_dtype = w->kv_dtype;
     step.format = w->format;
     step.kv = cost_tiers_of(c->plan, step.rows, step.context);
+    step.experts = cost_experts_of(c->plan, c->model);
     struct cost_table table = {0};
     struct cost_result result = {.done = w->done};
     struct cost_plan plan;

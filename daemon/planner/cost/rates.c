@@ -4,6 +4,11 @@
 
 #include <math.h>
 
+bool cost_rates_as_few(const struct pricing *p)
+{
+    return p->step->invariant && p->tier == OP_TIER_FEW && p->profile->gpu.device == PROFILE_DEVICE_CUDA;
+}
+
 static int require(double rate, const char *name, struct helm_err *err)
 {
     if (rate > 0) return 0;
@@ -126,8 +131,9 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
         r->attention = r->attention_beside = chain_attention_of(p);
         r->operation = gpu->chain_operation.value;
     }
-    if (rc || p->step->tokens == 1) return rc;
+    if (rc || (p->step->tokens == 1 && !cost_rates_as_few(p))) return rc;
     uint32_t part = (uint32_t)fmin(p->step->tokens, GPU_SUB_TOKENS);
+    if (cost_rates_as_few(p)) part = ENGINE_FEW_TOKENS;
     r->linear = profile_table_at(&gpu->linear, part).value;
     r->product = profile_table_at(&gpu->linear_operation, part).value;
     r->attention_flops = attention_flops_of(p);

@@ -83,6 +83,10 @@ double cost_rates_link(const struct pricing *p);
 /* Relative half-width of a rate's samples. */
 double cost_rates_spread(const struct profile_value *value);
 
+/* Whether the GPU computes the step by its program of most tokens that are not a chunk, however few there are: that is all that
+ * an invariant plan has behind prompts. The emulated device's takes as long as the tokens that are there. */
+bool cost_rates_as_few(const struct pricing *p);
+
 /* Whether a unit, or the head behind them, lies packed where it has this home. */
 bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home home);
 /* Whether the CPU multiplies with this unit's packed weights: a profile that says nothing of that knows no

@@ -10,7 +10,8 @@
 static const struct schedule_place place_of[PLAN_HOMES] = {
     [PLAN_HOME_CPU] = {.processor = COST_CPU, .link = SCHEDULE_NO_LINK, .contends = true},
     [PLAN_HOME_GPU] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK},
-    [PLAN_HOME_STREAM] = {.processor = COST_GPU, .link = 0}};
+    [PLAN_HOME_STREAM] = {.processor = COST_GPU, .link = 0},
+    [PLAN_HOME_MIXED] = {.processor = COST_GPU, .link = SCHEDULE_NO_LINK}};
 
 /* Whether the GPU computes all of a step, which is launched behind the one before (worker-gpu/follow.h). */
 static bool is_ahead(const struct cost_table *table, const struct cost_plan *plan)
@@ -123,6 +124,10 @@ void schedule_make(const struct cost_table *table, const struct cost_plan *plan,
             task->kv = (struct cost_kv){0};
         } else if (home == PLAN_HOME_GPU) {
             put_on_gpu(unit, plan, unit->gpu, task);
+            task->issue = unit->issue;
+        } else if (home == PLAN_HOME_MIXED) {
+            task->kv = unit->mixed_kv;
+            task->seconds = task->beside = unit->mixed - 2 * task->kv.way - task->kv.cpu;
             task->issue = unit->issue;
         } else {
             put_on_gpu(unit, plan, unit->stream, task);

@@ -18,6 +18,7 @@
 #include "common/model/arch.h"
 #include "common/base/log.h"
 #include "common/formats/packed.h"
+#include "common/plan/slots.h"
 #include "common/plan/workspace.h"
 #include "common/sampling/sampling.h"
 #include "common/base/units.h"
@@ -291,7 +292,8 @@ static bool streams_packed(const struct plan *plan)
     return any;
 }
 
-static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *plan)
+/* slots: bytes of those of experts. */
+static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots, struct plan *plan)
 {
     const struct ledger_device *device = &c->machine->device;
     struct ledger *vram = &plan->memory[PLAN_VRAM0];
@@ -302,6 +304,10 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
     ledger_add(vram, "weights",
                weights.region_bytes - weights.varying +
                    placement_vectors(c->model, plan, PLAN_GPU0, NULL, NULL));
+    if (slots) {
+        snprintf(what, sizeof what, "experts, %u slots of %u layers", plan->experts.slots, plan_mixed_units(plan));
+        ledger_add(vram, what, slots);
+    }
     if (weights.varying) ledger_add(vram, "packed weights", weights.varying);
     if (kv_layers) {
         const uint32_t pages = plan_kv_pages(plan, PLAN_VRAM0);
@@ -319,13 +325,13 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, struct plan *p
         .head = plan_head_format(plan) == FORMAT_BF16_PACKED};
     const uint64_t expanded = ledger_expanded_bytes(c, &expands);
     if (expanded) ledger_add(vram, "expanded slice", expanded);
-    const uint64_t staging = plan_staging_bytes(plan, ledger_kv_layer_bytes(c, plan->page_count));
-    if (staging) {
+    const struct plan_staging staging = plan_staging(plan);
+    if (staging.pages) {
         if (plan_kv_tiered(plan))
-            snprintf(what, sizeof what, "borrowed KV, one layer of %u pages", plan->page_count);
+            snprintf(what, sizeof what, "borrowed KV, 2 pieces of %u pages of a layer", staging.piece);
         else
             snprintf(what, sizeof what, "borrowed KV, %d layers of %u pages", GPU_STAGINGS, plan->page_count);
-        ledger_add(vram, what, staging);
+        ledger_add(vram, what, ledger_kv_layer_bytes(c, staging.pages));
     }
     const struct ledger_workspace work = {.step_tokens = plan->step_tokens,
                                           .ctx = ctx,
@@ -389,6 +395,7 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     memset(&plan->memory[PLAN_VRAM0], 0, sizeof plan->memory[PLAN_VRAM0]);
     memset(&plan->memory[PLAN_HOST], 0, sizeof plan->memory[PLAN_HOST]);
     plan->memory[PLAN_VRAM0].limit = UINT64_MAX;
+    const uint32_t mixed = plan_mixed_units(plan);
     bool on_cpu = plan_uses(plan, PLAN_CPU0), on_gpu = plan_uses(plan, PLAN_GPU0);
     *spec = (struct arena_spec){.slots = c->wish->slots,
                                 .context_tokens = ctx,
@@ -400,11 +407,17 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
                                 .page_count = page_count,
                                 .vram_page_count = plan->vram_page_count,
                                 .kv_heads_asking = plan_kv_tiered(plan) ? m->heads : 0,
+                                .experts_chosen = mixed ? m->router.chosen : 0,
+                                .experts = mixed ? m->router.experts : 0,
+                                .expert_layers = mixed,
                                 .session_bytes = session_bytes(c, plan),
                                 .weight_bytes = placements_in(plan, PLAN_HOST).region_bytes};
     rc = arena_plan(spec, &header, err);
     if (rc) return rc;
-    if (on_gpu) write_vram(c, ctx, plan);
+    struct slots_place slots = {0};
+    rc = slots_place(c->model, plan, &slots, err);
+    if (rc) return rc;
+    if (on_gpu) write_vram(c, ctx, slots.bytes, plan);
     write_host(c, &header, on_cpu, on_gpu, plan);
     return 0;
 }
@@ -423,14 +436,20 @@ uint32_t ledger_least_pages(const struct ledger_case *c, uint32_t ctx)
     return contexts > places ? contexts : places;
 }
 
+/* What a page more takes of VRAM. With two tiers pieces grow with a pool that is smaller than two of them. */
+static uint64_t device_page_bytes(const struct plan *plan, uint32_t pages, uint64_t layer_page)
+{
+    if (plan_kv_tiered(plan)) return pages < 2 * PLAN_PIECE_POSITIONS / plan->page_tokens ? layer_page : 0;
+    return (plan_layers_of(plan, PLAN_GPU0) + (plan_borrows_kv(plan) ? GPU_STAGINGS : 0u)) * layer_page;
+}
+
 /* Pages for a pool that may grow: see the top of this file. `plan` holds the ledgers of the smallest. */
 static uint32_t choose_pages(const struct ledger_case *c, uint32_t ctx, const struct plan *plan)
 {
     uint32_t least = ledger_least_pages(c, ctx);
     uint64_t layer_page = ledger_kv_layer_bytes(c, 1),
              host_page = plan_kv_layers(plan, PLAN_HOST) * layer_page,
-             device_page = plan_staging_bytes(plan, layer_page);
-    if (!plan_kv_tiered(plan)) device_page += plan_layers_of(plan, PLAN_GPU0) * layer_page;
+             device_page = device_page_bytes(plan, least, layer_page);
     if (c->machine->device.kind == LEDGER_DEVICE_EMULATED) host_page += device_page;
     uint64_t most = (uint64_t)c->wish->slots * kv_pages_for(ctx, c->wish->page_tokens),
              pages = LEDGER_POOL_TOKENS / c->wish->page_tokens;

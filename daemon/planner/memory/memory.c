@@ -7,6 +7,7 @@
 #include "common/base/units.h"
 #include "common/model/arch.h"
 #include "common/plan/engine_limits.h"
+#include "common/plan/workspace.h"
 
 #define RING_UNIT_PARTS 4 /* the smallest ring: this part of the largest half layer, as a power of two */
 #define RING_STEPS      8 /* the largest one, in sizes of the smallest */
@@ -144,8 +145,13 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
 {
     const struct ledger_device *device = &c->machine->device;
     const struct ledger_wish *w = c->wish;
-    const uint32_t stagings = w->vram_page_count ? 1 : wish->prefill ? GPU_STAGINGS : 0;
-    uint64_t borrowed = stagings * ledger_kv_layer_bytes(c, wish->pages);
+    const struct plan_staging_case pool = {.page_tokens = w->page_tokens,
+                                           .page_count = wish->pages,
+                                           .step_tokens = w->step_tokens,
+                                           .slots = w->slots,
+                                           .tiered = w->vram_page_count > 0,
+                                           .borrows = wish->prefill};
+    uint64_t borrowed = ledger_kv_layer_bytes(c, plan_staging_of(&pool).pages);
     uint64_t lanes = PLAN_LINKS * lane_bytes(w->step_tokens, c->model->config.hidden);
     uint64_t work =
         device->library_bytes + device->graph_bytes + device->context_bytes + workspace_of(c, wish, false);

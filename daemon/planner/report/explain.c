@@ -44,6 +44,7 @@ static int price(const struct reckoning *k, const struct cost_step *step, struct
 static double unit_seconds(const struct cost_unit *unit, enum plan_home home)
 {
     if (home == PLAN_HOME_STREAM) return unit->stream;
+    if (home == PLAN_HOME_MIXED) return unit->mixed;
     return home == PLAN_HOME_GPU ? unit->gpu : unit->cpu;
 }
 
@@ -92,7 +93,8 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                                    .context = list->context,
                                    .kv_dtype = k->request->wish.kv_dtype,
                                    .format = format,
-                                   .kv = cost_tiers_of(k->plan, list->rows, list->context)};
+                                   .kv = cost_tiers_of(k->plan, list->rows, list->context),
+                                   .experts = cost_experts_of(k->plan, k->request->model)};
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
     struct cost_table table = {0};
     struct cost_plan plan;
@@ -334,6 +336,24 @@ static void explain_experts(const struct model *model, uint32_t batch, struct ex
     }
 }
 
+/* Of experts in both memories: what is assumed, and what a decode step would take if all were chosen evenly. */
+static int explain_mixed(const struct reckoning *k, struct explain *x, struct helm_err *err)
+{
+    struct explain_experts *e = &x->experts;
+    struct plan even = *k->plan;
+    const struct cost_case c = {
+        .model = k->request->model, .analysed = &k->analysed, .profile = k->request->profile, .plan = &even};
+    struct cost_forecast f;
+    e->mixed = plan_mixed_units(k->plan);
+    if (!e->mixed) return 0;
+    even.experts.hit_permille = 0;
+    e->hit = plan_hit_rate(k->plan, k->request->model->config.router.experts);
+    e->seconds = x->prediction.decode.seconds;
+    int rc = cost_decode(&c, x->batch, x->context, &f, err);
+    e->seconds_even = f.seconds;
+    return rc;
+}
+
 /* ---- formats ---- */
 
 static uint64_t bytes_in(const struct model *model, enum tensor_format format)
@@ -391,7 +411,8 @@ int explain_make(const struct planner_request *request, const struct plan *plan,
     if (!rc) x->packed_bytes = packed_bytes(&k);
     if (!rc) explain_formats(request, x);
     if (!rc) explain_experts(request->model, x->batch, &x->experts);
-    x->strategies = SEARCH_STRATEGIES - (x->experts.layers == 0);
+    if (!rc) rc = explain_mixed(&k, x, err);
+    x->strategies = x->experts.layers ? SEARCH_STRATEGIES : SEARCH_EXPERTS_CPU;
     if (!rc) rc = explain_lists(&k, x, err);
     if (!rc) rc = explain_splits(&k, x, err);
     for (uint32_t s = 0; s < x->strategies && !rc; s++) {

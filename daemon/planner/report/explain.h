@@ -64,6 +64,10 @@ struct explain_format {
 struct explain_experts {
     uint32_t layers; /* that are mixtures; 0: none, all else is then 0 */
     uint64_t bytes, token_bytes, step_bytes;
+    /* of a plan with experts in both memories: layers that have them so, which part of the chosen ones is taken to be in
+     * VRAM, and seconds of a decode step with that and with experts chosen evenly */
+    uint32_t mixed;
+    double hit, seconds, seconds_even;
 };
 
 struct explain {
@@ -81,7 +85,7 @@ struct explain {
     struct explain_list list[PLAN_PHASES_MAX];
     uint32_t list_count; /* decode first, prefill last: at least these two */
     struct explain_strategy strategy[SEARCH_STRATEGIES];
-    uint32_t strategies;                            /* the last, of experts, counts where there are some */
+    uint32_t strategies;                            /* the last two, of experts, count where there are some */
     struct explain_point point[EXPLAIN_POINTS_MAX]; /* contexts rising, the last one the plan's */
     uint32_t point_count;
     struct explain_split *split; /* [layers + 1]; NULL without a device */

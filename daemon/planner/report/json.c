@@ -106,6 +106,11 @@ json_t *explain_to_json(const struct explain *x)
         "rates", formats_to_json(x), "strategies", strategies_to_json(x), "profile", profile->fingerprint,
         "machine", profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",
         (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
+    if (more && x->experts.mixed)
+        json_object_set_new(more, "mixed_forecast",
+                            json_pack("{s:i, s:f, s:f, s:f}", "layers", (int)x->experts.mixed, "hit_rate",
+                                      x->experts.hit, "seconds", x->experts.seconds, "seconds_even",
+                                      x->experts.seconds_even));
     if (more && x->experts.layers) {
         const struct model_router *r = &x->request->model->config.router;
         json_object_set_new(more, "experts",

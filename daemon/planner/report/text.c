@@ -11,7 +11,7 @@
 static void print_sums(const struct explain_list *list, FILE *out)
 {
     char text[UNITS_TEXT], stages[32];
-    static const enum plan_home homes[] = {PLAN_HOME_GPU, PLAN_HOME_CPU, PLAN_HOME_STREAM};
+    static const enum plan_home homes[] = {PLAN_HOME_GPU, PLAN_HOME_CPU, PLAN_HOME_STREAM, PLAN_HOME_MIXED};
     for (size_t h = 0; h < sizeof homes / sizeof *homes; h++) {
         uint64_t bytes = 0;
         uint32_t count = 0;
@@ -117,6 +117,15 @@ static void print_experts(const struct explain *x, FILE *out)
     if (x->batch > 1)
         fprintf(out, ", a step of %u %s (chosen evenly: assumed)", x->batch,
                 units_format_size(e->step_bytes, token));
+    fputc('\n', out);
+    if (!e->mixed) return;
+    fprintf(out,
+            "mixed    %u layers, %u slots each; of missing experts the GPU reads %.1f %%; up to %u come a step\n"
+            "         %.1f %% of the chosen ones in VRAM (%s): %.2f ms a step",
+            e->mixed, x->plan->experts.slots, x->plan->experts.direct_permille / 10.0, x->plan->experts.moves,
+            100 * e->hit, x->plan->experts.hit_permille ? "as the plan states" : "each chosen alike: assumed",
+            1e3 * e->seconds);
+    if (x->plan->experts.hit_permille) fprintf(out, "; each chosen alike %.2f ms", 1e3 * e->seconds_even);
     fputc('\n', out);
 }
 

@@ -19,6 +19,7 @@ static const struct {
     [SEARCH_THESIS] = {"thesis", ON_CPU | ON_GPU, ON_CPU | ON_GPU},
     [SEARCH_STREAM] = {"stream", ON_GPU | ON_STREAM, ON_GPU},
     [SEARCH_EXPERTS_CPU] = {"experts-cpu", ON_CPU | ON_GPU, ON_GPU},
+    [SEARCH_MIXED] = {"mixed", ON_CPU | ON_GPU, ON_GPU},
 };
 
 const char *search_strategy_name(enum search_strategy strategy)
@@ -153,7 +154,7 @@ int search_run(const struct search_problem *problem, enum search_strategy strate
     rc = space_open(&s, problem, strategies[strategy].homes, strategies[strategy].ends,
                     strategies[strategy].ends, err);
     if (rc) goto out;
-    for (uint32_t i = 0; i < s.items && strategy == SEARCH_EXPERTS_CPU; i++)
+    for (uint32_t i = 0; i < s.items && (strategy == SEARCH_EXPERTS_CPU || strategy == SEARCH_MIXED); i++)
         s.item[i].allowed &= s.table->unit[s.item[i].first].experts ? ON_CPU : ON_GPU;
     if (strategy == SEARCH_BEST || strategy == SEARCH_THESIS) each_split(&s, try_split, NULL);
     if (strategy == SEARCH_THESIS) {

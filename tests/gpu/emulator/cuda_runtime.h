@@ -102,6 +102,12 @@ template <typename T> static inline T __shfl_sync(unsigned, T value, int lane)
     return result;
 }
 static inline void __threadfence(void) {}
+template <typename T> static inline T atomicOr(T *p, T value)
+{
+    T old = *p;
+    *p |= value;
+    return old;
+}
 template <typename T, typename U> static inline T atomicAdd(T *p, U value)
 {
     T old = *p;

@@ -62,7 +62,8 @@ static void what_the_planner_is_told(void **state)
         enum search_strategy strategy;
     } strategies[] = {{"best", SEARCH_BEST},       {"all-gpu", SEARCH_ALL_GPU},
                       {"all-cpu", SEARCH_ALL_CPU}, {"thesis", SEARCH_THESIS},
-                      {"stream", SEARCH_STREAM},   {"experts-cpu", SEARCH_EXPERTS_CPU}};
+                      {"stream", SEARCH_STREAM},   {"experts-cpu", SEARCH_EXPERTS_CPU},
+                      {"mixed", SEARCH_MIXED}};
     struct config c;
     struct helm_err err = {0};
     assert_int_equal(READ(&c, &err, "--model", "/m"), 0);

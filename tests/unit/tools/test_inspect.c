@@ -21,6 +21,33 @@ static char *text_of(const struct inspect_report *report, bool tensors)
     return text;
 }
 
+/* What a mixture of experts with sinks has beside others. */
+static void test_gpt_oss(void **state)
+{
+    (void)state;
+    struct model model;
+    struct helm_err err = {0};
+    if (model_read("tests/data/golden/gptoss", &model, &err)) fail_msg("%s", err.text);
+    const struct inspect_report report = {.folder = model.folder,
+                                          .config = &model.config,
+                                          .model = &model,
+                                          .problem = &err};
+    char *text = text_of(&report, true);
+    static const char *const parts[] = {
+        "8 of 96, 4 a token",           "KV heads of 32, sinks\n", "q, k, v, o, router, experts\n",
+        "window of 32 in 2 of 4",       "768 x 256         mxfp4", "mlp.experts.gate_up_proj_blocks",
+        "mlp.experts.gate_up_proj_bias"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(text, parts[i])) fail_msg("'%s' is not in\n%s", parts[i], text);
+    free(text);
+    json_t *root = inspect_json(&report, false);
+    const json_t *config = json_object_get(root, "config");
+    assert_true(json_is_true(json_object_get(config, "sinks")));
+    assert_true(json_is_true(json_object_get(json_object_get(config, "experts"), "bias")));
+    json_decref(root);
+    model_free(&model);
+}
+
 static void test_loads(void **state)
 {
     (void)state;
@@ -124,7 +151,7 @@ static void test_gguf(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_loads), cmocka_unit_test(test_does_not_load),
-                                       cmocka_unit_test(test_gguf)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_loads), cmocka_unit_test(test_gpt_oss),
+                                       cmocka_unit_test(test_does_not_load), cmocka_unit_test(test_gguf)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

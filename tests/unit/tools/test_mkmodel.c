@@ -192,7 +192,9 @@ static void test_presets_with_experts(void **state)
     static const struct {
         const char *arch, *size;
         double billions;
-    } sizes[] = {{"qwen3_moe", "30b-a3b", 30.53}, {"mixtral", "8x7b", 46.70}, {"gpt_oss", "20b", 20.91},
+    } sizes[] = {{"qwen3_moe", "30b-a3b", 30.53},
+                 {"mixtral", "8x7b", 46.70},
+                 {"gpt_oss", "20b", 20.91},
                  {"gpt_oss", "120b", 116.83}};
     json_t *root;
     struct helm_err err = {0};
@@ -267,7 +269,8 @@ static void test_gpt_oss(void **state)
         "{\"architectures\": [\"GptOssForCausalLM\"], \"num_local_experts\": 4, \"num_experts_per_tok\": 2, "
         "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2, "
         "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16, \"vocab_size\": 150, "
-        "\"dtype\": \"bfloat16\", \"quantization_config\": {\"quant_method\": \"mxfp4\"}}";
+        "\"dtype\": \"bfloat16\", \"quantization_config\": {\"quant_method\": \"mxfp4\"}, "
+        "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}}";
     static const char *const files[] = {"unused"};
     struct built b;
     struct model_config config;

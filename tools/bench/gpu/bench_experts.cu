@@ -58,7 +58,8 @@ static struct gpuk_experts role_of(const experts_bench *f, uint32_t layer, uint3
     return {f->format, s->experts,
             rows,      cols,
             nullptr,   f->weights + layer % f->layers * f->layer + role * s->experts * f->matrix,
-            f->matrix, s->glu == GLU_CLAMPED ? f->bias : nullptr};
+            f->matrix, s->glu == GLU_CLAMPED ? f->bias : nullptr,
+            nullptr};
 }
 
 /* logits: by which the choice is made first; NULL: it has been. */

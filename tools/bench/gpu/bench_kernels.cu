@@ -271,8 +271,8 @@ static void bench_prefill(struct bench *b, struct bench_model *m)
             for (uint32_t l = 0; l < s->layers; l++) {
                 struct gpuk_attention a = {};
                 a.step = m->step, a.kv = m->kv, a.kv.layer = l, a.heads = s->heads, a.scale = 0.088f;
-                GPUK(gpuk_attention_prefill(m->device, &a, m->q16, n, 1, m->a16, DTYPE_BF16, 0, b->stream,
-                                            &err));
+                const struct gpuk_prefill prefill = {a, m->q16, m->a16, DTYPE_BF16, 1, {}};
+                GPUK(gpuk_attention_prefill(m->device, &prefill, n, 0, b->stream, &err));
             }
         });
         bench_row(s->name, "  of it attention", attention,

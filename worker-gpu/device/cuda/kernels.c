@@ -23,8 +23,13 @@ static int run_attention(struct device *d, const struct op *op, struct helm_err 
                                      op->workspace, op->flags, STREAM(d), err);
     if (op->kind == OP_ATTEND_MERGE)
         return gpuk_attention_merge(&op->as.merge, op->count, op->tokens, op->flags, STREAM(d), err);
-    return gpuk_attention_prefill(caps, &a->args, a->q, op->tokens, a->rows, a->out, a->out_dtype, op->flags,
-                                  STREAM(d), err);
+    const struct gpuk_prefill prefill = {.args = a->args,
+                                         .q = a->q,
+                                         .out = a->out,
+                                         .out_dtype = a->out_dtype,
+                                         .rows = a->rows,
+                                         .part = a->part};
+    return gpuk_attention_prefill(caps, &prefill, op->tokens, op->flags, STREAM(d), err);
 }
 
 static int run_matmul(struct device *d, const struct op *op, struct helm_err *err)
@@ -79,8 +84,12 @@ static int run_experts(struct device *d, const struct op *op, struct helm_err *e
     case OP_ROUTE:
         return gpuk_route(&r->router, op->count, op->tokens, r->logits, r->choice_bias, &r->out, op->flags,
                           STREAM(d), err);
+    case OP_EXPERTS_ASK:
+        return gpuk_experts_ask(&op->as.experts_ask, op->tokens, op->count, op->flags, STREAM(d), err);
+    case OP_EXPERTS_ADD:
+        return gpuk_experts_add(&op->as.experts_add, op->tokens, op->count, op->flags, STREAM(d), err);
     case OP_EXPERTS_GROUP:
-        return gpuk_experts_group(&g->choice, g->experts, NULL, op->count, op->tokens, &g->out, op->flags,
+        return gpuk_experts_group(&g->choice, g->experts, g->slot, op->count, op->tokens, &g->out, op->flags,
                                   STREAM(d), err);
     case OP_EXPERTS_GLU:
         if (op->as.experts_glu.is_chunk)
@@ -163,6 +172,8 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_LOGITS:
         return run_logits(d, op, err);
     case OP_ROUTE:
+    case OP_EXPERTS_ASK:
+    case OP_EXPERTS_ADD:
     case OP_EXPERTS_GROUP:
     case OP_EXPERTS_GLU:
     case OP_EXPERTS_DOWN:

@@ -86,8 +86,10 @@ struct attending {
     const struct gpuk_attention *args;
     const float *q;
     uint32_t first, count;
-    bool steady;        /* of a chunk: each query as in any other */
-    float *out, *m, *s; /* m and s: partial results' too, of these queries' heads; or NULL */
+    bool steady;                  /* of a chunk: each query as in any other */
+    float *out, *m, *s;           /* m and s: partial results' too, of these queries' heads; or NULL */
+    const struct gpuk_part *part; /* NULL: attends to everything */
+    uint32_t from, to;            /* its positions */
 };
 
 static struct attention_task task_of(const struct attending *x, uint32_t kv_head, void *scratch)
@@ -153,6 +155,22 @@ static void put_sums(const struct attending *x, const struct sums *sums, uint32_
         }
 }
 
+/* Between the launches of an attention in parts: what there is goes to sums, or the other way. */
+static void carry_sums(const struct attending *x, const struct sums *sums, uint32_t kv_head, bool keeps)
+{
+    const uint32_t heads = x->args->heads, group = heads / x->args->kv.layout.kv_heads,
+                   dim = x->args->kv.layout.head_dim;
+    for (uint32_t t = 0; t < x->count; t++)
+        for (uint32_t g = 0; g < group; g++) {
+            const size_t i = (size_t)t * group + g,
+                         head = (size_t)(x->first + t) * heads + kv_head * group + g;
+            float *o = x->part->o + head * dim, *state = x->part->state + head * GPU_PART_FLOATS;
+            memcpy(keeps ? o : sums->o + i * dim, keeps ? sums->o + i * dim : o, dim * sizeof *o);
+            *(keeps ? &state[0] : &sums->m[i]) = keeps ? sums->m[i] : state[0];
+            *(keeps ? &state[1] : &sums->s[i]) = keeps ? sums->s[i] : state[1];
+        }
+}
+
 /* One kv head page by page from position `begin` on, so that sums do not depend on which pool a page lies in. `pages`: the
  * table without marks. */
 static void attend_pages(struct emulated_math *math, const struct attending *x, uint32_t kv_head,
@@ -168,12 +186,16 @@ static void attend_pages(struct emulated_math *math, const struct attending *x, 
     float *parts = emulated_scratch(math, SCRATCH_PARTS, 2 * n * (dim + 2) * sizeof(float));
     if (!scratch || !parts) return;
     struct attention_task task = task_of(x, kv_head, scratch);
-    const uint32_t end = task.kv_last;
+    const bool resumes = x->part && x->from > begin, stops = x->part && x->to < task.kv_last;
+    const uint32_t end = stops ? x->to : task.kv_last;
+    if (resumes) begin = x->from;
+    if (begin >= end) return;
     const struct sums all = {parts, parts + n * dim, parts + n * (dim + 1)};
     float *next = parts + n * (dim + 2);
     const struct sums one = {next, next + n * dim, next + n * (dim + 1)};
     for (size_t i = 0; i < n; i++) all.m[i] = -INFINITY, all.s[i] = 0;
     memset(all.o, 0, n * dim * sizeof(float));
+    if (resumes) carry_sums(x, &all, kv_head, false);
     task.pages = pages, task.out = one.o, task.out_stride = (size_t)group * dim, task.m = one.m,
     task.s = one.s;
     for (uint32_t at = begin, to; at < end; at = to) {
@@ -186,7 +208,10 @@ static void attend_pages(struct emulated_math *math, const struct attending *x, 
         v->attend(&task);
         add_sums(&all, &one, n, dim);
     }
-    put_sums(x, &all, kv_head);
+    if (stops)
+        carry_sums(x, &all, kv_head, true);
+    else
+        put_sums(x, &all, kv_head);
 }
 
 static void attend(struct emulated_math *math, const struct attending *x)
@@ -288,12 +313,23 @@ void emulated_run_attend_prefill(struct emulated_math *math, const struct op *op
     float *q = emulated_scratch(math, SCRATCH_X, EMULATED_QUERIES * width * sizeof(float));
     float *out = emulated_scratch(math, SCRATCH_Y, EMULATED_QUERIES * width * sizeof(float));
     for (uint32_t r = 0; r < step->counts[1] && q && out; r++) {
+        const struct gpuk_part *part = c->part.before ? &c->part : NULL;
+        uint32_t from, to;
+        gpuk_part_span(&c->part, r, a->kv.layout.page_tokens, &from, &to);
         for (uint32_t t = step->row_first[r], end = step->row_first[r + 1]; t < end; t += EMULATED_QUERIES) {
             uint32_t count = end - t < EMULATED_QUERIES ? end - t : EMULATED_QUERIES;
             math->vector->load(q, (const char *)c->q + t * width * dtype_bytes(q_dtype), q_dtype,
                                count * width);
-            attend(math, &(struct attending){
-                             .args = a, .q = q, .first = t, .count = count, .steady = true, .out = out});
+            attend(math, &(struct attending){.args = a,
+                                             .q = q,
+                                             .first = t,
+                                             .count = count,
+                                             .steady = true,
+                                             .out = out,
+                                             .part = part,
+                                             .from = from,
+                                             .to = to});
+            if (to != UINT32_MAX) continue;
             emulated_store(math, c->out, t * width, c->out_dtype, out, count * width);
         }
     }

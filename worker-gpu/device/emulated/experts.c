@@ -19,6 +19,52 @@ void emulated_run_route(struct emulated_math *math, const struct op *op)
     choose(&c->router, c->logits, c->choice_bias, emulated_count(op->count, op->tokens), &c->out);
 }
 
+/* ---- those of another processor ---- */
+
+/* Which experts are missing of those that tokens chose. */
+static uint32_t find_missing(struct emulated_math *math, const struct gpuk_experts_ask *a, uint32_t pairs, bool *missing)
+{
+    uint32_t count = 0;
+    memset(missing, 0, a->experts * sizeof *missing);
+    for (uint32_t p = 0; p < pairs; p++) {
+        const uint32_t e = a->choice.id[p];
+        if (e >= a->experts) math->broken = "an expert that there is not";
+        if (e >= a->experts || a->table[e] != GPUK_SLOT_ABSENT || missing[e]) continue;
+        missing[e] = true;
+        count++;
+    }
+    return count;
+}
+
+void emulated_run_experts_ask(struct emulated_math *math, const struct op *op)
+{
+    const struct gpuk_experts_ask *a = &op->as.experts_ask;
+    const uint32_t tokens = emulated_count(op->count, op->tokens), chosen = a->choice.chosen, pairs = tokens * chosen;
+    bool missing[MODEL_EXPERTS_MAX];
+    if (a->router) choose(a->router, a->logits, a->choice_bias, tokens, &a->choice);
+    uint32_t direct = (find_missing(math, a, pairs, missing) * a->direct_permille + 500) / 1000;
+    for (uint32_t e = 0; e < a->experts; e++) {
+        const bool reads = missing[e] && direct > 0;
+        a->slot[e] = reads ? GPUK_SLOT_HOST | e : a->table[e];
+        if (reads) missing[e] = false, direct--;
+    }
+    memcpy(a->lane, a->x, (size_t)tokens * a->width * sizeof *a->lane);
+    uint32_t *id = (uint32_t *)(void *)(a->lane + (size_t)a->capacity * a->width);
+    for (uint32_t p = 0; p < pairs && !math->broken; p++) {
+        id[p] = missing[a->choice.id[p]] ? a->choice.id[p] : GPUK_SLOT_ABSENT;
+        if (a->seen) a->seen[p] = a->choice.id[p];
+    }
+    memcpy(id + (size_t)a->capacity * chosen, a->choice.weight, pairs * sizeof(float));
+}
+
+void emulated_run_experts_add(struct emulated_math *math, const struct op *op)
+{
+    const struct gpuk_experts_add *a = &op->as.experts_add;
+    (void)math;
+    for (size_t i = 0, n = (size_t)emulated_count(op->count, op->tokens) * a->width; i < n; i++)
+        a->out[i] = a->x[i] + a->sum[i];
+}
+
 /* The slot of an expert; false: it has none, or there is no such expert. */
 static bool slot_of(struct emulated_math *math, const struct gpuk_experts *e, uint32_t expert, uint32_t *slot)
 {
@@ -26,6 +72,12 @@ static bool slot_of(struct emulated_math *math, const struct gpuk_experts *e, ui
     if (expert >= e->experts) return false;
     *slot = e->slot ? e->slot[expert] : expert;
     return *slot != GPUK_SLOT_ABSENT;
+}
+
+static const char *matrix_of(const struct gpuk_experts *e, uint32_t slot)
+{
+    return slot & GPUK_SLOT_HOST ? (const char *)e->host + (slot & ~GPUK_SLOT_HOST) * e->stride
+                                 : (const char *)e->weight + slot * e->stride;
 }
 
 /* y[token][row] of the matrix in a slot over x, all dense. */
@@ -37,7 +89,7 @@ static void multiply(struct emulated_math *math, const struct gpuk_experts *e, u
     const struct gpuk_linear_args args = {.format = e->format,
                                           .cols = e->cols,
                                           .segments = 1,
-                                          .segment = {{.weight = (const char *)e->weight + slot * e->stride,
+                                          .segment = {{.weight = matrix_of(e, slot),
                                                        .bias = e->bias ? e->bias + (size_t)expert * e->rows
                                                                        : NULL,
                                                        .out = y,
@@ -99,6 +151,11 @@ void emulated_experts_down(struct emulated_math *math, const struct gpuk_experts
 
 /* ---- chunks ---- */
 
+static bool is_absent(const struct op_experts_group *c, uint32_t expert)
+{
+    return c->slot && c->slot[expert] == GPUK_SLOT_ABSENT;
+}
+
 void emulated_run_experts_group(struct emulated_math *math, const struct op *op)
 {
     const struct op_experts_group *c = &op->as.experts_group;
@@ -108,15 +165,15 @@ void emulated_run_experts_group(struct emulated_math *math, const struct op *op)
     for (uint32_t p = 0; p < pairs; p++) {
         if (c->choice.id[p] >= c->experts) math->broken = "an expert that there is not";
         if (c->choice.id[p] >= c->experts) return;
-        c->out.first[c->choice.id[p] + 1]++;
+        c->out.first[c->choice.id[p] + 1] += !is_absent(c, c->choice.id[p]);
     }
     for (uint32_t e = 0; e < c->experts; e++) {
         next[e] = c->out.first[e];
         c->out.first[e + 1] += c->out.first[e];
     }
     for (uint32_t p = 0; p < pairs; p++) {
-        c->out.place[p] = next[c->choice.id[p]]++;
-        c->out.pair[c->out.place[p]] = p;
+        c->out.place[p] = is_absent(c, c->choice.id[p]) ? GPUK_SLOT_ABSENT : next[c->choice.id[p]]++;
+        if (c->out.place[p] != GPUK_SLOT_ABSENT) c->out.pair[c->out.place[p]] = p;
     }
 }
 

@@ -120,7 +120,10 @@ static inline void built_remove(struct built *b, const char *name)
 static inline uint64_t built_bytes(const json_t *tensor)
 {
     const char *dtype = json_string_value(json_object_get(tensor, "dtype"));
-    uint64_t bytes = strcmp(dtype, "F32") == 0 ? 4 : strcmp(dtype, "I64") == 0 ? 8 : strcmp(dtype, "U8") == 0 ? 1 : 2;
+    uint64_t bytes = strcmp(dtype, "F32") == 0   ? 4
+                     : strcmp(dtype, "I64") == 0 ? 8
+                     : strcmp(dtype, "U8") == 0  ? 1
+                                                 : 2;
     const json_t *shape = json_object_get(tensor, "shape");
     for (size_t i = 0; i < json_array_size(shape); i++)
         bytes *= (uint64_t)json_integer_value(json_array_get(shape, i));

@@ -239,7 +239,8 @@ static void test_surplus(void **state)
         const char *config, *name, *text;
     } cases[] = {
         {QWEN3, "model.layers.0.mlp.routers.weight", "no part of a Qwen3ForCausalLM uses it"},
-        {QWEN3, "model.layers.0.mlp.experts.down_proj_blocks", "config.json says this Qwen3ForCausalLM has none"},
+        {QWEN3, "model.layers.0.mlp.experts.down_proj_blocks",
+         "config.json says this Qwen3ForCausalLM has none"},
         {QWEN3, "transformer.wte.weight", "surplus tensor 'transformer.wte.weight'"},
         {QWEN3, "model.layers.2.mlp.up_proj.weight", "config.json has 2 layers"},
         {QWEN3, "model.layers.999999.mlp.up_proj.weight", "config.json has 2 layers"},

@@ -258,6 +258,30 @@ static void test_experts(void **state)
     model_config_free(&c);
 }
 
+/* gpt-oss: biases, sinks and windows without being asked for, and experts in MXFP4 if it is said. */
+#define GPT_OSS                                                                                              \
+    "{\"architectures\": [\"GptOssForCausalLM\"], \"model_type\": \"gpt_oss\", \"rope_parameters\": {"       \
+    "\"rope_type\": \"yarn\", \"factor\": 32, \"truncate\": false}, "
+static void test_gpt_oss(void **state)
+{
+    (void)state;
+    struct model_config c;
+    parse_ok(GPT_OSS "\"num_local_experts\": 32, \"quantization_config\": {\"quant_method\": \"mxfp4\"}}",
+             &c);
+    assert_true(c.q_bias && c.k_bias && c.v_bias && c.o_bias && c.sinks && c.experts_bias && !c.mlp_bias);
+    assert_true(c.router.experts == 32 && c.router.chosen == 4 && c.router.score == ROUTER_CHOSEN_SOFTMAX);
+    assert_true(c.glu == GLU_CLAMPED && c.experts_format == FORMAT_MXFP4 && !c.rope.truncate);
+    for (int i = 0; i < 4; i++) assert_int_equal(c.window[i], i % 2 ? 0 : 128);
+    model_config_free(&c);
+    parse_ok(GPT_OSS
+             "\"swiglu_limit\": 7.0, \"sliding_window\": 5, \"attention_bias\": false, \"layer_types\": "
+             "[\"full_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]}",
+             &c);
+    assert_true(!c.q_bias && !c.o_bias && c.experts_bias && c.experts_format == tensor_format_plain(c.dtype));
+    for (int i = 0; i < 4; i++) assert_int_equal(c.window[i], i == 3 ? 5 : 0);
+    model_config_free(&c);
+}
+
 static void test_special_ids(void **state)
 {
     (void)state;
@@ -297,6 +321,11 @@ static const struct {
     {"{\"model_type\": 1}", HELM_E_FORMAT, "'model_type'"},
     {"{\"num_hidden_layers\": \"DELETE\"}", HELM_E_FORMAT, "'num_hidden_layers' is missing"},
     {MOE "\"num_experts\": 0}", HELM_E_LIMIT, "'num_experts' is 0"},
+    {MOE "\"quantization_config\": {\"quant_method\": \"mxfp4\"}}", HELM_E_UNSUPPORTED, "(method 'mxfp4')"},
+    {GPT_OSS "\"swiglu_limit\": 8.0}", HELM_E_UNSUPPORTED, "'swiglu_limit' is 8; only 7"},
+    {GPT_OSS "\"quantization_config\": {\"quant_method\": \"fp8\"}}", HELM_E_UNSUPPORTED, "(method 'fp8')"},
+    {"{\"architectures\": [\"GptOssForCausalLM\"], \"model_type\": \"gpt_oss\"}", HELM_E_UNSUPPORTED,
+     "a GptOssForCausalLM without RoPE scaling of type 'yarn'"},
     {MOE "\"num_experts\": 2147483648}", HELM_E_LIMIT, "'num_experts' is 2147483648, not between 1 and 1024"},
     {MOE "\"num_experts_per_tok\": 33, \"num_experts\": 64}", HELM_E_LIMIT, "'num_experts_per_tok' is 33"},
     {MOE "\"num_experts_per_tok\": 5, \"num_experts\": 4}", HELM_E_FORMAT, "but there are 4 experts"},
@@ -407,6 +436,7 @@ int main(void)
         cmocka_unit_test(test_context_of_yarn),
         cmocka_unit_test(test_biases_by_architecture),
         cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_gpt_oss),
         cmocka_unit_test(test_experts),
         cmocka_unit_test(test_special_ids),
         cmocka_unit_test(test_hostile_configs),

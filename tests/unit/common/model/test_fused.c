@@ -18,7 +18,8 @@
 #define SHAPE                                                                                                \
     "{\"architectures\": [\"GptOssForCausalLM\"], \"hidden_size\": 64, \"intermediate_size\": 32, "          \
     "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 4, "    \
-    "\"vocab_size\": 16, \"dtype\": \"bfloat16\", \"num_local_experts\": 3, \"num_experts_per_tok\": 2"
+    "\"vocab_size\": 16, \"dtype\": \"bfloat16\", \"num_local_experts\": 3, \"num_experts_per_tok\": 2, "    \
+    "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}"
 #define BLOCKS  SHAPE ", \"quantization_config\": {\"quant_method\": \"mxfp4\"}}"
 #define COLUMNS SHAPE "}"
 static const char *const one_file[] = {"model.safetensors"};
@@ -112,8 +113,7 @@ static void blocks_are_read_by_rows(struct opened *o, enum tensor_role role, uin
     for (uint32_t r = 0; r < t->rows; r++) {
         assert_int_equal(tensor_format_read_row(&m, r, row, &err), 0);
         for (uint32_t c = 0; c < t->cols; c++) {
-            const float want =
-                mxfp4_value(t, r % rows * turns + turn, c, (uint64_t)rows * turns, r / rows);
+            const float want = mxfp4_value(t, r % rows * turns + turn, c, (uint64_t)rows * turns, r / rows);
             if (isfinite(want)) assert_true(row[c] == want);
         }
     }
@@ -186,7 +186,8 @@ static void test_refused(void **state)
     (void)state;
     static const struct {
         const char *config, *removed, *text;
-    } missing[] = {{BLOCKS, LAYER "gate_up_proj_scales", "gate_up_proj_blocks' is there, but without its scales"},
+    } missing[] = {{BLOCKS, LAYER "gate_up_proj_scales",
+                    "gate_up_proj_blocks' is there, but without its scales"},
                    {BLOCKS, LAYER "down_proj_blocks", "down_proj_scales' is there, but without its blocks"},
                    {COLUMNS, LAYER "gate_up_proj", "gate_up_proj' is missing"},
                    {COLUMNS, LAYER "down_proj_bias", "down_proj_bias' is missing"},
@@ -203,7 +204,8 @@ static void test_refused(void **state)
         int code;
         const char *text;
     } changed[] = {
-        {BLOCKS, LAYER "gate_up_proj_blocks", "shape", "[3, 64, 2, 8]", HELM_E_MISMATCH, "implies [3, 64, 2, 16]"},
+        {BLOCKS, LAYER "gate_up_proj_blocks", "shape", "[3, 64, 2, 8]", HELM_E_MISMATCH,
+         "implies [3, 64, 2, 16]"},
         {BLOCKS, LAYER "down_proj_scales", "dtype", "\"BF16\"", HELM_E_UNSUPPORTED, "has dtype BF16, not U8"},
         {COLUMNS, LAYER "down_proj", "dtype", "\"U8\"", HELM_E_UNSUPPORTED, "has dtype U8, not one of"},
         {COLUMNS, LAYER "gate_up_proj", "shape", "[3, 64, 32]", HELM_E_MISMATCH, "implies [3, 64, 64]"}};

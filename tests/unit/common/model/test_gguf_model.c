@@ -253,7 +253,8 @@ static void test_architectures(void **state)
     refuse(&(struct recipe){.arch = "qwen3"}, HELM_E_NOT_FOUND,
            "tensor 'blk.0.attn_q_norm.weight' is missing");
     refuse(&(struct recipe){.arch = "gemma3"}, HELM_E_UNSUPPORTED,
-           "architecture 'gemma3' is not supported (supported: llama, mistral3, qwen2, qwen3, qwen3moe, gpt-oss)");
+           "architecture 'gemma3' is not supported (supported: llama, mistral3, qwen2, qwen3, qwen3moe, "
+           "gpt-oss)");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "token_embd.weight"}, HELM_E_NOT_FOUND,
            "no matrix 'token_embd.weight'");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "blk.0.ffn_up.weight"}, HELM_E_NOT_FOUND,

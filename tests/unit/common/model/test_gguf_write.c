@@ -242,7 +242,12 @@ static void configurations_come_back(void **state)
                                         "{\"architectures\": [\"Qwen2ForCausalLM\"], " SHAPE "}",
                                         "{\"architectures\": [\"Qwen3ForCausalLM\"], " SHAPE
                                         ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, "
-                                        "\"original_max_position_embeddings\": 1024}}"};
+                                        "\"original_max_position_embeddings\": 1024}}",
+                                        "{\"architectures\": [\"GptOssForCausalLM\"], " SHAPE
+                                        ", \"num_local_experts\": 6, \"num_experts_per_tok\": 2, "
+                                        "\"sliding_window\": 64, \"rope_scaling\": {\"rope_type\": \"yarn\", "
+                                        "\"factor\": 32, \"truncate\": false, "
+                                        "\"original_max_position_embeddings\": 128}}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct gguf_values values = {0}, file = {0};
         struct model_config config, back;
@@ -277,6 +282,12 @@ static void configurations_come_back(void **state)
                     back.rope.factor == config.rope.factor);
         assert_int_equal(back.rope.original_context, config.rope.original_context);
         assert_true(back.rope.attention_factor == config.rope.attention_factor);
+        assert_int_equal(back.rope.truncate, config.rope.truncate);
+        assert_true(back.sinks == config.sinks && back.experts_bias == config.experts_bias);
+        assert_true(back.glu == config.glu && back.router.score == config.router.score);
+        assert_true(back.router.experts == config.router.experts &&
+                    back.router.chosen == config.router.chosen);
+        assert_int_equal(back.expert_intermediate, config.expert_intermediate);
         assert_memory_equal(back.window, config.window, config.layers * sizeof *config.window);
         model_config_free(&back);
         model_config_free(&config);
@@ -294,7 +305,9 @@ static void what_gguf_cannot_say_is_refused(void **state)
         ", \"use_sliding_window\": true, \"sliding_window\": 64, \"max_window_layers\": 1}",
         "{\"architectures\": [\"Qwen3ForCausalLM\"], " SHAPE
         ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, "
-        "\"attention_factor\": 1.5}}"};
+        "\"attention_factor\": 1.5}}",
+        "{\"architectures\": [\"GptOssForCausalLM\"], " SHAPE ", \"rope_scaling\": {\"rope_type\": \"yarn\", "
+        "\"factor\": 32, \"truncate\": true, \"original_max_position_embeddings\": 128}}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct gguf_values values = {0};
         struct model_config config;

@@ -73,7 +73,7 @@ static void draw_machine(struct drawn *d)
         .device_required = draw(d, 2),
         .no_device = "there is none here",
         .profile = &d->profile,
-        .strategy = draw(d, 2) ? SEARCH_BEST : (enum search_strategy)draw(d, SEARCH_STRATEGIES),
+        .strategy = draw(d, 2) ? SEARCH_BEST : (enum search_strategy)draw(d, SEARCH_MIXED),
         .batch = 1 + draw(d, slots),
         .refusal = &d->refusal};
     if (draw(d, 3) == 0) d->r.wish.ctx = 256u << draw(d, 6);

@@ -163,7 +163,7 @@ static void the_thesis_packs_nothing_for_the_cpu(void **state)
     const struct cost_crossing cpu = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_CPU);
     assert_true(cpu.bytes > 0 && cpu.bytes == cpu.crossing);
     plan_free(&plan);
-    for (enum search_strategy s = SEARCH_BEST; s < SEARCH_STRATEGIES; s++) {
+    for (enum search_strategy s = SEARCH_BEST; s < SEARCH_MIXED; s++) {
         if (s == SEARCH_THESIS || s == SEARCH_ALL_GPU || s == SEARCH_EXPERTS_CPU) continue;
         b.r.strategy = s;
         b.r.device_required = s != SEARCH_ALL_CPU;

@@ -184,7 +184,7 @@ static void every_strategy_makes_its_kind_of_plan(void **state)
     double best = 0;
     bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
     b.r.wish.ctx = 2048;
-    for (int s = 0; s < SEARCH_STRATEGIES; s++) {
+    for (int s = 0; s < SEARCH_MIXED; s++) {
         struct plan plan;
         b.r.strategy = (enum search_strategy)s;
         b.r.device_required = s != SEARCH_ALL_CPU;
@@ -216,6 +216,7 @@ static void every_strategy_makes_its_kind_of_plan(void **state)
         case SEARCH_EXPERTS_CPU: /* there are none */
             assert_true(!cpu && gpu && !stream);
             break;
+        case SEARCH_MIXED: /* of mixtures alone */
         case SEARCH_STRATEGIES:
             break;
         }
@@ -273,7 +274,7 @@ static void a_tied_matrix_exists_once(void **state)
     (void)state;
     struct made_up_shape tied = shape_8b;
     tied.tied = true;
-    for (int s = 0; s < SEARCH_STRATEGIES; s++)
+    for (int s = 0; s < SEARCH_MIXED; s++)
         for (uint64_t vram = 3 * GIB; vram <= 20 * GIB; vram += 5 * GIB) {
             struct bench b;
             struct plan plan;

@@ -76,7 +76,7 @@ static void a_long_context_costs_when_it_is_long(void **state)
     const double at_short = rate_at(two, 256), as_short = rate_at(&brief, 256);
     print_message("at 256: %.2f of %.2f token/s; at 16K %.2f, at 32K %.2f; one tier %.2f\n", at_short,
                   as_short, rate_at(two, 16384), rate_at(two, 32768), rate_at(&one, 256));
-    assert_true(at_short >= 0.92 * as_short);
+    assert_true(at_short >= 0.97 * as_short);
     assert_true(rate_at(two, 16384) >= 18.5);
     assert_true(rate_at(two, 32768) >= 12.5);
     assert_true(rate_at(&one, 256) < 0.4 * as_short);
@@ -104,8 +104,11 @@ static void check_ledgers(const struct explain_case *c)
     assert_int_equal(places->bytes, plan->vram_page_count * plan_layers_of(plan, PLAN_GPU0) * page);
     assert_true(all->bytes >= plan->page_count * m->layers * page);
     assert_true(all->bytes < plan->page_count * m->layers * page + 2 * ARENA_HUGE_PAGE);
-    assert_int_equal(line_of(vram, "borrowed KV")->bytes, plan->page_count * page); /* one layer's */
-    assert_int_equal(plan_staging_bytes(plan, GIB), GIB);
+    const struct plan_staging staging = plan_staging(plan);
+    assert_int_equal(line_of(vram, "borrowed KV")->bytes, staging.pages * page); /* of one layer */
+    assert_in_range(staging.pages, 2 * staging.piece,
+                    2 * staging.piece + plan->step_tokens / 32 + 5 * plan->slots);
+    assert_int_equal(staging.piece, plan->page_count < 256 ? (plan->page_count + 3) / 4 * 2 : 128);
     assert_true(plan->vram_page_count >= plan_vram_pages_least(plan));
     assert_true(vram->total <= vram->limit && host->total <= host->limit);
 }
@@ -300,22 +303,23 @@ static double prompt_at(const struct explain_case *c, uint32_t prompt)
     return p.ttft.seconds;
 }
 
-/* Chunks are as long as prompts gain more by it than decode loses. */
+/* Chunks are as long as prompts gain more by it than decode loses, and a short context keeps its speed where it can. */
 static void chunks_weigh_prompts_against_decode(void **state)
 {
     (void)state;
     struct explain_case chosen, brief;
-    open_case(&chosen, "qwen3-8b", "h200-sapphire-rapids", 6 * GIB, KV_TIERS_TWO);
-    open_case(&brief, "qwen3-8b", "h200-sapphire-rapids", 6 * GIB, KV_TIERS_TWO);
+    open_case(&chosen, "qwen3-8b", "h200-sapphire-rapids", 5 * GIB, KV_TIERS_TWO);
+    open_case(&brief, "qwen3-8b", "h200-sapphire-rapids", 5 * GIB, KV_TIERS_TWO);
     chosen.request.wish.ctx = brief.request.wish.ctx = LONG;
     brief.request.wish.step_tokens = 512;
     case_make(&chosen);
     case_make(&brief);
     assert_int_equal(brief.plan.step_tokens, 512);
-    assert_int_equal(chosen.plan.step_tokens, 2048);
-    assert_true(prompt_at(&chosen, 32768) < 0.5 * prompt_at(&brief, 32768));
+    assert_int_equal(chosen.plan.step_tokens, 1024);
+    assert_int_equal(long_8b.plan.step_tokens, 512); /* with chunks of 1,024 it would lose 4 % at 256 */
+    assert_true(prompt_at(&chosen, 32768) < 0.7 * prompt_at(&brief, 32768));
     assert_true(rate_at(&chosen, 256) > 0.95 * rate_at(&brief, 256));
-    assert_true(rate_at(&chosen, 32768) > 0.95 * rate_at(&brief, 32768));
+    assert_true(rate_at(&chosen, 32768) > 0.9 * rate_at(&brief, 32768));
     case_close(&chosen);
     case_close(&brief);
 }

@@ -1,0 +1,33 @@
+/* Where slots of experts lie in VRAM: of each unit at home on `mixed` its gates, then ups, then downs, a slot behind the
+ * other; behind all of them the tables that say which expert is in which slot.
+ *
+ * Called by the planner's ledger and by the GPU worker, which allocates so much and fills it. Pure. */
+#ifndef HELM_COMMON_PLAN_SLOTS_H
+#define HELM_COMMON_PLAN_SLOTS_H
+
+#include "common/model/model.h"
+#include "common/plan/plan.h"
+
+enum slot_role { SLOT_GATE, SLOT_UP, SLOT_DOWN, SLOT_ROLES };
+enum tensor_role slot_tensor(enum slot_role role);
+
+/* One role of a unit's slots. */
+struct slot_place {
+    uint64_t at, stride; /* of slot 0 from the beginning of all; bytes from one slot to the next, those of an expert */
+};
+struct slot_unit {
+    uint32_t unit;
+    struct slot_place role[SLOT_ROLES];
+};
+struct slots_place {
+    struct slot_unit *unit; /* [units]; caller's memory, or NULL */
+    uint32_t units;
+    uint64_t tables; /* where they begin: [units][experts] numbers of 32 bits */
+    uint64_t bytes;  /* of all; 0: the plan has none */
+};
+/* By the formats of the plan's placements, or without any as weights are stored. HELM_E_UNSUPPORTED: experts that cannot
+ * lie in slots; HELM_E_MISMATCH: a unit without experts, or with fewer than slots. */
+HELM_MUST_CHECK int slots_place(const struct model *model, const struct plan *plan, struct slots_place *place,
+                                struct helm_err *err);
+
+#endif

@@ -1,0 +1,73 @@
+/* Prices of experts in both memories. See cost/experts.h; called by cost.c. */
+#include "daemon/planner/cost/experts.h"
+
+#include <math.h>
+
+#include "daemon/planner/cost/larger.h"
+
+#define CPU_OPERATIONS 3 /* taking what is asked, gates and ups, downs */
+#define GPU_OPERATIONS 2 /* asking, adding the answer */
+
+struct shares {
+    double hits, direct, cpu; /* of all chosen: numbers of experts */
+};
+
+/* Seconds behind the hand-over in which both are done with these numbers of experts out of `all`, and of the CPU alone. */
+static double both(const struct pricing *p, const struct experts_parts *parts, const struct shares *s, double all,
+                   bool beside)
+{
+    const double vram = s->hits / all * parts->gpu,
+                 link = s->direct / all * parts->bytes / p->profile->link.h2d.value,
+                 cpu = s->cpu / all * (beside || s->direct > 0 ? parts->cpu_beside : parts->cpu) +
+                       CPU_OPERATIONS * p->cpu.operation;
+    return larger(cpu, larger(vram, link) - 2 * p->profile->link.hand_over.value);
+}
+
+/* Of one token: the mean over how many of its experts are in VRAM, each with the same chance; how many the GPU reads
+ * itself are whole ones (gpuk_experts_ask). */
+static double one_token(const struct pricing *p, const struct experts_parts *parts, bool beside, double *direct)
+{
+    const struct cost_experts *e = &p->step->experts;
+    const uint32_t chosen = p->model->config.router.chosen;
+    double seconds = 0, chance = pow(e->hit, chosen); /* of none missing */
+    *direct = 0;
+    if (e->hit >= 1) {
+        const struct shares all = {.hits = chosen};
+        return both(p, parts, &all, chosen, beside);
+    }
+    if (e->hit <= 0) chance = 0;
+    for (uint32_t missing = 0; missing <= chosen; missing++) {
+        const uint32_t reads = (missing * e->direct_permille + 500) / 1000;
+        const struct shares s = {.hits = chosen - missing, .direct = reads, .cpu = missing - reads};
+        const double now = e->hit <= 0 ? missing == chosen : chance;
+        seconds += now * both(p, parts, &s, chosen, beside);
+        *direct += now * reads;
+        chance *= (double)(chosen - missing) / (missing + 1) * (1 - e->hit) / (e->hit > 0 ? e->hit : 1);
+    }
+    return seconds;
+}
+
+void experts_price(const struct pricing *p, const struct experts_parts *all, struct cost_unit *u)
+{
+    const struct cost_experts *e = &p->step->experts;
+    const struct model_router *router = &p->model->config.router;
+    const double part = (double)router->chosen / router->experts,
+                 chosen = router->experts * (1 - pow(1 - part, p->step->tokens)),
+                 way = p->profile->link.hand_over.value +
+                       fmax(0, (double)p->step->tokens * p->model->config.hidden * sizeof(float) - ENGINE_HAND_OVER_BYTES) /
+                           p->profile->link.h2d.value;
+    double direct;
+    if (p->step->tokens == 1) {
+        u->mixed_kv.cpu = one_token(p, all, false, &direct);
+        u->mixed_kv.cpu_beside = one_token(p, all, true, &direct);
+    } else {
+        const double missing = chosen * (1 - e->hit);
+        direct = p->tier == OP_TIER_CHUNK ? 0 : missing * e->direct_permille / 1000;
+        const struct shares s = {.hits = chosen - missing, .direct = direct, .cpu = missing - direct};
+        u->mixed_kv.cpu = both(p, all, &s, chosen, false);
+        u->mixed_kv.cpu_beside = both(p, all, &s, chosen, true);
+    }
+    u->mixed_kv.way = way;
+    u->mixed_kv.link = direct / chosen * all->bytes / p->profile->link.h2d.value;
+    u->mixed = fmax(0, all->unit - all->gpu) + GPU_OPERATIONS * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
+}

@@ -1,0 +1,18 @@
+/* What a mixture's unit costs whose experts lie in both memories: the GPU computes with those in VRAM and reads some of the
+ * others over the link, while the CPU computes with the rest.
+ *
+ * Internal to cost.c. Pure. Equations are in docs/planner.md. */
+#ifndef HELM_DAEMON_PLANNER_COST_EXPERTS_H
+#define HELM_DAEMON_PLANNER_COST_EXPERTS_H
+
+#include "daemon/planner/cost/rates.h"
+
+/* Experts' products of the unit, of all that the step's tokens choose: seconds of either processor, and bytes; and the whole
+ * unit on the GPU by kernels of its own. */
+struct experts_parts {
+    double cpu, cpu_beside, gpu, bytes, unit;
+};
+/* Adds to a unit's prices what it takes so: unit->mixed, unit->mixed_kv. Its price on the GPU stands. */
+void experts_price(const struct pricing *p, const struct experts_parts *all, struct cost_unit *unit);
+
+#endif

@@ -1,0 +1,202 @@
+/* Plans with a layer's experts in both memories. See attempt.h and plan.h. Called by planner.c; lists belong to the plan.
+ *
+ * From the plan that has all experts on the CPU and all else on the GPU, with lists for prompts that stream them, those are
+ * tried that have the experts of the first so many sparse layers in VRAM and all others' in both memories: what is left of
+ * VRAM are slots, alike for each of these layers. Each is priced with the share of missing experts that the GPU reads itself
+ * under which a decode step is fastest, and with every expert chosen alike, or as a histogram has it. Whole layers in VRAM save hand-overs; slots gain
+ * where some experts are chosen more often than others, which is known only when it was seen. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/plan/slots.h"
+#include "daemon/planner/attempt.h"
+#include "daemon/planner/histogram.h"
+
+#define MIXED_GAIN   0.02 /* of a decode step, for which a plan has experts in both memories */
+#define MIXED_TRIES  24   /* numbers of layers wholly in VRAM that are tried */
+#define DIRECT_STEP  50   /* of 1,000: shares of missing experts that are tried */
+#define MOVES_PART   0.1  /* of a step's time, in which the link may bring experts */
+#define SLOTS_MARGIN (4u << 20) /* of VRAM that is left */
+
+/* ---- lists ---- */
+
+/* A list with the homes of `home`, in fresh memory with room for any. */
+static int relist(uint32_t layers, const enum plan_home *home, struct plan_stage **stages, uint32_t *count,
+                  struct helm_err *err)
+{
+    struct plan_stage *list = calloc(unit_count(layers), sizeof *list);
+    if (!list) return helm_fail(err, HELM_E_NOMEM, "no memory for %u stages", unit_count(layers));
+    *count = plan_stages_of(home, layers, list);
+    free(*stages);
+    *stages = list;
+    return 0;
+}
+
+/* The first `whole` sparse layers' experts in VRAM, in all lists; others' in both memories, in decode's. */
+static int place(const struct making *m, const struct plan *from, uint32_t whole, struct plan *plan,
+                 struct helm_err *err)
+{
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
+    int rc = plan_copy(from, plan, err);
+    plan_drop_placements(plan);
+    for (uint32_t p = 0; p < plan_phase_count(from) && !rc; p++) {
+        uint32_t seen = 0;
+        plan_unit_homes(from, p, home);
+        for (uint32_t l = 0; l < plan->layers; l++) {
+            if (!model_layer_sparse(&m->r->model->config, l)) continue;
+            enum plan_home *mlp = &home[unit_of(l, UNIT_MLP)];
+            if (seen++ < whole)
+                *mlp = PLAN_HOME_GPU;
+            else if (p == 0)
+                *mlp = PLAN_HOME_MIXED;
+        }
+        rc = p ? relist(plan->layers, home, &plan->prefill[p - 1].stages, &plan->prefill[p - 1].stage_count, err)
+               : relist(plan->layers, home, &plan->stages, &plan->stage_count, err);
+    }
+    return rc;
+}
+
+/* ---- slots ---- */
+
+/* VRAM that is left; an emulated device's is the host's. */
+static uint64_t left_over(const struct making *m, const struct plan *plan)
+{
+    const struct ledger *vram = &plan->memory[PLAN_VRAM0], *host = &plan->memory[PLAN_HOST];
+    uint64_t left = vram->limit - vram->total;
+    if (m->machine.device.kind == LEDGER_DEVICE_EMULATED && host->limit - host->total < left)
+        left = host->limit - host->total;
+    return left > SLOTS_MARGIN ? left - SLOTS_MARGIN : 0;
+}
+
+/* As many slots as there is room for. *fits: there is, for one at least. */
+static int fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, struct helm_err *err)
+{
+    const struct ledger_wish wish = m->wish;
+    struct arena_spec spec;
+    struct slots_place place = {0};
+    plan->experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
+    *fits = false;
+    int rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &spec, err);
+    if (rc || !ledger_fits(plan)) return rc;
+    rc = ledger_fit(&m->c, ctx, plan, &spec, err);
+    if (!rc) rc = slots_place(m->r->model, plan, &place, err);
+    if (rc) return rc;
+    const uint64_t slots = 1 + left_over(m, plan) / (place.bytes ? place.bytes : 1);
+    const uint32_t experts = m->r->model->config.router.experts;
+    plan->experts.slots = slots < experts ? (uint32_t)slots : experts;
+    m->wish.page_count = plan->page_count;
+    do {
+        rc = ledger_write(&m->c, ctx, plan->page_count, plan, &spec, err);
+        *fits = !rc && ledger_fits(plan);
+    } while (!rc && !*fits && --plan->experts.slots > 0);
+    m->wish = wish;
+    return !rc && *fits && m->r->experts ? histogram_apply(m->r->experts, plan, err) : rc;
+}
+
+/* ---- prices ---- */
+
+static int decode_seconds(const struct making *m, const struct plan *plan, double *seconds, struct helm_err *err)
+{
+    const struct cost_case c = {
+        .model = m->r->model, .analysed = &m->table, .profile = m->r->profile, .plan = plan};
+    struct cost_forecast f;
+    int rc = cost_decode(&c, m->batch, planner_typical_context(m->r, plan->context_tokens), &f, err);
+    *seconds = f.seconds;
+    return rc;
+}
+
+static int choose_direct(const struct making *m, struct plan *plan, double *least, struct helm_err *err)
+{
+    uint32_t best = 0;
+    int rc = 0;
+    *least = INFINITY;
+    for (uint32_t share = 0; share <= 1000 && !rc; share += DIRECT_STEP) {
+        double seconds;
+        plan->experts.direct_permille = share;
+        rc = decode_seconds(m, plan, &seconds, err);
+        if (rc || seconds >= *least) continue;
+        *least = seconds;
+        best = share;
+    }
+    plan->experts.direct_permille = best;
+    return rc;
+}
+
+/* What the link may bring in a step, and what that costs: copies slow the CPU's reading, a hit saves it. */
+static void budget(const struct making *m, double seconds, struct plan *plan)
+{
+    const struct profile *profile = m->r->profile;
+    const double h2d = profile->link.h2d.value, alone = profile->cpu.gemv.value,
+                 beside = profile->cpu.gemv_beside.value > 0 ? profile->cpu.gemv_beside.value : alone;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < m->r->model->tensor_count && !bytes; i++)
+        if (m->r->model->tensors[i].role == TENSOR_DOWN_EXPERTS)
+            bytes = 3 * m->r->model->tensors[i].bytes / m->r->model->config.router.experts;
+    const double moves = bytes && h2d > 0 ? MOVES_PART * seconds * h2d / (double)bytes : 0,
+                 cost = h2d > 0 ? 1000 * alone / h2d * fmax(0, 1 - beside / alone) : PLAN_MOVE_COST;
+    plan->experts.moves = moves < 1 ? 1 : moves > PLAN_MOVES_MAX ? PLAN_MOVES_MAX : (uint32_t)moves;
+    plan->experts.move_cost = cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
+}
+
+/* ---- the choice ---- */
+
+int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt, struct helm_err *err)
+{
+    struct plan best = {0};
+    uint32_t sparse = 0;
+    int rc = 0;
+    attempt->fits = false;
+    for (uint32_t l = 0; l < plan->layers; l++) sparse += model_layer_sparse(&m->r->model->config, l);
+    const uint32_t step = (sparse + MIXED_TRIES - 1) / MIXED_TRIES;
+    for (uint32_t whole = 0; whole < sparse && !rc; whole += step) {
+        struct plan other = {0};
+        double seconds = INFINITY;
+        bool fits = false;
+        rc = place(m, plan, whole, &other, err);
+        if (!rc) rc = fill(m, ctx, &other, &fits, err);
+        if (!rc && fits) rc = choose_direct(m, &other, &seconds, err);
+        if (!rc && fits && (!attempt->fits || seconds < attempt->seconds)) {
+            const struct plan worse = best;
+            best = other;
+            other = worse;
+            attempt->fits = true;
+            attempt->seconds = seconds;
+        }
+        plan_free(&other);
+        if (!fits) break; /* more in VRAM fit no more */
+    }
+    if (!rc && attempt->fits) {
+        const struct plan worse = *plan;
+        *plan = best;
+        best = worse;
+        budget(m, attempt->seconds, plan);
+        m->wish.page_count = plan->page_count; /* the pool stays: what it leaves are slots */
+    }
+    plan_free(&best);
+    return rc;
+}
+
+int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt, struct helm_err *err)
+{
+    const struct ledger_wish wish = m->wish;
+    const struct trying mixed = {.strategy = SEARCH_MIXED, .device = true, .ctx = t->ctx};
+    struct plan other = {0};
+    struct attempt seen = {.fits = false};
+    if (!m->r->model->config.router.experts || m->r->one_memory || !t->device) return 0;
+    m->wish = m->r->wish;
+    m->wish.batch = m->batch;
+    m->wish.vram_page_count = 0;
+    int rc = attempt_tiers(m, &mixed, &other, &seen, err);
+    if (!rc && seen.fits) rc = mixed_choose(m, t->ctx, &other, &seen, err);
+    if (!rc && seen.fits && (!attempt->fits || seen.seconds < (1 - MIXED_GAIN) * attempt->seconds)) {
+        const struct plan worse = *plan;
+        *plan = other;
+        other = worse;
+        *attempt = seen;
+    } else {
+        m->wish = wish;
+    }
+    plan_free(&other);
+    return rc;
+}

@@ -1,0 +1,197 @@
+/* Slots of experts. See slots.h. */
+#include "worker-gpu/weights/slots.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static uint32_t experts_of(const struct gpu_slots *s)
+{
+    return s->model->config.router.experts;
+}
+
+static uint64_t table_bytes(const struct gpu_slots *s)
+{
+    return (uint64_t)s->place.units * experts_of(s) * sizeof(uint32_t);
+}
+
+int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, struct gpu_slots *s, struct helm_err *err)
+{
+    const uint32_t units = plan_mixed_units(plan);
+    memset(s, 0, sizeof *s);
+    s->model = weights->model;
+    s->plan = plan;
+    s->weights = weights;
+    s->place.unit = calloc((size_t)units + 1, sizeof *s->place.unit);
+    s->move = calloc((size_t)plan->experts.moves + 1, sizeof *s->move);
+    if (!s->place.unit || !s->move)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for slots of the experts of %u layers", units);
+    return slots_place(s->model, plan, &s->place, err);
+}
+
+int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct arena *arena, struct helm_err *err)
+{
+    const uint32_t chosen = s->model->config.router.chosen;
+    const uint64_t seen = (uint64_t)s->place.units * GPUK_BATCH_MAX * chosen * sizeof(uint32_t);
+    const struct expert_slots_case size = {.layers = s->place.units,
+                                           .experts = experts_of(s),
+                                           .slots = s->plan->experts.slots,
+                                           .half_life = EXPERT_HALF_LIFE,
+                                           .cost = s->plan->experts.move_cost / 1000.0};
+    void *memory = NULL;
+    s->device = device;
+    s->arena = arena;
+    if (!s->place.bytes) return 0;
+    const struct arena_experts *all = arena_experts_of(arena);
+    s->before = (struct expert_slots_seen){.steps = atomic_load(&all->steps),
+                                           .used = atomic_load(&all->used),
+                                           .present = atomic_load(&all->present),
+                                           .moved = atomic_load(&all->moved)};
+    int rc = device_alloc(device, DEVICE_WEIGHTS, s->place.bytes, &memory, err);
+    s->memory = memory;
+    s->table_device = (uint32_t *)(void *)(s->memory + s->place.tables);
+    /* kernels of programs that run alone read what lies there; the copy queue fills it next */
+    if (!rc) rc = device->ops->clear(device, DEVICE_COMPUTE, s->memory, s->place.bytes, err);
+    if (!rc) rc = device_await(device, DEVICE_COMPUTE, err);
+    if (!rc) rc = device_host_alloc(device, table_bytes(s) + seen, &s->pinned, err);
+    if (rc) return rc;
+    memset(s->pinned, 0, table_bytes(s) + seen);
+    s->table = s->pinned;
+    s->seen = (uint32_t *)(void *)((char *)s->pinned + table_bytes(s));
+    rc = device->ops->event_create(device, &s->copied, err);
+    return rc ? rc : expert_slots_create(&size, &s->policy, err);
+}
+
+void gpu_slots_close(struct gpu_slots *s)
+{
+    if (s->copied) s->device->ops->event_free(s->device, s->copied);
+    if (s->pinned) s->device->ops->host_free(s->device, s->pinned);
+    if (s->memory) device_free(s->device, DEVICE_WEIGHTS, s->place.bytes, s->memory);
+    expert_slots_free(s->policy);
+    free(s->place.unit);
+    free(s->move);
+    memset(s, 0, sizeof *s);
+}
+
+/* ---- copies ---- */
+
+/* An expert's matrices into a slot, by the copy queue. */
+static int bring(const struct gpu_slots *s, uint32_t index, uint32_t expert, uint32_t slot, struct helm_err *err)
+{
+    const struct slot_unit *unit = &s->place.unit[index];
+    int rc = 0;
+    for (int r = 0; r < SLOT_ROLES && !rc; r++) {
+        const struct slot_place *p = &unit->role[r];
+        const struct gpu_matrix *m =
+            gpu_matrix_of(s->weights, slot_tensor((enum slot_role)r), (int32_t)unit_layer(unit->unit));
+        rc = device_copy(s->device, DEVICE_COPY, DEVICE_TO_DEVICE, s->memory + p->at + slot * p->stride,
+                         (const char *)m->host + expert * p->stride, p->stride, err);
+    }
+    return rc;
+}
+
+/* What the policy says of a layer, for the device. */
+static void note(struct gpu_slots *s, uint32_t index)
+{
+    const uint32_t *now = expert_slots_table(s->policy, index), experts = experts_of(s);
+    static_assert(EXPERT_SLOT_NONE == GPUK_SLOT_ABSENT, "the table is the kernels'");
+    memcpy(s->table + (size_t)index * experts, now, experts * sizeof *now);
+    s->changed = true;
+}
+
+int gpu_slots_fill(struct gpu_slots *s, struct helm_err *err)
+{
+    const uint32_t experts = experts_of(s), *first = s->plan->experts.first, slots = s->plan->experts.slots;
+    if (!s->place.bytes) return 0;
+    uint64_t *uses = calloc((size_t)s->place.units * experts, sizeof *uses);
+    if (!uses) return helm_fail(err, HELM_E_NOMEM, "no memory for the experts of %u layers", s->place.units);
+    for (uint32_t i = 0; first && i < s->place.units * slots; i++)
+        if (first[i] < experts) uses[(size_t)(i / slots) * experts + first[i]] = 1;
+    for (uint32_t i = 0; s->before.steps && i < s->place.units * experts; i++)
+        uses[i] = atomic_load_explicit(&arena_expert_uses_of(s->arena)[i], memory_order_relaxed);
+    expert_slots_fill(s->policy, uses);
+    free(uses);
+    int rc = 0;
+    for (uint32_t u = 0; u < s->place.units; u++) {
+        note(s, u);
+        for (uint32_t e = 0; e < experts && !rc; e++)
+            if (s->table[(size_t)u * experts + e] != GPUK_SLOT_ABSENT)
+                rc = bring(s, u, e, s->table[(size_t)u * experts + e], err);
+    }
+    if (!rc) rc = device_await(s->device, DEVICE_COPY, err);
+    return rc ? rc : gpu_slots_begin(s, err);
+}
+
+/* ---- steps ---- */
+
+int gpu_slots_begin(struct gpu_slots *s, struct helm_err *err)
+{
+    if (!s->changed) return 0;
+    s->changed = false;
+    return device_copy(s->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, s->table_device, s->table, table_bytes(s), err);
+}
+
+/* Those that were on their way are there. */
+static int arrive(struct gpu_slots *s, struct helm_err *err)
+{
+    int rc = s->moving ? s->device->ops->event_wait(s->device, s->copied, err) : 0;
+    for (uint32_t i = 0; i < s->moving && !rc; i++) {
+        expert_slots_arrived(s->policy, &s->move[i]);
+        note(s, s->move[i].layer);
+    }
+    s->moving = 0;
+    return rc;
+}
+
+/* Layers take turns to begin, so that each has its part of what a step brings. */
+static int move(struct gpu_slots *s, struct helm_err *err)
+{
+    const uint32_t most = s->plan->experts.moves, units = s->place.units;
+    int rc = 0;
+    for (uint32_t i = 0; i < units && s->moving < most && !rc; i++) {
+        const uint32_t u = (s->turn + i) % units,
+                       count = expert_slots_moves(s->policy, u, s->move + s->moving, most - s->moving);
+        for (uint32_t k = 0; k < count && !rc; k++)
+            rc = bring(s, u, s->move[s->moving + k].expert, s->move[s->moving + k].slot, err);
+        s->moving += count;
+        if (count) note(s, u);
+    }
+    s->turn = (s->turn + 1) % units;
+    return rc || !s->moving ? rc : s->device->ops->event_record(s->device, DEVICE_COPY, s->copied, err);
+}
+
+static void count(struct gpu_slots *s, uint32_t tokens)
+{
+    const uint32_t chosen = s->model->config.router.chosen, experts = experts_of(s);
+    struct arena_experts *all = arena_experts_of(s->arena);
+    _Atomic uint64_t *uses = arena_expert_uses_of(s->arena);
+    for (uint32_t u = 0; u < s->place.units; u++) {
+        const uint32_t *seen = s->seen + (size_t)u * GPUK_BATCH_MAX * chosen;
+        expert_slots_used(s->policy, u, seen, tokens * chosen);
+        for (uint32_t i = 0; i < tokens * chosen; i++)
+            if (seen[i] < experts)
+                atomic_fetch_add_explicit(&uses[(size_t)u * experts + seen[i]], 1, memory_order_relaxed);
+    }
+    expert_slots_step(s->policy);
+    const struct expert_slots_seen now = expert_slots_seen(s->policy);
+    const struct expert_slots_seen *before = &s->before;
+    atomic_store_explicit(&all->steps, before->steps + now.steps, memory_order_relaxed);
+    atomic_store_explicit(&all->used, before->used + now.used, memory_order_relaxed);
+    atomic_store_explicit(&all->present, before->present + now.present, memory_order_relaxed);
+    atomic_store_explicit(&all->moved, before->moved + now.moved, memory_order_relaxed);
+}
+
+int gpu_slots_end(struct gpu_slots *s, uint32_t tokens, struct helm_err *err)
+{
+    if (!s->place.bytes) return 0;
+    count(s, tokens); /* by what lay there while it was computed */
+    int rc = arrive(s, err);
+    if (!rc && s->plan->experts.moves) rc = move(s, err);
+    return rc;
+}
+
+void gpu_slots_abandon(const struct plan *plan, const struct arena *arena)
+{
+    if (!plan_mixed_units(plan)) return;
+    atomic_store(&arena_expert_lane_of(arena, ARENA_EXPERT_ASK)->bell.value, 0);
+    atomic_store(&arena_expert_lane_of(arena, ARENA_EXPERT_SUM)->bell.value, INT32_MAX);
+}

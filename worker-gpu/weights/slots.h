@@ -1,0 +1,53 @@
+/* Experts that lie in VRAM beside host memory (plan.h, `mixed`): their slots, filled at load and kept by what tokens choose.
+ *
+ * Called by engine.c (load), by step.c at the begin and the end of each step, and by lowering, which takes addresses. What a
+ * decode step's tokens chose its kernels leave in host memory. At its end the policy (common/experts/slots.h) says which of
+ * them come in the stead of others: at most plan->experts.moves a step, which the copy queue brings while the next step is
+ * computed, and which serve the step behind that. The device's table of what is where is written between steps alone. */
+#ifndef HELM_WORKER_GPU_WEIGHTS_SLOTS_H
+#define HELM_WORKER_GPU_WEIGHTS_SLOTS_H
+
+#include "common/experts/slots.h"
+#include "common/plan/slots.h"
+#include "common/shared/arena.h"
+#include "worker-gpu/weights/weights.h"
+
+struct gpu_slots {
+    struct slots_place place; /* its units: owned */
+    struct device *device;    /* borrowed, as are: */
+    const struct model *model;
+    const struct plan *plan;
+    const struct gpu_weights *weights;
+    const struct arena *arena;
+    char *memory;           /* on the device: place.bytes */
+    uint32_t *table_device; /* there: [units][experts], the slot of each expert or GPUK_SLOT_ABSENT */
+    void *pinned;
+    uint32_t *table, *seen; /* pinned: the same table; [units][GPUK_BATCH_MAX][chosen] of the step that ran last */
+    bool changed;           /* the table, since the device has it */
+    struct expert_slots *policy;
+    struct expert_slots_seen before; /* of workers before this one: counts */
+    struct expert_move *move; /* [plan->experts.moves]: on their way */
+    uint32_t moving, turn;    /* how many; the unit that may move first */
+    struct device_event *copied;
+};
+
+/* What it takes, in place.bytes; nothing where the plan has no such experts. */
+HELM_MUST_CHECK int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, struct gpu_slots *slots,
+                                   struct helm_err *err);
+/* Takes device memory and pinned memory. */
+HELM_MUST_CHECK int gpu_slots_open(struct gpu_slots *slots, struct device *device, const struct arena *arena,
+                                   struct helm_err *err);
+/* Once host weights are there and known to the device: fills the slots as the plan says, or after a worker before this one
+ * with what was used most. */
+HELM_MUST_CHECK int gpu_slots_fill(struct gpu_slots *slots, struct helm_err *err);
+/* Nothing runs on the device any more. */
+void gpu_slots_close(struct gpu_slots *slots);
+
+/* Before a step's program: the device's table, where it has changed. */
+HELM_MUST_CHECK int gpu_slots_begin(struct gpu_slots *slots, struct helm_err *err);
+/* A decode step of so many tokens is over. */
+HELM_MUST_CHECK int gpu_slots_end(struct gpu_slots *slots, uint32_t tokens, struct helm_err *err);
+/* After a failure: lets a queue that waits for the CPU's answer run out. */
+void gpu_slots_abandon(const struct plan *plan, const struct arena *arena);
+
+#endif
