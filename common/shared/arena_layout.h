@@ -17,7 +17,7 @@
  *   vram_table          helmd                     workers   of the same pages, their places in VRAM: two tiers only
  *   lanes               one worker each           another   activation hand-over, see lane.h
  *   kv_lanes            one worker each           another   queries, and the partial results for them: two tiers only
- *   expert_lanes        one worker each           another   the GPU's requests for experts in both memories, and answers
+ *   expert_lanes        one worker each           another   requests for experts in both memories, and answers
  *   experts             the GPU worker            helmd     counters of the use of such experts, struct arena_experts
  *   logits              the head's worker         helmd     whole rows that tokens were drawn from, for its check; a
  *                                                           GPU worker's pooled rows pass through it
