@@ -49,8 +49,8 @@
 #define PLAN_PIECE_POSITIONS 4096
 /* What a chunk's attention over pieces keeps of a token's head beside its output: a maximum and sums. */
 #define GPU_PART_FLOATS 8
-/* Attention of a chunk takes positions by so many. Pieces end at multiples of it, so that a sum's order is one and the
- * same whatever the pieces and pools. */
+/* Attention of a chunk takes positions in tiles of this size. Pieces end at multiples of it, so that sums have the same
+ * order whatever the pieces and pools. */
 #define GPU_PREFILL_TILE 64
 /* Host memory for reading weights from files, of all readers. */
 #define GPU_LOAD_STAGING_BYTES (UINT64_C(192) << 20)

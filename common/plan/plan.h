@@ -220,7 +220,7 @@ enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t
 bool plan_uses(const struct plan *plan, enum plan_processor processor);
 /* The arena's lanes for this plan: one a link, or none where one processor is used alone. */
 uint32_t plan_lanes(const struct plan *plan);
-/* Of the experts that a step's tokens choose, which part is in VRAM, for forecasts. 0 where there are no such units. */
+/* The part of the chosen experts that is in VRAM, for forecasts. 0 where there are no such units. */
 double plan_hit_rate(const struct plan *plan, uint32_t experts);
 /* Units at home on `mixed`; the index of one among them. */
 uint32_t plan_mixed_units(const struct plan *plan);

@@ -226,7 +226,7 @@ static void test_routed(struct test_context *t, const struct gpuk_device *device
     check_same(t, act[0], act[1], "activations by the kernel's own choice");
 }
 
-/* Who has which of the chosen experts: as experts_share.h defines it, with the choice made here or before. */
+/* The processor of each chosen expert: as experts_share.h defines it, with the choice made here or before. */
 static void test_ask(struct test_context *t, uint32_t tokens, uint32_t experts, uint32_t direct_permille, bool routes)
 {
     const uint32_t chosen = 3, width = 40, capacity = tokens + 2;

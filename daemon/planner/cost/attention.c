@@ -38,7 +38,7 @@ static bool one_a_row(const struct pricing *p)
     return p->tier != OP_TIER_CHUNK && p->step->tokens == p->step->rows;
 }
 
-/* Of the first `host` positions of a row, how many its `n` last tokens see. */
+/* How many of the first `host` positions of a row its `n` last tokens see. */
 static double seen(double n, double context, double window, double host)
 {
     const double before = fmax(0, context - n), hidden = window > 0 ? fmax(0, before + 1 - window) : 0;

@@ -80,9 +80,9 @@ static double spread_at(const struct profile_table *table, uint32_t tokens)
     return cost_rates_spread(&v);
 }
 
-/* A processor's seconds of the step are off by its rate's spread; the link's spread counts for the seconds in
- * which nobody computed, all of which were waited for it; both count what disturbed their measuring. Independent of each
- * other: squares add up. */
+/* A processor's seconds of the step are off by its rate's spread. The link's spread counts for the seconds without
+ * computing, which were all spent waiting for it. Both spreads include disturbances while they were measured. They are
+ * independent, so squares add up. */
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result)
 {
