@@ -267,15 +267,15 @@ struct helm_status {
      * memory alone, and how many were moved there and fetched so far. */
     uint32_t kv_places_used, kv_places_total, kv_pages_host;
     uint64_t kv_pages_moved_out_total, kv_pages_fetched_total;
-    /* Of experts of a layer in both memories, by decode steps: uses, of these in VRAM, and how many were brought there. */
+    /* Experts of layers in both memories, in decode steps: uses, uses in VRAM, and experts brought there. */
     uint64_t experts_used_total, experts_present_total, experts_moved_total;
     const struct helm_worker_status *workers;
     size_t worker_count;
     /* Accepted requests by end ("eos", "stop", "length", "cancelled", "error"), others by the error's code. */
     const struct helm_count *ended, *refused;
     size_t ended_count, refused_count;
-    /* Of requests that are over: seconds until they had a slot, until the first token, per token after it; of steps: the
-     * sequences in them. */
+    /* For requests that are over: seconds until they had a slot, until the first token, per token after it; of steps:
+     * the sequences in them. */
     struct helm_histogram queue_seconds, ttft_seconds, tpot_seconds, step_sequences;
     uint64_t preemptions_total, restarts_total;
     double seconds_waiting; /* of seconds_steps: no processor computed */
@@ -341,7 +341,7 @@ struct helm_plan_info {
     size_t resource_count;
     bool drifting;
     const char *drift; /* the last drift in words; "" if there was none */
-    /* Of experts of a layer in both memories: uses of each, [expert_layer_count][experts]. */
+    /* Experts of layers in both memories: uses of each, [expert_layer_count][experts]. */
     const uint32_t *expert_layers;
     size_t expert_layer_count;
     uint32_t experts;

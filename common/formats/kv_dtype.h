@@ -28,7 +28,7 @@ enum kv_dtype { KV_BF16 = DTYPE_BF16, KV_F16 = DTYPE_F16, KV_F32 = DTYPE_F32, KV
 
 #define KV_Q8_0_VALUES 32
 
-/* Of single numbers: no scales. */
+/* Whether cells are single numbers, without scales. */
 KV_INLINE bool kv_dtype_is_plain(uint32_t dtype)
 {
     return dtype <= KV_F32;

@@ -86,12 +86,12 @@ enum tensor_format tensor_format_named(const char *name);
 /* The same by a safetensors file's word for it. */
 enum tensor_format tensor_format_of_file(const char *dtype);
 
-/* Of formats, as a set: one bit each. */
+/* A set of formats: one bit each. */
 static inline unsigned format_bit(enum tensor_format format)
 {
     return 1u << format;
 }
-/* Of single numbers: one value a block. */
+/* Whether the format is single numbers: one value a block. */
 static inline bool tensor_format_is_plain(enum tensor_format format)
 {
     return format <= FORMAT_F32;

@@ -6,7 +6,7 @@
 
 /* The operations of a pre-norm decoder with gated MLP. Norms and biases that the configuration lacks become
  * TENSOR_NONE when the list is built. */
-/* Of an operation that is neither attention nor a choice of experts. */
+/* For an operation that is neither attention nor a choice of experts. */
 #define NO_SPECIAL_ROLES                                                                                     \
     .q_norm = TENSOR_NONE, .k_norm = TENSOR_NONE, .sinks = TENSOR_NONE, .router = TENSOR_NONE
 static const struct model_math decoder_math = {

@@ -17,7 +17,7 @@ const struct mixture *mixture_named(const char *name);
 const char *mixture_name(const struct mixture *mixture);
 /* Number `i` of them; NULL behind the last. */
 const struct mixture *mixture_at(uint32_t i);
-/* Of single numbers: nothing is quantised. */
+/* Whether it has single numbers: nothing is quantised. */
 bool mixture_is_plain(const struct mixture *mixture);
 /* What files of it have as "general.file_type". */
 uint32_t mixture_file_type(const struct mixture *mixture);

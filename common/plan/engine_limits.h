@@ -37,10 +37,10 @@
 #define RING_ROWS        16
 #define RING_ALIGN       VRAM_ALIGN
 #define RING_SLICE_BYTES (UINT64_C(16) << 20)
-/* Of packed weights, by their bytes before they are packed: the same time of a link, kernels of twice the size. */
+/* A slice of packed weights, in bytes before packing: the same time on the link, kernels of twice the size. */
 #define RING_PACKED_SLICE_BYTES (UINT64_C(32) << 20)
-/* Of blocks at home in VRAM that are expanded: 4,096 rows of 12,288 columns in 16 bits. A sub-chunk's product with fewer
- * rows leaves multiprocessors idle. */
+/* A slice of blocks at home in VRAM that are expanded: 4,096 rows of 12,288 columns in 16 bits. A sub-chunk's product
+ * with fewer rows leaves multiprocessors idle. */
 #define HOME_SLICE_BYTES (UINT64_C(96) << 20)
 
 /* Pools in VRAM, of one layer each, that borrowed layers take turns in; with two tiers of the cache there is one, of pieces. */

@@ -255,7 +255,7 @@ static enum zmtp_event take_skipped(struct zmtp *session, size_t left, struct zm
     return session->skip || session->more ? ZMTP_WANTS : end_message(session, NULL, 0, taken);
 }
 
-/* Of frames that are never opened only the first part that is the last as well is kept. */
+/* Among frames that are never opened, only a first part that is also the last is kept. */
 static bool is_skipped(const struct zmtp *session, const struct head *h)
 {
     return session->state == ZMTP_OPEN && !session->door && !(h->flags & FLAG_COMMAND) &&

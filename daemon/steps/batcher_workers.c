@@ -34,7 +34,7 @@ void batcher_goes_on(struct batcher *batcher, uint32_t serial)
     tiers_done(&batcher->tiers, serial);
 }
 
-/* Of two tiers what is left of a sequence's KV is its whole pages: those of steps that were done. */
+/* With two tiers a sequence keeps the KV of its whole pages: those of steps that were done. */
 static void batcher_keep_whole_pages(struct batcher *batcher, struct sequence *seq)
 {
     const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens;

@@ -26,8 +26,8 @@ uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list)
 /* The scope of pages of sessions that a peer restored: found by its own requests alone, since helmd cannot tell
  * whether the pages are what the model makes of their tokens. SEQUENCE_NO_SCOPE: nothing is restored. */
 uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list);
-/* Of two scopes, either of which may be SEQUENCE_NO_SCOPE, the one in which more of `count` pages of tokens are known; the
- * first one on a tie. */
+/* The one of two scopes, either of which may be SEQUENCE_NO_SCOPE, in which more of `count` pages of tokens are
+ * known; the first one on a tie. */
 uint64_t prefix_better_scope(const struct kv_pages *pages, const uint64_t scope[2], uint32_t count,
                              const uint32_t *tokens);
 

@@ -40,7 +40,7 @@ struct golden {
     uint32_t count;
 };
 
-/* Of the checkpoint in `folder`. */
+/* Reads the golden file of the checkpoint in `folder`. */
 static void golden_read(const char *folder, struct golden *golden)
 {
     char path[256];

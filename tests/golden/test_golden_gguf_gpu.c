@@ -23,7 +23,7 @@
 #define STEP_TOKENS 256
 #define CONTEXT     1100
 #define SHORT_CASE  140
-/* Of the README, for activations and cache in fp32. */
+/* The README's bounds for activations and cache in fp32. */
 #define WORST 0.02
 #define MEAN  0.002
 #define GAP   0.05

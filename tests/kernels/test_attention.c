@@ -132,7 +132,7 @@ static void rig_make(struct rig *rig, const struct shape *shape, enum kv_dtype d
     };
 }
 
-/* Of a row: its sum with its head's sink. */
+/* A row's sum with its head's sink. */
 static float rig_sum(const struct rig *rig, size_t row, float m, float s)
 {
     return (float)attention_sum_with((double)m, (double)s,

@@ -35,11 +35,11 @@
  * between others. */
 static const uint32_t token_counts[] = {2, 16, 128, 512, 8, 64, 32, 4, 256};
 #define TOKEN_COUNTS (sizeof token_counts / sizeof *token_counts)
-/* Of steps beside copies: prompts that CPU and link share, a short one, whose steps take as long as reading
+/* For steps beside copies: prompts that CPU and link share, a short one, whose steps take as long as reading
  * the weights, and one whose steps are work. */
 static const uint32_t counts_beside[] = {32, 128};
 #define COUNTS_BESIDE (sizeof counts_beside / sizeof *counts_beside)
-/* Of steps with packed weights: from those that are reading to those that are work. */
+/* For steps with packed weights: from those that are reading to those that are work. */
 static const uint32_t counts_packed[] = {4, 32, 128};
 #define COUNTS_PACKED (sizeof counts_packed / sizeof *counts_packed)
 

@@ -151,7 +151,7 @@ static uint64_t granule_of(const struct lowering *low, const struct program_segm
     return common_multiple(unit, tensor_format_of(g->matrix.format)->group_rows);
 }
 
-/* Of weights that it reads. */
+/* Bytes of weights that a segment reads. */
 static uint64_t segment_bytes(const struct lowering *low, const struct tensor_matrix *m)
 {
     if (!low->source->arena) return tensor_format_bytes(m->format, m->rows, m->cols);

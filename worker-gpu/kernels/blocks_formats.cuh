@@ -172,7 +172,7 @@ template <typename W> __device__ __forceinline__ block_scales block_scales_k(con
     element<__half>::unpack(d, dd, dmin);
     return block_scale(dd * block_whole(scale), dmin * block_whole(least));
 }
-/* Of two rows at once, a byte each: scale and least of a, of b. */
+/* Two rows at once, a byte each: scale and least of a, of b. */
 template <typename W>
 __device__ __forceinline__ void block_scales_two_k(const W &wa, const W &wb, uint32_t run, block_scales &a,
                                                    block_scales &b)

@@ -40,9 +40,9 @@ struct alignas(16) chain_weights {
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
     uint32_t loose; /* tiles that do not begin on 16 bytes */
-    /* Of experts, whose matrices are where the token's choice says: from one's to the next one's; how many are chosen,
-     * 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is of all
-     * chosen experts, whose tiles stand one behind the other. */
+    /* Experts, whose matrices are where the token's choice says: bytes from one's to the next one's; how many are
+     * chosen, 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is
+     * of all chosen experts, whose tiles stand one behind the other. */
     uint64_t stride;
     uint32_t chosen;
     uint32_t rows_each;  /* of gates and ups: of an expert; of downs 0 */

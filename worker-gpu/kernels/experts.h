@@ -86,7 +86,7 @@ struct gpuk_experts_down {
 HELM_MUST_CHECK int gpuk_experts_down(const struct gpuk_device *device, const struct gpuk_experts_down *args,
                                       uint32_t tokens, const uint32_t *count, void *workspace, uint32_t flags,
                                       void *stream, struct helm_err *err);
-/* Of both; cols: of gate and up. */
+/* Workspace of both launches; cols: of gate and up. */
 size_t gpuk_experts_workspace_bytes(uint32_t tokens, uint32_t chosen, uint32_t cols);
 
 /* ---- chunks: any number of tokens, grouped by expert ---- */

@@ -17,8 +17,8 @@ struct cost_tiers {
     uint32_t host_tokens, direct_permille;
 };
 
-/* Of units whose experts lie in both memories (plan.h): slots of each, which part of the chosen ones is in VRAM, and how many
- * of 1,000 missing ones the GPU reads itself. All 0: there are none. */
+/* Units whose experts lie in both memories (plan.h): slots of each, the part of the chosen ones that is in VRAM, and
+ * how many of 1,000 missing ones the GPU reads itself. All 0: there are none. */
 struct cost_experts {
     uint32_t slots, direct_permille;
     double hit;
@@ -167,7 +167,7 @@ double cost_seconds(const struct cost_table *table, const struct cost_plan *plan
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result);
 
-/* Of positions in the arena alone, how many of 1,000 the GPU reads in the time in which the CPU attends to the others. */
+/* How many of 1,000 positions in the arena alone the GPU reads in the time in which the CPU attends to the others. */
 uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dtype);
 
 /* ---- whole plans ---- */

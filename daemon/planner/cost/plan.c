@@ -251,8 +251,8 @@ int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context, str
     return cost_one(c, &step, forecast, err);
 }
 
-/* Of helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long steps like this
- * take, from the third of a size on (daemon/steps/pace.h). One after another: the workers, then helmd. */
+/* The sleepers among helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long steps
+ * like this take, from the third of a size on (daemon/steps/pace.h). One after another: the workers, then helmd. */
 static uint32_t sleepers_of(uint32_t step, uint32_t like_it)
 {
     return (step == 0) + (like_it < 2);

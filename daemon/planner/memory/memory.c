@@ -104,7 +104,7 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
     }
 }
 
-/* Of layers, and of the head. */
+/* The workspace of layers, or of the head. */
 static uint64_t workspace_of(const struct ledger_case *c, const struct memory_wish *wish, bool head)
 {
     const struct ledger_workspace what = {.step_tokens = c->wish->step_tokens,

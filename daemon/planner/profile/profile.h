@@ -16,7 +16,7 @@
 #include "common/formats/tensor_format.h"
 
 #define PROFILE_VERSION 1
-/* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
+/* The method of measuring: a fact of the fingerprint, so a new one has machines measured again. */
 #define PROFILE_METHOD     16
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128

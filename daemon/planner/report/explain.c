@@ -336,7 +336,7 @@ static void explain_experts(const struct model *model, uint32_t batch, struct ex
     }
 }
 
-/* Of experts in both memories: what is assumed, and what a decode step would take if all were chosen evenly. */
+/* Experts in both memories: what is assumed, and what a decode step would take if all were chosen evenly. */
 static int explain_mixed(const struct reckoning *k, struct explain *x, struct helm_err *err)
 {
     struct explain_experts *e = &x->experts;

@@ -60,7 +60,7 @@ struct explain_format {
     double cpu, gpu; /* bytes a second; gpu: in VRAM, chained where it is, 0 without a device */
 };
 
-/* Of mixtures of experts: what is kept of them, and what one token and a decode step read where all are chosen evenly. */
+/* Mixtures of experts: bytes kept, and bytes that one token and a decode step read if all are chosen evenly. */
 struct explain_experts {
     uint32_t layers; /* that are mixtures; 0: none, all else is then 0 */
     uint64_t bytes, token_bytes, step_bytes;

@@ -255,7 +255,7 @@ static void refuses(json_t *json, int code, const char *text)
     if (!strstr(err.text, text)) fail_msg("'%s' does not say '%s'", err.text, text);
 }
 
-/* Of the plan below: units 3 and 6 are streamed, 4, 5 and 7 in VRAM; the head is, too. */
+/* Formats of the plan below: units 3 and 6 are streamed, 4, 5 and 7 in VRAM; the head is, too. */
 static void check_formats(json_t *json)
 {
     struct plan plan, again;

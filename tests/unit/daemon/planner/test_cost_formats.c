@@ -168,7 +168,7 @@ static void several_tokens_go_by_each_formats_rate(void **state)
            2 * GATES * 4 / 2e12 + 9e-6 + 2 * DOWN * 4 / 4e12 + 5e-6 + NORM / 1000e9 + activations / 1000e9);
 }
 
-/* Of an invariant plan the CPU multiplies each token as one: a multiple of one token's time, each format its own. */
+/* In an invariant plan the CPU multiplies each token as one: a multiple of one token's time, each format its own. */
 static void tokens_with_the_bits_of_one_go_by_what_that_takes(void **state)
 {
     struct priced *p = *state;

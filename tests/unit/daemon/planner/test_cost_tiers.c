@@ -210,7 +210,7 @@ static void the_link_does_one_thing_at_a_time(void **state)
 
 /* ---- plans ---- */
 
-/* Of a whole plan: with every further position a step takes as long or longer; with places for all, what it takes with one
+/* Whole plans: with every further position a step takes as long or longer; with places for all, what it takes with one
  * tier. */
 static void plans_slow_down_steadily(void **state)
 {

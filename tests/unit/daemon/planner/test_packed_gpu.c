@@ -115,7 +115,7 @@ static void packed_units_have_their_prices(void **state)
     bench_close(&b);
 }
 
-/* Of a matrix that comes to such a part of its bytes: with a little more, and its table, on boundaries. */
+/* Room for a matrix that packs to `part` of its bytes: a little more, and its table, on boundaries. */
 static uint64_t room_of(const struct model_tensor *t, double part)
 {
     const uint64_t groups = (uint64_t)ceil(part * (double)t->bytes * (1 + PLACEMENT_PACKED_SLACK)),
@@ -200,7 +200,7 @@ static void check_packed(struct bench *b, const struct plan *plan)
         assert_true(plan->memory[PLAN_VRAM0].total - pool + last > plan->memory[PLAN_VRAM0].limit);
 }
 
-/* Of the layers, by their bytes before they are packed. */
+/* Bytes of the layers' weights in VRAM, before packing. */
 static uint64_t weights_in_vram(const struct bench *b, const struct plan *plan)
 {
     return analyse_token_bytes(&b->made.analysed, plan, PLAN_HOME_GPU) -

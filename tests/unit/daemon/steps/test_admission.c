@@ -34,7 +34,7 @@ static uint32_t fill_of(struct admission *admission, uint64_t client, uint64_t p
     return n;
 }
 
-/* Of clients that are peers of their own. */
+/* Requests of clients that are peers of their own. */
 static uint32_t fill(struct admission *admission, uint64_t client, uint32_t most)
 {
     return fill_of(admission, client, client, most);

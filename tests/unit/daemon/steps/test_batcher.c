@@ -340,7 +340,7 @@ static void the_queue_position_is_when_its_turn_comes(void **state)
     stage_close(s);
 }
 
-/* Of an invariant plan, while there is nothing else to do: an internal request, which yields to the first that
+/* In an invariant plan, while there is nothing else to do: an internal request, which yields to the first that
  * comes. */
 static void an_answer_is_computed_again_until_a_request_comes(void **state)
 {

@@ -272,7 +272,7 @@ static void one_token_requests_run_at_once(void **state)
 
 enum { LIFE_SEQS = 40, LIFE_PAGES = 24, LIFE_PAGE = 8, LIFE_CONTEXT = LIFE_PAGES * LIFE_PAGE };
 
-/* Of an invariant plan: of the step's kind alone, and of no sequence more than that allows. */
+/* In an invariant plan all tokens are of the step's kind, and no sequence has more than that allows. */
 static void check_apart(const struct scheduler_step *step, const struct scheduler_seq *view,
                         const struct scheduler_limits *limits)
 {
