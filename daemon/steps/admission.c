@@ -7,7 +7,7 @@
 #include "common/shared/arena_layout.h"
 
 #define NONE       UINT32_MAX
-#define SLOT_TURNS 2 /* between two slots there is a time for those that come */
+#define SLOT_TURNS 2 /* between two slots there is a turn for new clients */
 
 int admission_init(struct admission *admission, uint32_t slots, uint32_t queue_limit, struct helm_err *err)
 {

@@ -56,7 +56,7 @@ static void draft_withdraw(struct draft *d, uint32_t seq)
     step->admit_count = kept;
 }
 
-/* Takes back what the youngest running member younger than `keep` has. False: there is none. */
+/* Preempts the youngest running member that is younger than `keep`. False: there is none. */
 static bool draft_preempt_younger(struct draft *d, uint32_t keep)
 {
     for (uint32_t i = d->members; i-- > keep + 1;) {
@@ -251,7 +251,7 @@ static void find_askers(const struct draft *d, struct askers *askers)
     }
 }
 
-/* Its oldest request gets what there is. False: it wants, or gets, nothing. */
+/* Gives what is left to its oldest request. False: that wants, or gets, nothing. */
 static bool give_client(struct draft *d, uint64_t client)
 {
     for (uint32_t i = 0; i < d->members; i++) {
@@ -302,7 +302,7 @@ static bool draft_goes_on(const struct draft *d, const struct member *m)
     return !m->out && !s->held && s->cached >= s->prompt;
 }
 
-/* A token each, beginning with the one whose turn it is; what is left to those that compute theirs anew. */
+/* A token for each, beginning with the one that is next in turn; the rest for sequences that are computed again. */
 static void draft_give_few(struct draft *d)
 {
     uint32_t wanting = 0;
