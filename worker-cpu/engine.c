@@ -12,7 +12,7 @@
 
 #define LANE_SPIN_US      POOL_SPIN_QUIET_US
 #define LANE_SPIN_THREADS 4
-/* Small pages that are worth a word: of all, and at least. Fewer cost nothing that could be measured. */
+/* Small pages are reported from a fiftieth of all pages and this many bytes on. Fewer cost no measurable time. */
 #define SMALL_PART  50
 #define SMALL_LEAST (64 * MIB)
 
@@ -72,7 +72,7 @@ static int bind_regions(struct engine *engine, struct helm_err *err)
     return 0;
 }
 
-/* Looks where pages of a region really are: the first, the last and 62 between. */
+/* Checks on which node pages of a region are: the first, the last and 62 between. */
 static int verify_node(const struct engine *engine, enum arena_region_id id, uint64_t bytes,
                        struct helm_err *err)
 {
@@ -224,7 +224,7 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     report->small_bytes += engine->weights.small_bytes;
     log_packed(&engine->weights);
     rc = verify_node(engine, ARENA_REGION_WEIGHTS, engine->weights.host.region_bytes, err);
-    if (!rc) doorbell_ring(bell, 1); /* every byte and every page is where it stays */
+    if (!rc) doorbell_ring(bell, 1); /* bytes and pages do not move any more */
     return rc;
 }
 

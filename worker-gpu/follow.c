@@ -16,12 +16,12 @@ _Atomic uint32_t *gpu_follow_end(const struct gpu_engine *g, uint32_t at)
     return g->source.end + at;
 }
 
-/* Nothing of a step is another worker's, and nothing of it comes over the link. */
+/* Whether no part of a step is another worker's, and none comes over the link. */
 static bool is_alone(const struct gpu_engine *g, const struct gpu_program *p)
 {
     return p->count && g->plan.embed == PLAN_GPU0 && g->plan.head == PLAN_GPU0 && p->turns == 1 &&
-           !p->turn[0].in && !p->turn[0].out && !plan_mixed_units(&g->plan) && p->tail == p->count && !p->copy_bytes &&
-           !plan_has_home(&g->plan, PLAN_HOME_STREAM) && (!g->staging_bytes || g->tiers.on);
+           !p->turn[0].in && !p->turn[0].out && !plan_mixed_units(&g->plan) && p->tail == p->count &&
+           !p->copy_bytes && !plan_has_home(&g->plan, PLAN_HOME_STREAM) && (!g->staging_bytes || g->tiers.on);
 }
 
 /* The chains are the decode step's own: the same operations, in the same memory. */
@@ -102,7 +102,7 @@ int gpu_follow_settle(struct gpu_engine *g, struct helm_err *err)
     return device_word_poll(g->device, gpu_follow_end(g, g->follow.at), 1, g->wait_ms, err);
 }
 
-/* Where the pages that a row appends to lie in VRAM. */
+/* The places in VRAM of the pages that a row appends to. */
 static const uint32_t *newest_of(const struct gpu_engine *g, const struct batch_row *row)
 {
     return g->tiers.on ? row->places : row->pages;

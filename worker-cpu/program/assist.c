@@ -18,7 +18,7 @@
 /* Pieces a thread: with more the last ones end closer together, with fewer there are fewer to fold. */
 #define PIECES_LEAST 4
 #define PIECES_MOST  8
-/* Cache bytes read for a layer for which another thread's joining in is worth while. */
+/* Cache bytes read for a layer for each thread that takes part: fewer are not worth a thread. */
 #define ASSIST_SHARE_BYTES (48 * KIB)
 
 static uint32_t blocks_of(const struct run *run)
@@ -26,7 +26,7 @@ static uint32_t blocks_of(const struct run *run)
     return run->config->kv_heads / run->assist.heads;
 }
 
-/* Room for the most that cut() makes of any step: a piece more than the even share for every block of every row. */
+/* The most pieces that cut() makes of any step: a piece more than the even share for every block of every row. */
 static uint32_t parts_most(const struct run *run)
 {
     return PIECES_MOST * run->threads + ARENA_KV_TOKENS * blocks_of(run);
@@ -127,7 +127,7 @@ static void cut(struct run *run, const struct program_entry *e)
 
 /* ---- a chunk ---- */
 
-/* Which piece a chunk is. */
+/* The piece that a chunk computes. */
 struct piece {
     uint32_t row, block, split;
 };
@@ -177,7 +177,7 @@ static struct attention_task task_of(const struct run *run, uint32_t chunk)
                                    .s = a->sum + (size_t)chunk * queries};
 }
 
-/* What became of all pieces of a row's block of heads, into the lane: [head]{m, s, o}. */
+/* Writes the folded result of a row's block of heads into the lane: [head]{m, s, o}. */
 static void answer(struct run *run, const struct piece *p, uint32_t chunk)
 {
     const struct run_assist *a = &run->assist;
@@ -191,7 +191,7 @@ static void answer(struct run *run, const struct piece *p, uint32_t chunk)
     }
 }
 
-/* A piece is done. Pieces are folded two and two, those in turn two and two: in an order that hangs on their number
+/* A piece is done. Pieces are folded two and two, those in turn two and two: in an order that depends on their number
  * alone, most of them by the thread that has both in its caches, and the last ones by several threads. Of two the second
  * to be done folds; where there is no second, the first goes on. */
 static void fold(struct run *run, const struct piece *p, uint32_t chunk)
