@@ -17,9 +17,10 @@
 #include "daemon/planner/formats.h"
 #include "daemon/planner/prefill.h"
 
-#define TIGHTEN_MAX  8   /* searches for one context until the ledger agrees */
-#define PACKED_WORTH 0.9 /* of their bytes, at most, for weights to be packed in VRAM */
-#define GROW_PARTS   16
+#define TIGHTEN_MAX 8 /* searches for one context until the ledger agrees */
+#define PACKED_WORTH                                                                                         \
+    0.9 /* weights are packed in VRAM only if they come to at most this part of their bytes */
+#define GROW_PARTS 16
 
 /* ---- sizes ---- */
 
@@ -126,7 +127,7 @@ static bool found_uses_device(const struct search_found *found, uint32_t units)
 
 /* ---- one context ---- */
 
-/* The decode list, and what it says of the ends; prefill lists are taken away. */
+/* Writes the decode list and the places of the ends; removes prefill lists. */
 static int apply(const struct making *m, const struct search_found *found, struct plan *plan,
                  struct helm_err *err)
 {
@@ -213,7 +214,7 @@ int attempt_price(const struct making *m, uint32_t ctx, const enum tensor_format
     return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
 }
 
-/* What a search takes to lie packed in VRAM: nothing; all that can be; that too, but at the prices of plain
+/* The weights that a search assumes packed in VRAM: none; all that can be; the same, but at the prices of plain
  * weights, as if nearly all could be made plain again. */
 enum packing { PACKING_NONE, PACKING_ALL, PACKING_UNPRICED };
 
@@ -369,7 +370,7 @@ static int attempt_vram(struct making *m, const struct trying *t, struct plan *p
     *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
     if (!m->like || !m->like->vram) rc = attempt_packing(m, t, PACKING_NONE, plan, attempt, err);
     if (rc || !packs_on_gpu(m, t) || (m->like && !m->like->vram)) return rc;
-    /* Nothing is won by packing what is there already, unless it is read faster so. */
+    /* Packing weights that are in VRAM already gains only if they are read faster packed. */
     bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
     if (attempt->fits && all_in_vram(plan) && !faster) return 0;
     const uint32_t step_tokens = m->wish.step_tokens;
@@ -441,7 +442,7 @@ struct growing {
     enum search_strategy strategy;
     const struct memory_wish *wish;
     const struct cost_table *prices;
-    struct plan *plan; /* what is found */
+    struct plan *plan; /* the result */
 };
 
 /* By how much one limit has to grow: at least what the search said, and as much more as it still asks for;

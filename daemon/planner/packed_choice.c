@@ -67,7 +67,7 @@ static int seconds_with(const struct choosing *c, uint32_t units, bool head, dou
     return 0;
 }
 
-/* The best of what was tried. */
+/* The best choice so far. */
 struct choice {
     double seconds;
     uint32_t units;

@@ -27,9 +27,9 @@
 #define TIERS_SHORT_CONTEXT 512
 #define TIERS_GROWTH        4
 #define TIERS_LOSS          0.03
-#define TIERS_GAIN          0.02 /* of the score, for which a plan has two tiers */
+#define TIERS_GAIN          0.02 /* part of the score that two tiers must gain */
 #define SESSION_TOKENS      256  /* decoded behind a prompt */
-#define STEP_LOSS           0.05 /* of a short context's speed, that longer chunks are worth */
+#define STEP_LOSS           0.05 /* part of a short context's speed that longer chunks may cost */
 #define DIRECT_STEP         25   /* of 1,000: shares that are tried */
 
 static const char *const tiers_names[KV_TIERS_COUNT] = {
