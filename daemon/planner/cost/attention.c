@@ -104,7 +104,7 @@ static void price_assisted(const struct pricing *p, double host, double there, s
     u->stream += more + 2 * way + u->kv.cpu;
 }
 
-/* A chunk attends to so many positions of each row in pieces: launches, and what is kept between them. */
+/* A chunk attends to `positions` positions of each row in pieces: the launches, and the results kept between them. */
 static double price_pieces(const struct pricing *p, double positions)
 {
     const struct model_config *c = &p->model->config;
