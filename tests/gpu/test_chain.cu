@@ -21,7 +21,7 @@ struct chain_model {
     enum router_score score = ROUTER_SOFTMAX;
 };
 
-/* Rows that a chain takes have multiples of so many columns: of plain formats whole 16 bytes. */
+/* A chain takes rows whose columns are a multiple of this: of plain formats, whole 16 bytes. */
 static uint32_t columns_of(enum tensor_format format)
 {
     const struct tensor_format_traits *traits = tensor_format_of(format);

@@ -31,17 +31,18 @@ struct alignas(16) chain_weights {
     uint32_t pair_bytes;
     uint32_t end[GPUK_SEGMENTS_MAX]; /* pairs of this and the matrices before it */
     uint32_t chunks, last_bytes;     /* tiles of a row; bytes of the last */
-    uint32_t tile, part; /* and of the others, in lines of chain_lines; taken in parts of so many */
-    uint32_t odd;        /* bit s: the last pair of matrix s has one row */
+    uint32_t tile,
+        part; /* bytes of the other tiles, in lines of chain_lines; of the parts that they are multiplied in */
+    uint32_t odd; /* bit s: the last pair of matrix s has one row */
     uint32_t start;
     uint32_t whole, extra;          /* pairs of every block; blocks from the start that have one more */
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
     uint32_t loose; /* tiles that do not begin on 16 bytes */
-    /* Of experts, whose matrices are where the token's choice says: from one's to the next one's; how many are chosen,
-     * 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is of all
-     * chosen experts, whose tiles stand one behind the other. */
+    /* Experts, whose matrices are where the token's choice says: bytes from one's to the next one's; how many are
+     * chosen, 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is
+     * of all chosen experts, whose tiles stand one behind the other. */
     uint64_t stride;
     uint32_t chosen;
     uint32_t rows_each;  /* of gates and ups: of an expert; of downs 0 */
@@ -64,8 +65,8 @@ struct alignas(16) chain_item {
     const float *next_norm; /* of the linear operation behind this one */
     uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
     uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
-    /* Results that go on as words, each with the operation's tag, so that nobody waits for a meeting; NULL: the blocks meet
-     * behind the operation. And where those of the operation in front come from. */
+    /* Results that go on as words, each with the operation's tag, so that no block waits for a meeting; NULL: the
+     * blocks meet behind the operation. And where those of the operation in front come from. */
     uint64_t *words_out;
     const uint64_t *words_in;
     chain_weights where; /* linear */
@@ -113,8 +114,9 @@ struct alignas(16) chain_token {
     const uint32_t *pages; /* its sequence's line of the page table */
     uint64_t awaited;      /* what the blocks' counter must come to; thread 0's */
     uint32_t position;
-    bool counts;       /* false: the step has no token, attention does nothing */
-    attention_cut cut; /* and the block's first unit, of attention of so many heads and such a window */
+    bool counts; /* false: the step has no token, attention does nothing */
+    attention_cut
+        cut; /* and the block's first unit, for attention of cut_heads heads and window cut_window */
     attention_unit unit;
     uint32_t cut_heads, cut_kv_heads, cut_window; /* heads 0: not cut yet */
     bool words;                                   /* tags differ from launch to launch: with a meeting */
@@ -315,7 +317,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
         const uint32_t round = ring.parity;
         while (ring.parity == round && ask.at.pair < ask.w->whole) {
             if (!first) bulk_wait(ring.free + 8 * ring.slot, round ^ 1);
-            /* tiles on their way: the one so many before must have come; experts' are small */
+            /* at most `most` tiles in flight: an earlier one must have arrived; experts' tiles are small */
             const bool hurried = bulk_over(ring.hurry, 0);
             const uint32_t most = SPARSE && ask.w->chosen
                                       ? tiles_of(hurried ? CHAIN_FLIGHT_HURRY : CHAIN_FLIGHT, ask.w->tile)
@@ -338,8 +340,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 /* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
 
 typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
-/* Warps that ask for tiles of so many bytes a row: a tile of each is the least that is on its way between
- * operations. */
+/* Warps that request tiles of `pitch` bytes a row. Between operations at least one tile of each is in flight. */
 static inline uint32_t chain_askers(uint32_t pitch)
 {
     return pitch < 4096 ? chain_shaped::ASKERS : chain_shaped::ASKERS / 2;
@@ -350,7 +351,7 @@ static inline uint32_t chain_askers(uint32_t pitch)
 struct chain_lines {
     uint32_t bytes, x_values, x_bytes; /* of x that it meets; 0: no chain takes the format */
     bool loose;                        /* rows begin anywhere */
-    /* Bytes of a tile in a place of so many. */
+    /* Bytes of the largest tile in a slot of `most` bytes. */
     __host__ __device__ constexpr uint32_t within(uint32_t most) const
     {
         return (most - (loose ? TILE_SLACK : 0)) / bytes * bytes;

@@ -13,7 +13,7 @@ static const uint32_t SLOTS_MAX = 64, PITCH_MIN = 2048; /* of a ring */
 #define LINES(D) chain_lines_of<D>::lines
 static const struct chain_lines lines_by_format[FORMAT_COUNT] = BY_FORMAT(LINES, {});
 
-/* Tiles of a row: as few as a tile of so many bytes allows, and all but the last of one size, in whole lines. */
+/* Tiles of a row: as few as tiles of `most` bytes allow, all but the last of one size, in whole lines. */
 static uint32_t chunks_of(const struct chain_lines &lines, uint32_t row_bytes, uint32_t most)
 {
     return div_up(row_bytes, lines.within(most));
@@ -75,7 +75,7 @@ static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pi
     return taken > 0 ? rows_bytes / taken : 1;
 }
 
-/* Shared memory of a unit of attention of so many heads. */
+/* Shared memory of a unit of attention of `heads` heads. */
 static uint32_t attention_bytes(uint32_t heads, uint32_t head_dim)
 {
     return (chain_attention_floats(chain_shaped::WARPS, heads, head_dim) * 4 + 127) / 128 * 128;
@@ -195,7 +195,7 @@ static struct sparse_words sparse_words_of(const struct gpuk_chain_op *op, uint3
     }
     return words;
 }
-/* Of the pieces of attention. */
+/* Words for the pieces of attention. */
 static uint64_t words_of(const struct gpuk_chain_op *op, uint32_t count)
 {
     uint64_t words = 0;
@@ -408,7 +408,8 @@ static bool gives_words(const struct gpuk_device *device, const struct gpuk_chai
     const struct gpuk_chain_op *next = &op[i + 1];
     if (words < 2 || (next->kind != GPUK_CHAIN_LINEAR && next->kind != GPUK_CHAIN_ROUTER)) return false;
     if (op[i].kind != GPUK_CHAIN_LINEAR && op[i].kind != GPUK_CHAIN_EXPERTS_DOWN) return false;
-    /* the next one adds nothing to x: all blocks meet before somebody does, who reads what others have stored there */
+    /* The next operation adds nothing to x. One that does reads what other blocks stored there, so all blocks meet
+     * before it. */
     const struct gpuk_linear_args a = linear_of(&op[i]);
     return a.residual && !next->linear.residual && a.segments == 1 && a.segment[0].rows % 2 == 0 &&
            a.segment[0].rows == next->linear.cols && a.segment[0].out == next->linear.x;

@@ -7,7 +7,7 @@
 
 /* ---- lowering ---- */
 
-/* Of layers and head, beside experts. */
+/* Whether it is an operation of layers or head other than experts'. */
 static bool is_operation(const struct gpu_entry *e)
 {
     return e->op.kind == OP_GEMV || (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);

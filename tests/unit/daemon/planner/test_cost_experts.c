@@ -66,7 +66,7 @@ static void bytes_stored_are_not_bytes_read(void **state)
     struct plan plan = {.layers = 4, .stages = stage, .stage_count = 1, .head = PLAN_GPU0};
     const struct analyse_bytes all = analyse_units(&m->analysed, 0, 7);
     assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_CPU), all.token);
-    stage[0].home = PLAN_HOME_STREAM; /* which expert comes next nobody knows: all are copied */
+    stage[0].home = PLAN_HOME_STREAM; /* the next expert is unknown: all are copied */
     assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_STREAM), all.stored);
 }
 
