@@ -7,7 +7,8 @@
 Models of random weights are made by make_gguf.py in --work (default /dev/shm/helm-experts), one at a time. Their routing is
 about even, so slots catch what their number says. A row: decode of one sequence behind 128 tokens, TTFT of 2,048, both the
 second of two; what helm-cli plan --json says of the first, and helm-plan of the second; which part of the chosen experts
-was found in VRAM. Standard library only; about eight minutes on an H100, three without --only profile'd again."""
+was found in VRAM. `gptoss`, half of gpt-oss-120b by helm-mkmodel, is run where --only
+names it. Standard library only; about eight minutes on an H100, three without --only profile'd again."""
 import argparse
 import json
 import os
@@ -23,7 +24,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = {"q4": ("30b-a3b", "Q4_K_M", None, [("8GiB", "best", 1), ("8GiB", "mixed", 1), ("8GiB", "experts-cpu", 1),
                                             ("8GiB", "best", 8), ("all", "best", 1)]),
          "mixtral": ("8x7b", "Q4_K_M", None, [("12GiB", "best", 1), ("12GiB", "experts-cpu", 1)]),
-         "bf16": ("30b-a3b", "BF16", 24, [("12GiB", "best", 1), ("12GiB", "experts-cpu", 1), ("all", "best", 1)])}
+         "bf16": ("30b-a3b", "BF16", 24, [("12GiB", "best", 1), ("12GiB", "experts-cpu", 1), ("all", "best", 1)]),
+         # half of gpt-oss-120b at half of 24 GiB: the whole and its arena are more than the machine's memory
+         "gptoss": ("120b", "MXFP4", 18, [("12GiB", "best", 1), ("12GiB", "mixed", 1), ("12GiB", "experts-cpu", 1)])}
+USUAL = ("q4", "mixtral", "bf16")
 VOCAB_USED, DECODE, PROMPT, SHORT = 1000, 160, 2048, 128
 READY_SECONDS = 300
 
@@ -141,8 +145,30 @@ def try_one(o, name, model, vram, strategy, sequences):
         return False
 
 
+def gpt_oss_config(layers):
+    """config.json of gpt-oss-120b's shape, as published but for the number of layers."""
+    return {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
+            "num_hidden_layers": layers, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+            "vocab_size": 201088, "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "eos_token_id": 200002,
+            "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                             "original_max_position_embeddings": 4096},
+            "quantization_config": {"quant_method": "mxfp4"}, "dtype": "bfloat16"}
+
+
+def make_gpt_oss(o, size, layers):
+    path = os.path.join(o.work, "gpt-oss-%s" % size)
+    config = path + ".json"
+    with open(config, "w") as f:
+        json.dump(gpt_oss_config(layers), f)
+    run([o.bin + "/helm-mkmodel", "--config", config, "--out", path, "--force"])
+    return path
+
+
 def make_model(o, name):
     size, kind, layers, _ = CASES[name]
+    if name == "gptoss":
+        return make_gpt_oss(o, size, layers)
     path = os.path.join(o.work, "%s-%s.gguf" % (size, kind))
     if not os.path.exists(path):
         run([sys.executable, os.path.join(HERE, "make_gguf.py"), "--size", size, "--type", kind, "--out", path] +
@@ -155,7 +181,7 @@ def main():
     parser.add_argument("--bin", required=True)
     parser.add_argument("--work", default="/dev/shm/helm-experts")
     parser.add_argument("--profile")
-    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--only", default=",".join(USUAL))
     parser.add_argument("--case")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--keep", action="store_true")
@@ -165,7 +191,8 @@ def main():
     if not o.profile and o.case is None:
         o.profile = os.path.join(o.work, "profile.json")
         begin = time.monotonic()
-        run([o.bin + "/helm-profile", "--force", "--device", o.device, "--formats", "q4_k,q6_k", "--out", o.profile])
+        run([o.bin + "/helm-profile", "--force", "--device", o.device, "--formats",
+             "q4_k,q6_k" + (",mxfp4" if "gptoss" in o.only else ""), "--out", o.profile])
         print("profile: %.0f s" % (time.monotonic() - begin))
     print("\n| model | VRAM | strategy | sequences | layers' MLPs | slots, read directly | token/s said | token/s | off | "
           "TTFT said, ms | TTFT, ms | found in VRAM | moved |")
@@ -182,7 +209,7 @@ def main():
         for vram, strategy, sequences in CASES[name][3]:
             fine &= try_one(o, "%s %s" % CASES[name][:2], model, vram, strategy, sequences)
         if not o.keep:
-            os.unlink(model)
+            shutil.rmtree(model) if os.path.isdir(model) else os.unlink(model)
         print("<!-- %s: %.0f s -->" % (name, time.monotonic() - begin), flush=True)
     return 0 if fine else 1
 
