@@ -66,7 +66,7 @@ def bench_cells(b, group):
     report = b.path(group + ".bench.json")
     command = [b.program("helm-bench"), "--model", b.o.model, "--vram", b.o.vram, "--device", b.o.device, "--prompt",
                ",".join(map(str, prompts)), "--output", str(output), "--requests", str(sequences), "--concurrency", str(sequences),
-               "--warmup", "0" if sequences > 1 else "1", "--rounds", "1", "--keep-daemons", "--read-buffer", "2GiB", "--json", report, "--",
+               "--warmup", "0" if sequences > 1 else "1", "--rounds", "1", "--keep-daemons", "--json", report, "--",
                *daemon_options(b, group)]
     if b.o.profile:
         command += ["--profile", b.o.profile]
@@ -85,7 +85,8 @@ def row_of(b, group, cell):
     if cell.get("error"):
         raise Failed(f"{group} at {prompt}: {cell['error']}")
     tok_s = 1000 / cell["server"]["tpot_ms"] * sequences
-    row = {"group": group, "prompt": prompt, "tok_s": tok_s, "ttft_ms": cell["server"]["ttft_ms"], "read_gb_s": cell.get("read_gb_s"),
+    row = {"group": group, "prompt": prompt, "tok_s": tok_s, "ttft_ms": cell["server"]["ttft_ms"],
+           "read_gb_s": (cell.get("read_gb_s") or {}).get("p50"),
            "said": forecast(b, group, prompt, output) if sequences == 1 else None, "load_seconds": cell.get("load_seconds")}
     if row["said"]:
         row["error"] = relative(row["said"]["tok_s"], tok_s)
@@ -127,7 +128,7 @@ def table(b, rows):
         said = r["said"]
         b.say(f"| {r['group']} | {r['prompt']:,} | {r['tok_s']:.1f} | " +
               (f"{said['tok_s']:.1f} | {100 * r['error']:+.1f} %" if said else "- | -") + f" | {r['ttft_ms']:.0f} | " +
-              (f"{said['ttft_ms']:.0f}" if said else "-") + f" | {r['read_gb_s'] or 0:.0f} | {remark(rows, r)} |")
+              (f"{said['ttft_ms']:.0f}" if said else "-") + " | " + (f"{r['read_gb_s']:.0f}" if r["read_gb_s"] else "-") + f" | {remark(rows, r)} |")
     errors = [abs(r["error"]) for r in rows if r["said"] and r["group"] in ("f16", "q8_0")]
     if errors:
         b.say(f"\nforecasts of decode over context, {len(errors)} cells: median {100 * statistics.median(errors):.1f} %, "
