@@ -90,7 +90,8 @@ static void table_build(struct option_table *t, struct config *c)
         {"strategy", 0, ARGS_CHOICE, "NAME",
          "best, or the best of a simpler kind: all-gpu, all-cpu, thesis (one\n"
          "run of whole layers on the GPU), stream (no CPU),\n"
-         "experts-cpu (experts on the CPU, all else on the GPU), mixed (experts in both memories) (default best)",
+         "experts-cpu (experts on the CPU, all else on the GPU), mixed (experts in both memories) (default "
+         "best)",
          .target = &c->strategy_name, .choices = "best|all-gpu|all-cpu|thesis|stream|experts-cpu|mixed"},
         {"experts-histogram", 0, ARGS_TEXT, "FILE",
          "uses of experts, as helm-cli experts --histogram wrote them: which are in VRAM at first",

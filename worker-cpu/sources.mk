@@ -5,6 +5,7 @@ WORKER_CPU_SRC := \
   worker-cpu/kv_pages.c \
   worker-cpu/local.c \
   worker-cpu/print.c \
+  worker-cpu/program/activations.c \
   worker-cpu/program/assist.c \
   worker-cpu/program/execute.c \
   worker-cpu/program/experts.c \

@@ -145,7 +145,7 @@ static int take_vram(struct gpu_engine *g, enum device_use use, uint64_t bytes, 
 static int allocate_device(struct gpu_engine *g, struct helm_err *err)
 {
     static const enum gpu_area cleared[] = {GPU_AREA_LINEAR, GPU_AREA_ATTENTION, GPU_AREA_ARGMAX,
-                                            GPU_AREA_FEW, GPU_AREA_CHOICE, GPU_AREA_SLOTS};
+                                            GPU_AREA_FEW,    GPU_AREA_CHOICE,    GPU_AREA_SLOTS};
     struct device *d = g->device;
     void *memory = NULL, *expanded = NULL;
     int rc = take_vram(g, DEVICE_KV, g->kv_bytes, g->kv_bytes, &g->kv_pool, err);

@@ -134,11 +134,11 @@ static int wait_for_end(struct gpu_engine *g, const struct step *step, const _At
         if (now_ns - start_ns > g->wait_ms * UINT64_C(1000000))
             return helm_fail(err, HELM_E_PEER, "the device has not finished a step within %u ms", g->wait_ms);
         /* a step in which the CPU attends, or computes experts, leaves it its processors */
-        uint64_t nap_ns =
-            watch_nap_ns(w,
-                         w->program->attending == GPU_ATTENDS_ASSISTED || g->slots.place.bytes ? 0
-                                                                       : g->device->spin_us * UINT64_C(1000),
-                         g->device->nap_us * UINT64_C(1000), now_ns);
+        uint64_t nap_ns = watch_nap_ns(w,
+                                       w->program->attending == GPU_ATTENDS_ASSISTED || g->slots.place.bytes
+                                           ? 0
+                                           : g->device->spin_us * UINT64_C(1000),
+                                       g->device->nap_us * UINT64_C(1000), now_ns);
         if (!nap_ns) {
             spin_yield(now_ns, &yield_ns);
             continue;

@@ -26,15 +26,18 @@ static int table(const struct helm_plan_info *p, struct cli_text *out, struct he
 {
     uint64_t *sorted = malloc((p->experts + 1) * sizeof *sorted);
     if (!sorted) return helm_fail(err, HELM_E_NOMEM, "no memory for %u experts", p->experts);
-    cli_text_printf(out, "%-7s %12s  %s\n", "LAYER", "USES", "OF THEM BY THE MOST USED 1/16, 1/8, 1/4, 1/2 OF THE EXPERTS");
+    cli_text_printf(out, "%-7s %12s  %s\n", "LAYER", "USES",
+                    "OF THEM BY THE MOST USED 1/16, 1/8, 1/4, 1/2 OF THE EXPERTS");
     for (size_t l = 0; l < p->expert_layer_count; l++) {
         uint64_t all = 0;
         memcpy(sorted, p->expert_uses + l * p->experts, p->experts * sizeof *sorted);
         qsort(sorted, p->experts, sizeof *sorted, descending);
         for (uint32_t e = 0; e < p->experts; e++) all += sorted[e];
-        cli_text_printf(out, "%-7u %12" PRIu64 "  %5.1f %%  %5.1f %%  %5.1f %%  %5.1f %%\n", p->expert_layers[l], all,
-                        part_of(sorted, p->experts, p->experts / 16, all), part_of(sorted, p->experts, p->experts / 8, all),
-                        part_of(sorted, p->experts, p->experts / 4, all), part_of(sorted, p->experts, p->experts / 2, all));
+        cli_text_printf(out, "%-7u %12" PRIu64 "  %5.1f %%  %5.1f %%  %5.1f %%  %5.1f %%\n",
+                        p->expert_layers[l], all, part_of(sorted, p->experts, p->experts / 16, all),
+                        part_of(sorted, p->experts, p->experts / 8, all),
+                        part_of(sorted, p->experts, p->experts / 4, all),
+                        part_of(sorted, p->experts, p->experts / 2, all));
     }
     free(sorted);
     return 0;
@@ -48,8 +51,8 @@ static int histogram(const struct helm_plan_info *p, struct cli_text *out, struc
         json_t *uses = json_array();
         for (uint32_t e = 0; e < p->experts; e++)
             json_array_append_new(uses, json_integer((json_int_t)p->expert_uses[l * p->experts + e]));
-        json_array_append_new(layers,
-                              json_pack("{s:I, s:o}", "layer", (json_int_t)p->expert_layers[l], "uses", uses));
+        json_array_append_new(layers, json_pack("{s:I, s:o}", "layer", (json_int_t)p->expert_layers[l],
+                                                "uses", uses));
     }
     json_t *all = json_pack("{s:I, s:o}", "experts", (json_int_t)p->experts, "layers", layers);
     char *text = all ? json_dumps(all, JSON_COMPACT) : NULL;
@@ -70,7 +73,8 @@ int command_experts(struct cli *cli, int argc, char *const argv[])
     const struct args_spec about = {
         .program = "helm-cli experts",
         .usage = "[--histogram]",
-        .about = "What decode steps chose of experts that lie in both memories: how unevenly, layer by layer.",
+        .about =
+            "What decode steps chose of experts that lie in both memories: how unevenly, layer by layer.",
         .options = table_of,
         .option_count = sizeof table_of / sizeof *table_of,
         .parent = cli->global};

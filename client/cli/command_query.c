@@ -88,7 +88,8 @@ static void status_json(const struct helm_status *s, const struct helm_model_inf
                     ",\"experts_used_total\":%" PRIu64 ",\"experts_present_total\":%" PRIu64
                     ",\"experts_moved_total\":%" PRIu64 ",\"workers\":[",
                     s->kv_places_used, s->kv_places_total, s->kv_pages_host, s->kv_pages_moved_out_total,
-                    s->kv_pages_fetched_total, s->experts_used_total, s->experts_present_total, s->experts_moved_total);
+                    s->kv_pages_fetched_total, s->experts_used_total, s->experts_present_total,
+                    s->experts_moved_total);
     for (size_t i = 0; i < s->worker_count; i++) {
         const struct helm_worker_status *w = &s->workers[i];
         cli_text_add(out, "{", 1);
@@ -196,7 +197,8 @@ static void status_table(const struct helm_status *s, const struct helm_model_in
                         s->kv_places_used, s->kv_places_total, s->kv_pages_host, s->kv_pages_moved_out_total,
                         s->kv_pages_fetched_total);
     if (s->experts_used_total > 0)
-        cli_text_printf(out, "\nexperts    %.1f %% of %" PRIu64 " uses in VRAM; %" PRIu64 " brought there so far",
+        cli_text_printf(out,
+                        "\nexperts    %.1f %% of %" PRIu64 " uses in VRAM; %" PRIu64 " brought there so far",
                         100.0 * (double)s->experts_present_total / (double)s->experts_used_total,
                         s->experts_used_total, s->experts_moved_total);
     cli_text_printf(out, "\nprefixes   ");

@@ -19,7 +19,7 @@ enum plan_processor { PLAN_CPU0, PLAN_GPU0, PLAN_PROCESSORS };
 enum plan_route {
     PLAN_RESIDENT, /* the processor reads the weights where they lie */
     PLAN_STREAMED, /* they are copied through a ring in the processor's memory */
-    PLAN_SLOTS     /* of experts: some lie in slots in the processor's memory, too; the helper computes with others */
+    PLAN_SLOTS /* of experts: some lie in slots in the processor's memory, too; the helper computes with others */
 };
 /* `cpu` is 0: a plan that says nothing of a home computes there. */
 enum plan_home { PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM, PLAN_HOME_MIXED, PLAN_HOMES };

@@ -420,8 +420,8 @@ static int check_first(const struct plan_experts *e, uint32_t units, struct helm
         for (uint32_t i = 0; i < e->slots; i++) {
             const uint32_t *of = e->first + (size_t)u * e->slots;
             if (of[i] >= MODEL_EXPERTS_MAX)
-                return helm_fail(err, HELM_E_LIMIT, "'first' of experts: %u is none (at most %d of a layer)", of[i],
-                                 MODEL_EXPERTS_MAX);
+                return helm_fail(err, HELM_E_LIMIT, "'first' of experts: %u is none (at most %d of a layer)",
+                                 of[i], MODEL_EXPERTS_MAX);
             for (uint32_t j = 0; j < i; j++)
                 if (of[j] == of[i])
                     return helm_fail(err, HELM_E_FORMAT, "'first' of experts: %u is there twice", of[i]);
@@ -438,23 +438,27 @@ static int check_mixed(const struct plan *plan, struct helm_err *err)
         const struct plan_phase phase = plan_phase_at(plan, p);
         for (uint32_t i = 0; i < phase.stage_count; i++)
             if (phase.stages[i].home == PLAN_HOME_MIXED && (p || phase.stages[i].ops != PLAN_OPS_MLP))
-                return helm_fail(err, HELM_E_FORMAT,
-                                 "layer %u has 'mixed' as home of %s: it is for the MLP of a layer, in the decode list",
-                                 phase.stages[i].first, p ? "a prefill list" : plan_ops_name(phase.stages[i].ops));
+                return helm_fail(
+                    err, HELM_E_FORMAT,
+                    "layer %u has 'mixed' as home of %s: it is for the MLP of a layer, in the decode list",
+                    phase.stages[i].first, p ? "a prefill list" : plan_ops_name(phase.stages[i].ops));
     }
     if (!units != !e->slots)
-        return helm_fail(err, HELM_E_FORMAT, units ? "%u layers have 'mixed' as home, but there are %u slots for experts"
-                                                   : "%u layers have 'mixed' as home, for which there are %u slots",
+        return helm_fail(err, HELM_E_FORMAT,
+                         units ? "%u layers have 'mixed' as home, but there are %u slots for experts"
+                               : "%u layers have 'mixed' as home, for which there are %u slots",
                          units, e->slots);
     if (units && plan->invariant)
-        return helm_fail(err, HELM_E_FORMAT,
-                         "'invariant' is true, but %u layers have 'mixed' as home: which processor computes an expert "
-                         "depends on what came before",
-                         units);
+        return helm_fail(
+            err, HELM_E_FORMAT,
+            "'invariant' is true, but %u layers have 'mixed' as home: which processor computes an expert "
+            "depends on what came before",
+            units);
     if (e->slots > MODEL_EXPERTS_MAX || e->direct_permille > 1000 || e->moves > PLAN_MOVES_MAX)
-        return helm_fail(err, HELM_E_LIMIT,
-                         "experts: %u slots (at most %d), %u of 1,000 read directly, %u moves a step (at most %d)",
-                         e->slots, MODEL_EXPERTS_MAX, e->direct_permille, e->moves, PLAN_MOVES_MAX);
+        return helm_fail(
+            err, HELM_E_LIMIT,
+            "experts: %u slots (at most %d), %u of 1,000 read directly, %u moves a step (at most %d)",
+            e->slots, MODEL_EXPERTS_MAX, e->direct_permille, e->moves, PLAN_MOVES_MAX);
     return check_first(e, units, err);
 }
 
@@ -508,8 +512,8 @@ int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err)
     if (!rc)
         rc = copy_list(from->placement, from->placement_count, sizeof *from->placement, &to->placement, err);
     if (!rc && from->experts.first)
-        rc = copy_list(from->experts.first, plan_mixed_units(from) * from->experts.slots, sizeof *from->experts.first,
-                       &to->experts.first, err);
+        rc = copy_list(from->experts.first, plan_mixed_units(from) * from->experts.slots,
+                       sizeof *from->experts.first, &to->experts.first, err);
     if (rc) plan_free(to);
     return rc;
 }

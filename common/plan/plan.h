@@ -77,9 +77,12 @@ struct plan_experts {
     uint32_t slots;           /* of each such unit, 1 or more; 0: there are no such units */
     uint32_t direct_permille; /* of the missing ones of a step of few tokens, how many of 1,000 it reads */
     uint32_t moves;           /* that a step brings to VRAM at most, in the stead of others; 0: they stay */
-    uint32_t move_cost;       /* of one, in 1,000ths of what finding an expert in VRAM saves (common/experts/slots.h) */
-    uint32_t hit_permille;    /* for forecasts: of the chosen ones, how many are in VRAM; 0: as if each was chosen alike */
-    uint32_t *first;          /* [mixed units][slots]: those in VRAM at first, owned; NULL: of each the lowest numbers */
+    uint32_t
+        move_cost; /* of one, in 1,000ths of what finding an expert in VRAM saves (common/experts/slots.h) */
+    uint32_t
+        hit_permille; /* for forecasts: of the chosen ones, how many are in VRAM; 0: as if each was chosen alike */
+    uint32_t
+        *first; /* [mixed units][slots]: those in VRAM at first, owned; NULL: of each the lowest numbers */
 };
 
 struct ledger_line {
@@ -128,7 +131,7 @@ struct plan {
     struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
     uint32_t prefill_count;
     struct plan_experts experts; /* of units at home on `mixed` */
-    uint64_t ring_bytes;         /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
+    uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
     /* Where every matrix lies, by the lists and formats above (placement.h); NULL: nobody laid them out yet. */

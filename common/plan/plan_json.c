@@ -84,7 +84,8 @@ static json_t *experts_to_json(const struct plan *plan)
            *first = e->first ? json_array() : NULL;
     for (uint32_t u = 0; first && u < plan_mixed_units(plan); u++) {
         json_t *of = json_array();
-        for (uint32_t i = 0; i < e->slots; i++) json_array_append_new(of, json_integer(e->first[u * e->slots + i]));
+        for (uint32_t i = 0; i < e->slots; i++)
+            json_array_append_new(of, json_integer(e->first[u * e->slots + i]));
         json_array_append_new(first, of);
     }
     if (first) json_object_set_new(json, "first", first);
@@ -438,14 +439,15 @@ static int parse_first(const json_t *list, struct plan *plan, struct helm_err *e
     const uint32_t units = plan_mixed_units(plan);
     if (!list || json_is_null(list)) return 0;
     if (!json_is_array(list) || json_array_size(list) != units)
-        return helm_fail(err, HELM_E_FORMAT, "'first' is no array of one list for each of %u 'mixed' stages' layers",
-                         units);
+        return helm_fail(err, HELM_E_FORMAT,
+                         "'first' is no array of one list for each of %u 'mixed' stages' layers", units);
     e->first = calloc((size_t)units * e->slots + 1, sizeof *e->first);
     if (!e->first) return helm_fail(err, HELM_E_NOMEM, "no memory for %u x %u experts", units, e->slots);
     for (uint32_t u = 0; u < units; u++) {
         const json_t *of = json_array_get(list, u);
         if (!json_is_array(of) || json_array_size(of) != e->slots)
-            return helm_fail(err, HELM_E_FORMAT, "'first': list %u has not one expert for each of %u slots", u, e->slots);
+            return helm_fail(err, HELM_E_FORMAT, "'first': list %u has not one expert for each of %u slots",
+                             u, e->slots);
         for (uint32_t i = 0; i < e->slots; i++) {
             const json_t *id = json_array_get(of, i);
             if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) > UINT32_MAX)

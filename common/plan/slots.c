@@ -8,12 +8,13 @@
 
 enum tensor_role slot_tensor(enum slot_role role)
 {
-    static const enum tensor_role of[SLOT_ROLES] = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS, TENSOR_DOWN_EXPERTS};
+    static const enum tensor_role of[SLOT_ROLES] = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS,
+                                                    TENSOR_DOWN_EXPERTS};
     return of[role];
 }
 
-static int place_role(const struct model *model, const struct plan *plan, struct slot_unit *unit, enum slot_role role,
-                      uint64_t *end, struct helm_err *err)
+static int place_role(const struct model *model, const struct plan *plan, struct slot_unit *unit,
+                      enum slot_role role, uint64_t *end, struct helm_err *err)
 {
     const struct placements host = placements_in(plan, PLAN_HOST);
     const int32_t layer = (int32_t)unit_layer(unit->unit);
@@ -21,21 +22,24 @@ static int place_role(const struct model *model, const struct plan *plan, struct
     const struct placement *p = placement_find(&host, slot_tensor(role), layer);
     const uint32_t experts = model->config.router.experts;
     if (!t)
-        return helm_fail(err, HELM_E_MISMATCH, "layer %d has 'mixed' as home of its MLP, but no experts", layer);
-    if (plan->experts.slots > experts)
-        return helm_fail(err, HELM_E_MISMATCH, "%u slots for the %u experts of layer %d", plan->experts.slots, experts,
+        return helm_fail(err, HELM_E_MISMATCH, "layer %d has 'mixed' as home of its MLP, but no experts",
                          layer);
+    if (plan->experts.slots > experts)
+        return helm_fail(err, HELM_E_MISMATCH, "%u slots for the %u experts of layer %d", plan->experts.slots,
+                         experts, layer);
     const enum tensor_format format = p ? p->format : t->format;
     const uint64_t stride = tensor_format_bytes(format, t->rows / experts, t->cols);
     if (tensor_format_of(format)->variable || stride % SLOT_ALIGN)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "layer %d: experts of %s, of %llu bytes each, cannot lie in slots",
-                         layer, tensor_format_name(format), (unsigned long long)stride);
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "layer %d: experts of %s, of %llu bytes each, cannot lie in slots", layer,
+                         tensor_format_name(format), (unsigned long long)stride);
     unit->role[role] = (struct slot_place){.at = *end, .stride = stride};
     *end += placement_rounded(PLAN_VRAM0, plan->experts.slots * stride);
     return 0;
 }
 
-int slots_place(const struct model *model, const struct plan *plan, struct slots_place *place, struct helm_err *err)
+int slots_place(const struct model *model, const struct plan *plan, struct slots_place *place,
+                struct helm_err *err)
 {
     struct slot_unit *const out = place->unit;
     uint64_t end = 0;
@@ -44,13 +48,15 @@ int slots_place(const struct model *model, const struct plan *plan, struct slots
     for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(plan->layers) && !rc; u += UNIT_PARTS) {
         struct slot_unit unit = {.unit = u};
         if (plan_unit_home(plan, 0, u) != PLAN_HOME_MIXED) continue;
-        for (int r = 0; r < SLOT_ROLES && !rc; r++) rc = place_role(model, plan, &unit, (enum slot_role)r, &end, err);
+        for (int r = 0; r < SLOT_ROLES && !rc; r++)
+            rc = place_role(model, plan, &unit, (enum slot_role)r, &end, err);
         if (out) out[place->units] = unit;
         place->units++;
     }
     place->tables = end;
     place->bytes = place->units ? end + placement_rounded(PLAN_VRAM0, (uint64_t)place->units *
-                                                                          model->config.router.experts * sizeof(uint32_t))
+                                                                          model->config.router.experts *
+                                                                          sizeof(uint32_t))
                                 : 0;
     return rc;
 }

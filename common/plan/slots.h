@@ -13,7 +13,8 @@ enum tensor_role slot_tensor(enum slot_role role);
 
 /* One role of a unit's slots. */
 struct slot_place {
-    uint64_t at, stride; /* of slot 0 from the beginning of all; bytes from one slot to the next, those of an expert */
+    uint64_t at,
+        stride; /* of slot 0 from the beginning of all; bytes from one slot to the next, those of an expert */
 };
 struct slot_unit {
     uint32_t unit;

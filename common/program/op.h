@@ -51,7 +51,7 @@ enum op_kind {
     /* of the CPU */
     OP_LINEAR,
     OP_ATTEND,
-    OP_SAMPLE,      /* a token from each row of logits */
+    OP_SAMPLE,       /* a token from each row of logits */
     OP_EXPERTS_TAKE, /* of experts at home in both memories: x and what the GPU asks for, normed */
     OP_ATTEND_HOST, /* of a layer whose cache is the GPU's: takes its queries, and answers with what comes of the
                        positions that lie in the arena alone (arena_layout.h, STEP_KV_ASSISTED) */
@@ -64,7 +64,7 @@ enum op_kind {
     OP_MATMUL,
     OP_LOGITS, /* a router's of any number of tokens, norm included: as GEMM_SMALL, not as MATMUL rounds them */
     OP_EXPERTS_ASK, /* of experts in both memories: chooses (not of a chunk), says who computes which, and asks the CPU */
-    OP_EXPERTS_ADD, /* adds what the CPU answers */
+    OP_EXPERTS_ADD,   /* adds what the CPU answers */
     OP_EXPERTS_GROUP, /* tokens and their choices by expert */
     OP_ADD_BIAS,
     OP_SWIGLU,

@@ -38,9 +38,9 @@
 
 static const char *const region_names[ARENA_REGION_COUNT] = {"control", "slots",      "masks",
                                                              "history", "page_table", "vram_table",
-                                                             "lanes",   "kv_lanes",   "expert_lanes", "experts", "logits",
-                                                             "pooled",  "session",    "kv",
-                                                             "weights"};
+                                                             "lanes",   "kv_lanes",   "expert_lanes",
+                                                             "experts", "logits",     "pooled",
+                                                             "session", "kv",         "weights"};
 
 static int check_range(const char *what, uint64_t value, uint64_t min, uint64_t max, struct helm_err *err)
 {
@@ -155,10 +155,10 @@ int arena_plan(const struct arena_spec *spec, struct arena_header *header, struc
         [ARENA_REGION_LANES] = lanes_bytes,
         [ARENA_REGION_KV_LANES] = kv_lanes_bytes,
         [ARENA_REGION_EXPERT_LANES] = expert_lanes_bytes,
-        [ARENA_REGION_EXPERTS] =
-            spec->expert_layers
-                ? sizeof(struct arena_experts) + (uint64_t)spec->expert_layers * spec->experts * sizeof(uint64_t)
-                : 0,
+        [ARENA_REGION_EXPERTS] = spec->expert_layers
+                                     ? sizeof(struct arena_experts) +
+                                           (uint64_t)spec->expert_layers * spec->experts * sizeof(uint64_t)
+                                     : 0,
         [ARENA_REGION_LOGITS] = logits_bytes,
         [ARENA_REGION_POOLED] = (uint64_t)spec->slots * spec->hidden * sizeof(double),
         [ARENA_REGION_SESSION] = spec->session_bytes,

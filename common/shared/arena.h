@@ -23,7 +23,7 @@ struct arena_spec {
     uint32_t slots, context_tokens, step_tokens, hidden, vocab, lanes;
     struct kv_layout kv;
     uint32_t page_count;
-    uint32_t vram_page_count, kv_heads_asking; /* as in the header; both 0 with one tier */
+    uint32_t vram_page_count, kv_heads_asking;       /* as in the header; both 0 with one tier */
     uint32_t experts_chosen, experts, expert_layers; /* likewise */
     uint64_t session_bytes;                          /* of the session region */
     uint64_t weight_bytes;

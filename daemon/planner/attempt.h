@@ -79,8 +79,8 @@ HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct are
 HELM_MUST_CHECK int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                                  struct helm_err *err);
 /* The same in the place of a plan of the strategy `best`, if that is slower. */
-HELM_MUST_CHECK int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
-                              struct helm_err *err);
+HELM_MUST_CHECK int mixed_try(struct making *m, const struct trying *t, struct plan *plan,
+                              struct attempt *attempt, struct helm_err *err);
 /* Where nothing fits: by how much each limit really would have to grow, and the ledgers of the plan that
  * would be made then. */
 HELM_MUST_CHECK int attempt_nearest(struct making *m, const struct trying *t, struct attempt *attempt,

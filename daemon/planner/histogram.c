@@ -9,7 +9,8 @@
 
 #define FILE_MAX (64 * MIB)
 
-static int read_layer(const json_t *json, const struct model *model, struct histogram *h, struct helm_err *err)
+static int read_layer(const json_t *json, const struct model *model, struct histogram *h,
+                      struct helm_err *err)
 {
     uint64_t layer = 0;
     const json_t *uses = json_object_get(json, "uses");
@@ -19,7 +20,8 @@ static int read_layer(const json_t *json, const struct model *model, struct hist
     if (!model_layer_sparse(&model->config, (uint32_t)layer))
         return helm_fail(err, HELM_E_MISMATCH, "layer %u of the model has no experts", (uint32_t)layer);
     if (!json_is_array(uses) || json_array_size(uses) != h->experts)
-        return helm_fail(err, HELM_E_FORMAT, "'uses' of layer %u is no array of %u numbers", (uint32_t)layer, h->experts);
+        return helm_fail(err, HELM_E_FORMAT, "'uses' of layer %u is no array of %u numbers", (uint32_t)layer,
+                         h->experts);
     for (uint32_t e = 0; e < h->experts; e++) {
         const json_t *n = json_array_get(uses, e);
         if (!json_is_integer(n) || json_integer_value(n) < 0)
@@ -36,8 +38,8 @@ static int read_all(const json_t *json, const struct model *model, struct histog
     size_t i;
     int rc = json_get_u64(json, "experts", true, 1, UINT32_MAX, &experts, err);
     if (!rc && experts != h->experts)
-        return helm_fail(err, HELM_E_MISMATCH, "%llu experts a layer, the model has %u", (unsigned long long)experts,
-                         h->experts);
+        return helm_fail(err, HELM_E_MISMATCH, "%llu experts a layer, the model has %u",
+                         (unsigned long long)experts, h->experts);
     if (!rc && !json_is_array(layers)) rc = helm_fail(err, HELM_E_FORMAT, "'layers' is no array");
     json_array_foreach(layers, i, layer)
     {
@@ -50,7 +52,8 @@ int histogram_read(const char *path, const struct model *model, struct histogram
 {
     json_t *json = NULL;
     *h = (struct histogram){.layers = model->config.layers, .experts = model->config.router.experts};
-    if (!h->experts) return helm_fail(err, HELM_E_UNSUPPORTED, "%s: the model is no mixture of experts", path);
+    if (!h->experts)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "%s: the model is no mixture of experts", path);
     h->uses = calloc((size_t)h->layers * h->experts, sizeof *h->uses);
     if (!h->uses) return helm_fail(err, HELM_E_NOMEM, "no memory for a histogram of %u layers", h->layers);
     int rc = json_read_file(path, FILE_MAX, &json, err);
@@ -81,7 +84,8 @@ int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_er
     double hits = 0;
     free(plan->experts.first);
     plan->experts.first = calloc((size_t)units * slots + 1, sizeof *plan->experts.first);
-    if (!plan->experts.first) return helm_fail(err, HELM_E_NOMEM, "no memory for %u x %u experts", units, slots);
+    if (!plan->experts.first)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for %u x %u experts", units, slots);
     for (uint32_t l = 0, u = 0; l < plan->layers && u < units; l++) {
         if (plan_unit_home(plan, 0, unit_of(l, UNIT_MLP)) != PLAN_HOME_MIXED) continue;
         const uint64_t *uses = h->uses + (size_t)l * h->experts;

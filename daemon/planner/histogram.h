@@ -19,6 +19,7 @@ HELM_MUST_CHECK int histogram_read(const char *path, const struct model *model, 
 void histogram_free(struct histogram *histogram);
 /* Fills the plan's first experts, the most used ones of each unit in both memories, and hit_permille: the part of its uses
  * that those had, of uncounted layers as if each expert was chosen alike. */
-HELM_MUST_CHECK int histogram_apply(const struct histogram *histogram, struct plan *plan, struct helm_err *err);
+HELM_MUST_CHECK int histogram_apply(const struct histogram *histogram, struct plan *plan,
+                                    struct helm_err *err);
 
 #endif

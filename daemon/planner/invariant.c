@@ -105,9 +105,10 @@ int invariant_decide(const struct planner_request *request, bool given, struct p
     const uint32_t direct = plan->kv_direct_permille;
     if (plan_mixed_units(plan)) {
         if (invariant->option == INVARIANT_ON)
-            return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "--invariant on: the plan has experts of a layer in both memories, and which processor "
-                             "computes one depends on what came before");
+            return helm_fail(
+                err, HELM_E_UNSUPPORTED,
+                "--invariant on: the plan has experts of a layer in both memories, and which processor "
+                "computes one depends on what came before");
         tell(invariant, false, "experts of a layer lie in both memories", NULL, NULL);
         return 0;
     }

@@ -13,10 +13,10 @@
 #include "daemon/planner/attempt.h"
 #include "daemon/planner/histogram.h"
 
-#define MIXED_GAIN   0.02 /* of a decode step, for which a plan has experts in both memories */
-#define MIXED_TRIES  24   /* numbers of layers wholly in VRAM that are tried */
-#define DIRECT_STEP  50   /* of 1,000: shares of missing experts that are tried */
-#define MOVES_PART   0.1  /* of a step's time, in which the link may bring experts */
+#define MIXED_GAIN   0.02       /* of a decode step, for which a plan has experts in both memories */
+#define MIXED_TRIES  24         /* numbers of layers wholly in VRAM that are tried */
+#define DIRECT_STEP  50         /* of 1,000: shares of missing experts that are tried */
+#define MOVES_PART   0.1        /* of a step's time, in which the link may bring experts */
 #define SLOTS_MARGIN (4u << 20) /* of VRAM that is left */
 
 /* ---- lists ---- */
@@ -51,7 +51,8 @@ static int place(const struct making *m, const struct plan *from, uint32_t whole
             else if (p == 0)
                 *mlp = PLAN_HOME_MIXED;
         }
-        rc = p ? relist(plan->layers, home, &plan->prefill[p - 1].stages, &plan->prefill[p - 1].stage_count, err)
+        rc = p ? relist(plan->layers, home, &plan->prefill[p - 1].stages, &plan->prefill[p - 1].stage_count,
+                        err)
                : relist(plan->layers, home, &plan->stages, &plan->stage_count, err);
     }
     return rc;
@@ -96,10 +97,13 @@ static int fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, s
 
 /* ---- prices ---- */
 
-static int decode_seconds(const struct making *m, const struct plan *plan, double *seconds, struct helm_err *err)
+static int decode_seconds(const struct making *m, const struct plan *plan, double *seconds,
+                          struct helm_err *err)
 {
-    const struct cost_case c = {
-        .model = m->r->model, .analysed = &m->table, .profile = m->r->profile, .plan = plan};
+    const struct cost_case c = {.model = m->r->model,
+                                .analysed = &m->table,
+                                .profile = m->r->profile,
+                                .plan = plan};
     struct cost_forecast f;
     int rc = cost_decode(&c, m->batch, planner_typical_context(m->r, plan->context_tokens), &f, err);
     *seconds = f.seconds;
@@ -141,7 +145,8 @@ static void budget(const struct making *m, double seconds, struct plan *plan)
 
 /* ---- the choice ---- */
 
-int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt, struct helm_err *err)
+int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
+                 struct helm_err *err)
 {
     struct plan best = {0};
     uint32_t sparse = 0;
@@ -177,7 +182,8 @@ int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attem
     return rc;
 }
 
-int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt, struct helm_err *err)
+int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
+              struct helm_err *err)
 {
     const struct ledger_wish wish = m->wish;
     const struct trying mixed = {.strategy = SEARCH_MIXED, .device = true, .ctx = t->ctx};

@@ -77,11 +77,13 @@ static int check_mixed(const struct planner_request *r, struct helm_err *err)
 {
     if (r->strategy != SEARCH_MIXED) return 0;
     if (!r->model->config.router.experts)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "--strategy mixed is for mixtures of experts: this model has none");
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "--strategy mixed is for mixtures of experts: this model has none");
     if (r->one_memory)
-        return helm_fail(err, HELM_E_USAGE,
-                         "--strategy mixed with --invariant on: which processor computes an expert depends on what came "
-                         "before");
+        return helm_fail(
+            err, HELM_E_USAGE,
+            "--strategy mixed with --invariant on: which processor computes an expert depends on what came "
+            "before");
     return 0;
 }
 
@@ -191,7 +193,8 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     if (device) {
         rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && r->strategy == SEARCH_BEST) rc = mixed_try(m, &t, plan, &attempt, err);
-        if (!rc && attempt.fits && r->strategy == SEARCH_MIXED) rc = mixed_choose(m, t.ctx, plan, &attempt, err);
+        if (!rc && attempt.fits && r->strategy == SEARCH_MIXED)
+            rc = mixed_choose(m, t.ctx, plan, &attempt, err);
         if (!rc && attempt.fits && free_choice)
             rc = compare_with_cpu(m, t.ctx, attempt.seconds, plan, &cpu_alone, err);
         if (!rc && !attempt.fits && r->tiers == KV_TIERS_TWO)

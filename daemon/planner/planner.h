@@ -34,10 +34,10 @@ struct planner_request {
     struct ledger_wish wish;
     struct ledger_machine machine;
     const struct histogram *experts; /* what of experts was used so far; NULL: not known */
-    bool one_memory;               /* a layer's experts are wholly in one memory */
-    bool device_required;          /* a plan without the device is refused, not made */
-    char no_device[160];           /* without a device: why there is none */
-    const struct profile *profile; /* of the machine that is planned for, multiplying as `inputs` says */
+    bool one_memory;                 /* a layer's experts are wholly in one memory */
+    bool device_required;            /* a plan without the device is refused, not made */
+    char no_device[160];             /* without a device: why there is none */
+    const struct profile *profile;   /* of the machine that is planned for, multiplying as `inputs` says */
     enum linear_inputs inputs[PLAN_PROCESSORS]; /* planner_make: the plan's, where a processor computes */
     const char *activations;                    /* why those: for reports, or NULL */
     const char *invariant;                      /* whether the plan is, and why: likewise */

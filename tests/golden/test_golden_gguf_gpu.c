@@ -32,7 +32,8 @@ static uint32_t stages_of(const char *homes, uint32_t length, uint32_t layers, s
     enum plan_home home[64];
     for (uint32_t u = 0; u < unit_count(layers); u++) {
         const char letter = homes[u % length];
-        home[u] = letter == 'g' ? PLAN_HOME_GPU : letter == 's' ? PLAN_HOME_STREAM
+        home[u] = letter == 'g'   ? PLAN_HOME_GPU
+                  : letter == 's' ? PLAN_HOME_STREAM
                   : letter == 'm' ? PLAN_HOME_MIXED
                                   : PLAN_HOME_CPU;
     }
@@ -40,8 +41,8 @@ static uint32_t stages_of(const char *homes, uint32_t length, uint32_t layers, s
 }
 
 /* `homes`: of the units in turn, over and over; behind a slash those of chunks. experts: of those in both memories. */
-static int try_pair(const char *path, const char *homes, const struct plan_experts *experts, struct pair *pair,
-                    struct helm_err *err)
+static int try_pair(const char *path, const char *homes, const struct plan_experts *experts,
+                    struct pair *pair, struct helm_err *err)
 {
     struct model model;
     struct plan_stage stages[64], chunks[64];
@@ -80,7 +81,8 @@ static int try_pair(const char *path, const char *homes, const struct plan_exper
     return pair_open(&options, pair, err);
 }
 
-static void open_pair(const char *path, const char *homes, const struct plan_experts *experts, struct pair *pair)
+static void open_pair(const char *path, const char *homes, const struct plan_experts *experts,
+                      struct pair *pair)
 {
     struct helm_err err = {0};
     if (try_pair(path, homes, experts, pair, &err)) fail_msg("%s, %s: %s", path, homes, err.text);
@@ -133,9 +135,11 @@ static void check_experts(const struct pair *pair, const struct plan_experts *ex
 {
     const struct arena_experts *seen = arena_experts_of(&pair->arena);
     for (int l = 0; l < ARENA_EXPERT_LANES; l++)
-        assert_int_equal(doorbell_read(&arena_expert_lane_of(&pair->arena, (enum arena_expert_lane)l)->bell), 0);
-    print_message("experts: %llu steps, %llu uses, %llu of them in VRAM, %llu moved\n", (unsigned long long)seen->steps,
-                  (unsigned long long)seen->used, (unsigned long long)seen->present, (unsigned long long)seen->moved);
+        assert_int_equal(doorbell_read(&arena_expert_lane_of(&pair->arena, (enum arena_expert_lane)l)->bell),
+                         0);
+    print_message("experts: %llu steps, %llu uses, %llu of them in VRAM, %llu moved\n",
+                  (unsigned long long)seen->steps, (unsigned long long)seen->used,
+                  (unsigned long long)seen->present, (unsigned long long)seen->moved);
     assert_true(seen->present > 0 && seen->present < seen->used);
     assert_int_equal(seen->moved > 0, experts->moves > 0);
 }
@@ -210,12 +214,13 @@ static void experts_in_both_memories_agree(void **state)
     static const struct {
         const char *folder, *homes;
         struct plan_experts experts;
-    } cases[] = {
-        {"tests/data/golden/qwen3moe", "gmgggm", {.slots = 5, .direct_permille = 400, .moves = 3}},
-        {"tests/data/golden/mixtral", "gmcm", {.slots = 3}},
-        {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE", "gm/gs", {.slots = 8, .moves = 2, .move_cost = 0}},
-        {"tests/data/golden-gguf/mixtral-Q4_K_M", "gm", {.slots = 1, .direct_permille = 1000}},
-        {"tests/data/golden/gptoss", "gm", {.slots = 2, .direct_permille = 300, .moves = 2}}};
+    } cases[] = {{"tests/data/golden/qwen3moe", "gmgggm", {.slots = 5, .direct_permille = 400, .moves = 3}},
+                 {"tests/data/golden/mixtral", "gmcm", {.slots = 3}},
+                 {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE",
+                  "gm/gs",
+                  {.slots = 8, .moves = 2, .move_cost = 0}},
+                 {"tests/data/golden-gguf/mixtral-Q4_K_M", "gm", {.slots = 1, .direct_permille = 1000}},
+                 {"tests/data/golden/gptoss", "gm", {.slots = 2, .direct_permille = 300, .moves = 2}}};
     need_device();
     for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
         run_file(cases[i].folder, cases[i].homes, &cases[i].experts);

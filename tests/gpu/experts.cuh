@@ -14,7 +14,8 @@ struct test_role {
     uint32_t experts, rows, cols;
     std::vector<double> value; /* [experts][rows][cols] */
     std::vector<float> bias;   /* [experts][rows], or empty */
-    gpu_buffer *memory, *elsewhere, *biases; /* elsewhere: every expert in its own order, as host memory has them */
+    gpu_buffer *memory, *elsewhere,
+        *biases; /* elsewhere: every expert in its own order, as host memory has them */
     uint64_t stride;
 
     test_role(struct test_context *t, enum tensor_format f, uint32_t n, uint32_t r, uint32_t c,

@@ -185,8 +185,9 @@ static void test_few(struct test_context *t, const struct gpuk_device *device, c
     few_test f = {t, device, c, slot, id, weight, &slots, &ids, &weights, &workspace, {}};
     snprintf(f.what, sizeof f.what, "%u of %u tokens, %u of %u experts of %s %u x %u%s%s%s%s, %d blocks, %s",
              c.count, c.tokens, c.chosen, c.experts, name_of(c.format), c.rows, c.cols,
-             c.absent ? ", some absent, some in host memory" : "", c.biases ? ", biases" : "", c.norm ? ", norm" : "",
-             c.glu ? ", clamped" : "", device->sm_count, device->bulk_copy ? "bulk" : "plain");
+             c.absent ? ", some absent, some in host memory" : "", c.biases ? ", biases" : "",
+             c.norm ? ", norm" : "", c.glu ? ", clamped" : "", device->sm_count,
+             device->bulk_copy ? "bulk" : "plain");
     test_glu(f);
     if (c.rows % tensor_format_of(c.format)->block_values == 0) test_down(f);
 }
@@ -227,20 +228,24 @@ static void test_routed(struct test_context *t, const struct gpuk_device *device
 }
 
 /* Who has which of the chosen experts: as experts_share.h defines it, with the choice made here or before. */
-static void test_ask(struct test_context *t, uint32_t tokens, uint32_t experts, uint32_t direct_permille, bool routes)
+static void test_ask(struct test_context *t, uint32_t tokens, uint32_t experts, uint32_t direct_permille,
+                     bool routes)
 {
     const uint32_t chosen = 3, width = 40, capacity = tokens + 2;
     const struct model_router router = {ROUTER_SOFTMAX, experts, chosen, true, 1, 1, 1};
     const std::vector<uint32_t> table = random_slots(t, experts, true);
-    const std::vector<float> logits = random_floats(t, (size_t)tokens * experts), x = random_floats(t, tokens * width);
-    gpu_buffer dtable(table), dlogits(logits), dx(x), ids(tokens * chosen * 4), weights(tokens * chosen * 4), slots(experts * 4),
-        seen(tokens * chosen * 4), lane((size_t)capacity * (width + 2 * chosen) * 4), count(std::vector<uint32_t>{tokens});
+    const std::vector<float> logits = random_floats(t, (size_t)tokens * experts),
+                             x = random_floats(t, tokens * width);
+    gpu_buffer dtable(table), dlogits(logits), dx(x), ids(tokens * chosen * 4), weights(tokens * chosen * 4),
+        slots(experts * 4), seen(tokens * chosen * 4), lane((size_t)capacity * (width + 2 * chosen) * 4),
+        count(std::vector<uint32_t>{tokens});
     struct gpuk_experts_ask ask = {};
     ask.choice = {chosen, ids.as<uint32_t>(), weights.as<float>()}, ask.logits = dlogits.as<float>();
     ask.experts = experts, ask.table = dtable.as<uint32_t>(), ask.direct_permille = direct_permille;
     ask.slot = slots.as<uint32_t>(), ask.x = dx.as<float>(), ask.width = width, ask.lane = lane.as<float>();
     ask.capacity = capacity, ask.seen = seen.as<uint32_t>();
-    GPUK(gpuk_route(&router, count.as<uint32_t>(), tokens, dlogits.as<float>(), nullptr, &ask.choice, 0, t->stream, &err));
+    GPUK(gpuk_route(&router, count.as<uint32_t>(), tokens, dlogits.as<float>(), nullptr, &ask.choice, 0,
+                    t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     const std::vector<uint32_t> id = ids.read<uint32_t>();
     const std::vector<float> weight = weights.read<float>();

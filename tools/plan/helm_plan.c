@@ -37,8 +37,8 @@
 #define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
-    const char *model, *profile, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype, *kv_tiers,
-        *activations, *invariant;
+    const char *model, *profile, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
+        *kv_tiers, *activations, *invariant;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given, exact;
 };

@@ -107,6 +107,8 @@ static uint64_t format_bytes(const struct formats *f, uint32_t i)
 static uint64_t wanted_bytes(const struct formats *f, bool beside)
 {
     const bool quick = f->options.quick;
+    if (quick && f->options.invariant)
+        return LEAST_QUICK; /* what caches keep makes several tokens look slower */
     const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes(), most = quick ? MOST_QUICK : MOST_BYTES;
     uint64_t wanted = quick ? LEAST_QUICK : LEAST_BYTES;
     double sum = 0, smallest = 1;

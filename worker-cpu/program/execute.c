@@ -340,7 +340,8 @@ static void hand_over_begin(struct run *run, const struct program_entry *e)
             lane_acquire(e->lane, e->ticket, run->spin_us, (int)run->peer_wait_ms, run->cancel, &run->err);
     const uint64_t end_ns = units_now_ns();
     run->wait_ns += end_ns - start_ns;
-    if (e->kind == OP_ATTEND_HOST || e->kind == OP_EXPERTS_TAKE) run->mark_ns = end_ns; /* what comes now is work */
+    if (e->kind == OP_ATTEND_HOST || e->kind == OP_EXPERTS_TAKE)
+        run->mark_ns = end_ns; /* what comes now is work */
 }
 
 /* After it: every chunk is done. */
@@ -376,7 +377,8 @@ static void run_clock(struct run *run)
         run->attention_ns += spent;
     else if (kind == OP_SAMPLE)
         run->sample_ns += spent;
-    else if (!uses_lane(run->entry) || experts_are(run->entry)) /* a hand-over's waiting is counted where it waits */
+    else if (!uses_lane(run->entry) ||
+             experts_are(run->entry)) /* a hand-over's waiting is counted where it waits */
         run->linear_ns += spent;
 }
 

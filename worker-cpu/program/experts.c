@@ -43,8 +43,9 @@ static void chunk_route(void *ctx, uint32_t chunk, uint32_t thread)
 int experts_begin(struct run *run, const struct program_entry *e, struct helm_err *err)
 {
     const int wait_ms = (int)run->peer_wait_ms;
-    return e->kind == OP_EXPERTS_TAKE ? lane_wait(e->lane, e->ticket, run->spin_us, wait_ms, run->cancel, err)
-                                      : lane_acquire(e->answer, e->ticket, run->spin_us, wait_ms, run->cancel, err);
+    return e->kind == OP_EXPERTS_TAKE
+               ? lane_wait(e->lane, e->ticket, run->spin_us, wait_ms, run->cancel, err)
+               : lane_acquire(e->answer, e->ticket, run->spin_us, wait_ms, run->cancel, err);
 }
 
 int experts_end(const struct program_entry *e, struct helm_err *err)
@@ -81,8 +82,8 @@ static void chunk_take(void *ctx, uint32_t chunk, uint32_t thread)
     if (last > run->batch.token_count) last = run->batch.token_count;
     take_choice(run, e, first, last);
     for (uint32_t t = first; t < last; t++)
-        run->kernels->vector->rmsnorm(e->out + (size_t)t * e->width, e->lane->data + (size_t)t * e->width, e->norm,
-                                      e->width, (float)run->config->norm_eps);
+        run->kernels->vector->rmsnorm(e->out + (size_t)t * e->width, e->lane->data + (size_t)t * e->width,
+                                      e->norm, e->width, (float)run->config->norm_eps);
 }
 
 /* By expert, and within one in the order of tokens. Those that the GPU computes have no number. */

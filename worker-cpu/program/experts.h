@@ -14,8 +14,8 @@
 
 static inline bool experts_are(const struct program_entry *e)
 {
-    return e->kind == OP_ROUTE || e->kind == OP_EXPERTS_TAKE || e->kind == OP_EXPERTS_GLU || e->kind == OP_EXPERTS_DOWN ||
-           e->kind == OP_EXPERTS_SUM;
+    return e->kind == OP_ROUTE || e->kind == OP_EXPERTS_TAKE || e->kind == OP_EXPERTS_GLU ||
+           e->kind == OP_EXPERTS_DOWN || e->kind == OP_EXPERTS_SUM;
 }
 
 /* Places of choices and pairs in the activations; nothing where the model has no experts. */

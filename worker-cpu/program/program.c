@@ -7,7 +7,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "common/base/units.h"
 #include "common/plan/schedule.h"
@@ -580,55 +579,4 @@ void program_free(struct program *program)
     for (uint32_t i = 0; i < program->count; i++) free(program->entry[i].bound);
     free(program->entry);
     memset(program, 0, sizeof *program);
-}
-
-int activations_create(const struct cpu_activations_case *size, unsigned formats,
-                       const struct kernel_set *kernels, float *logits, struct activations *act,
-                       struct helm_err *err)
-{
-    struct cpu_activations place;
-    const struct linear_kernel *by[FORMAT_COUNT] = {NULL};
-    uint64_t at[FORMAT_COUNT] = {0}, bytes;
-    memset(act, 0, sizeof *act);
-    cpu_activations_place(size, &place);
-    memcpy(act->width, place.width, sizeof act->width);
-    bytes = place.floats * sizeof(float);
-    for (int i = 0; i < LINEAR_INPUTS * FORMAT_COUNT && place.tiles; i++) {
-        const int f = i % FORMAT_COUNT;
-        const struct linear_kernel *k = kernels->linear[i / FORMAT_COUNT][f].tokens;
-        if (!(formats & format_bit((enum tensor_format)f)) || by[k->format]) continue;
-        int alike = 0;
-        while (alike < FORMAT_COUNT && !(by[alike] && by[alike]->tile == k->tile)) alike++;
-        by[k->format] = k;
-        at[k->format] = alike < FORMAT_COUNT ? at[alike] : bytes;
-        if (alike < FORMAT_COUNT) continue;
-        const uint64_t tile = (k->tiled_bytes(place.tile_tokens, place.widest) + 63) / 64 * 64,
-                       most = cpu_tile_bytes_max(&place, k->inputs);
-        if (tile > most)
-            return helm_fail(err, HELM_E_INTERNAL, "a tile of %u x %u takes %s %llu bytes, planned are %llu",
-                             place.tile_tokens, place.widest, k->name, (unsigned long long)tile,
-                             (unsigned long long)most);
-        bytes += tile * place.tiles;
-    }
-    bytes = (bytes + ARENA_HUGE_PAGE - 1) / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
-    act->memory = aligned_alloc(ARENA_HUGE_PAGE, (size_t)bytes);
-    if (!act->memory)
-        return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of activations",
-                         (unsigned long long)bytes);
-    act->bytes = bytes;
-    madvise(act->memory, (size_t)bytes, MADV_HUGEPAGE);
-    memset(act->memory, 0, (size_t)bytes);
-    float *const base = act->memory;
-    for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) act->buffer[b] = base + place.at[b];
-    act->cosine = base + place.cosine;
-    act->sine = base + place.sine;
-    for (int f = 0; f < FORMAT_COUNT; f++) act->tiled[f] = by[f] ? (char *)act->memory + at[f] : NULL;
-    act->buffer[BUFFER_LOGITS] = logits;
-    return 0;
-}
-
-void activations_free(struct activations *act)
-{
-    free(act->memory);
-    memset(act, 0, sizeof *act);
 }

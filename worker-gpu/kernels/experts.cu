@@ -54,8 +54,8 @@ static int check_two(const struct gpuk_experts *gate, const struct gpuk_experts 
 }
 static experts_role role_of(const struct gpuk_experts *e)
 {
-    return {static_cast<const unsigned char *>(e->weight), static_cast<const unsigned char *>(e->host), e->bias,
-            e->stride};
+    return {static_cast<const unsigned char *>(e->weight), static_cast<const unsigned char *>(e->host),
+            e->bias, e->stride};
 }
 
 /* ---- few tokens ----------------------------------------------------------------------------------- */

@@ -5,7 +5,8 @@
 #include "worker-gpu/kernels/experts.cuh"
 #include "worker-gpu/kernels/experts_share.h"
 
-static const uint32_t ASK_THREADS = 512, ASK_WARPS = ASK_THREADS / 32, ADD_THREADS = 256, WORDS = MODEL_EXPERTS_MAX / 32;
+static const uint32_t ASK_THREADS = 512, ASK_WARPS = ASK_THREADS / 32, ADD_THREADS = 256,
+                      WORDS = MODEL_EXPERTS_MAX / 32;
 
 struct ask_params {
     bool routes;
@@ -57,7 +58,9 @@ static __device__ void ask_list(const ask_params &q, uint32_t tokens)
     }
     __syncthreads();
     const uint32_t direct = (missing * q.direct_permille + 500) / 1000;
-    const auto rank_of = [&](uint32_t e) { return before[e / 32] + __popc(wanted[e / 32] & ((1u << e % 32) - 1)); };
+    const auto rank_of = [&](uint32_t e) {
+        return before[e / 32] + __popc(wanted[e / 32] & ((1u << e % 32) - 1));
+    };
     for (uint32_t e = threadIdx.x; e < q.experts; e += ASK_THREADS) {
         const bool is_missing = wanted[e / 32] >> e % 32 & 1;
         q.slot[e] = is_missing && rank_of(e) < direct ? GPUK_SLOT_HOST | e : __ldcg(q.table + e);
@@ -115,32 +118,36 @@ extern "C" int gpuk_experts_ask(const struct gpuk_experts_ask *a, uint32_t token
     int rc = a->router ? gpuk_check_router(a->router, err) : HELM_OK;
     if (rc) return rc;
     if (tokens == 0 || tokens > (a->router ? GPUK_BATCH_MAX : 1u << 19) || a->experts == 0 ||
-        a->experts > MODEL_EXPERTS_MAX || chosen == 0 || chosen > MODEL_EXPERTS_CHOSEN_MAX || a->direct_permille > 1000)
-        return helm_fail(err, HELM_E_LIMIT, "asking for experts: %u tokens, %u of %u experts, %u of 1,000", tokens, chosen,
-                         a->experts, a->direct_permille);
-    if (tokens > a->capacity && a->router == NULL) tokens = a->capacity; /* capacity is what a step has at most */
+        a->experts > MODEL_EXPERTS_MAX || chosen == 0 || chosen > MODEL_EXPERTS_CHOSEN_MAX ||
+        a->direct_permille > 1000)
+        return helm_fail(err, HELM_E_LIMIT, "asking for experts: %u tokens, %u of %u experts, %u of 1,000",
+                         tokens, chosen, a->experts, a->direct_permille);
+    if (tokens > a->capacity && a->router == NULL)
+        tokens = a->capacity; /* capacity is what a step has at most */
     if (a->router && (a->router->experts != a->experts || a->router->chosen != chosen))
         return helm_fail(err, HELM_E_USAGE, "asking for experts: a router of %u of %u, %u of %u experts",
                          a->router->chosen, a->router->experts, chosen, a->experts);
     ask_params q = {};
     q.routes = a->router != NULL;
     if (a->router) q.router = *a->router;
-    q.logits = a->logits, q.choice_bias = a->choice_bias, q.choice = a->choice, q.count = count, q.table = a->table;
+    q.logits = a->logits, q.choice_bias = a->choice_bias, q.choice = a->choice, q.count = count,
+    q.table = a->table;
     q.tokens = tokens, q.experts = a->experts, q.direct_permille = a->direct_permille, q.width = a->width;
     q.capacity = a->capacity, q.slot = a->slot, q.seen = a->seen, q.x = a->x, q.lane = a->lane;
-    const size_t scratch = a->router ? (tokens < ASK_WARPS ? tokens : ASK_WARPS) * experts_scratch(*a->router) *
-                                           sizeof(float)
-                                     : 0;
+    const size_t scratch =
+        a->router ? (tokens < ASK_WARPS ? tokens : ASK_WARPS) * experts_scratch(*a->router) * sizeof(float)
+                  : 0;
     const uint32_t copies = div_up(tokens * a->width, 4 * ASK_THREADS), most = 32;
-    return gpuk_launch("asking for experts", ask_kernel, dim3(1 + (copies < most ? copies : most)), dim3(ASK_THREADS),
-                       scratch, flags, stream, err, q);
+    return gpuk_launch("asking for experts", ask_kernel, dim3(1 + (copies < most ? copies : most)),
+                       dim3(ASK_THREADS), scratch, flags, stream, err, q);
 }
 
 extern "C" int gpuk_experts_add(const struct gpuk_experts_add *a, uint32_t tokens, const uint32_t *count,
                                 uint32_t flags, void *stream, struct helm_err *err)
 {
     if (tokens == 0 || a->width == 0)
-        return helm_fail(err, HELM_E_LIMIT, "adding asked experts: %u tokens of %u numbers", tokens, a->width);
+        return helm_fail(err, HELM_E_LIMIT, "adding asked experts: %u tokens of %u numbers", tokens,
+                         a->width);
     const add_params q = {count, tokens, a->width, a->x, a->sum, a->out};
     return gpuk_launch("adding asked experts", add_kernel, dim3(tokens, div_up(a->width, ADD_THREADS)),
                        dim3(ADD_THREADS), 0, flags, stream, err, q);
@@ -148,6 +155,7 @@ extern "C" int gpuk_experts_add(const struct gpuk_experts_add *a, uint32_t token
 
 int gpuk_prepare_experts_share(const struct gpuk_device *device, struct helm_err *err)
 {
-    int rc = gpuk_prepare("asking for experts", ask_kernel, (size_t)device->shared_bytes_max - (8 << 10), err);
+    int rc =
+        gpuk_prepare("asking for experts", ask_kernel, (size_t)device->shared_bytes_max - (8 << 10), err);
     return rc ? rc : gpuk_prepare("adding asked experts", add_kernel, 0, err);
 }

@@ -17,7 +17,8 @@ extern "C" {
 /* Makes the choice, as gpuk_route does, where there is a router; says of every expert who has it, and asks for what is
  * the other's. */
 struct gpuk_experts_ask {
-    const struct model_router *router; /* NULL: the choice has been made, of any number of tokens; read before it returns */
+    const struct model_router
+        *router; /* NULL: the choice has been made, of any number of tokens; read before it returns */
     const float *logits, *choice_bias;
     struct gpuk_choice choice;
     uint32_t experts;
@@ -25,23 +26,27 @@ struct gpuk_experts_ask {
     /* Of the chosen experts that are missing, in the order of their numbers, the first so many of 1,000, rounded, are read
      * in host memory. */
     uint32_t direct_permille;
-    uint32_t *slot; /* [experts] out: table, and where the GPU reads one in host memory GPUK_SLOT_HOST | its number */
+    uint32_t *
+        slot; /* [experts] out: table, and where the GPU reads one in host memory GPUK_SLOT_HOST | its number */
     const float *x; /* [tokens][width] */
     uint32_t width;
-    float *lane;       /* [capacity][width] x; [capacity][chosen] numbers, GPUK_SLOT_ABSENT: the GPU's; likewise weights */
+    float *
+        lane; /* [capacity][width] x; [capacity][chosen] numbers, GPUK_SLOT_ABSENT: the GPU's; likewise weights */
     uint32_t capacity; /* tokens; at least those of the step */
     uint32_t *seen;    /* [tokens][chosen] in host memory: what was chosen; or NULL */
 };
-HELM_MUST_CHECK int gpuk_experts_ask(const struct gpuk_experts_ask *args, uint32_t tokens, const uint32_t *count,
-                                     uint32_t flags, void *stream, struct helm_err *err);
+HELM_MUST_CHECK int gpuk_experts_ask(const struct gpuk_experts_ask *args, uint32_t tokens,
+                                     const uint32_t *count, uint32_t flags, void *stream,
+                                     struct helm_err *err);
 /* out[token * width + i] = x[the same] + sum[the same]; sum lies in host memory, out may be x, or there too. */
 struct gpuk_experts_add {
     const float *x, *sum;
     float *out;
     uint32_t width;
 };
-HELM_MUST_CHECK int gpuk_experts_add(const struct gpuk_experts_add *args, uint32_t tokens, const uint32_t *count,
-                                     uint32_t flags, void *stream, struct helm_err *err);
+HELM_MUST_CHECK int gpuk_experts_add(const struct gpuk_experts_add *args, uint32_t tokens,
+                                     const uint32_t *count, uint32_t flags, void *stream,
+                                     struct helm_err *err);
 
 #ifdef __cplusplus
 }

@@ -93,10 +93,12 @@ static struct gpuk_experts mixed_of(const struct lowering *low, const struct mak
     const struct slot_place *place =
         &slots->place.unit[plan_mixed_index(low->source->plan, m->at->unit)].role[role];
     const uint32_t experts = low->source->model->config.router.experts;
-    const bool own = m->at->math->weight[role == SLOT_UP] == slot_tensor(role); /* else it is what is read behind */
+    const bool own =
+        m->at->math->weight[role == SLOT_UP] == slot_tensor(role); /* else it is what is read behind */
     return (struct gpuk_experts){.format = matrix->format,
                                  .experts = experts,
-                                 .bias = own ? making_vector(low, m, m->at->math->bias[role == SLOT_UP]) : NULL,
+                                 .bias =
+                                     own ? making_vector(low, m, m->at->math->bias[role == SLOT_UP]) : NULL,
                                  .rows = matrix->rows / experts,
                                  .cols = matrix->cols,
                                  .slot = slots_now(low),
@@ -177,19 +179,19 @@ void make_experts_glu(struct lowering *low, const struct making *m)
     }
     const bool routes = !making_mixed(low, m); /* else the choice has been made */
     op->workspace = gpu_area(b, GPU_AREA_EXPERTS);
-    op->as.experts_glu = (struct op_experts_glu){.ahead = downs_of(low, m),
-                                                 .few = {.gate = gate,
-                                                         .up = up,
-                                                         .glu = c->glu,
-                                                         .choice = choice_of(low),
-                                                         .router = routes ? &c->router : NULL,
-                                                         .logits = routes ? gpu_area(b, GPU_AREA_ROUTER)
-                                                                          : NULL,
-                                                         .x = gpu_area(b, GPU_AREA_X),
-                                                         .norm = making_vector(low, m, m->at->math->norm),
-                                                         .x_stride = c->hidden,
-                                                         .eps = (float)c->norm_eps,
-                                                         .act = gpu_area(b, GPU_AREA_FEW_ACT)}};
+    op->as.experts_glu =
+        (struct op_experts_glu){.ahead = downs_of(low, m),
+                                .few = {.gate = gate,
+                                        .up = up,
+                                        .glu = c->glu,
+                                        .choice = choice_of(low),
+                                        .router = routes ? &c->router : NULL,
+                                        .logits = routes ? gpu_area(b, GPU_AREA_ROUTER) : NULL,
+                                        .x = gpu_area(b, GPU_AREA_X),
+                                        .norm = making_vector(low, m, m->at->math->norm),
+                                        .x_stride = c->hidden,
+                                        .eps = (float)c->norm_eps,
+                                        .act = gpu_area(b, GPU_AREA_FEW_ACT)}};
 }
 
 void make_experts_down(struct lowering *low, const struct making *m)
@@ -213,14 +215,13 @@ void make_experts_down(struct lowering *low, const struct making *m)
         return;
     }
     op->workspace = gpu_area(b, GPU_AREA_EXPERTS);
-    op->as.experts_down = (struct op_experts_down){.few = {.down = down,
-                                                           .choice = choice_of(low),
-                                                           .act = gpu_area(b, GPU_AREA_FEW_ACT),
-                                                           .residual = gpu_area(b, GPU_AREA_X),
-                                                           .out = making_mixed(low, m)
-                                                                      ? gpu_area(b, GPU_AREA_X)
-                                                                      : m->x_out,
-                                                           .out_stride = c->hidden}};
+    op->as.experts_down =
+        (struct op_experts_down){.few = {.down = down,
+                                         .choice = choice_of(low),
+                                         .act = gpu_area(b, GPU_AREA_FEW_ACT),
+                                         .residual = gpu_area(b, GPU_AREA_X),
+                                         .out = making_mixed(low, m) ? gpu_area(b, GPU_AREA_X) : m->x_out,
+                                         .out_stride = c->hidden}};
 }
 
 void make_experts_sum(struct lowering *low, const struct making *m)
@@ -281,5 +282,6 @@ void make_experts_add(struct lowering *low, const struct making *m)
                                                                   .sum = lane->data,
                                                                   .out = is_chunk(low) ? x : m->x_out,
                                                                   .width = s->model->config.hidden};
-    if (ticket == plan_mixed_units(s->plan)) lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
+    if (ticket == plan_mixed_units(s->plan))
+        lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
 }

@@ -340,12 +340,13 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_ARGMAX] = make_argmax,
 };
 
-static uint32_t ops_of(const struct lowering *low, const struct making *m, enum op_kind kinds[PROGRAM_OPS_MAX])
+static uint32_t ops_of(const struct lowering *low, const struct making *m,
+                       enum op_kind kinds[PROGRAM_OPS_MAX])
 {
     if (m->at->math->kind == MATH_ATTENTION && low->program->attending == GPU_ATTENDS_ASSISTED)
         return program_ops_assisted(kinds);
-    return (making_mixed(low, m) ? program_ops_mixed : program_ops_of)(m->at->math, PROCESSOR_GPU, making_tier(low),
-                                                                       kinds);
+    return (making_mixed(low, m) ? program_ops_mixed : program_ops_of)(m->at->math, PROCESSOR_GPU,
+                                                                       making_tier(low), kinds);
 }
 
 /* What the operation becomes, over m->sub. */

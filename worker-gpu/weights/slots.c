@@ -14,7 +14,8 @@ static uint64_t table_bytes(const struct gpu_slots *s)
     return (uint64_t)s->place.units * experts_of(s) * sizeof(uint32_t);
 }
 
-int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, struct gpu_slots *s, struct helm_err *err)
+int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, struct gpu_slots *s,
+                   struct helm_err *err)
 {
     const uint32_t units = plan_mixed_units(plan);
     memset(s, 0, sizeof *s);
@@ -28,7 +29,8 @@ int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, s
     return slots_place(s->model, plan, &s->place, err);
 }
 
-int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct arena *arena, struct helm_err *err)
+int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct arena *arena,
+                   struct helm_err *err)
 {
     const uint32_t chosen = s->model->config.router.chosen;
     const uint64_t seen = (uint64_t)s->place.units * GPUK_BATCH_MAX * chosen * sizeof(uint32_t);
@@ -75,7 +77,8 @@ void gpu_slots_close(struct gpu_slots *s)
 /* ---- copies ---- */
 
 /* An expert's matrices into a slot, by the copy queue. */
-static int bring(const struct gpu_slots *s, uint32_t index, uint32_t expert, uint32_t slot, struct helm_err *err)
+static int bring(const struct gpu_slots *s, uint32_t index, uint32_t expert, uint32_t slot,
+                 struct helm_err *err)
 {
     const struct slot_unit *unit = &s->place.unit[index];
     int rc = 0;
@@ -127,7 +130,8 @@ int gpu_slots_begin(struct gpu_slots *s, struct helm_err *err)
 {
     if (!s->changed) return 0;
     s->changed = false;
-    return device_copy(s->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, s->table_device, s->table, table_bytes(s), err);
+    return device_copy(s->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, s->table_device, s->table, table_bytes(s),
+                       err);
 }
 
 /* Those that were on their way are there. */

@@ -22,18 +22,19 @@ struct gpu_slots {
     char *memory;           /* on the device: place.bytes */
     uint32_t *table_device; /* there: [units][experts], the slot of each expert or GPUK_SLOT_ABSENT */
     void *pinned;
-    uint32_t *table, *seen; /* pinned: the same table; [units][GPUK_BATCH_MAX][chosen] of the step that ran last */
-    bool changed;           /* the table, since the device has it */
+    uint32_t *table,
+        *seen;    /* pinned: the same table; [units][GPUK_BATCH_MAX][chosen] of the step that ran last */
+    bool changed; /* the table, since the device has it */
     struct expert_slots *policy;
     struct expert_slots_seen before; /* of workers before this one: counts */
-    struct expert_move *move; /* [plan->experts.moves]: on their way */
-    uint32_t moving, turn;    /* how many; the unit that may move first */
+    struct expert_move *move;        /* [plan->experts.moves]: on their way */
+    uint32_t moving, turn;           /* how many; the unit that may move first */
     struct device_event *copied;
 };
 
 /* What it takes, in place.bytes; nothing where the plan has no such experts. */
-HELM_MUST_CHECK int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, struct gpu_slots *slots,
-                                   struct helm_err *err);
+HELM_MUST_CHECK int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan,
+                                   struct gpu_slots *slots, struct helm_err *err);
 /* Takes device memory and pinned memory. */
 HELM_MUST_CHECK int gpu_slots_open(struct gpu_slots *slots, struct device *device, const struct arena *arena,
                                    struct helm_err *err);

@@ -69,7 +69,7 @@ struct cost_unit {
     double borrow;     /* link: its KV pages in and out, where the cache is the host's and it is computed
                       on the GPU (prefill) */
     struct cost_kv kv; /* two tiers */
-    double mixed;      /* experts in both memories: on the GPU, with what the CPU computes of them, which is: */
+    double mixed; /* experts in both memories: on the GPU, with what the CPU computes of them, which is: */
     struct cost_kv mixed_kv;
     /* Two tiers, prefill, where the cache is the host's: more seconds of the GPU, and of the link as kv.link */
     double borrow_gpu, borrow_link;

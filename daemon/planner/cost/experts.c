@@ -13,8 +13,8 @@ struct shares {
 };
 
 /* Seconds behind the hand-over in which both are done with these numbers of experts out of `all`, and of the CPU alone. */
-static double both(const struct pricing *p, const struct experts_parts *parts, const struct shares *s, double all,
-                   bool beside)
+static double both(const struct pricing *p, const struct experts_parts *parts, const struct shares *s,
+                   double all, bool beside)
 {
     const double vram = s->hits / all * parts->gpu,
                  link = s->direct / all * parts->bytes / p->profile->link.h2d.value,
@@ -25,7 +25,8 @@ static double both(const struct pricing *p, const struct experts_parts *parts, c
 
 /* Of one token: the mean over how many of its experts are in VRAM, each with the same chance; how many the GPU reads
  * itself are whole ones (gpuk_experts_ask). */
-static double one_token(const struct pricing *p, const struct experts_parts *parts, bool beside, double *direct)
+static double one_token(const struct pricing *p, const struct experts_parts *parts, bool beside,
+                        double *direct)
 {
     const struct cost_experts *e = &p->step->experts;
     const uint32_t chosen = p->model->config.router.chosen;
@@ -54,7 +55,8 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
     const double part = (double)router->chosen / router->experts,
                  chosen = router->experts * (1 - pow(1 - part, p->step->tokens)),
                  way = p->profile->link.hand_over.value +
-                       fmax(0, (double)p->step->tokens * p->model->config.hidden * sizeof(float) - ENGINE_HAND_OVER_BYTES) /
+                       fmax(0, (double)p->step->tokens * p->model->config.hidden * sizeof(float) -
+                                   ENGINE_HAND_OVER_BYTES) /
                            p->profile->link.h2d.value;
     double direct;
     if (p->step->tokens == 1) {
@@ -69,5 +71,6 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
     }
     u->mixed_kv.way = way;
     u->mixed_kv.link = direct / chosen * all->bytes / p->profile->link.h2d.value;
-    u->mixed = fmax(0, all->unit - all->gpu) + GPU_OPERATIONS * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
+    u->mixed =
+        fmax(0, all->unit - all->gpu) + GPU_OPERATIONS * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
 }

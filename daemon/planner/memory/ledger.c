@@ -305,7 +305,8 @@ static void write_vram(const struct ledger_case *c, uint32_t ctx, uint64_t slots
                weights.region_bytes - weights.varying +
                    placement_vectors(c->model, plan, PLAN_GPU0, NULL, NULL));
     if (slots) {
-        snprintf(what, sizeof what, "experts, %u slots of %u layers", plan->experts.slots, plan_mixed_units(plan));
+        snprintf(what, sizeof what, "experts, %u slots of %u layers", plan->experts.slots,
+                 plan_mixed_units(plan));
         ledger_add(vram, what, slots);
     }
     if (weights.varying) ledger_add(vram, "packed weights", weights.varying);

@@ -341,8 +341,10 @@ static int explain_mixed(const struct reckoning *k, struct explain *x, struct he
 {
     struct explain_experts *e = &x->experts;
     struct plan even = *k->plan;
-    const struct cost_case c = {
-        .model = k->request->model, .analysed = &k->analysed, .profile = k->request->profile, .plan = &even};
+    const struct cost_case c = {.model = k->request->model,
+                                .analysed = &k->analysed,
+                                .profile = k->request->profile,
+                                .plan = &even};
     struct cost_forecast f;
     e->mixed = plan_mixed_units(k->plan);
     if (!e->mixed) return 0;

@@ -119,12 +119,13 @@ static void print_experts(const struct explain *x, FILE *out)
                 units_format_size(e->step_bytes, token));
     fputc('\n', out);
     if (!e->mixed) return;
-    fprintf(out,
-            "mixed    %u layers, %u slots each; of missing experts the GPU reads %.1f %%; up to %u come a step\n"
-            "         %.1f %% of the chosen ones in VRAM (%s): %.2f ms a step",
-            e->mixed, x->plan->experts.slots, x->plan->experts.direct_permille / 10.0, x->plan->experts.moves,
-            100 * e->hit, x->plan->experts.hit_permille ? "as the plan states" : "each chosen alike: assumed",
-            1e3 * e->seconds);
+    fprintf(
+        out,
+        "mixed    %u layers, %u slots each; of missing experts the GPU reads %.1f %%; up to %u come a step\n"
+        "         %.1f %% of the chosen ones in VRAM (%s): %.2f ms a step",
+        e->mixed, x->plan->experts.slots, x->plan->experts.direct_permille / 10.0, x->plan->experts.moves,
+        100 * e->hit, x->plan->experts.hit_permille ? "as the plan states" : "each chosen alike: assumed",
+        1e3 * e->seconds);
     if (x->plan->experts.hit_permille) fprintf(out, "; each chosen alike %.2f ms", 1e3 * e->seconds_even);
     fputc('\n', out);
 }

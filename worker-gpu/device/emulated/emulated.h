@@ -63,8 +63,8 @@ static inline uint32_t emulated_count(const uint32_t *count, uint32_t tokens)
     return *count < tokens ? *count : tokens;
 }
 
-emulated_run_fn emulated_run_route, emulated_run_experts_ask, emulated_run_experts_add, emulated_run_experts_group, emulated_run_experts_glu,
-    emulated_run_experts_down, emulated_run_experts_sum;
+emulated_run_fn emulated_run_route, emulated_run_experts_ask, emulated_run_experts_add,
+    emulated_run_experts_group, emulated_run_experts_glu, emulated_run_experts_down, emulated_run_experts_sum;
 /* Of few tokens: for chains. */
 void emulated_experts_glu(struct emulated_math *math, const struct gpuk_experts_glu *c, uint32_t tokens);
 void emulated_experts_down(struct emulated_math *math, const struct gpuk_experts_down *c, uint32_t tokens);

@@ -22,7 +22,8 @@ void emulated_run_route(struct emulated_math *math, const struct op *op)
 /* ---- those of another processor ---- */
 
 /* Which experts are missing of those that tokens chose. */
-static uint32_t find_missing(struct emulated_math *math, const struct gpuk_experts_ask *a, uint32_t pairs, bool *missing)
+static uint32_t find_missing(struct emulated_math *math, const struct gpuk_experts_ask *a, uint32_t pairs,
+                             bool *missing)
 {
     uint32_t count = 0;
     memset(missing, 0, a->experts * sizeof *missing);
@@ -39,7 +40,8 @@ static uint32_t find_missing(struct emulated_math *math, const struct gpuk_exper
 void emulated_run_experts_ask(struct emulated_math *math, const struct op *op)
 {
     const struct gpuk_experts_ask *a = &op->as.experts_ask;
-    const uint32_t tokens = emulated_count(op->count, op->tokens), chosen = a->choice.chosen, pairs = tokens * chosen;
+    const uint32_t tokens = emulated_count(op->count, op->tokens), chosen = a->choice.chosen,
+                   pairs = tokens * chosen;
     bool missing[MODEL_EXPERTS_MAX];
     if (a->router) choose(a->router, a->logits, a->choice_bias, tokens, &a->choice);
     uint32_t direct = (find_missing(math, a, pairs, missing) * a->direct_permille + 500) / 1000;

@@ -103,11 +103,54 @@ static void steps_read_what_their_tokens_choose(void **state)
     assert_true(chunk.gpu > 128 * EXPERT / 1000e9 && chunk.gpu < 2 * 128 * EXPERT / 1000e9);
 }
 
+static struct cost_unit price_mixed(const struct mixture *m, uint32_t tokens, uint32_t direct_permille,
+                                    double hit)
+{
+    const struct cost_step step = {tokens,
+                                   tokens,
+                                   tokens,
+                                   16,
+                                   .kv_dtype = KV_F16,
+                                   .experts = {.slots = 1, .direct_permille = direct_permille, .hit = hit}};
+    struct cost_table table;
+    struct helm_err err = {0};
+    if (cost_price(&m->model, &m->analysed, &m->profile, &step, &table, &err)) fail_msg("%s", err.text);
+    const struct cost_unit unit = table.unit[unit_of(0, UNIT_MLP)];
+    cost_table_free(&table);
+    return unit;
+}
+
+/* Both processors compute a layer's experts, with one hand-over of 7 us each way. */
+static void both_memories_work_at_once(void **state)
+{
+    const struct mixture *m = *state;
+    const double own = 5 * 5e-6 + BESIDE / 1000e9, /* router, asking, gates, downs, adding */
+        way = 7e-6, cpu = 3 * 10e-6;               /* taking, gates, downs */
+    const struct cost_unit none = price_mixed(m, 1, 0, 0), all = price_mixed(m, 1, 0, 1),
+                           half = price_mixed(m, 1, 500, 0);
+    expect("none in VRAM", none.mixed, own + 2 * way + cpu + 8 * EXPERT / 100e9);
+    expect("all in VRAM", all.mixed, own + 2 * way + fmax(cpu, 8 * EXPERT / 1000e9 - 2 * way));
+    /* four over the link at 50 GB/s, while four of the CPU's are read at 80 beside it */
+    expect("half of them read directly", half.mixed,
+           own + 2 * way + fmax(cpu + 4 * EXPERT / 80e9, 4 * EXPERT / 50e9 - 2 * way));
+    expect("what the link has to do", half.mixed_kv.link, 4 * EXPERT / 50e9);
+    /* the more are there, the sooner; the mean is between the ends */
+    double before = none.mixed;
+    for (double hit = 0.1; hit < 0.95; hit += 0.1) {
+        const double now = price_mixed(m, 1, 300, hit).mixed;
+        if (hit > 0.15) assert_true(now < before);
+        assert_true(now > all.mixed && now < none.mixed);
+        before = now;
+    }
+    const struct cost_unit few = price_mixed(m, 16, 0, 0.5), dense = price_mixed(m, 16, 0, 0);
+    assert_true(few.mixed < 0.7 * dense.mixed && few.mixed > 0.4 * dense.mixed);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(bytes_stored_are_not_bytes_read,
-                                                                       open_mixture, close_mixture),
-                                       cmocka_unit_test_setup_teardown(steps_read_what_their_tokens_choose,
-                                                                       open_mixture, close_mixture)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(bytes_stored_are_not_bytes_read, open_mixture, close_mixture),
+        cmocka_unit_test_setup_teardown(steps_read_what_their_tokens_choose, open_mixture, close_mixture),
+        cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture)};
     return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);
 }

@@ -180,8 +180,7 @@ static void json_form_is_fixed(void **state)
         assert_true(json_integer_value(json_object_get(part, "steps")) >= 1);
     }
     const json_t *strategies = json_object_get(json, "strategies");
-    assert_int_equal(json_array_size(strategies),
-                     SEARCH_EXPERTS_CPU); /* none of experts: there are none */
+    assert_int_equal(json_array_size(strategies), SEARCH_EXPERTS_CPU); /* none of experts: there are none */
     for (int s = 0; s < SEARCH_EXPERTS_CPU; s++) {
         const json_t *entry = json_array_get(strategies, (size_t)s);
         const json_t *rate = json_object_get(entry, "decode_tok_s"),
