@@ -12,10 +12,12 @@
  * The codes a caller may want to tell apart:
  *   HELM_E_NOT_FOUND   no daemon at the endpoint (connect); no such request (cancel)
  *   HELM_E_PERMISSION  the endpoint may not be opened by this user
- *   HELM_E_PEER        the daemon does not answer in time, went away, or broke protocol; the connection is of
- * no more use once it is lost: close it and connect again HELM_E_BUSY        the daemon's queue is full: try
- * again later HELM_E_CAPACITY    the request does not fit the context HELM_E_LIMIT, HELM_E_FORMAT   a field
- * out of its bounds; HELM_E_STATE: still loading, going down, or a call made at a time that does not allow it
+ *   HELM_E_PEER        the daemon does not answer in time, went away, or broke protocol; a lost connection stays
+ *                      lost: close it and connect again
+ *   HELM_E_BUSY        the daemon's queue is full: try again later
+ *   HELM_E_CAPACITY    the request does not fit the context
+ *   HELM_E_LIMIT, HELM_E_FORMAT   a field out of its bounds
+ *   HELM_E_STATE       still loading, going down, or a call made at a time that does not allow it
  *
  * Strings and arrays handed to callbacks are borrowed: they are valid until the callback returns. */
 #ifndef HELM_CLIENT_HELM_H
@@ -257,23 +259,23 @@ struct helm_status {
     const char *kv_dtype;     /* of the KV cache: "f16", "q8_0", ... */
     uint64_t kv_token_bytes;  /* what a token takes in it, all layers together */
     const char *prefix_cache; /* "on", "off", "peer" */
-    uint32_t kv_pages_cached; /* in use by nobody, free for anybody, and found by their tokens */
+    uint32_t kv_pages_cached; /* unused, free for any request, and found by their tokens */
     uint64_t prefix_hits_total, tokens_cached_total, prefix_evictions_total;
     const char *activations; /* that blocks are multiplied with, exact or int8, and why */
     const char *invariant;   /* whether tokens depend on nothing but the request, and why: "on: ..." */
-    /* Of a KV cache in two tiers, all 0 with one: room for pages in VRAM, pages of running sequences that lie in host
+    /* For a KV cache in two tiers (all 0 with one): room for pages in VRAM, pages of running sequences that lie in host
      * memory alone, and how many were moved there and fetched so far. */
     uint32_t kv_places_used, kv_places_total, kv_pages_host;
     uint64_t kv_pages_moved_out_total, kv_pages_fetched_total;
-    /* Of experts of a layer in both memories, by decode steps: uses, of these in VRAM, and how many were brought there. */
+    /* Experts of layers in both memories, in decode steps: uses, uses in VRAM, and experts brought there. */
     uint64_t experts_used_total, experts_present_total, experts_moved_total;
     const struct helm_worker_status *workers;
     size_t worker_count;
     /* Accepted requests by end ("eos", "stop", "length", "cancelled", "error"), others by the error's code. */
     const struct helm_count *ended, *refused;
     size_t ended_count, refused_count;
-    /* Of requests that are over: seconds until they had a slot, until the first token, per token after it; of steps: the
-     * sequences in them. */
+    /* For requests that are over: seconds until they had a slot, until the first token, per token after it; of steps:
+     * the sequences in them. */
     struct helm_histogram queue_seconds, ttft_seconds, tpot_seconds, step_sequences;
     uint64_t preemptions_total, restarts_total;
     double seconds_waiting; /* of seconds_steps: no processor computed */
@@ -309,7 +311,7 @@ struct helm_list {
     size_t count;
     size_t others; /* open requests of other users or keys, which are not shown */
 };
-/* Open requests: this user's or key's; everybody's, for whoever administers (docs/operations.md). */
+/* Open requests: this user's or key's; for an administrator all of them (docs/operations.md). */
 HELM_MUST_CHECK int helm_list(struct helm_client *client, int timeout_ms, struct helm_list **out,
                               struct helm_err *err);
 
@@ -339,7 +341,7 @@ struct helm_plan_info {
     size_t resource_count;
     bool drifting;
     const char *drift; /* the last drift in words; "" if there was none */
-    /* Of experts of a layer in both memories: uses of each, [expert_layer_count][experts]. */
+    /* Experts of layers in both memories: uses of each, [expert_layer_count][experts]. */
     const uint32_t *expert_layers;
     size_t expert_layer_count;
     uint32_t experts;

@@ -20,13 +20,13 @@
 #include "common/base/units.h"
 #include "daemon/steps/check.h"
 
-/* client frames taken before the batcher is looked after again: so many, or so many bytes */
+/* at most this many client frames, or bytes, are taken before the batcher runs again */
 #define FRAMES_A_ROUND 64
 #define BYTES_A_ROUND  ((size_t)1 << 20)
 #define SLEEP_MAX_US   ((uint64_t)1000000)
 #define LOOK_US        30 /* looking for a step's end without pause; then the rest is looked after */
 #define LOOK_PAUSES    8
-#define LOOK_CPUS      4 /* with fewer, whoever looks is in the way of what the device's worker does */
+#define LOOK_CPUS      4 /* with fewer, a busy wait takes CPU time from the device's worker */
 #define EXIT_FAILED    5
 #define EXIT_REFUSED   4
 
@@ -164,8 +164,8 @@ static void loop_drain(struct loop *loop, const char *why)
 static void loop_reap_children(struct loop *loop)
 {
     for (;;) {
-        /* Looked at before it is reaped: while it is a zombie its number belongs to nobody else, so the
-         * keeper never holds one that was given away. */
+        /* Noted before it is reaped: a zombie's number is not reused, so the keeper never holds the number of
+         * another process. */
         siginfo_t info = {0};
         if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) || info.si_pid == 0) return;
         pid_t pid = info.si_pid;
@@ -297,8 +297,8 @@ static void loop_quiet_timer(struct loop *loop)
     if (read(loop->timer_fd, &count, sizeof count) == sizeof count) loop->timer_us = 0;
 }
 
-/* At the time when the oldest step should end: whether it does while it is looked at. Sets *looks when looking should
- * go on, and so nobody may sleep. */
+/* Polls the oldest step around the time when it should end; true: it ended. Sets *looks while polling should go on:
+ * then the loop must not sleep. */
 static bool loop_look(struct loop *loop, bool *looks)
 {
     const struct batcher *batcher = loop->serve->batcher;
@@ -381,7 +381,7 @@ static uint64_t loop_before_sleep(struct loop *loop)
     return wake_us;
 }
 
-/* Done messages for whoever still waits: nothing computes any more. */
+/* Done messages for requests that are still open: nothing computes any more. */
 static void loop_farewell(struct loop *loop)
 {
     struct batcher *batcher = loop->serve->batcher;

@@ -122,7 +122,7 @@ static int wanted_node(const struct config *c)
     return c->node == CONFIG_NO_NODE ? -1 : (int)c->node;
 }
 
-/* Of the weights as --weights has them lie. */
+/* The formats of the weights as --weights has them stored. */
 static unsigned formats_of(struct helmd *d)
 {
     formats_lay(&d->model, d->config.weights);
@@ -165,7 +165,7 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
                                                 .copy_bytes_per_s = c->emulated_copy_bytes_per_s,
                                                 .formats = formats_of(d),
                                                 .parent_fd = d->parent_fd};
-    /* That there is none is for the choice of the device to say. */
+    /* A missing program is reported by the choice of the device. */
     int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_GPU0), gpu_program,
                                  sizeof gpu_program, &none);
     rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, gpu_program, &d->device, err);

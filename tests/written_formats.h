@@ -7,7 +7,7 @@
 struct written_formats {
     bool link;     /* packed is what every list streams */
     bool cpu;      /* and what some list gives to the CPU */
-    uint32_t vram; /* of what is at home in VRAM the first so many that can be */
+    uint32_t vram; /* of what is at home in VRAM this many, the first that can be */
     bool head;
     const bool *can, *can_cpu; /* [unit_count(layers)]: be packed, and so for the CPU; NULL: all */
 };

@@ -14,7 +14,7 @@ import sys
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 PROCESSES = {"daemon", "worker-cpu", "worker-gpu", "client"}
-# who may include whom, by top folder, beside itself
+# which folders each top folder may include, beside itself
 MAY = {"common": {"proto"}, "proto": set(), "tools": PROCESSES | {"common", "proto"}}
 MAY.update({process: {"common", "proto"} for process in PROCESSES})
 

@@ -12,7 +12,7 @@
 
 #define LANE_SPIN_US      POOL_SPIN_QUIET_US
 #define LANE_SPIN_THREADS 4
-/* Small pages that are worth a word: of all, and at least. Fewer cost nothing that could be measured. */
+/* Small pages are reported from a fiftieth of all pages and this many bytes on. Fewer cost no measurable time. */
 #define SMALL_PART  50
 #define SMALL_LEAST (64 * MIB)
 
@@ -72,7 +72,7 @@ static int bind_regions(struct engine *engine, struct helm_err *err)
     return 0;
 }
 
-/* Looks where pages of a region really are: the first, the last and 62 between. */
+/* Checks on which node pages of a region are: the first, the last and 62 between. */
 static int verify_node(const struct engine *engine, enum arena_region_id id, uint64_t bytes,
                        struct helm_err *err)
 {
@@ -224,7 +224,7 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     report->small_bytes += engine->weights.small_bytes;
     log_packed(&engine->weights);
     rc = verify_node(engine, ARENA_REGION_WEIGHTS, engine->weights.host.region_bytes, err);
-    if (!rc) doorbell_ring(bell, 1); /* every byte and every page is where it stays */
+    if (!rc) doorbell_ring(bell, 1); /* bytes and pages do not move any more */
     return rc;
 }
 
@@ -268,7 +268,7 @@ static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wai
 
 static int create_first_run(struct engine *engine, const struct engine_options *o, struct helm_err *err)
 {
-    /* One thread that looks for the other worker's hand-over takes nobody's place on a machine of many. */
+    /* With many threads, one that polls for the other worker's hand-over costs the others nothing. */
     uint32_t spin_us = engine->base.report.threads >= LANE_SPIN_THREADS ? LANE_SPIN_US : o->spin_us;
     uint32_t peer_wait_ms = o->peer_wait_ms ? o->peer_wait_ms : ENGINE_PEER_WAIT_MS;
     return create_run(engine, spin_us, peer_wait_ms, NULL, err);
@@ -299,7 +299,7 @@ static void choose_read_ahead(struct engine *engine)
         units_format_size((uint64_t)found->far_rate, far_rate));
 }
 
-/* What helmd is told and logs. */
+/* The report that helmd gets and logs. */
 static void fill_report(struct engine *engine, const char *kernels, uint64_t start_us)
 {
     struct engine_report *report = &engine->base.report;

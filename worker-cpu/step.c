@@ -8,7 +8,7 @@
 #include "common/plan/schedule.h"
 #include "common/worker/pooled.h"
 
-/* Of the layers. HELM_E_LIMIT: the plan has none for such a step. */
+/* The program of the layers. HELM_E_LIMIT: the plan has none for such a step. */
 static int choose_program(const struct step_programs *programs, const struct batch *batch,
                           const struct program **program, struct helm_err *err)
 {
@@ -27,7 +27,7 @@ static int choose_program(const struct step_programs *programs, const struct bat
     return 0;
 }
 
-/* Of rows that are pooled; the residual stream of all tokens is there still. */
+/* Pools the rows that ask for it; the residual stream of all tokens is still there. */
 static void pool_rows(const struct run *run)
 {
     const float *norm = weights_vector(run->weights, TENSOR_FINAL_NORM, -1);

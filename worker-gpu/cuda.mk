@@ -1,7 +1,7 @@
 # How GPU code is compiled, for the device and for the emulator. Read by the Makefile.
 #
 # Looked for in CUDA_HOME, PATH and /usr/local/cuda, and reported in one line; without it everything but the CUDA
-# device is built. CUDA_ARCH (for example "75;80;90") is stated, never guessed from the machine.
+# device is built. CUDA_ARCH (for example "75;80;90") is stated; `make install` alone asks the machine.
 
 .PHONY: cuda-report
 cuda-report:
@@ -13,17 +13,22 @@ all: cuda-report
 # `make test` compiles for CUDA_TEST_ARCH only, which is every path there is: sources ask for 8.0 or for 9.0, never for
 # what is between, so that 7.5 and 9.0 take both sides of each question. Unless objects for these and more lie there
 # already; and with CUDA_QUICK=1, code that is correct and slow in a fifth of the time, where nvcc can (12.8 and later).
-CUDA_ARCH ?= 75;80;86;89;90
+# `make install` compiles for the GPUs that are there, unless objects for these and more are: it is for this machine.
+CUDA_STAMP := $(OBJ)/cuda-arch
+CUDA_HAVE := $(shell cat $(CUDA_STAMP) 2>/dev/null)
+CUDA_ALL := 75;80;86;89;90
+CUDA_HERE := $(if $(filter install,$(MAKECMDGOALS)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+  sed -n 's/^ *\([0-9]*\)\.\([0-9]\) *$$/\1\2/p' | awk '$$1 >= 75' | sort -u))
+CUDA_LACK := $(filter quick,$(CUDA_HAVE)) $(filter-out $(CUDA_HAVE),$(CUDA_HERE))
+CUDA_ARCH ?= $(or $(if $(CUDA_HERE),$(if $(strip $(CUDA_LACK)),$(CUDA_HERE),$(CUDA_HAVE))),$(CUDA_ALL))
 CUDA_TEST_ARCH := 75;90
 CUDA_ARCHS := $(sort $(subst ;, ,$(CUDA_ARCH)))
 gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=sm_$(a)) \
   -gencode=arch=compute_$(lastword $(1)),code=compute_$(lastword $(1))
 NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
 # What the objects are compiled for, all of them anew when something else is asked for.
-CUDA_STAMP := $(OBJ)/cuda-arch
 CUDA_QUICK ?=
 CUDA_WANT := $(strip $(CUDA_ARCHS) $(if $(CUDA_QUICK),quick))
-CUDA_HAVE := $(shell cat $(CUDA_STAMP) 2>/dev/null)
 CUDA_TEST_ARCHS := $(subst ;, ,$(CUDA_TEST_ARCH))
 CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,$(if \
   $(filter-out $(CUDA_HAVE),$(CUDA_TEST_ARCHS))$(filter quick,$(CUDA_HAVE)),CUDA_ARCH='$(CUDA_TEST_ARCH)' CUDA_QUICK=1,\

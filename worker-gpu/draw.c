@@ -47,7 +47,7 @@ void gpu_draw_close(struct gpu_engine *g)
 
 /* ---- asking ---- */
 
-/* What a draw takes of a sampled row's sequence. */
+/* A sampled row, with its sequence's parameters for the draw. */
 struct sample {
     const struct sampling_params *params;
     struct sampling_tokens tokens;

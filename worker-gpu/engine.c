@@ -14,7 +14,7 @@
 #include "worker-gpu/step.h"
 
 #define PAGE_BYTES        4096u
-#define LOAD_LOOK_MS      100   /* between two looks whether loading was cancelled */
+#define LOAD_LOOK_MS      100   /* how often a cancelled load is noticed */
 #define LOAD_BYTES_PER_MS 50000 /* a slower loader of host weights than this counts as lost */
 
 /* Refuses with every number when what the plan wants cannot fit: before anything is allocated or read. */
@@ -230,7 +230,7 @@ static int wait_for_weights(struct gpu_engine *g, struct helm_err *err)
     }
 }
 
-/* Makes what the copy queue reads and writes in the arena known to the device, once its pages are final. */
+/* Registers the arena's memory that the copy queue reads and writes with the device, once its pages are final. */
 static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
 {
     const struct arena_header *h = arena_header_of(g->base.arena);
@@ -240,7 +240,7 @@ static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
     const bool streams = g->weights.host_end > 0, shares = g->staging_bytes || plan_kv_tiered(&g->plan);
     uint64_t huge = 0, small = 0;
     int rc = streams || (shares && plan_uses(&g->plan, PLAN_CPU0)) ? wait_for_weights(g, err) : 0;
-    if (!rc && shares && !plan_uses(&g->plan, PLAN_CPU0)) /* nobody else touches them */
+    if (!rc && shares && !plan_uses(&g->plan, PLAN_CPU0)) /* no other process touches them */
         arena_populate(g->base.arena, kv->offset, kv->bytes, &huge, &small);
     g->base.report.huge_bytes += huge;
     g->base.report.small_bytes += small;
@@ -250,7 +250,7 @@ static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
     return rc;
 }
 
-/* What lies in the ring where, now that sizes of packed weights are known, and the events of it. */
+/* The layout of the ring, now that sizes of packed weights are known, and its events. */
 static int schedule_copies(struct gpu_engine *g, struct helm_err *err)
 {
     int rc = gpu_expand_take_tables(&g->expand, &g->weights, g->device, err);

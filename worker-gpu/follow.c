@@ -16,7 +16,7 @@ _Atomic uint32_t *gpu_follow_end(const struct gpu_engine *g, uint32_t at)
     return g->source.end + at;
 }
 
-/* Nothing of a step is another worker's, and nothing of it comes over the link. */
+/* Whether no part of a step is another worker's, and none comes over the link. */
 static bool is_alone(const struct gpu_engine *g, const struct gpu_program *p)
 {
     return p->count && g->plan.embed == PLAN_GPU0 && g->plan.head == PLAN_GPU0 && p->turns == 1 &&
@@ -102,7 +102,7 @@ int gpu_follow_settle(struct gpu_engine *g, struct helm_err *err)
     return device_word_poll(g->device, gpu_follow_end(g, g->follow.at), 1, g->wait_ms, err);
 }
 
-/* Where the pages that a row appends to lie in VRAM. */
+/* The places in VRAM of the pages that a row appends to. */
 static const uint32_t *newest_of(const struct gpu_engine *g, const struct batch_row *row)
 {
     return g->tiers.on ? row->places : row->pages;

@@ -7,7 +7,7 @@
 
 #define ROWS_BYTES MIB /* copied at once at most: few waits, and what was copied is in the cache still */
 
-/* Of a device's queue; over when it returns. */
+/* Copies to the host; complete when it returns. */
 static int fetch(struct gpu_engine *g, float *to, const float *from, uint64_t floats, struct helm_err *err)
 {
     int rc = device_copy(g->device, DEVICE_COMPUTE, DEVICE_TO_HOST, to, from, floats * sizeof(float), err);

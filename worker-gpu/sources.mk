@@ -59,6 +59,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/attention_prefill.cu \
   worker-gpu/kernels/chain.cu \
   worker-gpu/kernels/chain_list.cu \
+  worker-gpu/kernels/chain_sparse.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/expand.cu \
   worker-gpu/kernels/experts.cu \

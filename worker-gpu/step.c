@@ -18,7 +18,7 @@
 
 #define WARM_TOKENS   17 /* of a chunk, where one size is as good as another */
 #define NAP_SLACK_NS  1000ul
-#define TOKEN_SPIN_US 200 /* looking for another worker's tokens takes a CPU that it may need for them */
+#define TOKEN_SPIN_US 200 /* spinning for another worker's tokens takes a CPU that it may need for them */
 #define END_CHECK_MS  50  /* how often a waiting host thread asks whether the device still works */
 
 static uint32_t *array_of(const struct gpu_engine *g, uint32_t offset)
@@ -37,7 +37,7 @@ static void fill_counts(uint32_t *counts, uint32_t tokens, uint32_t rows, uint32
     }
 }
 
-/* Of the rows that have tokens in a sub-chunk: where those begin and end in it. */
+/* Where the rows with tokens in a sub-chunk begin and end in it. */
 static void fill_sub(const struct gpu_engine *g, const struct gpu_block *b, uint32_t sub)
 {
     const struct batch *batch = &g->batch;
@@ -59,7 +59,7 @@ static void fill_sub(const struct gpu_engine *g, const struct gpu_block *b, uint
     fill_counts(array_of(g, at + b->sub_counts), end - first, rows, 0);
 }
 
-/* Pages of a row that a step reads or writes; of the rest nothing is read. */
+/* Pages of a row that a step reads or writes; the others are not read. */
 static uint32_t pages_of(const struct gpu_engine *g, const struct batch_row *row)
 {
     return (row->start + row->count - 1) / arena_header_of(g->base.arena)->kv.page_tokens + 1;
@@ -112,8 +112,8 @@ static void begin_watch(struct watch *w, struct gpu_engine *g, struct gpu_progra
                 two ? lane_word(arena, PLAN_GPU0, PLAN_CPU0) : NULL, g->source.sent, units_now_ns());
 }
 
-/* Waits for the end word. Meanwhile launches the next step when it is rung and follows, and looks at whose
- * turn it is and after failures. */
+/* Waits for the end word. Meanwhile launches the next step when it is rung and follows, notes which worker's turn it
+ * is, and checks for failures. */
 static int wait_for_end(struct gpu_engine *g, const struct step *step, const _Atomic uint32_t *end,
                         struct watch *w, struct helm_err *err)
 {
@@ -182,7 +182,7 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
     return rc;
 }
 
-/* Computes the batch, or what is left of it where it was launched behind the step before. */
+/* Computes the batch, or the rest of it if it was launched behind the step before. */
 static int compute(struct gpu_engine *g, const struct step *step, struct gpu_program *p, uint64_t start_ns,
                    struct step_result *result, struct helm_err *err)
 {
@@ -221,7 +221,7 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     return 0;
 }
 
-/* Of the batch. Where nothing attends otherwise than usually there is no such program. */
+/* The program of the batch. There is no separate one where attention is the usual one. */
 static struct gpu_program *program_of(struct gpu_engine *g, uint32_t phase, enum gpu_tier tier)
 {
     struct gpu_program *usual = &g->program[phase][tier];

@@ -12,8 +12,7 @@ HELM_MUST_CHECK int gpu_step_run(struct gpu_engine *engine, const struct step *s
 /* Runs a program over made-up tokens, without hand-overs: of a chunk every size that matrix products take. */
 HELM_MUST_CHECK int gpu_step_warm(struct gpu_engine *engine, const struct gpu_program *program,
                                   struct helm_err *err);
-/* After a failure: lets a queue that waits for a lane run out. What it computes is read by nobody: the epoch
- * is over. */
+/* After a failure: lets a queue that waits for a lane run to its end. Its results are not read: the epoch is over. */
 void gpu_step_abandon(struct gpu_engine *engine);
 
 #endif

@@ -1,10 +1,10 @@
-/* Whose turn it is in a step. See watch.h. */
+/* Which worker computes in a step, and how long the host sleeps meanwhile. See watch.h. */
 #include "worker-gpu/watch.h"
 
-#define SLOWER_PART 32 /* of what a turn took longer than usual is taken for usual from now on */
-#define EARLY_PART  8  /* of what is left of a turn is not slept */
-#define LATE_PART   16 /* of what a turn is late is slept until the next look */
-#define NEW_PART    64 /* of a turn of which nothing is known, of what it took so far */
+#define SLOWER_PART 32 /* the part of the excess over the usual time that is added to the usual time */
+#define EARLY_PART  8  /* the part of a turn's remaining time that is not slept */
+#define LATE_PART   16 /* the part of a turn's lateness that is slept until the next poll */
+#define NEW_PART    64 /* in an unknown turn: the part of its time so far that is slept */
 
 void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens, const _Atomic uint32_t *in,
                  const _Atomic uint32_t *out, const _Atomic uint32_t *sent, uint64_t now_ns)
@@ -22,7 +22,7 @@ void watch_begin(struct watch *w, struct gpu_program *program, uint32_t tokens, 
     for (uint32_t i = 0; i < program->turns; i++) program->turn[i].usual_ns = 0;
 }
 
-/* Shorter at once: who sleeps too long holds up the step. Longer only little by little: once is chance. */
+/* Shorter at once, since sleeping too long holds up the step. Longer only little by little: once is chance. */
 static void remember(struct gpu_turn *turn, uint64_t took_ns)
 {
     if (turn->usual_ns == 0 || took_ns < turn->usual_ns)

@@ -1,13 +1,13 @@
-/* Whose turn it is in a step that two workers compute, and how long the host may sleep meanwhile.
+/* Which worker computes in a step of two workers, and how long the host may sleep meanwhile.
  *
- * The device does not say when it waits for the other worker, and asking it would cost as much as a
- * hand-over. But the lanes' words do: it waits from publishing a ticket (or the step's beginning) until the
- * next one for it is published. A turn is seen when somebody looks: what a look comes late is its error.
+ * The device does not report that it waits for the other worker, and asking it would cost as much as a
+ * hand-over. The lanes' words tell: it waits from publishing a ticket (or the step's beginning) until the
+ * next one for it is published. A turn's begin and end are known as exactly as the host polls.
  *
- * While the CPU worker computes it has every CPU, and a thread that looks takes one from it: the others then
- * wait for the one that was held up. (Measured, 8B at 8 GiB on 16 CPUs: looking without pause for 10 ms of a
- * step of 61 and every 20 us afterwards was 62,000 preemptions in 3 s.) So the host sleeps through most of
- * what such a turn took the last times, and looks often only around its end.
+ * The CPU worker computes on every CPU. A polling thread takes one from it, and the worker's other threads then
+ * wait for the one that was held up. (Measured, 8B at 8 GiB on 16 CPUs: polling without pause for 10 ms of a
+ * step of 61 and every 20 us afterwards was 62,000 preemptions in 3 s.) So the host sleeps through most of the
+ * time that such turns took before, and polls often only around the end.
  *
  * Called by step.c for each step; owns nothing. Pure: the time is the caller's. */
 #ifndef HELM_WORKER_GPU_WATCH_H

@@ -28,7 +28,7 @@ const char *bench_vram_text(const struct bench_group *group, char text[32])
     return text;
 }
 
-/* "cpu", "gpu", "cpu+gpu": who reads weights. */
+/* "cpu", "gpu", "cpu+gpu": the processors that read weights. */
 static void device_names(const struct bench_group *group, char *text, size_t size)
 {
     size_t n = 0;

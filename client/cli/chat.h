@@ -36,7 +36,7 @@ const char *chat_system(const struct chat_history *history);
 HELM_MUST_CHECK int chat_set_system(struct chat_history *history, const char *text, struct helm_err *err);
 /* {"messages": [{"role", "content"}, ...]}, mode 0600; the file has its name when it is whole. */
 HELM_MUST_CHECK int chat_save(const struct chat_history *history, const char *path, struct helm_err *err);
-/* Of what chat_save writes, or the list alone; on failure nothing has changed. */
+/* Reads what chat_save writes, or the list of messages alone; a failure leaves *history unchanged. */
 HELM_MUST_CHECK int chat_load(struct chat_history *history, const char *path, struct helm_err *err);
 
 /* ---- chat_commands.c ---- */

@@ -26,7 +26,7 @@ static bool run_clear(struct chat *chat, const char *argument)
     return true;
 }
 
-/* Of everything here that can go wrong: it is said, and nothing has changed. */
+/* Reports a failure, which has changed nothing; the chat goes on either way. */
 static bool go_on(int rc, const struct helm_err *err)
 {
     if (rc) cli_complain(err->text);

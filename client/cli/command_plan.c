@@ -106,7 +106,7 @@ static double per_second(double count, double seconds)
     return seconds > 0 ? count / seconds : 0;
 }
 
-/* Of the kinds that were seen, the most frequent ones in their own order. */
+/* The least count of a kind of step that is shown: about STEPS_SHOWN kinds, the most frequent ones, are. */
 static uint64_t least_count_shown(const struct helm_plan_steps *steps, size_t count)
 {
     uint64_t least = 1;

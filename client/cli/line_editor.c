@@ -12,7 +12,7 @@
 #include <wchar.h>
 
 #define HISTORY_LINES 500
-#define PASTE_MS      30  /* lines of one paste arrive together; nobody types a line in this time */
+#define PASTE_MS      30  /* lines of one paste arrive together; typing a line takes longer */
 #define SHORT_PASTE   200 /* bytes of one line that are put into the line as if typed */
 #define BRACKET_END   "\033[201~"
 #define END_KEYS      "\030\015" /* Ctrl-X Enter */

@@ -1,8 +1,8 @@
 /* Messages typed at a terminal: editing and history by libedit, whatever is pasted as one message.
  *
  * Called by the chat, on a terminal only. Until it is closed the terminal gives every byte at once, so that no line is too
- * long for it, and what is typed during an answer is there for the next line; a paste is held aside and shown in the line as a word in brackets. Owns libedit's state and gives
- * the terminal back as it was. */
+ * long for it, and what is typed during an answer is there for the next line; a paste is held aside and shown in the
+ * line as a word in brackets. Owns libedit's state and gives the terminal back as it was. */
 #ifndef HELM_CLIENT_CLI_LINE_EDITOR_H
 #define HELM_CLIENT_CLI_LINE_EDITOR_H
 

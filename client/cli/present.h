@@ -22,7 +22,7 @@ struct present {
     char word[PRESENT_WORD];
 };
 
-/* Of standard output; thinking: the prompt ends inside a thinking part. */
+/* Begins an answer on standard output; thinking: the prompt ends inside a thinking part. */
 void present_begin(struct present *present, bool thinking);
 HELM_MUST_CHECK int present_add(struct present *present, const char *text, size_t length,
                                 struct helm_err *err);

@@ -252,7 +252,8 @@ static void show_line(struct progress *progress, const char *line)
     progress->shown = true;
 }
 
-/* Always read, since helmd waits where nobody does. The last STATUS= that came. One of measuring takes long, so that it is said once wherever no line is renewed. */
+/* Takes all messages, since helmd blocks on a full socket, and shows the last STATUS= among them. Measuring sends many:
+ * where a line cannot be redrawn, only the first of them is printed. */
 static void take_status(struct private_daemon *daemon, struct progress *progress)
 {
     static const char key[] = "STATUS=", measuring[] = "measuring";

@@ -16,8 +16,8 @@
 #include "client/text/stop_text.h"
 #include "common/base/units.h"
 
-/* For the last word after a cancel. That takes effect when the step under way ends, and a step of a long
- * prompt may take longer than anybody wants to wait. */
+/* The longest wait for Done after a cancel. A cancel takes effect when the step under way ends, and a step of a
+ * long prompt may take longer than a user wants to wait. */
 #define CANCEL_WAIT_MS 5000
 
 struct stream {

@@ -264,7 +264,7 @@ static int receive(struct helm_client *client)
  */
 static int watch_connection(struct helm_client *client)
 {
-    /* Which event tells of keys that do not fit depends on who closes first; the words must not. */
+    /* Which event reports keys that do not fit depends on which side closes first; the message must not. */
     static const char closed_at_once[] =
         "the connection was closed at once: no HELM daemon, or keys that do not fit";
     const char *gone = NULL;

@@ -2,7 +2,7 @@
  *
  * connection.c owns the sockets, the table of open requests and the dispatching; generate.c makes Generate
  * and Cancel messages and hands Token, Done and Error to callbacks; constraint.c makes Mask messages; query.c asks
- * questions that have one answer. Nobody else includes this. */
+ * questions that have one answer. No other file includes this. */
 #ifndef HELM_CLIENT_CONNECTION_CONNECTION_H
 #define HELM_CLIENT_CONNECTION_CONNECTION_H
 
@@ -12,7 +12,7 @@
 #define CONNECTION_VERSION         1                 /* of the protocol */
 #define CONNECTION_FRAME_BYTES_MAX ((size_t)8 << 20) /* as proto/helm.proto says */
 
-/* An entry of the table: a generation, or a question whose answer somebody waits for. */
+/* An entry of the table: a generation, or a question that waits for its answer. */
 struct connection_request {
     uint64_t number;
     bool question;
@@ -40,7 +40,7 @@ void connection_watch_deadline(struct helm_client *client, uint64_t deadline_us)
 /* Sends one frame with this number. Never blocks: HELM_E_BUSY when the daemon has stopped reading. */
 HELM_MUST_CHECK int connection_send(struct helm_client *client, Helm__V1__Request *message, uint64_t number,
                                     struct helm_err *err);
-/* A number for a message whose answer nobody needs. */
+/* A number for a message whose answer is not needed. */
 uint64_t connection_next_number(struct helm_client *client);
 
 /* Sends and waits for the answer of kind `expected` (NOT_SET: of any kind); an Error answer becomes its code

@@ -33,7 +33,7 @@ int endpoint_default(const char *system_socket, char endpoint[HELM_ENDPOINT_MAX]
     if (value && *value) return put(endpoint, err, value, "", "");
     struct stat st;
     if (stat(system_socket, &st) == 0) return put(endpoint, err, IPC, system_socket, "");
-    bool forbidden = errno == EACCES; /* its directory lets in those only who may use the daemon */
+    bool forbidden = errno == EACCES; /* its directory admits only users that may use the daemon */
     char uid[24];
     snprintf(uid, sizeof uid, "%lu", (unsigned long)getuid());
     value = getenv("XDG_RUNTIME_DIR");
@@ -99,7 +99,7 @@ int endpoint_probe(const char *endpoint, struct helm_err *err)
     if (connect(fd, (const struct sockaddr *)&address, size) < 0) {
         switch (errno) {
         case EAGAIN:
-            break; /* a full backlog: somebody listens */
+            break; /* a full backlog: there is a listener */
         case ENOENT:
             rc = helm_fail(err, HELM_E_NOT_FOUND, "no daemon at %s: there is no such socket", endpoint);
             break;

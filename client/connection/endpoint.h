@@ -1,4 +1,4 @@
-/* Endpoints as text: which one is the default, which are accepted, and whether anybody listens there.
+/* Endpoints as text: which one is the default, which are accepted, and whether a daemon listens there.
  *
  * Called by connection.c (helm_default_endpoint is public, see helm.h) and by tests. Owns nothing. */
 #ifndef HELM_CLIENT_CONNECTION_ENDPOINT_H
@@ -15,7 +15,7 @@ HELM_MUST_CHECK int endpoint_default(const char *system_socket, char endpoint[HE
 HELM_MUST_CHECK int endpoint_check(const char *endpoint, bool has_keys, struct helm_err *err);
 
 /* ZeroMQ connects lazily and retries for ever, so a missing daemon has to be found out beforehand: opens and
- * closes a plain connection to an ipc endpoint. HELM_E_NOT_FOUND: no socket there, or nobody listens;
+ * closes a plain connection to an ipc endpoint. HELM_E_NOT_FOUND: no socket there, or no listener;
  * HELM_E_PERMISSION. tcp endpoints are not probed (0): connection.c watches the first connection attempt
  * instead. */
 HELM_MUST_CHECK int endpoint_probe(const char *endpoint, struct helm_err *err);

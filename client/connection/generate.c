@@ -1,7 +1,7 @@
 /* Generate and Cancel: from helm.h's structs to messages, from messages to callbacks. See helm.h.
  *
  * Called by programs, and by connection.c for each response of a generation. Owns nothing: entries belong to
- * connection.c, messages to whoever unpacked them. */
+ * connection.c, messages to the caller that unpacked them. */
 #include <stdlib.h>
 #include <string.h>
 

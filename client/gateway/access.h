@@ -1,4 +1,4 @@
-/* Who may ask: the Host and Origin headers, and API keys from a file. Called by server.c. */
+/* Which requests are admitted: the Host and Origin headers, and API keys from a file. Called by server.c. */
 #ifndef HELM_CLIENT_GATEWAY_ACCESS_H
 #define HELM_CLIENT_GATEWAY_ACCESS_H
 

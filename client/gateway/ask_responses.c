@@ -1,5 +1,5 @@
-/* The fields of /v1/responses: items and instructions become the messages of a conversation, tools those of a chat, and what the
- * answer repeats of the request is kept. See ask.h.
+/* The fields of /v1/responses: items and instructions become the messages of a conversation, tools those of a chat,
+ * and what the answer repeats of the request is kept. See ask.h.
  *
  * HELM keeps no responses: fields that need one that was kept are refused by name. */
 #include <stdio.h>

@@ -7,7 +7,7 @@
 
 #include "client/gateway/gateway.h"
 
-/* Of unit length, as OpenAI's are, so that a product is a cosine. All zeroes stay so. */
+/* A copy scaled to unit length, as OpenAI's embeddings are, so that a product is a cosine. All zeroes stay so. */
 static float *unit_copy(const float *values, size_t count)
 {
     double squares = 0;

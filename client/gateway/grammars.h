@@ -1,8 +1,8 @@
-/* Grammars of requests, kept for the next request that asks for the same: opening one takes up to a second, and what it
- * found out about its states is worth keeping.
+/* A cache of grammars: opening one takes up to a second, and the masks that it has computed for its states serve later
+ * requests too.
  *
- * Called by threads that read bodies (take) and by whoever frees an ask (give back). A grammar in use stays; of those that
- * nobody uses the GRAMMARS_KEPT used last are kept. */
+ * Called by threads that read bodies (take) and by the thread that frees an ask (give back). A grammar in use stays; of
+ * the unused ones the GRAMMARS_KEPT used last stay. */
 #ifndef HELM_CLIENT_GATEWAY_GRAMMARS_H
 #define HELM_CLIENT_GATEWAY_GRAMMARS_H
 
@@ -21,7 +21,7 @@ struct kept_grammar {
 };
 
 HELM_MUST_CHECK int grammars_open(struct grammars **out, struct helm_err *err);
-/* Nobody uses one any more. NULL is allowed. */
+/* No grammar may be in use. NULL is allowed. */
 void grammars_close(struct grammars *grammars);
 /* The grammar of this key, or NULL: it is not known. */
 struct kept_grammar *grammars_find(struct grammars *grammars, const char *key);

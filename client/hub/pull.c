@@ -144,7 +144,7 @@ static int make_parents(const char *path, struct helm_err *err)
     return make_folders(text, err);
 }
 
-/* Written beside and renamed, so that whoever looks sees the old one or the new one. */
+/* Written beside and renamed, so that readers see either the old one or the new one. */
 static int replace(const char *path, int (*make)(const char *beside, const char *what), const char *what,
                    struct helm_err *err)
 {

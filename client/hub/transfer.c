@@ -160,7 +160,7 @@ static bool same_part(CURLU *a, CURLU *b, CURLUPart part)
     return same;
 }
 
-/* Scheme, host and port: who has the token already. */
+/* Whether scheme, host and port are the hub's own, which has the token already. */
 static bool is_own_host(const struct transfer *t, const char *url)
 {
     CURLU *a = curl_url(), *b = curl_url();

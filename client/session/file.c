@@ -44,7 +44,7 @@ uint64_t session_file_bytes(const struct session_head *head)
     return session_file_head_bytes(head->token_count) + head->pages * (head->page_bytes + CHECKSUM) + TRAILER;
 }
 
-/* Of fixed part and tokens. */
+/* The checksum of fixed part and tokens. */
 static uint64_t head_checksum(const struct fixed *fixed, const uint32_t *tokens)
 {
     return content_of(tokens, fixed->tokens * sizeof *tokens, content_of(fixed, sizeof *fixed, 0));

@@ -1,6 +1,6 @@
-/* FNV-1a of 128 bits: names what is the same by its bytes. Nobody has a reason to forge one.
+/* FNV-1a of 128 bits: a name for bytes, equal for equal bytes. It does not resist forgery, and need not.
  *
- * Called by whoever keeps what was measured under the name of what it was measured of. Pure. */
+ * Called by code that stores a measurement under the name of what was measured. Pure. */
 #ifndef HELM_COMMON_BASE_DIGEST_H
 #define HELM_COMMON_BASE_DIGEST_H
 

@@ -11,16 +11,16 @@
 
 struct load {
     cpu_set_t allowed; /* that are counted */
-    uint64_t busy_us;  /* of all of them, whoever took it; 0: the system does not say */
+    uint64_t busy_us;  /* of all processes; 0: the system does not say */
     uint64_t own_us;   /* of this process and of its children that have ended */
     uint64_t now_us;
 };
-/* Of the CPUs that the process may use now. What the system does not say is 0. */
+/* Reads the times of the CPUs that the process may use now. What the system does not say is 0. */
 void load_begin(struct load *load);
 /* Percent of those CPUs' time that others took since then; 0 where that is not known. */
 uint32_t load_others(const struct load *begin);
 
-/* Time in which any of these CPUs was busy, by the lines of /proc/stat; 0: nothing is said of them. */
+/* Busy time of these CPUs together, by the lines of /proc/stat; 0: it has no lines of them. */
 uint64_t load_busy_us(const char *stat, const cpu_set_t *allowed);
 
 #endif

@@ -1,9 +1,9 @@
-/* Waiting without sleep, among others who wait.
+/* Waiting without sleep, beside other threads that wait.
  *
- * On a machine whose every CPU has a thread that looks for work, who is woken waits for a CPU until the
- * scheduler's next tick: helmd for up to 2 ms of a step of 40 with 16 compute threads on 16 CPUs. So who
- * spins gives its CPU away now and then to whoever is there, for which nobody being there costs a third of a
- * microsecond. Called by doorbells, lanes, the CPU worker's pool and the GPU worker's step; owns nothing. */
+ * Where threads spin on every CPU, a thread that is woken gets a CPU only at the scheduler's next tick: helmd lost
+ * up to 2 ms of a 40 ms step to 16 compute threads on 16 CPUs. So a thread that spins yields now and then, which
+ * costs a third of a microsecond when no other thread is ready. Called by doorbells, lanes, the CPU worker's pool
+ * and the GPU worker's step; owns nothing. */
 #ifndef HELM_COMMON_BASE_SPIN_H
 #define HELM_COMMON_BASE_SPIN_H
 

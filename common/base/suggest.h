@@ -1,4 +1,4 @@
-/* What somebody may have meant who misspelt a word. Called where command lines and commands are refused. No state. */
+/* The known word that is nearest to a misspelt one. Called where command lines and commands are refused. No state. */
 #ifndef HELM_COMMON_BASE_SUGGEST_H
 #define HELM_COMMON_BASE_SUGGEST_H
 

@@ -43,8 +43,8 @@
 #define CROWDED_NS       UINT64_C(100000000)
 #define CROWDED_LOOK_NS  UINT64_C(100000) /* how often a spinning thread looks */
 
-/* Who sleeps, and whom a wake-up is for: a bit a thread; threads from FAR_INDEX on share the last one. Thread
- * 0 also waits for the end of a run, which is no reason to wake the others. */
+/* Masks of sleeping threads, and of threads to wake: a bit a thread; threads from FAR_INDEX on share the last one.
+ * Thread 0 also waits for the end of a run, which is no reason to wake the others. */
 #define FAR_INDEX  31u
 #define WAKE_FIRST 1u
 #define WAKE_ALL   UINT32_MAX
@@ -237,8 +237,8 @@ static bool pool_work(struct pool *pool, uint32_t serial, struct pool_thread *th
         }
         if (!done) continue;
         thread->since = 0;
-        /* At once: looking through the others' ranges takes longer than this on a machine of many cores, and
-         * whoever is last has nothing to look for. */
+        /* Before other ranges are searched: with many cores a search takes longer than this, and the last
+         * thread would find nothing. */
         if (atomic_fetch_sub_explicit(&pool->remaining, done, memory_order_acq_rel) == done)
             return pool_advance(pool, self);
     }

@@ -12,8 +12,8 @@
 #define BLOCK_VALUES_MAX 256
 #define BLOCK_GROUPS_MAX 16
 
-/* Of each: name, its name in files, values and bytes of a block, values of a group. First those whose numbers are, or
- * choose from a table by, the halves of bytes; WIDE: numbers of 8 bits. */
+/* A row: name, name in files, values and bytes of a block, values of a group. First the formats whose numbers are
+ * halves of bytes, or index a table by them; WIDE: numbers of 8 bits. */
 #define BLOCK_WIDE_FORMATS(X)                                                                                \
     X(iq4_nl, IQ4_NL, 32, 18, 32)                                                                            \
     X(iq4_xs, IQ4_XS, 256, 136, 32)

@@ -109,7 +109,7 @@ static inline void q5_k_scales(const uint8_t *block, float *scale, float *least)
     q4_k_scales(block, scale, least);
 }
 
-/* Of each half of the numbers 64 bytes have the four low bits: in their low halves the first two runs. */
+/* Each half of the numbers has its four low bits in 64 bytes: the first two runs in the bytes' low halves. */
 static inline void q6_k_numbers(const uint8_t *block, int8_t *number)
 {
     BLOCK_SIXTEENS

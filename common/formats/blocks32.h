@@ -33,7 +33,7 @@ static inline void block_store(int8_t *to, block_bytes number)
 {
     memcpy(to, &number, sizeof number);
 }
-/* Of each byte the bits from `from` on that the mask has, at the bottom. */
+/* Each byte shifted down by `from` bits and masked. */
 static inline block_bytes block_bits(block_bytes bytes, int from, uint8_t mask)
 {
     return (block_bytes)((block_words)bytes >> from) & mask;

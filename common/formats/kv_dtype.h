@@ -28,7 +28,7 @@ enum kv_dtype { KV_BF16 = DTYPE_BF16, KV_F16 = DTYPE_F16, KV_F32 = DTYPE_F32, KV
 
 #define KV_Q8_0_VALUES 32
 
-/* Of single numbers: no scales. */
+/* Whether cells are single numbers, without scales. */
 KV_INLINE bool kv_dtype_is_plain(uint32_t dtype)
 {
     return dtype <= KV_F32;
@@ -46,7 +46,7 @@ KV_INLINE uint32_t kv_cell_bytes(uint32_t dtype, uint32_t head_dim)
 {
     return kv_number_bytes(dtype, head_dim) + kv_scale_bytes(dtype, head_dim);
 }
-/* Whether a head of so many numbers can be kept as it. */
+/* Whether a head of head_dim numbers can be stored in this type. */
 KV_INLINE bool kv_dtype_takes(uint32_t dtype, uint32_t head_dim)
 {
     return dtype != KV_Q8_0 || head_dim % KV_Q8_0_VALUES == 0;
@@ -63,8 +63,8 @@ enum kv_dtype kv_dtype_named(const char *name);
 
 /* The definition of q8_0. A block's scale is its largest magnitude over 127 as fp16, its numbers are x over that scale, to the
  * nearest (ties to even), at most 127 of magnitude. A block with a number that is not finite, or with a scale
- * too large for fp16, reads as NaN: its numbers are 0, its scale 0x7e00. fp32 throughout, x times the scale's reciprocal: the same
- * bits on every device. */
+ * too large for fp16, reads as NaN: its numbers are 0, its scale 0x7e00. fp32 throughout, x times the scale's
+ * reciprocal: the same bits on every device. */
 void kv_q8_0_write(const float x[KV_Q8_0_VALUES], int8_t number[KV_Q8_0_VALUES], uint16_t *scale);
 
 #ifdef __cplusplus

@@ -131,7 +131,7 @@ int packed_write_matrix(const uint16_t *value, uint32_t rows, uint32_t cols, voi
 
 /* ---- reading: bytes are not trusted ---- */
 
-/* Of a coded group whose header is in order and whose bytes are all there. */
+/* Decodes a coded group. Its header was checked, and all its bytes are there. */
 static int read_tiles(const struct packed_header *header, const uint8_t *from, uint16_t *value,
                       struct helm_err *err)
 {

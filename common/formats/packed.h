@@ -1,7 +1,7 @@
 /* Packed weights: bf16 matrices without loss in about 11.3 of 16 bits, as they lie in the arena and cross the
  * link.
  *
- * Called by whoever loads weights (packs), by the emulated device and tests (unpacks), by kernels that read
+ * Called by loaders of weights (packs), by the emulated device and tests (unpacks), by kernels that read
  * the layout below (worker-gpu/kernels/decode_bf16_packed.cuh, common/cpu/kernels/bf16_packed_avx512vbmi2.c)
  * and by tools. Pure functions over caller-owned memory; no state, no allocation; any number of threads may
  * pack different groups at once. Every bit pattern comes back as it was: NaN, Inf, -0 and subnormals too.
@@ -49,7 +49,7 @@
 #define PACKED_ESCAPE     7u   /* the code of exponents in the list */
 #define PACKED_BASE_MAX   248u /* so that base + PACKED_ESCAPE is an exponent */
 #define PACKED_COLS_MAX   ((uint32_t)1 << 20)
-/* The CPU computes with packed rows of a multiple of so many columns
+/* The CPU computes with packed rows whose columns are a multiple of this
  * (common/cpu/kernels/bf16_packed_avx512vbmi2.c). */
 #define PACKED_CPU_COLS (PACKED_TILE / 2)
 
@@ -91,14 +91,14 @@ static inline uint32_t packed_table_bytes(uint32_t values)
     return (uint32_t)packed_round(sizeof(struct packed_header) +
                                   (packed_tiles(values) + 1) * sizeof(uint32_t));
 }
-/* No group of so many values is larger: what a raw one takes. */
+/* The most bytes of a group of `values` values: those of a raw one. */
 static inline uint64_t packed_group_bytes_max(uint32_t values)
 {
     return PACKED_ALIGN + packed_round((uint64_t)values * sizeof(uint16_t));
 }
 /* No matrix is larger: its groups, without the table of offsets. */
 uint64_t packed_matrix_bytes_max(uint32_t rows, uint32_t cols);
-/* Of the table of offsets: uint32_t [groups + 1]. */
+/* Bytes of the table of offsets: uint32_t [groups + 1]. */
 static inline uint64_t packed_offsets_bytes(uint32_t rows)
 {
     return ((uint64_t)packed_groups(rows) + 1) * sizeof(uint32_t);
@@ -141,7 +141,7 @@ HELM_MUST_CHECK int packed_read(const void *packed, uint64_t bytes, uint32_t val
 /* Groups `first` .. first + groups - 1 of a matrix. */
 struct packed_part {
     const void *packed;     /* where group `first` lies */
-    uint64_t bytes;         /* there are so many at `packed` */
+    uint64_t bytes;         /* of `packed` */
     const uint32_t *offset; /* the matrix's table */
     uint32_t rows, cols, first, groups;
 };

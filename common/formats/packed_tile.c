@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-/* Of the value's place in its lane: k * 256 + 2 * i + half. */
+/* The value's place in its lane. */
 #define PLACE(k, i, half) ((k)*256 + 2 * (i) + (half))
 
 static inline uint32_t exponent_of(uint16_t value)

@@ -41,7 +41,7 @@ FIT_INLINE void write_numbers(struct batch *b, const struct fit_code *code, cons
     }
 }
 
-/* Of blocks of 256: by counts and steps. */
+/* Numbers of blocks of 256, by counts and steps. */
 FIT_INLINE void write_stepped_numbers(struct batch *b, const struct fit_code *code)
 {
     for (int at = 0; at < FIT_GROUPS; at += FIT_LANES) {

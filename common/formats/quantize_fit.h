@@ -180,7 +180,7 @@ FIT_INLINE void fit_turn(const struct fit_groups *g, const struct fit_code *code
 
 #define FIT_TURNS 3
 
-/* Of values that are scale * number. A start is the number that the largest value becomes, of either sign. */
+/* Fits values that are scale * number. A start is the number that the largest value becomes, of either sign. */
 FIT_INLINE void fit_scales(const struct fit_groups *g, const struct fit_code *code, const float *start,
                            int starts, struct fit_result *result)
 {
@@ -201,7 +201,7 @@ FIT_INLINE void fit_scales(const struct fit_groups *g, const struct fit_code *co
     }
 }
 
-/* Of values that are scale * number + least. A start says which parts of the range are cut off below and above. */
+/* For values that are scale * number + least. A start says which parts of the range are cut off below and above. */
 struct fit_cut {
     float below, above;
 };

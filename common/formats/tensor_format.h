@@ -6,7 +6,7 @@
  * constant tables; no state. To add a format: a row and a file here, its decoders, its tests.
  *
  * A matrix [rows][cols] is row-major. Along a row, `block_values` neighbouring values make a block of
- * `block_bytes`. Formats of `group_rows` > 1 lay so many rows down together, and a slice of such a matrix
+ * `block_bytes`. Formats of `group_rows` > 1 store groups of `group_rows` rows, and a slice of such a matrix
  * takes whole groups. In formats that are `variable` the bytes of a group depend on its values: the matrix
  * begins with a table of offsets, and sizes asked of this file are the most that it can take. */
 #ifndef HELM_COMMON_FORMATS_TENSOR_FORMAT_H
@@ -64,9 +64,9 @@ struct tensor_format_traits {
     enum tensor_format from; /* the format that it is made of without loss; itself: of none */
     /* Whether a matrix of this shape can have the format. */
     bool (*takes)(uint64_t rows, uint64_t cols);
-    /* Of a matrix, the most of a variable format; the shape is one that it takes. */
+    /* Bytes of a matrix, for a variable format the most; the shape is one that the format takes. */
     uint64_t (*bytes)(uint64_t rows, uint64_t cols);
-    /* Of a variable format: where group `group` begins, or the matrix ends (group = all), in bytes from the
+    /* For a variable format: where group `group` begins, or the matrix ends (group = all), in bytes from the
      * matrix's first. Trusts the table of offsets. */
     uint64_t (*group_at)(const struct tensor_matrix *matrix, uint32_t group);
     /* The plain definition of the format: values of row `row` to out[cols]. Reads nothing outside the matrix's
@@ -86,12 +86,12 @@ enum tensor_format tensor_format_named(const char *name);
 /* The same by a safetensors file's word for it. */
 enum tensor_format tensor_format_of_file(const char *dtype);
 
-/* Of formats, as a set: one bit each. */
+/* A set of formats: one bit each. */
 static inline unsigned format_bit(enum tensor_format format)
 {
     return 1u << format;
 }
-/* Of single numbers: one value a block. */
+/* Whether the format is single numbers: one value a block. */
 static inline bool tensor_format_is_plain(enum tensor_format format)
 {
     return format <= FORMAT_F32;

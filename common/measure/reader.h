@@ -20,7 +20,7 @@ struct reader {
 };
 /* With one stream and nothing fetched ahead; a rest of less than a chunk is left out. */
 void reader_open(struct reader *reader, const void *data, uint64_t bytes, size_t chunk_bytes);
-/* Looks for about so many seconds for the loop that is fastest: streams and distance. */
+/* Searches for about `seconds` for the fastest loop: number of streams and prefetch distance. */
 void reader_choose(struct reader *reader, struct pool *pool, double seconds);
 /* One pass over all of it: seconds. The caller is the pool's thread 0. */
 double reader_pass(struct reader *reader, struct pool *pool);

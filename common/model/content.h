@@ -10,7 +10,7 @@
 
 /* `place`: where it stands, such as its offset. */
 uint64_t content_of(const void *bytes, size_t count, uint64_t place);
-/* Of the numbers that a model's arithmetic depends on beside its weights. */
+/* The digest of the numbers that a model's arithmetic depends on beside its weights. */
 uint64_t content_of_config(const struct model_config *config);
 
 #endif

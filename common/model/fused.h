@@ -21,9 +21,9 @@ struct fused_tensor {
     uint32_t roles; /* whose rows take turns */
     enum tensor_role role[2];
 };
-/* Of a name without its layer's prefix; NULL: it is none. */
+/* The fused tensor of this name without its layer's prefix; NULL: there is none. */
 const struct fused_tensor *fused_find(const char *name);
-/* Of a configuration the tensors that files have instead of its experts': the `index`-th, or NULL behind the last. */
+/* The `index`-th tensor that files of this configuration have instead of its experts'; NULL behind the last. */
 const struct fused_tensor *fused_of(const struct model_config *config, uint32_t index);
 /* The shape in the file: rank, shape[]. */
 uint32_t fused_shape(const struct model_config *config, const struct fused_tensor *fused, uint64_t shape[4]);

@@ -30,7 +30,7 @@ static int find_in_folder(const char *folder, char file[MODEL_NAME_MAX], struct 
     int rc = 0;
     DIR *dir = opendir(folder);
     *file = '\0';
-    if (!dir) return 0; /* who reads folders says why */
+    if (!dir) return 0; /* the reader of folders says why */
     for (const struct dirent *entry; !rc && (entry = readdir(dir));) {
         const char *name = entry->d_name;
         uint32_t number = 1, count = 1;

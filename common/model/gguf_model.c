@@ -148,7 +148,7 @@ static int read_tensors(struct model *model, const struct gguf_files *files, boo
         for (uint32_t i = 0; i < part->count && !rc; i++)
             rc = checkpoint_take(model, p, part->data_offset, &part->entries[i], err);
         if (rc) helm_err_prefix(err, "%s", model->shards[p].file);
-        /* Of a file that may end after its header: as long as that says. */
+        /* A file that may end after its header counts as long as the header says. */
         const struct safetensors_entry *last = part->count ? &part->entries[part->count - 1] : NULL;
         const uint64_t end = part->data_offset + (last ? last->begin + last->bytes : 0);
         if (model->shards[p].bytes < end) model->shards[p].bytes = end;

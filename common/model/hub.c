@@ -98,7 +98,7 @@ int hub_repo_folder(const struct hub_name *name, char folder[PATH_MAX], struct h
     return 0;
 }
 
-/* Of snapshots/ the one that refs/main names, else the only one. */
+/* The snapshot that refs/main names, else the only one. */
 static bool find_snapshot(const char *repo_folder, char snapshot[PATH_MAX])
 {
     char path[PATH_MAX], *commit = NULL;

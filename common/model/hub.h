@@ -4,7 +4,7 @@
  *   models--ORG--NAME/snapshots/COMMIT/FILE  -> ../../blobs/ID
  *   models--ORG--NAME/blobs/ID               contents
  *
- * Called by who reads models and by helm-cli, whose `pull` writes it (client/hub). No state. */
+ * Called by readers of models and by helm-cli, whose `pull` writes it (client/hub). No state. */
 #ifndef HELM_COMMON_MODEL_HUB_H
 #define HELM_COMMON_MODEL_HUB_H
 

@@ -1,12 +1,12 @@
 /* The operations that a model's parts consist of, in order. See model.h and unit.h.
  *
- * Called when a checkpoint has been read, and by whoever asks which part of a layer a tensor is of. Constant table; no
- * state. */
+ * Called when a checkpoint has been read, and by code that asks which part of a layer a tensor belongs to. Constant
+ * table; no state. */
 #include "common/model/model.h"
 
 /* The operations of a pre-norm decoder with gated MLP. Norms and biases that the configuration lacks become
  * TENSOR_NONE when the list is built. */
-/* Of an operation that is neither attention nor a choice of experts. */
+/* For an operation that is neither attention nor a choice of experts. */
 #define NO_SPECIAL_ROLES                                                                                     \
     .q_norm = TENSOR_NONE, .k_norm = TENSOR_NONE, .sinks = TENSOR_NONE, .router = TENSOR_NONE
 static const struct model_math decoder_math = {

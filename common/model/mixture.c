@@ -147,8 +147,9 @@ static bool holds(enum where where, const struct model_config *c, uint32_t layer
     return in[where];
 }
 
-/* Of experts: those of a published MXFP4 file alone, all else in 8 bits. With eight of them attention is small beside them:
- * its k and v take 8 bits, and what brings its output back 5 where most have 4 or fewer. FORMAT_COUNT: no rule of these. */
+/* Experts: those of a published MXFP4 file alone are MXFP4, all else has 8 bits. With eight experts attention is
+ * small beside them: its k and v take 8 bits, and what brings its output back 5 where most have 4 or fewer.
+ * FORMAT_COUNT: no rule of these. */
 static enum tensor_format wanted_of_mixtures(const struct mixture *m, const struct model_config *c,
                                              const struct model_tensor *t)
 {

@@ -17,13 +17,14 @@ const struct mixture *mixture_named(const char *name);
 const char *mixture_name(const struct mixture *mixture);
 /* Number `i` of them; NULL behind the last. */
 const struct mixture *mixture_at(uint32_t i);
-/* Of single numbers: nothing is quantised. */
+/* Whether it has single numbers: nothing is quantised. */
 bool mixture_is_plain(const struct mixture *mixture);
 /* What files of it have as "general.file_type". */
 uint32_t mixture_file_type(const struct mixture *mixture);
 
 /* The format of a matrix of the model in files of this mixture; rows that are no whole blocks have one that takes them,
- * at last the one that they are stored in. `importance`: somebody measured that, which changes some rules. */
+ * at last the one that they are stored in. `importance`: whether column importance was measured, which changes some
+ * rules. */
 enum tensor_format mixture_format(const struct mixture *mixture, const struct model *model,
                                   const struct model_tensor *tensor, bool importance);
 /* The same of a model that is converted as it is loaded: what is in blocks stays so, and an embedding that is no head

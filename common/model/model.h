@@ -96,8 +96,8 @@ struct model_tensor {
     /* Heads whose rows (of a bias: values) lie interleaved in the file: rows 2i and 2i + 1 of a head are its rows i and
      * i + half of it; 0: rows are in order. model_shards_read brings them in order. */
     uint32_t interleaved_heads;
-    /* Of a file that has a tensor for each expert: pieces[piece .. piece + experts) of equal bytes, one after another the
-     * tensor's; piece_count 0: the tensor is one run of the file. `shard` and `offset` are those of the first. */
+    /* In a file that has a tensor for each expert: pieces[piece .. piece + experts) of equal bytes, which make up the
+     * tensor in this order; piece_count 0: the tensor is one run of the file. `shard` and `offset` are the first's. */
     uint32_t piece, piece_count;
     enum tensor_stored stored;
     uint32_t experts; /* of a tensor that is not STORED_ROWS */
@@ -184,8 +184,8 @@ bool model_expects(const struct model_config *config, enum tensor_role role, int
 /* The file's name of a role ("model.layers.3.mlp.up_proj.weight") into name; config NULL: that of safetensors files. */
 void model_tensor_name(const struct model_config *config, enum tensor_role role, int32_t layer,
                        char name[MODEL_NAME_MAX]);
-/* Of a role whose tensor a safetensors file has for each expert, where model_tensor_name has a star for its number: how
- * many tensors, and the name of one; 1: the role has one tensor. */
+/* The number of a role's tensors in safetensors files, and the name of one. Where a file has one for each expert,
+ * model_tensor_name has a star in the place of the expert's number; else the number is 1. */
 uint32_t model_tensor_parts(const struct model_config *config, enum tensor_role role);
 void model_part_name(const struct model_config *config, enum tensor_role role, int32_t layer, uint32_t part,
                      char name[MODEL_NAME_MAX]);

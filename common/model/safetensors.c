@@ -17,7 +17,7 @@ static const struct {
     {"U32", 4}, {"I64", 8},  {"U64", 8}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
 };
 
-/* What a tensor's values take: so many values (of a row) in so many bytes. */
+/* How a tensor's values are stored: blocks of `values` neighbours of a row, in `bytes` bytes each. */
 struct block {
     uint32_t values, bytes;
 };

@@ -26,7 +26,7 @@ int model_shards_open(const struct model *model, struct model_shards *shards, st
     return rc;
 }
 
-/* Of a tensor that is pieces in its files. */
+/* Reads a tensor that is in pieces in its files. */
 static int read_pieces(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
                        uint64_t bytes, void *to, struct helm_err *err)
 {

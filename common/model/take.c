@@ -26,7 +26,7 @@ int checkpoint_add(struct model *model, const struct model_tensor *tensor, struc
     return 0;
 }
 
-/* Who says so, in messages. */
+/* The source of a value, for messages. */
 static const char *source_of(const struct model_config *config)
 {
     return config->gguf ? "the file" : "config.json";

@@ -74,7 +74,7 @@ static inline enum unit_part unit_part(uint32_t unit)
 {
     return (enum unit_part)(unit % UNIT_PARTS);
 }
-/* Of a tensor that belongs to a layer. */
+/* The part that a layer's tensor belongs to. */
 enum unit_part unit_part_of_role(enum tensor_role role);
 
 /* ---- operations ---- */

@@ -22,7 +22,7 @@
 #define GPU_SHORT_TOKENS 64
 /* The CPU's products of several tokens take at most this many at a time. */
 #define CPU_TILE_TOKENS 512
-/* Of one expert's tokens so many at a time, and rows of a piece of work. */
+/* Tokens of one expert that are computed together, and rows of a piece of work. */
 #define CPU_EXPERTS_TOKENS 64
 #define CPU_EXPERTS_ROWS   256
 
@@ -37,10 +37,10 @@
 #define RING_ROWS        16
 #define RING_ALIGN       VRAM_ALIGN
 #define RING_SLICE_BYTES (UINT64_C(16) << 20)
-/* Of packed weights, by their bytes before they are packed: the same time of a link, kernels of twice the size. */
+/* A slice of packed weights, in bytes before packing: the same time on the link, kernels of twice the size. */
 #define RING_PACKED_SLICE_BYTES (UINT64_C(32) << 20)
-/* Of blocks at home in VRAM that are expanded: 4,096 rows of 12,288 columns in 16 bits. A sub-chunk's product with fewer
- * rows leaves multiprocessors idle. */
+/* A slice of blocks at home in VRAM that are expanded: 4,096 rows of 12,288 columns in 16 bits. A sub-chunk's product
+ * with fewer rows leaves multiprocessors idle. */
 #define HOME_SLICE_BYTES (UINT64_C(96) << 20)
 
 /* Pools in VRAM, of one layer each, that borrowed layers take turns in; with two tiers of the cache there is one, of pieces. */
@@ -49,8 +49,8 @@
 #define PLAN_PIECE_POSITIONS 4096
 /* What a chunk's attention over pieces keeps of a token's head beside its output: a maximum and sums. */
 #define GPU_PART_FLOATS 8
-/* Attention of a chunk takes positions by so many. Pieces end at multiples of it, so that a sum's order is one and the
- * same whatever the pieces and pools. */
+/* Attention of a chunk takes positions in tiles of this size. Pieces end at multiples of it, so that sums have the same
+ * order whatever the pieces and pools. */
 #define GPU_PREFILL_TILE 64
 /* Host memory for reading weights from files, of all readers. */
 #define GPU_LOAD_STAGING_BYTES (UINT64_C(192) << 20)
@@ -74,7 +74,7 @@
 #define GPU_LINEAR_COUNTER_BYTES (UINT64_C(32) << 10)
 #define GPU_LINEAR_SUMS_BYTES    (UINT64_C(8) << 20)
 #define GPU_LINEAR_SUMS          40 /* of each input, where they are fewer bytes than that */
-/* Of few tokens with experts: so many times what all chosen ones' inputs take. */
+/* Few tokens with experts: the size of the workspace, as a multiple of all chosen experts' inputs. */
 #define GPU_EXPERTS_INPUTS 4
 /* Attention of few tokens: pieces of one sequence's context, and of one token's in a chain. */
 #define GPU_ATTENTION_SPLITS 64

@@ -206,7 +206,7 @@ const struct model_tensor *placement_tensor(const struct model *model, const str
     return model_find(model, place->role, place->layer);
 }
 
-/* ---- checking one that somebody sent or wrote ---- */
+/* ---- checking a received or hand-written list ---- */
 
 static const char *name_of(const struct placement *p, char name[MODEL_NAME_MAX])
 {

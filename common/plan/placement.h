@@ -31,16 +31,16 @@ struct placement {
     uint64_t offset, bytes;
 };
 
-/* What weights come to packed, where somebody looked at them: packed bytes by bytes, tables of offsets not
- * counted, of the matrices of attention halves, MLP halves and the head; 0: not known. */
+/* Packed bytes divided by plain bytes, where weights were sampled, without tables of offsets: of the matrices of
+ * attention halves, MLP halves and the head; 0: not known. */
 struct packed_parts {
     double attention, mlp, head;
 };
-/* Added to it for the room in VRAM, since others were looked at. */
+/* Added to a part for the room in VRAM, since the sample may differ from the rest. */
 #define PLACEMENT_PACKED_SLACK 0.005
-/* Where nobody looked: of bf16 weights so many have an exponent of their own in packed groups
- * (common/formats/packed.h). With it large matrices come to 0.71 of their bytes, what those of language models
- * come to within a hundredth; small ones to more. */
+/* The share of escapes among packed bf16 weights (common/formats/packed.h) that is assumed of weights not sampled.
+ * It packs large matrices to 0.71 of their bytes, within a hundredth of what language models' come to; small
+ * ones to more. */
 #define PLACEMENT_PACKED_ESCAPES 0.041
 
 /* Where everything that is placed in a memory begins. */
@@ -49,24 +49,24 @@ uint64_t placement_align(enum plan_memory memory);
 uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes);
 /* Whether a matrix can lie in a format, by how it is stored and by its shape. */
 bool placement_takes(const struct model_tensor *tensor, enum tensor_format format);
-/* Of each of the model's units (unit_count(layers)) whether all its matrices can lie packed to cross the link,
+/* For each of the model's units (unit_count(layers)): whether all its matrices can be packed to cross the link,
  * and for the CPU to compute with. */
 void placement_packing(const struct model *model, bool *link, bool *cpu);
-/* `bytes` of a matrix's placement; of a vector what it takes as fp32, rounded up. parts: or NULL. */
+/* `bytes` of a matrix's placement; a vector's bytes as fp32, rounded up. parts: or NULL. */
 uint64_t placement_room(const struct model_tensor *tensor, enum tensor_format format, enum plan_memory memory,
                         const struct packed_parts *parts);
 uint64_t placement_vector_room(const struct model_tensor *tensor, enum plan_memory memory);
 
-/* Makes the plan's list, in the stead of any that it has. parts: for rooms in VRAM, or NULL. HELM_E_UNSUPPORTED:
+/* Makes the plan's list, in place of any that it has. parts: for rooms in VRAM, or NULL. HELM_E_UNSUPPORTED:
  * a matrix cannot lie as the plan says. */
 HELM_MUST_CHECK int placement_make(const struct model *model, const struct packed_parts *parts,
                                    struct plan *plan, struct helm_err *err);
-/* Whether the plan's list has what model and plan need, each tensor once, in its memory and format, with as many
- * bytes as it takes, in order and without overlap; nothing else. The tensor and the numbers are named:
- * HELM_E_FORMAT, HELM_E_MISMATCH, HELM_E_LIMIT. */
+/* Checks that the plan's list has exactly the tensors that model and plan need, each once, in its memory and format,
+ * with the bytes that it needs, in order and without overlap. Errors name the tensor and the numbers: HELM_E_FORMAT,
+ * HELM_E_MISMATCH, HELM_E_LIMIT. */
 HELM_MUST_CHECK int placement_check(const struct model *model, const struct plan *plan, struct helm_err *err);
 
-/* What of a plan lies in one memory. */
+/* The placements of a plan in one memory. */
 struct placements {
     const struct placement *place; /* of the plan's list, in order of offset */
     uint32_t count;

@@ -413,7 +413,7 @@ static int check_tiers(const struct plan *plan, struct helm_err *err)
         plan->vram_page_count, (unsigned long long)least, plan->page_tokens, plan->step_tokens, plan->slots);
 }
 
-/* Of each such unit as many experts at first as there are slots, each once. */
+/* Each such unit has as many first experts as slots, each once. */
 static int check_first(const struct plan_experts *e, uint32_t units, struct helm_err *err)
 {
     for (uint32_t u = 0; u < units && e->first; u++)

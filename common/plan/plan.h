@@ -13,10 +13,9 @@
  * `stream`), with one exception: where the cache is in VRAM the CPU cannot attend. Only the decode list has MLP
  * halves on `mixed`.
  *
- * Weights lie in their memory as they are stored in the files, or as the plan's mixture has them be converted
- * (common/model/mixture.h), or in another format that is made of theirs
- * without loss (common/formats/tensor_format.h), in which they cross the link, too: of each unit, of the
- * embedding and of the head the plan says which. */
+ * Weights lie in memory in one of three ways: as they are stored in the files, converted as the plan's mixture says
+ * (common/model/mixture.h), or converted without loss to another format (common/formats/tensor_format.h), in which
+ * they also cross the link. The plan says which for each unit, for the embedding and for the head. */
 #ifndef HELM_COMMON_PLAN_PLAN_H
 #define HELM_COMMON_PLAN_PLAN_H
 
@@ -104,9 +103,9 @@ struct plan {
     uint32_t layers;
     uint32_t context_tokens, step_tokens, slots;
     uint32_t page_tokens, page_count;
-    /* Pages that VRAM has room for, of the layers whose cache it holds. 0: as many as there are, and none of these
-     * layers has room in the arena. Else the cache has two tiers: every page has room for all layers in the arena,
-     * where its cells are copied once it is full, and the newest pages of a sequence lie in VRAM too. */
+    /* Pages that VRAM has room for, of the layers whose cache it holds. 0: all of them, and these layers have no room
+     * in the arena. Else the cache has two tiers: every page has room for all layers in the arena, where its cells are
+     * copied once it is full, and the newest pages of a sequence lie in VRAM too. */
     uint32_t vram_page_count;
     /* With two tiers, in steps of few tokens: of the positions that lie in the arena alone, how many of 1,000 the
      * GPU reads over the link itself. The CPU attends to the others. */
@@ -119,14 +118,14 @@ struct plan {
     bool invariant;
     struct plan_stage *stages; /* of decode; every list covers all units in order, no gap, no overlap */
     uint32_t stage_count;
-    /* [unit_count(layers) + 2]: in which the matrices of each unit lie in their memory, then those of the
-     * embedding and of the head; PLAN_AS_STORED: as in the files. NULL: all are. The units of a stage of the
-     * decode list have one format. */
+    /* [unit_count(layers) + 2]: the format of the matrices of each unit in their memory, then of the embedding and of
+     * the head; PLAN_AS_STORED: as in the files. NULL: all are. The units of a stage of the decode list have one
+     * format. */
     enum tensor_format *format;
     const struct mixture
         *weights; /* what "as in the files" is converted to at load; NULL: it is as in the files */
-    /* What each processor makes of activations that it multiplies blocks with. LINEAR_INT8: rounded to int8,
-     * by the formats and numbers of tokens that it has kernels for; exact otherwise. */
+    /* How each processor rounds the activations that it multiplies blocks with. LINEAR_INT8: to int8, for the formats
+     * and numbers of tokens that it has kernels for; exact otherwise. */
     enum linear_inputs inputs[PLAN_PROCESSORS];
     struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
     uint32_t prefill_count;
@@ -134,7 +133,7 @@ struct plan {
     uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
-    /* Where every matrix lies, by the lists and formats above (placement.h); NULL: nobody laid them out yet. */
+    /* Where every matrix lies, by the lists and formats above (placement.h); NULL: not laid out yet. */
     struct placement *placement;
     uint32_t placement_count;
     struct ledger memory[PLAN_MEMORIES];
@@ -142,11 +141,11 @@ struct plan {
 
 /* Phases: 0 is decode, i is prefill[i - 1]. */
 uint32_t plan_phase_count(const struct plan *plan);
-/* The phase of a step of so many tokens. Both workers and helmd ask this function, so they agree. */
+/* The phase of a step of `tokens` tokens. Both workers and helmd ask this function, so they agree. */
 uint32_t plan_phase_for(const struct plan *plan, uint32_t tokens);
-/* The most tokens of any step in which this processor computes a unit or a part of one, up to plan->step_tokens; 0: of none.
- * What its buffers for q, k, v, gate and the like have to hold: where the GPU computes every unit of long
- * prompts, the CPU's are as short as decode. */
+/* The most tokens of any step in which this processor computes a unit or a part of one, up to plan->step_tokens; 0: it
+ * computes none. Its buffers for q, k, v, gate and the like are of this size: where the GPU computes every unit of
+ * long prompts, the CPU's are as small as for decode. */
 uint32_t plan_most_tokens(const struct plan *plan, enum plan_processor processor);
 /* Which of the unit_count(plan->layers) units it computes in some phase. */
 void plan_units_of(const struct plan *plan, enum plan_processor processor, bool *its);
@@ -166,16 +165,16 @@ static inline bool plan_format_varies(enum tensor_format format)
 }
 /* Units at home in this memory whose matrices lie in this format. */
 uint32_t plan_units_in(const struct plan *plan, enum plan_memory memory, enum tensor_format format);
-/* Makes room for formats, all as stored; where there is room, they become that. Here and below the plan's
- * placements go: they are to be made anew. */
+/* Allocates the table of formats, or resets it: all as stored. This and the functions below drop the plan's
+ * placements, which must be made anew. */
 HELM_MUST_CHECK int plan_formats_clear(struct plan *plan, struct helm_err *err);
 void plan_set_unit_format(struct plan *plan, uint32_t unit, enum tensor_format format);
 void plan_set_head_format(struct plan *plan, enum tensor_format format);
-/* The same for whoever changes what memory weights are in. */
+/* Drops the placements alone, for callers that change the memory that weights are in. */
 void plan_drop_placements(struct plan *plan);
 /* The shortest list of stages for these homes; `stages` holds up to unit_count(layers). Bytes are left at 0. */
 uint32_t plan_stages_of(const enum plan_home *home, uint32_t layers, struct plan_stage *stages);
-/* Makes the decode list the shortest one of the plan's homes and formats; there is room for it. */
+/* Makes the decode list the shortest one for the plan's homes and formats; the array has room for it. */
 void plan_restage(struct plan *plan);
 
 /* The way of one step through the processors: spans of one processor each, in order; neighbours differ.
@@ -190,7 +189,7 @@ struct plan_span {
     uint32_t lane_in, lane_out;      /* plan_link_of; of no meaning where the ticket is 0 */
     bool last_in;                    /* no later hand-over of this step comes by the same lane */
 };
-/* Of one phase, in a fresh array (free()). */
+/* The spans of one phase, in a fresh array (free()). */
 HELM_MUST_CHECK int plan_spans(const struct plan *plan, uint32_t phase, struct plan_span **spans,
                                uint32_t *count, struct helm_err *err);
 /* Layers whose KV cache this processor holds: those whose attention it computes in decode. */
@@ -200,7 +199,7 @@ static inline bool plan_kv_tiered(const struct plan *plan)
 {
     return plan->vram_page_count != 0;
 }
-/* Whether the CPU attends to a part of it: it is used by such a plan, even if it computes no unit. */
+/* Whether the CPU attends to a part of that cache. Such a plan uses the CPU even if it computes no unit. */
 static inline bool plan_kv_assisted(const struct plan *plan)
 {
     return plan_kv_tiered(plan) && plan->kv_direct_permille < 1000;
@@ -211,20 +210,20 @@ uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory);
 /* The least that vram_page_count may be with two tiers: pages that one step can append to, for steps in flight two of
  * every sequence. */
 uint64_t plan_vram_pages_least(const struct plan *plan);
-/* For forecasts: of each of `rows` rows of so many positions, how many lie in the arena alone, where rows share the
- * places of VRAM alike and fill them up to the watermark (KV_WATERMARK_PERCENT), newest pages first. Whole pages; 0 with one
- * tier. */
+/* For forecasts: positions that lie in the arena alone, of each of `rows` rows of `context` positions. Rows share the
+ * places of VRAM evenly and fill them up to the watermark (KV_WATERMARK_PERCENT), newest pages first. Whole pages; 0
+ * with one tier. */
 uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context);
 /* Pages of a memory's pool. */
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory);
-/* Whose cache a layer is in, and which one it is in the pages of that processor's memory. */
+/* The processor whose memory holds a layer's cache, and the layer's number in that memory's pages. */
 enum plan_processor plan_kv_of(const struct plan *plan, uint32_t layer, uint32_t *kv_layer);
-/* Whether this processor has anything to compute in any phase (of assisted caches the CPU has), or its worker weights to load
- * into its memory. */
+/* Whether this processor computes anything in any phase (the CPU does for assisted caches), or its worker loads
+ * weights into its memory. */
 bool plan_uses(const struct plan *plan, enum plan_processor processor);
 /* The arena's lanes for this plan: one a link, or none where one processor is used alone. */
 uint32_t plan_lanes(const struct plan *plan);
-/* Of the experts that a step's tokens choose, which part is in VRAM, for forecasts. 0 where there are no such units. */
+/* The part of the chosen experts that is in VRAM, for forecasts. 0 where there are no such units. */
 double plan_hit_rate(const struct plan *plan, uint32_t experts);
 /* Units at home on `mixed`; the index of one among them. */
 uint32_t plan_mixed_units(const struct plan *plan);
@@ -233,7 +232,7 @@ uint32_t plan_mixed_index(const struct plan *plan, uint32_t unit);
  * GPU whose cache is the CPU's (and so has to borrow it). */
 bool plan_has_home(const struct plan *plan, enum plan_home home);
 bool plan_borrows_kv(const struct plan *plan);
-/* What the top of this file says of the lists, and the ring's size: HELM_E_FORMAT, HELM_E_LIMIT. */
+/* Checks the rules for lists at the top of this file, and the ring's size: HELM_E_FORMAT, HELM_E_LIMIT. */
 HELM_MUST_CHECK int plan_check(const struct plan *plan, struct helm_err *err);
 /* A deep copy. plan_free on the caller. */
 HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err);
@@ -262,14 +261,14 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "host": {"limit": N | null (no limit), "lines": [{"what": TEXT, "bytes": N}, ...], "total": N},
  *    "vram": the same}
  *
- * "stages" may also be an array: the decode list alone. Every member shown without a default must be there.
- * Each list covers all layers in order, see plan_check; a ledger's lines
- * add up to its total (HELM_E_MISMATCH) and the total is within its limit (HELM_E_CAPACITY).
+ * "stages" may also be an array: the decode list alone. Every member shown without a default is required.
+ * Each list covers all layers in order, see plan_check; a ledger's lines add up to its total (HELM_E_MISMATCH) and
+ * the total is within its limit (HELM_E_CAPACITY).
  *
  * plan_to_json: a fresh object (json_decref), NULL without memory. plan_from_json leaves *plan empty on an
  * error. */
 json_t *plan_to_json(const struct plan *plan);
-/* A stage of it (`format` NULL: of a list that says nothing of formats), and null for "no limit". */
+/* One stage (`format` NULL: of a list without formats); a number of bytes, null for "no limit". */
 json_t *plan_stage_to_json(const struct plan_stage *stage, const enum tensor_format *format);
 json_t *plan_bytes_to_json(uint64_t bytes);
 HELM_MUST_CHECK int plan_from_json(const json_t *json, struct plan *plan, struct helm_err *err);

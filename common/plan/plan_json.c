@@ -1,5 +1,5 @@
-/* Plans as JSON. See plan.h. Called by helmd, the workers, clients and helm-plan; what is parsed is checked
- * as a whole before anybody sees it. */
+/* Plans as JSON. See plan.h. Called by helmd, the workers, clients and helm-plan; a parsed plan is checked as a whole
+ * before the caller gets it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,7 +179,7 @@ static int parse_ops(const json_t *json, enum plan_ops *ops, struct helm_err *er
     return helm_fail(err, HELM_E_FORMAT, "ops '%.40s' is none of all, attention, mlp", text);
 }
 
-/* One stage; that it goes on where the one before ends is plan_check's to say. */
+/* One stage. plan_check verifies that it begins where the one before ends. */
 static int parse_stage(const json_t *json, uint32_t layers, struct plan_stage *stage, struct helm_err *err)
 {
     if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "not an object");
@@ -222,7 +222,7 @@ static int parse_list(const json_t *array, const char *name, uint32_t layers, st
     return 0;
 }
 
-/* Where weights lie, and how, is for the decode list to say. */
+/* Only the decode list may state where weights lie and in which format. */
 static int check_no_format(const json_t *array, struct helm_err *err)
 {
     size_t i;
@@ -270,7 +270,7 @@ static int parse_format(const json_t *json, const char *key, enum tensor_format 
     return helm_fail(err, HELM_E_FORMAT, "%s '%.40s' is no format of weights", key, text);
 }
 
-/* Of the decode list's stages and of both ends; there is a table if any is stated. */
+/* The formats of the decode list's stages and of both ends; the plan gets a table if any is stated. */
 static int parse_formats(const json_t *json, struct plan *plan, struct helm_err *err)
 {
     const json_t *list = json_object_get(json, "stages");
@@ -296,7 +296,7 @@ static int parse_formats(const json_t *json, struct plan *plan, struct helm_err 
     return 0;
 }
 
-/* One entry; that it is where it has to be is placement_check's to say, who has the model. */
+/* One entry. Whether it lies where it must is checked by placement_check, which has the model. */
 static int parse_placement(json_t *json, const struct plan *plan, struct placement *place,
                            struct helm_err *err)
 {
@@ -513,7 +513,7 @@ static int parse_inputs(const json_t *json, struct plan *plan, struct helm_err *
     return 0;
 }
 
-/* Older plans said by flags and counts what lies packed. */
+/* Members of older plans, which stated packing by flags and counts. */
 static int check_gone(const json_t *json, struct helm_err *err)
 {
     static const char *const gone[] = {"pack", "pack_cpu", "pack_gpu", "pack_head", "pack_gpu_bytes"};

@@ -2,8 +2,8 @@
  *
  * A program is a flat list of operations. program_ops_of says which ones an operation of the model (struct
  * math_op, common/model/unit.h) becomes on a kind of processor for a number of tokens: both workers' lowerings
- * follow it, and the planner prices it. What else stands in a program (hand-overs, copies of streamed weights,
- * events) is the worker's own. Constant tables and pure functions; no state.
+ * follow it, and the planner prices it. Other entries of a program (hand-overs, copies of streamed weights,
+ * events) are the worker's own. Constant tables and pure functions; no state.
  *
  *               one token            few tokens                     a chunk
  *   CPU LINEAR  NORM?, LINEAR        NORM, LINEAR                   NORM, LINEAR
@@ -76,10 +76,10 @@ enum op_kind {
     OP_CHAIN,        /* the operations behind it as one kernel */
     OP_EXPAND,       /* a slice of packed weights to plain ones */
     OP_STREAM_COPY,  /* a slice into the ring; records its arrival */
-    OP_KV_IN,        /* a borrowed layer's pages with what came before this step; records its arrival */
+    OP_KV_IN,        /* a borrowed layer's pages with the cells of earlier steps; records its arrival */
     OP_KV_OUT,       /* those it appended to; records that they are back */
     OP_KV_QUERY,     /* two tiers: the tokens' q for the CPU, into the kv lane; */
-    OP_ATTEND_MERGE, /* and what it answers, with what the GPU has itself */
+    OP_ATTEND_MERGE, /* and the CPU's answer merged with the GPU's own part */
     OP_KV_STORE, /* a layer's cells of the pages that a chunk has filled to the arena; records that they are there */
     OP_KV_FETCH, /* pages of the arena to places in VRAM, beside the step */
     OP_WORD_WAIT,
@@ -89,7 +89,7 @@ enum op_kind {
     OP_KIND_COUNT
 };
 
-/* Where it is put. */
+/* The queue that runs it. */
 enum op_queue {
     OP_QUEUE_COMPUTE,
     OP_QUEUE_LINK, /* copies, beside the former */
@@ -103,7 +103,7 @@ struct op_traits {
      * threads (one token's norm is done by the thread that goes on), on the GPU a kernel. */
     bool counts[OP_TIER_COUNT];
     bool launch; /* one of the GPU's launchers, behind which another may begin early */
-    bool outer;  /* works on what others than its program write or wait for: lanes, words, ring, events */
+    bool outer;  /* touches what others write or wait for, outside its program: lanes, words, ring, events */
 };
 
 /* `kind` < OP_KIND_COUNT. */
@@ -111,19 +111,19 @@ const struct op_traits *op_traits_of(enum op_kind kind);
 const char *op_name(enum op_kind kind);
 
 #define PROGRAM_OPS_MAX (3 + MATH_WEIGHTS_MAX)
-/* What `math` becomes, in order: how many, each in kinds[]. */
+/* The operations that `math` becomes, in order: kinds[], and their number. */
 uint32_t program_ops_of(const struct math_op *math, enum processor_kind processor, enum op_tier tier,
                         enum op_kind kinds[PROGRAM_OPS_MAX]);
-/* What attention of a layer whose cache is the GPU's becomes on a GPU where the CPU attends to a part of it. */
+/* The operations on the GPU for attention of a layer of which the CPU attends to a part. */
 uint32_t program_ops_assisted(enum op_kind kinds[PROGRAM_OPS_MAX]);
-/* What an operation of a mixture becomes whose experts lie in both memories; the CPU's router is the GPU's. */
+/* The operations of a mixture whose experts lie in both memories; the CPU's router is the GPU's. */
 uint32_t program_ops_mixed(const struct math_op *math, enum processor_kind processor, enum op_tier tier,
                            enum op_kind kinds[PROGRAM_OPS_MAX]);
-/* What a step of a processor that computes layers begins with, before all of them. */
+/* The operations with which a step begins on a processor that computes layers. */
 uint32_t program_ops_first(enum processor_kind processor, enum op_kind kinds[PROGRAM_OPS_MAX]);
-/* A GPU multiplies by an operation's weights together where their formats are one: behind the last of the run from
- * `first` on. Weights that are used in pairs are always one run. Each run becomes operations of its own. (A CPU's
- * LINEAR takes all weights, whatever their formats.) */
+/* A GPU multiplies by an operation's weights of one format together, as a run. Returns the index behind the last of the
+ * run from `first` on. Weights that are used in pairs are always one run. Each run becomes operations of its own. (A
+ * CPU's LINEAR takes all weights, whatever their formats.) */
 uint32_t program_run_end(const struct math_op *math, const enum tensor_format format[MATH_WEIGHTS_MAX],
                          uint32_t first);
 

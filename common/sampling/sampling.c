@@ -170,7 +170,7 @@ static size_t narrow(const struct workspace *w, const struct sampling_row *row,
     return n;
 }
 
-/* Of n candidates in order of ids. */
+/* Draws one of n candidates in order of ids. */
 static uint32_t draw_from(const struct sampling_candidate *c, size_t n, const struct sampling_params *p,
                           uint32_t index)
 {

@@ -82,10 +82,9 @@ int sampling_draw(const struct sampling_params *params, float *logits, uint32_t 
  * For logits that are far away, on a device: sampling_ask says what of a row is enough, the caller fetches
  * that, and sampling_draw_few draws the token that sampling_draw would, with the same logprobs, bit for bit:
  *
- * - Top-k, min-p: the candidates alone, the first ones in falling order. Whatever is not among them comes
- * behind them.
+ * - Top-k, min-p: the candidates alone, the first ones in falling order. All other tokens come behind them.
  * - Penalties and bias: the logits of the tokens they change too, which are few; no other token moves.
- * Candidates that fall behind the last of them count no more, so more are asked for.
+ *   Candidates that fall behind the last of them count no more, so more are asked for.
  * - Top-p without top-k: the sum of all weights too. Being whole numbers they give the same sum in any order.
  * - Logprobs: the sum of the weights at temperature 1 too.
  *

@@ -31,7 +31,8 @@ struct arena_spec {
 
 /* Computes every region's place into *header without creating anything (the ledger uses it too). Overflow is
  * HELM_E_LIMIT. Regions start on whole pages (kv, weights: on 2 MiB) in the order of their ids; logits has
- * one row of vocab floats a slot (all together at least two of hidden floats), pooled one of hidden doubles; the total is a multiple of 2 MiB. */
+ * one row of vocab floats a slot (all together at least two of hidden floats), pooled one of hidden doubles; the
+ * total is a multiple of 2 MiB. */
 HELM_MUST_CHECK int arena_plan(const struct arena_spec *spec, struct arena_header *header,
                                struct helm_err *err);
 

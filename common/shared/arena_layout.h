@@ -16,22 +16,22 @@
  *   page_table          helmd                     workers   KV page numbers of each slot
  *   vram_table          helmd                     workers   of the same pages, their places in VRAM: two tiers only
  *   lanes               one worker each           another   activation hand-over, see lane.h
- *   kv_lanes            one worker each           another   queries, and what came of them: two tiers only
- *   expert_lanes        one worker each           another   what the GPU asks of experts in both memories, and what came of it
- *   experts             the GPU worker            helmd     what such experts were used for, struct arena_experts
- *   logits              the head's worker         helmd     of rows that were drawn from whole: for its check; a GPU worker's
- *                                                           pooled rows pass through it
- *   pooled              the head's worker         helmd     what is made of a slot's hidden states; until the step that ends
- *                                                           its prompt is done it is a sum
- *   session             helmd, the GPU worker     both      cells of one page that lie in VRAM alone, on their way: one tier
- *                                                           only; see STEP_KV_OUT
+ *   kv_lanes            one worker each           another   queries, and the partial results for them: two tiers only
+ *   expert_lanes        one worker each           another   requests for experts in both memories, and answers
+ *   experts             the GPU worker            helmd     counters of the use of such experts, struct arena_experts
+ *   logits              the head's worker         helmd     whole rows that tokens were drawn from, for its check; a
+ *                                                           GPU worker's pooled rows pass through it
+ *   pooled              the head's worker         helmd     a slot's pooled hidden states; a running sum until the step
+ *                                                           that ends its prompt is done
+ *   session             helmd, the GPU worker     both      cells of one page that lies in VRAM alone, while they are
+ *                                                           moved: one tier only; see STEP_KV_OUT
  *   kv                  the layer's worker        workers   pages, see kv_layout.h; helmd writes pages that no step in
  *                                                           flight has, before they are known (sessions)
  *   weights             the loading worker        workers   read-only after READY
  *
  * Steps in flight. helmd may ring a step while the one before it is computed; every worker computes them in
  * their order. A row whose token the step before samples is flagged STEP_ROW_FOLLOWS: its token is in that
- * step's result, and a worker that has not the head waits for drawn_bell before it looks there. Hence the
+ * step's result, and a worker without the head waits for drawn_bell before it reads the result. Hence the
  * history:
  *
  *   position                    writer             when
@@ -57,9 +57,9 @@
  *   from host_tokens on            the GPU's kernel reads VRAM              the same
  *
  * In a step flagged STEP_KV_ASSISTED the GPU puts each of its layers' queries, normed and rotated, into the
- * kv lane `query`, [token][head][head_dim], and the CPU answers in `partial` with what its positions give,
+ * kv lane `query`, [token][head][head_dim], and the CPU answers in `partial` with the result over its positions,
  * [token][head]{m, s, o[head_dim]} (thesis 4.18 to 4.20: the maximum score, the sum of exponentials, their sum
- * of values; -inf, 0, 0 of a row without such positions). Tickets count the layers whose cache is the GPU's,
+ * of values; -inf, 0, 0 for a row without such positions). Tickets count the layers whose cache is the GPU's,
  * from 1 on, in both lanes.
  *
  * Experts at home in both memories. In every step the GPU puts each such layer's tokens into the lane `ask`: the residual
@@ -141,8 +141,8 @@ struct arena_header {
  * those positions; with STEP_ROW_SAMPLE the logits after the last one become a token. */
 enum step_row_flags {
     STEP_ROW_SAMPLE = 1u << 0,
-    /* Of a row of one token: it is the one that the step before this one samples for the slot, or 0 if that
-     * found none. If the sequence ends with it, or otherwise meanwhile, helmd ignores what comes of this row. */
+    /* For a row of one token: the token is the one that the step before this one samples for the slot, or 0 if that
+     * found none. If the sequence ends with it, or otherwise meanwhile, helmd ignores this row's result. */
     STEP_ROW_FOLLOWS = 1u << 1,
     /* With STEP_ROW_SAMPLE: the token is one of the slot's mask. No other step in flight samples for the slot, so such a
      * row never follows, and none follows it. */
@@ -164,20 +164,20 @@ struct step_row {
 struct step_fetch {
     uint32_t page, place;
 };
-/* Whether a bell that has come to `serial` is at `step` or further: serials wrap. */
+/* Whether a bell at `serial` has reached `step`: serials wrap. */
 static inline bool step_reached(uint32_t serial, uint32_t step)
 {
     return (int32_t)(serial - step) >= 0;
 }
 enum step_flags {
-    /* Computed with activations as they are, whatever the plan says: by workers that LOAD told to be ready for
-     * that. No other step is in flight with it. */
+    /* Computed with exact activations, whatever the plan says, by workers that LOAD has prepared for it. No other
+     * step is in flight with it. */
     STEP_EXACT = 1u << 0,
     /* The CPU attends to a part of the cache of the GPU's layers: some row has direct_from > 0, and there are at
      * most ARENA_KV_TOKENS tokens, one a row. */
     STEP_KV_ASSISTED = 1u << 1,
-    /* Of an invariant plan (common/plan/schedule.h): all rows are of prompts, and are computed as chunks, by the list of
-     * the plan whose number stands from bit STEP_LIST_SHIFT on. */
+    /* In an invariant plan (common/plan/schedule.h): all rows are of prompts, and are computed as chunks, by the list
+     * of the plan whose number stands from bit STEP_LIST_SHIFT on. */
     STEP_PROMPT = 1u << 2,
     /* No rows, and no other step is in flight: with one tier the GPU worker copies its layers' cells of step.page to the
      * session region, or from there, [its layers][as kv_layout.h has a layer]. Other workers have nothing to do. */
@@ -212,8 +212,8 @@ struct step_result {
     uint32_t reserved;
     uint64_t compute_ns; /* from seeing the step (or from the end of the one before, where the device had
                             it already) to ringing done */
-    uint64_t linear_ns, attention_ns, sample_ns; /* where it went, thread 0's clock */
-    uint64_t weight_bytes; /* read from memory for this step: of packed weights what they take there */
+    uint64_t linear_ns, attention_ns, sample_ns; /* parts of compute_ns, by thread 0's clock */
+    uint64_t weight_bytes; /* read from memory for this step; packed weights count as packed */
     struct step_result_row row[ARENA_STEP_ROWS];
 };
 
@@ -221,7 +221,7 @@ struct step_result {
 struct arena_times {
     uint64_t busy_ns;      /* computing, waits for another worker left out */
     uint64_t wait_ns;      /* waiting for another worker's hand-overs and tokens */
-    uint64_t weight_bytes; /* weights read by its own processor; the CPU's packed ones as they lie packed */
+    uint64_t weight_bytes; /* weights read by its own processor; the CPU's packed ones count as packed */
     uint64_t link_bytes;   /* copied over the link (GPU worker) */
 };
 struct arena_done {
@@ -248,7 +248,7 @@ struct arena_experts {
 
 struct arena_slot {
     struct sampling_params sampling;
-    uint32_t prompt_count; /* of history, how many are the prompt */
+    uint32_t prompt_count; /* tokens of history that are the prompt */
     uint32_t reserved;
 };
 

@@ -29,7 +29,7 @@ struct kv_layout {
     uint32_t dtype;       /* enum kv_dtype */
 };
 
-/* Of one head's rows in a page: bytes of the numbers, which is where the scales begin, and of all. */
+/* One head's rows in a page: bytes of the numbers, behind which the scales begin, and of both. */
 KV_INLINE uint64_t kv_scales_at(const struct kv_layout *l)
 {
     return (uint64_t)l->page_tokens * kv_number_bytes(l->dtype, l->head_dim);

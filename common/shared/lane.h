@@ -1,8 +1,8 @@
-/* A lane: how one worker hands the activations of a step's tokens to the other, through the arena.
+/* A lane hands the activations of a step's tokens from one worker to another, through the arena.
  *
  * There is one lane for each pair of workers and direction (plan_link_of), none when one worker computes
- * everything. One writer, one reader, in plan order. `data` is fp32, [token][hidden]; the word beside it says whose turn
- * it is. Within a step the hand-overs of a lane have tickets 1, 2, ..., n:
+ * everything. One writer, one reader, in plan order. `data` is fp32, [token][hidden]; the word beside it says whether
+ * writer or reader is next. Within a step the hand-overs of a lane have tickets 1, 2, ..., n:
  *
  *   writer  lane_acquire(ticket): ticket 1 waits for word 0 (the reader is done with the step before); a
  *           later one finds ticket - 1, whose reader has answered since by the lane of the other direction
@@ -17,7 +17,7 @@
  * ring. A worker that died leaves a word behind: both are restarted and helmd sets every lane to 0 with the
  * new epoch.
  *
- * A GPU cannot call futex: waiting is looking, at first continuously, then every LANE_NAP_US. It always ends
+ * A GPU cannot call futex, so waiting is polling: at first continuously, then every LANE_NAP_US. It always ends
  * (HELM_E_PEER). */
 #ifndef HELM_COMMON_SHARED_LANE_H
 #define HELM_COMMON_SHARED_LANE_H
@@ -54,8 +54,8 @@ HELM_MUST_CHECK int lane_wait(const struct lane *lane, uint32_t ticket, uint32_t
 /* Reader: done with the last ticket of a step. */
 void lane_release(struct lane *lane);
 
-/* Looks at a word until it is `value`: true, or false after timeout_ms (negative: never) or once *cancel (may
- * be NULL) is true. *last is what was seen last. */
+/* Polls a word until it is `value`: true, or false after timeout_ms (negative: never) or once *cancel (may be
+ * NULL) is true. *last: the value seen last. */
 bool lane_poll(const _Atomic uint32_t *word, uint32_t value, uint32_t spin_us, int timeout_ms,
                const _Atomic bool *cancel, uint32_t *last);
 

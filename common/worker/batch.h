@@ -1,4 +1,4 @@
-/* A step's rows, checked: what every worker makes of the ring's description before it computes.
+/* A step's rows, checked: every worker makes this batch of the ring's description before it computes.
  *
  * Called by each worker's step code. All workers of a step must leave out the same rows, or their lanes would
  * carry different tokens: hence one definition. Owns nothing; the arrays are the caller's. */
@@ -25,8 +25,8 @@ struct batch_row {
 struct batch {
     uint32_t *token, *position; /* [step_tokens] */
     uint8_t *token_row;         /* [step_tokens] index into row */
-    uint32_t token_count; /* by it and by the flags every worker chooses what computes: plan_schedule_of */
-    uint32_t flags;       /* of the step */
+    uint32_t token_count;       /* with the flags it decides the schedule: plan_schedule_of */
+    uint32_t flags;             /* of the step */
     struct batch_row row[ARENA_STEP_ROWS];
     uint32_t row_count;
     uint32_t sample_row[ARENA_STEP_ROWS]; /* rows that are sampled, in order */
@@ -35,13 +35,13 @@ struct batch {
     bool assisted;       /* STEP_KV_ASSISTED: every worker walks the hand-overs of queries */
 };
 
-/* Takes every row of `step` that is right and begins *result: a row that is wrong gets STEP_ROW_BAD. Every
- * index is checked before it is used. HELM_E_LIMIT when the step as a whole is malformed. */
+/* Takes every valid row of `step` and begins *result: an invalid row gets STEP_ROW_BAD. Every index is checked before
+ * it is used. HELM_E_LIMIT when the step as a whole is malformed. */
 HELM_MUST_CHECK int batch_take(const struct arena *arena, uint32_t vocab, const struct step *step,
                                struct batch *batch, struct step_result *result, struct helm_err *err);
-/* Behind that, by workers that have the embedding or the head: takes the tokens of rows that follow from the
- * result of the step before, which must be there by now (engine_wait_drawn). head: they are put into the
- * history too, which is this worker's to write there. HELM_E_PEER when that result is none. */
+/* Called next by workers with the embedding or the head: takes the tokens of rows that follow from the result of the
+ * step before, which must be there by now (engine_wait_drawn). head: also writes them to the history, of which this
+ * worker is the writer there. HELM_E_PEER when that result is of another step. */
 HELM_MUST_CHECK int batch_follow(const struct arena *arena, uint32_t vocab, const struct step *step,
                                  bool head, struct batch *batch, struct helm_err *err);
 

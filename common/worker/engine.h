@@ -1,7 +1,7 @@
-/* What a worker computes with: one interface over the CPU's engine and the GPU's.
+/* The engine interface: what a worker computes with, on the CPU or on the GPU.
  *
- * The process around it (server.c: the step thread; control.c: the talk with helmd; process.c: main) is the
- * same for both and knows nothing else of them. */
+ * The process around it (server.c: the step thread; control.c: messages with helmd; process.c: main) is the
+ * same for both engines and uses only this interface. */
 #ifndef HELM_COMMON_WORKER_ENGINE_H
 #define HELM_COMMON_WORKER_ENGINE_H
 
@@ -46,7 +46,7 @@ struct engine_report {
     char reduced[ENGINE_REDUCED_MAX][ENGINE_REDUCED_TEXT]; /* every slower path in use and why */
     uint32_t reduced_count;
     char device[96];    /* GPU worker: "NVIDIA H200, compute capability 9.0" */
-    struct ledger vram; /* GPU worker: what it took */
+    struct ledger vram; /* GPU worker: memory taken, line by line */
 };
 
 /* How a device is measured for helm-profile (worker-gpu/measure/measure.h). */
@@ -54,7 +54,7 @@ struct engine_measure_options {
     const char *device;        /* "cuda", "cuda:1", "emulated" */
     uint64_t vram_bytes;       /* use no more, 0: what is needed */
     uint64_t copy_bytes_per_s; /* emulated device: speed of copies, 0: as fast as memory */
-    uint64_t host_bytes;       /* host memory that copies go round in, at least; 0: whatever suits */
+    uint64_t host_bytes;       /* least host memory that copies cycle through; 0: the engine's choice */
     bool quick;                /* less memory, fewer and shorter samples */
 };
 
@@ -66,11 +66,11 @@ struct worker_engine_ops {
     int (*load)(struct worker_engine *engine, const struct arena *arena, const struct engine_options *options,
                 struct helm_err *err);
     /* Runs the step in ring slot serial % ARENA_STEP_RING and, where this worker has the head, fills in its
-     * result and rings drawn_bell; announces nothing else. May look at the steps behind
-     * it in the ring and begin with them: they are run next. */
+     * result and rings drawn_bell; rings no other bell. It may read the steps behind it in the ring and begin
+     * with them: they are run next. */
     int (*step)(struct worker_engine *engine, uint32_t serial, struct helm_err *err);
     void (*free)(struct worker_engine *engine);
-    /* What a checkpoint is lowered to: this engine's share of a plan, or with NULL all of it. */
+    /* Prints the programs that a checkpoint is lowered to: this engine's share of a plan, or with NULL all of it. */
     int (*print_plan)(const char *folder, const struct plan *plan, uint32_t threads, const char *kernels,
                       FILE *out, struct helm_err *err);
     /* Prints one line of JSON: which devices there are (daemon/children/accelerator.h). NULL: no such engine. */
@@ -92,23 +92,23 @@ struct worker_engine {
 
 /* The step of this serial in the ring, or NULL (HELM_E_PEER) when another one is there. */
 const struct step *engine_step_of(const struct arena *arena, uint32_t serial, struct helm_err *err);
-/* How long a worker looks for another one's tokens without pause, and how long it waits for them at all. */
+/* How long a worker spins for another worker's tokens, and how long it waits for them in all. */
 struct engine_patience {
     uint32_t spin_us, wait_ms;
 };
-/* Before a step is taken by a worker that has the embedding and not the head: waits until the tokens that its
- * rows follow are known. *waited_ns: how long. HELM_E_PEER when they do not come,
- * HELM_E_CANCELLED when the engine is told to end. */
+/* Called before a step by a worker with the embedding and without the head: waits until the tokens that its rows follow
+ * are known. *waited_ns: how long. HELM_E_PEER when they do not come, HELM_E_CANCELLED when the engine is told to
+ * end. */
 HELM_MUST_CHECK int engine_wait_drawn(const struct worker_engine *engine, const struct step *step,
                                       const struct engine_patience *patience, uint64_t *waited_ns,
                                       struct helm_err *err);
-/* What arena and plan say must be what the checkpoint says. */
+/* Check that plan, or arena, agree with the checkpoint. */
 struct model_config;
 HELM_MUST_CHECK int engine_check_plan(const struct plan *plan, const struct model_config *config,
                                       struct helm_err *err);
 HELM_MUST_CHECK int engine_check_arena(const struct arena *arena, const struct plan *plan,
                                        const struct model_config *config, struct helm_err *err);
-/* Notes a slower path. */
+/* Adds a slower path to report->reduced. */
 void engine_reduced(struct engine_report *report, const char *fmt, ...) HELM_PRINTF(2, 3);
 
 #endif

@@ -51,7 +51,7 @@ static int server_run_steps(struct server *server, uint32_t last, uint32_t now)
     return 0;
 }
 
-/* On a single CPU whoever spins keeps helmd from answering. */
+/* On a single CPU a spinning thread keeps helmd from answering. */
 static uint32_t step_spin_us(void)
 {
     struct helm_err err = {0};

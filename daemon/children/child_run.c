@@ -52,8 +52,8 @@ static int watch(struct child_run *run, int out, int words, int end_fd, struct h
     enum { TEXT, WORDS, PARENT, END, COUNT };
     uint64_t end_us = units_now_us() + (uint64_t)run->limit_s * 1000000;
     bool text_ended = false;
-    /* Of the parent's pipe only the end counts, which needs no asking for: bytes that nobody reads here would
-     * keep poll from sleeping, beside what is measured. */
+    /* Only the end of the parent's pipe counts, and poll reports it unasked. With POLLIN, unread bytes would keep
+     * poll from sleeping and disturb the measurement. */
     struct pollfd item[COUNT] = {[TEXT] = {.fd = out, .events = POLLIN},
                                  [WORDS] = {.fd = words, .events = POLLIN},
                                  [PARENT] = {.fd = run->parent_fd},

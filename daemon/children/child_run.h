@@ -16,7 +16,7 @@ struct child_run {
     const char *name; /* in errors */
     const char *program;
     const char *const *argv;
-    char *text;    /* what it prints, with room for most + 1 bytes; NULL: that is for nobody */
+    char *text;    /* what it prints, with room for most + 1 bytes; NULL: dropped */
     size_t most;   /* bytes that it may print */
     int parent_fd; /* it ends when its writer closes it; -1: none */
     uint32_t limit_s;

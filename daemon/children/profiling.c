@@ -20,15 +20,15 @@
 #define LOOK_MS  300 /* whether the machine is quiet */
 #define RETAKE_S 600
 
-/* What is measured and why. `doing` is for who waits: systemd shows it with the line that follows, and so does helm-cli,
- * which is at the other end of NOTIFY_SOCKET when it has started this daemon. */
+/* What is measured and why. `doing` is shown to the waiting user with the line that follows: by systemd, or by
+ * helm-cli, which reads NOTIFY_SOCKET when it has started this daemon. */
 struct job {
     const char *doing;
     unsigned formats; /* beside what every profile has */
     bool quick, force;
 };
 
-/* Who waits has a clock: "  0.2 s  CPU: loading" is said without it. */
+/* The status line has a clock of its own, so "  0.2 s  CPU: loading" is shown without its time. */
 static const char *without_time(const char *line)
 {
     const char *at = line + strspn(line, " 0123456789.");

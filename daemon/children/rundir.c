@@ -1,8 +1,8 @@
 /* The run directory. See rundir.h. Called by main.c; owns the lock descriptors.
  *
- * A lock file may be removed by its holder while another daemon waits for it, so whoever gets the lock checks
- * that the file it locked is still the one with that name. The keeper of a killed daemon shares the lock
- * until it has tidied up; a starting daemon waits for that, but never for a live one. */
+ * A lock file may be removed by its holder while another daemon waits for it. So a daemon that gets the lock
+ * checks that the file it locked is still the one with that name. The keeper of a killed daemon shares the lock
+ * until it has tidied up; a starting daemon waits for that, but never for a live daemon. */
 #include "daemon/children/rundir.h"
 
 #include <dirent.h>
@@ -86,7 +86,7 @@ static void remove_dead(const struct rundir *dir)
     if (list) closedir(list);
 }
 
-/* Who holds the lock: the pid in the file, if that process lives. */
+/* The holder of the lock: the pid in the file, if that process lives. */
 static long live_holder(int fd)
 {
     char text[24] = "";
@@ -156,7 +156,7 @@ static int lock_endpoint(struct rundir_lock *lock, struct helm_err *err)
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
     if (ftruncate(lock->fd, 0) || pwrite(lock->fd, text, (size_t)n, 0) != n)
         return helm_fail_errno(err, "lock file %s", lock->file);
-    /* Nobody holds this endpoint, so a socket file there is a dead daemon's. Anything else is not ours to
+    /* The endpoint is not locked, so a socket file there is a dead daemon's. Any other file is not ours to
      * remove. */
     bool stale = access(lock->socket, F_OK) == 0;
     int rc = remove_socket(lock->socket, err);
@@ -240,7 +240,7 @@ void rundir_close(struct rundir *dir)
         dir->private_dir[0] = 0;
     }
     for (uint32_t i = 0; i < dir->lock_count; i++) {
-        if (dir->lock[i].fd < 0) continue;              /* somebody else's */
+        if (dir->lock[i].fd < 0) continue;              /* another daemon's */
         (void)remove_socket(dir->lock[i].socket, NULL); /* not what rundir_open refused to replace */
         unlink(dir->lock[i].file);
         close(dir->lock[i].fd);

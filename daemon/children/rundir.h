@@ -1,4 +1,4 @@
-/* The run directory: where sockets live, who may look, and that only one daemon holds an endpoint.
+/* The run directory: where sockets live, which users may enter, and that only one daemon holds an endpoint.
  *
  * Called by main.c at start and end. RUNDIR is --rundir, or systemd's $RUNTIME_DIRECTORY, or /run/helm for
  * root, or $XDG_RUNTIME_DIR/helm, or /tmp/helm-UID. Beside each ipc socket PATH lies PATH.lock, held with

@@ -5,7 +5,7 @@
  *                    helmd --arena: step ring, one doorbell--> every worker
  *                    workers --arena: lanes--> each other
  *                    head's worker --arena: result; every worker: its done bell and eventfd--> helmd
- * Who is there follows from the plan: the table below. */
+ * Which workers run follows from the plan: the table below. */
 #include "daemon/children/workers.h"
 
 #include <errno.h>
@@ -260,7 +260,7 @@ static void workers_plan_restart(struct workers *workers)
     for (uint32_t i = 0; i < workers->count; i++) workers->worker[i].restarts++;
 }
 
-/* The first end of this epoch: what follows for everybody. */
+/* The first worker of this epoch has ended: the consequences for all. */
 static void workers_fall(struct workers *workers, int fault_code, const struct workers_loss *loss)
 {
     workers->falling = true;
@@ -315,7 +315,7 @@ bool workers_child_ended(struct workers *workers, pid_t pid, int wait_status)
     w->ended_status = wait_status;
     w->ended_at_us = units_now_us() + LAST_WORDS_US;
     workers_receive(workers);
-    /* Whoever exits by itself says why before, but that message may still be on its way. */
+    /* A worker that exits by itself says why first, but that message may still be on its way. */
     bool says_why = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) != 0 && !w->companion;
     if (!says_why || w->why[0] || workers->stopping) worker_end(workers, w);
     return true;

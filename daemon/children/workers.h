@@ -1,8 +1,8 @@
 /* The workers: spawned, told what to load, watched, replaced. The topology is written here, once (workers.c).
  *
  * Called by loop.c. Owns the control socket, the children and their eventfds. A message counts only if it
- * comes from a process that was spawned for the current epoch; what an older one says late is ignored; a
- * worker that breaks the protocol is killed like one that hangs. What happens is told through `struct
+ * comes from a process that was spawned for the current epoch; late messages of older ones are ignored; a
+ * worker that breaks the protocol is killed like one that hangs. Events are reported through `struct
  * workers_events`.
  *
  * Workers live and die together: they wait for each other in the arena, so when one ends the others are
@@ -84,8 +84,8 @@ struct worker {
     bool companion;    /* killed because another one ended */
     pid_t ended_pid;   /* reaped; its last message is waited for until ended_at */
     int ended_status;
-    uint64_t ended_at_us;    /* 0: it has not ended, or that is done with */
-    char why[HELM_ERR_TEXT]; /* what it said of its end */
+    uint64_t ended_at_us;    /* 0: it has not ended, or its end was dealt with */
+    char why[HELM_ERR_TEXT]; /* its own reason for its end */
     int fault_code;
     uint64_t state_since_us, heard_us, pinged_us; /* pinged: unanswered since; 0: none */
     uint64_t loading_since_us, logged_us, bytes_done, bytes_total;
@@ -95,7 +95,7 @@ struct worker {
     char kernels[160], device[128];
     uint64_t weight_bytes, huge_bytes, vram_bytes, weights_digest;
     struct loaded loaded;
-    const char *stall; /* what a step waits for: it is "stopped" or "late"; NULL: for nothing */
+    const char *stall; /* why a step waits for it: it is "stopped" or "late"; NULL: no step does */
 };
 
 struct workers {
@@ -108,13 +108,13 @@ struct workers {
     uint32_t count;
     uint32_t epoch;
     uint64_t start_at_us;    /* when all are down: UINT64_MAX = not again */
-    bool falling;            /* one has ended; the rest is on its way */
+    bool falling;            /* one has ended; the others are being ended */
     char why[HELM_ERR_TEXT]; /* the end that made them fall */
     int fault_code;
     bool ever_ready, stopping;
     uint64_t death_us[64]; /* ring of the latest deaths */
     uint32_t deaths;
-    uint32_t unready_starts; /* in a row, that never came to READY; with the one under way */
+    uint32_t unready_starts; /* starts in a row without READY, including the current one */
 };
 
 /* Finds the programs of the plan's workers and binds the control socket; starts nothing yet. */
@@ -134,7 +134,7 @@ void workers_receive(struct workers *workers);
 bool workers_take_ring(struct workers *workers);
 /* A child was reaped; false when it is none of ours. */
 bool workers_child_ended(struct workers *workers, pid_t pid, int wait_status);
-/* The oldest step in flight, for who watches over it. */
+/* The oldest step in flight, for the watch over workers. */
 struct workers_step {
     uint64_t begun_us; /* since when it is the oldest */
     uint32_t tokens, serial;
@@ -148,15 +148,16 @@ uint64_t workers_tick(struct workers *workers, uint64_t now_us, const struct wor
 void workers_kill_head(struct workers *workers, const char *why);
 /* Tells a new keeper of every child. */
 void workers_tell_keeper(const struct workers *workers);
-/* SHUTDOWN, a bounded wait, then SIGKILL: all are reaped. Then those of another plan, which the next tick starts; their
- * arena stands where the old one did. */
+/* SHUTDOWN, a bounded wait, then SIGKILL: all are reaped. Then workers_renew sets up those of another plan, which the
+ * next tick starts; their arena is in the old one's place. */
 void workers_end_all(struct workers *workers);
 HELM_MUST_CHECK int workers_renew(struct workers *workers, const struct workers_config *config,
                                   struct helm_err *err);
 /* Ends all and closes everything. */
 void workers_close(struct workers *workers);
 
-/* Of the worker that a step has waited for for seconds: "stopped" (by a signal, or a debugger) or "late"; NULL: of none. */
+/* Why a step has waited for a worker for seconds: "stopped" (by a signal, or a debugger) or "late"; NULL: it has
+ * not. */
 const char *workers_stall(const struct workers *workers);
 bool workers_ready(const struct workers *workers);
 /* Seconds until loading ends at the present rate, of the slowest; 0 when unknown. */

@@ -1,4 +1,4 @@
-/* What workers.c (starting, messages, ends) and workers_watch.c (time) share; nobody else includes it. */
+/* What workers.c (starting, messages, ends) and workers_watch.c (time) share; no other file includes it. */
 #ifndef HELM_DAEMON_CHILDREN_WORKERS_PRIVATE_H
 #define HELM_DAEMON_CHILDREN_WORKERS_PRIVATE_H
 

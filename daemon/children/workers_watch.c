@@ -1,4 +1,4 @@
-/* Workers over time: what is due, who is late, and the end of all. See workers.h. Called from the one loop.
+/* Workers over time: what is due, which worker is late, and the end of all. See workers.h. Called from the one loop.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -83,7 +83,7 @@ static bool process_is_stopped(pid_t pid)
     return name_end && (name_end[1] == ' ') && (name_end[2] == 'T' || name_end[2] == 't');
 }
 
-/* For whoever asks meanwhile: what keeps the requests waiting, long before it is decided that the worker must go. */
+/* Notes for Status what keeps requests waiting, long before helmd decides to end the worker. */
 static void note_stall(struct worker *w, uint64_t now_us, const struct workers_step *step)
 {
     const double late_s = now_us > step->begun_us ? (double)(now_us - step->begun_us) / 1e6 : 0;
@@ -165,7 +165,7 @@ static bool in_a_step(const struct workers *workers, uint32_t index)
     return doorbell_read(&control->done[index].bell) != doorbell_read(&control->step_bell);
 }
 
-/* Reaps it if it has ended; the keeper lets go of its number before somebody else can have it. */
+/* Reaps it if it has ended; the keeper drops its pid before the system can reuse it. */
 static bool has_ended(struct workers *workers, const struct worker *w)
 {
     siginfo_t info = {0};

@@ -1,7 +1,7 @@
 /* All connections. See client_socket.h. Owns the listening sockets, the connections and the tables of both.
  *
- * A connection that is to end is *doomed* where that is found out: its descriptor and buffers are gone at once. The
- * connection itself, and the call of `gone`, wait until nobody is in the middle of anything (sweep). */
+ * A connection that must end is *doomed* on the spot: its descriptor and buffers are released at once. The connection
+ * itself is freed, and `gone` called, later, where no caller still uses it (sweep). */
 #include "daemon/clients/client_socket.h"
 
 #include <errno.h>
@@ -207,7 +207,7 @@ static void sweep(struct client_socket *sock)
     while (sock->used && !sock->client[sock->used - 1]) sock->used--;
 }
 
-/* Of whoever holds most the connection that does, until what all hold is within the bound. */
+/* Ends the largest connection of the peer that holds most, until the sum of all buffers is within the bound. */
 static void bound_held(struct client_socket *sock)
 {
     while (sock->held > CLIENT_HELD_MAX) {
@@ -262,7 +262,7 @@ static void list_unsent(struct client_socket *sock, struct connection *c)
 
 /* ---- new ones ----------------------------------------------------------------------------------------- */
 
-/* Of a peer's connections the one without open requests that was silent for longest. */
+/* The peer's connection without open requests that was silent for longest. */
 static struct connection *idlest(struct client_socket *sock, uint32_t peer)
 {
     struct connection *idle = NULL;
@@ -275,7 +275,7 @@ static struct connection *idlest(struct client_socket *sock, uint32_t peer)
     return idle;
 }
 
-/* A place in the table, whoever has to go for it. False: there is none. */
+/* Makes sure that the table has a free place: an idle connection goes if it must. False: none can be had. */
 static bool make_place(struct client_socket *sock)
 {
     if (sock->clients < sock->clients_max) return true;

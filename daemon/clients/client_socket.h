@@ -1,15 +1,15 @@
-/* Messages to and from clients: all connections, and whose turn it is.
+/* Messages to and from clients: all connections, and the order in which they are served.
  *
  * Called by loop.c (poll items, watch, flush) and serve.c (receive, send). Speaks ZMTP itself (zmtp.h): libzmq gathers a
  * message until its last part, keeps what a closed connection sent, and bounds no reader. Nothing here ever blocks.
  *
- * A client is a connection: a handle (uint64_t, never 0, never used twice). A peer is whoever connects: a user of this
+ * A client is a connection: a handle (uint64_t, never 0, never used twice). A peer is a user of this
  * machine, or a CURVE key. Turns, memory and connections are shared by peer first, then by connection:
  *   - the peer that was read longest ago is read next, of it the connection that was;
  *   - when the buffers of all connections hold more than CLIENT_HELD_MAX, the peer with most of it loses the connection with
  *     most of it;
  *   - when all connections are taken, a new one takes the place of an idle one of the peer that has most of them.
- * A connection whose answers wait is not read; beyond its bound an answer is HELM_E_BUSY, and everybody else is served
+ * A connection whose answers wait is not read; beyond its bound an answer is HELM_E_BUSY. All others are served
  * meanwhile. A client that has gone is HELM_E_PEER. */
 #ifndef HELM_DAEMON_CLIENTS_CLIENT_SOCKET_H
 #define HELM_DAEMON_CLIENTS_CLIENT_SOCKET_H
@@ -33,7 +33,7 @@ struct client_socket;
 
 struct client_frame {
     uint64_t client;
-    uint64_t peer; /* who sent it: the same of all connections of one user, or of one CURVE key; never 0 */
+    uint64_t peer; /* the sender: the same of all connections of one user, or of one CURVE key; never 0 */
     bool admin;    /* root, the daemon's user, a member of the administrators' group, or a key marked so */
     const uint8_t *data; /* until client_frame_close */
     size_t size;
@@ -55,15 +55,15 @@ HELM_MUST_CHECK int client_socket_open(const struct client_socket_options *optio
                                        struct client_socket **out, struct helm_err *err);
 /* What waits has 200 ms to leave. */
 void client_socket_close(struct client_socket **sock);
-/* Reads the public keys of those who may connect again; connections that are there stay. On an error the old keys
- * hold. Nothing happens without TCP endpoints. */
+/* Reads the file of clients' public keys again; open connections stay. On an error the old keys hold. Nothing
+ * happens without TCP endpoints. */
 HELM_MUST_CHECK int client_socket_reload(struct client_socket *sock, const char *curve_clients_file,
                                          struct helm_err *err);
 
 /* Fills in items[0 .. return); at most CLIENT_SOCKET_POLL_MAX. */
 #define CLIENT_SOCKET_POLL_MAX 1
 int client_socket_poll_items(struct client_socket *sock, zmq_pollitem_t items[CLIENT_SOCKET_POLL_MAX]);
-/* Whether some connection has, or may have, a message that was not taken: nobody may sleep. */
+/* Whether some connection has, or may have, a message that was not taken: the loop must not sleep. */
 bool client_socket_ready(const struct client_socket *sock);
 
 /* Once a round: takes connections, notes which may be read and written and which are closed, and lets go of those that

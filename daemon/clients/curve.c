@@ -83,7 +83,7 @@ int curve_hello(struct curve_session *session, const struct curve_server *server
     return 0;
 }
 
-/* The vouch says that whoever has the long-term key made the short-term one, for this server. */
+/* The vouch proves that the owner of the long-term key made the short-term one, for this server. */
 static int check_vouch(const struct curve_session *session, const struct curve_server *server,
                        const uint8_t *inside, struct helm_err *err)
 {

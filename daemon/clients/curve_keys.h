@@ -1,4 +1,4 @@
-/* Files of CURVE keys: the daemon's own secret one, and the public ones of those who may connect.
+/* Files of CURVE keys: the daemon's own secret one, and the public ones of clients that may connect.
  *
  * Called by client_socket.c. Owns the list. */
 #ifndef HELM_DAEMON_CLIENTS_CURVE_KEYS_H
@@ -19,7 +19,7 @@ struct curve_keys {
     uint32_t count;
 };
 
-/* One Z85 key, in a file that nobody but its owner may read. */
+/* One Z85 key, in a file that only its owner may read. */
 HELM_MUST_CHECK int curve_keys_read_secret(const char *path, struct curve_server *server,
                                            struct helm_err *err);
 /* One Z85 key a line, and perhaps the word "admin"; '#' starts a comment. */

@@ -1,4 +1,4 @@
-/* Where clients connect: listening sockets, and who it is that has connected.
+/* Where clients connect: listening sockets, and the identity of a connected client.
  *
  * Called by client_socket.c. Owns nothing: descriptors are the caller's. */
 #ifndef HELM_DAEMON_CLIENTS_ENDPOINT_H

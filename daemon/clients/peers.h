@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PEERS_MAX 4097 /* one a connection, and whoever has not said yet who it is */
+#define PEERS_MAX 4097 /* one a connection, and one for all that have not authenticated yet */
 
 struct peer {
     uint64_t number; /* endpoint.h */

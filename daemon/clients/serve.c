@@ -159,7 +159,7 @@ static void on_generate(struct serve *serve, struct asker asker, struct request 
         batcher_cancel_client(serve->batcher, asker.client, "the client does not read its answers");
 }
 
-/* Requests are their peer's: whoever connects as another user, or with another key, neither sees nor cancels them. */
+/* Requests belong to their peer: another user, or another key, neither sees nor cancels them. */
 static bool may_touch(struct asker asker, const struct sequence *seq)
 {
     return asker.admin || asker.peer == seq->peer;

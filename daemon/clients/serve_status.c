@@ -76,7 +76,7 @@ static void fill_worker(const struct workers *workers, const struct metrics *m, 
     out->link_bytes = m->worker[index].link_bytes;
 }
 
-/* Bytes are counted, the link's time is not taken: what they need at least. */
+/* The least time that the copied bytes need: bytes are counted, the link's time is not measured. */
 static double link_seconds(const struct serve *serve)
 {
     const struct profile *profile = serve->observe->forecast.c.profile;

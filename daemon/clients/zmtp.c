@@ -194,7 +194,7 @@ static enum zmtp_event take_command(struct zmtp *session, const uint8_t *data, s
     return ZMTP_REPLY;
 }
 
-/* Whether a further part of so many bytes is within the bounds of a message. */
+/* Whether a further part of `size` bytes is within the bounds of a message. */
 static bool part_fits(const struct zmtp *session, uint64_t size)
 {
     return size <= session->frame_max && session->bytes + size <= session->frame_max &&
@@ -255,7 +255,7 @@ static enum zmtp_event take_skipped(struct zmtp *session, size_t left, struct zm
     return session->skip || session->more ? ZMTP_WANTS : end_message(session, NULL, 0, taken);
 }
 
-/* Of frames that are never opened only the first part that is the last as well is kept. */
+/* Among frames that are never opened, only a first part that is also the last is kept. */
 static bool is_skipped(const struct zmtp *session, const struct head *h)
 {
     return session->state == ZMTP_OPEN && !session->door && !(h->flags & FLAG_COMMAND) &&

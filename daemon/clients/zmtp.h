@@ -1,5 +1,5 @@
 /* ZMTP 3 (https://rfc.zeromq.org/spec/23 and /37), the half of it that a daemon needs: a ROUTER's side of one
- * connection, over bytes that somebody else reads and writes.
+ * connection, over bytes that its caller reads and writes.
  *
  * Called by connection.c (and by tests/fuzz/fuzz_zmtp.c). Owns no descriptor and no buffer of messages: a message is one
  * frame, after an empty one at most, and lies where it was read. Of any other nothing is kept while it goes by, so

@@ -20,7 +20,7 @@
 #define DRIFT_TTFTS          28   /* kinds of prompts: of 2^i to 2^(i+1) - 1 tokens */
 #define DRIFT_TEXT           200
 
-/* Of one step, or a sum over steps. */
+/* The work of one step, or a sum over steps. */
 struct drift_work {
     double seconds;
     double cpu_busy, gpu_busy;      /* seconds; the GPU's with its waits for the link and hand-overs */

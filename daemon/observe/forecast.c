@@ -108,8 +108,8 @@ double forecast_step(const struct forecast *f, const struct cost_step *step)
     return cost_one(&f->c, step, &one, &err) ? 0 : one.seconds;
 }
 
-/* A step with so many tokens of a prompt beside `decoding` others, each of which attends to `around`
- * positions. Every row is priced alike: with the mean of what they attend to, which holds its own tokens. */
+/* A step with `tokens` tokens of a prompt beside `decoding` other rows, each of which attends to `around`
+ * positions. Every row is priced alike: with the mean of the positions attended to, its own tokens included. */
 static double chunk_seconds(const struct forecast *f, uint32_t tokens, uint32_t decoding, uint32_t around)
 {
     uint32_t rows = decoding + 1, own = tokens / rows + 1;

@@ -7,7 +7,7 @@
 
 #include "common/shared/arena_layout.h"
 
-/* Of one worker, all its lives together: never falls. */
+/* Totals of one worker over all its restarts: they never fall. */
 struct metrics_worker {
     uint64_t busy_ns, wait_ns, weight_bytes, link_bytes;
 };
@@ -40,7 +40,7 @@ struct metrics {
         tokens_found_total; /* requests whose prompts' pages were there; tokens of these */
     uint64_t busy_ns, linear_ns, attention_ns, sample_ns;
     uint64_t step_ns;                   /* steps from one to the next, as helmd sees them */
-    uint64_t nobody_ns;                 /* of them: no worker computed */
+    uint64_t nobody_ns;                 /* the part of step_ns in which no worker computed */
     uint64_t link_bytes;                /* of all workers */
     uint64_t ended[METRICS_ENDS];       /* accepted requests, by finish reason */
     uint64_t refused[METRICS_REFUSALS]; /* others, by error code */

@@ -41,7 +41,7 @@ void observe_step(struct observe *observe, const struct step *step, const struct
 void observe_enter(struct observe *observe, uint32_t slot);
 /* The workers were lost: what was being computed begins anew. */
 void observe_lost(struct observe *observe);
-/* Tokens of prompts that a step may hold beside so many sequences that decode; 0: no bound. */
+/* Tokens of prompts that a step may hold beside `decoding` sequences that decode; 0: no bound. */
 uint32_t observe_prompt_tokens(struct observe *observe, uint32_t decoding, uint32_t context);
 
 #endif

@@ -1,12 +1,12 @@
 /* One strategy with one context. See attempt.h. Called by planner.c and refusal.c; lists belong to the plan.
  *
- * Where weights may lie packed in VRAM there are two plans to choose from: one with none packed and, unless
- * that has everything in VRAM, one searched with all of them packed, of which packed_choice.c makes as many
- * plain again as there is room for.
+ * Where weights may be packed in VRAM there are two plans to choose from: one with none packed and, unless that
+ * has everything in VRAM, one searched with all of them packed. In the latter packed_choice.c unpacks as many as
+ * there is room for.
  *
- * Prices of the decode step, bytes by unit and home, the search, lists for long prompts, and at last the
- * ledger, which has the last word: where it finds more than the search counted, the search is told to leave
- * so much free and runs again. */
+ * The order: prices of the decode step, bytes by unit and home, the search, lists for long prompts, the ledger.
+ * The ledger decides. Where it finds more bytes than the search counted, the search runs again and leaves the
+ * difference free. */
 #include "daemon/planner/attempt.h"
 
 #include <math.h>
@@ -17,9 +17,10 @@
 #include "daemon/planner/formats.h"
 #include "daemon/planner/prefill.h"
 
-#define TIGHTEN_MAX  8   /* searches for one context until the ledger agrees */
-#define PACKED_WORTH 0.9 /* of their bytes, at most, for weights to be packed in VRAM */
-#define GROW_PARTS   16
+#define TIGHTEN_MAX 8 /* searches for one context until the ledger agrees */
+#define PACKED_WORTH                                                                                         \
+    0.9 /* weights are packed in VRAM only if they come to at most this part of their bytes */
+#define GROW_PARTS 16
 
 /* ---- sizes ---- */
 
@@ -126,7 +127,7 @@ static bool found_uses_device(const struct search_found *found, uint32_t units)
 
 /* ---- one context ---- */
 
-/* The decode list, and what it says of the ends; prefill lists are taken away. */
+/* Writes the decode list and the places of the ends; removes prefill lists. */
 static int apply(const struct making *m, const struct search_found *found, struct plan *plan,
                  struct helm_err *err)
 {
@@ -213,7 +214,7 @@ int attempt_price(const struct making *m, uint32_t ctx, const enum tensor_format
     return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
 }
 
-/* What a search takes to lie packed in VRAM: nothing; all that can be; that too, but at the prices of plain
+/* The weights that a search assumes packed in VRAM: none; all that can be; the same, but at the prices of plain
  * weights, as if nearly all could be made plain again. */
 enum packing { PACKING_NONE, PACKING_ALL, PACKING_UNPRICED };
 
@@ -247,7 +248,7 @@ static bool packs_for_cpu(const struct making *m, const struct trying *t)
 static bool packs_on_gpu(const struct making *m, const struct trying *t)
 {
     const struct ledger_wish *asked = &m->r->wish;
-    const struct packed_parts *parts = &asked->parts; /* 0: nobody looked */
+    const struct packed_parts *parts = &asked->parts; /* 0: not sampled */
     bool any = m->table.packs_head && !m->table.tied && parts->head < PACKED_WORTH;
     for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
         any |= m->table.packs[u] && (unit_part(u) == UNIT_MLP ? parts->mlp : parts->attention) < PACKED_WORTH;
@@ -289,7 +290,7 @@ static int attempt_packing(struct making *m, const struct trying *t, enum packin
              (t->strategy == SEARCH_BEST || t->strategy == SEARCH_STREAM || t->strategy == SEARCH_MIXED))
         rc = prefill_step_tokens(&m->c, m->r->profile, ctx, &m->wish.step_tokens, err);
     if (rc) return rc;
-    struct memory_wish wish = memory_wish_of(m, t); /* its pages are for steps of so many tokens */
+    struct memory_wish wish = memory_wish_of(m, t); /* its pages are for steps of this many tokens */
     wish.prefill = t->device && (t->strategy == SEARCH_BEST || t->strategy == SEARCH_MIXED);
     rc = price_decode(m, ctx, packing, &prices, err);
     if (rc) return rc;
@@ -333,7 +334,8 @@ static bool all_could_be(const struct making *m)
     return sum <= m->machine.device.limit;
 }
 
-/* Whether `b` is to be made rather than `a`, as what it gains of the time is more than `gain`; where neither fits, whether less memory would do for it. */
+/* Whether to make `b` rather than `a`: it is faster by more than the part `gain` of the time; where neither fits, it
+ * needs less memory. */
 static bool better(const struct attempt *b, const struct attempt *a, double gain)
 {
     if (a->fits != b->fits) return b->fits;
@@ -368,7 +370,7 @@ static int attempt_vram(struct making *m, const struct trying *t, struct plan *p
     *attempt = (struct attempt){.vram = NEVER, .host = NEVER};
     if (!m->like || !m->like->vram) rc = attempt_packing(m, t, PACKING_NONE, plan, attempt, err);
     if (rc || !packs_on_gpu(m, t) || (m->like && !m->like->vram)) return rc;
-    /* Nothing is won by packing what is there already, unless it is read faster so. */
+    /* Packing weights that are in VRAM already gains only if they are read faster packed. */
     bool faster = m->batch == 1 && cost_packed_is_faster(m->r->profile);
     if (attempt->fits && all_in_vram(plan) && !faster) return 0;
     const uint32_t step_tokens = m->wish.step_tokens;
@@ -440,7 +442,7 @@ struct growing {
     enum search_strategy strategy;
     const struct memory_wish *wish;
     const struct cost_table *prices;
-    struct plan *plan; /* what is found */
+    struct plan *plan; /* the result */
 };
 
 /* By how much one limit has to grow: at least what the search said, and as much more as it still asks for;

@@ -1,4 +1,4 @@
-/* One attempt at a plan: a strategy with one context. And what to say when none succeeds.
+/* One attempt at a plan: a strategy with one context; and the refusal when none succeeds.
  *
  * Internal to planner.c, attempt.c, tiers.c, packed_choice.c, mixed.c and refusal.c. */
 #ifndef HELM_DAEMON_PLANNER_ATTEMPT_H
@@ -7,7 +7,7 @@
 #include "daemon/planner/memory/memory.h"
 #include "daemon/planner/planner.h"
 
-/* How a plan's weights lie: packed in VRAM, read so by the CPU. */
+/* Whether a plan's weights are packed in VRAM, and read packed by the CPU. */
 struct packing_known {
     bool vram, cpu;
 };
@@ -21,14 +21,14 @@ struct making {
     struct analyse_table table;
     uint32_t batch;
     bool required;         /* a plan must use the device */
-    bool packs_cpu_beside; /* tried is what the CPU reads packed beside it */
-    /* Packing as a plan for the same request has it: not tried otherwise. NULL: not known. */
+    bool packs_cpu_beside; /* this attempt has the CPU read packed weights beside the device */
+    /* Packing as in a plan for the same request: nothing else is tried. NULL: not known. */
     const struct packing_known *like;
-    uint32_t priced_at; /* positions that the step which is made fast attends to; 0: as the request says */
-    uint32_t step; /* tokens of a chunk, where the request leaves them open; 0: as long prompts like it */
+    uint32_t priced_at; /* positions that the step to be made fast attends to; 0: as the request says */
+    uint32_t step; /* tokens of a chunk, where the request leaves them open; 0: the best for long prompts */
 };
 
-/* What is attempted. */
+/* The attempt's strategy and context. */
 struct trying {
     enum search_strategy strategy;
     bool device; /* may be used */
@@ -36,10 +36,10 @@ struct trying {
 };
 
 #define NEVER UINT64_MAX
-/* What came of a strategy with one context. */
+/* The result of a strategy with one context. */
 struct attempt {
     bool fits;
-    bool packed;         /* made with what lies in VRAM packed, as far as it can be */
+    bool packed;         /* made with weights packed in VRAM, as far as they can be */
     double seconds;      /* of the decode step */
     uint64_t vram, host; /* else: by how much each limit would have to grow, the other as it is; or NEVER */
 };
@@ -58,24 +58,24 @@ HELM_MUST_CHECK int attempt_context(struct making *m, const struct trying *t, st
 HELM_MUST_CHECK int attempt_price(const struct making *m, uint32_t ctx,
                                   const enum tensor_format (*format)[PLAN_HOMES], struct cost_table *prices,
                                   struct helm_err *err);
-/* packed_choice.c: of a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit,
- * makes as many plain again as still fit, and the head if that is faster; with `cpu` the embedding may move
- * to the CPU for that. *seconds: of its decode step then.
- */
+/* packed_choice.c: takes a plan with all packed in VRAM that can be, whose ledgers with the smallest pool fit.
+ * Unpacks as many weights as still fit, and the head if that is faster; with `cpu` the embedding may move to the
+ * CPU for that. *seconds: of its decode step then. */
 HELM_MUST_CHECK int packed_choose(struct making *m, uint32_t ctx, bool cpu, struct plan *plan,
                                   double *seconds, struct helm_err *err);
 /* The same as attempt_context for the largest context for which there is one. t->ctx becomes the last one that
  * was tried. */
 HELM_MUST_CHECK int attempt_contexts(struct making *m, struct trying *t, struct plan *plan,
                                      struct attempt *attempt, struct helm_err *err);
-/* tiers.c: whether a context can be had with some tiers that the request allows. The wish is scratch. */
+/* tiers.c: whether the context fits with some tiers that the request allows. The wish is scratch. */
 HELM_MUST_CHECK int attempt_fits(struct making *m, const struct trying *t, bool *fits, struct helm_err *err);
-/* tiers.c: of a plan with two tiers whose sizes stand, how much of the arena's part the GPU reads itself; ledgers anew,
- * since that says whether the CPU has to be there. */
+/* tiers.c: chooses how much of the arena's part the GPU reads itself, for a plan with two tiers whose sizes are fixed.
+ * Writes the ledgers anew, since the choice decides whether the CPU worker is needed. */
 HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct arena_spec *spec,
                                  struct helm_err *err);
-/* mixed.c: of a plan of the strategy `mixed`, which fits with all experts on the CPU, the fastest with some layers' experts
- * in VRAM and all others' in both memories; its sizes, pools and ledgers. attempt->fits: there is one. */
+/* mixed.c: takes a plan of the strategy `mixed`, which fits with all experts on the CPU. Makes the fastest one with
+ * some layers' experts in VRAM and all others' in both memories; its sizes, pools and ledgers. attempt->fits: there is
+ * one. */
 HELM_MUST_CHECK int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                                  struct helm_err *err);
 /* The same in the place of a plan of the strategy `best`, if that is slower. */

@@ -24,7 +24,7 @@ int formats_read(const char *name, const struct mixture **weights, struct helm_e
     return helm_fail(err, HELM_E_USAGE, "--weights %s: there are %s", name, names);
 }
 
-/* Whether a matrix is of what number `at` of a plan's formats is about: units, the embedding, the head. */
+/* Whether number `at` of a plan's formats is that of the matrix: numbers of units, the embedding, the head. */
 static bool is_of(const struct model *model, const struct model_tensor *t, uint32_t at)
 {
     const uint32_t units = unit_count(model->config.layers);
@@ -73,7 +73,7 @@ void formats_lay_as_planned(struct model *model, const struct plan *plan)
             lay(model, at, plan->format[at]);
 }
 
-/* In which blocks the matrices lie that number `at` is about; single numbers and mixtures: as stored. */
+/* The format of blocks of the matrices of number `at`; single numbers and mixtures: as stored. */
 static enum tensor_format as_laid(const struct model *model, uint32_t at)
 {
     enum tensor_format laid = PLAN_AS_STORED;
@@ -184,7 +184,7 @@ void formats_plan_vram(const struct plan *plan, enum tensor_format (*format)[PLA
     format[units][PLAN_HOME_GPU] = plan_head_format(plan);
 }
 
-/* ---- plans that somebody wrote ---- */
+/* ---- plans from a file ---- */
 
 bool formats_packed_on_cpu(const struct plan *plan, uint32_t unit)
 {

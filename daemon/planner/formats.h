@@ -26,13 +26,13 @@ void formats_warn_unmeasured(const struct model *model, const struct profile *pr
 
 /* ---- of a plan; there is room for its formats (plan_formats_clear) ---- */
 
-/* Of units at home in VRAM: packed are the first `units` of those that can be, the others as stored; and the
- * head where it is there. */
+/* Formats of units at home in VRAM: the first `units` of those that can be packed are, the others are as stored; and
+ * the head where it is there. */
 void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, struct plan *plan);
 /* How many of them can be; whether the head can: it is there, and not as the embedding. */
 uint32_t formats_packable(const struct ledger_case *c, const struct plan *plan);
 bool formats_head_packable(const struct ledger_case *c, const struct plan *plan);
-/* Of units in host memory, once all lists stand: packed is what every list streams, where the wish is to
+/* Formats of units in host memory, once all lists are final: packed is what every list streams, where the wish is to
  * pack; and what some list gives to the CPU, where that computes with packed weights. */
 void formats_set_host(const struct ledger_case *c, struct plan *plan);
 /* Whether a unit lies packed and some list gives it to the CPU. */

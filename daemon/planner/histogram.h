@@ -10,7 +10,7 @@
 
 struct histogram {
     uint32_t layers, experts; /* of the model */
-    uint64_t *uses;           /* [layers][experts]; a layer of zeros: nobody counted */
+    uint64_t *uses;           /* [layers][experts]; a layer of zeros: not counted */
 };
 /* {"experts": N, "layers": [{"layer": L, "uses": [N numbers]}, ...]}; others' members are ignored. HELM_E_FORMAT,
  * HELM_E_MISMATCH: of another model. histogram_free on the caller. */

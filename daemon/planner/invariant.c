@@ -15,7 +15,8 @@ enum invariant_option invariant_option_named(const char *name)
     return INVARIANT_AUTO;
 }
 
-/* What the CPU attends to of a cache in two tiers depends on how much room in VRAM a sequence has. */
+/* With two tiers the positions left to the CPU depend on a sequence's room in VRAM: in an invariant plan it has
+ * none. */
 static void become(struct plan *plan, bool invariant, uint32_t direct_permille)
 {
     plan->invariant = invariant;
@@ -49,7 +50,7 @@ static int price_of(const struct planner_request *request, struct plan *plan, ui
     return 0;
 }
 
-/* Whether the profile says what several tokens take of the CPU that each have the bits of one. */
+/* Whether the profile has the CPU's time for several tokens that each have the bits of one. */
 static bool knows_apart(const struct profile *profile, const struct plan *plan)
 {
     const struct placements host = placements_in(plan, PLAN_HOST);
@@ -63,7 +64,7 @@ static bool knows_apart(const struct profile *profile, const struct plan *plan)
     return knows;
 }
 
-/* The most expensive of several sequences. *known: false where nobody measured it. */
+/* The most expensive price of several sequences. *known: false where the profile lacks it. */
 static int price_several(const struct planner_request *request, struct plan *plan, uint32_t direct_permille,
                          struct price *worst, bool *known, struct helm_err *err)
 {
@@ -83,7 +84,7 @@ static double percent(double part)
     return (part - 1) * 100;
 }
 
-/* batch NULL: nothing was priced. several NULL: that was not. */
+/* batch NULL: nothing was priced. several NULL: several sequences were not. */
 static void tell(struct invariant *invariant, bool on, const char *why, const struct price *batch,
                  const struct price *several)
 {

@@ -1,9 +1,9 @@
 /* Whether a plan is invariant (common/plan/schedule.h): what it costs, and the choice.
  *
- * Called by main.c and helm-plan once a plan is made or taken. What an invariant plan does otherwise, as prices know it: a
+ * Called by main.c and helm-plan once a plan is made or taken. What differs in an invariant plan, as prices have it: a
  * GPU decodes one token with the kernels of a few, without chains; its chunks are whole sub-chunks; with two tiers the CPU
- * attends to nothing; the CPU multiplies each of several tokens as one. The CPU's one token and its chunks are as fast. Not priced: sequences that decode while prompts are
- * computed wait for steps of their own. Pure. */
+ * attends to nothing; the CPU multiplies each of several tokens as one. The CPU's one token and its chunks are as
+ * fast. Not priced: sequences that decode while prompts are computed wait for steps of their own. Pure. */
 #ifndef HELM_DAEMON_PLANNER_INVARIANT_H
 #define HELM_DAEMON_PLANNER_INVARIANT_H
 
@@ -11,7 +11,7 @@
 
 enum invariant_option { INVARIANT_AUTO, INVARIANT_ON, INVARIANT_OFF, INVARIANT_OPTIONS };
 #define INVARIANT_CHOICES "auto|on|off"
-/* Of an option's text, one of INVARIANT_CHOICES. */
+/* The option of this text, one of INVARIANT_CHOICES. */
 enum invariant_option invariant_option_named(const char *name);
 
 /* What it may cost to be chosen by itself: of the time of a decode step, and of the first token. */

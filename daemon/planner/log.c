@@ -32,7 +32,7 @@ static void log_line(bool decode, const char *name, const char *line)
         log_debug("plan: %s: layers %s", name, line);
 }
 
-/* Those of decode say where everything is; the others' details are for who looks for them. */
+/* The decode list says where everything is; the details of other lists are logged at level debug. */
 static void log_stages(const struct plan_phase *list, const char *name, bool decode)
 {
     char line[LINE_TEXT] = "", text[LINE_TEXT];

@@ -1,10 +1,11 @@
 /* Plans with a layer's experts in both memories. See attempt.h and plan.h. Called by planner.c; lists belong to the plan.
  *
- * From the plan that has all experts on the CPU and all else on the GPU, with lists for prompts that stream them, those are
- * tried that have the experts of the first so many sparse layers in VRAM and all others' in both memories: what is left of
- * VRAM are slots, alike for each of these layers. Each is priced with the share of missing experts that the GPU reads itself
- * under which a decode step is fastest, and with every expert chosen alike, or as a histogram has it. Whole layers in VRAM save hand-overs; slots gain
- * where some experts are chosen more often than others, which is known only when it was seen. */
+ * The start is the plan that has all experts on the CPU and all else on the GPU, with lists for prompts that stream
+ * them. Each plan tried has the experts of the first n sparse layers in VRAM and all others' in both memories: the
+ * rest of VRAM is slots, the same number for each of these layers. It is priced with the best share of missing
+ * experts for the GPU to read itself, and with every expert chosen alike, or as a histogram has it. Whole layers in
+ * VRAM save hand-overs; slots gain where some experts are chosen more often than others, which only counting
+ * shows. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

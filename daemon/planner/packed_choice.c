@@ -1,10 +1,9 @@
-/* Which weights in VRAM lie packed, where they need not all. See attempt.h. Called by attempt.c; owns
- * nothing.
+/* Which weights in VRAM are packed, where not all need to be. See attempt.h. Called by attempt.c; owns nothing.
  *
- * A plan is searched with all packed that can be, since that is what lets more of them be there. What room is
- * left then is best used for plain ones, which most devices take less time for: the first half layers stay
- * packed, so many that all fit; or all of them, and with either the head packed or not, and with an embedding
- * that would be in VRAM there or not, whichever is fastest.
+ * The search assumes that all weights that can be packed are, so that most of them fit in VRAM. Most devices compute
+ * faster with plain weights, so the room that is left is then spent on unpacking: only the first half layers stay
+ * packed, as few as fit allows, or all of them. Either is tried with the head packed or not, and with an embedding
+ * that would be in VRAM there or not; the fastest wins.
  */
 #include "daemon/planner/attempt.h"
 
@@ -68,7 +67,7 @@ static int seconds_with(const struct choosing *c, uint32_t units, bool head, dou
     return 0;
 }
 
-/* The best of what was tried. */
+/* The best choice so far. */
 struct choice {
     double seconds;
     uint32_t units;

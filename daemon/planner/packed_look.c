@@ -13,7 +13,7 @@ static bool raise_part(double *part, double of)
     return true;
 }
 
-/* Whether some part became larger. Where nobody looked at all weights nothing is known of these either. */
+/* Whether some part became larger. Without a sample of all weights these are unknown too. */
 static bool look(struct planner_request *r, const struct plan *plan)
 {
     struct packed_parts *p = &r->wish.parts;

@@ -8,9 +8,9 @@
 
 #include "daemon/planner/planner.h"
 
-/* Where the request allows weights to lie packed: looks at some of the model's, and puts what they come to
- * into request->wish.parts. What cannot be read now will not be loaded either, and is said then: here it is
- * warned of, and parts stay unknown. Returns how many bytes were read. */
+/* Where the request allows packed weights: samples the model's weights and puts their packed sizes into
+ * request->wish.parts. Weights that cannot be read are a warning here, and parts stay unknown; loading will
+ * fail with the error. Returns the number of bytes read. */
 uint64_t packed_look_first(struct planner_request *request);
 /* As planner_make; looks at what the plan packs, and where that comes to more than was reckoned with, makes
  * another with the larger parts, which are then in request->wish.parts. */

@@ -14,7 +14,7 @@
 #include "daemon/planner/formats.h"
 #include "daemon/planner/prefill.h"
 
-/* ---- what is asked for ---- */
+/* ---- checking the request ---- */
 
 static int check_sizes(const struct making *m, struct helm_err *err)
 {
@@ -49,7 +49,7 @@ uint32_t planner_typical_context(const struct planner_request *r, uint32_t ctx)
     return r->wish.ctx || ctx < 2 ? ctx : ctx / 2;
 }
 
-/* What was asked for is not what there is. */
+/* Warns where there is less host memory than was asked for. */
 static void warn_of_memory(const struct planner_request *r)
 {
     char asked[UNITS_TEXT], free_text[UNITS_TEXT];
@@ -126,7 +126,7 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
     plan_free(&alone);
     *cpu_alone = !rc && cpu.fits && (!used || cpu.seconds <= seconds);
     if (!*cpu_alone) return rc;
-    m->required = true; /* what the device would have given: for the log */
+    m->required = true; /* the plan with the device, for the log */
     if (!used) rc = attempt_context(m, &on_device, plan, &with, err);
     m->required = false;
     if (!rc && (used || with.fits))
@@ -139,7 +139,7 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
     return rc;
 }
 
-/* Seconds of a prompt of so many tokens in chunks of `tokens`, which become the plan's. */
+/* Seconds of a prompt of `prompt` tokens in chunks of `tokens`, which become the plan's. */
 static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, struct plan *plan,
                           double *seconds, struct helm_err *err)
 {
@@ -154,7 +154,7 @@ static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, st
     return rc;
 }
 
-#define CHUNK_GAIN 0.03 /* of a prompt's time, for which a chunk is made twice as long */
+#define CHUNK_GAIN 0.03 /* part of a prompt's time that a chunk of twice the length must save */
 
 /* Weights in VRAM that a chunk expands are expanded once for all its tokens: chunks become longer as long as that is
  * worth it and the device has room beside the smallest pool. */
@@ -326,7 +326,7 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
     if (kv_dtype != KV_DTYPE_COUNT) w->kv_dtype = kv_dtype;
 }
 
-/* Without the wish to pack nothing is packed, nor what the CPU computes with where it has no kernels for that. */
+/* Removes packing that is not wished for, and that of the CPU's weights where it has no kernels for packed ones. */
 static void take_formats(const struct planner_request *r, struct plan *plan)
 {
     if (!plan->format) return;
@@ -349,7 +349,7 @@ int planner_take(const struct planner_request *request, struct plan *plan, struc
 {
     struct planner_request r = *request;
     struct making m = {0};
-    r.batch = 1; /* that its pool holds a batch is for who wrote it to see to */
+    r.batch = 1; /* whether its pool holds a batch is its author's choice */
     planner_adopt(plan, &r.wish);
     take_formats(&r, plan);
     r.wish.pack_cpu = packed_on_cpu(plan);

@@ -1,14 +1,13 @@
 /* The plan: which layers, embedding and head are computed where, and what all of it costs in memory and time.
  *
- * Called by main.c once, before anything is allocated, and by helm-plan. The interface that any way of
- * planning stands behind: what is known of model, wishes and machine goes in; plan, ledgers and the arena's
- * layout come out, or a refusal with numbers. Pure, but for warnings: where `auto` has a device and the plan
- * does without, and where there is less host memory than was asked for.
+ * Called by main.c once, before anything is allocated, and by helm-plan. The one interface of planning: model,
+ * wishes and machine go in; plan, ledgers and the arena's layout come out, or a refusal with numbers. Pure, except
+ * for two warnings: the plan does without a device that `auto` has, or there is less host memory than was asked for.
  *
- * A device that is not required is used only by a plan of the strategy `best` that is faster with it than the
- * CPU alone; another strategy is made as it was asked for, or refused. Where the device is required, a plan
- * computes at least the head or one unit on it, even if the CPU alone would be faster. The step that is made
- * fastest is one of decode: request.batch rows, each with planner_typical_context positions. */
+ * Unless the device is required, a plan of the strategy `best` uses it only if that is faster than the CPU alone;
+ * other strategies are made as asked for, or refused. If the device is required, a plan computes at least the head
+ * or one unit on it, even if the CPU alone would be faster. The step that is made fastest is one of decode:
+ * request.batch rows, each with planner_typical_context positions. */
 #ifndef HELM_DAEMON_PLANNER_PLANNER_H
 #define HELM_DAEMON_PLANNER_PLANNER_H
 
@@ -45,7 +44,7 @@ struct planner_request {
     enum kv_tiers tiers; /* of plans of the strategy `best` that use the device; others have one */
     uint32_t batch;      /* sequences that decode together in the step that is made fastest; 0: 1 */
     uint32_t prompt;     /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
-    bool plan_given;     /* to be explained is a plan that was taken: none of the strategies' */
+    bool plan_given;     /* a plan that was taken is explained, not one of the strategies' */
     struct planner_refusal *refusal; /* or NULL */
 };
 
@@ -55,20 +54,20 @@ struct planner_request {
 #define KV_TIERS_DEFAULT "auto"
 const char *kv_tiers_name(enum kv_tiers tiers);
 enum kv_tiers kv_tiers_named(const char *name); /* one of the choices */
-/* What a row of that step attends to in a context of `ctx`: all of one that was asked for; of one that was
- * chosen half, about which sequences spend their lives. */
+/* Positions that a row of that step attends to in a context of `ctx`: all if that was asked for; half if it was chosen,
+ * since that is a sequence's mean length. */
 uint32_t planner_typical_context(const struct planner_request *request, uint32_t ctx);
 
-/* Makes a plan; without a profile there is none (HELM_E_USAGE). Where the wish is to pack, it packs if that
- * pays on the machine of the profile (cost_packing_pays), and for its CPU, where the wish allows that
- * (cost_packing_pays_cpu). plan_free on the caller, also after an error. */
+/* Makes a plan; HELM_E_USAGE without a profile. If the wish is to pack, it packs where that pays on the profile's
+ * machine (cost_packing_pays; for its CPU, if the wish allows it, cost_packing_pays_cpu). plan_free on the caller,
+ * also after an error. */
 HELM_MUST_CHECK int planner_make(const struct planner_request *request, struct plan *plan,
                                  struct arena_spec *spec, struct helm_err *err);
-/* The sizes that a plan states, as wishes: what planner_take goes by. Whoever explains or forecasts a plan
- * that was taken asks with them. */
+/* The sizes that a plan states, as wishes: what planner_take goes by. To explain or forecast a plan that was taken,
+ * ask with them. */
 void planner_adopt(const struct plan *plan, struct ledger_wish *wish);
-/* Takes a plan that somebody wrote: checks that model and machine can run it, and writes its ledgers anew.
- * Its sizes stand in the wishes' stead. Needs no profile. */
+/* Takes a plan from a file: checks that model and machine can run it, and writes its ledgers anew.
+ * Its sizes replace the wishes'. Needs no profile. */
 HELM_MUST_CHECK int planner_take(const struct planner_request *request, struct plan *plan,
                                  struct arena_spec *spec, struct helm_err *err);
 

@@ -68,7 +68,7 @@ static struct cost_tiers here(const struct choice *choice)
     return (struct cost_tiers){.two = choice->c->wish->vram_page_count > 0};
 }
 
-/* Homes for a step of one row of so many tokens. */
+/* Homes for a step of one row of `tokens` tokens. */
 static int homes_for(const struct choice *choice, uint32_t tokens, enum plan_home *home, struct helm_err *err)
 {
     const struct cost_step step = {.tokens = tokens,

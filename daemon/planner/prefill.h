@@ -13,10 +13,10 @@
 #define PREFILL_CHUNK_MAX    4096
 #define PREFILL_VRAM_PARTS   32 /* a chunk's buffers may take this part of the device's memory */
 
-/* The chunk that a plan of this case should have: so many tokens that the GPU computes about as long as the
+/* The chunk that a plan of this case should have: long enough that the GPU computes for about as long as the
  * link takes for the weights that do not fit in VRAM, since a chunk cannot be faster than that. A power of
  * two from LEDGER_STEP_TOKENS to PREFILL_CHUNK_MAX, no longer than the context, and such that the device has
- * room for its buffers. c's wish says nothing of it yet. */
+ * room for its buffers. c's wish does not state it yet. */
 HELM_MUST_CHECK int prefill_step_tokens(const struct ledger_case *c, const struct profile *profile,
                                         uint32_t ctx, uint32_t *tokens, struct helm_err *err);
 

@@ -36,7 +36,7 @@ static void add_words(struct words *w, const char *fmt, ...)
     if (n > 0) w->used += (size_t)n < sizeof w->text - w->used ? (size_t)n : sizeof w->text - w->used - 1;
 }
 
-/* What is nearest to what was asked for and would do. */
+/* Names the requests nearest to this one that would fit. */
 static void name_nearest(struct making *m, const struct trying *t, const struct attempt *attempt,
                          struct words *would)
 {

@@ -1,15 +1,20 @@
 /* Whether the cache has one tier or two, and with how many places. See attempt.h and plan.h. Called by planner.c and
  * refusal.c; the lists belong to the plan.
  *
- * With one tier a whole context has its place beside the weights, used or not: the longer it may become, the fewer weights
- * are in VRAM. With two tiers VRAM has places for the newest pages, weights keep theirs, and a long context costs when it
- * is long. Which is better shows over contexts: a plan's score is the geometric mean of its speed at TIERS_SHORT positions,
- * at TIERS_GROWTH times as many and so on, and at the whole context. A plan that is slower with a short context than the one
- * for TIERS_SHORT_CONTEXT by more than TIERS_LOSS counts only where no other is better there. Plans with two tiers are made
- * for the step of a short context with the least places, then with twice as many as long as that is better; with the best
- * number for the steps of longer ones. Chunks of twice as many tokens bring a long prompt's old pages half as often, but
- * take buffers and places from weights: they are taken where a prompt of each context and SESSION_TOKENS more are done
- * sooner so, again in the geometric mean, and a short context loses no more than STEP_LOSS. */
+ * With one tier a whole context has room in VRAM beside the weights, used or not: the longer it may become, the fewer
+ * weights are in VRAM. With two tiers VRAM has places for the newest pages, weights keep their room, and a long context
+ * costs time only when it is long.
+ *
+ * A plan's score is the geometric mean of its speed at TIERS_SHORT positions, at TIERS_GROWTH times as many and so
+ * on, and at the whole context. A plan that is slower with a short context than the one for TIERS_SHORT_CONTEXT by
+ * more than TIERS_LOSS counts only where no other is better there.
+ *
+ * Plans with two tiers are made for the step of a short context: with the least places, then with twice as many as
+ * long as that is better. With the best number they are made for the steps of longer contexts.
+ *
+ * Chunks of twice as many tokens bring a long prompt's old pages half as often, but their buffers take room from
+ * weights and places. They are taken where a prompt of each context and SESSION_TOKENS more finish sooner, again in
+ * the geometric mean, and a short context loses no more than STEP_LOSS. */
 #include "daemon/planner/attempt.h"
 
 #include <math.h>
@@ -22,9 +27,9 @@
 #define TIERS_SHORT_CONTEXT 512
 #define TIERS_GROWTH        4
 #define TIERS_LOSS          0.03
-#define TIERS_GAIN          0.02 /* of the score, for which a plan has two tiers */
+#define TIERS_GAIN          0.02 /* part of the score that two tiers must gain */
 #define SESSION_TOKENS      256  /* decoded behind a prompt */
-#define STEP_LOSS           0.05 /* of a short context's speed, that longer chunks are worth */
+#define STEP_LOSS           0.05 /* part of a short context's speed that longer chunks may cost */
 #define DIRECT_STEP         25   /* of 1,000: shares that are tried */
 
 static const char *const tiers_names[KV_TIERS_COUNT] = {
@@ -151,7 +156,7 @@ struct tiering {
     struct candidate *best;
 };
 
-/* Two tiers: at least so many places, made fast for so many positions, with chunks of so many tokens. */
+/* Two tiers: at least `places` places, made fast for `priced_at` positions, with chunks of `step` tokens. */
 struct two_tiers {
     uint32_t places, priced_at, step;
 };

@@ -7,7 +7,7 @@
 #include "common/shared/arena_layout.h"
 
 #define NONE       UINT32_MAX
-#define SLOT_TURNS 2 /* between two slots there is a time for those that come */
+#define SLOT_TURNS 2 /* between two slots there is a turn for new clients */
 
 int admission_init(struct admission *admission, uint32_t slots, uint32_t queue_limit, struct helm_err *err)
 {
@@ -76,7 +76,7 @@ int admission_check(const struct admission *admission, uint64_t client, uint64_t
                      admission->slots, queue, peers_fault ? peers_share : clients_share);
 }
 
-/* Before whoever got the last slot, behind all others. */
+/* Before the holder of the last slot given, behind all others. */
 static uint64_t present(const struct admission *admission)
 {
     return admission->turn - 1;
@@ -170,7 +170,8 @@ static const struct admission_peer *next_peer(const struct admission *admission)
     return best;
 }
 
-/* Of a peer with one that waits. Peers that came at the same time are told apart by their oldest request. */
+/* The next client of the next peer with a waiting request. Among peers that came at the same time the oldest request
+ * decides. */
 static struct admission_client *admission_next(struct admission *admission)
 {
     const struct admission_peer *peer = next_peer(admission);

@@ -1,13 +1,13 @@
-/* Admission control: who may queue another request, and in which order those that wait get slots.
+/* Admission control: which clients may queue another request, and in which order waiting requests get slots.
  *
  * Called by batcher.c, which tells it of every request that opens, gets a slot or closes. Owns the tables of clients and
  * peers with open requests. Rules:
  *   1. No more requests are open than there are slots and places in the queue.
- *   2. While the queue is at most half full anybody may take a place. Beyond that no peer may hold more than its
+ *   2. While the queue is at most half full any client may take a place. Beyond that no peer may hold more than its
  *      share: all places, shared by the peers that have requests open; and no client more than its share of that:
  *      its peer's, shared by the peer's clients.
- *   3. In the last eighth of the queue every peer counts one client more, and in the last sixteenth there is one
- *      peer more, so that no client alone keeps out whoever comes next, and no peer.
+ *   3. In the last eighth of the queue every peer counts one client more, and in the last sixteenth there counts one
+ *      peer more, so that neither one client nor one peer can keep out the next one.
  *
  * Slots are given in turn (scheduler.h). For that each peer and each client has the time of its last slot, counted in slots
  * given; of one that has just come it is the present. */

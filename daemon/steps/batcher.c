@@ -13,7 +13,7 @@
 #include "daemon/steps/batcher_private.h"
 #include "daemon/steps/scheduler.h"
 
-/* A step rung so soon after the one before waited for nothing but helmd. */
+/* A step rung this soon after the end of the one before waited only for helmd. */
 #define BACK_TO_BACK_US 2000
 
 static_assert(BATCHER_STEPS <= ARENA_STEP_RING, "every step in flight has a place in the ring");
@@ -67,7 +67,7 @@ void batcher_free_left(struct batcher *batcher, uint32_t slot)
     kv_pages_shrink(&batcher->pages, batcher_row_of(batcher, slot), &batcher->slot[slot].left_pages, 0);
 }
 
-/* Steps in flight may still compute on the slot: until they are done it stays as it is. */
+/* Steps in flight may still compute on the slot: it stays unchanged until they are done. */
 static void batcher_leave_slot(struct batcher *batcher, struct sequence *seq)
 {
     if (seq->slot == SEQUENCE_NO_SLOT) return;
@@ -111,7 +111,7 @@ static bool batcher_ended(const struct sequence *seq)
     return seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED;
 }
 
-/* What ended makes room before the next step is formed. */
+/* Ended sequences give up slots and pages before the next step is formed. */
 static void batcher_leave_slots(struct batcher *batcher)
 {
     for (uint32_t i = 0; i < batcher->seq_count; i++)
@@ -184,7 +184,7 @@ const struct batcher_flight *batcher_oldest(const struct batcher *batcher)
     return &batcher->flight[batcher_oldest_serial(batcher) % ARENA_STEP_RING];
 }
 
-/* What was computed since then by others of what this sequence is to compute. */
+/* Takes pages of its prompt that other sequences have computed meanwhile. */
 static void batcher_take_prefix(struct batcher *batcher, struct sequence *seq)
 {
     const bool first = seq->found == 0;
@@ -200,7 +200,7 @@ struct turns {
     uint64_t client, peer;
 };
 
-/* When its client was given a slot last; what is nobody's request is alone. */
+/* When its client and peer got their last slots; zeros for an internal request. */
 static struct turns batcher_turns_of(const struct batcher *batcher, const struct sequence *seq)
 {
     if (seq->again) return (struct turns){0};
@@ -257,7 +257,7 @@ static bool batcher_is_decode_list(const struct batcher *batcher, const struct s
     return plan_phase_for(batcher->with.plan, formed->token_count) == 0;
 }
 
-/* Whether a mask is due, or will be when a step in flight is done, that the next step is worth waiting for. */
+/* Whether the next step should wait for a mask that is due, or will be when a step in flight is done. */
 static bool batcher_waits_for_mask(const struct batcher *batcher, uint64_t now_us)
 {
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
@@ -281,7 +281,7 @@ static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
                                          : plan_phase_for(batcher->with.plan, last->token_count) == 0;
 }
 
-/* The oldest in flight is what the workers are at from now on. */
+/* The workers begin the oldest step in flight now. */
 static void batcher_begin_oldest(struct batcher *batcher, uint64_t now_us)
 {
     struct batcher_flight *oldest = batcher_flight_of(batcher, batcher_oldest_serial(batcher));
@@ -302,7 +302,7 @@ void batcher_ring(struct batcher *batcher, uint64_t now_us)
     if (batcher->in_flight++ == 0) batcher_begin_oldest(batcher, now_us);
 }
 
-/* How much of prompts the next step may take, for the sake of those that decode in it. */
+/* How many tokens of prompts the next step may take, so that rows that decode in it do not wait too long. */
 static uint32_t prompt_tokens_of(struct batcher *batcher, uint32_t count)
 {
     uint64_t positions = 0;
@@ -353,7 +353,7 @@ static uint32_t batcher_shared(const void *context, uint32_t seq)
     return prefix_shared(&batcher->pages, batcher->seq[batcher->view_index[seq]]);
 }
 
-/* What runs next, of the sequences as they are. False: there is nothing that may be rung now. */
+/* Chooses the next step for the sequences as they are. False: no step may be rung now. */
 static bool batcher_schedule(struct batcher *batcher, bool admit, struct scheduler_step *plan)
 {
     const struct arena_header *header = arena_header_of(batcher->with.arena);
@@ -378,7 +378,7 @@ static bool batcher_schedule(struct batcher *batcher, bool admit, struct schedul
            (plan->row_count && !plan->preempt_count && batcher_is_decode_list(batcher, plan));
 }
 
-/* Who enters, else who leaves: what there is room for is seen better when the others have found their pages. */
+/* Admits, else preempts: room is known better once admitted sequences have found their pages. */
 static void batcher_change_slots(struct batcher *batcher, const struct scheduler_step *plan, uint64_t now_us)
 {
     for (uint32_t i = 0; i < plan->admit_count; i++)
@@ -386,7 +386,7 @@ static void batcher_change_slots(struct batcher *batcher, const struct scheduler
     for (uint32_t i = 0; i < plan->preempt_count && !plan->admit_count; i++) {
         struct sequence *seq = batcher->seq[batcher->view_index[plan->preempt[i]]];
         log_debug("request %llu gives its KV pages to an older one", (unsigned long long)seq->id);
-        if (!seq->pooling) /* of what it finds again it would have no hidden states */
+        if (!seq->pooling) /* found pages have no hidden states to pool */
             prefix_keep(&batcher->pages, batcher_row_of(batcher, seq->slot), seq);
         batcher_leave_slot(batcher, seq);
         batcher->with.metrics->preemptions_total++;
@@ -413,11 +413,11 @@ static bool batcher_make_room(struct batcher *batcher, const struct scheduler_st
     return tiers_make_room(&batcher->tiers, batcher->member, count);
 }
 
-/* Forms the next step and rings it. False: there is none to be had now. */
+/* Forms the next step and rings it. False: none can be formed now. */
 static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
 {
     struct scheduler_step plan;
-    bool preempted = false; /* then nobody enters before the older ones have their pages */
+    bool preempted = false; /* then no sequence is admitted before the older ones have their pages */
     if (!batcher_schedule(batcher, true, &plan)) return false;
     while (plan.preempt_count || plan.admit_count) {
         preempted = preempted || !plan.admit_count;
@@ -458,12 +458,12 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
     uint32_t serial = batcher->serial;
     batcher_leave_slots(batcher);
     if (open) batcher_ring_next(batcher, now_us);
-    batcher_send_tokens(batcher); /* the workers are at it */
+    batcher_send_tokens(batcher); /* while the workers compute */
     batcher_reap(batcher, now_us);
     if (open && batcher_again_begin(batcher)) batcher_ring_next(batcher, now_us);
     while (serial != batcher->serial) {
         struct batcher_flight *flight = batcher_flight_of(batcher, ++serial);
-        if (!flight->step.row_count) continue; /* a move is no work of the model's */
+        if (!flight->step.row_count) continue; /* a move computes nothing */
         flight->planned_seconds = observe_planned(batcher->with.observe, &flight->step);
     }
 }
@@ -515,7 +515,7 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq, ui
     batcher->unsent[batcher->unsent_count++].row = row;
 }
 
-/* The slot's place is the sequence's until another step with the slot is formed. */
+/* The slot's place in `pooled` belongs to the sequence until another step with the slot is formed. */
 static void batcher_take_pooled(struct batcher *batcher, struct sequence *seq)
 {
     struct helm_err err = {0};
@@ -570,7 +570,7 @@ static void batcher_observe(struct batcher *batcher, const struct batcher_flight
     observe_step(batcher->with.observe, &flight->step, batcher->times, (double)step_ns / 1e9);
 }
 
-/* What became of row `i` of a step: its sequence may have left, or have ended, meanwhile. */
+/* Takes the result of row `i` of a step: its sequence may have left, or have ended, meanwhile. */
 static void batcher_take_row(struct batcher *batcher, const struct step_row *row, uint32_t i, uint64_t now_us)
 {
     struct batcher_slot *slot = &batcher->slot[row->slot];
@@ -609,7 +609,7 @@ int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, s
     *taken = false;
     int rc = batcher_check_bells(batcher, &done, err);
     if (rc || !done || !batcher->in_flight) return rc; /* or the wake-up of a step that was taken already */
-    batcher_send_tokens(batcher);                      /* there are none, but for a caller that never pumps */
+    batcher_send_tokens(batcher);                      /* none, unless the caller never pumps */
     /* as many rows as were asked for: a result of all has 11 KiB */
     const struct step_result *written = &control->result[flight->step.serial % ARENA_STEP_RING];
     memcpy(&batcher->result, written,

@@ -6,8 +6,8 @@
  *
  * Steps in flight. While a step of the plan's decode list with one token a row is computed, the one behind it
  * is rung: its rows are formed as if every token that is being sampled had come, and were none that ends its
- * sequence. So workers do not wait for helmd between tokens. What it costs: a sequence that ends otherwise
- * than by its length has a row too many, which is ignored; who comes, or is cancelled, waits for as many
+ * sequence. So workers do not wait for helmd between tokens. The cost: a sequence that ends otherwise
+ * than by its length has a row too many, which is ignored; a new or cancelled request waits for as many
  * steps as are in flight instead of one. Behind a step that computes prompts nothing is rung: it is long
  * beside helmd's turn, and others would wait for two. A request that ends is done with at once; its slot and
  * its pages are free when the last step that has them is done.
@@ -18,8 +18,9 @@
  * itself, or when a part of it was in VRAM. Of a cache in two tiers the pages that are whole are in the arena: only
  * the last, begun one of each sequence is computed again.
  *
- * Prefixes. Before a step is formed every prompt is given the known pages that go on where it stands (prefix.h). Only full pages are known, and only once the step that filled them is done, so no step in flight writes to a
- * page that others read. What is lost with a worker is known no more: those that run then compute pages of their own.
+ * Prefixes. Before a step is formed every prompt is given the known pages that go on where it stands (prefix.h). Only
+ * full pages are known, and only once the step that filled them is done, so no step in flight writes to a page that
+ * others read. What is lost with a worker is known no more: running sequences then compute pages of their own.
  *
  * Constrained requests. The token after next depends on the next one in a way that only the client knows, so no step with
  * a row of such a request is rung ahead, and its next row waits for the mask that the client sends once it has seen the
@@ -28,7 +29,8 @@
  * that sends none for BATCHER_MASK_LIMIT_US loses its request.
  *
  * Answers again. Of an invariant plan the pages of an answer are not those of a prompt with the same tokens. While there is
- * nothing else to do they are computed again as such, for whoever goes on behind them (batcher_again.c).
+ * nothing else to do they are computed again as a prompt's, for later prompts that contain the answer
+ * (batcher_again.c).
  *
  * Moves. A page that lies in VRAM alone comes and goes by a step without rows (arena_layout.h). Nothing is in flight with it,
  * since rows that follow look at the step in front of theirs.
@@ -67,7 +69,7 @@ struct batcher_sink {
     int (*token)(void *context, const struct sequence *seq, uint32_t index,
                  const struct sampling_result *sampled);
     void (*done)(void *context, const struct sequence *seq);
-    /* What batcher_move asked for is done. Not called for what was lost with a worker. */
+    /* The move that batcher_move asked for is done. Not called for a move that was lost with a worker. */
     void (*moved)(void *context);
 };
 
@@ -93,7 +95,7 @@ struct batcher_flight {
 
 struct batcher_slot {
     struct sequence *owner; /* NULL: none, or it has left */
-    uint32_t steps;         /* in flight with a row of this slot: until then it is not given away */
+    uint32_t steps;         /* in flight with a row of this slot: it is not reused before they are done */
     uint32_t left_pages;    /* of the owner that left, free when `steps` is 0 */
 };
 
@@ -101,17 +103,17 @@ struct batcher {
     struct batcher_options with;
 
     struct admission admission; /* of the clients of these: */
-    struct sequence **seq;      /* [seq_count], oldest first; where all are gone perhaps one of `again` */
+    struct sequence **seq;      /* [seq_count], oldest first; one of `again` only when no request is open */
     uint32_t seq_count, seq_capacity;
-    struct sequence *again[BATCHER_AGAIN_MAX]; /* that ended, and wait to be computed again; oldest first */
+    struct sequence *again[BATCHER_AGAIN_MAX]; /* ended, waiting to be computed again; oldest first */
     uint32_t again_count;
-    struct scheduler_seq *view; /* [seq_capacity]: what the scheduler is shown, and which sequence each is */
+    struct scheduler_seq *view; /* [seq_capacity]: the scheduler's view, and the sequence of each entry */
     uint32_t *view_index;
-    struct admission_request *queue_view; /* [seq_capacity]: what admission is shown */
+    struct admission_request *queue_view; /* [seq_capacity]: admission's view */
     struct batcher_slot slot[ARENA_SLOTS_MAX];
     struct kv_pages pages;
     struct tiers tiers;
-    struct tiers_member member[ARENA_SLOTS_MAX]; /* what they are shown */
+    struct tiers_member member[ARENA_SLOTS_MAX]; /* their view of the running sequences */
     uint64_t next_id, turn;
     uint64_t prompt_turn; /* an invariant plan's steps of prompts, */
     bool prompts_last;    /* and whether the last step was one */
@@ -155,9 +157,9 @@ HELM_MUST_CHECK int batcher_cancel(struct batcher *batcher, uint64_t id, const c
 void batcher_cancel_client(struct batcher *batcher, uint64_t client, const char *detail);
 void batcher_finish_all(struct batcher *batcher, Helm__V1__FinishReason reason, const char *detail);
 
-/* The mask of a client's request, of its token `index`; takes *mask, which the caller's request then no longer owns. For no
- * open request it is dropped: it crossed the request's end. One that is not due ends the request, as does `wrong` (NULL:
- * nothing), what is wrong with it. */
+/* Takes a mask for token `index` of a client's request; *mask is then no longer the caller's. A mask for no open
+ * request is dropped: it crossed the request's end. A mask that is not due ends the request, and so does a wrong one
+ * (`wrong` says why; NULL: it is right). */
 void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint32_t **mask, uint32_t index,
                        const char *wrong, uint64_t now_us);
 
@@ -168,9 +170,9 @@ uint32_t batcher_queued(const struct batcher *batcher);
 /* How many requests must end before this one gets a slot (admission_ends_before); 0: none. */
 uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *seq);
 
-/* batcher_again.c. Takes a sequence that ended, told or not: to be computed again, or to be freed. */
+/* batcher_again.c. Takes a sequence that ended, reported or not: to be computed again, or to be freed. */
 void batcher_again_take(struct batcher *batcher, struct sequence *seq);
-/* Where there is nothing to do: puts one into the list. False: there is something, or nothing to compute again. */
+/* If no request is open, puts one into the list. False: some request is, or there is nothing to compute again. */
 HELM_MUST_CHECK bool batcher_again_begin(struct batcher *batcher);
 /* The most tokens of the next step: step_tokens, or fewer if one is computed again. */
 uint32_t batcher_again_tokens(const struct batcher *batcher, uint32_t step_tokens);
@@ -183,7 +185,7 @@ void batcher_again_free(struct batcher *batcher);
  * while another is under way, or no worker is ready. */
 HELM_MUST_CHECK bool batcher_move(struct batcher *batcher, uint32_t flags, uint32_t page);
 
-/* Applies deadlines; returns the next time at which something is to be done, or 0. */
+/* Applies deadlines; returns the time of the next one, or 0. */
 uint64_t batcher_apply_deadlines(struct batcher *batcher, uint64_t now_us);
 /* Rings as many steps as may be in flight; then, while they are computed, sends the tokens of the last one
  * taken and Done for what has ended. */
@@ -201,7 +203,7 @@ HELM_MUST_CHECK int batcher_take_result(struct batcher *batcher, uint64_t now_us
  * every slot again. */
 void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch);
 void batcher_worker_ready(struct batcher *batcher);
-/* Somebody else has rung steps up to this one (check.h), and they are done. */
+/* Steps up to this one were rung by the check (check.h), and are done. */
 void batcher_goes_on(struct batcher *batcher, uint32_t serial);
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss);
 

@@ -1,18 +1,19 @@
-/* Of an invariant plan: answers that are computed again, as prompts. See batcher.h. Called by batcher.c, and by
+/* With an invariant plan: answers that are computed again, as prompts. See batcher.h. Called by batcher.c, and by
  * batcher_requests.c when a request comes.
  *
- * What follows a prompt is computed a token at a time, with other last digits than a prompt of the same tokens has. So the
- * next turn of a chat, whose prompt holds the answer, finds none of the answer's pages. While nobody wants anything, they are
- * computed for it: the sequence that ended stays as a prompt of all its whole pages, of which those of its own prompt are
- * there. It is nobody's request: no client sees it, it samples nothing, and it leaves before the first request that comes.
- * What it had computed by then stays known, and the rest is taken up again later. */
+ * An answer is computed a token at a time, which rounds otherwise than a prompt of the same tokens. So the next turn
+ * of a chat, whose prompt contains the answer, finds none of the answer's pages. While no request is open, helmd
+ * computes them: the sequence that ended stays as a prompt of all its whole pages, of which those of its own prompt
+ * are there. It is an internal request: no client sees it, it samples nothing, and it leaves before the first request
+ * that comes. Pages that it has computed by then stay known, and the rest is computed later. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/plan/schedule.h"
 #include "daemon/steps/batcher.h"
 
-/* A request that comes waits for the step in flight at most: which is so much shorter than one beside which others decode. */
+/* A request that comes waits at most for the step in flight, so such a step has this part of the tokens of one beside
+ * which others decode. */
 #define AGAIN_PART   4
 #define AGAIN_TOKENS 16 /* but of no fewer tokens */
 

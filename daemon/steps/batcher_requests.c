@@ -1,5 +1,5 @@
-/* The batcher's requests: taken, found again, cancelled, timed out. See batcher.h. Called by serve.c and loop.c; what
- * they are computed by is batcher.c's, which also sees to it that what ends here is told and gives back its slot. */
+/* The batcher's requests: taken, found again, cancelled, timed out. See batcher.h. Called by serve.c and loop.c;
+ * batcher.c forms the steps, reports the ends and frees the slots. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -108,7 +108,7 @@ uint32_t batcher_queue_position(struct batcher *batcher, const struct sequence *
         bool running = s->slot != SEQUENCE_NO_SLOT;
         if (s->again) continue;
         if (s == seq) at = n;
-        /* one that was cancelled has its slot until the next step is formed, and waits for none */
+        /* a cancelled request keeps its slot until the next step is formed, and does not wait */
         if (running || s == seq || s->finish == HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED)
             batcher->queue_view[n++] = (struct admission_request){.entry = s->admission, .running = running};
     }
@@ -141,7 +141,7 @@ void batcher_take_mask(struct batcher *batcher, const struct asker *asker, uint3
     sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
 }
 
-/* When a request that waits for a mask is given up, or others wait for it no more; 0: it waits for none. */
+/* When a request that waits for a mask is cancelled, or others stop waiting for it; 0: it waits for no mask. */
 static uint64_t mask_deadline(struct sequence *seq, uint64_t now_us)
 {
     if (!seq->mask || seq->mask_there) return 0;

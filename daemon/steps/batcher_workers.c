@@ -1,4 +1,4 @@
-/* The batcher's workers: they start, are ready, are lost, and what is left of every sequence's KV then. See batcher.h.
+/* The batcher's view of workers: they start, are ready, are lost; the KV that sequences keep then. See batcher.h.
  * Called by loop.c and workers.c. */
 #include <stdio.h>
 
@@ -34,7 +34,7 @@ void batcher_goes_on(struct batcher *batcher, uint32_t serial)
     tiers_done(&batcher->tiers, serial);
 }
 
-/* Of two tiers what is left of a sequence's KV is its whole pages: those of steps that were done. */
+/* With two tiers a sequence keeps the KV of its whole pages: those of steps that were done. */
 static void batcher_keep_whole_pages(struct batcher *batcher, struct sequence *seq)
 {
     const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens;
@@ -55,14 +55,14 @@ void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *los
     for (uint32_t i = 0; i < batcher->seq_count; i++) {
         struct sequence *seq = batcher->seq[i];
         const bool in_step = seq->slot != SEQUENCE_NO_SLOT && batcher->slot[seq->slot].steps;
-        /* Killed from outside is not the request's doing. */
+        /* No request is to blame for a kill from outside. */
         if (in_step && !loss->outside && ++seq->crashes >= BATCHER_CRASHES_MAX) {
             char detail[HELM_ERR_TEXT];
             snprintf(detail, sizeof detail, "%d workers died computing this, the last: %.400s",
                      BATCHER_CRASHES_MAX, loss->why);
             sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, detail);
         }
-        /* the step that was cut off may have added its part to what is pooled */
+        /* the step that was cut off may have added its part to the pooled sum */
         const bool anew = !loss->kv_intact || seq->pooling;
         if (anew && seq->slot != SEQUENCE_NO_SLOT) {
             /* two that shared a page would both write to it */

@@ -14,7 +14,7 @@ static uint32_t first_token(const struct check *c, uint32_t sequence)
     return (uint32_t)((2 * (uint64_t)sequence + 1) * c->model->vocab / (2 * (uint64_t)c->sequences));
 }
 
-/* So many sequences as pages and their number allow. */
+/* CHECK_SEQUENCES sequences, or as many as there are pages for. */
 int check_open(const struct arena *arena, const struct model_config *model, uint32_t workers,
                uint32_t step_tokens, struct check *check, struct helm_err *err)
 {

@@ -7,7 +7,7 @@
  * Some sequences are steps of one row, since one token has other kernels than several; the others go through the model
  * together. The worse mean of the two counts.
  *
- * Owns its rows and tokens; what it leaves in slots, page tables and cache belongs to nobody. */
+ * Owns its rows and tokens; what it leaves in slots, page tables and cache is garbage. */
 #ifndef HELM_DAEMON_STEPS_CHECK_H
 #define HELM_DAEMON_STEPS_CHECK_H
 
@@ -48,8 +48,8 @@ struct check {
     struct check_sums one, few; /* by steps of one row, of several */
 };
 
-/* Sizes it for the arena, in steps of at most so many tokens. HELM_E_CAPACITY: the KV cache holds too few positions to say
- * anything. */
+/* Sizes it for the arena, in steps of at most step_tokens tokens. HELM_E_CAPACITY: the KV cache holds too few
+ * positions for a verdict. */
 HELM_MUST_CHECK int check_open(const struct arena *arena, const struct model_config *model, uint32_t workers,
                                uint32_t step_tokens, struct check *check, struct helm_err *err);
 void check_close(struct check *check);

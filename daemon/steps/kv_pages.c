@@ -1,4 +1,5 @@
-/* Who holds which page of the KV pool. See kv_pages.h. Called by batcher.c; owns the stack, the counts and the index.
+/* The pages of the KV pool and their holders. See kv_pages.h. Called by batcher.c; owns the stack, the counts and the
+ * index.
  *
  * The stack starts with the lowest page on top, so that a lightly used pool touches only its beginning. */
 #include "daemon/steps/kv_pages.h"
@@ -40,7 +41,7 @@ void kv_pages_free(struct kv_pages *pages)
     memset(pages, 0, sizeof *pages);
 }
 
-/* Onto the stack: a page that nobody holds and that is not known. */
+/* Onto the stack: a page that is neither held nor known. */
 static void kv_pages_push(struct kv_pages *pages, uint32_t page)
 {
     pages->stack[pages->free_count++ - pages->known.resting] = page;

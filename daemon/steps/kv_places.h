@@ -17,13 +17,12 @@
 
 struct kv_places_slot {
     uint32_t host, end; /* pages */
-    uint32_t
-        moved; /* the last step that was rung when a page was moved out: it may read row[] of that page */
+    uint32_t moved; /* the last step rung when a page was moved out: that step may read row[] of that page */
 };
 
 struct kv_places {
     uint32_t count;      /* 0: one tier, and nothing here is used */
-    uint32_t watermark;  /* places that are used at most where pages can lie elsewhere */
+    uint32_t watermark;  /* most places in use as long as pages can lie elsewhere */
     uint32_t free_count; /* stack[0 .. free_count) */
     uint32_t *stack;     /* [count] */
     bool *used;          /* [count]: by a slot, or waiting */
@@ -31,18 +30,17 @@ struct kv_places {
         uint32_t place, serial; /* free when this step is done */
     } * waiting;                /* [count], a ring, oldest first */
     uint32_t waiting_first, waiting_count;
-    uint32_t rung, done; /* the last steps that were */
+    uint32_t rung, done; /* the last step that was rung; that was done */
     struct kv_places_slot slot[ARENA_SLOTS_MAX];
     uint64_t moved_out,
-        fetched; /* pages that gave their place away while their sequence ran, that came back */
+        fetched; /* pages that lost their place while their sequence ran; pages that came back */
 };
 
 /* count 0: one tier. */
 HELM_MUST_CHECK int kv_places_init(struct kv_places *places, uint32_t count, struct helm_err *err);
 void kv_places_free(struct kv_places *places);
 
-/* The first `host` pages of a slot lie in the arena, it has no others; places that it has are given away. `row`: the
- * slot's. */
+/* The slot has `host` pages now, all in the arena: its places are freed. `row`: the slot's. */
 void kv_places_begin(struct kv_places *places, uint32_t slot, const uint32_t *row, uint32_t host);
 /* Places for the slot's pages up to `end`, all or nothing: HELM_E_BUSY when too few are free. */
 HELM_MUST_CHECK int kv_places_grow(struct kv_places *places, uint32_t slot, uint32_t *row, uint32_t end);

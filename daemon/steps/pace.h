@@ -8,11 +8,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* How early and how late looking begins and ends: at least so long, or this part of what a step takes. */
+/* Polling begins this long before the expected end and ends this long after it: at least PACE_MARGIN_US, or the step's
+ * time by PACE_MARGIN. */
 #define PACE_MARGIN_US 100
 #define PACE_MARGIN    32
-/* Of longer steps the end is not looked for: to wake up takes less than a hundredth of them, and who looks
- * takes a CPU from workers that compute with all of them, who then wait for the one that was held up. */
+/* The end of a longer step is not polled for. Waking up takes less than a hundredth of it, and polling takes a CPU from
+ * workers that compute on all of them: their other threads then wait for the one that was held up. */
 #define PACE_LONGEST_US 8000
 
 struct pace {

@@ -38,7 +38,7 @@ static uint32_t behind(const struct kv_pages *pages, const struct sequence *seq)
     return seq->apart ? seq->prompt_count / pages->known.page_tokens : UINT32_MAX;
 }
 
-/* What stands in front of page number `i`, where `end` stands in front of it in the sequence. */
+/* The number or scope in front of page `i`; `end` is in front of it in the sequence. */
 static uint64_t before_page(const struct kv_pages *pages, const struct sequence *seq, uint32_t i,
                             uint64_t end)
 {
@@ -56,7 +56,7 @@ static uint32_t pages_ahead(const struct kv_pages *pages, const struct sequence 
 {
     const uint32_t page_tokens = pages->known.page_tokens, full = seq->cached / page_tokens;
     if (seq->scope == SEQUENCE_NO_SCOPE || seq->rung != seq->cached) return 0; /* a step has it */
-    if (full > behind(pages, seq)) return 0; /* what it has there itself nobody knows by a number */
+    if (full > behind(pages, seq)) return 0; /* its page there is not known, so it has no number */
     return (seq->token_count - 1) / page_tokens - full;
 }
 
@@ -70,7 +70,7 @@ bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq)
     }
     uint64_t end = before_page(pages, seq, full, seq->page_end);
     if (!ahead || prefix_index_find(&pages->known, end, tokens) == PREFIX_NO_PAGE) return false;
-    kv_pages_shrink(pages, row, &seq->pages, full); /* of its own what it has begun */
+    kv_pages_shrink(pages, row, &seq->pages, full); /* drops its own page that it has begun */
     const uint32_t want = full + ahead, edge = behind(pages, seq);
     if (full < edge) {
         kv_pages_take_known(pages, row, &seq->pages, want < edge ? want : edge, tokens, &seq->page_end);
@@ -81,7 +81,7 @@ bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq)
     seq->cached = seq->rung = seq->pages * page_tokens;
     const uint32_t to = seq->cached < seq->prompt_count ? seq->cached : seq->prompt_count;
     if (to > seq->reach)
-        seq->found += to - seq->reach; /* up to `reach` it computed itself, or found before */
+        seq->found += to - seq->reach; /* tokens up to `reach` were computed by itself, or found before */
     if (seq->cached > seq->reach) seq->reach = seq->cached;
     return true;
 }
@@ -111,7 +111,7 @@ void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequenc
     if (cached > seq->reach) seq->reach = cached;
 }
 
-/* Of a sequence that is apart: its pages behind the prompt become known to itself. */
+/* Makes the pages behind the prompt of a sequence that is apart known to that sequence alone. */
 static void keep_behind(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq)
 {
     const uint32_t page_tokens = pages->known.page_tokens, edge = behind(pages, seq);

@@ -1,7 +1,7 @@
 /* A sequence's beginning that is in the KV pool already: found, and left there for others.
  *
- * Called by batcher.c. A page is known from the moment on in which the step that filled it was answered well, whoever
- * runs it; so prompts that begin alike share what the first of them has computed so far. Only full pages are shared,
+ * Called by batcher.c. A page is known as soon as the step that filled it has succeeded, while its sequence still runs;
+ * so prompts that begin alike share what the first of them has computed so far. Only full pages are shared,
  * and at least the last known token is always computed, since its logits are wanted. Of a sequence that is `apart` pages
  * are shared up to the last that its prompt fills; those behind are known only to itself, after it had to give its slot
  * away, in a scope of their own. Owns nothing. */
@@ -11,10 +11,10 @@
 #include "daemon/steps/kv_pages.h"
 #include "daemon/steps/sequence.h"
 
-/* --prefix-cache: who finds whose pages. */
+/* --prefix-cache: which clients share pages. */
 enum prefix_sharing {
     PREFIX_OFF,
-    PREFIX_ON,   /* everyone, everyone's */
+    PREFIX_ON,   /* all clients */
     PREFIX_PEER, /* clients of the same user (or CURVE key) each other's */
     PREFIX_SHARINGS
 };
@@ -23,11 +23,11 @@ const char *prefix_sharing_name(enum prefix_sharing sharing);
 /* Where a peer's sequences look for pages. list: that their prompts are computed by (sequence.h), which makes other numbers
  * of the same tokens; 0 where a plan does not tell. */
 uint64_t prefix_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list);
-/* Where pages of the sessions that a peer restored are: found by its own requests alone, since nobody knows whether they are
- * what the model makes of their tokens. SEQUENCE_NO_SCOPE: nothing is restored. */
+/* The scope of pages of sessions that a peer restored: found by its own requests alone, since helmd cannot tell
+ * whether the pages are what the model makes of their tokens. SEQUENCE_NO_SCOPE: nothing is restored. */
 uint64_t prefix_restored_scope(enum prefix_sharing sharing, uint64_t peer, uint32_t list);
-/* Of two scopes, either of which may be SEQUENCE_NO_SCOPE, the one in which more of `count` pages of tokens are known; the
- * first one on a tie. */
+/* The one of two scopes, either of which may be SEQUENCE_NO_SCOPE, in which more of `count` pages of tokens are
+ * known; the first one on a tie. */
 uint64_t prefix_better_scope(const struct kv_pages *pages, const uint64_t scope[2], uint32_t count,
                              const uint32_t *tokens);
 
@@ -38,7 +38,7 @@ void prefix_begin(struct sequence *seq);
 /* Gives a sequence of which no step is in flight the known pages that go on where it stands, in place of one that it has
  * begun. True: there were any. */
 bool prefix_take(struct kv_pages *pages, uint32_t *row, struct sequence *seq);
-/* Of a sequence without a slot: how many pages that others hold it would be given. */
+/* The number of pages held by others that a sequence without a slot would be given. */
 uint32_t prefix_shared(const struct kv_pages *pages, const struct sequence *seq);
 /* What two sequences have in common that compute the same page next; 0: none. */
 uint64_t prefix_next_page(const struct kv_pages *pages, const struct sequence *seq);
@@ -47,7 +47,7 @@ void prefix_computed(struct kv_pages *pages, const uint32_t *row, struct sequenc
 /* It is about to give its slot to an older one: its whole pages are known at least to itself, so that it finds those again
  * that are not given to others meanwhile. */
 void prefix_keep(struct kv_pages *pages, const uint32_t *row, struct sequence *seq);
-/* Something is wrong with it: nobody else shall find any of it. */
+/* The sequence failed: no other one may find its pages. */
 void prefix_forget(struct kv_pages *pages, const uint32_t *row, const struct sequence *seq);
 
 #endif

@@ -27,7 +27,7 @@ int prefix_index_init(struct prefix_index *index, uint32_t pages, uint32_t page_
         return helm_fail(err, HELM_E_NOMEM, "no memory to know %u KV pages by their tokens", pages);
     }
     for (uint32_t i = 0; i < buckets; i++) index->bucket[i] = PREFIX_NO_PAGE;
-    /* so that nobody chooses tokens that share a bucket */
+    /* secret, so that a client cannot choose tokens that share a bucket */
     if (getrandom(&index->key, sizeof index->key, 0) < 0) {
         prefix_index_free(index);
         return helm_fail_errno(err, "drawing a key");

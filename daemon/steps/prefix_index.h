@@ -1,6 +1,6 @@
 /* Which KV pages hold which tokens behind which beginning: what lets a prompt find pages that are there.
  *
- * Called by kv_pages.c only, which says when a page becomes known, rests (nobody holds it) and is taken. A known page
+ * Called by kv_pages.c only, which says when a page becomes known, rests (has no holder) and is taken. A known page
  * has a number, given once and never again, and names the number of the page in front of it; of a first page that is
  * the caller's scope. So a page found by (number in front, tokens) has the very tokens of its whole beginning, and no
  * hash decides about that. Owns its arrays; allocates nothing after prefix_index_init. */
@@ -57,7 +57,7 @@ uint64_t prefix_index_add(struct prefix_index *index, uint32_t page, uint64_t be
 /* `page` is known; it rests no more. */
 void prefix_index_remove(struct prefix_index *index, uint32_t page);
 
-/* A known page that nobody holds any more, or somebody holds again. */
+/* A known page has lost its last holder (rest), or has a holder again (wake). */
 void prefix_index_rest(struct prefix_index *index, uint32_t page);
 /* The same, as if it had come to rest just before page `behind` did, if that rests. PREFIX_NO_PAGE: now. */
 void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t behind);

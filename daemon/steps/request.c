@@ -61,8 +61,8 @@ size_t request_frame_max(const struct request_limits *limits)
     return bytes < REQUEST_FRAME_MAX ? bytes : REQUEST_FRAME_MAX;
 }
 
-/* Of a frame that is not unpacked, so that its sender knows which of its requests was refused: encoders write
- * the number before the body. 0: it is not there. */
+/* The request's number in a frame that is not unpacked, so that its sender knows which of its requests was refused:
+ * encoders write the number before the body. 0: it is not there. */
 static uint64_t frame_request_id(const uint8_t *data, size_t size)
 {
     enum { VERSION = 1 << 3, REQUEST_ID = 2 << 3 }; /* tags of varints */
@@ -81,7 +81,7 @@ static uint64_t frame_request_id(const uint8_t *data, size_t size)
 
 /* ---- memory for unpacking: small frames can claim millions of empty messages --------------------------- */
 
-/* Of a prompt that has a tag for each token protobuf-c keeps an entry of 32 bytes a token, in blocks that
+/* For a prompt with a tag for each token protobuf-c keeps an entry of 32 bytes a token, in blocks that
  * double, beside the token itself. */
 #define UNPACK_TOKEN          80
 #define UNPACK_WITHOUT_PROMPT ((size_t)1 << 20)

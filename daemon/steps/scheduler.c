@@ -56,7 +56,7 @@ static void draft_withdraw(struct draft *d, uint32_t seq)
     step->admit_count = kept;
 }
 
-/* Takes back what the youngest running member younger than `keep` has. False: there is none. */
+/* Preempts the youngest running member that is younger than `keep`. False: there is none. */
 static bool draft_preempt_younger(struct draft *d, uint32_t keep)
 {
     for (uint32_t i = d->members; i-- > keep + 1;) {
@@ -114,7 +114,7 @@ static bool draft_decodes(const struct draft *d)
     return false;
 }
 
-/* What decides who of those that wait is next: less is sooner, from the first to the last. */
+/* The order of waiting sequences: smaller is sooner, compared member by member. */
 struct rank {
     uint64_t peer_running, peer_turn, client_running, client_turn, order;
 };
@@ -213,7 +213,7 @@ static bool draft_wants_prefill(const struct draft *d, const struct member *m)
     return !m->out && !s->held && m->given == 0 && prompt && !draft_fills_next_page(d, m);
 }
 
-/* Whoever has most of the page that member `at` fills next: it computes in that one's turn, for both. */
+/* The member that has most of the page that member `at` fills next: it computes in that one's turn, for both. */
 static uint32_t draft_leader(const struct draft *d, uint32_t at)
 {
     const uint64_t page = seq_of(d, &d->member[at])->next_page;
@@ -251,7 +251,7 @@ static void find_askers(const struct draft *d, struct askers *askers)
     }
 }
 
-/* Its oldest request gets what there is. False: it wants, or gets, nothing. */
+/* Gives what is left to its oldest request. False: that wants, or gets, nothing. */
 static bool give_client(struct draft *d, uint64_t client)
 {
     for (uint32_t i = 0; i < d->members; i++) {
@@ -302,7 +302,7 @@ static bool draft_goes_on(const struct draft *d, const struct member *m)
     return !m->out && !s->held && s->cached >= s->prompt;
 }
 
-/* A token each, beginning with the one whose turn it is; what is left to those that compute theirs anew. */
+/* A token for each, beginning with the one that is next in turn; the rest for sequences that are computed again. */
 static void draft_give_few(struct draft *d)
 {
     uint32_t wanting = 0;
@@ -321,7 +321,7 @@ static void draft_give_few(struct draft *d)
     }
 }
 
-/* Of the list of one that wants any, each in turn. */
+/* Gives tokens to prompts of one list: the lists of the prompts that want tokens take turns. */
 static void draft_give_prompts(struct draft *d, bool beside_others)
 {
     const struct scheduler_limits *limits = d->limits;

@@ -5,24 +5,24 @@
  * Rules:
  *   1. Decode first: every running sequence with one token to go gets it, oldest first.
  *   2. The rest of step_tokens goes to prompts, in chunks, peers taking turns (`turn` rotates from step to
- *      step), within a peer its clients, within a client the oldest request first. Where others decode in the same step no more than
- *      prompt_tokens of it do: each of them waits for the whole step.
+ *      step), within a peer its clients, within a client the oldest request first. Beside rows that decode, prompts get
+ *      at most prompt_tokens, since each of those rows waits for the whole step.
  *   3. A waiting sequence gets a slot when one is free and the pages for all its tokens are, but for those that it
  *      will share with running ones, beside those that these are still to take (at least one each). The peer with
  *      the fewest running sequences goes first, of several the one that got a slot longest ago; of its clients likewise,
- *      then the oldest request. So whoever asks waits for one slot of each other peer, and of each other client of its
- *      own, at most, however much they have queued. When that one does not fit nobody overtakes it,
- *      so nobody starves.
- *   4. What two prompts have in common is computed by one of them: a sequence whose next page another one of this
- *      step fills with the same tokens gets nothing in it, and finds the page when the step is done. Of two that fill
- *      the same page the one that has more of it goes first, in the other one's turn if need be.
- *   5. Who is held (its next token's mask has not come) gets nothing and is not admitted; others pass it.
- *   6. Of an invariant plan (common/plan/schedule.h) a step has either tokens of prompts alone, all of one list, or tokens
- *      behind prompts, at most few_tokens, of each sequence as many as are known and not computed. Where there are both,
- *      steps take turns; where more sequences want a token than a step has, they do.
- *   7. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one,
- * which goes back to waiting and is computed again later (its tokens are kept, so its stream goes on). The
- * oldest is therefore never stopped, and it fits alone because the pool holds at least one whole context. */
+ *      then the oldest request. So a request waits for at most one slot of each other peer, and of each other client of
+ *      its own peer, however much they have queued. A request that does not fit is not overtaken, so none starves.
+ *   4. The common beginning of two prompts is computed once: a sequence whose next page another one of this step fills
+ *      with the same tokens gets nothing in it, and finds the page when the step is done. Of two that fill the same
+ *      page the one that has more of it goes first, in the other one's turn if need be.
+ *   5. A held sequence (its next token's mask has not come) gets nothing and is not admitted; others pass it.
+ *   6. In an invariant plan (common/plan/schedule.h) a step has either tokens of prompts alone, all of one list, or
+ *      tokens behind prompts: at most few_tokens, and of each sequence as many as are known and not computed. Where
+ *      there are both, the two kinds of steps take turns; where more sequences want a token than a step has,
+ *      sequences take turns.
+ *   7. No deadlock: a sequence that needs a page when none is free takes those of the youngest running one, which goes
+ *      back to waiting and is computed again later (its tokens are kept, so its stream goes on). The oldest is
+ *      therefore never stopped, and it fits alone because the pool holds at least one whole context. */
 #ifndef HELM_DAEMON_STEPS_SCHEDULER_H
 #define HELM_DAEMON_STEPS_SCHEDULER_H
 
@@ -33,8 +33,8 @@
 
 struct scheduler_seq {
     uint64_t order;  /* arrival; unique; lower is older and keeps its place after a preemption */
-    uint64_t client; /* whoever sent it: turns are taken between these */
-    uint64_t peer;   /* whose that client is: and first between these */
+    uint64_t client; /* that sent it: clients take turns */
+    uint64_t peer;   /* of that client: peers take turns first */
     /* when these were given a slot last: grows from one slot given to the next (admission.h) */
     uint64_t client_turn, peer_turn;
     bool running;    /* has a slot */
@@ -42,8 +42,8 @@ struct scheduler_seq {
     uint32_t tokens; /* known tokens: prompt and output so far */
     uint32_t cached; /* of these, how many have KV; < tokens */
     uint32_t pages;  /* held now; 0 when not running */
-    /* the same of two sequences: the page that they fill next, or have begun, has the same tokens behind the same ones;
-     * 0: not a whole page of known tokens, or of no interest to others */
+    /* equal for two sequences whose next page, or page begun, has the same tokens behind the same beginning;
+     * 0: not a whole page of known tokens, or no other sequence can share it */
     uint64_t next_page;
     /* of an invariant plan: tokens of the prompt, and the list that computes them */
     uint32_t prompt, list;
@@ -54,8 +54,9 @@ struct scheduler_limits {
     uint32_t step_tokens; /* >= slots */
     uint32_t page_tokens;
     uint32_t pages_free;
-    uint32_t prompt_tokens; /* of prompts in a step in which others decode, at most; 0: no such bound */
-    uint64_t turn;          /* grows by one each step, of an invariant plan each step of prompts */
+    uint32_t
+        prompt_tokens; /* most tokens of prompts in a step in which other rows decode; 0: no such bound */
+    uint64_t turn;     /* grows by one each step, of an invariant plan each step of prompts */
     /* An invariant plan's; list_tokens NULL: it is none. */
     const uint32_t *list_tokens; /* the most of a step of prompts, by list */
     uint32_t few_tokens;         /* of another one */
@@ -73,15 +74,15 @@ struct scheduler_row {
     bool sample;
 };
 
-/* In the order to be carried out: preempt, admit, then rows. Never is a sequence in two of `preempt` and `row`. A
- * preempted one is thought to be alone with its pages, an admitted one has found none yet: where pages are shared the
+/* To be carried out in this order: preempt, admit, then rows. No sequence is both in `preempt` and in `row`. A
+ * preempted one counts as if it shared no page, an admitted one as if it had found none: where pages are shared the
  * step is formed again once these are carried out, admissions first. */
 struct scheduler_step {
     uint32_t preempt[SCHEDULER_ROWS_MAX], preempt_count;
     uint32_t admit[SCHEDULER_ROWS_MAX], admit_count;
     struct scheduler_row row[SCHEDULER_ROWS_MAX];
     uint32_t row_count, token_count;
-    bool prompts; /* of an invariant plan: what it has, and by which list */
+    bool prompts; /* in an invariant plan: whether it is a step of prompts, and by which list */
     uint32_t list;
 };
 

@@ -17,19 +17,19 @@
 #define SEQUENCE_NO_SLOT  UINT32_MAX
 #define SEQUENCE_NO_SCOPE UINT64_MAX
 
-/* Whose a request is. */
+/* The origin of a request. */
 struct asker {
     uint64_t client;     /* client_socket's handle */
     uint64_t request_id; /* the client's */
-    uint64_t peer;       /* who the client is (client_socket.h); 0: not known */
-    bool admin;          /* may see and cancel everybody's */
+    uint64_t peer;       /* the client's peer (client_socket.h); 0: not known */
+    bool admin;          /* may see and cancel all requests */
 };
 
 struct sequence {
     uint64_t id;         /* the daemon's, shown to clients */
     uint64_t order;      /* arrival */
     uint64_t client;     /* client_socket's handle */
-    uint64_t peer;       /* whose that is */
+    uint64_t peer;       /* of that client */
     uint64_t request_id; /* the client's */
     uint32_t admission;  /* entry of its client (admission.h) */
     uint32_t slot;       /* SEQUENCE_NO_SLOT while it waits */
@@ -48,10 +48,12 @@ struct sequence {
     uint64_t restored_scope; /* of its peer's restored sessions, found as well; SEQUENCE_NO_SCOPE: none */
     uint64_t
         page_end; /* number of the last full page of `cached`, or the scope; apart: that is of the prompt alone */
-    /* of an invariant plan: pages with tokens behind the prompt are not what another prompt would compute; */
+    /* in an invariant plan: pages with tokens behind the prompt differ from those of another prompt with these
+     * tokens; */
     bool apart;
     uint32_t list; /* of the plan, that computes the prompt */
-    /* it ended, and is computed again for what comes behind it (batcher_again.c); pages of what was its prompt */
+    /* it has ended and is computed again, for later prompts that contain it (batcher_again.c); pages of its old
+     * prompt */
     bool again;
     uint32_t again_from;
     uint32_t reach; /* the most that `cached` was */
@@ -66,7 +68,7 @@ struct sequence {
     bool ignore_eos;
     char label[REQUEST_LABEL_MAX + 1];
 
-    /* Of a constrained request (NULL: of no other): bits of the tokens that the next one may be, owned; */
+    /* Bits of the tokens that the next one may be, owned; NULL: the request is not constrained */
     uint32_t *mask;
     bool mask_there;        /* it is the next token's, and stays until that is known */
     bool mask_late;         /* the last one took longer than others are kept waiting for it */
@@ -89,11 +91,11 @@ static inline uint32_t sequence_output_count(const struct sequence *seq)
     return seq->token_count - seq->prompt_count;
 }
 
-/* Adds an output token at `now_us` and decides whether it was the last: sets seq->finish. */
+/* Adds an output token at `now_us`; sets seq->finish if it is the last. */
 HELM_MUST_CHECK int sequence_append(struct sequence *seq, uint32_t token, const int32_t *eos,
                                     uint32_t eos_count, uint64_t now_us, struct helm_err *err);
-/* The last of its prompt was computed: makes its embedding of what was pooled (arena_pooled_of) and ends it. HELM_E_FORMAT: a
- * number is not finite. */
+/* Once all of its prompt is computed: turns the pooled states (arena_pooled_of) into its embedding and ends it.
+ * HELM_E_FORMAT: a number is not finite. */
 HELM_MUST_CHECK int sequence_embed(struct sequence *seq, const double *pooled, uint32_t hidden,
                                    struct helm_err *err);
 /* Whether its next token may not be computed yet: the mask is missing, or in use. */

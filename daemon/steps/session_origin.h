@@ -1,6 +1,7 @@
 /* Where a session's pages come from, as far as it shows in their bits: of an invariant plan (common/plan/schedule.h) a
- * digest of the version, the workers' kernels and devices, who computes what in the list that computed the prompt, and how
- * activations are rounded. Pages of one origin, model and type of cache are the same for the same tokens.
+ * digest of the version, the workers' kernels and devices, the homes and formats of units in the list that computed
+ * the prompt, and how activations are rounded. Pages of one origin, model and type of cache are the same for the same
+ * tokens.
  *
  * Called by sessions.c, once workers are ready. */
 #ifndef HELM_DAEMON_STEPS_SESSION_ORIGIN_H

@@ -79,7 +79,7 @@ static bool all_finite32(const unsigned char *bytes, uint64_t count)
 #define MOST_BF16  0x7f7fu
 #define MOST_SCALE 0x6006u
 
-/* Of one head's rows. */
+/* Whether all numbers of one head's rows are finite. */
 static bool rows_are_finite(const struct kv_layout *kv, const unsigned char *rows)
 {
     const uint64_t numbers = (uint64_t)kv->page_tokens * kv->head_dim;

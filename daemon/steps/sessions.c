@@ -55,7 +55,7 @@ static void HELM_PRINTF(4, 5) refuse(const struct sessions *all, const struct as
 static void close_session(struct sessions *all, struct session *s)
 {
     const uint64_t client = s->asker.client;
-    /* a step in flight may still read or write the page: its holder is only let go of when that is done */
+    /* a step in flight may still read or write the page: it is held until that is done */
     if (s->moves) {
         log_error("sessions: session %llu is closed under a move: aborting", (unsigned long long)s->id);
         abort();
@@ -190,7 +190,7 @@ const struct session *sessions_save(struct sessions *all, const struct asker *as
     return NULL;
 }
 
-/* ---- restoring: what it must be of ---- */
+/* ---- restoring: shape and origin ---- */
 
 /* What differs between two shapes, in words; false: nothing. */
 static bool differs(const struct request_shape *from, const struct request_shape *to, char *text, size_t room)
@@ -222,7 +222,7 @@ static bool differs(const struct request_shape *from, const struct request_shape
     return true;
 }
 
-/* Of an invariant plan the list whose pages have this origin. False: none has. */
+/* The list of an invariant plan whose pages have this origin. False: none has. */
 static bool find_list(const struct sessions *all, uint64_t origin, uint32_t *list)
 {
     const struct plan *plan = all->batcher->with.plan;
@@ -280,7 +280,7 @@ const struct session *sessions_restore(struct sessions *all, const struct asker 
 
 /* ---- moves ---- */
 
-/* Has the next session that waits moved, if no other is. */
+/* Starts the move of the next session that waits for one, if none is under way. */
 static void move_next(struct sessions *all)
 {
     for (uint32_t i = 0; i < SESSIONS_MAX; i++)
@@ -319,14 +319,14 @@ static void end_load(struct sessions *all, struct session *s, uint32_t page)
     s->loaded = true;
 }
 
-/* Takes the page that is next; false: it is there no more. */
+/* Takes the next page; false: it is not in the cache any more. */
 static bool load_page(struct sessions *all, struct session *s)
 {
     uint32_t page, held = 0;
     kv_pages_take_known(pages_of(all), &page, &held, 1, tokens_of(all, s, s->page), &s->before);
     if (!held) return false;
     if (s->front != PREFIX_NO_PAGE && !prefix_index_number(&pages_of(all)->known, s->front))
-        s->front = PREFIX_NO_PAGE; /* given to others, who may have it */
+        s->front = PREFIX_NO_PAGE; /* given to others: they may use it */
     if (!all->cells.moves) {
         end_load(all, s, page);
         return true;
@@ -380,7 +380,7 @@ static void make_known(struct sessions *all, struct session *s, uint32_t page)
     s->front = prefix_index_find(&pages_of(all)->known, before, tokens);
 }
 
-/* The cache has no room for this page, or gave away one in front of it: it is over. */
+/* The cache has no room for this page, or has reused one in front of it: restoring ends. */
 static void end_full(struct sessions *all, struct session *s)
 {
     const uint32_t there = kv_pages_known(pages_of(all), s->pages, s->tokens, s->scope);
@@ -404,7 +404,7 @@ static void store_page(struct sessions *all, struct session *s)
         close_session(all, s);
         return;
     }
-    if (there != PREFIX_NO_PAGE) { /* somebody was quicker */
+    if (there != PREFIX_NO_PAGE) { /* another sequence was quicker */
         s->before = prefix_index_number(&pages->known, there);
         s->front = there;
         end_store(all, s);
@@ -473,7 +473,7 @@ void sessions_end(struct sessions *all, const struct asker *asker, uint64_t id)
     all->sink.stored(all->sink.context, asker, pages, false);
 }
 
-/* ---- what else happens ---- */
+/* ---- other events ---- */
 
 void sessions_moved(struct sessions *all, uint64_t now_us)
 {

@@ -6,8 +6,8 @@
  *   1. Saving goes page by page along the tokens, each looked up when its turn comes. One that was given to others meanwhile
  *      ends the session; what was read before is whole.
  *   2. A page that is restored is complete, and its numbers are finite, before a page is taken for it. It is known in the
- *      scope of the sender's peer alone (prefix_restored_scope), is kept like one that nobody holds any more, and is given
- *      away before those in front of it.
+ *      scope of the sender's peer alone (prefix_restored_scope), is kept like a page without holders, and is reused
+ *      before those in front of it.
  *   3. Restoring empties pages that are kept for others, the oldest first, and never its own: then it is over.
  *   4. Of an invariant plan pages come back to where their bits are those that it would compute: of the same origin, and
  *      found by prompts of the list that they are of.
@@ -24,7 +24,7 @@
 
 struct session {
     uint64_t id;        /* 0: this entry is free */
-    struct asker asker; /* who opened it; from then on request_id is that of the request to be answered */
+    struct asker asker; /* its opener; from then on request_id is that of the request to be answered */
     bool saves;
     uint32_t *tokens; /* owned */
     uint32_t pages;   /* whole ones of the tokens; saving: that are known */
@@ -36,18 +36,18 @@ struct session {
     uint32_t front;  /* that page; PREFIX_NO_PAGE at the beginning */
     uint64_t scope;
     uint32_t list;        /* of an invariant plan, that computed the tokens or would, */
-    uint64_t origin;      /* and with it what decides their pages' bits (session_origin.h) */
+    uint64_t origin;      /* the digest of all that decides their pages' bits (session_origin.h) */
     unsigned char *bytes; /* of the page; owned */
     bool loaded;          /* saving: they are there */
 
     uint32_t
-        move; /* STEP_KV_OUT or STEP_KV_IN: it waits for a move, or is moved; 0: its client is waited for */
+        move; /* STEP_KV_OUT or STEP_KV_IN: it waits for a move, or is moved; 0: it waits for its client */
     bool moves;
     uint32_t held;     /* the page that is moved */
-    uint64_t heard_us; /* when its client last said something, or was answered */
+    uint64_t heard_us; /* when its client last sent a request, or was answered */
 };
 
-/* What a session is answered with. `asker`: borrowed for the call. */
+/* The answers of a session. `asker`: borrowed for the call. */
 struct sessions_sink {
     void *context;
     void (*piece)(void *context, const struct asker *asker, const struct session *s, uint32_t bytes);
@@ -65,14 +65,14 @@ struct sessions {
     struct session_page cells;
     struct session session[SESSIONS_MAX];
     uint64_t next_id;
-    uint32_t turn; /* whose move is next */
+    uint32_t turn; /* of the session whose move is next */
 };
 
 /* `identity`: of the model. */
 HELM_MUST_CHECK int sessions_init(struct sessions *all, struct batcher *batcher,
                                   const struct workers *workers, uint64_t identity,
                                   const struct sessions_sink *sink, struct helm_err *err);
-/* Ends all without a word. */
+/* Ends all without an answer. */
 void sessions_free(struct sessions *all);
 
 /* Opens a session; takes request->tokens. NULL: refused, the sink was told. */
@@ -87,7 +87,7 @@ void sessions_end(struct sessions *all, const struct asker *asker, uint64_t id);
 
 /* The batcher's move is done. */
 void sessions_moved(struct sessions *all, uint64_t now_us);
-/* Before the batcher hears of it: workers were lost, and every session ends. */
+/* Workers were lost: every session ends. Called before the batcher is told. */
 void sessions_lost(struct sessions *all, const char *why);
 void sessions_client_gone(struct sessions *all, uint64_t client);
 /* Ends those whose clients are silent; returns the next time at which one would be, 0: none. */

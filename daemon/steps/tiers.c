@@ -33,7 +33,7 @@ void tiers_begin(struct tiers *tiers, uint32_t slot, uint32_t whole)
 
 /* ---- room ---- */
 
-/* `pages` of them, or as many as there are, from the last that came on. */
+/* Moves `pages` pages out, or as many as there are, the youngest sequence's first. */
 static void move_out(struct tiers *tiers, const struct tiers_member *member, uint32_t count, uint32_t pages)
 {
     for (uint32_t i = count; i-- > 0 && pages > 0;) {
@@ -71,7 +71,7 @@ bool tiers_make_room(struct tiers *tiers, const struct tiers_member *member, uin
 
 /* ---- rows ---- */
 
-/* Of `host` pages how many the CPU attends to, from the first on. */
+/* How many of `host` pages the CPU attends to, from the first on. */
 static uint32_t assisted_pages(const struct tiers *tiers, uint32_t host)
 {
     return host - (uint32_t)(((uint64_t)host * tiers->plan->kv_direct_permille + 500) / 1000);

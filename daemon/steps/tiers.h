@@ -27,19 +27,19 @@ struct tiers {
 struct tiers_member {
     uint32_t slot;
     uint32_t whole; /* pages that are full, and computed by steps that are done */
-    uint32_t end;   /* pages that it has when the step to be formed is done; 0: that has no row of it */
+    uint32_t end;   /* pages that it has once the step to be formed is done; 0: it has no row in it */
 };
 
 HELM_MUST_CHECK int tiers_init(struct tiers *tiers, const struct plan *plan, const struct arena *arena,
                                struct helm_err *err);
 void tiers_free(struct tiers *tiers);
 
-/* The slot's sequence has `whole` pages, all in the arena: it has entered, found pages, or left (0). */
+/* The slot's sequence now has `whole` pages, all in the arena: it was admitted, found pages, or left (0). */
 void tiers_begin(struct tiers *tiers, uint32_t slot, uint32_t whole);
 /* Places for every row of the step to be formed. False: too few are free before the steps in flight are done. */
 bool tiers_make_room(struct tiers *tiers, const struct tiers_member *member, uint32_t count);
-/* Whether a row stands where it is computed without the CPU's part: of STEP_KV_ASSISTED. decode: the step is of the
- * plan's decode list. Fills in what each row of a formed step says of the tiers, its flags, and what it fetches. */
+/* Fills in the tiers' members of each row of a formed step, the step's flag STEP_KV_ASSISTED, and the pages that it
+ * fetches. decode: the step is of the plan's decode list. */
 void tiers_fill(struct tiers *tiers, bool decode, struct step *step);
 
 /* The step that tiers_fill filled was rung; a step is done. */

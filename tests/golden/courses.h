@@ -13,7 +13,7 @@
 #define COURSE_TOKENS 46 /* passes the ends of two */
 #endif
 #define COURSE_SLOTS 20
-#define COURSE_OTHER 3 /* the slot of whoever comes in between; others run */
+#define COURSE_OTHER 3 /* the slot of a sequence that comes in between; others run */
 
 /* Tokens of `rows` sequences, all in each step, rung as helmd rings them or one at a time. */
 struct course {

@@ -7,8 +7,8 @@
 
 #define EMBED_HIDDEN 256
 #define EMBED_CASES  3
-/* Of numbers of 1 to 3: activations and cache are rounded to 16 bits, as for logprobs. On the emulated device and CPUs with bf16
- * dot products at most 0.020, cosine 0.99998; of a row too many or too few it is below 0.99. */
+/* Bounds for numbers of 1 to 3: activations and cache are rounded to 16 bits, as for logprobs. On the emulated device
+ * and CPUs with bf16 dot products at most 0.020, cosine 0.99998; of a row too many or too few it is below 0.99. */
 #define EMBED_WORST  0.1
 #define EMBED_COSINE 0.9998
 

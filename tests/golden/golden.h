@@ -14,8 +14,8 @@
 #define CASES_MAX 16
 #define STEPS_MAX 64
 #define TOP       10 /* how many of the reference's logprobs are compared */
-/* Instrumented kernels are many times slower, and one decode step is like another: so many of them take the
- * prompt of 16 tokens over the end of its page. */
+/* Instrumented kernels are many times slower, and one decode step is like another: this number of steps takes the
+ * prompt of 16 tokens past the end of its page. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define STEPS_RUN 20
 #else
@@ -40,7 +40,7 @@ struct golden {
     uint32_t count;
 };
 
-/* Of the checkpoint in `folder`. */
+/* Reads the golden file of the checkpoint in `folder`. */
 static void golden_read(const char *folder, struct golden *golden)
 {
     char path[256];

@@ -15,7 +15,7 @@
 
 #define CONTEXT   1100
 #define UNITS_MAX 16
-/* Of the golden models: two slices of 16 rows of the widest matrix, `down` with its 704 columns. */
+/* Rings for the golden models: two slices of 16 rows of the widest matrix, `down` with its 704 columns. */
 #define RING_TWO  UINT64_C(45056)
 #define RING_SOME (300 * KIB)
 #define RING_ALL  (16 * MIB)

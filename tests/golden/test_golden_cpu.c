@@ -93,8 +93,8 @@ static void run_variant(const char *model, const struct golden *golden, const ch
     for (int f = 0; f < FORMAT_COUNT; f++)
         if (model_formats(&local->engine.model) & format_bit((enum tensor_format)f))
             is_exact &= local->engine.kernels.linear[LINEAR_EXACT][f].tokens->exact_input;
-    /* Of gpt-oss's heads of 32 a cell in q8_0 has one scale: logprobs move by 0.47 and by 0.102 in the mean, also where the
-     * scalar reference computes. */
+    /* With gpt-oss's heads of 32 a cell in q8_0 has one scale: logprobs move by 0.47 and by 0.102 in the mean, also
+     * where the scalar reference computes. */
     static const struct tolerance quantised_small = {"q8_0", 0.55, 0.12, 0.55};
     const struct tolerance *tolerance = is_exact ? &exact : tolerance_of_cache(kv_dtype);
     if (tolerance == &quantised && strcmp(model, "gptoss") == 0) tolerance = &quantised_small;

@@ -1,5 +1,6 @@
-/* Golden runs of GGUF files, and of mixtures of experts in any, by both engines: on the GPU, streamed to it, and on the CPU beside it. Steps of up to 16
- * tokens decode blocks exactly and are held to the README's bounds; chunks multiply by what is expanded to 16 bits.
+/* Golden runs of GGUF files, and of mixtures of experts in any, by both engines: on the GPU, streamed to it, and on
+ * the CPU beside it. Steps of up to 16 tokens decode blocks exactly and are held to the README's bounds; chunks
+ * multiply by what is expanded to 16 bits.
  *
  * The device is the emulated one; HELM_TEST_DEVICE=cuda as in test_golden_split.c. */
 #include <setjmp.h>
@@ -22,7 +23,7 @@
 #define STEP_TOKENS 256
 #define CONTEXT     1100
 #define SHORT_CASE  140
-/* Of the README, for activations and cache in fp32. */
+/* The README's bounds for activations and cache in fp32. */
 #define WORST 0.02
 #define MEAN  0.002
 #define GAP   0.05

@@ -526,7 +526,7 @@ static void what_cannot_be_run_is_refused(void **state)
     free(pair);
 }
 
-/* Rung behind others, steps give the same tokens whoever has the embedding, the head and what is between,
+/* Rung behind others, steps give the same tokens whichever worker has the embedding, the head and the layers,
  * whether tokens are the device's argmax or drawn, and whatever comes in between. */
 static void steps_rung_behind_others_give_the_same_tokens(void **state)
 {

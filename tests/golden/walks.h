@@ -28,7 +28,7 @@ struct walker {
     int (*step)(void *engines, const struct step_row *rows, uint32_t count, const struct step_result **result,
                 struct helm_err *err);
     double gap_allowed; /* between the reference's two best: another token is permitted up to it */
-    /* Of experts: where two were chosen between by less than this, other ones may have been taken. Then a difference beyond
+    /* Experts: where two candidates were closer than this, other ones may have been taken. Then a difference beyond
      * `worst` ends the case. 0: never. */
     double margin, worst;
 };

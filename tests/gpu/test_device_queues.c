@@ -414,7 +414,7 @@ static void *open_gate_later(void *gate)
     return NULL;
 }
 
-/* Who waits for a sleeping event takes no CPU meanwhile: rates of the CPU are measured beside such a wait. */
+/* A wait for a sleeping event takes no CPU time: rates of the CPU are measured beside such a wait. */
 static void a_sleeping_event(void **state)
 {
     (void)state;

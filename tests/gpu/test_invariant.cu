@@ -81,7 +81,7 @@ struct attending {
           pool(random_cells(t, layout, step.pages))
     {
     }
-    /* Of tokens [first, first + count), which are one row of as many, or a row each. */
+    /* Attention of tokens [first, first + count), which are one row of as many, or a row each. */
     struct gpuk_attention args(uint32_t first, uint32_t count, bool one_row)
     {
         struct gpuk_attention a = {};

@@ -68,7 +68,7 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
     std::vector<std::vector<double>> w;
     std::vector<std::vector<float>> bias;
     std::vector<gpu_buffer *> weights, biases, outs;
-    /* A slice's neighbours are NaN: whoever reads one of their rows shows it. */
+    /* A slice's neighbours are NaN: a kernel that reads one of their rows gives NaN. */
     const size_t before = c.row * (size_t)tensor_format_row_bytes((enum tensor_format)c.dtype, c.cols);
     const size_t shift = before + (c.misaligned ? bytes_of(c.dtype) : 0);
     for (uint32_t s = 0; s < c.segments; s++) {

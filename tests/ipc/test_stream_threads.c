@@ -166,7 +166,7 @@ static double run_undisturbed(struct setup *s, const char *letters, uint64_t rin
     return ms;
 }
 
-/* What the link takes for so many bytes at the speed it was given. */
+/* The link's time for `bytes` at the speed it was given. */
 static double link_ms(const struct setup *s, uint64_t bytes)
 {
     const struct model_config *c = &s->model.config;

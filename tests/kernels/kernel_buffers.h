@@ -18,7 +18,7 @@ struct guarded {
     size_t bytes;
 };
 
-/* Filled with 0xff: NaN in every float format, so that a value nobody wrote poisons what it touches. */
+/* Filled with 0xff: NaN in every float format, so that an unwritten value poisons every result it enters. */
 static inline void guarded_make(struct guarded *g, size_t bytes)
 {
     size_t room = (bytes + GUARD_PAGE - 1) / GUARD_PAGE * GUARD_PAGE;

@@ -202,7 +202,7 @@ static void steady_tokens_do_not_depend_on_others(void **state)
         problem_make(&p, v->format, shapes[i][0], shapes[i][1], shapes[i][2], false);
         float *all = calloc(p.ldy * p.tokens, sizeof *all), *some = calloc(p.ldy * p.tokens, sizeof *some);
         assert_true(all && some);
-        multiply(v, &p, all, false, 1); /* so many that both go one way */
+        multiply(v, &p, all, false, 1); /* enough tokens that both take the same path */
         for (size_t first = 0, count = 1; first < p.tokens; first += count, count = count % 19 + 1) {
             struct problem part = p;
             part.x.data = (float *)p.x.data + first * p.ldx;

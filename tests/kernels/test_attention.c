@@ -3,8 +3,8 @@
  *
  * Tolerances: outputs are convex combinations of values of size about 1. fp32 variants differ from the
  * reference by the rounding of the logits (about 1e-6 of their size) and of the sums, so 2e-5 holds with
- * room; of quantised cells all read the same values. Variants that round queries and weights to bf16 (8 bits) are held to 2e-2 of the values' size, which
- * the bf16 class of the golden runs needs. */
+ * room; of quantised cells all read the same values. Variants that round queries and weights to bf16 (8 bits) are
+ * held to 2e-2 of the values' size, which the bf16 class of the golden runs needs. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -132,7 +132,7 @@ static void rig_make(struct rig *rig, const struct shape *shape, enum kv_dtype d
     };
 }
 
-/* Of a row: its sum with its head's sink. */
+/* A row's sum with its head's sink. */
 static float rig_sum(const struct rig *rig, size_t row, float m, float s)
 {
     return (float)attention_sum_with((double)m, (double)s,

@@ -80,7 +80,7 @@ static void gemv_agrees(void **state)
         if (cut) v->gemv(split, p.w.data, x, cut, cols, NULL);
         v->gemv(split + cut, row_of(&p, cut), x, rows - cut, cols, NULL);
         assert_memory_equal(split, y, rows * sizeof *y);
-        /* Nor on how they are read ahead: past the guarded page's end, and of what is nobody's. */
+        /* Nor on read-ahead, which may go past the guarded page's end and into unmapped memory. */
         const struct gemv_reads reads[] = {{.near = 64},
                                            {.near = 2048, .far = 1 << 20, .next = (const void *)64},
                                            {.near = 0, .far = 256, .next = y, .next_stride = 4096}};

@@ -176,7 +176,7 @@ def main():
         for line in ("", ":   0.1 s  CPU: loading", ": 1.5 s  CPU: 2 threads read 12 GB/s"):
             notify.sendto(("STATUS=measuring this machine" + line).encode(), os.environ["NOTIFY_SOCKET"])
             time.sleep(0.4)
-        for i in range(100):  # more than a socket holds that nobody reads
+        for i in range(100):  # more than an unread socket holds
             notify.sendto(b"STATUS=measuring this machine: %d" % i, os.environ["NOTIFY_SOCKET"])
     if how == "refuse":
         os.write(ready, b"error -9 does not fit: needs 10 GiB, 1 GiB is free\n")

@@ -136,8 +136,8 @@ static enum plan_processor me(void)
     return strcmp(kind, "gpu") == 0 ? PLAN_GPU0 : PLAN_CPU0;
 }
 
-/* The spans of one phase, and whose cells I write in it: a layer's KV goes where decode attends it, whoever
- * computes it now. Cells are kept of the first layer of each worker's. */
+/* The spans of one phase, and whose cells this worker writes in it: a layer's KV goes where decode attends it,
+ * whichever worker computes it now. Only cells of each worker's first layer are kept. */
 static int take_phase(struct fake *f, uint32_t p, struct helm_err *err)
 {
     int rc = plan_spans(&f->plan, p, &f->phase[p].spans, &f->phase[p].span_count, err);
@@ -292,8 +292,8 @@ static bool attend_all(struct fake *f, uint32_t phase, const struct step *step, 
     return own || borrowed;
 }
 
-/* This worker's spans of the step, in the plan's order; the lanes carry one hash a row, 0 as long as nobody
- * has read any KV. */
+/* This worker's spans of the step, in the plan's order; the lanes carry one hash a row, 0 until a worker has read
+ * KV. */
 static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
 {
     uint32_t phase = plan_phase_for(&f->plan, step->token_count);
@@ -334,7 +334,7 @@ static void run_spans(struct fake *f, const struct step *step, uint64_t *hash)
     if (!attended && fault_now(f, "crash_step")) abort();
 }
 
-/* Waits for the tokens that rows follow, which whoever has the head draws. */
+/* Waits for the tokens that rows follow, which the head's worker draws. */
 static void wait_for_tokens(struct fake *f, const struct step *step)
 {
     struct doorbell *bell = &arena_control_of(&f->arena)->drawn_bell;

@@ -99,7 +99,7 @@ def run_alone(shape, specs):
 
 
 class Load:
-    """`specs` over and over on one daemon, until so many have ended, not cancelled, and so many workers were killed."""
+    """`specs` over and over on one daemon, until `requests` have ended, not cancelled, and `kills` workers are dead."""
 
     def __init__(self, shape, specs, requests, kills, r):
         self.shape, self.specs, self.requests, self.kills, self.random = shape, specs, requests, kills, r

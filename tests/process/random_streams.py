@@ -1,5 +1,6 @@
 """Requests whose prompts are beginnings of others and of answers, many at once, cancelled or not, while workers are killed: what
-test_helmd_prefix.py and test_helmd_tiers.py do to their daemons. Who is not cancelled must have its own tokens."""
+test_helmd_prefix.py and test_helmd_tiers.py do to their daemons. Streams that are not cancelled must have their own
+tokens."""
 import os
 import signal
 

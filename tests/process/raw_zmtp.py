@@ -1,4 +1,4 @@
-"""ZMTP as bytes, for what no ZeroMQ library sends: a connection that says who it is and then whatever a test wants."""
+"""ZMTP as bytes, for what no ZeroMQ library sends: a connection that identifies itself and then sends any bytes."""
 import select
 import socket
 import struct

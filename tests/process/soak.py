@@ -37,7 +37,7 @@ def slope(points):
 
 
 class User:
-    """One who asks, waits, changes their mind and comes back."""
+    """A user that asks, waits, cancels and comes back."""
 
     def __init__(self, d, random_, vocab):
         self.d, self.random, self.vocab, self.counts = d, random_, vocab, {}

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """What clients do where things are not at hand: a daemon whose folder is on another machine, cancels that take effect
-late, answers that nobody waits for any more, sockets that one may not open. Against a stand-in daemon.
+late, answers to abandoned requests, sockets that one may not open. Against a stand-in daemon.
 
 HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
 """
@@ -103,7 +103,7 @@ def remote_tests(folder):
 
 
 def late_cancel_tests(folder):
-    """A cancel takes effect when the step under way ends. Nobody waits for that longer than some seconds."""
+    """A cancel takes effect when the step under way ends. Clients wait for that some seconds at most."""
     endpoint = "ipc://%s/late.sock" % folder
     model = os.path.join(folder, "late-model")
     os.mkdir(model)
@@ -148,7 +148,7 @@ def kinds(helm, count):
 
 
 def check_silent(name, helm):
-    """Nothing waits for anybody, and nothing is left to be dropped."""
+    """No call waits, and no answer is left to be dropped."""
     def clean():
         helm.status()
         return not helm._waiting and not helm._abandoned

@@ -21,7 +21,6 @@ CLASSES = {  # name: helmd options, worst, mean, gap
 }
 QUANTISED = ("qwen2-bias", "demo")  # models whose class q8_0 is run: it is one cache for all of them
 MARGIN = {"bf16": 0.05, "float32": 0.001, "q8_0": 0.05}
-NOT_YET = ("gptoss",)  # references that are there before what they are of
 counts = {True: 0, False: 0}
 
 
@@ -98,9 +97,6 @@ def main():
     if "asan" in BIN:  # instrumented processes are slow: some models of each kind reach every line
         models = dict(sorted(models.items())[::3])
     for model, folder in models.items():
-        if model in NOT_YET:
-            print("skipped: %s: its architecture is not supported yet" % model)
-            continue
         for name in CLASSES:
             if name == "q8_0" and model not in QUANTISED:
                 continue

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What helm-plan forecasts: four models on three machines nobody has here, what beats what and by how much; and how long
+"""What helm-plan forecasts: four models on three described machines, what beats what and by how much; and how long
 planning takes. Arithmetic over plans whose making tests/unit/daemon/planner and test_helm_plan.py have sanitized, so it is
 not sanitized itself.
 
@@ -143,7 +143,7 @@ def test_the_cpu_computes_with_packed_weights_where_that_pays():
               cpu_packs(planned(1.3, "--batch", 2))), (False, False, False), "not packed")
         check(cpu_packs(planned(1.3, "--strategy", "all-cpu")), "all on the CPU")
         kept = os.path.join(folder, "kept.json")
-        for flag in (True, False):  # a plan that somebody wrote
+        for flag in (True, False):  # a plan from a file
             with open(kept, "w") as f:
                 json.dump(fast if flag else with_formats(fast, lambda unit, home: home == "gpu"), f)
             same(cpu_packs(planned(1.3, "--plan", kept)), flag, "taken")

@@ -312,7 +312,7 @@ def test_eos_stop_length_and_ignore_eos():
 
 
 def test_sequences_that_end_by_themselves_leave_nothing_behind():
-    # their next step is rung already: what it gives is nobody's, and slot and pages go to who waits
+    # their next step is rung already: its result is dropped, and slot and pages go to waiting requests
     with running("--parallel", 4, "--step-tokens", 64, faults="step_us=300") as d:
         c = Client(d.endpoint)
         streams = []
@@ -491,7 +491,7 @@ def test_curve_lets_in_only_the_known():
             with open(os.path.join(base, name), "wb") as f:
                 f.write(text)
             os.chmod(os.path.join(base, name), 0o600)
-        with socket.create_server(("127.0.0.1", 0)) as free:  # a port that nobody has
+        with socket.create_server(("127.0.0.1", 0)) as free:  # a free port
             endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         d = Daemon("--listen", endpoint, "--curve-secret-key-file", os.path.join(base, "server"),
                    "--curve-clients-file", os.path.join(base, "clients"), base=base)

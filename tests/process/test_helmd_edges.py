@@ -93,7 +93,7 @@ def test_a_full_pipe_that_nobody_reads_stops_nothing():
         c.run(stream)
         same(len(stream.tokens), 8, "tokens after a worker's death")
         text = b""
-        while b"dropped" not in text:  # as soon as somebody reads
+        while b"dropped" not in text:  # as soon as the pipe is read
             text = (text + os.read(read_end, 1 << 16))[-(1 << 17):]
             os.kill(process.pid, signal.SIGHUP)  # a line
         check(b" log lines were dropped: standard error took none" in text, "dropped lines are not counted")

@@ -285,7 +285,7 @@ def test_readers_who_never_read_hold_little():
                 t.start()
             for t in threads:
                 t.join()
-            time.sleep(1.5)  # to answer, for whoever does without bounds
+            time.sleep(1.5)  # a daemon without bounds would answer in this time
         check(w.most < 24 * MIB * SLOW, f"grew by {w.most >> 20} MiB")
         check(w.longest < 1 * SLOW, f"another waited {w.longest:.2f} s")
         raws[0].socket.settimeout(10)

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""The prefix cache through real processes: what is found, who finds it, and what happens when pages run out, workers die
-or one of those that share ends. The fake workers' KV cells are token ids, and their tokens a hash of all cells that are
-read back, so a page that was shared wrongly, or written while somebody else reads it, changes the tokens."""
+"""The prefix cache through real processes: what is found, by which clients, and what happens when pages run out,
+workers die or one of those that share ends. The fake workers' KV cells are token ids, and their tokens a hash of all
+cells that are read back, so a page that was shared wrongly, or written while another sequence reads it, changes the
+tokens."""
 import os
 import random
 import signal
@@ -57,15 +58,17 @@ def test_a_prompt_begins_behind_what_is_there():
 
 def test_an_answer_is_found_by_the_next_turn():
     # of the turn before: its prompt and all of its answer but the last token, which was never computed; of an invariant plan
-    # its prompt, since an answer is not computed as a prompt is
+    # all, once the answer was computed again as a prompt's part
     for invariant, want in [("off", [(40 + 39 * n - 9 - 1) // PAGE * PAGE for n in range(1, 6)]),
-                            ("on", [(40 + 39 * (n - 1)) // PAGE * PAGE for n in range(1, 6)])]:
+                            ("on", [(40 + 39 * n - 9) // PAGE * PAGE for n in range(1, 6)])]:
         with running("--invariant", invariant) as d:
             c = Client(d.endpoint)
             history, found = prompt_of(40), []
             for turn in range(6):
                 found.append(generate(c, history, 30, seed=7))
                 history = history + expected_tokens(history, 30, seed=7) + prompt_of(9, turn)
+                pages = (len(history) - 9) // PAGE
+                check(invariant == "off" or wait_until(lambda: status_of(d).kv_pages_cached >= pages, 10), f"{pages} pages known")
             same(found, [0] + want, f"found in each turn, invariant {invariant}")
 
 
@@ -113,8 +116,8 @@ def test_what_two_prompts_have_in_common_is_computed_once():
 
 
 def test_steps_that_end_within_a_page_are_shared_too():
-    """Somebody decodes, so the others' chunks are of 44 tokens: none of two that come together stands where a page ends, and
-    they take turns. Together they compute what one of them would, and little more."""
+    """One stream decodes, so the others' chunks are of 44 tokens: none of two that come together stands where a page
+    ends, and they take turns. Together they compute what one of them would, and little more."""
     with running("--step-tokens", 45, "--parallel", 4, faults="token_us=20") as d:
         one, two, other = [Client(d.endpoint) for _ in range(3)]
         busy = other.generate([3], 300)
@@ -131,7 +134,7 @@ def test_steps_that_end_within_a_page_are_shared_too():
 
 
 def test_a_small_pool_makes_room():
-    """Kept pages stand in nobody's way: as many requests at once as without them, none refused, and those that fit are
+    """Kept pages hold up no request: as many requests at once as without them, none refused, and those that fit are
     found."""
     for start in [lambda: running("--parallel", 4, "--ctx", 256, "--kv-tokens", 512, "--invariant", "off"),
                   lambda: split(context_tokens=256, page_count=16, slots=4)]:
@@ -193,7 +196,7 @@ def test_pages_that_died_are_not_found():
             check(wait_until(lambda: all(w.restarts == 1 and w.state == "ready" for w in status_of(d).workers), 10), "restarts")
             same(generate(c, prompt, 10, seed=5), 96, f"{who}: found after all that")
             same(status_of(d).kv_pages_used, 0, "pages in use at the end")
-        with start(faults=faults.replace("25", "6")) as d:  # nobody runs when it dies, or when its successor comes
+        with start(faults=faults.replace("25", "6")) as d:  # no request runs when it dies, or when its successor comes
             c = Client(d.endpoint)
             generate(c, prompt, 2)
             if not faults:
@@ -206,7 +209,7 @@ def test_pages_that_died_are_not_found():
 
 def test_whatever_happens():
     """Prompts that are others' beginnings and answers, few pages, cancelled requests, clients that go, workers that are killed:
-    who is not cancelled gets its own tokens, and at the end nothing is held."""
+    a stream that is not cancelled gets its own tokens, and at the end nothing is held."""
     draw = random.Random(3)
     with split("--queue", 64, faults="step_us=300", context_tokens=256, page_count=24, slots=6, step_tokens=64) as d:
         streams, end = RandomStreams(d, draw, prompt_of), time.time() + 1.5

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Sessions through real processes: saved under one plan, restored under another; what is refused; who finds what was restored.
+"""Sessions through real processes: saved under one plan, restored under another; what is refused; which clients find
+restored pages.
 
 Fake workers' cells are token ids and their tokens a hash of all cells that are read back, so a page with wrong bytes changes
 the tokens. Real ones on the demo model and the emulated device have pages in VRAM alone, which the GPU worker must move."""
@@ -199,7 +200,7 @@ def test_what_does_not_fit_is_dropped_from_the_end():
 
 
 def test_only_its_peer_finds_what_was_restored():
-    """Nobody knows whether restored pages are what the model makes of their tokens: another user does not get them."""
+    """Restored pages may not be what the model makes of their tokens: another user does not get them."""
     server, (one, two) = zmq.curve_keypair(), [zmq.curve_keypair() for _ in range(2)]
     prompt = prompt_of(100)
     with tempfile.TemporaryDirectory() as base:

@@ -345,7 +345,7 @@ def test_a_stopped_worker_is_replaced():
     with emulated("ccccgggg", "c", "g", "--step-timeout-ms", 1000 * SLOW) as d:
         prompt, want = clear_stretch()
         c = Client(d.endpoint)
-        count = (1000 if SLOW == 1 else 350) - len(prompt)  # so many that it is not over when the signal comes
+        count = (1000 if SLOW == 1 else 350) - len(prompt)  # enough that it still runs when the signal comes
         check(count >= 200, f"a prompt of {len(prompt)} tokens")
         s = c.generate(prompt, count, ignore_eos=True)
         while len(s.tokens) < 20:

@@ -101,6 +101,24 @@ def library_tests(usr, folder):
     check("... and runs", code == 0 and out.startswith("not"), (code, out, err))
 
 
+def architecture_tests(folder):
+    """What of a GPU's code is compiled for: those that are there for `make install`, all for others."""
+    def asked(goal, *more):
+        return run("make", "-s", "show", "MAKECMDGOALS=" + goal, "BUILD=" + folder + "/build", "--eval", "show: ; @echo $(CUDA_ARCHS)", *more,
+                   env=dict(os.environ, PATH=folder + ":" + os.environ["PATH"], MAKEFLAGS=""))[1].strip()
+    with open(folder + "/nvidia-smi", "w") as file:
+        file.write("#!/bin/sh\nprintf '9.0\\n8.6\\n'\n")
+    os.chmod(folder + "/nvidia-smi", 0o755)
+    check("make install compiles for the GPUs that are there", asked("install") == "86 90", asked("install"))
+    check("... unless one says otherwise", asked("install", "CUDA_ARCH=80") == "80")
+    check("... all others for all", asked("dist") == asked("all") == "75 80 86 89 90", asked("dist"))
+    os.makedirs(folder + "/build/release")
+    for had, wanted in (("75 86 90", "75 86 90"), ("75 86 90 quick", "86 90"), ("75 90", "86 90")):
+        with open(folder + "/build/release/cuda-arch", "w") as file:
+            file.write(had + "\n")
+        check("... where objects for %s are there" % had, asked("install") == wanted, asked("install"))
+
+
 def main():
     root = tempfile.mkdtemp(prefix="helm-install-")
     folder = tempfile.mkdtemp(prefix="helm-smoke-")
@@ -118,6 +136,7 @@ def main():
         manual_tests(usr)
         completion_tests(usr)
         library_tests(usr, folder)
+        architecture_tests(folder)
         with open(usr + "/bin/another", "w") as f:
             f.write("not HELM's")
         code, out, err = install("uninstall", root)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """helm-cli pull against a stand-in for the hub: what it fetches and where it puts it, going on after a break, checksums,
-tokens and whom they are sent to, what a repository may not make it do; and --model with names in the cache.
+tokens and the hosts they are sent to, what a repository may not make it do; and --model with names in the cache.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
 import json

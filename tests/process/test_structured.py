@@ -142,7 +142,7 @@ def death_tests(g, daemon):
 
 
 def silent_tests(daemon):
-    """A client that sends no mask keeps nobody up, and loses its request alone; wrong masks end theirs."""
+    """A client that sends no mask holds up no other, and loses its request alone; wrong masks end theirs."""
     silent, busy = helmd.Client(daemon.endpoint), helmd.Client(daemon.endpoint)
 
     def generate(client, number, **fields):

@@ -8,8 +8,9 @@
 #     resident   Qwen3-4B and 8B shapes all on the GPU: decode, TTFT, prefill of 4,096, loading; --peers: transformers
 #     split      8B at 8 GiB and 14B at 24 GiB: chosen plan and best thesis split, prompts 128 and 2,048; --peers: Accelerate
 #     share      8B at 8 GiB, thesis split: the CPU's share beside plain reads, each decode between two of them (a minute)
-#     context    8B at 8 GiB with room for 40,960 tokens: decode after 256 to 32,768 of them, f16 and q8_0 caches, beside
-#                room for 512 alone; all in VRAM after 32,768; 8 sequences of 8,192 (four minutes)
+#     context    8B at 8 GiB with room for 40,960 tokens: decode after 256 to 32,768 of them beside forecasts, f16 and q8_0 caches,
+#                beside room for 512 alone; a prompt of 32,768 in chunks of 2,048; 8 sequences of 8,192 (under eight minutes)
+#     context_all  8B all in VRAM after 256 to 32,768 tokens
 #     accuracy4  predicted beside measured at 4 GiB: 0.6B, 4B and 8B; decode at prompts 128 and 4,096, TTFT also 32 and 1,024
 #     accuracy16 the same at 16 GiB: 4B, 8B and 14B (each at most four minutes and a cell)
 #     accuracy8  the same at 8 GiB and all: 0.6B, 4B and 8B; prompts 128 and 4,096
@@ -28,7 +29,7 @@
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 bin='' out='' models=/dev/shm/helm-models peers=no old=
-usage() { sed -n '2,27s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,28s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 while [ $# -gt 0 ] && [[ $1 == --* ]]; do
     case $1 in
     --peers) peers=yes; shift; continue ;;
@@ -145,17 +146,15 @@ stage_share() {
         -- --device cuda --vram 8GiB --ctx 256 --profile "$out/profile.json"
 }
 stage_context() {
-    local at="--warmup 1 --rounds 1" deep="256,1024,4096,8192,16384,32768"
     need 8b
     need_profile
-    set -- --profile "$out/profile.json"
-    bench context-512 8b --vram 8GiB --prompt 256 --output 64 --requests 3 $at -- --ctx 512 "$@"
-    bench context-f16 8b --vram 8GiB --prompt $deep --output 48 --requests 2 $at -- --ctx 40960 "$@"
-    bench context-q8_0 8b --vram 8GiB --prompt 256,16384,32768 --output 48 --requests 1 $at -- --ctx 40960 --kv-dtype q8_0 "$@"
-    bench context-512-again 8b --vram 8GiB --prompt 256 --output 64 --requests 3 $at -- --ctx 512 "$@"
-    bench context-8-sequences 8b --vram 8GiB --prompt 8192 --output 48 --concurrency 8 --requests 8 --warmup 0 --rounds 1 \
-        -- --ctx 8448 --parallel 8 "$@"
-    bench context-all 8b --vram all --prompt 256,16384,32768 --output 64 --requests 2 $at -- --ctx 40960 "$@"
+    step context python3 -B "$here/context_cells.py" --bin "$bin" --out "$out/context" --model "$models/8b" --profile "$out/profile.json"
+}
+stage_context_all() {
+    need 8b
+    need_profile
+    bench context-all 8b --vram all --prompt 256,16384,32768 --output 64 --requests 2 --warmup 1 --rounds 1 -- --ctx 40960 \
+        --profile "$out/profile.json"
 }
 # accuracy_at NAME VRAM MODEL...: predicted beside measured of these at one ceiling, in four minutes
 accuracy_at() {

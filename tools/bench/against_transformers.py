@@ -27,7 +27,8 @@ Tolerances: the README's for 16-bit activations, 0.4 at worst, 0.08 in the mean,
 0.4. They were set on models of four layers, and hold for every model with a golden.json whatever transformers does in 16
 bits (it also rounds the logits). For other shapes they hold too, unless transformers itself, run in the weights' own 16-bit
 type beside the reference, is outside of them: then the limits are 1.25 times what transformers had, and the rows
-bear a star. Rounding in each of many layers adds up in any program; more than somebody else's is not explained by it.
+bear a star. Rounding in each of many layers adds up in any program;
+an error above transformers' own is not explained by it.
 The reference itself is held against golden.json by the README's limits for float32. "of its mean" is HELM's mean by that of
 transformers in 16 bits: above 1, HELM rounds more than transformers does. It is told, and not judged.
 

@@ -36,7 +36,7 @@ struct bench {
     struct times open, first, second;
 };
 
-/* Of this thread's processor time: other programs' turns are no part of it. */
+/* This thread's processor time, without other programs' turns. */
 static uint64_t now_ns(void)
 {
     struct timespec t;

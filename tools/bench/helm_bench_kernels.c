@@ -95,7 +95,7 @@ static void fill(struct bench *b, unsigned index)
     }
 }
 
-/* Of copy `copy` of the weights, this thread's part. */
+/* Multiplies by this thread's part of copy `copy` of the weights. */
 static void multiply(struct bench *b, unsigned index, size_t copy)
 {
     const struct linear_kernel *k = b->kernel;

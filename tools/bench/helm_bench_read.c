@@ -1,4 +1,4 @@
-/* helm-bench-read: how fast this machine's memory can be read, again and again, whenever it is asked.
+/* helm-bench-read: measures how fast this machine's memory can be read, once for each request.
  *
  * One buffer, touched once and kept, and threads pinned as the CPU worker pins its own: a measurement takes
  * about 0.15 s and can stand right before and after what it is compared with, on machines whose memory is
@@ -18,7 +18,7 @@
 #include "common/cpu/pool.h"
 #include "client/bench/bench.h"
 
-#define AVAILABLE_PART 4 /* of the memory that is free, at most one part in so many */
+#define AVAILABLE_PART 4 /* the buffer takes at most one part in four of free memory */
 
 static int fail(const struct helm_err *err)
 {

@@ -27,8 +27,8 @@ def units_of(plan, what="home"):
 
 
 def formats_for(plan, home):
-    """As much packed as the plan has: of half layers at home on the GPU the first so many; of others all of a home of which it
-    has any packed."""
+    """As much packed as the plan has. On the GPU the first half layers are packed, as many as in the plan; elsewhere
+    all of a home, if the plan has any packed there."""
     before, packed = units_of(plan), {key for key, form in units_of(plan, "format").items() if form}
     left, homes = sum(before[key] == "gpu" for key in packed), {before[key] for key in packed} - {"gpu"}
     formats = {}

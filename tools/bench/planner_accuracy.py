@@ -11,8 +11,8 @@ TTFT_OUTPUT = 4  # tokens after a prompt of which only TTFT is compared
 
 
 def print_parts(b, rows):
-    """Forecast parts beside measured ones. What nobody computes is the forecast's hand-overs and rest; measured it is a
-    worker's waiting (for the other's turn, too: of two workers, one's waiting is mostly the other's computing)."""
+    """Forecast parts beside measured ones. Time without computing is hand-overs and rest in the forecast; measured, it
+    is a worker's waiting, which includes the other worker's turns."""
     b.say("\n| model | VRAM | prompt | of | ms said | ms | CPU said | CPU | its waits | GPU said | GPU | its waits | link said | "
           "hand-overs said | rest said | outside the workers |")
     b.say("| --- " * 16 + "|")

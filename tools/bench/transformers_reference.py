@@ -9,7 +9,7 @@ once this process has ended.
 
 The reference ("cases", as in a golden.json) is made as golden.json was: the stored 16-bit weights, float32 arithmetic,
 eager attention, no TF32; the prompt in one pass, then a token at a time. "rounded" is transformers at the weights' own type,
-led along the reference's tokens: what rounding alone does to these numbers in somebody else's program. Log-softmax is in
+led along the reference's tokens: what rounding alone does to these numbers in another program. Log-softmax is in
 double for both. Needs torch and transformers; nothing from a network. A model that fails has "error" instead, and
 the next goes on. Exit status: 0, 2 usage, 5 a model failed."""
 import argparse
@@ -90,7 +90,7 @@ def reference_of(torch, job, device):
 
 
 def write_whole(path, value):
-    """Whoever waits for the file sees all of it or none."""
+    """A reader that waits for the file sees all of it or none."""
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(value, file)
     os.rename(path + ".part", path)

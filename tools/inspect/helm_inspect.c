@@ -23,7 +23,7 @@ static int print_json(const struct inspect_report *report, bool tensors)
     return 0;
 }
 
-/* Names in the file are anybody's: what they hold is shown, not sent to the terminal. */
+/* Names in the file are untrusted: control characters in them are shown, not sent to the terminal. */
 static int print_text(const struct inspect_report *report, bool tensors)
 {
     FILE *out = printable_open(stdout);

@@ -112,7 +112,7 @@ static int add_fused(struct job *job, enum tensor_role role, int32_t layer, bool
     return 0;
 }
 
-/* Of experts' matrices one for each. */
+/* Experts' matrices are added one for each expert. */
 static int add_tensor(struct job *job, uint32_t capacity, enum tensor_role role, int32_t layer,
                       struct helm_err *err)
 {

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes Debian packages of the last commit: helm, helm-gateway, libhelm0, libhelm-dev. Called by `make deb`.
 #   deb.sh OUT_DIR
-# The owner has given no address yet: the maintainer is one of example.org, which mails nobody.
+# The owner has given no address yet: the maintainer's is at example.org, which reaches no mailbox.
 # Works in OUT_DIR/helm-VERSION, a copy with tools/debian as its debian/; packages land in OUT_DIR. Missing build
 # packages are named, not installed: a package is built where its maker wants it built.
 set -euo pipefail

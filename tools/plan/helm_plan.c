@@ -1,5 +1,5 @@
-/* helm-plan: where the weights of a model would lie on a machine, who would compute, and how fast that would
- * be.
+/* helm-plan: where the weights of a model would lie on a machine, which processor would compute each unit, and how fast
+ * that would be.
  *
  * Options, model, machine, plan, explanation, printing; the work is in daemon/planner. Reads config.json, the
  * tensors' headers, and a few weights where they are there and may be packed in VRAM; with --profile it looks
@@ -94,7 +94,7 @@ static int find_machine(const struct options *o, struct profile *profile, struct
     struct accelerator device = {0};
     struct helm_err none = {0};
     char program[PATH_TEXT] = "", path[PATH_TEXT], fingerprint[72];
-    /* That there is none is for the choice of the device to say. */
+    /* A missing program is reported by the choice of the device. */
     if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none)) program[0] = 0;
     int rc = accelerator_choose(o->device, o->vram_bytes, program, &device, err);
     if (!rc) rc = accelerator_choose_node(&device, wanted_node(o), &node, err);
@@ -167,7 +167,7 @@ static int explain(const struct options *o, const struct planner_request *r, con
     if (!rc && o->json) {
         rc = print_json(explain_to_json(&x), err);
     } else if (!rc) {
-        FILE *out = printable_open(stdout); /* names in a checkpoint are anybody's */
+        FILE *out = printable_open(stdout); /* names in a checkpoint are untrusted */
         if (!out) rc = helm_fail(err, HELM_E_NOMEM, "no memory for the report");
         if (out && derived) fprintf(out, "(no tensors there: their sizes are what config.json implies)\n");
         if (out) explain_print(&x, out);
@@ -191,8 +191,8 @@ static int take_plan(const char *path, struct planner_request *r, struct model *
     return rc ? helm_err_prefix(err, "--plan %s", path) : 0;
 }
 
-/* Its sizes stand; what was asked for beside it has to agree with them. What a token attends to is forecast
- * as for a context that nobody stated, unless somebody did: the same as when the plan was made. */
+/* The plan's sizes stand, and options beside it must agree with them. Unless --ctx is given, attention is forecast
+ * for the default context, as when the plan was made. */
 static int agree(const struct options *o, const struct plan *plan, struct planner_request *r,
                  struct helm_err *err)
 {

@@ -35,11 +35,11 @@
  * between others. */
 static const uint32_t token_counts[] = {2, 16, 128, 512, 8, 64, 32, 4, 256};
 #define TOKEN_COUNTS (sizeof token_counts / sizeof *token_counts)
-/* Of steps beside copies: prompts that CPU and link share, a short one, whose steps take as long as reading
+/* For steps beside copies: prompts that CPU and link share, a short one, whose steps take as long as reading
  * the weights, and one whose steps are work. */
 static const uint32_t counts_beside[] = {32, 128};
 #define COUNTS_BESIDE (sizeof counts_beside / sizeof *counts_beside)
-/* Of steps with packed weights: from those that are reading to those that are work. */
+/* For steps with packed weights: from those that are reading to those that are work. */
 static const uint32_t counts_packed[] = {4, 32, 128};
 #define COUNTS_PACKED (sizeof counts_packed / sizeof *counts_packed)
 
@@ -205,7 +205,7 @@ void profile_cpu_close(struct profile_cpu_run *r)
 
 /* ---- values ---- */
 
-/* Of a rate of memory. */
+/* The value of a rate of memory: an estimate where the weights fit the caches. */
 static struct profile_value memory_value(const struct profile_cpu_run *r, bool packed,
                                          const struct profile_samples *samples)
 {
@@ -331,7 +331,8 @@ static int measure_attention(struct profile_cpu_run *r, struct profile_cpu *cpu,
     return rc;
 }
 
-/* One step of so many tokens. Returns in *rate what all its linears made of it; with `counts` it does. */
+/* One step of m->tokens tokens. *rate: operations a second of all its linears. With `counts` its layers become
+ * samples. */
 static int many_step(struct profile_cpu_run *r, struct many *m, bool packed, bool counts, double *rate,
                      struct helm_err *err)
 {

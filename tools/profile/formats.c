@@ -34,7 +34,7 @@
 /* As cpu.linear_packed: from steps that are reading to those that are work. */
 static const uint32_t counts[] = {4, 32, 128};
 #define COUNTS (sizeof counts / sizeof *counts)
-/* Of an invariant plan's steps, which have no more (common/plan/schedule.h). */
+/* For steps of an invariant plan, which have no more tokens (common/plan/schedule.h). */
 static const uint32_t counts_apart[] = {2, 4, 8, 16};
 #define COUNTS_APART (sizeof counts_apart / sizeof *counts_apart)
 
@@ -103,10 +103,12 @@ static uint64_t format_bytes(const struct formats *f, uint32_t i)
     return (uint64_t)(layers * (double)f->shape.layer_bytes * profile_format_part(f->format[i]));
 }
 
-/* Of all formats; for `beside` so many that even the smallest one's layers alone are past the caches. */
+/* Bytes of all formats' layers; for `beside` enough that even the smallest format's layers exceed the caches. */
 static uint64_t wanted_bytes(const struct formats *f, bool beside)
 {
     const bool quick = f->options.quick;
+    if (quick && f->options.invariant)
+        return LEAST_QUICK; /* what caches keep makes several tokens look slower */
     const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes(), most = quick ? MOST_QUICK : MOST_BYTES;
     uint64_t wanted = quick ? LEAST_QUICK : LEAST_BYTES;
     double sum = 0, smallest = 1;
@@ -168,7 +170,7 @@ static int run_step(struct formats *f, uint32_t tokens, enum linear_inputs input
     return 0;
 }
 
-/* Steps of so many tokens for so long, with exact and with int8 activations in turns. */
+/* Steps of `tokens` tokens for `seconds`, with exact and with int8 activations in turns. */
 static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct helm_err *err)
 {
     const uint32_t least = tokens > FEW ? 1 : 3;

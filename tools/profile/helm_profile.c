@@ -301,7 +301,7 @@ static int run(struct tool *t, struct helm_err *err)
     int rc = accelerator_check_option(o->device, err);
     if (!rc) rc = read_formats(t, err);
     if (rc) return rc;
-    /* That there is none is for the choice of the device to say. */
+    /* A missing program is reported by the choice of the device. */
     rc = worker_process_find(o->worker_dir, "helm-worker-gpu", t->worker, sizeof t->worker, &none);
     rc = accelerator_choose(o->device, 0, rc ? "" : t->worker, &t->device, err);
     if (!rc) rc = accelerator_choose_node(&t->device, wanted, &t->node, err);

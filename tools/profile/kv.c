@@ -1,8 +1,8 @@
 /* The CPU's attention over caches of other types than f16. See profile_tool.h. Called by helm_profile.c.
  *
  * An engine of its own, since a cache has one type: a few layers of the 4B shape (32 query heads of 8 KV heads, as the 8B
- * shape's), so many that caches hold no layer's keys and values until it comes again. Its weights are zeros; only attention's
- * entries are looked at. */
+ * shape's), enough of them that each layer's keys and values have left the caches before its next turn. Its weights are
+ * zeros; only attention's entries are timed. */
 #include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 

@@ -2,9 +2,9 @@
  *
  * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
  * measured; steps.c runs the CPU worker's engine over it, for cpu.c, for which packed.c has packed weights, and for
- * formats.c, which measures other formats of weights; device.c asks
- * helm-worker-gpu to measure the device; host.c measures reads of a disk and doorbells; wake.c what waking up takes; samples.c turns numbers into values; print.c shows them.
- * docs/profile.md says what each number means. */
+ * formats.c, which measures other formats of weights; device.c asks helm-worker-gpu to measure the device; host.c
+ * measures reads of a disk and doorbells; wake.c wake-up times; samples.c turns numbers into values; print.c shows
+ * them. docs/profile.md says what each number means. */
 #ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 #define HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 
@@ -129,21 +129,21 @@ void profile_cpu_close(struct profile_cpu_run *run);
 /* Everything of the CPU that is not beside copies; adds the engine's part to profile->step. */
 HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct profile *profile,
                                         struct helm_err *err);
-/* A device whose copies flow beside the CPU, and bytes a second that they made of the time: of steps of one
- * token with plain weights, with packed ones, of steps of many tokens. */
+/* A device whose copies run beside the CPU's steps, and their bytes a second: beside steps of one token with plain
+ * weights, with packed ones, beside steps of many tokens. */
 struct profile_company {
     struct profile_device_run *device;
     struct profile_samples plain, packed, chunk;
 };
-/* Decodes for about so many seconds more, with plain and packed weights in turns: alone (company NULL, in
- * turns with reads), or beside copies. gemv, gemv_packed and read, or what is beside, are then of all the
- * time in which it did. */
+/* Decodes for about `seconds` more, with plain and packed weights in turns: alone (company NULL, in turns with
+ * reads), or beside copies. gemv, gemv_packed and read, or the rates beside copies, are then those of all calls
+ * so far. */
 HELM_MUST_CHECK int profile_cpu_gemv(struct profile_cpu_run *run, double seconds,
                                      struct profile_company *company, struct profile_cpu *cpu,
                                      struct helm_err *err);
 /* Half a turn: steps of some of the numbers of tokens of cpu->linear beside copies, then (company NULL) the
- * same alone. After the second half cpu->linear_beside is cpu->linear times what was kept of it, the median
- * of all turns. */
+ * same alone. After the second half cpu->linear_beside is cpu->linear times the part of the rate that was kept
+ * beside copies, the median of all turns. */
 HELM_MUST_CHECK int profile_cpu_linear_turn(struct profile_cpu_run *run, struct profile_company *company,
                                             struct profile_cpu *cpu, struct helm_err *err);
 
@@ -193,7 +193,7 @@ HELM_MUST_CHECK int profile_packed_open(struct engine *engine, uint32_t layers,
 void profile_packed_close(struct profile_packed *packed);
 /* Between steps: the engine's next ones are with packed weights, or again with plain ones. */
 void profile_packed_swap(struct profile_packed *packed);
-/* What they come to, and that as a part of the plain ones. */
+/* Bytes of the packed weights, and the same as a part of the plain ones. */
 uint64_t profile_packed_bytes(const struct profile_packed *packed);
 double profile_packed_part(const struct profile_packed *packed);
 
@@ -230,7 +230,7 @@ void profile_device_close(struct profile_device_run *device);
 /* Everything of the device and the link but what is measured beside the CPU. */
 HELM_MUST_CHECK int profile_device_measure(struct profile_device_run *device, struct profile *profile,
                                            struct helm_err *err);
-/* What it has of one format of weights, in about so many seconds; nothing of profile_device_measure afterwards. */
+/* Rates of one format of weights, in about `seconds`; profile_device_measure must not follow. */
 HELM_MUST_CHECK int profile_device_format(struct profile_device_run *device, enum tensor_format format,
                                           double seconds, struct profile *profile, struct helm_err *err);
 /* Between start and stop copies flow from host memory. */

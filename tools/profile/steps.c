@@ -60,7 +60,7 @@ void profile_steps_unpin(const struct profile_steps *s)
     if (CPU_COUNT(&s->allowed)) (void)sched_setaffinity(0, sizeof s->allowed, &s->allowed);
 }
 
-/* Of the longest program. */
+/* Entries of the longest program. */
 static uint32_t entries_of(const struct engine *engine)
 {
     uint32_t most = 0;

@@ -18,7 +18,7 @@
 #include "common/cpu/pin.h"
 #include "common/cpu/pool.h"
 
-#define PAUSE_MS      2 /* more than anybody looks for a doorbell without pause */
+#define PAUSE_MS      2 /* longer than any thread spins on a doorbell */
 #define POOL_PAUSE_MS (2 * POOL_SPIN_QUIET_US / 1000)
 #define WAIT_MS       10000
 #define LEAST_S       1e-7       /* that is believed */
@@ -83,7 +83,8 @@ out:
 static void *peer_main(void *arg)
 {
     struct sleeper *s = arg;
-    (void)sched_setaffinity(0, sizeof *s->cpus, s->cpus); /* else on its maker's, who waits for it */
+    (void)sched_setaffinity(0, sizeof *s->cpus,
+                            s->cpus); /* else it shares the CPU of its creator, which waits for it */
     for (uint32_t i = 0; i < s->rounds; i++) {
         if (!doorbell_wait(&s->bell, i, 0, WAIT_MS, NULL)) break;
         units_sleep_ms(POOL_PAUSE_MS);

@@ -31,7 +31,7 @@ HELM_MUST_CHECK int imatrix_parse(const char *what, const uint8_t *bytes, size_t
                                   struct imatrix *imatrix, struct helm_err *err);
 void imatrix_free(struct imatrix *imatrix);
 
-/* Of a matrix of so many columns; NULL in *importance: it was not measured. */
+/* The importance of a matrix's `cols` columns; NULL in *importance: it was not measured. */
 HELM_MUST_CHECK int imatrix_find(const struct imatrix *imatrix, const char *name, uint64_t cols,
                                  const float **importance, struct helm_err *err);
 

@@ -1,5 +1,5 @@
-/* Weights into a GGUF file. See rewrite.h. Threads take runs of rows in the order of the file; who ends a tensor's last run
- * wakes the thread that reports. */
+/* Weights into a GGUF file. See rewrite.h. Threads take runs of rows in the order of the file; the thread that
+ * finishes a tensor's last run wakes the thread that reports. */
 #include "tools/quantize/rewrite.h"
 
 #include <math.h>

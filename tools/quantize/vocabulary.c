@@ -9,7 +9,7 @@
 #include "client/text/tokenizer/internal.h"
 #include "common/model/gguf.h"
 
-/* Of tokenizer.ggml.token_type. */
+/* Values of tokenizer.ggml.token_type. */
 enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER_DEFINED, TYPE_UNUSED, TYPE_BYTE };
 
 /* What tells the kinds apart: contractions, runs of digits, letter cases, marks, scripts, signs before line ends. */

@@ -8,17 +8,17 @@
 #include "common/base/units.h"
 #include "worker-cpu/program/linear.h"
 
-/* Pieces begin at multiples of so many positions, and have at least so many (of one kv head): shorter ones cost more to
- * fold and to begin than they even out. */
+/* Pieces begin at multiples of UNIT_POSITIONS and have at least PIECE_UNITS units (of one kv head): shorter ones
+ * balance the threads' load better, but cost more to begin and to fold than that gains. */
 #define UNIT_POSITIONS KV_PAGE_TOKENS_DEFAULT
 #define PIECE_UNITS    (EXECUTE_SPLIT_POSITIONS / UNIT_POSITIONS)
-/* A piece takes so many kv heads that their keys of a page lie in a run of so many bytes, or all: memory gives runs of 8
- * KiB at half the speed of those of 64, and what is to be folded grows with the heads. */
+/* A piece takes enough kv heads that their keys of a page are a run of RUN_BYTES, or all: memory delivers runs of 8
+ * KiB at half the speed of runs of 64 KiB. It takes no more, since the results to be folded grow with the heads. */
 #define RUN_BYTES (32 * KIB)
 /* Pieces a thread: with more the last ones end closer together, with fewer there are fewer to fold. */
 #define PIECES_LEAST 4
 #define PIECES_MOST  8
-/* Cache bytes read for a layer for which another thread's joining in is worth while. */
+/* Cache bytes read for a layer for each thread that takes part: fewer are not worth a thread. */
 #define ASSIST_SHARE_BYTES (48 * KIB)
 
 static uint32_t blocks_of(const struct run *run)
@@ -26,7 +26,7 @@ static uint32_t blocks_of(const struct run *run)
     return run->config->kv_heads / run->assist.heads;
 }
 
-/* Room for the most that cut() makes of any step: a piece more than the even share for every block of every row. */
+/* The most pieces that cut() makes of any step: a piece more than the even share for every block of every row. */
 static uint32_t parts_most(const struct run *run)
 {
     return PIECES_MOST * run->threads + ARENA_KV_TOKENS * blocks_of(run);
@@ -73,7 +73,8 @@ static uint32_t units_of(const struct run_assist_row *row)
     return run_ceil_div(row->to, UNIT_POSITIONS) - row->from / UNIT_POSITIONS;
 }
 
-/* Cuts every row into pieces of at most so many units; returns how many tasks that makes. *longest: units of a piece. */
+/* Cuts every row into pieces of at most `piece` units; returns the number of tasks. *longest: units of the longest
+ * piece. */
 static uint32_t cut_by(struct run *run, uint32_t piece, uint32_t *longest)
 {
     uint32_t tasks = 0;
@@ -97,7 +98,7 @@ static uint32_t piece_units(const struct run *run, uint64_t units, uint32_t piec
     return piece < least ? least : (uint32_t)piece;
 }
 
-/* Of the ways to cut the one by which the threads are done first, if each takes equal numbers of pieces. */
+/* Chooses the cut by which the threads finish first, if each takes equal numbers of pieces. */
 static void cut(struct run *run, const struct program_entry *e)
 {
     uint64_t units = 0, least = UINT64_MAX;
@@ -126,7 +127,7 @@ static void cut(struct run *run, const struct program_entry *e)
 
 /* ---- a chunk ---- */
 
-/* Which piece a chunk is. */
+/* The piece that a chunk computes. */
 struct piece {
     uint32_t row, block, split;
 };
@@ -176,7 +177,7 @@ static struct attention_task task_of(const struct run *run, uint32_t chunk)
                                    .s = a->sum + (size_t)chunk * queries};
 }
 
-/* What became of all pieces of a row's block of heads, into the lane: [head]{m, s, o}. */
+/* Writes the folded result of a row's block of heads into the lane: [head]{m, s, o}. */
 static void answer(struct run *run, const struct piece *p, uint32_t chunk)
 {
     const struct run_assist *a = &run->assist;
@@ -190,7 +191,7 @@ static void answer(struct run *run, const struct piece *p, uint32_t chunk)
     }
 }
 
-/* A piece is done. Pieces are folded two and two, those in turn two and two: in an order that hangs on their number
+/* A piece is done. Pieces are folded two and two, those in turn two and two: in an order that depends on their number
  * alone, most of them by the thread that has both in its caches, and the last ones by several threads. Of two the second
  * to be done folds; where there is no second, the first goes on. */
 static void fold(struct run *run, const struct piece *p, uint32_t chunk)

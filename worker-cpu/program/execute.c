@@ -14,7 +14,7 @@
 #include "worker-cpu/program/experts.h"
 #include "worker-cpu/program/linear.h"
 
-/* Cache bytes read in one layer's attention for which another thread's joining in is worth while. */
+/* Cache bytes of one layer's attention for each thread that takes part: fewer are not worth a thread. */
 #define ATTEND_SHARE_BYTES (48 * KIB)
 
 /* ---- embed ---- */
@@ -149,12 +149,12 @@ static void merge_parts(struct run *run, const struct run_attend *row, uint32_t 
     attention_merge(out, &parts, group, dim);
 }
 
-/* A chunk of attention: what it attends to, and of what it is a part. */
+/* A chunk of attention: its queries and positions, and the split that it is a part of. */
 struct attending {
     struct attention_task task;
     const struct run_attend *row;
     uint32_t part_first; /* of its kv head, where the row is split */
-    float *out;          /* where all of them together go */
+    float *out;          /* the output of all parts together */
 };
 
 static struct attending attending_of(const struct run *run, uint32_t chunk)
@@ -364,7 +364,7 @@ static bool uses_lane(const struct program_entry *e)
 
 /* ---- the walk ---- */
 
-/* Charges the time since the last entry to what that entry was. */
+/* Charges the time since the last entry to that entry's kind. */
 static void run_clock(struct run *run)
 {
     uint64_t now = units_now_ns(), spent = now - run->mark_ns;
@@ -475,7 +475,7 @@ static size_t most_of(size_t most, size_t bytes)
     return bytes > most ? bytes : most;
 }
 
-/* A thread's scratch, in bytes: for one thing at a time; behind it what linears keep beside that. */
+/* A thread's scratch, in bytes: for one use at a time, and behind that the part that linears keep. */
 struct scratch_size {
     size_t scratch, ordered, decoded, experts;
 };

@@ -22,8 +22,8 @@ struct run_row {
     const struct batch_row *in;
 };
 
-/* Queries of one sequence and how their attention is cut: all of its part of a step, or of an invariant plan's decode one
- * of them. */
+/* Queries of one sequence and how their attention is cut: all of its part of a step, or in an invariant plan's decode
+ * one query. */
 struct run_attend {
     const struct batch_row *in;
     uint32_t first, count; /* of its tokens */
@@ -33,7 +33,7 @@ struct run_attend {
     uint32_t part_first;   /* partial results, when splits > 1 */
 };
 
-/* One layer's attention for the GPU (assist.h): how the step's rows are cut, and what comes of the pieces. */
+/* One layer's attention for the GPU (assist.h): how the step's rows are cut, and the results of the pieces. */
 struct run_assist_row {
     uint32_t from, to;           /* positions */
     uint32_t task_first, splits; /* tasks: blocks of kv heads * splits of them */
@@ -43,15 +43,15 @@ struct run_assist {
     uint32_t tasks, width;  /* width: threads that share them */
     uint32_t heads;         /* kv heads of a block, which one task attends to */
     float *out, *max, *sum; /* [task][heads * group] of head_dim, 1, 1; NULL: one tier */
-    _Atomic uint32_t *met;  /* [task]: of the two that are folded into the one before it, how many are done */
+    _Atomic uint32_t *met;  /* [task]: how many of the two that are folded into the one before it are done */
 };
 
 /* How weights are read ahead with one token. Changes no result; set between steps, by benchmarks that
  * compare. */
 struct run_reads {
-    struct gemv_reads gemv; /* but `next`, which every chunk has its own of */
-    uint32_t idle_bytes;    /* of its share of the next linear that a waiting thread fetches; 0: none */
-    bool across;            /* what is fetched past a chunk's end is the thread's next chunk */
+    struct gemv_reads gemv; /* without `next`, which is set for each chunk */
+    uint32_t idle_bytes;    /* that a waiting thread fetches of its share of the next linear; 0: none */
+    bool across;            /* reads past a chunk's end go on in the thread's next chunk */
 };
 
 /* The tokens of a step by the experts that they have chosen. */
@@ -72,7 +72,7 @@ struct run_thread {
     uint64_t ordered_turn;
     uint32_t ordered_first; /* of a few tokens' inputs, which ones */
     void *decoded;
-    void *experts; /* what experts.c keeps beside; NULL: there are none */
+    void *experts; /* scratch of experts.c; NULL: the model has no experts */
 };
 
 struct run {
@@ -94,7 +94,7 @@ struct run {
     uint32_t unit_tokens;           /* most tokens of a step that computes layers here */
     uint32_t spin_us, peer_wait_ms; /* for the other worker's hand-overs */
     struct run_reads reads;
-    const _Atomic bool *cancel;            /* ends waiting for them; NULL: nobody does */
+    const _Atomic bool *cancel;            /* ends waiting for them; NULL: nothing does */
     float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
     _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */
     uint32_t parts_max;

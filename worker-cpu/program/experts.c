@@ -55,7 +55,7 @@ int experts_end(const struct program_entry *e, struct helm_err *err)
     return 0;
 }
 
-/* Of one token those that are asked for become the first ones. */
+/* One token: the experts that the GPU asks for become the first ones. */
 static void take_choice(struct run *run, const struct program_entry *e, uint32_t first, uint32_t last)
 {
     const uint32_t capacity = arena_header_of(run->arena)->step_tokens, chosen = e->chosen;

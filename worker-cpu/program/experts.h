@@ -2,7 +2,7 @@
  *
  * Called by execute.c alone. One token: pieces of rows of the chosen experts, shared by the threads as of one matrix.
  * Several tokens: they are grouped by expert, each expert's weights are read once a step (once for CPU_EXPERTS_TOKENS of
- * its tokens), and sums are taken in the order of choice, so that who computes what changes nothing. Owns nothing; `ctx` is
+ * its tokens), and sums are taken in the order of choice, whichever thread computes them. Owns nothing; `ctx` is
  * a struct run.
  *
  * Where the GPU asks for some of a layer's experts (arena_layout.h), its choice comes by a lane instead: of one token those

@@ -36,14 +36,14 @@ static const char *row_at(const struct program_segment *g, uint32_t row)
     return (const char *)g->matrix.data + tensor_format_row_at(&g->matrix, row);
 }
 
-/* How many rows lie as one run, which one call reads: `rows`, or those of a group. */
+/* Rows that are one run in memory and are read by one call: `rows`, or those of a group. */
 static uint32_t run_rows(const struct program_segment *g, uint32_t rows)
 {
     const struct tensor_format_traits *format = tensor_format_of(g->matrix.format);
     return format->variable && format->group_rows < rows ? format->group_rows : rows;
 }
 
-/* ---- what is read next ---- */
+/* ---- reading ahead ---- */
 
 /* Part of a chunk, as a gemv reads it. */
 struct chunk_part {
@@ -67,7 +67,7 @@ static bool find_part(const struct program_entry *e, uint32_t chunk, uint32_t s,
     return false;
 }
 
-/* The first that a thread reads of a LINEAR, as the pool hands its chunks out; false when that is nothing. */
+/* The first part that a thread reads of a LINEAR, as the pool hands its chunks out; false: it reads none. */
 static bool first_part(const struct run *run, const struct program_entry *e, uint32_t thread,
                        struct chunk_part *part)
 {
@@ -76,7 +76,7 @@ static bool first_part(const struct run *run, const struct program_entry *e, uin
     return thread < width && !e->alone && chunk < e->chunks && find_part(e, chunk, 0, part);
 }
 
-/* What `thread` reads after segment s of a chunk: of this chunk, of the next in the same share, of its share
+/* The part that `thread` reads after segment s of a chunk: of this chunk, of the next in the same share, of its share
  * of the LINEAR after this one. */
 static bool part_after(const struct run *run, const struct program_entry *e, uint32_t chunk, uint32_t s,
                        uint32_t thread, struct chunk_part *part)
@@ -87,7 +87,7 @@ static bool part_after(const struct run *run, const struct program_entry *e, uin
     return ahead && first_part(run, ahead, thread, part);
 }
 
-/* In small pieces, the streams in turn: as soon as there is work, it begins. */
+/* An idle thread fetches in small pieces, the streams in turn, so that it begins work as soon as there is any. */
 #define IDLE_PIECE 1024
 bool linear_fetch_ahead(void *ctx, uint32_t thread, uint32_t piece)
 {

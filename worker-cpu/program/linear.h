@@ -1,6 +1,6 @@
 /* What execute.c runs of LINEAR entries, chunk by chunk, and how their weights are read ahead.
  *
- * Owns nothing; `ctx` is a struct run. Results do not depend on who computes a chunk or on what was fetched.
+ * Owns nothing; `ctx` is a struct run. Results do not depend on the thread that computes a chunk, nor on read-ahead.
  */
 #ifndef HELM_WORKER_CPU_PROGRAM_LINEAR_H
 #define HELM_WORKER_CPU_PROGRAM_LINEAR_H
@@ -21,14 +21,14 @@ bool linear_fetch_ahead(void *ctx, uint32_t thread, uint32_t piece);
 /* What suits this processor. */
 struct run_reads linear_reads_choose(void);
 
-/* Bytes of one tile of so many tokens as the kernel lays it out. */
+/* Bytes of one tile of `tokens` tokens as the kernel lays it out. */
 size_t linear_tile_bytes(const struct linear_kernel *kernel, size_t tokens, size_t cols);
 
 /* Bytes of a thread's scratch that a segment needs: for its input in the order of its one-token kernel, and for
  * the rows that are decoded at a time for a gemm. */
 size_t linear_ordered_bytes(const struct program_segment *segment);
 size_t linear_decoded_bytes(const struct program_segment *segment);
-/* Of a program of a few: for its inputs in that order, and for the products of some rows. */
+/* Scratch of a program of a few tokens: for its inputs in that order, and for the products of some rows. */
 size_t linear_few_ordered_bytes(const struct program_segment *segment);
 #define LINEAR_FEW_SCRATCH_BYTES (PROGRAM_FEW_TOKENS * PROGRAM_ROWS_MAX * sizeof(float))
 

@@ -1,8 +1,8 @@
 /* Lowering: the operations of the model's units (common/model/unit.h) to flat programs. See program.h.
  *
- * Makes of each those that program_ops_of names, by one function for each kind. A LINEAR has a segment for each
- * weight; swiglu combines its rows while they are in the cache. With several tokens the NORM before it, with or
- * without a weight, tiles the input for the matrix kernel. */
+ * Each operation of the model becomes the entries that program_ops_of names; each kind has one function. A LINEAR has a
+ * segment for each weight; swiglu combines its rows while they are in the cache. With several tokens the NORM before
+ * it, with or without a weight, tiles the input for the matrix kernel. */
 #include "worker-cpu/program/program.h"
 
 #include <stdlib.h>
@@ -12,9 +12,9 @@
 #include "common/plan/schedule.h"
 
 /* With one token or a few, a thread takes three quarters of what is left of its share at a time: long runs
- * first, because each run begins with streams that nothing has prefetched; short ones at the end, where
- * others steal, so that the last chunk of a region keeps nobody waiting long. The longest is 50 to 200 us of
- * one core's share of the bandwidth, the shortest 1 to 5. */
+ * first, because each run begins with streams that nothing has prefetched; short ones at the end, where other
+ * threads steal, so that the wait for a region's last chunk is short. The longest is 50 to 200 us of one core's
+ * share of the bandwidth, the shortest 1 to 5. */
 #define GEMV_CHUNK_BYTES_MAX (2 * MIB)
 #define GEMV_CHUNK_BYTES_MIN (48 * KIB)
 /* The least that is worth another thread's joining in: a small model on many cores is faster on some of them,
@@ -134,7 +134,7 @@ static uint32_t cut_share(const struct lowering *low, uint64_t rows, uint64_t ro
         take = (take + granule - 1) / granule * granule;
         if (take > PROGRAM_ROWS_MAX) take = PROGRAM_ROWS_MAX / granule * granule;
         if (take < granule) take = granule;
-        /* Of a gemv no row is left over for itself: alone it would be read as one stream. */
+        /* A gemv leaves no single row over: alone it would be read as one stream. */
         if (take > rows || (!low->tiled && rows - take < granule) || count + 1 == room) take = rows;
         size[count++] = (uint32_t)take;
         rows -= take;
@@ -150,7 +150,7 @@ static uint64_t granule_of(const struct lowering *low, const struct program_segm
     return common_multiple(unit, tensor_format_of(g->matrix.format)->group_rows);
 }
 
-/* Of weights that it reads. */
+/* Bytes of weights that a segment reads. */
 static uint64_t segment_bytes(const struct lowering *low, const struct tensor_matrix *m)
 {
     if (!low->source->arena) return tensor_format_bytes(m->format, m->rows, m->cols);
@@ -281,7 +281,7 @@ static void make_norm(struct lowering *low, const struct making *m)
     if (!e->norm) unsupported(low, m->layer, "a norm without weight");
 }
 
-/* Of several tokens the norm in front tiles what it wrote while that is in the cache. */
+/* With several tokens the norm in front tiles its output while that is in the cache. */
 static void make_linear(struct lowering *low, const struct making *m)
 {
     const enum model_buffer in = m->op->norm == TENSOR_NONE ? m->op->in : BUFFER_H;

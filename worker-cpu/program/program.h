@@ -3,8 +3,8 @@
  * program_lower turns a model graph and this worker's half layers in one phase of the plan into one list per
  * token tier (1 token; 2 to 16; a chunk), of decode another one for steps in which the CPU attends to a part of the
  * GPU's cache (STEP_KV_ASSISTED); there is one more per head (one sampled row; several). The token
- * loop (step.c, execute.c) walks a list and decides nothing: what is fused, in which order, in pieces of
- * which size, alone or shared was settled here. A half layer's entries are the same wherever the halves
+ * loop (step.c, execute.c) walks a list and decides nothing: fusion, order, the size of pieces and how threads
+ * share them are settled here. A half layer's entries are the same wherever the halves
  * beside it are computed. Called by engine.c at load and by --print-program. Owns its entries; addresses
  * point into weights, arena and activations, which outlive it. */
 #ifndef HELM_WORKER_CPU_PROGRAM_PROGRAM_H
@@ -17,8 +17,8 @@
 #include "common/program/op.h"
 #include "worker-cpu/weights/weights.h"
 
-#define PROGRAM_SEGMENTS_MAX 3    /* q, k, v */
-#define PROGRAM_ROWS_MAX     1024 /* rows of one chunk: what fits a thread's result buffer on its stack */
+#define PROGRAM_SEGMENTS_MAX 3 /* q, k, v */
+#define PROGRAM_ROWS_MAX     1024 /* rows of one chunk: a thread's result buffer on its stack has room for them */
 #define PROGRAM_TILE_TOKENS  CPU_TILE_TOKENS
 
 /* fp32, [tokens][width], private to the worker. */
@@ -30,7 +30,7 @@ struct activations {
     uint32_t width[BUFFER_LOGITS + 1]; /* floats a token, by enum model_buffer */
     /* One matrix input, tiled for the kernel of several tokens of that format; kernels that tile alike share it. */
     void *tiled[FORMAT_COUNT];
-    void *memory; /* what all but logits lie in */
+    void *memory; /* of all but logits */
     uint64_t bytes;
 };
 
@@ -74,9 +74,8 @@ struct program_entry {
     uint32_t tile_count;
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
     uint32_t segment_count;
-    uint64_t
-        bytes; /* of weights it reads: of a variable format what their groups take; of experts one token's */
-    /* Of experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert; of one
+    uint64_t bytes; /* of weights it reads; variable formats count their groups, experts those of one token */
+    /* Experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert; for one
      * token's down those of all chosen ones at once. */
     uint32_t experts, chosen, expert_rows;
     bool asked; /* by the GPU, for some of them: sums are stored, not added to x */
@@ -102,12 +101,12 @@ struct program_source {
     const struct weights *weights;
     const struct kernel_set *kernels;
     enum linear_inputs inputs; /* which of them */
-    bool assisted; /* of decode: with what the CPU attends to of layers whose cache is the GPU's */
+    bool assisted; /* of decode: with the CPU's part of attention in layers whose cache is the GPU's */
     const struct activations *act;
     uint32_t threads;
     bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */
-    /* For its lanes; NULL: to be printed, not run. Matrices of variable formats, which are not there to be
-     * printed, are then counted by the most they take. */
+    /* For its lanes; NULL: the program is printed, not run. Matrices of variable formats then count with their
+     * largest size, since they are not loaded. */
     const struct arena *arena;
 };
 

@@ -1,5 +1,5 @@
-/* See read_ahead.h. Passes over the linears alone, in turns with the one and the other: what others do with
- * the memory meanwhile both see. Owns nothing. */
+/* The trial of read-ahead. See read_ahead.h. Passes over the linears alone, alternating between the two distances, so
+ * that other processes' load on memory affects both alike. Owns nothing. */
 #include "worker-cpu/program/read_ahead.h"
 
 #include <string.h>
@@ -87,7 +87,7 @@ void read_ahead_choose(struct run *run, const struct program *layers, const stru
     uint32_t rounds = 0;
     memset(found, 0, sizeof *found);
     if (layers->bytes + head->bytes < least) return;
-    const double most = PASS_S * pass(&p, before); /* the first finds pages that nobody has touched, too */
+    const double most = PASS_S * pass(&p, before); /* the first also touches pages for the first time */
     if (most < (double)p.most) p.most = most > (double)READ_AHEAD_LEAST ? (uint64_t)most : READ_AHEAD_LEAST;
     const uint64_t begin = units_now_ns();
     while (rounds < ROUNDS && (rounds < ROUNDS_LESS || units_now_ns() - begin < ENOUGH_NS)) {

@@ -14,7 +14,7 @@
 #include "common/cpu/kernels/kernel_set.h"
 #include "common/plan/engine_limits.h"
 
-/* What one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
+/* Bytes that one thread populates and reads at a time: a multiple of a huge page, small enough that progress is
  * smooth. */
 #define WEIGHTS_PIECE (4 * ARENA_HUGE_PAGE)
 
@@ -38,7 +38,7 @@ static void weights_digest_places(struct weights *w)
     }
 }
 
-/* Which bytes these are: the folder, and each shard's size and time of change. */
+/* The digest of the files: the folder, and each shard's size and time of change. */
 static int weights_digest_files(struct weights *w, struct helm_err *err)
 {
     char root[PATH_MAX];
@@ -150,7 +150,7 @@ static uint32_t place_find(const struct weights *w, uint64_t offset)
     return low;
 }
 
-/* What of a matrix lies in the region's bytes from `first` to `last`: of one that lies in another format than in the
+/* Loads the part of a matrix in the region's bytes from `first` to `last`: of one in another format than in the
  * file the rows that begin there. */
 static int load_part(const struct weights_job *job, const struct placement *p, uint64_t first, uint64_t last,
                      struct helm_err *err)

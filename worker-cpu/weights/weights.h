@@ -61,7 +61,7 @@ void weights_free(struct weights *weights);
 /* Reads one matrix and packs it into its place. */
 HELM_MUST_CHECK int weights_pack(const struct weights_loading *loading, const struct model_shards *shards,
                                  const struct model_tensor *tensor, void *to, struct helm_err *err);
-/* What they have come to, whoever packed them. */
+/* Sums up the packed matrices' bytes, as stored and packed, from the region's tables of offsets. */
 void weights_count_packed(struct weights *weights, const char *region);
 
 static inline const struct tensor_matrix *weights_matrix(const struct weights *w, enum tensor_role role,

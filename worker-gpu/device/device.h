@@ -89,8 +89,8 @@ struct device_asked {
     /* Whether GEMV (GPUK_ONE) or GEMM_SMALL (GPUK_FEW) reads these weights as they are, as gpuk_linear_takes has
      * it. */
     bool (*linear_takes)(struct device *d, const struct gpuk_linear_args *args, enum gpuk_schedule schedule);
-    /* Of a device that has chains (struct device: no_chains). chain_write puts the list into device memory and
-     * is over when it returns; not under capture. */
+    /* For a device that has chains (struct device: no_chains). chain_write puts the list into device memory and
+     * is complete when it returns; not under capture. */
     bool (*chain_takes)(struct device *d, const struct gpuk_chain_op *op);
     size_t (*chain_bytes)(const struct gpuk_chain_op *op, uint32_t count);
     int (*chain_write)(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,

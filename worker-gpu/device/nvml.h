@@ -1,7 +1,7 @@
 /* The driver's management library, asked without a CUDA context: memory in use, driver, link.
  *
  * Called by cuda/device.c; tests put other entries in its place. Loaded for each question and unloaded again;
- * a machine without it gives no answer, which is none of an error. */
+ * a machine without it gives no answer, which is no error. */
 #ifndef HELM_WORKER_GPU_DEVICE_NVML_H
 #define HELM_WORKER_GPU_DEVICE_NVML_H
 
@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 struct nvml_answer {
-    uint64_t used_bytes; /* of the device's memory, by everybody */
+    uint64_t used_bytes; /* of the device's memory, by all processes */
     bool own_known;      /* it lists this process (inside a container it may not, or without its memory) */
     uint64_t own_bytes;  /* by this process */
     char driver[24];     /* "570.86.10"; "" where it does not say */
@@ -22,10 +22,11 @@ bool nvml_ask(const char *bus, struct nvml_answer *answer);
 
 /* What a context that was opened between two answers took: true and of this process alone where the later one
  * lists this process with more than the earlier, in which it may be missing; else false and the difference of
- * what everybody uses, which is wrong by what others took or gave back meanwhile. 0: less than before. */
+ * what all processes use, which is wrong by what others took or gave back meanwhile. 0: less than before. */
 bool nvml_taken(const struct nvml_answer *before, const struct nvml_answer *after, uint64_t *bytes);
 
-/* Of the library's interface, which has no header here; every call returns 0 when it worked. */
+/* The part of the library's interface that is used, since its header is not required; every call returns 0 on
+ * success. */
 struct nvml_process {
     unsigned pid;
     unsigned long long used_bytes; /* all ones: it does not say */

@@ -86,7 +86,7 @@ struct op_argmax {
     const float *logits;
     uint32_t vocab;
     struct gpuk_token *result;
-    struct gpuk_next next; /* zeros: nobody's */
+    struct gpuk_next next; /* zeros: no step follows it */
 };
 struct op_few {
     const struct gpuk_few *few; /* stays until it is done */

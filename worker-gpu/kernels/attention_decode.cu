@@ -4,7 +4,7 @@
  * dimensions of every query head, so that each key and value is read once, 16 bytes a lane, and used for the
  * whole group; a warp works on 32 / lanes positions at a time. Streaming softmax (running maximum m, sum s,
  * unnormalised output o: Rabe & Staats 2021; FlashAttention, Dao et al. 2022) in powers of two. Pieces meet
- * in global memory: the last block of a head to finish merges them in the order of pieces, whoever it is, so
+ * in global memory: whichever block of a head finishes last merges them in the order of pieces, so
  * the result does not depend on timing. For one token the block also norms and rotates q and k and appends to
  * the cache, which saves a kernel between the products and attention. */
 #include "worker-gpu/kernels/attention_decode.cuh"
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
 
     float *qs = memory, *os = qs + G * head_dim, *ms = os + WARPS * G * head_dim, *ss = ms + WARPS * G;
     take_query<C>(p, t, kv_head, head0, heads, position, pages, blockIdx.x == pieces - 1, qs, os);
-    __syncthreads(); /* q for everyone; and the block sees the k and v it has just appended */
+    __syncthreads(); /* q for all warps; and the block sees the k and v it has just appended */
 
     /* lanes a position takes, the positions a warp takes at once, and this lane's place */
     const uint32_t lanes = VECTOR ? lanes_of(head_dim) : 32;

@@ -172,7 +172,7 @@ template <typename W> __device__ __forceinline__ block_scales block_scales_k(con
     element<__half>::unpack(d, dd, dmin);
     return block_scale(dd * block_whole(scale), dmin * block_whole(least));
 }
-/* Of two rows at once, a byte each: scale and least of a, of b. */
+/* Two rows at once, a byte each: scale and least of a, of b. */
 template <typename W>
 __device__ __forceinline__ void block_scales_two_k(const W &wa, const W &wb, uint32_t run, block_scales &a,
                                                    block_scales &b)
@@ -239,7 +239,7 @@ struct block_q5_k {
                     block_bits<4>(fifth[i], (int)run, 0x01010101u);
     }
 };
-/* Of each half of the numbers 64 bytes have the low bits and 32 the high ones. */
+/* Each half of the numbers has its low bits in 64 bytes and its high bits in 32. */
 struct block_q6_k {
     static const uint32_t VALUES = 256, BYTES = 210, ALIGN = 2, ORIGIN = 0, BITS = 6, ZERO = 32, GROUPS = 2;
     static const bool LEAST = false;

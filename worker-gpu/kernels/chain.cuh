@@ -31,17 +31,18 @@ struct alignas(16) chain_weights {
     uint32_t pair_bytes;
     uint32_t end[GPUK_SEGMENTS_MAX]; /* pairs of this and the matrices before it */
     uint32_t chunks, last_bytes;     /* tiles of a row; bytes of the last */
-    uint32_t tile, part; /* and of the others, in lines of chain_lines; taken in parts of so many */
-    uint32_t odd;        /* bit s: the last pair of matrix s has one row */
+    uint32_t tile,
+        part; /* bytes of the other tiles, in lines of chain_lines; of the parts that they are multiplied in */
+    uint32_t odd; /* bit s: the last pair of matrix s has one row */
     uint32_t start;
     uint32_t whole, extra;          /* pairs of every block; blocks from the start that have one more */
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
     uint32_t loose; /* tiles that do not begin on 16 bytes */
-    /* Of experts, whose matrices are where the token's choice says: from one's to the next one's; how many are chosen,
-     * 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is of all
-     * chosen experts, whose tiles stand one behind the other. */
+    /* Experts, whose matrices are where the token's choice says: bytes from one's to the next one's; how many are
+     * chosen, 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is
+     * of all chosen experts, whose tiles stand one behind the other. */
     uint64_t stride;
     uint32_t chosen;
     uint32_t rows_each;  /* of gates and ups: of an expert; of downs 0 */
@@ -64,8 +65,8 @@ struct alignas(16) chain_item {
     const float *next_norm; /* of the linear operation behind this one */
     uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
     uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
-    /* Results that go on as words, each with the operation's tag, so that nobody waits for a meeting; NULL: the blocks meet
-     * behind the operation. And where those of the operation in front come from. */
+    /* Results that go on as words, each with the operation's tag, so that no block waits for a meeting; NULL: the
+     * blocks meet behind the operation. And where those of the operation in front come from. */
     uint64_t *words_out;
     const uint64_t *words_in;
     chain_weights where; /* linear */
@@ -113,8 +114,9 @@ struct alignas(16) chain_token {
     const uint32_t *pages; /* its sequence's line of the page table */
     uint64_t awaited;      /* what the blocks' counter must come to; thread 0's */
     uint32_t position;
-    bool counts;       /* false: the step has no token, attention does nothing */
-    attention_cut cut; /* and the block's first unit, of attention of so many heads and such a window */
+    bool counts; /* false: the step has no token, attention does nothing */
+    attention_cut
+        cut; /* and the block's first unit, for attention of cut_heads heads and window cut_window */
     attention_unit unit;
     uint32_t cut_heads, cut_kv_heads, cut_window; /* heads 0: not cut yet */
     bool words;                                   /* tags differ from launch to launch: with a meeting */
@@ -189,7 +191,7 @@ struct ask_walk {
     uint32_t chosen, choices; /* the ring's barriers, how often they have been waited for */
 };
 /* Goes on to the next operation when the walk is through with this one. */
-__device__ __forceinline__ void ask_settle(ask_walk &k)
+template <bool SPARSE> __device__ __forceinline__ void ask_settle(ask_walk &k)
 {
     const uint32_t words = sizeof(chain_weights) / 16, lane = threadIdx.x & 31;
     while (k.at.pair >= k.w->whole && k.left > 0) {
@@ -208,12 +210,13 @@ __device__ __forceinline__ void ask_settle(ask_walk &k)
         __syncwarp();
         k.at = walk_to(rest, k.w->chunks);
         /* gates and ups: which ones is only known now, and the same for the downs behind them */
-        if (!k.w->rows_each) continue;
+        if (!SPARSE || !k.w->rows_each) continue;
         bulk_wait(k.chosen, k.choices++ & 1);
         __syncwarp();
         if (lane == 0) barrier_arrive(k.chosen + 8);
     }
 }
+template <bool SPARSE>
 __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const chain_weights *records,
                                          uint32_t count, uint32_t first)
 {
@@ -221,7 +224,7 @@ __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const 
     k.at = {0, first};
     if ((threadIdx.x & 31) == 0) own->chunks = 1 << 16, own->whole = 0;
     __syncwarp();
-    ask_settle(k);
+    ask_settle<SPARSE>(k);
 }
 /* First bytes of a tile of experts. */
 __device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &w, uint32_t pair,
@@ -237,10 +240,11 @@ __device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &
 }
 /* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. expert: those that were
  * chosen. */
+template <bool SPARSE>
 __device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_t pair, uint32_t chunk,
                                                  const uint32_t *expert)
 {
-    if (w.chosen) return tile_rows_of_expert(w, pair, chunk, expert);
+    if (SPARSE && w.chosen) return tile_rows_of_expert(w, pair, chunk, expert);
     const uint32_t s = (pair >= w.end[0] ? 1 : 0) + (pair >= w.end[1] ? 1 : 0);
     const unsigned char *base = s == 0 ? w.base[0] : s == 1 ? w.base[1] : w.base[2];
     const unsigned char *a = base + (uint64_t)pair * w.pair_bytes + (uint64_t)chunk * w.tile;
@@ -252,28 +256,31 @@ struct chain_beside {
     uint32_t a, b;
 };
 /* Bytes from 16 on where both rows of a loose tile begin. Experts' matrices are whole 16 bytes from each other. */
+template <bool SPARSE>
 __device__ __forceinline__ chain_beside tile_beside(const chain_weights &w, uint32_t pair, uint32_t chunk)
 {
-    if (!w.chosen) {
-        const linear_pair rows = tile_rows(w, pair, chunk, nullptr);
+    if (!SPARSE || !w.chosen) {
+        const linear_pair rows = tile_rows<SPARSE>(w, pair, chunk, nullptr);
         return {(uint32_t)(size_t)rows.a & 15, (uint32_t)(size_t)rows.b & 15};
     }
     const uint32_t tile = w.tiles_each ? chunk % w.tiles_each : chunk,
                    at = (uint32_t)(size_t)w.base[0] + pair * w.pair_bytes + tile * w.tile;
     return {at & 15, (at + (uint32_t)w.to_second) & 15};
 }
-__device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
+template <bool SPARSE> __device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
 {
-    if (w.tiles_each > 1) return chunk % w.tiles_each + 1 == w.tiles_each ? w.last_bytes : w.tile;
-    if (w.tiles_each) return w.last_bytes;
+    if (SPARSE && w.tiles_each > 1) return chunk % w.tiles_each + 1 == w.tiles_each ? w.last_bytes : w.tile;
+    if (SPARSE && w.tiles_each) return w.last_bytes;
     return chunk + 1 == w.chunks ? w.last_bytes : w.tile;
 }
 /* Starts the copy of the tile the walk is at (one lane) and goes on. */
+template <bool SPARSE>
 __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pitch, uint32_t full)
 {
     if ((threadIdx.x & 31) == 0) {
-        const linear_pair rows = tile_rows(*k.w, k.w->start + k.at.pair * gridDim.x, k.at.chunk, k.expert);
-        const uint32_t bytes = tile_length(*k.w, k.at.chunk);
+        const linear_pair rows =
+            tile_rows<SPARSE>(*k.w, k.w->start + k.at.pair * gridDim.x, k.at.chunk, k.expert);
+        const uint32_t bytes = tile_length<SPARSE>(*k.w, k.at.chunk);
         const tile_window a = tile_window_of(rows.a, bytes), b = tile_window_of(rows.b, bytes);
         bulk_expect(full, rows.b ? a.bytes + b.bytes : a.bytes);
         bulk_copy(slot, a.from, a.bytes, full);
@@ -282,7 +289,7 @@ __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pi
     k.at.pair += k.w->ask_pairs;
     k.at.chunk += k.w->ask_chunks;
     if (k.at.chunk >= k.w->chunks) k.at.chunk -= k.w->chunks, k.at.pair++;
-    if (k.at.pair >= k.w->whole) ask_settle(k);
+    if (k.at.pair >= k.w->whole) ask_settle<SPARSE>(k);
 }
 /* With many tiles on their way every other access to memory waits 2 to 4 us in the same queues instead of
  * one: results, counters, x. From the end of an operation's rows to the next one's x a block asks for less at
@@ -290,14 +297,14 @@ __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pi
 static const uint32_t CHAIN_FLIGHT = 80 << 10, CHAIN_FLIGHT_HURRY = 20 << 10; /* bytes */
 
 /* An asking warp's life. The first round finds every slot free. */
-template <typename S>
+template <typename S, bool SPARSE>
 __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *own,
                                                const chain_weights *records, uint32_t count,
                                                const uint32_t *expert, uint32_t number, uint32_t askers)
 {
     ask_walk ask;
     ask.expert = expert, ask.chosen = ring.chosen;
-    ask_open(ask, own, records, count, number);
+    ask_open<SPARSE>(ask, own, records, count, number);
     const auto tiles_of =
         [&](uint32_t bytes, uint32_t row) { /* as many of each asking warp, and fewer than there are slots */
                                             const uint32_t each = bytes / (2 * row * askers),
@@ -310,9 +317,9 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
         const uint32_t round = ring.parity;
         while (ring.parity == round && ask.at.pair < ask.w->whole) {
             if (!first) bulk_wait(ring.free + 8 * ring.slot, round ^ 1);
-            /* tiles on their way: the one so many before must have come; experts' are small */
+            /* at most `most` tiles in flight: an earlier one must have arrived; experts' tiles are small */
             const bool hurried = bulk_over(ring.hurry, 0);
-            const uint32_t most = ask.w->chosen
+            const uint32_t most = SPARSE && ask.w->chosen
                                       ? tiles_of(hurried ? CHAIN_FLIGHT_HURRY : CHAIN_FLIGHT, ask.w->tile)
                                   : hurried ? few
                                             : usual;
@@ -322,7 +329,8 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
             }
             asked += askers;
             __syncwarp(); /* no lane waits for a phase that others have left behind */
-            ask_tile(ask, ring.address + ring.slot * 2 * ring.pitch, ring.pitch, ring.full + 8 * ring.slot);
+            ask_tile<SPARSE>(ask, ring.address + ring.slot * 2 * ring.pitch, ring.pitch,
+                             ring.full + 8 * ring.slot);
             ring_next(ring, askers);
         }
         if (ask.at.pair >= ask.w->whole) return;
@@ -332,8 +340,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 /* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
 
 typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
-/* Warps that ask for tiles of so many bytes a row: a tile of each is the least that is on its way between
- * operations. */
+/* Warps that request tiles of `pitch` bytes a row. Between operations at least one tile of each is in flight. */
 static inline uint32_t chain_askers(uint32_t pitch)
 {
     return pitch < 4096 ? chain_shaped::ASKERS : chain_shaped::ASKERS / 2;
@@ -344,7 +351,7 @@ static inline uint32_t chain_askers(uint32_t pitch)
 struct chain_lines {
     uint32_t bytes, x_values, x_bytes; /* of x that it meets; 0: no chain takes the format */
     bool loose;                        /* rows begin anywhere */
-    /* Bytes of a tile in a place of so many. */
+    /* Bytes of the largest tile in a slot of `most` bytes. */
     __host__ __device__ constexpr uint32_t within(uint32_t most) const
     {
         return (most - (loose ? TILE_SLACK : 0)) / bytes * bytes;

@@ -1,7 +1,7 @@
 /* x of a chain's operations in shared memory, and what a sparse MLP in a chain has of its own: the router's product, the
  * choice that every block makes for itself, what becomes of the sums of experts' rows.
  *
- * Included by chain.cu. The warps that ask for weights wait for the choice behind the router (chain.cuh); the rows
+ * Included by chain_kernel.cuh. The warps that ask for weights wait for the choice behind the router (chain.cuh); the rows
  * themselves are those of any linear operation. */
 #ifndef HELM_WORKER_GPU_KERNELS_CHAIN_EXPERTS_CUH
 #define HELM_WORKER_GPU_KERNELS_CHAIN_EXPERTS_CUH
@@ -94,10 +94,10 @@ struct chain_dot {
     float dot, squares;
 };
 template <typename S, typename D>
-__device__ __noinline__ chain_dot chain_row(const linear_params &p, const chain_source &from,
-                                            const float4 *norm, const float4 *weight, float4 *x4)
+__device__ __forceinline__ chain_dot chain_row(const linear_params &p, const chain_source &from,
+                                               const float4 *norm, const float4 *weight, float4 *x4)
 {
-    const uint32_t quads = p.cols / 4, batch = 4;
+    const uint32_t quads = p.cols / 4, batch = 2;
     chain_dot sum = {0, 0};
     for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < quads; f0 += batch * S::THREADS) {
         float4 v[batch], w[batch];
@@ -148,9 +148,9 @@ __device__ __forceinline__ void take_words(const linear_params &p, const chain_s
 /* x into shared memory, where the gates and ups find it, and the block's rows of the router's product: the whole block a
  * row. words: where logits go with this tag, or NULL. */
 template <typename S, typename D>
-__device__ __noinline__ void chain_router(const linear_params &p, const chain_source &from,
-                                          const float4 *norm, float *x, const chain_sums &sums,
-                                          uint64_t *words, uint32_t tag)
+__device__ __forceinline__ void chain_router(const linear_params &p, const chain_source &from,
+                                             const float4 *norm, float *x, const chain_sums &sums,
+                                             uint64_t *words, uint32_t tag)
 {
     const uint32_t warp = threadIdx.x >> 5, rows = p.segment[0].rows;
     bool first = true;
@@ -194,9 +194,9 @@ struct chain_logits {
 /* What the token chose, for the block; number: how many choices were before. scratch: CHAIN_SUMS floats that are not used
  * until all threads have met twice more. Weights are there behind the next meeting. */
 template <typename S>
-__device__ __noinline__ void chain_choose(const chain_experts &e, const chain_source &logits,
-                                          chain_token &token, float *scratch, const chain_ring &ring,
-                                          uint32_t number)
+__device__ __forceinline__ void chain_choose(const chain_experts &e, const chain_source &logits,
+                                             chain_token &token, float *scratch, const chain_ring &ring,
+                                             uint32_t number)
 {
     static_assert(2 * EXPERTS_RANKED_MAX <= CHAIN_SUMS, "scores and their order");
     experts_order_all(e.router, chain_logits{logits}, e.choice_bias, scratch, S::THREADS);
@@ -244,8 +244,8 @@ template <typename S, typename D> __device__ __forceinline__ void take_act(const
 
 /* ---- what becomes of rows' sums */
 
-__device__ __noinline__ float2 experts_addends(const chain_item &item, const chain_token &token,
-                                               uint32_t pair)
+__device__ __forceinline__ float2 experts_addends(const chain_item &item, const chain_token &token,
+                                                  uint32_t pair)
 {
     const chain_experts &e = item.experts;
     float2 add = make_float2(0, 0);
@@ -267,16 +267,17 @@ __device__ __noinline__ float2 experts_addends(const chain_item &item, const cha
     return add;
 }
 /* Added to the two sums of a pair: biases, and the residual. */
+template <bool SPARSE>
 __device__ __forceinline__ float2 chain_addends(const chain_item &item, const chain_token &token,
                                                 uint32_t pair)
 {
-    if (item.kind == GPUK_CHAIN_LINEAR) return linear_addends(item.linear, pair, 0);
+    if (!SPARSE || item.kind == GPUK_CHAIN_LINEAR) return linear_addends(item.linear, pair, 0);
     return experts_addends(item, token, pair);
 }
 /* Gates' and ups' as the weighted activation, so that downs only add; and what goes on as words of this tag: of one matrix,
  * whose rows are even. */
-__device__ __noinline__ void experts_store(const chain_item &item, const chain_token &token, uint32_t pair,
-                                           float a, float b, uint32_t tag)
+__device__ __forceinline__ void experts_store(const chain_item &item, const chain_token &token, uint32_t pair,
+                                              float a, float b, uint32_t tag)
 {
     if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
         const chain_experts &e = item.experts;
@@ -289,13 +290,14 @@ __device__ __noinline__ void experts_store(const chain_item &item, const chain_t
     word_put(item.words_out + 2 * pair + 1, b, tag);
 }
 /* Where the two sums go. */
+template <bool SPARSE>
 __device__ __forceinline__ void chain_store(const chain_item &item, const chain_token &token, uint32_t pair,
                                             float a, float b, uint32_t tag)
 {
-    if (item.kind == GPUK_CHAIN_LINEAR && !item.words_out)
-        linear_store(item.linear, pair, 0, a, b);
-    else
+    if (SPARSE)
         experts_store(item, token, pair, a, b, tag);
+    else
+        linear_store(item.linear, pair, 0, a, b);
 }
 
 #endif

@@ -13,7 +13,7 @@ static const uint32_t SLOTS_MAX = 64, PITCH_MIN = 2048; /* of a ring */
 #define LINES(D) chain_lines_of<D>::lines
 static const struct chain_lines lines_by_format[FORMAT_COUNT] = BY_FORMAT(LINES, {});
 
-/* Tiles of a row: as few as a tile of so many bytes allows, and all but the last of one size, in whole lines. */
+/* Tiles of a row: as few as tiles of `most` bytes allow, all but the last of one size, in whole lines. */
 static uint32_t chunks_of(const struct chain_lines &lines, uint32_t row_bytes, uint32_t most)
 {
     return div_up(row_bytes, lines.within(most));
@@ -75,7 +75,7 @@ static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pi
     return taken > 0 ? rows_bytes / taken : 1;
 }
 
-/* Shared memory of a unit of attention of so many heads. */
+/* Shared memory of a unit of attention of `heads` heads. */
 static uint32_t attention_bytes(uint32_t heads, uint32_t head_dim)
 {
     return (chain_attention_floats(chain_shaped::WARPS, heads, head_dim) * 4 + 127) / 128 * 128;
@@ -86,9 +86,9 @@ static bool takes_experts(const struct gpuk_experts *e)
 {
     const struct tensor_format_traits *traits =
         (unsigned)e->format < FORMAT_COUNT ? tensor_format_of(e->format) : nullptr;
-    if (!traits || traits->variable || traits->group_rows != 1 || e->slot || e->rows == 0 ||
-        e->rows > 1u << 20 || e->cols == 0 || e->cols > 1u << 20 || e->cols % traits->block_values != 0 ||
-        e->cols % 4 != 0)
+    if (!traits || e->format == FORMAT_F32 || traits->variable || traits->group_rows != 1 || e->slot ||
+        e->rows == 0 || e->rows > 1u << 20 || e->cols == 0 || e->cols > 1u << 20 ||
+        e->cols % traits->block_values != 0 || e->cols % 4 != 0)
         return false;
     return ((size_t)e->weight | e->stride | tensor_format_bytes(e->format, e->rows, e->cols)) % 16 == 0;
 }
@@ -195,7 +195,7 @@ static struct sparse_words sparse_words_of(const struct gpuk_chain_op *op, uint3
     }
     return words;
 }
-/* Of the pieces of attention. */
+/* Words for the pieces of attention. */
 static uint64_t words_of(const struct gpuk_chain_op *op, uint32_t count)
 {
     uint64_t words = 0;
@@ -309,12 +309,13 @@ static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "rout
 struct chain_plan {
     int family, cache; /* -1: of none */
     uint32_t region, norm, tiled;
+    bool sparse;
     bool holds; /* keys and values, where that leaves room for enough tiles */
 };
 static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_op *op, uint32_t count,
                       struct chain_plan *plan, struct helm_err *err)
 {
-    *plan = {-1, -1, 128, 0, 0, false};
+    *plan = {-1, -1, 128, 0, 0, false, false};
     for (uint32_t i = 0; i < count; i++) {
         const char *name = (unsigned)op[i].kind < GPUK_CHAIN_KINDS ? names[op[i].kind] : "unknown";
         if (!gpuk_chain_takes(device, &op[i]))
@@ -327,6 +328,7 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
         plan->region = std::max(plan->region, region_of(&op[i]));
         plan->norm = std::max(plan->norm, norm_bytes_of(&op[i]));
         plan->tiled += has_tiles(&op[i]);
+        plan->sparse |= op[i].kind == GPUK_CHAIN_ROUTER;
         const bool attends = op[i].kind == GPUK_CHAIN_ATTENTION;
         if (!attends && !has_tiles(&op[i])) continue;
         int *all = attends ? &plan->cache : &plan->family;
@@ -406,7 +408,8 @@ static bool gives_words(const struct gpuk_device *device, const struct gpuk_chai
     const struct gpuk_chain_op *next = &op[i + 1];
     if (words < 2 || (next->kind != GPUK_CHAIN_LINEAR && next->kind != GPUK_CHAIN_ROUTER)) return false;
     if (op[i].kind != GPUK_CHAIN_LINEAR && op[i].kind != GPUK_CHAIN_EXPERTS_DOWN) return false;
-    /* the next one adds nothing to x: all blocks meet before somebody does, who reads what others have stored there */
+    /* The next operation adds nothing to x. One that does reads what other blocks stored there, so all blocks meet
+     * before it. */
     const struct gpuk_linear_args a = linear_of(&op[i]);
     return a.residual && !next->linear.residual && a.segments == 1 && a.segment[0].rows % 2 == 0 &&
            a.segment[0].rows == next->linear.cols && a.segment[0].out == next->linear.x;
@@ -480,6 +483,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     chain->list = memory;
     chain->count = count;
     chain->variant = plan.family * KV_DTYPE_COUNT + (plan.cache < 0 ? 0 : plan.cache);
+    chain->sparse = plan.sparse;
     chain->warps = chain_shaped::LAUNCHED / 32;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;

@@ -52,10 +52,11 @@ struct gpuk_chain {
     const void *list; /* device */
     uint32_t count;   /* operations */
     int variant;      /* of the kernel; the launcher's own */
+    bool sparse;      /* it has experts */
     uint32_t warps, askers, slots, pitch, shared_bytes, blocks, meetings, linears, region_bytes, norm_bytes;
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
- * shared memory; of experts: every one in its slot. A list may be cut at operations that cannot; those go as kernels of
+ * shared memory; of experts: every one in its slot, of another format than fp32. A list may be cut at operations that cannot; those go as kernels of
  * their own. Operations of one chain have caches of one dtype, attention of one step block, and weights of one plain
  * format or of blocks of any (a router's apart). */
 static inline bool gpuk_chain_mixes(enum tensor_format a, enum tensor_format b)

@@ -34,7 +34,7 @@
 typedef decode_plain<__nv_bfloat16> decode_bf16;
 typedef decode_plain<__half> decode_f16;
 typedef decode_plain<float> decode_f32;
-/* Of each format of blocks: its name, and in enum tensor_format; in that one's order. */
+/* A row for each format of blocks: its name, and its name in enum tensor_format, in the enum's order. */
 #define DECODE_BLOCKS(X)                                                                                     \
     X(q8_0, Q8_0)                                                                                            \
     X(q4_0, Q4_0)                                                                                            \

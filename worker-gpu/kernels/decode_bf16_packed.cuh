@@ -23,7 +23,7 @@ static __device__ __forceinline__ uint32_t tiles_of(uint32_t values)
 {
     return (values + PACKED_TILE - 1) / PACKED_TILE;
 }
-/* Of a coded group, before its records. */
+/* Bytes of a coded group before its records. */
 static __device__ __forceinline__ uint32_t head_of(uint32_t values)
 {
     return up_to_align((uint32_t)sizeof(struct packed_header) + (tiles_of(values) + 1) * 4);

@@ -7,7 +7,7 @@
  *
  * The lanes of a warp look up 32 steps at once, each one of them; when a step's turn comes, its lane starts
  * the copies (9.0: bulk copies; else it says the others where to copy from). A slot has the records, the
- * first bytes of the lists of escapes, and the step itself for whoever computes it.
+ * first bytes of the lists of escapes, and the step itself, which all lanes read when they compute it.
  *
  * Lanes build their 64 values in registers. Every lane stores its values of a tile to the slot, whose bytes are in
  * registers by then, puts the exponents of its escapes there and loads them again. Groups that are stored raw are
@@ -24,15 +24,15 @@ static const uint32_t LIST_BYTES = 96; /* of a tile's list that are copied, from
 
 struct alignas(16) packed_step {
     const unsigned char *from; /* the first tile's record, or values when raw; NULL: there is none */
-    uint32_t second;           /* the other tile is so many bytes behind; 0: there is none */
+    uint32_t second;           /* bytes from the first tile to the other; 0: there is none */
     uint32_t base2;            /* the group's base for a pair of values, or STEP_RAW; and STEP_LONG */
-    uint32_t list[2];          /* what is copied of the tiles' lists begins so many bytes behind `from` */
+    uint32_t list[2];          /* bytes from `from` to what is copied of each tile's list */
     uint32_t of_list[2];       /* step_count and others; when raw: the group's values from the tile on */
 };
 static const uint32_t STEP_RAW = 1 /* of a group that is stored so */,
                       STEP_LONG = 2 /* a list is longer than what is copied */;
 
-/* Of a tile's list: its escapes, how far behind what is copied it begins, and how many bytes that is. */
+/* A tile's list: the number of its escapes, where it begins in the copied bytes, and how many bytes are copied. */
 static __device__ __forceinline__ uint32_t step_count(const packed_step &d, uint32_t t)
 {
     return d.of_list[t] & 0xffff;
@@ -149,8 +149,8 @@ static __device__ __forceinline__ void bring_async(const unsigned char *slot, ui
 
 /* ---- a step's values ---------------------------------------------------------------------------------- */
 
-static const uint32_t ROOM_PITCH = 80; /* bytes of a lane's values of a tile, and so many that stores meet no
-                                          other lane's banks */
+static const uint32_t ROOM_PITCH = 80; /* bytes of a lane's values of a tile, padded so that lanes' stores
+                                          have no bank conflicts */
 static_assert(32 * ROOM_PITCH <= SLOT_LISTS, "a tile's values lie where the records were");
 
 /* The values of a lane's units in a room, for bits of escape_mask_runs: value b at 2 * b. */

@@ -38,7 +38,7 @@ static int check(const char *what, const struct gpuk_experts *e, uint32_t chosen
         return helm_fail(err, HELM_E_USAGE, "%s: experts do not begin on 16 bytes", what);
     return HELM_OK;
 }
-/* Of both roles of a gated unit. */
+/* Checks both roles of a gated unit. */
 static int check_two(const struct gpuk_experts *gate, const struct gpuk_experts *up, uint32_t chosen,
                      struct helm_err *err)
 {

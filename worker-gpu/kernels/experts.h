@@ -5,8 +5,8 @@
  * whatever experts a step chooses.
  *
  * Experts' matrices of one role lie in slots of equal stride. `slot` says in which slot an expert lies, or that it is
- * absent: then its part of the sums is left out, and whoever has it adds it. So all in VRAM, a part of a layer and a
- * pool of slots that change between steps are one case.
+ * absent: then its part of the sums is left out, and the worker that has it adds it. So all in VRAM, a part of a
+ * layer and a pool of slots that change between steps are one case.
  *
  * Sums over a token's experts are taken in the order of choice, in fp32: the same choice and slots give the same bits,
  * whatever other tokens are there. */
@@ -50,7 +50,7 @@ HELM_MUST_CHECK int gpuk_route(const struct model_router *router, const uint32_t
                                const float *logits, const float *choice_bias, const struct gpuk_choice *out,
                                uint32_t flags, void *stream, struct helm_err *err);
 
-/* Of all launchers here: count NULL means all tokens.
+/* For all launchers here: count NULL means all tokens.
  *
  * act[token][j][row] = glu(gate, up) of expert id[token][j] over x[token * x_stride + i], normalised first if there is
  * a norm (as gpuk_linear_args.norm). Of up to GPUK_BATCH_MAX tokens. An expert that several tokens chose is read once
@@ -86,7 +86,7 @@ struct gpuk_experts_down {
 HELM_MUST_CHECK int gpuk_experts_down(const struct gpuk_device *device, const struct gpuk_experts_down *args,
                                       uint32_t tokens, const uint32_t *count, void *workspace, uint32_t flags,
                                       void *stream, struct helm_err *err);
-/* Of both; cols: of gate and up. */
+/* Workspace of both launches; cols: of gate and up. */
 size_t gpuk_experts_workspace_bytes(uint32_t tokens, uint32_t chosen, uint32_t cols);
 
 /* ---- chunks: any number of tokens, grouped by expert ---- */

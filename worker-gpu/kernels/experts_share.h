@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/* Makes the choice, as gpuk_route does, where there is a router; says of every expert who has it, and asks for what is
- * the other's. */
+/* Makes the choice, as gpuk_route does, where there is a router; assigns every expert to a processor, and asks the CPU
+ * for its own. */
 struct gpuk_experts_ask {
     const struct model_router
         *router; /* NULL: the choice has been made, of any number of tokens; read before it returns */
@@ -23,8 +23,8 @@ struct gpuk_experts_ask {
     struct gpuk_choice choice;
     uint32_t experts;
     const uint32_t *table; /* [experts]: its slot in VRAM, or GPUK_SLOT_ABSENT */
-    /* Of the chosen experts that are missing, in the order of their numbers, the first so many of 1,000, rounded, are read
-     * in host memory. */
+    /* How many of 1,000 of the chosen experts that are missing are read in host memory, rounded: those with the lowest
+     * numbers. */
     uint32_t direct_permille;
     uint32_t *
         slot; /* [experts] out: table, and where the GPU reads one in host memory GPUK_SLOT_HOST | its number */

@@ -245,7 +245,7 @@ extern "C" int gpuk_blocks_run(const struct gpuk_device *device, const struct gp
                        stream, err, q);
 }
 
-/* In the table of linear.cu, for who asks and prepares; launched by gpuk_blocks_run. */
+/* In the table of linear.cu to be asked and prepared only; gpuk_blocks_run launches it. */
 template <typename D> static bool blocks_take(const struct linear_call &call)
 {
     return call.device->tensor_cores && kernel_of<D>().shared <= (uint32_t)call.device->shared_bytes_max &&

@@ -1,7 +1,7 @@
 /* Linear layers for 2 to 16 tokens at the speed of memory (9.0 and later; bf16, f16 and blocks).
  *
- * Columns are cut into slices, rows into groups of 8 pairs (linear.cuh); a block, one a multiprocessor, takes
- * every so many groups of one slice. Its warps have roles:
+ * Columns are cut into slices, rows into groups of 8 pairs (linear.cuh). Each block, one a multiprocessor, has one
+ * slice, and the blocks of a slice take its groups in turn. A block's warps have roles:
  *   producers  bring the slice's part of a group's 16 rows into a slot of the ring, a row a bulk copy. They
  *              begin before the kernel in front has finished and wait for nothing but free slots.
  *   consumers  share the slice's columns, 128 at most each. The tokens' x of these columns stays in their

@@ -10,7 +10,7 @@
 
 /* How a warp that is done with a buffer says so: each lane arrives at the barrier, or one for all of them
  * behind __syncwarp. Either is right (the lane's arrival releases what the others did before it), but
- * racecheck of compute-sanitizer follows only who arrives, and takes the others' accesses for hazards. */
+ * racecheck of compute-sanitizer follows only threads that arrive, and takes the others' accesses for hazards. */
 #ifndef GEMM_STREAM_EACH_LANE
 #define GEMM_STREAM_EACH_LANE 1
 #endif
@@ -48,7 +48,7 @@ static const uint32_t SLOTS_MAX = 16, PRODUCERS_MAX = 4, REDUCERS_MIN = 2, REDUC
 /* Unless chosen: reducers; groups of one that are counted together; blocks that fit a multiprocessor. */
 static const uint32_t REDUCERS = 6, REDUCERS_SCALED = 4 /* of blocks */, PRODUCERS_SCALED = 3, BATCH = 4,
                       BLOCKS = 1, REDUCERS_SHARED = 4 /* most, two blocks together */;
-/* Of a block alone on its multiprocessor, and of one that leaves room for the next launch's. */
+/* Threads of a block alone on its multiprocessor, and of one that leaves room for the next launch's. */
 static const uint32_t THREADS_MAX = 32 * (CONSUMERS + OTHERS_MAX),
                       THREADS_SHARED = 32 * (CONSUMERS + REDUCERS_SHARED + 1);
 static const uint32_t COUNTERS = GPUK_LINEAR_COUNTER_BYTES / sizeof(uint32_t);

@@ -215,8 +215,8 @@ template <typename D> static size_t shared_bytes_of(const groups_params &q, uint
     return (size_t)warps * q.slots * (D::SLOT + 8) + (q.linear.cols + sums + 32) * sizeof(float);
 }
 
-/* Warps of a block that does so many steps: 24 hide what a step waits for best (H200: a tenth faster), unless
- * the last round of them leaves more of them idle than that. */
+/* Warps of a block that does `steps` steps: 24 hide a step's latency best (H200: a tenth faster than 16), unless
+ * warps left idle in the last round cost more than that gains. */
 static uint32_t warps_for(const struct gpuk_device *device, uint32_t steps)
 {
     if (device->packed_warps) return (uint32_t)device->packed_warps;

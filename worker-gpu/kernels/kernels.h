@@ -13,9 +13,9 @@
  *
  * Precision: weights as their format decodes them; the residual stream and decode activations are fp32; sums
  * are fp32. One token's activations against blocks are whole numbers of 22 bits and a sign with a scale for each
- * 32 (blocks_x.cuh: 2^-22 of the largest at most), and sums of 32 products are exact. Batches of 2 to 16 tokens on tensor cores carry activations as a pair (high, low) of 16-bit
- * numbers, about 2^-16 relative. Prefill activations are 16-bit. No float atomics: the same input gives the
- * same bits.
+ * 32 (blocks_x.cuh: 2^-22 of the largest at most), and sums of 32 products are exact. Batches of 2 to 16 tokens on
+ * tensor cores carry activations as a pair (high, low) of 16-bit numbers, about 2^-16 relative. Prefill activations
+ * are 16-bit. No float atomics: the same input gives the same bits.
  *
  * GPUK_EARLY (only where the device says early_launch): the launch may begin before the kernel in
  * front of it in the stream has finished (programmatic dependent launch). It fetches weights, then waits by
@@ -70,7 +70,7 @@ struct gpuk_device {
     int packed_slots;     /* of each warp's ring */
     int packed_blocks;    /* of a multiprocessor, at most */
     int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: 96 KiB */
-    int gemm_slices;      /* of columns, at least what registers need; default: so many */
+    int gemm_slices;      /* of columns, at least as many as registers need; default: that number */
     int gemm_producers;   /* warps that copy, 1 to 4 */
     int gemm_reducers;    /* warps that add and store, 2 to 6 */
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
@@ -114,7 +114,7 @@ struct gpuk_kv {
  * slice, which is whole groups of rows. Norm weights and biases are fp32 (converted when the model is loaded). */
 struct gpuk_linear {
     const void *weight; /* of a variable format: where the first group lies, 16-byte aligned */
-    /* Of a variable format the first group's entry in the matrix's table of offsets, in device memory; only
+    /* For a variable format: the first group's entry in the matrix's table of offsets, in device memory; only
      * differences to that entry are used, up to the one behind the last group. Otherwise NULL. */
     const uint32_t *offset;
     const float *bias; /* [rows] or NULL */
@@ -218,8 +218,8 @@ struct gpuk_expand_part {
 };
 #define GPUK_EXPAND_PARTS_MAX 3
 /* One launch for up to GPUK_EXPAND_PARTS_MAX parts, in small blocks without shared memory, so that it runs
- * beside others. blocks: at most so many; 0: what is fastest when nothing else runs. A launch just behind it
- * in the stream that reads `out` as its weights must not have GPUK_EARLY (it would fetch them too soon). */
+ * beside others. blocks: the most that it takes; 0: the number that is fastest when nothing else runs. A launch just
+ * behind it in the stream that reads `out` as its weights must not have GPUK_EARLY (it would fetch them too soon). */
 HELM_MUST_CHECK int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,
                                 uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err);
 
@@ -319,7 +319,7 @@ struct gpuk_token {
 };
 size_t gpuk_argmax_counter_bytes(uint32_t rows);
 size_t gpuk_argmax_workspace_bytes(uint32_t rows);
-/* Of a step block, by row, what makes it that of the same rows one token further. */
+/* The arrays of a step block, by row, that turn it into the block of the same rows one token further. */
 struct gpuk_next {
     uint32_t *token_id, *position;
 };

@@ -1,8 +1,8 @@
-/* Of rows of logits on the device, what a draw needs of them (common/sampling/sampling.h): part of kernels.h, whose
+/* The part of rows of logits on the device that a draw needs (common/sampling/sampling.h). A part of kernels.h, whose
  * rules hold.
  *
- * Called by the CUDA device and tests/gpu; the emulated device does the same. What is found goes into host
- * memory that is mapped for the device, a room a row, so that nothing has to be copied behind it. */
+ * Called by the CUDA device and tests/gpu; the emulated device does the same. Results go into host memory that is
+ * mapped for the device, one place a row, so that no copy has to follow. */
 #ifndef HELM_WORKER_GPU_KERNELS_KERNELS_FEW_H
 #define HELM_WORKER_GPU_KERNELS_KERNELS_FEW_H
 

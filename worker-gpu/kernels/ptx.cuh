@@ -1,4 +1,4 @@
-/* Every instruction that CUDA C++ has no name for: early launch, loads past the L1, bulk copies and their
+/* The instructions that CUDA C++ has no name for: early launch, loads past the L1, bulk copies and their
  * barriers, asynchronous copies, matrix instructions.
  *
  * Included by device.cuh. Each function says which compute capability it needs; on older ones it does
@@ -83,8 +83,8 @@ __device__ __forceinline__ uint32_t add_of_lane_before(uint32_t v, uint32_t dist
 
 /* ---- a counter in device memory at which blocks of one launch meet (7.0) ------------------------ */
 
-/* Counts this block in: what it wrote before (all threads', after __syncthreads) is seen by whoever sees the
- * count. */
+/* Counts this block in: a block that sees the count also sees what this one wrote before (all its threads, after
+ * __syncthreads). */
 __device__ __forceinline__ void meet_arrive(uint64_t *counter)
 {
     asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(counter), "l"(1ull) : "memory");
@@ -99,8 +99,8 @@ __device__ __forceinline__ void meet_wait(const uint64_t *counter, uint64_t coun
 {
     while (meet_count(counter) < count) {}
 }
-/* Counts the warp in and returns what was counted before; one lane, after __syncwarp. What the warp wrote
- * before is seen by whoever counts later, and what those before wrote is seen by the warp. */
+/* Counts the warp in and returns the count before; one lane, after __syncwarp. Warps that count later see what
+ * this warp wrote before, and this warp sees what earlier ones wrote. */
 __device__ __forceinline__ uint32_t count_arrival(uint32_t *counter)
 {
     uint32_t before;
@@ -108,7 +108,7 @@ __device__ __forceinline__ uint32_t count_arrival(uint32_t *counter)
     return before;
 }
 
-/* ---- words: a float and the tag of who wrote it, stored and loaded as one (7.0) ------------------ */
+/* ---- words: a float and the tag of its writer, stored and loaded as one (7.0) -------------------- */
 
 __device__ __forceinline__ void word_put(uint64_t *to, float value, uint32_t tag)
 {
@@ -154,7 +154,7 @@ __device__ __forceinline__ void bulk_barriers_open(uint32_t barrier, uint32_t co
     for (uint32_t i = 0; i < count; i++) barrier_open(barrier + 8 * i, 1);
     barriers_opened();
 }
-/* One arrival without bytes: what the thread read and wrote before is over for who waits. */
+/* One arrival without bytes: the thread's earlier reads and writes are complete for threads that wait. */
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
 {
 #if __CUDA_ARCH__ >= 900

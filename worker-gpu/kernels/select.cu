@@ -114,8 +114,8 @@ static const uint32_t FEW_BLOCK = 64, FEW_THREADS = 512, FEW_WARPS = FEW_THREADS
 struct few_list {
     struct gpuk_few row[GPUK_FEW_ROWS];
 };
-/* Of one row in the workspace: the largest of each block, in the ordered bits of a key; then of the row; sums
- * of each CUDA block's share. */
+/* One row's part of the workspace: the largest logit of each block, in the ordered bits of a key; then that of the row;
+ * sums of each CUDA block's share. */
 struct few_work {
     uint32_t *tops, *top;
     unsigned long long *sums;

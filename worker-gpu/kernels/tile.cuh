@@ -18,7 +18,7 @@ __device__ __forceinline__ void walk_next(tile_walk &w, uint32_t chunks, uint32_
     w.chunk += step;
     while (w.chunk >= chunks) w.chunk -= chunks, w.pair++;
 }
-/* The same by a step that is known: so many pairs, and chunks, fewer than a row has. */
+/* The same by a step that is cut already: step.pair pairs and step.chunk chunks, fewer than a row has. */
 __device__ __forceinline__ void walk_step(tile_walk &w, uint32_t chunks, const tile_walk &step)
 {
     w.pair += step.pair, w.chunk += step.chunk;
@@ -41,8 +41,8 @@ __device__ __forceinline__ float add_squares(float sum, const float4 &v)
     return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, sum))));
 }
 
-/* x to shared memory as plain numbers take it, for thread `thread` of `threads`: first, and before x is there, the weights of the norm
- * in x's place (of a norm alone) ... */
+/* x to shared memory as plain numbers take it, for thread `thread` of `threads`: first, and before x is there, the
+ * weights of the norm in x's place (of a norm alone) ... */
 template <typename D>
 __device__ __forceinline__ void x_put_norm(const float *norm, uint32_t cols, float4 *x4, uint32_t thread,
                                            uint32_t threads)

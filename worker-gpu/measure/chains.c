@@ -44,7 +44,7 @@ struct list {
     struct gpuk_chain chain;
 };
 
-/* shape NULL: attention alone, of so many query heads. */
+/* shape NULL: attention alone, of `heads` query heads. */
 static int list_open(struct measure *m, const struct measure_shape *shape, uint32_t ops, uint32_t heads,
                      struct list *list, struct helm_err *err)
 {

@@ -15,9 +15,9 @@
 #define OTHERS_BYTES  (4 * MIB) /* twice a large L2 */
 #define LONG_BURST_S  0.15
 #define SHORT_BURST_S 0.02
-#define ISSUED_LAYERS 28 /* less than a queue holds: whoever puts them into it never waits */
+#define ISSUED_LAYERS 28 /* less than a queue holds: the host never waits for room in it */
 
-/* Of a chunk's list, as models without biases have it: what a step begins with, or a layer. */
+/* Kernels of a chunk's list, for models without biases: of the step's beginning, or of a layer. */
 static uint32_t kernels_of(bool layer)
 {
     const struct model_config plain = {0};
@@ -152,7 +152,7 @@ static int measure_together(struct measure *m, const struct measure_chunk_parts 
     return rc;
 }
 
-/* Of a CPU that plays a GPU only how it begins: who issues and who computes share the same processors. */
+/* An emulated device measures only how late a chunk begins: issuing and computing threads share the processors. */
 int measure_chunks_run(struct measure *m, const struct measure_chunk_parts *parts, struct helm_err *err)
 {
     uint64_t *others = calloc(1, OTHERS_BYTES);

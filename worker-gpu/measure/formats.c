@@ -1,7 +1,7 @@
-/* What weights of other formats than bf16 are multiplied by at. See measure/private.h; called by measure.c.
+/* Rates of products with weights of other formats than bf16. See measure/private.h; called by measure.c.
  *
- * The same works as bf16's, over as many bytes of random blocks in the weights' place: their first half; caches of a
- * chain's attention and what is expanded lie in the other. */
+ * The same operations as bf16's, over as many bytes of random blocks in the weights' memory. Blocks take its first
+ * half; caches of a chain's attention and expanded weights lie in the other. */
 #include "common/base/units.h"
 #include "common/formats/random_blocks.h"
 #include "worker-gpu/measure/private.h"

@@ -1,6 +1,7 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure/kernels.c
- * (rates), measure/attention.c (attention's), measure/chains.c (rates of chains), measure/expand.c (packed weights), measure/chunks.c (chunks as
- * a whole), measure/formats.c (the same of other formats of weights), measure/buffers.c (what they work on). */
+ * (rates), measure/attention.c (attention's), measure/chains.c (rates of chains), measure/expand.c (packed weights),
+ * measure/chunks.c (chunks as a whole), measure/formats.c (the same of other formats of weights), measure/buffers.c
+ * (the memory they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
 
@@ -60,13 +61,13 @@ void measure_print(struct measure *m, const char *name, uint32_t x, const struct
 
 #define MEASURE_LAYER_OPS   4 /* q k v; o; gate up; down */
 #define MEASURE_TINY        256
-#define MEASURE_TINY_COUNT  256 /* kernels that do nothing worth mentioning */
+#define MEASURE_TINY_COUNT  256 /* kernels that do next to nothing */
 #define MEASURE_KV_HEADS    8
 #define MEASURE_HEADS       32 /* a group of 4 a KV head (PROFILE_GROUP) */
 #define MEASURE_HEADS_PAIR  16 /* 2 (PROFILE_PAIR) */
 #define MEASURE_HEAD_DIM    128
 #define MEASURE_PAGE_TOKENS 32
-#define MEASURE_KV_LAYERS   32 /* past the caches: in a step weights come between them */
+#define MEASURE_KV_LAYERS   32 /* enough to exceed the caches, since in a step weights come between them */
 #define MEASURE_CONTEXT     4096
 #define MEASURE_PAGES       (MEASURE_CONTEXT / MEASURE_PAGE_TOKENS)
 
@@ -96,31 +97,31 @@ struct measure_kernels {
 
 /* Bytes of a layer's matrices in a format. */
 uint64_t measure_layer_bytes(const struct measure_shape *shape, enum tensor_format format);
-/* One row of so many tokens from this position on. */
+/* One row of `tokens` tokens from position `start` on. */
 HELM_MUST_CHECK int measure_set_step(struct measure *m, uint32_t start, uint32_t tokens,
                                      struct helm_err *err);
 
 /* ---- measure/kernels.c for measure/chains.c ---- */
 
-/* Something to be timed: what `issue` puts into the compute queue. */
+/* Work to be timed: `issue` puts it into the compute queue. */
 struct measure_work {
     struct measure *m;
     int (*issue)(const struct measure_work *work, struct helm_err *err);
     const struct measure_shape *shape;
     uint32_t tokens;
-    uint32_t ops;          /* operations of layers, in order, round and round the weights; read: rows */
+    uint32_t ops;          /* operations of layers, in order, cycling through the weights; read: rows */
     uint32_t times;        /* read: kernels; a chain: how often; expanding: bytes of a group */
     uint32_t start, heads; /* attention */
     const struct gpuk_chain *chain;
     const struct products *products; /* of packed weights: measure/expand.c */
 };
 #define MEASURE_WORKS_MAX 3
-/* Samples of the seconds that one run of each of these works takes; in turns, so that what else goes on in
- * the machine meets all of them alike: sample i of one is of about the same time as sample i of another. */
+/* Samples of the seconds of one run of each of these works, in turns, so that other load on the machine disturbs all
+ * alike: sample i of one was taken at about the same time as sample i of another. */
 HELM_MUST_CHECK int measure_time_works(const struct measure_work *works, uint32_t count, bool captured,
                                        struct measure_samples *samples, struct helm_err *err);
 double measure_median_of(const struct measure_samples *samples);
-/* Behind weights of another format there is room for what is expanded, and for caches. */
+/* Behind weights of another format there is room for expanded weights and for caches. */
 static inline char *measure_room(const struct measure *m)
 {
     return m->format == FORMAT_BF16 ? m->weights : m->weights + (m->weight_bytes + 255) / 256 * 256;
@@ -128,10 +129,10 @@ static inline char *measure_room(const struct measure *m)
 /* Replaces seconds by `amount` a second, where each run also took `fixed` seconds that do not count: a
  * quarter of it at most. */
 void measure_to_rate(struct measure_samples *samples, double amount, double fixed);
-/* The cheapest operation that is believed: what comes out where noise is larger than a difference. */
+/* The least believed cost of an operation: the result where noise exceeds the difference. */
 #define MEASURE_OPERATION_LEAST 1e-7
-/* What an operation costs beside its bytes, from each pair of samples: about the same bytes in few and in
- * many operations. False where there is hardly a difference. */
+/* The cost of an operation beside its bytes, from each pair of samples of about the same bytes in few and in many
+ * operations. False where the numbers of operations hardly differ. */
 struct measure_amount {
     double bytes;
     uint32_t ops;
@@ -153,14 +154,14 @@ static inline struct op measure_norm(const struct measure_kernels *k, uint32_t t
                                    .out = out,
                                    .out_dtype = dtype}};
 }
-/* Operation `index` of decode's linears of one token, in layer order, round and round the weights. */
+/* Operation `index` of decode's linears of one token, in layer order, cycling through the weights. */
 struct gpuk_linear_args measure_linear_args(const struct measure *m, const struct measure_shape *shape,
                                             uint32_t index);
-/* Of the weights that so many operations of this shape read; and their values. */
+/* Bytes, and values, of the weights that `ops` operations of this shape read. */
 double measure_ops_bytes(const struct measure_shape *shape, enum tensor_format format, uint32_t ops);
 double measure_ops_values(const struct measure_shape *shape, uint32_t ops);
 uint32_t measure_layers_of(const struct measure *m, const struct measure_shape *shape);
-/* A chunk's over cache number `layer`. */
+/* A chunk's attention over cache number `layer`. */
 struct op measure_attend_prefill(const struct measure_work *w, uint32_t layer);
 /* Attention of one token or several over cache number `layer` of measure_kv_layers, which lie in the weights.
  */
@@ -169,13 +170,13 @@ uint32_t measure_kv_layers(const struct measure *m);
 /* Bytes of cache that one token's attention reads behind MEASURE_CONTEXT positions. */
 double measure_attention_bytes(const struct measure *m);
 
-/* Whether the device multiplies by all operations of a layer as they lie. */
+/* Whether the device multiplies by the weights of all operations of a layer in their own format. */
 bool measure_reads(const struct measure *m, const struct measure_shape *shape, enum gpuk_schedule schedule);
 /* gpu.gemv and gpu.operation, which is also returned; `least`: what an empty kernel in a graph costs. Of bf16 also
  * gpu.read, in turns with them. */
 HELM_MUST_CHECK int measure_gemv_run(struct measure *m, struct measure_samples *least, double *operation,
                                      struct helm_err *err);
-/* gpu.linear and gpu.linear_operation of so many tokens. *rate: operations a second of the last one, 0 at first;
+/* gpu.linear and gpu.linear_operation of `tokens` tokens. *rate: operations a second of the last one, 0 at first;
  * *layer_s: what a large layer took. */
 HELM_MUST_CHECK int measure_linear_at(struct measure *m, uint32_t tokens, double *rate, double *layer_s,
                                       struct helm_err *err);
@@ -184,13 +185,13 @@ HELM_MUST_CHECK int measure_tiny(struct measure *m, bool captured, struct measur
                                  struct helm_err *err);
 /* One operation of a chunk, with what stands before and after it there. */
 HELM_MUST_CHECK int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm_err *err);
-/* w->ops kernels that do nothing worth mentioning. */
+/* w->ops kernels that do next to nothing. */
 HELM_MUST_CHECK int measure_issue_tiny(const struct measure_work *w, struct helm_err *err);
 
 /* ---- measure/chunks.c ---- */
 
-/* Seconds of what a large layer of a chunk is made of, each measured alone: its products with norms and
- * activations, attention behind a context, a kernel that does nothing. 0: was not measured. */
+/* Seconds of the parts of a large layer of a chunk, each measured alone: its products with norms and activations,
+ * attention behind a context, a kernel that does nothing. 0: unmeasured. */
 struct measure_chunk_parts {
     uint32_t tokens;
     double linears_s, attention_s, launch_s;
@@ -237,8 +238,8 @@ HELM_MUST_CHECK int measure_expand_blocks(struct measure *m, double operation, s
 
 /* ---- measure/formats.c ---- */
 
-/* What the planner prices products with weights of this format by, in about so many seconds; writes over the
- * weights, which are bf16 no more: nothing else is measured afterwards. */
+/* Measures the rates by which the planner prices products with weights of this format, in about `seconds`. Overwrites
+ * the weights, which are bf16 no more: nothing else can be measured afterwards. */
 HELM_MUST_CHECK int measure_format_run(struct measure *m, enum tensor_format format, double seconds,
                                        struct helm_err *err);
 

@@ -1,5 +1,5 @@
-/* Lowering: attention, its hand-overs to a CPU that attends to a part of the cache among it. See program.h and making.h;
- * called by math.c, whose table has these functions. */
+/* Lowering: attention, including its hand-overs to a CPU that attends to a part of the cache. See program.h and
+ * making.h; called by math.c, whose table has these functions. */
 #include <math.h>
 
 #include "worker-gpu/program/making.h"
@@ -63,7 +63,8 @@ static float *partial_of(const struct lowering *low, bool sums)
     return maxima + (sums ? GPUK_BATCH_MAX * low->source->model->config.heads : 0);
 }
 
-/* Of one token with rotation and append in it; of several, and of assisted steps, q is what ROPE_APPEND has left. */
+/* One token's attention includes rotation and append; of several tokens, and in assisted steps, q comes from
+ * ROPE_APPEND. */
 void make_attend_decode(struct lowering *low, const struct making *m)
 {
     const struct model_config *c = &low->source->model->config;

@@ -7,7 +7,7 @@
 
 /* ---- lowering ---- */
 
-/* Of layers and head, beside experts. */
+/* Whether it is an operation of layers or head other than experts'. */
 static bool is_operation(const struct gpu_entry *e)
 {
     return e->op.kind == OP_GEMV || (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);
@@ -45,8 +45,9 @@ static bool is_taken(const struct gpu_program *p, struct device *d, const struct
 /* Whether entries from `e` on are a sparse MLP that a chain takes as a whole: one piece with every expert. */
 static bool takes_sparse(struct device *d, const struct gpu_entry *e, uint32_t left)
 {
+    /* (in both memories the choice is made in front of the gates) */
     if (left < SPARSE || e[0].op.kind != OP_GEMV || e[1].op.kind != OP_EXPERTS_GLU ||
-        e[2].op.kind != OP_EXPERTS_DOWN)
+        e[2].op.kind != OP_EXPERTS_DOWN || !e[1].op.as.experts_glu.few.router)
         return false;
     struct gpuk_chain_op op[SPARSE];
     for (uint32_t i = 0; i < SPARSE; i++) {

@@ -245,7 +245,7 @@ static uint32_t ticket_of(const struct lowering *low, const struct making *m)
     return plan_mixed_index(low->source->plan, m->at->unit) + 1;
 }
 
-/* Of a chunk the choice has been made, and nothing is read in host memory: its tokens would read it again and again. */
+/* In a chunk the choice has been made, and nothing is read in host memory: its tokens would read it again and again. */
 void make_experts_ask(struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;

@@ -140,7 +140,7 @@ uint64_t gpu_program_borrowed(const struct gpu_source *s, const struct gpu_progr
 }
 
 /* The first pages of a borrowed layer, there and back, so that a driver that has something to load for such
- * copies does it before a queue waits for the host. Nobody has used the caches yet. */
+ * copies does it before a queue waits for the host. The caches are still unused. */
 static int try_borrowing(const struct gpu_source *s, struct helm_err *err)
 {
     const uint32_t pages = arena_header_of(s->arena)->page_count, run = pages < 2 ? pages : 2;
@@ -234,7 +234,7 @@ static int (*const issue_of[OP_KIND_COUNT])(const struct issuing *i, const struc
     [OP_FOLLOW] = issue_event,     [OP_KV_STORE] = issue_store,
 };
 
-/* Of a matrix product. Libraries choose among kernels by its size: of an invariant plan it has one. */
+/* The tokens of a matrix product. Libraries choose kernels by its size, so in an invariant plan all have one size. */
 static uint32_t pad(const struct gpu_source *s, uint32_t tokens)
 {
     if (s->plan->invariant && !s->device->steady) return s->buffers->work.sub_tokens;

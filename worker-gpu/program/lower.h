@@ -1,8 +1,8 @@
 /* Inside lowering: what program.c (spans, phases), math.c and attention.c (what is computed), supply.c (where weights and
  * caches come from) and chain.c (chains) share.
  *
- * Entries are added to one list in the order in which they are issued. An error is kept in `rc`; what is
- * added after it goes nowhere. */
+ * Entries are added to one list in the order in which they are issued. An error is kept in `rc`; entries added
+ * after it are discarded. */
 #ifndef HELM_WORKER_GPU_PROGRAM_LOWER_H
 #define HELM_WORKER_GPU_PROGRAM_LOWER_H
 
@@ -15,13 +15,13 @@ struct lowering {
     struct helm_err *err;
     int rc;
     uint32_t next_slice, next_copy; /* of the schedule */
-    uint32_t next_home;             /* of the slices of what lies packed in VRAM */
-    uint32_t next_tail;             /* of its tail: what is not yet set free */
+    uint32_t next_home;             /* of the slices of weights packed in VRAM */
+    uint32_t next_tail;             /* of its tail: the first copy that is not released yet */
     uint32_t ahead;                 /* the slice that is expanded before its turn, from 1 on; 0: none yet */
     uint32_t staged, fetched;       /* layers whose cache is in a staging pool: computed, asked for */
     bool borrows;                   /* caches go back */
     bool stores;                    /* filled pages are copied to the arena */
-    struct gpu_entry nowhere;       /* where an entry goes that found no memory: never issued, rc is set */
+    struct gpu_entry nowhere; /* takes an entry for which there was no memory: never issued, rc is set */
 };
 
 struct gpu_entry *lower_add(struct lowering *low, enum op_kind kind, int32_t layer);
@@ -56,37 +56,37 @@ struct piece {
     struct piece_part part[MATH_WEIGHTS_MAX];
     uint32_t part_count;
     uint32_t first, end;       /* of the operation's weights: the run that it is of (ring_run_end) */
-    enum tensor_format format; /* as it is multiplied by */
+    enum tensor_format format; /* that it is multiplied in */
     uint32_t index;            /* of the operation's pieces */
-    bool streamed, home;       /* a slice of the ring, or of what lies packed in VRAM */
+    bool streamed, home;       /* a slice of the ring, or of weights packed in VRAM */
     uint32_t slice;            /* of the ring */
 };
-/* The operation's next piece, ready to be computed with; false behind the last. *piece begins as zeros. What
- * the ring needs behind the use of a piece is added by the call for the next one. */
+/* The operation's next piece, ready to be computed with; false behind the last. *piece begins as zeros. The
+ * ring's entries behind the use of a piece are added by the call for the next one. */
 bool lower_next_piece(struct lowering *low, const struct lower_at *at, struct piece *piece);
 /* All of the run from piece->first on where it is at home, in its format. */
 void lower_whole_piece(struct lowering *low, const struct lower_at *at, struct piece *piece);
 /* Whether the device multiplies by a piece in the format that it has. */
 bool lower_reads(const struct lowering *low, const struct math_op *math, const struct piece *piece,
                  enum gpuk_schedule schedule);
-/* Expands a slice of what lies packed in VRAM. */
+/* Expands a slice of weights packed in VRAM. */
 struct gpu_entry *lower_expand_home(struct lowering *low, uint32_t index);
 
-/* The first of a step: its copies begin behind what the step before used. */
+/* First in a step: its copies begin behind the uses of the step before. */
 void lower_begin_copies(struct lowering *low);
-/* Behind the step block: what may be copied before anything is computed. */
+/* Behind the step block: the copies that may begin before anything is computed. */
 void lower_first_copies(struct lowering *low);
-/* Where a span waits for the CPU: its first slice is expanded meanwhile. Where it goes nothing is in use any
- * more, unless what lies packed in VRAM is expanded before it. By then it has come, unless the link is far
- * behind, and then the span would wait for it all the same. */
+/* Where a span waits for the CPU: expands its first slice meanwhile. The place that it is expanded to is unused by
+ * then, unless weights packed in VRAM are expanded before it. The slice has arrived by then, unless the link is far
+ * behind, and then the span would wait for it in any case. */
 void lower_expand_ahead(struct lowering *low, const struct plan_span *span);
-/* Behind all spans: what was borrowed is back. Behind the end word: the tail. */
+/* Behind all spans: borrowed caches are back. Behind the end word: the tail. */
 void lower_end_caches(struct lowering *low);
 void lower_tail(struct lowering *low);
 
-/* The cache of a layer, the host's in its staging pool; what brings that there before the layer's attention,
- * and back behind it. With two tiers: both pools, the second one staged for a chunk; the host's layer with a page table of its
- * own; behind a chunk's attention the copies of what it has filled. */
+/* The cache of a layer, a host's layer in its staging pool; the copies to there before the layer's attention, and back
+ * behind it. With two tiers: both pools, the second one staged for a chunk; the host's layer with a page table of its
+ * own; behind a chunk's attention the copies of the pages that it has filled. */
 void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attention *a);
 /* What a chunk's attention in pieces is about: own, and the layer in the arena's pages. */
 struct gpu_supply lower_cache_pieces(const struct lowering *low, uint32_t layer);
@@ -100,7 +100,7 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out);
 void lower_embed(struct lowering *low);
 void lower_head(struct lowering *low);
 
-/* What may be chained of a whole list is (chain.c). */
+/* Joins the operations of a whole list to chains where it can (chain.c). */
 void lower_chains(struct lowering *low);
 
 #endif

@@ -71,7 +71,7 @@ void make_attend_decode(struct lowering *low, const struct making *m);
 void make_attend_prefill(struct lowering *low, const struct making *m);
 void make_kv_query(struct lowering *low, const struct making *m);
 void make_attend_merge(struct lowering *low, const struct making *m);
-/* Of a chunk with two tiers: over all sub-chunks at once. */
+/* A chunk's attention with two tiers: over all sub-chunks at once. */
 void make_whole_attention(struct lowering *low, struct making *m);
 
 #endif

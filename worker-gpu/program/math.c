@@ -1,6 +1,6 @@
 /* Lowering: what is computed. See program.h and lower.h; called by program.c.
  *
- * Walks the model's operations (common/model/unit.h) and makes of each those that program_ops_of names, over
+ * Walks the model's operations (common/model/unit.h). Each becomes the entries that program_ops_of names, for
  * every piece of its weights that supply.c has and every sub-chunk. For each kind of operation there is one
  * function here that fills in its arguments, and one row of the table that finds it. */
 #include "worker-gpu/program/making.h"

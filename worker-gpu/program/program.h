@@ -41,10 +41,10 @@
  * merged. Of borrowed caches all pages are the arena's, and go through the pool as with one tier.
  *
  * Chains (chains.h): of the tier of one token, operations of layers and head with nothing between them, a sparse MLP's
- * where every expert of the layer is here, are done by one kernel, where the device has it. OP_CHAIN stands in front of them; they stay in the list, as
- * what the chain consists of. (The head in one is computed in any case, as in every graph.) Events of the
- * ring, words and lanes end a chain; slices of streamed weights, each between two events, stay kernels of
- * their own.
+ * where every expert of the layer is here, are done by one kernel, where the device has it. OP_CHAIN stands in front
+ * of them; they stay in the list, as what the chain consists of. (The head in one is computed in any case, as in
+ * every graph.) Events of the ring, words and lanes end a chain; slices of streamed weights, each between two events,
+ * stay kernels of their own.
  *
  * Called by engine.c. Owns entries and graph; addresses point into device memory and the arena, which outlive
  * it. */
@@ -65,7 +65,7 @@
 
 enum gpu_tier { GPU_TIER_1, GPU_TIER_2, GPU_TIER_4, GPU_TIER_8, GPU_TIER_16, GPU_TIER_CHUNK, GPU_TIER_COUNT };
 enum gpu_tier gpu_tier_of(uint32_t tokens);
-/* Of a step that is computed so: an invariant plan decodes with one program, whatever the number of tokens. */
+/* The tier of a step by its schedule: an invariant plan decodes with one program, whatever the number of tokens. */
 enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *schedule, uint32_t tokens);
 
 /* Device memory of a worker beside weights, KV pool and ring, one allocation. */
@@ -93,14 +93,14 @@ enum gpu_when {
     GPU_WHEN_TIERS
 };
 
-/* Of which tokens: the index of a sub-chunk, or all of the step's. */
+/* The tokens of an entry: the index of a sub-chunk, or all of the step's. */
 #define GPU_SUB_ALL UINT32_MAX
 
-/* What the operations that bring weights and caches are about, by number. */
+/* The slices, events and caches of the operations that bring them, by number. */
 struct gpu_supply {
-    uint32_t slice;             /* STREAM_COPY: of the phase's schedule; EXPAND: of that, or of `home` */
-    enum device_queue queue;    /* RECORD, FOLLOW */
-    uint32_t event;             /* of these; what STREAM_COPY, KV_IN, KV_OUT and KV_STORE record */
+    uint32_t slice;          /* STREAM_COPY: of the phase's schedule; EXPAND: of that, or of `home` */
+    enum device_queue queue; /* RECORD, FOLLOW */
+    uint32_t event;          /* of these; also the one that STREAM_COPY, KV_IN, KV_OUT and KV_STORE record */
     uint32_t kv_layer, staging; /* KV_IN, KV_OUT; kv_layer: KV_STORE's in VRAM */
     bool own; /* KV_IN, ATTEND_PREFILL: of a layer of the GPU's, whose newest pages are in VRAM */
 };
@@ -110,9 +110,9 @@ struct gpu_entry {
     struct gpu_supply supply;
     int32_t layer; /* -1 outside the layers */
     bool head;     /* left out of a chunk in which nothing is sampled */
-    bool again;    /* what it computes is still there in a step of one sub-chunk */
+    bool again;    /* its result is still there in a step of one sub-chunk */
     bool slice;    /* its weights are in the ring, or expanded */
-    bool home;     /* EXPAND of what is at home in VRAM */
+    bool home;     /* EXPAND of weights at home in VRAM */
     enum gpu_when when;
     uint32_t group; /* GEMM_SMALL of the head in a chunk: which 16 samples */
     uint32_t sub;
@@ -148,8 +148,8 @@ struct gpu_events gpu_events_place(const struct plan *plan, const struct ring_sc
 /* One span: the ticket it waits for and the one it publishes; 0: none. */
 struct gpu_turn {
     uint32_t in, out;
-    bool last_out;     /* the CPU takes it and clears the word: that it was published, `sent` says */
-    uint64_t usual_ns; /* how long `in` was waited for in the steps before (watch.c); 0: not known */
+    bool last_out;     /* the CPU takes it and clears the word, so `sent` says that it was published */
+    uint64_t usual_ns; /* the wait for `in` in the steps before (watch.c); 0: not known */
 };
 
 /* How a decode program attends. One token's attention in a chain begins while the weights in front of it are still
@@ -170,10 +170,10 @@ struct gpu_program {
     struct gpuk_step step; /* device addresses, of all tokens */
     struct gpu_entry *entry;
     uint32_t count, capacity;
-    uint32_t tail;                       /* where it begins: behind what the graph has */
+    uint32_t tail;                       /* its first entry: behind those of the graph */
     uint32_t chains, chained, unchained; /* how many; operations in them; of layers and head, beside them */
     uint64_t stream_bytes;               /* of weights that come through the ring */
-    uint64_t copy_bytes;                 /* what a step copies into the ring before its tail */
+    uint64_t copy_bytes;                 /* that a step copies into the ring before its tail */
     struct gpu_turn *turn;               /* [turns], in order */
     uint32_t turns, turn_tokens;         /* of the steps whose usual times they have */
     struct device_graph *graph;          /* NULL: issued anew each step */
@@ -198,7 +198,7 @@ struct gpu_source {
     struct device_event *const *event;
     struct gpu_events events;
     char *block_host;          /* pinned, at least as large as the largest block */
-    struct gpuk_token *tokens; /* pinned: what argmax found, by sample; behind them the other place's */
+    struct gpuk_token *tokens; /* pinned: results of argmax, by sample; behind them the other place's */
     bool follows;              /* its step has the block that the one before leaves (follow.h) */
     _Atomic uint32_t *end;     /* pinned: becomes 1 when the step is done; behind it the other place's */
     _Atomic uint32_t *sent;    /* pinned: becomes 1 when the last hand-over to the CPU is published */
@@ -212,19 +212,19 @@ void gpu_buffers_place(const struct model *model, const struct plan *plan, const
 /* HELM_E_INTERNAL names the kernel that wants more on this device than the plan charges. */
 HELM_MUST_CHECK int gpu_buffers_check(const struct model_config *config, const struct device *device,
                                       const struct gpu_buffers *buffers, struct helm_err *err);
-/* Where attention of so many tokens (of the decode tiers) works. Counters, which must stay zero, then partial
+/* The workspace of attention of `tokens` tokens (of the decode tiers). Counters, which must stay zero, then partial
  * results: for every tier the latter begin at the same place, so that none writes over another's counters. */
 void *gpu_attention_work(const struct gpu_source *source, uint32_t tokens);
 /* The arrays of sub-chunk `sub` at `base`, which is the block's own address. */
 struct gpuk_step gpu_block_step(const struct gpu_block *block, const char *base, uint32_t pages_per_slot,
                                 uint32_t sub);
-/* What borrowed layers need in VRAM: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed; with two tiers
- * pieces and a tail, always (plan_staging). */
+/* Bytes of VRAM for borrowed layers: GPU_STAGINGS pools of one layer, 0 where nothing is borrowed; with two tiers
+ * always pieces and a tail (plan_staging). */
 uint64_t gpu_staging_bytes(const struct plan *plan, const struct arena_header *arena);
 
 /* Refuses prefill lists that begin below GPU_CHUNK_TOKENS. */
 HELM_MUST_CHECK int gpu_program_check_phases(const struct plan *plan, struct helm_err *err);
-/* Which program it is: those that attend otherwise than usually are of the decode phase's decode tiers. */
+/* Which program it is. Only the decode phase's decode tiers have programs other than GPU_ATTENDS_USUALLY. */
 struct gpu_program_kind {
     uint32_t phase;
     enum gpu_tier tier;

@@ -38,7 +38,7 @@ struct cutting {
     struct ring_schedule *schedule;
     uint32_t capacity;
     uint64_t ring_bytes;
-    bool home; /* what lies in VRAM and some step expands, instead of what is in the arena */
+    bool home; /* cuts weights in VRAM that some step expands, instead of those in the arena */
     struct helm_err *err;
 };
 /* Weights of an operation that are cut together. */
@@ -92,7 +92,7 @@ static const struct gpu_matrix *matrix_of(const struct cutting *c, uint32_t unit
                          ring_layer_of(model, unit));
 }
 
-/* Of what a chunk multiplies by. */
+/* Bytes of a row as a chunk multiplies it. */
 static uint64_t expanded_row_bytes(const struct gpu_matrix *m)
 {
     return m->cols * dtype_bytes(tensor_format_product(m->format));
@@ -148,7 +148,7 @@ static void fill_slice(const struct cutting *c, const struct run *run, struct ri
     }
 }
 
-/* How many rows a slice of a run has, of how many. */
+/* Rows of a slice of a run, and of all its slices. */
 static int choose_rows(const struct cutting *c, const struct run *run, uint64_t *rows, uint64_t *each)
 {
     const struct math_op *math = ring_math_of(c->weights->model, run->unit, run->op);
@@ -360,7 +360,7 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
     return rc;
 }
 
-/* Nothing limits these but the place where they are expanded. */
+/* Only the place that they are expanded to limits these slices. */
 int ring_plan_home(const struct gpu_weights *weights, const struct plan *plan, struct ring_schedule *schedule,
                    struct helm_err *err)
 {

@@ -9,7 +9,7 @@
  *
  * Packed matrices (common/formats/packed.h) are cut into the same slices and lie in the ring as they are in the
  * arena: whole groups of rows, whose sizes differ and are known once the arena's weights are there; until
- * then the schedule goes by what they are at most. expand.h says what becomes of them.
+ * then the schedule uses their largest size. expand.h expands them.
  *
  * One schedule a phase. Whatever phase a step was of, what is to be in the ring behind it are the first
  * slices of the decode phase, as many as lie there without one overwriting another (the prefix): its tail

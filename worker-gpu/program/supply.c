@@ -42,7 +42,7 @@ static void add_copies(struct lowering *low, int32_t used)
         add_copy(low, low->next_copy, gpu_event_arrived(low->next_copy));
     }
     if (low->next_copy < ring->count) return;
-    /* Those of the tail stand at the end of the list; here their way is set free. */
+    /* The tail's copies are at the end of the list; the events that release them are added here. */
     for (first = true; low->next_tail < ring->tail; low->next_tail++, first = false) {
         if (ring->slice[ring->count + low->next_tail].after > used) break;
         if (first) add_event(low, OP_RECORD, DEVICE_COMPUTE, low->source->events.tail + low->next_tail);
@@ -62,7 +62,7 @@ void lower_whole_piece(struct lowering *low, const struct lower_at *at, struct p
     }
 }
 
-/* A slice where it lies: in the ring, or at home. */
+/* A slice in its own place: in the ring, or at home. */
 static void take_slice(const struct lowering *low, const struct lower_at *at, const struct ring_slice *slice,
                        struct piece *piece)
 {
@@ -81,7 +81,7 @@ static void take_slice(const struct lowering *low, const struct lower_at *at, co
     }
 }
 
-/* The same where its rows are once it is expanded. */
+/* The same slice in the place that it is expanded to. */
 static void take_expanded(const struct lowering *low, const struct ring_slice *slice, struct piece *piece)
 {
     for (uint32_t i = 0; i < slice->part_count; i++) {
@@ -114,7 +114,7 @@ static enum gpuk_schedule schedule_of(const struct lowering *low, const struct l
     return low->program->tier == GPU_TIER_CHUNK && at->layer >= 0 ? GPUK_CHUNK : GPUK_FEW;
 }
 
-/* Whether this slice of the ring is multiplied by as it lies there. */
+/* Whether this slice of the ring is multiplied by without being expanded. */
 static bool reads_slice(const struct lowering *low, const struct ring_slice *slice)
 {
     const struct lower_at at = lower_at(low, slice->unit, slice->op);
@@ -159,7 +159,7 @@ static bool is_copied(const struct lowering *low, uint32_t prefix)
     return false;
 }
 
-/* Waits for a slice to come. Where it is not read as it is it is expanded then, and its place in the ring set
+/* Waits for a slice to arrive. Unless products read it as it is, it is expanded then, and its place in the ring set
  * free. */
 static void add_arrival(struct lowering *low, uint32_t index)
 {
@@ -330,7 +330,7 @@ void lower_cache(const struct lowering *low, uint32_t layer, struct gpuk_attenti
     a->kv.pool = s->staging[low->staged % GPU_STAGINGS];
 }
 
-/* Everything from entry `first` on is issued for such steps alone. */
+/* All entries from `first` on are issued only for such steps. */
 static void only_when(struct lowering *low, uint32_t first, enum gpu_when when)
 {
     for (uint32_t i = first; i < low->program->count; i++) low->program->entry[i].when = when;
@@ -353,7 +353,7 @@ void lower_cache_begin(struct lowering *low, uint32_t layer)
     if (own) only_when(low, first, GPU_WHEN_READS_HOST);
 }
 
-/* What a chunk has filled of the layer to the arena. */
+/* Copies the pages of the layer that a chunk has filled to the arena. */
 static void add_store(struct lowering *low, uint32_t layer)
 {
     const uint32_t first = low->program->count;
@@ -365,7 +365,7 @@ static void add_store(struct lowering *low, uint32_t layer)
     low->stores = true;
 }
 
-/* The next layer's pages come before what was filled goes: they are waited for sooner. */
+/* The next layer's pages are copied in before filled ones are copied out: they are needed sooner. */
 void lower_cache_end(struct lowering *low, uint32_t layer)
 {
     const uint32_t staging = low->staged % stagings(low), first = low->program->count;

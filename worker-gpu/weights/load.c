@@ -6,7 +6,7 @@
  *
  * Of packed matrices a piece is a run of groups: a thread reads it and measures how small it becomes, waits
  * until the pieces before it have their places, takes the next, and packs it into a slot. Pieces are taken in
- * order, so whoever is waited for is at work. */
+ * order, so a thread never waits for one that has not begun. */
 #include <assert.h>
 #include <pthread.h>
 #include <stdlib.h>

@@ -46,7 +46,7 @@ void gpu_slots_close(struct gpu_slots *slots);
 
 /* Before a step's program: the device's table, where it has changed. */
 HELM_MUST_CHECK int gpu_slots_begin(struct gpu_slots *slots, struct helm_err *err);
-/* A decode step of so many tokens is over. */
+/* A decode step of `tokens` tokens is over. */
 HELM_MUST_CHECK int gpu_slots_end(struct gpu_slots *slots, uint32_t tokens, struct helm_err *err);
 /* After a failure: lets a queue that waits for the CPU's answer run out. */
 void gpu_slots_abandon(const struct plan *plan, const struct arena *arena);

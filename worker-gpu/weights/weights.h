@@ -19,8 +19,9 @@ struct gpu_matrix {
     const void *data; /* device; NULL: the model has none, or it is not this worker's, or it is streamed */
     const void *host; /* in the arena, of `stream` units; else NULL */
     enum tensor_format format;
-    /* Of a variable format, whose groups are at `data` or `host`: the table of offsets in host memory, and on the device. A streamed one's is
-     * in the arena, and there with it; expand.h brings it to the device. Others' are there once loaded. */
+    /* For a variable format, whose groups are at `data` or `host`: the table of offsets in host memory, and on the
+     * device. A streamed matrix has its table in the arena, and expand.h copies it to the device; others have it there
+     * once loaded. */
     const uint32_t *offset, *offset_device;
     uint32_t rows, cols;
 };
@@ -35,8 +36,8 @@ struct gpu_weights {
     uint64_t vectors_content, matrices_content; /* of what was read (common/model/content.h) */
     uint64_t bytes;                             /* of VRAM */
     uint64_t matrix_bytes;                      /* as they are in the files */
-    uint64_t step_bytes; /* what a step reads of them: of an embedding nothing, it takes rows; of packed ones
-                            what they take, once they are loaded */
+    uint64_t step_bytes; /* that a step reads: none of an embedding, of which it takes rows; of packed ones
+                            their packed bytes, once they are loaded */
     uint64_t vector_at, vector_bytes;
     uint64_t packed_at, packed_room; /* of packed ones: tables, then groups */
     uint64_t packed_table_bytes;     /* of all tables */

@@ -44,7 +44,7 @@ class AsyncClient:
         self._context.term()
 
     async def _read(self):
-        """Gives each Response to whoever waits for its number; those that nobody waits for are dropped."""
+        """Gives each Response to the call that waits for its number; others are dropped."""
         while True:
             response = pb.Response.FromString((await self._socket.recv_multipart())[-1])
             queue = self._open.get(response.request_id)

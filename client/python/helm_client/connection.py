@@ -52,7 +52,7 @@ def check_permission(endpoint):
         except PermissionError:
             raise HelmError(None, "%s: not permitted for this user" % endpoint) from None
         except OSError:
-            pass  # nobody there yet, or busy: the first answer will tell
+            pass  # no daemon yet, or a busy one: the first answer will tell
 
 
 class Client:
@@ -64,7 +64,7 @@ class Client:
         self._number = 0
         self._arrived = 0
         self._waiting = {}    # number -> its Responses that came while another one was waited for, each with its arrival
-        self._abandoned = {}  # number that nobody waits for any more -> the kinds of Response that end it
+        self._abandoned = {}  # abandoned number -> the kinds of Response that end it
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 250)
@@ -105,7 +105,7 @@ class Client:
         return waiting.popleft()[1]
 
     def _receive(self, timeout_ms=None):
-        """The next Response off the socket that anybody may wait for."""
+        """The next Response off the socket whose number is not abandoned."""
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         until = time.monotonic() + timeout_ms / 1000
         while True:
@@ -120,7 +120,7 @@ class Client:
                 del self._abandoned[response.request_id]
 
     def _abandon(self, number, *last_kinds):
-        """Nobody waits for this number any more: what came and what will come for it is dropped, up to a Response of one
+        """Abandons this number: what came and what will come for it is dropped, up to a Response of one
         of these kinds or an Error. False: that was among what had come."""
         last_kinds += ("error",)
         if any(response.WhichOneof("body") in last_kinds for _, response in self._waiting.pop(number, ())):
@@ -177,7 +177,7 @@ class Client:
         return self.send(cancel=pb.Cancel(request_id=number))
 
     def cancel(self, daemon_id):
-        """Cancels anybody's generation by the id that `ps` shows."""
+        """Cancels any client's generation by the id that `ps` shows."""
         return self._ask("accepted", cancel=pb.Cancel(id=daemon_id))
 
     # ---- asking

@@ -1,6 +1,6 @@
 """Tokenizer and chat template of a model, by libhelm (client/text/tokenizer/tokenizer.h, client/text/chat.h).
 
-The library is loaded when it is first needed: whoever deals in token ids alone needs none."""
+The library is loaded when it is first needed: a program that uses token ids alone needs none."""
 import ctypes
 import ctypes.util
 import json

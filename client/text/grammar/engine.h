@@ -53,7 +53,7 @@ void summaries_drop(struct helm_grammar *grammar);
 
 /* ---- mask.c ---- */
 
-/* Makes summaries of the grammar's states for `budget_us`: who matches later finds them. */
+/* Makes summaries of the grammar's states for `budget_us`, for later matchers to find. */
 HELM_MUST_CHECK int mask_prepare(struct helm_grammar *grammar, uint64_t budget_us, struct helm_err *err);
 /* Adds the allowed tokens' bits. The lock is held. */
 HELM_MUST_CHECK int mask_fill(struct helm_matcher *matcher, uint32_t *bits, struct helm_err *err);

@@ -1,7 +1,7 @@
 /* What a grammar says, as rules of expressions: the form that regex.c, gbnf.c and schema.c make and nfa.c compiles.
  *
  * Everything lies in one `struct exprs`, by number. The first failure (memory, a limit) is kept in it and later calls do
- * nothing, so that whoever builds looks once, at the end. Characters are Unicode's; a text is their UTF-8. */
+ * nothing, so that a builder checks for errors once, at the end. Characters are Unicode's; a text is their UTF-8. */
 #ifndef HELM_CLIENT_TEXT_GRAMMAR_EXPR_H
 #define HELM_CLIENT_TEXT_GRAMMAR_EXPR_H
 

@@ -128,7 +128,7 @@ static void gather_members(struct schema *s, const json_t *node, struct members 
         for (uint32_t k = 0; k < m->count && !listed; k++) listed = strcmp(m->name[k], text) == 0;
         if (!listed && !add_member(s, m, text, more ? more : json_true(), true)) return;
     }
-    /* an object of which nothing is said is any object */
+    /* a schema that says nothing about the object allows any */
     const bool open = more ? !json_is_false(more) : !properties && !required;
     if (!open || s->x->failed) return;
     const char **names = malloc((m->count + 1) * sizeof *names);

@@ -33,7 +33,7 @@ static uint32_t digit(struct exprs *x, char low, char high)
     return expr_set(x, &(struct expr_range){(unsigned char)low, (unsigned char)high}, 1);
 }
 
-/* Of up to four parts. */
+/* A sequence of up to four parts. */
 static uint32_t seq4(struct exprs *x, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     const uint32_t parts[] = {a, b, c, d}, seq = expr_seq(x);

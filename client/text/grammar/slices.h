@@ -1,4 +1,4 @@
-/* The tokens of a vocabulary by what characters they are of, so that whole slices of it can be allowed or left out at once.
+/* The tokens of a vocabulary grouped by their characters: a mask allows or forbids whole groups (slices) at once.
  *
  * A place inside a string allows nearly every token that is plain text. Reading one character of a class leads from place
  * to place; where all characters of a class lead on alike, the tokens made of them are allowed up to some number of
@@ -26,7 +26,7 @@ enum slice_class {
     SLICE_CLASSES
 };
 #define SLICE_CHARS  32 /* tokens with more plain characters at their head are in no slice */
-#define SLICE_COUNTS 12 /* up to which tokens of at most so many characters have a mask of their own */
+#define SLICE_COUNTS 12 /* each n up to this has a mask of the tokens of at most n characters */
 
 struct slice {
     enum slice_class parent;
@@ -39,8 +39,8 @@ struct slice {
     /* What is walked where the class does not lead on alike: tokens of it and of no narrower one; tokens that begin with
      * characters of it, not all of a narrower one, and go on with a byte that is none of SLICE_PLAIN. */
     struct trie own, begun;
-    /* Of all tokens that begin with characters of the class and go on so: what is behind them. [n]: behind n; [0]: behind
-     * any number. */
+    /* For all tokens that begin with characters of the class: the bytes behind these. [n]: behind n characters; [0]:
+     * behind any number. */
     struct trie tail[SLICE_CHARS + 1];
 };
 struct slices {

@@ -37,7 +37,7 @@ void summaries_drop(struct helm_grammar *g)
     g->summary_bytes = 0;
 }
 
-/* Of few tokens the ids take less. */
+/* Few tokens are kept as ids, which take fewer bytes than bits. */
 static int keep_tokens(const struct helm_vocabulary *v, uint32_t *bits, struct summary *s,
                        struct helm_err *err)
 {

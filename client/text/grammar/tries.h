@@ -1,5 +1,5 @@
-/* Tokens as a trie of their bytes. The children of a node lie side by side: a walk looks at all of them and goes on behind
- * few, and memory that it must wait for is what it takes where a model's weights have gone through the caches.
+/* Tokens as a trie of their bytes. The children of a node lie side by side: a walk looks at all of them and descends
+ * into few. Where a model's weights have gone through the caches, a walk's time is that of waiting for memory.
  *
  * Made for vocabulary.c, slices.c and summary.c; walked by walk.c. */
 #ifndef HELM_CLIENT_TEXT_GRAMMAR_TRIES_H

@@ -214,7 +214,7 @@ struct tok_finder {
 void tok_finder_free(struct tok_finder *finder);
 HELM_MUST_CHECK int tok_finder_add(struct tok_finder *finder, const char *text, size_t length, uint32_t value,
                                    struct helm_err *err);
-/* Of two spellings that are the same the one with the lower value counts. */
+/* If a spelling occurs twice, the lower value counts. */
 HELM_MUST_CHECK int tok_finder_build(struct tok_finder *finder, struct helm_err *err);
 /* For each place in text[from..to) the state that says what begins there, to states[0..to - from). Looks at
  * to - from + longest bytes. */

@@ -70,7 +70,7 @@ static int install_added(struct helm_tokenizer *tokenizer, uint32_t index, const
     }
     if (!rc && length == 0)
         rc = helm_fail(err, HELM_E_UNSUPPORTED, "'%.64s' is nothing once normalized", spec->text);
-    /* Of two tokens that normalize alike the first counts: it has the lower index. */
+    /* If two tokens normalize alike, the first counts: it has the lower index. */
     if (!rc) rc = tok_finder_add(&added->normalized, text, length, index, err);
     tok_buffer_free(&normalized);
     return rc;

@@ -1,6 +1,6 @@
 /* UTF-8, the character classes that pre-tokenizers name, the byte-level alphabet, and growing buffers.
  *
- * Called by all of the tokenizer's files. Buffers belong to whoever declared them. */
+ * Called by all of the tokenizer's files. Buffers belong to the caller that declared them. */
 #include "client/text/tokenizer/internal.h"
 
 #include <stdlib.h>

@@ -55,9 +55,9 @@ enum helm_tokenizer_decode_flag {
 
 /* ---- opening ---- */
 
-/* Of a folder: reads its tokenizer.json and, where they exist, tokenizer_config.json and chat_template.jinja; where it has
- * no tokenizer.json, its only GGUF file. Of a GGUF file, the first of several that a model is split into: what it says
- * itself. */
+/* Opens the tokenizer of a folder or of a GGUF file. A folder: its tokenizer.json and, where they exist,
+ * tokenizer_config.json and chat_template.jinja; without tokenizer.json, its only GGUF file. For a split GGUF file,
+ * name the first part. */
 HELM_MUST_CHECK int helm_tokenizer_open(const char *path, struct helm_tokenizer **out, struct helm_err *err);
 
 /* The same from memory: tokenizer_json is the text of tokenizer.json; config_json (NULL: none) of

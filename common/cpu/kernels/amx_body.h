@@ -424,7 +424,7 @@ static size_t amx_blocks_scratch_bytes(size_t cols, size_t tokens)
     return ((chunk + 15) / 16 + AMX_STEPS) * AMX_GROUP * AMX_TILE;
 }
 
-/* Whole groups: of rows that are not there tiles have what was in them, and nobody stores their sums. */
+/* Computes whole groups. For rows past the matrix's end tiles keep old contents, whose sums are not stored. */
 static void amx_gemm_blocks(float *y, size_t ldy, const char *w, const char *tiled, size_t rows, size_t cols,
                             size_t tokens, bool accumulate, char *scratch, const struct amx_blocks *of)
 {

@@ -16,10 +16,10 @@
 #include "common/shared/kv_layout.h"
 #include "common/model/model.h"
 
-/* One kv head of one sequence, or with one token neighbouring ones: of each `group` query heads for each of `tokens` query positions start, start+1, ...
- * attend to cache positions [kv_first, kv_last), cut to the causal and window limits of each query (a query
- * at position p sees positions max(0, p - window + 1) .. p; window 0 = all). Keys and values of all those
- * positions, the step's own included, are already in the cache. */
+/* One kv head of one sequence, or with one token neighbouring ones: of each `group` query heads for each of `tokens`
+ * query positions start, start+1, ... attend to cache positions [kv_first, kv_last), cut to the causal and window
+ * limits of each query (a query at position p sees positions max(0, p - window + 1) .. p; window 0 = all). Keys and
+ * values of all those positions, the step's own included, are already in the cache. */
 struct attention_task {
     const float *q; /* q[t * q_stride + (h * group + g) * head_dim + d] */
     size_t q_stride;

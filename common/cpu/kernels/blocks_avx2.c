@@ -65,7 +65,7 @@ INLINE void scales_of(const uint8_t *w, float *scale, float *least, const enum t
     }
 #undef CASE
 }
-/* Of a run's one or two groups, by lanes. */
+/* The scales of a run's one or two groups, by lanes. */
 INLINE vec scales_part(const float *scale, const int r, const enum tensor_format format)
 {
     if (block_group(format) == RUN) return vec_set1(scale[r]);

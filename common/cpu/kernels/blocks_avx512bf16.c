@@ -37,7 +37,7 @@ INLINE void fetch_ahead(const uint8_t *block, const size_t bytes)
         _mm_prefetch((const char *)((uintptr_t)block + GEMV_NEAR + b), _MM_HINT_T0);
 }
 
-/* Of numbers of 4 bits, `at` bytes into a block; in groups of 32. `pairs`: 32 bytes have two groups. */
+/* Blocks with numbers of 4 bits, `at` bytes into a block; in groups of 32. `pairs`: 32 bytes have two groups. */
 #define NIBBLES(format_, VALUES, BYTES, AT, PAIRS, TINY, ...)                                                \
     INLINE void format_##_blocks(uint16_t *to, const size_t step, const uint8_t *block, size_t blocks)       \
     {                                                                                                        \

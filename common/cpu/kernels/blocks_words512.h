@@ -33,7 +33,7 @@ INLINE __m512i twice16(const uint8_t *low, const uint8_t *high)
     return _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)low)), 0xff00,
                                        _mm_loadu_si128((const void *)high));
 }
-/* Of each byte the bits of the mask from b, the others from a. */
+/* Each byte's bits of the mask from b, the others from a. */
 INLINE __m512i with_bits(__m512i a, __m512i b, uint8_t mask)
 {
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)mask), b, a, 0xca);
@@ -201,7 +201,7 @@ INLINE struct block_scales scales_of(const uint8_t *w, const enum tensor_format 
     }
 }
 
-/* Of a chunk's scales those of the lanes of words `k`. */
+/* Those of a chunk's scales that belong to the lanes of words `k`. */
 INLINE vec scales_part(vec all, const size_t k, const enum tensor_format format)
 {
     const int two = (int)(2 * k), four = (int)(4 * k), past = two < 4 ? two : two + 4;

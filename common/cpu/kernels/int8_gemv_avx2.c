@@ -107,7 +107,7 @@ INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_f
 
 /* ---- weights ---- */
 
-/* Run `r` of 32 weights of a chunk, or of a block of so many. */
+/* Run `r` (32 weights) of the block at w; a block of 32 has only one. */
 INLINE __m256i bytes_of(const uint8_t *w, const int r, const enum tensor_format format)
 {
     switch (format) {
@@ -138,7 +138,7 @@ INLINE __m256i pairs_of(__m256i bytes, const char *x, const int r, const enum te
     return _mm256_sub_epi16(pairs, _mm256_loadu_si256((const void *)(x + at_less(format) + 32 * r)));
 }
 
-/* Of 16 bytes twice those of the groups of run `r`, as upper halves of words. */
+/* The bytes of the groups of run `r` among 16, each twice, as upper halves of words. */
 INLINE __m256i whole_scales_part(__m256i all, const int r, const enum tensor_format format)
 {
     const bool two = block_group(format) == 16;

@@ -215,7 +215,7 @@ INLINE vec pair_scales(const uint8_t *w, const size_t blocks, const enum tensor_
     BOTH(high, 7, 3) return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
-/* Of a chunk's scales those of the lanes of 64 weights. */
+/* Those of a chunk's scales that belong to the lanes of 64 weights. */
 INLINE vec scales_part64(vec all, const int k, const enum tensor_format format)
 {
     switch (layout_of(format)) {

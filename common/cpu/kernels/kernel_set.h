@@ -20,8 +20,8 @@ struct kernel_set {
 HELM_MUST_CHECK int kernel_set_choose(unsigned features, const char *name, enum kv_dtype kv_dtype,
                                       struct kernel_set *set, struct helm_err *err);
 
-/* Of several tokens the steady kernels alone (linear.h), whose bits do not depend on how many tokens there are: for
- * invariant plans. HELM_E_UNSUPPORTED where one has none. */
+/* Leaves only the steady kernels of several tokens (linear.h), whose bits do not depend on the number of tokens: for
+ * invariant plans. HELM_E_UNSUPPORTED where a kernel has no steady form. */
 HELM_MUST_CHECK int kernel_set_steady(struct kernel_set *set, struct helm_err *err);
 
 /* HELM_E_UNSUPPORTED names what this processor lacks to compute with the formats of `used`. */

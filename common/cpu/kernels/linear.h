@@ -13,7 +13,7 @@
  * defines the arithmetic): of one token, whose x `order` rounds, and of several, whose x `tile` rounds. They multiply
  * blocks as they lie; none of them decodes.
  * Kernels are pure: they own nothing, allocate nothing, and touch only their arguments. They trust the
- * weights: who loaded them has checked them. Accumulation is fp32. */
+ * weights, which loading has checked. Accumulation is fp32. */
 #ifndef HELM_COMMON_CPU_KERNELS_LINEAR_H
 #define HELM_COMMON_CPU_KERNELS_LINEAR_H
 

@@ -1,4 +1,5 @@
-/* Q8_0 with AVX-512 and F16C: one token's products, rows decoded to fp32. Called through the table of linear.c after the CPU check. */
+/* Q8_0 with AVX-512 and F16C: one token's products, rows decoded to fp32. Called through the table of linear.c after
+ * the CPU check. */
 #include "common/cpu/kernels/lanes512.h"
 
 INLINE vec q8_0_numbers(const void *at)

@@ -8,7 +8,7 @@
 #include "common/cpu/kernels/vector.h"
 #include "common/formats/blocks.h"
 
-/* Of single numbers, indexed by format. */
+/* Kernels of single numbers, indexed by format. */
 #define LINEAR_PLAIN DTYPE_COUNT
 extern const struct linear_kernel linear_ref_gemv[LINEAR_PLAIN], linear_ref_gemm[LINEAR_PLAIN];
 extern const struct linear_kernel linear_avx2_gemv[LINEAR_PLAIN], linear_avx2_gemm[LINEAR_PLAIN];

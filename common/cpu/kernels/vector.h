@@ -1,6 +1,6 @@
 /* Elementwise operations over fp32 vectors: one table of variants, slowest first, chosen at run time.
  *
- * Called by whoever computes on the CPU, by tests/kernels, which walk the table, and by loaders. Kernels are
+ * Called by code that computes on the CPU, by tests/kernels, which walk the table, and by loaders. Kernels are
  * pure. Definitions: vector_ref.c. */
 #ifndef HELM_COMMON_CPU_KERNELS_VECTOR_H
 #define HELM_COMMON_CPU_KERNELS_VECTOR_H

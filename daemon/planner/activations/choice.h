@@ -13,7 +13,7 @@
 
 enum activations_option { ACTIVATIONS_AUTO, ACTIVATIONS_EXACT, ACTIVATIONS_INT8, ACTIVATIONS_OPTIONS };
 #define ACTIVATIONS_CHOICES "auto|exact|int8"
-/* Of an option's text, one of ACTIVATIONS_CHOICES. */
+/* The option of this text, one of ACTIVATIONS_CHOICES. */
 enum activations_option activations_option_named(const char *name);
 
 /* By how much rounding must make one token's products faster to be chosen by itself. */

@@ -60,7 +60,7 @@ void activations_take(struct plan *plan, struct activations *a)
     }
 }
 
-/* What there is to say once it is known what int8 does, or that nobody knows. */
+/* The decision once the check has a verdict, or could not be made (v NULL). */
 static void settle(const struct verdict *v, const struct plan *plan, struct activations *a, bool *again)
 {
     const bool asked = a->option == ACTIVATIONS_INT8, passes = v && verdict_passes(v);

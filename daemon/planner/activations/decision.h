@@ -22,8 +22,8 @@ struct activations {
 /* Before the plan is made: what to plan with. */
 void activations_want(const struct model *model, const struct profile *profile, unsigned features,
                       struct activations *activations);
-/* Of a plan that somebody wrote: unless the option says otherwise its activations count, where there are kernels of
- * them. Else, and once it is decided, it gets those that are wanted. */
+/* A hand-written plan keeps its activations where there are kernels for them, unless the option says otherwise. Else,
+ * and once the choice is decided, it gets those that are wanted. */
 void activations_take(struct plan *plan, struct activations *activations);
 /* Behind it: looks for what a check has found before. *again: it failed, and the plan has to be made with exact
  * activations, which `inputs` says now. */

@@ -23,8 +23,8 @@ struct verdict {
 /* The worse of both. */
 double verdict_kl(const struct verdict *verdict);
 bool verdict_passes(const struct verdict *verdict);
-/* Whether it says something of a plan that computes so many units with int8 activations: fewer do no more than those
- * that passed, more no less than those that failed. */
+/* Whether it covers a plan that computes `units` units with int8 activations: a pass covers fewer units, a failure
+ * covers more. */
 bool verdict_holds(const struct verdict *verdict, uint32_t units);
 
 /* What a verdict is of, as hexadecimal digits: the model's files (names, sizes, times, a sample of their bytes), the

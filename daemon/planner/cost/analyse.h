@@ -40,8 +40,8 @@ HELM_MUST_CHECK int analyse_table_build(const struct model *model, struct analys
                                         struct helm_err *err);
 void analyse_table_free(struct analyse_table *table);
 
-/* Of a tensor's bytes, the part that a step of so many tokens reads: 1, or of experts those that some token chooses, where
- * each token chooses evenly among all, whatever others do. */
+/* The part of a tensor's bytes that a step of `tokens` tokens reads: 1, or for experts the part that some token
+ * chooses, if each token chooses evenly and independently among all. */
 double analyse_read_part(const struct model_config *config, const struct model_tensor *tensor, double tokens);
 /* Bytes of a home's units in the decode list, as stored, and of the head where the home is that of its processor:
  * what is read (or copied) for one decoded token. Of experts the chosen ones are read, but all are copied. */

@@ -38,7 +38,7 @@ static bool one_a_row(const struct pricing *p)
     return p->tier != OP_TIER_CHUNK && p->step->tokens == p->step->rows;
 }
 
-/* Of the first `host` positions of a row, how many its `n` last tokens see. */
+/* How many of the first `host` positions of a row its `n` last tokens see. */
 static double seen(double n, double context, double window, double host)
 {
     const double before = fmax(0, context - n), hidden = window > 0 ? fmax(0, before + 1 - window) : 0;
@@ -104,7 +104,7 @@ static void price_assisted(const struct pricing *p, double host, double there, s
     u->stream += more + 2 * way + u->kv.cpu;
 }
 
-/* A chunk attends to so many positions of each row in pieces: launches, and what is kept between them. */
+/* A chunk attends to `positions` positions of each row in pieces: the launches, and the results kept between them. */
 static double price_pieces(const struct pricing *p, double positions)
 {
     const struct model_config *c = &p->model->config;

@@ -1,4 +1,5 @@
-/* What attention costs: over a cache in the memory of who attends, and over one of which a part lies in the arena alone.
+/* The cost of attention: over a cache in the attending processor's memory, and over one that lies partly in the arena
+ * alone.
  *
  * Internal to cost.c. Pure. Equations are in docs/planner.md. */
 #ifndef HELM_DAEMON_PLANNER_COST_ATTENTION_H
@@ -20,7 +21,8 @@ static inline double pricing_kv_bytes(const struct pricing *p)
 struct attention_price {
     double memory, beside, compute;
 };
-/* T 4.11 to 4.13, of one layer. `window`: 0: none. `elsewhere`: positions of each row that are somebody else's. */
+/* T 4.11 to 4.13, of one layer. `window`: 0: none. `elsewhere`: positions of each row that another processor attends
+ * to. */
 void attention_price(const struct pricing *p, const struct device_rates *r, double window, double elsewhere,
                      struct attention_price *out);
 

@@ -1,5 +1,5 @@
 /* Prices of a step's units, by the rates of cost/rates.c. See cost.h; the equations are in docs/planner.md.
- * Called by search.c, cost/plan.c and whoever explains a plan; owns nothing but the table that it returns. */
+ * Called by search.c, cost/plan.c and report/explain.c; owns nothing but the table that it returns. */
 #include "daemon/planner/cost/cost.h"
 
 #include <math.h>
@@ -54,7 +54,7 @@ static double product_of(const struct device_rates *r)
     return r->product > 0 ? r->product : r->operation;
 }
 
-/* `elsewhere`: positions of each row that somebody else attends to. */
+/* `elsewhere`: positions of each row that another processor attends to. */
 static void add_attention(const struct pricing *p, const struct device_rates *r, double window,
                           double elsewhere, struct spent *s)
 {
@@ -81,8 +81,8 @@ static double activation_bytes(const struct pricing *p, uint32_t kind)
 }
 
 /* A packed matrix on the CPU. One token's products read it as it is. Several tokens' multiply what each
- * thread unpacked of it: they take so many times what a plain one's take, whatever bounds those, or where
- * nobody measured that, as much longer as if they read it from memory once more. */
+ * thread unpacked of it. Their time is a measured multiple of a plain matrix's, whatever bounds that; unmeasured, it is
+ * longer by reading the matrix from memory once more. */
 static void add_packed(const struct device_rates *r, double bytes, double parameters, double tokens,
                        struct spent *s)
 {
@@ -114,7 +114,7 @@ static double slices_of(uint64_t bytes, bool packed)
     return (double)((bytes + slice - 1) / slice);
 }
 
-/* At so many of them a second, a slice at a time. */
+/* Expanding at `rate` bytes a second, a slice at a time. */
 static double expanding_seconds(const struct pricing *p, double rate, double bytes)
 {
     return bytes / rate + slices_of((uint64_t)bytes, true) * p->kernel.operation;
@@ -176,8 +176,8 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
     w->blocks = true; /* slices have been counted */
 }
 
-/* Of a GPU's product: of an invariant plan's chunk it has whole sub-chunks, but on a device whose products give a token the
- * same bits whatever their size (worker-gpu/program/issue.c). */
+/* Tokens of a GPU's product. In a chunk of an invariant plan they are whole sub-chunks, except on a device whose
+ * products give a token the same bits whatever their size (worker-gpu/program/issue.c). */
 static uint32_t product_tokens(const struct pricing *p)
 {
     const uint32_t tokens = p->step->tokens;
@@ -338,8 +338,8 @@ static bool unit_read_packed(const struct pricing *p, bool mlp)
     return reads_packed(p, mlp ? c->intermediate : c->heads * c->head_dim);
 }
 
-/* What a product of one token takes longer with whole packed matrices in VRAM than a kernel with plain ones
- * does; less than nothing where memory is all that counts. Where nobody measured it: as with packed slices.
+/* How much longer a product of one token takes with whole packed matrices in VRAM than with plain ones; negative
+ * where memory alone bounds it. Unmeasured: as with packed slices.
  */
 static double longer_packed(const struct pricing *p, double bytes)
 {
@@ -444,7 +444,7 @@ static void price_head(const struct pricing *p, const struct analyse_table *anal
     struct spent cpu = {0}, gpu = {0};
     u->bytes = analysed->head.stored + analysed->final_norm.stored;
     if (samples == 0) return;
-    /* Whatever the step's size: only so many rows are multiplied. */
+    /* Whatever the step's size: only the sampled rows are multiplied. */
     head.cpu.linear =
         samples > 1 && !p->apart ? profile_table_at(&p->profile->cpu.linear, p->step->samples).value : 0;
     head.gpu.linear = head.gpu.product = 0;
@@ -518,8 +518,8 @@ static void price_rest(const struct pricing *p, struct cost_table *table)
     table->wake = p->profile->cpu.wake.value;
     if (!p->device) return;
     if (table->follows) table->launch = link->hand_over.value;
-    /* A step that has nothing to do, beside what the ends are priced at: its way there and back, its first
-     * kernels. They begin with the step, whoever has the embedding. */
+    /* An empty step, less the price of the ends: its way there and back, its first kernels. They begin with the
+     * step, whichever processor has the embedding. */
     const struct profile_value *nothing =
         p->tier == OP_TIER_CHUNK ? &p->profile->gpu.begin : &p->profile->gpu.begin_graph;
     double first = p->first * p->kernel.operation;

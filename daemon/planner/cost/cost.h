@@ -1,6 +1,6 @@
 /* What a step costs: prices of every unit on every resource, and a simulation of the three resources.
  *
- * Called by search.c and by whoever explains a plan. Pure. docs/planner.md has the equations and their
+ * Called by the search, by forecasts and by reports. Pure. docs/planner.md has the equations and their
  * sources (T: thesis, P: PIPO, C: CPU-GPU distribution). A unit is half a layer (common/plan/plan.h). */
 #ifndef HELM_DAEMON_PLANNER_COST_COST_H
 #define HELM_DAEMON_PLANNER_COST_COST_H
@@ -10,15 +10,15 @@
 #include "daemon/planner/cost/analyse.h"
 #include "daemon/planner/profile/profile.h"
 
-/* Of a cache with two tiers: positions of each row that lie in the arena alone, and how many of 1,000 of them the GPU reads
- * itself where the CPU attends to the others (plan.h). All 0: one tier. */
+/* A cache with two tiers: positions of each row that lie in the arena alone, and how many of 1,000 of them the GPU
+ * reads itself where the CPU attends to the others (plan.h). All 0: one tier. */
 struct cost_tiers {
     bool two;
     uint32_t host_tokens, direct_permille;
 };
 
-/* Of units whose experts lie in both memories (plan.h): slots of each, which part of the chosen ones is in VRAM, and how many
- * of 1,000 missing ones the GPU reads itself. All 0: there are none. */
+/* Units whose experts lie in both memories (plan.h): slots of each, the part of the chosen ones that is in VRAM, and
+ * how many of 1,000 missing ones the GPU reads itself. All 0: there are none. */
 struct cost_experts {
     uint32_t slots, direct_permille;
     double hit;
@@ -35,24 +35,25 @@ struct cost_step {
     const enum tensor_format (*format)[PLAN_HOMES];
     struct cost_tiers kv;
     struct cost_experts experts;
-    /* of an invariant plan (common/plan/schedule.h): a chunk of a prompt of so many tokens in all; 0: of as many as the step
-     * has, or where each row has one token no prompt */
+    /* `invariant`: of an invariant plan (common/plan/schedule.h). `prompt`: the step is a chunk of a prompt of this
+     * many tokens in all; 0: of as many as the step has, or no prompt where each row has one token */
     bool invariant;
     bool one_as_few; /* its GPU computes one token with the kernels of a few, without chains */
     uint32_t prompt;
 };
 
-/* What of its bytes a packed unit's weights come to on the link (common/formats/packed.h). That is known only when
- * they are packed, a plan is made before: this is what bf16 weights of language models come to, within a
- * hundredth (docs/planner.md). */
+/* The part of its bytes that a unit's weights have when packed, on the link (common/formats/packed.h). It is known
+ * only once they are packed, and the plan is made before: this is the part of bf16 weights of language models, within
+ * a hundredth (docs/planner.md). */
 #define COST_PACKED_PART 0.71
-/* What that takes longer than with plain weights, of what expanding them first takes. Measured on an H200,
- * slices of 8B's shapes: 0.57 to 0.61 (helm-bench-gpu-kernels --expand, docs/results/h200-2026-11-20.md). */
+/* Reading packed weights directly takes longer than reading plain ones by this part of the time to expand them.
+ * Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (helm-bench-gpu-kernels --expand,
+ * docs/results/h200-2026-11-20.md). */
 #define COST_READ_PACKED_PART 0.6
-/* Without a unit for this long the CPU's threads sleep. */
+/* After this time without a unit the CPU's threads sleep. */
 #define COST_CPU_AWAKE_S (CPU_SPIN_QUIET_US * 1e-6)
 
-/* Of an attention half on the GPU, of whose cache a part lies in the arena alone. Parts of `gpu` and of `stream`: */
+/* An attention half on the GPU whose cache lies partly in the arena alone. Parts of `gpu` and of `stream`: */
 struct cost_kv {
     double way; /* the query's to the CPU, and as long the way back; 0: the CPU does not attend */
     double cpu,
@@ -135,8 +136,8 @@ struct cost_plan {
     enum plan_processor embed, head; /* cpu or gpu */
     uint64_t ring_bytes;
     bool cold; /* prefill: nothing is copied ahead for the next step, and of this one only what follows */
-    uint64_t held_bytes; /* cold: of its first streamed units the ring holds so many bytes already */
-    double link_late;    /* cold: seconds that the link needs first, for what the step before left it */
+    uint64_t held_bytes; /* cold: bytes of its first streamed units that the ring holds already */
+    double link_late;    /* cold: seconds that the link needs first, for copies left by the step before */
 };
 
 enum cost_resource { COST_CPU, COST_GPU, COST_LINK, COST_RESOURCES };
@@ -166,7 +167,7 @@ double cost_seconds(const struct cost_table *table, const struct cost_plan *plan
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result);
 
-/* Of positions in the arena alone, how many of 1,000 the GPU reads in the time in which the CPU attends to the others. */
+/* How many of 1,000 positions in the arena alone the GPU reads in the time in which the CPU attends to the others. */
 uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dtype);
 
 /* ---- whole plans ---- */
@@ -175,7 +176,7 @@ uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dt
  * unit_count(layers) + 1. */
 void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES]);
 
-/* Where the cache of a step of so many rows and such a context lies. */
+/* Where the cache of a step of `rows` rows of `context` positions lies. */
 struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t rows, uint32_t context);
 
 /* What the plan says of experts in both memories. */

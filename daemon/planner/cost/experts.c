@@ -23,7 +23,7 @@ static double both(const struct pricing *p, const struct experts_parts *parts, c
     return larger(cpu, larger(vram, link) - 2 * p->profile->link.hand_over.value);
 }
 
-/* Of one token: the mean over how many of its experts are in VRAM, each with the same chance; how many the GPU reads
+/* One token: the mean over how many of its experts are in VRAM, each with the same chance. How many the GPU reads
  * itself are whole ones (gpuk_experts_ask). */
 static double one_token(const struct pricing *p, const struct experts_parts *parts, bool beside,
                         double *direct)

@@ -80,9 +80,9 @@ static double spread_at(const struct profile_table *table, uint32_t tokens)
     return cost_rates_spread(&v);
 }
 
-/* A processor's seconds of the step are off by its rate's spread; the link's spread counts for the seconds in
- * which nobody computed, all of which were waited for it; both count what disturbed their measuring. Independent of each
- * other: squares add up. */
+/* A processor's seconds of the step are off by its rate's spread. The link's spread counts for the seconds without
+ * computing, which were all spent waiting for it. Both spreads include disturbances while they were measured. They are
+ * independent, so squares add up. */
 double cost_uncertainty(const struct profile *profile, const struct cost_table *table,
                         const struct cost_plan *plan, const struct cost_result *result)
 {
@@ -251,8 +251,8 @@ int cost_decode(const struct cost_case *c, uint32_t batch, uint32_t context, str
     return cost_one(c, &step, forecast, err);
 }
 
-/* Of helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long steps like this
- * take, from the third of a size on (daemon/steps/pace.h). One after another: the workers, then helmd. */
+/* The sleepers among helmd and the workers: they sleep when a prompt comes, and helmd until it knows how long steps
+ * like this take, from the third of a size on (daemon/steps/pace.h). One after another: the workers, then helmd. */
 static uint32_t sleepers_of(uint32_t step, uint32_t like_it)
 {
     return (step == 0) + (like_it < 2);

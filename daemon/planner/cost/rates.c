@@ -36,7 +36,7 @@ static double times_as_one(const struct profile_table *apart, uint32_t tokens)
     return fmax(1, profile_table_at(apart, tokens).value);
 }
 
-/* What is known of the step's type of cache; of f16 and what else nobody measured: nothing. */
+/* Rates for the step's type of cache; all 0 for f16, whose rates are the profile's own, and for unmeasured types. */
 static const struct profile_kv *kv_of(const struct pricing *p)
 {
     return &p->profile->kv[p->step->kv_dtype];
@@ -48,7 +48,7 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     struct device_rates *r = &p->cpu;
     r->gemv = cpu->gemv.value;
     r->gemv_beside = rate_or(&cpu->gemv_beside, r->gemv);
-    if (r->gemv_beside > r->gemv) r->gemv_beside = r->gemv; /* noise: company does not help */
+    if (r->gemv_beside > r->gemv) r->gemv_beside = r->gemv; /* noise: contention cannot raise the rate */
     const double company = r->gemv > 0 ? r->gemv_beside / r->gemv : 1;
     r->packed = cpu->gemv_packed.value;
     r->packed_beside = fmin(r->packed, rate_or(&cpu->gemv_packed_beside, r->packed * company));
@@ -69,11 +69,11 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
         return require(r->attention_flops, "cpu.attention_flops", err);
     }
     r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
-    /* Company does not help. */
+    /* Contention cannot raise the rate. */
     if (p->tier == OP_TIER_CHUNK && cpu->linear_beside.count)
         r->linear_slowed = times_as_long(cpu, &cpu->linear_beside, 1, p->step->tokens);
-    /* Few tokens' products wait for memory, and packed weights are fewer bytes by so much. Nothing else about
-     * them is faster: once unpacked they are multiplied as plain ones are. */
+    /* Few tokens' products wait for memory, and packed weights have fewer bytes by this part. Nothing else is
+     * faster: once unpacked, they are multiplied as plain ones are. */
     if (cpu->linear_packed.count)
         r->packed_longer = times_as_long(cpu, &cpu->linear_packed, COST_PACKED_PART, p->step->tokens);
     rc = require(r->linear, "cpu.linear", err);
@@ -81,9 +81,9 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     return rc;
 }
 
-/* Bytes of cache a second of one token's attention in a chain. A block takes so many query heads that share a
- * KV head, at most PROFILE_GROUP, and more of them by as many blocks, each of which reads the cache: 5 as 3
- * and 2. What a block's takes grows with its heads, by a line through the two numbers that were measured. */
+/* Bytes of cache a second of one token's attention in a chain. A block takes up to PROFILE_GROUP query heads that
+ * share a KV head. More are shared by several blocks, each of which reads the cache: 5 as 3 and 2. A block's time
+ * grows with its heads, along a line through the two measured points. */
 static double chain_attention_of(const struct pricing *p)
 {
     const struct profile_gpu *gpu = &p->profile->gpu;
@@ -181,8 +181,8 @@ double cost_rates_link(const struct pricing *p)
     return fmin(beside, link->h2d.value);
 }
 
-/* Packed weights are expanded a slice at a time before they are used, once however many tokens there are.
- * Where nobody measured how fast: reading the packed bytes and writing all of them, as memory does. */
+/* Packed weights are expanded a slice at a time before they are used, once for any number of tokens. If the rate is
+ * unmeasured, memory bounds it: packed bytes are read and plain ones written. */
 static double expand_rate(const struct profile *profile)
 {
     double read = rate_or(&profile->gpu.read, profile->gpu.gemv.value);
@@ -209,7 +209,7 @@ static double part_of(enum tensor_format format)
     return (double)t->block_bytes / (t->block_values * 2.0);
 }
 
-/* Several tokens' products take so many times what bf16's take, whatever bounds those, as packed ones do. */
+/* Several tokens' products take a measured multiple of bf16's time, whatever bounds that, as packed ones do. */
 static void cpu_with(const struct pricing *p, enum tensor_format format, uint32_t tokens,
                      struct format_rates *out)
 {

@@ -29,7 +29,7 @@ struct format_rates {
     bool
         expands; /* the GPU multiplies by values of 16 bits that it makes first: `kernel`'s rates are of those bytes, */
     bool expands_home;             /* also where they are at home in VRAM: `gpu`'s are, too */
-    double expand;                 /* of which it makes so many a second */
+    double expand;                 /* bytes of these that it makes a second */
     double cpu_spread, gpu_spread; /* of the format's own rates, as cost_uncertainty has it; 0: it has none */
 };
 

@@ -1,5 +1,5 @@
 /* One step on a list of resources: processors and links. See cost.h and schedule.h. Called by the search (thousands of
- * times a plan) and by whoever explains one; owns nothing, allocates nothing.
+ * times a plan), by forecasts and by reports; owns nothing, allocates nothing.
  *
  * No two processors compute at the same time: each unit needs the one before. The links depend on neither: each copies
  * its streamed units' bytes in order, round and round, as long as its ring has room, and the ring has room again as
@@ -171,8 +171,8 @@ static void run_contending(struct simulation *s, const struct schedule_task *tas
     if (!task->on.alone) p->end = s->now;
 }
 
-/* A chunk's kernels are put into the queue one by one, all of them from the step's begin on, whoever computes
- * meanwhile: a processor cannot be done with what is not in it. */
+/* The host queues a chunk's kernels one by one from the step's begin on, also while the CPU computes. A processor
+ * cannot finish a kernel that is not queued yet. */
 static inline void wait_for_host(struct simulation *s, double until)
 {
     if (s->now < until) run_alone(s, until - s->now);

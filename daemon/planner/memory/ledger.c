@@ -95,7 +95,7 @@ uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t
            (analyse_units_stored(c->table, unit, unit) / (slice ? slice : 1) + 2) * device->graph_slice_bytes;
 }
 
-/* Of a slice rounded up to whole rows, then to groups of them; parts begin on their own boundaries. */
+/* Room for a slice rounded up to whole rows, then to groups of them; parts begin on their own boundaries. */
 static uint64_t slice_place(uint64_t slice, uint64_t row)
 {
     return slice + (RING_ROWS + 1) * row + 4 * RING_ALIGN;
@@ -167,8 +167,8 @@ uint64_t ledger_draw_bytes(const struct ledger_case *c)
     return (uint64_t)c->wish->slots * GPU_DRAW_SLOT_BYTES + GPU_SAMPLERS_MAX * scratch;
 }
 
-/* Of each thread, for packed weights and blocks: one token's input once more in the order of the kernel, which may add
- * sums of sixteen and fill up to 256, and rows that are decoded for several. */
+/* Scratch of each thread for packed weights and blocks: one token's input once more in the order of the kernel, which
+ * may add sums of sixteen and fill up to 256, and rows that are decoded for several tokens. */
 static uint64_t unpacked_bytes(const struct model_config *m)
 {
     uint64_t q = (uint64_t)m->heads * m->head_dim, widest = q > m->intermediate ? q : m->intermediate;

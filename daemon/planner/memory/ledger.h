@@ -2,10 +2,11 @@
  *
  * Called by planner.c and memory.c. Pure: the machine is passed in, so tests can state any. A plan fits when
  * both sums stay under their limits: on the host the lowest of --host-memory, the cgroup's and the machine's
- * free memory, of several NUMA nodes that of the one that weights and cache are bound to; on the device the lower of --vram and what is free there. The limit on locked memory
- * (RLIMIT_MEMLOCK) is none of them: it counts what mlock(2) holds, and HELM locks nothing that way. The
- * arena's weights, cache and lanes are pinned by the CUDA driver's registration, which that limit does not
- * see; they count in full in the host's sum, since pinned pages cannot be swapped out. */
+ * free memory, with several NUMA nodes that of the node that weights and cache are bound to; on the device the lower of
+ * --vram and what is free there. The limit on locked memory (RLIMIT_MEMLOCK) is none of them: it counts what mlock(2)
+ * holds, and HELM locks nothing that way. The arena's weights, cache and lanes are pinned by the CUDA driver's
+ * registration, which that limit does not see; they count in full in the host's sum, since pinned pages cannot be
+ * swapped out. */
 #ifndef HELM_DAEMON_PLANNER_MEMORY_LEDGER_H
 #define HELM_DAEMON_PLANNER_MEMORY_LEDGER_H
 
@@ -21,7 +22,7 @@
 
 #define LEDGER_CTX_DEFAULT_MAX 8192
 #define LEDGER_CTX_LEAST       256
-#define LEDGER_POOL_TOKENS     16384 /* in the KV pool where nobody asked for more */
+#define LEDGER_POOL_TOKENS     16384 /* in the KV pool by default */
 #define LEDGER_STEP_TOKENS     512   /* in a step where no weights are streamed for it */
 
 struct ledger_wish {
@@ -31,16 +32,16 @@ struct ledger_wish {
     uint32_t ctx;               /* 0: choose */
     uint32_t page_count;        /* 0: choose (--kv-tokens or a plan from a file states it) */
     uint32_t page_tokens;       /* a power of two */
-    uint32_t vram_page_count;   /* two tiers of the cache, with at least so many places; 0: one tier */
-    bool places_stand;          /* exactly so many: what is left of VRAM stays free */
+    uint32_t vram_page_count;   /* two tiers of the cache, with at least this many places; 0: one tier */
+    bool places_stand;          /* exactly that many: what is left of VRAM stays free */
     uint32_t batch;             /* contexts that the pool must hold at once at least; 0: 1 */
     uint32_t threads;           /* for the estimate of private buffers */
     bool pack;                  /* streamed weights cross the link packed, where they can be */
-    bool pack_cpu;              /* and those that the CPU computes with are read packed: of a request, that
-                                   the processor has kernels for it */
-    bool pack_all;              /* of a request: that also beside a device where the forecast gains little */
-    bool pack_gpu;              /* all that can be lies packed in VRAM; of a request: that it may */
-    struct packed_parts parts;  /* what weights come to packed, where somebody looked at them */
+    bool pack_cpu;              /* the CPU reads its weights packed; in a request: its processor has
+                                   kernels for that */
+    bool pack_all;              /* in a request: also beside a device where the forecast gains little */
+    bool pack_gpu;              /* all that can be is packed in VRAM; in a request: it may be */
+    struct packed_parts parts;  /* packed sizes, where weights were sampled */
     uint64_t host_memory_bytes; /* 0: not stated */
 };
 
@@ -50,7 +51,7 @@ struct ledger_device {
     enum ledger_device_kind kind;
     uint64_t limit; /* bytes, for everything the GPU worker allocates there */
     char limit_from[96];
-    uint64_t context_bytes;                  /* what the driver takes for itself */
+    uint64_t context_bytes;                  /* the driver's own */
     uint64_t graph_bytes, graph_layer_bytes; /* of captured steps: at all events, and for each layer */
     uint64_t graph_slice_bytes;              /* and for each slice of streamed weights */
     uint64_t library_bytes;
@@ -72,7 +73,7 @@ struct ledger_case {
 #define LEDGER_FROM_TEXT 96
 uint64_t ledger_host_limit(const struct ledger_case *c, char from[LEDGER_FROM_TEXT]);
 
-/* Of one layer, all pages: its part of a pool, or of the staging memory for a borrowed cache. */
+/* Bytes of all pages of one layer: its part of a pool, or of the staging memory for a borrowed cache. */
 uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count);
 /* Places in VRAM that the wish comes to with steps of wish.step_tokens: as many as it says, or as these need; 0: one
  * tier. */
@@ -80,8 +81,8 @@ uint32_t ledger_places(const struct ledger_case *c, uint32_t ctx);
 /* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
  * slices: where its weights are streamed. */
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);
-/* What lies expanded in VRAM of weights that are packed, or blocks: of streamed ones (a ring of so many bytes; 0: none
- * are streamed) and of half layers and the head at home there. No slice is larger; all take the same place.
+/* What lies expanded in VRAM of weights that are packed, or blocks: of streamed ones (through a ring of ring_bytes; 0:
+ * none are streamed) and of half layers and the head at home there. No slice is larger; all take the same place.
  * 0: nothing is packed where the wish is granted. */
 struct ledger_expands {
     uint64_t ring_bytes;
@@ -91,7 +92,7 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
 /* Room in VRAM for a half layer's matrices, or the head, packed (placement_room). */
 uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit);
 uint64_t ledger_packed_head_bytes(const struct ledger_case *c);
-/* What is there whatever the plan: processes, and the arena but for lanes, cache and weights. */
+/* Host memory that every plan needs: processes, and the arena without lanes, cache and weights. */
 HELM_MUST_CHECK int ledger_fixed_host_bytes(const struct ledger_case *c, uint32_t ctx, uint64_t *bytes,
                                             struct helm_err *err);
 /* The GPU worker's share of host memory: driver and staging. */
@@ -102,7 +103,7 @@ uint64_t ledger_draw_bytes(const struct ledger_case *c);
 /* The CPU worker's private buffers, when it computes units in steps of up to `most` tokens. */
 uint64_t ledger_cpu_buffer_bytes(const struct ledger_case *c, uint32_t most);
 /* The GPU worker's buffers in VRAM for steps of `step_tokens` tokens (common/plan/workspace.h), without what the device's
- * libraries take for the products of chunks: that is ledger_device.library_bytes. */
+ * libraries take for the products of chunks (ledger_device.library_bytes). */
 struct ledger_workspace {
     uint32_t step_tokens, ctx;
     bool layers, head; /* whether the GPU computes some */

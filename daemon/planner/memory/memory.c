@@ -10,8 +10,8 @@
 #include "common/plan/workspace.h"
 
 #define RING_UNIT_PARTS 4 /* the smallest ring: this part of the largest half layer, as a power of two */
-#define RING_STEPS      8 /* the largest one: so many of the smallest */
-#define RING_USUAL      2 /* the one of a plan that streams in prefill only: likewise */
+#define RING_STEPS      8 /* the largest one, in sizes of the smallest */
+#define RING_USUAL      2 /* the one of a plan that streams in prefill only, likewise */
 #define RING_VRAM_PARTS 4 /* and no ring takes more than this part of the device's memory */
 #define RING_LEAST      (64 * KIB)
 
@@ -104,7 +104,7 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
     }
 }
 
-/* Of layers, and of the head. */
+/* The workspace of layers, or of the head. */
 static uint64_t workspace_of(const struct ledger_case *c, const struct memory_wish *wish, bool head)
 {
     const struct ledger_workspace what = {.step_tokens = c->wish->step_tokens,

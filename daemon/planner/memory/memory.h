@@ -1,5 +1,5 @@
-/* What the search is told of memory: for every unit, embedding and head the bytes that each home of it takes,
- * and what comes with the first of a kind.
+/* The search's view of memory: for every unit, embedding and head the bytes that each home of it takes, and the bytes
+ * that come with the first of a kind.
  *
  * Called by planner.c. Pure. The sums are made from the ledger's own parts (ledger.h) and err on the large
  * side only where a line does not add up by units: what the search finds to fit, fits the ledger. */
@@ -13,26 +13,26 @@ struct memory_wish {
     uint32_t ctx, pages;
     bool device;        /* may be used */
     bool cpu;           /* may compute beside the device: lanes are needed */
-    bool prefill;       /* what is at home in the arena may be streamed for long prompts: keeps a ring */
+    bool prefill;       /* weights at home in the arena may be streamed for long prompts: keeps a ring */
     uint64_t less_vram; /* taken off the limits: by how much an earlier sum was too small */
     uint64_t less_host;
 };
 
 struct memory {
     struct search_memory search;
-    struct search_bytes *unit;           /* [units][3], what search.unit points at; owned */
-    uint64_t vram_missing, host_missing; /* by how much what is there in any case is over a limit */
+    struct search_bytes *unit;           /* [units][3], search.unit points at it; owned */
+    uint64_t vram_missing, host_missing; /* by how much the fixed bytes alone exceed a limit */
 };
 HELM_MUST_CHECK int memory_build(const struct ledger_case *c, const struct memory_wish *wish,
                                  struct memory *memory, struct helm_err *err);
 void memory_free(struct memory *memory);
 
-/* The least bytes of a ring that can stream this model: what is copied at once is some rows of an operation
- * (of gate and up as many of each), and while one such slice is computed the next must have its place. */
+/* The least bytes of a ring that can stream this model. A slice is some rows of an operation (of gate and up as many
+ * of each), and while one slice is computed the next must have its place. */
 uint64_t memory_ring_least(const struct model *model);
 /* Ring sizes that are worth trying for this model and device: the smallest (and step), the largest. */
 void memory_ring_sizes(const struct ledger_case *c, uint64_t *granule, uint64_t *largest);
-/* What a whole assignment takes, as the search sums it up. */
+/* Bytes of a whole assignment, as the search sums them up. */
 struct search_bytes memory_sum(const struct memory *memory, const struct search_found *found, bool tied,
                                uint32_t units);
 

@@ -148,7 +148,7 @@ int packed_sample_of_plan(const struct model *model, const struct plan *plan, ui
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
     bool units[2 * MODEL_LAYERS_MAX] = {false}, any = head;
     memset(sample, 0, sizeof *sample);
-    if (plan->layers != model->config.layers) return 0; /* whoever takes it says so */
+    if (plan->layers != model->config.layers) return 0; /* taking the plan reports it */
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         units[u] = plan_unit_format(plan, u) == FORMAT_BF16_PACKED &&
                    plan_home_memory(plan_unit_home(plan, 0, u)) == PLAN_VRAM0;

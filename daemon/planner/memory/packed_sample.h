@@ -14,7 +14,7 @@
 #include "common/plan/placement.h"
 
 #define PACKED_SAMPLE_BYTES (UINT64_C(64) << 20)
-/* Of fewer groups than that, unless those are all, nothing is said. */
+/* Fewer groups than this, unless they are all, are no sample. */
 #define PACKED_SAMPLE_LEAST 8
 /* By how many standard errors a part is above the mean of what was looked at. */
 #define PACKED_SAMPLE_ERRORS 3
@@ -25,8 +25,8 @@ struct packed_sample {
     uint64_t bytes;             /* that were read */
     uint32_t groups;
 };
-/* Nothing is known (parts are 0) of matrices that cannot be packed and of such as are not there, files being
- * cut off. About so many bytes are read at most. Fails where a file cannot be. */
+/* Parts are 0 (unknown) for matrices that cannot be packed and for those missing from a truncated file. Reads at most
+ * about most_bytes. Fails where a file cannot be read. */
 HELM_MUST_CHECK int packed_sample_take(const struct model *model, uint64_t most_bytes,
                                        struct packed_sample *sample, struct helm_err *err);
 /* The same of nothing but the weights that the plan keeps packed in VRAM: layers differ. */

@@ -1,5 +1,5 @@
-/* Profiles as JSON, and what makes one good enough to plan with. See profile.h. Called by everybody who reads
- * or writes profiles; one list of members serves both ways. */
+/* Profiles as JSON, and what makes one good enough to plan with. See profile.h. Called by all readers and writers of
+ * profiles; one list of members serves both ways. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -326,7 +326,7 @@ json_t *profile_to_json(const struct profile *profile)
 
 /* ---- in ---- */
 
-/* Members that nobody knows are refused. `extra`: names that are known beside the part's, which may be NULL. */
+/* Unknown members are refused. `extra`: names that are known beside the part's, which may be NULL. */
 static int check_names(const json_t *json, const struct part *part, const char *const *extra,
                        struct helm_err *err)
 {

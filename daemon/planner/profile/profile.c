@@ -124,7 +124,7 @@ int profile_formats_read(const char *names, unsigned *formats, struct helm_err *
     return 0;
 }
 
-/* Of bytes as they are stored: no format's are read faster than memory is. */
+/* Checks rates of bytes as stored: no format's are read faster than memory is. */
 static int check_formats(const struct profile *profile, struct helm_err *err)
 {
     const struct profile_value read = profile_table_at(&profile->cpu.read, profile->cpu.threads);

@@ -2,8 +2,8 @@
  *
  * Read and written as JSON by helm-profile, helmd and helm-plan. Pure data. All rates are bytes or
  * floating-point operations a second, all times seconds. Every value is a median with the spread of its
- * samples (10th and 90th percentile), and says where it comes from. A value of 0 is one that nobody measured:
- * profile_check says which ones a profile may lack. */
+ * samples (10th and 90th percentile), and says where it comes from. A value of 0 is unmeasured; profile_check says
+ * which ones a profile may lack. */
 #ifndef HELM_DAEMON_PLANNER_PROFILE_PROFILE_H
 #define HELM_DAEMON_PLANNER_PROFILE_PROFILE_H
 
@@ -16,7 +16,7 @@
 #include "common/formats/tensor_format.h"
 
 #define PROFILE_VERSION 1
-/* Of measuring: a fact of the fingerprint, so a new one measures machines again. */
+/* The method of measuring: a fact of the fingerprint, so a new one has machines measured again. */
 #define PROFILE_METHOD     16
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
@@ -71,14 +71,13 @@ struct profile_cpu {
     /* Packed weights (common/formats/packed.h): one token's products with them, bytes of what they are unpacked a
      * second, and the same while the link streams. Unknown of a processor without kernels for them. */
     struct profile_value gemv_packed, gemv_packed_beside;
-    /* by tokens: `linear` with packed weights; empty: nobody measured it */
+    /* by tokens: `linear` with packed weights; empty: unmeasured */
     struct profile_table linear_packed;
     /* by tokens: how many times as long a step's products take as one token's where each token has the bits of one
-     * (common/plan/schedule.h); empty: nobody measured it */
+     * (common/plan/schedule.h); empty: unmeasured */
     struct profile_table apart;
 };
-/* What a layer of one token costs on the CPU beside its weights and its cache is so many times cpu.operation.
- */
+/* Beside its weights and its cache, a layer of one token costs the CPU this many times cpu.operation. */
 #define PROFILE_LAYER_OPERATIONS 6
 
 enum profile_device { PROFILE_DEVICE_NONE, PROFILE_DEVICE_CUDA, PROFILE_DEVICE_EMULATED };
@@ -136,7 +135,7 @@ struct profile_link {
 };
 
 /* Rates with weights of one format, where all others in the profile are of bf16. Bytes are of weights as they
- * are stored. Unknown of a format that nobody measured: it is priced by bf16's bytes a second. */
+ * are stored. A format that is unmeasured is priced by bf16's bytes a second. */
 struct profile_format {
     struct profile_value cpu_gemv;        /* one token */
     struct profile_value cpu_gemv_beside; /* while the link streams; unknown: as bf16's share of its speed */
@@ -177,12 +176,12 @@ struct profile {
     struct profile_link link;  /* all 0 without a device */
     struct profile_value disk; /* direct reads of a file */
     struct profile_value step; /* of helmd and the doorbells, a step */
-    struct profile_value wake; /* from a ring until who slept for some time is there; unknown: nothing */
+    struct profile_value wake; /* from a ring until a sleeping thread runs; unknown: nothing */
     struct profile_format format[FORMAT_COUNT]; /* bf16's and packed bf16's are those above: unknown here */
     struct profile_kv kv[KV_DTYPE_COUNT];       /* single numbers' are those above: unknown here */
 };
 
-/* Of a set of formats (format_bit): those that have no rates of their own here and could have. */
+/* Those of a set of formats (format_bit) that have no rates of their own here and could have. */
 unsigned profile_formats_lacking(const struct profile *profile, unsigned formats);
 /* "q4_k,q6_k": names of a set, in the registry's order. */
 #define PROFILE_FORMATS_TEXT 192
@@ -202,16 +201,17 @@ double profile_disturbance(const struct profile *profile);
  * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of waking up and of a
  * chunk's begin, linear_beside, linear by columns, what is of packed weights and together unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
-/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "busy_percent", "host_bytes", "cpu": {...}, "gpu": {...} |
- * null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}; a value is {"value", "low", "high", "source"}, a table [{"x",
- * "value", ...}, ...]; member names are the fields'. On the way in, low and high may be absent (no spread),
- * so may a value (unknown), fingerprint, made, quick, busy_percent and host_bytes; members of other names are refused, so
- * that a typing error cannot pass for an unknown value, except "note" (a text, for people), anywhere. NULL:
- * no memory. */
+/* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "busy_percent", "host_bytes", "cpu": {...},
+ *  "gpu": {...} | null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}
+ *
+ * A value is {"value", "low", "high", "source"}, a table [{"x", "value", ...}, ...]; member names are the fields'. On
+ * the way in, low and high may be absent (no spread), so may a value (unknown), fingerprint, made, quick, busy_percent
+ * and host_bytes. Members of other names are refused, so that a typing error cannot pass for an unknown value; only
+ * "note" (a text, for people) may stand anywhere. NULL: no memory. */
 json_t *profile_to_json(const struct profile *profile);
 HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profile, struct helm_err *err);
-/* What is measured under this name ("gpu.read", "link.h2d", "formats.q4_K.gpu_gemv"): a struct profile_table, or (*table false) a
- * struct profile_value; NULL: no such name. */
+/* The field of this name ("gpu.read", "link.h2d", "formats.q4_K.gpu_gemv"): a struct profile_table, or (*table false)
+ * a struct profile_value; NULL: no such name. */
 void *profile_find(struct profile *profile, const char *name, bool *table);
 /* From a file; profile_check has accepted it. */
 HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, struct helm_err *err);
@@ -219,7 +219,7 @@ HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, stru
 HELM_MUST_CHECK int profile_write(const char *path, const struct profile *profile, struct helm_err *err);
 /* Takes the reference; NULL: HELM_E_NOMEM. */
 HELM_MUST_CHECK int profile_write_json(const char *path, json_t *json, struct helm_err *err);
-/* Whether profile_write can, as far as that can be known before: asked by who measures for a minute first. */
+/* Whether profile_write can succeed, as far as that is known: asked before a minute of measuring. */
 HELM_MUST_CHECK int profile_write_check(const char *path, struct helm_err *err);
 
 /* The hardware as it is now: hex digest of CPU model and microcode, caches, CPUs that may be used and the

@@ -166,7 +166,7 @@ static int explain_lists(struct reckoning *k, struct explain *x, struct helm_err
     return rc;
 }
 
-/* Of the weights that lie packed in VRAM, as they are in the files. */
+/* Bytes, as stored in the files, of the weights that are packed in VRAM. */
 static uint64_t packed_bytes(const struct reckoning *k)
 {
     uint64_t sum = plan_head_format(k->plan) == FORMAT_BF16_PACKED ? k->analysed.head.stored : 0;
@@ -336,7 +336,7 @@ static void explain_experts(const struct model *model, uint32_t batch, struct ex
     }
 }
 
-/* Of experts in both memories: what is assumed, and what a decode step would take if all were chosen evenly. */
+/* Experts in both memories: what is assumed, and what a decode step would take if all were chosen evenly. */
 static int explain_mixed(const struct reckoning *k, struct explain *x, struct helm_err *err)
 {
     struct explain_experts *e = &x->experts;

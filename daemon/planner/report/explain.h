@@ -36,14 +36,13 @@ struct explain_strategy {
     char why[200]; /* where it is not feasible */
 };
 
-/* So many whole layers on the GPU, the first or the last ones, all others on the CPU: whichever ends are
- * faster. */
+/* A number of whole layers on the GPU, the first or the last ones, whichever is faster, and all others on the CPU. */
 struct explain_split {
     bool fits;
     double decode_s;
 };
 
-/* Decode with so many tokens in the context. */
+/* Decode with `context` tokens in the context. */
 struct explain_point {
     uint32_t context;
     double seconds;
@@ -61,7 +60,7 @@ struct explain_format {
     double cpu, gpu; /* bytes a second; gpu: in VRAM, chained where it is, 0 without a device */
 };
 
-/* Of mixtures of experts: what is kept of them, and what one token and a decode step read where all are chosen evenly. */
+/* Mixtures of experts: bytes kept, and bytes that one token and a decode step read if all are chosen evenly. */
 struct explain_experts {
     uint32_t layers; /* that are mixtures; 0: none, all else is then 0 */
     uint64_t bytes, token_bytes, step_bytes;
@@ -102,9 +101,9 @@ void explain_free(struct explain *explain);
 
 /* report/curve.c: token/s over context, the rest of *explain being there. */
 HELM_MUST_CHECK int explain_curve(struct explain *explain, struct helm_err *err);
-/* Of a request for another plan beside this one: the same context, all else its own to choose. */
+/* The sizes of a request for another plan beside this one: the same context, all else free. */
 void explain_other_sizes(const struct plan *plan, struct planner_request *request);
-/* Of the batch. */
+/* Tokens a second of the batch. */
 double explain_point_rate(const struct explain *explain, double seconds);
 
 /* The object that helm-plan --json prints: plan_to_json's members and the forecasts (docs/helm-plan.md);

@@ -20,7 +20,7 @@ double svg_at(const struct axis *axis, double value);
 void svg_text(FILE *out, const char *text);
 void svg_label(FILE *out, double x, double y, const char *class, const char *anchor, const char *text);
 void svg_line(FILE *out, double x1, double y1, double x2, double y2, const char *class);
-/* A value of an axis with such steps. */
+/* A value of an axis with steps of `step`. */
 void svg_number(double value, double step, char *text, size_t size);
 
 #endif

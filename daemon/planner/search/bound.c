@@ -408,8 +408,8 @@ struct relief {
     double rate;
 };
 
-/* Of all steps that free something: the one that costs least a byte, the one that costs least of all that
- * free `excess`; and the most that one frees. */
+/* Among all moves that free memory: the one that costs least a byte, and the cheapest of those that free `excess`.
+ * Returns the most that one frees. */
 static uint64_t find_relief(const struct need *n, uint64_t excess, struct relief *cheap, struct relief *last)
 {
     uint64_t most = 0;

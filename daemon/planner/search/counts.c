@@ -93,7 +93,7 @@ static void add_totals(struct totals *t, const struct totals *more, double times
     for (int i = 0; i < SUMS; i++) t->sum[i] += times * more->sum[i];
 }
 
-/* Of one item. */
+/* The sums of one item. */
 static struct totals totals_of_item(const struct mixing *m, uint32_t g, int home)
 {
     const struct bound_kind *kind = &m->group[g].kind;

@@ -68,7 +68,7 @@ struct crossing {
     const bool *kv_cpu;
 };
 
-/* By how much b is faster than a in a step of so many tokens, in seconds. */
+/* By how much b is faster than a in a step of `tokens` tokens, in seconds. */
 static int gain_at(const struct crossing *x, uint32_t tokens, double *gain, struct helm_err *err)
 {
     const struct search_crossover *c = x->c;

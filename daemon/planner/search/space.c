@@ -244,7 +244,7 @@ bool space_fits(const struct space *s, struct search_bytes b)
     return !s->memory || (b.vram <= s->memory->vram_limit && b.host <= s->memory->host_limit);
 }
 
-/* Of plans that are alike the simpler one, then the smaller one, then the faster one. */
+/* Among plans that are alike the simpler one wins, then the smaller one, then the faster one. */
 static bool simpler(const struct space *s, double seconds, uint32_t changes, uint64_t vram)
 {
     if (changes != s->changes) return changes < s->changes;

@@ -62,7 +62,7 @@ struct space {
 /* `allowed`: bits of homes for units; `embeds`, `heads`: of the ends. */
 HELM_MUST_CHECK int space_open(struct space *space, const struct search_problem *problem, unsigned allowed,
                                unsigned embeds, unsigned heads, struct helm_err *err);
-/* Of a prefill step after `decode`. */
+/* The space of a prefill step after `decode`. */
 HELM_MUST_CHECK int space_open_prefill(struct space *space, const struct cost_table *prefill,
                                        const struct search_found *decode, const bool *kv_cpu,
                                        struct helm_err *err);

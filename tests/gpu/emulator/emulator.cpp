@@ -222,7 +222,7 @@ static void fiber_main(void)
     warp_state *w = &emu->warp[index / 32];
     emu->done[index] = true;
     emu->progress++;
-    /* those who wait no longer wait for this one */
+    /* waiting threads no longer wait for this one */
     w->lanes--;
     if (w->lanes && w->arrived == w->lanes) w->arrived = 0, w->generation++;
     emu->alive--;

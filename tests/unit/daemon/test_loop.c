@@ -17,7 +17,7 @@
 #define PATIENCE ((uint64_t)60 * 1000000)
 #define CLIENTS  40
 
-/* The loop and what it needs to serve clients; nobody computes. */
+/* The loop and what it needs to serve clients; no worker computes. */
 struct stage {
     char folder[64], endpoint[128];
     void *zmq, *client[CLIENTS];

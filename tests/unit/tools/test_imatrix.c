@@ -48,8 +48,8 @@ static struct bytes old_kind(int32_t calls, int32_t cols)
     return b;
 }
 
-/* Of both matrices sums, and counts unless `without`; and of one with two experts, which is no matrix of a model that HELM
- * reads. */
+/* Sums of both matrices, and counts unless `without`; and those of one with two experts, which is no matrix of a
+ * model that HELM reads. */
 struct written {
     const char *type;
     float calls;

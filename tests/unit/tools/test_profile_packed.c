@@ -28,7 +28,7 @@ static void open_engine(const char *folder, struct local *local)
     if (local_open(&options, local, &err)) fail_msg("%s", err.text);
 }
 
-/* Bytes of weights that a step of so many tokens read. */
+/* Bytes of weights that a step of `tokens` tokens read. */
 static uint64_t step(struct local *local, uint32_t tokens)
 {
     const struct step_row row = {.start = 0, .count = tokens};

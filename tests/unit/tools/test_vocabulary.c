@@ -16,7 +16,8 @@
 
 #define VOCAB 512
 
-/* A folder with the tokenizer of the tests and, unless they are 0, tokens of so many letters, joined by a merge. */
+/* A folder with the tokenizer of the tests and, unless `letters` is 0, tokens of `letters` letters, joined by a
+ * merge. */
 static int put(size_t letters, struct gguf_values *values, const char **kind, struct helm_err *err)
 {
     char folder[] = "/tmp/helm-vocabulary-XXXXXX", path[64];

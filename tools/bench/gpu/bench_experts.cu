@@ -123,8 +123,11 @@ static struct gpuk_linear_args router_product(const experts_bench *f, uint32_t l
     a.out_stride = s->experts;
     return a;
 }
-/* A layer's three operations; part: of few rows of one expert, which shows what they cost beside their bytes. */
-static void add_mlp(const experts_bench *f, uint32_t layer, bool part, std::vector<struct gpuk_chain_op> *ops)
+/* What of a layer is computed: all; few rows of downs, or of all three operations and of one expert, which shows what
+ * they cost beside their bytes. */
+enum mlp_part { MLP_ALL, MLP_FEW_DOWNS, MLP_FEW, MLP_PARTS };
+static void add_mlp(const experts_bench *f, uint32_t layer, enum mlp_part part,
+                    std::vector<struct gpuk_chain_op> *ops)
 {
     struct gpuk_chain_op op[3] = {};
     op[0].kind = GPUK_CHAIN_ROUTER, op[0].linear = router_product(f, layer);
@@ -138,13 +141,14 @@ static void add_mlp(const experts_bench *f, uint32_t layer, bool part, std::vect
     struct gpuk_experts_down &d = op[2].down;
     d.down = role_of(f, layer, 2), d.choice = f->choice[0], d.act = f->act, d.residual = d.out = f->out;
     d.out_stride = f->shape->hidden;
-    if (part) {
+    if (part != MLP_ALL) d.down.rows = 16;
+    if (part == MLP_FEW) {
         g.choice.chosen = d.choice.chosen = op[1].glu.router.chosen = 1;
-        g.gate.rows = g.up.rows = d.down.cols = 256, d.down.rows = 16;
+        g.gate.rows = g.up.rows = d.down.cols = 256;
     }
     ops->insert(ops->end(), op, op + 3);
 }
-static bool chain_of(const experts_bench *f, bool part, struct gpuk_chain *chain)
+static bool chain_of(const experts_bench *f, enum mlp_part part, struct gpuk_chain *chain)
 {
     std::vector<struct gpuk_chain_op> ops;
     for (uint32_t l = 0; l < LAYERS; l++) add_mlp(f, l, part, &ops);
@@ -195,14 +199,15 @@ static int bench_chained(const experts_bench *f)
            bytes);
     for (const int words : {-1, 1, 2}) {
         f->b->device.chain_words = words;
-        for (const bool part : {false, true}) {
+        for (const enum mlp_part part : {MLP_ALL, MLP_FEW_DOWNS, MLP_FEW}) {
+            static const char *const names[MLP_PARTS] = {"", ", few downs", ", few rows"};
             if (!chain_of(f, part, &chain)) continue;
-            if (!part) bad += check_chain(f, &chain);
+            if (part == MLP_ALL) bad += check_chain(f, &chain);
             const double t =
                 bench_time_graph(f->b, 4, [&] { GPUK(gpuk_chain_run(&chain, f->b->stream, &err)); });
             snprintf(what, sizeof what, " 1 token, chain of %u x %u, words %d%s", chain.slots, chain.pitch,
-                     words, part ? ", few rows" : "");
-            row_of(f, what, t / LAYERS, part ? 0 : bytes);
+                     words, names[part]);
+            row_of(f, what, t / LAYERS, part == MLP_ALL ? bytes : 0);
         }
     }
     f->b->device.chain_words = 0;
@@ -223,7 +228,7 @@ static void bench_whole(const experts_bench *f)
     const auto row = [&](const char *what, uint32_t parts, bool head, bool experts) {
         bench_chain_write(&m, parts, head, 0,
                           experts ? bench_mlp([&](uint32_t l, std::vector<struct gpuk_chain_op> *ops) {
-                              add_mlp(f, l, false, ops);
+                              add_mlp(f, l, MLP_ALL, ops);
                           })
                                   : bench_mlp());
         const double t = bench_time_graph(f->b, 4, [&] { bench_enqueue_chain(&m); });
@@ -378,7 +383,7 @@ int bench_experts(struct bench *b, const char *only)
     CUDA(cudaMemcpy(f.x, numbers.data(), (size_t)GPUK_BATCH_MAX * hidden * 4, cudaMemcpyHostToDevice));
     CUDA(cudaMemcpy(f.norm, numbers.data() + hidden, hidden * 4, cudaMemcpyHostToDevice));
     f.gemv_workspace = device_memory(gpuk_gemv_workspace_bytes(hidden));
-    f.list = device_memory(gpuk_chain_bytes(nullptr, 3 * LAYERS));
+    f.list = device_memory(gpuk_chain_bytes(nullptr, 3 * LAYERS) + (experts + hidden) * 8 + 256);
     f.out = (float *)device_memory((size_t)CHUNK * hidden * 4),
     f.act = (float *)device_memory((size_t)act * 4);
     f.sums = (float *)device_memory((size_t)pairs * hidden * 4),

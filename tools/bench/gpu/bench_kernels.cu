@@ -8,10 +8,15 @@
  * layers (cold: every layer has its own weights; bench_batch.cu; --batch: nothing but these and, without
  * --quick, ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
  * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv_bulk.cu).
- * --long: attention over long contexts alone (bench_long.cu). --expand: packed weights alone (bench_expand.cu). --packed: products with whole packed matrices alone
- * (bench_packed.cu). --formats: products with weights of each format, or of one, alone (bench_formats.cu).
- * --experts: mixtures of experts of some shapes and formats, or of one format, alone (bench_experts.cu). Times are medians of repeated graph replays by CUDA
- * events. Exit 1: the check failed. */
+ *
+ * Alone:
+ *   --long      attention over long contexts (bench_long.cu)
+ *   --expand    packed weights (bench_expand.cu)
+ *   --packed    products with whole packed matrices (bench_packed.cu)
+ *   --formats   products with weights of each format, or of one (bench_formats.cu)
+ *   --experts   mixtures of experts of some shapes and formats, or of one format (bench_experts.cu)
+ *
+ * Times are medians of repeated graph replays by CUDA events. Exit 1: the check failed. */
 #include <math.h>
 #include <string.h>
 

@@ -17,7 +17,7 @@ extern "C" {
 }
 
 static const size_t COLD_BYTES = (size_t)512
-                                 << 20; /* packed, at least so many between uses of the same ones */
+                                 << 20; /* packed, at least, between two uses of the same weights */
 static const uint32_t LAUNCHES = 8;     /* at least */
 static const uint32_t POOL_GROUPS = 16; /* groups that differ */
 

@@ -17,7 +17,7 @@
 
 #define POSITIONS    4096u
 #define HEADS        8u
-#define LAYERS       16u /* of a thread: so many times the context goes round */
+#define LAYERS       16u /* of a thread: each has a context of its own */
 #define SAMPLES      9
 #define HEAD_DIM_MAX 256u
 #define GROUP_MAX    8u

@@ -174,8 +174,8 @@ static bool ask_management(int ordinal, struct nvml_answer *answer)
     return cudaDeviceGetPCIBusId(bus, sizeof bus, ordinal) == cudaSuccess && nvml_ask(bus, answer);
 }
 
-/* What is taken of the device by this process, or by everybody where that is not known (its text says so):
- * only differences are meaningful. */
+/* Device memory taken by this process, or by all processes where that is not known (its text says so): only
+ * differences are meaningful. */
 static uint64_t cuda_memory_overhead(struct device *d)
 {
     struct cuda *c = cuda_of(d);

@@ -2,26 +2,26 @@
  *
  * What this relies on, all of it from the documentation of the runtime (12.0 and later):
  * - Capture. While the compute stream captures, an event recorded in it and waited for by the copy stream
- * makes that stream part of the capture ("Cross-stream Dependencies and Events" in the programming guide).
- * The recording makes no node; it stands for the nodes the stream has come to. Both are done first, so that
- * the copy part has no predecessor, and the copy stream is joined last by the same means in the other
- * direction: a stream that is not joined is cudaErrorStreamCaptureUnjoined. Only a plain event joins; one
- * recorded with cudaEventRecordExternal does not.
- * - An event recorded while capturing may be recorded again, in another capture or outside; used outside
- *   without, it is cudaErrorCapturedEvent, and one of outside waited for while capturing is
- *   cudaErrorStreamCaptureIsolation. Either would spoil the capture, so both are refused here before.
+ *   makes that stream part of the capture ("Cross-stream Dependencies and Events" in the programming guide).
+ *   The recording makes no node; it stands for the nodes the stream has come to. Both are done first, so that
+ *   the copy part has no predecessor, and the copy stream is joined last by the same means in the other
+ *   direction: a stream that is not joined is cudaErrorStreamCaptureUnjoined. Only a plain event joins; one
+ *   recorded with cudaEventRecordExternal does not.
+ * - An event recorded while capturing may be recorded again, in another capture or outside. If it is used
+ *   outside without that, the error is cudaErrorCapturedEvent; an event of outside that is waited for while
+ *   capturing is cudaErrorStreamCaptureIsolation. Either would spoil the capture, so both are refused here.
  * - cudaEventRecordExternal makes a node, "each launch of the graph will record the event"; a stream that
- * waits for it after the launch waits for that node, not for the graph. cudaEventWaitExternal makes a node
- * that waits for what the event stands for when the graph is launched. Both flags are errors outside a
- * capture.
+ *   waits for it after the launch waits for that node, not for the graph. cudaEventWaitExternal makes a node
+ *   that waits for what the event stands for when the graph is launched. Both flags are errors outside a
+ *   capture.
  * - Launches of one graph, and launches and operations in one stream, are in order; a graph is done when all
- *   its nodes are. So the compute stream is behind a graph's copies too, whether asked for or not: copies
- * that the next launch need not wait for are put into the copy queue behind the launch, not into the graph.
+ *   its nodes are. So the compute stream always waits for a graph's copies: copies that the next launch need
+ *   not wait for are put into the copy queue behind the launch, not into the graph.
  * - Operations on words (cuStreamWaitValue32, cuStreamWriteValue32) are captured as nodes of their own kind,
- *   each wait one; no batching is needed. Their documentation warns that tasks ordered by them only, of which
- *   the driver knows nothing, may be put in an order that never ends. Here nothing of the device's own work
- * is ordered by words: a word waited for is written by the host's side, and kernels and copies are ordered by
- *   events. A word's write is a node behind all compute work before it and makes it visible to the host.
+ *   each wait one; no batching is needed. Their documentation warns that the driver does not see an order that
+ *   only words make, and may order such tasks so that they never end. Here no work of the device is ordered by
+ *   words: a word waited for is written by the host's side, and kernels and copies are ordered by events. A
+ *   word's write is a node behind all compute work before it and makes it visible to the host.
  * - Branches of a graph run beside each other where the driver has a channel for each; with
  *   CUDA_DEVICE_MAX_CONNECTIONS at its default of 8 and two branches it has. Were they on one channel, copies
  *   would wait behind a wait for a word: slower, never stuck, since no word depends on a copy put behind it.

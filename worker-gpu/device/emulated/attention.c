@@ -254,7 +254,7 @@ size_t emulated_attention_workspace(uint32_t tokens, uint32_t heads, uint32_t he
 }
 
 /* A GPU counts in the first part of the workspace, which it finds and leaves at zero, and leaves anything in
- * the rest: so do we, that a caller who mixes the two up is found out here. */
+ * the rest. So does this device, to expose a caller that mixes the two up. */
 static bool use_workspace(const struct gpuk_attention *a, uint32_t tokens, void *workspace)
 {
     size_t counters = emulated_attention_counters(tokens, a->heads);

@@ -17,10 +17,10 @@
 
 #define MEMORY_DEFAULT (1 * GIB)
 #define GARBAGE_BYTES                                                                                        \
-    (64 * MIB) /* fresh device memory up to here is filled with NaN: nobody may rely on it */
+    (64 * MIB) /* fresh device memory up to here is filled with NaN: its contents are undefined */
 #define MEMORY_ALIGN 256
 #define POLL_SPIN_US 20
-#define POLL_NAP_US  200 /* who looks takes time from the threads that compute */
+#define POLL_NAP_US  200 /* polling takes time from the threads that compute */
 
 /* ---- memory that copies may touch ---- */
 
@@ -181,7 +181,7 @@ static void emulated_memory_free(struct device *d, void *memory)
     free(memory);
 }
 
-/* Whether the system would let somebody write to every page of a mapping. */
+/* Whether every page of a mapping is writable. */
 static bool is_writable(const char *base, uint64_t bytes)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
@@ -287,7 +287,7 @@ static const struct device_ops emulated_ops = {
     .copy_2d = emulated_copy_2d,
     .clear = emulated_clear,
     .event_create = emulated_event_create,
-    .event_create_sleeping = emulated_event_create, /* whoever waits for any of them sleeps */
+    .event_create_sleeping = emulated_event_create, /* waiting for any emulated event sleeps */
     .event_create_crossing = emulated_event_create_crossing,
     .event_free = emulated_event_free,
     .event_record = emulated_event_record,

@@ -20,7 +20,7 @@ struct emulated_math {
         void *memory;
         size_t bytes;
     } scratch[11];
-    const char *broken; /* why the device has failed: no memory, or a caller who broke a kernel's rules */
+    const char *broken; /* why the device has failed: no memory, or a caller that broke a kernel's rules */
 };
 HELM_MUST_CHECK int emulated_math_open(struct emulated_math *math, struct helm_err *err);
 void emulated_math_close(struct emulated_math *math);

@@ -169,7 +169,8 @@ static void destroy(struct device_graph *graph)
     free(graph);
 }
 
-/* The graph may be let go by whoever sees a word that it writes, while a part of it is still queued. */
+/* The host may release the graph as soon as it sees a word that the graph writes, while parts of it are still
+ * queued. */
 void emulated_graph_release_locked(struct device_graph *graph)
 {
     if (--graph->users == 0) destroy(graph);

@@ -107,8 +107,8 @@ struct queue {
     uint64_t copy_due_ns; /* the thread's own: when the copy before should have ended; 0: it was idle since */
 };
 
-/* Who waits for a point of a queue: a thread of the host or of another queue. On its stack, in a list under
- * the lock. A condition each: no operation wakes whom it does not concern. */
+/* A waiter for a point of a queue: a thread of the host or of another queue. On its stack, in a list under
+ * the lock. Each has a condition of its own, so an operation wakes only the threads that it concerns. */
 struct waiter {
     const struct point *at;
     pthread_cond_t reached;
@@ -158,7 +158,7 @@ void emulated_room_locked(struct emulated *e, enum device_queue queue, uint32_t 
 void emulated_wait_locked(struct emulated *e, const struct point *at, bool or_end);
 /* Waits until all queues have done what was put into them; lock held. */
 void emulated_drain_locked(struct emulated *e);
-/* Wakes all who wait for something that may not come any more; lock held. */
+/* Wakes all threads that wait for something that may not come any more; lock held. */
 void emulated_wake_all_locked(struct emulated *e);
 
 /* emulated/graph.c */

@@ -189,7 +189,7 @@ static void test_default_endpoint(void **state)
     remove_sockets(&s);
 }
 
-/* Who may not enter the system service's directory is told so, unless a daemon of their own is there. */
+/* A user that may not enter the system service's directory is told so, unless a daemon of their own runs. */
 static void test_default_endpoint_forbidden(void **state)
 {
     (void)state;

@@ -119,7 +119,7 @@ static void control_characters_are_shown(void **state)
     assert_non_null(strstr(text, "tensor '\\x1b]0;owned\\x07'\n"));
 }
 
-/* Nobody reads the pipe: without O_NONBLOCK of its own the second thousand lines would wait for ever. */
+/* The pipe is not read: without O_NONBLOCK of its own the second thousand lines would wait for ever. */
 static void a_full_pipe_drops_lines_and_says_so(void **state)
 {
     (void)state;
@@ -127,7 +127,7 @@ static void a_full_pipe_drops_lines_and_says_so(void **state)
     log_init("helm-test", LOG_LEVEL_INFO);
     struct capture capture = capture_begin();
     for (int i = 0; i < 2000; i++) log_info("line %d of more than a pipe of 64 KiB has room for", i);
-    assert_false(fcntl(STDERR_FILENO, F_GETFL) & O_NONBLOCK); /* whoever shares it finds it as it was */
+    assert_false(fcntl(STDERR_FILENO, F_GETFL) & O_NONBLOCK); /* for other users of stderr it is unchanged */
     size_t used = 0;
     ssize_t got = read(capture.read_end, text, sizeof text / 2);
     assert_true(got > 0);

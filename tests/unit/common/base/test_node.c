@@ -87,7 +87,7 @@ static void the_node_with_most_memory_is_chosen(void **state)
     /* alike: the first */
     write_node(root, 0, "0-7", 16 * 1024, 12 * 1024);
     assert_int_equal(choose(root, -1), 0);
-    /* memory without CPUs is nobody's first choice, and not allowed here */
+    /* memory without CPUs is never the first choice, and not allowed here */
     write_node(root, 4, "", 64 * 1024, 60 * 1024);
     assert_int_equal(choose(root, -1), 0);
     assert_int_equal(node_choose_under(root, 4, &node, &err), HELM_E_NOT_FOUND);

@@ -53,7 +53,7 @@ static inline void put_text(struct built *b, const char *key, const char *text)
     put_key(b, key, GGUF_STRING);
     put_string(b, text);
 }
-/* Of one dimension (rows 0) or two; type by its number in files. */
+/* A tensor of one dimension (rows 0) or two; type by its number in files. */
 static inline void put_tensor(struct built *b, const char *name, uint64_t cols, uint64_t rows, uint32_t type,
                               uint64_t offset)
 {

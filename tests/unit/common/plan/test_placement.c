@@ -1,5 +1,5 @@
 /* Unit tests of common/plan/placement.c on the tied and untied reference checkpoints: where everything lies, and
- * what is said of lists that somebody changed. */
+ * what is said of lists that were changed by hand. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -321,7 +321,7 @@ static void what_cannot_lie_so_is_refused(void **state)
     model_free(&m);
 }
 
-/* ---- lists that somebody changed ---- */
+/* ---- lists changed by hand ---- */
 
 enum change {
     GONE,        /* the list */

@@ -173,7 +173,7 @@ static void the_ends_have_homes(void **state)
     plan_free(&plan);
     edit(json, "stages/2/home", "'stream'");
     assert_int_equal(plan_from_json(json, &plan, &err), 0);
-    assert_int_equal(plan.head, PLAN_HOME_GPU); /* who computes `stream` */
+    assert_int_equal(plan.head, PLAN_HOME_GPU); /* the processor that computes `stream` */
     plan_free(&plan);
     edit(json, "embed", "'cpu'");
     edit(json, "head", "'cpu'");
@@ -255,7 +255,7 @@ static void refuses(json_t *json, int code, const char *text)
     if (!strstr(err.text, text)) fail_msg("'%s' does not say '%s'", err.text, text);
 }
 
-/* Of the plan below: units 3 and 6 are streamed, 4, 5 and 7 in VRAM; the head is, too. */
+/* Formats of the plan below: units 3 and 6 are streamed, 4, 5 and 7 in VRAM; the head is, too. */
 static void check_formats(json_t *json)
 {
     struct plan plan, again;

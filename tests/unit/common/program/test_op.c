@@ -115,7 +115,7 @@ static void ends_have_their_operations(void **state)
     is_list(&math.head, PROCESSOR_GPU, OP_TIER_ONE, "gemv; argmax");
     is_list(&math.head, PROCESSOR_GPU, OP_TIER_FEW, "gather samples; gemm small; argmax");
     is_list(&math.head, PROCESSOR_GPU, OP_TIER_CHUNK, "gather samples; gemm small; argmax");
-    /* Of one row the norm is no operation of its own. */
+    /* With one row the norm is no operation of its own. */
     assert_int_equal(program_ops_count(&math.head, PROCESSOR_CPU, OP_TIER_ONE), 2);
     assert_int_equal(program_ops_count(&math.head, PROCESSOR_CPU, OP_TIER_FEW), 3);
 }

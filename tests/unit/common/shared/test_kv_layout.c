@@ -163,8 +163,8 @@ static float random_float(uint64_t *state) /* in [-1, 1) */
     return (float)(*state >> 40) * 0x1p-23f - 1;
 }
 
-/* A block's scale is the nearest fp16 to its largest over 127, and each value is off by half a scale at most; of blocks that small that
- * fp16's unit is not, by a unit more for each number. */
+/* A block's scale is the nearest fp16 to its largest over 127, and each value is off by half a scale at most; of
+ * blocks that small that fp16's unit is not, by a unit more for each number. */
 static void test_q8_0_is_the_nearest(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Unit tests of daemon/clients/client_socket.c, with libzmq on the other end: whoever is over a bound waits and loses
- * nothing, a frame beyond all bounds costs its connection, and answers that nobody reads are bounded. */
+/* Unit tests of daemon/clients/client_socket.c, with libzmq on the other end: a client over a bound waits and loses
+ * nothing, a frame beyond all bounds costs its connection, and unread answers are bounded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -93,7 +93,7 @@ static uint32_t receive(struct stage *s, size_t *bytes)
     assert_true(frame.size >= sizeof number);
     assert_int_equal(frame.size, frame.bytes);
     assert_int_equal(frame.peer, (uint64_t)getuid() + 1);
-    assert_true(frame.admin); /* whoever runs helmd */
+    assert_true(frame.admin); /* the user that runs helmd */
     memcpy(&number, frame.data, sizeof number);
     if (bytes) *bytes = frame.bytes;
     client_frame_close(s->sock, &frame);

@@ -1,5 +1,5 @@
-/* Unit tests of daemon/clients/curve.c, against a client's half that is written here after the RFC: whoever has no key of its
- * own, or changes a bit, comes nowhere. (That libzmq's clients come in is test_helmd.py's to show.) */
+/* Unit tests of daemon/clients/curve.c, against a client's half that is written here after the RFC: a client without
+ * a key of its own, or with a changed bit, is refused. (test_helmd.py shows that libzmq's clients are accepted.) */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -75,7 +75,7 @@ static void take_welcome(struct talk *t, const uint8_t welcome[CURVE_WELCOME])
 
 enum { METADATA = 23, INITIATE = 113 + MAC + 128 + METADATA };
 
-/* `vouches_for`: the short-term key that the long-term one vouches for; `server`: and towards whom. */
+/* `vouches_for`: the short-term key that the long-term one vouches for; `server`: the server it is meant for. */
 static void initiate(struct talk *t, const uint8_t *vouches_for, const uint8_t *server,
                      uint8_t data[INITIATE])
 {
@@ -203,7 +203,7 @@ static void nobody_enters_with_anothers_name(void **state)
     struct talk t, other;
     struct helm_err err = {0};
     uint8_t data[INITIATE], key[CURVE_KEY];
-    begin_welcomed(&t); /* a vouch for somebody else's connection */
+    begin_welcomed(&t); /* a vouch for another client's connection */
     begin(&other);
     initiate(&t, other.brief.public, t.server.public, data);
     assert_int_equal(enter(&t, data, &err), HELM_E_FORMAT);

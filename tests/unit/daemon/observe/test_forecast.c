@@ -158,13 +158,13 @@ static void chunks_keep_within_their_time(void **state)
     s->observe.max_stall = 0;
     assert_int_equal(observe_prompt_tokens(&s->observe, 1, 100), 0);
     s->observe.max_stall = 10 * seconds;
-    assert_int_equal(observe_prompt_tokens(&s->observe, 0, 0), 0); /* nobody waits */
+    assert_int_equal(observe_prompt_tokens(&s->observe, 0, 0), 0); /* no row waits */
     assert_int_equal(observe_prompt_tokens(&s->observe, 1, 100), 511);
     close_forecast(s);
     free(s);
 }
 
-/* The link takes longer for the weights than a step may: cutting a chunk would save nobody any waiting, and
+/* The link takes longer for the weights than a step may: cutting a chunk would save the other rows no waiting, and
  * make its prompt wait for the weights once for every 16 tokens. */
 static void a_chunk_that_costs_nothing_more_is_not_cut(void **state)
 {

@@ -97,7 +97,7 @@ static void gain_is_of_the_models_own_formats(void **state)
             bytes[m->tensors[i].format == FORMAT_Q6_K] += (double)m->tensors[i].bytes;
     const double exact = bytes[0] / 20 + bytes[1] / 25, int8 = bytes[0] / 40 + bytes[1] / 25;
     assert_float_equal(activations_gain(m, &s->profile, PLAN_CPU0), exact / int8, 1e-6);
-    assert_true(activations_gain(m, &s->profile, PLAN_GPU0) == 0); /* nobody measured that */
+    assert_true(activations_gain(m, &s->profile, PLAN_GPU0) == 0); /* unmeasured */
     s->profile.format[FORMAT_Q4_K].cpu_int8_gemv = (struct profile_value){0};
     assert_true(activations_gain(m, &s->profile, PLAN_CPU0) == 0);
     s->profile.format[FORMAT_Q6_K].cpu_gemv = (struct profile_value){0};

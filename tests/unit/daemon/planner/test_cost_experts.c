@@ -66,7 +66,7 @@ static void bytes_stored_are_not_bytes_read(void **state)
     struct plan plan = {.layers = 4, .stages = stage, .stage_count = 1, .head = PLAN_GPU0};
     const struct analyse_bytes all = analyse_units(&m->analysed, 0, 7);
     assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_CPU), all.token);
-    stage[0].home = PLAN_HOME_STREAM; /* which expert comes next nobody knows: all are copied */
+    stage[0].home = PLAN_HOME_STREAM; /* the next expert is unknown: all are copied */
     assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_STREAM), all.stored);
 }
 
@@ -87,6 +87,11 @@ static void steps_read_what_their_tokens_choose(void **state)
     expect("a dense layer", dense.cpu, 2 * 10e-6 + (2.0 * 3 * 6144 * 2048 + 2.0 * 2048) / 100e9);
     /* GPU: router, gates with the choice, downs at 5 us; 1,000 GB/s. */
     expect("one token on the GPU", one.gpu, 3 * 5e-6 + (8 * EXPERT + BESIDE) / 1000e9);
+    /* Links of a chain where one token's operations are. */
+    struct mixture chained = *m;
+    chained.profile.gpu.chain_gemv.value = chained.profile.gpu.chain_attention.value = 2000e9;
+    chained.profile.gpu.chain_operation.value = 2e-6;
+    expect("one token in a chain", price_mlp(&chained, 1, 0).gpu, 3 * 2e-6 + (8 * EXPERT + BESIDE) / 2000e9);
     expect("the link has all of them", one.link, (double)one.crossing / 50e9 + 10e-6);
     assert_true((double)one.crossing > 128 * EXPERT);
     assert_false(one.packed || one.cpu_packed || one.gpu_packed);

@@ -63,7 +63,7 @@ static int open_mixed(void **state)
 
 #define WITH_MIXTURE(test) cmocka_unit_test_setup_teardown(test, open_mixed, close_8b)
 
-/* Nobody measured the formats: bytes are bytes. v is a product of its own on the GPU, not on the CPU. */
+/* The formats are unmeasured: bytes are bytes. v is a product of its own on the GPU, not on the CPU. */
 static void without_rates_all_bytes_are_alike(void **state)
 {
     struct priced *p = *state;
@@ -168,7 +168,7 @@ static void several_tokens_go_by_each_formats_rate(void **state)
            2 * GATES * 4 / 2e12 + 9e-6 + 2 * DOWN * 4 / 4e12 + 5e-6 + NORM / 1000e9 + activations / 1000e9);
 }
 
-/* Of an invariant plan the CPU multiplies each token as one: so many times one token's time, each format its own. */
+/* In an invariant plan the CPU multiplies each token as one: a multiple of one token's time, each format its own. */
 static void tokens_with_the_bits_of_one_go_by_what_that_takes(void **state)
 {
     struct priced *p = *state;
@@ -191,7 +191,7 @@ static void tokens_with_the_bits_of_one_go_by_what_that_takes(void **state)
 }
 
 /* Where the device multiplies a short chunk by blocks as they lie, those at home are not expanded; streamed ones are, and
- * so are those whose products nobody measured. */
+ * so are those whose products are unmeasured. */
 static void a_short_chunk_takes_blocks_as_they_lie(void **state)
 {
     struct priced *p = *state;

@@ -75,7 +75,7 @@ static void the_cpu_attends_to_the_arenas_part(void **state)
     close_case(&p);
 }
 
-/* Of the arena's part the GPU reads some over the link, at the same time: then the CPU has company. */
+/* The GPU reads a share of the arena's part over the link at the same time, which slows the CPU. */
 static void the_gpu_reads_its_share_itself(void **state)
 {
     (void)state;
@@ -95,7 +95,7 @@ static void the_gpu_reads_its_share_itself(void **state)
     step.kv.direct_permille = 900; /* the GPU is the later one */
     two = unit_of_step(&p, step, 0);
     assert_near(two.kv.cpu, two.kv.link - 2 * two.kv.way);
-    step.kv.direct_permille = 1000; /* nobody asks the CPU */
+    step.kv.direct_permille = 1000; /* the CPU is not asked */
     two = unit_of_step(&p, step, 0);
     assert_true(two.kv.way == 0 && two.kv.cpu == 0);
     assert_near(two.gpu, near.gpu + bytes / 20e9);
@@ -116,7 +116,7 @@ static void the_share_that_ends_with_the_cpu(void **state)
     close_case(&p);
 }
 
-/* A layer that sees fewer positions than VRAM has needs nobody's help; one that sees more asks for those alone. */
+/* A layer that sees fewer positions than VRAM has needs no help; one that sees more asks for the rest alone. */
 static void windows_hide_the_arenas_part(void **state)
 {
     (void)state;
@@ -210,7 +210,7 @@ static void the_link_does_one_thing_at_a_time(void **state)
 
 /* ---- plans ---- */
 
-/* Of a whole plan: with every further position a step takes as long or longer; with places for all, what it takes with one
+/* Whole plans: with every further position a step takes as long or longer; with places for all, what it takes with one
  * tier. */
 static void plans_slow_down_steadily(void **state)
 {

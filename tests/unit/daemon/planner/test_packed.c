@@ -173,7 +173,7 @@ static void packing_has_to_pay(void **state)
     open_8b(&b, 8 * GIB);
     b.r.wish.pack = true;
     const double least = 55e9 / (1 - COST_PACKED_PART);
-    assert_true(cost_packing_pays(&b.profile)); /* nobody measured: as fast as memory allows */
+    assert_true(cost_packing_pays(&b.profile)); /* unmeasured: as fast as memory allows */
     b.profile.gpu.expand = made_up_value(1.01 * least);
     assert_true(cost_packing_pays(&b.profile));
     make_predicted(&b, &plan, &prediction);

@@ -93,7 +93,7 @@ static void the_cpu_alone_is_faster(void **state)
     double bytes = 0;
     for (uint32_t u = 0; u < UNITS; u++) bytes += matrices_of(&b, u);
     close_to(slow.decode.seconds - fast.decode.seconds, bytes / 105e9 - bytes / CPU_PACKED);
-    close_to(fast.ttft.seconds - slow.ttft.seconds, bytes / CPU_PACKED); /* nobody measured several tokens */
+    close_to(fast.ttft.seconds - slow.ttft.seconds, bytes / CPU_PACKED); /* several tokens are unmeasured */
     const struct cost_crossing before = cost_bytes_of(&b.made.analysed, &raw, PLAN_HOME_CPU),
                                after = cost_bytes_of(&b.made.analysed, &plan, PLAN_HOME_CPU);
     assert_int_equal(before.bytes, before.crossing);
@@ -175,7 +175,7 @@ static void the_thesis_packs_nothing_for_the_cpu(void **state)
     bench_close(&b);
 }
 
-/* A plan that somebody wrote keeps its formats, but on a machine whose processor has no kernels for it, or where
+/* A plan from a file keeps its formats, but on a machine whose processor has no kernels for it, or where
  * nothing is to be packed. */
 static void written_plans_keep_their_formats(void **state)
 {

@@ -17,7 +17,7 @@ static void same_but_for_the_cpu(const struct cost_unit *a, const struct cost_un
 }
 
 /* One token's products at the rate of packed weights, alone and beside the link; several tokens', where
- * nobody measured them, as if they read their weights once more. */
+ * unmeasured, as if they read their weights once more. */
 static void packed_units_have_their_prices(void **state)
 {
     (void)state;
@@ -50,7 +50,7 @@ static void packed_units_have_their_prices(void **state)
         cost_table_free(&raw);
         cost_table_free(&table);
     }
-    /* A profile that nobody measured one token in, whatever else it has. */
+    /* A profile without one token's rate, whatever else it has. */
     b.profile.cpu.gemv_packed = (struct profile_value){0};
     set_point(&b.profile.cpu.linear_packed, 128, 1e12);
     b.profile.link.h2d_beside_packed = made_up_value(40e9);
@@ -68,7 +68,7 @@ static void packed_units_have_their_prices(void **state)
     bench_close(&b);
 }
 
-/* Several tokens': so many times what plain ones take, as measured at some numbers of them. Between those
+/* Several tokens' products take a multiple of plain ones' time, measured at some numbers of tokens. Between those
  * the factor is interpolated, in powers of two; beside the link it is the same. */
 static void several_tokens_take_a_measured_factor(void **state)
 {

@@ -1,5 +1,5 @@
 /* Unit tests of planning with weights that lie packed in VRAM: what they cost and take there, which plans
- * keep how many of them so, plans that somebody wrote. */
+ * keep how many of them so, plans from a file. */
 #include <math.h>
 #include <string.h>
 #include <time.h>
@@ -115,7 +115,7 @@ static void packed_units_have_their_prices(void **state)
     bench_close(&b);
 }
 
-/* Of a matrix that comes to such a part of its bytes: with a little more, and its table, on boundaries. */
+/* Room for a matrix that packs to `part` of its bytes: a little more, and its table, on boundaries. */
 static uint64_t room_of(const struct model_tensor *t, double part)
 {
     const uint64_t groups = (uint64_t)ceil(part * (double)t->bytes * (1 + PLACEMENT_PACKED_SLACK)),
@@ -123,7 +123,7 @@ static uint64_t room_of(const struct model_tensor *t, double part)
     return (groups + 255) / 256 * 256 + (table + 255) / 256 * 256;
 }
 
-/* What does not fit plain fits packed, in about 0.71 of the bytes, or what somebody found; small matrices
+/* What does not fit plain fits packed, in about 0.71 of the bytes, or in what was sampled; small matrices
  * take more. */
 static void rooms_are_those_of_packed_matrices(void **state)
 {
@@ -200,7 +200,7 @@ static void check_packed(struct bench *b, const struct plan *plan)
         assert_true(plan->memory[PLAN_VRAM0].total - pool + last > plan->memory[PLAN_VRAM0].limit);
 }
 
-/* Of the layers, by their bytes before they are packed. */
+/* Bytes of the layers' weights in VRAM, before packing. */
 static uint64_t weights_in_vram(const struct bench *b, const struct plan *plan)
 {
     return analyse_token_bytes(&b->made.analysed, plan, PLAN_HOME_GPU) -
@@ -388,7 +388,7 @@ static void making_is_quick(void **state)
     bench_close(&b);
 }
 
-/* A plan that somebody wrote keeps what it says as far as that can be. */
+/* A plan from a file keeps what it says as far as that can be. */
 static void written_plans_are_checked(void **state)
 {
     (void)state;
@@ -402,7 +402,7 @@ static void written_plans_are_checked(void **state)
     const uint32_t units = packed_units(&plan);
     const bool head = packed_head(&plan);
     const uint64_t room = placements_in(&plan, PLAN_VRAM0).varying;
-    plan.placement[plan.placement_count - 1].bytes += 4 * MIB; /* who wrote that may know more */
+    plan.placement[plan.placement_count - 1].bytes += 4 * MIB; /* its author may know more */
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
     b.r.machine.device.limit += 4 * MIB;
     assert_int_equal(planner_take(&b.r, &plan, &spec, &err), 0);

@@ -163,7 +163,7 @@ static void scramble(const struct files *f, uint32_t unit)
     }
 }
 
-/* Of the weights that a plan packs, whatever the others are. */
+/* Only weights that the plan packs are sampled, whatever the others are. */
 static void those_of_a_plan_are_looked_at_alone(void **state)
 {
     (void)state;

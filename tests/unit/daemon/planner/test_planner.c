@@ -402,7 +402,7 @@ static void the_pool_grows_into_what_is_left(void **state)
     bench_close(&b);
 }
 
-/* ---- plans that somebody wrote ---- */
+/* ---- plans from a file ---- */
 
 static int take(struct bench *b, struct plan *plan, struct helm_err *err)
 {

@@ -73,7 +73,7 @@ static void what_fits_nowhere_is_refused_with_what_would(void **state)
     bench_close(&b);
 }
 
-/* The best of so many times is held to a bound; instrumented, once to none. */
+/* The best of TIMES times is held to a bound; instrumented, it runs once without one. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define TIMES    1
 #define LEAST_US UINT64_MAX

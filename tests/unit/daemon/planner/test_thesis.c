@@ -340,7 +340,7 @@ static void profiles_say_where_they_are_from(void **state)
         assert_int_equal(p.gpu.read.source, PROFILE_TEXT_SAYS);
         assert_true(p.host_bytes > 0 && (double)p.host_bytes < machines[machine].host * 1.03);
         assert_true((double)p.gpu.vram_bytes < machines[machine].vram * 1.08);
-        /* nobody measured these */
+        /* these are unmeasured */
         assert_int_equal(p.cpu.gemv.source, machine == RTX4060 ? PROFILE_TEXT_SAYS : PROFILE_ESTIMATE);
         assert_int_equal(p.gpu.attention.source, PROFILE_ESTIMATE);
     }

@@ -68,7 +68,7 @@ static inline void stage_close(struct stage *s)
     free(s);
 }
 
-/* A prompt of so many tokens that may have so many more. Its id; 0: busy. */
+/* A prompt of `prompt` tokens that may have `most` more. Its id; 0: busy. */
 static inline uint64_t submit_sized(struct stage *s, uint64_t client, uint32_t prompt, uint32_t most,
                                     struct helm_err *err)
 {

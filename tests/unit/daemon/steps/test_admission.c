@@ -1,5 +1,5 @@
-/* Unit tests of daemon/steps/admission.c: who may queue another request, and that the place which it names is the
- * one that scheduler.c gives. */
+/* Unit tests of daemon/steps/admission.c: which clients may queue another request, and that the place which it names
+ * is the one that scheduler.c gives. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static uint32_t fill_of(struct admission *admission, uint64_t client, uint64_t p
     return n;
 }
 
-/* Of clients that are peers of their own. */
+/* Requests of clients that are peers of their own. */
 static uint32_t fill(struct admission *admission, uint64_t client, uint32_t most)
 {
     return fill_of(admission, client, client, most);
@@ -140,7 +140,8 @@ enum { SEQS = 24, SLOTS_MAX = 4 };
 struct life {
     struct scheduler_seq seq[SEQS];
     bool ended[SEQS];
-    uint32_t slot[SLOTS_MAX], slots, running; /* who has slots, in the order in which they got them */
+    uint32_t slot[SLOTS_MAX], slots,
+        running; /* the requests with slots, in the order in which they got them */
     uint32_t entry[SEQS];
     const struct admission *admission;
     uint64_t client_turn[SEQS], peer_turn[SEQS], turn; /* those of the slots given here; 0: none */

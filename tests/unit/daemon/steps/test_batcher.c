@@ -1,5 +1,5 @@
-/* Unit tests of daemon/steps/batcher.c with a worker that answers at once: who gets a place in the queue, and when
- * its turn comes; and steps that are rung behind others. */
+/* Unit tests of daemon/steps/batcher.c with a worker that answers at once: which request gets a place in the queue,
+ * and when its turn comes; and steps that are rung behind others. */
 #include "batcher_stage.h"
 
 static void a_greedy_client_does_not_keep_others_out(void **state)
@@ -55,8 +55,8 @@ static void the_next_step_is_rung_while_one_is_computed(void **state)
     stage_close(s);
 }
 
-/* Whoever comes is in the step behind those that were rung; what it brings is behind a step of decoding, and
- * nothing is behind its prompt. */
+/* A new request is in the step behind those that were rung; its prompt is rung behind a step of decoding, and
+ * nothing is rung behind its prompt. */
 static void who_comes_waits_for_what_is_rung(void **state)
 {
     (void)state;
@@ -340,7 +340,8 @@ static void the_queue_position_is_when_its_turn_comes(void **state)
     stage_close(s);
 }
 
-/* Of an invariant plan, while nothing else is to do: nobody's request, which the first that comes takes the turn of. */
+/* In an invariant plan, while there is nothing else to do: an internal request, which yields to the first that
+ * comes. */
 static void an_answer_is_computed_again_until_a_request_comes(void **state)
 {
     (void)state;

@@ -72,7 +72,7 @@ static void a_prompt_becomes_an_embedding(void **state)
             assert_true(fabsf(told[i] - (last ? 50.0f : 0.5f) * (float)(i + 1)) < 1e-4f);
         assert_int_equal(s->on.metrics.ended[HELM__V1__FINISH_REASON__FINISH_EMBEDDED], 1);
         assert_int_equal(s->on.metrics.tokens_prompt_total, 101);
-        assert_int_equal(s->on.batcher.pages.known.resting, 0); /* nobody finds its pages */
+        assert_int_equal(s->on.batcher.pages.known.resting, 0); /* its pages are not known */
         stage_close(s);
     }
 }

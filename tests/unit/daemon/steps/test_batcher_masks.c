@@ -87,7 +87,7 @@ static void others_wait_a_little(void **state)
     assert_int_equal(newest(s)->row[0].flags & STEP_ROW_MASKED, STEP_ROW_MASKED);
     assert_int_equal(newest(s)->row[1].flags, STEP_ROW_SAMPLE | STEP_ROW_FOLLOWS);
     step(s);
-    step(s); /* its token is there; nobody waits */
+    step(s); /* its token is there; no row waits */
     assert_int_equal(s->on.batcher.in_flight, 2);
     assert_int_equal(newest(s)->row_count, 1);
     send_mask(s, 1, 77, 3, 32); /* prompt this time: waited for again */

@@ -115,7 +115,7 @@ static void run(struct stage *s, uint64_t step_us, struct verdict *verdict)
     struct helm_err err = {0};
     check_begin(&s->check, now_us);
     while (!done) {
-        assert_int_equal(check_take(&s->check, now_us, &done, &err), 0); /* nobody has answered */
+        assert_int_equal(check_take(&s->check, now_us, &done, &err), 0); /* no worker has answered */
         assert_false(done);
         answer(s);
         now_us += step_us;

@@ -99,7 +99,7 @@ static void a_shared_page_is_free_when_the_last_holder_leaves(void **state)
     kv_pages_shrink(&pages, b, &b_held, 0);
     assert_int_equal(pages.free_count, 4);
     assert_int_equal(pages.known.resting, 2);
-    assert_int_equal(find(&pages, b, &b_held, 1, 10), 1); /* nobody held it; it is the same page */
+    assert_int_equal(find(&pages, b, &b_held, 1, 10), 1); /* it had no holder; it is the same page */
     assert_int_equal(b[0], 0);
     assert_int_equal(pages.free_count, 3);
     kv_pages_free(&pages);

@@ -89,7 +89,8 @@ static void compute(struct pool *p, uint32_t i, uint32_t count, uint32_t next)
             assert_int_equal(p->cell[page][t % PAGE], hash);
             continue;
         }
-        assert_int_equal(kv_pages_holders(&p->pages, page), 1); /* nobody writes to what another one reads */
+        assert_int_equal(kv_pages_holders(&p->pages, page),
+                         1); /* no page is written that another one reads */
         assert_int_equal(prefix_index_number(&p->pages.known, page), 0);
         p->cell[page][t % PAGE] = hash;
     }
@@ -123,7 +124,7 @@ static void the_second_prompt_begins_behind_the_firsts_pages(void **state)
     assert_true(prefix_take(&p.pages, p.row[2], &p.seq[2]));
     assert_int_equal(p.seq[2].cached, 12);
     begin(&p, 3, prompt, 17, 9);
-    assert_false(prefix_take(&p.pages, p.row[3], &p.seq[3])); /* somebody else's */
+    assert_false(prefix_take(&p.pages, p.row[3], &p.seq[3])); /* another sequence's */
     begin(&p, 4, prompt, 17, SEQUENCE_NO_SCOPE);
     assert_false(prefix_take(&p.pages, p.row[4], &p.seq[4]));
     compute(&p, 4, 17, 1); /* and leaves nothing */
@@ -183,7 +184,7 @@ static void own_pages_are_found_again(void **state)
     pool_close(&p);
 }
 
-/* One that shares with nobody finds its own pages, too, after it had to leave; and nobody else does. */
+/* A sequence that does not share finds its own pages, too, after it had to leave; and no other does. */
 static void who_has_to_leave_keeps_its_pages_to_itself(void **state)
 {
     (void)state;
@@ -240,7 +241,7 @@ static void check(const struct pool *p)
     }
 }
 
-/* A prompt of its own, or the beginning of somebody's and then something else. */
+/* A prompt of its own, or the beginning of another one and then other tokens. */
 static void admit(struct pool *p, uint32_t i)
 {
     const struct sequence *other = &p->seq[draw(p, SEQS)];
@@ -375,7 +376,7 @@ static void every_page_holds_the_tokens_of_whoever_refers_to_it(void **state)
     live(false);
 }
 
-/* The same of an invariant plan's: and pages behind prompts are of whoever computed them. */
+/* The same of an invariant plan; and pages behind prompts belong to the sequence that computed them. */
 static void pages_behind_prompts_are_their_sequences_own(void **state)
 {
     (void)state;

@@ -84,7 +84,7 @@ static void a_prompt_holds_up_others_no_longer_than_allowed(void **state)
     scheduler_form_step(seqs, 3, &limits, &step);
     assert_int_equal(step.token_count, 64);
     limits.prompt_tokens = 20;
-    scheduler_form_step(seqs, 1, &limits, &step); /* nobody waits: all of it */
+    scheduler_form_step(seqs, 1, &limits, &step); /* no row waits: all of it */
     assert_int_equal(row_of(&step, 0)->count, 64);
     const struct scheduler_seq new_one[] = {running(1, 1, 500, 100, 7), waiting(2, 2, 1)};
     scheduler_form_step(new_one, 2, &limits,
@@ -163,7 +163,7 @@ static void the_youngest_gives_its_pages_to_the_oldest(void **state)
     assert_int_equal(step.admit_count, 0);
 }
 
-/* Two prompts whose next page is the same: one of them fills it, whoever's turn it is; others use the time. */
+/* Two prompts whose next page is the same: one of them fills it, whichever has its turn; others use the time. */
 static void the_same_page_is_filled_once(void **state)
 {
     (void)state;
@@ -178,7 +178,7 @@ static void the_same_page_is_filled_once(void **state)
         assert_int_equal(row_of(&step, 0) ? row_of(&step, 0)->count : 24, 24);
         if (row_of(&step, 0)) assert_int_equal(row_of(&step, 2)->count, 30);
     }
-    seqs[1].cached = 20; /* has begun the page: it goes on with it, whoever's turn it is */
+    seqs[1].cached = 20; /* has begun the page: it goes on with it, whichever has its turn */
     seqs[1].pages = 2;
     for (limits.turn = 0; limits.turn < 6; limits.turn++) {
         scheduler_form_step(seqs, 2, &limits, &step);
@@ -187,7 +187,7 @@ static void the_same_page_is_filled_once(void **state)
         assert_int_equal(row_of(&step, 1)->count, 64);
     }
     limits.step_tokens =
-        17; /* of which one goes to who decodes: not a whole page, so it says nothing to the other one */
+        17; /* of which one goes to the decoding row: not a whole page, so it says nothing to the other one */
     seqs[2] = running(3, 3, 31, 30, 2);
     limits.prompt_tokens = 10;
     scheduler_form_step(seqs, 3, &limits, &step);
@@ -218,8 +218,8 @@ static void peers_take_turns_with_prompts_before_clients(void **state)
     for (uint32_t i = 0; i < 4; i++) assert_int_equal(given[i], 2 * 64);
 }
 
-/* One slot is free: with as many running, it is for whoever got one longest ago, first among peers, then among clients, then by
- * age. */
+/* One slot is free: with as many running, it is for the one that got a slot longest ago, first among peers, then among
+ * clients, then by age. */
 static void slots_are_given_in_turn(void **state)
 {
     (void)state;
@@ -246,7 +246,7 @@ static void slots_are_given_in_turn(void **state)
         assert_int_equal(step.admit_count, 1);
         assert_int_equal(step.admit[0], cases[c].next);
     }
-    limits.slots = 3; /* within a step, too: each peer, then each client of the one, before anybody has two */
+    limits.slots = 3; /* within a step, too: each peer, then each client of the one, before any has two */
     for (uint32_t i = 0; i < 4; i++) seqs[i].client_turn = seqs[i].peer_turn = 0;
     seqs[0].peer = seqs[1].peer = 1;
     seqs[2].peer = seqs[3].peer = 2;
@@ -272,7 +272,7 @@ static void one_token_requests_run_at_once(void **state)
 
 enum { LIFE_SEQS = 40, LIFE_PAGES = 24, LIFE_PAGE = 8, LIFE_CONTEXT = LIFE_PAGES * LIFE_PAGE };
 
-/* Of an invariant plan: of the step's kind alone, and of no sequence more than that allows. */
+/* In an invariant plan all tokens are of the step's kind, and no sequence has more than that allows. */
 static void check_apart(const struct scheduler_step *step, const struct scheduler_seq *view,
                         const struct scheduler_limits *limits)
 {
@@ -418,7 +418,7 @@ static void prompts_and_what_is_behind_them_are_apart(void **state)
     assert_int_equal(step.row[0].count, 1);
 }
 
-/* More sequences than a step has tokens for: nobody is left out for long. */
+/* More sequences than a step has tokens for: none is left out for long. */
 static void sequences_take_turns_behind_prompts(void **state)
 {
     (void)state;
@@ -441,7 +441,7 @@ static void sequences_take_turns_behind_prompts(void **state)
     for (uint32_t i = 0; i < 7; i++) assert_int_equal(got[i], 3);
 }
 
-/* One that waits for its mask gets nothing, is not admitted and holds nobody up; its pages can be had. */
+/* One that waits for its mask gets nothing, is not admitted and holds up no other; its pages can be had. */
 static void who_is_held_gets_nothing(void **state)
 {
     (void)state;

@@ -379,8 +379,8 @@ static const struct sequence *find(const struct stage *s, uint64_t id)
     return NULL;
 }
 
-/* Of two sequences the younger one's pages are moved out first; once it has gone, the older one's come back, the newest
- * first, up to the watermark. */
+/* With two sequences the younger one's pages are moved out first; once it has gone, the older one's come back, the
+ * newest first, up to the watermark. */
 static void the_youngest_gives_first(void **state)
 {
     (void)state;

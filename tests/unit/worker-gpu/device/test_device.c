@@ -114,7 +114,7 @@ static void copies_are_asynchronous_and_ordered(void **state)
     device_close(d);
 }
 
-/* Who waits for a sleeping event takes no CPU meanwhile; otherwise it is a plain one. */
+/* A wait for a sleeping event takes no CPU time; otherwise the event is a plain one. */
 static void who_waits_for_a_sleeping_event_sleeps(void **state)
 {
     (void)state;

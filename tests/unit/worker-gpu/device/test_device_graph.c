@@ -370,7 +370,7 @@ static void what_a_capture_refuses(void **state)
     ring_close(&t);
 }
 
-/* A graph may be let go by whoever has seen its last word, while its copies still run; a word that never
+/* A graph may be released as soon as its last word is seen, while its copies still run; a word that never
  * comes fails both parts, and abandoning returns. */
 static void graphs_end_early(void **state)
 {

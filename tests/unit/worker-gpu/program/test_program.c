@@ -283,7 +283,7 @@ static bool is_product(const char *line)
     return strstr(line, "gemv ") || strstr(line, "gemm small") || strstr(line, "matmul ");
 }
 
-/* Of the units that are packed each slice is expanded once, behind its arrival and in front of its products,
+/* Each slice of a packed unit is expanded once, behind its arrival and in front of its products,
  * or read by a product of one token where it lies; of others none is. */
 static void packed_slices_are_expanded_before_their_use(void **state)
 {

@@ -1,5 +1,6 @@
 /* Unit tests of worker-gpu/program/tiers.c: which pages a step fills, and copies of their cells between VRAM's places and
- * the arena, where either numbers layers in its own way. On the emulated device. */
+ * the arena, where either numbers layers in its own way, on the emulated device; and of pieces.c: places of what a chunk
+ * brings to VRAM. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "worker-gpu/program/pieces.h"
 #include "worker-gpu/program/tiers.h"
 
 #define PAGES  7
@@ -139,12 +141,100 @@ static void cells_are_copied_both_ways(void **state)
     arena_close(&arena);
 }
 
+/* ---- pieces ---- */
+
+#define ROWS 6
+#define LINE 80
+
+/* Rows at random, of a step of at most plan->step_tokens. */
+static void draw_rows(const struct plan *plan, uint32_t *random, struct batch_row rows[ROWS])
+{
+    const uint32_t page = plan->page_tokens;
+    uint32_t tokens = 0;
+    for (uint32_t r = 0; r < ROWS; r++) {
+        *random = *random * 1664525u + 1013904223u;
+        const uint32_t start = (*random >> 8) % (page * 60),
+                       count = 1 + (*random >> 20) % (plan->step_tokens / ROWS);
+        rows[r] = (struct batch_row){.start = start,
+                                     .count = count,
+                                     .token_first = tokens,
+                                     .host_tokens = (*random >> 4) % (start / page + 1) * page};
+        tokens += count;
+    }
+}
+
+/* What attention reads of a row while a piece is in VRAM lies in that piece's half; what is in the tail stays. */
+static void check_pieces(const struct plan *plan, const struct batch_row rows[ROWS], bool own)
+{
+    static uint32_t table[ROWS][LINE];
+    const struct plan_staging pool = plan_staging(plan);
+    const uint32_t page = plan->page_tokens, tile = plan_tile_pages(page);
+    uint32_t before[ROWS + 1], tails[4096] = {0}, from, to;
+    assert_true(pool.pages <= 4096 && pool.piece % tile == 0);
+    for (uint32_t r = 0; r < ROWS; r++) gpu_pieces_fill(plan, &rows[r], r, own, before, table[r]);
+    struct gpuk_part part = {.before = before, .pages = pool.piece};
+    uint32_t seen[ROWS] = {0};
+    for (; part.piece * pool.piece < before[ROWS]; part.piece++) {
+        bool taken[4096] = {false};
+        for (uint32_t r = 0; r < ROWS; r++) {
+            gpuk_part_span(&part, r, page, &from, &to);
+            assert_true(from % (tile * page) == 0 && to % (tile * page) == 0);
+            assert_true(to <= from || from == seen[r]);
+            for (uint32_t i = from / page; i < to / page; i++) {
+                const uint32_t place = table[r][i] & ~GPUK_PAGE_HOST;
+                assert_true(table[r][i] & GPUK_PAGE_HOST && place / pool.piece == part.piece % 2);
+                assert_false(taken[place]);
+                taken[place] = true;
+            }
+            if (to > from) seen[r] = to;
+        }
+    }
+    part.piece = GPUK_PART_LAST;
+    for (uint32_t r = 0; r < ROWS; r++) {
+        const struct gpu_staged s = gpu_staged_of(plan, &rows[r], r, own);
+        const uint32_t end =
+            own ? rows[r].host_tokens : (rows[r].start + rows[r].count + page - 1) / page * page;
+        gpuk_part_span(&part, r, page, &from, &to);
+        assert_true(from == seen[r] && to == UINT32_MAX && s.pieces * page == from && s.end * page == end);
+        for (uint32_t i = s.pieces; i < s.end; i++) {
+            const uint32_t place = table[r][i] & ~GPUK_PAGE_HOST;
+            assert_true(place >= 2 * pool.piece && place < pool.pages);
+            assert_int_equal(tails[place]++, 0);
+        }
+    }
+}
+
+static void pieces_and_tails_have_places(void **state)
+{
+    (void)state;
+    static struct plan_stage all[1];
+    static const uint32_t pages[] = {16, 32, 64, 128}, pieces[] = {0, 1, 3, 8, 40};
+    uint32_t random = 3;
+    for (int i = 0; i < 400; i++) {
+        struct plan plan = *a_plan();
+        struct batch_row rows[ROWS];
+        plan.page_tokens = pages[i % 4];
+        plan.page_count = 20 + (uint32_t)i;
+        plan.kv_piece_pages = pieces[i % 5];
+        plan.step_tokens = 600;
+        plan.slots = ROWS;
+        all[0] = (struct plan_stage){.last = 4, .home = PLAN_HOME_GPU};
+        plan.prefill[0] = (struct plan_phase){.from_tokens = 17, .stages = all, .stage_count = 1};
+        plan.prefill_count = i % 2;
+        draw_rows(&plan, &random, rows);
+        check_pieces(&plan, rows, true);
+        assert_int_equal(plan_borrows_kv(&plan), i % 2);
+        if (i % 2) check_pieces(&plan, rows, false);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(runs_of_layers_are_found),
         cmocka_unit_test(filled_pages_are_counted),
         cmocka_unit_test(cells_are_copied_both_ways),
+        cmocka_unit_test(pieces_and_tails_have_places),
     };
     return cmocka_run_group_tests_name("worker-gpu/program/tiers", tests, NULL, NULL);
 }

@@ -77,7 +77,7 @@ static void write_all(struct all_there *all)
     write_formats(&all->plan, &(struct written_formats){.vram = 5, .head = true}, all->format);
 }
 
-/* With room for packed ones by their bytes; or for so many bytes, where that is not 0. */
+/* With room for packed ones by their bytes; or for `room` bytes, where that is not 0. */
 static void plan_weights(struct all_there *all, double part, uint64_t room)
 {
     const struct packed_parts parts = {part, part, part};
