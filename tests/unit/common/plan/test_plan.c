@@ -191,9 +191,6 @@ static void the_ends_have_homes(void **state)
     assert_non_null(strstr(err.text, "'head' is 'stream', neither cpu nor gpu"));
     json_decref(printed);
     json_decref(json);
-    assert_string_equal(plan_home_name(PLAN_HOME_GPU), "gpu");
-    assert_string_equal(plan_home_name(PLAN_HOME_STREAM), "stream");
-    assert_string_equal(plan_home_name((enum plan_home)99), "unknown");
 }
 
 /* A span: its worker, how many units from which one on; E and H where it has an end. */
@@ -479,66 +476,6 @@ static void buffers_hold_what_a_worker_computes(void **state)
     assert_int_equal(plan_most_tokens(&plan, PLAN_GPU0), 2048);
 }
 
-/* Experts in both memories: numbers, the first ones in VRAM, and what is no such plan. */
-static void experts_lie_in_both_memories(void **state)
-{
-    (void)state;
-    struct plan_stage stages[] = {{0, 0, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION},
-                                  {0, 0, PLAN_HOME_MIXED, 0, PLAN_OPS_MLP},
-                                  {1, 1, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
-                                  {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION},
-                                  {2, 2, PLAN_HOME_MIXED, 0, PLAN_OPS_MLP}};
-    uint32_t first[] = {3, 0, 7, 6};
-    struct plan plan = {.layers = 3,
-                        .context_tokens = 64,
-                        .step_tokens = 32,
-                        .slots = 1,
-                        .page_tokens = 32,
-                        .kv_dtype = "f16",
-                        .stages = stages,
-                        .stage_count = 5,
-                        .embed = PLAN_GPU0,
-                        .head = PLAN_GPU0,
-                        .experts = {.slots = 2,
-                                    .direct_permille = 250,
-                                    .moves = 9,
-                                    .move_cost = 70,
-                                    .hit_permille = 400,
-                                    .first = first}};
-    struct plan again, copy;
-    struct helm_err err = {0};
-    assert_int_equal(plan_mixed_units(&plan), 2);
-    assert_int_equal(plan_mixed_index(&plan, unit_of(2, UNIT_MLP)), 1);
-    assert_true(plan_uses(&plan, PLAN_CPU0) && plan_most_tokens(&plan, PLAN_CPU0) == 32 &&
-                plan_lanes(&plan) == PLAN_LINKS);
-    json_t *json = plan_to_json(&plan);
-    assert_int_equal(plan_from_json(json, &again, &err), 0);
-    assert_int_equal(plan_copy(&again, &copy, &err), 0);
-    plan_free(&again);
-    assert_memory_equal(copy.experts.first, first, sizeof first);
-    assert_true(copy.experts.slots == 2 && copy.experts.direct_permille == 250);
-    assert_true(copy.experts.moves == 9 && copy.experts.move_cost == 70);
-    assert_true(plan_hit_rate(&copy, 8) == 0.4);
-    copy.experts.hit_permille = 0;
-    assert_true(plan_hit_rate(&copy, 8) == 0.25);
-    plan_free(&copy);
-    json_t *mixed = json_object_get(json, "mixed"), *of = json_array_get(json_object_get(mixed, "first"), 1);
-    json_array_set_new(of, 1, json_integer(7));
-    refuses(json, HELM_E_FORMAT, "7 is there twice");
-    json_array_remove(of, 1);
-    refuses(json, HELM_E_FORMAT, "list 1 has not one expert for each of 2 slots");
-    json_object_del(mixed, "first");
-    json_object_set_new(json, "invariant", json_true());
-    refuses(json, HELM_E_FORMAT, "'invariant' is true, but 2 layers have 'mixed' as home");
-    json_object_del(json, "invariant");
-    json_object_del(json, "mixed");
-    refuses(json, HELM_E_FORMAT, "2 layers have 'mixed' as home, but there are 0 slots");
-    json_decref(json);
-    stages[2].home = PLAN_HOME_MIXED;
-    assert_int_equal(plan_check(&plan, &err), HELM_E_FORMAT);
-    assert_non_null(strstr(err.text, "layer 1 has 'mixed' as home of all"));
-}
-
 static void hostile_plans_get_named_errors(void **state)
 {
     (void)state;
@@ -682,6 +619,14 @@ static void rows_share_the_places(void **state)
     assert_int_equal(plan_host_tokens(&plan, 64, 100), 96); /* the page that is appended to has a place */
 }
 
+static void homes_have_names(void **state)
+{
+    (void)state;
+    assert_string_equal(plan_home_name(PLAN_HOME_GPU), "gpu");
+    assert_string_equal(plan_home_name(PLAN_HOME_STREAM), "stream");
+    assert_string_equal(plan_home_name((enum plan_home)99), "unknown");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -691,11 +636,11 @@ int main(void)
         cmocka_unit_test(spans_follow_the_plan),
         cmocka_unit_test(phases_and_half_layers),
         cmocka_unit_test(buffers_hold_what_a_worker_computes),
-        cmocka_unit_test(experts_lie_in_both_memories),
         cmocka_unit_test(hostile_plans_get_named_errors),
         cmocka_unit_test(counts_are_bounded),
         cmocka_unit_test(ledgers_always_add_up),
         cmocka_unit_test(rows_share_the_places),
+        cmocka_unit_test(homes_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
