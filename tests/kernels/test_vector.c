@@ -95,7 +95,7 @@ static void rope_agrees(void **state)
 
 typedef void glu_fn(float *y, const float *g, const float *u, size_t n);
 
-static void glu_agrees(const char *name, glu_fn *glu, glu_fn *want)
+static void glu_agrees(const char *name, glu_fn *glu, glu_fn *want, double relative)
 {
     for (size_t k = 0; k < LENGTHS; k++) {
         size_t n = lengths[k];
@@ -105,8 +105,8 @@ static void glu_agrees(const char *name, glu_fn *glu, glu_fn *want)
         guarded_make(&gr, n * 4);
         glu(gy.data, g, u, n);
         want(gr.data, g, u, n);
-        /* An exponential of 1 to 2 ulp; results under 1e-36 may be flushed. */
-        assert_close(name, gy.data, gr.data, n, 1e-6, 1e-36);
+        /* Under 1e-36 an exponential may be flushed; up is at most 20. */
+        assert_close(name, gy.data, gr.data, n, relative, 2e-35);
         glu(g, g, u, n);
         assert_memory_equal(g, gy.data, n * 4); /* in place */
         guarded_free(&gg), guarded_free(&gu), guarded_free(&gy), guarded_free(&gr);
@@ -116,7 +116,7 @@ static void glu_agrees(const char *name, glu_fn *glu, glu_fn *want)
 static void swiglu_agrees(void **state)
 {
     const struct vector_variant *v = usable(state);
-    glu_agrees("swiglu", v->swiglu, reference()->swiglu);
+    glu_agrees("swiglu", v->swiglu, reference()->swiglu, 1e-6); /* an exponential of 1 to 2 ulp */
     float extreme[5] = {NAN, 1000, -1000, 0, 88.5f}, one[5] = {1, 1, 1, 1, 1}, y[5];
     v->swiglu(y, extreme, one, 5);
     assert_true(isnan(y[0]));
@@ -126,7 +126,8 @@ static void swiglu_agrees(void **state)
 static void swiglu_clamped_agrees(void **state)
 {
     const struct vector_variant *v = usable(state);
-    glu_agrees("swiglu_clamped", v->swiglu_clamped, reference()->swiglu_clamped);
+    /* The exponential's argument, up to 83, is a product that is rounded or not. */
+    glu_agrees("swiglu_clamped", v->swiglu_clamped, reference()->swiglu_clamped, 6e-6);
     float gate[5] = {NAN, 1000, -1000, 7, 1}, up[5] = {1, 1000, 1, -1000, NAN}, y[5];
     v->swiglu_clamped(y, gate, up, 5);
     assert_true(isnan(y[0]) && isnan(y[4]) && y[2] == 0);
