@@ -58,8 +58,7 @@ class Daemon:
         until = time.monotonic() + READY_SECONDS
         while True:
             if self.process.poll() is not None or time.monotonic() > until:
-                self.log.seek(0)
-                raise RuntimeError("helmd: " + self.log.read().strip()[-500:])
+                raise RuntimeError("helmd: " + self.said())
             try:
                 if self.ask("status", "--json")["state"] == "ready":
                     return
@@ -78,6 +77,11 @@ class Daemon:
         ids = ",".join(str(rng.randrange(10, VOCAB_USED)) for _ in range(tokens))
         return self.command("generate", "--tokens", ids, "-n", str(count), "--ignore-eos", "--json")
 
+    def said(self):
+        """The end of its log."""
+        self.log.seek(0)
+        return self.log.read().strip()[-700:]
+
     def close(self):
         self.process.terminate()
         try:
@@ -92,8 +96,12 @@ def decode_rate(daemon, sequences):
     """Tokens a second of all sequences together."""
     for seed in (1, 2):
         running = [subprocess.Popen(daemon.generate(daemon.short, DECODE, 10 * seed + n), stdin=subprocess.DEVNULL,
-                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for n in range(sequences)]
-        answers = [json.loads(r.communicate(timeout=300)[0]) for r in running]
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for n in range(sequences)]
+        said = [r.communicate(timeout=300) for r in running]
+        for r, (_, error) in zip(running, said):
+            if r.returncode:
+                raise RuntimeError("helm-cli generate: %s; helmd: %s" % (error.strip()[-300:], daemon.said()))
+        answers = [json.loads(answer) for answer, _ in said]
     return sum(a["timings"]["decode_tok_s"] for a in answers)
 
 

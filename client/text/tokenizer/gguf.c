@@ -429,6 +429,8 @@ static int read_kind(struct reading *r)
     size_t used = 0;
     int rc = gguf_get_string(r->header, "tokenizer.ggml.model", true, model, sizeof model, r->err);
     if (rc || strcmp(model, "llama") == 0) return rc;
+    if (strcmp(model, "no_vocab") == 0) /* as a folder without tokenizer.json */
+        return helm_fail(r->err, HELM_E_NOT_FOUND, "the file has no tokenizer (model 'no_vocab')");
     if (strcmp(model, "gpt2") != 0)
         return helm_fail(r->err, HELM_E_UNSUPPORTED,
                          "tokenizer model '%s' is not supported (supported: gpt2, llama)", model);

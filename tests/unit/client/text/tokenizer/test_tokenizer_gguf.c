@@ -244,6 +244,9 @@ static void test_refusals(void **state)
     put_text(&f, "tokenizer.ggml.model", "bert");
     refused(&f, HELM_E_UNSUPPORTED, "'bert' is not supported (supported: gpt2, llama)");
     vocab_start(&f);
+    put_text(&f, "tokenizer.ggml.model", "no_vocab");
+    refused(&f, HELM_E_NOT_FOUND, "has no tokenizer");
+    vocab_start(&f);
     refused(&f, HELM_E_NOT_FOUND, "tokenizer.ggml.model");
     bpe_file(&f, "gpt-2", "tokens");
     refused(&f, HELM_E_NOT_FOUND, "tokenizer.ggml.tokens");
