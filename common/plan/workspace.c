@@ -207,8 +207,8 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
 
 struct plan_staging plan_staging_of(const struct plan_staging_case *c)
 {
-    const uint32_t tile = plan_tile_pages(c->page_tokens), half = c->page_count / 2 + c->page_count % 2;
     if (!c->tiered) return (struct plan_staging){.pages = c->borrows ? GPU_STAGINGS * c->page_count : 0};
+    const uint32_t tile = plan_tile_pages(c->page_tokens), half = c->page_count / 2 + c->page_count % 2;
     uint32_t piece = c->piece_pages ? c->piece_pages : PLAN_PIECE_POSITIONS / c->page_tokens;
     if (piece > half) piece = half;
     piece = piece < tile ? tile : (piece + tile - 1) / tile * tile;

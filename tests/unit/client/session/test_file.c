@@ -171,7 +171,7 @@ static void heads_beyond_bounds_are_refused_by_name(void **state)
         uint32_t value;
         int code;
         const char *what;
-    } cases[] = {{8, 2, HELM_E_UNSUPPORTED, "version 2"},
+    } cases[] = {{8, 3, HELM_E_UNSUPPORTED, "version 3"},
                  {12, 1, HELM_E_LIMIT, "bytes of the head"},
                  {24, 0, HELM_E_LIMIT, "layers"},
                  {24, 5000, HELM_E_LIMIT, "layers"},
