@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 static int no_memory(struct helm_err *err)
 {
@@ -13,9 +12,7 @@ static int no_memory(struct helm_err *err)
 int states_open(const struct nfa *nfa, struct states *s, struct helm_err *err)
 {
     *s = (struct states){.nfa = nfa, .table_size = 256, .count = 1};
-    s->item = mmap(NULL, STATES_MAX * sizeof *s->item, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (s->item == MAP_FAILED) s->item = NULL;
+    s->item = calloc(STATES_MAX, sizeof *s->item); /* the kernel gives only the pages that are touched */
     s->table = calloc(s->table_size, sizeof *s->table);
     s->list = malloc(nfa->states * sizeof *s->list);
     s->mark = calloc(nfa->states, sizeof *s->mark);
@@ -29,7 +26,7 @@ void states_close(struct states *s)
         free(s->item[i].call);
         free(s->item[i].to);
     }
-    if (s->item) munmap(s->item, STATES_MAX * sizeof *s->item);
+    free(s->item);
     free(s->table);
     free(s->list);
     free(s->mark);

@@ -31,9 +31,9 @@ struct state {
 
 struct states {
     const struct nfa *nfa;
-    struct state *
-        item; /* [count]; item[STATES_NONE] is the empty set. Room for all there may be, which no copy makes longer
-                         * while a token waits */
+    /* [count]; item[STATES_NONE] is the empty set. It has room for STATES_MAX from the start, so that no copy makes a token
+     * wait. */
+    struct state *item;
     uint32_t count, members;
     uint32_t *table; /* open addressing, of numbers; 0: free */
     uint32_t table_size;
