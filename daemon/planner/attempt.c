@@ -39,6 +39,24 @@ uint32_t making_next_ctx(const struct making *m, uint32_t ctx)
     return m->r->wish.ctx || ctx / 2 < LEDGER_CTX_LEAST ? 0 : ctx / 2;
 }
 
+struct cost_case making_case(const struct making *m, const struct plan *plan)
+{
+    return (struct cost_case){.model = m->r->model,
+                              .analysed = &m->table,
+                              .profile = m->r->profile,
+                              .plan = plan};
+}
+
+int making_decode_seconds(const struct making *m, const struct plan *plan, uint32_t context, double *seconds,
+                          struct helm_err *err)
+{
+    const struct cost_case c = making_case(m, plan);
+    struct cost_forecast f;
+    int rc = cost_decode(&c, m->batch, context, &f, err);
+    *seconds = f.seconds;
+    return rc;
+}
+
 /* ---- a plan that has to use the device ---- */
 
 struct forced {

@@ -47,6 +47,11 @@ struct attempt {
 /* The contexts that are tried, largest first: the one asked for, or halves of the usual one. 0: no more. */
 uint32_t making_first_ctx(const struct making *m);
 uint32_t making_next_ctx(const struct making *m, uint32_t ctx);
+/* What prices of one of its plans are of. */
+struct cost_case making_case(const struct making *m, const struct plan *plan);
+/* Seconds of the plan's decode step of m->batch sequences with `context` tokens behind each. */
+HELM_MUST_CHECK int making_decode_seconds(const struct making *m, const struct plan *plan, uint32_t context,
+                                          double *seconds, struct helm_err *err);
 
 /* The best plan with one context, its smallest pool and the wish's tiers: its lists, and sizes and ledgers for them. */
 HELM_MUST_CHECK int attempt_tiers(struct making *m, const struct trying *t, struct plan *plan,

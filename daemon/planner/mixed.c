@@ -98,28 +98,16 @@ static int fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, s
 
 /* ---- prices ---- */
 
-static int decode_seconds(const struct making *m, const struct plan *plan, double *seconds,
-                          struct helm_err *err)
-{
-    const struct cost_case c = {.model = m->r->model,
-                                .analysed = &m->table,
-                                .profile = m->r->profile,
-                                .plan = plan};
-    struct cost_forecast f;
-    int rc = cost_decode(&c, m->batch, planner_typical_context(m->r, plan->context_tokens), &f, err);
-    *seconds = f.seconds;
-    return rc;
-}
-
 static int choose_direct(const struct making *m, struct plan *plan, double *least, struct helm_err *err)
 {
+    const uint32_t context = planner_typical_context(m->r, plan->context_tokens);
     uint32_t best = 0;
     int rc = 0;
     *least = INFINITY;
     for (uint32_t share = 0; share <= 1000 && !rc; share += DIRECT_STEP) {
         double seconds;
         plan->experts.direct_permille = share;
-        rc = decode_seconds(m, plan, &seconds, err);
+        rc = making_decode_seconds(m, plan, context, &seconds, err);
         if (rc || seconds >= *least) continue;
         *least = seconds;
         best = share;

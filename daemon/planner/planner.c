@@ -143,10 +143,7 @@ static int compare_with_cpu(struct making *m, uint32_t ctx, double seconds, stru
 static int prompt_seconds(struct making *m, uint32_t prompt, uint32_t tokens, struct plan *plan,
                           double *seconds, struct helm_err *err)
 {
-    const struct cost_case c = {.model = m->r->model,
-                                .analysed = &m->table,
-                                .profile = m->r->profile,
-                                .plan = plan};
+    const struct cost_case c = making_case(m, plan);
     struct cost_forecast forecast;
     plan->step_tokens = m->wish.step_tokens = tokens;
     int rc = cost_ttft(&c, prompt, &forecast, err);

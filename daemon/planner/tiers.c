@@ -49,19 +49,6 @@ enum kv_tiers kv_tiers_named(const char *name)
 
 /* ---- a plan over contexts ---- */
 
-static int decode_seconds(const struct making *m, const struct plan *plan, uint32_t context, double *seconds,
-                          struct helm_err *err)
-{
-    const struct cost_case c = {.model = m->r->model,
-                                .analysed = &m->table,
-                                .profile = m->r->profile,
-                                .plan = plan};
-    struct cost_forecast f;
-    int rc = cost_decode(&c, m->batch, context, &f, err);
-    *seconds = f.seconds;
-    return rc;
-}
-
 /* Each once: 256, 1,024, ... and the whole; 0: no more. */
 static uint32_t next_context(uint32_t context, uint32_t whole)
 {
@@ -80,7 +67,7 @@ static int score_of(const struct making *m, const struct plan *plan, uint32_t ct
     double sum = 0, seconds;
     uint32_t count = 0;
     for (uint32_t c = ctx < TIERS_SHORT ? ctx : TIERS_SHORT; c; c = next_context(c, ctx)) {
-        int rc = decode_seconds(m, plan, c, &seconds, err);
+        int rc = making_decode_seconds(m, plan, c, &seconds, err);
         if (rc) return rc;
         if (count++ == 0) score->at_short = seconds;
         sum += log(seconds);
@@ -93,16 +80,13 @@ static int score_of(const struct making *m, const struct plan *plan, uint32_t ct
 static int score_session(const struct making *m, const struct plan *plan, uint32_t ctx, struct score *score,
                          struct helm_err *err)
 {
-    const struct cost_case one = {.model = m->r->model,
-                                  .analysed = &m->table,
-                                  .profile = m->r->profile,
-                                  .plan = plan};
+    const struct cost_case one = making_case(m, plan);
     double sum = 0, seconds;
     uint32_t count = 0;
     for (uint32_t c = ctx < TIERS_SHORT ? ctx : TIERS_SHORT; c; c = next_context(c, ctx), count++) {
         struct cost_forecast first;
         int rc = cost_ttft(&one, c, &first, err);
-        if (!rc) rc = decode_seconds(m, plan, c, &seconds, err);
+        if (!rc) rc = making_decode_seconds(m, plan, c, &seconds, err);
         if (rc) return rc;
         sum += log(first.seconds + SESSION_TOKENS * seconds);
     }
@@ -232,7 +216,7 @@ static int find_least(struct tiering *k, struct helm_err *err)
     if (!rc && c.attempt.fits) {
         k->like = (struct packing_known){.vram = k->m->wish.pack_gpu, .cpu = k->m->wish.pack_cpu};
         k->m->like = &k->like;
-        rc = decode_seconds(k->m, &c.plan, t.ctx < TIERS_SHORT ? t.ctx : TIERS_SHORT, &k->least, err);
+        rc = making_decode_seconds(k->m, &c.plan, t.ctx < TIERS_SHORT ? t.ctx : TIERS_SHORT, &k->least, err);
         k->least /= 1 - TIERS_LOSS;
     }
     plan_free(&c.plan);
@@ -322,7 +306,7 @@ int attempt_context(struct making *m, const struct trying *t, struct plan *plan,
     m->packs_cpu_beside = best.packs_cpu_beside;
     if (rc || !plan_kv_tiered(plan)) return rc;
     /* as that of other plans, with which it is compared */
-    return decode_seconds(m, plan, planner_typical_context(m->r, t->ctx), &attempt->seconds, err);
+    return making_decode_seconds(m, plan, planner_typical_context(m->r, t->ctx), &attempt->seconds, err);
 }
 
 int attempt_fits(struct making *m, const struct trying *t, bool *fits, struct helm_err *err)

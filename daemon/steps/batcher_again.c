@@ -22,15 +22,16 @@ static uint32_t page_tokens_of(const struct batcher *batcher)
     return arena_header_of(batcher->with.arena)->kv.page_tokens;
 }
 
-static void again_drop_first(struct batcher *batcher)
+static struct sequence *again_take_first(struct batcher *batcher)
 {
-    sequence_free(batcher->again[0]);
+    struct sequence *first = batcher->again[0];
     memmove(batcher->again, batcher->again + 1, --batcher->again_count * sizeof *batcher->again);
+    return first;
 }
 
 static void again_add(struct batcher *batcher, struct sequence *seq)
 {
-    if (batcher->again_count == BATCHER_AGAIN_MAX) again_drop_first(batcher);
+    if (batcher->again_count == BATCHER_AGAIN_MAX) sequence_free(again_take_first(batcher));
     batcher->again[batcher->again_count++] = seq;
 }
 
@@ -88,11 +89,10 @@ bool batcher_again_begin(struct batcher *batcher)
         const uint32_t known = kv_pages_known(&batcher->pages, pages, seq->tokens, seq->scope);
         if (known == pages ||
             known < seq->again_from) { /* all there; or more than the answer is to be computed */
-            again_drop_first(batcher);
+            sequence_free(again_take_first(batcher));
             continue;
         }
-        memmove(batcher->again, batcher->again + 1, --batcher->again_count * sizeof *batcher->again);
-        batcher->seq[batcher->seq_count++] = seq;
+        batcher->seq[batcher->seq_count++] = again_take_first(batcher);
         return true;
     }
     return false;
@@ -116,5 +116,5 @@ void batcher_again_yield(struct batcher *batcher)
 
 void batcher_again_free(struct batcher *batcher)
 {
-    while (batcher->again_count) again_drop_first(batcher);
+    while (batcher->again_count) sequence_free(again_take_first(batcher));
 }

@@ -217,6 +217,38 @@ static void test_presets_with_experts(void **state)
     assert_int_equal(mkmodel_preset("mixtral", "8b", DTYPE_BF16, &root, &err), HELM_E_USAGE);
 }
 
+/* A mixture of experts that mkmodel has written in several files, and that was read again. */
+struct made {
+    struct built b;
+    struct model_config config;
+    struct model model;
+    struct mkmodel_result result;
+};
+
+static void made_open(struct made *made, const char *config_text)
+{
+    static const char *const files[] = {"unused"};
+    struct helm_err err = {0};
+    built_start(&made->b, config_text, files, 1);
+    built_text(&made->b, "config.json", config_text);
+    assert_int_equal(model_read_config(made->b.folder, &made->config, &err), 0);
+    const struct mkmodel_request request = {.config = &made->config,
+                                            .folder = made->b.folder,
+                                            .dtype = DTYPE_BF16,
+                                            .shard_bytes = 40000,
+                                            .threads = 2};
+    if (mkmodel_write(&request, &made->result, &err)) fail_msg("%s", err.text);
+    if (model_read(made->b.folder, &made->model, &err)) fail_msg("%s", err.text);
+    assert_true(made->result.shards > 1);
+}
+
+static void made_close(struct made *made)
+{
+    model_free(&made->model);
+    model_config_free(&made->config);
+    built_end(&made->b);
+}
+
 /* A tensor for each expert, as published files have; a router's values as a matrix's, not a norm's. */
 static void test_experts(void **state)
 {
@@ -227,26 +259,14 @@ static void test_experts(void **state)
         "\"intermediate_size\": 96, "
         "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16, "
         "\"vocab_size\": 150, \"dtype\": \"bfloat16\"}";
-    static const char *const files[] = {"unused"};
-    struct built b;
-    struct model_config config;
-    struct model model;
-    struct mkmodel_result result;
-    struct helm_err err = {0};
-    built_start(&b, config_text, files, 1);
-    built_text(&b, "config.json", config_text);
-    assert_int_equal(model_read_config(b.folder, &config, &err), 0);
-    const struct mkmodel_request request = {
-        .config = &config, .folder = b.folder, .dtype = DTYPE_BF16, .shard_bytes = 40000, .threads = 2};
-    if (mkmodel_write(&request, &result, &err)) fail_msg("%s", err.text);
-    if (model_read(b.folder, &model, &err)) fail_msg("%s", err.text);
-    assert_true(result.shards > 1);
-    assert_int_equal(result.tensors, model.tensor_count - 3 + 3 * 5);
-    const struct model_tensor *up = model_find(&model, TENSOR_UP_EXPERTS, 0),
-                              *router = model_find(&model, TENSOR_ROUTER, 0);
+    struct made made;
+    made_open(&made, config_text);
+    assert_int_equal(made.result.tensors, made.model.tensor_count - 3 + 3 * 5);
+    const struct model_tensor *up = model_find(&made.model, TENSOR_UP_EXPERTS, 0),
+                              *router = model_find(&made.model, TENSOR_ROUTER, 0);
     assert_int_equal(up->piece_count, 5);
     assert_int_equal(up->rows, 5 * 24);
-    uint16_t *values = read_tensor(&model, router);
+    uint16_t *values = read_tensor(&made.model, router);
     double sum = 0;
     for (int i = 0; i < 5 * 64; i++) {
         const uint32_t bits = (uint32_t)values[i] << 16;
@@ -256,9 +276,7 @@ static void test_experts(void **state)
     }
     assert_true(fabs(sum / 5 - 1) < 0.5); /* rows of length 1 */
     free(values);
-    model_free(&model);
-    model_config_free(&config);
-    built_end(&b);
+    made_close(&made);
 }
 
 /* MXFP4 as published: numbers and scales that make rows of length about 1, and biases near 0. */
@@ -271,29 +289,18 @@ static void test_gpt_oss(void **state)
         "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16, \"vocab_size\": 150, "
         "\"dtype\": \"bfloat16\", \"quantization_config\": {\"quant_method\": \"mxfp4\"}, "
         "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}}";
-    static const char *const files[] = {"unused"};
-    struct built b;
-    struct model_config config;
-    struct model model;
-    struct mkmodel_result result;
+    struct made made;
     struct helm_err err = {0};
-    built_start(&b, config_text, files, 1);
-    built_text(&b, "config.json", config_text);
-    assert_int_equal(model_read_config(b.folder, &config, &err), 0);
-    const struct mkmodel_request request = {
-        .config = &config, .folder = b.folder, .dtype = DTYPE_BF16, .shard_bytes = 40000, .threads = 2};
-    if (mkmodel_write(&request, &result, &err)) fail_msg("%s", err.text);
-    if (model_read(b.folder, &model, &err)) fail_msg("%s", err.text);
-    assert_true(result.shards > 1);
+    made_open(&made, config_text);
     static const enum tensor_role roles[] = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS, TENSOR_DOWN_EXPERTS};
     for (int i = 0; i < 3; i++) {
-        const struct model_tensor *t = model_find(&model, roles[i], 1);
+        const struct model_tensor *t = model_find(&made.model, roles[i], 1);
         struct model_shards shards;
         void *bytes = malloc(t->bytes);
         float row[96];
         double sum = 0;
         assert_int_equal(t->format, FORMAT_MXFP4);
-        assert_int_equal(model_shards_open(&model, &shards, &err), 0);
+        assert_int_equal(model_shards_open(&made.model, &shards, &err), 0);
         assert_int_equal(model_shards_read(&shards, t, 0, t->bytes, bytes, &err), 0);
         const struct tensor_matrix m = {t->format, bytes, t->bytes, (uint32_t)t->rows, (uint32_t)t->cols};
         for (uint32_t r = 0; r < t->rows; r++) {
@@ -304,12 +311,10 @@ static void test_gpt_oss(void **state)
         model_shards_close(&shards);
         free(bytes);
     }
-    uint16_t *sinks = read_tensor(&model, model_find(&model, TENSOR_SINKS, 0));
+    uint16_t *sinks = read_tensor(&made.model, model_find(&made.model, TENSOR_SINKS, 0));
     for (int i = 0; i < 4; i++) assert_true((sinks[i] & 0x7fff) < 0x3e00); /* below 1/8 */
     free(sinks);
-    model_free(&model);
-    model_config_free(&config);
-    built_end(&b);
+    made_close(&made);
 }
 
 static void test_config_file(void **state)
