@@ -14,9 +14,9 @@
 #define LAYERS_LEAST 2
 #define LAYERS_MOST  16
 
-static void choose_shape(struct profile_shape *shape)
+static void choose_shape(uint64_t caches, struct profile_shape *shape)
 {
-    const uint64_t past = PROFILE_CACHES_LEAST * profile_l3_bytes();
+    const uint64_t past = PROFILE_CACHES_LEAST * caches;
     *shape = (struct profile_shape){.size = "4b", .layer_bytes = 201850880};
     shape->layers = (uint32_t)(past / shape->layer_bytes) + 1;
     if (shape->layers < LAYERS_LEAST) shape->layers = LAYERS_LEAST;
@@ -60,7 +60,7 @@ int profile_kv_measure(const struct profile_cpu_options *options, enum kv_dtype 
 {
     struct profile_shape shape;
     struct profile_steps steps = {.open = false};
-    choose_shape(&shape);
+    choose_shape(options->caches, &shape);
     int rc = profile_steps_open(options, &shape, dtype, &steps, err);
     if (!rc) rc = measure(&steps, options->quick, dtype, kv, err);
     profile_steps_close(&steps);

@@ -87,6 +87,7 @@ void profile_checkpoint_remove(const char *folder);
 struct profile_cpu_options {
     uint32_t threads; /* 0: as the worker chooses */
     int node;         /* NUMA node, -1: none */
+    uint64_t caches;  /* bytes of the last-level caches together, 0 where unknown */
     bool quick;
     bool invariant; /* the engine's plan is: several tokens of a step have each the bits of one */
     const struct profile_progress *progress;
