@@ -102,7 +102,7 @@ CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/experts_bulk.cu %/gem
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # tests have no kernels of their own, nor have most benchmarks: one architecture is as good as five
-CUDA_LAUNCH_SRC := $(CUDA_TEST_SRC) $(filter-out %/bench_kernels.cu %/bench_model.cu,$(CUDA_BENCH_SRC))
+CUDA_LAUNCH_SRC := $(CUDA_TEST_SRC) $(filter-out %/bench_direct.cu %/bench_kernels.cu %/bench_model.cu,$(CUDA_BENCH_SRC))
 $(call cuda_obj_of,$(CUDA_LAUNCH_SRC)): NVCC_CODE := \
   -gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
 $(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(CUDA_TEST_HOST_OBJ)

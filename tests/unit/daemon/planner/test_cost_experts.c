@@ -130,10 +130,21 @@ static void both_memories_work_at_once(void **state)
                            half = price_mixed(m, 1, 500, 0);
     expect("none in VRAM", none.mixed, own + 2 * way + cpu + 8 * EXPERT / 100e9);
     expect("all in VRAM", all.mixed, own + 2 * way + fmax(cpu, 8 * EXPERT / 1000e9 - 2 * way));
-    /* four over the link at 50 GB/s, while four of the CPU's are read at 80 beside it */
-    expect("half of them read directly", half.mixed,
-           own + 2 * way + fmax(cpu + 4 * EXPERT / 80e9, 4 * EXPERT / 50e9 - 2 * way));
-    expect("what the link has to do", half.mixed_kv.link, 4 * EXPERT / 50e9);
+    /* four over the link, at 0.6 of a copy's rate beside the CPU */
+    const double direct = 0.6 * m->profile.link.h2d_beside.value;
+    expect("half of them read directly", half.mixed, own + fmax(2 * way + cpu, 4 * EXPERT / direct));
+    expect("what the link has to do", half.mixed_kv.link, 4 * EXPERT / direct);
+    /* as measured, at half a copy's rate: the CPU's seven are read at 90 GB/s while the link reads one, then at 100 */
+    struct mixture measured = *m;
+    measured.profile.link.direct.value = 20e9;
+    const double one = EXPERT / 20e9, slowed = 7 * EXPERT / 90e9, alone = 7 * EXPERT / 100e9;
+    expect("one of them read directly", price_mixed(&measured, 1, 125, 0).mixed,
+           own + 2 * way + cpu + one + (1 - one / slowed) * alone);
+    /* where the units around it are links of a chain, that is launched again */
+    struct mixture chained = *m;
+    chained.profile.gpu.chain_gemv.value = chained.profile.gpu.chain_attention.value = 2000e9;
+    chained.profile.gpu.chain_operation.value = 2e-6;
+    expect("between chains", price_mixed(&chained, 1, 0, 0).mixed, none.mixed + 5e-6);
     /* the more are there, the sooner; the mean is between the ends */
     double before = none.mixed;
     for (double hit = 0.1; hit < 0.95; hit += 0.1) {
