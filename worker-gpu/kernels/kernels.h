@@ -60,6 +60,7 @@ struct gpuk_device {
     bool bulk_copy;       /* weights stream through shared memory by the bulk copy engine (9.0 and later) */
     bool early_launch;    /* GPUK_EARLY may be set (9.0 and later) */
     bool tensor_cores;    /* bf16 and f16 matrix instructions (8.0 and later) */
+    bool warpgroups;      /* those of warpgroups (9.0 alone, where the build has code for it) */
     /* Choices a benchmark may vary; 0 = the built-in default, negative = none. */
     int gemv_warps;       /* of a block: 8 or 16 */
     int gemv_tile_bytes;  /* of one row that a copy brings: 1024 or 2048 */
