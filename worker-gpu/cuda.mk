@@ -102,7 +102,7 @@ $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # 9.0's warpgroups have instructions that no later device has either: no code for others, which are given none of it
 # (gpuk_device.warpgroups). Without 9.0 among the architectures there is nothing in it.
-CUDA_KERNEL_90A_SRC := worker-gpu/kernels/experts_wide.cu
+CUDA_KERNEL_90A_SRC := worker-gpu/kernels/experts_wide.cu worker-gpu/kernels/gemm_wide.cu
 ifneq ($(filter 90,$(CUDA_ARCHS)),)
 $(call cuda_obj_of,$(CUDA_KERNEL_90A_SRC)): NVCC_CODE := -gencode=arch=compute_90a,code=sm_90a -DHELM_SM90A
 endif

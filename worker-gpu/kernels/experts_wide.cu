@@ -11,7 +11,7 @@ template <typename D> struct experts_work {
     typedef typename D::value value;
     const experts_chunk_params &q;
     const uint32_t *end; /* [experts] tiles of tokens up to an expert's */
-    uint32_t items, steps, cols, rows, row_tiles;
+    uint32_t items, cols, rows, row_tiles;
     uint64_t row_bytes;
     const void *x;
     bool two;
@@ -26,7 +26,7 @@ template <typename D> struct experts_work {
         item.weight = q.role[0].weight + slot * q.role[0].stride;
         item.second = two ? q.role[1].weight + slot * q.role[1].stride : item.weight;
         item.row = local / tiles * (two ? WIDE_ROWS / 2 : WIDE_ROWS);
-        item.first = 0, item.owner = e;
+        item.first = 0, item.steps = cols / WIDE_STEP, item.owner = e;
         item.begin = first + from, item.tokens = all - from < WIDE_TOKENS ? all - from : WIDE_TOKENS;
     }
     __device__ __forceinline__ uint32_t source(const wide_item &item, uint32_t token) const
@@ -76,9 +76,9 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
     experts_tiles(q.first, q.experts, WIDE_TOKENS, end);
     const bool two = !q.down;
     const uint32_t row_tiles = div_up(q.rows, two ? WIDE_ROWS / 2 : WIDE_ROWS);
-    const experts_work<D> work = {
-        q,   end, end[q.experts - 1] * row_tiles, q.cols / WIDE_STEP, q.cols, q.rows, row_tiles, q.row_bytes,
-        q.x, two};
+    const experts_work<D> work = {q,           end,    end[q.experts - 1] * row_tiles,
+                                  q.cols,      q.rows, row_tiles,
+                                  q.row_bytes, q.x,    two};
     const wide_loop<D, experts_work<D>> loop(work, shared, source);
     loop.run();
 #endif
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
 /* ---- launcher ------------------------------------------------------------------------------------- */
 
 template <typename D> struct experts_wide_kernel {
-    static const uint32_t OWN = 4096 + 1024; /* bytes of shared memory that a block has besides */
+    static const uint32_t OWN = 6144; /* bytes of shared memory that a block has besides */
     static constexpr uint32_t SHARED = wide_loop<D, experts_work<D>>::SHARED;
 
     static bool fits(const struct gpuk_device *device)

@@ -9,7 +9,7 @@
  * register. Every sum is taken in the order of columns, whatever tokens are beside a token.
  *
  * Templates are over a decoder (decode.cuh) and over work W, which says what the items are:
- *   items, steps             how many, and steps of each; at least WIDE_STEPS_MIN
+ *   items                    how many
  *   x, cols, row_bytes       [row of x][cols], and a row of weights
  *   rows, two                of a matrix; an item's rows are of two matrices, 8 and 8 in turn
  *   item(index, item)        by all threads
@@ -30,7 +30,7 @@ static const uint32_t WIDE_X_BYTES = WIDE_TOKENS * WIDE_STEP * 2,
 struct wide_item {
     const unsigned char *weight, *second; /* of the matrices: row 0; the same where there is one */
     uint32_t row;                         /* the tile's first, of each matrix */
-    uint32_t first;                       /* step of its columns, a unit's first */
+    uint32_t first, steps;                /* of its columns: the first is a unit's; at least WIDE_STEPS_MIN */
     uint32_t begin, tokens;
     uint32_t owner; /* an expert, or a part */
 };
@@ -138,7 +138,7 @@ template <typename D, typename W> struct wide_loop {
     {
         if (!k.there) return;
         k.stage = (k.stage + 1) % WIDE_STAGES;
-        if (++k.step == work.steps) k.step = 0, k.index += gridDim.x, k.parity ^= 1, open(k);
+        if (++k.step == k.item.steps) k.step = 0, k.index += gridDim.x, k.parity ^= 1, open(k);
         if (k.step % STEPS == 0) k.room = (k.room + 1) % unit::ROOMS;
     }
 
@@ -188,7 +188,7 @@ template <typename D, typename W> struct wide_loop {
 #pragma unroll
             for (uint32_t i = 0; i < 32; i++) sums[n][i] = 0;
 #pragma unroll 1
-        for (uint32_t step = 0; step < work.steps; step++) {
+        for (uint32_t step = 0; step < item.steps; step++) {
             copies_wait<WIDE_AHEAD - 1>();
             bulk_after_stores(); /* the matrix unit reads past the threads' own order */
             /* all have this step's, and the products of two steps before have been read by all: there goes what is next */
@@ -197,7 +197,7 @@ template <typename D, typename W> struct wide_loop {
             next(ahead);
             multiply<N>(item, step, stage, room, sums);
             stage = (stage + 1) % WIDE_STAGES;
-            if ((step + 1) % STEPS == 0 || step + 1 == work.steps) room = (room + 1) % unit::ROOMS;
+            if ((step + 1) % STEPS == 0 || step + 1 == item.steps) room = (room + 1) % unit::ROOMS;
         }
         warpgroup_wait<0>();
         work.template store<N>(item, sums);
