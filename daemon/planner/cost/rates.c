@@ -282,8 +282,10 @@ static void gpu_with(const struct pricing *p, enum tensor_format format, const s
     const uint32_t few = (uint32_t)fmin(size->tokens, ENGINE_FEW_TOKENS);
     bool reads = true; /* as it lies */
     const struct profile_table *linear = &f->gpu_linear;
-    const bool is_short = size->tier == OP_TIER_CHUNK && !plain && size->tokens <= GPU_SHORT_TOKENS &&
-                          linear->count && linear->point[linear->count - 1].x > ENGINE_FEW_TOKENS;
+    /* the worker measures chunks of blocks as they lie up to the tokens that it multiplies so */
+    const double most = linear->count ? linear->point[linear->count - 1].x : 0;
+    const bool is_short =
+        size->tier == OP_TIER_CHUNK && !plain && size->tokens <= most && most > ENGINE_FEW_TOKENS;
     if (size->tier == OP_TIER_CHUNK) {
         reads = plain;
     } else if (measured && size->tier == OP_TIER_ONE) {
