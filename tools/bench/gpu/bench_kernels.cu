@@ -13,6 +13,7 @@
  *   --long      attention over long contexts (bench_long.cu)
  *   --expand    packed weights (bench_expand.cu)
  *   --packed    products with whole packed matrices (bench_packed.cu)
+ *   --chunks    chunks' products with blocks, of Q4_K and Q6_K or of one (bench_chunks.cu)
  *   --formats   products with weights of each format, or of one (bench_formats.cu)
  *   --experts   mixtures of experts of some shapes and formats, or of one format (bench_experts.cu)
  *
@@ -306,7 +307,7 @@ int main(int argc, char **argv)
 {
     struct bench b = {};
     bool quick = false, batch = false, chains = false, longs = false, expand = false, packed = false,
-         formats = false, experts = false;
+         formats = false, experts = false, chunked = false;
     const char *format = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
@@ -321,9 +322,12 @@ int main(int argc, char **argv)
             expand = true;
         } else if (strcmp(argv[i], "--packed") == 0) {
             packed = true;
-        } else if (strcmp(argv[i], "--formats") == 0 || strcmp(argv[i], "--experts") == 0) {
+        } else if (strcmp(argv[i], "--formats") == 0 || strcmp(argv[i], "--experts") == 0 ||
+                   strcmp(argv[i], "--chunks") == 0) {
             const char *option = argv[i];
-            (strcmp(option, "--formats") == 0 ? formats : experts) = true;
+            (strcmp(option, "--formats") == 0   ? formats
+             : strcmp(option, "--experts") == 0 ? experts
+                                                : chunked) = true;
             if (i + 1 < argc && argv[i + 1][0] != '-') format = argv[++i];
             if (format && tensor_format_named(format) == FORMAT_COUNT) {
                 fprintf(stderr, "%s %s: no such format\n", option, format);
@@ -332,7 +336,7 @@ int main(int argc, char **argv)
         } else {
             fprintf(stderr,
                     "usage: %s [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats "
-                    "[NAME]] [--experts [NAME]]\n",
+                    "[NAME]] [--experts [NAME]] [--chunks [NAME]]\n",
                     argv[0]);
             return 2;
         }
@@ -346,13 +350,14 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
-    if (expand || packed || formats || experts) {
+    if (expand || packed || formats || experts || chunked) {
         printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
                b.read_gbs);
         if (expand) bad += bench_expand(&b);
         if (packed) bad += bench_packed(&b);
         if (formats) bench_formats(&b, format);
         if (experts) bad += bench_experts(&b, format);
+        if (chunked) bad += bench_chunks(&b, format);
         return bad ? 1 : 0;
     }
 
