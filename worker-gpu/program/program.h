@@ -115,7 +115,7 @@ struct gpu_entry {
     bool home;     /* EXPAND of weights at home in VRAM */
     enum gpu_when when;
     uint32_t when_tokens; /* of GPU_WHEN_SHORT and GPU_WHEN_LONG */
-    uint32_t group; /* GEMM_SMALL of the head in a chunk: which 16 samples */
+    uint32_t group;       /* GEMM_SMALL of the head in a chunk: which 16 samples */
     uint32_t sub;
 };
 /* Whether it multiplies by weights of a variable format as they are: it trusts their bytes. */
