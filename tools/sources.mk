@@ -33,6 +33,8 @@ PROFILE_SRC := \
 CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_batch.cu \
   tools/bench/gpu/bench_chain.cu \
+  tools/bench/gpu/bench_chunks.cu \
+  tools/bench/gpu/bench_direct.cu \
   tools/bench/gpu/bench_expand.cu \
   tools/bench/gpu/bench_experts.cu \
   tools/bench/gpu/bench_formats.cu \

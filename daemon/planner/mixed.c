@@ -71,7 +71,8 @@ static uint64_t left_over(const struct making *m, const struct plan *plan)
     return left > SLOTS_MARGIN ? left - SLOTS_MARGIN : 0;
 }
 
-/* As many slots as there is room for. *fits: there is, for one at least. */
+/* As many slots as there is room for beside the smallest pool; what then is left is the pool's. *fits: there is, for one at
+ * least. */
 static int fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, struct helm_err *err)
 {
     const struct ledger_wish wish = m->wish;
@@ -81,8 +82,7 @@ static int fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, s
     *fits = false;
     int rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &spec, err);
     if (rc || !ledger_fits(plan)) return rc;
-    rc = ledger_fit(&m->c, ctx, plan, &spec, err);
-    if (!rc) rc = slots_place(m->r->model, plan, &place, err);
+    rc = slots_place(m->r->model, plan, &place, err);
     if (rc) return rc;
     const uint64_t slots = 1 + left_over(m, plan) / (place.bytes ? place.bytes : 1);
     const uint32_t experts = m->r->model->config.router.experts;
@@ -93,6 +93,7 @@ static int fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, s
         *fits = !rc && ledger_fits(plan);
     } while (!rc && !*fits && --plan->experts.slots > 0);
     m->wish = wish;
+    if (!rc && *fits) rc = ledger_fit(&m->c, ctx, plan, &spec, err);
     return !rc && *fits && m->r->experts ? histogram_apply(m->r->experts, plan, err) : rc;
 }
 
@@ -116,58 +117,92 @@ static int choose_direct(const struct making *m, struct plan *plan, double *leas
     return rc;
 }
 
+/* Bytes of an expert, its gate, up and down as they lie in slots: the mean of the layers, whose formats may differ. */
+static int expert_bytes(const struct making *m, const struct plan *plan, double *bytes, struct helm_err *err)
+{
+    struct slots_place place = {.unit = calloc(plan_mixed_units(plan) + 1, sizeof *place.unit)};
+    struct slot_unit *const unit = place.unit;
+    int rc = unit ? slots_place(m->r->model, plan, &place, err)
+                  : helm_fail(err, HELM_E_NOMEM, "no memory for the slots of %u layers", plan->layers);
+    *bytes = 0;
+    for (uint32_t u = 0; u < place.units && !rc; u++)
+        for (int r = 0; r < SLOT_ROLES; r++) *bytes += (double)unit[u].role[r].stride / place.units;
+    free(unit);
+    return rc;
+}
+
 /* What the link may bring in a step, and what that costs: copies slow the CPU's reading, a hit saves it. */
-static void budget(const struct making *m, double seconds, struct plan *plan)
+static int budget(const struct making *m, double seconds, struct plan *plan, struct helm_err *err)
 {
     const struct profile *profile = m->r->profile;
     const double h2d = profile->link.h2d.value, alone = profile->cpu.gemv.value,
                  beside = profile->cpu.gemv_beside.value > 0 ? profile->cpu.gemv_beside.value : alone;
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < m->r->model->tensor_count && !bytes; i++)
-        if (m->r->model->tensors[i].role == TENSOR_DOWN_EXPERTS)
-            bytes = 3 * m->r->model->tensors[i].bytes / m->r->model->config.router.experts;
-    const double moves = bytes && h2d > 0 ? MOVES_PART * seconds * h2d / (double)bytes : 0,
+    double bytes;
+    int rc = expert_bytes(m, plan, &bytes, err);
+    if (rc) return rc;
+    const double moves = bytes > 0 && h2d > 0 ? MOVES_PART * seconds * h2d / bytes : 0,
                  cost = h2d > 0 ? 1000 * alone / h2d * fmax(0, 1 - beside / alone) : PLAN_MOVE_COST;
     plan->experts.moves = moves < 1 ? 1 : moves > PLAN_MOVES_MAX ? PLAN_MOVES_MAX : (uint32_t)moves;
     plan->experts.move_cost = cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
+    return 0;
 }
 
 /* ---- the choice ---- */
 
+/* What has been tried of one start. */
+struct trials {
+    struct making *m;
+    uint32_t ctx, sparse;
+    const struct plan *from;
+    struct plan best;
+    uint32_t whole; /* of the best */
+    struct attempt *attempt;
+};
+
+/* *fits: with the first `whole` sparse layers' experts in VRAM there is room for slots of the others. */
+static int try_whole(struct trials *t, uint32_t whole, bool *fits, struct helm_err *err)
+{
+    struct plan other = {0};
+    double seconds = INFINITY;
+    *fits = false;
+    int rc = place(t->m, t->from, whole, &other, err);
+    if (!rc) rc = fill(t->m, t->ctx, &other, fits, err);
+    if (!rc && *fits) rc = choose_direct(t->m, &other, &seconds, err);
+    if (!rc && *fits && (!t->attempt->fits || seconds < t->attempt->seconds)) {
+        const struct plan worse = t->best;
+        t->best = other;
+        other = worse;
+        t->whole = whole;
+        t->attempt->fits = true;
+        t->attempt->seconds = seconds;
+    }
+    plan_free(&other);
+    return rc;
+}
+
 int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                  struct helm_err *err)
 {
-    struct plan best = {0};
-    uint32_t sparse = 0;
+    struct trials t = {.m = m, .ctx = ctx, .from = plan, .attempt = attempt};
+    bool fits = true;
     int rc = 0;
     attempt->fits = false;
-    for (uint32_t l = 0; l < plan->layers; l++) sparse += model_layer_sparse(&m->r->model->config, l);
-    const uint32_t step = (sparse + MIXED_TRIES - 1) / MIXED_TRIES;
-    for (uint32_t whole = 0; whole < sparse && !rc; whole += step) {
-        struct plan other = {0};
-        double seconds = INFINITY;
-        bool fits = false;
-        rc = place(m, plan, whole, &other, err);
-        if (!rc) rc = fill(m, ctx, &other, &fits, err);
-        if (!rc && fits) rc = choose_direct(m, &other, &seconds, err);
-        if (!rc && fits && (!attempt->fits || seconds < attempt->seconds)) {
-            const struct plan worse = best;
-            best = other;
-            other = worse;
-            attempt->fits = true;
-            attempt->seconds = seconds;
-        }
-        plan_free(&other);
-        if (!fits) break; /* more in VRAM fit no more */
-    }
+    for (uint32_t l = 0; l < plan->layers; l++) t.sparse += model_layer_sparse(&m->r->model->config, l);
+    const uint32_t step = (t.sparse + MIXED_TRIES - 1) / MIXED_TRIES;
+    for (uint32_t whole = 0; whole < t.sparse && fits && !rc; whole += step) /* more in VRAM fit no more */
+        rc = try_whole(&t, whole, &fits, err);
+    const uint32_t best = t.whole, first = best + 1 > step ? best + 1 - step : 0;
+    fits = attempt->fits;
+    for (uint32_t whole = first; whole < best + step && whole < t.sparse && fits && !rc; whole++)
+        if (whole != best) rc = try_whole(&t, whole, &fits, err);
     if (!rc && attempt->fits) {
         const struct plan worse = *plan;
-        *plan = best;
-        best = worse;
-        budget(m, attempt->seconds, plan);
+        *plan = t.best;
+        t.best = worse;
+        rc = budget(m, attempt->seconds, plan, err);
         m->wish.page_count = plan->page_count; /* the pool stays: what it leaves are slots */
     }
-    plan_free(&best);
+    plan_free(&t.best);
     return rc;
 }
 

@@ -40,19 +40,14 @@ def run(command, timeout=600):
 
 
 class Daemon:
-    def __init__(self, o, model, vram, strategy, sequences):
+    """helmd with a model, ready; options: of plan and sequences."""
+
+    def __init__(self, o, model, options):
         self.o, self.dir = o, tempfile.mkdtemp(prefix="experts-")
         self.endpoint = "ipc://" + os.path.join(self.dir, "s")
         self.log = open(os.path.join(self.dir, "log"), "w+")
-        longest = PROMPT if o.case is None else 64
-        self.short, self.long = min(SHORT, longest), longest
-        command = [o.bin + "/helmd", "--model", model, "--device", o.device, "--strategy", strategy, "--listen", self.endpoint,
-                   "--rundir", os.path.join(self.dir, "r"), "--worker-dir", o.bin, "--ctx", str(longest + DECODE + 64),
-                   "--batch", str(sequences), "--prompt", str(longest), "--log-level", "info"]
-        if o.profile:
-            command += ["--profile", o.profile]
-        if vram != "all":
-            command += ["--vram", vram]
+        command = [o.bin + "/helmd", "--model", model, "--device", o.device, "--listen", self.endpoint, "--rundir",
+                   os.path.join(self.dir, "r"), "--worker-dir", o.bin, "--log-level", "info"] + options
         os.mkdir(os.path.join(self.dir, "r"), 0o700)
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         until = time.monotonic() + READY_SECONDS
@@ -92,10 +87,10 @@ class Daemon:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
-def decode_rate(daemon, sequences):
+def decode_rate(daemon, sequences, tokens):
     """Tokens a second of all sequences together."""
     for seed in (1, 2):
-        running = [subprocess.Popen(daemon.generate(daemon.short, DECODE, 10 * seed + n), stdin=subprocess.DEVNULL,
+        running = [subprocess.Popen(daemon.generate(tokens, DECODE, 10 * seed + n), stdin=subprocess.DEVNULL,
                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for n in range(sequences)]
         said = [r.communicate(timeout=300) for r in running]
         for r, (_, error) in zip(running, said):
@@ -106,10 +101,16 @@ def decode_rate(daemon, sequences):
 
 
 def measure(o, model, vram, strategy, sequences):
-    daemon = Daemon(o, model, vram, strategy, sequences)
+    longest = PROMPT if o.case is None else 64
+    options = ["--strategy", strategy, "--ctx", str(longest + DECODE + 64), "--batch", str(sequences), "--prompt", str(longest)]
+    if o.profile:
+        options += ["--profile", o.profile]
+    if vram != "all":
+        options += ["--vram", vram]
+    daemon = Daemon(o, model, options)
     try:
-        rate = decode_rate(daemon, sequences)
-        first = [json.loads(run(daemon.generate(daemon.long, 1, 100 + n)))["timings"]["ttft_ms"] for n in range(2)][1]
+        rate = decode_rate(daemon, sequences, min(SHORT, longest))
+        first = [json.loads(run(daemon.generate(longest, 1, 100 + n)))["timings"]["ttft_ms"] for n in range(2)][1]
         plan, status = daemon.ask("plan", "--json"), daemon.ask("status", "--json")
         kinds = [k for k in plan["measured"]["decode"] if k["batch"] == sequences]
         said = max(kinds, key=lambda k: k["steps"])["planned_tok_s"] if kinds else None

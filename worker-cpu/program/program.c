@@ -327,8 +327,18 @@ static void make_sample(struct lowering *low, const struct making *m)
     e->chunk = 1;
 }
 
-/* Cuts one expert's rows, or with `all` those of all chosen ones at once, so that one token's pieces are worth another
- * thread's joining in and each thread has several. */
+/* Pieces of `bytes`: worth another thread's joining in, several for each thread. One token's are a multiple of the threads,
+ * so that each thread has the same number of them whatever the number of experts. */
+static uint64_t pieces_of(const struct lowering *low, uint64_t bytes)
+{
+    const uint64_t threads = low->source->threads;
+    uint64_t pieces = bytes / GEMV_CHUNK_BYTES_MIN;
+    if (pieces > 4 * threads) pieces = 4 * threads;
+    return pieces > threads ? pieces / threads * threads : pieces;
+}
+
+/* Cuts one expert's rows, or with `all` those of all chosen ones at once. Of several tokens, whose input each piece has to
+ * gather, the chosen ones together have several pieces for each thread. */
 static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
 {
     const uint32_t threads = low->source->threads, rows = e->expert_rows;
@@ -337,10 +347,10 @@ static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
         granule = common_multiple(granule, granule_of(low, &e->segment[s]));
         bytes += tensor_format_bytes(e->segment[s].matrix.format, rows, e->segment[s].matrix.cols);
     }
+    const bool one = !low->tiled && !low->few;
     e->bytes = bytes * e->chosen;
-    uint64_t pieces = e->bytes / GEMV_CHUNK_BYTES_MIN;
-    if (pieces > 4 * threads) pieces = 4 * threads;
-    if (!all) pieces = (pieces + e->chosen - 1) / e->chosen;
+    uint64_t pieces = pieces_of(low, one && !all ? bytes : e->bytes);
+    if (!one) pieces = (pieces + e->chosen - 1) / e->chosen;
     if (pieces < 1) pieces = 1;
     uint64_t size = (rows + pieces - 1) / pieces;
     if (size > CPU_EXPERTS_ROWS) size = CPU_EXPERTS_ROWS;
@@ -356,7 +366,7 @@ static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
     }
     for (uint32_t i = 0; i <= e->chunks; i++) e->bound[i] = (uint32_t)(i * size < rows ? i * size : rows);
     const uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
-    if (low->tiled || low->few) return; /* how much there is depends on the step */
+    if (!one) return; /* how much there is depends on the step */
     e->share = worth < threads ? (worth ? (uint32_t)worth : 1) : threads;
     e->alone = e->share == 1;
 }

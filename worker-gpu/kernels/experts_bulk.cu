@@ -196,6 +196,8 @@ template <typename D> struct experts_bulk_block {
         if (p.down) return {r.expert + u / row_pairs, row_first + u % row_pairs * 2};
         return {(r.unit_first + u) / p.rows, (r.unit_first + u) % p.rows};
     }
+    /* Whether a tile is two whole rows of down: over the link one long copy is more than two short ones. */
+    __device__ __forceinline__ bool is_pair() const { return p.down && q.chunks == 1; }
     __device__ __forceinline__ bool has_second(const bulk_unit &unit) const
     {
         return !p.down || unit.row + 1 < p.rows;
@@ -232,6 +234,12 @@ template <typename D> struct experts_bulk_block {
         }
         if (lane != 0) return;
         const bulk_rows from = rows[n % 32];
+        if (is_pair()) { /* one copy of both rows, which lie one behind the other */
+            const tile_window both = window_of(from.a, (uint32_t)p.row_bytes * (from.b ? 2 : 1));
+            bulk_expect(barrier, both.bytes);
+            bulk_copy(slot, both.from, both.bytes, barrier);
+            return;
+        }
         const uint32_t bytes = tile_bytes(chunk);
         const uint64_t at = (uint64_t)chunk * tile_of<D>();
         const tile_window a = window_of(from.a + at, bytes),
@@ -244,6 +252,10 @@ template <typename D> struct experts_bulk_block {
     __device__ __forceinline__ tile_place tile_at(const bulk_unit &unit, uint32_t chunk,
                                                   const unsigned char *slot) const
     {
+        if (is_pair()) {
+            const unsigned char *first = slot + (D::LOOSE ? unit.row * (uint32_t)p.row_bytes & 15 : 0);
+            return {first, first + p.row_bytes};
+        }
         tile_place tile = {slot, slot + q.pitch};
         if (D::LOOSE) {
             const uint32_t row = (uint32_t)p.row_bytes, at = unit.row * row + chunk * tile_of<D>();

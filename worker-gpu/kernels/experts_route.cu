@@ -5,7 +5,7 @@
  * expert's block counts the pairs in front of its own, so that order and bits never change from run to run. */
 #include "worker-gpu/kernels/experts.cuh"
 
-static const uint32_t ROUTE_WARPS = 4, GROUP_THREADS = 256, GROUP_WARPS = GROUP_THREADS / 32,
+static const uint32_t ROUTE_WARPS = 4, GROUP_THREADS = 512, GROUP_WARPS = GROUP_THREADS / 32,
                       SUM_THREADS = 256;
 
 /* ---- the choice ----------------------------------------------------------------------------------- */
@@ -44,62 +44,61 @@ struct group_params {
     struct gpuk_groups out;
 };
 
-/* How many of the block's threads in front of this one have `mine`, and how many all have. */
-__device__ __forceinline__ uint32_t count_before(bool mine, uint32_t *warps, uint32_t *all)
+__device__ __forceinline__ uint32_t warp_count(uint32_t v)
 {
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    uint32_t before = mine;
 #pragma unroll
-    for (uint32_t distance = 1; distance < 32; distance <<= 1) before = add_of_lane_before(before, distance);
-    if (lane == 31) warps[warp] = before;
-    __syncthreads();
-    *all = 0;
-    uint32_t front = 0;
-    for (uint32_t w = 0; w < GROUP_WARPS; w++) {
-        if (w < warp) front += warps[w];
-        *all += warps[w];
-    }
-    __syncthreads();
-    return front + before - mine;
+    for (int mask = 16; mask > 0; mask >>= 1) v += __shfl_xor_sync(0xffffffffu, v, mask);
+    return v;
 }
 
-/* Block e places the pairs of expert e. */
+/* Block e places the pairs of expert e. A warp has neighbours, counts them first and places them when it knows how many
+ * are in front. */
 __global__ void __launch_bounds__(GROUP_THREADS) group_kernel(const __grid_constant__ group_params q)
 {
-    __shared__ uint32_t absent[MODEL_EXPERTS_MAX / 32], warps[GROUP_WARPS];
-    __shared__ float scratch[32];
+    __shared__ uint32_t absent[MODEL_EXPERTS_MAX / 32], before_of[GROUP_WARPS], less_of[GROUP_WARPS];
     let_next_start();
     wait_for_previous();
-    const uint32_t e = blockIdx.x, lane = threadIdx.x & 31,
-                   tokens = q.count && *q.count < q.tokens ? *q.count : q.tokens, pairs = tokens * q.chosen;
+    const uint32_t e = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5,
+                   tokens = q.count && *q.count < q.tokens ? *q.count : q.tokens, pairs = tokens * q.chosen,
+                   each = div_up(pairs, 32 * GROUP_WARPS) * 32, begin = warp * each,
+                   end = begin + each < pairs ? begin + each : pairs;
     for (uint32_t i = threadIdx.x; i < div_up(q.experts, 32) * 32; i += GROUP_THREADS) {
-        uint32_t bits = experts_slot(q.slot, q.experts, i) == GPUK_SLOT_ABSENT ? 1u << lane : 0;
-#pragma unroll
-        for (int mask = 16; mask > 0; mask >>= 1) bits |= __shfl_xor_sync(0xffffffffu, bits, mask);
+        const uint32_t bits =
+            __ballot_sync(0xffffffffu, experts_slot(q.slot, q.experts, i) == GPUK_SLOT_ABSENT);
         if (lane == 0) absent[i / 32] = bits;
     }
     __syncthreads();
     const bool gone = absent[e / 32] >> e % 32 & 1;
-    /* pairs of experts in front; their number is exact as fp32 up to 2^24, which launchers see to */
-    uint32_t less = 0;
-    for (uint32_t i = threadIdx.x; i < pairs; i += GROUP_THREADS) {
+    uint32_t less = 0, mine = 0; /* pairs of experts in front; its own */
+#pragma unroll 8
+    for (uint32_t i = begin + lane; i < end; i += 32) {
         const uint32_t id = __ldcg(q.id + i);
         less += id < e && !(absent[id / 32] >> id % 32 & 1);
+        mine += id == e && !gone;
     }
-    uint32_t at = (uint32_t)block_sum((float)less, scratch);
-    if (threadIdx.x == 0) q.out.first[e] = at;
-    for (uint32_t base = 0; base < pairs; base += GROUP_THREADS) {
-        const uint32_t i = base + threadIdx.x, id = i < pairs ? __ldcg(q.id + i) : e + 1;
-        uint32_t all;
-        const uint32_t before = count_before(id == e && !gone, warps, &all);
-        if (i < pairs && id == e) {
-            q.out.place[i] = gone ? GPUK_SLOT_ABSENT : at + before;
-            if (!gone) q.out.pair[at + before] = i;
+    less = warp_count(less), mine = warp_count(mine);
+    if (lane == 0) less_of[warp] = less, before_of[warp] = mine;
+    __syncthreads();
+    uint32_t first = 0, all = 0, at = 0;
+    for (uint32_t w = 0; w < GROUP_WARPS; w++) {
+        if (w == warp) at = all;
+        first += less_of[w], all += before_of[w];
+    }
+    at += first;
+    if (threadIdx.x == 0) q.out.first[e] = first;
+    if (threadIdx.x == 0 && e + 1 == q.experts) q.out.first[q.experts] = first + all;
+#pragma unroll 4
+    for (uint32_t base = begin; base < end; base += 32) {
+        const uint32_t i = base + lane, id = i < end ? __ldcg(q.id + i) : 0xffffffffu;
+        const uint32_t same = __ballot_sync(0xffffffffu, id == e);
+        if (id == e) {
+            const uint32_t place = at + __popc(same & ((1u << lane) - 1));
+            q.out.place[i] = gone ? GPUK_SLOT_ABSENT : place;
+            if (!gone) q.out.pair[place] = i;
         }
-        if (i < pairs && e == 0 && id >= q.experts) q.out.place[i] = GPUK_SLOT_ABSENT; /* no expert's */
-        at += all;
+        if (i < end && e == 0 && id >= q.experts) q.out.place[i] = GPUK_SLOT_ABSENT; /* no expert's */
+        at += gone ? 0 : __popc(same);
     }
-    if (e + 1 == q.experts && threadIdx.x == 0) q.out.first[q.experts] = at;
 }
 
 /* ---- the sum -------------------------------------------------------------------------------------- */

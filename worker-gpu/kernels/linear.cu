@@ -21,6 +21,7 @@ static const struct linear_kernel *const table[GPUK_SCHEDULES][KERNELS_MAX] = {
     {gemv_bulk_kernels, gemv_groups_kernels, gemv_plain_kernels},
     {gemm_stream_kernels, gemm_tensor_kernels, gemm_plain_kernels},
     {gemm_blocks_kernels},
+    {gemm_wide_kernels},
     {matmul_kernels}};
 
 static const struct linear_kernel *choose(const struct linear_call &call, enum gpuk_schedule schedule)

@@ -51,7 +51,7 @@ void make_router(struct lowering *low, const struct making *m)
     const struct gpu_buffers *b = low->source->buffers;
     const struct model_config *c = &low->source->model->config;
     struct op *op = making_op(low, m);
-    op->workspace = gpu_area(b, GPU_AREA_LINEAR);
+    op->workspace = gpu_area(b, is_chunk(low) ? GPU_AREA_MATMUL : GPU_AREA_LINEAR);
     op->as.linear =
         (struct gpuk_linear_args){.format = FORMAT_F32,
                                   .cols = c->hidden,

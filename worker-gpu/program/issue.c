@@ -289,9 +289,9 @@ static bool is_issued(const struct gpu_entry *e, const struct gpu_issue *issue)
     case GPU_WHEN_SEVERAL:
         return issue->samples != 1;
     case GPU_WHEN_SHORT:
-        return issue->tokens <= GPUK_BLOCKS_TOKENS;
+        return issue->tokens <= e->when_tokens;
     case GPU_WHEN_LONG:
-        return issue->tokens > GPUK_BLOCKS_TOKENS;
+        return issue->tokens > e->when_tokens;
     case GPU_WHEN_FILLS:
         return issue->fills;
     case GPU_WHEN_READS_HOST:

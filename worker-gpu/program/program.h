@@ -80,7 +80,7 @@ static inline void *gpu_area(const struct gpu_buffers *buffers, enum gpu_area ar
     return there ? buffers->memory + buffers->work.area[area].at : NULL;
 }
 
-/* For which steps an entry is issued: of one sample or of several; of up to GPUK_BLOCKS_TOKENS tokens or of more; that
+/* For which steps an entry is issued: of one sample or of several; of up to its when_tokens tokens or of more; that
  * fill a page, that read pages of the arena, or either. */
 enum gpu_when {
     GPU_WHEN_ANY,
@@ -114,7 +114,8 @@ struct gpu_entry {
     bool slice;    /* its weights are in the ring, or expanded */
     bool home;     /* EXPAND of weights at home in VRAM */
     enum gpu_when when;
-    uint32_t group; /* GEMM_SMALL of the head in a chunk: which 16 samples */
+    uint32_t when_tokens; /* of GPU_WHEN_SHORT and GPU_WHEN_LONG */
+    uint32_t group;       /* GEMM_SMALL of the head in a chunk: which 16 samples */
     uint32_t sub;
 };
 /* Whether it multiplies by weights of a variable format as they are: it trusts their bytes. */

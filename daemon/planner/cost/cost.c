@@ -133,6 +133,7 @@ struct weights {
     bool expands;                  /* some of them, before they are multiplied by */
     bool expands_home;             /* also at home in VRAM */
     bool blocks;                   /* some of them are: they are cut by what they expand to */
+    bool apart;                    /* experts of so many bytes that they are part of no chain */
     double cpu_spread, gpu_spread; /* of the formats' rates, the widest */
     struct experts_parts experts;  /* what of all that is products with experts */
 };
@@ -157,7 +158,7 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
     const struct model_config *c = &p->model->config;
     const double work = (double)c->router.chosen / (double)c->router.experts;
     const struct format_rates *with = &p->experts[run->tensor[run->first]->format];
-    struct device_rates kernel = with->kernel, r = p->chained ? with->gpu : kernel;
+    struct device_rates kernel = with->kernel, r = p->chained && !w->apart ? with->gpu : kernel;
     r.parts = kernel.parts = 1;
     const double before = w->kernel.total;
     for (uint32_t i = run->first; i < run->end; i++) {
@@ -280,6 +281,7 @@ static void add_weights(const struct pricing *p, uint32_t unit, struct weights *
     const struct model_unit *u = &p->model->unit[unit];
     const struct math_part *math = model_unit_math(p->model, unit);
     uint32_t at = 0;
+    w->apart = analyse_units(p->analysed, unit, unit).token > GPU_CHAIN_EXPERTS_BYTES;
     for (uint32_t i = 0; i < math->ops; i++) at += add_operation(p, unit, &math->op[i], at, w);
     for (; at < u->tensor_count; at++) {
         const double bytes = vector_bytes(u->tensor[at], math->read_part);

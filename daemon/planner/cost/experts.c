@@ -12,14 +12,25 @@ struct shares {
     double hits, direct, cpu; /* of all chosen: numbers of experts */
 };
 
+/* Seconds of the CPU, whose memory the GPU's kernels read for `link` seconds from its beginning on: by how much less than a
+ * copy, by that much less they slow it. `copies`: these go on all the time. */
+static double cpu_seconds(const struct pricing *p, const struct experts_parts *parts, double part,
+                          double link, bool copies)
+{
+    const double alone = part * parts->cpu, beside = part * parts->cpu_beside;
+    if (copies || alone <= 0) return beside;
+    const double reads = cost_rates_direct(&p->profile->link) / cost_rates_copy(&p->profile->link),
+                 slowed = alone / (1 - (1 - alone / beside) * fmin(1, reads));
+    return link < slowed ? link + (1 - link / slowed) * alone : slowed;
+}
+
 /* Seconds behind the hand-over in which both are done with these numbers of experts out of `all`, and of the CPU alone. */
 static double both(const struct pricing *p, const struct experts_parts *parts, const struct shares *s,
                    double all, bool beside)
 {
     const double vram = s->hits / all * parts->gpu,
-                 link = s->direct / all * parts->bytes / p->profile->link.h2d.value,
-                 cpu = s->cpu / all * (beside || s->direct > 0 ? parts->cpu_beside : parts->cpu) +
-                       CPU_OPERATIONS * p->cpu.operation;
+                 link = s->direct / all * parts->bytes / cost_rates_direct(&p->profile->link),
+                 cpu = cpu_seconds(p, parts, s->cpu / all, link, beside) + CPU_OPERATIONS * p->cpu.operation;
     return larger(cpu, larger(vram, link) - 2 * p->profile->link.hand_over.value);
 }
 
@@ -70,7 +81,8 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
         u->mixed_kv.cpu_beside = both(p, all, &s, chosen, true);
     }
     u->mixed_kv.way = way;
-    u->mixed_kv.link = direct / chosen * all->bytes / p->profile->link.h2d.value;
-    u->mixed =
-        fmax(0, all->unit - all->gpu) + GPU_OPERATIONS * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
+    u->mixed_kv.link = direct / chosen * all->bytes / cost_rates_direct(&p->profile->link);
+    /* asking and adding cut the chain of the units around them: what follows is launched again */
+    u->mixed = fmax(0, all->unit - all->gpu) + (GPU_OPERATIONS + (p->chained ? 1 : 0)) * p->kernel.operation +
+               2 * way + u->mixed_kv.cpu;
 }

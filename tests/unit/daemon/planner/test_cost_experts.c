@@ -2,9 +2,9 @@
  * it chooses, several those that any of them chooses, a chunk nearly all; all of them lie somewhere and all cross the link. */
 #include "tests/unit/daemon/planner/cost_case.h"
 
-#define CONFIG                                                                                               \
+#define CONFIG(rows)                                                                                         \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
-    "\"moe_intermediate_size\": 768, \"num_experts\": 128, \"num_experts_per_tok\": 8, "                     \
+    "\"moe_intermediate_size\": " rows ", \"num_experts\": 128, \"num_experts_per_tok\": 8, "                \
     "\"num_hidden_layers\": 4, \"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": 128, " \
     "\"mlp_only_layers\": [1], \"vocab_size\": 4096, \"dtype\": \"bfloat16\"}"
 #define EXPERT (2.0 * 3 * 768 * 2048)          /* bytes of one */
@@ -16,17 +16,22 @@ struct mixture {
     struct profile profile;
 };
 
+static int open_as(struct mixture *m, const char *text)
+{
+    struct model_config config;
+    struct helm_err err = {0};
+    memset(m, 0, sizeof *m);
+    m->profile = round_numbers();
+    if (model_config_parse("config", text, strlen(text), &config, &err)) return -1;
+    if (model_from_config(&config, &m->model, &err)) return -1;
+    return analyse_table_build(&m->model, &m->analysed, &err);
+}
+
 static int open_mixture(void **state)
 {
     static struct mixture m;
-    struct model_config config;
-    struct helm_err err = {0};
-    memset(&m, 0, sizeof m);
-    m.profile = round_numbers();
     *state = &m;
-    if (model_config_parse("config", CONFIG, sizeof CONFIG - 1, &config, &err)) return -1;
-    if (model_from_config(&config, &m.model, &err)) return -1;
-    return analyse_table_build(&m.model, &m.analysed, &err);
+    return open_as(&m, CONFIG("768"));
 }
 
 static int close_mixture(void **state)
@@ -103,6 +108,21 @@ static void steps_read_what_their_tokens_choose(void **state)
     assert_true(chunk.gpu > 128 * EXPERT / 1000e9 && chunk.gpu < 2 * 128 * EXPERT / 1000e9);
 }
 
+/* Experts of many bytes are kernels where all around them is a chain. */
+static void large_experts_are_kernels(void **state)
+{
+    (void)state;
+    struct mixture m;
+    void *at = &m;
+    assert_int_equal(open_as(&m, CONFIG("7168")), 0);
+    m.profile.gpu.chain_gemv.value = m.profile.gpu.chain_attention.value = 2000e9;
+    m.profile.gpu.chain_operation.value = 2e-6;
+    const double experts = 8 * 2.0 * 3 * 7168 * 2048;
+    expect("experts of 705 MB", price_mlp(&m, 1, 0).gpu,
+           2e-6 + BESIDE / 2000e9 + 2 * 5e-6 + experts / 1000e9);
+    assert_int_equal(close_mixture(&at), 0);
+}
+
 static struct cost_unit price_mixed(const struct mixture *m, uint32_t tokens, uint32_t direct_permille,
                                     double hit)
 {
@@ -130,10 +150,21 @@ static void both_memories_work_at_once(void **state)
                            half = price_mixed(m, 1, 500, 0);
     expect("none in VRAM", none.mixed, own + 2 * way + cpu + 8 * EXPERT / 100e9);
     expect("all in VRAM", all.mixed, own + 2 * way + fmax(cpu, 8 * EXPERT / 1000e9 - 2 * way));
-    /* four over the link at 50 GB/s, while four of the CPU's are read at 80 beside it */
-    expect("half of them read directly", half.mixed,
-           own + 2 * way + fmax(cpu + 4 * EXPERT / 80e9, 4 * EXPERT / 50e9 - 2 * way));
-    expect("what the link has to do", half.mixed_kv.link, 4 * EXPERT / 50e9);
+    /* four over the link, at 0.6 of a copy's rate beside the CPU */
+    const double direct = 0.6 * m->profile.link.h2d_beside.value;
+    expect("half of them read directly", half.mixed, own + fmax(2 * way + cpu, 4 * EXPERT / direct));
+    expect("what the link has to do", half.mixed_kv.link, 4 * EXPERT / direct);
+    /* as measured, at half a copy's rate: the CPU's seven are read at 90 GB/s while the link reads one, then at 100 */
+    struct mixture measured = *m;
+    measured.profile.link.direct.value = 20e9;
+    const double one = EXPERT / 20e9, slowed = 7 * EXPERT / 90e9, alone = 7 * EXPERT / 100e9;
+    expect("one of them read directly", price_mixed(&measured, 1, 125, 0).mixed,
+           own + 2 * way + cpu + one + (1 - one / slowed) * alone);
+    /* where the units around it are links of a chain, that is launched again */
+    struct mixture chained = *m;
+    chained.profile.gpu.chain_gemv.value = chained.profile.gpu.chain_attention.value = 2000e9;
+    chained.profile.gpu.chain_operation.value = 2e-6;
+    expect("between chains", price_mixed(&chained, 1, 0, 0).mixed, none.mixed + 5e-6);
     /* the more are there, the sooner; the mean is between the ends */
     double before = none.mixed;
     for (double hit = 0.1; hit < 0.95; hit += 0.1) {
@@ -151,6 +182,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(bytes_stored_are_not_bytes_read, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(steps_read_what_their_tokens_choose, open_mixture, close_mixture),
+        cmocka_unit_test(large_experts_are_kernels),
         cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture)};
     return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);
 }
