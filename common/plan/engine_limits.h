@@ -17,6 +17,10 @@
 #define GPU_SUB_TOKENS 512
 /* Matrix products of a chunk take whole multiples: few shapes, few plans. */
 #define GPU_PAD_TOKENS 64
+/* Likewise in an invariant plan, where products of fewer tokens are computed by a sub-chunk's algorithm. */
+#define GPU_STEADY_TOKENS 128
+/* And its steps of few tokens run the program of this many, or of ENGINE_FEW_TOKENS. */
+#define GPU_STEADY_FEW 8
 /* A GPU multiplies by blocks at home in VRAM as they lie in chunks of up to this many tokens, where it has kernels for it;
  * longer ones, and those of streamed weights, by what they expand to. */
 #define GPU_SHORT_TOKENS 64

@@ -26,7 +26,8 @@ static std::vector<uint32_t> some_tokens(struct test_context *t, uint32_t most)
 /* ---- few tokens' products ---- */
 
 static std::vector<float> few(struct test_context *t, const gpu_buffer &weights, const gpu_buffer &norm,
-                              int format, uint32_t rows, uint32_t cols, const std::vector<float> &x)
+                              int format, uint32_t rows, uint32_t cols, const std::vector<float> &x,
+                              uint32_t room = GPUK_BATCH_MAX)
 {
     const uint32_t count = (uint32_t)(x.size() / cols);
     std::vector<float> all = x;
@@ -40,9 +41,8 @@ static std::vector<float> few(struct test_context *t, const gpu_buffer &weights,
     args.format = (enum tensor_format)format;
     args.cols = cols, args.segments = 1, args.x_stride = cols, args.out_stride = rows;
     args.segment[0] = {weights.at, nullptr, nullptr, out.as<float>(), rows};
-    args.x = dx.as<float>(), args.norm = norm.as<float>(), args.eps = 1e-6f;
-    GPUK(gpuk_gemm_small(&t->device, &args, GPUK_BATCH_MAX, dcount.as<uint32_t>(), workspace.at, 0, t->stream,
-                         &err));
+    args.x = dx.as<float>(), args.norm = norm.as<float>(), args.eps = 1e-6f, args.steady = true;
+    GPUK(gpuk_gemm_small(&t->device, &args, room, dcount.as<uint32_t>(), workspace.at, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     auto got = out.read<float>();
     got.resize((size_t)count * rows);
@@ -59,6 +59,11 @@ static void test_few(struct test_context *t, int format, uint32_t rows, uint32_t
         const auto order = some_tokens(t, count);
         snprintf(what, sizeof what, "%s %u x %u: %u of the tokens", name_of(format), rows, cols, count);
         check_same(t, few(t, weights, norm, format, rows, cols, rows_of(x, order, cols)),
+                   rows_of(all, order, rows), what);
+        if (count > 8) continue;
+        snprintf(what, sizeof what, "%s %u x %u: %u of the tokens, in a program of 8", name_of(format), rows,
+                 cols, count);
+        check_same(t, few(t, weights, norm, format, rows, cols, rows_of(x, order, cols), 8),
                    rows_of(all, order, rows), what);
     }
 }
@@ -107,8 +112,8 @@ static std::vector<float> decode(struct test_context *t, attending &x, uint32_t 
     CUDA(cudaDeviceSynchronize());
     struct gpuk_attention a = x.args(first, count, false);
     a.q = q.as<float>();
-    GPUK(gpuk_attention_decode(&t->device, &a, GPUK_BATCH_MAX, false, out.as<float>(), nullptr, nullptr,
-                               workspace.at, 0, t->stream, &err));
+    GPUK(gpuk_attention_decode(&t->device, &a, count <= 8 ? 8 : GPUK_BATCH_MAX, false, out.as<float>(),
+                               nullptr, nullptr, workspace.at, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     auto got = out.read<float>();
     got.resize((size_t)count * x.width);
@@ -194,6 +199,15 @@ static void test_products(struct test_context *t, struct gpuk_matmul *matmul, ui
     char what[120];
     snprintf(what, sizeof what, "matmul %u x %u: tokens moved by %u", rows, cols, by);
     check(t, same, what);
+    for (uint32_t few = GPU_STEADY_TOKENS; few < tokens; few += GPU_STEADY_TOKENS) {
+        const gpu_buffer dx(x), out((size_t)tokens * rows * sizeof(float));
+        GPUK(gpuk_matmul_plan(matmul, DTYPE_BF16, DTYPE_F32, few, rows, cols, rows, false, &plan, &err));
+        GPUK(gpuk_matmul_run(plan, w.at, dx.at, out.at, workspace.at, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        auto some = out.read<float>();
+        snprintf(what, sizeof what, "matmul %u x %u: the first %u tokens alone", rows, cols, few);
+        check(t, memcmp(some.data(), all.data(), (size_t)few * rows * sizeof(float)) == 0, what);
+    }
 }
 #endif
 

@@ -177,15 +177,15 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
     w->blocks = true; /* slices have been counted */
 }
 
-/* Tokens of a GPU's product. In a chunk of an invariant plan they are whole sub-chunks, except on a device whose
+/* Tokens of a GPU's product. In a chunk of an invariant plan they are multiples of GPU_STEADY_TOKENS, except on a device whose
  * products give a token the same bits whatever their size (worker-gpu/program/issue.c). */
 static uint32_t product_tokens(const struct pricing *p)
 {
     const uint32_t tokens = p->step->tokens;
-    if (cost_rates_as_few(p)) return ENGINE_FEW_TOKENS;
+    if (cost_rates_as_few(p)) return cost_rates_as_few(p);
     if (!p->step->invariant || p->tier != OP_TIER_CHUNK) return tokens;
     if (p->profile->gpu.device != PROFILE_DEVICE_CUDA) return tokens;
-    return (tokens + GPU_SUB_TOKENS - 1) / GPU_SUB_TOKENS * GPU_SUB_TOKENS;
+    return (tokens + GPU_STEADY_TOKENS - 1) / GPU_STEADY_TOKENS * GPU_STEADY_TOKENS;
 }
 
 /* On the GPU, each time it is computed: a product, which in a chunk normalises its input anew, whatever the run. */

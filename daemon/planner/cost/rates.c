@@ -4,9 +4,11 @@
 
 #include <math.h>
 
-bool cost_rates_as_few(const struct pricing *p)
+uint32_t cost_rates_as_few(const struct pricing *p)
 {
-    return p->step->invariant && p->tier == OP_TIER_FEW && p->profile->gpu.device == PROFILE_DEVICE_CUDA;
+    if (!p->step->invariant || p->tier != OP_TIER_FEW || p->profile->gpu.device != PROFILE_DEVICE_CUDA)
+        return 0;
+    return p->step->tokens <= GPU_STEADY_FEW ? GPU_STEADY_FEW : ENGINE_FEW_TOKENS;
 }
 
 static int require(double rate, const char *name, struct helm_err *err)
@@ -133,7 +135,7 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
     }
     if (rc || (p->step->tokens == 1 && !cost_rates_as_few(p))) return rc;
     uint32_t part = (uint32_t)fmin(p->step->tokens, GPU_SUB_TOKENS);
-    if (cost_rates_as_few(p)) part = ENGINE_FEW_TOKENS;
+    if (cost_rates_as_few(p)) part = cost_rates_as_few(p);
     r->linear = profile_table_at(&gpu->linear, part).value;
     r->product = profile_table_at(&gpu->linear_operation, part).value;
     r->attention_flops = attention_flops_of(p);

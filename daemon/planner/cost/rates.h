@@ -86,9 +86,10 @@ double cost_rates_direct(const struct profile_link *link);
 /* Relative half-width of a rate's samples. */
 double cost_rates_spread(const struct profile_value *value);
 
-/* Whether the GPU computes the step by its program of most tokens that are not a chunk, however few there are: that is all that
- * an invariant plan has behind prompts. The emulated device's takes as long as the tokens that are there. */
-bool cost_rates_as_few(const struct pricing *p);
+/* The tokens of the GPU's program that computes the step, where it has room for more than the step's: behind prompts an
+ * invariant plan has programs of 8 and of 16 tokens alone. Else 0: also on the emulated device, whose programs take as long as
+ * the tokens that are there. */
+uint32_t cost_rates_as_few(const struct pricing *p);
 
 /* Whether a unit, or the head behind them, lies packed where it has this home. */
 bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home home);
