@@ -89,7 +89,8 @@ struct profile_cpu_options {
     int node;         /* NUMA node, -1: none */
     uint64_t caches;  /* bytes of the last-level caches together, 0 where unknown */
     bool quick;
-    bool invariant; /* the engine's plan is: several tokens of a step have each the bits of one */
+    bool invariant;     /* the engine's plan is: several tokens of a step have each the bits of one */
+    uint32_t sequences; /* that the cache has room for; 0: one */
     const struct profile_progress *progress;
 };
 /* The worker's engine over a model that exists only to be measured, and where its steps' time goes. */
@@ -98,6 +99,7 @@ struct profile_steps {
     bool open;
     uint64_t *entry_ns; /* of the last step's program, *local.engine.run.program[0] */
     uint32_t entries;
+    uint32_t slot;     /* of the sequence that steps are of */
     double region_s;   /* that a region of the pool costs, empty */
     cpu_set_t allowed; /* the caller's CPUs before it became thread 0 */
 };
