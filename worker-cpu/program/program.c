@@ -21,6 +21,8 @@
  * and with busy neighbours much faster, because every thread that takes part can be the one that is not
  * running. */
 #define GEMV_SHARE_BYTES (192 * KIB)
+/* Of a router: behind it all threads have its experts. */
+#define ROUTER_SHARE_BYTES (64 * KIB)
 /* Multiply-adds of one gemm chunk of many tokens: about 50 us of one core. */
 #define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
 #define TOKENS_A_CHUNK 8
@@ -157,9 +159,9 @@ static uint64_t segment_bytes(const struct lowering *low, const struct tensor_ma
     return tensor_format_row_at(m, m->rows) - tensor_format_row_at(m, 0);
 }
 
-/* Cuts the entry's rows into chunks: a share for each thread, in whole row granules, the same cuts in each
- * share. */
-static void cut_rows(struct lowering *low, struct program_entry *e)
+/* Cuts the entry's rows into chunks: a share for each thread, of `worth` bytes or more, in whole row granules, the same cuts
+ * in each share. */
+static void cut_rows(struct lowering *low, struct program_entry *e, uint64_t worth)
 {
     uint64_t granule = 1, row_bytes = 1, rows_all = 0, cols = 1;
     uint32_t threads = low->source->threads;
@@ -180,8 +182,8 @@ static void cut_rows(struct lowering *low, struct program_entry *e)
         rows_all = e->segment[0].matrix.rows;
     }
     if (!low->tiled || low->tokens <= PROGRAM_FEW_TOKENS) {
-        uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
-        if (worth < threads) threads = worth ? (uint32_t)worth : 1;
+        const uint64_t most = e->bytes / worth;
+        if (most < threads) threads = most ? (uint32_t)most : 1;
         e->share = threads;
         e->alone = threads == 1;
     }
@@ -295,7 +297,7 @@ static void make_linear(struct lowering *low, const struct making *m)
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;
     if (low->tiled) add_tiles(e - 1, e);
-    cut_rows(low, e);
+    cut_rows(low, e, m->op->kind == MATH_ROUTE ? ROUTER_SHARE_BYTES : GEMV_SHARE_BYTES);
     low->program->bytes += e->bytes;
 }
 
