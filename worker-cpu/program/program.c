@@ -329,14 +329,14 @@ static void make_sample(struct lowering *low, const struct making *m)
     e->chunk = 1;
 }
 
-/* Pieces of `bytes`: worth another thread's joining in, several for each thread. One token's are a multiple of the threads,
- * so that each thread has the same number of them whatever the number of experts. */
+/* In how many pieces `bytes` are cut that are worth another thread's joining in, several for each thread. They are a multiple
+ * of the threads, so that of one token's experts each thread has as many, whatever the number of experts. */
 static uint64_t pieces_of(const struct lowering *low, uint64_t bytes)
 {
     const uint64_t threads = low->source->threads;
     uint64_t pieces = bytes / GEMV_CHUNK_BYTES_MIN;
     if (pieces > 4 * threads) pieces = 4 * threads;
-    return pieces > threads ? pieces / threads * threads : pieces;
+    return pieces > threads ? pieces / threads * threads : pieces ? pieces : 1;
 }
 
 /* Cuts one expert's rows, or with `all` those of all chosen ones at once. Of several tokens, whose input each piece has to
@@ -344,31 +344,35 @@ static uint64_t pieces_of(const struct lowering *low, uint64_t bytes)
 static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
 {
     const uint32_t threads = low->source->threads, rows = e->expert_rows;
+    const bool one = !low->tiled && !low->few;
     uint64_t granule = 1, bytes = 0;
     for (uint32_t s = 0; s < e->segment_count; s++) {
         granule = common_multiple(granule, granule_of(low, &e->segment[s]));
         bytes += tensor_format_bytes(e->segment[s].matrix.format, rows, e->segment[s].matrix.cols);
     }
-    const bool one = !low->tiled && !low->few;
     e->bytes = bytes * e->chosen;
-    uint64_t pieces = pieces_of(low, one && !all ? bytes : e->bytes);
+    if (granule > CPU_EXPERTS_ROWS) {
+        unsupported(low, e->layer, "experts of so many rows");
+        return;
+    }
+    const uint64_t units = (rows + granule - 1) / granule, most = CPU_EXPERTS_ROWS / granule;
+    uint64_t pieces = pieces_of(low, one && !all ? bytes : e->bytes), least = (units + most - 1) / most;
     if (!one) pieces = (pieces + e->chosen - 1) / e->chosen;
-    if (pieces < 1) pieces = 1;
-    uint64_t size = (rows + pieces - 1) / pieces;
-    if (size > CPU_EXPERTS_ROWS) size = CPU_EXPERTS_ROWS;
-    size = (size + granule - 1) / granule * granule;
-    if (size > CPU_EXPERTS_ROWS && CPU_EXPERTS_ROWS >= granule) size = CPU_EXPERTS_ROWS / granule * granule;
-    e->chunks = (uint32_t)((rows + size - 1) / size);
-    e->bound = malloc((e->chunks + 1) * sizeof *e->bound);
-    if (size > CPU_EXPERTS_ROWS || (uint64_t)e->experts * e->chunks > POOL_CHUNKS_MAX)
+    if (one && least > threads) least = (least + threads - 1) / threads * threads;
+    if (pieces < least) pieces = least;
+    if (pieces > units) pieces = units;
+    e->chunks = (uint32_t)pieces;
+    e->bound = malloc((pieces + 1) * sizeof *e->bound);
+    if ((uint64_t)e->experts * e->chunks > POOL_CHUNKS_MAX)
         unsupported(low, e->layer, "experts of so many rows");
     if (!e->bound) {
         low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for %u pieces of experts", e->chunks);
         return;
     }
-    for (uint32_t i = 0; i <= e->chunks; i++) e->bound[i] = (uint32_t)(i * size < rows ? i * size : rows);
-    const uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
+    for (uint64_t i = 0; i < pieces; i++) e->bound[i] = (uint32_t)(i * units / pieces * granule);
+    e->bound[pieces] = rows;
     if (!one) return; /* how much there is depends on the step */
+    const uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
     e->share = worth < threads ? (worth ? (uint32_t)worth : 1) : threads;
     e->alone = e->share == 1;
 }
