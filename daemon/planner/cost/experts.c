@@ -80,6 +80,7 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
         u->mixed_kv.cpu = both(p, all, &s, chosen, false);
         u->mixed_kv.cpu_beside = both(p, all, &s, chosen, true);
     }
+    if (direct > 0) u->mixed_kv.cpu_beside = u->mixed_kv.cpu; /* copies wait for what kernels read */
     u->mixed_kv.way = way;
     u->mixed_kv.link = direct / chosen * all->bytes / cost_rates_direct(&p->profile->link);
     /* asking and adding cut the chain of the units around them: what follows is launched again */

@@ -153,6 +153,7 @@ static void both_memories_work_at_once(void **state)
     /* four over the link, at 0.6 of a copy's rate beside the CPU */
     const double direct = 0.6 * m->profile.link.h2d_beside.value;
     expect("half of them read directly", half.mixed, own + fmax(2 * way + cpu, 4 * EXPERT / direct));
+    expect("copies wait for it, and slow no one more", half.mixed_kv.cpu_beside, half.mixed_kv.cpu);
     expect("what the link has to do", half.mixed_kv.link, 4 * EXPERT / direct);
     /* as measured, at half a copy's rate: the CPU's seven are read at 90 GB/s while the link reads one, then at 100 */
     struct mixture measured = *m;
