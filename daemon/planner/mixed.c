@@ -5,7 +5,8 @@
  * rest of VRAM is slots, the same number for each of these layers. It is priced with the best share of missing
  * experts for the GPU to read itself, and with every expert chosen alike, or as a histogram has it. Whole layers in
  * VRAM save hand-overs; slots gain where some experts are chosen more often than others, which only counting
- * shows. */
+ * shows. So without a histogram a price is what a plan takes at worst, of plans of nearly the same price the one
+ * with the most slots is chosen, and one with slots before one without. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,10 @@
 #include "daemon/planner/attempt.h"
 #include "daemon/planner/histogram.h"
 
-#define MIXED_GAIN   0.02       /* of a decode step, for which a plan has experts in both memories */
+#define MIXED_GAIN 0.02 /* of a decode step, for which a plan has experts in both memories by a histogram */
+/* Of a decode step: what slots may cost beside the fastest plan if each expert was chosen alike. Of published traces an eighth
+ * of the experts, kept by recency, caught 67 % of the uses. */
+#define MIXED_SLACK  0.02
 #define MIXED_TRIES  24         /* numbers of layers wholly in VRAM that are tried */
 #define DIRECT_STEP  50         /* of 1,000: shares of missing experts that are tried */
 #define MOVES_PART   0.1        /* of a step's time, in which the link may bring experts */
@@ -154,55 +158,68 @@ struct trials {
     struct making *m;
     uint32_t ctx, sparse;
     const struct plan *from;
-    struct plan best;
-    uint32_t whole; /* of the best */
-    struct attempt *attempt;
+    double seconds
+        [MODEL_LAYERS_MAX]; /* of a step with so many layers wholly in VRAM; INFINITY: not tried, or no room */
 };
 
-/* *fits: with the first `whole` sparse layers' experts in VRAM there is room for slots of the others. */
-static int try_whole(struct trials *t, uint32_t whole, bool *fits, struct helm_err *err)
+/* The first `whole` sparse layers' experts in VRAM. Without room for slots of the others t->seconds stays. */
+static int try_whole(struct trials *t, uint32_t whole, struct plan *plan, struct helm_err *err)
 {
-    struct plan other = {0};
-    double seconds = INFINITY;
-    *fits = false;
-    int rc = place(t->m, t->from, whole, &other, err);
-    if (!rc) rc = fill(t->m, t->ctx, &other, fits, err);
-    if (!rc && *fits) rc = choose_direct(t->m, &other, &seconds, err);
-    if (!rc && *fits && (!t->attempt->fits || seconds < t->attempt->seconds)) {
-        const struct plan worse = t->best;
-        t->best = other;
-        other = worse;
-        t->whole = whole;
-        t->attempt->fits = true;
-        t->attempt->seconds = seconds;
+    bool fits = false;
+    int rc = place(t->m, t->from, whole, plan, err);
+    if (!rc) rc = fill(t->m, t->ctx, plan, &fits, err);
+    return !rc && fits ? choose_direct(t->m, plan, &t->seconds[whole], err) : rc;
+}
+
+static int try_all(struct trials *t, uint32_t first, uint32_t last, uint32_t step, struct helm_err *err)
+{
+    int rc = 0;
+    for (uint32_t whole = first; whole < last && whole < t->sparse && !rc; whole += step) {
+        struct plan plan = {0};
+        if (t->seconds[whole] == INFINITY) rc = try_whole(t, whole, &plan, err);
+        plan_free(&plan);
+        if (t->seconds[whole] == INFINITY) break; /* more in VRAM fit no more */
     }
-    plan_free(&other);
     return rc;
+}
+
+/* The least whole layers, so the most slots, whose step takes at most `most`; where none does, those of the fastest one. */
+static uint32_t best_of(const struct trials *t, double most)
+{
+    uint32_t fastest = 0, best = 0;
+    for (uint32_t w = 0; w < t->sparse; w++)
+        if (t->seconds[w] < t->seconds[fastest]) fastest = w;
+    while (best < fastest && t->seconds[best] > most) best++;
+    return best;
 }
 
 int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                  struct helm_err *err)
 {
-    struct trials t = {.m = m, .ctx = ctx, .from = plan, .attempt = attempt};
-    bool fits = true;
-    int rc = 0;
-    attempt->fits = false;
+    struct trials t = {.m = m, .ctx = ctx, .from = plan};
+    struct plan best = {0};
+    const double other = attempt->fits ? attempt->seconds : INFINITY, slack = m->r->experts ? 0 : MIXED_SLACK;
     for (uint32_t l = 0; l < plan->layers; l++) t.sparse += model_layer_sparse(&m->r->model->config, l);
+    for (uint32_t w = 0; w < MODEL_LAYERS_MAX; w++) t.seconds[w] = INFINITY;
     const uint32_t step = (t.sparse + MIXED_TRIES - 1) / MIXED_TRIES;
-    for (uint32_t whole = 0; whole < t.sparse && fits && !rc; whole += step) /* more in VRAM fit no more */
-        rc = try_whole(&t, whole, &fits, err);
-    const uint32_t best = t.whole, first = best + 1 > step ? best + 1 - step : 0;
-    fits = attempt->fits;
-    for (uint32_t whole = first; whole < best + step && whole < t.sparse && fits && !rc; whole++)
-        if (whole != best) rc = try_whole(&t, whole, &fits, err);
-    if (!rc && attempt->fits) {
+    int rc = try_all(&t, 0, t.sparse, step, err);
+    attempt->fits = t.seconds[0] < INFINITY;
+    if (rc || !attempt->fits) return rc;
+    uint32_t fastest = best_of(&t, 0);
+    const uint32_t first = fastest + 1 > step ? fastest + 1 - step : 0;
+    rc = try_all(&t, first, fastest + step, 1, err);
+    fastest = best_of(&t, 0);
+    const uint32_t whole = best_of(&t, (1 + slack) * fmin(other, t.seconds[fastest]));
+    if (!rc) rc = try_whole(&t, whole, &best, err);
+    if (!rc) {
         const struct plan worse = *plan;
-        *plan = t.best;
-        t.best = worse;
+        *plan = best;
+        best = worse;
+        attempt->seconds = t.seconds[whole];
         rc = budget(m, attempt->seconds, plan, err);
         m->wish.page_count = plan->page_count; /* the pool stays: what it leaves are slots */
     }
-    plan_free(&t.best);
+    plan_free(&best);
     return rc;
 }
 
@@ -218,8 +235,12 @@ int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struc
     m->wish.batch = m->batch;
     m->wish.vram_page_count = 0;
     int rc = attempt_tiers(m, &mixed, &other, &seen, err);
-    if (!rc && seen.fits) rc = mixed_choose(m, t->ctx, &other, &seen, err);
-    if (!rc && seen.fits && (!attempt->fits || seen.seconds < (1 - MIXED_GAIN) * attempt->seconds)) {
+    if (!rc && seen.fits) {
+        if (attempt->fits) seen.seconds = attempt->seconds;
+        rc = mixed_choose(m, t->ctx, &other, &seen, err);
+    }
+    const double most = m->r->experts ? 1 - MIXED_GAIN : 1 + MIXED_SLACK;
+    if (!rc && seen.fits && (!attempt->fits || seen.seconds < most * attempt->seconds)) {
         const struct plan worse = *plan;
         *plan = other;
         other = worse;

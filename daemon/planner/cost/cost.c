@@ -173,6 +173,7 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
     w->experts.gpu += w->kernel.total - before; /* in no chain where the CPU has a part */
     add_overhead(&r, product_of(&r), &w->gpu);
     add_overhead(&kernel, product_of(&kernel), &w->kernel);
+    w->experts.launches += product_of(&kernel);
     w->products++;
     w->blocks = true; /* slices have been counted */
 }

@@ -31,7 +31,7 @@ static double both(const struct pricing *p, const struct experts_parts *parts, c
     const double vram = s->hits / all * parts->gpu,
                  link = s->direct / all * parts->bytes / cost_rates_direct(&p->profile->link),
                  cpu = cpu_seconds(p, parts, s->cpu / all, link, beside) + CPU_OPERATIONS * p->cpu.operation;
-    return larger(cpu, larger(vram, link) - 2 * p->profile->link.hand_over.value);
+    return larger(cpu, parts->launches + larger(vram, link) - 2 * p->profile->link.hand_over.value);
 }
 
 /* One token: the mean over how many of its experts are in VRAM, each with the same chance. How many the GPU reads
@@ -80,9 +80,10 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
         u->mixed_kv.cpu = both(p, all, &s, chosen, false);
         u->mixed_kv.cpu_beside = both(p, all, &s, chosen, true);
     }
+    if (direct > 0) u->mixed_kv.cpu_beside = u->mixed_kv.cpu; /* copies wait for what kernels read */
     u->mixed_kv.way = way;
     u->mixed_kv.link = direct / chosen * all->bytes / cost_rates_direct(&p->profile->link);
     /* asking and adding cut the chain of the units around them: what follows is launched again */
-    u->mixed = fmax(0, all->unit - all->gpu) + (GPU_OPERATIONS + (p->chained ? 1 : 0)) * p->kernel.operation +
-               2 * way + u->mixed_kv.cpu;
+    u->mixed = fmax(0, all->unit - all->gpu - all->launches) +
+               (GPU_OPERATIONS + (p->chained ? 1 : 0)) * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
 }

@@ -144,15 +144,18 @@ static struct cost_unit price_mixed(const struct mixture *m, uint32_t tokens, ui
 static void both_memories_work_at_once(void **state)
 {
     const struct mixture *m = *state;
-    const double own = 5 * 5e-6 + BESIDE / 1000e9, /* router, asking, gates, downs, adding */
+    const double own = 3 * 5e-6 + BESIDE / 1000e9, /* router, asking, adding */
+        launches = 2 * 5e-6,                       /* gates, downs */
         way = 7e-6, cpu = 3 * 10e-6;               /* taking, gates, downs */
     const struct cost_unit none = price_mixed(m, 1, 0, 0), all = price_mixed(m, 1, 0, 1),
                            half = price_mixed(m, 1, 500, 0);
     expect("none in VRAM", none.mixed, own + 2 * way + cpu + 8 * EXPERT / 100e9);
-    expect("all in VRAM", all.mixed, own + 2 * way + fmax(cpu, 8 * EXPERT / 1000e9 - 2 * way));
+    expect("all in VRAM", all.mixed, own + 2 * way + fmax(cpu, launches + 8 * EXPERT / 1000e9 - 2 * way));
     /* four over the link, at 0.6 of a copy's rate beside the CPU */
     const double direct = 0.6 * m->profile.link.h2d_beside.value;
-    expect("half of them read directly", half.mixed, own + fmax(2 * way + cpu, 4 * EXPERT / direct));
+    expect("half of them read directly", half.mixed,
+           own + fmax(2 * way + cpu, launches + 4 * EXPERT / direct));
+    expect("copies wait for it, and slow no one more", half.mixed_kv.cpu_beside, half.mixed_kv.cpu);
     expect("what the link has to do", half.mixed_kv.link, 4 * EXPERT / direct);
     /* as measured, at half a copy's rate: the CPU's seven are read at 90 GB/s while the link reads one, then at 100 */
     struct mixture measured = *m;
