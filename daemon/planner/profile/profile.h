@@ -17,7 +17,7 @@
 
 #define PROFILE_VERSION 1
 /* The method of measuring: a fact of the fingerprint, so a new one has machines measured again. */
-#define PROFILE_METHOD     16
+#define PROFILE_METHOD     17
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
@@ -145,8 +145,12 @@ struct profile_format {
         gpu_operation; /* one token, kernels of their own: bytes, and a product beside them */
     struct profile_value gpu_chain_gemv,
         gpu_chain_operation; /* chained; unknown: the format goes into no chain */
-    /* by tokens, up to 16; empty: several tokens are multiplied by what gpu_expand makes */
+    /* by tokens; empty: several tokens are multiplied by what gpu_expand makes. More than 16 are a chunk's, up to the most
+     * that the device multiplies by blocks as they lie */
     struct profile_table gpu_linear, gpu_linear_operation;
+    /* by tokens of an expert on average: operations a second of a chunk's gates, ups and downs; empty: as those of a dense
+     * step of as many tokens */
+    struct profile_table gpu_experts;
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
     /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
      * that. */
