@@ -114,10 +114,10 @@ static void a_chunk_is_priced_by_its_experts_rate(void **state)
     rate->point[0] = (struct profile_point){8, made_up_value(1e12)};
     rate->point[1] = (struct profile_point){128, made_up_value(20e12)};
     const double fast = price_mlp(&m, 2048, 0).gpu;
-    rate->point[1].value = made_up_value(10e12);
+    rate->point[1] = (struct profile_point){128, made_up_value(10e12)};
     expect("half the rate, twice the time", price_mlp(&m, 2048, 0).gpu - fast, flops / 20e12);
     const double slow = price_mlp(&m, 128, 0).gpu;
-    rate->point[0].value = made_up_value(0.5e12);
+    rate->point[0] = (struct profile_point){8, made_up_value(0.5e12)};
     expect("128 tokens are 8 each", price_mlp(&m, 128, 0).gpu - slow, flops / 16 / 1e12);
     expect("16 tokens", price_mlp(&m, 16, 0).gpu, few);
 }
