@@ -110,21 +110,40 @@ struct sum_params {
     float *out;
 };
 
+__device__ __forceinline__ float sum_times(float sum, float weight, float v)
+{
+    return sum + weight * v;
+}
+__device__ __forceinline__ float4 sum_times(const float4 &sum, float weight, const float4 &v)
+{
+    return make_float4(sum.x + weight * v.x, sum.y + weight * v.y, sum.z + weight * v.z,
+                       sum.w + weight * v.w);
+}
+/* V: rows that a thread adds up, one or four neighbours. */
+template <typename V>
 __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ sum_params q)
 {
+    __shared__ uint32_t place[MODEL_EXPERTS_CHOSEN_MAX];
+    __shared__ float weight[MODEL_EXPERTS_CHOSEN_MAX];
     let_next_start();
     wait_for_previous();
-    const uint32_t token = blockIdx.x, row = blockIdx.y * SUM_THREADS + threadIdx.x;
-    if ((q.count && token >= *q.count) || row >= q.rows) return;
-    float sum = 0;
-    for (uint32_t j = 0; j < q.chosen; j++) {
-        const uint64_t pair = (uint64_t)token * q.chosen + j;
-        const uint32_t place = __ldcg(q.place + pair);
-        if (place != GPUK_SLOT_ABSENT)
-            sum += __ldcg(q.weight + pair) * __ldcg(q.sums + (uint64_t)place * q.rows + row);
+    const uint32_t token = blockIdx.x, each = sizeof(V) / sizeof(float),
+                   row = (blockIdx.y * SUM_THREADS + threadIdx.x) * each;
+    if (q.count && token >= *q.count) return;
+    if (threadIdx.x < q.chosen) {
+        const uint64_t pair = (uint64_t)token * q.chosen + threadIdx.x;
+        place[threadIdx.x] = __ldcg(q.place + pair), weight[threadIdx.x] = __ldcg(q.weight + pair);
     }
-    float *to = q.out + (uint64_t)token * q.out_stride + row;
-    *to = __ldcg(to) + sum;
+    __syncthreads();
+    if (row >= q.rows) return;
+    V sum = {};
+#pragma unroll 8
+    for (uint32_t j = 0; j < q.chosen; j++)
+        if (place[j] != GPUK_SLOT_ABSENT)
+            sum = sum_times(sum, weight[j],
+                            __ldcg(reinterpret_cast<const V *>(q.sums + (uint64_t)place[j] * q.rows + row)));
+    V *to = reinterpret_cast<V *>(q.out + (uint64_t)token * q.out_stride + row);
+    *to = sum_times(__ldcg(to), 1.0f, sum);
 }
 
 /* ---- launchers ------------------------------------------------------------------------------------ */
@@ -190,13 +209,16 @@ extern "C" int gpuk_experts_sum(const struct gpuk_choice *choice, const struct g
     if (rows == 0 || out_stride < rows)
         return helm_fail(err, HELM_E_USAGE, "sum of experts: rows of %u numbers, %u apart", rows, out_stride);
     const sum_params q = {choice->weight, sums, groups->place, count, choice->chosen, rows, out_stride, out};
-    return gpuk_launch("sum of experts", sum_kernel, dim3(tokens, div_up(rows, SUM_THREADS)),
-                       dim3(SUM_THREADS), 0, flags, stream, err, q);
+    const bool four = (((size_t)sums | (size_t)out) % 16 | rows % 4 | out_stride % 4) == 0;
+    return gpuk_launch("sum of experts", four ? sum_kernel<float4> : sum_kernel<float>,
+                       dim3(tokens, div_up(rows, SUM_THREADS * (four ? 4 : 1))), dim3(SUM_THREADS), 0, flags,
+                       stream, err, q);
 }
 
 int gpuk_prepare_experts_route(const struct gpuk_device *, struct helm_err *err)
 {
     int rc = gpuk_prepare("route", route_kernel, 0, err);
     if (!rc) rc = gpuk_prepare("groups", group_kernel, 0, err);
-    return rc ? rc : gpuk_prepare("sum of experts", sum_kernel, 0, err);
+    if (!rc) rc = gpuk_prepare("sum of experts", sum_kernel<float>, 0, err);
+    return rc ? rc : gpuk_prepare("sum of experts", sum_kernel<float4>, 0, err);
 }

@@ -309,6 +309,12 @@ template <int N> __device__ __forceinline__ void warpgroup_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 #endif
 }
+/* Behind a wait for all: the compiler may use sums from here on and not earlier. */
+__device__ __forceinline__ void warpgroup_take(float d[32])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 /* B of 64 columns: each has 128 bytes, 64 numbers, of which 16 are multiplied from `address` on; eight columns lie in 1,024
  * bytes, which begin at a multiple of that; of a column's eight quads of 16 bytes number q lies at place q ^ (column % 8). */
 __device__ __forceinline__ uint64_t warpgroup_columns(uint32_t address)

@@ -200,6 +200,8 @@ template <typename D, typename W> struct wide_loop {
             if ((step + 1) % STEPS == 0 || step + 1 == item.steps) room = (room + 1) % unit::ROOMS;
         }
         warpgroup_wait<0>();
+#pragma unroll
+        for (uint32_t n = 0; n < N; n++) warpgroup_take(sums[n]);
         work.template store<N>(item, sums);
     }
     __device__ __forceinline__ void run() const

@@ -6,7 +6,7 @@
 #include "common/formats/random_blocks.h"
 #include "worker-gpu/measure/private.h"
 
-#define VALUES      19 /* works that are timed for a format, about */
+#define VALUES      22 /* works that are timed for a format, about */
 #define PIECE_BYTES (16 * MIB)
 
 /* Blocks from pinned memory, the same piece over and over. */
@@ -69,6 +69,7 @@ static int measure_all(struct measure *m, struct helm_err *err)
     if (!rc && both_few) rc = measure_few(m, err);
     if (!rc && both_short) rc = measure_short(m, both_wide, err);
     if (!rc && !tensor_format_is_plain(m->format)) rc = measure_expand_blocks(m, operation, err);
+    if (!rc) rc = measure_experts_run(m, err);
     if (!rc && both_one && measure_chains_take(m)) {
         double in_chain = 0;
         rc = measure_chain_layers(m, operation, &in_chain, err);

@@ -567,7 +567,8 @@ static int check_step(const struct model *model, const struct cost_step *step, s
     return 0;
 }
 
-/* Rates of experts' products: those of a step of as many tokens as one of the chosen experts has. */
+/* Rates of experts' products: those of a step of as many tokens as one of the chosen experts has, and in a chunk on the GPU
+ * what was measured of experts. */
 static int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT],
                          struct helm_err *err)
 {
@@ -581,8 +582,12 @@ static int experts_rates(const struct pricing *p, struct format_rates with[FORMA
     of.step = &step;
     int rc = cost_rates_of(&of, err);
     const struct rates_size size = {step.tokens, of.tier};
-    for (int f = 0; f < FORMAT_COUNT && !rc; f++)
+    for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
+        const struct profile_table *grouped = &p->profile->format[f].gpu_experts;
         cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
+        if (p->tier == OP_TIER_CHUNK && grouped->count)
+            with[f].gpu.linear = with[f].kernel.linear = profile_table_at(grouped, step.tokens).value;
+    }
     return rc;
 }
 

@@ -104,6 +104,7 @@ static const struct member format_member[] = {
     MEMBER(profile_format, gpu_chain_operation, KIND_TIME, false),
     MEMBER(profile_format, gpu_linear, KIND_TABLE, false),
     MEMBER(profile_format, gpu_linear_operation, KIND_TABLE, false),
+    MEMBER(profile_format, gpu_experts, KIND_TABLE, false),
     MEMBER(profile_format, gpu_expand, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),

@@ -145,8 +145,12 @@ struct profile_format {
         gpu_operation; /* one token, kernels of their own: bytes, and a product beside them */
     struct profile_value gpu_chain_gemv,
         gpu_chain_operation; /* chained; unknown: the format goes into no chain */
-    /* by tokens, up to 16; empty: several tokens are multiplied by what gpu_expand makes */
+    /* by tokens; empty: several tokens are multiplied by what gpu_expand makes. More than 16 are a chunk's, up to the most
+     * that the device multiplies by blocks as they lie */
     struct profile_table gpu_linear, gpu_linear_operation;
+    /* by tokens of an expert on average: operations a second of a chunk's gates, ups and downs; empty: as those of a dense
+     * step of as many tokens */
+    struct profile_table gpu_experts;
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
     /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
      * that. */

@@ -191,6 +191,7 @@ template <typename T> struct matrix_unit {
 static inline void warpgroup_begin() {}
 static inline void warpgroup_commit() {}
 template <int N> static inline void warpgroup_wait() {}
+static inline void warpgroup_take(float *) {}
 static inline uint64_t warpgroup_columns(uint32_t address)
 {
     if (address % 32 != 0) abort();

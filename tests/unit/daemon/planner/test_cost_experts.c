@@ -123,6 +123,25 @@ static void large_experts_are_kernels(void **state)
     assert_int_equal(close_mixture(&at), 0);
 }
 
+/* A chunk's products with experts take what was measured of these, by tokens of an expert: 2,048 tokens are 128 each. Fewer
+ * than a chunk's are not priced by it. */
+static void a_chunk_is_priced_by_its_experts_rate(void **state)
+{
+    struct mixture m = *(const struct mixture *)*state;
+    struct profile_table *rate = &m.profile.format[FORMAT_BF16].gpu_experts;
+    const double flops = 2.0 * 3 * 768 * 2048 * 8 * 2048, few = price_mlp(&m, 16, 0).gpu;
+    rate->count = 2;
+    rate->point[0] = (struct profile_point){8, made_up_value(1e12)};
+    rate->point[1] = (struct profile_point){128, made_up_value(20e12)};
+    const double fast = price_mlp(&m, 2048, 0).gpu;
+    rate->point[1] = (struct profile_point){128, made_up_value(10e12)};
+    expect("half the rate, twice the time", price_mlp(&m, 2048, 0).gpu - fast, flops / 20e12);
+    const double slow = price_mlp(&m, 128, 0).gpu;
+    rate->point[0] = (struct profile_point){8, made_up_value(0.5e12)};
+    expect("128 tokens are 8 each", price_mlp(&m, 128, 0).gpu - slow, flops / 16 / 1e12);
+    expect("16 tokens", price_mlp(&m, 16, 0).gpu, few);
+}
+
 static struct cost_unit price_mixed(const struct mixture *m, uint32_t tokens, uint32_t direct_permille,
                                     double hit)
 {
@@ -186,6 +205,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(bytes_stored_are_not_bytes_read, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(steps_read_what_their_tokens_choose, open_mixture, close_mixture),
         cmocka_unit_test(large_experts_are_kernels),
+        cmocka_unit_test_setup_teardown(a_chunk_is_priced_by_its_experts_rate, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture)};
     return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);
 }
