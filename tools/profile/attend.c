@@ -35,6 +35,9 @@ struct attend {
     char *pool;
     size_t pool_bytes, lane_bytes;
     uint32_t layers, layer;
+    double begin_s; /* of the layer that is computed */
+    struct profile_samples
+        samples; /* bytes a second, a layer each: one that was disturbed does not count in the median */
     struct helm_err err;
     int rc;
 };
@@ -45,6 +48,9 @@ static bool next_layer(void *ctx, uint32_t thread, struct pool_job *job)
     struct attend *a = ctx;
     (void)thread;
     if (a->layer && !a->rc) a->rc = assist_end(a->run.entry, &a->err);
+    const double now = profile_now_s();
+    if (a->layer) profile_samples_add(&a->samples, (double)a->pool_bytes / a->layers / (now - a->begin_s));
+    a->begin_s = now;
     if (a->rc || a->layer == a->layers) return false;
     const struct program_entry *e = &a->entry[a->layer++];
     atomic_store_explicit(&a->query->bell.value, e->ticket, memory_order_release);
@@ -159,7 +165,6 @@ static void attend_close(struct attend *a)
 int profile_attend_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
                            struct profile_value *value, struct helm_err *err)
 {
-    struct profile_samples samples = {.count = 0};
     struct attend *a = calloc(1, sizeof *a);
     cpu_set_t allowed;
     if (!a) return helm_fail(err, HELM_E_NOMEM, "no memory to measure attention in");
@@ -167,16 +172,15 @@ int profile_attend_measure(const struct profile_cpu_options *options, enum kv_dt
     int rc = open_memory(a, options->caches, dtype, err);
     if (!rc) rc = open_run(a, options, dtype, err);
     for (int i = -1; i < (options->quick ? STEPS_QUICK : STEPS) && !rc; i++) { /* the first warms up */
-        const double begin = profile_now_s();
         a->layer = 0;
+        if (i == 0) a->samples.count = 0;
         pool_run(a->run.pool, next_layer, a);
         if (a->rc) *err = a->err;
         rc = a->rc;
         if (!rc) lane_release(a->partial);
-        if (i >= 0) profile_samples_add(&samples, (double)a->pool_bytes / (profile_now_s() - begin));
     }
+    *value = profile_samples_value(&a->samples);
     attend_close(a);
     if (known) (void)sched_setaffinity(0, sizeof allowed, &allowed); /* it was thread 0 */
-    *value = profile_samples_value(&samples);
     return rc;
 }
