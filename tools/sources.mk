@@ -17,6 +17,7 @@ QUANTIZE_SRC := \
 
 PROFILE_SRC := \
   common/measure/reader.c \
+  tools/profile/attend.c \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \

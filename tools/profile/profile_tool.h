@@ -184,6 +184,12 @@ HELM_MUST_CHECK int profile_format_link_measure(const struct profile_format_link
 HELM_MUST_CHECK int profile_kv_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
                                        struct profile_kv *kv, struct helm_err *err);
 
+/* ---- attend.c ---- */
+
+/* Bytes of such a cache a second that the CPU attends to for a GPU. The caller is thread 0 of a pool meanwhile. */
+HELM_MUST_CHECK int profile_attend_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
+                                           struct profile_value *value, struct helm_err *err);
+
 /* ---- packed.c ---- */
 
 struct profile_packed;

@@ -79,8 +79,9 @@ static void price_assisted(const struct pricing *p, double host, double there, s
         return;
     }
     const double more = ASSIST_OPERATIONS * p->kernel.operation, way = hand_over(p);
-    const double beside = own / p->cpu.attention_beside + p->cpu.operation,
-                 alone = direct > 0 ? beside : own / p->cpu.attention + p->cpu.operation;
+    const double company = p->cpu.attention_beside / p->cpu.attention,
+                 beside = own / (p->cpu.attention_host * company) + p->cpu.operation,
+                 alone = direct > 0 ? beside : own / p->cpu.attention_host + p->cpu.operation;
     const double least = fmax(0, reading - 2 * way); /* of the GPU's part, beyond what lies in VRAM */
     u->kv.way = way;
     u->kv.link = reading;
@@ -127,7 +128,7 @@ uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dt
 {
     const struct profile_cpu *cpu = &profile->cpu;
     const double company = fmin(1, rate_or(&cpu->gemv_beside, cpu->gemv.value) / cpu->gemv.value),
-                 attend = company * rate_or(&profile->kv[kv_dtype].cpu_attention, cpu->attention.value),
+                 attend = company * cost_attention_host(profile, kv_dtype),
                  direct = cost_rates_direct(&profile->link);
     return direct > 0 ? (uint32_t)(1000 * direct / (direct + attend)) : 0;
 }

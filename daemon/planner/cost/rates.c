@@ -44,6 +44,14 @@ static const struct profile_kv *kv_of(const struct pricing *p)
     return &p->profile->kv[p->step->kv_dtype];
 }
 
+double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype)
+{
+    const struct profile_cpu *cpu = &profile->cpu;
+    const struct profile_kv *kv = &profile->kv[kv_dtype];
+    if (kv->cpu_attention.value > 0) return rate_or(&kv->cpu_attention_host, kv->cpu_attention.value);
+    return rate_or(&cpu->attention_host, cpu->attention.value);
+}
+
 static int rates_of_cpu(struct pricing *p, struct helm_err *err)
 {
     const struct profile_cpu *cpu = &p->profile->cpu;
@@ -56,6 +64,7 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
     r->packed_beside = fmin(r->packed, rate_or(&cpu->gemv_packed_beside, r->packed * company));
     r->attention = rate_or(&kv_of(p)->cpu_attention, cpu->attention.value);
     r->attention_flops = rate_or(&kv_of(p)->cpu_attention_flops, cpu->attention_flops.value);
+    r->attention_host = cost_attention_host(p->profile, p->step->kv_dtype);
     r->read = r->gemv;
     r->operation = cpu->operation.value;
     r->parts = r->linear_slowed = 1;

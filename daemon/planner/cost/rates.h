@@ -16,7 +16,9 @@ struct device_rates {
     double linear;                /* operations, 0 for one token: reading is all there is */
     double linear_slowed;         /* how many times as long they take while the link streams */
     double attention, attention_beside, attention_flops;
-    double read;      /* activations */
+    double
+        attention_host; /* the CPU's, in layers of the GPU, beside whose reads it is as much slower as attention */
+    double read;        /* activations */
     double operation; /* seconds */
     double product;   /* seconds of a product beside its work, 0: an operation as others are */
     double parts;     /* of the step, each of which reads all weights */
@@ -83,6 +85,8 @@ double cost_rates_link(const struct pricing *p);
 /* Bytes a second of host memory, while the CPU reads there too, that copies bring and that the GPU's kernels read. */
 double cost_rates_copy(const struct profile_link *link);
 double cost_rates_direct(const struct profile_link *link);
+/* Bytes of such a cache a second that the CPU attends to in layers of the GPU, where nothing else reads. */
+double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype);
 /* Relative half-width of a rate's samples. */
 double cost_rates_spread(const struct profile_value *value);
 
