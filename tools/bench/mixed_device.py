@@ -2,14 +2,15 @@
 """Where the time of a token goes whose experts lie in both memories: the same model with plans that differ in one number each.
 
   mixed_device.py --bin DIR [--bin DIR ...] [--layers N] [--tokens N] [--profile FILE] [--device NAME] [--work DIR] [--only NAME,...]
+                  [--operations]
 
 A few layers of Qwen3-30B-A3B's shape in Q4_K_M with random blocks; tokens are drawn among the 200 likeliest, so that they do not
-repeat and routing is about even. Plans are helm-plan's with all
-experts in both memories, with slots of each layer, the share of missing experts that the GPU reads itself, and moves set by
-hand; beside them the same layers with all experts in VRAM and all on the CPU. A row: milliseconds of a token of one sequence
-behind 128 tokens, those of a layer's MLP beyond the plan with all in VRAM, and of that token how long the CPU's threads
-were busy and what they waited. Several --bin are builds to compare: each case runs with each in turn. Before the rows the
-CPU's operations one by one (helm-bench-decode --profile). Standard library only; about 70 s on an H200 for twelve layers."""
+repeat and routing is about even. Plans are helm-plan's with all experts in both memories, with slots of each layer, the share of
+missing experts that the GPU reads itself, and moves set by hand; beside them the same layers with all experts in VRAM and all on
+the CPU. A row: milliseconds of a token of one sequence behind 128 tokens, those of a layer's MLP beyond the plan with all in VRAM,
+and of that token how long the CPU's threads were busy and what they waited. Several --bin are builds to compare: each case runs
+with each in turn. --operations: before the rows the CPU's operations one by one (helm-bench-decode --profile). Standard library
+only; about 80 s on an H200 for twelve layers, half of it the profile."""
 import argparse
 import json
 import os
@@ -103,6 +104,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--vram", default="2500MiB")
     parser.add_argument("--tokens", type=int, default=DECODE)
+    parser.add_argument("--operations", action="store_true")
     parser.add_argument("--only", default=",".join(CASES))
     o = parser.parse_args()
     o.case = None
@@ -121,7 +123,7 @@ def main():
     with open(o.profile) as f:
         profile = json.load(f)
     print("\n".join("%s %s" % (key, value_at(profile, key)) for key in KEYS))
-    for build in builds:
+    for build in builds if o.operations else []:
         print("\n%s: the CPU's operations" % build)
         print(run([build + "/helm-bench-decode", "--model", model, "--rounds", "3", "--tokens", "32", "--prompt", "16", "--profile"]),
               flush=True)
