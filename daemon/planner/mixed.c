@@ -16,9 +16,11 @@
 #include "daemon/planner/histogram.h"
 
 #define MIXED_GAIN 0.02 /* of a decode step, for which a plan has experts in both memories by a histogram */
-/* Of a decode step: what slots may cost beside the fastest plan if each expert was chosen alike. Of published traces an eighth
- * of the experts, kept by recency, caught 67 % of the uses. */
+/* Of a decode step: what slots for up to this part of the experts may cost beside the fastest plan if each expert was chosen
+ * alike. Of published traces an eighth, kept by recency, caught 67 % of the uses; more would catch few more, and a prompt streams
+ * all experts of such layers. */
 #define MIXED_SLACK  0.02
+#define MIXED_EIGHTH 8
 #define MIXED_TRIES  24         /* numbers of layers wholly in VRAM that are tried */
 #define DIRECT_STEP  50         /* of 1,000: shares of missing experts that are tried */
 #define MOVES_PART   0.1        /* of a step's time, in which the link may bring experts */
@@ -158,8 +160,9 @@ struct trials {
     struct making *m;
     uint32_t ctx, sparse;
     const struct plan *from;
-    double seconds
-        [MODEL_LAYERS_MAX]; /* of a step with so many layers wholly in VRAM; INFINITY: not tried, or no room */
+    /* of plans with so many layers wholly in VRAM: of a step, INFINITY: not tried, or no room; slots of each other layer */
+    double seconds[MODEL_LAYERS_MAX];
+    uint32_t slots[MODEL_LAYERS_MAX];
 };
 
 /* The first `whole` sparse layers' experts in VRAM. Without room for slots of the others t->seconds stays. */
@@ -168,6 +171,7 @@ static int try_whole(struct trials *t, uint32_t whole, struct plan *plan, struct
     bool fits = false;
     int rc = place(t->m, t->from, whole, plan, err);
     if (!rc) rc = fill(t->m, t->ctx, plan, &fits, err);
+    t->slots[whole] = plan->experts.slots;
     return !rc && fits ? choose_direct(t->m, plan, &t->seconds[whole], err) : rc;
 }
 
@@ -183,13 +187,14 @@ static int try_all(struct trials *t, uint32_t first, uint32_t last, uint32_t ste
     return rc;
 }
 
-/* The least whole layers, so the most slots, whose step takes at most `most`; where none does, those of the fastest one. */
+/* The least whole layers, so the most slots up to an eighth, whose step takes at most `most`; else those of the fastest plan. */
 static uint32_t best_of(const struct trials *t, double most)
 {
+    const uint32_t eighth = t->m->r->model->config.router.experts / MIXED_EIGHTH;
     uint32_t fastest = 0, best = 0;
     for (uint32_t w = 0; w < t->sparse; w++)
         if (t->seconds[w] < t->seconds[fastest]) fastest = w;
-    while (best < fastest && t->seconds[best] > most) best++;
+    while (best < fastest && (t->seconds[best] > most || t->slots[best] > eighth)) best++;
     return best;
 }
 

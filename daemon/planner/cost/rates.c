@@ -192,8 +192,8 @@ double cost_rates_link(const struct pricing *p)
     return fmin(beside, link->h2d.value);
 }
 
-/* Kernels that read host memory over the link, cells of the cache or experts, have this part of a copy's rate: 27 of 45 GB/s
- * on an H100 (8B, 16,384 positions, beside a CPU that attends). */
+/* Attention's kernel, which reads cells of a few hundred bytes over the link, has this part of a copy's rate: 27 of 45 GB/s on an
+ * H100 (8B, 16,384 positions, beside a CPU that attends). */
 #define DIRECT_PART 0.6
 
 double cost_rates_copy(const struct profile_link *link)

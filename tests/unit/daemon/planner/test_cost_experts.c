@@ -86,9 +86,9 @@ static void steps_read_what_their_tokens_choose(void **state)
     assert_true(analyse_read_part(c, t, 512) > 0.999999);
     assert_true(analyse_read_part(c, q, 1) == 1);
 
-    /* CPU: norm, router, choice, gates, downs at 10 us; 100 GB/s. */
+    /* CPU: router, gates, downs at 10 us; 100 GB/s. Norm and choice are in front of them. */
     const struct cost_unit one = price_mlp(m, 1, 0), dense = price_mlp(m, 1, 1);
-    expect("one token on the CPU", one.cpu, 4 * 10e-6 + (8 * EXPERT + BESIDE) / 100e9);
+    expect("one token on the CPU", one.cpu, 3 * 10e-6 + (8 * EXPERT + BESIDE) / 100e9);
     expect("a dense layer", dense.cpu, 2 * 10e-6 + (2.0 * 3 * 6144 * 2048 + 2.0 * 2048) / 100e9);
     /* GPU: router, gates with the choice, downs at 5 us; 1,000 GB/s. */
     expect("one token on the GPU", one.gpu, 3 * 5e-6 + (8 * EXPERT + BESIDE) / 1000e9);
@@ -96,7 +96,8 @@ static void steps_read_what_their_tokens_choose(void **state)
     struct mixture chained = *m;
     chained.profile.gpu.chain_gemv.value = chained.profile.gpu.chain_attention.value = 2000e9;
     chained.profile.gpu.chain_operation.value = 2e-6;
-    expect("one token in a chain", price_mlp(&chained, 1, 0).gpu, 3 * 2e-6 + (8 * EXPERT + BESIDE) / 2000e9);
+    expect("one token in a chain", price_mlp(&chained, 1, 0).gpu,
+           (1 + 2 * 3) * 2e-6 + (8 * EXPERT + BESIDE) / 2000e9);
     expect("the link has all of them", one.link, (double)one.crossing / 50e9 + 10e-6);
     assert_true((double)one.crossing > 128 * EXPERT);
     assert_false(one.packed || one.cpu_packed || one.gpu_packed);
@@ -165,21 +166,20 @@ static void both_memories_work_at_once(void **state)
     const struct mixture *m = *state;
     const double own = 3 * 5e-6 + BESIDE / 1000e9, /* router, asking, adding */
         launches = 2 * 5e-6,                       /* gates, downs */
-        way = 7e-6, cpu = 3 * 10e-6;               /* taking, gates, downs */
+        way = 7e-6, cpu = 2 * 10e-6;               /* gates, downs */
     const struct cost_unit none = price_mixed(m, 1, 0, 0), all = price_mixed(m, 1, 0, 1),
                            half = price_mixed(m, 1, 500, 0);
     expect("none in VRAM", none.mixed, own + 2 * way + cpu + 8 * EXPERT / 100e9);
     expect("all in VRAM", all.mixed, own + 2 * way + fmax(cpu, launches + 8 * EXPERT / 1000e9 - 2 * way));
-    /* four over the link, at 0.6 of a copy's rate beside the CPU */
-    const double direct = 0.6 * m->profile.link.h2d_beside.value;
-    expect("half of them read directly", half.mixed,
-           own + fmax(2 * way + cpu, launches + 4 * EXPERT / direct));
+    /* four over the link, at 0.95 of a copy's rate beside the CPU, and two launches later */
+    const double direct = 0.95 * m->profile.link.h2d_beside.value, begins = 2 * 5e-6;
+    expect("half of them read directly", half.mixed, own + launches + begins + 4 * EXPERT / direct);
     expect("copies wait for it, and slow no one more", half.mixed_kv.cpu_beside, half.mixed_kv.cpu);
-    expect("what the link has to do", half.mixed_kv.link, 4 * EXPERT / direct);
+    expect("what the link has to do", half.mixed_kv.link, begins + 4 * EXPERT / direct);
     /* as measured, at half a copy's rate: the CPU's seven are read at 90 GB/s while the link reads one, then at 100 */
     struct mixture measured = *m;
     measured.profile.link.direct.value = 20e9;
-    const double one = EXPERT / 20e9, slowed = 7 * EXPERT / 90e9, alone = 7 * EXPERT / 100e9;
+    const double one = begins + EXPERT / 20e9, slowed = 7 * EXPERT / 90e9, alone = 7 * EXPERT / 100e9;
     expect("one of them read directly", price_mixed(&measured, 1, 125, 0).mixed,
            own + 2 * way + cpu + one + (1 - one / slowed) * alone);
     /* where the units around it are links of a chain, that is launched again */
@@ -190,7 +190,7 @@ static void both_memories_work_at_once(void **state)
     /* the more are there, the sooner; the mean is between the ends */
     double before = none.mixed;
     for (double hit = 0.1; hit < 0.95; hit += 0.1) {
-        const double now = price_mixed(m, 1, 300, hit).mixed;
+        const double now = price_mixed(m, 1, 125, hit).mixed;
         if (hit > 0.15) assert_true(now < before);
         assert_true(now > all.mixed && now < none.mixed);
         before = now;
