@@ -7,6 +7,8 @@
 #include "worker-gpu/kernels/experts.cuh"
 #include "worker-gpu/kernels/wide.cuh"
 
+static const int TOKENS_LEAST = 48; /* of an expert on average */
+
 template <typename D> struct experts_work {
     typedef typename D::value value;
     const experts_chunk_params &q;
@@ -97,6 +99,9 @@ template <typename D> struct experts_wide_kernel {
     static bool takes(const struct experts_chunk_call &call)
     {
         const struct experts_chunk_params &p = call.params;
+        /* with few tokens of each the other kernel's smaller items are done sooner */
+        const int64_t least = call.device->experts_wide ? call.device->experts_wide : TOKENS_LEAST;
+        if ((int64_t)call.tokens * p.chosen < least * p.experts) return false;
         size_t bits = (size_t)p.x;
         if (!D::SCALED) bits |= p.row_bytes;
         return fits(call.device) && bits % 16 == 0 && p.cols % WIDE_STEP == 0 &&

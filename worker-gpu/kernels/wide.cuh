@@ -21,11 +21,17 @@
 
 #include "worker-gpu/kernels/fragments.cuh"
 
-static const uint32_t WIDE_THREADS = 256, WIDE_ROWS = 128, WIDE_TOKENS = 256, WIDE_STEP = 64, WIDE_STAGES = 4,
+static const uint32_t WIDE_THREADS = 512, WIDE_ROWS = 256, WIDE_TOKENS = 128, WIDE_STEP = 64, WIDE_STAGES = 4,
                       WIDE_AHEAD = 2, WIDE_STEPS_MIN = WIDE_AHEAD + 1;
 static const uint32_t WIDE_X_BYTES = WIDE_TOKENS * WIDE_STEP * 2,
                       WIDE_EIGHT = 1024 /* bytes of eight tokens */,
-                      WIDE_W_MOST = 92 << 10 /* for weights, of what a block has */;
+                      WIDE_W_MOST = 155 << 10 /* for weights, of what a block has */;
+
+/* The same in all lanes, as the compiler is to know: in registers that a warp has one of. */
+__device__ __forceinline__ uint32_t warp_uniform(uint32_t v)
+{
+    return __shfl_sync(0xffffffffu, v, 0);
+}
 
 struct wide_item {
     const unsigned char *weight, *second; /* of the matrices: row 0; the same where there is one */
@@ -183,12 +189,14 @@ template <typename D, typename W> struct wide_loop {
                                            uint32_t &room) const
     {
         float sums[N][32];
+        const uint32_t steps = warp_uniform(item.steps);
+        stage = warp_uniform(stage), room = warp_uniform(room);
 #pragma unroll
         for (uint32_t n = 0; n < N; n++)
 #pragma unroll
             for (uint32_t i = 0; i < 32; i++) sums[n][i] = 0;
 #pragma unroll 1
-        for (uint32_t step = 0; step < item.steps; step++) {
+        for (uint32_t step = 0; step < steps; step++) {
             copies_wait<WIDE_AHEAD - 1>();
             bulk_after_stores(); /* the matrix unit reads past the threads' own order */
             /* all have this step's, and the products of two steps before have been read by all: there goes what is next */
@@ -197,7 +205,7 @@ template <typename D, typename W> struct wide_loop {
             next(ahead);
             multiply<N>(item, step, stage, room, sums);
             stage = (stage + 1) % WIDE_STAGES;
-            if ((step + 1) % STEPS == 0 || step + 1 == item.steps) room = (room + 1) % unit::ROOMS;
+            if ((step + 1) % STEPS == 0 || step + 1 == steps) room = (room + 1) % unit::ROOMS;
         }
         warpgroup_wait<0>();
 #pragma unroll
@@ -218,20 +226,10 @@ template <typename D, typename W> struct wide_loop {
         while (ahead.there) {
             /* fewer steps are asked for ahead than an item has: the copies are in the item that is next */
             const wide_item item = ahead.item;
-            switch (div_up(item.tokens, 64)) {
-            case 1:
-                run_as<1>(ahead, item, stage, room);
-                break;
-            case 2:
+            if (item.tokens > 64)
                 run_as<2>(ahead, item, stage, room);
-                break;
-            case 3:
-                run_as<3>(ahead, item, stage, room);
-                break;
-            default:
-                run_as<4>(ahead, item, stage, room);
-                break;
-            }
+            else
+                run_as<1>(ahead, item, stage, room);
         }
     }
 };
