@@ -72,14 +72,23 @@ KERNEL_OPT_ubsan := -O1 -fira-region=one
 KERNEL_OPT_tsan := $(KERNEL_OPT_ubsan)
 KERNEL_OPT := $(or $(KERNEL_OPT_$(MODE)),-O3) -ffp-contract=off
 # The kernels with most instances, and attention's: in MODE=asan a call to look an access up, not its code there, is half the
-# time to compile and longer to run by less (not so for gemm_avx512 and blocks: 12 s to compile, 11 to run). And ThreadSanitizer need not see those whose weights no test of threads has (they have bf16).
+# time to compile and longer to run by less (not so for gemm_avx512 and blocks: 12 s to compile, 11 to run). ThreadSanitizer need
+# not see those whose weights no test of threads has (they have bf16): they are the release build's objects.
 MANY_INSTANCES := $(addprefix common/cpu/kernels/int8_,gemm_avx2 gemm_avx512vnni gemv_avx2 gemv_avx512vnni)
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16)
 ifeq ($(MODE),asan)
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES) $(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
 else ifeq ($(MODE),tsan)
-$(MANY_INSTANCES:%=$(OBJ)/%.o) $(patsubst %,$(OBJ)/common/%.o,$(addprefix cpu/kernels/,blocks_avx2 blocks_avx512 \
-  blocks_avx512bf16 blocks_ref int8_ref) $(addprefix formats/quantize_,avx2 avx512 ref)): KERNEL_OPT += -fno-sanitize=thread
+RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/,$(addprefix cpu/kernels/,blocks_avx2 blocks_avx512 blocks_avx512bf16 \
+  blocks_ref int8_ref) $(addprefix formats/quantize_,avx2 avx512 ref))
+endif
+ifneq ($(RELEASE_$(MODE)),)
+.PHONY: release-objects
+release-objects:
+	$(Q)$(MAKE) -s --no-print-directory BUILD=$(BUILD) MODE=release $(RELEASE_$(MODE):%=$(BUILD)/release/%.o)
+$(RELEASE_$(MODE):%=$(OBJ)/%.o): $(OBJ)/%.o: release-objects
+	@mkdir -p $(@D)
+	$(Q)cmp -s $(BUILD)/release/$*.o $@ || cp $(BUILD)/release/$*.o $@
 endif
 # DT_RPATH, not DT_RUNPATH: in a `make dist` folder it must also serve the libraries' own dependencies. Packages have none.
 RPATH ?= -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
@@ -178,13 +187,15 @@ $(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.
 	tools/dist.sh $(BIN) $(VERSION) $@
 
 # Debian packages into $(BUILD)/deb; in fresh roots, installed and asked for an answer there (root, debootstrap, network).
-.PHONY: deb test-deb test-image
+.PHONY: deb test-deb test-image test-readme
 deb:
 	tools/package/deb.sh $(BUILD)/deb
 test-deb:
 	tools/package/test-deb.sh $(BUILD)/deb-roots
 test-image:
 	tools/package/test-image.sh $(BUILD)/image
+test-readme:
+	tools/package/test-readme.sh $(BUILD)/readme-roots
 
 STYLE_SRC = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 check-style:
@@ -211,6 +222,7 @@ help:
 	@echo "make dist          relocatable tarball $(DIST)"
 	@echo "make deb           Debian packages in $(BUILD)/deb      make test-deb: built and tried in fresh roots"
 	@echo "make test-image    the Containerfile, built and tried      make test-deploy: nginx, HAProxy, Kubernetes (docs/deploy.md)"
+	@echo "make test-readme   README's commands, word by word in a fresh root"
 	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR), with manual pages and shells' completion      make uninstall"
 	@echo "make check-style   formatting, file sizes, header comments      make format, make clean"
 

@@ -131,6 +131,8 @@ test-programs-asan: $(SLOW_OBJ) $(RUN_BY_TESTS)
 test-programs-release: $(if $(CUDA_DEVICE),$(call cuda_obj_of,$(CUDA_KERNEL_SRC))) $(CUDA_EMULATED_OBJ) $(SLOW_OBJ) \
   $(OBJ)/helm-test-gpu-emulated all $(RUN_BY_TESTS) dist
 test-programs-tsan: $(SLOW_OBJ) $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
+# of which it takes objects
+build-tsan: build-release
 # everything `make test` runs, in one pool; the closing line sums it up
 check:
 	@rm -rf $(BUILD)/logs

@@ -12,7 +12,8 @@ all: cuda-report
 # CUDA_ARCH gets machine code, the newest also PTX for those to come; CUDA_ARCH=90 alone is quick while developing.
 # `make test` compiles for CUDA_TEST_ARCH only, which is every path there is: sources ask for 8.0 or for 9.0, never for
 # what is between, so that 7.5 and 9.0 take both sides of each question. Unless objects for these and more lie there
-# already; and with CUDA_QUICK=1, code that is correct and slow in a fifth of the time, where nvcc can (12.8 and later).
+# already; and with CUDA_QUICK=1, code that is correct and slow in a fifth of the time, where nvcc can (12.8 and later):
+# machine code of the newest architecture alone, PTX of the others.
 # `make install` compiles for the GPUs that are there, unless objects for these and more are: it is for this machine.
 CUDA_STAMP := $(OBJ)/cuda-arch
 CUDA_HAVE := $(shell cat $(CUDA_STAMP) 2>/dev/null)
@@ -23,7 +24,7 @@ CUDA_LACK := $(filter quick,$(CUDA_HAVE)) $(filter-out $(CUDA_HAVE),$(CUDA_HERE)
 CUDA_ARCH ?= $(or $(if $(CUDA_HERE),$(if $(strip $(CUDA_LACK)),$(CUDA_HERE),$(CUDA_HAVE))),$(CUDA_ALL))
 CUDA_TEST_ARCH := 75;90
 CUDA_ARCHS := $(sort $(subst ;, ,$(CUDA_ARCH)))
-gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=sm_$(a)) \
+gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=$(if $(and $(CUDA_QUICK),$(filter-out $(lastword $(1)),$(a))),compute,sm)_$(a)) \
   -gencode=arch=compute_$(lastword $(1)),code=compute_$(lastword $(1))
 NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
 # What the objects are compiled for, all of them anew when something else is asked for.
@@ -37,7 +38,7 @@ CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,$(if \
 # (CUDA_DEFS=-DGEMM_STREAM_EACH_LANE=0), since objects that are there are not made anew for others.
 CUDA_DEFS ?=
 NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3) \
-  $(if $(and $(NVCC),$(CUDA_QUICK)),$(shell $(NVCC) --help | grep -q -- --Ofast-compile && echo -Ofc=max))
+  $(if $(and $(NVCC),$(CUDA_QUICK)),$(shell $(NVCC) --help | grep -q -- --Ofast-compile && echo -Ofc=max) -Xcompiler -O0)
 NVCC_HOST := -Wall -Wextra -Wno-format-truncation -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST)))
 CUDA_LIB := $(if $(NVCC),$(abspath $(dir $(NVCC))/../lib64))
@@ -108,7 +109,7 @@ ifneq ($(if $(CUDA_QUICK),,$(filter 90,$(CUDA_ARCHS))),)
 $(call cuda_obj_of,$(CUDA_KERNEL_90A_SRC)): NVCC_CODE := -gencode=arch=compute_90a,code=sm_90a -DHELM_SM90A
 endif
 # tests have no kernels of their own, nor have most benchmarks: one architecture is as good as five
-CUDA_LAUNCH_SRC := $(CUDA_TEST_SRC) $(filter-out %/bench_kernels.cu %/bench_model.cu,$(CUDA_BENCH_SRC))
+CUDA_LAUNCH_SRC := $(CUDA_TEST_SRC) $(filter-out %/bench_direct.cu %/bench_kernels.cu %/bench_model.cu,$(CUDA_BENCH_SRC))
 $(call cuda_obj_of,$(CUDA_LAUNCH_SRC)): NVCC_CODE := \
   -gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
 $(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(CUDA_TEST_HOST_OBJ)

@@ -20,11 +20,16 @@
 #define STEP_TOKENS 1024
 #define CONTEXT     1100
 #define SHORT_CASE  64 /* longest prompt for the scalar reference, which is slow */
-/* Instrumented, cases together alone: their mixed steps have every number of rows that a case alone has. */
+/* Instrumented, short cases together alone: their mixed steps have every number of rows that a case alone has; of a model
+ * every other one of the sets of kernels, of the next those between. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FIRST_TOGETHER 1
+#define LONG_CASE      SHORT_CASE
+#define NEXT_VARIANT   2
 #else
 #define FIRST_TOGETHER 0
+#define LONG_CASE      UINT32_MAX
+#define NEXT_VARIANT   1
 #endif
 /* The README's, of fp32 activations; `rounded` is that of several tokens' in bf16. The collection's
  * models are of few and random weights, whose products activations of 8 bits change more than real ones'. */
@@ -89,7 +94,7 @@ static void run_file(const char *path, const struct variant *variant, const stru
     assert_int_equal(engine_use(&local->engine, variant->inputs), variant->inputs);
     for (int together = is_ref || FIRST_TOGETHER; together < 2; together++) {
         struct outcome error = {0};
-        run_cases(local, golden, allowed, together, is_ref ? SHORT_CASE : UINT32_MAX, &error);
+        run_cases(local, golden, allowed, together, is_ref ? SHORT_CASE : LONG_CASE, &error);
         const double mean = error.sum / (double)error.count;
         print_message(
             "%s, %s %s, %s: mean %.2g worst %.2g of %llu, %u permitted differences, %u cases ended by a "
@@ -115,12 +120,13 @@ static void run_folder(const char *folder)
                                        {"ref", LINEAR_INT8, 0, &int8},
                                        {"avx2", LINEAR_INT8, CPU_AVX2, &int8},
                                        {"avx512-vnni", LINEAR_INT8, up_to_512 | CPU_AVX512_VNNI, &int8}};
+    static size_t models;
     struct golden *golden = calloc(1, sizeof *golden);
     char path[512];
     assert_non_null(golden);
     golden_read(folder, golden);
     snprintf(path, sizeof path, "%s/model.gguf", folder);
-    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+    for (size_t i = models++ % NEXT_VARIANT; i < sizeof variants / sizeof *variants; i += NEXT_VARIANT) {
         if (variants[i].features & ~cpu_features()) {
             print_message("%s: kernels %s left out: this processor lacks what they need\n", folder,
                           variants[i].name);

@@ -424,7 +424,11 @@ def signal_test(folder):
 
 def main():
     with tempfile.TemporaryDirectory(prefix="helm-bench-test-") as folder:
-        os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_CACHE_HOME"] = folder  # measured once, for these tests alone
+        os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_CACHE_HOME"] = folder
+        # measured once, for these tests alone; with few weights: what helmd would load passes by caches of any size
+        for device in ("auto", "cpu"):
+            subprocess.run([os.path.join(os.path.dirname(BENCH), "helm-profile"), "--device", device, "--quick", "--caches", "20MiB"],
+                           check=True, capture_output=True)
         for test in (private_tests, refusal_tests, connect_tests, peer_tests, share_tests, bound_tests, planner_tests, signal_test):
             # instrumented, scripts start the same programs in the same ways as the tests of helm-bench
             if "asan" not in BENCH or test not in (peer_tests, share_tests, bound_tests, planner_tests):

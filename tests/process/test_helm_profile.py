@@ -17,9 +17,11 @@ BIN = os.path.abspath(os.environ["HELM_BIN"])
 PROFILE = os.path.join(BIN, "helm-profile")
 WORKER = os.path.join(BIN, "helm-worker-gpu")
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
-COPY = 400 * 10**6  # bytes a second
-CPU = ["--device", "cpu", "--quick"]
-EMULATED = ["--device", "emulated", "--quick", "--emulated-copy", str(COPY)]
+COPY = 10**9  # bytes a second
+# What is loaded is a multiple of the caches: without a bound the test takes three times as long where they have 300 MiB.
+CACHES = test_helm_profile_formats.CACHES
+CPU = ["--device", "cpu", "--quick", *CACHES]
+EMULATED = ["--device", "emulated", "--quick", "--emulated-copy", str(COPY), *CACHES]
 # Measured first, and in the cache from then on. Instrumented, a device's measurement is the one: the CPU's is part of it.
 FIRST = CPU if SLOW == 1 else EMULATED
 PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside", "link.h2d_beside_packed")
@@ -128,7 +130,7 @@ def damage_profile_to_be(cache):
 
 def test_cpu(cache):
     damaged = damage_profile_to_be(cache)
-    rc, out, err, spent = profile(cache, *CPU, "--json")
+    rc, out, err, spent = profile(cache, "--device", "cpu", "--quick", "--json")  # with the caches that there are
     check("cpu: exit status 0", rc == 0, err)
     p = json.loads(out)
     check("cpu: a damaged file is measured again", "cannot be used" in err and damaged == p["fingerprint"] + ".json", err)
@@ -174,6 +176,7 @@ def test_emulated(cache):
     rc, out, err, spent = profile(cache, *args)
     check("emulated: exit status 0", rc == 0, err)
     p = json.loads(out)
+    check("emulated: caches are those of --caches", p["cpu"]["l3_bytes"] == 20 << 20, p["cpu"]["l3_bytes"])
     check("emulated: takes seconds", spent < 60 * SLOW, spent)
     check("emulated: says so", p["gpu"]["device"] == "emulated" and p["gpu"]["vram_free"] <= p["gpu"]["vram_bytes"])
     chunk = p["cpu"]["linear_beside"]  # too slow a machine leaves it out

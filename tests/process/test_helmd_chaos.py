@@ -13,7 +13,7 @@ SEED = int(os.environ.get("HELM_SEED") or random.randrange(1 << 30))
 
 
 def test_kills_floods_and_mutants_cost_no_token():
-    chaos(float(os.environ.get("HELM_CHAOS_SECONDS", 12)), SEED)
+    chaos(float(os.environ.get("HELM_CHAOS_SECONDS", 30)), SEED)
 
 
 def test_mixed_load_leaves_nothing():

@@ -53,6 +53,7 @@ struct many {
 struct profile_cpu_run {
     const struct profile_progress *progress;
     bool quick;
+    uint64_t caches; /* as struct profile_cpu_options */
     struct profile_steps steps;
     uint64_t weight_bytes; /* of the layers */
     struct reader reader;
@@ -144,7 +145,7 @@ static int open_packed(struct profile_cpu_run *r, struct helm_err *err)
     }
     rc = profile_packed_open(&r->steps.local.engine, (uint32_t)layers, &r->packed, err);
     if (!rc && r->packed)
-        r->cached[true] = profile_packed_bytes(r->packed) < PROFILE_CACHES_LEAST * profile_l3_bytes();
+        r->cached[true] = profile_packed_bytes(r->packed) < PROFILE_CACHES_LEAST * r->caches;
     return rc;
 }
 
@@ -158,7 +159,7 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     (void)sched_getaffinity(0, sizeof allowed,
                             &allowed); /* more CPUs than it has room for: none is counted */
     uint32_t cpus = o->threads ? o->threads : (uint32_t)CPU_COUNT(&allowed);
-    uint64_t wanted = profile_weights_past(profile_l3_bytes(), cpus, o->quick);
+    uint64_t wanted = profile_weights_past(o->caches, cpus, o->quick);
     int rc = node_read_memory(o->node, &memory, err);
     if (!rc) rc = profile_shape_choose(wanted, memory.available_bytes / 3, &shape, err);
     if (rc) return rc;
@@ -169,7 +170,7 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     r->params = (double)shape.layer_bytes / 2;
     if (!rc) rc = fill_weights(r, err);
     if (!rc) rc = open_packed(r, err);
-    if (rc || r->weight_bytes >= PROFILE_CACHES_LEAST * profile_l3_bytes()) return rc;
+    if (rc || r->weight_bytes >= PROFILE_CACHES_LEAST * r->caches) return rc;
     r->cached[false] = true;
     profile_say(r->progress,
                 "CPU: %s is all that memory allows, less than %d times the caches: rates are estimates",
@@ -186,6 +187,7 @@ int profile_cpu_open(const struct profile_cpu_options *options, struct profile_c
     memset(r, 0, sizeof *r);
     r->progress = options->progress;
     r->quick = options->quick;
+    r->caches = options->caches;
     int rc = open_engine(r, options, err);
     if (rc) {
         profile_cpu_close(r);
@@ -468,7 +470,7 @@ int profile_cpu_measure(struct profile_cpu_run *r, struct profile *profile, stru
     const struct engine_report *report = &engine->base.report;
     profile_cpu_name(cpu->name);
     cpu->threads = report->threads;
-    cpu->l3_bytes = profile_l3_bytes();
+    cpu->l3_bytes = r->caches;
     cpu->weight_bytes = r->weight_bytes;
     for (uint32_t i = 0; i < report->reduced_count; i++)
         profile_say(r->progress, "CPU: %s", report->reduced[i]);

@@ -109,7 +109,7 @@ static uint64_t wanted_bytes(const struct formats *f, bool beside)
     const bool quick = f->options.quick;
     if (quick && f->options.invariant)
         return LEAST_QUICK; /* what caches keep makes several tokens look slower */
-    const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes(), most = quick ? MOST_QUICK : MOST_BYTES;
+    const uint64_t caches = PROFILE_CACHES_LEAST * f->options.caches, most = quick ? MOST_QUICK : MOST_BYTES;
     uint64_t wanted = quick ? LEAST_QUICK : LEAST_BYTES;
     double sum = 0, smallest = 1;
     for (uint32_t i = 0; i < f->count; i++) {
@@ -124,7 +124,7 @@ static uint64_t wanted_bytes(const struct formats *f, bool beside)
 
 static int open_steps(struct formats *f, bool beside, struct helm_err *err)
 {
-    const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes();
+    const uint64_t caches = PROFILE_CACHES_LEAST * f->options.caches;
     struct cgroup_memory memory;
     int rc = node_read_memory(f->options.node, &memory, err);
     if (!rc)
@@ -217,7 +217,7 @@ static int measure_one(struct formats *f, struct profile_device_run *stream, str
 static int measure_link(struct formats *f, struct profile_device_run *device, struct profile *p,
                         struct helm_err *err)
 {
-    const uint64_t caches = PROFILE_CACHES_LEAST * profile_l3_bytes();
+    const uint64_t caches = PROFILE_CACHES_LEAST * f->options.caches;
     bool cached[FORMAT_COUNT], int8[FORMAT_COUNT];
     for (uint32_t i = 0; i < f->count; i++) {
         cached[i] = format_bytes(f, i) < caches;

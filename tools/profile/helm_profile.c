@@ -33,7 +33,7 @@
 
 struct options {
     const char *device, *out, *disk, *worker_dir, *formats, *model;
-    uint64_t threads, node, copy_bytes_per_s;
+    uint64_t threads, node, caches, copy_bytes_per_s;
     bool force, json, quick, node_given;
 };
 
@@ -115,10 +115,17 @@ static void describe_device(struct tool *t)
     t->profile.link.width = a->info.link_width;
 }
 
+/* What --caches says, or the processors do. */
+static uint64_t caches_of(const struct tool *t)
+{
+    return t->options.caches ? t->options.caches : profile_l3_bytes();
+}
+
 static struct profile_cpu_options cpu_options_of(const struct tool *t)
 {
     return (struct profile_cpu_options){.threads = (uint32_t)t->options.threads,
                                         .node = t->node,
+                                        .caches = caches_of(t),
                                         .quick = t->options.quick,
                                         .progress = &t->progress};
 }
@@ -128,24 +135,29 @@ static int open_device(const struct tool *t, struct profile_device_run **device,
     const struct profile_device_options options = {.program = t->worker,
                                                    .name = t->device.name,
                                                    .copy_bytes_per_s = t->options.copy_bytes_per_s,
-                                                   .host_bytes = PROFILE_CACHES_LEAST * profile_l3_bytes(),
+                                                   .host_bytes = PROFILE_CACHES_LEAST * caches_of(t),
                                                    .quick = t->options.quick};
     return profile_device_open(&options, device, err);
 }
 
-/* Attention over caches that are no single numbers. */
+/* Attention over caches that are no single numbers, and of all types for a GPU. */
 static int measure_kv(struct tool *t, struct helm_err *err)
 {
     const struct profile_cpu_options options = cpu_options_of(t);
-    int rc = 0;
+    int rc =
+        has_device(t) ? profile_attend_measure(&options, KV_F16, &t->profile.cpu.attention_host, err) : 0;
     for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++) {
         struct profile_kv *kv = &t->profile.kv[d];
         if (kv_dtype_is_plain((uint32_t)d)) continue;
         rc = profile_kv_measure(&options, (enum kv_dtype)d, kv, err);
+        if (!rc && has_device(t))
+            rc = profile_attend_measure(&options, (enum kv_dtype)d, &kv->cpu_attention_host, err);
         if (!rc)
-            profile_say(&t->progress, "CPU: attention over a cache of %s, %.4g GB/s (f16 %.4g)",
+            profile_say(&t->progress,
+                        "CPU: attention over a cache of %s, %.4g GB/s (f16 %.4g), for a GPU %.4g (%.4g)",
                         kv_dtype_name((enum kv_dtype)d), kv->cpu_attention.value * 1e-9,
-                        t->profile.cpu.attention.value * 1e-9);
+                        t->profile.cpu.attention.value * 1e-9, kv->cpu_attention_host.value * 1e-9,
+                        t->profile.cpu.attention_host.value * 1e-9);
     }
     return rc;
 }
@@ -376,6 +388,9 @@ int main(int argc, char **argv)
         {"force", 'f', ARGS_FLAG, NULL, "measure again, whatever is cached", .target = &o->force},
         {"quick", 'q', ARGS_FLAG, NULL, "some seconds instead of up to a minute; wider spreads",
          .target = &o->quick},
+        {"caches", 0, ARGS_SIZE, "SIZE",
+         "last-level caches, where a virtual machine sees more than its share (what the processors say)",
+         .target = &o->caches},
         {"out", 'o', ARGS_TEXT, "FILE", "write the profile there, too", .target = &o->out},
         {"json", 0, ARGS_FLAG, NULL, "print JSON instead of a table", .target = &o->json},
         {"disk", 0, ARGS_TEXT, "FILE", "measure direct reads of this large file", .target = &o->disk},

@@ -34,7 +34,9 @@ struct gpuk_experts {
     const void *weight;   /* of slot 0, 16-byte aligned */
     uint64_t stride;      /* bytes from one slot's matrix to the next, a multiple of 16 */
     const float *bias;    /* [experts][rows], by expert; or NULL */
-    const void *host;     /* of expert 0 in host memory, where slots say so; as far apart; not of chunks */
+    /* Of expert 0 in host memory, where slots say so; as far apart; not of chunks. What is beside a matrix is readable up to
+     * whole 128 bytes. */
+    const void *host;
 };
 /* What a step's tokens chose. */
 struct gpuk_choice {

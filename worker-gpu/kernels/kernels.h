@@ -139,6 +139,7 @@ struct gpuk_linear_args {
     float eps;
     const float *residual; /* stride as out_stride */
     bool swiglu;
+    bool steady; /* gemm: the kernel is the one of GPUK_BATCH_MAX tokens, however few there are */
     uint32_t x_stride, out_stride; /* floats; gemm only */
 };
 /* The first bytes of a workspace of linear layers: zero before its first launch; launches leave them zero. */

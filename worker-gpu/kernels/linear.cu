@@ -113,7 +113,9 @@ static int launch(const char *what, struct linear_call *call, enum gpuk_schedule
 {
     int rc = gpuk_linear_params(what, call->args, &call->params, err);
     if (rc) return rc;
-    const struct linear_kernel *kernel = choose(*call, schedule);
+    struct linear_call most = *call;
+    if (call->args->steady) most.tokens = GPUK_BATCH_MAX;
+    const struct linear_kernel *kernel = choose(most, schedule);
     if (!kernel)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: %u rows of %u columns of %s on this device", what,
                          call->args->segment[0].rows, call->args->cols,

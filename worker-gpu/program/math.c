@@ -78,7 +78,8 @@ static struct gpu_entry *add_linear(struct lowering *low, const struct making *m
                                                 .x_stride = x_stride,
                                                 .norm = making_vector(low, m, m->at->math->norm),
                                                 .eps = (float)low->source->model->config.norm_eps,
-                                                .swiglu = m->at->math->swiglu};
+                                                .swiglu = m->at->math->swiglu,
+                                                .steady = low->source->plan->invariant};
     return e;
 }
 

@@ -65,7 +65,8 @@
 
 enum gpu_tier { GPU_TIER_1, GPU_TIER_2, GPU_TIER_4, GPU_TIER_8, GPU_TIER_16, GPU_TIER_CHUNK, GPU_TIER_COUNT };
 enum gpu_tier gpu_tier_of(uint32_t tokens);
-/* The tier of a step by its schedule: an invariant plan decodes with one program, whatever the number of tokens. */
+/* The tier of a step by its schedule: an invariant plan decodes by the programs of 8 and of 16 tokens, whose kernels are the
+ * same but for how many tokens they have room for. */
 enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *schedule, uint32_t tokens);
 
 /* Device memory of a worker beside weights, KV pool and ring, one allocation. */

@@ -44,6 +44,7 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, linear, KIND_TABLE, false),
     MEMBER(profile_cpu, attention, KIND_RATE, false),
     MEMBER(profile_cpu, attention_flops, KIND_RATE, false),
+    MEMBER(profile_cpu, attention_host, KIND_RATE, false),
     MEMBER(profile_cpu, operation, KIND_TIME, false),
     MEMBER(profile_cpu, wake, KIND_TIME, false),
     MEMBER(profile_cpu, linear_beside, KIND_TABLE, false),
@@ -116,6 +117,7 @@ static const struct member format_member[] = {
 static const struct member kv_member[] = {
     MEMBER(profile_kv, cpu_attention, KIND_RATE, false),
     MEMBER(profile_kv, cpu_attention_flops, KIND_RATE, false),
+    MEMBER(profile_kv, cpu_attention_host, KIND_RATE, false),
     MEMBER(profile_kv, gpu_attention, KIND_RATE, false),
     MEMBER(profile_kv, gpu_attention_flops, KIND_RATE, false),
     MEMBER(profile_kv, gpu_chain_attention, KIND_RATE, false),

@@ -62,6 +62,7 @@ struct profile_cpu {
     struct profile_table linear; /* by tokens (2 and more): operations a second, 2 * rows * cols * tokens */
     struct profile_value attention;       /* KV bytes a second, one query */
     struct profile_value attention_flops; /* a chunk's attention: operations a second */
+    struct profile_value attention_host;  /* as attention, in layers of a GPU; unknown: the same */
     struct profile_value operation;       /* seconds that an operation costs beside its bytes: begin, end */
     /* Seconds by which it is later with a unit that it computes after a pause, since its threads sleep by
      * then (common/cpu/pool.h). Unknown: nothing. */
@@ -162,7 +163,7 @@ struct profile_format {
 /* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie
  * in memory. Unknown: as f16's. */
 struct profile_kv {
-    struct profile_value cpu_attention, cpu_attention_flops;
+    struct profile_value cpu_attention, cpu_attention_flops, cpu_attention_host;
     struct profile_value gpu_attention, gpu_attention_flops;
     struct profile_value gpu_chain_attention, gpu_chain_attention_pair; /* unknown: a kernel of its own */
 };

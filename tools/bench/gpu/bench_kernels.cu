@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]] [--experts [NAME]]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]] [--experts [NAME]] [--direct]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
@@ -16,6 +16,7 @@
  *   --chunks    chunks' products with blocks, of Q4_K and Q6_K or of one (bench_chunks.cu)
  *   --formats   products with weights of each format, or of one (bench_formats.cu)
  *   --experts   mixtures of experts of some shapes and formats, or of one format (bench_experts.cu)
+ *   --direct    host memory read by kernels (bench_direct.cu)
  *
  * Times are medians of repeated graph replays by CUDA events. Exit 1: the check failed. */
 #include <math.h>
@@ -307,7 +308,7 @@ int main(int argc, char **argv)
 {
     struct bench b = {};
     bool quick = false, batch = false, chains = false, longs = false, expand = false, packed = false,
-         formats = false, experts = false, chunked = false;
+         formats = false, experts = false, direct = false, chunked = false;
     const char *format = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
@@ -322,6 +323,8 @@ int main(int argc, char **argv)
             expand = true;
         } else if (strcmp(argv[i], "--packed") == 0) {
             packed = true;
+        } else if (strcmp(argv[i], "--direct") == 0) {
+            direct = true;
         } else if (strcmp(argv[i], "--formats") == 0 || strcmp(argv[i], "--experts") == 0 ||
                    strcmp(argv[i], "--chunks") == 0) {
             const char *option = argv[i];
@@ -336,7 +339,7 @@ int main(int argc, char **argv)
         } else {
             fprintf(stderr,
                     "usage: %s [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats "
-                    "[NAME]] [--experts [NAME]] [--chunks [NAME]]\n",
+                    "[NAME]] [--experts [NAME]] [--chunks [NAME]] [--direct]\n",
                     argv[0]);
             return 2;
         }
@@ -350,7 +353,7 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
-    if (expand || packed || formats || experts || chunked) {
+    if (expand || packed || formats || experts || direct || chunked) {
         printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
                b.read_gbs);
         if (expand) bad += bench_expand(&b);
@@ -358,6 +361,7 @@ int main(int argc, char **argv)
         if (formats) bench_formats(&b, format);
         if (experts) bad += bench_experts(&b, format);
         if (chunked) bad += bench_chunks(&b, format);
+        if (direct) bench_direct(&b);
         return bad ? 1 : 0;
     }
 

@@ -14,6 +14,7 @@
 /* The arithmetic's own state: the CPU's kernels that keep activations in fp32, and scratch that grows. */
 struct emulated_math {
     const struct linear_kernel *gemv[FORMAT_COUNT], *gemm[FORMAT_COUNT];
+    const struct linear_kernel *decode[FORMAT_COUNT]; /* blocks to fp32; NULL of a format that has none */
     const struct vector_variant *vector;
     const struct attention_variant *attention[KV_DTYPE_COUNT];
     struct {

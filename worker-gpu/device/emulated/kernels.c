@@ -19,6 +19,8 @@ int emulated_math_open(struct emulated_math *math, struct helm_err *err)
     memset(math, 0, sizeof *math);
     for (size_t i = 0; i < count; i++) {
         if (table[i]->features & ~features || table[i]->inputs != LINEAR_EXACT) continue;
+        if (table[i]->schedule == LINEAR_DECODE && table[i]->rows == FORMAT_F32)
+            math->decode[table[i]->format] = table[i];
         if (table[i]->schedule == LINEAR_ONE_TOKEN) math->gemv[table[i]->format] = table[i];
         if (table[i]->schedule == LINEAR_TOKENS && table[i]->exact_input &&
             strcmp(table[i]->name, "openblas") != 0)
@@ -88,18 +90,17 @@ static bool multiply(struct emulated_math *math, const struct product *p)
 static void expand_part(struct emulated_math *math, const struct gpuk_expand_part *p, enum dtype dtype)
 {
     const char *packed = p->weight;
-    const struct tensor_matrix blocks = {.format = p->format,
-                                         .data = p->weight,
-                                         .bytes = tensor_format_bytes(p->format, p->rows, p->cols),
-                                         .rows = p->rows,
-                                         .cols = p->cols};
-    const bool in_groups = tensor_format_of(p->format)->variable;
-    float *row = emulated_scratch(math, SCRATCH_GEMM, p->cols * sizeof *row);
-    for (uint32_t r = 0; r < p->rows && row && !in_groups; r++) {
-        if (tensor_format_read_row(&blocks, r, row, NULL)) math->broken = "weights of no such format";
-        emulated_store(math, p->out, (size_t)r * p->cols, dtype, row, p->cols);
+    if (!tensor_format_of(p->format)->variable) {
+        const struct linear_kernel *k = math->decode[p->format];
+        const uint64_t bytes = tensor_format_row_bytes(p->format, p->cols);
+        float *row = emulated_scratch(math, SCRATCH_GEMM, p->cols * sizeof *row);
+        if (!k) math->broken = "weights of no such format";
+        for (uint32_t r = 0; r < p->rows && row && k; r++) {
+            k->decode(row, packed + r * bytes, 1, p->cols);
+            emulated_store(math, p->out, (size_t)r * p->cols, dtype, row, p->cols);
+        }
+        return;
     }
-    if (!in_groups) return;
     uint16_t *out = p->out;
     for (uint32_t g = 0; g < packed_groups(p->rows); g++) {
         uint32_t values = packed_group_values(p->rows, p->cols, g);
