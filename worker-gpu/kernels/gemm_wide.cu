@@ -4,6 +4,7 @@
  * An item is 256 rows, up to 128 tokens, and of the columns one of some parts, where there would be fewer items than
  * multiprocessors. Sums of parts are left in a workspace; a second kernel, of all multiprocessors again, adds them in order,
  * so that the same input gives the same bits. */
+#define WIDE_GROUPS 4
 #include "worker-gpu/kernels/wide.cuh"
 
 static const uint32_t PARTS_MAX = 16, UNIT_STEPS = 256 / WIDE_STEP;
