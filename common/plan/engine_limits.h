@@ -24,8 +24,9 @@
 /* A GPU multiplies by blocks at home in VRAM as they lie in chunks of up to this many tokens, where it has kernels for it;
  * longer ones, and those of streamed weights, by what they expand to. */
 #define GPU_SHORT_TOKENS 64
-/* Likewise where it has them for more tokens (warpgroups, 9.0). At most a sub-chunk. */
-#define GPU_WIDE_TOKENS 512
+/* Likewise where it has them for more tokens (warpgroups, 9.0): with more, expanding takes less than decoding once for each
+ * tile of tokens. */
+#define GPU_WIDE_TOKENS 128
 /* The CPU's products of several tokens take at most this many at a time. */
 #define CPU_TILE_TOKENS 512
 /* Tokens of one expert that are computed together, and rows of a piece of work. */

@@ -286,7 +286,7 @@ void test_experts(struct test_context *t)
     test_logits(t);
     struct gpuk_device plain = t->device, small = t->device, few = t->device, wide = t->device;
     plain.tensor_cores = plain.warpgroups = few.warpgroups = small.warpgroups = false;
-    small.shared_bytes_max = 99 << 10, few.sm_count = wide.sm_count = 2;
+    wide.experts_wide = -1, small.shared_bytes_max = 99 << 10, few.sm_count = wide.sm_count = 2;
     for (int f = 0; f < FORMAT_COUNT; f++) {
         const enum tensor_format format = (enum tensor_format)f;
         if (tensor_format_of(format)->variable) continue;

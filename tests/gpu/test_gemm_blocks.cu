@@ -87,7 +87,7 @@ void test_gemm_blocks(struct test_context *t)
         test_product(t, &t->device, {format, 130, 1280, 5, DTYPE_F32, true});
         if (t->device.warpgroups && (!t->few || f % 4 == 0)) /* a tile of rows, tiles; whole, and in parts */
             test_product(t, f % 2 ? &few : &t->device,
-                         {format, f % 3 ? 40u : 200u, 1024, 1 + random_below(t, 100),
+                         {format, f % 3 ? 40u : 300u, 1024, 1 + random_below(t, 100),
                           f % 3 ? DTYPE_F32 : DTYPE_BF16, f % 2 != 0, true});
         if (t->few) continue;
         test_product(t, &few, {format, 200, block * 5, GPUK_BLOCKS_TOKENS, DTYPE_BF16, false});
@@ -103,9 +103,9 @@ void test_gemm_blocks(struct test_context *t)
     }
     if (t->device
             .warpgroups) { /* more than a tile of tokens, by the way that a chunk takes; columns that are no whole units */
-        test_product(t, &few, {FORMAT_Q4_K, 136, 512, 65, DTYPE_F32, false});
-        test_product(t, &few, {FORMAT_MXFP4, 40, 832, 270, DTYPE_F32, true});
-        test_product(t, &few, {FORMAT_Q5_1, 20, 1216, 180, DTYPE_BF16, false});
+        test_product(t, &few, {FORMAT_Q4_K, 272, 512, 65, DTYPE_F32, false});
+        test_product(t, &few, {FORMAT_MXFP4, 40, 832, 270, DTYPE_F32, true, true});
+        test_product(t, &few, {FORMAT_Q5_1, 20, 1216, 128, DTYPE_BF16, false});
     }
     struct gpuk_blocks_product p = {};
     p.format = FORMAT_Q4_K, p.dtype = DTYPE_BF16, p.out_dtype = DTYPE_F32, p.rows = 16, p.cols = 256;
@@ -113,8 +113,8 @@ void test_gemm_blocks(struct test_context *t)
     check(t, !gpuk_blocks_takes(&old, &p, GPUK_BLOCKS_TOKENS + 1), "65 are not");
     p.cols = 512;
     check(t, gpuk_blocks_takes(&t->device, &p, GPUK_WIDE_TOKENS) == t->device.warpgroups,
-          "512 are taken by warpgroups");
-    check(t, !gpuk_blocks_takes(&t->device, &p, GPUK_WIDE_TOKENS + 1), "513 are not");
+          "128 are taken by warpgroups");
+    check(t, !gpuk_blocks_takes(&t->device, &p, GPUK_WIDE_TOKENS + 1), "129 are not");
     p.format = FORMAT_Q8_0, p.cols = 320;
     check(t, !gpuk_wide_takes(&t->device, &p, 128), "five steps of blocks that have two rooms are not");
     p.format = FORMAT_BF16;

@@ -1,11 +1,14 @@
 /* A chunk's products with experts on the matrix instructions of warpgroups (9.0): the first that is asked. See experts.h and
  * wide.cuh.
  *
- * An item is an expert, 128 of its rows, up to 256 of its tokens, gathered by their numbers; items of the same rows are
+ * An item is an expert, 256 of its rows, up to 128 of its tokens, gathered by their numbers; items of the same rows are
  * neighbours, so that weights come from memory once. Of gate and up a warp has 8 rows of each, so that both sums of an
  * output meet in one lane. */
 #include "worker-gpu/kernels/experts.cuh"
+#define WIDE_GROUPS 4
 #include "worker-gpu/kernels/wide.cuh"
+
+static const int TOKENS_LEAST = 48; /* of an expert on average */
 
 template <typename D> struct experts_work {
     typedef typename D::value value;
@@ -97,6 +100,9 @@ template <typename D> struct experts_wide_kernel {
     static bool takes(const struct experts_chunk_call &call)
     {
         const struct experts_chunk_params &p = call.params;
+        /* with few tokens of each the other kernel's smaller items are done sooner */
+        const int64_t least = call.device->experts_wide ? call.device->experts_wide : TOKENS_LEAST;
+        if ((int64_t)call.tokens * p.chosen < least * p.experts) return false;
         size_t bits = (size_t)p.x;
         if (!D::SCALED) bits |= p.row_bytes;
         return fits(call.device) && bits % 16 == 0 && p.cols % WIDE_STEP == 0 &&

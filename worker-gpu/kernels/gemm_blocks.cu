@@ -216,7 +216,8 @@ extern "C" bool gpuk_blocks_takes(const struct gpuk_device *device, const struct
                                   uint32_t tokens)
 {
     const struct blocks_kernel *k = &kernels[product->format];
-    if (tokens > GPUK_BLOCKS_TOKENS) return gpuk_wide_takes(device, product, tokens);
+    if (tokens > GPUK_BLOCKS_TOKENS)
+        return tokens <= GPUK_WIDE_TOKENS && gpuk_wide_takes(device, product, tokens);
     return device->tensor_cores && k->takes && product->rows > 0 &&
            product->cols % tensor_format_of(product->format)->block_values == 0 &&
            product->dtype == DTYPE_BF16 &&

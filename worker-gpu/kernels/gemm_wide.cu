@@ -1,9 +1,10 @@
 /* Products of a chunk's tokens with blocks as they lie, on the matrix instructions of warpgroups (9.0): wide.cuh has the
  * loop. gpuk_blocks_run launches it for more tokens than gemm_blocks.cu takes.
  *
- * An item is 128 rows, up to 256 tokens, and of the columns one of some parts, where there would be fewer items than
- * multiprocessors. Sums of parts meet in a workspace; the last block of a tile to count, whichever it is, adds all in order
- * and stores, so that the same input gives the same bits. */
+ * An item is 256 rows, up to 128 tokens, and of the columns one of some parts, where there would be fewer items than
+ * multiprocessors. Sums of parts are left in a workspace; a second kernel, of all multiprocessors again, adds them in order,
+ * so that the same input gives the same bits. */
+#define WIDE_GROUPS 4
 #include "worker-gpu/kernels/wide.cuh"
 
 static const uint32_t PARTS_MAX = 16, UNIT_STEPS = 256 / WIDE_STEP;
@@ -12,14 +13,54 @@ struct wide_params {
     struct gpuk_blocks_product product;
     uint64_t row_bytes;
     uint32_t tokens, row_tiles, token_tiles, parts, units; /* of columns: whole units, but for the last */
-    float4 *sums;                                          /* [tile][part][lane's quad of sums][thread] */
-    uint32_t quads;                                        /* of a lane's sums in a tile, at most */
-    uint32_t *counters;                                    /* [tile] parts whose sums have come */
+    float4 *sums;                                          /* [tile][part][quad of a thread's sums][thread] */
+    uint32_t quads;                                        /* in a tile, at most */
 };
+
+/* A quad of a thread's sums: where it is of the tile that begins at these rows and tokens, and which of both are there. */
+struct wide_quad {
+    uint32_t row, token; /* and 8 rows more, one token more */
+
+    __device__ __forceinline__ wide_quad(uint32_t first_row, uint32_t first_token, uint32_t i)
+    {
+        const uint32_t lane = threadIdx.x & 31;
+        row = first_row + (threadIdx.x >> 5) * 16 + lane / 4, token = first_token + i * 8 + (lane & 3) * 2;
+    }
+    template <typename T> __device__ __forceinline__ T *at(const wide_params &q, uint32_t k) const
+    {
+        const uint32_t r = row + k / 2 * 8, t = token + k % 2;
+        if (r >= q.product.rows || t >= q.tokens) return nullptr;
+        return static_cast<T *>(q.product.out) + (uint64_t)t * q.product.out_stride + r;
+    }
+};
+/* Quads to where they belong: all that is added to is on its way before any is stored. */
+template <typename T, uint32_t N>
+__device__ __forceinline__ void wide_put(const wide_params &q, uint32_t row, uint32_t token, uint32_t first,
+                                         float *sums)
+{
+#pragma unroll
+    for (uint32_t i = 0; q.product.accumulate && i < N * 4; i++) {
+        const T *from = wide_quad(row, token, first + i / 4).at<T>(q, i % 4);
+        if (from) sums[i] += element<T>::load(*from);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < N * 4; i++) {
+        T *to = wide_quad(row, token, first + i / 4).at<T>(q, i % 4);
+        if (to) *to = element<T>::store(sums[i]);
+    }
+}
+template <uint32_t N>
+__device__ __forceinline__ void wide_put_as(const wide_params &q, uint32_t row, uint32_t token,
+                                            uint32_t first, float *sums)
+{
+    if (q.product.out_dtype == DTYPE_F32)
+        wide_put<float, N>(q, row, token, first, sums);
+    else
+        wide_put<__nv_bfloat16, N>(q, row, token, first, sums);
+}
 
 struct product_work {
     const wide_params &q;
-    uint32_t *before; /* in shared memory */
     uint32_t items, cols, rows;
     uint64_t row_bytes;
     const void *x;
@@ -41,75 +82,50 @@ struct product_work {
     {
         return item.begin + token;
     }
-    /* This part's sums to the others'; whether it was the last, with all of them in order of parts. */
-    template <uint32_t N> __device__ __forceinline__ bool meet(const wide_item &item, float sums[N][32]) const
-    {
-        const uint32_t tile = item.owner / q.parts, part = item.owner % q.parts;
-        float4 *all = q.sums + (uint64_t)tile * q.parts * q.quads * WIDE_THREADS + threadIdx.x;
-#pragma unroll
-        for (uint32_t i = 0; i < N * 8; i++) {
-            const float *s = &sums[i / 8][i % 8 * 4];
-            __stcg(all + (part * q.quads + i) * WIDE_THREADS, make_float4(s[0], s[1], s[2], s[3]));
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) *before = count_arrival(q.counters + tile);
-        __syncthreads();
-        if (*before + 1 != q.parts) return false;
-        if (threadIdx.x == 0) __stcg(q.counters + tile, 0u); /* as it was found */
-#pragma unroll
-        for (uint32_t i = 0; i < N * 32; i++) sums[i / 32][i % 32] = 0;
-#pragma unroll 1
-        for (uint32_t p = 0; p < q.parts; p++)
-#pragma unroll
-            for (uint32_t i = 0; i < N * 8; i++) {
-                const float4 v = __ldcg(all + (p * q.quads + i) * WIDE_THREADS);
-                float *s = &sums[i / 8][i % 8 * 4];
-                s[0] += v.x, s[1] += v.y, s[2] += v.z, s[3] += v.w;
-            }
-        return true;
-    }
-    template <typename T, uint32_t N>
-    __device__ __forceinline__ void put(const wide_item &item, float sums[N][32]) const
-    {
-        const uint32_t lane = threadIdx.x & 31, row = item.row + (threadIdx.x >> 5) * 16 + lane / 4;
-        const uint64_t stride = q.product.out_stride;
-        T *out = static_cast<T *>(q.product.out) + row;
-        /* all that is added to is on its way before any is stored */
-#pragma unroll
-        for (uint32_t i = 0; q.product.accumulate && i < N * 32; i++) {
-            const uint32_t s = i % 32, token = i / 32 * 64 + s / 4 * 8 + (lane & 3) * 2 + s % 2,
-                           r = s / 2 % 2 * 8;
-            if (token < item.tokens && row + r < rows)
-                sums[i / 32][s] += element<T>::load(out[(item.begin + token) * stride + r]);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < N * 32; i++) {
-            const uint32_t s = i % 32, token = i / 32 * 64 + s / 4 * 8 + (lane & 3) * 2 + s % 2,
-                           r = s / 2 % 2 * 8;
-            if (token < item.tokens && row + r < rows)
-                out[(item.begin + token) * stride + r] = element<T>::store(sums[i / 32][s]);
-        }
-    }
     template <uint32_t N>
     __device__ __forceinline__ void store(const wide_item &item, float sums[N][32]) const
     {
-        if (q.parts > 1 && !meet<N>(item, sums)) return;
-        if (q.product.out_dtype == DTYPE_F32)
-            put<float, N>(item, sums);
-        else
-            put<__nv_bfloat16, N>(item, sums);
+        if (q.parts == 1) {
+#pragma unroll
+            for (uint32_t n = 0; n < N; n++) wide_put_as<8>(q, item.row, item.begin, n * 8, sums[n]);
+            return;
+        }
+        float4 *to = q.sums + (uint64_t)item.owner * q.quads * WIDE_THREADS + threadIdx.x;
+#pragma unroll
+        for (uint32_t i = 0; i < N * 8; i++) {
+            const float *s = &sums[i / 8][i % 8 * 4];
+            __stcg(to + i * WIDE_THREADS, make_float4(s[0], s[1], s[2], s[3]));
+        }
     }
 };
+
+/* Block (quad, tile): the parts' sums of a quad of each thread, in order of parts. */
+__global__ void __launch_bounds__(WIDE_THREADS) gemm_wide_sums(const __grid_constant__ wide_params q)
+{
+    let_next_start();
+    wait_for_previous();
+    const uint32_t tile = blockIdx.y, row = tile / q.token_tiles * WIDE_ROWS,
+                   token = tile % q.token_tiles * WIDE_TOKENS;
+    if (token + blockIdx.x * 8 >= q.tokens) return;
+    const float4 *from =
+        q.sums + ((uint64_t)tile * q.parts * q.quads + blockIdx.x) * WIDE_THREADS + threadIdx.x;
+    float sums[4] = {0, 0, 0, 0};
+#pragma unroll 8
+    for (uint32_t p = 0; p < q.parts; p++) {
+        const float4 v = __ldcg(from + (uint64_t)p * q.quads * WIDE_THREADS);
+        sums[0] += v.x, sums[1] += v.y, sums[2] += v.z, sums[3] += v.w;
+    }
+    wide_put_as<1>(q, row, token, blockIdx.x, sums);
+}
 
 template <typename D>
 __global__ void __launch_bounds__(WIDE_THREADS, 1) gemm_wide(const __grid_constant__ wide_params q)
 {
 #ifdef WARPGROUP_MATRIX
     SHARED_DYNAMIC(unsigned char, shared);
-    __shared__ uint32_t source[2 * WIDE_TOKENS], before;
+    __shared__ uint32_t source[2 * WIDE_TOKENS];
     const product_work work = {
-        q,           &before,    q.row_tiles * q.token_tiles * q.parts, q.product.cols, q.product.rows,
-        q.row_bytes, q.product.x};
+        q, q.row_tiles * q.token_tiles * q.parts, q.product.cols, q.product.rows, q.row_bytes, q.product.x};
     const wide_loop<D, product_work> loop(work, shared, source);
     loop.run();
 #endif
@@ -149,14 +165,10 @@ static uint32_t parts_of(const struct gpuk_device *device, uint32_t tiles, uint3
     uint32_t best = 1;
     uint64_t least = UINT64_MAX;
     for (uint32_t parts = 1; parts <= PARTS_MAX && (parts == 1 || 2 * parts <= units); parts++) {
-        if (parts > 1 &&
-            (parts * each > GPUK_MATMUL_WORKSPACE || tiles > GPUK_LINEAR_COUNTER_BYTES / sizeof(uint32_t)))
-            break;
-        /* steps of the longest part, what an item begins and ends with, and the meeting: all but the last leave their
-         * sums, and the last reads all */
-        const uint64_t time =
-            ((tiles * parts + sms - 1) / sms) * (UNIT_STEPS * div_up(units, parts) + (parts > 1 ? 8 : 4)) +
-            (parts > 1 ? 2 * parts : 0);
+        if (parts > 1 && (parts * each > GPUK_MATMUL_WORKSPACE || tiles > 65535)) break;
+        /* steps of the longest part, what an item begins and ends with, and the second kernel */
+        const uint64_t time = ((tiles * parts + sms - 1) / sms) * (UNIT_STEPS * div_up(units, parts) + 3) +
+                              (parts > 1 ? 4 + parts * each / ((uint64_t)4 << 20) : 0);
         if (time < least) least = time, best = parts;
     }
     return best;
@@ -166,7 +178,7 @@ extern "C" bool gpuk_wide_takes(const struct gpuk_device *device, const struct g
                                 uint32_t tokens)
 {
     const struct wide_kernel &k = kernels[product->format];
-    return fits(device, k) && tokens > 0 && tokens <= GPUK_WIDE_TOKENS && product->rows > 0 &&
+    return fits(device, k) && tokens > 0 && tokens <= GPU_SUB_TOKENS && product->rows > 0 &&
            product->dtype == DTYPE_BF16 &&
            (product->out_dtype == DTYPE_F32 || product->out_dtype == DTYPE_BF16) &&
            product->cols % tensor_format_of(product->format)->block_values == 0 && k.takes(product->cols) &&
@@ -174,8 +186,7 @@ extern "C" bool gpuk_wide_takes(const struct gpuk_device *device, const struct g
 }
 
 extern "C" int gpuk_wide_run(const struct gpuk_device *device, const struct gpuk_blocks_product *product,
-                             uint32_t tokens, void *workspace, uint32_t *counters, void *stream,
-                             struct helm_err *err)
+                             uint32_t tokens, void *workspace, uint32_t *, void *stream, struct helm_err *err)
 {
     const struct wide_kernel &k = kernels[product->format];
     const uint32_t row_tiles = div_up(product->rows, WIDE_ROWS), token_tiles = div_up(tokens, WIDE_TOKENS),
@@ -187,9 +198,12 @@ extern "C" int gpuk_wide_run(const struct gpuk_device *device, const struct gpuk
                                   tokens,      row_tiles,
                                   token_tiles, parts,
                                   units,       static_cast<float4 *>(workspace),
-                                  quads,       counters};
-    return gpuk_launch("product with blocks", k.kernel, dim3(items < most ? items : most), dim3(WIDE_THREADS),
-                       k.shared, 0, stream, err, q);
+                                  quads};
+    const int rc = gpuk_launch("product with blocks", k.kernel, dim3(items < most ? items : most),
+                               dim3(WIDE_THREADS), k.shared, 0, stream, err, q);
+    if (rc || parts == 1) return rc;
+    return gpuk_launch("product with blocks: sums", gemm_wide_sums, dim3(quads, tiles), dim3(WIDE_THREADS), 0,
+                       device->early_launch ? (uint32_t)GPUK_EARLY : 0u, stream, err, q);
 }
 
 /* In the table of linear.cu to be asked and prepared only; gpuk_blocks_run launches it. */
@@ -201,7 +215,9 @@ template <typename D> static bool wide_take(const struct linear_call &call)
 template <typename D> static int wide_prepare(const struct gpuk_device *device, struct helm_err *err)
 {
     const struct wide_kernel k = kernel_of<D>();
-    return fits(device, k) ? gpuk_prepare("product with blocks", k.kernel, k.shared, err) : HELM_OK;
+    if (!fits(device, k)) return HELM_OK;
+    const int rc = gpuk_prepare("product with blocks", k.kernel, k.shared, err);
+    return rc ? rc : gpuk_prepare("product with blocks: sums", gemm_wide_sums, 0, err);
 }
 template <typename D> static constexpr struct linear_kernel linear_of()
 {

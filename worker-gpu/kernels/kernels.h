@@ -77,6 +77,7 @@ struct gpuk_device {
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
     int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
     int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
+    int experts_wide; /* tokens of an expert on average from which warpgroups take a chunk's; negative: any number */
     int chain_words; /* of chains with experts: negative: all results wait for a meeting of the blocks; 1: logits go
                              from block to block as words; 2: x, too */
 };
@@ -366,7 +367,7 @@ bool gpuk_blocks_takes(const struct gpuk_device *device, const struct gpuk_block
 HELM_MUST_CHECK int gpuk_blocks_run(const struct gpuk_device *device,
                                     const struct gpuk_blocks_product *product, uint32_t tokens,
                                     void *workspace, uint32_t *counters, void *stream, struct helm_err *err);
-/* Those of GPUK_WIDE, which also take fewer tokens: for tests and benchmarks. */
+/* Those of GPUK_WIDE, which also take fewer tokens and up to GPU_SUB_TOKENS: for tests and benchmarks. */
 bool gpuk_wide_takes(const struct gpuk_device *device, const struct gpuk_blocks_product *product,
                      uint32_t tokens);
 HELM_MUST_CHECK int gpuk_wide_run(const struct gpuk_device *device, const struct gpuk_blocks_product *product,

@@ -1,8 +1,9 @@
-/* Weights as they lie times up to 256 tokens, by the matrix instructions of warpgroups (9.0, sm_90a): the loop of
- * experts_wide.cu and gemm_wide.cu.
+/* Weights as they lie times some tokens, by the matrix instructions of warpgroups (9.0, sm_90a): the loop of experts_wide.cu
+ * and gemm_wide.cu.
  *
- * Included by these two. A block of two warpgroups stays and takes items in turn: 128 rows of weights, up to 256 rows of x,
- * some or all of the columns. A step is 64 columns: x comes into one of four places in shared memory as the matrix unit
+ * Included by these two, which say first how many warpgroups a block has (WIDE_GROUPS): four keep a multiprocessor's schedulers
+ * busier while they decode, two have registers for twice as many tokens. A block stays and takes items in turn: 64 rows of
+ * weights a warpgroup, 128 or 256 rows of x, some or all of the columns. A step is 64 columns: x comes into one of four places in shared memory as the matrix unit
  * reads it, columns of weights come with it, in units of more. What belongs to the step after next is asked for before a
  * step is multiplied, across items, too. Each warp decodes fragments of its 16 rows, 32 columns at a time, to registers,
  * while the products with the 32 before are at work: a weight is decoded once for all of an item's tokens, and x passes no
@@ -21,11 +22,20 @@
 
 #include "worker-gpu/kernels/fragments.cuh"
 
-static const uint32_t WIDE_THREADS = 256, WIDE_ROWS = 128, WIDE_TOKENS = 256, WIDE_STEP = 64, WIDE_STAGES = 4,
-                      WIDE_AHEAD = 2, WIDE_STEPS_MIN = WIDE_AHEAD + 1;
+static_assert(WIDE_GROUPS == 2 || WIDE_GROUPS == 4, "");
+static const uint32_t WIDE_THREADS = WIDE_GROUPS * 128, WIDE_ROWS = WIDE_GROUPS * 64,
+                      WIDE_TOKENS = 512 / WIDE_GROUPS, WIDE_STEP = 64, WIDE_STAGES = 4, WIDE_AHEAD = 2,
+                      WIDE_STEPS_MIN = WIDE_AHEAD + 1;
 static const uint32_t WIDE_X_BYTES = WIDE_TOKENS * WIDE_STEP * 2,
                       WIDE_EIGHT = 1024 /* bytes of eight tokens */,
-                      WIDE_W_MOST = 92 << 10 /* for weights, of what a block has */;
+                      WIDE_W_MOST =
+                          (219 << 10) - WIDE_STAGES * WIDE_X_BYTES /* for weights, of what a block has */;
+
+/* The same in all lanes, as the compiler is to know: in registers that a warp has one of. */
+__device__ __forceinline__ uint32_t warp_uniform(uint32_t v)
+{
+    return __shfl_sync(0xffffffffu, v, 0);
+}
 
 struct wide_item {
     const unsigned char *weight, *second; /* of the matrices: row 0; the same where there is one */
@@ -183,12 +193,14 @@ template <typename D, typename W> struct wide_loop {
                                            uint32_t &room) const
     {
         float sums[N][32];
+        const uint32_t steps = warp_uniform(item.steps);
+        stage = warp_uniform(stage), room = warp_uniform(room);
 #pragma unroll
         for (uint32_t n = 0; n < N; n++)
 #pragma unroll
             for (uint32_t i = 0; i < 32; i++) sums[n][i] = 0;
 #pragma unroll 1
-        for (uint32_t step = 0; step < item.steps; step++) {
+        for (uint32_t step = 0; step < steps; step++) {
             copies_wait<WIDE_AHEAD - 1>();
             bulk_after_stores(); /* the matrix unit reads past the threads' own order */
             /* all have this step's, and the products of two steps before have been read by all: there goes what is next */
@@ -197,7 +209,7 @@ template <typename D, typename W> struct wide_loop {
             next(ahead);
             multiply<N>(item, step, stage, room, sums);
             stage = (stage + 1) % WIDE_STAGES;
-            if ((step + 1) % STEPS == 0 || step + 1 == item.steps) room = (room + 1) % unit::ROOMS;
+            if ((step + 1) % STEPS == 0 || step + 1 == steps) room = (room + 1) % unit::ROOMS;
         }
         warpgroup_wait<0>();
 #pragma unroll
@@ -218,19 +230,16 @@ template <typename D, typename W> struct wide_loop {
         while (ahead.there) {
             /* fewer steps are asked for ahead than an item has: the copies are in the item that is next */
             const wide_item item = ahead.item;
-            switch (div_up(item.tokens, 64)) {
-            case 1:
+            const uint32_t tiles = warp_uniform(div_up(item.tokens, 64));
+            if (tiles == 1)
                 run_as<1>(ahead, item, stage, room);
-                break;
-            case 2:
+            else if (tiles == 2 || WIDE_GROUPS == 4)
                 run_as<2>(ahead, item, stage, room);
-                break;
-            case 3:
-                run_as<3>(ahead, item, stage, room);
-                break;
-            default:
-                run_as<4>(ahead, item, stage, room);
-                break;
+            else if constexpr (WIDE_GROUPS == 2) {
+                if (tiles == 3)
+                    run_as<3>(ahead, item, stage, room);
+                else
+                    run_as<4>(ahead, item, stage, room);
             }
         }
     }

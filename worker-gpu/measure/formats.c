@@ -6,7 +6,7 @@
 #include "common/formats/random_blocks.h"
 #include "worker-gpu/measure/private.h"
 
-#define VALUES      22 /* works that are timed for a format, about */
+#define VALUES      20 /* works that are timed for a format, about */
 #define PIECE_BYTES (16 * MIB)
 
 /* Blocks from pinned memory, the same piece over and over. */
@@ -37,7 +37,7 @@ static int measure_few(struct measure *m, struct helm_err *err)
  * has no time for more than one of them. */
 static int measure_short(struct measure *m, bool wide, struct helm_err *err)
 {
-    static const uint32_t tokens[] = {32, GPU_SHORT_TOKENS, 128, 256, GPU_WIDE_TOKENS};
+    static const uint32_t tokens[] = {32, GPU_SHORT_TOKENS, GPU_WIDE_TOKENS};
     double rate = 0, layer_s = 0;
     int rc = 0;
     for (size_t i = 0; i < (m->emulated ? 1 : sizeof tokens / sizeof *tokens) && !rc; i++)

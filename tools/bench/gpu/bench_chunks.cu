@@ -16,7 +16,7 @@ static const uint32_t TOKENS = 2048, HIDDEN = 2048, ROWS = 768, EXPERTS = 128, C
 
 struct chunks_bench {
     struct bench *b;
-    struct gpuk_device old; /* without warpgroups */
+    struct gpuk_device old, wide; /* without warpgroups, and with them for any number of tokens */
     struct gpuk_matmul *matmul;
     enum tensor_format format;
     char *weights, *plain;    /* blocks; a matrix of them expanded */
@@ -196,7 +196,7 @@ static int bench_layer(chunks_bench *f, const layer_memory &m, uint32_t tokens)
     });
     std::vector<float> act[2], sums[2];
     for (int way = 0; way < (f->b->device.warpgroups ? 2 : 1); way++) {
-        const struct gpuk_device *device = way ? &f->b->device : &f->old;
+        const struct gpuk_device *device = way ? &f->wide : &f->old;
         const struct gpuk_experts_glu_chunk glu = {role_of(f, 0), role_of(f, 1), GLU_SILU, CHOSEN,
                                                    m.groups,      DTYPE_BF16,    f->x16,   m.act};
         const struct gpuk_experts_down_chunk down = {role_of(f, 2), CHOSEN, m.groups,
@@ -239,6 +239,7 @@ int bench_chunks(struct bench *b, const char *only)
     struct chunks_bench f = {};
     int bad = 0;
     f.b = b, f.old = b->device, f.old.warpgroups = false;
+    f.wide = b->device, f.wide.experts_wide = -1;
     GPUK(gpuk_matmul_open(&f.matmul, &err));
     f.weights = (char *)f.memory(WEIGHTS), f.plain = (char *)f.memory((size_t)24576 * 4096 * 2);
     std::vector<uint32_t> random(1 << 24);
