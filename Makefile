@@ -187,13 +187,15 @@ $(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.
 	tools/dist.sh $(BIN) $(VERSION) $@
 
 # Debian packages into $(BUILD)/deb; in fresh roots, installed and asked for an answer there (root, debootstrap, network).
-.PHONY: deb test-deb test-image
+.PHONY: deb test-deb test-image test-readme
 deb:
 	tools/package/deb.sh $(BUILD)/deb
 test-deb:
 	tools/package/test-deb.sh $(BUILD)/deb-roots
 test-image:
 	tools/package/test-image.sh $(BUILD)/image
+test-readme:
+	tools/package/test-readme.sh $(BUILD)/readme-roots
 
 STYLE_SRC = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 check-style:
@@ -220,6 +222,7 @@ help:
 	@echo "make dist          relocatable tarball $(DIST)"
 	@echo "make deb           Debian packages in $(BUILD)/deb      make test-deb: built and tried in fresh roots"
 	@echo "make test-image    the Containerfile, built and tried      make test-deploy: nginx, HAProxy, Kubernetes (docs/deploy.md)"
+	@echo "make test-readme   README's commands, word by word in a fresh root"
 	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR), with manual pages and shells' completion      make uninstall"
 	@echo "make check-style   formatting, file sizes, header comments      make format, make clean"
 

@@ -17,6 +17,7 @@ QUANTIZE_SRC := \
 
 PROFILE_SRC := \
   common/measure/reader.c \
+  tools/profile/attend.c \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
   tools/profile/device.c \
@@ -33,6 +34,8 @@ PROFILE_SRC := \
 CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_batch.cu \
   tools/bench/gpu/bench_chain.cu \
+  tools/bench/gpu/bench_chunks.cu \
+  tools/bench/gpu/bench_direct.cu \
   tools/bench/gpu/bench_expand.cu \
   tools/bench/gpu/bench_experts.cu \
   tools/bench/gpu/bench_formats.cu \

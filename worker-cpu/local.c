@@ -35,7 +35,8 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     if (!rc) rc = placement_make(&model, NULL, &plan, err);
     if (rc) goto out;
     uint32_t page_tokens = o->page_tokens ? o->page_tokens : KV_PAGE_TOKENS_DEFAULT;
-    uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
+    const uint32_t pages_per_slot = (o->context_tokens + page_tokens - 1) / page_tokens;
+    local->pages_per_slot = pages_per_slot;
     struct arena_spec spec = {.slots = o->slots,
                               .context_tokens = o->context_tokens,
                               .step_tokens = o->step_tokens,

@@ -25,7 +25,7 @@ struct local_options {
 struct local {
     struct arena arena;
     struct engine engine;
-    uint32_t serial;
+    uint32_t serial, pages_per_slot;
 };
 
 HELM_MUST_CHECK int local_open(const struct local_options *options, struct local *local,

@@ -24,6 +24,7 @@ WORKER_GPU_SRC := \
   worker-gpu/measure/chains.c \
   worker-gpu/measure/chunks.c \
   worker-gpu/measure/expand.c \
+  worker-gpu/measure/experts.c \
   worker-gpu/measure/formats.c \
   worker-gpu/measure/kernels.c \
   worker-gpu/measure/measure.c \
@@ -68,9 +69,11 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/experts_plain.cu \
   worker-gpu/kernels/experts_route.cu \
   worker-gpu/kernels/experts_share.cu \
+  worker-gpu/kernels/experts_wide.cu \
   worker-gpu/kernels/gemm_blocks.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \
+  worker-gpu/kernels/gemm_wide.cu \
   worker-gpu/kernels/gemv_bulk.cu \
   worker-gpu/kernels/gemv_groups.cu \
   worker-gpu/kernels/gemv_plain.cu \
@@ -78,6 +81,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/matmul.cu \
   worker-gpu/kernels/open.cu \
   worker-gpu/kernels/rope.cu \
+  worker-gpu/kernels/router_logits.cu \
   worker-gpu/kernels/select.cu
 
 helm-worker-gpu_MAIN := worker-gpu/main.c

@@ -17,9 +17,15 @@
 #define GPU_SUB_TOKENS 512
 /* Matrix products of a chunk take whole multiples: few shapes, few plans. */
 #define GPU_PAD_TOKENS 64
+/* Likewise in an invariant plan, where products of fewer tokens are computed by a sub-chunk's algorithm. */
+#define GPU_STEADY_TOKENS 128
+/* And its steps of few tokens run the program of this many, or of ENGINE_FEW_TOKENS. */
+#define GPU_STEADY_FEW 8
 /* A GPU multiplies by blocks at home in VRAM as they lie in chunks of up to this many tokens, where it has kernels for it;
  * longer ones, and those of streamed weights, by what they expand to. */
 #define GPU_SHORT_TOKENS 64
+/* Likewise where it has them for more tokens (warpgroups, 9.0). At most a sub-chunk. */
+#define GPU_WIDE_TOKENS 512
 /* The CPU's products of several tokens take at most this many at a time. */
 #define CPU_TILE_TOKENS 512
 /* Tokens of one expert that are computed together, and rows of a piece of work. */
@@ -81,6 +87,10 @@
 #define GPU_CHAIN_PIECES     4
 /* From this position on one token's attention is a kernel of its own instead of a part of a chain. */
 #define GPU_APART_POSITION 3072
+/* A chain takes a sparse MLP of which one token reads up to this many bytes of experts; kernels of their own read faster and
+ * begin later. On an H100, of bf16: Qwen3-30B-A3B's widths (76 MB) 39 us as links and 53 as kernels, Mixtral's (705 MB) 332 and
+ * 291; lines through both meet at 237 MB, and a chain that is cut has to be launched again. */
+#define GPU_CHAIN_EXPERTS_BYTES (UINT64_C(256) << 20)
 /* A chain's list, for each operation: at most. */
 #define GPU_CHAIN_OP_BYTES 1024
 /* At most, a row of logits: the best of each block, and counters; candidates, beside the best of each 64 logits. */

@@ -51,6 +51,7 @@ struct plan_stage {
     enum plan_home home;
     uint64_t bytes; /* of weights */
     enum plan_ops ops;
+    uint64_t token_bytes; /* of mixtures: of `bytes`, what a step of one token reads; 0: all */
 };
 static inline uint32_t plan_stage_first_unit(const struct plan_stage *stage)
 {

@@ -40,6 +40,7 @@ json_t *plan_stage_to_json(const struct plan_stage *stage, const enum tensor_for
     json_t *json = json_pack("{s:[I, I], s:s, s:s, s:o}", "layers", (json_int_t)stage->first,
                              (json_int_t)stage->last, "ops", plan_ops_name(stage->ops), "home",
                              plan_home_name(stage->home), "bytes", plan_bytes_to_json(stage->bytes));
+    if (stage->token_bytes) json_object_set_new(json, "token_bytes", plan_bytes_to_json(stage->token_bytes));
     if (format) add_format(json, "format", format[plan_stage_first_unit(stage)]);
     return json;
 }
@@ -200,7 +201,9 @@ static int parse_stage(const json_t *json, uint32_t layers, struct plan_stage *s
     stage->last = (uint32_t)last;
     rc = parse_home(json, &stage->home, err);
     if (rc) return rc;
-    return json_get_u64(json, "bytes", true, 0, PLAN_BYTES_MAX, &stage->bytes, err);
+    rc = json_get_u64(json, "bytes", true, 0, PLAN_BYTES_MAX, &stage->bytes, err);
+    stage->token_bytes = 0;
+    return rc ? rc : json_get_u64(json, "token_bytes", false, 0, stage->bytes, &stage->token_bytes, err);
 }
 
 static int parse_list(const json_t *array, const char *name, uint32_t layers, struct plan_phase *phase,

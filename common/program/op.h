@@ -100,7 +100,7 @@ struct op_traits {
     const char *name; /* in printed programs */
     enum op_queue queue;
     /* By tier: it has a beginning and an end that cost time beside its bytes. On the CPU a meeting of the
-     * threads (one token's norm is done by the thread that goes on), on the GPU a kernel. */
+     * threads (one token's norm and choice are done by the thread that goes on), on the GPU a kernel. */
     bool counts[OP_TIER_COUNT];
     bool launch; /* one of the GPU's launchers, behind which another may begin early */
     bool outer;  /* touches what others write or wait for, outside its program: lanes, words, ring, events */

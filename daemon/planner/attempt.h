@@ -79,11 +79,11 @@ HELM_MUST_CHECK int attempt_fits(struct making *m, const struct trying *t, bool 
 HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct arena_spec *spec,
                                  struct helm_err *err);
 /* mixed.c: takes a plan of the strategy `mixed`, which fits with all experts on the CPU. Makes the fastest one with
- * some layers' experts in VRAM and all others' in both memories; its sizes, pools and ledgers. attempt->fits: there is
- * one. */
+ * some layers' experts in VRAM and all others' in both memories, or one nearly as fast with more slots; its sizes, pools and
+ * ledgers. attempt->seconds: of the fastest plan so far; attempt->fits: there is one. */
 HELM_MUST_CHECK int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                                  struct helm_err *err);
-/* The same in the place of a plan of the strategy `best`, if that is slower. */
+/* The same in the place of a plan of the strategy `best`, if that is slower, or not much faster. */
 HELM_MUST_CHECK int mixed_try(struct making *m, const struct trying *t, struct plan *plan,
                               struct attempt *attempt, struct helm_err *err);
 /* Where nothing fits: by how much each limit really would have to grow, and the ledgers of the plan that

@@ -5,7 +5,8 @@
  * rest of VRAM is slots, the same number for each of these layers. It is priced with the best share of missing
  * experts for the GPU to read itself, and with every expert chosen alike, or as a histogram has it. Whole layers in
  * VRAM save hand-overs; slots gain where some experts are chosen more often than others, which only counting
- * shows. */
+ * shows. So without a histogram a price is what a plan takes at worst, of plans of nearly the same price the one
+ * with the most slots is chosen, and one with slots before one without. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,12 @@
 #include "daemon/planner/attempt.h"
 #include "daemon/planner/histogram.h"
 
-#define MIXED_GAIN   0.02       /* of a decode step, for which a plan has experts in both memories */
+#define MIXED_GAIN 0.02 /* of a decode step, for which a plan has experts in both memories by a histogram */
+/* Of a decode step: what slots for up to this part of the experts may cost beside the fastest plan if each expert was chosen
+ * alike. Of published traces an eighth, kept by recency, caught 67 % of the uses; more would catch few more, and a prompt streams
+ * all experts of such layers. */
+#define MIXED_SLACK  0.02
+#define MIXED_EIGHTH 8
 #define MIXED_TRIES  24         /* numbers of layers wholly in VRAM that are tried */
 #define DIRECT_STEP  50         /* of 1,000: shares of missing experts that are tried */
 #define MOVES_PART   0.1        /* of a step's time, in which the link may bring experts */
@@ -71,7 +77,8 @@ static uint64_t left_over(const struct making *m, const struct plan *plan)
     return left > SLOTS_MARGIN ? left - SLOTS_MARGIN : 0;
 }
 
-/* As many slots as there is room for. *fits: there is, for one at least. */
+/* As many slots as there is room for beside the smallest pool; what then is left is the pool's. *fits: there is, for one at
+ * least. */
 static int fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, struct helm_err *err)
 {
     const struct ledger_wish wish = m->wish;
@@ -81,8 +88,7 @@ static int fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, s
     *fits = false;
     int rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, &spec, err);
     if (rc || !ledger_fits(plan)) return rc;
-    rc = ledger_fit(&m->c, ctx, plan, &spec, err);
-    if (!rc) rc = slots_place(m->r->model, plan, &place, err);
+    rc = slots_place(m->r->model, plan, &place, err);
     if (rc) return rc;
     const uint64_t slots = 1 + left_over(m, plan) / (place.bytes ? place.bytes : 1);
     const uint32_t experts = m->r->model->config.router.experts;
@@ -93,6 +99,7 @@ static int fill(struct making *m, uint32_t ctx, struct plan *plan, bool *fits, s
         *fits = !rc && ledger_fits(plan);
     } while (!rc && !*fits && --plan->experts.slots > 0);
     m->wish = wish;
+    if (!rc && *fits) rc = ledger_fit(&m->c, ctx, plan, &spec, err);
     return !rc && *fits && m->r->experts ? histogram_apply(m->r->experts, plan, err) : rc;
 }
 
@@ -116,55 +123,105 @@ static int choose_direct(const struct making *m, struct plan *plan, double *leas
     return rc;
 }
 
+/* Bytes of an expert, its gate, up and down as they lie in slots: the mean of the layers, whose formats may differ. */
+static int expert_bytes(const struct making *m, const struct plan *plan, double *bytes, struct helm_err *err)
+{
+    struct slots_place place = {.unit = calloc(plan_mixed_units(plan) + 1, sizeof *place.unit)};
+    struct slot_unit *const unit = place.unit;
+    int rc = unit ? slots_place(m->r->model, plan, &place, err)
+                  : helm_fail(err, HELM_E_NOMEM, "no memory for the slots of %u layers", plan->layers);
+    *bytes = 0;
+    for (uint32_t u = 0; u < place.units && !rc; u++)
+        for (int r = 0; r < SLOT_ROLES; r++) *bytes += (double)unit[u].role[r].stride / place.units;
+    free(unit);
+    return rc;
+}
+
 /* What the link may bring in a step, and what that costs: copies slow the CPU's reading, a hit saves it. */
-static void budget(const struct making *m, double seconds, struct plan *plan)
+static int budget(const struct making *m, double seconds, struct plan *plan, struct helm_err *err)
 {
     const struct profile *profile = m->r->profile;
     const double h2d = profile->link.h2d.value, alone = profile->cpu.gemv.value,
                  beside = profile->cpu.gemv_beside.value > 0 ? profile->cpu.gemv_beside.value : alone;
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < m->r->model->tensor_count && !bytes; i++)
-        if (m->r->model->tensors[i].role == TENSOR_DOWN_EXPERTS)
-            bytes = 3 * m->r->model->tensors[i].bytes / m->r->model->config.router.experts;
-    const double moves = bytes && h2d > 0 ? MOVES_PART * seconds * h2d / (double)bytes : 0,
+    double bytes;
+    int rc = expert_bytes(m, plan, &bytes, err);
+    if (rc) return rc;
+    const double moves = bytes > 0 && h2d > 0 ? MOVES_PART * seconds * h2d / bytes : 0,
                  cost = h2d > 0 ? 1000 * alone / h2d * fmax(0, 1 - beside / alone) : PLAN_MOVE_COST;
     plan->experts.moves = moves < 1 ? 1 : moves > PLAN_MOVES_MAX ? PLAN_MOVES_MAX : (uint32_t)moves;
     plan->experts.move_cost = cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
+    return 0;
 }
 
 /* ---- the choice ---- */
 
+/* What has been tried of one start. */
+struct trials {
+    struct making *m;
+    uint32_t ctx, sparse;
+    const struct plan *from;
+    /* of plans with so many layers wholly in VRAM: of a step, INFINITY: not tried, or no room; slots of each other layer */
+    double seconds[MODEL_LAYERS_MAX];
+    uint32_t slots[MODEL_LAYERS_MAX];
+};
+
+/* The first `whole` sparse layers' experts in VRAM. Without room for slots of the others t->seconds stays. */
+static int try_whole(struct trials *t, uint32_t whole, struct plan *plan, struct helm_err *err)
+{
+    bool fits = false;
+    int rc = place(t->m, t->from, whole, plan, err);
+    if (!rc) rc = fill(t->m, t->ctx, plan, &fits, err);
+    t->slots[whole] = plan->experts.slots;
+    return !rc && fits ? choose_direct(t->m, plan, &t->seconds[whole], err) : rc;
+}
+
+static int try_all(struct trials *t, uint32_t first, uint32_t last, uint32_t step, struct helm_err *err)
+{
+    int rc = 0;
+    for (uint32_t whole = first; whole < last && whole < t->sparse && !rc; whole += step) {
+        struct plan plan = {0};
+        if (t->seconds[whole] == INFINITY) rc = try_whole(t, whole, &plan, err);
+        plan_free(&plan);
+        if (t->seconds[whole] == INFINITY) break; /* more in VRAM fit no more */
+    }
+    return rc;
+}
+
+/* The least whole layers, so the most slots up to an eighth, whose step takes at most `most`; else those of the fastest plan. */
+static uint32_t best_of(const struct trials *t, double most)
+{
+    const uint32_t eighth = t->m->r->model->config.router.experts / MIXED_EIGHTH;
+    uint32_t fastest = 0, best = 0;
+    for (uint32_t w = 0; w < t->sparse; w++)
+        if (t->seconds[w] < t->seconds[fastest]) fastest = w;
+    while (best < fastest && (t->seconds[best] > most || t->slots[best] > eighth)) best++;
+    return best;
+}
+
 int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                  struct helm_err *err)
 {
+    struct trials t = {.m = m, .ctx = ctx, .from = plan};
     struct plan best = {0};
-    uint32_t sparse = 0;
-    int rc = 0;
-    attempt->fits = false;
-    for (uint32_t l = 0; l < plan->layers; l++) sparse += model_layer_sparse(&m->r->model->config, l);
-    const uint32_t step = (sparse + MIXED_TRIES - 1) / MIXED_TRIES;
-    for (uint32_t whole = 0; whole < sparse && !rc; whole += step) {
-        struct plan other = {0};
-        double seconds = INFINITY;
-        bool fits = false;
-        rc = place(m, plan, whole, &other, err);
-        if (!rc) rc = fill(m, ctx, &other, &fits, err);
-        if (!rc && fits) rc = choose_direct(m, &other, &seconds, err);
-        if (!rc && fits && (!attempt->fits || seconds < attempt->seconds)) {
-            const struct plan worse = best;
-            best = other;
-            other = worse;
-            attempt->fits = true;
-            attempt->seconds = seconds;
-        }
-        plan_free(&other);
-        if (!fits) break; /* more in VRAM fit no more */
-    }
-    if (!rc && attempt->fits) {
+    const double other = attempt->fits ? attempt->seconds : INFINITY, slack = m->r->experts ? 0 : MIXED_SLACK;
+    for (uint32_t l = 0; l < plan->layers; l++) t.sparse += model_layer_sparse(&m->r->model->config, l);
+    for (uint32_t w = 0; w < MODEL_LAYERS_MAX; w++) t.seconds[w] = INFINITY;
+    const uint32_t step = (t.sparse + MIXED_TRIES - 1) / MIXED_TRIES;
+    int rc = try_all(&t, 0, t.sparse, step, err);
+    attempt->fits = t.seconds[0] < INFINITY;
+    if (rc || !attempt->fits) return rc;
+    uint32_t fastest = best_of(&t, 0);
+    const uint32_t first = fastest + 1 > step ? fastest + 1 - step : 0;
+    rc = try_all(&t, first, fastest + step, 1, err);
+    fastest = best_of(&t, 0);
+    const uint32_t whole = best_of(&t, (1 + slack) * fmin(other, t.seconds[fastest]));
+    if (!rc) rc = try_whole(&t, whole, &best, err);
+    if (!rc) {
         const struct plan worse = *plan;
         *plan = best;
         best = worse;
-        budget(m, attempt->seconds, plan);
+        attempt->seconds = t.seconds[whole];
+        rc = budget(m, attempt->seconds, plan, err);
         m->wish.page_count = plan->page_count; /* the pool stays: what it leaves are slots */
     }
     plan_free(&best);
@@ -183,8 +240,12 @@ int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struc
     m->wish.batch = m->batch;
     m->wish.vram_page_count = 0;
     int rc = attempt_tiers(m, &mixed, &other, &seen, err);
-    if (!rc && seen.fits) rc = mixed_choose(m, t->ctx, &other, &seen, err);
-    if (!rc && seen.fits && (!attempt->fits || seen.seconds < (1 - MIXED_GAIN) * attempt->seconds)) {
+    if (!rc && seen.fits) {
+        if (attempt->fits) seen.seconds = attempt->seconds;
+        rc = mixed_choose(m, t->ctx, &other, &seen, err);
+    }
+    const double most = m->r->experts ? 1 - MIXED_GAIN : 1 + MIXED_SLACK;
+    if (!rc && seen.fits && (!attempt->fits || seen.seconds < most * attempt->seconds)) {
         const struct plan worse = *plan;
         *plan = other;
         other = worse;

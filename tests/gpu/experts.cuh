@@ -15,8 +15,8 @@ struct test_role {
     std::vector<double> value; /* [experts][rows][cols] */
     std::vector<float> bias;   /* [experts][rows], or empty */
     gpu_buffer *memory, *elsewhere,
-        *biases; /* elsewhere: every expert in its own order, as host memory has them */
-    uint64_t stride;
+        *biases;           /* elsewhere: every expert in its own order, as host memory has them */
+    uint64_t stride, lead; /* lead: of `elsewhere`, bytes before the first one; behind the last one are 128 */
 
     test_role(struct test_context *t, enum tensor_format f, uint32_t n, uint32_t r, uint32_t c,
               const std::vector<uint32_t> &slot, bool has_bias)
@@ -24,13 +24,14 @@ struct test_role {
     {
         const uint64_t bytes = tensor_format_bytes(f, r, c);
         stride = (bytes + 15) / 16 * 16 + 16 * random_below(t, 3);
-        std::vector<unsigned char> all(stride * n, 0xff), own(all);
+        lead = 128 + 16 * random_below(t, 8);
+        std::vector<unsigned char> all(stride * n, 0xff), own(lead + stride * n + 128, 0xff);
         for (uint32_t e = 0; e < n; e++) {
             const auto m = random_elements(t, (size_t)r * c, f);
             const std::vector<double> v = to_double(m, f);
             value.insert(value.end(), v.begin(), v.end());
             if (slot[e] == GPUK_SLOT_ABSENT) continue;
-            unsigned char *to = slot[e] & GPUK_SLOT_HOST ? &own[e * stride] : &all[slot[e] * stride];
+            unsigned char *to = slot[e] & GPUK_SLOT_HOST ? &own[lead + e * stride] : &all[slot[e] * stride];
             memcpy(to, m.data(), m.size());
         }
         memory = new gpu_buffer(all), elsewhere = new gpu_buffer(own);
@@ -49,7 +50,7 @@ struct test_role {
                 memory->at,
                 stride,
                 biases ? biases->as<float>() : nullptr,
-                elsewhere->at};
+                elsewhere->as<unsigned char>() + lead};
     }
     /* Row `row` of expert `e` over x, with its bias; *size: the sum of its terms' magnitudes. round: values are what
      * bf16 makes of them. */

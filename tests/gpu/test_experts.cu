@@ -80,6 +80,80 @@ static void test_route(struct test_context *t)
               "a router beyond the limits is refused");
 }
 
+/* ---- the router's logits of a chunk ------------------------------------------------------------------ */
+
+struct logits_case {
+    uint32_t experts, cols, tokens, count;
+    bool normed, biased;
+};
+
+static void test_logits_of(struct test_context *t, const logits_case &c)
+{
+    char what[160];
+    snprintf(what, sizeof what, "router logits of %u of %u tokens, %u experts, %u columns%s%s", c.count,
+             c.tokens, c.experts, c.cols, c.normed ? ", normed" : "", c.biased ? ", biases" : "");
+    const uint32_t x_stride = c.cols + 3, out_stride = c.experts + 2, parts = (c.cols + 255) / 256;
+    const float eps = 1e-6f;
+    const std::vector<float> w = random_floats(t, (size_t)c.experts * c.cols),
+                             x = random_floats(t, (size_t)c.tokens * x_stride, 3),
+                             norm = random_floats(t, c.cols), bias = random_floats(t, c.experts);
+    const gpu_buffer dw(w), dx(x), dnorm(norm), dbias(bias), counts(std::vector<uint32_t>{c.count});
+    std::vector<float> result[2];
+    for (int run = 0; run < 2; run++) { /* of all tokens at once, and of five at a time */
+        const size_t each = (size_t)parts * (c.experts + 1) * 4;
+        gpu_buffer out((size_t)c.tokens * out_stride * 4), workspace(run ? 5 * each + 3 : c.tokens * each);
+        const struct gpuk_router_logits args = {dw.as<float>(),  c.biased ? dbias.as<float>() : nullptr,
+                                                dx.as<float>(),  c.normed ? dnorm.as<float>() : nullptr,
+                                                out.as<float>(), c.experts,
+                                                c.cols,          x_stride,
+                                                out_stride,      eps};
+        GPUK(gpuk_router_logits(&args, c.tokens, counts.as<uint32_t>(), workspace.at, workspace.bytes, 0,
+                                t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        result[run] = out.read<float>();
+    }
+    std::vector<float> got;
+    std::vector<double> expected, terms;
+    bool kept = true;
+    for (uint32_t token = 0; token < c.tokens; token++) {
+        double squares = 0;
+        for (uint32_t i = 0; i < c.cols; i++)
+            squares += (double)x[(size_t)token * x_stride + i] * x[(size_t)token * x_stride + i];
+        const double scale = c.normed ? 1 / sqrt(squares / c.cols + eps) : 1;
+        for (uint32_t e = 0; e < out_stride; e++) {
+            const size_t at = (size_t)token * out_stride + e;
+            if (token >= c.count || e >= c.experts) {
+                kept = kept && isnan(result[0][at]) && isnan(result[1][at]);
+                continue;
+            }
+            double sum = c.biased ? bias[e] : 0, size = fabs(sum);
+            for (uint32_t i = 0; i < c.cols; i++) {
+                const double v = (double)x[(size_t)token * x_stride + i] * (c.normed ? norm[i] : 1) * scale *
+                                 w[(size_t)e * c.cols + i];
+                sum += v, size += fabs(v);
+            }
+            got.push_back(result[0][at]), expected.push_back(sum), terms.push_back(size);
+        }
+    }
+    check_close(t, got, expected, 1e-6, what, &terms);
+    check(t, kept, what);
+    check_same(t, result[0], result[1], what);
+}
+
+static void test_logits(struct test_context *t)
+{
+    test_logits_of(t, {8, 300, 37, 35, true, false});
+    test_logits_of(t, {5, 31, 3, 3, false, true});
+    if (t->few) return;
+    test_logits_of(t, {130, 520, 40, 33, true, true});
+    if (!t->small) test_logits_of(t, {128, 2048, 200, 200, true, false});
+    struct helm_err err = {};
+    const struct gpuk_router_logits wide = {nullptr, nullptr, nullptr, nullptr, nullptr, 8, 512, 512, 8, 0};
+    check(t,
+          gpuk_router_logits(&wide, 4, nullptr, nullptr, 2 * 9 * 4 - 1, 0, t->stream, &err) == HELM_E_LIMIT,
+          "a workspace that holds no token's sums is refused");
+}
+
 /* ---- chunks --------------------------------------------------------------------------------------- */
 
 struct chunk_case {
@@ -95,7 +169,9 @@ static void test_chunk(struct test_context *t, const struct gpuk_device *device,
     snprintf(what, sizeof what, "chunk of %u of %u tokens, %u of %u experts of %s %u x %u%s%s, %s", c.count,
              c.tokens, c.chosen, c.experts, name_of(c.format), c.rows, c.cols,
              c.absent ? ", some absent" : "", c.biases ? ", biases" : "",
-             device->tensor_cores ? "tensor cores" : "plain");
+             device->warpgroups     ? "warpgroups"
+             : device->tensor_cores ? "tensor cores"
+                                    : "plain");
     const enum dtype dtype = tensor_format_of(c.format)->product;
     const bool round = c.format >= FORMAT_Q8_0 && device->tensor_cores;
     const std::vector<uint32_t> slot = random_slots(t, c.experts, c.absent),
@@ -166,7 +242,8 @@ static void test_chunk(struct test_context *t, const struct gpuk_device *device,
     const test_role down(t, c.format, c.experts, c.cols, c.rows, slot, c.biases);
     const auto inner = random_elements(t, (size_t)pairs * c.rows, dtype);
     const std::vector<double> inners = to_double(inner, dtype);
-    const uint32_t stride = c.cols + 1;
+    const uint32_t stride =
+        c.cols + (c.cols % 3 ? 1 : 4); /* rows of four are added up together, or one by one */
     const std::vector<float> before = random_floats(t, (size_t)c.tokens * stride);
     std::vector<float> result[2];
     for (int run = 0; run < 2; run++) {
@@ -206,8 +283,10 @@ static void test_chunk(struct test_context *t, const struct gpuk_device *device,
 void test_experts(struct test_context *t)
 {
     test_route(t);
-    struct gpuk_device plain = t->device, small = t->device, few = t->device;
-    plain.tensor_cores = false, small.shared_bytes_max = 99 << 10, few.sm_count = 2;
+    test_logits(t);
+    struct gpuk_device plain = t->device, small = t->device, few = t->device, wide = t->device;
+    plain.tensor_cores = plain.warpgroups = few.warpgroups = small.warpgroups = false;
+    small.shared_bytes_max = 99 << 10, few.sm_count = wide.sm_count = 2;
     for (int f = 0; f < FORMAT_COUNT; f++) {
         const enum tensor_format format = (enum tensor_format)f;
         if (tensor_format_of(format)->variable) continue;
@@ -216,6 +295,11 @@ void test_experts(struct test_context *t)
         test_chunk(t, &few,
                    {format, 3, 1, rows, block > 32 ? 512u : 288u, 11, 11, odd ? GLU_SILU : GLU_CLAMPED, false,
                     odd});
+        if (wide.warpgroups &&
+            (!t->few || f % 4 == 0)) /* experts without tokens, rows that are no whole tiles */
+            test_chunk(t, &wide,
+                       {format, 4, 2, block > 32 ? 256u : 160u, block > 32 ? 256u : 320u, 9, 8,
+                        odd ? GLU_CLAMPED : GLU_SILU, f % 3 == 0, odd});
         if (f % 5 == 0 || !t->small)
             test_chunk(t, &plain, {format, 4, 2, rows, 256, 9, 7, odd ? GLU_CLAMPED : GLU_SILU, true, !odd});
         if (f % 6 == 0 || !t->small)
@@ -232,5 +316,14 @@ void test_experts(struct test_context *t)
     test_chunk(t, &few, {FORMAT_MXFP4, 1, 1, 64, 352, 100, 97, GLU_CLAMPED, false, true});
     test_chunk(t, &few, {FORMAT_F16, 5, 2, 33, 136, 70, 70, GLU_CLAMPED, true, true});
     test_chunk(t, &few, {FORMAT_BF16, 3, 2, 7, 30, 5, 5, GLU_SILU, true, false});
+    if (wide.warpgroups) { /* one, two, three and four tiles of 64 tokens, and more than all of these */
+        test_chunk(t, &wide, {FORMAT_BF16, 2, 1, 40, 192, 150, 149, GLU_SILU, false, true});
+        test_chunk(t, &wide, {FORMAT_F16, 3, 1, 192, 192, 220, 219, GLU_CLAMPED, true, false});
+        test_chunk(t, &wide, {FORMAT_Q8_0, 1, 1, 32, 256, 190, 190, GLU_SILU, false, false});
+        test_chunk(t, &wide, {FORMAT_MXFP4, 1, 1, 224, 320, 270, 269, GLU_CLAMPED, false, true});
+        if (!t->few) test_chunk(t, &wide, {FORMAT_Q6_K, 1, 1, 20, 512, 250, 250, GLU_SILU, false, false});
+        /* a unit of one step behind others: where weights have two rooms, tensor cores' other kernel takes it */
+        test_chunk(t, &wide, {FORMAT_Q8_0, 2, 1, 32, 320, 20, 20, GLU_SILU, false, false});
+    }
     if (!t->few) test_chunk(t, &few, {FORMAT_Q8_0, 70, 3, 32, 64, 90, 80, GLU_SILU, true, false});
 }

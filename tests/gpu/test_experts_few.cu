@@ -249,7 +249,8 @@ static void test_ask(struct test_context *t, uint32_t tokens, uint32_t experts, 
     CUDA(cudaStreamSynchronize(t->stream));
     const std::vector<uint32_t> id = ids.read<uint32_t>();
     const std::vector<float> weight = weights.read<float>();
-    if (routes) ask.router = &router;
+    gpu_buffer bell(std::vector<uint32_t>{6});
+    if (routes) ask.router = &router, ask.bell = bell.as<uint32_t>(), ask.ticket = 7;
     GPUK(gpuk_experts_ask(&ask, tokens, count.as<uint32_t>(), 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     check(t, ids.read<uint32_t>() == id && seen.read<uint32_t>() == id, "asking: the choice is gpuk_route's");
@@ -271,8 +272,11 @@ static void test_ask(struct test_context *t, uint32_t tokens, uint32_t experts, 
         same = same && memcmp(&sent[(size_t)capacity * (width + chosen) + p], &weight[p], 4) == 0;
     }
     check(t, same, "asking: what is sent");
+    check(t, bell.read<uint32_t>()[0] == (routes ? 7 : 6), "asking: the word that says so");
     gpu_buffer out((size_t)tokens * width * 4);
-    const struct gpuk_experts_add add = {dx.as<float>(), lane.as<float>(), out.as<float>(), width};
+    /* a word that is there, or is past: with 6 in it the kernel would wait */
+    const struct gpuk_experts_add add = {dx.as<float>(), lane.as<float>(),    out.as<float>(),
+                                         width,          bell.as<uint32_t>(), routes ? 7u : 5u};
     GPUK(gpuk_experts_add(&add, tokens, count.as<uint32_t>(), 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     const std::vector<float> sum = out.read<float>();

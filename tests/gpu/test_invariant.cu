@@ -25,9 +25,16 @@ static std::vector<uint32_t> some_tokens(struct test_context *t, uint32_t most)
 
 /* ---- few tokens' products ---- */
 
+struct few_shape {
+    int format;
+    uint32_t rows, cols;
+};
+
+/* By a program with room for so many tokens. */
 static std::vector<float> few(struct test_context *t, const gpu_buffer &weights, const gpu_buffer &norm,
-                              int format, uint32_t rows, uint32_t cols, const std::vector<float> &x)
+                              const few_shape &shape, const std::vector<float> &x, uint32_t room)
 {
+    const uint32_t rows = shape.rows, cols = shape.cols;
     const uint32_t count = (uint32_t)(x.size() / cols);
     std::vector<float> all = x;
     all.resize((size_t)GPUK_BATCH_MAX * cols, NAN);
@@ -37,12 +44,11 @@ static std::vector<float> few(struct test_context *t, const gpu_buffer &weights,
     CUDA(cudaMemset(workspace.at, 0, GPUK_LINEAR_COUNTER_BYTES));
     CUDA(cudaDeviceSynchronize());
     struct gpuk_linear_args args = {};
-    args.format = (enum tensor_format)format;
+    args.format = (enum tensor_format)shape.format;
     args.cols = cols, args.segments = 1, args.x_stride = cols, args.out_stride = rows;
     args.segment[0] = {weights.at, nullptr, nullptr, out.as<float>(), rows};
-    args.x = dx.as<float>(), args.norm = norm.as<float>(), args.eps = 1e-6f;
-    GPUK(gpuk_gemm_small(&t->device, &args, GPUK_BATCH_MAX, dcount.as<uint32_t>(), workspace.at, 0, t->stream,
-                         &err));
+    args.x = dx.as<float>(), args.norm = norm.as<float>(), args.eps = 1e-6f, args.steady = true;
+    GPUK(gpuk_gemm_small(&t->device, &args, room, dcount.as<uint32_t>(), workspace.at, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     auto got = out.read<float>();
     got.resize((size_t)count * rows);
@@ -52,13 +58,19 @@ static std::vector<float> few(struct test_context *t, const gpu_buffer &weights,
 static void test_few(struct test_context *t, int format, uint32_t rows, uint32_t cols)
 {
     char what[120];
+    const few_shape shape = {format, rows, cols};
     const gpu_buffer weights(random_elements(t, (size_t)rows * cols, format)), norm(random_floats(t, cols));
     const auto x = random_floats(t, (size_t)GPUK_BATCH_MAX * cols);
-    const auto all = few(t, weights, norm, format, rows, cols, x);
+    const auto all = few(t, weights, norm, shape, x, GPUK_BATCH_MAX);
     for (uint32_t count = 1; count <= GPUK_BATCH_MAX; count += t->small ? 7 : 1) {
         const auto order = some_tokens(t, count);
         snprintf(what, sizeof what, "%s %u x %u: %u of the tokens", name_of(format), rows, cols, count);
-        check_same(t, few(t, weights, norm, format, rows, cols, rows_of(x, order, cols)),
+        check_same(t, few(t, weights, norm, shape, rows_of(x, order, cols), GPUK_BATCH_MAX),
+                   rows_of(all, order, rows), what);
+        if (count > GPU_STEADY_FEW) continue;
+        snprintf(what, sizeof what, "%s %u x %u: %u of the tokens, in a program of 8", name_of(format), rows,
+                 cols, count);
+        check_same(t, few(t, weights, norm, shape, rows_of(x, order, cols), GPU_STEADY_FEW),
                    rows_of(all, order, rows), what);
     }
 }
@@ -107,8 +119,8 @@ static std::vector<float> decode(struct test_context *t, attending &x, uint32_t 
     CUDA(cudaDeviceSynchronize());
     struct gpuk_attention a = x.args(first, count, false);
     a.q = q.as<float>();
-    GPUK(gpuk_attention_decode(&t->device, &a, GPUK_BATCH_MAX, false, out.as<float>(), nullptr, nullptr,
-                               workspace.at, 0, t->stream, &err));
+    GPUK(gpuk_attention_decode(&t->device, &a, count <= GPU_STEADY_FEW ? GPU_STEADY_FEW : GPUK_BATCH_MAX,
+                               false, out.as<float>(), nullptr, nullptr, workspace.at, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     auto got = out.read<float>();
     got.resize((size_t)count * x.width);
@@ -194,6 +206,15 @@ static void test_products(struct test_context *t, struct gpuk_matmul *matmul, ui
     char what[120];
     snprintf(what, sizeof what, "matmul %u x %u: tokens moved by %u", rows, cols, by);
     check(t, same, what);
+    for (uint32_t few = GPU_STEADY_TOKENS; few < tokens; few += GPU_STEADY_TOKENS) {
+        const gpu_buffer dx(x), out((size_t)tokens * rows * sizeof(float));
+        GPUK(gpuk_matmul_plan(matmul, DTYPE_BF16, DTYPE_F32, few, rows, cols, rows, false, &plan, &err));
+        GPUK(gpuk_matmul_run(plan, w.at, dx.at, out.at, workspace.at, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        auto some = out.read<float>();
+        snprintf(what, sizeof what, "matmul %u x %u: the first %u tokens alone", rows, cols, few);
+        check(t, memcmp(some.data(), all.data(), (size_t)few * rows * sizeof(float)) == 0, what);
+    }
 }
 #endif
 

@@ -110,6 +110,8 @@ def test_emulated(cache, *options):
         check("emulated: %s on the device" % name, is_value(rates["gpu_gemv"]) and is_value(rates["gpu_operation"]), rates)
         check("emulated: %s of few tokens" % name, [point["x"] for point in rates["gpu_linear"]] == FEW + ([32] if name == "q6_k" else []) and
               all(is_value(point) for point in rates["gpu_linear"]), rates)
+        check("emulated: %s of a chunk's experts" % name, [point["x"] for point in rates["gpu_experts"]] == [1] and
+              is_value(rates["gpu_experts"][0]), rates)
         check("emulated: blocks are expanded, numbers are not", is_value(rates["gpu_expand"]) == (name == "q6_k"), rates)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Experts of a layer in both memories, through helmd and both workers on the emulated device: the references' tokens while
 experts move between the memories, chunks that stream them, a GPU worker that is killed midway; what is counted; and a
-histogram that helm-plan and helmd read."""
+histogram that helm-plan and helmd read. `--device cuda` in the stead of the emulated one: on a machine with a GPU."""
 import json
 import os
 import signal
@@ -15,6 +15,8 @@ import test_golden_cli as golden
 MODEL = os.path.join(h.DATA, "golden", "mixtral")  # two sparse layers of 8 experts, 2 a token
 LAYERS, EXPERTS, CHOSEN = 2, 8, 2
 _, WORST, MEAN, GAP = golden.CLASSES["bf16"]
+DEVICE = sys.argv[2] if sys.argv[1:2] == ["--device"] else "emulated"
+VRAM = "64M" if DEVICE == "emulated" else "2G"  # with a GPU's context
 counts = {True: 0, False: 0}
 
 
@@ -47,7 +49,7 @@ def mixed_plan(prefill=None, **experts):
 
 
 def run_plan(name, plan, cases, kill=False):
-    daemon = h.Daemon("--device", "emulated", "--vram", "64M", real=True, model=MODEL, plan=plan)
+    daemon = h.Daemon("--device", DEVICE, "--vram", VRAM, real=True, model=MODEL, plan=plan)
     try:
         agrees(daemon, name, cases)
         if kill:

@@ -2,6 +2,7 @@
 """8B at 8 GiB over contexts: decode and first tokens beside their forecasts, in one table (six to eight minutes on an H100).
 
   context_cells.py --bin DIR --out DIR --model DIR [--profile FILE] [--vram 8GiB] [--seconds 450] [--only GROUP,...]
+                   [--direct PERMILLE,... [--depth TOKENS]]
 
 Groups, a daemon each, in this order; those that --seconds leave no time for are named as not measured:
   short    --ctx 512 at 256 tokens, what the others are held against
@@ -12,7 +13,9 @@ Groups, a daemon each, in this order; those that --seconds leave no time for are
   eight    8 sequences of 8,192 at once, beside one
 A plan is made once a group (helm-plan, by --profile, else this machine's), is what the daemon runs, and is what the forecasts
 are of. Host memory's plain reads stand beside every row (helm-bench's, before and after). First comes the CPU's attention
-beside plain reads (helm-bench-kernels --attend-host --quick). Standard library only; raw output goes to --out."""
+beside plain reads (helm-bench-kernels --attend-host --quick). With --direct each group is decoded at --depth alone, once with its
+plan and once for each of these shares of the arena's positions that the GPU reads over the link itself; beside it stands the rate
+at which the CPU attends to the others. Standard library only; raw output goes to --out."""
 import argparse
 import json
 import os
@@ -60,14 +63,42 @@ def daemon_options(b, group):
     return ["--plan", b.path(group + ".plan.json")]
 
 
-def bench_cells(b, group):
-    """helm-bench's cells of one daemon."""
-    _, prompts, output, sequences, _, _ = GROUPS[group]
-    report = b.path(group + ".bench.json")
+def with_direct(b, group, share):
+    """The group's plan with another share of the arena's positions that the GPU reads itself."""
+    with open(b.path(group + ".plan.json"), encoding="utf-8") as file:
+        plan = json.load(file)
+    plan["kv_direct_permille"] = share
+    with open(b.path(f"{group}-{share}.plan.json"), "w", encoding="utf-8") as file:
+        json.dump(plan, file)
+    return f"{group}-{share}"
+
+
+def measure_direct(b, group):
+    """Decode at one depth by share: token/s, and the CPU's seconds a step in attention."""
+    daemon_options(b, group)
+    with open(b.path(group + ".plan.json"), encoding="utf-8") as file:
+        own = json.load(file).get("kv_direct_permille", 0)
+    b.say("\n| cell | tokens | share read by the GPU | token/s | CPU's attention, ms a step | host read GB/s |\n" + "| --- " * 6 + "|")
+    for share in [own] + [int(x) for x in b.o.direct.split(",")]:
+        b.go_on()
+        name = with_direct(b, group, share)
+        cell = bench_cells(b, group, name, (b.o.depth,), ["--plan", b.path(name + ".plan.json")])[0]
+        if cell.get("error"):
+            raise Failed(f"{name}: {cell['error']}")
+        seconds = cell["worker_seconds"]
+        b.say(f"| {group} | {b.o.depth:,} | {share / 10:.1f} %{' (the plan)' if share == own else ''} | {1000 / cell['server']['tpot_ms']:.2f} | " +
+              f"{1000 * seconds['attention'] / max(1, seconds['steps']):.2f} | {(cell.get('read_gb_s') or {}).get('p50') or 0:.0f} |")
+
+
+def bench_cells(b, group, name=None, prompts=None, options=None):
+    """helm-bench's cells of one daemon; name, prompts, options: those of the group unless given."""
+    _, own_prompts, output, sequences, _, _ = GROUPS[group]
+    prompts = prompts or own_prompts
+    report = b.path((name or group) + ".bench.json")
     command = [b.program("helm-bench"), "--model", b.o.model, "--vram", b.o.vram, "--device", b.o.device, "--prompt",
                ",".join(map(str, prompts)), "--output", str(output), "--requests", str(sequences), "--concurrency", str(sequences),
                "--warmup", "0" if sequences > 1 else "1", "--rounds", "1", "--keep-daemons", "--json", report, "--",
-               *daemon_options(b, group)]
+               *(options or daemon_options(b, group))]
     if b.o.profile:
         command += ["--profile", b.o.profile]
     left = b.o.seconds - (time.monotonic() - b.begin) if b.o.seconds else 600
@@ -97,6 +128,9 @@ def measure(b, rows):
     for group in b.o.only.split(",") if b.o.only else GROUPS:
         try:
             b.go_on()
+            if b.o.direct:
+                measure_direct(b, group)
+                continue
             for cell in bench_cells(b, group):
                 rows.append(row_of(b, group, cell))
         except Failed as why:
@@ -143,6 +177,8 @@ def main():
     parser.add_argument("--vram", default="8GiB")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="")
+    parser.add_argument("--direct", default="")
+    parser.add_argument("--depth", type=int, default=16384)
     parser.add_argument("--seconds", type=float, default=450)
     options = parser.parse_args()
     unknown = set(filter(None, options.only.split(","))) - set(GROUPS)
@@ -159,7 +195,8 @@ def main():
         measure(b, rows)
     except Cut as why:
         ended = why
-    table(b, rows)
+    if rows:
+        table(b, rows)
     b.finish({"command": "context", "rows": rows}, ended)
 
 

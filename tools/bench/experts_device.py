@@ -5,7 +5,7 @@
   experts_device.py --bin DIR --case MODEL:VRAM:STRATEGY[,...] --device emulated      (a quick look at any model)
 
 Models of random weights are made by make_gguf.py in --work (default /dev/shm/helm-experts), one at a time. Their routing is
-about even, so slots catch what their number says. A row: decode of one sequence behind 128 tokens, TTFT of 2,048, both the
+about even, and tokens are drawn so that they do not repeat (greedy where all is in VRAM), so slots catch what their number says. A row: decode of one sequence behind 128 tokens, TTFT of 2,048, both the
 second of two; what helm-cli plan --json says of the first, and helm-plan of the second; which part of the chosen experts
 was found in VRAM. `gptoss`, half of gpt-oss-120b by helm-mkmodel, is run where --only
 names it. Standard library only; about eight minutes on an H100, three without --only profile'd again."""
@@ -21,14 +21,14 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 #        name: size, type, layers (None: all), [(VRAM, strategy, sequences)]
-CASES = {"q4": ("30b-a3b", "Q4_K_M", None, [("8GiB", "best", 1), ("8GiB", "mixed", 1), ("8GiB", "experts-cpu", 1),
+CASES = {"q4": ("30b-a3b", "Q4_K_M", None, [("8GiB", "best", 1), ("8GiB", "experts-cpu", 1),
                                             ("8GiB", "best", 8), ("all", "best", 1)]),
          "mixtral": ("8x7b", "Q4_K_M", None, [("12GiB", "best", 1), ("12GiB", "experts-cpu", 1)]),
          "bf16": ("30b-a3b", "BF16", 24, [("12GiB", "best", 1), ("12GiB", "experts-cpu", 1), ("all", "best", 1)]),
          # half of gpt-oss-120b at half of 24 GiB: the whole and its arena are more than the machine's memory
          "gptoss": ("120b", "MXFP4", 18, [("12GiB", "best", 1), ("12GiB", "mixed", 1), ("12GiB", "experts-cpu", 1)])}
 USUAL = ("q4", "mixtral", "bf16")
-VOCAB_USED, DECODE, PROMPT, SHORT = 1000, 160, 2048, 128
+VOCAB_USED, DECODE, PROMPT, SHORT = 30000, 160, 2048, 128
 READY_SECONDS = 300
 
 
@@ -40,19 +40,14 @@ def run(command, timeout=600):
 
 
 class Daemon:
-    def __init__(self, o, model, vram, strategy, sequences):
+    """helmd with a model, ready; options: of plan and sequences."""
+
+    def __init__(self, o, model, options):
         self.o, self.dir = o, tempfile.mkdtemp(prefix="experts-")
         self.endpoint = "ipc://" + os.path.join(self.dir, "s")
         self.log = open(os.path.join(self.dir, "log"), "w+")
-        longest = PROMPT if o.case is None else 64
-        self.short, self.long = min(SHORT, longest), longest
-        command = [o.bin + "/helmd", "--model", model, "--device", o.device, "--strategy", strategy, "--listen", self.endpoint,
-                   "--rundir", os.path.join(self.dir, "r"), "--worker-dir", o.bin, "--ctx", str(longest + DECODE + 64),
-                   "--batch", str(sequences), "--prompt", str(longest), "--log-level", "info"]
-        if o.profile:
-            command += ["--profile", o.profile]
-        if vram != "all":
-            command += ["--vram", vram]
+        command = [o.bin + "/helmd", "--model", model, "--device", o.device, "--listen", self.endpoint, "--rundir",
+                   os.path.join(self.dir, "r"), "--worker-dir", o.bin, "--log-level", "info"] + options
         os.mkdir(os.path.join(self.dir, "r"), 0o700)
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         until = time.monotonic() + READY_SECONDS
@@ -72,10 +67,12 @@ class Daemon:
     def ask(self, *arguments):
         return json.loads(run(self.command(*arguments)))
 
-    def generate(self, tokens, count, seed):
+    def generate(self, tokens, count, seed, drawn=False):
+        """drawn: of the 200 likeliest tokens, nearly alike; greedy ones would soon repeat, and their experts with them."""
         rng = random.Random(seed)
         ids = ",".join(str(rng.randrange(10, VOCAB_USED)) for _ in range(tokens))
-        return self.command("generate", "--tokens", ids, "-n", str(count), "--ignore-eos", "--json")
+        return self.command("generate", "--tokens", ids, "-n", str(count), "--ignore-eos", "--json",
+                            *(["--temperature", "5", "--top-k", "200", "--seed", str(seed)] if drawn else []))
 
     def said(self):
         """The end of its log."""
@@ -92,10 +89,10 @@ class Daemon:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
-def decode_rate(daemon, sequences):
+def decode_rate(daemon, sequences, tokens, drawn):
     """Tokens a second of all sequences together."""
     for seed in (1, 2):
-        running = [subprocess.Popen(daemon.generate(daemon.short, DECODE, 10 * seed + n), stdin=subprocess.DEVNULL,
+        running = [subprocess.Popen(daemon.generate(tokens, DECODE, 10 * seed + n, drawn), stdin=subprocess.DEVNULL,
                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for n in range(sequences)]
         said = [r.communicate(timeout=300) for r in running]
         for r, (_, error) in zip(running, said):
@@ -106,10 +103,16 @@ def decode_rate(daemon, sequences):
 
 
 def measure(o, model, vram, strategy, sequences):
-    daemon = Daemon(o, model, vram, strategy, sequences)
+    longest = PROMPT if o.case is None else 64
+    options = ["--strategy", strategy, "--ctx", str(longest + DECODE + 64), "--batch", str(sequences), "--prompt", str(longest)]
+    if o.profile:
+        options += ["--profile", o.profile]
+    if vram != "all":
+        options += ["--vram", vram]
+    daemon = Daemon(o, model, options)
     try:
-        rate = decode_rate(daemon, sequences)
-        first = [json.loads(run(daemon.generate(daemon.long, 1, 100 + n)))["timings"]["ttft_ms"] for n in range(2)][1]
+        rate = decode_rate(daemon, sequences, min(SHORT, longest), vram != "all")
+        first = [json.loads(run(daemon.generate(longest, 1, 100 + n)))["timings"]["ttft_ms"] for n in range(2)][1]
         plan, status = daemon.ask("plan", "--json"), daemon.ask("status", "--json")
         kinds = [k for k in plan["measured"]["decode"] if k["batch"] == sequences]
         said = max(kinds, key=lambda k: k["steps"])["planned_tok_s"] if kinds else None

@@ -221,8 +221,7 @@ static void report(struct bench *b, bool as_json)
 /* Entries with the same operations in different layers are one line. */
 static void entry_label(const struct program_entry *e, char *text, size_t size)
 {
-    static const char *const kind[] = {"embed", "norm", "linear", "rotate", "attend", "sample"};
-    int n = snprintf(text, size, "%s%s", kind[e->kind], e->sampled ? " (head)" : "");
+    int n = snprintf(text, size, "%s%s", op_name(e->kind), e->sampled ? " (head)" : "");
     for (uint32_t s = 0; s < e->segment_count && n > 0 && (size_t)n < size; s++)
         n += snprintf(text + n, size - (size_t)n, " %ux%u", e->segment[s].matrix.rows,
                       e->segment[s].matrix.cols);

@@ -375,7 +375,7 @@ int main(int argc, char *argv[])
         return 0;
     }
     if (assist) {
-        if (bench_assist(b->threads, &b->cpus, &err)) goto fail;
+        if (bench_assist(name, b->threads, &b->cpus, &err)) goto fail;
         return 0;
     }
     b->samples = quick ? 5 : 11;

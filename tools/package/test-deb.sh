@@ -6,38 +6,12 @@
 set -euo pipefail
 work=${1:?usage: test-deb.sh WORK_DIR [SUITE]} suite=${2:-bookworm}
 here=$(cd "$(dirname "$0")/../.." && pwd)
-[ "$(id -u)" = 0 ] || { echo "test-deb.sh: needs root for debootstrap and chroot" >&2; exit 4; }
-command -v debootstrap >/dev/null || { echo "test-deb.sh: apt-get install debootstrap" >&2; exit 4; }
-mirror=$( (cat /etc/apt/sources.list /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list 2>/dev/null || true) |
-    sed -n '/^#/d;/^deb \|^URIs:/p' | grep -oE 'https?://[^ ]+' | head -n 1)
-[ -n "$mirror" ] || { echo "test-deb.sh: apt has no mirror here" >&2; exit 4; }
-passed=0 failed=0
-check() { # NAME COMMAND...
-    if "${@:2}"; then echo "ok   $1"; passed=$((passed + 1)); else echo "FAIL $1"; failed=$((failed + 1)); fi
-}
-mkdir -p "$work"
-work=$(cd "$work" && pwd)
-mounted=()
+. "$here/tools/package/root.sh"
 cleanup() {
     [ -z "${pids:-}" ] || kill $pids 2>/dev/null || true
-    for m in "${mounted[@]}"; do umount -l "$m" 2>/dev/null || true; done
-    return 0
+    unmount_roots
 }
 trap cleanup EXIT
-fresh_root() { # ROOT: from a base that is made once
-    local root=$1 m
-    [ -d "$work/base/etc" ] || debootstrap --variant=minbase "$suite" "$work/base" "$mirror" >"$work/debootstrap.log"
-    rm -rf --one-file-system "$root" && cp -a "$work/base" "$root"
-    cp /etc/resolv.conf "$root/etc/" 2>/dev/null || true
-    cp -r /etc/apt/apt.conf.d "$root/etc/apt/" 2>/dev/null || true
-    for m in proc sys dev; do
-        mount --bind /$m "$root/$m"
-        mounted+=("$root/$m")
-    done
-    mkdir -p "$root/dev/shm"
-    chroot "$root" apt-get update -qq
-}
-inside() { chroot "$1" env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 HOME=/root "${@:2}"; }
 
 began=$SECONDS
 fresh_root "$work/make"

@@ -6,23 +6,13 @@
 set -euo pipefail
 work=${1:?usage: test-image.sh WORK_DIR [SUITE]} suite=${2:-bookworm}
 here=$(cd "$(dirname "$0")/../.." && pwd)
-[ "$(id -u)" = 0 ] || { echo "test-image.sh: needs root for debootstrap" >&2; exit 4; }
-for tool in buildah podman debootstrap git curl; do
-    command -v $tool >/dev/null || { echo "test-image.sh: apt-get install buildah podman debootstrap git curl" >&2; exit 4; }
-done
-mirror=$( (cat /etc/apt/sources.list /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list 2>/dev/null || true) |
-    sed -n '/^#/d;/^deb \|^URIs:/p' | grep -oE 'https?://[^ ]+' | head -n 1)
-passed=0 failed=0
-check() { # NAME COMMAND...
-    if "${@:2}"; then echo "ok   $1"; passed=$((passed + 1)); else echo "FAIL $1"; failed=$((failed + 1)); fi
-}
-mkdir -p "$work"
-work=$(cd "$work" && pwd)
+. "$here/tools/package/root.sh"
+need_tools buildah podman debootstrap git curl
 store=(--root "$work/store" --runroot "$work/run" --storage-driver overlay)
 trap '[ -z "${pid:-}" ] || kill $pid 2>/dev/null || true; for m in proc dev; do [ -z "${root:-}" ] || umount -l "$root/$m" 2>/dev/null || true; done
     [ -z "${container:-}" ] || buildah "${store[@]}" rm "$container" >/dev/null 2>&1 || true' EXIT
 
-[ -d "$work/base/etc" ] || debootstrap --variant=minbase "$suite" "$work/base" "$mirror" >"$work/debootstrap.log"
+base_root
 tar -C "$work/base" -c . | podman "${store[@]}" import - localhost/debian:base >/dev/null
 rm -rf "$work/context" && git clone -q "$here" "$work/context"
 began=$SECONDS

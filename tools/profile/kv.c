@@ -1,26 +1,37 @@
 /* The CPU's attention over caches of other types than f16. See profile_tool.h. Called by helm_profile.c.
  *
- * An engine of its own, since a cache has one type: a few layers of the 4B shape (32 query heads of 8 KV heads, as the 8B
- * shape's), enough of them that each layer's keys and values have left the caches before its next turn. Its weights are
- * zeros; only attention's entries are timed. */
-#include "common/base/units.h"
+ * An engine of its own, since a cache has one type: two layers of the 4B shape (32 query heads of 8 KV heads, as the 8B
+ * shape's). Steps are of sequences in turn, whose pages lie anywhere in the pool, as those of a daemon that has served a
+ * while do: what a sequence reads has left the caches before its next turn, since all sequences' cells and each step's
+ * weights have passed by. Weights are zeros; only attention's entries are timed. */
+#include <string.h>
+
 #include "tools/profile/profile_tool.h"
 
 #define LONG         4096 /* positions that one query attends to */
 #define CHUNK_START  1024 /* before a chunk */
 #define CHUNK_TOKENS 128
-#define STEPS        9
-#define STEPS_QUICK  4
-#define LAYERS_LEAST 2
-#define LAYERS_MOST  16
+#define STEPS        18
+#define STEPS_QUICK  6
+#define LAYERS       2
+#define SEQUENCES    16
 
-static void choose_shape(uint64_t caches, struct profile_shape *shape)
+/* Gives the pool's pages to the sequences at random, and touches their cells. */
+static void scatter_pages(struct profile_steps *s)
 {
-    const uint64_t past = PROFILE_CACHES_LEAST * caches;
-    *shape = (struct profile_shape){.size = "4b", .layer_bytes = 201850880};
-    shape->layers = (uint32_t)(past / shape->layer_bytes) + 1;
-    if (shape->layers < LAYERS_LEAST) shape->layers = LAYERS_LEAST;
-    if (shape->layers > LAYERS_MOST) shape->layers = LAYERS_MOST;
+    const struct arena *arena = &s->local.arena;
+    const struct arena_region *region = &arena_header_of(arena)->region[ARENA_REGION_KV];
+    const uint32_t each = s->local.pages_per_slot, count = SEQUENCES * each;
+    uint32_t random = 1;
+    memset(arena_region_ptr(arena, ARENA_REGION_KV), 0, (size_t)region->bytes);
+    for (uint32_t i = count - 1; i > 0; i--) {
+        const uint32_t j = (random = random * 1664525u + 1013904223u) % (i + 1);
+        uint32_t *a = arena_page_table_of(arena, i / each) + i % each,
+                 *b = arena_page_table_of(arena, j / each) + j % each;
+        const uint32_t page = *a;
+        *a = *b;
+        *b = page;
+    }
 }
 
 /* Each layer's time of one step is a sample of `amount` a second. */
@@ -29,6 +40,7 @@ static int sample(struct profile_steps *s, uint32_t start, uint32_t tokens, doub
 {
     double spent = 0;
     int rc = profile_steps_run(s, start, tokens, &spent, err);
+    s->slot = (s->slot + 1) % SEQUENCES;
     for (uint32_t l = 0; l < s->local.engine.model.config.layers && !rc; l++) {
         const double attend = profile_steps_layer(s, (int32_t)l, PROFILE_KIND(OP_ATTEND));
         profile_samples_add(samples, amount / profile_steps_less(s, attend, 1));
@@ -58,10 +70,12 @@ static int measure(struct profile_steps *s, bool quick, enum kv_dtype dtype, str
 int profile_kv_measure(const struct profile_cpu_options *options, enum kv_dtype dtype, struct profile_kv *kv,
                        struct helm_err *err)
 {
-    struct profile_shape shape;
+    const struct profile_shape shape = {.size = "4b", .layers = LAYERS, .layer_bytes = 201850880};
+    struct profile_cpu_options own = *options;
     struct profile_steps steps = {.open = false};
-    choose_shape(options->caches, &shape);
-    int rc = profile_steps_open(options, &shape, dtype, &steps, err);
+    own.sequences = SEQUENCES;
+    int rc = profile_steps_open(&own, &shape, dtype, &steps, err);
+    if (!rc) scatter_pages(&steps);
     if (!rc) rc = measure(&steps, options->quick, dtype, kv, err);
     profile_steps_close(&steps);
     return rc;

@@ -58,6 +58,7 @@ static void print_format(const struct profile *p, enum tensor_format format, FIL
     print_value(out, "  operation", &f->gpu_chain_operation, UNIT_SECONDS, "");
     print_table(out, "linear", &f->gpu_linear, UNIT_FLOPS, "tok", "of the GPU");
     print_table(out, "a product", &f->gpu_linear_operation, UNIT_SECONDS, "tok", "beside its work");
+    print_table(out, "experts", &f->gpu_experts, UNIT_FLOPS, "tok", "of an expert, in a chunk");
     print_value(out, "expand", &f->gpu_expand, UNIT_BYTES, "as 16 bits come out");
 }
 
@@ -69,6 +70,7 @@ static void print_kv(const struct profile *p, enum kv_dtype dtype, FILE *out)
     print_value(out, "cpu attention", &kv->cpu_attention, UNIT_BYTES, "one query");
     print_value(out, "  chunk", &kv->cpu_attention_flops, UNIT_FLOPS, "");
     if (p->gpu.device == PROFILE_DEVICE_NONE) return;
+    print_value(out, "  for a GPU", &kv->cpu_attention_host, UNIT_BYTES, "in host memory, one query");
     print_value(out, "gpu attention", &kv->gpu_attention, UNIT_BYTES, "one query");
     print_value(out, "  chunk", &kv->gpu_attention_flops, UNIT_FLOPS, "");
     print_value(out, "chain attention", &kv->gpu_chain_attention, UNIT_BYTES, "");
@@ -107,6 +109,8 @@ void profile_print(const struct profile *p, FILE *out)
     print_table(out, "  packed", &cpu->linear_packed, UNIT_FLOPS, "tok", "the same, of packed weights");
     print_value(out, "attention", &cpu->attention, UNIT_BYTES, "KV cache, one query");
     print_value(out, "attention chunk", &cpu->attention_flops, UNIT_FLOPS, "");
+    if (gpu->device != PROFILE_DEVICE_NONE)
+        print_value(out, "for a GPU", &cpu->attention_host, UNIT_BYTES, "KV cache in host memory, one query");
     print_value(out, "operation", &cpu->operation, UNIT_SECONDS, "beside its bytes");
     print_value(out, "wake", &cpu->wake, UNIT_SECONDS, "later with a unit after a pause");
     print_table(out, "  beside", &cpu->linear_beside, UNIT_FLOPS, "tok", "while the link streams");

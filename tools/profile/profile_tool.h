@@ -89,7 +89,8 @@ struct profile_cpu_options {
     int node;         /* NUMA node, -1: none */
     uint64_t caches;  /* bytes of the last-level caches together, 0 where unknown */
     bool quick;
-    bool invariant; /* the engine's plan is: several tokens of a step have each the bits of one */
+    bool invariant;     /* the engine's plan is: several tokens of a step have each the bits of one */
+    uint32_t sequences; /* that the cache has room for; 0: one */
     const struct profile_progress *progress;
 };
 /* The worker's engine over a model that exists only to be measured, and where its steps' time goes. */
@@ -98,6 +99,7 @@ struct profile_steps {
     bool open;
     uint64_t *entry_ns; /* of the last step's program, *local.engine.run.program[0] */
     uint32_t entries;
+    uint32_t slot;     /* of the sequence that steps are of */
     double region_s;   /* that a region of the pool costs, empty */
     cpu_set_t allowed; /* the caller's CPUs before it became thread 0 */
 };
@@ -181,6 +183,12 @@ HELM_MUST_CHECK int profile_format_link_measure(const struct profile_format_link
 /* The CPU's values of a type of cache. The caller becomes thread 0 of an engine that is gone at the end. */
 HELM_MUST_CHECK int profile_kv_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
                                        struct profile_kv *kv, struct helm_err *err);
+
+/* ---- attend.c ---- */
+
+/* Bytes of such a cache a second that the CPU attends to for a GPU. The caller is thread 0 of a pool meanwhile. */
+HELM_MUST_CHECK int profile_attend_measure(const struct profile_cpu_options *options, enum kv_dtype dtype,
+                                           struct profile_value *value, struct helm_err *err);
 
 /* ---- packed.c ---- */
 

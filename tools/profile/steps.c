@@ -92,7 +92,7 @@ int profile_steps_open(const struct profile_cpu_options *o, const struct profile
                                           .kv_dtype = kv_dtype,
                                           .threads = o->threads,
                                           .node = &o->node,
-                                          .slots = 1,
+                                          .slots = o->sequences ? o->sequences : 1,
                                           .context_tokens = CONTEXT,
                                           .step_tokens = STEP_TOKENS,
                                           .invariant = o->invariant,
@@ -124,7 +124,7 @@ int profile_steps_weights(struct profile_steps *s, char **weights, struct helm_e
 int profile_steps_run(struct profile_steps *s, uint32_t start, uint32_t tokens, double *seconds,
                       struct helm_err *err)
 {
-    const struct step_row row = {.start = start, .count = tokens};
+    const struct step_row row = {.slot = s->slot, .start = start, .count = tokens};
     const struct step_result *result;
     struct run *run = &s->local.engine.run;
     for (uint32_t i = 0; i < s->entries; i++) s->entry_ns[i] = UINT64_MAX;

@@ -397,6 +397,14 @@ static const struct program_entry *linear_from(const struct run *run, uint32_t p
     return NULL;
 }
 
+/* What an idle thread does: a pool_idle_fn. */
+static bool fetch_ahead(void *ctx, uint32_t thread, uint32_t piece)
+{
+    const struct run *run = ctx;
+    const struct program_entry *down = atomic_load_explicit(&run->experts.ahead.down, memory_order_acquire);
+    return down ? experts_fetch_ahead(run, down, thread, piece) : linear_fetch_ahead(ctx, thread, piece);
+}
+
 static struct pool_job job_of(struct run *run, const struct program_entry *e, uint32_t tokens)
 {
     static pool_chunk_fn *const by_tokens[OP_KIND_COUNT] = {
@@ -445,6 +453,7 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     run->turn++;
     atomic_store_explicit(&run->ahead, linear_from(run, run->program_index, run->entry_index),
                           memory_order_release);
+    atomic_store_explicit(&run->experts.ahead.down, NULL, memory_order_relaxed);
     if (uses_lane(e)) hand_over_begin(run, e);
     if (run->rc) return false;
     *job = job_of(run, e, tokens);
@@ -464,6 +473,7 @@ int execute_run(struct run *run, struct helm_err *err)
     plan_attention(run);
     pool_run(run->pool, execute_next, run);
     atomic_store_explicit(&run->ahead, NULL, memory_order_relaxed);
+    atomic_store_explicit(&run->experts.ahead.down, NULL, memory_order_relaxed);
     if (run->rc && err) *err = run->err;
     return run->rc;
 }
@@ -564,7 +574,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     rope_inv_freq(c, run->inv_freq, &run->rope_scale);
     experts_create(run);
     run->reads = linear_reads_choose();
-    pool_set_idle(run->pool, linear_fetch_ahead, run);
+    pool_set_idle(run->pool, fetch_ahead, run);
     return 0;
 }
 

@@ -54,6 +54,12 @@ struct run_reads {
     bool across;            /* reads past a chunk's end go on in the thread's next chunk */
 };
 
+/* One token's downs that come next, for threads that wait: what they are of is known before their turn comes. */
+struct run_experts_ahead {
+    _Atomic(const struct program_entry *) down; /* NULL: something else comes next */
+    _Atomic uint32_t count, id[MODEL_EXPERTS_CHOSEN_MAX];
+};
+
 /* The tokens of a step by the experts that they have chosen. */
 struct run_experts {
     uint32_t *id, *pair; /* [tokens][chosen]; pairs token * chosen + j in the order of experts */
@@ -62,6 +68,7 @@ struct run_experts {
     uint32_t active[MODEL_EXPERTS_MAX];    /* experts that any chose */
     uint32_t active_count;
     uint32_t count; /* of one token, how many: all that are chosen, or that are asked for */
+    struct run_experts_ahead ahead;
 };
 
 struct run_thread {

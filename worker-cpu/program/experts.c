@@ -8,6 +8,7 @@
  * Everything is in the thread's own memory until it is written to the place of its pair. */
 #include "worker-cpu/program/experts.h"
 
+#include <immintrin.h>
 #include <string.h>
 
 #include "worker-cpu/program/linear.h"
@@ -108,11 +109,109 @@ static void group(struct run *run)
 
 /* ---- one token ---- */
 
-static const char *expert_row(const struct program_entry *e, const struct program_segment *g, uint32_t expert,
-                              uint32_t row)
+/* A piece of an expert's rows, and where it lies, as a gemv reads it. */
+struct expert_piece {
+    uint32_t expert, piece;
+};
+struct expert_rows {
+    const char *w;
+    size_t stride; /* bytes from one of its streams to the next */
+};
+
+static struct expert_rows rows_of(const struct program_entry *e, const struct program_segment *g,
+                                  struct expert_piece at)
 {
-    return (const char *)g->matrix.data + ((uint64_t)expert * e->expert_rows + row) *
-                                              tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
+    const uint64_t row_bytes = tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
+    const uint32_t first = e->bound[at.piece], rows = e->bound[at.piece + 1] - first;
+    return (struct expert_rows){.w = (const char *)g->matrix.data +
+                                     ((uint64_t)at.expert * e->expert_rows + first) * row_bytes,
+                                .stride = rows / g->kernels->one->streams * row_bytes};
+}
+
+/* The chunks [first, last) of `chunks` that the pool gives a thread. */
+struct chunk_share {
+    uint32_t first, last;
+};
+static struct chunk_share share_of(const struct run *run, const struct program_entry *e, uint32_t chunks,
+                                   uint32_t thread)
+{
+    const uint64_t width = e->share && e->share < run->threads ? e->share : run->threads;
+    if (thread >= width) return (struct chunk_share){0, 0};
+    return (struct chunk_share){.first = (uint32_t)(chunks * thread / width),
+                                .last = (uint32_t)(chunks * (thread + 1) / width)};
+}
+
+/* What the thread reads behind chunk `chunk` of gates and ups: its next gates, or its first downs. False: neither. */
+static bool behind_glu(const struct run *run, uint32_t chunk, uint32_t thread, struct expert_rows *next)
+{
+    const struct program_entry *e = run->entry,
+                               *down = atomic_load_explicit(&run->experts.ahead.down, memory_order_relaxed);
+    const uint32_t at = chunk + 1;
+    if (at < share_of(run, e, run->experts.count * e->chunks, thread).last) {
+        *next = rows_of(e, &e->segment[0],
+                        (struct expert_piece){run->experts.id[at / e->chunks], at % e->chunks});
+        return true;
+    }
+    const struct chunk_share share =
+        down ? share_of(run, down, down->chunks, thread) : (struct chunk_share){0, 0};
+    if (share.first == share.last) return false;
+    *next = rows_of(down, &down->segment[0], (struct expert_piece){run->experts.id[0], share.first});
+    return true;
+}
+
+/* What it reads behind the downs of the j-th chosen expert: those of the next one, or of its next chunk. */
+static bool behind_down(const struct run *run, uint32_t chunk, uint32_t j, uint32_t thread,
+                        struct expert_rows *next)
+{
+    const struct program_entry *e = run->entry;
+    if (++j == run->experts.count) {
+        if (++chunk >= share_of(run, e, e->chunks, thread).last) return false;
+        j = 0;
+    }
+    *next = rows_of(e, &e->segment[0], (struct expert_piece){run->experts.id[j], chunk});
+    return true;
+}
+
+/* An idle thread fetches its share of the downs while others still have gates and ups: in small pieces, in the order in
+ * which it will read them. */
+#define IDLE_PIECE 1024
+bool experts_fetch_ahead(const struct run *run, const struct program_entry *down, uint32_t thread,
+                         uint32_t piece)
+{
+    const struct run_experts_ahead *ahead = &run->experts.ahead;
+    const struct program_segment *g = &down->segment[0];
+    const uint64_t row_bytes = tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
+    const struct chunk_share share = share_of(run, down, down->chunks, thread);
+    const uint32_t count = atomic_load_explicit(&ahead->count, memory_order_relaxed);
+    uint64_t at = (uint64_t)piece * IDLE_PIECE;
+    if (at >= run->reads.idle_bytes || count > down->chosen) return false;
+    for (uint32_t c = share.first; c < share.last; c++) {
+        const uint64_t bytes = (down->bound[c + 1] - down->bound[c]) * row_bytes,
+                       pieces = (bytes + IDLE_PIECE - 1) / IDLE_PIECE, here = pieces * IDLE_PIECE;
+        if (at >= here * count) {
+            at -= here * count;
+            continue;
+        }
+        const uint32_t expert = atomic_load_explicit(&ahead->id[at / here], memory_order_relaxed);
+        if (expert >= down->experts) return false;
+        const char *w = rows_of(down, g, (struct expert_piece){expert, c}).w + at % here;
+        for (uint64_t i = 0; i < IDLE_PIECE; i += 64) _mm_prefetch(w + i, _MM_HINT_T1);
+        return true;
+    }
+    return false;
+}
+
+/* Says what is read behind the entry, one token's gates and ups. */
+static void look_ahead(struct run *run, const struct program_entry *e)
+{
+    struct run_experts_ahead *ahead = &run->experts.ahead;
+    const struct program *p = run->program[run->program_index];
+    const struct program_entry *next = run->entry_index < p->count ? &p->entry[run->entry_index] : NULL;
+    if (!next || next->kind != OP_EXPERTS_DOWN || next->alone) return;
+    for (uint32_t j = 0; j < run->experts.count && j < e->chosen; j++)
+        atomic_store_explicit(&ahead->id[j], run->experts.id[j], memory_order_relaxed);
+    atomic_store_explicit(&ahead->count, run->experts.count, memory_order_relaxed);
+    atomic_store_explicit(&ahead->down, next, memory_order_release);
 }
 
 /* The bias of rows from `row` on of all experts', if there is one. */
@@ -122,16 +221,20 @@ static void add_bias(const struct run *run, const struct program_segment *g, flo
     if (g->bias) run->kernels->vector->add(y, g->bias + row, rows);
 }
 
-/* Rows from `row` on of all experts' times one input, which is as the kernel reads it; `next`: what is read behind. */
-static void multiply_one(const struct run *run, const struct program_segment *g, float *y, uint32_t row,
-                         const float *x, uint32_t rows, const char *next)
+/* A piece of an expert's rows times one input, which is as the kernel reads it; `next`: what is read behind, or NULL. */
+static void multiply_one(const struct run *run, const struct program_segment *g, float *y,
+                         struct expert_piece at, const float *x, const struct expert_rows *next)
 {
+    const struct program_entry *e = run->entry;
+    const uint32_t first = e->bound[at.piece], rows = e->bound[at.piece + 1] - first;
     struct gemv_reads reads = run->reads.gemv;
-    const uint64_t row_bytes = tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
-    reads.next = run->reads.across ? next : NULL;
-    reads.next_stride = rows / g->kernels->one->streams * row_bytes;
-    g->kernels->one->gemv(y, (const char *)g->matrix.data + row * row_bytes, x, rows, g->matrix.cols, &reads);
-    add_bias(run, g, y, row, rows);
+    reads.next = NULL;
+    if (run->reads.across && next) {
+        reads.next = next->w;
+        reads.next_stride = next->stride;
+    }
+    g->kernels->one->gemv(y, rows_of(e, g, at).w, x, rows, g->matrix.cols, &reads);
+    add_bias(run, g, y, at.expert * e->expert_rows + first, rows);
 }
 
 /* An input as the segment's kernel reads it, once for all of an entry's chunks where it is the same (`keep`). */
@@ -153,19 +256,17 @@ static void glu_rows(const struct run *run, enum glu_kind kind, float *gate, con
     (kind == GLU_SILU ? v->swiglu : v->swiglu_clamped)(gate, gate, up, rows);
 }
 
-/* A piece of gate and up of an expert, for one token's input. */
-static void one_glu(const struct run *run, uint32_t expert, uint32_t piece, const float *in, float *act,
-                    uint32_t thread, bool keep)
+/* A piece of gate and up of an expert, for one token's input (`keep`: the same of all chunks). */
+static void one_glu(const struct run *run, struct expert_piece at, const float *in, float *act,
+                    uint32_t thread, bool keep, const struct expert_rows *next)
 {
     const struct program_entry *e = run->entry;
     const struct program_segment *gate = &e->segment[0], *up = &e->segment[1];
-    const uint32_t first = e->bound[piece], rows = e->bound[piece + 1] - first,
-                   row = expert * e->expert_rows + first;
+    const uint32_t first = e->bound[at.piece], rows = e->bound[at.piece + 1] - first;
+    const struct expert_rows ups = rows_of(e, up, at);
     float sum[CPU_EXPERTS_ROWS];
-    multiply_one(run, gate, act + first, row, in_order(run, gate, in, thread, keep), rows,
-                 expert_row(e, up, expert, first));
-    multiply_one(run, up, sum, row, in_order(run, up, in, thread, keep), rows,
-                 piece + 1 < e->chunks ? expert_row(e, gate, expert, first + rows) : NULL);
+    multiply_one(run, gate, act + first, at, in_order(run, gate, in, thread, keep), &ups);
+    multiply_one(run, up, sum, at, in_order(run, up, in, thread, keep), next);
     glu_rows(run, e->glu, act + first, sum, rows);
 }
 
@@ -174,9 +275,11 @@ static void chunk_glu_one(void *ctx, uint32_t chunk, uint32_t thread)
     const struct run *run = ctx;
     const struct program_entry *e = run->entry;
     const uint32_t j = chunk / e->chunks;
+    struct expert_rows next;
     if (j >= run->experts.count) return; /* none is asked for */
-    one_glu(run, run->experts.id[j], chunk % e->chunks, e->in,
-            run->act->buffer[BUFFER_GATE] + (size_t)j * e->expert_rows, thread, true);
+    one_glu(run, (struct expert_piece){run->experts.id[j], chunk % e->chunks}, e->in,
+            run->act->buffer[BUFFER_GATE] + (size_t)j * e->expert_rows, thread, true,
+            behind_glu(run, chunk, thread, &next) ? &next : NULL);
 }
 
 /* Inputs of all chosen downs in the order of their kernel: computed by every thread for itself, once. */
@@ -207,9 +310,9 @@ static void chunk_down_one(void *ctx, uint32_t chunk, uint32_t thread)
     const float *in = inputs_in_order(run, thread, &stride);
     float y[CPU_EXPERTS_ROWS], sum[CPU_EXPERTS_ROWS] = {0};
     for (uint32_t j = 0; j < run->experts.count; j++) {
-        const uint32_t next = j + 1 < run->experts.count ? run->experts.id[j + 1] : UINT32_MAX;
-        multiply_one(run, g, y, run->experts.id[j] * e->expert_rows + first, in + j * stride, rows,
-                     next == UINT32_MAX ? NULL : expert_row(e, g, next, first));
+        struct expert_rows next;
+        multiply_one(run, g, y, (struct expert_piece){run->experts.id[j], chunk}, in + j * stride,
+                     behind_down(run, chunk, j, thread, &next) ? &next : NULL);
         for (uint32_t r = 0; r < rows; r++) sum[r] += run->experts.weight[j] * y[r];
     }
     if (e->answer)
@@ -287,17 +390,15 @@ static void multiply_several(const struct run *run, uint32_t expert, uint32_t pi
 }
 
 /* Rows of an expert times one token's input, as if it was alone. */
-static void multiply_single(const struct run *run, uint32_t expert, uint32_t piece, uint32_t pair,
-                            uint32_t thread)
+static void multiply_single(const struct run *run, struct expert_piece at, uint32_t pair, uint32_t thread)
 {
     const struct program_entry *e = run->entry;
     const struct program_segment *g = &e->segment[0];
-    const uint32_t first = e->bound[piece];
     if (e->kind == OP_EXPERTS_GLU)
-        one_glu(run, expert, piece, input_of(run, pair), output_of(run, pair), thread, false);
+        one_glu(run, at, input_of(run, pair), output_of(run, pair), thread, false, NULL);
     else
-        multiply_one(run, g, output_of(run, pair) + first, expert * e->expert_rows + first,
-                     in_order(run, g, input_of(run, pair), thread, false), e->bound[piece + 1] - first, NULL);
+        multiply_one(run, g, output_of(run, pair) + e->bound[at.piece], at,
+                     in_order(run, g, input_of(run, pair), thread, false), NULL);
 }
 
 /* A piece of an expert's rows, for all tokens that chose it. */
@@ -311,7 +412,8 @@ static void chunk_several(void *ctx, uint32_t chunk, uint32_t thread)
                    end = x->first[expert + 1];
     uint32_t at = x->first[expert];
     if (run->program[run->program_index]->few || (end - at == 1 && !run->invariant)) {
-        for (; at < end; at++) multiply_single(run, expert, piece, x->pair[at], thread);
+        for (; at < end; at++)
+            multiply_single(run, (struct expert_piece){expert, piece}, x->pair[at], thread);
         return;
     }
     for (uint32_t count; at < end; at += count) {
@@ -366,6 +468,7 @@ struct pool_job experts_job(struct run *run, const struct program_entry *e)
     }
     const bool glu = e->kind == OP_EXPERTS_GLU;
     if (!e->asked) run->experts.count = e->chosen;
+    if (glu) look_ahead(run, e);
     return (struct pool_job){.run = glu ? chunk_glu_one : chunk_down_one,
                              .chunks = glu ? larger_of(run->experts.count, 1) * e->chunks : e->chunks,
                              .alone = e->alone,

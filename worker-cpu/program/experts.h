@@ -23,6 +23,10 @@ void experts_create(struct run *run);
 /* Before and after an entry with a lane, or that answers by one. */
 HELM_MUST_CHECK int experts_begin(struct run *run, const struct program_entry *entry, struct helm_err *err);
 HELM_MUST_CHECK int experts_end(const struct program_entry *entry, struct helm_err *err);
+/* While a thread waits and one token's downs come next (run->experts.ahead): fetches what it will read first of them into its
+ * L2. As a pool_idle_fn. */
+bool experts_fetch_ahead(const struct run *run, const struct program_entry *down, uint32_t thread,
+                         uint32_t piece);
 /* The region of such an entry. Groups the step's tokens before their gates. */
 struct pool_job experts_job(struct run *run, const struct program_entry *entry);
 

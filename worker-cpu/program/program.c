@@ -21,6 +21,8 @@
  * and with busy neighbours much faster, because every thread that takes part can be the one that is not
  * running. */
 #define GEMV_SHARE_BYTES (192 * KIB)
+/* Of a router: behind it all threads have its experts. */
+#define ROUTER_SHARE_BYTES (64 * KIB)
 /* Multiply-adds of one gemm chunk of many tokens: about 50 us of one core. */
 #define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
 #define TOKENS_A_CHUNK 8
@@ -157,9 +159,9 @@ static uint64_t segment_bytes(const struct lowering *low, const struct tensor_ma
     return tensor_format_row_at(m, m->rows) - tensor_format_row_at(m, 0);
 }
 
-/* Cuts the entry's rows into chunks: a share for each thread, in whole row granules, the same cuts in each
- * share. */
-static void cut_rows(struct lowering *low, struct program_entry *e)
+/* Cuts the entry's rows into chunks: a share for each thread, of `worth` bytes or more, in whole row granules, the same cuts
+ * in each share. */
+static void cut_rows(struct lowering *low, struct program_entry *e, uint64_t worth)
 {
     uint64_t granule = 1, row_bytes = 1, rows_all = 0, cols = 1;
     uint32_t threads = low->source->threads;
@@ -180,8 +182,8 @@ static void cut_rows(struct lowering *low, struct program_entry *e)
         rows_all = e->segment[0].matrix.rows;
     }
     if (!low->tiled || low->tokens <= PROGRAM_FEW_TOKENS) {
-        uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
-        if (worth < threads) threads = worth ? (uint32_t)worth : 1;
+        const uint64_t most = e->bytes / worth;
+        if (most < threads) threads = most ? (uint32_t)most : 1;
         e->share = threads;
         e->alone = threads == 1;
     }
@@ -295,7 +297,7 @@ static void make_linear(struct lowering *low, const struct making *m)
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;
     if (low->tiled) add_tiles(e - 1, e);
-    cut_rows(low, e);
+    cut_rows(low, e, m->op->kind == MATH_ROUTE ? ROUTER_SHARE_BYTES : GEMV_SHARE_BYTES);
     low->program->bytes += e->bytes;
 }
 
@@ -327,36 +329,50 @@ static void make_sample(struct lowering *low, const struct making *m)
     e->chunk = 1;
 }
 
-/* Cuts one expert's rows, or with `all` those of all chosen ones at once, so that one token's pieces are worth another
- * thread's joining in and each thread has several. */
+/* In how many pieces `bytes` are cut that are worth another thread's joining in, several for each thread. They are a multiple
+ * of the threads, so that of one token's experts each thread has as many, whatever the number of experts. */
+static uint64_t pieces_of(const struct lowering *low, uint64_t bytes)
+{
+    const uint64_t threads = low->source->threads;
+    uint64_t pieces = bytes / GEMV_CHUNK_BYTES_MIN;
+    if (pieces > 4 * threads) pieces = 4 * threads;
+    return pieces > threads ? pieces / threads * threads : pieces ? pieces : 1;
+}
+
+/* Cuts one expert's rows, or with `all` those of all chosen ones at once. Of several tokens, whose input each piece has to
+ * gather, the chosen ones together have several pieces for each thread. */
 static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
 {
     const uint32_t threads = low->source->threads, rows = e->expert_rows;
+    const bool one = !low->tiled && !low->few;
     uint64_t granule = 1, bytes = 0;
     for (uint32_t s = 0; s < e->segment_count; s++) {
         granule = common_multiple(granule, granule_of(low, &e->segment[s]));
         bytes += tensor_format_bytes(e->segment[s].matrix.format, rows, e->segment[s].matrix.cols);
     }
     e->bytes = bytes * e->chosen;
-    uint64_t pieces = e->bytes / GEMV_CHUNK_BYTES_MIN;
-    if (pieces > 4 * threads) pieces = 4 * threads;
-    if (!all) pieces = (pieces + e->chosen - 1) / e->chosen;
-    if (pieces < 1) pieces = 1;
-    uint64_t size = (rows + pieces - 1) / pieces;
-    if (size > CPU_EXPERTS_ROWS) size = CPU_EXPERTS_ROWS;
-    size = (size + granule - 1) / granule * granule;
-    if (size > CPU_EXPERTS_ROWS && CPU_EXPERTS_ROWS >= granule) size = CPU_EXPERTS_ROWS / granule * granule;
-    e->chunks = (uint32_t)((rows + size - 1) / size);
-    e->bound = malloc((e->chunks + 1) * sizeof *e->bound);
-    if (size > CPU_EXPERTS_ROWS || (uint64_t)e->experts * e->chunks > POOL_CHUNKS_MAX)
+    if (granule > CPU_EXPERTS_ROWS) {
+        unsupported(low, e->layer, "experts of so many rows");
+        return;
+    }
+    const uint64_t units = (rows + granule - 1) / granule, most = CPU_EXPERTS_ROWS / granule;
+    uint64_t pieces = pieces_of(low, one && !all ? bytes : e->bytes), least = (units + most - 1) / most;
+    if (!one) pieces = (pieces + e->chosen - 1) / e->chosen;
+    if (one && least > threads) least = (least + threads - 1) / threads * threads;
+    if (pieces < least) pieces = least;
+    if (pieces > units) pieces = units;
+    e->chunks = (uint32_t)pieces;
+    e->bound = malloc((pieces + 1) * sizeof *e->bound);
+    if ((uint64_t)e->experts * e->chunks > POOL_CHUNKS_MAX)
         unsupported(low, e->layer, "experts of so many rows");
     if (!e->bound) {
         low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for %u pieces of experts", e->chunks);
         return;
     }
-    for (uint32_t i = 0; i <= e->chunks; i++) e->bound[i] = (uint32_t)(i * size < rows ? i * size : rows);
+    for (uint64_t i = 0; i < pieces; i++) e->bound[i] = (uint32_t)(i * units / pieces * granule);
+    e->bound[pieces] = rows;
+    if (!one) return; /* how much there is depends on the step */
     const uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
-    if (low->tiled || low->few) return; /* how much there is depends on the step */
     e->share = worth < threads ? (worth ? (uint32_t)worth : 1) : threads;
     e->alone = e->share == 1;
 }

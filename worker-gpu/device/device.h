@@ -158,6 +158,7 @@ struct device {
     uint32_t spin_us;  /* how long a host thread that waits for the device looks without pause */
     uint32_t nap_us;   /* and how long it sleeps between two looks then */
     bool early_launch; /* GPUK_EARLY may be set */
+    bool rings;        /* kernels that ask another worker for something ring and wait themselves */
     bool loads_code;   /* a first launch loads its code, which must not happen behind a waiting queue */
     bool steady; /* a matrix product gives a token the same bits whatever number of tokens it is asked for */
     const char *no_chains; /* why one token's operations are kernels of their own; NULL: they are chained */

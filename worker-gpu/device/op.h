@@ -67,7 +67,7 @@ struct op_attention {
     struct gpuk_part part; /* of it */
 };
 struct op_matmul {
-    enum tensor_format format;   /* of w: plain, or blocks as they lie for up to GPUK_BLOCKS_TOKENS */
+    enum tensor_format format;   /* of w: plain, or blocks as they lie: gpuk_blocks_run */
     enum dtype dtype, out_dtype; /* of x */
     uint32_t rows, cols, out_stride;
     bool accumulate;

@@ -158,6 +158,8 @@ static int gpuk_prefer_shared(const char *what, void (*kernel)(P...), struct hel
     return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, what);
 }
 
+/* Whether this build has code of 9.0's warpgroups (cuda.mk: HELM_SM90A). */
+bool gpuk_wide_built();
 /* Each kernel file's share of gpuk_open. */
 int gpuk_prepare_linear(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_expand(const struct gpuk_device *device, struct helm_err *err);

@@ -5,11 +5,13 @@
 #include "worker-gpu/kernels/experts.cuh"
 
 static const experts_kernels *const few[] = {&experts_bulk_kernels, &experts_plain_kernels};
-static const experts_chunk_kernels *const chunks[] = {&experts_tensor_kernels, &experts_each_kernels};
+static const experts_chunk_kernels *const chunks[] = {&experts_wide_kernels, &experts_tensor_kernels,
+                                                      &experts_each_kernels};
 
 int gpuk_prepare_experts(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = gpuk_prepare_experts_route(device, err);
+    if (!rc) rc = gpuk_prepare_router_logits(device, err);
     if (!rc) rc = gpuk_prepare_experts_share(device, err);
     for (int f = 0; f < FORMAT_COUNT; f++) {
         for (const experts_kernels *kernels : few)

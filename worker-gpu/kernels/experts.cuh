@@ -358,9 +358,10 @@ struct experts_chunk_kernel {
     int (*prepare)(const struct gpuk_device *device, struct helm_err *err);
 };
 typedef const struct experts_chunk_kernel experts_chunk_kernels[FORMAT_COUNT];
-extern experts_chunk_kernels experts_tensor_kernels, experts_each_kernels;
+extern experts_chunk_kernels experts_wide_kernels, experts_tensor_kernels, experts_each_kernels;
 
 int gpuk_prepare_experts_share(const struct gpuk_device *device, struct helm_err *err);
+int gpuk_prepare_router_logits(const struct gpuk_device *device, struct helm_err *err);
 int gpuk_prepare_experts_route(const struct gpuk_device *device, struct helm_err *err);
 /* HELM_E_LIMIT or HELM_E_UNSUPPORTED for a router that no kernel takes. */
 int gpuk_check_router(const struct model_router *router, struct helm_err *err);

@@ -34,7 +34,9 @@ struct gpuk_experts {
     const void *weight;   /* of slot 0, 16-byte aligned */
     uint64_t stride;      /* bytes from one slot's matrix to the next, a multiple of 16 */
     const float *bias;    /* [experts][rows], by expert; or NULL */
-    const void *host;     /* of expert 0 in host memory, where slots say so; as far apart; not of chunks */
+    /* Of expert 0 in host memory, where slots say so; as far apart; not of chunks. What is beside a matrix is readable up to
+     * whole 128 bytes. */
+    const void *host;
 };
 /* What a step's tokens chose. */
 struct gpuk_choice {
@@ -43,6 +45,20 @@ struct gpuk_choice {
     float *weight;   /* [tokens][chosen] */
 };
 
+/* out[token * out_stride + e] = weight[e] . x[token] + bias[e] of the first *count tokens, x normalised first if there is a
+ * norm (as gpuk_linear_args.norm); all fp32. A token has the same bits among any others. */
+struct gpuk_router_logits {
+    const float *weight, *bias; /* [experts][cols]; [experts] or NULL */
+    const float *x, *norm;      /* [token * x_stride + i]; [cols] or NULL */
+    float *out;
+    uint32_t experts, cols, x_stride, out_stride;
+    float eps;
+};
+/* The workspace decides how many tokens a launch has, and nothing else; one of GPUK_MATMUL_WORKSPACE bytes takes some
+ * thousand. */
+HELM_MUST_CHECK int gpuk_router_logits(const struct gpuk_router_logits *args, uint32_t tokens,
+                                       const uint32_t *count, void *workspace, size_t workspace_bytes,
+                                       uint32_t flags, void *stream, struct helm_err *err);
 /* id and weight of each of the first *count tokens from its logits, logits[token * experts + i], as router_choose
  * defines (ids the same wherever logits are; weights within a few units of the last place). choice_bias: [experts] or
  * NULL. */

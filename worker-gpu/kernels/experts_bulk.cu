@@ -14,6 +14,8 @@
 #include "worker-gpu/kernels/experts.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
+/* Over the link whole lines of 128 bytes are asked for: rows that begin and end within a line took twice as long. */
+static const uint32_t HOST_LINE = 128;
 static const uint32_t WARPS = 16, THREADS = WARPS * 32, PAIRS_MAX = GPUK_BATCH_MAX * MODEL_EXPERTS_CHOSEN_MAX;
 static_assert(PAIRS_MAX <= THREADS, "a thread sorts a pair");
 
@@ -25,6 +27,7 @@ struct experts_bulk_params {
     uint32_t vector_quads; /* of one */
     uint32_t groups;       /* of 32 float4 of a vector */
     uint32_t pairs;        /* tokens * chosen */
+    bool hosts;            /* some experts may lie in host memory */
     uint32_t rows_most;    /* of down, of a block */
 
     /* Sums that a warp brings to an end together, those of all vectors of a unit at least. */
@@ -41,6 +44,8 @@ template <typename D> __host__ __device__ constexpr uint32_t tile_of()
 struct alignas(16) bulk_rows {
     const unsigned char *a, *b;
 };
+/* Marks a unit's rows that lie in host memory, in the first one's address, which has no such bit. */
+static const uint64_t HOST_ROWS = 1ull << 63;
 /* Sums of a unit with a vector, and of which. */
 struct alignas(16) bulk_sum {
     float sum[2];
@@ -196,6 +201,8 @@ template <typename D> struct experts_bulk_block {
         if (p.down) return {r.expert + u / row_pairs, row_first + u % row_pairs * 2};
         return {(r.unit_first + u) / p.rows, (r.unit_first + u) % p.rows};
     }
+    /* Whether a tile is two whole rows of down: over the link one long copy is more than two short ones. */
+    __device__ __forceinline__ bool is_pair() const { return p.down && q.chunks == 1; }
     __device__ __forceinline__ bool has_second(const bulk_unit &unit) const
     {
         return !p.down || unit.row + 1 < p.rows;
@@ -205,10 +212,12 @@ template <typename D> struct experts_bulk_block {
         const uint64_t left = p.row_bytes - (uint64_t)chunk * tile_of<D>();
         return left < tile_of<D>() ? (uint32_t)left : tile_of<D>();
     }
-    static __device__ __forceinline__ tile_window window_of(const unsigned char *from, uint32_t bytes)
+    /* Rows with what is beside them in their first and last `line` bytes. */
+    static __device__ __forceinline__ tile_window window_of(const unsigned char *from, uint32_t bytes,
+                                                            uint32_t line)
     {
-        if (D::LOOSE) return tile_window_of(from, bytes);
-        return {from, bytes};
+        const uint32_t beside = (uint32_t)((size_t)from & (line - 1));
+        return {from - beside, (beside + bytes + line - 1) & ~(line - 1)};
     }
     /* Starts the copy of tile `chunk` of the warp's unit number `n`, if there is one; the whole warp, tile by tile. */
     __device__ __forceinline__ void bring(const bulk_round &r, uint32_t n, uint32_t chunk, uint32_t slot,
@@ -224,18 +233,26 @@ template <typename D> struct experts_bulk_block {
                 const uint32_t at = m.slot[unit.expert];
                 const uint64_t row = unit.row * p.row_bytes;
                 const unsigned char *a = p.role[0].at(at) + row;
-                rows[lane] = {a, !p.down            ? p.role[1].at(at) + row
-                                 : has_second(unit) ? a + p.row_bytes
-                                                    : nullptr};
+                rows[lane] = {a + (at & GPUK_SLOT_HOST ? HOST_ROWS : 0), !p.down ? p.role[1].at(at) + row
+                                                                         : has_second(unit) ? a + p.row_bytes
+                                                                                            : nullptr};
             }
             __syncwarp();
         }
         if (lane != 0) return;
-        const bulk_rows from = rows[n % 32];
+        bulk_rows from = rows[n % 32];
+        const uint32_t line = (uint64_t)from.a & HOST_ROWS ? HOST_LINE : 16;
+        from.a = (const unsigned char *)((uint64_t)from.a & ~HOST_ROWS);
+        if (is_pair()) { /* one copy of both rows, which lie one behind the other */
+            const tile_window both = window_of(from.a, (uint32_t)p.row_bytes * (from.b ? 2 : 1), line);
+            bulk_expect(barrier, both.bytes);
+            bulk_copy(slot, both.from, both.bytes, barrier);
+            return;
+        }
         const uint32_t bytes = tile_bytes(chunk);
         const uint64_t at = (uint64_t)chunk * tile_of<D>();
-        const tile_window a = window_of(from.a + at, bytes),
-                          b = from.b ? window_of(from.b + at, bytes) : tile_window{nullptr, 0};
+        const tile_window a = window_of(from.a + at, bytes, line),
+                          b = from.b ? window_of(from.b + at, bytes, line) : tile_window{nullptr, 0};
         bulk_expect(barrier, a.bytes + b.bytes);
         bulk_copy(slot, a.from, a.bytes, barrier);
         if (b.bytes) bulk_copy(slot + q.pitch, b.from, b.bytes, barrier);
@@ -244,13 +261,16 @@ template <typename D> struct experts_bulk_block {
     __device__ __forceinline__ tile_place tile_at(const bulk_unit &unit, uint32_t chunk,
                                                   const unsigned char *slot) const
     {
-        tile_place tile = {slot, slot + q.pitch};
-        if (D::LOOSE) {
-            const uint32_t row = (uint32_t)p.row_bytes, at = unit.row * row + chunk * tile_of<D>();
-            tile.a += at & 15;
-            tile.b += (p.down ? at + row : at) & 15;
+        const uint32_t row = (uint32_t)p.row_bytes, at = unit.row * row + chunk * tile_of<D>(),
+                       expert = q.hosts ? m.slot[unit.expert] : 0;
+        uint32_t a = D::LOOSE ? at & 15 : 0, b = D::LOOSE ? (p.down ? at + row : at) & 15 : 0;
+        if (expert & GPUK_SLOT_HOST) { /* matrices begin on no line */
+            a = ((uint32_t)(size_t)p.role[0].at(expert) + at) & (HOST_LINE - 1);
+            b = p.down ? (a + row) & (HOST_LINE - 1)
+                       : ((uint32_t)(size_t)p.role[1].at(expert) + at) & (HOST_LINE - 1);
         }
-        return tile;
+        if (is_pair()) return {slot + a, slot + a + row};
+        return {slot + a, slot + q.pitch + b};
     }
 
     /* ---- vectors ---- */
@@ -475,7 +495,12 @@ static bool shape_of(const struct experts_call &call, experts_bulk_params *q, ui
     const uint32_t tile = tile_of<D>(), sms = (uint32_t)device->sm_count, chosen = p.choice.chosen,
                    row = p.row_bytes < tile ? (uint32_t)p.row_bytes : tile;
     q->chunks = (uint32_t)((p.row_bytes + tile - 1) / tile);
-    q->pitch = (row + (D::LOOSE ? TILE_SLACK : 0) + 15) / 16 * 16;
+    q->hosts = p.role[0].host != nullptr;
+    /* a window is longer by what is beside its ends; that of two rows is one */
+    const uint32_t slack = q->hosts   ? (p.down && q->chunks == 1 ? HOST_LINE : 2 * HOST_LINE)
+                           : D::LOOSE ? TILE_SLACK
+                                      : 0;
+    q->pitch = (row + slack + 15) / 16 * 16;
     q->vector_quads = (uint32_t)((p.row_bytes + D::LINE_BYTES - 1) / D::LINE_BYTES) * D::LINE_QUADS;
     q->groups = div_up(p.cols / 4, 32);
     q->pairs = p.tokens * chosen;

@@ -5,7 +5,7 @@
  * expert's block counts the pairs in front of its own, so that order and bits never change from run to run. */
 #include "worker-gpu/kernels/experts.cuh"
 
-static const uint32_t ROUTE_WARPS = 4, GROUP_THREADS = 256, GROUP_WARPS = GROUP_THREADS / 32,
+static const uint32_t ROUTE_WARPS = 4, GROUP_THREADS = 512, GROUP_WARPS = GROUP_THREADS / 32,
                       SUM_THREADS = 256;
 
 /* ---- the choice ----------------------------------------------------------------------------------- */
@@ -44,62 +44,61 @@ struct group_params {
     struct gpuk_groups out;
 };
 
-/* How many of the block's threads in front of this one have `mine`, and how many all have. */
-__device__ __forceinline__ uint32_t count_before(bool mine, uint32_t *warps, uint32_t *all)
+__device__ __forceinline__ uint32_t warp_count(uint32_t v)
 {
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    uint32_t before = mine;
 #pragma unroll
-    for (uint32_t distance = 1; distance < 32; distance <<= 1) before = add_of_lane_before(before, distance);
-    if (lane == 31) warps[warp] = before;
-    __syncthreads();
-    *all = 0;
-    uint32_t front = 0;
-    for (uint32_t w = 0; w < GROUP_WARPS; w++) {
-        if (w < warp) front += warps[w];
-        *all += warps[w];
-    }
-    __syncthreads();
-    return front + before - mine;
+    for (int mask = 16; mask > 0; mask >>= 1) v += __shfl_xor_sync(0xffffffffu, v, mask);
+    return v;
 }
 
-/* Block e places the pairs of expert e. */
+/* Block e places the pairs of expert e. A warp has neighbours, counts them first and places them when it knows how many
+ * are in front. */
 __global__ void __launch_bounds__(GROUP_THREADS) group_kernel(const __grid_constant__ group_params q)
 {
-    __shared__ uint32_t absent[MODEL_EXPERTS_MAX / 32], warps[GROUP_WARPS];
-    __shared__ float scratch[32];
+    __shared__ uint32_t absent[MODEL_EXPERTS_MAX / 32], before_of[GROUP_WARPS], less_of[GROUP_WARPS];
     let_next_start();
     wait_for_previous();
-    const uint32_t e = blockIdx.x, lane = threadIdx.x & 31,
-                   tokens = q.count && *q.count < q.tokens ? *q.count : q.tokens, pairs = tokens * q.chosen;
+    const uint32_t e = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5,
+                   tokens = q.count && *q.count < q.tokens ? *q.count : q.tokens, pairs = tokens * q.chosen,
+                   each = div_up(pairs, 32 * GROUP_WARPS) * 32, begin = warp * each,
+                   end = begin + each < pairs ? begin + each : pairs;
     for (uint32_t i = threadIdx.x; i < div_up(q.experts, 32) * 32; i += GROUP_THREADS) {
-        uint32_t bits = experts_slot(q.slot, q.experts, i) == GPUK_SLOT_ABSENT ? 1u << lane : 0;
-#pragma unroll
-        for (int mask = 16; mask > 0; mask >>= 1) bits |= __shfl_xor_sync(0xffffffffu, bits, mask);
+        const uint32_t bits =
+            __ballot_sync(0xffffffffu, experts_slot(q.slot, q.experts, i) == GPUK_SLOT_ABSENT);
         if (lane == 0) absent[i / 32] = bits;
     }
     __syncthreads();
     const bool gone = absent[e / 32] >> e % 32 & 1;
-    /* pairs of experts in front; their number is exact as fp32 up to 2^24, which launchers see to */
-    uint32_t less = 0;
-    for (uint32_t i = threadIdx.x; i < pairs; i += GROUP_THREADS) {
+    uint32_t less = 0, mine = 0; /* pairs of experts in front; its own */
+#pragma unroll 8
+    for (uint32_t i = begin + lane; i < end; i += 32) {
         const uint32_t id = __ldcg(q.id + i);
         less += id < e && !(absent[id / 32] >> id % 32 & 1);
+        mine += id == e && !gone;
     }
-    uint32_t at = (uint32_t)block_sum((float)less, scratch);
-    if (threadIdx.x == 0) q.out.first[e] = at;
-    for (uint32_t base = 0; base < pairs; base += GROUP_THREADS) {
-        const uint32_t i = base + threadIdx.x, id = i < pairs ? __ldcg(q.id + i) : e + 1;
-        uint32_t all;
-        const uint32_t before = count_before(id == e && !gone, warps, &all);
-        if (i < pairs && id == e) {
-            q.out.place[i] = gone ? GPUK_SLOT_ABSENT : at + before;
-            if (!gone) q.out.pair[at + before] = i;
+    less = warp_count(less), mine = warp_count(mine);
+    if (lane == 0) less_of[warp] = less, before_of[warp] = mine;
+    __syncthreads();
+    uint32_t first = 0, all = 0, at = 0;
+    for (uint32_t w = 0; w < GROUP_WARPS; w++) {
+        if (w == warp) at = all;
+        first += less_of[w], all += before_of[w];
+    }
+    at += first;
+    if (threadIdx.x == 0) q.out.first[e] = first;
+    if (threadIdx.x == 0 && e + 1 == q.experts) q.out.first[q.experts] = first + all;
+#pragma unroll 4
+    for (uint32_t base = begin; base < end; base += 32) {
+        const uint32_t i = base + lane, id = i < end ? __ldcg(q.id + i) : 0xffffffffu;
+        const uint32_t same = __ballot_sync(0xffffffffu, id == e);
+        if (id == e) {
+            const uint32_t place = at + __popc(same & ((1u << lane) - 1));
+            q.out.place[i] = gone ? GPUK_SLOT_ABSENT : place;
+            if (!gone) q.out.pair[place] = i;
         }
-        if (i < pairs && e == 0 && id >= q.experts) q.out.place[i] = GPUK_SLOT_ABSENT; /* no expert's */
-        at += all;
+        if (i < end && e == 0 && id >= q.experts) q.out.place[i] = GPUK_SLOT_ABSENT; /* no expert's */
+        at += gone ? 0 : __popc(same);
     }
-    if (e + 1 == q.experts && threadIdx.x == 0) q.out.first[q.experts] = at;
 }
 
 /* ---- the sum -------------------------------------------------------------------------------------- */
@@ -111,21 +110,40 @@ struct sum_params {
     float *out;
 };
 
+__device__ __forceinline__ float sum_times(float sum, float weight, float v)
+{
+    return sum + weight * v;
+}
+__device__ __forceinline__ float4 sum_times(const float4 &sum, float weight, const float4 &v)
+{
+    return make_float4(sum.x + weight * v.x, sum.y + weight * v.y, sum.z + weight * v.z,
+                       sum.w + weight * v.w);
+}
+/* V: rows that a thread adds up, one or four neighbours. */
+template <typename V>
 __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ sum_params q)
 {
+    __shared__ uint32_t place[MODEL_EXPERTS_CHOSEN_MAX];
+    __shared__ float weight[MODEL_EXPERTS_CHOSEN_MAX];
     let_next_start();
     wait_for_previous();
-    const uint32_t token = blockIdx.x, row = blockIdx.y * SUM_THREADS + threadIdx.x;
-    if ((q.count && token >= *q.count) || row >= q.rows) return;
-    float sum = 0;
-    for (uint32_t j = 0; j < q.chosen; j++) {
-        const uint64_t pair = (uint64_t)token * q.chosen + j;
-        const uint32_t place = __ldcg(q.place + pair);
-        if (place != GPUK_SLOT_ABSENT)
-            sum += __ldcg(q.weight + pair) * __ldcg(q.sums + (uint64_t)place * q.rows + row);
+    const uint32_t token = blockIdx.x, each = sizeof(V) / sizeof(float),
+                   row = (blockIdx.y * SUM_THREADS + threadIdx.x) * each;
+    if (q.count && token >= *q.count) return;
+    if (threadIdx.x < q.chosen) {
+        const uint64_t pair = (uint64_t)token * q.chosen + threadIdx.x;
+        place[threadIdx.x] = __ldcg(q.place + pair), weight[threadIdx.x] = __ldcg(q.weight + pair);
     }
-    float *to = q.out + (uint64_t)token * q.out_stride + row;
-    *to = __ldcg(to) + sum;
+    __syncthreads();
+    if (row >= q.rows) return;
+    V sum = {};
+#pragma unroll 8
+    for (uint32_t j = 0; j < q.chosen; j++)
+        if (place[j] != GPUK_SLOT_ABSENT)
+            sum = sum_times(sum, weight[j],
+                            __ldcg(reinterpret_cast<const V *>(q.sums + (uint64_t)place[j] * q.rows + row)));
+    V *to = reinterpret_cast<V *>(q.out + (uint64_t)token * q.out_stride + row);
+    *to = sum_times(__ldcg(to), 1.0f, sum);
 }
 
 /* ---- launchers ------------------------------------------------------------------------------------ */
@@ -191,13 +209,16 @@ extern "C" int gpuk_experts_sum(const struct gpuk_choice *choice, const struct g
     if (rows == 0 || out_stride < rows)
         return helm_fail(err, HELM_E_USAGE, "sum of experts: rows of %u numbers, %u apart", rows, out_stride);
     const sum_params q = {choice->weight, sums, groups->place, count, choice->chosen, rows, out_stride, out};
-    return gpuk_launch("sum of experts", sum_kernel, dim3(tokens, div_up(rows, SUM_THREADS)),
-                       dim3(SUM_THREADS), 0, flags, stream, err, q);
+    const bool four = (((size_t)sums | (size_t)out) % 16 | rows % 4 | out_stride % 4) == 0;
+    return gpuk_launch("sum of experts", four ? sum_kernel<float4> : sum_kernel<float>,
+                       dim3(tokens, div_up(rows, SUM_THREADS * (four ? 4 : 1))), dim3(SUM_THREADS), 0, flags,
+                       stream, err, q);
 }
 
 int gpuk_prepare_experts_route(const struct gpuk_device *, struct helm_err *err)
 {
     int rc = gpuk_prepare("route", route_kernel, 0, err);
     if (!rc) rc = gpuk_prepare("groups", group_kernel, 0, err);
-    return rc ? rc : gpuk_prepare("sum of experts", sum_kernel, 0, err);
+    if (!rc) rc = gpuk_prepare("sum of experts", sum_kernel<float>, 0, err);
+    return rc ? rc : gpuk_prepare("sum of experts", sum_kernel<float4>, 0, err);
 }

@@ -1,9 +1,35 @@
 /* Asking another processor for experts, and adding what it answers. See experts_share.h.
  *
- * Block 0 makes the choice and the list, the others copy x meanwhile. Sets of experts are bits in shared memory, so that an
+ * Block 0 makes the choice and the list, the others copy x meanwhile. Where the kernel rings it is one block, which copies x
+ * first: its stores are on their way to the host while it chooses. Sets of experts are bits in shared memory, so that an
  * expert's rank among the missing ones is a count of bits and the same in every run. */
 #include "worker-gpu/kernels/experts.cuh"
 #include "worker-gpu/kernels/experts_share.h"
+
+/* A word in host memory: another processor that sees its value sees all that this thread saw stored before, and the other way
+ * round. */
+#ifdef HELM_CUDA_EMULATED
+static void host_word_ring(uint32_t *word, uint32_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+static uint32_t host_word_heard(const uint32_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+#else
+__device__ __forceinline__ void host_word_ring(uint32_t *word, uint32_t value)
+{
+    __threadfence_system();
+    *static_cast<volatile uint32_t *>(word) = value;
+}
+__device__ __forceinline__ uint32_t host_word_heard(const uint32_t *word)
+{
+    const uint32_t value = *static_cast<const volatile uint32_t *>(word);
+    __threadfence_system();
+    return value;
+}
+#endif
 
 static const uint32_t ASK_THREADS = 512, ASK_WARPS = ASK_THREADS / 32, ADD_THREADS = 256,
                       WORDS = MODEL_EXPERTS_MAX / 32;
@@ -18,6 +44,7 @@ struct ask_params {
     uint32_t *slot, *seen;
     const float *x;
     float *lane;
+    uint32_t *bell, ticket;
 };
 
 /* The choice of all tokens, into device memory: a warp a token, or all for one. */
@@ -81,15 +108,18 @@ __global__ void __launch_bounds__(ASK_THREADS) ask_kernel(const __grid_constant_
     SHARED_DYNAMIC(float, scratch);
     let_next_start();
     wait_for_previous();
-    const uint32_t tokens = q.count && *q.count < q.tokens ? *q.count : q.tokens;
-    if (blockIdx.x == 0) {
-        if (q.routes) ask_route(q, tokens, scratch);
-        ask_list(q, tokens);
-        return;
-    }
-    const uint64_t all = (uint64_t)tokens * q.width, each = (uint64_t)(gridDim.x - 1) * ASK_THREADS;
-    for (uint64_t i = (uint64_t)(blockIdx.x - 1) * ASK_THREADS + threadIdx.x; i < all; i += each)
-        q.lane[i] = __ldcg(q.x + i);
+    const uint32_t tokens = q.count && *q.count < q.tokens ? *q.count : q.tokens,
+                   front = gridDim.x > 1; /* blocks that do not copy */
+    const uint64_t all = (uint64_t)tokens * q.width, each = (uint64_t)(gridDim.x - front) * ASK_THREADS;
+    if (blockIdx.x >= front)
+        for (uint64_t i = (uint64_t)(blockIdx.x - front) * ASK_THREADS + threadIdx.x; i < all; i += each)
+            q.lane[i] = __ldcg(q.x + i);
+    if (blockIdx.x != 0) return;
+    if (q.routes) ask_route(q, tokens, scratch);
+    ask_list(q, tokens);
+    if (!q.bell) return;
+    __syncthreads(); /* all of the block's stores are in front of the word */
+    if (threadIdx.x == 0) host_word_ring(q.bell, q.ticket);
 }
 
 struct add_params {
@@ -97,6 +127,8 @@ struct add_params {
     uint32_t tokens, width;
     const float *x, *sum;
     float *out;
+    const uint32_t *bell;
+    uint32_t ticket;
 };
 
 __global__ void __launch_bounds__(ADD_THREADS) add_kernel(const __grid_constant__ add_params q)
@@ -104,6 +136,11 @@ __global__ void __launch_bounds__(ADD_THREADS) add_kernel(const __grid_constant_
     let_next_start();
     wait_for_previous();
     const uint32_t token = blockIdx.x, i = blockIdx.y * ADD_THREADS + threadIdx.x;
+    if (q.bell) {
+        if (threadIdx.x == 0)
+            while ((int32_t)(host_word_heard(q.bell) - q.ticket) < 0) word_late();
+        __syncthreads();
+    }
     if ((q.count && token >= *q.count) || i >= q.width) return;
     const uint64_t at = (uint64_t)token * q.width + i;
     q.out[at] = __ldcg(q.x + at) + __ldcv(q.sum + at); /* of this step's answer, nothing that a cache had */
@@ -124,6 +161,8 @@ extern "C" int gpuk_experts_ask(const struct gpuk_experts_ask *a, uint32_t token
                          tokens, chosen, a->experts, a->direct_permille);
     if (tokens > a->capacity && a->router == NULL)
         tokens = a->capacity; /* capacity is what a step has at most */
+    if (a->bell && !a->router)
+        return helm_fail(err, HELM_E_USAGE, "asking for experts: a word to ring without a router");
     if (a->router && (a->router->experts != a->experts || a->router->chosen != chosen))
         return helm_fail(err, HELM_E_USAGE, "asking for experts: a router of %u of %u, %u of %u experts",
                          a->router->chosen, a->router->experts, chosen, a->experts);
@@ -134,12 +173,14 @@ extern "C" int gpuk_experts_ask(const struct gpuk_experts_ask *a, uint32_t token
     q.table = a->table;
     q.tokens = tokens, q.experts = a->experts, q.direct_permille = a->direct_permille, q.width = a->width;
     q.capacity = a->capacity, q.slot = a->slot, q.seen = a->seen, q.x = a->x, q.lane = a->lane;
+    q.bell = a->bell, q.ticket = a->ticket;
     const size_t scratch =
         a->router ? (tokens < ASK_WARPS ? tokens : ASK_WARPS) * experts_scratch(*a->router) * sizeof(float)
                   : 0;
     const uint32_t copies = div_up(tokens * a->width, 4 * ASK_THREADS), most = 32;
-    return gpuk_launch("asking for experts", ask_kernel, dim3(1 + (copies < most ? copies : most)),
-                       dim3(ASK_THREADS), scratch, flags, stream, err, q);
+    return gpuk_launch("asking for experts", ask_kernel,
+                       dim3(a->bell ? 1 : 1 + (copies < most ? copies : most)), dim3(ASK_THREADS), scratch,
+                       flags, stream, err, q);
 }
 
 extern "C" int gpuk_experts_add(const struct gpuk_experts_add *a, uint32_t tokens, const uint32_t *count,
@@ -148,7 +189,7 @@ extern "C" int gpuk_experts_add(const struct gpuk_experts_add *a, uint32_t token
     if (tokens == 0 || a->width == 0)
         return helm_fail(err, HELM_E_LIMIT, "adding asked experts: %u tokens of %u numbers", tokens,
                          a->width);
-    const add_params q = {count, tokens, a->width, a->x, a->sum, a->out};
+    const add_params q = {count, tokens, a->width, a->x, a->sum, a->out, a->bell, a->ticket};
     return gpuk_launch("adding asked experts", add_kernel, dim3(tokens, div_up(a->width, ADD_THREADS)),
                        dim3(ADD_THREADS), 0, flags, stream, err, q);
 }

@@ -34,6 +34,10 @@ struct gpuk_experts_ask {
         lane; /* [capacity][width] x; [capacity][chosen] numbers, GPUK_SLOT_ABSENT: the GPU's; likewise weights */
     uint32_t capacity; /* tokens; at least those of the step */
     uint32_t *seen;    /* [tokens][chosen] in host memory: what was chosen; or NULL */
+    /* A word in host memory that becomes `ticket` when all of the lane is there; NULL: whoever launches this sees to it.
+     * With a router alone. */
+    uint32_t *bell;
+    uint32_t ticket;
 };
 HELM_MUST_CHECK int gpuk_experts_ask(const struct gpuk_experts_ask *args, uint32_t tokens,
                                      const uint32_t *count, uint32_t flags, void *stream,
@@ -43,6 +47,9 @@ struct gpuk_experts_add {
     const float *x, *sum;
     float *out;
     uint32_t width;
+    /* A word in host memory: sum is there as soon as it is `ticket` or more; NULL: it is there. */
+    const uint32_t *bell;
+    uint32_t ticket;
 };
 HELM_MUST_CHECK int gpuk_experts_add(const struct gpuk_experts_add *args, uint32_t tokens,
                                      const uint32_t *count, uint32_t flags, void *stream,

@@ -216,7 +216,8 @@ extern "C" bool gpuk_blocks_takes(const struct gpuk_device *device, const struct
                                   uint32_t tokens)
 {
     const struct blocks_kernel *k = &kernels[product->format];
-    return device->tensor_cores && k->takes && tokens <= GPUK_BLOCKS_TOKENS && product->rows > 0 &&
+    if (tokens > GPUK_BLOCKS_TOKENS) return gpuk_wide_takes(device, product, tokens);
+    return device->tensor_cores && k->takes && product->rows > 0 &&
            product->cols % tensor_format_of(product->format)->block_values == 0 &&
            product->dtype == DTYPE_BF16 &&
            (product->out_dtype == DTYPE_F32 || product->out_dtype == DTYPE_BF16) &&
@@ -230,6 +231,8 @@ extern "C" int gpuk_blocks_run(const struct gpuk_device *device, const struct gp
     if (!gpuk_blocks_takes(device, product, tokens))
         return helm_fail(err, HELM_E_UNSUPPORTED, "product of %u tokens with %u rows of %u columns of %s",
                          tokens, product->rows, product->cols, tensor_format_name(product->format));
+    if (tokens > GPUK_BLOCKS_TOKENS)
+        return gpuk_wide_run(device, product, tokens, workspace, counters, stream, err);
     const uint32_t tiles = div_up(product->rows, TILE_ROWS), units = div_up(product->cols, UNIT),
                    parts = parts_of(device, tiles, units);
     const struct blocks_params q = {*product,

@@ -60,6 +60,7 @@ struct gpuk_device {
     bool bulk_copy;       /* weights stream through shared memory by the bulk copy engine (9.0 and later) */
     bool early_launch;    /* GPUK_EARLY may be set (9.0 and later) */
     bool tensor_cores;    /* bf16 and f16 matrix instructions (8.0 and later) */
+    bool warpgroups;      /* those of warpgroups (9.0 alone, where the build has code for it) */
     /* Choices a benchmark may vary; 0 = the built-in default, negative = none. */
     int gemv_warps;       /* of a block: 8 or 16 */
     int gemv_tile_bytes;  /* of one row that a copy brings: 1024 or 2048 */
@@ -137,6 +138,7 @@ struct gpuk_linear_args {
     float eps;
     const float *residual; /* stride as out_stride */
     bool swiglu;
+    bool steady; /* gemm: the kernel is the one of GPUK_BATCH_MAX tokens, however few there are */
     uint32_t x_stride, out_stride; /* floats; gemm only */
 };
 /* The first bytes of a workspace of linear layers: zero before its first launch; launches leave them zero. */
@@ -155,6 +157,7 @@ enum gpuk_schedule {
     GPUK_ONE,   /* one token: gpuk_gemv */
     GPUK_FEW,   /* up to GPUK_BATCH_MAX: gpuk_gemm_small */
     GPUK_SHORT, /* up to GPUK_BLOCKS_TOKENS: gpuk_blocks_run */
+    GPUK_WIDE,  /* up to GPUK_WIDE_TOKENS: the same */
     GPUK_CHUNK, /* any number: gpuk_matmul_run, which reads plain formats */
     GPUK_SCHEDULES
 };
@@ -345,10 +348,11 @@ HELM_MUST_CHECK int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtyp
                                      struct helm_err *err);
 HELM_MUST_CHECK int gpuk_matmul_run(const struct gpuk_matmul_plan *plan, const void *w, const void *x,
                                     void *out, void *workspace, void *stream, struct helm_err *err);
-/* The same with blocks as they lie, of bf16 x and as many tokens at most: reading the weights once takes less than
- * expanding them. `counters`: GPUK_LINEAR_COUNTER_BYTES, zero before the first launch; launches leave them zero. The
+/* The same with blocks as they lie, of bf16 x and as many tokens at most, where the device takes them (GPUK_SHORT,
+ * GPUK_WIDE): reading the weights once takes less than expanding them. `counters`: GPUK_LINEAR_COUNTER_BYTES, zero before the first launch; launches leave them zero. The
  * workspace is as large as that of gpuk_matmul_run. */
 #define GPUK_BLOCKS_TOKENS GPU_SHORT_TOKENS
+#define GPUK_WIDE_TOKENS   GPU_WIDE_TOKENS
 struct gpuk_blocks_product {
     enum tensor_format format;
     enum dtype dtype, out_dtype; /* of x; of out: f32 or bf16 */
@@ -362,6 +366,12 @@ bool gpuk_blocks_takes(const struct gpuk_device *device, const struct gpuk_block
 HELM_MUST_CHECK int gpuk_blocks_run(const struct gpuk_device *device,
                                     const struct gpuk_blocks_product *product, uint32_t tokens,
                                     void *workspace, uint32_t *counters, void *stream, struct helm_err *err);
+/* Those of GPUK_WIDE, which also take fewer tokens: for tests and benchmarks. */
+bool gpuk_wide_takes(const struct gpuk_device *device, const struct gpuk_blocks_product *product,
+                     uint32_t tokens);
+HELM_MUST_CHECK int gpuk_wide_run(const struct gpuk_device *device, const struct gpuk_blocks_product *product,
+                                  uint32_t tokens, void *workspace, uint32_t *counters, void *stream,
+                                  struct helm_err *err);
 /* out[t * stride + r] += bias[r], fp32 or 16-bit. */
 HELM_MUST_CHECK int gpuk_add_bias(const uint32_t *count, uint32_t tokens, void *out, enum dtype dtype,
                                   uint32_t stride, uint32_t rows, const float *bias, uint32_t flags,

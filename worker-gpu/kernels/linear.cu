@@ -21,6 +21,7 @@ static const struct linear_kernel *const table[GPUK_SCHEDULES][KERNELS_MAX] = {
     {gemv_bulk_kernels, gemv_groups_kernels, gemv_plain_kernels},
     {gemm_stream_kernels, gemm_tensor_kernels, gemm_plain_kernels},
     {gemm_blocks_kernels},
+    {gemm_wide_kernels},
     {matmul_kernels}};
 
 static const struct linear_kernel *choose(const struct linear_call &call, enum gpuk_schedule schedule)
@@ -112,7 +113,9 @@ static int launch(const char *what, struct linear_call *call, enum gpuk_schedule
 {
     int rc = gpuk_linear_params(what, call->args, &call->params, err);
     if (rc) return rc;
-    const struct linear_kernel *kernel = choose(*call, schedule);
+    struct linear_call most = *call;
+    if (call->args->steady) most.tokens = GPUK_BATCH_MAX;
+    const struct linear_kernel *kernel = choose(most, schedule);
     if (!kernel)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: %u rows of %u columns of %s on this device", what,
                          call->args->segment[0].rows, call->args->cols,

@@ -1,5 +1,8 @@
 /* Prefill's matrix products: cuBLASLt behind plans that are made once.
  *
+ * Whole sums: each is added up in one piece, and products of fewer tokens take the algorithm of a sub-chunk, so that a token
+ * has the same bits in products of any size.
+ *
  * Row-major out[T][R] = x[T][C] w[R][C]^T is column-major out^T = w^T' x with w stored as C x R and x as C x
  * T, so the library sees op(A) = w transposed, B = x. A plan asks for the library's best algorithm for a
  * shape; running it is one call that allocates nothing, so it can be captured. Called by the CUDA device and
@@ -75,13 +78,53 @@ static cudaDataType_t type_of(enum dtype dtype)
     return dtype == DTYPE_BF16 ? CUDA_R_16BF : dtype == DTYPE_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
+static const int WHOLE_CHOICES = 8;
+
+static cublasStatus_t set_tokens(struct gpuk_matmul_plan *p, uint64_t tokens)
+{
+    cublasStatus_t s =
+        cublasLtMatrixLayoutSetAttribute(p->b, CUBLASLT_MATRIX_LAYOUT_COLS, &tokens, sizeof tokens);
+    return s ? s
+             : cublasLtMatrixLayoutSetAttribute(p->c, CUBLASLT_MATRIX_LAYOUT_COLS, &tokens, sizeof tokens);
+}
+
+/* The first algorithm for a sub-chunk that takes every smaller number of tokens, too; then the plan's own number. */
+static int choose_whole(struct gpuk_matmul_plan *p, const cublasLtMatmulHeuristicResult_t *found, int count,
+                        struct helm_err *err)
+{
+    int chosen = -1;
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    for (int i = 0; i < count && chosen < 0 && !s; i++) {
+        bool takes = true;
+        for (uint32_t tokens = GPU_STEADY_TOKENS; tokens < GPU_SUB_TOKENS && takes && !s;
+             tokens += GPU_STEADY_TOKENS) {
+            cublasLtMatmulHeuristicResult_t checked;
+            s = set_tokens(p, tokens);
+            takes = !s &&
+                    cublasLtMatmulAlgoCheck(p->handle, p->desc, p->a, p->b, p->c, p->c, &found[i].algo,
+                                            &checked) == CUBLAS_STATUS_SUCCESS &&
+                    checked.workspaceSize <= GPUK_MATMUL_WORKSPACE;
+        }
+        if (takes) chosen = i;
+    }
+    if (!s) s = set_tokens(p, p->tokens);
+    if (s) return fail(err, s, "cuBLASLt plan");
+    if (chosen < 0)
+        return helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "cuBLASLt has no algorithm for %u x %u that takes %u to %u tokens, which an invariant plan needs",
+            p->rows, p->cols, GPU_STEADY_TOKENS, GPU_SUB_TOKENS);
+    p->algo = found[chosen].algo;
+    return HELM_OK;
+}
+
 /* Fills in the descriptions and asks for the algorithm. */
 static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
 {
     cublasOperation_t transposed = CUBLAS_OP_T;
     cudaDataType_t in = type_of(p->dtype), out = type_of(p->out_dtype);
     cublasLtMatmulPreference_t preference = NULL;
-    cublasLtMatmulHeuristicResult_t found = {};
+    cublasLtMatmulHeuristicResult_t found[WHOLE_CHOICES] = {};
     size_t workspace = GPUK_MATMUL_WORKSPACE;
     uint32_t no_parts = CUBLASLT_REDUCTION_SCHEME_NONE;
     /* what the pointers are known to be: rows start at multiples of their length */
@@ -91,13 +134,14 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
     bool out_even = (size_t)p->out_stride * out_bytes % 16 == 0 && (size_t)p->rows * out_bytes % 16 == 0;
     uint32_t out_align = out_even ? 16 : out_bytes;
     int count = 0;
+    const uint32_t asked = p->whole && p->tokens < GPU_SUB_TOKENS ? GPU_SUB_TOKENS : p->tokens;
     cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s)
         s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                            sizeof transposed);
     if (!s) s = cublasLtMatrixLayoutCreate(&p->a, in, p->cols, p->rows, p->cols);
-    if (!s) s = cublasLtMatrixLayoutCreate(&p->b, in, p->cols, p->tokens, p->cols);
-    if (!s) s = cublasLtMatrixLayoutCreate(&p->c, out, p->rows, p->tokens, p->out_stride);
+    if (!s) s = cublasLtMatrixLayoutCreate(&p->b, in, p->cols, asked, p->cols);
+    if (!s) s = cublasLtMatrixLayoutCreate(&p->c, out, p->rows, asked, p->out_stride);
     if (!s) s = cublasLtMatmulPreferenceCreate(&preference);
     if (!s)
         s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -113,14 +157,15 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
         s = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], i < 2 ? &w_align : &out_align,
                                                  sizeof w_align);
     if (!s)
-        s = cublasLtMatmulAlgoGetHeuristic(p->handle, p->desc, p->a, p->b, p->c, p->c, preference, 1, &found,
-                                           &count);
+        s = cublasLtMatmulAlgoGetHeuristic(p->handle, p->desc, p->a, p->b, p->c, p->c, preference,
+                                           p->whole ? WHOLE_CHOICES : 1, found, &count);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
     if (s == CUBLAS_STATUS_NOT_SUPPORTED || (!s && count == 0))
         return helm_fail(err, HELM_E_UNSUPPORTED, "cuBLASLt has no algorithm for %u x %u times %u tokens",
                          p->rows, p->cols, p->tokens);
     if (s) return fail(err, s, "cuBLASLt plan");
-    p->algo = found.algo;
+    if (p->whole) return choose_whole(p, found, count, err);
+    p->algo = found[0].algo;
     return HELM_OK;
 }
 

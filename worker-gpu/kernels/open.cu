@@ -62,6 +62,7 @@ extern "C" int gpuk_open(struct gpuk_device *device, struct helm_err *err)
     device->bulk_copy = device->capability >= 90;
     device->early_launch = device->capability >= 90;
     device->tensor_cores = device->capability >= 80;
+    device->warpgroups = device->capability == 90 && gpuk_wide_built();
     if ((rc = gpuk_prepare_linear(device, err)) || (rc = gpuk_prepare_elementwise(device, err)) ||
         (rc = gpuk_prepare_expand(device, err)) || (rc = gpuk_prepare_rope(device, err)) ||
         (rc = gpuk_prepare_attention_decode(device, err)) ||

@@ -282,6 +282,89 @@ template <> struct matrix_unit<__half> {
     }
 };
 
+/* ---- matrix instructions of a warpgroup (9.0 alone, sm_90a): m64n64k16 over bf16 and f16, fp32 sums --- */
+
+/* Four neighbouring warps, the first at a multiple of four, each have 16 of 64 rows of A in fragments as above, and of D
+ * d[4 j + i] of columns 8 j ..; B is read from shared memory. Products run beside the warps: between
+ * warpgroup_begin, which follows what the warps wrote to fragments and sums, and a wait nothing may touch these. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define WARPGROUP_MATRIX 1
+#endif
+__device__ __forceinline__ void warpgroup_begin()
+{
+#ifdef WARPGROUP_MATRIX
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void warpgroup_commit()
+{
+#ifdef WARPGROUP_MATRIX
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+/* Until no more than N of the groups committed are at work. */
+template <int N> __device__ __forceinline__ void warpgroup_wait()
+{
+#ifdef WARPGROUP_MATRIX
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#endif
+}
+/* Behind a wait for all: the compiler may use sums from here on and not earlier. */
+__device__ __forceinline__ void warpgroup_take(float d[32])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+/* B of 64 columns: each has 128 bytes, 64 numbers, of which 16 are multiplied from `address` on; eight columns lie in 1,024
+ * bytes, which begin at a multiple of that; of a column's eight quads of 16 bytes number q lies at place q ^ (column % 8). */
+__device__ __forceinline__ uint64_t warpgroup_columns(uint32_t address)
+{
+    return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+template <typename T> struct warpgroup_unit;
+template <> struct warpgroup_unit<__nv_bfloat16> {
+    static __device__ __forceinline__ void add(float d[32], const uint32_t a[4], uint64_t b)
+    {
+#ifdef WARPGROUP_MATRIX
+        asm volatile("{\n"
+                     ".reg .pred sum;\n"
+                     "setp.eq.u32 sum, 0, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                     "{%32, %33, %34, %35}, %36, sum, 1, 1, 0;\n"
+                     "}\n"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+                       "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+                       "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+                       "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]),
+                       "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+#endif
+    }
+};
+template <> struct warpgroup_unit<__half> {
+    static __device__ __forceinline__ void add(float d[32], const uint32_t a[4], uint64_t b)
+    {
+#ifdef WARPGROUP_MATRIX
+        asm volatile("{\n"
+                     ".reg .pred sum;\n"
+                     "setp.eq.u32 sum, 0, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                     "{%32, %33, %34, %35}, %36, sum, 1, 1, 0;\n"
+                     "}\n"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+                       "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+                       "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+                       "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]),
+                       "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+#endif
+    }
+};
+
 /* a * b + c of pairs of f16. */
 __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c)
 {

@@ -6,7 +6,7 @@
 #include "common/formats/random_blocks.h"
 #include "worker-gpu/measure/private.h"
 
-#define VALUES      16 /* works that are timed for a format, about */
+#define VALUES      22 /* works that are timed for a format, about */
 #define PIECE_BYTES (16 * MIB)
 
 /* Blocks from pinned memory, the same piece over and over. */
@@ -35,13 +35,13 @@ static int measure_few(struct measure *m, struct helm_err *err)
 
 /* Chunks that are short enough to be multiplied with blocks as they lie, after few tokens' rate. A CPU that plays a GPU
  * has no time for more than one of them. */
-static int measure_short(struct measure *m, struct helm_err *err)
+static int measure_short(struct measure *m, bool wide, struct helm_err *err)
 {
-    static const uint32_t tokens[] = {32, GPU_SHORT_TOKENS};
+    static const uint32_t tokens[] = {32, GPU_SHORT_TOKENS, 128, 256, GPU_WIDE_TOKENS};
     double rate = 0, layer_s = 0;
     int rc = 0;
     for (size_t i = 0; i < (m->emulated ? 1 : sizeof tokens / sizeof *tokens) && !rc; i++)
-        rc = measure_linear_at(m, tokens[i], &rate, &layer_s, err);
+        if (wide || tokens[i] <= GPU_SHORT_TOKENS) rc = measure_linear_at(m, tokens[i], &rate, &layer_s, err);
     return rc;
 }
 
@@ -58,15 +58,18 @@ static int measure_all(struct measure *m, struct helm_err *err)
                both_few =
                    room && measure_reads(m, k->large, GPUK_FEW) && measure_reads(m, k->small, GPUK_FEW),
                both_short = both_few && !tensor_format_is_plain(m->format) &&
-                            measure_reads(m, k->large, GPUK_SHORT) && measure_reads(m, k->small, GPUK_SHORT);
+                            measure_reads(m, k->large, GPUK_SHORT) && measure_reads(m, k->small, GPUK_SHORT),
+               both_wide = both_short && measure_reads(m, k->large, GPUK_WIDE) &&
+                           measure_reads(m, k->small, GPUK_WIDE);
     int rc = put_blocks(m, err);
     if (!rc) rc = measure_tiny(m, true, &least, err);
     if (rc) return rc;
     operation = measure_median_of(&least);
     if (both_one) rc = measure_gemv_run(m, &least, &operation, err);
     if (!rc && both_few) rc = measure_few(m, err);
-    if (!rc && both_short) rc = measure_short(m, err);
+    if (!rc && both_short) rc = measure_short(m, both_wide, err);
     if (!rc && !tensor_format_is_plain(m->format)) rc = measure_expand_blocks(m, operation, err);
+    if (!rc) rc = measure_experts_run(m, err);
     if (!rc && both_one && measure_chains_take(m)) {
         double in_chain = 0;
         rc = measure_chain_layers(m, operation, &in_chain, err);

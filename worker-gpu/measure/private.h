@@ -1,6 +1,6 @@
 /* Between the files of the device's measuring: measure.c (protocol, link, hand-over), measure/kernels.c
  * (rates), measure/attention.c (attention's), measure/chains.c (rates of chains), measure/expand.c (packed weights),
- * measure/chunks.c (chunks as a whole), measure/formats.c (the same of other formats of weights), measure/buffers.c
+ * measure/chunks.c (chunks as a whole), measure/experts.c (chunks with experts), measure/formats.c (the same of other formats of weights), measure/buffers.c
  * (the memory they work on). */
 #ifndef HELM_WORKER_GPU_MEASURE_PRIVATE_H
 #define HELM_WORKER_GPU_MEASURE_PRIVATE_H
@@ -235,6 +235,11 @@ HELM_MUST_CHECK int measure_packed_run(struct measure *m, double operation, stru
 
 /* gpu.expand of blocks: slices of whole layers' matrices. */
 HELM_MUST_CHECK int measure_expand_blocks(struct measure *m, double operation, struct helm_err *err);
+
+/* ---- measure/experts.c ---- */
+
+/* gpu.experts, of another format than bf16: nothing where there is no room for two experts. */
+HELM_MUST_CHECK int measure_experts_run(struct measure *m, struct helm_err *err);
 
 /* ---- measure/formats.c ---- */
 

@@ -42,12 +42,20 @@ static bool is_taken(const struct gpu_program *p, struct device *d, const struct
 
 #define SPARSE 3 /* operations of a sparse MLP: the router's product, gates and ups, downs */
 
-/* Whether entries from `e` on are a sparse MLP that a chain takes as a whole: one piece with every expert. */
+/* What one token reads of experts by gates and downs. */
+static uint64_t experts_bytes(const struct gpuk_experts_glu *glu, const struct gpuk_experts_down *down)
+{
+    return glu->choice.chosen * (glu->gate.stride + glu->up.stride + down->down.stride);
+}
+
+/* Whether entries from `e` on are a sparse MLP that a chain takes as a whole: one piece with every expert, of a size of which
+ * its links are faster than kernels. */
 static bool takes_sparse(struct device *d, const struct gpu_entry *e, uint32_t left)
 {
     /* (in both memories the choice is made in front of the gates) */
     if (left < SPARSE || e[0].op.kind != OP_GEMV || e[1].op.kind != OP_EXPERTS_GLU ||
-        e[2].op.kind != OP_EXPERTS_DOWN || !e[1].op.as.experts_glu.few.router)
+        e[2].op.kind != OP_EXPERTS_DOWN || !e[1].op.as.experts_glu.few.router ||
+        experts_bytes(&e[1].op.as.experts_glu.few, &e[2].op.as.experts_down.few) > GPU_CHAIN_EXPERTS_BYTES)
         return false;
     struct gpuk_chain_op op[SPARSE];
     for (uint32_t i = 0; i < SPARSE; i++) {

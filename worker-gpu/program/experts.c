@@ -51,7 +51,7 @@ void make_router(struct lowering *low, const struct making *m)
     const struct gpu_buffers *b = low->source->buffers;
     const struct model_config *c = &low->source->model->config;
     struct op *op = making_op(low, m);
-    op->workspace = gpu_area(b, GPU_AREA_LINEAR);
+    op->workspace = gpu_area(b, is_chunk(low) ? GPU_AREA_MATMUL : GPU_AREA_LINEAR);
     op->as.linear =
         (struct gpuk_linear_args){.format = FORMAT_F32,
                                   .cols = c->hidden,
@@ -239,6 +239,13 @@ void make_experts_sum(struct lowering *low, const struct making *m)
 
 /* ---- in both memories ---- */
 
+/* The word of a lane that a kernel rings or waits for itself, where the device's do; NULL: the queue does. Chunks' do not: they
+ * ask with many blocks. */
+static uint32_t *bell_of(const struct lowering *low, struct lane *lane)
+{
+    return low->source->device->rings && !is_chunk(low) ? (uint32_t *)(void *)&lane->bell.value : NULL;
+}
+
 /* The layer's hand-over to the CPU, as tickets count them. */
 static uint32_t ticket_of(const struct lowering *low, const struct making *m)
 {
@@ -267,8 +274,10 @@ void make_experts_ask(struct lowering *low, const struct making *m)
         .width = c->hidden,
         .lane = lane->data,
         .capacity = arena_header_of(s->arena)->step_tokens,
-        .seen = chunk ? NULL : slots->seen + (size_t)(ticket - 1) * GPUK_BATCH_MAX * c->router.chosen};
-    lower_word(low, OP_WORD_WRITE, &lane->bell.value, ticket, DEVICE_EQUAL);
+        .seen = chunk ? NULL : slots->seen + (size_t)(ticket - 1) * GPUK_BATCH_MAX * c->router.chosen,
+        .bell = bell_of(low, lane),
+        .ticket = ticket};
+    if (!bell_of(low, lane)) lower_word(low, OP_WORD_WRITE, &lane->bell.value, ticket, DEVICE_EQUAL);
 }
 
 void make_experts_add(struct lowering *low, const struct making *m)
@@ -277,11 +286,13 @@ void make_experts_add(struct lowering *low, const struct making *m)
     const uint32_t ticket = ticket_of(low, m);
     struct lane *lane = arena_expert_lane_of(s->arena, ARENA_EXPERT_SUM);
     float *x = gpu_area(s->buffers, GPU_AREA_X);
-    lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
+    if (!bell_of(low, lane)) lower_word(low, OP_WORD_WAIT, &lane->bell.value, ticket, DEVICE_AT_LEAST);
     making_op(low, m)->as.experts_add = (struct gpuk_experts_add){.x = x,
                                                                   .sum = lane->data,
                                                                   .out = is_chunk(low) ? x : m->x_out,
-                                                                  .width = s->model->config.hidden};
+                                                                  .width = s->model->config.hidden,
+                                                                  .bell = bell_of(low, lane),
+                                                                  .ticket = ticket};
     if (ticket == plan_mixed_units(s->plan))
         lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
 }

@@ -234,11 +234,14 @@ static int (*const issue_of[OP_KIND_COUNT])(const struct issuing *i, const struc
     [OP_FOLLOW] = issue_event,     [OP_KV_STORE] = issue_store,
 };
 
-/* The tokens of a matrix product. Libraries choose kernels by its size, so in an invariant plan all have one size. */
+/* The tokens of a matrix product: whole multiples, and of an invariant plan those at which the library has one algorithm
+ * (GPU_STEADY_TOKENS). */
 static uint32_t pad(const struct gpu_source *s, uint32_t tokens)
 {
-    if (s->plan->invariant && !s->device->steady) return s->buffers->work.sub_tokens;
-    return (tokens + GPU_PAD_TOKENS - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
+    const bool steady = s->plan->invariant && !s->device->steady;
+    const uint32_t whole = steady ? GPU_STEADY_TOKENS : GPU_PAD_TOKENS, most = s->buffers->work.sub_tokens,
+                   padded = (tokens + whole - 1) / whole * whole;
+    return steady && padded > most ? most : padded;
 }
 
 /* Tokens of an entry; none when the step ends before its sub-chunk. */
@@ -289,9 +292,9 @@ static bool is_issued(const struct gpu_entry *e, const struct gpu_issue *issue)
     case GPU_WHEN_SEVERAL:
         return issue->samples != 1;
     case GPU_WHEN_SHORT:
-        return issue->tokens <= GPUK_BLOCKS_TOKENS;
+        return issue->tokens <= e->when_tokens;
     case GPU_WHEN_LONG:
-        return issue->tokens > GPUK_BLOCKS_TOKENS;
+        return issue->tokens > e->when_tokens;
     case GPU_WHEN_FILLS:
         return issue->fills;
     case GPU_WHEN_READS_HOST:

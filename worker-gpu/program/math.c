@@ -78,7 +78,8 @@ static struct gpu_entry *add_linear(struct lowering *low, const struct making *m
                                                 .x_stride = x_stride,
                                                 .norm = making_vector(low, m, m->at->math->norm),
                                                 .eps = (float)low->source->model->config.norm_eps,
-                                                .swiglu = m->at->math->swiglu};
+                                                .swiglu = m->at->math->swiglu,
+                                                .steady = low->source->plan->invariant};
     return e;
 }
 
@@ -392,26 +393,33 @@ static enum dtype unit_dtype(struct lowering *low, uint32_t unit)
     return dtype;
 }
 
-static void issue_when(const struct lowering *low, uint32_t first, enum gpu_when when)
+static void issue_when(const struct lowering *low, uint32_t first, enum gpu_when when, uint32_t tokens)
 {
-    for (uint32_t i = first; i < low->program->count; i++) low->program->entry[i].when = when;
+    for (uint32_t i = first; i < low->program->count; i++) {
+        low->program->entry[i].when = when;
+        low->program->entry[i].when_tokens = tokens;
+    }
 }
 
 /* A chunk's operation over weights at home. Where the device multiplies blocks as they lie by a short chunk's tokens,
- * their whole matrices are issued for one; what is expanded slice by slice is for others then. */
-static bool make_short(struct lowering *low, const struct making *m)
+ * their whole matrices are issued for one; what is expanded slice by slice is for others then. Returns how many tokens are
+ * a short chunk's; 0: none are. */
+static uint32_t make_short(struct lowering *low, const struct making *m)
 {
     struct piece whole = {.index = m->piece->index, .first = m->piece->first};
     struct making of = *m;
     const uint32_t first = low->program->count;
-    if (low->source->plan->invariant) return false; /* a token is computed as it is in a long one */
+    uint32_t tokens = 0;
+    if (low->source->plan->invariant) return 0; /* a token is computed as it is in a long one */
     lower_whole_piece(low, m->at, &whole);
-    if (low->rc || !lower_reads(low, m->at->math, &whole, GPUK_SHORT)) return false;
+    if (!low->rc && lower_reads(low, m->at->math, &whole, GPUK_SHORT)) tokens = GPUK_BLOCKS_TOKENS;
+    if (!low->rc && tokens && lower_reads(low, m->at->math, &whole, GPUK_WIDE)) tokens = GPUK_WIDE_TOKENS;
+    if (!tokens) return 0;
     of.piece = &whole;
     of.sub = 0;
     make(low, &of);
-    issue_when(low, first, GPU_WHEN_SHORT);
-    return true;
+    issue_when(low, first, GPU_WHEN_SHORT, tokens);
+    return tokens;
 }
 
 static void make_pieces(struct lowering *low, struct making *m, struct piece *piece)
@@ -419,17 +427,17 @@ static void make_pieces(struct lowering *low, struct making *m, struct piece *pi
     const struct gpu_program *p = low->program;
     const bool chunk = making_tier(low) == OP_TIER_CHUNK;
     uint32_t run = UINT32_MAX, first = p->count;
-    bool is_short = false;
+    uint32_t shorts = 0; /* tokens of a short chunk */
     m->piece = piece;
     for (; lower_next_piece(low, m->at, piece); first = p->count) {
-        if (piece->first != run) is_short = chunk && piece->home && make_short(low, m);
+        if (piece->first != run) shorts = chunk && piece->home ? make_short(low, m) : 0;
         run = piece->first;
         /* in front of the operations lie events of other slices, too */
-        for (uint32_t i = first; is_short && i < p->count; i++)
-            if (p->entry[i].home) p->entry[i].when = GPU_WHEN_LONG;
+        for (uint32_t i = first; shorts && i < p->count; i++)
+            if (p->entry[i].home) p->entry[i].when = GPU_WHEN_LONG, p->entry[i].when_tokens = shorts;
         first = p->count;
         make_subs(low, m);
-        if (is_short) issue_when(low, first, GPU_WHEN_LONG);
+        if (shorts) issue_when(low, first, GPU_WHEN_LONG, shorts);
     }
 }
 

@@ -98,8 +98,8 @@ static void (*const print_of[OP_KIND_COUNT])(const struct gpu_printing *p, const
 static const char *const when_of[] = {[GPU_WHEN_ANY] = "",
                                       [GPU_WHEN_ONE] = ", of one sample",
                                       [GPU_WHEN_SEVERAL] = ", of several samples",
-                                      [GPU_WHEN_SHORT] = ", of a short chunk",
-                                      [GPU_WHEN_LONG] = ", of a longer chunk",
+                                      [GPU_WHEN_SHORT] = ", of a chunk of up to",
+                                      [GPU_WHEN_LONG] = ", of a chunk of more than",
                                       [GPU_WHEN_FILLS] = ", of a step that fills a page",
                                       [GPU_WHEN_READS_HOST] = ", of a step with pages in the arena",
                                       [GPU_WHEN_TIERS] = ", of a step that does either"};
@@ -128,6 +128,7 @@ void gpu_program_print(const struct gpu_source *source, const struct gpu_program
         if (print_of[e->op.kind]) print_of[e->op.kind](&printing, e);
         if (e->sub != GPU_SUB_ALL && program->block.subs > 1) fprintf(out, ", sub-chunk %u", e->sub);
         fputs(when_of[e->when], out);
+        if (e->when_tokens) fprintf(out, " %u tokens", e->when_tokens);
         fputc('\n', out);
     }
 }

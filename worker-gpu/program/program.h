@@ -65,7 +65,8 @@
 
 enum gpu_tier { GPU_TIER_1, GPU_TIER_2, GPU_TIER_4, GPU_TIER_8, GPU_TIER_16, GPU_TIER_CHUNK, GPU_TIER_COUNT };
 enum gpu_tier gpu_tier_of(uint32_t tokens);
-/* The tier of a step by its schedule: an invariant plan decodes with one program, whatever the number of tokens. */
+/* The tier of a step by its schedule: an invariant plan decodes by the programs of 8 and of 16 tokens, whose kernels are the
+ * same but for how many tokens they have room for. */
 enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *schedule, uint32_t tokens);
 
 /* Device memory of a worker beside weights, KV pool and ring, one allocation. */
@@ -80,7 +81,7 @@ static inline void *gpu_area(const struct gpu_buffers *buffers, enum gpu_area ar
     return there ? buffers->memory + buffers->work.area[area].at : NULL;
 }
 
-/* For which steps an entry is issued: of one sample or of several; of up to GPUK_BLOCKS_TOKENS tokens or of more; that
+/* For which steps an entry is issued: of one sample or of several; of up to its when_tokens tokens or of more; that
  * fill a page, that read pages of the arena, or either. */
 enum gpu_when {
     GPU_WHEN_ANY,
@@ -114,7 +115,8 @@ struct gpu_entry {
     bool slice;    /* its weights are in the ring, or expanded */
     bool home;     /* EXPAND of weights at home in VRAM */
     enum gpu_when when;
-    uint32_t group; /* GEMM_SMALL of the head in a chunk: which 16 samples */
+    uint32_t when_tokens; /* of GPU_WHEN_SHORT and GPU_WHEN_LONG */
+    uint32_t group;       /* GEMM_SMALL of the head in a chunk: which 16 samples */
     uint32_t sub;
 };
 /* Whether it multiplies by weights of a variable format as they are: it trusts their bytes. */

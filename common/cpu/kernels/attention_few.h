@@ -11,9 +11,12 @@
  *
  * Memory is the limit. Pages lie anywhere and a head's rows of one are a few KiB, so the hardware's prefetchers
  * begin anew again and again. While a head's rows of a block are used, those that are used next are asked into the
- * second level cache, row for row: the next head's, behind the last head's keys the first head's values, behind its
- * values the next block's keys, and at a task's end the first of the thread's next task (attention_task.next). So
- * memory is read in the order in which it lies. */
+ * second level cache, in the order in which they lie: the next head's, behind the last head's keys the first head's
+ * values, behind its values the next block's keys, and at a task's end the first of the thread's next task
+ * (attention_task.next). They are asked for line by line between the products, at the pace at which lines are used: a
+ * burst of sixteen fills the queue of misses, which loads of what is there already need, too, and the products wait until
+ * memory has answered. A few rows ahead of their use lines are asked into the first level. Rows of heads lie side by side,
+ * so what is behind a head's last row is used next. */
 #ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_FEW_H
 #define HELM_COMMON_CPU_KERNELS_ATTENTION_FEW_H
 
@@ -23,6 +26,7 @@
 
 #define FEW_ROWS_MAX 8 /* of a task */
 #define FEW_ROWS     (LANES / 2)
+#define NEAR_ROWS    4 /* of values: how far ahead of their use rows are asked into the first level cache */
 #define FEW_VECS_MAX 8 /* accumulators of one row's output */
 
 /* A block of positions, of one page. */
@@ -52,20 +56,48 @@ INLINE void ask(const char *row, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
 }
-/* For positions [k, k + n). */
-INLINE void ask_ahead(const struct few_rows *rows, size_t k, size_t n)
+/* Asked into the first level: what is used in a moment. */
+INLINE void ask_near(const char *row, size_t bytes)
 {
-    for (size_t i = k; i < k + n && i < rows->next_count; i++) ask(rows->next + i * rows->bytes, rows->bytes);
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
+}
+/* The rows that are asked for while a block's are used, byte for byte: `bytes` from `at` on of the whole. Lines of the first and
+ * of the second half take turns, of f16 two pages of 4 KiB: what the hardware fetches ahead is more with two streams. Where
+ * there are none it is rows in use, which costs nothing. */
+struct few_asked {
+    const char *rows;
+    size_t half;
+};
+INLINE struct few_asked few_asked(const struct few_rows *rows)
+{
+    const size_t half = rows->count / 2 * rows->bytes / 64 * 64;
+    return rows->next_count ? (struct few_asked){rows->next, half} : (struct few_asked){rows->at, 0};
+}
+INLINE void ask_part(const struct few_asked *asked, size_t at, const size_t bytes, const enum kv_dtype dtype)
+{
+    if (dtype == KV_Q8_0) /* a head's rows are one such page */
+        ask(asked->rows + at, bytes);
+    else if (bytes % 128)
+        __builtin_prefetch(asked->rows + (at & 64 ? asked->half : 0) + at / 128 * 64, 0, 2);
+    else
+        for (size_t i = 0; i < bytes; i += 128) {
+            __builtin_prefetch(asked->rows + (at + i) / 2, 0, 2);
+            __builtin_prefetch(asked->rows + asked->half + (at + i) / 2, 0, 2);
+        }
 }
 
 /* ---- scores ---- */
 
 INLINE void few_scores_step(vec acc[LANES], const float *q, const char *const *keys,
-                            const float *const *scales, size_t d, size_t left, const size_t rows,
+                            const float *const *scales, const struct few_asked *asked, size_t k,
+                            const char *near, size_t d, size_t left, const size_t rows,
                             const enum kv_dtype dtype)
 {
     const size_t together = LANES / rows;
+    const size_t bytes = together * kv_number_bytes(dtype, LANES);
     vec x[LANES];
+    ask_part(asked, k, bytes, dtype);
+    ask_near(near, bytes);
     UNROLL for (size_t i = 0; i < together; i++) x[i] = cell_widen(keys[i], scales[i], d, left, dtype);
     UNROLL for (size_t r = 0; r < rows; r++)
     {
@@ -79,11 +111,12 @@ INLINE void few_scores(const struct few_pass *pass, const struct few_rows *block
                        const size_t rows, const enum kv_dtype dtype)
 {
     const size_t together = LANES / rows, last = block->count - 1;
+    const struct few_asked asked = few_asked(block);
     for (size_t k = 0; k < block->count; k += together) {
         const char *keys[LANES];
         const float *scales[LANES], *q = pass->q;
+        const char *near = block->at + (k + together) * block->bytes;
         vec acc[LANES];
-        ask_ahead(block, k, together);
         UNROLL for (size_t i = 0; i < together; i++)
         {
             const size_t there = k + i < last ? k + i : last; /* behind the last it again: masked below */
@@ -92,9 +125,14 @@ INLINE void few_scores(const struct few_pass *pass, const struct few_rows *block
         }
         UNROLL for (size_t i = 0; i < LANES; i++) acc[i] = vec_set1(0);
         size_t d = 0;
-        for (; d + LANES <= head_dim; d += LANES, q += rows * LANES)
-            few_scores_step(acc, q, keys, scales, d, LANES, rows, dtype);
-        if (d < head_dim) few_scores_step(acc, q, keys, scales, d, head_dim - d, rows, dtype);
+        for (; d + LANES <= head_dim; d += LANES, q += rows * LANES) {
+            const size_t at = together * kv_number_bytes(dtype, (uint32_t)d);
+            few_scores_step(acc, q, keys, scales, &asked, k * block->bytes + at, near + at, d, LANES, rows,
+                            dtype);
+        }
+        if (d < head_dim)
+            few_scores_step(acc, q, keys, scales, &asked, k * block->bytes, near, d, head_dim - d, rows,
+                            dtype);
         vec_store(pass->p + k * rows, vec_reduce_lanes(acc));
     }
 }
@@ -169,6 +207,8 @@ INLINE void few_values_at(const struct few_pass *pass, const struct few_rows *bl
 {
     const size_t together = LANES / rows;
     const char *value = block->at;
+    const struct few_asked asked = few_asked(block);
+    size_t part = block->count * kv_number_bytes(dtype, (uint32_t)d);
     const float *scales = block->scales;
     float *const o = pass->o + d;
     vec acc[LANES];
@@ -181,9 +221,12 @@ INLINE void few_values_at(const struct few_pass *pass, const struct few_rows *bl
     for (size_t k = 0; k < block->count; k += together) {
         const size_t n = block->count - k < together ? block->count - k : together;
         const float *p = pass->p + k * rows;
-        if (d == 0) ask_ahead(block, k, together);
         for (size_t i = 0; i < n; i++, p++, value += block->bytes, scales += block->each) {
             vec x[FEW_VECS_MAX];
+            ask_part(&asked, part, vecs * kv_number_bytes(dtype, LANES), dtype);
+            ask_near(value + NEAR_ROWS * block->bytes + kv_number_bytes(dtype, (uint32_t)d),
+                     vecs * kv_number_bytes(dtype, LANES));
+            part += vecs * kv_number_bytes(dtype, LANES);
             UNROLL for (size_t v = 0; v < vecs; v++) x[v] =
                 cell_widen(value, scales, d + v * LANES, left - v * LANES, dtype);
             UNROLL for (size_t r = 0; r < rows; r++)
@@ -371,6 +414,13 @@ static void few_ask(const struct attention_task *task, struct few_rows *rows, ui
     rows->next_count = place->keys ? place->count : 0;
     if (!rows->next_count) return;
     rows->next = place->keys + at;
+    if (rows->next_count < rows->count) {
+        ask(rows->next, rows->next_count * rows->bytes);
+        rows->next_count = 0;
+    } else if (rows->next_count > rows->count) {
+        ask(rows->next + rows->count * rows->bytes, (rows->next_count - rows->count) * rows->bytes);
+        rows->next_count = rows->count;
+    }
     if (rows->each) ask(place->scales + at, place->count * rows->each * sizeof(uint16_t));
 }
 

@@ -123,8 +123,13 @@ void analyse_fill_stages(const struct analyse_table *table, struct plan *plan)
 {
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {
         const struct plan_phase phase = plan_phase_at(plan, p);
-        for (uint32_t i = 0; i < phase.stage_count; i++)
-            phase.stages[i].bytes = analyse_units_stored(table, plan_stage_first_unit(&phase.stages[i]),
-                                                         plan_stage_last_unit(&phase.stages[i]));
+        for (uint32_t i = 0; i < phase.stage_count; i++) {
+            struct plan_stage *stage = &phase.stages[i];
+            const struct analyse_bytes bytes =
+                analyse_units(table, plan_stage_first_unit(stage), plan_stage_last_unit(stage));
+            stage->bytes = bytes.stored;
+            stage->token_bytes =
+                stage->home != PLAN_HOME_STREAM && bytes.token < bytes.stored ? bytes.token : 0;
+        }
     }
 }

@@ -56,20 +56,6 @@ double attention_elsewhere(const struct pricing *p, double window)
     return one_a_row(p) ? host_positions(p, window) : 0;
 }
 
-/* Attention's kernel, which reads cells of a few hundred bytes over the link, has this part of a copy's rate: 27 of 45
- * GB/s on an H100 (8B, 16,384 positions, beside a CPU that attends). */
-#define DIRECT_PART 0.6
-
-/* Bytes a second that copies bring of the arena, and that the GPU's kernels read of it. */
-static double copy_rate(const struct profile_link *link)
-{
-    return rate_or(&link->h2d_beside, link->h2d.value);
-}
-static double direct_rate(const struct profile_link *link)
-{
-    return rate_or(&link->direct, DIRECT_PART * copy_rate(link));
-}
-
 /* The query's way to the CPU, or its part's way back: what fits a hand-over's price, and the rest at the link's rate. */
 static double hand_over(const struct pricing *p)
 {
@@ -85,7 +71,7 @@ static void price_assisted(const struct pricing *p, double host, double there, s
 {
     const double bytes = p->step->rows * host * pricing_kv_bytes(p),
                  direct = bytes * p->step->kv.direct_permille / 1000, own = bytes - direct;
-    const double reading = direct / direct_rate(&p->profile->link);
+    const double reading = direct / cost_rates_direct(&p->profile->link);
     if (own <= 0) {
         u->kv.link = reading;
         u->gpu += reading;
@@ -93,8 +79,9 @@ static void price_assisted(const struct pricing *p, double host, double there, s
         return;
     }
     const double more = ASSIST_OPERATIONS * p->kernel.operation, way = hand_over(p);
-    const double beside = own / p->cpu.attention_beside + p->cpu.operation,
-                 alone = direct > 0 ? beside : own / p->cpu.attention + p->cpu.operation;
+    const double company = p->cpu.attention_beside / p->cpu.attention,
+                 beside = own / (p->cpu.attention_host * company) + p->cpu.operation,
+                 alone = direct > 0 ? beside : own / p->cpu.attention_host + p->cpu.operation;
     const double least = fmax(0, reading - 2 * way); /* of the GPU's part, beyond what lies in VRAM */
     u->kv.way = way;
     u->kv.link = reading;
@@ -124,7 +111,7 @@ void attention_price_host(const struct pricing *p, double window, struct cost_un
         if (host > 0) price_assisted(p, host, there.memory, u);
         return;
     }
-    const double rate = copy_rate(&p->profile->link) / (step->rows * pricing_kv_bytes(p)),
+    const double rate = cost_rates_copy(&p->profile->link) / (step->rows * pricing_kv_bytes(p)),
                  before = seen(n, step->context, window, step->context),
                  attending = p->together * fmax(there.memory, there.compute);
     const double reading = host / rate, borrowed = before / rate,
@@ -141,7 +128,7 @@ uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dt
 {
     const struct profile_cpu *cpu = &profile->cpu;
     const double company = fmin(1, rate_or(&cpu->gemv_beside, cpu->gemv.value) / cpu->gemv.value),
-                 attend = company * rate_or(&profile->kv[kv_dtype].cpu_attention, cpu->attention.value),
-                 direct = direct_rate(&profile->link);
+                 attend = company * cost_attention_host(profile, kv_dtype),
+                 direct = cost_rates_direct(&profile->link);
     return direct > 0 ? (uint32_t)(1000 * direct / (direct + attend)) : 0;
 }

@@ -7,10 +7,10 @@
 
 #include "daemon/planner/cost/rates.h"
 
-/* Experts' products of the unit, of all that the step's tokens choose: seconds of either processor, and bytes; and the whole
- * unit on the GPU by kernels of its own. */
+/* Experts' products of the unit, of all that the step's tokens choose: seconds of either processor, on the GPU without the
+ * launches of their kernels, which stand beside; bytes; and the whole unit on the GPU by kernels of its own. */
 struct experts_parts {
-    double cpu, cpu_beside, gpu, bytes, unit;
+    double cpu, cpu_beside, gpu, launches, bytes, unit;
 };
 /* Adds to a unit's prices what it takes so: unit->mixed, unit->mixed_kv. Its price on the GPU stands. */
 void experts_price(const struct pricing *p, const struct experts_parts *all, struct cost_unit *unit);

@@ -16,7 +16,9 @@ struct device_rates {
     double linear;                /* operations, 0 for one token: reading is all there is */
     double linear_slowed;         /* how many times as long they take while the link streams */
     double attention, attention_beside, attention_flops;
-    double read;      /* activations */
+    double
+        attention_host; /* the CPU's, in layers of the GPU, beside whose reads it is as much slower as attention */
+    double read;        /* activations */
     double operation; /* seconds */
     double product;   /* seconds of a product beside its work, 0: an operation as others are */
     double parts;     /* of the step, each of which reads all weights */
@@ -80,12 +82,18 @@ void cost_rates_with(const struct pricing *p, enum tensor_format format, const s
                      struct format_rates *out);
 /* Copies to the GPU while the CPU computes, as this step has it do: p->link_beside. After cost_rates_with of all formats. */
 double cost_rates_link(const struct pricing *p);
+/* Bytes a second of host memory, while the CPU reads there too, that copies bring and that attention's kernels read. */
+double cost_rates_copy(const struct profile_link *link);
+double cost_rates_direct(const struct profile_link *link);
+/* Bytes of such a cache a second that the CPU attends to in layers of the GPU, where nothing else reads. */
+double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype);
 /* Relative half-width of a rate's samples. */
 double cost_rates_spread(const struct profile_value *value);
 
-/* Whether the GPU computes the step by its program of most tokens that are not a chunk, however few there are: that is all that
- * an invariant plan has behind prompts. The emulated device's takes as long as the tokens that are there. */
-bool cost_rates_as_few(const struct pricing *p);
+/* The tokens of the GPU's program that computes the step, where it has room for more than the step's: behind prompts an
+ * invariant plan has programs of 8 and of 16 tokens alone. Else 0: also on the emulated device, whose programs take as long as
+ * the tokens that are there. */
+uint32_t cost_rates_as_few(const struct pricing *p);
 
 /* Whether a unit, or the head behind them, lies packed where it has this home. */
 bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home home);

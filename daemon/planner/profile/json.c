@@ -44,6 +44,7 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, linear, KIND_TABLE, false),
     MEMBER(profile_cpu, attention, KIND_RATE, false),
     MEMBER(profile_cpu, attention_flops, KIND_RATE, false),
+    MEMBER(profile_cpu, attention_host, KIND_RATE, false),
     MEMBER(profile_cpu, operation, KIND_TIME, false),
     MEMBER(profile_cpu, wake, KIND_TIME, false),
     MEMBER(profile_cpu, linear_beside, KIND_TABLE, false),
@@ -104,6 +105,7 @@ static const struct member format_member[] = {
     MEMBER(profile_format, gpu_chain_operation, KIND_TIME, false),
     MEMBER(profile_format, gpu_linear, KIND_TABLE, false),
     MEMBER(profile_format, gpu_linear_operation, KIND_TABLE, false),
+    MEMBER(profile_format, gpu_experts, KIND_TABLE, false),
     MEMBER(profile_format, gpu_expand, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),
@@ -115,6 +117,7 @@ static const struct member format_member[] = {
 static const struct member kv_member[] = {
     MEMBER(profile_kv, cpu_attention, KIND_RATE, false),
     MEMBER(profile_kv, cpu_attention_flops, KIND_RATE, false),
+    MEMBER(profile_kv, cpu_attention_host, KIND_RATE, false),
     MEMBER(profile_kv, gpu_attention, KIND_RATE, false),
     MEMBER(profile_kv, gpu_attention_flops, KIND_RATE, false),
     MEMBER(profile_kv, gpu_chain_attention, KIND_RATE, false),

@@ -17,7 +17,7 @@
 
 #define PROFILE_VERSION 1
 /* The method of measuring: a fact of the fingerprint, so a new one has machines measured again. */
-#define PROFILE_METHOD     16
+#define PROFILE_METHOD     17
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
@@ -62,6 +62,7 @@ struct profile_cpu {
     struct profile_table linear; /* by tokens (2 and more): operations a second, 2 * rows * cols * tokens */
     struct profile_value attention;       /* KV bytes a second, one query */
     struct profile_value attention_flops; /* a chunk's attention: operations a second */
+    struct profile_value attention_host;  /* as attention, in layers of a GPU; unknown: the same */
     struct profile_value operation;       /* seconds that an operation costs beside its bytes: begin, end */
     /* Seconds by which it is later with a unit that it computes after a pause, since its threads sleep by
      * then (common/cpu/pool.h). Unknown: nothing. */
@@ -145,8 +146,12 @@ struct profile_format {
         gpu_operation; /* one token, kernels of their own: bytes, and a product beside them */
     struct profile_value gpu_chain_gemv,
         gpu_chain_operation; /* chained; unknown: the format goes into no chain */
-    /* by tokens, up to 16; empty: several tokens are multiplied by what gpu_expand makes */
+    /* by tokens; empty: several tokens are multiplied by what gpu_expand makes. More than 16 are a chunk's, up to the most
+     * that the device multiplies by blocks as they lie */
     struct profile_table gpu_linear, gpu_linear_operation;
+    /* by tokens of an expert on average: operations a second of a chunk's gates, ups and downs; empty: as those of a dense
+     * step of as many tokens */
+    struct profile_table gpu_experts;
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
     /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
      * that. */
@@ -158,7 +163,7 @@ struct profile_format {
 /* Rates of attention over a cache of one type, where all others in the profile are of f16's. Bytes are of cells as they lie
  * in memory. Unknown: as f16's. */
 struct profile_kv {
-    struct profile_value cpu_attention, cpu_attention_flops;
+    struct profile_value cpu_attention, cpu_attention_flops, cpu_attention_host;
     struct profile_value gpu_attention, gpu_attention_flops;
     struct profile_value gpu_chain_attention, gpu_chain_attention_pair; /* unknown: a kernel of its own */
 };

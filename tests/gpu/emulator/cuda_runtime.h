@@ -101,6 +101,13 @@ template <typename T> static inline T __shfl_sync(unsigned, T value, int lane)
     memcpy(&result, all + lane * 8, sizeof result);
     return result;
 }
+static inline uint32_t __ballot_sync(unsigned, bool there)
+{
+    const uint32_t mine = there, *all = emulator_exchange(&mine, 1);
+    uint32_t bits = 0;
+    for (int lane = 0; lane < 32; lane++) bits |= all[lane * 8] << lane;
+    return bits;
+}
 static inline void __threadfence(void) {}
 template <typename T> static inline T atomicOr(T *p, T value)
 {

@@ -186,6 +186,31 @@ template <typename T> struct matrix_unit {
             d[i] = (float)(d[i] + product[lane / 4 + (i / 2) * 8][lane % 4 * 2 + i % 2]);
     }
 };
+/* Of a warpgroup: at once, each warp for itself. */
+#define WARPGROUP_MATRIX 1
+static inline void warpgroup_begin() {}
+static inline void warpgroup_commit() {}
+template <int N> static inline void warpgroup_wait() {}
+static inline void warpgroup_take(float *) {}
+static inline uint64_t warpgroup_columns(uint32_t address)
+{
+    if (address % 32 != 0) abort();
+    return address;
+}
+template <typename T> struct warpgroup_unit {
+    static void add(float d[32], const uint32_t a[4], uint64_t b)
+    {
+        const uint32_t lane = threadIdx.x & 31;
+        for (uint32_t j = 0; j < 8; j++) {
+            uint32_t pair[2];
+            for (uint32_t i = 0; i < 2; i++) {
+                const uint32_t at = (uint32_t)b + (j * 8 + lane / 4) * 128 + lane % 4 * 4 + i * 16;
+                memcpy(&pair[i], emulator_shared() + (at ^ (at >> 7 & 7) << 4), 4);
+            }
+            matrix_unit<T>::add(d + 4 * j, a[0], a[1], a[2], a[3], pair[0], pair[1]);
+        }
+    }
+};
 static inline uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t d = 0;

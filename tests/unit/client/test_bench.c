@@ -83,6 +83,12 @@ static void test_bytes_by_device(void **state)
     expect_devices(
         "{\"stages\": [{\"home\": \"stream\", \"bytes\": 2}, {\"home\": \"stream\", \"bytes\": 3}]}",
         "link=5 gpu=20000 ");
+    /* of a mixture the experts that a token chooses; the head as it lies */
+    expect_devices("{\"stages\": [{\"home\": \"cpu\", \"bytes\": 500, \"token_bytes\": 40}]}", "cpu=20040 ");
+    expect_devices("{\"head\": \"gpu\", \"mixed\": {\"direct_permille\": 250, \"hit_permille\": 200}, "
+                   "\"placements\": [[\"lm_head.weight\", \"q6_k\", \"vram0\", 0, 77]], "
+                   "\"stages\": [{\"home\": \"mixed\", \"bytes\": 90000, \"token_bytes\": 5000}]}",
+                   "cpu=3000 gpu=1077 link=1000 ");
     info.dtype = "f32";
     expect_devices("{\"stages\": [{\"home\": \"cpu\", \"bytes\": 0}]}", "cpu=40000 ");
     info.dtype = "bf16";
@@ -99,6 +105,8 @@ static void test_bad_plans(void **state)
         "{\"stages\": [{\"home\": \"moon\", \"bytes\": 1}]}",
         "{\"stages\": [{\"home\": \"disk\", \"bytes\": 1}]}",
         "{\"stages\": [{\"home\": \"cpu\", \"bytes\": -1}]}",
+        "{\"stages\": [{\"home\": \"cpu\", \"bytes\": 5, \"token_bytes\": 6}]}",
+        "{\"mixed\": {\"hit_permille\": 1001}, \"stages\": [{\"home\": \"mixed\", \"bytes\": 1}]}",
         "{\"stages\": [{\"home\": \"cpu\", \"bytes\": 1}], \"head\": 7}",
     };
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {

@@ -326,7 +326,7 @@ static void halves_add_up_to_layers(void **state)
     (void)state;
     struct helm_err err = {0};
     struct model model;
-    struct plan_stage half[2 * LAYERS], all = {0, LAYERS - 1, PLAN_HOME_CPU, 0, PLAN_OPS_ALL};
+    struct plan_stage half[2 * LAYERS], all = {0, LAYERS - 1, PLAN_HOME_CPU, 0, PLAN_OPS_ALL, 0};
     for (uint32_t u = 0; u < 2 * LAYERS; u++)
         half[u] = (struct plan_stage){.first = unit_layer(u),
                                       .last = unit_layer(u),

@@ -114,6 +114,11 @@ int bench_packed(struct bench *b);
 void bench_formats(struct bench *b, const char *only);
 /* Mixtures of experts (bench_experts.cu), of all formats or of the one that is named; returns how many results were wrong. */
 int bench_experts(struct bench *b, const char *only);
+/* Chunks' products with blocks (bench_chunks.cu), of two formats or of the one that is named; returns how many results were
+ * wrong. */
+int bench_chunks(struct bench *b, const char *only);
+/* Host memory, read by kernels (bench_direct.cu). */
+void bench_direct(struct bench *b);
 
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags);

@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]] [--experts [NAME]]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]] [--experts [NAME]] [--direct]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
@@ -13,8 +13,10 @@
  *   --long      attention over long contexts (bench_long.cu)
  *   --expand    packed weights (bench_expand.cu)
  *   --packed    products with whole packed matrices (bench_packed.cu)
+ *   --chunks    chunks' products with blocks, of Q4_K and Q6_K or of one (bench_chunks.cu)
  *   --formats   products with weights of each format, or of one (bench_formats.cu)
  *   --experts   mixtures of experts of some shapes and formats, or of one format (bench_experts.cu)
+ *   --direct    host memory read by kernels (bench_direct.cu)
  *
  * Times are medians of repeated graph replays by CUDA events. Exit 1: the check failed. */
 #include <math.h>
@@ -306,7 +308,7 @@ int main(int argc, char **argv)
 {
     struct bench b = {};
     bool quick = false, batch = false, chains = false, longs = false, expand = false, packed = false,
-         formats = false, experts = false;
+         formats = false, experts = false, direct = false, chunked = false;
     const char *format = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
@@ -321,9 +323,14 @@ int main(int argc, char **argv)
             expand = true;
         } else if (strcmp(argv[i], "--packed") == 0) {
             packed = true;
-        } else if (strcmp(argv[i], "--formats") == 0 || strcmp(argv[i], "--experts") == 0) {
+        } else if (strcmp(argv[i], "--direct") == 0) {
+            direct = true;
+        } else if (strcmp(argv[i], "--formats") == 0 || strcmp(argv[i], "--experts") == 0 ||
+                   strcmp(argv[i], "--chunks") == 0) {
             const char *option = argv[i];
-            (strcmp(option, "--formats") == 0 ? formats : experts) = true;
+            (strcmp(option, "--formats") == 0   ? formats
+             : strcmp(option, "--experts") == 0 ? experts
+                                                : chunked) = true;
             if (i + 1 < argc && argv[i + 1][0] != '-') format = argv[++i];
             if (format && tensor_format_named(format) == FORMAT_COUNT) {
                 fprintf(stderr, "%s %s: no such format\n", option, format);
@@ -332,7 +339,7 @@ int main(int argc, char **argv)
         } else {
             fprintf(stderr,
                     "usage: %s [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats "
-                    "[NAME]] [--experts [NAME]]\n",
+                    "[NAME]] [--experts [NAME]] [--chunks [NAME]] [--direct]\n",
                     argv[0]);
             return 2;
         }
@@ -346,13 +353,15 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
-    if (expand || packed || formats || experts) {
+    if (expand || packed || formats || experts || direct || chunked) {
         printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
                b.read_gbs);
         if (expand) bad += bench_expand(&b);
         if (packed) bad += bench_packed(&b);
         if (formats) bench_formats(&b, format);
         if (experts) bad += bench_experts(&b, format);
+        if (chunked) bad += bench_chunks(&b, format);
+        if (direct) bench_direct(&b);
         return bad ? 1 : 0;
     }
 

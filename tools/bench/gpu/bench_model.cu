@@ -274,6 +274,7 @@ void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_
             if (!(parts >> part & 1)) continue;
             if (part != PART_ATTENTION) {
                 linear(linear_of(m, (enum bench_part)part, l));
+                if (mlp && part == PART_O) mlp(l, &ops);
                 continue;
             }
             struct gpuk_chain_op op = {};
@@ -281,7 +282,6 @@ void bench_chain_write(struct bench_model *m, uint32_t parts, bool head, uint32_
             op.attention.args = attention_of(m, l);
             op.attention.out = m->attended;
             ops.push_back(op);
-            if (mlp && part == PART_O) mlp(l, &ops);
         }
     if (head) linear(head_of(m));
     GPUK(gpuk_chain_write(m->device, ops.data(), (uint32_t)ops.size(), m->chain_list, m->attention_workspace,

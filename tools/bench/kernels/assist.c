@@ -16,7 +16,7 @@
 #include "common/measure/stats.h"
 #include "worker-cpu/program/assist.h"
 
-enum { HEADS = 32, KV_HEADS = 8, HEAD_DIM = 128, LAYERS = 12, SAMPLES = 9, STREAMS = 4 };
+enum { HEADS = 32, KV_HEADS = 8, HEAD_DIM = 128, LAYERS = 12, SAMPLES = 9, STREAMS = 4, KERNELS_MOST = 8 };
 
 struct bench {
     struct run run;
@@ -117,7 +117,7 @@ static int open_shape(struct bench *b, const struct shape *shape, struct helm_er
                                        .token_first = r};
         run->row[r].in = &b->row[r];
     }
-    return attention_choose(shape->dtype, cpu_features(), NULL, &b->kernels.attention, err);
+    return 0;
 }
 
 static void close_shape(struct bench *b)
@@ -128,20 +128,41 @@ static void close_shape(struct bench *b)
     b->pages = NULL;
 }
 
-static int measure(struct bench *b, const struct shape *shape, struct helm_err *err)
+/* The kernels that read a type of cache: all but the definition, or that of a name. */
+static size_t kernels_of(enum kv_dtype dtype, const char *name,
+                         const struct attention_variant *kernel[KERNELS_MOST])
 {
-    double attend[SAMPLES], read[SAMPLES];
+    size_t count, found = 0;
+    const struct attention_variant *const *table = attention_variants(&count);
+    for (size_t i = 0; i < count && found < KERNELS_MOST; i++)
+        if (table[i]->kv_dtype == dtype && !(table[i]->features & ~cpu_features()) &&
+            (name ? strcmp(table[i]->name, name) == 0 : strcmp(table[i]->name, "ref") != 0))
+            kernel[found++] = table[i];
+    return found;
+}
+
+static int measure(struct bench *b, const struct shape *shape, const char *name, struct helm_err *err)
+{
+    const struct attention_variant *kernel[KERNELS_MOST];
+    const size_t kernels = kernels_of(shape->dtype, name, kernel);
+    double attend[KERNELS_MOST][SAMPLES], read[SAMPLES];
     int rc = open_shape(b, shape, err);
     for (int s = -1; s < SAMPLES && !rc; s++) { /* the first warms up */
-        const double seconds[2] = {attend_once(b), read_once(b)};
-        if (s >= 0) attend[s] = seconds[0], read[s] = seconds[1];
-        rc = b->rc;
+        for (size_t k = 0; k < kernels && !rc; k++) {
+            b->kernels.attention = kernel[k];
+            const double seconds = attend_once(b);
+            if (s >= 0) attend[k][s] = seconds;
+            rc = b->rc;
+        }
+        const double seconds = read_once(b);
+        if (s >= 0) read[s] = seconds;
         if (rc) *err = b->err;
     }
-    if (!rc) {
-        const double one = stats_quantile(attend, SAMPLES, 0.5), limit = stats_quantile(read, SAMPLES, 0.5);
-        printf("%-5s %6u %9u %5u %12.1f %10.2f %10.2f %6.1f %%\n", kv_dtype_name(shape->dtype),
-               shape->page_tokens, shape->positions, shape->rows, 1e6 * one / LAYERS,
+    const double limit = rc ? 0 : stats_quantile(read, SAMPLES, 0.5);
+    for (size_t k = 0; k < kernels && !rc; k++) {
+        const double one = stats_quantile(attend[k], SAMPLES, 0.5);
+        printf("%-5s %-12s %6u %9u %5u %12.1f %10.2f %10.2f %6.1f %%\n", kv_dtype_name(shape->dtype),
+               kernel[k]->name, shape->page_tokens, shape->positions, shape->rows, 1e6 * one / LAYERS,
                1e-9 * (double)b->pool_bytes / one, 1e-9 * (double)b->pool_bytes / limit, 100 * limit / one);
     }
     close_shape(b);
@@ -185,15 +206,16 @@ static int open_bench(struct bench *b, unsigned threads, const struct cpu_set *c
     return rc ? rc : pool_create(threads, cpus->cpu, POOL_SPIN_US_DEFAULT, &run->pool, err);
 }
 
-int bench_assist(unsigned threads, const struct cpu_set *cpus, struct helm_err *err)
+int bench_assist(const char *name, unsigned threads, const struct cpu_set *cpus, struct helm_err *err)
 {
     static struct bench b; /* large */
     int rc = open_bench(&b, threads, cpus, err);
     if (!rc) {
         printf("%d of %d heads of %d, %d layers, %u threads\n", KV_HEADS, HEADS, HEAD_DIM, LAYERS, threads);
-        printf("cache   page positions  rows   us a layer  GB/s read     limit   ratio\n");
+        printf("cache kernel         page positions  rows   us a layer  GB/s read      limit   ratio\n");
     }
-    for (size_t s = 0; s < sizeof shapes / sizeof *shapes && !rc; s++) rc = measure(&b, &shapes[s], err);
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes && !rc; s++)
+        rc = measure(&b, &shapes[s], name, err);
     pool_destroy(b.run.pool);
     assist_destroy(&b.run);
     return rc;

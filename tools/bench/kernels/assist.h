@@ -5,8 +5,9 @@
 #include "common/base/cpu.h"
 #include "common/base/err.h"
 
-/* Prints a table: types of the cache, pages, contexts and sequences: bytes of cells a second by `threads`, pinned to
- * `cpus`, beside plain reads of the same memory, taken in turn with them. */
-HELM_MUST_CHECK int bench_assist(unsigned threads, const struct cpu_set *cpus, struct helm_err *err);
+/* Prints a table: types of the cache, kernels (all but the definition, or the one of a name), pages, contexts and sequences:
+ * bytes of cells a second by `threads`, pinned to `cpus`, beside plain reads of the same memory, taken in turn with them. */
+HELM_MUST_CHECK int bench_assist(const char *name, unsigned threads, const struct cpu_set *cpus,
+                                 struct helm_err *err);
 
 #endif

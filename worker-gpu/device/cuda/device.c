@@ -488,6 +488,7 @@ static int open_context(struct cuda *c, uint64_t vram_bytes, struct helm_err *er
     /* The kernels allow early launch from 9.0 on (c->caps.early_launch). It stays off until the whole decode
      * step has been seen to give the same bits with it on hardware. */
     c->base.early_launch = false;
+    c->base.rings = true;
     if (known && ask_management(c->ordinal, &after)) {
         c->own_known = nvml_taken(&before, &after, &context);
         c->own_bytes = after.own_bytes;

@@ -56,20 +56,22 @@ static int run_matmul(struct device *d, const struct op *op, struct helm_err *er
     return rc ? rc : gpuk_matmul_run(plan, m->w, m->x, m->out, op->workspace, STREAM(d), err);
 }
 
-/* A router's logits of a chunk: few tokens at a time, by the product that is exact enough to choose by. */
+/* A router's logits of a chunk, exact enough to choose by. */
 static int run_logits(struct device *d, const struct op *op, struct helm_err *err)
 {
-    int rc = 0;
-    for (uint32_t first = 0; first < op->tokens && !rc; first += GPUK_BATCH_MAX) {
-        const uint32_t left = op->tokens - first, tokens = left < GPUK_BATCH_MAX ? left : GPUK_BATCH_MAX;
-        struct gpuk_linear_args args = op->as.linear;
-        args.x += (size_t)first * args.x_stride;
-        args.segment[0].out += (size_t)first * args.out_stride;
-        /* *count, which is the chunk's, is at least `tokens` */
-        rc = gpuk_gemm_small(&cuda_of(d)->caps, &args, tokens, op->count, op->workspace,
-                             first ? 0 : op->flags, STREAM(d), err);
-    }
-    return rc;
+    const struct gpuk_linear_args *a = &op->as.linear;
+    const struct gpuk_router_logits args = {.weight = a->segment[0].weight,
+                                            .bias = a->segment[0].bias,
+                                            .x = a->x,
+                                            .norm = a->norm,
+                                            .out = a->segment[0].out,
+                                            .experts = a->segment[0].rows,
+                                            .cols = a->cols,
+                                            .x_stride = a->x_stride,
+                                            .out_stride = a->out_stride,
+                                            .eps = a->eps};
+    return gpuk_router_logits(&args, op->tokens, op->count, op->workspace, GPUK_MATMUL_WORKSPACE, op->flags,
+                              STREAM(d), err);
 }
 
 static int run_experts(struct device *d, const struct op *op, struct helm_err *err)

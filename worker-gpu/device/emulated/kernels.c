@@ -347,13 +347,20 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_EXPAND] = run_expand,
 };
 
+/* Tokens of a chunk that are multiplied by blocks as they lie, where such a chunk takes them. */
+static uint32_t blocks_tokens(enum tensor_format format)
+{
+    return format == FORMAT_Q4_K ? GPUK_WIDE_TOKENS : GPUK_BLOCKS_TOKENS;
+}
+
 /* As the table of linear.cu: blocks by one and few tokens; packed weights by one token only, and narrower ones
  * than a GPU's kernel has, so that small models have some that are taken and some that are not. Of blocks a short chunk
- * takes those of 256 values, so that others are expanded. */
+ * takes those of 256 values, so that others are expanded, and one of more tokens a part of these. */
 static bool linear_takes(struct device *d, const struct gpuk_linear_args *args, enum gpuk_schedule schedule)
 {
     (void)d;
     if (tensor_format_is_plain(args->format)) return true;
+    if (schedule == GPUK_WIDE) return blocks_tokens(args->format) > GPUK_BLOCKS_TOKENS;
     if (schedule == GPUK_SHORT) return tensor_format_of(args->format)->block_values == 256;
     if (!tensor_format_of(args->format)->variable) return schedule != GPUK_CHUNK;
     return schedule == GPUK_ONE && args->cols % 256 == 0;
@@ -391,9 +398,9 @@ static int check(struct device *d, const struct op *op, struct helm_err *err)
         return helm_fail(err, HELM_E_UNSUPPORTED, "embed: a table of %s",
                          tensor_format_name(op->as.embed.format));
     case OP_MATMUL:
-        if (!tensor_format_is_plain(op->as.matmul.format) && op->tokens > GPUK_BLOCKS_TOKENS)
-            return helm_fail(err, HELM_E_LIMIT, "matmul: %u tokens, at most %d with %s", op->tokens,
-                             GPUK_BLOCKS_TOKENS, tensor_format_name(op->as.matmul.format));
+        if (!tensor_format_is_plain(op->as.matmul.format) && op->tokens > blocks_tokens(op->as.matmul.format))
+            return helm_fail(err, HELM_E_LIMIT, "matmul: %u tokens, at most %u with %s", op->tokens,
+                             blocks_tokens(op->as.matmul.format), tensor_format_name(op->as.matmul.format));
         if (!op->as.matmul.accumulate || op->as.matmul.out_dtype == DTYPE_F32) return 0;
         return helm_fail(err, HELM_E_UNSUPPORTED, "matmul: sums are kept in f32 only");
     case OP_ROPE_APPEND:

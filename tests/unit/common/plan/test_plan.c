@@ -444,16 +444,16 @@ static void phases_and_half_layers(void **state)
 static void buffers_hold_what_a_worker_computes(void **state)
 {
     (void)state;
-    struct plan_stage decode[] = {{0, 1, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
-                                  {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
-                                  {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL}};
-    struct plan_stage half[] = {{0, 0, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
-                                {1, 1, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL},
-                                {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
-                                {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL}};
-    struct plan_stage none[] = {{0, 1, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL},
-                                {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
-                                {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL}};
+    struct plan_stage decode[] = {{0, 1, PLAN_HOME_CPU, 0, PLAN_OPS_ALL, 0},
+                                  {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
+                                  {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0}};
+    struct plan_stage half[] = {{0, 0, PLAN_HOME_CPU, 0, PLAN_OPS_ALL, 0},
+                                {1, 1, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0},
+                                {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
+                                {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0}};
+    struct plan_stage none[] = {{0, 1, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0},
+                                {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
+                                {3, 3, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0}};
     struct plan plan = {.layers = 4, .step_tokens = 2048, .stages = decode, .stage_count = 3};
     plan.ring_bytes = 1;
     assert_int_equal(plan_most_tokens(&plan, PLAN_CPU0), 2048);

@@ -22,11 +22,11 @@ static void refuses(json_t *json, int code, const char *text)
 static void experts_lie_in_both_memories(void **state)
 {
     (void)state;
-    struct plan_stage stages[] = {{0, 0, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION},
-                                  {0, 0, PLAN_HOME_MIXED, 0, PLAN_OPS_MLP},
-                                  {1, 1, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
-                                  {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION},
-                                  {2, 2, PLAN_HOME_MIXED, 0, PLAN_OPS_MLP}};
+    struct plan_stage stages[] = {{0, 0, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION, 0},
+                                  {0, 0, PLAN_HOME_MIXED, 900, PLAN_OPS_MLP, 60},
+                                  {1, 1, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
+                                  {2, 2, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION, 0},
+                                  {2, 2, PLAN_HOME_MIXED, 0, PLAN_OPS_MLP, 0}};
     uint32_t first[] = {3, 0, 7, 6};
     struct plan plan = {.layers = 3,
                         .context_tokens = 64,
@@ -56,6 +56,8 @@ static void experts_lie_in_both_memories(void **state)
     plan_free(&again);
     assert_memory_equal(copy.experts.first, first, sizeof first);
     assert_int_equal(copy.experts.slots, 2);
+    assert_int_equal(copy.stages[1].token_bytes, 60);
+    assert_int_equal(copy.stages[2].token_bytes, 0);
     assert_int_equal(copy.experts.direct_permille, 250);
     assert_int_equal(copy.experts.moves, 9);
     assert_int_equal(copy.experts.move_cost, 70);

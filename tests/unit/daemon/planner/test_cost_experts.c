@@ -2,9 +2,9 @@
  * it chooses, several those that any of them chooses, a chunk nearly all; all of them lie somewhere and all cross the link. */
 #include "tests/unit/daemon/planner/cost_case.h"
 
-#define CONFIG                                                                                               \
+#define CONFIG(rows)                                                                                         \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
-    "\"moe_intermediate_size\": 768, \"num_experts\": 128, \"num_experts_per_tok\": 8, "                     \
+    "\"moe_intermediate_size\": " rows ", \"num_experts\": 128, \"num_experts_per_tok\": 8, "                \
     "\"num_hidden_layers\": 4, \"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": 128, " \
     "\"mlp_only_layers\": [1], \"vocab_size\": 4096, \"dtype\": \"bfloat16\"}"
 #define EXPERT (2.0 * 3 * 768 * 2048)          /* bytes of one */
@@ -16,17 +16,22 @@ struct mixture {
     struct profile profile;
 };
 
+static int open_as(struct mixture *m, const char *text)
+{
+    struct model_config config;
+    struct helm_err err = {0};
+    memset(m, 0, sizeof *m);
+    m->profile = round_numbers();
+    if (model_config_parse("config", text, strlen(text), &config, &err)) return -1;
+    if (model_from_config(&config, &m->model, &err)) return -1;
+    return analyse_table_build(&m->model, &m->analysed, &err);
+}
+
 static int open_mixture(void **state)
 {
     static struct mixture m;
-    struct model_config config;
-    struct helm_err err = {0};
-    memset(&m, 0, sizeof m);
-    m.profile = round_numbers();
     *state = &m;
-    if (model_config_parse("config", CONFIG, sizeof CONFIG - 1, &config, &err)) return -1;
-    if (model_from_config(&config, &m.model, &err)) return -1;
-    return analyse_table_build(&m.model, &m.analysed, &err);
+    return open_as(&m, CONFIG("768"));
 }
 
 static int close_mixture(void **state)
@@ -81,9 +86,9 @@ static void steps_read_what_their_tokens_choose(void **state)
     assert_true(analyse_read_part(c, t, 512) > 0.999999);
     assert_true(analyse_read_part(c, q, 1) == 1);
 
-    /* CPU: norm, router, choice, gates, downs at 10 us; 100 GB/s. */
+    /* CPU: router, gates, downs at 10 us; 100 GB/s. Norm and choice are in front of them. */
     const struct cost_unit one = price_mlp(m, 1, 0), dense = price_mlp(m, 1, 1);
-    expect("one token on the CPU", one.cpu, 4 * 10e-6 + (8 * EXPERT + BESIDE) / 100e9);
+    expect("one token on the CPU", one.cpu, 3 * 10e-6 + (8 * EXPERT + BESIDE) / 100e9);
     expect("a dense layer", dense.cpu, 2 * 10e-6 + (2.0 * 3 * 6144 * 2048 + 2.0 * 2048) / 100e9);
     /* GPU: router, gates with the choice, downs at 5 us; 1,000 GB/s. */
     expect("one token on the GPU", one.gpu, 3 * 5e-6 + (8 * EXPERT + BESIDE) / 1000e9);
@@ -91,7 +96,8 @@ static void steps_read_what_their_tokens_choose(void **state)
     struct mixture chained = *m;
     chained.profile.gpu.chain_gemv.value = chained.profile.gpu.chain_attention.value = 2000e9;
     chained.profile.gpu.chain_operation.value = 2e-6;
-    expect("one token in a chain", price_mlp(&chained, 1, 0).gpu, 3 * 2e-6 + (8 * EXPERT + BESIDE) / 2000e9);
+    expect("one token in a chain", price_mlp(&chained, 1, 0).gpu,
+           (1 + 2 * 3) * 2e-6 + (8 * EXPERT + BESIDE) / 2000e9);
     expect("the link has all of them", one.link, (double)one.crossing / 50e9 + 10e-6);
     assert_true((double)one.crossing > 128 * EXPERT);
     assert_false(one.packed || one.cpu_packed || one.gpu_packed);
@@ -101,6 +107,40 @@ static void steps_read_what_their_tokens_choose(void **state)
     assert_true(two.cpu > 1.8 * one.cpu && two.cpu < 2.1 * one.cpu);
     assert_true(few.cpu > 128 * EXPERT / 100e9 * 0.6 && few.cpu < 128 * EXPERT / 100e9);
     assert_true(chunk.gpu > 128 * EXPERT / 1000e9 && chunk.gpu < 2 * 128 * EXPERT / 1000e9);
+}
+
+/* Experts of many bytes are kernels where all around them is a chain. */
+static void large_experts_are_kernels(void **state)
+{
+    (void)state;
+    struct mixture m;
+    void *at = &m;
+    assert_int_equal(open_as(&m, CONFIG("7168")), 0);
+    m.profile.gpu.chain_gemv.value = m.profile.gpu.chain_attention.value = 2000e9;
+    m.profile.gpu.chain_operation.value = 2e-6;
+    const double experts = 8 * 2.0 * 3 * 7168 * 2048;
+    expect("experts of 705 MB", price_mlp(&m, 1, 0).gpu,
+           2e-6 + BESIDE / 2000e9 + 2 * 5e-6 + experts / 1000e9);
+    assert_int_equal(close_mixture(&at), 0);
+}
+
+/* A chunk's products with experts take what was measured of these, by tokens of an expert: 2,048 tokens are 128 each. Fewer
+ * than a chunk's are not priced by it. */
+static void a_chunk_is_priced_by_its_experts_rate(void **state)
+{
+    struct mixture m = *(const struct mixture *)*state;
+    struct profile_table *rate = &m.profile.format[FORMAT_BF16].gpu_experts;
+    const double flops = 2.0 * 3 * 768 * 2048 * 8 * 2048, few = price_mlp(&m, 16, 0).gpu;
+    rate->count = 2;
+    rate->point[0] = (struct profile_point){8, made_up_value(1e12)};
+    rate->point[1] = (struct profile_point){128, made_up_value(20e12)};
+    const double fast = price_mlp(&m, 2048, 0).gpu;
+    rate->point[1] = (struct profile_point){128, made_up_value(10e12)};
+    expect("half the rate, twice the time", price_mlp(&m, 2048, 0).gpu - fast, flops / 20e12);
+    const double slow = price_mlp(&m, 128, 0).gpu;
+    rate->point[0] = (struct profile_point){8, made_up_value(0.5e12)};
+    expect("128 tokens are 8 each", price_mlp(&m, 128, 0).gpu - slow, flops / 16 / 1e12);
+    expect("16 tokens", price_mlp(&m, 16, 0).gpu, few);
 }
 
 static struct cost_unit price_mixed(const struct mixture *m, uint32_t tokens, uint32_t direct_permille,
@@ -124,20 +164,33 @@ static struct cost_unit price_mixed(const struct mixture *m, uint32_t tokens, ui
 static void both_memories_work_at_once(void **state)
 {
     const struct mixture *m = *state;
-    const double own = 5 * 5e-6 + BESIDE / 1000e9, /* router, asking, gates, downs, adding */
-        way = 7e-6, cpu = 3 * 10e-6;               /* taking, gates, downs */
+    const double own = 3 * 5e-6 + BESIDE / 1000e9, /* router, asking, adding */
+        launches = 2 * 5e-6,                       /* gates, downs */
+        way = 7e-6, cpu = 2 * 10e-6;               /* gates, downs */
     const struct cost_unit none = price_mixed(m, 1, 0, 0), all = price_mixed(m, 1, 0, 1),
                            half = price_mixed(m, 1, 500, 0);
     expect("none in VRAM", none.mixed, own + 2 * way + cpu + 8 * EXPERT / 100e9);
-    expect("all in VRAM", all.mixed, own + 2 * way + fmax(cpu, 8 * EXPERT / 1000e9 - 2 * way));
-    /* four over the link at 50 GB/s, while four of the CPU's are read at 80 beside it */
-    expect("half of them read directly", half.mixed,
-           own + 2 * way + fmax(cpu + 4 * EXPERT / 80e9, 4 * EXPERT / 50e9 - 2 * way));
-    expect("what the link has to do", half.mixed_kv.link, 4 * EXPERT / 50e9);
+    expect("all in VRAM", all.mixed, own + 2 * way + fmax(cpu, launches + 8 * EXPERT / 1000e9 - 2 * way));
+    /* four over the link, at 0.95 of a copy's rate beside the CPU, and two launches later */
+    const double direct = 0.95 * m->profile.link.h2d_beside.value, begins = 2 * 5e-6;
+    expect("half of them read directly", half.mixed, own + launches + begins + 4 * EXPERT / direct);
+    expect("copies wait for it, and slow no one more", half.mixed_kv.cpu_beside, half.mixed_kv.cpu);
+    expect("what the link has to do", half.mixed_kv.link, begins + 4 * EXPERT / direct);
+    /* as measured, at half a copy's rate: the CPU's seven are read at 90 GB/s while the link reads one, then at 100 */
+    struct mixture measured = *m;
+    measured.profile.link.direct.value = 20e9;
+    const double one = begins + EXPERT / 20e9, slowed = 7 * EXPERT / 90e9, alone = 7 * EXPERT / 100e9;
+    expect("one of them read directly", price_mixed(&measured, 1, 125, 0).mixed,
+           own + 2 * way + cpu + one + (1 - one / slowed) * alone);
+    /* where the units around it are links of a chain, that is launched again */
+    struct mixture chained = *m;
+    chained.profile.gpu.chain_gemv.value = chained.profile.gpu.chain_attention.value = 2000e9;
+    chained.profile.gpu.chain_operation.value = 2e-6;
+    expect("between chains", price_mixed(&chained, 1, 0, 0).mixed, none.mixed + 5e-6);
     /* the more are there, the sooner; the mean is between the ends */
     double before = none.mixed;
     for (double hit = 0.1; hit < 0.95; hit += 0.1) {
-        const double now = price_mixed(m, 1, 300, hit).mixed;
+        const double now = price_mixed(m, 1, 125, hit).mixed;
         if (hit > 0.15) assert_true(now < before);
         assert_true(now > all.mixed && now < none.mixed);
         before = now;
@@ -151,6 +204,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(bytes_stored_are_not_bytes_read, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(steps_read_what_their_tokens_choose, open_mixture, close_mixture),
+        cmocka_unit_test(large_experts_are_kernels),
+        cmocka_unit_test_setup_teardown(a_chunk_is_priced_by_its_experts_rate, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture)};
     return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);
 }

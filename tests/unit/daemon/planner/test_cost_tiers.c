@@ -1,6 +1,7 @@
 /* Unit tests of daemon/planner/cost/attention.c and of what steps make of it: prices of a cache with two tiers by hand,
  * simulated steps, whole plans over contexts, the proven bound. */
 #include "tests/unit/daemon/planner/cost_case.h"
+#include "daemon/planner/cost/rates.h"
 #include "daemon/planner/search/search.h"
 
 #define HOST 8192u /* positions in the arena alone */
@@ -113,6 +114,29 @@ static void the_share_that_ends_with_the_cpu(void **state)
     assert_int_equal(cost_direct_permille(&p.profile, KV_F16), 200);
     p.profile.kv[KV_Q8_0].cpu_attention = made_up_value(25e9);
     assert_int_equal(cost_direct_permille(&p.profile, KV_Q8_0), 333);
+    close_case(&p);
+}
+
+/* What was measured of the CPU's attention for a GPU prices that alone, of this type of cache or, of single numbers, all. */
+static void attention_for_a_gpu_has_its_own_rate(void **state)
+{
+    (void)state;
+    struct priced p;
+    open_case(&p);
+    const struct cost_unit before = unit_of_step(&p, tiered, 0);
+    p.profile.cpu.attention_host = made_up_value(64e9);
+    const struct cost_unit two = unit_of_step(&p, tiered, 0);
+    const double there = HERE * KV / 500e9;
+    assert_near(two.kv.cpu, HOST * KV / 64e9 + 10e-6 - there);
+    assert_near(two.kv.cpu_beside, HOST * KV / (0.8 * 64e9) + 10e-6 - there);
+    assert_near(two.cpu, before.cpu);
+    assert_near(cost_attention_host(&p.profile, KV_BF16), 64e9);
+    assert_near(cost_attention_host(&p.profile, KV_Q8_0), 64e9);
+    p.profile.kv[KV_Q8_0].cpu_attention = made_up_value(25e9);
+    assert_near(cost_attention_host(&p.profile, KV_Q8_0), 25e9);
+    p.profile.kv[KV_Q8_0].cpu_attention_host = made_up_value(30e9);
+    assert_near(cost_attention_host(&p.profile, KV_Q8_0), 30e9);
+    assert_int_equal(cost_direct_permille(&p.profile, KV_Q8_0), 500); /* 24 of 24 + 30 * 0.8 */
     close_case(&p);
 }
 
@@ -335,6 +359,7 @@ int main(void)
         cmocka_unit_test(the_cpu_attends_to_the_arenas_part),
         cmocka_unit_test(the_gpu_reads_its_share_itself),
         cmocka_unit_test(the_share_that_ends_with_the_cpu),
+        cmocka_unit_test(attention_for_a_gpu_has_its_own_rate),
         cmocka_unit_test(windows_hide_the_arenas_part),
         cmocka_unit_test(chunks_read_the_arenas_part),
         cmocka_unit_test(a_step_waits_for_the_cpu_in_every_layer),

@@ -247,8 +247,8 @@ static void the_best_split_is_found(void **state)
                 uint32_t first = gpu_first ? n : 36 - n;
                 enum plan_home a = gpu_first ? PLAN_HOME_GPU : PLAN_HOME_CPU,
                                z = gpu_first ? PLAN_HOME_CPU : PLAN_HOME_GPU;
-                struct plan_stage stages[] = {{0, first - 1, a, 0, PLAN_OPS_ALL},
-                                              {first, 35, z, 0, PLAN_OPS_ALL}};
+                struct plan_stage stages[] = {{0, first - 1, a, 0, PLAN_OPS_ALL, 0},
+                                              {first, 35, z, 0, PLAN_OPS_ALL, 0}};
                 struct plan split = {.layers = 36,
                                      .stages = first ? stages : stages + 1,
                                      .stage_count = first && first < 36 ? 2 : 1,
@@ -424,14 +424,14 @@ static void a_written_plan_is_checked(void **state)
     struct helm_err err;
     bench_open(&b, &shape_8b, 100 * GIB, 8 * GIB);
     b.r.profile = NULL; /* needs none */
-    struct plan_stage stages[] = {{0, 9, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
-                                  {10, 11, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
-                                  {12, 20, PLAN_HOME_CPU, 0, PLAN_OPS_ALL},
-                                  {21, 35, PLAN_HOME_GPU, 0, PLAN_OPS_ALL}};
-    struct plan_stage prefill[] = {{0, 9, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL},
-                                   {10, 11, PLAN_HOME_GPU, 0, PLAN_OPS_ALL},
-                                   {12, 20, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL},
-                                   {21, 35, PLAN_HOME_GPU, 0, PLAN_OPS_ALL}};
+    struct plan_stage stages[] = {{0, 9, PLAN_HOME_CPU, 0, PLAN_OPS_ALL, 0},
+                                  {10, 11, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
+                                  {12, 20, PLAN_HOME_CPU, 0, PLAN_OPS_ALL, 0},
+                                  {21, 35, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0}};
+    struct plan_stage prefill[] = {{0, 9, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0},
+                                   {10, 11, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0},
+                                   {12, 20, PLAN_HOME_STREAM, 0, PLAN_OPS_ALL, 0},
+                                   {21, 35, PLAN_HOME_GPU, 0, PLAN_OPS_ALL, 0}};
     struct plan plan = {.layers = 36, .stages = stages, .stage_count = 4, .head = PLAN_CPU0};
     assert_int_equal(take(&b, &plan, &err), 0);
     assert_true(plan.stages[1].bytes == 2 * analyse_units_stored(&b.made.analysed, 0, 1));

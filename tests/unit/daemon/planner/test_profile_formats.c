@@ -34,7 +34,8 @@ static struct profile whole(void)
         f->gpu_linear.point[0] = (struct profile_point){2, made_up_value(3e12)};
         f->gpu_linear.point[1] = (struct profile_point){16, made_up_value(20e12)};
         f->gpu_linear_operation.point[0] = (struct profile_point){2, made_up_value(3e-6)};
-        f->cpu_linear.count = f->gpu_linear_operation.count = 1;
+        f->gpu_experts.point[0] = (struct profile_point){128, made_up_value(300e12)};
+        f->cpu_linear.count = f->gpu_linear_operation.count = f->gpu_experts.count = 1;
         f->gpu_linear.count = 2;
     }
     return p;
@@ -56,7 +57,7 @@ static void json_carries_every_format_both_ways(void **state)
     assert_non_null(json);
     json_t *formats = json_object_get(json, "formats");
     assert_int_equal(json_object_size(formats), 2);
-    assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 17);
+    assert_int_equal(json_object_size(json_object_get(formats, "q4_k")), 18);
     assert_int_equal(profile_from_json(json, &again, &err), 0);
     assert_memory_equal(&again.format, &p.format, sizeof p.format);
     assert_int_equal(profile_check(&again, &err), 0);
@@ -86,11 +87,13 @@ static void json_carries_caches(void **state)
     bool table = true;
     snprintf(p.machine, sizeof p.machine, "test");
     p.kv[KV_Q8_0].cpu_attention = made_up_value(40e9);
+    p.kv[KV_Q8_0].cpu_attention_host = made_up_value(50e9);
     p.kv[KV_Q8_0].gpu_chain_attention_pair = made_up_value(900e9);
     json_t *json = profile_to_json(&p);
     assert_int_equal(json_object_size(json_object_get(json, "kv")), 1);
     assert_int_equal(profile_from_json(json, &again, &err), 0);
-    for (size_t i = 0; i < KV_DTYPE_COUNT * 6; i++) { /* what lies between members is not theirs */
+    const size_t values = KV_DTYPE_COUNT * (sizeof(struct profile_kv) / sizeof(struct profile_value));
+    for (size_t i = 0; i < values; i++) { /* what lies between members is not theirs */
         const struct profile_value *a = (const struct profile_value *)(const void *)again.kv + i,
                                    *b = (const struct profile_value *)(const void *)p.kv + i;
         assert_true(a->value == b->value && a->low == b->low && a->high == b->high && a->source == b->source);

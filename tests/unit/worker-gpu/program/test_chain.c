@@ -130,8 +130,32 @@ static bool takes_narrow(struct device *d, const struct gpuk_chain_op *op)
     return op->kind == GPUK_CHAIN_ATTENTION || op->linear.cols < 100;
 }
 
+static bool takes_all(struct device *d, const struct gpuk_chain_op *op)
+{
+    (void)d;
+    (void)op;
+    return true;
+}
+
+/* A sparse MLP's second and third operation, of Mixtral's form; x: 96 MiB of experts a token, X: 416. */
+static void add_experts(struct gpu_entry *e, char letter)
+{
+    static const struct model_router router = {.experts = 8, .chosen = 2};
+    const struct gpuk_experts matrix = {.experts = 8,
+                                        .rows = 64,
+                                        .cols = 64,
+                                        .stride = (uint64_t)(letter == 'X' ? 96 : 16) << 20};
+    const struct gpuk_choice choice = {.chosen = 2};
+    if (letter == 'd')
+        e->op.as.experts_down.few = (struct gpuk_experts_down){.down = matrix, .choice = choice};
+    else
+        e->op.as.experts_glu.few =
+            (struct gpuk_experts_glu){.gate = matrix, .up = matrix, .choice = choice, .router = &router};
+}
+
 /* g: a linear of bf16, f: of f32, w: one that is not taken, s: of the ring, a: fused attention, b: attention
- * of a batch, e: an event. The tail is what stands behind '/'. */
+ * of a batch, e: an event; r: a router's product, x or X: gates of few or many bytes, d: downs. The tail is what stands
+ * behind '/'. */
 static void add_all(struct lowering *low, const char *list)
 {
     struct gpu_program *p = low->program;
@@ -142,14 +166,18 @@ static void add_all(struct lowering *low, const char *list)
         }
         struct gpu_entry *e = lower_add(low,
                                         *c == 'e'                ? OP_RECORD
+                                        : *c == 'x' || *c == 'X' ? OP_EXPERTS_GLU
+                                        : *c == 'd'              ? OP_EXPERTS_DOWN
                                         : *c == 'a' || *c == 'b' ? OP_ATTEND_DECODE
                                                                  : OP_GEMV,
                                         (int32_t)(c - list));
         if (e->op.kind == OP_ATTEND_DECODE) e->op.as.attention.fused = *c == 'a';
+        if (e->op.kind == OP_EXPERTS_GLU || e->op.kind == OP_EXPERTS_DOWN) add_experts(e, *c);
         if (e->op.kind != OP_GEMV) continue;
         e->slice = *c == 's';
         e->op.as.linear.segments = 1;
-        e->op.as.linear.format = *c == 'f' ? FORMAT_F32 : FORMAT_BF16;
+        e->op.as.linear.segment[0].rows = 8;
+        e->op.as.linear.format = *c == 'f' || *c == 'r' ? FORMAT_F32 : FORMAT_BF16;
         e->op.as.linear.cols = *c == 'w' ? 200 : 64;
     }
     if (!strchr(list, '/')) p->tail = p->count;
@@ -203,6 +231,10 @@ static void runs_of_two_become_chains(void **state)
     chains_to(d, GPU_TIER_2, "gag", "gag", 0, 0);
     d->ask.chain_takes = takes_narrow;
     chains_to(d, GPU_TIER_1, "ggwag", "2ggw2ag", 4, 1);
+    /* a sparse MLP is a part of a chain as a whole, and where it is of few bytes */
+    d->ask.chain_takes = takes_all;
+    chains_to(d, GPU_TIER_1, "grxdg", "5grxdg", 5, 0);
+    chains_to(d, GPU_TIER_1, "ggrXdgg", "2ggrXd2gg", 4, 1);
     d->ask.chain_takes = takes;
     d->no_chains = "of this test";
     chains_to(d, GPU_TIER_1, "gag/e", "gag/e", 0, 3);

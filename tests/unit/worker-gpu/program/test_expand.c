@@ -206,6 +206,9 @@ static void blocks_are_multiplied_as_they_lie(void **state)
     float most = 0;
     for (uint32_t i = 0; i < TOKENS * ROWS; i++) most = out[0][i] > most ? out[0][i] : most;
     assert_true(most > 0);
+    op.tokens = GPUK_WIDE_TOKENS + 1;
+    assert_int_equal(device_run(b.device, &op, &err), HELM_E_LIMIT);
+    op.as.matmul.format = FORMAT_Q6_K;
     op.tokens = GPUK_BLOCKS_TOKENS + 1;
     assert_int_equal(device_run(b.device, &op, &err), HELM_E_LIMIT);
     for (int way = 0; way < 2; way++) free(out[way]);

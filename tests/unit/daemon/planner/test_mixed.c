@@ -1,0 +1,108 @@
+/* Plans with a layer's experts in both memories (daemon/planner/mixed.c): made for a mixture that exists only here, checked in
+ * all ways that hold for any plan. */
+#include "common/plan/slots.h"
+#include "tests/unit/daemon/planner/plan_case.h"
+
+#define CONFIG                                                                                               \
+    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
+    "\"moe_intermediate_size\": 768, \"num_experts\": 64, \"num_experts_per_tok\": 8, "                      \
+    "\"num_hidden_layers\": 12, \"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": "     \
+    "128, "                                                                                                  \
+    "\"vocab_size\": 4096, \"dtype\": \"bfloat16\"}"
+#define GATE (2.0 * 768 * 2048) /* bytes of an expert's gate, of its up, and of its down where that is bf16 */
+
+static void open_mixture(struct bench *b, struct model *model, uint64_t vram)
+{
+    struct model_config config;
+    struct helm_err err = {0};
+    bench_open(b, &shape_8b, 64 * GIB, vram);
+    assert_int_equal(model_config_parse("config", CONFIG, sizeof CONFIG - 1, &config, &err), 0);
+    assert_int_equal(model_from_config(&config, model, &err), 0);
+    b->r.model = model;
+    b->r.wish.ctx = 1024;
+    b->r.strategy = SEARCH_MIXED;
+}
+
+static uint32_t mixed_units(struct bench *b, struct plan *plan)
+{
+    make(b, plan);
+    return plan_mixed_units(plan);
+}
+
+static void expect_moves(const struct bench *b, const struct plan *plan, double bytes)
+{
+    const double most = 0.1 * seconds_of(&b->r, plan) * b->profile.link.h2d.value / bytes;
+    assert_true(plan->experts.moves <= most + 1e-6 && plan->experts.moves > most - 1);
+}
+
+/* The rest of VRAM is slots: room for another one of each layer is not left. */
+static void slots_fill_what_is_left(void **state)
+{
+    (void)state;
+    for (uint64_t gib = 2; gib <= 6; gib++) {
+        struct bench b;
+        struct model model;
+        struct plan plan = {0};
+        open_mixture(&b, &model, gib * GIB);
+        const uint32_t mixed = mixed_units(&b, &plan);
+        assert_true(mixed > 0 && plan.experts.slots > 0);
+        const struct ledger *vram = &plan.memory[PLAN_VRAM0];
+        assert_true((double)(vram->limit - vram->total) < 3 * GATE * mixed + 64 * MIB);
+        expect_moves(&b, &plan, 3 * GATE);
+        plan_free(&plan);
+        model_free(&model);
+        bench_close(&b);
+    }
+}
+
+/* What a step brings is counted by experts as they lie: of downs in Q6_K fewer bytes than of gates in bf16. */
+static void moves_count_all_three_matrices(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct model model;
+    struct plan plan = {0};
+    double down = 0;
+    open_mixture(&b, &model, 4 * GIB);
+    for (uint32_t i = 0; i < model.tensor_count; i++) {
+        struct model_tensor *t = &model.tensors[i];
+        if (t->role != TENSOR_DOWN_EXPERTS) continue;
+        t->format = FORMAT_Q6_K;
+        t->bytes = tensor_format_bytes(t->format, t->rows, t->cols);
+        down = (double)t->bytes / 64;
+    }
+    assert_true(down > 0 && down < GATE / 2);
+    assert_true(mixed_units(&b, &plan) > 0);
+    expect_moves(&b, &plan, 2 * GATE + down);
+    plan_free(&plan);
+    model_free(&model);
+    bench_close(&b);
+}
+
+/* The best plan has slots where they cost little, though each expert is as likely as any: it is at most that much slower than
+ * one without. */
+static void slots_are_worth_a_little(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct model model;
+    struct plan best = {0}, whole = {0};
+    open_mixture(&b, &model, 4 * GIB);
+    b.r.strategy = SEARCH_BEST;
+    assert_true(mixed_units(&b, &best) > 0);
+    b.r.one_memory = true;
+    assert_int_equal(mixed_units(&b, &whole), 0);
+    assert_true(seconds_of(&b.r, &best) < 1.02 * seconds_of(&b.r, &whole));
+    plan_free(&best);
+    plan_free(&whole);
+    model_free(&model);
+    bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(slots_fill_what_is_left),
+                                       cmocka_unit_test(moves_count_all_three_matrices),
+                                       cmocka_unit_test(slots_are_worth_a_little)};
+    return cmocka_run_group_tests_name("daemon/planner: experts in both memories", tests, NULL, NULL);
+}
