@@ -37,7 +37,8 @@ TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/commo
 TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_helm_profile.py \
   asan:tests/process/test_helmd_split.py asan:tests/golden/test_golden_formats *:tests/golden/test_golden_split \
   asan:tests/golden/test_golden_stream release:tests/process/test_helmd_split.py tsan:tests/ipc/test_split_threads \
-  asan:tests/process/test_cli.py release:helm-test-gpu-emulated asan:tests/kernels/* asan:tests/golden/test_golden_gguf_gpu \
+  asan:tests/process/test_cli.py release:helm-test-gpu-emulated asan:tests/process/test_helm_plan.py release:tests/golden/test_golden_cpu \
+  asan:tests/golden/test_golden_tiers asan:tests/golden/test_golden_gguf asan:tests/kernels/* \
   asan:tests/unit/daemon/planner/test_packed_search asan:tests/process/test_helmd_faults.py
 # Daemons, workers and clients wait for each other, and tests of them for limits of time. Not those that measure or plan.
 TEST_BUSY := $(addprefix tests/process/test_,bench.py helm_plan.py helm_profile.py)

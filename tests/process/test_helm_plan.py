@@ -83,8 +83,9 @@ def test_a_refusal_names_what_would_fit():
     status, _, err = run(*common, "all-gpu")
     check(status == 4 and "--strategy best, or --device cpu (helm-plan: --strategy all-cpu)" in err, f"{status}: {err}")
     same([run(*common, strategy)[0] for strategy in ("best", "all-cpu")], [0, 0], "the strategies that it names")
-    status, _, err = run("--model", model("qwen3-32b"), "--profile", profile(MACHINES[1]), "--host-memory", "60GiB")
-    same(status, 0, err)
+    if SLOW == 1:  # sanitized, the search for it takes three seconds, and is other tests'
+        status, _, err = run("--model", model("qwen3-32b"), "--profile", profile(MACHINES[1]), "--host-memory", "60GiB")
+        same(status, 0, err)
 
 
 def test_the_table():

@@ -5,6 +5,13 @@
 #include "common/sampling/pass.h"
 #include "tests/unit/common/sampling/sampling_case.h"
 
+/* Instrumented, a quarter of what is drawn at random: its numbers are release's. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ROUNDS 3000
+#else
+#define ROUNDS 12000
+#endif
+
 static int falling_logits(const void *a, const void *b)
 {
     const struct sampling_logit *x = a, *y = b;
@@ -81,7 +88,7 @@ static void test_few_draw_as_the_row(void **state)
     assert_int_equal(posix_memalign(&c.scratch, 64, (sampling_scratch_bytes(VOCAB) + 63) / 64 * 64), 0);
     memset(c.scratch, 0xcd, sampling_scratch_bytes(VOCAB));
     uint64_t random = 77;
-    for (int round = 0; round < 12000; round++) {
+    for (int round = 0; round < ROUNDS; round++) {
         uint32_t vocab = vocabs[random_u32(&random) % 8], count = random_u32(&random) % HISTORY;
         uint32_t prompt = random_u32(&random) % (count + 1), kind = random_u32(&random) % 6;
         float spread = (float[]){0, 0.5f, 3, 8}[random_u32(&random) % 4];
@@ -133,7 +140,7 @@ static void test_few_draw_as_the_row(void **state)
     print_message(
         "of 12000 draws %u from few, %u of nothing finite, %u wanted the row after all, %u from the start\n",
         drawn, none, wanting, rows);
-    assert_true(drawn > 7000 && none > 0 && wanting > 0 && rows > 0);
+    assert_true(drawn > ROUNDS / 12 * 7 && none > 0 && wanting > 0 && rows > 0);
     free(x);
     free(c.all);
     free(c.token);
