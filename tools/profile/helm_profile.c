@@ -27,9 +27,12 @@
 #define BESIDE_QUICK_S       0.3
 #define CHUNK_BESIDE_S       2.5
 #define CHUNK_BESIDE_QUICK_S 1.5
-#define ATTEMPTS             2
-#define ATTEMPTS_QUICK       4
-#define PATH_TEXT            4096
+/* A full one of a quiet machine with a GPU takes 45 s. */
+#define LATE_S         55.0
+#define LATE_QUICK_S   38.0
+#define ATTEMPTS       2
+#define ATTEMPTS_QUICK 4
+#define PATH_TEXT      4096
 
 struct options {
     const char *device, *out, *disk, *worker_dir, *formats, *model;
@@ -416,7 +419,9 @@ int main(int argc, char **argv)
     struct args_parsed parsed;
     args_parse_main(&spec, argc, argv, &parsed);
     log_init("helm-profile", LOG_LEVEL_WARN);
-    t->progress = (struct profile_progress){.out = stderr, .start_s = profile_now_s()};
+    t->progress = (struct profile_progress){.out = stderr,
+                                            .start_s = profile_now_s(),
+                                            .late_s = o->quick ? LATE_QUICK_S : LATE_S};
     int rc = run(t, &err);
     if (!rc) rc = print(t, &err);
     free(t);

@@ -38,6 +38,7 @@ struct profile_progress {
     FILE *out; /* NULL: say nothing */
     double start_s;
     double attempt_s; /* when this attempt began */
+    double late_s;    /* after so long it is late */
 };
 double profile_now_s(void);
 /* So much of the minute is gone that what can be left out is left out: on a machine that is busy. */

@@ -8,8 +8,6 @@
 #include "common/base/units.h"
 #include "common/measure/stats.h"
 
-#define LATE_S 38.0
-
 void profile_samples_add(struct profile_samples *samples, double value)
 {
     if (samples->count == PROFILE_SAMPLES_MAX) {
@@ -50,7 +48,7 @@ double profile_now_s(void)
 
 bool profile_late(const struct profile_progress *progress)
 {
-    return profile_now_s() - progress->attempt_s > LATE_S;
+    return profile_now_s() - progress->attempt_s > progress->late_s;
 }
 
 void profile_say(const struct profile_progress *progress, const char *fmt, ...)
