@@ -12,6 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helmd_harness import DEMO, Client, check, plan_json, run_tests, running, same, wait_until, SLOW  # noqa: E402
 
 SIZES = ["--ctx", 256, "--parallel", 2, "--step-tokens", 32]
+ANSWER = 240  # tokens: long enough that a worker is killed in the middle also where the test waits for a processor
 PAIR = ["--device", "emulated", *SIZES]
 PLAN = plan_json(8, "ggggcccc", "c", "c", context_tokens=256, slots=2)
 PACKED = plan_json(8, "ggggcccc", "c", "c", context_tokens=256, slots=2, packed="g")
@@ -54,7 +55,7 @@ def overwrite(path, at, keep_time=True):
 
 def kill_worker(d, c):
     """In the middle of a request, whose stream is given back."""
-    stream = c.generate([5, 6, 7], 60, ignore_eos=True)
+    stream = c.generate([5, 6, 7], ANSWER, ignore_eos=True)
     while len(stream.tokens) < 3:
         c.receive(30)
     os.kill(d.children()["worker"], signal.SIGKILL)
@@ -104,7 +105,7 @@ def test_weights_that_were_cut_or_removed_end_it_with_their_name():
 def test_the_same_weights_under_another_time_cost_nothing():
     with copied() as folder, running(*PAIR, real=True, model=folder, plan=PLAN) as d:
         c = Client(d.endpoint)
-        want = c.generate([5, 6, 7], 60, ignore_eos=True)
+        want = c.generate([5, 6, 7], ANSWER, ignore_eos=True)
         c.run(want, timeout=60)
         path = weights_of(folder)
         shutil.copy(path, path + ".new")
