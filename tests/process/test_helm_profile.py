@@ -81,6 +81,8 @@ def check_values(what, profile_json, parts, unknown=()):
                 ok = value["source"] == "unknown"
             if name in PACKED and not has_packed_kernels():
                 ok = value["source"] == "unknown" and value["value"] == 0
+            if name == "cpu.attention_host" and SLOW > 1:  # measured among the last: instrumented it may be too late for it
+                ok = ok or value["source"] == "unknown"
             check("%s: %s has a median inside its spread" % (what, name), ok, value)
 
 
