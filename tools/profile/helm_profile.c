@@ -118,17 +118,11 @@ static void describe_device(struct tool *t)
     t->profile.link.width = a->info.link_width;
 }
 
-/* What --caches says, or the processors do. */
-static uint64_t caches_of(const struct tool *t)
-{
-    return t->options.caches ? t->options.caches : profile_l3_bytes();
-}
-
 static struct profile_cpu_options cpu_options_of(const struct tool *t)
 {
     return (struct profile_cpu_options){.threads = (uint32_t)t->options.threads,
                                         .node = t->node,
-                                        .caches = caches_of(t),
+                                        .caches = t->options.caches,
                                         .quick = t->options.quick,
                                         .progress = &t->progress};
 }
@@ -138,7 +132,7 @@ static int open_device(const struct tool *t, struct profile_device_run **device,
     const struct profile_device_options options = {.program = t->worker,
                                                    .name = t->device.name,
                                                    .copy_bytes_per_s = t->options.copy_bytes_per_s,
-                                                   .host_bytes = PROFILE_CACHES_LEAST * caches_of(t),
+                                                   .host_bytes = PROFILE_CACHES_LEAST * t->options.caches,
                                                    .quick = t->options.quick};
     return profile_device_open(&options, device, err);
 }
@@ -418,6 +412,7 @@ int main(int argc, char **argv)
         .epilogue = "exit status: 0 done, 1 failed, 2 usage"};
     struct args_parsed parsed;
     args_parse_main(&spec, argc, argv, &parsed);
+    if (!o->caches) o->caches = profile_l3_bytes();
     log_init("helm-profile", LOG_LEVEL_WARN);
     t->progress = (struct profile_progress){.out = stderr,
                                             .start_s = profile_now_s(),

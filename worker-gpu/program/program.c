@@ -20,8 +20,7 @@ enum gpu_tier gpu_tier_of(uint32_t tokens)
 enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *schedule, uint32_t tokens)
 {
     if (schedule->chunk) return GPU_TIER_CHUNK;
-    const enum gpu_tier tier = gpu_tier_of(tokens);
-    return plan->invariant && tier < GPU_TIER_8 ? GPU_TIER_8 : tier;
+    return gpu_tier_of(plan->invariant && tokens < GPU_STEADY_FEW ? GPU_STEADY_FEW : tokens);
 }
 
 /* ---- phases ---- */
@@ -41,7 +40,8 @@ bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t 
 {
     uint32_t first = plan_phase_at(plan, phase).from_tokens, last = step_tokens;
     if (plan->invariant && tier != GPU_TIER_CHUNK)
-        return phase == 0 && (tier == GPU_TIER_8 || (tier == GPU_TIER_16 && last > tier_tokens[GPU_TIER_8]));
+        return phase == 0 && (tier == gpu_tier_of(GPU_STEADY_FEW) ||
+                              (tier == gpu_tier_of(ENGINE_FEW_TOKENS) && last > GPU_STEADY_FEW));
     if (phase < plan->prefill_count && plan->prefill[phase].from_tokens - 1 < last)
         last = plan->prefill[phase].from_tokens - 1;
     if (tier > GPU_TIER_1 && !plan->invariant && tier_tokens[tier - 1] + 1 > first)

@@ -185,8 +185,8 @@ static void add_experts_gpu(const struct pricing *p, const struct run *run, stru
  * products give a token the same bits whatever their size (worker-gpu/program/issue.c). */
 static uint32_t product_tokens(const struct pricing *p)
 {
-    const uint32_t tokens = p->step->tokens;
-    if (cost_rates_as_few(p)) return cost_rates_as_few(p);
+    const uint32_t tokens = p->step->tokens, few = cost_rates_as_few(p);
+    if (few) return few;
     if (!p->step->invariant || p->tier != OP_TIER_CHUNK) return tokens;
     if (p->profile->gpu.device != PROFILE_DEVICE_CUDA) return tokens;
     return (tokens + GPU_STEADY_TOKENS - 1) / GPU_STEADY_TOKENS * GPU_STEADY_TOKENS;

@@ -16,14 +16,11 @@ struct shares {
     double hits, direct, cpu; /* of all chosen: numbers of experts */
 };
 
-static double direct_rate(const struct profile_link *link)
-{
-    return rate_or(&link->direct, DIRECT_PART * cost_rates_copy(link));
-}
-
 static double direct_seconds(const struct pricing *p, double bytes)
 {
-    return bytes > 0 ? bytes / direct_rate(&p->profile->link) + DIRECT_BEGINS * p->kernel.operation : 0;
+    return bytes > 0 ? bytes / cost_rates_direct(&p->profile->link, DIRECT_PART) +
+                           DIRECT_BEGINS * p->kernel.operation
+                     : 0;
 }
 
 /* Seconds of the CPU, whose memory the GPU's kernels read for `link` seconds from its beginning on: by how much less than a
@@ -33,7 +30,8 @@ static double cpu_seconds(const struct pricing *p, const struct experts_parts *p
 {
     const double alone = part * parts->cpu, beside = part * parts->cpu_beside;
     if (copies || alone <= 0) return beside;
-    const double reads = direct_rate(&p->profile->link) / cost_rates_copy(&p->profile->link),
+    const double reads =
+                     cost_rates_direct(&p->profile->link, DIRECT_PART) / cost_rates_copy(&p->profile->link),
                  slowed = alone / (1 - (1 - alone / beside) * fmin(1, reads));
     return link < slowed ? link + (1 - link / slowed) * alone : slowed;
 }

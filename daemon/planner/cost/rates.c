@@ -142,9 +142,9 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
         r->attention = r->attention_beside = chain_attention_of(p);
         r->operation = gpu->chain_operation.value;
     }
-    if (rc || (p->step->tokens == 1 && !cost_rates_as_few(p))) return rc;
-    uint32_t part = (uint32_t)fmin(p->step->tokens, GPU_SUB_TOKENS);
-    if (cost_rates_as_few(p)) part = cost_rates_as_few(p);
+    const uint32_t few = cost_rates_as_few(p);
+    if (rc || (p->step->tokens == 1 && !few)) return rc;
+    const uint32_t part = few ? few : (uint32_t)fmin(p->step->tokens, GPU_SUB_TOKENS);
     r->linear = profile_table_at(&gpu->linear, part).value;
     r->product = profile_table_at(&gpu->linear_operation, part).value;
     r->attention_flops = attention_flops_of(p);
@@ -192,18 +192,14 @@ double cost_rates_link(const struct pricing *p)
     return fmin(beside, link->h2d.value);
 }
 
-/* Attention's kernel, which reads cells of a few hundred bytes over the link, has this part of a copy's rate: 27 of 45 GB/s on an
- * H100 (8B, 16,384 positions, beside a CPU that attends). */
-#define DIRECT_PART 0.6
-
 double cost_rates_copy(const struct profile_link *link)
 {
     return rate_or(&link->h2d_beside, link->h2d.value);
 }
 
-double cost_rates_direct(const struct profile_link *link)
+double cost_rates_direct(const struct profile_link *link, double part)
 {
-    return rate_or(&link->direct, DIRECT_PART * cost_rates_copy(link));
+    return rate_or(&link->direct, part * cost_rates_copy(link));
 }
 
 /* Packed weights are expanded a slice at a time before they are used, once for any number of tokens. If the rate is

@@ -82,9 +82,10 @@ void cost_rates_with(const struct pricing *p, enum tensor_format format, const s
                      struct format_rates *out);
 /* Copies to the GPU while the CPU computes, as this step has it do: p->link_beside. After cost_rates_with of all formats. */
 double cost_rates_link(const struct pricing *p);
-/* Bytes a second of host memory, while the CPU reads there too, that copies bring and that attention's kernels read. */
+/* Bytes a second of host memory, while the CPU reads there too, that copies bring, and that kernels read which have this part of
+ * a copy's rate where the profile does not say. */
 double cost_rates_copy(const struct profile_link *link);
-double cost_rates_direct(const struct profile_link *link);
+double cost_rates_direct(const struct profile_link *link, double part);
 /* Bytes of such a cache a second that the CPU attends to in layers of the GPU, where nothing else reads. */
 double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype);
 /* Relative half-width of a rate's samples. */
