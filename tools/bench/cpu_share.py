@@ -14,7 +14,6 @@ both reads. The reads after one decode are those before the next.
 --rounds default 30; --seconds: begin no round after so long (default 600). Standard library only.
 Exit status: 0; 2 usage; 5 something failed: counters that did not move, steps of unlike work, times that do not add up, a
 share that only caches explain (more than 1.2)."""
-import argparse
 import json
 import os
 import statistics
@@ -23,7 +22,7 @@ import sys
 import tempfile
 import time
 
-from token_path import Daemon, bench, die, status
+from token_path import Daemon, bench, die, parse, parser_of, status
 
 GIB = 1 << 30
 PLAUSIBLE_SHARE = 1.2
@@ -156,23 +155,16 @@ def print_report(result):
 
 
 def read_command_line():
-    argv, helmd = sys.argv[1:], []
-    if "--" in argv:
-        at = argv.index("--")
-        argv, helmd = argv[:at], argv[at + 1:]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--model", required=True)
+    parser = parser_of(__doc__, 8)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--output", type=int, default=8)
     parser.add_argument("--buffer", default="4GiB")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--json")
-    options = parser.parse_args(argv)
+    options = parse(parser)
     if options.rounds < 1 or options.output < 1:
         parser.error("--rounds and --output are at least 1")
-    named = any(option.split("=")[0] in ("--strategy", "--plan") for option in helmd)
-    options.helmd = helmd if named else helmd + ["--strategy", "thesis"]
+    if not any(option.split("=")[0] in ("--strategy", "--plan") for option in options.helmd):
+        options.helmd += ["--strategy", "thesis"]
     options.requests = 1
     return options
 

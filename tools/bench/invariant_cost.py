@@ -7,30 +7,22 @@ Both daemons stay loaded, so both plans must fit: state --vram for each. Decode 
 128 tokens; a prompt's is its TTFT. Bounds are issue 18's: a GPU's one sequence no slower (0.5 % is noise), several and prompts at
 most 10 %.
 Exit status: 0, also where a bound is missed, which the table says; 5 something failed."""
-import argparse
+import contextlib
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 
-import token_path
+from token_path import Daemon, bench, parse, parser_of, status
 
 SHORT = 128
 BOUND = {"sequences": lambda n: 0.5 if n == 1 else 10, "prompt": lambda n: 10}
 
 
 def cell(options, daemon, prompt, output, concurrency):
-    report = os.path.join(daemon.rundir, "bench.json")
-    command = [os.path.join(options.bin, "helm-bench"), "--connect", daemon.endpoint, "--prompt", str(prompt), "--output", str(output),
-               "--requests", str(max(2, concurrency)), "--concurrency", str(concurrency), "--warmup", "1", "--rounds", "1",
-               "--read-buffer", "0", "--json", report]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        token_path.die(f"helm-bench: {done.stderr.strip() or done.stdout.strip()}")
-    with open(report, encoding="utf-8") as file:
-        return json.load(file)["cells"][0]
+    more = ("--prompt", str(prompt), "--output", str(output), "--requests", str(max(2, concurrency)), "--concurrency", str(concurrency),
+            "--warmup", "1")
+    return bench(options, daemon.endpoint, daemon.log + ".bench.json", more)
 
 
 def measure(options, daemon):
@@ -49,21 +41,12 @@ def numbers(text):
 
 
 def read_options():
-    argv, helmd = sys.argv[1:], []
-    if "--" in argv:
-        at = argv.index("--")
-        argv, helmd = argv[:at], argv[at + 1:]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--model", required=True)
+    parser = parser_of(__doc__, 64)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--sequences", type=numbers, default=[1, 2, 4, 8, 16])
     parser.add_argument("--prompt", dest="prompts", type=numbers, default=[128, 2048])
     parser.add_argument("--json")
-    options = parser.parse_args(argv)
-    options.helmd = helmd
-    return options
+    return parse(parser)
 
 
 def main():
@@ -71,24 +54,18 @@ def main():
     most = max(options.sequences, default=1)
     base = options.helmd + ["--batch", str(most), "--parallel", str(most)]
     seconds = {"off": {}, "on": {}}
-    with tempfile.TemporaryDirectory(prefix="helm-inv-") as folder:
+    with tempfile.TemporaryDirectory(prefix="helm-inv-") as folder, contextlib.ExitStack() as running:
         daemons = {}
-        try:
-            for mode in seconds:
-                rundir = os.path.join(folder, mode)
-                os.mkdir(rundir, 0o700)
-                options.helmd = base + ["--invariant", mode, "--listen", "ipc://" + os.path.join(rundir, "s")]
-                daemons[mode] = token_path.Daemon(options, rundir)
-                daemons[mode].rundir = rundir
-                is_on = token_path.status(options, daemons[mode].endpoint).get("invariant")
-                print(f"--invariant {mode}: status says {is_on}", flush=True)
-            for _ in range(options.rounds):
-                for mode, daemon in daemons.items():
-                    for key, value in measure(options, daemon).items():
-                        seconds[mode].setdefault(key, []).append(value)
-        finally:
-            for daemon in daemons.values():
-                daemon.__exit__()
+        for mode in seconds:
+            rundir = os.path.join(folder, mode)
+            os.mkdir(rundir, 0o700)
+            options.helmd = base + ["--invariant", mode, "--listen", "ipc://" + os.path.join(rundir, "s")]
+            daemons[mode] = running.enter_context(Daemon(options, rundir))
+            print(f"--invariant {mode}: status says {status(options, daemons[mode].endpoint).get('invariant')}", flush=True)
+        for _ in range(options.rounds):
+            for mode, daemon in daemons.items():
+                for key, value in measure(options, daemon).items():
+                    seconds[mode].setdefault(key, []).append(value)
     print("| case | off | on | longer by | bound |\n| --- | --- | --- | --- | --- |")
     rows = []
     for kind, n in seconds["off"]:

@@ -64,10 +64,12 @@ def status(options, endpoint):
     return json.loads(done.stdout)
 
 
-def bench(options, endpoint, report):
-    command = [os.path.join(options.bin, "helm-bench"), "--connect", endpoint, "--prompt", str(PROMPT), "--output",
-               str(options.output), "--requests", str(options.requests), "--warmup", "0", "--rounds", "1",
-               "--read-buffer", "0", "--json", report]
+def bench(options, endpoint, report, more=()):
+    """helm-bench's cell; `more`: options instead of one-token prompts without a warm-up."""
+    if not more:
+        more = ("--prompt", str(PROMPT), "--output", str(options.output), "--requests", str(options.requests), "--warmup", "0")
+    command = [os.path.join(options.bin, "helm-bench"), "--connect", endpoint, *more, "--rounds", "1", "--read-buffer", "0",
+               "--json", report]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         die(f"helm-bench: {done.stderr.strip() or done.stdout.strip()}")
@@ -102,20 +104,29 @@ def rows_of(before, after, cell):
     return rows, steps, client
 
 
-def read_options(doc, output, requests):
-    """The command line, with these defaults; what is behind -- goes to helmd."""
-    argv, helmd = sys.argv[1:], []
-    if "--" in argv:
-        at = argv.index("--")
-        argv, helmd = argv[:at], argv[at + 1:]
+def parser_of(doc, output):
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--output", type=int, default=output)
-    parser.add_argument("--requests", type=int, default=requests)
+    return parser
+
+
+def parse(parser):
+    """The command line; what is behind -- goes to helmd."""
+    argv, helmd = sys.argv[1:], []
+    if "--" in argv:
+        at = argv.index("--")
+        argv, helmd = argv[:at], argv[at + 1:]
     options = parser.parse_args(argv)
     options.helmd = helmd
     return options
+
+
+def read_options(doc, output, requests):
+    parser = parser_of(doc, output)
+    parser.add_argument("--requests", type=int, default=requests)
+    return parse(parser)
 
 
 def main():
