@@ -70,6 +70,7 @@ struct gpuk_device {
     int packed_warps;     /* of a block of the packed gemv, at most: 4, 8, 16 or 24 */
     int packed_slots;     /* of each warp's ring */
     int packed_blocks;    /* of a multiprocessor, at most */
+    int gemm_warps;       /* few tokens' products by warps that copy for themselves; negative: not */
     int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: 96 KiB */
     int gemm_slices;      /* of columns, at least as many as registers need; default: that number */
     int gemm_producers;   /* warps that copy, 1 to 4 */
