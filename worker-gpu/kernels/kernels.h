@@ -77,6 +77,7 @@ struct gpuk_device {
     int gemm_reducers;    /* warps that add and store, 2 to 6 */
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
     int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
+    int gemm_arrivals;    /* 1: one lane of a warp arrives at barriers; else each, as racecheck wants it */
     int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
     int experts_wide; /* tokens of an expert on average from which warpgroups take a chunk's; negative: any number */
     int chain_words; /* of chains with experts: negative: all results wait for a meeting of the blocks; 1: logits go
