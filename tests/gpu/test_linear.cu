@@ -249,7 +249,7 @@ static void test_streams(struct test_context *t, int dtype)
             d.sm_count = way.sms, d.gemm_slots = way.slots, d.gemm_slices = way.slices, d.gemm_warps = -1;
             d.gemm_producers = way.producers, d.gemm_reducers = way.reducers;
             d.gemm_batch = way.batch, d.gemm_blocks = way.blocks, d.gemm_ahead = way.slots;
-            d.gemm_arrivals = way.slices == 2;
+            d.gemm_arrivals = t->few || way.slices == 2 ? -1 : 0;
             const uint32_t count = tokens - (way.slots & 1), rows = t->small ? 70 : 430;
             run_case(t, {dtype, whole(1000), 1, {rows}, tokens, count, true, true, true, false, false}, &d,
                      5e-5, "gemm stream");
@@ -296,7 +296,8 @@ static void test_warps(struct test_context *t, int dtype)
     for (uint32_t sms : {1u, 3u, 132u})
         for (uint32_t tokens : {3u, 16u}) {
             struct gpuk_device d = t->device;
-            d.sm_count = (int)sms, d.gemm_arrivals = sms == 3, d.gemm_batch = (int)sms % 3;
+            d.sm_count = (int)sms, d.gemm_arrivals = t->few || sms == 1 ? -1 : 0, d.gemm_batch = (int)sms % 3;
+            d.gemm_warps = 1 + (int)(sms / 3 + tokens) % 2;
             if (tokens == 3) turn++;
             if (t->small && (turn % 2 == 0) == (tokens == 3)) continue;
             const uint32_t count = tokens - sms % 2, rows = t->small ? 40 : 430;

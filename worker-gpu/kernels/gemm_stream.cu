@@ -199,7 +199,7 @@ template <typename D> static int stream_launch(const struct linear_call &call, s
     q.producers =
         chosen(device->gemm_producers, D::SCALED ? PRODUCERS_SCALED : 1, 1, s.blocks > 1 ? 1 : most);
     q.batch = chosen(device->gemm_batch, BATCH, 1, UINT32_MAX);
-    q.arrivals = device->gemm_arrivals > 0 ? 1 : 32;
+    q.arrivals = device->gemm_arrivals < 0 ? 32 : 1;
     q.ahead = device->gemm_ahead > 0 ? (uint32_t)device->gemm_ahead : 0;
     const uint32_t threads = 32 * (CONSUMERS + q.reducers + q.producers);
     const size_t shared = (size_t)s.slots * ROWS * s.pitch + fixed_bytes(tiles, s.slots, s.reducers);
