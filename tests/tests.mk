@@ -13,7 +13,9 @@ DIST := $(BUILD)/helm-$(VERSION)-x86_64.tar.gz
 MAKE_MODE = $(MAKE) --no-print-directory BUILD=$(BUILD)
 
 # Each test as tests/run.py takes it: MODE:PROGRAM. In $(1): the mode.
-unit_tests = $(TEST_SRC:%.c=$(1):%)
+unit_tests = $(patsubst %,$(1):%,$(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(1))),$(TEST_SRC:%.c=%)))
+# Numbers of planned prices alone: their code test_packed_gpu and test_search run sanitized as well.
+UNIT_ONLY_OTHER_asan := tests/unit/daemon/planner/test_packed_search
 corpus_tests = $(foreach f,$(FUZZ_SRC:tests/fuzz/fuzz_%.c=%),'$(1):tests/fuzz/fuzz_$(f)_replay tests/fuzz/corpus/$(f)')
 # what two processes share, both sides as threads
 thread_tests = $(filter %_threads,$(unit_tests))
@@ -49,7 +51,7 @@ scripts = $(filter-out $(SCRIPT_CALLED) $(foreach s,$(if $(filter release debug,
   $(if $(FULL),,$(ONLY_OTHER_$(1))),$(call script,$(s))),$(TEST_SCRIPT))
 script_tests = $(foreach s,$(call scripts,$(1)),'$(strip $(1):$(s) $(if $(FULL),,$(PARTS_$(1)_$(s:tests/process/test_%.py=%))))')
 emulated_tests = $(foreach groups,$(EMULATED_GROUPS:%=only=%) except=$(subst $(space),$(comma),$(EMULATED_GROUPS)),\
-  '$(1):helm-test-gpu-emulated --small --seed $(SEED) --$(subst =, ,$(groups))')
+  '$(1):helm-test-gpu-emulated --$(if $(FULL),small,few) --seed $(SEED) --$(subst =, ,$(groups))')
 dist_test := release:tests/process/test_dist.sh
 
 # Those that hold times to bounds or compare what they measured run alone, unless sanitized: then nothing does.
