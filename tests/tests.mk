@@ -66,9 +66,11 @@ TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_
   asan:tests/process/test_cli.py release:helm-test-gpu-emulated asan:tests/process/test_helm_plan.py release:tests/golden/test_golden_cpu \
   asan:tests/golden/test_golden_tiers asan:tests/golden/test_golden_gguf asan:tests/kernels/* \
   asan:tests/unit/daemon/planner/test_packed_search asan:tests/process/test_helmd_faults.py
-# Daemons, workers and clients wait for each other, and tests of them for limits of time. Not those that measure or plan.
+# Daemons, workers and clients wait for each other, and tests of them for limits of time; devices for copies that are held to a
+# speed. Not those that measure or plan.
 TEST_BUSY := $(addprefix tests/process/test_,bench.py helm_plan.py helm_profile.py)
-TEST_WAITING := $(addprefix *:,$(filter-out $(TEST_BUSY),$(TEST_SCRIPT)))
+TEST_WAITING := $(addprefix *:,$(filter-out $(TEST_BUSY),$(TEST_SCRIPT))) \
+  $(addprefix *:tests/,ipc/test_stream_threads unit/common/shared/test_doorbell unit/worker-gpu/device/test_device* gpu/test_device_queues)
 RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell nproc).8 \
   $(TEST_ALONE:%=--alone '%') $(TEST_LONGEST:%=--longest '%') $(TEST_WAITING:%=--waiting '%')
 
