@@ -58,8 +58,7 @@ static void bench_few(const struct formats_bench *f, uint32_t tokens, uint32_t c
     const struct gpuk_linear_args first = product_of(f, 0);
     const char *kernel = gpuk_linear_kernel(&f->b->device, &first, GPUK_FEW);
     if (!kernel) return;
-    snprintf(what, sizeof what, "%u of %u tokens, %s %d%s", count, tokens, kernel, f->b->device.gemm_warps,
-             f->b->device.gemm_arrivals ? ", all lanes" : "");
+    snprintf(what, sizeof what, "%u of %u tokens, %s", count, tokens, kernel);
     CUDA(cudaMemcpy(f->count, &count, sizeof count, cudaMemcpyHostToDevice));
     row_of(f, what, bench_time_graph(f->b, 2, [&] {
                for (uint32_t i = 0; i < f->matrices; i++) {
@@ -121,13 +120,7 @@ static void bench_shape_of(struct formats_bench *f, uint32_t rows, uint32_t cols
            }));
     if (f->b->device.bulk_copy) bench_chained(f);
     if (!all) return;
-    struct gpuk_device *d = &f->b->device;
-    for (int warps : {1, 2, -1}) /* each kernel, with each lane and with one of a warp at barriers */
-        for (int arrivals : {0, -1}) {
-            d->gemm_warps = warps, d->gemm_arrivals = arrivals;
-            bench_few(f, 8, 1), bench_few(f, 8, 8), bench_few(f, 16, 16);
-        }
-    d->gemm_warps = d->gemm_arrivals = 0;
+    bench_few(f, 8, 1), bench_few(f, 8, 8), bench_few(f, 16, 16);
     if (tensor_format_is_plain(f->format)) return;
     bench_short(f, GPUK_BLOCKS_TOKENS);
     const size_t out_bytes = (size_t)rows * cols * 2;
