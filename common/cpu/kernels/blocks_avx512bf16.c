@@ -91,7 +91,41 @@ INLINE vec part(const int8_t *number, const float *scale, const float *least, si
             }                                                                                                \
         }                                                                                                    \
     }
-BLOCK_OTHER_FORMATS(BYTES_)
+BYTES_(q5_0, Q5_0, 32, 22, 32)
+BYTES_(q5_1, Q5_1, 32, 24, 32)
+BYTES_(q2_k, Q2_K, 256, 84, 16)
+BYTES_(q3_k, Q3_K, 256, 110, 16)
+BYTES_(q5_k, Q5_K, 256, 176, 32)
+
+/* 64 bytes have the low four bits of 128 numbers, 32 the upper two: of the first two groups of 32, then of the others. */
+INLINE void q6_k_half(int8_t *number, const uint8_t *low, const uint8_t *high)
+{
+    const __m512i four = _mm512_set1_epi8(15), two = _mm512_set1_epi8(0x30), bits = _mm512_loadu_si512(low),
+                  both = _mm512_broadcast_i64x4(_mm256_loadu_si256((const void *)high)),
+                  up = _mm512_inserti64x4(_mm512_set1_epi16(4), _mm256_set1_epi16(2), 1),
+                  down = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(2), 1);
+    const int either = 0xf8; /* a | b & c */
+    const __m512i first = _mm512_ternarylogic_epi64(_mm512_and_si512(bits, four), _mm512_sllv_epi16(both, up),
+                                                    two, either),
+                  second = _mm512_ternarylogic_epi64(_mm512_and_si512(_mm512_srli_epi16(bits, 4), four),
+                                                     _mm512_srlv_epi16(both, down), two, either);
+    _mm512_store_si512(number, _mm512_sub_epi8(first, _mm512_set1_epi8(32)));
+    _mm512_store_si512(number + 64, _mm512_sub_epi8(second, _mm512_set1_epi8(32)));
+}
+
+INLINE void q6_k_values(uint16_t *to, const size_t step, const uint8_t *block, size_t blocks,
+                        const float *scale, const float *least)
+{
+    _Alignas(64) int8_t number[256];
+    (void)least;
+    for (; blocks; blocks--, block += 210) {
+        q6_k_half(number, block, block + 128);
+        q6_k_half(number + 128, block + 64, block + 160);
+        UNROLL for (size_t i = 0; i < 256; i += 32, scale += 2, to += step) _mm512_store_si512(
+            to, (__m512i)_mm512_cvtne2ps_pbh(vec_mul(block_numbers(number + i + 16), vec_set1(scale[1])),
+                                             vec_mul(block_numbers(number + i), vec_set1(scale[0]))));
+    }
+}
 
 INLINE void q8_0_values(uint16_t *to, const size_t step, const uint8_t *block, size_t blocks,
                         const float *scale, const float *least)
