@@ -38,23 +38,12 @@ static void open_8b(struct explain_case *c, enum kv_tiers tiers, uint32_t ctx)
     case_make(c);
 }
 
-/* The same with a long context and chunks of so many tokens. */
-static void open_8b_in_chunks(struct explain_case *c, uint32_t tokens)
-{
-    open_case(c, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB, KV_TIERS_AUTO);
-    c->request.wish.ctx = LONG;
-    c->request.wish.step_tokens = tokens;
-    case_make(c);
-}
-
-/* For all tests: with a context of LONG, as auto plans it, and with chunks of 512. */
-static struct explain_case long_8b, chunks_512;
+static struct explain_case long_8b; /* for all tests: with a context of LONG, as auto plans it */
 
 static int open_group(void **state)
 {
     (void)state;
     open_8b(&long_8b, KV_TIERS_AUTO, LONG);
-    open_8b_in_chunks(&chunks_512, 512);
     return 0;
 }
 
@@ -62,7 +51,6 @@ static int close_group(void **state)
 {
     (void)state;
     case_close(&long_8b);
-    case_close(&chunks_512);
     return 0;
 }
 
@@ -89,7 +77,6 @@ static void a_long_context_costs_when_it_is_long(void **state)
     print_message("at 256: %.2f of %.2f token/s; at 16K %.2f, at 32K %.2f; one tier %.2f\n", at_short,
                   as_short, rate_at(two, 16384), rate_at(two, 32768), rate_at(&one, 256));
     assert_true(at_short >= 0.95 * as_short);
-    assert_true(rate_at(&chunks_512, 256) >= 0.97 * as_short);
     assert_true(rate_at(two, 16384) >= 18.5);
     assert_true(rate_at(two, 32768) >= 12.5);
     assert_true(rate_at(&one, 256) < 0.4 * as_short);
@@ -308,6 +295,8 @@ static void curves_are_told(void **state)
     case_close(&c);
 }
 
+/* Instrumented, two more plans like the others take three seconds. */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 static double prompt_at(const struct explain_case *c, uint32_t prompt)
 {
     struct planner_prediction p;
@@ -336,13 +325,21 @@ static void chunks_weigh_prompts_against_decode(void **state)
     case_close(&brief);
 }
 
-/* Of plans with nearly the same decode the one that is slower with long prompts loses. */
+/* Of plans with nearly the same decode the one that is slower with long prompts loses. The loser keeps a short context's
+ * speed: 38.7 of the 39.89 token/s that it has with --ctx 512 are 97 %. */
 static void equal_decode_is_decided_by_long_prompts(void **state)
 {
     (void)state;
+    struct explain_case loser;
+    open_case(&loser, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB, KV_TIERS_AUTO);
+    loser.request.wish.ctx = LONG;
+    loser.request.wish.step_tokens = 512;
+    case_make(&loser);
     for (uint32_t context = 256; context <= 32768; context *= 4)
-        assert_true(rate_at(&long_8b, context) > 0.975 * rate_at(&chunks_512, context));
-    assert_true(prompt_at(&long_8b, 16384) < 0.65 * prompt_at(&chunks_512, 16384));
+        assert_true(rate_at(&long_8b, context) > 0.975 * rate_at(&loser, context));
+    assert_true(prompt_at(&long_8b, 16384) < 0.65 * prompt_at(&loser, 16384));
+    assert_true(rate_at(&loser, 256) > 38.7);
+    case_close(&loser);
 }
 
 /* A profile of the same machine taken an hour later makes a plan whose long prompts take as long. */
@@ -359,6 +356,7 @@ static void noise_of_a_profile_changes_no_prompt(void **state)
     assert_true(fabs(rate_at(&c, 4096) / rate_at(&long_8b, 4096) - 1) < 0.05);
     case_close(&c);
 }
+#endif
 
 static void names_of_tiers(void **state)
 {
@@ -378,9 +376,11 @@ int main(void)
         cmocka_unit_test(host_memory_counts_all_layers_pages),
         cmocka_unit_test(edited_plans_are_checked),
         cmocka_unit_test(curves_are_told),
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
         cmocka_unit_test(chunks_weigh_prompts_against_decode),
         cmocka_unit_test(equal_decode_is_decided_by_long_prompts),
         cmocka_unit_test(noise_of_a_profile_changes_no_prompt),
+#endif
         cmocka_unit_test(names_of_tiers),
     };
     return cmocka_run_group_tests(tests, open_group, close_group);
