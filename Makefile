@@ -78,6 +78,8 @@ MANY_INSTANCES := $(addprefix common/cpu/kernels/int8_,gemm_avx2 gemm_avx512vnni
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16)
 ifeq ($(MODE),asan)
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES) $(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
+# -O1 takes two thirds of -O2's time to compile these, and they run as long
+$(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES)): KERNEL_OPT += -O1
 else ifeq ($(MODE),tsan)
 RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/,$(addprefix cpu/kernels/,blocks_avx2 blocks_avx512 blocks_avx512bf16 \
   blocks_ref int8_ref) $(addprefix formats/quantize_,avx2 avx512 ref))

@@ -407,6 +407,17 @@ def planner_tests(folder):
           not read("signal")["whole"], (process.returncode, out))
 
 
+def picture_test(_):
+    """plot_context.py: one line a group of the table, points of --point, and a refusal where a group is not there."""
+    table = "| cache | tokens | token/s |\n| --- | --- | --- |\n| f16 | 256 | 36.3 |\n| f16 | 1,024 | 32.9, once 30 |\n| q8_0 | 256 | 35.7 |\n"
+    run = lambda *more: subprocess.run([sys.executable, "-B", "tools/bench/plot_context.py", "--title", "a < b", *more], input=table,
+                                       capture_output=True, text=True, timeout=60)
+    drawn = run("--point", "another:1024:10")
+    check("a table is drawn", drawn.returncode == 0 and [drawn.stdout.count(x) for x in ("<polyline", "<circle", "a &lt; b")] == [1, 4, 1], drawn)
+    refused = run("--name", "bf16=x")
+    check("a group that is not there", refused.returncode == 1 and "no group bf16" in refused.stderr and not refused.stdout, refused)
+
+
 def signal_test(folder):
     process = subprocess.Popen([BENCH, "--model", MODEL, "--output", "1000", "--rounds", "1000"], cwd=folder,
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -436,9 +447,9 @@ def main():
         os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_CACHE_HOME"] = folder
         for device in ("auto", "cpu"):
             place_profile(device, folder)
-        for test in (private_tests, refusal_tests, connect_tests, peer_tests, share_tests, bound_tests, planner_tests, signal_test):
+        for test in (private_tests, refusal_tests, connect_tests, peer_tests, share_tests, bound_tests, planner_tests, picture_test, signal_test):
             # instrumented, scripts start the same programs in the same ways as the tests of helm-bench
-            if "asan" not in BENCH or test not in (peer_tests, share_tests, bound_tests, planner_tests):
+            if "asan" not in BENCH or test not in (peer_tests, share_tests, bound_tests, planner_tests, picture_test):
                 test(folder)
     print("%d passed, %d failed" % (counts[True], counts[False]))
     return 1 if counts[False] else 0

@@ -9,6 +9,7 @@ Groups, a daemon each, in this order; those that --seconds leave no time for are
   f16      --ctx 40960, decode after 256 to 32,768 tokens
   q8_0     the same with a q8_0 cache
   again    short once more: what the machine changed meanwhile
+  one      --kv-tiers one: each layer's cache wholly with who attends to it, as all plans were before two tiers
   chunks   --ctx 40960 --step-tokens 2048: a prompt of 32,768
   eight    8 sequences of 8,192 at once, beside one
 A plan is made once a group (helm-plan, by --profile, else this machine's), is what the daemon runs, and is what the forecasts
@@ -33,6 +34,7 @@ GROUPS = {
     "f16": (40960, DEEP, 40, 1, [], []),
     "q8_0": (40960, DEEP, 40, 1, ["--kv-dtype", "q8_0"], []),
     "again": (512, (256,), 64, 1, [], []),
+    "one": (40960, (256, 4096, 16384), 24, 1, ["--kv-tiers", "one"], []),
     "chunks": (40960, (32768,), 16, 1, [], ["--step-tokens", "2048"]),
     "eight": (8448, (8192,), 40, 8, ["--batch", "8"], ["--batch", "8", "--parallel", "8"]),
 }
