@@ -144,7 +144,7 @@ def damage_profile_to_be(cache):
 def test_cpu(cache):
     before = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("helm-profile-")}  # others'
     damaged = damage_profile_to_be(cache)
-    rc, out, err, spent = profile(cache, "--device", "cpu", "--quick", "--formats", "q4_k", "--json")  # with the caches there are
+    rc, out, err, spent = profile(cache, *CPU, "--formats", "q4_k", "--json")
     check("cpu: exit status 0", rc == 0, err)
     p = json.loads(out)
     check("cpu: a damaged file is measured again", "cannot be used" in err and damaged == p["fingerprint"] + ".json", err)
@@ -172,7 +172,7 @@ def test_cpu(cache):
     homeless = {k: v for k, v in environment(cache).items() if k not in ("HOME", "XDG_CACHE_HOME")}
     said = first_line_of(homeless, cache, *CPU, "--out", own)
     check("--out: needs no other place", "kept nowhere but in " + own in said, said)
-    said = first_line_of(environment(cache), cache, *CPU, "--threads", "1")
+    said = first_line_of(environment(cache), cache, "--device", "cpu", "--quick", "--threads", "1")  # with the caches there are
     check("cpu: --threads 1 is another machine, which is not in the cache", "CPU: loading" in said, said)
     said = first_line_of(environment(cache), cache, *CPU, "--force")
     check("cpu: --force measures again", "CPU: loading" in said, said)
