@@ -58,10 +58,10 @@ dist_test := release:tests/process/test_dist.sh
 TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/common/shared/test_doorbell unit/common/cpu/* \
   unit/worker-gpu/device/test_device* unit/client/text/grammar/test_grammar_speed process/test_helm_profile.py)
 # The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.
-TEST_LONGEST := release:tests/golden/test_golden_stream $(addprefix asan:tests/process/test_,cli.py gateway.py) \
+TEST_LONGEST := release:tests/golden/test_golden_stream *:tests/process/test_helmd_chaos.py $(addprefix asan:tests/process/test_,cli.py gateway.py) \
   release:tests/process/test_helmd_split.py asan:tests/process/test_helm_profile.py $(addprefix asan:tests/process/test_,helmd.py \
   helmd_hostile.py helmd_tiers.py activations.py) tsan:tests/ipc/test_split_threads release:tests/process/test_helmd_invariant.py \
-  *:tests/golden/test_golden_split asan:tests/golden/test_golden_stream *:tests/process/test_helmd_[sfi]* release:tests/golden/test_golden_home \
+  *:tests/golden/test_golden_split asan:tests/golden/test_golden_stream *:tests/process/test_helmd_[csfi]* release:tests/golden/test_golden_home \
   release:helm-test-gpu-emulated release:tests/golden/test_golden_cpu asan:tests/golden/test_golden_* asan:tests/kernels/* \
   release:tests/golden/* release:tests/unit/daemon/planner/test_search
 # Daemons, workers and clients wait for each other, and tests of them for limits of time; devices for copies that are held to a

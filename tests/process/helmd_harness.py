@@ -29,6 +29,7 @@ DATA = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 DEMO = os.path.join(os.path.dirname(os.path.dirname(DATA)), "tools", "models", "demo")
 PROFILE = os.path.join(DATA, "profiles", "described.json")  # of no machine there is: nothing is measured for it
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
+READY_S = 120 * SLOW  # that a start may take, on a machine with much else to do
 VOCAB = 100
 
 
@@ -161,10 +162,10 @@ class Daemon:
         self.ready = self.wait_ready() if wait else ""
 
     def wait_ready(self):
-        text, until = b"", time.monotonic() + 60 * SLOW
+        text, until = b"", time.monotonic() + READY_S
         while not text.endswith(b"\n"):
             if not select.select([self.ready_fd], [], [], max(until - time.monotonic(), 0))[0]:
-                raise AssertionError(f"no word of helmd within {60 * SLOW} s; its children {self.children()}, its log:\n{self.log()}")
+                raise AssertionError(f"no word of helmd within {READY_S} s; its children {self.children()}, its log:\n{self.log()}")
             chunk = os.read(self.ready_fd, 4096)
             if not chunk:
                 break

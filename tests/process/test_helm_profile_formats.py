@@ -69,10 +69,11 @@ def test_model(cache):
             with open("tests/data/configs/qwen3-8b/config.json") as f, open(os.path.join(models[dtype], "config.json"), "w") as g:
                 json.dump(dict(json.load(f), torch_dtype=dtype), g)
         rc, before, err, _ = profile(cache, *CPU, "--model", models["bfloat16"])
-        check("model: of bf16 no formats", rc == 0 and "formats" not in before and "formats of weights" not in err, (rc, err))
+        check("model: of bf16 no formats", rc == 0 and "formats of weights" not in err, (rc, err))
         rc, p, err, took = profile(cache, *CPU, "--model", models["float16"])
-        check("model: what it has is measured into it", rc == 0 and list(p["formats"]) == ["f16"] and {**before, "formats": p["formats"]} == p
-              and "formats of weights: f16\n" in err, err)
+        there = before.get("formats", {})
+        check("model: what it has is measured into it", rc == 0 and "formats of weights: f16\n" in err and "f16" not in there and
+              {**before, "formats": {**there, "f16": p["formats"]["f16"]}} == p, err)
         check("model: and nothing else, in seconds", "loading" not in err and took < 15 * SLOW, (took, err))
         check_cpu("model", p, "f16")
         check("model: nothing of a device", all(p["formats"]["f16"][m] == [] or p["formats"]["f16"][m]["source"] == "unknown"
