@@ -9,9 +9,9 @@ and the file says so ("no_vocab"): llama.cpp loads it too.
 
 Routers are random. A mixture's embeddings are larger than what its layers add, so that the hidden states of two tokens, and their
 experts, have nothing in common: each expert is chosen as often as any other. --sticky: tokens of a topic (token % 64) share this
-part of an embedding's square, so of a router's logits, and the head finds about 10 of 11 of the 200 likeliest next tokens in the
-topic of the last: drawn among these, text stays there for some ten tokens. 0.8 gives what published traces have: an eighth of
-128 experts, kept by recency, catches 67 % of the choices, a quarter 79 %. Facts of the container and of the mixtures:
+part of an embedding's square, so of a router's logits, and the head finds about 12 of 13 of the 200 likeliest next tokens in the
+topic of the last: drawn among these, text stays there for some 13 tokens. 0.8 gives what published traces have: an eighth of
+128 experts, kept by recency, catches 69 % of the choices, a quarter 82 %. Facts of the container and of the mixtures:
 ggml-org/llama.cpp, ggml/include/gguf.h and src/llama-quant.cpp."""
 import argparse
 import array
@@ -37,10 +37,10 @@ BF16_SPREAD = math.sqrt(7 / 3)  # of numbers between 1 and 2
 MEANS = {"Q4_K": 7.5, "Q5_K": 15.5}
 PIECE_BYTES = 1 << 27
 TOPICS = 64
-EMBEDDING = 4.0  # root mean square of a mixture's embeddings; that of all that its layers add is about 1
-# Of the head's values in a topic's columns, beside those in others of 1: 182 of the 200 likeliest of 151,936 tokens are then in the
-# topic, since its logits are 2.24 spreads larger (200 = 2,374 Q(z - 2.24) + 149,562 Q(z) for z = 3.67).
-TOPIC_LOGITS = 2.24
+EMBEDDING = 16.0  # root mean square of a mixture's embeddings; that of all that its layers add is about 1
+# Of the head's values in a topic's columns, beside those in others of 1: about 185 of the 200 likeliest of 151,936 tokens are then in the
+# topic, since its logits are 2.5 spreads larger (200 = 2,374 Q(z - 2.5) + 149,562 Q(z) for z = 3.91, and blocks' tails are wider).
+TOPIC_LOGITS = 2.5
 pieces = {}  # of each type, width and spread: random blocks
 
 

@@ -292,12 +292,9 @@ static void start_values(const struct job *job, const struct made_tensor *tensor
                          struct mkmodel_values *values)
 {
     const double each = 1 / sqrt((double)tensor->cols), embedding = job->request->embedding;
-    const double spread[] = {[MADE_NORM] = NORM_SPREAD,
-                             [MADE_BIAS] = BIAS_SPREAD,
-                             [MADE_MATRIX] = each,
-                             [MADE_EMBEDDING] = embedding > 0 ? embedding : each,
-                             [MADE_BLOCKS] = each,
-                             [MADE_SCALES] = each};
+    const double spread[] = {[MADE_NORM] = NORM_SPREAD, [MADE_BIAS] = BIAS_SPREAD,
+                             [MADE_MATRIX] = each,      [MADE_EMBEDDING] = embedding > 0 ? embedding : each,
+                             [MADE_BLOCKS] = each,      [MADE_SCALES] = each};
     mkmodel_values_init(values, &job->normal, job->request->seed, tensor->name, job->request->dtype,
                         tensor->values == MADE_NORM ? 1 : 0, spread[tensor->values]);
     if (tensor->values == MADE_BLOCKS) mkmodel_values_any(values);

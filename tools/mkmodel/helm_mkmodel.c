@@ -215,7 +215,7 @@ int main(int argc, char **argv)
         {"threads", 0, ARGS_U64, "N", "threads that write (one a usable CPU)", .target = &options.threads,
          .min = 1, .max = 256},
         {"embedding", 0, ARGS_DOUBLE, "SIZE",
-         "root mean square of embeddings (as other matrices': 1 / sqrt(columns)); with 4 layers add little\n"
+         "root mean square of embeddings (as other matrices': 1 / sqrt(columns)); with 16 layers add little\n"
          "to them, so that a mixture's tokens choose their experts evenly",
          .target = &options.embedding, .min = 0, .max = 1000},
         {"force", 0, ARGS_FLAG, NULL, "replace a checkpoint that is already in DIR",
