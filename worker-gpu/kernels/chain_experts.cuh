@@ -196,7 +196,7 @@ struct chain_logits {
     }
 };
 /* What the token chose, for the block; number: how many choices were before. scratch: CHAIN_SUMS floats that are not used
- * until all threads have met twice more. Weights are there behind the next meeting. */
+ * until all threads have met twice more. */
 template <typename S>
 __device__ __forceinline__ void chain_choose(const chain_experts &e, const chain_source &logits,
                                              chain_token &token, float *scratch, const chain_ring &ring,
@@ -212,12 +212,16 @@ __device__ __forceinline__ void chain_choose(const chain_experts &e, const chain
             bulk_wait(ring.taken, (number - 1) & 1); /* over already, but for the choice's number */
         barrier_arrive(ring.chosen);
     }
-    if (threadIdx.x >= 32) return;
+}
+/* And how much of each, by a warp, whose others see it behind the next meeting. */
+__device__ __forceinline__ void chain_weigh(const chain_experts &e, chain_token &token, const float *scratch)
+{
+    const uint32_t lane = threadIdx.x & 31;
     experts_weigh_ranked(e.router, scratch, token.expert, token.expert_weight);
     __syncwarp();
-    if (blockIdx.x != 0 || threadIdx.x >= e.router.chosen) return;
-    e.choice.id[threadIdx.x] = token.expert[threadIdx.x];
-    e.choice.weight[threadIdx.x] = token.expert_weight[threadIdx.x];
+    if (blockIdx.x != 0 || lane >= e.router.chosen) return;
+    e.choice.id[lane] = token.expert[lane];
+    e.choice.weight[lane] = token.expert_weight[lane];
 }
 
 /* ---- downs: x is the activations of all chosen experts, each from a line's begin on */

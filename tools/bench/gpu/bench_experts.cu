@@ -243,7 +243,7 @@ static void bench_whole(const experts_bench *f)
         f->b->device.chain_words = words;
         snprintf(what, sizeof what, "step at 200, chain, words %d", words);
         row(what, dense, true, true);
-        if (words == 1 || words == 3) bench_trace(f->b, &m, names, 6);
+        if (words == 1) bench_trace(f->b, &m, names, 6);
     }
     f->b->device.chain_words = 0;
     row("  without attention", dense & ~(1u << PART_ATTENTION), true, true);
