@@ -102,14 +102,9 @@ struct alignas(16) chain_item {
     uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
     uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
     /* Results that go on as words, each with the operation's tag, so that no block waits for a meeting; NULL: the
-     * blocks meet behind the operation. And where those of the operation in front come from. Counted: blocks also count
-     * themselves in, and look for words when all have. */
+     * blocks meet behind the operation. And where those of the operation in front come from. */
     uint64_t *words_out;
     const uint64_t *words_in;
-    bool counted_out, counted_in;
-    /* of downs: where x is that they add to, as words of the operation that stands so many in front; NULL: as others' x */
-    uint32_t added_back;
-    const uint64_t *added;
     chain_weights where; /* linear */
     union {
         struct {

@@ -174,7 +174,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
     uint32_t batch = 0;
     /* Of all of the warp's tiles, of which two have room. */
     const bool same_x = item.where.use_chunks == 0 && ring.slots >= 2 * S::WARPS;
-    if (SPARSE && work.rest == S::WARPS - 1) {      /* the warp that has fewest tiles */
+    if (SPARSE && work.rest == S::WARPS - 1) { /* the warp that has fewest tiles */
         if (item.kind == GPUK_CHAIN_EXPERTS_GLU)
             chain_weigh(item.experts, token, work.sums.partial + (work.which ^ 1) * CHAIN_SUMS);
         if (p.norm && lane == 0) work.sums.squares[S::WARPS] = x_scale<S>(p, work.sums.squares);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
         /* what will be added to this thread's rows is on its way while the products are computed */
         const uint32_t mine = batch + threadIdx.x, pair = first + mine * gridDim.x;
         float2 add = make_float2(0, 0);
-        if (mine < end) add = chain_addends<SPARSE>(item, token, pair, work.tag);
+        if (mine < end) add = chain_addends<SPARSE>(item, token, pair);
         const uint32_t from_tile = batch * chunks, end_tile = end * chunks;
         do {
             float sum[2 * TILES_FOLDED] = {0};
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         const chain_item &item = items[number & 1];
         S::stamp(CHAIN_BEGINS);
         const auto wait = [&] {
-            if (number > 0 && !(SPARSE && item.words_in && !item.counted_in)) {
+            if (number > 0 && !(SPARSE && item.words_in)) {
                 if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
                 S::meet();
             }
@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                     chain_choose<S>(item.experts, source(item.experts.logits), *token,
                                     partial + (work.which ^ 1) * CHAIN_SUMS, ring, choices++);
                 } else {
-                    take_act<S, X>(item, source(nullptr), region);
+                    take_act<S, X>(item, region);
                 }
                 rows();
             }
@@ -423,10 +423,6 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             hurry(true);
             if (!(SPARSE && item.words_out)) {
                 meet_arrive(&header->counter);
-                token->awaited += gridDim.x;
-            } else if (item.counted_out) {
-                atomicAdd(reinterpret_cast<unsigned long long *>(&header->counter),
-                          1ull); /* orders nothing */
                 token->awaited += gridDim.x;
             }
         }
