@@ -75,7 +75,9 @@ struct alignas(16) chain_weights {
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
-    uint32_t loose; /* tiles that do not begin on 16 bytes */
+    uint16_t loose; /* tiles that do not begin on 16 bytes */
+    uint16_t
+        joined; /* of chains with experts: tiles of two whole rows that lie one behind the other: one copy */
     /* Experts, whose matrices are where the token's choice says: bytes from one's to the next one's; how many are
      * chosen, 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is
      * of all chosen experts, whose tiles stand one behind the other. */
@@ -337,10 +339,13 @@ __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pi
         const linear_pair rows =
             tile_rows<SPARSE>(*k.w, k.w->start + k.at.pair * gridDim.x, k.at.chunk, k.expert);
         const uint32_t bytes = tile_length<SPARSE>(*k.w, k.at.chunk);
-        const tile_window a = tile_window_of(rows.a, bytes), b = tile_window_of(rows.b, bytes);
-        bulk_expect(full, rows.b ? a.bytes + b.bytes : a.bytes);
+        const bool joined = SPARSE && k.w->joined;
+        const tile_window a = tile_window_of(rows.a, joined && rows.b ? 2 * bytes : bytes),
+                          b = tile_window_of(rows.b, bytes);
+        const bool two = rows.b && !joined;
+        bulk_expect(full, two ? a.bytes + b.bytes : a.bytes);
         bulk_copy(slot, a.from, a.bytes, full);
-        if (rows.b) bulk_copy(slot + pitch, b.from, b.bytes, full);
+        if (two) bulk_copy(slot + pitch, b.from, b.bytes, full);
     }
     k.at.pair += k.w->ask_pairs;
     k.at.chunk += k.w->ask_chunks;

@@ -65,6 +65,7 @@ __device__ __forceinline__ void chain_tile_of(const chain_weights &w, tile_place
         const chain_beside beside = tile_beside<SPARSE>(w, at.pair, at.chunk);
         tile.a += beside.a, tile.b += beside.b;
     }
+    if (SPARSE && w.joined) tile.b = tile.a + bytes;
     if constexpr (D::SCALED) {
         SHARED_DYNAMIC(unsigned char, shared);
         const float2 sum =
@@ -126,6 +127,7 @@ __device__ __forceinline__ float4 chain_tiles_as(const chain_weights &w, tile_pl
                            b = tile_beside<SPARSE>(w, other, at.chunk);
         tile.a += a.a, tile.b += a.b, second.a += b.a, second.b += b.b;
     }
+    if (w.joined) tile.b = tile.a + bytes, second.b = second.a + bytes;
     const auto place = [&](const void *p) {
         return (uint32_t)(reinterpret_cast<const unsigned char *>(p) - shared);
     };

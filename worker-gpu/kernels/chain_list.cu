@@ -237,6 +237,7 @@ static struct chain_weights weights_of(const struct gpuk_chain_op *op, const str
     w.tile = tile_of(lines, row_bytes, pitch);
     w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
     w.loose = !gpuk_linear_aligned(args) || (w.chunks > 1 && w.tile % 16 != 0); /* or tiles do not */
+    w.joined = !args->swiglu && w.chunks == 1;
     w.chosen = chosen_of(op);
     if (op->kind == GPUK_CHAIN_EXPERTS_GLU) {
         w.stride = op->glu.args.gate.stride, w.each = chain_divisor::of(op->glu.args.gate.rows);
