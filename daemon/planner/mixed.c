@@ -260,6 +260,16 @@ int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan, struct
     return rc;
 }
 
+/* Every sparse layer's experts are in VRAM, so that in both memories there is nothing to gain. */
+static bool all_in_vram(const struct model *model, const struct plan *plan)
+{
+    for (uint32_t l = 0; l < plan->layers; l++)
+        if (model_layer_sparse(&model->config, l) &&
+            plan_unit_home(plan, 0, unit_of(l, UNIT_MLP)) != PLAN_HOME_GPU)
+            return false;
+    return true;
+}
+
 int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
               struct helm_err *err)
 {
@@ -268,6 +278,7 @@ int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struc
     struct plan other = {0};
     struct attempt seen = {.fits = false};
     if (!m->r->model->config.router.experts || m->r->one_memory || !t->device) return 0;
+    if (attempt->fits && all_in_vram(m->r->model, plan)) return 0;
     m->wish = m->r->wish;
     m->wish.batch = m->batch;
     m->wish.vram_page_count = 0;
