@@ -21,8 +21,6 @@ template <uint32_t W, uint32_t P, uint32_t B, uint32_t C> struct chain_shape {
     /* those that compute, as a team (attention_decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
-    /* Lanes that set a slot free. All of those that read it tell tools which look for races. */
-    static const uint32_t FREES = 32;
     /* Tiles of blocks that a warp multiplies at once where they meet the same x. */
     static const uint32_t TOGETHER = 1;
     /* Where a block is in an operation, for benchmarks that look. */
@@ -201,11 +199,12 @@ __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles
     ring.hurry = ring.free + 8 * slots, ring.chosen = ring.hurry + 8, ring.taken = ring.chosen + 8;
     ring.slots = slots, ring.slot = first, ring.parity = 0;
 }
-/* Makes the barriers; the block meets behind it. */
-__device__ __forceinline__ void ring_barriers_open(const chain_ring &ring, uint32_t askers, uint32_t frees)
+/* Makes the barriers; the block meets behind it. All lanes of the warp that read a slot set it free: what
+ * tells tools that look for races, and costs nothing. */
+__device__ __forceinline__ void ring_barriers_open(const chain_ring &ring, uint32_t askers)
 {
     bulk_barriers_open(ring.full, ring.slots);
-    for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, frees);
+    for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, 32);
     barrier_open(ring.hurry, 1);
     barrier_open(ring.chosen, 1);
     barrier_open(ring.taken, askers);
@@ -388,9 +387,9 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 /* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
 
 typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
-/* Chains with experts have many small tiles: 32 arrivals take as long as a tile's copy. */
+/* Chains with experts have many small tiles. */
 struct chain_sparse_shaped : chain_shaped {
-    static const uint32_t FREES = 1, TOGETHER = 2;
+    static const uint32_t TOGETHER = 2;
 };
 /* Warps that request tiles of `pitch` bytes a row. Between operations at least one tile of each is in flight. */
 static inline uint32_t chain_askers(uint32_t pitch)

@@ -220,10 +220,8 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
                         to[0] = both.x, to[1] = both.y;
                         if (two) to[2] = both.z, to[3] = both.w;
                         __syncwarp(); /* all lanes have read the slots */
-                        if (S::FREES == 32 || lane == 0) {
-                            barrier_arrive(ring.free + 8 * slot);
-                            if (two) barrier_arrive(ring.free + 8 * ring.slot);
-                        }
+                        barrier_arrive(ring.free + 8 * slot);
+                        if (two) barrier_arrive(ring.free + 8 * ring.slot);
                         if (two) ring_next(ring, S::WARPS);
                         tile += two ? 2 * S::WARPS : S::WARPS;
                         use.pair += two ? 2 * item.where.use_pairs : item.where.use_pairs;
@@ -241,7 +239,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
                 chain_tile<SPARSE, D>(item.where, {from, from + ring.pitch},
                                       {first + use.pair * gridDim.x, use.chunk}, x4, a, b);
                 __syncwarp(); /* all lanes have read the slot */
-                if (S::FREES == 32 || lane == 0) barrier_arrive(ring.free + 8 * ring.slot);
+                barrier_arrive(ring.free + 8 * ring.slot);
                 ring_next(ring, S::WARPS);
                 tile += S::WARPS;
                 use.pair += item.where.use_pairs, use.chunk += item.where.use_chunks;
@@ -292,7 +290,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     chain_ring ring;
     const bool asks = warp >= S::WARPS;
     ring_open(ring, shared, barriers, q.slots, q.pitch, asks ? warp - S::WARPS : warp);
-    if (threadIdx.x == S::THREADS) ring_barriers_open(ring, q.askers, S::FREES);
+    if (threadIdx.x == S::THREADS) ring_barriers_open(ring, q.askers);
     __syncthreads();
     if (asks) {
         const uint32_t asker = warp - S::WARPS;

@@ -13,9 +13,9 @@
 static const uint32_t OPERATIONS_MAX = 512, STAMPS_BYTES = 256; /* of shared memory */
 __device__ static uint32_t *trace_to;                           /* [block][OPERATIONS_MAX][CHAIN_STAMPS] */
 
-/* FREES, TOGETHER: chain_shape's. */
-template <uint32_t F, uint32_t T> struct chain_traced : chain_shaped {
-    static const uint32_t FREES = F, TOGETHER = T;
+/* T: chain_shape's TOGETHER. */
+template <uint32_t T> struct chain_traced : chain_shaped {
+    static const uint32_t TOGETHER = T;
     static __device__ __forceinline__ uint32_t *stamps()
     {
         __shared__ uint32_t stamp[CHAIN_STAMPS];
@@ -34,14 +34,14 @@ template <uint32_t F, uint32_t T> struct chain_traced : chain_shaped {
     }
 };
 struct traced {
-    uint32_t frees, together;
+    uint32_t together;
     chain_function kernel;
 };
-#define TRACED(F, T)                                                                                         \
+#define TRACED(T)                                                                                            \
     {                                                                                                        \
-        F, T, chain_kernel<chain_traced<F, T>, decode_blocks, kv_plain<__nv_bfloat16>, true>                 \
+        T, chain_kernel<chain_traced<T>, decode_blocks, kv_plain<__nv_bfloat16>, true>                       \
     }
-static const traced kernels[] = {TRACED(32, 1), TRACED(1, 1), TRACED(1, 2)};
+static const traced kernels[] = {TRACED(1), TRACED(2)};
 
 /* Microseconds from the stamp `from` to `to`, the mean over layers of those blocks where both are; below 0: nowhere. */
 struct spans {
@@ -89,10 +89,10 @@ static void trace_one(struct bench *b, const struct gpuk_chain *c, const traced 
     CUDA(cudaMemcpy(stamp.data(), to, bytes, cudaMemcpyDeviceToHost));
     CUDA(cudaFree(to));
     const spans us = {stamp, each, (c->count - 1) / each, khz * 1e-6};
-    printf("traced chain, %u lanes set slots free, %u tiles at once: %.1f us; us by the clock of %.2f GHz, "
+    printf("traced chain, %u tiles at once: %.1f us; us by the clock of %.2f GHz, "
            "mean of "
            "layers\n",
-           kernel->frees, kernel->together, seconds * 1e6, khz * 1e-6);
+           kernel->together, seconds * 1e6, khz * 1e-6);
     printf("%-10s %5s %7s %7s %7s %7s %7s %7s %7s %7s %7s\n", "operation", "block", "wait", "x", "to rows",
            "1st tile", "tiles", "others", "store", "arrive", "all");
     for (uint32_t o = 0; o < each; o++)
