@@ -139,7 +139,8 @@ static int expert_bytes(const struct making *m, const struct plan *plan, double 
     return rc;
 }
 
-/* What the link may bring in a step, and what that costs: copies slow the CPU's reading, a hit saves it. */
+/* What the link may bring in a step, and what that costs: copies slow the CPU's reading, a hit saves it. What the GPU reads itself
+ * waits for copies, so then they cost all of their time. */
 static int budget(const struct making *m, double seconds, struct plan *plan, struct helm_err *err)
 {
     const struct profile *profile = m->r->profile;
@@ -149,7 +150,8 @@ static int budget(const struct making *m, double seconds, struct plan *plan, str
     int rc = expert_bytes(m, plan, &bytes, err);
     if (rc) return rc;
     const double moves = bytes > 0 && h2d > 0 ? MOVES_PART * seconds * h2d / bytes : 0,
-                 cost = h2d > 0 ? 1000 * alone / h2d * fmax(0, 1 - beside / alone) : PLAN_MOVE_COST;
+                 slows = plan->experts.direct_permille ? 1 : fmax(0, 1 - beside / alone),
+                 cost = h2d > 0 ? 1000 * alone / h2d * slows : PLAN_MOVE_COST;
     plan->experts.moves = moves < 1 ? 1 : moves > PLAN_MOVES_MAX ? PLAN_MOVES_MAX : (uint32_t)moves;
     plan->experts.move_cost = cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
     return 0;
