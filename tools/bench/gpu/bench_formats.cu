@@ -49,16 +49,17 @@ static void row_of(const struct formats_bench *f, const char *what, double secon
               f->b->read_gbs);
 }
 
-/* Each product but the first begins before the one in front has ended, as in a step. */
-static void bench_few(const struct formats_bench *f, uint32_t tokens)
+/* `count` tokens in a program of `tokens`. Each product but the first begins before the one in front has ended, as in a
+ * step. */
+static void bench_few(const struct formats_bench *f, uint32_t tokens, uint32_t count)
 {
     const uint32_t early = f->b->device.early_launch ? GPUK_EARLY : 0;
     char what[64];
     const struct gpuk_linear_args first = product_of(f, 0);
     const char *kernel = gpuk_linear_kernel(&f->b->device, &first, GPUK_FEW);
     if (!kernel) return;
-    snprintf(what, sizeof what, "%u tokens, %s", tokens, kernel);
-    CUDA(cudaMemcpy(f->count, &tokens, sizeof tokens, cudaMemcpyHostToDevice));
+    snprintf(what, sizeof what, "%u of %u tokens, %s", count, tokens, kernel);
+    CUDA(cudaMemcpy(f->count, &count, sizeof count, cudaMemcpyHostToDevice));
     row_of(f, what, bench_time_graph(f->b, 2, [&] {
                for (uint32_t i = 0; i < f->matrices; i++) {
                    const struct gpuk_linear_args a = product_of(f, i);
@@ -119,7 +120,11 @@ static void bench_shape_of(struct formats_bench *f, uint32_t rows, uint32_t cols
            }));
     if (f->b->device.bulk_copy) bench_chained(f);
     if (!all) return;
-    bench_few(f, 4), bench_few(f, 16);
+    for (int warps : {0, -1}) { /* with warps that copy for themselves, and without */
+        f->b->device.gemm_warps = warps;
+        bench_few(f, 8, 1), bench_few(f, 8, 8), bench_few(f, 16, 16);
+    }
+    f->b->device.gemm_warps = 0;
     if (tensor_format_is_plain(f->format)) return;
     bench_short(f, GPUK_BLOCKS_TOKENS);
     const size_t out_bytes = (size_t)rows * cols * 2;
