@@ -21,6 +21,23 @@ template <uint32_t W, uint32_t P, uint32_t B, uint32_t C> struct chain_shape {
     /* those that compute, as a team (attention_decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
+    /* Where a block is in an operation, for benchmarks that look. */
+    static __device__ __forceinline__ void stamp(uint32_t) {}
+    static __device__ __forceinline__ void stamps_out(uint32_t) {}
+};
+/* Stamps: an operation begins, all have come, x is in shared memory, rows begin, their first tile is there, the warp is through
+ * with its tiles, all warps are, results are stored, the block has counted itself in. */
+enum chain_stamp {
+    CHAIN_BEGINS,
+    CHAIN_WAITED,
+    CHAIN_HAS_X,
+    CHAIN_ROWS,
+    CHAIN_FIRST_TILE,
+    CHAIN_TILES,
+    CHAIN_MET,
+    CHAIN_STORED,
+    CHAIN_ARRIVED,
+    CHAIN_STAMPS
 };
 
 /* Where the tiles of one linear operation lie. Pairs go round the blocks, from block `start` on: what one
@@ -66,9 +83,14 @@ struct alignas(16) chain_item {
     uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
     uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
     /* Results that go on as words, each with the operation's tag, so that no block waits for a meeting; NULL: the
-     * blocks meet behind the operation. And where those of the operation in front come from. */
+     * blocks meet behind the operation. And where those of the operation in front come from. Counted: blocks also count
+     * themselves in, and look for words when all have. */
     uint64_t *words_out;
     const uint64_t *words_in;
+    bool counted_out, counted_in;
+    /* of downs: where x is that they add to, as words of the operation that stands so many in front; NULL: as others' x */
+    uint32_t added_back;
+    const uint64_t *added;
     chain_weights where; /* linear */
     union {
         struct {

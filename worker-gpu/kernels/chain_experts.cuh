@@ -41,6 +41,16 @@ __device__ __forceinline__ bool words_came(const uint64_t word[4], uint32_t tag)
     for (uint32_t i = 0; i < 4; i++) all = all && (uint32_t)(word[i] >> 32) == tag;
     return all;
 }
+/* Words of this tag at four neighbours' place, which may still be on their way. */
+__device__ __forceinline__ float4 words_await(const uint64_t *from, uint64_t word[4], uint32_t tag)
+{
+    while (!words_came(word, tag)) {
+        word_late();
+        words_get(from, word), words_get(from + 2, word + 2);
+    }
+    return make_float4(__uint_as_float((uint32_t)word[0]), __uint_as_float((uint32_t)word[1]),
+                       __uint_as_float((uint32_t)word[2]), __uint_as_float((uint32_t)word[3]));
+}
 /* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
 template <typename S, typename D>
 __device__ __forceinline__ void take_x(const linear_params &p, const float4 *norm, float *x, float *squares)
@@ -117,13 +127,7 @@ __device__ __forceinline__ chain_dot chain_row(const linear_params &p, const cha
             if ((f & ~31u) >= quads) break; /* by whole warps */
             if (from.words) {
                 const uint32_t at = f < quads ? f : 0;
-                while (!words_came(word[j], from.tag)) {
-                    word_late();
-                    words_get(from.words + 4 * at, word[j]), words_get(from.words + 4 * at + 2, word[j] + 2);
-                }
-                v[j] =
-                    make_float4(__uint_as_float((uint32_t)word[j][0]), __uint_as_float((uint32_t)word[j][1]),
-                                __uint_as_float((uint32_t)word[j][2]), __uint_as_float((uint32_t)word[j][3]));
+                v[j] = words_await(from.words + 4 * at, word[j], from.tag);
             }
             if (p.norm && f < quads) {
                 const float4 n = norm[f];
@@ -218,10 +222,39 @@ __device__ __forceinline__ void chain_choose(const chain_experts &e, const chain
 
 /* ---- downs: x is the activations of all chosen experts, each from a line's begin on */
 
-template <typename S, typename D> __device__ __forceinline__ void take_act(const chain_item &item, float *x)
+/* Activations that come as words. A function of its own: it needs many registers, but where it is called few are in use. */
+template <typename S, typename D>
+__device__ __noinline__ void take_act_words(uint32_t quads, uint32_t each, uint32_t all,
+                                            const uint64_t *words, uint32_t tag, float4 *x4)
+{
+    const uint32_t batch = 3;
+    for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < all; f0 += batch * S::THREADS) {
+        uint64_t word[batch][4];
+        const uint64_t *from[batch];
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++) {
+            const uint32_t f = f0 + j * S::THREADS, e = f / each, i = f - e * each;
+            from[j] = f < all && i < quads ? words + 4 * (e * quads + i) : nullptr;
+            if (from[j]) words_get(from[j], word[j]), words_get(from[j] + 2, word[j] + 2);
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < batch; j++) {
+            const uint32_t f = f0 + j * S::THREADS;
+            if ((f & ~31u) >= all) break; /* by whole warps */
+            const float4 v = from[j] ? words_await(from[j], word[j], tag) : make_float4(0, 0, 0, 0);
+            put_quad<D>(x4, f, from[j] != nullptr, v);
+        }
+    }
+}
+template <typename S, typename D>
+__device__ __forceinline__ void take_act(const chain_item &item, const chain_source &act, float *x)
 {
     const uint32_t quads = item.linear.cols / 4, each = item.experts.quads, all = each * item.where.chosen,
                    batch = 8;
+    if (act.words) {
+        take_act_words<S, D>(quads, each, all, act.words, act.tag, reinterpret_cast<float4 *>(x));
+        return;
+    }
     const float4 *from = reinterpret_cast<const float4 *>(item.linear.x);
     for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < all; f0 += batch * S::THREADS) {
         float4 v[batch];
@@ -244,8 +277,16 @@ template <typename S, typename D> __device__ __forceinline__ void take_act(const
 
 /* ---- what becomes of rows' sums */
 
+/* Two neighbours of x that others gave on as words; both are there, since the router has had all of x. */
+__device__ __forceinline__ float2 words_added(const uint64_t *from, uint32_t tag)
+{
+    uint64_t word[2];
+    do words_get(from, word);
+    while ((uint32_t)(word[0] >> 32) != tag || (uint32_t)(word[1] >> 32) != tag);
+    return make_float2(__uint_as_float((uint32_t)word[0]), __uint_as_float((uint32_t)word[1]));
+}
 __device__ __forceinline__ float2 experts_addends(const chain_item &item, const chain_token &token,
-                                                  uint32_t pair)
+                                                  uint32_t pair, uint32_t tag)
 {
     const chain_experts &e = item.experts;
     float2 add = make_float2(0, 0);
@@ -256,7 +297,8 @@ __device__ __forceinline__ float2 experts_addends(const chain_item &item, const 
         if (e.bias[1]) add.y = e.bias[1][at];
         return add;
     }
-    add = linear_addends(item.linear, pair, 0);
+    add = item.added ? words_added(item.added + 2 * pair, tag - item.added_back)
+                     : linear_addends(item.linear, pair, 0);
     const bool two = 2 * pair + 1 < e.rows;
     for (uint32_t j = 0; e.bias[0] && j < item.where.chosen; j++) {
         const float *bias = e.bias[0] + (uint64_t)token.expert[j] * e.rows + 2 * pair;
@@ -269,10 +311,10 @@ __device__ __forceinline__ float2 experts_addends(const chain_item &item, const 
 /* Added to the two sums of a pair: biases, and the residual. */
 template <bool SPARSE>
 __device__ __forceinline__ float2 chain_addends(const chain_item &item, const chain_token &token,
-                                                uint32_t pair)
+                                                uint32_t pair, uint32_t tag)
 {
     if (!SPARSE || item.kind == GPUK_CHAIN_LINEAR) return linear_addends(item.linear, pair, 0);
-    return experts_addends(item, token, pair);
+    return experts_addends(item, token, pair, tag);
 }
 /* Gates' and ups' as the weighted activation, so that downs only add; and what goes on as words of this tag: of one matrix,
  * whose rows are even. */
@@ -281,7 +323,11 @@ __device__ __forceinline__ void experts_store(const chain_item &item, const chai
 {
     if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
         const chain_experts &e = item.experts;
-        item.linear.segment[0].out[pair] = token.expert_weight[pair / e.rows] * experts_glu_of(e.glu, a, b);
+        const float act = token.expert_weight[pair / e.rows] * experts_glu_of(e.glu, a, b);
+        if (item.words_out)
+            word_put(item.words_out + pair, act, tag);
+        else
+            item.linear.segment[0].out[pair] = act;
         return;
     }
     linear_store(item.linear, pair, 0, a, b);

@@ -127,7 +127,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const chain_t
         /* what will be added to this thread's rows is on its way while the products are computed */
         const uint32_t mine = batch + threadIdx.x, pair = first + mine * gridDim.x;
         float2 add = make_float2(0, 0);
-        if (mine < end) add = chain_addends<SPARSE>(item, token, pair);
+        if (mine < end) add = chain_addends<SPARSE>(item, token, pair, work.tag);
         const uint32_t from_tile = batch * chunks, end_tile = end * chunks;
         do {
             float sum[2 * TILES_FOLDED] = {0};
@@ -141,6 +141,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const chain_t
                 a = b = 0;
                 if (tile >= end_tile) continue;
                 bulk_wait(ring.full + 8 * ring.slot, ring.parity);
+                if (tile == work.rest) S::stamp(CHAIN_FIRST_TILE);
                 const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
                 chain_tile<SPARSE, D>(item.where, {from, from + ring.pitch},
                                       {first + use.pair * gridDim.x, use.chunk}, x4, a, b);
@@ -157,7 +158,9 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const chain_t
             if (!had_time) beside();
             had_time = true;
         } while (tile < end_tile);
+        S::stamp(CHAIN_TILES);
         S::meet();
+        S::stamp(CHAIN_MET);
         if (mine < end) { /* a batch has at most as many pairs as threads compute */
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
             const float scale = x_scale<S>(p, work.sums.squares);
@@ -250,11 +253,13 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     uint32_t choices = 0;
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
+        S::stamp(CHAIN_BEGINS);
         const auto wait = [&] {
-            if (number > 0 && !(SPARSE && item.words_in)) {
+            if (number > 0 && !(SPARSE && item.words_in && !item.counted_in)) {
                 if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
                 S::meet();
             }
+            S::stamp(CHAIN_WAITED);
             if (number + 1 < q.count) fetch(number + 1);
             if (number + 2 < q.count && blockIdx.x == number % gridDim.x &&
                 128 * threadIdx.x < sizeof(chain_item))
@@ -263,9 +268,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         work.tag = token->tag + number + 1;
         const auto source = [&](const float *x) { return chain_source{x, item.words_in, work.tag - 1}; };
         const auto rows = [&] {
+            S::stamp(CHAIN_HAS_X);
             copies_wait<0>();
             S::meet();
             hurry(false);
+            S::stamp(CHAIN_ROWS);
             chain_rows<S, D, SPARSE>(item, *token, work, ring, [&] {
                 fetch_norm(item.next_norm, item.next_norm_quads);
                 const chain_item &next = items[(number + 1) & 1];
@@ -296,7 +303,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                     chain_choose<S>(item.experts, source(item.experts.logits), *token,
                                     partial + (work.which ^ 1) * CHAIN_SUMS, ring, choices++);
                 } else {
-                    take_act<S, X>(item, region);
+                    take_act<S, X>(item, source(nullptr), region);
                 }
                 rows();
             }
@@ -316,13 +323,20 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             copies_commit();
         }
         S::meet(); /* the block has stored its results, and is through with the shared memory */
+        S::stamp(CHAIN_STORED);
         if (threadIdx.x == 0 && number + 1 < q.count) {
             hurry(true);
             if (!(SPARSE && item.words_out)) {
                 meet_arrive(&header->counter);
                 token->awaited += gridDim.x;
+            } else if (item.counted_out) {
+                atomicAdd(reinterpret_cast<unsigned long long *>(&header->counter),
+                          1ull); /* orders nothing */
+                token->awaited += gridDim.x;
             }
         }
+        S::stamp(CHAIN_ARRIVED);
+        S::stamps_out(number);
         copies_wait<0>();
         S::meet(); /* the next operation's item is there */
     }
