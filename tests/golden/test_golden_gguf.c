@@ -21,11 +21,11 @@
 #define CONTEXT     1100
 #define SHORT_CASE  64 /* longest prompt for the scalar reference, which is slow */
 /* Instrumented, short cases together alone: their mixed steps have every number of rows that a case alone has; of a model
- * every other one of the sets of kernels, of the next those between. */
+ * every third of the sets of kernels, of the next those behind them. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FIRST_TOGETHER 1
 #define LONG_CASE      SHORT_CASE
-#define NEXT_VARIANT   2
+#define NEXT_VARIANT   3
 #else
 #define FIRST_TOGETHER 0
 #define LONG_CASE      UINT32_MAX
