@@ -129,9 +129,15 @@ def plan_json(o, model, options, fails=False):
 
 
 def mixed_plan(o, model, options):
-    """A plan with all sparse layers' experts in both memories: VRAM for none of them as a whole."""
+    """A plan with all sparse layers' experts in both memories: of VRAM the least that has room for slots, so for no layer as a whole."""
     least = plan_json(o, model, ["--strategy", "mixed", "--vram", "1MiB", *options], True)["needed"]
-    plan = plan_json(o, model, ["--strategy", "mixed", "--vram", str(least + (64 << 20)), *options])
+    for more in (64, 128, 256, 512, 1024, 2048):
+        try:
+            plan = plan_json(o, model, ["--strategy", "mixed", "--vram", str(least + (more << 20)), *options])
+            break
+        except RuntimeError:
+            if more == 2048:
+                raise
     for stage in plan["stages"]["decode"]:
         if stage["ops"] == "all":
             raise ValueError("layers %s have their experts in one memory" % stage["layers"])
@@ -145,8 +151,9 @@ def forecast_at(o, model, row, plan, hits):
     path = os.path.join(o.work, "at.json")
     with open(path, "w") as f:
         json.dump(plan, f)
-    said = plan_json(o, model, ["--plan", path, "--batch", str(row.sequences), "--at", str(SHORT + DECODE // 2), "--vram", row.vram])
-    return row.sequences * said["decode_tok_s"]["value"]
+    said = plan_json(o, model, ["--plan", path, "--batch", str(row.sequences), "--at", str(SHORT + DECODE // 2)] +
+                     ([] if row.vram == "all" else ["--vram", row.vram]))
+    return said["decode_tok_s"]["value"]
 
 
 def measure(o, model, row, sticky):

@@ -224,7 +224,7 @@ __device__ __forceinline__ void chain_choose(const chain_experts &e, const chain
 
 /* Activations that come as words. A function of its own: it needs many registers, but where it is called few are in use. */
 template <typename S, typename D>
-__device__ __noinline__ void take_act_words(uint32_t quads, uint32_t each, uint32_t all,
+__device__ __noinline__ void take_act_words(uint32_t quads, chain_divisor each, uint32_t all,
                                             const uint64_t *words, uint32_t tag, float4 *x4)
 {
     const uint32_t batch = 3;
@@ -233,7 +233,7 @@ __device__ __noinline__ void take_act_words(uint32_t quads, uint32_t each, uint3
         const uint64_t *from[batch];
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++) {
-            const uint32_t f = f0 + j * S::THREADS, e = f / each, i = f - e * each;
+            const uint32_t f = f0 + j * S::THREADS, e = each.into(f), i = f - e * each.by;
             from[j] = f < all && i < quads ? words + 4 * (e * quads + i) : nullptr;
             if (from[j]) words_get(from[j], word[j]), words_get(from[j] + 2, word[j] + 2);
         }
@@ -249,8 +249,8 @@ __device__ __noinline__ void take_act_words(uint32_t quads, uint32_t each, uint3
 template <typename S, typename D>
 __device__ __forceinline__ void take_act(const chain_item &item, const chain_source &act, float *x)
 {
-    const uint32_t quads = item.linear.cols / 4, each = item.experts.quads, all = each * item.where.chosen,
-                   batch = 8;
+    const chain_divisor each = item.experts.quads;
+    const uint32_t quads = item.linear.cols / 4, all = each.by * item.where.chosen, batch = 8;
     if (act.words) {
         take_act_words<S, D>(quads, each, all, act.words, act.tag, reinterpret_cast<float4 *>(x));
         return;
@@ -261,7 +261,7 @@ __device__ __forceinline__ void take_act(const chain_item &item, const chain_sou
         uint32_t there = 0;
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++) {
-            const uint32_t f = f0 + j * S::THREADS, e = f / each, i = f - e * each;
+            const uint32_t f = f0 + j * S::THREADS, e = each.into(f), i = f - e * each.by;
             const bool is = f < all && i < quads;
             v[j] = is ? __ldcg(from + e * quads + i) : make_float4(0, 0, 0, 0);
             there |= (uint32_t)is << j;
@@ -291,7 +291,7 @@ __device__ __forceinline__ float2 experts_addends(const chain_item &item, const 
     const chain_experts &e = item.experts;
     float2 add = make_float2(0, 0);
     if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
-        const uint32_t j = pair / e.rows, row = pair - j * e.rows;
+        const uint32_t j = item.where.each.into(pair), row = pair - j * e.rows;
         const uint64_t at = (uint64_t)token.expert[j] * e.rows + row;
         if (e.bias[0]) add.x = e.bias[0][at];
         if (e.bias[1]) add.y = e.bias[1][at];
@@ -323,7 +323,7 @@ __device__ __forceinline__ void experts_store(const chain_item &item, const chai
 {
     if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
         const chain_experts &e = item.experts;
-        const float act = token.expert_weight[pair / e.rows] * experts_glu_of(e.glu, a, b);
+        const float act = token.expert_weight[item.where.each.into(pair)] * experts_glu_of(e.glu, a, b);
         if (item.words_out)
             word_put(item.words_out + pair, act, tag);
         else
