@@ -334,8 +334,8 @@ static void test_warps(struct test_context *t, int dtype)
                 run_case(t, {dtype, 12288, 1, {67}, tokens, count, false, false, true, false, false}, &d,
                          5e-5, "gemm warps");
         }
-    if (!t->small)
-        run_case(t, {dtype, whole(4360), 1, {90000}, 16, 11, false, false, true, false, false}, &t->device,
+    if (!t->small && (dtype == FORMAT_BF16 || dtype == FORMAT_Q4_K)) /* the reference takes its time */
+        run_case(t, {dtype, whole(4360), 1, {62000}, 16, 3, false, false, true, false, false}, &t->device,
                  5e-5, "gemm warps, parts");
 }
 

@@ -10,15 +10,17 @@
  *   - leaves its sums of a group in one of some buffers and goes on.
  * In turn, a warp of the set waits for the others' sums of a group, adds all in order of columns and stores; of several
  * slices the last to count a group, whichever it is, adds theirs in order. So the same input gives the same bits, and a
- * token's bits do not depend on the number of tokens: more than 8 are a launch for each 8. */
+ * token's bits do not depend on the number of tokens: of more than 8 half the blocks have the first 8, the others the rest,
+ * and weights come from the L2 the second time. */
 #include "worker-gpu/kernels/gemm_warps.cuh"
 
 static const uint32_t WARPS_THREADS = WARPS * 32;
 
+static const uint32_t TOKENS = 8, HALVES = 2; /* of a block; blocks with other tokens */
+
 struct warps_params {
-    stream_params q; /* linear, count, counters, sums, first_group, groups, lines, slices, of these */
-    uint32_t first_token;
-    uint32_t lines_most, sets; /* of 256 columns, of a slice; sets of as many warps */
+    stream_params q[HALVES]; /* of each: linear, count, counters, sums; first_group, groups, lines, slices */
+    uint32_t halves, lines_most, sets; /* lines of 256 columns, of a slice; sets of as many warps */
 };
 
 /* Shared memory; addresses of barriers as instructions take them. */
@@ -54,16 +56,18 @@ template <typename D> struct warps_memory {
 
 /* A warp's part of the work. */
 struct warps_share {
-    uint32_t slice, lines, line;        /* of the slice; the warp's */
+    uint32_t half, slice;
+    uint32_t lines, line;               /* of the slice; the warp's */
     uint32_t set, place;                /* the set's, and the warp's in it */
     uint32_t first_group, step, groups; /* of the launch's */
 };
 __device__ __forceinline__ warps_share warps_share_of(const warps_params &w)
 {
-    const stream_params &q = w.q;
-    const uint32_t warp = threadIdx.x >> 5, share = blockIdx.x / q.slices, shares = gridDim.x / q.slices;
+    const stream_params &q = w.q[0];
+    const uint32_t warp = threadIdx.x >> 5, parts = w.halves * q.slices, share = blockIdx.x / parts,
+                   shares = gridDim.x / parts;
     warps_share s;
-    s.slice = blockIdx.x % q.slices;
+    s.half = blockIdx.x % w.halves, s.slice = blockIdx.x % parts / w.halves;
     const uint32_t first = q.lines * s.slice / q.slices;
     s.lines = q.lines * (s.slice + 1) / q.slices - first;
     s.set = warp / w.lines_most, s.place = warp % w.lines_most, s.line = first + s.place;
@@ -79,11 +83,11 @@ __device__ __forceinline__ void bring(const warps_params &w, const warps_share &
                                       uint32_t n, uint32_t slot)
 {
     typedef warps_ring<D> tile;
-    const linear_params &p = w.q.linear;
+    const linear_params &p = w.q[0].linear;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, i = n / tile::TILES;
     if (i < s.groups) {
         /* of rows that are not there any others: their sums are not stored */
-        const uint32_t group = w.q.first_group + s.first_group + i * s.step, last = p.pairs - 1,
+        const uint32_t group = w.q[0].first_group + s.first_group + i * s.step, last = p.pairs - 1,
                        pair = group * PAIRS + lane % PAIRS < last ? group * PAIRS + lane % PAIRS : last;
         const linear_pair rows = linear_locate(p, pair);
         const uint64_t before = (uint64_t)(s.line * tile::TILES + n % tile::TILES) * tile::BYTES,
@@ -115,7 +119,7 @@ template <typename D>
 __device__ __forceinline__ void finish_group(const warps_params &w, const warps_share &s,
                                              const warps_memory<D> &m, uint32_t i, uint32_t tokens)
 {
-    const stream_params &q = w.q;
+    const stream_params &q = w.q[s.half];
     const linear_params &p = q.linear;
     const uint32_t lane = threadIdx.x & 31, place = lane & 3, unit = unit_floats(1), BUFFERS = m.BUFFERS,
                    buffer = i % BUFFERS, group = s.first_group + i * s.step, first = s.set * w.lines_most;
@@ -158,19 +162,16 @@ __global__ void __launch_bounds__(WARPS_THREADS, 1) gemm_warps(const __grid_cons
     typedef warps_ring<D> tile;
     const uint32_t BUFFERS = warps_memory<D>::BUFFERS;
     SHARED_DYNAMIC(unsigned char, shared);
-    const stream_params &q = w.q;
-    const linear_params &p = q.linear;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const warps_memory<D> m(shared);
     const warps_share s = warps_share_of(w);
-    const uint32_t count = *q.count, tokens = count > w.first_token ? count - w.first_token : 0;
+    const stream_params &q = w.q[s.half];
+    const linear_params &p = q.linear;
     let_next_start();
-    if (tokens == 0) { /* this launch's end is not to come before that of the one in front */
-        wait_for_previous();
-        return;
-    }
 #pragma unroll
     for (uint32_t i = 0; i < tile::SLOTS; i++) bring<D>(w, s, m, i, i);
+    const uint32_t count = *q.count, before = s.half * TOKENS, left = count > before ? count - before : 0,
+                   tokens = left < TOKENS ? left : TOKENS;
     if (threadIdx.x < w.sets) {
         for (uint32_t i = 0; i < BUFFERS; i++) {
             barrier_open(m.full(threadIdx.x, i), s.lines * WARP_ARRIVALS);
@@ -186,13 +187,16 @@ __global__ void __launch_bounds__(WARPS_THREADS, 1) gemm_warps(const __grid_cons
         }
     __syncthreads();
     wait_for_previous();
-    if (s.groups == 0) return;
+    if (s.groups == 0 || tokens == 0) { /* not before what was asked for is there */
+        copies_wait<0>();
+        return;
+    }
     warps_x<D> x;
     const float squares = x.take(p, first, tokens);
     if ((lane & 3) == 0) m.squares[warp * 8 + (lane >> 2)] = squares;
-    const uint32_t left = (p.cols - first) / 32, runs = left < WARP_RUNS ? left : WARP_RUNS; /* of blocks */
+    const uint32_t all = (p.cols - first) / 32, runs = all < WARP_RUNS ? all : WARP_RUNS; /* of blocks */
 
-    uint32_t slot = 0;
+    uint32_t slot = 0, turn = s.place; /* the next group that this warp finishes */
     for (uint32_t i = 0; i < s.groups; i++) {
         float sum[2][4] = {};
 #pragma unroll
@@ -212,13 +216,14 @@ __global__ void __launch_bounds__(WARPS_THREADS, 1) gemm_warps(const __grid_cons
             make_float4((sum[0][0] + sum[1][0]) * x.back[0], (sum[0][1] + sum[1][1]) * x.back[1],
                         (sum[0][2] + sum[1][2]) * x.back[0], (sum[0][3] + sum[1][3]) * x.back[1]);
         warp_arrive(m.full(s.set, buffer));
-        if (i % s.lines == s.place) finish_group<D>(w, s, m, i, tokens < 8 ? tokens : 8);
+        if (i == turn) {
+            finish_group<D>(w, s, m, i, tokens);
+            turn += s.lines;
+        }
     }
 }
 
 /* ---- launchers ---------------------------------------------------------------------------------- */
-
-static const uint32_t TOKENS = 8; /* of a launch */
 
 /* Whether distances between rows in quads of 16 bytes fit 32 bits. */
 static bool near_each_other(const struct gpuk_linear_args *args)
@@ -232,55 +237,67 @@ static bool near_each_other(const struct gpuk_linear_args *args)
     }
     return (most - least) / 16 < INT32_MAX;
 }
-/* Groups whose sums have room at once. */
-static uint32_t groups_fitting(const struct linear_params *params, uint32_t slices)
+static uint32_t halves_of(uint32_t tokens)
 {
-    if (slices == 1) return div_up(params->pairs, PAIRS);
-    const size_t fit =
-        gpuk_linear_sums_bytes(TOKENS, params->cols) / (slices * unit_floats(1) * sizeof(float));
-    return fit < COUNTERS ? (uint32_t)fit : COUNTERS;
+    return tokens > TOKENS ? HALVES : 1;
+}
+/* Groups whose sums and counters have room at once, of each half. */
+static uint32_t groups_fitting(const struct linear_call &call, uint32_t slices)
+{
+    const uint32_t halves = halves_of(call.tokens), counters = COUNTERS / halves;
+    const size_t fit = gpuk_linear_sums_bytes(call.tokens, call.params.cols) /
+                       (halves * slices * unit_floats(1) * sizeof(float));
+    if (slices == 1) return div_up(call.params.pairs, PAIRS);
+    return fit < counters ? (uint32_t)fit : counters;
 }
 
 template <typename D> static bool warps_takes(const struct linear_call &call)
 {
+    const struct gpuk_device *device = call.device;
     const struct gpuk_linear_args *args = call.args;
-    return call.device->gemm_warps >= 0 && call.device->bulk_copy && call.device->tensor_cores &&
-           D::takes_pieces(args) && (warps_tile<D>::LOOSE || gpuk_linear_aligned(args)) &&
+    return device->gemm_warps >= 0 && device->bulk_copy && device->tensor_cores && D::takes_pieces(args) &&
+           (warps_tile<D>::LOOSE || gpuk_linear_aligned(args)) &&
            ((size_t)args->x | (size_t)args->norm) % 16 == 0 && args->x_stride % 4 == 0 &&
-           warps_memory<D>::SIZE <= (uint32_t)call.device->shared_bytes_max &&
-           args->cols < UINT32_MAX / WARPS && near_each_other(args) &&
-           groups_fitting(&call.params, div_up(args->cols, WARPS * WARP_COLUMNS)) > 0;
+           warps_memory<D>::SIZE <= (uint32_t)device->shared_bytes_max && args->cols < UINT32_MAX / WARPS &&
+           near_each_other(args) && groups_fitting(call, div_up(args->cols, WARPS * WARP_COLUMNS)) > 0;
 }
 
 template <typename D> static int warps_launch(const struct linear_call &call, struct helm_err *err)
 {
     const struct gpuk_linear_args *args = call.args;
-    const uint32_t groups = div_up(call.params.pairs, PAIRS), sms = (uint32_t)call.device->sm_count;
+    const uint32_t groups = div_up(call.params.pairs, PAIRS), sms = (uint32_t)call.device->sm_count,
+                   lines = div_up(args->cols, WARP_COLUMNS), slices = div_up(lines, WARPS),
+                   fit = groups_fitting(call, slices), parts = div_up(groups, fit);
     struct warps_params w = {};
-    w.q.count = call.count;
-    w.q.counters = (uint32_t *)call.workspace;
-    w.q.sums = (float *)((char *)call.workspace + GPUK_LINEAR_COUNTER_BYTES);
-    w.q.lines = div_up(args->cols, WARP_COLUMNS), w.q.slices = div_up(w.q.lines, WARPS);
-    w.lines_most = div_up(w.q.lines, w.q.slices), w.sets = WARPS / w.lines_most;
-    const uint32_t fit = groups_fitting(&call.params, w.q.slices), parts = div_up(groups, fit);
+    w.halves = halves_of(call.tokens), w.lines_most = div_up(lines, slices), w.sets = WARPS / w.lines_most;
+    for (uint32_t half = 0; half < w.halves; half++) {
+        struct stream_params *q = &w.q[half];
+        const uint32_t token = half * TOKENS;
+        q->linear = call.params;
+        q->linear.x += (size_t)token * args->x_stride;
+        if (args->residual) q->linear.residual += (size_t)token * args->out_stride;
+        for (uint32_t i = 0; i < args->segments; i++)
+            if (q->linear.segment[i].out) q->linear.segment[i].out += (size_t)token * args->out_stride;
+        q->count = call.count, q->lines = lines, q->slices = slices;
+        q->counters = (uint32_t *)call.workspace + half * (COUNTERS / HALVES);
+        q->sums = (float *)((char *)call.workspace + GPUK_LINEAR_COUNTER_BYTES) +
+                  (size_t)half * fit * slices * unit_floats(1);
+    }
     uint32_t flags = call.flags;
-    for (w.first_token = 0; w.first_token < call.tokens; w.first_token += TOKENS)
-        for (uint32_t part = 0; part < parts; part++) {
-            struct linear_params *p = &w.q.linear;
-            const size_t at = (size_t)w.first_token * args->out_stride;
-            *p = call.params;
-            p->x += (size_t)w.first_token * args->x_stride;
-            if (p->residual) p->residual += at;
-            for (uint32_t i = 0; i < p->segments; i++)
-                if (p->segment[i].out) p->segment[i].out += at;
-            w.q.first_group = (uint32_t)((uint64_t)groups * part / parts);
-            w.q.groups = (uint32_t)((uint64_t)groups * (part + 1) / parts) - w.q.first_group;
-            const uint32_t most = sms / w.q.slices ? sms / w.q.slices : 1, need = div_up(w.q.groups, w.sets);
-            int rc = gpuk_launch("gemm", gemm_warps<D>, dim3((most < need ? most : need) * w.q.slices),
-                                 dim3(WARPS_THREADS), warps_memory<D>::SIZE, flags, call.stream, err, w);
-            if (rc) return rc;
-            if (call.device->early_launch) flags |= GPUK_EARLY; /* the launch before is in front */
-        }
+    for (uint32_t part = 0; part < parts; part++) {
+        const uint32_t first = (uint32_t)((uint64_t)groups * part / parts),
+                       many = (uint32_t)((uint64_t)groups * (part + 1) / parts) - first,
+                       most = sms / (w.halves * slices), need = div_up(many, w.sets),
+                       blocks = most == 0     ? 1
+                                : most < need ? most
+                                              : need;
+        for (uint32_t half = 0; half < w.halves; half++)
+            w.q[half].first_group = first, w.q[half].groups = many;
+        int rc = gpuk_launch("gemm", gemm_warps<D>, dim3(blocks * w.halves * slices), dim3(WARPS_THREADS),
+                             warps_memory<D>::SIZE, flags, call.stream, err, w);
+        if (rc) return rc;
+        if (call.device->early_launch) flags |= GPUK_EARLY; /* the part before is in front */
+    }
     return HELM_OK;
 }
 

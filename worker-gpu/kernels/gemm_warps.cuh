@@ -239,6 +239,68 @@ template <typename D> struct warps_products<D, WARPS_SPREAD> {
     }
 };
 
+/* Q6_K: runs that share bytes are taken apart together. */
+struct warps_six {
+    uint32_t low[2], high; /* a word of each run's low bits, and all four runs' high ones */
+
+    /* Words h of the first and the last 16 of each run of a half block. */
+    template <typename W>
+    __device__ __forceinline__ void load(const W &w, uint32_t half, uint32_t h, uint32_t t)
+    {
+        const uint32_t i = 4 * h + t;
+        low[0] = w.word(half * 64, i), low[1] = w.word(half * 64 + 32, i), high = w.word(128 + half * 32, i);
+    }
+    /* Of the half block's run `run` four numbers as f16, 2^-9 as large: even ones, odd ones. A number's high bits are moved
+     * beside its low ones. */
+    __device__ __forceinline__ uint2 apart(uint32_t run) const
+    {
+        const uint32_t lows = run < 2 ? 0x000f000fu : 0x00f000f0u, all = run < 2 ? 0x003f003fu : 0x03f003f0u,
+                       times = run < 2 ? 0x78007800u : 0x68006800u, less = 0xac00ac00u /* 32 */;
+        const uint32_t even = run % 2 ? high << 2 : high << 4, odd = run % 2 ? high >> 6 : high >> 4,
+                       word = low[run % 2];
+        return make_uint2(halves_fma(((word & lows) | (even & ~lows)) & all, times, less),
+                          halves_fma(((word >> 8 & lows) | (odd & ~lows)) & all, times, less));
+    }
+};
+template <> struct warps_products<decode_q6_k, WARPS_SPREAD> {
+    typedef decode_q6_k D;
+    static __device__ __forceinline__ void take(const unsigned char *tile, const uint32_t *begins, uint32_t,
+                                                uint32_t, const warps_x<D> &x, float sum[2][4])
+    {
+        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, PITCH = warps_ring<D>::PITCH;
+        const D::shared_words a(tile + g * PITCH + begins[g]), b(tile + (g + 8) * PITCH + begins[g + 8]);
+        /* a lane has four of the 16 scales */
+        const float d[2] = {block_half(a.half(208)) * 512, block_half(b.half(208)) * 512};
+        float scale[2][4];
+#pragma unroll
+        for (uint32_t r = 0; r < 2; r++) {
+            const uint32_t four = (r ? b : a).word(192, t) ^ 0x80808080u;
+#pragma unroll
+            for (uint32_t k = 0; k < 4; k++) scale[r][k] = d[r] * (block_byte(four, k) - 128);
+        }
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++)
+#pragma unroll
+            for (uint32_t h = 0; h < 2; h++) {
+                warps_six of_a, of_b;
+                of_a.load(a, half, h, t), of_b.load(b, half, h, t);
+#pragma unroll
+                for (uint32_t run = 0; run < 4; run++) {
+                    const uint2 u = of_a.apart(run), v = of_b.apart(run);
+                    const uint32_t j = 8 * half + 2 * run + h;
+                    const int from = (int)((lane & 28) | j / 4);
+                    float part[4] = {};
+                    matrix_unit<__half>::add(part, u.x, v.x, u.y, v.y, x.high[j][0], x.high[j][1]);
+                    matrix_unit<__half>::add(part, u.x, v.x, u.y, v.y, x.low[j][0], x.low[j][1]);
+                    const float of[2] = {__shfl_sync(0xffffffffu, scale[0][j % 4], from),
+                                         __shfl_sync(0xffffffffu, scale[1][j % 4], from)};
+#pragma unroll
+                    for (uint32_t i = 0; i < 4; i++) sum[0][i] += part[i] * of[i / 2];
+                }
+            }
+    }
+};
+
 /* Q4_K: a lane's two runs of a row. */
 struct warps_own_row {
     uint4 head;
