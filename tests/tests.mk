@@ -56,19 +56,17 @@ dist_test := release:tests/process/test_dist.sh
 
 # Those that hold times to bounds or compare what they measured run alone, unless sanitized: then nothing does.
 TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/common/shared/test_doorbell unit/common/cpu/* \
-  $(addprefix unit/daemon/planner/test_,planner refusals) unit/worker-gpu/device/test_device* \
-  unit/client/text/grammar/test_grammar_speed \
-  $(addprefix process/test_,bench.py helm_profile.py))
+  unit/worker-gpu/device/test_device* unit/client/text/grammar/test_grammar_speed process/test_helm_profile.py)
 # The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.
-TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_helm_profile.py \
-  asan:tests/process/test_helmd_split.py asan:tests/golden/test_golden_formats *:tests/golden/test_golden_split \
-  asan:tests/golden/test_golden_stream release:tests/process/test_helmd_split.py tsan:tests/ipc/test_split_threads \
-  asan:tests/process/test_cli.py release:helm-test-gpu-emulated asan:tests/process/test_helm_plan.py release:tests/golden/test_golden_cpu \
-  asan:tests/golden/test_golden_tiers asan:tests/golden/test_golden_gguf asan:tests/kernels/* \
-  asan:tests/unit/daemon/planner/test_packed_search asan:tests/process/test_helmd_faults.py
+TEST_LONGEST := release:tests/golden/test_golden_stream $(addprefix asan:tests/process/test_,cli.py gateway.py) \
+  release:tests/process/test_helmd_split.py asan:tests/process/test_helm_profile.py $(addprefix asan:tests/process/test_,helmd.py \
+  helmd_hostile.py helmd_tiers.py activations.py) tsan:tests/ipc/test_split_threads release:tests/process/test_helmd_invariant.py \
+  *:tests/golden/test_golden_split asan:tests/golden/test_golden_stream *:tests/process/test_helmd_[sfi]* release:tests/golden/test_golden_home \
+  release:helm-test-gpu-emulated release:tests/golden/test_golden_cpu asan:tests/golden/test_golden_* asan:tests/kernels/* \
+  release:tests/golden/* release:tests/unit/daemon/planner/test_search
 # Daemons, workers and clients wait for each other, and tests of them for limits of time; devices for copies that are held to a
 # speed. Not those that measure or plan.
-TEST_BUSY := $(addprefix tests/process/test_,bench.py helm_plan.py helm_profile.py)
+TEST_BUSY := $(addprefix tests/process/test_,helm_plan.py helm_plan_forecasts.py helm_profile.py)
 TEST_WAITING := $(addprefix *:,$(filter-out $(TEST_BUSY),$(TEST_SCRIPT))) \
   $(addprefix *:tests/,ipc/test_stream_threads unit/common/shared/test_doorbell unit/worker-gpu/device/test_device* gpu/test_device_queues)
 RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell nproc).8 \

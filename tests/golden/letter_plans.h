@@ -28,11 +28,10 @@
 #define FEW_PLANS false
 #endif
 
-/* Whether every plan runs. The emulated device has the same code for plans and models that are alike: of those `make test`
- * runs one there, `make test-full` all. */
+/* Whether plans that are alike run, too. */
 static bool all_plans(void)
 {
-    return !FEW_PLANS && (getenv("HELM_TEST_FULL") || strcmp(device_name(), "emulated") != 0);
+    return !FEW_PLANS && every_case();
 }
 
 /* A plan as letters, one a unit: c(pu), g(pu), s(tream). */

@@ -203,12 +203,14 @@ static void steps_rung_behind_others_give_the_same_tokens(void **state)
                  {{.rows = 18, .queued = true}, 5, COURSE_TOKENS - 2}, /* a chunk's tier */
                  {{.rows = 3, .queued = true, .sampled = true}, 0, 0},
                  {{.rows = 3, .queued = true, .other_at = 10, .both_at = 20}, 1, COURSE_TOKENS - 4}};
-    for (size_t p = 0; p < sizeof plans / sizeof *plans; p += NEXT_CASE) {
+    for (size_t p = 0; p < (INSTRUMENTED ? 1 : sizeof plans / sizeof *plans); p++) {
         const bool alone = strchr(plans[p].decode, 'c') == NULL;
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i += NEXT_CASE) {
             static uint32_t tokens[2][COURSE_SLOTS][COURSE_TOKENS];
             if (cases[i].course.rows > (plans[p].slots ? plans[p].slots : SLOTS)) continue;
             if (plans[p].slots && cases[i].course.rows <= SLOTS) continue;
+            if (p && i % 5 && !plans[p].slots && !every_case())
+                continue; /* of other plans what is least alike */
             struct pair *pair = calloc(1, sizeof *pair);
             struct helm_err err = {0};
             assert_non_null(pair);

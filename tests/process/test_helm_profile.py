@@ -18,10 +18,12 @@ PROFILE = os.path.join(BIN, "helm-profile")
 WORKER = os.path.join(BIN, "helm-worker-gpu")
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 COPY = 10**9  # bytes a second
+LEAST = 0.6 if SLOW == 1 else 0.1  # of it: the instrumented run is not alone on its machine
 # What is loaded is a multiple of the caches: without a bound the test takes three times as long where they have 300 MiB.
 CACHES = test_helm_profile_formats.CACHES
 CPU = ["--device", "cpu", "--quick", *CACHES]
-EMULATED = ["--device", "emulated", "--quick", "--emulated-copy", str(COPY), *CACHES]
+# Instrumented, one thread finds as much as two.
+EMULATED = ["--device", "emulated", "--quick", "--emulated-copy", str(COPY), *CACHES, *["--threads", "1"] * (SLOW > 1)]
 # Measured first, and in the cache from then on. Instrumented, a device's measurement is the one: the CPU's is part of it.
 FIRST = CPU if SLOW == 1 else EMULATED
 PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside", "link.h2d_beside_packed")
@@ -192,12 +194,12 @@ def test_emulated(cache):
     check_cpu("emulated", p)
     check("emulated: work beside copies", [point["x"] for point in chunk] in ([32, 128], [32], [128], []), chunk)
     rate = p["link"]["h2d_beside_chunk"]["value"]  # of a few samples
-    check("emulated: and they beside it", not chunk or 0.3 * COPY < rate < 1.5 * COPY, rate)
+    check("emulated: and they beside it", not chunk or LEAST / 2 * COPY < rate < 1.5 * COPY, rate)
     check("emulated: a chunk with nothing to do takes microseconds", 1e-7 < p["gpu"]["begin"]["value"] < 50e-3,
           p["gpu"]["begin"])
     for name in ("h2d", "d2h", "h2d_beside") + ("h2d_beside_packed",) * has_packed_kernels():
         rate = p["link"][name]["value"]
-        check("emulated: link.%s is what copies are held to" % name, 0.6 * COPY < rate < 1.02 * COPY, rate)
+        check("emulated: link.%s is what copies are held to" % name, LEAST * COPY < rate < 1.02 * COPY, rate)
     check("emulated: one token's weights are not read faster than VRAM",
           p["gpu"]["gemv"]["low"] <= 1.5 * p["gpu"]["read"]["high"], p["gpu"])
     check("emulated: the device's tokens", [point["x"] for point in p["gpu"]["linear"]][:4] == [2, 4, 8, 16])
@@ -293,7 +295,7 @@ def test_worker():
           at)
     rc, answers = copies_for(0.3)
     (before, start), (after, end) = (a["samples"] for a in answers if a.get("name") == "link.copied")
-    check("worker: at the speed they are held to", rc == 0 and 0.6 * COPY < (after - before) / (end - start) < 1.1 * COPY,
+    check("worker: at the speed they are held to", rc == 0 and LEAST * COPY < (after - before) / (end - start) < 1.1 * COPY,
           answers)
     for lines, said in (("stop\n", "no copies"), ("copied\n", "no copies"), ("stream\nstream\n", "already"), ("stream\nmeasure\n", "flowing"),
                         ("dance\n", "dance")):
