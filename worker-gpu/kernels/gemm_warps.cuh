@@ -1,10 +1,9 @@
 /* Few tokens' products: what one warp does with its columns. Included by gemm_warps.cu only, which says how warps meet.
  *
  * A warp has 256 columns of a slice for all its groups of 16 rows. The tokens' x of these columns stays in its registers, as
- * fragments B of m16n8k16, 16-bit in a high and a low part; weights are fragments A, made of the bytes of a tile in shared
- * memory that belongs to the warp alone. Which k an element of a fragment is does not matter as long as A and B agree. So
+ * fragments B of m16n8k16, f16 in a high and a low part; weights are fragments A, made of the bytes of a tile in shared
+ * memory. Which k an element of a fragment is does not matter as long as A and B agree. So
  * columns go to lanes as decoding likes it best:
- *   plain    16-bit numbers: a lane has 8 neighbours of each 32 columns.
  *   spread   Any blocks without a least. The four lanes of a row share every run of 32 columns; the scales of a run are
  *            applied to its sums.
  *   own      (Q4_K) A lane has two runs of its own of each of its two rows: the low and the high halves of 32 bytes, with
@@ -20,42 +19,25 @@
 static const uint32_t WARPS = 16, WARP_COLUMNS = 256, WARP_RUNS = WARP_COLUMNS / 32,
                       QUARTERS = WARP_COLUMNS / 16 /* fours of columns that a lane has */;
 
-enum warps_way { WARPS_PLAIN, WARPS_SPREAD, WARPS_OWN, WARPS_NONE };
-template <typename D> constexpr enum warps_way warps_way_of()
+enum warps_way { WARPS_SPREAD, WARPS_OWN, WARPS_NONE };
+template <typename D> __host__ __device__ constexpr enum warps_way warps_way_of()
 {
-    if constexpr (sizeof(typename D::value) != 2) return WARPS_NONE;
-    if constexpr (!D::SCALED) return WARPS_PLAIN;
     if constexpr (D::SCALED) return D::LEAST ? WARPS_NONE : WARPS_SPREAD;
+    return WARPS_NONE;
 }
-template <> constexpr enum warps_way warps_way_of<decode_q4_k>() { return WARPS_OWN; }
+template <> __host__ __device__ constexpr enum warps_way warps_way_of<decode_q4_k>() { return WARPS_OWN; }
 
-/* A warp's tile: of 16 rows 128 columns of plain numbers, or all 256 of blocks. Rows lie an odd number of quads apart, so
- * that eight rows' words lie in banks of their own. */
-template <typename D, bool BLOCKS = D::SCALED> struct warps_tile {
-    typedef __half value;
-    static const uint32_t COLUMNS = WARP_COLUMNS, BYTES = COLUMNS / D::VALUES * D::BYTES,
-                          COPIES = (BYTES + (D::LOOSE ? 30 : 0)) / 16 /* quads of a row, at most */,
-                          SLOTS = COPIES <= 15 ? 3 : 2;
-    static const bool LOOSE = D::LOOSE;
-};
-template <typename D> struct warps_tile<D, false> {
-    typedef typename D::value value;
-    static const uint32_t COLUMNS = 128, BYTES = COLUMNS * sizeof(value), COPIES = BYTES / 16, SLOTS = 3;
-    static const bool LOOSE = false;
-};
-template <typename D> struct warps_ring : warps_tile<D> {
-    typedef warps_tile<D> tile;
-    static const uint32_t TILES = WARP_COLUMNS / tile::COLUMNS, PITCH = (tile::COPIES | 1) * 16,
-                          SIZE = ROWS * PITCH;
-};
+/* Bytes of a line, a warp's columns of a row. */
+template <typename D> __host__ __device__ constexpr uint32_t warps_line()
+{
+    return WARP_COLUMNS / D::VALUES * D::BYTES;
+}
 
 /* Where the lane's float4 number j of a token's 256 columns lies; from it to the next lane's. */
 template <enum warps_way WAY> __device__ __forceinline__ uint32_t warps_column(uint32_t lane, uint32_t j)
 {
     const uint32_t t = lane & 3;
-    return WAY == WARPS_OWN     ? t * 64 + j * 4
-           : WAY == WARPS_PLAIN ? j / 2 * 32 + t * 8 + j % 2 * 4
-                                : j * 16 + t * 4;
+    return WAY == WARPS_OWN ? t * 64 + j * 4 : j * 16 + t * 4;
 }
 
 /* Of a pair of lanes the even one has the first of both's numbers, the odd one the second; then each has both of its own. */
@@ -64,22 +46,17 @@ __device__ __forceinline__ void trade(bool odd, float &first, float &second)
     const float got = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
     first = odd ? got : first, second = odd ? second : got;
 }
-/* 16-bit numbers of a and b, and of what is left of them. */
-template <typename T>
+/* f16 of a and b, and of what is left of them. */
 __device__ __forceinline__ void two_parts(float a, float b, uint32_t &high, uint32_t &low)
 {
-    const float largest = element<T>::largest(); /* a low part needs it */
     float of_a, of_b;
-    if (fabsf(a) > largest) a = copysignf(largest, a);
-    if (fabsf(b) > largest) b = copysignf(largest, b);
-    high = element<T>::pack(a, b);
-    element<T>::unpack(high, of_a, of_b);
-    low = element<T>::pack(a - of_a, b - of_b);
+    high = element<__half>::pack(a, b);
+    element<__half>::unpack(high, of_a, of_b);
+    low = element<__half>::pack(a - of_a, b - of_b);
 }
 /* f16 has few exponents: the power of two that brings `most` into [2^14, 2^15), or its inverse; neither is subnormal. */
-template <typename T> __device__ __forceinline__ float warps_factor(float most, bool inverse)
+__device__ __forceinline__ float warps_factor(float most, bool inverse)
 {
-    if (element<T>::largest() > 65504) return 1;
     int power = 141 - (int)(__float_as_uint(most) >> 23);
     power = power > 126 ? 126 : power;
     return __uint_as_float((uint32_t)(127 + (inverse ? -power : power)) << 23);
@@ -88,8 +65,7 @@ template <typename T> __device__ __forceinline__ float warps_factor(float most, 
 /* The warp's x: a lane has token lane / 4 of eight. */
 template <typename D> struct warps_x {
     static const enum warps_way WAY = warps_way_of<D>();
-    typedef typename warps_tile<D>::value T;
-    uint32_t high[QUARTERS][2], low[QUARTERS][2]; /* of a float4: plain: first two columns; else even ones */
+    uint32_t high[QUARTERS][2], low[QUARTERS][2]; /* of a float4: even columns, odd ones */
     uint32_t run_high, run_low;                   /* OWN: sums of the lane's two runs, 2^-6 as large */
     float back[2]; /* of the lane's two tokens of a sum: the factors' inverses */
 
@@ -97,7 +73,7 @@ template <typename D> struct warps_x {
                                          float4 v[QUARTERS]) const
     {
         const uint32_t lane = threadIdx.x & 31, token = lane >> 2;
-        const bool counts = token < tokens, odd = lane & 1, trades = WAY != WARPS_SPREAD;
+        const bool counts = token < tokens, odd = lane & 1, trades = WAY == WARPS_OWN;
         const float *from = p.x + (size_t)token * p.x_stride + first;
         const auto at = [&](uint32_t c) {
             return counts && first + c < p.cols ? __ldcg(reinterpret_cast<const float4 *>(from + c))
@@ -110,7 +86,7 @@ template <typename D> struct warps_x {
 #pragma unroll
             for (uint32_t j = 0; j < QUARTERS; j += 2) {
                 const uint32_t even = warps_column<WAY>(lane & ~1u, j) + odd * 4;
-                v[j] = at(even), v[j + 1] = at(even + (WAY == WARPS_OWN ? 64 : 8));
+                v[j] = at(even), v[j + 1] = at(even + 64);
             }
 #pragma unroll
         for (uint32_t j = 0; j < QUARTERS && trades; j += 2) {
@@ -141,16 +117,16 @@ template <typename D> struct warps_x {
             squares += __shfl_xor_sync(0xffffffffu, squares, mask);
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
         }
-        const float factor = warps_factor<T>(most, false), inverse = warps_factor<T>(most, true);
+        const float factor = warps_factor(most, false), inverse = warps_factor(most, true);
         float run[2] = {0, 0};
 #pragma unroll
         for (uint32_t j = 0; j < QUARTERS; j++) {
             v[j].x *= factor, v[j].y *= factor, v[j].z *= factor, v[j].w *= factor;
             if (WAY == WARPS_OWN) run[j / (QUARTERS / 2)] += (v[j].x + v[j].y) + (v[j].z + v[j].w);
-            two_parts<T>(v[j].x, WAY == WARPS_PLAIN ? v[j].y : v[j].z, high[j][0], low[j][0]);
-            two_parts<T>(WAY == WARPS_PLAIN ? v[j].z : v[j].y, v[j].w, high[j][1], low[j][1]);
+            two_parts(v[j].x, v[j].z, high[j][0], low[j][0]);
+            two_parts(v[j].y, v[j].w, high[j][1], low[j][1]);
         }
-        if (WAY == WARPS_OWN) two_parts<__half>(run[0] * 0.015625f, run[1] * 0.015625f, run_high, run_low);
+        if (WAY == WARPS_OWN) two_parts(run[0] * 0.015625f, run[1] * 0.015625f, run_high, run_low);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
             back[i] = __shfl_sync(0xffffffffu, inverse, (int)(((lane & 3) * 2 + i) * 4));
@@ -160,29 +136,9 @@ template <typename D> struct warps_x {
 
 /* ---- products of a tile ------------------------------------------------------------------------------ */
 
-/* Adds to sum[..][0], [1] what row lane / 4 gives with two tokens, to [2], [3] what the row eight further does; a sum is both
- * of [2][..]. begins: bytes in front of each row in the tile; runs: of the warp's that are there; number: of the tile. */
+/* Adds to sum[0], [1] what row lane / 4 gives with two tokens, to [2], [3] what the row eight further does. begins: bytes in
+ * front of each row; runs: of the warp's that are there. */
 template <typename D, enum warps_way WAY = warps_way_of<D>()> struct warps_products;
-
-template <typename D> struct warps_products<D, WARPS_PLAIN> {
-    static __device__ __forceinline__ void take(const unsigned char *tile, const uint32_t *, uint32_t,
-                                                uint32_t number, const warps_x<D> &x, float sum[2][4])
-    {
-        typedef typename D::value T;
-        const uint32_t lane = threadIdx.x & 31;
-        const unsigned char *from = tile + (lane >> 2) * warps_ring<D>::PITCH + (lane & 3) * 16;
-#pragma unroll
-        for (uint32_t r = 0; r < warps_tile<D>::COLUMNS / 32; r++) {
-            const uint4 u = *reinterpret_cast<const uint4 *>(from + r * 64),
-                        v = *reinterpret_cast<const uint4 *>(from + 8 * warps_ring<D>::PITCH + r * 64);
-            const uint32_t j = number * (QUARTERS / warps_ring<D>::TILES) + 2 * r;
-            matrix_unit<T>::add(sum[0], u.x, v.x, u.y, v.y, x.high[j][0], x.high[j][1]);
-            matrix_unit<T>::add(sum[1], u.x, v.x, u.y, v.y, x.low[j][0], x.low[j][1]);
-            matrix_unit<T>::add(sum[0], u.z, v.z, u.w, v.w, x.high[j + 1][0], x.high[j + 1][1]);
-            matrix_unit<T>::add(sum[1], u.z, v.z, u.w, v.w, x.low[j + 1][0], x.low[j + 1][1]);
-        }
-    }
-};
 
 template <typename D> struct warps_products<D, WARPS_SPREAD> {
     typedef typename D::format F;
@@ -198,12 +154,13 @@ template <typename D> struct warps_products<D, WARPS_SPREAD> {
     {
         return __shfl_sync(0xffffffffu, v, (int)((threadIdx.x & 28) | t));
     }
-    static __device__ __forceinline__ void take(const unsigned char *tile, const uint32_t *begins,
-                                                uint32_t runs, uint32_t, const warps_x<D> &x, float sum[2][4])
+    static __device__ __forceinline__ void take(const unsigned char *tile, uint32_t pitch,
+                                                const uint32_t *begins, uint32_t runs, const warps_x<D> &x,
+                                                float sum[4])
     {
-        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, PITCH = warps_ring<D>::PITCH;
-        const unsigned char *row_a = tile + g * PITCH + (D::LOOSE ? begins[g] : 0),
-                            *row_b = tile + (g + 8) * PITCH + (D::LOOSE ? begins[g + 8] : 0);
+        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+        const unsigned char *row_a = tile + g * pitch + (D::LOOSE ? begins[g] : 0),
+                            *row_b = tile + (g + 8) * pitch + (D::LOOSE ? begins[g + 8] : 0);
         float scale_a[2][GROUPS], scale_b[2][GROUPS]; /* of runs t and t + 4 */
 #pragma unroll
         for (uint32_t k = 0; k < 2; k++) {
@@ -232,8 +189,8 @@ template <typename D> struct warps_products<D, WARPS_SPREAD> {
             for (uint32_t h = 0; h < GROUPS; h++) {
                 const float a = of_lane(scale_a[run / 4][h], run % 4),
                             b = of_lane(scale_b[run / 4][h], run % 4);
-                sum[0][0] += part[h][0] * a, sum[0][1] += part[h][1] * a;
-                sum[0][2] += part[h][2] * b, sum[0][3] += part[h][3] * b;
+                sum[0] += part[h][0] * a, sum[1] += part[h][1] * a;
+                sum[2] += part[h][2] * b, sum[3] += part[h][3] * b;
             }
         }
     }
@@ -264,11 +221,12 @@ struct warps_six {
 };
 template <> struct warps_products<decode_q6_k, WARPS_SPREAD> {
     typedef decode_q6_k D;
-    static __device__ __forceinline__ void take(const unsigned char *tile, const uint32_t *begins, uint32_t,
-                                                uint32_t, const warps_x<D> &x, float sum[2][4])
+    static __device__ __forceinline__ void take(const unsigned char *tile, uint32_t pitch,
+                                                const uint32_t *begins, uint32_t, const warps_x<D> &x,
+                                                float sum[4])
     {
-        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, PITCH = warps_ring<D>::PITCH;
-        const D::shared_words a(tile + g * PITCH + begins[g]), b(tile + (g + 8) * PITCH + begins[g + 8]);
+        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+        const D::shared_words a(tile + g * pitch + begins[g]), b(tile + (g + 8) * pitch + begins[g + 8]);
         /* a lane has four of the 16 scales */
         const float d[2] = {block_half(a.half(208)) * 512, block_half(b.half(208)) * 512};
         float scale[2][4];
@@ -295,7 +253,7 @@ template <> struct warps_products<decode_q6_k, WARPS_SPREAD> {
                     const float of[2] = {__shfl_sync(0xffffffffu, scale[0][j % 4], from),
                                          __shfl_sync(0xffffffffu, scale[1][j % 4], from)};
 #pragma unroll
-                    for (uint32_t i = 0; i < 4; i++) sum[0][i] += part[i] * of[i / 2];
+                    for (uint32_t i = 0; i < 4; i++) sum[i] += part[i] * of[i / 2];
                 }
             }
     }
@@ -341,17 +299,17 @@ struct warps_own_row {
     }
 };
 template <typename D> struct warps_products<D, WARPS_OWN> {
-    static __device__ __forceinline__ void take(const unsigned char *tile, const uint32_t *, uint32_t,
-                                                uint32_t, const warps_x<D> &x, float sum[2][4])
+    static __device__ __forceinline__ void take(const unsigned char *tile, uint32_t pitch, const uint32_t *,
+                                                uint32_t, const warps_x<D> &x, float sum[4])
     {
-        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, PITCH = warps_ring<D>::PITCH;
+        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
         warps_own_row a, b;
-        a.load(tile + g * PITCH, t), b.load(tile + (g + 8) * PITCH, t);
+        a.load(tile + g * pitch, t), b.load(tile + (g + 8) * pitch, t);
         a.scales(t), b.scales(t);
         float part[2][4] = {};
-        matrix_unit<__half>::add(sum[0], a.leasts, b.leasts, a.leasts, b.leasts, x.run_high, x.run_low);
+        matrix_unit<__half>::add(sum, a.leasts, b.leasts, a.leasts, b.leasts, x.run_high, x.run_low);
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) sum[0][i] *= -64 * (i < 2 ? a.least : b.least);
+        for (uint32_t i = 0; i < 4; i++) sum[i] *= -64 * (i < 2 ? a.least : b.least);
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++)
 #pragma unroll
@@ -362,8 +320,7 @@ template <typename D> struct warps_products<D, WARPS_OWN> {
                 matrix_unit<__half>::add(part[1], u.x, v.x, u.y, v.y, x.low[j][0], x.low[j][1]);
             }
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            sum[0][i] += (part[0][i] + part[1][i]) * (16384 * (i < 2 ? a.d : b.d));
+        for (uint32_t i = 0; i < 4; i++) sum[i] += (part[0][i] + part[1][i]) * (16384 * (i < 2 ? a.d : b.d));
     }
 };
 

@@ -58,7 +58,8 @@ static void bench_few(const struct formats_bench *f, uint32_t tokens, uint32_t c
     const struct gpuk_linear_args first = product_of(f, 0);
     const char *kernel = gpuk_linear_kernel(&f->b->device, &first, GPUK_FEW);
     if (!kernel) return;
-    snprintf(what, sizeof what, "%u of %u tokens, %s", count, tokens, kernel);
+    snprintf(what, sizeof what, "%u of %u tokens, %s %d%s", count, tokens, kernel, f->b->device.gemm_warps,
+             f->b->device.gemm_arrivals ? ", all lanes" : "");
     CUDA(cudaMemcpy(f->count, &count, sizeof count, cudaMemcpyHostToDevice));
     row_of(f, what, bench_time_graph(f->b, 2, [&] {
                for (uint32_t i = 0; i < f->matrices; i++) {
@@ -120,11 +121,13 @@ static void bench_shape_of(struct formats_bench *f, uint32_t rows, uint32_t cols
            }));
     if (f->b->device.bulk_copy) bench_chained(f);
     if (!all) return;
-    for (int warps : {0, -1}) { /* with warps that copy for themselves, and without */
-        f->b->device.gemm_warps = warps;
-        bench_few(f, 8, 1), bench_few(f, 8, 8), bench_few(f, 16, 16);
-    }
-    f->b->device.gemm_warps = 0;
+    struct gpuk_device *d = &f->b->device;
+    for (int warps : {1, 2, -1}) /* each kernel, with each lane and with one of a warp at barriers */
+        for (int arrivals : {0, -1}) {
+            d->gemm_warps = warps, d->gemm_arrivals = arrivals;
+            bench_few(f, 8, 1), bench_few(f, 8, 8), bench_few(f, 16, 16);
+        }
+    d->gemm_warps = d->gemm_arrivals = 0;
     if (tensor_format_is_plain(f->format)) return;
     bench_short(f, GPUK_BLOCKS_TOKENS);
     const size_t out_bytes = (size_t)rows * cols * 2;
@@ -166,8 +169,7 @@ void bench_formats(struct bench *b, const char *only)
         f.format = (enum tensor_format)format;
         if (tensor_format_of(f.format)->variable) continue;
         if (only && strcmp(only, tensor_format_name(f.format)) != 0) continue;
-        for (auto &shape : shapes)
-            bench_shape_of(&f, shape[0], shape[1], shape[0] == 12288 || shape[1] == 12288);
+        for (auto &shape : shapes) bench_shape_of(&f, shape[0], shape[1], shape[1] <= 12288);
     }
     for (void *at : {(void *)f.weights, (void *)f.expanded, (void *)f.x, (void *)f.out, f.workspace, f.list,
                      (void *)f.count, f.chunk, f.chunk_out, f.matmul})
