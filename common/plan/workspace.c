@@ -86,11 +86,9 @@ static uint64_t attention_bytes(const struct model_config *c)
 
 uint64_t workspace_chain_lists(const struct model_config *c)
 {
-    /* with experts a router's product more, and words of logits, of x and of activations in each of the chains */
+    /* with experts a router's product more, and words of logits and of x in each of the chains */
     const uint64_t experts = c->router.experts, layer = experts ? 6 : 5,
-                   numbers =
-                       experts + 1 + c->hidden + 1 + (uint64_t)c->router.chosen * c->expert_intermediate,
-                   words = experts ? round_up(numbers * sizeof(uint64_t), VRAM_ALIGN) : 0;
+                   words = experts ? round_up((experts + 1 + c->hidden) * sizeof(uint64_t), VRAM_ALIGN) : 0;
     return round_up((layer * c->layers + 1) * GPU_CHAIN_OP_BYTES + c->layers * words, VRAM_ALIGN);
 }
 

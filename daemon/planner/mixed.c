@@ -8,9 +8,11 @@
  * shows. So without a histogram a price is what a plan takes at worst, of plans of nearly the same price the one
  * with the most slots is chosen, and one with slots before one without. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/units.h"
 #include "common/plan/slots.h"
 #include "daemon/planner/attempt.h"
 #include "daemon/planner/histogram.h"
@@ -225,6 +227,36 @@ int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attem
         m->wish.page_count = plan->page_count; /* the pool stays: what it leaves are slots */
     }
     plan_free(&best);
+    return rc;
+}
+
+int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan, struct helm_err *err)
+{
+    struct plan one = {0};
+    struct arena_spec spec;
+    char needed[UNITS_TEXT], has[UNITS_TEXT];
+    int rc = place(m, plan, 0, &one, err);
+    one.experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
+    if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &spec, err);
+    const struct ledger *vram = &one.memory[PLAN_VRAM0];
+    struct planner_refusal *refusal = m->r->refusal;
+    if (!rc) {
+        units_format_size(vram->total, needed), units_format_size(vram->limit, has);
+        if (refusal) {
+            *refusal = (struct planner_refusal){.refused = true,
+                                                .what = "VRAM",
+                                                .needed = vram->total,
+                                                .available = vram->limit};
+            snprintf(refusal->nearest, sizeof refusal->nearest, "%s of VRAM, or --strategy experts-cpu",
+                     needed);
+        }
+        rc = helm_fail(
+            err, HELM_E_CAPACITY,
+            "no plan (%s) fits with a context of %u: a slot for one expert of each of %u layers and what is "
+            "beside it need %s of VRAM, there are %s; nearest would be --strategy experts-cpu",
+            search_strategy_name(SEARCH_MIXED), ctx, plan_mixed_units(&one), needed, has);
+    }
+    plan_free(&one);
     return rc;
 }
 

@@ -21,6 +21,10 @@ template <uint32_t W, uint32_t P, uint32_t B, uint32_t C> struct chain_shape {
     /* those that compute, as a team (attention_decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
+    /* Lanes that set a slot free. All of those that read it tell tools which look for races. */
+    static const uint32_t FREES = 32;
+    /* Tiles of blocks that a warp multiplies at once where they meet the same x. */
+    static const uint32_t TOGETHER = 1;
     /* Where a block is in an operation, for benchmarks that look. */
     static __device__ __forceinline__ void stamp(uint32_t) {}
     static __device__ __forceinline__ void stamps_out(uint32_t) {}
@@ -98,14 +102,9 @@ struct alignas(16) chain_item {
     uint32_t held_at;       /* attention: where in the region keys and values are held; 0: nowhere */
     uint64_t *piece_words;  /* attention: [head][GPUK_CHAIN_PIECES][head_dim + 2], for all of the chain */
     /* Results that go on as words, each with the operation's tag, so that no block waits for a meeting; NULL: the
-     * blocks meet behind the operation. And where those of the operation in front come from. Counted: blocks also count
-     * themselves in, and look for words when all have. */
+     * blocks meet behind the operation. And where those of the operation in front come from. */
     uint64_t *words_out;
     const uint64_t *words_in;
-    bool counted_out, counted_in;
-    /* of downs: where x is that they add to, as words of the operation that stands so many in front; NULL: as others' x */
-    uint32_t added_back;
-    const uint64_t *added;
     chain_weights where; /* linear */
     union {
         struct {
@@ -200,12 +199,11 @@ __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles
     ring.hurry = ring.free + 8 * slots, ring.chosen = ring.hurry + 8, ring.taken = ring.chosen + 8;
     ring.slots = slots, ring.slot = first, ring.parity = 0;
 }
-/* Makes the barriers; the block meets behind it. All lanes of the warp that read a slot set it free: what
- * tells tools that look for races, and costs nothing. */
-__device__ __forceinline__ void ring_barriers_open(const chain_ring &ring, uint32_t askers)
+/* Makes the barriers; the block meets behind it. */
+__device__ __forceinline__ void ring_barriers_open(const chain_ring &ring, uint32_t askers, uint32_t frees)
 {
     bulk_barriers_open(ring.full, ring.slots);
-    for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, 32);
+    for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, frees);
     barrier_open(ring.hurry, 1);
     barrier_open(ring.chosen, 1);
     barrier_open(ring.taken, askers);
@@ -385,6 +383,10 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 /* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
 
 typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
+/* Chains with experts have many small tiles: 32 arrivals take as long as a tile's copy. */
+struct chain_sparse_shaped : chain_shaped {
+    static const uint32_t FREES = 1, TOGETHER = 2;
+};
 /* Warps that request tiles of `pitch` bytes a row. Between operations at least one tile of each is in flight. */
 static inline uint32_t chain_askers(uint32_t pitch)
 {

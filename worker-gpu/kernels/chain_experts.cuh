@@ -196,7 +196,7 @@ struct chain_logits {
     }
 };
 /* What the token chose, for the block; number: how many choices were before. scratch: CHAIN_SUMS floats that are not used
- * until all threads have met twice more. Weights are there behind the next meeting. */
+ * until all threads have met twice more. */
 template <typename S>
 __device__ __forceinline__ void chain_choose(const chain_experts &e, const chain_source &logits,
                                              chain_token &token, float *scratch, const chain_ring &ring,
@@ -212,49 +212,24 @@ __device__ __forceinline__ void chain_choose(const chain_experts &e, const chain
             bulk_wait(ring.taken, (number - 1) & 1); /* over already, but for the choice's number */
         barrier_arrive(ring.chosen);
     }
-    if (threadIdx.x >= 32) return;
+}
+/* And how much of each, by a warp, whose others see it behind the next meeting. */
+__device__ __forceinline__ void chain_weigh(const chain_experts &e, chain_token &token, const float *scratch)
+{
+    const uint32_t lane = threadIdx.x & 31;
     experts_weigh_ranked(e.router, scratch, token.expert, token.expert_weight);
     __syncwarp();
-    if (blockIdx.x != 0 || threadIdx.x >= e.router.chosen) return;
-    e.choice.id[threadIdx.x] = token.expert[threadIdx.x];
-    e.choice.weight[threadIdx.x] = token.expert_weight[threadIdx.x];
+    if (blockIdx.x != 0 || lane >= e.router.chosen) return;
+    e.choice.id[lane] = token.expert[lane];
+    e.choice.weight[lane] = token.expert_weight[lane];
 }
 
 /* ---- downs: x is the activations of all chosen experts, each from a line's begin on */
 
-/* Activations that come as words. A function of its own: it needs many registers, but where it is called few are in use. */
-template <typename S, typename D>
-__device__ __noinline__ void take_act_words(uint32_t quads, chain_divisor each, uint32_t all,
-                                            const uint64_t *words, uint32_t tag, float4 *x4)
-{
-    const uint32_t batch = 3;
-    for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < all; f0 += batch * S::THREADS) {
-        uint64_t word[batch][4];
-        const uint64_t *from[batch];
-#pragma unroll
-        for (uint32_t j = 0; j < batch; j++) {
-            const uint32_t f = f0 + j * S::THREADS, e = each.into(f), i = f - e * each.by;
-            from[j] = f < all && i < quads ? words + 4 * (e * quads + i) : nullptr;
-            if (from[j]) words_get(from[j], word[j]), words_get(from[j] + 2, word[j] + 2);
-        }
-#pragma unroll
-        for (uint32_t j = 0; j < batch; j++) {
-            const uint32_t f = f0 + j * S::THREADS;
-            if ((f & ~31u) >= all) break; /* by whole warps */
-            const float4 v = from[j] ? words_await(from[j], word[j], tag) : make_float4(0, 0, 0, 0);
-            put_quad<D>(x4, f, from[j] != nullptr, v);
-        }
-    }
-}
-template <typename S, typename D>
-__device__ __forceinline__ void take_act(const chain_item &item, const chain_source &act, float *x)
+template <typename S, typename D> __device__ __forceinline__ void take_act(const chain_item &item, float *x)
 {
     const chain_divisor each = item.experts.quads;
     const uint32_t quads = item.linear.cols / 4, all = each.by * item.where.chosen, batch = 8;
-    if (act.words) {
-        take_act_words<S, D>(quads, each, all, act.words, act.tag, reinterpret_cast<float4 *>(x));
-        return;
-    }
     const float4 *from = reinterpret_cast<const float4 *>(item.linear.x);
     for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < all; f0 += batch * S::THREADS) {
         float4 v[batch];
@@ -277,16 +252,8 @@ __device__ __forceinline__ void take_act(const chain_item &item, const chain_sou
 
 /* ---- what becomes of rows' sums */
 
-/* Two neighbours of x that others gave on as words; both are there, since the router has had all of x. */
-__device__ __forceinline__ float2 words_added(const uint64_t *from, uint32_t tag)
-{
-    uint64_t word[2];
-    do words_get(from, word);
-    while ((uint32_t)(word[0] >> 32) != tag || (uint32_t)(word[1] >> 32) != tag);
-    return make_float2(__uint_as_float((uint32_t)word[0]), __uint_as_float((uint32_t)word[1]));
-}
 __device__ __forceinline__ float2 experts_addends(const chain_item &item, const chain_token &token,
-                                                  uint32_t pair, uint32_t tag)
+                                                  uint32_t pair)
 {
     const chain_experts &e = item.experts;
     float2 add = make_float2(0, 0);
@@ -297,8 +264,7 @@ __device__ __forceinline__ float2 experts_addends(const chain_item &item, const 
         if (e.bias[1]) add.y = e.bias[1][at];
         return add;
     }
-    add = item.added ? words_added(item.added + 2 * pair, tag - item.added_back)
-                     : linear_addends(item.linear, pair, 0);
+    add = linear_addends(item.linear, pair, 0);
     const bool two = 2 * pair + 1 < e.rows;
     for (uint32_t j = 0; e.bias[0] && j < item.where.chosen; j++) {
         const float *bias = e.bias[0] + (uint64_t)token.expert[j] * e.rows + 2 * pair;
@@ -311,10 +277,10 @@ __device__ __forceinline__ float2 experts_addends(const chain_item &item, const 
 /* Added to the two sums of a pair: biases, and the residual. */
 template <bool SPARSE>
 __device__ __forceinline__ float2 chain_addends(const chain_item &item, const chain_token &token,
-                                                uint32_t pair, uint32_t tag)
+                                                uint32_t pair)
 {
     if (!SPARSE || item.kind == GPUK_CHAIN_LINEAR) return linear_addends(item.linear, pair, 0);
-    return experts_addends(item, token, pair, tag);
+    return experts_addends(item, token, pair);
 }
 /* Gates' and ups' as the weighted activation, so that downs only add; and what goes on as words of this tag: of one matrix,
  * whose rows are even. */
@@ -324,10 +290,7 @@ __device__ __forceinline__ void experts_store(const chain_item &item, const chai
     if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
         const chain_experts &e = item.experts;
         const float act = token.expert_weight[item.where.each.into(pair)] * experts_glu_of(e.glu, a, b);
-        if (item.words_out)
-            word_put(item.words_out + pair, act, tag);
-        else
-            item.linear.segment[0].out[pair] = act;
+        item.linear.segment[0].out[pair] = act;
         return;
     }
     linear_store(item.linear, pair, 0, a, b);

@@ -36,6 +36,23 @@ __device__ __noinline__ float2 chain_blocks(uint32_t tile_a, uint32_t tile_b, ui
     return sum;
 }
 
+/* The same of two tiles, `second` behind the first in the ring. */
+template <typename D>
+__device__ __noinline__ float4 chain_blocks_two(uint32_t tile_a, uint32_t tile_b, uint32_t second_a,
+                                                uint32_t second_b, uint32_t bytes, uint32_t x)
+{
+    SHARED_DYNAMIC(unsigned char, shared);
+    float sum[4] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (uint32_t from = 0, line = 0; from < bytes; from += D::LINE_BYTES, line++) {
+        const unsigned char *const row[4] = {shared + tile_a + from, shared + tile_b + from,
+                                             shared + second_a + from, shared + second_b + from};
+        D::lines_add(row, bytes - from, reinterpret_cast<const float4 *>(shared + x) + line * D::LINE_QUADS,
+                     sum);
+    }
+    return make_float4(sum[0], sum[1], sum[2], sum[3]);
+}
+
 /* A lane's part of the sums of the tile `at`, whose pair counts from the operation's first, in a slot. */
 template <bool SPARSE, typename D>
 __device__ __forceinline__ void chain_tile_of(const chain_weights &w, tile_place tile, tile_walk at,
@@ -95,6 +112,40 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place ti
 #undef BLOCKS
 }
 
+/* The sums of two tiles of blocks at once, of one chunk of the pairs `at` and `other`. */
+template <bool SPARSE, typename D>
+__device__ __forceinline__ float4 chain_tiles_as(const chain_weights &w, tile_place tile, tile_place second,
+                                                 tile_walk at, uint32_t other, const float4 *x4)
+{
+    typedef chain_lines_of<D> L;
+    SHARED_DYNAMIC(unsigned char, shared);
+    const uint32_t bytes = tile_length<SPARSE>(w, at.chunk);
+    const float4 *with = x4 + at.chunk * L::quads(w.tile);
+    if (D::LOOSE && w.loose) {
+        const chain_beside a = tile_beside<SPARSE>(w, at.pair, at.chunk),
+                           b = tile_beside<SPARSE>(w, other, at.chunk);
+        tile.a += a.a, tile.b += a.b, second.a += b.a, second.b += b.b;
+    }
+    const auto place = [&](const void *p) {
+        return (uint32_t)(reinterpret_cast<const unsigned char *>(p) - shared);
+    };
+    return chain_blocks_two<D>(place(tile.a), place(tile.b), place(second.a), place(second.b), bytes,
+                               place(with));
+}
+template <bool SPARSE>
+__device__ __forceinline__ float4 chain_tiles(const chain_weights &w, tile_place tile, tile_place second,
+                                              tile_walk at, uint32_t other, const float4 *x4)
+{
+#define BLOCKS(name, NAME)                                                                                   \
+    case FORMAT_##NAME:                                                                                      \
+        return chain_tiles_as<SPARSE, decode_##name>(w, tile, second, at, other, x4);
+    switch (w.format) {
+        DECODE_BLOCKS(BLOCKS)
+    }
+#undef BLOCKS
+    return make_float4(0, 0, 0, 0);
+}
+
 /* What a block's rows are computed with: x and places for sums in shared memory. */
 struct chain_work {
     const float *x;
@@ -107,7 +158,7 @@ struct chain_work {
 /* The block's rows of one linear operation, x being in shared memory. beside(): once for each thread, when it has some
  * time. */
 template <typename S, typename D, bool SPARSE, typename Beside>
-__device__ __forceinline__ void chain_rows(const chain_item &item, const chain_token &token, chain_work &work,
+__device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &token, chain_work &work,
                                            chain_ring &ring, const Beside &beside)
 {
     const linear_params &p = item.linear;
@@ -121,13 +172,20 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const chain_t
     tile_walk use = walk_to(tile, chunks);
     bool had_time = false;
     uint32_t batch = 0;
+    /* Of all of the warp's tiles, of which two have room. */
+    const bool same_x = item.where.use_chunks == 0 && ring.slots >= 2 * S::WARPS;
+    if (SPARSE && work.rest == S::WARPS - 1) { /* the warp that has fewest tiles */
+        if (item.kind == GPUK_CHAIN_EXPERTS_GLU)
+            chain_weigh(item.experts, token, work.sums.partial + (work.which ^ 1) * CHAIN_SUMS);
+        if (p.norm && lane == 0) work.sums.squares[S::WARPS] = x_scale<S>(p, work.sums.squares);
+    }
     do {
         float *sums = work.sums.partial + work.which * CHAIN_SUMS;
         const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
         /* what will be added to this thread's rows is on its way while the products are computed */
         const uint32_t mine = batch + threadIdx.x, pair = first + mine * gridDim.x;
         float2 add = make_float2(0, 0);
-        if (mine < end) add = chain_addends<SPARSE>(item, token, pair, work.tag);
+        if (mine < end) add = chain_addends<SPARSE>(item, token, pair);
         const uint32_t from_tile = batch * chunks, end_tile = end * chunks;
         do {
             float sum[2 * TILES_FOLDED] = {0};
@@ -135,6 +193,41 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const chain_t
             /* not unrolled: code that is not at hand costs more than it saves */
 #pragma unroll 1
             for (uint32_t i = 0; i < TILES_FOLDED; i++) {
+                if constexpr (S::TOGETHER == 2 && chain_any_blocks<D>::value) {
+                    if (same_x) {
+                        if (i == TILES_FOLDED / 2) break;
+#pragma unroll
+                        for (uint32_t j = 0; j < 2 * TILES_FOLDED - 4; j++) sum[j] = sum[j + 4];
+                        float *to = sum + 2 * TILES_FOLDED - 4;
+                        to[0] = to[1] = to[2] = to[3] = 0;
+                        if (tile >= end_tile) continue;
+                        const bool two = tile + S::WARPS < end_tile;
+                        const uint32_t slot = ring.slot;
+                        bulk_wait(ring.full + 8 * slot, ring.parity);
+                        if (tile == work.rest) S::stamp(CHAIN_FIRST_TILE);
+                        ring_next(ring, S::WARPS);
+                        if (two) bulk_wait(ring.full + 8 * ring.slot, ring.parity);
+                        const unsigned char *from = ring.at + (size_t)slot * 2 * ring.pitch,
+                                            *behind =
+                                                two ? ring.at + (size_t)ring.slot * 2 * ring.pitch : from;
+                        const uint32_t pair = first + use.pair * gridDim.x;
+                        const float4 both =
+                            chain_tiles<SPARSE>(item.where, {from, from + ring.pitch},
+                                                {behind, behind + ring.pitch}, {pair, use.chunk},
+                                                two ? pair + item.where.use_pairs * gridDim.x : pair, x4);
+                        to[0] = both.x, to[1] = both.y;
+                        if (two) to[2] = both.z, to[3] = both.w;
+                        __syncwarp(); /* all lanes have read the slots */
+                        if (S::FREES == 32 || lane == 0) {
+                            barrier_arrive(ring.free + 8 * slot);
+                            if (two) barrier_arrive(ring.free + 8 * ring.slot);
+                        }
+                        if (two) ring_next(ring, S::WARPS);
+                        tile += two ? 2 * S::WARPS : S::WARPS;
+                        use.pair += two ? 2 * item.where.use_pairs : item.where.use_pairs;
+                        continue;
+                    }
+                }
 #pragma unroll
                 for (uint32_t j = 0; j < 2 * TILES_FOLDED - 2; j++) sum[j] = sum[j + 2];
                 float &a = sum[2 * TILES_FOLDED - 2], &b = sum[2 * TILES_FOLDED - 1];
@@ -146,7 +239,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const chain_t
                 chain_tile<SPARSE, D>(item.where, {from, from + ring.pitch},
                                       {first + use.pair * gridDim.x, use.chunk}, x4, a, b);
                 __syncwarp(); /* all lanes have read the slot */
-                barrier_arrive(ring.free + 8 * ring.slot);
+                if (S::FREES == 32 || lane == 0) barrier_arrive(ring.free + 8 * ring.slot);
                 ring_next(ring, S::WARPS);
                 tile += S::WARPS;
                 use.pair += item.where.use_pairs, use.chunk += item.where.use_chunks;
@@ -163,7 +256,9 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const chain_t
         S::stamp(CHAIN_MET);
         if (mine < end) { /* a batch has at most as many pairs as threads compute */
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
-            const float scale = x_scale<S>(p, work.sums.squares);
+            const float scale = !SPARSE  ? x_scale<S>(p, work.sums.squares)
+                                : p.norm ? work.sums.squares[S::WARPS]
+                                         : 1.0f;
             float a = 0, b = 0;
 #pragma unroll 8
             for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
@@ -195,7 +290,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     chain_ring ring;
     const bool asks = warp >= S::WARPS;
     ring_open(ring, shared, barriers, q.slots, q.pitch, asks ? warp - S::WARPS : warp);
-    if (threadIdx.x == S::THREADS) ring_barriers_open(ring, q.askers);
+    if (threadIdx.x == S::THREADS) ring_barriers_open(ring, q.askers, S::FREES);
     __syncthreads();
     if (asks) {
         const uint32_t asker = warp - S::WARPS;
@@ -255,7 +350,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         const chain_item &item = items[number & 1];
         S::stamp(CHAIN_BEGINS);
         const auto wait = [&] {
-            if (number > 0 && !(SPARSE && item.words_in && !item.counted_in)) {
+            if (number > 0 && !(SPARSE && item.words_in)) {
                 if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
                 S::meet();
             }
@@ -303,7 +398,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                     chain_choose<S>(item.experts, source(item.experts.logits), *token,
                                     partial + (work.which ^ 1) * CHAIN_SUMS, ring, choices++);
                 } else {
-                    take_act<S, X>(item, source(nullptr), region);
+                    take_act<S, X>(item, region);
                 }
                 rows();
             }
@@ -329,10 +424,6 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             if (!(SPARSE && item.words_out)) {
                 meet_arrive(&header->counter);
                 token->awaited += gridDim.x;
-            } else if (item.counted_out) {
-                atomicAdd(reinterpret_cast<unsigned long long *>(&header->counter),
-                          1ull); /* orders nothing */
-                token->awaited += gridDim.x;
             }
         }
         S::stamp(CHAIN_ARRIVED);
@@ -345,12 +436,10 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
 
 typedef void (*chain_function)(chain_params);
 /* Of one family, by enum kv_dtype. */
-#define CHAIN_KERNELS(D, SPARSE)                                                                             \
+#define CHAIN_KERNELS(S, D, SPARSE)                                                                          \
     {                                                                                                        \
-        chain_kernel<chain_shaped, D, kv_plain<__nv_bfloat16>, SPARSE>,                                      \
-            chain_kernel<chain_shaped, D, kv_plain<__half>, SPARSE>,                                         \
-            chain_kernel<chain_shaped, D, kv_plain<float>, SPARSE>,                                          \
-            chain_kernel<chain_shaped, D, kv_q8_0, SPARSE>                                                   \
+        chain_kernel<S, D, kv_plain<__nv_bfloat16>, SPARSE>, chain_kernel<S, D, kv_plain<__half>, SPARSE>,   \
+            chain_kernel<S, D, kv_plain<float>, SPARSE>, chain_kernel<S, D, kv_q8_0, SPARSE>                 \
     }
 typedef const chain_function chain_functions[CHAIN_FAMILIES][KV_DTYPE_COUNT];
 extern chain_functions chain_sparse_kernels; /* NULL: no chain of the family has experts */

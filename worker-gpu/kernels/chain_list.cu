@@ -7,9 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-/* struct gpuk_device: chain_words. Also 3: experts' activations, too; CHAIN_COUNTED more: for x and activations blocks wait by a
- * count of those that have stored them, else for each word. */
-static const int CHAIN_WORDS = 1, CHAIN_COUNTED = 10;
+static const int CHAIN_WORDS = 1;                       /* struct gpuk_device: chain_words */
 static const uint32_t SLOTS_MAX = 64, PITCH_MIN = 2048; /* of a ring */
 
 #define LINES(D) chain_lines_of<D>::lines
@@ -183,19 +181,17 @@ static size_t list_bytes(uint32_t count)
     return (CHAIN_HEADER_BYTES + (size_t)count * (sizeof(chain_weights) + sizeof(chain_item)) + 255) / 256 *
            256;
 }
-/* Words of results that go on without a meeting, of a chain with experts: logits, x, and activations. */
+/* Words of results that go on without a meeting, of a chain with experts: logits, and x. */
 struct sparse_words {
-    uint64_t logits, x, act; /* how many */
+    uint64_t logits, x; /* how many */
 };
 static struct sparse_words sparse_words_of(const struct gpuk_chain_op *op, uint32_t count)
 {
     struct sparse_words words = {};
     for (uint32_t i = 0; i < count; i++) {
-        if (op[i].kind == GPUK_CHAIN_EXPERTS_GLU)
-            words.act = std::max(words.act, (uint64_t)chosen_of(&op[i]) * op[i].glu.args.gate.rows);
         if (op[i].kind != GPUK_CHAIN_ROUTER) continue;
         words.logits = std::max(words.logits, (uint64_t)(op[i].linear.segment[0].rows + 1) / 2 * 2);
-        words.x = std::max(words.x, (uint64_t)(op[i].linear.cols + 1) / 2 * 2);
+        words.x = std::max(words.x, (uint64_t)op[i].linear.cols);
     }
     return words;
 }
@@ -215,7 +211,7 @@ extern "C" size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t coun
     if (!op) return list_bytes(count);
     const struct sparse_words sparse = sparse_words_of(op, count);
     return list_bytes(count) + (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256 +
-           ((sparse.logits + sparse.x + sparse.act) * sizeof(uint64_t) + 255) / 256 * 256;
+           ((sparse.logits + sparse.x) * sizeof(uint64_t) + 255) / 256 * 256;
 }
 
 static struct chain_weights weights_of(const struct gpuk_chain_op *op, const struct linear_params *p,
@@ -402,83 +398,41 @@ static int attention_item(const struct gpuk_chain_op *op, void *workspace, uint6
                : HELM_E_UNSUPPORTED;
 }
 
-static int way_of(const struct gpuk_device *device)
-{
-    return device->chain_words ? device->chain_words : CHAIN_WORDS;
-}
-/* What goes on as words behind an operation. */
-enum link_words { LINK_MEETING, LINK_LOGITS, LINK_X, LINK_ACT };
-
 /* Whether what operation i makes is only x of the one behind it, and may go on as words: few enough numbers that each block
  * loads twice the bytes sooner than all meet. */
-static enum link_words words_behind(const struct gpuk_device *device, const struct gpuk_chain_op *op,
-                                    uint32_t count, uint32_t i)
+static bool gives_words(const struct gpuk_device *device, const struct gpuk_chain_op *op, uint32_t count,
+                        uint32_t i)
 {
-    const int words = way_of(device) % CHAIN_COUNTED;
-    if (i + 1 == count || words < 0) return LINK_MEETING;
-    if (op[i].kind == GPUK_CHAIN_ROUTER) return LINK_LOGITS;
-    /* every block has a row of them, so that all of them are there when all blocks are through with what is in front */
-    if (op[i].kind == GPUK_CHAIN_EXPERTS_GLU)
-        return words > 2 &&
-                       (uint64_t)chosen_of(&op[i]) * op[i].glu.args.gate.rows >= (uint64_t)device->sm_count
-                   ? LINK_ACT
-                   : LINK_MEETING;
+    const int words = device->chain_words ? device->chain_words : CHAIN_WORDS;
+    if (i + 1 == count || words < 0) return false;
+    if (op[i].kind == GPUK_CHAIN_ROUTER) return true;
     const struct gpuk_chain_op *next = &op[i + 1];
-    if (words < 2 || (next->kind != GPUK_CHAIN_LINEAR && next->kind != GPUK_CHAIN_ROUTER))
-        return LINK_MEETING;
-    if (op[i].kind != GPUK_CHAIN_LINEAR && op[i].kind != GPUK_CHAIN_EXPERTS_DOWN) return LINK_MEETING;
+    if (words < 2 || (next->kind != GPUK_CHAIN_LINEAR && next->kind != GPUK_CHAIN_ROUTER)) return false;
+    if (op[i].kind != GPUK_CHAIN_LINEAR && op[i].kind != GPUK_CHAIN_EXPERTS_DOWN) return false;
     /* The next operation adds nothing to x. One that does reads what other blocks stored there, so all blocks meet
      * before it. */
     const struct gpuk_linear_args a = linear_of(&op[i]);
     return a.residual && !next->linear.residual && a.segments == 1 && a.segment[0].rows % 2 == 0 &&
-                   a.segment[0].rows == next->linear.cols && a.segment[0].out == next->linear.x
-               ? LINK_X
-               : LINK_MEETING;
+           a.segment[0].rows == next->linear.cols && a.segment[0].out == next->linear.x;
 }
-/* Whether downs, operation i, whose activations come as words, can add to x: others have stored it there before a meeting, or
- * it came as words, which these then add to. */
-static bool adds_words(const struct gpuk_chain_op *op, const enum link_words *behind, uint32_t i,
-                       struct chain_item *items)
-{
-    const float *x = op[i].down.residual;
-    bool met = false;
-    for (uint32_t j = i; x && j-- > 0;) {
-        met = met || (j + 1 < i && behind[j] == LINK_MEETING);
-        if (op[j].kind == GPUK_CHAIN_ATTENTION || linear_of(&op[j]).segment[0].out != x) continue;
-        if (met || behind[j] == LINK_MEETING) return true;
-        items[i].added = items[j].words_out, items[i].added_back = i - j;
-        return items[j].words_out != nullptr;
-    }
-    return true; /* from before the chain */
-}
-/* Joins operations by words where that can be, in a chain with experts; returns how often all blocks are counted. Each use of
- * words has a meeting of all blocks behind it before the next, or activations, for which each block waits for all others. */
+/* Joins operations by words where that can be, in a chain with experts; returns how often all blocks meet. Each use of x's
+ * words, and of the logits', has a meeting behind it before the next. */
 static uint32_t join_by_words(const struct gpuk_device *device, const struct gpuk_chain_op *op,
                               uint32_t count, uint64_t *words, struct chain_item *items)
 {
     const struct sparse_words sparse = sparse_words_of(op, count);
-    const bool counts = way_of(device) >= CHAIN_COUNTED;
-    std::vector<enum link_words> behind(count, LINK_MEETING);
     uint32_t meetings = 0;
-    bool met = false; /* since activations came as words */
     for (uint32_t i = 0; i + 1 < count; i++) {
-        enum link_words way = sparse.logits ? words_behind(device, op, count, i) : LINK_MEETING;
-        if (way == LINK_X && op[i + 1].linear.cols > sparse.x) way = LINK_MEETING;
-        /* between two uses of activations' words, too, all are counted: a block may have no row of what is between. And once in
-         * a chain, by which launches are told apart. */
-        if (way == LINK_ACT && (!met || !adds_words(op, behind.data(), i + 1, items))) way = LINK_MEETING;
-        behind[i] = way;
-        const bool counted = counts && way != LINK_LOGITS;
-        meetings += way == LINK_MEETING || counted;
-        met = (way != LINK_ACT && met) || way == LINK_MEETING || (way == LINK_X && counted);
-        if (way == LINK_MEETING) continue;
-        uint64_t *at = way == LINK_LOGITS ? words
-                       : way == LINK_X    ? words + sparse.logits
-                                          : words + sparse.logits + sparse.x;
+        const bool router = op[i].kind == GPUK_CHAIN_ROUTER;
+        if (sparse.logits == 0 || !gives_words(device, op, count, i) ||
+            (!router && op[i + 1].linear.cols > sparse.x)) {
+            meetings++;
+            continue;
+        }
+        uint64_t *at = router ? words : words + sparse.logits;
         items[i].words_out = at, items[i + 1].words_in = at;
-        items[i].counted_out = items[i + 1].counted_in = counted;
     }
-    return meetings;
+    return meetings; /* a sparse MLP has one, by which launches are told apart */
 }
 
 extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,

@@ -149,7 +149,7 @@ static void add_mlp(const experts_bench *f, uint32_t layer, enum mlp_part part,
     ops->insert(ops->end(), op, op + 3);
 }
 /* struct gpuk_device: chain_words */
-static const int chain_ways[] = {-1, 1, 2, 3, 12, 13};
+static const int chain_ways[] = {-1, 1, 2};
 static bool chain_of(const experts_bench *f, enum mlp_part part, struct gpuk_chain *chain)
 {
     std::vector<struct gpuk_chain_op> ops;
@@ -243,7 +243,7 @@ static void bench_whole(const experts_bench *f)
         f->b->device.chain_words = words;
         snprintf(what, sizeof what, "step at 200, chain, words %d", words);
         row(what, dense, true, true);
-        if (words == 1 || words == 3) bench_trace(f->b, &m, names, 6);
+        if (words == 1) bench_trace(f->b, &m, names, 6);
     }
     f->b->device.chain_words = 0;
     row("  without attention", dense & ~(1u << PART_ATTENTION), true, true);
@@ -388,8 +388,7 @@ int bench_experts(struct bench *b, const char *only)
     CUDA(cudaMemcpy(f.x, numbers.data(), (size_t)GPUK_BATCH_MAX * hidden * 4, cudaMemcpyHostToDevice));
     CUDA(cudaMemcpy(f.norm, numbers.data() + hidden, hidden * 4, cudaMemcpyHostToDevice));
     f.gemv_workspace = device_memory(gpuk_gemv_workspace_bytes(hidden));
-    f.list =
-        device_memory(gpuk_chain_bytes(nullptr, 3 * LAYERS) + (experts + hidden + act / CHUNK) * 8 + 256);
+    f.list = device_memory(gpuk_chain_bytes(nullptr, 3 * LAYERS) + (experts + hidden) * 8 + 256);
     f.out = (float *)device_memory((size_t)CHUNK * hidden * 4),
     f.act = (float *)device_memory((size_t)act * 4);
     f.sums = (float *)device_memory((size_t)pairs * hidden * 4),

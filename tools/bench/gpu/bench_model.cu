@@ -82,9 +82,8 @@ void bench_model_open(struct bench_model *m, struct bench_shape s, struct gpuk_d
     allocate((char **)&m->workspace, gpuk_gemm_small_workspace_bytes(GPUK_BATCH_MAX, s.intermediate));
     allocate((char **)&m->attention_workspace,
              gpuk_attention_workspace_bytes(GPUK_BATCH_MAX, s.heads, s.head_dim));
-    /* of attention's pieces, and of up to 1,024 logits, x and the activations of 8 where there are experts */
-    const uint64_t words =
-        (uint64_t)s.heads * GPUK_CHAIN_PIECES * (s.head_dim + 2) + 1024 + s.hidden + 8 * s.intermediate + 64;
+    /* of attention's pieces, and of up to 1,024 logits and x where there are experts */
+    const uint64_t words = (uint64_t)s.heads * GPUK_CHAIN_PIECES * (s.head_dim + 2) + 1024 + s.hidden + 64;
     allocate((char **)&m->chain_list, gpuk_chain_bytes(nullptr, (PART_COUNT + 1) * s.layers + 1) + words * 8);
     allocate((char **)&m->argmax_workspace, gpuk_argmax_workspace_bytes(GPUK_BATCH_MAX));
     allocate((char **)&m->matmul_workspace, GPUK_MATMUL_WORKSPACE);

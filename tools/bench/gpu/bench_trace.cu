@@ -13,7 +13,9 @@
 static const uint32_t OPERATIONS_MAX = 512, STAMPS_BYTES = 256; /* of shared memory */
 __device__ static uint32_t *trace_to;                           /* [block][OPERATIONS_MAX][CHAIN_STAMPS] */
 
-struct chain_traced : chain_shaped {
+/* FREES, TOGETHER: chain_shape's. */
+template <uint32_t F, uint32_t T> struct chain_traced : chain_shaped {
+    static const uint32_t FREES = F, TOGETHER = T;
     static __device__ __forceinline__ uint32_t *stamps()
     {
         __shared__ uint32_t stamp[CHAIN_STAMPS];
@@ -31,7 +33,15 @@ struct chain_traced : chain_shaped {
         for (uint32_t i = 0; i < CHAIN_STAMPS; i++) to[i] = stamps()[i], stamps()[i] = 0;
     }
 };
-static const chain_function traced = chain_kernel<chain_traced, decode_blocks, kv_plain<__nv_bfloat16>, true>;
+struct traced {
+    uint32_t frees, together;
+    chain_function kernel;
+};
+#define TRACED(F, T)                                                                                         \
+    {                                                                                                        \
+        F, T, chain_kernel<chain_traced<F, T>, decode_blocks, kv_plain<__nv_bfloat16>, true>                 \
+    }
+static const traced kernels[] = {TRACED(32, 1), TRACED(1, 1), TRACED(1, 2)};
 
 /* Microseconds from the stamp `from` to `to`, the mean over layers of those blocks where both are; below 0: nowhere. */
 struct spans {
@@ -51,20 +61,17 @@ struct spans {
     }
 };
 
-void bench_trace(struct bench *b, struct bench_model *m, const char *const *names, uint32_t each)
+static void trace_one(struct bench *b, const struct gpuk_chain *c, const traced *kernel,
+                      const char *const *names, uint32_t each)
 {
-    const struct gpuk_chain *c = &m->chain;
     const size_t bytes = (size_t)c->blocks * OPERATIONS_MAX * CHAIN_STAMPS * 4;
-    if (c->variant != CHAIN_BLOCKS * KV_DTYPE_COUNT + KV_BF16 || !c->sparse || c->count > OPERATIONS_MAX ||
-        c->shared_bytes + STAMPS_BYTES > (size_t)b->device.shared_bytes_max)
-        return; /* no such kernel, or no room */
     uint32_t *to;
     int khz;
     CUDA(cudaMalloc((void **)&to, bytes));
     CUDA(cudaMemset(to, 0, bytes));
     CUDA(cudaMemcpyToSymbol(trace_to, &to, sizeof to));
     CUDA(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0));
-    GPUK(gpuk_prepare("traced chain", traced, b->device.shared_bytes_max - STAMPS_BYTES, &err));
+    GPUK(gpuk_prepare("traced chain", kernel->kernel, b->device.shared_bytes_max - STAMPS_BYTES, &err));
     const struct chain_params p = {(unsigned char *)(uintptr_t)c->list,
                                    c->count,
                                    c->meetings,
@@ -74,21 +81,22 @@ void bench_trace(struct bench *b, struct bench_model *m, const char *const *name
                                    c->pitch,
                                    c->region_bytes,
                                    c->norm_bytes};
-    const auto run = [&] {
-        GPUK(gpuk_launch("traced chain", traced, dim3(c->blocks), dim3(c->warps * 32), c->shared_bytes,
-                         GPUK_TOGETHER, b->stream, &err, p));
-    };
-    const double seconds = bench_time_graph(b, 2, run);
+    const double seconds = bench_time_graph(b, 2, [&] {
+        GPUK(gpuk_launch("traced chain", kernel->kernel, dim3(c->blocks), dim3(c->warps * 32),
+                         c->shared_bytes, GPUK_TOGETHER, b->stream, &err, p));
+    });
     std::vector<uint32_t> stamp(bytes / 4);
     CUDA(cudaMemcpy(stamp.data(), to, bytes, cudaMemcpyDeviceToHost));
     CUDA(cudaFree(to));
     const spans us = {stamp, each, (c->count - 1) / each, khz * 1e-6};
-    printf("traced chain: %.1f us; us by the clock of %.2f GHz, mean of layers; blocks 0, %u, %u\n",
-           seconds * 1e6, khz * 1e-6, c->blocks / 2, c->blocks - 1);
+    printf("traced chain, %u lanes set slots free, %u tiles at once: %.1f us; us by the clock of %.2f GHz, "
+           "mean of "
+           "layers\n",
+           kernel->frees, kernel->together, seconds * 1e6, khz * 1e-6);
     printf("%-10s %5s %7s %7s %7s %7s %7s %7s %7s %7s %7s\n", "operation", "block", "wait", "x", "to rows",
            "1st tile", "tiles", "others", "store", "arrive", "all");
     for (uint32_t o = 0; o < each; o++)
-        for (const uint32_t block : {0u, c->blocks / 2, c->blocks - 1}) {
+        for (const uint32_t block : {0u, c->blocks - 1}) {
             printf("%-10s %5u", names[o], block);
             for (int s = CHAIN_BEGINS; s < CHAIN_ARRIVED; s++) {
                 double t = us(block, o, s, s + 1);
@@ -100,4 +108,13 @@ void bench_trace(struct bench *b, struct bench_model *m, const char *const *name
             }
             printf(" %7.2f\n", us(block, o, CHAIN_BEGINS, CHAIN_ARRIVED));
         }
+}
+
+void bench_trace(struct bench *b, struct bench_model *m, const char *const *names, uint32_t each)
+{
+    const struct gpuk_chain *c = &m->chain;
+    if (c->variant != CHAIN_BLOCKS * KV_DTYPE_COUNT + KV_BF16 || !c->sparse || c->count > OPERATIONS_MAX ||
+        c->shared_bytes + STAMPS_BYTES > (size_t)b->device.shared_bytes_max)
+        return; /* no such kernel, or no room */
+    for (const traced &kernel : kernels) trace_one(b, c, &kernel, names, each);
 }

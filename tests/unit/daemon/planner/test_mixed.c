@@ -55,6 +55,31 @@ static void slots_fill_what_is_left(void **state)
     }
 }
 
+/* Without room for a slot of each layer the refusal says what that would take; with so much there is a plan. */
+static void slots_without_room_are_refused(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct model model;
+    struct plan plan = {0};
+    struct arena_spec spec;
+    struct planner_refusal refusal = {0};
+    struct helm_err err = {0};
+    open_mixture(&b, &model, MIB);
+    b.r.refusal = &refusal;
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
+    b.r.machine.device.limit = refusal.needed; /* all but slots */
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
+    assert_non_null(strstr(err.text, "a slot for one expert of each of 12 layers"));
+    assert_true(refusal.needed > refusal.available && refusal.available == b.r.machine.device.limit);
+    b.r.machine.device.limit = refusal.needed;
+    assert_int_equal(mixed_units(&b, &plan), 12);
+    assert_int_equal(plan.experts.slots, 1);
+    plan_free(&plan);
+    model_free(&model);
+    bench_close(&b);
+}
+
 /* What a step brings is counted by experts as they lie: of downs in Q6_K fewer bytes than of gates in bf16. */
 static void moves_count_all_three_matrices(void **state)
 {
@@ -102,6 +127,7 @@ static void slots_are_worth_a_little(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(slots_fill_what_is_left),
+                                       cmocka_unit_test(slots_without_room_are_refused),
                                        cmocka_unit_test(moves_count_all_three_matrices),
                                        cmocka_unit_test(slots_are_worth_a_little)};
     return cmocka_run_group_tests_name("daemon/planner: experts in both memories", tests, NULL, NULL);
