@@ -78,6 +78,8 @@ MANY_INSTANCES := $(addprefix common/cpu/kernels/int8_,gemm_avx2 gemm_avx512vnni
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16)
 ifeq ($(MODE),asan)
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES) $(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
+# -O1 takes two thirds of -O2's time to compile these, and they run as long
+$(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES)): KERNEL_OPT += -O1
 else ifeq ($(MODE),tsan)
 RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/,$(addprefix cpu/kernels/,blocks_avx2 blocks_avx512 blocks_avx512bf16 \
   blocks_ref int8_ref) $(addprefix formats/quantize_,avx2 avx512 ref))
@@ -215,6 +217,7 @@ clean:
 help:
 	@echo "make demo          build, start helmd, stream text from the demo model (installs missing packages)"
 	@echo "make test          build and run every test (installs missing packages; GPU code for $(CUDA_TEST_ARCH))"
+	@echo "make test-full     the same, every process test in both builds"
 	@echo "make all           programs into $(BIN), libhelm into $(BUILD)/lib   [MODE=release|debug|asan|ubsan|tsan] [CUDA_ARCH='$(CUDA_ARCH)']"
 	@echo "make test-prometheus  a real Prometheus scrapes the gateway (installs it)"
 	@echo "make bench         achieved speed, limit and ratio on this machine"

@@ -9,8 +9,8 @@ or anything that ends with a line "N passed, N failed[, N skipped]". One that fa
 test at all is a failure; its output is printed. Skipped tests are listed and counted. Exit status 1 on any failure.
 
 --jobs: how much runs at once. A test counts as one job; one that matches a --waiting PATTERN (as of a shell, of MODE:PATH),
-since it waits for other processes most of the time, as WAITING of one. Tests that match an --alone PATTERN run one at a
-time, when the others are through. Those that match a --longest PATTERN start first, in the patterns' order, so that none
+since it waits for other processes most of the time, as WAITING of one. While processors have nothing to do more is started,
+up to --jobs again. Tests that match an --alone PATTERN run one at a time, two of those that wait, when the others are through. Those that match a --longest PATTERN start first, in the patterns' order, so that none
 of them is what everything waits for in the end; tests that wait and tests that do not start in turns, so that both last.
 The tests that took the most processor time are listed at the end."""
 import argparse
@@ -26,6 +26,7 @@ import time
 PLAIN = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
 SLOWEST = 12
 WAITING = 0.4
+LOOK_S = 1.0
 
 
 class Test:
@@ -94,13 +95,35 @@ def place(test, patterns):
     return next((i for i, pattern in enumerate(patterns) if fnmatch.fnmatch(test.key, pattern)), len(patterns))
 
 
-class Pool:
-    """Starts tests as long as what runs comes to no more than `jobs`: of those that wait and of those that do not whichever
-    has had less of it so far. The two queues are in the order given."""
+def idle_seconds():
+    """Of all processors this may run on, since they started."""
+    mine = {"cpu%d" % cpu for cpu in os.sched_getaffinity(0)}
+    with open("/proc/stat") as f:
+        rows = [line.split() for line in f if line.startswith("cpu")]
+    return sum(int(row[4]) + int(row[5]) for row in rows if row[0] in mine) / os.sysconf("SC_CLK_TCK")
 
-    def __init__(self, jobs, busy, waiting):
-        self.free, self.queues, self.given = jobs, [busy, waiting], [0, 0]
+
+class Pool:
+    """Starts tests as long as what runs comes to no more than `jobs`, and `more` where processors have nothing to do: of those
+    that wait and of those that do not whichever has had less of it so far. The two queues are in the order given."""
+
+    def __init__(self, jobs, more, busy, waiting):
+        self.free, self.more, self.extra, self.queues, self.given = jobs, more, 0, [busy, waiting], [0, 0]
+        self.most = int((jobs + more) / WAITING)
         self.changed, self.through = threading.Condition(), queue.Queue()
+
+    def watch(self):
+        """Lets a test that waits more run after a second in which processors were idle for an eighth, one less after a busy one."""
+        processors, before, at = len(os.sched_getaffinity(0)), idle_seconds(), time.monotonic()
+        while any(self.queues):
+            time.sleep(LOOK_S)
+            now, idle = time.monotonic(), idle_seconds()
+            part, before, at = (idle - before) / (now - at) / processors, idle, now
+            step = part > 1 / 8 and (self.extra + 1) * WAITING <= self.more or -(part < 1 / 32 and self.extra > 0)
+            with self.changed:
+                self.extra += step
+                self.free += step * WAITING
+                self.changed.notify_all()
 
     def next(self):
         """(test, its share), or None when there is no more; waits until one fits."""
@@ -129,7 +152,9 @@ class Pool:
     def run(self, run):
         """Each test as it is through."""
         count = sum(map(len, self.queues))
-        threads = [threading.Thread(target=self.work, args=(run,), daemon=True) for _ in range(int(self.free / WAITING))]
+        threads = [threading.Thread(target=self.work, args=(run,), daemon=True) for _ in range(self.most)]
+        if self.more:
+            threads.append(threading.Thread(target=self.watch, daemon=True))
         for thread in threads:
             thread.start()
         for _ in range(count):
@@ -154,15 +179,15 @@ def main():
     tests = sorted((Test(text, args.build) for text in args.tests), key=lambda t: place(t, args.longest))
     alone = [t for t in tests if place(t, args.alone) < len(args.alone)]
     together = [t for t in tests if t not in alone]
-    waiting = [t for t in together if place(t, args.waiting) < len(args.waiting)]
-    pool = Pool(args.jobs, [t for t in together if t not in waiting], waiting)
-    began = time.monotonic()
-    for test in pool.run(lambda t: t.run(args.timeout, args.log_dir)):
-        test.report()
-    between = time.monotonic()
-    for test in alone:
-        test.run(args.timeout, args.log_dir).report()
-    print("together %.0f s, alone %.0f s" % (between - began, time.monotonic() - between))
+    times, used = [time.monotonic()], idle_seconds()
+    for jobs, more, part in (args.jobs, args.jobs, together), (1, 0, alone):
+        waiting = [t for t in part if place(t, args.waiting) < len(args.waiting)]
+        pool = Pool(jobs, more, [t for t in part if t not in waiting], waiting)
+        for test in pool.run(lambda t: t.run(args.timeout, args.log_dir)):
+            test.report()
+        times.append(time.monotonic())
+    print("together %.0f s, alone %.0f s; processors idle for %.0f s of each" % (
+        times[1] - times[0], times[2] - times[1], (idle_seconds() - used) / len(os.sched_getaffinity(0))))
     print("most processor time, of %.0f s in all:" % sum(t.cpu for t in tests))
     for test in sorted(tests, key=lambda t: -t.cpu)[:SLOWEST]:
         print("  %6.1f s  (%.1f s long)  %s" % (test.cpu, test.seconds, test.name))

@@ -13,7 +13,9 @@ DIST := $(BUILD)/helm-$(VERSION)-x86_64.tar.gz
 MAKE_MODE = $(MAKE) --no-print-directory BUILD=$(BUILD)
 
 # Each test as tests/run.py takes it: MODE:PROGRAM. In $(1): the mode.
-unit_tests = $(TEST_SRC:%.c=$(1):%)
+unit_tests = $(patsubst %,$(1):%,$(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(1))),$(TEST_SRC:%.c=%)))
+# Numbers of planned prices alone: their code test_packed_gpu and test_search run sanitized as well.
+UNIT_ONLY_OTHER_asan := tests/unit/daemon/planner/test_packed_search
 corpus_tests = $(foreach f,$(FUZZ_SRC:tests/fuzz/fuzz_%.c=%),'$(1):tests/fuzz/fuzz_$(f)_replay tests/fuzz/corpus/$(f)')
 # what two processes share, both sides as threads
 thread_tests = $(filter %_threads,$(unit_tests))
@@ -21,28 +23,52 @@ thread_tests = $(filter %_threads,$(unit_tests))
 SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
 # What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
 # release build. Forecasts and goldens are arithmetic of plans, kernels and commands that other tests sanitize.
-SCRIPT_NOT_SANITIZED := $(addprefix tests/process/test_,against_transformers.py gateway_npm.py gateway_page.py golden_cli.py \
-  habits.py helm_plan_forecasts.py install.py python.py)
-script_tests = $(addprefix $(1):,$(filter-out $(SCRIPT_CALLED) $(if $(filter release debug,$(1)),,$(SCRIPT_NOT_SANITIZED)),$(TEST_SCRIPT)))
+SCRIPT_NOT_SANITIZED := against_transformers gateway_npm gateway_page golden_cli habits helm_plan_forecasts install python
+# `make test` runs a script in the build that can find more; `make test-full`, with FULL=1, in both. Sanitized alone: what commands, the
+# gateway and the daemon do with whatever is said to them, whose time is spent waiting. The same programs of the release
+# build serve those of ONLY_release, of both, and of SCRIPT_NOT_SANITIZED.
+ONLY_asan := cli cli_gguf client gateway gateway_scripted helmd helmd_changed helmd_edges helmd_experts helmd_hostile helmd_plan \
+  helmd_prefix helmd_sessions pull
+# Arithmetic of workers and files: instrumented, the golden tests run the same workers, and tests/unit and the corpora read the
+# same files and grammars.
+ONLY_release := structured
+# The rest runs in both: deaths and hand-overs in real time, and everything else of the release build. Sanitized, the tests
+# of these scripts (words of their names, as on the scripts' command lines) that reach what no other sanitized test does.
+PARTS_asan_activations := int8_as_asked auto_beside files_that_are_no
+PARTS_asan_helm_plan := every_strategy written_plan the_table more_vram usage this_machine headers weights_that_are takes_what
+PARTS_asan_helmd_invariant := two_tiers next_turn come_back refused
+PARTS_asan_helmd_phases := killed
+PARTS_asan_helmd_split := every_plan streamed_weights either_worker refused_before sigterm not_there
+PARTS_asan_helmd_tiers := every_way far_beyond come_back either_worker not_believed prefixes run_short whatever real_workers_that
+PARTS_asan_quantize := every_mixture tokens_and other_tokenizers prices importance wrong
+PARTS_asan_weights := tied_head
+PARTS_release_helmd_two_workers := killed failing 64_requests keeper
+FULL ?=
+script = tests/process/test_$(1).py
+ONLY_OTHER_release := $(ONLY_asan)
+ONLY_OTHER_asan := $(ONLY_release)
+scripts = $(filter-out $(SCRIPT_CALLED) $(foreach s,$(if $(filter release debug,$(1)),,$(SCRIPT_NOT_SANITIZED)) \
+  $(if $(FULL),,$(ONLY_OTHER_$(1))),$(call script,$(s))),$(TEST_SCRIPT))
+script_tests = $(foreach s,$(call scripts,$(1)),'$(strip $(1):$(s) $(if $(FULL),,$(PARTS_$(1)_$(s:tests/process/test_%.py=%))))')
 emulated_tests = $(foreach groups,$(EMULATED_GROUPS:%=only=%) except=$(subst $(space),$(comma),$(EMULATED_GROUPS)),\
-  '$(1):helm-test-gpu-emulated --small --seed $(SEED) --$(subst =, ,$(groups))')
+  '$(1):helm-test-gpu-emulated --$(if $(FULL),small,few) --seed $(SEED) --$(subst =, ,$(groups))')
 dist_test := release:tests/process/test_dist.sh
 
 # Those that hold times to bounds or compare what they measured run alone, unless sanitized: then nothing does.
 TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/common/shared/test_doorbell unit/common/cpu/* \
-  $(addprefix unit/daemon/planner/test_,planner refusals) unit/worker-gpu/device/test_device* \
-  unit/client/text/grammar/test_grammar_speed \
-  $(addprefix process/test_,bench.py helm_profile.py))
+  unit/worker-gpu/device/test_device* unit/client/text/grammar/test_grammar_speed process/test_helm_profile.py)
 # The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.
-TEST_LONGEST := release:tests/golden/test_golden_stream asan:tests/process/test_helm_profile.py \
-  asan:tests/process/test_helmd_split.py asan:tests/golden/test_golden_formats *:tests/golden/test_golden_split \
-  asan:tests/golden/test_golden_stream release:tests/process/test_helmd_split.py tsan:tests/ipc/test_split_threads \
-  asan:tests/process/test_cli.py release:helm-test-gpu-emulated asan:tests/process/test_helm_plan.py release:tests/golden/test_golden_cpu \
-  asan:tests/golden/test_golden_tiers asan:tests/golden/test_golden_gguf asan:tests/kernels/* \
-  asan:tests/unit/daemon/planner/test_packed_search asan:tests/process/test_helmd_faults.py
-# Daemons, workers and clients wait for each other, and tests of them for limits of time. Not those that measure or plan.
-TEST_BUSY := $(addprefix tests/process/test_,bench.py helm_plan.py helm_profile.py)
-TEST_WAITING := $(addprefix *:,$(filter-out $(TEST_BUSY),$(TEST_SCRIPT)))
+TEST_LONGEST := release:tests/golden/test_golden_stream $(addprefix asan:tests/process/test_,cli.py gateway.py) \
+  release:tests/process/test_helmd_split.py asan:tests/process/test_helm_profile.py $(addprefix asan:tests/process/test_,helmd.py \
+  helmd_hostile.py helmd_tiers.py activations.py) tsan:tests/ipc/test_split_threads release:tests/process/test_helmd_invariant.py \
+  *:tests/golden/test_golden_split asan:tests/golden/test_golden_stream *:tests/process/test_helmd_[sfi]* release:tests/golden/test_golden_home \
+  release:helm-test-gpu-emulated release:tests/golden/test_golden_cpu asan:tests/golden/test_golden_* asan:tests/kernels/* \
+  release:tests/golden/* release:tests/unit/daemon/planner/test_search
+# Daemons, workers and clients wait for each other, and tests of them for limits of time; devices for copies that are held to a
+# speed. Not those that measure or plan.
+TEST_BUSY := $(addprefix tests/process/test_,helm_plan.py helm_plan_forecasts.py helm_profile.py)
+TEST_WAITING := $(addprefix *:,$(filter-out $(TEST_BUSY),$(TEST_SCRIPT))) \
+  $(addprefix *:tests/,ipc/test_stream_threads unit/common/shared/test_doorbell unit/worker-gpu/device/test_device* gpu/test_device_queues)
 RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell nproc).8 \
   $(TEST_ALONE:%=--alone '%') $(TEST_LONGEST:%=--longest '%') $(TEST_WAITING:%=--waiting '%')
 
@@ -121,6 +147,10 @@ test:
 	@tools/setup.sh test
 	@$(MAKE_MODE) $(CUDA_FOR_TEST) -j$(shell nproc) $(TEST_MODES:%=build-%)
 	@$(MAKE_MODE) $(CUDA_FOR_TEST) check
+# The same, and every process test in both builds, in full.
+.PHONY: test-full
+test-full:
+	@HELM_TEST_FULL=1 $(MAKE_MODE) FULL=1 test
 # All that is tested, in every mode at once and what takes longest first, so that no processor waits for another's last file.
 TEST_MODES := asan release tsan
 .PHONY: $(TEST_MODES:%=build-%) $(TEST_MODES:%=test-programs-%)

@@ -15,7 +15,7 @@ static int choose_program(const struct step_programs *programs, const struct bat
     struct plan_schedule schedule;
     int rc = plan_schedule_of(programs->plan, batch->flags, batch->token_count, &schedule, err);
     if (rc) return rc;
-    const uint32_t phase = schedule.list;
+    const uint32_t phase = schedule.phase;
     const enum op_tier tier = schedule.chunk ? OP_TIER_CHUNK : program_tier_of(batch->token_count);
     *program = &programs->tier[phase][tier];
     if (!batch->assisted) return 0;

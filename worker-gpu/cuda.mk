@@ -12,8 +12,9 @@ all: cuda-report
 # CUDA_ARCH gets machine code, the newest also PTX for those to come; CUDA_ARCH=90 alone is quick while developing.
 # `make test` compiles for CUDA_TEST_ARCH only, which is every path there is: sources ask for 8.0 or for 9.0, never for
 # what is between, so that 7.5 and 9.0 take both sides of each question. Unless objects for these and more lie there
-# already; and with CUDA_QUICK=1, code that is correct and slow in a fifth of the time, where nvcc can (12.8 and later):
-# machine code of the newest architecture alone, PTX of the others.
+# already; and with CUDA_QUICK=1, code that is correct and slow in a seventh of the time, where nvcc can (12.8 and later):
+# PTX alone, which the assembler reads through for each architecture without making code of it. Where there is a GPU to run it,
+# or an assembler that cannot (12.7 and before), machine code of the newest architecture as well.
 # `make install` compiles for the GPUs that are there, unless objects for these and more are: it is for this machine.
 CUDA_STAMP := $(OBJ)/cuda-arch
 CUDA_HAVE := $(shell cat $(CUDA_STAMP) 2>/dev/null)
@@ -24,18 +25,21 @@ CUDA_LACK := $(filter quick,$(CUDA_HAVE)) $(filter-out $(CUDA_HAVE),$(CUDA_HERE)
 CUDA_ARCH ?= $(or $(if $(CUDA_HERE),$(if $(strip $(CUDA_LACK)),$(CUDA_HERE),$(CUDA_HAVE))),$(CUDA_ALL))
 CUDA_TEST_ARCH := 75;90
 CUDA_ARCHS := $(sort $(subst ;, ,$(CUDA_ARCH)))
-gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=$(if $(and $(CUDA_QUICK),$(filter-out $(lastword $(1)),$(a))),compute,sm)_$(a)) \
-  -gencode=arch=compute_$(lastword $(1)),code=compute_$(lastword $(1))
+CUDA_QUICK ?=
+PTX_READ := $(if $(and $(NVCC),$(CUDA_QUICK)),$(if $(wildcard /dev/nvidiactl),,$(shell \
+  $(dir $(NVCC))ptxas --help | grep -q 'parsing only' && echo yes)))
+ptx_alone = $(and $(CUDA_QUICK),$(or $(PTX_READ),$(filter-out $(2),$(1))))
+gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=$(if $(call ptx_alone,$(a),$(lastword $(1))),compute,sm)_$(a)) \
+  $(if $(PTX_READ),,-gencode=arch=compute_$(lastword $(1)),code=compute_$(lastword $(1)))
 NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
 # What the objects are compiled for, all of them anew when something else is asked for.
-CUDA_QUICK ?=
 CUDA_WANT := $(strip $(CUDA_ARCHS) $(if $(CUDA_QUICK),quick))
 CUDA_TEST_ARCHS := $(subst ;, ,$(CUDA_TEST_ARCH))
 CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,$(if \
   $(filter-out $(CUDA_HAVE),$(CUDA_TEST_ARCHS))$(filter quick,$(CUDA_HAVE)),CUDA_ARCH='$(CUDA_TEST_ARCH)' CUDA_QUICK=1,\
   CUDA_ARCH='$(CUDA_HAVE)'))
 # Defines for GPU sources alone, the emulated ones too: to compare what they choose, each in a BUILD of its own
-# (CUDA_DEFS=-DGEMM_STREAM_EACH_LANE=0), since objects that are there are not made anew for others.
+# (CUDA_DEFS=-D...), since objects that are there are not made anew for others.
 CUDA_DEFS ?=
 NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3) \
   $(if $(and $(NVCC),$(CUDA_QUICK)),$(shell $(NVCC) --help | grep -q -- --Ofast-compile && echo -Ofc=max) -Xcompiler -O0)
@@ -96,17 +100,19 @@ $(CUDA_STAMP):
 $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
-	$(Q)$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) -MMD -MP -c -o $@ $<
+	$(Q)$(if $(PTX_READ),rm -rf $@.keep && mkdir $@.keep && )$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) $(if $(PTX_READ),--keep --keep-dir $@.keep) -MMD -MP -c -o $@ $<
+	$(if $(PTX_READ),$(Q)for f in $@.keep/*.ptx; do $(dir $(NVCC))ptxas -arch=compute_$$(sed -n 's/^\.target sm_\([0-9a-z]*\).*/\1/p' $$f) $$f || { rm -f $@; exit 1; }; done; rm -rf $@.keep)
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
-CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/experts_bulk.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
+CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/experts_bulk.cu %/gemm_stream.cu %/gemm_warps.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC) tools/bench/gpu/bench_trace.cu): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # 9.0's warpgroups have instructions that no later device has either: no code for others, which are given none of it
 # (gpuk_device.warpgroups). Without 9.0 among the architectures there is nothing in it. Quick code is PTX that nothing runs:
-# functions would stay apart in it, and what a warpgroup has at work would be waited for at each end.
+# functions would stay apart in it, and what a warpgroup has at work would be waited for at each end; so only where the
+# assembler reads it and no GPU is there are the instructions in it.
 CUDA_KERNEL_90A_SRC := worker-gpu/kernels/experts_wide.cu worker-gpu/kernels/gemm_wide.cu
 ifneq ($(filter 90,$(CUDA_ARCHS)),)
-$(call cuda_obj_of,$(CUDA_KERNEL_90A_SRC)): NVCC_CODE := $(if $(CUDA_QUICK),-gencode=arch=compute_90a$(comma)code=compute_90a,\
+$(call cuda_obj_of,$(CUDA_KERNEL_90A_SRC)): NVCC_CODE := $(if $(CUDA_QUICK),-gencode=arch=compute_90a$(comma)code=compute_90a $(if $(PTX_READ),-DHELM_SM90A),\
   -gencode=arch=compute_90a$(comma)code=sm_90a -DHELM_SM90A)
 endif
 # tests have no kernels of their own, nor have most benchmarks: one architecture is as good as five

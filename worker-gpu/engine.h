@@ -50,7 +50,8 @@ struct gpu_engine {
     uint32_t sampler_count;
     struct device_event *copied;
     uint32_t wait_ms;
-    bool failed; /* a step ended with an error: the queue may still wait for a lane */
+    bool is_short; /* the step is of short prompts (common/plan/schedule.h) */
+    bool failed;   /* a step ended with an error: the queue may still wait for a lane */
 };
 
 extern const struct worker_engine_ops gpu_engine_ops;

@@ -73,6 +73,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/gemm_blocks.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \
+  worker-gpu/kernels/gemm_warps.cu \
   worker-gpu/kernels/gemm_wide.cu \
   worker-gpu/kernels/gemv_bulk.cu \
   worker-gpu/kernels/gemv_groups.cu \

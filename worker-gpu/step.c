@@ -165,6 +165,7 @@ static int launch(struct gpu_engine *g, struct gpu_program *p, struct helm_err *
     const struct gpu_issue issue = {.tokens = batch->token_count,
                                     .rows = batch->row_count,
                                     .samples = batch->sample_count,
+                                    .is_short = g->is_short,
                                     .batch = batch,
                                     .fills = g->tiers.on && gpu_fills(batch, g->kv.page_tokens, 0) > 0,
                                     .reads_host = gpu_reads_host(batch)};
@@ -255,7 +256,8 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
         struct plan_schedule schedule;
         rc = plan_schedule_of(&g->plan, g->batch.flags, tokens, &schedule, err);
         if (rc) return rc;
-        struct gpu_program *p = program_of(g, schedule.list, gpu_tier_for(&g->plan, &schedule, tokens));
+        g->is_short = schedule.is_short;
+        struct gpu_program *p = program_of(g, schedule.phase, gpu_tier_for(&g->plan, &schedule, tokens));
         rc = compute(g, step, p, start_ns, result, err);
     } else if (step->flags & STEP_KV_MOVES) {
         rc = gpu_session_move(g, step, err);
@@ -271,14 +273,13 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
     return 0;
 }
 
-static int warm_once(struct gpu_engine *g, const struct gpu_program *p, uint32_t tokens, struct helm_err *err)
+static int warm_once(struct gpu_engine *g, const struct gpu_program *p, uint32_t tokens, bool is_short,
+                     struct helm_err *err)
 {
     const struct gpu_block *b = &p->block;
     uint32_t samples = p->tier == GPU_TIER_CHUNK ? p->samples : 1;
-    const struct gpu_issue issue = {.tokens = tokens,
-                                    .rows = p->samples,
-                                    .samples = p->samples,
-                                    .alone = true};
+    const struct gpu_issue issue = {
+        .tokens = tokens, .rows = p->samples, .samples = p->samples, .is_short = is_short, .alone = true};
     memset(g->source.block_host, 0, (size_t)b->bytes);
     g->batch.row[0] = (struct batch_row){.count = tokens};
     g->batch.row_count = 1;
@@ -297,15 +298,17 @@ int gpu_step_warm(struct gpu_engine *g, const struct gpu_program *p, struct helm
 {
     const struct arena_header *h = arena_header_of(g->base.arena);
     uint32_t most = h->step_tokens < h->context_tokens ? h->step_tokens : h->context_tokens;
-    if (p->tier != GPU_TIER_CHUNK) return warm_once(g, p, p->tokens < most ? p->tokens : most, err);
+    if (p->tier != GPU_TIER_CHUNK) return warm_once(g, p, p->tokens < most ? p->tokens : most, false, err);
     if (!g->device->loads_code) most = most < WARM_TOKENS ? most : WARM_TOKENS;
     int rc = 0;
-    if (most > GPU_SUB_TOKENS) { /* further sub-chunks take no other sizes than the first */
-        rc = warm_once(g, p, most, err);
+    if (plan_list_count(&g->plan) > plan_phase_count(&g->plan))
+        rc = warm_once(g, p, most < GPU_STEADY_TOKENS ? most : GPU_STEADY_TOKENS, true, err);
+    if (!rc && most > GPU_SUB_TOKENS) { /* further sub-chunks take no other sizes than the first */
+        rc = warm_once(g, p, most, false, err);
         most = GPU_SUB_TOKENS;
     }
     for (uint32_t tokens = most; !rc;) {
-        rc = warm_once(g, p, tokens, err);
+        rc = warm_once(g, p, tokens, false, err);
         if (tokens <= GPU_PAD_TOKENS) break;
         tokens = (tokens - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
     }

@@ -70,6 +70,7 @@ struct plan_phase {
 };
 #define PLAN_PREFILLS_MAX 2
 #define PLAN_PHASES_MAX   (1 + PLAN_PREFILLS_MAX)
+#define PLAN_LISTS_MAX    (2 * PLAN_PHASES_MAX) /* of prompts: schedule.h */
 
 /* Experts of the units that the decode list has at home on `mixed`. All of them lie in host memory; VRAM has slots for
  * copies of some. In a step of few tokens the GPU reads some of the chosen ones that are missing over the link. */

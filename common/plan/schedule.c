@@ -3,15 +3,34 @@
 
 #include "common/shared/arena_layout.h"
 
+static bool has_short(const struct plan *plan)
+{
+    return plan->invariant && plan_most_tokens(plan, PLAN_GPU0) > 0;
+}
+
+uint32_t plan_list_count(const struct plan *plan)
+{
+    return plan_phase_count(plan) * (has_short(plan) ? 2 : 1);
+}
+
+uint32_t plan_list_phase(const struct plan *plan, uint32_t list)
+{
+    return list % plan_phase_count(plan);
+}
+
 uint32_t plan_list_tokens(const struct plan *plan, uint32_t list)
 {
-    const uint32_t last = list < plan->prefill_count ? plan->prefill[list].from_tokens - 1 : UINT32_MAX;
+    const uint32_t phase = plan_list_phase(plan, list);
+    uint32_t last = phase < plan->prefill_count ? plan->prefill[phase].from_tokens - 1 : UINT32_MAX;
+    if (phase != list && last > GPU_STEADY_TOKENS) last = GPU_STEADY_TOKENS;
     return last < plan->step_tokens ? last : plan->step_tokens;
 }
 
 uint32_t plan_prompt_list(const struct plan *plan, uint32_t prompt_tokens)
 {
-    return plan_phase_for(plan, prompt_tokens < plan->step_tokens ? prompt_tokens : plan->step_tokens);
+    const bool is_short = has_short(plan) && prompt_tokens <= GPU_STEADY_TOKENS;
+    return plan_phase_for(plan, prompt_tokens < plan->step_tokens ? prompt_tokens : plan->step_tokens) +
+           (is_short ? plan_phase_count(plan) : 0);
 }
 
 uint32_t plan_decode_tokens(const struct plan *plan)
@@ -25,15 +44,17 @@ int plan_schedule_of(const struct plan *plan, uint32_t flags, uint32_t tokens, s
 {
     const uint32_t list = flags >> STEP_LIST_SHIFT;
     *schedule =
-        (struct plan_schedule){.list = plan_phase_for(plan, tokens), .chunk = tokens > ENGINE_FEW_TOKENS};
+        (struct plan_schedule){.phase = plan_phase_for(plan, tokens), .chunk = tokens > ENGINE_FEW_TOKENS};
     if (!plan->invariant) {
         if (!(flags & STEP_PROMPT) && !list) return 0;
         return helm_fail(err, HELM_E_LIMIT, "a step of prompts, list %u, of a plan that is not invariant",
                          list);
     }
-    *schedule = (struct plan_schedule){.list = list, .chunk = (flags & STEP_PROMPT) != 0};
-    if (list >= plan_phase_count(plan) || (list && !schedule->chunk))
-        return helm_fail(err, HELM_E_LIMIT, "a step of list %u of %u", list, plan_phase_count(plan));
+    *schedule = (struct plan_schedule){.phase = plan_list_phase(plan, list),
+                                       .chunk = (flags & STEP_PROMPT) != 0,
+                                       .is_short = list >= plan_phase_count(plan)};
+    if (list >= plan_list_count(plan) || (list && !schedule->chunk))
+        return helm_fail(err, HELM_E_LIMIT, "a step of list %u of %u", list, plan_list_count(plan));
     const uint32_t most = schedule->chunk ? plan_list_tokens(plan, list) : plan_decode_tokens(plan);
     if (tokens <= most) return 0;
     return helm_fail(err, HELM_E_LIMIT, "a step of %u %s, more than the %u of list %u", tokens,

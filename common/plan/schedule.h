@@ -8,6 +8,9 @@
  * computed again. The kernels of both give a token the same bits whatever else a step has. So it does not matter how
  * a prompt is cut, which sequences share a step, what is found in the cache, and what is computed again.
  *
+ * Where a GPU computes, prompts of up to GPU_STEADY_TOKENS tokens have lists of their own: the plan's again, numbered behind
+ * those, whose products are computed as is fastest for so few tokens. So a prompt of each kind finds the pages of its kind.
+ *
  * helmd forms steps by this, both workers check and choose by it. Pure functions. */
 #ifndef HELM_COMMON_PLAN_SCHEDULE_H
 #define HELM_COMMON_PLAN_SCHEDULE_H
@@ -16,10 +19,14 @@
 #include "common/plan/plan.h"
 
 struct plan_schedule {
-    uint32_t list; /* phase of the plan */
-    bool chunk;    /* with a chunk's kernels, however few tokens there are; else as decode */
+    uint32_t phase; /* of the plan */
+    bool chunk;     /* with a chunk's kernels, however few tokens there are; else as decode */
+    bool is_short;  /* of an invariant plan's chunk: of short prompts */
 };
 
+/* Lists of prompts: the plan's phases, of an invariant plan perhaps once more for short prompts. */
+uint32_t plan_list_count(const struct plan *plan);
+uint32_t plan_list_phase(const struct plan *plan, uint32_t list);
 /* The most tokens that a step of this list may have: its buffers are of that size. */
 uint32_t plan_list_tokens(const struct plan *plan, uint32_t list);
 /* For an invariant plan: the list that computes a prompt of `prompt_tokens` tokens, and the most tokens of any other

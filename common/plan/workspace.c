@@ -190,9 +190,9 @@ static uint64_t place_attention(const struct gpu_workspace_case *c, struct gpu_w
 void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspace *w)
 {
     memset(w, 0, sizeof *w);
-    /* whole sub-chunks, which an invariant plan's products are of */
-    w->tokens =
-        (uint32_t)round_up(c->step_tokens, c->step_tokens > GPU_SUB_TOKENS ? GPU_SUB_TOKENS : GPU_PAD_TOKENS);
+    /* whole sub-chunks, or whole multiples that an invariant plan's products are of */
+    w->tokens = (uint32_t)round_up(c->step_tokens,
+                                   c->step_tokens > GPU_SUB_TOKENS ? GPU_SUB_TOKENS : GPU_STEADY_TOKENS);
     w->sub_tokens = (uint32_t)smaller(w->tokens, GPU_SUB_TOKENS);
     size_always(c, w);
     if (c->head) size_head(c, w);

@@ -12,9 +12,11 @@
  * Plans with two tiers are made for the step of a short context: with the least places, then with twice as many as
  * long as that is better. With the best number they are made for the steps of longer contexts.
  *
- * Chunks of twice as many tokens bring a long prompt's old pages half as often, but their buffers take room from
- * weights and places. They are taken where a prompt of each context and SESSION_TOKENS more finish sooner, again in
- * the geometric mean, and a short context loses no more than STEP_LOSS. */
+ * Chunks of more tokens bring weights and a long prompt's old pages less often, but their buffers take room from weights and
+ * places. They are judged by whole requests: a prompt of each context and SESSION_TOKENS more, again in the geometric mean. The
+ * faster ones are taken, and of plans alike within SESSION_ALIKE the one with the shorter time to a long prompt's first token,
+ * as long as a short context loses no more than STEP_LOSS of the speed it has with the shortest chunks. Steps between sizes
+ * are small, so that two profiles of one machine differ little in what they choose. */
 #include "daemon/planner/attempt.h"
 
 #include <math.h>
@@ -29,8 +31,11 @@
 #define TIERS_LOSS          0.03
 #define TIERS_GAIN          0.02 /* part of the score that two tiers must gain */
 #define SESSION_TOKENS      256  /* decoded behind a prompt */
-#define STEP_LOSS           0.05 /* part of a short context's speed that longer chunks may cost */
-#define DIRECT_STEP         25   /* of 1,000: shares that are tried */
+#define SESSION_ALIKE       0.01
+#define LONG_PART           4   /* a long prompt is this part of the context */
+#define LONG_GAIN           0.1 /* part of a long prompt's time that decides between requests that are alike */
+#define STEP_LOSS           0.025 /* part of a short context's speed that longer chunks may cost */
+#define DIRECT_STEP         25    /* of 1,000: shares that are tried */
 
 static const char *const tiers_names[KV_TIERS_COUNT] = {
     [KV_TIERS_ONE] = "one", [KV_TIERS_TWO] = "two", [KV_TIERS_AUTO] = "auto"};
@@ -59,6 +64,7 @@ static uint32_t next_context(uint32_t context, uint32_t whole)
 struct score {
     double at_short, mean; /* seconds of a step: of a short context, geometric mean of all */
     double session;        /* seconds of a prompt and SESSION_TOKENS behind it, likewise; 0: not looked at */
+    double prompt;         /* seconds of a prompt of the context's LONG_PART; with session */
 };
 
 static int score_of(const struct making *m, const struct plan *plan, uint32_t ctx, struct score *score,
@@ -91,7 +97,10 @@ static int score_session(const struct making *m, const struct plan *plan, uint32
         sum += log(first.seconds + SESSION_TOKENS * seconds);
     }
     score->session = exp(sum / count);
-    return 0;
+    struct cost_forecast prompt;
+    const int rc = cost_ttft(&one, ctx < LONG_PART ? ctx : ctx / LONG_PART, &prompt, err);
+    score->prompt = prompt.seconds;
+    return rc;
 }
 
 static int choose_direct(const struct making *m, struct plan *plan, struct helm_err *err)
@@ -134,9 +143,10 @@ struct tiering {
     struct making *m;
     const struct trying *t;
     struct packing_known
-        like;     /* of the plan for a short context, whose weights are where two tiers have them */
-    double least; /* seconds that a step of a short context takes at most, unless all take longer */
-    double most;  /* seconds that it may take with longer chunks */
+        like;             /* of the plan for a short context, whose weights are where two tiers have them */
+    double least;         /* seconds that a step of a short context takes at most, unless all take longer */
+    double most;          /* seconds that it may take with longer chunks */
+    double session_least; /* of the plans that were the best */
     struct candidate *best;
 };
 
@@ -145,17 +155,24 @@ struct two_tiers {
     uint32_t places, priced_at, step;
 };
 
-/* Whether it is the best. Longer chunks than the best one's are judged by whole prompts. */
+/* Whether a plan with longer chunks than the best one's is better. */
+static bool better_chunks(const struct tiering *k, const struct candidate *c)
+{
+    const struct score *now = &k->best->score, *then = &c->score;
+    if (c->plan.step_tokens <= k->best->plan.step_tokens || then->at_short > k->most) return false;
+    return then->session < now->session || (then->session <= (1 + SESSION_ALIKE) * k->session_least &&
+                                            then->prompt <= (1 - LONG_GAIN) * now->prompt);
+}
+
+/* Whether it is the best. */
 static bool better(const struct tiering *k, const struct candidate *c)
 {
     const struct candidate *best = k->best;
     if (!best->attempt.fits) return true;
+    if (c->score.session > 0) return better_chunks(k, c);
     const bool in_time = c->score.at_short <= k->least, best_in_time = best->score.at_short <= k->least,
                two = plan_kv_tiered(&best->plan);
     if (in_time != best_in_time) return in_time;
-    if (c->score.session > 0)
-        return c->plan.step_tokens > best->plan.step_tokens && c->score.session < best->score.session &&
-               c->score.at_short <= k->most;
     return c->score.mean < (two ? 1 : 1 - TIERS_GAIN) * best->score.mean;
 }
 
@@ -239,6 +256,24 @@ static int try_places(struct tiering *k, uint32_t least, uint32_t *best, struct 
     return 0;
 }
 
+/* Half as many tokens more each time, then a third: every second is a power of two. */
+static int try_chunks(struct tiering *k, uint32_t places, uint32_t priced_at, struct helm_err *err)
+{
+    const uint32_t most = k->t->ctx < PREFILL_CHUNK_MAX ? k->t->ctx : PREFILL_CHUNK_MAX;
+    struct two_tiers what = {.places = places, .priced_at = priced_at, .step = LEDGER_STEP_TOKENS};
+    bool taken = true;
+    uint32_t ignored;
+    k->most = k->best->score.at_short / (1 - STEP_LOSS);
+    int rc = score_session(k->m, &k->best->plan, k->t->ctx, &k->best->score, err);
+    while (!rc && taken) {
+        k->session_least = fmin(k->session_least, k->best->score.session);
+        what.step += what.step & (what.step - 1) ? what.step / 3 : what.step / 2;
+        if (what.step > most) break;
+        rc = try_two(k, &what, &ignored, &taken, err);
+    }
+    return rc;
+}
+
 static int try_all(struct tiering *k, struct helm_err *err)
 {
     static const uint32_t longer[] = {2 * TIERS_SHORT, 8 * TIERS_SHORT};
@@ -262,15 +297,7 @@ static int try_all(struct tiering *k, struct helm_err *err)
         rc = try_two(k, &what, &ignored, &taken, err);
         if (taken) priced_at = longer[i];
     }
-    if (rc || m->r->wish.step_tokens) return rc;
-    what.priced_at = priced_at;
-    k->most = k->best->score.at_short / (1 - STEP_LOSS);
-    rc = score_session(m, &k->best->plan, ctx, &k->best->score, err);
-    for (taken = true; taken && !rc && what.step < PREFILL_CHUNK_MAX && 2 * what.step <= ctx;) {
-        what.step *= 2;
-        rc = try_two(k, &what, &ignored, &taken, err);
-    }
-    return rc;
+    return rc || m->r->wish.step_tokens ? rc : try_chunks(k, places, priced_at, err);
 }
 
 static bool may_have_two(const struct making *m, const struct trying *t)
@@ -296,7 +323,7 @@ int attempt_context(struct making *m, const struct trying *t, struct plan *plan,
                              .attempt = *attempt,
                              .wish = m->wish,
                              .packs_cpu_beside = m->packs_cpu_beside};
-    struct tiering k = {.m = m, .t = t, .best = &best};
+    struct tiering k = {.m = m, .t = t, .best = &best, .session_least = INFINITY};
     if (must) best.attempt.fits = false;
     rc = try_all(&k, err);
     m->like = NULL;

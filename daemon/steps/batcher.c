@@ -29,7 +29,7 @@ int batcher_init(struct batcher *batcher, const struct batcher_options *options,
     batcher->view = calloc(batcher->seq_capacity, sizeof *batcher->view);
     batcher->view_index = calloc(batcher->seq_capacity, sizeof *batcher->view_index);
     batcher->queue_view = calloc(batcher->seq_capacity, sizeof *batcher->queue_view);
-    for (uint32_t i = 0; i < plan_phase_count(options->plan); i++)
+    for (uint32_t i = 0; i < plan_list_count(options->plan); i++)
         batcher->list_tokens[i] = plan_list_tokens(options->plan, i);
     int rc = 0;
     if (!batcher->seq || !batcher->view || !batcher->view_index || !batcher->queue_view)
@@ -253,7 +253,7 @@ static uint32_t batcher_count_slots(const struct batcher *batcher, uint32_t coun
 /* Whether the plan's decode list computes a step that was formed. */
 static bool batcher_is_decode_list(const struct batcher *batcher, const struct scheduler_step *formed)
 {
-    if (batcher->with.plan->invariant) return formed->list == 0;
+    if (batcher->with.plan->invariant) return plan_list_phase(batcher->with.plan, formed->list) == 0;
     return plan_phase_for(batcher->with.plan, formed->token_count) == 0;
 }
 

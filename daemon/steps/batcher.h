@@ -117,7 +117,7 @@ struct batcher {
     uint64_t next_id, turn;
     uint64_t prompt_turn; /* an invariant plan's steps of prompts, */
     bool prompts_last;    /* and whether the last step was one */
-    uint32_t list_tokens[PLAN_PHASES_MAX];
+    uint32_t list_tokens[PLAN_LISTS_MAX];
 
     bool worker_ready, paused;
     uint32_t serial;    /* of the last step rung */

@@ -16,9 +16,9 @@
 /* Scopes are below, of each list of the plan as many; those of one sequence alone in the upper half, and in the upper half
  * of that those of what it has behind its prompt; pages' numbers from here on. */
 #define PREFIX_LIST_SCOPES   ((uint64_t)1 << 37)
-#define PREFIX_OWN_SCOPES    ((uint64_t)1 << 39)
-#define PREFIX_BEHIND_SCOPES (PREFIX_OWN_SCOPES + ((uint64_t)1 << 38))
-#define PREFIX_SCOPES        ((uint64_t)1 << 40)
+#define PREFIX_OWN_SCOPES    ((uint64_t)1 << 40)
+#define PREFIX_BEHIND_SCOPES (PREFIX_OWN_SCOPES + ((uint64_t)1 << 39))
+#define PREFIX_SCOPES        ((uint64_t)1 << 41)
 
 struct prefix_page {
     uint64_t number; /* 0: not known */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/model/content.h"
+#include "common/plan/schedule.h"
 
 static uint64_t add(uint64_t digest, const void *bytes, size_t count)
 {
@@ -40,7 +41,7 @@ uint64_t session_origin_of(const struct plan *plan, const struct workers *worker
         digest = add_text(digest, workers->worker[i].kernels);
         digest = add_text(digest, workers->worker[i].device);
     }
-    digest = add_list(digest, plan, list);
+    digest = add_list(digest, plan, plan_list_phase(plan, list));
     digest = add_number(digest, list);
     digest = add_number(digest, plan->step_tokens);
     digest = add_number(digest, plan->embed);

@@ -228,7 +228,7 @@ static bool find_list(const struct sessions *all, uint64_t origin, uint32_t *lis
     const struct plan *plan = all->batcher->with.plan;
     *list = 0;
     if (!plan->invariant) return true;
-    for (; *list < plan_phase_count(plan); ++*list)
+    for (; *list < plan_list_count(plan); ++*list)
         if (session_origin_of(plan, all->workers, *list) == origin) return true;
     return false;
 }

@@ -28,6 +28,12 @@
 #define FEW_PLANS false
 #endif
 
+/* Whether plans that are alike run, too. */
+static bool all_plans(void)
+{
+    return !FEW_PLANS && every_case();
+}
+
 /* A plan as letters, one a unit: c(pu), g(pu), s(tream). */
 struct case_plan {
     const char *decode, *prefill[PLAN_PREFILLS_MAX];

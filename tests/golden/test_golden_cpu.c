@@ -123,6 +123,13 @@ static void run_variant(const char *model, const struct golden *golden, const ch
     free(local);
 }
 
+/* The slowest variants multiply for qwen2-bias and llama3 as for qwen3; sanitized, qwen2-bias is the one model. */
+static bool is_left_out(uint32_t number, const char *variant)
+{
+    const bool slow = strcmp(variant, "ref") == 0 || strcmp(variant, "openblas") == 0;
+    return slow && (number == 1 || number == 2) && LONG_CASE > SHORT_CASE && !getenv("HELM_TEST_FULL");
+}
+
 /* Cache types in turns, so that each goes with each model, and with most variants; with a variant's attention each
  * is in test_attention.c. */
 static void run_model(uint32_t number)
@@ -143,6 +150,7 @@ static void run_model(uint32_t number)
                           table[i]->name);
             continue;
         }
+        if (is_left_out(number, table[i]->name)) continue;
         const uint32_t turn = number + variants++;
         run_variant(model, golden, table[i]->name, kv_dtypes[turn % (sizeof kv_dtypes / sizeof *kv_dtypes)]);
     }

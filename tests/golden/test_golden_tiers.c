@@ -166,7 +166,7 @@ static void cases_agree(void **state)
         /* sinks, which count once, and windows, within which the CPU may have nothing */
         {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE},
     };
-    for (size_t i = 0; i < (FEW_CASES ? 2 : sizeof cases / sizeof *cases); i++) {
+    for (size_t i = FEW_CASES; i < (FEW_CASES ? 2 : sizeof cases / sizeof *cases); i++) {
         struct golden *golden = calloc(1, sizeof *golden);
         golden_read(cases[i].model, golden);
         run_tiers(&cases[i], golden);

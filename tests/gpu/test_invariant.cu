@@ -62,6 +62,8 @@ static void test_few(struct test_context *t, int format, uint32_t rows, uint32_t
     const gpu_buffer weights(random_elements(t, (size_t)rows * cols, format)), norm(random_floats(t, cols));
     const auto x = random_floats(t, (size_t)GPUK_BATCH_MAX * cols);
     const auto all = few(t, weights, norm, shape, x, GPUK_BATCH_MAX);
+    snprintf(what, sizeof what, "%s %u x %u: all tokens have numbers", name_of(format), rows, cols);
+    check(t, std::all_of(all.begin(), all.end(), [](float v) { return std::isfinite(v); }), what);
     for (uint32_t count = 1; count <= GPUK_BATCH_MAX; count += t->small ? 7 : 1) {
         const auto order = some_tokens(t, count);
         snprintf(what, sizeof what, "%s %u x %u: %u of the tokens", name_of(format), rows, cols, count);
@@ -177,14 +179,20 @@ static void test_prefill(struct test_context *t, int dtype, uint32_t head_dim, u
 /* ---- the library's products ---- */
 
 #ifndef HELM_CUDA_EMULATED
-static void test_products(struct test_context *t, struct gpuk_matmul *matmul, uint32_t rows, uint32_t cols)
+/* Of up to `tokens` tokens. */
+static void test_products(struct test_context *t, struct gpuk_matmul *matmul, uint32_t rows, uint32_t cols,
+                          uint32_t tokens)
 {
-    const uint32_t tokens = GPU_SUB_TOKENS;
     const gpu_buffer w(random_elements(t, (size_t)rows * cols, DTYPE_BF16)), workspace(GPUK_MATMUL_WORKSPACE);
     auto x = random_elements(t, (size_t)tokens * cols, DTYPE_BF16);
     const size_t row = (size_t)cols * 2;
     const struct gpuk_matmul_plan *plan;
-    gpuk_matmul_whole_sums(matmul, true);
+    struct helm_err refusal = {};
+    gpuk_matmul_steady(matmul, tokens);
+    check(t,
+          gpuk_matmul_plan(matmul, DTYPE_BF16, DTYPE_F32, 192, rows, cols, rows, false, &plan, &refusal) ==
+              HELM_E_USAGE,
+          "matmul: 192 tokens are refused, at which no algorithm was tried");
     GPUK(gpuk_matmul_plan(matmul, DTYPE_BF16, DTYPE_F32, tokens, rows, cols, rows, false, &plan, &err));
     const auto run = [&](const std::vector<unsigned char> &in) {
         const gpu_buffer dx(in), out((size_t)tokens * rows * sizeof(float));
@@ -204,7 +212,7 @@ static void test_products(struct test_context *t, struct gpuk_matmul *matmul, ui
         same = same && memcmp(&got[(size_t)((n + by) % tokens) * rows], &all[(size_t)n * rows],
                               rows * sizeof(float)) == 0;
     char what[120];
-    snprintf(what, sizeof what, "matmul %u x %u: tokens moved by %u", rows, cols, by);
+    snprintf(what, sizeof what, "matmul %u x %u: %u tokens moved by %u", rows, cols, tokens, by);
     check(t, same, what);
     for (uint32_t few = GPU_STEADY_TOKENS; few < tokens; few += GPU_STEADY_TOKENS) {
         const gpu_buffer dx(x), out((size_t)tokens * rows * sizeof(float));
@@ -221,10 +229,10 @@ static void test_products(struct test_context *t, struct gpuk_matmul *matmul, ui
 void test_invariant(struct test_context *t)
 {
     const int formats[] = {FORMAT_BF16, FORMAT_F16, FORMAT_F32, FORMAT_Q8_0, FORMAT_Q4_K, FORMAT_Q6_K};
-    const uint32_t shapes[][2] = {{96, 512}, {300, 4096}, {4096, 12288}};
+    const uint32_t shapes[][2] = {{96, 512}, {36, 4608}, {300, 4096}, {4096, 12288}};
     for (int format : formats)
         for (auto &s : shapes)
-            if (!t->small || s[0] == 96) test_few(t, format, s[0], s[1]);
+            if (!t->small || s[0] < 100) test_few(t, format, s[0], s[1]);
     for (int dtype : {(int)KV_BF16, (int)KV_F16, (int)KV_Q8_0})
         for (uint32_t head_dim : {64u, 128u}) {
             if (t->small && head_dim != 128) continue;
@@ -238,7 +246,8 @@ void test_invariant(struct test_context *t)
     const uint32_t products[][2] = {{1024, 4096}, {4096, 4096}, {12288, 4096}, {4096, 12288}, {6144, 5120}};
     GPUK(gpuk_matmul_open(&matmul, &err));
     for (auto &s : products)
-        if (!t->small || s[0] == 1024) test_products(t, matmul, s[0], s[1]);
+        for (uint32_t tokens : {GPU_STEADY_TOKENS, GPU_SUB_TOKENS})
+            if (!t->small || s[0] == 1024) test_products(t, matmul, s[0], s[1], tokens);
     gpuk_matmul_close(matmul);
 #endif
 }

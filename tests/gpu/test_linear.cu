@@ -113,8 +113,9 @@ static void run_case(struct test_context *t, const linear_case &c, const struct 
         args.swiglu = c.swiglu;
         args.x_stride = c.cols;
         args.out_stride = c.rows[0];
-        if (strstr(path, "stream") && run == 0)
-            check(t, strcmp(gpuk_linear_kernel(device, &args, GPUK_FEW), "stream") == 0, what);
+        for (const char *kernel : {"stream", "warps"})
+            if (strstr(path, kernel) && run == 0)
+                check(t, strcmp(gpuk_linear_kernel(device, &args, GPUK_FEW), kernel) == 0, what);
         if (c.tokens == 1)
             GPUK(gpuk_gemv(device, &args, workspace.at, 0, t->stream, &err));
         else
@@ -245,9 +246,10 @@ static void test_streams(struct test_context *t, int dtype)
             if (tokens == 3) turn++;
             if (t->small && !t->few && (turn % 2 == 0) == (tokens == 3)) continue;
             struct gpuk_device d = t->device;
-            d.sm_count = way.sms, d.gemm_slots = way.slots, d.gemm_slices = way.slices;
+            d.sm_count = way.sms, d.gemm_slots = way.slots, d.gemm_slices = way.slices, d.gemm_warps = -1;
             d.gemm_producers = way.producers, d.gemm_reducers = way.reducers;
             d.gemm_batch = way.batch, d.gemm_blocks = way.blocks, d.gemm_ahead = way.slots;
+            d.gemm_arrivals = t->few || way.slices == 2 ? -1 : 0;
             const uint32_t count = tokens - (way.slots & 1), rows = t->small ? 70 : 430;
             run_case(t, {dtype, whole(1000), 1, {rows}, tokens, count, true, true, true, false, false}, &d,
                      5e-5, "gemm stream");
@@ -267,9 +269,72 @@ static void test_streams(struct test_context *t, int dtype)
         }
     if (t->small) return;
     struct gpuk_device parts = t->device;
-    parts.gemm_slices = 2;
+    parts.gemm_slices = 2, parts.gemm_warps = -1;
     run_case(t, {dtype, whole(128), 1, {64000}, 16, 11, true, true, true, false, false}, &parts, 5e-5,
              "gemm stream, parts");
+}
+
+/* Long rows of blocks: one slice of columns and several, lines without columns, few blocks and many, fewer groups than blocks, one
+ * arrival a warp and one a lane; matrices taken in parts. */
+static void test_warps(struct test_context *t, int dtype)
+{
+    const uint32_t block = tensor_format_of((enum tensor_format)dtype)->block_values;
+    const auto whole = [&](uint32_t cols) { return cols / block * block; };
+    struct gpuk_linear_args args = {};
+    args.format = (enum tensor_format)dtype, args.cols = 4096, args.segments = 1;
+    args.segment[0].rows = 16;
+    bool takes = dtype >= FORMAT_Q8_0 && t->device.bulk_copy && t->device.shared_bytes_max >= 227 << 10;
+    for (int least : {FORMAT_Q4_1, FORMAT_Q5_1, FORMAT_Q2_K, FORMAT_Q5_K}) takes = takes && dtype != least;
+    char what[120];
+    snprintf(what, sizeof what, "%s of long rows is multiplied by warps: %d", name_of(dtype), takes);
+    check(t, (strcmp(gpuk_linear_kernel(&t->device, &args, GPUK_FEW), "warps") == 0) == takes, what);
+    args.cols = 2048;
+    snprintf(what, sizeof what, "%s of short rows is not", name_of(dtype));
+    check(t, strcmp(gpuk_linear_kernel(&t->device, &args, GPUK_FEW), "warps") != 0, what);
+    if (!takes) return;
+    int turn = dtype; /* small: of a format each way with few tokens or with all, of the next the other */
+    for (uint32_t sms : {1u, 3u, 132u})
+        for (uint32_t tokens : {3u, 16u}) {
+            struct gpuk_device d = t->device;
+            d.sm_count = (int)sms, d.gemm_arrivals = t->few || sms == 1 ? -1 : 0, d.gemm_batch = (int)sms % 3;
+            d.gemm_warps = 1 + (int)(sms / 3 + tokens) % 2;
+            if (tokens == 3) turn++;
+            if (t->small && (turn % 2 == 0) == (tokens == 3)) continue;
+            const uint32_t count = tokens - sms % 2, rows = t->small ? 40 : 430;
+            if (!t->few || sms == 3)
+                run_case(t, {dtype, whole(2568), 1, {rows}, tokens, count, true, true, true, false, false},
+                         &d, 5e-5, "gemm warps");
+            if (t->few) continue;
+            if (sms == 1)
+                for (float scale : {2e-6f, 3e6f}) /* beyond what f16 has */
+                    run_case(t,
+                             {dtype,
+                              whole(2568),
+                              1,
+                              {20},
+                              tokens,
+                              count,
+                              false,
+                              false,
+                              false,
+                              false,
+                              false,
+                              0,
+                              scale},
+                             &d, 5e-5, "gemm warps");
+            if (sms == 3)
+                run_case(
+                    t, {dtype, whole(4900), 3, {35, 33, 17}, tokens, count, true, true, false, false, false},
+                    &d, 5e-5, "gemm warps");
+            if (t->small) continue;
+            run_case(t, {dtype, 4096, 2, {71, 71}, tokens, count, true, true, false, true, false, 16}, &d,
+                     5e-5, "gemm warps");
+            run_case(t, {dtype, 12288, 1, {67}, tokens, count, false, false, true, false, false}, &d, 5e-5,
+                     "gemm warps");
+        }
+    if (!t->small && dtype == FORMAT_Q4_K) /* the reference takes its time */
+        run_case(t, {dtype, whole(4900), 1, {62000}, 16, 3, false, false, true, false, false}, &t->device,
+                 5e-5, "gemm warps, parts");
 }
 
 #ifndef HELM_CUDA_EMULATED
@@ -420,6 +485,7 @@ static void test_format(struct test_context *t, enum tensor_format format)
     }
     if (!t->few) test_slices(t, format);
     test_streams(t, format);
+    test_warps(t, format);
     few.sm_count = 2;
     for (int way = 0; way < (t->few ? 1 : 4); way++) {
         few.gemv_warps = way & 1 ? 16 : 8, few.gemv_slots = 1 + way;

@@ -13,10 +13,10 @@
 
 static const size_t sizes[] = {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 129};
 #define SIZES (sizeof sizes / sizeof *sizes)
-/* Of rows, columns and tokens as places in `sizes` a test takes those with (r + 2 c + t) % SOME(n) == 0. Instrumented, any
- * two of them meet once: what is past a buffer's end the page behind it shows in every build. */
+/* Of rows, columns and tokens as places in `sizes` a test takes those with (r + 2 c + t) % SOME(n) == 0. Instrumented, every
+ * other two of them meet once: what is past a buffer's end the page behind it shows in every build. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SOME(n) SIZES
+#define SOME(n) (2 * SIZES)
 #else
 #define SOME(n) (n)
 #endif

@@ -62,15 +62,19 @@ static void amx_store_transposed(float *y, size_t ldy, const float *c, size_t ro
 #define TILE_FENCE()                   ((void)0)
 #include "common/cpu/kernels/amx_body.h"
 
-/* The packed layout as variants.h states it. */
+/* The packed layout as amx_panels.h states it. */
 static void pack(uint16_t *packed, const float *x, size_t tokens, size_t cols)
 {
-    size_t padded = amx_padded(cols);
-    memset(packed, 0, (tokens + 15) / 16 * 16 * padded * 2);
+    const size_t steps = amx_padded(cols) / 32, panels = (tokens + 15) / 16;
+    memset(packed, 0, panels * steps * AMX_TILE);
     for (size_t t = 0; t < tokens; t++)
-        for (size_t c = 0; c < cols; c++)
-            packed[t / 16 * 16 * padded + c / 2 * 32 + t % 16 * 2 + c % 2] =
+        for (size_t c = 0; c < cols; c++) {
+            const size_t step = c / 32, before = step / AMX_STEPS * AMX_STEPS,
+                         wide = steps - before < AMX_STEPS ? steps - before : AMX_STEPS,
+                         tile = before * panels + t / 16 * wide + step - before;
+            packed[tile * AMX_TILE / 2 + c % 32 / 2 * 32 + t % 16 * 2 + c % 2] =
                 convert_f32_bf16(x[t * cols + c]);
+        }
 }
 
 static void check(size_t rows, size_t cols, size_t tokens, bool accumulate)
@@ -115,8 +119,10 @@ static void check(size_t rows, size_t cols, size_t tokens, bool accumulate)
 }
 
 /* Blocks of one scale, a power of two, and 32 bf16 numbers, decoded to tiles. */
-static void decode_made_up(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols)
+static void decode_made_up(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols,
+                           ptrdiff_t ahead)
 {
+    (void)ahead;
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < cols; c++) {
             const char *block = (const char *)w + r * row_bytes + c / 32 * 68;
@@ -201,17 +207,16 @@ static void odd_sizes_agree(void **state)
 static void every_blocking_limit_is_crossed(void **state)
 {
     (void)state;
+    const size_t few = AMX_FEW * 16, wide = AMX_FEW_BYTES / AMX_TILE * 32 / (AMX_FEW + 1) / 32 * 32;
     check(AMX_ROWS + 70, 40, 20, false);
     check(70, AMX_STEPS * 32 + 37, 40, true);
     check(80, AMX_STEPS * 64, 7, false);
-    check(20, 70, AMX_TOKENS + 30, false);
-    const size_t few = AMX_FEW * 16, wide = AMX_FEW_BYTES / AMX_TILE * 32 / (AMX_FEW + 1) / 32 * 32;
     check(AMX_ROWS + 70, 40, 2 * few + 1, false); /* one more than go as few do */
     check(70, AMX_STEPS * 32 + 37, 2 * few + 40, true);
     check(80, AMX_STEPS * 64, 2 * few + 7, false);
     check(33, wide, few + 16, true);
     check(33, wide + 33, few + 16, false); /* too wide to stay in L2 */
-    check(64, 32, 2 * AMX_TOKENS, true);
+    check(20, 70, AMX_DECODED_TOKENS + 30, true);
 }
 
 int main(void)

@@ -265,7 +265,7 @@ static void tiles_are_the_rows_decoded(void **state)
         memset(tiles, 0xff, PADDED * TAKEN * 2);
         decode->decode(rows, p.w.data, ROWS, COLS);
         blocks_tiles[f](tiles, (const char *)p.w.data + tensor_format_row_bytes(formats[f], COLS - TAKEN),
-                        tensor_format_row_bytes(formats[f], COLS), ROWS, TAKEN);
+                        tensor_format_row_bytes(formats[f], COLS), ROWS, TAKEN, 0);
         for (size_t r = 0; r < PADDED; r++)
             for (size_t c = 0; c < TAKEN; c++)
                 assert_int_equal(tiles[r / 16 * 16 * TAKEN + c / 32 * 512 + r % 16 * 32 + c % 32],

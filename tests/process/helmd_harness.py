@@ -351,9 +351,13 @@ def status_of(d):
 
 
 def run_tests(namespace):
-    """Runs every function test_*, one line each, then the sum; the exit status says whether all passed."""
+    """Runs every function test_*, one line each, then the sum; the exit status says whether all passed. Arguments: words of
+    the names of those that are to be run."""
     names = [n for n in namespace if n.startswith("test_")]
     if len(sys.argv) > 1:
+        unknown = [a for a in sys.argv[1:] if not any(a in n for n in names)]
+        if unknown:
+            sys.exit(f"no test has {unknown} in its name: {names}")
         names = [n for n in names if any(a in n for a in sys.argv[1:])]
     passed = failed = 0
     faulthandler.enable(sys.stdout)

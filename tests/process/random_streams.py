@@ -23,7 +23,8 @@ class RandomStreams:
         self.going.append((client.generate(prompt, count, seed=seed), prompt, count, seed))
 
     def cancel(self, client):
-        client.ask("cancel", id=self.draw.choice(self.going)[0].id)
+        if self.going:
+            client.ask("cancel", id=self.draw.choice(self.going)[0].id)
 
     def kill(self):
         """A worker, if all are ready."""

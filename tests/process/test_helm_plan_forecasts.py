@@ -201,6 +201,25 @@ def test_a_cache_of_two_tiers():
     check(status == 2 and "two" in err, err)
 
 
+def test_a_mixture_in_a_card_half_its_size():
+    """Qwen3-30B-A3B, 17.7 GiB in Q4_K_M, in 8 GiB: the plan that docs/helm-plan.md shows. Layers alike are one row each of
+    attention and MLP, and the experts in both memories beat all of them on the CPU, as others have them."""
+    asked = ["--model", model("qwen3-30b-a3b"), "--profile", profile(MACHINES[1]), "--vram", "8GiB", "--host-memory", "40GiB",
+             "--ctx", 8192, "--weights", "q4_k_m"]
+    status, out, err = run(*asked)
+    same(status, 0, err)
+    listed = out[out.index("decode, a step"):]
+    rows = [line.split()[:3] for line in listed[:listed.index("helmd")].splitlines()[3:-2]]
+    homes = [row[1:] for row in rows]
+    same(homes, [["all", "gpu"], ["attention", "gpu"], ["mlp", "mixed"]], listed)
+    same(rows[1][0], rows[2][0], "the same layers")
+    check(rows[2][0].endswith("-47"), rows)
+    speed = {line.split()[0]: float(line.split()[1]) for line in out[out.index("\nstrategies"):].splitlines()[2:]
+             if "token/s," in line}
+    check(speed["best"] > 1.5 * speed["experts-cpu"], speed)
+    check("experts, " in out and "of missing experts the GPU reads" in out and "each chosen alike: assumed" in out, out)
+
+
 def test_a_quantised_cache():
     """q8_0 takes 34 bytes where f16 takes 64, in every ledger and forecast; it is used where it is asked for."""
     half, quantised = (plan("qwen3-8b", MACHINES[1], "--ctx", 32768, *option) for option in (["--kv-tiers", "one"], ["--kv-tiers", "one", "--kv-dtype", "q8_0"]))

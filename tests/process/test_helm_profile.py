@@ -18,10 +18,12 @@ PROFILE = os.path.join(BIN, "helm-profile")
 WORKER = os.path.join(BIN, "helm-worker-gpu")
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 COPY = 10**9  # bytes a second
+LEAST = 0.6 if SLOW == 1 else 0.1  # of it: the instrumented run is not alone on its machine
 # What is loaded is a multiple of the caches: without a bound the test takes three times as long where they have 300 MiB.
 CACHES = test_helm_profile_formats.CACHES
 CPU = ["--device", "cpu", "--quick", *CACHES]
-EMULATED = ["--device", "emulated", "--quick", "--emulated-copy", str(COPY), *CACHES]
+# Instrumented, one thread finds as much as two.
+EMULATED = ["--device", "emulated", "--quick", "--emulated-copy", str(COPY), *CACHES, *["--threads", "1"] * (SLOW > 1)]
 # Measured first, and in the cache from then on. Instrumented, a device's measurement is the one: the CPU's is part of it.
 FIRST = CPU if SLOW == 1 else EMULATED
 PACKED = ("cpu.gemv_packed", "cpu.gemv_packed_beside", "link.h2d_beside_packed")
@@ -45,6 +47,15 @@ def profile(cache, *args, timeout=120):
     run = subprocess.run([PROFILE, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout * SLOW,
                          env=env)
     return run.returncode, run.stdout.decode(), run.stderr.decode(), time.monotonic() - start
+
+
+def first_line_of(cache, *args):
+    """What it says that it does first, which it is not left to do."""
+    with subprocess.Popen([PROFILE, *args], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                          text=True, env=environment(cache)) as run:
+        said = run.stderr.readline()
+        run.kill()
+    return said
 
 
 def cached(cache):
@@ -152,23 +163,19 @@ def test_cpu(cache):
     rc, out, err, _ = profile(cache, *CPU)
     check("cpu: a table for people", rc == 0 and "gemv" in out and "GFLOP/s" in out and p["fingerprint"] in out, out)
     # --out is a place to keep it; measured once more it would be kept beside the other
-    own, other = os.path.join(cache, "own.json"), os.path.join(cache, "other.json")
+    own = os.path.join(cache, "own.json")
     env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
     run = subprocess.run([PROFILE, *CPU, "--threads", "1", "--formats", "q4_k", "--out", own], capture_output=True, env=env)
     one = json.load(open(own)) if run.returncode == 0 else p
     check("--out: needs no other place", run.returncode == 0 and b"kept nowhere but in" in run.stderr and
           one["cpu"]["gemv"]["value"] > 0 and cached(cache) == files, run.stderr)
     check("--formats: measured with the rest", list(one["formats"]) == ["q4_k"], one["formats"])
+    test_helm_profile_formats.check_cpu("--threads 1", one, "q4_k")
     os.rename(own, os.path.join(cache, "helm", "profiles", one["fingerprint"] + ".json"))
     rc, out, err, _ = profile(cache, *CPU, "--threads", "1", "--json")
     check("cpu: --threads 1 is another machine, kept apart", rc == 0 and "cached: " in err and json.loads(out) == one and
           one["cpu"]["threads"] == 1 and one["fingerprint"] != p["fingerprint"] and len(cached(cache)) == 2, err)
-    rc, out, err, _ = profile(cache, *CPU, "--threads", "1", "--json", "--force", "--out", other)
-    forced = json.loads(out)
-    check("cpu: --force measures again", rc == 0 and "cached: " not in err and forced["cpu"]["gemv"] != one["cpu"]["gemv"],
-          err)
-    check("cpu: the same machine", forced["fingerprint"] == one["fingerprint"])
-    check("cpu: --out", json.load(open(other)) == forced)
+    check("cpu: --force measures again", "CPU: loading" in first_line_of(cache, *CPU, "--threads", "1", "--force"))
     check("cpu: nothing is left in the temporary folder",
           not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("helm-profile-")])
 
@@ -187,12 +194,12 @@ def test_emulated(cache):
     check_cpu("emulated", p)
     check("emulated: work beside copies", [point["x"] for point in chunk] in ([32, 128], [32], [128], []), chunk)
     rate = p["link"]["h2d_beside_chunk"]["value"]  # of a few samples
-    check("emulated: and they beside it", not chunk or 0.3 * COPY < rate < 1.5 * COPY, rate)
+    check("emulated: and they beside it", not chunk or LEAST / 2 * COPY < rate < 1.5 * COPY, rate)
     check("emulated: a chunk with nothing to do takes microseconds", 1e-7 < p["gpu"]["begin"]["value"] < 50e-3,
           p["gpu"]["begin"])
     for name in ("h2d", "d2h", "h2d_beside") + ("h2d_beside_packed",) * has_packed_kernels():
         rate = p["link"][name]["value"]
-        check("emulated: link.%s is what copies are held to" % name, 0.6 * COPY < rate < 1.02 * COPY, rate)
+        check("emulated: link.%s is what copies are held to" % name, LEAST * COPY < rate < 1.02 * COPY, rate)
     check("emulated: one token's weights are not read faster than VRAM",
           p["gpu"]["gemv"]["low"] <= 1.5 * p["gpu"]["read"]["high"], p["gpu"])
     check("emulated: the device's tokens", [point["x"] for point in p["gpu"]["linear"]][:4] == [2, 4, 8, 16])
@@ -205,10 +212,7 @@ def test_emulated(cache):
     if SLOW > 1:  # half a minute more, and nothing of it is new
         return
     args[args.index(str(COPY))] = str(2 * COPY)
-    with subprocess.Popen([PROFILE, *args], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                          text=True, env=environment(cache)) as run:
-        said = run.stderr.readline()
-        run.kill()
+    said = first_line_of(cache, *args)
     check("emulated: another speed of copies is another machine, which is not in the cache", "device: emulated" in said, said)
     # the rest of both profiles stays as it is
     test_helm_profile_formats.test(cache, "--emulated-copy", str(COPY))
@@ -291,7 +295,7 @@ def test_worker():
           at)
     rc, answers = copies_for(0.3)
     (before, start), (after, end) = (a["samples"] for a in answers if a.get("name") == "link.copied")
-    check("worker: at the speed they are held to", rc == 0 and 0.6 * COPY < (after - before) / (end - start) < 1.1 * COPY,
+    check("worker: at the speed they are held to", rc == 0 and LEAST * COPY < (after - before) / (end - start) < 1.1 * COPY,
           answers)
     for lines, said in (("stop\n", "no copies"), ("copied\n", "no copies"), ("stream\nstream\n", "already"), ("stream\nmeasure\n", "flowing"),
                         ("dance\n", "dance")):

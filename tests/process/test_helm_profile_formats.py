@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """helm-profile --formats and --model, end to end: rates of weight formats of this machine without a device and with the
-emulated one, how they come into a cached profile, what is refused. Called by test_helm_profile.py with what it measured;
-alone, the rest is measured first.
+emulated one, how they come into a cached profile, what is refused. Called by test_helm_profile.py with what it measured,
+which has those of blocks on the CPU; alone, the rest is measured first.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
 import json
@@ -59,33 +59,26 @@ def check_cpu(what, p, name):
           [point["x"] for point in apart] == [2, 4, 8, 16] * (1 + int8) and max(p["value"] for p in apart) > 0.9, apart)
 
 
-def test_cpu(cache):
-    rc, p, err, first = profile(cache, *CPU, "--formats", "q4_k")
-    check("cpu: measured", rc == 0 and list(p["formats"]) == ["q4_k"], (rc, err))
-    check_cpu("cpu", p, "q4_k")
-    check("cpu: nothing of a device", all(p["formats"]["q4_k"][m] == [] or p["formats"]["q4_k"][m]["source"] == "unknown"
-                                          for m in p["formats"]["q4_k"] if m.startswith("gpu") or m.endswith("beside")), p)
-    rc, again, err, took = profile(cache, *CPU, "--formats", "q4_k")
-    check("cpu: the second time it is cached", rc == 0 and again == p and "formats of weights" not in err, err)
-    rc, more, err, took = profile(cache, *CPU, "--formats", "q8_0,q4_k")
-    check("cpu: what is lacking is measured into it", rc == 0 and list(more["formats"]) == ["q8_0", "q4_k"] and
-          "formats of weights: q8_0\n" in err and dict(more, formats={"q4_k": more["formats"]["q4_k"]}) == p, err)
-    check("cpu: and nothing else, in seconds", "loading" not in err and took < 15 * SLOW, (took, err))
-    check_cpu("cpu", more, "q8_0")
-    rc, again, err, took = profile(cache, *CPU)
-    check("cpu: kept", rc == 0 and again == more, err)
-
-
 def test_model(cache):
+    """What a model's matrices have is measured into what there is, which may be nothing yet, and no more."""
     with tempfile.TemporaryDirectory() as folder:
-        for dtype, said in (("bfloat16", ""), ("float16", "formats of weights: f16\n")):
-            model = os.path.join(folder, dtype)
-            os.mkdir(model)
-            with open("tests/data/configs/qwen3-8b/config.json") as f, open(os.path.join(model, "config.json"), "w") as g:
+        models = {}
+        for dtype in "bfloat16", "float16":
+            models[dtype] = os.path.join(folder, dtype)
+            os.mkdir(models[dtype])
+            with open("tests/data/configs/qwen3-8b/config.json") as f, open(os.path.join(models[dtype], "config.json"), "w") as g:
                 json.dump(dict(json.load(f), torch_dtype=dtype), g)
-            rc, p, err, _ = profile(cache, *CPU, "--model", model)
-            check("model: of %s" % dtype, rc == 0 and (said in err if said else "formats of weights" not in err) and
-                  ("f16" in p["formats"]) == (dtype == "float16"), (rc, err))
+        rc, before, err, _ = profile(cache, *CPU, "--model", models["bfloat16"])
+        check("model: of bf16 no formats", rc == 0 and "formats" not in before and "formats of weights" not in err, (rc, err))
+        rc, p, err, took = profile(cache, *CPU, "--model", models["float16"])
+        check("model: what it has is measured into it", rc == 0 and list(p["formats"]) == ["f16"] and {**before, "formats": p["formats"]} == p
+              and "formats of weights: f16\n" in err, err)
+        check("model: and nothing else, in seconds", "loading" not in err and took < 15 * SLOW, (took, err))
+        check_cpu("model", p, "f16")
+        check("model: nothing of a device", all(p["formats"]["f16"][m] == [] or p["formats"]["f16"][m]["source"] == "unknown"
+                                                for m in p["formats"]["f16"] if m.startswith("gpu") or m.endswith("beside")), p)
+        rc, again, err, _ = profile(cache, *CPU, "--formats", "f16")
+        check("model: kept, and the second time it is cached", rc == 0 and again == p and "formats of weights" not in err, err)
 
 
 PARTS = {"q6_k": 210 / 512, "f16": 1}  # of bf16's bytes
@@ -142,7 +135,6 @@ def test_worker():
 
 def test(cache, *emulated_options):
     test_worker()
-    test_cpu(cache)
     test_model(cache)
     test_refusals(cache)
     test_emulated(cache, *emulated_options)

@@ -126,7 +126,7 @@ def test_starts_that_fail_now_and_then_cost_no_token():
 
 
 def test_too_many_deaths_end_the_daemon_with_a_reason():
-    with running("--restart-limit", 3, faults="step_us=1000") as d:
+    with running("--restart-limit", 3, faults="step_us=20000") as d:
         c = Client(d.endpoint)
         s = c.generate([3], 500)
         seen = set()

@@ -99,22 +99,21 @@ def test_a_disturbed_profile_widens_the_band_and_is_taken_again_when_it_is_quiet
     d = m.start("--device", "cpu")
     same(m.arguments(), [], "runs of helm-profile within ten minutes")
     same(d.stop(), 0, "exit status")
-    deadline = time.time() + 20 * SLOW
-    while True:  # others may be busy on this machine, too: then it is left for the next start
+    for start in range(3):  # other tests are busy on this machine, too, mostly: then it is left for the next start
         os.utime(path, (time.time() - 700,) * 2)
         d = m.start("--device", "cpu")
         check(d.ready.startswith("ready "), d.ready)
         again = m.arguments()
-        if again or time.time() > deadline:
+        if again:
             break
-        check("are at work now, too" in d.log(), d.log())
+        same(d.log().count("are at work now, too"), start + 1, "starts that left it, in the log")
         same(d.stop(), 0, "exit status")
     if again:
         same(again, [f"--device cpu --worker-dir {m.workers} --force"], "helm-profile's arguments")
         forecasts.append(decode_band(d))
         check(forecasts[0] > 1.5 * forecasts[1], forecasts)
     else:
-        print("note: others kept this machine busy for %d s: nothing was measured again" % (20 * SLOW))
+        print("note: others kept this machine busy: nothing was measured again")
     d.close()
 
 

@@ -167,8 +167,10 @@ def test_whatever_happens():
                 streams.cancel(c)
             if streams.killed < 3 and streams.ended >= 15 * (streams.killed + 1):
                 streams.kill()
-            c.receive(30)
-            streams.take_ended()
+            streams.take_ended()  # the answer to a cancel may have come behind the last stream's end
+            if streams.going:
+                c.receive(30)
+                streams.take_ended()
         s = status_of(d)
         check(streams.ended > 30 and streams.killed and s.kv_pages_moved_out_total > 100 and s.kv_pages_fetched_total > 0 and
               s.prefix_hits_total > 10, f"{streams.ended} {streams.killed} {s}")

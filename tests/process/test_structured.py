@@ -28,7 +28,7 @@ import helm_pb2 as pb  # noqa: E402
 from random_schema import schema_of  # noqa: E402
 
 LONG = os.environ.get("HELM_STRUCTURED") == "long"
-SCHEMAS, SAMPLES = (200, 20) if LONG else (20, 3) if SLOW == 1 else (8, 2)
+SCHEMAS, SAMPLES = (200, 20) if LONG else (20, 3) if os.environ.get("HELM_TEST_FULL") else (12, 3) if SLOW == 1 else (8, 2)
 
 
 def ask(g, text, schema, **fields):

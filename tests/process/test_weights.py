@@ -2,8 +2,8 @@
 """Blocks: helmd --weights converts a made bf16 model at load, or a checkpoint has them, against one that has the same blocks'
 values written out as fp32. On the CPU, on the emulated device, on both, streamed; plans that are saved and read again."""
 import array
+import functools
 import json
-import math
 import os
 import shutil
 import struct
@@ -36,25 +36,26 @@ def tensors_of(path):
                 yield name, t["dtype"], t["shape"], f.read(t["data_offsets"][1] - t["data_offsets"][0])
 
 
-def f32(x):
-    return struct.unpack("<f", struct.pack("<f", x))[0]
+def f32(numbers):
+    return array.array("f", numbers)
 
 
+@functools.lru_cache(None)  # both models have most matrices in common
 def through_blocks(data):
     """bf16 values as blocks of 32 with a scale in fp16, and what those make of them, in fp32. The definition, written down
     again."""
-    blocks = b""
-    values = array.array("f", b"".join(bytes(2) + data[i:i + 2] for i in range(0, len(data), 2)))
+    blocks, wide = [], bytearray(2 * len(data))
+    wide[2::4], wide[3::4] = data[0::2], data[1::2]
+    values = f32(bytes(wide))
     for first in range(0, len(values), 32):
         block = values[first:first + 32]
-        scale = f32(max(abs(v) for v in block) / 127)
-        inverse = f32(1 / scale) if scale else 0
+        scale = f32([max(map(abs, block)) / 127])[0]
+        inverse = f32([1 / scale])[0] if scale else 0
         half = struct.unpack("<e", struct.pack("<e", scale))[0]
-        numbers = [int(math.copysign(math.floor(abs(v) + 0.5), v)) for v in (f32(v * inverse) for v in block)]
-        for i, number in enumerate(numbers):
-            values[first + i] = half * number
-        blocks += struct.pack("<e32b", scale, *numbers)
-    return blocks, values.tobytes()
+        numbers = [int(v + 0.5) if v >= 0 else -int(0.5 - v) for v in f32([v * inverse for v in block])]
+        values[first:first + 32] = f32([half * number for number in numbers])
+        blocks.append(struct.pack("<e32b", scale, *numbers))
+    return b"".join(blocks), values.tobytes()
 
 
 def make_models(folder, tied):

@@ -9,6 +9,7 @@ Groups, a daemon each, in this order; those that --seconds leave no time for are
   f16      --ctx 40960, decode after 256 to 32,768 tokens
   q8_0     the same with a q8_0 cache
   again    short once more: what the machine changed meanwhile
+  one      --kv-tiers one: each layer's cache wholly with who attends to it, as all plans were before two tiers
   chunks   --ctx 40960 --step-tokens 2048: a prompt of 32,768
   eight    8 sequences of 8,192 at once, beside one
 A plan is made once a group (helm-plan, by --profile, else this machine's), is what the daemon runs, and is what the forecasts
@@ -33,8 +34,9 @@ GROUPS = {
     "f16": (40960, DEEP, 40, 1, [], []),
     "q8_0": (40960, DEEP, 40, 1, ["--kv-dtype", "q8_0"], []),
     "again": (512, (256,), 64, 1, [], []),
+    "one": (40960, (256, 4096, 16384), 24, 1, ["--kv-tiers", "one"], []),
     "chunks": (40960, (32768,), 16, 1, [], ["--step-tokens", "2048"]),
-    "eight": (8448, (8192,), 40, 8, ["--batch", "8"], ["--batch", "8", "--parallel", "8"]),
+    "eight": (8448, (8192,), 128, 8, ["--batch", "8"], ["--batch", "8", "--parallel", "8"]),
 }
 GOALS = {("f16", 16384): "21 at 145 GB/s", ("f16", 32768): "15 at 145 GB/s", ("q8_0", 16384): "26 at 145 GB/s",
          ("q8_0", 32768): "20 at 145 GB/s", ("chunks", 32768): "prefill 10,000 token/s", ("eight", 8192): "5 times f16 at 8,192"}
@@ -45,7 +47,8 @@ def forecast(b, group, prompt, output):
     _, _, _, _, plan, helmd = GROUPS[group]
     if helmd and not plan:
         return None  # chosen by helmd with options that helm-plan has not
-    at = ["--plan", b.path(group + ".plan.json"), "--at", str(prompt + output // 2), "--prompt", str(prompt), *plan_options(b, group)]
+    made = [] if helmd else ["--plan", b.path(group + ".plan.json")]  # else helmd makes the plan that helm-plan does
+    at = [*made, "--at", str(prompt + output // 2), "--prompt", str(prompt), *plan_options(b, group)]
     said = b.helm_plan(b.o.model, at, f"{group}-{prompt}-said")
     return {"tok_s": said["decode_tok_s"]["value"], "ttft_ms": said["ttft_ms"]["value"]}
 
@@ -74,20 +77,22 @@ def with_direct(b, group, share):
 
 
 def measure_direct(b, group):
-    """Decode at one depth by share: token/s, and the CPU's seconds a step in attention."""
-    daemon_options(b, group)
+    """Decode at one depth by share: token/s, and the CPU's seconds of attention for each decoded token of all sequences."""
+    _, prompts, output, sequences, _, _ = GROUPS[group]
+    depth = b.o.depth if sequences == 1 else prompts[0]
+    b.helm_plan(b.o.model, plan_options(b, group), group)
     with open(b.path(group + ".plan.json"), encoding="utf-8") as file:
         own = json.load(file).get("kv_direct_permille", 0)
-    b.say("\n| cell | tokens | share read by the GPU | token/s | CPU's attention, ms a step | host read GB/s |\n" + "| --- " * 6 + "|")
+    b.say("\n| cell | tokens | share read by the GPU | token/s | CPU's attention, ms a token | host read GB/s |\n" + "| --- " * 6 + "|")
     for share in [own] + [int(x) for x in b.o.direct.split(",")]:
         b.go_on()
         name = with_direct(b, group, share)
-        cell = bench_cells(b, group, name, (b.o.depth,), ["--plan", b.path(name + ".plan.json")])[0]
+        cell = bench_cells(b, group, name, (depth,), ["--plan", b.path(name + ".plan.json")])[0]
         if cell.get("error"):
             raise Failed(f"{name}: {cell['error']}")
         seconds = cell["worker_seconds"]
-        b.say(f"| {group} | {b.o.depth:,} | {share / 10:.1f} %{' (the plan)' if share == own else ''} | {1000 / cell['server']['tpot_ms']:.2f} | " +
-              f"{1000 * seconds['attention'] / max(1, seconds['steps']):.2f} | {(cell.get('read_gb_s') or {}).get('p50') or 0:.0f} |")
+        b.say(f"| {group} | {depth:,} | {share / 10:.1f} %{' (the plan)' if share == own else ''} | " +
+              f"{1000 * sequences / cell['server']['tpot_ms']:.2f} | {1000 * seconds['attention'] / output:.2f} | {(cell.get('read_gb_s') or {}).get('p50') or 0:.0f} |")
 
 
 def bench_cells(b, group, name=None, prompts=None, options=None):
@@ -118,7 +123,7 @@ def row_of(b, group, cell):
     tok_s = 1000 / cell["server"]["tpot_ms"] * sequences
     row = {"group": group, "prompt": prompt, "tok_s": tok_s, "ttft_ms": cell["server"]["ttft_ms"],
            "read_gb_s": (cell.get("read_gb_s") or {}).get("p50"),
-           "said": forecast(b, group, prompt, output) if sequences == 1 else None, "load_seconds": cell.get("load_seconds")}
+           "said": forecast(b, group, prompt, output), "load_seconds": cell.get("load_seconds")}
     if row["said"]:
         row["error"] = relative(row["said"]["tok_s"], tok_s)
     return row

@@ -117,16 +117,25 @@ static void add_tiles(struct program_entry *e, const struct program_entry *linea
     e->chunk = (uint32_t)((TOKENS_A_CHUNK + granule - 1) / granule * granule);
 }
 
+/* How a share is cut: its rows' bytes and columns, what chunks are multiples of, and the rows of many tokens' chunk where a
+ * share has twice as many. */
+struct cut {
+    uint64_t row_bytes, cols, granule, call_rows;
+};
+
 /* Chunk sizes of one thread's share of `rows` rows, in rows; returns how many, at most `room`. */
-static uint32_t cut_share(const struct lowering *low, uint64_t rows, uint64_t row_bytes, uint64_t cols,
-                          uint64_t granule, uint32_t *size, uint32_t room)
+static uint32_t cut_share(const struct lowering *low, uint64_t rows, const struct cut *cut, uint32_t *size,
+                          uint32_t room)
 {
-    bool many = low->tiled && low->tokens > PROGRAM_FEW_TOKENS;
+    const bool many = low->tiled && low->tokens > PROGRAM_FEW_TOKENS;
+    const uint64_t row_bytes = cut->row_bytes, granule = cut->granule,
+                   least = cut->call_rows < rows / 2 ? cut->call_rows : rows / 2;
     uint32_t count = 0;
     while (rows && count < room) {
         uint64_t take;
         if (many) {
-            take = GEMM_CHUNK_OPS / (cols * low->tokens);
+            take = GEMM_CHUNK_OPS / (cut->cols * low->tokens);
+            if (take < least) take = least;
         } else {
             uint64_t bytes = rows * row_bytes * 3 / 4;
             if (bytes > GEMV_CHUNK_BYTES_MAX) bytes = GEMV_CHUNK_BYTES_MAX;
@@ -163,22 +172,24 @@ static uint64_t segment_bytes(const struct lowering *low, const struct tensor_ma
  * in each share. */
 static void cut_rows(struct lowering *low, struct program_entry *e, uint64_t worth)
 {
-    uint64_t granule = 1, row_bytes = 1, rows_all = 0, cols = 1;
+    struct cut cut = {.row_bytes = 1, .cols = 1, .granule = 1};
+    uint64_t rows_all = 0;
     uint32_t threads = low->source->threads;
     bool whole_groups = false;
     for (uint32_t s = 0; s < e->segment_count; s++) {
         struct program_segment *g = &e->segment[s];
-        granule = common_multiple(granule, granule_of(low, g));
+        cut.granule = common_multiple(cut.granule, granule_of(low, g));
+        if (g->kernels->tokens->call_rows > cut.call_rows) cut.call_rows = g->kernels->tokens->call_rows;
         whole_groups |= tensor_format_of(g->matrix.format)->group_rows > 1;
-        cols = g->matrix.cols;
+        cut.cols = g->matrix.cols;
         g->row_first = e->swiglu ? 0 : (uint32_t)rows_all;
         rows_all += g->matrix.rows;
         e->bytes += segment_bytes(low, &g->matrix);
     }
-    row_bytes = e->bytes / rows_all;
+    cut.row_bytes = e->bytes / rows_all;
     if (e->swiglu) { /* a chunk computes the same rows of both */
-        row_bytes *= 2;
-        cols *= 2;
+        cut.row_bytes *= 2;
+        cut.cols *= 2;
         rows_all = e->segment[0].matrix.rows;
     }
     if (!low->tiled || low->tokens <= PROGRAM_FEW_TOKENS) {
@@ -188,11 +199,12 @@ static void cut_rows(struct lowering *low, struct program_entry *e, uint64_t wor
         e->alone = threads == 1;
     }
     uint64_t share = (rows_all + threads - 1) / threads;
-    if (low->tiled || low->source->coarse || whole_groups) share = (share + granule - 1) / granule * granule;
+    if (low->tiled || low->source->coarse || whole_groups)
+        share = (share + cut.granule - 1) / cut.granule * cut.granule;
     uint32_t room = (POOL_CHUNKS_MAX / 4) / threads;
     if (room > share) room = (uint32_t)share;
     uint32_t *size = malloc((room + 1) * sizeof *size);
-    uint32_t count = size ? cut_share(low, share, row_bytes, cols, granule, size, room) : 0;
+    uint32_t count = size ? cut_share(low, share, &cut, size, room) : 0;
     e->chunks = count * threads;
     e->bound = malloc((e->chunks + 1) * sizeof *e->bound);
     if (size && e->bound) {

@@ -9,6 +9,7 @@
  *            fragment are a pair (linear.cuh), so gate and up of one output meet in one thread. Activations are
  *            high + low 16-bit parts, two products. A first kernel normalises the tokens and lays them out.
  *   stream   (9.0 and later) gemm_stream.cu, wherever it takes a layer.
+ *   warps    (9.0 and later) gemm_warps.cu, wherever it takes a layer.
  * Launchers below; worker-gpu/kernels/kernels.h says what they mean. */
 #include "worker-gpu/kernels/decode.cuh"
 

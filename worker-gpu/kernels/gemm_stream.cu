@@ -85,11 +85,11 @@ __global__ void __launch_bounds__(FITTING == 1 ? THREADS_MAX : THREADS_SHARED, F
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < q.slots; i++) {
             barrier_open(m.full + 8 * i, L::LOOSE ? ROWS : q.producers);
-            barrier_open(m.empty + 8 * i, s.consumers * WARP_ARRIVALS);
+            barrier_open(m.empty + 8 * i, s.consumers * q.arrivals);
         }
         for (uint32_t i = 0; i < q.reducers; i++) {
-            barrier_open(m.sums_full + 8 * i, s.consumers * WARP_ARRIVALS);
-            barrier_open(m.sums_free + 8 * i, WARP_ARRIVALS);
+            barrier_open(m.sums_full + 8 * i, s.consumers * q.arrivals);
+            barrier_open(m.sums_free + 8 * i, q.arrivals);
         }
         barriers_opened();
     }
@@ -199,6 +199,7 @@ template <typename D> static int stream_launch(const struct linear_call &call, s
     q.producers =
         chosen(device->gemm_producers, D::SCALED ? PRODUCERS_SCALED : 1, 1, s.blocks > 1 ? 1 : most);
     q.batch = chosen(device->gemm_batch, BATCH, 1, UINT32_MAX);
+    q.arrivals = device->gemm_arrivals < 0 ? 32 : 1;
     q.ahead = device->gemm_ahead > 0 ? (uint32_t)device->gemm_ahead : 0;
     const uint32_t threads = 32 * (CONSUMERS + q.reducers + q.producers);
     const size_t shared = (size_t)s.slots * ROWS * s.pitch + fixed_bytes(tiles, s.slots, s.reducers);

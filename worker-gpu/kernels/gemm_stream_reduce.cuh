@@ -8,17 +8,13 @@
 #include "worker-gpu/kernels/linear.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-/* How a warp that is done with a buffer says so: each lane arrives at the barrier, or one for all of them
- * behind __syncwarp. Either is right (the lane's arrival releases what the others did before it), but
- * racecheck of compute-sanitizer follows only threads that arrive, and takes the others' accesses for hazards. */
-#ifndef GEMM_STREAM_EACH_LANE
-#define GEMM_STREAM_EACH_LANE 1
-#endif
-static const uint32_t WARP_ARRIVALS = GEMM_STREAM_EACH_LANE ? 32 : 1;
-__device__ __forceinline__ void warp_arrive(uint32_t barrier)
+/* How a warp that is done with a buffer says so: one lane arrives at the barrier behind __syncwarp, or each (`arrivals` is
+ * 32). Either is right (a lane's arrival releases what the others did before it), but racecheck of compute-sanitizer follows
+ * only threads that arrive, and takes the others' accesses for hazards. */
+__device__ __forceinline__ void warp_arrive(uint32_t barrier, uint32_t arrivals)
 {
-    if (!GEMM_STREAM_EACH_LANE) __syncwarp();
-    if (GEMM_STREAM_EACH_LANE || (threadIdx.x & 31) == 0) barrier_arrive(barrier);
+    if (arrivals == 1) __syncwarp();
+    if (arrivals > 1 || (threadIdx.x & 31) == 0) barrier_arrive(barrier);
 }
 
 static const uint32_t PAIRS = 8, ROWS = 2 * PAIRS; /* of a group */
@@ -60,9 +56,10 @@ struct stream_params {
     float *sums;        /* [group][slice] units of unit_floats */
     uint32_t first_group, groups;
     uint32_t lines, slices, slots, reducers, producers;
-    uint32_t pitch; /* of a row in the ring */
-    uint32_t batch; /* groups of a reducer that are counted together, at most */
-    uint32_t ahead; /* groups asked into the L2 beyond the first ring */
+    uint32_t pitch;    /* of a row in the ring */
+    uint32_t batch;    /* groups of a reducer that are counted together, at most */
+    uint32_t ahead;    /* groups asked into the L2 beyond the first ring */
+    uint32_t arrivals; /* of a warp at a barrier: 1 or 32 */
 };
 /* A slice's sums of a group, as the lanes hold them, and the tokens' sums of squares over the slice. */
 static __host__ __device__ inline uint32_t unit_floats(uint32_t tiles)
@@ -259,7 +256,7 @@ __device__ __forceinline__ void reduce(const stream_params &q, const stream_shar
         for (uint32_t w = 1; w < s.consumers; w++)
 #pragma unroll
             for (int n = 0; n < N; n++) add4(total[n], from[(w * N + n) * 32]);
-        warp_arrive(m.sums_free + 8 * reducer);
+        warp_arrive(m.sums_free + 8 * reducer, q.arrivals);
         if (k == 0)
 #pragma unroll
             for (int n = 0; n < N; n++) {

@@ -70,13 +70,15 @@ struct gpuk_device {
     int packed_warps;     /* of a block of the packed gemv, at most: 4, 8, 16 or 24 */
     int packed_slots;     /* of each warp's ring */
     int packed_blocks;    /* of a multiprocessor, at most */
-    int gemm_slots;       /* of the streamed gemm's ring: groups of 16 rows; default: 96 KiB */
-    int gemm_slices;      /* of columns, at least as many as registers need; default: that number */
-    int gemm_producers;   /* warps that copy, 1 to 4 */
-    int gemm_reducers;    /* warps that add and store, 2 to 6 */
-    int gemm_batch;       /* groups of a reducer that wait for the other slices together */
-    int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
-    int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
+    int gemm_warps; /* few tokens' products of long rows of blocks by gemm_warps, 1: with warps that copy and add, 2: without; negative: not */
+    int gemm_slots; /* of the streamed gemm's ring: groups of 16 rows; default: 96 KiB */
+    int gemm_slices;    /* of columns, at least as many as registers need; default: that number */
+    int gemm_producers; /* warps that copy, 1 to 4 */
+    int gemm_reducers;  /* warps that add and store, 2 to 6 */
+    int gemm_batch;     /* groups of a reducer that wait for the other slices together */
+    int gemm_ahead;     /* groups asked into the L2 beyond the ring before x is there */
+    int gemm_arrivals; /* negative: each lane of a warp arrives at barriers, as racecheck wants it; else one */
+    int gemm_blocks;   /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
     int experts_wide; /* tokens of an expert on average from which warpgroups take a chunk's; negative: any number */
     int chain_words; /* of chains with experts: negative: all results wait for a meeting of the blocks; 1: logits go
                              from block to block as words; 2: x, too */
@@ -339,9 +341,10 @@ struct gpuk_matmul; /* opaque: handle and plans' cache */
 struct gpuk_matmul_plan;
 HELM_MUST_CHECK int gpuk_matmul_open(struct gpuk_matmul **matmul, struct helm_err *err);
 void gpuk_matmul_close(struct gpuk_matmul *matmul); /* frees its plans too */
-/* Plans asked for from now on sum an output in one piece, whatever row it is of: so a token's products do not depend on its
- * place among as many others. Usually the library may cut long sums as it likes. */
-void gpuk_matmul_whole_sums(struct gpuk_matmul *matmul, bool whole);
+/* Plans asked for from now on are of one algorithm for all multiples of GPU_STEADY_TOKENS up to `most` tokens, and of no
+ * other numbers; each sum is in one piece, whatever row it is of. So a token's products do not depend on its place nor on the
+ * number of others. 0: as usually, the library chooses for each number, and may cut long sums as it likes. */
+void gpuk_matmul_steady(struct gpuk_matmul *matmul, uint32_t most);
 #define GPUK_MATMUL_WORKSPACE ((size_t)GPU_MATMUL_WORKSPACE)
 HELM_MUST_CHECK int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, enum dtype out_dtype,
                                      uint32_t tokens, uint32_t rows, uint32_t cols, uint32_t out_stride,

@@ -1,7 +1,7 @@
 /* Prefill's matrix products: cuBLASLt behind plans that are made once.
  *
- * Whole sums: each is added up in one piece, and products of fewer tokens take the algorithm of a sub-chunk, so that a token
- * has the same bits in products of any size.
+ * Steady plans: each sum is added up in one piece, and products of fewer tokens take the algorithm of the most, so that a
+ * token has the same bits in products of any size.
  *
  * Row-major out[T][R] = x[T][C] w[R][C]^T is column-major out^T = w^T' x with w stored as C x R and x as C x
  * T, so the library sees op(A) = w transposed, B = x. A plan asks for the library's best algorithm for a
@@ -17,7 +17,8 @@ struct gpuk_matmul_plan {
     cublasLtHandle_t handle;
     enum dtype dtype, out_dtype;
     uint32_t tokens, rows, cols, out_stride;
-    bool accumulate, whole;
+    bool accumulate;
+    uint32_t steady; /* tokens whose algorithm it has; 0: its own */
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -25,7 +26,7 @@ struct gpuk_matmul_plan {
 struct gpuk_matmul {
     cublasLtHandle_t handle;
     struct gpuk_matmul_plan *plans;
-    bool whole;
+    uint32_t steady;
 };
 
 static int fail(struct helm_err *err, cublasStatus_t status, const char *what)
@@ -68,9 +69,9 @@ extern "C" void gpuk_matmul_close(struct gpuk_matmul *matmul)
     free(matmul);
 }
 
-extern "C" void gpuk_matmul_whole_sums(struct gpuk_matmul *matmul, bool whole)
+extern "C" void gpuk_matmul_steady(struct gpuk_matmul *matmul, uint32_t most)
 {
-    matmul->whole = whole;
+    matmul->steady = most;
 }
 
 static cudaDataType_t type_of(enum dtype dtype)
@@ -78,7 +79,7 @@ static cudaDataType_t type_of(enum dtype dtype)
     return dtype == DTYPE_BF16 ? CUDA_R_16BF : dtype == DTYPE_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-static const int WHOLE_CHOICES = 8;
+static const int STEADY_CHOICES = 8;
 
 static cublasStatus_t set_tokens(struct gpuk_matmul_plan *p, uint64_t tokens)
 {
@@ -88,15 +89,15 @@ static cublasStatus_t set_tokens(struct gpuk_matmul_plan *p, uint64_t tokens)
              : cublasLtMatrixLayoutSetAttribute(p->c, CUBLASLT_MATRIX_LAYOUT_COLS, &tokens, sizeof tokens);
 }
 
-/* The first algorithm for a sub-chunk that takes every smaller number of tokens, too; then the plan's own number. */
-static int choose_whole(struct gpuk_matmul_plan *p, const cublasLtMatmulHeuristicResult_t *found, int count,
-                        struct helm_err *err)
+/* The first algorithm for the most tokens that takes every smaller multiple, too; then the plan's own number. */
+static int choose_steady(struct gpuk_matmul_plan *p, const cublasLtMatmulHeuristicResult_t *found, int count,
+                         struct helm_err *err)
 {
     int chosen = -1;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     for (int i = 0; i < count && chosen < 0 && !s; i++) {
         bool takes = true;
-        for (uint32_t tokens = GPU_STEADY_TOKENS; tokens < GPU_SUB_TOKENS && takes && !s;
+        for (uint32_t tokens = GPU_STEADY_TOKENS; tokens < p->steady && takes && !s;
              tokens += GPU_STEADY_TOKENS) {
             cublasLtMatmulHeuristicResult_t checked;
             s = set_tokens(p, tokens);
@@ -113,7 +114,7 @@ static int choose_whole(struct gpuk_matmul_plan *p, const cublasLtMatmulHeuristi
         return helm_fail(
             err, HELM_E_UNSUPPORTED,
             "cuBLASLt has no algorithm for %u x %u that takes %u to %u tokens, which an invariant plan needs",
-            p->rows, p->cols, GPU_STEADY_TOKENS, GPU_SUB_TOKENS);
+            p->rows, p->cols, GPU_STEADY_TOKENS, p->steady);
     p->algo = found[chosen].algo;
     return HELM_OK;
 }
@@ -124,7 +125,7 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
     cublasOperation_t transposed = CUBLAS_OP_T;
     cudaDataType_t in = type_of(p->dtype), out = type_of(p->out_dtype);
     cublasLtMatmulPreference_t preference = NULL;
-    cublasLtMatmulHeuristicResult_t found[WHOLE_CHOICES] = {};
+    cublasLtMatmulHeuristicResult_t found[STEADY_CHOICES] = {};
     size_t workspace = GPUK_MATMUL_WORKSPACE;
     uint32_t no_parts = CUBLASLT_REDUCTION_SCHEME_NONE;
     /* what the pointers are known to be: rows start at multiples of their length */
@@ -134,7 +135,7 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
     bool out_even = (size_t)p->out_stride * out_bytes % 16 == 0 && (size_t)p->rows * out_bytes % 16 == 0;
     uint32_t out_align = out_even ? 16 : out_bytes;
     int count = 0;
-    const uint32_t asked = p->whole && p->tokens < GPU_SUB_TOKENS ? GPU_SUB_TOKENS : p->tokens;
+    const uint32_t asked = p->steady ? p->steady : p->tokens;
     cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s)
         s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
@@ -146,7 +147,7 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
     if (!s)
         s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                  &workspace, sizeof workspace);
-    if (!s && p->whole)
+    if (!s && p->steady)
         s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                                  &no_parts, sizeof no_parts);
     const cublasLtMatmulPreferenceAttributes_t alignments[4] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -158,13 +159,13 @@ static int plan_make(struct gpuk_matmul_plan *p, struct helm_err *err)
                                                  sizeof w_align);
     if (!s)
         s = cublasLtMatmulAlgoGetHeuristic(p->handle, p->desc, p->a, p->b, p->c, p->c, preference,
-                                           p->whole ? WHOLE_CHOICES : 1, found, &count);
+                                           p->steady ? STEADY_CHOICES : 1, found, &count);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
     if (s == CUBLAS_STATUS_NOT_SUPPORTED || (!s && count == 0))
         return helm_fail(err, HELM_E_UNSUPPORTED, "cuBLASLt has no algorithm for %u x %u times %u tokens",
                          p->rows, p->cols, p->tokens);
     if (s) return fail(err, s, "cuBLASLt plan");
-    if (p->whole) return choose_whole(p, found, count, err);
+    if (p->steady) return choose_steady(p, found, count, err);
     p->algo = found[0].algo;
     return HELM_OK;
 }
@@ -179,10 +180,13 @@ extern "C" int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, en
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "matrix product: %u x %u (dtype %d to %d), %u tokens, stride %u", rows, cols,
                          (int)dtype, (int)out_dtype, tokens, out_stride);
+    if (matmul->steady && (tokens % GPU_STEADY_TOKENS || tokens > matmul->steady))
+        return helm_fail(err, HELM_E_USAGE, "a matrix product of %u tokens, not a multiple of %d up to %u",
+                         tokens, GPU_STEADY_TOKENS, matmul->steady);
     for (struct gpuk_matmul_plan *p = matmul->plans; p; p = p->next)
         if (p->dtype == dtype && p->out_dtype == out_dtype && p->tokens == tokens && p->rows == rows &&
             p->cols == cols && p->out_stride == out_stride && p->accumulate == accumulate &&
-            p->whole == matmul->whole) {
+            p->steady == matmul->steady) {
             *plan = p;
             return HELM_OK;
         }
@@ -191,7 +195,7 @@ extern "C" int gpuk_matmul_plan(struct gpuk_matmul *matmul, enum dtype dtype, en
     p->handle = matmul->handle;
     p->dtype = dtype, p->out_dtype = out_dtype;
     p->tokens = tokens, p->rows = rows, p->cols = cols, p->out_stride = out_stride,
-    p->accumulate = accumulate, p->whole = matmul->whole;
+    p->accumulate = accumulate, p->steady = matmul->steady;
     int rc = plan_make(p, err);
     if (rc) {
         plan_free(p);

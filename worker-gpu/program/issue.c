@@ -234,14 +234,14 @@ static int (*const issue_of[OP_KIND_COUNT])(const struct issuing *i, const struc
     [OP_FOLLOW] = issue_event,     [OP_KV_STORE] = issue_store,
 };
 
-/* The tokens of a matrix product: whole multiples, and of an invariant plan those at which the library has one algorithm
- * (GPU_STEADY_TOKENS). */
-static uint32_t pad(const struct gpu_source *s, uint32_t tokens)
+/* A matrix product's tokens are whole multiples, and in an invariant plan those at which the library has one algorithm; short
+ * prompts have one number and an algorithm of their own. */
+static void pad(const struct issuing *i, struct op *op)
 {
-    const bool steady = s->plan->invariant && !s->device->steady;
-    const uint32_t whole = steady ? GPU_STEADY_TOKENS : GPU_PAD_TOKENS, most = s->buffers->work.sub_tokens,
-                   padded = (tokens + whole - 1) / whole * whole;
-    return steady && padded > most ? most : padded;
+    const struct gpu_source *s = i->source;
+    const uint32_t whole = s->plan->invariant && !s->device->steady ? GPU_STEADY_TOKENS : GPU_PAD_TOKENS;
+    op->tokens = (op->tokens + whole - 1) / whole * whole;
+    if (i->issue->is_short) op->as.matmul.steady = GPU_STEADY_TOKENS;
 }
 
 /* Tokens of an entry; none when the step ends before its sub-chunk. */
@@ -275,7 +275,7 @@ static int issue_entry(const struct issuing *i, const struct gpu_entry *e, struc
     op.flags = i->flags;
     if (!op.count) op.count = i->count;
     if (!op.tokens) op.tokens = i->tokens;
-    if (op.kind == OP_MATMUL) op.tokens = pad(i->source, op.tokens);
+    if (op.kind == OP_MATMUL) pad(i, &op);
     if (op.kind == OP_GEMM_SMALL && e->head) set_samples(i, e, &op);
     if (op.kind == OP_GEMM_SMALL && op.tokens > GPUK_BATCH_MAX) op.tokens = GPUK_BATCH_MAX;
     if (op.kind == OP_ATTEND_DECODE) op.workspace = gpu_attention_work(i->source, op.tokens);
@@ -284,17 +284,18 @@ static int issue_entry(const struct issuing *i, const struct gpu_entry *e, struc
     return device_run(i->source->device, &op, err);
 }
 
-static bool is_issued(const struct gpu_entry *e, const struct gpu_issue *issue)
+static bool is_issued(const struct gpu_source *s, const struct gpu_entry *e, const struct gpu_issue *issue)
 {
+    const bool is_short = s->plan->invariant ? issue->is_short : issue->tokens <= e->when_tokens;
     switch (e->when) {
     case GPU_WHEN_ONE:
         return issue->samples == 1;
     case GPU_WHEN_SEVERAL:
         return issue->samples != 1;
     case GPU_WHEN_SHORT:
-        return issue->tokens <= e->when_tokens;
+        return is_short;
     case GPU_WHEN_LONG:
-        return issue->tokens > e->when_tokens;
+        return !is_short;
     case GPU_WHEN_FILLS:
         return issue->fills;
     case GPU_WHEN_READS_HOST:
@@ -316,7 +317,7 @@ int gpu_program_issue(const struct gpu_source *s, const struct gpu_program *p, c
         const struct gpu_entry *e = &p->entry[i];
         step = e->op.kind == OP_CHAIN ? 1 + e->op.as.chain.count : 1;
         if (e->head && e->group * GPUK_BATCH_MAX >= issue->samples) continue;
-        if (!is_issued(e, issue)) continue;
+        if (!is_issued(s, e, issue)) continue;
         if (e->again && issue->tokens <= GPU_SUB_TOKENS) continue;
         if (issue->alone && is_between_others(s, e)) continue;
         set_tokens(&of, e);

@@ -169,7 +169,7 @@ static void make_matmul(struct lowering *low, const struct making *m)
                                        .cols = cols,
                                        .out_stride = out.stride,
                                        .accumulate = math->accumulate,
-                                       .steady = low->source->plan->invariant,
+                                       .steady = low->source->plan->invariant ? GPU_SUB_TOKENS : 0,
                                        .w = p->data,
                                        .x = x,
                                        .out = out.at,
@@ -410,10 +410,11 @@ static uint32_t make_short(struct lowering *low, const struct making *m)
     struct making of = *m;
     const uint32_t first = low->program->count;
     uint32_t tokens = 0;
-    if (low->source->plan->invariant) return 0; /* a token is computed as it is in a long one */
     lower_whole_piece(low, m->at, &whole);
     if (!low->rc && lower_reads(low, m->at->math, &whole, GPUK_SHORT)) tokens = GPUK_BLOCKS_TOKENS;
     if (!low->rc && tokens && lower_reads(low, m->at->math, &whole, GPUK_WIDE)) tokens = GPUK_WIDE_TOKENS;
+    /* of an invariant plan's short prompts all products take GPU_STEADY_TOKENS, by one kernel */
+    if (low->source->plan->invariant && tokens < GPU_STEADY_TOKENS) tokens = 0;
     if (!tokens) return 0;
     of.piece = &whole;
     of.sub = 0;

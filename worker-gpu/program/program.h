@@ -81,8 +81,8 @@ static inline void *gpu_area(const struct gpu_buffers *buffers, enum gpu_area ar
     return there ? buffers->memory + buffers->work.area[area].at : NULL;
 }
 
-/* For which steps an entry is issued: of one sample or of several; of up to its when_tokens tokens or of more; that
- * fill a page, that read pages of the arena, or either. */
+/* For which steps an entry is issued: of one sample or of several; of up to its when_tokens tokens or of more (in an
+ * invariant plan: of short prompts or of others); that fill a page, that read pages of the arena, or either. */
 enum gpu_when {
     GPU_WHEN_ANY,
     GPU_WHEN_ONE,
@@ -259,10 +259,11 @@ struct gpu_prefix {
 /* A step as a program is issued for it. */
 struct gpu_issue {
     uint32_t tokens, rows, samples; /* rows: lines of the page table that are copied */
-    const struct batch *batch;      /* whose pages are borrowed, or filled */
-    bool fills;                     /* some of its rows fill a page that is copied to the arena */
-    bool reads_host;                /* some have pages in the arena alone */
-    bool alone;                     /* without hand-overs and copies, to have all code loaded before a wait */
+    bool is_short;             /* of an invariant plan: a chunk of short prompts (common/plan/schedule.h) */
+    const struct batch *batch; /* whose pages are borrowed, or filled */
+    bool fills;                /* some of its rows fill a page that is copied to the arena */
+    bool reads_host;           /* some have pages in the arena alone */
+    bool alone;                /* without hand-overs and copies, to have all code loaded before a wait */
 };
 /* Puts into the copy queue what this program finds in the ring and is missing there. Before its graph or
  * list, when the step before is done. */

@@ -1,7 +1,6 @@
 /* GEMM for bf16 weights, and for blocks decoded to them, with AMX tiles (tdpbf16ps): activations rounded to bf16, sums in
- * fp32. The algorithm
- * is in amx_body.h; this file gives it the instructions. Decode (GEMV) rounds nothing and stays with the
- * AVX-512 kernel.
+ * fp32. The algorithm is in amx_body.h and amx_blocks.h; this file gives it the instructions. Decode (GEMV) rounds nothing
+ * and stays with the AVX-512 kernel.
  *
  * The process must have asked the kernel for tile state (cpu_enable_amx), and each thread calls thread_begin
  * before its first gemm. Called through the table of linear.c after the CPU check. */
@@ -70,9 +69,10 @@ static void thread_end(void)
                             .format = FORMAT_##FORMAT_NAME,                                                  \
                             .schedule = LINEAR_TOKENS,                                                       \
                             .tile_tokens = 16,                                                               \
-                            .row_granule = AMX_GROUP * 16,                                                   \
+                            .row_granule = AMX_PASS * 16,                                                    \
+                            .call_rows = AMX_ROWS,                                                           \
                             .tiled_bytes = tiled_bytes,                                                      \
-                            .tile = linear_avx512bf16_tile_panels,                                           \
+                            .tile = linear_avx512bf16_tile_blocks,                                           \
                             .gemm = format_##_gemm,                                                          \
                             .scratch_bytes = amx_blocks_scratch_bytes,                                       \
                             .thread_begin = thread_begin,                                                    \
@@ -86,9 +86,10 @@ const struct linear_kernel linear_amx_gemm = {.name = "amx-bf16",
                                               .schedule = LINEAR_TOKENS,
                                               .exact_input = false,
                                               .tile_tokens = 16,
-                                              .row_granule = 64,
+                                              .row_granule = AMX_PASS * 16,
+                                              .call_rows = AMX_ROWS,
                                               .tiled_bytes = tiled_bytes,
-                                              .tile = linear_avx512bf16_tile_panels,
+                                              .tile = linear_avx512bf16_tile_blocks,
                                               .gemm = gemm,
                                               .scratch_bytes = amx_scratch_bytes,
                                               .thread_begin = thread_begin,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/cpu/kernels/lanes512.h"
+#include "common/cpu/kernels/amx_panels.h"
 #include "common/cpu/kernels/variants.h"
 
 #define DOT_TOKENS 8
@@ -102,20 +103,35 @@ static size_t tiled_bytes(size_t tokens, size_t cols)
     return tokens <= DOT_TOKENS ? tokens * padded_cols(cols) * 2 : steady_tiled_bytes(tokens, cols);
 }
 
+/* Columns [c, c + 32) of 16 tokens from t0 on, of which those before `last` are there. */
+INLINE void tile_step(void *to, const float *x, size_t ldx, size_t t0, size_t last, size_t c, size_t cols)
+{
+    vec m[LANES];
+    UNROLL for (size_t t = 0; t < LANES; t++) m[t] =
+        t0 + t < last ? _mm512_castsi512_ps(round_columns(x + (t0 + t) * ldx, c, cols)) : vec_zero();
+    vec_transpose(m);
+    UNROLL for (size_t i = 0; i < LANES; i++) vec_store((char *)to + i * LANES * 4, m[i]);
+}
+
 void linear_avx512bf16_tile_panels(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,
                                    size_t first, size_t last)
 {
     (void)tokens;
-    for (size_t t0 = first; t0 < last; t0 += LANES) {
-        char *panel = (char *)tiled + t0 * padded_cols(cols) * 2;
-        for (size_t c = 0; c < cols; c += 32) {
-            vec m[LANES];
-            UNROLL for (size_t t = 0; t < LANES; t++) m[t] =
-                t0 + t < last ? _mm512_castsi512_ps(round_columns(x + (t0 + t) * ldx, c, cols)) : vec_zero();
-            vec_transpose(m);
-            UNROLL for (size_t i = 0; i < LANES; i++) vec_store(panel + (c / 2 + i) * LANES * 4, m[i]);
-        }
-    }
+    for (size_t t0 = first; t0 < last; t0 += LANES)
+        for (size_t c = 0; c < cols; c += 32)
+            tile_step((char *)tiled + t0 * padded_cols(cols) * 2 + c / 32 * AMX_TILE, x, ldx, t0, last, c,
+                      cols);
+}
+
+void linear_avx512bf16_tile_blocks(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,
+                                   size_t first, size_t last)
+{
+    const size_t panels = amx_panels(tokens), width = AMX_STEPS * 32;
+    for (size_t t0 = first; t0 < last; t0 += LANES)
+        for (size_t c = 0; c < cols; c += 32)
+            tile_step((char *)tiled + amx_panel_at(cols, panels, c / width, t0 / 16) +
+                          c % width / 32 * AMX_TILE,
+                      x, ldx, t0, last, c, cols);
 }
 
 static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,

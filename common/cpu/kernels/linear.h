@@ -87,6 +87,8 @@ struct linear_kernel {
     bool exact_input;   /* EXACT: activations stay fp32 (golden tolerance class "float32") */
     size_t tile_tokens; /* granule of tile ranges */
     size_t row_granule; /* rows a gemm's share should be a multiple of */
+    size_t
+        call_rows; /* rows that many tokens' input is read from far away for, once: as many as a call should have */
     gemm_tiled_bytes_fn *tiled_bytes;
     gemm_tile_fn *tile;
     gemm_fn *gemm;

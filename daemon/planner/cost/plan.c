@@ -187,7 +187,7 @@ static uint32_t list_of(const struct plan *plan, const struct cost_step *step)
 {
     if (!plan->invariant) return plan_phase_for(plan, step->tokens);
     if (step->tokens == step->rows && !step->prompt) return 0;
-    return plan_prompt_list(plan, step->prompt ? step->prompt : step->tokens);
+    return plan_list_phase(plan, plan_prompt_list(plan, step->prompt ? step->prompt : step->tokens));
 }
 
 /* asked: its sizes; where the cache is, and in what form, the plan says. */

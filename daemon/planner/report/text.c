@@ -29,9 +29,50 @@ static void print_sums(const struct explain_list *list, FILE *out)
     }
 }
 
+static bool stages_alike(const struct explain_stage *a, const struct explain_stage *b)
+{
+    return a->stage.ops == b->stage.ops && a->stage.home == b->stage.home &&
+           !strcmp(a->bound_by, b->bound_by);
+}
+
+/* Layers from stage `at` on that are two stages each, attention and MLP in different homes, the same in every layer: of
+ * a mixture with experts in both memories dozens. 1: fewer than two are, and the stage is printed by itself. */
+static uint32_t layers_alike(const struct explain_list *list, uint32_t at)
+{
+    const struct explain_stage *s = list->stage + at;
+    uint32_t layers = 0;
+    while (at + 2 * layers + 1 < list->stage_count) {
+        const struct explain_stage *pair = s + 2 * (size_t)layers;
+        uint32_t layer = s->stage.first + layers;
+        if (pair[0].stage.first != layer || pair[0].stage.last != layer || pair[1].stage.first != layer ||
+            pair[1].stage.last != layer || !stages_alike(pair, s) || !stages_alike(pair + 1, s + 1))
+            break;
+        layers++;
+    }
+    return layers > 1 ? layers : 1;
+}
+
+/* One line: a stage, or every second one of `layers` layers. */
+static void print_stages(const struct explain_list *list, uint32_t at, uint32_t layers, FILE *out)
+{
+    char text[UNITS_TEXT], range[32];
+    const struct explain_stage *first = list->stage + at, *last = first + 2 * (size_t)(layers - 1);
+    uint64_t bytes = 0;
+    double seconds = 0;
+    for (const struct explain_stage *s = first; s <= last; s += 2) {
+        bytes += s->stage.bytes;
+        seconds += s->seconds;
+    }
+    snprintf(range, sizeof range, first->stage.first == last->stage.last ? "%u" : "%u-%u", first->stage.first,
+             last->stage.last);
+    fprintf(out, "  %-10s %-10s %-7s %12s %11.3f   %s\n", range, plan_ops_name(first->stage.ops),
+            plan_home_name(first->stage.home), units_format_size(bytes, text), 1e3 * seconds,
+            first->bound_by);
+}
+
 static void print_list(const struct explain *x, const struct explain_list *list, FILE *out)
 {
-    char text[UNITS_TEXT], head[96], range[32];
+    char head[96];
     const struct plan *plan = x->plan;
     int n = snprintf(head, sizeof head, "%s, a step of %u token%s", list->name, list->tokens,
                      list->tokens == 1 ? "" : "s");
@@ -43,13 +84,10 @@ static void print_list(const struct explain *x, const struct explain_list *list,
     fprintf(out, "  %-10s %-10s %-7s %12s %11s   %s\n", "layers", "ops", "home", "bytes", "ms", "bound by");
     fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n", "embedding", "", plan_processor_name(plan->embed), "",
             1e3 * list->embed);
-    for (uint32_t i = 0; i < list->stage_count; i++) {
-        const struct explain_stage *s = &list->stage[i];
-        snprintf(range, sizeof range, s->stage.first == s->stage.last ? "%u" : "%u-%u", s->stage.first,
-                 s->stage.last);
-        fprintf(out, "  %-10s %-10s %-7s %12s %11.3f   %s\n", range, plan_ops_name(s->stage.ops),
-                plan_home_name(s->stage.home), units_format_size(s->stage.bytes, text), 1e3 * s->seconds,
-                s->bound_by);
+    for (uint32_t i = 0; i < list->stage_count;) {
+        uint32_t layers = layers_alike(list, i), rows = layers > 1 ? 2 : 1;
+        for (uint32_t row = 0; row < rows; row++) print_stages(list, i + row, layers, out);
+        i += layers * rows;
     }
     fprintf(out, "  %-10s %-10s %-7s %12s %11.3f\n", "head", "", plan_processor_name(plan->head), "",
             1e3 * list->head);
@@ -76,17 +114,17 @@ static void print_strategies(const struct explain *x, FILE *out)
 {
     fprintf(out, "strategies\n");
     if (x->request->plan_given)
-        fprintf(out, "  %-9s %8.2f token/s, first token after %10.1f ms   <- this plan\n", "as given",
+        fprintf(out, "  %-11s %8.2f token/s, first token after %10.1f ms   <- this plan\n", "as given",
                 explain_rate(x), 1e3 * x->prediction.ttft.seconds);
     for (uint32_t i = 0; i < x->strategies; i++) {
         const struct explain_strategy *s = &x->strategy[i];
         const char *name = search_strategy_name(s->strategy);
         if (s->feasible)
-            fprintf(out, "  %-9s %8.2f token/s, first token after %10.1f ms%s\n", name,
+            fprintf(out, "  %-11s %8.2f token/s, first token after %10.1f ms%s\n", name,
                     x->batch / s->decode_s, 1e3 * s->ttft_s,
                     s->strategy == x->request->strategy && !x->request->plan_given ? "   <- this plan" : "");
         else
-            fprintf(out, "  %-9s does not fit: %s\n", name, s->why);
+            fprintf(out, "  %-11s does not fit: %s\n", name, s->why);
     }
 }
 

@@ -49,16 +49,18 @@ static void row_of(const struct formats_bench *f, const char *what, double secon
               f->b->read_gbs);
 }
 
-/* Each product but the first begins before the one in front has ended, as in a step. */
-static void bench_few(const struct formats_bench *f, uint32_t tokens)
+/* `count` tokens in a program of `tokens`. Each product but the first begins before the one in front has ended, as in a
+ * step. */
+static void bench_few(const struct formats_bench *f, uint32_t tokens, uint32_t count)
 {
     const uint32_t early = f->b->device.early_launch ? GPUK_EARLY : 0;
     char what[64];
     const struct gpuk_linear_args first = product_of(f, 0);
     const char *kernel = gpuk_linear_kernel(&f->b->device, &first, GPUK_FEW);
     if (!kernel) return;
-    snprintf(what, sizeof what, "%u tokens, %s", tokens, kernel);
-    CUDA(cudaMemcpy(f->count, &tokens, sizeof tokens, cudaMemcpyHostToDevice));
+    snprintf(what, sizeof what, "%u of %u tokens, %s %d%s", count, tokens, kernel, f->b->device.gemm_warps,
+             f->b->device.gemm_arrivals ? ", all lanes" : "");
+    CUDA(cudaMemcpy(f->count, &count, sizeof count, cudaMemcpyHostToDevice));
     row_of(f, what, bench_time_graph(f->b, 2, [&] {
                for (uint32_t i = 0; i < f->matrices; i++) {
                    const struct gpuk_linear_args a = product_of(f, i);
@@ -119,7 +121,13 @@ static void bench_shape_of(struct formats_bench *f, uint32_t rows, uint32_t cols
            }));
     if (f->b->device.bulk_copy) bench_chained(f);
     if (!all) return;
-    bench_few(f, 4), bench_few(f, 16);
+    struct gpuk_device *d = &f->b->device;
+    for (int warps : {1, 2, -1}) /* each kernel, with each lane and with one of a warp at barriers */
+        for (int arrivals : {0, -1}) {
+            d->gemm_warps = warps, d->gemm_arrivals = arrivals;
+            bench_few(f, 8, 1), bench_few(f, 8, 8), bench_few(f, 16, 16);
+        }
+    d->gemm_warps = d->gemm_arrivals = 0;
     if (tensor_format_is_plain(f->format)) return;
     bench_short(f, GPUK_BLOCKS_TOKENS);
     const size_t out_bytes = (size_t)rows * cols * 2;
@@ -161,8 +169,7 @@ void bench_formats(struct bench *b, const char *only)
         f.format = (enum tensor_format)format;
         if (tensor_format_of(f.format)->variable) continue;
         if (only && strcmp(only, tensor_format_name(f.format)) != 0) continue;
-        for (auto &shape : shapes)
-            bench_shape_of(&f, shape[0], shape[1], shape[0] == 12288 || shape[1] == 12288);
+        for (auto &shape : shapes) bench_shape_of(&f, shape[0], shape[1], shape[1] <= 12288);
     }
     for (void *at : {(void *)f.weights, (void *)f.expanded, (void *)f.x, (void *)f.out, f.workspace, f.list,
                      (void *)f.count, f.chunk, f.chunk_out, f.matmul})

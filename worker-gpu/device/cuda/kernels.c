@@ -50,7 +50,7 @@ static int run_matmul(struct device *d, const struct op *op, struct helm_err *er
         return gpuk_blocks_run(&cuda_of(d)->caps, &product, op->tokens, op->workspace, m->counters, STREAM(d),
                                err);
     }
-    gpuk_matmul_whole_sums(cuda_of(d)->matmul, m->steady);
+    gpuk_matmul_steady(cuda_of(d)->matmul, m->steady);
     int rc = gpuk_matmul_plan(cuda_of(d)->matmul, m->dtype, m->out_dtype, op->tokens, m->rows, m->cols,
                               m->out_stride, m->accumulate, &plan, err);
     return rc ? rc : gpuk_matmul_run(plan, m->w, m->x, m->out, op->workspace, STREAM(d), err);

@@ -66,7 +66,8 @@ static void expect(const struct plan *plan, uint32_t flags, uint32_t tokens, uin
     struct plan_schedule schedule;
     struct helm_err err = {0};
     if (plan_schedule_of(plan, flags, tokens, &schedule, &err)) fail_msg("%s", err.text);
-    assert_int_equal(schedule.list, list);
+    assert_int_equal(schedule.phase, plan_list_phase(plan, list));
+    assert_int_equal(schedule.is_short, list >= plan_phase_count(plan));
     assert_int_equal(schedule.chunk, chunk);
 }
 
@@ -109,17 +110,42 @@ static void flags_say_it_of_an_invariant_plan(void **state)
     expect(&plan, plan_prompt_flags(1), 1, 1, true);
     expect(&plan, plan_prompt_flags(1), 64, 1, true);
     refused(&plan, plan_prompt_flags(1), 65, "more than the 64 of list 1");
-    refused(&plan, plan_prompt_flags(2), 5, "list 2 of 2");
+    expect(&plan, plan_prompt_flags(2), 5, 2, true);
+    expect(&plan, plan_prompt_flags(3), 64, 3, true);
+    refused(&plan, plan_prompt_flags(2), 20, "more than the 19 of list 2");
+    refused(&plan, plan_prompt_flags(4), 5, "list 4 of 4");
     refused(&plan, 1u << STEP_LIST_SHIFT, 1, "list 1");
-    assert_int_equal(plan_prompt_list(&plan, 19), 0);
-    assert_int_equal(plan_prompt_list(&plan, 20), 1);
+    assert_int_equal(plan_prompt_list(&plan, 19), 2); /* short prompts */
+    assert_int_equal(plan_prompt_list(&plan, 20), 3);
+    assert_int_equal(plan_prompt_list(&plan, GPU_STEADY_TOKENS), 3);
+    assert_int_equal(plan_prompt_list(&plan, GPU_STEADY_TOKENS + 1), 1);
     assert_int_equal(plan_prompt_list(&plan, 100000), 1);
+    plan.step_tokens = 512; /* a step of short prompts is no longer than one */
+    expect(&plan, plan_prompt_flags(1), 512, 1, true);
+    expect(&plan, plan_prompt_flags(3), GPU_STEADY_TOKENS, 3, true);
+    refused(&plan, plan_prompt_flags(3), GPU_STEADY_TOKENS + 1, "more than the 128 of list 3");
     plan.step_tokens = 18; /* no step is so long */
-    assert_int_equal(plan_prompt_list(&plan, 100), 0);
+    assert_int_equal(plan_prompt_list(&plan, 100), 2);
+    assert_int_equal(plan_prompt_list(&plan, 1000), 0);
     assert_int_equal(plan_list_tokens(&plan, 0), 18);
     assert_int_equal(plan_decode_tokens(&plan), 16);
     plan.prefill[0].from_tokens = 9;
     assert_int_equal(plan_decode_tokens(&plan), 8);
+    plan_free(&plan);
+}
+
+/* A CPU's chunks give a token the same bits whatever their size: one kind of prompts, whose pages all prompts find. */
+static void prompts_on_a_cpu_are_of_one_kind(void **state)
+{
+    (void)state;
+    struct plan plan;
+    struct helm_err err = {0};
+    assert_int_equal(read_with("invariant", "true", &plan, &err), 0);
+    plan.prefill_count = 0;
+    for (uint32_t i = 0; i < plan.stage_count; i++) plan.stages[i].home = PLAN_HOME_CPU;
+    assert_int_equal(plan_list_count(&plan), 1);
+    assert_int_equal(plan_prompt_list(&plan, 5), 0);
+    refused(&plan, plan_prompt_flags(1), 5, "list 1 of 1");
     plan_free(&plan);
 }
 
@@ -129,6 +155,7 @@ int main(void)
         cmocka_unit_test(invariant_is_read_written_and_checked),
         cmocka_unit_test(tokens_say_what_computes_a_step),
         cmocka_unit_test(flags_say_it_of_an_invariant_plan),
+        cmocka_unit_test(prompts_on_a_cpu_are_of_one_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,7 +19,7 @@
 
 /* Instrumented, a plan takes three times as long. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define MACHINES 50
+#define MACHINES 20
 #else
 #define MACHINES 150
 #endif

@@ -73,12 +73,14 @@ static void what_fits_nowhere_is_refused_with_what_would(void **state)
     bench_close(&b);
 }
 
-/* The best of TIMES times is held to a bound; instrumented, it runs once without one. */
+/* The best of TIMES times is held to a bound; instrumented, it runs once without one, on one of the machines. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define TIMES    1
+#define MACHINES 1
 #define LEAST_US UINT64_MAX
 #else
 #define TIMES    3
+#define MACHINES 2
 #define LEAST_US 500000
 #endif
 
@@ -89,16 +91,16 @@ static void the_largest_model_is_refused_at_once(void **state)
     static const struct made_up_shape largest = {MODEL_LAYERS_MAX, 1024, 3072, 16, 8, 128, 151936, true};
     static const struct {
         uint64_t host, vram;
-    } machines[] = {{2 * GIB, GIB}, {8 * GIB, 16 * GIB}};
-    for (int i = 0; i < 2; i++) {
+    } machines[] = {{8 * GIB, 16 * GIB}, {2 * GIB, GIB}};
+    for (int i = 0; i < MACHINES; i++) {
         struct bench b;
         struct helm_err err;
         uint64_t least_us = UINT64_MAX;
         bench_open(&b, &largest, machines[i].host, machines[i].vram);
         for (int t = 0; t < TIMES; t++) {
-            uint64_t start_us = units_now_us();
+            uint64_t start_us = spent_us();
             refused(&b, &err);
-            uint64_t took_us = units_now_us() - start_us;
+            uint64_t took_us = spent_us() - start_us;
             if (took_us < least_us) least_us = took_us;
         }
         print_message("%u layers refused in %.1f ms\n", largest.layers, (double)least_us / 1e3);

@@ -38,12 +38,23 @@ static void open_8b(struct explain_case *c, enum kv_tiers tiers, uint32_t ctx)
     case_make(c);
 }
 
-static struct explain_case long_8b; /* for all tests: with a context of LONG, as auto plans it */
+/* The same with a long context and chunks of so many tokens. */
+static void open_8b_in_chunks(struct explain_case *c, uint32_t tokens)
+{
+    open_case(c, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB, KV_TIERS_AUTO);
+    c->request.wish.ctx = LONG;
+    c->request.wish.step_tokens = tokens;
+    case_make(c);
+}
+
+/* For all tests: with a context of LONG, as auto plans it, and with chunks of 512. */
+static struct explain_case long_8b, chunks_512;
 
 static int open_group(void **state)
 {
     (void)state;
     open_8b(&long_8b, KV_TIERS_AUTO, LONG);
+    open_8b_in_chunks(&chunks_512, 512);
     return 0;
 }
 
@@ -51,6 +62,7 @@ static int close_group(void **state)
 {
     (void)state;
     case_close(&long_8b);
+    case_close(&chunks_512);
     return 0;
 }
 
@@ -62,8 +74,8 @@ static const struct ledger_line *line_of(const struct ledger *ledger, const char
 }
 
 /* A long context costs when it is long: while it is short it has nearly a short one's speed (the pool that chunks bring a
- * layer's pages to takes 168 MB of VRAM from weights), and far more than one tier later. The numbers are what this profile
- * allows: its CPU attends at 86 GB/s. */
+ * layer's pages to takes 168 MB of VRAM from weights, and longer chunks' buffers a little more), and far more than one tier
+ * later. The numbers are what this profile allows: its CPU attends at 86 GB/s. */
 static void a_long_context_costs_when_it_is_long(void **state)
 {
     (void)state;
@@ -76,7 +88,8 @@ static void a_long_context_costs_when_it_is_long(void **state)
     const double at_short = rate_at(two, 256), as_short = rate_at(&brief, 256);
     print_message("at 256: %.2f of %.2f token/s; at 16K %.2f, at 32K %.2f; one tier %.2f\n", at_short,
                   as_short, rate_at(two, 16384), rate_at(two, 32768), rate_at(&one, 256));
-    assert_true(at_short >= 0.97 * as_short);
+    assert_true(at_short >= 0.95 * as_short);
+    assert_true(rate_at(&chunks_512, 256) >= 0.97 * as_short);
     assert_true(rate_at(two, 16384) >= 18.5);
     assert_true(rate_at(two, 32768) >= 12.5);
     assert_true(rate_at(&one, 256) < 0.4 * as_short);
@@ -295,6 +308,8 @@ static void curves_are_told(void **state)
     case_close(&c);
 }
 
+/* Instrumented, two more plans like the others take three seconds. */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 static double prompt_at(const struct explain_case *c, uint32_t prompt)
 {
     struct planner_prediction p;
@@ -303,7 +318,7 @@ static double prompt_at(const struct explain_case *c, uint32_t prompt)
     return p.ttft.seconds;
 }
 
-/* Chunks are as long as prompts gain more by it than decode loses, and a short context keeps its speed where it can. */
+/* Chunks are as long as whole requests gain more by it than decode loses, and a short context keeps its speed. */
 static void chunks_weigh_prompts_against_decode(void **state)
 {
     (void)state;
@@ -315,14 +330,38 @@ static void chunks_weigh_prompts_against_decode(void **state)
     case_make(&chosen);
     case_make(&brief);
     assert_int_equal(brief.plan.step_tokens, 512);
-    assert_int_equal(chosen.plan.step_tokens, 1024);
-    assert_int_equal(long_8b.plan.step_tokens, 512); /* with chunks of 1,024 it would lose 4 % at 256 */
+    assert_in_range(chosen.plan.step_tokens, 1024, 2048);
     assert_true(prompt_at(&chosen, 32768) < 0.7 * prompt_at(&brief, 32768));
     assert_true(rate_at(&chosen, 256) > 0.95 * rate_at(&brief, 256));
     assert_true(rate_at(&chosen, 32768) > 0.9 * rate_at(&brief, 32768));
     case_close(&chosen);
     case_close(&brief);
 }
+
+/* Of plans with nearly the same decode the one that is slower with long prompts loses. */
+static void equal_decode_is_decided_by_long_prompts(void **state)
+{
+    (void)state;
+    for (uint32_t context = 256; context <= 32768; context *= 4)
+        assert_true(rate_at(&long_8b, context) > 0.975 * rate_at(&chunks_512, context));
+    assert_true(prompt_at(&long_8b, 16384) < 0.65 * prompt_at(&chunks_512, 16384));
+}
+
+/* A profile of the same machine taken an hour later makes a plan whose long prompts take as long. */
+static void noise_of_a_profile_changes_no_prompt(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    open_case(&c, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB, KV_TIERS_AUTO);
+    c.request.wish.ctx = LONG;
+    struct profile_value *rate = &c.profile.cpu.gemv_packed;
+    rate->value *= 1.05, rate->low *= 1.05, rate->high *= 1.05;
+    case_make(&c);
+    assert_true(fabs(prompt_at(&c, 16384) / prompt_at(&long_8b, 16384) - 1) < 0.1);
+    assert_true(fabs(rate_at(&c, 4096) / rate_at(&long_8b, 4096) - 1) < 0.05);
+    case_close(&c);
+}
+#endif
 
 static void names_of_tiers(void **state)
 {
@@ -342,7 +381,11 @@ int main(void)
         cmocka_unit_test(host_memory_counts_all_layers_pages),
         cmocka_unit_test(edited_plans_are_checked),
         cmocka_unit_test(curves_are_told),
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
         cmocka_unit_test(chunks_weigh_prompts_against_decode),
+        cmocka_unit_test(equal_decode_is_decided_by_long_prompts),
+        cmocka_unit_test(noise_of_a_profile_changes_no_prompt),
+#endif
         cmocka_unit_test(names_of_tiers),
     };
     return cmocka_run_group_tests(tests, open_group, close_group);

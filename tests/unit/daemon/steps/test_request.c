@@ -281,7 +281,11 @@ static size_t largest_frame(uint32_t context, bool packed, uint8_t **out)
 static void the_largest_request_of_any_context_is_taken(void **state)
 {
     (void)state;
+#ifdef __SANITIZE_ADDRESS__ /* the largest mask takes it most of a second each time */
+    static const uint32_t contexts[] = {2, 131072};
+#else
     static const uint32_t contexts[] = {2, 50, 4096, 131072, 1000000};
+#endif
     for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {
         for (int packed = 0; packed < 2; packed++) {
             const struct request_limits large = {.vocab = UINT32_MAX, .context = contexts[i]};

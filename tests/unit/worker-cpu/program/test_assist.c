@@ -18,6 +18,12 @@
 #include "worker-cpu/program/assist.h"
 
 #define FOLDER "tests/data/golden/qwen3"
+/* Instrumented, every other shape: the reference, blocks of numbers, a window. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { FIRST_SHAPE = 1, NEXT_SHAPE = 2 };
+#else
+enum { FIRST_SHAPE = 0, NEXT_SHAPE = 1 };
+#endif
 enum { LAYERS = 4, SLOTS = 16, CONTEXT = 1024, STEP_TOKENS = 64, WAIT_MS = 60000 };
 
 struct stage {
@@ -323,7 +329,7 @@ static void answers_are_the_references(void **state)
         {"gcgc", NULL, KV_BF16, 2, 32, 0},  {"cggc", NULL, KV_Q8_0, 5, 16, 0},
         {"gggg", NULL, KV_F16, 2, 64, 300}, {"gggc", NULL, KV_F32, 4, 32, 40},
     };
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) steps_of(&shapes[i]);
+    for (size_t i = FIRST_SHAPE; i < sizeof shapes / sizeof *shapes; i += NEXT_SHAPE) steps_of(&shapes[i]);
 }
 
 /* All threads have as much to read, in pieces that are worth their folding. */

@@ -67,7 +67,7 @@ static void workspace_is_as_charged(void **state)
         {.hidden = 5120, .intermediate = 25600, .vocab = 151936, .heads = 64, .kv_heads = 8, .head_dim = 128},
         {.hidden = 256, .intermediate = 704, .vocab = 512, .heads = 8, .kv_heads = 2, .head_dim = 64},
     };
-    static const uint32_t tokens[] = {1, 64, 512, 2048, 4096};
+    static const uint32_t tokens[] = {1, 64, 192, 512, 2048, 4096};
     assert_int_equal(device_open(&options, &d, &err), 0);
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++) {
@@ -89,6 +89,8 @@ static void workspace_is_as_charged(void **state)
                                                   .layers = true,
                                                   .head = true,
                                                   .tiered = plan_kv_tiered(&plan)};
+            /* an invariant plan's products are of multiples */
+            assert_int_equal(buffers.work.sub_tokens % GPU_STEADY_TOKENS, 0);
             assert_int_equal(buffers.work.bytes - d->ask.matmul_workspace, ledger_workspace_bytes(&c, &what));
             if (gpu_buffers_check(&model.config, d, &buffers, &err)) fail_msg("%s", err.text);
             buffers.work.area[GPU_AREA_FEW].bytes = 0;
