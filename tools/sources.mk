@@ -42,7 +42,8 @@ CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_kernels.cu \
   tools/bench/gpu/bench_long.cu \
   tools/bench/gpu/bench_model.cu \
-  tools/bench/gpu/bench_packed.cu
+  tools/bench/gpu/bench_packed.cu \
+  tools/bench/gpu/bench_trace.cu
 
 helm-bench_MAIN := tools/bench/helm_bench.c
 helm-bench_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(BENCH_SRC) $(READER_SRC) client/cli/output.c client/cli/private_daemon.c client/cli/session.c client/cli/signals.c \

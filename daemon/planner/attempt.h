@@ -83,6 +83,9 @@ HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct are
  * ledgers. attempt->seconds: of the fastest plan so far; attempt->fits: there is one. */
 HELM_MUST_CHECK int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                                  struct helm_err *err);
+/* Where mixed_choose has found none: HELM_E_CAPACITY with what one slot of each layer would take, in the request's refusal, too. */
+HELM_MUST_CHECK int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan,
+                                 struct helm_err *err);
 /* The same in the place of a plan of the strategy `best`, if that is slower, or not much faster. */
 HELM_MUST_CHECK int mixed_try(struct making *m, const struct trying *t, struct plan *plan,
                               struct attempt *attempt, struct helm_err *err);

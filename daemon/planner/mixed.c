@@ -8,9 +8,11 @@
  * shows. So without a histogram a price is what a plan takes at worst, of plans of nearly the same price the one
  * with the most slots is chosen, and one with slots before one without. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/units.h"
 #include "common/plan/slots.h"
 #include "daemon/planner/attempt.h"
 #include "daemon/planner/histogram.h"
@@ -137,7 +139,8 @@ static int expert_bytes(const struct making *m, const struct plan *plan, double 
     return rc;
 }
 
-/* What the link may bring in a step, and what that costs: copies slow the CPU's reading, a hit saves it. */
+/* What the link may bring in a step, and what that costs: copies slow the CPU's reading, a hit saves it. What the GPU reads itself
+ * waits for copies, so then they cost all of their time. */
 static int budget(const struct making *m, double seconds, struct plan *plan, struct helm_err *err)
 {
     const struct profile *profile = m->r->profile;
@@ -147,7 +150,8 @@ static int budget(const struct making *m, double seconds, struct plan *plan, str
     int rc = expert_bytes(m, plan, &bytes, err);
     if (rc) return rc;
     const double moves = bytes > 0 && h2d > 0 ? MOVES_PART * seconds * h2d / bytes : 0,
-                 cost = h2d > 0 ? 1000 * alone / h2d * fmax(0, 1 - beside / alone) : PLAN_MOVE_COST;
+                 slows = plan->experts.direct_permille ? 1 : fmax(0, 1 - beside / alone),
+                 cost = h2d > 0 ? 1000 * alone / h2d * slows : PLAN_MOVE_COST;
     plan->experts.moves = moves < 1 ? 1 : moves > PLAN_MOVES_MAX ? PLAN_MOVES_MAX : (uint32_t)moves;
     plan->experts.move_cost = cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
     return 0;
@@ -228,6 +232,46 @@ int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attem
     return rc;
 }
 
+int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan, struct helm_err *err)
+{
+    struct plan one = {0};
+    struct arena_spec spec;
+    char needed[UNITS_TEXT], has[UNITS_TEXT];
+    int rc = place(m, plan, 0, &one, err);
+    one.experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
+    if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &spec, err);
+    const struct ledger *vram = &one.memory[PLAN_VRAM0];
+    struct planner_refusal *refusal = m->r->refusal;
+    if (!rc) {
+        units_format_size(vram->total, needed), units_format_size(vram->limit, has);
+        if (refusal) {
+            *refusal = (struct planner_refusal){.refused = true,
+                                                .what = "VRAM",
+                                                .needed = vram->total,
+                                                .available = vram->limit};
+            snprintf(refusal->nearest, sizeof refusal->nearest, "%s of VRAM, or --strategy experts-cpu",
+                     needed);
+        }
+        rc = helm_fail(
+            err, HELM_E_CAPACITY,
+            "no plan (%s) fits with a context of %u: a slot for one expert of each of %u layers and what is "
+            "beside it need %s of VRAM, there are %s; nearest would be --strategy experts-cpu",
+            search_strategy_name(SEARCH_MIXED), ctx, plan_mixed_units(&one), needed, has);
+    }
+    plan_free(&one);
+    return rc;
+}
+
+/* Every sparse layer's experts are in VRAM, so that in both memories there is nothing to gain. */
+static bool all_in_vram(const struct model *model, const struct plan *plan)
+{
+    for (uint32_t l = 0; l < plan->layers; l++)
+        if (model_layer_sparse(&model->config, l) &&
+            plan_unit_home(plan, 0, unit_of(l, UNIT_MLP)) != PLAN_HOME_GPU)
+            return false;
+    return true;
+}
+
 int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
               struct helm_err *err)
 {
@@ -236,6 +280,7 @@ int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struc
     struct plan other = {0};
     struct attempt seen = {.fits = false};
     if (!m->r->model->config.router.experts || m->r->one_memory || !t->device) return 0;
+    if (attempt->fits && all_in_vram(m->r->model, plan)) return 0;
     m->wish = m->r->wish;
     m->wish.batch = m->batch;
     m->wish.vram_page_count = 0;

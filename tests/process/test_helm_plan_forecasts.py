@@ -216,7 +216,7 @@ def test_a_mixture_in_a_card_half_its_size():
     check(rows[2][0].endswith("-47"), rows)
     speed = {line.split()[0]: float(line.split()[1]) for line in out[out.index("\nstrategies"):].splitlines()[2:]
              if "token/s," in line}
-    check(speed["best"] > 1.5 * speed["experts-cpu"], speed)
+    check(speed["best"] > 1.4 * speed["experts-cpu"], speed)
     check("experts, " in out and "of missing experts the GPU reads" in out and "each chosen alike: assumed" in out, out)
 
 

@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
 """Mixtures of experts on a machine with a GPU: decode and first tokens beside the daemon's own forecasts, by plan.
 
-  experts_device.py --bin DIR [--work DIR] [--profile FILE] [--only NAME,...] [--keep]
+  experts_device.py --bin DIR [--work DIR] [--profile FILE] [--only NAME,...] [--seconds N] [--keep]
   experts_device.py --bin DIR --case MODEL:VRAM:STRATEGY[,...] --device emulated      (a quick look at any model)
 
-Models of random weights are made by make_gguf.py in --work (default /dev/shm/helm-experts), one at a time. Their routing is
-about even, and tokens are drawn so that they do not repeat (greedy where all is in VRAM), so slots catch what their number says. A row: decode of one sequence behind 128 tokens, TTFT of 2,048, both the
-second of two; what helm-cli plan --json says of the first, and helm-plan of the second; which part of the chosen experts
-was found in VRAM. `gptoss`, half of gpt-oss-120b by helm-mkmodel, is run where --only
-names it. Standard library only; about eight minutes on an H100, three without --only profile'd again."""
+Models of random weights are made by make_gguf.py in --work (default /dev/shm/helm-experts), one at a time. Their routing is even, or
+(`sticky`) as sticky as published traces; tokens are drawn of the 200 likeliest, so that they do not repeat (greedy where all is in
+VRAM). A row: decode of one sequence behind 128 tokens, TTFT of 2,048, both the second of two; what helm-cli plan --json says of the
+first and of the second; which part of the chosen experts was found in VRAM, and what helm-plan says of decode with that part.
+Sticky rows with slots of their own have all sparse layers in both memories, slots that move or (`still`) do not, and beside the part
+found that of slots_simulation.py for the same tokens. Rows that would begin behind --seconds are named and not run.
+
+`bf16` is all of 30B-A3B (61 GB beside as much pinned memory: nothing else may be there), `half` 24 of its 48 layers, `gptoss` half of
+gpt-oss-120b by helm-mkmodel. Standard library only."""
 import argparse
+import collections
 import json
 import os
 import random
@@ -19,15 +24,22 @@ import sys
 import tempfile
 import time
 
+import slots_simulation
+
 HERE = os.path.dirname(os.path.abspath(__file__))
-#        name: size, type, layers (None: all), [(VRAM, strategy, sequences)]
-CASES = {"q4": ("30b-a3b", "Q4_K_M", None, [("8GiB", "best", 1), ("8GiB", "experts-cpu", 1),
-                                            ("8GiB", "best", 8), ("all", "best", 1)]),
-         "mixtral": ("8x7b", "Q4_K_M", None, [("12GiB", "best", 1), ("12GiB", "experts-cpu", 1)]),
-         "bf16": ("30b-a3b", "BF16", 24, [("12GiB", "best", 1), ("12GiB", "experts-cpu", 1), ("all", "best", 1)]),
-         # half of gpt-oss-120b at half of 24 GiB: the whole and its arena are more than the machine's memory
-         "gptoss": ("120b", "MXFP4", 18, [("12GiB", "best", 1), ("12GiB", "mixed", 1), ("12GiB", "experts-cpu", 1)])}
-USUAL = ("q4", "mixtral", "bf16")
+STICKY = 0.8
+#        VRAM, strategy, sequences; slots of each layer, which are all in both memories (None: what the plan has), held still
+ROW = collections.namedtuple("ROW", "vram strategy sequences slots still", defaults=(None, False))
+#        size, type, layers (None: all), sticky, rows
+CASES = {"even": ("30b-a3b", "Q4_K_M", None, 0, [ROW("8GiB", "best", 1), ROW("all", "best", 1), ROW("8GiB", "best", 8),
+                                                 ROW("8GiB", "experts-cpu", 1), ROW("all", "best", 8)]),
+         "sticky": ("30b-a3b", "Q4_K_M", None, STICKY, [ROW("8GiB", "mixed", 1, 32), ROW("8GiB", "mixed", 1, 32, True),
+                                                        ROW("8GiB", "best", 1), ROW("8GiB", "best", 8)]),
+         "mixtral": ("8x7b", "Q4_K_M", None, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
+         "bf16": ("30b-a3b", "BF16", None, 0, [ROW("24GiB", "best", 1)]),
+         "half": ("30b-a3b", "BF16", 24, 0, [ROW("12GiB", "best", 1), ROW("all", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
+         "gptoss": ("120b", "MXFP4", 18, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)])}
+USUAL = ("even", "sticky", "mixtral")
 VOCAB_USED, DECODE, PROMPT, SHORT = 30000, 160, 2048, 128
 READY_SECONDS = 300
 
@@ -90,8 +102,10 @@ class Daemon:
 
 
 def decode_rate(daemon, sequences, tokens, drawn):
-    """Tokens a second of all sequences together."""
+    """Tokens a second of all sequences together, the tokens of the last answer, and of the second turn the part of experts found."""
+    topics = []
     for seed in (1, 2):
+        before = daemon.ask("status", "--json")
         running = [subprocess.Popen(daemon.generate(tokens, DECODE, 10 * seed + n, drawn), stdin=subprocess.DEVNULL,
                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for n in range(sequences)]
         said = [r.communicate(timeout=300) for r in running]
@@ -99,35 +113,83 @@ def decode_rate(daemon, sequences, tokens, drawn):
             if r.returncode:
                 raise RuntimeError("helm-cli generate: %s; helmd: %s" % (error.strip()[-300:], daemon.said()))
         answers = [json.loads(answer) for answer, _ in said]
-    return sum(a["timings"]["decode_tok_s"] for a in answers)
+        topics += [token % slots_simulation.TOPICS for token in answers[-1]["tokens"]]
+    after = daemon.ask("status", "--json")
+    used, present = (after.get(name, 0) - before.get(name, 0) for name in ("experts_used_total", "experts_present_total"))
+    return sum(a["timings"]["decode_tok_s"] for a in answers), topics, present / used if used else None
 
 
-def measure(o, model, vram, strategy, sequences):
+def plan_json(o, model, options, fails=False):
+    """What helm-plan says; fails: it refuses, and says what it would need."""
+    command = [o.bin + "/helm-plan", "--model", model, "--json", *(["--profile", o.profile] if o.profile else ["--device", o.device])]
+    done = subprocess.run(command + options, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    if done.returncode != (4 if fails else 0):
+        raise RuntimeError("helm-plan: %s" % (done.stderr or done.stdout).strip()[-400:])
+    return json.loads(done.stdout)
+
+
+def mixed_plan(o, model, options):
+    """A plan with all sparse layers' experts in both memories: of VRAM the least that has room for slots, so for no layer as a whole."""
+    least = plan_json(o, model, ["--strategy", "mixed", "--vram", "1MiB", *options], True)["needed"]
+    for more in (64, 128, 256, 512, 1024, 2048):
+        try:
+            plan = plan_json(o, model, ["--strategy", "mixed", "--vram", str(least + (more << 20)), *options])
+            break
+        except RuntimeError:
+            if more == 2048:
+                raise
+    for stage in plan["stages"]["decode"]:
+        if stage["ops"] == "all":
+            raise ValueError("layers %s have their experts in one memory" % stage["layers"])
+    plan.pop("placements", None)
+    return plan
+
+
+def forecast_at(o, model, row, plan, hits):
+    """Tokens a second of all sequences that helm-plan expects of a plan when this part of the experts is found in VRAM."""
+    plan = dict(plan, mixed=dict(plan["mixed"], hit_permille=max(1, round(1000 * hits))))
+    path = os.path.join(o.work, "at.json")
+    with open(path, "w") as f:
+        json.dump(plan, f)
+    said = plan_json(o, model, ["--plan", path, "--batch", str(row.sequences), "--at", str(SHORT + DECODE // 2)] +
+                     ([] if row.vram == "all" else ["--vram", row.vram]))
+    return said["decode_tok_s"]["value"]
+
+
+def measure(o, model, row, sticky):
     longest = PROMPT if o.case is None else 64
-    options = ["--strategy", strategy, "--ctx", str(longest + DECODE + 64), "--batch", str(sequences), "--prompt", str(longest)]
-    if o.profile:
-        options += ["--profile", o.profile]
-    if vram != "all":
-        options += ["--vram", vram]
+    sizes = ["--ctx", str(longest + DECODE + 64), "--batch", str(row.sequences), "--prompt", str(longest)]
+    options = sizes + (["--profile", o.profile] if o.profile else []) + (["--vram", row.vram] if row.vram != "all" else [])
+    if row.slots:
+        plan = mixed_plan(o, model, sizes)
+        plan["mixed"].update(slots=row.slots, **({"moves": 0} if row.still else {}))
+        path = os.path.join(o.work, "plan.json")
+        with open(path, "w") as f:
+            json.dump(plan, f)
+        options += ["--plan", path]
+    else:
+        options += ["--strategy", row.strategy]
     daemon = Daemon(o, model, options)
     try:
-        rate = decode_rate(daemon, sequences, min(SHORT, longest), vram != "all")
+        rate, topics, hits = decode_rate(daemon, row.sequences, min(SHORT, longest), row.vram != "all")
         first = [json.loads(run(daemon.generate(longest, 1, 100 + n)))["timings"]["ttft_ms"] for n in range(2)][1]
         plan, status = daemon.ask("plan", "--json"), daemon.ask("status", "--json")
-        kinds = [k for k in plan["measured"]["decode"] if k["batch"] == sequences]
+        kinds = [k for k in plan["measured"]["decode"] if k["batch"] == row.sequences]
         said = max(kinds, key=lambda k: k["steps"])["planned_tok_s"] if kinds else None
-        mixed, used = plan.get("mixed", {}), status.get("experts_used_total", 0)
+        mixed = plan.get("mixed", {})
         homes = {}
         for stage in plan["stages"]["decode"]:
             layers = stage["layers"][1] - stage["layers"][0] + 1
             if stage.get("ops", "all") != "attention":
                 homes[stage["home"]] = homes.get(stage["home"], 0) + layers
-        return {"homes": homes, "slots": mixed.get("slots"), "direct": mixed.get("direct_permille"), "rate": rate, "said": said,
-                "ttft": first, "ttft_said": plan["forecast"]["ttft_ms"]["value"],
-                "hits": status["experts_present_total"] / used if used else None,
-                "moved": status.get("experts_moved_total", 0)}
     finally:
         daemon.close()
+    simulated = slots_simulation.hit_rate(topics, row.slots, mixed["moves"], mixed["move_cost"] / 1000, sticky,
+                                          of_layers=sum(homes.values())) if row.slots and sticky else None
+    return {"homes": homes, "slots": mixed.get("slots"), "direct": mixed.get("direct_permille"), "moves": mixed.get("moves", 0),
+            "rate": rate, "said": said, "ttft": first, "ttft_said": plan["forecast"]["ttft_ms"]["value"], "hits": hits,
+            "simulated": simulated, "moved": status.get("experts_moved_total", 0),
+            "at": forecast_at(o, model, row, plan, hits) if hits is not None else None}
 
 
 def text(value, form="%.1f"):
@@ -138,21 +200,27 @@ def difference(measured, said):
     return "-" if not measured or not said else "%+.1f %%" % (100 * (measured / said - 1))
 
 
-def report(name, vram, strategy, sequences, row):
-    homes = ", ".join("%d %s" % (count, home) for home, count in sorted(row["homes"].items()))
-    slots = "%d, %.0f %%" % (row["slots"], row["direct"] / 10) if row["slots"] else "-"
-    print("| %s | %s | %s | %d | %s | %s | %s | %s | %s | %s | %s | %s | %d |" % (
-        name, vram, strategy, sequences, homes, slots, text(row["said"]), text(row["rate"]), difference(row["rate"], row["said"]),
-        text(row["ttft_said"]), text(row["ttft"]), text(None if row["hits"] is None else 100 * row["hits"], "%.1f %%"),
-        row["moved"]), flush=True)
+def part(value):
+    return text(None if value is None else 100 * value, "%.1f %%")
 
 
-def try_one(o, name, model, vram, strategy, sequences):
+def report(name, row, r):
+    homes = ", ".join("%d %s" % (count, home) for home, count in sorted(r["homes"].items()))
+    slots = "%d, %d, %.0f %%" % (r["slots"], r["moves"], r["direct"] / 10) if r["slots"] else "-"
+    print("| %s | %s | %s | %d | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %d |" % (
+        name, row.vram, row.strategy, row.sequences, homes, slots, text(r["rate"]), text(r["said"]), text(r["at"]),
+        difference(r["rate"], r["at"] or r["said"]), part(r["hits"]), part(r["simulated"]), text(r["ttft"]), text(r["ttft_said"]),
+        r["moved"]), flush=True)
+
+
+def try_one(o, name, model, row, sticky):
     try:
-        report(name, vram, strategy, sequences, measure(o, model, vram, strategy, sequences))
+        if time.monotonic() - o.begin > o.seconds:
+            raise RuntimeError("not run: %d s are over" % o.seconds)
+        report(name, row, measure(o, model, row, sticky))
         return True
     except (RuntimeError, ValueError, KeyError, subprocess.TimeoutExpired) as e:
-        print("| %s | %s | %s | %d | FAILED: %s |" % (name, vram, strategy, sequences, str(e).replace("\n", " ")), flush=True)
+        print("| %s | %s | %s | %d | FAILED: %s |" % (name, row.vram, row.strategy, row.sequences, str(e).replace("\n", " ")), flush=True)
         return False
 
 
@@ -172,18 +240,18 @@ def make_gpt_oss(o, size, layers):
     config = path + ".json"
     with open(config, "w") as f:
         json.dump(gpt_oss_config(layers), f)
-    run([o.bin + "/helm-mkmodel", "--config", config, "--out", path, "--force"])
+    run([o.bin + "/helm-mkmodel", "--config", config, "--out", path, "--force", "--embedding", "16"])
     return path
 
 
 def make_model(o, name):
-    size, kind, layers, _ = CASES[name]
+    size, kind, layers, sticky, _ = CASES[name]
     if name == "gptoss":
         return make_gpt_oss(o, size, layers)
-    path = os.path.join(o.work, "%s-%s.gguf" % (size, kind))
+    path = os.path.join(o.work, "%s.gguf" % name)
     if not os.path.exists(path):
         run([sys.executable, os.path.join(HERE, "make_gguf.py"), "--size", size, "--type", kind, "--out", path] +
-            (["--layers", str(layers)] if layers else []))
+            (["--layers", str(layers)] if layers else []) + (["--sticky", str(sticky)] if sticky else []))
     return path
 
 
@@ -196,7 +264,9 @@ def main():
     parser.add_argument("--case")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--seconds", type=int, default=1200)
     o = parser.parse_args()
+    o.begin = time.monotonic()
     o.bin = os.path.abspath(o.bin)
     os.makedirs(o.work, exist_ok=True)
     if not o.profile and o.case is None:
@@ -205,20 +275,21 @@ def main():
         run([o.bin + "/helm-profile", "--force", "--device", o.device, "--formats",
              "q4_k,q6_k" + (",mxfp4" if "gptoss" in o.only else ""), "--out", o.profile])
         print("profile: %.0f s" % (time.monotonic() - begin))
-    print("\n| model | VRAM | strategy | sequences | layers' MLPs | slots, read directly | token/s said | token/s | off | "
-          "TTFT said, ms | TTFT, ms | found in VRAM | moved |")
-    print("| --- " * 13 + "|", flush=True)
+    print("\n| model | VRAM | strategy | sequences | layers' MLPs | slots, moves a step, read directly | token/s | said | said at that "
+          "part | off | found in VRAM | simulated | TTFT, ms | said | moved |")
+    print("| --- " * 15 + "|", flush=True)
     fine = True
     if o.case:
         for case in o.case.split(","):
             model, vram, strategy = case.rsplit(":", 2)
-            fine &= try_one(o, os.path.basename(model), model, vram, strategy, 1)
+            fine &= try_one(o, os.path.basename(model), model, ROW(vram, strategy, 1), 0)
         return 0 if fine else 1
     for name in o.only.split(","):
         begin = time.monotonic()
         model = make_model(o, name)
-        for vram, strategy, sequences in CASES[name][3]:
-            fine &= try_one(o, "%s %s" % CASES[name][:2], model, vram, strategy, sequences)
+        print("<!-- %s: made in %.0f s -->" % (name, time.monotonic() - begin), flush=True)
+        for row in CASES[name][4]:
+            fine &= try_one(o, "%s %s %s" % (name, *CASES[name][:2]), model, row, CASES[name][3])
         if not o.keep:
             shutil.rmtree(model) if os.path.isdir(model) else os.unlink(model)
         print("<!-- %s: %.0f s -->" % (name, time.monotonic() - begin), flush=True)

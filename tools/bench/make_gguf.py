@@ -2,11 +2,17 @@
 """A GGUF file with random blocks in the shape of a published Qwen3 model (70b: Llama 3's widths; 30b-a3b and 8x7b: mixtures of
 experts, Mixtral's the latter) and the mixture of types of a published file, for measuring speed.
 
-  make_gguf.py --size 0.6b|4b|8b|14b|32b|70b|30b-a3b|8x7b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16 [--layers N] --out FILE.gguf
+  make_gguf.py --size 0.6b|4b|8b|14b|32b|70b|30b-a3b|8x7b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16 [--layers N] [--sticky PART] --out FILE.gguf
 
-Codes are random, scales are constants that keep activations finite. There is no tokenizer, and the file says so
-("no_vocab"): llama.cpp loads it too. Routers are random, so that tokens choose about evenly. Facts of the container and of the mixtures: ggml-org/llama.cpp,
-ggml/include/gguf.h and src/llama-quant.cpp."""
+Codes are random; scales are constants with which every matrix has the mean 0 and keeps activations near 1. There is no tokenizer,
+and the file says so ("no_vocab"): llama.cpp loads it too.
+
+Routers are random. A mixture's embeddings are larger than what its layers add, so that the hidden states of two tokens, and their
+experts, have nothing in common: each expert is chosen as often as any other. --sticky: tokens of a topic (token % 64) share this
+part of an embedding's square, so of a router's logits, and the head finds about 12 of 13 of the 200 likeliest next tokens in the
+topic of the last: drawn among these, text stays there for some 13 tokens. 0.8 gives what published traces have: an eighth of
+128 experts, kept by recency, catches 69 % of the choices, a quarter 82 %. Facts of the container and of the mixtures:
+ggml-org/llama.cpp, ggml/include/gguf.h and src/llama-quant.cpp."""
 import argparse
 import array
 import math
@@ -25,8 +31,17 @@ TYPES = {"F32": (0, 4, 1, ()), "Q8_0": (8, 34, 32, (0,)), "Q4_K": (12, 144, 256,
          "Q6_K": (14, 210, 256, (208,)), "BF16": (30, 2, 1, ())}
 # of most matrices, of those that count more
 MIXTURES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K"), "Q6_K": ("Q6_K", "Q6_K"), "Q8_0": ("Q8_0", "Q8_0"), "BF16": ("BF16", "BF16")}
+# root mean square of random blocks' values with a scale of 1; Q4_K's and Q5_K's second scale takes their mean away
+SPREADS = {"Q8_0": 73.9, "Q4_K": 258.3, "Q5_K": 526.9, "Q6_K": 1365.7}
+BF16_SPREAD = math.sqrt(7 / 3)  # of numbers between 1 and 2
+MEANS = {"Q4_K": 7.5, "Q5_K": 15.5}
 PIECE_BYTES = 1 << 27
-pieces = {}  # of each type: random blocks
+TOPICS = 64
+EMBEDDING = 16.0  # root mean square of a mixture's embeddings; that of all that its layers add is about 1
+# Of the head's values in a topic's columns, beside those in others of 1: about 185 of the 200 likeliest of 151,936 tokens are then in the
+# topic, since its logits are 2.5 spreads larger (200 = 2,374 Q(z - 2.5) + 149,562 Q(z) for z = 3.91, and blocks' tails are wider).
+TOPIC_LOGITS = 2.5
+pieces = {}  # of each type, width and spread: random blocks
 
 
 def counts_more(layer, layers):
@@ -74,36 +89,47 @@ def text(string):
     return struct.pack("<Q", len(raw)) + raw
 
 
-def piece_of(kind, columns, rng):
-    """Random bytes of whole blocks, with scales that make values of about 1 / sqrt(columns)."""
+def bf16_exponent(spread):
+    return round(math.log2(spread / BF16_SPREAD))
+
+
+def spread_of(kind, spread):
+    """What values' root mean square comes to where this one is wanted."""
+    return BF16_SPREAD * 2.0 ** bf16_exponent(spread) if kind == "BF16" else spread
+
+
+def piece_of(kind, spread, rng):
+    """Random bytes of whole blocks, with scales that make values of about this root mean square."""
     _, block_bytes, _, scales = TYPES[kind]
     most = PIECE_BYTES // block_bytes
     if kind == "F32":
-        return array.array("f", [rng.gauss(0, 1 / math.sqrt(columns)) for _ in range(1 << 20)]).tobytes()
+        return array.array("f", [rng.gauss(0, spread) for _ in range(1 << 20)]).tobytes()
     piece = bytearray(rng.randbytes(most * block_bytes))
     if kind == "BF16":  # one exponent, random sign and mantissa
-        exponent = (127 - round(math.log2(columns) / 2)) & ~1
-        piece[0::2] = piece[0::2].translate(bytes(i & 0x7f for i in range(256)))
+        exponent = 127 + bf16_exponent(spread)
+        piece[0::2] = piece[0::2].translate(bytes(i & 0x7f | exponent << 7 & 0x80 for i in range(256)))
         piece[1::2] = piece[1::2].translate(bytes(i & 0x80 | exponent >> 1 for i in range(256)))
         return bytes(piece)
-    # by the largest code times the largest inner scale
-    largest = {"Q8_0": 127, "Q4_K": 15 * 63, "Q5_K": 31 * 63, "Q6_K": 32 * 127}[kind]
-    scale = struct.pack("<e", max(2.0 / (largest * columns ** 0.5), 6e-8))
-    for at in scales:
+    for at, times in zip(scales, (1, MEANS.get(kind))):
+        scale = struct.pack("<e", max(times * spread / SPREADS[kind], 6e-8))
         for byte in range(2):
             piece[at + byte::block_bytes] = scale[byte:byte + 1] * most
     return bytes(piece)
 
 
-def write_blocks(file, shape, kind, rng):
+def piece_for(kind, spread, rng):
+    if (kind, spread) not in pieces:
+        pieces[kind, spread] = memoryview(piece_of(kind, spread, rng))
+    return pieces[kind, spread]
+
+
+def write_blocks(file, shape, kind, spread, rng):
     """The same random piece over and over, from another block on each time."""
     _, block_bytes, values, _ = TYPES[kind]
     if kind == "F32" and len(shape) == 1:
         file.write(struct.pack("<f", 1) * shape[0])
         return
-    if (kind, shape[0]) not in pieces:
-        pieces[kind, shape[0]] = memoryview(piece_of(kind, shape[0], rng))
-    piece = pieces[kind, shape[0]]
+    piece = piece_for(kind, spread, rng)
     left, most = math.prod(shape) // values, len(piece) // block_bytes
     while left:
         first = rng.randrange(most - 1)
@@ -112,13 +138,63 @@ def write_blocks(file, shape, kind, rng):
         left -= blocks
 
 
+def block_of_signs(kind, signs, size):
+    """A block whose values are `size` with these signs (True: positive)."""
+    if kind == "BF16":
+        word = struct.unpack("<I", struct.pack("<f", size))[0] >> 16
+        return b"".join(struct.pack("<H", word | (0 if s else 0x8000)) for s in signs)
+    if kind == "Q4_K":  # all inner scales 15; codes 0 and 15, less 7.5
+        codes = bytes(15 * signs[64 * j + i] | 240 * signs[64 * j + 32 + i] for j in range(4) for i in range(32))
+        return struct.pack("<ee", size / (7.5 * 15), size / 15) + b"\x0f" * 8 + b"\xff" * 4 + codes
+    if kind == "Q6_K":  # all inner scales 64; codes 16 and 48, less 32
+        high = bytes(0x55 | sum(2 << 2 * j if signs[128 * n + 32 * j + i] else 0 for j in range(4))
+                     for n in range(2) for i in range(32))
+        return bytes(128) + high + b"\x40" * 16 + struct.pack("<e", size / (64 * 16))
+    sys.exit(f"make_gguf.py: --sticky takes no {kind}")
+
+
+def write_topics(file, shape, kind, spread, topic_spread, signs, rng):
+    """Rows of tokens: the first quarter of the columns their topic's signs of `topic_spread`, the others random ones of `spread`."""
+    _, block_bytes, values, _ = TYPES[kind]
+    columns, rows = shape
+    own, topic_blocks = columns // values * block_bytes, columns // 4 // values
+    own -= topic_blocks * block_bytes
+    per = 256 if kind == "BF16" else values
+    topics = [b"".join(block_of_signs(kind, s[at:at + per], topic_spread) for at in range(0, columns // 4, per)) for s in signs]
+    piece, at = piece_for(kind, spread, rng), 0
+    for row in range(rows):
+        if at + own > len(piece):
+            at = rng.randrange(TOPICS) * block_bytes
+        file.write(topics[row % TOPICS] + piece[at:at + own])
+        at += own
+
+
+def write_tokens(file, name, shape, kind, sticky, signs, rng):
+    """The embedding and the head of a mixture."""
+    if not sticky:
+        write_blocks(file, shape, kind, EMBEDDING if name == "token_embd.weight" else 1 / math.sqrt(shape[0]), rng)
+        return
+    columns = shape[0]
+    topic, own = math.sqrt(4 * sticky), math.sqrt(4 / 3 * (1 - sticky))  # root mean squares of a normed embedding's columns
+    if name == "token_embd.weight":
+        spread = spread_of(kind, EMBEDDING * own)
+        write_topics(file, shape, kind, spread, spread * topic / own, signs, rng)
+        return
+    spread = spread_of(kind, 1 / math.sqrt(columns))
+    logits = spread * own * math.sqrt(3 / 4 * columns)  # root mean square of those from columns of its own
+    write_topics(file, shape, kind, spread, TOPIC_LOGITS * logits / (topic * columns / 4), signs, rng)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=__doc__.split("\n\n")[1].strip())
     parser.add_argument("--size", required=True, choices=[*SIZES, *MIXTURES_OF_EXPERTS])
     parser.add_argument("--type", required=True, choices=MIXTURES)
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--sticky", type=float, default=0.0)
     parser.add_argument("--out", required=True)
     doc = parser.parse_args()
+    if doc.sticky and (doc.size not in MIXTURES_OF_EXPERTS or not 0 < doc.sticky < 1):
+        sys.exit("make_gguf.py: --sticky is a part, between 0 and 1, of a mixture of experts")
     shape = SIZES.get(doc.size) or MIXTURES_OF_EXPERTS[doc.size]
     hidden, layers, inner, heads, kv_heads = shape[:5]
     layers = doc.layers or layers
@@ -144,10 +220,14 @@ def main():
     head = b"GGUF" + struct.pack("<Iqq", 3, len(tensors), len(keys))
     head += b"".join(text(name) + struct.pack("<i", kind) + value for name, kind, value in keys) + infos
     rng = random.Random(1)
+    signs = [[rng.random() < 0.5 for _ in range(hidden // 4)] for _ in range(TOPICS)]
     with open(doc.out, "wb") as file:
         file.write(head + bytes(-len(head) % 32))
-        for _, size, kind in tensors:
-            write_blocks(file, size, kind, rng)
+        for name, size, kind in tensors:
+            if len(shape) > 6 and name in ("token_embd.weight", "output.weight"):
+                write_tokens(file, name, size, kind, doc.sticky, signs, rng)
+            else:
+                write_blocks(file, size, kind, 1 / math.sqrt(size[0]), rng)
             file.write(bytes(-bytes_of(size, kind) % 32))
     print(f"{doc.out}: {len(tensors)} tensors, {offset / 1e9:.2f} GB")
 

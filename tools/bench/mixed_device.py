@@ -4,8 +4,8 @@
   mixed_device.py --bin DIR [--bin DIR ...] [--layers N] [--tokens N] [--profile FILE] [--device NAME] [--work DIR] [--only NAME,...]
                   [--operations]
 
-A few layers of Qwen3-30B-A3B's shape in Q4_K_M with random blocks; tokens are drawn among the 200 likeliest, so that they do not
-repeat and routing is about even. Plans are helm-plan's with all experts in both memories, with slots of each layer, the share of
+A few layers of Qwen3-30B-A3B's shape in Q4_K_M with random blocks and even routing (make_gguf.py); tokens are drawn among the 200
+likeliest, so that they do not repeat. Plans are helm-plan's with all experts in both memories, with slots of each layer, the share of
 missing experts that the GPU reads itself, and moves set by hand; beside them the same layers with all experts in VRAM and all on
 the CPU. A row: milliseconds of a token of one sequence behind 128 tokens, those of a layer's MLP beyond the plan with all in VRAM,
 and of that token how long the CPU's threads were busy and what they waited. Several --bin are builds to compare: each case runs
@@ -33,17 +33,12 @@ KEYS = ("cpu.gemv", "cpu.gemv_beside", "cpu.operation", "cpu.wake", "gpu.operati
         "formats.q4_k.gpu_chain_operation", "formats.q6_k.cpu_gemv", "formats.q6_k.cpu_gemv_beside")
 
 
-def make_plan(o, directory, model, case, path):
+def make_plan(o, model, case, path):
     """The case's plan as a file; None: the planner's own."""
-    strategy, numbers = CASES[case]
+    numbers = CASES[case][1]
     if numbers is None:
         return None
-    plan = json.loads(run([directory + "/helm-plan", "--model", model, "--profile", o.profile, "--strategy", strategy, "--ctx",
-                           str(SHORT + o.tokens + 64), "--batch", "1", "--vram", o.vram, "--json"]))
-    for stage in plan["stages"]["decode"]:
-        if stage["ops"] == "all":
-            raise ValueError("%s: a layer's experts are not in both memories; --vram is too much" % case)
-    plan.pop("placements", None)
+    plan = experts_device.mixed_plan(o, model, ["--ctx", str(SHORT + o.tokens + 64), "--batch", "1"])
     plan["mixed"] = {"slots": numbers[0], "direct_permille": numbers[1], "moves": numbers[2], "move_cost": 0 if numbers[2] else 467}
     with open(path, "w") as f:
         json.dump(plan, f)
@@ -55,10 +50,10 @@ def worker_of(status, name):
 
 
 def measure(o, directory, model, case):
-    path = make_plan(o, directory, model, case, os.path.join(o.work, "plan.json"))
-    options = ["--ctx", str(SHORT + o.tokens + 64), "--profile", o.profile] + (
-        ["--plan", path] if path else ["--strategy", CASES[case][0]]) + (["--vram", o.vram] if case != "vram" else [])
     o.bin = directory
+    path = make_plan(o, model, case, os.path.join(o.work, "plan.json"))
+    options = ["--ctx", str(SHORT + o.tokens + 64), "--profile", o.profile] + (
+        ["--plan", path] if path else ["--strategy", CASES[case][0]]) + (["--vram", o.vram] if o.vram else [])
     daemon = experts_device.Daemon(o, model, options)
     try:
         rates, spent = [], []
@@ -102,7 +97,7 @@ def main():
     parser.add_argument("--work", default="/dev/shm/helm-mixed")
     parser.add_argument("--profile")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--vram", default="2500MiB")
+    parser.add_argument("--vram", help="of all cases; default: what is free")
     parser.add_argument("--tokens", type=int, default=DECODE)
     parser.add_argument("--operations", action="store_true")
     parser.add_argument("--only", default=",".join(CASES))

@@ -24,7 +24,7 @@
 #define NORM_SPREAD 0.05
 
 /* What a tensor's 16-bit words are: values of a normal distribution around 1 or 0, or bytes of MXFP4. */
-enum made_values { MADE_NORM, MADE_BIAS, MADE_MATRIX, MADE_BLOCKS, MADE_SCALES };
+enum made_values { MADE_NORM, MADE_BIAS, MADE_MATRIX, MADE_EMBEDDING, MADE_BLOCKS, MADE_SCALES };
 struct made_tensor {
     char name[MODEL_NAME_MAX];
     enum made_values values;
@@ -67,6 +67,8 @@ static enum made_values values_of(enum tensor_role role)
     case TENSOR_DOWN_BIAS:
     case TENSOR_ROUTER_BIAS:
         return MADE_BIAS;
+    case TENSOR_EMBED:
+        return MADE_EMBEDDING;
     default:
         return arch_role_rank(role, false) == 1 ? MADE_NORM : MADE_MATRIX;
     }
@@ -289,12 +291,10 @@ static int write_index(const struct job *job, uint64_t bytes, struct helm_err *e
 static void start_values(const struct job *job, const struct made_tensor *tensor,
                          struct mkmodel_values *values)
 {
-    const double each = 1 / sqrt((double)tensor->cols);
-    const double spread[] = {[MADE_NORM] = NORM_SPREAD,
-                             [MADE_BIAS] = BIAS_SPREAD,
-                             [MADE_MATRIX] = each,
-                             [MADE_BLOCKS] = each,
-                             [MADE_SCALES] = each};
+    const double each = 1 / sqrt((double)tensor->cols), embedding = job->request->embedding;
+    const double spread[] = {[MADE_NORM] = NORM_SPREAD, [MADE_BIAS] = BIAS_SPREAD,
+                             [MADE_MATRIX] = each,      [MADE_EMBEDDING] = embedding > 0 ? embedding : each,
+                             [MADE_BLOCKS] = each,      [MADE_SCALES] = each};
     mkmodel_values_init(values, &job->normal, job->request->seed, tensor->name, job->request->dtype,
                         tensor->values == MADE_NORM ? 1 : 0, spread[tensor->values]);
     if (tensor->values == MADE_BLOCKS) mkmodel_values_any(values);

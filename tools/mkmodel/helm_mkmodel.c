@@ -23,6 +23,7 @@
 struct options {
     const char *arch, *size, *config, *dtype, *out, *tokenizer;
     uint64_t seed, shard_bytes, threads;
+    double embedding;
     bool force;
 };
 
@@ -162,6 +163,7 @@ static int make_model(const struct options *options, struct helm_err *err)
                                       .dtype = dtype,
                                       .seed = options->seed,
                                       .shard_bytes = options->shard_bytes,
+                                      .embedding = options->embedding,
                                       .threads =
                                           options->threads ? (uint32_t)options->threads : usable_cpus()};
     rc = mkmodel_write(&request, &made, err);
@@ -212,6 +214,10 @@ int main(int argc, char **argv)
          .target = &options.shard_bytes},
         {"threads", 0, ARGS_U64, "N", "threads that write (one a usable CPU)", .target = &options.threads,
          .min = 1, .max = 256},
+        {"embedding", 0, ARGS_DOUBLE, "SIZE",
+         "root mean square of embeddings (as other matrices': 1 / sqrt(columns)); with 16 layers add little\n"
+         "to them, so that a mixture's tokens choose their experts evenly",
+         .target = &options.embedding, .min = 0, .max = 1000},
         {"force", 0, ARGS_FLAG, NULL, "replace a checkpoint that is already in DIR",
          .target = &options.force},
     };

@@ -52,6 +52,7 @@ struct mkmodel_request {
     uint64_t seed;
     uint64_t shard_bytes; /* a shard is closed before it would pass this */
     uint32_t threads;
+    double embedding; /* root mean square of embeddings; 0: as small as other matrices' numbers */
 };
 struct mkmodel_result {
     uint64_t bytes, tensors, shards;

@@ -3,8 +3,10 @@
 #include "worker-gpu/kernels/chain_kernel.cuh"
 
 /* [chain_family][enum kv_dtype] */
-static chain_functions kernels = {CHAIN_KERNELS(decode_bf16, false), CHAIN_KERNELS(decode_f16, false),
-                                  CHAIN_KERNELS(decode_f32, false), CHAIN_KERNELS(decode_blocks, false)};
+static chain_functions kernels = {CHAIN_KERNELS(chain_shaped, decode_bf16, false),
+                                  CHAIN_KERNELS(chain_shaped, decode_f16, false),
+                                  CHAIN_KERNELS(chain_shaped, decode_f32, false),
+                                  CHAIN_KERNELS(chain_shaped, decode_blocks, false)};
 
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 {

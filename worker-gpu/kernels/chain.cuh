@@ -21,6 +21,40 @@ template <uint32_t W, uint32_t P, uint32_t B, uint32_t C> struct chain_shape {
     /* those that compute, as a team (attention_decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
+    /* Tiles of blocks that a warp multiplies at once where they meet the same x. */
+    static const uint32_t TOGETHER = 1;
+    /* Where a block is in an operation, for benchmarks that look. */
+    static __device__ __forceinline__ void stamp(uint32_t) {}
+    static __device__ __forceinline__ void stamps_out(uint32_t) {}
+};
+/* Stamps: an operation begins, all have come, x is in shared memory, rows begin, their first tile is there, the warp is through
+ * with its tiles, all warps are, results are stored, the block has counted itself in. */
+enum chain_stamp {
+    CHAIN_BEGINS,
+    CHAIN_WAITED,
+    CHAIN_HAS_X,
+    CHAIN_ROWS,
+    CHAIN_FIRST_TILE,
+    CHAIN_TILES,
+    CHAIN_MET,
+    CHAIN_STORED,
+    CHAIN_ARRIVED,
+    CHAIN_STAMPS
+};
+
+/* A divisor, and 2^32 by it, rounded up: divisions of the rest of what is asked for would take as long as a copy's begin. */
+struct chain_divisor {
+    uint32_t by, inverse;
+    static chain_divisor of(uint32_t by)
+    {
+        return {by, by > 1 ? (uint32_t)((((uint64_t)1 << 32) + by - 1) / by) : 0};
+    }
+    /* at most one too many by the rounding */
+    __device__ __forceinline__ uint32_t into(uint32_t n) const
+    {
+        const uint32_t times = by > 1 ? (uint32_t)((uint64_t)n * inverse >> 32) : n;
+        return times * by > n ? times - 1 : times;
+    }
 };
 
 /* Where the tiles of one linear operation lie. Pairs go round the blocks, from block `start` on: what one
@@ -39,14 +73,16 @@ struct alignas(16) chain_weights {
     uint32_t ask_pairs, ask_chunks; /* as many tiles on as warps ask */
     uint32_t use_pairs, use_chunks; /* and as warps that compute take */
     uint32_t format;
-    uint32_t loose; /* tiles that do not begin on 16 bytes */
+    uint16_t loose; /* tiles that do not begin on 16 bytes */
+    uint16_t
+        joined; /* of chains with experts: tiles of two whole rows that lie one behind the other: one copy */
     /* Experts, whose matrices are where the token's choice says: bytes from one's to the next one's; how many are
      * chosen, 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is
      * of all chosen experts, whose tiles stand one behind the other. */
     uint64_t stride;
     uint32_t chosen;
-    uint32_t rows_each;  /* of gates and ups: of an expert; of downs 0 */
-    uint32_t tiles_each; /* of downs: of a row of an expert */
+    uint32_t downs;     /* they are downs, not gates and ups */
+    chain_divisor each; /* rows of an expert's gates; tiles of a row of an expert's downs */
 };
 /* What gates and ups and downs have beside a linear operation. */
 struct chain_experts {
@@ -55,7 +91,7 @@ struct chain_experts {
     struct gpuk_choice choice;
     const float *bias[2]; /* gates' and ups', or downs': [expert][rows] */
     uint32_t rows;        /* of an expert */
-    uint32_t quads;       /* of downs: of x, from one expert's to the next one's */
+    chain_divisor quads;  /* of downs: of x, from one expert's to the next one's */
     enum glu_kind glu;
 };
 
@@ -180,6 +216,18 @@ __device__ __forceinline__ void ring_next(chain_ring &ring, uint32_t tiles)
     if (ring.slot >= ring.slots) ring.slot -= ring.slots, ring.parity ^= 1;
 }
 
+/* With many tiles on their way every other access to memory waits 2 to 4 us in the same queues instead of
+ * one: results, counters, x. From the end of an operation's rows to the next one's x a block asks for less at
+ * a time, which still keeps memory as busy as the ring has room. */
+static const uint32_t CHAIN_FLIGHT = 80 << 10, CHAIN_FLIGHT_HURRY = 20 << 10; /* bytes */
+/* Tiles of `row` bytes a row that are so many bytes: as many of each asking warp, and fewer than there are slots. */
+__device__ __forceinline__ uint32_t chain_tiles_of(uint32_t bytes, uint32_t row, uint32_t askers,
+                                                   uint32_t slots)
+{
+    const uint32_t each = bytes / (2 * row * askers), most = slots / askers - 1;
+    return (each < 1 ? 1 : each < most ? each : most) * askers;
+}
+
 /* The next tile an asking warp fetches: it walks from operation to operation, whatever the block is doing. */
 struct ask_walk {
     chain_weights *w; /* the operation's, the warp's own in shared memory: start and whole are first and pairs
@@ -188,6 +236,10 @@ struct ask_walk {
     uint32_t left;            /* operations behind this one */
     tile_walk at;             /* at.pair >= w->whole: there is nothing more */
     const uint32_t *expert;   /* chain_token's */
+    uint32_t askers, slots;
+    uint32_t usual,
+        few; /* of chains with experts: the operation's tiles that all may have on their way; while blocks wait
+                                 for each other */
     uint32_t chosen, choices; /* the ring's barriers, how often they have been waited for */
 };
 /* Goes on to the next operation when the walk is through with this one. */
@@ -209,8 +261,12 @@ template <bool SPARSE> __device__ __forceinline__ void ask_settle(ask_walk &k)
         if (lane == 0) k.w->start = first, k.w->whole = pairs;
         __syncwarp();
         k.at = walk_to(rest, k.w->chunks);
+        if (SPARSE) { /* slots of small tiles are half empty */
+            k.usual = chain_tiles_of(CHAIN_FLIGHT, k.w->tile, k.askers, k.slots);
+            k.few = chain_tiles_of(CHAIN_FLIGHT_HURRY, k.w->tile, k.askers, k.slots);
+        }
         /* gates and ups: which ones is only known now, and the same for the downs behind them */
-        if (!SPARSE || !k.w->rows_each) continue;
+        if (!SPARSE || !k.w->chosen || k.w->downs) continue;
         bulk_wait(k.chosen, k.choices++ & 1);
         __syncwarp();
         if (lane == 0) barrier_arrive(k.chosen + 8);
@@ -230,12 +286,11 @@ __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const 
 __device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &w, uint32_t pair,
                                                            uint32_t chunk, const uint32_t *expert)
 {
-    const uint32_t e = w.rows_each ? pair / w.rows_each : chunk / w.tiles_each,
-                   row = w.rows_each ? pair - e * w.rows_each : pair,
-                   tile = w.rows_each ? chunk : chunk - e * w.tiles_each;
+    const uint32_t e = w.each.into(w.downs ? chunk : pair), rest = (w.downs ? chunk : pair) - e * w.each.by,
+                   row = w.downs ? pair : rest, tile = w.downs ? rest : chunk;
     const unsigned char *a =
         w.base[0] + expert[e] * w.stride + (uint64_t)row * w.pair_bytes + (uint64_t)tile * w.tile;
-    const bool alone = !w.rows_each && w.odd && pair + 1 == w.end[0];
+    const bool alone = w.downs && w.odd && pair + 1 == w.end[0];
     return {a, alone ? nullptr : a + w.to_second};
 }
 /* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. expert: those that were
@@ -263,14 +318,16 @@ __device__ __forceinline__ chain_beside tile_beside(const chain_weights &w, uint
         const linear_pair rows = tile_rows<SPARSE>(w, pair, chunk, nullptr);
         return {(uint32_t)(size_t)rows.a & 15, (uint32_t)(size_t)rows.b & 15};
     }
-    const uint32_t tile = w.tiles_each ? chunk % w.tiles_each : chunk,
+    const uint32_t tile = w.downs ? chunk - w.each.into(chunk) * w.each.by : chunk,
                    at = (uint32_t)(size_t)w.base[0] + pair * w.pair_bytes + tile * w.tile;
     return {at & 15, (at + (uint32_t)w.to_second) & 15};
 }
 template <bool SPARSE> __device__ __forceinline__ uint32_t tile_length(const chain_weights &w, uint32_t chunk)
 {
-    if (SPARSE && w.tiles_each > 1) return chunk % w.tiles_each + 1 == w.tiles_each ? w.last_bytes : w.tile;
-    if (SPARSE && w.tiles_each) return w.last_bytes;
+    if (SPARSE && w.downs) {
+        const uint32_t tile = chunk - w.each.into(chunk) * w.each.by;
+        return tile + 1 == w.each.by ? w.last_bytes : w.tile;
+    }
     return chunk + 1 == w.chunks ? w.last_bytes : w.tile;
 }
 /* Starts the copy of the tile the walk is at (one lane) and goes on. */
@@ -281,21 +338,19 @@ __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pi
         const linear_pair rows =
             tile_rows<SPARSE>(*k.w, k.w->start + k.at.pair * gridDim.x, k.at.chunk, k.expert);
         const uint32_t bytes = tile_length<SPARSE>(*k.w, k.at.chunk);
-        const tile_window a = tile_window_of(rows.a, bytes), b = tile_window_of(rows.b, bytes);
-        bulk_expect(full, rows.b ? a.bytes + b.bytes : a.bytes);
+        const bool joined = SPARSE && k.w->joined;
+        const tile_window a = tile_window_of(rows.a, joined && rows.b ? 2 * bytes : bytes),
+                          b = tile_window_of(rows.b, bytes);
+        const bool two = rows.b && !joined;
+        bulk_expect(full, two ? a.bytes + b.bytes : a.bytes);
         bulk_copy(slot, a.from, a.bytes, full);
-        if (rows.b) bulk_copy(slot + pitch, b.from, b.bytes, full);
+        if (two) bulk_copy(slot + pitch, b.from, b.bytes, full);
     }
     k.at.pair += k.w->ask_pairs;
     k.at.chunk += k.w->ask_chunks;
     if (k.at.chunk >= k.w->chunks) k.at.chunk -= k.w->chunks, k.at.pair++;
     if (k.at.pair >= k.w->whole) ask_settle<SPARSE>(k);
 }
-/* With many tiles on their way every other access to memory waits 2 to 4 us in the same queues instead of
- * one: results, counters, x. From the end of an operation's rows to the next one's x a block asks for less at
- * a time, which still keeps memory as busy as the ring has room. */
-static const uint32_t CHAIN_FLIGHT = 80 << 10, CHAIN_FLIGHT_HURRY = 20 << 10; /* bytes */
-
 /* An asking warp's life. The first round finds every slot free. */
 template <typename S, bool SPARSE>
 __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *own,
@@ -303,26 +358,18 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
                                                const uint32_t *expert, uint32_t number, uint32_t askers)
 {
     ask_walk ask;
-    ask.expert = expert, ask.chosen = ring.chosen;
+    ask.expert = expert, ask.chosen = ring.chosen, ask.askers = askers, ask.slots = ring.slots;
     ask_open<SPARSE>(ask, own, records, count, number);
-    const auto tiles_of =
-        [&](uint32_t bytes, uint32_t row) { /* as many of each asking warp, and fewer than there are slots */
-                                            const uint32_t each = bytes / (2 * row * askers),
-                                                           most = ring.slots / askers - 1;
-                                            return (each < 1 ? 1 : each < most ? each : most) * askers;
-        };
-    const uint32_t usual = tiles_of(CHAIN_FLIGHT, ring.pitch), few = tiles_of(CHAIN_FLIGHT_HURRY, ring.pitch);
+    const uint32_t usual = chain_tiles_of(CHAIN_FLIGHT, ring.pitch, askers, ring.slots),
+                   few = chain_tiles_of(CHAIN_FLIGHT_HURRY, ring.pitch, askers, ring.slots);
     uint32_t asked = 0; /* tiles */
     for (bool first = true;; first = false) {
         const uint32_t round = ring.parity;
         while (ring.parity == round && ask.at.pair < ask.w->whole) {
             if (!first) bulk_wait(ring.free + 8 * ring.slot, round ^ 1);
-            /* at most `most` tiles in flight: an earlier one must have arrived; experts' tiles are small */
+            /* at most `most` tiles in flight: an earlier one must have arrived */
             const bool hurried = bulk_over(ring.hurry, 0);
-            const uint32_t most = SPARSE && ask.w->chosen
-                                      ? tiles_of(hurried ? CHAIN_FLIGHT_HURRY : CHAIN_FLIGHT, ask.w->tile)
-                                  : hurried ? few
-                                            : usual;
+            const uint32_t most = SPARSE ? (hurried ? ask.few : ask.usual) : hurried ? few : usual;
             if (asked >= most) {
                 const bool wraps = ring.slot < most;
                 bulk_wait(ring.full + 8 * (ring.slot + (wraps ? ring.slots : 0) - most), round ^ wraps);
@@ -340,6 +387,10 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 /* ---- what chain.cu and chain_list.cu share ------------------------------------------------------------ */
 
 typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
+/* Chains with experts have many small tiles. */
+struct chain_sparse_shaped : chain_shaped {
+    static const uint32_t TOGETHER = 2;
+};
 /* Warps that request tiles of `pitch` bytes a row. Between operations at least one tile of each is in flight. */
 static inline uint32_t chain_askers(uint32_t pitch)
 {

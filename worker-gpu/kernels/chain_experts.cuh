@@ -41,6 +41,16 @@ __device__ __forceinline__ bool words_came(const uint64_t word[4], uint32_t tag)
     for (uint32_t i = 0; i < 4; i++) all = all && (uint32_t)(word[i] >> 32) == tag;
     return all;
 }
+/* Words of this tag at four neighbours' place, which may still be on their way. */
+__device__ __forceinline__ float4 words_await(const uint64_t *from, uint64_t word[4], uint32_t tag)
+{
+    while (!words_came(word, tag)) {
+        word_late();
+        words_get(from, word), words_get(from + 2, word + 2);
+    }
+    return make_float4(__uint_as_float((uint32_t)word[0]), __uint_as_float((uint32_t)word[1]),
+                       __uint_as_float((uint32_t)word[2]), __uint_as_float((uint32_t)word[3]));
+}
 /* x into shared memory, times the norm's weights, which are there; the sum of squares stays in parts. */
 template <typename S, typename D>
 __device__ __forceinline__ void take_x(const linear_params &p, const float4 *norm, float *x, float *squares)
@@ -117,13 +127,7 @@ __device__ __forceinline__ chain_dot chain_row(const linear_params &p, const cha
             if ((f & ~31u) >= quads) break; /* by whole warps */
             if (from.words) {
                 const uint32_t at = f < quads ? f : 0;
-                while (!words_came(word[j], from.tag)) {
-                    word_late();
-                    words_get(from.words + 4 * at, word[j]), words_get(from.words + 4 * at + 2, word[j] + 2);
-                }
-                v[j] =
-                    make_float4(__uint_as_float((uint32_t)word[j][0]), __uint_as_float((uint32_t)word[j][1]),
-                                __uint_as_float((uint32_t)word[j][2]), __uint_as_float((uint32_t)word[j][3]));
+                v[j] = words_await(from.words + 4 * at, word[j], from.tag);
             }
             if (p.norm && f < quads) {
                 const float4 n = norm[f];
@@ -192,7 +196,7 @@ struct chain_logits {
     }
 };
 /* What the token chose, for the block; number: how many choices were before. scratch: CHAIN_SUMS floats that are not used
- * until all threads have met twice more. Weights are there behind the next meeting. */
+ * until all threads have met twice more. */
 template <typename S>
 __device__ __forceinline__ void chain_choose(const chain_experts &e, const chain_source &logits,
                                              chain_token &token, float *scratch, const chain_ring &ring,
@@ -208,27 +212,31 @@ __device__ __forceinline__ void chain_choose(const chain_experts &e, const chain
             bulk_wait(ring.taken, (number - 1) & 1); /* over already, but for the choice's number */
         barrier_arrive(ring.chosen);
     }
-    if (threadIdx.x >= 32) return;
+}
+/* And how much of each, by a warp, whose others see it behind the next meeting. */
+__device__ __forceinline__ void chain_weigh(const chain_experts &e, chain_token &token, const float *scratch)
+{
+    const uint32_t lane = threadIdx.x & 31;
     experts_weigh_ranked(e.router, scratch, token.expert, token.expert_weight);
     __syncwarp();
-    if (blockIdx.x != 0 || threadIdx.x >= e.router.chosen) return;
-    e.choice.id[threadIdx.x] = token.expert[threadIdx.x];
-    e.choice.weight[threadIdx.x] = token.expert_weight[threadIdx.x];
+    if (blockIdx.x != 0 || lane >= e.router.chosen) return;
+    e.choice.id[lane] = token.expert[lane];
+    e.choice.weight[lane] = token.expert_weight[lane];
 }
 
 /* ---- downs: x is the activations of all chosen experts, each from a line's begin on */
 
 template <typename S, typename D> __device__ __forceinline__ void take_act(const chain_item &item, float *x)
 {
-    const uint32_t quads = item.linear.cols / 4, each = item.experts.quads, all = each * item.where.chosen,
-                   batch = 8;
+    const chain_divisor each = item.experts.quads;
+    const uint32_t quads = item.linear.cols / 4, all = each.by * item.where.chosen, batch = 8;
     const float4 *from = reinterpret_cast<const float4 *>(item.linear.x);
     for (uint32_t f0 = threadIdx.x; (f0 & ~31u) < all; f0 += batch * S::THREADS) {
         float4 v[batch];
         uint32_t there = 0;
 #pragma unroll
         for (uint32_t j = 0; j < batch; j++) {
-            const uint32_t f = f0 + j * S::THREADS, e = f / each, i = f - e * each;
+            const uint32_t f = f0 + j * S::THREADS, e = each.into(f), i = f - e * each.by;
             const bool is = f < all && i < quads;
             v[j] = is ? __ldcg(from + e * quads + i) : make_float4(0, 0, 0, 0);
             there |= (uint32_t)is << j;
@@ -250,7 +258,7 @@ __device__ __forceinline__ float2 experts_addends(const chain_item &item, const 
     const chain_experts &e = item.experts;
     float2 add = make_float2(0, 0);
     if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
-        const uint32_t j = pair / e.rows, row = pair - j * e.rows;
+        const uint32_t j = item.where.each.into(pair), row = pair - j * e.rows;
         const uint64_t at = (uint64_t)token.expert[j] * e.rows + row;
         if (e.bias[0]) add.x = e.bias[0][at];
         if (e.bias[1]) add.y = e.bias[1][at];
@@ -281,7 +289,8 @@ __device__ __forceinline__ void experts_store(const chain_item &item, const chai
 {
     if (item.kind == GPUK_CHAIN_EXPERTS_GLU) {
         const chain_experts &e = item.experts;
-        item.linear.segment[0].out[pair] = token.expert_weight[pair / e.rows] * experts_glu_of(e.glu, a, b);
+        const float act = token.expert_weight[item.where.each.into(pair)] * experts_glu_of(e.glu, a, b);
+        item.linear.segment[0].out[pair] = act;
         return;
     }
     linear_store(item.linear, pair, 0, a, b);

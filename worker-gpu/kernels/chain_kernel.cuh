@@ -36,6 +36,23 @@ __device__ __noinline__ float2 chain_blocks(uint32_t tile_a, uint32_t tile_b, ui
     return sum;
 }
 
+/* The same of two tiles, `second` behind the first in the ring. */
+template <typename D>
+__device__ __noinline__ float4 chain_blocks_two(uint32_t tile_a, uint32_t tile_b, uint32_t second_a,
+                                                uint32_t second_b, uint32_t bytes, uint32_t x)
+{
+    SHARED_DYNAMIC(unsigned char, shared);
+    float sum[4] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (uint32_t from = 0, line = 0; from < bytes; from += D::LINE_BYTES, line++) {
+        const unsigned char *const row[4] = {shared + tile_a + from, shared + tile_b + from,
+                                             shared + second_a + from, shared + second_b + from};
+        D::lines_add(row, bytes - from, reinterpret_cast<const float4 *>(shared + x) + line * D::LINE_QUADS,
+                     sum);
+    }
+    return make_float4(sum[0], sum[1], sum[2], sum[3]);
+}
+
 /* A lane's part of the sums of the tile `at`, whose pair counts from the operation's first, in a slot. */
 template <bool SPARSE, typename D>
 __device__ __forceinline__ void chain_tile_of(const chain_weights &w, tile_place tile, tile_walk at,
@@ -48,6 +65,7 @@ __device__ __forceinline__ void chain_tile_of(const chain_weights &w, tile_place
         const chain_beside beside = tile_beside<SPARSE>(w, at.pair, at.chunk);
         tile.a += beside.a, tile.b += beside.b;
     }
+    if (SPARSE && w.joined) tile.b = tile.a + bytes;
     if constexpr (D::SCALED) {
         SHARED_DYNAMIC(unsigned char, shared);
         const float2 sum =
@@ -95,6 +113,41 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place ti
 #undef BLOCKS
 }
 
+/* The sums of two tiles of blocks at once, of one chunk of the pairs `at` and `other`. */
+template <bool SPARSE, typename D>
+__device__ __forceinline__ float4 chain_tiles_as(const chain_weights &w, tile_place tile, tile_place second,
+                                                 tile_walk at, uint32_t other, const float4 *x4)
+{
+    typedef chain_lines_of<D> L;
+    SHARED_DYNAMIC(unsigned char, shared);
+    const uint32_t bytes = tile_length<SPARSE>(w, at.chunk);
+    const float4 *with = x4 + at.chunk * L::quads(w.tile);
+    if (D::LOOSE && w.loose) {
+        const chain_beside a = tile_beside<SPARSE>(w, at.pair, at.chunk),
+                           b = tile_beside<SPARSE>(w, other, at.chunk);
+        tile.a += a.a, tile.b += a.b, second.a += b.a, second.b += b.b;
+    }
+    if (w.joined) tile.b = tile.a + bytes, second.b = second.a + bytes;
+    const auto place = [&](const void *p) {
+        return (uint32_t)(reinterpret_cast<const unsigned char *>(p) - shared);
+    };
+    return chain_blocks_two<D>(place(tile.a), place(tile.b), place(second.a), place(second.b), bytes,
+                               place(with));
+}
+template <bool SPARSE>
+__device__ __forceinline__ float4 chain_tiles(const chain_weights &w, tile_place tile, tile_place second,
+                                              tile_walk at, uint32_t other, const float4 *x4)
+{
+#define BLOCKS(name, NAME)                                                                                   \
+    case FORMAT_##NAME:                                                                                      \
+        return chain_tiles_as<SPARSE, decode_##name>(w, tile, second, at, other, x4);
+    switch (w.format) {
+        DECODE_BLOCKS(BLOCKS)
+    }
+#undef BLOCKS
+    return make_float4(0, 0, 0, 0);
+}
+
 /* What a block's rows are computed with: x and places for sums in shared memory. */
 struct chain_work {
     const float *x;
@@ -107,7 +160,7 @@ struct chain_work {
 /* The block's rows of one linear operation, x being in shared memory. beside(): once for each thread, when it has some
  * time. */
 template <typename S, typename D, bool SPARSE, typename Beside>
-__device__ __forceinline__ void chain_rows(const chain_item &item, const chain_token &token, chain_work &work,
+__device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &token, chain_work &work,
                                            chain_ring &ring, const Beside &beside)
 {
     const linear_params &p = item.linear;
@@ -121,6 +174,13 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const chain_t
     tile_walk use = walk_to(tile, chunks);
     bool had_time = false;
     uint32_t batch = 0;
+    /* Of all of the warp's tiles, of which two have room. */
+    const bool same_x = item.where.use_chunks == 0 && ring.slots >= 2 * S::WARPS;
+    if (SPARSE && work.rest == S::WARPS - 1) { /* the warp that has fewest tiles */
+        if (item.kind == GPUK_CHAIN_EXPERTS_GLU)
+            chain_weigh(item.experts, token, work.sums.partial + (work.which ^ 1) * CHAIN_SUMS);
+        if (p.norm && lane == 0) work.sums.squares[S::WARPS] = x_scale<S>(p, work.sums.squares);
+    }
     do {
         float *sums = work.sums.partial + work.which * CHAIN_SUMS;
         const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
@@ -135,12 +195,46 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const chain_t
             /* not unrolled: code that is not at hand costs more than it saves */
 #pragma unroll 1
             for (uint32_t i = 0; i < TILES_FOLDED; i++) {
+                if constexpr (S::TOGETHER == 2 && chain_any_blocks<D>::value) {
+                    if (same_x) {
+                        if (i == TILES_FOLDED / 2) break;
+#pragma unroll
+                        for (uint32_t j = 0; j < 2 * TILES_FOLDED - 4; j++) sum[j] = sum[j + 4];
+                        float *to = sum + 2 * TILES_FOLDED - 4;
+                        to[0] = to[1] = to[2] = to[3] = 0;
+                        if (tile >= end_tile) continue;
+                        const bool two = tile + S::WARPS < end_tile;
+                        const uint32_t slot = ring.slot;
+                        bulk_wait(ring.full + 8 * slot, ring.parity);
+                        if (tile == work.rest) S::stamp(CHAIN_FIRST_TILE);
+                        ring_next(ring, S::WARPS);
+                        if (two) bulk_wait(ring.full + 8 * ring.slot, ring.parity);
+                        const unsigned char *from = ring.at + (size_t)slot * 2 * ring.pitch,
+                                            *behind =
+                                                two ? ring.at + (size_t)ring.slot * 2 * ring.pitch : from;
+                        const uint32_t pair = first + use.pair * gridDim.x;
+                        const float4 both =
+                            chain_tiles<SPARSE>(item.where, {from, from + ring.pitch},
+                                                {behind, behind + ring.pitch}, {pair, use.chunk},
+                                                two ? pair + item.where.use_pairs * gridDim.x : pair, x4);
+                        to[0] = both.x, to[1] = both.y;
+                        if (two) to[2] = both.z, to[3] = both.w;
+                        __syncwarp(); /* all lanes have read the slots */
+                        barrier_arrive(ring.free + 8 * slot);
+                        if (two) barrier_arrive(ring.free + 8 * ring.slot);
+                        if (two) ring_next(ring, S::WARPS);
+                        tile += two ? 2 * S::WARPS : S::WARPS;
+                        use.pair += two ? 2 * item.where.use_pairs : item.where.use_pairs;
+                        continue;
+                    }
+                }
 #pragma unroll
                 for (uint32_t j = 0; j < 2 * TILES_FOLDED - 2; j++) sum[j] = sum[j + 2];
                 float &a = sum[2 * TILES_FOLDED - 2], &b = sum[2 * TILES_FOLDED - 1];
                 a = b = 0;
                 if (tile >= end_tile) continue;
                 bulk_wait(ring.full + 8 * ring.slot, ring.parity);
+                if (tile == work.rest) S::stamp(CHAIN_FIRST_TILE);
                 const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
                 chain_tile<SPARSE, D>(item.where, {from, from + ring.pitch},
                                       {first + use.pair * gridDim.x, use.chunk}, x4, a, b);
@@ -157,10 +251,14 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, const chain_t
             if (!had_time) beside();
             had_time = true;
         } while (tile < end_tile);
+        S::stamp(CHAIN_TILES);
         S::meet();
+        S::stamp(CHAIN_MET);
         if (mine < end) { /* a batch has at most as many pairs as threads compute */
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
-            const float scale = x_scale<S>(p, work.sums.squares);
+            const float scale = !SPARSE  ? x_scale<S>(p, work.sums.squares)
+                                : p.norm ? work.sums.squares[S::WARPS]
+                                         : 1.0f;
             float a = 0, b = 0;
 #pragma unroll 8
             for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
@@ -250,11 +348,13 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     uint32_t choices = 0;
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
+        S::stamp(CHAIN_BEGINS);
         const auto wait = [&] {
             if (number > 0 && !(SPARSE && item.words_in)) {
                 if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
                 S::meet();
             }
+            S::stamp(CHAIN_WAITED);
             if (number + 1 < q.count) fetch(number + 1);
             if (number + 2 < q.count && blockIdx.x == number % gridDim.x &&
                 128 * threadIdx.x < sizeof(chain_item))
@@ -263,9 +363,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         work.tag = token->tag + number + 1;
         const auto source = [&](const float *x) { return chain_source{x, item.words_in, work.tag - 1}; };
         const auto rows = [&] {
+            S::stamp(CHAIN_HAS_X);
             copies_wait<0>();
             S::meet();
             hurry(false);
+            S::stamp(CHAIN_ROWS);
             chain_rows<S, D, SPARSE>(item, *token, work, ring, [&] {
                 fetch_norm(item.next_norm, item.next_norm_quads);
                 const chain_item &next = items[(number + 1) & 1];
@@ -316,6 +418,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             copies_commit();
         }
         S::meet(); /* the block has stored its results, and is through with the shared memory */
+        S::stamp(CHAIN_STORED);
         if (threadIdx.x == 0 && number + 1 < q.count) {
             hurry(true);
             if (!(SPARSE && item.words_out)) {
@@ -323,6 +426,8 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 token->awaited += gridDim.x;
             }
         }
+        S::stamp(CHAIN_ARRIVED);
+        S::stamps_out(number);
         copies_wait<0>();
         S::meet(); /* the next operation's item is there */
     }
@@ -331,12 +436,10 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
 
 typedef void (*chain_function)(chain_params);
 /* Of one family, by enum kv_dtype. */
-#define CHAIN_KERNELS(D, SPARSE)                                                                             \
+#define CHAIN_KERNELS(S, D, SPARSE)                                                                          \
     {                                                                                                        \
-        chain_kernel<chain_shaped, D, kv_plain<__nv_bfloat16>, SPARSE>,                                      \
-            chain_kernel<chain_shaped, D, kv_plain<__half>, SPARSE>,                                         \
-            chain_kernel<chain_shaped, D, kv_plain<float>, SPARSE>,                                          \
-            chain_kernel<chain_shaped, D, kv_q8_0, SPARSE>                                                   \
+        chain_kernel<S, D, kv_plain<__nv_bfloat16>, SPARSE>, chain_kernel<S, D, kv_plain<__half>, SPARSE>,   \
+            chain_kernel<S, D, kv_plain<float>, SPARSE>, chain_kernel<S, D, kv_q8_0, SPARSE>                 \
     }
 typedef const chain_function chain_functions[CHAIN_FAMILIES][KV_DTYPE_COUNT];
 extern chain_functions chain_sparse_kernels; /* NULL: no chain of the family has experts */

@@ -237,11 +237,13 @@ static struct chain_weights weights_of(const struct gpuk_chain_op *op, const str
     w.tile = tile_of(lines, row_bytes, pitch);
     w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
     w.loose = !gpuk_linear_aligned(args) || (w.chunks > 1 && w.tile % 16 != 0); /* or tiles do not */
+    w.joined = !args->swiglu && w.chunks == 1;
     w.chosen = chosen_of(op);
     if (op->kind == GPUK_CHAIN_EXPERTS_GLU) {
-        w.stride = op->glu.args.gate.stride, w.rows_each = op->glu.args.gate.rows;
+        w.stride = op->glu.args.gate.stride, w.each = chain_divisor::of(op->glu.args.gate.rows);
     } else if (op->kind == GPUK_CHAIN_EXPERTS_DOWN) {
-        w.stride = op->down.down.stride, w.tiles_each = w.chunks, w.chunks *= w.chosen;
+        w.stride = op->down.down.stride, w.each = chain_divisor::of(w.chunks), w.chunks *= w.chosen,
+        w.downs = 1;
     }
     w.part = w.tile % 2048 == 0 ? 2048 : lines.within(chain_shaped::PART); /* whole parts are quickest */
     w.start = start;
@@ -362,7 +364,7 @@ static struct chain_experts experts_of(const struct gpuk_chain_op *op, const str
     } else {
         const struct chain_lines &lines = lines_by_format[op->down.down.format];
         e.bias[0] = op->down.down.bias, e.rows = op->down.down.rows;
-        e.quads = w->tiles_each * (w->tile / lines.bytes) * (lines.x_values / 4);
+        e.quads = chain_divisor::of(w->each.by * (w->tile / lines.bytes) * (lines.x_values / 4));
     }
     return e;
 }

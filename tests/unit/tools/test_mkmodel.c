@@ -21,7 +21,7 @@
     "\"num_key_value_heads\": 3,"                                                                            \
     "\"head_dim\": 14, \"vocab_size\": 1501, \"dtype\": \"bfloat16\"}"
 
-static void make(struct built *b, enum dtype dtype, uint64_t seed, uint64_t shard_bytes, uint32_t threads)
+static void make_with(struct built *b, struct mkmodel_request request)
 {
     static const char *const files[] = {"unused"};
     struct model_config config;
@@ -30,15 +30,16 @@ static void make(struct built *b, enum dtype dtype, uint64_t seed, uint64_t shar
     built_start(b, CONFIG, files, 1);
     built_text(b, "config.json", CONFIG);
     assert_int_equal(model_read_config(b->folder, &config, &err), 0);
-    struct mkmodel_request request = {.config = &config,
-                                      .folder = b->folder,
-                                      .dtype = dtype,
-                                      .seed = seed,
-                                      .shard_bytes = shard_bytes,
-                                      .threads = threads};
+    request.config = &config, request.folder = b->folder;
     if (mkmodel_write(&request, &result, &err)) fail_msg("%s", err.text);
     assert_true(result.tensors == 35);
     model_config_free(&config);
+}
+
+static void make(struct built *b, enum dtype dtype, uint64_t seed, uint64_t shard_bytes, uint32_t threads)
+{
+    make_with(b, (struct mkmodel_request){
+                     .dtype = dtype, .seed = seed, .shard_bytes = shard_bytes, .threads = threads});
 }
 
 static uint16_t *read_tensor(const struct model *model, const struct model_tensor *tensor)
@@ -97,6 +98,37 @@ static double decode(uint16_t bits, enum dtype dtype)
     int exponent = bits >> 10 & 31, fraction = bits & 1023;
     double size = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
     return bits & 0x8000 ? -size : size;
+}
+
+/* --embedding is the embedding's alone. */
+static void test_embedding(void **state)
+{
+    (void)state;
+    struct built usual, large;
+    struct model a, b;
+    struct helm_err err = {0};
+    const struct mkmodel_request request = {.seed = 7, .shard_bytes = (uint64_t)1 << 40, .threads = 1};
+    struct mkmodel_request with = request;
+    with.embedding = 4;
+    make_with(&usual, request), make_with(&large, with);
+    if (model_read(usual.folder, &a, &err) || model_read(large.folder, &b, &err)) fail_msg("%s", err.text);
+    for (uint32_t i = 0; i < a.tensor_count; i++) {
+        const struct model_tensor *t = &a.tensors[i], *same = model_find(&b, t->role, t->layer);
+        const uint64_t count = t->bytes / 2;
+        uint16_t *x = read_tensor(&a, t), *y = read_tensor(&b, same);
+        double squares = 0;
+        for (uint64_t n = 0; n < count; n++) squares += pow(decode(y[n], DTYPE_BF16), 2);
+        if (t->role == TENSOR_EMBED)
+            assert_true(fabs(sqrt(squares / (double)count) - 4) < 0.04);
+        else
+            assert_memory_equal(x, y, t->bytes);
+        free(x);
+        free(y);
+    }
+    model_free(&a);
+    model_free(&b);
+    built_end(&usual);
+    built_end(&large);
 }
 
 static void check_spread(enum dtype dtype, double mean, double spread)
@@ -350,6 +382,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bytes_for_any_threads_and_shards),
+        cmocka_unit_test(test_embedding),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_fill_in_pieces),
         cmocka_unit_test(test_presets),

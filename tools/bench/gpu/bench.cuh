@@ -114,6 +114,8 @@ int bench_packed(struct bench *b);
 void bench_formats(struct bench *b, const char *only);
 /* Mixtures of experts (bench_experts.cu), of all formats or of the one that is named; returns how many results were wrong. */
 int bench_experts(struct bench *b, const char *only);
+/* Where blocks are in the operations of a chain of Q4_K or the like, `each` a layer, and a head (bench_trace.cu). */
+void bench_trace(struct bench *b, struct bench_model *m, const char *const *names, uint32_t each);
 /* Chunks' products with blocks (bench_chunks.cu), of two formats or of the one that is named; returns how many results were
  * wrong. */
 int bench_chunks(struct bench *b, const char *only);

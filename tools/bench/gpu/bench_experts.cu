@@ -148,6 +148,8 @@ static void add_mlp(const experts_bench *f, uint32_t layer, enum mlp_part part,
     }
     ops->insert(ops->end(), op, op + 3);
 }
+/* struct gpuk_device: chain_words */
+static const int chain_ways[] = {-1, 1, 2};
 static bool chain_of(const experts_bench *f, enum mlp_part part, struct gpuk_chain *chain)
 {
     std::vector<struct gpuk_chain_op> ops;
@@ -197,9 +199,10 @@ static int bench_chained(const experts_bench *f)
     int bad = 0;
     row_of(f, " 1 token, router, glu, down", bench_time_graph(f->b, 4, [&] { run_kernels(f); }) / LAYERS,
            bytes);
-    for (const int words : {-1, 1, 2}) {
+    for (const int words : chain_ways) {
         f->b->device.chain_words = words;
         for (const enum mlp_part part : {MLP_ALL, MLP_FEW_DOWNS, MLP_FEW}) {
+            if (part != MLP_ALL && words != 1) continue;
             static const char *const names[MLP_PARTS] = {"", ", few downs", ", few rows"};
             if (!chain_of(f, part, &chain)) continue;
             if (part == MLP_ALL) bad += check_chain(f, &chain);
@@ -234,11 +237,13 @@ static void bench_whole(const experts_bench *f)
         const double t = bench_time_graph(f->b, 4, [&] { bench_enqueue_chain(&m); });
         row_of(f, what, t, experts && head ? bytes : 0);
     };
-    for (const int words : {-1, 1, 2}) {
+    for (const int words : chain_ways) {
+        static const char *const names[] = {"q, k, v", "attention", "o", "router", "gates, ups", "downs"};
         char what[64];
         f->b->device.chain_words = words;
         snprintf(what, sizeof what, "step at 200, chain, words %d", words);
         row(what, dense, true, true);
+        if (words == 1) bench_trace(f->b, &m, names, 6);
     }
     f->b->device.chain_words = 0;
     row("  without attention", dense & ~(1u << PART_ATTENTION), true, true);

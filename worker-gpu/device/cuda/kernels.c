@@ -56,8 +56,17 @@ static int run_matmul(struct device *d, const struct op *op, struct helm_err *er
     return rc ? rc : gpuk_matmul_run(plan, m->w, m->x, m->out, op->workspace, STREAM(d), err);
 }
 
-/* A router's logits of a chunk, exact enough to choose by. */
-static int run_logits(struct device *d, const struct op *op, struct helm_err *err)
+/* Products of a few tokens that a router's kernel takes: fp32, one matrix of few rows. */
+static bool is_logits(const struct op *op)
+{
+    const struct gpuk_linear_args *a = &op->as.linear;
+    return a->format == FORMAT_F32 && a->segments == 1 && !a->swiglu && !a->residual &&
+           a->segment[0].rows <= MODEL_EXPERTS_MAX;
+}
+
+/* A router's logits, exact enough to choose by; workspace: of `bytes`. */
+static int run_logits(struct device *d, const struct op *op, void *workspace, size_t bytes,
+                      struct helm_err *err)
 {
     const struct gpuk_linear_args *a = &op->as.linear;
     const struct gpuk_router_logits args = {.weight = a->segment[0].weight,
@@ -70,8 +79,7 @@ static int run_logits(struct device *d, const struct op *op, struct helm_err *er
                                             .x_stride = a->x_stride,
                                             .out_stride = a->out_stride,
                                             .eps = a->eps};
-    return gpuk_router_logits(&args, op->tokens, op->count, op->workspace, GPUK_MATMUL_WORKSPACE, op->flags,
-                              STREAM(d), err);
+    return gpuk_router_logits(&args, op->tokens, op->count, workspace, bytes, op->flags, STREAM(d), err);
 }
 
 static int run_experts(struct device *d, const struct op *op, struct helm_err *err)
@@ -162,8 +170,13 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
 {
     switch (op->kind) {
     case OP_GEMV:
-    case OP_GEMM_SMALL:
         return run_linear(d, op, err);
+    case OP_GEMM_SMALL: /* the streamed kernels multiply no fp32, and the plain ones take 100 us for a router's */
+        return is_logits(op) ? run_logits(d, op, (char *)op->workspace + GPUK_LINEAR_COUNTER_BYTES,
+                                          gpuk_gemm_small_workspace_bytes(op->tokens, op->as.linear.cols) -
+                                              GPUK_LINEAR_COUNTER_BYTES,
+                                          err)
+                             : run_linear(d, op, err);
     case OP_ROPE_APPEND:
     case OP_ATTEND_DECODE:
     case OP_ATTEND_MERGE:
@@ -172,7 +185,7 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_MATMUL:
         return run_matmul(d, op, err);
     case OP_LOGITS:
-        return run_logits(d, op, err);
+        return run_logits(d, op, op->workspace, GPUK_MATMUL_WORKSPACE, err);
     case OP_ROUTE:
     case OP_EXPERTS_ASK:
     case OP_EXPERTS_ADD:

@@ -6,21 +6,28 @@
 #define CONFIG                                                                                               \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
     "\"moe_intermediate_size\": 768, \"num_experts\": 64, \"num_experts_per_tok\": 8, "                      \
-    "\"num_hidden_layers\": 12, \"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": "     \
+    "\"num_hidden_layers\": %d, \"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": "     \
     "128, "                                                                                                  \
     "\"vocab_size\": 4096, \"dtype\": \"bfloat16\"}"
 #define GATE (2.0 * 768 * 2048) /* bytes of an expert's gate, of its up, and of its down where that is bf16 */
 
-static void open_mixture(struct bench *b, struct model *model, uint64_t vram)
+static void open_layers(struct bench *b, struct model *model, uint64_t vram, int layers)
 {
+    char text[sizeof CONFIG + 16];
     struct model_config config;
     struct helm_err err = {0};
+    snprintf(text, sizeof text, CONFIG, layers);
     bench_open(b, &shape_8b, 64 * GIB, vram);
-    assert_int_equal(model_config_parse("config", CONFIG, sizeof CONFIG - 1, &config, &err), 0);
+    assert_int_equal(model_config_parse("config", text, strlen(text), &config, &err), 0);
     assert_int_equal(model_from_config(&config, model, &err), 0);
     b->r.model = model;
     b->r.wish.ctx = 1024;
     b->r.strategy = SEARCH_MIXED;
+}
+
+static void open_mixture(struct bench *b, struct model *model, uint64_t vram)
+{
+    open_layers(b, model, vram, 12);
 }
 
 static uint32_t mixed_units(struct bench *b, struct plan *plan)
@@ -53,6 +60,49 @@ static void slots_fill_what_is_left(void **state)
         model_free(&model);
         bench_close(&b);
     }
+}
+
+/* Without room for a slot of each layer the refusal says what that would take; with so much there is a plan. */
+static void slots_without_room_are_refused(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct model model;
+    struct plan plan = {0};
+    struct arena_spec spec;
+    struct planner_refusal refusal = {0};
+    struct helm_err err = {0};
+    open_mixture(&b, &model, MIB);
+    b.r.refusal = &refusal;
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
+    b.r.machine.device.limit = refusal.needed; /* all but slots */
+    assert_int_equal(planner_make(&b.r, &plan, &spec, &err), HELM_E_CAPACITY);
+    assert_non_null(strstr(err.text, "a slot for one expert of each of 12 layers"));
+    assert_true(refusal.needed > refusal.available && refusal.available == b.r.machine.device.limit);
+    b.r.machine.device.limit = refusal.needed;
+    assert_int_equal(mixed_units(&b, &plan), 12);
+    assert_int_equal(plan.experts.slots, 1);
+    plan_free(&plan);
+    model_free(&model);
+    bench_close(&b);
+}
+
+/* With room for all of them in VRAM no layer's experts are in both memories, though one of many would cost less than what slots
+ * may. */
+static void experts_that_fit_are_whole(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct model model;
+    struct plan plan = {0};
+    open_layers(&b, &model, 48 * GIB, 48);
+    b.r.strategy = SEARCH_BEST;
+    assert_int_equal(mixed_units(&b, &plan), 0);
+    for (uint32_t l = 0; l < plan.layers; l++)
+        assert_int_equal(plan_unit_home(&plan, 0, unit_of(l, UNIT_MLP)), PLAN_HOME_GPU);
+    plan_free(&plan);
+    model_free(&model);
+    bench_close(&b);
 }
 
 /* What a step brings is counted by experts as they lie: of downs in Q6_K fewer bytes than of gates in bf16. */
@@ -102,6 +152,8 @@ static void slots_are_worth_a_little(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(slots_fill_what_is_left),
+                                       cmocka_unit_test(slots_without_room_are_refused),
+                                       cmocka_unit_test(experts_that_fit_are_whole),
                                        cmocka_unit_test(moves_count_all_three_matrices),
                                        cmocka_unit_test(slots_are_worth_a_little)};
     return cmocka_run_group_tests_name("daemon/planner: experts in both memories", tests, NULL, NULL);
