@@ -180,7 +180,7 @@ def main():
     alone = [t for t in tests if place(t, args.alone) < len(args.alone)]
     together = [t for t in tests if t not in alone]
     times, used = [time.monotonic()], idle_seconds()
-    for jobs, more, part in (args.jobs, args.jobs, together), (1, 0, alone):
+    for jobs, more, part in (args.jobs, args.jobs / 2, together), (1, 0, alone):
         waiting = [t for t in part if place(t, args.waiting) < len(args.waiting)]
         pool = Pool(jobs, more, [t for t in part if t not in waiting], waiting)
         for test in pool.run(lambda t: t.run(args.timeout, args.log_dir)):

@@ -181,7 +181,7 @@ def test_helmd_killed_leaves_nothing_and_restarts_at_once():
         same(t.tokens, expected_tokens([3], 20, seed=2), "tokens after restart")
         again.process.kill()
         again.process.wait()
-        check(wait_until(lambda: not again.left_behind(), 2), f"left behind: {again.left_behind()}")
+        check(wait_until(lambda: not again.left_behind(), 10), f"left behind: {again.left_behind()}")
         same(set(os.listdir("/dev/shm")) - before, set(), "shared memory")
 
 
@@ -192,7 +192,7 @@ def test_the_keeper_is_replaced_and_still_keeps():
         check(wait_until(lambda: d.children().get("keeper") not in (None, keeper), 3), "no new keeper")
         os.kill(d.pid, signal.SIGKILL)
         d.process.wait()
-        check(wait_until(lambda: not d.left_behind(), 2), f"left behind: {d.left_behind()}")
+        check(wait_until(lambda: not d.left_behind(), 10), f"left behind: {d.left_behind()}")
 
 
 def test_helmd_and_keeper_killed_together_can_be_restarted():
@@ -231,7 +231,7 @@ def test_a_private_daemon_ends_with_its_parent():
         parent.kill()
         parent.wait()
         parent.stdout.close()
-        check(wait_until(lambda: not first.left_behind(), 3), f"left behind: {first.left_behind()}")
+        check(wait_until(lambda: not first.left_behind(), 10), f"left behind: {first.left_behind()}")
 
 
 def test_a_closed_parent_pipe_ends_it_too():

@@ -160,7 +160,7 @@ def test_helmd_killed_leaves_neither_worker():
             c.receive()
         os.kill(d.pid, signal.SIGKILL)
         d.process.wait()
-        check(wait_until(lambda: not d.left_behind(), 3), f"left behind: {d.left_behind()}")
+        check(wait_until(lambda: not d.left_behind(), 10), f"left behind: {d.left_behind()}")
 
 
 def test_a_new_keeper_keeps_both():
@@ -170,7 +170,7 @@ def test_a_new_keeper_keeps_both():
         check(wait_until(lambda: d.children().get("keeper") not in (None, keeper), 3), "no new keeper")
         os.kill(d.pid, signal.SIGKILL)
         d.process.wait()
-        check(wait_until(lambda: not d.left_behind(), 3), f"left behind: {d.left_behind()}")
+        check(wait_until(lambda: not d.left_behind(), 10), f"left behind: {d.left_behind()}")
 
 
 def test_sigterm_ends_both_in_order():
