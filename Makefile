@@ -72,8 +72,9 @@ KERNEL_OPT_ubsan := -O1 -fira-region=one
 KERNEL_OPT_tsan := $(KERNEL_OPT_ubsan)
 KERNEL_OPT := $(or $(KERNEL_OPT_$(MODE)),-O3) -ffp-contract=off
 # The kernels with most instances, and attention's: in MODE=asan a call to look an access up, not its code there, is half the
-# time to compile and longer to run by less (not so for gemm_avx512 and blocks: 12 s to compile, 11 to run). ThreadSanitizer need
-# not see those whose weights no test of threads has (they have bf16): they are the release build's objects.
+# time to compile and longer to run by less (not so for gemm_avx512 and blocks: 12 s to compile, 11 to run). ThreadSanitizer sees
+# the kernels of AVX2 for weights in bf16, which tests of threads run in MODE=tsan; others, and what reads files and formats, are the
+# release build's objects.
 MANY_INSTANCES := $(addprefix common/cpu/kernels/int8_,gemm_avx2 gemm_avx512vnni gemv_avx2 gemv_avx512vnni)
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16)
 ifeq ($(MODE),asan)
@@ -81,8 +82,8 @@ $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES) $(CALLED_asan)): KERNEL_OPT += --param
 # -O1 takes two thirds of -O2's time to compile these, and they run as long
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES)): KERNEL_OPT += -O1
 else ifeq ($(MODE),tsan)
-RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/,$(addprefix cpu/kernels/,blocks_avx2 blocks_avx512 blocks_avx512bf16 \
-  blocks_ref int8_ref) $(addprefix formats/quantize_,avx2 avx512 ref))
+RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/cpu/kernels/,blocks_avx2 blocks_ref int8_ref gemm_amx gemm_openblas) \
+  $(filter-out $(MANY_INSTANCES),$(patsubst %.c,%,$(wildcard common/cpu/kernels/*_avx512*.c common/model/*.c common/formats/*.c)))
 endif
 ifneq ($(RELEASE_$(MODE)),)
 .PHONY: release-objects

@@ -12,6 +12,13 @@
 
 #include "tests/golden/courses.h"
 
+/* In MODE=tsan the other kernels are objects that ThreadSanitizer does not see (Makefile). */
+#if defined(__SANITIZE_THREAD__)
+#define INSTRUMENTED (__builtin_cpu_supports("avx2") ? "avx2" : "ref")
+#else
+#define INSTRUMENTED NULL
+#endif
+
 #define LAYERS 4
 /* Under ThreadSanitizer a course takes six seconds: the first and the last plan, one course each. */
 #ifdef __SANITIZE_THREAD__
@@ -57,6 +64,7 @@ static struct pair *open_split(const struct split *split, uint32_t slots, uint32
     const struct pair_options options = {.folder = "tests/data/golden/qwen3",
                                          .plan = &plan,
                                          .device = "emulated",
+                                         .kernels = INSTRUMENTED,
                                          .kv_dtype = KV_F16,
                                          .threads = 2,
                                          .slots = slots,
