@@ -28,6 +28,7 @@ CUDA_ARCHS := $(sort $(subst ;, ,$(CUDA_ARCH)))
 CUDA_QUICK ?=
 PTX_READ := $(if $(and $(NVCC),$(CUDA_QUICK)),$(if $(wildcard /dev/nvidiactl),,$(shell \
   $(dir $(NVCC))ptxas --help | grep -q 'parsing only' && echo yes)))
+PTX_KEPT = $(PTX_READ)
 ptx_alone = $(and $(CUDA_QUICK),$(or $(PTX_READ),$(filter-out $(2),$(1))))
 gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=$(if $(call ptx_alone,$(a),$(lastword $(1))),compute,sm)_$(a)) \
   $(if $(PTX_READ),,-gencode=arch=compute_$(lastword $(1)),code=compute_$(lastword $(1)))
@@ -100,8 +101,8 @@ $(CUDA_STAMP):
 $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
-	$(Q)$(if $(PTX_READ),rm -rf $@.keep && mkdir $@.keep && )$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) $(if $(PTX_READ),--keep --keep-dir $@.keep) -MMD -MP -c -o $@ $<
-	$(if $(PTX_READ),$(Q)for f in $@.keep/*.ptx; do $(dir $(NVCC))ptxas -arch=compute_$$(sed -n 's/^\.target sm_\([0-9a-z]*\).*/\1/p' $$f) $$f || { rm -f $@; exit 1; }; done; rm -rf $@.keep)
+	$(Q)$(if $(PTX_KEPT),rm -rf $@.keep && mkdir $@.keep && )$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) $(if $(PTX_KEPT),--keep --keep-dir $@.keep) -MMD -MP -c -o $@ $<
+	$(if $(PTX_KEPT),$(Q)for f in $@.keep/*.ptx; do $(dir $(NVCC))ptxas -arch=compute_$$(sed -n 's/^\.target sm_\([0-9a-z]*\).*/\1/p' $$f) $$f || { rm -f $@; exit 1; }; done; rm -rf $@.keep)
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
 CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/experts_bulk.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC) tools/bench/gpu/bench_trace.cu): NVCC_CODE := \
@@ -115,10 +116,11 @@ ifneq ($(filter 90,$(CUDA_ARCHS)),)
 $(call cuda_obj_of,$(CUDA_KERNEL_90A_SRC)): NVCC_CODE := $(if $(CUDA_QUICK),-gencode=arch=compute_90a$(comma)code=compute_90a $(if $(PTX_READ),-DHELM_SM90A),\
   -gencode=arch=compute_90a$(comma)code=sm_90a -DHELM_SM90A)
 endif
-# tests have no kernels of their own, nor have most benchmarks: one architecture is as good as five
+# tests have no kernels of their own, nor have most benchmarks: one architecture is as good as five, and quick code is plain C++
 CUDA_LAUNCH_SRC := $(CUDA_TEST_SRC) $(filter-out %/bench_direct.cu %/bench_kernels.cu %/bench_model.cu %/bench_trace.cu,$(CUDA_BENCH_SRC))
 $(call cuda_obj_of,$(CUDA_LAUNCH_SRC)): NVCC_CODE := \
-  -gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
+  $(if $(PTX_READ),-x c++,-gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS)))
+$(call cuda_obj_of,$(CUDA_LAUNCH_SRC)): PTX_KEPT :=
 $(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(CUDA_TEST_HOST_OBJ)
 $(BIN)/helm-bench-gpu-kernels: $(call cuda_obj_of,$(CUDA_BENCH_SRC) $(CUDA_KERNEL_SRC)) $(CUDA_TEST_HOST_OBJ)
 $(CUDA_PROGRAMS:%=$(BIN)/%):
