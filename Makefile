@@ -218,7 +218,7 @@ clean:
 help:
 	@echo "make demo          build, start helmd, stream text from the demo model (installs missing packages)"
 	@echo "make test          build and run every test (installs missing packages; GPU code for $(CUDA_TEST_ARCH))"
-	@echo "make test-full     the same, every process test in both builds"
+	@echo "make test-full     the same, every test in both builds"
 	@echo "make all           programs into $(BIN), libhelm into $(BUILD)/lib   [MODE=release|debug|asan|ubsan|tsan] [CUDA_ARCH='$(CUDA_ARCH)']"
 	@echo "make test-prometheus  a real Prometheus scrapes the gateway (installs it)"
 	@echo "make bench         achieved speed, limit and ratio on this machine"

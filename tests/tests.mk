@@ -16,6 +16,12 @@ MAKE_MODE = $(MAKE) --no-print-directory BUILD=$(BUILD)
 unit_tests = $(patsubst %,$(1):%,$(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(1))),$(TEST_SRC:%.c=%)))
 # Numbers of planned prices alone: their code test_packed_gpu and test_search run sanitized as well.
 UNIT_ONLY_OTHER_asan := tests/unit/daemon/planner/test_packed_search
+# Sanitized alone: what takes values and gives values, whose optimised code the release build's programs run in the process tests.
+# Not those that hold times to bounds or try fewer cases sanitized, nor the daemon's.
+UNIT_BOTH := $(addprefix tests/unit/,common/shared/test_doorbell common/cpu/% common/sampling/% common/formats/% worker-gpu/device/test_device% \
+  worker-gpu/weights/% worker-cpu/program/test_assist client/text/grammar/test_grammar_speed client/text/grammar/test_grammar_masks)
+UNIT_ONLY_OTHER_release := $(filter-out $(UNIT_BOTH),$(filter $(addprefix tests/unit/,client/% common/% tools/% worker-cpu/% worker-gpu/%), \
+  $(TEST_SRC:%.c=%)))
 corpus_tests = $(foreach f,$(FUZZ_SRC:tests/fuzz/fuzz_%.c=%),'$(1):tests/fuzz/fuzz_$(f)_replay tests/fuzz/corpus/$(f)')
 # what two processes share, both sides as threads
 thread_tests = $(filter %_threads,$(unit_tests))
@@ -73,7 +79,7 @@ RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUI
   $(TEST_ALONE:%=--alone '%') $(TEST_LONGEST:%=--longest '%') $(TEST_WAITING:%=--waiting '%')
 
 .PHONY: tests test-units test-fuzz-corpora test-processes test-threads test-dist
-tests: $(TEST_BIN) $(TEST_TOOL_BIN)
+tests: $(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(MODE):%=$(OBJ)/%)),$(TEST_BIN)) $(TEST_TOOL_BIN)
 # A test is linked in half the time by gold, which is part of binutils. What is installed the usual linker makes.
 TEST_LD := $(if $(shell command -v ld.gold),$(if $(filter fuzz,$(MODE)),,-fuse-ld=gold))
 $(OBJ)/tests/fuzz/%_replay: $(OBJ)/tests/fuzz/%.o $(OBJ)/tests/fuzz/replay.o $(OBJ)/libhelm-all.a
@@ -94,7 +100,7 @@ $(PYPROTO)/helm_pb2.py: proto/helm.proto proto/control.proto
 
 # A part of the tests, of one MODE.
 test-units: $(TEST_BIN)
-	$(Q)$(RUN) $(call unit_tests,$(MODE))
+	$(Q)$(RUN) $(TEST_SRC:%.c=$(MODE):%)
 test-fuzz-corpora: $(FUZZ_REPLAY)
 	$(Q)$(RUN) $(call corpus_tests,$(MODE))
 test-threads: $(filter %_threads,$(TEST_BIN))
@@ -157,7 +163,7 @@ TEST_MODES := asan release tsan
 $(TEST_MODES:%=build-%): build-%:
 	@$(MAKE) --no-print-directory BUILD=$(BUILD) MODE=$* test-programs-$*
 SLOW_OBJ := $(call obj_of,$(KERNEL_SRC))
-RUN_BY_TESTS := tests programs $(FUZZ_REPLAY) $(PYPROTO)/helm_pb2.py
+RUN_BY_TESTS := tests programs $(if $(filter asan,$(MODE))$(FULL),$(FUZZ_REPLAY)) $(PYPROTO)/helm_pb2.py
 test-programs-asan: $(SLOW_OBJ) $(RUN_BY_TESTS)
 test-programs-release: $(if $(CUDA_DEVICE),$(call cuda_obj_of,$(CUDA_KERNEL_SRC))) $(CUDA_EMULATED_OBJ) $(SLOW_OBJ) \
   $(OBJ)/helm-test-gpu-emulated all $(RUN_BY_TESTS) dist
@@ -167,7 +173,8 @@ build-tsan: build-release
 # everything `make test` runs, in one pool; the closing line sums it up
 check:
 	@rm -rf $(BUILD)/logs
-	@$(RUN) $(foreach mode,asan release,$(call script_tests,$(mode)) $(call unit_tests,$(mode)) $(call corpus_tests,$(mode))) \
+	@$(RUN) $(foreach mode,asan release,$(call script_tests,$(mode)) $(call unit_tests,$(mode))) \
+	  $(call corpus_tests,asan) $(if $(FULL),$(call corpus_tests,release)) \
 	  $(call thread_tests,tsan) $(call emulated_tests,release) $(dist_test)
 
 .PHONY: fuzz
