@@ -348,7 +348,7 @@ class Terminal:
         self.seen += came
         self.all += came
 
-    def expect(self, text, seconds=10):
+    def expect(self, text, seconds=60):
         until = time.monotonic() + seconds
         while text not in self.seen and time.monotonic() < until:
             if select.select([self.fd], [], [], 0.1)[0]:
