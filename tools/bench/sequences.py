@@ -44,9 +44,9 @@ def together(options, endpoint, paths):
     before = status(options, endpoint)
     answers = [end(p) for p in [begin(options, endpoint, path, options.output) for path in paths]]
     after = status(options, endpoint)
-    lost = min(a["usage"]["cached_tokens"] for a in answers)
-    if lost < options.prompt - 64:
-        die(f"only {lost} of {options.prompt} tokens were found: the cache is too small for {len(paths)} prompts")
+    found = min(a["usage"]["cached_tokens"] for a in answers)
+    if found < options.prompt - 64:
+        die(f"only {found} of {options.prompt} tokens were found: the cache is too small for {len(paths)} prompts")
     steps = after["steps_total"] - before["steps_total"]
     parts = " | ".join(f"{1e3 * (new[key] - old[key]) / steps:.1f}" for old, new in zip(before["workers"], after["workers"])
                        for key in ("busy_seconds", "wait_seconds"))
