@@ -92,7 +92,8 @@ static void test_logits_of(struct test_context *t, const logits_case &c)
     char what[160];
     snprintf(what, sizeof what, "router logits of %u of %u tokens, %u experts, %u columns%s%s", c.count,
              c.tokens, c.experts, c.cols, c.normed ? ", normed" : "", c.biased ? ", biases" : "");
-    const uint32_t x_stride = c.cols + 3, out_stride = c.experts + 2, parts = (c.cols + 255) / 256;
+    const uint32_t x_stride = c.cols + 3, out_stride = c.experts + 2,
+                   part = c.tokens > GPUK_BATCH_MAX ? 256 : 64, parts = (c.cols + part - 1) / part;
     const float eps = 1e-6f;
     const std::vector<float> w = random_floats(t, (size_t)c.experts * c.cols),
                              x = random_floats(t, (size_t)c.tokens * x_stride, 3),
@@ -144,6 +145,7 @@ static void test_logits(struct test_context *t)
 {
     test_logits_of(t, {8, 300, 37, 35, true, false});
     test_logits_of(t, {5, 31, 3, 3, false, true});
+    test_logits_of(t, {6, 200, 8, 7, true, true});
     if (t->few) return;
     test_logits_of(t, {130, 520, 40, 33, true, true});
     if (!t->small) test_logits_of(t, {128, 2048, 200, 200, true, false});

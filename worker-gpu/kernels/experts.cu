@@ -4,7 +4,8 @@
 #include "worker-gpu/kernels/decode.cuh"
 #include "worker-gpu/kernels/experts.cuh"
 
-static const experts_kernels *const few[] = {&experts_bulk_kernels, &experts_plain_kernels};
+static const experts_kernels *const few[] = {&experts_digits_kernels, &experts_bulk_kernels,
+                                             &experts_plain_kernels};
 static const experts_chunk_kernels *const chunks[] = {&experts_wide_kernels, &experts_tensor_kernels,
                                                       &experts_each_kernels};
 

@@ -46,7 +46,8 @@ struct gpuk_choice {
 };
 
 /* out[token * out_stride + e] = weight[e] . x[token] + bias[e] of the first *count tokens, x normalised first if there is a
- * norm (as gpuk_linear_args.norm); all fp32. A token has the same bits among any others. */
+ * norm (as gpuk_linear_args.norm); all fp32. A token has the same bits among any others, where they are up to GPUK_BATCH_MAX, and
+ * where they are more. */
 struct gpuk_router_logits {
     const float *weight, *bias; /* [experts][cols]; [experts] or NULL */
     const float *x, *norm;      /* [token * x_stride + i]; [cols] or NULL */

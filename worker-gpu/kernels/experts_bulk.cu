@@ -11,7 +11,7 @@
  * the sum over a token's experts, in order of choice, is its own too. Where the vectors of all pairs of a block have no
  * room in shared memory, it works in rounds of some pairs. */
 #include "worker-gpu/kernels/decode.cuh"
-#include "worker-gpu/kernels/experts.cuh"
+#include "worker-gpu/kernels/experts_list.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
 /* Over the link whole lines of 128 bytes are asked for: rows that begin and end within a line took twice as long. */
@@ -61,15 +61,8 @@ template <typename D> struct bulk_memory {
     float *squares;      /* [vectors][groups] */
     float *scale;        /* [vectors] */
     float *sums;         /* of down: [pairs][rows_most] */
-    float *weight;       /* [pairs] of the choice */
-    uint32_t *id;        /* [pairs] chosen; GPUK_SLOT_ABSENT: absent */
-    uint32_t *sorted;    /* [pairs] pairs in order of experts */
-    uint32_t *is_first;  /* [pairs] no pair in front has the same expert */
-    uint32_t *expert;    /* [pairs] experts in their order */
-    uint32_t *slot;      /* [pairs] their slots */
-    uint32_t *begin;     /* [pairs + 1] where an expert's pairs begin in `sorted` */
-    uint32_t *experts;   /* how many */
-    bulk_rows *rows;     /* [WARPS][32] of a warp's units, from every 32nd of them on */
+    experts_list list;
+    bulk_rows *rows; /* [WARPS][32] of a warp's units, from every 32nd of them on */
 
     __host__ __device__ size_t lay(unsigned char *at, const experts_bulk_params &q)
     {
@@ -86,14 +79,7 @@ template <typename D> struct bulk_memory {
         squares = reinterpret_cast<float *>(take((size_t)q.vectors * q.groups * 4));
         scale = reinterpret_cast<float *>(take((size_t)q.vectors * 4));
         sums = reinterpret_cast<float *>(take((size_t)q.pairs * q.rows_most * 4));
-        weight = reinterpret_cast<float *>(take((size_t)q.pairs * 4));
-        id = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
-        sorted = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
-        is_first = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
-        expert = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
-        slot = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
-        begin = reinterpret_cast<uint32_t *>(take((size_t)(q.pairs + 1) * 4));
-        experts = reinterpret_cast<uint32_t *>(take(4));
+        at = list.lay(at, q.pairs);
         rows = reinterpret_cast<bulk_rows *>(take(WARPS * 32 * sizeof *rows));
         return (size_t)(at - from);
     }
@@ -118,74 +104,15 @@ template <typename D> struct experts_bulk_block {
     uint32_t row_first, row_pairs; /* of down: the block's rows */
     uint32_t lane, warp;
 
-    /* ---- the list ---- */
-
-    /* The choice, as gpuk_route makes it; the first block stores it. A warp a token, or all for one. */
-    __device__ __forceinline__ void route(uint32_t tokens) const
-    {
-        const uint32_t chosen = p.choice.chosen;
-        float *scratch = reinterpret_cast<float *>(m.ring) + (size_t)warp * experts_scratch(p.router);
-        uint32_t *id = m.id + warp * chosen;
-        float *weight = m.weight + warp * chosen;
-        const bool stores = blockIdx.x == 0;
-        if (tokens == 1 && experts_ranks(p.router))
-            experts_rank(p.router, p.logits, p.choice_bias, reinterpret_cast<float *>(m.ring), m.id, m.weight,
-                         THREADS, stores);
-        else if (warp < tokens)
-            experts_choose(p.router, p.logits + (size_t)warp * p.experts, p.choice_bias, scratch, id, weight);
-        __syncwarp();
-        if (stores && warp < tokens && lane < chosen) {
-            p.choice.id[warp * chosen + lane] = id[lane];
-            p.choice.weight[warp * chosen + lane] = weight[lane];
-        }
-        __syncthreads();
-    }
-    __device__ __forceinline__ void list(uint32_t pairs) const
-    {
-        const uint32_t i = threadIdx.x;
-        uint32_t id = GPUK_SLOT_ABSENT, slot = GPUK_SLOT_ABSENT;
-        if (i < pairs) {
-            id = p.routes ? m.id[i] : __ldcg(p.choice.id + i);
-            if (!p.routes && p.down) m.weight[i] = __ldcg(p.choice.weight + i);
-            slot = experts_slot(p.slot, p.experts, id);
-            if (slot == GPUK_SLOT_ABSENT) id = GPUK_SLOT_ABSENT;
-            m.id[i] = id;
-        }
-        __syncthreads();
-        uint32_t less = 0, same = 0;
-        if (i < pairs) {
-            for (uint32_t k = 0; k < pairs; k++) {
-                const uint32_t other = m.id[k];
-                less += other < id, same += other == id && k < i;
-            }
-            m.is_first[i] = same == 0 && id != GPUK_SLOT_ABSENT;
-            if (id != GPUK_SLOT_ABSENT) m.sorted[less + same] = i;
-        }
-        __syncthreads();
-        if (i < pairs && same == 0 && id != GPUK_SLOT_ABSENT) {
-            uint32_t at = 0;
-            for (uint32_t k = 0; k < pairs; k++) at += m.is_first[k] && m.id[k] < id;
-            m.expert[at] = id, m.slot[at] = slot, m.begin[at] = less;
-        }
-        if (warp == WARPS - 1) {
-            float experts = 0, there = 0; /* exact */
-            for (uint32_t k = lane; k < pairs; k += 32)
-                experts += (float)m.is_first[k], there += m.id[k] != GPUK_SLOT_ABSENT ? 1.0f : 0.0f;
-            experts = warp_sum(experts), there = warp_sum(there);
-            if (lane == 0) m.begin[(uint32_t)experts] = (uint32_t)there, *m.experts = (uint32_t)experts;
-        }
-        __syncthreads();
-    }
-
     /* ---- the block's work ---- */
 
     /* Whole experts from list place `expert` on whose pairs have room, at least one; of one that has more, a part. */
     __device__ __forceinline__ bulk_round round_of(uint32_t from, uint32_t expert, uint32_t last,
                                                    uint32_t unit_first, uint32_t unit_end) const
     {
-        bulk_round r = {from, m.begin[expert + 1], expert, 0, 0};
+        bulk_round r = {from, m.list.begin[expert + 1], expert, 0, 0};
         uint32_t end = expert;
-        while (end < last && m.begin[end + 2] - from <= q.vectors) r.after = m.begin[++end + 1];
+        while (end < last && m.list.begin[end + 2] - from <= q.vectors) r.after = m.list.begin[++end + 1];
         if (r.after - from > q.vectors) r.after = from + q.vectors;
         if (p.down) {
             r.units = (end - expert + 1) * row_pairs;
@@ -230,7 +157,7 @@ template <typename D> struct experts_bulk_block {
             const uint32_t u = (n + lane) * WARPS + warp;
             if (u < r.units) {
                 const bulk_unit unit = unit_of(r, u);
-                const uint32_t at = m.slot[unit.expert];
+                const uint32_t at = m.list.slot[unit.expert];
                 const uint64_t row = unit.row * p.row_bytes;
                 const unsigned char *a = p.role[0].at(at) + row;
                 rows[lane] = {a + (at & GPUK_SLOT_HOST ? HOST_ROWS : 0), !p.down ? p.role[1].at(at) + row
@@ -262,7 +189,7 @@ template <typename D> struct experts_bulk_block {
                                                   const unsigned char *slot) const
     {
         const uint32_t row = (uint32_t)p.row_bytes, at = unit.row * row + chunk * tile_of<D>(),
-                       expert = q.hosts ? m.slot[unit.expert] : 0;
+                       expert = q.hosts ? m.list.slot[unit.expert] : 0;
         uint32_t a = D::LOOSE ? at & 15 : 0, b = D::LOOSE ? (p.down ? at + row : at) & 15 : 0;
         if (expert & GPUK_SLOT_HOST) { /* matrices begin on no line */
             a = ((uint32_t)(size_t)p.role[0].at(expert) + at) & (HOST_LINE - 1);
@@ -277,7 +204,7 @@ template <typename D> struct experts_bulk_block {
 
     __device__ __forceinline__ const float *vector_of(uint32_t at) const /* in `sorted` */
     {
-        const uint32_t pair = m.sorted[at];
+        const uint32_t pair = m.list.sorted[at];
         return p.x + (p.down ? (uint64_t)pair * p.cols : (uint64_t)(pair / p.choice.chosen) * p.x_stride);
     }
     __device__ __forceinline__ void put_x(const bulk_round &r) const
@@ -331,10 +258,10 @@ template <typename D> struct experts_bulk_block {
         for (uint32_t i = lane; i < count; i += 32) {
             const bulk_sum &done = m.done[warp * q.done_most() + i];
             const bulk_unit unit = unit_of(r, done.unit);
-            const uint32_t pair = m.sorted[r.from + done.vector];
+            const uint32_t pair = m.list.sorted[r.from + done.vector];
             float a = done.sum[0], b = done.sum[1];
             if (p.norm) a = __fmul_rn(a, m.scale[done.vector]), b = __fmul_rn(b, m.scale[done.vector]);
-            const uint64_t bias = (uint64_t)m.expert[unit.expert] * p.rows + unit.row;
+            const uint64_t bias = (uint64_t)m.list.expert[unit.expert] * p.rows + unit.row;
             if (p.role[0].bias) a += p.role[0].bias[bias];
             if (p.down) {
                 float *to = m.sums + pair * q.rows_most + (unit.row - row_first);
@@ -355,25 +282,11 @@ template <typename D> struct experts_bulk_block {
             float total = 0;
             for (uint32_t j = 0; j < p.choice.chosen; j++) {
                 const uint32_t pair = token * p.choice.chosen + j;
-                if (m.id[pair] != GPUK_SLOT_ABSENT)
-                    total += m.weight[pair] * m.sums[pair * q.rows_most + row];
+                if (m.list.id[pair] != GPUK_SLOT_ABSENT)
+                    total += m.list.weight[pair] * m.sums[pair * q.rows_most + row];
             }
             const uint64_t at = (uint64_t)token * p.out_stride + row_first + row;
             p.out[at] = (p.residual ? __ldcg(p.residual + at) : 0.0f) + total;
-        }
-    }
-    /* Asks for the block's share of the matrices that are read next, pieces go round the blocks: as much as stays in the
-     * L2 until it is read. */
-    __device__ __forceinline__ void ask_ahead() const
-    {
-        const uint32_t piece = 4 << 10, most = (16 << 20) / piece,
-                       each = div_up((uint32_t)(p.ahead_bytes / 16), piece / 16), wanted = *m.experts * each,
-                       all = wanted < most ? wanted : most;
-        for (uint32_t i = threadIdx.x * gridDim.x + blockIdx.x; i < all; i += THREADS * gridDim.x) {
-            if (m.slot[i / each] & GPUK_SLOT_HOST) continue; /* the L2 does not keep host memory */
-            const uint64_t at = (uint64_t)(i % each) * piece, left = (p.ahead_bytes & ~15ull) - at;
-            bulk_ask_l2(p.ahead.weight + m.slot[i / each] * p.ahead.stride + at,
-                        left < piece ? (uint32_t)left : piece);
         }
     }
 };
@@ -398,11 +311,11 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
     wait_for_previous();
     const uint32_t tokens = experts_tokens(p), pairs = tokens * p.choice.chosen;
     if (p.routes) {
-        block.route(tokens);
+        m.list.route(p, tokens, reinterpret_cast<float *>(m.ring));
         bulk_after_stores(); /* the ring was the choice's scratch */
     }
-    block.list(pairs);
-    const uint32_t experts = *m.experts;
+    m.list.make(p, pairs);
+    const uint32_t experts = *m.list.count;
 
     /* the block's share: of all experts' rows, or some rows of every expert */
     uint32_t unit_first = 0, unit_end = 0, expert = 0, last = 0;
@@ -420,7 +333,8 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
     }
     const bool works = experts > 0 && (p.down ? block.row_pairs > 0 : unit_end > unit_first);
     uint32_t slot = 0, parity = 0;
-    for (uint32_t from = works ? m.begin[expert] : 0, after = works ? m.begin[last + 1] : 0; from < after;) {
+    for (uint32_t from = works ? m.list.begin[expert] : 0, after = works ? m.list.begin[last + 1] : 0;
+         from < after;) {
         const bulk_round r = block.round_of(from, expert, last, unit_first, unit_end);
         uint32_t ask = 0, ask_chunk = 0, waiting = 0;
         const auto ask_next = [&](uint32_t into) {
@@ -435,7 +349,7 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
         for (uint32_t u = warp; u < r.units; u += WARPS) {
             const bulk_unit unit = block.unit_of(r, u);
             /* its pairs in this round */
-            const uint32_t begin = m.begin[unit.expert], end = m.begin[unit.expert + 1],
+            const uint32_t begin = m.list.begin[unit.expert], end = m.list.begin[unit.expert + 1],
                            first = begin > r.from ? begin - r.from : 0,
                            behind = (end < r.after ? end : r.after) - r.from;
             if (waiting + behind - first > q.done_most()) block.finish(r, waiting), waiting = 0;
@@ -460,9 +374,9 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
             waiting += behind - first;
         }
         block.finish(r, waiting);
-        if (p.ahead.weight && r.after == after) block.ask_ahead();
+        if (p.ahead.weight && r.after == after) m.list.ask_ahead(p);
         from = r.after;
-        while (expert < last && m.begin[expert + 1] <= from) expert++;
+        while (expert < last && m.list.begin[expert + 1] <= from) expert++;
         __syncthreads(); /* all are through with the vectors */
     }
     if (p.down) block.add_up(tokens);

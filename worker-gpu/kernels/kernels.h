@@ -80,6 +80,7 @@ struct gpuk_device {
     int experts_wide; /* tokens of an expert on average from which warpgroups take a chunk's; negative: any number */
     int chain_words; /* of chains with experts: negative: all results wait for a meeting of the blocks; 1: logits go
                              from block to block as words; 2: x, too */
+    int experts_digits; /* negative: a few tokens' experts of blocks by one token's instructions */
 };
 /* HELM_E_UNSUPPORTED, with what to do: HELM has no code for a device of this capability, or this build has none. */
 HELM_MUST_CHECK int gpuk_check_built(int capability, struct helm_err *err);

@@ -1,12 +1,14 @@
-/* A router's logits of a chunk. See experts.h.
+/* A router's logits of a chunk, and of a few tokens. See experts.h.
  *
  * Launchers below; called by the CUDA device and tests. Products and sums are fp32, since experts are chosen by what is left
- * of differences. A block has 32 tokens, 128 experts and 256 columns of x and of the router; sums of a token's squares come
+ * of differences. A block has 32 tokens, 128 experts and some columns of x and of the router; sums of a token's squares come
  * with its x. A second kernel adds the columns' sums in order and applies the norm, so that a token has the same bits among
  * any others. */
 #include "worker-gpu/kernels/experts.cuh"
 
-static const uint32_t THREADS = 256, TOKENS = 32, EXPERTS = 128, STEP = 32, PART = 256, FINISH_THREADS = 128;
+static const uint32_t THREADS = 256, TOKENS = 32, EXPERTS = 128, STEP = 32, FINISH_THREADS = 128;
+/* Columns of a block: of a chunk, and of a few tokens, which have fewer blocks otherwise than there are multiprocessors. */
+static const uint32_t PART = 256, PART_FEW = 64;
 /* From one column to the next in shared memory: a warp's stores, 8 columns of 4 rows, meet all banks. */
 static const uint32_t X_PITCH = TOKENS + 4, W_PITCH = EXPERTS + 4;
 
@@ -16,7 +18,7 @@ struct logits_params {
     float *sums, *squares; /* [part][token][expert], [part][token] */
     float *out;
     uint32_t first, tokens; /* of the chunk: what a launch has */
-    uint32_t experts, cols, parts, x_stride, out_stride;
+    uint32_t experts, cols, part, parts, x_stride, out_stride;
     float eps;
 };
 
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(THREADS) logits_kernel(const __grid_constant__
     const uint32_t tokens = logits_tokens(q);
     if (token >= tokens) return;
     const uint32_t row = warp * 4 + lane / 8, column = lane % 8, expert = first_expert + row,
-                   begin = part * PART, end = begin + PART < q.cols ? begin + PART : q.cols;
+                   begin = part * q.part, end = begin + q.part < q.cols ? begin + q.part : q.cols;
     const float *x_row =
                     token + row < tokens ? q.x + (uint64_t)(q.first + token + row) * q.x_stride : nullptr,
                 *w_rows = q.weight + (uint64_t)expert * q.cols;
@@ -112,6 +114,7 @@ __global__ void __launch_bounds__(FINISH_THREADS) logits_finish(const __grid_con
     wait_for_previous();
     if (token >= logits_tokens(q) || e >= q.experts) return;
     float sum = 0, squares = 0;
+#pragma unroll 16
     for (uint32_t p = 0; p < q.parts; p++) {
         sum += __ldcg(q.sums + ((uint64_t)p * q.tokens + token) * q.experts + e);
         if (q.norm) squares += __ldcg(q.squares + (uint64_t)p * q.tokens + token);
@@ -131,7 +134,7 @@ extern "C" int gpuk_router_logits(const struct gpuk_router_logits *args, uint32_
         args->x_stride < args->cols || args->out_stride < args->experts)
         return helm_fail(err, HELM_E_USAGE, "router: logits of %u tokens for %u experts from %u columns",
                          tokens, args->experts, args->cols);
-    const uint32_t parts = div_up(args->cols, PART);
+    const uint32_t part = tokens > GPUK_BATCH_MAX ? PART : PART_FEW, parts = div_up(args->cols, part);
     /* sums, and the squares behind them, of as many tokens as there is room for at a time */
     const uint64_t each = (uint64_t)parts * (args->experts + 1) * sizeof(float),
                    room = workspace_bytes / each;
@@ -155,6 +158,7 @@ extern "C" int gpuk_router_logits(const struct gpuk_router_logits *args, uint32_
                                  here,
                                  args->experts,
                                  args->cols,
+                                 part,
                                  parts,
                                  args->x_stride,
                                  args->out_stride,

@@ -264,26 +264,72 @@ static void bench_few(const experts_bench *f, uint32_t tokens)
     CUDA(cudaMemcpy(f->count, &tokens, sizeof tokens, cudaMemcpyHostToDevice));
     const auto time = [&](const char *part, double matrices,
                           const std::function<void(uint32_t, uint32_t)> &one) {
-        snprintf(what, sizeof what, "%2u tokens, %s", tokens, part);
+        snprintf(what, sizeof what, "%2u tokens, %s%s", tokens, part,
+                 f->b->device.experts_digits < 0 ? ", no digits" : "");
         const double s = bench_time_graph(f->b, 4, [&] {
             for (uint32_t l = 0; l < LAYERS; l++) one(l, l ? early : 0);
         });
         row_of(f, what, s / LAYERS, matrices * bytes);
     };
     time("route", 0, [&](uint32_t l, uint32_t flags) { run_route(f, l, tokens, flags); });
-    time("glu", 2, [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, nullptr, flags); });
-    time("down", 1, [&](uint32_t l, uint32_t flags) { run_down(f, l, tokens, flags); });
-    time("route, glu, down", 3, [&](uint32_t l, uint32_t flags) {
-        run_route(f, l, tokens, flags), run_glu(f, l, tokens, false, nullptr, early),
-            run_down(f, l, tokens, early);
+    for (const int digits : {0, -1}) {
+        f->b->device.experts_digits = digits;
+        time("glu", 2, [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, nullptr, flags); });
+        time("down", 1, [&](uint32_t l, uint32_t flags) { run_down(f, l, tokens, flags); });
+        time("glu that routes", 2,
+             [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, logits_of(f, l), flags); });
+        for (const bool ahead : {false, true})
+            time(ahead ? "glu that routes and asks, down" : "glu that routes, down", 3,
+                 [&](uint32_t l, uint32_t flags) {
+                     run_glu(f, l, tokens, ahead, logits_of(f, l), flags), run_down(f, l, tokens, early);
+                 });
+        if (!f->b->device.bulk_copy || f->format < FORMAT_Q8_0) break; /* they are the same */
+    }
+    f->b->device.experts_digits = 0;
+}
+/* What else a step of a few tokens takes, a layer of the first shape and the head: each part over all layers. */
+static void bench_few_whole(const experts_bench *f, uint32_t tokens)
+{
+    struct bench_model m;
+    bench_model_open(&m, whole, &f->b->device, 1024, GPUK_BATCH_MAX, f->b->stream);
+    m.format = f->format;
+    bench_model_step(&m, tokens, 200, true);
+    CUDA(cudaMemcpy(f->count, &tokens, sizeof tokens, cudaMemcpyHostToDevice));
+    const uint32_t early = early_of(f->b);
+    const auto row = [&](const char *part, double bytes, const std::function<void(uint32_t, uint32_t)> &one) {
+        char what[64];
+        snprintf(what, sizeof what, "%2u tokens, %s", tokens, part);
+        const double s = bench_time_graph(f->b, 4, [&] {
+            for (uint32_t l = 0; l < whole.layers; l++) one(l, l ? early : 0);
+        });
+        row_of(f, what, s / whole.layers, bytes);
+    };
+    static const char *const names[] = {"norm, q, k, v", "rotation, attention", "o"};
+    for (const enum bench_part part : {PART_QKV, PART_ATTENTION, PART_O})
+        row(names[part], bench_part_bytes(&m, part),
+            [&](uint32_t l, uint32_t flags) { bench_enqueue_part(&m, part, l, tokens, flags); });
+    const size_t room = GPUK_MATMUL_WORKSPACE;
+    void *workspace = device_memory(room);
+    row("norm, router", 4.0 * f->shape->experts * f->shape->hidden, [&](uint32_t l, uint32_t flags) {
+        const struct gpuk_linear_args a = router_product(f, l % LAYERS);
+        const struct gpuk_router_logits args = {(const float *)a.segment[0].weight,
+                                                nullptr,
+                                                a.x,
+                                                a.norm,
+                                                f->logits,
+                                                f->shape->experts,
+                                                a.cols,
+                                                a.x_stride,
+                                                f->shape->experts,
+                                                a.eps};
+        GPUK(gpuk_router_logits(&args, tokens, f->count, workspace, room, flags, f->b->stream, &err));
     });
-    time("glu that routes", 2,
-         [&](uint32_t l, uint32_t flags) { run_glu(f, l, tokens, false, logits_of(f, l), flags); });
-    for (const bool ahead : {false, true})
-        time(ahead ? "glu that routes and asks, down" : "glu that routes, down", 3,
-             [&](uint32_t l, uint32_t flags) {
-                 run_glu(f, l, tokens, ahead, logits_of(f, l), flags), run_down(f, l, tokens, early);
-             });
+    const double head = bench_time_graph(f->b, 4, [&] { bench_enqueue_head(&m, tokens, 0); });
+    char what[64];
+    snprintf(what, sizeof what, "%2u tokens, norm, head", tokens);
+    row_of(f, what, head, bench_head_bytes(&m));
+    CUDA(cudaFree(workspace));
+    bench_model_close(&m);
 }
 
 static void bench_chunk(const experts_bench *f, uint32_t tokens)
@@ -353,6 +399,7 @@ static int bench_shape_of(experts_bench *f)
     const int bad = f->b->device.bulk_copy ? bench_chained(f) : 0;
     if (f->b->device.bulk_copy && s == shapes) bench_whole(f);
     for (const uint32_t tokens : {1u, 2u, 4u, 8u, 16u}) bench_few(f, tokens);
+    if (s == shapes) bench_few_whole(f, 8); /* overwrites the logits of the choice */
     for (const uint32_t tokens : {128u, 512u, CHUNK})
         if (f->b->repeats >= 7) bench_chunk(f, tokens); /* not --quick */
     return bad;

@@ -1,0 +1,204 @@
+/* Blocks of few bits times a few vectors on the matrix unit, exact in a run: the inner step of experts_digits.cu.
+ *
+ * As in blocks_x.cuh a run of 32 numbers of x is a power of two times whole numbers of 22 bits and a sign, which are three bytes with
+ * signs; here a run's bytes lie as fragments of the matrix unit ask for them. Two vectors' digits are the eight rows of x that a
+ * product has (two of them twice), so a run of 16 rows of weights costs one instruction, and its sums are exact. A lane then has
+ * two digits of one vector, of two rows of weights. */
+#ifndef HELM_WORKER_GPU_KERNELS_DIGITS_CUH
+#define HELM_WORKER_GPU_KERNELS_DIGITS_CUH
+
+#include "worker-gpu/kernels/blocks_formats.cuh"
+#include "worker-gpu/kernels/bytes_unit.cuh"
+
+static const uint32_t DIGITS_ROWS = 16, DIGITS_RUNS = 8; /* of weights; a unit: so many runs of them */
+
+/* A vector in shared memory: [runs][3][32] digits, [runs] scales, [runs][2] sums of a run's halves. */
+struct digits_vector {
+    static const uint32_t RUN_BYTES = 96;
+
+    static __host__ __device__ __forceinline__ uint32_t runs_of(uint32_t cols)
+    {
+        return (cols / 32 + DIGITS_RUNS - 1) / DIGITS_RUNS * DIGITS_RUNS;
+    }
+    static __host__ __device__ __forceinline__ uint32_t bytes_of(uint32_t cols)
+    {
+        return runs_of(cols) * (RUN_BYTES + 12);
+    }
+    /* Quad f of a vector of `runs` runs; by a whole warp, whose lanes have neighbours, the first a run's first. Lanes that are
+     * not `there` are whole runs. HALVES: a lane of the matrix unit has four numbers of each half of a run, else eight neighbours. */
+    template <bool HALVES>
+    static __device__ __forceinline__ void put(unsigned char *vector, uint32_t runs, uint32_t f, bool there,
+                                               const float4 &v)
+    {
+        const uint32_t magnitude = 0x7fffffffu, infinite = 0x7f800000u, all = 0xffffffffu, run = f / 8,
+                       i = f & 7;
+        uint32_t most = max(max(__float_as_uint(v.x) & magnitude, __float_as_uint(v.y) & magnitude),
+                            max(__float_as_uint(v.z) & magnitude, __float_as_uint(v.w) & magnitude));
+#pragma unroll
+        for (int mask = 1; mask < 8; mask <<= 1) most = max(most, __shfl_xor_sync(all, most, mask));
+        /* 2^e of the largest's exponent; of smaller ones than 2^-105 the scale stays a normal number */
+        const uint32_t power = max(most & infinite, 22u << 23);
+        const float scale = __uint_as_float(power < infinite ? power - (21u << 23) : 0x7fc00000u),
+                    inverse = __uint_as_float((275u << 23) - power);
+        /* 1.5 * 2^23 + n has n in its low bits; digits with a sign are those of a number 0x8080 larger, less 128 */
+        const float centre = 12582912.0f;
+        const uint32_t off = 0x4b400000u - 0x8080u;
+        const uint32_t a = __float_as_uint(__fmaf_rn(v.x, inverse, centre)) - off,
+                       b = __float_as_uint(__fmaf_rn(v.y, inverse, centre)) - off,
+                       c = __float_as_uint(__fmaf_rn(v.z, inverse, centre)) - off,
+                       d = __float_as_uint(__fmaf_rn(v.w, inverse, centre)) - off;
+        int sum = (int)(a + b + c + d - 4 * 0x8080u);
+        sum += __shfl_xor_sync(all, sum, 1);
+        sum += __shfl_xor_sync(all, sum, 2);
+        const int last = __shfl_xor_sync(all, sum, 4);
+        if (!there) return;
+        const uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140),
+                       high = __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
+        uint32_t *to =
+            reinterpret_cast<uint32_t *>(vector + run * RUN_BYTES) + (HALVES ? (i & 3) * 2 + i / 4 : i);
+        to[0] = __byte_perm(ab, cd, 0x5410) ^ 0x80808080u;
+        to[8] = __byte_perm(ab, cd, 0x7632) ^ 0x80808080u;
+        to[16] = high;
+        if (i != 0) return;
+        float *scales = reinterpret_cast<float *>(vector + runs * RUN_BYTES);
+        scales[run] = scale;
+        *reinterpret_cast<float2 *>(scales + runs + 2 * run) =
+            make_float2(scale * (float)sum, scale * (float)last);
+    }
+};
+
+/* A lane's numbers of a unit's rows g and g + 8: `fragment` of run k as the matrix unit has them, and what they are to be
+ * multiplied by and what is then to be taken off, by row and half of the run. */
+template <typename F> struct digits_weights {
+    static const int UP = F::LEAST ? 0 : 8 - (int)F::BITS;
+    static const uint32_t RUNS = F::VALUES / 32;
+    const unsigned char *row[2];
+    uint32_t lane;
+    block_scales scales[2];
+
+    __device__ __forceinline__ void load(const unsigned char *a, const unsigned char *b)
+    {
+        row[0] = a, row[1] = b, lane = threadIdx.x & 31;
+    }
+    __device__ __forceinline__ void fragment(uint32_t k, uint32_t a[4])
+    {
+        const uint32_t t = lane & 3, first = F::GROUPS == 1 ? 2 * t : t,
+                       second = F::GROUPS == 1 ? 2 * t + 1 : t + 4;
+#pragma unroll
+        for (uint32_t r = 0; r < 2; r++) {
+            const block_words<F::ALIGN, true> w(row[r] + k / RUNS * F::BYTES + F::ORIGIN);
+            a[r] = F::template four<UP>(w, k % RUNS, first) ^ (F::LEAST ? 0 : 0x80808080u);
+            a[2 + r] = F::template four<UP>(w, k % RUNS, second) ^ (F::LEAST ? 0 : 0x80808080u);
+            scales[r] = F::scales(w, k % RUNS);
+        }
+    }
+    __device__ __forceinline__ float scale(uint32_t, uint32_t r, uint32_t half) const
+    {
+        return F::LEAST ? scales[r].scale[half] : scales[r].scale[half] * (1.0f / (1 << UP));
+    }
+    __device__ __forceinline__ float least(uint32_t, uint32_t r, uint32_t half) const
+    {
+        return scales[r].least[half];
+    }
+};
+/* Rows of Q4_K are often whole lines of 128 bytes, so that all begin in the same bank: of eight rows each reads its four
+ * pieces of 32 bytes in an order of its own, and lanes put them right. Numbers in high halves of bytes stay there. */
+template <> struct digits_weights<block_q4_k> {
+    uint2 piece[2][4]; /* of two runs each */
+    uint32_t scale_bytes[2][2], least_bytes[2][2];
+    float d[2], d_high[2], dmin[2]; /* d_high: of numbers in high halves */
+
+    static __device__ __forceinline__ void swap(uint2 &a, uint2 &b, bool swaps)
+    {
+        const uint2 first = swaps ? b : a, second = swaps ? a : b;
+        a = first, b = second;
+    }
+    __device__ __forceinline__ void load(const unsigned char *a, const unsigned char *b)
+    {
+        const uint32_t lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
+        const unsigned char *const row[2] = {a, b};
+#pragma unroll
+        for (uint32_t r = 0; r < 2; r++) {
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                piece[r][i] = *reinterpret_cast<const uint2 *>(row[r] + 16 + ((i ^ (g & 3)) * 32) + 8 * t);
+            swap(piece[r][0], piece[r][1], g & 1), swap(piece[r][2], piece[r][3], g & 1);
+            swap(piece[r][0], piece[r][2], g & 2), swap(piece[r][1], piece[r][3], g & 2);
+            const uint4 head = *reinterpret_cast<const uint4 *>(row[r]);
+            element<__half>::unpack(head.x, d[r], dmin[r]);
+            d_high[r] = d[r] * (1.0f / 16);
+            scale_bytes[r][0] = head.y & 0x3f3f3f3fu, least_bytes[r][0] = head.z & 0x3f3f3f3fu;
+            scale_bytes[r][1] = (head.w & 0x0f0f0f0fu) | (head.y >> 2 & 0x30303030u);
+            least_bytes[r][1] = (head.w >> 4 & 0x0f0f0f0fu) | (head.z >> 2 & 0x30303030u);
+        }
+    }
+    __device__ __forceinline__ void fragment(uint32_t k, uint32_t a[4])
+    {
+        const uint32_t mask = k % 2 ? 0xf0f0f0f0u : 0x0f0f0f0fu;
+#pragma unroll
+        for (uint32_t r = 0; r < 2; r++) a[r] = piece[r][k / 2].x & mask, a[2 + r] = piece[r][k / 2].y & mask;
+    }
+    __device__ __forceinline__ float scale(uint32_t k, uint32_t r, uint32_t) const
+    {
+        return (k % 2 ? d_high[r] : d[r]) * block_byte(scale_bytes[r][k / 4], k % 4);
+    }
+    __device__ __forceinline__ float least(uint32_t k, uint32_t r, uint32_t) const
+    {
+        return dmin[r] * block_byte(least_bytes[r][k / 4], k % 4);
+    }
+};
+
+/* Sums of a unit's runs, the first `here` of 8 from run `run` on, of 16 rows `row_bytes` apart from `weights` on, with two
+ * vectors of `runs` runs, which may be one: to[row] and to[16 + row] (only the first, unless `two`). A vector's sums do not
+ * depend on the other. By a whole warp. */
+template <typename F>
+__device__ __forceinline__ void digits_unit(const unsigned char *weights, uint32_t row_bytes, uint32_t run,
+                                            uint32_t here, const unsigned char *first,
+                                            const unsigned char *second, uint32_t runs, bool two, float *to)
+{
+    const uint32_t lane = threadIdx.x & 31, g = lane / 4, t = lane & 3, digit = (g & 3) < 2 ? g & 3 : 2;
+    const unsigned char *digits =
+        (g < 4 ? first : second) + run * digits_vector::RUN_BYTES + 32 * digit + 8 * t;
+    const float *scales =
+        reinterpret_cast<const float *>((t < 2 ? first : second) + runs * digits_vector::RUN_BYTES);
+    const float *x_scale = scales + run, *x_sum = scales + runs + 2 * run;
+    /* of the lane's two digits: the lowest and the middle one, or the highest, twice */
+    const float times = t & 1 ? 0.0f : 256.0f;
+    const int zero = 0x4b400000; /* what a sum begins at: as fp32 it is then 1.5 * 2^23 more than it is */
+    float sum[2] = {0, 0}, leasts[2] = {0, 0};
+    digits_weights<F> w;
+    w.load(weights + g * row_bytes, weights + (g + 8) * row_bytes);
+#pragma unroll
+    for (uint32_t k = 0; k < DIGITS_RUNS; k++) {
+        if (k >= here) break;
+        const uint2 x = *reinterpret_cast<const uint2 *>(digits + k * digits_vector::RUN_BYTES);
+        const float by = x_scale[k];
+        uint32_t a[4];
+        w.fragment(k, a);
+#pragma unroll
+        for (uint32_t half = 0; half < F::GROUPS; half++) {
+            int d[4];
+            if constexpr (F::GROUPS == 1)
+                bytes_unit<F::LEAST>::add32(d, a, x.x, x.y, zero);
+            else
+                bytes_unit<F::LEAST>::add16(d, a[2 * half], a[2 * half + 1], half ? x.y : x.x, zero);
+#pragma unroll
+            for (uint32_t r = 0; r < 2; r++) {
+                const float low = __int_as_float(d[2 * r]) - 12582912.0f,
+                            high = __int_as_float(d[2 * r + 1]) - 12582912.0f;
+                sum[r] = __fmaf_rn(w.scale(k, r, half) * by, __fmaf_rn(times, high, low), sum[r]);
+                if (F::LEAST && (k & 1) == (t & 1)) {
+                    const float of = F::GROUPS == 1 ? x_sum[2 * k] + x_sum[2 * k + 1] : x_sum[2 * k + half];
+                    leasts[r] = __fmaf_rn(w.least(k, r, half), of, leasts[r]);
+                }
+            }
+        }
+    }
+    if (t & 1) sum[0] *= 65536.0f, sum[1] *= 65536.0f;
+    if (F::LEAST) sum[0] -= leasts[0], sum[1] -= leasts[1];
+    const float keep = t & 1 ? sum[1] : sum[0], give = t & 1 ? sum[0] : sum[1];
+    const float total = keep + __shfl_xor_sync(0xffffffffu, give, 1);
+    if (t < 2 || two) to[t / 2 * DIGITS_ROWS + 8 * (t & 1) + g] = total;
+}
+
+#endif
