@@ -192,6 +192,7 @@ static int compute(struct gpu_engine *g, const struct step *step, struct gpu_pro
     struct watch watch;
     begin_watch(&watch, g, p);
     int rc = taken ? 0 : launch(g, p, err);
+    if (!rc && p->tier != GPU_TIER_CHUNK) rc = gpu_slots_send(&g->slots, err);
     const uint32_t at = g->follow.at;
     const uint64_t before_ns = g->follow.before_ns;
     const bool over = taken && atomic_load_explicit(gpu_follow_end(g, at), memory_order_acquire) == 1;

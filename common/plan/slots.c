@@ -54,9 +54,7 @@ int slots_place(const struct model *model, const struct plan *plan, struct slots
         place->units++;
     }
     place->tables = end;
-    place->bytes = place->units ? end + placement_rounded(PLAN_VRAM0, (uint64_t)place->units *
-                                                                          model->config.router.experts *
-                                                                          sizeof(uint32_t))
-                                : 0;
+    const uint64_t words = (uint64_t)place->units * model->config.router.experts + 1;
+    place->bytes = place->units ? end + placement_rounded(PLAN_VRAM0, words * sizeof(uint32_t)) : 0;
     return rc;
 }

@@ -23,7 +23,7 @@ struct slot_unit {
 struct slots_place {
     struct slot_unit *unit; /* [units]; caller's memory, or NULL */
     uint32_t units;
-    uint64_t tables; /* where they begin: [units][experts] numbers of 32 bits */
+    uint64_t tables; /* where they begin: [units][experts] numbers of 32 bits, and one more */
     uint64_t bytes;  /* of all; 0: the plan has none */
 };
 /* By the formats of the plan's placements, or without any as weights are stored. HELM_E_UNSUPPORTED: experts that cannot

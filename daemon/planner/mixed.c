@@ -23,9 +23,10 @@
  * all experts of such layers. */
 #define MIXED_SLACK  0.02
 #define MIXED_EIGHTH 8
-#define MIXED_TRIES  24         /* numbers of layers wholly in VRAM that are tried */
-#define DIRECT_STEP  50         /* of 1,000: shares of missing experts that are tried */
-#define MOVES_PART   0.1        /* of a step's time, in which the link may bring experts */
+#define MIXED_TRIES  24  /* numbers of layers wholly in VRAM that are tried */
+#define DIRECT_STEP  50  /* of 1,000: shares of missing experts that are tried */
+#define MOVES_PART   0.8 /* of a step's time, in which the link brings experts while they move */
+#define MOVES_TRIES  20  /* parts of the choices that are found, from those of slots that stay to all */
 #define SLOTS_MARGIN (4u << 20) /* of VRAM that is left */
 
 /* ---- lists ---- */
@@ -139,19 +140,46 @@ static int expert_bytes(const struct making *m, const struct plan *plan, double 
     return rc;
 }
 
-/* What the link may bring in a step, and what that costs: copies slow the CPU's reading, a hit saves it. What the GPU reads itself
- * waits for copies, so then they cost all of their time. */
-static int budget(const struct making *m, double seconds, struct plan *plan, struct helm_err *err)
+/* A step while experts move, kernels read none over the link and the part `part` of the choices is found in VRAM: its seconds, and
+ * how many experts come, a part of a step's link time that is less than all. Seconds are INFINITY where more would have to. */
+static int moving_step(const struct making *m, const struct plan *plan, double part, double bytes,
+                       double *seconds, double *moves, struct helm_err *err)
 {
     const struct profile *profile = m->r->profile;
-    const double h2d = profile->link.h2d.value, alone = profile->cpu.gemv.value,
-                 beside = profile->cpu.gemv_beside.value > 0 ? profile->cpu.gemv_beside.value : alone;
-    double bytes;
+    const struct model_router *router = &m->r->model->config.router;
+    const double alone = profile->cpu.gemv.value,
+                 beside = profile->cpu.gemv_beside.value > 0 ? profile->cpu.gemv_beside.value : alone,
+                 of_layer =
+                     router->experts * (1 - pow(1 - (double)router->chosen / router->experts, m->batch));
+    struct plan now = *plan; /* its lists stay the plan's */
+    now.experts.direct_permille = 0;
+    now.experts.hit_permille = (uint32_t)fmax(1, 1000 * part);
+    int rc =
+        making_decode_seconds(m, &now, planner_typical_context(m->r, plan->context_tokens), seconds, err);
+    const double misses = plan_mixed_units(plan) * of_layer * (1 - part),
+                 link = misses * bytes / profile->link.h2d.value;
+    *seconds += fmin(link, *seconds) * fmax(0, 1 - beside / alone); /* copies slow the CPU's reading */
+    *moves = MOVES_PART * *seconds * profile->link.h2d.value / bytes;
+    if (misses > *moves) *seconds = INFINITY;
+    return rc;
+}
+
+/* From which part of the choices on, found in VRAM, a step in which experts move is faster than one of `still` seconds in which they
+ * stay; what the link then brings in it, and as the policy has it (common/experts/slots.h) what an expert's move costs. */
+static int budget(const struct making *m, double still, struct plan *plan, struct helm_err *err)
+{
+    const double found = plan_hit_rate(plan, m->r->model->config.router.experts);
+    double bytes, seconds = INFINITY, moves = 1, part = found;
     int rc = expert_bytes(m, plan, &bytes, err);
-    if (rc) return rc;
-    const double moves = bytes > 0 && h2d > 0 ? MOVES_PART * seconds * h2d / bytes : 0,
-                 slows = plan->experts.direct_permille ? 1 : fmax(0, 1 - beside / alone),
-                 cost = h2d > 0 ? 1000 * alone / h2d * slows : PLAN_MOVE_COST;
+    plan->experts.moves = 1;
+    plan->experts.move_cost = PLAN_MOVE_COST_MAX;
+    if (rc || !(bytes > 0) || !(m->r->profile->link.h2d.value > 0) || !plan_mixed_units(plan)) return rc;
+    for (uint32_t i = 1; i < MOVES_TRIES && seconds >= still && !rc; i++) {
+        part = found + (1 - found) * i / MOVES_TRIES;
+        rc = moving_step(m, plan, part, bytes, &seconds, &moves, err);
+    }
+    if (rc || seconds >= still) return rc;
+    const double cost = 1000 * (part - found) / (1 - part);
     plan->experts.moves = moves < 1 ? 1 : moves > PLAN_MOVES_MAX ? PLAN_MOVES_MAX : (uint32_t)moves;
     plan->experts.move_cost = cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
     return 0;

@@ -238,10 +238,11 @@ static void test_ask(struct test_context *t, uint32_t tokens, uint32_t experts, 
                              x = random_floats(t, tokens * width);
     gpu_buffer dtable(table), dlogits(logits), dx(x), ids(tokens * chosen * 4), weights(tokens * chosen * 4),
         slots(experts * 4), seen(tokens * chosen * 4), lane((size_t)capacity * (width + 2 * chosen) * 4),
-        count(std::vector<uint32_t>{tokens});
+        count(std::vector<uint32_t>{tokens}), permille(std::vector<uint32_t>{direct_permille});
     struct gpuk_experts_ask ask = {};
     ask.choice = {chosen, ids.as<uint32_t>(), weights.as<float>()}, ask.logits = dlogits.as<float>();
-    ask.experts = experts, ask.table = dtable.as<uint32_t>(), ask.direct_permille = direct_permille;
+    ask.experts = experts, ask.table = dtable.as<uint32_t>(),
+    ask.direct_permille = direct_permille ? permille.as<uint32_t>() : nullptr;
     ask.slot = slots.as<uint32_t>(), ask.x = dx.as<float>(), ask.width = width, ask.lane = lane.as<float>();
     ask.capacity = capacity, ask.seen = seen.as<uint32_t>();
     GPUK(gpuk_route(&router, count.as<uint32_t>(), tokens, dlogits.as<float>(), nullptr, &ask.choice, 0,

@@ -53,6 +53,7 @@ def hit_rate(topics, slots, moves, cost, sticky, layers=6, of_layers=48, seed=1)
     of_topic = {(t, n): [rng.gauss(0, 1) for _ in range(EXPERTS)] for t in sorted(set(topics)) for n in range(layers)}
     common, own = math.sqrt(sticky), math.sqrt(1 - sticky)
     foretold, weight, moving, left = 0.0, 0.0, False, 0.0
+    first = turn = 0  # layer: the one that had the last place in a step is the first in the next
     used = present = 0
     for step, topic in enumerate(topics):
         seen = 0
@@ -69,7 +70,11 @@ def hit_rate(topics, slots, moves, cost, sticky, layers=6, of_layers=48, seed=1)
         moving = foretold - slots / EXPERTS > cost * (1 - foretold)
         left = moves * layers / of_layers + left % 1
         for n in range(layers if moving else 0):
-            left -= pool[(step + n) % layers].move(int(left))
+            if left < 1:
+                break
+            turn = (first + n) % layers
+            left -= pool[turn].move(int(left))
+        first = turn
     return present / used
 
 

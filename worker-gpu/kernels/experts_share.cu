@@ -40,7 +40,8 @@ struct ask_params {
     const float *logits, *choice_bias;
     struct gpuk_choice choice;
     const uint32_t *count, *table;
-    uint32_t tokens, experts, direct_permille, width, capacity;
+    const uint32_t *direct_permille;
+    uint32_t tokens, experts, width, capacity;
     uint32_t *slot, *seen;
     const float *x;
     float *lane;
@@ -84,7 +85,8 @@ static __device__ void ask_list(const ask_params &q, uint32_t tokens)
         missing = sum;
     }
     __syncthreads();
-    const uint32_t direct = (missing * q.direct_permille + 500) / 1000;
+    const uint32_t permille = q.direct_permille ? __ldcg(q.direct_permille) : 0,
+                   direct = (missing * permille + 500) / 1000;
     const auto rank_of = [&](uint32_t e) {
         return before[e / 32] + __popc(wanted[e / 32] & ((1u << e % 32) - 1));
     };
@@ -155,10 +157,9 @@ extern "C" int gpuk_experts_ask(const struct gpuk_experts_ask *a, uint32_t token
     int rc = a->router ? gpuk_check_router(a->router, err) : HELM_OK;
     if (rc) return rc;
     if (tokens == 0 || tokens > (a->router ? GPUK_BATCH_MAX : 1u << 19) || a->experts == 0 ||
-        a->experts > MODEL_EXPERTS_MAX || chosen == 0 || chosen > MODEL_EXPERTS_CHOSEN_MAX ||
-        a->direct_permille > 1000)
-        return helm_fail(err, HELM_E_LIMIT, "asking for experts: %u tokens, %u of %u experts, %u of 1,000",
-                         tokens, chosen, a->experts, a->direct_permille);
+        a->experts > MODEL_EXPERTS_MAX || chosen == 0 || chosen > MODEL_EXPERTS_CHOSEN_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "asking for experts: %u tokens, %u of %u experts", tokens, chosen,
+                         a->experts);
     if (tokens > a->capacity && a->router == NULL)
         tokens = a->capacity; /* capacity is what a step has at most */
     if (a->bell && !a->router)

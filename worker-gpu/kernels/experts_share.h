@@ -23,9 +23,9 @@ struct gpuk_experts_ask {
     struct gpuk_choice choice;
     uint32_t experts;
     const uint32_t *table; /* [experts]: its slot in VRAM, or GPUK_SLOT_ABSENT */
-    /* How many of 1,000 of the chosen experts that are missing are read in host memory, rounded: those with the lowest
-     * numbers. */
-    uint32_t direct_permille;
+    /* One word on the device: how many of 1,000 of the chosen experts that are missing are read in host memory, rounded: those
+     * with the lowest numbers. NULL: none. */
+    const uint32_t *direct_permille;
     uint32_t *
         slot; /* [experts] out: table, and where the GPU reads one in host memory GPUK_SLOT_HOST | its number */
     const float *x; /* [tokens][width] */

@@ -268,7 +268,7 @@ void make_experts_ask(struct lowering *low, const struct making *m)
         .choice = choice_of(low),
         .experts = c->router.experts,
         .table = slots->table_device + (size_t)(ticket - 1) * c->router.experts,
-        .direct_permille = chunk ? 0 : s->plan->experts.direct_permille,
+        .direct_permille = chunk ? NULL : gpu_slots_direct(slots),
         .slot = slots_now(low),
         .x = gpu_area(s->buffers, GPU_AREA_X),
         .width = c->hidden,

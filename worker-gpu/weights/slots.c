@@ -9,9 +9,20 @@ static uint32_t experts_of(const struct gpu_slots *s)
     return s->model->config.router.experts;
 }
 
+/* Of all experts, where the word behind the table lies. */
+static uint64_t table_count(const struct gpu_slots *s)
+{
+    return (uint64_t)s->place.units * experts_of(s);
+}
+
 static uint64_t table_bytes(const struct gpu_slots *s)
 {
-    return (uint64_t)s->place.units * experts_of(s) * sizeof(uint32_t);
+    return (table_count(s) + 1) * sizeof(uint32_t);
+}
+
+const uint32_t *gpu_slots_direct(const struct gpu_slots *s)
+{
+    return s->table_device + table_count(s);
 }
 
 int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, struct gpu_slots *s,
@@ -58,6 +69,7 @@ int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct aren
     if (rc) return rc;
     memset(s->pinned, 0, table_bytes(s) + seen);
     s->table = s->pinned;
+    s->table[table_count(s)] = s->plan->experts.direct_permille;
     s->seen = (uint32_t *)(void *)((char *)s->pinned + table_bytes(s));
     rc = device->ops->event_create(device, &s->copied, err);
     return rc ? rc : expert_slots_create(&size, &s->policy, err);
@@ -146,21 +158,29 @@ static int arrive(struct gpu_slots *s, struct helm_err *err)
     return rc;
 }
 
-/* Layers take turns to begin, so that each has its part of what a step brings. */
-static int move(struct gpu_slots *s, struct helm_err *err)
+/* What comes next, and what goes for it. The layer that had the last place in a step is the first in the next one, so that each
+ * has its part of what steps bring. */
+static void choose(struct gpu_slots *s)
 {
-    const uint32_t most = s->plan->experts.moves, units = s->place.units;
-    int rc = 0;
-    for (uint32_t i = 0; i < units && s->moving < most && !rc; i++) {
-        const uint32_t u = (s->turn + i) % units,
+    const uint32_t most = s->plan->experts.moves, units = s->place.units, turn = s->turn;
+    for (uint32_t i = 0; i < units && s->moving < most; i++) {
+        const uint32_t u = (turn + i) % units,
                        count = expert_slots_moves(s->policy, u, s->move + s->moving, most - s->moving);
-        for (uint32_t k = 0; k < count && !rc; k++)
-            rc = bring(s, u, s->move[s->moving + k].expert, s->move[s->moving + k].slot, err);
         s->moving += count;
+        s->turn = u;
         if (count) note(s, u);
     }
-    s->turn = (s->turn + 1) % units;
-    return rc || !s->moving ? rc : s->device->ops->event_record(s->device, DEVICE_COPY, s->copied, err);
+    s->chosen = s->moving > 0;
+}
+
+int gpu_slots_send(struct gpu_slots *s, struct helm_err *err)
+{
+    if (!s->chosen) return 0;
+    int rc = 0;
+    s->chosen = false;
+    for (uint32_t i = 0; i < s->moving && !rc; i++)
+        rc = bring(s, s->move[i].layer, s->move[i].expert, s->move[i].slot, err);
+    return rc ? rc : s->device->ops->event_record(s->device, DEVICE_COPY, s->copied, err);
 }
 
 static void count(struct gpu_slots *s, uint32_t tokens)
@@ -177,6 +197,10 @@ static void count(struct gpu_slots *s, uint32_t tokens)
     }
     expert_slots_step(s->policy);
     const struct expert_slots_seen now = expert_slots_seen(s->policy);
+    /* while experts move the link is theirs */
+    const uint32_t direct = s->plan->experts.moves && now.moving ? 0 : s->plan->experts.direct_permille;
+    s->changed |= s->table[table_count(s)] != direct;
+    s->table[table_count(s)] = direct;
     const struct expert_slots_seen *before = &s->before;
     atomic_store_explicit(&all->steps, before->steps + now.steps, memory_order_relaxed);
     atomic_store_explicit(&all->used, before->used + now.used, memory_order_relaxed);
@@ -189,7 +213,7 @@ int gpu_slots_end(struct gpu_slots *s, uint32_t tokens, struct helm_err *err)
     if (!s->place.bytes) return 0;
     count(s, tokens); /* by what lay there while it was computed */
     int rc = arrive(s, err);
-    if (!rc && s->plan->experts.moves) rc = move(s, err);
+    if (!rc && s->plan->experts.moves) choose(s);
     return rc;
 }
 

@@ -3,7 +3,8 @@
  * Called by engine.c (load), by step.c at the begin and the end of each step, and by lowering, which takes addresses. What a
  * decode step's tokens chose its kernels leave in host memory. At its end the policy (common/experts/slots.h) says which of
  * them come in the stead of others: at most plan->experts.moves a step, which the copy queue brings while the next step is
- * computed, and which serve the step behind that. The device's table of what is where is written between steps alone. */
+ * computed, and which serve the step behind that. The device's table of what is where is written between steps alone. While
+ * experts move kernels read none in host memory: both would wait for each other on the link. */
 #ifndef HELM_WORKER_GPU_WEIGHTS_SLOTS_H
 #define HELM_WORKER_GPU_WEIGHTS_SLOTS_H
 
@@ -19,8 +20,10 @@ struct gpu_slots {
     const struct plan *plan;
     const struct gpu_weights *weights;
     const struct arena *arena;
-    char *memory;           /* on the device: place.bytes */
-    uint32_t *table_device; /* there: [units][experts], the slot of each expert or GPUK_SLOT_ABSENT */
+    char *memory; /* on the device: place.bytes */
+    uint32_t *
+        table_device; /* there: [units][experts], the slot of each expert or GPUK_SLOT_ABSENT; then how many of 1,000 of
+                               the missing ones kernels read in host memory */
     void *pinned;
     uint32_t *table,
         *seen;    /* pinned: the same table; [units][GPUK_BATCH_MAX][chosen] of the step that ran last */
@@ -29,6 +32,7 @@ struct gpu_slots {
     struct expert_slots_seen before; /* of workers before this one: counts */
     struct expert_move *move;        /* [plan->experts.moves]: on their way */
     uint32_t moving, turn;           /* how many; the unit that may move first */
+    bool chosen;                     /* they are, but not sent for yet */
     struct device_event *copied;
 };
 
@@ -46,6 +50,10 @@ void gpu_slots_close(struct gpu_slots *slots);
 
 /* Before a step's program: the device's table, where it has changed. */
 HELM_MUST_CHECK int gpu_slots_begin(struct gpu_slots *slots, struct helm_err *err);
+/* Behind a decode step's launch: starts the copies that the end of the step before chose, which no step reads any more. */
+HELM_MUST_CHECK int gpu_slots_send(struct gpu_slots *slots, struct helm_err *err);
+/* On the device: how many of 1,000 missing experts kernels read in host memory now. */
+const uint32_t *gpu_slots_direct(const struct gpu_slots *slots);
 /* A decode step of `tokens` tokens is over. */
 HELM_MUST_CHECK int gpu_slots_end(struct gpu_slots *slots, uint32_t tokens, struct helm_err *err);
 /* After a failure: lets a queue that waits for the CPU's answer run out. */

@@ -44,7 +44,8 @@ void emulated_run_experts_ask(struct emulated_math *math, const struct op *op)
                    pairs = tokens * chosen;
     bool missing[MODEL_EXPERTS_MAX];
     if (a->router) choose(a->router, a->logits, a->choice_bias, tokens, &a->choice);
-    uint32_t direct = (find_missing(math, a, pairs, missing) * a->direct_permille + 500) / 1000;
+    const uint32_t permille = a->direct_permille ? *a->direct_permille : 0;
+    uint32_t direct = (find_missing(math, a, pairs, missing) * permille + 500) / 1000;
     for (uint32_t e = 0; e < a->experts; e++) {
         const bool reads = missing[e] && direct > 0;
         a->slot[e] = reads ? GPUK_SLOT_HOST | e : a->table[e];
