@@ -140,47 +140,62 @@ static int expert_bytes(const struct making *m, const struct plan *plan, double 
     return rc;
 }
 
-/* A step while experts move, kernels read none over the link and the part `part` of the choices is found in VRAM: its seconds, and
- * how many experts come, a part of a step's link time that is less than all. Seconds are INFINITY where more would have to. */
+/* Of a step of m->batch sequences in which experts move and kernels read none over the link. */
+struct moving {
+    double seconds, moves; /* how many come */
+};
+
+/* When the part `part` of the choices is found in VRAM. */
 static int moving_step(const struct making *m, const struct plan *plan, double part, double bytes,
-                       double *seconds, double *moves, struct helm_err *err)
+                       struct moving *out, struct helm_err *err)
 {
     const struct profile *profile = m->r->profile;
-    const struct model_router *router = &m->r->model->config.router;
     const double alone = profile->cpu.gemv.value,
-                 beside = profile->cpu.gemv_beside.value > 0 ? profile->cpu.gemv_beside.value : alone,
-                 of_layer =
-                     router->experts * (1 - pow(1 - (double)router->chosen / router->experts, m->batch));
+                 beside = profile->cpu.gemv_beside.value > 0 ? profile->cpu.gemv_beside.value : alone;
     struct plan now = *plan; /* its lists stay the plan's */
     now.experts.direct_permille = 0;
     now.experts.hit_permille = (uint32_t)fmax(1, 1000 * part);
-    int rc =
-        making_decode_seconds(m, &now, planner_typical_context(m->r, plan->context_tokens), seconds, err);
-    const double misses = plan_mixed_units(plan) * of_layer * (1 - part),
-                 link = misses * bytes / profile->link.h2d.value;
-    *seconds += fmin(link, *seconds) * fmax(0, 1 - beside / alone); /* copies slow the CPU's reading */
-    *moves = MOVES_PART * *seconds * profile->link.h2d.value / bytes;
-    if (misses > *moves) *seconds = INFINITY;
+    int rc = making_decode_seconds(m, &now, planner_typical_context(m->r, plan->context_tokens),
+                                   &out->seconds, err);
+    out->seconds *= 1 + MOVES_PART * fmax(0, 1 - beside / alone); /* copies slow the CPU's reading */
+    out->moves = MOVES_PART * out->seconds * profile->link.h2d.value / bytes;
     return rc;
 }
 
-/* From which part of the choices on, found in VRAM, a step in which experts move is faster than one of `still` seconds in which they
- * stay; what the link then brings in it, and as the policy has it (common/experts/slots.h) what an expert's move costs. */
+/* When recency foretells the part `part` of the choices: where the link brings fewer experts than then are missing, as much less
+ * is found beyond what slots that stay have, `found`. */
+static int moving_behind(const struct making *m, const struct plan *plan, double part, double found,
+                         double bytes, struct moving *out, struct helm_err *err)
+{
+    const struct model_router *router = &m->r->model->config.router;
+    const double of_layer =
+                     router->experts * (1 - pow(1 - (double)router->chosen / router->experts, m->batch)),
+                 misses = plan_mixed_units(plan) * of_layer * (1 - part);
+    int rc = moving_step(m, plan, part, bytes, out, err);
+    if (rc || misses <= out->moves) return rc;
+    return moving_step(m, plan, found + (part - found) * out->moves / misses, bytes, out, err);
+}
+
+/* From which part of the choices on, foretold by recency, a step in which experts move is faster than one of `still` seconds in
+ * which they stay; what the link then brings in it, and as the policy has it (common/experts/slots.h) what an expert's move costs. */
 static int budget(const struct making *m, double still, struct plan *plan, struct helm_err *err)
 {
     const double found = plan_hit_rate(plan, m->r->model->config.router.experts);
-    double bytes, seconds = INFINITY, moves = 1, part = found;
+    struct moving moving = {.seconds = INFINITY};
+    double bytes, part = found;
     int rc = expert_bytes(m, plan, &bytes, err);
     plan->experts.moves = 1;
     plan->experts.move_cost = PLAN_MOVE_COST_MAX;
     if (rc || !(bytes > 0) || !(m->r->profile->link.h2d.value > 0) || !plan_mixed_units(plan)) return rc;
-    for (uint32_t i = 1; i < MOVES_TRIES && seconds >= still && !rc; i++) {
+    for (uint32_t i = 1; i < MOVES_TRIES && moving.seconds >= still && !rc; i++) {
         part = found + (1 - found) * i / MOVES_TRIES;
-        rc = moving_step(m, plan, part, bytes, &seconds, &moves, err);
+        rc = moving_behind(m, plan, part, found, bytes, &moving, err);
     }
-    if (rc || seconds >= still) return rc;
+    if (rc || moving.seconds >= still) return rc;
     const double cost = 1000 * (part - found) / (1 - part);
-    plan->experts.moves = moves < 1 ? 1 : moves > PLAN_MOVES_MAX ? PLAN_MOVES_MAX : (uint32_t)moves;
+    plan->experts.moves = moving.moves < 1                ? 1
+                          : moving.moves > PLAN_MOVES_MAX ? PLAN_MOVES_MAX
+                                                          : (uint32_t)moving.moves;
     plan->experts.move_cost = cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
     return 0;
 }

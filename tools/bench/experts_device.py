@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Mixtures of experts on a machine with a GPU: decode and first tokens beside the daemon's own forecasts, by plan.
 
-  experts_device.py --bin DIR [--work DIR] [--profile FILE] [--only NAME,...] [--seconds N] [--keep]
+  experts_device.py --bin DIR [--work DIR] [--profile FILE] [--quick] [--only NAME[:ROW[+ROW ...]],...] [--seconds N] [--keep]
   experts_device.py --bin DIR --case MODEL:VRAM:STRATEGY[,...] --device emulated      (a quick look at any model)
 
 Models of random weights are made by make_gguf.py in --work (default /dev/shm/helm-experts), one at a time. Their routing is even, or
@@ -9,7 +9,8 @@ Models of random weights are made by make_gguf.py in --work (default /dev/shm/he
 VRAM). A row: decode of one sequence behind 128 tokens, TTFT of 2,048, both the second of two; what helm-cli plan --json says of the
 first and of the second; which part of the chosen experts was found in VRAM, and what helm-plan says of decode with that part.
 Sticky rows with slots of their own have all sparse layers in both memories, slots that move or (`still`) do not, and beside the part
-found that of slots_simulation.py for the same tokens. Rows that would begin behind --seconds are named and not run.
+found that of slots_simulation.py for the same tokens. Rows that would begin behind --seconds are named and not run. --only even:0+3: two
+rows of a case. --quick: a quick profile. At the end the forecasts at the part found: median and worst difference.
 
 `bf16` is all of 30B-A3B (61 GB beside as much pinned memory: nothing else may be there), `half` 24 of its 48 layers, `gptoss` half of
 gpt-oss-120b by helm-mkmodel. Standard library only."""
@@ -19,6 +20,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +34,8 @@ STICKY = 0.8
 ROW = collections.namedtuple("ROW", "vram strategy sequences slots still", defaults=(None, False))
 #        size, type, layers (None: all), sticky, rows
 CASES = {"even": ("30b-a3b", "Q4_K_M", None, 0, [ROW("8GiB", "best", 1), ROW("all", "best", 1), ROW("8GiB", "best", 8),
-                                                 ROW("8GiB", "experts-cpu", 1), ROW("all", "best", 8)]),
+                                                 ROW("8GiB", "experts-cpu", 1), ROW("all", "best", 8), ROW("6GiB", "best", 1),
+                                                 ROW("10GiB", "best", 1), ROW("12GiB", "best", 1)]),
          "sticky": ("30b-a3b", "Q4_K_M", None, STICKY, [ROW("8GiB", "mixed", 1, 32), ROW("8GiB", "mixed", 1, 32, True),
                                                         ROW("8GiB", "best", 1), ROW("8GiB", "best", 8)]),
          "mixtral": ("8x7b", "Q4_K_M", None, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
@@ -145,9 +148,13 @@ def mixed_plan(o, model, options):
     return plan
 
 
-def forecast_at(o, model, row, plan, hits):
-    """Tokens a second of all sequences that helm-plan expects of a plan when this part of the experts is found in VRAM."""
-    plan = dict(plan, mixed=dict(plan["mixed"], hit_permille=max(1, round(1000 * hits))))
+def forecast_at(o, model, row, plan, hits, moving):
+    """Tokens a second of all sequences that helm-plan expects of a plan when this part of the experts is found in VRAM; moving: kernels
+    read none in host memory then."""
+    mixed = dict(plan["mixed"], hit_permille=max(1, round(1000 * hits)))
+    if moving:
+        mixed["direct_permille"] = 0
+    plan = dict(plan, mixed=mixed)
     path = os.path.join(o.work, "at.json")
     with open(path, "w") as f:
         json.dump(plan, f)
@@ -162,7 +169,10 @@ def measure(o, model, row, sticky):
     options = sizes + (["--profile", o.profile] if o.profile else []) + (["--vram", row.vram] if row.vram != "all" else [])
     if row.slots:
         plan = mixed_plan(o, model, sizes)
-        plan["mixed"].update(slots=row.slots, **({"moves": 0} if row.still else {}))
+        few, cost = plan["mixed"]["slots"], plan["mixed"]["move_cost"] / 1000
+        part = (cost + few / slots_simulation.EXPERTS) / (1 + cost)  # from which on moving pays, as with so few slots
+        cost = max(0, (part - row.slots / slots_simulation.EXPERTS) / (1 - part))
+        plan["mixed"].update(slots=row.slots, move_cost=int(1000 * cost), **({"moves": 0} if row.still else {}))
         path = os.path.join(o.work, "plan.json")
         with open(path, "w") as f:
             json.dump(plan, f)
@@ -176,7 +186,7 @@ def measure(o, model, row, sticky):
         plan, status = daemon.ask("plan", "--json"), daemon.ask("status", "--json")
         kinds = [k for k in plan["measured"]["decode"] if k["batch"] == row.sequences]
         said = max(kinds, key=lambda k: k["steps"])["planned_tok_s"] if kinds else None
-        mixed = plan.get("mixed", {})
+        mixed, moved = plan.get("mixed", {}), status.get("experts_moved_total", 0)
         homes = {}
         for stage in plan["stages"]["decode"]:
             layers = stage["layers"][1] - stage["layers"][0] + 1
@@ -188,8 +198,8 @@ def measure(o, model, row, sticky):
                                           of_layers=sum(homes.values())) if row.slots and sticky else None
     return {"homes": homes, "slots": mixed.get("slots"), "direct": mixed.get("direct_permille"), "moves": mixed.get("moves", 0),
             "rate": rate, "said": said, "ttft": first, "ttft_said": plan["forecast"]["ttft_ms"]["value"], "hits": hits,
-            "simulated": simulated, "moved": status.get("experts_moved_total", 0),
-            "at": forecast_at(o, model, row, plan, hits) if hits is not None else None}
+            "simulated": simulated, "moved": moved,
+            "at": forecast_at(o, model, row, plan, hits, moved > SHORT * row.sequences) if hits is not None else None}
 
 
 def text(value, form="%.1f"):
@@ -204,7 +214,12 @@ def part(value):
     return text(None if value is None else 100 * value, "%.1f %%")
 
 
+differences = []
+
+
 def report(name, row, r):
+    if r["at"] or r["said"]:
+        differences.append(abs(r["rate"] / (r["at"] or r["said"]) - 1))
     homes = ", ".join("%d %s" % (count, home) for home, count in sorted(r["homes"].items()))
     slots = "%d, %d, %.0f %%" % (r["slots"], r["moves"], r["direct"] / 10) if r["slots"] else "-"
     print("| %s | %s | %s | %d | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %d |" % (
@@ -260,6 +275,7 @@ def main():
     parser.add_argument("--bin", required=True)
     parser.add_argument("--work", default="/dev/shm/helm-experts")
     parser.add_argument("--profile")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default=",".join(USUAL))
     parser.add_argument("--case")
     parser.add_argument("--device", default="cuda")
@@ -272,7 +288,7 @@ def main():
     if not o.profile and o.case is None:
         o.profile = os.path.join(o.work, "profile.json")
         begin = time.monotonic()
-        run([o.bin + "/helm-profile", "--force", "--device", o.device, "--formats",
+        run([o.bin + "/helm-profile", "--force", "--device", o.device, *(["--quick"] if o.quick else []), "--formats",
              "q4_k,q6_k" + (",mxfp4" if "gptoss" in o.only else ""), "--out", o.profile])
         print("profile: %.0f s" % (time.monotonic() - begin))
     print("\n| model | VRAM | strategy | sequences | layers' MLPs | slots, moves a step, read directly | token/s | said | said at that "
@@ -284,15 +300,19 @@ def main():
             model, vram, strategy = case.rsplit(":", 2)
             fine &= try_one(o, os.path.basename(model), model, ROW(vram, strategy, 1), 0)
         return 0 if fine else 1
-    for name in o.only.split(","):
+    for wanted in o.only.split(","):
+        name, _, rows = wanted.partition(":")
         begin = time.monotonic()
         model = make_model(o, name)
         print("<!-- %s: made in %.0f s -->" % (name, time.monotonic() - begin), flush=True)
-        for row in CASES[name][4]:
+        for row in [CASES[name][4][int(n)] for n in rows.split("+")] if rows else CASES[name][4]:
             fine &= try_one(o, "%s %s %s" % (name, *CASES[name][:2]), model, row, CASES[name][3])
         if not o.keep:
             shutil.rmtree(model) if os.path.isdir(model) else os.unlink(model)
         print("<!-- %s: %.0f s -->" % (name, time.monotonic() - begin), flush=True)
+    if differences:
+        print("\nforecast at the part found, %d rows: median %.1f %%, worst %.1f %%" % (
+            len(differences), 100 * statistics.median(differences), 100 * max(differences)))
     return 0 if fine else 1
 
 
