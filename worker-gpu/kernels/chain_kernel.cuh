@@ -262,7 +262,8 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
             float a = 0, b = 0;
 #pragma unroll 8
             for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
-            chain_store<SPARSE>(item, token, pair, a * scale + add.x, b * scale + add.y, work.tag);
+            chain_store<SPARSE>(item, token, pair, __fmaf_rn(a, scale, add.x), __fmaf_rn(b, scale, add.y),
+                                work.tag);
         }
         work.which ^= 1;
     } while ((batch += batch_pairs) < pairs);

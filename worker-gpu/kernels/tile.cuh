@@ -41,6 +41,13 @@ __device__ __forceinline__ float add_squares(float sum, const float4 &v)
     return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, sum))));
 }
 
+/* The same as chains and gemm_integer add it up, a quad's own sum first. */
+__device__ __forceinline__ float add_quad_squares(float sum, const float4 &v)
+{
+    return __fadd_rn(sum,
+                     __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmul_rn(v.x, v.x)))));
+}
+
 /* x to shared memory as plain numbers take it, for thread `thread` of `threads`: first, and before x is there, the
  * weights of the norm in x's place (of a norm alone) ... */
 template <typename D>
@@ -87,6 +94,16 @@ __device__ __forceinline__ tile_window tile_window_of(const unsigned char *first
 struct tile_place {
     const unsigned char *a, *b;
 };
+/* Lines of a tile of `steady` products with blocks, of which chains and gemm_integer, whatever they have in a slot, add up a
+ * row in the same order: each lane the runs of its tile's lines, the lanes by halves, the tiles one after another. */
+static const uint32_t STEADY_TILE = 2560 /* bytes of one row, at most */, STEADY_LINES = 4;
+static __host__ __device__ inline uint32_t steady_lines(uint32_t lines, uint32_t line_bytes, bool loose)
+{
+    const uint32_t fit = (STEADY_TILE - (loose ? TILE_SLACK : 0)) / line_bytes,
+                   most = fit < STEADY_LINES ? fit : STEADY_LINES;
+    return div_up(lines, div_up(lines, most));
+}
+
 /* A lane's part of the sums of a tile's two rows (of up to TILE bytes; the first `bytes` of each count) against
  * their part of x. WHOLE: bytes is TILE. */
 template <typename D, uint32_t TILE, bool WHOLE>
