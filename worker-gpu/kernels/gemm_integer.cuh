@@ -13,7 +13,7 @@
 static const uint32_t PAIRS = 8, ROWS = 2 * PAIRS; /* of a group */
 static const uint32_t TOKENS = 8;                  /* of a block */
 static const uint32_t LINE_COLUMNS = 1024, CLASSES = 32;
-/* Warps of each role. A consumer has the classes w and w + CONSUMERS. */
+/* Warps of each role. A consumer has two classes, 2 apart: of blocks of 256 these have some words in common. */
 static const uint32_t CONSUMERS = 16, REDUCERS = 2, PRODUCERS = 2,
                       THREADS = 32 * (CONSUMERS + REDUCERS + PRODUCERS);
 static const uint32_t TEAM = 256; /* threads that put a token's x, as many as a chain has */
@@ -135,6 +135,11 @@ template <typename D> struct integer_memory {
     }
 };
 
+__device__ __forceinline__ uint32_t class_of(uint32_t warp, uint32_t k)
+{
+    return warp / 2 * 4 + warp % 2 + 2 * k;
+}
+
 /* A warp that is done with a buffer says so by one lane. */
 __device__ __forceinline__ void warp_arrive(uint32_t barrier)
 {
@@ -231,7 +236,7 @@ template <typename D> struct integer_products {
                                                            const uint32_t *begins, uint32_t bytes,
                                                            uint32_t warp)
     {
-        const uint32_t lane = threadIdx.x & 31, row = lane & 7, of = warp + (lane >> 3 & 1) * CONSUMERS,
+        const uint32_t lane = threadIdx.x & 31, row = lane & 7, of = class_of(warp, lane >> 3 & 1),
                        offset = offset_of(lane / 16, of), at = offset < bytes ? offset : 0;
         const unsigned char *a = slot + row * pitch + at, *b = a + PAIRS * pitch;
         if (D::LOOSE) a += begins[row], b += begins[row + PAIRS];
@@ -255,24 +260,31 @@ template <typename D> struct integer_products {
         for (uint32_t k = 0; k < DIGITS; k++) sums.of[k] = of[k][i];
         return sums.total();
     }
-    /* Adds what a run of the slot's 16 rows gives for 8 tokens. */
-    static __device__ __forceinline__ void add_run(const words &a, const words &b, uint32_t run,
-                                                   const own_scales &own, uint32_t from,
+    /* A run's numbers as the lane's fragments. */
+    struct fragments {
+        uint32_t a[4];
+    };
+    static __device__ __forceinline__ fragments fragments_of(const words &a, const words &b, uint32_t run)
+    {
+        const uint32_t c = threadIdx.x & 3;
+        return {{F::whole_four(a, run, c), F::whole_four(b, run, c), F::whole_four(a, run, c + 4),
+                 F::whole_four(b, run, c + 4)}};
+    }
+    /* Adds what a run of the slot's 16 rows gives for 8 tokens; the scales of its first row's lanes begin at `from`. */
+    static __device__ __forceinline__ void add_run(const fragments &f, const own_scales &own, uint32_t from,
                                                    const integer_x<D> &x, uint32_t x_run, float sum[4])
     {
         const uint32_t lane = threadIdx.x & 31, c = lane & 3, FLOATS = integer_x<D>::FLOATS;
-        const uint32_t a0 = F::whole_four(a, run, c), a1 = F::whole_four(b, run, c),
-                       a2 = F::whole_four(a, run, c + 4), a3 = F::whole_four(b, run, c + 4);
         const unsigned char *digits = x.digits + x_run * integer_x<D>::RUN_BYTES + lane * 8;
         int of[GROUPS][DIGITS][4];
 #pragma unroll
         for (uint32_t k = 0; k < DIGITS; k++) {
             const uint2 b01 = *reinterpret_cast<const uint2 *>(digits + k * integer_x<D>::DIGIT_BYTES);
             if constexpr (GROUPS == 1) {
-                bytes_product(of[0][k], a0, a1, a2, a3, b01.x, b01.y);
+                bytes_product(of[0][k], f.a[0], f.a[1], f.a[2], f.a[3], b01.x, b01.y);
             } else {
-                bytes_product16(of[0][k], a0, a1, b01.x);
-                bytes_product16(of[1][k], a2, a3, b01.y);
+                bytes_product16(of[0][k], f.a[0], f.a[1], b01.x);
+                bytes_product16(of[1][k], f.a[2], f.a[3], b01.y);
             }
         }
         float scale[2][GROUPS], least[2][GROUPS];
@@ -321,14 +333,22 @@ template <typename D> struct integer_products {
         if (D::LOOSE) row_a += begins[row], row_b += begins[row + PAIRS];
         const own_scales own = scales_of(slot, pitch, begins, bytes, warp);
 #pragma unroll
-        for (uint32_t l = 0; l < 2; l++)
+        for (uint32_t l = 0; l < 2; l++) {
+            fragments f[2];
+            bool there[2];
 #pragma unroll
             for (uint32_t k = 0; k < 2; k++) {
-                const uint32_t of = warp + k * CONSUMERS, offset = offset_of(l, of);
-                if (WHOLE || offset < bytes)
-                    add_run(words(row_a + offset + F::ORIGIN), words(row_b + offset + F::ORIGIN), of % RUNS, own,
-                            l * 16 + k * 8, x, (line + l) * CLASSES + of, sum[k]);
+                const uint32_t of = class_of(warp, k), offset = offset_of(l, of);
+                there[k] = WHOLE || offset < bytes;
+                if (there[k])
+                    f[k] = fragments_of(words(row_a + offset + F::ORIGIN), words(row_b + offset + F::ORIGIN),
+                                        of % RUNS);
             }
+#pragma unroll
+            for (uint32_t k = 0; k < 2; k++)
+                if (there[k])
+                    add_run(f[k], own, l * 16 + k * 8, x, (line + l) * CLASSES + class_of(warp, k), sum[k]);
+        }
     }
     static __device__ __forceinline__ void add_part(const unsigned char *slot, uint32_t pitch,
                                                     const uint32_t *begins, uint32_t bytes,

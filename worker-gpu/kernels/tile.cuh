@@ -154,24 +154,35 @@ __device__ __forceinline__ float tile_fold(float keep)
     return keep;
 }
 
-/* Sums of several tiles brought together at once: lane l ends with sum number l / 4 of the 8. */
+/* Sums of several tiles brought together at once, lanes that are 2 apart first (of blocks of 256 these have the same words,
+ * which gemm_integer reads once for both): lanes end with sum number tiles_folded of the 8, the first of each four with bits 0
+ * and 2. */
 static const uint32_t TILES_FOLDED = 4;
 __device__ __forceinline__ float tiles_fold(float sum[2 * TILES_FOLDED])
 {
-    const uint32_t lane = threadIdx.x & 31;
+    const uint32_t lane = threadIdx.x & 31, masks[3] = {2, 16, 8};
 #pragma unroll
-    for (uint32_t half = TILES_FOLDED, mask = 16; half > 0; half /= 2, mask /= 2) {
-        const bool upper = (lane & mask) != 0;
+    for (uint32_t half = TILES_FOLDED, m = 0; half > 0; half /= 2, m++) {
+        const bool upper = (lane & masks[m]) != 0;
 #pragma unroll
         for (uint32_t j = 0; j < half; j++) {
             const float keep = upper ? sum[j + half] : sum[j], give = upper ? sum[j] : sum[j + half];
-            sum[j] = keep + __shfl_xor_sync(0xffffffffu, give, mask);
+            sum[j] = keep + __shfl_xor_sync(0xffffffffu, give, (int)masks[m]);
         }
     }
     float total = sum[0];
-#pragma unroll
-    for (int mask = 2; mask > 0; mask >>= 1) total += __shfl_xor_sync(0xffffffffu, total, mask);
+    total += __shfl_xor_sync(0xffffffffu, total, 4);
+    total += __shfl_xor_sync(0xffffffffu, total, 1);
     return total;
+}
+__device__ __forceinline__ uint32_t tiles_folded()
+{
+    const uint32_t lane = threadIdx.x & 31;
+    return (lane >> 1 & 1) * 4 + (lane >> 3 & 3);
+}
+__device__ __forceinline__ bool tiles_fold_first()
+{
+    return (threadIdx.x & 5) == 0;
 }
 
 #endif
