@@ -57,6 +57,7 @@ CUDA_TEST_SRC := \
   tests/gpu/test_experts.cu \
   tests/gpu/test_experts_few.cu \
   tests/gpu/test_gemm_blocks.cu \
+  tests/gpu/test_gemm_integer.cu \
   tests/gpu/test_gemv_packed.cu \
   tests/gpu/test_invariant.cu \
   tests/gpu/test_linear.cu \
@@ -104,7 +105,7 @@ $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	$(Q)$(if $(PTX_KEPT),rm -rf $@.keep && mkdir $@.keep && )$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) $(if $(PTX_KEPT),--keep --keep-dir $@.keep) -MMD -MP -c -o $@ $<
 	$(if $(PTX_KEPT),$(Q)for f in $@.keep/*.ptx; do $(dir $(NVCC))ptxas -arch=compute_$$(sed -n 's/^\.target sm_\([0-9a-z]*\).*/\1/p' $$f) $$f || { rm -f $@; exit 1; }; done; rm -rf $@.keep)
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
-CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/experts_bulk.cu %/experts_digits.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
+CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/experts_bulk.cu %/experts_digits.cu %/gemm_integer.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC) tools/bench/gpu/bench_trace.cu): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # 9.0's warpgroups have instructions that no later device has either: no code for others, which are given none of it

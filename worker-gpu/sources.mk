@@ -72,6 +72,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/experts_share.cu \
   worker-gpu/kernels/experts_wide.cu \
   worker-gpu/kernels/gemm_blocks.cu \
+  worker-gpu/kernels/gemm_integer.cu \
   worker-gpu/kernels/gemm_small.cu \
   worker-gpu/kernels/gemm_stream.cu \
   worker-gpu/kernels/gemm_wide.cu \

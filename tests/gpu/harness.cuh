@@ -261,6 +261,7 @@ void test_expand(struct test_context *t);
 void test_experts(struct test_context *t);
 void test_experts_few(struct test_context *t);
 void test_gemm_blocks(struct test_context *t);
+void test_gemm_integer(struct test_context *t);
 void test_gemv_packed(struct test_context *t);
 void test_invariant(struct test_context *t);
 

@@ -248,6 +248,7 @@ static void test_streams(struct test_context *t, int dtype)
             d.sm_count = way.sms, d.gemm_slots = way.slots, d.gemm_slices = way.slices;
             d.gemm_producers = way.producers, d.gemm_reducers = way.reducers;
             d.gemm_batch = way.batch, d.gemm_blocks = way.blocks, d.gemm_ahead = way.slots;
+            d.gemm_integer = -1;
             const uint32_t count = tokens - (way.slots & 1), rows = t->small ? 70 : 430;
             run_case(t, {dtype, whole(1000), 1, {rows}, tokens, count, true, true, true, false, false}, &d,
                      5e-5, "gemm stream");
@@ -267,7 +268,7 @@ static void test_streams(struct test_context *t, int dtype)
         }
     if (t->small) return;
     struct gpuk_device parts = t->device;
-    parts.gemm_slices = 2;
+    parts.gemm_slices = 2, parts.gemm_integer = -1;
     run_case(t, {dtype, whole(128), 1, {64000}, 16, 11, true, true, true, false, false}, &parts, 5e-5,
              "gemm stream, parts");
 }

@@ -108,6 +108,7 @@ int main(int argc, char **argv)
                  {"experts", test_experts},
                  {"experts_few", test_experts_few},
                  {"gemm_blocks", test_gemm_blocks},
+                 {"gemm_integer", test_gemm_integer},
                  {"gemv_packed", test_gemv_packed},
                  {"invariant", test_invariant},
                  {"blocks", test_blocks}};

@@ -10,6 +10,7 @@
  *   apart(w, run, i)  the same as two words of 16-bit numbers, even ones and odd ones, each times(run) as large
  *   whole(w, run, half, to)  four words of the run's first or last 16 numbers as bytes with a sign; a value is
  *                   scale * (whole_times(run) * byte + whole_zero(run)) - least
+ *   whole_four(w, run, i)  word i of these eight
  *   scales(w, run); scales_two(wa, wb, run, a, b) of two rows at once
  * Bytes at(x) of w are ORIGIN less than in the block's definition. */
 #ifndef HELM_WORKER_GPU_KERNELS_BLOCKS_FORMATS_CUH
@@ -44,10 +45,14 @@
         return 0;                                                                                            \
     }                                                                                                        \
     template <typename W>                                                                                    \
+    static __device__ __forceinline__ uint32_t whole_four(const W &w, uint32_t run, uint32_t i)              \
+    {                                                                                                        \
+        return four<WHOLE_UP>(w, run, i) ^ (LEAST ? 0 : 0x80808080u);                                        \
+    }                                                                                                        \
+    template <typename W>                                                                                    \
     static __device__ __forceinline__ void whole(const W &w, uint32_t run, uint32_t half, uint32_t to[4])    \
     {                                                                                                        \
-        _Pragma("unroll") for (uint32_t i = 0; i < 4; i++) to[i] =                                           \
-            four<WHOLE_UP>(w, run, half * 4 + i) ^ (LEAST ? 0 : 0x80808080u);                                \
+        _Pragma("unroll") for (uint32_t i = 0; i < 4; i++) to[i] = whole_four(w, run, half * 4 + i);         \
     }
 #define BLOCK_SCALES_TWO                                                                                     \
     template <typename W>                                                                                    \
@@ -207,6 +212,12 @@ struct block_q4_k {
     static __device__ __forceinline__ float whole_times(uint32_t run) { return run % 2 ? 1.0f / 16 : 1.0f; }
     static __device__ __forceinline__ float whole_zero(uint32_t run) { return run % 2 ? 8.0f : 0.0f; }
     template <typename W>
+    static __device__ __forceinline__ uint32_t whole_four(const W &w, uint32_t run, uint32_t i)
+    {
+        const uint32_t mask = run % 2 ? 0xf0f0f0f0u : 0x0f0f0f0fu, flip = run % 2 ? 0x80808080u : 0;
+        return (w.word(16 + run / 2 * 32, i) & mask) ^ flip;
+    }
+    template <typename W>
     static __device__ __forceinline__ void whole(const W &w, uint32_t run, uint32_t half, uint32_t to[4])
     {
         const uint32_t mask = run % 2 ? 0xf0f0f0f0u : 0x0f0f0f0fu, flip = run % 2 ? 0x80808080u : 0;
@@ -228,6 +239,11 @@ struct block_q5_k {
     BLOCK_APART
     static __device__ __forceinline__ float whole_times(uint32_t) { return 1; }
     static __device__ __forceinline__ float whole_zero(uint32_t) { return 0; }
+    template <typename W>
+    static __device__ __forceinline__ uint32_t whole_four(const W &w, uint32_t run, uint32_t i)
+    {
+        return four<0>(w, run, i);
+    }
     template <typename W>
     static __device__ __forceinline__ void whole(const W &w, uint32_t run, uint32_t half, uint32_t to[4])
     {

@@ -27,12 +27,17 @@ struct blocks_x {
         return reinterpret_cast<const run *>(line + 64 * DIGITS)[threadIdx.x & 31];
     }
 
-    /* Quad f of x, v, to its place in the lines from x4 on; by a whole warp, whose lanes have neighbours, the first a
-     * run's first. Lanes behind the end, whole runs, are not `there`. */
-    static __device__ __forceinline__ void put(float4 *x4, uint32_t f, bool there, const float4 &v)
+    /* Four neighbours of x as whole numbers: a word of each digit; their run's scale, and the sums of its first (the others,
+     * in the lanes of these) 16 numbers, then of the others. */
+    struct four {
+        uint32_t digit[DIGITS];
+        float scale, sum, last;
+    };
+    /* By a whole warp, whose lanes have neighbours, the first a run's first. */
+    static __device__ __forceinline__ four four_of(const float4 &v)
     {
         const uint32_t magnitude = 0x7fffffffu, infinite = 0x7f800000u;
-        const uint32_t all = 0xffffffffu, lane = (f & 255) / 8, i = f & 7;
+        const uint32_t all = 0xffffffffu;
         uint32_t most = max(max(__float_as_uint(v.x) & magnitude, __float_as_uint(v.y) & magnitude),
                             max(__float_as_uint(v.z) & magnitude, __float_as_uint(v.w) & magnitude));
 #pragma unroll
@@ -52,15 +57,23 @@ struct blocks_x {
         sum += __shfl_xor_sync(all, sum, 1);
         sum += __shfl_xor_sync(all, sum, 2);
         const int last = __shfl_xor_sync(all, sum, 4);
-        if (!there) return;
         const uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140),
                        high = __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
+        return {{__byte_perm(ab, cd, 0x5410) ^ 0x80808080u, __byte_perm(ab, cd, 0x7632) ^ 0x80808080u, high},
+                scale,
+                scale * (float)sum,
+                scale * (float)last};
+    }
+    /* Quad f of x, v, to its place in the lines from x4 on. Lanes behind the end, whole runs, are not `there`. */
+    static __device__ __forceinline__ void put(float4 *x4, uint32_t f, bool there, const float4 &v)
+    {
+        const four of = four_of(v);
+        if (!there) return;
+        const uint32_t lane = (f & 255) / 8, i = f & 7;
         float4 *line = x4 + f / 256 * LINE_QUADS;
         uint32_t *to = reinterpret_cast<uint32_t *>(line + i / 4 * 32 + lane) + i % 4;
-        to[0] = __byte_perm(ab, cd, 0x5410) ^ 0x80808080u;
-        to[64 * 4] = __byte_perm(ab, cd, 0x7632) ^ 0x80808080u;
-        to[128 * 4] = high;
-        if (i == 0) line[64 * DIGITS + lane] = make_float4(scale, scale * (float)sum, scale * (float)last, 0);
+        to[0] = of.digit[0], to[64 * 4] = of.digit[1], to[128 * 4] = of.digit[2];
+        if (i == 0) line[64 * DIGITS + lane] = make_float4(of.scale, of.sum, of.last, 0);
     }
 
     /* All of x, times the weights of the norm, if there is one; returns the thread's part of the sum of squares then,

@@ -69,7 +69,7 @@ __device__ __forceinline__ void take_x(const linear_params &p, const float4 *nor
             if ((D::SCALED ? f & ~31u : f) >= quads) break; /* x for blocks is put by whole warps */
             if (p.norm && f < quads) {
                 const float4 n = norm[f];
-                sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+                sum = add_quad_squares(sum, v[j]);
                 v[j] = make_float4(v[j].x * n.x, v[j].y * n.y, v[j].z * n.z, v[j].w * n.w);
             }
             put_quad<D>(x4, f, f < quads, v[j]);

@@ -246,8 +246,9 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
                 if (use.chunk >= chunks) use.chunk -= chunks, use.pair++;
             }
             const float total = tiles_fold(sum);
-            const uint32_t of = begin + (lane >> 3) * S::WARPS;
-            if ((lane & 3) == 0 && of < end_tile) sums[(of - from_tile) * 2 + (lane >> 2 & 1)] = total;
+            const uint32_t of = begin + tiles_folded() / 2 * S::WARPS;
+            if (tiles_fold_first() && of < end_tile)
+                sums[(of - from_tile) * 2 + tiles_folded() % 2] = total;
             if (!had_time) beside();
             had_time = true;
         } while (tile < end_tile);
@@ -262,7 +263,8 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
             float a = 0, b = 0;
 #pragma unroll 8
             for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
-            chain_store<SPARSE>(item, token, pair, a * scale + add.x, b * scale + add.y, work.tag);
+            chain_store<SPARSE>(item, token, pair, __fmaf_rn(a, scale, add.x), __fmaf_rn(b, scale, add.y),
+                                work.tag);
         }
         work.which ^= 1;
     } while ((batch += batch_pairs) < pairs);

@@ -23,6 +23,19 @@ static uint32_t tile_of(const struct chain_lines &lines, uint32_t row_bytes, uin
     return div_up(div_up(row_bytes, lines.bytes), chunks_of(lines, row_bytes, most)) * lines.bytes;
 }
 
+/* Of `steady` products with blocks tiles do not depend on what else is in the chain. */
+static bool is_steady(const struct gpuk_chain_op *op)
+{
+    return op->kind == GPUK_CHAIN_LINEAR && op->linear.steady && !tensor_format_is_plain(op->linear.format);
+}
+static uint32_t most_of(const struct gpuk_linear_args *args, uint32_t pitch)
+{
+    const struct chain_lines &lines = lines_by_format[args->format];
+    if (!args->steady || tensor_format_is_plain(args->format)) return pitch;
+    const uint32_t row_lines = div_up((uint32_t)tensor_format_row_bytes(args->format, args->cols), lines.bytes);
+    return steady_lines(row_lines, lines.bytes, lines.loose) * lines.bytes + (lines.loose ? TILE_SLACK : 0);
+}
+
 /* ---- operations as linear ones */
 
 static uint32_t chosen_of(const struct gpuk_chain_op *op)
@@ -69,7 +82,7 @@ static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pi
         for (uint32_t s = 0; s < a.segments; s++) {
             const double rows = (double)times * a.segment[s].rows;
             rows_bytes += rows * row_bytes;
-            taken += rows * chunks_of(lines_by_format[a.format], row_bytes, pitch) * pitch;
+            taken += rows * chunks_of(lines_by_format[a.format], row_bytes, most_of(&a, pitch)) * pitch;
         }
     }
     return taken > 0 ? rows_bytes / taken : 1;
@@ -170,9 +183,9 @@ static uint32_t norm_bytes_of(const struct gpuk_chain_op *op)
 
 extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op)
 {
-    const uint32_t region = region_of(op);
+    const uint32_t region = region_of(op), pitch = is_steady(op) ? STEADY_TILE : PITCH_MIN;
     return device->bulk_copy && region > 0 &&
-           chain_shared_bytes(2 * chain_shaped::WARPS, PITCH_MIN, region, norm_bytes_of(op)) <=
+           chain_shared_bytes(2 * chain_shaped::WARPS, pitch, region, norm_bytes_of(op)) <=
                (size_t)device->shared_bytes_max;
 }
 
@@ -220,7 +233,7 @@ static struct chain_weights weights_of(const struct gpuk_chain_op *op, const str
     struct chain_weights w = {};
     const struct gpuk_linear_args like = linear_of(op), *args = &like;
     const struct chain_lines &lines = lines_by_format[args->format];
-    const uint32_t row_bytes = (uint32_t)p->row_bytes;
+    const uint32_t row_bytes = (uint32_t)p->row_bytes, most = most_of(args, pitch);
     w.pair_bytes = args->swiglu ? row_bytes : 2 * row_bytes;
     for (uint32_t s = 0; s < GPUK_SEGMENTS_MAX; s++) {
         w.end[s] = UINT32_MAX;
@@ -233,8 +246,8 @@ static struct chain_weights weights_of(const struct gpuk_chain_op *op, const str
     }
     w.to_second =
         args->swiglu ? (uintptr_t)p->segment[1].weight - (uintptr_t)p->segment[0].weight : row_bytes;
-    w.chunks = chunks_of(lines, row_bytes, pitch);
-    w.tile = tile_of(lines, row_bytes, pitch);
+    w.chunks = chunks_of(lines, row_bytes, most);
+    w.tile = tile_of(lines, row_bytes, most);
     w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
     w.loose = !gpuk_linear_aligned(args) || (w.chunks > 1 && w.tile % 16 != 0); /* or tiles do not */
     w.joined = !args->swiglu && w.chunks == 1;
@@ -290,7 +303,10 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
     const uint32_t pitches[] = {PITCH_MIN, 2560, chain_shaped::TILE};
     struct ring_shape best = {PITCH_MIN, 0};
     double most = 0;
+    bool steady = false;
+    for (uint32_t i = 0; i < count; i++) steady |= is_steady(&op[i]);
     for (const uint32_t pitch : pitches) {
+        if (steady && pitch < STEADY_TILE) continue;
         uint32_t slots =
             device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
         if (slots > SLOTS_MAX) slots = SLOTS_MAX;

@@ -84,19 +84,24 @@ template <typename F> struct decode_block {
     {
         return lane / RUNS * F::BYTES;
     }
-    /* A row's part of the sum, of the run's sums of products. */
-    static __device__ __forceinline__ float run_sum(const block_scales &s, const blocks_x::sums sums[GROUPS],
-                                                    const blocks_x::run &x, uint32_t run)
+    /* Adds a run's part to a row's sum, of the run's sums of products. Spelled out, as is what gemm_integer does for several
+     * tokens: both have the same bits. (Times are powers of two, so where they are applied makes no difference.) */
+    static __device__ __forceinline__ void run_add(float &sum, const block_scales &s,
+                                                   const blocks_x::sums sums[GROUPS], const blocks_x::run &x,
+                                                   uint32_t run)
     {
-        float products = 0, leasts = 0;
-#pragma unroll
-        for (uint32_t g = 0; g < GROUPS; g++) {
-            products += s.scale[g] * sums[g].total();
-            if (!LEAST) continue;
-            const float sum = GROUPS == 1 ? x.sum[0] + x.sum[1] : x.sum[g];
-            leasts += (s.least[g] - s.scale[g] * F::whole_zero(run)) * sum;
-        }
-        return products * F::whole_times(run) * x.scale - leasts;
+        float products = __fmul_rn(s.scale[0], sums[0].total());
+        if (GROUPS == 2) products = __fmaf_rn(s.scale[1], sums[GROUPS - 1].total(), products);
+        sum = __fmaf_rn(__fmul_rn(products, F::whole_times(run)), x.scale, sum);
+        if (!LEAST) return;
+        const float all = GROUPS == 1 ? __fadd_rn(x.sum[0], x.sum[1]) : x.sum[0];
+        sum = __fmaf_rn(-run_least(s, 0, run), all, sum);
+        if (GROUPS == 2) sum = __fmaf_rn(-run_least(s, GROUPS - 1, run), x.sum[1], sum);
+    }
+    /* What is subtracted for each of x, with what the numbers are less than they should be. */
+    static __device__ __forceinline__ float run_least(const block_scales &s, uint32_t group, uint32_t run)
+    {
+        return __fmaf_rn(-s.scale[group], F::whole_zero(run), s.least[group]);
     }
     /* A lane's part of the sums of a line of two rows, of which `bytes` are there. */
     static __device__ __forceinline__ void line_add(const unsigned char *row_a, const unsigned char *row_b,
@@ -124,8 +129,8 @@ template <typename F> struct decode_block {
             }
         }
         const blocks_x::run x_run = blocks_x::run_of(x);
-        a += run_sum(scales_a, sums_a, x_run, run);
-        b += run_sum(scales_b, sums_b, x_run, run);
+        run_add(a, scales_a, sums_a, x_run, run);
+        run_add(b, scales_b, sums_b, x_run, run);
     }
 
     /* The same of two tiles whose rows meet the same x, which is read once. */
@@ -160,7 +165,7 @@ template <typename F> struct decode_block {
         }
         const blocks_x::run x_run = blocks_x::run_of(x);
 #pragma unroll
-        for (uint32_t r = 0; r < 4; r++) sum[r] += run_sum(scales[r], sums[r], x_run, run);
+        for (uint32_t r = 0; r < 4; r++) run_add(sum[r], scales[r], sums[r], x_run, run);
     }
 
     /* ---- for gpuk_expand: half a run a lane, 8 values of its first and 8 of its last 16, so that two lanes store 32

@@ -16,10 +16,10 @@ static bool takes_chunk(const struct linear_call &call)
 static linear_kernels matmul_kernels = BY_FORMAT(MATMUL, {});
 
 /* Fastest first. */
-static const int KERNELS_MAX = 3;
+static const int KERNELS_MAX = 4;
 static const struct linear_kernel *const table[GPUK_SCHEDULES][KERNELS_MAX] = {
     {gemv_bulk_kernels, gemv_groups_kernels, gemv_plain_kernels},
-    {gemm_stream_kernels, gemm_tensor_kernels, gemm_plain_kernels},
+    {gemm_integer_kernels, gemm_stream_kernels, gemm_tensor_kernels, gemm_plain_kernels},
     {gemm_blocks_kernels},
     {gemm_wide_kernels},
     {matmul_kernels}};

@@ -7,10 +7,6 @@
 #include "worker-gpu/kernels/kernels_few.h"
 
 #ifdef HELM_CUDA_EMULATED /* compiled without contraction */
-static inline float __fadd_rn(float a, float b)
-{
-    return a + b;
-}
 static inline float __fsub_rn(float a, float b)
 {
     return a - b;

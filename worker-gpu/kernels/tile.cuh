@@ -41,6 +41,13 @@ __device__ __forceinline__ float add_squares(float sum, const float4 &v)
     return __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, sum))));
 }
 
+/* The same as chains and gemm_integer add it up, a quad's own sum first. */
+__device__ __forceinline__ float add_quad_squares(float sum, const float4 &v)
+{
+    return __fadd_rn(sum,
+                     __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmul_rn(v.x, v.x)))));
+}
+
 /* x to shared memory as plain numbers take it, for thread `thread` of `threads`: first, and before x is there, the
  * weights of the norm in x's place (of a norm alone) ... */
 template <typename D>
@@ -87,6 +94,16 @@ __device__ __forceinline__ tile_window tile_window_of(const unsigned char *first
 struct tile_place {
     const unsigned char *a, *b;
 };
+/* Lines of a tile of `steady` products with blocks, of which chains and gemm_integer, whatever they have in a slot, add up a
+ * row in the same order: each lane the runs of its tile's lines, the lanes by halves, the tiles one after another. */
+static const uint32_t STEADY_TILE = 2560 /* bytes of one row, at most */, STEADY_LINES = 4;
+static __host__ __device__ inline uint32_t steady_lines(uint32_t lines, uint32_t line_bytes, bool loose)
+{
+    const uint32_t fit = (STEADY_TILE - (loose ? TILE_SLACK : 0)) / line_bytes,
+                   most = fit < STEADY_LINES ? fit : STEADY_LINES;
+    return div_up(lines, div_up(lines, most));
+}
+
 /* A lane's part of the sums of a tile's two rows (of up to TILE bytes; the first `bytes` of each count) against
  * their part of x. WHOLE: bytes is TILE. */
 template <typename D, uint32_t TILE, bool WHOLE>
@@ -137,24 +154,35 @@ __device__ __forceinline__ float tile_fold(float keep)
     return keep;
 }
 
-/* Sums of several tiles brought together at once: lane l ends with sum number l / 4 of the 8. */
+/* Sums of several tiles brought together at once, lanes that are 2 apart first (of blocks of 256 these have the same words,
+ * which gemm_integer reads once for both): lanes end with sum number tiles_folded of the 8, the first of each four with bits 0
+ * and 2. */
 static const uint32_t TILES_FOLDED = 4;
 __device__ __forceinline__ float tiles_fold(float sum[2 * TILES_FOLDED])
 {
-    const uint32_t lane = threadIdx.x & 31;
+    const uint32_t lane = threadIdx.x & 31, masks[3] = {2, 16, 8};
 #pragma unroll
-    for (uint32_t half = TILES_FOLDED, mask = 16; half > 0; half /= 2, mask /= 2) {
-        const bool upper = (lane & mask) != 0;
+    for (uint32_t half = TILES_FOLDED, m = 0; half > 0; half /= 2, m++) {
+        const bool upper = (lane & masks[m]) != 0;
 #pragma unroll
         for (uint32_t j = 0; j < half; j++) {
             const float keep = upper ? sum[j + half] : sum[j], give = upper ? sum[j] : sum[j + half];
-            sum[j] = keep + __shfl_xor_sync(0xffffffffu, give, mask);
+            sum[j] = keep + __shfl_xor_sync(0xffffffffu, give, (int)masks[m]);
         }
     }
     float total = sum[0];
-#pragma unroll
-    for (int mask = 2; mask > 0; mask >>= 1) total += __shfl_xor_sync(0xffffffffu, total, mask);
+    total += __shfl_xor_sync(0xffffffffu, total, 4);
+    total += __shfl_xor_sync(0xffffffffu, total, 1);
     return total;
+}
+__device__ __forceinline__ uint32_t tiles_folded()
+{
+    const uint32_t lane = threadIdx.x & 31;
+    return (lane >> 1 & 1) * 4 + (lane >> 3 & 3);
+}
+__device__ __forceinline__ bool tiles_fold_first()
+{
+    return (threadIdx.x & 5) == 0;
 }
 
 #endif

@@ -196,6 +196,10 @@ static inline float __fmul_rn(float a, float b)
 {
     return a * b; /* what the host compiler may not fuse: -ffp-contract=off */
 }
+static inline float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
 static inline float __fmaf_rn(float a, float b, float c)
 {
     return fmaf(a, b, c);
