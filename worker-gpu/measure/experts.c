@@ -236,11 +236,13 @@ static int measure_few_at(struct measure *m, const struct few_size *size, struct
     if (rc) return rc;
     (void)measure_fit_operation(&large, &small, &samples[0], &samples[1], MEASURE_OPERATION_LEAST,
                                 &operation);
+    for (uint32_t i = 0; i < operation.count; i++)
+        operation.value[i] = fmin(operation.value[i], measure_median_of(&samples[0]) / 2 / w[0].ops);
     measure_print(m, "gpu.experts_few_operation", size->tokens, &operation);
     const double each = measure_median_of(&operation);
     for (uint32_t i = 0; i < samples[0].count; i++) {
         double *value = &samples[0].value[i];
-        *value = bytes / fmax(*value - each * w[0].ops, *value / 4);
+        *value = bytes / fmax(*value - each * w[0].ops, *value / 2);
     }
     measure_print(m, "gpu.experts_few", size->tokens, &samples[0]);
     return 0;
