@@ -106,6 +106,8 @@ def test_emulated(cache, *options):
               all(is_value(point) for point in rates["gpu_linear"]), rates)
         check("emulated: %s of a chunk's experts" % name, [point["x"] for point in rates["gpu_experts"]] == [1] and
               is_value(rates["gpu_experts"][0]), rates)
+        check("emulated: %s of one token's experts" % name, [point["x"] for point in rates["gpu_experts_few"]] == [1] and
+              is_value(rates["gpu_experts_few"][0]) and is_value(rates["gpu_experts_few_operation"][0]), rates)
         check("emulated: blocks are expanded, numbers are not", is_value(rates["gpu_expand"]) == (name == "q6_k"), rates)
 
 

@@ -296,6 +296,8 @@ __global__ void __launch_bounds__(THREADS, 1) experts_digits(const __grid_consta
     }
     wait_for_previous();
     const uint32_t tokens = experts_tokens(p);
+    float4 v[LOADS];
+    if (!p.down) block.load(v, 0, tokens, 0); /* on its way while the choice is made */
     if (p.routes) {
         m.list.route(p, tokens, reinterpret_cast<float *>(m.ring));
         bulk_after_stores(); /* the ring was the choice's scratch */
@@ -313,8 +315,8 @@ __global__ void __launch_bounds__(THREADS, 1) experts_digits(const __grid_consta
     if (!p.down || !item.none()) {
         const uint32_t first = p.down ? block.pairs_from(item) : 0,
                        count = p.down ? block.pairs_of(item) : tokens;
-        float4 v[LOADS];
-        block.load(v, first, count, 0), block.put(v, m.x, count, 0), block.put_rest(m.x, first, count);
+        if (p.down) block.load(v, first, count, 0);
+        block.put(v, m.x, count, 0), block.put_rest(m.x, first, count);
     }
     if (p.norm) block.scales_of_norm(tokens);
     __syncthreads();
@@ -326,7 +328,6 @@ __global__ void __launch_bounds__(THREADS, 1) experts_digits(const __grid_consta
                        next_count = next.none() ? 0 : block.pairs_of(next);
         const size_t room = (size_t)q.vectors * q.vector_bytes;
         float *parts = m.parts + turn * q.parts();
-        float4 v[LOADS];
         if (p.down) block.load(v, next_first, next_count, 0);
         bulk_wait(barriers + 8 * stage, parity);
         block.multiply(item, m.ring + (size_t)stage * q.stage_bytes(), m.x + (p.down ? turn * room : 0),

@@ -238,7 +238,8 @@ HELM_MUST_CHECK int measure_expand_blocks(struct measure *m, double operation, s
 
 /* ---- measure/experts.c ---- */
 
-/* gpu.experts, of another format than bf16: nothing where there is no room for two experts. */
+/* gpu.experts_few, gpu.experts_few_operation, gpu.experts, of another format than bf16: nothing where there is no room for
+ * experts. */
 HELM_MUST_CHECK int measure_experts_run(struct measure *m, struct helm_err *err);
 
 /* ---- measure/formats.c ---- */

@@ -570,8 +570,22 @@ static int check_step(const struct model *model, const struct cost_step *step, s
     return 0;
 }
 
-/* Rates of experts' products: those of a step of as many tokens as one of the chosen experts has, and in a chunk on the GPU
- * what was measured of experts. */
+/* Few tokens' experts on the GPU, in kernels of their own: bytes alone count, whatever number of tokens chose an expert. */
+static void experts_few(const struct pricing *p, const struct profile_format *of, struct format_rates *with)
+{
+    struct device_rates *kernel = &with->kernel;
+    if (p->tier == OP_TIER_CHUNK || !of->gpu_experts_few.count || !of->gpu_experts_few_operation.count)
+        return;
+    const double rate = profile_table_at(&of->gpu_experts_few, p->step->tokens).value;
+    kernel->gemv_beside *= rate / kernel->gemv;
+    kernel->gemv = rate;
+    kernel->linear = 0;
+    kernel->product = profile_table_at(&of->gpu_experts_few_operation, p->step->tokens).value;
+    if (p->tier == OP_TIER_FEW) with->gpu = *kernel;
+}
+
+/* Rates of experts' products: those of a step of as many tokens as one of the chosen experts has, and on the GPU what was
+ * measured of experts. */
 static int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT],
                          struct helm_err *err)
 {
@@ -590,6 +604,7 @@ static int experts_rates(const struct pricing *p, struct format_rates with[FORMA
         cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
         if (p->tier == OP_TIER_CHUNK && grouped->count)
             with[f].gpu.linear = with[f].kernel.linear = profile_table_at(grouped, step.tokens).value;
+        experts_few(p, &p->profile->format[f], &with[f]);
     }
     return rc;
 }

@@ -106,6 +106,8 @@ static const struct member format_member[] = {
     MEMBER(profile_format, gpu_linear, KIND_TABLE, false),
     MEMBER(profile_format, gpu_linear_operation, KIND_TABLE, false),
     MEMBER(profile_format, gpu_experts, KIND_TABLE, false),
+    MEMBER(profile_format, gpu_experts_few, KIND_TABLE, false),
+    MEMBER(profile_format, gpu_experts_few_operation, KIND_TABLE, false),
     MEMBER(profile_format, gpu_expand, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv, KIND_RATE, false),
     MEMBER(profile_format, cpu_int8_gemv_beside, KIND_RATE, false),

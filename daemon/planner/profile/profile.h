@@ -17,7 +17,7 @@
 
 #define PROFILE_VERSION 1
 /* The method of measuring: a fact of the fingerprint, so a new one has machines measured again. */
-#define PROFILE_METHOD     19
+#define PROFILE_METHOD     20
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
@@ -152,6 +152,9 @@ struct profile_format {
     /* by tokens of an expert on average: operations a second of a chunk's gates, ups and downs; empty: as those of a dense
      * step of as many tokens */
     struct profile_table gpu_experts;
+    /* by tokens, up to 16: bytes a second of their experts, each of one token, and what a launch costs beside; empty: as a dense
+     * product of one token */
+    struct profile_table gpu_experts_few, gpu_experts_few_operation;
     struct profile_value gpu_expand; /* bytes a second of the values of 16 bits that it makes */
     /* The CPU's with activations rounded to int8 (common/formats/linear_inputs.h). Unknown: it has no kernels for
      * that. */

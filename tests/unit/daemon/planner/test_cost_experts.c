@@ -143,6 +143,25 @@ static void a_chunk_is_priced_by_its_experts_rate(void **state)
     expect("16 tokens", price_mlp(&m, 16, 0).gpu, few);
 }
 
+/* A few tokens' experts take their bytes and two launches, as measured of these; a chunk's do not. */
+static void few_tokens_are_priced_by_their_experts_rate(void **state)
+{
+    struct mixture m = *(const struct mixture *)*state;
+    struct profile_format *of = &m.profile.format[FORMAT_BF16];
+    const double bytes = 128 * (1 - pow(1 - 8.0 / 128, 16)) * EXPERT, chunk = price_mlp(&m, 512, 0).gpu;
+    of->gpu_experts_few.count = of->gpu_experts_few_operation.count = 2;
+    for (uint32_t i = 0; i < 2; i++) {
+        of->gpu_experts_few.point[i] = (struct profile_point){i ? 8 : 1, made_up_value(i ? 800e9 : 200e9)};
+        of->gpu_experts_few_operation.point[i] = (struct profile_point){i ? 8 : 1, made_up_value(6e-6)};
+    }
+    const double before = price_mlp(&m, 16, 0).gpu;
+    of->gpu_experts_few.point[1].y.value = 400e9;
+    expect("half the rate", price_mlp(&m, 16, 0).gpu - before, bytes / 800e9);
+    of->gpu_experts_few_operation.point[1].y.value = 10e-6;
+    expect("longer launches", price_mlp(&m, 16, 0).gpu - before, bytes / 800e9 + 2 * 4e-6);
+    expect("a chunk", price_mlp(&m, 512, 0).gpu, chunk);
+}
+
 static struct cost_unit price_mixed(const struct mixture *m, uint32_t tokens, uint32_t direct_permille,
                                     double hit)
 {
@@ -203,6 +222,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(steps_read_what_their_tokens_choose, open_mixture, close_mixture),
         cmocka_unit_test(large_experts_are_kernels),
         cmocka_unit_test_setup_teardown(a_chunk_is_priced_by_its_experts_rate, open_mixture, close_mixture),
+        cmocka_unit_test_setup_teardown(few_tokens_are_priced_by_their_experts_rate, open_mixture,
+                                        close_mixture),
         cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture)};
     return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);
 }
