@@ -347,7 +347,11 @@ static void report_decode(struct gpu_engine *g, const char *device)
         g->device->no_chains ? g->device->no_chains : "no two neighbours of them can be chained";
     uint32_t packed = 0;
     for (uint32_t i = 0; i < p->count; i++) packed += gpu_entry_trusts(&p->entry[i]);
-    if (g->plan.invariant)
+    if (g->plan.invariant && p->chains)
+        snprintf(report->kernels, sizeof report->kernels,
+                 "%.40s, decode: chains of products alone (%u in %u), because the plan is invariant", device,
+                 p->chained, p->chains);
+    else if (g->plan.invariant)
         snprintf(report->kernels, sizeof report->kernels,
                  "%.40s, decode: one token as a few, because the plan is invariant", device);
     else if (p->chains)

@@ -44,9 +44,11 @@ SHAPES = {
 for name in "ref", "avx2", "avx512", "avx512-bf16", "avx512-vnni":
     SHAPES["cpu-" + name] = {"options": SHAPES["cpu"]["options"] + ("--kernels", name)}
     SHAPES["q4-" + name] = {"options": SHAPES["cpu"]["options"] + ("--kernels", name, "--weights", "q4_k_m", "--activations", "int8")}
-EMULATED = "pair", "phases", "gpu", "tiers"
+# blocks: one sequence's products in chains, several's as a few tokens'
+SHAPES["gpu-q4"] = {"options": ("--device", "emulated", *SHAPES["cpu"]["options"][4:], "--weights", "q4_k_m")}
+EMULATED = "pair", "phases", "gpu", "tiers", "gpu-q4"
 for name in EMULATED:
-    SHAPES["cuda-" + name] = {**SHAPES[name], "options": ("--device", "cuda")}
+    SHAPES["cuda-" + name] = {**SHAPES[name], "options": ("--device", "cuda", *SHAPES[name]["options"][2:])}
 NAMED = {"all": [name for name in SHAPES if not name.startswith("cuda-")], "cuda": ["cuda-" + name for name in EMULATED]}
 
 

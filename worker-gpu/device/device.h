@@ -92,6 +92,8 @@ struct device_asked {
     /* For a device that has chains (struct device: no_chains). chain_write puts the list into device memory and
      * is complete when it returns; not under capture. */
     bool (*chain_takes)(struct device *d, const struct gpuk_chain_op *op);
+    /* Whether a chain's product has the bits that GEMM_SMALL's has, of these `steady` arguments. */
+    bool (*chain_as_few)(struct device *d, const struct gpuk_linear_args *args);
     size_t (*chain_bytes)(const struct gpuk_chain_op *op, uint32_t count);
     int (*chain_write)(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                        void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err);

@@ -231,7 +231,7 @@ template <typename D> static struct integer_shape shape_of(const struct linear_c
     s.tile_lines = integer_part<D>::lines_of(s.lines);
     s.tiles = div_up(s.lines, s.tile_lines);
     const uint32_t together = SLICE_LINES / s.tile_lines;
-    s.slices = div_up(s.tiles, together ? together : 1);
+    s.slices = s.lines <= ALONE_LINES ? 1 : div_up(s.tiles, together ? together : 1);
     s.groups = div_up(call.params.pairs, PAIRS);
     s.halves = call.tokens > TOKENS ? 2 : 1;
     s.shares = (uint32_t)device->sm_count / s.slices;

@@ -19,7 +19,8 @@ static const uint32_t CONSUMERS = 16, REDUCERS = 2, PRODUCERS = 2,
 static const uint32_t TEAM = 256; /* threads that put a token's x, as many as a chain has */
 static const uint32_t SLOTS_MIN = 2, SLOTS_MAX = 16;
 static const uint32_t BATCH = 4;           /* groups of a reducer that are counted together, at most */
-static const uint32_t SLICE_LINES = 4;     /* at most, or a tile's */
+static const uint32_t SLICE_LINES = 4,     /* of a slice at most, or a tile's */
+    ALONE_LINES = 5;                       /* of a row that is not cut */
 static const uint32_t UNIT = ROWS * TOKENS; /* floats: sums of a tile's 16 rows, as the lanes hold them */
 static const uint32_t COUNTERS = GPUK_LINEAR_COUNTER_BYTES / sizeof(uint32_t);
 

@@ -173,6 +173,8 @@ static inline bool gpuk_linear_takes(const struct gpuk_device *device, const str
 {
     return gpuk_linear_kernel(device, args, schedule) != NULL;
 }
+/* Whether few tokens' products have the bits of one token's in a chain, of these `steady` arguments. */
+bool gpuk_linear_as_chained(const struct gpuk_device *device, const struct gpuk_linear_args *args);
 /* One token. Packed weights give the same bits as gpuk_expand and then gpuk_gemv would (on this device), where
  * gpuk_gemv streams plain weights by bulk copies; elsewhere those that it would give if it did. */
 size_t gpuk_gemv_workspace_bytes(uint32_t cols);

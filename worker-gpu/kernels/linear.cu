@@ -108,6 +108,12 @@ extern "C" const char *gpuk_linear_kernel(const struct gpuk_device *device,
     return kernel ? kernel->name : nullptr;
 }
 
+extern "C" bool gpuk_linear_as_chained(const struct gpuk_device *device, const struct gpuk_linear_args *args)
+{
+    const char *kernel = args->steady ? gpuk_linear_kernel(device, args, GPUK_FEW) : nullptr;
+    return kernel && kernel == gemm_integer_kernels[args->format].name;
+}
+
 static int launch(const char *what, struct linear_call *call, enum gpuk_schedule schedule,
                   struct helm_err *err)
 {

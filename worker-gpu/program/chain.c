@@ -7,17 +7,18 @@
 
 /* ---- lowering ---- */
 
-/* Whether it is an operation of layers or head other than experts'. */
+/* Whether it is an operation of layers or head other than experts'. OP_GEMM_SMALL is of invariant plans. */
 static bool is_operation(const struct gpu_entry *e)
 {
-    return e->op.kind == OP_GEMV || (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);
+    return e->op.kind == OP_GEMV || e->op.kind == OP_GEMM_SMALL ||
+           (e->op.kind == OP_ATTEND_DECODE && e->op.as.attention.fused);
 }
 
 /* `next`: the entry behind it in the chain, or NULL; the product in front of experts' gates is their router's. */
 static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct gpu_entry *next)
 {
     const struct op_attention *a = &e->op.as.attention;
-    if (e->op.kind == OP_GEMV)
+    if (e->op.kind == OP_GEMV || e->op.kind == OP_GEMM_SMALL)
         return (struct gpuk_chain_op){.kind = next && next->op.kind == OP_EXPERTS_GLU ? GPUK_CHAIN_ROUTER
                                                                                       : GPUK_CHAIN_LINEAR,
                                       .linear = e->op.as.linear};
@@ -36,6 +37,9 @@ static bool is_taken(const struct gpu_program *p, struct device *d, const struct
 {
     if (!is_operation(e) || e->slice) return false;
     if (p->attending == GPU_ATTENDS_APART && e->op.kind == OP_ATTEND_DECODE) return false;
+    /* one of samples, or of other bits than few tokens have */
+    if (e->op.kind == OP_GEMM_SMALL && (e->op.count || !d->ask.chain_as_few(d, &e->op.as.linear)))
+        return false;
     const struct gpuk_chain_op op = operation_of(e, NULL);
     return d->ask.chain_takes(d, &op);
 }

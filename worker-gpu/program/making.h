@@ -20,7 +20,9 @@ struct making {
 static inline enum op_tier making_tier(const struct lowering *low)
 {
     const enum gpu_tier tier = low->program->tier;
-    return tier == GPU_TIER_1 ? OP_TIER_ONE : tier == GPU_TIER_CHUNK ? OP_TIER_CHUNK : OP_TIER_FEW;
+    /* one token of an invariant plan has the kernels of a few, and chains that have their bits */
+    if (tier == GPU_TIER_1) return low->source->plan->invariant ? OP_TIER_FEW : OP_TIER_ONE;
+    return tier == GPU_TIER_CHUNK ? OP_TIER_CHUNK : OP_TIER_FEW;
 }
 
 /* Row 0 of a sub-chunk in an array of rows of `width` numbers of `elem` bytes. */

@@ -265,7 +265,7 @@ static void add_head(struct lowering *low, const struct making *m, uint32_t grou
     const struct piece_part *part = &m->piece->part[0];
     const struct place out = {(char *)((float *)gpu_area(b, GPU_AREA_LOGITS) + row * c->vocab + part->row),
                               c->vocab, DTYPE_F32};
-    const bool one = low->program->tier == GPU_TIER_1;
+    const bool one = making_tier(low) == OP_TIER_ONE;
     struct gpu_entry *e =
         add_linear(low, m,
                    one ? gpu_area(b, GPU_AREA_X) : (float *)gpu_area(b, GPU_AREA_SAMPLE) + row * c->hidden,

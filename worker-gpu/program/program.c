@@ -20,7 +20,7 @@ enum gpu_tier gpu_tier_of(uint32_t tokens)
 enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *schedule, uint32_t tokens)
 {
     if (schedule->chunk) return GPU_TIER_CHUNK;
-    return gpu_tier_of(plan->invariant && tokens < GPU_STEADY_FEW ? GPU_STEADY_FEW : tokens);
+    return gpu_tier_of(plan->invariant && tokens > 1 && tokens < GPU_STEADY_FEW ? GPU_STEADY_FEW : tokens);
 }
 
 /* ---- phases ---- */
@@ -40,7 +40,7 @@ bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t 
 {
     uint32_t first = plan_phase_at(plan, phase).from_tokens, last = step_tokens;
     if (plan->invariant && tier != GPU_TIER_CHUNK)
-        return phase == 0 && (tier == gpu_tier_of(GPU_STEADY_FEW) ||
+        return phase == 0 && (tier == GPU_TIER_1 || (tier == gpu_tier_of(GPU_STEADY_FEW) && last > 1) ||
                               (tier == gpu_tier_of(ENGINE_FEW_TOKENS) && last > GPU_STEADY_FEW));
     if (phase < plan->prefill_count && plan->prefill[phase].from_tokens - 1 < last)
         last = plan->prefill[phase].from_tokens - 1;
@@ -58,7 +58,8 @@ bool gpu_program_wanted(const struct gpu_source *source, const struct gpu_progra
         return false;
     switch (kind->attending) {
     case GPU_ATTENDS_APART:
-        return !source->device->no_chains && gpu_attends_apart(kind->tier, h->context_tokens - 1);
+        return !source->device->no_chains && !source->plan->invariant &&
+               gpu_attends_apart(kind->tier, h->context_tokens - 1);
     case GPU_ATTENDS_ASSISTED:
         return plan_kv_tiered(source->plan) && !source->plan->invariant;
     default:
@@ -199,6 +200,7 @@ int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_
     program->tier = tier;
     program->attending = kind->attending;
     program->tokens = tier == GPU_TIER_CHUNK ? source->buffers->work.tokens : tier_tokens[tier];
+    if (tier == GPU_TIER_1 && source->plan->invariant) program->tokens = GPU_STEADY_FEW; /* its kernels */
     program->samples = program->tokens < h->slots ? program->tokens : h->slots;
     program->stream_bytes = source->ring[phase].weight_bytes;
     gpu_block_place(program->tokens, program->samples, h->pages_per_slot,

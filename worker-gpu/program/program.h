@@ -40,6 +40,9 @@
  * (STEP_KV_ASSISTED): a layer's queries go down, the GPU attends to its own positions meanwhile, and what comes up is
  * merged. Of borrowed caches all pages are the arena's, and go through the pool as with one tier.
  *
+ * Of an invariant plan (common/plan/schedule.h) the program of one token is that of GPU_STEADY_FEW; in chains are products
+ * alone, where the device has the same bits there (device_asked.chain_as_few).
+ *
  * Chains (chains.h): of the tier of one token, operations of layers and head with nothing between them, a sparse MLP's
  * where every expert of the layer is here, are done by one kernel, where the device has it. OP_CHAIN stands in front
  * of them; they stay in the list, as what the chain consists of. (The head in one is computed in any case, as in
@@ -65,8 +68,8 @@
 
 enum gpu_tier { GPU_TIER_1, GPU_TIER_2, GPU_TIER_4, GPU_TIER_8, GPU_TIER_16, GPU_TIER_CHUNK, GPU_TIER_COUNT };
 enum gpu_tier gpu_tier_of(uint32_t tokens);
-/* The tier of a step by its schedule: an invariant plan decodes by the programs of 8 and of 16 tokens, whose kernels are the
- * same but for how many tokens they have room for. */
+/* The tier of a step by its schedule: an invariant plan decodes by the programs of 1, of 8 and of 16 tokens, whose kernels are
+ * the same but for how many tokens they have room for, and for chains of products that have the same bits. */
 enum gpu_tier gpu_tier_for(const struct plan *plan, const struct plan_schedule *schedule, uint32_t tokens);
 
 /* Device memory of a worker beside weights, KV pool and ring, one allocation. */

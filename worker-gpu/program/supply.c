@@ -110,7 +110,7 @@ bool lower_reads(const struct lowering *low, const struct math_op *math, const s
 /* How the tier multiplies by the operation's weights. A chunk's head is of few rows. */
 static enum gpuk_schedule schedule_of(const struct lowering *low, const struct lower_at *at)
 {
-    if (low->program->tier == GPU_TIER_1) return GPUK_ONE;
+    if (low->program->tier == GPU_TIER_1 && !low->source->plan->invariant) return GPUK_ONE;
     return low->program->tier == GPU_TIER_CHUNK && at->layer >= 0 ? GPUK_CHUNK : GPUK_FEW;
 }
 

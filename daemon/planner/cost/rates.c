@@ -280,6 +280,19 @@ static void gpu_few_with(const struct profile_format *f, uint32_t tokens, struct
     if (f->gpu_linear_operation.count) r->product = profile_table_at(&f->gpu_linear_operation, tokens).value;
 }
 
+/* Whether all of the layers' matrices are blocks that were measured in chains, in which they have the bits of few tokens'. */
+static bool has_chained_blocks(const struct pricing *p)
+{
+    if (p->model->config.router.experts) return false;
+    for (uint32_t u = 0; u < unit_count(p->model->config.layers); u++)
+        for (uint32_t i = 0; i < p->model->unit[u].matrix_count; i++) {
+            const enum tensor_format format = p->model->unit[u].tensor[i]->format;
+            if (tensor_format_is_plain(format) || p->profile->format[format].gpu_chain_gemv.value <= 0)
+                return false;
+        }
+    return true;
+}
+
 static void gpu_with(const struct pricing *p, enum tensor_format format, const struct rates_size *size,
                      struct format_rates *out)
 {
@@ -304,6 +317,12 @@ static void gpu_with(const struct pricing *p, enum tensor_format format, const s
             gpu_few_with(f, few, &out->gpu);
             gpu_few_with(f, few, &out->kernel);
             out->gpu_spread = spread_at(&f->gpu_linear, few);
+            if (p->few_chained && f->gpu_chain_gemv.value > 0) {
+                out->gpu.gemv = out->gpu.gemv_beside = f->gpu_chain_gemv.value;
+                out->gpu.product = f->gpu_chain_operation.value;
+                out->gpu.linear = 0;
+                out->gpu_spread = cost_rates_spread(&f->gpu_chain_gemv);
+            }
         }
     }
     out->expands = !reads;
@@ -374,6 +393,7 @@ int cost_rates_of(struct pricing *p, struct helm_err *err)
     if (step->invariant && step->tokens > step->rows) p->tier = OP_TIER_CHUNK;
     if (step->one_as_few && p->tier == OP_TIER_ONE) p->tier = OP_TIER_FEW;
     p->apart = step->invariant && p->tier == OP_TIER_FEW && p->profile->cpu.apart.count;
+    p->few_chained = step->one_as_few && step->tokens == 1 && has_chained_blocks(p);
     list_operations(p);
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);

@@ -231,6 +231,11 @@ static bool chain_takes(struct device *d, const struct gpuk_chain_op *op)
     return gpuk_chain_takes(&cuda_of(d)->caps, op);
 }
 
+static bool chain_as_few(struct device *d, const struct gpuk_linear_args *args)
+{
+    return gpuk_linear_as_chained(&cuda_of(d)->caps, args);
+}
+
 static int chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_t count, void *memory,
                        void *attention_workspace, struct gpuk_chain *chain, struct helm_err *err)
 {
@@ -241,6 +246,7 @@ static int chain_write(struct device *d, const struct gpuk_chain_op *op, uint32_
 const struct device_asked cuda_asked = {
     .linear_takes = linear_takes,
     .chain_takes = chain_takes,
+    .chain_as_few = chain_as_few,
     .chain_bytes = gpuk_chain_bytes,
     .chain_write = chain_write,
     .gemv_workspace = gpuk_gemv_workspace_bytes,

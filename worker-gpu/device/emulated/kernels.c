@@ -366,6 +366,14 @@ static bool linear_takes(struct device *d, const struct gpuk_linear_args *args, 
     return schedule == GPUK_ONE && args->cols % 256 == 0;
 }
 
+/* All products have one order here; those of blocks stand for it. */
+static bool chain_as_few(struct device *d, const struct gpuk_linear_args *args)
+{
+    (void)d;
+    return args->steady && !tensor_format_is_plain(args->format) &&
+           !tensor_format_of(args->format)->variable;
+}
+
 static int check_expand(const struct op_expand *expand, struct helm_err *err)
 {
     if (expand->parts > GPUK_EXPAND_PARTS_MAX)
@@ -437,6 +445,7 @@ static size_t gemm_small_workspace(uint32_t tokens, uint32_t cols)
 const struct device_asked emulated_asked = {
     .linear_takes = linear_takes,
     .chain_takes = emulated_chain_takes,
+    .chain_as_few = chain_as_few,
     .chain_bytes = emulated_chain_bytes,
     .chain_write = emulated_chain_write,
     .gemv_workspace = gemv_workspace,

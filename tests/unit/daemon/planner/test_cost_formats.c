@@ -190,6 +190,36 @@ static void tokens_with_the_bits_of_one_go_by_what_that_takes(void **state)
            1.5 * GATES * Q4 / 60e9 + DOWN * Q6 / 80e9 + 1.1 * NORM / 100e9 + activations / 100e9 + 4 * 10e-6);
 }
 
+/* One token of an invariant plan: where all matrices are blocks that were measured in chains, by those rates, and a launch more a layer;
+ * else as a few tokens'. */
+static void one_token_of_an_invariant_plan_has_its_blocks_in_chains(void **state)
+{
+    struct priced *p = *state;
+    struct profile_format *q4 = &p->profile.format[FORMAT_Q4_K], *q6 = &p->profile.format[FORMAT_Q6_K];
+    struct cost_step alone = one;
+    alone.invariant = alone.one_as_few = true;
+    measured(&p->profile);
+    p->profile.gpu.linear_operation.count = 0;
+    add(&p->profile.gpu.linear_operation, GPU_STEADY_FEW, 5e-6);
+    for (struct profile_format *f = q4; f; f = f == q4 ? q6 : NULL) {
+        add(&f->gpu_linear, 1, 1e12);
+        add(&f->gpu_linear_operation, 1, 9e-6);
+    }
+    q4->gpu_chain_gemv = made_up_value(900e9);
+    q4->gpu_chain_operation = made_up_value(2e-6);
+    price(p, alone);
+    const double few = p->table.unit[11].gpu, attention = p->table.unit[10].gpu;
+    expect("MLP, as a few", few, 2 * (GATES + DOWN) * GPU_STEADY_FEW / 1e12 + 2 * 9e-6 + NORM / 1000e9);
+    q6->gpu_chain_gemv = made_up_value(800e9);
+    q6->gpu_chain_operation = made_up_value(3e-6);
+    price(p, alone);
+    expect("MLP, in chains", p->table.unit[11].gpu,
+           GATES * Q4 / 900e9 + DOWN * Q6 / 800e9 + 2e-6 + 3e-6 + NORM / 1000e9);
+    expect("attention, in chains", p->table.unit[10].gpu,
+           attention - (2 * (Q_K + O + V) * GPU_STEADY_FEW / 1e12 + 3 * 9e-6) + (Q_K + O) * Q4 / 900e9 + V * Q6 / 800e9 + 2 * 2e-6 +
+               3e-6 + 5e-6);
+}
+
 /* Where the device multiplies a short chunk by blocks as they lie, those at home are not expanded; streamed ones are, and
  * so are those whose products are unmeasured. */
 static void a_short_chunk_takes_blocks_as_they_lie(void **state)
@@ -303,6 +333,7 @@ int main(void)
         WITH_MIXTURE(chains_are_for_formats_that_go_into_them),
         WITH_MIXTURE(several_tokens_go_by_each_formats_rate),
         WITH_MIXTURE(tokens_with_the_bits_of_one_go_by_what_that_takes),
+        WITH_MIXTURE(one_token_of_an_invariant_plan_has_its_blocks_in_chains),
         WITH_MIXTURE(a_short_chunk_takes_blocks_as_they_lie),
         WITH_MIXTURE(a_chunk_expands_at_each_formats_rate),
         WITH_MIXTURE(error_bars_are_those_of_the_formats),

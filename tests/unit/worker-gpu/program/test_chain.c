@@ -154,7 +154,7 @@ static void add_experts(struct gpu_entry *e, char letter)
 }
 
 /* g: a linear of bf16, f: of f32, w: one that is not taken, s: of the ring, a: fused attention, b: attention
- * of a batch, e: an event; r: a router's product, x or X: gates of few or many bytes, d: downs. The tail is what stands
+ * of a batch, q and p: a batch's linear of Q4_K and of bf16 in an invariant plan, h: one of Q4_K for samples, e: an event; r: a router's product, x or X: gates of few or many bytes, d: downs. The tail is what stands
  * behind '/'. */
 static void add_all(struct lowering *low, const char *list)
 {
@@ -169,16 +169,22 @@ static void add_all(struct lowering *low, const char *list)
                                         : *c == 'x' || *c == 'X' ? OP_EXPERTS_GLU
                                         : *c == 'd'              ? OP_EXPERTS_DOWN
                                         : *c == 'a' || *c == 'b' ? OP_ATTEND_DECODE
+                                        : strchr("pqh", *c)      ? OP_GEMM_SMALL
                                                                  : OP_GEMV,
                                         (int32_t)(c - list));
         if (e->op.kind == OP_ATTEND_DECODE) e->op.as.attention.fused = *c == 'a';
         if (e->op.kind == OP_EXPERTS_GLU || e->op.kind == OP_EXPERTS_DOWN) add_experts(e, *c);
-        if (e->op.kind != OP_GEMV) continue;
+        if (e->op.kind != OP_GEMV && e->op.kind != OP_GEMM_SMALL) continue;
+        static const uint32_t samples = 1;
+        if (*c == 'h') e->op.count = &samples;
         e->slice = *c == 's';
         e->op.as.linear.segments = 1;
         e->op.as.linear.segment[0].rows = 8;
-        e->op.as.linear.format = *c == 'f' || *c == 'r' ? FORMAT_F32 : FORMAT_BF16;
-        e->op.as.linear.cols = *c == 'w' ? 200 : 64;
+        e->op.as.linear.steady = e->op.kind == OP_GEMM_SMALL;
+        e->op.as.linear.format = *c == 'f' || *c == 'r'   ? FORMAT_F32
+                                 : *c == 'q' || *c == 'h' ? FORMAT_Q4_K
+                                                          : FORMAT_BF16;
+        e->op.as.linear.cols = *c == 'w' ? 200 : *c == 'q' || *c == 'h' ? 256 : 64;
     }
     if (!strchr(list, '/')) p->tail = p->count;
 }
@@ -229,6 +235,9 @@ static void runs_of_two_become_chains(void **state)
     chains_to(d, GPU_TIER_1, "gg/ee", "2gg/ee", 2, 0);
     chains_to(d, GPU_TIER_1, "gge/eg", "2gge/eg", 2, 1);
     chains_to(d, GPU_TIER_2, "gag", "gag", 0, 0);
+    /* an invariant plan's: products between attentions, where a chain has few tokens' bits */
+    chains_to(d, GPU_TIER_1, "qbqqqqbqqqh", "qb4qqqqb3qqqh", 7, 2);
+    chains_to(d, GPU_TIER_1, "qbppqq", "qbpp2qq", 2, 3);
     d->ask.chain_takes = takes_narrow;
     chains_to(d, GPU_TIER_1, "ggwag", "2ggw2ag", 4, 1);
     /* a sparse MLP is a part of a chain as a whole, and where it is of few bytes */

@@ -30,14 +30,16 @@ static void programs_follow_the_lists(void **state)
     assert_true(gpu_program_exists(&plan, 512, 2, GPU_TIER_CHUNK));
     assert_false(gpu_program_exists(&plan, 299, 2, GPU_TIER_CHUNK));
     assert_false(gpu_program_exists(&plan, 2, 0, GPU_TIER_4));
-    plan.invariant = true; /* 8 and 16 tokens alone, the latter where steps have them */
+    plan.invariant = true; /* 1, 8 and 16 tokens alone, the latter where steps have them */
     for (int t = 0; t < GPU_TIER_CHUNK; t++)
         assert_int_equal(gpu_program_exists(&plan, 512, 0, (enum gpu_tier)t),
-                         t == GPU_TIER_8 || t == GPU_TIER_16);
+                         t == GPU_TIER_1 || t == GPU_TIER_8 || t == GPU_TIER_16);
     assert_false(gpu_program_exists(&plan, 8, 0, GPU_TIER_16));
     assert_true(gpu_program_exists(&plan, 2, 0, GPU_TIER_8));
+    assert_false(gpu_program_exists(&plan, 1, 0, GPU_TIER_8));
     const struct plan_schedule decode = {0}, chunk = {.chunk = true};
-    assert_int_equal(gpu_tier_for(&plan, &decode, 1), GPU_TIER_8);
+    assert_int_equal(gpu_tier_for(&plan, &decode, 1), GPU_TIER_1);
+    assert_int_equal(gpu_tier_for(&plan, &decode, 2), GPU_TIER_8);
     assert_int_equal(gpu_tier_for(&plan, &decode, 8), GPU_TIER_8);
     assert_int_equal(gpu_tier_for(&plan, &decode, 9), GPU_TIER_16);
     assert_int_equal(gpu_tier_for(&plan, &chunk, 1), GPU_TIER_CHUNK);
