@@ -20,21 +20,6 @@
 static const size_t HOST = (size_t)2 << 30, PART = (size_t)48 << 20; /* bytes; of one measurement */
 static const uint32_t THREADS = 512, WARPS = THREADS / 32, SHARED = 64 << 10;
 
-__global__ static void __launch_bounds__(THREADS) direct_loads(const uint4 *p, size_t count, uint32_t *sink)
-{
-    uint32_t sum = 0;
-    const size_t step = (size_t)gridDim.x * THREADS;
-    size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    for (; i + 3 * step < count; i += 4 * step) {
-        uint4 v[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) v[j] = __ldcs(p + i + j * step);
-#pragma unroll
-        for (int j = 0; j < 4; j++) sum += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
-    }
-    if (sum == 0x12345678u) *sink = sum;
-}
-
 /* Warps take runs of `bytes` in turn, `slots` of them on their way. */
 __global__ static void __launch_bounds__(THREADS)
     direct_bulk(const unsigned char *p, uint32_t bytes, uint32_t runs, uint32_t slots)
@@ -134,7 +119,7 @@ static void ways(struct direct *d)
     for (const uint32_t blocks : {4u, 8u, 16u, 32u, 64u, sms}) {
         snprintf(what, sizeof what, "loads, %u blocks", blocks);
         row(d, what, PART, [&](const char *from) {
-            direct_loads<<<blocks, THREADS, 0, d->b->stream>>>((const uint4 *)from, PART / 16, d->sink);
+            bench_read<4><<<blocks, THREADS, 0, d->b->stream>>>((const uint4 *)from, PART / 16, d->sink);
         });
     }
     for (const uint32_t bytes : {432u, 864u, 1152u, 2304u, 4096u, 16384u})
