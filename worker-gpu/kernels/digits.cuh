@@ -70,6 +70,7 @@ struct digits_vector {
 /* A lane's numbers of a unit's rows g and g + 8: `fragment` of run k as the matrix unit has them, and what they are to be
  * multiplied by and what is then to be taken off, by row and half of the run. */
 template <typename F> struct digits_weights {
+    static const bool LEASTS_AT_ONCE = false;
     static const int UP = F::LEAST ? 0 : 8 - (int)F::BITS;
     static const uint32_t RUNS = F::VALUES / 32;
     const unsigned char *row[2];
@@ -104,6 +105,7 @@ template <typename F> struct digits_weights {
 /* Rows of Q4_K are often whole lines of 128 bytes, so that all begin in the same bank: of eight rows each reads its four
  * pieces of 32 bytes in an order of its own, and lanes put them right. Numbers in high halves of bytes stay there. */
 template <> struct digits_weights<block_q4_k> {
+    static const bool LEASTS_AT_ONCE = true;
     uint2 piece[2][4]; /* of two runs each */
     uint32_t scale_bytes[2][2], least_bytes[2][2];
     float d[2], d_high[2], dmin[2]; /* d_high: of numbers in high halves */
@@ -146,8 +148,53 @@ template <> struct digits_weights<block_q4_k> {
     {
         return dmin[r] * block_byte(least_bytes[r][k / 4], k % 4);
     }
+    /* What all runs with the lane's parity, `odd`, take off; x_sum: of a unit's runs. */
+    __device__ __forceinline__ void leasts(const float *x_sum, uint32_t odd, float out[2]) const
+    {
+        out[0] = out[1] = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < DIGITS_RUNS / 2; i++) {
+            const float2 of = *reinterpret_cast<const float2 *>(x_sum + 4 * i + 2 * odd);
+#pragma unroll
+            for (uint32_t r = 0; r < 2; r++)
+                out[r] = __fmaf_rn(block_byte(least_bytes[r][i / 2], 2 * (i % 2) + odd), of.x + of.y, out[r]);
+        }
+        out[0] *= dmin[0], out[1] *= dmin[1];
+    }
 };
 
+/* A lane's part of two rows' sums with one vector. */
+struct digits_sums {
+    float of[2], leasts[2];
+};
+/* Run k of a unit. by: x's scale; times: of the lane's two digits, as digits_unit has it. */
+template <typename F>
+__device__ __forceinline__ void digits_run(digits_weights<F> &w, uint32_t k, const unsigned char *digits,
+                                           float by, const float *x_sum, float times, digits_sums &sums)
+{
+    const int zero = 0x4b400000; /* what a sum begins at: as fp32 it is then 1.5 * 2^23 more than it is */
+    const uint2 x = *reinterpret_cast<const uint2 *>(digits + k * digits_vector::RUN_BYTES);
+    uint32_t a[4];
+    w.fragment(k, a);
+#pragma unroll
+    for (uint32_t half = 0; half < F::GROUPS; half++) {
+        int d[4];
+        if constexpr (F::GROUPS == 1)
+            bytes_unit<F::LEAST>::add32(d, a, x.x, x.y, zero);
+        else
+            bytes_unit<F::LEAST>::add16(d, a[2 * half], a[2 * half + 1], half ? x.y : x.x, zero);
+#pragma unroll
+        for (uint32_t r = 0; r < 2; r++) {
+            const float low = __int_as_float(d[2 * r]) - 12582912.0f,
+                        high = __int_as_float(d[2 * r + 1]) - 12582912.0f;
+            sums.of[r] = __fmaf_rn(w.scale(k, r, half) * by, __fmaf_rn(times, high, low), sums.of[r]);
+            if (F::LEAST && !digits_weights<F>::LEASTS_AT_ONCE && (k & 1) == (threadIdx.x & 1)) {
+                const float of = F::GROUPS == 1 ? x_sum[2 * k] + x_sum[2 * k + 1] : x_sum[2 * k + half];
+                sums.leasts[r] = __fmaf_rn(w.least(k, r, half), of, sums.leasts[r]);
+            }
+        }
+    }
+}
 /* Sums of a unit's runs, the first `here` of 8 from run `run` on, of 16 rows `row_bytes` apart from `weights` on, with two
  * vectors of `runs` runs, which may be one: to[row] and to[16 + row] (only the first, unless `two`). A vector's sums do not
  * depend on the other. By a whole warp. */
@@ -164,38 +211,23 @@ __device__ __forceinline__ void digits_unit(const unsigned char *weights, uint32
     const float *x_scale = scales + run, *x_sum = scales + runs + 2 * run;
     /* of the lane's two digits: the lowest and the middle one, or the highest, twice */
     const float times = t & 1 ? 0.0f : 256.0f;
-    const int zero = 0x4b400000; /* what a sum begins at: as fp32 it is then 1.5 * 2^23 more than it is */
-    float sum[2] = {0, 0}, leasts[2] = {0, 0};
+    digits_sums sums = {};
     digits_weights<F> w;
     w.load(weights + g * row_bytes, weights + (g + 8) * row_bytes);
+    if constexpr (F::VALUES == 32 * DIGITS_RUNS) { /* a unit is a block: all is on its way at once */
+        const float4 low = reinterpret_cast<const float4 *>(x_scale)[0],
+                     high = reinterpret_cast<const float4 *>(x_scale)[1];
+        const float by[DIGITS_RUNS] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-    for (uint32_t k = 0; k < DIGITS_RUNS; k++) {
-        if (k >= here) break;
-        const uint2 x = *reinterpret_cast<const uint2 *>(digits + k * digits_vector::RUN_BYTES);
-        const float by = x_scale[k];
-        uint32_t a[4];
-        w.fragment(k, a);
-#pragma unroll
-        for (uint32_t half = 0; half < F::GROUPS; half++) {
-            int d[4];
-            if constexpr (F::GROUPS == 1)
-                bytes_unit<F::LEAST>::add32(d, a, x.x, x.y, zero);
-            else
-                bytes_unit<F::LEAST>::add16(d, a[2 * half], a[2 * half + 1], half ? x.y : x.x, zero);
-#pragma unroll
-            for (uint32_t r = 0; r < 2; r++) {
-                const float low = __int_as_float(d[2 * r]) - 12582912.0f,
-                            high = __int_as_float(d[2 * r + 1]) - 12582912.0f;
-                sum[r] = __fmaf_rn(w.scale(k, r, half) * by, __fmaf_rn(times, high, low), sum[r]);
-                if (F::LEAST && (k & 1) == (t & 1)) {
-                    const float of = F::GROUPS == 1 ? x_sum[2 * k] + x_sum[2 * k + 1] : x_sum[2 * k + half];
-                    leasts[r] = __fmaf_rn(w.least(k, r, half), of, leasts[r]);
-                }
-            }
-        }
+        for (uint32_t k = 0; k < DIGITS_RUNS; k++) digits_run<F>(w, k, digits, by[k], x_sum, times, sums);
+        if constexpr (digits_weights<F>::LEASTS_AT_ONCE) w.leasts(x_sum, t & 1, sums.leasts);
+    } else {
+#pragma unroll 4
+        for (uint32_t k = 0; k < here; k++) digits_run<F>(w, k, digits, x_scale[k], x_sum, times, sums);
     }
+    float(&sum)[2] = sums.of;
     if (t & 1) sum[0] *= 65536.0f, sum[1] *= 65536.0f;
-    if (F::LEAST) sum[0] -= leasts[0], sum[1] -= leasts[1];
+    if (F::LEAST) sum[0] -= sums.leasts[0], sum[1] -= sums.leasts[1];
     const float keep = t & 1 ? sum[1] : sum[0], give = t & 1 ? sum[0] : sum[1];
     const float total = keep + __shfl_xor_sync(0xffffffffu, give, 1);
     if (t < 2 || two) to[t / 2 * DIGITS_ROWS + 8 * (t & 1) + g] = total;

@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(THREADS, 2) experts_bulk(const __grid_constant
             waiting += behind - first;
         }
         block.finish(r, waiting);
-        if (p.ahead.weight && r.after == after) m.list.ask_ahead(p);
+        if (p.ahead.weight && r.after == after) m.list.ask_ahead(p, threadIdx.x, THREADS);
         from = r.after;
         while (expert < last && m.list.begin[expert + 1] <= from) expert++;
         __syncthreads(); /* all are through with the vectors */

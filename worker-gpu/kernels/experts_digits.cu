@@ -3,19 +3,21 @@
  * One launch for all tokens and their experts, of which it learns on the device (experts_list.cuh). An item of work comes in one
  * stage of a ring that the copy engine fills: 16 rows of an expert's gate and up; or of down the block's 16 rows of some
  * experts one behind the other, so that the sum over a token's experts, in order of choice, is its own too. A matrix's 16 rows
- * lie in one piece. Warps share an item by units of 256 columns, whose parts of the sums all threads add up in order behind a
- * meeting, while the next items come. So a pair's sum never depends on other pairs.
+ * lie in one piece. A pair's sum is made of units of 256 columns, added up in order, and never depends on other pairs.
  *
- * x of all tokens lies in shared memory as digits. Activations are too many: those of an item are made digits of while the one
- * before is multiplied. */
+ * Warps have one task each, and wait for others by barriers alone, so that items follow each other: one warp asks for
+ * items; eight multiply, each some units of an item; one adds up an item's units and makes what becomes of it. x of all tokens lies
+ * in shared memory as digits. Activations are too many: of down the other warps make digits of those of the next item. */
 #include "worker-gpu/kernels/decode.cuh"
 #include "worker-gpu/kernels/digits.cuh"
 #include "worker-gpu/kernels/experts_list.cuh"
 
 /* Over the link whole lines of 128 bytes are asked for. */
 static const uint32_t HOST_LINE = 128;
-static const uint32_t WARPS = 16, THREADS = WARPS * 32, PAIRS_MAX = GPUK_BATCH_MAX * MODEL_EXPERTS_CHOSEN_MAX,
-                      LOADS = 6 /* quads of vectors that a thread has on the way */;
+/* Warps by their tasks: those that multiply are the first. */
+static const uint32_t MULTIPLY = 8, FINISH = MULTIPLY, ASK = FINISH + 1, VECTORS = ASK + 1, WARPS = 16;
+static const uint32_t THREADS = WARPS * 32, PAIRS_MAX = GPUK_BATCH_MAX * MODEL_EXPERTS_CHOSEN_MAX,
+                      LOADS = 4 /* quads of vectors that a thread has on the way */, TURNS = 2;
 static_assert(PAIRS_MAX <= THREADS, "a thread sorts a pair");
 
 struct experts_digits_params {
@@ -36,15 +38,44 @@ struct experts_digits_params {
     __host__ __device__ uint32_t parts() const { return (of.down ? 1 : 2) * units * vectors * DIGITS_ROWS; }
 };
 
+/* Barriers, 8 bytes each: a stage is full, or has been read; parts of an item, of the even and the odd ones, are there, or
+ * have been read; likewise its activations. Behind the stages' of each kind. */
+struct digits_barriers {
+    uint32_t at, stages;
+
+    static __host__ __device__ uint32_t count(uint32_t stages) { return 2 * stages + 4 * TURNS; }
+    __device__ __forceinline__ uint32_t full(uint32_t stage) const { return at + 8 * stage; }
+    __device__ __forceinline__ uint32_t read(uint32_t stage) const { return at + 8 * (stages + stage); }
+    __device__ __forceinline__ uint32_t behind(uint32_t kind, uint32_t turn) const
+    {
+        return at + 8 * (2 * stages + kind * TURNS + turn);
+    }
+    __device__ __forceinline__ uint32_t parts_made(uint32_t turn) const { return behind(0, turn); }
+    __device__ __forceinline__ uint32_t parts_read(uint32_t turn) const { return behind(1, turn); }
+    __device__ __forceinline__ uint32_t x_made(uint32_t turn) const { return behind(2, turn); }
+    __device__ __forceinline__ uint32_t x_read(uint32_t turn) const { return behind(3, turn); }
+    __device__ __forceinline__ void open(uint32_t tiles) const
+    {
+        const uint32_t multiply = MULTIPLY * 32, vectors = (WARPS - VECTORS) * 32;
+        for (uint32_t s = 0; s < stages; s++) barrier_open(full(s), tiles), barrier_open(read(s), multiply);
+        for (uint32_t turn = 0; turn < TURNS; turn++) {
+            barrier_open(parts_made(turn), multiply), barrier_open(parts_read(turn), 32);
+            barrier_open(x_made(turn), vectors), barrier_open(x_read(turn), multiply);
+        }
+        barriers_opened();
+    }
+};
+
 /* Shared memory, in this order. */
 struct digits_memory {
     unsigned char *ring; /* [stages][tiles][tile_bytes]; while the choice is made, its scratch */
     unsigned char *x;    /* [vectors, of down twice][vector_bytes] */
-    uint64_t *barriers;  /* [stages] */
-    float *parts;        /* [2][matrix * units + unit][vectors][16] */
-    float *squares;      /* [vectors][groups] */
-    float *scale;        /* [vectors] */
-    float *sums;         /* of down: [pairs][16] */
+    uint64_t *barriers;
+    float *parts;    /* [TURNS][matrix * units + unit][vectors][16] */
+    float *squares;  /* [vectors][groups] */
+    float *scale;    /* [vectors] */
+    float *sums;     /* of down: [pairs][16] */
+    uint32_t *token; /* [pairs] of a pair in order of experts */
     experts_list list;
 
     __host__ __device__ size_t lay(unsigned char *at, const experts_digits_params &q)
@@ -56,12 +87,13 @@ struct digits_memory {
             return part;
         };
         ring = take((size_t)q.stages * q.stage_bytes());
-        x = take((size_t)(q.of.down ? 2 : 1) * q.vectors * q.vector_bytes);
-        barriers = reinterpret_cast<uint64_t *>(take((size_t)q.stages * 8));
-        parts = reinterpret_cast<float *>(take((size_t)2 * q.parts() * 4));
+        x = take((size_t)(q.of.down ? TURNS : 1) * q.vectors * q.vector_bytes);
+        barriers = reinterpret_cast<uint64_t *>(take((size_t)digits_barriers::count(q.stages) * 8));
+        parts = reinterpret_cast<float *>(take((size_t)TURNS * q.parts() * 4));
         squares = reinterpret_cast<float *>(take(q.of.norm ? (size_t)q.vectors * q.groups * 4 : 0));
         scale = reinterpret_cast<float *>(take(q.of.norm ? (size_t)q.vectors * 4 : 0));
         sums = reinterpret_cast<float *>(take(q.of.down ? (size_t)q.pairs * DIGITS_ROWS * 4 : 0));
+        token = reinterpret_cast<uint32_t *>(take((size_t)q.pairs * 4));
         at = list.lay(at, q.pairs);
         return (size_t)(at - from);
     }
@@ -77,7 +109,9 @@ template <typename F> struct experts_digits_block {
     const experts_digits_params &q;
     const experts_params &p;
     digits_memory m;
-    uint32_t experts, lane, warp;
+    digits_barriers barriers;
+    uint32_t experts, tokens, lane, warp;
+    uint32_t step_expert, step_tile; /* from one of the block's gates to the next */
 
     /* ---- the block's work ---- */
 
@@ -91,23 +125,23 @@ template <typename F> struct experts_digits_block {
             after++;
         return {first, after, tile};
     }
-    /* Item number n of gates and ups. */
-    __device__ __forceinline__ digits_item gates_of(uint32_t n) const
+    __device__ __forceinline__ digits_item gates_of(uint32_t expert, uint32_t tile) const
     {
-        const uint32_t i = blockIdx.x + n * gridDim.x, expert = i / q.row_tiles;
-        return expert < experts ? digits_item{expert, expert + 1, i % q.row_tiles} : digits_item{0, 0, 0};
+        return expert < experts ? digits_item{expert, expert + 1, tile} : digits_item{0, 0, 0};
     }
     __device__ __forceinline__ digits_item first_item() const
     {
-        return p.down ? downs_from(0, blockIdx.x) : gates_of(0);
+        return p.down ? downs_from(0, blockIdx.x)
+                      : gates_of(blockIdx.x / q.row_tiles, blockIdx.x % q.row_tiles);
     }
-    /* The one behind item number n. */
-    __device__ __forceinline__ digits_item behind(const digits_item &item, uint32_t n) const
+    __device__ __forceinline__ digits_item behind(const digits_item &item) const
     {
         if (item.none()) return item;
-        if (!p.down) return gates_of(n + 1);
-        return item.after < experts ? downs_from(item.after, item.tile)
-                                    : downs_from(0, item.tile + gridDim.x);
+        if (p.down)
+            return item.after < experts ? downs_from(item.after, item.tile)
+                                        : downs_from(0, item.tile + gridDim.x);
+        const uint32_t tile = item.tile + step_tile, over = tile >= q.row_tiles;
+        return gates_of(item.first + step_expert + over, tile - over * q.row_tiles);
     }
 
     /* ---- weights ---- */
@@ -119,10 +153,10 @@ template <typename F> struct experts_digits_block {
         *slot = m.list.slot[p.down ? item.first + j : item.first];
         return p.role[p.down ? 0 : j].at(*slot) + (uint64_t)item.tile * DIGITS_ROWS * p.row_bytes;
     }
-    /* Starts an item's copies, a lane a tile; by the first warp. */
+    /* Starts an item's copies, a lane a tile. */
     __device__ __forceinline__ void bring(const digits_item &item, uint32_t stage, uint32_t barrier) const
     {
-        if (item.none() || lane >= q.tiles) return;
+        if (lane >= q.tiles) return;
         if (p.down && item.first + lane >= item.after) {
             barrier_arrive(barrier);
             return;
@@ -137,6 +171,17 @@ template <typename F> struct experts_digits_block {
         bulk_expect(barrier, bytes);
         bulk_copy(stage + lane * q.tile_bytes, from - beside, bytes, barrier);
     }
+    /* Asks for items from number `number` on, up to that of `end`; *item: the next. */
+    __device__ __forceinline__ void ask(digits_item *item, uint32_t number, uint32_t end) const
+    {
+        const uint32_t ring = shared_address(m.ring);
+        uint32_t stage = number % q.stages, turn = number / q.stages;
+        for (; number < end && !item->none(); number++, *item = behind(*item)) {
+            if (turn > 0) bulk_wait(barriers.read(stage), (turn - 1) & 1);
+            bring(*item, ring + stage * q.stage_bytes(), barriers.full(stage));
+            if (++stage == q.stages) stage = 0, turn++;
+        }
+    }
 
     /* ---- vectors ---- */
 
@@ -145,23 +190,24 @@ template <typename F> struct experts_digits_block {
     {
         return p.down ? p.x + (uint64_t)m.list.sorted[first + v] * p.cols : p.x + (uint64_t)v * p.x_stride;
     }
-    /* What the thread has of `count` vectors, from group `base` of all of theirs on. */
-    __device__ __forceinline__ void load(float4 v[LOADS], uint32_t first, uint32_t count, uint32_t base) const
+    /* What the thread has of `count` vectors, groups go round `warps` warps, from group `base` on. */
+    __device__ __forceinline__ void load(float4 v[LOADS], uint32_t first, uint32_t count, uint32_t base,
+                                         uint32_t warps) const
     {
 #pragma unroll
         for (uint32_t k = 0; k < LOADS; k++) {
-            const uint32_t g = base + k * WARPS + warp, f = g % q.groups * 32 + lane;
+            const uint32_t g = base + k * warps, f = g % q.groups * 32 + lane;
             v[k] = make_float4(0, 0, 0, 0);
             if (g < count * q.groups && f < p.cols / 4)
                 v[k] = __ldcg(reinterpret_cast<const float4 *>(vector_of(first, g / q.groups)) + f);
         }
     }
-    __device__ __forceinline__ void put(float4 v[LOADS], unsigned char *to, uint32_t count,
-                                        uint32_t base) const
+    __device__ __forceinline__ void put(float4 v[LOADS], unsigned char *to, uint32_t count, uint32_t base,
+                                        uint32_t warps) const
     {
 #pragma unroll
         for (uint32_t k = 0; k < LOADS; k++) {
-            const uint32_t g = base + k * WARPS + warp, f = g % q.groups * 32 + lane;
+            const uint32_t g = base + k * warps, f = g % q.groups * 32 + lane;
             if (g >= count * q.groups) break;
             if (p.norm) {
                 const float squares = warp_sum(add_squares(0, v[k]));
@@ -175,25 +221,28 @@ template <typename F> struct experts_digits_block {
                                                f < p.cols / 4, v[k]);
         }
     }
-    /* The groups behind those that `load` and `put` have done from 0 on. */
-    __device__ __forceinline__ void put_rest(unsigned char *to, uint32_t first, uint32_t count) const
+    /* All groups from `base` on, of which the first are in v. */
+    __device__ __forceinline__ void put_all(float4 v[LOADS], unsigned char *to, uint32_t first,
+                                            uint32_t count, uint32_t base, uint32_t warps) const
     {
-        for (uint32_t base = LOADS * WARPS; base < count * q.groups; base += LOADS * WARPS) {
-            float4 v[LOADS];
-            load(v, first, count, base), put(v, to, count, base);
+#pragma unroll 1
+        for (;;) {
+            put(v, to, count, base, warps);
+            if ((base += LOADS * warps) >= count * q.groups) break;
+            load(v, first, count, base, warps);
         }
     }
-    __device__ __forceinline__ void scales_of_norm(uint32_t tokens) const
+    /* By a warp, for itself. */
+    __device__ __forceinline__ void scales_of_norm() const
     {
-        __syncthreads();
-        for (uint32_t v = warp; v < tokens; v += WARPS) {
+        for (uint32_t v = 0; v < tokens && p.norm; v++) {
             float squares = 0;
             for (uint32_t g = lane; g < q.groups; g += 32) squares += m.squares[v * q.groups + g];
             squares = warp_sum(squares);
             if (lane == 0) m.scale[v] = rsqrtf(squares / (float)p.cols + p.eps);
         }
+        __syncwarp();
     }
-    /* The pairs of a place in the list, in an item of down counted from its first. */
     __device__ __forceinline__ uint32_t pairs_from(const digits_item &item) const
     {
         return m.list.begin[item.first];
@@ -202,21 +251,34 @@ template <typename F> struct experts_digits_block {
     {
         return m.list.begin[item.after] - m.list.begin[item.first];
     }
-    __device__ __forceinline__ uint32_t token_of(uint32_t at) const /* in `sorted` */
+    /* Activations of item after item. */
+    __device__ __forceinline__ void make_vectors() const
     {
-        return m.list.sorted[at] / p.choice.chosen;
+        const uint32_t warps = WARPS - VECTORS;
+        uint32_t number = 0;
+        for (digits_item item = first_item(); !item.none(); item = behind(item), number++) {
+            const uint32_t turn = number % TURNS, before = number / TURNS;
+            if (before > 0) bulk_wait(barriers.x_read(turn), (before - 1) & 1);
+            float4 v[LOADS];
+            load(v, pairs_from(item), pairs_of(item), warp - VECTORS, warps);
+            put_all(v, m.x + (size_t)turn * q.vectors * q.vector_bytes, pairs_from(item), pairs_of(item),
+                    warp - VECTORS, warps);
+            barrier_arrive(barriers.x_made(turn));
+        }
     }
 
     /* ---- products and sums ---- */
 
-    __device__ __forceinline__ void multiply(const digits_item &item, const unsigned char *stage,
-                                             const unsigned char *x, float *parts) const
+    /* The warp's units of an item. */
+    __device__ __forceinline__ void multiply_item(const digits_item &item, const unsigned char *stage,
+                                                  const unsigned char *x, float *parts) const
     {
         const uint32_t tiles = p.down ? item.after - item.first : 2, base = pairs_from(item);
-        for (uint32_t n = warp; n < tiles * q.units; n += WARPS) {
-            const uint32_t j = n / q.units, u = n % q.units, expert = p.down ? item.first + j : item.first,
-                           begin = m.list.begin[expert], end = m.list.begin[expert + 1],
-                           run = u * DIGITS_RUNS, left = q.runs - run,
+        uint32_t j = warp / q.units, u = warp % q.units;
+        const uint32_t step_j = MULTIPLY / q.units, step_u = MULTIPLY % q.units;
+        while (j < tiles) {
+            const uint32_t expert = p.down ? item.first + j : item.first, begin = m.list.begin[expert],
+                           end = m.list.begin[expert + 1], run = u * DIGITS_RUNS, left = q.runs - run,
                            here = left < DIGITS_RUNS ? left : DIGITS_RUNS;
             uint32_t beside = 0;
             if (q.hosts) {
@@ -226,29 +288,52 @@ template <typename F> struct experts_digits_block {
             }
             const unsigned char *weights =
                 stage + j * q.tile_bytes + beside + run / (F::VALUES / 32) * F::BYTES;
-            float *to = parts + ((p.down ? u : n) * q.vectors + (begin - base)) * DIGITS_ROWS;
+            float *to = parts + ((p.down ? u : j * q.units + u) * q.vectors + (begin - base)) * DIGITS_ROWS;
             for (uint32_t at = begin; at < end; at += 2, to += 2 * DIGITS_ROWS) {
                 const bool two = at + 1 < end;
-                const uint32_t first = p.down ? at - base : token_of(at),
-                               second = two ? p.down ? first + 1 : token_of(at + 1) : first;
+                const uint32_t first = p.down ? at - base : m.token[at],
+                               second = two ? p.down ? first + 1 : m.token[at + 1] : first;
                 digits_unit<F>(weights, (uint32_t)p.row_bytes, run, here, x + (size_t)first * q.vector_bytes,
                                x + (size_t)second * q.vector_bytes, q.vector_runs, two, to);
             }
+            j += step_j, u += step_u;
+            if (u >= q.units) u -= q.units, j++;
         }
     }
-    /* What an item's parts make, a thread an output; all of its parts are there. */
-    __device__ __forceinline__ void finish(const digits_item &item, const float *parts) const
+    __device__ __forceinline__ void multiply() const
     {
-        const uint32_t base = pairs_from(item), apart = q.vectors * DIGITS_ROWS;
-        for (uint32_t i = threadIdx.x; i < pairs_of(item) * DIGITS_ROWS; i += THREADS) {
+        uint32_t stage = 0, turn_of_stage = 0, number = 0;
+        for (digits_item item = first_item(); !item.none(); item = behind(item), number++) {
+            const uint32_t turn = number % TURNS, before = number / TURNS;
+            if (p.down) bulk_wait(barriers.x_made(turn), before & 1);
+            if (before > 0) bulk_wait(barriers.parts_read(turn), (before - 1) & 1);
+            bulk_wait(barriers.full(stage), turn_of_stage & 1);
+            multiply_item(item, m.ring + (size_t)stage * q.stage_bytes(),
+                          m.x + (p.down ? (size_t)turn * q.vectors * q.vector_bytes : 0),
+                          m.parts + turn * q.parts());
+            barrier_arrive(barriers.read(stage));
+            barrier_arrive(barriers.parts_made(turn));
+            if (p.down) barrier_arrive(barriers.x_read(turn));
+            if (++stage == q.stages) stage = 0, turn_of_stage++;
+        }
+    }
+    /* What an item's parts make, a lane an output at a time. */
+    __device__ __forceinline__ void finish_item(const digits_item &item, const float *parts) const
+    {
+        const uint32_t base = pairs_from(item), apart = q.vectors * DIGITS_ROWS,
+                       all = pairs_of(item) * DIGITS_ROWS;
+        for (uint32_t i = lane; i < all; i += 32) {
             const uint32_t r = i % DIGITS_ROWS, row = item.tile * DIGITS_ROWS + r,
-                           pair = m.list.sorted[base + i / DIGITS_ROWS];
+                           at = base + i / DIGITS_ROWS, pair = m.list.sorted[at];
             if (row >= p.rows) continue;
             float a = 0, b = 0;
-            for (uint32_t u = 0; u < q.units; u++) a += parts[u * apart + i];
-            for (uint32_t u = q.units; u < 2 * q.units && !p.down; u++) b += parts[u * apart + i];
+#pragma unroll 8
+            for (uint32_t u = 0; u < q.units; u++) {
+                a += parts[u * apart + i];
+                if (!p.down) b += parts[(q.units + u) * apart + i];
+            }
             if (p.norm) {
-                const float scale = m.scale[pair / p.choice.chosen];
+                const float scale = m.scale[m.token[at]];
                 a = __fmul_rn(a, scale), b = __fmul_rn(b, scale);
             }
             const uint64_t bias = (uint64_t)m.list.id[pair] * p.rows + row;
@@ -261,21 +346,39 @@ template <typename F> struct experts_digits_block {
             p.out[(uint64_t)pair * p.rows + row] = experts_glu_of(p.glu, a, b);
         }
     }
-    /* Of down: 16 rows of all tokens. */
-    __device__ __forceinline__ void add_up(uint32_t tokens, uint32_t tile) const
+    /* Of down: 16 rows of all tokens; by a warp. */
+    __device__ __forceinline__ void add_up(uint32_t tile) const
     {
-        const uint32_t r = threadIdx.x % DIGITS_ROWS, row = tile * DIGITS_ROWS + r;
-        for (uint32_t token = threadIdx.x / DIGITS_ROWS; token < tokens && row < p.rows;
-             token += THREADS / DIGITS_ROWS) {
+        const uint32_t r = lane % DIGITS_ROWS, row = tile * DIGITS_ROWS + r;
+        for (uint32_t token = lane / DIGITS_ROWS; token < tokens && row < p.rows; token += 32 / DIGITS_ROWS) {
+            const uint64_t at = (uint64_t)token * p.out_stride + row;
+            const float before = p.residual ? __ldcg(p.residual + at) : 0.0f;
             float total = 0;
+#pragma unroll 8
             for (uint32_t j = 0; j < p.choice.chosen; j++) {
                 const uint32_t pair = token * p.choice.chosen + j;
                 if (m.list.id[pair] != GPUK_SLOT_ABSENT)
                     total += m.list.weight[pair] * m.sums[pair * DIGITS_ROWS + r];
             }
-            const uint64_t at = (uint64_t)token * p.out_stride + row;
-            p.out[at] = (p.residual ? __ldcg(p.residual + at) : 0.0f) + total;
+            p.out[at] = before + total;
         }
+    }
+    __device__ __forceinline__ void finish() const
+    {
+        uint32_t number = 0;
+        scales_of_norm();
+        for (digits_item item = first_item(); !item.none(); item = behind(item), number++) {
+            const uint32_t turn = number % TURNS;
+            bulk_wait(barriers.parts_made(turn), number / TURNS & 1);
+            finish_item(item, m.parts + turn * q.parts());
+            barrier_arrive(barriers.parts_read(turn));
+            if (!p.down || item.after < experts) continue;
+            __syncwarp(); /* all experts' sums of these rows are there */
+            add_up(item.tile);
+            __syncwarp(); /* and have been read */
+        }
+        if (p.down && experts == 0)
+            for (uint32_t tile = blockIdx.x; tile < q.row_tiles; tile += gridDim.x) add_up(tile);
     }
 };
 
@@ -284,73 +387,41 @@ __global__ void __launch_bounds__(THREADS, 1) experts_digits(const __grid_consta
 {
     SHARED_DYNAMIC(unsigned char, shared);
     const experts_params &p = q.of;
-    experts_digits_block<F> block = {q, p, {}, 0, threadIdx.x & 31, threadIdx.x >> 5};
+    experts_digits_block<F> block = {q, p, {}, {}, 0, 0, threadIdx.x & 31, threadIdx.x >> 5, 0, 0};
     block.m.lay(shared, q);
     const digits_memory &m = block.m;
-    const uint32_t ring = shared_address(m.ring), barriers = shared_address(m.barriers);
+    block.barriers = {shared_address(m.barriers), q.stages};
+    block.step_expert = gridDim.x / q.row_tiles, block.step_tile = gridDim.x % q.row_tiles;
 
     let_next_start();
-    if (threadIdx.x == 0) {
-        for (uint32_t s = 0; s < q.stages; s++) barrier_open(barriers + 8 * s, q.tiles);
-        barriers_opened();
-    }
+    if (threadIdx.x == 0) block.barriers.open(q.tiles);
     wait_for_previous();
-    const uint32_t tokens = experts_tokens(p);
+    const uint32_t tokens = experts_tokens(p), pairs = tokens * p.choice.chosen;
+    block.tokens = tokens;
     float4 v[LOADS];
-    if (!p.down) block.load(v, 0, tokens, 0); /* on its way while the choice is made */
+    if (!p.down) block.load(v, 0, tokens, block.warp, WARPS); /* on its way while the choice is made */
     if (p.routes) {
         m.list.route(p, tokens, reinterpret_cast<float *>(m.ring));
         bulk_after_stores(); /* the ring was the choice's scratch */
     }
-    m.list.make(p, tokens * p.choice.chosen);
+    m.list.make(p, pairs);
     block.experts = *m.list.count;
-
-    digits_item item = block.first_item(), asked = item;
-    uint32_t number = 0, asked_number = 0;
-    const auto ask_next = [&](uint32_t stage) {
-        if (block.warp == 0) block.bring(asked, ring + stage * q.stage_bytes(), barriers + 8 * stage);
-        asked = block.behind(asked, asked_number++);
-    };
-    for (uint32_t s = 0; s < q.stages; s++) ask_next(s);
-    if (!p.down || !item.none()) {
-        const uint32_t first = p.down ? block.pairs_from(item) : 0,
-                       count = p.down ? block.pairs_of(item) : tokens;
-        if (p.down) block.load(v, first, count, 0);
-        block.put(v, m.x, count, 0), block.put_rest(m.x, first, count);
-    }
-    if (p.norm) block.scales_of_norm(tokens);
+    digits_item asked = block.first_item();
+    if (block.warp == ASK) block.ask(&asked, 0, q.stages);
+    if (threadIdx.x < m.list.begin[block.experts])
+        m.token[threadIdx.x] = m.list.sorted[threadIdx.x] / p.choice.chosen;
+    if (!p.down) block.put_all(v, m.x, 0, tokens, block.warp, WARPS);
     __syncthreads();
-
-    uint32_t stage = 0, parity = 0, turn = 0;
-    while (!item.none()) {
-        const digits_item next = block.behind(item, number++);
-        const uint32_t next_first = next.none() ? 0 : block.pairs_from(next),
-                       next_count = next.none() ? 0 : block.pairs_of(next);
-        const size_t room = (size_t)q.vectors * q.vector_bytes;
-        float *parts = m.parts + turn * q.parts();
-        if (p.down) block.load(v, next_first, next_count, 0);
-        bulk_wait(barriers + 8 * stage, parity);
-        block.multiply(item, m.ring + (size_t)stage * q.stage_bytes(), m.x + (p.down ? turn * room : 0),
-                       parts);
-        if (p.down) {
-            unsigned char *to = m.x + (turn ^ 1) * room;
-            block.put(v, to, next_count, 0), block.put_rest(to, next_first, next_count);
-        }
-        /* Sums and vectors are there, and the stage has been read. */
-        __syncthreads();
-        ask_next(stage);
-        block.finish(item, parts);
-        if (p.down && item.after == block.experts) {
-            __syncthreads(); /* all experts' sums of these rows are there */
-            block.add_up(tokens, item.tile);
-        }
-        if (++stage == q.stages) stage = 0, parity ^= 1;
-        turn ^= 1;
-        item = next;
+    if (block.warp < MULTIPLY) {
+        block.multiply();
+    } else if (block.warp == FINISH) {
+        block.finish();
+    } else if (block.warp == ASK) {
+        block.ask(&asked, q.stages, UINT32_MAX);
+        if (p.ahead.weight) m.list.ask_ahead(p, block.lane, 32);
+    } else if (p.down) {
+        block.make_vectors();
     }
-    if (p.down && block.experts == 0)
-        for (uint32_t tile = blockIdx.x; tile < q.row_tiles; tile += gridDim.x) block.add_up(tokens, tile);
-    if (p.ahead.weight) m.list.ask_ahead(p);
 }
 
 /* ---- launcher ------------------------------------------------------------------------------------- */
@@ -375,7 +446,7 @@ static bool shape_for(const struct experts_call &call, uint32_t tokens, experts_
     q->pairs = tokens * p.choice.chosen;
     q->tiles = 2, q->vectors = tokens;
     if (p.down) {
-        const uint32_t fit = STAGE_BYTES / q->tile_bytes, busy = WARPS / q->units,
+        const uint32_t fit = STAGE_BYTES / q->tile_bytes, busy = 2 * MULTIPLY / q->units,
                        most = fit < busy ? fit : busy,
                        usual = VECTORS_USUAL < q->pairs ? VECTORS_USUAL : q->pairs;
         q->tiles = most == 0 ? 1 : most < q->pairs ? most : q->pairs;

@@ -105,13 +105,14 @@ struct experts_list {
     }
 
     /* Asks for the block's share of the matrices that are read next, pieces go round the blocks: as much as stays in the
-     * L2 until it is read. */
-    __device__ __forceinline__ void ask_ahead(const experts_params &p) const
+     * L2 until it is read. By `threads` threads of each block, this one is number `thread`. */
+    __device__ __forceinline__ void ask_ahead(const experts_params &p, uint32_t thread,
+                                              uint32_t threads) const
     {
         const uint32_t piece = 4 << 10, most = (16 << 20) / piece,
                        each = div_up((uint32_t)(p.ahead_bytes / 16), piece / 16), wanted = *count * each,
                        all = wanted < most ? wanted : most;
-        for (uint32_t i = threadIdx.x * gridDim.x + blockIdx.x; i < all; i += blockDim.x * gridDim.x) {
+        for (uint32_t i = thread * gridDim.x + blockIdx.x; i < all; i += threads * gridDim.x) {
             if (slot[i / each] & GPUK_SLOT_HOST) continue; /* the L2 does not keep host memory */
             const uint64_t at = (uint64_t)(i % each) * piece, left = (p.ahead_bytes & ~15ull) - at;
             bulk_ask_l2(p.ahead.weight + slot[i / each] * p.ahead.stride + at,

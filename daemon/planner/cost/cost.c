@@ -584,6 +584,19 @@ static void experts_few(const struct pricing *p, const struct profile_format *of
     if (p->tier == OP_TIER_FEW) with->gpu = *kernel;
 }
 
+/* Experts of a few tokens, most of which have one token, on the CPU: the part `several` of them has two, and takes as long as a
+ * product of two. two: rates of that. */
+static void experts_of_several(enum tensor_format format, double several, const struct device_rates *two,
+                               struct device_rates *one)
+{
+    if (two->linear <= 0) return;
+    const double values = 1 << 16, bytes = (double)tensor_format_row_bytes(format, 1 << 16),
+                 longer = fmax(1, 2 * values * 2 / two->linear / (bytes / one->gemv)),
+                 times = 1 + several * (longer - 1);
+    one->gemv /= times;
+    one->gemv_beside /= times;
+}
+
 /* Rates of experts' products: those of a step of as many tokens as one of the chosen experts has, and on the GPU what was
  * measured of experts. */
 static int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT],
@@ -594,6 +607,8 @@ static int experts_rates(const struct pricing *p, struct format_rates with[FORMA
                  each = all * part / (1 - pow(1 - part, all));
     struct cost_step step = *p->step;
     struct pricing of = *p;
+    /* of the experts that are chosen, those that more than one token chose */
+    const double several = all > 1 ? 1 - all * part * pow(1 - part, all - 1) / (1 - pow(1 - part, all)) : 0;
     step.tokens = (uint32_t)fmax(1, each + 0.5);
     if (step.rows > step.tokens) step.rows = step.tokens;
     of.step = &step;
@@ -602,6 +617,12 @@ static int experts_rates(const struct pricing *p, struct format_rates with[FORMA
     for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
         const struct profile_table *grouped = &p->profile->format[f].gpu_experts;
         cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
+        if (step.tokens == 1 && all > 1 && !p->apart && !tensor_format_of((enum tensor_format)f)->variable) {
+            const struct profile_table *own = &p->profile->format[f].cpu_linear,
+                                       *table = own->count ? own : &p->profile->cpu.linear;
+            const struct device_rates two = {.linear = profile_table_at(table, 2).value};
+            experts_of_several((enum tensor_format)f, several, &two, &with[f].cpu);
+        }
         if (p->tier == OP_TIER_CHUNK && grouped->count)
             with[f].gpu.linear = with[f].kernel.linear = profile_table_at(grouped, step.tokens).value;
         experts_few(p, &p->profile->format[f], &with[f]);

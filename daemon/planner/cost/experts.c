@@ -14,6 +14,8 @@
 /* Of the CPU's time for as many bytes, what direct reads take from it: of twelve layers of that model on an H100's host it was
  * busy 2.83, 2.63, 2.78 and 2.31 ms a token with 0 to 3 of 8 experts read directly. */
 #define DIRECT_TAKES 0.6
+/* Of several tokens' experts both read for so long that they share what memory gives: 8 tokens of the whole model took 60 and 63 ms. */
+#define DIRECT_TAKES_FEW 0.9
 
 struct shares {
     double hits, direct, cpu; /* of all chosen: numbers of experts */
@@ -28,9 +30,11 @@ static double direct_seconds(const struct pricing *p, double bytes)
 
 /* Seconds of the CPU for its part of the experts, while the GPU's kernels read another one of the same memory. `copies`: these
  * go on all the time. */
-static double cpu_seconds(const struct experts_parts *parts, double part, double direct, bool copies)
+static double cpu_seconds(const struct pricing *p, const struct experts_parts *parts, double part,
+                          double direct, bool copies)
 {
-    return part * (copies ? parts->cpu_beside : parts->cpu) + DIRECT_TAKES * direct * parts->cpu;
+    const double takes = p->step->tokens > 1 ? DIRECT_TAKES_FEW : DIRECT_TAKES;
+    return part * (copies ? parts->cpu_beside : parts->cpu) + takes * direct * parts->cpu;
 }
 
 /* Seconds behind the hand-over in which both are done with these numbers of experts out of `all`, and of the CPU alone. */
@@ -38,7 +42,7 @@ static double both(const struct pricing *p, const struct experts_parts *parts, c
                    double all, bool beside)
 {
     const double vram = s->hits / all * parts->gpu, link = direct_seconds(p, s->direct / all * parts->bytes),
-                 cpu = (s->cpu > 0 ? cpu_seconds(parts, s->cpu / all, s->direct / all, beside) : 0) +
+                 cpu = (s->cpu > 0 ? cpu_seconds(p, parts, s->cpu / all, s->direct / all, beside) : 0) +
                        CPU_OPERATIONS * p->cpu.operation;
     return larger(cpu, parts->launches + larger(vram, link) - 2 * p->profile->link.hand_over.value);
 }
