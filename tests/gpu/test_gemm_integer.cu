@@ -102,6 +102,7 @@ static void run(struct test_context *t, enum tensor_format format, const integer
     for (uint32_t count = 1; count <= GPUK_BATCH_MAX; count += t->small ? 7 : 1)
         for (const struct gpuk_device *device : {&t->device, &some}) {
             if ((t->few && count != 11) || (t->small && device != &some)) continue;
+            some.gemm_integer = 1 + (int)(count & 1);
             const uint32_t room = count <= GPU_STEADY_FEW && device == &some ? GPU_STEADY_FEW : GPUK_BATCH_MAX;
             const auto got = test.together(t, device, room, count);
             uint32_t other = 0, beyond = 0;

@@ -13,8 +13,8 @@
  *
  * Precision: weights as their format decodes them; the residual stream and decode activations are fp32; sums
  * are fp32. One token's activations against blocks are whole numbers of 22 bits and a sign with a scale for each
- * 32 (blocks_x.cuh: 2^-22 of the largest at most), and sums of 32 products are exact. Batches of 2 to 16 tokens on
- * tensor cores carry activations as a pair (high, low) of 16-bit numbers, about 2^-16 relative. Prefill activations
+ * 32 (blocks_x.cuh: 2^-22 of the largest at most), and sums of 32 products are exact; those of 2 to 16 tokens likewise
+ * (gemm_integer.cu). Other batches of 2 to 16 tokens on tensor cores carry activations as a pair (high, low) of 16-bit numbers, about 2^-16 relative. Prefill activations
  * are 16-bit. No float atomics: the same input gives the same bits.
  *
  * GPUK_EARLY (only where the device says early_launch): the launch may begin before the kernel in
