@@ -59,7 +59,7 @@ struct integer_test {
         const gpu_buffer list(gpuk_chain_bytes(op, 2));
         struct gpuk_chain chain;
         GPUK(gpuk_chain_write(device, op, 2, list.at, nullptr, t->stream, &chain, &err));
-        GPUK(gpuk_chain_run(&chain, t->stream, &err));
+        GPUK(gpuk_chain_run(&chain, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
         return out.read<float>();
     }

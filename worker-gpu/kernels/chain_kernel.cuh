@@ -314,6 +314,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             copy16_async(shared_address(norm) + 16 * f, from + 4 * f, true);
     };
     fetch(0);
+    wait_for_previous();
     if (threadIdx.x == 0) {
         const uint64_t a_launch = (uint64_t)gridDim.x * q.meetings;
         const uint64_t now = q.meetings > 0 ? meet_count(&header->counter) : 0;

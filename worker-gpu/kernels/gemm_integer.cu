@@ -63,25 +63,25 @@ struct integer_addends {
     float2 of[2];
 };
 __device__ __forceinline__ integer_addends load_addends(const integer_params &q, const integer_share &s,
-                                                        uint32_t set)
+                                                        uint32_t tokens, uint32_t set)
 {
     const uint32_t lane = threadIdx.x & 31, pair = set * PAIRS + lane / 4, first = lane % 4 * 2;
     integer_addends add;
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++)
-        add.of[i] = first + i < s.tokens && pair < q.linear.pairs
+        add.of[i] = first + i < tokens && pair < q.linear.pairs
                         ? linear_addends(q.linear, pair, s.half * TOKENS + first + i)
                         : make_float2(0, 0);
     return add;
 }
-__device__ __forceinline__ void store(const integer_params &q, const integer_share &s, uint32_t set,
+__device__ __forceinline__ void store(const integer_params &q, const integer_share &s, uint32_t tokens, uint32_t set,
                                       const float4 &sum, const float scale[2], const integer_addends &add)
 {
     const uint32_t lane = threadIdx.x & 31, pair = set * PAIRS + lane / 4, first = lane % 4 * 2;
     if (pair >= q.linear.pairs) return;
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++)
-        if (first + i < s.tokens)
+        if (first + i < tokens)
             linear_store(q.linear, pair, s.half * TOKENS + first + i,
                          __fmaf_rn(i ? sum.y : sum.x, scale[i], add.of[i].x),
                          __fmaf_rn(i ? sum.w : sum.z, scale[i], add.of[i].y));
@@ -94,13 +94,14 @@ __device__ __forceinline__ float4 *sums_of(const integer_params &q, const intege
            (threadIdx.x & 31);
 }
 /* Sets of which all slices' sums have come: `count`, `step` apart. */
-__device__ __forceinline__ void finish_batch(const integer_params &q, const integer_share &s, uint32_t first,
-                                             uint32_t step, uint32_t count, const float scale[2])
+__device__ __forceinline__ void finish_batch(const integer_params &q, const integer_share &s, uint32_t tokens,
+                                             uint32_t first, uint32_t step, uint32_t count,
+                                             const float scale[2])
 {
     const uint32_t AT_ONCE = 4; /* tiles whose sums are on their way together */
     for (uint32_t k = 0; k < count; k++) {
         const uint32_t set = first + k * step;
-        const integer_addends add = load_addends(q, s, set);
+        const integer_addends add = load_addends(q, s, tokens, set);
         const float4 *from = sums_of(q, s, set);
         float4 total = make_float4(0, 0, 0, 0);
         for (uint32_t of = 0; of < q.tiles; of += AT_ONCE) {
@@ -112,7 +113,7 @@ __device__ __forceinline__ void finish_batch(const integer_params &q, const inte
             for (uint32_t i = 0; i < AT_ONCE; i++)
                 if (of + i < q.tiles) total = add4(total, v[i]);
         }
-        store(q, s, set, total, scale, add);
+        store(q, s, tokens, set, total, scale, add);
     }
 }
 
@@ -138,12 +139,13 @@ __device__ __forceinline__ void reduce(const integer_params &q, const integer_sh
     /* batches of about one size; the same in all slices */
     const uint32_t batch = div_up(s.groups, div_up(s.groups, BATCH)), step = s.step * SETS;
     wait_for_previous();
+    const uint32_t tokens = tokens_of(q, s);
     float scale[2] = {1, 1};
     uint32_t held = 0, parity = 0;
     for (uint32_t i = 0; i < s.groups; i++) {
         const uint32_t set = (s.first_group + i * s.step) * SETS + reducer;
         integer_addends add;
-        if (q.slices == 1) add = load_addends(q, s, set);
+        if (q.slices == 1) add = load_addends(q, s, tokens, set);
         float4 total = make_float4(0, 0, 0, 0);
         for (uint32_t tile = 0; tile < s.tiles; tile++, parity ^= 1) {
             bulk_wait(m.sums_full + 8 * reducer, parity);
@@ -158,7 +160,7 @@ __device__ __forceinline__ void reduce(const integer_params &q, const integer_sh
 #pragma unroll
             for (uint32_t t = 0; t < 2; t++) scale[t] = x_scale(q.linear, m.x.squares, lane % 4 * 2 + t);
         if (q.slices == 1) {
-            store(q, s, set, total, scale, add);
+            store(q, s, tokens, set, total, scale, add);
             continue;
         }
         if (++held < batch && i + 1 < s.groups) continue;
@@ -170,7 +172,7 @@ __device__ __forceinline__ void reduce(const integer_params &q, const integer_sh
         if (before + 1 == q.slices) {
             __syncwarp();                       /* what lane 0 may see now, all may */
             if (lane == 0) __stcg(counter, 0u); /* as it was found */
-            finish_batch(q, s, first, step, held, scale);
+            finish_batch(q, s, tokens, first, step, held, scale);
         }
         held = 0;
     }

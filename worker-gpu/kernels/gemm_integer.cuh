@@ -88,19 +88,16 @@ struct integer_share {
     uint32_t slice, first_tile, tiles;
     uint32_t first_line, lines, bytes; /* of a row */
     uint32_t first_group, step, groups;
-    uint32_t half, tokens; /* of the step's tokens the 8 from 8 * half on, of which there are `tokens` */
+    uint32_t half; /* of the step's tokens the 8 from 8 * half on */
 };
 template <typename D> __device__ __forceinline__ integer_share share_of(const integer_params &q)
 {
     integer_share s;
-    const uint32_t count = *q.count, halves = count > TOKENS && q.halves > 1 ? 2 : 1;
     uint32_t share = blockIdx.x / q.slices;
     const uint32_t shares = gridDim.x / q.slices;
     s.slice = blockIdx.x % q.slices;
-    s.half = share % halves, share /= halves;
-    s.step = shares / halves + (s.half < shares % halves ? 1 : 0);
-    const uint32_t left = count - s.half * TOKENS;
-    s.tokens = count < s.half * TOKENS ? 0 : left < TOKENS ? left : TOKENS;
+    s.half = share % q.halves, share /= q.halves;
+    s.step = shares / q.halves + (s.half < shares % q.halves ? 1 : 0);
     s.first_tile = q.tiles * s.slice / q.slices;
     s.tiles = q.tiles * (s.slice + 1) / q.slices - s.first_tile;
     s.first_line = s.first_tile * q.tile_lines;
@@ -111,6 +108,13 @@ template <typename D> __device__ __forceinline__ integer_share share_of(const in
     s.first_group = share;
     s.groups = share < q.groups ? div_up(q.groups - share, s.step) : 0;
     return s;
+}
+
+/* Of a block's 8 tokens those that there are: behind the kernel in front, which may be the one that brings the step's counts. */
+__device__ __forceinline__ uint32_t tokens_of(const integer_params &q, const integer_share &s)
+{
+    const uint32_t count = __ldcg(q.count), first = s.half * TOKENS;
+    return count <= first ? 0 : count - first < TOKENS ? count - first : TOKENS;
 }
 
 /* Shared memory; addresses of barriers as instructions take them. */
@@ -181,17 +185,18 @@ __device__ __forceinline__ void take_x(const integer_params &q, const integer_sh
                    quads = p.cols / 4, end = s.first_line + s.lines;
     const uint32_t from = p.norm ? 0 : s.first_line, to = p.norm ? q.lines : end, TOGETHER = 4;
     float4 next[TOGETHER];
+    wait_for_previous();
+    const uint32_t tokens = tokens_of(q, s);
     const auto load = [&](uint32_t token, uint32_t line) {
         const float4 *of = reinterpret_cast<const float4 *>(p.x + (uint64_t)(s.half * TOKENS + token) * p.x_stride);
 #pragma unroll
         for (uint32_t j = 0; j < TOGETHER; j++) {
             const uint32_t f = (line + j) * TEAM + thread;
-            next[j] = token < s.tokens && line + j < to && f < quads ? __ldcg(of + f) : make_float4(0, 0, 0, 0);
+            next[j] = token < tokens && line + j < to && f < quads ? __ldcg(of + f) : make_float4(0, 0, 0, 0);
         }
     };
-    wait_for_previous();
     load(team, from);
-    for (uint32_t token = team; token < s.tokens; token += teams) {
+    for (uint32_t token = team; token < tokens; token += teams) {
         float squares = 0;
         for (uint32_t line = from; line < to; line += TOGETHER) {
             float4 v[TOGETHER];
