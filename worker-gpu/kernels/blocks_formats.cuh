@@ -249,9 +249,10 @@ struct block_q5_k {
     {
         const uint2 two = w.two(48 + run / 2 * 32, i), fifth = w.two(16, i);
         const int right = (int)(run % 2 * 4), of_fifth = (int)run;
-        return make_uint2(
-            block_bits<0>(two.x, right, 0x0f0f0f0fu) | block_bits<4>(fifth.x, of_fifth, 0x01010101u),
-            block_bits<0>(two.y, right, 0x0f0f0f0fu) | block_bits<4>(fifth.y, of_fifth, 0x01010101u));
+        return make_uint2(block_bits<0>(two.x, right, 0x0f0f0f0fu) |
+                              block_bits<4>(fifth.x, of_fifth, 0x01010101u),
+                          block_bits<0>(two.y, right, 0x0f0f0f0fu) |
+                              block_bits<4>(fifth.y, of_fifth, 0x01010101u));
     }
     template <typename W>
     static __device__ __forceinline__ void whole(const W &w, uint32_t run, uint32_t half, uint32_t to[4])

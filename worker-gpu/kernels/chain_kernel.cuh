@@ -247,8 +247,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
             }
             const float total = tiles_fold(sum);
             const uint32_t of = begin + tiles_folded() / 2 * S::WARPS;
-            if (tiles_fold_first() && of < end_tile)
-                sums[(of - from_tile) * 2 + tiles_folded() % 2] = total;
+            if (tiles_fold_first() && of < end_tile) sums[(of - from_tile) * 2 + tiles_folded() % 2] = total;
             if (!had_time) beside();
             had_time = true;
         } while (tile < end_tile);

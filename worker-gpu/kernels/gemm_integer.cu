@@ -74,8 +74,9 @@ __device__ __forceinline__ integer_addends load_addends(const integer_params &q,
                         : make_float2(0, 0);
     return add;
 }
-__device__ __forceinline__ void store(const integer_params &q, const integer_share &s, uint32_t tokens, uint32_t set,
-                                      const float4 &sum, const float scale[2], const integer_addends &add)
+__device__ __forceinline__ void store(const integer_params &q, const integer_share &s, uint32_t tokens,
+                                      uint32_t set, const float4 &sum, const float scale[2],
+                                      const integer_addends &add)
 {
     const uint32_t lane = threadIdx.x & 31, pair = set * PAIRS + lane / 4, first = lane % 4 * 2;
     if (pair >= q.linear.pairs) return;

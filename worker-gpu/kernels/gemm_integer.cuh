@@ -10,17 +10,18 @@
 #include "worker-gpu/kernels/decode.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-static const uint32_t PAIRS = 8, ROWS = 2 * PAIRS; /* of a set, what fragments A are of; a group is SETS of these */
-static const uint32_t TOKENS = 8;                  /* of a block */
+static const uint32_t PAIRS = 8,
+                      ROWS = 2 * PAIRS; /* of a set, what fragments A are of; a group is SETS of these */
+static const uint32_t TOKENS = 8;       /* of a block */
 static const uint32_t LINE_COLUMNS = 1024, CLASSES = 32;
 /* Warps of each role. A consumer has two classes, 2 apart: of blocks of 256 these have some words in common. */
 static const uint32_t CONSUMERS = 16, REDUCERS = 2, PRODUCERS = 2,
                       THREADS = 32 * (CONSUMERS + REDUCERS + PRODUCERS);
 static const uint32_t TEAM = 256; /* threads that put a token's x, as many as a chain has */
 static const uint32_t SLOTS_MIN = 2, SLOTS_MAX = 16;
-static const uint32_t BATCH = 4;           /* groups that are counted together, at most */
-static const uint32_t SLICE_LINES = 4,     /* of a slice at most, or a tile's */
-    ALONE_LINES = 5;                       /* of a row that is not cut */
+static const uint32_t BATCH = 4;            /* groups that are counted together, at most */
+static const uint32_t SLICE_LINES = 4,      /* of a slice at most, or a tile's */
+    ALONE_LINES = 5;                        /* of a row that is not cut */
 static const uint32_t UNIT = ROWS * TOKENS; /* floats: sums of a tile of a set, as the lanes hold them */
 static const uint32_t COUNTERS = GPUK_LINEAR_COUNTER_BYTES / sizeof(uint32_t);
 
@@ -123,7 +124,7 @@ template <typename D, uint32_t SETS> struct integer_memory {
     integer_x<D> x;
     typedef integer_scales<typename D::format> scales_of_run;
     scales_of_run *scales; /* [CONSUMERS][32]: [set][class][pair] */
-    float4 *sums;                                                   /* [set][CONSUMERS][32] */
+    float4 *sums;          /* [set][CONSUMERS][32] */
     uint32_t full, empty /* [slots] */, sums_full, sums_free /* [set] */;
     uint32_t *begins; /* [slots][SETS * ROWS] where rows are LOOSE: bytes in front of a row */
 
@@ -138,9 +139,9 @@ template <typename D, uint32_t SETS> struct integer_memory {
     {
         ring = shared;
         x.digits = shared + (size_t)q.slots * SETS * ROWS * q.pitch;
-        x.of_runs =
-            reinterpret_cast<float *>(x.digits + (size_t)s.lines * CLASSES * integer_x<D>::RUN_BYTES);
-        sums = reinterpret_cast<float4 *>(x.of_runs + (size_t)s.lines * CLASSES * TOKENS * integer_x<D>::FLOATS);
+        x.of_runs = reinterpret_cast<float *>(x.digits + (size_t)s.lines * CLASSES * integer_x<D>::RUN_BYTES);
+        sums =
+            reinterpret_cast<float4 *>(x.of_runs + (size_t)s.lines * CLASSES * TOKENS * integer_x<D>::FLOATS);
         scales = reinterpret_cast<scales_of_run *>(sums + SETS * CONSUMERS * 32);
         x.squares = reinterpret_cast<float *>(scales + CONSUMERS * 32);
         uint64_t *barriers = reinterpret_cast<uint64_t *>(x.squares + TOKENS * TEAM / 32);
@@ -188,7 +189,8 @@ __device__ __forceinline__ void take_x(const integer_params &q, const integer_sh
     wait_for_previous();
     const uint32_t tokens = tokens_of(q, s);
     const auto load = [&](uint32_t token, uint32_t line) {
-        const float4 *of = reinterpret_cast<const float4 *>(p.x + (uint64_t)(s.half * TOKENS + token) * p.x_stride);
+        const float4 *of =
+            reinterpret_cast<const float4 *>(p.x + (uint64_t)(s.half * TOKENS + token) * p.x_stride);
 #pragma unroll
         for (uint32_t j = 0; j < TOGETHER; j++) {
             const uint32_t f = (line + j) * TEAM + thread;
@@ -264,12 +266,12 @@ template <typename D, uint32_t SETS> struct integer_products {
     /* Lane l has those of pair l % 8 of set l / 16, class l / 8 % 2 of the warp's. */
     static __device__ __forceinline__ run_scales scales_of(const line_place &at, uint32_t warp)
     {
-        const uint32_t lane = threadIdx.x & 31, set = SETS == 1 ? 0 : lane / 16, row = set * ROWS + (lane & 7),
-                       of = class_of(warp, lane >> 3 & 1), offset = offset_of(of),
-                       from = offset < at.bytes ? offset : 0, run = of % RUNS;
+        const uint32_t lane = threadIdx.x & 31, set = SETS == 1 ? 0 : lane / 16,
+                       row = set * ROWS + (lane & 7), of = class_of(warp, lane >> 3 & 1),
+                       offset = offset_of(of), from = offset < at.bytes ? offset : 0, run = of % RUNS;
         block_scales scales[2];
-        F::scales_two(words(at.row(row) + from + F::ORIGIN), words(at.row(row + PAIRS) + from + F::ORIGIN), run,
-                      scales[0], scales[1]);
+        F::scales_two(words(at.row(row) + from + F::ORIGIN), words(at.row(row + PAIRS) + from + F::ORIGIN),
+                      run, scales[0], scales[1]);
         run_scales own;
 #pragma unroll
         for (uint32_t r = 0; r < 2; r++)
@@ -346,7 +348,8 @@ template <typename D, uint32_t SETS> struct integer_products {
         for (uint32_t i = 0; i < 4; i++) {
             const uint32_t r = i / 2, t = i % 2;
             float products = __fmul_rn(own.of[r][0][0], total(of[0], i));
-            if (GROUPS == 2) products = __fmaf_rn(own.of[r][GROUPS - 1][0], total(of[GROUPS - 1], i), products);
+            if (GROUPS == 2)
+                products = __fmaf_rn(own.of[r][GROUPS - 1][0], total(of[GROUPS - 1], i), products);
             sum[i] = __fmaf_rn(products, x.scale[t], sum[i]);
             if constexpr (F::LEAST) {
                 sum[i] = __fmaf_rn(own.of[r][0][1], x.sum[t][0], sum[i]);
@@ -356,8 +359,9 @@ template <typename D, uint32_t SETS> struct integer_products {
     }
     /* A line; `line` is its number in the slice. WHOLE: every byte of it is there. */
     template <bool WHOLE>
-    static __device__ __forceinline__ void add_line(const line_place &at, const integer_x<D> &x, uint32_t line,
-                                                    uint32_t warp, run_scales *scales, float sum[2][SETS][4])
+    static __device__ __forceinline__ void add_line(const line_place &at, const integer_x<D> &x,
+                                                    uint32_t line, uint32_t warp, run_scales *scales,
+                                                    float sum[2][SETS][4])
     {
         const uint32_t lane = threadIdx.x & 31;
         const run_scales mine = scales_of(at, warp);

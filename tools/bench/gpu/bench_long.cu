@@ -88,8 +88,9 @@ void bench_long_shapes(struct bench *b, struct bench_model *m)
                     CUDA(cudaMalloc(&list, gpuk_chain_bytes(ops.data(), LAYERS)));
                     GPUK(gpuk_chain_write(m->device, ops.data(), LAYERS, list, m->attention_workspace,
                                           m->stream, &chain, &err));
-                    chained = bench_time_graph(b, 2, [&] { GPUK(gpuk_chain_run(&chain, 0, m->stream, &err)); }) /
-                              LAYERS;
+                    chained =
+                        bench_time_graph(b, 2, [&] { GPUK(gpuk_chain_run(&chain, 0, m->stream, &err)); }) /
+                        LAYERS;
                     CUDA(cudaFree(list));
                 }
                 printf("  %u: %5.1f / %5.1f", group, 100 * kv / alone / 1e9 / b->read_gbs,
