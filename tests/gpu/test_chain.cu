@@ -311,7 +311,7 @@ static void test_cut(struct test_context *t, const chain_test &c, const struct g
     int other = 0;
     for (int run = 0; run < runs; run++) {
         c.reset(t);
-        GPUK(gpuk_chain_run(&chain, t->stream, &err));
+        GPUK(gpuk_chain_run(&chain, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
         auto got = c.state->read<float>();
         if (run > 0) {

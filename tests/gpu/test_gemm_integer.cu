@@ -42,7 +42,8 @@ struct integer_test {
         float *to = out.as<float>();
         a.format = format, a.cols = c.cols, a.segments = c.segments, a.steady = true;
         for (uint32_t s = 0; s < c.segments; to += c.rows[s++])
-            a.segment[s] = {weights[s]->at, nullptr, c.bias ? biases[s]->as<float>() : nullptr, to, c.rows[s]};
+            a.segment[s] = {weights[s]->at, nullptr, c.bias ? biases[s]->as<float>() : nullptr, to,
+                            c.rows[s]};
         a.x = x.as<float>() + (size_t)token * c.cols, a.norm = c.norm ? norm.as<float>() : nullptr;
         a.eps = 1e-6f, a.swiglu = c.swiglu;
         a.residual = c.residual ? residual.as<float>() + (size_t)token * out_rows : nullptr;
@@ -59,7 +60,7 @@ struct integer_test {
         const gpu_buffer list(gpuk_chain_bytes(op, 2));
         struct gpuk_chain chain;
         GPUK(gpuk_chain_write(device, op, 2, list.at, nullptr, t->stream, &chain, &err));
-        GPUK(gpuk_chain_run(&chain, t->stream, &err));
+        GPUK(gpuk_chain_run(&chain, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
         return out.read<float>();
     }
@@ -75,8 +76,9 @@ struct integer_test {
         GPUK(gpuk_gemm_small(device, &a, room, tokens.as<uint32_t>(), workspace.at, 0, t->stream, &err));
         CUDA(cudaStreamSynchronize(t->stream));
         const auto left = workspace.read<unsigned char>();
-        check(t, std::count(left.begin(), left.begin() + GPUK_LINEAR_COUNTER_BYTES, 0) ==
-                     (ptrdiff_t)GPUK_LINEAR_COUNTER_BYTES,
+        check(t,
+              std::count(left.begin(), left.begin() + GPUK_LINEAR_COUNTER_BYTES, 0) ==
+                  (ptrdiff_t)GPUK_LINEAR_COUNTER_BYTES,
               "gemm by whole numbers leaves its counters zero");
         return out.read<float>();
     }
@@ -91,7 +93,8 @@ static void run(struct test_context *t, enum tensor_format format, const integer
     const gpu_buffer none(16);
     const struct gpuk_linear_args args = test.args(0, none);
     const char *kernel = gpuk_linear_kernel(&some, &args, GPUK_FEW);
-    snprintf(what, sizeof what, "%s %u x %u is multiplied by whole numbers", name_of(format), c.rows[0], c.cols);
+    snprintf(what, sizeof what, "%s %u x %u is multiplied by whole numbers", name_of(format), c.rows[0],
+             c.cols);
     check(t, kernel && strcmp(kernel, "integer") == 0, what);
     std::vector<std::vector<float>> alone;
     for (uint32_t token = 0; token < GPUK_BATCH_MAX; token++)
@@ -102,7 +105,9 @@ static void run(struct test_context *t, enum tensor_format format, const integer
     for (uint32_t count = 1; count <= GPUK_BATCH_MAX; count += t->small ? 7 : 1)
         for (const struct gpuk_device *device : {&t->device, &some}) {
             if ((t->few && count != 11) || (t->small && device != &some)) continue;
-            const uint32_t room = count <= GPU_STEADY_FEW && device == &some ? GPU_STEADY_FEW : GPUK_BATCH_MAX;
+            some.gemm_integer = 1 + (int)(count & 1);
+            const uint32_t room =
+                count <= GPU_STEADY_FEW && device == &some ? GPU_STEADY_FEW : GPUK_BATCH_MAX;
             const auto got = test.together(t, device, room, count);
             uint32_t other = 0, beyond = 0;
             for (uint32_t token = 0; token < GPUK_BATCH_MAX; token++)
@@ -114,12 +119,13 @@ static void run(struct test_context *t, enum tensor_format format, const integer
                         beyond += !isnan(v);
                 }
             /* (of SwiGLU and of the second matrix's place nothing is written to either) */
-            snprintf(what, sizeof what,
-                     "%s %u x %u (%u matrices)%s%s%s%s, %u of %u tokens, %d blocks: %u numbers of other bits than "
-                     "alone in a chain, %u behind the last token",
-                     name_of(format), c.rows[0], c.cols, c.segments, c.norm ? " norm" : "", c.bias ? " bias" : "",
-                     c.residual ? " residual" : "", c.swiglu ? " swiglu" : "", count, room, device->sm_count, other,
-                     beyond);
+            snprintf(
+                what, sizeof what,
+                "%s %u x %u (%u matrices)%s%s%s%s, %u of %u tokens, %d blocks: %u numbers of other bits than "
+                "alone in a chain, %u behind the last token",
+                name_of(format), c.rows[0], c.cols, c.segments, c.norm ? " norm" : "", c.bias ? " bias" : "",
+                c.residual ? " residual" : "", c.swiglu ? " swiglu" : "", count, room, device->sm_count,
+                other, beyond);
             check(t, other == 0 && beyond == 0, what);
         }
 }

@@ -11,6 +11,7 @@
  *   whole(w, run, half, to)  four words of the run's first or last 16 numbers as bytes with a sign; a value is
  *                   scale * (whole_times(run) * byte + whole_zero(run)) - least
  *   whole_four(w, run, i)  word i of these eight
+ *   ALONG           whether neighbours of these come from neighbouring words; whole_two(w, run, i) is 2 i and 2 i + 1 then
  *   scales(w, run); scales_two(wa, wb, run, a, b) of two rows at once
  * Bytes at(x) of w are ORIGIN less than in the block's definition. */
 #ifndef HELM_WORKER_GPU_KERNELS_BLOCKS_FORMATS_CUH
@@ -34,6 +35,7 @@
     }
 /* The numbers as bytes with a sign: small ones as they are, others less ZERO, as far up in their bytes as they go. */
 #define BLOCK_WHOLE                                                                                          \
+    static const bool ALONG = false;                                                                         \
     static const int WHOLE_UP = LEAST ? 0 : 8 - (int)BITS;                                                   \
     static_assert(LEAST ? BITS < 8 && ZERO == 0 : ZERO == 1 << (BITS - 1), "");                              \
     static __device__ __forceinline__ float whole_times(uint32_t)                                            \
@@ -211,11 +213,13 @@ struct block_q4_k {
     /* high halves of bytes stay where they are, less 8 */
     static __device__ __forceinline__ float whole_times(uint32_t run) { return run % 2 ? 1.0f / 16 : 1.0f; }
     static __device__ __forceinline__ float whole_zero(uint32_t run) { return run % 2 ? 8.0f : 0.0f; }
+    static const bool ALONG = true;
     template <typename W>
-    static __device__ __forceinline__ uint32_t whole_four(const W &w, uint32_t run, uint32_t i)
+    static __device__ __forceinline__ uint2 whole_two(const W &w, uint32_t run, uint32_t i)
     {
         const uint32_t mask = run % 2 ? 0xf0f0f0f0u : 0x0f0f0f0fu, flip = run % 2 ? 0x80808080u : 0;
-        return (w.word(16 + run / 2 * 32, i) & mask) ^ flip;
+        const uint2 two = w.two(16 + run / 2 * 32, i);
+        return make_uint2((two.x & mask) ^ flip, (two.y & mask) ^ flip);
     }
     template <typename W>
     static __device__ __forceinline__ void whole(const W &w, uint32_t run, uint32_t half, uint32_t to[4])
@@ -239,10 +243,16 @@ struct block_q5_k {
     BLOCK_APART
     static __device__ __forceinline__ float whole_times(uint32_t) { return 1; }
     static __device__ __forceinline__ float whole_zero(uint32_t) { return 0; }
+    static const bool ALONG = true;
     template <typename W>
-    static __device__ __forceinline__ uint32_t whole_four(const W &w, uint32_t run, uint32_t i)
+    static __device__ __forceinline__ uint2 whole_two(const W &w, uint32_t run, uint32_t i)
     {
-        return four<0>(w, run, i);
+        const uint2 two = w.two(48 + run / 2 * 32, i), fifth = w.two(16, i);
+        const int right = (int)(run % 2 * 4), of_fifth = (int)run;
+        return make_uint2(block_bits<0>(two.x, right, 0x0f0f0f0fu) |
+                              block_bits<4>(fifth.x, of_fifth, 0x01010101u),
+                          block_bits<0>(two.y, right, 0x0f0f0f0fu) |
+                              block_bits<4>(fifth.y, of_fifth, 0x01010101u));
     }
     template <typename W>
     static __device__ __forceinline__ void whole(const W &w, uint32_t run, uint32_t half, uint32_t to[4])

@@ -32,6 +32,12 @@ template <uint32_t ALIGN, bool SHARED> struct block_words {
         const uint32_t high = SHARED || beside ? load<uint32_t>(base + at + 4 * i + 4) : 0;
         return __funnelshift_r(low, high, beside);
     }
+    /* Words 2 i and 2 i + 1 of those from byte `at` on, which is a multiple of 8. */
+    __device__ __forceinline__ uint2 two(uint32_t at, uint32_t i) const
+    {
+        if constexpr (ALIGN == 16) return load<uint2>(base + at + 8 * i);
+        return make_uint2(word(at, 2 * i), word(at, 2 * i + 1));
+    }
     /* The words of 16 bytes, all of them wanted, the half's of those from byte `at` on. */
     __device__ __forceinline__ void four(uint32_t at, uint32_t half, uint32_t to[4]) const
     {

@@ -19,7 +19,8 @@ int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
     return rc;
 }
 
-extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, struct helm_err *err)
+extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, void *stream,
+                              struct helm_err *err)
 {
     const struct chain_params p = {(unsigned char *)(uintptr_t)chain->list,
                                    chain->count,
@@ -33,6 +34,8 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, stru
     const chain_function kernel =
         (chain->sparse ? chain_sparse_kernels
                        : kernels)[chain->variant / KV_DTYPE_COUNT][chain->variant % KV_DTYPE_COUNT];
+    /* Begun early, blocks come to be resident together without being launched so: those of the kernel in front, which wait for
+     * nothing behind them, end, and nothing else begins before this kernel has ended. */
     return gpuk_launch("chain", kernel, dim3(chain->blocks), dim3(chain->warps * 32), chain->shared_bytes,
-                       GPUK_TOGETHER, stream, err, p);
+                       flags & GPUK_EARLY ? GPUK_EARLY : GPUK_TOGETHER, stream, err, p);
 }

@@ -247,8 +247,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
             }
             const float total = tiles_fold(sum);
             const uint32_t of = begin + tiles_folded() / 2 * S::WARPS;
-            if (tiles_fold_first() && of < end_tile)
-                sums[(of - from_tile) * 2 + tiles_folded() % 2] = total;
+            if (tiles_fold_first() && of < end_tile) sums[(of - from_tile) * 2 + tiles_folded() % 2] = total;
             if (!had_time) beside();
             had_time = true;
         } while (tile < end_tile);
@@ -314,6 +313,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             copy16_async(shared_address(norm) + 16 * f, from + 4 * f, true);
     };
     fetch(0);
+    wait_for_previous();
     if (threadIdx.x == 0) {
         const uint64_t a_launch = (uint64_t)gridDim.x * q.meetings;
         const uint64_t now = q.meetings > 0 ? meet_count(&header->counter) : 0;

@@ -32,7 +32,8 @@ static uint32_t most_of(const struct gpuk_linear_args *args, uint32_t pitch)
 {
     const struct chain_lines &lines = lines_by_format[args->format];
     if (!args->steady || tensor_format_is_plain(args->format)) return pitch;
-    const uint32_t row_lines = div_up((uint32_t)tensor_format_row_bytes(args->format, args->cols), lines.bytes);
+    const uint32_t row_lines =
+        div_up((uint32_t)tensor_format_row_bytes(args->format, args->cols), lines.bytes);
     return steady_lines(row_lines, lines.bytes, lines.loose) * lines.bytes + (lines.loose ? TILE_SLACK : 0);
 }
 

@@ -106,8 +106,10 @@ size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count);
 HELM_MUST_CHECK int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
                                      uint32_t count, void *memory, void *attention_workspace, void *stream,
                                      struct gpuk_chain *chain, struct helm_err *err);
-/* Runs it; may be captured. */
-HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, void *stream, struct helm_err *err);
+/* Runs it; may be captured. With GPUK_EARLY it is no cooperative launch: nothing else may be begun on the device before it has
+ * ended, as in one stream. */
+HELM_MUST_CHECK int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, void *stream,
+                                   struct helm_err *err);
 
 #ifdef __cplusplus
 }

@@ -13,8 +13,8 @@
  *
  * Precision: weights as their format decodes them; the residual stream and decode activations are fp32; sums
  * are fp32. One token's activations against blocks are whole numbers of 22 bits and a sign with a scale for each
- * 32 (blocks_x.cuh: 2^-22 of the largest at most), and sums of 32 products are exact. Batches of 2 to 16 tokens on
- * tensor cores carry activations as a pair (high, low) of 16-bit numbers, about 2^-16 relative. Prefill activations
+ * 32 (blocks_x.cuh: 2^-22 of the largest at most), and sums of 32 products are exact; those of 2 to 16 tokens likewise
+ * (gemm_integer.cu). Other batches of 2 to 16 tokens on tensor cores carry activations as a pair (high, low) of 16-bit numbers, about 2^-16 relative. Prefill activations
  * are 16-bit. No float atomics: the same input gives the same bits.
  *
  * GPUK_EARLY (only where the device says early_launch): the launch may begin before the kernel in
@@ -77,7 +77,7 @@ struct gpuk_device {
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
     int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
     int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
-    int gemm_integer;     /* negative: few tokens' products with blocks are not by whole numbers */
+    int gemm_integer; /* negative: few tokens' products with blocks are not by whole numbers; 1, 2: 16 rows by 1 or 2 */
     int experts_wide; /* tokens of an expert on average from which warpgroups take a chunk's; negative: any number */
     int chain_words; /* of chains with experts: negative: all results wait for a meeting of the blocks; 1: logits go
                              from block to block as words; 2: x, too */
@@ -141,7 +141,8 @@ struct gpuk_linear_args {
     float eps;
     const float *residual; /* stride as out_stride */
     bool swiglu;
-    bool steady; /* gemm: the kernel is the one of GPUK_BATCH_MAX tokens, however few there are; blocks in a chain: a row's
+    bool
+        steady; /* gemm: the kernel is the one of GPUK_BATCH_MAX tokens, however few there are; blocks in a chain: a row's
                     order of sums is that of this kernel, if it is by whole numbers, whatever else is in the chain */
     uint32_t x_stride, out_stride; /* floats; gemm only */
 };

@@ -44,8 +44,7 @@ __device__ __forceinline__ float add_squares(float sum, const float4 &v)
 /* The same as chains and gemm_integer add it up, a quad's own sum first. */
 __device__ __forceinline__ float add_quad_squares(float sum, const float4 &v)
 {
-    return __fadd_rn(sum,
-                     __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmul_rn(v.x, v.x)))));
+    return __fadd_rn(sum, __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmul_rn(v.x, v.x)))));
 }
 
 /* x to shared memory as plain numbers take it, for thread `thread` of `threads`: first, and before x is there, the

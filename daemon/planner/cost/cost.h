@@ -38,7 +38,8 @@ struct cost_step {
     /* `invariant`: of an invariant plan (common/plan/schedule.h). `prompt`: the step is a chunk of a prompt of this
      * many tokens in all; 0: of as many as the step has, or no prompt where each row has one token */
     bool invariant;
-    bool one_as_few; /* its GPU computes one token with the kernels of a few, but for products with blocks, in chains */
+    bool
+        one_as_few; /* its GPU computes one token with the kernels of a few, but for products with blocks, in chains */
     uint32_t prompt;
 };
 

@@ -192,10 +192,12 @@ static inline void emulator_bytes(int d[4], const uint32_t mine[6], int halves)
     const uint32_t *all = emulator_exchange(mine, 6);
     const int lane = threadIdx.x & 31;
     for (int i = 0; i < 4; i++) {
-        const uint32_t *row = all + lane / 4 * 4 * 8 + i / 2, *column = all + (lane % 4 * 2 + i % 2) * 4 * 8 + 4;
+        const uint32_t *row = all + lane / 4 * 4 * 8 + i / 2,
+                       *column = all + (lane % 4 * 2 + i % 2) * 4 * 8 + 4;
         d[i] = 0;
         for (int half = 0; half < halves; half++)
-            for (int c = 0; c < 4; c++) d[i] = __dp4a((int)row[c * 8 + 2 * half], (int)column[c * 8 + half], d[i]);
+            for (int c = 0; c < 4; c++)
+                d[i] = __dp4a((int)row[c * 8 + 2 * half], (int)column[c * 8 + half], d[i]);
     }
 }
 static inline void bytes_product(int d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,

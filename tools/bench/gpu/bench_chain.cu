@@ -42,7 +42,7 @@ static double step_seconds(struct bench *b, struct bench_model *m)
 }
 static double chain_seconds(struct bench *b, struct bench_model *m)
 {
-    return bench_time_graph(b, 5, [&] { GPUK(gpuk_chain_run(&m->chain, m->stream, &err)); });
+    return bench_time_graph(b, 5, [&] { GPUK(gpuk_chain_run(&m->chain, 0, m->stream, &err)); });
 }
 static void step_row(struct bench *b, struct bench_model *m, const char *what)
 {

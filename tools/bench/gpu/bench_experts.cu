@@ -181,7 +181,7 @@ static std::vector<float> out_of(const experts_bench *f, const std::function<voi
 /* The chain's sums against those of the kernels, and its bits from run to run; returns how many were wrong. */
 static int check_chain(const experts_bench *f, const struct gpuk_chain *chain)
 {
-    const auto run = [&] { GPUK(gpuk_chain_run(chain, f->b->stream, &err)); };
+    const auto run = [&] { GPUK(gpuk_chain_run(chain, 0, f->b->stream, &err)); };
     const std::vector<float> wanted = out_of(f, [&] { run_kernels(f); }), first = out_of(f, run);
     int other = 0;
     for (int i = 0; i < 50; i++) other += memcmp(out_of(f, run).data(), first.data(), first.size() * 4) != 0;
@@ -207,7 +207,7 @@ static int bench_chained(const experts_bench *f)
             if (!chain_of(f, part, &chain)) continue;
             if (part == MLP_ALL) bad += check_chain(f, &chain);
             const double t =
-                bench_time_graph(f->b, 4, [&] { GPUK(gpuk_chain_run(&chain, f->b->stream, &err)); });
+                bench_time_graph(f->b, 4, [&] { GPUK(gpuk_chain_run(&chain, 0, f->b->stream, &err)); });
             snprintf(what, sizeof what, " 1 token, chain of %u x %u, words %d%s", chain.slots, chain.pitch,
                      words, names[part]);
             row_of(f, what, t / LAYERS, part == MLP_ALL ? bytes : 0);

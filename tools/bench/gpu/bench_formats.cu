@@ -100,7 +100,8 @@ static void bench_chained(const struct formats_bench *f)
     }
     GPUK(gpuk_chain_write(&f->b->device, ops.data(), f->matrices, f->list, nullptr, f->b->stream, &chain,
                           &err));
-    row_of(f, "chain", bench_time_graph(f->b, 2, [&] { GPUK(gpuk_chain_run(&chain, f->b->stream, &err)); }));
+    row_of(f, "chain",
+           bench_time_graph(f->b, 2, [&] { GPUK(gpuk_chain_run(&chain, 0, f->b->stream, &err)); }));
 }
 
 static void bench_shape_of(struct formats_bench *f, uint32_t rows, uint32_t cols, bool all)

@@ -24,7 +24,7 @@ static void long_row(struct bench *b, struct bench_model *m, uint32_t context)
     const double step = bench_time_graph(b, 3, [&] { bench_enqueue_chain(m); });
     bench_chain_write(m, 1u << PART_ATTENTION, false, 0);
     const double alone =
-        bench_time_graph(b, 3, [&] { GPUK(gpuk_chain_run(&m->chain, m->stream, &err)); }) / s->layers;
+        bench_time_graph(b, 3, [&] { GPUK(gpuk_chain_run(&m->chain, 0, m->stream, &err)); }) / s->layers;
     const double all = m->decode_bytes + s->layers * kv;
     printf("%-8s %-5s at %5u %9.1f us a step, %5.1f %% of read, %6.1f token/s; attention %7.2f us a "
            "layer, %5.1f %%\n",
@@ -88,8 +88,9 @@ void bench_long_shapes(struct bench *b, struct bench_model *m)
                     CUDA(cudaMalloc(&list, gpuk_chain_bytes(ops.data(), LAYERS)));
                     GPUK(gpuk_chain_write(m->device, ops.data(), LAYERS, list, m->attention_workspace,
                                           m->stream, &chain, &err));
-                    chained = bench_time_graph(b, 2, [&] { GPUK(gpuk_chain_run(&chain, m->stream, &err)); }) /
-                              LAYERS;
+                    chained =
+                        bench_time_graph(b, 2, [&] { GPUK(gpuk_chain_run(&chain, 0, m->stream, &err)); }) /
+                        LAYERS;
                     CUDA(cudaFree(list));
                 }
                 printf("  %u: %5.1f / %5.1f", group, 100 * kv / alone / 1e9 / b->read_gbs,

@@ -293,7 +293,7 @@ void bench_enqueue_chain(struct bench_model *m)
     const struct bench_shape *s = &m->shape;
     GPUK(gpuk_embed(&m->step, 1, m->embed, FORMAT_BF16, s->vocab, s->hidden, m->x, 0, m->stream, &err));
     GPUK(gpuk_rope_table(&m->step, 1, m->inv_freq, s->head_dim, 1, m->rope_table, 0, m->stream, &err));
-    GPUK(gpuk_chain_run(&m->chain, m->stream, &err));
+    GPUK(gpuk_chain_run(&m->chain, 0, m->stream, &err));
     GPUK(gpuk_argmax(m->step.counts + 2, 1, m->logits, s->vocab, m->result, NULL, m->argmax_workspace, 0,
                      m->stream, &err));
 }

@@ -211,7 +211,7 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_EXPAND:
         return gpuk_expand(&cuda_of(d)->caps, op->as.expand.part, op->as.expand.parts, 0, STREAM(d), err);
     case OP_CHAIN:
-        return gpuk_chain_run(&op->as.chain, STREAM(d), err);
+        return gpuk_chain_run(&op->as.chain, op->flags, STREAM(d), err);
     case OP_WORD_WAIT:
         return device_word_wait(d, op->as.word.word, op->as.word.value, op->as.word.compare, err);
     case OP_WORD_WRITE:

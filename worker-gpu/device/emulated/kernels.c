@@ -370,8 +370,7 @@ static bool linear_takes(struct device *d, const struct gpuk_linear_args *args, 
 static bool chain_as_few(struct device *d, const struct gpuk_linear_args *args)
 {
     (void)d;
-    return args->steady && !tensor_format_is_plain(args->format) &&
-           !tensor_format_of(args->format)->variable;
+    return args->steady && !tensor_format_is_plain(args->format) && !tensor_format_of(args->format)->variable;
 }
 
 static int check_expand(const struct op_expand *expand, struct helm_err *err)

@@ -216,8 +216,8 @@ static void one_token_of_an_invariant_plan_has_its_blocks_in_chains(void **state
     expect("MLP, in chains", p->table.unit[11].gpu,
            GATES * Q4 / 900e9 + DOWN * Q6 / 800e9 + 2e-6 + 3e-6 + NORM / 1000e9);
     expect("attention, in chains", p->table.unit[10].gpu,
-           attention - (2 * (Q_K + O + V) * GPU_STEADY_FEW / 1e12 + 3 * 9e-6) + (Q_K + O) * Q4 / 900e9 + V * Q6 / 800e9 + 2 * 2e-6 +
-               3e-6 + 5e-6);
+           attention - (2 * (Q_K + O + V) * GPU_STEADY_FEW / 1e12 + 3 * 9e-6) + (Q_K + O) * Q4 / 900e9 +
+               V * Q6 / 800e9 + 2 * 2e-6 + 3e-6 + 5e-6);
 }
 
 /* Where the device multiplies a short chunk by blocks as they lie, those at home are not expanded; streamed ones are, and
