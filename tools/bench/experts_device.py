@@ -10,7 +10,8 @@ VRAM). A row: decode of one sequence behind 128 tokens, TTFT of 2,048, both the 
 first and of the second; which part of the chosen experts was found in VRAM, and what helm-plan says of decode with that part.
 Sticky rows with slots of their own have all sparse layers in both memories, slots that move or (`still`) do not, and beside the part
 found that of slots_simulation.py for the same tokens. Rows that would begin behind --seconds are named and not run. --only even:0+3: two
-rows of a case. --quick: a quick profile. --layers: as many of each model alone. At the end the forecasts at the part found: median and worst difference.
+rows of a case. --quick: a quick profile. --layers: as many of each model alone. At the end the forecasts at the part found: median and
+worst difference.
 
 `bf16` is all of 30B-A3B (61 GB beside as much pinned memory: nothing else may be there), `half` 24 of its 48 layers, `gptoss` half of
 gpt-oss-120b by helm-mkmodel. Standard library only."""
