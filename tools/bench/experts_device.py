@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Mixtures of experts on a machine with a GPU: decode and first tokens beside the daemon's own forecasts, by plan.
 
-  experts_device.py --bin DIR [--work DIR] [--profile FILE] [--quick] [--only NAME[:ROW[+ROW ...]],...] [--seconds N] [--keep]
+  experts_device.py --bin DIR [--work DIR] [--profile FILE] [--quick] [--layers N] [--only NAME[:ROW[+ROW ...]],...] [--seconds N] [--keep]
   experts_device.py --bin DIR --case MODEL:VRAM:STRATEGY[,...] --device emulated      (a quick look at any model)
 
 Models of random weights are made by make_gguf.py in --work (default /dev/shm/helm-experts), one at a time. Their routing is even, or
@@ -10,7 +10,8 @@ VRAM). A row: decode of one sequence behind 128 tokens, TTFT of 2,048, both the 
 first and of the second; which part of the chosen experts was found in VRAM, and what helm-plan says of decode with that part.
 Sticky rows with slots of their own have all sparse layers in both memories, slots that move or (`still`) do not, and beside the part
 found that of slots_simulation.py for the same tokens. Rows that would begin behind --seconds are named and not run. --only even:0+3: two
-rows of a case. --quick: a quick profile. At the end the forecasts at the part found: median and worst difference.
+rows of a case. --quick: a quick profile. --layers: as many of each model alone. At the end the forecasts at the part found: median and
+worst difference.
 
 `bf16` is all of 30B-A3B (61 GB beside as much pinned memory: nothing else may be there), `half` 24 of its 48 layers, `gptoss` half of
 gpt-oss-120b by helm-mkmodel. Standard library only."""
@@ -263,6 +264,7 @@ def make_model(o, name):
     size, kind, layers, sticky, _ = CASES[name]
     if name == "gptoss":
         return make_gpt_oss(o, size, layers)
+    layers = o.layers or layers
     path = os.path.join(o.work, "%s.gguf" % name)
     if not os.path.exists(path):
         run([sys.executable, os.path.join(HERE, "make_gguf.py"), "--size", size, "--type", kind, "--out", path] +
@@ -276,6 +278,7 @@ def main():
     parser.add_argument("--work", default="/dev/shm/helm-experts")
     parser.add_argument("--profile")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--only", default=",".join(USUAL))
     parser.add_argument("--case")
     parser.add_argument("--device", default="cuda")
