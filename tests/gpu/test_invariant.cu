@@ -84,15 +84,19 @@ static const uint32_t HEADS = 8, KV_HEADS = 2, PAGE = 32;
 struct attending {
     test_step step;
     struct kv_layout layout;
-    uint32_t window, width;
-    std::vector<float> q;
-    gpu_buffer pool;
+    uint32_t window, width, kv_width;
+    std::vector<float> q, k, v; /* of tokens' products, but for prefill, which takes q as it is */
+    std::vector<unsigned char> cells;
+    gpu_buffer pool, table, norms;
 
     attending(struct test_context *t, const std::vector<uint32_t> &start, const std::vector<uint32_t> &count,
               int dtype, uint32_t head_dim, uint32_t seen)
         : step(t, start, count, PAGE), layout{1, KV_HEADS, head_dim, PAGE, (uint32_t)dtype}, window(seen),
-          width(HEADS * head_dim), q(random_floats(t, (size_t)step.tokens * width, 3)),
-          pool(random_cells(t, layout, step.pages))
+          width(HEADS * head_dim), kv_width(KV_HEADS * head_dim),
+          q(random_floats(t, (size_t)step.tokens * width, 3)),
+          k(random_floats(t, (size_t)step.tokens * kv_width)), v(random_floats(t, k.size())),
+          cells(random_cells(t, layout, step.pages)), pool(cells),
+          table(random_floats(t, (size_t)step.tokens * head_dim)), norms(random_floats(t, 2 * head_dim, 2))
     {
     }
     /* Attention of tokens [first, first + count), which are one row of as many, or a row each. */
@@ -111,18 +115,33 @@ struct attending {
     }
 };
 
-static std::vector<float> decode(struct test_context *t, attending &x, uint32_t first, uint32_t count)
+/* Several tokens' rotation and append, then attention; or, `fused`, one token's in one. */
+static std::vector<float> decode(struct test_context *t, attending &x, uint32_t first, uint32_t count,
+                                 bool fused = false)
 {
-    const gpu_buffer q(std::vector<float>(x.q.begin() + (size_t)first * x.width,
-                                          x.q.begin() + (size_t)(first + count) * x.width)),
+    const auto some = [&](const std::vector<float> &all, uint32_t width) {
+        return std::vector<float>(all.begin() + (size_t)first * width,
+                                  all.begin() + (size_t)(first + count) * width);
+    };
+    const gpu_buffer q(some(x.q, x.width)), k(some(x.k, x.kv_width)), v(some(x.v, x.kv_width)),
+        turned((size_t)GPUK_BATCH_MAX * x.width * sizeof(float)),
         out((size_t)GPUK_BATCH_MAX * x.width * sizeof(float)),
         workspace(gpuk_attention_workspace_bytes(GPUK_BATCH_MAX, HEADS, x.layout.head_dim));
+    const uint32_t head_dim = x.layout.head_dim,
+                   room = count <= GPU_STEADY_FEW ? GPU_STEADY_FEW : GPUK_BATCH_MAX;
     CUDA(cudaMemset(workspace.at, 0, gpuk_attention_counter_bytes(GPUK_BATCH_MAX, HEADS)));
+    CUDA(cudaMemcpy(x.pool.at, x.cells.data(), x.cells.size(), cudaMemcpyHostToDevice));
     CUDA(cudaDeviceSynchronize());
     struct gpuk_attention a = x.args(first, count, false);
-    a.q = q.as<float>();
-    GPUK(gpuk_attention_decode(&t->device, &a, count <= GPU_STEADY_FEW ? GPU_STEADY_FEW : GPUK_BATCH_MAX,
-                               false, out.as<float>(), nullptr, nullptr, workspace.at, 0, t->stream, &err));
+    a.q = q.as<float>(), a.k = k.as<float>(), a.v = v.as<float>(), a.kv_stride = x.kv_width;
+    a.q_norm = x.norms.as<float>(), a.k_norm = a.q_norm + head_dim, a.eps = 1e-6f;
+    a.rope_table = x.table.as<float>() + (size_t)first * head_dim;
+    if (!fused) {
+        GPUK(gpuk_rope_append(&a, room, turned.at, DTYPE_F32, 0, t->stream, &err));
+        a.q = turned.as<float>();
+    }
+    GPUK(gpuk_attention_decode(&t->device, &a, fused ? 1 : room, fused, out.as<float>(), nullptr, nullptr,
+                               workspace.at, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     auto got = out.read<float>();
     got.resize((size_t)count * x.width);
@@ -136,12 +155,17 @@ static void test_decode(struct test_context *t, int dtype, uint32_t head_dim, ui
                                             : std::vector<uint32_t>{0, 31, 70, 300, 1000, 2500, 4099, 17};
     attending x(t, start, std::vector<uint32_t>(start.size(), 1), dtype, head_dim, window);
     const auto all = decode(t, x, 0, x.step.tokens);
-    for (uint32_t first = 0; first < x.step.tokens; first++) {
-        char what[120];
-        snprintf(what, sizeof what, "decode, %s, head_dim %u, window %u: the token at %u alone",
-                 kv_dtype_name((enum kv_dtype)dtype), head_dim, window, start[first]);
-        check_same(t, decode(t, x, first, 1), rows_of(all, {first}, x.width), what);
-    }
+    char what[120];
+    snprintf(what, sizeof what, "decode, %s, head_dim %u, window %u: all have numbers",
+             kv_dtype_name((enum kv_dtype)dtype), head_dim, window);
+    check(t, std::all_of(all.begin(), all.end(), [](float v) { return std::isfinite(v); }), what);
+    for (uint32_t first = 0; first < x.step.tokens; first++)
+        for (bool fused : {false, true}) {
+            snprintf(what, sizeof what, "decode, %s, head_dim %u, window %u: the token at %u alone%s",
+                     kv_dtype_name((enum kv_dtype)dtype), head_dim, window, start[first],
+                     fused ? ", in one kernel" : "");
+            check_same(t, decode(t, x, first, 1, fused), rows_of(all, {first}, x.width), what);
+        }
 }
 
 static std::vector<uint16_t> prefill(struct test_context *t, attending &x, uint32_t first, uint32_t count)
@@ -233,11 +257,12 @@ void test_invariant(struct test_context *t)
     for (int format : formats)
         for (auto &s : shapes)
             if (!t->small || s[0] < 100) test_few(t, format, s[0], s[1]);
-    for (int dtype : {(int)KV_BF16, (int)KV_F16, (int)KV_Q8_0})
+    for (int dtype : {(int)KV_BF16, (int)KV_F16, (int)KV_Q8_0, (int)KV_F32})
         for (uint32_t head_dim : {64u, 128u}) {
             if (t->small && head_dim != 128) continue;
             for (uint32_t window : {0u, 100u}) {
                 test_decode(t, dtype, head_dim, window);
+                if (dtype == KV_F32) continue; /* its queries are not of 16 bits */
                 test_prefill(t, dtype, head_dim, window);
             }
         }

@@ -161,6 +161,9 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
 {
     int rc = gpuk_attention_check("decode attention", args, tokens, err);
     if (rc) return rc;
+    if (args->alone && !fused && (!args->k || !args->v))
+        return helm_fail(err, HELM_E_USAGE,
+                         "decode attention: as if alone, without the token's key and value");
     if (tokens > 65535 || (fused && tokens != 1))
         return helm_fail(err, HELM_E_LIMIT, "decode attention: %u tokens (65535 at most, 1 when fused)",
                          tokens);

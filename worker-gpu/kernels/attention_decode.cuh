@@ -54,7 +54,7 @@ struct block_team {
 /* Puts the group's q into shared memory, scaled; with `fused` norms and rotates first, and appends k and v
  * when this block's piece ends with the token's own position (`owner`). With `current`, an owner leaves k and
  * v there too ([2][head_dim] in shared memory), as the cache has them, and only one of its group appends.
- * `page`: that of the position, if known. */
+ * Without `fused` q is as it is, and with `current` nothing is appended. `page`: that of the position, if known. */
 template <typename C, typename B = block_team>
 __device__ __forceinline__ void
 take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0, uint32_t heads,
@@ -67,7 +67,8 @@ take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0,
     if (!p.fused) {
         for (uint32_t i = threadIdx.x; i < heads * head_dim; i += B::threads())
             qs[i] = __ldcg(a.q + (size_t)t * a.q_stride + (size_t)head0 * head_dim + i) * scale;
-        return;
+        if (!current || !owner) return;
+        heads = 0, appends = false; /* its own key and value, which are in the cache already */
     }
     const float *table = a.rope_table + (size_t)t * 2 * (head_dim / 2);
     float v[HEAD_STEPS], *own = scratch + warp * head_dim;

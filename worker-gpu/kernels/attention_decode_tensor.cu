@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
     u.first = first, u.begin = aligned + blockIdx.x * per_piece;
     u.piece = blockIdx.x, u.pieces = pieces;
     u.owner = blockIdx.x == pieces - 1, u.appends = chunk == 0;
-    u.end = u.owner ? end - (p.fused ? 1 : 0) : u.begin + per_piece;
+    u.end = u.owner ? end - (p.fused || a.alone ? 1 : 0) : u.begin + per_piece;
 
     const uint32_t base = u.begin + warp * S::TILE;
     if (works && base < u.end) { /* earlier positions are in the cache already: on their way while we wait */

@@ -4,7 +4,7 @@
  * Included by attention_decode_tensor.cu, which is a kernel of it, and chain_attention.cuh. Warp w takes the tiles w, w +
  * 8, ... of the piece, each with streaming softmax of its own; then the block adds its warps up. The token's own key and
  * value, where the unit norms and rotates them (fused), are taken from shared memory: another block may be writing them
- * to the cache. */
+ * to the cache. So they are where a token is computed as if alone: with the same sums. */
 #ifndef HELM_WORKER_GPU_KERNELS_ATTENTION_STREAM_CUH
 #define HELM_WORKER_GPU_KERNELS_ATTENTION_STREAM_CUH
 
@@ -198,7 +198,7 @@ __device__ __forceinline__ void stream_attend(const decode_params &p, const stre
     const uint32_t to = shared_address(values), step = STREAM_WARPS * S::TILE;
     const uint32_t page_shift = 31 - __clz((int)kv.layout.page_tokens);
     const kv_steps<C> steps(kv.layout);
-    const bool own = p.fused && u.owner; /* the token's own position is not read */
+    const bool own = (p.fused || p.a.alone) && u.owner; /* the token's own position is not read */
 
     stream_warp<C, HEAD> w;
     uint32_t base = u.begin + warp * S::TILE;

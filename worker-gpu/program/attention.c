@@ -70,7 +70,7 @@ void make_attend_decode(struct lowering *low, const struct making *m)
     const struct model_config *c = &low->source->model->config;
     const bool assisted = low->program->attending == GPU_ATTENDS_ASSISTED;
     struct op_attention a = {.args = attention_of(low, m),
-                             .fused = making_tier(low) == OP_TIER_ONE && !assisted,
+                             .fused = low->program->tier == GPU_TIER_1 && !assisted,
                              .partial_m = assisted ? partial_of(low, false) : NULL,
                              .partial_s = assisted ? partial_of(low, true) : NULL,
                              .out = making_place(low, m, BUFFER_A).at};
@@ -78,7 +78,9 @@ void make_attend_decode(struct lowering *low, const struct making *m)
         a.args.q = gpu_area(low->source->buffers, GPU_AREA_FEW_Q);
         a.args.q_stride = c->heads * c->head_dim;
     }
-    making_op(low, m)->as.attention = a;
+    struct op *op = making_op(low, m);
+    op->as.attention = a;
+    if (a.fused) op->tokens = 1; /* of an invariant plan's program, which has room for more */
 }
 
 /* The layer's hand-over to the CPU, as tickets count them. */

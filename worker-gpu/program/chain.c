@@ -36,7 +36,9 @@ static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct
 static bool is_taken(const struct gpu_program *p, struct device *d, const struct gpu_entry *e)
 {
     if (!is_operation(e) || e->slice) return false;
-    if (p->attending == GPU_ATTENDS_APART && e->op.kind == OP_ATTEND_DECODE) return false;
+    if (e->op.kind == OP_ATTEND_DECODE &&
+        (p->attending == GPU_ATTENDS_APART || e->op.as.attention.args.alone))
+        return false;
     /* one of samples, or of other bits than few tokens have */
     if (e->op.kind == OP_GEMM_SMALL && (e->op.count || !d->ask.chain_as_few(d, &e->op.as.linear)))
         return false;

@@ -323,7 +323,7 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
     if (!mlp) add_attention(p, r, window, attention_elsewhere(p, window), s);
     if (r->product > 0) { /* norms and activations are in it */
         add_bytes(r, mlp ? 0 : p->step->tokens * rotated, r->read, s);
-        add_operations(r, o->others + (p->few_chained && !mlp ? 1.0 : 0.0), s); /* the launch of a chain */
+        add_operations(r, o->others, s);
         return;
     }
     add_bytes(r, activation_bytes(p, kind), r->read, s);
