@@ -15,7 +15,7 @@
 #include "common/base/units.h"
 
 #define ENTRIES_MAX (1u << 16)
-#define CHUNKS_MAX  (1u << 16) /* of a thread */
+#define CHUNKS_MAX  (1u << 17) /* of a thread */
 
 struct trace_chunk {
     uint32_t entry, chunk; /* of the trace's entries */
@@ -36,8 +36,9 @@ struct trace_item {
 
 struct trace {
     FILE *file;
-    uint32_t threads, steps; /* steps of one token so far */
-    bool on;
+    uint32_t threads, first, count; /* which steps, by number from 1 on */
+    uint32_t steps;                 /* so far */
+    bool prompts, on;
     pool_chunk_fn *run; /* of the entry that is computed */
     struct trace_item *item;
     uint32_t items, number; /* number: of the step's entries */
@@ -54,6 +55,9 @@ int trace_open(uint32_t threads, struct trace **out, struct helm_err *err)
     if (!trace) return helm_fail(err, HELM_E_NOMEM, "no memory for a trace");
     memset(trace, 0, sizeof *trace + threads * sizeof trace->thread[0]);
     trace->threads = threads;
+    trace->prompts = getenv(TRACE_PROMPTS) != NULL;
+    trace->first = trace->prompts ? TRACE_FIRST_PROMPT : TRACE_FIRST;
+    trace->count = trace->prompts ? TRACE_STEPS_PROMPTS : TRACE_STEPS;
     trace->item = calloc(ENTRIES_MAX, sizeof *trace->item);
     bool all = trace->item != NULL;
     for (uint32_t t = 0; t < threads && all; t++) {
@@ -86,12 +90,12 @@ void trace_close(struct trace *trace)
 void trace_begin_step(struct trace *trace, uint32_t tokens)
 {
     trace->on = false;
-    if (tokens != 1) return;
+    if ((tokens > 1) != trace->prompts) return;
     trace->steps++;
-    if (trace->steps < TRACE_FIRST || trace->steps >= TRACE_FIRST + TRACE_STEPS) return;
+    if (trace->steps < trace->first || trace->steps >= trace->first + trace->count) return;
     trace->on = true;
     trace->number = 0;
-    trace->begin_ns[trace->steps - TRACE_FIRST] = units_now_ns();
+    trace->begin_ns[trace->steps - trace->first] = units_now_ns();
 }
 
 static void chunk_traced(void *ctx, uint32_t chunk, uint32_t thread)
@@ -149,14 +153,14 @@ static uint64_t chunk_bytes(const struct program_entry *e, uint32_t chunk)
 static void write_all(struct trace *trace)
 {
     uint32_t lost = 0;
-    for (uint32_t s = 0; s < TRACE_STEPS; s++)
-        fprintf(trace->file, "step %u %llu %llu\n", TRACE_FIRST + s, (unsigned long long)trace->begin_ns[s],
+    for (uint32_t s = 0; s < trace->count; s++)
+        fprintf(trace->file, "step %u %llu %llu\n", trace->first + s, (unsigned long long)trace->begin_ns[s],
                 (unsigned long long)trace->end_ns[s]);
     for (uint32_t i = 0; i < trace->items; i++) {
         const struct trace_item *item = &trace->item[i];
         fprintf(trace->file, "entry %u %u %d %llu %u %llu %llu %llu %s\n", item->step, item->number,
-                item->entry->layer, (unsigned long long)item->entry->bytes,
-                item->chunks, (unsigned long long)item->asked_ns, (unsigned long long)item->begin_ns,
+                item->entry->layer, (unsigned long long)item->entry->bytes, item->chunks,
+                (unsigned long long)item->asked_ns, (unsigned long long)item->begin_ns,
                 (unsigned long long)item->end_ns, op_name(item->entry->kind));
     }
     for (uint32_t t = 0; t < trace->threads; t++) {
@@ -179,7 +183,7 @@ void trace_end_step(struct trace *trace)
     if (!trace->on) return;
     const uint64_t now_ns = units_now_ns();
     end_entry(trace, now_ns);
-    trace->end_ns[trace->steps - TRACE_FIRST] = now_ns;
+    trace->end_ns[trace->steps - trace->first] = now_ns;
     trace->on = false;
-    if (trace->steps == TRACE_FIRST + TRACE_STEPS - 1) write_all(trace);
+    if (trace->steps == trace->first + trace->count - 1) write_all(trace);
 }

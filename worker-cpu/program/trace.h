@@ -1,16 +1,19 @@
 /* A trace of decode steps, for whoever looks for the time that the CPU worker loses: which thread computed which chunk, and
  * when. HELM_CPU_TRACE names the file; unset, nothing is recorded, and a step has one comparison an entry more.
  *
- * Steps TRACE_FIRST .. TRACE_FIRST + TRACE_STEPS - 1 of one token are recorded in memory that is there from the start, and
- * written behind the last one. Called by execute.c; owns its memory. tools/bench/cpu_trace.py reads the file. */
+ * TRACE_STEPS steps of one token from number TRACE_FIRST on, or of prompts with HELM_CPU_TRACE_PROMPTS set, are recorded in memory
+ * that is there from the start, and written behind the last one. Called by execute.c; owns its memory. tools/bench/cpu_trace.py reads the file. */
 #ifndef HELM_WORKER_CPU_PROGRAM_TRACE_H
 #define HELM_WORKER_CPU_PROGRAM_TRACE_H
 
 #include "worker-cpu/program/execute.h"
 
-#define TRACE_VARIABLE "HELM_CPU_TRACE"
-#define TRACE_FIRST    48u /* by then read-ahead is chosen, and each page was touched */
-#define TRACE_STEPS    96u
+#define TRACE_VARIABLE      "HELM_CPU_TRACE"
+#define TRACE_PROMPTS       "HELM_CPU_TRACE_PROMPTS"
+#define TRACE_FIRST         48u /* by then each page was touched */
+#define TRACE_STEPS         24u
+#define TRACE_FIRST_PROMPT  2u
+#define TRACE_STEPS_PROMPTS 6u
 
 /* *trace NULL: none was asked for. HELM_E_IO: the file cannot be written. */
 HELM_MUST_CHECK int trace_open(uint32_t threads, struct trace **trace, struct helm_err *err);
