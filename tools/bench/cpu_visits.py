@@ -7,6 +7,7 @@ where every thread's time went (cpu_trace.py).
 Cells, a daemon each:
   plan      the plan that helm-plan makes; plan-15, plan-14: with so many threads
   idle      what streams lies in VRAM instead: the link copies nothing; idle-15
+  link      what the CPU computes streams as well: all that the link can
   one       as many layers on the CPU as its bytes come to, one behind another, the others in VRAM: one visit
 Behind a cell's name, variables of its environment: plan+NAME=VALUE. Standard library only; traces stay in --out."""
 import argparse
@@ -19,12 +20,16 @@ import time
 from plan_lists import units_of, with_homes
 from planner_run import Bench, Failed, vram_arguments
 
-CELLS = "plan,plan-15,plan-14,idle,idle-15,one"
+CELLS = "plan,plan-15,plan-14,idle,idle-15,link,one"
 PROMPT, OUTPUT, CONTEXT = 128, 168, 320
 
 
 def homes_idle(plan):
     return {key: "gpu" if home == "stream" else home for key, home in units_of(plan).items()}
+
+
+def homes_link(plan):
+    return {key: "stream" if home == "cpu" else home for key, home in units_of(plan).items()}
 
 
 def homes_one(plan):
@@ -35,14 +40,17 @@ def homes_one(plan):
     return {key: "cpu" if first <= key[0] < first + layers else "gpu" for key in home}
 
 
+HOMES = {"idle": homes_idle, "link": homes_link, "one": homes_one}
+
+
 def plan_of(b, kind, plan):
     if kind == "plan":
         return "plan", b.o.vram
     name = kind + "-homes"
-    other = with_homes(plan, (homes_idle if kind == "idle" else homes_one)(plan), False)
+    other = with_homes(plan, HOMES[kind](plan), False)
     with open(b.path(name + ".plan.json"), "w", encoding="utf-8") as file:
         json.dump(other, file)
-    return name, None
+    return name, b.o.vram if kind == "link" else None
 
 
 def run_cell(b, number, cell, plan):
@@ -63,7 +71,8 @@ def run_cell(b, number, cell, plan):
     b.say(f"\n## {cell}: {1000 / parts['ms']:.1f} token/s; ms: " + ", ".join(f"{key} {value:.2f}" for key, value in parts.items()))
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cpu_trace.py")
     done = subprocess.run([sys.executable, "-B", script, trace], capture_output=True, text=True, check=False)
-    b.say(done.stdout + done.stderr[-500:])
+    if kind != "link":  # no CPU in it
+        b.say(done.stdout + done.stderr[-500:])
     return dict(parts, cell=cell)
 
 
