@@ -106,6 +106,7 @@ KERNEL_SRC := \
   common/cpu/kernels/attention_avx2.c \
   common/cpu/kernels/attention_avx512.c \
   common/cpu/kernels/attention_avx512bf16.c \
+  common/cpu/kernels/attention_avx512bf16vbmi2.c \
   common/cpu/kernels/attention_ref.c \
   common/cpu/kernels/bf16_packed_avx512vbmi2.c \
   common/cpu/kernels/bf16_packed_ref.c \
@@ -143,4 +144,5 @@ ISA_avx512 := $(ISA_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-ve
 ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
 ISA_avx512vnni := $(ISA_avx512) -mavx512vnni
 ISA_avx512vbmi2 := $(ISA_avx512) -mavx512vbmi -mavx512vbmi2
+ISA_avx512bf16vbmi2 := $(ISA_avx512bf16) -mavx512vbmi -mavx512vbmi2
 ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16

@@ -340,7 +340,7 @@ int main(int argc, char **argv)
 {
     const char *model = NULL, *kernels = NULL, *kv = "f16";
     uint64_t threads = 0, spin_us = 0, step_tokens = 512;
-    bool as_json = false, busy = false, packed = false, profiling = false, comparing = false;
+    bool as_json = false, busy = false, packed = false, profiling = false, comparing = false, int8 = false;
     struct helm_err err = {0};
     struct args_parsed parsed;
     struct bench *b = calloc(1, sizeof *b);
@@ -366,6 +366,7 @@ int main(int argc, char **argv)
         {"spin-us", 0, ARGS_U64, "US", "how long waiting threads spin", .target = &spin_us, .min = 1,
          .max = 100000},
         {"packed", 0, ARGS_FLAG, NULL, "weights packed in memory, where they can be", .target = &packed},
+        {"int8", 0, ARGS_FLAG, NULL, "activations of 8 bits, where formats have them", .target = &int8},
         {"busy", 0, ARGS_FLAG, NULL, "also with one busy process a core", .target = &busy},
         {"profile", 0, ARGS_FLAG, NULL, "the shortest time of each operation", .target = &profiling},
         {"compare", 0, ARGS_FLAG, NULL, "decode with each way of reading ahead switched off in turn, only",
@@ -399,7 +400,9 @@ int main(int argc, char **argv)
     int rc = make_room(b, &err);
     if (!rc) rc = local_open(&local_options, b->local, &err);
     if (!rc) {
-        if (comparing) {
+        if (int8 && engine_use(&b->local->engine, LINEAR_INT8) != LINEAR_INT8) {
+            rc = helm_fail(&err, HELM_E_UNSUPPORTED, "--int8: no format of these weights has it here");
+        } else if (comparing) {
             rc = compare(b, &err);
         } else {
             if (busy) rc = start_neighbours(b, &err);

@@ -11,12 +11,15 @@
 #include "common/base/units.h"
 #include "common/plan/schedule.h"
 
-/* With one token or a few, a thread takes three quarters of what is left of its share at a time: long runs
- * first, because each run begins with streams that nothing has prefetched; short ones at the end, where other
- * threads steal, so that the wait for a region's last chunk is short. The longest is 50 to 200 us of one core's
- * share of the bandwidth, the shortest 1 to 5. */
-#define GEMV_CHUNK_BYTES_MAX (2 * MIB)
-#define GEMV_CHUNK_BYTES_MIN (48 * KIB)
+/* With one token or a few, a thread takes a third of what is left of its share at a time, but no more than 10 to 20 us of one
+ * core's share of the bandwidth, and no less than 3 to 5: what it has begun no other thread takes from it, and on virtual
+ * CPUs some threads are slow, two of which share a core for some seconds at 0.6 of the others' speed. Within a share a
+ * chunk's reading goes on in the next one, so short chunks cost nothing; the shortest come last, where others steal. */
+#define GEMV_CHUNK_BYTES_MAX (128 * KIB)
+#define GEMV_CHUNK_BYTES_MIN (32 * KIB)
+#define GEMV_CHUNK_PART      3
+/* The least of an expert that is worth another piece. */
+#define EXPERTS_PIECE_BYTES (48 * KIB)
 /* The least that is worth another thread's joining in: a small model on many cores is faster on some of them,
  * and with busy neighbours much faster, because every thread that takes part can be the one that is not
  * running. */
@@ -137,7 +140,7 @@ static uint32_t cut_share(const struct lowering *low, uint64_t rows, const struc
             take = GEMM_CHUNK_OPS / (cut->cols * low->tokens);
             if (take < least) take = least;
         } else {
-            uint64_t bytes = rows * row_bytes * 3 / 4;
+            uint64_t bytes = rows * row_bytes / GEMV_CHUNK_PART;
             if (bytes > GEMV_CHUNK_BYTES_MAX) bytes = GEMV_CHUNK_BYTES_MAX;
             if (bytes < GEMV_CHUNK_BYTES_MIN) bytes = GEMV_CHUNK_BYTES_MIN;
             take = bytes / row_bytes;
@@ -346,7 +349,7 @@ static void make_sample(struct lowering *low, const struct making *m)
 static uint64_t pieces_of(const struct lowering *low, uint64_t bytes)
 {
     const uint64_t threads = low->source->threads;
-    uint64_t pieces = bytes / GEMV_CHUNK_BYTES_MIN;
+    uint64_t pieces = bytes / EXPERTS_PIECE_BYTES;
     if (pieces > 4 * threads) pieces = 4 * threads;
     return pieces > threads ? pieces / threads * threads : pieces ? pieces : 1;
 }

@@ -28,6 +28,8 @@ static const struct attention_variant *const variants[] = {
     VARIANT_FOR_ALL("avx512", CPU_AVX2 | CPU_AVX512, avx512),
     VARIANT("avx512-bf16", CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, KV_BF16, avx512bf16),
     VARIANT("avx512-bf16", CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, KV_Q8_0, avx512bf16),
+    VARIANT("avx512-vbmi2", CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AVX512_VBMI2, KV_Q8_0,
+            avx512bf16vbmi2),
 };
 #define VARIANT_COUNT (sizeof(variants) / sizeof(variants[0]))
 

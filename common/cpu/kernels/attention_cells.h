@@ -77,6 +77,30 @@ static void find_scales(const struct attention_task *task, uint32_t first, uint3
     memset(values + count * each, 0, (KEYS_BLOCK - count) * each * sizeof(*values));
 }
 
+/* A number of q8_0 less this is what its byte says with the sign turned over, in the second byte of a float 2^15. */
+#define CELL_BIAS                                                                                            \
+    32896 /* 2^15 + 128: a multiple of 128 by 9 bits, so its product with a scale of 11 is exact */
+
+#ifdef CELL_BYTES
+/* CELL_BYTES numbers of a cell of q8_0, and LANES of them as floats: `part` of those. bias: -CELL_BIAS times the scale. A
+ * permutation puts the bytes where a float of 2^15 has its units, and the product with the scale takes the bias off: it is exact,
+ * as all of it is. */
+typedef __m512i cell_bytes;
+INLINE cell_bytes cell_bytes_load(const char *row)
+{
+    return _mm512_xor_si512(_mm512_loadu_si512(row), _mm512_set1_epi8((char)0x80));
+}
+INLINE vec cell_bytes_part(cell_bytes bytes, const size_t part, float scale, float bias)
+{
+    const __m512i place = _mm512_add_epi32(
+        _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 8),
+        _mm512_set1_epi32((int)(part * LANES) << 8));
+    const __m512i floats =
+        _mm512_mask_permutexvar_epi8(_mm512_set1_epi32(0x47000000), 0x2222222222222222u, place, bytes);
+    return vec_fmadd(_mm512_castsi512_ps(floats), vec_set1(scale), vec_set1(bias));
+}
+#endif
+
 /* Numbers d .. d + LANES - 1 of a cell, `left` of which are there; scales: its own. */
 INLINE vec cell_widen(const char *row, const float *scales, size_t d, size_t left, const enum kv_dtype dtype)
 {

@@ -40,6 +40,7 @@ struct few_place {
 struct few_rows {
     const char *at, *next; /* numbers; those that are asked for meanwhile (next_count of them) */
     const float *scales;   /* [position][each] */
+    const float *biases;   /* of CELL_BYTES, likewise */
     size_t count, next_count, bytes, each;
 };
 
@@ -107,6 +108,32 @@ INLINE void few_scores_step(vec acc[LANES], const float *q, const char *const *k
     }
 }
 
+#ifdef CELL_BYTES
+#define CELL_BYTES_ROWS 4 /* with fewer there are more positions at a time than registers for their bytes */
+/* The same of CELL_BYTES dimensions at a time, of q8_0. */
+INLINE void few_scores_bytes(vec acc[LANES], const float *q, const char *const *keys,
+                             const float *const *scales, const float *const *biases, size_t d,
+                             const size_t rows)
+{
+    const size_t together = LANES / rows, part = KV_Q8_0_VALUES / LANES;
+    cell_bytes bytes[LANES];
+    UNROLL for (size_t i = 0; i < together; i++) bytes[i] = cell_bytes_load(keys[i] + d);
+    UNROLL for (size_t v = 0; v < CELL_BYTES / LANES; v++)
+    {
+        vec x[LANES];
+        const size_t s = d / KV_Q8_0_VALUES + v / part;
+        UNROLL for (size_t i = 0; i < together; i++) x[i] =
+            cell_bytes_part(bytes[i], v, scales[i][s], biases[i][s]);
+        UNROLL for (size_t r = 0; r < rows; r++)
+        {
+            const vec one = vec_load(q + (v * rows + r) * LANES);
+            UNROLL for (size_t i = 0; i < together; i++) acc[r * together + i] =
+                vec_fmadd(one, x[i], acc[r * together + i]);
+        }
+    }
+}
+#endif
+
 INLINE void few_scores(const struct few_pass *pass, const struct few_rows *block, size_t head_dim,
                        const size_t rows, const enum kv_dtype dtype)
 {
@@ -125,6 +152,18 @@ INLINE void few_scores(const struct few_pass *pass, const struct few_rows *block
         }
         UNROLL for (size_t i = 0; i < LANES; i++) acc[i] = vec_set1(0);
         size_t d = 0;
+#ifdef CELL_BYTES
+        const float *biases[LANES];
+        for (size_t i = 0; i < together; i++)
+            biases[i] = block->biases + (k + i < last ? k + i : last) * block->each;
+        for (; dtype == KV_Q8_0 && rows >= CELL_BYTES_ROWS && d + CELL_BYTES <= head_dim;
+             d += CELL_BYTES, q += rows * CELL_BYTES) {
+            const size_t at = together * d;
+            ask_part(&asked, k * block->bytes + at, together * CELL_BYTES, dtype);
+            ask_near(near + at, together * CELL_BYTES);
+            few_scores_bytes(acc, q, keys, scales, biases, d, rows);
+        }
+#endif
         for (; d + LANES <= head_dim; d += LANES, q += rows * LANES) {
             const size_t at = together * kv_number_bytes(dtype, (uint32_t)d);
             few_scores_step(acc, q, keys, scales, &asked, k * block->bytes + at, near + at, d, LANES, rows,
@@ -201,6 +240,27 @@ INLINE void few_softmax(const struct few_pass *pass, const struct seen *seen, si
 
 /* ---- values ---- */
 
+/* Numbers d .. of a value, as many vectors. */
+INLINE void few_values_widen(vec *x, const char *value, const float *scales, const float *biases, size_t d,
+                             size_t left, const size_t vecs, const enum kv_dtype dtype)
+{
+#ifdef CELL_BYTES
+    if (dtype == KV_Q8_0 && vecs % (CELL_BYTES / LANES) == 0) {
+        const size_t parts = CELL_BYTES / LANES;
+        UNROLL for (size_t v = 0; v < vecs; v++)
+        {
+            const cell_bytes bytes = cell_bytes_load(value + d + v / parts * CELL_BYTES);
+            const size_t s = (d + v * LANES) / KV_Q8_0_VALUES;
+            x[v] = cell_bytes_part(bytes, v % parts, scales[s], biases[s]);
+        }
+        return;
+    }
+#endif
+    (void)biases;
+    UNROLL for (size_t v = 0; v < vecs; v++) x[v] =
+        cell_widen(value, scales, d + v * LANES, left - v * LANES, dtype);
+}
+
 /* o[row][d ..] = o * fix[row] + sum over k of weight[k] * value k, for `vecs` vectors of dimensions. */
 INLINE void few_values_at(const struct few_pass *pass, const struct few_rows *block, size_t d, size_t left,
                           const size_t rows, const size_t vecs, const enum kv_dtype dtype)
@@ -210,6 +270,7 @@ INLINE void few_values_at(const struct few_pass *pass, const struct few_rows *bl
     const struct few_asked asked = few_asked(block);
     size_t part = block->count * kv_number_bytes(dtype, (uint32_t)d);
     const float *scales = block->scales;
+    const ptrdiff_t to_biases = block->biases - block->scales;
     float *const o = pass->o + d;
     vec acc[LANES];
     UNROLL for (size_t r = 0; r < rows; r++)
@@ -227,8 +288,7 @@ INLINE void few_values_at(const struct few_pass *pass, const struct few_rows *bl
             ask_near(value + NEAR_ROWS * block->bytes + kv_number_bytes(dtype, (uint32_t)d),
                      vecs * kv_number_bytes(dtype, LANES));
             part += vecs * kv_number_bytes(dtype, LANES);
-            UNROLL for (size_t v = 0; v < vecs; v++) x[v] =
-                cell_widen(value, scales, d + v * LANES, left - v * LANES, dtype);
+            few_values_widen(x, value, scales, scales + to_biases, d, left, vecs, dtype);
             UNROLL for (size_t r = 0; r < rows; r++)
             {
                 const vec w = vec_set1(p[r * together]);
@@ -346,7 +406,7 @@ struct few_scratch {
     float *q, *o;       /* [row][stride], queries as a pass reads them */
     float *p;           /* [row][KEYS_BLOCK], as a pass has them */
     float *m, *s, *fix; /* [row][LANES], of a pass the first */
-    float *scales;      /* of one head's keys or values of a block */
+    float *scales;      /* of one head's keys or values of a block, and behind them their biases */
     size_t stride;
 };
 
@@ -366,7 +426,7 @@ static size_t few_scratch_lay(struct few_scratch *scratch, float *base, const st
                 {&scratch->m, rows * LANES},
                 {&scratch->s, rows * LANES},
                 {&scratch->fix, rows * LANES},
-                {&scratch->scales, KEYS_BLOCK * scales_of(kv)}};
+                {&scratch->scales, 2 * KEYS_BLOCK * scales_of(kv)}};
     size_t floats = 0;
     for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
         if (base) *part[i].place = at + floats;
@@ -395,10 +455,16 @@ static void few_begin(const struct attention_task *task, const struct few_scratc
     for (size_t r = 0; r < all; r++) vec_store(scratch->m + r * LANES, vec_set1(-INFINITY));
 }
 
-static void few_scales(float *to, const char *from, size_t count)
+static void few_scales(float *to, float *biases, const char *from, size_t count)
 {
-    for (size_t at = 0; at < count; at += LANES)
-        vec_store_part(to + at, count - at, lanes_widen(from, at, count - at, DTYPE_F16));
+    for (size_t at = 0; at < count; at += LANES) {
+        const vec scale = lanes_widen(from, at, count - at, DTYPE_F16);
+        vec_store_part(to + at, count - at, scale);
+#ifdef CELL_BYTES
+        vec_store_part(biases + at, count - at, vec_mul(scale, vec_set1(-CELL_BIAS)));
+#endif
+    }
+    (void)biases;
 }
 
 /* The rows to ask for while those of a head are used, the turn-th of the block's keys and then values. */
@@ -434,7 +500,8 @@ static void few_take(const struct attention_task *task, const struct few_scratch
     struct few_rows block = {.count = now->count,
                              .bytes = kv_number_bytes(dtype, kv->head_dim),
                              .each = scales_of(kv),
-                             .scales = scratch->scales};
+                             .scales = scratch->scales,
+                             .biases = scratch->scales + KEYS_BLOCK * scales_of(kv)};
     struct seen seen[FEW_ROWS_MAX];
     for (size_t r = 0; r < rows; r++) seen[r] = row_seen(task, r, b, now->count);
     for (uint32_t turn = 0; turn < 2 * task->kv_heads; turn++) {
@@ -442,7 +509,9 @@ static void few_take(const struct attention_task *task, const struct few_scratch
         const uint32_t head = turn % task->kv_heads;
         const size_t at = head * kv_head_bytes(kv) + (values ? value_distance(kv) : 0);
         block.at = now->keys + at;
-        if (block.each) few_scales(scratch->scales, now->scales + at, now->count * block.each);
+        if (block.each)
+            few_scales(scratch->scales, scratch->scales + KEYS_BLOCK * block.each, now->scales + at,
+                       now->count * block.each);
         few_ask(task, &block, turn, now, next);
         for (size_t r = 0; r < rows; r += few_width(rows, r).rows) {
             const size_t row = head * rows + r;

@@ -12,11 +12,13 @@
 void attention_attend_ref(const struct attention_task *task);
 void attention_attend_avx2(const struct attention_task *task);
 void attention_attend_avx512(const struct attention_task *task);
-void attention_attend_avx512bf16(const struct attention_task *task); /* KV in bf16 or q8_0 */
+void attention_attend_avx512bf16(const struct attention_task *task);      /* KV in bf16 or q8_0 */
+void attention_attend_avx512bf16vbmi2(const struct attention_task *task); /* in q8_0 */
 
 size_t attention_scratch_ref(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 size_t attention_scratch_avx2(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 size_t attention_scratch_avx512(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 size_t attention_scratch_avx512bf16(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
+size_t attention_scratch_avx512bf16vbmi2(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 
 #endif

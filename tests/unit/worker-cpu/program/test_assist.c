@@ -306,7 +306,7 @@ static struct step_row row_of(uint32_t slot, uint32_t start, uint32_t host, uint
 static void steps_of(const struct shape *shape)
 {
     struct stage *s = stage_open(shape);
-    const bool rounds = !strcmp(s->engine->kernels.attention->name, "avx512-bf16");
+    const bool rounds = s->engine->kernels.attention->features & CPU_AVX512_BF16;
     const double tolerance = rounds ? 2e-2 : 2e-5;
     struct step_row many[SLOTS];
     step(s, &(struct step_row){.slot = 3, .start = 900, .count = 1}, 1, shape->window, tolerance);
