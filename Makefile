@@ -72,16 +72,32 @@ KERNEL_OPT_ubsan := -O1 -fira-region=one
 KERNEL_OPT_tsan := $(KERNEL_OPT_ubsan)
 KERNEL_OPT := $(or $(KERNEL_OPT_$(MODE)),-O3) -ffp-contract=off
 # The kernels with most instances, and attention's: in MODE=asan a call to look an access up, not its code there, is half the
-# time to compile and longer to run by less (not so for gemm_avx512 and blocks: 12 s to compile, 11 to run). ThreadSanitizer sees
-# the kernels of AVX2 for weights in bf16, which tests of threads run in MODE=tsan; others, and what reads files and formats, are the
-# release build's objects.
+# time to compile and longer to run by less (not so for gemm and blocks: what they take longer to run is more than they save).
 MANY_INSTANCES := $(addprefix common/cpu/kernels/int8_,gemm_avx2 gemm_avx512vnni gemv_avx2 gemv_avx512vnni)
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16 \
   attention_avx512bf16vbmi2)
+# Kernels that a sanitized build takes from the release build. MODE=asan: those whose loops AVX2's have as well, which it
+# sees; tests/kernels has a page that cannot be read behind what both read and write. FULL=1 instruments them all.
+# ThreadSanitizer sees the kernels of AVX2 for weights in bf16, which tests of threads run in MODE=tsan; others, and what reads
+# files and formats, are the release build's objects.
+FULL ?=
+RELEASE_OF_asan := common/formats/quantize_avx512 $(addprefix common/cpu/kernels/,attention_avx512 blocks_avx512 gemm_avx512 gemv_avx512 \
+  int8_gemm_avx512vnni int8_gemv_avx512vnni)
 ifeq ($(MODE),asan)
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES) $(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
 # -O1 takes two thirds of -O2's time to compile these, and they run as long
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES)): KERNEL_OPT += -O1
+RELEASE_asan := $(if $(FULL),,$(RELEASE_OF_asan))
+# compiled anew when FULL says otherwise than last time
+SANITIZED_STAMP := $(OBJ)/sanitized-kernels
+SANITIZED_WANT := $(if $(FULL),all,avx2)
+ifneq ($(shell cat $(SANITIZED_STAMP) 2>/dev/null),$(SANITIZED_WANT))
+.PHONY: $(SANITIZED_STAMP)
+endif
+$(SANITIZED_STAMP):
+	@mkdir -p $(@D)
+	@echo $(SANITIZED_WANT) >$@
+$(RELEASE_OF_asan:%=$(OBJ)/%.o): $(SANITIZED_STAMP)
 else ifeq ($(MODE),tsan)
 RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/cpu/kernels/,blocks_avx2 blocks_ref int8_ref gemm_amx gemm_openblas) \
   $(filter-out $(MANY_INSTANCES),$(patsubst %.c,%,$(wildcard common/cpu/kernels/*_avx512*.c common/model/*.c common/formats/*.c)))

@@ -49,7 +49,6 @@ PARTS_asan_helmd_tiers := every_way far_beyond come_back either_worker not_belie
 PARTS_asan_quantize := every_mixture tokens_and other_tokenizers prices importance wrong
 PARTS_asan_weights := tied_head
 PARTS_release_helmd_two_workers := killed failing 64_requests keeper
-FULL ?=
 script = tests/process/test_$(1).py
 ONLY_OTHER_release := $(ONLY_asan)
 ONLY_OTHER_asan := $(ONLY_release)
@@ -168,8 +167,12 @@ test-programs-asan: $(SLOW_OBJ) $(RUN_BY_TESTS)
 test-programs-release: $(if $(CUDA_DEVICE),$(call cuda_obj_of,$(CUDA_KERNEL_SRC))) $(CUDA_EMULATED_OBJ) $(SLOW_OBJ) \
   $(OBJ)/helm-test-gpu-emulated all $(RUN_BY_TESTS) dist
 test-programs-tsan: $(SLOW_OBJ) $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
-# of which it takes objects
+# of which it takes objects; of those that asan takes none is compiled by both at once
 build-tsan: build-release
+build-asan build-release: $(if $(FULL),,release-for-asan)
+.PHONY: release-for-asan
+release-for-asan:
+	@$(MAKE) --no-print-directory BUILD=$(BUILD) MODE=release $(RELEASE_OF_asan:%=$(BUILD)/release/%.o)
 # everything `make test` runs, in one pool; the closing line sums it up
 check:
 	@rm -rf $(BUILD)/logs

@@ -12,9 +12,10 @@ all: cuda-report
 # CUDA_ARCH gets machine code, the newest also PTX for those to come; CUDA_ARCH=90 alone is quick while developing.
 # `make test` compiles for CUDA_TEST_ARCH only, which is every path there is: sources ask for 8.0 or for 9.0, never for
 # what is between, so that 7.5 and 9.0 take both sides of each question. Unless objects for these and more lie there
-# already; and with CUDA_QUICK=1, code that is correct and slow in a seventh of the time, where nvcc can (12.8 and later):
-# PTX alone, which the assembler reads through for each architecture without making code of it. Where there is a GPU to run it,
-# or an assembler that cannot (12.7 and before), machine code of the newest architecture as well.
+# already; and with CUDA_QUICK=1, code that is correct and slow in a tenth of the time, where nvcc can (12.8 and later):
+# PTX alone, which the assembler reads through without making code of it, of the newest architecture; of all of them only where
+# sources ask for one (CUDA_KERNEL_ASKING_SRC). Where there is a GPU to run it, or an assembler that cannot (12.7 and before),
+# all sources for all of them, with machine code of the newest.
 # `make install` compiles for the GPUs that are there, unless objects for these and more are: it is for this machine.
 CUDA_STAMP := $(OBJ)/cuda-arch
 CUDA_HAVE := $(shell cat $(CUDA_STAMP) 2>/dev/null)
@@ -28,11 +29,13 @@ CUDA_ARCHS := $(sort $(subst ;, ,$(CUDA_ARCH)))
 CUDA_QUICK ?=
 PTX_READ := $(if $(and $(NVCC),$(CUDA_QUICK)),$(if $(wildcard /dev/nvidiactl),,$(shell \
   $(dir $(NVCC))ptxas --help | grep -q 'parsing only' && echo yes)))
-PTX_KEPT = $(PTX_READ)
+# nvcc itself has the assembler read the newest architecture's (13.0) or no one's
+NVCC_READS := $(if $(PTX_READ),$(shell $(NVCC) -gencode=arch=compute_90,code=compute_90 --dryrun -c x.cu 2>&1 | grep -q ' ptxas ' && echo yes))
+PTX_KEPT = $(if $(NVCC_READS),,$(PTX_READ))
 ptx_alone = $(and $(CUDA_QUICK),$(or $(PTX_READ),$(filter-out $(2),$(1))))
 gencode = $(foreach a,$(1),-gencode=arch=compute_$(a),code=$(if $(call ptx_alone,$(a),$(lastword $(1))),compute,sm)_$(a)) \
   $(if $(PTX_READ),,-gencode=arch=compute_$(lastword $(1)),code=compute_$(lastword $(1)))
-NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
+NVCC_CODE := $(call gencode,$(if $(PTX_READ),$(lastword $(CUDA_ARCHS)),$(CUDA_ARCHS)))
 # What the objects are compiled for, all of them anew when something else is asked for.
 CUDA_WANT := $(strip $(CUDA_ARCHS) $(if $(CUDA_QUICK),quick))
 CUDA_TEST_ARCHS := $(subst ;, ,$(CUDA_TEST_ARCH))
@@ -42,8 +45,8 @@ CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,$(if \
 # Defines for GPU sources alone, the emulated ones too: to compare what they choose, each in a BUILD of its own
 # (CUDA_DEFS=-DGEMM_STREAM_EACH_LANE=0), since objects that are there are not made anew for others.
 CUDA_DEFS ?=
-NVCC_OPT := $(if $(filter debug,$(MODE)),-O1,-O3) \
-  $(if $(and $(NVCC),$(CUDA_QUICK)),$(shell $(NVCC) --help | grep -q -- --Ofast-compile && echo -Ofc=max) -Xcompiler -O0)
+NVCC_OPT := $(if $(and $(NVCC),$(CUDA_QUICK)),-O0 $(shell $(NVCC) --help | grep -q -- --Ofast-compile && echo -Ofc=max),\
+  $(if $(filter debug,$(MODE)),-O1,-O3))
 NVCC_HOST := -Wall -Wextra -Wno-format-truncation -fPIC -pthread $(filter -fsanitize=% -fno-sanitize-recover=all,$(OPT))
 NVCC_FLAGS := -std=c++17 $(NVCC_OPT) -lineinfo -Werror all-warnings -Xcompiler $(subst $(space),$(comma),$(strip $(NVCC_HOST)))
 CUDA_LIB := $(if $(NVCC),$(abspath $(dir $(NVCC))/../lib64))
@@ -104,6 +107,10 @@ $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	$(call say,NVCC,$<)
 	$(Q)$(if $(PTX_KEPT),rm -rf $@.keep && mkdir $@.keep && )$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) $(if $(PTX_KEPT),--keep --keep-dir $@.keep) -MMD -MP -c -o $@ $<
 	$(if $(PTX_KEPT),$(Q)for f in $@.keep/*.ptx; do $(dir $(NVCC))ptxas -arch=compute_$$(sed -n 's/^\.target sm_\([0-9a-z]*\).*/\1/p' $$f) $$f || { rm -f $@; exit 1; }; done; rm -rf $@.keep)
+# Between them these reach every question about the architecture in ptx.cuh, and all that stand elsewhere.
+CUDA_KERNEL_ASKING_SRC := $(addprefix worker-gpu/kernels/,attention_decode_tensor.cu attention_prefill.cu expand.cu gemv_groups.cu)
+$(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)): NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
+$(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)): PTX_KEPT := $(PTX_READ)
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
 CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/experts_bulk.cu %/experts_digits.cu %/gemm_integer.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC) tools/bench/gpu/bench_trace.cu): NVCC_CODE := \

@@ -7,19 +7,21 @@
 
 #include <math.h>
 
-/* Number d of the K or V of one position, found through the page table. */
-static double kv_element(const struct attention_task *task, uint32_t position, uint32_t is_value, uint32_t d)
+/* The K or V of the positions of one's page, found through the page table. */
+static const char *kv_cells(const struct attention_task *task, uint32_t position, uint32_t is_value)
 {
     const struct kv_layout *kv = task->kv;
-    uint64_t at =
-        kv_offset(kv, task->pages[position / kv->page_tokens], task->layer, is_value, task->kv_head);
-    return (double)kv_cell_value(kv, (const char *)task->pool + at, position % kv->page_tokens, d);
+    return (const char *)task->pool +
+           kv_offset(kv, task->pages[position / kv->page_tokens], task->layer, is_value, task->kv_head);
 }
 
 static double score(const struct attention_task *task, const float *q, uint32_t position)
 {
+    const struct kv_layout *kv = task->kv;
+    const char *keys = kv_cells(task, position, 0);
+    const uint32_t at = position % kv->page_tokens;
     double sum = 0;
-    for (uint32_t d = 0; d < task->kv->head_dim; d++) sum += (double)q[d] * kv_element(task, position, 0, d);
+    for (uint32_t d = 0; d < kv->head_dim; d++) sum += (double)q[d] * (double)kv_cell_value(kv, keys, at, d);
     return sum * (double)task->scale;
 }
 
@@ -45,7 +47,9 @@ static void attend_query(const struct attention_task *task, uint32_t t, uint32_t
     for (uint32_t p = first; p < last; p++) {
         double weight = exp(score(task, q, p) - maximum);
         sum += weight;
-        for (uint32_t d = 0; d < head_dim; d++) o[d] += weight * kv_element(task, p, 1, d);
+        const char *values = kv_cells(task, p, 1);
+        for (uint32_t d = 0; d < head_dim; d++)
+            o[d] += weight * (double)kv_cell_value(task->kv, values, p % task->kv->page_tokens, d);
     }
     if (task->s != NULL) task->s[(size_t)t * task->group + g] = (float)sum;
     if (task->m == NULL) sum = attention_sum_with(maximum, sum, task->sinks ? task->sinks + g : NULL);

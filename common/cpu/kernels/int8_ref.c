@@ -94,36 +94,47 @@ static size_t scratch_bytes(size_t cols, size_t tokens)
     return 0;
 }
 
+#define TOKENS 64 /* that a block is unpacked for at once */
+
+/* Sums of one row with `tokens` inputs, each added in the same order. */
 #define FUNCTIONS(format, FORMAT_NAME, VALUES, BYTES, GROUP)                                                 \
-    static float format##_sum(const uint8_t *block, const struct rounded *x, size_t cols)                    \
+    static void format##_sums(double *sum, const uint8_t *block, const struct rounded *x, size_t cols,       \
+                              size_t tokens)                                                                 \
     {                                                                                                        \
         struct weights w;                                                                                    \
-        double sum = 0;                                                                                      \
+        for (size_t t = 0; t < tokens; t++) sum[t] = 0;                                                      \
         for (size_t c = 0; c < cols; c += (VALUES), block += (BYTES)) {                                      \
             format##_numbers(block, w.number);                                                               \
             format##_scales(block, w.scale, w.least);                                                        \
-            sum = add_block(sum, &w, x + c / INT8_BLOCK, VALUES, GROUP);                                     \
+            for (size_t t = 0; t < tokens; t++)                                                              \
+                sum[t] = add_block(sum[t], &w, x + (t * cols + c) / INT8_BLOCK, VALUES, GROUP);              \
         }                                                                                                    \
-        return (float)sum;                                                                                   \
     }                                                                                                        \
     static void format##_gemv(float *y, const void *w, const float *x, size_t rows, size_t cols,             \
                               const struct gemv_reads *reads)                                                \
     {                                                                                                        \
         (void)reads;                                                                                         \
-        for (size_t r = 0; r < rows; r++)                                                                    \
-            y[r] = format##_sum((const uint8_t *)w + r * (cols / (VALUES)) * (BYTES),                        \
-                                (const struct rounded *)(const void *)x, cols);                              \
+        for (size_t r = 0; r < rows; r++) {                                                                  \
+            double sum;                                                                                      \
+            format##_sums(&sum, (const uint8_t *)w + r * (cols / (VALUES)) * (BYTES),                        \
+                          (const struct rounded *)(const void *)x, cols, 1);                                 \
+            y[r] = (float)sum;                                                                               \
+        }                                                                                                    \
     }                                                                                                        \
     static void format##_gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t rows,           \
                               size_t cols, size_t tokens, bool accumulate, void *scratch)                    \
     {                                                                                                        \
         (void)scratch;                                                                                       \
-        for (size_t t = 0; t < tokens; t++)                                                                  \
+        double sum[TOKENS];                                                                                  \
+        for (size_t t = 0; t < tokens; t += TOKENS)                                                          \
             for (size_t r = 0; r < rows; r++) {                                                              \
-                const float sum =                                                                            \
-                    format##_sum((const uint8_t *)w + r * (cols / (VALUES)) * (BYTES),                       \
-                                 (const struct rounded *)tiled + t * (cols / INT8_BLOCK), cols);             \
-                y[t * ldy + r] = accumulate ? y[t * ldy + r] + sum : sum;                                    \
+                const size_t count = tokens - t < TOKENS ? tokens - t : TOKENS;                              \
+                format##_sums(sum, (const uint8_t *)w + r * (cols / (VALUES)) * (BYTES),                     \
+                              (const struct rounded *)tiled + t * (cols / INT8_BLOCK), cols, count);         \
+                for (size_t i = 0; i < count; i++) {                                                         \
+                    float *to = &y[(t + i) * ldy + r];                                                       \
+                    *to = accumulate ? *to + (float)sum[i] : (float)sum[i];                                  \
+                }                                                                                            \
             }                                                                                                \
     }
 INT8_FORMATS(FUNCTIONS)

@@ -1,5 +1,6 @@
 /* Unit tests of daemon/planner/search*.c: small spaces against brute force with the same simulation, large
- * ones against their bound and the clock, limits, refusals. HELM_SEARCH=long: all of the large ones, else every other. */
+ * ones against their bound and the clock, limits, refusals. HELM_TEST_FULL: three times as many machines, and all of the large
+ * spaces, as with HELM_SEARCH=long; else every fourth. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,14 +23,27 @@
 #define QUICK     10.0
 #define ROUNDS(n) (((n) + 3) / 4)
 #define SPACES    20
-#define TIMES     16
-#define SHAPES    2 /* of the large ones, from the first on */
+#define TIMES     16 /* from one size of VRAM to the next */
+#define SHAPES    2  /* of the large ones, from the first on */
 #else
 #define QUICK     0.1 /* seconds of a processor, as promised; a busy host's processors are half as fast */
-#define ROUNDS(n) (n) /* machines searched by brute force, too */
-#define SPACES    300 /* random small ones */
-#define TIMES     2   /* from one size of VRAM to the next */
+#define ROUNDS(n) (((n) + 2) / 3 * many()) /* machines searched by brute force, too */
+#define SPACES    (100 * many())           /* random small ones */
+#define TIMES     (long_form() ? 2 : 4)
 #define SHAPES    4
+#endif
+
+static bool long_form(void)
+{
+    const char *asked = getenv("HELM_SEARCH");
+    return getenv("HELM_TEST_FULL") || (asked && strcmp(asked, "long") == 0);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+static int many(void)
+{
+    return getenv("HELM_TEST_FULL") ? 3 : 1;
+}
 #endif
 
 /* ---- random small machines ---- */
@@ -327,6 +341,7 @@ static void bound_and_large_search_hold_on_small_spaces(void **state)
     (void)state;
     double worst_bound = 0, sum_bound = 0, worst = 0, sum = 0;
     int solved = 0, exact = 0;
+    random_state = 1; /* the same spaces however many machines were drawn before */
     for (int i = 0; i < SPACES; i++) {
         struct search_found f;
         struct space space;
@@ -372,8 +387,7 @@ static void large_spaces_are_near_their_bound_and_quick(void **state)
     static const struct made_up_shape *const shapes[] = {&shape_8b, &shape_70b, &shape_14b, &shape_32b};
     static const struct made_up_rates *const machines[] = {&rates_h200, &rates_4060, &rates_3090};
     double worst = 0, slowest = 0, sum = 0;
-    const char *asked = getenv("HELM_SEARCH");
-    const bool all = asked && strcmp(asked, "long") == 0;
+    const bool all = long_form();
     uint32_t size = 0;
     int count = 0, slow = 0;
     for (size_t k = 0; k < SHAPES; k++)
