@@ -17,7 +17,7 @@ static const uint32_t HOST_LINE = 128;
 /* Warps by their tasks: those that multiply are the first. */
 static const uint32_t MULTIPLY = 8, FINISH = MULTIPLY, ASK = FINISH + 1, VECTORS = ASK + 1, WARPS = 16;
 static const uint32_t THREADS = WARPS * 32, PAIRS_MAX = GPUK_BATCH_MAX * MODEL_EXPERTS_CHOSEN_MAX,
-                      LOADS = 4 /* quads of vectors that a thread has on the way */, TURNS = 2;
+                      LOADS = 8 /* quads of vectors that a thread has on the way */, TURNS = 2;
 static_assert(PAIRS_MAX <= THREADS, "a thread sorts a pair");
 
 struct experts_digits_params {
