@@ -214,6 +214,7 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_integer(const __grid_constant
 
 /* Deeper queues of copies bring nothing more and let every other access of memory wait. */
 static const uint32_t RING_BYTES = 96 << 10;
+static const uint64_t FASTER_FROM = 32u << 20; /* numbers of a matrix */
 
 struct integer_shape {
     uint32_t lines, tile_lines, tiles, slices, sets, groups, halves, shares, slots, pitch;
@@ -258,11 +259,19 @@ template <typename D> static struct integer_shape shape_of(const struct linear_c
     return s;
 }
 
+/* Whether gemm_stream takes longer for it, as measured on an H100. */
+template <typename D> static bool is_faster(const struct linear_call &call)
+{
+    return D::GROUPS == 1 && !D::LOOSE && (uint64_t)call.params.pairs * 2 * call.params.cols >= FASTER_FROM;
+}
+
+/* Of `steady` products all that it can. */
 template <typename D> static bool integer_takes(const struct linear_call &call)
 {
     const struct gpuk_linear_args *args = call.args;
     if (!call.device->bulk_copy || !call.device->tensor_cores || !D::takes_pieces(args)) return false;
     if (call.device->gemm_integer < 0) return false;
+    if (!args->steady && call.device->gemm_integer == 0 && !is_faster<D>(call)) return false;
     if (!D::LOOSE && !gpuk_linear_aligned(args)) return false;
     if (((size_t)args->x | (size_t)args->norm) % 16 != 0 || args->x_stride % 4 != 0) return false;
     const struct integer_shape s = shape_of<D>(call, 0);
@@ -275,7 +284,8 @@ template <typename D> static bool integer_takes(const struct linear_call &call)
 
 template <typename D> static int integer_launch(const struct linear_call &call, struct helm_err *err)
 {
-    const struct integer_shape s = shape_of<D>(call, call.device->gemm_integer);
+    const int choice = call.device->gemm_integer;
+    const struct integer_shape s = shape_of<D>(call, choice == 1 || choice == 2 ? (uint32_t)choice : 0);
     struct integer_params q = {};
     q.linear = call.params;
     q.count = call.count;

@@ -77,7 +77,8 @@ struct gpuk_device {
     int gemm_batch;       /* groups of a reducer that wait for the other slices together */
     int gemm_ahead;       /* groups asked into the L2 beyond the ring before x is there */
     int gemm_blocks;      /* 2: one leaves room for the next launch's, which fills its ring meanwhile */
-    int gemm_integer; /* negative: few tokens' products with blocks are not by whole numbers; 1, 2: 16 rows by 1 or 2 */
+    int gemm_integer; /* few tokens' products with blocks by whole numbers: negative: none; 1, 2: 16 rows by 1 or 2; 3: all that
+                          can be */
     int experts_wide; /* tokens of an expert on average from which warpgroups take a chunk's; negative: any number */
     int chain_words; /* of chains with experts: negative: all results wait for a meeting of the blocks; 1: logits go
                              from block to block as words; 2: x, too */

@@ -121,7 +121,7 @@ static void bench_shape_of(struct formats_bench *f, uint32_t rows, uint32_t cols
            }));
     if (f->b->device.bulk_copy) bench_chained(f);
     if (!all) return;
-    for (int integer : {0, -1}) { /* few tokens by whole numbers, and not */
+    for (int integer : {3, -1}) { /* few tokens by whole numbers, and not */
         f->b->device.gemm_integer = integer;
         bench_few(f, 8, 1), bench_few(f, 8, 8), bench_few(f, 16, 16);
         if (tensor_format_is_plain(f->format)) break;
