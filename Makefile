@@ -203,7 +203,7 @@ bench: programs
 
 dist: $(DIST)
 $(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)
-	tools/dist.sh $(BIN) $(VERSION) $@
+	$(if $(CUDA_QUICK),HELM_DIST_LEVEL=1 )tools/dist.sh $(BIN) $(VERSION) $@
 
 # Debian packages into $(BUILD)/deb; in fresh roots, installed and asked for an answer there (root, debootstrap, network).
 .PHONY: deb test-deb test-image test-readme
