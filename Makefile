@@ -77,12 +77,13 @@ MANY_INSTANCES := $(addprefix common/cpu/kernels/int8_,gemm_avx2 gemm_avx512vnni
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16 \
   attention_avx512bf16vbmi2)
 # Kernels that a sanitized build takes from the release build. MODE=asan: those whose loops AVX2's have as well, which it
-# sees; tests/kernels has a page that cannot be read behind what both read and write. FULL=1 instruments them all.
+# sees; the tests of products have a page that cannot be read behind what both read and write. FULL=1 instruments them all. The longest to
+# compile first: `make test` does before all else (release-for-asan).
 # ThreadSanitizer sees the kernels of AVX2 for weights in bf16, which tests of threads run in MODE=tsan; others, and what reads
 # files and formats, are the release build's objects.
 FULL ?=
-RELEASE_OF_asan := common/formats/quantize_avx512 $(addprefix common/cpu/kernels/,attention_avx512 blocks_avx512 gemm_avx512 gemv_avx512 \
-  int8_gemm_avx512vnni int8_gemv_avx512vnni)
+RELEASE_OF_asan := $(addprefix common/cpu/kernels/,int8_gemv_avx512vnni int8_gemm_avx512vnni gemm_avx512 blocks_avx512 attention_avx512 \
+  gemv_avx512) common/formats/quantize_avx512
 ifeq ($(MODE),asan)
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES) $(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
 # -O1 takes two thirds of -O2's time to compile these, and they run as long
@@ -204,7 +205,7 @@ bench: programs
 
 dist: $(DIST)
 $(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)
-	tools/dist.sh $(BIN) $(VERSION) $@
+	$(if $(CUDA_QUICK),HELM_DIST_LEVEL=1 )tools/dist.sh $(BIN) $(VERSION) $@
 
 # Debian packages into $(BUILD)/deb; in fresh roots, installed and asked for an answer there (root, debootstrap, network).
 .PHONY: deb test-deb test-image test-readme

@@ -2,7 +2,7 @@
 # Writes a tarball that runs on another x86-64 Linux with none of our packages installed: the programs, the demo model
 # and every shared library that is not part of glibc, the GPU driver or the CUDA toolkit (half a gigabyte: a build
 # with a CUDA device finds cuBLASLt in /usr/local/cuda or in LD_LIBRARY_PATH). Called by `make dist`.
-#   dist.sh BIN_DIR VERSION OUT.tar.gz
+#   dist.sh BIN_DIR VERSION OUT.tar.gz          HELM_DIST_LEVEL: gzip's (6)
 # Programs find the libraries by $ORIGIN/../lib: the Makefile links them with that as DT_RPATH, which (unlike
 # DT_RUNPATH) also serves the libraries' own dependencies.
 set -euo pipefail
@@ -27,5 +27,5 @@ done
 cp -r "$here/tools/models/demo" "$root/share/helm/demo"
 cp -r "$here/profiles" "$root/share/helm/profiles"
 cp "$here/README.md" "$here/CHANGELOG.md" "$root/" 2>/dev/null || true
-tar -C "$work" -czf "$out" "helm-$version"
+tar -C "$work" -I "gzip -${HELM_DIST_LEVEL:-6}" -cf "$out" "helm-$version"
 echo "$out: $(du -h "$out" | cut -f1), $(ls "$root/bin" | wc -l) programs, $(ls "$root/lib" | wc -l) libraries"

@@ -209,7 +209,7 @@ static void steps_rung_behind_others_give_the_same_tokens(void **state)
             static uint32_t tokens[2][COURSE_SLOTS][COURSE_TOKENS];
             if (cases[i].course.rows > (plans[p].slots ? plans[p].slots : SLOTS)) continue;
             if (plans[p].slots && cases[i].course.rows <= SLOTS) continue;
-            if (p && i % 5 && !plans[p].slots && !every_case())
+            if (p && i != 5 && !plans[p].slots && !every_case())
                 continue; /* of other plans what is least alike */
             struct pair *pair = calloc(1, sizeof *pair);
             struct helm_err err = {0};

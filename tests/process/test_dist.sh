@@ -35,14 +35,21 @@ check "the system's libzmq is hidden" $((! $?))
 hidden ./bin/helm-cli --version >"$work/out" 2>&1
 status=$? # the substitution has one of its own
 check "helm-cli starts: $(head -c 200 "$work/out")" $status
-hidden ./bin/helm-profile --device cpu --threads 1 --quick --caches 20MiB >"$work/out" 2>"$work/err"
+# Measuring takes ten seconds: `make test-full` does it; `make test` sees that helm-profile starts, and takes a profile that ships.
+if [ -n "${HELM_TEST_FULL:-}" ]; then
+    profile=()
+    hidden ./bin/helm-profile --device cpu --threads 1 --quick --caches 20MiB >"$work/out" 2>"$work/err"
+else
+    profile=(--profile share/helm/profiles/thesis-rtx3090.json)
+    hidden ./bin/helm-profile --version >"$work/out" 2>"$work/err"
+fi
 status=$?
-check "measures this machine: $(tail -n 2 "$work/err" | head -c 300)" $status
-hidden ./bin/helm-cli --model share/helm/demo --device cpu --threads 1 generate --prompt "In the beginning" -n 8 --json >"$work/out" 2>"$work/err"
+check "measures this machine, or starts: $(tail -n 2 "$work/err" | head -c 300)" $status
+hidden ./bin/helm-cli --model share/helm/demo "${profile[@]}" --device cpu --threads 1 generate --prompt "In the beginning" -n 8 --json >"$work/out" 2>"$work/err"
 status=$?
 check "generates text with a private daemon: $(tail -n 2 "$work/err" | head -c 300)" $status
 grep -q measuring "$work/err"
-check "which finds what was measured" $((! $?))
+check "which measures nothing" $((! $?))
 python3 -c 'import json,sys; d=json.load(open(sys.argv[1])); assert len(d["tokens"]) == 8 and d["text"].strip(), d' "$work/out"
 check "eight tokens and their text" $?
 hidden ./bin/helm-plan --model share/helm/demo --profile share/helm/profiles/thesis-rtx3090.json --json >"$work/out" 2>"$work/err"
