@@ -99,24 +99,6 @@ int bench_chain_check(struct bench_model *m, uint32_t position);
 void bench_long_steps(struct bench *b, struct bench_model *m);
 void bench_long_shapes(struct bench *b, struct bench_model *m);
 
-/* Reads count words of 16 bytes, each thread AHEAD of them at once; the sum goes to *sink once in four billion times, so that the
- * compiler keeps the loads. Blocks of 512 threads at most. */
-template <int AHEAD>
-__global__ static void __launch_bounds__(512) bench_read(const uint4 *p, size_t count, uint32_t *sink)
-{
-    uint32_t sum = 0;
-    const size_t step = (size_t)gridDim.x * blockDim.x;
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i + (AHEAD - 1) * step < count; i += AHEAD * step) {
-        uint4 v[AHEAD];
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++) v[j] = __ldcs(p + i + j * step);
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++) sum += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
-    }
-    if (sum == 0x12345678u) *sink = sum;
-}
-
 /* Rows of the table about batches (bench_batch.cu), with `ways` also those that may be chosen; the check
  * prints lines and returns 1 when it failed. */
 void bench_batches(struct bench *b, struct bench_model *m, bool ways);

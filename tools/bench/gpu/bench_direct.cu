@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "tools/bench/gpu/bench.cuh"
+#include "tools/bench/gpu/bench_read.cuh"
 #include "worker-gpu/kernels/device.cuh"
 #include "worker-gpu/kernels/experts.h"
 

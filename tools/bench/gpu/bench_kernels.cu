@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "tools/bench/gpu/bench.cuh"
+#include "tools/bench/gpu/bench_read.cuh"
 
 void bench_row(const char *model, const char *what, double seconds, double rate, const char *unit,
                double limit)
