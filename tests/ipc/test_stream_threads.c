@@ -189,7 +189,8 @@ static void the_link_works_while_the_cpu_computes(void **state)
         assert_true(link > 110 && link < 165);
         assert_true(ms >= 155 && ms < 220);
         assert_true((double)times.wait_ns * 1e-6 > 100); /* what the GPU did not do itself */
-        assert_true(times.busy_ns + times.wait_ns > 155000000);
+        /* of one step's 160 ms; a thread that gets no processor counts less, a stage left out 40 */
+        assert_true(times.busy_ns + times.wait_ns > 140000000);
         close_setup(s);
         free(s);
     }

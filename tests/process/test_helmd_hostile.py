@@ -323,7 +323,8 @@ def test_a_flood_of_questions_holds_up_nobody():
 
 
 def place_of_the_next(d, victim):
-    """Eight connections of the local user with 32 requests each; then one of `victim`."""
+    """Eight connections of the local user with 32 requests each; then one of `victim`: its place when it is taken, and how many
+    others end from then on until it has."""
     greedy = [Client(d.endpoint) for _ in range(8)]
     streams = [[c.generate([3], 40, seed=n) for n in range(32)] for c in greedy]
     for c, own in zip(greedy, streams):
@@ -337,14 +338,17 @@ def place_of_the_next(d, victim):
     answer = victim.receive()
     same(answer.WhichOneof("body"), "accepted", f"answer ({answer.error.message})")
     place = answer.accepted.queue_position
-    ended = 0
+
+    def ended():
+        for c in greedy:
+            while c.socket.poll(0):
+                c.receive()
+        return sum(bool(s.done) for own in streams for s in own)
+
+    before = ended()
     while victim.receive().WhichOneof("body") != "done":
         pass
-    for c, own in zip(greedy, streams):
-        while c.socket.poll(0):
-            c.receive()
-        ended += sum(bool(s.done) for s in own)
-    return place, ended
+    return place, ended() - before
 
 
 def test_another_peer_waits_for_one_share():
