@@ -341,7 +341,9 @@ static void bound_and_large_search_hold_on_small_spaces(void **state)
     (void)state;
     double worst_bound = 0, sum_bound = 0, worst = 0, sum = 0;
     int solved = 0, exact = 0;
-    random_state = 1; /* the same spaces however many machines were drawn before */
+    /* The same spaces however many machines were drawn before. One other draw of 100 held a space that the large search solves 27.5 %
+     * above the best plan, beyond what is allowed below: known, not mended. */
+    random_state = 1;
     for (int i = 0; i < SPACES; i++) {
         struct search_found f;
         struct space space;
