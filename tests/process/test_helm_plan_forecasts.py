@@ -15,8 +15,9 @@ from helmd_harness import check, run_tests, same
 from plan_formats import cpu_packs, packed_units, with_formats
 from plan_program import MACHINES, MODELS, check_object, check_refusal, model, plan, profile, run
 
-# Of the processor. 32B takes 0.88 to 0.99 on a quiet Sapphire Rapids core of 2026-11-26, and 1.34 beside others' memory traffic.
-PLANS_S = 1.6
+# Of the processor. 32B takes 0.88 to 0.99 s on a quiet Sapphire Rapids core of 2026-11-26, 0.97 to 1.38 on the same machine in a slow hour, and
+# 1.71 then beside other tests: twice a slow hour's, so that only a slower search fails.
+PLANS_S = 2.4
 REFUSED = {("qwen3-14b", "thesis-rtx4060-laptop"), ("qwen3-32b", "thesis-rtx4060-laptop")}
 
 
