@@ -8,7 +8,7 @@
 #define HELM_WORKER_GPU_KERNELS_DIGITS_CUH
 
 #include "worker-gpu/kernels/blocks_formats.cuh"
-#include "worker-gpu/kernels/bytes_unit.cuh"
+#include "worker-gpu/kernels/blocks_x.cuh"
 
 static const uint32_t DIGITS_ROWS = 16, DIGITS_RUNS = 8; /* of weights; a unit: so many runs of them */
 
@@ -30,40 +30,16 @@ struct digits_vector {
     static __device__ __forceinline__ void put(unsigned char *vector, uint32_t runs, uint32_t f, bool there,
                                                const float4 &v)
     {
-        const uint32_t magnitude = 0x7fffffffu, infinite = 0x7f800000u, all = 0xffffffffu, run = f / 8,
-                       i = f & 7;
-        uint32_t most = max(max(__float_as_uint(v.x) & magnitude, __float_as_uint(v.y) & magnitude),
-                            max(__float_as_uint(v.z) & magnitude, __float_as_uint(v.w) & magnitude));
-#pragma unroll
-        for (int mask = 1; mask < 8; mask <<= 1) most = max(most, __shfl_xor_sync(all, most, mask));
-        /* 2^e of the largest's exponent; of smaller ones than 2^-105 the scale stays a normal number */
-        const uint32_t power = max(most & infinite, 22u << 23);
-        const float scale = __uint_as_float(power < infinite ? power - (21u << 23) : 0x7fc00000u),
-                    inverse = __uint_as_float((275u << 23) - power);
-        /* 1.5 * 2^23 + n has n in its low bits; digits with a sign are those of a number 0x8080 larger, less 128 */
-        const float centre = 12582912.0f;
-        const uint32_t off = 0x4b400000u - 0x8080u;
-        const uint32_t a = __float_as_uint(__fmaf_rn(v.x, inverse, centre)) - off,
-                       b = __float_as_uint(__fmaf_rn(v.y, inverse, centre)) - off,
-                       c = __float_as_uint(__fmaf_rn(v.z, inverse, centre)) - off,
-                       d = __float_as_uint(__fmaf_rn(v.w, inverse, centre)) - off;
-        int sum = (int)(a + b + c + d - 4 * 0x8080u);
-        sum += __shfl_xor_sync(all, sum, 1);
-        sum += __shfl_xor_sync(all, sum, 2);
-        const int last = __shfl_xor_sync(all, sum, 4);
+        const blocks_x::four of = blocks_x::four_of(v);
         if (!there) return;
-        const uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140),
-                       high = __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
+        const uint32_t run = f / 8, i = f & 7;
         uint32_t *to =
             reinterpret_cast<uint32_t *>(vector + run * RUN_BYTES) + (HALVES ? (i & 3) * 2 + i / 4 : i);
-        to[0] = __byte_perm(ab, cd, 0x5410) ^ 0x80808080u;
-        to[8] = __byte_perm(ab, cd, 0x7632) ^ 0x80808080u;
-        to[16] = high;
+        to[0] = of.digit[0], to[8] = of.digit[1], to[16] = of.digit[2];
         if (i != 0) return;
         float *scales = reinterpret_cast<float *>(vector + runs * RUN_BYTES);
-        scales[run] = scale;
-        *reinterpret_cast<float2 *>(scales + runs + 2 * run) =
-            make_float2(scale * (float)sum, scale * (float)last);
+        scales[run] = of.scale;
+        *reinterpret_cast<float2 *>(scales + runs + 2 * run) = make_float2(of.sum, of.last);
     }
 };
 

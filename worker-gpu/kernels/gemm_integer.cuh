@@ -338,10 +338,10 @@ template <typename D, uint32_t SETS> struct integer_products {
 #pragma unroll
         for (uint32_t k = 0; k < DIGITS; k++) {
             if constexpr (GROUPS == 1) {
-                bytes_product(of[0][k], f.a[0], f.a[1], f.a[2], f.a[3], x.digit[k].x, x.digit[k].y);
+                bytes_unit<false>::add32(of[0][k], f.a, x.digit[k].x, x.digit[k].y, 0);
             } else {
-                bytes_product16(of[0][k], f.a[0], f.a[1], x.digit[k].x);
-                bytes_product16(of[1][k], f.a[2], f.a[3], x.digit[k].y);
+                bytes_unit<false>::add16(of[0][k], f.a[0], f.a[1], x.digit[k].x, 0);
+                bytes_unit<false>::add16(of[1][k], f.a[2], f.a[3], x.digit[k].y, 0);
             }
         }
 #pragma unroll

@@ -282,29 +282,43 @@ template <> struct matrix_unit<__half> {
     }
 };
 
-/* ---- matrix instructions over whole numbers (8.0): bytes with signs, exact sums ---------------------- */
+/* ---- matrix instructions over whole numbers (8.0): bytes, exact sums of 32 bits ----------------------- */
 
-/* A warp's fragments: with g = lane / 4 and c = lane % 4, A holds rows g and g + 8, columns 4 c .. 4 c + 3 (a0, a1) and, of
- * 32 columns, 16 + 4 c .. (a2, a3); B the same rows of column g (b0, b1); D as above. The whole product, nothing added. */
-__device__ __forceinline__ void bytes_product(int d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                              uint32_t b0, uint32_t b1)
-{
+/* A warp's fragments: with g = lane / 4 and t = lane % 4, a word is four neighbouring numbers. Of 32 columns A holds rows g and
+ * g + 8 of columns 4 t .. (a[0], a[1]) and of 16 + 4 t .. (a[2], a[3]); B the same columns (b0, b1) of row g of x; of 16 columns
+ * a0, a1 and b. D as above. Which columns a word's place stands for is the caller's, as long as A and B agree.
+ * A's numbers have no sign where UNSIGNED; B's have one. d = start + A B. */
+template <bool UNSIGNED> struct bytes_unit {
+    static __device__ __forceinline__ void add32(int d[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
+                                                 int start)
+    {
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%10,%10,%10,%10};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
+        if constexpr (UNSIGNED)
+            asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                "{%10,%10,%10,%10};"
+                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
+        else
+            asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                "{%10,%10,%10,%10};"
+                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
 #endif
-}
-/* Of 16 columns. */
-__device__ __forceinline__ void bytes_product16(int d[4], uint32_t a0, uint32_t a1, uint32_t b0)
-{
+    }
+    static __device__ __forceinline__ void add16(int d[4], uint32_t a0, uint32_t a1, uint32_t b, int start)
+    {
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a0), "r"(a1), "r"(b0), "r"(0));
+        if constexpr (UNSIGNED)
+            asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                : "r"(a0), "r"(a1), "r"(b), "r"(start));
+        else
+            asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                : "r"(a0), "r"(a1), "r"(b), "r"(start));
 #endif
-}
+    }
+};
 
 /* ---- matrix instructions of a warpgroup (9.0 alone, sm_90a): m64n64k16 over bf16 and f16, fp32 sums --- */
 

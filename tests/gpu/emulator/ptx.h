@@ -186,31 +186,33 @@ template <typename T> struct matrix_unit {
             d[i] = (float)(d[i] + product[lane / 4 + (i / 2) * 8][lane % 4 * 2 + i % 2]);
     }
 };
-/* Sums of products of bytes with signs: the lane's four of the 16 x 8. */
-static inline void emulator_bytes(int d[4], const uint32_t mine[6], int halves)
-{
-    const uint32_t *all = emulator_exchange(mine, 6);
-    const int lane = threadIdx.x & 31;
-    for (int i = 0; i < 4; i++) {
-        const uint32_t *row = all + lane / 4 * 4 * 8 + i / 2,
-                       *column = all + (lane % 4 * 2 + i % 2) * 4 * 8 + 4;
-        d[i] = 0;
-        for (int half = 0; half < halves; half++)
-            for (int c = 0; c < 4; c++)
-                d[i] = __dp4a((int)row[c * 8 + 2 * half], (int)column[c * 8 + half], d[i]);
+/* Over whole numbers of 8 bits. */
+template <bool UNSIGNED> struct bytes_unit {
+    static void multiply(int d[4], const uint32_t *a, uint32_t b0, uint32_t b1, int start, uint32_t words)
+    {
+        const uint32_t mine[6] = {a[0], a[1], words > 1 ? a[2] : 0, words > 1 ? a[3] : 0, b0, b1},
+                       *all = emulator_exchange(mine, 6), lane = threadIdx.x & 31;
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t row = lane / 4, column = lane % 4 * 2 + i % 2;
+            d[i] = start;
+            for (uint32_t k = 0; k < 16 * words; k++) {
+                const uint32_t from = k % 16 / 4, high = k / 16;
+                const uint32_t w = all[(row * 4 + from) * 8 + 2 * high + i / 2] >> k % 4 * 8 & 255,
+                               x = all[(column * 4 + from) * 8 + 4 + high] >> k % 4 * 8 & 255;
+                d[i] += (UNSIGNED ? (int)w : (int)(int8_t)w) * (int)(int8_t)x;
+            }
+        }
     }
-}
-static inline void bytes_product(int d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                 uint32_t b1)
-{
-    const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
-    emulator_bytes(d, mine, 2);
-}
-static inline void bytes_product16(int d[4], uint32_t a0, uint32_t a1, uint32_t b0)
-{
-    const uint32_t mine[6] = {a0, a1, 0, 0, b0, 0};
-    emulator_bytes(d, mine, 1);
-}
+    static void add32(int d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, int start)
+    {
+        multiply(d, a, b0, b1, start, 2);
+    }
+    static void add16(int d[4], uint32_t a0, uint32_t a1, uint32_t b, int start)
+    {
+        const uint32_t a[2] = {a0, a1};
+        multiply(d, a, b, 0, start, 1);
+    }
+};
 /* Of a warpgroup: at once, each warp for itself. */
 #define WARPGROUP_MATRIX 1
 static inline void warpgroup_begin() {}
