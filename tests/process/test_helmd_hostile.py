@@ -366,7 +366,7 @@ def test_another_connection_waits_for_one_turn_of_each():
 
 
 def test_requests_are_their_peers_own():
-    with with_keys(keys=("", "# another", "admin"), faults="step_us=3000") as (d, connects):
+    with with_keys(keys=("", "# another", "admin"), faults="step_us=30000") as (d, connects):
         mine, theirs, admin = (connect() for connect in connects)
         a = mine.generate([3], 400, label="mine")
         while not a.tokens:
@@ -404,7 +404,7 @@ def test_users_have_rights_of_their_own():
     if os.getuid() != 0:
         print("  skipped: only root can be other users")
         return
-    with running("--admin-group", "4321", faults="step_us=3000") as d:
+    with running("--admin-group", "4321", faults="step_us=30000") as d:  # 15 s: three interpreters start within them
         os.chmod(d.base, 0o755)
         os.chmod(d.rundir, 0o755)
         os.chmod(d.rundir + "/helmd.sock", 0o666)
