@@ -17,11 +17,11 @@ unit_tests = $(patsubst %,$(1):%,$(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(
 # Numbers of planned prices alone: their code test_packed_gpu and test_search run sanitized as well.
 UNIT_ONLY_OTHER_asan := tests/unit/daemon/planner/test_packed_search
 # Sanitized alone: what takes values and gives values, whose optimised code the release build's programs run in the process tests.
-# Not those that hold times to bounds or try fewer cases sanitized, nor the daemon's.
-UNIT_BOTH := $(addprefix tests/unit/,common/shared/test_doorbell common/cpu/% common/sampling/% common/formats/% worker-gpu/device/test_device% \
+# Not those that hold times to bounds or try fewer cases sanitized.
+UNIT_BOTH := $(addprefix tests/unit/,$(addprefix daemon/planner/test_,attempt packed_cpu packed_gpu packed_search planner refusals search \
+  search_prefill simulate tiers) daemon/steps/test_request common/shared/test_doorbell common/cpu/% common/sampling/% common/formats/% worker-gpu/device/test_device% \
   worker-gpu/weights/% worker-cpu/program/test_assist client/text/grammar/test_grammar_speed client/text/grammar/test_grammar_masks)
-UNIT_ONLY_OTHER_release := $(filter-out $(UNIT_BOTH),$(filter $(addprefix tests/unit/,client/% common/% tools/% worker-cpu/% worker-gpu/%), \
-  $(TEST_SRC:%.c=%)))
+UNIT_ONLY_OTHER_release := $(filter-out $(UNIT_BOTH),$(filter tests/unit/%,$(TEST_SRC:%.c=%)))
 corpus_tests = $(foreach f,$(FUZZ_SRC:tests/fuzz/fuzz_%.c=%),'$(1):tests/fuzz/fuzz_$(f)_replay tests/fuzz/corpus/$(f)')
 # what two processes share, both sides as threads
 thread_tests = $(filter %_threads,$(unit_tests))
