@@ -6,7 +6,8 @@
  * have come. Copies are done at once. So indexing, masks, fragments' layouts, phases of barriers and
  * reductions are tested, and reads of shared memory that nothing has written give NaN; races, visibility
  * between the blocks of a cooperative launch (which run together) and speed are not. Every thread that waits
- * for something that cannot come ends the program. Implementation: emulator.cpp. */
+ * for something that cannot come ends the program, and every block that wrote behind the shared memory that its launch
+ * asked for (under AddressSanitizer every access to it does). Implementation: emulator.cpp. */
 #ifndef HELM_TESTS_GPU_EMULATOR_CUDA_RUNTIME_H
 #define HELM_TESTS_GPU_EMULATOR_CUDA_RUNTIME_H
 
@@ -109,6 +110,7 @@ static inline uint32_t __ballot_sync(unsigned, bool there)
     return bits;
 }
 static inline void __threadfence(void) {}
+void __trap(void); /* ends the program */
 template <typename T> static inline T atomicOr(T *p, T value)
 {
     T old = *p;
