@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
+#include <map>
 #include <vector>
 
 #include "tests/gpu/emulator/cuda_runtime.h"
@@ -69,6 +70,32 @@ __asm__(".text\n.globl emulator_switch\n.type emulator_switch,@function\nemulato
         "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
         "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n"
         ".size emulator_switch,.-emulator_switch\n");
+
+/* Bytes of each piece of memory, by where it begins. */
+static std::map<size_t, size_t> pieces;
+
+void *emulator_alloc(size_t bytes)
+{
+    void *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (p) pieces[(size_t)p] = bytes;
+    return p;
+}
+void emulator_free(void *p)
+{
+    pieces.erase((size_t)p);
+    free(p);
+}
+void emulator_within(const void *from, size_t bytes)
+{
+    const size_t at = (size_t)from;
+    auto behind = pieces.upper_bound(at);
+    if (behind != pieces.begin()) {
+        const auto &piece = *--behind;
+        if (at + bytes <= piece.first + piece.second) return;
+    }
+    fprintf(stderr, "emulator: %zu bytes at %p are not within what was allocated\n", bytes, from);
+    abort();
+}
 
 unsigned char *emulator_shared(void)
 {
