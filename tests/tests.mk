@@ -33,8 +33,8 @@ SCRIPT_NOT_SANITIZED := against_transformers gateway_npm gateway_page golden_cli
 # `make test` runs a script in the build that can find more; `make test-full`, with FULL=1, in both. Sanitized alone: what commands, the
 # gateway and the daemon do with whatever is said to them, whose time is spent waiting. The same programs of the release
 # build serve those of ONLY_release, of both, and of SCRIPT_NOT_SANITIZED.
-ONLY_asan := cli cli_gguf client gateway gateway_scripted helmd helmd_changed helmd_edges helmd_experts helmd_hostile helmd_plan \
-  helmd_prefix helmd_sessions pull
+ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_scripted helmd helmd_changed helmd_edges helmd_experts \
+  helmd_hostile helmd_plan helmd_prefix helmd_sessions pull
 # Arithmetic of workers and files: instrumented, the golden tests run the same workers, and tests/unit and the corpora read the
 # same files and grammars.
 ONLY_release := structured
@@ -63,7 +63,7 @@ dist_test := release:tests/process/test_dist.sh
 TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/common/shared/test_doorbell unit/common/cpu/* \
   unit/worker-gpu/device/test_device* unit/client/text/grammar/test_grammar_speed process/test_helm_profile.py)
 # The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.
-TEST_LONGEST := release:tests/golden/test_golden_stream *:tests/process/test_helmd_chaos.py $(addprefix asan:tests/process/test_,cli.py gateway.py) \
+TEST_LONGEST := release:tests/golden/test_golden_stream *:tests/process/test_helmd_chaos.py $(addprefix asan:tests/process/test_,cli.py cli_daemons.py gateway.py) \
   release:tests/process/test_helmd_split.py asan:tests/process/test_helm_profile.py $(addprefix asan:tests/process/test_,helmd.py \
   helmd_hostile.py helmd_tiers.py activations.py) tsan:tests/ipc/test_split_threads release:tests/process/test_helmd_invariant.py \
   *:tests/golden/test_golden_split asan:tests/golden/test_golden_stream *:tests/process/test_helmd_[csfi]* release:tests/golden/test_golden_home \
