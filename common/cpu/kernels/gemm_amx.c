@@ -69,7 +69,7 @@ static void thread_end(void)
                             .format = FORMAT_##FORMAT_NAME,                                                  \
                             .schedule = LINEAR_TOKENS,                                                       \
                             .tile_tokens = 16,                                                               \
-                            .row_granule = AMX_PASS * 16,                                                    \
+                            .row_granule = AMX_GRANULE,                                                      \
                             .call_rows = AMX_ROWS,                                                           \
                             .tiled_bytes = tiled_bytes,                                                      \
                             .tile = linear_avx512bf16_tile_blocks,                                           \
@@ -86,7 +86,7 @@ const struct linear_kernel linear_amx_gemm = {.name = "amx-bf16",
                                               .schedule = LINEAR_TOKENS,
                                               .exact_input = false,
                                               .tile_tokens = 16,
-                                              .row_granule = AMX_PASS * 16,
+                                              .row_granule = AMX_GRANULE,
                                               .call_rows = AMX_ROWS,
                                               .tiled_bytes = tiled_bytes,
                                               .tile = linear_avx512bf16_tile_blocks,
