@@ -75,7 +75,7 @@ KERNEL_OPT := $(or $(KERNEL_OPT_$(MODE)),-O3) -ffp-contract=off
 # time to compile and longer to run by less (not so for gemm and blocks: what they take longer to run is more than they save).
 MANY_INSTANCES := $(addprefix common/cpu/kernels/int8_,gemm_avx2 gemm_avx512vnni gemv_avx2 gemv_avx512vnni)
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16 \
-  attention_avx512bf16vbmi2)
+  attention_avx512bf16vbmi2 attention_amxvbmi2 attention_parts_amxvbmi2)
 # Kernels that a sanitized build takes from the release build. MODE=asan: those whose loops AVX2's have as well, which it
 # sees; the tests of products have a page that cannot be read behind what both read and write. FULL=1 instruments them all. The longest to
 # compile first: `make test` does before all else (release-for-asan).
