@@ -8,7 +8,7 @@
  *   weights  [row][TILE_WEIGHTS]: scores, and behind them [part][key] of bf16
  *   values   [part][pair of keys][stride]
  *
- * Six tile registers are in use, not eight (amx_blocks.h says why). Included by attention_amxvbmi2.c and
+ * Five tile registers are in use, not eight (amx_blocks.h says why). Included by attention_amxvbmi2.c and
  * attention_parts_amxvbmi2.c, which say how many PARTS there are and name what it defines (VARIANT). */
 #ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_AMX_H
 #define HELM_COMMON_CPU_KERNELS_ATTENTION_AMX_H
@@ -144,7 +144,7 @@ INLINE void pack_values_as(float *packed, const struct cells *cells, size_t head
 PACK(keys)
 PACK(values)
 
-/* Up to four tiles of sums side by side: products of `steps` tiles of a, a_step bytes apart, and as many of b. */
+/* One to three tiles of sums side by side: products of `steps` tiles of a, a_step bytes apart, and as many of b. */
 struct products {
     const char *a, *b;
     size_t a_part, a_step, a_stride, b_part, b_step, b_stride, steps;
@@ -165,70 +165,68 @@ INLINE void multiply(const struct products *p, const size_t tiles)
                 TILE_LOAD(6, b + 128, p->b_stride);
                 TILE_DP(2, 4, 6);
             }
-            if (tiles > 3) {
-                TILE_LOAD(6, b + 192, p->b_stride);
-                TILE_DP(3, 4, 6);
-            }
         }
     }
 }
 
-#define FOUR_TIMES(tiles, once)                                                                              \
-    do {                                                                                                     \
-        once(0);                                                                                             \
-        if ((tiles) > 1) once(1);                                                                            \
-        if ((tiles) > 2) once(2);                                                                            \
-        if ((tiles) > 3) once(3);                                                                            \
-    } while (0)
+/* How many of `left` tiles are taken together: no single one is left over. */
+static inline size_t together(size_t left)
+{
+    return left > 4 || left == 3 ? 3 : left > 1 ? 2 : 1;
+}
 
 INLINE void scores_of(float *p, const struct products *of, const size_t tiles)
 {
-#define ZERO(t)  TILE_ZERO(t)
-#define STORE(t) TILE_STORE(t, p + (t)*16, TILE_WEIGHTS * sizeof(float))
-    FOUR_TIMES(tiles, ZERO);
+    TILE_ZERO(0);
+    if (tiles > 1) TILE_ZERO(1);
+    if (tiles > 2) TILE_ZERO(2);
     multiply(of, tiles);
-    FOUR_TIMES(tiles, STORE);
-#undef STORE
-#undef ZERO
+    TILE_STORE(0, p, TILE_WEIGHTS * sizeof(float));
+    if (tiles > 1) TILE_STORE(1, p + 16, TILE_WEIGHTS * sizeof(float));
+    if (tiles > 2) TILE_STORE(2, p + 32, TILE_WEIGHTS * sizeof(float));
 }
 
 /* p[row][key] for the keys [lo, hi) of the block, and those that share a tile with them. */
 static void tile_scores(float *p, const float *q, const float *keys, size_t head_dim, size_t stride,
                         uint32_t lo, uint32_t hi)
 {
-    const size_t first = lo / 16, tiles = (hi + 15) / 16 - first;
-    const struct products of = {.a = (const char *)q,
-                                .a_part = stride * TILE_ROWS * 2,
-                                .a_step = 1024,
-                                .a_stride = 64,
-                                .b = (const char *)(keys + first * 16),
-                                .b_part = KEYS_BLOCK / 2 * stride * sizeof(float),
-                                .b_step = 16 * KEYS_BLOCK * sizeof(float),
-                                .b_stride = KEYS_BLOCK * sizeof(float),
-                                .steps = stride / 32};
+    const size_t end = (hi + 15) / 16;
+    size_t tile = lo / 16;
+    struct products of = {.a = (const char *)q,
+                          .a_part = stride * TILE_ROWS * 2,
+                          .a_step = 1024,
+                          .a_stride = 64,
+                          .b = (const char *)(keys + tile * 16),
+                          .b_part = KEYS_BLOCK / 2 * stride * sizeof(float),
+                          .b_step = 16 * KEYS_BLOCK * sizeof(float),
+                          .b_stride = KEYS_BLOCK * sizeof(float),
+                          .steps = stride / 32};
     (void)head_dim;
-    p += first * 16;
     TILE_FENCE();
-    if (tiles == 4)
-        scores_of(p, &of, 4);
-    else if (tiles == 3)
-        scores_of(p, &of, 3);
-    else if (tiles == 2)
-        scores_of(p, &of, 2);
-    else
-        scores_of(p, &of, 1);
+    while (tile < end) {
+        const size_t tiles = together(end - tile);
+        float *to = p + tile * 16;
+        if (tiles == 3)
+            scores_of(to, &of, 3);
+        else if (tiles == 2)
+            scores_of(to, &of, 2);
+        else
+            scores_of(to, &of, 1);
+        tile += tiles;
+        of.b += tiles * 64;
+    }
     TILE_FENCE();
 }
 
 INLINE void values_of(float *o, size_t stride, const struct products *of, const size_t tiles)
 {
-#define LOAD(t)  TILE_LOAD(t, o + (t)*16, stride * sizeof(float))
-#define STORE(t) TILE_STORE(t, o + (t)*16, stride * sizeof(float))
-    FOUR_TIMES(tiles, LOAD);
+    TILE_LOAD(0, o, stride * sizeof(float));
+    TILE_LOAD(1, o + 16, stride * sizeof(float));
+    if (tiles > 2) TILE_LOAD(2, o + 32, stride * sizeof(float));
     multiply(of, tiles);
-    FOUR_TIMES(tiles, STORE);
-#undef STORE
-#undef LOAD
+    TILE_STORE(0, o, stride * sizeof(float));
+    TILE_STORE(1, o + 16, stride * sizeof(float));
+    if (tiles > 2) TILE_STORE(2, o + 32, stride * sizeof(float));
 }
 
 /* o[row] = o[row] * fix[row] + sum over keys [lo, hi) of p[row][key] * value; the weights of other keys that are
@@ -250,9 +248,15 @@ static void tile_values(float *o, size_t stride, const float *p, const float *fi
                           .b_stride = stride * sizeof(float),
                           .steps = (hi + 31) / 32 - first};
     TILE_FENCE();
-    size_t d = 0;
-    for (; d + 64 <= stride; d += 64, of.b += 256) values_of(o + d, stride, &of, 4);
-    if (d < stride) values_of(o + d, stride, &of, 2);
+    for (size_t d = 0; d < stride;) { /* an even number of tiles: never a single one */
+        const size_t tiles = together((stride - d) / 16);
+        if (tiles == 3)
+            values_of(o + d, stride, &of, 3);
+        else
+            values_of(o + d, stride, &of, 2);
+        d += tiles * 16;
+        of.b += tiles * 64;
+    }
     TILE_FENCE();
 }
 
