@@ -21,6 +21,7 @@
 #define AMX_ROWS           256 /* rows whose sums rest in scratch while all columns pass */
 #define AMX_GRANULE        32  /* rows: no single row tile passes alone where shares are multiples of it */
 #define AMX_DECODED_TOKENS 512 /* tokens of a chunk */
+#define AMX_SUMS_AHEAD     2   /* tiles whose place in y is asked for before they are stored */
 
 /* A few row tiles against all panels of a chunk, over one block of columns. */
 struct amx_pass {
@@ -197,19 +198,22 @@ static void amx_decoded_rows(const struct amx_decoded *d, size_t r0, size_t r1)
     }
 }
 
-/* Sums [row tile][panel] of `tiles` row tiles, `rows` and `tokens` of them real. */
+/* Sums [row tile][panel] of `tiles` row tiles, `rows` and `tokens` of them real. y is asked for ahead: it lies in caches farther
+ * away, and a store waits as long as a load. */
 static void amx_store_sums(float *y, size_t ldy, const char *sums, size_t rows, size_t tiles, size_t tokens,
                            bool accumulate)
 {
-    const size_t panels = amx_panels(tokens);
-    for (size_t panel = 0; panel < panels; panel++) {
-        const size_t left = tokens - panel * 16;
-        for (size_t tile = 0; tile < tiles && tile * 16 < rows; tile++) {
-            const char *c = sums + (tile * panels + panel) * AMX_TILE;
-            amx_store_transposed(y + panel * 16 * ldy + tile * 16, ldy, (const float *)(const void *)c,
-                                 rows - tile * 16 < 16 ? rows - tile * 16 : 16, left < 16 ? left : 16,
-                                 accumulate);
-        }
+    const size_t panels = amx_panels(tokens), all = panels * tiles;
+    for (size_t i = 0; i < all; i++) {
+        const size_t panel = i / tiles, tile = i % tiles, left = tokens - panel * 16;
+        const size_t then = i + AMX_SUMS_AHEAD, then_token = then / tiles * 16;
+        for (size_t t = then_token; t < then_token + 16 && t < tokens; t++)
+            __builtin_prefetch(y + t * ldy + then % tiles * 16, 1, 3);
+        if (tile * 16 >= rows) continue;
+        amx_store_transposed(y + panel * 16 * ldy + tile * 16, ldy,
+                             (const float *)(const void *)(sums + (tile * panels + panel) * AMX_TILE),
+                             rows - tile * 16 < 16 ? rows - tile * 16 : 16, left < 16 ? left : 16,
+                             accumulate);
     }
 }
 
