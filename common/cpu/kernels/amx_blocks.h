@@ -68,7 +68,7 @@ static inline __attribute__((always_inline)) void amx_pass_tiles(const struct am
             }
             for (size_t i = 0; i < lines; i++, next += 64) __builtin_prefetch(next, 0, 2);
             if (rows) {
-                amx_side_row(side);
+                amx_side_decode(side, 1);
                 rows--;
             }
         }

@@ -30,11 +30,12 @@ struct amx_side {
     size_t pace, due; /* 65536ths of a row: of a panel, and until now */
 };
 
-static inline void amx_side_row(struct amx_side *s)
+/* At most as many rows as are left of their tile. */
+static inline void amx_side_decode(struct amx_side *s, size_t rows)
 {
     s->of->decode(s->tiles + s->row / 16 * s->steps * AMX_TILE + s->row % 16 * 64,
-                  s->w + s->row * s->row_bytes, s->row_bytes, 1, s->cols, s->ahead);
-    s->row++;
+                  s->w + s->row * s->row_bytes, s->row_bytes, rows, s->cols, s->ahead);
+    s->row += rows;
     TILE_FENCE();
 }
 
@@ -56,7 +57,10 @@ static inline size_t amx_side_panel(struct amx_side *s)
 /* What is left of it. */
 static inline void amx_side_finish(struct amx_side *s)
 {
-    while (s->row < s->rows) amx_side_row(s);
+    while (s->row < s->rows) {
+        const size_t tile = 16 - s->row % 16, left = s->rows - s->row;
+        amx_side_decode(s, tile < left ? tile : left);
+    }
 }
 
 #endif
