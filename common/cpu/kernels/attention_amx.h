@@ -13,7 +13,8 @@
 #ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_AMX_H
 #define HELM_COMMON_CPU_KERNELS_ATTENTION_AMX_H
 
-#define TILE_ROWS 16
+#define TILE_ROWS     16
+#define TILE_ROWS_MAX 256 /* a task of 32 tokens with eight queries each takes keys and values apart once */
 #include "common/cpu/kernels/amx_tiles.h"
 #include "common/cpu/kernels/attention_kernels.h"
 #include "common/cpu/kernels/lanes512.h"
