@@ -158,6 +158,10 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
     }
 }
 
+INLINE bool has_two_sums(const enum tensor_format format)
+{
+    return least_factor(format) != 0;
+}
 INLINE vec row_sum(vec total, vec least, const enum tensor_format format)
 {
     const float by = least_factor(format);

@@ -11,6 +11,10 @@
 
 #include "common/cpu/kernels/variants.h"
 
+INLINE bool has_two_sums(const enum tensor_format format)
+{
+    return has_least(format);
+}
 INLINE vec row_sum(vec total, vec least, const enum tensor_format format)
 {
     return has_least(format) ? vec_add(total, least) : total;

@@ -19,17 +19,15 @@
 
 /* How scales of a chunk lie in a vector, and x's with them. */
 enum layout {
-    EIGHT,    /* of 32 each, in the first eight lanes */
-    SIXTEEN,  /* of 16 each */
-    PAIRS,    /* of 32 each, then its smallest value */
-    QUARTERS, /* Q4_K, Q5_K: scales 0 to 3, smallest values 0 to 3, scales 4 to 7, smallest values 4 to 7 */
+    EIGHT,   /* of 32 each, in the first eight lanes */
+    SIXTEEN, /* of 16 each */
+    PAIRS,   /* of 32 each, then its smallest value */
 };
 INLINE enum layout layout_of(const enum tensor_format format)
 {
     switch (format) {
     case FORMAT_Q4_K:
     case FORMAT_Q5_K:
-        return QUARTERS;
     case FORMAT_Q4_1:
     case FORMAT_Q5_1:
         return PAIRS;
@@ -63,10 +61,8 @@ INLINE __m512i lane_scales(const enum layout layout)
         return _mm512_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7);
     case PAIRS:
         return _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 2, 6, 10, 14, 2, 6, 10, 14);
-    case SIXTEEN:
+    default: /* SIXTEEN */
         return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    default: /* QUARTERS */
-        return _mm512_setr_epi32(0, 2, 8, 10, 0, 2, 8, 10, 1, 3, 9, 11, 1, 3, 9, 11);
     }
 }
 
@@ -127,14 +123,10 @@ INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_f
                 least[2 * b] = -sums.scale * (float)sums.first;
                 least[2 * b + 1] = -sums.scale * (float)sums.second;
                 break;
-            case PAIRS:
-                scales[2 * b] = sums.scale;
-                least[2 * b + 1] = -all; /* smallest values are added */
-                break;
-            case QUARTERS: /* of Q4_K every second 32 numbers are the upper halves of bytes */
-                scales[b / 4 * 8 + b % 4] =
-                    format == FORMAT_Q4_K && b % 2 ? sums.scale * (1.0f / 16) : sums.scale;
-                least[b / 4 * 8 + 4 + b % 4] = all;
+            case PAIRS: /* of Q4_K every second 32 numbers are the upper halves of bytes */
+                scales[2 * b] = format == FORMAT_Q4_K && b % 2 ? sums.scale * (1.0f / 16) : sums.scale;
+                least[2 * b + 1] =
+                    block_values(format) == 256 ? all : -all; /* blocks of 32 add smallest values */
                 break;
             }
         }
@@ -156,23 +148,9 @@ INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_f
 
 /* ---- weights ---- */
 
-/* 16 bytes of four times as many. */
-INLINE __m128i quarter_of(__m512i all, const int s)
-{
-    switch (s) { /* the instruction's own constants, also where loops are not unrolled */
-    case 0:
-        return _mm512_castsi512_si128(all);
-    case 1:
-        return _mm512_extracti32x4_epi32(all, 1);
-    case 2:
-        return _mm512_extracti32x4_epi32(all, 2);
-    default:
-        return _mm512_extracti32x4_epi32(all, 3);
-    }
-}
-
-/* Scales and smallest values of a chunk of `S` rows, in the format's layout. `blocks`: of 32 values, that are there. */
-INLINE void quarter_scales(vec *scales, const uint8_t *w, size_t stride, const size_t S)
+/* Scales and smallest values of a chunk of `S` rows of Q4_K or Q5_K, in pairs. A row's own are read from memory again, where
+ * widening and doubling them takes a load, not the port that permutes vectors. */
+INLINE void k_scales(vec *scales, const uint8_t *w, size_t stride, const size_t S)
 {
     __m512i all = _mm512_castsi128_si512(_mm_loadu_si128((const void *)w));
     if (S > 1) all = _mm512_mask_broadcast_i32x4(all, 0x00f0, _mm_loadu_si128((const void *)(w + stride)));
@@ -185,15 +163,19 @@ INLINE void quarter_scales(vec *scales, const uint8_t *w, size_t stride, const s
                   b = _mm512_srlv_epi32(_mm512_shuffle_epi32(all, (_MM_PERM_ENUM)0xff), ROWS4(0, 0, 0, 4)),
                   six = ROWS4(0x3f3f3f3f, 0x3f3f3f3f, 0x30303030, 0x30303030),
                   four = ROWS4(0, 0, 0x0f0f0f0f, 0x0f0f0f0f);
-    const __m512i numbers = _mm512_ternarylogic_epi32(_mm512_and_si512(a, six), b, four, 0xf8);
+    /* scales 0 to 3, smallest values 0 to 3, scales 4 to 7, smallest values 4 to 7 */
+    const __m512i numbers = _mm512_ternarylogic_epi32(_mm512_and_si512(a, six), b, four, 0xf8),
+                  pairs = ROWS4(0x05010400, 0x07030602, 0x0d090c08, 0x0f0b0e0a);
     const __m512i firsts =
         _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12), all);
-    const vec halves = _mm512_castps256_ps512(_mm256_cvtph_ps(_mm512_castsi512_si128(firsts)));
-    UNROLL for (int s = 0; s < (int)S; s++)
-    {
-        scales[s] = vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(quarter_of(numbers, s))),
-                            _mm512_permutexvar_ps(FOURS(2 * s, 2 * s + 1, 2 * s, 2 * s + 1), halves));
-    }
+    _Alignas(64) uint8_t number[4][16];
+    _Alignas(32) double half[4]; /* two floats each */
+    _mm512_store_si512(number, _mm512_shuffle_epi8(numbers, pairs));
+    _mm256_store_ps((float *)half, _mm256_cvtph_ps(_mm512_castsi512_si128(firsts)));
+    __asm__("" : "+m"(number), "+m"(half)); /* the compiler would take them out of the registers */
+    UNROLL for (size_t s = 0; s < S; s++) scales[s] =
+        vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128((const void *)number[s]))),
+                _mm512_castpd_ps(_mm512_set1_pd(half[s])));
 }
 INLINE vec eight_scales(const uint8_t *w, const size_t blocks, const enum tensor_format format)
 {
@@ -279,15 +261,16 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
                       const size_t cols, const size_t S, const size_t T, const enum tensor_format format)
 {
     const size_t blocks = cols / INT8_BLOCK;
+    const bool is_k = format == FORMAT_Q4_K || format == FORMAT_Q5_K;
     struct row_scales scales[GEMV_STREAMS];
     __m512i number[GEMV_STREAMS][4];
     vec own[GEMV_STREAMS];
-    if (layout_of(format) == QUARTERS) quarter_scales(own, w, stride, S);
+    if (is_k) k_scales(own, w, stride, S);
     UNROLL for (size_t s = 0; s < S; s++)
     {
         const uint8_t *row = w + s * stride;
         vec lowest = vec_zero();
-        if (layout_of(format) == PAIRS) own[s] = pair_scales(row, blocks, format);
+        if (layout_of(format) == PAIRS && !is_k) own[s] = pair_scales(row, blocks, format);
         if (layout_of(format) == EIGHT && format != FORMAT_IQ4_XS) own[s] = eight_scales(row, blocks, format);
         if (format == FORMAT_IQ4_XS || layout_of(format) == SIXTEEN) {
             const struct block_scales both = scales_of(row, format);
