@@ -1,11 +1,8 @@
-/* Rows of one token with activations of 8 bits, of a few tokens with the same bits, and the table of a file's kernels of
- * them. A few tokens' rows are unpacked once for FEW_TOKENS of them. Included behind
- *   order_as, add_chunk                  of the format that is their last argument; add_chunk takes some blocks of 32
- *                                        columns of S rows, all of a chunk's or a row's last ones, of T tokens
- *   FEW_ROWS, FEW_TOKENS                 whose sums are in registers at once
- *   CHUNK, size_t chunk_x_bytes(format)  columns that x is ordered by, and their bytes
- *   NAME, FEATURES                       of the kernels
- *   KERNELS                              their table, by the formats' numbers in int8.h */
+/* Rows of one token with activations of 8 bits, of a few tokens with the same bits (gemv_chunks.h), and the table of a file's
+ * kernels of them. Included behind what gemv_chunks.h asks for but row_sum and has_two_sums, and
+ *   order_as         of the format that is its last argument
+ *   NAME, FEATURES   of the kernels
+ *   KERNELS          their table, by the formats' numbers in int8.h */
 #ifndef HELM_COMMON_CPU_KERNELS_INT8_GEMV_H
 #define HELM_COMMON_CPU_KERNELS_INT8_GEMV_H
 
