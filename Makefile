@@ -72,8 +72,8 @@ KERNEL_OPT_ubsan := -O1 -fira-region=one
 KERNEL_OPT_tsan := $(KERNEL_OPT_ubsan)
 KERNEL_OPT := $(or $(KERNEL_OPT_$(MODE)),-O3) -ffp-contract=off
 # The kernels with most instances, and attention's: in MODE=asan a call to look an access up, not its code there, is half the
-# time to compile and longer to run by less (not so for gemm and blocks: what they take longer to run is more than they save).
-MANY_INSTANCES := $(addprefix common/cpu/kernels/int8_,gemm_avx2 gemm_avx512vnni gemv_avx2 gemv_avx512vnni)
+# time to compile and longer to run by less (not so for gemm: what it takes longer to run is more than it saves).
+MANY_INSTANCES := $(addprefix common/cpu/kernels/,int8_gemm_avx2 int8_gemm_avx512vnni int8_gemv_avx2 int8_gemv_avx512vnni blocks_avx2)
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16 \
   attention_avx512bf16vbmi2 attention_amxvbmi2 attention_parts_amxvbmi2)
 # Kernels that a sanitized build takes from the release build. MODE=asan: those whose loops AVX2's have as well, which it
@@ -100,7 +100,7 @@ $(SANITIZED_STAMP):
 	@echo $(SANITIZED_WANT) >$@
 $(RELEASE_OF_asan:%=$(OBJ)/%.o): $(SANITIZED_STAMP)
 else ifeq ($(MODE),tsan)
-RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/cpu/kernels/,blocks_avx2 blocks_ref int8_ref gemm_openblas) \
+RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/cpu/kernels/,blocks_ref int8_ref gemm_openblas) \
   $(filter-out $(MANY_INSTANCES),$(patsubst %.c,%,$(wildcard common/cpu/kernels/*_avx512*.c common/cpu/kernels/*_amx*.c common/model/*.c common/formats/*.c)))
 endif
 ifneq ($(RELEASE_$(MODE)),)

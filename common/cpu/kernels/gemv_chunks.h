@@ -68,22 +68,25 @@ INLINE void few_rows(float *y, size_t ldy, struct few_sums *sums, const char *w,
             _mm_prefetch((const char *)((uintptr_t)at + (FEW_GROUP + s) * stride + i), _MM_HINT_T1);
         add_chunk(total, least, at, stride, x, ldx, chunk, S, T, format);
     }
-    if (block_values(format) < chunk && c < to)
-        add_chunk(total, least, at, stride, x, ldx, to - c, S, T, format);
-    UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t s = 0; s < S; s++)
-    {
-        const size_t i = t * S + s;
-        if (to == cols) y[t * ldy + s] = vec_reduce_add(row_sum(total[i], least[i], format));
-    }
-    if (to == cols) return;
-    UNROLL for (size_t i = 0; i < S * T; i++)
-    {
-        sums->total[i] = total[i];
-        if (has_two_sums(format)) sums->least[i] = least[i];
+    const bool rest = block_values(format) < chunk && c < to;
+    if (to < cols || rest) UNROLL for (size_t i = 0; i < S * T; i++)
+        {
+            sums->total[i] = total[i];
+            if (has_two_sums(format)) sums->least[i] = least[i];
+        }
+    if (rest) { /* one by one, or it would be half of the code */
+        for (size_t i = 0; i < S * T; i++) {
+            add_chunk(&sums->total[i], &sums->least[i], at + i % S * stride, stride, x + i / S * ldx, ldx,
+                      to - c, 1, 1, format);
+            y[i / S * ldy + i % S] = vec_reduce_add(row_sum(sums->total[i], sums->least[i], format));
+        }
+    } else if (to == cols) {
+        UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t s = 0; s < S; s++) y[t * ldy + s] =
+            vec_reduce_add(row_sum(total[t * S + s], least[t * S + s], format));
     }
 }
 
-/* T tokens. Rows that are no FEW_ROWS any more: one by one. */
+/* T tokens; rows in whole FEW_ROWS. */
 INLINE void few_block(float *y, size_t ldy, const char *w, const char *x, size_t ldx, size_t rows,
                       size_t cols, const size_t T, const enum tensor_format format)
 {
@@ -100,13 +103,9 @@ INLINE void few_block(float *y, size_t ldy, const char *w, const char *x, size_t
                          FEW_ROWS, T, format);
         }
     }
-    for (; r < rows; r++)
-        for (size_t t = 0; t < T; t++)
-            few_rows(y + t * ldy + r, ldy, NULL, w + r * row_bytes, x + t * ldx, ldx, cols, 0, cols, 1, 1,
-                     format);
 }
 
-/* All but an odd last token. Returns how many. */
+/* All but an odd last token; rows in whole FEW_ROWS. Returns how many tokens. */
 INLINE size_t few(float *y, size_t ldy, const char *w, const char *x, size_t ldx, size_t rows, size_t cols,
                   size_t tokens, const enum tensor_format format)
 {
@@ -134,9 +133,13 @@ INLINE size_t few(float *y, size_t ldy, const char *w, const char *x, size_t ldx
     static void format_##_few(float *y, size_t ldy, const void *w, const float *x, size_t ldx, size_t rows,  \
                               size_t cols, size_t tokens)                                                    \
     {                                                                                                        \
-        const size_t done =                                                                                  \
-            few(y, ldy, w, (const char *)x, ldx * sizeof(float), rows, cols, tokens, FORMAT_##FORMAT_NAME);  \
-        if (done < tokens) format_##_gemv(y + done * ldy, w, x + done * ldx, rows, cols, NULL);              \
+        const size_t whole = rows / FEW_ROWS * FEW_ROWS,                                                     \
+                     done = few(y, ldy, w, (const char *)x, ldx * sizeof(float), whole, cols, tokens,        \
+                                FORMAT_##FORMAT_NAME);                                                       \
+        const char *last = (const char *)w + whole * decode_bytes(cols, FORMAT_##FORMAT_NAME);               \
+        if (done < tokens) format_##_gemv(y + done * ldy, w, x + done * ldx, whole, cols, NULL);             \
+        for (size_t t = 0; t < tokens && whole < rows; t++)                                                  \
+            format_##_gemv(y + t * ldy + whole, last, x + t * ldx, rows - whole, cols, NULL);                \
     }
 
 #endif
