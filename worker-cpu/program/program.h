@@ -75,8 +75,7 @@ struct program_entry {
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
     uint32_t segment_count;
     uint64_t bytes; /* of weights it reads; variable formats count their groups, experts those of one token */
-    /* Experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert; for one
-     * token's down those of all chosen ones at once. */
+    /* Experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert. */
     uint32_t experts, chosen, expert_rows;
     bool asked; /* by the GPU, for some of them: sums are stored, not added to x */
     enum glu_kind glu;
