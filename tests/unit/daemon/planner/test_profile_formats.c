@@ -28,6 +28,8 @@ static struct profile whole(void)
         f->gpu_chain_operation = made_up_value(1.5e-6);
         f->gpu_expand = made_up_value(1800e9);
         f->cpu_int8_gemv = made_up_value(90e9 + i);
+        f->cpu_experts = made_up_value(55e9 + i);
+        f->cpu_int8_experts = made_up_value(85e9 + i);
         f->cpu_int8_linear.point[0] = (struct profile_point){4, made_up_value(0.5e12)};
         f->cpu_int8_linear.count = 1;
         f->cpu_linear.point[0] = (struct profile_point){4, made_up_value(0.3e12)};
@@ -151,6 +153,10 @@ static void contradictions_are_named(void **state)
     p.format[FORMAT_Q4_K].cpu_int8_gemv = made_up_value(400e9);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
     assert_non_null(strstr(err.text, "cpu_int8_gemv"));
+    p = whole();
+    p.format[FORMAT_Q4_K].cpu_int8_experts = made_up_value(400e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "cpu_int8_experts"));
     p = whole();
     p.format[FORMAT_F16].gpu_chain_gemv = made_up_value(20000e9);
     assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
