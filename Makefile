@@ -82,8 +82,8 @@ CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 a
 # ThreadSanitizer sees the kernels of AVX2 for weights in bf16, which tests of threads run in MODE=tsan; others, and what reads
 # files and formats, are the release build's objects.
 FULL ?=
-RELEASE_OF_asan := $(addprefix common/cpu/kernels/,int8_gemv_avx512vnni int8_gemm_avx512vnni gemm_avx512 blocks_avx512 attention_avx512 \
-  gemv_avx512) common/formats/quantize_avx512
+RELEASE_OF_asan := $(addprefix common/cpu/kernels/,int8_gemv_avx512vnni int8_gemm_avx512vnni gemm_avx512 gemm_avx512bf16 blocks_avx512 \
+  attention_avx512 attention_avx512bf16vbmi2 gemv_avx512) common/formats/quantize_avx512
 ifeq ($(MODE),asan)
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES) $(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
 # -O1 takes two thirds of -O2's time to compile these, and they run as long

@@ -17,11 +17,11 @@ unit_tests = $(patsubst %,$(1):%,$(filter-out $(if $(FULL),,$(UNIT_ONLY_OTHER_$(
 # Numbers of planned prices alone: their code test_packed_gpu and test_search run sanitized as well.
 UNIT_ONLY_OTHER_asan := tests/unit/daemon/planner/test_packed_search
 # Sanitized alone: what takes values and gives values, whose optimised code the release build's programs run in the process tests.
-# Not those that hold times to bounds or try fewer cases sanitized, nor the daemon's.
-UNIT_BOTH := $(addprefix tests/unit/,common/shared/test_doorbell common/cpu/% common/sampling/% common/formats/% worker-gpu/device/test_device% \
+# Not those that hold times to bounds or try fewer cases sanitized.
+UNIT_BOTH := $(addprefix tests/unit/,$(addprefix daemon/planner/test_,attempt packed_cpu packed_gpu packed_search planner refusals search \
+  search_prefill simulate tiers) daemon/steps/test_request common/shared/test_doorbell common/cpu/% common/sampling/% common/formats/% worker-gpu/device/test_device% \
   worker-gpu/weights/% worker-cpu/program/test_assist client/text/grammar/test_grammar_speed client/text/grammar/test_grammar_masks)
-UNIT_ONLY_OTHER_release := $(filter-out $(UNIT_BOTH),$(filter $(addprefix tests/unit/,client/% common/% tools/% worker-cpu/% worker-gpu/%), \
-  $(TEST_SRC:%.c=%)))
+UNIT_ONLY_OTHER_release := $(filter-out $(UNIT_BOTH),$(filter tests/unit/%,$(TEST_SRC:%.c=%)))
 corpus_tests = $(foreach f,$(FUZZ_SRC:tests/fuzz/fuzz_%.c=%),'$(1):tests/fuzz/fuzz_$(f)_replay tests/fuzz/corpus/$(f)')
 # what two processes share, both sides as threads
 thread_tests = $(filter %_threads,$(unit_tests))
@@ -33,8 +33,8 @@ SCRIPT_NOT_SANITIZED := against_transformers gateway_npm gateway_page golden_cli
 # `make test` runs a script in the build that can find more; `make test-full`, with FULL=1, in both. Sanitized alone: what commands, the
 # gateway and the daemon do with whatever is said to them, whose time is spent waiting. The same programs of the release
 # build serve those of ONLY_release, of both, and of SCRIPT_NOT_SANITIZED.
-ONLY_asan := cli cli_gguf client gateway gateway_scripted helmd helmd_changed helmd_edges helmd_experts helmd_hostile helmd_plan \
-  helmd_prefix helmd_sessions pull
+ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_scripted helmd helmd_changed helmd_edges helmd_experts \
+  helmd_hostile helmd_plan helmd_prefix helmd_sessions pull
 # Arithmetic of workers and files: instrumented, the golden tests run the same workers, and tests/unit and the corpora read the
 # same files and grammars.
 ONLY_release := structured
@@ -63,7 +63,7 @@ dist_test := release:tests/process/test_dist.sh
 TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/common/shared/test_doorbell unit/common/cpu/* \
   unit/worker-gpu/device/test_device* unit/client/text/grammar/test_grammar_speed process/test_helm_profile.py)
 # The longest first, so that none is what everything waits for in the end. tests/run.py lists them when it is through.
-TEST_LONGEST := release:tests/golden/test_golden_stream *:tests/process/test_helmd_chaos.py $(addprefix asan:tests/process/test_,cli.py gateway.py) \
+TEST_LONGEST := release:tests/golden/test_golden_stream *:tests/process/test_helmd_chaos.py $(addprefix asan:tests/process/test_,cli.py cli_daemons.py gateway.py) \
   release:tests/process/test_helmd_split.py asan:tests/process/test_helm_profile.py $(addprefix asan:tests/process/test_,helmd.py \
   helmd_hostile.py helmd_tiers.py activations.py) tsan:tests/ipc/test_split_threads release:tests/process/test_helmd_invariant.py \
   *:tests/golden/test_golden_split asan:tests/golden/test_golden_stream *:tests/process/test_helmd_[csfi]* release:tests/golden/test_golden_home \

@@ -181,8 +181,7 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
 {
     const struct planner_request *r = m->r;
     bool device = r->machine.device.kind != LEDGER_DEVICE_NONE && r->strategy != SEARCH_ALL_CPU;
-    bool free_choice = r->strategy == SEARCH_BEST && !m->required, cpu_alone = false,
-         mixed = false; /* and its slots have no room */
+    bool free_choice = r->strategy == SEARCH_BEST && !m->required, cpu_alone = false;
     struct attempt attempt;
     struct helm_err refused = {0};
     struct planner_refusal refusal = {0};
@@ -191,9 +190,10 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     if (device) {
         rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && r->strategy == SEARCH_BEST) rc = mixed_try(m, &t, plan, &attempt, err);
-        if (!rc && attempt.fits && r->strategy == SEARCH_MIXED)
-            rc = mixed_choose(m, t.ctx, plan, &attempt, err), mixed = !rc && !attempt.fits;
-        if (mixed) return mixed_refuse(m, t.ctx, plan, err);
+        if (!rc && attempt.fits && r->strategy == SEARCH_MIXED) {
+            rc = mixed_choose(m, t.ctx, plan, &attempt, err);
+            if (!rc && !attempt.fits) return mixed_refuse(m, t.ctx, plan, err); /* no room for its slots */
+        }
         if (!rc && attempt.fits && free_choice)
             rc = compare_with_cpu(m, t.ctx, attempt.seconds, plan, &cpu_alone, err);
         if (!rc && !attempt.fits && r->tiers == KV_TIERS_TWO)

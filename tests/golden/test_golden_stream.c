@@ -110,7 +110,8 @@ static void packed_weights_give_the_same_bits(void **state)
         {.decode = "ssssssss", .ring = RING_SOME, .kv_dtype = KV_F16, .step_tokens = 1088},
     };
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i += FEW_PLANS ? 3 : 1) {
-        if (i == 2 && !all_plans()) continue; /* below of another model */
+        /* the second's ring lies between its neighbours', the third is below of another model, packed_at_home has the last's chunks */
+        if ((i == 1 || i == 2 || i == 6) && !all_plans()) continue;
         const unsigned modes =
             i == 3 && !FEW_PLANS ? ALONE | ODD | TOGETHER | GREEDY | ONCE : TOGETHER | ONCE;
         const uint32_t longest = i == 6 ? UINT32_MAX : i < 2 ? 33 : 120;

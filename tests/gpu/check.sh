@@ -5,8 +5,8 @@
 #   check.sh [--need-gpu] [--full-bench] [--only NAME,NAME...] [BIN]
 #
 # NAME: kernels, device, home, split, stream, tiers, gguf, masks (needs helmd in BIN: gpu-bundle.sh --programs), bench,
-# and of compute-sanitizer TOOL-GROUP (racecheck-linear), or TOOL for all its groups. TOOL: racecheck, memcheck, initcheck,
-# synccheck; GROUP: chain, linear, attention, elementwise, packed, blocks, experts.
+# and of compute-sanitizer TOOL-GROUP (racecheck-linear), TOOL for all its groups, or GROUP for all tools. TOOL: racecheck,
+# memcheck, initcheck, synccheck; GROUP: chain, linear, attention, elementwise, packed, blocks, integer, experts, experts_few.
 # BIN: the folder of the helm-test-gpu-* programs; else bin/ beside this script. Runs in the folder that has
 # tests/data/golden: the one above BIN, above this script, or the current one. Whole outputs go to
 # $HELM_CHECK_LOGS (default: gpu-check-logs). HELM_TEST_DEVICE=emulated runs what needs no GPU.
@@ -36,8 +36,8 @@ export HELM_TEST_DEVICE=$device
 [ -d "$bin/../lib" ] && export LD_LIBRARY_PATH=$(cd "$bin/../lib" && pwd)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 passed=0 failed=0 skipped=0
 
-# selected NAME: NAME or, of TOOL-GROUP, TOOL alone is in --only, or there is none
-selected() { [ -z "$only" ] || [[ $only == *,$1,* || $only == *,${1%%-*},* ]]; }
+# selected NAME: NAME or, of TOOL-GROUP, either alone is in --only, or there is none
+selected() { [ -z "$only" ] || [[ $only == *,$1,* || $only == *,${1%%-*},* || $only == *,${1#*-},* ]]; }
 
 # verdict WORD NAME SECONDS DETAIL
 verdict() { printf '%-4s %-21s %5.1f s  %s\n' "$1" "$2" "$3" "$4"; }
@@ -137,7 +137,7 @@ elif selected masks; then
 fi
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"
-    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks experts=experts,experts_few
+    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks integer=gemm_integer experts=experts experts_few=experts_few
     run bench 400 'decode check' "$bin/helm-bench-gpu-kernels" $bench
     [ ! -f "$logs/bench.log" ] || cat "$logs/bench.log"
 fi

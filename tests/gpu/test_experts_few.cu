@@ -4,6 +4,12 @@
 #include "tests/gpu/experts.cuh"
 #include "worker-gpu/kernels/experts_share.h"
 
+#ifdef HELM_CUDA_EMULATED
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
 struct few_case {
     enum tensor_format format;
     uint32_t experts, chosen, rows, cols, tokens, count;
@@ -192,6 +198,42 @@ static void test_few(struct test_context *t, const struct gpuk_device *device, c
     if (c.rows % tensor_format_of(c.format)->block_values == 0) test_down(f);
 }
 
+#ifdef HELM_CUDA_EMULATED
+/* Tokens that choose an expert more than once end the kernel that has no room for it, before it writes anything elsewhere. On
+ * a device the context would be lost. */
+static void test_twice(struct test_context *t)
+{
+    const uint32_t tokens = 8, chosen = 4, rows = 256, cols = 256;
+    const std::vector<uint32_t> slot = random_slots(t, chosen, false);
+    const test_role role(t, FORMAT_Q4_K, chosen, rows, cols, slot, false);
+    gpu_buffer ids(std::vector<uint32_t>(tokens * chosen, 0)), weights(random_floats(t, tokens * chosen)),
+        x(random_floats(t, tokens * chosen * cols)), out(tokens * chosen * rows * 4);
+    struct gpuk_experts_glu glu = {};
+    struct gpuk_experts_down down = {};
+    glu.gate = glu.up = down.down = role.on_device(nullptr);
+    glu.choice = down.choice = {chosen, ids.as<uint32_t>(), weights.as<float>()};
+    glu.x = down.act = x.as<float>(), glu.x_stride = cols, glu.act = down.out = out.as<float>();
+    down.out_stride = rows;
+    for (int way = 0; way < 2; way++) {
+        fflush(NULL);
+        const pid_t child = fork();
+        if (child == 0) {
+            close(STDERR_FILENO);
+            if (way == 0)
+                GPUK(gpuk_experts_glu(&t->device, &glu, tokens, nullptr, nullptr, 0, t->stream, &err));
+            else
+                GPUK(gpuk_experts_down(&t->device, &down, tokens, nullptr, nullptr, 0, t->stream, &err));
+            _exit(0);
+        }
+        int status = 0;
+        check(t,
+              child > 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
+                  WTERMSIG(status) == SIGABRT,
+              way ? "down: an expert chosen twice" : "gate and up: an expert chosen twice");
+    }
+}
+#endif
+
 /* The choice made by the kernel of gate and up is gpuk_route's, and so are its results. */
 static void test_routed(struct test_context *t, const struct gpuk_device *device, uint32_t tokens)
 {
@@ -318,6 +360,9 @@ void test_experts_few(struct test_context *t)
     test_few(t, &few, {FORMAT_Q4_0, 3, 3, 33, 4096, 16, 16, GLU_SILU, false, false, true});
     test_few(t, &few, {FORMAT_BF16, 3, 2, 8, 8192, 6, 6, GLU_SILU, false, false, true});
     if (!t->few) test_few(t, &few, {FORMAT_Q8_0, 40, 32, 64, 64, 4, 4, GLU_SILU, true, false, false});
+#ifdef HELM_CUDA_EMULATED
+    test_twice(t);
+#endif
     for (uint32_t tokens : {1u, 7u})
         for (struct gpuk_device *device : {&t->device, &plain}) test_routed(t, device, tokens);
     for (uint32_t tokens : {1u, 5u, 16u})

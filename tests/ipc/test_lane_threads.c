@@ -118,7 +118,11 @@ static void wrong_tickets_are_seen(void **state)
 /* The step protocol: tickets 1 .. n in both directions, words back at 0, the same in every step; the reader
  * runs ahead into the next step as soon as it has answered. */
 #define HAND_OVERS 3u
-#define STEPS      4000u
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* a fifth of the speed */
+#define STEPS 1000u
+#else
+#define STEPS 4000u
+#endif
 
 static bool step_writes(struct lane *lane, uint32_t ticket, float value, struct helm_err *err)
 {

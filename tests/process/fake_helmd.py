@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """A stand-in for helmd that speaks the client protocol and does as it is told: the first token of a prompt says how
-to behave. Used by test_cli.py and test_client.py, in a thread (FakeDaemon) or as a program named helmd beside a copy of helm-cli.
+to behave. Used by test_cli*.py and test_client.py, in a thread (FakeDaemon) or as a program named helmd beside a copy of helm-cli.
 
     10   answers with the tokens 100, 101, 102, ... up to max_tokens (at most 64)
     11   the prompt's other tokens, then end of sequence

@@ -15,8 +15,8 @@ import tempfile
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
+from cli_harness import CLI, MODEL, TEMPLATE, Terminal, check, check_exit, cli, sum_up  # noqa: E402
 from fake_helmd import FakeDaemon  # noqa: E402
-from test_cli import CLI, MODEL, TEMPLATE, Terminal, check, check_exit, cli, sum_up  # noqa: E402
 import helm_client  # noqa: E402
 
 

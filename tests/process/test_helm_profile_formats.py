@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """helm-profile --formats and --model, end to end: rates of weight formats of this machine without a device and with the
-emulated one, how they come into a cached profile, what is refused. Called by test_helm_profile.py with what it measured,
-which has those of blocks on the CPU; alone, the rest is measured first.
+emulated one, how they come into a cached profile, what is refused. Called by test_helm_profile.py with what it measured;
+alone, the rest is measured first.
 
 HELM_BIN: folder of the programs. Run from the repository's root."""
 import json
@@ -61,8 +61,31 @@ def check_cpu(what, p, name):
           [point["x"] for point in apart] == [2, 4, 8, 16] * (1 + int8) and max(p["value"] for p in apart) > 0.9, apart)
 
 
-def test_model(cache):
-    """What a model's matrices have is measured into what there is, which may be nothing yet, and no more."""
+def first_lines(cache, *args, lines=1):
+    """What it says first that it does, which it is not left to do: it leaves weights, so they are put where all is removed.
+    Without a cache, of one who has no home either."""
+    env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
+            [os.path.join(BIN, "helm-profile"), *args], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, env=dict(env, TMPDIR=folder, **{"XDG_CACHE_HOME": cache} if cache else {})) as run:
+        said = "".join(run.stderr.readline() for _ in range(lines))
+        run.kill()
+        run.wait()
+    return said
+
+
+def test_cpu(cache, before, cpu=tuple(CPU)):
+    """A format, or what a model's matrices have, is measured into `before`, the cached profile of options `cpu`, and no more."""
+    rc, p, err, took = profile(cache, *cpu, "--formats", "q4_k")
+    there = before.get("formats", {})
+    check("formats: measured into what there is", rc == 0 and "formats of weights: q4_k\n" in err and "q4_k" not in there and
+          {**before, "formats": {**there, "q4_k": p["formats"]["q4_k"]}} == p, err)
+    check("formats: and nothing else, in seconds", "loading" not in err and took < 15 * SLOW, (took, err))
+    check_cpu("formats", p, "q4_k")
+    check("formats: nothing of a device", all(p["formats"]["q4_k"][m] == [] or p["formats"]["q4_k"][m]["source"] == "unknown"
+                                              for m in p["formats"]["q4_k"] if m.startswith("gpu") or m.endswith("beside")), p)
+    rc, again, err, _ = profile(cache, *cpu, "--formats", "q4_k")
+    check("formats: kept, and the second time they are cached", rc == 0 and again == p and "formats of weights" not in err, err)
     with tempfile.TemporaryDirectory() as folder:
         models = {}
         for dtype in "bfloat16", "float16":
@@ -70,18 +93,10 @@ def test_model(cache):
             os.mkdir(models[dtype])
             with open("tests/data/configs/qwen3-8b/config.json") as f, open(os.path.join(models[dtype], "config.json"), "w") as g:
                 json.dump(dict(json.load(f), torch_dtype=dtype), g)
-        rc, before, err, _ = profile(cache, *CPU, "--model", models["bfloat16"])
-        check("model: of bf16 no formats", rc == 0 and "formats of weights" not in err, (rc, err))
-        rc, p, err, took = profile(cache, *CPU, "--model", models["float16"])
-        there = before.get("formats", {})
-        check("model: what it has is measured into it", rc == 0 and "formats of weights: f16\n" in err and "f16" not in there and
-              {**before, "formats": {**there, "f16": p["formats"]["f16"]}} == p, err)
-        check("model: and nothing else, in seconds", "loading" not in err and took < 15 * SLOW, (took, err))
-        check_cpu("model", p, "f16")
-        check("model: nothing of a device", all(p["formats"]["f16"][m] == [] or p["formats"]["f16"][m]["source"] == "unknown"
-                                                for m in p["formats"]["f16"] if m.startswith("gpu") or m.endswith("beside")), p)
-        rc, again, err, _ = profile(cache, *CPU, "--formats", "f16")
-        check("model: kept, and the second time it is cached", rc == 0 and again == p and "formats of weights" not in err, err)
+        rc, again, err, _ = profile(cache, *cpu, "--model", models["bfloat16"])
+        check("model: of bf16 no formats", rc == 0 and again == p and "formats of weights" not in err, (rc, err))
+        said = first_lines(cache, *cpu, "--model", models["float16"], lines=2)  # of the cache, and of what is not in it
+        check("model: what it has is measured", "formats of weights: f16\n" in said, said)
 
 
 PARTS = {"q6_k": 210 / 512, "f16": 1}  # of bf16's bytes
@@ -138,15 +153,11 @@ def test_worker():
         check("worker: '%s' is refused" % line.strip().replace("\n", ", "), rc == 5 and said in answers[-1]["error"], answers)
 
 
-def test(cache, *emulated_options):
-    test_worker()
-    test_model(cache)
-    test_refusals(cache)
-    test_emulated(cache, *emulated_options)
-
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as cache_folder:
-        test(cache_folder)
+        test_worker()
+        test_cpu(cache_folder, profile(cache_folder, *CPU)[1])
+        test_refusals(cache_folder)
+        test_emulated(cache_folder)
     print("%d passed, %d failed, 0 skipped" % (counts[True], counts[False]))
     sys.exit(counts[False] > 0)

@@ -17,7 +17,6 @@ are of. Host memory's plain reads stand beside every row (helm-bench's, before a
 beside plain reads (helm-bench-kernels --attend-host --quick). With --direct each group is decoded at --depth alone, once with its
 plan and once for each of these shares of the arena's positions that the GPU reads over the link itself; beside it stands the rate
 at which the CPU attends to the others. Standard library only; raw output goes to --out."""
-import argparse
 import json
 import os
 import signal
@@ -25,7 +24,7 @@ import statistics
 import sys
 import time
 
-from planner_run import Bench, Cut, Failed, cut, relative, run, vram_arguments
+from planner_run import Bench, Cut, Failed, cut, parser_of_model, relative, run, vram_arguments
 
 DEEP = (256, 1024, 4096, 8192, 16384, 32768)
 # name: context, prompts, tokens, sequences at once, more for helm-plan, more for helmd
@@ -175,16 +174,10 @@ def table(b, rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("bin", "out", "model"):
-        parser.add_argument("--" + name, required=True)
-    parser.add_argument("--profile")
-    parser.add_argument("--vram", default="8GiB")
-    parser.add_argument("--device", default="cuda")
+    parser = parser_of_model(__doc__, "8GiB", 450)
     parser.add_argument("--only", default="")
     parser.add_argument("--direct", default="")
     parser.add_argument("--depth", type=int, default=16384)
-    parser.add_argument("--seconds", type=float, default=450)
     options = parser.parse_args()
     unknown = set(filter(None, options.only.split(","))) - set(GROUPS)
     if unknown:

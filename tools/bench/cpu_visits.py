@@ -10,7 +10,6 @@ Cells, a daemon each:
   link      what the CPU computes streams as well: all that the link can
   one       as many layers on the CPU as its bytes come to, one behind another, the others in VRAM: one visit
 Behind a cell's name, variables of its environment: plan+NAME=VALUE. Standard library only; traces stay in --out."""
-import argparse
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ import sys
 import time
 
 from plan_lists import units_of, with_homes
-from planner_run import Bench, Failed, vram_arguments
+from planner_run import Bench, Failed, parser_of_model, vram_arguments
 
 CELLS = "plan,plan-15,plan-14,idle,idle-15,link,one"
 PROMPT, OUTPUT, CONTEXT = 128, 168, 320
@@ -77,14 +76,8 @@ def run_cell(b, number, cell, plan):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("bin", "out", "model"):
-        parser.add_argument("--" + name, required=True)
-    parser.add_argument("--profile")
-    parser.add_argument("--vram", default="4GiB")
-    parser.add_argument("--device", default="cuda")
+    parser = parser_of_model(__doc__, "4GiB", 200)
     parser.add_argument("--cells", default=CELLS)
-    parser.add_argument("--seconds", type=float, default=200)
     options = parser.parse_args()
     options.helmd, options.output, options.requests = [], OUTPUT, 1
     b, rows = Bench(options), []

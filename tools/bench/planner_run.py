@@ -1,7 +1,8 @@
 """Programs that the planner's benchmarks run: helm-plan, helm-profile, helm-bench and private daemons, bounded in time; what
 they answered, as numbers; and the report, kept where a run that is cut short does not lose it.
 
-Imported by planner_bench.py, planner_accuracy.py and forecast_cells.py. Standard library only."""
+Imported by planner_bench.py, planner_accuracy.py, forecast_formats.py, context_cells.py and cpu_visits.py. Standard library only."""
+import argparse
 import json
 import os
 import signal
@@ -34,6 +35,18 @@ def cut(number, _frame):
     for again in (signal.SIGTERM, signal.SIGINT):
         signal.signal(again, signal.SIG_IGN)  # what is left takes no time
     raise Cut(number)
+
+
+def parser_of_model(doc, vram, seconds):
+    """Options of a script that measures one model; vram, seconds: what is usual."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("bin", "out", "model"):
+        parser.add_argument("--" + name, required=True)
+    parser.add_argument("--profile")
+    parser.add_argument("--vram", default=vram)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=seconds)
+    return parser
 
 
 def run(command, timeout_s):

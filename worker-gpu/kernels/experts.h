@@ -38,7 +38,7 @@ struct gpuk_experts {
      * whole 128 bytes. */
     const void *host;
 };
-/* What a step's tokens chose. */
+/* What a step's tokens chose. A token's experts differ: kernels have room for as many pairs of an expert as there are tokens. */
 struct gpuk_choice {
     uint32_t chosen; /* of each token */
     uint32_t *id;    /* [tokens][chosen] */

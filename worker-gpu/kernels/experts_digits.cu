@@ -3,8 +3,7 @@
  * One launch for all tokens and their experts, of which it learns on the device (experts_list.cuh). An item of work comes in one
  * stage of a ring that the copy engine fills: 16 rows of an expert's gate and up; or of down the block's 16 rows of some
  * experts one behind the other, so that the sum over a token's experts, in order of choice, is its own too. A matrix's 16 rows
- * lie in one piece, in VRAM: where some may lie in host memory experts_bulk.cu has them all. A pair's sum is made of units of
- * 256 columns, added up in order, and never depends on other pairs.
+ * lie in one piece. A pair's sum is made of units of 256 columns, added up in order, and never depends on other pairs.
  *
  * Warps have one task each, and wait for others by barriers alone, so that items follow each other: one warp asks for
  * items; eight multiply, each some units of an item; one adds up an item's units and makes what becomes of it. x of all tokens lies
@@ -13,6 +12,8 @@
 #include "worker-gpu/kernels/digits.cuh"
 #include "worker-gpu/kernels/experts_list.cuh"
 
+/* Over the link whole lines of 128 bytes are asked for. */
+static const uint32_t HOST_LINE = 128;
 /* Warps by their tasks: those that multiply are the first. */
 static const uint32_t MULTIPLY = 8, FINISH = MULTIPLY, ASK = FINISH + 1, VECTORS = ASK + 1, WARPS = 16;
 static const uint32_t THREADS = WARPS * 32, PAIRS_MAX = GPUK_BATCH_MAX * MODEL_EXPERTS_CHOSEN_MAX,
@@ -30,6 +31,7 @@ struct experts_digits_params {
     uint32_t vector_runs, vector_bytes;
     uint32_t groups; /* of 32 float4 of a vector */
     uint32_t pairs;  /* tokens * chosen */
+    bool hosts;      /* some experts may lie in host memory */
 
     __host__ __device__ uint32_t stage_bytes() const { return tiles * tile_bytes; }
     /* Parts of an item's sums. */
@@ -144,11 +146,12 @@ template <typename F> struct experts_digits_block {
 
     /* ---- weights ---- */
 
-    /* The first byte of tile j's rows. */
-    __device__ __forceinline__ const unsigned char *tile_of(const digits_item &item, uint32_t j) const
+    /* Where tile j's matrix lies; its rows' first byte. */
+    __device__ __forceinline__ const unsigned char *tile_of(const digits_item &item, uint32_t j,
+                                                            uint32_t *slot) const
     {
-        const uint32_t slot = m.list.slot[p.down ? item.first + j : item.first];
-        return p.role[p.down ? 0 : j].at(slot) + (uint64_t)item.tile * DIGITS_ROWS * p.row_bytes;
+        *slot = m.list.slot[p.down ? item.first + j : item.first];
+        return p.role[p.down ? 0 : j].at(*slot) + (uint64_t)item.tile * DIGITS_ROWS * p.row_bytes;
     }
     /* Starts an item's copies, a lane a tile. */
     __device__ __forceinline__ void bring(const digits_item &item, uint32_t stage, uint32_t barrier) const
@@ -158,11 +161,15 @@ template <typename F> struct experts_digits_block {
             barrier_arrive(barrier);
             return;
         }
+        uint32_t slot;
+        const unsigned char *from = tile_of(item, lane, &slot);
         const uint32_t left = p.rows - item.tile * DIGITS_ROWS,
                        rows = left < DIGITS_ROWS ? left : DIGITS_ROWS,
-                       bytes = (rows * (uint32_t)p.row_bytes + 15) & ~15u;
+                       line = slot & GPUK_SLOT_HOST ? HOST_LINE : 16,
+                       beside = (uint32_t)((size_t)from & (line - 1)),
+                       bytes = (beside + rows * (uint32_t)p.row_bytes + line - 1) & ~(line - 1);
         bulk_expect(barrier, bytes);
-        bulk_copy(stage + lane * q.tile_bytes, tile_of(item, lane), bytes, barrier);
+        bulk_copy(stage + lane * q.tile_bytes, from - beside, bytes, barrier);
     }
     /* Asks for items from number `number` on, up to that of `end`; *item: the next. */
     __device__ __forceinline__ void ask(digits_item *item, uint32_t number, uint32_t end) const
@@ -273,7 +280,14 @@ template <typename F> struct experts_digits_block {
             const uint32_t expert = p.down ? item.first + j : item.first, begin = m.list.begin[expert],
                            end = m.list.begin[expert + 1], run = u * DIGITS_RUNS, left = q.runs - run,
                            here = left < DIGITS_RUNS ? left : DIGITS_RUNS;
-            const unsigned char *weights = stage + j * q.tile_bytes + run / (F::VALUES / 32) * F::BYTES;
+            uint32_t beside = 0;
+            if (q.hosts) {
+                uint32_t slot;
+                const unsigned char *from = tile_of(item, j, &slot);
+                if (slot & GPUK_SLOT_HOST) beside = (uint32_t)((size_t)from & (HOST_LINE - 1));
+            }
+            const unsigned char *weights =
+                stage + j * q.tile_bytes + beside + run / (F::VALUES / 32) * F::BYTES;
             float *to = parts + ((p.down ? u : j * q.units + u) * q.vectors + (begin - base)) * DIGITS_ROWS;
             for (uint32_t at = begin; at < end; at += 2, to += 2 * DIGITS_ROWS) {
                 const bool two = at + 1 < end;
@@ -394,6 +408,8 @@ __global__ void __launch_bounds__(THREADS, 1) experts_digits(const __grid_consta
     block.experts = *m.list.count;
     digits_item asked = block.first_item();
     if (block.warp == ASK) block.ask(&asked, 0, q.stages);
+    if (threadIdx.x < block.experts && m.list.begin[threadIdx.x + 1] - m.list.begin[threadIdx.x] > q.vectors)
+        __trap(); /* a token has an expert once: there is no room for what this one's pairs make */
     if (threadIdx.x < m.list.begin[block.experts])
         m.token[threadIdx.x] = m.list.sorted[threadIdx.x] / p.choice.chosen;
     if (!p.down) block.put_all(v, m.x, 0, tokens, block.warp, WARPS);
@@ -425,7 +441,8 @@ static bool shape_for(const struct experts_call &call, uint32_t tokens, experts_
     q->of = p;
     q->runs = p.cols / 32, q->units = div_up(q->runs, DIGITS_RUNS),
     q->row_tiles = div_up(p.rows, DIGITS_ROWS);
-    q->tile_bytes = ((uint32_t)(DIGITS_ROWS * p.row_bytes) + 15) / 16 * 16;
+    q->hosts = p.role[0].host != nullptr;
+    q->tile_bytes = ((uint32_t)(DIGITS_ROWS * p.row_bytes) + 15) / 16 * 16 + (q->hosts ? 2 * HOST_LINE : 0);
     q->vector_runs = digits_vector::runs_of(p.cols), q->vector_bytes = digits_vector::bytes_of(p.cols);
     q->groups = div_up(p.cols / 4, 32);
     q->pairs = tokens * p.choice.chosen;
@@ -463,7 +480,7 @@ static bool shape_of(const struct experts_call &call, experts_digits_params *q, 
     const struct experts_params &p = call.params;
     size_t bits = (size_t)p.x | (size_t)p.norm;
     for (uint32_t r = 0; r < (p.down ? 1u : 2u); r++) bits |= (size_t)p.role[r].weight | p.role[r].stride;
-    if (!device->bulk_copy || device->experts_digits < 0 || p.role[0].host || bits % 16 != 0 ||
+    if (!device->bulk_copy || device->experts_digits < 0 || bits % 16 != 0 ||
         (!p.down && p.x_stride % 4 != 0))
         return false;
     return shape_for<F>(call, GPUK_BATCH_MAX, q, blocks, shared) &&

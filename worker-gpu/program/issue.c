@@ -12,11 +12,18 @@ static bool is_copy(const struct gpu_entry *e)
     return queue == OP_QUEUE_EITHER ? e->supply.queue == DEVICE_COPY : queue == OP_QUEUE_LINK;
 }
 
+/* Whether an entry makes a choice of experts before it asks for some. */
+static bool is_choice(const struct gpu_entry *e)
+{
+    return e->op.kind == OP_EXPERTS_ASK && e->op.as.experts_ask.router;
+}
+
 /* What a program that runs alone leaves out: hand-overs, and what trusts the bytes that come from elsewhere,
  * weights among them. */
 static bool is_between_others(const struct gpu_source *s, const struct gpu_entry *e)
 {
     if (e->op.kind == OP_WORD_WRITE) return e->op.as.word.word != s->end;
+    if (is_choice(e)) return false; /* choose_alone */
     return op_traits_of(e->op.kind)->outer || gpu_entry_trusts(e);
 }
 
@@ -268,6 +275,17 @@ static void set_samples(const struct issuing *i, const struct gpu_entry *e, stru
     if (op->tokens == 1 && !invariant) op->kind = OP_GEMV;
 }
 
+/* The choice of a program that runs alone, without asking: kernels behind it read one, of which each token's experts differ. */
+static void choose_alone(struct op *op)
+{
+    const struct gpuk_experts_ask ask = op->as.experts_ask;
+    op->kind = OP_ROUTE;
+    op->as.route = (struct op_route){.router = *ask.router,
+                                     .logits = ask.logits,
+                                     .choice_bias = ask.choice_bias,
+                                     .out = ask.choice};
+}
+
 static int issue_entry(const struct issuing *i, const struct gpu_entry *e, struct helm_err *err)
 {
     if (issue_of[e->op.kind]) return issue_of[e->op.kind](i, e, err);
@@ -275,6 +293,7 @@ static int issue_entry(const struct issuing *i, const struct gpu_entry *e, struc
     op.flags = i->flags;
     if (!op.count) op.count = i->count;
     if (!op.tokens) op.tokens = i->tokens;
+    if (i->issue->alone && is_choice(e)) choose_alone(&op);
     if (op.kind == OP_MATMUL) pad(i, &op);
     if (op.kind == OP_GEMM_SMALL && e->head) set_samples(i, e, &op);
     if (op.kind == OP_GEMM_SMALL && op.tokens > GPUK_BATCH_MAX) op.tokens = GPUK_BATCH_MAX;

@@ -6,7 +6,8 @@
  * have come. Copies are done at once. So indexing, masks, fragments' layouts, phases of barriers and
  * reductions are tested, and reads of shared memory that nothing has written give NaN; races, visibility
  * between the blocks of a cooperative launch (which run together) and speed are not. Every thread that waits
- * for something that cannot come ends the program. Implementation: emulator.cpp. */
+ * for something that cannot come ends the program, and so does a copy to shared memory of what was not allocated, and a block
+ * that wrote behind the shared memory that its launch asked for (under AddressSanitizer every access to it). Implementation: emulator.cpp. */
 #ifndef HELM_TESTS_GPU_EMULATOR_CUDA_RUNTIME_H
 #define HELM_TESTS_GPU_EMULATOR_CUDA_RUNTIME_H
 
@@ -109,6 +110,7 @@ static inline uint32_t __ballot_sync(unsigned, bool there)
     return bits;
 }
 static inline void __threadfence(void) {}
+void __trap(void); /* ends the program */
 template <typename T> static inline T atomicOr(T *p, T value)
 {
     T old = *p;
@@ -253,14 +255,19 @@ static inline const char *cudaGetErrorString(cudaError_t code)
            : code == cudaErrorMemoryAllocation ? "out of memory"
                                                : "invalid value";
 }
+/* Memory of the device, or of the host for it. */
+void *emulator_alloc(size_t bytes);
+void emulator_free(void *p);
+/* Ends the program unless these bytes lie within one piece of it, as it was asked for. */
+void emulator_within(const void *from, size_t bytes);
 static inline cudaError_t cudaMalloc(void **p, size_t bytes)
 {
-    *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    *p = emulator_alloc(bytes);
     return *p ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 static inline cudaError_t cudaFree(void *p)
 {
-    free(p);
+    emulator_free(p);
     return cudaSuccess;
 }
 static inline cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned)

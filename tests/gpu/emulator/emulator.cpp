@@ -8,15 +8,24 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
+#include <map>
 #include <vector>
 
 #include "tests/gpu/emulator/cuda_runtime.h"
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(at, bytes)   ((void)(at), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#endif
 
 dim3 emulator_thread, emulator_block, emulator_block_dim, emulator_grid_dim;
 
 /* Stacks begin a little apart from each other: frames of a warp's fibers, which take turns, are in the first-level cache
  * together, where equal places of pages are few. */
-static const size_t STACK_BYTES = 192 * 1024, STACK_APART = 17 * 64, SHARED_BYTES = 228 * 1024;
+static const size_t STACK_BYTES = 192 * 1024, STACK_APART = 17 * 64, SHARED_BYTES = 228 * 1024,
+                    GUARD_BYTES = 4096;
 static const uint32_t THREADS_MAX = 1024;
 
 struct warp_state {
@@ -42,6 +51,7 @@ static struct block_pool : std::vector<block_state *> {
     {
         for (block_state *b : *this) {
             for (void *stack : b->stack) free(stack);
+            ASAN_UNPOISON_MEMORY_REGION(b->shared, SHARED_BYTES + GUARD_BYTES);
             free(b->shared);
             free(b);
         }
@@ -49,6 +59,8 @@ static struct block_pool : std::vector<block_state *> {
 } blocks;
 static block_state *emu; /* whose turn it is */
 static void *home;
+static size_t
+    shared_bytes; /* of a block's shared memory those that the launch asked for; a guard is behind them */
 static const std::function<void()> *thread_function;
 
 /* Saves the registers of the running fiber, keeps its stack pointer in *from and goes on at `to`. */
@@ -58,6 +70,32 @@ __asm__(".text\n.globl emulator_switch\n.type emulator_switch,@function\nemulato
         "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
         "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n"
         ".size emulator_switch,.-emulator_switch\n");
+
+/* Bytes of each piece of memory, by where it begins. */
+static std::map<size_t, size_t> pieces;
+
+void *emulator_alloc(size_t bytes)
+{
+    void *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (p) pieces[(size_t)p] = bytes;
+    return p;
+}
+void emulator_free(void *p)
+{
+    pieces.erase((size_t)p);
+    free(p);
+}
+void emulator_within(const void *from, size_t bytes)
+{
+    const size_t at = (size_t)from;
+    auto behind = pieces.upper_bound(at);
+    if (behind != pieces.begin()) {
+        const auto &piece = *--behind;
+        if (at + bytes <= piece.first + piece.second) return;
+    }
+    fprintf(stderr, "emulator: %zu bytes at %p are not within what was allocated\n", bytes, from);
+    abort();
+}
 
 unsigned char *emulator_shared(void)
 {
@@ -238,13 +276,15 @@ static void open_block(size_t at, dim3 index, uint32_t threads)
 {
     if (at == blocks.size()) {
         blocks.push_back((block_state *)calloc(1, sizeof(block_state)));
-        blocks[at]->shared = (unsigned char *)aligned_alloc(1024, SHARED_BYTES);
+        blocks[at]->shared = (unsigned char *)aligned_alloc(1024, SHARED_BYTES + GUARD_BYTES);
     }
     block_state *b = blocks[at];
     b->index = index;
     b->threads = b->alive = threads, b->arrived = 0;
     memset(b->some_arrived, 0, sizeof b->some_arrived);
-    memset(b->shared, 0xff, SHARED_BYTES);
+    ASAN_UNPOISON_MEMORY_REGION(b->shared, SHARED_BYTES + GUARD_BYTES);
+    memset(b->shared, 0xff, shared_bytes + GUARD_BYTES);
+    ASAN_POISON_MEMORY_REGION(b->shared + shared_bytes, SHARED_BYTES + GUARD_BYTES - shared_bytes);
     for (uint32_t i = 0; i < threads; i++) {
         if (!b->stack[i]) b->stack[i] = aligned_alloc(64, STACK_BYTES);
         b->done[i] = false, b->ready[i] = nullptr;
@@ -276,6 +316,26 @@ static bool run_block(block_state *b)
     return b->progress != before;
 }
 
+static void say(const char *what, const block_state *b)
+{
+    fprintf(stderr, "emulator: block (%u, %u, %u) %s\n", b->index.x, b->index.y, b->index.z, what);
+}
+
+void __trap(void)
+{
+    say("trapped", emu);
+    abort();
+}
+
+static void check_guard(const block_state *b)
+{
+    const unsigned char *guard = b->shared + shared_bytes;
+    ASAN_UNPOISON_MEMORY_REGION(guard, GUARD_BYTES);
+    if (*guard == 0xff && memcmp(guard, guard + 1, GUARD_BYTES - 1) == 0) return;
+    say("wrote behind its shared memory", b);
+    abort();
+}
+
 /* Runs the first `count` blocks together to their ends. */
 static void run_blocks(size_t count)
 {
@@ -285,14 +345,13 @@ static void run_blocks(size_t count)
             if (blocks[i]->alive && run_block(blocks[i])) moved = true;
             alive = alive || blocks[i]->alive;
         }
-        if (!alive) return;
+        if (!alive) break;
         if (moved) continue;
         for (size_t i = 0; i < count; i++)
-            if (blocks[i]->alive)
-                fprintf(stderr, "emulator: block (%u, %u, %u) waits for ever\n", blocks[i]->index.x,
-                        blocks[i]->index.y, blocks[i]->index.z);
+            if (blocks[i]->alive) say("waits for ever", blocks[i]);
         abort();
     }
+    for (size_t i = 0; i < count; i++) check_guard(blocks[i]);
 }
 
 cudaError_t emulator_launch(const cudaLaunchConfig_t *config, const std::function<void()> &thread)
@@ -308,6 +367,7 @@ cudaError_t emulator_launch(const cudaLaunchConfig_t *config, const std::functio
         together = together || (config->attrs[i].id == cudaLaunchAttributeCooperative &&
                                 config->attrs[i].val.cooperative);
     thread_function = &thread;
+    shared_bytes = config->dynamicSmemBytes;
     emulator_block_dim = config->blockDim;
     emulator_grid_dim = grid;
     size_t open = 0;

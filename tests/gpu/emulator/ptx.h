@@ -118,13 +118,18 @@ static inline void bulk_expect(uint32_t barrier, uint32_t bytes)
 static inline void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     if ((to | bytes | (uint32_t)(size_t)from) % 16 != 0 || bytes == 0) abort();
+    emulator_within(from, bytes);
     memcpy(emulator_shared() + to, from, bytes);
     emulator_barrier *b = emulator_barrier_at(barrier);
     b->bytes_due -= (int32_t)bytes;
     emulator_barrier_turn(b);
 }
 static inline void bulk_after_stores() {}
-static inline void bulk_ask_l2(const void *, uint32_t) {}
+static inline void bulk_ask_l2(const void *from, uint32_t bytes)
+{
+    if ((bytes | (uint32_t)(size_t)from) % 16 != 0 || bytes == 0) abort();
+    emulator_within(from, bytes);
+}
 struct emulator_phase {
     uint32_t barrier, parity;
 };
@@ -151,7 +156,7 @@ static inline void copy16_async(uint32_t to, const void *from, bool valid)
 {
     if (to % 16 != 0 || (valid && (size_t)from % 16 != 0)) abort();
     if (valid)
-        memcpy(emulator_shared() + to, from, 16);
+        emulator_within(from, 16), memcpy(emulator_shared() + to, from, 16);
     else
         memset(emulator_shared() + to, 0, 16);
 }

@@ -101,6 +101,15 @@ static void multiply(struct emulated_math *math, const struct gpuk_experts *e, u
     emulated_linear(math, &args, tokens, e->cols, e->rows);
 }
 
+/* Holds a choice to what struct gpuk_choice says of it. */
+static void check_choice(struct emulated_math *math, const struct gpuk_choice *c, uint32_t tokens)
+{
+    for (uint32_t t = 0; t < tokens; t++)
+        for (const uint32_t *first = c->id + (size_t)t * c->chosen, *a = first; a < first + c->chosen; a++)
+            for (const uint32_t *b = first; b < a; b++)
+                if (*a == *b) math->broken = "a token that chose an expert twice";
+}
+
 /* Room for `tokens` rows of what is between gate and up. */
 static float *ups_of(struct emulated_math *math, const struct gpuk_experts *e, uint32_t tokens)
 {
@@ -118,6 +127,7 @@ void emulated_experts_glu(struct emulated_math *math, const struct gpuk_experts_
           *x = emulated_scratch(math, SCRATCH_EXPERTS_X, c->gate.cols * sizeof *x);
     uint32_t slot;
     if (c->router) choose(c->router, c->logits, c->choice_bias, tokens, &c->choice);
+    check_choice(math, &c->choice, tokens);
     for (uint32_t t = 0; t < tokens && up && x; t++) {
         memcpy(x, c->x + (size_t)t * c->x_stride, c->gate.cols * sizeof *x);
         if (c->norm) math->vector->rmsnorm(x, x, c->norm, c->gate.cols, c->eps);
@@ -138,6 +148,7 @@ void emulated_experts_down(struct emulated_math *math, const struct gpuk_experts
     float *y = ups_of(math, &c->down, 1),
           *sum = emulated_scratch(math, SCRATCH_EXPERTS_X, rows * sizeof *sum);
     uint32_t slot;
+    check_choice(math, &c->choice, tokens);
     for (uint32_t t = 0; t < tokens && y && sum; t++) {
         memset(sum, 0, rows * sizeof *sum);
         for (uint32_t j = 0; j < c->choice.chosen; j++) {

@@ -24,7 +24,7 @@
 #define ROUNDS(n) (((n) + 3) / 4)
 #define SPACES    20
 #define TIMES     16 /* from one size of VRAM to the next */
-#define SHAPES    2  /* of the large ones, from the first on */
+#define SHAPES    1  /* of the large ones, from the first on */
 #else
 #define QUICK     0.1 /* seconds of a processor, as promised; a busy host's processors are half as fast */
 #define ROUNDS(n) (((n) + 2) / 3 * many()) /* machines searched by brute force, too */
