@@ -22,6 +22,8 @@
  * 27 KiB read 20 and 10 % slower than of 55 or more (notes/cpu-decode.md). */
 #define EXPERTS_CALL_BYTES     (64 * KIB)
 #define EXPERTS_CALL_BYTES_MIN (24 * KIB)
+/* Of each thread, where calls twice as long still leave as many. */
+#define EXPERTS_PIECES 16
 /* The least of several tokens' experts that is worth another piece. */
 #define EXPERTS_PIECE_BYTES (48 * KIB)
 /* The least that is worth another thread's joining in: a small model on many cores is faster on some of them,
@@ -357,9 +359,11 @@ static uint64_t rounded_up(uint64_t n, uint64_t unit)
  * chosen ones together; where the GPU asks for some, of any number of them, if pieces are long enough then. */
 static uint64_t pieces_of_one(const struct lowering *low, const struct program_entry *e, uint64_t bytes)
 {
-    const uint64_t threads = low->source->threads, even = threads / gcd(threads, e->chosen),
-                   pieces = (bytes + EXPERTS_CALL_BYTES - 1) / EXPERTS_CALL_BYTES,
-                   each = rounded_up(pieces, threads), together = rounded_up(pieces, even);
+    const uint64_t threads = low->source->threads, even = threads / gcd(threads, e->chosen);
+    uint64_t call = 2 * EXPERTS_CALL_BYTES;
+    if (bytes / call * e->chosen < EXPERTS_PIECES * threads) call = EXPERTS_CALL_BYTES;
+    const uint64_t pieces = (bytes + call - 1) / call, each = rounded_up(pieces, threads),
+                   together = rounded_up(pieces, even);
     if (e->asked && bytes / each >= EXPERTS_CALL_BYTES_MIN) return each;
     if (bytes / together >= EXPERTS_CALL_BYTES_MIN) return together;
     return bytes < EXPERTS_CALL_BYTES_MIN ? 1 : bytes / EXPERTS_CALL_BYTES_MIN;
