@@ -75,7 +75,7 @@ KERNEL_OPT := $(or $(KERNEL_OPT_$(MODE)),-O3) -ffp-contract=off
 # time to compile and longer to run by less (not so for gemm and blocks: what they take longer to run is more than they save).
 MANY_INSTANCES := $(addprefix common/cpu/kernels/int8_,gemm_avx2 gemm_avx512vnni gemv_avx2 gemv_avx512vnni)
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16 \
-  attention_avx512bf16vbmi2)
+  attention_avx512bf16vbmi2 attention_amxvbmi2 attention_parts_amxvbmi2)
 # Kernels that a sanitized build takes from the release build. MODE=asan: those whose loops AVX2's have as well, which it
 # sees; the tests of products have a page that cannot be read behind what both read and write. FULL=1 instruments them all. The longest to
 # compile first: `make test` does before all else (release-for-asan).
@@ -83,7 +83,7 @@ CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 a
 # files and formats, are the release build's objects.
 FULL ?=
 RELEASE_OF_asan := $(addprefix common/cpu/kernels/,int8_gemv_avx512vnni int8_gemm_avx512vnni gemm_avx512 gemm_avx512bf16 blocks_avx512 \
-  attention_avx512 attention_avx512bf16vbmi2 gemv_avx512) common/formats/quantize_avx512
+  attention_avx512 attention_avx512bf16vbmi2 attention_amxvbmi2 gemv_avx512) common/formats/quantize_avx512
 ifeq ($(MODE),asan)
 $(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES) $(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
 # -O1 takes two thirds of -O2's time to compile these, and they run as long
@@ -100,8 +100,8 @@ $(SANITIZED_STAMP):
 	@echo $(SANITIZED_WANT) >$@
 $(RELEASE_OF_asan:%=$(OBJ)/%.o): $(SANITIZED_STAMP)
 else ifeq ($(MODE),tsan)
-RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/cpu/kernels/,blocks_avx2 blocks_ref int8_ref gemm_amx gemm_openblas) \
-  $(filter-out $(MANY_INSTANCES),$(patsubst %.c,%,$(wildcard common/cpu/kernels/*_avx512*.c common/model/*.c common/formats/*.c)))
+RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/cpu/kernels/,blocks_avx2 blocks_ref int8_ref gemm_openblas) \
+  $(filter-out $(MANY_INSTANCES),$(patsubst %.c,%,$(wildcard common/cpu/kernels/*_avx512*.c common/cpu/kernels/*_amx*.c common/model/*.c common/formats/*.c)))
 endif
 ifneq ($(RELEASE_$(MODE)),)
 .PHONY: release-objects

@@ -60,7 +60,7 @@ helm-bench-grammar_LINK := $(COMMON_SRC) $(MODEL_SRC) $(filter client/text/gramm
 helm-bench-grammar_LIBS := -lpcre2-8 -ljansson -lutf8proc -lm
 
 helm-bench-kernels_MAIN := tools/bench/helm_bench_kernels.c
-helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/attention.c common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c worker-cpu/program/assist.c tools/bench/kernels/assist.c tools/bench/kernels/attention.c tools/bench/kernels/packed.c tools/bench/kernels/packed_gemv.c
+helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/attention.c common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c worker-cpu/program/assist.c tools/bench/kernels/assist.c tools/bench/kernels/attention.c tools/bench/kernels/few.c tools/bench/kernels/packed.c tools/bench/kernels/packed_gemv.c
 helm-bench-kernels_LIBS := -lnuma -lopenblas -ljansson -lm
 
 helm-bench-read_MAIN := tools/bench/helm_bench_read.c

@@ -122,7 +122,8 @@ static void run_folder(const char *folder)
                                        {"ref", LINEAR_INT8, 0, &int8},
                                        {"avx2", LINEAR_INT8, CPU_AVX2, &int8},
                                        {"avx512-vnni", LINEAR_INT8, up_to_512 | CPU_AVX512_VNNI, &int8}};
-    static size_t models = 1; /* so that the largest one does without the scalar reference where kernels take turns */
+    static size_t models =
+        1; /* so that the largest one does without the scalar reference where kernels take turns */
     struct golden *golden = calloc(1, sizeof *golden);
     char path[512];
     assert_non_null(golden);

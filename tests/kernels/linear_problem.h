@@ -268,9 +268,11 @@ static float *ordered_all(const struct linear_kernel *v, const struct problem *p
 static void few_are_as_one(void **state)
 {
     const struct linear_kernel *v = usable(state);
-    static const size_t shapes[][2] = {{1, 1}, {2, 15}, {3, 16}, {8, 33}, {50, 100}, {31, 4099}};
+    static const size_t shapes[][2] = {{1, 1}, {2, 15}, {3, 16}, {9, 33}, {51, 700}, {31, 4099}},
+                        counts[] = {1, 2, 3, 4, 7, 8, 13, 17};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes && v->few; i++)
-        for (size_t tokens = 1; tokens <= 7; tokens += tokens < 4 ? 1 : 3) {
+        for (size_t k = i % 2; k < sizeof counts / sizeof *counts; k += 2) {
+            const size_t tokens = counts[k];
             struct problem p;
             problem_make(&p, v->format, shapes[i][0], shapes[i][1], tokens, false);
             const size_t count = p.ldy * tokens;

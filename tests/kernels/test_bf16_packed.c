@@ -170,6 +170,40 @@ static void a_row_alone_has_the_same_bits(void **state)
     guarded_free(&x), guarded_free(&split);
 }
 
+/* A few tokens' products have the bits of one token's, and nothing else is written. */
+static void few_are_as_one(void **state)
+{
+    const struct kernels *v = usable(state);
+    static const uint32_t shapes[][2] = {{1, 512}, {3, 512}, {5, 1536}, {16, 1024}, {7, 2560}};
+    enum { TOKENS = 17, COLS = 2560, LDY = 19 };
+    static float x[COLS], few[TOKENS * LDY], one[TOKENS * LDY];
+    static uint16_t value[16 * COLS];
+    if (!v->one->few) return;
+    float *in = aligned_alloc(64, sizeof(float[TOKENS][COLS]));
+    assert_non_null(in);
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int fill = 0; fill < FILLS; fill++) {
+            const uint32_t rows = shapes[s][0], cols = shapes[s][1];
+            const size_t tokens = (5 * s + (size_t)fill) % TOKENS + 1;
+            uint64_t seed = s + 1;
+            struct guarded group;
+            for (uint32_t i = 0; i < rows * cols; i++) value[i] = weight_of((enum fill)fill, i, &seed);
+            (void)group_make(&group, value, rows * cols);
+            for (size_t t = 0; t < tokens; t++) {
+                for (uint32_t c = 0; c < cols; c++) x[c] = random_float(&seed);
+                v->one->order(in + t * COLS, x, cols);
+            }
+            memset(few, 0xff, sizeof few);
+            memset(one, 0xff, sizeof one);
+            v->one->few(few, LDY, group.data, in, COLS, rows, cols, tokens);
+            for (size_t t = 0; t < tokens; t++)
+                v->one->gemv(one + t * LDY, group.data, in + t * COLS, rows, cols, NULL);
+            assert_memory_equal(few, one, sizeof few);
+            guarded_free(&group);
+        }
+    free(in);
+}
+
 static void choice_follows_the_features(void **state)
 {
     (void)state;
@@ -203,7 +237,8 @@ int main(void)
         CMUnitTestFunction run;
     } kinds[] = {{"small shapes", small_shapes},
                  {"large shapes", large_shapes},
-                 {"a row alone", a_row_alone_has_the_same_bits}};
+                 {"a row alone", a_row_alone_has_the_same_bits},
+                 {"few", few_are_as_one}};
     enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 4 };
     struct kernels of[MOST];
     struct CMUnitTest tests[KINDS * MOST + 1];

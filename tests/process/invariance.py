@@ -44,6 +44,9 @@ SHAPES = {
 for name in "ref", "avx2", "avx512", "avx512-bf16", "avx512-vnni":
     SHAPES["cpu-" + name] = {"options": SHAPES["cpu"]["options"] + ("--kernels", name)}
     SHAPES["q4-" + name] = {"options": SHAPES["cpu"]["options"] + ("--kernels", name, "--weights", "q4_k_m", "--activations", "int8")}
+# blocks with activations as they are, and more tokens a step
+SHAPES["q4-exact"] = {"options": ("--device", "cpu", "--threads", 2, "--ctx", CONTEXT, "--step-tokens", 64, "--parallel", 12,
+                                  "--kv-tokens", 1088, "--weights", "q4_k_m", "--activations", "exact")}
 # blocks: one sequence's products in chains, several's as a few tokens'
 SHAPES["gpu-q4"] = {"options": ("--device", "emulated", *SHAPES["cpu"]["options"][4:], "--weights", "q4_k_m")}
 EMULATED = "pair", "phases", "gpu", "tiers", "gpu-q4"

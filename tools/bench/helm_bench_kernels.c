@@ -6,7 +6,7 @@
  * alternately with it. GEMM (tiling included) is limited by the register-only multiply rate or by reading
  * its weights once, whichever is longer. Every number is the median of several alternating samples. --packed
  * measures packed weights instead (tools/bench/kernels/packed.c), --attention attention (attention.c), --attend-host a CPU
- * worker's attention for a GPU (assist.c). */
+ * worker's attention for a GPU (assist.c), --few several tokens with the bits of one each (few.c). */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +18,7 @@
 #include "common/base/units.h"
 #include "tools/bench/kernels/assist.h"
 #include "tools/bench/kernels/attention.h"
+#include "tools/bench/kernels/few.h"
 #include "tools/bench/kernels/packed.h"
 #include "common/measure/stats.h"
 #include "common/cpu/kernels/linear.h"
@@ -323,7 +324,7 @@ int main(int argc, char *argv[])
     struct helm_err err = {0};
     uint64_t threads = 0;
     const char *format = NULL, *name = NULL, *model = NULL;
-    bool quick = false, packed = false, attention = false, assist = false;
+    bool quick = false, packed = false, attention = false, assist = false, few = false;
     const struct args_option options[] = {
         {"threads", 't', ARGS_U64, "N", "threads, one a core (all usable cores)", .target = &threads,
          .min = 1, .max = POOL_THREADS_MAX},
@@ -336,6 +337,8 @@ int main(int argc, char *argv[])
          .target = &attention},
         {"attend-host", 0, ARGS_FLAG, NULL, "instead: attention for a GPU, to a cache in host memory",
          .target = &assist},
+        {"few", 0, ARGS_FLAG, NULL, "instead: several tokens with the bits of one each, by one token's time",
+         .target = &few},
         {"model", 0, ARGS_TEXT, "DIR", "with --packed: this model's weights, not random ones",
          .target = &model},
         {"quick", 'q', ARGS_FLAG, NULL, "fewer shapes and samples", .target = &quick},
@@ -376,6 +379,15 @@ int main(int argc, char *argv[])
     }
     if (assist) {
         if (bench_assist(name, b->threads, &b->cpus, &err)) goto fail;
+        return 0;
+    }
+    if (few) {
+        const enum tensor_format only = format ? tensor_format_named(format) : FORMAT_COUNT;
+        if (format && only == FORMAT_COUNT) {
+            helm_fail(&err, HELM_E_USAGE, "--format %s: no such format", format);
+            return args_usage_error(&spec, &err);
+        }
+        if (bench_few(name, only, b->threads, &b->cpus, &err)) goto fail;
         return 0;
     }
     b->samples = quick ? 5 : 11;

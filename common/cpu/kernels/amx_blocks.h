@@ -5,115 +5,112 @@
  * longer. So the weights, AMX_PASS row tiles of AMX_STEPS steps, lie in the L1, and activations come from the L2. A block of
  * columns is finished for AMX_ROWS rows before the next one begins: its activations are read from farther away once for all
  * these rows, and fetched during the block before. Sums of AMX_ROWS rows rest in scratch meanwhile. What a pass stores and
- * loads of them alternates, tile by tile: stores that wait for their products would keep loads behind them from beginning. */
+ * loads of them alternates, tile by tile: stores that wait for their products would keep loads behind them from beginning.
+ *
+ * A pass keeps five of the eight tile registers in use: three sums and an operand each of weights and activations. A core
+ * renames them, and where its other hyperthread is at work there are few to rename to. With eight in use products and loads
+ * then wait for one another, 29 ns a product; with five it is 16 (docs/notes/cpu-prefill.md). Alone on a core both take 7. */
 #ifndef HELM_COMMON_CPU_KERNELS_AMX_BLOCKS_H
 #define HELM_COMMON_CPU_KERNELS_AMX_BLOCKS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "common/cpu/kernels/amx_panels.h"
+#include "common/cpu/kernels/amx_side.h"
 
-#define AMX_PASS           2   /* row tiles that pass together */
 #define AMX_ROWS           256 /* rows whose sums rest in scratch while all columns pass */
+#define AMX_GRANULE        32  /* rows: no single row tile passes alone where shares are multiples of it */
 #define AMX_DECODED_TOKENS 512 /* tokens of a chunk */
+#define AMX_SUMS_AHEAD     2   /* tiles whose place in y is asked for before they are stored */
 
-/* A format's blocks, and what decodes `rows` rows of `cols` columns, row_bytes apart, to tiles [row tile][step]. What is needed
- * next lies `ahead` bytes from there. */
-struct amx_blocks {
-    size_t values, bytes;
-    void (*decode)(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols, ptrdiff_t ahead);
-};
-
-/* AMX_PASS row tiles against all panels of a chunk, over one block of columns. */
+/* A few row tiles against all panels of a chunk, over one block of columns. */
 struct amx_pass {
     const char *a; /* weights [row tile][step] */
     const char *x; /* activations of panel 0 */
     size_t panels, steps;
     const char *next;  /* activations that a later pass takes: of panel 0, this pass's share of them */
     size_t next_panel; /* bytes from a panel's to the next one's */
-    size_t next_lines; /* of each pair of panels, fetched at each step */
+    size_t next_lines; /* of each panel, fetched at each step */
     char *c;           /* sums: tiles [row tile][panel] */
+    struct amx_side *side;
 };
 
-static inline __attribute__((always_inline)) void amx_pass_pairs(const struct amx_pass *p, const bool first)
+static inline __attribute__((always_inline)) void amx_pass_tiles(const struct amx_pass *p, const size_t tiles,
+                                                                 const bool first)
 {
-    const size_t panel_bytes = p->steps * AMX_TILE, c_row = p->panels * AMX_TILE;
-    const char *a0 = p->a, *a1 = a0 + panel_bytes, *x0 = p->x, *x1 = x0 + panel_bytes, *next = p->next;
-    char *c0 = p->c, *c1 = c0 + c_row;
+    const size_t panel_bytes = p->steps * AMX_TILE, c_row = p->panels * AMX_TILE, lines = p->next_lines;
+    const char *a = p->a, *x = p->x, *next = p->next;
+    struct amx_side *side = p->side;
+    char *c = p->c;
 #define BEGIN(t, from)                                                                                       \
-    if (first)                                                                                               \
-        TILE_ZERO(t);                                                                                        \
-    else                                                                                                     \
-        TILE_LOAD(t, from, 64)
-    BEGIN(0, c0);
-    BEGIN(1, c0 + AMX_TILE);
-    BEGIN(2, c1);
-    BEGIN(3, c1 + AMX_TILE);
-    for (size_t left = p->panels / 2; left; left--) {
+    do {                                                                                                     \
+        if (first)                                                                                           \
+            TILE_ZERO(t);                                                                                    \
+        else                                                                                                 \
+            TILE_LOAD(t, from, 64);                                                                          \
+    } while (0)
+    BEGIN(0, c);
+    if (tiles > 1) BEGIN(1, c + c_row);
+    if (tiles > 2) BEGIN(2, c + 2 * c_row);
+    for (size_t left = p->panels; left; left--) {
+        size_t rows = amx_side_panel(side); /* of the next pass, one a step */
         for (size_t s = 0; s < panel_bytes; s += AMX_TILE) {
-            TILE_LOAD(4, a0 + s, 64);
-            TILE_LOAD(6, x0 + s, 64);
+            TILE_LOAD(6, x + s, 64);
+            TILE_LOAD(4, a + s, 64);
             TILE_DP(0, 4, 6);
-            TILE_LOAD(5, a1 + s, 64);
-            TILE_DP(2, 5, 6);
-            TILE_LOAD(7, x1 + s, 64);
-            TILE_DP(1, 4, 7);
-            TILE_DP(3, 5, 7);
-            for (size_t i = 0; i < p->next_lines; i++, next += 64) __builtin_prefetch(next, 0, 2);
+            if (tiles > 1) {
+                TILE_LOAD(4, a + panel_bytes + s, 64);
+                TILE_DP(1, 4, 6);
+            }
+            if (tiles > 2) {
+                TILE_LOAD(4, a + 2 * panel_bytes + s, 64);
+                TILE_DP(2, 4, 6);
+            }
+            for (size_t i = 0; i < lines; i++, next += 64) __builtin_prefetch(next, 0, 2);
+            if (rows) {
+                amx_side_decode(side, 1);
+                rows--;
+            }
         }
-        next += 2 * p->next_panel - p->next_lines * p->steps * 64;
-        x0 += 2 * panel_bytes, x1 += 2 * panel_bytes;
-        char *d0 = c0, *d1 = c1;
-        c0 += 2 * AMX_TILE, c1 += 2 * AMX_TILE;
-        if (left == 1) { /* nothing to load */
-            TILE_STORE(0, d0, 64);
-            TILE_STORE(2, d1, 64);
-            TILE_STORE(1, d0 + AMX_TILE, 64);
-            TILE_STORE(3, d1 + AMX_TILE, 64);
-            return;
+        next += p->next_panel - lines * p->steps * 64;
+        x += panel_bytes;
+        char *done = c;
+        c += AMX_TILE;
+        TILE_STORE(0, done, 64);
+        if (left > 1) BEGIN(0, c);
+        if (tiles > 1) {
+            TILE_STORE(1, done + c_row, 64);
+            if (left > 1) BEGIN(1, c + c_row);
         }
-        TILE_STORE(0, d0, 64);
-        BEGIN(0, c0);
-        TILE_STORE(2, d1, 64);
-        BEGIN(2, c1);
-        TILE_STORE(1, d0 + AMX_TILE, 64);
-        BEGIN(1, c0 + AMX_TILE);
-        TILE_STORE(3, d1 + AMX_TILE, 64);
-        BEGIN(3, c1 + AMX_TILE);
+        if (tiles > 2) {
+            TILE_STORE(2, done + 2 * c_row, 64);
+            if (left > 1) BEGIN(2, c + 2 * c_row);
+        }
     }
-}
-
-/* The last panel, where their number is odd. */
-static inline __attribute__((always_inline)) void amx_pass_last(const struct amx_pass *p, const bool first)
-{
-    const size_t panel_bytes = p->steps * AMX_TILE;
-    const char *a0 = p->a, *a1 = a0 + panel_bytes, *x = p->x + (p->panels - 1) * panel_bytes;
-    char *c0 = p->c + (p->panels - 1) * AMX_TILE, *c1 = c0 + p->panels * AMX_TILE;
-    BEGIN(0, c0);
-    BEGIN(1, c1);
 #undef BEGIN
-    for (size_t s = 0; s < panel_bytes; s += AMX_TILE) {
-        TILE_LOAD(6, x + s, 64);
-        TILE_LOAD(4, a0 + s, 64);
-        TILE_DP(0, 4, 6);
-        TILE_LOAD(5, a1 + s, 64);
-        TILE_DP(1, 5, 6);
+}
+
+static void amx_pass_over(const struct amx_pass *p, size_t tiles, bool first)
+{
+    switch (tiles * 2 + first) {
+    case 2:
+        amx_pass_tiles(p, 1, false);
+        return;
+    case 3:
+        amx_pass_tiles(p, 1, true);
+        return;
+    case 4:
+        amx_pass_tiles(p, 2, false);
+        return;
+    case 5:
+        amx_pass_tiles(p, 2, true);
+        return;
+    case 6:
+        amx_pass_tiles(p, 3, false);
+        return;
+    default:
+        amx_pass_tiles(p, 3, true);
     }
-    TILE_STORE(0, c0, 64);
-    TILE_STORE(1, c1, 64);
-}
-
-static void amx_pass_first(const struct amx_pass *p)
-{
-    if (p->panels > 1) amx_pass_pairs(p, true);
-    if (p->panels % 2) amx_pass_last(p, true);
-}
-
-static void amx_pass_further(const struct amx_pass *p)
-{
-    if (p->panels > 1) amx_pass_pairs(p, false);
-    if (p->panels % 2) amx_pass_last(p, false);
 }
 
 struct amx_decoded {
@@ -122,66 +119,101 @@ struct amx_decoded {
     size_t cols, row_bytes;
     const char *x;
     size_t panels, first, count; /* of x; of this chunk, first one and number */
-    char *tiles, *sums;
+    char *tiles[2], *sums;
 };
+
+#define AMX_TILES_BYTES ((size_t)AMX_STEPS * AMX_PASS * AMX_TILE)
 
 static size_t amx_blocks_scratch_bytes(size_t cols, size_t tokens)
 {
     const size_t chunk = tokens < AMX_DECODED_TOKENS ? tokens : AMX_DECODED_TOKENS;
     (void)cols;
-    return (amx_panels(chunk) * (AMX_ROWS / 16) + AMX_STEPS * AMX_PASS) * AMX_TILE;
+    return amx_panels(chunk) * (AMX_ROWS / 16) * AMX_TILE + 2 * AMX_TILES_BYTES;
 }
 
-/* Sums of rows [r0, r1), at most AMX_ROWS. For rows past the matrix's end tiles keep old contents, whose sums are not stored. */
+/* How many of `rows` rows pass together: AMX_PASS row tiles, or fewer such that no single one is left over. */
+static size_t amx_pass_rows(size_t rows)
+{
+    const size_t tiles = (rows + 15) / 16;
+    const size_t take = tiles > AMX_PASS + 1 || tiles == AMX_PASS ? AMX_PASS : tiles > 1 ? 2 : 1;
+    return take * 16 < rows ? take * 16 : rows;
+}
+
+/* The rows of [r0, r1) that pass together from r on, as what is decoded beside, of block `block`. Behind a block's last rows the
+ * next one's first follow. */
+static void amx_side_rows(struct amx_side *side, const struct amx_decoded *d, size_t block, size_t r0,
+                          size_t r, size_t r1)
+{
+    const size_t c = block * AMX_STEPS * 32, width = AMX_STEPS * 32 / d->of->values * d->of->bytes;
+    side->of = d->of;
+    side->row_bytes = d->row_bytes;
+    side->w = d->w + r * d->row_bytes + c / d->of->values * d->of->bytes;
+    side->rows = amx_pass_rows(r1 - r);
+    side->steps = amx_block_steps(d->cols, block);
+    side->cols = d->cols - c < AMX_STEPS * 32 ? d->cols - c : AMX_STEPS * 32;
+    side->ahead = r + side->rows < r1 ? (ptrdiff_t)(side->rows * d->row_bytes)
+                                      : (ptrdiff_t)width - (ptrdiff_t)((r - r0) * d->row_bytes);
+    side->row = 0;
+}
+
+/* Rows [r0, r1), at most AMX_ROWS. For rows past the matrix's end tiles keep old contents, whose sums are not stored. */
 static void amx_decoded_rows(const struct amx_decoded *d, size_t r0, size_t r1)
 {
-    const size_t group = AMX_PASS * 16, width = AMX_STEPS * 32, passes = (r1 - r0 + group - 1) / group;
-    const ptrdiff_t down = (ptrdiff_t)(group * d->row_bytes),
-                    right = (ptrdiff_t)(width / d->of->values * d->of->bytes);
-    for (size_t c = 0, block = 0; c < d->cols; c += width, block++) {
+    const size_t passes = ((r1 - r0 + 15) / 16 + AMX_PASS - 1) / AMX_PASS,
+                 blocks = (d->cols + AMX_STEPS * 32 - 1) / (AMX_STEPS * 32);
+    struct amx_side side = {.tiles = d->tiles[0]};
+    size_t turn = 0;
+    amx_side_rows(&side, d, 0, r0, r0, r1);
+    amx_side_finish(&side);
+    for (size_t block = 0; block < blocks; block++) {
         /* After the last columns the first ones are needed again: of other rows. */
-        const size_t steps = amx_block_steps(d->cols, block), left = d->cols - c,
-                     then = left > width ? block + 1 : 0, then_steps = amx_block_steps(d->cols, then),
-                     lines = 2 * then_steps * AMX_TILE / 64,
+        const size_t steps = amx_block_steps(d->cols, block), then = block + 1 < blocks ? block + 1 : 0,
+                     then_steps = amx_block_steps(d->cols, then), lines = then_steps * AMX_TILE / 64,
                      share = (lines + passes * steps - 1) / (passes * steps);
-        struct amx_pass p = {.a = d->tiles,
-                             .x = d->x + amx_panel_at(d->cols, d->panels, block, d->first),
+        struct amx_pass p = {.x = d->x + amx_panel_at(d->cols, d->panels, block, d->first),
                              .panels = d->count,
                              .steps = steps,
                              .next = d->x + amx_panel_at(d->cols, d->panels, then, d->first),
                              .next_panel = then_steps * AMX_TILE,
                              .next_lines = share,
-                             .c = d->sums};
-        for (size_t r = r0; r < r1; r += group) {
-            const bool last = r + group >= r1;
-            d->of->decode(d->tiles, d->w + r * d->row_bytes + c / d->of->values * d->of->bytes, d->row_bytes,
-                          last ? r1 - r : group, left < width ? left : width,
-                          last ? right - (ptrdiff_t)((r - r0) * d->row_bytes) : down);
-            TILE_FENCE();
-            if (c)
-                amx_pass_further(&p);
+                             .c = d->sums,
+                             .side = &side};
+        for (size_t r = r0; r < r1; turn ^= 1) {
+            const size_t rows = amx_pass_rows(r1 - r), tiles = (rows + 15) / 16;
+            p.a = d->tiles[turn];
+            side.tiles = d->tiles[turn ^ 1];
+            if (r + rows < r1)
+                amx_side_rows(&side, d, block, r0, r + rows, r1);
+            else if (then)
+                amx_side_rows(&side, d, then, r0, r0, r1);
             else
-                amx_pass_first(&p);
-            TILE_FENCE();
-            p.c += AMX_PASS * d->count * AMX_TILE;
+                side.rows = side.row = 0;
+            amx_side_begin(&side, d->count);
+            amx_pass_over(&p, tiles, block == 0);
+            amx_side_finish(&side);
+            p.c += tiles * d->count * AMX_TILE;
             p.next += share * steps * 64;
+            r += rows;
         }
     }
 }
 
-/* Sums [row tile][panel] of `tiles` row tiles, `rows` and `tokens` of them real. */
+/* Sums [row tile][panel] of `tiles` row tiles, `rows` and `tokens` of them real. y is asked for ahead: it lies in caches farther
+ * away, and a store waits as long as a load. */
 static void amx_store_sums(float *y, size_t ldy, const char *sums, size_t rows, size_t tiles, size_t tokens,
                            bool accumulate)
 {
-    const size_t panels = amx_panels(tokens);
-    for (size_t panel = 0; panel < panels; panel++) {
-        const size_t left = tokens - panel * 16;
-        for (size_t tile = 0; tile < tiles && tile * 16 < rows; tile++) {
-            const char *c = sums + (tile * panels + panel) * AMX_TILE;
-            amx_store_transposed(y + panel * 16 * ldy + tile * 16, ldy, (const float *)(const void *)c,
-                                 rows - tile * 16 < 16 ? rows - tile * 16 : 16, left < 16 ? left : 16,
-                                 accumulate);
-        }
+    const size_t panels = amx_panels(tokens), all = panels * tiles;
+    for (size_t i = 0; i < all; i++) {
+        const size_t panel = i / tiles, tile = i % tiles, left = tokens - panel * 16;
+        const size_t then = i + AMX_SUMS_AHEAD, then_token = then / tiles * 16;
+        for (size_t t = then_token; t < then_token + 16 && t < tokens; t++)
+            __builtin_prefetch(y + t * ldy + then % tiles * 16, 1, 3);
+        if (tile * 16 >= rows) continue;
+        amx_store_transposed(y + panel * 16 * ldy + tile * 16, ldy,
+                             (const float *)(const void *)(sums + (tile * panels + panel) * AMX_TILE),
+                             rows - tile * 16 < 16 ? rows - tile * 16 : 16, left < 16 ? left : 16,
+                             accumulate);
     }
 }
 
@@ -194,8 +226,8 @@ static void amx_gemm_blocks(float *y, size_t ldy, const char *w, const char *til
                             .row_bytes = cols / of->values * of->bytes,
                             .x = tiled,
                             .panels = amx_panels(tokens),
-                            .tiles = scratch,
-                            .sums = scratch + AMX_STEPS * AMX_PASS * AMX_TILE};
+                            .tiles = {scratch, scratch + AMX_TILES_BYTES},
+                            .sums = scratch + 2 * AMX_TILES_BYTES};
     for (size_t t0 = 0; t0 < tokens; t0 += AMX_DECODED_TOKENS) {
         const size_t chunk = tokens - t0 < AMX_DECODED_TOKENS ? tokens - t0 : AMX_DECODED_TOKENS;
         d.first = t0 / 16, d.count = amx_panels(chunk);

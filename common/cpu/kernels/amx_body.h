@@ -62,12 +62,12 @@ static inline __attribute__((always_inline)) void amx_few(const struct amx_few *
             TILE_LOAD(5, x, 64);
             TILE_DP(0, 4, 5);
             if (panels > 1) {
-                TILE_LOAD(6, x + wide, 64);
-                TILE_DP(1, 4, 6);
+                TILE_LOAD(5, x + wide, 64);
+                TILE_DP(1, 4, 5);
             }
             if (panels > 2) {
-                TILE_LOAD(7, x + 2 * wide, 64);
-                TILE_DP(2, 4, 7);
+                TILE_LOAD(5, x + 2 * wide, 64);
+                TILE_DP(2, 4, 5);
             }
             if (panels > 3) {
                 TILE_LOAD(5, x + 3 * wide, 64);

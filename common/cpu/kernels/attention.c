@@ -21,6 +21,8 @@
     VARIANT(variant_name, needs, KV_F32, function), VARIANT(variant_name, needs, KV_F16, function),          \
         VARIANT(variant_name, needs, KV_BF16, function), VARIANT(variant_name, needs, KV_Q8_0, function)
 
+#define AMX (CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AVX512_VBMI2 | CPU_AMX_BF16)
+
 /* Slowest first. */
 static const struct attention_variant *const variants[] = {
     VARIANT_FOR_ALL("ref", 0, ref),
@@ -30,6 +32,9 @@ static const struct attention_variant *const variants[] = {
     VARIANT("avx512-bf16", CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, KV_Q8_0, avx512bf16),
     VARIANT("avx512-vbmi2", CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AVX512_VBMI2, KV_Q8_0,
             avx512bf16vbmi2),
+    VARIANT("amx-bf16", AMX, KV_F16, parts_amxvbmi2),
+    VARIANT("amx-bf16", AMX, KV_BF16, amxvbmi2),
+    VARIANT("amx-bf16", AMX, KV_Q8_0, amxvbmi2),
 };
 #define VARIANT_COUNT (sizeof(variants) / sizeof(variants[0]))
 

@@ -19,7 +19,18 @@
 
 #include "common/cpu/kernels/attention_cells.h"
 
+#ifndef TILE_ROWS_MAX
 #define TILE_ROWS_MAX 192
+#endif
+/* What tiles lay otherwise than as numbers of fp32 says so: what a row's padded dimensions are a multiple of, the floats of a packed
+ * query and of a row's scores and weights, what a thread does before tiles and behind them. */
+#ifndef TILE_DIMS
+#define TILE_DIMS          LANES
+#define TILE_QUERY(stride) (stride)
+#define TILE_WEIGHTS       KEYS_BLOCK
+#define tile_begin()       ((void)0)
+#define tile_end()         ((void)0)
+#endif
 
 static inline size_t round_up(size_t n, size_t to)
 {
@@ -90,7 +101,7 @@ INLINE void softmax_rows(float *p, const struct seen *seen, size_t first, const 
     const vec none = vec_set1(-INFINITY);
     _Alignas(64) float before[LANES] = {0}, shift[LANES] = {0}, fix[LANES];
     for (size_t r = 0; r < rows; r++) {
-        float *x = p + r * KEYS_BLOCK;
+        float *x = p + r * TILE_WEIGHTS;
         vec top = none;
         if (seen[r].lo == 0 && seen[r].hi == KEYS_BLOCK) {
             for (size_t at = 0; at < KEYS_BLOCK; at += LANES) top = vec_max(top, vec_load(x + at));
@@ -110,7 +121,7 @@ INLINE void softmax_rows(float *p, const struct seen *seen, size_t first, const 
     }
     vec_store(fix, vec_exp(vec_sub(vec_load(before), vec_load(shift))));
     for (size_t r = 0; r < rows; r++) {
-        float *x = p + r * KEYS_BLOCK, *s = state->s + (first + r) * LANES;
+        float *x = p + r * TILE_WEIGHTS, *s = state->s + (first + r) * LANES;
         vec sum = vec_mul(vec_load(s), vec_set1(fix[r])), m = vec_set1(shift[r]);
         int end = seen[r].hi;
         for (int at = 0; at < KEYS_BLOCK; at += LANES) {
@@ -184,8 +195,8 @@ static size_t tile_scratch_lay(struct tile_scratch *scratch, float *base, size_t
         float **place;
         size_t size;
     } part[] = {
-        {&scratch->q, rows * stride},
-        {&scratch->p, rows * KEYS_BLOCK},
+        {&scratch->q, rows * TILE_QUERY(stride)},
+        {&scratch->p, rows * TILE_WEIGHTS},
         {&scratch->o, rows * stride},
         {&scratch->keys, KEYS_BLOCK * stride},
         {&scratch->values, KEYS_BLOCK * stride},
@@ -242,9 +253,10 @@ static void attend_row_block(const struct attention_task *task, size_t first, si
         for (size_t r = 0; r < padded; r += TILE_ROWS) {
             struct span span = tile_span(task, first + r, end, b, count);
             if (span.hi <= span.lo) continue;
-            float *p = scratch->p + r * KEYS_BLOCK;
+            float *p = scratch->p + r * TILE_WEIGHTS;
             struct seen seen[TILE_ROWS];
-            tile_scores(p, scratch->q + r * stride, scratch->keys, head_dim, stride, span.lo, span.hi);
+            tile_scores(p, scratch->q + r * TILE_QUERY(stride), scratch->keys, head_dim, stride, span.lo,
+                        span.hi);
             for (size_t i = 0; i < TILE_ROWS; i++)
                 seen[i] = row_seen(task, first + r + i < end ? first + r + i : end - 1, b, count);
             softmax_rows(p, seen, r, TILE_ROWS, &scratch->state, tile_put);
@@ -252,8 +264,8 @@ static void attend_row_block(const struct attention_task *task, size_t first, si
         for (size_t r = 0; r < padded; r += TILE_ROWS) {
             struct span span = tile_span(task, first + r, end, b, count);
             if (span.hi <= span.lo) continue;
-            tile_values(scratch->o + r * stride, stride, scratch->p + r * KEYS_BLOCK, scratch->state.fix + r,
-                        scratch->values, span.lo, span.hi);
+            tile_values(scratch->o + r * stride, stride, scratch->p + r * TILE_WEIGHTS,
+                        scratch->state.fix + r, scratch->values, span.lo, span.hi);
         }
     }
     finish_rows(task, first, rows, scratch->o, stride, &scratch->state);
@@ -261,12 +273,14 @@ static void attend_row_block(const struct attention_task *task, size_t first, si
 
 static void attend_tiles(const struct attention_task *task)
 {
-    size_t rows = (size_t)task->tokens * task->group, stride = round_up(task->kv->head_dim, LANES);
+    size_t rows = (size_t)task->tokens * task->group, stride = round_up(task->kv->head_dim, TILE_DIMS);
     size_t block = rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX;
     struct tile_scratch scratch = {0};
     tile_scratch_lay(&scratch, task->scratch, block, stride, scales_of(task->kv));
+    tile_begin();
     for (size_t first = 0; first < rows; first += block)
         attend_row_block(task, first, rows - first < block ? rows - first : block, stride, &scratch);
+    tile_end();
 }
 
 void VARIANT(attend)(const struct attention_task *task)
@@ -289,7 +303,7 @@ void VARIANT(attend)(const struct attention_task *task)
 
 size_t VARIANT(scratch)(const struct kv_layout *kv, uint32_t tokens, uint32_t group)
 {
-    size_t rows = (size_t)tokens * group, stride = round_up(kv->head_dim, LANES);
+    size_t rows = (size_t)tokens * group, stride = round_up(kv->head_dim, TILE_DIMS);
     size_t one = group > FEW_ROWS_MAX ? FEW_ROWS_MAX : rows < FEW_ROWS_MAX ? rows : FEW_ROWS_MAX;
     struct few_scratch few;
     struct tile_scratch tiles = {0};

@@ -306,11 +306,123 @@ static void decode(void *values, const void *group, size_t rows, size_t cols)
     if (c.values % PACKED_TILE) coded_decode(value + (size_t)whole * PACKED_TILE, &c, whole, 0, room, 1, 1);
 }
 
+/* ---- a few tokens ---- */
+
+#define FEW_TOKENS 8  /* whose sums are in registers at once */
+#define FEW_MOST   16 /* that share a half tile's values, which stay in L1 */
+
+/* Sums of a row that is begun, of even columns and of odd ones. */
+struct few_sums {
+    __m512 sum[FEW_MOST][2];
+};
+
+/* Half a tile's values of a row times x of T tokens, ldx floats apart: each token's sums as multiply() adds them. */
+INLINE void few_half(struct few_sums *sums, size_t token, const uint16_t *value, const float *x, size_t ldx,
+                     size_t values, const size_t T)
+{
+    const __m512i odd = _mm512_set1_epi32((int)0xffff0000);
+    __m512 sum[FEW_TOKENS][2];
+    UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t i = 0; i < 2; i++) sum[t][i] =
+        sums->sum[token + t][i];
+    for (size_t c = 0; c < values; c += 32) {
+        const __m512i both = _mm512_loadu_si512(value + c);
+        const __m512 w[2] = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16)),
+                             _mm512_castsi512_ps(_mm512_and_si512(both, odd))};
+        UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t i = 0; i < 2; i++) sum[t][i] =
+            _mm512_fmadd_ps(w[i], _mm512_load_ps(x + t * ldx + c + 16 * i), sum[t][i]);
+    }
+    UNROLL for (size_t t = 0; t < T; t++) UNROLL for (size_t i = 0; i < 2; i++) sums->sum[token + t][i] =
+        sum[t][i];
+}
+
+static void few_add(struct few_sums *sums, const uint16_t *value, const float *x, size_t ldx, size_t values,
+                    size_t tokens)
+{
+    size_t t = 0;
+    for (; t + FEW_TOKENS <= tokens; t += FEW_TOKENS)
+        few_half(sums, t, value, x + t * ldx, ldx, values, FEW_TOKENS);
+    if (t + 4 <= tokens) {
+        few_half(sums, t, value, x + t * ldx, ldx, values, 4);
+        t += 4;
+    }
+    if (t + 2 <= tokens) {
+        few_half(sums, t, value, x + t * ldx, ldx, values, 2);
+        t += 2;
+    }
+    if (t < tokens) few_half(sums, t, value, x + t * ldx, ldx, values, 1);
+}
+
+static void few_end(struct few_sums *sums, float *y, size_t ldy, size_t tokens)
+{
+    for (size_t t = 0; t < tokens; t++) {
+        y[t * ldy] = _mm512_reduce_add_ps(_mm512_add_ps(sums->sum[t][0], sums->sum[t][1]));
+        sums->sum[t][0] = sums->sum[t][1] = _mm512_setzero_ps();
+    }
+}
+
+/* A half tile's values in order. */
+INLINE void half_values(uint16_t *value, struct tile *t, __m512i base, const unsigned half)
+{
+    UNROLL for (unsigned n = 0; n < 8; n++)
+    {
+        const unsigned k = 2 * half + n / 4, line = n % 4;
+        const __m512i rest = _mm512_loadu_si512(t->record + PACKED_CODE_BYTES + k * 256 + line * 64);
+        UNROLL for (unsigned q = 2 * line; q < 2 * line + 2; q++, value += 32)
+            _mm512_store_si512(value, tile_values(t, base, rest, k, q));
+    }
+}
+
+/* `tokens`: FEW_MOST at most. */
+static void coded_few(float *y, size_t ldy, const struct coded *c, uint32_t cols, const float *split,
+                      size_t ldx, size_t tokens)
+{
+    const uint32_t halves = c->values / HALF, row_halves = cols / HALF;
+    struct few_sums sums = {0};
+    struct tile t;
+    _Alignas(64) uint8_t room[ROOM];
+    _Alignas(64) uint16_t value[HALF];
+    uint32_t at = 0;
+    for (uint32_t n = 0; 2 * n < halves; n++) {
+        tile_open(&t, c, n, room);
+        fetch(t.record + NEAR * PACKED_TILE_BYTES, PACKED_TILE_BYTES / 64);
+        fetch(t.list + LIST_NEAR, 1);
+        UNROLL for (unsigned half = 0; half < 2; half++)
+        {
+            if (half == 1 && 2 * n + 1 == halves) break;
+            half_values(value, &t, c->base, half);
+            few_add(&sums, value, split + (size_t)at * HALF, ldx, HALF, tokens);
+            if (++at < row_halves) continue;
+            few_end(&sums, y++, ldy, tokens);
+            at = 0;
+        }
+    }
+}
+
+static void few(float *y, size_t ldy, const void *group, const float *split, size_t ldx, size_t rows,
+                size_t cols, size_t tokens)
+{
+    for (size_t t = 0; t < tokens; t += FEW_MOST, y += FEW_MOST * ldy, split += FEW_MOST * ldx) {
+        const size_t count = tokens - t < FEW_MOST ? tokens - t : FEW_MOST;
+        const uint16_t *raw = (const uint16_t *)((const uint8_t *)group + PACKED_ALIGN);
+        if (!is_raw(group)) {
+            const struct coded c = coded_of(group);
+            coded_few(y, ldy, &c, (uint32_t)cols, split, ldx, count);
+            continue;
+        }
+        for (size_t r = 0; r < rows; r++) {
+            struct few_sums sums = {0};
+            few_add(&sums, raw + r * cols, split, ldx, cols, count);
+            few_end(&sums, y + r, ldy, count);
+        }
+    }
+}
+
 const struct linear_kernel bf16_packed_avx512vbmi2_gemv = {.name = "avx512-vbmi2",
                                                            .features = CPU_AVX512 | CPU_AVX512_VBMI2,
                                                            .format = FORMAT_BF16_PACKED,
                                                            .schedule = LINEAR_ONE_TOKEN,
                                                            .gemv = gemv,
+                                                           .few = few,
                                                            .streams = 1,
                                                            .col_unit = PACKED_CPU_COLS,
                                                            .order = split_columns,

@@ -13,10 +13,17 @@ INLINE vec block_numbers(const void *at)
 
 #include "common/cpu/kernels/blocks_words256.h"
 #define GEMV_STREAMS 3
+#define FEW_ROWS     1
+#define FEW_TOKENS   8
 #include "common/cpu/kernels/gemv_streams.h"
 
-#define RUN     32
-#define ORDERED (RUN + LANES) /* floats of a run of x: four parts, their sum */
+#define RUN           32
+#define ORDERED       (RUN + LANES) /* floats of a run of x: four parts, their sum */
+#define CHUNK(format) block_values(format)
+INLINE size_t chunk_x_bytes(const enum tensor_format format)
+{
+    return block_values(format) / RUN * ORDERED * sizeof(float);
+}
 
 static size_t ordered_bytes(size_t cols)
 {
@@ -72,32 +79,24 @@ INLINE vec scales_part(const float *scale, const int r, const enum tensor_format
     return _mm256_blend_ps(vec_set1(scale[2 * r]), vec_set1(scale[2 * r + 1]), 0xf0);
 }
 
-INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x, size_t cols,
-                      const struct gemv_path *path, const size_t S, const bool two_levels,
-                      const enum tensor_format format)
+INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, const char *x, size_t ldx,
+                      const size_t cols, const size_t S, const size_t T, const enum tensor_format format)
 {
-    const size_t stride = row_stride * decode_bytes(cols, format), values = block_values(format),
-                 bytes = decode_bytes(values, format);
-    const uint8_t *at = (const uint8_t *)w;
-    float scale[GEMV_STREAMS][BLOCK_GROUPS_MAX], least[GEMV_STREAMS][BLOCK_GROUPS_MAX];
-    vec total[GEMV_STREAMS];
-    UNROLL for (size_t s = 0; s < S; s++) total[s] = vec_zero();
-    for (size_t c = 0; c < cols; c += values, at += bytes) {
-        const struct gemv_ahead ahead = gemv_ahead(path, (uintptr_t)w, decode_bytes(c, format), stride);
-        UNROLL for (size_t s = 0; s < S; s++)
+    float scale[GEMV_STREAMS][BLOCK_GROUPS_MAX], smallest[GEMV_STREAMS][BLOCK_GROUPS_MAX];
+    (void)least;
+    UNROLL for (size_t s = 0; s < S; s++) scales_of(w + s * stride, scale[s], smallest[s], format);
+    UNROLL for (int r = 0; r < (int)(cols / RUN); r++, x += ORDERED * sizeof(float))
+    {
+        __m256i words[GEMV_STREAMS];
+        UNROLL for (size_t s = 0; s < S; s++) words[s] = words_of(w + s * stride, r, format);
+        UNROLL for (size_t t = 0; t < T; t++)
         {
-            gemv_fetch(ahead, s, bytes, two_levels);
-            scales_of(at + s * stride, scale[s], least[s], format);
-        }
-        UNROLL for (int r = 0; r < (int)(values / RUN); r++, x += ORDERED)
-        {
-            const vec all = vec_load(x + RUN), less = vec_mul(all, vec_set1((float)-number_less(format)));
-            __m256i words[GEMV_STREAMS];
+            const float *xt = (const float *)(const void *)(x + t * ldx);
+            const vec all = vec_load(xt + RUN), less = vec_mul(all, vec_set1((float)-number_less(format)));
             vec sum[GEMV_STREAMS];
-            UNROLL for (size_t s = 0; s < S; s++) words[s] = words_of(at + s * stride, r, format);
             UNROLL for (int b = 0; b < 4; b++)
             {
-                const vec xs = vec_load(x + LANES * b);
+                const vec xs = vec_load(xt + LANES * b);
                 UNROLL for (size_t s = 0; s < S; s++)
                 {
                     const vec part = words_part(words[s], b, format);
@@ -109,13 +108,26 @@ INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x
             }
             UNROLL for (size_t s = 0; s < S; s++)
             {
-                total[s] = vec_fmadd(sum[s], scales_part(scale[s], r, format), total[s]);
-                if (has_least(format)) total[s] = vec_fnmadd(all, scales_part(least[s], r, format), total[s]);
+                vec *to = &total[t * S + s];
+                *to = vec_fmadd(sum[s], scales_part(scale[s], r, format), *to);
+                if (has_least(format)) *to = vec_fnmadd(all, scales_part(smallest[s], r, format), *to);
             }
         }
     }
-    UNROLL for (size_t s = 0; s < S; s++) y[s * row_stride] = vec_reduce_add(total[s]);
 }
+
+INLINE bool has_two_sums(const enum tensor_format format)
+{
+    (void)format;
+    return false;
+}
+INLINE vec row_sum(vec total, vec least, const enum tensor_format format)
+{
+    (void)least, (void)format;
+    return total;
+}
+
+#include "common/cpu/kernels/gemv_chunks.h"
 
 #define NAME          "avx2"
 #define FEATURES      CPU_AVX2

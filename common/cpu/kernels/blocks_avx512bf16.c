@@ -140,8 +140,32 @@ INLINE void q8_0_values(uint16_t *to, const size_t step, const uint8_t *block, s
 
 /* Scales of several blocks are taken apart before their numbers: the way from a scale's bits to what values are made with is
  * long, and those of several blocks hide each other's. */
-#define RUN_VALUES 1024
-#define RUN_ROWS   8
+#define RUN_VALUES  1024
+#define TILE_VALUES 256 /* of a row of tiles */
+
+/* What q4_k_scales and q5_k_scales say, eight and eight at once: beside tile products the port that shuffles is the one that is
+ * wanted, so this does so three times. */
+INLINE void k_scales(const uint8_t *block, float *scale, float *least)
+{
+    uint32_t both, low, high, last;
+    memcpy(&both, block, sizeof both);
+    memcpy(&low, block + 4, sizeof low);
+    memcpy(&high, block + 8, sizeof high);
+    memcpy(&last, block + 12, sizeof last);
+    /* Scales 0 to 3, 4 to 7, smallest values 0 to 3, 4 to 7: six bits, or four and the two upper ones of the first. */
+    const __m128i first = _mm_mask_set1_epi32(_mm_set1_epi32((int)low), 12, (int)high),
+                  six = _mm_setr_epi32(0x3f3f3f3f, 0x30303030, 0x3f3f3f3f, 0x30303030),
+                  four = _mm_setr_epi32(0, 0x0f0f0f0f, 0, 0x0f0f0f0f),
+                  a = _mm_and_si128(_mm_srlv_epi32(first, _mm_setr_epi32(0, 2, 0, 2)), six),
+                  b = _mm_srlv_epi32(_mm_set1_epi32((int)last), _mm_setr_epi32(0, 0, 0, 4)),
+                  number = _mm_ternarylogic_epi32(a, b, four, 0xf8); /* a | b & four */
+    const __m512 by = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi32_si128((int)both)));
+    const vec all =
+        vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(number)),
+                _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), by));
+    _mm256_storeu_ps(scale, _mm512_castps512_ps256(all));
+    _mm256_storeu_ps(least, _mm512_extractf32x8_ps(all, 1));
+}
 
 INLINE void fetch_block(const uint8_t *block, ptrdiff_t ahead, const size_t bytes)
 {
@@ -155,7 +179,10 @@ INLINE void fetch_block(const uint8_t *block, ptrdiff_t ahead, const size_t byte
     {                                                                                                        \
         for (; blocks; blocks--, block += (BYTES)) {                                                         \
             fetch_block(block, ahead, BYTES);                                                                \
-            format_##_scales(block, scale, least);                                                           \
+            if (FORMAT_##FORMAT_NAME == FORMAT_Q4_K || FORMAT_##FORMAT_NAME == FORMAT_Q5_K)                  \
+                k_scales(block, scale, least);                                                               \
+            else                                                                                             \
+                format_##_scales(block, scale, least);                                                       \
             scale += (VALUES) / (GROUP);                                                                     \
             least += (VALUES) / (GROUP);                                                                     \
         }                                                                                                    \
@@ -172,26 +199,25 @@ INLINE void fetch_block(const uint8_t *block, ptrdiff_t ahead, const size_t byte
             block += run * (BYTES), to += run * (VALUES), left -= run;                                       \
         }                                                                                                    \
     }                                                                                                        \
-    INLINE void format_##_rows(uint16_t *tiles, const uint8_t *w, size_t row_bytes, size_t first,            \
-                               size_t last, size_t cols, ptrdiff_t ahead)                                    \
+    static void format_##_row(uint16_t *to, const uint8_t *block, size_t cols, ptrdiff_t ahead)              \
     {                                                                                                        \
-        float scale[RUN_ROWS][RUN_VALUES / (GROUP)], least[RUN_ROWS][RUN_VALUES / (GROUP)];                  \
-        for (size_t c = 0; c < cols; c += RUN_VALUES) {                                                      \
-            const size_t blocks = (cols - c < RUN_VALUES ? cols - c : RUN_VALUES) / (VALUES);                \
-            const uint8_t *from = w + c / (VALUES) * (BYTES);                                                \
-            for (size_t r = first; r < last; r++)                                                            \
-                format_##_run_scales(from + r * row_bytes, blocks, ahead, scale[r - first],                  \
-                                     least[r - first]);                                                      \
-            for (size_t r = first; r < last; r++)                                                            \
-                format_##_values(tiles + r / 16 * 16 * cols + c * 16 + r % 16 * 32, 512,                     \
-                                 from + r * row_bytes, blocks, scale[r - first], least[r - first]);          \
+        float scale[TILE_VALUES / (GROUP)], least[TILE_VALUES / (GROUP)];                                    \
+        for (; cols >= TILE_VALUES; cols -= TILE_VALUES) {                                                   \
+            format_##_run_scales(block, TILE_VALUES / (VALUES), ahead, scale, least);                        \
+            format_##_values(to, 512, block, TILE_VALUES / (VALUES), scale, least);                          \
+            block += TILE_VALUES / (VALUES) * (BYTES), to += TILE_VALUES * 16;                               \
+        }                                                                                                    \
+        for (; cols; cols -= (VALUES), block += (BYTES), to += (VALUES)*16) {                                \
+            format_##_run_scales(block, 1, ahead, scale, least);                                             \
+            format_##_values(to, 512, block, 1, scale, least);                                               \
         }                                                                                                    \
     }                                                                                                        \
     static void format_##_tiles(void *tiles, const void *w, size_t row_bytes, size_t rows, size_t cols,      \
                                 ptrdiff_t ahead)                                                             \
     {                                                                                                        \
-        for (size_t r = 0; r < rows; r += RUN_ROWS)                                                          \
-            format_##_rows(tiles, w, row_bytes, r, rows - r < RUN_ROWS ? rows : r + RUN_ROWS, cols, ahead);  \
+        for (size_t r = 0; r < rows; r++)                                                                    \
+            format_##_row((uint16_t *)tiles + r / 16 * 16 * cols + r % 16 * 32,                              \
+                          (const uint8_t *)w + r * row_bytes, cols, ahead);                                  \
     }
 INT8_FORMATS(FUNCTIONS)
 

@@ -3,7 +3,7 @@
  *
  * Included behind lanes256.h or lanes512.h by files that define
  *   vec block_numbers(const void *at)    LANES numbers of 8 bits as floats
- *   gemv                                 one token's products, of the format that is its last argument
+ *   GEMV_FUNCTIONS                       gemv_chunks.h
  *   NAME, FEATURES, STREAMS              of the kernels
  *   ORDER(format), ORDERED_BYTES         the order of x that their gemvs take, or NULL
  *   KERNELS                              their table, by the formats' numbers in blocks.h */
@@ -30,12 +30,8 @@
             UNROLL for (size_t i = 0; i < (VALUES); i += LANES)                                              \
                 vec_store(to + at + i, format_##_part(number, scale, least, i));                             \
         }                                                                                                    \
-    }                                                                                                        \
-    static void format_##_gemv(float *y, const void *w, const float *x, size_t rows, size_t cols,            \
-                               const struct gemv_reads *reads)                                               \
-    {                                                                                                        \
-        gemv(y, w, x, rows, cols, reads, FORMAT_##FORMAT_NAME);                                              \
     }
+BLOCK_FORMATS(GEMV_FUNCTIONS)
 BLOCK_FORMATS(FUNCTIONS)
 
 #define ROW(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
@@ -44,6 +40,7 @@ BLOCK_FORMATS(FUNCTIONS)
                               .format = FORMAT_##FORMAT_NAME,                                                \
                               .schedule = LINEAR_ONE_TOKEN,                                                  \
                               .gemv = format_##_gemv,                                                        \
+                              .few = format_##_few,                                                          \
                               .streams = STREAMS,                                                            \
                               .order = ORDER(FORMAT_##FORMAT_NAME),                                          \
                               .ordered_bytes = ORDERED_BYTES},                                               \

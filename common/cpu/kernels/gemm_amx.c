@@ -4,18 +4,10 @@
  *
  * The process must have asked the kernel for tile state (cpu_enable_amx), and each thread calls thread_begin
  * before its first gemm. Called through the table of linear.c after the CPU check. */
-#include <immintrin.h>
-#include <stdint.h>
-
+#include "common/cpu/kernels/amx_tiles.h"
 #include "common/cpu/kernels/lanes512.h"
 #include "common/cpu/kernels/variants.h"
 
-#define TILE_ZERO(t)                   _tile_zero(t)
-#define TILE_LOAD(t, address, stride)  _tile_loadd(t, address, stride)
-#define TILE_STORE(t, address, stride) _tile_stored(t, address, stride)
-#define TILE_DP(c, a, b)               _tile_dpbf16ps(c, a, b)
-/* The compiler's tile intrinsics do not say that they read and write memory. */
-#define TILE_FENCE()         __asm__ volatile("" ::: "memory")
 #define amx_store_transposed lanes_store_transposed
 #include "common/cpu/kernels/amx_body.h"
 
@@ -41,42 +33,20 @@ static void gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t 
     }
 INT8_FORMATS(GEMM)
 
-/* All eight tiles whole: 16 rows of 64 bytes. */
-static void thread_begin(void)
-{
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } config = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        config.row_bytes[i] = 64;
-        config.rows[i] = 16;
-    }
-    TILE_FENCE();
-    _tile_loadconfig(&config);
-    __asm__ volatile("" : : "m"(config) : "memory");
-}
-
-static void thread_end(void)
-{
-    _tile_release();
-}
-
 #define ROW(format_, FORMAT_NAME, VALUES, BYTES, GROUP)                                                      \
     [INT8_##FORMAT_NAME] = {.name = "amx-bf16",                                                              \
                             .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16,              \
                             .format = FORMAT_##FORMAT_NAME,                                                  \
                             .schedule = LINEAR_TOKENS,                                                       \
                             .tile_tokens = 16,                                                               \
-                            .row_granule = AMX_PASS * 16,                                                    \
+                            .row_granule = AMX_GRANULE,                                                      \
                             .call_rows = AMX_ROWS,                                                           \
                             .tiled_bytes = tiled_bytes,                                                      \
                             .tile = linear_avx512bf16_tile_blocks,                                           \
                             .gemm = format_##_gemm,                                                          \
                             .scratch_bytes = amx_blocks_scratch_bytes,                                       \
-                            .thread_begin = thread_begin,                                                    \
-                            .thread_end = thread_end},
+                            .thread_begin = tiles_begin,                                                     \
+                            .thread_end = tiles_end},
 const struct linear_kernel blocks_amx[INT8_FORMAT_COUNT] = {INT8_FORMATS(ROW)};
 
 const struct linear_kernel linear_amx_gemm = {.name = "amx-bf16",
@@ -86,11 +56,11 @@ const struct linear_kernel linear_amx_gemm = {.name = "amx-bf16",
                                               .schedule = LINEAR_TOKENS,
                                               .exact_input = false,
                                               .tile_tokens = 16,
-                                              .row_granule = AMX_PASS * 16,
+                                              .row_granule = AMX_GRANULE,
                                               .call_rows = AMX_ROWS,
                                               .tiled_bytes = tiled_bytes,
                                               .tile = linear_avx512bf16_tile_blocks,
                                               .gemm = gemm,
                                               .scratch_bytes = amx_scratch_bytes,
-                                              .thread_begin = thread_begin,
-                                              .thread_end = thread_end};
+                                              .thread_begin = tiles_begin,
+                                              .thread_end = tiles_end};

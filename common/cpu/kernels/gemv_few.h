@@ -28,6 +28,7 @@ INLINE void few_step(vec sums[4][3], const char *w, size_t row_bytes, const floa
     }
 }
 
+/* What is fetched are the same columns of the next FEW_ROWS rows. */
 INLINE void few_rows(float *y, size_t ldy, const char *w, const float *x, size_t ldx, size_t cols,
                      const bool fresh, const size_t R, const size_t T, const enum tensor_format format)
 {
@@ -39,7 +40,9 @@ INLINE void few_rows(float *y, size_t ldy, const char *w, const float *x, size_t
     for (; c + 2 * LANES <= cols; c += 2 * LANES) {
         if (fresh)
             UNROLL for (size_t r = 0; r < R; r++)
-                _mm_prefetch(w + r * row_bytes + decode_bytes(c, format) + GEMV_NEAR, _MM_HINT_T0);
+                _mm_prefetch((const char *)((uintptr_t)w + (FEW_ROWS + r) * row_bytes +
+                                            decode_bytes(c, format)),
+                             _MM_HINT_T1);
         few_step(sums.even, w, row_bytes, x, ldx, c, LANES, R, T, format);
         few_step(sums.odd, w, row_bytes, x, ldx, c + LANES, LANES, R, T, format);
     }

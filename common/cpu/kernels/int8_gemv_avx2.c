@@ -14,7 +14,7 @@
 #define FEW_TOKENS   4
 #include "common/cpu/kernels/gemv_streams.h"
 
-#define CHUNK 256
+#define CHUNK(format) 256
 
 INLINE bool has_signs(const enum tensor_format format)
 {
@@ -26,14 +26,14 @@ INLINE bool takes_off(const enum tensor_format format)
 }
 INLINE bool has_whole_scales(const enum tensor_format format)
 {
-    return block_values(format) == CHUNK;
+    return block_values(format) == 256;
 }
 
 /* ---- x ---- */
 
 /* A chunk of x: its numbers; scales of 32; scales times sums of 16 or 32 numbers, as smallest values lie; pairs of numbers
  * times what weights' numbers are too large by. */
-#define AT_SCALES CHUNK
+#define AT_SCALES 256
 #define AT_LEAST  (AT_SCALES + 32)
 INLINE size_t at_less(const enum tensor_format format)
 {
@@ -41,7 +41,7 @@ INLINE size_t at_less(const enum tensor_format format)
 }
 INLINE size_t chunk_x_bytes(const enum tensor_format format)
 {
-    return at_less(format) + (takes_off(format) ? 2 * CHUNK : 0);
+    return at_less(format) + (takes_off(format) ? 2 * 256 : 0);
 }
 
 INLINE int sum16(const int8_t *number)
@@ -80,11 +80,11 @@ INLINE float round_block(int8_t *to, const float *x)
 INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_format format)
 {
     char *at = (char *)to;
-    for (size_t c = 0; c < cols; c += CHUNK, at += chunk_x_bytes(format)) {
+    for (size_t c = 0; c < cols; c += 256, at += chunk_x_bytes(format)) {
         int8_t *number = (int8_t *)at;
         float *scale = (float *)(void *)(at + AT_SCALES), *least = (float *)(void *)(at + AT_LEAST);
         memset(at, 0, chunk_x_bytes(format));
-        for (size_t b = 0; b < CHUNK / INT8_BLOCK && c + b * INT8_BLOCK < cols; b++, number += INT8_BLOCK) {
+        for (size_t b = 0; b < 256 / INT8_BLOCK && c + b * INT8_BLOCK < cols; b++, number += INT8_BLOCK) {
             const float by = round_block(number, x + c + b * INT8_BLOCK);
             scale[b] = has_whole_scales(format) ? by * (1.0f / 256) : by;
             if (has_least(format)) {
@@ -248,8 +248,9 @@ INLINE vec block_scales(vec *least, const uint8_t *w, const char *x, const size_
 #define MOST_SUMS 4 /* the most of FEW_ROWS * FEW_TOKENS and GEMV_STREAMS */
 /* A chunk of `S` rows and `T` tokens; [token][row]. */
 INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, const char *x, size_t ldx,
-                      const size_t blocks, const size_t S, const size_t T, const enum tensor_format format)
+                      const size_t cols, const size_t S, const size_t T, const enum tensor_format format)
 {
+    const size_t blocks = cols / INT8_BLOCK;
     const size_t block = decode_bytes(block_values(format), format);
     struct chunk_scales scales[MOST_SUMS];
     vec sum[MOST_SUMS];

@@ -1,33 +1,33 @@
 /* One token's products of blocks with activations of 8 bits, with AVX512-VNNI. Called through the table of linear.c after
  * the CPU check; int8_ref.c defines the arithmetic.
  *
- * 64 neighbouring weights are the 64 bytes of a vector, as in blocks_words512.h, and whole numbers without sign:
- * vpdpbusd multiplies them with 64 numbers of x and adds fours. What numbers are larger by than weights is taken off
- * before, as a multiple of x's sums of four, so sums of a group are exact. A chunk is 256 columns; its scales are
- * multiplied with x's once, and come to the lanes of 64 weights by a permutation. */
+ * 64 neighbouring weights are the 64 bytes of a vector, as in blocks_words512.h, and whole numbers without sign. A chunk is
+ * 256 columns, four such vectors, which are brought into an order in which a lane has four of sixteen neighbouring columns, in
+ * all four vectors the same sixteen. vpdpbusd multiplies them with numbers of x in that order and adds them up, one vector after
+ * another, so lanes become exact sums of sixteen columns, which are scaled once. What numbers are larger by than weights
+ * is taken off before, as a multiple of x's sums. The order costs eight permutations a chunk and row, but few tokens share
+ * them, and spare three of four conversions and multiplications with scales. */
 #include "common/cpu/kernels/lanes512.h"
 
 #include "common/cpu/kernels/int8_words512.h"
 #define GEMV_STREAMS 4
 #define FEW_ROWS     2
-#define FEW_TOKENS   4
+#define FEW_TOKENS   8
 #include "common/cpu/kernels/gemv_streams.h"
 
-#define CHUNK 256
+#define CHUNK(format) 256
 
 /* How scales of a chunk lie in a vector, and x's with them. */
 enum layout {
-    EIGHT,    /* of 32 each, in the first eight lanes */
-    SIXTEEN,  /* of 16 each */
-    PAIRS,    /* of 32 each, then its smallest value */
-    QUARTERS, /* Q4_K, Q5_K: scales 0 to 3, smallest values 0 to 3, scales 4 to 7, smallest values 4 to 7 */
+    EIGHT,   /* of 32 each, in the first eight lanes */
+    SIXTEEN, /* of 16 each */
+    PAIRS,   /* of 32 each, then its smallest value */
 };
 INLINE enum layout layout_of(const enum tensor_format format)
 {
     switch (format) {
     case FORMAT_Q4_K:
     case FORMAT_Q5_K:
-        return QUARTERS;
     case FORMAT_Q4_1:
     case FORMAT_Q5_1:
         return PAIRS;
@@ -42,14 +42,38 @@ INLINE enum layout layout_of(const enum tensor_format format)
 
 /* ---- x ---- */
 
-/* A chunk of x: its numbers; scales as the layout says; Q2_K: scales times sums of sixteen numbers; then, where numbers
- * are larger than weights, what that makes of each four of them. */
-#define AT_SCALES CHUNK
+/* The order of a chunk: dword `d` of the four in quarter `i` of vector `k` to lane 4 i + k of vector d. Lanes are sixteens of
+ * columns: number 4 k + i of the chunk. */
+INLINE void to_sixteens(__m512i v[4])
+{
+    const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]),
+                  c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+    v[0] = _mm512_unpacklo_epi64(a, c);
+    v[1] = _mm512_unpackhi_epi64(a, c);
+    v[2] = _mm512_unpacklo_epi64(b, d);
+    v[3] = _mm512_unpackhi_epi64(b, d);
+}
+/* Where in a layout the scale of each lane stands. */
+INLINE __m512i lane_scales(const enum layout layout)
+{
+    switch (layout) {
+    case EIGHT:
+        return _mm512_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7);
+    case PAIRS:
+        return _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 2, 6, 10, 14, 2, 6, 10, 14);
+    default: /* SIXTEEN */
+        return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    }
+}
+
+/* A chunk of x: its numbers, in order; scales by lanes; where smallest values are in the layout, or with Q2_K by sixteens,
+ * what they are multiplied with, else 0; by lanes what is taken off. */
+#define AT_SCALES 256
 #define AT_LEAST  (AT_SCALES + 64)
 #define AT_LESS   (AT_LEAST + 64)
 INLINE size_t chunk_x_bytes(const enum tensor_format format)
 {
-    return AT_LESS + (number_less(format) ? CHUNK : 0);
+    return AT_LESS + (number_less(format) ? 64 : 0);
 }
 
 /* Sums of a block's numbers: of its first 16, of its second. */
@@ -59,8 +83,7 @@ struct block_sums {
 };
 
 /* 32 columns, `left` of them there. */
-INLINE struct block_sums round_block(int8_t *to, int32_t *less, const float *x, size_t left,
-                                     const enum tensor_format format)
+INLINE struct block_sums round_block(int8_t *to, const float *x, size_t left)
 {
     const vec low = vec_load_part(x, left),
               high = left > LANES ? vec_load_part(x + LANES, left - LANES) : vec_zero();
@@ -76,14 +99,6 @@ INLINE struct block_sums round_block(int8_t *to, int32_t *less, const float *x, 
                   b = _mm512_maskz_cvtps_epi32(kept, vec_mul(high, by));
     _mm_storeu_si128((void *)to, _mm512_cvtepi32_epi8(a));
     _mm_storeu_si128((void *)(to + 16), _mm512_cvtepi32_epi8(b));
-    if (number_less(format)) {
-        const __m256i both = _mm256_loadu_si256((const void *)to);
-        _mm256_storeu_si256((void *)less,
-                            _mm256_mullo_epi32(_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1),
-                                                                                      both),
-                                                                 _mm256_set1_epi16(1)),
-                                               _mm256_set1_epi32(-number_less(format))));
-    }
     return (struct block_sums){.scale = finite ? (none ? 0 : largest / 127) : convert_bits_f32(0x7fc00000),
                                .first = _mm512_reduce_add_epi32(a),
                                .second = _mm512_reduce_add_epi32(b)};
@@ -92,14 +107,12 @@ INLINE struct block_sums round_block(int8_t *to, int32_t *less, const float *x, 
 INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_format format)
 {
     char *at = (char *)to;
-    for (size_t c = 0; c < cols; c += CHUNK, at += chunk_x_bytes(format)) {
-        float *scales = (float *)(void *)(at + AT_SCALES), *least = (float *)(void *)(at + AT_LEAST);
-        memset(at, 0, chunk_x_bytes(format));
-        for (size_t b = 0; b < CHUNK / INT8_BLOCK && c + b * INT8_BLOCK < cols; b++) {
+    for (size_t c = 0; c < cols; c += 256, at += chunk_x_bytes(format)) {
+        _Alignas(64) int8_t number[256] = {0};
+        float scales[LANES] = {0}, least[LANES] = {0};
+        for (size_t b = 0; b < 256 / INT8_BLOCK && c + b * INT8_BLOCK < cols; b++) {
             const size_t i = c + b * INT8_BLOCK;
-            const struct block_sums sums =
-                round_block((int8_t *)at + b * INT8_BLOCK, (int32_t *)(void *)(at + AT_LESS) + b * 8, x + i,
-                            cols - i, format);
+            const struct block_sums sums = round_block(number + b * INT8_BLOCK, x + i, cols - i);
             const float all = -sums.scale * (float)(sums.first + sums.second);
             switch (layout_of(format)) {
             case EIGHT:
@@ -110,39 +123,34 @@ INLINE void order_as(float *to, const float *x, size_t cols, const enum tensor_f
                 least[2 * b] = -sums.scale * (float)sums.first;
                 least[2 * b + 1] = -sums.scale * (float)sums.second;
                 break;
-            case PAIRS:
-                scales[2 * b] = sums.scale;
-                scales[2 * b + 1] = -all; /* smallest values are added */
-                break;
-            case QUARTERS: /* of Q4_K every second 32 numbers are the upper halves of bytes */
-                scales[b / 4 * 8 + b % 4] =
-                    format == FORMAT_Q4_K && b % 2 ? sums.scale * (1.0f / 16) : sums.scale;
-                scales[b / 4 * 8 + 4 + b % 4] = all;
+            case PAIRS: /* of Q4_K every second 32 numbers are the upper halves of bytes */
+                scales[2 * b] = format == FORMAT_Q4_K && b % 2 ? sums.scale * (1.0f / 16) : sums.scale;
+                least[2 * b + 1] =
+                    block_values(format) == 256 ? all : -all; /* blocks of 32 add smallest values */
                 break;
             }
         }
+        __m512i v[4], sums = _mm512_setzero_si512();
+        UNROLL for (int k = 0; k < 4; k++) v[k] = _mm512_load_si512(number + 64 * k);
+        to_sixteens(v);
+        UNROLL for (int k = 0; k < 4; k++)
+        {
+            _mm512_storeu_si512(at + 64 * k, v[k]);
+            sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), v[k]);
+        }
+        vec_store(at + AT_SCALES, _mm512_permutexvar_ps(lane_scales(layout_of(format)), vec_load(scales)));
+        vec_store(at + AT_LEAST, vec_load(least));
+        if (number_less(format))
+            _mm512_storeu_si512(at + AT_LESS,
+                                _mm512_mullo_epi32(sums, _mm512_set1_epi32(-number_less(format))));
     }
 }
 
 /* ---- weights ---- */
 
-/* 16 bytes of four times as many. */
-INLINE __m128i quarter_of(__m512i all, const int s)
-{
-    switch (s) { /* the instruction's own constants, also where loops are not unrolled */
-    case 0:
-        return _mm512_castsi512_si128(all);
-    case 1:
-        return _mm512_extracti32x4_epi32(all, 1);
-    case 2:
-        return _mm512_extracti32x4_epi32(all, 2);
-    default:
-        return _mm512_extracti32x4_epi32(all, 3);
-    }
-}
-
-/* Scales and smallest values of a chunk of `S` rows, in the format's layout. `blocks`: of 32 values, that are there. */
-INLINE void quarter_scales(vec *scales, const uint8_t *w, size_t stride, const size_t S)
+/* Scales and smallest values of a chunk of `S` rows of Q4_K or Q5_K, in pairs. A row's own are read from memory again, where
+ * widening and doubling them takes a load, not the port that permutes vectors. */
+INLINE void k_scales(vec *scales, const uint8_t *w, size_t stride, const size_t S)
 {
     __m512i all = _mm512_castsi128_si512(_mm_loadu_si128((const void *)w));
     if (S > 1) all = _mm512_mask_broadcast_i32x4(all, 0x00f0, _mm_loadu_si128((const void *)(w + stride)));
@@ -155,15 +163,19 @@ INLINE void quarter_scales(vec *scales, const uint8_t *w, size_t stride, const s
                   b = _mm512_srlv_epi32(_mm512_shuffle_epi32(all, (_MM_PERM_ENUM)0xff), ROWS4(0, 0, 0, 4)),
                   six = ROWS4(0x3f3f3f3f, 0x3f3f3f3f, 0x30303030, 0x30303030),
                   four = ROWS4(0, 0, 0x0f0f0f0f, 0x0f0f0f0f);
-    const __m512i numbers = _mm512_ternarylogic_epi32(_mm512_and_si512(a, six), b, four, 0xf8);
+    /* scales 0 to 3, smallest values 0 to 3, scales 4 to 7, smallest values 4 to 7 */
+    const __m512i numbers = _mm512_ternarylogic_epi32(_mm512_and_si512(a, six), b, four, 0xf8),
+                  pairs = ROWS4(0x05010400, 0x07030602, 0x0d090c08, 0x0f0b0e0a);
     const __m512i firsts =
         _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12), all);
-    const vec halves = _mm512_castps256_ps512(_mm256_cvtph_ps(_mm512_castsi512_si128(firsts)));
-    UNROLL for (int s = 0; s < (int)S; s++)
-    {
-        scales[s] = vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(quarter_of(numbers, s))),
-                            _mm512_permutexvar_ps(FOURS(2 * s, 2 * s + 1, 2 * s, 2 * s + 1), halves));
-    }
+    _Alignas(64) uint8_t number[4][16];
+    _Alignas(32) double half[4]; /* two floats each */
+    _mm512_store_si512(number, _mm512_shuffle_epi8(numbers, pairs));
+    _mm256_store_ps((float *)half, _mm256_cvtph_ps(_mm512_castsi512_si128(firsts)));
+    __asm__("" : "+m"(number), "+m"(half)); /* the compiler would take them out of the registers */
+    UNROLL for (size_t s = 0; s < S; s++) scales[s] =
+        vec_mul(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128((const void *)number[s]))),
+                _mm512_castpd_ps(_mm512_set1_pd(half[s])));
 }
 INLINE vec eight_scales(const uint8_t *w, const size_t blocks, const enum tensor_format format)
 {
@@ -215,73 +227,76 @@ INLINE vec pair_scales(const uint8_t *w, const size_t blocks, const enum tensor_
     BOTH(high, 7, 3) return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
-/* Those of a chunk's scales that belong to the lanes of 64 weights. */
-INLINE vec scales_part64(vec all, const int k, const enum tensor_format format)
-{
-    switch (layout_of(format)) {
-    case EIGHT:
-        return _mm512_permutexvar_ps(EIGHTS(2 * k, 2 * k + 1), all);
-    case PAIRS:
-        return _mm512_permutexvar_ps(EIGHTS(4 * k, 4 * k + 2), all);
-    case SIXTEEN:
-        return _mm512_permutexvar_ps(FOURS(4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3), all);
-    case QUARTERS:
-        return _mm512_permutexvar_ps(EIGHTS(k < 2 ? 2 * k : 2 * k + 4, k < 2 ? 2 * k + 1 : 2 * k + 5), all);
-    }
-    __builtin_unreachable();
-}
-
 /* ---- rows ---- */
 
-/* A chunk of `S` rows and `T` tokens, `blocks` of 32 values there; [token][row]. */
-INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, const char *x, size_t ldx,
-                      const size_t blocks, const size_t S, const size_t T, const enum tensor_format format)
+/* A row's scales, by lanes, and smallest values, as they lie in the layout or by sixteens. */
+struct row_scales {
+    vec scale, least;
+};
+INLINE struct row_scales row_scales(vec own, vec lowest, const enum tensor_format format)
+{
+    return (struct row_scales){_mm512_permutexvar_ps(lane_scales(layout_of(format)), own),
+                               format == FORMAT_Q2_K ? lowest : own};
+}
+
+/* A row's numbers of a chunk, in order; of what is not there 0. */
+INLINE void row_numbers(__m512i v[4], const uint8_t *w, const size_t blocks, const enum tensor_format format)
 {
     const size_t block = decode_bytes(block_values(format), format);
-    vec own[GEMV_STREAMS], scale[FEW_ROWS * FEW_TOKENS];
-    if (layout_of(format) == QUARTERS) quarter_scales(own, w, stride, S);
+    UNROLL for (size_t k = 0; k < 4; k++)
+    {
+        const uint8_t *first = w, *second = w;
+        v[k] = _mm512_setzero_si512();
+        if (2 * k >= blocks) continue;
+        if (block_values(format) == 32) {
+            first += 2 * k * block;
+            second = 2 * k + 1 < blocks ? first + block : first;
+        }
+        v[k] = bytes_of(first, second, k, true, format);
+    }
+    to_sixteens(v);
+}
+
+INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, const char *x, size_t ldx,
+                      const size_t cols, const size_t S, const size_t T, const enum tensor_format format)
+{
+    const size_t blocks = cols / INT8_BLOCK;
+    const bool is_k = format == FORMAT_Q4_K || format == FORMAT_Q5_K;
+    struct row_scales scales[GEMV_STREAMS];
+    __m512i number[GEMV_STREAMS][4];
+    vec own[GEMV_STREAMS];
+    if (is_k) k_scales(own, w, stride, S);
     UNROLL for (size_t s = 0; s < S; s++)
     {
         const uint8_t *row = w + s * stride;
         vec lowest = vec_zero();
-        if (layout_of(format) == PAIRS) own[s] = pair_scales(row, blocks, format);
+        if (layout_of(format) == PAIRS && !is_k) own[s] = pair_scales(row, blocks, format);
         if (layout_of(format) == EIGHT && format != FORMAT_IQ4_XS) own[s] = eight_scales(row, blocks, format);
         if (format == FORMAT_IQ4_XS || layout_of(format) == SIXTEEN) {
             const struct block_scales both = scales_of(row, format);
             own[s] = both.scale;
             lowest = both.least;
         }
-        UNROLL for (size_t t = 0; t < T; t++)
-        {
-            const char *xt = x + t * ldx;
-            vec *to = &scale[t * S + s], *low = &least[t * S + s];
-            if (format == FORMAT_Q2_K) *low = vec_fmadd(lowest, vec_load(xt + AT_LEAST), *low);
-            *to = vec_mul(own[s], vec_load(xt + AT_SCALES));
-            if (layout_of(format) == PAIRS) *low = _mm512_mask_add_ps(*low, 0xaaaa, *low, *to);
-            if (layout_of(format) == QUARTERS) *low = _mm512_mask_add_ps(*low, 0xf0f0, *low, *to);
-        }
+        scales[s] = row_scales(own[s], lowest, format);
+        row_numbers(number[s], row, blocks, format);
     }
-    UNROLL for (int k = 0; k < 4; k++)
+    UNROLL for (size_t t = 0; t < T; t++)
     {
-        if (2 * (size_t)k >= blocks) break;
+        const char *xt = x + t * ldx;
+        const vec by = vec_load(xt + AT_SCALES);
+        __m512i sum[GEMV_STREAMS];
+        UNROLL for (size_t s = 0; s < S; s++) sum[s] =
+            number_less(format) ? _mm512_loadu_si512(xt + AT_LESS) : _mm512_setzero_si512();
+        UNROLL for (int k = 0; k < 4; k++)
+        {
+            const __m512i numbers = _mm512_loadu_si512(xt + 64 * k);
+            UNROLL for (size_t s = 0; s < S; s++) sum[s] = _mm512_dpbusd_epi32(sum[s], number[s][k], numbers);
+        }
         UNROLL for (size_t s = 0; s < S; s++)
         {
-            const uint8_t *first = w + s * stride, *second = first;
-            if (block_values(format) == 32) {
-                first += 2 * (size_t)k * block;
-                second = 2 * (size_t)k + 1 < blocks ? first + block : first;
-            }
-            const __m512i bytes = bytes_of(first, second, (size_t)k, true, format);
-            UNROLL for (size_t t = 0; t < T; t++)
-            {
-                const char *xt = x + t * ldx;
-                vec *to = &total[t * S + s];
-                const __m512i sum =
-                    _mm512_dpbusd_epi32(number_less(format) ? _mm512_loadu_si512(xt + AT_LESS + 64 * k)
-                                                            : _mm512_setzero_si512(),
-                                        bytes, _mm512_loadu_si512(xt + 64 * k));
-                *to = vec_fmadd(_mm512_cvtepi32_ps(sum), scales_part64(scale[t * S + s], k, format), *to);
-            }
+            vec *to = &total[t * S + s], *low = &least[t * S + s];
+            *to = vec_fmadd(_mm512_cvtepi32_ps(sum[s]), vec_mul(scales[s].scale, by), *to);
+            if (has_least(format)) *low = vec_fmadd(scales[s].least, vec_load(xt + AT_LEAST), *low);
         }
     }
 }

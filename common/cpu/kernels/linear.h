@@ -42,7 +42,8 @@ struct gemv_reads gemv_reads_choose(void);
  * variable format the rows are one group. `reads` NULL: 2 KiB near, nothing else. */
 typedef void gemv_fn(float *y, const void *w, const float *x, size_t rows, size_t cols,
                      const struct gemv_reads *reads);
-/* A few tokens, y[t * ldy + r] = sum_c w[r][c] * x[t * ldx + c]: each token's bits are those of the gemv beside it. */
+/* A few tokens, y[t * ldy + r] = sum_c w[r][c] * x[t * ldx + c]: each token's bits are those of the gemv beside it. Of a
+ * variable format the rows are one group. */
 typedef void gemv_few_fn(float *y, size_t ldy, const void *w, const float *x, size_t ldx, size_t rows,
                          size_t cols, size_t tokens);
 /* x[cols] to `to` (64-byte aligned, of as many bytes as the other says) as a gemv reads its input. */

@@ -1,16 +1,12 @@
 /* Q8_0: one token's products and rows decoded to fp32. Included once by q8_0_avx2.c and q8_0_avx512.c behind their
  * vectors, which define NAME, FEATURES, GEMV and DECODE (the entries that linear.c knows) and
  * vec q8_0_numbers(at), LANES signed bytes as floats. */
+#include "common/cpu/kernels/blocks_sizes.h"
 #include "common/formats/q8_0.h"
-#include "common/formats/tensor_format.h"
-
-INLINE size_t decode_bytes(size_t values, const enum tensor_format format)
-{
-    (void)format;
-    return values / Q8_0_VALUES * Q8_0_BYTES;
-}
 
 #define GEMV_STREAMS 3
+#define FEW_ROWS     1
+#define FEW_TOKENS   (LANES == 16 ? 8 : 4)
 #include "common/cpu/kernels/gemv_streams.h"
 
 INLINE vec q8_0_scale(const char *block)
@@ -21,47 +17,56 @@ INLINE vec q8_0_scale(const char *block)
 }
 #define NUMBERS 2 /* bytes of a block in front of them */
 
-/* A block times x: its numbers' sum is scaled. */
-INLINE vec q8_0_sum(vec total, const char *block, const float *x)
+/* A block of a row times x of T tokens: its numbers' sum is scaled. */
+INLINE void q8_0_add(vec *total, const char *block, const char *x, size_t ldx, const size_t S, const size_t T)
 {
-    vec sum = vec_mul(q8_0_numbers(block + NUMBERS), vec_load(x));
-    UNROLL for (size_t i = LANES; i < Q8_0_VALUES; i += LANES) sum =
-        vec_fmadd(q8_0_numbers(block + NUMBERS + i), vec_load(x + i), sum);
-    return vec_fmadd(sum, q8_0_scale(block), total);
-}
-
-INLINE void gemv_rows(float *y, size_t row_stride, const char *w, const float *x, size_t cols,
-                      const struct gemv_path *path, const size_t S, const bool two_levels,
-                      const enum tensor_format format)
-{
-    const size_t stride = row_stride * decode_bytes(cols, format);
-    vec even[GEMV_STREAMS], odd[GEMV_STREAMS];
-    UNROLL for (size_t s = 0; s < S; s++) even[s] = odd[s] = vec_zero();
-    size_t c = 0;
-    const char *at = w;
-    for (; c + 4 * Q8_0_VALUES <= cols; c += 4 * Q8_0_VALUES, at += 4 * Q8_0_BYTES) {
-        const struct gemv_ahead ahead = gemv_ahead(path, (uintptr_t)w, decode_bytes(c, format), stride);
-        UNROLL for (size_t s = 0; s < S; s++)
-        {
-            gemv_fetch(ahead, s, 4 * Q8_0_BYTES, two_levels);
-            UNROLL for (size_t b = 0; b < 4; b += 2)
-            {
-                const char *block = at + s * stride + b * Q8_0_BYTES;
-                even[s] = q8_0_sum(even[s], block, x + c + b * Q8_0_VALUES);
-                odd[s] = q8_0_sum(odd[s], block + Q8_0_BYTES, x + c + (b + 1) * Q8_0_VALUES);
-            }
-        }
+    const vec scale = q8_0_scale(block);
+    vec number[Q8_0_VALUES / LANES];
+    UNROLL for (size_t i = 0; i < Q8_0_VALUES / LANES; i++) number[i] =
+        q8_0_numbers(block + NUMBERS + i * LANES);
+    UNROLL for (size_t t = 0; t < T; t++)
+    {
+        const float *xt = (const float *)(const void *)(x + t * ldx);
+        vec sum = vec_mul(number[0], vec_load(xt));
+        UNROLL for (size_t i = 1; i < Q8_0_VALUES / LANES; i++) sum =
+            vec_fmadd(number[i], vec_load(xt + i * LANES), sum);
+        total[t * S] = vec_fmadd(sum, scale, total[t * S]);
     }
-    for (; c < cols; c += Q8_0_VALUES, at += Q8_0_BYTES)
-        UNROLL for (size_t s = 0; s < S; s++) even[s] = q8_0_sum(even[s], at + s * stride, x + c);
-    UNROLL for (size_t s = 0; s < S; s++) y[s * row_stride] = vec_reduce_add(vec_add(even[s], odd[s]));
 }
 
-static void q8_0_gemv(float *y, const void *w, const float *x, size_t rows, size_t cols,
-                      const struct gemv_reads *reads)
+/* Blocks of a chunk in turn to two sums, of a row's rest all to one. */
+#define CHUNK(format) (4 * Q8_0_VALUES)
+INLINE size_t chunk_x_bytes(const enum tensor_format format)
 {
-    gemv(y, w, x, rows, cols, reads, FORMAT_Q8_0);
+    (void)format;
+    return CHUNK(format) * sizeof(float);
 }
+INLINE void add_chunk(vec *even, vec *odd, const uint8_t *w, size_t stride, const char *x, size_t ldx,
+                      const size_t cols, const size_t S, const size_t T, const enum tensor_format format)
+{
+    const bool whole = cols == CHUNK(format);
+    (void)format;
+    UNROLL for (size_t s = 0; s < S; s++) UNROLL for (size_t b = 0; b < CHUNK(format) / Q8_0_VALUES; b++)
+    {
+        if (b * Q8_0_VALUES >= cols) break;
+        q8_0_add((whole && b % 2 ? odd : even) + s, (const char *)w + s * stride + b * Q8_0_BYTES,
+                 x + b * Q8_0_VALUES * sizeof(float), ldx, S, T);
+    }
+}
+INLINE bool has_two_sums(const enum tensor_format format)
+{
+    (void)format;
+    return true;
+}
+INLINE vec row_sum(vec even, vec odd, const enum tensor_format format)
+{
+    (void)format;
+    return vec_add(even, odd);
+}
+
+#include "common/cpu/kernels/gemv_chunks.h"
+
+GEMV_FUNCTIONS(q8_0, Q8_0, Q8_0_VALUES, Q8_0_BYTES, Q8_0_VALUES)
 
 static void q8_0_decode(void *values, const void *w, size_t rows, size_t cols)
 {
@@ -79,6 +84,7 @@ const struct linear_kernel GEMV = {.name = NAME,
                                    .format = FORMAT_Q8_0,
                                    .schedule = LINEAR_ONE_TOKEN,
                                    .gemv = q8_0_gemv,
+                                   .few = q8_0_few,
                                    .streams = GEMV_STREAMS};
 const struct linear_kernel DECODE = {.name = NAME,
                                      .features = FEATURES,
