@@ -15,15 +15,22 @@ struct place {
     bool coming;     /* its bytes are not there yet */
 };
 
+/* Of an expert of a layer. */
+struct known {
+    double rank, before; /* behind its last use and before it; -INFINITY: never used */
+    uint64_t last;       /* the step of that use */
+    bool filled;         /* it is one that the slots were filled with */
+};
+
 struct expert_slots {
     struct expert_slots_case size;
     struct place *place; /* [layers][slots] */
     uint32_t *table;     /* [layers][experts]: where it is present */
     bool *coming;        /* [layers][experts] */
-    double *rank;        /* [layers][experts]; -INFINITY: never used */
+    struct known *known; /* [layers][experts] */
     uint64_t *uses;      /* [layers][experts] */
-    uint64_t step_used, step_foretold;
-    double weight; /* of what seen.foretold is an average of */
+    uint64_t step_used, step_foretold, step_filled;
+    double weight; /* of what seen.foretold and seen.filled are averages of */
     struct expert_slots_seen seen;
 };
 
@@ -51,13 +58,14 @@ int expert_slots_create(const struct expert_slots_case *size, struct expert_slot
     s->place = calloc(places ? places : 1, sizeof *s->place);
     s->table = malloc(all * sizeof *s->table);
     s->coming = calloc(all, sizeof *s->coming);
-    s->rank = malloc(all * sizeof *s->rank);
+    s->known = calloc(all, sizeof *s->known);
     s->uses = calloc(all, sizeof *s->uses);
-    if (!s->place || !s->table || !s->coming || !s->rank || !s->uses) {
+    if (!s->place || !s->table || !s->coming || !s->known || !s->uses) {
         expert_slots_free(s);
         return helm_fail(err, HELM_E_NOMEM, "no memory for the slots of %u experts", (uint32_t)all);
     }
-    for (uint64_t i = 0; i < all; i++) s->table[i] = EXPERT_SLOT_NONE, s->rank[i] = -INFINITY;
+    for (uint64_t i = 0; i < all; i++)
+        s->table[i] = EXPERT_SLOT_NONE, s->known[i].rank = s->known[i].before = -INFINITY;
     for (uint64_t i = 0; i < places; i++) s->place[i].expert = EXPERT_SLOT_NONE;
     *slots = s;
     return HELM_OK;
@@ -69,7 +77,7 @@ void expert_slots_free(struct expert_slots *s)
     free(s->place);
     free(s->table);
     free(s->coming);
-    free(s->rank);
+    free(s->known);
     free(s->uses);
     free(s);
 }
@@ -96,30 +104,47 @@ void expert_slots_fill(struct expert_slots *s, const uint64_t *uses)
             if (expert == EXPERT_SLOT_NONE) continue;
             p->expert = expert;
             s->table[index_of(s, layer, expert)] = i;
+            s->known[index_of(s, layer, expert)].filled = true;
         }
+}
+
+/* Its rank without what the step before this one used: a move that this asks for is not there yet. */
+static double rank_of_moved(const struct expert_slots *s, const struct known *k)
+{
+    return k->last + 1 == s->seen.steps ? k->before : k->rank;
 }
 
 /* Whether an expert is among the `slots` of its layer that are worth the most: present in a pool without limits. */
 static bool foretold(const struct expert_slots *s, uint32_t layer, uint32_t expert)
 {
-    const double *rank = s->rank + index_of(s, layer, 0);
+    const struct known *known = s->known + index_of(s, layer, 0);
+    const double rank = rank_of_moved(s, &known[expert]);
     uint32_t above = 0;
-    for (uint32_t e = 0; e < s->size.experts; e++) above += rank[e] > rank[expert];
-    return rank[expert] > -INFINITY && above < s->size.slots;
+    for (uint32_t e = 0; e < s->size.experts; e++) above += rank_of_moved(s, &known[e]) > rank;
+    return rank > -INFINITY && above < s->size.slots;
+}
+
+/* A use in this step, of one of its tokens. */
+static void use(const struct expert_slots *s, struct known *k)
+{
+    const double now = (double)s->seen.steps / s->size.half_life;
+    if (k->last != s->seen.steps || k->rank == -INFINITY) k->before = k->rank;
+    k->rank = log2(exp2(k->rank - now) + 1) + now;
+    k->last = s->seen.steps;
 }
 
 void expert_slots_used(struct expert_slots *s, uint32_t layer, const uint32_t *expert, uint32_t count)
 {
     if (layer >= s->size.layers) return;
-    const double now = (double)s->seen.steps / s->size.half_life;
     for (uint32_t i = 0; i < count; i++)
         if (expert[i] < s->size.experts) s->step_foretold += foretold(s, layer, expert[i]);
     for (uint32_t i = 0; i < count; i++) {
         if (expert[i] >= s->size.experts) continue;
         const uint64_t at = index_of(s, layer, expert[i]);
-        s->rank[at] = log2(exp2(s->rank[at] - now) + 1) + now;
+        use(s, &s->known[at]);
         s->uses[at]++;
         s->step_used++;
+        s->step_filled += s->known[at].filled;
         s->seen.used++;
         s->seen.present += s->table[at] != EXPERT_SLOT_NONE;
     }
@@ -132,8 +157,9 @@ static uint32_t least_slot(const struct expert_slots *s, uint32_t layer, double 
     const struct place *place = s->place + (uint64_t)layer * s->size.slots;
     for (uint32_t i = 0; i < s->size.slots; i++) {
         if (place[i].coming) continue;
-        const double rank =
-            place[i].expert == EXPERT_SLOT_NONE ? -INFINITY : s->rank[index_of(s, layer, place[i].expert)];
+        const double rank = place[i].expert == EXPERT_SLOT_NONE
+                                ? -INFINITY
+                                : s->known[index_of(s, layer, place[i].expert)].rank;
         if (best == EXPERT_SLOT_NONE || rank < *least) best = i, *least = rank;
     }
     return best;
@@ -146,7 +172,7 @@ static uint32_t most_valuable(const struct expert_slots *s, uint32_t layer, doub
     for (uint32_t e = 0; e < s->size.experts; e++) {
         const uint64_t at = index_of(s, layer, e);
         if (s->table[at] != EXPERT_SLOT_NONE || s->coming[at]) continue;
-        if (s->rank[at] > *most) best = e, *most = s->rank[at];
+        if (s->known[at].rank > *most) best = e, *most = s->known[at].rank;
     }
     return best;
 }
@@ -180,13 +206,13 @@ void expert_slots_arrived(struct expert_slots *s, const struct expert_move *move
 void expert_slots_step(struct expert_slots *s)
 {
     if (s->step_used > 0) {
-        const double keep = 1 - 1 / FORETOLD_STEPS, part = (double)s->step_foretold / (double)s->step_used;
-        s->seen.foretold = (s->seen.foretold * s->weight * keep + part) / (s->weight * keep + 1);
-        s->weight = s->weight * keep + 1;
-        s->seen.moving = s->seen.foretold - (double)s->size.slots / s->size.experts >
-                         s->size.cost * (1 - s->seen.foretold);
+        const double keep = s->weight * (1 - 1 / FORETOLD_STEPS), used = (double)s->step_used;
+        s->seen.foretold = (s->seen.foretold * keep + (double)s->step_foretold / used) / (keep + 1);
+        s->seen.filled = (s->seen.filled * keep + (double)s->step_filled / used) / (keep + 1);
+        s->weight = keep + 1;
+        s->seen.moving = s->seen.foretold - s->seen.filled > s->size.cost * (1 - s->seen.foretold);
     }
-    s->step_used = s->step_foretold = 0;
+    s->step_used = s->step_foretold = s->step_filled = 0;
     s->seen.steps++;
 }
 

@@ -7,11 +7,13 @@
  * An expert's worth is its uses, each counting half as much after every half_life steps (Lee et al., LRFU, IEEE Trans.
  * Computers 50(12), 2001). The most valuable absent expert that was just used takes the slot of the least valuable
  * present one. That pays where recent use foretells use: a copy takes the memory's time that a hit saves. So uses are
- * also counted that a pool without limits would have had present, and nothing moves while those are too few:
+ * also counted that a pool without limits would have had present, in which an expert is two steps behind the use that
+ * brought it, as here; and those that the slots as they were filled would have had. Nothing moves while
  *
- *     foretold - slots / experts <= cost * (1 - foretold)
+ *     foretold - filled <= cost * (1 - foretold)
  *
- * Routing without order therefore moves nothing, and what the pool was filled with stays. */
+ * Routing without order therefore moves nothing, and what the pool was filled with stays. Where it has order, higher bars for
+ * single moves lose more hits than they save copies (docs/notes/mixed-experts.md). */
 #ifndef HELM_COMMON_EXPERTS_SLOTS_H
 #define HELM_COMMON_EXPERTS_SLOTS_H
 
@@ -31,7 +33,7 @@ struct expert_slots_case {
 };
 /* Best for the traces that tests generate (tests/unit/common/experts/test_slots.c). */
 #define EXPERT_HALF_LIFE 1.0
-#define EXPERT_COST      1.0
+#define EXPERT_COST      0.6
 
 /* One expert to bring: into `slot` of its layer, in which `evicted` was. */
 struct expert_move {
@@ -64,8 +66,9 @@ const uint32_t *expert_slots_table(const struct expert_slots *slots, uint32_t la
 
 struct expert_slots_seen {
     uint64_t steps, used, present, moved;
-    double
-        foretold; /* part of the uses of the last some steps that a pool without limits would have had present */
+    /* parts of the uses of the last some steps: that a pool without limits would have had present, and that the slots as they
+     * were filled would have had */
+    double foretold, filled;
     bool moving; /* it pays */
 };
 struct expert_slots_seen expert_slots_seen(const struct expert_slots *slots);

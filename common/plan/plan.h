@@ -37,7 +37,7 @@
 #define PLAN_PAGE_TOKENS_MAX (1u << 16)
 #define PLAN_PLACEMENTS_MAX  (1u << 14)
 #define PLAN_MOVES_MAX       4096 /* experts that a step brings */
-#define PLAN_MOVE_COST       1000
+#define PLAN_MOVE_COST       600
 #define PLAN_MOVE_COST_MAX   100000
 #define PLAN_BYTES_MAX       ((uint64_t)INT64_MAX) /* what a JSON number holds */
 
@@ -255,7 +255,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "head": "cpu"|"gpu" (default: where the last stage is computed),
  *    "embed_format", "head_format": as a stage's "format",
  *    "mixed": {"slots": N, "direct_permille": 0 to 1000 (default 0), "moves": N (default 0),
- *                "move_cost": N (in 1,000ths of what a hit saves; default 1000),
+ *                "move_cost": N (in 1,000ths of what a hit saves; default 600),
  *                "hit_permille": N (default 0: as if each expert was chosen alike), "first": [[EXPERT, ...], ...] (default: the lowest)} (where there are "mixed" stages),
  *    "activations": {"cpu": "exact" | "int8", "gpu": the same} (default of each: exact),
  *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),

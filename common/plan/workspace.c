@@ -279,10 +279,9 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
 
 uint64_t cpu_experts_bytes(const struct model_config *c)
 {
-    const uint64_t cols = larger(c->hidden, c->expert_intermediate), inner = c->expert_intermediate,
+    const uint64_t cols = larger(c->hidden, c->expert_intermediate),
                    numbers =
-                       CPU_EXPERTS_TOKENS * (cols + round_up(cols, TILE_COLUMNS) + 2 * CPU_EXPERTS_ROWS) +
-                       c->router.chosen * (inner + inner / 8 + 288);
+                       CPU_EXPERTS_TOKENS * (cols + round_up(cols, TILE_COLUMNS) + 2 * CPU_EXPERTS_ROWS);
     return c->router.experts ? numbers * sizeof(float) + 256 : 0;
 }
 

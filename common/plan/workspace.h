@@ -147,8 +147,8 @@ struct cpu_activations {
     uint32_t tile_tokens, tiles, widest;
 };
 void cpu_activations_place(const struct cpu_activations_case *c, struct cpu_activations *activations);
-/* Scratch of each thread for experts: their tokens' inputs gathered and tiled, and sums of a piece; one token's
- * inputs of all chosen downs in the order of their kernel. 0: the model has no experts. */
+/* Scratch of each thread for experts: their tokens' inputs gathered and tiled, and sums of a piece. 0: the model has no
+ * experts. */
 uint64_t cpu_experts_bytes(const struct model_config *config);
 /* The most that a tile takes, whatever the kernels' layout; of INT8 one serves all formats. */
 uint64_t cpu_tile_bytes_max(const struct cpu_activations *activations, enum linear_inputs inputs);

@@ -26,8 +26,12 @@
 #define MIXED_TRIES  24  /* numbers of layers wholly in VRAM that are tried */
 #define DIRECT_STEP  50  /* of 1,000: shares of missing experts that are tried */
 #define MOVES_PART   0.8 /* of a step's time, in which the link brings experts while they move */
-#define MOVES_TRIES  20  /* parts of the choices that are found, from those of slots that stay to all */
-#define SLOTS_MARGIN (4u << 20) /* of VRAM that is left */
+/* Of what finding an expert in VRAM saves, what a move costs beside the link: its copy reads the memory that the CPU reads. An H100's
+ * host took 13 to 19 us for each, and 27 for an expert on the CPU. */
+#define MOVE_TAKES      0.6
+#define MOVES_OF_MISSES 0.7 /* how many come for each miss: of generated traces 0.67 to 0.74 (test_slots.c) */
+#define MOVES_TRIES     20  /* parts of the choices that are found, from those of slots that stay to all */
+#define SLOTS_MARGIN    (4u << 20) /* of VRAM that is left */
 
 /* ---- lists ---- */
 
@@ -142,60 +146,68 @@ static int expert_bytes(const struct making *m, const struct plan *plan, double 
 
 /* Of a step of m->batch sequences in which experts move and kernels read none over the link. */
 struct moving {
-    double seconds, moves; /* how many come */
+    double seconds, most; /* most: moves that the link has time for */
+};
+
+/* What all moves of a step are priced by: choices of the layers in both memories, bytes of an expert. */
+struct moves_case {
+    double choices, bytes, found; /* found: the part of the choices that slots that stay have */
 };
 
 /* When the part `part` of the choices is found in VRAM. */
-static int moving_step(const struct making *m, const struct plan *plan, double part, double bytes,
-                       struct moving *out, struct helm_err *err)
+static int staying_step(const struct making *m, const struct plan *plan, double part, double *seconds,
+                        struct helm_err *err)
 {
-    const struct profile *profile = m->r->profile;
-    const double alone = profile->cpu.gemv.value,
-                 beside = profile->cpu.gemv_beside.value > 0 ? profile->cpu.gemv_beside.value : alone;
     struct plan now = *plan; /* its lists stay the plan's */
     now.experts.direct_permille = 0;
     now.experts.hit_permille = (uint32_t)fmax(1, 1000 * part);
-    int rc = making_decode_seconds(m, &now, planner_typical_context(m->r, plan->context_tokens),
-                                   &out->seconds, err);
-    out->seconds *= 1 + MOVES_PART * fmax(0, 1 - beside / alone); /* copies slow the CPU's reading */
-    out->moves = MOVES_PART * out->seconds * profile->link.h2d.value / bytes;
-    return rc;
+    return making_decode_seconds(m, &now, planner_typical_context(m->r, plan->context_tokens), seconds, err);
 }
 
-/* When recency foretells the part `part` of the choices: where the link brings fewer experts than then are missing, as much less
- * is found beyond what slots that stay have, `found`. */
-static int moving_behind(const struct making *m, const struct plan *plan, double part, double found,
-                         double bytes, struct moving *out, struct helm_err *err)
+/* When recency foretells the part `part` of the choices, above c->found. Where the link brings fewer experts than are to come, as
+ * much less is found beyond what slots that stay have. */
+static int moving_step(const struct making *m, const struct plan *plan, const struct moves_case *c,
+                       double part, struct moving *out, struct helm_err *err)
 {
-    const struct model_router *router = &m->r->model->config.router;
-    const double of_layer =
-                     router->experts * (1 - pow(1 - (double)router->chosen / router->experts, m->batch)),
-                 misses = plan_mixed_units(plan) * of_layer * (1 - part);
-    int rc = moving_step(m, plan, part, bytes, out, err);
-    if (rc || misses <= out->moves) return rc;
-    return moving_step(m, plan, found + (part - found) * out->moves / misses, bytes, out, err);
+    double still, seconds = 0;
+    int rc = staying_step(m, plan, c->found, &still, err);
+    if (!rc) rc = staying_step(m, plan, part, &seconds, err);
+    const double saves = fmax(0, still - seconds) / (c->choices * (part - c->found)),
+                 wanted = MOVES_OF_MISSES * c->choices * (1 - part);
+    out->most = MOVES_PART * seconds * m->r->profile->link.h2d.value / c->bytes;
+    out->seconds = seconds + MOVE_TAKES * saves * wanted;
+    if (rc || wanted <= out->most) return rc;
+    const double less = c->found + (part - c->found) * out->most / wanted;
+    rc = staying_step(m, plan, less, &seconds, err);
+    out->seconds = seconds + MOVE_TAKES * saves * out->most;
+    return rc;
 }
 
 /* From which part of the choices on, foretold by recency, a step in which experts move is faster than one of `still` seconds in
  * which they stay; what the link then brings in it, and as the policy has it (common/experts/slots.h) what an expert's move costs. */
 static int budget(const struct making *m, double still, struct plan *plan, struct helm_err *err)
 {
-    const double found = plan_hit_rate(plan, m->r->model->config.router.experts);
+    const struct model_router *router = &m->r->model->config.router;
+    const double found = plan_hit_rate(plan, router->experts),
+                 chosen = (double)router->chosen / router->experts;
+    struct moves_case c = {.choices =
+                               plan_mixed_units(plan) * router->experts * (1 - pow(1 - chosen, m->batch)),
+                           .found = found};
     struct moving moving = {.seconds = INFINITY};
-    double bytes, part = found;
-    int rc = expert_bytes(m, plan, &bytes, err);
+    double part = found;
+    int rc = expert_bytes(m, plan, &c.bytes, err);
     plan->experts.moves = 1;
     plan->experts.move_cost = PLAN_MOVE_COST_MAX;
-    if (rc || !(bytes > 0) || !(m->r->profile->link.h2d.value > 0) || !plan_mixed_units(plan)) return rc;
+    if (rc || !(c.bytes > 0) || !(m->r->profile->link.h2d.value > 0) || !plan_mixed_units(plan)) return rc;
     for (uint32_t i = 1; i < MOVES_TRIES && moving.seconds >= still && !rc; i++) {
         part = found + (1 - found) * i / MOVES_TRIES;
-        rc = moving_behind(m, plan, part, found, bytes, &moving, err);
+        rc = moving_step(m, plan, &c, part, &moving, err);
     }
     if (rc || moving.seconds >= still) return rc;
     const double cost = 1000 * (part - found) / (1 - part);
-    plan->experts.moves = moving.moves < 1                ? 1
-                          : moving.moves > PLAN_MOVES_MAX ? PLAN_MOVES_MAX
-                                                          : (uint32_t)moving.moves;
+    plan->experts.moves = moving.most < 1                ? 1
+                          : moving.most > PLAN_MOVES_MAX ? PLAN_MOVES_MAX
+                                                         : (uint32_t)moving.most;
     plan->experts.move_cost = cost < PLAN_MOVE_COST_MAX ? (uint32_t)cost : PLAN_MOVE_COST_MAX;
     return 0;
 }

@@ -54,6 +54,8 @@ def check_cpu(what, p, name):
         int8 = blocks and " avx2 " in f.read()
     check("%s: %s with int8 activations, where there are kernels" % (what, name), is_value(rates["cpu_int8_gemv"]) == int8 and
           [point["x"] for point in rates["cpu_int8_linear"]] == (tokens if int8 else []), rates)
+    check("%s: %s of one token's experts" % (what, name), is_value(rates["cpu_experts"]) and
+          is_value(rates["cpu_int8_experts"]) == int8, rates)
     apart = rates["cpu_apart"] + rates["cpu_int8_apart"]
     check("%s: tokens that each have the bits of one take one token's time at least" % what, all(map(is_value, apart)) and
           [point["x"] for point in apart] == [2, 4, 8, 16] * (1 + int8) and max(p["value"] for p in apart) > 0.9, apart)

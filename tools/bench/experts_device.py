@@ -105,9 +105,15 @@ class Daemon:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
+def staying(topics):
+    """The part of the tokens of an answer that are in the topic of the one before."""
+    return sum(a == b for a, b in zip(topics, topics[1:])) / max(1, len(topics) - 1)
+
+
 def decode_rate(daemon, sequences, tokens, drawn):
-    """Tokens a second of all sequences together, the tokens of the last answer, and of the second turn the part of experts found."""
-    topics = []
+    """Tokens a second of all sequences together, the topics of the last answers, the part of their tokens that stays in one, and of the
+    second turn the part of experts found and how many moved for each that was chosen."""
+    topics, stay = [], []
     for seed in (1, 2):
         before = daemon.ask("status", "--json")
         running = [subprocess.Popen(daemon.generate(tokens, DECODE, 10 * seed + n, drawn), stdin=subprocess.DEVNULL,
@@ -117,10 +123,13 @@ def decode_rate(daemon, sequences, tokens, drawn):
             if r.returncode:
                 raise RuntimeError("helm-cli generate: %s; helmd: %s" % (error.strip()[-300:], daemon.said()))
         answers = [json.loads(answer) for answer, _ in said]
-        topics += [token % slots_simulation.TOPICS for token in answers[-1]["tokens"]]
+        own = [token % slots_simulation.TOPICS for token in answers[-1]["tokens"]]
+        topics, stay = topics + own, stay + [staying(own)]
     after = daemon.ask("status", "--json")
-    used, present = (after.get(name, 0) - before.get(name, 0) for name in ("experts_used_total", "experts_present_total"))
-    return sum(a["timings"]["decode_tok_s"] for a in answers), topics, present / used if used else None
+    used, present, moved = (after.get("experts_%s_total" % name, 0) - before.get("experts_%s_total" % name, 0)
+                            for name in ("used", "present", "moved"))
+    found = (present / used, moved / used) if used else (None, 0)
+    return sum(a["timings"]["decode_tok_s"] for a in answers), topics, sum(stay) / len(stay), *found
 
 
 def plan_json(o, model, options, fails=False):
@@ -149,13 +158,21 @@ def mixed_plan(o, model, options):
     return plan
 
 
-def forecast_at(o, model, row, plan, hits, moving):
-    """Tokens a second of all sequences that helm-plan expects of a plan when this part of the experts is found in VRAM; moving: kernels
-    read none in host memory then."""
-    mixed = dict(plan["mixed"], hit_permille=max(1, round(1000 * hits)))
-    if moving:
-        mixed["direct_permille"] = 0
-    plan = dict(plan, mixed=mixed)
+MOVE_TAKES = 0.6  # of what a hit saves, as daemon/planner/mixed.c
+
+
+def forecast_at(o, model, row, plan, hits, moves):
+    """Tokens a second of all sequences that helm-plan expects of a plan when this part of the experts is found in VRAM; moves: for each
+    that is chosen. While experts move, kernels read none in host memory, and a move has its price."""
+    if moves < 0.01:
+        return planned(o, model, row, plan, hits, plan["mixed"]["direct_permille"])
+    then, less = (row.sequences / planned(o, model, row, plan, part, 0) for part in (hits, max(0.001, hits - 0.1)))
+    return row.sequences / (then + MOVE_TAKES * moves * (less - then) / min(0.1, hits - 0.001))
+
+
+def planned(o, model, row, plan, hits, direct):
+    """What helm-plan says of it, with this part of the missing experts read directly."""
+    plan = dict(plan, mixed=dict(plan["mixed"], hit_permille=max(1, round(1000 * hits)), direct_permille=direct))
     path = os.path.join(o.work, "at.json")
     with open(path, "w") as f:
         json.dump(plan, f)
@@ -182,7 +199,7 @@ def measure(o, model, row, sticky):
         options += ["--strategy", row.strategy]
     daemon = Daemon(o, model, options)
     try:
-        rate, topics, hits = decode_rate(daemon, row.sequences, min(SHORT, longest), row.vram != "all")
+        rate, topics, stay, hits, moves = decode_rate(daemon, row.sequences, min(SHORT, longest), row.vram != "all")
         first = [json.loads(run(daemon.generate(longest, 1, 100 + n)))["timings"]["ttft_ms"] for n in range(2)][1]
         plan, status = daemon.ask("plan", "--json"), daemon.ask("status", "--json")
         kinds = [k for k in plan["measured"]["decode"] if k["batch"] == row.sequences]
@@ -199,8 +216,8 @@ def measure(o, model, row, sticky):
                                           of_layers=sum(homes.values())) if row.slots and sticky else None
     return {"homes": homes, "slots": mixed.get("slots"), "direct": mixed.get("direct_permille"), "moves": mixed.get("moves", 0),
             "rate": rate, "said": said, "ttft": first, "ttft_said": plan["forecast"]["ttft_ms"]["value"], "hits": hits,
-            "simulated": simulated, "moved": moved,
-            "at": forecast_at(o, model, row, plan, hits, moved > SHORT * row.sequences) if hits is not None else None}
+            "simulated": simulated, "moved": moved, "stay": stay if sticky else None,
+            "at": forecast_at(o, model, row, plan, hits, moves) if hits is not None else None}
 
 
 def text(value, form="%.1f"):
@@ -223,10 +240,10 @@ def report(name, row, r):
         differences.append(abs(r["rate"] / (r["at"] or r["said"]) - 1))
     homes = ", ".join("%d %s" % (count, home) for home, count in sorted(r["homes"].items()))
     slots = "%d, %d, %.0f %%" % (r["slots"], r["moves"], r["direct"] / 10) if r["slots"] else "-"
-    print("| %s | %s | %s | %d | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %d |" % (
+    print("| %s | %s | %s | %d | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %d |" % (
         name, row.vram, row.strategy, row.sequences, homes, slots, text(r["rate"]), text(r["said"]), text(r["at"]),
-        difference(r["rate"], r["at"] or r["said"]), part(r["hits"]), part(r["simulated"]), text(r["ttft"]), text(r["ttft_said"]),
-        r["moved"]), flush=True)
+        difference(r["rate"], r["at"] or r["said"]), text(r["stay"], "%.2f"), part(r["hits"]), part(r["simulated"]), text(r["ttft"]),
+        text(r["ttft_said"]), r["moved"]), flush=True)
 
 
 def try_one(o, name, model, row, sticky):
@@ -295,8 +312,8 @@ def main():
              "q4_k,q6_k" + (",mxfp4" if "gptoss" in o.only else ""), "--out", o.profile])
         print("profile: %.0f s" % (time.monotonic() - begin))
     print("\n| model | VRAM | strategy | sequences | layers' MLPs | slots, moves a step, read directly | token/s | said | said at that "
-          "part | off | found in VRAM | simulated | TTFT, ms | said | moved |")
-    print("| --- " * 15 + "|", flush=True)
+          "part | off | stays in a topic | found in VRAM | simulated | TTFT, ms | said | moved |")
+    print("| --- " * 16 + "|", flush=True)
     fine = True
     if o.case:
         for case in o.case.split(","):

@@ -20,18 +20,21 @@ class Layer:
 
     def __init__(self, slots):
         self.slots = list(range(slots))
+        self.filled = set(self.slots)
         self.rank = [-math.inf] * EXPERTS
+        self.before = list(self.rank)  # without the last step's uses: a move that those ask for is not there yet
         self.coming = []
 
     def use(self, chosen, now):
-        """How many of these a pool without limits would have had, and how many are present."""
-        line = sorted(self.rank, reverse=True)
-        foretold = sum(self.rank[e] > -math.inf and line.index(self.rank[e]) < len(self.slots) for e in chosen)
+        """How many of these a pool without limits would have had, how many the first ones, and how many are present."""
+        line = sorted(self.before, reverse=True)
+        foretold = sum(self.before[e] > -math.inf and line.index(self.before[e]) < len(self.slots) for e in chosen)
+        self.before = list(self.rank)
         coming = [slot for slot, _ in self.coming]
         present = sum(e in self.slots and self.slots.index(e) not in coming for e in chosen)
         for e in chosen:
             self.rank[e] = math.log2(2.0 ** (self.rank[e] - now / HALF_LIFE) + 1) + now / HALF_LIFE
-        return foretold, present
+        return foretold, sum(e in self.filled for e in chosen), present
 
     def move(self, most):
         for _ in range(most):
@@ -52,22 +55,23 @@ def hit_rate(topics, slots, moves, cost, sticky, layers=6, of_layers=48, seed=1)
     pool = [Layer(slots) for _ in range(layers)]
     of_topic = {(t, n): [rng.gauss(0, 1) for _ in range(EXPERTS)] for t in sorted(set(topics)) for n in range(layers)}
     common, own = math.sqrt(sticky), math.sqrt(1 - sticky)
-    foretold, weight, moving, left = 0.0, 0.0, False, 0.0
+    foretold, filled, weight, moving, left = 0.0, 0.0, 0.0, False, 0.0
     first = turn = 0  # layer: the one that had the last place in a step is the first in the next
     used = present = 0
     for step, topic in enumerate(topics):
-        seen = 0
+        seen = first_seen = 0
         for n, layer in enumerate(pool):
             logits = [common * t + own * rng.gauss(0, 1) for t in of_topic[topic, n]]
             chosen = sorted(range(EXPERTS), key=lambda e: -logits[e])[:CHOSEN]
-            would, had = layer.use(chosen, step)
-            seen += would
+            would, first_had, had = layer.use(chosen, step)
+            seen, first_seen = seen + would, first_seen + first_had
             if step >= len(topics) // 2:
                 used, present = used + CHOSEN, present + had
             layer.coming = []
-        part, keep = seen / (layers * CHOSEN), 1 - 1 / AVERAGE_STEPS
-        foretold, weight = (foretold * weight * keep + part) / (weight * keep + 1), weight * keep + 1
-        moving = foretold - slots / EXPERTS > cost * (1 - foretold)
+        all_chosen, keep = layers * CHOSEN, weight * (1 - 1 / AVERAGE_STEPS)
+        foretold, filled = (foretold * keep + seen / all_chosen) / (keep + 1), (filled * keep + first_seen / all_chosen) / (keep + 1)
+        weight = keep + 1
+        moving = foretold - filled > cost * (1 - foretold)
         left = moves * layers / of_layers + left % 1
         for n in range(layers if moving else 0):
             if left < 1:
@@ -82,7 +86,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], usage=__doc__.split("\n\n")[1].strip())
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--moves", type=int, default=16)
-    parser.add_argument("--cost", type=float, default=0.1)
+    parser.add_argument("--cost", type=float, default=0.6)
     parser.add_argument("--sticky", type=float, default=0.8)
     parser.add_argument("--stay", type=float, default=0.93)
     parser.add_argument("--tokens", type=int, default=320)

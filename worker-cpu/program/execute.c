@@ -573,12 +573,12 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
                  : helm_fail(err, HELM_E_NOMEM, "no memory for the scratch of %u threads (%zu bytes each)",
                              run->threads, bytes);
     if (!rc) rc = assist_create(run, err);
+    if (!rc) rc = experts_create(run, programs, program_count, err);
     if (rc) {
         execute_destroy(run);
         return rc;
     }
     rope_inv_freq(c, run->inv_freq, &run->rope_scale);
-    experts_create(run);
     run->reads = linear_reads_choose();
     pool_set_idle(run->pool, fetch_ahead, run);
     return 0;
@@ -597,6 +597,7 @@ void execute_destroy(struct run *run)
     free(run->part_sum);
     free(run->part_left);
     assist_destroy(run);
+    experts_destroy(run);
     trace_close(run->trace);
     memset(run, 0, sizeof *run);
 }

@@ -68,6 +68,8 @@ struct run_experts {
     uint32_t active[MODEL_EXPERTS_MAX];    /* experts that any chose */
     uint32_t active_count;
     uint32_t count; /* of one token, how many: all that are chosen, or that are asked for */
+    _Atomic uint32_t
+        *left; /* of one token's downs, by their pieces: how many experts are still to come; owned */
     struct run_experts_ahead ahead;
 };
 
@@ -77,7 +79,7 @@ struct run_thread {
     float *ordered;
     gemv_order_fn *ordered_by;
     uint64_t ordered_turn;
-    uint32_t ordered_first; /* of a few tokens' inputs, which ones */
+    uint32_t ordered_first; /* of a few tokens' inputs, or of experts', which ones */
     void *decoded;
     void *experts; /* scratch of experts.c; NULL: the model has no experts */
 };

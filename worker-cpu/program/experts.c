@@ -9,19 +9,35 @@
 #include "worker-cpu/program/experts.h"
 
 #include <immintrin.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "worker-cpu/program/linear.h"
 
 #define TOKENS CPU_EXPERTS_TOKENS
 
-void experts_create(struct run *run)
+int experts_create(struct run *run, const struct program *const *programs, uint32_t count,
+                   struct helm_err *err)
 {
     const uint64_t places = (uint64_t)run->unit_tokens * run->config->router.chosen;
     float *choice = run->act->buffer[BUFFER_CHOICE];
+    uint32_t pieces = 0;
     run->experts.id = (uint32_t *)(void *)choice;
     run->experts.weight = choice + places;
     run->experts.pair = (uint32_t *)(void *)(choice + 2 * places);
+    for (uint32_t p = 0; p < count; p++)
+        for (uint32_t i = 0; i < programs[p]->count; i++) {
+            const struct program_entry *e = &programs[p]->entry[i];
+            if (e->kind == OP_EXPERTS_DOWN && e->chunks > pieces) pieces = e->chunks;
+        }
+    if (!pieces) return 0;
+    run->experts.left = calloc(pieces, sizeof *run->experts.left);
+    return run->experts.left ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for %u pieces of experts", pieces);
+}
+
+void experts_destroy(struct run *run)
+{
+    free(run->experts.left);
 }
 
 /* ---- the choice ---- */
@@ -141,34 +157,26 @@ static struct chunk_share share_of(const struct run *run, const struct program_e
                                 .last = (uint32_t)(chunks * (thread + 1) / width)};
 }
 
-/* What the thread reads behind chunk `chunk` of gates and ups: its next gates, or its first downs. False: neither. */
-static bool behind_glu(const struct run *run, uint32_t chunk, uint32_t thread, struct expert_rows *next)
+/* Chunk `chunk` of one token's experts: those of an expert follow each other, as its rows do. */
+static struct expert_piece piece_of(const struct run *run, const struct program_entry *e, uint32_t chunk)
+{
+    return (struct expert_piece){run->experts.id[chunk / e->chunks], chunk % e->chunks};
+}
+
+/* What the thread reads behind chunk `chunk`: its next one, or behind gates and ups its first downs. False: neither. */
+static bool behind(const struct run *run, uint32_t chunk, uint32_t thread, struct expert_rows *next)
 {
     const struct program_entry *e = run->entry,
                                *down = atomic_load_explicit(&run->experts.ahead.down, memory_order_relaxed);
-    const uint32_t at = chunk + 1;
-    if (at < share_of(run, e, run->experts.count * e->chunks, thread).last) {
-        *next = rows_of(e, &e->segment[0],
-                        (struct expert_piece){run->experts.id[at / e->chunks], at % e->chunks});
+    const uint32_t count = run->experts.count;
+    if (chunk + 1 < share_of(run, e, count * e->chunks, thread).last) {
+        *next = rows_of(e, &e->segment[0], piece_of(run, e, chunk + 1));
         return true;
     }
     const struct chunk_share share =
-        down ? share_of(run, down, down->chunks, thread) : (struct chunk_share){0, 0};
+        down ? share_of(run, down, count * down->chunks, thread) : (struct chunk_share){0, 0};
     if (share.first == share.last) return false;
-    *next = rows_of(down, &down->segment[0], (struct expert_piece){run->experts.id[0], share.first});
-    return true;
-}
-
-/* What it reads behind the downs of the j-th chosen expert: those of the next one, or of its next chunk. */
-static bool behind_down(const struct run *run, uint32_t chunk, uint32_t j, uint32_t thread,
-                        struct expert_rows *next)
-{
-    const struct program_entry *e = run->entry;
-    if (++j == run->experts.count) {
-        if (++chunk >= share_of(run, e, e->chunks, thread).last) return false;
-        j = 0;
-    }
-    *next = rows_of(e, &e->segment[0], (struct expert_piece){run->experts.id[j], chunk});
+    *next = rows_of(down, &down->segment[0], piece_of(run, down, share.first));
     return true;
 }
 
@@ -181,20 +189,21 @@ bool experts_fetch_ahead(const struct run *run, const struct program_entry *down
     const struct run_experts_ahead *ahead = &run->experts.ahead;
     const struct program_segment *g = &down->segment[0];
     const uint64_t row_bytes = tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
-    const struct chunk_share share = share_of(run, down, down->chunks, thread);
     const uint32_t count = atomic_load_explicit(&ahead->count, memory_order_relaxed);
     uint64_t at = (uint64_t)piece * IDLE_PIECE;
     if (at >= run->reads.idle_bytes || count > down->chosen) return false;
+    const struct chunk_share share = share_of(run, down, count * down->chunks, thread);
     for (uint32_t c = share.first; c < share.last; c++) {
-        const uint64_t bytes = (down->bound[c + 1] - down->bound[c]) * row_bytes,
-                       pieces = (bytes + IDLE_PIECE - 1) / IDLE_PIECE, here = pieces * IDLE_PIECE;
-        if (at >= here * count) {
-            at -= here * count;
+        const uint32_t rows = c % down->chunks;
+        const uint64_t bytes = (down->bound[rows + 1] - down->bound[rows]) * row_bytes,
+                       here = (bytes + IDLE_PIECE - 1) / IDLE_PIECE * IDLE_PIECE;
+        if (at >= here) {
+            at -= here;
             continue;
         }
-        const uint32_t expert = atomic_load_explicit(&ahead->id[at / here], memory_order_relaxed);
+        const uint32_t expert = atomic_load_explicit(&ahead->id[c / down->chunks], memory_order_relaxed);
         if (expert >= down->experts) return false;
-        const char *w = rows_of(down, g, (struct expert_piece){expert, c}).w + at % here;
+        const char *w = rows_of(down, g, (struct expert_piece){expert, rows}).w + at;
         for (uint64_t i = 0; i < IDLE_PIECE; i += 64) _mm_prefetch(w + i, _MM_HINT_T1);
         return true;
     }
@@ -237,16 +246,20 @@ static void multiply_one(const struct run *run, const struct program_segment *g,
     add_bias(run, g, y, at.expert * e->expert_rows + first, rows);
 }
 
-/* An input as the segment's kernel reads it, once for all of an entry's chunks where it is the same (`keep`). */
+/* An input as the segment's kernel reads it; of a thread's chunks of an entry with the same number `which` it is the same one. */
+#define INPUT_OWN UINT32_MAX /* of this chunk alone */
 static const float *in_order(const struct run *run, const struct program_segment *g, const float *x,
-                             uint32_t thread, bool keep)
+                             uint32_t thread, uint32_t which)
 {
     struct run_thread *t = &run->thread[thread];
     gemv_order_fn *order = g->kernels->one->order;
     if (!order) return x;
-    if (!keep || t->ordered_turn != run->turn || t->ordered_by != order) order(t->ordered, x, g->matrix.cols);
-    t->ordered_turn = keep ? run->turn : 0;
+    if (which == INPUT_OWN || t->ordered_turn != run->turn || t->ordered_by != order ||
+        t->ordered_first != which)
+        order(t->ordered, x, g->matrix.cols);
+    t->ordered_turn = which == INPUT_OWN ? 0 : run->turn;
     t->ordered_by = order;
+    t->ordered_first = which;
     return t->ordered;
 }
 
@@ -256,17 +269,17 @@ static void glu_rows(const struct run *run, enum glu_kind kind, float *gate, con
     (kind == GLU_SILU ? v->swiglu : v->swiglu_clamped)(gate, gate, up, rows);
 }
 
-/* A piece of gate and up of an expert, for one token's input (`keep`: the same of all chunks). */
+/* A piece of gate and up of an expert, for one token's input. */
 static void one_glu(const struct run *run, struct expert_piece at, const float *in, float *act,
-                    uint32_t thread, bool keep, const struct expert_rows *next)
+                    uint32_t thread, uint32_t which, const struct expert_rows *next)
 {
     const struct program_entry *e = run->entry;
     const struct program_segment *gate = &e->segment[0], *up = &e->segment[1];
     const uint32_t first = e->bound[at.piece], rows = e->bound[at.piece + 1] - first;
     const struct expert_rows ups = rows_of(e, up, at);
     float sum[CPU_EXPERTS_ROWS];
-    multiply_one(run, gate, act + first, at, in_order(run, gate, in, thread, keep), &ups);
-    multiply_one(run, up, sum, at, in_order(run, up, in, thread, keep), next);
+    multiply_one(run, gate, act + first, at, in_order(run, gate, in, thread, which), &ups);
+    multiply_one(run, up, sum, at, in_order(run, up, in, thread, which), next);
     glu_rows(run, e->glu, act + first, sum, rows);
 }
 
@@ -277,27 +290,22 @@ static void chunk_glu_one(void *ctx, uint32_t chunk, uint32_t thread)
     const uint32_t j = chunk / e->chunks;
     struct expert_rows next;
     if (j >= run->experts.count) return; /* none is asked for */
-    one_glu(run, (struct expert_piece){run->experts.id[j], chunk % e->chunks}, e->in,
-            run->act->buffer[BUFFER_GATE] + (size_t)j * e->expert_rows, thread, true,
-            behind_glu(run, chunk, thread, &next) ? &next : NULL);
+    one_glu(run, piece_of(run, e, chunk), e->in, run->act->buffer[BUFFER_GATE] + (size_t)j * e->expert_rows,
+            thread, 0, behind(run, chunk, thread, &next) ? &next : NULL);
 }
 
-/* Inputs of all chosen downs in the order of their kernel: computed by every thread for itself, once. */
-static const float *inputs_in_order(const struct run *run, uint32_t thread, size_t *stride)
+/* The sum of some rows of all experts, by the thread that had the last of them. */
+static void sum_downs(const struct run *run, uint32_t first, uint32_t rows)
 {
     const struct program_entry *e = run->entry;
-    const struct program_segment *g = &e->segment[0];
-    struct run_thread *t = &run->thread[thread];
-    gemv_order_fn *order = g->kernels->one->order;
-    *stride = g->matrix.cols;
-    if (!order) return e->in;
-    const size_t floats = (linear_ordered_bytes(g) + 63) / 64 * 16;
-    for (uint32_t j = 0; j < run->experts.count && t->ordered_turn != run->turn; j++)
-        order((float *)t->experts + j * floats, e->in + (size_t)j * g->matrix.cols, g->matrix.cols);
-    t->ordered_turn = run->turn;
-    t->ordered_by = NULL; /* `ordered` holds something else */
-    *stride = floats;
-    return t->experts;
+    const float *y = run->act->buffer[BUFFER_DOWN] + first;
+    float sum[CPU_EXPERTS_ROWS] = {0};
+    for (uint32_t j = 0; j < run->experts.count; j++, y += e->expert_rows)
+        for (uint32_t r = 0; r < rows; r++) sum[r] += run->experts.weight[j] * y[r];
+    if (e->answer)
+        memcpy(e->out + first, sum, rows * sizeof *sum);
+    else
+        run->kernels->vector->add(run->act->buffer[BUFFER_X] + first, sum, rows);
 }
 
 static void chunk_down_one(void *ctx, uint32_t chunk, uint32_t thread)
@@ -305,20 +313,16 @@ static void chunk_down_one(void *ctx, uint32_t chunk, uint32_t thread)
     const struct run *run = ctx;
     const struct program_entry *e = run->entry;
     const struct program_segment *g = &e->segment[0];
-    const uint32_t first = e->bound[chunk], rows = e->bound[chunk + 1] - first;
-    size_t stride;
-    const float *in = inputs_in_order(run, thread, &stride);
-    float y[CPU_EXPERTS_ROWS], sum[CPU_EXPERTS_ROWS] = {0};
-    for (uint32_t j = 0; j < run->experts.count; j++) {
+    const uint32_t piece = chunk % e->chunks, first = e->bound[piece], rows = e->bound[piece + 1] - first,
+                   j = chunk / e->chunks;
+    if (j < run->experts.count) {
         struct expert_rows next;
-        multiply_one(run, g, y, (struct expert_piece){run->experts.id[j], chunk}, in + j * stride,
-                     behind_down(run, chunk, j, thread, &next) ? &next : NULL);
-        for (uint32_t r = 0; r < rows; r++) sum[r] += run->experts.weight[j] * y[r];
+        const float *in = in_order(run, g, e->in + (size_t)j * g->matrix.cols, thread, j);
+        multiply_one(run, g, run->act->buffer[BUFFER_DOWN] + (size_t)j * e->expert_rows + first,
+                     piece_of(run, e, chunk), in, behind(run, chunk, thread, &next) ? &next : NULL);
+        if (atomic_fetch_sub_explicit(&run->experts.left[piece], 1, memory_order_acq_rel) != 1) return;
     }
-    if (e->answer)
-        memcpy(e->out + first, sum, rows * sizeof *sum);
-    else
-        run->kernels->vector->add(run->act->buffer[BUFFER_X] + first, sum, rows);
+    sum_downs(run, first, rows);
 }
 
 /* ---- several tokens ---- */
@@ -395,10 +399,10 @@ static void multiply_single(const struct run *run, struct expert_piece at, uint3
     const struct program_entry *e = run->entry;
     const struct program_segment *g = &e->segment[0];
     if (e->kind == OP_EXPERTS_GLU)
-        one_glu(run, at, input_of(run, pair), output_of(run, pair), thread, false, NULL);
+        one_glu(run, at, input_of(run, pair), output_of(run, pair), thread, INPUT_OWN, NULL);
     else
         multiply_one(run, g, output_of(run, pair) + e->bound[at.piece], at,
-                     in_order(run, g, input_of(run, pair), thread, false), NULL);
+                     in_order(run, g, input_of(run, pair), thread, INPUT_OWN), NULL);
 }
 
 /* A piece of an expert's rows, for all tokens that chose it. */
@@ -469,8 +473,10 @@ struct pool_job experts_job(struct run *run, const struct program_entry *e)
     const bool glu = e->kind == OP_EXPERTS_GLU;
     if (!e->asked) run->experts.count = e->chosen;
     if (glu) look_ahead(run, e);
+    for (uint32_t i = 0; !glu && i < e->chunks; i++)
+        atomic_store_explicit(&run->experts.left[i], run->experts.count, memory_order_relaxed);
     return (struct pool_job){.run = glu ? chunk_glu_one : chunk_down_one,
-                             .chunks = glu ? larger_of(run->experts.count, 1) * e->chunks : e->chunks,
+                             .chunks = larger_of(run->experts.count, 1) * e->chunks,
                              .alone = e->alone,
                              .width = e->share};
 }

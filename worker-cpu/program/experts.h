@@ -1,6 +1,7 @@
 /* What execute.c runs of mixtures of experts: the choice, the chosen experts' matrices, the sum.
  *
- * Called by execute.c alone. One token: pieces of rows of the chosen experts, shared by the threads as of one matrix.
+ * Called by execute.c alone. One token: pieces of rows of the chosen experts, shared by the threads as of one matrix; of
+ * downs the last one to finish some rows sums them, in the order of choice.
  * Several tokens: they are grouped by expert, each expert's weights are read once a step (once for CPU_EXPERTS_TOKENS of
  * its tokens), and sums are taken in the order of choice, whichever thread computes them. Owns nothing; `ctx` is
  * a struct run.
@@ -18,8 +19,11 @@ static inline bool experts_are(const struct program_entry *e)
            e->kind == OP_EXPERTS_DOWN || e->kind == OP_EXPERTS_SUM;
 }
 
-/* Places of choices and pairs in the activations; nothing where the model has no experts. */
-void experts_create(struct run *run);
+/* Places of choices and pairs in the activations, counters for all that the programs have; nothing where the model has no
+ * experts. */
+HELM_MUST_CHECK int experts_create(struct run *run, const struct program *const *programs, uint32_t count,
+                                   struct helm_err *err);
+void experts_destroy(struct run *run);
 /* Before and after an entry with a lane, or that answers by one. */
 HELM_MUST_CHECK int experts_begin(struct run *run, const struct program_entry *entry, struct helm_err *err);
 HELM_MUST_CHECK int experts_end(const struct program_entry *entry, struct helm_err *err);

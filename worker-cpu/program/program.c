@@ -18,7 +18,13 @@
 #define GEMV_CHUNK_BYTES_MAX (128 * KIB)
 #define GEMV_CHUNK_BYTES_MIN (32 * KIB)
 #define GEMV_CHUNK_PART      3
-/* The least of an expert that is worth another piece. */
+/* One token's experts: a matrix's rows of a piece. A call begins with its streams' latencies, 0.3 to 0.5 us: calls of 14 and of
+ * 27 KiB read 20 and 10 % slower than of 55 or more (notes/cpu-decode.md). */
+#define EXPERTS_CALL_BYTES     (64 * KIB)
+#define EXPERTS_CALL_BYTES_MIN (24 * KIB)
+/* Of each thread, where calls twice as long still leave as many. */
+#define EXPERTS_PIECES 16
+/* The least of several tokens' experts that is worth another piece. */
 #define EXPERTS_PIECE_BYTES (48 * KIB)
 /* The least that is worth another thread's joining in: a small model on many cores is faster on some of them,
  * and with busy neighbours much faster, because every thread that takes part can be the one that is not
@@ -344,19 +350,37 @@ static void make_sample(struct lowering *low, const struct making *m)
     e->chunk = 1;
 }
 
-/* In how many pieces `bytes` are cut that are worth another thread's joining in, several for each thread. They are a multiple
- * of the threads, so that of one token's experts each thread has as many, whatever the number of experts. */
-static uint64_t pieces_of(const struct lowering *low, uint64_t bytes)
+static uint64_t rounded_up(uint64_t n, uint64_t unit)
 {
-    const uint64_t threads = low->source->threads;
-    uint64_t pieces = bytes / EXPERTS_PIECE_BYTES;
-    if (pieces > 4 * threads) pieces = 4 * threads;
-    return pieces > threads ? pieces / threads * threads : pieces ? pieces : 1;
+    return (n + unit - 1) / unit * unit;
 }
 
-/* Cuts one expert's rows, or with `all` those of all chosen ones at once. Of several tokens, whose input each piece has to
- * gather, the chosen ones together have several pieces for each thread. */
-static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
+/* In how many pieces `bytes` of one of an expert's matrices are cut, for one token: so many that each thread has as many of all
+ * chosen ones together; where the GPU asks for some, of any number of them, if pieces are long enough then. */
+static uint64_t pieces_of_one(const struct lowering *low, const struct program_entry *e, uint64_t bytes)
+{
+    const uint64_t threads = low->source->threads, even = threads / gcd(threads, e->chosen);
+    uint64_t call = 2 * EXPERTS_CALL_BYTES;
+    if (bytes / call * e->chosen < EXPERTS_PIECES * threads) call = EXPERTS_CALL_BYTES;
+    const uint64_t pieces = (bytes + call - 1) / call, each = rounded_up(pieces, threads),
+                   together = rounded_up(pieces, even);
+    if (e->asked && bytes / each >= EXPERTS_CALL_BYTES_MIN) return each;
+    if (bytes / together >= EXPERTS_CALL_BYTES_MIN) return together;
+    return bytes < EXPERTS_CALL_BYTES_MIN ? 1 : bytes / EXPERTS_CALL_BYTES_MIN;
+}
+
+/* The same for several tokens, whose input each piece has to gather: the chosen ones together have several for each thread. */
+static uint64_t pieces_of_several(const struct lowering *low, const struct program_entry *e)
+{
+    const uint64_t threads = low->source->threads;
+    uint64_t pieces = e->bytes / EXPERTS_PIECE_BYTES;
+    if (pieces > 4 * threads) pieces = 4 * threads;
+    if (pieces > threads) pieces = pieces / threads * threads;
+    return (pieces + e->chosen - 1) / e->chosen;
+}
+
+/* Cuts an expert's rows. */
+static void cut_experts(struct lowering *low, struct program_entry *e)
 {
     const uint32_t threads = low->source->threads, rows = e->expert_rows;
     const bool one = !low->tiled && !low->few;
@@ -370,10 +394,9 @@ static void cut_experts(struct lowering *low, struct program_entry *e, bool all)
         unsupported(low, e->layer, "experts of so many rows");
         return;
     }
-    const uint64_t units = (rows + granule - 1) / granule, most = CPU_EXPERTS_ROWS / granule;
-    uint64_t pieces = pieces_of(low, one && !all ? bytes : e->bytes), least = (units + most - 1) / most;
-    if (!one) pieces = (pieces + e->chosen - 1) / e->chosen;
-    if (one && least > threads) least = (least + threads - 1) / threads * threads;
+    const uint64_t units = (rows + granule - 1) / granule, most = CPU_EXPERTS_ROWS / granule,
+                   least = (units + most - 1) / most;
+    uint64_t pieces = one ? pieces_of_one(low, e, bytes / e->segment_count) : pieces_of_several(low, e);
     if (pieces < least) pieces = least;
     if (pieces > units) pieces = units;
     e->chunks = (uint32_t)pieces;
@@ -424,7 +447,7 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
         unsupported(low, m->layer, "experts in rows of no one size");
         return;
     }
-    cut_experts(low, e, down && !low->tiled && !low->few);
+    cut_experts(low, e);
     low->program->bytes += e->bytes;
     if (down && !low->tiled && !low->few) answers(low, m, e);
 }
@@ -601,6 +624,35 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
     program->tiled = low.tiled;
     program->few = low.few;
     lower_op(&low, &source->model->math.head, -1);
+    if (low.rc) program_free(program);
+    return low.rc;
+}
+
+static void add_experts(struct lowering *low, const struct program_experts *of, bool down)
+{
+    const struct program_source *s = low->source;
+    const struct tensor_matrix *matrix[2] = {down ? &of->down : &of->gate, &of->up};
+    struct program_entry *e = add_entry(low, down ? OP_EXPERTS_DOWN : OP_EXPERTS_GLU, of->layer);
+    e->experts = of->experts;
+    e->chosen = of->chosen;
+    e->expert_rows = matrix[0]->rows / of->experts;
+    e->glu = GLU_SILU;
+    e->in = s->act->buffer[down ? BUFFER_GATE : BUFFER_H];
+    e->segment_count = down ? 1 : 2;
+    for (uint32_t i = 0; i < e->segment_count; i++)
+        e->segment[i] =
+            (struct program_segment){.matrix = *matrix[i],
+                                     .kernels = &s->kernels->linear[s->inputs][matrix[i]->format]};
+    cut_experts(low, e);
+    low->program->bytes += e->bytes;
+}
+
+int program_lower_experts(const struct program_source *source, const struct program_experts *layers,
+                          uint32_t count, struct program *program, struct helm_err *err)
+{
+    struct lowering low = {.source = source, .program = program, .tokens = 1, .err = err};
+    memset(program, 0, sizeof *program);
+    for (uint32_t i = 0; i < 2 * count && !low.rc; i++) add_experts(&low, &layers[i / 2], i % 2);
     if (low.rc) program_free(program);
     return low.rc;
 }

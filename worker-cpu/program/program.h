@@ -75,8 +75,7 @@ struct program_entry {
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
     uint32_t segment_count;
     uint64_t bytes; /* of weights it reads; variable formats count their groups, experts those of one token */
-    /* Experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert; for one
-     * token's down those of all chosen ones at once. */
+    /* Experts: segments are all experts' matrices, `expert_rows` rows each. bound cuts those of one expert. */
     uint32_t experts, chosen, expert_rows;
     bool asked; /* by the GPU, for some of them: sums are stored, not added to x */
     enum glu_kind glu;
@@ -116,6 +115,16 @@ HELM_MUST_CHECK int program_lower(const struct program_source *source, uint32_t 
 /* Final norm, head and sampling, for one sampled row or for several. */
 HELM_MUST_CHECK int program_lower_head(const struct program_source *source, bool many,
                                        struct program *program, struct helm_err *err);
+/* One token's experts with matrices that the caller has, gates and ups, then downs, layer after layer, cut as a mixture's are: for
+ * measuring. Runs where activations have BUFFER_DOWN, and run->experts what a router and execute_create leave there. */
+struct program_experts {
+    int32_t layer;
+    uint32_t experts, chosen;
+    struct tensor_matrix gate, up, down; /* of all experts */
+};
+HELM_MUST_CHECK int program_lower_experts(const struct program_source *source,
+                                          const struct program_experts *layers, uint32_t count,
+                                          struct program *program, struct helm_err *err);
 void program_free(struct program *program);
 /* program/print.c: a line for each entry. */
 void program_print(const struct program *program, const char *title, FILE *out);

@@ -142,12 +142,15 @@ void trace_entry(struct trace *trace, const struct run *run, uint64_t asked_ns, 
 
 /* ---- writing ---- */
 
-/* Bytes of weights that a chunk of a LINEAR reads; of others 0. */
+/* Bytes of weights that a chunk of a LINEAR or of one token's experts reads; of others 0. */
 static uint64_t chunk_bytes(const struct program_entry *e, uint32_t chunk)
 {
-    if (e->kind != OP_LINEAR || !e->bound || chunk >= e->chunks) return 0;
-    const uint64_t rows = e->bound[chunk + 1] - e->bound[chunk], all = e->bound[e->chunks];
-    return all ? e->bytes * rows / all : 0;
+    const bool linear = e->kind == OP_LINEAR;
+    if ((!linear && e->kind != OP_EXPERTS_GLU && e->kind != OP_EXPERTS_DOWN) || !e->bound) return 0;
+    const uint32_t piece = linear ? chunk : chunk % e->chunks;
+    if (piece >= e->chunks) return 0;
+    const uint64_t rows = e->bound[piece + 1] - e->bound[piece], all = e->bound[e->chunks];
+    return all ? e->bytes / (linear ? 1 : e->chosen) * rows / all : 0;
 }
 
 static void write_all(struct trace *trace)

@@ -590,6 +590,15 @@ static void experts_few(const struct pricing *p, const struct profile_format *of
     if (p->tier == OP_TIER_FEW) with->gpu = *kernel;
 }
 
+/* One token's experts on the CPU, whose rows are few and lie anywhere. */
+static void experts_apart(const struct profile_format *of, struct device_rates *one)
+{
+    if (of->cpu_experts.value <= 0 || of->cpu_gemv.value <= 0) return;
+    const double part = of->cpu_experts.value / of->cpu_gemv.value;
+    one->gemv *= part;
+    one->gemv_beside *= part;
+}
+
 /* Experts of a few tokens, most of which have one token, on the CPU: the part `several` of them has two, and takes as long as a
  * product of two. two: rates of that. */
 static void experts_of_several(enum tensor_format format, double several, const struct device_rates *two,
@@ -623,6 +632,7 @@ static int experts_rates(const struct pricing *p, struct format_rates with[FORMA
     for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
         const struct profile_table *grouped = &p->profile->format[f].gpu_experts;
         cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
+        if (step.tokens == 1) experts_apart(&p->profile->format[f], &with[f].cpu);
         if (step.tokens == 1 && all > 1 && !p->apart && !tensor_format_of((enum tensor_format)f)->variable) {
             const struct profile_table *own = &p->profile->format[f].cpu_linear,
                                        *table = own->count ? own : &p->profile->cpu.linear;

@@ -134,6 +134,10 @@ static int check_formats(const struct profile *profile, struct helm_err *err)
         rc = check_order(&format->cpu_gemv, "cpu_gemv", &read, "cpu.read of all threads", err);
         if (!rc)
             rc = check_order(&format->cpu_int8_gemv, "cpu_int8_gemv", &read, "cpu.read of all threads", err);
+        if (!rc) rc = check_order(&format->cpu_experts, "cpu_experts", &read, "cpu.read of all threads", err);
+        if (!rc)
+            rc = check_order(&format->cpu_int8_experts, "cpu_int8_experts", &read, "cpu.read of all threads",
+                             err);
         if (!rc)
             rc = check_order(&format->cpu_gemv_beside, "cpu_gemv_beside", &format->cpu_gemv, "cpu_gemv", err);
         if (!rc) rc = check_order(&format->link_beside, "link_beside", &profile->link.h2d, "link.h2d", err);

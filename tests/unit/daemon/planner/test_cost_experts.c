@@ -1,5 +1,6 @@
 /* Prices of mixtures of experts: bytes stored and bytes a step reads are different things. One token reads the experts that
  * it chooses, several those that any of them chooses, a chunk nearly all; all of them lie somewhere and all cross the link. */
+#include "common/model/arch.h"
 #include "tests/unit/daemon/planner/cost_case.h"
 
 #define CONFIG(rows)                                                                                         \
@@ -162,6 +163,31 @@ static void few_tokens_are_priced_by_their_experts_rate(void **state)
     expect("a chunk", price_mlp(&m, 512, 0).gpu, chunk);
 }
 
+/* One token's experts on the CPU, and a few tokens', are read at their own rate, beside copies too; a chunk's are not. */
+static void experts_on_the_cpu_have_a_rate_of_their_own(void **state)
+{
+    struct mixture *m = *state;
+    struct profile_format *of = &m->profile.format[FORMAT_Q4_K];
+    double bytes = 0;
+    for (uint32_t i = 0; i < m->model.tensor_count; i++) {
+        struct model_tensor *t = &m->model.tensors[i];
+        if (!arch_role_of_experts(t->role)) continue;
+        t->format = FORMAT_Q4_K;
+        t->bytes = tensor_format_bytes(t->format, t->rows, t->cols);
+        if (t->layer == 0) bytes += (double)t->bytes;
+    }
+    of->cpu_gemv = made_up_value(80e9), of->cpu_gemv_beside = made_up_value(60e9);
+    const struct cost_unit as_dense = price_mlp(m, 1, 0), few = price_mlp(m, 4, 0),
+                           chunk = price_mlp(m, 512, 0);
+    const double one = bytes * 8 / 128;
+    of->cpu_experts = made_up_value(64e9);
+    const struct cost_unit own = price_mlp(m, 1, 0);
+    expect("as measured of experts", own.cpu - as_dense.cpu, one / 64e9 - one / 80e9);
+    expect("beside copies, as much slower", own.cpu_beside - as_dense.cpu_beside, one / 48e9 - one / 60e9);
+    assert_true(price_mlp(m, 4, 0).cpu > 1.1 * few.cpu);
+    expect("a chunk", price_mlp(m, 512, 0).cpu, chunk.cpu);
+}
+
 static struct cost_unit price_mixed(const struct mixture *m, uint32_t tokens, uint32_t direct_permille,
                                     double hit)
 {
@@ -223,6 +249,8 @@ int main(void)
         cmocka_unit_test(large_experts_are_kernels),
         cmocka_unit_test_setup_teardown(a_chunk_is_priced_by_its_experts_rate, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(few_tokens_are_priced_by_their_experts_rate, open_mixture,
+                                        close_mixture),
+        cmocka_unit_test_setup_teardown(experts_on_the_cpu_have_a_rate_of_their_own, open_mixture,
                                         close_mixture),
         cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture)};
     return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);
