@@ -112,6 +112,17 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
             int rc = program_lower(&source, p, (enum op_tier)t, &programs->tier[p][t], err);
             if (rc) return rc;
         }
+    source.apart = !plan->invariant;
+    for (uint32_t p = 0; source.apart && p < plan_phase_count(plan); p++) {
+        if (!program_tier_occurs(plan, p, OP_TIER_FEW)) continue;
+        int rc = program_lower(&source, p, OP_TIER_FEW, &programs->apart[p], err);
+        if (rc) return rc;
+    }
+    if (source.apart && plan->head == PLAN_CPU0) {
+        int rc = program_lower_head(&source, true, &programs->head_apart, err);
+        if (rc) return rc;
+    }
+    source.apart = false;
     source.assisted = true;
     for (int t = 0; t <= OP_TIER_FEW && plan_kv_assisted(plan); t++) {
         int rc = program_lower(&source, 0, (enum op_tier)t, &programs->assisted[t], err);
@@ -228,7 +239,7 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     return rc;
 }
 
-#define PROGRAMS (PLAN_PHASES_MAX * OP_TIER_COUNT + OP_TIER_FEW + 1 + 2)
+#define PROGRAMS (PLAN_PHASES_MAX * (OP_TIER_COUNT + 1) + OP_TIER_FEW + 1 + 3)
 
 static uint32_t list_programs(const struct step_programs *programs, const struct program *list[PROGRAMS])
 {
@@ -236,8 +247,10 @@ static uint32_t list_programs(const struct step_programs *programs, const struct
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
         for (int t = 0; t < OP_TIER_COUNT; t++) list[count++] = &programs->tier[p][t];
     for (int t = 0; t <= OP_TIER_FEW; t++) list[count++] = &programs->assisted[t];
+    for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) list[count++] = &programs->apart[p];
     list[count++] = &programs->head_one;
     list[count++] = &programs->head_many;
+    list[count++] = &programs->head_apart;
     return count;
 }
 
@@ -383,8 +396,10 @@ void engine_free(struct engine *engine)
         for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
             for (int t = 0; t < OP_TIER_COUNT; t++) program_free(&programs->tier[p][t]);
         for (int t = 0; t <= OP_TIER_FEW; t++) program_free(&programs->assisted[t]);
+        for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) program_free(&programs->apart[p]);
         program_free(&programs->head_one);
         program_free(&programs->head_many);
+        program_free(&programs->head_apart);
     }
     activations_free(&engine->act);
     weights_free(&engine->weights);

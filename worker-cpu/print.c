@@ -24,6 +24,12 @@ static void print_phase(const struct engine *engine, uint32_t phase, FILE *out)
                      plan->prefill[phase - 1].from_tokens, tier_title[t]);
         program_print(&engine->programs[LINEAR_EXACT].tier[phase][t], title, out);
     }
+    const struct program *apart = &engine->programs[LINEAR_EXACT].apart[phase];
+    if (apart->few) {
+        char title[96];
+        snprintf(title, sizeof title, "list %u, 2 to %u tokens, with the kernels of one", phase, apart->few);
+        program_print(apart, title, out);
+    }
     for (int t = 0; t <= OP_TIER_FEW && phase == 0 && plan_kv_assisted(plan); t++) {
         char title[96];
         snprintf(title, sizeof title, "decode, with a part of the GPU's cache, %s", tier_title[t]);
@@ -59,6 +65,10 @@ static int print_engine(struct engine *engine, const char *folder, uint32_t thre
     if (engine->head) {
         program_print(&engine->programs[LINEAR_EXACT].head_one, "head, 1 sampled row", out);
         program_print(&engine->programs[LINEAR_EXACT].head_many, "head, several sampled rows", out);
+        const struct program *apart = &engine->programs[LINEAR_EXACT].head_apart;
+        char title[96];
+        snprintf(title, sizeof title, "head, 2 to %u sampled rows, with the kernels of one", apart->few);
+        if (apart->few) program_print(apart, title, out);
     }
 out:
     munmap(space, bytes);

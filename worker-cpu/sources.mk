@@ -6,6 +6,7 @@ WORKER_CPU_SRC := \
   worker-cpu/local.c \
   worker-cpu/print.c \
   worker-cpu/program/activations.c \
+  worker-cpu/program/apart.c \
   worker-cpu/program/assist.c \
   worker-cpu/program/execute.c \
   worker-cpu/program/experts.c \

@@ -18,6 +18,8 @@ static int choose_program(const struct step_programs *programs, const struct bat
     const uint32_t phase = schedule.phase;
     const enum op_tier tier = schedule.chunk ? OP_TIER_CHUNK : program_tier_of(batch->token_count);
     *program = &programs->tier[phase][tier];
+    if (tier == OP_TIER_FEW && batch->token_count <= programs->apart[phase].few)
+        *program = &programs->apart[phase];
     if (!batch->assisted) return 0;
     if (phase || tier > OP_TIER_FEW || !plan_kv_assisted(programs->plan))
         return helm_fail(err, HELM_E_LIMIT,
@@ -59,9 +61,10 @@ int step_run(struct run *run, const struct step_programs *programs, const struct
         bool draws = programs->head_one.count && batch->sample_count;
         rc = choose_program(programs, batch, &run->program[0], err);
         if (rc) return rc;
-        run->program[1] = !draws                     ? NULL
-                          : batch->sample_count == 1 ? &programs->head_one
-                                                     : &programs->head_many;
+        run->program[1] = !draws                                            ? NULL
+                          : batch->sample_count == 1                        ? &programs->head_one
+                          : batch->sample_count <= programs->head_apart.few ? &programs->head_apart
+                                                                            : &programs->head_many;
         bytes = run->program[0]->bytes + (run->program[1] ? run->program[1]->bytes : 0);
         rc = execute_run(run, err);
         if (rc) return rc;

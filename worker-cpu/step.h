@@ -13,6 +13,9 @@ struct step_programs {
     struct program tier[PLAN_PHASES_MAX][OP_TIER_COUNT]; /* empty: nothing to do, or it cannot occur */
     struct program assisted[OP_TIER_FEW + 1];            /* of decode, for steps flagged STEP_KV_ASSISTED */
     struct program head_one, head_many;
+    /* Of few tokens, and of as few sampled rows, with one token's kernels, where these are faster up to program.few; empty in an
+     * invariant plan, whose own are so. */
+    struct program apart[PLAN_PHASES_MAX], head_apart;
 };
 
 /* Runs `step` and fills in *result (in the arena; not yet announced). HELM_E_LIMIT when the step as a whole

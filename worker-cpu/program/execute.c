@@ -508,7 +508,7 @@ static struct scratch_size scratch_needed(const struct run *run, const struct pr
             for (uint32_t s = 0; s < e->segment_count; s++) {
                 const struct program_segment *g = &e->segment[s];
                 if (programs[p]->few && !experts_are(e)) {
-                    size.ordered = most_of(size.ordered, linear_few_ordered_bytes(g));
+                    size.ordered = most_of(size.ordered, linear_few_ordered_bytes(g, programs[p]->few));
                     size.scratch = most_of(size.scratch, LINEAR_FEW_SCRATCH_BYTES);
                     continue;
                 }

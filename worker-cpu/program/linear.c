@@ -188,9 +188,9 @@ static size_t few_stride(const struct program_segment *g)
     return (linear_ordered_bytes(g) + 63) / 64 * 64;
 }
 
-size_t linear_few_ordered_bytes(const struct program_segment *g)
+size_t linear_few_ordered_bytes(const struct program_segment *g, uint32_t tokens)
 {
-    return PROGRAM_FEW_TOKENS * few_stride(g);
+    return tokens * few_stride(g);
 }
 
 /* The inputs of tokens [first, first + count), at most PROGRAM_FEW_TOKENS, in the order of the segment's kernel. */

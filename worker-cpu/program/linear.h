@@ -29,7 +29,7 @@ size_t linear_tile_bytes(const struct linear_kernel *kernel, size_t tokens, size
 size_t linear_ordered_bytes(const struct program_segment *segment);
 size_t linear_decoded_bytes(const struct program_segment *segment);
 /* Scratch of a program of a few tokens: for its inputs in that order, and for the products of some rows. */
-size_t linear_few_ordered_bytes(const struct program_segment *segment);
+size_t linear_few_ordered_bytes(const struct program_segment *segment, uint32_t tokens);
 #define LINEAR_FEW_SCRATCH_BYTES (PROGRAM_FEW_TOKENS * PROGRAM_ROWS_MAX * sizeof(float))
 
 /* Rows [first, last) of one segment times the tokens of one tile, which its kernel of several has tiled: y[token * ldy +

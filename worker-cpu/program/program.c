@@ -576,6 +576,17 @@ static void lower_asked(struct lowering *low, uint32_t phase, const struct plan_
             lower_attend_host(low, unit_layer(u));
 }
 
+static int end_program(struct lowering *low)
+{
+    struct program *program = low->program;
+    if (!low->rc && low->few) {
+        program->few = low->source->plan->invariant ? PROGRAM_FEW_TOKENS : program_apart_tokens(program);
+        if (!program->few) program_free(program);
+    }
+    if (low->rc) program_free(program);
+    return low->rc;
+}
+
 int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
                   struct program *program, struct helm_err *err)
 {
@@ -584,13 +595,11 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
                            .program = program,
                            .tier = tier,
                            .tokens = typical[tier],
-                           .tiled =
-                               tier == OP_TIER_CHUNK || (tier == OP_TIER_FEW && !source->plan->invariant),
-                           .few = tier == OP_TIER_FEW && source->plan->invariant,
+                           .few = tier == OP_TIER_FEW && (source->plan->invariant || source->apart),
                            .err = err};
+    low.tiled = tier != OP_TIER_ONE && !low.few;
     memset(program, 0, sizeof *program);
     program->tiled = low.tiled;
-    program->few = low.few;
     struct plan_span *spans = NULL;
     uint32_t span_count = 0;
     low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
@@ -606,8 +615,7 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
         program->count--;
         memmove(program->entry, program->entry + 1, program->count * sizeof *program->entry);
     }
-    if (low.rc) program_free(program);
-    return low.rc;
+    return end_program(&low);
 }
 
 int program_lower_head(const struct program_source *source, bool many, struct program *program,
@@ -617,15 +625,13 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
                            .program = program,
                            .tier = many ? OP_TIER_FEW : OP_TIER_ONE,
                            .tokens = many ? PROGRAM_FEW_TOKENS : 1,
-                           .tiled = many && !source->plan->invariant,
-                           .few = many && source->plan->invariant,
+                           .few = many && (source->plan->invariant || source->apart),
                            .err = err};
+    low.tiled = many && !low.few;
     memset(program, 0, sizeof *program);
     program->tiled = low.tiled;
-    program->few = low.few;
     lower_op(&low, &source->model->math.head, -1);
-    if (low.rc) program_free(program);
-    return low.rc;
+    return end_program(&low);
 }
 
 static void add_experts(struct lowering *low, const struct program_experts *of, bool down)

@@ -90,7 +90,7 @@ struct program {
     struct program_entry *entry;
     uint32_t count;
     bool tiled;     /* linears take tiled inputs (several tokens) */
-    bool few;       /* several tokens, each with the bits of one: of an invariant plan's decode */
+    uint32_t few;   /* several tokens, this many at most, each with the bits of one; 0: not so */
     uint64_t bytes; /* of weights read by one run, as they lie in memory */
 };
 
@@ -101,6 +101,9 @@ struct program_source {
     const struct kernel_set *kernels;
     enum linear_inputs inputs; /* which of them */
     bool assisted; /* of decode: with the CPU's part of attention in layers whose cache is the GPU's */
+    bool
+        apart; /* OP_TIER_FEW and the head: as in an invariant plan, each token with the bits of one. Empty where products of
+                      several tokens are faster from two on */
     const struct activations *act;
     uint32_t threads;
     bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */
@@ -126,6 +129,8 @@ HELM_MUST_CHECK int program_lower_experts(const struct program_source *source,
                                           const struct program_experts *layers, uint32_t count,
                                           struct program *program, struct helm_err *err);
 void program_free(struct program *program);
+/* program/apart.c: the fewest tokens of all its products. 0 where it has none, or experts, which are multiplied token by token. */
+uint32_t program_apart_tokens(const struct program *program);
 /* program/print.c: a line for each entry. */
 void program_print(const struct program *program, const char *title, FILE *out);
 
