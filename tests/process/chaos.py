@@ -87,7 +87,7 @@ class Chaos:
         check(self.d.ready.startswith("ready "), self.d.ready + self.d.log())
         self.clients = [(Client(self.d.endpoint), {}) for _ in range(6)]
         self.control = Client(self.d.endpoint)
-        self.raws, self.killed, self.most = [], set(), 0
+        self.raws, self.killed, self.unready, self.most = [], set(), 0, 0
         self.control.ask("status")
         self.before = resident(self.d.pid)
         self.descriptors = len(os.listdir(f"/proc/{self.d.pid}/fd"))
@@ -195,10 +195,18 @@ class Chaos:
 
     def do_kill(self):
         worker = self.d.children().get("worker")
-        if worker and worker not in self.killed and self.random.random() < 0.5:
-            self.killed.add(worker)
+        if not worker or worker in self.killed or self.random.random() >= 0.5:
+            return
+        ready = self.control.ask("status").status.state == "ready"
+        if not ready and self.unready == 2:  # helmd gives up after three starts in a row without one that gets ready
+            return
+        self.unready = 0 if ready else self.unready + 1
+        self.killed.add(worker)
+        try:
             os.kill(worker, signal.SIGKILL)
             self.count("workers killed")
+        except ProcessLookupError:  # another's limit ended it meanwhile
+            pass
 
     def do_stop(self):
         worker = self.d.children().get("worker")
