@@ -6,9 +6,11 @@ import fcntl
 import os
 import pty
 import select
+import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 
@@ -28,6 +30,17 @@ def check(name, ok, detail=""):
 def sum_up():
     print("%d passed, %d failed" % (counts[True], counts[False]))
     sys.exit(1 if counts[False] else 0)
+
+
+def run_in_folder(*tests):
+    """Each with a folder that all of them share and that goes with them; then the sum, by which the program ends."""
+    folder = tempfile.mkdtemp(prefix="helm-test-cli-")
+    try:
+        for test in tests:
+            test(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sum_up()
 
 
 def cli(*args, stdin=None, env=None, program=CLI, timeout=30):

@@ -14,7 +14,7 @@ import tempfile
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
-from cli_harness import CLI, MODEL, check, check_exit, cli, sum_up  # noqa: E402
+from cli_harness import CLI, MODEL, check, check_exit, cli, run_in_folder  # noqa: E402
 from fake_helmd import FakeDaemon  # noqa: E402
 import helm_client  # noqa: E402
 
@@ -325,28 +325,21 @@ def python_client_tests(endpoint, daemon):
         check("Python client: leaving the loop cancels", helm.list() == [])
 
 
-def main():
-    folder = tempfile.mkdtemp(prefix="helm-test-cli-")
-    try:
-        usage_tests()
-        no_daemon_tests(folder)
-        tokenizer_tests(folder)
-        endpoint = "ipc://%s/fake.sock" % folder
-        daemon = FakeDaemon(endpoint, MODEL)
-        daemon.start()
-        at = ("--connect", endpoint)
-        query_tests(at, daemon)
-        generate_tests(at, daemon)
-        stop_tests(at, daemon)
-        signal_tests(at, daemon)
-        python_client_tests(endpoint, daemon)
-        daemon.stop()
-        run_tests(folder, MODEL + "/tokenizer.json")
-        lost_tests(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    sum_up()
+def daemon_tests(folder):
+    endpoint = "ipc://%s/fake.sock" % folder
+    daemon = FakeDaemon(endpoint, MODEL)
+    daemon.start()
+    at = ("--connect", endpoint)
+    query_tests(at, daemon)
+    generate_tests(at, daemon)
+    stop_tests(at, daemon)
+    signal_tests(at, daemon)
+    python_client_tests(endpoint, daemon)
+    daemon.stop()
+    run_tests(folder, MODEL + "/tokenizer.json")
+    lost_tests(folder)
 
 
 if __name__ == "__main__":
-    main()
+    usage_tests()
+    run_in_folder(no_daemon_tests, tokenizer_tests, daemon_tests)

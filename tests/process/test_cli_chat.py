@@ -7,10 +7,9 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
-from cli_harness import MODEL, TEMPLATE, Terminal, check, check_exit, cli, sum_up  # noqa: E402
+from cli_harness import MODEL, TEMPLATE, Terminal, check, check_exit, cli, run_in_folder  # noqa: E402
 from fake_helmd import FakeDaemon  # noqa: E402
 
 
@@ -179,14 +178,5 @@ def editor_tests(at, daemon, prompts, text_of, folder):
     daemon.how = 11
 
 
-def main():
-    folder = tempfile.mkdtemp(prefix="helm-test-chat-")
-    try:
-        chat_tests(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    sum_up()
-
-
 if __name__ == "__main__":
-    main()
+    run_in_folder(chat_tests)

@@ -10,11 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
-from cli_harness import CLI, MODEL, PROFILE, Terminal, check, check_exit, cli, sum_up  # noqa: E402
+from cli_harness import CLI, MODEL, PROFILE, Terminal, check, check_exit, cli, run_in_folder  # noqa: E402
 import zmq  # noqa: E402
 
 
@@ -162,16 +161,5 @@ def curve_tests(folder):
     daemon.wait(20)
 
 
-def main():
-    folder = tempfile.mkdtemp(prefix="helm-test-cli-")
-    try:
-        private_tests(folder)
-        helmd_tests(folder)
-        curve_tests(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    sum_up()
-
-
 if __name__ == "__main__":
-    main()
+    run_in_folder(private_tests, helmd_tests, curve_tests)

@@ -11,11 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
-from cli_harness import CLI, MODEL, TEMPLATE, Terminal, check, check_exit, cli, sum_up  # noqa: E402
+from cli_harness import CLI, MODEL, TEMPLATE, Terminal, check, check_exit, cli, run_in_folder  # noqa: E402
 from fake_helmd import FakeDaemon  # noqa: E402
 import helm_client  # noqa: E402
 
@@ -259,17 +258,5 @@ def permission_tests(folder):
     check("Python client: without a system's daemon one's own", helm_client.default_endpoint() == own)
 
 
-def main():
-    folder = tempfile.mkdtemp(prefix="helm-test-client-")
-    try:
-        remote_tests(folder)
-        late_cancel_tests(folder)
-        python_tests(folder)
-        permission_tests(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    sum_up()
-
-
 if __name__ == "__main__":
-    main()
+    run_in_folder(remote_tests, late_cancel_tests, python_tests, permission_tests)

@@ -101,9 +101,9 @@ struct program_source {
     const struct kernel_set *kernels;
     enum linear_inputs inputs; /* which of them */
     bool assisted; /* of decode: with the CPU's part of attention in layers whose cache is the GPU's */
-    bool
-        apart; /* OP_TIER_FEW and the head: as in an invariant plan, each token with the bits of one. Empty where products of
-                      several tokens are faster from two on */
+    /* OP_TIER_FEW and the head: as in an invariant plan, each token with the bits of one. Empty where products of several tokens
+     * are faster from two on. */
+    bool apart;
     const struct activations *act;
     uint32_t threads;
     bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */
