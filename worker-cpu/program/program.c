@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/round.h"
 #include "common/base/units.h"
 #include "common/plan/schedule.h"
 
@@ -123,7 +124,7 @@ static void add_tiles(struct program_entry *e, const struct program_entry *linea
         if (i == e->tile_count) e->tile[e->tile_count++] = k;
         granule = common_multiple(granule, k->tile_tokens);
     }
-    e->chunk = (uint32_t)((TOKENS_A_CHUNK + granule - 1) / granule * granule);
+    e->chunk = (uint32_t)round_up(TOKENS_A_CHUNK, granule);
 }
 
 /* How a share is cut: its rows' bytes and columns, what chunks are multiples of, and the rows of many tokens' chunk where a
@@ -151,7 +152,7 @@ static uint32_t cut_share(const struct lowering *low, uint64_t rows, const struc
             if (bytes < GEMV_CHUNK_BYTES_MIN) bytes = GEMV_CHUNK_BYTES_MIN;
             take = bytes / row_bytes;
         }
-        take = (take + granule - 1) / granule * granule;
+        take = round_up(take, granule);
         if (take > PROGRAM_ROWS_MAX) take = PROGRAM_ROWS_MAX / granule * granule;
         if (take < granule) take = granule;
         /* A gemv leaves no single row over: alone it would be read as one stream. */
@@ -208,8 +209,7 @@ static void cut_rows(struct lowering *low, struct program_entry *e, uint64_t wor
         e->alone = threads == 1;
     }
     uint64_t share = (rows_all + threads - 1) / threads;
-    if (low->tiled || low->source->coarse || whole_groups)
-        share = (share + cut.granule - 1) / cut.granule * cut.granule;
+    if (low->tiled || low->source->coarse || whole_groups) share = round_up(share, cut.granule);
     uint32_t room = (POOL_CHUNKS_MAX / 4) / threads;
     if (room > share) room = (uint32_t)share;
     uint32_t *size = malloc((room + 1) * sizeof *size);
@@ -350,11 +350,6 @@ static void make_sample(struct lowering *low, const struct making *m)
     e->chunk = 1;
 }
 
-static uint64_t rounded_up(uint64_t n, uint64_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
-
 /* In how many pieces `bytes` of one of an expert's matrices are cut, for one token: so many that each thread has as many of all
  * chosen ones together; where the GPU asks for some, of any number of them, if pieces are long enough then. */
 static uint64_t pieces_of_one(const struct lowering *low, const struct program_entry *e, uint64_t bytes)
@@ -362,8 +357,8 @@ static uint64_t pieces_of_one(const struct lowering *low, const struct program_e
     const uint64_t threads = low->source->threads, even = threads / gcd(threads, e->chosen);
     uint64_t call = 2 * EXPERTS_CALL_BYTES;
     if (bytes / call * e->chosen < EXPERTS_PIECES * threads) call = EXPERTS_CALL_BYTES;
-    const uint64_t pieces = (bytes + call - 1) / call, each = rounded_up(pieces, threads),
-                   together = rounded_up(pieces, even);
+    const uint64_t pieces = (bytes + call - 1) / call, each = round_up(pieces, threads),
+                   together = round_up(pieces, even);
     if (e->asked && bytes / each >= EXPERTS_CALL_BYTES_MIN) return each;
     if (bytes / together >= EXPERTS_CALL_BYTES_MIN) return together;
     return bytes < EXPERTS_CALL_BYTES_MIN ? 1 : bytes / EXPERTS_CALL_BYTES_MIN;
