@@ -494,7 +494,8 @@ template <typename D> struct digits_of {
 template <typename F> struct digits_of<decode_block<F>> {
     static constexpr experts_kernel kernel()
     {
-        return experts_launcher<experts_digits_params, THREADS, shape_of<F>, experts_digits<F>>::named("digits");
+        return experts_launcher<experts_digits_params, THREADS, shape_of<F>, experts_digits<F>>::named(
+            "digits");
     }
 };
 #define DIGITS(D) digits_of<D>::kernel()
