@@ -112,7 +112,7 @@ int process_main(const char *program, const char *about, const struct worker_eng
          .target = &measure.vram_bytes},
         {"emulated-copy", 0, ARGS_SIZE, "SIZE", "for --measure: bytes a second the emulated device copies",
          .target = &measure.copy_bytes_per_s},
-        {"host", 0, ARGS_SIZE, "SIZE", "for --measure: copies go round in so much host memory or more",
+        {"host", 0, ARGS_SIZE, "SIZE", "for --measure: copies go round in this much host memory or more",
          .target = &measure.host_bytes},
         {"quick", 0, ARGS_FLAG, NULL, "for --measure: in a hurry", .target = &measure.quick},
         {"threads", 0, ARGS_U64, "N", "for --print-program", .target = &threads, .min = 1,

@@ -5,7 +5,7 @@
  * characters, without a look at each (the idea is llguidance's, which calls them slices). What is left is walked: tokens that
  * begin with other bytes, and what follows the plain characters at the head of a token: few different tails.
  *
- * Made by slices.c for vocabulary.c; read by summary.c and slice_walk.c. Immutable. */
+ * Made by slices.c for vocabulary.c; read by mask.c, summary.c and walk.c. Immutable. */
 #ifndef HELM_CLIENT_TEXT_GRAMMAR_SLICES_H
 #define HELM_CLIENT_TEXT_GRAMMAR_SLICES_H
 
