@@ -239,6 +239,8 @@ HELM_MUST_CHECK int plan_check(const struct plan *plan, struct helm_err *err);
 /* A deep copy. plan_free on the caller. */
 HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err);
 
+/* Bytes of a plan's JSON, at most, in files and in answers. */
+#define PLAN_TEXT_MAX ((size_t)16 << 20)
 /* The JSON form, which people edit and helm-plan prints (it adds members; unknown ones are ignored):
  *
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
