@@ -25,7 +25,7 @@
 #include "daemon/children/keeper.h"
 #include "daemon/children/loaded.h"
 
-#define WORKERS_MAX 2
+#define WORKERS_MAX PLAN_PROCESSORS /* one a processor */
 
 enum worker_state { WORKER_DOWN, WORKER_STARTING, WORKER_LOADING, WORKER_READY };
 
