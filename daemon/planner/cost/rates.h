@@ -64,8 +64,6 @@ struct pricing {
     const struct format_rates *experts;
     bool device, chained; /* one token's operations on the GPU are, where nothing is between them */
     bool
-        few_chained; /* one token of an invariant plan: its layers' products are in chains, between two attentions */
-    bool
         apart; /* the CPU's rates are of several tokens that each have the bits of one (profile.h: cpu.apart) */
 };
 
