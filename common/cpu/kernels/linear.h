@@ -78,9 +78,12 @@ struct linear_kernel {
     /* ONE_TOKEN */
     gemv_fn *gemv;
     gemv_few_fn *few; /* NULL: token by token with gemv is what there is */
-    size_t streams;   /* rows it reads side by side, each an equal run of a call's rows: which should be a
+    /* Up to this many tokens `few` is faster than the kernels of several, which unpack blocks to rows or tiles first (measured
+     * by helm-bench-kernels --few: docs/operations.md, "The same tokens"); 0: from two on those are. */
+    uint32_t apart;
+    size_t streams;  /* rows it reads side by side, each an equal run of a call's rows: which should be a
                              multiple of it */
-    size_t col_unit;  /* it takes only columns of a multiple of this; 0: any */
+    size_t col_unit; /* it takes only columns of a multiple of this; 0: any */
     gemv_order_fn
         *order; /* what its input goes through first, once for all rows; NULL: it is read as it is */
     gemv_ordered_bytes_fn *ordered_bytes;

@@ -348,6 +348,12 @@ bool cost_rates_packed_cpu(const struct pricing *p, uint32_t unit)
     return cost_rates_packed(p, unit, PLAN_HOME_CPU) && p->cpu.packed > 0;
 }
 
+bool cost_rates_reads_packed(const struct pricing *p, uint32_t inner)
+{
+    return p->tier == OP_TIER_ONE && (p->chained || p->profile->gpu.gemv_packed.value > 0) &&
+           p->model->config.hidden % GPU_PACKED_COLS == 0 && inner % GPU_PACKED_COLS == 0;
+}
+
 /* What a product's own price holds: the norm before it, the activation behind it. */
 static bool is_of_product(enum op_kind kind)
 {
