@@ -20,7 +20,7 @@
 #define GROUP   16   /* tokens whose sums are in tiles at once: */
 #define PANELS  3    /* of so many parts */
 #define ONE     16   /* bytes of a pair of columns of one token */
-#define NEAR    8    /* steps that each row is fetched ahead */
+#define NEAR    4    /* steps that each row is fetched ahead */
 #define SUMS(n) ((n) * ROWS * LANES) /* floats of n tiles of sums */
 
 /* How the parts of a group's tokens lie: part p of token t is column p * width + t. */
