@@ -17,7 +17,7 @@
 
 #define PROFILE_VERSION 1
 /* The method of measuring: a fact of the fingerprint, so a new one has machines measured again. */
-#define PROFILE_METHOD     23
+#define PROFILE_METHOD     24
 #define PROFILE_POINTS_MAX 16
 #define PROFILE_TEXT       128
 /* Percent from which on a profile counts as disturbed: forecasts have wider bands, and it is measured again when the
@@ -75,8 +75,8 @@ struct profile_cpu {
     /* by tokens: `linear` with packed weights; empty: unmeasured */
     struct profile_table linear_packed;
     /* by tokens: how many times as long a step's products take as one token's where each token has the bits of one
-     * (common/plan/schedule.h); empty: unmeasured */
-    struct profile_table apart;
+     * (common/plan/schedule.h), with plain weights and with packed ones; empty: unmeasured */
+    struct profile_table apart, apart_packed;
 };
 /* Beside its weights and its cache, a layer of one token costs the CPU this many times cpu.operation. */
 #define PROFILE_LAYER_OPERATIONS 6
