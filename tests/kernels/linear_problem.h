@@ -268,6 +268,7 @@ static void few_are_as_one(void **state)
     const struct linear_kernel *v = usable(state);
     static const size_t shapes[][2] = {{1, 1}, {2, 15}, {3, 16}, {9, 33}, {51, 700}, {31, 4099}},
                         counts[] = {1, 2, 3, 4, 7, 8, 13, 17};
+    assert_true(v->few || !v->apart);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes && v->few; i++)
         for (size_t k = i % 2; k < sizeof counts / sizeof *counts; k += 2) {
             const size_t tokens = counts[k];

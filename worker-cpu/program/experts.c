@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/round.h"
 #include "worker-cpu/program/linear.h"
 
 #define TOKENS CPU_EXPERTS_TOKENS
@@ -196,7 +197,7 @@ bool experts_fetch_ahead(const struct run *run, const struct program_entry *down
     for (uint32_t c = share.first; c < share.last; c++) {
         const uint32_t rows = c % down->chunks;
         const uint64_t bytes = (down->bound[rows + 1] - down->bound[rows]) * row_bytes,
-                       here = (bytes + IDLE_PIECE - 1) / IDLE_PIECE * IDLE_PIECE;
+                       here = round_up(bytes, IDLE_PIECE);
         if (at >= here) {
             at -= here;
             continue;

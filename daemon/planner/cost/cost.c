@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/round.h"
 #include "common/model/arch.h"
 #include "daemon/planner/cost/attention.h"
 #include "daemon/planner/cost/experts.h"
@@ -193,7 +194,7 @@ static uint32_t product_tokens(const struct pricing *p)
     if (few) return few;
     if (!p->step->invariant || p->tier != OP_TIER_CHUNK) return tokens;
     if (p->profile->gpu.device != PROFILE_DEVICE_CUDA) return tokens;
-    return (tokens + GPU_STEADY_TOKENS - 1) / GPU_STEADY_TOKENS * GPU_STEADY_TOKENS;
+    return (uint32_t)round_up(tokens, GPU_STEADY_TOKENS);
 }
 
 /* On the GPU, each time it is computed: a product, which in a chunk normalises its input anew, whatever the run. */
