@@ -77,6 +77,12 @@ static int rates_of_cpu(struct pricing *p, struct helm_err *err)
         const double longer = times_as_one(&cpu->apart, p->step->tokens);
         r->gemv /= longer;
         r->gemv_beside /= longer;
+        r->packed_as_one = cpu->apart_packed.count > 0;
+        if (r->packed_as_one) {
+            const double packed_longer = times_as_one(&cpu->apart_packed, p->step->tokens);
+            r->packed /= packed_longer;
+            r->packed_beside /= packed_longer;
+        }
         return require(r->attention_flops, "cpu.attention_flops", err);
     }
     r->linear = profile_table_at(&cpu->linear, p->step->tokens).value;
