@@ -55,6 +55,7 @@ DAEMON_SRC := \
   daemon/planner/prefill.c \
   daemon/planner/profile/hardware.c \
   daemon/planner/profile/json.c \
+  daemon/planner/profile/now.c \
   daemon/planner/profile/profile.c \
   daemon/planner/refusal.c \
   daemon/planner/tiers.c \

@@ -142,7 +142,7 @@ static struct expert_rows rows_of(const struct program_entry *e, const struct pr
     const uint32_t first = e->bound[at.piece], rows = e->bound[at.piece + 1] - first;
     return (struct expert_rows){.w = (const char *)g->matrix.data +
                                      ((uint64_t)at.expert * e->expert_rows + first) * row_bytes,
-                                .stride = rows / g->kernels->one->streams * row_bytes};
+                                .stride = linear_stream_bytes(g->kernels->one, rows, row_bytes)};
 }
 
 /* The chunks [first, last) of `chunks` that the pool gives a thread. */

@@ -46,7 +46,7 @@ struct cost_step {
 /* The part of its bytes that a unit's weights have when packed, on the link (common/formats/packed.h). It is known
  * only once they are packed, and the plan is made before: this is the part of bf16 weights of language models, within
  * a hundredth (docs/planner.md). */
-#define COST_PACKED_PART 0.71
+#define COST_PACKED_PART PROFILE_PACKED_PART
 /* Reading packed weights directly takes longer than reading plain ones by this part of the time to expand them.
  * Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (helm-bench-gpu-kernels --expand,
  * docs/results/h200-2026-11-20.md). */

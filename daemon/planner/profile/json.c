@@ -41,6 +41,7 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, read, KIND_TABLE, false),
     MEMBER(profile_cpu, gemv, KIND_RATE, false),
     MEMBER(profile_cpu, gemv_beside, KIND_RATE, false),
+    MEMBER(profile_cpu, read_beside, KIND_RATE, false),
     MEMBER(profile_cpu, linear, KIND_TABLE, false),
     MEMBER(profile_cpu, attention, KIND_RATE, false),
     MEMBER(profile_cpu, attention_flops, KIND_RATE, false),
@@ -52,6 +53,7 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, gemv_packed_beside, KIND_RATE, false),
     MEMBER(profile_cpu, linear_packed, KIND_TABLE, false),
     MEMBER(profile_cpu, apart, KIND_TABLE, false),
+    MEMBER(profile_cpu, apart_packed, KIND_TABLE, false),
 };
 static const struct member gpu_member[] = {
     MEMBER(profile_gpu, device, KIND_DEVICE, true),
@@ -87,6 +89,7 @@ static const struct member link_member[] = {
     MEMBER(profile_link, h2d, KIND_RATE, false),
     MEMBER(profile_link, d2h, KIND_RATE, false),
     MEMBER(profile_link, h2d_beside, KIND_RATE, false),
+    MEMBER(profile_link, h2d_beside_read, KIND_RATE, false),
     MEMBER(profile_link, direct, KIND_RATE, false),
     MEMBER(profile_link, h2d_beside_chunk, KIND_RATE, false),
     MEMBER(profile_link, h2d_beside_packed, KIND_RATE, false),
