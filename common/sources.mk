@@ -121,6 +121,7 @@ KERNEL_SRC := \
   common/cpu/kernels/gemm_avx512.c \
   common/cpu/kernels/gemm_avx512bf16.c \
   common/cpu/kernels/gemm_openblas.c \
+  common/cpu/kernels/gemv_amx.c \
   common/cpu/kernels/gemv_avx2.c \
   common/cpu/kernels/gemv_avx512.c \
   common/cpu/kernels/int8_gemm_avx2.c \

@@ -72,6 +72,7 @@ DAEMON_SRC := \
   daemon/steps/batcher_again.c \
   daemon/steps/batcher_moves.c \
   daemon/steps/batcher_requests.c \
+  daemon/steps/batcher_results.c \
   daemon/steps/batcher_workers.c \
   daemon/steps/check.c \
   daemon/steps/divergence.c \

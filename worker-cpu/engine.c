@@ -15,6 +15,7 @@
 /* Small pages are reported from a fiftieth of all pages and this many bytes on. Fewer cost no measurable time. */
 #define SMALL_PART  50
 #define SMALL_LEAST (64 * MIB)
+#define TOUCH_BYTES (16 * MIB) /* that a thread makes resident at a time */
 
 int engine_choose_kernels(struct engine *engine, const char *name, enum kv_dtype kv_dtype,
                           struct helm_err *err)
@@ -92,6 +93,19 @@ static int verify_node(const struct engine *engine, enum arena_region_id id, uin
     return 0;
 }
 
+/* Programs of few tokens one by one, where one token's kernels are faster so. */
+static int lower_apart(struct program_source source, struct step_programs *programs, struct helm_err *err)
+{
+    for (uint32_t p = 0; p < plan_phase_count(source.plan); p++) {
+        if (!program_tier_occurs(source.plan, p, OP_TIER_FEW)) continue;
+        int rc = program_apart(&source, p, &source.apart, err);
+        if (!rc && source.apart) rc = program_lower(&source, p, OP_TIER_FEW, &programs->apart[p], err);
+        if (rc) return rc;
+    }
+    source.apart = source.plan->head == PLAN_CPU0 ? program_apart_head(&source) : 0;
+    return source.apart ? program_lower_head(&source, true, &programs->head_apart, err) : 0;
+}
+
 static int lower_programs(struct engine *engine, uint32_t threads, enum linear_inputs inputs,
                           struct helm_err *err)
 {
@@ -112,24 +126,15 @@ static int lower_programs(struct engine *engine, uint32_t threads, enum linear_i
             int rc = program_lower(&source, p, (enum op_tier)t, &programs->tier[p][t], err);
             if (rc) return rc;
         }
-    source.apart = !plan->invariant;
-    for (uint32_t p = 0; source.apart && p < plan_phase_count(plan); p++) {
-        if (!program_tier_occurs(plan, p, OP_TIER_FEW)) continue;
-        int rc = program_lower(&source, p, OP_TIER_FEW, &programs->apart[p], err);
-        if (rc) return rc;
-    }
-    if (source.apart && plan->head == PLAN_CPU0) {
-        int rc = program_lower_head(&source, true, &programs->head_apart, err);
-        if (rc) return rc;
-    }
-    source.apart = false;
+    int rc = plan->invariant ? 0 : lower_apart(source, programs, err);
+    if (rc) return rc;
     source.assisted = true;
     for (int t = 0; t <= OP_TIER_FEW && plan_kv_assisted(plan); t++) {
-        int rc = program_lower(&source, 0, (enum op_tier)t, &programs->assisted[t], err);
+        rc = program_lower(&source, 0, (enum op_tier)t, &programs->assisted[t], err);
         if (rc) return rc;
     }
     if (plan->head != PLAN_CPU0) return 0;
-    int rc = program_lower_head(&source, false, &programs->head_one, err);
+    rc = program_lower_head(&source, false, &programs->head_one, err);
     if (rc) return rc;
     return program_lower_head(&source, true, &programs->head_many, err);
 }
@@ -164,8 +169,7 @@ static int create_activations(struct engine *engine, struct helm_err *err)
 }
 
 struct touch_job {
-    const struct arena *arena;
-    uint64_t offset, bytes;
+    const struct engine_touched *of;
     _Atomic uint64_t huge, small;
 };
 
@@ -173,11 +177,19 @@ static void touch_piece(void *ctx, uint32_t chunk, uint32_t thread)
 {
     (void)thread;
     struct touch_job *job = ctx;
-    uint64_t at = (uint64_t)chunk * 16 * MIB, huge = 0, small = 0;
-    uint64_t bytes = job->bytes - at < 16 * MIB ? job->bytes - at : 16 * MIB;
-    arena_populate(job->arena, job->offset + at, bytes, &huge, &small);
+    uint64_t at = chunk * TOUCH_BYTES, left = job->of->bytes - at, huge = 0, small = 0;
+    arena_populate(job->of->arena, job->of->offset + at, left < TOUCH_BYTES ? left : TOUCH_BYTES, &huge,
+                   &small);
     atomic_fetch_add(&job->huge, huge);
     atomic_fetch_add(&job->small, small);
+}
+
+void engine_touch(struct pool *pool, struct engine_touched *touched)
+{
+    struct touch_job job = {.of = touched};
+    pool_run_region(pool, touch_piece, &job, (uint32_t)((touched->bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
+    touched->huge_bytes = job.huge;
+    touched->small_bytes = job.small;
 }
 
 /* What of the cache is there before the first token needs it; kv_filler does the rest. All of it where the
@@ -194,13 +206,13 @@ static int populate_kv(struct engine *engine, struct helm_err *err)
 {
     const struct arena_region *r = &arena_header_of(engine->base.arena)->region[ARENA_REGION_KV];
     if (!r->bytes) return 0;
-    struct touch_job job = {.arena = engine->base.arena,
-                            .offset = r->offset,
-                            .bytes = kv_first_bytes(engine)};
-    pool_run_region(engine->pool, touch_piece, &job, (uint32_t)((job.bytes + 16 * MIB - 1) / (16 * MIB)));
-    engine->base.report.huge_bytes += job.huge;
-    engine->base.report.small_bytes += job.small;
-    return verify_node(engine, ARENA_REGION_KV, job.bytes, err);
+    struct engine_touched touched = {.arena = engine->base.arena,
+                                     .offset = r->offset,
+                                     .bytes = kv_first_bytes(engine)};
+    engine_touch(engine->pool, &touched);
+    engine->base.report.huge_bytes += touched.huge_bytes;
+    engine->base.report.small_bytes += touched.small_bytes;
+    return verify_node(engine, ARENA_REGION_KV, touched.bytes, err);
 }
 
 static void log_packed(const struct weights *w)
@@ -241,7 +253,7 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
 
 #define PROGRAMS (PLAN_PHASES_MAX * (OP_TIER_COUNT + 1) + OP_TIER_FEW + 1 + 3)
 
-static uint32_t list_programs(const struct step_programs *programs, const struct program *list[PROGRAMS])
+static uint32_t list_programs(struct step_programs *programs, struct program *list[PROGRAMS])
 {
     uint32_t count = 0;
     for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
@@ -255,10 +267,10 @@ static uint32_t list_programs(const struct step_programs *programs, const struct
 }
 
 static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wait_ms,
-                      const struct step_programs *others, struct helm_err *err)
+                      struct step_programs *others, struct helm_err *err)
 {
     const struct arena *arena = engine->base.arena;
-    const struct program *programs[(LINEAR_INPUTS + 1) * PROGRAMS];
+    struct program *programs[(LINEAR_INPUTS + 1) * PROGRAMS];
     uint32_t count = 0;
     for (int i = 0; i < LINEAR_INPUTS; i++) count += list_programs(&engine->programs[i], programs + count);
     if (others) count += list_programs(others, programs + count);
@@ -276,7 +288,7 @@ static int create_run(struct engine *engine, uint32_t spin_us, uint32_t peer_wai
     run->cancel = &engine->base.cancel;
     run->kv = arena_header_of(arena)->kv;
     run->kv_pool = arena_region_ptr(arena, ARENA_REGION_KV);
-    return execute_create(run, programs, count, err);
+    return execute_create(run, (const struct program *const *)programs, count, err);
 }
 
 static int create_first_run(struct engine *engine, const struct engine_options *o, struct helm_err *err)
@@ -287,7 +299,7 @@ static int create_first_run(struct engine *engine, const struct engine_options *
     return create_run(engine, spin_us, peer_wait_ms, NULL, err);
 }
 
-int engine_prepare(struct engine *engine, const struct step_programs *others, struct helm_err *err)
+int engine_prepare(struct engine *engine, struct step_programs *others, struct helm_err *err)
 {
     const uint32_t spin_us = engine->run.spin_us, peer_wait_ms = engine->run.peer_wait_ms;
     const struct run_reads reads = engine->run.reads;
@@ -392,14 +404,9 @@ void engine_free(struct engine *engine)
     engine->pool = NULL;
     execute_destroy(&engine->run);
     for (int i = 0; i < LINEAR_INPUTS; i++) {
-        struct step_programs *programs = &engine->programs[i];
-        for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++)
-            for (int t = 0; t < OP_TIER_COUNT; t++) program_free(&programs->tier[p][t]);
-        for (int t = 0; t <= OP_TIER_FEW; t++) program_free(&programs->assisted[t]);
-        for (uint32_t p = 0; p < PLAN_PHASES_MAX; p++) program_free(&programs->apart[p]);
-        program_free(&programs->head_one);
-        program_free(&programs->head_many);
-        program_free(&programs->head_apart);
+        struct program *programs[PROGRAMS];
+        const uint32_t count = list_programs(&engine->programs[i], programs);
+        for (uint32_t p = 0; p < count; p++) program_free(programs[p]);
     }
     activations_free(&engine->act);
     weights_free(&engine->weights);

@@ -48,9 +48,16 @@ HELM_MUST_CHECK int engine_lower(struct engine *engine, uint32_t threads, struct
  * weights has kernels of INT8. */
 enum linear_inputs engine_use(struct engine *engine, enum linear_inputs inputs);
 
+/* Makes a part of an arena resident, with all threads. */
+struct engine_touched {
+    const struct arena *arena;
+    uint64_t offset, bytes;
+    uint64_t huge_bytes, small_bytes; /* out: on huge pages, on small ones */
+};
+void engine_touch(struct pool *pool, struct engine_touched *touched);
+
 /* Between steps: makes room for running `others` as well, programs that the caller lowered over other
  * weights and puts in engine->programs' place for some steps (helm-profile). */
-HELM_MUST_CHECK int engine_prepare(struct engine *engine, const struct step_programs *others,
-                                   struct helm_err *err);
+HELM_MUST_CHECK int engine_prepare(struct engine *engine, struct step_programs *others, struct helm_err *err);
 
 #endif

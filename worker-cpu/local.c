@@ -7,7 +7,7 @@
 /* Every unit that the CPU can compute with packed lies so. */
 static int pack_all(const struct model *model, struct plan *plan, struct helm_err *err)
 {
-    bool link[2 * MODEL_LAYERS_MAX], cpu[2 * MODEL_LAYERS_MAX];
+    bool link[UNIT_PARTS * MODEL_LAYERS_MAX], cpu[UNIT_PARTS * MODEL_LAYERS_MAX];
     int rc = plan_formats_clear(plan, err);
     placement_packing(model, link, cpu);
     for (uint32_t u = 0; u < unit_count(plan->layers) && !rc; u++)

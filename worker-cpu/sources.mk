@@ -6,8 +6,8 @@ WORKER_CPU_SRC := \
   worker-cpu/local.c \
   worker-cpu/print.c \
   worker-cpu/program/activations.c \
-  worker-cpu/program/apart.c \
   worker-cpu/program/assist.c \
+  worker-cpu/program/cut.c \
   worker-cpu/program/execute.c \
   worker-cpu/program/experts.c \
   worker-cpu/program/linear.c \

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/base/cpu.h"
+#include "common/base/round.h"
 #include "common/base/units.h"
 #include "worker-gpu/measure/measure.h"
 #include "worker-gpu/print.h"
@@ -236,7 +237,7 @@ static int register_host_memory(struct gpu_engine *g, struct helm_err *err)
     const struct arena_header *h = arena_header_of(g->base.arena);
     const struct arena_region *weights = &h->region[ARENA_REGION_WEIGHTS], *kv = &h->region[ARENA_REGION_KV];
     uint64_t first = g->weights.host_first / PAGE_BYTES * PAGE_BYTES;
-    uint64_t end = (g->weights.host_end + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    uint64_t end = round_up(g->weights.host_end, PAGE_BYTES);
     const bool streams = g->weights.host_end > 0, shares = g->staging_bytes || plan_kv_tiered(&g->plan);
     uint64_t huge = 0, small = 0;
     int rc = streams || (shares && plan_uses(&g->plan, PLAN_CPU0)) ? wait_for_weights(g, err) : 0;
@@ -349,8 +350,9 @@ static void report_decode(struct gpu_engine *g, const char *device)
     for (uint32_t i = 0; i < p->count; i++) packed += gpu_entry_trusts(&p->entry[i]);
     if (g->plan.invariant && p->chains)
         snprintf(report->kernels, sizeof report->kernels,
-                 "%.40s, decode: chains of products alone (%u in %u), because the plan is invariant", device,
-                 p->chained, p->chains);
+                 "%.40s, decode: chains (%u operations in %u, %u alone) with the bits of a few tokens, because the plan "
+                 "is invariant",
+                 device, p->chained, p->chains, p->unchained);
     else if (g->plan.invariant)
         snprintf(report->kernels, sizeof report->kernels,
                  "%.40s, decode: one token as a few, because the plan is invariant", device);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "client/connection/connection.h"
+#include "common/base/round.h"
 
 /* Lays out one block: a first pass with a NULL base counts bytes, a second one copies. */
 struct block {
@@ -16,7 +17,7 @@ struct block {
 
 static void *block_take(struct block *block, size_t bytes)
 {
-    size_t at = (block->used + alignof(max_align_t) - 1) / alignof(max_align_t) * alignof(max_align_t);
+    size_t at = round_up(block->used, alignof(max_align_t));
     block->used = at + bytes;
     return block->base ? block->base + at : NULL;
 }

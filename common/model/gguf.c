@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/base/file.h"
+#include "common/base/round.h"
 #include "common/base/units.h"
 
 #define GGUF_FIRST_READ (4u << 20)
@@ -324,7 +325,7 @@ static int take_all(struct cursor *c, const struct gguf_source *source, struct g
     if (!rc) rc = take_tensors(c, header, tensors);
     if (rc) return rc;
     const uint64_t end = source->length - c->left, file_bytes = source->file_bytes;
-    header->data_offset = (end + header->alignment - 1) / header->alignment * header->alignment;
+    header->data_offset = round_up(end, header->alignment);
     uint64_t data_bytes = file_bytes > header->data_offset ? file_bytes - header->data_offset : 0;
     return check_tiling(header, source->headers ? SAFETENSORS_BYTES_UNKNOWN : data_bytes, c->err);
 }

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/round.h"
 #include "common/base/units.h"
 
 /* By their numbers in files; 0: files have none such, but for F32. */
@@ -194,7 +195,7 @@ int gguf_output_open(const char *path, const struct gguf_values *values, struct 
     if (!rc && header.length > GGUF_HEADER_MAX)
         rc = helm_fail(err, HELM_E_LIMIT, "%s: a header of %zu bytes, the limit is %u", path, header.length,
                        GGUF_HEADER_MAX);
-    const uint64_t begin = (header.length + GGUF_ALIGNMENT - 1) / GGUF_ALIGNMENT * GGUF_ALIGNMENT;
+    const uint64_t begin = round_up(header.length, GGUF_ALIGNMENT);
     for (uint32_t i = 0; i < count; i++) tensors[i].offset += begin;
     o->bytes = begin + data;
     if (!rc) rc = write_all(o->fd, header.bytes, header.length, 0, path, err);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/round.h"
 #include "common/base/units.h"
 #include "common/formats/packed.h"
 #include "common/model/arch.h"
@@ -20,8 +21,7 @@ uint64_t placement_align(enum plan_memory memory)
 
 uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes)
 {
-    const uint64_t align = placement_align(memory);
-    return (bytes + align - 1) / align * align;
+    return round_up(bytes, placement_align(memory));
 }
 
 bool placement_takes(const struct model_tensor *t, enum tensor_format format)
@@ -74,7 +74,7 @@ uint64_t placement_room(const struct model_tensor *t, enum tensor_format format,
 
 uint64_t placement_vector_room(const struct model_tensor *t, enum plan_memory memory)
 {
-    return placement_rounded(memory, t->rows * t->cols * sizeof(float));
+    return placement_rounded(memory, tensor_format_bytes(FORMAT_F32, t->rows, t->cols));
 }
 
 /* ---- the list ---- */

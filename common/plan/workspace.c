@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "common/base/round.h"
 #include "common/shared/arena_layout.h"
 
 #define HEAD_GROUPS  (ARENA_STEP_ROWS / ENGINE_FEW_TOKENS)
@@ -10,11 +11,6 @@
 #define CPU_ALIGN    16                /* floats: a cache line */
 #define TILE_TOKENS  16                /* kernels of several tokens pad them to a multiple of this, */
 #define TILE_COLUMNS 64                /* and columns, or less */
-
-static uint64_t round_up(uint64_t bytes, uint64_t unit)
-{
-    return (bytes + unit - 1) / unit * unit;
-}
 
 static uint64_t larger(uint64_t a, uint64_t b)
 {
@@ -211,7 +207,7 @@ struct plan_staging plan_staging_of(const struct plan_staging_case *c)
     const uint32_t tile = plan_tile_pages(c->page_tokens), half = c->page_count / 2 + c->page_count % 2;
     uint32_t piece = c->piece_pages ? c->piece_pages : PLAN_PIECE_POSITIONS / c->page_tokens;
     if (piece > half) piece = half;
-    piece = piece < tile ? tile : (piece + tile - 1) / tile * tile;
+    piece = piece < tile ? tile : (uint32_t)round_up(piece, tile);
     return (struct plan_staging){.piece = piece,
                                  .pages = 2 * piece +
                                           plan_tail_at(c->page_tokens, c->slots, c->step_tokens, c->borrows)};

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "common/base/file.h"
+#include "common/base/round.h"
 #include "common/model/model.h"
 #include "common/base/units.h"
 
@@ -105,11 +106,6 @@ static int kv_pool_bytes(const struct kv_layout *kv, uint32_t page_count, uint64
     if (units_mul(product, 2ull * kv->kv_heads, &product) || units_mul(product, kv->layers, &product))
         return -1;
     return units_mul(product, page_count, bytes);
-}
-
-static uint64_t round_up(uint64_t bytes, uint64_t unit)
-{
-    return (bytes + unit - 1) / unit * unit;
 }
 
 int arena_plan(const struct arena_spec *spec, struct arena_header *header, struct helm_err *err)

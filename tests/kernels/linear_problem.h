@@ -253,14 +253,12 @@ static void steady_tokens_do_not_depend_on_others(void **state)
     }
 }
 
-/* All tokens' input as the kernel reads it, *ldx floats apart. */
+/* All tokens' input as the kernel's few reads it, *ldx floats apart. */
 static float *ordered_all(const struct linear_kernel *v, const struct problem *p, size_t *ldx)
 {
     if (!v->order) return p->x.data;
-    *ldx = (v->ordered_bytes(p->cols) + 63) / 64 * 16;
-    float *to = aligned_scratch(p->tokens * *ldx * sizeof *to);
-    for (size_t t = 0; t < p->tokens; t++)
-        v->order(to + t * *ldx, (const float *)p->x.data + t * p->ldx, p->cols);
+    float *to = aligned_scratch(linear_ordered_few_bytes(v, p->tokens, p->cols));
+    *ldx = linear_order_few(v, to, p->x.data, p->ldx, p->tokens, p->cols);
     return to;
 }
 
@@ -270,6 +268,7 @@ static void few_are_as_one(void **state)
     const struct linear_kernel *v = usable(state);
     static const size_t shapes[][2] = {{1, 1}, {2, 15}, {3, 16}, {9, 33}, {51, 700}, {31, 4099}},
                         counts[] = {1, 2, 3, 4, 7, 8, 13, 17};
+    assert_true(v->few || !v->apart);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes && v->few; i++)
         for (size_t k = i % 2; k < sizeof counts / sizeof *counts; k += 2) {
             const size_t tokens = counts[k];
@@ -283,8 +282,11 @@ static void few_are_as_one(void **state)
             size_t ldx = p.ldx;
             float *x = ordered_all(v, &p, &ldx);
             v->few(few, p.ldy, p.w.data, x, ldx, p.rows, p.cols, tokens);
-            for (size_t t = 0; t < tokens; t++)
-                v->gemv(one + t * p.ldy, p.w.data, x + t * ldx, p.rows, p.cols, NULL);
+            for (size_t t = 0; t < tokens; t++) {
+                float *alone = ordered(v, (const float *)p.x.data + t * p.ldx, p.cols);
+                v->gemv(one + t * p.ldy, p.w.data, alone, p.rows, p.cols, NULL);
+                free(alone);
+            }
             assert_memory_equal(few, one, count * sizeof *few);
             if (v->order) free(x);
             free(few);

@@ -288,7 +288,7 @@ static void choice_names_what_is_missing(void **state)
         enum tensor_format format;
         unsigned features;
         const char *tokens, *one;
-    } automatic[] = {{FORMAT_BF16, all, "amx-bf16", "avx512"},
+    } automatic[] = {{FORMAT_BF16, all, "amx-bf16", "amx-bf16"},
                      {FORMAT_BF16, CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, "avx512-bf16", "avx512"},
                      {FORMAT_BF16, CPU_AVX2 | CPU_AVX512, "avx512", "avx512"},
                      {FORMAT_F16, all, "avx512", "avx512"},

@@ -47,6 +47,8 @@ struct formats {
     struct profile_steps steps;
     bool cached; /* so few weights that caches hold a part of them that counts */
     char *weights;
+    struct profile_packed *packed; /* bf16's layers, packed; NULL: not measured */
+    struct profile_samples packed_ratio;
     struct profile_samples ratio[LINEAR_INPUTS][FORMAT_COUNT]; /* [][as format]: to bf16 */
 };
 
@@ -189,11 +191,18 @@ static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct 
     return rc;
 }
 
+/* A value of memory: an estimate where the weights fit the caches. */
+static struct profile_value estimated(const struct formats *f, const struct profile_samples *samples)
+{
+    struct profile_value v = profile_samples_value(samples);
+    if (f->cached && v.source == PROFILE_MEASURED) v.source = PROFILE_ESTIMATE;
+    return v;
+}
+
 static struct profile_value times(const struct formats *f, enum linear_inputs inputs, uint32_t i, double rate)
 {
-    struct profile_value v = profile_samples_value(&f->ratio[inputs][i]);
+    struct profile_value v = estimated(f, &f->ratio[inputs][i]);
     v.value *= rate, v.low *= rate, v.high *= rate;
-    if (f->cached && v.source == PROFILE_MEASURED) v.source = PROFILE_ESTIMATE;
     return v;
 }
 
@@ -288,6 +297,26 @@ static int run_pair(struct formats *f, uint32_t tokens, enum linear_inputs input
     return rc;
 }
 
+static int run_packed(struct formats *f, uint32_t tokens, double *seconds, struct helm_err *err)
+{
+    double spent = 0;
+    profile_packed_swap(f->packed);
+    const int rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
+    profile_packed_swap(f->packed);
+    *seconds = products_s(f, 0); /* programs over packed weights have the same entries */
+    return rc;
+}
+
+/* The same with packed weights. */
+static int run_packed_pair(struct formats *f, uint32_t tokens, struct helm_err *err)
+{
+    double one = 0, several = 0;
+    int rc = run_packed(f, 1, &one, err);
+    if (!rc) rc = run_packed(f, tokens, &several, err);
+    if (!rc) profile_samples_add(&f->packed_ratio, several / one);
+    return rc;
+}
+
 static int measure_apart(struct formats *f, struct profile *p, struct helm_err *err)
 {
     const bool int8 = f->steps.local.engine.programs[LINEAR_INT8].plan != NULL;
@@ -296,11 +325,15 @@ static int measure_apart(struct formats *f, struct profile *p, struct helm_err *
         const double end = profile_now_s() + MANY_S / (f->options.quick ? QUICK : 1);
         for (uint32_t i = 0; i < f->count; i++)
             f->ratio[LINEAR_EXACT][i].count = f->ratio[LINEAR_INT8][i].count = 0;
+        f->packed_ratio.count = 0;
         for (uint32_t n = 0; !rc && (n < 3 || profile_now_s() < end); n++) {
             rc = run_pair(f, counts_apart[c], LINEAR_EXACT, err);
             if (!rc && int8) rc = run_pair(f, counts_apart[c], LINEAR_INT8, err);
+            if (!rc && f->packed) rc = run_packed_pair(f, counts_apart[c], err);
         }
         if (f->count == 1) profile_table_put(&p->cpu.apart, counts_apart[c], times(f, LINEAR_EXACT, 0, 1));
+        if (f->packed)
+            profile_table_put(&p->cpu.apart_packed, counts_apart[c], estimated(f, &f->packed_ratio));
         for (uint32_t i = 1; i < f->count && !rc; i++) {
             struct profile_format *format = &p->format[f->format[i]];
             profile_table_put(&format->cpu_apart, counts_apart[c], times(f, LINEAR_EXACT, i, 1));
@@ -311,6 +344,17 @@ static int measure_apart(struct formats *f, struct profile *p, struct helm_err *
     return rc;
 }
 
+/* The layers once more, packed, or as many as a third of what memory is left holds; none: they are not measured. */
+static int open_packed(struct formats *f, struct helm_err *err)
+{
+    struct cgroup_memory memory;
+    int rc = node_read_memory(f->steps.local.engine.base.report.node, &memory, err);
+    if (rc) return rc;
+    uint64_t layers = memory.available_bytes / 3 / f->shape.layer_bytes;
+    if (layers > f->shape.layers) layers = f->shape.layers;
+    return layers ? profile_packed_open(&f->steps.local.engine, (uint32_t)layers, &f->packed, err) : 0;
+}
+
 /* By an engine of its own. */
 static int open_apart(struct formats *f, struct profile *p, struct helm_err *err)
 {
@@ -318,6 +362,7 @@ static int open_apart(struct formats *f, struct profile *p, struct helm_err *err
     memset(&f->steps, 0, sizeof f->steps);
     f->options.invariant = true;
     int rc = open_steps(f, false, err);
+    if (!rc && f->count == 1) rc = open_packed(f, err);
     return rc ? rc : measure_apart(f, p, err);
 }
 
@@ -343,6 +388,10 @@ int profile_apart_measure(const struct profile_cpu_options *options, struct prof
     if (!rc)
         profile_say(options->progress, "CPU: 4 tokens with the bits of one each take %.3g times as long",
                     profile_table_at(&profile->cpu.apart, 4).value);
+    if (!rc && f->packed)
+        profile_say(options->progress, "CPU: the same with packed weights, %.3g times as long",
+                    profile_table_at(&profile->cpu.apart_packed, 4).value);
+    profile_packed_close(f->packed);
     profile_steps_close(&f->steps);
     free(f);
     return rc;

@@ -14,11 +14,10 @@
 #include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 
-#define VARIANTS    16 /* groups of a shape that differ; placed as if at random */
-#define SHAPES_MAX  TENSOR_ROLE_COUNT
-#define PIECE       64 /* groups that a thread copies at a time */
-#define DEVIATION   0.02
-#define TOUCH_BYTES (16 * MIB)
+#define VARIANTS   16 /* groups of a shape that differ; placed as if at random */
+#define SHAPES_MAX TENSOR_ROLE_COUNT
+#define PIECE      64 /* groups that a thread copies at a time */
+#define DEVIATION  0.02
 
 /* Groups of as many columns, packed once. */
 struct shape {
@@ -176,15 +175,6 @@ static void place_matrices(struct profile_packed *p)
 
 /* ---- the region ---- */
 
-static void touch_piece(void *ctx, uint32_t chunk, uint32_t thread)
-{
-    const struct profile_packed *p = ctx;
-    const struct arena_region *region = &arena_header_of(&p->arena)->region[ARENA_REGION_WEIGHTS];
-    uint64_t at = chunk * TOUCH_BYTES, left = p->region_bytes - at, huge = 0, small = 0;
-    (void)thread;
-    arena_populate(&p->arena, region->offset + at, left < TOUCH_BYTES ? left : TOUCH_BYTES, &huge, &small);
-}
-
 static void copy_groups(void *ctx, uint32_t chunk, uint32_t thread)
 {
     const struct profile_packed *p = ctx;
@@ -215,7 +205,8 @@ static int make_region(struct profile_packed *p, struct helm_err *err)
     const struct arena_region *region = &arena_header_of(&p->arena)->region[ARENA_REGION_WEIGHTS];
     if (node >= 0) rc = arena_bind(&p->arena, region->offset, region->bytes, node, err);
     if (rc) return rc;
-    pool_run_region(pool, touch_piece, p, (uint32_t)((p->region_bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
+    struct engine_touched touched = {.arena = &p->arena, .offset = region->offset, .bytes = p->region_bytes};
+    engine_touch(pool, &touched);
     pool_run_region(pool, copy_groups, p, (p->groups + PIECE - 1) / PIECE);
     return 0;
 }

@@ -111,7 +111,8 @@ void profile_print(const struct profile *p, FILE *out)
     print_table(out, "linear", &cpu->linear, UNIT_FLOPS, "tok", "by tokens");
     print_table(out, "  apart", &cpu->apart, UNIT_FACTOR, "tok",
                 "one token's time, each with the bits of one");
-    print_table(out, "  packed", &cpu->linear_packed, UNIT_FLOPS, "tok", "the same, of packed weights");
+    print_table(out, "  packed", &cpu->apart_packed, UNIT_FACTOR, "tok", "the same, of packed weights");
+    print_table(out, "  packed", &cpu->linear_packed, UNIT_FLOPS, "tok", "by tokens, of packed weights");
     print_value(out, "attention", &cpu->attention, UNIT_BYTES, "KV cache, one query");
     print_value(out, "attention chunk", &cpu->attention_flops, UNIT_FLOPS, "");
     if (gpu->device != PROFILE_DEVICE_NONE)

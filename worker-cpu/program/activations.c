@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/base/round.h"
 #include "worker-cpu/program/program.h"
 
 int activations_create(const struct cpu_activations_case *size, unsigned formats,
@@ -33,7 +34,7 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
                              (unsigned long long)most);
         bytes += tile * place.tiles;
     }
-    bytes = (bytes + ARENA_HUGE_PAGE - 1) / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
+    bytes = round_up(bytes, ARENA_HUGE_PAGE);
     act->memory = aligned_alloc(ARENA_HUGE_PAGE, (size_t)bytes);
     if (!act->memory)
         return helm_fail(err, HELM_E_NOMEM, "no memory for %llu bytes of activations",

@@ -80,6 +80,7 @@ struct run_thread {
     gemv_order_fn *ordered_by;
     uint64_t ordered_turn;
     uint32_t ordered_first; /* of a few tokens' inputs, or of experts', which ones */
+    size_t ordered_ldx;     /* of a few tokens' */
     void *decoded;
     void *experts; /* scratch of experts.c; NULL: the model has no experts */
 };

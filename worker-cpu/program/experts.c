@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/round.h"
 #include "worker-cpu/program/linear.h"
 
 #define TOKENS CPU_EXPERTS_TOKENS
@@ -141,7 +142,7 @@ static struct expert_rows rows_of(const struct program_entry *e, const struct pr
     const uint32_t first = e->bound[at.piece], rows = e->bound[at.piece + 1] - first;
     return (struct expert_rows){.w = (const char *)g->matrix.data +
                                      ((uint64_t)at.expert * e->expert_rows + first) * row_bytes,
-                                .stride = rows / g->kernels->one->streams * row_bytes};
+                                .stride = linear_stream_bytes(g->kernels->one, rows, row_bytes)};
 }
 
 /* The chunks [first, last) of `chunks` that the pool gives a thread. */
@@ -196,7 +197,7 @@ bool experts_fetch_ahead(const struct run *run, const struct program_entry *down
     for (uint32_t c = share.first; c < share.last; c++) {
         const uint32_t rows = c % down->chunks;
         const uint64_t bytes = (down->bound[rows + 1] - down->bound[rows]) * row_bytes,
-                       here = (bytes + IDLE_PIECE - 1) / IDLE_PIECE * IDLE_PIECE;
+                       here = round_up(bytes, IDLE_PIECE);
         if (at >= here) {
             at -= here;
             continue;

@@ -61,7 +61,9 @@ static bool find_part(const struct program_entry *e, uint32_t chunk, uint32_t s,
         if (!clip_rows(g, e->bound[chunk], e->bound[chunk + 1], &first, &last)) continue;
         part->streams = (uint32_t)g->kernels->one->streams;
         part->w = row_at(g, first);
-        part->run = (uint64_t)(row_at(g, first + (last - first) / part->streams) - part->w);
+        part->run = g->kernels->one->neighbours
+                        ? tensor_format_row_bytes(g->matrix.format, g->matrix.cols)
+                        : (uint64_t)(row_at(g, first + (last - first) / part->streams) - part->w);
         return true;
     }
     return false;
@@ -183,33 +185,34 @@ void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread)
 /* Weights that stay in L2 while token after token is multiplied with them. */
 #define FEW_BYTES ((uint64_t)128 * KIB)
 
-static size_t few_stride(const struct program_segment *g)
-{
-    return (linear_ordered_bytes(g) + 63) / 64 * 64;
-}
-
 size_t linear_few_ordered_bytes(const struct program_segment *g, uint32_t tokens)
 {
-    return tokens * few_stride(g);
+    const struct linear_kernel *k = g->kernels->one;
+    return k->order ? linear_ordered_few_bytes(k, tokens, g->matrix.cols) : 0;
 }
 
-/* The inputs of tokens [first, first + count), at most PROGRAM_FEW_TOKENS, in the order of the segment's kernel. */
-static const char *few_inputs(const struct run *run, const struct program_entry *e,
-                              const struct program_segment *g, uint32_t first, uint32_t count,
-                              uint32_t thread)
+/* Inputs of a few tokens as `few` reads them. */
+struct few_in {
+    const float *x;
+    size_t ldx;
+};
+
+/* Those of tokens [first, first + count), at most PROGRAM_FEW_TOKENS. */
+static struct few_in few_inputs(const struct run *run, const struct program_entry *e,
+                                const struct program_segment *g, uint32_t first, uint32_t count,
+                                uint32_t thread)
 {
     struct run_thread *t = &run->thread[thread];
     const struct linear_kernel *k = g->kernels->one;
-    if (!k->order) return (const char *)(e->in + (size_t)first * e->width);
+    const float *x = e->in + (size_t)first * e->width;
+    if (!k->order) return (struct few_in){x, e->width};
     if (t->ordered_turn != run->turn || t->ordered_by != k->order || t->ordered_first != first) {
-        for (uint32_t i = 0; i < count; i++)
-            k->order((float *)(void *)((char *)t->ordered + i * few_stride(g)),
-                     e->in + (size_t)(first + i) * e->width, g->matrix.cols);
+        t->ordered_ldx = linear_order_few(k, t->ordered, x, e->width, count, g->matrix.cols);
         t->ordered_turn = run->turn;
         t->ordered_by = k->order;
         t->ordered_first = first;
     }
-    return (const char *)t->ordered;
+    return (struct few_in){t->ordered, t->ordered_ldx};
 }
 
 /* How many rows, of `rows`, are multiplied with all tokens before the next ones are read: whole groups, and a multiple of
@@ -231,20 +234,17 @@ static void segment_few(const struct run *run, const struct program_segment *g, 
 {
     const struct program_entry *e = run->entry;
     const struct linear_kernel *k = g->kernels->one;
-    const char *in = few_inputs(run, e, g, token, count, thread);
-    const size_t stride = k->order ? few_stride(g) : e->width * sizeof(float);
+    const struct few_in in = few_inputs(run, e, g, token, count, thread);
     float *sum = run->thread[thread].scratch;
     const uint32_t each = few_rows(g, last - first);
     for (uint32_t row = first; row < last; row += each) {
         const uint32_t rows = last - row < each ? last - row : each;
         const char *w = row_at(g, row);
         if (k->few)
-            k->few(sum, rows, w, (const float *)(const void *)in, stride / sizeof(float), rows,
-                   g->matrix.cols, count);
+            k->few(sum, rows, w, in.x, in.ldx, rows, g->matrix.cols, count);
         else
             for (uint32_t t = 0; t < count; t++)
-                k->gemv(sum + (size_t)t * rows, w, (const float *)(const void *)(in + t * stride), rows,
-                        g->matrix.cols, &run->reads.gemv);
+                k->gemv(sum + (size_t)t * rows, w, in.x + t * in.ldx, rows, g->matrix.cols, &run->reads.gemv);
         for (uint32_t t = 0; t < count; t++) {
             float *out = g->out + (size_t)(token + t) * g->out_width + row, *from = sum + (size_t)t * rows;
             for (uint32_t r = 0; r < rows; r++) out[r] = e->accumulate ? out[r] + from[r] : from[r];

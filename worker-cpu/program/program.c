@@ -3,38 +3,12 @@
  * Each operation of the model becomes the entries that program_ops_of names; each kind has one function. A LINEAR has a
  * segment for each weight; swiglu combines its rows while they are in the cache. With several tokens the NORM before
  * it, with or without a weight, tiles the input for the matrix kernel. */
-#include "worker-cpu/program/program.h"
+#include "worker-cpu/program/lower.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/units.h"
 #include "common/plan/schedule.h"
-
-/* With one token or a few, a thread takes a third of what is left of its share at a time, but no more than 10 to 20 us of one
- * core's share of the bandwidth, and no less than 3 to 5: what it has begun no other thread takes from it, and on virtual
- * CPUs some threads are slow, two of which share a core for some seconds at 0.6 of the others' speed. Within a share a
- * chunk's reading goes on in the next one, so short chunks cost nothing; the shortest come last, where others steal. */
-#define GEMV_CHUNK_BYTES_MAX (128 * KIB)
-#define GEMV_CHUNK_BYTES_MIN (32 * KIB)
-#define GEMV_CHUNK_PART      3
-/* One token's experts: a matrix's rows of a piece. A call begins with its streams' latencies, 0.3 to 0.5 us: calls of 14 and of
- * 27 KiB read 20 and 10 % slower than of 55 or more (notes/cpu-decode.md). */
-#define EXPERTS_CALL_BYTES     (64 * KIB)
-#define EXPERTS_CALL_BYTES_MIN (24 * KIB)
-/* Of each thread, where calls twice as long still leave as many. */
-#define EXPERTS_PIECES 16
-/* The least of several tokens' experts that is worth another piece. */
-#define EXPERTS_PIECE_BYTES (48 * KIB)
-/* The least that is worth another thread's joining in: a small model on many cores is faster on some of them,
- * and with busy neighbours much faster, because every thread that takes part can be the one that is not
- * running. */
-#define GEMV_SHARE_BYTES (192 * KIB)
-/* Of a router: behind it all threads have its experts. */
-#define ROUTER_SHARE_BYTES (64 * KIB)
-/* Multiply-adds of one gemm chunk of many tokens: about 50 us of one core. */
-#define GEMM_CHUNK_OPS (UINT64_C(12) << 20)
-#define TOKENS_A_CHUNK 8
 
 enum op_tier program_tier_of(uint32_t tokens)
 {
@@ -53,20 +27,12 @@ bool program_tier_occurs(const struct plan *plan, uint32_t phase, enum op_tier t
     return from <= to;
 }
 
-struct lowering {
-    const struct program_source *source;
-    struct program *program;
-    uint32_t capacity;
-    enum op_tier tier;
-    uint32_t tokens; /* typical of the tier, for chunk sizes */
-    bool tiled;      /* inputs of linears are (several tokens) */
-    bool few;        /* several tokens, each with the bits of one */
-    uint32_t asked;  /* layers whose queries come from the GPU, so far */
-    uint32_t mixed;  /* layers whose experts it asks for, likewise */
-    struct helm_err *err;
-    int rc;                       /* what is added after an error goes nowhere */
-    struct program_entry nowhere; /* is added to, where there is no memory */
-};
+void lower_unsupported(struct lowering *low, int32_t layer, const char *what)
+{
+    if (!low->rc)
+        low->rc = helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: %s cannot be lowered for the CPU", layer,
+                            what);
+}
 
 static struct program_entry *add_entry(struct lowering *low, enum op_kind kind, int32_t layer)
 {
@@ -89,145 +55,6 @@ static struct program_entry *add_entry(struct lowering *low, enum op_kind kind, 
     return e;
 }
 
-static void unsupported(struct lowering *low, int32_t layer, const char *what)
-{
-    if (!low->rc)
-        low->rc = helm_fail(low->err, HELM_E_UNSUPPORTED, "layer %d: %s cannot be lowered for the CPU", layer,
-                            what);
-}
-
-static uint64_t gcd(uint64_t a, uint64_t b)
-{
-    while (b) {
-        uint64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
-static uint64_t common_multiple(uint64_t a, uint64_t b)
-{
-    return a / gcd(a, b) * b;
-}
-
-/* Makes `e`, a NORM, tile for every kernel of `linear`; its chunks become multiples of what each tiles at
- * once. */
-static void add_tiles(struct program_entry *e, const struct program_entry *linear)
-{
-    uint64_t granule = 1;
-    for (uint32_t s = 0; s < linear->segment_count; s++) {
-        const struct linear_kernel *k = linear->segment[s].kernels->tokens;
-        uint32_t i = 0;
-        while (i < e->tile_count && e->tile[i]->tile != k->tile) i++;
-        if (i == e->tile_count) e->tile[e->tile_count++] = k;
-        granule = common_multiple(granule, k->tile_tokens);
-    }
-    e->chunk = (uint32_t)((TOKENS_A_CHUNK + granule - 1) / granule * granule);
-}
-
-/* How a share is cut: its rows' bytes and columns, what chunks are multiples of, and the rows of many tokens' chunk where a
- * share has twice as many. */
-struct cut {
-    uint64_t row_bytes, cols, granule, call_rows;
-};
-
-/* Chunk sizes of one thread's share of `rows` rows, in rows; returns how many, at most `room`. */
-static uint32_t cut_share(const struct lowering *low, uint64_t rows, const struct cut *cut, uint32_t *size,
-                          uint32_t room)
-{
-    const bool many = low->tiled && low->tokens > PROGRAM_FEW_TOKENS;
-    const uint64_t row_bytes = cut->row_bytes, granule = cut->granule,
-                   least = cut->call_rows < rows / 2 ? cut->call_rows : rows / 2;
-    uint32_t count = 0;
-    while (rows && count < room) {
-        uint64_t take;
-        if (many) {
-            take = GEMM_CHUNK_OPS / (cut->cols * low->tokens);
-            if (take < least) take = least;
-        } else {
-            uint64_t bytes = rows * row_bytes / GEMV_CHUNK_PART;
-            if (bytes > GEMV_CHUNK_BYTES_MAX) bytes = GEMV_CHUNK_BYTES_MAX;
-            if (bytes < GEMV_CHUNK_BYTES_MIN) bytes = GEMV_CHUNK_BYTES_MIN;
-            take = bytes / row_bytes;
-        }
-        take = (take + granule - 1) / granule * granule;
-        if (take > PROGRAM_ROWS_MAX) take = PROGRAM_ROWS_MAX / granule * granule;
-        if (take < granule) take = granule;
-        /* A gemv leaves no single row over: alone it would be read as one stream. */
-        if (take > rows || (!low->tiled && rows - take < granule) || count + 1 == room) take = rows;
-        size[count++] = (uint32_t)take;
-        rows -= take;
-    }
-    return count;
-}
-
-/* What chunks of this segment's rows should be multiples of, and must be of a format with groups of rows. */
-static uint64_t granule_of(const struct lowering *low, const struct program_segment *g)
-{
-    const uint64_t unit =
-        low->tiled || low->source->coarse ? g->kernels->tokens->row_granule : g->kernels->one->streams;
-    return common_multiple(unit, tensor_format_of(g->matrix.format)->group_rows);
-}
-
-/* Bytes of weights that a segment reads. */
-static uint64_t segment_bytes(const struct lowering *low, const struct tensor_matrix *m)
-{
-    if (!low->source->arena) return tensor_format_bytes(m->format, m->rows, m->cols);
-    return tensor_format_row_at(m, m->rows) - tensor_format_row_at(m, 0);
-}
-
-/* Cuts the entry's rows into chunks: a share for each thread, of `worth` bytes or more, in whole row granules, the same cuts
- * in each share. */
-static void cut_rows(struct lowering *low, struct program_entry *e, uint64_t worth)
-{
-    struct cut cut = {.row_bytes = 1, .cols = 1, .granule = 1};
-    uint64_t rows_all = 0;
-    uint32_t threads = low->source->threads;
-    bool whole_groups = false;
-    for (uint32_t s = 0; s < e->segment_count; s++) {
-        struct program_segment *g = &e->segment[s];
-        cut.granule = common_multiple(cut.granule, granule_of(low, g));
-        if (g->kernels->tokens->call_rows > cut.call_rows) cut.call_rows = g->kernels->tokens->call_rows;
-        whole_groups |= tensor_format_of(g->matrix.format)->group_rows > 1;
-        cut.cols = g->matrix.cols;
-        g->row_first = e->swiglu ? 0 : (uint32_t)rows_all;
-        rows_all += g->matrix.rows;
-        e->bytes += segment_bytes(low, &g->matrix);
-    }
-    cut.row_bytes = e->bytes / rows_all;
-    if (e->swiglu) { /* a chunk computes the same rows of both */
-        cut.row_bytes *= 2;
-        cut.cols *= 2;
-        rows_all = e->segment[0].matrix.rows;
-    }
-    if (!low->tiled || low->tokens <= PROGRAM_FEW_TOKENS) {
-        const uint64_t most = e->bytes / worth;
-        if (most < threads) threads = most ? (uint32_t)most : 1;
-        e->share = threads;
-        e->alone = threads == 1;
-    }
-    uint64_t share = (rows_all + threads - 1) / threads;
-    if (low->tiled || low->source->coarse || whole_groups)
-        share = (share + cut.granule - 1) / cut.granule * cut.granule;
-    uint32_t room = (POOL_CHUNKS_MAX / 4) / threads;
-    if (room > share) room = (uint32_t)share;
-    uint32_t *size = malloc((room + 1) * sizeof *size);
-    uint32_t count = size ? cut_share(low, share, &cut, size, room) : 0;
-    e->chunks = count * threads;
-    e->bound = malloc((e->chunks + 1) * sizeof *e->bound);
-    if (size && e->bound) {
-        for (uint32_t t = 0; t < threads; t++) {
-            uint64_t at = t * share;
-            for (uint32_t i = 0; i < count; i++, at += size[i - 1])
-                e->bound[t * count + i] = (uint32_t)(at < rows_all ? at : rows_all);
-        }
-        e->bound[e->chunks] = (uint32_t)rows_all;
-    }
-    if (!size || !e->bound) low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for %u chunks", room);
-    free(size);
-}
-
 static void add_segment(struct lowering *low, struct program_entry *e, const struct math_op *op,
                         uint32_t weight, int32_t layer)
 {
@@ -235,9 +62,9 @@ static void add_segment(struct lowering *low, struct program_entry *e, const str
     const struct tensor_matrix *m = weights_matrix(s->weights, op->weight[weight], layer);
     const struct linear_set *kernels = &s->kernels->linear[s->inputs][m->format];
     float *out = s->act->buffer[op->out[weight]];
-    if (!m->data || !out) unsupported(low, layer, "a linear without weights or output");
+    if (!m->data || !out) lower_unsupported(low, layer, "a linear without weights or output");
     if (!kernels->one || (kernels->one->col_unit && m->cols % kernels->one->col_unit))
-        unsupported(low, layer, "a linear of weights whose format has no kernel here");
+        lower_unsupported(low, layer, "a linear of weights whose format has no kernel here");
     e->decoded |= low->tiled && kernels->decode;
     struct program_segment *g = &e->segment[e->segment_count++];
     *g = (struct program_segment){.matrix = *m,
@@ -257,7 +84,7 @@ static void add_router(struct lowering *low, struct program_entry *e, const stru
     const struct program_source *s = low->source;
     const struct model_config *c = &s->model->config;
     const float *router = weights_vector(s->weights, role, layer);
-    if (!router) unsupported(low, layer, "a router without weights");
+    if (!router) lower_unsupported(low, layer, "a router without weights");
     e->segment[e->segment_count++] =
         (struct program_segment){.matrix = {.format = FORMAT_F32,
                                             .data = router,
@@ -285,7 +112,7 @@ static void make_embed(struct lowering *low, const struct making *m)
     const struct tensor_matrix *table = weights_matrix(low->source->weights, m->op->weight[0], -1);
     if (!table->data || tensor_format_of(table->format)->variable ||
         table->bytes < tensor_format_bytes(table->format, table->rows, table->cols))
-        unsupported(low, m->layer, "an embedding that is not here, or not in rows of one size,");
+        lower_unsupported(low, m->layer, "an embedding that is not here, or not in rows of one size,");
     low->program->entry[0].gather = true;
 }
 
@@ -301,7 +128,7 @@ static void make_norm(struct lowering *low, const struct making *m)
     if (m->op->norm == TENSOR_NONE) return;
     e->norm = weights_vector(s->weights, m->op->norm, m->layer);
     e->out = s->act->buffer[BUFFER_H];
-    if (!e->norm) unsupported(low, m->layer, "a norm without weight");
+    if (!e->norm) lower_unsupported(low, m->layer, "a norm without weight");
 }
 
 /* With several tokens the norm in front tiles its output while that is in the cache. */
@@ -317,8 +144,8 @@ static void make_linear(struct lowering *low, const struct making *m)
     if (m->op->kind == MATH_ROUTE) add_router(low, e, m->op, m->layer);
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;
-    if (low->tiled) add_tiles(e - 1, e);
-    cut_rows(low, e, m->op->kind == MATH_ROUTE ? ROUTER_SHARE_BYTES : GEMV_SHARE_BYTES);
+    if (low->tiled) cut_tiles(e - 1, e);
+    cut_rows(low, e, m->op->kind == MATH_ROUTE);
     low->program->bytes += e->bytes;
 }
 
@@ -328,7 +155,7 @@ static void make_rope_append(struct lowering *low, const struct making *m)
     const struct program_source *s = low->source;
     struct program_entry *e = add_entry(low, OP_ROPE_APPEND, m->layer);
     if (plan_kv_of(s->plan, (uint32_t)m->layer, &e->kv_layer) != PLAN_CPU0)
-        unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
+        lower_unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
     low->program->entry[0].rotates = true;
     if (m->op->q_norm != TENSOR_NONE) e->norm = weights_vector(s->weights, m->op->q_norm, m->layer);
     if (m->op->k_norm != TENSOR_NONE) e->norm2 = weights_vector(s->weights, m->op->k_norm, m->layer);
@@ -348,71 +175,6 @@ static void make_sample(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_SAMPLE, m->layer);
     e->sampled = m->sampled;
     e->chunk = 1;
-}
-
-static uint64_t rounded_up(uint64_t n, uint64_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
-
-/* In how many pieces `bytes` of one of an expert's matrices are cut, for one token: so many that each thread has as many of all
- * chosen ones together; where the GPU asks for some, of any number of them, if pieces are long enough then. */
-static uint64_t pieces_of_one(const struct lowering *low, const struct program_entry *e, uint64_t bytes)
-{
-    const uint64_t threads = low->source->threads, even = threads / gcd(threads, e->chosen);
-    uint64_t call = 2 * EXPERTS_CALL_BYTES;
-    if (bytes / call * e->chosen < EXPERTS_PIECES * threads) call = EXPERTS_CALL_BYTES;
-    const uint64_t pieces = (bytes + call - 1) / call, each = rounded_up(pieces, threads),
-                   together = rounded_up(pieces, even);
-    if (e->asked && bytes / each >= EXPERTS_CALL_BYTES_MIN) return each;
-    if (bytes / together >= EXPERTS_CALL_BYTES_MIN) return together;
-    return bytes < EXPERTS_CALL_BYTES_MIN ? 1 : bytes / EXPERTS_CALL_BYTES_MIN;
-}
-
-/* The same for several tokens, whose input each piece has to gather: the chosen ones together have several for each thread. */
-static uint64_t pieces_of_several(const struct lowering *low, const struct program_entry *e)
-{
-    const uint64_t threads = low->source->threads;
-    uint64_t pieces = e->bytes / EXPERTS_PIECE_BYTES;
-    if (pieces > 4 * threads) pieces = 4 * threads;
-    if (pieces > threads) pieces = pieces / threads * threads;
-    return (pieces + e->chosen - 1) / e->chosen;
-}
-
-/* Cuts an expert's rows. */
-static void cut_experts(struct lowering *low, struct program_entry *e)
-{
-    const uint32_t threads = low->source->threads, rows = e->expert_rows;
-    const bool one = !low->tiled && !low->few;
-    uint64_t granule = 1, bytes = 0;
-    for (uint32_t s = 0; s < e->segment_count; s++) {
-        granule = common_multiple(granule, granule_of(low, &e->segment[s]));
-        bytes += tensor_format_bytes(e->segment[s].matrix.format, rows, e->segment[s].matrix.cols);
-    }
-    e->bytes = bytes * e->chosen;
-    if (granule > CPU_EXPERTS_ROWS) {
-        unsupported(low, e->layer, "experts of so many rows");
-        return;
-    }
-    const uint64_t units = (rows + granule - 1) / granule, most = CPU_EXPERTS_ROWS / granule,
-                   least = (units + most - 1) / most;
-    uint64_t pieces = one ? pieces_of_one(low, e, bytes / e->segment_count) : pieces_of_several(low, e);
-    if (pieces < least) pieces = least;
-    if (pieces > units) pieces = units;
-    e->chunks = (uint32_t)pieces;
-    e->bound = malloc((pieces + 1) * sizeof *e->bound);
-    if ((uint64_t)e->experts * e->chunks > POOL_CHUNKS_MAX)
-        unsupported(low, e->layer, "experts of so many rows");
-    if (!e->bound) {
-        low->rc = helm_fail(low->err, HELM_E_NOMEM, "no memory for %u pieces of experts", e->chunks);
-        return;
-    }
-    for (uint64_t i = 0; i < pieces; i++) e->bound[i] = (uint32_t)(i * units / pieces * granule);
-    e->bound[pieces] = rows;
-    if (!one) return; /* how much there is depends on the step */
-    const uint64_t worth = e->bytes / GEMV_SHARE_BYTES;
-    e->share = worth < threads ? (worth ? (uint32_t)worth : 1) : threads;
-    e->alone = e->share == 1;
 }
 
 /* The last entry of a layer that was asked for. */
@@ -444,7 +206,7 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
     if (low->rc) return;
     if (e->segment[0].matrix.rows != (uint64_t)e->experts * e->expert_rows ||
         tensor_format_of(e->segment[0].matrix.format)->variable) {
-        unsupported(low, m->layer, "experts in rows of no one size");
+        lower_unsupported(low, m->layer, "experts in rows of no one size");
         return;
     }
     cut_experts(low, e);
@@ -489,7 +251,7 @@ static void make_experts_take(struct lowering *low, const struct making *m)
     e->ticket = ++low->mixed;
     e->last = low->mixed == plan_mixed_units(s->plan);
     e->lane = s->arena ? arena_expert_lane_of(s->arena, ARENA_EXPERT_ASK) : NULL;
-    if (!e->norm) unsupported(low, m->layer, "a norm without weight");
+    if (!e->norm) lower_unsupported(low, m->layer, "a norm without weight");
 }
 
 static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct making *m) = {
@@ -576,15 +338,11 @@ static void lower_asked(struct lowering *low, uint32_t phase, const struct plan_
             lower_attend_host(low, unit_layer(u));
 }
 
-static int end_program(struct lowering *low)
+/* How many tokens at most a program of few, or of as few sampled rows, computes as one token's kernels do; 0: it has kernels of
+ * several. */
+static uint32_t few_of(const struct program_source *source)
 {
-    struct program *program = low->program;
-    if (!low->rc && low->few) {
-        program->few = low->source->plan->invariant ? PROGRAM_FEW_TOKENS : program_apart_tokens(program);
-        if (!program->few) program_free(program);
-    }
-    if (low->rc) program_free(program);
-    return low->rc;
+    return source->plan->invariant ? PROGRAM_FEW_TOKENS : source->apart;
 }
 
 int program_lower(const struct program_source *source, uint32_t phase, enum op_tier tier,
@@ -595,11 +353,10 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
                            .program = program,
                            .tier = tier,
                            .tokens = typical[tier],
-                           .few = tier == OP_TIER_FEW && (source->plan->invariant || source->apart),
+                           .few = tier == OP_TIER_FEW && few_of(source),
                            .err = err};
     low.tiled = tier != OP_TIER_ONE && !low.few;
-    memset(program, 0, sizeof *program);
-    program->tiled = low.tiled;
+    *program = (struct program){.tiled = low.tiled, .few = low.few ? few_of(source) : 0};
     struct plan_span *spans = NULL;
     uint32_t span_count = 0;
     low.rc = plan_spans(source->plan, phase, &spans, &span_count, err);
@@ -615,7 +372,8 @@ int program_lower(const struct program_source *source, uint32_t phase, enum op_t
         program->count--;
         memmove(program->entry, program->entry + 1, program->count * sizeof *program->entry);
     }
-    return end_program(&low);
+    if (low.rc) program_free(program);
+    return low.rc;
 }
 
 int program_lower_head(const struct program_source *source, bool many, struct program *program,
@@ -625,13 +383,52 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
                            .program = program,
                            .tier = many ? OP_TIER_FEW : OP_TIER_ONE,
                            .tokens = many ? PROGRAM_FEW_TOKENS : 1,
-                           .few = many && (source->plan->invariant || source->apart),
+                           .few = many && few_of(source),
                            .err = err};
     low.tiled = many && !low.few;
-    memset(program, 0, sizeof *program);
-    program->tiled = low.tiled;
+    *program = (struct program){.tiled = low.tiled, .few = low.few ? few_of(source) : 0};
     lower_op(&low, &source->model->math.head, -1);
-    return end_program(&low);
+    if (low.rc) program_free(program);
+    return low.rc;
+}
+
+/* Of an operation's weights, the fewest tokens that their kernels multiply apart; `most` where it has none. */
+static uint32_t apart_of(const struct program_source *s, const struct math_op *op, int32_t layer,
+                         uint32_t most)
+{
+    if (op->kind == MATH_EMBED || op->kind == MATH_ATTENTION) return most;
+    if (op->kind != MATH_LINEAR) return 0; /* a mixture's: tokens of one expert are multiplied together */
+    for (uint32_t w = 0; w < op->weights; w++) {
+        const struct tensor_matrix *m = weights_matrix(s->weights, op->weight[w], layer);
+        const struct linear_kernel *one = s->kernels->linear[s->inputs][m->format].one;
+        if (!one || one->apart < most) most = one ? one->apart : 0;
+    }
+    return most;
+}
+
+int program_apart(const struct program_source *source, uint32_t phase, uint32_t *tokens, struct helm_err *err)
+{
+    struct plan_span *spans = NULL;
+    uint32_t count = 0, most = UINT32_MAX;
+    *tokens = 0;
+    int rc = plan_spans(source->plan, phase, &spans, &count, err);
+    if (rc) return rc;
+    for (uint32_t s = 0; s < count; s++)
+        for (uint32_t u = spans[s].first_unit; u < spans[s].first_unit + spans[s].unit_count; u++) {
+            const struct math_part *math = model_unit_math(source->model, u);
+            const bool ours = spans[s].processor == PLAN_CPU0,
+                       asked = plan_unit_home(source->plan, phase, u) == PLAN_HOME_MIXED;
+            for (uint32_t i = 0; i < math->ops && (ours || asked); i++)
+                most = apart_of(source, &math->op[i], (int32_t)unit_layer(u), most);
+        }
+    free(spans);
+    if (most != UINT32_MAX) *tokens = most;
+    return 0;
+}
+
+uint32_t program_apart_head(const struct program_source *source)
+{
+    return apart_of(source, &source->model->math.head, -1, PROGRAM_FEW_TOKENS);
 }
 
 static void add_experts(struct lowering *low, const struct program_experts *of, bool down)

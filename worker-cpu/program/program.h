@@ -101,9 +101,9 @@ struct program_source {
     const struct kernel_set *kernels;
     enum linear_inputs inputs; /* which of them */
     bool assisted; /* of decode: with the CPU's part of attention in layers whose cache is the GPU's */
-    /* OP_TIER_FEW and the head: as in an invariant plan, each token with the bits of one. Empty where products of several tokens
-     * are faster from two on. */
-    bool apart;
+    /* OP_TIER_FEW and the head: up to this many tokens, as in an invariant plan each with the bits of one; 0: with kernels of
+     * several. */
+    uint32_t apart;
     const struct activations *act;
     uint32_t threads;
     bool coarse; /* one token's chunks in row_granules, as those of many tokens: for comparison */
@@ -129,8 +129,11 @@ HELM_MUST_CHECK int program_lower_experts(const struct program_source *source,
                                           const struct program_experts *layers, uint32_t count,
                                           struct program *program, struct helm_err *err);
 void program_free(struct program *program);
-/* program/apart.c: the fewest tokens of all its products. 0 where it has none, or experts, which are multiplied token by token. */
-uint32_t program_apart_tokens(const struct program *program);
+/* Up to how many tokens one token's kernels multiply faster, one by one, than those of several: the fewest of all products
+ * of the phase (struct linear_kernel's `apart`). 0: there are none, or some are of experts, or faster together from two on. */
+HELM_MUST_CHECK int program_apart(const struct program_source *source, uint32_t phase, uint32_t *tokens,
+                                  struct helm_err *err);
+uint32_t program_apart_head(const struct program_source *source);
 /* program/print.c: a line for each entry. */
 void program_print(const struct program *program, const char *title, FILE *out);
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/round.h"
 #include "common/base/units.h"
 #include "worker-gpu/measure/private.h"
 #include "worker-gpu/program/program.h"
@@ -203,7 +204,7 @@ int measure_issue_many(const struct measure_work *w, uint32_t index, struct helm
     const struct measure_shape *s = w->shape;
     uint32_t rows, cols, op = index % MEASURE_LAYER_OPS;
     uint64_t at;
-    uint32_t padded = (w->tokens + GPU_PAD_TOKENS - 1) / GPU_PAD_TOKENS * GPU_PAD_TOKENS;
+    const uint32_t padded = (uint32_t)round_up(w->tokens, GPU_PAD_TOKENS);
     bool accumulate = op == 1 || op == 3;
     op_place(s, w->m->format, op, &rows, &cols, &at);
     const void *const in[MEASURE_LAYER_OPS] = {k->h, k->a, k->h, k->act};

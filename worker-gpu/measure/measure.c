@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "common/base/cgroup.h"
+#include "common/base/round.h"
 #include "common/base/units.h"
 #include "worker-gpu/measure/private.h"
 
@@ -358,8 +359,7 @@ static int measure_open(struct measure *m, struct helm_err *err)
     uint64_t most = memory.available_bytes / 4 / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
     m->host_bytes = (m->emulated ? 256 : 1024) * MIB;
     if (o->quick) m->host_bytes /= 4;
-    if (m->host_bytes < o->host_bytes)
-        m->host_bytes = (o->host_bytes + ARENA_HUGE_PAGE - 1) / ARENA_HUGE_PAGE * ARENA_HUGE_PAGE;
+    if (m->host_bytes < o->host_bytes) m->host_bytes = round_up(o->host_bytes, ARENA_HUGE_PAGE);
     if (m->host_bytes > most) m->host_bytes = most;
     if (m->host_bytes < 4 * MIB)
         return helm_fail(err, HELM_E_CAPACITY, "%llu bytes of host memory are free: too few to measure with",

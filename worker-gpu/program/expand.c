@@ -1,11 +1,12 @@
 /* Tables and place of packed streamed weights. See expand.h. */
 #include "worker-gpu/program/expand.h"
 
+#include "common/base/round.h"
 #include "common/formats/packed.h"
 
 static uint64_t table_bytes(const struct gpu_matrix *m)
 {
-    return (packed_offsets_bytes(m->rows) + VRAM_ALIGN - 1) / VRAM_ALIGN * VRAM_ALIGN;
+    return round_up(packed_offsets_bytes(m->rows), VRAM_ALIGN);
 }
 
 /* Streamed ones of a variable format. */
@@ -32,7 +33,7 @@ void gpu_expand_plan(const struct gpu_weights *w, const struct ring_schedule *ri
     for (uint32_t p = 0; p < phases; p++) hold_slices(expand, &ring[p]);
     hold_slices(expand, home);
     if (!expand->slice_bytes) return;
-    expand->slice_bytes = (expand->slice_bytes + VRAM_ALIGN - 1) / VRAM_ALIGN * VRAM_ALIGN;
+    expand->slice_bytes = round_up(expand->slice_bytes, VRAM_ALIGN);
     expand->bytes = expand->slice_bytes;
     for (uint32_t i = 0; i < cells_of(w); i++)
         if (has_table(&w->matrix[i])) expand->bytes += table_bytes(&w->matrix[i]);

@@ -2,6 +2,7 @@
  *
  * Run once per decode tier, under capture, and once per step for a chunk (for every program where graphs are
  * not wanted). Called by step.c and engine.c. */
+#include "common/base/round.h"
 #include "worker-gpu/program/pieces.h"
 #include "worker-gpu/program/tiers.h"
 
@@ -247,7 +248,7 @@ static void pad(const struct issuing *i, struct op *op)
 {
     const struct gpu_source *s = i->source;
     const uint32_t whole = s->plan->invariant && !s->device->steady ? GPU_STEADY_TOKENS : GPU_PAD_TOKENS;
-    op->tokens = (op->tokens + whole - 1) / whole * whole;
+    op->tokens = (uint32_t)round_up(op->tokens, whole);
     if (i->issue->is_short) op->as.matmul.steady = GPU_STEADY_TOKENS;
 }
 

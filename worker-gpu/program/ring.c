@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/round.h"
 #include "common/formats/packed.h"
 #include "common/base/units.h"
 #include "common/program/op.h"
@@ -26,11 +27,6 @@ uint32_t ring_run_end(const struct gpu_weights *weights, const struct math_op *m
     for (uint32_t w = 0; w < math->weights; w++)
         format[w] = gpu_matrix_of(weights, math->weight[w], layer)->format;
     return program_run_end(math, format, first);
-}
-
-static uint64_t round_up(uint64_t bytes, uint64_t unit)
-{
-    return (bytes + unit - 1) / unit * unit;
 }
 
 struct cutting {

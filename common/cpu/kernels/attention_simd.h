@@ -17,6 +17,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "common/base/round.h"
 #include "common/cpu/kernels/attention_cells.h"
 
 #ifndef TILE_ROWS_MAX
@@ -32,10 +33,6 @@
 #define tile_end()         ((void)0)
 #endif
 
-static inline size_t round_up(size_t n, size_t to)
-{
-    return (n + to - 1) / to * to;
-}
 static inline uint32_t max_u32(uint32_t a, uint32_t b)
 {
     return a > b ? a : b;

@@ -423,6 +423,7 @@ const struct linear_kernel bf16_packed_avx512vbmi2_gemv = {.name = "avx512-vbmi2
                                                            .schedule = LINEAR_ONE_TOKEN,
                                                            .gemv = gemv,
                                                            .few = few,
+                                                           .apart = 2,
                                                            .streams = 1,
                                                            .col_unit = PACKED_CPU_COLS,
                                                            .order = split_columns,

@@ -41,6 +41,7 @@ BLOCK_FORMATS(FUNCTIONS)
                               .schedule = LINEAR_ONE_TOKEN,                                                  \
                               .gemv = format_##_gemv,                                                        \
                               .few = format_##_few,                                                          \
+                              .apart = 4,                                                                    \
                               .streams = STREAMS,                                                            \
                               .order = ORDER(FORMAT_##FORMAT_NAME),                                          \
                               .ordered_bytes = ORDERED_BYTES},                                               \

@@ -2,6 +2,7 @@
  * kernels of them. Included behind what gemv_chunks.h asks for but row_sum and has_two_sums, and
  *   order_as         of the format that is its last argument
  *   NAME, FEATURES   of the kernels
+ *   APART            theirs (linear.h)
  *   KERNELS          their table, by the formats' numbers in int8.h */
 #ifndef HELM_COMMON_CPU_KERNELS_INT8_GEMV_H
 #define HELM_COMMON_CPU_KERNELS_INT8_GEMV_H
@@ -40,6 +41,7 @@ INT8_FORMATS(FUNCTIONS)
                             .schedule = LINEAR_ONE_TOKEN,                                                    \
                             .gemv = format_##_gemv,                                                          \
                             .few = format_##_few,                                                            \
+                            .apart = APART,                                                                  \
                             .streams = GEMV_STREAMS,                                                         \
                             .order = format_##_order,                                                        \
                             .ordered_bytes = format_##_ordered_bytes},

@@ -297,4 +297,5 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
 #define NAME     "avx2"
 #define FEATURES CPU_AVX2
 #define KERNELS  int8_avx2_gemv
+#define APART    4
 #include "common/cpu/kernels/int8_gemv.h"

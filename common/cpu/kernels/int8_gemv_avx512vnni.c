@@ -304,4 +304,5 @@ INLINE void add_chunk(vec *total, vec *least, const uint8_t *w, size_t stride, c
 #define NAME     "avx512-vnni"
 #define FEATURES (CPU_AVX2 | CPU_AVX512 | CPU_AVX512_VNNI)
 #define KERNELS  int8_avx512vnni_gemv
+#define APART    8
 #include "common/cpu/kernels/int8_gemv.h"

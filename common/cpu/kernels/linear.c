@@ -32,6 +32,7 @@
 static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                     PLAIN(linear_avx2_gemv),
                                                     PLAIN(linear_avx512_gemv),
+                                                    &linear_amx_gemv,
                                                     PLAIN(linear_ref_gemm),
                                                     PLAIN(linear_openblas_gemm),
                                                     PLAIN(linear_avx2_gemm),
@@ -148,6 +149,28 @@ int linear_choose_set(enum tensor_format format, enum linear_inputs inputs, unsi
     if (one) set->one = one;
     if (tokens) *set = (struct linear_set){.one = set->one, .tokens = tokens};
     return rc;
+}
+
+static size_t few_stride(const struct linear_kernel *kernel, size_t cols)
+{
+    return (kernel->ordered_bytes(cols) + 63) / 64 * 64;
+}
+
+size_t linear_ordered_few_bytes(const struct linear_kernel *kernel, size_t tokens, size_t cols)
+{
+    return kernel->order_few ? kernel->ordered_few_bytes(tokens, cols) : tokens * few_stride(kernel, cols);
+}
+
+size_t linear_order_few(const struct linear_kernel *kernel, void *to, const float *x, size_t ldx,
+                        size_t tokens, size_t cols)
+{
+    if (kernel->order_few) {
+        kernel->order_few(to, x, ldx, tokens, cols);
+        return 0;
+    }
+    const size_t stride = few_stride(kernel, cols) / sizeof(float);
+    for (size_t t = 0; t < tokens; t++) kernel->order((float *)to + t * stride, x + t * ldx, cols);
+    return stride;
 }
 
 /* Measured with 16 threads on a Sapphire Rapids (GB/s at 12288 / 4096 columns; plain reads 181 / 182): 3

@@ -49,6 +49,9 @@ typedef void gemv_few_fn(float *y, size_t ldy, const void *w, const float *x, si
 /* x[cols] to `to` (64-byte aligned, of as many bytes as the other says) as a gemv reads its input. */
 typedef void gemv_order_fn(float *to, const float *x, size_t cols);
 typedef size_t gemv_ordered_bytes_fn(size_t cols);
+/* The x of a few tokens, ldx floats apart, to `to` as a few reads them where that is not what the other makes of each. */
+typedef void gemv_order_few_fn(void *to, const float *x, size_t ldx, size_t tokens, size_t cols);
+typedef size_t gemv_ordered_few_bytes_fn(size_t tokens, size_t cols);
 
 /* Several tokens: x is first *tiled* (rounded to bf16, blocked: the kernel's own layout) by every thread for
  * its share of tokens, then each thread multiplies its share of rows. tile: tokens [first, last) of x (row
@@ -78,12 +81,18 @@ struct linear_kernel {
     /* ONE_TOKEN */
     gemv_fn *gemv;
     gemv_few_fn *few; /* NULL: token by token with gemv is what there is */
+    /* Up to this many tokens `few` is faster than the kernels of several, which unpack blocks to rows or tiles first (measured
+     * by helm-bench-kernels --few: docs/operations.md, "The same tokens"); 0: from two on those are. */
+    uint32_t apart;
     size_t streams;   /* rows it reads side by side, each an equal run of a call's rows: which should be a
                              multiple of it */
+    bool neighbours;  /* these are rows one behind another instead, of each tile of so many */
     size_t col_unit;  /* it takes only columns of a multiple of this; 0: any */
     gemv_order_fn
         *order; /* what its input goes through first, once for all rows; NULL: it is read as it is */
     gemv_ordered_bytes_fn *ordered_bytes;
+    gemv_order_few_fn *order_few; /* NULL: a few tokens' inputs are each as one's, ldx apart */
+    gemv_ordered_few_bytes_fn *ordered_few_bytes;
     /* TOKENS. Of one kernel a token's bits are the same however many threads share the rows. */
     bool exact_input;   /* EXACT: activations stay fp32 (golden tolerance class "float32") */
     size_t tile_tokens; /* granule of tile ranges */
@@ -131,6 +140,17 @@ static inline bool linear_pays(enum tensor_format format, unsigned features)
 static inline bool linear_has_int8(enum tensor_format format, unsigned features)
 {
     return format >= FORMAT_Q8_0 && features & CPU_AVX2;
+}
+
+/* The inputs of a few tokens for `few` of a kernel that has an order: their bytes, and themselves, `to` 64-byte aligned; returns
+ * their distance in floats, 0 where they have none of their own. */
+size_t linear_ordered_few_bytes(const struct linear_kernel *kernel, size_t tokens, size_t cols);
+size_t linear_order_few(const struct linear_kernel *kernel, void *to, const float *x, size_t ldx,
+                        size_t tokens, size_t cols);
+/* Bytes from where a one-token kernel begins one of its streams to where it begins the next, in `rows` rows of row_bytes. */
+static inline size_t linear_stream_bytes(const struct linear_kernel *kernel, size_t rows, size_t row_bytes)
+{
+    return kernel->neighbours ? row_bytes : rows / kernel->streams * row_bytes;
 }
 
 /* What computes with a format; NULL: this processor has none. */

@@ -85,6 +85,7 @@ const struct linear_kernel GEMV = {.name = NAME,
                                    .schedule = LINEAR_ONE_TOKEN,
                                    .gemv = q8_0_gemv,
                                    .few = q8_0_few,
+                                   .apart = 4,
                                    .streams = GEMV_STREAMS};
 const struct linear_kernel DECODE = {.name = NAME,
                                      .features = FEATURES,

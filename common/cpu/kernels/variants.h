@@ -15,7 +15,7 @@ extern const struct linear_kernel linear_avx2_gemv[LINEAR_PLAIN], linear_avx2_ge
 extern const struct linear_kernel linear_avx512_gemv[LINEAR_PLAIN], linear_avx512_gemm[LINEAR_PLAIN];
 extern const struct linear_kernel linear_openblas_gemm[LINEAR_PLAIN];
 /* bf16 weights only. */
-extern const struct linear_kernel linear_avx512bf16_gemm, linear_amx_gemm;
+extern const struct linear_kernel linear_avx512bf16_gemm, linear_amx_gemm, linear_amx_gemv;
 extern const struct linear_kernel bf16_packed_ref_gemv, bf16_packed_ref_decode;
 extern const struct linear_kernel bf16_packed_avx512vbmi2_gemv, bf16_packed_avx512vbmi2_decode;
 extern const struct linear_kernel q8_0_ref_gemv, q8_0_ref_decode;

@@ -133,7 +133,7 @@ void cost_table_free(struct cost_table *table);
 /* Homes of all units in one phase; which of them hold their KV on the host follows from `kv_cpu`. */
 struct cost_plan {
     const enum plan_home *home;      /* [units] */
-    const bool *kv_cpu;              /* [units / 2] layers whose cache is the CPU's; NULL: as `home` says */
+    const bool *kv_cpu;              /* [layers] whose cache is the CPU's; NULL: as `home` says */
     enum plan_processor embed, head; /* cpu or gpu */
     uint64_t ring_bytes;
     bool cold; /* prefill: nothing is copied ahead for the next step, and of this one only what follows */

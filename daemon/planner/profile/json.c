@@ -53,6 +53,7 @@ static const struct member cpu_member[] = {
     MEMBER(profile_cpu, gemv_packed_beside, KIND_RATE, false),
     MEMBER(profile_cpu, linear_packed, KIND_TABLE, false),
     MEMBER(profile_cpu, apart, KIND_TABLE, false),
+    MEMBER(profile_cpu, apart_packed, KIND_TABLE, false),
 };
 static const struct member gpu_member[] = {
     MEMBER(profile_gpu, device, KIND_DEVICE, true),

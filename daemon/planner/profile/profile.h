@@ -77,8 +77,8 @@ struct profile_cpu {
     /* by tokens: `linear` with packed weights; empty: unmeasured */
     struct profile_table linear_packed;
     /* by tokens: how many times as long a step's products take as one token's where each token has the bits of one
-     * (common/plan/schedule.h); empty: unmeasured */
-    struct profile_table apart;
+     * (common/plan/schedule.h), with plain weights and with packed ones; empty: unmeasured */
+    struct profile_table apart, apart_packed;
 };
 #define PROFILE_PACKED_PART                                                                                  \
     0.71 /* bytes of packed weights by plain ones: what rates of packed ones are taken to read */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/round.h"
 #include "daemon/planner/cost/larger.h"
 
 static bool same_item(const struct space_item *a, const struct space_item *b)
@@ -182,7 +183,7 @@ uint64_t space_ring_least(const struct space *s, unsigned uses, const struct spa
     bool kept = uses & 1u << PLAN_HOME_CPU && gpu_used(uses, ends);
     if (!(uses & 1u << PLAN_HOME_STREAM)) return kept ? least : 0;
     least = kept && least > granule ? least : granule;
-    return (least + granule - 1) / granule * granule;
+    return round_up(least, granule);
 }
 
 uint64_t space_ring_most(const struct space *s, unsigned uses, const struct space_ends *ends)

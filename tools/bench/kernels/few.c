@@ -34,8 +34,9 @@ struct bench {
     char *weights[POOL_THREADS_MAX];
     void *scratch[POOL_THREADS_MAX], *decoded[POOL_THREADS_MAX];
     float *y[POOL_THREADS_MAX], *x;
-    char *ordered, *tiled;
-    size_t stride, at; /* bytes of a token's ordered x; where the next pass begins */
+    float *ordered[TOKENS_MAX + 1]; /* by the number of tokens; NULL: not measured */
+    char *tiled;
+    size_t ldx[TOKENS_MAX + 1], at; /* of as many tokens' ordered x; where the next pass begins */
     uint32_t rows, tokens;
     bool together;
 };
@@ -53,12 +54,13 @@ static void apart(const struct bench *b, const char *w, uint32_t thread)
     const uint32_t each = b->tokens == 1 ? b->rows : block_rows(b, (uint32_t)k->streams);
     for (uint32_t row = 0; row < b->rows; row += each, w += each * row_bytes) {
         const uint32_t rows = b->rows - row < each ? b->rows - row : each;
-        const float *x = (const float *)(const void *)b->ordered;
+        const float *x = b->ordered[b->tokens];
+        const size_t ldx = b->ldx[b->tokens];
         if (k->few && b->tokens > 1)
-            k->few(b->y[thread], rows, w, x, b->stride / sizeof *x, rows, COLS, b->tokens);
+            k->few(b->y[thread], rows, w, x, ldx, rows, COLS, b->tokens);
         else
             for (uint32_t t = 0; t < b->tokens; t++)
-                k->gemv(b->y[thread] + t * rows, w, x + t * b->stride / sizeof *x, rows, COLS, &b->reads);
+                k->gemv(b->y[thread] + t * rows, w, x + t * ldx, rows, COLS, &b->reads);
     }
 }
 
@@ -105,12 +107,16 @@ static void measure(struct bench *b, enum linear_inputs inputs, struct pool *poo
     const struct linear_kernel *one = b->set.one, *tokens = b->set.tokens;
     b->rows = (uint32_t)(PASS_BYTES / tensor_format_row_bytes(b->format, COLS));
     if (b->rows > ROWS_MAX) b->rows = ROWS_MAX;
-    b->stride = one->order ? (one->ordered_bytes(COLS) + 63) / 64 * 64 : COLS * sizeof(float);
-    for (uint32_t t = 0; t < TOKENS_MAX; t++)
-        if (one->order)
-            one->order((float *)(void *)(b->ordered + t * b->stride), b->x + (size_t)t * COLS, COLS);
+    for (size_t i = 0; i < COUNTS; i++) {
+        const uint32_t n = counts[i];
+        b->ldx[n] = COLS;
+        if (!one->order)
+            memcpy(b->ordered[n], b->x, (size_t)n * COLS * sizeof *b->x);
+        else if (n == 1)
+            one->order(b->ordered[n], b->x, COLS);
         else
-            memcpy(b->ordered + t * b->stride, b->x + (size_t)t * COLS, b->stride);
+            b->ldx[n] = linear_order_few(one, b->ordered[n], b->x, COLS, n, COLS);
+    }
     for (int s = -1; s < SAMPLES; s++) /* the first warms up */
         for (size_t i = 0; i < COUNTS; i++)
             for (int way = 0; way < 2; way++) {
@@ -161,7 +167,9 @@ int bench_few(const char *name, enum tensor_format format, unsigned threads, con
     const size_t room = (size_t)16 * MIB;
     b.reads = gemv_reads_choose();
     b.x = stats_map_huge((size_t)TOKENS_MAX * COLS * sizeof *b.x);
-    b.ordered = stats_map_huge(room);
+    for (size_t i = 0; i < COUNTS; i++)
+        if (!(b.ordered[counts[i]] = stats_map_huge(room)))
+            return helm_fail_errno(err, "no memory to measure with");
     b.tiled = stats_map_huge(room);
     for (uint32_t t = 0; t < threads; t++) {
         b.weights[t] = stats_map_huge(ALL_BYTES);
@@ -171,7 +179,7 @@ int bench_few(const char *name, enum tensor_format format, unsigned threads, con
         if (!b.weights[t] || !b.scratch[t] || !b.decoded[t] || !b.y[t])
             return helm_fail_errno(err, "no memory to measure with");
     }
-    if (!b.x || !b.ordered || !b.tiled) return helm_fail_errno(err, "no memory to measure with");
+    if (!b.x || !b.tiled) return helm_fail_errno(err, "no memory to measure with");
     for (size_t i = 0; i < (size_t)TOKENS_MAX * COLS; i++)
         b.x[i] = (float)(int)(i * 2654435761u % 255) / 128 - 1;
     int rc = pool_create(threads, cpus->cpu, POOL_SPIN_US_DEFAULT, &pool, err);

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/round.h"
 #include "common/base/units.h"
 #include "worker-gpu/device/emulated/queue.h"
 
@@ -149,7 +150,7 @@ static int emulated_word_write(struct device *d, _Atomic uint32_t *word, uint32_
 
 static int take_memory(struct emulated *e, uint64_t bytes, bool host, void **memory, struct helm_err *err)
 {
-    uint64_t rounded = (bytes + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN;
+    uint64_t rounded = round_up(bytes, MEMORY_ALIGN);
     *memory = aligned_alloc(MEMORY_ALIGN, (size_t)(rounded ? rounded : MEMORY_ALIGN));
     if (!*memory)
         return helm_fail(err, HELM_E_NOMEM, "the emulated device's %llu bytes are not there",

@@ -14,7 +14,7 @@
 int emulated_math_open(struct emulated_math *math, struct helm_err *err)
 {
     size_t count;
-    unsigned features = cpu_features();
+    const unsigned features = cpu_features() & ~(unsigned)CPU_AMX_BF16; /* x is multiplied as it is */
     const struct linear_kernel *const *table = linear_kernels(&count);
     memset(math, 0, sizeof *math);
     for (size_t i = 0; i < count; i++) {

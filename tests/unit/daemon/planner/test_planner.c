@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/plan/placement.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/invariant.h"
 #include "tests/unit/daemon/planner/plan_case.h"
@@ -510,6 +511,12 @@ static void an_invariant_plan_is_chosen_by_all_its_prices(void **state)
                      "off: by price; as priced decode would take +0.0 %, of 8 sequences +");
     expect_invariant(&b, &plan, true, false, "as the plan says");
     plan.slots = 4;
+    expect_invariant(&b, &plan, false, true, "by price");
+    for (uint32_t i = 0; i < plan.placement_count; i++) /* the same layers packed */
+        if (plan.placement[i].format == FORMAT_BF16) plan.placement[i].format = FORMAT_BF16_PACKED;
+    expect_invariant(&b, &plan, false, false, "the profile does not say what several sequences take");
+    struct profile_table *packed = &b.profile.cpu.apart_packed;
+    packed->point[packed->count++] = (struct profile_point){4, made_up_value(1.001)};
     expect_invariant(&b, &plan, false, true, "by price");
     plan.slots = 1;
     apart->count = 0;

@@ -1,0 +1,36 @@
+/* Inside lowering: what program.c (which entries there are) and cut.c (how their rows are cut) share. An error is kept in
+ * `rc`; entries added after it are discarded. */
+#ifndef HELM_WORKER_CPU_PROGRAM_LOWER_H
+#define HELM_WORKER_CPU_PROGRAM_LOWER_H
+
+#include "worker-cpu/program/program.h"
+
+#define TOKENS_A_CHUNK 8 /* of entries that are not cut by rows */
+
+struct lowering {
+    const struct program_source *source;
+    struct program *program;
+    uint32_t capacity;
+    enum op_tier tier;
+    uint32_t tokens; /* typical of the tier, for chunk sizes */
+    bool tiled;      /* inputs of linears are (several tokens) */
+    bool few;        /* several tokens, each with the bits of one */
+    uint32_t asked;  /* layers whose queries come from the GPU, so far */
+    uint32_t mixed;  /* layers whose experts it asks for, likewise */
+    struct helm_err *err;
+    int rc;                       /* what is added after an error goes nowhere */
+    struct program_entry nowhere; /* is added to, where there is no memory */
+};
+
+void lower_unsupported(struct lowering *low, int32_t layer, const char *what);
+
+/* Makes `e`, a NORM, tile for every kernel of `linear`; its chunks become multiples of what each tiles at
+ * once. */
+void cut_tiles(struct program_entry *e, const struct program_entry *linear);
+/* Cuts the entry's rows into chunks: a share for each thread that its bytes are worth, in whole row granules, the same cuts in
+ * each share. */
+void cut_rows(struct lowering *low, struct program_entry *e, bool router);
+/* Cuts an expert's rows. */
+void cut_experts(struct lowering *low, struct program_entry *e);
+
+#endif
