@@ -55,7 +55,7 @@ struct helmd {
     struct rundir rundir;
     struct keeper keeper;
     struct accelerator device;
-    int node; /* NUMA node of weights, caches and compute threads; -1: none */
+    int node;                /* NUMA node of weights, caches and compute threads; -1: none */
     struct profile measured; /* what is planned by: as in the file, or as it would be now */
     struct profile current;  /* what is forecast by: as it would be now, where that is known */
     struct profile profile;  /* either, with the rates of the activations that are planned with */
