@@ -279,8 +279,8 @@ struct helm_status {
     struct helm_histogram queue_seconds, ttft_seconds, tpot_seconds, step_sequences;
     uint64_t preemptions_total, restarts_total;
     double seconds_waiting; /* of seconds_steps: no processor computed */
-    double
-        seconds_link; /* the least that the link was busy, from its bytes and the profile; 0: there is none */
+    /* The least that the link was busy, from its bytes and the profile; 0: there is none */
+    double seconds_link;
     uint32_t kv_page_tokens;
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,

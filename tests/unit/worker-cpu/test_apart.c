@@ -16,6 +16,7 @@
 
 #define BLOCKS "tests/data/golden-gguf/qwen3-Q2_K/model.gguf"
 #define PLAIN  "tests/data/golden/qwen3"
+#define SPARSE "tests/data/golden-gguf/mixtral-Q4_K_M/model.gguf"
 enum { SLOTS = 5, PROMPT = 20, CONTEXT = 64, STEP_TOKENS = 32 };
 
 static const char *kernels(void)
@@ -101,14 +102,17 @@ static char *printed(const char *folder)
 static void what_runs_is_printed(void **state)
 {
     (void)state;
-    char *blocks = printed(BLOCKS), *plain = printed(PLAIN);
+    char *blocks = printed(BLOCKS), *plain = printed(PLAIN), *sparse = printed(SPARSE);
     if (cpu_features() & CPU_AVX2) {
         assert_non_null(strstr(blocks, "2 to 4 tokens, with the kernels of one: "));
         assert_non_null(strstr(blocks, "head, 2 to 4 sampled rows, with the kernels of one: "));
+        assert_non_null(strstr(sparse, "head, 2 to 4 sampled rows, with the kernels of one: "));
     }
+    assert_null(strstr(sparse, "tokens, with the kernels of one")); /* tokens of one expert are together */
     assert_null(strstr(plain, "with the kernels of one"));
     free(blocks);
     free(plain);
+    free(sparse);
 }
 
 int main(void)
