@@ -11,9 +11,11 @@
 /* Bytes a second of plain reads by all threads and of copies to the device, each alone and beside the other; 0: not measured. */
 struct profile_now {
     double read, read_beside, h2d, h2d_beside;
+    uint32_t busy_percent; /* of the processors' time, that other programs took meanwhile */
 };
 
-/* A plan is made by the rates of now where one of them is further than this from the profile's, of which it is a part. */
+/* A plan is made by the rates of now where one of them is further than this from the profile's, of which it is a part, and
+ * other programs took less than PROFILE_BUSY of the processors' time meanwhile: they may have ended before it serves. */
 #define PROFILE_NOW_PLAN 0.10
 
 /* {"helm_now": 1, "read": N, "read_beside": N, "h2d": N, "h2d_beside": N}; what was not measured is left out. NULL: no memory. */
