@@ -87,6 +87,11 @@ static void table_build(struct option_table *t, struct config *c)
          "plan for the machine in this profile (JSON)\n"
          "(default: this one's, measured at the first start)",
          .target = &c->profile_file},
+        {"now", 0, ARGS_TEXT, "auto|on|off|FILE",
+         "whether the forecast, and a plan more than 10 % off, go by what memory gives now:\n"
+         "auto measures it where the profile is this machine's; FILE: as helm-profile --now prints it\n"
+         "(default auto)",
+         .target = &c->now},
         {"strategy", 0, ARGS_CHOICE, "NAME",
          "best, or the best of a simpler kind: all-gpu, all-cpu, thesis (one\n"
          "run of whole layers on the GPU), stream (no CPU),\n"
@@ -322,6 +327,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
                               .weights_name = "stored",
                               .activations_name = "auto",
                               .invariant_name = "auto",
+                              .now = "auto",
                               .batch = 1,
                               .prompt = 128,
                               .max_stall_ms = CONFIG_STALL_MS,

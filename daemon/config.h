@@ -25,6 +25,7 @@ struct config {
     const char *admin_group_name;
     uint32_t admin_group;     /* ENDPOINT_NO_GROUP (endpoint.h): none */
     const char *profile_file; /* NULL: the cached one of this hardware, measured first if there is none */
+    const char *now;          /* auto, on, off, or a file */
     const char *strategy_name, *gpu_graphs_name, *gpu_chains_name, *pack_name, *weights_name;
     const char *activations_name, *prefix_cache_name;
     enum search_strategy strategy;

@@ -57,8 +57,10 @@ struct helmd {
     struct keeper keeper;
     struct accelerator device;
     int node; /* NUMA node of weights, caches and compute threads; -1: none */
-    struct profile measured,
-        profile; /* as in the file; with the rates of the activations that are planned with */
+    struct profile measured; /* what is planned by: as in the file, or as it would be now */
+    struct profile current;  /* what is forecast by: as it would be now, where that is known */
+    struct profile profile;  /* either, with the rates of the activations that are planned with */
+    struct machine_now now;
     struct planner_request request;
     struct activations activations;
     struct invariant invariant;
@@ -171,10 +173,14 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
     rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, gpu_program, &d->device, err);
     if (!rc) rc = accelerator_choose_node(&d->device, wanted_node(c), &d->node, err);
     if (!rc) rc = profiling_get(&profiling, &d->measured, err);
+    if (!rc) rc = profiling_now(&profiling, c->now, &d->measured, &d->now, err);
     if (!rc) rc = end_request_check(err);
     if (c->no_chains) /* what they would take is no price to plan with */
         d->measured.gpu.chain_gemv = d->measured.gpu.chain_attention = d->measured.gpu.chain_operation =
             (struct profile_value){0};
+    d->current = d->measured;
+    if (!rc && d->now.known) profile_now_apply(&d->measured, &d->now.rates, &d->current);
+    if (d->now.plans) d->measured = d->current;
     if (!rc) rc = node_read_memory(d->node, &request->machine.memory, err);
     if (!rc && !request->wish.threads) {
         rc = cpu_usable(-1, &cpus, err);
@@ -216,6 +222,7 @@ static int lay_plan(struct helmd *d, struct helm_err *err)
         c->plan_file ? plan_from_file(d, err) : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
     activations_rates(&d->measured, d->plan.inputs, &d->profile); /* as the plan in a file has them */
     if (!rc) rc = invariant_decide(&d->request, c->plan_file != NULL, &d->plan, &d->invariant, err);
+    activations_rates(&d->current, d->plan.inputs, &d->profile); /* the plan stands: forecasts */
     return rc ? rc : forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
 }
 
@@ -439,6 +446,7 @@ static void fill_serve(struct helmd *d)
                               .kv_dtype = kv_dtype_named(d->plan.kv_dtype),
                               .activations = d->activations.text,
                               .invariant = d->invariant.text,
+                              .now = d->now.text,
                               .checking = d->activations.checks,
                               .forecast_batch = (uint32_t)d->config.batch,
                               .forecast_context = d->typical_context,

@@ -55,6 +55,7 @@ DAEMON_SRC := \
   daemon/planner/prefill.c \
   daemon/planner/profile/hardware.c \
   daemon/planner/profile/json.c \
+  daemon/planner/profile/now.c \
   daemon/planner/profile/profile.c \
   daemon/planner/refusal.c \
   daemon/planner/tiers.c \
@@ -71,6 +72,7 @@ DAEMON_SRC := \
   daemon/steps/batcher_again.c \
   daemon/steps/batcher_moves.c \
   daemon/steps/batcher_requests.c \
+  daemon/steps/batcher_results.c \
   daemon/steps/batcher_workers.c \
   daemon/steps/check.c \
   daemon/steps/divergence.c \

@@ -114,7 +114,7 @@ CUDA_KERNEL_ASKING_SRC := $(addprefix worker-gpu/kernels/,attention_decode_tenso
 $(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)): NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
 $(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)): PTX_KEPT := $(PTX_READ)
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
-CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/experts_bulk.cu %/experts_digits.cu %/gemm_integer.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
+CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/attention_chained.cu %/experts_bulk.cu %/experts_digits.cu %/gemm_integer.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC) tools/bench/gpu/bench_trace.cu): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # 9.0's warpgroups have instructions that no later device has either: no code for others, which are given none of it

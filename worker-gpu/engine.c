@@ -350,8 +350,9 @@ static void report_decode(struct gpu_engine *g, const char *device)
     for (uint32_t i = 0; i < p->count; i++) packed += gpu_entry_trusts(&p->entry[i]);
     if (g->plan.invariant && p->chains)
         snprintf(report->kernels, sizeof report->kernels,
-                 "%.40s, decode: chains of products alone (%u in %u), because the plan is invariant", device,
-                 p->chained, p->chains);
+                 "%.40s, decode: chains (%u operations in %u, %u alone) with the bits of a few tokens, because the plan "
+                 "is invariant",
+                 device, p->chained, p->chains, p->unchained);
     else if (g->plan.invariant)
         snprintf(report->kernels, sizeof report->kernels,
                  "%.40s, decode: one token as a few, because the plan is invariant", device);

@@ -54,6 +54,7 @@ WORKER_GPU_SRC := \
 WORKER_GPU_DEVICE_SRC := $(addprefix worker-gpu/device/cuda/,$(if $(CUDA_DEVICE),device.c graph.c kernels.c,absent.c))
 
 CUDA_KERNEL_SRC := \
+  worker-gpu/kernels/attention_chained.cu \
   worker-gpu/kernels/attention_decode.cu \
   worker-gpu/kernels/attention_decode_tensor.cu \
   worker-gpu/kernels/attention_merge.cu \

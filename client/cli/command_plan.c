@@ -188,6 +188,10 @@ static void speed_table(const struct helm_plan_info *p, struct cli_text *out)
     forecast_rows(p, out);
     measured_rows(p, out);
     resource_rows(p, out);
+    if (p->now[0]) {
+        query_add_clean(out, p->now);
+        cli_text_add(out, "\n", 1);
+    }
     if (p->drift[0]) {
         cli_text_printf(out, p->drifting ? "drift: " : "last drift: ");
         query_add_clean(out, p->drift);
@@ -271,6 +275,7 @@ static int plan_json(const struct helm_plan_info *info, json_t *object, struct c
 {
     json_t *forecast = forecast_json(info), *measured = measured_json(info);
     bool added = forecast && measured && json_object_set(object, "forecast", forecast) == 0 &&
+                 json_object_set_new(object, "now", json_string(info->now)) == 0 &&
                  json_object_set(object, "measured", measured) == 0;
     json_decref(forecast);
     json_decref(measured);

@@ -214,7 +214,8 @@ static void copy_plan(struct block *block, const Helm__V1__Plan *from)
     const struct helm_plan_steps *decode = copy_steps(block, from->decode, from->n_decode);
     const struct helm_plan_steps *ttft = copy_steps(block, from->ttft, from->n_ttft);
     struct helm_plan_resource *resources = block_take(block, from->n_resources * sizeof *resources);
-    const char *json = block_text(block, from->json), *drift = block_text(block, from->drift);
+    const char *json = block_text(block, from->json), *drift = block_text(block, from->drift),
+               *now = block_text(block, from->now);
     const bool whole = from->n_expert_uses == from->n_expert_layers * (size_t)from->experts;
     const size_t layers = whole ? from->n_expert_layers : 0, uses = layers * from->experts;
     uint64_t *use = block_take(block, uses * sizeof *use);
@@ -254,7 +255,8 @@ static void copy_plan(struct block *block, const Helm__V1__Plan *from)
                                   .expert_layers = layer,
                                   .expert_layer_count = layers,
                                   .experts = layers ? from->experts : 0,
-                                  .expert_uses = use};
+                                  .expert_uses = use,
+                                  .now = now};
 }
 
 static void copy_answer(struct block *block, const Helm__V1__Response *answer)

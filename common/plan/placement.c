@@ -74,7 +74,7 @@ uint64_t placement_room(const struct model_tensor *t, enum tensor_format format,
 
 uint64_t placement_vector_room(const struct model_tensor *t, enum plan_memory memory)
 {
-    return placement_rounded(memory, t->rows * t->cols * sizeof(float));
+    return placement_rounded(memory, tensor_format_bytes(FORMAT_F32, t->rows, t->cols));
 }
 
 /* ---- the list ---- */

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/base/json.h"
 #include "common/base/load.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
@@ -17,6 +18,8 @@
 
 #define PROGRAM  "helm-profile"
 #define LIMIT_S  300 /* it says itself that it needs one minute at most */
+#define NOW_S    60  /* --now: a second, and what opening a device takes */
+#define NOW_TEXT 1024
 #define LOOK_MS  300 /* whether the machine is quiet */
 #define RETAKE_S 600
 
@@ -71,31 +74,37 @@ static void make_options(const struct profiling_request *r, unsigned formats, st
     o->argv[o->count++] = o->formats;
 }
 
-static int measure(const struct profiling_request *r, struct job *job, struct helm_err *err)
+/* `child` has what becomes of its words and of its text. */
+static int run_program(const struct profiling_request *r, struct options *o, struct child_run *child,
+                       struct helm_err *err)
 {
     char program[4096], how[128];
-    struct options o;
-    struct child_run child = {.name = PROGRAM,
-                              .program = program,
-                              .argv = o.argv,
-                              .parent_fd = r->parent_fd,
-                              .limit_s = LIMIT_S,
-                              .words = {.on_line = tell_line, .context = job}};
     int rc = worker_process_find(r->program_dir, PROGRAM, program, sizeof program, err);
     if (rc) return rc;
-    make_options(r, job->formats, &o);
     if (r->program_dir) {
-        o.argv[o.count++] = "--worker-dir";
-        o.argv[o.count++] = r->program_dir;
+        o->argv[o->count++] = "--worker-dir";
+        o->argv[o->count++] = r->program_dir;
     }
+    child->name = PROGRAM;
+    child->program = program;
+    child->argv = o->argv;
+    child->parent_fd = r->parent_fd;
+    rc = child_run(child, err);
+    const char *last = child_words_end(&child->words);
+    if (rc || (WIFEXITED(child->status) && WEXITSTATUS(child->status) == 0)) return rc;
+    worker_process_describe(child->status, how, sizeof how);
+    return helm_fail(err, HELM_E_PEER, PROGRAM " %s%s%s", how, last[0] ? ": " : "", last);
+}
+
+static int measure(const struct profiling_request *r, struct job *job, struct helm_err *err)
+{
+    struct options o;
+    struct child_run child = {.limit_s = LIMIT_S, .words = {.on_line = tell_line, .context = job}};
+    make_options(r, job->formats, &o);
     if (job->quick) o.argv[o.count++] = "--quick";
     if (job->force) o.argv[o.count++] = "--force";
     sd_notifyf(0, "STATUS=%s", job->doing);
-    rc = child_run(&child, err);
-    const char *last = child_words_end(&child.words);
-    if (rc || (WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0)) return rc;
-    worker_process_describe(child.status, how, sizeof how);
-    return helm_fail(err, HELM_E_PEER, PROGRAM " %s%s%s", how, last[0] ? ": " : "", last);
+    return run_program(r, &o, &child, err);
 }
 
 /* ---- which one ---- */
@@ -220,25 +229,34 @@ static int get_cached(const struct profiling_request *r, const char *fingerprint
     return rc;
 }
 
-int profiling_get(const struct profiling_request *r, struct profile *profile, struct helm_err *err)
+/* As helm-profile calls this machine. */
+static int fingerprint_of(const struct profiling_request *r, char fingerprint[72], struct helm_err *err)
 {
     struct profile_hardware hardware = {.threads = r->threads, .node = r->node};
-    struct helm_err unknown = {0};
-    char fingerprint[72];
-    memset(profile, 0, sizeof *profile);
-    /* as helm-profile calls it */
     if (r->copy_bytes_per_s)
         snprintf(hardware.device, sizeof hardware.device, "%.60s, copies %llu a second", r->device->hardware,
                  (unsigned long long)r->copy_bytes_per_s);
     else
         snprintf(hardware.device, sizeof hardware.device, "%s", r->device->hardware);
-    int rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, r->file ? &unknown : err);
+    return profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
+}
+
+static bool is_of_here(const struct profile *profile, const char *fingerprint)
+{
+    return profile->fingerprint[0] && strcmp(profile->fingerprint, fingerprint) == 0;
+}
+
+int profiling_get(const struct profiling_request *r, struct profile *profile, struct helm_err *err)
+{
+    struct helm_err unknown = {0};
+    char fingerprint[72];
+    memset(profile, 0, sizeof *profile);
+    int rc = fingerprint_of(r, fingerprint, r->file ? &unknown : err);
     if (r->file) {
         rc = read_checked(r->file, r, profile, err);
         if (rc) return helm_err_prefix(err, "--profile");
-        bool here = profile->fingerprint[0] && strcmp(profile->fingerprint, fingerprint) == 0;
         log_info("profile: %s, of %s", r->file,
-                 here ? "this machine"
+                 is_of_here(profile, fingerprint) ? "this machine"
                  : profile->fingerprint[0]
                      ? "another machine, or other threads or devices: forecasts are for those"
                      : "a machine that is described: forecasts are for that one");
@@ -248,4 +266,66 @@ int profiling_get(const struct profiling_request *r, struct profile *profile, st
         if (rc) return helm_err_prefix(err, "no profile of this machine (--profile FILE gives one)");
     }
     return rc;
+}
+
+/* ---- now ---- */
+
+static int measure_now(const struct profiling_request *r, struct profile_now *rates, struct helm_err *err)
+{
+    struct job job = {.doing = "looking at what memory gives now"};
+    char text[NOW_TEXT + 1];
+    struct options o;
+    struct child_run child = {.text = text,
+                              .most = NOW_TEXT,
+                              .limit_s = NOW_S,
+                              .words = {.on_line = tell_line, .context = &job}};
+    json_t *json = NULL;
+    make_options(r, 0, &o);
+    o.argv[o.count++] = "--now";
+    sd_notifyf(0, "STATUS=%s", job.doing);
+    int rc = run_program(r, &o, &child, err);
+    if (!rc) rc = json_parse_bounded(PROGRAM " --now", text, child.length, NOW_TEXT, &json, err);
+    if (!rc) rc = profile_now_from_json(json, rates, err);
+    json_decref(json);
+    return rc;
+}
+
+/* Why `auto` measures nothing; NULL: it does. */
+static const char *why_not_now(const struct profiling_request *r, const struct profile *profile)
+{
+    char fingerprint[72];
+    struct helm_err unknown = {0};
+    if (r->device->ledger.kind == LEDGER_DEVICE_EMULATED) return "not measured beside an emulated device";
+    if (fingerprint_of(r, fingerprint, &unknown) || !is_of_here(profile, fingerprint))
+        return "not measured, the profile is not this machine's";
+    return NULL;
+}
+
+int profiling_now(const struct profiling_request *r, const char *option, const struct profile *profile,
+                  struct machine_now *now, struct helm_err *err)
+{
+    const bool chooses = strcmp(option, PROFILING_NOW_AUTO) == 0, on = strcmp(option, "on") == 0;
+    const char *why = strcmp(option, "off") == 0 ? "not measured, --now off"
+                      : chooses                  ? why_not_now(r, profile)
+                                                 : NULL;
+    struct profile_now rates;
+    struct helm_err failed = {0};
+    profile_now_unknown(now, why ? why : "");
+    if (why) {
+        log_info("profile: %s", now->text);
+        return 0;
+    }
+    int rc = chooses || on ? measure_now(r, &rates, &failed) : profile_now_read(option, &rates, &failed);
+    if (rc == HELM_E_CANCELLED || (rc && !chooses)) {
+        *err = failed;
+        return helm_err_prefix(err, "--now %s", option);
+    }
+    if (rc) {
+        profile_now_unknown(now, "it could not be measured");
+        log_warn("profile: %s: %s", now->text, failed.text);
+        return 0;
+    }
+    profile_now_decide(profile, &rates, now);
+    log_info("profile: %s", now->text);
+    return 0;
 }

@@ -8,6 +8,7 @@
 #define HELM_DAEMON_CHILDREN_PROFILING_H
 
 #include "daemon/children/accelerator.h"
+#include "daemon/planner/profile/now.h"
 #include "daemon/planner/profile/profile.h"
 
 struct profiling_request {
@@ -24,6 +25,15 @@ struct profiling_request {
 /* Formats that the cached profile lacks are measured; that this fails is a warning, and the plan's forecasts are then
  * as if of bf16. HELM_E_CANCELLED: the parent has gone, or helmd was told to end (end_request.h), while it was measured. */
 HELM_MUST_CHECK int profiling_get(const struct profiling_request *request, struct profile *profile,
+                                  struct helm_err *err);
+
+/* --now: "auto" measures where the profile is this machine's and no device is emulated, "on" anywhere, "off" nowhere; or a file,
+ * as `helm-profile --now` prints it. The answer is in the log. */
+#define PROFILING_NOW_AUTO "auto"
+/* What memory gives now beside this profile. That it could not be measured is a warning under "auto" and an error under "on".
+ * HELM_E_CANCELLED as above. */
+HELM_MUST_CHECK int profiling_now(const struct profiling_request *request, const char *option,
+                                  const struct profile *profile, struct machine_now *now,
                                   struct helm_err *err);
 
 #endif

@@ -232,6 +232,7 @@ static void on_plan(struct serve *serve, struct asker asker, struct request *req
     const struct serve_plan_shape shape = {serve->forecast_batch, serve->forecast_context,
                                            serve->forecast_prompt};
     serve_plan_fill(&plan, serve->observe, serve->plan_json, &shape);
+    plan.plan.now = (char *)serve->now;
     serve_plan_experts(&plan, serve->batcher->with.plan, serve->batcher->with.arena);
     serve_answer(serve, asker, HELM__V1__RESPONSE__BODY_PLAN, &plan.plan);
     free(plan.expert_uses);

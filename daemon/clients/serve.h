@@ -23,6 +23,7 @@ struct serve {
     struct observe *observe;
     const struct model *model;
     const char *plan_json;
+    const char *now; /* what memory gives, beside the profile, and what goes by it */
     enum kv_dtype kv_dtype;
     uint32_t context;
     uint32_t forecast_batch, forecast_context, forecast_prompt; /* what the forecast in Plan is for */

@@ -128,7 +128,7 @@ bool formats_head_packable(const struct ledger_case *c, const struct plan *plan)
 
 void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, struct plan *plan)
 {
-    enum plan_home home[2 * MODEL_LAYERS_MAX];
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     plan_unit_homes(plan, 0, home);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         if (plan_home_memory(home[u]) != PLAN_VRAM0) continue;
@@ -141,7 +141,7 @@ void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, st
 
 void formats_set_host(const struct ledger_case *c, struct plan *plan)
 {
-    enum plan_home home[PLAN_PHASES_MAX][2 * MODEL_LAYERS_MAX];
+    enum plan_home home[PLAN_PHASES_MAX][UNIT_PARTS * MODEL_LAYERS_MAX];
     const uint32_t phases = plan_phase_count(plan);
     for (uint32_t p = 0; p < phases; p++) plan_unit_homes(plan, p, home[p]);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {

@@ -42,7 +42,7 @@ HELM_MUST_CHECK int formats_check(const struct ledger_case *c, const struct plan
 
 /* ---- by unit and home, for prices: the units, then the head ---- */
 
-#define FORMATS_ROWS (2 * MODEL_LAYERS_MAX + 1)
+#define FORMATS_ROWS (UNIT_PARTS * MODEL_LAYERS_MAX + 1)
 
 /* What the wish is for weights in host memory; as stored in VRAM. */
 void formats_wished(const struct ledger_case *c, enum tensor_format (*format)[PLAN_HOMES]);

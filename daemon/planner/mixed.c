@@ -214,34 +214,36 @@ static int budget(const struct making *m, double still, struct plan *plan, struc
 
 /* ---- the choice ---- */
 
+struct trial {
+    double seconds; /* of a step; INFINITY: not tried, or no room */
+    struct plan plan;
+};
+
 /* What has been tried of one start. */
 struct trials {
     struct making *m;
     uint32_t ctx, sparse;
     const struct plan *from;
-    /* of plans with so many layers wholly in VRAM: of a step, INFINITY: not tried, or no room; slots of each other layer */
-    double seconds[MODEL_LAYERS_MAX];
-    uint32_t slots[MODEL_LAYERS_MAX];
+    struct trial *with; /* [sparse], by the number of layers wholly in VRAM */
 };
 
-/* The first `whole` sparse layers' experts in VRAM. Without room for slots of the others t->seconds stays. */
-static int try_whole(struct trials *t, uint32_t whole, struct plan *plan, struct helm_err *err)
+/* The first `whole` sparse layers' experts in VRAM. Without room for slots of the others `seconds` stays. */
+static int try_whole(struct trials *t, uint32_t whole, struct helm_err *err)
 {
+    struct trial *trial = &t->with[whole];
     bool fits = false;
-    int rc = place(t->m, t->from, whole, plan, err);
-    if (!rc) rc = fill(t->m, t->ctx, plan, &fits, err);
-    t->slots[whole] = plan->experts.slots;
-    return !rc && fits ? choose_direct(t->m, plan, &t->seconds[whole], err) : rc;
+    plan_free(&trial->plan);
+    int rc = place(t->m, t->from, whole, &trial->plan, err);
+    if (!rc) rc = fill(t->m, t->ctx, &trial->plan, &fits, err);
+    return !rc && fits ? choose_direct(t->m, &trial->plan, &trial->seconds, err) : rc;
 }
 
 static int try_all(struct trials *t, uint32_t first, uint32_t last, uint32_t step, struct helm_err *err)
 {
     int rc = 0;
     for (uint32_t whole = first; whole < last && whole < t->sparse && !rc; whole += step) {
-        struct plan plan = {0};
-        if (t->seconds[whole] == INFINITY) rc = try_whole(t, whole, &plan, err);
-        plan_free(&plan);
-        if (t->seconds[whole] == INFINITY) break; /* more in VRAM fit no more */
+        if (t->with[whole].seconds == INFINITY) rc = try_whole(t, whole, err);
+        if (t->with[whole].seconds == INFINITY) break; /* more in VRAM fit no more */
     }
     return rc;
 }
@@ -252,38 +254,46 @@ static uint32_t best_of(const struct trials *t, double most)
     const uint32_t eighth = t->m->r->model->config.router.experts / MIXED_EIGHTH;
     uint32_t fastest = 0, best = 0;
     for (uint32_t w = 0; w < t->sparse; w++)
-        if (t->seconds[w] < t->seconds[fastest]) fastest = w;
-    while (best < fastest && (t->seconds[best] > most || t->slots[best] > eighth)) best++;
+        if (t->with[w].seconds < t->with[fastest].seconds) fastest = w;
+    while (best < fastest && (t->with[best].seconds > most || t->with[best].plan.experts.slots > eighth))
+        best++;
     return best;
+}
+
+/* Tries numbers of layers wholly in VRAM: some of all, then those about the fastest. Without room for slots beside none of them
+ * with[0].seconds stays. */
+static int try_numbers(struct trials *t, struct helm_err *err)
+{
+    const uint32_t step = (t->sparse + MIXED_TRIES - 1) / MIXED_TRIES;
+    int rc = try_all(t, 0, t->sparse, step, err);
+    if (rc || t->with[0].seconds == INFINITY) return rc;
+    const uint32_t fastest = best_of(t, 0), first = fastest + 1 > step ? fastest + 1 - step : 0;
+    return try_all(t, first, fastest + step, 1, err);
 }
 
 int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                  struct helm_err *err)
 {
     struct trials t = {.m = m, .ctx = ctx, .from = plan};
-    struct plan best = {0};
     const double other = attempt->fits ? attempt->seconds : INFINITY, slack = m->r->experts ? 0 : MIXED_SLACK;
     for (uint32_t l = 0; l < plan->layers; l++) t.sparse += model_layer_sparse(&m->r->model->config, l);
-    for (uint32_t w = 0; w < MODEL_LAYERS_MAX; w++) t.seconds[w] = INFINITY;
-    const uint32_t step = (t.sparse + MIXED_TRIES - 1) / MIXED_TRIES;
-    int rc = try_all(&t, 0, t.sparse, step, err);
-    attempt->fits = t.seconds[0] < INFINITY;
-    if (rc || !attempt->fits) return rc;
-    uint32_t fastest = best_of(&t, 0);
-    const uint32_t first = fastest + 1 > step ? fastest + 1 - step : 0;
-    rc = try_all(&t, first, fastest + step, 1, err);
-    fastest = best_of(&t, 0);
-    const uint32_t whole = best_of(&t, (1 + slack) * fmin(other, t.seconds[fastest]));
-    if (!rc) rc = try_whole(&t, whole, &best, err);
-    if (!rc) {
+    t.with = calloc(t.sparse + 1, sizeof *t.with);
+    if (!t.with) return helm_fail(err, HELM_E_NOMEM, "no memory for %u plans", t.sparse);
+    for (uint32_t w = 0; w <= t.sparse; w++) t.with[w].seconds = INFINITY;
+    int rc = try_numbers(&t, err);
+    attempt->fits = t.with[0].seconds < INFINITY;
+    if (!rc && attempt->fits) {
+        const double fastest = t.with[best_of(&t, 0)].seconds;
+        struct trial *best = &t.with[best_of(&t, (1 + slack) * fmin(other, fastest))];
         const struct plan worse = *plan;
-        *plan = best;
-        best = worse;
-        attempt->seconds = t.seconds[whole];
+        *plan = best->plan;
+        best->plan = worse;
+        attempt->seconds = best->seconds;
         rc = budget(m, attempt->seconds, plan, err);
         m->wish.page_count = plan->page_count; /* the pool stays: what it leaves are slots */
     }
-    plan_free(&best);
+    for (uint32_t w = 0; w < t.sparse; w++) plan_free(&t.with[w].plan);
+    free(t.with);
     return rc;
 }
 

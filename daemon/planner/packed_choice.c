@@ -53,7 +53,7 @@ static int seconds_with(const struct choosing *c, uint32_t units, bool head, dou
 {
     enum tensor_format format[FORMATS_ROWS][PLAN_HOMES];
     bool kv_cpu[MODEL_LAYERS_MAX];
-    enum plan_home home[2 * MODEL_LAYERS_MAX];
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     struct cost_table prices;
     struct cost_plan plan;
     formats_set_vram(&c->m->c, units, head, c->plan);

@@ -3,8 +3,6 @@
  */
 #include "daemon/steps/batcher.h"
 
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,9 +10,6 @@
 #include "common/plan/schedule.h"
 #include "daemon/steps/batcher_private.h"
 #include "daemon/steps/scheduler.h"
-
-/* A step rung this soon after the end of the one before waited only for helmd. */
-#define BACK_TO_BACK_US 2000
 
 static_assert(BATCHER_STEPS <= ARENA_STEP_RING, "every step in flight has a place in the ring");
 
@@ -106,7 +101,7 @@ static void batcher_enter_slot(struct batcher *batcher, struct sequence *seq, ui
     if (seq->started_us == 0) seq->started_us = now_us;
 }
 
-static bool batcher_ended(const struct sequence *seq)
+bool batcher_ended(const struct sequence *seq)
 {
     return seq->finish != HELM__V1__FINISH_REASON__FINISH_UNSPECIFIED;
 }
@@ -118,8 +113,7 @@ static void batcher_leave_slots(struct batcher *batcher)
         if (batcher_ended(batcher->seq[i])) batcher_leave_slot(batcher, batcher->seq[i]);
 }
 
-/* Tokens of the last result, in its order. */
-static void batcher_send_tokens(struct batcher *batcher)
+void batcher_send_tokens(struct batcher *batcher)
 {
     uint32_t count = batcher->unsent_count;
     batcher->unsent_count = 0;
@@ -172,11 +166,6 @@ static void batcher_reap(struct batcher *batcher, uint64_t now_us)
 struct batcher_flight *batcher_flight_of(struct batcher *batcher, uint32_t serial)
 {
     return &batcher->flight[serial % ARENA_STEP_RING];
-}
-
-static uint32_t batcher_oldest_serial(const struct batcher *batcher)
-{
-    return batcher->serial - batcher->in_flight + 1;
 }
 
 const struct batcher_flight *batcher_oldest(const struct batcher *batcher)
@@ -281,8 +270,7 @@ static bool batcher_may_ring(struct batcher *batcher, uint64_t now_us)
                                          : plan_phase_for(batcher->with.plan, last->token_count) == 0;
 }
 
-/* The workers begin the oldest step in flight now. */
-static void batcher_begin_oldest(struct batcher *batcher, uint64_t now_us)
+void batcher_begin_oldest(struct batcher *batcher, uint64_t now_us)
 {
     struct batcher_flight *oldest = batcher_flight_of(batcher, batcher_oldest_serial(batcher));
     oldest->begun_us = now_us;
@@ -466,167 +454,4 @@ void batcher_pump(struct batcher *batcher, uint64_t now_us)
         if (!flight->step.row_count) continue; /* a move computes nothing */
         flight->planned_seconds = observe_planned(batcher->with.observe, &flight->step);
     }
-}
-
-/* ---- results ------------------------------------------------------------------------------------------ */
-
-static int batcher_check_result(const struct batcher *batcher, struct helm_err *err)
-{
-    const struct step_result *r = &batcher->result;
-    const struct step *s = &batcher_oldest(batcher)->step;
-    if (r->serial != s->serial || r->epoch != s->epoch || r->row_count != s->row_count)
-        return helm_fail(err, HELM_E_PEER, "answer to step %u of epoch %u with %u rows is marked %u, %u, %u",
-                         s->serial, s->epoch, s->row_count, r->serial, r->epoch, r->row_count);
-    for (uint32_t i = 0; i < s->row_count; i++) {
-        const struct step_result_row *row = &r->row[i];
-        if (row->slot != s->row[i].slot || row->status > STEP_ROW_BAD)
-            return helm_fail(err, HELM_E_PEER,
-                             "row %u of step %u is for slot %u with status %u, expected slot %u", i,
-                             s->serial, row->slot, row->status, s->row[i].slot);
-        if (!(s->row[i].flags & STEP_ROW_SAMPLE) || row->status != STEP_ROW_OK) continue;
-        if (row->sampled.token >= batcher->with.model->vocab ||
-            row->sampled.top_count > SAMPLING_LOGPROBS_MAX)
-            return helm_fail(err, HELM_E_PEER, "row %u of step %u sampled token %u of a vocabulary of %u", i,
-                             s->serial, row->sampled.token, batcher->with.model->vocab);
-    }
-    return 0;
-}
-
-static void batcher_take_token(struct batcher *batcher, struct sequence *seq, uint32_t row, uint64_t now_us)
-{
-    const struct sampling_result *sampled = &batcher->result.row[row].sampled;
-    struct helm_err err = {0};
-    uint32_t index = sequence_output_count(seq);
-    if (index == 0) batcher->with.metrics->tokens_prompt_total += seq->prompt_count;
-    int rc = sequence_append(seq, sampled->token, batcher->with.model->eos, batcher->with.model->eos_count,
-                             now_us, &err);
-    if (rc) {
-        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, err.text);
-        return;
-    }
-    seq->crashes = 0;
-    seq->mask_there = false;
-    seq->mask_asked_us = now_us;
-    batcher->with.metrics->tokens_output_total++;
-    if (seq->rung < seq->token_count) /* a row that follows has it from the worker */
-        arena_history_of(batcher->with.arena, seq->slot)[seq->token_count - 1] = sampled->token;
-    batcher->unsent[batcher->unsent_count].seq = seq;
-    batcher->unsent[batcher->unsent_count].index = index;
-    batcher->unsent[batcher->unsent_count++].row = row;
-}
-
-/* The slot's place in `pooled` belongs to the sequence until another step with the slot is formed. */
-static void batcher_take_pooled(struct batcher *batcher, struct sequence *seq)
-{
-    struct helm_err err = {0};
-    const uint32_t hidden = arena_header_of(batcher->with.arena)->hidden;
-    batcher->with.metrics->tokens_prompt_total += seq->prompt_count;
-    if (sequence_embed(seq, arena_pooled_of(batcher->with.arena, seq->slot), hidden, &err))
-        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, err.text);
-}
-
-bool batcher_step_done(const struct batcher *batcher)
-{
-    const struct arena_control *control = arena_control_of(batcher->with.arena);
-    if (!batcher->in_flight) return false;
-    for (uint32_t w = 0; w < batcher->with.workers; w++)
-        if (!step_reached(doorbell_read(&control->done[w].bell), batcher_oldest_serial(batcher)))
-            return false;
-    return true;
-}
-
-/* *done: every worker has rung for the oldest step in flight. Bells say a step in flight or the last one that
- * was taken. */
-static int batcher_check_bells(const struct batcher *batcher, bool *done, struct helm_err *err)
-{
-    const struct arena_control *control = arena_control_of(batcher->with.arena);
-    *done = true;
-    for (uint32_t w = 0; w < batcher->with.workers; w++) {
-        const uint32_t rung = doorbell_read(&control->done[w].bell), behind = batcher->serial - rung;
-        if (behind < batcher->in_flight) continue;
-        if (!batcher->in_flight && behind)
-            return helm_fail(err, HELM_E_PEER, "step %u reported done, but none is in flight", rung);
-        if (behind > batcher->in_flight)
-            return helm_fail(err, HELM_E_PEER, "step %u reported done, %u is in flight", rung,
-                             batcher_oldest_serial(batcher));
-        *done = false;
-    }
-    return 0;
-}
-
-/* What the step took: from the one before where they follow on each other, so that what helmd itself needs in
- * between counts. What the workers say of themselves is held against that (observe_settle). */
-static void batcher_observe(struct batcher *batcher, const struct batcher_flight *flight, uint64_t now_us)
-{
-    const struct arena_control *control = arena_control_of(batcher->with.arena);
-    const uint32_t workers = batcher->with.workers, at = flight->step.serial % ARENA_STEP_RING;
-    bool back_to_back = flight->begun_us < batcher->done_us + BACK_TO_BACK_US;
-    uint64_t from_us = back_to_back ? batcher->done_us : flight->begun_us;
-    uint64_t step_ns = now_us > from_us ? (now_us - from_us) * 1000 : 0;
-    for (uint32_t w = 0; w < workers; w++) batcher->times[w] = control->done[w].times[at];
-    observe_settle(batcher->times, workers, step_ns, flight->step.flags);
-    batcher->done_us = now_us;
-    metrics_add_step(batcher->with.metrics, &batcher->result, batcher->times, workers, step_ns);
-    observe_step(batcher->with.observe, &flight->step, batcher->times, (double)step_ns / 1e9);
-}
-
-/* Takes the result of row `i` of a step: its sequence may have left, or have ended, meanwhile. */
-static void batcher_take_row(struct batcher *batcher, const struct step_row *row, uint32_t i, uint64_t now_us)
-{
-    struct batcher_slot *slot = &batcher->slot[row->slot];
-    struct sequence *seq = slot->owner;
-    slot->steps--;
-    if (!seq) {
-        if (!slot->steps) batcher_free_left(batcher, row->slot);
-        return;
-    }
-    const struct step_result_row *got = &batcher->result.row[i];
-    seq->asked -= (row->flags & STEP_ROW_SAMPLE) != 0;
-    if (got->status == STEP_ROW_OK)
-        prefix_computed(&batcher->pages, batcher_row_of(batcher, row->slot), seq, row->start + row->count);
-    else
-        prefix_forget(&batcher->pages, batcher_row_of(batcher, row->slot), seq);
-    if (batcher_ended(seq)) return;
-    if (got->status == STEP_ROW_NO_FINITE_LOGIT)
-        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR,
-                        seq->mask ? "the model produced no finite logit of a token that the mask allows"
-                                  : "the model produced no finite logit (weights or activations overflow)");
-    else if (got->status == STEP_ROW_BAD)
-        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, "the worker refused this step");
-    else if (seq->again && row->start + row->count == seq->prompt_count)
-        sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_LENGTH, NULL);
-    else if (seq->pooling && row->start + row->count == seq->prompt_count)
-        batcher_take_pooled(batcher, seq);
-    else if (row->flags & STEP_ROW_SAMPLE)
-        batcher_take_token(batcher, seq, i, now_us);
-}
-
-int batcher_take_result(struct batcher *batcher, uint64_t now_us, bool *taken, struct helm_err *err)
-{
-    struct arena_control *control = arena_control_of(batcher->with.arena);
-    const struct batcher_flight *flight = batcher_oldest(batcher);
-    bool done;
-    *taken = false;
-    int rc = batcher_check_bells(batcher, &done, err);
-    if (rc || !done || !batcher->in_flight) return rc; /* or the wake-up of a step that was taken already */
-    batcher_send_tokens(batcher);                      /* none, unless the caller never pumps */
-    /* as many rows as were asked for: a result of all has 11 KiB */
-    const struct step_result *written = &control->result[flight->step.serial % ARENA_STEP_RING];
-    memcpy(&batcher->result, written,
-           offsetof(struct step_result, row) + flight->step.row_count * sizeof written->row[0]);
-    rc = batcher_check_result(batcher, err);
-    if (rc) return rc;
-    *taken = true;
-    batcher->in_flight--;
-    tiers_done(&batcher->tiers, flight->step.serial);
-    pace_end(&batcher->pace, now_us);
-    if (flight->step.flags & STEP_KV_MOVES) {
-        batcher_end_move(batcher, now_us);
-        return 0;
-    }
-    batcher_observe(batcher, flight, now_us);
-    if (batcher->in_flight) batcher_begin_oldest(batcher, now_us);
-    for (uint32_t i = 0; i < flight->step.row_count; i++)
-        batcher_take_row(batcher, &flight->step.row[i], i, now_us);
-    return 0;
 }

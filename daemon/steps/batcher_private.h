@@ -12,6 +12,15 @@ void batcher_write_history(const struct batcher *batcher, const struct sequence 
 void batcher_free_left(struct batcher *batcher, uint32_t slot);
 /* The step of a serial in flight, or of the next one. */
 struct batcher_flight *batcher_flight_of(struct batcher *batcher, uint32_t serial);
+static inline uint32_t batcher_oldest_serial(const struct batcher *batcher)
+{
+    return batcher->serial - batcher->in_flight + 1;
+}
+/* The workers begin the oldest step in flight now. */
+void batcher_begin_oldest(struct batcher *batcher, uint64_t now_us);
+bool batcher_ended(const struct sequence *seq);
+/* Tokens of the last result, in its order. */
+void batcher_send_tokens(struct batcher *batcher);
 /* Rings the step that was formed in the place of the next serial. */
 void batcher_ring(struct batcher *batcher, uint64_t now_us);
 

@@ -3,6 +3,7 @@
  *
  * Each case is run once with all tokens, then with some of them in another order, the others gone or different. */
 #include "tests/gpu/harness.cuh"
+#include "worker-gpu/kernels/chains.h"
 
 /* `n` rows of `width` from `from`, in an order. */
 static std::vector<float> rows_of(const std::vector<float> &from, const std::vector<uint32_t> &order,
@@ -84,7 +85,7 @@ static const uint32_t HEADS = 8, KV_HEADS = 2, PAGE = 32;
 struct attending {
     test_step step;
     struct kv_layout layout;
-    uint32_t window, width, kv_width;
+    uint32_t window, width, kv_width, chained = 0;
     std::vector<float> q, k, v; /* of tokens' products, but for prefill, which takes q as it is */
     std::vector<unsigned char> cells;
     gpu_buffer pool, table, norms;
@@ -110,14 +111,29 @@ struct attending {
         a.kv = {layout, pool.at, nullptr, 0, 0};
         a.heads = HEADS, a.window = window, a.scale = (float)(1 / sqrt((double)layout.head_dim));
         a.q_stride = width;
-        a.alone = true;
+        a.alone = true, a.chained = chained;
         return a;
     }
 };
 
-/* Several tokens' rotation and append, then attention; or, `fused`, one token's in one. */
+/* Several tokens' rotation and append, then attention; one token's in one kernel; in a chain, between two others' meetings. */
+enum way { SEVERAL, FUSED, CHAINED };
+
+static void run_chained(struct test_context *t, const struct gpuk_attention &a, float *out, void *workspace)
+{
+    struct gpuk_chain_op op[2] = {};
+    for (struct gpuk_chain_op &o : op) o.kind = GPUK_CHAIN_ATTENTION, o.attention = {a, out};
+    const gpu_buffer list(gpuk_chain_bytes(op, 2));
+    struct gpuk_chain chain;
+    check(t, gpuk_chain_takes(&t->device, &op[0]),
+          "attention that is asked for in a chain's order is taken by one");
+    GPUK(gpuk_chain_write(&t->device, op, 2, list.at, workspace, t->stream, &chain, &err));
+    GPUK(gpuk_chain_run(&chain, 0, t->stream, &err));
+    CUDA(cudaStreamSynchronize(t->stream));
+}
+
 static std::vector<float> decode(struct test_context *t, attending &x, uint32_t first, uint32_t count,
-                                 bool fused = false)
+                                 enum way way = SEVERAL)
 {
     const auto some = [&](const std::vector<float> &all, uint32_t width) {
         return std::vector<float>(all.begin() + (size_t)first * width,
@@ -136,36 +152,50 @@ static std::vector<float> decode(struct test_context *t, attending &x, uint32_t 
     a.q = q.as<float>(), a.k = k.as<float>(), a.v = v.as<float>(), a.kv_stride = x.kv_width;
     a.q_norm = x.norms.as<float>(), a.k_norm = a.q_norm + head_dim, a.eps = 1e-6f;
     a.rope_table = x.table.as<float>() + (size_t)first * head_dim;
-    if (!fused) {
+    if (way == SEVERAL) {
         GPUK(gpuk_rope_append(&a, room, turned.at, DTYPE_F32, 0, t->stream, &err));
         a.q = turned.as<float>();
     }
-    GPUK(gpuk_attention_decode(&t->device, &a, fused ? 1 : room, fused, out.as<float>(), nullptr, nullptr,
-                               workspace.at, 0, t->stream, &err));
+    if (way == CHAINED)
+        run_chained(t, a, out.as<float>(), workspace.at);
+    else
+        GPUK(gpuk_attention_decode(&t->device, &a, way == FUSED ? 1 : room, way == FUSED, out.as<float>(),
+                                   nullptr, nullptr, workspace.at, 0, t->stream, &err));
     CUDA(cudaStreamSynchronize(t->stream));
     auto got = out.read<float>();
     got.resize((size_t)count * x.width);
     return got;
 }
 
-static void test_decode(struct test_context *t, int dtype, uint32_t head_dim, uint32_t window)
+/* chained: below which position tokens have the bits of a chain. */
+static void test_decode(struct test_context *t, int dtype, uint32_t head_dim, uint32_t window,
+                        uint32_t chained)
 {
-    const std::vector<uint32_t> start = t->small
-                                            ? std::vector<uint32_t>{0, 70, 300}
-                                            : std::vector<uint32_t>{0, 31, 70, 300, 1000, 2500, 4099, 17};
+    const std::vector<uint32_t> start =
+        t->small ? std::vector<uint32_t>{0, 70, 300}
+                 : std::vector<uint32_t>{0, 31, 70, 300, 1000, 2500, 2999, 3000, 4099, 17};
     attending x(t, start, std::vector<uint32_t>(start.size(), 1), dtype, head_dim, window);
+    x.chained = chained;
     const auto all = decode(t, x, 0, x.step.tokens);
-    char what[120];
-    snprintf(what, sizeof what, "decode, %s, head_dim %u, window %u: all have numbers",
-             kv_dtype_name((enum kv_dtype)dtype), head_dim, window);
-    check(t, std::all_of(all.begin(), all.end(), [](float v) { return std::isfinite(v); }), what);
-    for (uint32_t first = 0; first < x.step.tokens; first++)
-        for (bool fused : {false, true}) {
-            snprintf(what, sizeof what, "decode, %s, head_dim %u, window %u: the token at %u alone%s",
-                     kv_dtype_name((enum kv_dtype)dtype), head_dim, window, start[first],
-                     fused ? ", in one kernel" : "");
-            check_same(t, decode(t, x, first, 1, fused), rows_of(all, {first}, x.width), what);
-        }
+    char what[160];
+    const int named = snprintf(what, sizeof what, "decode, %s, head_dim %u, window %u, chained below %u: ",
+                               kv_dtype_name((enum kv_dtype)dtype), head_dim, window, chained);
+    const auto say = [&](const char *more) {
+        snprintf(what + named, sizeof what - named, "%s", more);
+        return what;
+    };
+    check(t, std::all_of(all.begin(), all.end(), [](float v) { return std::isfinite(v); }),
+          say("all have numbers"));
+    for (uint32_t first = 0; first < x.step.tokens; first++) {
+        const auto want = rows_of(all, {first}, x.width);
+        char token[80];
+        snprintf(token, sizeof token, "the token at %u alone", start[first]);
+        check_same(t, decode(t, x, first, 1), want, say(token));
+        snprintf(token, sizeof token, "the token at %u alone, in one kernel", start[first]);
+        check_same(t, decode(t, x, first, 1, FUSED), want, say(token));
+        snprintf(token, sizeof token, "the token at %u alone, in a chain", start[first]);
+        if (start[first] < chained) check_same(t, decode(t, x, first, 1, CHAINED), want, say(token));
+    }
 }
 
 static std::vector<uint16_t> prefill(struct test_context *t, attending &x, uint32_t first, uint32_t count)
@@ -261,7 +291,8 @@ void test_invariant(struct test_context *t)
         for (uint32_t head_dim : {64u, 128u}) {
             if (t->small && head_dim != 128) continue;
             for (uint32_t window : {0u, 100u}) {
-                test_decode(t, dtype, head_dim, window);
+                test_decode(t, dtype, head_dim, window, 0);
+                if (t->device.bulk_copy) test_decode(t, dtype, head_dim, window, t->small ? 200 : 3000);
                 if (dtype == KV_F32) continue; /* its queries are not of 16 bits */
                 test_prefill(t, dtype, head_dim, window);
             }

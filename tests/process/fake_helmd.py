@@ -94,7 +94,7 @@ class FakeDaemon(threading.Thread):
                 context=4096, model_context=8192, dtype="bf16", eos=[1, 2], bos=-1, parameters=1000000))
         elif kind == "plan":
             self.send(client, number, plan=pb.Plan(
-                json=PLAN, drifting=True, drift="decode 100 % slower\x1b than planned",
+                json=PLAN, now="host memory reads 80 GB/s\x1b now", drifting=True, drift="decode 100 % slower\x1b than planned",
                 forecast=pb.PlanForecast(batch=1, context=128, prompt=128, decode_seconds=0.05, decode_seconds_low=0.04,
                                          decode_seconds_high=0.0625, ttft_seconds=0.3,
                                          ttft_seconds_high=0.4),

@@ -115,13 +115,14 @@ def query_tests(at, daemon):
           "20.0 10.0 token/s -50.0 % 12 steps".split() and
           lines.get("first token after a prompt of 64") == "200 250 ms +25.0 % 3 prompts".split() and
           lines.get("cpu weights") == "80.0 61.0 GB/s -23.8 %".split(), out)
+    check("... what memory gave", "host memory reads 80 GB/s? now" in out, out)
     check("... the drift, without escape sequences", "drift: decode 100 % slower?" in out and "\x1b" not in out, out)
     plan = json.loads(check_exit("plan --json", 0, *at, "plan", "--json"))
     check("... has it all in numbers", plan["forecast"]["decode_tok_s"] == {"value": 20, "low": 16, "high": 25} and
           plan["measured"]["decode"] == [{"batch": 1, "context": 130, "steps": 12, "tok_s": 10, "planned_tok_s": 20,
                                           "difference_percent": -50}] and
           plan["measured"]["ttft"][0]["difference_percent"] == 25 and plan["measured"]["drifting"] is True and
-          plan["measured"]["resources"][0]["planned_bytes_per_second"] == 80e9, plan)
+          plan["measured"]["resources"][0]["planned_bytes_per_second"] == 80e9 and plan["now"].startswith("host memory"), plan)
     check_exit("cancel of an unknown id", 4, *at, "cancel", "999", text="no request")
 
 

@@ -338,6 +338,35 @@ def test_strategies():
     d.close()
 
 
+def test_forecasts_go_by_what_memory_gives_now():
+    """A stated rate in the place of a measured one: half of the profile's makes another forecast, and another plan."""
+    with open(PROFILE, encoding="utf-8") as f:
+        profile = json.load(f)
+    read = max(profile["cpu"]["read"], key=lambda point: point["x"])["value"]
+    with tempfile.TemporaryDirectory() as folder:
+        def planned(part):
+            path = os.path.join(folder, "now.json")
+            with open(path, "w", encoding="utf-8") as f:
+                json.dump({"helm_now": 1, "read": part * read}, f)
+            with running("--device", "cpu", "--now", path) as d:
+                plan = Client(d.endpoint).ask("plan").plan
+                check(f"profile: {plan.now}" in d.log(), d.log())
+                return plan
+        whole, near, half = planned(1), planned(0.95), planned(0.5)
+        check(near.now.endswith("the forecast goes by that, the plan by the profile"), near.now)
+        check(half.now.endswith("and so does the plan"), half.now)
+        seconds = [plan.forecast.decode_seconds for plan in (whole, near, half)]
+        check(seconds[0] < seconds[1] < seconds[2] < 2 * seconds[0] + 1e-9, f"{seconds}")
+        with running("--device", "cpu") as d:  # the profile is a described machine's
+            plan = Client(d.endpoint).ask("plan").plan
+            same(plan.forecast.decode_seconds, seconds[0], "without a measurement")
+            check("not measured, the profile is not this machine's" in plan.now, plan.now)
+        d = Daemon("--device", "cpu", "--now", folder + "/none")
+        same(d.process.wait(5 * SLOW), 4, d.log())
+        check(d.ready.startswith("error ") and "--now" in d.ready, d.ready)
+        d.close()
+
+
 def test_what_is_measured_stands_beside_what_was_planned():
     with running("--device", "cpu", "--prompt", 64, "--batch", 2, faults="step_us=20000") as d:
         c = Client(d.endpoint)

@@ -2,19 +2,20 @@
 """How far forecasts of mixtures of weight formats are from measurements, over GGUF files and ceilings of VRAM, in one call of
 at most eight minutes on a machine with a GPU.
 
-  forecast_formats.py --bin DIR --out DIR [--models DIR] [--cells MODEL:VRAM,...] [--device D] [--seconds S]
+  forecast_formats.py --bin DIR --out DIR [--models DIR] [--cells MODEL:VRAM,...] [--device D] [--quick] [--seconds S]
 
 A MODEL is SIZE-TYPE, made by make_gguf.py as SIZE-TYPE.gguf in --models (default /dev/shm/helm-models)
 unless it is there, and removed behind its cells if it was made; or the path of a GGUF file. VRAM: a size, or all. The default is
 the twelve cells of CELLS. Before the cells of a model the machine is measured anew (helm-profile --quick --model), since
-others may use its memory. A cell is one start of helmd with the plan that was forecast: --requests (3) requests of one token and
+others may use its memory; with --once only before the first model's, and then only its formats for the others. A cell is one start of helmd with the plan that was forecast, made as helmd makes it, by
+what memory gives right before (helm-profile --now): --requests (3) requests of one token and
 as many of up to 64 in turns, their medians, between two reads of memory.
 
-Writes forecasts.md, which is also printed, and forecasts.json into --out, and nothing else. Of each cell: token/s and TTFT
-forecast, measured and their error; the error if the profile's CPU rates are scaled to the reads beside the cell ("at reads": what
-is left is the model's own); of the bound: the least time of the bytes that move, host bytes by CPU and link together, VRAM's by its
+Writes forecasts.md, which is also printed, and forecasts.json into --out, and nothing else. Of each cell: token/s forecast by the
+profile and by what memory gives now, measured, the errors of both, and TTFT by now; the error if the profile's CPU rates are scaled
+to the reads beside the cell ("at reads": what is left is the model's own); of the bound: the least time of the bytes that move, host bytes by CPU and link together, VRAM's by its
 read, as a part of the time measured. A second table has the parts of a step.
---seconds (default 460): begin no further cell after so long. SIGTERM and SIGINT end it early with the tables of what there is.
+--quick: two requests each, of up to 32. --seconds (default 460): begin no further cell after so long. SIGTERM and SIGINT end it early with the tables of what there is.
 Exit status: 0; 2 usage; 5 a cell failed (it is named; the rest went on) or was not reached; 128+N cut short by signal N."""
 import argparse
 import json
@@ -32,7 +33,7 @@ from planner_run import Bench, Cut, Failed, cut, figure, percent, relative, run,
 CELLS = ("8b-Q4_K_M:all,8b-Q4_K_M:4GiB,8b-Q4_K_M:2GiB,8b-Q6_K:all,8b-Q6_K:6GiB,8b-Q6_K:4GiB,8b-Q8_0:all,8b-Q8_0:8GiB,8b-Q8_0:4GiB,"
          "32b-Q4_K_M:16GiB,32b-Q4_K_M:8GiB,70b-Q4_K_M:24GiB")
 PROMPT = 128
-OUTPUT_MOST, OUTPUT_LEAST, OUTPUT_S = 64, 16, 4  # tokens of a request, and about its seconds where those are fewer
+OUTPUT_MOST, OUTPUT_LEAST, OUTPUT_S, OUTPUT_QUICK = 64, 16, 4, 32  # tokens of a request, and about its seconds where those are fewer
 CONTEXT_SLACK = 16
 MAKE_S = 300
 
@@ -75,7 +76,7 @@ class Model:
         return self.path
 
     def make(self):
-        size, dash, kind = self.name.partition("-")
+        size, dash, kind = self.name.rpartition("-")
         if not dash:
             raise Failed(f"{self.name}: no such file, and no SIZE-TYPE")
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
@@ -89,14 +90,15 @@ class Model:
             os.remove(self.path)
 
 
-def row_of(plan, said, at_read, parts, reads, profile):
-    """What a cell's figures come to. reads: GB/s before and behind; parts as Bench.parts gives them."""
+def row_of(plan, said, by_profile, at_read, parts, reads, profile):
+    """What a cell's figures come to. said, by_profile: forecasts by what memory gives now and by the profile; reads: GB/s before and
+    behind; parts as Bench.parts gives them."""
     tok_s, ttft, read = 1000 / parts["decode"]["ms"], parts["first"]["ms"], sum(reads) / len(reads)
     limits, read_then = limits_of(profile), max(profile["cpu"]["read"], key=lambda entry: entry["x"])["value"] / 1e9
     row = {"homes": homes_text(plan), "ring_bytes": plan["ring_bytes"], "activations": plan.get("activations"), "said_tok_s": said["decode_tok_s"]["value"], "tok_s": tok_s,
-           "said_at_read_tok_s": at_read, "said_ttft_ms": said["ttft_ms"]["value"], "ttft_ms": ttft, "reads_gb_s": reads,
+           "by_profile_tok_s": by_profile["decode_tok_s"]["value"], "now": said.get("now"), "said_at_read_tok_s": at_read, "said_ttft_ms": said["ttft_ms"]["value"], "ttft_ms": ttft, "reads_gb_s": reads,
            "profile_read_gb_s": read_then, "said_parts": said["parts"], "parts": parts, "moved": moved_bytes(plan)}
-    row.update(error=relative(row["said_tok_s"], tok_s), error_at_read=None if at_read is None else relative(at_read, tok_s),
+    row.update(error=relative(row["said_tok_s"], tok_s), error_by_profile=relative(row["by_profile_tok_s"], tok_s), error_at_read=None if at_read is None else relative(at_read, tok_s),
                ttft_error=relative(row["said_ttft_ms"], ttft), bound_ms=None, of_bound=None, of_bound_at_read=None)
     if limits:
         at = dict(limits, both_gb_s=limits["both_gb_s"] * read / read_then)
@@ -108,29 +110,32 @@ def row_of(plan, said, at_read, parts, reads, profile):
 def run_cell(b, model, vram, name, reader):
     """A forecast, and a start of helmd with its plan."""
     ceiling, sizes = vram_arguments(vram), ["--prompt", str(PROMPT), "--ctx", str(PROMPT + OUTPUT_MOST + CONTEXT_SLACK)]
-    plan = b.helm_plan(model, sizes + ceiling, name)
-    b.o.output = min(OUTPUT_MOST, max(OUTPUT_LEAST, int(OUTPUT_S * plan["decode_tok_s"]["value"])))
+    now = b.now()
+    plan = b.helm_plan(model, sizes + ceiling + ["--now", now], name)
+    b.o.helmd = ["--now", now]
+    b.o.output = min(OUTPUT_QUICK if b.o.quick else OUTPUT_MOST, max(OUTPUT_LEAST, int(OUTPUT_S * plan["decode_tok_s"]["value"])))
     at = sizes + ceiling + ["--plan", b.path(name + ".plan.json"), "--at", str(PROMPT + b.o.output // 2)]
-    said = b.helm_plan(model, at, name + "-said")
+    by_profile = b.helm_plan(model, at, name + "-profile")
+    said = b.helm_plan(model, at + ["--now", now], name + "-said")
     reads = [reader.gb_s()]
     parts = b.parts(model, name, ceiling and vram, PROMPT)
     reads.append(reader.gb_s())
     at_read = said_at_read(b, model, at, name, [{"read_gb_s": {"p50": sum(reads) / 2}}])
-    return row_of(plan, said, at_read, parts, reads, b.profile())
+    return row_of(plan, said, by_profile, at_read, parts, reads, b.profile())
 
 
 def rates_of(profile):
     """Of a profile what forecasts of blocks go by."""
     values = {f"{part}.{key}": profile[part][key]["value"] for part, keys in
-              (("cpu", ("gemv", "gemv_beside", "operation")), ("gpu", ("read", "chain_gemv", "chain_operation", "operation")),
-               ("link", ("h2d", "h2d_beside", "hand_over"))) for key in keys if profile.get(part) and key in profile[part]}
+              (("cpu", ("gemv", "gemv_beside", "read_beside", "operation")), ("gpu", ("read", "chain_gemv", "chain_operation", "operation")),
+               ("link", ("h2d", "h2d_beside", "h2d_beside_read", "hand_over"))) for key in keys if profile.get(part) and key in profile[part]}
     return {"values": values, "formats": profile.get("formats")}
 
 
 def run_model(b, name, ceilings, rows, profiles, readers):
     with Model(name, b.o.models) as path:
         begin = time.monotonic()
-        b.refresh(path)
+        b.refresh(path, not b.o.once or not profiles)
         profile = b.profile()
         profiles[short_name(name)] = rates_of(profile)
         print(f"{short_name(name)}: measured in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
@@ -150,7 +155,7 @@ def run_model(b, name, ceilings, rows, profiles, readers):
 
 
 def result_of(rows, profiles):
-    errors = {key: summary([r[key] for r in rows if r[key] is not None]) for key in ("error", "error_at_read", "ttft_error")}
+    errors = {key: summary([r[key] for r in rows if r[key] is not None]) for key in ("error", "error_by_profile", "error_at_read", "ttft_error")}
     return dict({"command": "forecast_formats", "cells": rows, "profiles": profiles}, **errors)
 
 
@@ -160,11 +165,12 @@ def part(value):
 
 def tables_of(rows, result):
     """Lines: cells, then what a step is made of, then median and worst."""
-    yield "| model | VRAM | token/s said | measured | error | at reads | TTFT ms said | measured | error | of bound | at reads | read GB/s |"
-    yield "| --- " * 12 + "|"
+    yield ("| model | VRAM | token/s by the profile | error | by now | error | measured | at reads | TTFT ms said | measured | error | "
+           "of bound | at reads | read GB/s |")
+    yield "| --- " * 14 + "|"
     for r in rows:
-        yield (f"| {r['model']} | {r['vram']} | {r['said_tok_s']:.2f} | {r['tok_s']:.2f} | {percent(r['error'])} | "
-               f"{percent(r['error_at_read'])} | {r['said_ttft_ms']:.1f} | {r['ttft_ms']:.1f} | {percent(r['ttft_error'])} | "
+        yield (f"| {r['model']} | {r['vram']} | {r['by_profile_tok_s']:.2f} | {percent(r['error_by_profile'])} | {r['said_tok_s']:.2f} | "
+               f"{percent(r['error'])} | {r['tok_s']:.2f} | {percent(r['error_at_read'])} | {r['said_ttft_ms']:.1f} | {r['ttft_ms']:.1f} | {percent(r['ttft_error'])} | "
                f"{part(r['of_bound'])} | {part(r['of_bound_at_read'])} | {r['profile_read_gb_s']:.0f}: "
                f"{', '.join(f'{read:.0f}' for read in r['reads_gb_s'])} |")
     yield "\n| a step of | VRAM | ms said | ms | CPU said | CPU | GPU said | GPU | link said | hand-overs, rest said | outside | homes |"
@@ -174,7 +180,10 @@ def tables_of(rows, result):
         cells = [said["ms"], got["ms"], said["cpu_ms"], got.get("cpu_ms"), said["gpu_ms"], got.get("gpu_ms"), said["link_ms"],
                  said["hand_overs_ms"] + said["rest_ms"], got["outside_ms"]]
         yield f"| {r['model']} | {r['vram']} | " + " | ".join(figure(cell, 2) for cell in cells) + f" | {r['homes']} |"
-    for what, key in (("decode", "error"), ("decode at the reads beside each cell", "error_at_read"), ("TTFT", "ttft_error")):
+    yield ""
+    for r in rows:
+        yield f"{r['model']} at {r['vram']}: {r['now']}"
+    for what, key in (("decode by the profile", "error_by_profile"), ("decode by now", "error"), ("decode at the reads beside each cell", "error_at_read"), ("TTFT", "ttft_error")):
         if result[key]:
             yield (f"\n{what}: median error {100 * result[key]['median']:.1f} %, worst {100 * result[key]['worst']:.1f} % of "
                    f"{result[key]['cells']} cells")
@@ -201,8 +210,12 @@ def options_of():
     parser.add_argument("--cells", default=CELLS)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--requests", type=int, default=3)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--once", action="store_true")
     parser.add_argument("--seconds", type=float, default=460)
     options = parser.parse_args()
+    if options.quick:
+        options.requests = 2
     for program in ("helm-plan", "helm-profile", "helm-bench", "helm-bench-read", "helm-cli", "helmd"):
         if not os.access(os.path.join(options.bin, program), os.X_OK):
             die(f"{options.bin} has no {program}")

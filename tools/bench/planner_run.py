@@ -100,12 +100,20 @@ class Bench:
         status, out, err = run(command, 300)
         if status:
             raise Failed(f"helm-profile: status {status}: {(err or out).strip()[-300:]}")
+        return out
 
-    def refresh(self, model):
-        """The machine as it is now, for all that follows."""
+    def refresh(self, model, whole=True):
+        """The machine as it is now, for all that follows; else what its cached profile lacks of this model's formats."""
         profile = self.path("profile.json")
-        self.helm_profile("--quick", "--force", "--out", profile, "--model", model)
+        self.helm_profile("--quick", *(["--force"] if whole else []), "--out", profile, "--model", model)
         self.o.profile = profile
+
+    def now(self):
+        """Path of what memory and link give at this moment."""
+        path = self.path("now.json")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.helm_profile("--now"))
+        return path
 
     def measure_formats(self, models):
         """This machine's profile has the rates of all their formats, as it would when helmd has started with each."""

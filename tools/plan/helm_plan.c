@@ -25,6 +25,7 @@
 #include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
 #include "daemon/planner/packed_look.h"
+#include "daemon/planner/profile/now.h"
 #include "daemon/planner/report/plot.h"
 #include "daemon/children/worker_process.h"
 
@@ -37,7 +38,7 @@
 #define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
-    const char *model, *profile, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
+    const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
         *kv_tiers, *activations, *invariant;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given, exact;
@@ -208,6 +209,22 @@ static int agree(const struct options *o, const struct plan *plan, struct planne
     return 0;
 }
 
+/* What is planned by, and what is forecast by, as helmd has them. */
+static int look_at_now(const struct options *o, struct profile *measured, struct profile *current,
+                       struct machine_now *now, struct planner_request *r, struct helm_err *err)
+{
+    struct profile_now rates;
+    *current = *measured;
+    if (!o->now) return 0;
+    int rc = profile_now_read(o->now, &rates, err);
+    if (rc) return helm_err_prefix(err, "--now");
+    profile_now_decide(measured, &rates, now);
+    profile_now_apply(measured, &rates, current);
+    if (now->plans) *measured = *current;
+    r->now = now->text;
+    return 0;
+}
+
 /* The plan with the activations that are wanted now. */
 static int lay_plan(const struct options *o, const struct profile *measured, struct planner_request *r,
                     struct activations *a, struct model *model, struct plan *plan, struct helm_err *err)
@@ -225,7 +242,8 @@ static int lay_plan(const struct options *o, const struct profile *measured, str
 
 static int run(const struct options *o, const struct args_spec *spec)
 {
-    static struct profile measured, profile; /* large */
+    static struct profile measured, current, profile; /* large */
+    struct machine_now now = {.known = false};
     struct helm_err err = {0};
     struct model model = {0};
     struct plan plan = {0};
@@ -259,6 +277,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     if (!rc && o->profile) rc = profile_read(o->profile, &measured, &err);
     if (!rc)
         rc = o->profile ? describe_machine(o, &measured, &r, &err) : find_machine(o, &measured, &r, &err);
+    if (!rc) rc = look_at_now(o, &measured, &current, &now, &r, &err);
     if (rc) goto out;
     r.wish.threads = measured.cpu.threads;
     const struct mixture *weights;
@@ -282,6 +301,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     }
     if (!rc) rc = invariant_decide(&r, o->plan != NULL, &plan, &invariant, &err);
     r.invariant = invariant.text;
+    activations_rates(&current, plan.inputs, &profile); /* the plan stands: forecasts */
     if (rc == HELM_E_CAPACITY) {
         status = refuse(o, &refusal, &err);
         rc = 0;
@@ -320,6 +340,10 @@ int main(int argc, char **argv)
          "machine to plan for (default: this one, as helm-profile measured it);\n"
          "described ones are in PREFIX/share/helm/profiles",
          .target = &o.profile},
+        {"now", 0, ARGS_TEXT, "FILE",
+         "forecast, and plan where it is more than 10 % off, by what memory gives now:\n"
+         "what helm-profile --now printed",
+         .target = &o.now},
         {"device", 0, ARGS_TEXT, "NAME",
          "of this machine, as helmd's: auto, cpu, cuda[:N], emulated (default auto)", .target = &o.device,
          .given = &o.device_given},

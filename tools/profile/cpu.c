@@ -59,7 +59,8 @@ struct profile_cpu_run {
     struct reader reader;
     struct profile_packed *packed;     /* NULL: packed weights cannot be measured here */
     struct profile_samples gemv[2][2]; /* [packed][beside copies]: bytes of plain weights a second */
-    struct profile_samples read, operation;
+    struct profile_samples read[2]; /* [beside copies] */
+    struct profile_samples operation;
     struct profile_samples once; /* seconds of a step beside its entries */
     struct many many[TOKEN_COUNTS];
     double beside[COUNTS_BESIDE];               /* operations a second in this turn's step beside copies */
@@ -257,7 +258,7 @@ static double read_rate(struct profile_cpu_run *r, struct pool *pool)
     return reader_bytes(&r->reader) / reader_pass(&r->reader, pool);
 }
 
-/* Steps of one token in turns: with plain weights, alone a pass of plain reading, with packed weights. All
+/* Steps of one token in turns: with plain weights, a pass of plain reading, with packed weights. All
  * see the same minute of a machine that others use, too, and each finds the others' memory in the caches. */
 static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profile_company *company,
                         struct helm_err *err)
@@ -269,7 +270,9 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
     for (uint32_t steps = 0; !rc && (steps < 3 || profile_now_s() < end); steps++) {
         rc = one_step(r, false, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->plain : NULL, err);
-        if (!rc && !company) profile_samples_add(&r->read, read_rate(r, r->steps.local.engine.pool));
+        if (!rc)
+            profile_samples_add(&r->read[company != NULL], read_rate(r, r->steps.local.engine.pool));
+        if (!rc) rc = look_at_copies(company, &copied, company ? &company->read : NULL, err);
         if (rc || !r->packed) continue;
         rc = one_step(r, true, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->packed : NULL, err);
@@ -287,7 +290,8 @@ int profile_cpu_gemv(struct profile_cpu_run *r, double seconds, struct profile_c
     cpu->gemv_packed = memory_value(r, true, &r->gemv[true][false]);
     cpu->gemv_packed_beside = memory_value(r, true, &r->gemv[true][true]);
     cpu->operation = profile_samples_value(&r->operation);
-    profile_table_put(&cpu->read, cpu->threads, memory_value(r, false, &r->read));
+    profile_table_put(&cpu->read, cpu->threads, memory_value(r, false, &r->read[false]));
+    cpu->read_beside = memory_value(r, false, &r->read[true]);
     return 0;
 }
 

@@ -227,6 +227,14 @@ int profile_device_measure(struct profile_device_run *d, struct profile *profile
     return obey(d, "measure", &(struct taker){.profile = profile}, err);
 }
 
+int profile_device_link(struct profile_device_run *d, double *rate, struct helm_err *err)
+{
+    struct profile link = {.quick = true};
+    int rc = obey(d, "link", &(struct taker){.profile = &link}, err);
+    *rate = link.link.h2d.value;
+    return rc;
+}
+
 int profile_device_format(struct profile_device_run *d, enum tensor_format format, double seconds,
                           struct profile *profile, struct helm_err *err)
 {

@@ -4,6 +4,8 @@
  * Run by people, and by helmd at its first start:
  *   helm-profile --device X [--threads N] [--node N] [--quick]     leaves the profile where profile_cache_path says and
  *                                                       exits 0; says on stderr what it does
+ *   helm-profile --now --device X [--threads N] [--node N]    prints what memory and link give at this moment, as JSON, and
+ *                                                       keeps nothing
  * Start order only: options, device, fingerprint, what is cached, or else the measuring. */
 #include <errno.h>
 #include <stdlib.h>
@@ -23,8 +25,8 @@
 #include "common/cpu/pin.h"
 #include "tools/profile/profile_tool.h"
 
-#define BESIDE_S             1.0
-#define BESIDE_QUICK_S       0.3
+#define BESIDE_S             1.3
+#define BESIDE_QUICK_S       0.4
 #define CHUNK_BESIDE_S       2.5
 #define CHUNK_BESIDE_QUICK_S 1.5
 /* A full one of a quiet machine with a GPU takes 45 s. */
@@ -37,7 +39,7 @@
 struct options {
     const char *device, *out, *disk, *worker_dir, *formats, *model;
     uint64_t threads, node, caches, copy_bytes_per_s;
-    bool force, json, quick, node_given;
+    bool force, json, quick, node_given, now;
 };
 
 struct tool {
@@ -90,10 +92,15 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
     if (rc) return rc;
     p->link.h2d_beside = profile_samples_value(&company->plain);
     p->link.h2d_beside_packed = profile_samples_value(&company->packed);
+    p->link.h2d_beside_read = profile_samples_value(&company->read);
     p->link.h2d_beside_chunk = profile_samples_value(&company->chunk);
     profile_say(&t->progress, "both at once: CPU %.4g GB/s (alone %.4g), link %.4g GB/s (alone %.4g)",
                 p->cpu.gemv_beside.value * 1e-9, p->cpu.gemv.value * 1e-9, p->link.h2d_beside.value * 1e-9,
                 p->link.h2d.value * 1e-9);
+    profile_say(&t->progress, "both at once: CPU reads %.4g GB/s (alone %.4g), link %.4g GB/s",
+                p->cpu.read_beside.value * 1e-9,
+                profile_table_at(&p->cpu.read, p->cpu.threads).value * 1e-9,
+                p->link.h2d_beside_read.value * 1e-9);
     if (p->cpu.gemv_packed_beside.value > 0)
         profile_say(&t->progress, "both at once, packed weights: CPU %.4g GB/s (alone %.4g), link %.4g GB/s",
                     p->cpu.gemv_packed_beside.value * 1e-9, p->cpu.gemv_packed.value * 1e-9,
@@ -127,13 +134,18 @@ static struct profile_cpu_options cpu_options_of(const struct tool *t)
                                         .progress = &t->progress};
 }
 
+static struct profile_device_options device_options_of(const struct tool *t)
+{
+    return (struct profile_device_options){.program = t->worker,
+                                           .name = t->device.name,
+                                           .copy_bytes_per_s = t->options.copy_bytes_per_s,
+                                           .host_bytes = PROFILE_CACHES_LEAST * t->options.caches,
+                                           .quick = t->options.quick || t->options.now};
+}
+
 static int open_device(const struct tool *t, struct profile_device_run **device, struct helm_err *err)
 {
-    const struct profile_device_options options = {.program = t->worker,
-                                                   .name = t->device.name,
-                                                   .copy_bytes_per_s = t->options.copy_bytes_per_s,
-                                                   .host_bytes = PROFILE_CACHES_LEAST * t->options.caches,
-                                                   .quick = t->options.quick};
+    const struct profile_device_options options = device_options_of(t);
     return profile_device_open(&options, device, err);
 }
 
@@ -300,6 +312,26 @@ static bool take_cached(struct tool *t, const char *path)
     return true;
 }
 
+static int print_json(json_t *json, struct helm_err *err)
+{
+    if (!json) return helm_fail(err, HELM_E_NOMEM, "no memory to print JSON");
+    json_dumpf(json, stdout, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(json);
+    return 0;
+}
+
+/* At this moment, kept nowhere. */
+static int run_now(struct tool *t, struct helm_err *err)
+{
+    const struct profile_cpu_options cpu = cpu_options_of(t);
+    const struct profile_device_options device = device_options_of(t);
+    struct profile_now now;
+    pin_prefer_node(t->node);
+    int rc = profile_now_measure(&cpu, has_device(t) ? &device : NULL, &now, err);
+    return rc ? rc : print_json(profile_now_to_json(&now), err);
+}
+
 static int run(struct tool *t, struct helm_err *err)
 {
     const struct options *o = &t->options;
@@ -315,6 +347,7 @@ static int run(struct tool *t, struct helm_err *err)
     rc = accelerator_choose(o->device, 0, rc ? "" : t->worker, &t->device, err);
     if (!rc) rc = accelerator_choose_node(&t->device, wanted, &t->node, err);
     if (rc) return rc;
+    if (o->now) return run_now(t, err);
     snprintf(hardware.device, sizeof hardware.device, "%s", t->device.hardware);
     if (o->copy_bytes_per_s && t->device.ledger.kind != LEDGER_DEVICE_EMULATED)
         return helm_fail(err, HELM_E_USAGE, "--emulated-copy is for --device emulated");
@@ -353,15 +386,13 @@ static int run(struct tool *t, struct helm_err *err)
 
 static int print(const struct tool *t, struct helm_err *err)
 {
+    int rc = 0;
     if (t->options.json) {
-        json_t *json = profile_to_json(&t->profile);
-        if (!json) return helm_fail(err, HELM_E_NOMEM, "no memory to print the profile");
-        json_dumpf(json, stdout, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
-        putchar('\n');
-        json_decref(json);
+        rc = print_json(profile_to_json(&t->profile), err);
     } else {
         profile_print(&t->profile, stdout);
     }
+    if (rc) return rc;
     return fflush(stdout) ? helm_fail_errno(err, "writing the profile to standard output") : 0;
 }
 
@@ -385,6 +416,9 @@ int main(int argc, char **argv)
         {"force", 'f', ARGS_FLAG, NULL, "measure again, whatever is cached", .target = &o->force},
         {"quick", 'q', ARGS_FLAG, NULL, "some seconds instead of up to a minute; wider spreads",
          .target = &o->quick},
+        {"now", 0, ARGS_FLAG, NULL,
+         "only what memory and link give at this moment (a second), as JSON; nothing is kept",
+         .target = &o->now},
         {"caches", 0, ARGS_SIZE, "SIZE",
          "last-level caches, where a virtual machine sees more than its share (what the processors say)",
          .target = &o->caches},
@@ -418,7 +452,7 @@ int main(int argc, char **argv)
                                             .start_s = profile_now_s(),
                                             .late_s = o->quick ? LATE_QUICK_S : LATE_S};
     int rc = run(t, &err);
-    if (!rc) rc = print(t, &err);
+    if (!rc && !o->now) rc = print(t, &err);
     free(t);
     if (rc == HELM_E_USAGE) return args_usage_error(&spec, &err);
     if (rc) fprintf(stderr, "helm-profile: %s\n", err.text);

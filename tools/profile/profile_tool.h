@@ -3,7 +3,7 @@
  * helm_profile.c holds the options and the order of work; checkpoint.c makes a model that exists only to be
  * measured; steps.c runs the CPU worker's engine over it, for cpu.c, for which packed.c has packed weights, and for
  * formats.c, which measures other formats of weights, with experts.c one token's experts of them; device.c asks
- * helm-worker-gpu to measure the device; host.c measures reads of a disk and doorbells; wake.c wake-up times; samples.c turns numbers into values; print.c shows
+ * helm-worker-gpu to measure the device; now.c takes what memory gives at a moment; host.c measures reads of a disk and doorbells; wake.c wake-up times; samples.c turns numbers into values; print.c shows
  * them. docs/profile.md says what each number means. */
 #ifndef HELM_TOOLS_PROFILE_PROFILE_TOOL_H
 #define HELM_TOOLS_PROFILE_PROFILE_TOOL_H
@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <stdio.h>
 
+#include "daemon/planner/profile/now.h"
 #include "daemon/planner/profile/profile.h"
 #include "common/measure/reader.h"
 #include "worker-cpu/local.h"
@@ -134,10 +135,10 @@ void profile_cpu_close(struct profile_cpu_run *run);
 HELM_MUST_CHECK int profile_cpu_measure(struct profile_cpu_run *run, struct profile *profile,
                                         struct helm_err *err);
 /* A device whose copies run beside the CPU's steps, and their bytes a second: beside steps of one token with plain
- * weights, with packed ones, beside steps of many tokens. */
+ * weights, with packed ones, beside plain reads, beside steps of many tokens. */
 struct profile_company {
     struct profile_device_run *device;
-    struct profile_samples plain, packed, chunk;
+    struct profile_samples plain, packed, read, chunk;
 };
 /* Decodes for about `seconds` more, with plain and packed weights in turns: alone (company NULL, in turns with
  * reads), or beside copies. gemv, gemv_packed and read, or the rates beside copies, are then those of all calls
@@ -258,6 +259,9 @@ HELM_MUST_CHECK int profile_device_measure(struct profile_device_run *device, st
 /* Rates of one format of weights, in about `seconds`; profile_device_measure must not follow. */
 HELM_MUST_CHECK int profile_device_format(struct profile_device_run *device, enum tensor_format format,
                                           double seconds, struct profile *profile, struct helm_err *err);
+/* Bytes a second of copies to the device, alone. */
+HELM_MUST_CHECK int profile_device_link(struct profile_device_run *device, double *rate,
+                                        struct helm_err *err);
 /* Between start and stop copies flow from host memory. */
 HELM_MUST_CHECK int profile_device_stream_start(struct profile_device_run *device, struct helm_err *err);
 HELM_MUST_CHECK int profile_device_stream_stop(struct profile_device_run *device, struct helm_err *err);
@@ -267,6 +271,14 @@ struct profile_copied {
 };
 HELM_MUST_CHECK int profile_device_copied(struct profile_device_run *device, struct profile_copied *copied,
                                           struct helm_err *err);
+
+/* ---- now.c ---- */
+
+/* What memory and link give at this moment, in about half a second and what opening the device takes; `device` NULL: none. The
+ * caller becomes thread 0 of a pool. */
+HELM_MUST_CHECK int profile_now_measure(const struct profile_cpu_options *cpu,
+                                        const struct profile_device_options *device, struct profile_now *now,
+                                        struct helm_err *err);
 
 /* ---- print.c ---- */
 

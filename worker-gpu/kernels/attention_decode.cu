@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(THREADS) attention_decode_kernel(const __grid_
     const uint32_t per_piece = div_up(visible, pieces);
     pieces = div_up(visible, per_piece);
     wait_for_previous();
-    if (!counts || blockIdx.x >= pieces) return;
+    if (!counts || !has_token(a, false, position) || blockIdx.x >= pieces) return;
     const uint32_t begin = first + blockIdx.x * per_piece;
     const uint32_t end = begin + per_piece < position + 1 ? begin + per_piece : position + 1;
 
@@ -136,6 +136,7 @@ int gpuk_prepare_attention_decode(const struct gpuk_device *device, struct helm_
     for (int i = 0; i < KV_DTYPE_COUNT * 6 && !rc; i++)
         rc = gpuk_prepare("decode attention", kernels[i / 6][i % 6 / 2][i % 2], 0, err);
     if (!rc && device->tensor_cores) rc = decode_tensor_prepare(device, err);
+    if (!rc) rc = decode_chained_prepare(device, err);
     return rc;
 }
 
@@ -164,6 +165,9 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     if (args->alone && !fused && (!args->k || !args->v))
         return helm_fail(err, HELM_E_USAGE,
                          "decode attention: as if alone, without the token's key and value");
+    if (args->chained && (!args->alone || partial_m || args->step.row_begin))
+        return helm_fail(err, HELM_E_USAGE,
+                         "decode attention: as in a chain, but not as if alone, or of a part of the context");
     if (tokens > 65535 || (fused && tokens != 1))
         return helm_fail(err, HELM_E_LIMIT, "decode attention: %u tokens (65535 at most, 1 when fused)",
                          tokens);
@@ -174,6 +178,7 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     p.partial_m = partial_m;
     p.partial_s = partial_s;
     p.group_chunks = div_up(group, group_sizes[size]);
+    if (args->chained && (rc = decode_chained_launch(device, &p, tokens, flags, stream, err))) return rc;
     if (decode_tensor_fits(device, args)) return decode_tensor_launch(device, &p, tokens, flags, stream, err);
     uint32_t blocks = l->kv_heads * p.group_chunks;
     uint32_t splits = 2 * (uint32_t)device->sm_count / (blocks * (args->alone ? 1 : tokens));

@@ -28,6 +28,12 @@ __device__ __forceinline__ float rescale(float from, float to)
     return from == -INFINITY ? 0.0f : exp2_of(from - to);
 }
 
+/* a * by_a + b * by_b, rounded twice. */
+__device__ __forceinline__ float blend(float a, float by_a, float b, float by_b)
+{
+    return __fmaf_rn(a, by_a, __fmul_rn(b, by_b));
+}
+
 /* How many of a warp's lanes share a position, 8 dimensions each. */
 static __host__ __device__ inline uint32_t lanes_of(uint32_t head_dim)
 {
@@ -66,7 +72,7 @@ take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0,
     const float scale = a.scale * LOG2E;
     if (!p.fused) {
         for (uint32_t i = threadIdx.x; i < heads * head_dim; i += B::threads())
-            qs[i] = __ldcg(a.q + (size_t)t * a.q_stride + (size_t)head0 * head_dim + i) * scale;
+            qs[i] = __fmul_rn(__ldcg(a.q + (size_t)t * a.q_stride + (size_t)head0 * head_dim + i), scale);
         if (!current || !owner) return;
         heads = 0, appends = false; /* its own key and value, which are in the cache already */
     }
@@ -78,7 +84,7 @@ take_query(const decode_params &p, uint32_t t, uint32_t kv_head, uint32_t head0,
             head_load(from, a.q_norm, a.eps, table, head_dim, own, v);
 #pragma unroll
             for (uint32_t j = 0; j < HEAD_STEPS; j++)
-                if (lane + 32 * j < head_dim) qs[task * head_dim + lane + 32 * j] = v[j] * scale;
+                if (lane + 32 * j < head_dim) qs[task * head_dim + lane + 32 * j] = __fmul_rn(v[j], scale);
         } else {
             bool is_value = task > heads;
             const float *from = (is_value ? a.v : a.k) + (size_t)t * a.kv_stride + (size_t)kv_head * head_dim;
@@ -129,7 +135,8 @@ template <int U> struct attention_cells {
     bool seen[U];
 };
 /* Takes in U positions' keys and values for `heads` heads; `lanes` lanes share a position. query(g, q): the
- * lane's 8 numbers of head g. */
+ * lane's 8 numbers of head g. Roundings are written out here and where shares are added up: a chain and
+ * attention_chained.cu have the same bits, whichever products a compiler would join with sums in one or the other. */
 template <int G, int U, typename Q>
 __device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, uint32_t lanes,
                                          const attention_cells<U> &c, const Q &query)
@@ -143,26 +150,26 @@ __device__ __forceinline__ void sums_add(attention_sums<G> &a, uint32_t heads, u
         for (int u = 0; u < U; u++) {
             x[u] = 0;
 #pragma unroll
-            for (int j = 0; j < 8; j++) x[u] += q[j] * c.k[u][j];
-            x[u] *= c.k_scale[u];
+            for (int j = 0; j < 8; j++) x[u] = __fmaf_rn(q[j], c.k[u][j], x[u]);
+            x[u] = __fmul_rn(x[u], c.k_scale[u]);
             for (uint32_t mask = lanes / 2; mask > 0; mask >>= 1)
-                x[u] += __shfl_xor_sync(0xffffffffu, x[u], mask);
+                x[u] = __fadd_rn(x[u], __shfl_xor_sync(0xffffffffu, x[u], mask));
             if (!c.seen[u]) x[u] = -INFINITY;
             most = fmaxf(most, x[u]);
         }
         if (most == -INFINITY) continue; /* nothing seen yet */
         float keep = rescale(a.m[g], most);
         a.m[g] = most;
-        a.s[g] *= keep;
+        a.s[g] = __fmul_rn(a.s[g], keep);
 #pragma unroll
-        for (int j = 0; j < 8; j++) a.o[g][j] *= keep;
+        for (int j = 0; j < 8; j++) a.o[g][j] = __fmul_rn(a.o[g][j], keep);
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            float w = exp2_of(x[u] - most);
-            a.s[g] += w;
-            w *= c.v_scale[u];
+            float w = exp2_of(__fadd_rn(x[u], -most));
+            a.s[g] = __fadd_rn(a.s[g], w);
+            w = __fmul_rn(w, c.v_scale[u]);
 #pragma unroll
-            for (int j = 0; j < 8; j++) a.o[g][j] += w * c.v[u][j];
+            for (int j = 0; j < 8; j++) a.o[g][j] = __fmaf_rn(w, c.v[u][j], a.o[g][j]);
         }
     }
 }
@@ -183,11 +190,11 @@ __device__ __forceinline__ void sums_fold(attention_sums<G> &a, uint32_t heads, 
             /* both sides add the same two terms: lower lane's first, so that they get the same bits */
             bool low = (lane & mask) == 0;
             float other_s = __shfl_xor_sync(0xffffffffu, a.s[g], mask);
-            a.s[g] = low ? a.s[g] * mine + other_s * theirs : other_s * theirs + a.s[g] * mine;
+            a.s[g] = low ? blend(a.s[g], mine, other_s, theirs) : blend(other_s, theirs, a.s[g], mine);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 float other_o = __shfl_xor_sync(0xffffffffu, a.o[g][j], mask);
-                a.o[g][j] = a.o[g][j] * mine + other_o * theirs;
+                a.o[g][j] = blend(a.o[g][j], mine, other_o, theirs);
             }
             a.m[g] = most;
         }
@@ -205,7 +212,7 @@ __device__ __forceinline__ void sums_fold(attention_sums<G> &a, uint32_t heads, 
 /* What a sum relative to the maximum m, both in powers of two, is with the head's sink. */
 __device__ __forceinline__ float with_sink(const gpuk_attention &a, size_t head, float m, float s)
 {
-    return a.sinks && s > 0 ? s + exp2_of(a.sinks[head % a.heads] * LOG2E - m) : s;
+    return a.sinks && s > 0 ? __fadd_rn(s, exp2_of(__fmaf_rn(a.sinks[head % a.heads], LOG2E, -m))) : s;
 }
 /* Writes one head's merged result. */
 __device__ __forceinline__ void put_out(const decode_params &p, size_t head, uint32_t d, float o, float m,
@@ -250,7 +257,7 @@ __device__ __forceinline__ void merge_pieces(const decode_params &p, size_t head
         for (uint32_t i = lane; i < pieces; i += 32) {
             float w = rescale(__ldcg(m + i), most);
             weight[g * GPUK_SPLITS_MAX + i] = w;
-            sum += w * __ldcg(s + i);
+            sum = __fmaf_rn(w, __ldcg(s + i), sum);
         }
         sum = warp_sum(sum);
         if (lane == 0) total[g] = sum, maximum[g] = most;
@@ -262,9 +269,29 @@ __device__ __forceinline__ void merge_pieces(const decode_params &p, size_t head
         float sum = 0;
 #pragma unroll 8
         for (uint32_t c = 0; c < pieces; c++)
-            sum += weight[g * GPUK_SPLITS_MAX + c] * __ldcg(o + (size_t)c * head_dim);
+            sum = __fmaf_rn(weight[g * GPUK_SPLITS_MAX + c], __ldcg(o + (size_t)c * head_dim), sum);
         put_out(p, head0 + g, d, sum, maximum[g], total[g]);
     }
+}
+
+/* Dimension d of what the block's W warps have together of head g (os, ms, ss as in finish_block). */
+struct head_sum {
+    float most, sum, value;
+};
+template <int G, int W>
+__device__ __forceinline__ head_sum head_sum_of(uint32_t g, uint32_t d, uint32_t head_dim, const float *os,
+                                                const float *ms, const float *ss)
+{
+    head_sum b = {-INFINITY, 0, 0};
+#pragma unroll(W > 8 ? 4 : W)
+    for (uint32_t w = 0; w < W; w++) b.most = fmaxf(b.most, ms[w * G + g]);
+#pragma unroll(W > 8 ? 4 : W)
+    for (uint32_t w = 0; w < W; w++) {
+        const float factor = rescale(ms[w * G + g], b.most);
+        b.sum = __fmaf_rn(factor, ss[w * G + g], b.sum);
+        b.value = __fmaf_rn(factor, os[(w * G + g) * head_dim + d], b.value);
+    }
+    return b;
 }
 
 /* Adds up the block's warps (os [W][G][head_dim], ms and ss [W][G] in shared memory) and stores the heads'
@@ -280,24 +307,22 @@ __device__ __forceinline__ void finish_block(const decode_params &p, uint32_t t,
     const size_t head = (size_t)t * p.a.heads + head0;
     for (uint32_t i = threadIdx.x; i < heads * head_dim; i += B::threads()) {
         uint32_t g = i / head_dim, d = i - g * head_dim;
-        float most = -INFINITY, sum = 0, value = 0;
-#pragma unroll(W > 8 ? 4 : W)
-        for (uint32_t w = 0; w < W; w++) most = fmaxf(most, ms[w * G + g]);
-#pragma unroll(W > 8 ? 4 : W)
-        for (uint32_t w = 0; w < W; w++) {
-            float factor = rescale(ms[w * G + g], most);
-            sum += factor * ss[w * G + g];
-            value += factor * os[(w * G + g) * head_dim + d];
-        }
+        const head_sum b = head_sum_of<G, W>(g, d, head_dim, os, ms, ss);
         if (pieces == 1) {
-            put_out(p, head + g, d, value, most, sum);
+            put_out(p, head + g, d, b.value, b.most, b.sum);
         } else {
             size_t at = (head + g) * GPUK_SPLITS_MAX + piece;
-            p.piece_o[at * head_dim + d] = value;
-            if (d == 0) p.piece_m[at] = most, p.piece_s[at] = sum;
+            p.piece_o[at * head_dim + d] = b.value;
+            if (d == 0) p.piece_m[at] = b.most, p.piece_s[at] = b.sum;
         }
     }
     if (pieces > 1) merge_pieces<G, B>(p, head, heads, pieces, counter, memory);
+}
+
+/* Whether a kernel has this token, by its position: tokens below `chained` are attention_chained.cu's. */
+__device__ __forceinline__ bool has_token(const gpuk_attention &a, bool chained, uint32_t position)
+{
+    return (position < a.chained) == chained;
 }
 
 /* The kernels' arguments, the workspace divided. */
@@ -309,5 +334,10 @@ bool decode_tensor_fits(const struct gpuk_device *device, const struct gpuk_atte
 int decode_tensor_launch(const struct gpuk_device *device, decode_params *params, uint32_t tokens,
                          uint32_t flags, void *stream, struct helm_err *err);
 int decode_tensor_prepare(const struct gpuk_device *device, struct helm_err *err);
+
+/* The launch for tokens below args->chained (attention_chained.cu). */
+int decode_chained_launch(const struct gpuk_device *device, const decode_params *params, uint32_t tokens,
+                          uint32_t flags, void *stream, struct helm_err *err);
+int decode_chained_prepare(const struct gpuk_device *device, struct helm_err *err);
 
 #endif

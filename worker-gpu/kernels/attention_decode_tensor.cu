@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
         div_up(end - aligned, PIECE_MIN) < gridDim.x ? div_up(end - aligned, PIECE_MIN) : gridDim.x;
     const uint32_t per_piece = div_up(div_up(end - aligned, pieces), S::TILE) * S::TILE;
     pieces = div_up(end - aligned, per_piece);
-    const bool works = counts && blockIdx.x < pieces;
+    const bool works = counts && has_token(a, false, position) && blockIdx.x < pieces;
     stream_unit u;
     u.kv_head = kv_head, u.head0 = kv_head * group + in_group;
     u.heads = group - in_group < STREAM_HEADS ? group - in_group : STREAM_HEADS;

@@ -1,14 +1,13 @@
 /* Decode attention as an operation of a chain: one token, norm, rotation and append included.
  *
- * Included by chain.cu. The work is cut into units (some query heads of one kv head, a piece of the context)
- * that go round the blocks; a unit has the whole block. Up to some length each query head is a unit of its
- * own, in as many pieces as there are blocks for: a lane's work on several heads takes longer than reading
- * keys again from the L2. The block that has the last piece of such a head takes the others' as words and
- * merges them. Of longer contexts the last block to be ready merges, which
- * takes two more trips through the L2. Keys and values of earlier positions are there before the block waits
- * for q, k and v: a unit's first positions in shared memory, fetched while these are being computed, more in
- * the L2. Those of the token itself never go through the cache, since the block that appends them may be
- * another. */
+ * Included by chain_kernel.cuh, and by attention_chained.cu, which has a chain's bits for several tokens. The work is cut
+ * into units (some query heads of one kv head, a piece of the context) that go round the blocks; a unit has the whole
+ * block. Up to some length each query head is a unit of its own, in as many pieces as there are blocks for: a lane's work
+ * on several heads takes longer than reading keys again from the L2. The block that has the last piece of such a head
+ * takes the others' as words and merges them. Of longer contexts the last block to be ready merges, which takes two more
+ * trips through the L2. Keys and values of earlier positions are there before the block waits for q, k and v: a unit's
+ * first positions in shared memory, fetched while these are being computed, more in the L2. Those of the token itself
+ * never go through the cache, since the block that appends them may be another. */
 #ifndef HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
 #define HELM_WORKER_GPU_KERNELS_CHAIN_ATTENTION_CUH
 
@@ -157,6 +156,15 @@ static inline uint32_t chain_attention_floats(uint32_t warps, uint32_t g, uint32
     return most > merge_floats(g) ? most : merge_floats(g);
 }
 
+/* What the last piece of a head has, and one more piece. */
+__device__ __forceinline__ void add_piece(head_sum &b, float most, float sum, float value)
+{
+    const float now = fmaxf(b.most, most), mine = rescale(b.most, now), theirs = rescale(most, now);
+    b.sum = blend(b.sum, mine, sum, theirs);
+    b.value = blend(b.value, mine, value, theirs);
+    b.most = now;
+}
+
 /* One head's piece of several: its words to the block of the last piece, which merges them all in their
  * order. os, ms, ss as in finish_block; others: floats of shared memory for what comes. (Few values at a
  * time: what lives in registers here is spilled in the loops over long contexts.) */
@@ -185,31 +193,19 @@ __device__ __forceinline__ void finish_words(const chain_item &item, uint32_t he
     }
 #pragma unroll 1
     for (uint32_t d = threadIdx.x; d < head_dim; d += S::THREADS) {
-        float most = -INFINITY, sum = 0, value = 0;
-#pragma unroll
-        for (uint32_t w = 0; w < S::WARPS; w++) most = fmaxf(most, ms[w]);
-#pragma unroll
-        for (uint32_t w = 0; w < S::WARPS; w++) {
-            const float factor = rescale(ms[w], most);
-            sum += factor * ss[w];
-            value += factor * os[w * head_dim + d];
-        }
+        head_sum b = head_sum_of<1, S::WARPS>(0, d, head_dim, os, ms, ss);
         if (!last) {
             uint64_t *to = words + piece * stride;
-            word_put(to + d, value, tag);
-            if (d == 0) word_put(to + head_dim, most, tag), word_put(to + head_dim + 1, sum, tag);
+            word_put(to + d, b.value, tag);
+            if (d == 0) word_put(to + head_dim, b.most, tag), word_put(to + head_dim + 1, b.sum, tag);
             continue;
         }
 #pragma unroll 1
         for (uint32_t i = 0; i < piece; i++) {
             const float *from = others + i * stride;
-            const float now = fmaxf(most, from[head_dim]);
-            const float mine = rescale(most, now), theirs = rescale(from[head_dim], now);
-            sum = sum * mine + from[head_dim + 1] * theirs;
-            value = value * mine + from[d] * theirs;
-            most = now;
+            add_piece(b, from[head_dim], from[head_dim + 1], from[d]);
         }
-        put_out(p, head, d, value, most, sum);
+        put_out(p, head, d, b.value, b.most, b.sum);
     }
 }
 
@@ -219,14 +215,19 @@ template <typename C, int U> struct cache_rows {
     bool seen[U];
 };
 
-/* `operation`: this one's number. */
-template <typename S, typename C, int G, typename Wait>
-__device__ __forceinline__ void chain_attend(const chain_item &item, const chain_token &token,
-                                             const attention_cut &cut, unsigned char *region,
-                                             uint32_t operation, const Wait &wait)
+/* Which of a step's tokens (a chain: the only one, 0), and where in the region keys and values are held (0: nowhere). */
+struct attention_seat {
+    uint32_t t, held_at;
+};
+
+/* The block's units of attention of a token. pass(head, unit, os, ms, ss, others): one head's piece of several, as
+ * finish_words has them. */
+template <typename S, typename C, int G, typename Pass, typename Wait>
+__device__ __forceinline__ void chain_attend(const decode_params &p, const attention_seat &seat,
+                                             const chain_token &token, const attention_cut &cut,
+                                             unsigned char *region, const Pass &pass, const Wait &wait)
 {
     const int U = 2; /* positions of a lane in flight together, twice */
-    const decode_params &p = item.attention;
     const gpuk_attention &a = p.a;
     const kv_layout &l = a.kv.layout;
     const uint32_t head_dim = l.head_dim, warp = threadIdx.x >> 5;
@@ -275,7 +276,7 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
                 to.v[u] = reads ? C::load(numbers + steps.to_values, scales + steps.to_values, 0) : C::none();
             }
         };
-        const bool held = G == 1 && item.held_at && number == blockIdx.x;
+        const bool held = G == 1 && seat.held_at && number == blockIdx.x;
         const uint32_t begin = held ? unit.begin + HELD * step : unit.begin;
         if (begin + warp * at_once < end) load(now, begin);
         if (waited)
@@ -283,14 +284,14 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
         else
             wait();
         waited = true;
-        take_query<C, S>(p, 0, kv_head, head0, heads, token.position, token.pages, unit.owner, qs, os,
+        take_query<C, S>(p, seat.t, kv_head, head0, heads, token.position, token.pages, unit.owner, qs, os,
                          current, unit.chunk == 0, &token.page);
         S::meet();
 
         attention_sums<G> sums;
         sums_open(sums);
         if constexpr (G == 1 && C::HOLDS) {
-            const uint4 *from = reinterpret_cast<const uint4 *>(region + item.held_at) + threadIdx.x;
+            const uint4 *from = reinterpret_cast<const uint4 *>(region + seat.held_at) + threadIdx.x;
 #pragma unroll 1
             for (uint32_t u = 0; held && u < HELD && unit.begin + u * step + warp * at_once < end; u += U) {
                 attention_cells<U> c;
@@ -329,11 +330,10 @@ __device__ __forceinline__ void chain_attend(const chain_item &item, const chain
         sums_fold(sums, heads, lanes, first_dim, 1, head_dim, os, ms, ss);
         S::meet();
         if (G == 1 && cut.words && cut.pieces > 1)
-            finish_words<S>(item, head0, unit.piece, cut.pieces, os, ms, ss, ss + S::WARPS,
-                            token.tag + operation + 1);
+            pass(head0, unit, os, ms, ss, ss + S::WARPS);
         else
-            finish_block<G, S::WARPS, S>(p, 0, head0, heads, unit.piece, cut.pieces, p.counters + unit.share,
-                                         os, ms, ss, memory);
+            finish_block<G, S::WARPS, S>(p, seat.t, head0, heads, unit.piece, cut.pieces,
+                                         p.counters + seat.t * a.heads + unit.share, os, ms, ss, memory);
     }
     if (!waited) wait();
 }

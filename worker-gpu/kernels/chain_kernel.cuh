@@ -408,10 +408,15 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             cut_once<S>(item.attention.a, *token);
             const attention_cut &cut = token->cut;
             unsigned char *memory = reinterpret_cast<unsigned char *>(region);
+            const attention_seat seat = {0, item.held_at};
+            const auto pass = [&](uint32_t head, const attention_unit &unit, const float *os, const float *ms,
+                                  const float *ss, float *others) {
+                finish_words<S>(item, head, unit.piece, token->cut.pieces, os, ms, ss, others, work.tag);
+            };
             if (cut.heads == 1)
-                chain_attend<S, C, 1>(item, *token, cut, memory, number, wait);
+                chain_attend<S, C, 1>(item.attention, seat, *token, cut, memory, pass, wait);
             else
-                chain_attend<S, C, CHAIN_GROUP>(item, *token, cut, memory, number, wait);
+                chain_attend<S, C, CHAIN_GROUP>(item.attention, seat, *token, cut, memory, pass, wait);
         } else {
             wait();
         }

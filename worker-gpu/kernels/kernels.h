@@ -247,9 +247,11 @@ struct gpuk_attention {
     const float *rope_table;
     const float *q, *k, *v; /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise */
     uint32_t q_stride, kv_stride;
-    bool
-        alone; /* decode: a token's context is cut as if it was the only one, so that its sums do not depend on others; and not
-                  `fused`, k and v are still those that gpuk_rope_append took: it has the bits of one token, fused */
+    /* decode: a token's context is cut as if it was the only one, so that its sums do not depend on others; and not
+     * `fused`, k and v are still those that gpuk_rope_append took: it has the bits of one token, fused. */
+    bool alone;
+    uint32_t
+        chained; /* and tokens at positions below this have the bits of attention in a chain (chains.h); 0: none */
 };
 /* Norms and rotates q and k, appends k and v to the pages, and writes q (normed and rotated) to q_out, dense
  * [token][heads][head_dim], of q_dtype; q_out may be args->q when q_dtype is f32 and q_stride is dense. */

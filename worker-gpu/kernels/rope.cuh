@@ -1,7 +1,9 @@
 /* Norm, rotation and cache rows of one head: shared by the append kernel and by decode attention, which does
  * the same for one token on the fly.
  *
- * Included by rope.cu and attention_decode.cu. */
+ * Roundings are written out: one token's numbers are those of several, whichever kernel makes them.
+ *
+ * Included by rope.cu and attention_decode.cuh. */
 #ifndef HELM_WORKER_GPU_KERNELS_ROPE_CUH
 #define HELM_WORKER_GPU_KERNELS_ROPE_CUH
 
@@ -27,11 +29,11 @@ __device__ __forceinline__ void head_load(const float *x, const float *norm, flo
         s[j] = turns ? __ldcg(table + half + i) : 0.0f;
     }
 #pragma unroll
-    for (uint32_t j = 0; j < HEAD_STEPS; j++) squares += v[j] * v[j];
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) squares = __fmaf_rn(v[j], v[j], squares);
     if (norm) {
-        float scale = rsqrtf(warp_sum(squares) / (float)head_dim + eps);
+        float scale = rsqrtf(__fadd_rn(warp_sum(squares) / (float)head_dim, eps));
 #pragma unroll
-        for (uint32_t j = 0; j < HEAD_STEPS; j++) v[j] = v[j] * scale * weight[j];
+        for (uint32_t j = 0; j < HEAD_STEPS; j++) v[j] = __fmul_rn(__fmul_rn(v[j], scale), weight[j]);
     }
     if (!table) return;
 #pragma unroll
@@ -42,7 +44,8 @@ __device__ __forceinline__ void head_load(const float *x, const float *norm, flo
     for (uint32_t j = 0; j < HEAD_STEPS; j++) {
         const uint32_t d = lane + 32 * j;
         if (d >= 2 * half) continue;
-        v[j] = d < half ? v[j] * c[j] - shared[d + half] * s[j] : v[j] * c[j] + shared[d - half] * s[j];
+        const float other = d < half ? -shared[d + half] : shared[d - half];
+        v[j] = __fmaf_rn(v[j], c[j], __fmul_rn(other, s[j]));
     }
     __syncwarp();
 }

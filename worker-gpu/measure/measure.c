@@ -301,10 +301,16 @@ static void report_context(struct measure *m)
     measure_print(m, "gpu.context", 0, &samples);
 }
 
+/* Copies to the device alone, as measure_all has them: what the link gives now. */
+static int measure_link(struct measure *m, struct helm_err *err)
+{
+    return measure_copies(m, DEVICE_TO_DEVICE, "link.h2d", err);
+}
+
 static int measure_all(struct measure *m, struct helm_err *err)
 {
     int rc = measure_kernels_run(m, err);
-    if (!rc) rc = measure_copies(m, DEVICE_TO_DEVICE, "link.h2d", err);
+    if (!rc) rc = measure_link(m, err);
     if (!rc) rc = measure_copies(m, DEVICE_TO_HOST, "link.d2h", err);
     if (!rc) rc = measure_latency(m, err);
     if (!rc) rc = measure_hand_overs(m, err);
@@ -399,6 +405,9 @@ static int obey(struct measure *m, struct stream *stream, const char *command, b
     if (strcmp(command, "measure") == 0) {
         rc = stream->started ? helm_fail(err, HELM_E_STATE, "'measure' while copies are flowing")
                              : measure_all(m, err);
+    } else if (strcmp(command, "link") == 0) {
+        rc = stream->started ? helm_fail(err, HELM_E_STATE, "'link' while copies are flowing")
+                             : measure_link(m, err);
     } else if (strncmp(command, "format ", 7) == 0) {
         rc = stream->started ? helm_fail(err, HELM_E_STATE, "'format' while copies are flowing")
                              : measure_format(m, command + 7, err);
@@ -409,7 +418,7 @@ static int obey(struct measure *m, struct stream *stream, const char *command, b
     } else if (strcmp(command, "copied") == 0) {
         rc = stream_copied(stream, err);
     } else {
-        rc = helm_fail(err, HELM_E_USAGE, "'%s' is none of measure, format, stream, copied, stop, quit",
+        rc = helm_fail(err, HELM_E_USAGE, "'%s' is none of measure, link, format, stream, copied, stop, quit",
                        command);
     }
     if (!rc) print_json(m->out, json_pack("{s:s}", "done", command));

@@ -3,9 +3,10 @@
  * Called by main's way of --measure (common/worker/process.c), by helm-profile as a child process. Talks in
  * lines on two streams; docs/profile.md has the protocol and what each name means:
  *
- *   in    "measure", "format NAME SECONDS", "stream", "copied", "stop", "quit"; the end of the stream is "quit"
+ *   in    "measure", "link", "format NAME SECONDS", "stream", "copied", "stop", "quit"; the end of the stream is "quit"
  *   out   {"ready": TEXT} once the device is open
  *         to "measure": {"name": "gpu.gemv", "x": 0, "samples": [...]} for each value, {"done": "measure"}
+ *         to "link":    link.h2d as "measure" has it, {"done": "link"}
  *         to "format NAME SECONDS": values of that format of weights, {"done": "format NAME SECONDS"}; nothing
  *                       but other formats is measured behind it
  *         to "stream":  {"done": "stream"} as soon as copies from host memory flow

@@ -36,14 +36,37 @@ static struct gpuk_chain_op operation_of(const struct gpu_entry *e, const struct
 static bool is_taken(const struct gpu_program *p, struct device *d, const struct gpu_entry *e)
 {
     if (!is_operation(e) || e->slice) return false;
-    if (e->op.kind == OP_ATTEND_DECODE &&
-        (p->attending == GPU_ATTENDS_APART || e->op.as.attention.args.alone))
+    const struct gpuk_attention *a = &e->op.as.attention.args;
+    if (e->op.kind == OP_ATTEND_DECODE && (p->attending == GPU_ATTENDS_APART || (a->alone && !a->chained)))
         return false;
     /* one of samples, or of other bits than few tokens have */
     if (e->op.kind == OP_GEMM_SMALL && (e->op.count || !d->ask.chain_as_few(d, &e->op.as.linear)))
         return false;
     const struct gpuk_chain_op op = operation_of(e, NULL);
     return d->ask.chain_takes(d, &op);
+}
+
+/* Of an invariant plan: whether it is a product that chains have with the bits of few tokens, in the lists of one token and of
+ * few alike. */
+static bool is_as_few(struct device *d, const struct gpu_entry *e)
+{
+    return e->op.kind == OP_GEMM_SMALL && !e->slice && !e->op.count &&
+           d->ask.chain_as_few(d, &e->op.as.linear);
+}
+
+void lower_attention_chained(struct lowering *low)
+{
+    struct gpu_program *p = low->program;
+    struct device *d = low->source->device;
+    if (!low->source->plan->invariant || d->no_chains || p->tier == GPU_TIER_CHUNK ||
+        p->attending == GPU_ATTENDS_APART)
+        return;
+    for (uint32_t i = 0; i + 1 < p->tail; i++) {
+        struct gpu_entry *e = &p->entry[i];
+        if (e->op.kind != OP_ATTEND_DECODE || !is_as_few(d, e + 1)) continue;
+        const struct gpuk_chain_op op = operation_of(e, NULL);
+        if (d->ask.chain_takes(d, &op)) e->op.as.attention.args.chained = GPU_APART_POSITION;
+    }
 }
 
 #define SPARSE 3 /* operations of a sparse MLP: the router's product, gates and ups, downs */

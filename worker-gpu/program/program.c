@@ -58,8 +58,7 @@ bool gpu_program_wanted(const struct gpu_source *source, const struct gpu_progra
         return false;
     switch (kind->attending) {
     case GPU_ATTENDS_APART:
-        return !source->device->no_chains && !source->plan->invariant &&
-               gpu_attends_apart(kind->tier, h->context_tokens - 1);
+        return !source->device->no_chains && gpu_attends_apart(kind->tier, h->context_tokens - 1);
     case GPU_ATTENDS_ASSISTED:
         return plan_kv_tiered(source->plan) && !source->plan->invariant;
     default:
@@ -211,6 +210,7 @@ int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_
     if (!low.rc && !(program->turn = calloc((size_t)span_count + 1, sizeof *program->turn)))
         low.rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u spans", span_count);
     if (!low.rc) lower_step(&low, spans, span_count);
+    if (!low.rc) lower_attention_chained(&low);
     if (!low.rc) lower_chains(&low);
     free(spans);
     if (low.rc) gpu_program_free(program, source->device);

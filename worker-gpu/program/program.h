@@ -41,7 +41,8 @@
  * merged. Of borrowed caches all pages are the arena's, and go through the pool as with one tier.
  *
  * Of an invariant plan (common/plan/schedule.h) the program of one token is that of GPU_STEADY_FEW; in chains are products
- * alone, where the device has the same bits there (device_asked.chain_as_few).
+ * where the device has the same bits there (device_asked.chain_as_few), and attention beside them, whose order few tokens then
+ * have, too (gpuk_attention.chained).
  *
  * Chains (chains.h): of the tier of one token, operations of layers and head with nothing between them, a sparse MLP's
  * where every expert of the layer is here, are done by one kernel, where the device has it. OP_CHAIN stands in front
@@ -160,7 +161,7 @@ struct gpu_turn {
 /* How a decode program attends. One token's attention in a chain begins while the weights in front of it are still
  * computed with, so it is first over short contexts; over long ones a kernel of its own reads the cache faster. */
 enum gpu_attending {
-    GPU_ATTENDS_USUALLY,  /* in a chain where there are chains */
+    GPU_ATTENDS_USUALLY,  /* in a chain where there are chains, several tokens of an invariant plan in its order */
     GPU_ATTENDS_APART,    /* one token from position GPU_APART_POSITION on, where there are chains */
     GPU_ATTENDS_ASSISTED, /* the CPU attends to a part of the cache: two tiers alone */
     GPU_ATTENDING_COUNT

@@ -156,7 +156,8 @@ struct run {
 /* Bytes of a matrix's values as a chunk multiplies by them. */
 static double expanded_bytes(const struct model_tensor *t)
 {
-    return (double)t->rows * (double)t->cols * (double)dtype_bytes(tensor_format_product(t->format));
+    return (double)tensor_format_bytes(tensor_format_plain(tensor_format_product(t->format)), t->rows,
+                                       t->cols);
 }
 
 /* Experts' matrices of a run, on the GPU: computed as they lie, in whatever format, one token's in a chain where those of its
@@ -335,18 +336,10 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
     add_operations(r, o->gpu - o->products, s);
 }
 
-/* Whether one token's products read packed matrices as they are (gpuk_linear_takes): devices that have
- * chains, or were measured doing it; whole tiles of every row. */
-static bool reads_packed(const struct pricing *p, uint32_t inner)
-{
-    return p->tier == OP_TIER_ONE && (p->chained || p->profile->gpu.gemv_packed.value > 0) &&
-           p->model->config.hidden % GPU_PACKED_COLS == 0 && inner % GPU_PACKED_COLS == 0;
-}
-
 static bool unit_read_packed(const struct pricing *p, bool mlp)
 {
     const struct model_config *c = &p->model->config;
-    return reads_packed(p, mlp ? c->intermediate : c->heads * c->head_dim);
+    return cost_rates_reads_packed(p, mlp ? c->intermediate : c->heads * c->head_dim);
 }
 
 /* How much longer a product of one token takes with whole packed matrices in VRAM than with plain ones; negative
@@ -438,7 +431,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
 static double head_packed(const struct pricing *p, double bytes)
 {
     const double few = ceil((double)p->step->samples / ENGINE_FEW_TOKENS);
-    if (p->step->samples > 1 || !reads_packed(p, GPU_PACKED_COLS))
+    if (p->step->samples > 1 || !cost_rates_reads_packed(p, GPU_PACKED_COLS))
         return expand_seconds(p, bytes) +
                few * fmax(0, slices_of((uint64_t)bytes, true) - 1) * product_of(&p->kernel);
     double kernel = fmax(0, bytes / p->kernel.gemv - bytes / p->gpu.gemv) +
@@ -575,76 +568,6 @@ static int check_step(const struct model *model, const struct cost_step *step, s
                          step->tokens, step->rows, step->context);
     if (model->config.layers == 0) return helm_fail(err, HELM_E_LIMIT, "a model without layers has no price");
     return 0;
-}
-
-/* Few tokens' experts on the GPU, in kernels of their own: bytes alone count, whatever number of tokens chose an expert. */
-static void experts_few(const struct pricing *p, const struct profile_format *of, struct format_rates *with)
-{
-    struct device_rates *kernel = &with->kernel;
-    if (p->tier == OP_TIER_CHUNK || !of->gpu_experts_few.count || !of->gpu_experts_few_operation.count)
-        return;
-    const double rate = profile_table_at(&of->gpu_experts_few, p->step->tokens).value;
-    kernel->gemv_beside *= rate / kernel->gemv;
-    kernel->gemv = rate;
-    kernel->linear = 0;
-    kernel->product = profile_table_at(&of->gpu_experts_few_operation, p->step->tokens).value;
-    if (p->tier == OP_TIER_FEW) with->gpu = *kernel;
-}
-
-/* One token's experts on the CPU, whose rows are few and lie anywhere. */
-static void experts_apart(const struct profile_format *of, struct device_rates *one)
-{
-    if (of->cpu_experts.value <= 0 || of->cpu_gemv.value <= 0) return;
-    const double part = of->cpu_experts.value / of->cpu_gemv.value;
-    one->gemv *= part;
-    one->gemv_beside *= part;
-}
-
-/* Experts of a few tokens, most of which have one token, on the CPU: the part `several` of them has two, and takes as long as a
- * product of two. two: rates of that. */
-static void experts_of_several(enum tensor_format format, double several, const struct device_rates *two,
-                               struct device_rates *one)
-{
-    if (two->linear <= 0) return;
-    const double values = 1 << 16, bytes = (double)tensor_format_row_bytes(format, 1 << 16),
-                 longer = fmax(1, 2 * values * 2 / two->linear / (bytes / one->gemv)),
-                 times = 1 + several * (longer - 1);
-    one->gemv /= times;
-    one->gemv_beside /= times;
-}
-
-/* Rates of experts' products: those of a step of as many tokens as one of the chosen experts has, and on the GPU what was
- * measured of experts. */
-static int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT],
-                         struct helm_err *err)
-{
-    const struct model_router *router = &p->model->config.router;
-    const double all = p->step->tokens, part = (double)router->chosen / router->experts,
-                 each = all * part / (1 - pow(1 - part, all));
-    struct cost_step step = *p->step;
-    struct pricing of = *p;
-    /* of the experts that are chosen, those that more than one token chose */
-    const double several = all > 1 ? 1 - all * part * pow(1 - part, all - 1) / (1 - pow(1 - part, all)) : 0;
-    step.tokens = (uint32_t)fmax(1, each + 0.5);
-    if (step.rows > step.tokens) step.rows = step.tokens;
-    of.step = &step;
-    int rc = cost_rates_of(&of, err);
-    const struct rates_size size = {step.tokens, of.tier};
-    for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
-        const struct profile_table *grouped = &p->profile->format[f].gpu_experts;
-        cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
-        if (step.tokens == 1) experts_apart(&p->profile->format[f], &with[f].cpu);
-        if (step.tokens == 1 && all > 1 && !p->apart && !tensor_format_of((enum tensor_format)f)->variable) {
-            const struct profile_table *own = &p->profile->format[f].cpu_linear,
-                                       *table = own->count ? own : &p->profile->cpu.linear;
-            const struct device_rates two = {.linear = profile_table_at(table, 2).value};
-            experts_of_several((enum tensor_format)f, several, &two, &with[f].cpu);
-        }
-        if (p->tier == OP_TIER_CHUNK && grouped->count)
-            with[f].gpu.linear = with[f].kernel.linear = profile_table_at(grouped, step.tokens).value;
-        experts_few(p, &p->profile->format[f], &with[f]);
-    }
-    return rc;
 }
 
 int cost_price(const struct model *model, const struct analyse_table *analysed, const struct profile *profile,

@@ -46,7 +46,7 @@ struct cost_step {
 /* The part of its bytes that a unit's weights have when packed, on the link (common/formats/packed.h). It is known
  * only once they are packed, and the plan is made before: this is the part of bf16 weights of language models, within
  * a hundredth (docs/planner.md). */
-#define COST_PACKED_PART 0.71
+#define COST_PACKED_PART PROFILE_PACKED_PART
 /* Reading packed weights directly takes longer than reading plain ones by this part of the time to expand them.
  * Measured on an H200, slices of 8B's shapes: 0.57 to 0.61 (helm-bench-gpu-kernels --expand,
  * docs/results/h200-2026-11-20.md). */
@@ -133,7 +133,7 @@ void cost_table_free(struct cost_table *table);
 /* Homes of all units in one phase; which of them hold their KV on the host follows from `kv_cpu`. */
 struct cost_plan {
     const enum plan_home *home;      /* [units] */
-    const bool *kv_cpu;              /* [units / 2] layers whose cache is the CPU's; NULL: as `home` says */
+    const bool *kv_cpu;              /* [layers] whose cache is the CPU's; NULL: as `home` says */
     enum plan_processor embed, head; /* cpu or gpu */
     uint64_t ring_bytes;
     bool cold; /* prefill: nothing is copied ahead for the next step, and of this one only what follows */

@@ -1,4 +1,4 @@
-/* Prices of experts in both memories. See cost/experts.h; called by cost.c. */
+/* Rates of experts, and prices of those in both memories. See cost/experts.h; called by cost.c. */
 #include "daemon/planner/cost/experts.h"
 
 #include <math.h>
@@ -16,6 +16,77 @@
 #define DIRECT_TAKES 0.6
 /* Of several tokens' experts both read for so long that they share what memory gives: 8 tokens of the whole model took 60 and 63 ms. */
 #define DIRECT_TAKES_FEW 0.9
+
+/* ---- rates ---- */
+
+/* Few tokens' experts on the GPU, in kernels of their own: bytes alone count, whatever number of tokens chose an expert. */
+static void experts_few(const struct pricing *p, const struct profile_format *of, struct format_rates *with)
+{
+    struct device_rates *kernel = &with->kernel;
+    if (p->tier == OP_TIER_CHUNK || !of->gpu_experts_few.count || !of->gpu_experts_few_operation.count)
+        return;
+    const double rate = profile_table_at(&of->gpu_experts_few, p->step->tokens).value;
+    kernel->gemv_beside *= rate / kernel->gemv;
+    kernel->gemv = rate;
+    kernel->linear = 0;
+    kernel->product = profile_table_at(&of->gpu_experts_few_operation, p->step->tokens).value;
+    if (p->tier == OP_TIER_FEW) with->gpu = *kernel;
+}
+
+/* One token's experts on the CPU, whose rows are few and lie anywhere. */
+static void experts_apart(const struct profile_format *of, struct device_rates *one)
+{
+    if (of->cpu_experts.value <= 0 || of->cpu_gemv.value <= 0) return;
+    const double part = of->cpu_experts.value / of->cpu_gemv.value;
+    one->gemv *= part;
+    one->gemv_beside *= part;
+}
+
+/* Experts of a few tokens, most of which have one token, on the CPU: the part `several` of them has two, and takes as long as a
+ * product of two. two: rates of that. */
+static void experts_of_several(enum tensor_format format, double several, const struct device_rates *two,
+                               struct device_rates *one)
+{
+    if (two->linear <= 0) return;
+    const double values = 1 << 16, bytes = (double)tensor_format_row_bytes(format, 1 << 16),
+                 longer = fmax(1, 2 * values * 2 / two->linear / (bytes / one->gemv)),
+                 times = 1 + several * (longer - 1);
+    one->gemv /= times;
+    one->gemv_beside /= times;
+}
+
+int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT], struct helm_err *err)
+{
+    const struct model_router *router = &p->model->config.router;
+    const double all = p->step->tokens, part = (double)router->chosen / router->experts,
+                 each = all * part / (1 - pow(1 - part, all));
+    struct cost_step step = *p->step;
+    struct pricing of = *p;
+    /* of the experts that are chosen, those that more than one token chose */
+    const double several = all > 1 ? 1 - all * part * pow(1 - part, all - 1) / (1 - pow(1 - part, all)) : 0;
+    step.tokens = (uint32_t)fmax(1, each + 0.5);
+    if (step.rows > step.tokens) step.rows = step.tokens;
+    of.step = &step;
+    int rc = cost_rates_of(&of, err);
+    const struct rates_size size = {step.tokens, of.tier};
+    for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
+        const struct profile_table *grouped = &p->profile->format[f].gpu_experts;
+        cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
+        if (step.tokens == 1) experts_apart(&p->profile->format[f], &with[f].cpu);
+        if (step.tokens == 1 && all > 1 && !p->apart && !tensor_format_of((enum tensor_format)f)->variable) {
+            const struct profile_table *own = &p->profile->format[f].cpu_linear,
+                                       *table = own->count ? own : &p->profile->cpu.linear;
+            const struct device_rates two = {.linear = profile_table_at(table, 2).value};
+            experts_of_several((enum tensor_format)f, several, &two, &with[f].cpu);
+        }
+        if (p->tier == OP_TIER_CHUNK && grouped->count)
+            with[f].gpu.linear = with[f].kernel.linear = profile_table_at(grouped, step.tokens).value;
+        experts_few(p, &p->profile->format[f], &with[f]);
+    }
+    return rc;
+}
+
+/* ---- both memories ---- */
 
 struct shares {
     double hits, direct, cpu; /* of all chosen: numbers of experts */

@@ -1,11 +1,16 @@
-/* What a mixture's unit costs whose experts lie in both memories: the GPU computes with those in VRAM and reads some of the
- * others over the link, while the CPU computes with the rest.
+/* What a mixture's products with experts cost, and what a unit costs whose experts lie in both memories: the GPU computes with
+ * those in VRAM and reads some of the others over the link, while the CPU computes with the rest.
  *
  * Internal to cost.c. Pure. Equations are in docs/planner.md. */
 #ifndef HELM_DAEMON_PLANNER_COST_EXPERTS_H
 #define HELM_DAEMON_PLANNER_COST_EXPERTS_H
 
 #include "daemon/planner/cost/rates.h"
+
+/* Rates of experts' products: those of a step of as many tokens as one of the chosen experts has, and on the GPU what was
+ * measured of experts. */
+HELM_MUST_CHECK int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT],
+                                  struct helm_err *err);
 
 /* Experts' products of the unit, of all that the step's tokens choose: seconds of either processor, on the GPU without the
  * launches of their kernels, which stand beside; bytes; and the whole unit on the GPU by kernels of its own. */

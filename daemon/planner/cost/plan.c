@@ -41,7 +41,7 @@ struct cost_experts cost_experts_of(const struct plan *plan, const struct model 
 void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES])
 {
     const uint32_t units = unit_count(plan->layers);
-    enum plan_home home[2 * MODEL_LAYERS_MAX];
+    enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     for (uint32_t u = 0; u <= units; u++)
         for (int h = 0; h < PLAN_HOMES; h++) format[u][h] = PLAN_AS_STORED;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++) {

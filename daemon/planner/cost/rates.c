@@ -323,12 +323,6 @@ static void gpu_with(const struct pricing *p, enum tensor_format format, const s
             gpu_few_with(f, few, &out->gpu);
             gpu_few_with(f, few, &out->kernel);
             out->gpu_spread = spread_at(&f->gpu_linear, few);
-            if (p->few_chained && f->gpu_chain_gemv.value > 0) {
-                out->gpu.gemv = out->gpu.gemv_beside = f->gpu_chain_gemv.value;
-                out->gpu.product = f->gpu_chain_operation.value;
-                out->gpu.linear = 0;
-                out->gpu_spread = cost_rates_spread(&f->gpu_chain_gemv);
-            }
         }
     }
     out->expands = !reads;
@@ -358,6 +352,12 @@ bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home ho
 bool cost_rates_packed_cpu(const struct pricing *p, uint32_t unit)
 {
     return cost_rates_packed(p, unit, PLAN_HOME_CPU) && p->cpu.packed > 0;
+}
+
+bool cost_rates_reads_packed(const struct pricing *p, uint32_t inner)
+{
+    return p->tier == OP_TIER_ONE && (p->chained || p->profile->gpu.gemv_packed.value > 0) &&
+           p->model->config.hidden % GPU_PACKED_COLS == 0 && inner % GPU_PACKED_COLS == 0;
 }
 
 /* What a product's own price holds: the norm before it, the activation behind it. */
@@ -397,9 +397,8 @@ int cost_rates_of(struct pricing *p, struct helm_err *err)
               : step->tokens <= ENGINE_FEW_TOKENS ? OP_TIER_FEW
                                                   : OP_TIER_CHUNK;
     if (step->invariant && step->tokens > step->rows) p->tier = OP_TIER_CHUNK;
-    if (step->one_as_few && p->tier == OP_TIER_ONE) p->tier = OP_TIER_FEW;
+    if (step->one_as_few && p->tier == OP_TIER_ONE && !has_chained_blocks(p)) p->tier = OP_TIER_FEW;
     p->apart = step->invariant && p->tier == OP_TIER_FEW && p->profile->cpu.apart.count;
-    p->few_chained = step->one_as_few && step->tokens == 1 && has_chained_blocks(p);
     list_operations(p);
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);

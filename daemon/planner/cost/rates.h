@@ -65,8 +65,6 @@ struct pricing {
     const struct format_rates *experts;
     bool device, chained; /* one token's operations on the GPU are, where nothing is between them */
     bool
-        few_chained; /* one token of an invariant plan: its layers' products are in chains, between two attentions */
-    bool
         apart; /* the CPU's rates are of several tokens that each have the bits of one (profile.h: cpu.apart) */
 };
 
@@ -104,6 +102,9 @@ bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home ho
 /* Whether the CPU multiplies with this unit's packed weights: a profile that says nothing of that knows no
  * other price than that of plain ones. Asked after cost_rates_of. */
 bool cost_rates_packed_cpu(const struct pricing *p, uint32_t unit);
+/* Whether one token's products read packed matrices with `inner` columns as they are (gpuk_linear_takes): devices that have
+ * chains, or were measured doing it; whole tiles of every row. */
+bool cost_rates_reads_packed(const struct pricing *p, uint32_t inner);
 
 /* Operations of a step's head of this many sampled rows: sizes of step that it knows are one row and few. */
 static inline enum op_tier rates_head_tier(uint32_t samples)

@@ -146,7 +146,7 @@ int packed_sample_of_plan(const struct model *model, const struct plan *plan, ui
                           struct packed_sample *sample, struct helm_err *err)
 {
     const bool head = plan_head_format(plan) == FORMAT_BF16_PACKED;
-    bool units[2 * MODEL_LAYERS_MAX] = {false}, any = head;
+    bool units[UNIT_PARTS * MODEL_LAYERS_MAX] = {false}, any = head;
     memset(sample, 0, sizeof *sample);
     if (plan->layers != model->config.layers) return 0; /* taking the plan reports it */
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {

@@ -85,7 +85,7 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                          struct helm_err *err)
 {
     const struct plan_phase stages = plan_phase_at(k->plan, phase);
-    enum tensor_format format[2 * MODEL_LAYERS_MAX + 1][PLAN_HOMES];
+    enum tensor_format format[UNIT_PARTS * MODEL_LAYERS_MAX + 1][PLAN_HOMES];
     cost_formats_of(k->plan, format);
     const struct cost_step step = {.tokens = list->tokens,
                                    .rows = list->rows,

@@ -238,6 +238,7 @@ void explain_print(const struct explain *x, FILE *out)
     if (x->request->activations) fprintf(out, "products %s\n", x->request->activations);
     if (x->request->invariant) fprintf(out, "invariant %s\n", x->request->invariant);
     fprintf(out, "machine  %s\n", profile->machine);
+    if (x->request->now) fprintf(out, "now      %s\n", x->request->now);
     fprintf(out, "decode   %.2f token/s (%.2f to %.2f): %u %s, %u tokens in\n", explain_rate(x),
             explain_rate_low(x), explain_rate_high(x), x->batch, how_many(x->batch, "sequence", "sequences"),
             x->context);

@@ -45,7 +45,7 @@ static struct factors factors_of(const struct space *s, uint64_t ring)
     for (uint32_t i = 0; i < s->items; i++)
         for (uint32_t n = 0; n < s->item[i].count; n++) {
             const struct cost_unit *u = &s->table->unit[s->item[i].first + n];
-            double borrow = s->kv_cpu && !(s->item[i].first & 1) ? u->borrow : 0;
+            double borrow = s->kv_cpu && unit_part(s->item[i].first) == UNIT_ATTENTION ? u->borrow : 0;
             double beside = larger(u->link_beside + borrow, 1e-12);
             if (s->item[i].allowed & 1u << PLAN_HOME_CPU) slow = smaller(slow, slowed(u->cpu, u->cpu_beside));
             if (!(s->item[i].allowed & 1u << PLAN_HOME_STREAM)) continue;

@@ -118,9 +118,10 @@ static void need_of_split(struct space *s, const struct split *split, const stru
 
 static int check_problem(const struct search_problem *p, struct helm_err *err)
 {
-    if (p->decode->units < 2 || p->decode->units > 2 * MODEL_LAYERS_MAX || p->decode->units % 2)
+    if (p->decode->units < UNIT_PARTS || p->decode->units > UNIT_PARTS * MODEL_LAYERS_MAX ||
+        p->decode->units % UNIT_PARTS)
         return helm_fail(err, HELM_E_LIMIT, "%u half layers cannot be placed: 2 to %u, an even number",
-                         p->decode->units, 2 * MODEL_LAYERS_MAX);
+                         p->decode->units, UNIT_PARTS * MODEL_LAYERS_MAX);
     return 0;
 }
 

@@ -31,7 +31,9 @@ double bench_apart(const std::vector<float> &first, const std::vector<float> &ot
 /* One row of the table; limit 0: none to compare with. */
 void bench_row(const char *model, const char *what, double seconds, double rate, const char *unit,
                double limit);
-/* Median seconds of one replay of what `enqueue` launches. */
+/* Median seconds of one call of `enqueue`, of which `times` follow on each other. */
+double bench_time(struct bench *b, int times, const std::function<void()> &enqueue);
+/* The same of one replay of what `enqueue` launches. */
 double bench_time_graph(struct bench *b, int replays, const std::function<void()> &enqueue);
 
 struct bench_shape {

@@ -82,31 +82,22 @@ struct direct {
 static void row(struct direct *d, const char *what, size_t bytes,
                 const std::function<void(const char *)> &read)
 {
-    std::vector<double> seconds;
     size_t at = 0;
-    double cpu = 0;
+    const auto next = [&] {
+        read(d->host + at);
+        at = at + 3 * PART <= HOST ? at + PART : 0; /* experts take up to two parts */
+    };
     const auto now = [] {
         return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
     };
+    next();
+    CUDA(cudaStreamSynchronize(d->b->stream));
     const double begin = now();
     const uint64_t before = d->beside ? d->beside->bytes.load() : 0;
-    for (int r = 0; r < d->b->repeats + 1; r++) {
-        float ms;
-        CUDA(cudaEventRecord(d->b->begin, d->b->stream));
-        for (int i = 0; i < 4; i++) {
-            read(d->host + at);
-            at = at + 3 * PART <= HOST ? at + PART : 0; /* experts take up to two parts */
-        }
-        CUDA(cudaEventRecord(d->b->end, d->b->stream));
-        CUDA(cudaStreamSynchronize(d->b->stream));
-        CUDA(cudaEventElapsedTime(&ms, d->b->begin, d->b->end));
-        if (r) seconds.push_back(ms * 1e-3 / 4);
-    }
-    if (d->beside) cpu = (double)(d->beside->bytes.load() - before) / (now() - begin) / 1e9;
-    std::sort(seconds.begin(), seconds.end());
-    const double s = seconds[seconds.size() / 2];
+    const double s = bench_time(d->b, 4, next);
     printf("%-6s %-34s %9.1f us %6.1f GB/s", d->beside ? "beside" : "alone", what, s * 1e6, bytes / s / 1e9);
-    if (d->beside) printf("   CPU %6.1f GB/s", cpu);
+    if (d->beside)
+        printf("   CPU %6.1f GB/s", (double)(d->beside->bytes.load() - before) / (now() - begin) / 1e9);
     printf("\n");
 }
 
@@ -141,7 +132,7 @@ static void ways(struct direct *d)
     CUDA(cudaGetLastError());
 }
 
-/* One token's experts of Qwen3-30B-A3B's shape, `there` of them in host memory and the others nobody's. */
+/* One token's experts of Qwen3-30B-A3B's shape, `there` of them in host memory and the others nowhere. */
 static void experts(struct direct *d)
 {
     static const uint32_t ROWS = 768, HIDDEN = 2048, EXPERTS = 16, CHOSEN = 8;

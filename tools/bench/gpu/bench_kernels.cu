@@ -45,6 +45,22 @@ double bench_apart(const std::vector<float> &first, const std::vector<float> &ot
     return sqrt(difference / norm);
 }
 
+double bench_time(struct bench *b, int times, const std::function<void()> &enqueue)
+{
+    std::vector<double> seconds;
+    for (int r = 0; r < b->repeats; r++) {
+        float ms;
+        CUDA(cudaEventRecord(b->begin, b->stream));
+        for (int i = 0; i < times; i++) enqueue();
+        CUDA(cudaEventRecord(b->end, b->stream));
+        CUDA(cudaStreamSynchronize(b->stream));
+        CUDA(cudaEventElapsedTime(&ms, b->begin, b->end));
+        seconds.push_back(ms * 1e-3 / times);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+}
+
 double bench_time_graph(struct bench *b, int replays, const std::function<void()> &enqueue)
 {
     cudaGraph_t graph;
@@ -55,20 +71,10 @@ double bench_time_graph(struct bench *b, int replays, const std::function<void()
     CUDA(cudaGraphInstantiate(&exec, graph, 0));
     for (int i = 0; i < 3; i++) CUDA(cudaGraphLaunch(exec, b->stream));
     CUDA(cudaStreamSynchronize(b->stream));
-    std::vector<double> seconds;
-    for (int r = 0; r < b->repeats; r++) {
-        float ms;
-        CUDA(cudaEventRecord(b->begin, b->stream));
-        for (int i = 0; i < replays; i++) CUDA(cudaGraphLaunch(exec, b->stream));
-        CUDA(cudaEventRecord(b->end, b->stream));
-        CUDA(cudaStreamSynchronize(b->stream));
-        CUDA(cudaEventElapsedTime(&ms, b->begin, b->end));
-        seconds.push_back(ms * 1e-3 / replays);
-    }
+    const double seconds = bench_time(b, replays, [&] { CUDA(cudaGraphLaunch(exec, b->stream)); });
     CUDA(cudaGraphExecDestroy(exec));
     CUDA(cudaGraphDestroy(graph));
-    std::sort(seconds.begin(), seconds.end());
-    return seconds[seconds.size() / 2];
+    return seconds;
 }
 
 static void measure_limits(struct bench *b)

@@ -40,6 +40,7 @@ static struct profile whole(void)
     add_point(&p.cpu.read, 16, 115e9);
     p.cpu.gemv = measured(105e9);
     p.cpu.gemv_beside = measured(80e9);
+    p.cpu.read_beside = measured(85e9);
     add_point(&p.cpu.linear, 2, 200e9);
     add_point(&p.cpu.linear, 512, 2000e9);
     p.cpu.attention = measured(90e9);
@@ -86,6 +87,7 @@ static struct profile whole(void)
     p.link.h2d = measured(55.4e9);
     p.link.d2h = measured(52e9);
     p.link.h2d_beside = measured(54e9);
+    p.link.h2d_beside_read = measured(51e9);
     p.link.direct = (struct profile_value){51e9, 51e9, 51e9, PROFILE_TEXT_SAYS};
     p.link.latency = measured(2e-6);
     p.link.hand_over = measured(3.5e-6);

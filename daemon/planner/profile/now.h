@@ -1,0 +1,44 @@
+/* What the machine's memory gives now, beside what it gave when its profile was taken: hosts that others use, too, move by a
+ * third within minutes.
+ *
+ * `helm-profile --now` measures it; helmd and helm-plan read its answer and forecast by a profile whose rates are what they
+ * would be now. Pure, but for profile_now_read. docs/planner.md has the rules. */
+#ifndef HELM_DAEMON_PLANNER_PROFILE_NOW_H
+#define HELM_DAEMON_PLANNER_PROFILE_NOW_H
+
+#include "daemon/planner/profile/profile.h"
+
+/* Bytes a second of plain reads by all threads and of copies to the device, each alone and beside the other; 0: not measured. */
+struct profile_now {
+    double read, read_beside, h2d, h2d_beside;
+};
+
+/* A plan is made by the rates of now where one of them is further than this from the profile's, of which it is a part. */
+#define PROFILE_NOW_PLAN 0.10
+
+/* {"helm_now": 1, "read": N, "read_beside": N, "h2d": N, "h2d_beside": N}; what was not measured is left out. NULL: no memory. */
+json_t *profile_now_to_json(const struct profile_now *now);
+HELM_MUST_CHECK int profile_now_from_json(const json_t *json, struct profile_now *now, struct helm_err *err);
+/* From a file. */
+HELM_MUST_CHECK int profile_now_read(const char *path, struct profile_now *now, struct helm_err *err);
+
+/* The profile as it would be now. A CPU's rate keeps what its bytes take beside being read, so one that reads as fast as memory
+ * gives moves with it, and one bounded by arithmetic by as many nanoseconds a byte. Copies' rates move in proportion. `out`
+ * may not be `profile`. */
+void profile_now_apply(const struct profile *profile, const struct profile_now *now, struct profile *out);
+/* How far the furthest rate is from the profile's, as a part of that. */
+double profile_now_apart(const struct profile *profile, const struct profile_now *now);
+
+/* What is known of the machine now, and what follows from it. */
+#define PROFILE_NOW_TEXT 320
+struct machine_now {
+    bool known, plans; /* plans: the plan is made by these rates, not only forecast */
+    struct profile_now rates;
+    char text[PROFILE_NOW_TEXT]; /* for the log, plans and reports: also why it is not known */
+};
+/* Decides `plans` and writes the text. */
+void profile_now_decide(const struct profile *profile, const struct profile_now *now, struct machine_now *out);
+/* Not known, and why. */
+void profile_now_unknown(struct machine_now *out, const char *why);
+
+#endif
