@@ -14,9 +14,10 @@
 #include "worker-cpu/local.h"
 #include "worker-cpu/print.h"
 
-#define BLOCKS  "tests/data/golden-gguf/qwen3-Q2_K/model.gguf"
-#define MIXTURE "tests/data/golden-gguf/qwen3moe-MXFP4_MOE/model.gguf" /* 4 of 16 experts: sequences share some */
-#define PLAIN   "tests/data/golden/qwen3"
+#define BLOCKS "tests/data/golden-gguf/qwen3-Q2_K/model.gguf"
+#define MIXTURE                                                                                              \
+    "tests/data/golden-gguf/qwen3moe-MXFP4_MOE/model.gguf" /* 4 of 16 experts: sequences share some */
+#define PLAIN "tests/data/golden/qwen3"
 enum { SLOTS = 5, PROMPT = 20, CONTEXT = 64, STEP_TOKENS = 32 };
 
 static const char *kernels(void)
