@@ -166,14 +166,18 @@ struct rows {
     size_t x_bytes; /* of a pair's parts */
 };
 
-/* What each row reads NEAR steps later. */
+/* What each row reads some steps later, as many bytes of all together. */
 INLINE void fetch(const struct rows *g, size_t step)
 {
-    const size_t ahead = step + NEAR, steps = g->cols / STEP, row_bytes = g->cols * 2;
-    const uintptr_t at =
-        ahead < steps ? (uintptr_t)g->w + ahead * 64 : (uintptr_t)g->next + (ahead - steps) * 64;
-    const size_t stride = ahead < steps ? row_bytes : g->next_stride;
-    UNROLL for (size_t r = 0; r < ROWS; r++) _mm_prefetch((const char *)(at + r * stride), _MM_HINT_T0);
+    const bool whole = g->count == ROWS;
+    const size_t ahead = step + (whole ? NEAR : 2 * NEAR), steps = g->cols / STEP, row_bytes = g->cols * 2;
+    const bool here = ahead < steps;
+    const uintptr_t at = here ? (uintptr_t)g->w + ahead * 64 : (uintptr_t)g->next + (ahead - steps) * 64;
+    const size_t stride = here ? row_bytes : g->next_stride;
+    if (whole)
+        UNROLL for (size_t r = 0; r < ROWS; r++) _mm_prefetch((const char *)(at + r * stride), _MM_HINT_T0);
+    else
+        for (size_t r = 0; r < g->count; r++) _mm_prefetch((const char *)(at + r * stride), _MM_HINT_T0);
 }
 
 INLINE void multiply_rows(const struct rows *g, float *sums, const size_t panels)
@@ -285,8 +289,9 @@ const struct linear_kernel linear_amx_gemv = {.name = "amx-bf16",
                                               .schedule = LINEAR_ONE_TOKEN,
                                               .gemv = gemv,
                                               .few = few,
-                                              .streams = ROWS,
+                                              .streams = ROWS / 2,
                                               .neighbours = true,
+                                              .row_granule = ROWS,
                                               .order = order,
                                               .ordered_bytes = ordered_bytes,
                                               .order_few = order_few,

@@ -96,7 +96,8 @@ struct linear_kernel {
     /* TOKENS. Of one kernel a token's bits are the same however many threads share the rows. */
     bool exact_input;   /* EXACT: activations stay fp32 (golden tolerance class "float32") */
     size_t tile_tokens; /* granule of tile ranges */
-    size_t row_granule; /* rows a gemm's share should be a multiple of */
+    size_t
+        row_granule; /* rows a gemm's share should be a multiple of; ONE_TOKEN: a few's share, 0: `streams` */
     size_t
         call_rows; /* rows that many tokens' input is read from far away for, once: as many as a call should have */
     gemm_tiled_bytes_fn *tiled_bytes;
