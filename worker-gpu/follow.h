@@ -23,8 +23,8 @@ struct gpu_engine;
 
 struct gpu_follow {
     struct gpu_program program[GPU_TIER_COUNT][GPU_FOLLOW_PLACES]; /* by the place that they write to */
-    struct gpu_program
-        apart[GPU_FOLLOW_PLACES];    /* of one token over a long context, where there is such a program */
+    /* Programs of one token over a long context, where there are such */
+    struct gpu_program apart[GPU_FOLLOW_PLACES];
     bool there[GPU_TIER_COUNT];      /* steps of this tier can be launched so */
     bool running;                    /* the next step of the ring has been */
     uint32_t at;                     /* the place of the step that was launched last; 0: one with a block */

@@ -37,8 +37,8 @@ static void touch_chunk(void *ctx, uint32_t chunk, uint32_t thread)
 static int open_pool(const struct profile_cpu_options *o, struct now_run *r, struct helm_err *err)
 {
     struct cpu_set *set = malloc(sizeof *set);
-    int rc = set ? cpu_usable(o->node, set, err)
-                 : helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
+    int rc =
+        set ? cpu_usable(o->node, set, err) : helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
     const uint32_t threads = rc ? 0 : o->threads ? o->threads : (uint32_t)set->suggested;
     if (!rc) rc = pin_this_thread(set->cpu[0], err); /* the pool's thread 0 */
     if (!rc) rc = pool_create(threads, set->cpu, POOL_SPIN_US_DEFAULT, &r->pool, err);

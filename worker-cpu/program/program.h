@@ -49,10 +49,10 @@ struct program_entry {
     bool sampled;    /* runs over the sampled rows, not over the tokens */
     bool accumulate; /* LINEAR: adds to out (residual) */
     bool swiglu;     /* LINEAR: segments 0 and 1 are gate and up */
-    bool
-        decoded; /* LINEAR of several tokens: rows are decoded once for all tiles, of some segment at least */
-    bool alone;  /* too little work to share */
-    bool gather; /* EMBED: the embedding is ours */
+    /* LINEAR of several tokens: rows are decoded once for all tiles, of some segment at least */
+    bool decoded;
+    bool alone;          /* too little work to share */
+    bool gather;         /* EMBED: the embedding is ours */
     bool rotates;        /* EMBED: a ROPE_APPEND comes later */
     bool last;           /* LANE_READ, ATTEND_HOST, EXPERTS_TAKE: the lane's last hand-over of a step */
     uint32_t ticket;     /* of what has a lane or answers */

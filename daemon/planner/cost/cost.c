@@ -141,7 +141,7 @@ struct weights {
     bool expands;                  /* some of them, before they are multiplied by */
     bool expands_home;             /* also at home in VRAM */
     bool blocks;                   /* some of them are: they are cut by what they expand to */
-    bool apart;                    /* experts of so many bytes that they are part of no chain */
+    bool apart;                    /* experts, whose bytes are too many for a part of a chain */
     double cpu_spread, gpu_spread; /* of the formats' rates, the widest */
     struct experts_parts experts;  /* what of all that is products with experts */
 };

@@ -305,7 +305,8 @@ static void gpu_with(const struct pricing *p, enum tensor_format format, const s
     const struct profile_format *f = &p->profile->format[format];
     const bool plain = tensor_format_is_plain(format),
                measured = f->gpu_gemv.value > 0 || f->gpu_expand.value > 0;
-    const uint32_t few = (uint32_t)fmin(size->tokens, ENGINE_FEW_TOKENS);
+    const uint32_t as_few = cost_rates_as_few(p),
+                   few = as_few ? as_few : (uint32_t)fmin(size->tokens, ENGINE_FEW_TOKENS);
     bool reads = true; /* as it lies */
     const struct profile_table *linear = &f->gpu_linear;
     /* the worker measures chunks of blocks as they lie up to the tokens that it multiplies so */

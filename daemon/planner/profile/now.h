@@ -37,7 +37,8 @@ struct machine_now {
     char text[PROFILE_NOW_TEXT]; /* for the log, plans and reports: also why it is not known */
 };
 /* Decides `plans` and writes the text. */
-void profile_now_decide(const struct profile *profile, const struct profile_now *now, struct machine_now *out);
+void profile_now_decide(const struct profile *profile, const struct profile_now *now,
+                        struct machine_now *out);
 /* Not known, and why. */
 void profile_now_unknown(struct machine_now *out, const char *why);
 

@@ -59,7 +59,8 @@ struct profile_cpu {
     struct profile_table read;        /* by threads: plain reads of memory laid out like weights */
     struct profile_value gemv;        /* weights a second, one token, the kernels and layout of the worker */
     struct profile_value gemv_beside; /* the same while the link streams from host memory */
-    struct profile_value read_beside; /* plain reads by all threads meanwhile; unknown: nothing is held against it */
+    struct profile_value
+        read_beside; /* plain reads by all threads meanwhile; unknown: nothing is held against it */
     struct profile_table linear; /* by tokens (2 and more): operations a second, 2 * rows * cols * tokens */
     struct profile_value attention;       /* KV bytes a second, one query */
     struct profile_value attention_flops; /* a chunk's attention: operations a second */
@@ -79,7 +80,8 @@ struct profile_cpu {
      * (common/plan/schedule.h), with plain weights and with packed ones; empty: unmeasured */
     struct profile_table apart, apart_packed;
 };
-#define PROFILE_PACKED_PART 0.71 /* bytes of packed weights by plain ones: what rates of packed ones are taken to read */
+#define PROFILE_PACKED_PART                                                                                  \
+    0.71 /* bytes of packed weights by plain ones: what rates of packed ones are taken to read */
 /* Beside its weights and its cache, a layer of one token costs the CPU this many times cpu.operation. */
 #define PROFILE_LAYER_OPERATIONS 6
 
@@ -127,8 +129,9 @@ struct profile_gpu {
 struct profile_link {
     uint32_t generation, width; /* of PCIe, 0: unknown */
     struct profile_value h2d, d2h;
-    struct profile_value h2d_beside;       /* while the CPU computes one token with all threads */
-    struct profile_value h2d_beside_read;  /* while it reads with all threads; unknown: nothing is held against it */
+    struct profile_value h2d_beside; /* while the CPU computes one token with all threads */
+    struct profile_value
+        h2d_beside_read; /* while it reads with all threads; unknown: nothing is held against it */
     struct profile_value h2d_beside_chunk; /* while it computes with many tokens; unknown: as h2d_beside */
     /* while it computes one token with packed weights; unknown: as h2d_beside */
     struct profile_value h2d_beside_packed;

@@ -109,6 +109,7 @@ static void what_runs_is_printed(void **state)
         assert_non_null(strstr(blocks, "2 to 4 tokens, with the kernels of one: "));
         assert_non_null(strstr(mixture, "2 to 4 tokens, with the kernels of one: "));
         assert_non_null(strstr(blocks, "head, 2 to 4 sampled rows, with the kernels of one: "));
+        assert_non_null(strstr(mixture, "head, 2 to 4 sampled rows, with the kernels of one: "));
     }
     assert_null(strstr(plain, "with the kernels of one"));
     free(blocks);

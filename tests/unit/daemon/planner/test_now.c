@@ -132,16 +132,17 @@ static void a_plan_goes_by_it_beyond_a_tenth(void **state)
     struct machine_now now;
     profile_now_decide(&p, &(struct profile_now){.read = 91e9}, &now);
     assert_true(now.known && !now.plans);
-    assert_string_equal(now.text, "host memory reads 91 GB/s now, 100 in the profile: the forecast goes by that, the "
-                                  "plan by the profile");
+    assert_string_equal(now.text,
+                        "host memory reads 91 GB/s now, 100 in the profile: the forecast goes by that, the "
+                        "plan by the profile");
     profile_now_decide(&p, &(struct profile_now){.read = 112e9}, &now);
     assert_true(now.plans);
     profile_now_decide(
         &p, &(struct profile_now){.read = 100e9, .read_beside = 80e9, .h2d = 49e9, .h2d_beside = 35e9}, &now);
     assert_true(now.plans);
-    assert_string_equal(now.text,
-                        "host memory reads 100 GB/s now, 100 in the profile, beside copies 80 (80), copies to the "
-                        "device 49 (50), beside reads 35 (40): the forecast goes by that, and so does the plan");
+    assert_string_equal(
+        now.text, "host memory reads 100 GB/s now, 100 in the profile, beside copies 80 (80), copies to the "
+                  "device 49 (50), beside reads 35 (40): the forecast goes by that, and so does the plan");
     near("the furthest", profile_now_apart(&p, &now.rates), 0.125);
     profile_now_unknown(&now, "not measured");
     assert_true(!now.known && !now.plans);
