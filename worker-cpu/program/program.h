@@ -130,7 +130,8 @@ HELM_MUST_CHECK int program_lower_experts(const struct program_source *source,
                                           struct program *program, struct helm_err *err);
 void program_free(struct program *program);
 /* Up to how many tokens one token's kernels multiply faster, one by one, than those of several: the fewest of all products
- * of the phase (struct linear_kernel's `apart`). 0: there are none, or some are of experts, or faster together from two on. */
+ * of the phase (struct linear_kernel's `apart`). 0: there are none, or experts of a layer in both memories, or some are
+ * faster together from two on. */
 HELM_MUST_CHECK int program_apart(const struct program_source *source, uint32_t phase, uint32_t *tokens,
                                   struct helm_err *err);
 uint32_t program_apart_head(const struct program_source *source);

@@ -84,10 +84,10 @@ struct linear_kernel {
     /* Up to this many tokens `few` is faster than the kernels of several, which unpack blocks to rows or tiles first (measured
      * by helm-bench-kernels --few: docs/operations.md, "The same tokens"); 0: from two on those are. */
     uint32_t apart;
-    size_t streams;   /* rows it reads side by side, each an equal run of a call's rows: which should be a
+    size_t streams;  /* rows it reads side by side, each an equal run of a call's rows: which should be a
                              multiple of it */
-    bool neighbours;  /* these are rows one behind another instead, of each tile of so many */
-    size_t col_unit;  /* it takes only columns of a multiple of this; 0: any */
+    bool neighbours; /* these are rows one behind another instead, of each tile of so many */
+    size_t col_unit; /* it takes only columns of a multiple of this; 0: any */
     gemv_order_fn
         *order; /* what its input goes through first, once for all rows; NULL: it is read as it is */
     gemv_ordered_bytes_fn *ordered_bytes;
@@ -96,7 +96,8 @@ struct linear_kernel {
     /* TOKENS. Of one kernel a token's bits are the same however many threads share the rows. */
     bool exact_input;   /* EXACT: activations stay fp32 (golden tolerance class "float32") */
     size_t tile_tokens; /* granule of tile ranges */
-    size_t row_granule; /* rows a gemm's share should be a multiple of */
+    size_t
+        row_granule; /* rows a gemm's share should be a multiple of; ONE_TOKEN: a few's share, 0: `streams` */
     size_t
         call_rows; /* rows that many tokens' input is read from far away for, once: as many as a call should have */
     gemm_tiled_bytes_fn *tiled_bytes;

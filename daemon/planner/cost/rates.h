@@ -12,7 +12,7 @@
 struct device_rates {
     double gemv, gemv_beside;     /* weights, each read once a step */
     double packed, packed_beside; /* the CPU's, one token: the same of packed ones; 0: not known */
-    bool packed_as_one;           /* the CPU's, several: `packed` is theirs, and they read packed weights as one token does */
+    bool packed_as_one;           /* the CPU's, several, that have the bits of one: `packed` is theirs */
     double packed_longer;         /* the CPU's, several: how many times as long as plain ones; 0: not known */
     double linear;                /* operations, 0 for one token: reading is all there is */
     double linear_slowed;         /* how many times as long they take while the link streams */
