@@ -4,8 +4,9 @@
  * A token's context is cut as a chain's blocks would cut it (chain_attention.cuh). Where a chain has a block for each head's
  * piece, a block here has that piece of several heads of a kv head: keys and values are read once, and each head's sums are in
  * the same order. Pieces of a head meet in global memory: whichever block is last adds them in a chain's order. Launched by
- * attention_decode.cu for the tokens below gpuk_attention's `chained`; the others are the other kernels'. Nothing is read of
- * the cache before the kernel in front is through: it may be the one that appends, and several tokens may be of one sequence. */
+ * attention_decode.cu for the tokens below gpuk_attention's `chained`; the others are the other kernels'. No number of the
+ * cache is read before the kernel in front is through: it may be the one that appends, and several tokens may be of one
+ * sequence. */
 #include "worker-gpu/kernels/chain_attention.cuh"
 
 typedef chain_shaped S;
@@ -50,6 +51,20 @@ struct keep_pieces {
     }
 };
 
+/* A thread a position. */
+__device__ __forceinline__ void ask_rows(const gpuk_kv &kv, const uint32_t *pages, const attention_unit &unit)
+{
+    const kv_layout &l = kv.layout;
+    const uint32_t at = unit.begin + threadIdx.x, bytes = kv_number_bytes(l.dtype, l.head_dim);
+    const uint32_t page = at < unit.end ? pages[at / l.page_tokens] : GPUK_PAGE_ABSENT;
+    if (page == GPUK_PAGE_ABSENT || page & GPUK_PAGE_HOST) return;
+    for (uint32_t is_value = 0; is_value < 2; is_value++) {
+        const unsigned char *row =
+            kv_rows(kv, page, is_value, unit.kv_head) + (at & (l.page_tokens - 1)) * bytes;
+        for (uint32_t i = 0; i < bytes; i += 128) ask_l2(row + i);
+    }
+}
+
 /* blocks: a chain's. */
 template <typename C>
 __global__ void __launch_bounds__(S::THREADS, 2)
@@ -60,22 +75,28 @@ __global__ void __launch_bounds__(S::THREADS, 2)
     const gpuk_attention &a = p.a;
     const uint32_t t = blockIdx.y;
     let_next_start();
-    wait_for_previous();
-    if (t >= a.step.counts[0] || !has_token(a, true, a.step.position[t])) return;
-    attention_cut cut = cut_of(a, a.step.position[t], true, blocks);
+    const bool counts = t < a.step.counts[0] && has_token(a, true, a.step.position[t]);
+    attention_cut cut = cut_of(a, counts ? a.step.position[t] : 0, true, blocks);
     if (cut.heads == 1) {
         const uint32_t kv_heads = a.kv.layout.kv_heads;
         cut.heads = CHAIN_GROUP, cut.chunks = div_up(a.heads / kv_heads, CHAIN_GROUP);
         cut.units = kv_heads * cut.chunks * cut.pieces;
     }
-    if (blockIdx.x >= cut.units) return;
-    if (threadIdx.x == 0) {
-        token.position = a.step.position[t];
-        token.pages =
+    const bool works = counts && blockIdx.x < cut.units;
+    if (works) { /* where the cache is, and what of it is there already into the L2, while the kernel in front ends */
+        const uint32_t *pages =
             a.step.page_table + (size_t)a.step.row_slot[a.step.token_row[t]] * a.step.pages_per_slot;
-        token.page = token.pages[token.position / a.kv.layout.page_tokens];
-        token.unit = unit_of(cut, blockIdx.x);
+        const attention_unit unit = unit_of(cut, blockIdx.x);
+        if (threadIdx.x == 0) {
+            token.position = a.step.position[t];
+            token.pages = pages;
+            token.page = pages[token.position / a.kv.layout.page_tokens];
+            token.unit = unit;
+        }
+        ask_rows(a.kv, pages, unit);
     }
+    wait_for_previous();
+    if (!works) return;
     S::meet();
     const attention_seat seat = {t, 0};
     const keep_pieces pass = {p, t, cut};
