@@ -326,7 +326,10 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
     const struct part_operations *o = &p->part[kind];
     const bool mlp = kind != UNIT_ATTENTION;
     double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
-    if (!mlp) add_attention(p, r, window, attention_elsewhere(p, window), s);
+    if (!mlp) {
+        add_attention(p, r, window, attention_elsewhere(p, window), s);
+        add_overhead(r, p->attend_chained, s);
+    }
     if (r->product > 0) { /* norms and activations are in it */
         add_bytes(r, mlp ? 0 : p->step->tokens * rotated, r->read, s);
         add_operations(r, o->others, s);
