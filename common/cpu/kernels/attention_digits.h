@@ -39,9 +39,8 @@ struct tiled_scratch {
     float *w;           /* weights, [row][position] */
     float *m, *s, *fix; /* [LANES] */
     float *p;           /* [pass][position / 4][row][position % 4]: scores */
-    int32_t *
-        sums; /* scores: [2][pass][block][TILED_GROUP][row][digit]; values: [block][half][pass][row][digit][16] */
-    float *scales;    /* [position][block], of keys; of values [block][position] */
+    int32_t *sums; /* scores: [block][TILED_GROUP][row][digit]; values: [block][half][pass][row][digit][16] */
+    float *scales; /* [position][block], of keys; of values [block][position] */
     uint8_t *weights; /* [block][pass][row][digit][TILED_KEYS] */
     char *values;     /* [block][half][TILED_GROUP][64] */
 };
@@ -60,7 +59,7 @@ static size_t tiled_scratch_lay(struct tiled_scratch *t, char *base, size_t pass
                 {(void **)&t->s, all * 64},
                 {(void **)&t->fix, all * 64},
                 {(void **)&t->p, (size_t)PASSES_MAX * PASS_SCORES * sizeof(float)},
-                {(void **)&t->sums, (size_t)2 * PASSES_MAX * TILED_BLOCKS * 1024},
+                {(void **)&t->sums, (size_t)2 * TILED_BLOCKS * PASSES_MAX * 768},
                 {(void **)&t->scales, (size_t)TILED_KEYS * TILED_BLOCKS * sizeof(float)},
                 {(void **)&t->weights, (size_t)4 * PASSES_MAX * 768},
                 {(void **)&t->values, (size_t)4 * 2048}};
@@ -146,8 +145,8 @@ static void tiled_queries(int8_t *q, float *worth, const float *const *from, siz
 
 /* ---- scores ---- */
 
-/* Where the sums of the last two products go, `odd` ones and others. Each is stored before the next but one begins: a product takes 52
- * cycles, and what waits for it keeps everything behind it waiting: loads, until it is known where is stored. */
+/* Where the sums of the last two products go, `odd` ones and others. Each is stored when the next but one begins: a product takes 52
+ * cycles, which a store right behind it would wait for at the head of the core's queue. */
 typedef int32_t *tiled_sums[2];
 
 /* One block's products of a group with a pass's queries. */
@@ -183,24 +182,31 @@ INLINE void tiled_scores_store(tiled_sums last, const size_t odd)
     last[odd] = NULL;
 }
 
-/* Sums of four keys become scores, [row][key]: blocks are added, then digits. */
-INLINE void tiled_scores_of(float *p, const int32_t *sums, const float *scales, const float *worth)
+/* A block's sums times scales are added to others'. */
+INLINE void tiled_scores_add(vec x[TILED_GROUP], const int32_t *sums, const float *scales, const size_t b)
 {
-    vec x[4];
-    UNROLL for (size_t i = 0; i < 4; i++)
+    UNROLL for (size_t i = 0; i < TILED_GROUP; i++)
     {
-        const int32_t *sum = sums + i * LANES;
-        const float *scale = scales + i * TILED_BLOCKS;
-        x[i] = vec_mul(_mm512_cvtepi32_ps(_mm512_load_si512(sum)), vec_set1(scale[0]));
-        UNROLL for (size_t b = 1; b < TILED_BLOCKS; b++) x[i] =
-            vec_fmadd(_mm512_cvtepi32_ps(_mm512_load_si512(sum + b * 256)), vec_set1(scale[b]), x[i]);
+        const vec sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + i * LANES)),
+                  scale = vec_set1(scales[i * TILED_BLOCKS + b]);
+        x[i] = b == 0 ? vec_mul(sum, scale) : vec_fmadd(sum, scale, x[i]);
     }
-    const vec upper = vec_set1(0x1p16f), second = vec_set1(0x1p8f);
-    const vec one = vec_fmadd(_mm512_unpackhi_ps(x[0], x[1]), upper, _mm512_unpacklo_ps(x[0], x[1])),
-              two = vec_fmadd(_mm512_unpackhi_ps(x[2], x[3]), upper, _mm512_unpacklo_ps(x[2], x[3]));
-    vec_store(p,
-              vec_mul(vec_fmadd(_mm512_shuffle_ps(one, two, 0xee), second, _mm512_shuffle_ps(one, two, 0x44)),
-                      vec_load(worth)));
+}
+
+/* A group's scores, [keys / 4][row][key]: digits are added. */
+INLINE void tiled_scores_of(float *p, const vec x[TILED_GROUP], const float *worth)
+{
+    const vec upper = vec_set1(0x1p16f), second = vec_set1(0x1p8f), unit = vec_load(worth);
+    UNROLL for (size_t i = 0; i < TILED_GROUP; i += 4)
+    {
+        const vec one = vec_fmadd(_mm512_unpackhi_ps(x[i], x[i + 1]), upper,
+                                  _mm512_unpacklo_ps(x[i], x[i + 1])),
+                  two = vec_fmadd(_mm512_unpackhi_ps(x[i + 2], x[i + 3]), upper,
+                                  _mm512_unpacklo_ps(x[i + 2], x[i + 3]));
+        vec_store(p + i * 4, vec_mul(vec_fmadd(_mm512_shuffle_ps(one, two, 0xee), second,
+                                               _mm512_shuffle_ps(one, two, 0x44)),
+                                     unit));
+    }
 }
 
 /* A block's scores of a pass become weights, [row][position], 0 for positions that a row does not see: few_softmax of four rows. */

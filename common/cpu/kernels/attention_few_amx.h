@@ -89,65 +89,64 @@ INLINE const char *tiled_scales_at(const struct tiled_turn *turn, const char *ro
     return rows + (turn->now->scales[g] - turn->now->keys[g]);
 }
 
-/* Products run ahead of what takes their sums, by `lead` blocks: a group's sums are there when it begins, and those of the next group but
- * one are stored in their place when it has ended, one product later (two passes) or two. */
+/* What is multiplied in four blocks one after another: a group's keys and a pass's queries. */
+struct tiled_round {
+    const char *keys;
+    const int8_t *q;
+};
+INLINE struct tiled_round tiled_round_of(const struct tiled_turn *turn, size_t round, const size_t passes)
+{
+    const size_t head = round / passes / TILED_GROUPS;
+    return (struct tiled_round){
+        .keys = tiled_group(turn, head, round / passes % TILED_GROUPS),
+        .q = turn->t->q + (head * passes + round % passes) * TILED_BLOCKS * 512,
+    };
+}
+INLINE void tiled_round_multiply(tiled_sums last, const struct tiled_scratch *t,
+                                 const struct tiled_round *round, const size_t b)
+{
+    tiled_scores_multiply(last, b % 2, t->sums + b * 256, round->keys + b * KV_Q8_0_VALUES,
+                          round->q + b * 512);
+}
+
+/* Products run five blocks ahead of what takes their sums, and sums are stored three blocks ahead, to a ring of four blocks: what is stored
+ * and what is loaded at a time differ in the lower 12 bits of their addresses, by which a core first tells them apart. */
 INLINE void tiled_keys(const struct tiled_turn *turn, const size_t passes)
 {
     const struct tiled_scratch *t = turn->t;
-    const size_t lead = passes == 1 ? TILED_BLOCKS + 2 : TILED_BLOCKS + 1;
-    const size_t groups = turn->heads * TILED_GROUPS, pass_sums = TILED_BLOCKS * 256,
-                 pass_q = TILED_BLOCKS * 512;
-    int32_t *sums[2] = {t->sums, t->sums + passes * pass_sums};
+    const size_t rounds = turn->heads * TILED_GROUPS * passes;
     tiled_sums last = {NULL, NULL};
-    const char *rows = tiled_group(turn, 0, 0), *next = tiled_group(turn, 0, 1);
-    UNROLL for (size_t i = 0; i < lead; i++) UNROLL for (size_t pass = 0; pass < passes; pass++)
-    {
-        const size_t b = i % TILED_BLOCKS;
-        tiled_scores_multiply(last, (passes == 1 ? i : pass) % 2,
-                              sums[i / TILED_BLOCKS] + pass * pass_sums + b * 256,
-                              (i < TILED_BLOCKS ? rows : next) + b * KV_Q8_0_VALUES,
-                              t->q + pass * pass_q + b * 512);
-    }
-    for (size_t at = 0; at < groups; at++) {
-        const size_t head = at / TILED_GROUPS, g = at % TILED_GROUPS, first = head * passes,
-                     near = (at + 2) / TILED_GROUPS;
-        const char *then = tiled_group(turn, near, (at + 2) % TILED_GROUPS);
+    struct tiled_round next = tiled_round_of(turn, 0, passes), then = tiled_round_of(turn, 1, passes);
+    UNROLL for (size_t b = 0; b < TILED_BLOCKS; b++) tiled_round_multiply(last, t, &next, b);
+    tiled_round_multiply(last, t, &then, 0);
+    for (size_t round = 0; round < rounds; round++) {
+        const size_t pass = round % passes, head = round / passes / TILED_GROUPS,
+                     g = round / passes % TILED_GROUPS, at = head * passes + pass;
         const char *far[2] = {tiled_group(turn, head + 1, g / 2), tiled_group(turn, head + 1, g / 2 + 2)};
-        const char *scales = tiled_scales_at(turn, rows, g);
-        const int8_t *q[2] = {t->q + (at + 1) / TILED_GROUPS * passes * pass_q,
-                              t->q + near * passes * pass_q};
-        for (size_t i = 0; i < TILED_BLOCKS; i++)
-            vec_store(t->scales + i * LANES, lanes_widen(scales, i * LANES, LANES, DTYPE_F16));
+        next = then;
+        then = tiled_round_of(turn, round + 2, passes);
+        if (pass == 0) {
+            const char *scales = tiled_scales_at(turn, tiled_group(turn, head, g), g);
+            for (size_t i = 0; i < TILED_BLOCKS; i++)
+                vec_store(t->scales + i * LANES, lanes_widen(scales, i * LANES, LANES, DTYPE_F16));
+        }
+        vec x[TILED_GROUP];
         UNROLL for (size_t b = 0; b < TILED_BLOCKS; b++)
         {
-            const size_t ahead = (b + lead) / TILED_BLOCKS, block = (b + lead) % TILED_BLOCKS;
-            UNROLL for (size_t pass = 0; pass < passes; pass++)
-            {
-                const size_t odd = (passes == 1 ? b : pass) % 2;
-                if (at + ahead < groups) {
-                    tiled_scores_multiply(last, odd, sums[(at + ahead) % 2] + pass * pass_sums + block * 256,
-                                          (ahead == 1 ? next : then) + block * KV_Q8_0_VALUES,
-                                          q[ahead - 1] + pass * pass_q + block * 512);
-                } else if (last[odd]) {
-                    tiled_scores_store(last, odd);
-                }
-                tiled_scores_of(t->p + pass * PASS_SCORES + (4 * g + b) * LANES,
-                                sums[at % 2] + pass * pass_sums + 4 * b * LANES,
-                                t->scales + 4 * b * TILED_BLOCKS, t->worth + (first + pass) * LANES);
-            }
-            tiled_ask(far, g % 2 * 1024 + b * 256, 4);
+            if (round + (b < 3 ? 1 : 2) < rounds)
+                tiled_round_multiply(last, t, b < 3 ? &next : &then, (b + 1) % TILED_BLOCKS);
+            else if (last[(b + 1) % 2])
+                tiled_scores_store(last, (b + 1) % 2);
+            tiled_scores_add(x, t->sums + b * 256, t->scales, b);
+            tiled_ask(far, g % 2 * 1024 + (pass * TILED_BLOCKS + b) * 256 / passes, 4 / passes);
         }
-        rows = next;
-        next = then;
+        tiled_scores_of(t->p + pass * PASS_SCORES + g * 64, x, t->worth + at * LANES);
         if (g + 1 < TILED_GROUPS) continue;
-        for (size_t pass = 0; pass < passes; pass++) {
-            const size_t of = first + pass;
-            const struct few_pass few = {.p = t->p + pass * PASS_SCORES,
-                                         .m = t->m + of * LANES,
-                                         .s = t->s + of * LANES,
-                                         .fix = t->fix + of * LANES};
-            tiled_softmax(&few, t->w + of * PASS_SCORES, turn->seen + pass * PASS_ROWS);
-        }
+        const struct few_pass few = {.p = t->p + pass * PASS_SCORES,
+                                     .m = t->m + at * LANES,
+                                     .s = t->s + at * LANES,
+                                     .fix = t->fix + at * LANES};
+        tiled_softmax(&few, t->w + at * PASS_SCORES, turn->seen + pass * PASS_ROWS);
     }
 }
 
