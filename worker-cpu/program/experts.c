@@ -374,7 +374,8 @@ static void multiply_several(const struct run *run, uint32_t expert, uint32_t pi
         memcpy(at.gathered + (size_t)i * cols, input_of(run, pair[i]), cols * sizeof(float));
     for (uint32_t s = 0; s < e->segment_count; s++) {
         const struct linear_kernel *k = e->segment[s].kernels->tokens;
-        if (!tiled || tiled->tile != k->tile) k->tile(at.tiled, at.gathered, cols, count, cols, 0, count);
+        if (!tiled || tiled->tile != k->tile)
+            k->tile(at.tiled, at.gathered, cols, count, cols, 0, count, 0, cols);
         tiled = k;
         const struct linear_product product = {.segment = &e->segment[s],
                                                .first = expert * e->expert_rows + first,
