@@ -75,7 +75,7 @@ KERNEL_OPT := $(or $(KERNEL_OPT_$(MODE)),-O3) -ffp-contract=off
 # time to compile and longer to run by less (not so for gemm: what it takes longer to run is more than it saves).
 MANY_INSTANCES := $(addprefix common/cpu/kernels/,int8_gemm_avx2 int8_gemm_avx512vnni int8_gemv_avx2 int8_gemv_avx512vnni blocks_avx2)
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16 \
-  attention_avx512bf16vbmi2 attention_amxvbmi2 attention_parts_amxvbmi2)
+  attention_avx512bf16vbmi2 attention_amxint8 attention_amxvbmi2 attention_parts_amxvbmi2)
 # Kernels that a sanitized build takes from the release build. MODE=asan: those whose loops AVX2's have as well, which it
 # sees; the tests of products have a page that cannot be read behind what both read and write. FULL=1 instruments them all. The longest to
 # compile first: `make test` does before all else (release-for-asan).

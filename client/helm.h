@@ -279,8 +279,8 @@ struct helm_status {
     struct helm_histogram queue_seconds, ttft_seconds, tpot_seconds, step_sequences;
     uint64_t preemptions_total, restarts_total;
     double seconds_waiting; /* of seconds_steps: no processor computed */
-    double
-        seconds_link; /* the least that the link was busy, from its bytes and the profile; 0: there is none */
+    /* The least that the link was busy, from its bytes and the profile; 0: there is none */
+    double seconds_link;
     uint32_t kv_page_tokens;
 };
 HELM_MUST_CHECK int helm_status(struct helm_client *client, int timeout_ms, struct helm_status **out,
@@ -346,7 +346,8 @@ struct helm_plan_info {
     size_t expert_layer_count;
     uint32_t experts;
     const uint64_t *expert_uses;
-    const char *now; /* what memory gave at the daemon's start, beside its profile; "": a daemon that does not say */
+    const char
+        *now; /* what memory gave at the daemon's start, beside its profile; "": a daemon that does not say */
 };
 HELM_MUST_CHECK int helm_plan_info(struct helm_client *client, int timeout_ms, struct helm_plan_info **out,
                                    struct helm_err *err);

@@ -103,6 +103,7 @@ READER_SRC := \
 
 # Kernels: each file is compiled with the instructions in KERNEL_ISA below and chosen at run time.
 KERNEL_SRC := \
+  common/cpu/kernels/attention_amxint8.c \
   common/cpu/kernels/attention_amxvbmi2.c \
   common/cpu/kernels/attention_avx2.c \
   common/cpu/kernels/attention_avx512.c \
@@ -150,3 +151,4 @@ ISA_avx512vbmi2 := $(ISA_avx512) -mavx512vbmi -mavx512vbmi2
 ISA_avx512bf16vbmi2 := $(ISA_avx512bf16) -mavx512vbmi -mavx512vbmi2
 ISA_amx := $(ISA_avx512bf16) -mamx-tile -mamx-bf16
 ISA_amxvbmi2 := $(ISA_avx512bf16vbmi2) -mamx-tile -mamx-bf16
+ISA_amxint8 := $(ISA_amxvbmi2) -mamx-int8

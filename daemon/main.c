@@ -39,8 +39,7 @@
 #include "daemon/children/worker_process.h"
 #include "common/cpu/kernels/linear.h"
 
-#define PLAN_FILE_MAX ((size_t)16 << 20)
-#define LARGE_BUFFER  (128 << 10) /* bytes of one that goes back to the system when it is freed */
+#define LARGE_BUFFER (128 << 10) /* bytes of one that goes back to the system when it is freed */
 
 struct helmd {
     int argc;
@@ -56,7 +55,7 @@ struct helmd {
     struct rundir rundir;
     struct keeper keeper;
     struct accelerator device;
-    int node; /* NUMA node of weights, caches and compute threads; -1: none */
+    int node;                /* NUMA node of weights, caches and compute threads; -1: none */
     struct profile measured; /* what is planned by: as in the file, or as it would be now */
     struct profile current;  /* what is forecast by: as it would be now, where that is known */
     struct profile profile;  /* either, with the rates of the activations that are planned with */
@@ -95,7 +94,7 @@ static int plan_from_file(struct helmd *d, struct helm_err *err)
 {
     json_t *json = NULL;
     struct planner_request *request = &d->request;
-    int rc = json_read_file(d->config.plan_file, PLAN_FILE_MAX, &json, err);
+    int rc = json_read_file(d->config.plan_file, PLAN_TEXT_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, &d->plan, err);
     json_decref(json);
     if (!rc) {

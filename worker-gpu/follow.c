@@ -68,10 +68,10 @@ int gpu_follow_open(struct gpu_engine *g, struct helm_err *err)
         for (uint32_t at = 0; at < GPU_FOLLOW_PLACES && !rc; at++)
             rc = make_program(g, &g->program[0][t], &g->follow.program[t][at], at, err);
         g->follow.there[t] = !rc;
+        const struct gpu_program *apart = t < GPU_TIER_CHUNK ? &g->other[GPU_ATTENDS_APART][t] : NULL;
+        for (uint32_t at = 0; at < GPU_FOLLOW_PLACES && !rc && apart && apart->count; at++)
+            rc = make_program(g, apart, &g->follow.apart[t][at], at, err);
     }
-    const struct gpu_program *apart = &g->other[GPU_ATTENDS_APART][GPU_TIER_1];
-    for (uint32_t at = 0; at < GPU_FOLLOW_PLACES && !rc && g->follow.there[GPU_TIER_1] && apart->count; at++)
-        rc = make_program(g, apart, &g->follow.apart[at], at, err);
     return rc;
 }
 
@@ -83,7 +83,8 @@ void gpu_follow_close(struct gpu_engine *g)
                  (unsigned long long)f->steps);
     for (int i = 0; i < GPU_TIER_COUNT * GPU_FOLLOW_PLACES; i++)
         gpu_program_free(&f->program[i / GPU_FOLLOW_PLACES][i % GPU_FOLLOW_PLACES], g->device);
-    for (int at = 0; at < GPU_FOLLOW_PLACES; at++) gpu_program_free(&f->apart[at], g->device);
+    for (int i = 0; i < GPU_TIER_CHUNK * GPU_FOLLOW_PLACES; i++)
+        gpu_program_free(&f->apart[i / GPU_FOLLOW_PLACES][i % GPU_FOLLOW_PLACES], g->device);
     memset(f, 0, sizeof *f);
 }
 
@@ -169,8 +170,12 @@ int gpu_follow_launch(struct gpu_engine *g, const struct step *step, bool *looke
     *looked = step_reached(doorbell_read(&control->step_bell), step->serial + 1);
     if (!*looked || next->epoch != step->epoch || !follows(g, next)) return 0;
     const uint32_t at = (f->at + 1) % GPU_FOLLOW_PLACES;
-    const bool apart = f->apart[at].count && gpu_attends_apart(tier, next->row[0].start);
-    const struct gpu_program *p = apart ? &f->apart[at] : &f->program[tier][at];
+    uint32_t furthest = 0; /* tier is none of chunks: is_alone */
+    for (uint32_t r = 0; r < next->row_count; r++)
+        if (next->row[r].start > furthest) furthest = next->row[r].start;
+    const bool apart =
+        tier < GPU_TIER_CHUNK && f->apart[tier][at].count && gpu_attends_apart(&g->plan, tier, furthest);
+    const struct gpu_program *p = apart ? &f->apart[tier][at] : &f->program[tier][at];
     const struct gpu_issue issue = {.tokens = tokens, .rows = tokens, .samples = tokens};
     struct gpu_source source = g->source;
     source.tokens = gpu_follow_tokens(g, at);

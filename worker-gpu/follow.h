@@ -23,10 +23,10 @@ struct gpu_engine;
 
 struct gpu_follow {
     struct gpu_program program[GPU_TIER_COUNT][GPU_FOLLOW_PLACES]; /* by the place that they write to */
-    struct gpu_program
-        apart[GPU_FOLLOW_PLACES];    /* of one token over a long context, where there is such a program */
-    bool there[GPU_TIER_COUNT];      /* steps of this tier can be launched so */
-    bool running;                    /* the next step of the ring has been */
+    struct gpu_program apart[GPU_TIER_CHUNK]
+                            [GPU_FOLLOW_PLACES]; /* over a long context, where there are such */
+    bool there[GPU_TIER_COUNT];                  /* steps of this tier can be launched so */
+    bool running;                                /* the next step of the ring has been */
     uint32_t at;                     /* the place of the step that was launched last; 0: one with a block */
     uint32_t pages[ARENA_STEP_ROWS]; /* of each row, how many the device's page table has */
     uint64_t before_ns;              /* when the host saw the end of the last step */

@@ -7,9 +7,8 @@
 #include <string.h>
 
 #include "common/base/json.h"
+#include "common/plan/plan.h"
 #include "client/bench/bench.h"
-
-#define PLAN_TEXT_MAX ((size_t)16 << 20)
 
 static void device_add(struct bench_group *group, const char *name, uint64_t bytes)
 {

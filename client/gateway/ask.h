@@ -119,8 +119,8 @@ struct ask_field {
     const char *name;
     unsigned kinds;
     bool (*take)(struct ask_reader *reader, const json_t *value);
-    const char *
-        only; /* without `take`: JSON values that mean what happens anyway, separated by '|'; NULL: any value */
+    /* Without `take`: JSON values that mean what happens anyway, separated by '|'; NULL: any value */
+    const char *only;
 };
 
 /* Every member of `object` through its row; null is as if it were not there. */

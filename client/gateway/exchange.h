@@ -53,8 +53,8 @@ struct choice {
     enum helm_finish finish;
     bool reported; /* the daemon ended it and said: */
     uint32_t cached_tokens;
-    float *
-        embedding; /* of ASK_EMBEDS: [embedding_count], of unit length; all else but `number` and `over` is unused */
+    /* [embedding_count] of ASK_EMBEDS, of unit length; all else but `number` and `over` is unused */
+    float *embedding;
     size_t embedding_count;
 };
 

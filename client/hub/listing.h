@@ -19,9 +19,9 @@
 struct listing_file {
     char *name;
     uint64_t bytes;
-    char
-        id[LISTING_ID_MAX]; /* of its blob: SHA-256 of a large file, 40 digits of a small one; "": not said */
-    bool large;             /* kept in LFS: id is the contents' SHA-256 */
+    /* Its blob's: SHA-256 of a large file, 40 digits of a small one; "": not said */
+    char id[LISTING_ID_MAX];
+    bool large; /* kept in LFS: id is the contents' SHA-256 */
 };
 struct listing {
     char commit[HUB_COMMIT_MAX];

@@ -41,9 +41,9 @@ HELM_MUST_CHECK int helm_chat_render(const struct helm_chat *chat, const struct 
 
 /* Everything a template may be given, as JSON texts (each at most 64 MiB, nested at most 64 deep). */
 struct helm_chat_input {
-    const char
-        *messages; /* a list of messages; each may hold whatever the template knows: content as a text or a
-                             list of parts, tool_calls, reasoning_content, ... */
+    /* A list of messages; each may hold whatever the template knows: content as a text or a list of parts, tool_calls,
+     * reasoning_content, ... */
+    const char *messages;
     const char *tools; /* a list of tools in JSON-schema form, or NULL: the template sees `tools` as none */
     const char *extra; /* an object of further variables, for example {"enable_thinking": false}, or NULL */
     int add_generation_prompt;

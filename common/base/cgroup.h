@@ -16,8 +16,8 @@ struct cgroup_memory {
     uint64_t used_bytes; /* usage of that group, page cache that can be dropped not counted; 0 if unlimited */
     uint64_t machine_bytes;           /* MemTotal */
     uint64_t machine_available_bytes; /* MemAvailable */
-    uint64_t
-        available_bytes; /* the same, capped by limit - used of every ancestor, and by what the node has */
+    /* The same, capped by limit - used of every ancestor, and by what the node has */
+    uint64_t available_bytes;
     uint64_t node_bytes; /* where a NUMA node has less than all that (node.h): its MemTotal; else 0 */
     int node;
 };

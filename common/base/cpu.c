@@ -32,7 +32,8 @@ unsigned cpu_decode_features(const struct cpu_id *id)
 {
     const unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;       /* leaf 1 ecx */
     const unsigned avx2 = 1u << 5, f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31; /* leaf 7 ebx */
-    const unsigned amx_bf16 = 1u << 22, fp16 = 1u << 23, amx_tile = 1u << 24;                 /* leaf 7 edx */
+    const unsigned amx_bf16 = 1u << 22, fp16 = 1u << 23;                                      /* leaf 7 edx */
+    const unsigned amx_tile = 1u << 24, amx_int8 = 1u << 25;
     const unsigned bf16 = 1u << 5;                                   /* leaf 7.1 eax */
     const unsigned vbmi = 1u << 1, vbmi2 = 1u << 6, vnni = 1u << 11; /* leaf 7 ecx */
     unsigned features = 0;
@@ -49,7 +50,7 @@ unsigned cpu_decode_features(const struct cpu_id *id)
     if (!has_bits(id->leaf71_eax, bf16)) return features;
     features |= CPU_AVX512_BF16;
     /* Each feature includes the ones above it: the files of the AMX kernels are compiled with all of them. */
-    if (has_bits(id->leaf7_edx, amx_bf16 | amx_tile) && has_bits(id->xcr0, XCR0_AMX))
+    if (has_bits(id->leaf7_edx, amx_bf16 | amx_tile | amx_int8) && has_bits(id->xcr0, XCR0_AMX))
         features |= CPU_AMX_BF16;
     return features;
 }

@@ -15,7 +15,7 @@ enum cpu_feature {
     CPU_AVX2 = 1u << 0,        /* AVX2 + FMA + F16C */
     CPU_AVX512 = 1u << 1,      /* F, BW, VL, DQ */
     CPU_AVX512_BF16 = 1u << 2, /* vdpbf16ps */
-    CPU_AMX_BF16 = 1u << 3,    /* tiles, tdpbf16ps; usable after cpu_enable_amx() */
+    CPU_AMX_BF16 = 1u << 3,    /* tiles, tdpbf16ps and tdpbssd; usable after cpu_enable_amx() */
     CPU_AVX512_FP16 = 1u << 4,
     CPU_AVX512_VBMI2 = 1u << 5, /* VBMI and VBMI2: permutes and expansions of bytes and words */
     CPU_AVX512_VNNI = 1u << 6,  /* vpdpbusd of 64 bytes */

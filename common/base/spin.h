@@ -13,6 +13,7 @@
 #include "common/base/units.h"
 
 #define SPIN_YIELD_NS UINT64_C(10000)
+#define SPIN_PAUSES   16 /* pauses between two looks at the clock: under a microsecond on every x86-64 */
 
 /* To be called with the time at every look at the clock; *yield_ns is 0 when waiting begins. */
 static inline void spin_yield(uint64_t now_ns, uint64_t *yield_ns)

@@ -36,7 +36,7 @@
 #define SERIAL_MASK ((1u << 28) - 1)
 #define NOT_ENDED   UINT32_MAX
 
-/* A thread that lost so much of its time, and this part of it, takes it that others want its CPU, too, and
+/* A thread that lost this much of its time, and this part of it, takes it that others want its CPU, too, and
  * does so for CROWDED_NS. Less is what helmd and a GPU worker take for a step. */
 #define CROWDED_LEAST_NS UINT64_C(250000)
 #define CROWDED_PART     16

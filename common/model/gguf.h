@@ -51,8 +51,8 @@ struct gguf_value {
 struct gguf {
     struct gguf_value *values; /* by key */
     uint32_t value_count;
-    struct safetensors_entry
-        *entries; /* in the order of their bytes in the file; shapes as matrices have them */
+    /* In the order of their bytes in the file; shapes as matrices have them */
+    struct safetensors_entry *entries;
     char (*names)[GGUF_NAME_MAX];
     uint32_t count;
     uint64_t alignment;

@@ -78,12 +78,12 @@ struct plan_experts {
     uint32_t slots;           /* of each such unit, 1 or more; 0: there are no such units */
     uint32_t direct_permille; /* of the missing ones of a step of few tokens, how many of 1,000 it reads */
     uint32_t moves;           /* that a step brings to VRAM at most, in the stead of others; 0: they stay */
-    uint32_t
-        move_cost; /* of one, in 1,000ths of what finding an expert in VRAM saves (common/experts/slots.h) */
-    uint32_t
-        hit_permille; /* for forecasts: of the chosen ones, how many are in VRAM; 0: as if each was chosen alike */
-    uint32_t
-        *first; /* [mixed units][slots]: those in VRAM at first, owned; NULL: of each the lowest numbers */
+    /* A move's price, in 1,000ths of what finding an expert in VRAM saves (common/experts/slots.h) */
+    uint32_t move_cost;
+    /* For forecasts: of the chosen ones, how many are in VRAM; 0: as if each was chosen alike */
+    uint32_t hit_permille;
+    /* [mixed units][slots]: those in VRAM at first, owned; NULL: of each the lowest numbers */
+    uint32_t *first;
 };
 
 struct ledger_line {
@@ -124,8 +124,8 @@ struct plan {
      * the head; PLAN_AS_STORED: as in the files. NULL: all are. The units of a stage of the decode list have one
      * format. */
     enum tensor_format *format;
-    const struct mixture
-        *weights; /* what "as in the files" is converted to at load; NULL: it is as in the files */
+    /* What "as in the files" is converted to at load; NULL: it is as in the files */
+    const struct mixture *weights;
     /* How each processor rounds the activations that it multiplies blocks with. LINEAR_INT8: to int8, for the formats
      * and numbers of tokens that it has kernels for; exact otherwise. */
     enum linear_inputs inputs[PLAN_PROCESSORS];
@@ -239,6 +239,8 @@ HELM_MUST_CHECK int plan_check(const struct plan *plan, struct helm_err *err);
 /* A deep copy. plan_free on the caller. */
 HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err);
 
+/* Bytes of a plan's JSON, at most, in files and in answers. */
+#define PLAN_TEXT_MAX ((size_t)16 << 20)
 /* The JSON form, which people edit and helm-plan prints (it adds members; unknown ones are ignored):
  *
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,

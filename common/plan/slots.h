@@ -1,7 +1,7 @@
 /* Where slots of experts lie in VRAM: of each unit at home on `mixed` its gates, then ups, then downs, a slot behind the
  * other; behind all of them the tables that say which expert is in which slot.
  *
- * Called by the planner's ledger and by the GPU worker, which allocates so much and fills it. Pure. */
+ * Called by the planner's ledger and by the GPU worker, which allocates and fills that memory. Pure. */
 #ifndef HELM_COMMON_PLAN_SLOTS_H
 #define HELM_COMMON_PLAN_SLOTS_H
 

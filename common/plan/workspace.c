@@ -276,9 +276,10 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
 
 uint64_t cpu_experts_bytes(const struct model_config *c)
 {
-    const uint64_t cols = larger(c->hidden, c->expert_intermediate),
-                   numbers =
-                       CPU_EXPERTS_TOKENS * (cols + round_up(cols, TILE_COLUMNS) + 2 * CPU_EXPERTS_ROWS);
+    const uint64_t cols = larger(c->hidden, c->expert_intermediate), blocks = round_up(cols, 256),
+                   few = ENGINE_FEW_TOKENS * (blocks + blocks / 8), /* with sums of sixteen and of 32 */
+        laid_out = larger(CPU_EXPERTS_TOKENS * round_up(cols, TILE_COLUMNS), few),
+                   numbers = CPU_EXPERTS_TOKENS * (cols + 2 * CPU_EXPERTS_ROWS) + laid_out;
     return c->router.experts ? numbers * sizeof(float) + 256 : 0;
 }
 

@@ -19,8 +19,6 @@
 #include "common/base/spin.h"
 #include "common/base/units.h"
 
-#define SPIN_PAUSES 16 /* pauses between two looks at the clock: under a microsecond on every x86-64 */
-
 /* Not FUTEX_PRIVATE_FLAG anywhere: the other side is another process. */
 static long futex_call(_Atomic uint32_t *word, int operation, uint32_t number,
                        const struct timespec *deadline)

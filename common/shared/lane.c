@@ -9,8 +9,7 @@
 #include "common/base/spin.h"
 #include "common/base/units.h"
 
-#define SPIN_PAUSES 16     /* pauses between two looks at the clock */
-#define SLACK_NS    1000UL /* by default a nap may be 50 us late: more than it is long */
+#define SLACK_NS 1000UL /* by default a nap may be 50 us late: more than it is long */
 
 uint64_t lane_bytes(uint32_t step_tokens, uint32_t hidden)
 {

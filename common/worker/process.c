@@ -14,11 +14,8 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/start.h"
-#include "common/base/units.h"
 #include "common/cpu/pool.h"
 #include "common/worker/control.h"
-
-#define PLAN_FILE_MAX ((size_t)(4 * MIB))
 
 /* True when helmd died between fork and prctl, so that no signal will come: we belong to init now, and init
  * is no helmd (in a container helmd may itself be process 1). */
@@ -73,7 +70,7 @@ static int print(const struct worker_engine_ops *engine, const char *folder, con
 {
     struct plan plan = {0};
     json_t *json = NULL;
-    int rc = plan_file ? json_read_file(plan_file, PLAN_FILE_MAX, &json, err) : 0;
+    int rc = plan_file ? json_read_file(plan_file, PLAN_TEXT_MAX, &json, err) : 0;
     if (rc) return rc;
     if (plan_file) rc = plan_from_json(json, &plan, err);
     if (rc) rc = helm_err_prefix(err, "%s", plan_file);
@@ -112,7 +109,7 @@ int process_main(const char *program, const char *about, const struct worker_eng
          .target = &measure.vram_bytes},
         {"emulated-copy", 0, ARGS_SIZE, "SIZE", "for --measure: bytes a second the emulated device copies",
          .target = &measure.copy_bytes_per_s},
-        {"host", 0, ARGS_SIZE, "SIZE", "for --measure: copies go round in so much host memory or more",
+        {"host", 0, ARGS_SIZE, "SIZE", "for --measure: copies go round in this much host memory or more",
          .target = &measure.host_bytes},
         {"quick", 0, ARGS_FLAG, NULL, "for --measure: in a hurry", .target = &measure.quick},
         {"threads", 0, ARGS_U64, "N", "for --print-program", .target = &threads, .min = 1,

@@ -74,6 +74,13 @@ static void make_options(const struct profiling_request *r, unsigned formats, st
     o->argv[o->count++] = o->formats;
 }
 
+static void add_worker_dir(const struct profiling_request *r, struct options *o)
+{
+    if (!r->program_dir) return;
+    o->argv[o->count++] = "--worker-dir";
+    o->argv[o->count++] = r->program_dir;
+}
+
 /* `child` has what becomes of its words and of its text. */
 static int run_program(const struct profiling_request *r, struct options *o, struct child_run *child,
                        struct helm_err *err)
@@ -81,10 +88,6 @@ static int run_program(const struct profiling_request *r, struct options *o, str
     char program[4096], how[128];
     int rc = worker_process_find(r->program_dir, PROGRAM, program, sizeof program, err);
     if (rc) return rc;
-    if (r->program_dir) {
-        o->argv[o->count++] = "--worker-dir";
-        o->argv[o->count++] = r->program_dir;
-    }
     child->name = PROGRAM;
     child->program = program;
     child->argv = o->argv;
@@ -101,6 +104,7 @@ static int measure(const struct profiling_request *r, struct job *job, struct he
     struct options o;
     struct child_run child = {.limit_s = LIMIT_S, .words = {.on_line = tell_line, .context = job}};
     make_options(r, job->formats, &o);
+    add_worker_dir(r, &o);
     if (job->quick) o.argv[o.count++] = "--quick";
     if (job->force) o.argv[o.count++] = "--force";
     sd_notifyf(0, "STATUS=%s", job->doing);
@@ -281,6 +285,7 @@ static int measure_now(const struct profiling_request *r, struct profile_now *ra
                               .words = {.on_line = tell_line, .context = &job}};
     json_t *json = NULL;
     make_options(r, 0, &o);
+    add_worker_dir(r, &o);
     o.argv[o.count++] = "--now";
     sd_notifyf(0, "STATUS=%s", job.doing);
     int rc = run_program(r, &o, &child, err);

@@ -9,7 +9,7 @@
  * killed, and all are started again under the next epoch once the last is reaped. That ends when it happens
  * too often within a minute, or when some starts in a row did not come to READY, however long they took.
  *
- * States of one: down (all start at start_at) -> starting (until HELLO) -> loading (until READY) -> ready ->
+ * States of one: down (all start at start_at_us) -> starting (until HELLO) -> loading (until READY) -> ready ->
  * down ... */
 #ifndef HELM_DAEMON_CHILDREN_WORKERS_H
 #define HELM_DAEMON_CHILDREN_WORKERS_H
@@ -25,7 +25,7 @@
 #include "daemon/children/keeper.h"
 #include "daemon/children/loaded.h"
 
-#define WORKERS_MAX 2
+#define WORKERS_MAX PLAN_PROCESSORS /* one a processor */
 
 enum worker_state { WORKER_DOWN, WORKER_STARTING, WORKER_LOADING, WORKER_READY };
 
@@ -82,7 +82,7 @@ struct worker {
     size_t routing_id_size;
     bool killed_by_us; /* breaks the protocol or hangs */
     bool companion;    /* killed because another one ended */
-    pid_t ended_pid;   /* reaped; its last message is waited for until ended_at */
+    pid_t ended_pid;   /* reaped; its last message is waited for until ended_at_us */
     int ended_status;
     uint64_t ended_at_us;    /* 0: it has not ended, or its end was dealt with */
     char why[HELM_ERR_TEXT]; /* its own reason for its end */

@@ -330,7 +330,7 @@ static void take_connections(struct client_socket *sock, uint32_t at, uint64_t n
         }
     }
     if (!sock->deaf) return;
-    log_warn("no descriptor for a client: nobody is let in for a moment");
+    log_warn("no descriptor for a client: none is let in for a moment");
     for (uint32_t i = 0; i < sock->listeners; i++) (void)listen_for(sock, i, 0, EPOLL_CTL_MOD);
 }
 

@@ -24,8 +24,8 @@ struct connection {
     int fd;
     bool paused; /* its answers wait: it is not read */
     bool admin;
-    uint32_t
-        ready_at; /* in client_socket.c's list of those that may have a message; CONNECTION_NOT_READY: not there */
+    /* In client_socket.c's list of those that may have a message; CONNECTION_NOT_READY: not there */
+    uint32_t ready_at;
     uint32_t peer; /* entry of client_socket.c's table */
     uint32_t events;
     uint32_t open_requests;

@@ -407,7 +407,7 @@ static bool has_cpu(const struct plan *plan)
     return false;
 }
 
-/* Beside a device the CPU reads packed what it computes with where the forecast gains so much by it: prompts
+/* Beside a device the CPU reads packed what it computes with where the forecast gains this part by it: prompts
  * unpack what the CPU has of them, and loading packs. (Measured, 16 cores and an H200: decode gains what is
  * forecast, from nothing to a third, as the machine's memory is.) */
 #define PACKED_CPU_GAIN 0.05

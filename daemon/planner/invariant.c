@@ -65,13 +65,22 @@ static bool knows_apart(const struct profile *profile, const struct plan *plan)
     return knows;
 }
 
+/* And a GPU's for attention in a chain's order, if it may have it. */
+static bool knows_chained(const struct profile *profile, const struct plan *plan)
+{
+    return plan_most_tokens(plan, PLAN_GPU0) == 0 || profile->gpu.chain_gemv.value <= 0 ||
+           profile->gpu.attention_chained.count > 0;
+}
+
 /* The most expensive price of several sequences. *known: false where the profile lacks it. */
 static int price_several(const struct planner_request *request, struct plan *plan, uint32_t direct_permille,
                          struct price *worst, bool *known, struct helm_err *err)
 {
     int rc = 0;
     *worst = (struct price){.decode = 1};
-    *known = plan->slots < 2 || !plan_most_tokens(plan, PLAN_CPU0) || knows_apart(request->profile, plan);
+    *known =
+        plan->slots < 2 || ((!plan_most_tokens(plan, PLAN_CPU0) || knows_apart(request->profile, plan)) &&
+                            knows_chained(request->profile, plan));
     for (uint32_t n = 2; n <= ENGINE_FEW_TOKENS && n <= plan->slots && *known && !rc; n *= 2) {
         struct price price = {.sequences = n};
         rc = price_of(request, plan, direct_permille, &price, err);

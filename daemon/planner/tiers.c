@@ -142,8 +142,8 @@ struct candidate {
 struct tiering {
     struct making *m;
     const struct trying *t;
-    struct packing_known
-        like;             /* of the plan for a short context, whose weights are where two tiers have them */
+    /* The plan for a short context, whose weights are where two tiers have them */
+    struct packing_known like;
     double least;         /* seconds that a step of a short context takes at most, unless all take longer */
     double most;          /* seconds that it may take with longer chunks */
     double session_least; /* of the plans that were the best */

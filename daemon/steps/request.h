@@ -45,8 +45,8 @@ enum request_kind {
 enum request_pooling { REQUEST_POOL_NONE, REQUEST_POOL_MEAN, REQUEST_POOL_LAST };
 
 struct request_generate {
-    enum request_pooling
-        pooling;      /* of Embed, which has prompt, deadline and label beside; max_tokens is 1 then */
+    /* Embed's, which has prompt, deadline and label beside; max_tokens is 1 then */
+    enum request_pooling pooling;
     uint32_t *prompt; /* owned; request_free */
     uint32_t prompt_count;
     uint32_t max_tokens; /* resolved, >= 1 */

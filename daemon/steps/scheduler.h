@@ -54,9 +54,9 @@ struct scheduler_limits {
     uint32_t step_tokens; /* >= slots */
     uint32_t page_tokens;
     uint32_t pages_free;
-    uint32_t
-        prompt_tokens; /* most tokens of prompts in a step in which other rows decode; 0: no such bound */
-    uint64_t turn;     /* grows by one each step, of an invariant plan each step of prompts */
+    /* Most tokens of prompts in a step in which other rows decode; 0: no such bound */
+    uint32_t prompt_tokens;
+    uint64_t turn; /* grows by one each step, of an invariant plan each step of prompts */
     /* An invariant plan's; list_tokens NULL: it is none. */
     const uint32_t *list_tokens; /* the most of a step of prompts, by list */
     uint32_t few_tokens;         /* of another one */

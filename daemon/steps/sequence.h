@@ -43,11 +43,11 @@ struct sequence {
     uint32_t asked;  /* tokens that these sample, behind those that are known */
     uint32_t pages;  /* held */
 
-    uint64_t
-        scope; /* sequences of one scope find each other's pages (prefix.h); SEQUENCE_NO_SCOPE: finds none */
+    /* Sequences of one scope find each other's pages (prefix.h); SEQUENCE_NO_SCOPE: finds none */
+    uint64_t scope;
     uint64_t restored_scope; /* of its peer's restored sessions, found as well; SEQUENCE_NO_SCOPE: none */
-    uint64_t
-        page_end; /* number of the last full page of `cached`, or the scope; apart: that is of the prompt alone */
+    /* Number of the last full page of `cached`, or the scope; apart: that is of the prompt alone */
+    uint64_t page_end;
     /* in an invariant plan: pages with tokens behind the prompt differ from those of another prompt with these
      * tokens; */
     bool apart;

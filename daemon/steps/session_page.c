@@ -62,6 +62,18 @@ static bool all_within16(const unsigned char *bytes, uint64_t count, uint16_t mo
     return !bad;
 }
 
+/* Scales: none is negative, which no writer makes and kernels take none for. */
+static bool all_scales(const unsigned char *bytes, uint64_t count, uint16_t most)
+{
+    unsigned bad = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t value;
+        memcpy(&value, bytes + 2 * i, sizeof value);
+        bad |= value > most;
+    }
+    return !bad;
+}
+
 static bool all_finite32(const unsigned char *bytes, uint64_t count)
 {
     unsigned bad = 0;
@@ -79,7 +91,7 @@ static bool all_finite32(const unsigned char *bytes, uint64_t count)
 #define MOST_BF16  0x7f7fu
 #define MOST_SCALE 0x6006u
 
-/* Whether all numbers of one head's rows are finite. */
+/* Whether all numbers of one head's rows are finite, as a writer makes them. */
 static bool rows_are_finite(const struct kv_layout *kv, const unsigned char *rows)
 {
     const uint64_t numbers = (uint64_t)kv->page_tokens * kv->head_dim;
@@ -91,7 +103,7 @@ static bool rows_are_finite(const struct kv_layout *kv, const unsigned char *row
     case KV_BF16:
         return all_within16(rows, numbers, MOST_BF16);
     case KV_Q8_0:
-        return all_within16(rows + kv_scales_at(kv), numbers / KV_Q8_0_VALUES, MOST_SCALE);
+        return all_scales(rows + kv_scales_at(kv), numbers / KV_Q8_0_VALUES, MOST_SCALE);
     case KV_DTYPE_COUNT:
         break;
     }

@@ -400,7 +400,8 @@ static void store_page(struct sessions *all, struct session *s)
     uint32_t layer, page = PREFIX_NO_PAGE;
     if (!session_page_is_finite(&all->cells, s->bytes, &layer)) {
         refuse(all, &s->asker, HELM__V1__ERROR_CODE__ERROR_MALFORMED,
-               "page %u of the session has a number in layer %u that is not finite", s->page, layer);
+               "page %u of the session has a number in layer %u that is not finite, or a negative scale",
+               s->page, layer);
         close_session(all, s);
         return;
     }

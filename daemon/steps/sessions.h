@@ -40,8 +40,8 @@ struct session {
     unsigned char *bytes; /* of the page; owned */
     bool loaded;          /* saving: they are there */
 
-    uint32_t
-        move; /* STEP_KV_OUT or STEP_KV_IN: it waits for a move, or is moved; 0: it waits for its client */
+    /* STEP_KV_OUT or STEP_KV_IN: it waits for a move, or is moved; 0: it waits for its client */
+    uint32_t move;
     bool moves;
     uint32_t held;     /* the page that is moved */
     uint64_t heard_us; /* when its client last sent a request, or was answered */

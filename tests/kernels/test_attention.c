@@ -328,6 +328,7 @@ static void test_windows_and_ranges(void **state)
         {64, 2, 16, 3, 70, 0, 71, 72},    {64, 1, 16, 1, 10, 0, 5, 5},
         {64, 3, 16, 9, 10, 0, 5, 5},      {64, 1, 16, 300, 0, 0, 0, 0},
         {64, 2, 32, 150, 333, 129, 0, 0}, {128, 2, 32, 193, 65, 0, 3, 250},
+        {128, 4, 32, 1, 200, 17, 0, 0},   {128, 2, 16, 3, 170, 40, 139, 170},
     };
     for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i += NEXT_RANGE)
         compare(&shapes[i], 2, NULL, 1000 + i);
@@ -350,21 +351,26 @@ static void test_extreme_logits(void **state)
     }
 }
 
-/* A NaN in a visible key must be seen in the output: a broken cache may not look like an answer. */
+/* A NaN in a visible key or value must be seen in the output: a broken cache may not look like an answer. */
+static void nan_shows_in(const struct attention_variant *variant, uint32_t head_dim, uint32_t tokens,
+                         bool is_value)
+{
+    struct shape shape = {head_dim, 2, 16, tokens, 100, 0, 0, 0};
+    struct rig rig;
+    rig_make(&rig, &shape, variant->kv_dtype, 1, 5);
+    float bad[128];
+    for (uint32_t d = 0; d < head_dim; d++) bad[d] = NAN;
+    kv_append(&rig.kv, rig.pool, rig.pages, 1, is_value, 1, 40, bad);
+    rig_run(&rig, variant, false);
+    for (uint32_t t = 0; t < tokens; t++)
+        for (uint32_t d = 0; d < 2 * head_dim; d++) assert_true(isnan(rig.out[t * rig.out_stride + d]));
+    rig_free(&rig);
+}
 static void nan_shows(const struct attention_variant *variant)
 {
-    for (uint32_t tokens = 1; tokens <= 20; tokens += 19) {
-        struct shape shape = {64, 2, 16, tokens, 100, 0, 0, 0};
-        struct rig rig;
-        rig_make(&rig, &shape, variant->kv_dtype, 1, 5);
-        float *bad = malloc(64 * sizeof(float));
-        for (int d = 0; d < 64; d++) bad[d] = NAN;
-        kv_append(&rig.kv, rig.pool, rig.pages, 1, false, 1, 40, bad);
-        rig_run(&rig, variant, false);
-        for (uint32_t t = 0; t < tokens; t++) assert_true(isnan(rig.out[t * rig.out_stride]));
-        free(bad);
-        rig_free(&rig);
-    }
+    for (uint32_t tokens = 1; tokens <= 20; tokens += 19)
+        for (uint32_t head_dim = 64; head_dim <= 128; head_dim += 64)
+            nan_shows_in(variant, head_dim, tokens, false), nan_shows_in(variant, head_dim, tokens, true);
 }
 static void test_nan_shows(void **state)
 {
@@ -458,7 +464,7 @@ static void test_splits_merge(void **state)
 /* Neighbouring kv heads in one task, with a next task to look ahead to: the bits of a task for each without one. */
 static void heads_together(const struct attention_variant *variant)
 {
-    enum { HEADS = 4, TOGETHER = 3, DIM = 64, POSITIONS = 75, PAGE = 32, GROUPS = 3, GROUP_MAX = 12 };
+    enum { HEADS = 4, TOGETHER = 3, DIM = 128, POSITIONS = 75, PAGE = 32, GROUPS = 3, GROUP_MAX = 12 };
     static const uint32_t groups[GROUPS] = {3, 8, GROUP_MAX};
     const struct kv_layout kv = {1, HEADS, DIM, PAGE, variant->kv_dtype};
     uint32_t pages[] = {2, 0, 1};

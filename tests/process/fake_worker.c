@@ -17,7 +17,7 @@
  * Keys: step_us (time a step takes), token_us (for each token of it besides), load_ms, crash_step=N (abort in
  * step N of each life), crash_epoch=E (only in this epoch), exit_load=1, exit_loaded=1, fault_load=1 (these
  * three from epoch load_from=E to load_to=E, else always), hang_step=N (never answers, nor PING),
- * slow_pong=1, bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, ignore_shutdown=1, eos_at=N (the N-th
+ * bad_epoch=1, bad_secret=1, bad_abi=1, bad_result=N, ignore_shutdown=1, eos_at=N (the N-th
  * output token is token 1), garbage=1 (a frame that is no message, after READY). */
 #include <poll.h>
 #include <signal.h>

@@ -189,7 +189,7 @@ def test_emulated(cache):
     check("emulated: and they beside it", not chunk or LEAST / 2 * COPY < rate < 1.5 * COPY, rate)
     check("emulated: a chunk with nothing to do takes microseconds", 1e-7 < p["gpu"]["begin"]["value"] < 50e-3,
           p["gpu"]["begin"])
-    for name in ("h2d", "d2h", "h2d_beside") + ("h2d_beside_packed",) * has_packed_kernels():
+    for name in ("h2d", "d2h", "h2d_beside", "h2d_beside_read") + ("h2d_beside_packed",) * has_packed_kernels():
         rate = p["link"][name]["value"]
         check("emulated: link.%s is what copies are held to" % name, LEAST * COPY < rate < 1.02 * COPY, rate)
     check("emulated: one token's weights are not read faster than VRAM",
@@ -197,6 +197,10 @@ def test_emulated(cache):
     check("emulated: the device's tokens", [point["x"] for point in p["gpu"]["linear"]][:4] == [2, 4, 8, 16])
     check("emulated: a hand-over takes microseconds", 1e-8 < p["link"]["hand_over"]["value"] < 20e-3,
           p["link"]["hand_over"])
+    rc, out, err, _ = profile(cache, *EMULATED, "--now")
+    now = json.loads(out)
+    check("emulated: now, both alone and beside each other", rc == 0 and now["helm_now"] == 1 and 0 < now["read_beside"] and
+          0 < now["read"] and all(LEAST * COPY < now[name] < 1.1 * COPY for name in ("h2d", "h2d_beside")), (now, err))
     rc, out, err, again = profile(cache, *args)
     check("emulated: the second time it is cached", rc == 0 and json.loads(out) == p and again < 2 * SLOW, err)
     rc, out, err, _ = profile(cache, *EMULATED)
@@ -291,7 +295,10 @@ def test_worker():
     (before, start), (after, end) = (a["samples"] for a in answers if a.get("name") == "link.copied")
     check("worker: at the speed they are held to", rc == 0 and LEAST * COPY < (after - before) / (end - start) < 1.1 * COPY,
           answers)
-    for lines, said in (("stop\n", "no copies"), ("copied\n", "no copies"), ("stream\nstream\n", "already"), ("stream\nmeasure\n", "flowing"),
+    rc, answers = worker("link\nquit\n", "emulated", "--emulated-copy", str(COPY))
+    check("worker: the link alone", rc == 0 and answers[1]["name"] == "link.h2d" and answers[2:] == [{"done": "link"}] and
+          LEAST * COPY < sorted(answers[1]["samples"])[len(answers[1]["samples"]) // 2] < 1.1 * COPY, answers)
+    for lines, said in (("stop\n", "no copies"), ("copied\n", "no copies"), ("stream\nstream\n", "already"), ("stream\nmeasure\n", "flowing"), ("stream\nlink\n", "flowing"),
                         ("dance\n", "dance")):
         rc, answers = worker(lines, "emulated")
         check("worker: '%s' is refused" % lines.strip().replace("\n", ", "), rc == 5 and said in answers[-1]["error"],

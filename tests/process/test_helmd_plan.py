@@ -338,6 +338,27 @@ def test_strategies():
     d.close()
 
 
+def test_what_memory_gives_is_measured_where_the_profile_is_this_machines():
+    m = Machine()
+    path = m.place("--device", "cpu")
+    with open(PROFILE, encoding="utf-8") as f:
+        profile = dict(json.load(f), fingerprint=os.path.basename(path).removesuffix(".json"))
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(profile, f)
+    for option, script, status, words, ran in [
+            ("auto", """echo '{"helm_now": 1, "read": 1e9}'""", "ready ", "host memory reads 1 GB/s now", 1),
+            ("auto", "echo out of luck >&2; exit 1", "ready ", "it could not be measured; the forecast goes by the profile: ", 1),
+            ("on", "echo out of luck >&2; exit 1", "error ", "out of luck", 1),
+            ("off", "exit 1", "ready ", "not measured, --now off; the forecast goes by the profile", 0)]:
+        m.helm_profile(script)
+        d = m.start("--device", "cpu", "--now", option)
+        check(d.ready.startswith(status) and words in d.log(), f"--now {option}: {d.ready}\n{d.log()}")
+        same(m.arguments(), ran * [f"--device cpu --worker-dir {m.workers} --now"], f"--now {option}")
+        d.stop()
+        os.unlink(d.log_path)
+    d.close()
+
+
 def test_forecasts_go_by_what_memory_gives_now():
     """A stated rate in the place of a measured one: half of the profile's makes another forecast, and another plan."""
     with open(PROFILE, encoding="utf-8") as f:

@@ -338,6 +338,13 @@ def hostile_files(base, good):
         nothing_is_held(d)
     with running("--kv-dtype", "q8_0", real=True) as d:
         check("f16" in cli(d, "session", "restore", good, status=4), "another type of cache")
+        # a scale that no writer makes
+        c = Client(d.endpoint)
+        c.run(c.generate(prompt_of(64), 1, seed=1))
+        opened, pages = save(c, prompt_of(64))
+        bad = bytearray(pages[1])
+        bad[-1] ^= 0x80
+        check("negative scale" in restore(c, prompt_of(64, 2), opened, [pages[0], bytes(bad)]), "its last one")
 
 
 if __name__ == "__main__":

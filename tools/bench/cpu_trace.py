@@ -6,7 +6,8 @@
 A visit is what the CPU computes between two hand-overs (all of a step where there are none). Times are in us, means of the middle
 half of steps. Of each kind of entry: how often a step, its time, what of it all threads together computed (busy), and where the
 others' time went: "late" until a thread's first chunk began, "gaps" between its chunks, "tail" from its last chunk to the entry's
-end; the slowest thread's rate and the median's; chunks whose thread was taken off its CPU meanwhile. Standard library only."""
+end; the slowest thread's rate and the median's; how often threads were taken off their CPUs, and slept,
+since their chunk before, the wait in front of the entry included. Standard library only."""
 import argparse
 import collections
 import statistics
@@ -36,7 +37,7 @@ def middle_steps(steps):
 
 
 def threads_of(parts):
-    """By thread: its chunks [chunk, bytes, thread, from, to, switches] in order."""
+    """By thread: its chunks [chunk, bytes, thread, from, to, switches, waits] in order."""
     by = collections.defaultdict(list)
     for part in sorted(parts, key=lambda c: c[3]):
         by[part[2]].append(part)
@@ -69,13 +70,14 @@ def main():
     chosen = set(middle_steps(steps))
     threads = 1 + max((c[2] for parts in chunks.values() for c in parts), default=0)
     kinds, waits, seen = collections.defaultdict(list), [], collections.defaultdict(int)
-    switched, previous = collections.Counter(), {}
+    switched, slept, previous = collections.Counter(), collections.Counter(), {}
     for key in sorted(entries):
         entry, parts = entries[key], chunks.get(key, [])
         for part in sorted(parts, key=lambda c: c[3]):
             if key[0] in chosen and part[2] in previous:
-                switched[name_of(entry)] += part[5] - previous[part[2]]
-            previous[part[2]] = part[5]
+                switched[name_of(entry)] += part[5] - previous[part[2]][0]
+                slept[name_of(entry)] += part[6] - previous[part[2]][1]
+            previous[part[2]] = part[5:7]
         if key[0] not in chosen or not parts:
             continue
         seen[key[0]] += 1
@@ -85,14 +87,14 @@ def main():
     count = max(1, len(chosen))
     whole = statistics.mean((steps[n][1] - steps[n][0]) / 1e3 for n in chosen) if chosen else 0
     print(f"{options.file}: {count} steps of {whole:.0f} us, {threads} threads, us of a step and an entry")
-    print("| entry | a step | us a step | us | wait before | busy | late | gaps | tail | joined | GB/s | a thread: slow, median, fast | last chunk us, KB | switches a step |")
+    print("| entry | a step | us a step | us | wait before | busy | late | gaps | tail | joined | GB/s | a thread: slow, median, fast | last chunk us, KB | taken off, slept a step |")
     print("| --- " * 14 + "|")
     for name, rows in sorted(kinds.items(), key=lambda item: -sum(r["us"] for r in item[1])):
         mean = {key: statistics.mean(r[key] for r in rows) for key in rows[0]}
         print(f"| {name} | {len(rows) / count:.1f} | {sum(r['us'] for r in rows) / count / 1e3:.0f} | {mean['us'] / 1e3:.1f} | {mean['wait'] / 1e3:.1f} | "
               f"{mean['busy'] / 1e3:.1f} | {mean['late'] / 1e3:.1f} | {mean['gaps'] / 1e3:.1f} | {mean['tail'] / 1e3:.1f} | {mean['joined']:.1f} | "
               f"{mean['bytes'] / max(1, mean['us']):.1f} | {mean['slow']:.2f}, {mean['rate']:.2f}, {mean['fast']:.2f} | {mean['last'] / 1e3:.1f}, {mean['last_bytes'] / 1e3:.0f} | "
-              f"{switched[name.removeprefix('first ')] / count:.1f} |")
+              f"{switched[name.removeprefix('first ')] / count:.1f}, {slept[name.removeprefix('first ')] / count:.1f} |")
     by_thread = collections.defaultdict(lambda: [0, 0])
     sizes = collections.defaultdict(list)
     for key, parts in chunks.items():

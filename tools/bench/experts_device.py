@@ -7,7 +7,7 @@
 Models of random weights are made by make_gguf.py in --work (default /dev/shm/helm-experts), one at a time. Their routing is even, or
 (`sticky`) as sticky as published traces; tokens are drawn of the 200 likeliest, so that they do not repeat (greedy where all is in
 VRAM). A row: decode of one sequence behind 128 tokens, TTFT of 2,048, both the second of two; what helm-cli plan --json says of the
-first and of the second; which part of the chosen experts was found in VRAM, and what helm-plan says of decode with that part.
+first and of the second, by what memory gives right before (helm-profile --now); which part of the chosen experts was found in VRAM, and what helm-plan says of decode with that part.
 Sticky rows with slots of their own have all sparse layers in both memories, slots that move or (`still`) do not, and beside the part
 found that of slots_simulation.py for the same tokens. Rows that would begin behind --seconds are named and not run. --only even:0+3: two
 rows of a case. --quick: a quick profile. --layers: as many of each model alone. At the end the forecasts at the part found: median and
@@ -134,7 +134,7 @@ def decode_rate(daemon, sequences, tokens, drawn):
 
 def plan_json(o, model, options, fails=False):
     """What helm-plan says; fails: it refuses, and says what it would need."""
-    command = [o.bin + "/helm-plan", "--model", model, "--json", *(["--profile", o.profile] if o.profile else ["--device", o.device])]
+    command = [o.bin + "/helm-plan", "--model", model, "--json", "--now", o.now, *(["--profile", o.profile] if o.profile else ["--device", o.device])]
     done = subprocess.run(command + options, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
     if done.returncode != (4 if fails else 0):
         raise RuntimeError("helm-plan: %s" % (done.stderr or done.stdout).strip()[-400:])
@@ -184,7 +184,10 @@ def planned(o, model, row, plan, hits, direct):
 def measure(o, model, row, sticky):
     longest = PROMPT if o.case is None else 64
     sizes = ["--ctx", str(longest + DECODE + 64), "--batch", str(row.sequences), "--prompt", str(longest)]
-    options = sizes + (["--profile", o.profile] if o.profile else []) + (["--vram", row.vram] if row.vram != "all" else [])
+    o.now = os.path.join(o.work, "now.json")  # what memory gives: forecasts go by that
+    with open(o.now, "w") as f:
+        f.write(run([o.bin + "/helm-profile", "--now", "--device", o.device]))
+    options = sizes + ["--now", o.now] + (["--profile", o.profile] if o.profile else []) + (["--vram", row.vram] if row.vram != "all" else [])
     if row.slots:
         plan = mixed_plan(o, model, sizes)
         few, cost = plan["mixed"]["slots"], plan["mixed"]["move_cost"] / 1000
@@ -216,7 +219,7 @@ def measure(o, model, row, sticky):
                                           of_layers=sum(homes.values())) if row.slots and sticky else None
     return {"homes": homes, "slots": mixed.get("slots"), "direct": mixed.get("direct_permille"), "moves": mixed.get("moves", 0),
             "rate": rate, "said": said, "ttft": first, "ttft_said": plan["forecast"]["ttft_ms"]["value"], "hits": hits,
-            "simulated": simulated, "moved": moved, "stay": stay if sticky else None,
+            "now": plan["now"], "simulated": simulated, "moved": moved, "stay": stay if sticky else None,
             "at": forecast_at(o, model, row, plan, hits, moves) if hits is not None else None}
 
 
@@ -244,6 +247,7 @@ def report(name, row, r):
         name, row.vram, row.strategy, row.sequences, homes, slots, text(r["rate"]), text(r["said"]), text(r["at"]),
         difference(r["rate"], r["at"] or r["said"]), text(r["stay"], "%.2f"), part(r["hits"]), part(r["simulated"]), text(r["ttft"]),
         text(r["ttft_said"]), r["moved"]), flush=True)
+    print("<!-- %s -->" % r["now"], flush=True)
 
 
 def try_one(o, name, model, row, sticky):

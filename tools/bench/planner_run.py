@@ -128,11 +128,11 @@ class Bench:
         with open(self.o.profile, encoding="utf-8") as file:
             return json.load(file)
 
-    def helm_plan(self, model, arguments, name, profile=None):
+    def helm_plan(self, model, arguments, name):
         """The object that helm-plan --json prints, kept as NAME.plan.json."""
         command = [self.program("helm-plan"), "--model", model, "--json"] + arguments
-        if profile or self.o.profile:
-            command += ["--profile", profile or self.o.profile]
+        if self.o.profile:
+            command += ["--profile", self.o.profile]
         elif self.o.device:
             command += ["--device", self.o.device]
         status, out, err = run(command, 60)
@@ -253,31 +253,15 @@ def summary(errors):
     return {"cells": len(sizes), "median": statistics.median(sizes), "worst": sizes[-1]} if sizes else None
 
 
-def scaled_profile(profile, read_gb_s):
-    """The profile with the CPU's memory rates as they would be if it had read as fast as this; None without both readings."""
-    read = max(profile["cpu"]["read"], key=lambda entry: entry["x"], default=None) if profile else None
-    if not read or not read_gb_s or not read["value"]:
-        return None
-    factor = read_gb_s * 1e9 / read["value"]
-    other = json.loads(json.dumps(profile))
-    rates = [other["cpu"].get(name, {}) for name in ("gemv", "gemv_beside", "gemv_packed", "gemv_packed_beside", "attention")]
-    rates += [f.get(name, {}) for f in other.get("formats", {}).values()
-              for name in ("cpu_gemv", "cpu_gemv_beside", "cpu_int8_gemv", "cpu_int8_gemv_beside")]
-    for rate in rates:
-        rate.update({key: rate[key] * factor for key in ("value", "low", "high") if key in rate})
-    return other
-
-
 def said_at_read(b, model, arguments, name, got):
-    """Decode token/s forecast for the memory that the runs found; None where it is not known."""
+    """Decode token/s forecast for the memory that the runs found, of a plan in `arguments`; None where it is not known."""
     reads = [g["read_gb_s"]["p50"] for g in got if g.get("read_gb_s") and g["read_gb_s"].get("p50")]
-    profile = scaled_profile(b.profile(), statistics.median(reads) if reads else None)
-    if not profile:
+    if not reads:
         return None
-    path = b.path(name + ".scaled-profile.json")
+    path = b.path(name + ".read.json")
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(profile, file)
-    return b.helm_plan(model, arguments, name + "-scaled", path)["decode_tok_s"]["value"]
+        json.dump({"helm_now": 1, "read": 1e9 * statistics.median(reads)}, file)
+    return b.helm_plan(model, arguments + ["--now", path], name + "-at-read")["decode_tok_s"]["value"]
 
 
 def worker_seconds(before, after):

@@ -35,7 +35,6 @@
 #define STATUS_REFUSED 4
 #define JSON_STYLE     (JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9))
 #define PATH_TEXT      4096
-#define PLAN_FILE_MAX  ((size_t)8 << 20)
 
 struct options {
     const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
@@ -184,7 +183,7 @@ static int take_plan(const char *path, struct planner_request *r, struct model *
                      struct arena_spec *arena, struct helm_err *err)
 {
     json_t *json = NULL;
-    int rc = json_read_file(path, PLAN_FILE_MAX, &json, err);
+    int rc = json_read_file(path, PLAN_TEXT_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, plan, err);
     json_decref(json);
     if (!rc) formats_lay_as_planned(model, plan);

@@ -59,7 +59,7 @@ struct profile_cpu_run {
     struct reader reader;
     struct profile_packed *packed;     /* NULL: packed weights cannot be measured here */
     struct profile_samples gemv[2][2]; /* [packed][beside copies]: bytes of plain weights a second */
-    struct profile_samples read[2]; /* [beside copies] */
+    struct profile_samples read[2];    /* [beside copies] */
     struct profile_samples operation;
     struct profile_samples once; /* seconds of a step beside its entries */
     struct many many[TOKEN_COUNTS];
@@ -270,8 +270,7 @@ static int measure_gemv(struct profile_cpu_run *r, double seconds, struct profil
     for (uint32_t steps = 0; !rc && (steps < 3 || profile_now_s() < end); steps++) {
         rc = one_step(r, false, company != NULL, err);
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->plain : NULL, err);
-        if (!rc)
-            profile_samples_add(&r->read[company != NULL], read_rate(r, r->steps.local.engine.pool));
+        if (!rc) profile_samples_add(&r->read[company != NULL], read_rate(r, r->steps.local.engine.pool));
         if (!rc) rc = look_at_copies(company, &copied, company ? &company->read : NULL, err);
         if (rc || !r->packed) continue;
         rc = one_step(r, true, company != NULL, err);

@@ -98,8 +98,7 @@ static int measure_beside(struct tool *t, struct profile_cpu_run *cpu, struct pr
                 p->cpu.gemv_beside.value * 1e-9, p->cpu.gemv.value * 1e-9, p->link.h2d_beside.value * 1e-9,
                 p->link.h2d.value * 1e-9);
     profile_say(&t->progress, "both at once: CPU reads %.4g GB/s (alone %.4g), link %.4g GB/s",
-                p->cpu.read_beside.value * 1e-9,
-                profile_table_at(&p->cpu.read, p->cpu.threads).value * 1e-9,
+                p->cpu.read_beside.value * 1e-9, profile_table_at(&p->cpu.read, p->cpu.threads).value * 1e-9,
                 p->link.h2d_beside_read.value * 1e-9);
     if (p->cpu.gemv_packed_beside.value > 0)
         profile_say(&t->progress, "both at once, packed weights: CPU %.4g GB/s (alone %.4g), link %.4g GB/s",

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "common/base/cpu.h"
+#include "common/base/load.h"
 #include "common/base/node.h"
 #include "common/base/units.h"
 #include "common/cpu/pin.h"
@@ -17,7 +18,6 @@
 #define CHOICE_S    0.1         /* for the fastest loop */
 #define READ_S      0.15
 #define BESIDE_S    0.1
-#define PASSES      3 /* at least */
 #define FREE_PART   4 /* the memory takes at most one part in four of what is free */
 
 struct now_run {
@@ -37,8 +37,8 @@ static void touch_chunk(void *ctx, uint32_t chunk, uint32_t thread)
 static int open_pool(const struct profile_cpu_options *o, struct now_run *r, struct helm_err *err)
 {
     struct cpu_set *set = malloc(sizeof *set);
-    int rc = set ? cpu_usable(o->node, set, err)
-                 : helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
+    int rc =
+        set ? cpu_usable(o->node, set, err) : helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
     const uint32_t threads = rc ? 0 : o->threads ? o->threads : (uint32_t)set->suggested;
     if (!rc) rc = pin_this_thread(set->cpu[0], err); /* the pool's thread 0 */
     if (!rc) rc = pool_create(threads, set->cpu, POOL_SPIN_US_DEFAULT, &r->pool, err);
@@ -74,7 +74,7 @@ static double read_for(struct now_run *r, double seconds)
 {
     struct profile_samples samples = {.count = 0};
     const double end = profile_now_s() + seconds;
-    while (samples.count < PASSES || (samples.count < PROFILE_SAMPLES_MAX && profile_now_s() < end))
+    while (samples.count == 0 || (samples.count < PROFILE_SAMPLES_MAX && profile_now_s() < end))
         profile_samples_add(&samples, reader_bytes(&r->reader) / reader_pass(&r->reader, r->pool));
     return profile_samples_value(&samples).value;
 }
@@ -99,13 +99,16 @@ int profile_now_measure(const struct profile_cpu_options *cpu, const struct prof
                         struct profile_now *now, struct helm_err *err)
 {
     struct now_run r = {.memory = NULL};
+    struct load load;
     *now = (struct profile_now){0};
     int rc = device ? profile_device_open(device, &r.device, err) : 0;
     if (!rc) rc = open_pool(cpu, &r, err);
     if (!rc) rc = open_memory(cpu, &r, err);
     if (!rc && device) rc = profile_device_link(r.device, &now->h2d, err); /* from here on it is open */
+    load_begin(&load);
     if (!rc) now->read = read_for(&r, READ_S);
     if (!rc && device) rc = measure_pair(&r, now, err);
+    now->busy_percent = load_others(&load);
     profile_device_close(r.device);
     if (r.pool) pool_destroy(r.pool);
     if (r.memory) munmap(r.memory, r.bytes);

@@ -101,6 +101,8 @@ void profile_print(const struct profile *p, FILE *out)
         fprintf(out, ", measured with %s of weights", units_format_size(cpu->weight_bytes, size));
     fputc('\n', out);
     print_table(out, "read", &cpu->read, UNIT_BYTES, "thr", "plain reads, by threads");
+    if (gpu->device != PROFILE_DEVICE_NONE)
+        print_value(out, "read beside", &cpu->read_beside, UNIT_BYTES, "all threads, while the link streams");
     print_value(out, "gemv", &cpu->gemv, UNIT_BYTES, "weights, one token");
     if (gpu->device != PROFILE_DEVICE_NONE)
         print_value(out, "gemv beside", &cpu->gemv_beside, UNIT_BYTES, "while the link streams");
@@ -131,6 +133,7 @@ void profile_print(const struct profile *p, FILE *out)
         print_value(out, "attention", &gpu->attention, UNIT_BYTES, "KV cache, one query");
         print_value(out, "attention chunk", &gpu->attention_flops, UNIT_FLOPS, "");
         print_table(out, "  by rows", &gpu->attention_rows, UNIT_FLOPS, "row", "queries x heads");
+        print_table(out, "  in order", &gpu->attention_chained, UNIT_SECONDS, "tok", "of a chain, longer by");
         print_value(out, "operation", &gpu->operation, UNIT_SECONDS, "a kernel in a graph");
         print_value(out, "launch", &gpu->launch, UNIT_SECONDS, "a kernel outside of one");
         print_value(out, "issue", &gpu->issue, UNIT_SECONDS, "of the host, a kernel of a chunk");
@@ -149,6 +152,7 @@ void profile_print(const struct profile *p, FILE *out)
         fputc('\n', out);
         print_value(out, "to the device", &link->h2d, UNIT_BYTES, "");
         print_value(out, "  beside CPU", &link->h2d_beside, UNIT_BYTES, "while the CPU computes");
+        print_value(out, "  beside reads", &link->h2d_beside_read, UNIT_BYTES, "while it reads");
         print_value(out, "  beside packed", &link->h2d_beside_packed, UNIT_BYTES,
                     "while it does with packed weights");
         print_value(out, "  beside a chunk", &link->h2d_beside_chunk, UNIT_BYTES,

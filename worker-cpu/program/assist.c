@@ -15,9 +15,14 @@
 /* A piece takes enough kv heads that their keys of a page are a run of RUN_BYTES, or all: memory delivers runs of 8
  * KiB at half the speed of runs of 64 KiB. It takes no more, since the results to be folded grow with the heads. */
 #define RUN_BYTES (32 * KIB)
-/* Pieces a thread: with more the last ones end closer together, with fewer there are fewer to fold. */
+/* Pieces a thread: with more the last ones end closer together, with fewer there are fewer to begin and to fold. */
 #define PIECES_LEAST 4
 #define PIECES_MOST  8
+/* What that costs, in twentieths of a unit of all of a piece's heads: a piece, to begin and to fold it; and each unit of the longest,
+ * which a thread of 0.6 of the others' speed (two virtual CPUs on one core) ends last. */
+#define UNIT_COST  20
+#define PIECE_COST 7
+#define SLOW_COST  13
 /* Cache bytes read for a layer for each thread that takes part: fewer are not worth a thread. */
 #define ASSIST_SHARE_BYTES (48 * KIB)
 
@@ -98,7 +103,7 @@ static uint32_t piece_units(const struct run *run, uint64_t units, uint32_t piec
     return piece < least ? least : (uint32_t)piece;
 }
 
-/* Chooses the cut by which the threads finish first, if each takes equal numbers of pieces. */
+/* Chooses the cut by which the threads finish first, if each takes equal numbers of pieces and a slow one has begun its last. */
 static void cut(struct run *run, const struct program_entry *e)
 {
     uint64_t units = 0, least = UINT64_MAX;
@@ -113,9 +118,10 @@ static void cut(struct run *run, const struct program_entry *e)
     }
     for (uint32_t pieces = PIECES_LEAST; pieces <= PIECES_MOST; pieces++) {
         const uint32_t tasks = cut_by(run, piece_units(run, units, pieces), &longest);
-        const uint64_t rounds = (uint64_t)run_ceil_div(tasks, run->threads) * longest;
-        if (rounds >= least) continue;
-        least = rounds;
+        const uint64_t rounds = run_ceil_div(tasks, run->threads),
+                       cost = rounds * (UNIT_COST * longest + PIECE_COST) + SLOW_COST * longest;
+        if (cost >= least) continue;
+        least = cost;
         best = pieces;
     }
     run->assist.tasks = cut_by(run, piece_units(run, units, best), &longest);

@@ -95,8 +95,10 @@ static uint32_t cut_share(const struct lowering *low, uint64_t rows, const struc
 /* What chunks of this segment's rows should be multiples of, and must be of a format with groups of rows. */
 static uint64_t granule_of(const struct lowering *low, const struct program_segment *g)
 {
-    const uint64_t unit =
-        low->tiled || low->source->coarse ? g->kernels->tokens->row_granule : g->kernels->one->streams;
+    const struct linear_kernel *one = g->kernels->one;
+    const uint64_t unit = low->tiled || low->source->coarse ? g->kernels->tokens->row_granule
+                          : low->few && one->row_granule    ? one->row_granule
+                                                            : one->streams;
     return common_multiple(unit, tensor_format_of(g->matrix.format)->group_rows);
 }
 

@@ -2,9 +2,9 @@
  *
  * An expert's rows lie one behind another in the matrix of all, so a chunk is rows of a segment as in linear.c. One token's
  * are read by the one-token kernel as they lie, with the next expert's rows fetched ahead. Of several tokens those that
- * chose an expert are gathered, tiled and multiplied by the kernel of several; a single one is multiplied as one token is.
- * Of an invariant plan that does not depend on how many chose it: a few tokens are each multiplied as one is, prompts all by
- * the kernel of several.
+ * chose an expert are gathered, tiled and multiplied by the kernel of several; a single one is multiplied as one token is, and so
+ * are, together, as many as that is faster for. Of an invariant plan that does not depend on how many chose it: a few tokens are
+ * each multiplied as one is, prompts all by the kernel of several.
  * Everything is in the thread's own memory until it is written to the place of its pair. */
 #include "worker-cpu/program/experts.h"
 
@@ -361,30 +361,58 @@ static float *output_of(const struct run *run, uint32_t pair)
            (size_t)(pair % e->chosen) * e->expert_rows;
 }
 
-/* Rows of an expert times its tokens pair[0 .. count), count <= TOKENS. */
-static void multiply_several(const struct run *run, uint32_t expert, uint32_t piece, const uint32_t *pair,
-                             uint32_t count, uint32_t thread)
+/* What a thread has made of its gathered tokens for a kernel's products. */
+struct laid_out {
+    const struct linear_kernel *by;
+    const float *x; /* of a few: as `by` reads them, ldx floats apart */
+    size_t ldx;
+};
+
+/* Rows of a segment times a few gathered tokens, each with the bits that it has alone. */
+static void multiply_few(const struct program_segment *g, const struct places *at, struct expert_rows rows,
+                         uint32_t row_count, uint32_t count, float *y, struct laid_out *in)
+{
+    const struct linear_kernel *k = g->kernels->one;
+    const uint32_t cols = g->matrix.cols;
+    if (!in->by || in->by->order != k->order) {
+        *in = (struct laid_out){.by = k, .x = at->gathered, .ldx = cols};
+        if (k->order) {
+            in->ldx = linear_order_few(k, at->tiled, at->gathered, cols, count, cols);
+            in->x = at->tiled;
+        }
+    }
+    k->few(y, row_count, rows.w, in->x, in->ldx, row_count, cols, count);
+}
+
+/* Rows of an expert times its tokens pair[0 .. count), count <= TOKENS. `few`: as one token's kernel multiplies each. */
+static void multiply_several(const struct run *run, struct expert_piece of, const uint32_t *pair,
+                             uint32_t count, bool few, uint32_t thread)
 {
     const struct program_entry *e = run->entry;
-    const uint32_t first = e->bound[piece], rows = e->bound[piece + 1] - first,
+    const uint32_t expert = of.expert, first = e->bound[of.piece], rows = e->bound[of.piece + 1] - first,
                    cols = e->segment[0].matrix.cols;
     const struct places at = places_of(run, cols, thread);
-    const struct linear_kernel *tiled = NULL;
+    struct laid_out in = {.by = NULL};
     for (uint32_t i = 0; i < count; i++)
         memcpy(at.gathered + (size_t)i * cols, input_of(run, pair[i]), cols * sizeof(float));
     for (uint32_t s = 0; s < e->segment_count; s++) {
-        const struct linear_kernel *k = e->segment[s].kernels->tokens;
-        if (!tiled || tiled->tile != k->tile)
-            k->tile(at.tiled, at.gathered, cols, count, cols, 0, count, 0, cols);
-        tiled = k;
-        const struct linear_product product = {.segment = &e->segment[s],
+        const struct program_segment *g = &e->segment[s];
+        const struct linear_kernel *k = g->kernels->tokens;
+        const struct linear_product product = {.segment = g,
                                                .first = expert * e->expert_rows + first,
                                                .last = expert * e->expert_rows + first + rows,
                                                .tiled = at.tiled,
                                                .tokens = count,
                                                .ldy = rows,
                                                .y = at.y[s]};
-        linear_multiply(run, &product, thread);
+        if (few) {
+            multiply_few(g, &at, rows_of(e, g, of), rows, count, at.y[s], &in);
+        } else {
+            if (!in.by || in.by->tile != k->tile)
+                k->tile(at.tiled, at.gathered, cols, count, cols, 0, count, 0, cols);
+            in.by = k;
+            linear_multiply(run, &product, thread);
+        }
         for (uint32_t i = 0; i < count; i++)
             add_bias(run, product.segment, at.y[s] + (size_t)i * rows, product.first, rows);
     }
@@ -407,6 +435,25 @@ static void multiply_single(const struct run *run, struct expert_piece at, uint3
                      in_order(run, g, input_of(run, pair), thread, INPUT_OWN), NULL);
 }
 
+/* Whether tokens are multiplied together by kernels that give each the bits of one, and how many so are faster than by kernels of
+ * several. */
+static bool has_few(const struct program_entry *e)
+{
+    bool all = true;
+    for (uint32_t s = 0; s < e->segment_count; s++) all &= e->segment[s].kernels->one->few != NULL;
+    return all;
+}
+
+static uint32_t few_most(const struct program_entry *e)
+{
+    uint32_t most = UINT32_MAX;
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        const uint32_t apart = e->segment[s].kernels->one->apart;
+        if (apart < most) most = apart;
+    }
+    return most > 1 ? most : 1;
+}
+
 /* A piece of an expert's rows, for all tokens that chose it. */
 static void chunk_several(void *ctx, uint32_t chunk, uint32_t thread)
 {
@@ -416,15 +463,16 @@ static void chunk_several(void *ctx, uint32_t chunk, uint32_t thread)
     if (chunk / e->chunks >= x->active_count) return; /* none is asked for */
     const uint32_t expert = x->active[chunk / e->chunks], piece = chunk % e->chunks,
                    end = x->first[expert + 1];
+    const struct expert_piece of = {expert, piece};
+    const bool few =
+        run->program[run->program_index]->few || (!run->invariant && end - x->first[expert] <= few_most(e));
+    const bool singly = few && (end - x->first[expert] == 1 || !has_few(e));
     uint32_t at = x->first[expert];
-    if (run->program[run->program_index]->few || (end - at == 1 && !run->invariant)) {
-        for (; at < end; at++)
-            multiply_single(run, (struct expert_piece){expert, piece}, x->pair[at], thread);
-        return;
-    }
+    for (; singly && at < end; at++) multiply_single(run, of, x->pair[at], thread);
     for (uint32_t count; at < end; at += count) {
-        count = end - at < TOKENS ? end - at : TOKENS;
-        multiply_several(run, expert, piece, x->pair + at, count, thread);
+        const uint32_t most = few ? PROGRAM_FEW_TOKENS : TOKENS;
+        count = end - at < most ? end - at : most;
+        multiply_several(run, of, x->pair + at, count, few, thread);
     }
 }
 

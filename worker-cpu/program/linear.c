@@ -221,10 +221,11 @@ static uint32_t few_rows(const struct program_segment *g, uint32_t rows)
 {
     const struct tensor_format_traits *format = tensor_format_of(g->matrix.format);
     if (format->variable) return run_rows(g, rows);
-    const uint32_t streams = (uint32_t)g->kernels->one->streams;
+    const struct linear_kernel *k = g->kernels->one;
+    const uint32_t granule = (uint32_t)(k->row_granule ? k->row_granule : k->streams);
     uint32_t each = (uint32_t)(FEW_BYTES / tensor_format_row_bytes(g->matrix.format, g->matrix.cols));
-    each = each / streams * streams + streams;
-    if (each > PROGRAM_ROWS_MAX) each = PROGRAM_ROWS_MAX / streams * streams;
+    each = each / granule * granule + granule;
+    if (each > PROGRAM_ROWS_MAX) each = PROGRAM_ROWS_MAX / granule * granule;
     return each < rows ? each : rows;
 }
 

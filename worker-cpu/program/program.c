@@ -421,8 +421,8 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
 static uint32_t apart_of(const struct program_source *s, const struct math_op *op, int32_t layer,
                          uint32_t most)
 {
-    if (op->kind == MATH_EMBED || op->kind == MATH_ATTENTION) return most;
-    if (op->kind != MATH_LINEAR) return 0; /* a mixture's: tokens of one expert are multiplied together */
+    if (op->kind == MATH_EMBED || op->kind == MATH_ATTENTION || op->kind == MATH_ROUTE) return most;
+    if (op->weight[0] == TENSOR_ROUTER) return most; /* next to nothing, whatever multiplies it */
     for (uint32_t w = 0; w < op->weights; w++) {
         const struct tensor_matrix *m = weights_matrix(s->weights, op->weight[w], layer);
         const struct linear_kernel *one = s->kernels->linear[s->inputs][m->format].one;
@@ -443,7 +443,8 @@ int program_apart(const struct program_source *source, uint32_t phase, uint32_t 
             const struct math_part *math = model_unit_math(source->model, u);
             const bool ours = spans[s].processor == PLAN_CPU0,
                        asked = plan_unit_home(source->plan, phase, u) == PLAN_HOME_MIXED;
-            for (uint32_t i = 0; i < math->ops && (ours || asked); i++)
+            if (asked) most = 0; /* experts that the GPU asks for: experts.c chooses for each */
+            for (uint32_t i = 0; i < math->ops && ours; i++)
                 most = apart_of(source, &math->op[i], (int32_t)unit_layer(u), most);
         }
     free(spans);

@@ -53,13 +53,13 @@ struct program_entry {
     bool sampled;    /* runs over the sampled rows, not over the tokens */
     bool accumulate; /* LINEAR: adds to out (residual) */
     bool swiglu;     /* LINEAR: segments 0 and 1 are gate and up */
-    gemm_join_fn *
-        join; /* LINEAR of several tokens with swiglu: one that makes the next one's input at once; or NULL */
+    /* LINEAR of several tokens with swiglu: makes the next one's input at once; NULL: several kernels do */
+    gemm_join_fn *join;
     enum program_tiled tiled; /* LINEAR of several tokens: which input is its own */
-    bool
-        decoded; /* LINEAR of several tokens: rows are decoded once for all tiles, of some segment at least */
-    bool alone;  /* too little work to share */
-    bool gather; /* EMBED: the embedding is ours */
+    /* LINEAR of several tokens: rows are decoded once for all tiles, of some segment at least */
+    bool decoded;
+    bool alone;          /* too little work to share */
+    bool gather;         /* EMBED: the embedding is ours */
     bool rotates;        /* EMBED: a ROPE_APPEND comes later */
     bool last;           /* LANE_READ, ATTEND_HOST, EXPERTS_TAKE: the lane's last hand-over of a step */
     uint32_t ticket;     /* of what has a lane or answers */
@@ -137,7 +137,8 @@ HELM_MUST_CHECK int program_lower_experts(const struct program_source *source,
                                           struct program *program, struct helm_err *err);
 void program_free(struct program *program);
 /* Up to how many tokens one token's kernels multiply faster, one by one, than those of several: the fewest of all products
- * of the phase (struct linear_kernel's `apart`). 0: there are none, or some are of experts, or faster together from two on. */
+ * of the phase (struct linear_kernel's `apart`). 0: there are none, or experts of a layer in both memories, or some are
+ * faster together from two on. */
 HELM_MUST_CHECK int program_apart(const struct program_source *source, uint32_t phase, uint32_t *tokens,
                                   struct helm_err *err);
 uint32_t program_apart_head(const struct program_source *source);

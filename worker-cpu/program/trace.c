@@ -3,7 +3,8 @@
  * Lines of the file, times in ns of one clock:
  *   step NUMBER BEGIN END                                       BEGIN: before its first entry
  *   entry STEP NUMBER LAYER BYTES CHUNKS ASKED BEGIN END KIND   ASKED: the one before had ended; BEGIN: it was published
- *   chunk STEP ENTRY CHUNK BYTES THREAD FROM TO SWITCHES        SWITCHES: how often the thread was taken off its CPU so far
+ *   chunk STEP ENTRY CHUNK BYTES THREAD FROM TO SWITCHES WAITS  SWITCHES: how often the thread was taken off its CPU so far;
+ *                                                               WAITS: how often it gave it up itself, asleep
  *   lost COUNT                                                  chunks without room */
 #include "worker-cpu/program/trace.h"
 
@@ -20,7 +21,7 @@
 struct trace_chunk {
     uint32_t entry, chunk; /* of the trace's entries */
     uint64_t from_ns, to_ns;
-    uint64_t switches;
+    uint64_t switches, waits;
 };
 
 struct trace_thread {
@@ -112,8 +113,8 @@ static void chunk_traced(void *ctx, uint32_t chunk, uint32_t thread)
         return;
     }
     (void)getrusage(RUSAGE_THREAD, &usage); /* cannot fail: the structure is ours */
-    t->chunk[t->count++] =
-        (struct trace_chunk){entry, chunk, from_ns, to_ns, (uint64_t)(usage.ru_nivcsw + usage.ru_nvcsw)};
+    t->chunk[t->count++] = (struct trace_chunk){
+        entry, chunk, from_ns, to_ns, (uint64_t)usage.ru_nivcsw, (uint64_t)usage.ru_nvcsw};
 }
 
 /* The last entry of the step has ended. */
@@ -171,10 +172,10 @@ static void write_all(struct trace *trace)
         for (uint32_t i = 0; i < trace->thread[t].count; i++) {
             const struct trace_chunk *c = &trace->thread[t].chunk[i];
             const struct trace_item *item = &trace->item[c->entry];
-            fprintf(trace->file, "chunk %u %u %u %llu %u %llu %llu %llu\n", item->step, item->number,
+            fprintf(trace->file, "chunk %u %u %u %llu %u %llu %llu %llu %llu\n", item->step, item->number,
                     c->chunk, (unsigned long long)chunk_bytes(item->entry, c->chunk), t,
                     (unsigned long long)c->from_ns, (unsigned long long)c->to_ns,
-                    (unsigned long long)c->switches);
+                    (unsigned long long)c->switches, (unsigned long long)c->waits);
         }
     }
     fprintf(trace->file, "lost %u\n", lost);

@@ -3,10 +3,10 @@
  * Implemented twice: cuda/device.c (a GPU) and emulated/device.c (threads of the CPU, reference kernels, the
  * same ceiling). Called by the GPU engine, which never asks which one it has. A device has two queues: work
  * put into one is done in order; work in different queues overlaps unless an event orders it. Calls return
- * at once unless they say otherwise; an error of queued work shows in device_check and in every call after
+ * at once unless they say otherwise; an error of queued work shows in device->check and in every call after
  * it (a device that failed stays failed: the worker ends and helmd starts another).
  *
- * One thread uses the compute queue. Others may use the copy queue after device_thread_begin, but not while a
+ * One thread uses the compute queue. Others may use the copy queue after device->thread_begin, but not while a
  * graph is being captured.
  *
  * Graphs. What is put into either queue between capture_begin and capture_end is not done but recorded, as

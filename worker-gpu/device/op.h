@@ -71,8 +71,8 @@ struct op_matmul {
     enum dtype dtype, out_dtype; /* of x */
     uint32_t rows, cols, out_stride;
     bool accumulate;
-    uint32_t
-        steady; /* a token has the same bits at any place among any number of tokens up to this; 0: it need not */
+    /* A token has the same bits at any place among any number of tokens up to this; 0: it need not */
+    uint32_t steady;
     const void *w, *x;
     void *out;
     uint32_t *counters; /* of blocks */

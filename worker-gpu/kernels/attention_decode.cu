@@ -178,7 +178,8 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     p.partial_m = partial_m;
     p.partial_s = partial_s;
     p.group_chunks = div_up(group, group_sizes[size]);
-    if (args->chained && (rc = decode_chained_launch(device, &p, tokens, flags, stream, err))) return rc;
+    if (args->chained) rc = decode_chained_launch(device, &p, tokens, flags, stream, err);
+    if (rc || args->chained == GPUK_ALL_CHAINED) return rc;
     if (decode_tensor_fits(device, args)) return decode_tensor_launch(device, &p, tokens, flags, stream, err);
     uint32_t blocks = l->kv_heads * p.group_chunks;
     uint32_t splits = 2 * (uint32_t)device->sm_count / (blocks * (args->alone ? 1 : tokens));

@@ -22,7 +22,8 @@ static const uint32_t CHAIN_ONE_HEAD = 2048; /* and up to which each query head 
 static const uint32_t CHAIN_PIECE_MIN = 128;
 static const uint32_t CHAIN_ASK = 512; /* positions of a unit asked into the L2 ahead */
 
-__device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_t position, bool words)
+__device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_t position, bool words,
+                                                uint32_t blocks)
 {
     attention_cut c;
     c.end = position + 1;
@@ -34,7 +35,7 @@ __device__ __forceinline__ attention_cut cut_of(const gpuk_attention &a, uint32_
     c.words = words && c.heads == 1;
     const uint32_t least = c.words ? CHAIN_PIECE_LEAST : CHAIN_PIECE_MIN;
     const uint32_t most = c.words ? CHAIN_PIECES : GPUK_SPLITS_MAX;
-    uint32_t pieces = visible <= CHAIN_ONE_PIECE && !c.words ? 1 : gridDim.x / share;
+    uint32_t pieces = visible <= CHAIN_ONE_PIECE && !c.words ? 1 : blocks / share;
     if (pieces > div_up(visible, least)) pieces = div_up(visible, least);
     if (pieces > most) pieces = most;
     if (pieces < 1) pieces = 1;
@@ -75,7 +76,7 @@ template <typename S> __device__ __forceinline__ void cut_once(const gpuk_attent
     if (token.cut_heads == a.heads && token.cut_kv_heads == l.kv_heads && token.cut_window == a.window)
         return;
     S::meet();
-    const attention_cut cut = cut_of(a, token.position, token.words);
+    const attention_cut cut = cut_of(a, token.position, token.words, gridDim.x);
     const attention_unit unit = unit_of(cut, blockIdx.x);
     const uint32_t page_shift = 31 - __clz((int)l.page_tokens);
     for (uint32_t i = threadIdx.x; i < HELD_POSITIONS_MAX; i += S::THREADS)
@@ -209,6 +210,20 @@ __device__ __forceinline__ void finish_words(const chain_item &item, uint32_t he
     }
 }
 
+/* The same, as chain_attend asks for it. */
+template <typename S> struct chain_pass {
+    static const bool SEVERAL = false;
+    const chain_item &item;
+    const chain_token &token;
+    uint32_t tag; /* of this operation */
+    __device__ __forceinline__ void operator()(uint32_t head, uint32_t, const attention_unit &unit,
+                                               const float *os, const float *ms, const float *ss,
+                                               float *others) const
+    {
+        finish_words<S>(item, head, unit.piece, token.cut.pieces, os, ms, ss, others, tag);
+    }
+};
+
 /* A lane's 8 dimensions of U keys and values on their way. */
 template <typename C, int U> struct cache_rows {
     typename C::piece k[U], v[U];
@@ -220,8 +235,8 @@ struct attention_seat {
     uint32_t t, held_at;
 };
 
-/* The block's units of attention of a token. pass(head, unit, os, ms, ss, others): one head's piece of several, as
- * finish_words has them. */
+/* The block's units of attention of a token. pass(head, heads, unit, os, ms, ss, others): a piece of several of each of the
+ * unit's heads, os, ms and ss as in finish_block; for units of one head, or where it takes several (Pass::SEVERAL). */
 template <typename S, typename C, int G, typename Pass, typename Wait>
 __device__ __forceinline__ void chain_attend(const decode_params &p, const attention_seat &seat,
                                              const chain_token &token, const attention_cut &cut,
@@ -329,8 +344,8 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const atten
         }
         sums_fold(sums, heads, lanes, first_dim, 1, head_dim, os, ms, ss);
         S::meet();
-        if (G == 1 && cut.words && cut.pieces > 1)
-            pass(head0, unit, os, ms, ss, ss + S::WARPS);
+        if ((G == 1 || Pass::SEVERAL) && cut.words && cut.pieces > 1)
+            pass(head0, heads, unit, os, ms, ss, ss + S::WARPS * G);
         else
             finish_block<G, S::WARPS, S>(p, seat.t, head0, heads, unit.piece, cut.pieces,
                                          p.counters + seat.t * a.heads + unit.share, os, ms, ss, memory);

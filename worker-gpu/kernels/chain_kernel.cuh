@@ -409,10 +409,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             const attention_cut &cut = token->cut;
             unsigned char *memory = reinterpret_cast<unsigned char *>(region);
             const attention_seat seat = {0, item.held_at};
-            const auto pass = [&](uint32_t head, const attention_unit &unit, const float *os, const float *ms,
-                                  const float *ss, float *others) {
-                finish_words<S>(item, head, unit.piece, token->cut.pieces, os, ms, ss, others, work.tag);
-            };
+            const chain_pass<S> pass = {item, *token, work.tag};
             if (cut.heads == 1)
                 chain_attend<S, C, 1>(item.attention, seat, *token, cut, memory, pass, wait);
             else

@@ -11,6 +11,7 @@
  * the sum over a token's experts, in order of choice, is its own too. Where the vectors of all pairs of a block have no
  * room in shared memory, it works in rounds of some pairs. */
 #include "worker-gpu/kernels/decode.cuh"
+#include "worker-gpu/kernels/experts_launch.cuh"
 #include "worker-gpu/kernels/experts_list.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
@@ -451,30 +452,5 @@ static bool shape_of(const struct experts_call &call, experts_bulk_params *q, ui
     return false;
 }
 
-template <typename D> static bool bulk_takes(const struct experts_call &call)
-{
-    experts_bulk_params q;
-    uint32_t blocks;
-    size_t shared;
-    return shape_of<D>(call, &q, &blocks, &shared);
-}
-template <typename D> static int bulk_launch(const struct experts_call &call, struct helm_err *err)
-{
-    experts_bulk_params q;
-    uint32_t blocks = 0;
-    size_t shared = 0;
-    shape_of<D>(call, &q, &blocks, &shared);
-    return gpuk_launch("experts", experts_bulk<D>, dim3(blocks), dim3(THREADS), shared, call.flags,
-                       call.stream, err, q);
-}
-template <typename D> static int bulk_prepare(const struct gpuk_device *device, struct helm_err *err)
-{
-    if (!device->bulk_copy) return HELM_OK;
-    const int rc = gpuk_prepare("experts", experts_bulk<D>, (size_t)device->shared_bytes_max, err);
-    return rc ? rc : gpuk_prefer_shared("experts", experts_bulk<D>, err);
-}
-#define BULK(D)                                                                                              \
-    {                                                                                                        \
-        "bulk", bulk_takes<D>, bulk_launch<D>, bulk_prepare<D>                                               \
-    }
+#define BULK(D) experts_launcher<experts_bulk_params, THREADS, shape_of<D>, experts_bulk<D>>::named("bulk")
 experts_kernels experts_bulk_kernels = BY_FORMAT(BULK, {});

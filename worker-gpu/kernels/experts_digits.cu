@@ -10,6 +10,7 @@
  * in shared memory as digits. Activations are too many: of down the other warps make digits of those of the next item. */
 #include "worker-gpu/kernels/decode.cuh"
 #include "worker-gpu/kernels/digits.cuh"
+#include "worker-gpu/kernels/experts_launch.cuh"
 #include "worker-gpu/kernels/experts_list.cuh"
 
 /* Over the link whole lines of 128 bytes are asked for. */
@@ -487,35 +488,14 @@ static bool shape_of(const struct experts_call &call, experts_digits_params *q, 
            shape_for<F>(call, p.tokens, q, blocks, shared);
 }
 
-template <typename F> static bool digits_takes(const struct experts_call &call)
-{
-    experts_digits_params q;
-    uint32_t blocks;
-    size_t shared;
-    return shape_of<F>(call, &q, &blocks, &shared);
-}
-template <typename F> static int digits_launch(const struct experts_call &call, struct helm_err *err)
-{
-    experts_digits_params q;
-    uint32_t blocks = 0;
-    size_t shared = 0;
-    shape_of<F>(call, &q, &blocks, &shared);
-    return gpuk_launch("experts", experts_digits<F>, dim3(blocks), dim3(THREADS), shared, call.flags,
-                       call.stream, err, q);
-}
-template <typename F> static int digits_prepare(const struct gpuk_device *device, struct helm_err *err)
-{
-    if (!device->bulk_copy) return HELM_OK;
-    const int rc = gpuk_prepare("experts", experts_digits<F>, (size_t)device->shared_bytes_max, err);
-    return rc ? rc : gpuk_prefer_shared("experts", experts_digits<F>, err);
-}
 template <typename D> struct digits_of {
     static constexpr experts_kernel kernel() { return {}; }
 };
 template <typename F> struct digits_of<decode_block<F>> {
     static constexpr experts_kernel kernel()
     {
-        return {"digits", digits_takes<F>, digits_launch<F>, digits_prepare<F>};
+        return experts_launcher<experts_digits_params, THREADS, shape_of<F>, experts_digits<F>>::named(
+            "digits");
     }
 };
 #define DIGITS(D) digits_of<D>::kernel()

@@ -235,6 +235,7 @@ HELM_MUST_CHECK int gpuk_expand(const struct gpuk_device *device, const struct g
                                 uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err);
 
 /* Attention of one layer. Shapes come from kv.layout. */
+#define GPUK_ALL_CHAINED UINT32_MAX
 struct gpuk_attention {
     struct gpuk_step step;
     struct gpuk_kv kv;
@@ -250,8 +251,8 @@ struct gpuk_attention {
     /* decode: a token's context is cut as if it was the only one, so that its sums do not depend on others; and not
      * `fused`, k and v are still those that gpuk_rope_append took: it has the bits of one token, fused. */
     bool alone;
-    uint32_t
-        chained; /* and tokens at positions below this have the bits of attention in a chain (chains.h); 0: none */
+    /* And tokens at positions below this have the bits of attention in a chain (chains.h); 0: none. */
+    uint32_t chained;
 };
 /* Norms and rotates q and k, appends k and v to the pages, and writes q (normed and rotated) to q_out, dense
  * [token][heads][head_dim], of q_dtype; q_out may be args->q when q_dtype is f32 and q_stride is dense. */

@@ -109,8 +109,9 @@ struct measure_work {
     int (*issue)(const struct measure_work *work, struct helm_err *err);
     const struct measure_shape *shape;
     uint32_t tokens;
-    uint32_t ops;          /* operations of layers, in order, cycling through the weights; read: rows */
-    uint32_t times;        /* read: kernels; a chain: how often; expanding: bytes of a group */
+    uint32_t ops; /* operations of layers, in order, cycling through the weights; read: rows */
+    uint32_t
+        times; /* read: kernels; a chain: how often; expanding: bytes of a group; few: in a chain's order */
     uint32_t start, heads; /* attention */
     const struct gpuk_chain *chain;
     const struct products *products; /* of packed weights: measure/expand.c */
@@ -203,6 +204,8 @@ HELM_MUST_CHECK int measure_chunks_run(struct measure *m, const struct measure_c
 
 /* ---- measure/attention.c ---- */
 
+/* gpu.attention_chained: of a device with chains, behind their measuring. */
+HELM_MUST_CHECK int measure_attention_chained(struct measure *m, struct helm_err *err);
 /* gpu.attention, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in a graph costs. */
 HELM_MUST_CHECK int measure_attention_run(struct measure *m, double operation,
                                           struct measure_chunk_parts *parts, struct helm_err *err);

@@ -58,14 +58,17 @@ void lower_attention_chained(struct lowering *low)
 {
     struct gpu_program *p = low->program;
     struct device *d = low->source->device;
+    const bool apart = p->attending == GPU_ATTENDS_APART;
     if (!low->source->plan->invariant || d->no_chains || p->tier == GPU_TIER_CHUNK ||
-        p->attending == GPU_ATTENDS_APART)
+        (apart && p->tier == GPU_TIER_1)) /* its token is far */
         return;
     for (uint32_t i = 0; i + 1 < p->tail; i++) {
         struct gpu_entry *e = &p->entry[i];
         if (e->op.kind != OP_ATTEND_DECODE || !is_as_few(d, e + 1)) continue;
         const struct gpuk_chain_op op = operation_of(e, NULL);
-        if (d->ask.chain_takes(d, &op)) e->op.as.attention.args.chained = GPU_APART_POSITION;
+        if (!d->ask.chain_takes(d, &op)) continue;
+        e->op.as.attention.args.chained = apart ? GPU_APART_POSITION : GPUK_ALL_CHAINED;
+        p->as_chained++;
     }
 }
 
@@ -178,7 +181,7 @@ int gpu_program_write_chains(const struct gpu_source *s, struct gpu_program *p, 
     const uint64_t usual = workspace_chain_bytes(c), list = workspace_chain_lists(c);
     uint64_t at = p->attending == GPU_ATTENDS_USUALLY ? 0 : usual;
     if (p->attending == GPU_ATTENDS_ASSISTED &&
-        gpu_attends_apart(GPU_TIER_1, arena_header_of(s->arena)->context_tokens - 1))
+        gpu_attends_apart(s->plan, GPU_TIER_1, arena_header_of(s->arena)->context_tokens - 1))
         at += list;
     const uint64_t room = p->attending == GPU_ATTENDS_USUALLY ? usual : at + list;
     int rc = 0;

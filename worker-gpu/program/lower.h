@@ -103,7 +103,7 @@ void lower_head(struct lowering *low);
 /* Joins the operations of a whole list to chains where it can (chain.c). */
 void lower_chains(struct lowering *low);
 /* Of an invariant plan, before that: attention whose next product is one that chains have with the bits of few tokens gets a
- * chain's order up to GPU_APART_POSITION, in the lists of one token and of few. */
+ * chain's order, in the lists of one token and of few; where one of several tokens is far, up to GPU_APART_POSITION. */
 void lower_attention_chained(struct lowering *low);
 
 #endif

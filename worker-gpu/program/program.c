@@ -58,7 +58,8 @@ bool gpu_program_wanted(const struct gpu_source *source, const struct gpu_progra
         return false;
     switch (kind->attending) {
     case GPU_ATTENDS_APART:
-        return !source->device->no_chains && gpu_attends_apart(kind->tier, h->context_tokens - 1);
+        return !source->device->no_chains &&
+               gpu_attends_apart(source->plan, kind->tier, h->context_tokens - 1);
     case GPU_ATTENDS_ASSISTED:
         return plan_kv_tiered(source->plan) && !source->plan->invariant;
     default:

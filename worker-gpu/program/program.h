@@ -161,8 +161,9 @@ struct gpu_turn {
 /* How a decode program attends. One token's attention in a chain begins while the weights in front of it are still
  * computed with, so it is first over short contexts; over long ones a kernel of its own reads the cache faster. */
 enum gpu_attending {
-    GPU_ATTENDS_USUALLY,  /* in a chain where there are chains, several tokens of an invariant plan in its order */
-    GPU_ATTENDS_APART,    /* one token from position GPU_APART_POSITION on, where there are chains */
+    GPU_ATTENDS_USUALLY, /* in a chain where there are chains, several tokens of an invariant plan in its order */
+    GPU_ATTENDS_APART, /* where there are chains: one token from position GPU_APART_POSITION on; several of an invariant
+                             plan, one of which is */
     GPU_ATTENDS_ASSISTED, /* the CPU attends to a part of the cache: two tiers alone */
     GPU_ATTENDING_COUNT
 };
@@ -177,6 +178,7 @@ struct gpu_program {
     struct gpu_entry *entry;
     uint32_t count, capacity;
     uint32_t tail;                       /* its first entry: behind those of the graph */
+    uint32_t as_chained;                 /* attention in a chain's order, of an invariant plan */
     uint32_t chains, chained, unchained; /* how many; operations in them; of layers and head, beside them */
     uint64_t stream_bytes;               /* of weights that come through the ring */
     uint64_t copy_bytes;                 /* that a step copies into the ring before its tail */
@@ -240,10 +242,11 @@ struct gpu_program_kind {
 bool gpu_program_exists(const struct plan *plan, uint32_t step_tokens, uint32_t phase, enum gpu_tier tier);
 /* The same of one kind, on this device. */
 bool gpu_program_wanted(const struct gpu_source *source, const struct gpu_program_kind *kind);
-/* How a step attends that reads the cache up to `position` with its one token. */
-static inline bool gpu_attends_apart(enum gpu_tier tier, uint32_t position)
+/* How a step attends whose furthest token is at `position`. */
+static inline bool gpu_attends_apart(const struct plan *plan, enum gpu_tier tier, uint32_t position)
 {
-    return tier == GPU_TIER_1 && position >= GPU_APART_POSITION;
+    return (tier == GPU_TIER_1 || (plan->invariant && tier < GPU_TIER_CHUNK)) &&
+           position >= GPU_APART_POSITION;
 }
 HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_kind *kind,
                                       struct gpu_program *program, struct helm_err *err);

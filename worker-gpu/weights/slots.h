@@ -21,9 +21,9 @@ struct gpu_slots {
     const struct gpu_weights *weights;
     const struct arena *arena;
     char *memory; /* on the device: place.bytes */
-    uint32_t *
-        table_device; /* there: [units][experts], the slot of each expert or GPUK_SLOT_ABSENT; then how many of 1,000 of
-                               the missing ones kernels read in host memory */
+    /* there: [units][experts], the slot of each expert or GPUK_SLOT_ABSENT; then how many of 1,000 of the missing ones
+     * kernels read in host memory */
+    uint32_t *table_device;
     void *pinned;
     uint32_t *table,
         *seen;    /* pinned: the same table; [units][GPUK_BATCH_MAX][chosen] of the step that ran last */

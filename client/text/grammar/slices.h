@@ -5,7 +5,7 @@
  * characters, without a look at each (the idea is llguidance's, which calls them slices). What is left is walked: tokens that
  * begin with other bytes, and what follows the plain characters at the head of a token: few different tails.
  *
- * Made by slices.c for vocabulary.c; read by summary.c and slice_walk.c. Immutable. */
+ * Made by slices.c for vocabulary.c; read by mask.c, summary.c and walk.c. Immutable. */
 #ifndef HELM_CLIENT_TEXT_GRAMMAR_SLICES_H
 #define HELM_CLIENT_TEXT_GRAMMAR_SLICES_H
 
@@ -33,8 +33,8 @@ struct slice {
     uint32_t tokens, most; /* tokens of the class alone; characters of the longest of them */
     uint32_t *all;         /* [words] bits of them */
     uint32_t *upto;        /* [SLICE_COUNTS][words]: of those of at most 1 + i characters */
-    uint32_t
-        *by_length; /* [tokens] ids by rising characters; those of n: [length_at[n] .. length_at[n + 1]) */
+    /* [tokens] ids by rising characters; those of n: [length_at[n] .. length_at[n + 1]) */
+    uint32_t *by_length;
     uint32_t length_at[SLICE_CHARS + 2];
     /* What is walked where the class does not lead on alike: tokens of it and of no narrower one; tokens that begin with
      * characters of it, not all of a narrower one, and go on with a byte that is none of SLICE_PLAIN. */

@@ -2,13 +2,13 @@
  * (trim_blocks, lstrip_blocks, break and continue, no autoescape, values that templates cannot change).
  *
  * Called by chat.c, tests and a fuzz target. Parts, one responsibility each:
- *   jinja_run      memory of one parse or one rendering, limits, errors with their line
- *   jinja_lex      text to tokens, whitespace control
- *   jinja_parse    tokens to statements; jinja_parse_expr: to expressions (jinja/ast.h has the nodes)
- *   jinja_value    values, truth, equality, order; jinja_text: their text, as Python prints it, and JSON
- *   jinja_ops      operators, attributes, subscripts
- *   jinja_eval     expressions and calls; jinja_exec: statements
- *   jinja_filters, jinja_filters_seq, jinja_tests, jinja_methods, jinja_functions: what templates may call
+ *   run      memory of one parse or one rendering, limits, errors with their line
+ *   lex      text to tokens, whitespace control
+ *   parse    tokens to statements; parse_expr: to expressions (ast.h has the nodes)
+ *   value    values, truth, equality, order; text: their text, as Python prints it, and JSON
+ *   ops      operators, attributes, subscripts
+ *   eval     expressions and calls; exec: statements
+ *   filters, filters_seq, tests, methods, methods_text, functions: what templates may call; format, format_fields: "%" and format
  *
  * Semantics are Jinja2 3.1's, over Python's values. Where they differ: whole numbers are 64 bits (beyond is
  * an error), upper and lower case map one character to one, and what is not implemented is

@@ -407,8 +407,8 @@ struct tok_bpe {
     uint32_t byte_ids[256];     /* byte_level: the byte's own token */
     uint32_t fallback_ids[256]; /* "<0x00>" ... */
     bool cuts;                  /* words may be cut before U+2581 as `joined` says */
-    uint64_t
-        joined[1024]; /* a bit for each character (modulo 65536) that some token has just before U+2581 */
+    /* A bit for each character (modulo 65536) that some token has just before U+2581 */
+    uint64_t joined[1024];
     uint32_t ascii_ids[128]; /* the tokens of single ASCII characters */
 };
 

@@ -35,6 +35,7 @@ static const struct attention_variant *const variants[] = {
     VARIANT("amx-bf16", AMX, KV_F16, parts_amxvbmi2),
     VARIANT("amx-bf16", AMX, KV_BF16, amxvbmi2),
     VARIANT("amx-bf16", AMX, KV_Q8_0, amxvbmi2),
+    VARIANT("amx-int8", AMX, KV_Q8_0, amxint8),
 };
 #define VARIANT_COUNT (sizeof(variants) / sizeof(variants[0]))
 

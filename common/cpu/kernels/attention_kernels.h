@@ -18,6 +18,7 @@ void attention_attend_avx512bf16(const struct attention_task *task);      /* KV 
 void attention_attend_avx512bf16vbmi2(const struct attention_task *task); /* in q8_0 */
 void attention_attend_amxvbmi2(const struct attention_task *task);        /* in bf16 or q8_0 */
 void attention_attend_parts_amxvbmi2(const struct attention_task *task);  /* in f16 */
+void attention_attend_amxint8(const struct attention_task *task);         /* in q8_0 */
 
 size_t attention_scratch_ref(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 size_t attention_scratch_avx2(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
@@ -26,5 +27,6 @@ size_t attention_scratch_avx512bf16(const struct kv_layout *kv, uint32_t tokens,
 size_t attention_scratch_avx512bf16vbmi2(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 size_t attention_scratch_amxvbmi2(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 size_t attention_scratch_parts_amxvbmi2(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
+size_t attention_scratch_amxint8(const struct kv_layout *kv, uint32_t tokens, uint32_t group);
 
 #endif

@@ -170,6 +170,9 @@ static void reset_rows(size_t count, float *o, size_t stride, const struct row_s
 }
 
 #include "common/cpu/kernels/attention_few.h"
+#ifdef TILED
+#include "common/cpu/kernels/attention_few_amx.h"
+#endif
 
 /* ---- tiles ------------------------------------------------------------------------------------- */
 
@@ -284,6 +287,12 @@ void VARIANT(attend)(const struct attention_task *task)
 {
     if (task->tokens == 0 || task->group == 0) return;
     if (!task->steady && (size_t)task->tokens * task->group <= FEW_ROWS_MAX) {
+#ifdef TILED
+        if (tiled_takes(task)) {
+            attend_tiled(task);
+            return;
+        }
+#endif
         attend_few(task);
         return;
     }
@@ -308,6 +317,12 @@ size_t VARIANT(scratch)(const struct kv_layout *kv, uint32_t tokens, uint32_t gr
     const size_t tile_bytes =
         tile_scratch_lay(&tiles, NULL, rows < TILE_ROWS_MAX ? round_up(rows, TILE_ROWS) : TILE_ROWS_MAX,
                          stride, scales_of(kv));
+#ifdef TILED
+    struct tiled_scratch tiled;
+    const size_t tiled_bytes =
+        tiled_scratch_lay(&tiled, NULL, (one + PASS_ROWS - 1) / PASS_ROWS, kv->kv_heads);
+    if (tiled_bytes > few_bytes && tiled_bytes > tile_bytes) return tiled_bytes;
+#endif
     return tile_bytes > few_bytes ? tile_bytes : few_bytes;
 }
 

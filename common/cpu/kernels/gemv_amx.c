@@ -14,14 +14,14 @@
 #include "common/cpu/kernels/variants.h"
 
 #define PARTS   3
-#define ROWS    16   /* of a tile of weights, side by side */
-#define STEP    32   /* columns of a tile of weights */
-#define TILE    1024 /* bytes */
-#define GROUP   16   /* tokens whose sums are in tiles at once: */
-#define PANELS  3    /* of so many parts */
-#define ONE     16   /* bytes of a pair of columns of one token */
-#define NEAR    4    /* steps that each row is fetched ahead */
-#define SUMS(n) ((n) * ROWS * LANES) /* floats of n tiles of sums */
+#define ROWS    16                 /* of a tile of weights, side by side */
+#define STEP    32                 /* columns of a tile of weights */
+#define TILE    1024               /* bytes */
+#define GROUP   16                 /* tokens whose sums are in tiles at once: */
+#define PANELS  3                  /* of so many parts */
+#define ONE     16                 /* bytes of a pair of columns of one token */
+#define NEAR    4                  /* steps that each row is fetched ahead */
+#define SUMS(n) ((n)*ROWS * LANES) /* floats of n tiles of sums */
 
 /* How the parts of a group's tokens lie: part p of token t is column p * width + t. */
 struct parts {
@@ -100,8 +100,8 @@ static void order_step(char *to, const float *x, size_t ldx, size_t tokens, size
     for (size_t t = 0; t < tokens; t++) {
         __m512i part[PARTS];
         split_pairs(part, x + t * ldx, c, cols);
-        UNROLL for (size_t p = 0; p < PARTS; p++) vec_store(&column[0][p * parts.width + t],
-                                                            _mm512_castsi512_ps(part[p]));
+        UNROLL for (size_t p = 0; p < PARTS; p++)
+            vec_store(&column[0][p * parts.width + t], _mm512_castsi512_ps(part[p]));
     }
     for (size_t panel = 0; panel < parts.panels; panel++) {
         vec_transpose(column[panel]);
@@ -118,8 +118,7 @@ static void order_few(void *to, const float *x, size_t ldx, size_t tokens, size_
         if (count == 1)
             order((float *)(void *)group, x + t * ldx, cols);
         else
-            for (size_t c = 0; c < cols; c += STEP)
-                order_step(group, x + t * ldx, ldx, count, c, cols);
+            for (size_t c = 0; c < cols; c += STEP) order_step(group, x + t * ldx, ldx, count, c, cols);
     }
 }
 
@@ -167,13 +166,18 @@ struct rows {
     size_t x_bytes; /* of a pair's parts */
 };
 
-/* What each row reads NEAR steps later. */
+/* What each row reads some steps later, as many bytes of all together. */
 INLINE void fetch(const struct rows *g, size_t step)
 {
-    const size_t ahead = step + NEAR, steps = g->cols / STEP, row_bytes = g->cols * 2;
-    const uintptr_t at = ahead < steps ? (uintptr_t)g->w + ahead * 64 : (uintptr_t)g->next + (ahead - steps) * 64;
-    const size_t stride = ahead < steps ? row_bytes : g->next_stride;
-    UNROLL for (size_t r = 0; r < ROWS; r++) _mm_prefetch((const char *)(at + r * stride), _MM_HINT_T0);
+    const bool whole = g->count == ROWS;
+    const size_t ahead = step + (whole ? NEAR : 2 * NEAR), steps = g->cols / STEP, row_bytes = g->cols * 2;
+    const bool here = ahead < steps;
+    const uintptr_t at = here ? (uintptr_t)g->w + ahead * 64 : (uintptr_t)g->next + (ahead - steps) * 64;
+    const size_t stride = here ? row_bytes : g->next_stride;
+    if (whole)
+        UNROLL for (size_t r = 0; r < ROWS; r++) _mm_prefetch((const char *)(at + r * stride), _MM_HINT_T0);
+    else
+        for (size_t r = 0; r < g->count; r++) _mm_prefetch((const char *)(at + r * stride), _MM_HINT_T0);
 }
 
 INLINE void multiply_rows(const struct rows *g, float *sums, const size_t panels)
@@ -285,8 +289,9 @@ const struct linear_kernel linear_amx_gemv = {.name = "amx-bf16",
                                               .schedule = LINEAR_ONE_TOKEN,
                                               .gemv = gemv,
                                               .few = few,
-                                              .streams = ROWS,
+                                              .streams = ROWS / 2,
                                               .neighbours = true,
+                                              .row_granule = ROWS,
                                               .order = order,
                                               .ordered_bytes = ordered_bytes,
                                               .order_few = order_few,

@@ -1,5 +1,5 @@
 /* Eight floats at once, with AVX2, FMA and F16C. lanes512.h has the same names for sixteen; what is written in them
- * alone stands once for both: lanes.h, gemv_simd.h, gemm_simd.h, attention_simd.h, vector_simd.h.
+ * alone stands once for both: lanes.h, gemv_simd.h, gemm_plain.h, attention_simd.h, vector_simd.h.
  *
  * Included only by files compiled with AVX2; static inline so that no object shares code with another ISA's.
  * `left`: how many lanes count; LANES and more are all. Lanes that do not count are read as 0 and not written. */

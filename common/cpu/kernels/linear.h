@@ -3,8 +3,8 @@
  * A *decoder* is how a format's blocks become numbers, a *schedule* how the work of a product is laid out. One
  * token's kernel reads the format as it lies. The kernels of several tokens multiply rows of single numbers;
  * matrices of other formats are decoded to such rows, a few at a time. So a format has a kernel of one token
- * and, unless it is single numbers, one that decodes: its decoder in the schedules of gemv_avx2.h and
- * gemv_avx512.h, or a file of its own (bf16_packed_avx512vbmi2.c). Its rows stand in the table of linear.c.
+ * and, unless it is single numbers, one that decodes: its decoder in the schedules of gemv_simd.h and
+ * gemv_chunks.h, or a file of its own (bf16_packed_avx512vbmi2.c). Its rows stand in the table of linear.c.
  *
  * Called by worker-cpu/program (through the choice made at start, kernel_set.h), by tests/kernels (which walk
  * the table, so that an untested kernel cannot be chosen), by the emulated GPU and by the kernel benchmark.
@@ -108,7 +108,8 @@ struct linear_kernel {
     /* TOKENS. Of one kernel a token's bits are the same however many threads share the rows. */
     bool exact_input;              /* EXACT: activations stay fp32 (golden tolerance class "float32") */
     size_t tile_tokens, tile_cols; /* granules of tile ranges */
-    size_t row_granule;            /* rows a gemm's share should be a multiple of */
+    size_t
+        row_granule; /* rows a gemm's share should be a multiple of; ONE_TOKEN: a few's share, 0: `streams` */
     size_t
         call_rows; /* rows that many tokens' input is read from far away for, once: as many as a call should have */
     gemm_tiled_bytes_fn *tiled_bytes;

@@ -19,7 +19,7 @@ probe_read_fn probe_avx2_read, probe_avx512_read;
 /* A register-only loop of `rounds`; returns the floating-point operations done. */
 typedef double probe_flops_fn(size_t rounds);
 probe_flops_fn probe_avx2_flops, probe_avx512_flops, probe_avx512bf16_flops;
-/* The thread must have configured its tiles (linear_variant.thread_begin of amx-bf16). */
+/* The thread must have configured its tiles (linear_kernel.thread_begin of amx-bf16). */
 probe_flops_fn probe_amx_flops;
 
 #endif

@@ -141,7 +141,7 @@ struct weights {
     bool expands;                  /* some of them, before they are multiplied by */
     bool expands_home;             /* also at home in VRAM */
     bool blocks;                   /* some of them are: they are cut by what they expand to */
-    bool apart;                    /* experts of so many bytes that they are part of no chain */
+    bool apart;                    /* experts, whose bytes are too many for a part of a chain */
     double cpu_spread, gpu_spread; /* of the formats' rates, the widest */
     struct experts_parts experts;  /* what of all that is products with experts */
 };
@@ -326,7 +326,10 @@ static void add_rest(const struct pricing *p, const struct device_rates *r, uint
     const struct part_operations *o = &p->part[kind];
     const bool mlp = kind != UNIT_ATTENTION;
     double rotated = 8.0 * c->head_dim * (c->heads + 2.0 * c->kv_heads);
-    if (!mlp) add_attention(p, r, window, attention_elsewhere(p, window), s);
+    if (!mlp) {
+        add_attention(p, r, window, attention_elsewhere(p, window), s);
+        add_overhead(r, p->attend_chained, s);
+    }
     if (r->product > 0) { /* norms and activations are in it */
         add_bytes(r, mlp ? 0 : p->step->tokens * rotated, r->read, s);
         add_operations(r, o->others, s);

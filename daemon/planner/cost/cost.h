@@ -114,8 +114,8 @@ static inline uint64_t cost_crossing_bytes(uint64_t bytes)
 /* Whether expanding takes the GPU less than packing saves the link: else weights cross as they are. (On an
  * emulated device it takes more: that is a CPU beside a fast link.) */
 bool cost_packing_pays(const struct profile *profile);
-/* Whether one token's products of the CPU are faster with packed weights by so much that their kernels are
- * worth it, alone or, if `beside`, while the link streams. Says nothing of several tokens', which unpack
+/* Whether one token's products of the CPU are faster with packed weights by enough to be worth their
+ * kernels, alone or, if `beside`, while the link streams. Says nothing of several tokens', which unpack
  * first. */
 #define COST_PACKED_CPU_GAIN 1.1
 bool cost_packing_pays_cpu(const struct profile *profile, bool beside);

@@ -42,15 +42,26 @@ static void experts_apart(const struct profile_format *of, struct device_rates *
     one->gemv_beside *= part;
 }
 
-/* Experts of a few tokens, most of which have one token, on the CPU: the part `several` of them has two, and takes as long as a
- * product of two. two: rates of that. */
-static void experts_of_several(enum tensor_format format, double several, const struct device_rates *two,
-                               struct device_rates *one)
+/* How many times as long as one token's a CPU's product with an expert of two tokens takes. Blocks are multiplied by one token's
+ * kernel for both, whose times are `apart`; where those are not known, and of single numbers, by the kernel of several, which of
+ * fewer tokens than were measured takes as long as of these: it decodes the weights once. */
+static double longer_of_two(const struct profile *profile, enum tensor_format format,
+                            const struct device_rates *one)
 {
-    if (two->linear <= 0) return;
-    const double values = 1 << 16, bytes = (double)tensor_format_row_bytes(format, 1 << 16),
-                 longer = fmax(1, 2 * values * 2 / two->linear / (bytes / one->gemv)),
-                 times = 1 + several * (longer - 1);
+    const struct profile_format *of = &profile->format[format];
+    const struct profile_table *table = of->cpu_linear.count ? &of->cpu_linear : &profile->cpu.linear;
+    if (!tensor_format_is_plain(format) && of->cpu_apart.count)
+        return fmax(1, profile_table_at(&of->cpu_apart, 2).value);
+    const uint32_t tokens = table->count && table->point[0].x > 2 ? table->point[0].x : 2;
+    const double flops = profile_table_at(table, tokens).value, values = 1 << 16,
+                 bytes = (double)tensor_format_row_bytes(format, 1 << 16);
+    return flops > 0 ? fmax(1, 2 * values * tokens / flops / (bytes / one->gemv)) : 1;
+}
+
+/* Experts of a few tokens, most of which have one token, on the CPU: the part `several` of them has two. */
+static void experts_of_several(double several, double longer, struct device_rates *one)
+{
+    const double times = 1 + several * (longer - 1);
     one->gemv /= times;
     one->gemv_beside /= times;
 }
@@ -73,12 +84,9 @@ int experts_rates(const struct pricing *p, struct format_rates with[FORMAT_COUNT
         const struct profile_table *grouped = &p->profile->format[f].gpu_experts;
         cost_rates_with(&of, (enum tensor_format)f, &size, &with[f]);
         if (step.tokens == 1) experts_apart(&p->profile->format[f], &with[f].cpu);
-        if (step.tokens == 1 && all > 1 && !p->apart && !tensor_format_of((enum tensor_format)f)->variable) {
-            const struct profile_table *own = &p->profile->format[f].cpu_linear,
-                                       *table = own->count ? own : &p->profile->cpu.linear;
-            const struct device_rates two = {.linear = profile_table_at(table, 2).value};
-            experts_of_several((enum tensor_format)f, several, &two, &with[f].cpu);
-        }
+        if (step.tokens == 1 && all > 1 && !p->apart && !tensor_format_of((enum tensor_format)f)->variable)
+            experts_of_several(several, longer_of_two(p->profile, (enum tensor_format)f, &with[f].cpu),
+                               &with[f].cpu);
         if (p->tier == OP_TIER_CHUNK && grouped->count)
             with[f].gpu.linear = with[f].kernel.linear = profile_table_at(grouped, step.tokens).value;
         experts_few(p, &p->profile->format[f], &with[f]);

@@ -17,7 +17,7 @@ HELM_MUST_CHECK int experts_rates(const struct pricing *p, struct format_rates w
 struct experts_parts {
     double cpu, cpu_beside, gpu, launches, bytes, unit;
 };
-/* Adds to a unit's prices what it takes so: unit->mixed, unit->mixed_kv. Its price on the GPU stands. */
+/* Adds to a unit's prices those with its experts in both memories: unit->mixed, unit->mixed_kv. Its price on the GPU stands. */
 void experts_price(const struct pricing *p, const struct experts_parts *all, struct cost_unit *unit);
 
 #endif

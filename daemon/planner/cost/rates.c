@@ -305,7 +305,8 @@ static void gpu_with(const struct pricing *p, enum tensor_format format, const s
     const struct profile_format *f = &p->profile->format[format];
     const bool plain = tensor_format_is_plain(format),
                measured = f->gpu_gemv.value > 0 || f->gpu_expand.value > 0;
-    const uint32_t few = (uint32_t)fmin(size->tokens, ENGINE_FEW_TOKENS);
+    const uint32_t as_few = cost_rates_as_few(p),
+                   few = as_few ? as_few : (uint32_t)fmin(size->tokens, ENGINE_FEW_TOKENS);
     bool reads = true; /* as it lies */
     const struct profile_table *linear = &f->gpu_linear;
     /* the worker measures chunks of blocks as they lie up to the tokens that it multiplies so */
@@ -399,6 +400,10 @@ int cost_rates_of(struct pricing *p, struct helm_err *err)
     if (step->invariant && step->tokens > step->rows) p->tier = OP_TIER_CHUNK;
     if (step->one_as_few && p->tier == OP_TIER_ONE && !has_chained_blocks(p)) p->tier = OP_TIER_FEW;
     p->apart = step->invariant && p->tier == OP_TIER_FEW && p->profile->cpu.apart.count;
+    const struct profile_table *longer = &p->profile->gpu.attention_chained;
+    p->attend_chained = cost_rates_as_few(p) && longer->count && has_chained_blocks(p)
+                            ? profile_table_at(longer, cost_rates_as_few(p)).value
+                            : 0;
     list_operations(p);
     int rc = rates_of_cpu(p, err);
     if (!rc && p->device) rc = rates_of_gpu(p, err);

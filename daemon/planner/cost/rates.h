@@ -12,7 +12,7 @@
 struct device_rates {
     double gemv, gemv_beside;     /* weights, each read once a step */
     double packed, packed_beside; /* the CPU's, one token: the same of packed ones; 0: not known */
-    bool packed_as_one;           /* the CPU's, several: `packed` is theirs, and they read packed weights as one token does */
+    bool packed_as_one;           /* the CPU's, several, that have the bits of one: `packed` is theirs */
     double packed_longer;         /* the CPU's, several: how many times as long as plain ones; 0: not known */
     double linear;                /* operations, 0 for one token: reading is all there is */
     double linear_slowed;         /* how many times as long they take while the link streams */
@@ -63,7 +63,8 @@ struct pricing {
     const struct format_rates *with; /* [FORMAT_COUNT]: of layers' products */
     /* [FORMAT_COUNT]: of experts', each with its share of the tokens */
     const struct format_rates *experts;
-    bool device, chained; /* one token's operations on the GPU are, where nothing is between them */
+    double attend_chained; /* seconds that attention on the GPU takes longer in a chain's order */
+    bool device, chained;  /* one token's operations on the GPU are, where nothing is between them */
     bool
         apart; /* the CPU's rates are of several tokens that each have the bits of one (profile.h: cpu.apart) */
 };

@@ -101,6 +101,15 @@ static uint64_t slice_place(uint64_t slice, uint64_t row)
     return slice + (RING_ROWS + 1) * row + 4 * RING_ALIGN;
 }
 
+uint32_t ledger_matrices_together(const struct model *model, const struct model_tensor *t)
+{
+    const struct math_part *math = model_unit_math(model, model_tensor_unit(t));
+    for (uint32_t i = 0; i < math->ops; i++)
+        for (uint32_t w = 0; w < math->op[i].weights; w++)
+            if (math->op[i].weight[w] == t->role) return math->op[i].swiglu ? math->op[i].weights : 1;
+    return 1;
+}
+
 /* One slice, by rows of its matrices as they are expanded, and the tables of all packed matrices that are
  * streamed: what worker-gpu/program/expand.c takes at most. */
 uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what)
@@ -113,8 +122,8 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
         if (arch_role_of_experts(t->role)) continue; /* computed as they lie */
         uint32_t unit = model_tensor_unit(t);
         const bool blocks = !tensor_format_is_plain(t->format);
-        uint64_t bytes = t->cols * dtype_bytes(tensor_format_product(t->format)) *
-                         (t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1);
+        const enum tensor_format expanded = tensor_format_plain(tensor_format_product(t->format));
+        uint64_t bytes = tensor_format_row_bytes(expanded, t->cols) * ledger_matrices_together(c->model, t);
         if (what->units && (blocks || c->table->packs[unit])) {
             uint64_t most = blocks ? MATH_WEIGHTS_MAX * t->rows * bytes /* of an operation, at most */
                                    : analyse_units(c->table, unit, unit).packable,

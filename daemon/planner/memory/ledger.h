@@ -89,6 +89,8 @@ struct ledger_expands {
     bool units, head;
 };
 uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what);
+/* Matrices whose rows are used in pairs with this one's, itself among them: two of gate and up, of others one. */
+uint32_t ledger_matrices_together(const struct model *model, const struct model_tensor *t);
 /* Room in VRAM for a half layer's matrices, or the head, packed (placement_room). */
 uint64_t ledger_packed_unit_bytes(const struct ledger_case *c, uint32_t unit);
 uint64_t ledger_packed_head_bytes(const struct ledger_case *c);

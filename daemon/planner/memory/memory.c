@@ -20,14 +20,10 @@ uint64_t memory_ring_least(const struct model *m)
     uint64_t slice = 0;
     for (uint32_t i = 0; i < m->tensor_count; i++) {
         const struct model_tensor *t = &m->tensors[i];
-        uint64_t matrices = t->role == TENSOR_GATE || t->role == TENSOR_UP ? 2 : 1;
         if (t->layer < 0 || model_tensor_is_vector(t)) continue;
         uint64_t rows = t->rows < RING_ROWS ? t->rows : RING_ROWS;
-        if (arch_role_of_experts(t->role)) { /* whole ones */
-            rows = t->rows / m->config.router.experts;
-            matrices = t->role == TENSOR_DOWN_EXPERTS ? 1 : 2;
-        }
-        uint64_t bytes = matrices * (rows * (t->bytes / t->rows) + RING_ALIGN);
+        if (arch_role_of_experts(t->role)) rows = t->rows / m->config.router.experts; /* whole ones */
+        uint64_t bytes = ledger_matrices_together(m, t) * (rows * (t->bytes / t->rows) + RING_ALIGN);
         if (bytes > slice) slice = bytes;
     }
     return 2 * slice;

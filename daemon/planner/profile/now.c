@@ -30,17 +30,20 @@ json_t *profile_now_to_json(const struct profile_now *now)
     json_t *json = json_pack("{s:i}", "helm_now", 1);
     for (size_t i = 0; i < MEMBERS && json; i++)
         if (*member(&copy, i) > 0) json_object_set_new(json, members[i].name, json_real(*member(&copy, i)));
+    if (json) json_object_set_new(json, "busy_percent", json_integer(now->busy_percent));
     return json;
 }
 
 int profile_now_from_json(const json_t *json, struct profile_now *now, struct helm_err *err)
 {
-    uint64_t version = 0;
+    uint64_t version = 0, busy = 0;
     *now = (struct profile_now){0};
     if (!json_is_object(json)) return helm_fail(err, HELM_E_FORMAT, "rates of now: not an object");
     int rc = json_get_u64(json, "helm_now", true, 1, 1, &version, err);
     for (size_t i = 0; i < MEMBERS && !rc; i++)
         rc = json_get_double(json, members[i].name, i == 0, 1, RATE_MAX, member(now, i), err);
+    if (!rc) rc = json_get_u64(json, "busy_percent", false, 0, 100, &busy, err);
+    now->busy_percent = (uint32_t)busy;
     if (rc) *now = (struct profile_now){0};
     return rc ? helm_err_prefix(err, "rates of now") : 0;
 }
@@ -184,8 +187,9 @@ static void add_rate(char text[PROFILE_NOW_TEXT], const char *what, const struct
 void profile_now_decide(const struct profile *profile, const struct profile_now *now, struct machine_now *out)
 {
     const double read = read_of(profile);
+    const bool busy = now->busy_percent >= PROFILE_BUSY;
     *out = (struct machine_now){.known = true,
-                                .plans = profile_now_apart(profile, now) > PROFILE_NOW_PLAN,
+                                .plans = !busy && profile_now_apart(profile, now) > PROFILE_NOW_PLAN,
                                 .rates = *now};
     snprintf(out->text, sizeof out->text, "host memory reads %.4g GB/s now, %.4g in the profile",
              now->read * 1e-9, read * 1e-9);
@@ -193,9 +197,12 @@ void profile_now_decide(const struct profile *profile, const struct profile_now 
     add_rate(out->text, "copies to the device", &(struct moved){profile->link.h2d.value, now->h2d});
     add_rate(out->text, "beside reads",
              &(struct moved){profile->link.h2d_beside_read.value, now->h2d_beside});
-    const size_t used = strlen(out->text);
-    snprintf(out->text + used, sizeof out->text - used, ": the forecast goes by that, %s",
-             out->plans ? "and so does the plan" : "the plan by the profile");
+    size_t used = strlen(out->text);
+    used += (size_t)snprintf(out->text + used, sizeof out->text - used, ": the forecast goes by that, %s",
+                             out->plans ? "and so does the plan" : "the plan by the profile");
+    if (busy && used < sizeof out->text)
+        snprintf(out->text + used, sizeof out->text - used,
+                 " (others took %u %% of the processors' time meanwhile)", now->busy_percent);
 }
 
 void profile_now_unknown(struct machine_now *out, const char *why)

@@ -11,9 +11,11 @@
 /* Bytes a second of plain reads by all threads and of copies to the device, each alone and beside the other; 0: not measured. */
 struct profile_now {
     double read, read_beside, h2d, h2d_beside;
+    uint32_t busy_percent; /* of the processors' time, that other programs took meanwhile */
 };
 
-/* A plan is made by the rates of now where one of them is further than this from the profile's, of which it is a part. */
+/* A plan is made by the rates of now where one of them is further than this from the profile's, of which it is a part, and
+ * other programs took less than PROFILE_BUSY of the processors' time meanwhile: they may have ended before it serves. */
 #define PROFILE_NOW_PLAN 0.10
 
 /* {"helm_now": 1, "read": N, "read_beside": N, "h2d": N, "h2d_beside": N}; what was not measured is left out. NULL: no memory. */
@@ -37,7 +39,8 @@ struct machine_now {
     char text[PROFILE_NOW_TEXT]; /* for the log, plans and reports: also why it is not known */
 };
 /* Decides `plans` and writes the text. */
-void profile_now_decide(const struct profile *profile, const struct profile_now *now, struct machine_now *out);
+void profile_now_decide(const struct profile *profile, const struct profile_now *now,
+                        struct machine_now *out);
 /* Not known, and why. */
 void profile_now_unknown(struct machine_now *out, const char *why);
 

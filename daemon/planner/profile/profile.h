@@ -59,7 +59,8 @@ struct profile_cpu {
     struct profile_table read;        /* by threads: plain reads of memory laid out like weights */
     struct profile_value gemv;        /* weights a second, one token, the kernels and layout of the worker */
     struct profile_value gemv_beside; /* the same while the link streams from host memory */
-    struct profile_value read_beside; /* plain reads by all threads meanwhile; unknown: nothing is held against it */
+    struct profile_value
+        read_beside; /* plain reads by all threads meanwhile; unknown: nothing is held against it */
     struct profile_table linear; /* by tokens (2 and more): operations a second, 2 * rows * cols * tokens */
     struct profile_value attention;       /* KV bytes a second, one query */
     struct profile_value attention_flops; /* a chunk's attention: operations a second */
@@ -79,7 +80,8 @@ struct profile_cpu {
      * (common/plan/schedule.h), with plain weights and with packed ones; empty: unmeasured */
     struct profile_table apart, apart_packed;
 };
-#define PROFILE_PACKED_PART 0.71 /* bytes of packed weights by plain ones: what rates of packed ones are taken to read */
+#define PROFILE_PACKED_PART                                                                                  \
+    0.71 /* bytes of packed weights by plain ones: what rates of packed ones are taken to read */
 /* Beside its weights and its cache, a layer of one token costs the CPU this many times cpu.operation. */
 #define PROFILE_LAYER_OPERATIONS 6
 
@@ -118,6 +120,9 @@ struct profile_gpu {
     /* The same of one token where its operations are chained (worker-gpu/kernels/kernels.h): unknown of a device that
      * has no chains, which is priced by the values above. An operation in a chain may cost 0. */
     struct profile_value chain_gemv, chain_attention, chain_operation;
+    /* by tokens: seconds that attention of several takes longer in a chain's order (an invariant plan's, with blocks);
+     * empty: unmeasured */
+    struct profile_table attention_chained;
     /* chain_attention is for PROFILE_GROUP query heads a KV head, this for PROFILE_PAIR; unknown: the same */
     struct profile_value chain_attention_pair;
 };
@@ -127,8 +132,9 @@ struct profile_gpu {
 struct profile_link {
     uint32_t generation, width; /* of PCIe, 0: unknown */
     struct profile_value h2d, d2h;
-    struct profile_value h2d_beside;       /* while the CPU computes one token with all threads */
-    struct profile_value h2d_beside_read;  /* while it reads with all threads; unknown: nothing is held against it */
+    struct profile_value h2d_beside; /* while the CPU computes one token with all threads */
+    struct profile_value
+        h2d_beside_read; /* while it reads with all threads; unknown: nothing is held against it */
     struct profile_value h2d_beside_chunk; /* while it computes with many tokens; unknown: as h2d_beside */
     /* while it computes one token with packed weights; unknown: as h2d_beside */
     struct profile_value h2d_beside_packed;

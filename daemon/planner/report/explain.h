@@ -46,8 +46,8 @@ struct explain_split {
 struct explain_point {
     uint32_t context;
     double seconds;
-    double
-        one_tier; /* of the plan with one tier for the same context; INFINITY: this has one, or there is none */
+    /* The plan with one tier for the same context: its seconds; INFINITY: this has one, or there is none */
+    double one_tier;
 };
 #define EXPLAIN_POINTS_MAX  24
 #define EXPLAIN_POINT_FIRST 256

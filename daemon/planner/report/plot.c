@@ -97,7 +97,7 @@ static void print_splits(const struct explain *x, FILE *out)
     double plan = explain_rate(x), most = plan;
     bool drawing = false;
     svg_label(out, PLOT_LEFT, SPLITS_TOP - 18, "", "start",
-              "token/s over every thesis split: so many layers on the GPU, the others on the CPU");
+              "token/s over every thesis split: layers on the GPU, the others on the CPU");
     if (!x->split) {
         svg_label(out, PLOT_LEFT, SPLITS_TOP + 20, "small", "start", "there is no device: nothing to split");
         return;

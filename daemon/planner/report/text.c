@@ -208,7 +208,7 @@ static void print_cache(const struct explain *x, FILE *out)
             "alone the GPU reads %.1f %% itself\n",
             plan->vram_page_count, plan->page_tokens, plan->kv_direct_permille / 10.0);
     else
-        fprintf(out, "kv       one tier: each layer's cache with who attends to it\n");
+        fprintf(out, "kv       one tier: each layer's cache with the processor that attends to it\n");
 }
 
 static void print_curve(const struct explain *x, FILE *out)

@@ -74,7 +74,7 @@ static void add_ends(struct space *s, enum plan_processor embed, enum plan_proce
     *e = (struct space_ends){.embed = embed, .head = head};
     e->seconds = t->step + (embed == PLAN_CPU0 ? t->embed.cpu : t->embed.gpu) +
                  (head == PLAN_CPU0 ? t->head.cpu : t->head.gpu);
-    /* what all on the GPU does without, and nothing else: at least so much it takes */
+    /* what all on the GPU does without, and nothing else: it takes at least that */
     if (embed == PLAN_GPU0 && head == PLAN_GPU0) e->seconds -= t->step + 2 * t->launch;
     if (!s->memory) return;
     if (tied) {

@@ -38,8 +38,8 @@ struct space {
     const bool *kv_cpu;                 /* prefill */
     bool cold;
     double hand_over;
-    double
-        overlap; /* 0 to 1: what part of a hand-over costs nothing where the link is behind (bound_floors) */
+    /* 0 to 1: what part of a hand-over costs nothing where the link is behind (bound_floors) */
+    double overlap;
     uint64_t ring_fixed; /* prefill: the ring that there is */
     struct space_item *item;
     struct search_bytes *bytes; /* [items][SPACE_HOMES]: those of the items, dense */

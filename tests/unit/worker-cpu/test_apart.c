@@ -15,7 +15,9 @@
 #include "worker-cpu/print.h"
 
 #define BLOCKS "tests/data/golden-gguf/qwen3-Q2_K/model.gguf"
-#define PLAIN  "tests/data/golden/qwen3"
+#define MIXTURE                                                                                              \
+    "tests/data/golden-gguf/qwen3moe-MXFP4_MOE/model.gguf" /* 4 of 16 experts: sequences share some */
+#define PLAIN "tests/data/golden/qwen3"
 enum { SLOTS = 5, PROMPT = 20, CONTEXT = 64, STEP_TOKENS = 32 };
 
 static const char *kernels(void)
@@ -23,10 +25,10 @@ static const char *kernels(void)
     return cpu_features() & CPU_AVX2 ? "avx2" : "ref";
 }
 
-static void open_local(struct local *local)
+static void open_local(const char *folder, struct local *local)
 {
     struct helm_err err = {0};
-    const struct local_options options = {.folder = BLOCKS,
+    const struct local_options options = {.folder = folder,
                                           .kernels = kernels(),
                                           .kv_dtype = KV_F32,
                                           .threads = 1,
@@ -54,11 +56,11 @@ static void run_step(struct local *local, const struct step_row *rows, uint32_t 
 }
 
 /* After each sequence's prompt, one token of each: `together` a step. */
-static float *logits_of(uint32_t sequences, uint32_t together, uint32_t *vocab)
+static float *logits_of(const char *folder, uint32_t sequences, uint32_t together, uint32_t *vocab)
 {
     struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
     assert_non_null(local);
-    open_local(local);
+    open_local(folder, local);
     *vocab = local->engine.model.config.vocab;
     float *logits = calloc((size_t)sequences * *vocab, sizeof *logits);
     assert_non_null(logits);
@@ -77,10 +79,11 @@ static float *logits_of(uint32_t sequences, uint32_t together, uint32_t *vocab)
 
 static void few_sequences_have_the_bits_of_one(void **state)
 {
-    (void)state;
+    const char *const folder = *state;
     for (uint32_t sequences = 2; sequences <= 4; sequences++) {
         uint32_t vocab;
-        float *alone = logits_of(sequences, 1, &vocab), *together = logits_of(sequences, sequences, &vocab);
+        float *alone = logits_of(folder, sequences, 1, &vocab),
+              *together = logits_of(folder, sequences, sequences, &vocab);
         assert_memory_equal(alone, together, (size_t)sequences * vocab * sizeof *alone);
         free(alone);
         free(together);
@@ -101,20 +104,24 @@ static char *printed(const char *folder)
 static void what_runs_is_printed(void **state)
 {
     (void)state;
-    char *blocks = printed(BLOCKS), *plain = printed(PLAIN);
+    char *blocks = printed(BLOCKS), *mixture = printed(MIXTURE), *plain = printed(PLAIN);
     if (cpu_features() & CPU_AVX2) {
         assert_non_null(strstr(blocks, "2 to 4 tokens, with the kernels of one: "));
+        assert_non_null(strstr(mixture, "2 to 4 tokens, with the kernels of one: "));
         assert_non_null(strstr(blocks, "head, 2 to 4 sampled rows, with the kernels of one: "));
+        assert_non_null(strstr(mixture, "head, 2 to 4 sampled rows, with the kernels of one: "));
     }
     assert_null(strstr(plain, "with the kernels of one"));
     free(blocks);
+    free(mixture);
     free(plain);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(few_sequences_have_the_bits_of_one),
+        cmocka_unit_test_prestate(few_sequences_have_the_bits_of_one, (void *)(uintptr_t)BLOCKS),
+        cmocka_unit_test_prestate(few_sequences_have_the_bits_of_one, (void *)(uintptr_t)MIXTURE),
         cmocka_unit_test(what_runs_is_printed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

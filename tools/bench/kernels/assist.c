@@ -42,9 +42,12 @@ struct shape {
     uint32_t page_tokens, positions, rows;
 };
 
-static const struct shape shapes[] = {{KV_F16, 32, 4096, 1}, {KV_F16, 32, 16384, 1},  {KV_F16, 256, 16384, 1},
-                                      {KV_F16, 32, 4096, 4}, {KV_Q8_0, 32, 16384, 1}, {KV_BF16, 32, 16384, 1},
-                                      {KV_F16, 32, 1024, 1}, {KV_F16, 32, 8192, 8}};
+static const struct shape shapes[] = {{KV_F16, 32, 4096, 1},   {KV_F16, 32, 16384, 1},
+                                      {KV_F16, 256, 16384, 1}, {KV_F16, 32, 4096, 4},
+                                      {KV_Q8_0, 32, 16384, 1}, {KV_BF16, 32, 16384, 1},
+                                      {KV_F16, 32, 1024, 1},   {KV_F16, 32, 8192, 8},
+                                      {KV_Q8_0, 32, 4096, 1},  {KV_Q8_0, 32, 32768, 1},
+                                      {KV_Q8_0, 32, 8192, 8}};
 
 static void read_part(void *ctx, uint32_t chunk, uint32_t thread)
 {

@@ -51,7 +51,8 @@ static void apart(const struct bench *b, const char *w, uint32_t thread)
 {
     const struct linear_kernel *k = b->set.one;
     const size_t row_bytes = tensor_format_row_bytes(b->format, COLS);
-    const uint32_t each = b->tokens == 1 ? b->rows : block_rows(b, (uint32_t)k->streams);
+    const uint32_t each =
+        b->tokens == 1 ? b->rows : block_rows(b, (uint32_t)(k->row_granule ? k->row_granule : k->streams));
     for (uint32_t row = 0; row < b->rows; row += each, w += each * row_bytes) {
         const uint32_t rows = b->rows - row < each ? b->rows - row : each;
         const float *x = b->ordered[b->tokens];

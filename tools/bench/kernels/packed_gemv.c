@@ -145,8 +145,8 @@ int bench_packed_gemv(unsigned threads, struct helm_err *err)
         return HELM_OK;
     }
     if (rc == HELM_OK)
-        rc = linear_choose(FORMAT_BF16, LINEAR_ONE_TOKEN, LINEAR_EXACT,
-                           features & ~(unsigned)CPU_AMX_BF16, NULL, &b.plain, err); /* of x as it is */
+        rc = linear_choose(FORMAT_BF16, LINEAR_ONE_TOKEN, LINEAR_EXACT, features & ~(unsigned)CPU_AMX_BF16,
+                           NULL, &b.plain, err); /* of x as it is */
     if (rc == HELM_OK) rc = cpu_usable(-1, &b.cpus, err);
     if (rc == HELM_OK)
         printf(

@@ -15,7 +15,7 @@
 #define LEAF1_ALL  (1u << 12 | 1u << 27 | 1u << 28 | 1u << 29)
 #define LEAF7_AVX2 (1u << 5)
 #define LEAF7_512  (1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)
-#define EDX_AMX    (1u << 22 | 1u << 24)
+#define EDX_AMX    (1u << 22 | 1u << 24 | 1u << 25)
 #define EDX_FP16   (1u << 23)
 #define ECX_VBMI   (1u << 1 | 1u << 6)
 #define ECX_VNNI   (1u << 11)
@@ -41,7 +41,9 @@ static void features_need_processor_and_kernel(void **state)
         {{LEAF1_ALL, LEAF7_AVX2, EDX_AMX, 1u << 5, XCR0_ALL, ECX_VBMI}, CPU_AVX2},
         {{LEAF1_ALL, LEAF7_512 & ~(1u << 31), 0, 1u << 5, XCR0_ALL, ECX_VBMI}, CPU_AVX2}, /* no VL */
         {{LEAF1_ALL, LEAF7_512, 1u << 24, 1u << 5, XCR0_ALL, 0},
-         up_to_512 | CPU_AVX512_BF16},                                      /* tiles only */
+         up_to_512 | CPU_AVX512_BF16}, /* tiles only */
+        {{LEAF1_ALL, LEAF7_512, EDX_AMX & ~(1u << 25), 1u << 5, XCR0_ALL, 0},
+         up_to_512 | CPU_AVX512_BF16},                                      /* and of bf16 alone */
         {{LEAF1_ALL, LEAF7_512, EDX_AMX, 0, XCR0_ALL, 1u << 1}, up_to_512}, /* VBMI without VBMI2 */
         {{LEAF1_ALL, LEAF7_512, 0, 0, XCR0_ALL, 1u << 6}, up_to_512},
         {{LEAF1_ALL, LEAF7_512, 0, 0, XCR0_ALL, ECX_VBMI}, up_to_512 | CPU_AVX512_VBMI2},

@@ -186,6 +186,21 @@ static void experts_on_the_cpu_have_a_rate_of_their_own(void **state)
     expect("beside copies, as much slower", own.cpu_beside - as_dense.cpu_beside, one / 48e9 - one / 60e9);
     assert_true(price_mlp(m, 4, 0).cpu > 1.1 * few.cpu);
     expect("a chunk", price_mlp(m, 512, 0).cpu, chunk.cpu);
+
+    /* Of the experts that eight tokens choose some have two: by one token's kernel, or as long as the fewest tokens measured. */
+    const double none = pow(15.0 / 16, 8), read = bytes * (1 - none),
+                 several = 1 - 8 * (1.0 / 16) * pow(15.0 / 16, 7) / (1 - none);
+    of->cpu_apart.point[0] = (struct profile_point){2, made_up_value(1)};
+    of->cpu_apart.count = 1;
+    const double single = price_mlp(m, 8, 0).cpu;
+    of->cpu_apart.point[0].y = made_up_value(1.5);
+    expect("with one token's kernel", price_mlp(m, 8, 0).cpu - single, read / 64e9 * several * 0.5);
+    of->cpu_apart.count = 0;
+    const double four =
+        3 / 64e9 * tensor_format_row_bytes(FORMAT_Q4_K, 256) / 256; /* seconds a weight: three times one's */
+    of->cpu_linear.point[0] = (struct profile_point){4, made_up_value(2 * 4 / four)};
+    of->cpu_linear.count = 1;
+    expect("as four tokens", price_mlp(m, 8, 0).cpu - single, read / 64e9 * several * 2);
 }
 
 static struct cost_unit price_mixed(const struct mixture *m, uint32_t tokens, uint32_t direct_permille,

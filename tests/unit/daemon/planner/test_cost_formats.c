@@ -219,6 +219,35 @@ static void one_token_of_an_invariant_plan_has_its_blocks_in_chains(void **state
     expect("attention, in chains", attention, p->table.unit[10].gpu);
 }
 
+/* Several tokens of an invariant plan are computed by a program of 8, at its rate, whatever lies between measured points. */
+static void four_tokens_of_an_invariant_plan_have_the_rate_of_eight(void **state)
+{
+    struct priced *p = *state;
+    struct profile_format *q4 = &p->profile.format[FORMAT_Q4_K], *q6 = &p->profile.format[FORMAT_Q6_K];
+    struct cost_step steady = four;
+    steady.invariant = steady.one_as_few = true;
+    measured(&p->profile);
+    for (struct profile_format *f = q4; f; f = f == q4 ? q6 : NULL) {
+        add(&f->gpu_linear, 4, 5e12);
+        add(&f->gpu_linear, GPU_STEADY_FEW, 8e12);
+        add(&f->gpu_linear_operation, 4, 6e-6);
+        add(&f->gpu_linear_operation, GPU_STEADY_FEW, 9e-6);
+    }
+    price(p, steady);
+    const double attention = p->table.unit[10].gpu;
+    add(&p->profile.gpu.attention_chained, GPU_STEADY_FEW, 7e-6);
+    price(p, steady);
+    expect("attention, in another order where products are in chains alone", p->table.unit[10].gpu,
+           attention);
+    q4->gpu_chain_gemv = made_up_value(900e9);
+    q6->gpu_chain_gemv = made_up_value(800e9);
+    price(p, steady);
+    expect("attention, in a chain's order", p->table.unit[10].gpu, attention + 7e-6);
+    expect("MLP, as eight", p->table.unit[11].gpu,
+           2 * (GATES + DOWN) * GPU_STEADY_FEW / 8e12 + 2 * 9e-6 +
+               (NORM + 4 * (6.0 * 4096 + 6.0 * 12288)) / 1000e9);
+}
+
 /* Where the device multiplies a short chunk by blocks as they lie, those at home are not expanded; streamed ones are, and
  * so are those whose products are unmeasured. */
 static void a_short_chunk_takes_blocks_as_they_lie(void **state)
@@ -333,6 +362,7 @@ int main(void)
         WITH_MIXTURE(several_tokens_go_by_each_formats_rate),
         WITH_MIXTURE(tokens_with_the_bits_of_one_go_by_what_that_takes),
         WITH_MIXTURE(one_token_of_an_invariant_plan_has_its_blocks_in_chains),
+        WITH_MIXTURE(four_tokens_of_an_invariant_plan_have_the_rate_of_eight),
         WITH_MIXTURE(a_short_chunk_takes_blocks_as_they_lie),
         WITH_MIXTURE(a_chunk_expands_at_each_formats_rate),
         WITH_MIXTURE(error_bars_are_those_of_the_formats),

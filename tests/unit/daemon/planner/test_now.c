@@ -29,13 +29,14 @@ static struct profile made(void)
 static void files_are_read_back_and_checked(void **state)
 {
     (void)state;
-    const struct profile_now now = {.read = 121e9, .h2d = 54e9};
+    const struct profile_now now = {.read = 121e9, .h2d = 54e9, .busy_percent = 7};
     struct profile_now again;
     struct helm_err err = {0};
     json_t *json = profile_now_to_json(&now);
     assert_null(json_object_get(json, "read_beside")); /* not measured */
     assert_int_equal(profile_now_from_json(json, &again, &err), 0);
-    assert_true(again.read == 121e9 && again.h2d == 54e9 && again.read_beside == 0 && again.h2d_beside == 0);
+    assert_true(again.busy_percent == 7 && again.read == 121e9 && again.h2d == 54e9 &&
+                again.read_beside == 0 && again.h2d_beside == 0);
     static const char *const wrong[] = {"[]",
                                         "{\"read\": 1e9}",
                                         "{\"helm_now\": 2, \"read\": 1e9}",
@@ -132,17 +133,25 @@ static void a_plan_goes_by_it_beyond_a_tenth(void **state)
     struct machine_now now;
     profile_now_decide(&p, &(struct profile_now){.read = 91e9}, &now);
     assert_true(now.known && !now.plans);
-    assert_string_equal(now.text, "host memory reads 91 GB/s now, 100 in the profile: the forecast goes by that, the "
-                                  "plan by the profile");
+    assert_string_equal(now.text,
+                        "host memory reads 91 GB/s now, 100 in the profile: the forecast goes by that, the "
+                        "plan by the profile");
     profile_now_decide(&p, &(struct profile_now){.read = 112e9}, &now);
     assert_true(now.plans);
     profile_now_decide(
         &p, &(struct profile_now){.read = 100e9, .read_beside = 80e9, .h2d = 49e9, .h2d_beside = 35e9}, &now);
     assert_true(now.plans);
-    assert_string_equal(now.text,
-                        "host memory reads 100 GB/s now, 100 in the profile, beside copies 80 (80), copies to the "
-                        "device 49 (50), beside reads 35 (40): the forecast goes by that, and so does the plan");
+    assert_string_equal(
+        now.text, "host memory reads 100 GB/s now, 100 in the profile, beside copies 80 (80), copies to the "
+                  "device 49 (50), beside reads 35 (40): the forecast goes by that, and so does the plan");
+    const struct profile_now busy = {.read = 50e9, .busy_percent = 30};
     near("the furthest", profile_now_apart(&p, &now.rates), 0.125);
+    profile_now_decide(&p, &busy, &now);
+    assert_false(now.plans);
+    assert_string_equal(
+        now.text,
+        "host memory reads 50 GB/s now, 100 in the profile: the forecast goes by that, the plan by the "
+        "profile (others took 30 % of the processors' time meanwhile)");
     profile_now_unknown(&now, "not measured");
     assert_true(!now.known && !now.plans);
 }

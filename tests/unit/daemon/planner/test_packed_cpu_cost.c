@@ -84,7 +84,8 @@ static void tokens_with_the_bits_of_one_read_packed_weights(void **state)
         struct cost_table of[2];
         for (int i = 0; i < 2; i++) {
             enum tensor_format format[UNITS + 1][PLAN_HOMES];
-            const struct cost_step step = {4, 4, 4, 4096, .kv_dtype = KV_F16, .format = format, .invariant = true};
+            const struct cost_step step = {
+                4, 4, 4, 4096, .kv_dtype = KV_F16, .format = format, .invariant = true};
             for (uint32_t u = 0; u <= UNITS; u++)
                 for (int h = 0; h < PLAN_HOMES; h++)
                     format[u][h] = i && h == PLAN_HOME_CPU && u < UNITS && packed[u] ? FORMAT_BF16_PACKED

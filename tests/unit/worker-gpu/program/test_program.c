@@ -387,6 +387,11 @@ static void long_contexts_are_attended_to_apart(void **state)
     assert_int_equal(attended, 4);
     assert_int_equal(chains, 4); /* in front of the first is one product alone */
     free(text);
+    plan.invariant = true; /* of bf16 weights: attention is in no chain's order */
+    text = printed(&plan, 0);
+    assert_null(strstr(text, "a long context"));
+    free(text);
+    plan.invariant = false;
     plan.context_tokens = GPU_APART_POSITION; /* no position is that far */
     text = printed(&plan, 0);
     assert_null(strstr(text, "a long context"));
