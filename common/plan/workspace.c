@@ -263,12 +263,13 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                                 : s->unit_tokens;
         a->at[b] = at;
         at += round_up(tokens * a->width[b], CPU_ALIGN);
-        if (s->unit_tokens && b < BUFFER_ROUTER && a->width[b] > a->widest) a->widest = a->width[b];
+        if (s->unit_tokens && b < BUFFER_GATE && a->width[b] > a->widest) a->widest = a->width[b];
     }
     const uint64_t half = round_up((uint64_t)s->unit_tokens * ((c->head_dim + 1) / 2), CPU_ALIGN);
     a->cosine = at;
     a->sine = at + half;
     a->floats = at + 2 * half;
+    if (s->unit_tokens) a->joined = model_dense_width(c);
     a->tile_tokens = (uint32_t)smaller(inputs, CPU_TILE_TOKENS);
     a->tiles = (uint32_t)((inputs + CPU_TILE_TOKENS - 1) / CPU_TILE_TOKENS);
 }
@@ -284,6 +285,7 @@ uint64_t cpu_experts_bytes(const struct model_config *c)
 
 uint64_t cpu_tile_bytes_max(const struct cpu_activations *a, enum linear_inputs inputs)
 {
-    const uint64_t numbers = round_up(a->tile_tokens, TILE_TOKENS) * round_up(a->widest, TILE_COLUMNS);
+    const uint64_t columns = round_up(a->widest, TILE_COLUMNS) + round_up(a->joined, TILE_COLUMNS),
+                   numbers = round_up(a->tile_tokens, TILE_TOKENS) * columns;
     return numbers * (inputs == LINEAR_INT8 ? 2 : sizeof(float));
 }

@@ -143,14 +143,15 @@ struct cpu_activations {
     uint32_t width[BUFFER_LOGITS + 1]; /* floats a token */
     uint64_t at[BUFFER_LOGITS];
     uint64_t cosine, sine, floats;
-    /* Inputs of products of several tokens, laid out for them: `tiles` of at most `tile_tokens` and `widest` numbers. */
-    uint32_t tile_tokens, tiles, widest;
+    /* Inputs of products of several tokens, laid out for them: `tiles` of at most `tile_tokens` and `widest` numbers, and beside
+     * each one of `joined`: what gates and ups become, while an input is still read. */
+    uint32_t tile_tokens, tiles, widest, joined;
 };
 void cpu_activations_place(const struct cpu_activations_case *c, struct cpu_activations *activations);
 /* Scratch of each thread for experts: their tokens' inputs gathered and tiled, and sums of a piece. 0: the model has no
  * experts. */
 uint64_t cpu_experts_bytes(const struct model_config *config);
-/* The most that a tile takes, whatever the kernels' layout; of INT8 one serves all formats. */
+/* The most that a tile and the joined one beside it take, whatever the kernels' layout; of INT8 one serves all formats. */
 uint64_t cpu_tile_bytes_max(const struct cpu_activations *activations, enum linear_inputs inputs);
 
 #endif

@@ -118,7 +118,7 @@ static void add_cpu(struct list *list, const struct math_op *math, enum op_tier 
         add(list, OP_ROPE_APPEND);
         add(list, OP_ATTEND);
     } else {
-        if (math->norm != TENSOR_NONE || tier != OP_TIER_ONE) add(list, OP_NORM);
+        if (math->norm != TENSOR_NONE || (tier != OP_TIER_ONE && math->in != BUFFER_GATE)) add(list, OP_NORM);
         add(list, OP_LINEAR);
         if (is_sampled(math)) add(list, OP_SAMPLE);
     }

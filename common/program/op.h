@@ -7,6 +7,7 @@
  *
  *               one token            few tokens                     a chunk
  *   CPU LINEAR  NORM?, LINEAR        NORM, LINEAR                   NORM, LINEAR
+ *    of gates   LINEAR               LINEAR                         LINEAR (gates joined with ups come ready for it)
  *   GPU LINEAR  GEMV                 GEMM_SMALL                     NORM?, MATMUL, a BIAS each, SWIGLU?
  *   CPU ATTEND  ROPE_APPEND, ATTEND  ROPE_APPEND, ATTEND            ROPE_APPEND, ATTEND
  *   GPU ATTEND  ATTEND_DECODE        ROPE_APPEND, ATTEND_DECODE     ROPE_APPEND, ATTEND_PREFILL

@@ -187,8 +187,11 @@ static void multiply(const struct linear_kernel *v, const struct problem *p, flo
     void *scratch = aligned_scratch(v->scratch_bytes(p->cols, p->tokens));
     if (v->thread_begin) v->thread_begin();
     size_t middle = p->tokens / 2 / v->tile_tokens * v->tile_tokens;
-    if (middle) v->tile(tiled.data, p->x.data, p->ldx, p->tokens, p->cols, 0, middle);
-    v->tile(tiled.data, p->x.data, p->ldx, p->tokens, p->cols, middle, p->tokens);
+    const size_t cut = p->cols / 3 / v->tile_cols * v->tile_cols;
+    const float *x = p->x.data, *behind = x + middle * p->ldx;
+    if (middle) v->tile(tiled.data, x, p->ldx, p->tokens, p->cols, 0, middle, 0, p->cols);
+    v->tile(tiled.data, behind + cut, p->ldx, p->tokens, p->cols, middle, p->tokens, cut, p->cols);
+    if (cut) v->tile(tiled.data, behind, p->ldx, p->tokens, p->cols, middle, p->tokens, 0, cut);
     for (size_t s = 0, r = 0; s < shares; s++) {
         size_t end = s + 1 == shares ? p->rows : p->rows * (2 * s + 1) / (2 * shares);
         if (end == r) continue;

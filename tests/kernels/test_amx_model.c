@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "tests/kernels/kernel_buffers.h"
+#include "common/cpu/kernels/linear.h"
 #include "common/formats/convert.h"
 
 /* Eight tiles of 16 rows of 64 bytes, as thread_begin configures them. */
@@ -61,6 +62,21 @@ static void amx_store_transposed(float *y, size_t ldy, const float *c, size_t ro
 #define TILE_DP(c, a, b)               tile_dp(c, a, b)
 #define TILE_FENCE()                   ((void)0)
 #include "common/cpu/kernels/amx_body.h"
+
+/* As gemm_amx.c says it, but that gates and ups are multiplied: joining has its test on real tiles. */
+static void amx_join_tiles(char *to, const char *gate, const char *up, size_t apart)
+{
+    for (size_t r = 0; r < 32; r++)
+        for (size_t t = 0; t < 16; t++) {
+            const size_t at = r / 16 * apart + (r % 16 * 16 + t) * 4;
+            float g, u;
+            memcpy(&g, gate + at, 4);
+            memcpy(&u, up + at, 4);
+            const uint16_t number = convert_f32_bf16(g * u);
+            memcpy(to + r / 2 * 64 + t * 4 + r % 2 * 2, &number, 2);
+        }
+}
+#include "common/cpu/kernels/amx_joined.h"
 
 /* The packed layout as amx_panels.h states it. */
 static void pack(uint16_t *packed, const float *x, size_t tokens, size_t cols)
@@ -192,6 +208,60 @@ static void blocks_agree(void **state)
     check_blocks(20, 64, AMX_DECODED_TOKENS + 30, false);
 }
 
+/* Rows [at, at + rows) of gates and ups of `out_cols`, in the place of those columns of the next input. */
+static void check_joined(size_t rows, size_t at, size_t out_cols, size_t cols, size_t tokens)
+{
+    uint64_t seed = rows << 32 ^ cols << 16 ^ tokens ^ 5;
+    struct guarded gw[2], gp, gs, got;
+    const size_t out_bytes = (tokens + 15) / 16 * 16 * amx_padded(out_cols) * 2;
+    guarded_make(&gp, (tokens + 15) / 16 * 16 * amx_padded(cols) * 2);
+    guarded_make(&gs, amx_blocks_scratch_bytes(cols, tokens));
+    guarded_make(&got, out_bytes);
+    float *x = malloc(tokens * cols * sizeof *x), *y[2],
+          *product = calloc(tokens * out_cols, sizeof *product);
+    uint16_t *wanted = malloc(out_bytes);
+    assert_true(x && product && wanted);
+    for (size_t i = 0; i < tokens * cols; i++) x[i] = convert_bf16_f32(convert_f32_bf16(random_float(&seed)));
+    pack(gp.data, x, tokens, cols);
+    for (int m = 0; m < 2; m++) {
+        guarded_make(&gw[m], rows * cols * 2);
+        for (size_t i = 0; i < rows * cols; i++)
+            ((uint16_t *)gw[m].data)[i] = convert_f32_bf16(random_float(&seed));
+        y[m] = malloc(rows * tokens * sizeof *y[m]);
+        assert_non_null(y[m]);
+        amx_gemm_blocks(y[m], rows, gw[m].data, gp.data, rows, cols, tokens, false, gs.data,
+                        &amx_as_they_are);
+    }
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t r = 0; r < rows; r++)
+            product[t * out_cols + at + r] = y[0][t * rows + r] * y[1][t * rows + r];
+    memset(got.data, 0, out_bytes); /* what is not of these columns stays */
+    pack(wanted, product, tokens, out_cols);
+    const struct gemm_joined joined = {.gate = gw[0].data,
+                                       .up = gw[1].data,
+                                       .tiled = gp.data,
+                                       .rows = rows,
+                                       .cols = cols,
+                                       .tokens = tokens,
+                                       .out = got.data,
+                                       .out_cols = out_cols,
+                                       .out_first = at,
+                                       .scratch = gs.data};
+    amx_gemm_joined(&joined, &amx_as_they_are);
+    assert_memory_equal(got.data, wanted, out_bytes);
+    free(x), free(product), free(wanted), free(y[0]), free(y[1]);
+    guarded_free(&gw[0]), guarded_free(&gw[1]), guarded_free(&gp), guarded_free(&gs), guarded_free(&got);
+}
+
+static void joined_tiles_are_in_place(void **state)
+{
+    (void)state;
+    check_joined(32, 0, 32, 32, 1);
+    check_joined(64, 224, 320, 40, 33);
+    check_joined(AMX_JOINED + 96, 32, 704, AMX_STEPS * 32 + 33, 17);
+    check_joined(32, 64, 96, 32, AMX_DECODED_TOKENS + 20);
+}
+
 static void odd_sizes_agree(void **state)
 {
     (void)state;
@@ -223,6 +293,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(odd_sizes_agree),
                                        cmocka_unit_test(every_blocking_limit_is_crossed),
-                                       cmocka_unit_test(blocks_agree)};
+                                       cmocka_unit_test(blocks_agree),
+                                       cmocka_unit_test(joined_tiles_are_in_place)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -189,6 +189,59 @@ static void gemm_does_not_depend_on_shares(void **state)
 }
 
 /* Variants that round activations must round to the nearest bf16, ties to even: identity weights show it. */
+/* Gates and ups joined at once, in pieces, are the bits of two products, swiglu and a tile; and nothing else is written. */
+static void joined_is_what_parts_make(void **state)
+{
+    const struct linear_kernel *v = usable(state);
+    static const size_t shapes[][3] = {{32, 32, 1},    {64, 96, 17},    {96, 256, 16}, {160, 300, 50},
+                                       {352, 512, 33}, {288, 800, 150}, {64, 260, 530}};
+    size_t made = 0;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes && v->join; i++) {
+        const size_t rows = shapes[i][0], tokens = shapes[i][2], cut = rows / 2 / v->tile_cols * v->tile_cols;
+        if (tokens < v->join_tokens) continue;
+        struct problem gate, up;
+        problem_make(&gate, v->format, rows, shapes[i][1], tokens, false);
+        problem_make(&up, v->format, rows, shapes[i][1], tokens, false);
+        up.x = gate.x, up.ldy = gate.ldy = rows;
+        uint64_t seed = i + 1;
+        fill_weights(&up, &seed);
+        float *gates = malloc(rows * tokens * sizeof *gates), *ups = malloc(rows * tokens * sizeof *ups);
+        assert_true(gates && ups);
+        multiply(v, &gate, gates, false, 1);
+        multiply(v, &up, ups, false, 1);
+        vector_avx512.swiglu(gates, gates, ups, rows * tokens);
+        struct guarded in, wanted, got;
+        guarded_make(&in, v->tiled_bytes(tokens, gate.cols));
+        guarded_make(&wanted, v->tiled_bytes(tokens, rows));
+        guarded_make(&got, v->tiled_bytes(tokens, rows));
+        v->tile(wanted.data, gates, rows, tokens, rows, 0, tokens, 0, rows);
+        v->tile(in.data, gate.x.data, gate.ldx, tokens, gate.cols, 0, tokens, 0, gate.cols);
+        void *scratch = aligned_scratch(v->scratch_bytes(gate.cols, tokens));
+        if (v->thread_begin) v->thread_begin();
+        for (size_t r = 0; r < rows; r = r < cut ? cut : rows) {
+            const struct gemm_joined joined = {.gate = row_of(&gate, r),
+                                               .up = row_of(&up, r),
+                                               .tiled = in.data,
+                                               .rows = r < cut ? cut : rows - cut,
+                                               .cols = gate.cols,
+                                               .tokens = tokens,
+                                               .out = got.data,
+                                               .out_cols = rows,
+                                               .out_first = r,
+                                               .scratch = scratch};
+            v->join(&joined);
+        }
+        if (v->thread_end) v->thread_end();
+        assert_memory_equal(got.data, wanted.data, wanted.bytes);
+        made++;
+        free(scratch), free(gates), free(ups);
+        guarded_free(&in), guarded_free(&wanted), guarded_free(&got);
+        guarded_free(&up.w);
+        problem_free(&gate);
+    }
+    assert_true(made >= 2 || !v->join);
+}
+
 static void rounding_is_to_nearest_even(void **state)
 {
     const struct linear_kernel *v = usable(state);
@@ -410,6 +463,7 @@ int main(void)
                  {"gemm", LINEAR_TOKENS, gemm_agrees},
                  {"steady", LINEAR_TOKENS, steady_tokens_do_not_depend_on_others},
                  {"shares", LINEAR_TOKENS, gemm_does_not_depend_on_shares},
+                 {"joined", LINEAR_TOKENS, joined_is_what_parts_make},
                  {"rounding", LINEAR_TOKENS, rounding_is_to_nearest_even},
                  {"decode", LINEAR_DECODE, decode_agrees}};
     enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 400 };
@@ -421,6 +475,7 @@ int main(void)
             if (kinds[k].schedule != table[i]->schedule || table[i]->inputs != LINEAR_EXACT ||
                 tensor_format_of(table[i]->format)->variable)
                 continue;
+            if (kinds[k].run == joined_is_what_parts_make && !table[i]->join) continue;
             if (kinds[k].run == rounding_is_to_nearest_even &&
                 (table[i]->exact_input || table[i]->format != FORMAT_BF16))
                 continue;

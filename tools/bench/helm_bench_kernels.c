@@ -135,7 +135,8 @@ static void do_part(void *ctx, uint32_t index, uint32_t thread)
         multiply(b, index, b->regions / 2 - 1);
     } else {
         share(b->tokens, k->tile_tokens, index, b->threads, &first, &last);
-        if (last > first) k->tile(b->tiled, b->x, b->cols, b->tokens, b->cols, first, last);
+        if (last > first)
+            k->tile(b->tiled, b->x + first * b->cols, b->cols, b->tokens, b->cols, first, last, 0, b->cols);
     }
     if (k->thread_end) k->thread_end();
 }

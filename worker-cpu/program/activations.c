@@ -12,7 +12,7 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
 {
     struct cpu_activations place;
     const struct linear_kernel *by[FORMAT_COUNT] = {NULL};
-    uint64_t at[FORMAT_COUNT] = {0}, bytes;
+    uint64_t at[FORMAT_COUNT] = {0}, joined_at[FORMAT_COUNT] = {0}, bytes;
     memset(act, 0, sizeof *act);
     cpu_activations_place(size, &place);
     memcpy(act->width, place.width, sizeof act->width);
@@ -25,14 +25,19 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
         while (alike < FORMAT_COUNT && !(by[alike] && by[alike]->tile == k->tile)) alike++;
         by[k->format] = k;
         at[k->format] = alike < FORMAT_COUNT ? at[alike] : bytes;
+        if (alike < FORMAT_COUNT) joined_at[k->format] = joined_at[alike];
         if (alike < FORMAT_COUNT) continue;
         const uint64_t tile = (k->tiled_bytes(place.tile_tokens, place.widest) + 63) / 64 * 64,
+                       joined = (k->tiled_bytes(place.tile_tokens, place.joined) + 63) / 64 * 64,
                        most = cpu_tile_bytes_max(&place, k->inputs);
-        if (tile > most)
-            return helm_fail(err, HELM_E_INTERNAL, "a tile of %u x %u takes %s %llu bytes, planned are %llu",
-                             place.tile_tokens, place.widest, k->name, (unsigned long long)tile,
-                             (unsigned long long)most);
+        if (tile + joined > most)
+            return helm_fail(err, HELM_E_INTERNAL,
+                             "tiles of %u x %u and %u take %s %llu bytes, planned are %llu",
+                             place.tile_tokens, place.widest, place.joined, k->name,
+                             (unsigned long long)(tile + joined), (unsigned long long)most);
         bytes += tile * place.tiles;
+        joined_at[k->format] = bytes;
+        bytes += joined * place.tiles;
     }
     bytes = round_up(bytes, ARENA_HUGE_PAGE);
     act->memory = aligned_alloc(ARENA_HUGE_PAGE, (size_t)bytes);
@@ -46,7 +51,10 @@ int activations_create(const struct cpu_activations_case *size, unsigned formats
     for (uint32_t b = BUFFER_X; b < BUFFER_LOGITS; b++) act->buffer[b] = base + place.at[b];
     act->cosine = base + place.cosine;
     act->sine = base + place.sine;
-    for (int f = 0; f < FORMAT_COUNT; f++) act->tiled[f] = by[f] ? (char *)act->memory + at[f] : NULL;
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        act->tiled[TILED_NORM][f] = by[f] ? (char *)act->memory + at[f] : NULL;
+        act->tiled[TILED_JOINED][f] = by[f] && place.joined ? (char *)act->memory + joined_at[f] : NULL;
+    }
     act->buffer[BUFFER_LOGITS] = logits;
     return 0;
 }

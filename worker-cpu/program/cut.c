@@ -46,16 +46,13 @@ static uint64_t common_multiple(uint64_t a, uint64_t b)
     return a / gcd(a, b) * b;
 }
 
-void cut_tiles(struct program_entry *e, const struct program_entry *linear)
+void cut_tiles(struct program_entry *e, const struct linear_kernel *kernel)
 {
-    uint64_t granule = 1;
-    for (uint32_t s = 0; s < linear->segment_count; s++) {
-        const struct linear_kernel *k = linear->segment[s].kernels->tokens;
-        uint32_t i = 0;
-        while (i < e->tile_count && e->tile[i]->tile != k->tile) i++;
-        if (i == e->tile_count) e->tile[e->tile_count++] = k;
-        granule = common_multiple(granule, k->tile_tokens);
-    }
+    uint64_t granule = kernel->tile_tokens;
+    uint32_t i = 0;
+    while (i < e->tile_count && e->tile[i]->tile != kernel->tile) i++;
+    if (i == e->tile_count) e->tile[e->tile_count++] = kernel;
+    for (i = 0; i < e->tile_count; i++) granule = common_multiple(granule, e->tile[i]->tile_tokens);
     e->chunk = (uint32_t)round_up(TOKENS_A_CHUNK, granule);
 }
 
@@ -129,6 +126,9 @@ void cut_rows(struct lowering *low, struct program_entry *e, bool router)
         rows_all += g->matrix.rows;
         e->bytes += segment_bytes(low, &g->matrix);
     }
+    for (uint32_t t = 0; t < e->tile_count; t++)
+        cut.granule = common_multiple(cut.granule, e->tile[t]->tile_cols);
+    if (e->join) cut.call_rows = e->segment[0].kernels->tokens->join_rows;
     cut.row_bytes = e->bytes / rows_all;
     if (e->swiglu) { /* a chunk computes the same rows of both */
         cut.row_bytes *= 2;

@@ -54,26 +54,33 @@ static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
 
 /* ---- norm and tile ---- */
 
+/* Tokens [first, last), normed, to `to`. */
+static void norm_rows(const struct run *run, uint32_t first, uint32_t last, float *to)
+{
+    const struct program_entry *e = run->entry;
+    for (uint32_t t = first; t < last; t++, to += e->width) {
+        uint32_t from = t;
+        if (e->sampled) { /* the last token of each sampled row */
+            const struct run_row *row = &run->row[run->batch.sample_row[t]];
+            from = row->in->token_first + row->in->count - 1;
+        }
+        run->kernels->vector->rmsnorm(to, e->in + (size_t)from * e->width, e->norm, e->width,
+                                      (float)run->config->norm_eps);
+    }
+}
+
 static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
 {
-    (void)thread;
     struct run *run = ctx;
     const struct program_entry *e = run->entry;
     uint32_t tokens = run_tokens(run, e), width = e->width;
     uint32_t first = chunk * e->chunk, last = first + e->chunk;
     if (last > tokens) last = tokens;
-    const float *tileable = e->in;
+    const float *tileable = e->in + (size_t)first * width;
     if (e->norm) {
-        for (uint32_t t = first; t < last; t++) {
-            uint32_t from = t;
-            if (e->sampled) { /* the last token of each sampled row */
-                const struct run_row *row = &run->row[run->batch.sample_row[t]];
-                from = row->in->token_first + row->in->count - 1;
-            }
-            run->kernels->vector->rmsnorm(e->out + (size_t)t * width, e->in + (size_t)from * width, e->norm,
-                                          width, (float)run->config->norm_eps);
-        }
-        tileable = e->out;
+        float *to = e->out ? e->out + (size_t)first * width : run->thread[thread].scratch;
+        norm_rows(run, first, last, to);
+        tileable = to;
     }
     for (uint32_t i = 0; i < e->tile_count; i++) {
         const struct linear_kernel *k = e->tile[i];
@@ -82,8 +89,8 @@ static void chunk_norm(void *ctx, uint32_t chunk, uint32_t thread)
             uint32_t tile = t / PROGRAM_TILE_TOKENS, base = tile * PROGRAM_TILE_TOKENS;
             uint32_t in_tile = tokens - base < PROGRAM_TILE_TOKENS ? tokens - base : PROGRAM_TILE_TOKENS;
             uint32_t end = last - base < in_tile ? last - base : in_tile;
-            k->tile((char *)run->act->tiled[k->format] + tile * tile_bytes, tileable + (size_t)base * width,
-                    width, in_tile, width, t - base, end);
+            k->tile((char *)run->act->tiled[TILED_NORM][k->format] + tile * tile_bytes,
+                    tileable + (size_t)(t - first) * width, width, in_tile, width, t - base, end, 0, width);
             t = base + end;
         }
     }
@@ -505,6 +512,8 @@ static struct scratch_size scratch_needed(const struct run *run, const struct pr
     for (uint32_t p = 0; p < count; p++)
         for (uint32_t i = 0; i < programs[p]->count; i++) {
             const struct program_entry *e = &programs[p]->entry[i];
+            if (e->kind == OP_NORM && !e->out)
+                size.scratch = most_of(size.scratch, (size_t)e->chunk * e->width * sizeof(float));
             for (uint32_t s = 0; s < e->segment_count; s++) {
                 const struct program_segment *g = &e->segment[s];
                 if (programs[p]->few && !experts_are(e)) {

@@ -408,7 +408,8 @@ static void multiply_several(const struct run *run, struct expert_piece of, cons
         if (few) {
             multiply_few(g, &at, rows_of(e, g, of), rows, count, at.y[s], &in);
         } else {
-            if (!in.by || in.by->tile != k->tile) k->tile(at.tiled, at.gathered, cols, count, cols, 0, count);
+            if (!in.by || in.by->tile != k->tile)
+                k->tile(at.tiled, at.gathered, cols, count, cols, 0, count, 0, cols);
             in.by = k;
             linear_multiply(run, &product, thread);
         }

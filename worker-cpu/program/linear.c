@@ -282,16 +282,29 @@ size_t linear_tile_bytes(const struct linear_kernel *kernel, size_t tokens, size
     return (kernel->tiled_bytes(tile, cols) + 63) / 64 * 64;
 }
 
+/* An input of a product of this entry's tokens, or what one of them is tiled to: of one tile. */
+static char *tiled_at(const struct run *run, const struct linear_kernel *k, enum program_tiled which,
+                      uint32_t tile, uint32_t cols)
+{
+    return (char *)run->act->tiled[which][k->format] +
+           tile * linear_tile_bytes(k, run_tokens(run, run->entry), cols);
+}
+
+/* The tokens of one tile. */
+static uint32_t tokens_of(const struct run *run, uint32_t tile)
+{
+    const uint32_t left = run_tokens(run, run->entry) - tile * PROGRAM_TILE_TOKENS;
+    return left < PROGRAM_TILE_TOKENS ? left : PROGRAM_TILE_TOKENS;
+}
+
 /* Rows [first, last) of one segment, which are at w as the kernel multiplies them, the tokens of one tile. */
 static void segment_gemm(const struct run *run, const struct program_segment *g, const void *w,
                          uint32_t first, uint32_t last, uint32_t tile, uint32_t thread)
 {
     const struct program_entry *e = run->entry;
     const struct linear_kernel *k = g->kernels->tokens;
-    const uint32_t tokens = run_tokens(run, e), base = tile * PROGRAM_TILE_TOKENS, rows = last - first;
-    const uint32_t in_tile = tokens - base < PROGRAM_TILE_TOKENS ? tokens - base : PROGRAM_TILE_TOKENS;
-    const char *tiled =
-        (const char *)run->act->tiled[k->format] + tile * linear_tile_bytes(k, tokens, g->matrix.cols);
+    const uint32_t base = tile * PROGRAM_TILE_TOKENS, in_tile = tokens_of(run, tile), rows = last - first;
+    const char *tiled = tiled_at(run, k, e->tiled, tile, g->matrix.cols);
     float *out = g->out + (size_t)base * g->out_width + first;
     if (k->thread_begin) k->thread_begin();
     k->gemm(out, g->out_width, w, tiled, rows, g->matrix.cols, in_tile, e->accumulate,
@@ -359,6 +372,43 @@ void linear_multiply(const struct run *run, const struct linear_product *p, uint
     if (k->thread_end) k->thread_end();
 }
 
+/* Rows [first, last) of gates and ups, the tokens of one tile, joined and tiled by one kernel. */
+static void join_at_once(const struct run *run, uint32_t first, uint32_t last, uint32_t tile, uint32_t thread)
+{
+    const struct program_entry *e = run->entry;
+    const struct program_segment *g = e->segment;
+    const struct linear_kernel *k = g->kernels->tokens;
+    const struct gemm_joined joined = {.gate = row_at(&g[0], first),
+                                       .up = row_at(&g[1], first),
+                                       .tiled = tiled_at(run, k, e->tiled, tile, g->matrix.cols),
+                                       .rows = last - first,
+                                       .cols = g->matrix.cols,
+                                       .tokens = tokens_of(run, tile),
+                                       .out = tiled_at(run, e->tile[0], TILED_JOINED, tile, g->matrix.rows),
+                                       .out_cols = g->matrix.rows,
+                                       .out_first = first,
+                                       .scratch = run->thread[thread].scratch};
+    if (k->thread_begin) k->thread_begin();
+    e->join(&joined);
+    if (k->thread_end) k->thread_end();
+}
+
+/* The same of gates and ups that are in their buffers. */
+static void join_rows(const struct run *run, uint32_t first, uint32_t last, uint32_t tile)
+{
+    const struct program_entry *e = run->entry;
+    const struct program_segment *g = e->segment;
+    const uint32_t tokens = tokens_of(run, tile), width = g->out_width;
+    float *gates = g[0].out + (size_t)tile * PROGRAM_TILE_TOKENS * width;
+    const float *ups = g[1].out + (size_t)tile * PROGRAM_TILE_TOKENS * width;
+    for (size_t t = 0; t < tokens; t++)
+        run->kernels->vector->swiglu(gates + t * width + first, gates + t * width + first,
+                                     ups + t * width + first, last - first);
+    for (uint32_t i = 0; i < e->tile_count; i++)
+        e->tile[i]->tile(tiled_at(run, e->tile[i], TILED_JOINED, tile, g->matrix.rows), gates + first, width,
+                         tokens, g->matrix.rows, 0, tokens, first, last);
+}
+
 void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct run *run = ctx;
@@ -370,15 +420,13 @@ void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread)
         tile_end = tile + 1;
         chunk /= tiles;
     }
-    for (uint32_t s = 0; s < e->segment_count; s++) {
-        const struct program_segment *g = &e->segment[s];
-        if (clip_rows(g, e->bound[chunk], e->bound[chunk + 1], &first, &last))
-            segment_tokens(run, g, first, last, tile, tile_end, thread);
+    const uint32_t from = e->bound[chunk], to = e->bound[chunk + 1];
+    if (e->join && from < to && tokens_of(run, tile) >= e->segment[0].kernels->tokens->join_tokens) {
+        join_at_once(run, from, to, tile, thread); /* whose weights are not decoded: one tile */
+        return;
     }
-    if (!e->swiglu || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
-    const struct program_segment *g = e->segment;
-    for (uint32_t t = tile * PROGRAM_TILE_TOKENS; t < tokens && t < tile_end * PROGRAM_TILE_TOKENS; t++) {
-        float *gate = g->out + (size_t)t * g->out_width + first;
-        run->kernels->vector->swiglu(gate, gate, g[1].out + (size_t)t * g[1].out_width + first, last - first);
-    }
+    for (uint32_t s = 0; s < e->segment_count; s++)
+        if (clip_rows(&e->segment[s], from, to, &first, &last))
+            segment_tokens(run, &e->segment[s], first, last, tile, tile_end, thread);
+    for (; e->swiglu && from < to && tile < tile_end; tile++) join_rows(run, from, to, tile);
 }

@@ -24,9 +24,8 @@ struct lowering {
 
 void lower_unsupported(struct lowering *low, int32_t layer, const char *what);
 
-/* Makes `e`, a NORM, tile for every kernel of `linear`; its chunks become multiples of what each tiles at
- * once. */
-void cut_tiles(struct program_entry *e, const struct program_entry *linear);
+/* Makes `e` tile for a product's kernel of several tokens, too; a NORM's chunks become multiples of what it tiles at once. */
+void cut_tiles(struct program_entry *e, const struct linear_kernel *kernel);
 /* Cuts the entry's rows into chunks: a share for each thread that its bytes are worth, in whole row granules, the same cuts in
  * each share. */
 void cut_rows(struct lowering *low, struct program_entry *e, bool router);

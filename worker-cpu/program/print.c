@@ -39,8 +39,10 @@ static void print_linear(const struct program_entry *e, bool tiled, FILE *out)
         fprintf(out, " %s %ux%u %s %s%s", role_text[g->role], g->matrix.rows, g->matrix.cols,
                 tensor_format_name(g->matrix.format), kernel->name, g->bias ? " +bias" : "");
     }
-    fprintf(out, "%s%s; %u chunks of %u rows and less", e->swiglu ? ", swiglu" : "",
-            e->accumulate ? ", + residual" : "", e->chunks, e->bound[1] - e->bound[0]);
+    fprintf(out, "%s%s", e->swiglu ? ", swiglu" : "", e->accumulate ? ", + residual" : "");
+    for (uint32_t t = 0; t < e->tile_count; t++) fprintf(out, ", tile %s", e->tile[t]->name);
+    fprintf(out, "%s; %u chunks of %u rows and less", e->join ? " at once" : "", e->chunks,
+            e->bound[1] - e->bound[0]);
     if (e->share) fprintf(out, ", %u thread%s", e->share, e->share == 1 ? "" : "s");
 }
 

@@ -2,7 +2,7 @@
  *
  * Each operation of the model becomes the entries that program_ops_of names; each kind has one function. A LINEAR has a
  * segment for each weight; swiglu combines its rows while they are in the cache. With several tokens the NORM before
- * it, with or without a weight, tiles the input for the matrix kernel. */
+ * it, with or without a weight, tiles the input for the matrix kernel; gates and ups are tiled by the LINEAR that joins them. */
 #include "worker-cpu/program/lower.h"
 
 #include <stdlib.h>
@@ -100,7 +100,7 @@ static void add_router(struct lowering *low, struct program_entry *e, const stru
 
 /* What an operation is made of. */
 struct making {
-    const struct math_op *op;
+    const struct math_op *op, *behind; /* and what comes behind it in its part; NULL: nothing */
     int32_t layer;
     bool sampled;
     bool asked; /* of experts that the GPU asks for */
@@ -116,7 +116,7 @@ static void make_embed(struct lowering *low, const struct making *m)
     low->program->entry[0].gather = true;
 }
 
-/* A norm of the residual stream into the buffer of normalised inputs; without a weight it only tiles. */
+/* A norm of the residual stream into the buffer of normalised inputs, or to tiles alone; without a weight it only tiles. */
 static void make_norm(struct lowering *low, const struct making *m)
 {
     const struct program_source *s = low->source;
@@ -127,11 +127,28 @@ static void make_norm(struct lowering *low, const struct making *m)
     e->sampled = m->sampled;
     if (m->op->norm == TENSOR_NONE) return;
     e->norm = weights_vector(s->weights, m->op->norm, m->layer);
-    e->out = s->act->buffer[BUFFER_H];
+    if (!low->tiled || m->op->kind == MATH_ROUTE) e->out = s->act->buffer[BUFFER_H]; /* experts read that */
     if (!e->norm) lower_unsupported(low, m->layer, "a norm without weight");
 }
 
-/* With several tokens the norm in front tiles its output while that is in the cache. */
+/* A gated product tiles for the one behind it what it has just joined. Where its kernel does both at once, no gate or up
+ * leaves a core's caches. */
+static void tile_joined(struct lowering *low, struct program_entry *e, const struct making *m)
+{
+    const struct program_source *s = low->source;
+    const struct program_segment *gate = &e->segment[0], *up = &e->segment[1];
+    const struct linear_kernel *k = gate->kernels->tokens;
+    for (uint32_t w = 0; w < m->behind->weights; w++) {
+        const struct tensor_matrix *next = weights_matrix(s->weights, m->behind->weight[w], m->layer);
+        cut_tiles(e, s->kernels->linear[s->inputs][next->format].tokens);
+    }
+    if (k == up->kernels->tokens && !gate->kernels->decode && !up->kernels->decode && !gate->bias &&
+        !up->bias && e->tile_count == 1 && e->tile[0]->tile == k->tile &&
+        gate->matrix.rows % k->tile_cols == 0)
+        e->join = k->join;
+}
+
+/* With several tokens the input has been tiled: by the norm in front, or by the gated product whose output it is. */
 static void make_linear(struct lowering *low, const struct making *m)
 {
     const enum model_buffer in = m->op->norm == TENSOR_NONE ? m->op->in : BUFFER_H;
@@ -144,7 +161,10 @@ static void make_linear(struct lowering *low, const struct making *m)
     if (m->op->kind == MATH_ROUTE) add_router(low, e, m->op, m->layer);
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;
-    if (low->tiled) cut_tiles(e - 1, e);
+    for (uint32_t i = 0; i < e->segment_count && low->tiled && in != BUFFER_GATE; i++)
+        cut_tiles(e - 1, e->segment[i].kernels->tokens);
+    if (low->tiled && in == BUFFER_GATE) e->tiled = TILED_JOINED;
+    if (low->tiled && e->swiglu) tile_joined(low, e, m);
     cut_rows(low, e, m->op->kind == MATH_ROUTE);
     low->program->bytes += e->bytes;
 }
@@ -268,9 +288,13 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_EXPERTS_TAKE] = make_experts_take,
 };
 
-static void lower_op(struct lowering *low, const struct math_op *op, int32_t layer)
+static void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *behind,
+                     int32_t layer)
 {
-    const struct making making = {.op = op, .layer = layer, .sampled = op == &low->source->model->math.head};
+    const struct making making = {.op = op,
+                                  .behind = behind,
+                                  .layer = layer,
+                                  .sampled = op == &low->source->model->math.head};
     enum op_kind kinds[PROGRAM_OPS_MAX];
     const uint32_t count = program_ops_of(op, PROCESSOR_CPU, low->tier, kinds);
     for (uint32_t i = 0; i < count && !low->rc; i++) make_of[kinds[i]](low, &making);
@@ -290,10 +314,11 @@ static void lower_span(struct lowering *low, const struct plan_span *span)
 {
     const struct model *model = low->source->model;
     if (span->ticket_in) add_lane(low, OP_LANE_READ, span->lane_in, span->ticket_in, span->last_in);
-    if (span->embed) lower_op(low, &model->math.embed, -1);
+    if (span->embed) lower_op(low, &model->math.embed, NULL, -1);
     for (uint32_t u = span->first_unit; u < span->first_unit + span->unit_count; u++) {
         const struct math_part *math = model_unit_math(model, u);
-        for (uint32_t i = 0; i < math->ops; i++) lower_op(low, &math->op[i], (int32_t)unit_layer(u));
+        for (uint32_t i = 0; i < math->ops; i++)
+            lower_op(low, &math->op[i], i + 1 < math->ops ? &math->op[i + 1] : NULL, (int32_t)unit_layer(u));
     }
     if (span->ticket_out) add_lane(low, OP_LANE_WRITE, span->lane_out, span->ticket_out, false);
 }
@@ -387,7 +412,7 @@ int program_lower_head(const struct program_source *source, bool many, struct pr
                            .err = err};
     low.tiled = many && !low.few;
     *program = (struct program){.tiled = low.tiled, .few = low.few ? few_of(source) : 0};
-    lower_op(&low, &source->model->math.head, -1);
+    lower_op(&low, &source->model->math.head, NULL, -1);
     if (low.rc) program_free(program);
     return low.rc;
 }

@@ -21,6 +21,9 @@
 #define PROGRAM_ROWS_MAX     1024 /* rows of one chunk: a thread's result buffer on its stack has room for them */
 #define PROGRAM_TILE_TOKENS  CPU_TILE_TOKENS
 
+/* Tiled inputs of products: those that a NORM tiles, and gates joined with ups. */
+enum program_tiled { TILED_NORM, TILED_JOINED, TILED_COUNT };
+
 /* fp32, [tokens][width], private to the worker. */
 struct activations {
     /* By enum model_buffer. X: unit or end tokens; H: unit tokens or sampled rows; LOGITS: [slots][vocab], in the
@@ -28,8 +31,9 @@ struct activations {
     float *buffer[BUFFER_LOGITS + 1];
     float *cosine, *sine;              /* [unit_tokens][head_dim / 2] */
     uint32_t width[BUFFER_LOGITS + 1]; /* floats a token, by enum model_buffer */
-    /* One matrix input, tiled for the kernel of several tokens of that format; kernels that tile alike share it. */
-    void *tiled[FORMAT_COUNT];
+    /* One matrix input, tiled for the kernel of several tokens of that format; kernels that tile alike share it. Gated products
+     * make theirs (TILED_JOINED) while they read another one. */
+    void *tiled[TILED_COUNT][FORMAT_COUNT];
     void *memory; /* of all but logits */
     uint64_t bytes;
 };
@@ -49,6 +53,9 @@ struct program_entry {
     bool sampled;    /* runs over the sampled rows, not over the tokens */
     bool accumulate; /* LINEAR: adds to out (residual) */
     bool swiglu;     /* LINEAR: segments 0 and 1 are gate and up */
+    /* LINEAR of several tokens with swiglu: makes the next one's input at once; NULL: several kernels do */
+    gemm_join_fn *join;
+    enum program_tiled tiled; /* LINEAR of several tokens: which input is its own */
     /* LINEAR of several tokens: rows are decoded once for all tiles, of some segment at least */
     bool decoded;
     bool alone;          /* too little work to share */
@@ -68,9 +75,9 @@ struct program_entry {
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
     const float *norm, *norm2; /* NORM: weight or NULL. ROPE_APPEND: of q, of k */
     const float *in;           /* NORM, LINEAR of the one-token tier */
-    float *out;                /* NORM */
+    float *out;                /* NORM; NULL: it is only tiled */
     uint32_t width;            /* of in and out */
-    const struct linear_kernel *tile[PROGRAM_SEGMENTS_MAX]; /* NORM: tile for these */
+    const struct linear_kernel *tile[PROGRAM_SEGMENTS_MAX]; /* NORM, LINEAR with swiglu: tile for these */
     uint32_t tile_count;
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
     uint32_t segment_count;

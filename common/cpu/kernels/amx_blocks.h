@@ -113,9 +113,11 @@ static void amx_pass_over(const struct amx_pass *p, size_t tiles, bool first)
     }
 }
 
+/* Rows are those of two matrices, or of one. */
 struct amx_decoded {
     const struct amx_blocks *of;
-    const char *w; /* row 0 */
+    const char *w, *behind; /* row 0; row `split`, a multiple of 16 unless it is the last */
+    size_t split;
     size_t cols, row_bytes;
     const char *x;
     size_t panels, first, count; /* of x; of this chunk, first one and number */
@@ -139,6 +141,17 @@ static size_t amx_pass_rows(size_t rows)
     return take * 16 < rows ? take * 16 : rows;
 }
 
+static const char *amx_row_at(const struct amx_decoded *d, size_t r)
+{
+    return r < d->split ? d->w + r * d->row_bytes : d->behind + (r - d->split) * d->row_bytes;
+}
+
+/* The rows of [r, r1) that pass together from r on: of one matrix. */
+static size_t amx_rows_from(const struct amx_decoded *d, size_t r, size_t r1)
+{
+    return amx_pass_rows((r < d->split && d->split < r1 ? d->split : r1) - r);
+}
+
 /* The rows of [r0, r1) that pass together from r on, as what is decoded beside, of block `block`. Behind a block's last rows the
  * next one's first follow. */
 static void amx_side_rows(struct amx_side *side, const struct amx_decoded *d, size_t block, size_t r0,
@@ -147,12 +160,13 @@ static void amx_side_rows(struct amx_side *side, const struct amx_decoded *d, si
     const size_t c = block * AMX_STEPS * 32, width = AMX_STEPS * 32 / d->of->values * d->of->bytes;
     side->of = d->of;
     side->row_bytes = d->row_bytes;
-    side->w = d->w + r * d->row_bytes + c / d->of->values * d->of->bytes;
-    side->rows = amx_pass_rows(r1 - r);
+    side->w = amx_row_at(d, r) + c / d->of->values * d->of->bytes;
+    side->rows = amx_rows_from(d, r, r1);
     side->steps = amx_block_steps(d->cols, block);
     side->cols = d->cols - c < AMX_STEPS * 32 ? d->cols - c : AMX_STEPS * 32;
-    side->ahead = r + side->rows < r1 ? (ptrdiff_t)(side->rows * d->row_bytes)
-                                      : (ptrdiff_t)width - (ptrdiff_t)((r - r0) * d->row_bytes);
+    const uintptr_t from = (uintptr_t)amx_row_at(d, r);
+    side->ahead = (ptrdiff_t)(r + side->rows < r1 ? (uintptr_t)amx_row_at(d, r + side->rows) - from
+                                                  : (uintptr_t)amx_row_at(d, r0) + width - from);
     side->row = 0;
 }
 
@@ -179,7 +193,7 @@ static void amx_decoded_rows(const struct amx_decoded *d, size_t r0, size_t r1)
                              .c = d->sums,
                              .side = &side};
         for (size_t r = r0; r < r1; turn ^= 1) {
-            const size_t rows = amx_pass_rows(r1 - r), tiles = (rows + 15) / 16;
+            const size_t rows = amx_rows_from(d, r, r1), tiles = (rows + 15) / 16;
             p.a = d->tiles[turn];
             side.tiles = d->tiles[turn ^ 1];
             if (r + rows < r1)
@@ -222,6 +236,7 @@ static void amx_gemm_blocks(float *y, size_t ldy, const char *w, const char *til
 {
     struct amx_decoded d = {.of = of,
                             .w = w,
+                            .split = rows,
                             .cols = cols,
                             .row_bytes = cols / of->values * of->bytes,
                             .x = tiled,

@@ -181,12 +181,13 @@ static void amx_copy_rows(void *tiles, const void *w, size_t row_bytes, size_t r
     }
 }
 
+static const struct amx_blocks amx_as_they_are = {.values = 1, .bytes = 2, .decode = amx_copy_rows};
+
 static void amx_gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
                      size_t tokens, bool accumulate, void *scratch)
 {
-    static const struct amx_blocks as_they_are = {.values = 1, .bytes = 2, .decode = amx_copy_rows};
     if (!amx_is_few(cols, tokens)) {
-        amx_gemm_blocks(y, ldy, w, tiled, rows, cols, tokens, accumulate, scratch, &as_they_are);
+        amx_gemm_blocks(y, ldy, w, tiled, rows, cols, tokens, accumulate, scratch, &amx_as_they_are);
         return;
     }
     const size_t whole = rows / 16 * 16, left = rows - whole, padded_bytes = amx_padded(cols) * 2;

@@ -17,11 +17,11 @@ static size_t padded_cols(size_t cols)
     return (cols + 31) / 32 * 32;
 }
 
-/* Columns [c, c + 32) of a row of activations, rounded; columns past the end are zero. */
-INLINE __m512i round_columns(const float *row, size_t c, size_t cols)
+/* 32 numbers, of which `left` are there, rounded; the others are zero. */
+INLINE __m512i round_columns(const float *x, size_t left)
 {
-    vec low = vec_load_part(row + c, cols - c);
-    vec high = c + 16 < cols ? vec_load_part(row + c + 16, cols - c - 16) : vec_zero();
+    vec low = vec_load_part(x, left);
+    vec high = left > 16 ? vec_load_part(x + 16, left - 16) : vec_zero();
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
@@ -103,48 +103,48 @@ static size_t tiled_bytes(size_t tokens, size_t cols)
     return tokens <= DOT_TOKENS ? tokens * padded_cols(cols) * 2 : steady_tiled_bytes(tokens, cols);
 }
 
-/* Columns [c, c + 32) of 16 tokens from t0 on, of which those before `last` are there. */
-INLINE void tile_step(void *to, const float *x, size_t ldx, size_t t0, size_t last, size_t c, size_t cols)
+/* 32 columns, of which `left` are there, of 16 tokens, of which `tokens` are. */
+INLINE void tile_step(void *to, const float *x, size_t ldx, size_t tokens, size_t left)
 {
     vec m[LANES];
     UNROLL for (size_t t = 0; t < LANES; t++) m[t] =
-        t0 + t < last ? _mm512_castsi512_ps(round_columns(x + (t0 + t) * ldx, c, cols)) : vec_zero();
+        t < tokens ? _mm512_castsi512_ps(round_columns(x + t * ldx, left)) : vec_zero();
     vec_transpose(m);
     UNROLL for (size_t i = 0; i < LANES; i++) vec_store((char *)to + i * LANES * 4, m[i]);
 }
 
 void linear_avx512bf16_tile_panels(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,
-                                   size_t first, size_t last)
+                                   size_t first, size_t last, size_t col_first, size_t col_last)
 {
     (void)tokens;
     for (size_t t0 = first; t0 < last; t0 += LANES)
-        for (size_t c = 0; c < cols; c += 32)
-            tile_step((char *)tiled + t0 * padded_cols(cols) * 2 + c / 32 * AMX_TILE, x, ldx, t0, last, c,
-                      cols);
+        for (size_t c = col_first; c < col_last; c += 32)
+            tile_step((char *)tiled + t0 * padded_cols(cols) * 2 + c / 32 * AMX_TILE,
+                      x + (t0 - first) * ldx + (c - col_first), ldx, last - t0, col_last - c);
 }
 
 void linear_avx512bf16_tile_blocks(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,
-                                   size_t first, size_t last)
+                                   size_t first, size_t last, size_t col_first, size_t col_last)
 {
     const size_t panels = amx_panels(tokens), width = AMX_STEPS * 32;
     for (size_t t0 = first; t0 < last; t0 += LANES)
-        for (size_t c = 0; c < cols; c += 32)
+        for (size_t c = col_first; c < col_last; c += 32)
             tile_step((char *)tiled + amx_panel_at(cols, panels, c / width, t0 / 16) +
                           c % width / 32 * AMX_TILE,
-                      x, ldx, t0, last, c, cols);
+                      x + (t0 - first) * ldx + (c - col_first), ldx, last - t0, col_last - c);
 }
 
 static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                 size_t last)
+                 size_t last, size_t col_first, size_t col_last)
 {
     if (tokens > DOT_TOKENS) {
-        linear_avx512bf16_tile_panels(tiled, x, ldx, tokens, cols, first, last);
+        linear_avx512bf16_tile_panels(tiled, x, ldx, tokens, cols, first, last, col_first, col_last);
         return;
     }
     for (size_t t = first; t < last; t++)
-        for (size_t c = 0; c < cols; c += 32)
+        for (size_t c = col_first; c < col_last; c += 32)
             _mm512_storeu_si512((char *)tiled + (t * padded_cols(cols) + c) * 2,
-                                round_columns(x + t * ldx, c, cols));
+                                round_columns(x + (t - first) * ldx + (c - col_first), col_last - c));
 }
 
 static void steady_gemm(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
@@ -188,9 +188,9 @@ static size_t scratch_bytes(size_t cols, size_t tokens)
 #define ENTRY(order, tile_, steady_one)                                                                      \
     {                                                                                                        \
         .name = "avx512-bf16", .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, .format = FORMAT_BF16,   \
-        .schedule = LINEAR_TOKENS, .exact_input = false, .tile_tokens = LANES, .row_granule = OUTER_ROWS,    \
-        .tiled_bytes = order##tiled_bytes, .tile = tile_, .gemm = order##gemm, .steady = steady_one,         \
-        .scratch_bytes = scratch_bytes                                                                       \
+        .schedule = LINEAR_TOKENS, .exact_input = false, .tile_tokens = LANES, .tile_cols = 32,              \
+        .row_granule = OUTER_ROWS, .tiled_bytes = order##tiled_bytes, .tile = tile_, .gemm = order##gemm,    \
+        .steady = steady_one, .scratch_bytes = scratch_bytes                                                 \
     }
 static const struct linear_kernel steady = ENTRY(steady_, linear_avx512bf16_tile_panels, NULL);
 const struct linear_kernel linear_avx512bf16_gemm = ENTRY(, tile, &steady);

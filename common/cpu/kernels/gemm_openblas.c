@@ -52,6 +52,7 @@ FOR_DTYPE(f32, DTYPE_F32)
             .exact_input = true,                                                                             \
             .unsteady = true,                                                                                \
             .tile_tokens = 1,                                                                                \
+            .tile_cols = 1,                                                                                  \
             .row_granule = 16,                                                                               \
             .tiled_bytes = linear_ref_tiled_bytes,                                                           \
             .tile = linear_ref_tile,                                                                         \

@@ -140,31 +140,30 @@ static size_t tiled_bytes(size_t tokens, size_t cols)
 }
 
 static void steady_tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                        size_t last)
+                        size_t last, size_t col_first, size_t col_last)
 {
     (void)tokens;
     for (size_t t0 = first; t0 < last; t0 += LANES) {
         float *panel = (float *)tiled + t0 * cols;
-        for (size_t c = 0; c < cols; c += LANES) {
+        const float *from = x + (t0 - first) * ldx;
+        for (size_t c = col_first; c < col_last; c += LANES, from += LANES) {
             vec m[LANES];
             UNROLL for (size_t t = 0; t < LANES; t++) m[t] =
-                t0 + t < last ? vec_load_part(x + (t0 + t) * ldx + c, cols - c) : vec_zero();
+                t0 + t < last ? vec_load_part(from + t * ldx, col_last - c) : vec_zero();
             vec_transpose(m);
-            UNROLL for (size_t i = 0; i < LANES; i++) if (c + i < cols)
+            UNROLL for (size_t i = 0; i < LANES; i++) if (c + i < col_last)
                 vec_store(panel + (c + i) * LANES, m[i]);
         }
     }
 }
 
 static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                 size_t last)
+                 size_t last, size_t col_first, size_t col_last)
 {
-    if (tokens > DOT_TOKENS) {
-        steady_tile(tiled, x, ldx, tokens, cols, first, last);
-        return;
-    }
-    for (size_t t = first; t < last; t++)
-        memcpy((float *)tiled + t * cols, x + t * ldx, cols * sizeof(float));
+    if (tokens > DOT_TOKENS)
+        steady_tile(tiled, x, ldx, tokens, cols, first, last, col_first, col_last);
+    else
+        linear_ref_tile(tiled, x, ldx, tokens, cols, first, last, col_first, col_last);
 }
 
 INLINE void steady_gemm(float *y, size_t ldy, const char *w, const void *tiled, size_t rows, size_t cols,
@@ -211,6 +210,7 @@ FOR_FORMAT(f32, FORMAT_F32)
             .schedule = LINEAR_TOKENS,                                                                       \
             .exact_input = true,                                                                             \
             .tile_tokens = LANES,                                                                            \
+            .tile_cols = 1,                                                                                  \
             .row_granule = OUTER_ROWS,                                                                       \
             .tiled_bytes = order##tiled_bytes,                                                               \
             .tile = order##tile,                                                                             \

@@ -95,18 +95,18 @@ static void order(float *to, const float *x, size_t cols)
 static void order_step(char *to, const float *x, size_t ldx, size_t tokens, size_t c, size_t cols)
 {
     const struct parts parts = parts_of(tokens);
-    vec column[PANELS][LANES];
-    for (size_t i = 0; i < parts.panels * LANES; i++) column[i / LANES][i % LANES] = vec_zero();
+    vec column[PANELS * LANES];
+    for (size_t i = 0; i < parts.panels * LANES; i++) column[i] = vec_zero();
     for (size_t t = 0; t < tokens; t++) {
         __m512i part[PARTS];
         split_pairs(part, x + t * ldx, c, cols);
         UNROLL for (size_t p = 0; p < PARTS; p++)
-            vec_store(&column[0][p * parts.width + t], _mm512_castsi512_ps(part[p]));
+            vec_store(&column[p * parts.width + t], _mm512_castsi512_ps(part[p]));
     }
     for (size_t panel = 0; panel < parts.panels; panel++) {
-        vec_transpose(column[panel]);
+        vec_transpose(column + panel * LANES);
         char *at = to + (panel * steps_of(cols) + c / STEP) * TILE;
-        UNROLL for (size_t i = 0; i < LANES; i++) vec_store(at + i * 64, column[panel][i]);
+        UNROLL for (size_t i = 0; i < LANES; i++) vec_store(at + i * 64, column[panel * LANES + i]);
     }
 }
 

@@ -36,13 +36,13 @@ static size_t tiled_bytes(size_t tokens, size_t cols)
 }
 
 static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                 size_t last)
+                 size_t last, size_t col_first, size_t col_last)
 {
-    struct int8_block *to = (struct int8_block *)tiled + first * (cols / INT8_BLOCK);
     (void)tokens;
     for (size_t t = first; t < last; t++)
-        for (size_t c = 0; c < cols; c += INT8_BLOCK, to++) {
-            const float *from = x + t * ldx + c;
+        for (size_t c = col_first; c < col_last; c += INT8_BLOCK) {
+            struct int8_block *const to = (struct int8_block *)tiled + (t * cols + c) / INT8_BLOCK;
+            const float *from = x + (t - first) * ldx + (c - col_first);
             uint32_t most = 0;
             int sum[2] = {0, 0};
             for (size_t i = 0; i < INT8_BLOCK; i++) {
@@ -220,6 +220,7 @@ FORMATS(FUNCTIONS)
                             .format = FORMAT_##FORMAT_NAME,                                                  \
                             .schedule = LINEAR_TOKENS,                                                       \
                             .tile_tokens = 1,                                                                \
+                            .tile_cols = INT8_BLOCK,                                                         \
                             .row_granule = ROWS,                                                             \
                             .tiled_bytes = tiled_bytes,                                                      \
                             .tile = tile,                                                                    \

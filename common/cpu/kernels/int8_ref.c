@@ -81,11 +81,12 @@ static void order(float *to, const float *x, size_t cols)
 }
 
 static void tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                 size_t last)
+                 size_t last, size_t col_first, size_t col_last)
 {
     (void)tokens;
     for (size_t t = first; t < last; t++)
-        round_row((struct rounded *)tiled + t * (cols / INT8_BLOCK), x + t * ldx, cols);
+        round_row((struct rounded *)tiled + (t * cols + col_first) / INT8_BLOCK, x + (t - first) * ldx,
+                  col_last - col_first);
 }
 
 static size_t scratch_bytes(size_t cols, size_t tokens)
@@ -153,6 +154,7 @@ INT8_FORMATS(FUNCTIONS)
                              .format = FORMAT_##FORMAT_NAME,                                                 \
                              .schedule = LINEAR_TOKENS,                                                      \
                              .tile_tokens = 1,                                                               \
+                             .tile_cols = INT8_BLOCK,                                                        \
                              .row_granule = 1,                                                               \
                              .tiled_bytes = tiled_bytes,                                                     \
                              .tile = tile,                                                                   \

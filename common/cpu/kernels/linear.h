@@ -54,15 +54,27 @@ typedef void gemv_order_few_fn(void *to, const float *x, size_t ldx, size_t toke
 typedef size_t gemv_ordered_few_bytes_fn(size_t tokens, size_t cols);
 
 /* Several tokens: x is first *tiled* (rounded to bf16, blocked: the kernel's own layout) by every thread for
- * its share of tokens, then each thread multiplies its share of rows. tile: tokens [first, last) of x (row
- * stride ldx floats) into `tiled`; ranges are multiples of tile_tokens except the last. Zero-fills its own
- * padding. gemm: y[t * ldy + r] (+)= sum_c w[r][c] * x[t][c] for t < tokens, r < rows. `scratch` is the
+ * its share of tokens, then each thread multiplies its share of rows. tile: tokens [first, last), columns [col_first,
+ * col_last), which begin at x, row stride ldx floats, into `tiled`; ranges are multiples of tile_tokens and tile_cols except
+ * the last. Zero-fills its own padding.
+ * gemm: y[t * ldy + r] (+)= sum_c w[r][c] * x[t][c] for t < tokens, r < rows. `scratch` is the
  * calling thread's own, scratch_bytes large, 64-byte aligned. */
 typedef size_t gemm_tiled_bytes_fn(size_t tokens, size_t cols);
 typedef void gemm_tile_fn(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                          size_t last);
+                          size_t last, size_t col_first, size_t col_last);
 typedef void gemm_fn(float *y, size_t ldy, const void *w, const void *tiled, size_t rows, size_t cols,
                      size_t tokens, bool accumulate, void *scratch);
+/* Both products of a gated MLP and their joining, silu(gate) * up, to the input of the product behind it: the bits of two gemm, a
+ * vector kernel's swiglu and a tile. */
+struct gemm_joined {
+    const void *gate, *up, *tiled; /* `rows` rows of `cols` columns each; their input, of `tokens` tokens */
+    size_t rows, cols, tokens;
+    void *
+        out; /* tiled, of out_cols columns: those from out_first on, multiples of tile_cols, as are rows and out_cols */
+    size_t out_cols, out_first;
+    void *scratch;
+};
+typedef void gemm_join_fn(const struct gemm_joined *joined);
 
 /* Rows as single numbers of the kernel's type: values[rows][cols], 64-byte aligned. Of a variable format the rows are
  * one group. */
@@ -94,8 +106,8 @@ struct linear_kernel {
     gemv_order_few_fn *order_few; /* NULL: a few tokens' inputs are each as one's, ldx apart */
     gemv_ordered_few_bytes_fn *ordered_few_bytes;
     /* TOKENS. Of one kernel a token's bits are the same however many threads share the rows. */
-    bool exact_input;   /* EXACT: activations stay fp32 (golden tolerance class "float32") */
-    size_t tile_tokens; /* granule of tile ranges */
+    bool exact_input;              /* EXACT: activations stay fp32 (golden tolerance class "float32") */
+    size_t tile_tokens, tile_cols; /* granules of tile ranges */
     size_t
         row_granule; /* rows a gemm's share should be a multiple of; ONE_TOKEN: a few's share, 0: `streams` */
     size_t
@@ -103,6 +115,8 @@ struct linear_kernel {
     gemm_tiled_bytes_fn *tiled_bytes;
     gemm_tile_fn *tile;
     gemm_fn *gemm;
+    gemm_join_fn *join;            /* to what `tile` makes; NULL: there is none */
+    size_t join_tokens, join_rows; /* from so many tokens on; rows that a call should have */
     const struct linear_kernel *
         steady; /* one that gives a token the same bits however many are multiplied; NULL: this does, but for: */
     bool unsteady; /* nothing is known of its order */

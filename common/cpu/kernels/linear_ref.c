@@ -22,11 +22,12 @@ size_t linear_ref_tiled_bytes(size_t tokens, size_t cols)
 }
 
 void linear_ref_tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                     size_t last)
+                     size_t last, size_t col_first, size_t col_last)
 {
     (void)tokens;
     for (size_t t = first; t < last; t++)
-        memcpy((float *)tiled + t * cols, x + t * ldx, cols * sizeof(float));
+        memcpy((float *)tiled + t * cols + col_first, x + (t - first) * ldx,
+               (col_last - col_first) * sizeof(float));
 }
 
 static inline void gemm(float *y, size_t ldy, const void *w, enum dtype dtype, const float *x, size_t rows,
@@ -75,6 +76,7 @@ const struct linear_kernel linear_ref_gemv[LINEAR_PLAIN] = {GEMV(bf16, FORMAT_BF
             .schedule = LINEAR_TOKENS,                                                                       \
             .exact_input = true,                                                                             \
             .tile_tokens = 1,                                                                                \
+            .tile_cols = 1,                                                                                  \
             .row_granule = 1,                                                                                \
             .tiled_bytes = linear_ref_tiled_bytes,                                                           \
             .tile = linear_ref_tile,                                                                         \

@@ -43,14 +43,10 @@ extern const struct vector_variant vector_avx512;
 
 /* Activations as they are: fp32, token after token. */
 size_t linear_ref_tiled_bytes(size_t tokens, size_t cols);
-void linear_ref_tile(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols, size_t first,
-                     size_t last);
+gemm_tile_fn linear_ref_tile;
 /* Activations as [panel of 16 tokens][ceil(cols / 32) * 16 pairs][16 tokens][2] bf16, zero-padded: the
  * operand of vdpbf16ps with tokens as lanes, and row for row the B tile of tdpbf16ps. The latter's tiles lie in blocks of
  * columns (amx_panels.h). */
-void linear_avx512bf16_tile_panels(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,
-                                   size_t first, size_t last);
-void linear_avx512bf16_tile_blocks(void *tiled, const float *x, size_t ldx, size_t tokens, size_t cols,
-                                   size_t first, size_t last);
+gemm_tile_fn linear_avx512bf16_tile_panels, linear_avx512bf16_tile_blocks;
 
 #endif

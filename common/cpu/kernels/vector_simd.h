@@ -3,6 +3,7 @@
  * it has, so that any length takes one path. */
 #include <math.h>
 
+#include "common/cpu/kernels/swiglu_simd.h"
 #include "common/cpu/kernels/variants.h"
 #include "common/model/router.h"
 
@@ -50,29 +51,9 @@ static void rope(float *x, const float *cosine, const float *sine, size_t n)
     EACH(half, rope_part(x + i, x + half + i, cosine + i, sine + i, left));
 }
 
-/* e^v to about 1 ulp for finite v: v = n ln2 + r, |r| <= ln2 / 2, e^r by its Taylor polynomial of degree 7 (remainder
- * 6e-9), scaled by 2^n. Beyond the limits e^v is 0 or infinite; without them r would be inf - inf. A NaN stays one. */
-INLINE vec vec_exp(vec v)
-{
-    v = vec_min(vec_set1(90.0f), vec_max(vec_set1(-110.0f), v));
-    const vec n = vec_round(vec_mul(v, vec_set1(1.44269504f)));
-    vec r = vec_fnmadd(n, vec_set1(0.693145752f), v); /* ln2 in two parts: the high one is short */
-    r = vec_fnmadd(n, vec_set1(1.42860677e-6f), r);
-    vec p = vec_set1(1.0f / 5040);
-    p = vec_fmadd(p, r, vec_set1(1.0f / 720));
-    p = vec_fmadd(p, r, vec_set1(1.0f / 120));
-    p = vec_fmadd(p, r, vec_set1(1.0f / 24));
-    p = vec_fmadd(p, r, vec_set1(1.0f / 6));
-    p = vec_fmadd(p, r, vec_set1(0.5f));
-    p = vec_fmadd(p, r, vec_set1(1.0f));
-    p = vec_fmadd(p, r, vec_set1(1.0f));
-    return vec_scale2_far(p, n);
-}
-
 INLINE void swiglu_part(float *y, const float *g, const float *u, size_t left)
 {
-    const vec gate = vec_load_part(g, left), e = vec_exp(vec_sub(vec_zero(), gate));
-    vec_store_part(y, left, vec_mul(vec_div(gate, vec_add(vec_set1(1.0f), e)), vec_load_part(u, left)));
+    vec_store_part(y, left, vec_swiglu(vec_load_part(g, left), vec_load_part(u, left)));
 }
 
 static void swiglu(float *y, const float *g, const float *u, size_t n)

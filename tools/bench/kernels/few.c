@@ -123,7 +123,7 @@ static void measure(struct bench *b, enum linear_inputs inputs, struct pool *poo
             for (int way = 0; way < 2; way++) {
                 b->tokens = counts[i];
                 b->together = way;
-                if (way) tokens->tile(b->tiled, b->x, COLS, b->tokens, COLS, 0, b->tokens);
+                if (way) tokens->tile(b->tiled, b->x, COLS, b->tokens, COLS, 0, b->tokens, 0, COLS);
                 const double seconds = pass(b, pool, threads);
                 if (s <= 0 || seconds < least[way][i]) least[way][i] = seconds;
             }

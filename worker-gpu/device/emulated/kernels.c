@@ -77,7 +77,7 @@ static bool multiply(struct emulated_math *math, const struct product *p)
     void *tiled = emulated_scratch(math, SCRATCH_TILED, k->tiled_bytes(tokens, cols));
     void *own = emulated_scratch(math, SCRATCH_GEMM, k->scratch_bytes(cols, tokens) + 64);
     if (!tiled || !own) return false;
-    k->tile(tiled, p->x, cols, tokens, cols, 0, tokens);
+    k->tile(tiled, p->x, cols, tokens, cols, 0, tokens, 0, cols);
     if (k->thread_begin) k->thread_begin();
     k->gemm(p->y, rows, p->w, tiled, rows, cols, tokens, false, own);
     if (k->thread_end) k->thread_end();

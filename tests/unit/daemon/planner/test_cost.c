@@ -175,7 +175,7 @@ static void several_tokens_share_the_weights(void **state)
     /* Four rows: still bound by memory on the CPU (2 flops a byte and token at 1 T against 100 GB/s: 10). */
     price(p, (struct cost_step){4, 4, 4, 1000, .kv_dtype = KV_F16});
     const struct cost_unit *a = &p->table.unit[0], *m = &p->table.unit[1];
-    expect("MLP of four", m->cpu, MLP / 100e9 + 4 * (6.0 * 4096 + 6.0 * 12288) / 100e9 + 4 * 10e-6);
+    expect("MLP of four", m->cpu, MLP / 100e9 + 4 * (6.0 * 4096 + 6.0 * 12288) / 100e9 + 3 * 10e-6);
     expect("attention of four", a->cpu,
            ATTENTION / 100e9 + 4 * 1000 * KV / 50e9 + 4 * (6.0 * 4096 + 8.0 * 6144) / 100e9 + 6 * 10e-6);
     expect("crossing", p->table.activation, (4 * 16384 - 8192) / 50e9);
@@ -183,7 +183,7 @@ static void several_tokens_share_the_weights(void **state)
     price(p, (struct cost_step){16, 16, 16, 1000, .kv_dtype = KV_F16});
     m = &p->table.unit[1];
     expect("MLP of sixteen", m->cpu,
-           8192 / 100e9 + (MLP - 8192) * 16 / 1e12 + 16 * (6.0 * 4096 + 6.0 * 12288) / 100e9 + 4 * 10e-6);
+           8192 / 100e9 + (MLP - 8192) * 16 / 1e12 + 16 * (6.0 * 4096 + 6.0 * 12288) / 100e9 + 3 * 10e-6);
     assert_string_equal(m->cpu_bound, "compute");
     assert_string_equal(m->gpu_bound, "memory");
 }
