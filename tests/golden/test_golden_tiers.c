@@ -96,7 +96,8 @@ static void lanes_are_empty(const struct pair *pair)
         assert_int_equal(doorbell_read(&arena_kv_lane_of(&pair->arena, (enum arena_kv_lane)i)->bell), 0);
 }
 
-static void run_tiers(const struct tier_case *c, const struct golden *golden)
+/* Returns how many chunks read pages of the arena: a mixture's walk may end, at a choice that is nearly a tie, before one does. */
+static uint32_t run_tiers(const struct tier_case *c, const struct golden *golden)
 {
     const bool emulated = strcmp(device_name(), "emulated") == 0, assisted = c->direct_permille < 1000;
     static const uint32_t mixed[] = {13, 0, 5, 40, 1, 200, 3}, odd[] = {0, 7, 33, 1, 64, 2, 129, 16, 17};
@@ -139,10 +140,12 @@ static void run_tiers(const struct tier_case *c, const struct golden *golden)
     const struct tolerance *allowed = tolerance_of_cache(c->kv_dtype);
     assert_true(all.worst <= allowed->worst);
     if (all.count) assert_true(all.sum / (double)all.count <= allowed->mean);
-    assert_true(run->moved && run->fetched && run->stored && run->host_chunks && run->direct_steps);
+    assert_true(run->moved && run->fetched && run->stored && run->direct_steps);
     assert_true(!assisted == !run->assisted_steps);
+    const uint32_t host_chunks = run->host_chunks;
     free(run);
     free(pair);
+    return host_chunks;
 }
 
 #define QWEN3    "tests/data/golden/qwen3"
@@ -169,7 +172,8 @@ static void cases_agree(void **state)
     for (size_t i = FEW_CASES; i < (FEW_CASES ? 2 : sizeof cases / sizeof *cases); i++) {
         struct golden *golden = calloc(1, sizeof *golden);
         golden_read(cases[i].model, golden);
-        run_tiers(&cases[i], golden);
+        const uint32_t host_chunks = run_tiers(&cases[i], golden);
+        assert_true(host_chunks || strcmp(cases[i].model, GPTOSS) == 0);
         golden_free(golden);
         free(golden);
     }
