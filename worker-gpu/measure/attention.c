@@ -71,7 +71,7 @@ static struct op attend_decode(const struct measure_work *w, uint32_t layer)
                                         .out = k->a}};
 }
 
-/* Attention of few tokens as an invariant plan has it: in the order of a chain, or its own. */
+/* Attention of few tokens: in the order of a chain, as an invariant plan has it, or as others have it. */
 static struct op attend_few(const struct measure_work *w, uint32_t layer)
 {
     const struct measure_kernels *k = w->m->kernels;
@@ -79,7 +79,7 @@ static struct op attend_few(const struct measure_work *w, uint32_t layer)
     op.tokens = w->tokens;
     op.as.attention.fused = false;
     op.as.attention.args.q = k->qkv; /* any numbers */
-    op.as.attention.args.alone = true;
+    op.as.attention.args.alone = w->times > 0;
     op.as.attention.args.chained = w->times ? GPUK_ALL_CHAINED : 0;
     return op;
 }
@@ -99,7 +99,7 @@ int measure_attention_chained(struct measure *m, struct helm_err *err)
 {
     const struct measure_kernels *k = m->kernels;
     struct device *d = m->device;
-    int rc = d->ops->clear(d, DEVICE_COMPUTE, k->attention_work, k->attention_work_bytes, err);
+    int rc = 0;
     for (uint32_t tokens = GPU_STEADY_FEW; tokens <= GPUK_BATCH_MAX && !rc; tokens += GPU_STEADY_FEW) {
         struct measure_samples samples[2];
         struct measure_work w[2];
@@ -110,7 +110,9 @@ int measure_attention_chained(struct measure *m, struct helm_err *err)
                                                .heads = MEASURE_HEADS,
                                                .times = chained,
                                                .ops = measure_kv_layers(m)};
-        rc = measure_set_step(m, MEASURE_CHAINED_START, tokens, err);
+        /* counters lie in front, as many as there are tokens */
+        rc = d->ops->clear(d, DEVICE_COMPUTE, k->attention_work, k->attention_work_bytes, err);
+        if (!rc) rc = measure_set_step(m, MEASURE_CHAINED_START, tokens, err);
         if (!rc) rc = measure_time_works(w, 2, true, samples, err);
         if (rc) return rc;
         for (uint32_t s = 0; s < samples[1].count; s++)
@@ -118,6 +120,7 @@ int measure_attention_chained(struct measure *m, struct helm_err *err)
                 fmax(MEASURE_OPERATION_LEAST, (samples[1].value[s] - samples[0].value[s]) / w[0].ops);
         measure_print(m, "gpu.attention_chained", tokens, &samples[1]);
     }
+    if (!rc) rc = d->ops->clear(d, DEVICE_COMPUTE, k->attention_work, k->attention_work_bytes, err);
     return rc;
 }
 
