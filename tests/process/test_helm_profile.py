@@ -84,7 +84,7 @@ def check_values(what, profile_json, parts, unknown=()):
                 check("%s: %s is unknown" % (what, name), value["source"] == "unknown" and value["value"] == 0, value)
                 continue
             ok = value["source"] in ("measured", "estimate") and 0 < value["low"] <= value["value"] <= value["high"]
-            if name in ("cpu.gemv_beside", "cpu.gemv_packed_beside", "cpu.attention_host") and profile_json["gpu"] is None:
+            if name in ("cpu.gemv_beside", "cpu.gemv_packed_beside", "cpu.read_beside", "cpu.attention_host") and profile_json["gpu"] is None:
                 ok = value["source"] == "unknown"
             elif name == "cpu.attention_host" and SLOW > 1:  # measured among the last: instrumented it may be too late for it
                 ok = ok or value["source"] == "unknown"
