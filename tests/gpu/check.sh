@@ -120,7 +120,7 @@ golden='^\[  PASSED  \]|^[0-9]+ passed'
 if [ "$device" = cuda ]; then
     command -v nvidia-smi >/dev/null &&
         nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.width.current --format=csv,noheader
-    run kernels 240 '^[0-9]+ checks' "$bin/helm-test-gpu-kernels"
+    run kernels 420 '^[0-9]+ checks' "$bin/helm-test-gpu-kernels"
 fi
 run device 120 "$golden" "$bin/helm-test-gpu-device" &&
     grep -aE '^(a ring|a step|copies|a word|128 small|a wait)' "$logs/device.log" | sed 's/^/       /'
