@@ -307,9 +307,7 @@ static int lower_program(struct gpu_engine *g, uint32_t i, struct helm_err *err)
     struct gpu_program *p = program_at(g, i, &kind);
     if (i >= PLAN_PHASES_MAX * GPU_TIER_COUNT && kind.attending == GPU_ATTENDS_USUALLY) return 0;
     if (!gpu_program_wanted(&g->source, &kind)) return 0;
-    /* an invariant plan whose attention is in no chain's order attends over long contexts as over short ones */
-    if (kind.attending == GPU_ATTENDS_APART && g->plan.invariant && !g->program[0][kind.tier].as_chained)
-        return 0;
+    if (gpu_program_repeats(&g->plan, &g->program[0][kind.tier], kind.attending)) return 0;
     int rc = gpu_program_lower(&g->source, &kind, p, err);
     return rc ? rc : gpu_program_write_chains(&g->source, p, err);
 }
@@ -354,8 +352,7 @@ static void report_decode(struct gpu_engine *g, const char *device)
     if (g->plan.invariant && p->chains)
         snprintf(report->kernels, sizeof report->kernels,
                  "%.40s, decode: chains (%u operations in %u, %u alone) with the bits of a few tokens, "
-                 "because the plan "
-                 "is invariant",
+                 "because the plan is invariant",
                  device, p->chained, p->chains, p->unchained);
     else if (g->plan.invariant)
         snprintf(report->kernels, sizeof report->kernels,

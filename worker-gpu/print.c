@@ -126,13 +126,13 @@ static int print_each(const struct gpu_source *source, uint32_t phase, enum gpu_
         struct gpu_program program;
         char title[96];
         if (!gpu_program_wanted(source, &kind)) continue;
-        if (attending == GPU_ATTENDS_APART && source->plan->invariant) { /* as engine.c */
+        if (attending) {
             const struct gpu_program_kind usual = {phase, (enum gpu_tier)t, GPU_ATTENDS_USUALLY};
             rc = gpu_program_lower(source, &usual, &program, err);
             if (rc) break;
-            const bool differs = program.as_chained > 0;
+            const bool repeats = gpu_program_repeats(source->plan, &program, attending);
             gpu_program_free(&program, source->device);
-            if (!differs) continue;
+            if (repeats) continue;
         }
         rc = gpu_program_lower(source, &kind, &program, err);
         if (rc) break;

@@ -228,12 +228,13 @@ static struct gpu_program *program_of(struct gpu_engine *g, uint32_t phase, enum
 {
     struct gpu_program *usual = &g->program[phase][tier];
     if (g->batch.assisted) return &g->other[GPU_ATTENDS_ASSISTED][tier];
+    if (phase || tier == GPU_TIER_CHUNK) return usual;
     uint32_t furthest = 0;
     for (uint32_t r = 0; r < g->batch.row_count; r++) {
-        const uint32_t end = g->batch.row[r].start + g->batch.row[r].count;
-        if (end > furthest + 1) furthest = end - 1;
+        const uint32_t last = g->batch.row[r].start + g->batch.row[r].count - 1;
+        if (last > furthest) furthest = last;
     }
-    if (phase || !gpu_attends_apart(&g->plan, tier, furthest)) return usual;
+    if (!gpu_attends_apart(&g->plan, tier, furthest)) return usual;
     struct gpu_program *apart = &g->other[GPU_ATTENDS_APART][tier];
     return apart->count ? apart : usual;
 }

@@ -248,6 +248,13 @@ static inline bool gpu_attends_apart(const struct plan *plan, enum gpu_tier tier
     return (tier == GPU_TIER_1 || (plan->invariant && tier < GPU_TIER_CHUNK)) &&
            position >= GPU_APART_POSITION;
 }
+/* Whether a program that attends so would be the usual one once more: an invariant plan whose attention is in no chain's order
+ * attends over long contexts as over short ones. */
+static inline bool gpu_program_repeats(const struct plan *plan, const struct gpu_program *usual,
+                                       enum gpu_attending attending)
+{
+    return attending == GPU_ATTENDS_APART && plan->invariant && !usual->as_chained;
+}
 HELM_MUST_CHECK int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_kind *kind,
                                       struct gpu_program *program, struct helm_err *err);
 /* Puts the lists of its chains into the buffers: once, before the program is issued, not under capture. */
