@@ -160,8 +160,8 @@ struct alignas(16) chain_token {
     uint32_t tag;  /* of operation 0 of this launch; the others' are that and their number */
     uint32_t page; /* of the position */
     uint32_t held_pages[HELD_POSITIONS_MAX]; /* of the unit's first positions */
-    /* the experts that the token chose last */
-    uint32_t expert[MODEL_EXPERTS_CHOSEN_MAX];
+    /* the experts that the token chose last; for the warps that ask: a copy that is kept until all of them have it */
+    uint32_t expert[MODEL_EXPERTS_CHOSEN_MAX], asked[MODEL_EXPERTS_CHOSEN_MAX];
     float expert_weight[MODEL_EXPERTS_CHOSEN_MAX];
 };
 
@@ -199,15 +199,15 @@ __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles
     ring.hurry = ring.free + 8 * slots, ring.chosen = ring.hurry + 8, ring.taken = ring.chosen + 8;
     ring.slots = slots, ring.slot = first, ring.parity = 0;
 }
-/* Makes the barriers; the block meets behind it. All lanes of the warp that read a slot set it free: what
- * tells tools that look for races, and costs nothing. */
+/* Makes the barriers; the block meets behind it. All lanes of a warp arrive (tile.cuh says why), also of those that hand over
+ * a choice of experts and that take it. */
 __device__ __forceinline__ void ring_barriers_open(const chain_ring &ring, uint32_t askers)
 {
     bulk_barriers_open(ring.full, ring.slots);
-    for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, 32);
+    for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, WARP_ARRIVALS);
     barrier_open(ring.hurry, 1);
-    barrier_open(ring.chosen, 1);
-    barrier_open(ring.taken, askers);
+    barrier_open(ring.chosen, WARP_ARRIVALS);
+    barrier_open(ring.taken, askers * WARP_ARRIVALS);
     barriers_opened();
 }
 __device__ __forceinline__ void ring_next(chain_ring &ring, uint32_t tiles)
@@ -235,7 +235,8 @@ struct ask_walk {
     const chain_weights *end; /* of the list's */
     uint32_t left;            /* operations behind this one */
     tile_walk at;             /* at.pair >= w->whole: there is nothing more */
-    const uint32_t *expert;   /* chain_token's */
+    const uint32_t *choice;   /* chain_token's asked */
+    uint32_t expert;          /* the lane's of the last choice */
     uint32_t askers, slots;
     uint32_t usual,
         few; /* of chains with experts: the operation's tiles that all may have on their way; while blocks wait
@@ -268,8 +269,9 @@ template <bool SPARSE> __device__ __forceinline__ void ask_settle(ask_walk &k)
         /* gates and ups: which ones is only known now, and the same for the downs behind them */
         if (!SPARSE || !k.w->chosen || k.w->downs) continue;
         bulk_wait(k.chosen, k.choices++ & 1);
+        k.expert = k.choice[lane];
+        barrier_arrive(k.chosen + 8);
         __syncwarp();
-        if (lane == 0) barrier_arrive(k.chosen + 8);
     }
 }
 template <bool SPARSE>
@@ -282,22 +284,27 @@ __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const 
     __syncwarp();
     ask_settle<SPARSE>(k);
 }
-/* First bytes of a tile of experts. */
-__device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &w, uint32_t pair,
-                                                           uint32_t chunk, const uint32_t *expert)
+/* Whose a tile is of the experts that were chosen. */
+__device__ __forceinline__ uint32_t tile_choice(const chain_weights &w, uint32_t pair, uint32_t chunk)
 {
-    const uint32_t e = w.each.into(w.downs ? chunk : pair), rest = (w.downs ? chunk : pair) - e * w.each.by,
+    return w.each.into(w.downs ? chunk : pair);
+}
+/* First bytes of a tile of expert `expert`. */
+__device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &w, uint32_t pair,
+                                                           uint32_t chunk, uint32_t expert)
+{
+    const uint32_t rest = (w.downs ? chunk : pair) - tile_choice(w, pair, chunk) * w.each.by,
                    row = w.downs ? pair : rest, tile = w.downs ? rest : chunk;
     const unsigned char *a =
-        w.base[0] + expert[e] * w.stride + (uint64_t)row * w.pair_bytes + (uint64_t)tile * w.tile;
+        w.base[0] + expert * w.stride + (uint64_t)row * w.pair_bytes + (uint64_t)tile * w.tile;
     const bool alone = w.downs && w.odd && pair + 1 == w.end[0];
     return {a, alone ? nullptr : a + w.to_second};
 }
-/* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. expert: those that were
- * chosen. */
+/* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. expert: of weights of
+ * experts, whose. */
 template <bool SPARSE>
 __device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_t pair, uint32_t chunk,
-                                                 const uint32_t *expert)
+                                                 uint32_t expert)
 {
     if (SPARSE && w.chosen) return tile_rows_of_expert(w, pair, chunk, expert);
     const uint32_t s = (pair >= w.end[0] ? 1 : 0) + (pair >= w.end[1] ? 1 : 0);
@@ -315,7 +322,7 @@ template <bool SPARSE>
 __device__ __forceinline__ chain_beside tile_beside(const chain_weights &w, uint32_t pair, uint32_t chunk)
 {
     if (!SPARSE || !w.chosen) {
-        const linear_pair rows = tile_rows<SPARSE>(w, pair, chunk, nullptr);
+        const linear_pair rows = tile_rows<SPARSE>(w, pair, chunk, 0);
         return {(uint32_t)(size_t)rows.a & 15, (uint32_t)(size_t)rows.b & 15};
     }
     const uint32_t tile = w.downs ? chunk - w.each.into(chunk) * w.each.by : chunk,
@@ -334,9 +341,12 @@ template <bool SPARSE> __device__ __forceinline__ uint32_t tile_length(const cha
 template <bool SPARSE>
 __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pitch, uint32_t full)
 {
+    const uint32_t pair = k.w->start + k.at.pair * gridDim.x;
+    uint32_t expert = 0;
+    if (SPARSE && k.w->chosen)
+        expert = __shfl_sync(0xffffffffu, k.expert, tile_choice(*k.w, pair, k.at.chunk));
     if ((threadIdx.x & 31) == 0) {
-        const linear_pair rows =
-            tile_rows<SPARSE>(*k.w, k.w->start + k.at.pair * gridDim.x, k.at.chunk, k.expert);
+        const linear_pair rows = tile_rows<SPARSE>(*k.w, pair, k.at.chunk, expert);
         const uint32_t bytes = tile_length<SPARSE>(*k.w, k.at.chunk);
         const bool joined = SPARSE && k.w->joined;
         const tile_window a = tile_window_of(rows.a, joined && rows.b ? 2 * bytes : bytes),
@@ -355,10 +365,11 @@ __device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pi
 template <typename S, bool SPARSE>
 __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *own,
                                                const chain_weights *records, uint32_t count,
-                                               const uint32_t *expert, uint32_t number, uint32_t askers)
+                                               const uint32_t *choice, uint32_t number, uint32_t askers)
 {
     ask_walk ask;
-    ask.expert = expert, ask.chosen = ring.chosen, ask.askers = askers, ask.slots = ring.slots;
+    ask.choice = choice, ask.expert = 0, ask.chosen = ring.chosen, ask.askers = askers,
+    ask.slots = ring.slots;
     ask_open<SPARSE>(ask, own, records, count, number);
     const uint32_t usual = chain_tiles_of(CHAIN_FLIGHT, ring.pitch, askers, ring.slots),
                    few = chain_tiles_of(CHAIN_FLIGHT_HURRY, ring.pitch, askers, ring.slots);
