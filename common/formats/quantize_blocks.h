@@ -31,7 +31,7 @@ FIT_INLINE void write_numbers(struct batch *b, const struct fit_code *code, cons
         for (int i = 0; i < b->g.values; i++) {
             const fit_lanes x = fit_load(&b->g.value[i][at]) * inverse - from;
             const fit_mask index =
-                code->table ? fit_index(x, &table)
+                code->table ? fit_find(x, &table).index
                             : __builtin_convertvector(fit_nearest(x, code, &table) - code->low, fit_mask);
             for (int lane = 0; lane < FIT_LANES; lane++)
                 b->number[(at + lane) * b->g.values + i] = (uint8_t)index[lane];

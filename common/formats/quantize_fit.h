@@ -9,7 +9,7 @@
 #ifndef HELM_COMMON_FORMATS_QUANTIZE_FIT_H
 #define HELM_COMMON_FORMATS_QUANTIZE_FIT_H
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 #include <math.h>
@@ -92,73 +92,90 @@ FIT_INLINE fit_lanes fit_inverse(fit_lanes x)
     return fit_pick(x * x > 0x1p-126f, 1.0f / x, fit_all(0));
 }
 
-/* A code's table. AVX-512 has it in registers: the numbers, and the bounds behind which each is the nearest, for a search by
- * halves; bound[k] is turned by the half of step k. */
+/* A code's table, for a search by halves in registers: the numbers, and the bounds behind which each is the nearest. At
+ * place i of bound[k] is what a search that has come to i compares with in step k, `8 >> k` further. With AVX2, whose
+ * registers hold half a table, two of each: i counts within the half that step 0 has found. */
+#define FIT_TABLES (FIT_CODES_MAX / FIT_LANES)
 struct fit_table {
     const struct fit_code *code;
-#ifdef __AVX512F__
-    fit_lanes number, bound[4];
-#endif
+    fit_lanes number[FIT_TABLES], bound[4][FIT_TABLES];
 };
 
 FIT_INLINE struct fit_table fit_table_of(const struct fit_code *code)
 {
     struct fit_table t = {.code = code};
-#ifdef __AVX512F__
+    if (!code->table || FIT_LANES < 8) return t;
     _Pragma("GCC unroll 16") for (int i = 0; i < FIT_CODES_MAX; i++)
     {
-        const bool there = code->table && i < code->count;
-        t.number[i] = there ? code->table[i] : 0;
+        t.number[i / FIT_LANES][i % FIT_LANES] = i < code->count ? code->table[i] : 0;
         _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)
         {
-            const int of = (i + (8 >> k)) % FIT_CODES_MAX;
-            t.bound[k][i] = code->table && of && of < code->count
-                                ? (code->table[of ? of - 1 : 0] + code->table[of]) / 2
-                                : INFINITY;
+            const int of = i + (8 >> k);
+            t.bound[k][i / FIT_LANES][i % FIT_LANES] =
+                of < code->count ? (code->table[of - 1] + code->table[of]) / 2 : INFINITY;
         }
     }
-#endif
     return t;
 }
 
-/* Which number of the table is the nearest: how many bounds x is above. Four halvings give what fifteen comparisons give
- * elsewhere, also of what is no number (0). */
-FIT_INLINE fit_mask fit_index(fit_lanes x, const struct fit_table *t)
+#if FIT_LANES == 16
+FIT_INLINE fit_lanes fit_look_up(const fit_lanes *table, fit_mask at)
 {
-#ifdef __AVX512F__
-    __m512i index = _mm512_setzero_si512();
+    return (fit_lanes)_mm512_permutexvar_ps((__m512i)at, (__m512)table[0]);
+}
+#elif FIT_LANES == 8
+/* at: below 8, and whether in the upper half. */
+FIT_INLINE fit_lanes fit_look_up(const fit_lanes *table, fit_mask at, fit_mask upper)
+{
+    return (fit_lanes)_mm256_blendv_ps(_mm256_permutevar8x32_ps((__m256)table[0], (__m256i)at),
+                                       _mm256_permutevar8x32_ps((__m256)table[1], (__m256i)at),
+                                       (__m256)upper);
+}
+#endif
+
+/* The nearest number of the table, and which it is: how many bounds x is above. Four halvings give what fifteen
+ * comparisons give elsewhere, also of what is no number (0). */
+struct fit_found {
+    fit_lanes number;
+    fit_mask index;
+};
+FIT_INLINE struct fit_found fit_find(fit_lanes x, const struct fit_table *t)
+{
+#if FIT_LANES == 16
+    __m512i at = _mm512_setzero_si512();
     _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)
     {
-        const __m512 bound =
-            k ? _mm512_permutexvar_ps(index, (__m512)t->bound[k]) : (__m512)fit_all(t->bound[0][0]);
-        index = _mm512_mask_add_epi32(index, _mm512_cmp_ps_mask((__m512)x, bound, _CMP_GT_OQ), index,
-                                      _mm512_set1_epi32(8 >> k));
+        const fit_lanes bound = k ? fit_look_up(t->bound[k], (fit_mask)at) : fit_all(t->bound[0][0][0]);
+        at = _mm512_mask_add_epi32(at, _mm512_cmp_ps_mask((__m512)x, (__m512)bound, _CMP_GT_OQ), at,
+                                   _mm512_set1_epi32(8 >> k));
     }
-    return (fit_mask)index;
+    return (struct fit_found){fit_look_up(t->number, (fit_mask)at), (fit_mask)at};
+#elif FIT_LANES == 8
+    const fit_mask upper = x > fit_all(t->bound[0][0][0]);
+    const fit_lanes second = (fit_lanes)_mm256_blendv_ps((__m256)fit_all(t->bound[1][0][0]),
+                                                         (__m256)fit_all(t->bound[1][1][0]), (__m256)upper);
+    fit_mask at = (x > second) & 4;
+    at += (x > fit_look_up(t->bound[2], at, upper)) & 2;
+    at += (x > fit_look_up(t->bound[3], at, upper)) & 1;
+    return (struct fit_found){fit_look_up(t->number, at, upper), at + (upper & 8)};
 #else
-    fit_mask index = {0};
-    _Pragma("GCC unroll 16") for (int i = 1; i < t->code->count; i++) index -=
-        x > (t->code->table[i - 1] + t->code->table[i]) / 2;
-    return index;
+    struct fit_found found = {fit_all(t->code->table[0]), {0}};
+    _Pragma("GCC unroll 16") for (int i = 1; i < t->code->count; i++)
+    {
+        const float *n = t->code->table + i;
+        const fit_mask above = x > (n[-1] + n[0]) / 2;
+        found.number += (fit_lanes)(above & (fit_mask)fit_all(n[0] - n[-1]));
+        found.index -= above;
+    }
+    return found;
 #endif
 }
 
 /* The nearest number of the code, whose table is `t`. */
 FIT_INLINE fit_lanes fit_nearest(fit_lanes x, const struct fit_code *code, const struct fit_table *t)
 {
-    if (!code->table) return fit_round(fit_min(fit_max(x, fit_all(code->low)), fit_all(code->high)));
-#ifdef __AVX512F__
-    return (fit_lanes)_mm512_permutexvar_ps((__m512i)fit_index(x, t), (__m512)t->number);
-#else
-    (void)t;
-    fit_lanes number = fit_all(code->table[0]);
-    _Pragma("GCC unroll 16") for (int i = 1; i < code->count; i++)
-    {
-        const fit_mask above = x > (code->table[i - 1] + code->table[i]) / 2;
-        number += (fit_lanes)(above & (fit_mask)fit_all(code->table[i] - code->table[i - 1]));
-    }
-    return number;
-#endif
+    return code->table ? fit_find(x, t).number
+                       : fit_round(fit_min(fit_max(x, fit_all(code->low)), fit_all(code->high)));
 }
 
 /* Sums over a group with its numbers n: of w, w x; and w n, w n n, w x n. */
