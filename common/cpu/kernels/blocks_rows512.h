@@ -98,13 +98,12 @@ INLINE vec upper_half(__m512i dwords)
     return lower_half(_mm512_srli_epi32(dwords, 16));
 }
 
-/* A byte of each dword as a float. */
+/* A byte of each dword as a float, 256^byte too large. */
 INLINE vec byte_of(__m512i dwords, const int byte)
 {
-    return _mm512_cvtepi32_ps(
-        _mm512_and_si512(byte ? _mm512_srli_epi32(dwords, (unsigned)(8 * byte)) : dwords,
-                         _mm512_set1_epi32(255)));
+    return _mm512_cvtepu32_ps(_mm512_and_si512(dwords, _mm512_set1_epi32((int)(UINT32_C(255) << 8 * byte))));
 }
+
 INLINE void store_scale(struct chunk *to, size_t group, vec scale)
 {
     vec_store(to->scale[group], scale);
@@ -233,7 +232,12 @@ INLINE void take_k_scales(struct chunk *to, const uint8_t *w, size_t row_bytes)
                   two = _mm512_set1_epi32(0x30303030);
     __m512i head[4];
     rows_dwords(head, w, row_bytes);
-    const vec by = lower_half(head[0]), least = vec_sub(vec_zero(), upper_half(head[0]));
+    vec by[4] = {lower_half(head[0])}, least[4] = {vec_sub(vec_zero(), upper_half(head[0]))};
+    UNROLL for (int b = 1; b < 4; b++)
+    {
+        by[b] = vec_mul(by[b - 1], vec_set1(1.0f / 256));
+        least[b] = vec_mul(least[b - 1], vec_set1(1.0f / 256));
+    }
     UNROLL for (int half = 0; half < 2; half++)
     {
         const __m512i scale = half ? _mm512_or_si512(_mm512_and_si512(head[3], four),
@@ -244,8 +248,8 @@ INLINE void take_k_scales(struct chunk *to, const uint8_t *w, size_t row_bytes)
                                  : _mm512_and_si512(head[2], six);
         UNROLL for (int b = 0; b < 4; b++)
         {
-            store_scale(to, (size_t)(4 * half + b), vec_mul(byte_of(scale, b), by));
-            store_add(to, (size_t)(4 * half + b), vec_mul(byte_of(add, b), least));
+            store_scale(to, (size_t)(4 * half + b), vec_mul(byte_of(scale, b), by[b]));
+            store_add(to, (size_t)(4 * half + b), vec_mul(byte_of(add, b), least[b]));
         }
     }
 }

@@ -27,7 +27,7 @@ INLINE vec block_numbers(const void *at)
 #define LINE        64 /* bytes of a row of tiles but x's: */
 #define X_LINE      STEP
 #define CHUNK       (STEPS * STEP)
-#define AHEAD       2   /* chunks that each row is fetched ahead */
+#define AHEAD       4   /* chunks that each row is fetched ahead */
 #define BATCH_PARTS 192 /* sums that wait for their scales: so many parts of steps */
 #define CHUNK_BYTES 272 /* of a row, at most */
 
@@ -120,8 +120,8 @@ static size_t ordered_few_bytes(size_t tokens, size_t cols)
 
 /* ---- products ---- */
 
-/* Weights: tiles 4 and 5, x: 6, of the last panel 7; sums: 0 and 1, of the last panel 2 and 3. Of one panel, which is the last
- * one, x: 6 and 7, sums: 0 to 3. */
+/* Numbers: tile 4; x: 6, of the last panel 7; sums: 0 and 1, of the last panel 2. Of one panel, which is the last one, x: 6, sums: 0
+ * and 1, too. */
 static void shape_tiles(size_t panels, size_t last_rows)
 {
     struct {
@@ -130,7 +130,7 @@ static void shape_tiles(size_t panels, size_t last_rows)
         uint8_t rows[16];
     } config = {.palette = 1};
     for (int i = 0; i < 8; i++) {
-        const bool last = panels == 1 || i == 2 || i == 3 || i == 7, numbers = i == 4 || i == 5;
+        const bool last = panels == 1 || i == 2 || i == 7, numbers = i == 4;
         config.row_bytes[i] = i >= 6 ? X_LINE : LINE;
         config.rows[i] = (uint8_t)(numbers ? STEP / 4 : last ? last_rows : ROWS);
     }
@@ -220,72 +220,40 @@ INLINE int32_t *sums_of(const struct batch *b, size_t s, size_t panel)
     return b->sums + s * b->step_sums + panel * ROWS * LANES;
 }
 
-/* A product to tile `to`, of numbers in tile 4 or 5 and x in tile 6 or 7. */
-#define LOAD_NUMBERS(tile, s) TILE_LOAD(tile, numbers_of(b, s), LINE)
-#define PRODUCT(to, x_tile, from, numbers)                                                                   \
+/* A product to tile `to`, of numbers in tile 4 and x in tile 6 or 7. */
+#define LOAD_NUMBERS(s) TILE_LOAD(4, numbers_of(b, s), LINE)
+#define PRODUCT(to, x_tile, from)                                                                            \
     do {                                                                                                     \
         TILE_ZERO(to);                                                                                       \
         TILE_LOAD(x_tile, from, X_LINE);                                                                     \
-        _tile_dpbssd(to, x_tile, numbers);                                                                   \
+        _tile_dpbssd(to, x_tile, 4);                                                                         \
     } while (0)
 
-/* Sums of four steps from s on, of two or of one: as many as there are tiles for. An
- * instruction's sums take long to come: others begin, and rows are taken apart, before they are stored. */
-INLINE void multiply_four(const struct batch *b, size_t s, struct side *side, const struct rows *rows)
-{
-    LOAD_NUMBERS(4, s);
-    PRODUCT(0, 6, last_of(b, s), 4);
-    LOAD_NUMBERS(5, s + 1);
-    PRODUCT(1, 7, last_of(b, s + 1), 5);
-    LOAD_NUMBERS(4, s + 2);
-    PRODUCT(2, 6, last_of(b, s + 2), 4);
-    LOAD_NUMBERS(5, s + 3);
-    PRODUCT(3, 7, last_of(b, s + 3), 5);
-    side_unit(side, rows);
-    side_unit(side, rows);
-    TILE_STORE(0, sums_of(b, s, 0), LINE);
-    TILE_STORE(1, sums_of(b, s + 1, 0), LINE);
-    TILE_STORE(2, sums_of(b, s + 2, 0), LINE);
-    TILE_STORE(3, sums_of(b, s + 3, 0), LINE);
-}
+/* Sums of two steps from s on, of one panel. An instruction's sums take long to come: rows are taken apart before they are stored. Few
+ * tile registers are named, since a core has few more where its other hyperthread uses them. */
 INLINE void multiply_two(const struct batch *b, size_t s, struct side *side, const struct rows *rows)
 {
-    LOAD_NUMBERS(4, s);
-    PRODUCT(0, 6, x_of(b, s, 0), 4);
-    PRODUCT(2, 7, last_of(b, s), 4);
-    LOAD_NUMBERS(5, s + 1);
-    PRODUCT(1, 6, x_of(b, s + 1, 0), 5);
-    PRODUCT(3, 7, last_of(b, s + 1), 5);
+    LOAD_NUMBERS(s);
+    PRODUCT(0, 6, last_of(b, s));
+    LOAD_NUMBERS(s + 1);
+    PRODUCT(1, 6, last_of(b, s + 1));
     side_unit(side, rows);
     TILE_STORE(0, sums_of(b, s, 0), LINE);
-    TILE_STORE(2, sums_of(b, s, 1), LINE);
     TILE_STORE(1, sums_of(b, s + 1, 0), LINE);
-    TILE_STORE(3, sums_of(b, s + 1, 1), LINE);
 }
+/* Of one step. */
 INLINE void multiply_one(const struct batch *b, size_t s, struct side *side, const struct rows *rows,
                          const size_t panels)
 {
-    LOAD_NUMBERS(4, s);
-    if (panels > 1) PRODUCT(0, 6, x_of(b, s, 0), 4);
-    if (panels > 2) PRODUCT(1, 6, x_of(b, s, 1), 4);
-    PRODUCT(2, 7, last_of(b, s), 4);
-    if (panels > 2 && s % 2) side_unit(side, rows);
+    LOAD_NUMBERS(s);
+    if (panels > 1) PRODUCT(0, 6, x_of(b, s, 0));
+    if (panels > 2) PRODUCT(1, 6, x_of(b, s, 1));
+    PRODUCT(2, 7, last_of(b, s));
+    if (panels > 1 && s % 2) side_unit(side, rows);
     if (panels > 1) TILE_STORE(0, sums_of(b, s, 0), LINE);
     if (panels > 2) TILE_STORE(1, sums_of(b, s, 1), LINE);
     TILE_STORE(2, sums_of(b, s, panels - 1), LINE);
 }
-INLINE void multiply_groups(const struct batch *b, size_t count, struct side *side, const struct rows *rows,
-                            const size_t panels)
-{
-    size_t s = 0;
-    if (panels == 1)
-        for (; s + 4 <= count; s += 4) multiply_four(b, s, side, rows);
-    if (panels == 2)
-        for (; s + 2 <= count; s += 2) multiply_two(b, s, side, rows);
-    for (; s < count; s++) multiply_one(b, s, side, rows, panels);
-    TILE_FENCE();
-}
-
 /* `count` steps' sums are joined, scaled and added; x_scales: [step][token]. */
 INLINE void scale_steps(vec *total, const int32_t *sums, const struct chunk *chunk, size_t first,
                         const float *x_scales, size_t tokens, const size_t count)
@@ -337,8 +305,6 @@ INLINE void multiply_chunk(const struct rows *g, struct room *room, size_t c, st
         b.last = g->x + (panels - 1) * b.panel_bytes + step * b.last_bytes;
         size_t s = 0;
         if (panels == 1)
-            for (; s + 4 <= count; s += 4) multiply_four(&b, s, side, g);
-        if (panels == 2)
             for (; s + 2 <= count; s += 2) multiply_two(&b, s, side, g);
         for (; s < count; s++) multiply_one(&b, s, side, g, panels);
         TILE_FENCE();
@@ -404,7 +370,7 @@ static void multiply(float *y, size_t ldy, struct rows g, const float *x, size_t
     }
 }
 
-#define FUNCTIONS(format_, FORMAT_NAME)                                                                      \
+#define FUNCTIONS(format_, FORMAT_NAME, APART)                                                               \
     static struct rows format_##_rows(const void *w, size_t cols)                                            \
     {                                                                                                        \
         return (struct rows){.w = w,                                                                         \
@@ -427,14 +393,14 @@ static void multiply(float *y, size_t ldy, struct rows g, const float *x, size_t
     }
 BLOCKS_AMX_FORMATS(FUNCTIONS)
 
-#define ROW(format_, FORMAT_NAME)                                                                            \
+#define ROW(format_, FORMAT_NAME, APART)                                                                     \
     [BLOCKS_AMX_##FORMAT_NAME] = {.name = "amx-int8",                                                        \
                                   .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16,        \
                                   .format = FORMAT_##FORMAT_NAME,                                            \
                                   .schedule = LINEAR_ONE_TOKEN,                                              \
                                   .gemv = format_##_gemv,                                                    \
                                   .few = format_##_few,                                                      \
-                                  .apart = TOKENS,                                                           \
+                                  .apart = APART,                                                            \
                                   .streams = ROWS / 2,                                                       \
                                   .neighbours = true,                                                        \
                                   .row_granule = ROWS,                                                       \
