@@ -68,28 +68,53 @@ INLINE int to_whole(const vec half[2], float *scale)
     return by;
 }
 
-/* Token `t` of `tokens`. */
+/* Digits of 32 whole numbers: the upper ones, the middle ones, the lowest. */
+INLINE void digits_of(__m256i digit[DIGITS], const __m512i whole[2])
+{
+    const __m512i half = _mm512_set1_epi32(0x808080), /* carried from digit to digit, and taken back */
+        by_digit =
+            _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)),
+                  lower = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29),
+                  upper = _mm512_setr_epi32(2, 6, 10, 14, 18, 22, 26, 30, 2, 6, 10, 14, 18, 22, 26, 30);
+    __m512i four[2];
+    UNROLL for (size_t i = 0; i < 2; i++) four[i] =
+        _mm512_shuffle_epi8(_mm512_xor_si512(_mm512_add_epi32(whole[i], half), half), by_digit);
+    const __m512i both = _mm512_permutex2var_epi32(four[0], lower, four[1]);
+    digit[0] = _mm512_castsi512_si256(_mm512_permutex2var_epi32(four[0], upper, four[1]));
+    digit[1] = _mm512_extracti64x4_epi64(both, 1);
+    digit[2] = _mm512_castsi512_si256(both);
+}
+
+/* Token `t` of `tokens`. Sums are made of sixteen steps at once. */
 static void order_token(char *to, const float *x, size_t t, size_t tokens, size_t cols)
 {
     const size_t steps = steps_of(cols), parts = tokens * DIGITS;
     float *scales = (float *)(void *)(to + digits_bytes(tokens, cols)) + t, *sums = scales + steps * tokens;
+    char *row[DIGITS];
+    size_t row_bytes[DIGITS]; /* from step to step */
+    for (size_t p = 0; p < DIGITS; p++) {
+        const size_t part = p * tokens + t, panel = part / ROWS,
+                     rows = parts - panel * ROWS < ROWS ? parts - panel * ROWS : ROWS;
+        row[p] = to + (panel * ROWS * steps + part % ROWS) * X_LINE;
+        row_bytes[p] = rows * X_LINE;
+    }
+    vec all[LANES];
+    float sum[LANES];
     for (size_t s = 0; s < steps; s++, x += STEP) {
         const vec half[2] = {vec_load(x), vec_load(x + LANES)};
         const vec by = vec_set1((float)to_whole(half, &scales[s * tokens]));
-        __m512i whole[2];
-        UNROLL for (size_t i = 0; i < 2; i++) whole[i] = _mm512_cvtps_epi32(vec_scale2(half[i], by));
-        UNROLL for (size_t p = DIGITS; p-- > 0;)
-        { /* the lowest digit first; what is left is divided by 256 */
-            const size_t part = p * tokens + t, panel = part / ROWS,
-                         rows = parts - panel * ROWS < ROWS ? parts - panel * ROWS : ROWS;
-            char *at = to + (panel * ROWS * steps + s * rows + part % ROWS) * X_LINE;
-            UNROLL for (size_t i = 0; i < 2; i++)
-            {
-                _mm_store_si128((__m128i *)(void *)at + i, _mm512_cvtepi32_epi8(whole[i]));
-                whole[i] = _mm512_srai_epi32(_mm512_add_epi32(whole[i], _mm512_set1_epi32(128)), 8);
-            }
-        }
-        sums[s * tokens] = vec_reduce_add(vec_add(half[0], half[1]));
+        const __m512i whole[2] = {_mm512_cvtps_epi32(vec_scale2(half[0], by)),
+                                  _mm512_cvtps_epi32(vec_scale2(half[1], by))};
+        __m256i digit[DIGITS];
+        digits_of(digit, whole);
+        UNROLL for (size_t p = 0; p < DIGITS; p++)
+            _mm256_store_si256((__m256i *)(void *)(row[p] + s * row_bytes[p]), digit[p]);
+        all[s % LANES] = vec_add(half[0], half[1]);
+        if (s % LANES < LANES - 1 && s + 1 < steps) continue;
+        const size_t first = s / LANES * LANES;
+        for (size_t i = s % LANES + 1; i < LANES; i++) all[i] = vec_zero();
+        vec_store(sum, vec_reduce_lanes(all));
+        for (size_t i = first; i <= s; i++) sums[i * tokens] = sum[i - first];
     }
 }
 
