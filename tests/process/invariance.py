@@ -39,6 +39,7 @@ SHAPES = {
     "pair": pair("gcgcgcgc", "c", "g", ),
     "phases": pair("gcgccccc", "g", "c", prefill="gcgsssss", prefill_from=40, ring_bytes=8 << 20),
     "gpu": pair("gggggggg", "g", "g"),
+    "packed": pair("gcgcgcgc", "c", "g", packed="g"),
     "tiers": pair("ggggcccc", "g", "c", vram_page_count=20, kv_direct_permille=1000),
 }
 for name in "ref", "avx2", "avx512", "avx512-bf16", "avx512-vnni":
@@ -47,13 +48,12 @@ for name in "ref", "avx2", "avx512", "avx512-bf16", "avx512-vnni":
 # blocks with activations as they are, and more tokens a step
 SHAPES["q4-exact"] = {"options": ("--device", "cpu", "--threads", 2, "--ctx", CONTEXT, "--step-tokens", 64, "--parallel", 12,
                                   "--kv-tokens", 1088, "--weights", "q4_k_m", "--activations", "exact")}
-# a cache of q8_0; packed weights; experts, of a model of its own
+# a cache of q8_0; experts, of a model of its own
 SHAPES["cpu-kv8"] = {"options": SHAPES["cpu"]["options"] + ("--kv-dtype", "q8_0")}
-SHAPES["cpu-packed"] = {"options": SHAPES["cpu"]["options"] + ("--pack", "all")}
 SHAPES["experts"] = {"options": SHAPES["cpu"]["options"], "model": os.path.join(DATA, "golden", "mixtral"), "vocab": 1024}
 # blocks: one sequence's products in chains, several's as a few tokens'
 SHAPES["gpu-q4"] = {"options": ("--device", "emulated", *SHAPES["cpu"]["options"][4:], "--weights", "q4_k_m")}
-EMULATED = "pair", "phases", "gpu", "tiers", "gpu-q4"
+EMULATED = "pair", "phases", "gpu", "packed", "tiers", "gpu-q4"
 for name in EMULATED:
     SHAPES["cuda-" + name] = {**SHAPES[name], "options": ("--device", "cuda", *SHAPES[name]["options"][2:])}
 NAMED = {"all": [name for name in SHAPES if not name.startswith("cuda-")], "cuda": ["cuda-" + name for name in EMULATED]}
