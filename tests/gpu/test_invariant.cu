@@ -85,7 +85,8 @@ static const uint32_t HEADS = 8, KV_HEADS = 2, PAGE = 32;
 struct attending {
     test_step step;
     struct kv_layout layout;
-    uint32_t window, width, kv_width, chained = 0;
+    uint32_t window, width, kv_width;
+    enum gpuk_order order = GPUK_ORDER_ALONE;
     std::vector<float> q, k, v; /* of tokens' products, but for prefill, which takes q as it is */
     std::vector<unsigned char> cells;
     gpu_buffer pool, table, norms;
@@ -111,7 +112,7 @@ struct attending {
         a.kv = {layout, pool.at, nullptr, 0, 0};
         a.heads = HEADS, a.window = window, a.scale = (float)(1 / sqrt((double)layout.head_dim));
         a.q_stride = width;
-        a.alone = true, a.chained = chained;
+        a.order = order;
         return a;
     }
 };
@@ -167,19 +168,21 @@ static std::vector<float> decode(struct test_context *t, attending &x, uint32_t 
     return got;
 }
 
-/* chained: below which position tokens have the bits of a chain. */
 static void test_decode(struct test_context *t, int dtype, uint32_t head_dim, uint32_t window,
-                        uint32_t chained)
+                        enum gpuk_order order)
 {
+    const bool near = order == GPUK_ORDER_CHAINED_NEAR;
     const std::vector<uint32_t> start =
-        t->small ? std::vector<uint32_t>{0, 70, 300}
-                 : std::vector<uint32_t>{0, 31, 70, 300, 1000, 2500, 2999, 3000, 4099, 17};
+        t->small
+            ? std::vector<uint32_t>{0, 70, near ? (uint32_t)GPU_APART_POSITION : 300}
+            : std::vector<uint32_t>{0,    31, 70, 300, 1000, 2500, GPU_APART_POSITION - 1, GPU_APART_POSITION,
+                                    4099, 17};
     attending x(t, start, std::vector<uint32_t>(start.size(), 1), dtype, head_dim, window);
-    x.chained = chained;
+    x.order = order;
     const auto all = decode(t, x, 0, x.step.tokens);
     char what[160];
-    const int named = snprintf(what, sizeof what, "decode, %s, head_dim %u, window %u, chained below %u: ",
-                               kv_dtype_name((enum kv_dtype)dtype), head_dim, window, chained);
+    const int named = snprintf(what, sizeof what, "decode, %s, head_dim %u, window %u, order %d: ",
+                               kv_dtype_name((enum kv_dtype)dtype), head_dim, window, (int)order);
     const auto say = [&](const char *more) {
         snprintf(what + named, sizeof what - named, "%s", more);
         return what;
@@ -194,7 +197,8 @@ static void test_decode(struct test_context *t, int dtype, uint32_t head_dim, ui
         snprintf(token, sizeof token, "the token at %u alone, in one kernel", start[first]);
         check_same(t, decode(t, x, first, 1, FUSED), want, say(token));
         snprintf(token, sizeof token, "the token at %u alone, in a chain", start[first]);
-        if (start[first] < chained) check_same(t, decode(t, x, first, 1, CHAINED), want, say(token));
+        const bool chained = near ? start[first] < GPU_APART_POSITION : order == GPUK_ORDER_CHAINED;
+        if (chained) check_same(t, decode(t, x, first, 1, CHAINED), want, say(token));
     }
 }
 
@@ -291,8 +295,10 @@ void test_invariant(struct test_context *t)
         for (uint32_t head_dim : {64u, 128u}) {
             if (t->small && head_dim != 128) continue;
             for (uint32_t window : {0u, 100u}) {
-                test_decode(t, dtype, head_dim, window, 0);
-                if (t->device.bulk_copy) test_decode(t, dtype, head_dim, window, t->small ? 200 : 3000);
+                test_decode(t, dtype, head_dim, window, GPUK_ORDER_ALONE);
+                for (auto order : {GPUK_ORDER_CHAINED_NEAR, GPUK_ORDER_CHAINED})
+                    if (t->device.bulk_copy && !(t->small && order == GPUK_ORDER_CHAINED))
+                        test_decode(t, dtype, head_dim, window, order);
                 if (dtype == KV_F32) continue; /* its queries are not of 16 bits */
                 test_prefill(t, dtype, head_dim, window);
             }

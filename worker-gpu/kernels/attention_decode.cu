@@ -162,12 +162,12 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
 {
     int rc = gpuk_attention_check("decode attention", args, tokens, err);
     if (rc) return rc;
-    if (args->alone && !fused && (!args->k || !args->v))
+    const bool alone = args->order >= GPUK_ORDER_ALONE, chained = args->order >= GPUK_ORDER_CHAINED_NEAR;
+    if (alone && !fused && (!args->k || !args->v))
         return helm_fail(err, HELM_E_USAGE,
                          "decode attention: as if alone, without the token's key and value");
-    if (args->chained && (!args->alone || partial_m || args->step.row_begin))
-        return helm_fail(err, HELM_E_USAGE,
-                         "decode attention: as in a chain, but not as if alone, or of a part of the context");
+    if (chained && (partial_m || args->step.row_begin))
+        return helm_fail(err, HELM_E_USAGE, "decode attention: as in a chain, but of a part of the context");
     if (tokens > 65535 || (fused && tokens != 1))
         return helm_fail(err, HELM_E_LIMIT, "decode attention: %u tokens (65535 at most, 1 when fused)",
                          tokens);
@@ -178,11 +178,11 @@ extern "C" int gpuk_attention_decode(const struct gpuk_device *device, const str
     p.partial_m = partial_m;
     p.partial_s = partial_s;
     p.group_chunks = div_up(group, group_sizes[size]);
-    if (args->chained) rc = decode_chained_launch(device, &p, tokens, flags, stream, err);
-    if (rc || args->chained == GPUK_ALL_CHAINED) return rc;
+    if (chained) rc = decode_chained_launch(device, &p, tokens, flags, stream, err);
+    if (rc || args->order == GPUK_ORDER_CHAINED) return rc;
     if (decode_tensor_fits(device, args)) return decode_tensor_launch(device, &p, tokens, flags, stream, err);
     uint32_t blocks = l->kv_heads * p.group_chunks;
-    uint32_t splits = 2 * (uint32_t)device->sm_count / (blocks * (args->alone ? 1 : tokens));
+    uint32_t splits = 2 * (uint32_t)device->sm_count / (blocks * (alone ? 1 : tokens));
     splits = splits < 1 ? 1 : splits > GPUK_SPLITS_MAX ? GPUK_SPLITS_MAX : splits;
     bool vector = l->head_dim % 8 == 0 && ((size_t)args->kv.pool | (size_t)args->kv.pool_host) % 16 == 0;
     return gpuk_launch("decode attention", kernels[l->dtype][size][vector], dim3(splits, blocks, tokens),

@@ -319,10 +319,12 @@ __device__ __forceinline__ void finish_block(const decode_params &p, uint32_t t,
     if (pieces > 1) merge_pieces<G, B>(p, head, heads, pieces, counter, memory);
 }
 
-/* Whether a kernel has this token, by its position: tokens below `chained` are attention_chained.cu's. */
+/* Whether a kernel has this token, by its position: those in a chain's order are attention_chained.cu's. */
 __device__ __forceinline__ bool has_token(const gpuk_attention &a, bool chained, uint32_t position)
 {
-    return (position < a.chained) == chained;
+    const bool is_chained = a.order == GPUK_ORDER_CHAINED ||
+                            (a.order == GPUK_ORDER_CHAINED_NEAR && position < GPU_APART_POSITION);
+    return is_chained == chained;
 }
 
 /* The kernels' arguments, the workspace divided. */
@@ -335,7 +337,7 @@ int decode_tensor_launch(const struct gpuk_device *device, decode_params *params
                          uint32_t flags, void *stream, struct helm_err *err);
 int decode_tensor_prepare(const struct gpuk_device *device, struct helm_err *err);
 
-/* The launch for tokens below args->chained (attention_chained.cu). */
+/* The launch for tokens in a chain's order (attention_chained.cu). */
 int decode_chained_launch(const struct gpuk_device *device, const decode_params *params, uint32_t tokens,
                           uint32_t flags, void *stream, struct helm_err *err);
 int decode_chained_prepare(const struct gpuk_device *device, struct helm_err *err);

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
     u.first = first, u.begin = aligned + blockIdx.x * per_piece;
     u.piece = blockIdx.x, u.pieces = pieces;
     u.owner = blockIdx.x == pieces - 1, u.appends = chunk == 0;
-    u.end = u.owner ? end - (p.fused || a.alone ? 1 : 0) : u.begin + per_piece;
+    u.end = u.owner ? end - (p.fused || a.order >= GPUK_ORDER_ALONE ? 1 : 0) : u.begin + per_piece;
 
     const uint32_t base = u.begin + warp * S::TILE;
     if (works && base < u.end) { /* earlier positions are in the cache already: on their way while we wait */
@@ -126,7 +126,8 @@ int decode_tensor_launch(const struct gpuk_device *device, decode_params *params
     const tensor_shape *shape = shape_of(&params->a.kv);
     params->group_chunks = div_up(params->a.heads / l->kv_heads, STREAM_HEADS);
     const uint32_t blocks = l->kv_heads * params->group_chunks;
-    uint32_t splits = (uint32_t)device->sm_count / (blocks * (params->a.alone ? 1 : tokens));
+    uint32_t splits =
+        (uint32_t)device->sm_count / (blocks * (params->a.order >= GPUK_ORDER_ALONE ? 1 : tokens));
     splits = splits < 1 ? 1 : splits > GPUK_SPLITS_MAX ? GPUK_SPLITS_MAX : splits;
     return gpuk_launch("decode attention", shape->kernel, dim3(splits, blocks, tokens), dim3(THREADS),
                        shape->bytes, flags, stream, err, *params);

@@ -234,8 +234,16 @@ struct gpuk_expand_part {
 HELM_MUST_CHECK int gpuk_expand(const struct gpuk_device *device, const struct gpuk_expand_part *part,
                                 uint32_t parts, uint32_t blocks, void *stream, struct helm_err *err);
 
+/* The order in which decode attention adds a token's positions up: each has what those above it have. */
+enum gpuk_order {
+    GPUK_ORDER_TOGETHER, /* a context is cut by how many tokens there are */
+    /* A token's context is cut as if it was the only one, so that its sums do not depend on others; and not `fused`, k and v
+     * are still those that gpuk_rope_append took: it has the bits of one token, fused. */
+    GPUK_ORDER_ALONE,
+    GPUK_ORDER_CHAINED_NEAR, /* tokens at positions below GPU_APART_POSITION have the bits of attention in a chain (chains.h) */
+    GPUK_ORDER_CHAINED /* all have */
+};
 /* Attention of one layer. Shapes come from kv.layout. */
-#define GPUK_ALL_CHAINED UINT32_MAX
 struct gpuk_attention {
     struct gpuk_step step;
     struct gpuk_kv kv;
@@ -248,11 +256,7 @@ struct gpuk_attention {
     const float *rope_table;
     const float *q, *k, *v; /* fp32, q[token * q_stride + head * head_dim + d], k and v likewise */
     uint32_t q_stride, kv_stride;
-    /* decode: a token's context is cut as if it was the only one, so that its sums do not depend on others; and not
-     * `fused`, k and v are still those that gpuk_rope_append took: it has the bits of one token, fused. */
-    bool alone;
-    /* And tokens at positions below this have the bits of attention in a chain (chains.h); 0: none. */
-    uint32_t chained;
+    enum gpuk_order order; /* decode's */
 };
 /* Norms and rotates q and k, appends k and v to the pages, and writes q (normed and rotated) to q_out, dense
  * [token][heads][head_dim], of q_dtype; q_out may be args->q when q_dtype is f32 and q_stride is dense. */

@@ -79,8 +79,7 @@ static struct op attend_few(const struct measure_work *w, uint32_t layer)
     op.tokens = w->tokens;
     op.as.attention.fused = false;
     op.as.attention.args.q = k->qkv; /* any numbers */
-    op.as.attention.args.alone = w->chained;
-    op.as.attention.args.chained = w->chained ? GPUK_ALL_CHAINED : 0;
+    op.as.attention.args.order = w->chained ? GPUK_ORDER_CHAINED : GPUK_ORDER_TOGETHER;
     return op;
 }
 

@@ -26,7 +26,7 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
                                .v = (const float *)(void *)making_place(low, m, BUFFER_V).at,
                                .q_stride = q.stride,
                                .kv_stride = q.stride,
-                               .alone = s->plan->invariant};
+                               .order = s->plan->invariant ? GPUK_ORDER_ALONE : GPUK_ORDER_TOGETHER};
     if (p->attending == GPU_ATTENDS_ASSISTED)
         a.step.row_begin =
             (const void *)((const char *)gpu_area(s->buffers, GPU_AREA_BLOCK) + p->block.row_begin);

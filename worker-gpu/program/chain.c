@@ -37,7 +37,7 @@ static bool is_taken(const struct gpu_program *p, struct device *d, const struct
 {
     if (!is_operation(e) || e->slice) return false;
     const struct gpuk_attention *a = &e->op.as.attention.args;
-    if (e->op.kind == OP_ATTEND_DECODE && (p->attending == GPU_ATTENDS_APART || (a->alone && !a->chained)))
+    if (e->op.kind == OP_ATTEND_DECODE && (p->attending == GPU_ATTENDS_APART || a->order == GPUK_ORDER_ALONE))
         return false;
     /* one of samples, or of other bits than few tokens have */
     if (e->op.kind == OP_GEMM_SMALL && (e->op.count || !d->ask.chain_as_few(d, &e->op.as.linear)))
@@ -67,7 +67,7 @@ void lower_attention_chained(struct lowering *low)
         if (e->op.kind != OP_ATTEND_DECODE || !is_as_few(d, e + 1)) continue;
         const struct gpuk_chain_op op = operation_of(e, NULL);
         if (!d->ask.chain_takes(d, &op)) continue;
-        e->op.as.attention.args.chained = apart ? GPU_APART_POSITION : GPUK_ALL_CHAINED;
+        e->op.as.attention.args.order = apart ? GPUK_ORDER_CHAINED_NEAR : GPUK_ORDER_CHAINED;
         p->as_chained++;
     }
 }

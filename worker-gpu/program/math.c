@@ -346,7 +346,7 @@ static uint32_t ops_of(const struct lowering *low, const struct making *m,
 {
     if (m->at->math->kind == MATH_ATTENTION && low->program->attending == GPU_ATTENDS_ASSISTED)
         return program_ops_assisted(kinds);
-    /* with the bits of rotation, append and attention one behind the other (gpuk_attention.alone) */
+    /* with the bits of rotation, append and attention one behind the other (GPUK_ORDER_ALONE) */
     if (m->at->math->kind == MATH_ATTENTION && low->program->tier == GPU_TIER_1)
         return program_ops_of(m->at->math, PROCESSOR_GPU, OP_TIER_ONE, kinds);
     return (making_mixed(low, m) ? program_ops_mixed : program_ops_of)(m->at->math, PROCESSOR_GPU,

@@ -43,7 +43,7 @@
  *
  * Of an invariant plan (common/plan/schedule.h) the program of one token is that of GPU_STEADY_FEW; in chains are products
  * where the device has the same bits there (device_asked.chain_as_few), and attention beside them, whose order few tokens then
- * have, too (gpuk_attention.chained).
+ * have, too (enum gpuk_order).
  *
  * Chains (chains.h): of the tier of one token, operations of layers and head with nothing between them, a sparse MLP's
  * where every expert of the layer is here, are done by one kernel, where the device has it. OP_CHAIN stands in front

@@ -338,6 +338,10 @@ static void equal_decode_is_decided_by_long_prompts(void **state)
     for (uint32_t context = 256; context <= 32768; context *= 4)
         assert_true(rate_at(&long_8b, context) > 0.975 * rate_at(&loser, context));
     assert_true(prompt_at(&long_8b, 16384) < 0.65 * prompt_at(&loser, 16384));
+    /* a chunk of 2,048 tokens takes no places, so none of a short context's speed (where all had places, 1,024 were chosen) */
+    assert_int_equal(long_8b.plan.step_tokens, 2048);
+    assert_true(plan_appends_in_arena(&long_8b.plan));
+    assert_true(prompt_at(&long_8b, 32768) < 4.0);
     assert_true(rate_at(&loser, 256) > 38.7);
     case_close(&loser);
 }
