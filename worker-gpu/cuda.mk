@@ -78,7 +78,8 @@ CUDA_EMULATED_OBJ := $(patsubst %,$(OBJ)/emulated/%.o,$(CUDA_EMULATED_SRC))
 EMULATED_OPT := -Og
 $(OBJ)/emulated/tests/gpu/emulator/emulator.cpp.o: EMULATED_OPT := -O2
 # a quarter of all of it to compile, little of it run: half of that, and a second or two longer
-$(OBJ)/emulated/worker-gpu/kernels/chain.cu.o $(OBJ)/emulated/worker-gpu/kernels/chain_sparse.cu.o: EMULATED_OPT := -O0 -U_FORTIFY_SOURCE
+$(OBJ)/emulated/worker-gpu/kernels/chain.cu.o $(OBJ)/emulated/worker-gpu/kernels/chain_sparse.cu.o \
+  $(OBJ)/emulated/worker-gpu/kernels/chain_sparse_many.cu.o: EMULATED_OPT := -O0 -U_FORTIFY_SOURCE
 $(OBJ)/emulated/%.o: %
 	@mkdir -p $(@D)
 	$(call say,CXX,$<)

@@ -62,6 +62,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/chain.cu \
   worker-gpu/kernels/chain_list.cu \
   worker-gpu/kernels/chain_sparse.cu \
+  worker-gpu/kernels/chain_sparse_many.cu \
   worker-gpu/kernels/elementwise.cu \
   worker-gpu/kernels/expand.cu \
   worker-gpu/kernels/experts.cu \

@@ -11,7 +11,7 @@ static chain_functions kernels = {CHAIN_KERNELS(chain_shaped, decode_bf16, false
 int gpuk_prepare_chain(const struct gpuk_device *device, struct helm_err *err)
 {
     int rc = HELM_OK;
-    for (const chain_functions *table : {&kernels, &chain_sparse_kernels})
+    for (const chain_functions *table : {&kernels, &chain_sparse_kernels, &chain_sparse_many_kernels})
         for (const auto &family : *table)
             for (const chain_function kernel : family)
                 if (!rc && kernel && device->bulk_copy)
@@ -31,9 +31,11 @@ extern "C" int gpuk_chain_run(const struct gpuk_chain *chain, uint32_t flags, vo
                                    chain->pitch,
                                    chain->region_bytes,
                                    chain->norm_bytes};
-    const chain_function kernel =
-        (chain->sparse ? chain_sparse_kernels
-                       : kernels)[chain->variant / KV_DTYPE_COUNT][chain->variant % KV_DTYPE_COUNT];
+    const bool many = chain->warps * 32 == chain_sparse_many_shaped::LAUNCHED;
+    const chain_functions &table = !chain->sparse ? kernels
+                                   : many         ? chain_sparse_many_kernels
+                                                  : chain_sparse_kernels;
+    const chain_function kernel = table[chain->variant / KV_DTYPE_COUNT][chain->variant % KV_DTYPE_COUNT];
     /* Begun early, blocks come to be resident together without being launched so: those of the kernel in front, which wait for
      * nothing behind them, end, and nothing else begins before this kernel has ended. */
     return gpuk_launch("chain", kernel, dim3(chain->blocks), dim3(chain->warps * 32), chain->shared_bytes,

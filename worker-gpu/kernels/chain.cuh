@@ -11,6 +11,9 @@
 #include "worker-gpu/kernels/experts.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
+/* Of attention, beside: HELD times the warps that compute; positions of a block. */
+static const uint32_t HELD_WARPS = 32, HELD_POSITIONS_MAX = 256;
+
 /* A block's warps: W that compute, P that ask for weights. B: bytes of one row of a tile, which is that of a
  * pair of rows, at most; C: of what a warp has in registers of it at once. A tile costs waiting for it and
  * setting it free, so a row has as few as leave the ring well filled. */
@@ -18,11 +21,16 @@ template <uint32_t W, uint32_t P, uint32_t B, uint32_t C> struct chain_shape {
     static_assert(W % P == 0, "a slot of the ring has one warp that asks and one that computes");
     static const uint32_t WARPS = W, THREADS = W * 32, ASKERS = P, LAUNCHED = (W + P) * 32, TILE = B,
                           PART = C;
+    /* Positions of a lane in a block's first unit of attention whose keys and values it fetches into shared memory while q, k and
+     * v are being computed. */
+    static const uint32_t HELD = HELD_WARPS / W;
     /* those that compute, as a team (attention_decode.cuh) */
     static __device__ __forceinline__ uint32_t threads() { return THREADS; }
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
     /* Tiles of blocks that a warp multiplies at once where they meet the same x. */
     static const uint32_t TOGETHER = 1;
+    /* Lanes of a warp that asks which look at once, each at a tile of its own, whether that may be asked for. */
+    static const uint32_t ASKING_LANES = 1;
     /* Where a block is in an operation, for benchmarks that look. */
     static __device__ __forceinline__ void stamp(uint32_t) {}
     static __device__ __forceinline__ void stamps_out(uint32_t) {}
@@ -125,10 +133,6 @@ struct chain_header {
 static const size_t CHAIN_HEADER_BYTES = 256;
 static_assert(sizeof(chain_header) <= CHAIN_HEADER_BYTES, "the lists begin behind the header");
 static_assert(sizeof(chain_weights) % 16 == 0 && sizeof(chain_item) % 16 == 0, "copied 16 bytes at a time");
-
-/* Positions of a block's first unit of attention whose keys and values it fetches into shared memory while q,
- * k and v are being computed: HELD of each lane. */
-static const uint32_t HELD = 4, HELD_POSITIONS_MAX = 256;
 
 /* How a token's attention is cut; the same in every block. */
 struct attention_cut {
@@ -330,26 +334,66 @@ template <bool SPARSE> __device__ __forceinline__ uint32_t tile_length(const cha
     }
     return chunk + 1 == w.chunks ? w.last_bytes : w.tile;
 }
-/* Starts the copy of the tile the walk is at (one lane) and goes on. */
+/* Starts the copy of tile `at` of the walk's operation (one lane). */
 template <bool SPARSE>
-__device__ __forceinline__ void ask_tile(ask_walk &k, uint32_t slot, uint32_t pitch, uint32_t full)
+__device__ __forceinline__ void ask_tile(const ask_walk &k, const tile_walk &at, uint32_t slot,
+                                         uint32_t pitch, uint32_t full)
 {
-    if ((threadIdx.x & 31) == 0) {
-        const linear_pair rows =
-            tile_rows<SPARSE>(*k.w, k.w->start + k.at.pair * gridDim.x, k.at.chunk, k.expert);
-        const uint32_t bytes = tile_length<SPARSE>(*k.w, k.at.chunk);
-        const bool joined = SPARSE && k.w->joined;
-        const tile_window a = tile_window_of(rows.a, joined && rows.b ? 2 * bytes : bytes),
-                          b = tile_window_of(rows.b, bytes);
-        const bool two = rows.b && !joined;
-        bulk_expect(full, two ? a.bytes + b.bytes : a.bytes);
-        bulk_copy(slot, a.from, a.bytes, full);
-        if (two) bulk_copy(slot + pitch, b.from, b.bytes, full);
+    const linear_pair rows = tile_rows<SPARSE>(*k.w, k.w->start + at.pair * gridDim.x, at.chunk, k.expert);
+    const uint32_t bytes = tile_length<SPARSE>(*k.w, at.chunk);
+    const bool joined = SPARSE && k.w->joined;
+    const tile_window a = tile_window_of(rows.a, joined && rows.b ? 2 * bytes : bytes),
+                      b = tile_window_of(rows.b, bytes);
+    const bool two = rows.b && !joined;
+    bulk_expect(full, two ? a.bytes + b.bytes : a.bytes);
+    bulk_copy(slot, a.from, a.bytes, full);
+    if (two) bulk_copy(slot + pitch, b.from, b.bytes, full);
+}
+/* The walk's `tiles`th tile from here on; behind the operation's end somewhere behind it. */
+__device__ __forceinline__ tile_walk ask_ahead(const ask_walk &k, uint32_t tiles)
+{
+    tile_walk at = {k.at.pair + tiles * k.w->ask_pairs, k.at.chunk + tiles * k.w->ask_chunks};
+    while (at.chunk >= k.w->chunks) at.chunk -= k.w->chunks, at.pair++;
+    return at;
+}
+/* An asking warp's life where several lanes look ahead at once, each at a tile of the walk: of those in a row that may be asked
+ * for each lane starts the copy of its own. Behind a choice of experts, when the ring is empty, and of small tiles one at a time
+ * is too slow. */
+template <typename S, bool SPARSE>
+__device__ __forceinline__ void ask_by_lanes(ask_walk &ask, chain_ring &ring)
+{
+    const uint32_t lane = threadIdx.x & 31, askers = ask.askers, all = 0xffffffffu;
+    uint32_t asked = 0; /* tiles */
+    bool first = true;  /* the round that finds every slot free */
+    const auto arrived = [&](uint32_t slot, uint32_t most) {
+        return ring.full + 8 * (slot + (slot < most ? ring.slots : 0) - most);
+    };
+    while (ask.at.pair < ask.w->whole) {
+        const tile_walk at = ask_ahead(ask, lane < S::ASKING_LANES ? lane : 0);
+        const uint32_t before = lane * askers, beyond = ring.slot + before;
+        const bool wraps = beyond >= ring.slots;
+        const uint32_t slot = wraps ? beyond - ring.slots : beyond, round = ring.parity ^ wraps;
+        /* at most `most` tiles in flight: an earlier one must have arrived */
+        const uint32_t most = __shfl_sync(all, bulk_over(ring.hurry, 0) ? ask.few : ask.usual, 0);
+        bool may = lane < S::ASKING_LANES && before < ring.slots && at.pair < ask.w->whole;
+        if (may && (!first || wraps)) may = bulk_over(ring.free + 8 * slot, round ^ 1);
+        if (may && asked + before >= most) may = bulk_over(arrived(slot, most), round ^ (slot < most));
+        uint32_t tiles = (uint32_t)__ffs((int)~__ballot_sync(all, may)) - 1;
+        if (tiles == 0) { /* the first's turn will come */
+            if (!first) bulk_wait(ring.free + 8 * ring.slot, ring.parity ^ 1);
+            if (asked >= most) bulk_wait(arrived(ring.slot, most), ring.parity ^ (ring.slot < most));
+            tiles = 1;
+        }
+        __syncwarp(); /* no lane waits for a phase that others have left behind */
+        if (lane < tiles)
+            ask_tile<SPARSE>(ask, at, ring.address + slot * 2 * ring.pitch, ring.pitch, ring.full + 8 * slot);
+        asked += tiles * askers;
+        first = first && ring.slot + tiles * askers < ring.slots;
+        ring_next(ring, tiles * askers);
+        __syncwarp(); /* all have read the operation */
+        ask.at = ask_ahead(ask, tiles);
+        if (ask.at.pair >= ask.w->whole) ask_settle<SPARSE>(ask);
     }
-    k.at.pair += k.w->ask_pairs;
-    k.at.chunk += k.w->ask_chunks;
-    if (k.at.chunk >= k.w->chunks) k.at.chunk -= k.w->chunks, k.at.pair++;
-    if (k.at.pair >= k.w->whole) ask_settle<SPARSE>(k);
 }
 /* An asking warp's life. The first round finds every slot free. */
 template <typename S, bool SPARSE>
@@ -360,6 +404,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
     ask_walk ask;
     ask.expert = expert, ask.chosen = ring.chosen, ask.askers = askers, ask.slots = ring.slots;
     ask_open<SPARSE>(ask, own, records, count, number);
+    if constexpr (S::ASKING_LANES > 1) return ask_by_lanes<S, SPARSE>(ask, ring);
     const uint32_t usual = chain_tiles_of(CHAIN_FLIGHT, ring.pitch, askers, ring.slots),
                    few = chain_tiles_of(CHAIN_FLIGHT_HURRY, ring.pitch, askers, ring.slots);
     uint32_t asked = 0; /* tiles */
@@ -376,8 +421,11 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
             }
             asked += askers;
             __syncwarp(); /* no lane waits for a phase that others have left behind */
-            ask_tile<SPARSE>(ask, ring.address + ring.slot * 2 * ring.pitch, ring.pitch,
-                             ring.full + 8 * ring.slot);
+            if ((threadIdx.x & 31) == 0)
+                ask_tile<SPARSE>(ask, ask.at, ring.address + ring.slot * 2 * ring.pitch, ring.pitch,
+                                 ring.full + 8 * ring.slot);
+            ask.at = ask_ahead(ask, 1);
+            if (ask.at.pair >= ask.w->whole) ask_settle<SPARSE>(ask);
             ring_next(ring, askers);
         }
         if (ask.at.pair >= ask.w->whole) return;
@@ -389,7 +437,11 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
 /* Chains with experts have many small tiles. */
 struct chain_sparse_shaped : chain_shaped {
-    static const uint32_t TOGETHER = 2;
+    static const uint32_t TOGETHER = 2, ASKING_LANES = 8;
+};
+/* And of blocks each takes a warp many steps that wait for one another: with four warps a scheduler others go on. */
+struct chain_sparse_many_shaped : chain_shape<16, 4, chain_shaped::TILE, chain_shaped::PART> {
+    static const uint32_t TOGETHER = 2, ASKING_LANES = 8;
 };
 /* Warps that request tiles of `pitch` bytes a row. Between operations at least one tile of each is in flight. */
 static inline uint32_t chain_askers(uint32_t pitch)

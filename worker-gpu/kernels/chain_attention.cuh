@@ -93,7 +93,7 @@ template <typename S> __device__ __forceinline__ void cut_once(const gpuk_attent
 /* Bytes of the keys and values a block holds. */
 template <typename S> static constexpr uint32_t held_bytes()
 {
-    return HELD * 2 * S::THREADS * 16;
+    return S::HELD * 2 * S::THREADS * 16;
 }
 /* While the operation in front is running: what the block's first unit reads first comes into shared memory,
  * and some of the rest as far as the L2. A thread reads later what it has fetched itself. */
@@ -121,7 +121,7 @@ __device__ __forceinline__ void chain_attention_ask(const chain_item &item, chai
         const uint32_t to_values = l.kv_heads * (uint32_t)kv_head_bytes(&l);
         const uint32_t to = shared_address(region + item.held_at) + threadIdx.x * 16;
 #pragma unroll
-        for (uint32_t u = 0; u < HELD; u++) {
+        for (uint32_t u = 0; u < S::HELD; u++) {
             const uint32_t i = u * step + warp * lane.at_once + lane.place;
             const uint32_t page = token.held_pages[i];
             const bool reads = page != GPUK_PAGE_ABSENT && lane.first_dim < l.head_dim;
@@ -132,7 +132,7 @@ __device__ __forceinline__ void chain_attention_ask(const chain_item &item, chai
             copy16_async(to + (2 * u) * S::THREADS * 16, row, reads);
             copy16_async(to + (2 * u + 1) * S::THREADS * 16, row + to_values, reads);
         }
-        begin += HELD * step;
+        begin += S::HELD * step;
     }
     const uint32_t lines = div_up(row_bytes, 128); /* of a key, or a value */
     const uint32_t end = begin + CHAIN_ASK < unit.end ? begin + CHAIN_ASK : unit.end;
@@ -292,7 +292,7 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const atten
             }
         };
         const bool held = G == 1 && seat.held_at && number == blockIdx.x;
-        const uint32_t begin = held ? unit.begin + HELD * step : unit.begin;
+        const uint32_t begin = held ? unit.begin + S::HELD * step : unit.begin;
         if (begin + warp * at_once < end) load(now, begin);
         if (waited)
             S::meet(); /* the unit before is through with the shared memory */
@@ -308,7 +308,8 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const atten
         if constexpr (G == 1 && C::HOLDS) {
             const uint4 *from = reinterpret_cast<const uint4 *>(region + seat.held_at) + threadIdx.x;
 #pragma unroll 1
-            for (uint32_t u = 0; held && u < HELD && unit.begin + u * step + warp * at_once < end; u += U) {
+            for (uint32_t u = 0; held && u < S::HELD && unit.begin + u * step + warp * at_once < end;
+                 u += U) {
                 attention_cells<U> c;
 #pragma unroll
                 for (uint32_t j = 0; j < U; j++) {

@@ -446,6 +446,7 @@ typedef void (*chain_function)(chain_params);
             chain_kernel<S, D, kv_plain<float>, SPARSE>, chain_kernel<S, D, kv_q8_0, SPARSE>                 \
     }
 typedef const chain_function chain_functions[CHAIN_FAMILIES][KV_DTYPE_COUNT];
-extern chain_functions chain_sparse_kernels; /* NULL: no chain of the family has experts */
+/* NULL: no chain of the family has experts; no such chain has blocks of as many warps. */
+extern chain_functions chain_sparse_kernels, chain_sparse_many_kernels;
 
 #endif

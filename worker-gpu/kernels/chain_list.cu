@@ -8,7 +8,11 @@
 #include <vector>
 
 static const int CHAIN_WORDS = 1;                       /* struct gpuk_device: chain_words */
+static const int CHAIN_WARPS = 16;                      /* chain_warps */
+static const uint32_t CHAIN_PITCH = 2048;               /* chain_pitch */
 static const uint32_t SLOTS_MAX = 64, PITCH_MIN = 2048; /* of a ring */
+/* Of a ring of blocks' with experts: two lines of Q4_K, a row of 2,048 numbers, which would leave the half of larger slots empty. */
+static const uint32_t PITCH_SMALL = 1184;
 
 #define LINES(D) chain_lines_of<D>::lines
 static const struct chain_lines lines_by_format[FORMAT_COUNT] = BY_FORMAT(LINES, {});
@@ -89,10 +93,10 @@ static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pi
     return taken > 0 ? rows_bytes / taken : 1;
 }
 
-/* Shared memory of a unit of attention of `heads` heads. */
-static uint32_t attention_bytes(uint32_t heads, uint32_t head_dim)
+/* Shared memory of a unit of attention of `heads` heads in a block of so many warps that compute. */
+static uint32_t attention_bytes(uint32_t warps, uint32_t heads, uint32_t head_dim)
 {
-    return (chain_attention_floats(chain_shaped::WARPS, heads, head_dim) * 4 + 127) / 128 * 128;
+    return (chain_attention_floats(warps, heads, head_dim) * 4 + 127) / 128 * 128;
 }
 
 /* Whether the experts of a role can be tiles of a chain: every one in its slot, all whole 16 bytes from each other. */
@@ -142,12 +146,14 @@ static uint32_t x_bytes_of(const struct gpuk_chain_op *op)
                    experts = op->kind == GPUK_CHAIN_EXPERTS_DOWN ? chosen_of(op) : 1;
     if (experts * chunks_of(lines, row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
     /* tiles of one size may end a line each behind an expert's row */
-    const uint32_t behind = experts > 1 ? chunks_of(lines, row_bytes, PITCH_MIN) - 1 : 0;
+    const uint32_t least = tensor_format_is_plain(a.format) ? PITCH_MIN : PITCH_SMALL,
+                   behind = experts > 1 ? chunks_of(lines, row_bytes, least) - 1 : 0;
     return experts * (div_up(row_bytes, lines.bytes) + behind) * lines.x_bytes;
 }
 
-/* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
-static uint32_t region_of(const struct gpuk_chain_op *op)
+/* Shared memory that an operation's x or attention takes, with so many warps that compute; 0 when a chain cannot take the
+ * operation. */
+static uint32_t region_of(const struct gpuk_chain_op *op, uint32_t warps)
 {
     struct helm_err unused = {};
     switch (op->kind) {
@@ -169,7 +175,7 @@ static uint32_t region_of(const struct gpuk_chain_op *op)
     if (l->head_dim % 8 != 0 || ((size_t)a->kv.pool | (size_t)a->kv.pool_host) % 16 != 0) return 0;
     const uint32_t group = a->heads / l->kv_heads < CHAIN_GROUP ? a->heads / l->kv_heads : CHAIN_GROUP;
     /* a unit of two or three heads is laid out as one of CHAIN_GROUP */
-    return attention_bytes(group > 1 ? CHAIN_GROUP : 1, l->head_dim);
+    return attention_bytes(warps, group > 1 ? CHAIN_GROUP : 1, l->head_dim);
 }
 
 /* And the weights of its norm. */
@@ -184,7 +190,8 @@ static uint32_t norm_bytes_of(const struct gpuk_chain_op *op)
 
 extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op)
 {
-    const uint32_t region = region_of(op), pitch = is_steady(op) ? STEADY_TILE : PITCH_MIN;
+    const uint32_t region = region_of(op, chain_shaped::WARPS),
+                   pitch = is_steady(op) ? STEADY_TILE : PITCH_MIN;
     return device->bulk_copy && region > 0 &&
            chain_shared_bytes(2 * chain_shaped::WARPS, pitch, region, norm_bytes_of(op)) <=
                (size_t)device->shared_bytes_max;
@@ -228,9 +235,14 @@ extern "C" size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t coun
            ((sparse.logits + sparse.x) * sizeof(uint64_t) + 255) / 256 * 256;
 }
 
+/* How a chain's blocks come to its weights: how many there are, their warps that compute, half a slot's bytes. */
+struct list_shape {
+    uint32_t blocks, warps, pitch;
+};
 static struct chain_weights weights_of(const struct gpuk_chain_op *op, const struct linear_params *p,
-                                       uint32_t blocks, uint32_t start, uint32_t pitch)
+                                       const struct list_shape *shape, uint32_t start)
 {
+    const uint32_t blocks = shape->blocks, pitch = shape->pitch;
     struct chain_weights w = {};
     const struct gpuk_linear_args like = linear_of(op), *args = &like;
     const struct chain_lines &lines = lines_by_format[args->format];
@@ -265,22 +277,23 @@ static struct chain_weights weights_of(const struct gpuk_chain_op *op, const str
     w.extra = p->pairs % blocks;
     w.ask_pairs = chain_askers(pitch) / w.chunks;
     w.ask_chunks = chain_askers(pitch) % w.chunks;
-    w.use_pairs = chain_shaped::WARPS / w.chunks;
-    w.use_chunks = chain_shaped::WARPS % w.chunks;
+    w.use_pairs = shape->warps / w.chunks;
+    w.use_chunks = shape->warps % w.chunks;
     w.format = args->format;
     return w;
 }
 
 /* Where in the region attention's block may hold keys and values while the operation in front is running; 0
  * where it may not. */
-static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_chain_op *attention)
+static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_chain_op *attention,
+                        uint32_t warps)
 {
     const struct kv_layout *l = &attention->attention.args.kv.layout;
     if (front->kind != GPUK_CHAIN_LINEAR || kv_cell_bytes(l->dtype, 8) != 16 ||
-        HELD * chain_shaped::WARPS * (32 / lanes_of(l->head_dim)) > HELD_POSITIONS_MAX)
+        HELD_WARPS * (32 / lanes_of(l->head_dim)) > HELD_POSITIONS_MAX)
         return 0;
     /* units of several heads hold nothing */
-    const uint32_t before = region_of(front), own = attention_bytes(1, l->head_dim);
+    const uint32_t before = region_of(front, warps), own = attention_bytes(warps, 1, l->head_dim);
     return before > own ? before : own;
 }
 
@@ -292,6 +305,15 @@ static bool same_step(const struct gpuk_step *a, const struct gpuk_step *b)
            a->pages_per_slot == b->pages_per_slot;
 }
 
+/* What all operations of a chain share, and how its blocks' memory is cut. */
+struct chain_plan {
+    int family, cache; /* -1: of none */
+    uint32_t warps;    /* that compute */
+    uint32_t region, norm, tiled;
+    bool sparse;
+    bool holds; /* keys and values, where that leaves room for enough tiles */
+};
+
 /* The ring: half a slot's bytes, and slots, as many of each computing warp: one that found another's slot
  * before that had taken the round in front would take that round for its own. The fullest ring that fits; of
  * equals the one with the larger tiles. */
@@ -299,21 +321,24 @@ struct ring_shape {
     uint32_t pitch, slots;
 };
 static struct ring_shape ring_of(const struct gpuk_device *device, const struct gpuk_chain_op *op,
-                                 uint32_t count, uint32_t region, uint32_t norm)
+                                 uint32_t count, const struct chain_plan *plan)
 {
-    const uint32_t pitches[] = {PITCH_MIN, 2560, chain_shaped::TILE};
+    const uint32_t least = !plan->sparse || plan->family != CHAIN_BLOCKS ? PITCH_MIN
+                           : device->chain_pitch > 0                     ? (uint32_t)device->chain_pitch
+                                                                         : CHAIN_PITCH,
+                   pitches[] = {least, PITCH_MIN, 2560, chain_shaped::TILE}, warps = plan->warps;
     struct ring_shape best = {PITCH_MIN, 0};
     double most = 0;
     bool steady = false;
     for (uint32_t i = 0; i < count; i++) steady |= is_steady(&op[i]);
     for (const uint32_t pitch : pitches) {
         if (steady && pitch < STEADY_TILE) continue;
-        uint32_t slots =
-            device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
+        uint32_t slots = device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * warps : SLOTS_MAX;
         if (slots > SLOTS_MAX) slots = SLOTS_MAX;
-        slots = slots / chain_shaped::WARPS * chain_shaped::WARPS;
-        while (slots > 0 && chain_shared_bytes(slots, pitch, region, norm) > (size_t)device->shared_bytes_max)
-            slots -= chain_shaped::WARPS;
+        slots = slots / warps * warps;
+        while (slots > 0 &&
+               chain_shared_bytes(slots, pitch, plan->region, plan->norm) > (size_t)device->shared_bytes_max)
+            slots -= warps;
         const double holds = (double)slots * pitch * filled(op, count, pitch);
         if (slots > 0 && holds >= most) most = holds, best = {pitch, slots};
     }
@@ -324,17 +349,11 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
 static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "router", "experts' gates",
                                                     "experts' downs"};
 
-/* What all operations of a chain share. */
-struct chain_plan {
-    int family, cache; /* -1: of none */
-    uint32_t region, norm, tiled;
-    bool sparse;
-    bool holds; /* keys and values, where that leaves room for enough tiles */
-};
 static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_op *op, uint32_t count,
                       struct chain_plan *plan, struct helm_err *err)
 {
-    *plan = {-1, -1, 128, 0, 0, false, false};
+    *plan = {};
+    plan->family = plan->cache = -1;
     for (uint32_t i = 0; i < count; i++) {
         const char *name = (unsigned)op[i].kind < GPUK_CHAIN_KINDS ? names[op[i].kind] : "unknown";
         if (!gpuk_chain_takes(device, &op[i]))
@@ -344,7 +363,6 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
             return helm_fail(err, HELM_E_UNSUPPORTED,
                              "chain: operation %u of %u (%s) stands without what belongs to it", i, count,
                              name);
-        plan->region = std::max(plan->region, region_of(&op[i]));
         plan->norm = std::max(plan->norm, norm_bytes_of(&op[i]));
         plan->tiled += has_tiles(&op[i]);
         plan->sparse |= op[i].kind == GPUK_CHAIN_ROUTER;
@@ -359,15 +377,36 @@ static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_
                              count, name);
         *all = own;
     }
-    uint32_t with_held = plan->region;
-    for (uint32_t i = 1; i < count; i++)
-        if (op[i].kind == GPUK_CHAIN_ATTENTION && held_at(&op[i - 1], &op[i]))
-            with_held = std::max(with_held, held_at(&op[i - 1], &op[i]) + held_bytes<chain_shaped>());
-    plan->holds = chain_shared_bytes(2 * chain_shaped::WARPS, PITCH_MIN, with_held, plan->norm) <=
-                  (size_t)device->shared_bytes_max;
-    if (plan->holds) plan->region = with_held;
     if (plan->family < 0) plan->family = FORMAT_BF16; /* no linears: any kernel will do */
     return HELM_OK;
+}
+/* The region, and the ring that then fits, of blocks of so many warps that compute. */
+static struct ring_shape plan_memory(const struct gpuk_device *device, const struct gpuk_chain_op *op,
+                                     uint32_t count, uint32_t warps, struct chain_plan *plan)
+{
+    plan->warps = warps, plan->region = 128;
+    for (uint32_t i = 0; i < count; i++) plan->region = std::max(plan->region, region_of(&op[i], warps));
+    uint32_t with_held = plan->region;
+    for (uint32_t i = 1; i < count; i++) {
+        const uint32_t held = op[i].kind == GPUK_CHAIN_ATTENTION ? held_at(&op[i - 1], &op[i], warps) : 0;
+        if (held) with_held = std::max(with_held, held + held_bytes<chain_shaped>());
+    }
+    plan->holds =
+        chain_shared_bytes(2 * warps, PITCH_MIN, with_held, plan->norm) <= (size_t)device->shared_bytes_max;
+    if (plan->holds) plan->region = with_held;
+    return ring_of(device, op, count, plan);
+}
+/* Of experts in blocks: blocks of 16 warps that compute, where two tiles of each have room. */
+static struct ring_shape plan_warps(const struct gpuk_device *device, const struct gpuk_chain_op *op,
+                                    uint32_t count, struct chain_plan *plan)
+{
+    const uint32_t many = chain_sparse_many_shaped::WARPS;
+    const int warps = device->chain_warps ? device->chain_warps : CHAIN_WARPS;
+    if (plan->sparse && plan->family == CHAIN_BLOCKS && warps == (int)many) {
+        const struct ring_shape ring = plan_memory(device, op, count, many, plan);
+        if (ring.slots >= 2 * many) return ring;
+    }
+    return plan_memory(device, op, count, chain_shaped::WARPS, plan);
 }
 
 /* What experts' items have beside a linear one's; w: their tiles. */
@@ -386,7 +425,7 @@ static struct chain_experts experts_of(const struct gpuk_chain_op *op, const str
     return e;
 }
 /* The item of an operation with weights; start: the block its pairs begin with. */
-static int linear_item(const struct gpuk_chain_op *op, uint32_t blocks, uint32_t pitch, uint32_t *start,
+static int linear_item(const struct gpuk_chain_op *op, const struct list_shape *shape, uint32_t *start,
                        struct chain_item *item, struct helm_err *err)
 {
     const struct gpuk_linear_args args = linear_of(op);
@@ -397,9 +436,9 @@ static int linear_item(const struct gpuk_chain_op *op, uint32_t blocks, uint32_t
         params.pairs *= chosen_of(op), params.segment[0].pair_end = params.segment[1].pair_end = params.pairs;
     item->linear = params;
     if (!has_tiles(op)) return HELM_OK;
-    item->where = weights_of(op, &params, blocks, *start, pitch);
+    item->where = weights_of(op, &params, shape, *start);
     if (chosen_of(op)) item->experts = experts_of(op, &item->where);
-    *start = (uint32_t)(((uint64_t)*start + params.pairs) % blocks);
+    *start = (uint32_t)(((uint64_t)*start + params.pairs) % shape->blocks);
     return HELM_OK;
 }
 /* The item of attention, and the step in the header. */
@@ -468,7 +507,8 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     struct chain_plan plan;
     int rc = plan_chain(device, op, count, &plan, err);
     if (rc) return rc;
-    const struct ring_shape ring = ring_of(device, op, count, plan.region, plan.norm);
+    const struct ring_shape ring = plan_warps(device, op, count, &plan);
+    const struct list_shape shape = {blocks, plan.warps, ring.pitch};
     if (ring.slots == 0)
         return helm_fail(err, HELM_E_UNSUPPORTED, "chain: %u operations take too much shared memory together",
                          count);
@@ -485,9 +525,9 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
             if (attention_item(&op[i], attention_workspace, words, header, item))
                 return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u is of another step", i,
                                  count);
-            item->held_at = i > 0 && plan.holds ? held_at(&op[i - 1], &op[i]) : 0;
+            item->held_at = i > 0 && plan.holds ? held_at(&op[i - 1], &op[i], plan.warps) : 0;
         } else {
-            rc = linear_item(&op[i], blocks, ring.pitch, &start, item, err);
+            rc = linear_item(&op[i], &shape, &start, item, err);
             if (rc) return rc;
             if (has_tiles(&op[i])) *next++ = item->where;
         }
@@ -503,7 +543,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     chain->count = count;
     chain->variant = plan.family * KV_DTYPE_COUNT + (plan.cache < 0 ? 0 : plan.cache);
     chain->sparse = plan.sparse;
-    chain->warps = chain_shaped::LAUNCHED / 32;
+    chain->warps = plan.warps + chain_shaped::ASKERS;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;
     chain->askers = chain_askers(ring.pitch);

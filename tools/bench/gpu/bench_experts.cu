@@ -148,8 +148,15 @@ static void add_mlp(const experts_bench *f, uint32_t layer, enum mlp_part part,
     }
     ops->insert(ops->end(), op, op + 3);
 }
-/* struct gpuk_device: chain_words */
-static const int chain_ways[] = {-1, 1, 2};
+/* struct gpuk_device: chain_words, chain_warps, chain_pitch */
+static const struct chain_way {
+    int words, warps, pitch;
+} chain_ways[] = {{-1, 8, 0}, {2, 8, 0}, {1, 8, 0}, {1, 8, 1184}, {1, 16, 0}, {1, 16, 1184}};
+static void chain_way_set(const experts_bench *f, const struct chain_way &way)
+{
+    struct gpuk_device *device = &f->b->device;
+    device->chain_words = way.words, device->chain_warps = way.warps, device->chain_pitch = way.pitch;
+}
 static bool chain_of(const experts_bench *f, enum mlp_part part, struct gpuk_chain *chain)
 {
     std::vector<struct gpuk_chain_op> ops;
@@ -199,21 +206,21 @@ static int bench_chained(const experts_bench *f)
     int bad = 0;
     row_of(f, " 1 token, router, glu, down", bench_time_graph(f->b, 4, [&] { run_kernels(f); }) / LAYERS,
            bytes);
-    for (const int words : chain_ways) {
-        f->b->device.chain_words = words;
+    for (const struct chain_way &way : chain_ways) {
+        chain_way_set(f, way);
         for (const enum mlp_part part : {MLP_ALL, MLP_FEW_DOWNS, MLP_FEW}) {
-            if (part != MLP_ALL && words != 1) continue;
+            if (part != MLP_ALL && way.words != 1) continue;
             static const char *const names[MLP_PARTS] = {"", ", few downs", ", few rows"};
             if (!chain_of(f, part, &chain)) continue;
             if (part == MLP_ALL) bad += check_chain(f, &chain);
             const double t =
                 bench_time_graph(f->b, 4, [&] { GPUK(gpuk_chain_run(&chain, 0, f->b->stream, &err)); });
-            snprintf(what, sizeof what, " 1 token, chain of %u x %u, words %d%s", chain.slots, chain.pitch,
-                     words, names[part]);
+            snprintf(what, sizeof what, " 1 token, chain of %u x %u, %u warps, words %d%s", chain.slots,
+                     chain.pitch, chain.warps, way.words, names[part]);
             row_of(f, what, t / LAYERS, part == MLP_ALL ? bytes : 0);
         }
     }
-    f->b->device.chain_words = 0;
+    chain_way_set(f, {});
     return bad;
 }
 /* A whole step of the first shape. */
@@ -237,15 +244,16 @@ static void bench_whole(const experts_bench *f)
         const double t = bench_time_graph(f->b, 4, [&] { bench_enqueue_chain(&m); });
         row_of(f, what, t, experts && head ? bytes : 0);
     };
-    for (const int words : chain_ways) {
+    for (const struct chain_way &way : chain_ways) {
         static const char *const names[] = {"q, k, v", "attention", "o", "router", "gates, ups", "downs"};
         char what[64];
-        f->b->device.chain_words = words;
-        snprintf(what, sizeof what, "step at 200, chain, words %d", words);
+        chain_way_set(f, way);
+        snprintf(what, sizeof what, "step at 200, chain, %d warps, %d bytes, words %d", way.warps, way.pitch,
+                 way.words);
         row(what, dense, true, true);
-        if (words == 1) bench_trace(f->b, &m, names, 6);
+        if (way.words == 1) bench_trace(f->b, &m, names, 6);
     }
-    f->b->device.chain_words = 0;
+    chain_way_set(f, {});
     row("  without attention", dense & ~(1u << PART_ATTENTION), true, true);
     row("  without experts", dense, true, false);
     row("  without head", dense, false, true);

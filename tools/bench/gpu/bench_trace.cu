@@ -13,9 +13,9 @@
 static const uint32_t OPERATIONS_MAX = 512, STAMPS_BYTES = 256; /* of shared memory */
 __device__ static uint32_t *trace_to;                           /* [block][OPERATIONS_MAX][CHAIN_STAMPS] */
 
-/* T: chain_shape's TOGETHER. */
-template <uint32_t T> struct chain_traced : chain_shaped {
-    static const uint32_t TOGETHER = T;
+/* T and A: chain_shape's TOGETHER and ASKING_LANES, of the shape S. */
+template <typename S, uint32_t T, uint32_t A> struct chain_traced : S {
+    static const uint32_t TOGETHER = T, ASKING_LANES = A;
     static __device__ __forceinline__ uint32_t *stamps()
     {
         __shared__ uint32_t stamp[CHAIN_STAMPS];
@@ -34,14 +34,17 @@ template <uint32_t T> struct chain_traced : chain_shaped {
     }
 };
 struct traced {
-    uint32_t together;
+    uint32_t warps, together, lanes; /* warps: a block's that are launched */
     chain_function kernel;
 };
-#define TRACED(T)                                                                                            \
+#define TRACED(S, T, A)                                                                                      \
     {                                                                                                        \
-        T, chain_kernel<chain_traced<T>, decode_blocks, kv_plain<__nv_bfloat16>, true>                       \
+        S::LAUNCHED / 32, T, A,                                                                              \
+            chain_kernel<chain_traced<S, T, A>, decode_blocks, kv_plain<__nv_bfloat16>, true>                \
     }
-static const traced kernels[] = {TRACED(1), TRACED(2)};
+static const traced kernels[] = {TRACED(chain_shaped, 2, 1), TRACED(chain_shaped, 2, 8),
+                                 TRACED(chain_sparse_many_shaped, 1, 8),
+                                 TRACED(chain_sparse_many_shaped, 2, 8)};
 
 /* Microseconds from the stamp `from` to `to`, the mean over layers of those blocks where both are; below 0: nowhere. */
 struct spans {
@@ -89,10 +92,9 @@ static void trace_one(struct bench *b, const struct gpuk_chain *c, const traced 
     CUDA(cudaMemcpy(stamp.data(), to, bytes, cudaMemcpyDeviceToHost));
     CUDA(cudaFree(to));
     const spans us = {stamp, each, (c->count - 1) / each, khz * 1e-6};
-    printf("traced chain, %u tiles at once: %.1f us; us by the clock of %.2f GHz, "
-           "mean of "
-           "layers\n",
-           kernel->together, seconds * 1e6, khz * 1e-6);
+    printf("traced chain of %u x %u, %u warps, %u tiles at once, %u lanes ask: %.1f us; us by the clock of "
+           "%.2f GHz, mean of layers\n",
+           c->slots, c->pitch, c->warps, kernel->together, kernel->lanes, seconds * 1e6, khz * 1e-6);
     printf("%-10s %5s %7s %7s %7s %7s %7s %7s %7s %7s %7s\n", "operation", "block", "wait", "x", "to rows",
            "1st tile", "tiles", "others", "store", "arrive", "all");
     for (uint32_t o = 0; o < each; o++)
@@ -116,5 +118,6 @@ void bench_trace(struct bench *b, struct bench_model *m, const char *const *name
     if (c->variant != CHAIN_BLOCKS * KV_DTYPE_COUNT + KV_BF16 || !c->sparse || c->count > OPERATIONS_MAX ||
         c->shared_bytes + STAMPS_BYTES > (size_t)b->device.shared_bytes_max)
         return; /* no such kernel, or no room */
-    for (const traced &kernel : kernels) trace_one(b, c, &kernel, names, each);
+    for (const traced &kernel : kernels)
+        if (kernel.warps == c->warps) trace_one(b, c, &kernel, names, each);
 }
