@@ -130,6 +130,19 @@ static unsigned formats_of(struct helmd *d)
     return model_formats(&d->model);
 }
 
+static struct profiling_request profiling_of(const struct helmd *d, unsigned formats)
+{
+    const struct config *c = &d->config;
+    return (struct profiling_request){.file = c->profile_file,
+                                      .program_dir = c->worker_dir,
+                                      .device = &d->device,
+                                      .threads = (uint32_t)c->threads,
+                                      .node = wanted_node(c),
+                                      .copy_bytes_per_s = c->emulated_copy_bytes_per_s,
+                                      .formats = formats,
+                                      .parent_fd = d->parent_fd};
+}
+
 /* What is known of the machine, and wished of a plan. */
 static int look_at_machine(struct helmd *d, struct helm_err *err)
 {
@@ -158,28 +171,18 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
                                         .tiers = c->kv_tiers,
                                         .batch = (uint32_t)c->batch,
                                         .prompt = (uint32_t)c->prompt};
-    const struct profiling_request profiling = {.file = c->profile_file,
-                                                .program_dir = c->worker_dir,
-                                                .device = &d->device,
-                                                .threads = (uint32_t)c->threads,
-                                                .node = wanted_node(c),
-                                                .copy_bytes_per_s = c->emulated_copy_bytes_per_s,
-                                                .formats = formats_of(d),
-                                                .parent_fd = d->parent_fd};
+    const struct profiling_request profiling = profiling_of(d, formats_of(d));
     /* A missing program is reported by the choice of the device. */
     int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_GPU0), gpu_program,
                                  sizeof gpu_program, &none);
     rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, gpu_program, &d->device, err);
     if (!rc) rc = accelerator_choose_node(&d->device, wanted_node(c), &d->node, err);
     if (!rc) rc = profiling_get(&profiling, &d->measured, err);
-    if (!rc) rc = profiling_now(&profiling, c->now, &d->measured, &d->now, err);
     if (!rc) rc = end_request_check(err);
     if (c->no_chains) /* what they would take is no price to plan with */
         d->measured.gpu.chain_gemv = d->measured.gpu.chain_attention = d->measured.gpu.chain_operation =
             (struct profile_value){0};
     d->current = d->measured;
-    if (!rc && d->now.known) profile_now_apply(&d->measured, &d->now.rates, &d->current);
-    if (d->now.plans) d->measured = d->current;
     if (!rc) rc = node_read_memory(d->node, &request->machine.memory, err);
     if (!rc && !request->wish.threads) {
         rc = cpu_usable(-1, &cpus, err);
@@ -225,16 +228,34 @@ static int lay_plan(struct helmd *d, struct helm_err *err)
     return rc ? rc : forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
 }
 
+static int lay_plan_again(struct helmd *d, struct helm_err *err)
+{
+    free_plan(d);
+    return lay_plan(d, err);
+}
+
+/* What memory gives now, once, where the plan has a use for it: another forecast, and where it is far from the profile's
+ * another plan. */
+static int look_at_memory(struct helmd *d, struct helm_err *err)
+{
+    const struct profiling_request profiling = profiling_of(d, 0);
+    const bool used = plan_uses(&d->plan, PLAN_CPU0) || plan_kv_tiered(&d->plan);
+    if (d->now.text[0]) return 0;
+    int rc = profiling_now(&profiling, d->config.now, used, &d->measured, &d->now, err);
+    if (rc || !d->now.known) return rc;
+    profile_now_apply(&d->measured, &d->now.rates, &d->current);
+    if (d->now.plans) d->measured = d->current;
+    return lay_plan_again(d, err);
+}
+
 /* The plan and what it costs, before anything is allocated. */
 static int make_plan(struct helmd *d, struct helm_err *err)
 {
     bool again = false;
     int rc = lay_plan(d, err);
     if (!rc && !d->activations.decided) activations_look(&d->model, &d->plan, &d->activations, &again);
-    if (!rc && again) {
-        free_plan(d);
-        rc = lay_plan(d, err);
-    }
+    if (!rc && again) rc = lay_plan_again(d, err);
+    if (!rc) rc = look_at_memory(d, err);
     if (rc) return rc;
     formats_warn_unmeasured(&d->model, &d->profile);
     planner_log(&d->request, &d->plan);

@@ -43,7 +43,7 @@ CUDA_FOR_TEST := $(if $(filter-out file,$(origin CUDA_ARCH)),,$(if \
   $(filter-out $(CUDA_HAVE),$(CUDA_TEST_ARCHS))$(filter quick,$(CUDA_HAVE)),CUDA_ARCH='$(CUDA_TEST_ARCH)' CUDA_QUICK=1,\
   CUDA_ARCH='$(CUDA_HAVE)'))
 # Defines for GPU sources alone, the emulated ones too: to compare what they choose, each in a BUILD of its own
-# (CUDA_DEFS=-DGEMM_STREAM_EACH_LANE=0), since objects that are there are not made anew for others.
+# (CUDA_DEFS=-DNAME=0), since objects that are there are not made anew for others.
 CUDA_DEFS ?=
 NVCC_OPT := $(if $(and $(NVCC),$(CUDA_QUICK)),-O0 $(shell $(NVCC) --help | grep -q -- --Ofast-compile && echo -Ofc=max),\
   $(if $(filter debug,$(MODE)),-O1,-O3))

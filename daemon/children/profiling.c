@@ -296,22 +296,23 @@ static int measure_now(const struct profiling_request *r, struct profile_now *ra
 }
 
 /* Why `auto` measures nothing; NULL: it does. */
-static const char *why_not_now(const struct profiling_request *r, const struct profile *profile)
+static const char *why_not_now(const struct profiling_request *r, bool used, const struct profile *profile)
 {
     char fingerprint[72];
     struct helm_err unknown = {0};
+    if (!used) return "not measured, a step reads nothing there";
     if (r->device->ledger.kind == LEDGER_DEVICE_EMULATED) return "not measured beside an emulated device";
     if (fingerprint_of(r, fingerprint, &unknown) || !is_of_here(profile, fingerprint))
         return "not measured, the profile is not this machine's";
     return NULL;
 }
 
-int profiling_now(const struct profiling_request *r, const char *option, const struct profile *profile,
-                  struct machine_now *now, struct helm_err *err)
+int profiling_now(const struct profiling_request *r, const char *option, bool used,
+                  const struct profile *profile, struct machine_now *now, struct helm_err *err)
 {
     const bool chooses = strcmp(option, PROFILING_NOW_AUTO) == 0, on = strcmp(option, "on") == 0;
     const char *why = strcmp(option, "off") == 0 ? "not measured, --now off"
-                      : chooses                  ? why_not_now(r, profile)
+                      : chooses                  ? why_not_now(r, used, profile)
                                                  : NULL;
     struct profile_now rates;
     struct helm_err failed = {0};

@@ -1,9 +1,10 @@
 /* Which profile is planned with: the file that --profile names, else the cached one of this hardware, else
  * one that is measured now.
  *
- * Called by main.c once, after the device is chosen and before planning. helmd measures nothing itself: it
- * runs `helm-profile`, beside its own program like the workers', and shows its lines in the log. There is no
- * plan without a profile: what goes wrong here is an error that names the way out, --profile. */
+ * Called by main.c: for a profile once, after the device is chosen and before planning; for what memory gives now
+ * once, when there is a plan. helmd measures nothing itself: it runs `helm-profile`, beside its own program like the
+ * workers', and shows its lines in the log. There is no plan without a profile: what goes wrong here is an error that
+ * names the way out, --profile. */
 #ifndef HELM_DAEMON_CHILDREN_PROFILING_H
 #define HELM_DAEMON_CHILDREN_PROFILING_H
 
@@ -27,12 +28,12 @@ struct profiling_request {
 HELM_MUST_CHECK int profiling_get(const struct profiling_request *request, struct profile *profile,
                                   struct helm_err *err);
 
-/* --now: "auto" measures where the profile is this machine's and no device is emulated, "on" anywhere, "off" nowhere; or a file,
- * as `helm-profile --now` prints it. The answer is in the log. */
+/* --now: "auto" measures where the profile is this machine's, no device is emulated and the plan has a use for it; "on"
+ * anywhere, "off" nowhere; or a file, as `helm-profile --now` prints it. The answer is in the log. */
 #define PROFILING_NOW_AUTO "auto"
-/* What memory gives now beside this profile. That it could not be measured is a warning under "auto" and an error under "on".
- * HELM_E_CANCELLED as above. */
-HELM_MUST_CHECK int profiling_now(const struct profiling_request *request, const char *option,
+/* What memory gives now beside this profile. used: whether steps of the plan read host memory. That it could not be
+ * measured is a warning under "auto" and an error under "on". HELM_E_CANCELLED as above. */
+HELM_MUST_CHECK int profiling_now(const struct profiling_request *request, const char *option, bool used,
                                   const struct profile *profile, struct machine_now *now,
                                   struct helm_err *err);
 

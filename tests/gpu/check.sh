@@ -4,9 +4,10 @@
 #
 #   check.sh [--need-gpu] [--full-bench] [--only NAME,NAME...] [BIN]
 #
-# NAME: kernels, device, home, split, stream, tiers, gguf, masks (needs helmd in BIN: gpu-bundle.sh --programs), bench,
-# and of compute-sanitizer TOOL-GROUP (racecheck-linear), TOOL for all its groups, or GROUP for all tools. TOOL: racecheck,
-# memcheck, initcheck, synccheck; GROUP: chain, linear, attention, elementwise, packed, blocks, integer, experts, experts_few.
+# NAME: kernels, or kernels-TEST of one of `helm-test-gpu-kernels --list`; device, home, split, stream, tiers, gguf, masks (needs
+# helmd in BIN: gpu-bundle.sh --programs), bench, and of compute-sanitizer TOOL-GROUP (racecheck-linear), TOOL for all its groups,
+# or GROUP for all tools. TOOL: racecheck, memcheck, initcheck, synccheck; GROUP: chain, linear, attention, elementwise, packed,
+# blocks, integer, experts, experts_few.
 # BIN: the folder of the helm-test-gpu-* programs; else bin/ beside this script. Runs in the folder that has
 # tests/data/golden: the one above BIN, above this script, or the current one. Whole outputs go to
 # $HELM_CHECK_LOGS (default: gpu-check-logs). HELM_TEST_DEVICE=emulated runs what needs no GPU.
@@ -19,7 +20,7 @@ while [ $# -gt 0 ]; do
     --need-gpu) need=1 ;;
     --full-bench) bench= ;;
     --only) only=,${2:?--only needs names},; shift ;;
-    -*) sed -n '2,14p' "$0" >&2; exit 2 ;;
+    -*) sed -n '2,15p' "$0" >&2; exit 2 ;;
     *) bin=$1 ;;
     esac
     shift
@@ -42,6 +43,21 @@ selected() { [ -z "$only" ] || [[ $only == *,$1,* || $only == *,${1%%-*},* || $o
 # verdict WORD NAME SECONDS DETAIL
 verdict() { printf '%-4s %-21s %5.1f s  %s\n' "$1" "$2" "$3" "$4"; }
 
+# Races that racecheck names and that are none, as pairs of accesses (`between A and B`), each with its reason:
+# - Decoders read blocks of 2-byte alignment as pairs of words. The second word of a tile's last pair may lie behind what was
+#   copied: its bits are shifted out. It was copied there for another warp's tile, whose end racecheck does not see through the
+#   warp that asked for both.
+known_races='bulk_copy\(.* and .*block_words<\(unsigned int\)2, \(bool\)1>::load<'
+
+# races LOG: every hazard of racecheck's log that is not known, as a line. Status 0: the hazards of its summary are all known.
+races() {
+    local all
+    all=$(awk '/Race reported between/ { sub(/.*between /, ""); first = $0; next }
+               first { sub(/^=+ */, ""); print first " " $0; first = "" }' "$1")
+    grep -avE "$known_races" <<<"$all"
+    [ "$(grep -acE "$known_races" <<<"$all")" = "$(sed -n 's/.*RACECHECK SUMMARY: \([0-9]*\) hazard.*/\1/p' "$1")" ]
+}
+
 # judge NAME LIMIT_SECONDS PATTERN COMMAND...: runs it and prints the verdict; 0 passed, 1 failed, 2 skipped. PATTERN finds
 # the line of the output that sums it up; an output without one has failed.
 judge() {
@@ -62,9 +78,11 @@ judge() {
         { [ $rc -eq 0 ] && grep -aqE '^\[  SKIPPED \] [1-9]' "$log" && ! grep -aqE '^\[  PASSED  \] [1-9]' "$log"; }; then
         verdict SKIP "$name" "$spent" "$(grep -aE 'no CUDA|not supported|insufficient' "$log" | head -n 1 | cut -c 1-100)"
         return 2
+    elif [ $rc -eq 9 ] && [[ $name == racecheck-* ]] && [ -n "$detail" ] && races "$log" >/dev/null; then
+        detail+=": all known"
     elif [ $rc -ne 0 ] || [ -z "$detail" ]; then
         verdict FAIL "$name" "$spent" "exit $rc: ${detail:-no summary; last: $(tail -n 1 "$log" | cut -c 1-90)}"
-        grep -aE 'FAIL|ERROR|error:|LINE' "$log" | head -n 12 | cut -c 1-160 | sed 's/^/       /'
+        { [[ $name == racecheck-* ]] && races "$log"; grep -aE 'FAIL|ERROR|error:|LINE' "$log"; } | head -n 12 | cut -c 1-160 | sed 's/^/       /'
         return 1
     fi
     verdict ok "$name" "$spent" "$detail"
@@ -89,38 +107,52 @@ run() {
     return $status
 }
 
-# sanitize GROUP=TEST,TEST...: each tool of compute-sanitizer over each group of kernel tests, as TOOL-GROUP, few cases. All
-# beside one another, at most as many as there are CPUs (a tool keeps one busy, and the GPU hardly); verdicts as they end.
-# The slowest are first.
-sanitize() {
-    local tool group name names=()
-    for tool in racecheck memcheck initcheck synccheck; do
-        for group in "$@"; do
-            name=$tool-${group%%=*}
-            selected "$name" || continue
-            names+=("$name")
-            rm -f "$logs/$name.status"
-            while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
-            {
-                said=$(judge "$name" "$sanitize_limit" 'ERROR SUMMARY|RACECHECK SUMMARY' compute-sanitizer --tool $tool \
-                    --error-exitcode 9 "$bin/helm-test-gpu-kernels" --few --seed 1 --only "${group#*=}")
-                echo $? >"$logs/$name.status"
-                printf '%s\n' "$said"
-            } &
-        done
-    done
+# beside NAME LIMIT_SECONDS PATTERN COMMAND...: as run, beside the others of its kind, at most as many as there are CPUs (each
+# keeps one busy, and the GPU hardly); verdicts as they end. beside_end: waits for all of them and counts.
+beside_names=()
+beside() {
+    local name=$1
+    selected "$name" || return
+    beside_names+=("$name")
+    rm -f "$logs/$name.status"
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    {
+        said=$(judge "$@")
+        echo $? >"$logs/$name.status"
+        printf '%s\n' "$said"
+    } &
+}
+beside_end() {
+    local name
     wait
-    for name in ${names[@]+"${names[@]}"}; do
+    for name in ${beside_names[@]+"${beside_names[@]}"}; do
         count "$(cat "$logs/$name.status" 2>/dev/null || echo 1)"
         rm -f "$logs/$name.status"
     done
+    beside_names=()
+}
+
+# sanitize GROUP=TEST,TEST...: each tool of compute-sanitizer over each group of kernel tests, as TOOL-GROUP, few cases. The
+# slowest are first.
+sanitize() {
+    local tool group
+    for tool in racecheck memcheck initcheck synccheck; do
+        for group in "$@"; do
+            beside "$tool-${group%%=*}" "$sanitize_limit" 'ERROR SUMMARY|RACECHECK SUMMARY' compute-sanitizer --tool $tool \
+                --error-exitcode 9 --print-limit 10000 "$bin/helm-test-gpu-kernels" --few --seed 1 --only "${group#*=}"
+        done
+    done
+    beside_end
 }
 golden='^\[  PASSED  \]|^[0-9]+ passed'
 
 if [ "$device" = cuda ]; then
     command -v nvidia-smi >/dev/null &&
         nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.current,pcie.link.width.current --format=csv,noheader
-    run kernels 420 '^[0-9]+ checks' "$bin/helm-test-gpu-kernels"
+    tests=$("$bin/helm-test-gpu-kernels" --list) || tests=
+    [ -n "$tests" ] || run kernels 1 '^$' "$bin/helm-test-gpu-kernels" --list
+    for test in $tests; do beside "kernels-$test" 420 '^[0-9]+ checks' "$bin/helm-test-gpu-kernels" --only "$test"; done
+    beside_end
 fi
 run device 120 "$golden" "$bin/helm-test-gpu-device" &&
     grep -aE '^(a ring|a step|copies|a word|128 small|a wait)' "$logs/device.log" | sed 's/^/       /'

@@ -23,7 +23,8 @@ static void test_product(struct test_context *t, const struct gpuk_device *devic
     const uint32_t stride = rows + 3;
     const size_t before = tensor_format_of(format)->block_bytes; /* begins on any block */
     auto weight = random_elements(t, (size_t)rows * cols, format);
-    const std::vector<double> w = to_double(weight, format);
+    std::vector<double> w = to_double(weight, format);
+    for (double &v : w) v = convert_bf16_f32(convert_f32_bf16((float)v)); /* as the product has them */
     weight.insert(weight.begin(), before, 0xff);
     const auto x = random_elements(t, (size_t)tokens * cols, DTYPE_BF16);
     const auto old = random_elements(t, (size_t)tokens * stride, out_dtype);
@@ -36,8 +37,7 @@ static void test_product(struct test_context *t, const struct gpuk_device *devic
         for (uint32_t r = 0; r < rows; r++) {
             double sum = c.accumulate ? olds[(size_t)n * stride + r] : 0, size = fabs(sum);
             for (uint32_t i = 0; i < cols; i++) {
-                const double value = convert_bf16_f32(convert_f32_bf16((float)w[(size_t)r * cols + i])),
-                             term = value * xs[(size_t)n * cols + i];
+                const double term = w[(size_t)r * cols + i] * xs[(size_t)n * cols + i];
                 sum += term, size += fabs(term);
             }
             expected.push_back(sum), terms.push_back(size);

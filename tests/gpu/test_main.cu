@@ -1,6 +1,7 @@
 /* helm-test-gpu-kernels: every GPU kernel against a reference in double on the host.
  *
  *   helm-test-gpu-kernels [--small | --few] [--stress] [--only NAME,... | --except NAME,...] [--seed N]
+ *   helm-test-gpu-kernels --list   (their names, a line each)
  *   exit 0: all good; 1: a wrong result; 2: CUDA failed, or usage
  *
  * Inputs are random and fresh each run unless a seed is given; it is printed. --small runs few, small cases
@@ -60,6 +61,23 @@ static bool is_listed(const char *list, const char *name)
     return false;
 }
 
+static const struct {
+    const char *name;
+    void (*run)(struct test_context *);
+} tests[] = {{"elementwise", test_elementwise},
+             {"select", test_select},
+             {"linear", test_linear},
+             {"attention", test_attention},
+             {"chain", test_chain},
+             {"expand", test_expand},
+             {"experts", test_experts},
+             {"experts_few", test_experts_few},
+             {"gemm_blocks", test_gemm_blocks},
+             {"gemm_integer", test_gemm_integer},
+             {"gemv_packed", test_gemv_packed},
+             {"invariant", test_invariant},
+             {"blocks", test_blocks}};
+
 int main(int argc, char **argv)
 {
     struct test_context t = {};
@@ -72,6 +90,9 @@ int main(int argc, char **argv)
             t.small = t.few = true;
         } else if (strcmp(argv[i], "--stress") == 0) {
             t.stress = true;
+        } else if (strcmp(argv[i], "--list") == 0) {
+            for (auto &test : tests) printf("%s\n", test.name);
+            return 0;
         } else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
             only = argv[++i];
         } else if (strcmp(argv[i], "--except") == 0 && i + 1 < argc) {
@@ -79,13 +100,14 @@ int main(int argc, char **argv)
         } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
             seed = strtoull(argv[++i], NULL, 0);
         } else {
-            fprintf(
-                stderr,
-                "usage: %s [--small | --few] [--stress] [--only NAME,... | --except NAME,...] [--seed N]\n",
-                argv[0]);
+            fprintf(stderr,
+                    "usage: %s [--small | --few] [--stress] [--only NAME,... | --except NAME,...] [--seed N] "
+                    "| --list\n",
+                    argv[0]);
             return 2;
         }
     }
+    setvbuf(stdout, NULL, _IOLBF, 0); /* what ended is known of a run that is cut off */
     t.random = seed | 1;
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
@@ -96,22 +118,6 @@ int main(int argc, char **argv)
     CUDA(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking));
     printf("seed %llu, compute capability %d, %d multiprocessors\n", (unsigned long long)seed,
            t.device.capability, t.device.sm_count);
-    struct {
-        const char *name;
-        void (*run)(struct test_context *);
-    } tests[] = {{"elementwise", test_elementwise},
-                 {"select", test_select},
-                 {"linear", test_linear},
-                 {"attention", test_attention},
-                 {"chain", test_chain},
-                 {"expand", test_expand},
-                 {"experts", test_experts},
-                 {"experts_few", test_experts_few},
-                 {"gemm_blocks", test_gemm_blocks},
-                 {"gemm_integer", test_gemm_integer},
-                 {"gemv_packed", test_gemv_packed},
-                 {"invariant", test_invariant},
-                 {"blocks", test_blocks}};
     const char *names = only ? only : except;
     size_t named = names ? (size_t)std::count(names, names + strlen(names), ',') + 1 : 0;
     for (auto &test : tests) named -= is_listed(names, test.name);

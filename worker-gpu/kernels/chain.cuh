@@ -164,8 +164,8 @@ struct alignas(16) chain_token {
     uint32_t tag;  /* of operation 0 of this launch; the others' are that and their number */
     uint32_t page; /* of the position */
     uint32_t held_pages[HELD_POSITIONS_MAX]; /* of the unit's first positions */
-    /* the experts that the token chose last */
-    uint32_t expert[MODEL_EXPERTS_CHOSEN_MAX];
+    /* the experts that the token chose last; for the warps that ask: a copy that is kept until all of them have it */
+    uint32_t expert[MODEL_EXPERTS_CHOSEN_MAX], asked[MODEL_EXPERTS_CHOSEN_MAX];
     float expert_weight[MODEL_EXPERTS_CHOSEN_MAX];
 };
 
@@ -203,15 +203,15 @@ __device__ __forceinline__ void ring_open(chain_ring &ring, unsigned char *tiles
     ring.hurry = ring.free + 8 * slots, ring.chosen = ring.hurry + 8, ring.taken = ring.chosen + 8;
     ring.slots = slots, ring.slot = first, ring.parity = 0;
 }
-/* Makes the barriers; the block meets behind it. All lanes of the warp that read a slot set it free: what
- * tells tools that look for races, and costs nothing. */
+/* Makes the barriers; the block meets behind it. All lanes of a warp arrive (tile.cuh says why), also of those that hand over
+ * a choice of experts and that take it. */
 __device__ __forceinline__ void ring_barriers_open(const chain_ring &ring, uint32_t askers)
 {
     bulk_barriers_open(ring.full, ring.slots);
-    for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, 32);
+    for (uint32_t s = 0; s < ring.slots; s++) barrier_open(ring.free + 8 * s, WARP_ARRIVALS);
     barrier_open(ring.hurry, 1);
-    barrier_open(ring.chosen, 1);
-    barrier_open(ring.taken, askers);
+    barrier_open(ring.chosen, WARP_ARRIVALS);
+    barrier_open(ring.taken, askers * WARP_ARRIVALS);
     barriers_opened();
 }
 __device__ __forceinline__ void ring_next(chain_ring &ring, uint32_t tiles)
@@ -239,7 +239,8 @@ struct ask_walk {
     const chain_weights *end; /* of the list's */
     uint32_t left;            /* operations behind this one */
     tile_walk at;             /* at.pair >= w->whole: there is nothing more */
-    const uint32_t *expert;   /* chain_token's */
+    const uint32_t *choice;   /* chain_token's asked */
+    uint32_t expert;          /* the lane's of the last choice */
     uint32_t askers, slots;
     uint32_t usual,
         few; /* of chains with experts: the operation's tiles that all may have on their way; while blocks wait
@@ -272,8 +273,9 @@ template <bool SPARSE> __device__ __forceinline__ void ask_settle(ask_walk &k)
         /* gates and ups: which ones is only known now, and the same for the downs behind them */
         if (!SPARSE || !k.w->chosen || k.w->downs) continue;
         bulk_wait(k.chosen, k.choices++ & 1);
+        k.expert = k.choice[lane];
+        barrier_arrive(k.chosen + 8);
         __syncwarp();
-        if (lane == 0) barrier_arrive(k.chosen + 8);
     }
 }
 template <bool SPARSE>
@@ -286,22 +288,27 @@ __device__ __forceinline__ void ask_open(ask_walk &k, chain_weights *own, const 
     __syncwarp();
     ask_settle<SPARSE>(k);
 }
-/* First bytes of a tile of experts. */
-__device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &w, uint32_t pair,
-                                                           uint32_t chunk, const uint32_t *expert)
+/* Whose a tile is of the experts that were chosen. */
+__device__ __forceinline__ uint32_t tile_choice(const chain_weights &w, uint32_t pair, uint32_t chunk)
 {
-    const uint32_t e = w.each.into(w.downs ? chunk : pair), rest = (w.downs ? chunk : pair) - e * w.each.by,
+    return w.each.into(w.downs ? chunk : pair);
+}
+/* First bytes of a tile of expert `expert`. */
+__device__ __forceinline__ linear_pair tile_rows_of_expert(const chain_weights &w, uint32_t pair,
+                                                           uint32_t chunk, uint32_t expert)
+{
+    const uint32_t rest = (w.downs ? chunk : pair) - tile_choice(w, pair, chunk) * w.each.by,
                    row = w.downs ? pair : rest, tile = w.downs ? rest : chunk;
     const unsigned char *a =
-        w.base[0] + expert[e] * w.stride + (uint64_t)row * w.pair_bytes + (uint64_t)tile * w.tile;
+        w.base[0] + expert * w.stride + (uint64_t)row * w.pair_bytes + (uint64_t)tile * w.tile;
     const bool alone = w.downs && w.odd && pair + 1 == w.end[0];
     return {a, alone ? nullptr : a + w.to_second};
 }
-/* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. expert: those that were
- * chosen. */
+/* First bytes of tile `chunk` of both rows of pair `pair`; the second NULL where there is none. expert: of weights of
+ * experts, whose. */
 template <bool SPARSE>
 __device__ __forceinline__ linear_pair tile_rows(const chain_weights &w, uint32_t pair, uint32_t chunk,
-                                                 const uint32_t *expert)
+                                                 uint32_t expert)
 {
     if (SPARSE && w.chosen) return tile_rows_of_expert(w, pair, chunk, expert);
     const uint32_t s = (pair >= w.end[0] ? 1 : 0) + (pair >= w.end[1] ? 1 : 0);
@@ -319,7 +326,7 @@ template <bool SPARSE>
 __device__ __forceinline__ chain_beside tile_beside(const chain_weights &w, uint32_t pair, uint32_t chunk)
 {
     if (!SPARSE || !w.chosen) {
-        const linear_pair rows = tile_rows<SPARSE>(w, pair, chunk, nullptr);
+        const linear_pair rows = tile_rows<SPARSE>(w, pair, chunk, 0);
         return {(uint32_t)(size_t)rows.a & 15, (uint32_t)(size_t)rows.b & 15};
     }
     const uint32_t tile = w.downs ? chunk - w.each.into(chunk) * w.each.by : chunk,
@@ -334,12 +341,19 @@ template <bool SPARSE> __device__ __forceinline__ uint32_t tile_length(const cha
     }
     return chunk + 1 == w.chunks ? w.last_bytes : w.tile;
 }
-/* Starts the copy of tile `at` of the walk's operation (one lane). */
-template <bool SPARSE>
-__device__ __forceinline__ void ask_tile(const ask_walk &k, const tile_walk &at, uint32_t slot,
-                                         uint32_t pitch, uint32_t full)
+/* Whose tile `at` of the walk's operation is, if it is of experts; by the whole warp, each lane its own. */
+template <bool SPARSE> __device__ __forceinline__ uint32_t ask_expert(const ask_walk &k, const tile_walk &at)
 {
-    const linear_pair rows = tile_rows<SPARSE>(*k.w, k.w->start + at.pair * gridDim.x, at.chunk, k.expert);
+    if (!SPARSE || !k.w->chosen) return 0;
+    const uint32_t choice = tile_choice(*k.w, k.w->start + at.pair * gridDim.x, at.chunk);
+    return __shfl_sync(0xffffffffu, k.expert, choice & 31); /* behind the operation's end it is no choice */
+}
+/* Starts the copy of tile `at` of the walk's operation, of expert `expert` (one lane). */
+template <bool SPARSE>
+__device__ __forceinline__ void ask_tile(const ask_walk &k, const tile_walk &at, uint32_t expert,
+                                         uint32_t slot, uint32_t pitch, uint32_t full)
+{
+    const linear_pair rows = tile_rows<SPARSE>(*k.w, k.w->start + at.pair * gridDim.x, at.chunk, expert);
     const uint32_t bytes = tile_length<SPARSE>(*k.w, at.chunk);
     const bool joined = SPARSE && k.w->joined;
     const tile_window a = tile_window_of(rows.a, joined && rows.b ? 2 * bytes : bytes),
@@ -385,8 +399,10 @@ __device__ __forceinline__ void ask_by_lanes(ask_walk &ask, chain_ring &ring)
             tiles = 1;
         }
         __syncwarp(); /* no lane waits for a phase that others have left behind */
+        const uint32_t expert = ask_expert<SPARSE>(ask, at);
         if (lane < tiles)
-            ask_tile<SPARSE>(ask, at, ring.address + slot * 2 * ring.pitch, ring.pitch, ring.full + 8 * slot);
+            ask_tile<SPARSE>(ask, at, expert, ring.address + slot * 2 * ring.pitch, ring.pitch,
+                             ring.full + 8 * slot);
         asked += tiles * askers;
         first = first && ring.slot + tiles * askers < ring.slots;
         ring_next(ring, tiles * askers);
@@ -399,10 +415,11 @@ __device__ __forceinline__ void ask_by_lanes(ask_walk &ask, chain_ring &ring)
 template <typename S, bool SPARSE>
 __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *own,
                                                const chain_weights *records, uint32_t count,
-                                               const uint32_t *expert, uint32_t number, uint32_t askers)
+                                               const uint32_t *choice, uint32_t number, uint32_t askers)
 {
     ask_walk ask;
-    ask.expert = expert, ask.chosen = ring.chosen, ask.askers = askers, ask.slots = ring.slots;
+    ask.choice = choice, ask.expert = 0, ask.chosen = ring.chosen, ask.askers = askers,
+    ask.slots = ring.slots;
     ask_open<SPARSE>(ask, own, records, count, number);
     if constexpr (S::ASKING_LANES > 1) return ask_by_lanes<S, SPARSE>(ask, ring);
     const uint32_t usual = chain_tiles_of(CHAIN_FLIGHT, ring.pitch, askers, ring.slots),
@@ -421,8 +438,9 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
             }
             asked += askers;
             __syncwarp(); /* no lane waits for a phase that others have left behind */
+            const uint32_t expert = ask_expert<SPARSE>(ask, ask.at);
             if ((threadIdx.x & 31) == 0)
-                ask_tile<SPARSE>(ask, ask.at, ring.address + ring.slot * 2 * ring.pitch, ring.pitch,
+                ask_tile<SPARSE>(ask, ask.at, expert, ring.address + ring.slot * 2 * ring.pitch, ring.pitch,
                                  ring.full + 8 * ring.slot);
             ask.at = ask_ahead(ask, 1);
             if (ask.at.pair >= ask.w->whole) ask_settle<SPARSE>(ask);

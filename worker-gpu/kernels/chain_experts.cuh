@@ -198,10 +198,7 @@ struct chain_logits {
 /* What the token chose, for the block; number: how many choices were before. scratch: CHAIN_SUMS floats that are not used
  * until all threads have met twice more.
  *
- * Thread 0 arrives for all at the barrier that the asking warps wait for: the others' choices are before the meeting, that before
- * the arrival, which releases all of it. And what an asking lane reads of this choice is before its tile's expectation, which
- * releases it to the warp that waits for the tile, whose block meets before the next choice is written. racecheck follows
- * neither through a third thread, and names both reads. */
+ * The asking warps' copy of it is warp 0's, as soon as all of them have taken the one before. */
 template <typename S>
 __device__ __forceinline__ void chain_choose(const chain_experts &e, const chain_source &logits,
                                              chain_token &token, float *scratch, const chain_ring &ring,
@@ -212,9 +209,9 @@ __device__ __forceinline__ void chain_choose(const chain_experts &e, const chain
     S::meet();
     experts_places(e.router, scratch, token.expert, S::THREADS);
     S::meet();
-    if (threadIdx.x == 0) {
-        if (number > 0)
-            bulk_wait(ring.taken, (number - 1) & 1); /* over already, but for the choice's number */
+    if (threadIdx.x < 32) {
+        if (number > 0) bulk_wait(ring.taken, (number - 1) & 1); /* over long ago */
+        token.asked[threadIdx.x] = threadIdx.x < e.router.chosen ? token.expert[threadIdx.x] : 0;
         barrier_arrive(ring.chosen);
     }
 }

@@ -296,8 +296,7 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     if (asks) {
         const uint32_t asker = warp - S::WARPS;
         if (asker < q.askers)
-            ask_everything<S, SPARSE>(ring, asked + asker, weights, q.linears, token->expert, asker,
-                                      q.askers);
+            ask_everything<S, SPARSE>(ring, asked + asker, weights, q.linears, token->asked, asker, q.askers);
         return;
     }
     const auto fetch =

@@ -151,7 +151,7 @@ __device__ __forceinline__ void reduce(const integer_params &q, const integer_sh
         for (uint32_t tile = 0; tile < s.tiles; tile++, parity ^= 1) {
             bulk_wait(m.sums_full + 8 * reducer, parity);
             const float4 sum = fold(m.sums + reducer * CONSUMERS * 32 + lane);
-            warp_arrive(m.sums_free + 8 * reducer);
+            barrier_arrive(m.sums_free + 8 * reducer);
             if (q.slices == 1)
                 total = add4(total, sum);
             else
@@ -192,11 +192,11 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_integer(const __grid_constant
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < q.slots; i++) {
             barrier_open(m.full + 8 * i, D::LOOSE ? SETS * ROWS : PRODUCERS);
-            barrier_open(m.empty + 8 * i, CONSUMERS);
+            barrier_open(m.empty + 8 * i, CONSUMERS * WARP_ARRIVALS);
         }
         for (uint32_t i = 0; i < SETS; i++) {
-            barrier_open(m.sums_full + 8 * i, CONSUMERS);
-            barrier_open(m.sums_free + 8 * i, 1);
+            barrier_open(m.sums_full + 8 * i, CONSUMERS * WARP_ARRIVALS);
+            barrier_open(m.sums_free + 8 * i, WARP_ARRIVALS);
         }
         barriers_opened();
     }

@@ -158,13 +158,6 @@ __device__ __forceinline__ uint32_t class_of(uint32_t warp, uint32_t k)
     return warp / 2 * 4 + warp % 2 + 2 * k;
 }
 
-/* A warp that is done with a buffer says so by one lane. */
-__device__ __forceinline__ void warp_arrive(uint32_t barrier)
-{
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) barrier_arrive(barrier);
-}
-
 /* A place in a ring. */
 struct ring_place {
     uint32_t at, parity;
@@ -415,7 +408,7 @@ __device__ __forceinline__ void consume(const integer_params &q, const integer_s
                     products::template add_line<true>(at, m.x, line, warp, m.scales + warp * 32, sum);
                 else
                     products::template add_line<false>(at, m.x, line, warp, m.scales + warp * 32, sum);
-                warp_arrive(m.empty + 8 * slot.at);
+                barrier_arrive(m.empty + 8 * slot.at);
                 slot.next(q.slots);
             }
 #pragma unroll
@@ -424,7 +417,7 @@ __device__ __forceinline__ void consume(const integer_params &q, const integer_s
                 m.sums[(set * CONSUMERS + warp) * 32 + lane] =
                     make_float4(sum[0][set][0] + sum[1][set][0], sum[0][set][1] + sum[1][set][1],
                                 sum[0][set][2] + sum[1][set][2], sum[0][set][3] + sum[1][set][3]);
-                warp_arrive(m.sums_full + 8 * set);
+                barrier_arrive(m.sums_full + 8 * set);
             }
         }
 }

@@ -339,7 +339,7 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
         bulk_wait(m.full + 8 * slot, parity);
         products.take(m.ring + slot * ROWS * q.pitch, q.pitch, m.begins + slot * ROWS, x, sum);
         /* every lane's reads of the slot are over: the products have taken them */
-        warp_arrive(m.empty + 8 * slot);
+        barrier_arrive(m.empty + 8 * slot);
         if (++slot == q.slots) slot = 0, parity ^= 1;
 
         if (i >= q.reducers) bulk_wait(m.sums_free + 8 * reducer, free_parity);
@@ -353,7 +353,7 @@ __device__ __forceinline__ void consume(const stream_params &q, const stream_sha
             }
             sums_to[(reducer * CONSUMERS * N + n) * 32] = make_float4(total[0], total[1], total[2], total[3]);
         }
-        warp_arrive(m.sums_full + 8 * reducer);
+        barrier_arrive(m.sums_full + 8 * reducer);
         if (++reducer == q.reducers) reducer = 0, free_parity ^= 1;
     }
 }

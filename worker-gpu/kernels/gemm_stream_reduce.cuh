@@ -8,19 +8,6 @@
 #include "worker-gpu/kernels/linear.cuh"
 #include "worker-gpu/kernels/tile.cuh"
 
-/* How a warp that is done with a buffer says so: each lane arrives at the barrier, or one for all of them
- * behind __syncwarp. Either is right (the lane's arrival releases what the others did before it), but
- * racecheck of compute-sanitizer follows only threads that arrive, and takes the others' accesses for hazards. */
-#ifndef GEMM_STREAM_EACH_LANE
-#define GEMM_STREAM_EACH_LANE 1
-#endif
-static const uint32_t WARP_ARRIVALS = GEMM_STREAM_EACH_LANE ? 32 : 1;
-__device__ __forceinline__ void warp_arrive(uint32_t barrier)
-{
-    if (!GEMM_STREAM_EACH_LANE) __syncwarp();
-    if (GEMM_STREAM_EACH_LANE || (threadIdx.x & 31) == 0) barrier_arrive(barrier);
-}
-
 static const uint32_t PAIRS = 8, ROWS = 2 * PAIRS; /* of a group */
 static const uint32_t CONSUMERS = 8, RUNS = 4 /* of 32 columns, of a consumer */;
 
@@ -259,7 +246,7 @@ __device__ __forceinline__ void reduce(const stream_params &q, const stream_shar
         for (uint32_t w = 1; w < s.consumers; w++)
 #pragma unroll
             for (int n = 0; n < N; n++) add4(total[n], from[(w * N + n) * 32]);
-        warp_arrive(m.sums_free + 8 * reducer);
+        barrier_arrive(m.sums_free + 8 * reducer);
         if (k == 0)
 #pragma unroll
             for (int n = 0; n < N; n++) {

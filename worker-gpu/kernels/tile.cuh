@@ -1,13 +1,18 @@
 /* One tile of two rows of weights in shared memory against x: the inner step of every kernel that streams
  * weights through a ring.
  *
- * Included by gemv_bulk.cu, gemv_groups.cu and chain.cu; templates are over a decoder (decode.cuh). */
+ * Included by gemv_bulk.cu, gemv_groups.cu and chain.cuh, and for arrivals by gemm_stream and gemm_integer; templates are over a decoder (decode.cuh). */
 #ifndef HELM_WORKER_GPU_KERNELS_TILE_CUH
 #define HELM_WORKER_GPU_KERNELS_TILE_CUH
 
 #include "worker-gpu/kernels/device.cuh"
 
 static const uint32_t PARTIAL_FLOATS = 1024; /* sums of tiles that wait for the end of their rows */
+
+/* How a warp that is done with a buffer says so: each lane arrives at the barrier, which is opened for that many. One lane's
+ * arrival for all, behind __syncwarp, is as right (it releases what the others did before it) and no faster, but racecheck of
+ * compute-sanitizer follows only threads that arrive themselves, and takes the others' accesses for hazards. */
+static const uint32_t WARP_ARRIVALS = 32;
 
 /* A warp's place in its walk over a block's tiles. */
 struct tile_walk {
