@@ -475,7 +475,8 @@ static void test_sparse(struct test_context *t)
         struct gpuk_device few = t->device;
         few.sm_count = (int)(2 + random_below(t, 5)), few.gemv_slots = (int)random_below(t, 6);
         few.chain_words = f % 3 == 0 ? 2 : f % 3 == 1 ? -1 : 1;
-        few.chain_warps = f % 4 < 2 ? 16 : 8, few.chain_pitch = f % 2 ? 1184 : 0;
+        few.chain_warps = f % 4 < 2 ? 16 : 8, few.chain_rows = f % 4 == 3 ? 2 : 4;
+        few.chain_pitch = f % 2 ? 1168 : 0;
         test_cut(t, c, &few, 0, c.ops.size(), 2);
         if (!t->small || (!t->few && f % 2 == 1)) test_cut(t, c, &t->device, 2, 4, 2);
     }
@@ -492,7 +493,7 @@ static void test_sparse(struct test_context *t)
         chain_test c(t, m);
         for (const int words : {2, -1}) {
             struct gpuk_device device = t->device;
-            device.chain_words = words, device.chain_pitch = words < 0 ? 1184 : 0;
+            device.chain_words = words, device.chain_rows = words < 0 ? 2 : 4;
             for (const int warps : {8, 16}) {
                 device.chain_warps = warps;
                 test_cut(t, c, &device, 0, c.ops.size(), t->stress ? 3000 : t->small ? 2 : 30);

@@ -84,6 +84,8 @@ struct alignas(16) chain_weights {
     uint16_t loose; /* tiles that do not begin on 16 bytes */
     uint16_t
         joined; /* of chains with experts: tiles of two whole rows that lie one behind the other: one copy */
+    uint32_t cut;        /* a row has several tiles */
+    uint32_t tile_quads; /* of x, that a tile of blocks meets */
     /* Experts, whose matrices are where the token's choice says: bytes from one's to the next one's; how many are
      * chosen, 0: not of experts. Pairs of gates and ups go round all chosen experts' rows; a pair of rows of downs is
      * of all chosen experts, whose tiles stand one behind the other. */
@@ -91,6 +93,8 @@ struct alignas(16) chain_weights {
     uint32_t chosen;
     uint32_t downs;     /* they are downs, not gates and ups */
     chain_divisor each; /* rows of an expert's gates; tiles of a row of an expert's downs */
+    /* Pairs of a tile: 1, or in chains with experts in blocks 2 that lie one behind the other. Shares and walks then count these. */
+    uint32_t times;
 };
 /* What gates and ups and downs have beside a linear operation. */
 struct chain_experts {
@@ -267,8 +271,9 @@ template <bool SPARSE> __device__ __forceinline__ void ask_settle(ask_walk &k)
         __syncwarp();
         k.at = walk_to(rest, k.w->chunks);
         if (SPARSE) { /* slots of small tiles are half empty */
-            k.usual = chain_tiles_of(CHAIN_FLIGHT, k.w->tile, k.askers, k.slots);
-            k.few = chain_tiles_of(CHAIN_FLIGHT_HURRY, k.w->tile, k.askers, k.slots);
+            const uint32_t row = k.w->times * k.w->tile;
+            k.usual = chain_tiles_of(CHAIN_FLIGHT, row, k.askers, k.slots);
+            k.few = chain_tiles_of(CHAIN_FLIGHT_HURRY, row, k.askers, k.slots);
         }
         /* gates and ups: which ones is only known now, and the same for the downs behind them */
         if (!SPARSE || !k.w->chosen || k.w->downs) continue;
@@ -345,7 +350,7 @@ template <bool SPARSE> __device__ __forceinline__ uint32_t tile_length(const cha
 template <bool SPARSE> __device__ __forceinline__ uint32_t ask_expert(const ask_walk &k, const tile_walk &at)
 {
     if (!SPARSE || !k.w->chosen) return 0;
-    const uint32_t choice = tile_choice(*k.w, k.w->start + at.pair * gridDim.x, at.chunk);
+    const uint32_t choice = tile_choice(*k.w, (k.w->start + at.pair * gridDim.x) * k.w->times, at.chunk);
     return __shfl_sync(0xffffffffu, k.expert, choice & 31); /* behind the operation's end it is no choice */
 }
 /* Starts the copy of tile `at` of the walk's operation, of expert `expert` (one lane). */
@@ -353,8 +358,19 @@ template <bool SPARSE>
 __device__ __forceinline__ void ask_tile(const ask_walk &k, const tile_walk &at, uint32_t expert,
                                          uint32_t slot, uint32_t pitch, uint32_t full)
 {
-    const linear_pair rows = tile_rows<SPARSE>(*k.w, k.w->start + at.pair * gridDim.x, at.chunk, expert);
-    const uint32_t bytes = tile_length<SPARSE>(*k.w, at.chunk);
+    const uint32_t times = SPARSE ? k.w->times : 1;
+    const linear_pair rows =
+        tile_rows<SPARSE>(*k.w, (k.w->start + at.pair * gridDim.x) * times, at.chunk, expert);
+    const uint32_t one = tile_length<SPARSE>(*k.w, at.chunk);
+    if (SPARSE && times == 2 && k.w->cut) { /* of each row a piece: all begin and end on 16 bytes */
+        bulk_expect(full, 4 * one);
+        bulk_copy(slot, rows.a, one, full);
+        bulk_copy(slot + one, rows.a + k.w->pair_bytes, one, full);
+        bulk_copy(slot + pitch, rows.b, one, full);
+        bulk_copy(slot + pitch + one, rows.b + k.w->pair_bytes, one, full);
+        return;
+    }
+    const uint32_t bytes = times * one;
     const bool joined = SPARSE && k.w->joined;
     const tile_window a = tile_window_of(rows.a, joined && rows.b ? 2 * bytes : bytes),
                       b = tile_window_of(rows.b, bytes);

@@ -113,35 +113,33 @@ __device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place ti
 #undef BLOCKS
 }
 
-/* The sums of two tiles of blocks at once, of one chunk of the pairs `at` and `other`. */
-template <bool SPARSE, typename D>
-__device__ __forceinline__ float4 chain_tiles_as(const chain_weights &w, tile_place tile, tile_place second,
-                                                 tile_walk at, uint32_t other, const float4 *x4)
+/* Where both rows of pair `pair` of the operation begin in the slot `at`. */
+template <bool SPARSE>
+__device__ __forceinline__ tile_place chain_rows_at(const chain_weights &w, const chain_ring &ring,
+                                                    uint32_t slot, uint32_t pair, uint32_t chunk)
 {
-    typedef chain_lines_of<D> L;
-    SHARED_DYNAMIC(unsigned char, shared);
-    const uint32_t bytes = tile_length<SPARSE>(w, at.chunk);
-    const float4 *with = x4 + at.chunk * L::quads(w.tile);
-    if (D::LOOSE && w.loose) {
-        const chain_beside a = tile_beside<SPARSE>(w, at.pair, at.chunk),
-                           b = tile_beside<SPARSE>(w, other, at.chunk);
-        tile.a += a.a, tile.b += a.b, second.a += b.a, second.b += b.b;
+    tile_place rows;
+    rows.a = ring.at + (size_t)slot * 2 * ring.pitch, rows.b = rows.a + ring.pitch;
+    if (w.loose) {
+        const chain_beside beside = tile_beside<SPARSE>(w, pair, chunk);
+        rows.a += beside.a, rows.b += beside.b;
     }
-    if (w.joined) tile.b = tile.a + bytes, second.b = second.a + bytes;
+    if (w.joined) rows.b = rows.a + tile_length<SPARSE>(w, chunk);
+    return rows;
+}
+/* A lane's part of the sums of four rows of blocks against x. */
+__device__ __forceinline__ float4 chain_four(uint32_t format, const tile_place &first,
+                                             const tile_place &second, uint32_t bytes, const float4 *x)
+{
+    SHARED_DYNAMIC(unsigned char, shared);
     const auto place = [&](const void *p) {
         return (uint32_t)(reinterpret_cast<const unsigned char *>(p) - shared);
     };
-    return chain_blocks_two<D>(place(tile.a), place(tile.b), place(second.a), place(second.b), bytes,
-                               place(with));
-}
-template <bool SPARSE>
-__device__ __forceinline__ float4 chain_tiles(const chain_weights &w, tile_place tile, tile_place second,
-                                              tile_walk at, uint32_t other, const float4 *x4)
-{
 #define BLOCKS(name, NAME)                                                                                   \
     case FORMAT_##NAME:                                                                                      \
-        return chain_tiles_as<SPARSE, decode_##name>(w, tile, second, at, other, x4);
-    switch (w.format) {
+        return chain_blocks_two<decode_##name>(place(first.a), place(first.b), place(second.a),              \
+                                               place(second.b), bytes, place(x));
+    switch (format) {
         DECODE_BLOCKS(BLOCKS)
     }
 #undef BLOCKS
@@ -166,10 +164,13 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
     const linear_params &p = item.linear;
     const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks;
     const float4 *x4 = reinterpret_cast<const float4 *>(work.x);
+    /* of a tile: two in chains with experts in blocks, where `pairs` and the walk count two pairs as one */
+    const uint32_t times = SPARSE && chain_any_blocks<D>::value ? item.where.times : 1;
     uint32_t first, pairs;
     share_of_block(item.where, first, pairs);
     /* a thread finishes one pair of a batch */
-    const uint32_t fit = CHAIN_SUMS / 2 / chunks, batch_pairs = fit < S::THREADS ? fit : S::THREADS;
+    const uint32_t fit = CHAIN_SUMS / 2 / (chunks * times),
+                   batch_pairs = fit * times < S::THREADS ? fit : S::THREADS / times;
     uint32_t tile = work.rest;
     tile_walk use = walk_to(tile, chunks);
     bool had_time = false;
@@ -185,7 +186,9 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
         float *sums = work.sums.partial + work.which * CHAIN_SUMS;
         const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
         /* what will be added to this thread's rows is on its way while the products are computed */
-        const uint32_t mine = batch + threadIdx.x, pair = first + mine * gridDim.x;
+        const uint32_t which = times == 2 ? threadIdx.x & 1 : 0, /* of a tile's pairs */
+            mine = batch + (times == 2 ? threadIdx.x / 2 : threadIdx.x),
+                       pair = (first + mine * gridDim.x) * times + which;
         float2 add = make_float2(0, 0);
         if (mine < end) add = chain_addends<SPARSE>(item, token, pair);
         const uint32_t from_tile = batch * chunks, end_tile = end * chunks;
@@ -196,35 +199,41 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
 #pragma unroll 1
             for (uint32_t i = 0; i < TILES_FOLDED; i++) {
                 if constexpr (S::TOGETHER == 2 && chain_any_blocks<D>::value) {
-                    if (same_x) {
+                    if (times == 2 || same_x) { /* a tile of four rows, or two tiles of two */
                         if (i == TILES_FOLDED / 2) break;
 #pragma unroll
                         for (uint32_t j = 0; j < 2 * TILES_FOLDED - 4; j++) sum[j] = sum[j + 4];
                         float *to = sum + 2 * TILES_FOLDED - 4;
                         to[0] = to[1] = to[2] = to[3] = 0;
                         if (tile >= end_tile) continue;
-                        const bool two = tile + S::WARPS < end_tile;
-                        const uint32_t slot = ring.slot;
+                        const bool two = times == 1 && tile + S::WARPS < end_tile;
+                        const uint32_t slot = ring.slot, bytes = tile_length<SPARSE>(item.where, use.chunk);
                         bulk_wait(ring.full + 8 * slot, ring.parity);
                         if (tile == work.rest) S::stamp(CHAIN_FIRST_TILE);
                         ring_next(ring, S::WARPS);
                         if (two) bulk_wait(ring.full + 8 * ring.slot, ring.parity);
-                        const unsigned char *from = ring.at + (size_t)slot * 2 * ring.pitch,
-                                            *behind =
-                                                two ? ring.at + (size_t)ring.slot * 2 * ring.pitch : from;
-                        const uint32_t pair = first + use.pair * gridDim.x;
-                        const float4 both =
-                            chain_tiles<SPARSE>(item.where, {from, from + ring.pitch},
-                                                {behind, behind + ring.pitch}, {pair, use.chunk},
-                                                two ? pair + item.where.use_pairs * gridDim.x : pair, x4);
+                        const uint32_t pair = (first + use.pair * gridDim.x) * times;
+                        const tile_place rows =
+                            chain_rows_at<SPARSE>(item.where, ring, slot, pair, use.chunk);
+                        const uint32_t next = item.where.joined ? 2 * bytes : bytes;
+                        tile_place second = {rows.a + next, rows.b + next};
+                        if (times == 1)
+                            second = two ? chain_rows_at<SPARSE>(item.where, ring, ring.slot,
+                                                                 pair + item.where.use_pairs * gridDim.x,
+                                                                 use.chunk)
+                                         : rows;
+                        const float4 both = chain_four(item.where.format, rows, second, bytes,
+                                                       x4 + use.chunk * item.where.tile_quads);
                         to[0] = both.x, to[1] = both.y;
-                        if (two) to[2] = both.z, to[3] = both.w;
+                        if (two || times == 2) to[2] = both.z, to[3] = both.w;
                         __syncwarp(); /* all lanes have read the slots */
                         barrier_arrive(ring.free + 8 * slot);
                         if (two) barrier_arrive(ring.free + 8 * ring.slot);
                         if (two) ring_next(ring, S::WARPS);
                         tile += two ? 2 * S::WARPS : S::WARPS;
                         use.pair += two ? 2 * item.where.use_pairs : item.where.use_pairs;
+                        use.chunk += item.where.use_chunks;
+                        if (use.chunk >= chunks) use.chunk -= chunks, use.pair++;
                         continue;
                     }
                 }
@@ -246,8 +255,9 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
                 if (use.chunk >= chunks) use.chunk -= chunks, use.pair++;
             }
             const float total = tiles_fold(sum);
-            const uint32_t of = begin + tiles_folded() / 2 * S::WARPS;
-            if (tiles_fold_first() && of < end_tile) sums[(of - from_tile) * 2 + tiles_folded() % 2] = total;
+            const uint32_t each = 2 * times, of = begin + tiles_folded() / each * S::WARPS;
+            if (tiles_fold_first() && of < end_tile)
+                sums[(of - from_tile) * each + tiles_folded() % each] = total;
             if (!had_time) beside();
             had_time = true;
         } while (tile < end_tile);
@@ -255,13 +265,14 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
         S::meet();
         S::stamp(CHAIN_MET);
         if (mine < end) { /* a batch has at most as many pairs as threads compute */
-            const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
+            const float2 *from =
+                reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks * times + which;
             const float scale = !SPARSE  ? x_scale<S>(p, work.sums.squares)
                                 : p.norm ? work.sums.squares[S::WARPS]
                                          : 1.0f;
             float a = 0, b = 0;
 #pragma unroll 8
-            for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
+            for (uint32_t c = 0; c < chunks; c++) a += from[c * times].x, b += from[c * times].y;
             chain_store<SPARSE>(item, token, pair, __fmaf_rn(a, scale, add.x), __fmaf_rn(b, scale, add.y),
                                 work.tag);
         }
@@ -379,30 +390,28 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 copies_commit();
             });
         };
-        if (item.kind == GPUK_CHAIN_LINEAR) {
+        if (item.kind != GPUK_CHAIN_ATTENTION) {
+            bool makes =
+                true; /* rows, called from one place: as a function the compiler would put the ring in local memory */
             wait();
             copies_commit();
-            if (SPARSE && item.words_in)
-                take_words<S, X>(item.linear, source(item.linear.x), norm, region, squares);
-            else
-                take_x<S, X>(item.linear, norm, region, squares);
-            rows();
-        } else if (SPARSE && item.kind != GPUK_CHAIN_ATTENTION) {
-            wait();
-            copies_commit();
-            if (item.kind == GPUK_CHAIN_ROUTER) {
+            if (item.kind == GPUK_CHAIN_LINEAR) {
+                if (SPARSE && item.words_in)
+                    take_words<S, X>(item.linear, source(item.linear.x), norm, region, squares);
+                else
+                    take_x<S, X>(item.linear, norm, region, squares);
+            } else if (SPARSE && item.kind == GPUK_CHAIN_ROUTER) {
+                makes = false;
                 chain_router<S, X>(item.linear, source(item.linear.x), norm, region, work.sums,
                                    item.words_out, work.tag);
-            } else {
-                if (item.kind == GPUK_CHAIN_EXPERTS_GLU) { /* x is there since the router's */
-                    hurry(false);
-                    chain_choose<S>(item.experts, source(item.experts.logits), *token,
-                                    partial + (work.which ^ 1) * CHAIN_SUMS, ring, choices++);
-                } else {
-                    take_act<S, X>(item, region);
-                }
-                rows();
+            } else if (SPARSE && item.kind == GPUK_CHAIN_EXPERTS_GLU) { /* x is there since the router's */
+                hurry(false);
+                chain_choose<S>(item.experts, source(item.experts.logits), *token,
+                                partial + (work.which ^ 1) * CHAIN_SUMS, ring, choices++);
+            } else if (SPARSE) {
+                take_act<S, X>(item, region);
             }
+            if (makes) rows();
         } else if (token->counts) {
             cut_once<S>(item.attention.a, *token);
             const attention_cut &cut = token->cut;

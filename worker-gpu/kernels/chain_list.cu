@@ -9,10 +9,12 @@
 
 static const int CHAIN_WORDS = 1;                       /* struct gpuk_device: chain_words */
 static const int CHAIN_WARPS = 16;                      /* chain_warps */
-static const uint32_t CHAIN_PITCH = 2048;               /* chain_pitch */
+static const int CHAIN_TILE_ROWS = 4;                   /* chain_rows */
 static const uint32_t SLOTS_MAX = 64, PITCH_MIN = 2048; /* of a ring */
-/* Of a ring of blocks' with experts: two lines of Q4_K, a row of 2,048 numbers, which would leave the half of larger slots empty. */
-static const uint32_t PITCH_SMALL = 1184;
+/* Half a slot of a ring of experts in blocks: two lines of Q4_K, a row of 2,048 numbers, which would leave the half of larger ones
+ * empty; tiles of four rows have two such rows in it. */
+static const uint32_t PITCH_SMALL = 1168;
+static const uint32_t CUT_OF_FOUR = 8; /* tiles of a row at most where they have four rows */
 
 #define LINES(D) chain_lines_of<D>::lines
 static const struct chain_lines lines_by_format[FORMAT_COUNT] = BY_FORMAT(LINES, {});
@@ -75,8 +77,30 @@ static struct gpuk_linear_args linear_of(const struct gpuk_chain_op *op)
     return a;
 }
 
+/* How rows are cut: tiles of a row, all but the last of one size, in whole lines; pairs of rows of a tile. */
+struct row_cut {
+    uint32_t chunks, tile, times;
+};
+/* four: tiles have two pairs of rows where there are as many, and a half of a slot has room for two rows (or pieces of them): whole
+ * rows, or pieces that begin and end on 16 bytes. */
+static struct row_cut cut_rows(const struct gpuk_linear_args *a, uint32_t pitch, bool four)
+{
+    const struct chain_lines &lines = lines_by_format[a->format];
+    const uint32_t row_bytes = (uint32_t)tensor_format_row_bytes(a->format, a->cols),
+                   most = most_of(a, pitch);
+    bool fits = four && pitch >= 2 * PITCH_SMALL && !tensor_format_is_plain(a->format) && !a->steady;
+    for (uint32_t s = 0; s < a->segments; s++) fits &= a->segment[s].rows % (a->swiglu ? 2 : 4) == 0;
+    if (fits) {
+        const struct row_cut cut = {chunks_of(lines, row_bytes, pitch / 2),
+                                    tile_of(lines, row_bytes, pitch / 2), 2};
+        if (cut.chunks == 1 || (cut.chunks <= CUT_OF_FOUR && gpuk_linear_aligned(a) && cut.tile % 16 == 0))
+            return cut;
+    }
+    return {chunks_of(lines, row_bytes, most), tile_of(lines, row_bytes, most), 1};
+}
+
 /* Bytes of rows that tiles of at most `pitch` hold, of those they take. */
-static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pitch)
+static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pitch, bool four)
 {
     double rows_bytes = 0, taken = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -87,7 +111,8 @@ static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pi
         for (uint32_t s = 0; s < a.segments; s++) {
             const double rows = (double)times * a.segment[s].rows;
             rows_bytes += rows * row_bytes;
-            taken += rows * chunks_of(lines_by_format[a.format], row_bytes, most_of(&a, pitch)) * pitch;
+            const struct row_cut cut = cut_rows(&a, pitch, four);
+            taken += rows * cut.chunks * pitch / cut.times;
         }
     }
     return taken > 0 ? rows_bytes / taken : 1;
@@ -238,6 +263,7 @@ extern "C" size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t coun
 /* How a chain's blocks come to its weights: how many there are, their warps that compute, half a slot's bytes. */
 struct list_shape {
     uint32_t blocks, warps, pitch;
+    bool four; /* tiles of four rows, where that can be */
 };
 static struct chain_weights weights_of(const struct gpuk_chain_op *op, const struct linear_params *p,
                                        const struct list_shape *shape, uint32_t start)
@@ -246,7 +272,8 @@ static struct chain_weights weights_of(const struct gpuk_chain_op *op, const str
     struct chain_weights w = {};
     const struct gpuk_linear_args like = linear_of(op), *args = &like;
     const struct chain_lines &lines = lines_by_format[args->format];
-    const uint32_t row_bytes = (uint32_t)p->row_bytes, most = most_of(args, pitch);
+    const uint32_t row_bytes = (uint32_t)p->row_bytes;
+    const struct row_cut cut = cut_rows(args, pitch, shape->four);
     w.pair_bytes = args->swiglu ? row_bytes : 2 * row_bytes;
     for (uint32_t s = 0; s < GPUK_SEGMENTS_MAX; s++) {
         w.end[s] = UINT32_MAX;
@@ -259,8 +286,11 @@ static struct chain_weights weights_of(const struct gpuk_chain_op *op, const str
     }
     w.to_second =
         args->swiglu ? (uintptr_t)p->segment[1].weight - (uintptr_t)p->segment[0].weight : row_bytes;
-    w.chunks = chunks_of(lines, row_bytes, most);
-    w.tile = tile_of(lines, row_bytes, most);
+    w.chunks = cut.chunks;
+    w.tile = cut.tile;
+    w.times = cut.times;
+    w.cut = w.chunks > 1;
+    w.tile_quads = w.tile / lines.bytes * (lines.x_bytes / 16);
     w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
     w.loose = !gpuk_linear_aligned(args) || (w.chunks > 1 && w.tile % 16 != 0); /* or tiles do not */
     w.joined = !args->swiglu && w.chunks == 1;
@@ -273,8 +303,8 @@ static struct chain_weights weights_of(const struct gpuk_chain_op *op, const str
     }
     w.part = w.tile % 2048 == 0 ? 2048 : lines.within(chain_shaped::PART); /* whole parts are quickest */
     w.start = start;
-    w.whole = p->pairs / blocks;
-    w.extra = p->pairs % blocks;
+    w.whole = p->pairs / w.times / blocks;
+    w.extra = p->pairs / w.times % blocks;
     w.ask_pairs = chain_askers(pitch) / w.chunks;
     w.ask_chunks = chain_askers(pitch) % w.chunks;
     w.use_pairs = shape->warps / w.chunks;
@@ -311,6 +341,7 @@ struct chain_plan {
     uint32_t warps;    /* that compute */
     uint32_t region, norm, tiled;
     bool sparse;
+    bool four;  /* tiles of four rows */
     bool holds; /* keys and values, where that leaves room for enough tiles */
 };
 
@@ -323,23 +354,24 @@ struct ring_shape {
 static struct ring_shape ring_of(const struct gpuk_device *device, const struct gpuk_chain_op *op,
                                  uint32_t count, const struct chain_plan *plan)
 {
-    const uint32_t least = !plan->sparse || plan->family != CHAIN_BLOCKS ? PITCH_MIN
-                           : device->chain_pitch > 0                     ? (uint32_t)device->chain_pitch
-                                                                         : CHAIN_PITCH,
-                   pitches[] = {least, PITCH_MIN, 2560, chain_shaped::TILE}, warps = plan->warps;
+    const uint32_t pitches[] = {PITCH_SMALL, PITCH_MIN, 2 * PITCH_SMALL, 2560, chain_shaped::TILE},
+                   warps = plan->warps;
+    const bool any = plan->sparse && plan->family == CHAIN_BLOCKS;
     struct ring_shape best = {PITCH_MIN, 0};
     double most = 0;
     bool steady = false;
     for (uint32_t i = 0; i < count; i++) steady |= is_steady(&op[i]);
     for (const uint32_t pitch : pitches) {
         if (steady && pitch < STEADY_TILE) continue;
+        if (pitch % PITCH_SMALL == 0 && !any) continue;
+        if (any && device->chain_pitch > 0 && (int)pitch != device->chain_pitch) continue;
         uint32_t slots = device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * warps : SLOTS_MAX;
         if (slots > SLOTS_MAX) slots = SLOTS_MAX;
         slots = slots / warps * warps;
         while (slots > 0 &&
                chain_shared_bytes(slots, pitch, plan->region, plan->norm) > (size_t)device->shared_bytes_max)
             slots -= warps;
-        const double holds = (double)slots * pitch * filled(op, count, pitch);
+        const double holds = (double)slots * pitch * filled(op, count, pitch, plan->four);
         if (slots > 0 && holds >= most) most = holds, best = {pitch, slots};
     }
     return best;
@@ -401,7 +433,9 @@ static struct ring_shape plan_warps(const struct gpuk_device *device, const stru
                                     uint32_t count, struct chain_plan *plan)
 {
     const uint32_t many = chain_sparse_many_shaped::WARPS;
-    const int warps = device->chain_warps ? device->chain_warps : CHAIN_WARPS;
+    const int warps = device->chain_warps ? device->chain_warps : CHAIN_WARPS,
+              rows = device->chain_rows ? device->chain_rows : CHAIN_TILE_ROWS;
+    plan->four = plan->sparse && plan->family == CHAIN_BLOCKS && rows == 4;
     if (plan->sparse && plan->family == CHAIN_BLOCKS && warps == (int)many) {
         const struct ring_shape ring = plan_memory(device, op, count, many, plan);
         if (ring.slots >= 2 * many) return ring;
@@ -438,7 +472,7 @@ static int linear_item(const struct gpuk_chain_op *op, const struct list_shape *
     if (!has_tiles(op)) return HELM_OK;
     item->where = weights_of(op, &params, shape, *start);
     if (chosen_of(op)) item->experts = experts_of(op, &item->where);
-    *start = (uint32_t)(((uint64_t)*start + params.pairs) % shape->blocks);
+    *start = (*start + item->where.extra) % shape->blocks;
     return HELM_OK;
 }
 /* The item of attention, and the step in the header. */
@@ -508,7 +542,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     int rc = plan_chain(device, op, count, &plan, err);
     if (rc) return rc;
     const struct ring_shape ring = plan_warps(device, op, count, &plan);
-    const struct list_shape shape = {blocks, plan.warps, ring.pitch};
+    const struct list_shape shape = {blocks, plan.warps, ring.pitch, plan.four};
     if (ring.slots == 0)
         return helm_fail(err, HELM_E_UNSUPPORTED, "chain: %u operations take too much shared memory together",
                          count);
@@ -544,6 +578,7 @@ extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct g
     chain->variant = plan.family * KV_DTYPE_COUNT + (plan.cache < 0 ? 0 : plan.cache);
     chain->sparse = plan.sparse;
     chain->warps = plan.warps + chain_shaped::ASKERS;
+    chain->rows = plan.four ? 4 : 2;
     chain->slots = ring.slots;
     chain->pitch = ring.pitch;
     chain->askers = chain_askers(ring.pitch);

@@ -54,6 +54,7 @@ struct gpuk_chain {
     int variant;      /* of the kernel; the launcher's own */
     bool sparse;      /* it has experts */
     uint32_t warps, askers, slots, pitch, shared_bytes, blocks, meetings, linears, region_bytes, norm_bytes;
+    uint32_t rows; /* of a tile at most */
 };
 /* Whether operation `op` can be part of a chain on this device: bulk copies, 16-byte alignment, x within
  * shared memory; of experts: every one in its slot, of another format than fp32. A list may be cut at operations that cannot; those go as kernels of

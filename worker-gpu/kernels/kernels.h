@@ -83,7 +83,8 @@ struct gpuk_device {
     int chain_words; /* of chains with experts: negative: all results wait for a meeting of the blocks; 1: logits go
                              from block to block as words; 2: x, too */
     int chain_warps;    /* of chains with experts in blocks: 8 or 16 of a block compute */
-    int chain_pitch;    /* of these: the smallest half of a slot that is tried, in bytes */
+    int chain_rows;     /* of these: rows of a tile, 2 or 4 */
+    int chain_pitch;    /* of these: half a slot, in bytes */
     int experts_digits; /* negative: a few tokens' experts of blocks by one token's instructions */
 };
 /* HELM_E_UNSUPPORTED, with what to do: HELM has no code for a device of this capability, or this build has none. */

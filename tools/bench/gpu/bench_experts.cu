@@ -148,14 +148,16 @@ static void add_mlp(const experts_bench *f, uint32_t layer, enum mlp_part part,
     }
     ops->insert(ops->end(), op, op + 3);
 }
-/* struct gpuk_device: chain_words, chain_warps, chain_pitch */
+/* struct gpuk_device: chain_words, chain_warps, chain_rows, chain_pitch */
 static const struct chain_way {
-    int words, warps, pitch;
-} chain_ways[] = {{-1, 8, 0}, {2, 8, 0}, {1, 8, 0}, {1, 8, 1184}, {1, 16, 0}, {1, 16, 1184}};
+    int words, warps, rows, pitch;
+} chain_ways[] = {{1, 8, 2, 2048},  {1, 8, 2, 1168},  {1, 8, 4, 2336}, {1, 8, 4, 4096},
+                  {1, 16, 2, 2048}, {1, 16, 2, 1168}, {1, 16, 4, 2336}};
 static void chain_way_set(const experts_bench *f, const struct chain_way &way)
 {
     struct gpuk_device *device = &f->b->device;
-    device->chain_words = way.words, device->chain_warps = way.warps, device->chain_pitch = way.pitch;
+    device->chain_words = way.words, device->chain_warps = way.warps, device->chain_rows = way.rows,
+    device->chain_pitch = way.pitch;
 }
 static bool chain_of(const experts_bench *f, enum mlp_part part, struct gpuk_chain *chain)
 {
@@ -209,14 +211,14 @@ static int bench_chained(const experts_bench *f)
     for (const struct chain_way &way : chain_ways) {
         chain_way_set(f, way);
         for (const enum mlp_part part : {MLP_ALL, MLP_FEW_DOWNS, MLP_FEW}) {
-            if (part != MLP_ALL && way.words != 1) continue;
+            if (part != MLP_ALL && way.pitch != 2336) continue;
             static const char *const names[MLP_PARTS] = {"", ", few downs", ", few rows"};
             if (!chain_of(f, part, &chain)) continue;
             if (part == MLP_ALL) bad += check_chain(f, &chain);
             const double t =
                 bench_time_graph(f->b, 4, [&] { GPUK(gpuk_chain_run(&chain, 0, f->b->stream, &err)); });
-            snprintf(what, sizeof what, " 1 token, chain of %u x %u, %u warps, words %d%s", chain.slots,
-                     chain.pitch, chain.warps, way.words, names[part]);
+            snprintf(what, sizeof what, " 1 token, chain of %u x %u, %u warps, %u rows%s", chain.slots,
+                     chain.pitch, chain.warps, chain.rows, names[part]);
             row_of(f, what, t / LAYERS, part == MLP_ALL ? bytes : 0);
         }
     }
@@ -248,10 +250,10 @@ static void bench_whole(const experts_bench *f)
         static const char *const names[] = {"q, k, v", "attention", "o", "router", "gates, ups", "downs"};
         char what[64];
         chain_way_set(f, way);
-        snprintf(what, sizeof what, "step at 200, chain, %d warps, %d bytes, words %d", way.warps, way.pitch,
-                 way.words);
+        snprintf(what, sizeof what, "step at 200, chain, %d warps, %d rows, %d bytes", way.warps, way.rows,
+                 way.pitch);
         row(what, dense, true, true);
-        if (way.words == 1) bench_trace(f->b, &m, names, 6);
+        if (way.pitch != 4096) bench_trace(f->b, &m, names, 6);
     }
     chain_way_set(f, {});
     row("  without attention", dense & ~(1u << PART_ATTENTION), true, true);

@@ -92,9 +92,10 @@ static void trace_one(struct bench *b, const struct gpuk_chain *c, const traced 
     CUDA(cudaMemcpy(stamp.data(), to, bytes, cudaMemcpyDeviceToHost));
     CUDA(cudaFree(to));
     const spans us = {stamp, each, (c->count - 1) / each, khz * 1e-6};
-    printf("traced chain of %u x %u, %u warps, %u tiles at once, %u lanes ask: %.1f us; us by the clock of "
+    printf("traced chain of %u x %u, %u rows, %u warps, %u tiles at once, %u lanes ask: %.1f us; us by the "
+           "clock of "
            "%.2f GHz, mean of layers\n",
-           c->slots, c->pitch, c->warps, kernel->together, kernel->lanes, seconds * 1e6, khz * 1e-6);
+           c->slots, c->pitch, c->rows, c->warps, kernel->together, kernel->lanes, seconds * 1e6, khz * 1e-6);
     printf("%-10s %5s %7s %7s %7s %7s %7s %7s %7s %7s %7s\n", "operation", "block", "wait", "x", "to rows",
            "1st tile", "tiles", "others", "store", "arrive", "all");
     for (uint32_t o = 0; o < each; o++)
@@ -119,5 +120,6 @@ void bench_trace(struct bench *b, struct bench_model *m, const char *const *name
         c->shared_bytes + STAMPS_BYTES > (size_t)b->device.shared_bytes_max)
         return; /* no such kernel, or no room */
     for (const traced &kernel : kernels)
-        if (kernel.warps == c->warps) trace_one(b, c, &kernel, names, each);
+        if (kernel.warps == c->warps && (kernel.together == 2 || c->rows == 2))
+            trace_one(b, c, &kernel, names, each);
 }
