@@ -485,6 +485,8 @@ static void test_sparse(struct test_context *t)
                         33,         16,         0,   9,    true, false, false, false};
     wide.experts = 4, wide.chosen = 2;
     std::vector<chain_model> models = {wide};
+    /* and of blocks, whose tiles have pieces of four rows */
+    wide.dtype = FORMAT_Q4_K, wide.heads = 4, wide.inner = 2560, models.push_back(wide);
     wide.dtype = FORMAT_Q4_K, wide.heads = 4, wide.hidden = 2048, wide.inner = 768, wide.layers = 3,
     wide.experts = 128, wide.chosen = 8;
     if (!t->small) models.push_back(wide), wide.dtype = DTYPE_BF16, models.push_back(wide);
