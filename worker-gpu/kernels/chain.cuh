@@ -471,7 +471,7 @@ __device__ __forceinline__ void ask_everything(chain_ring &ring, chain_weights *
 typedef chain_shape<8, 4, 4096, 2560> chain_shaped;
 /* Chains with experts have many small tiles. */
 struct chain_sparse_shaped : chain_shaped {
-    static const uint32_t TOGETHER = 2, ASKING_LANES = 8;
+    static const uint32_t TOGETHER = 2;
 };
 /* And of blocks each takes a warp many steps that wait for one another: with four warps a scheduler others go on. */
 struct chain_sparse_many_shaped : chain_shape<16, 4, chain_shaped::TILE, chain_shaped::PART> {

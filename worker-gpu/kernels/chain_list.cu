@@ -8,8 +8,8 @@
 #include <vector>
 
 static const int CHAIN_WORDS = 1;                       /* struct gpuk_device: chain_words */
-static const int CHAIN_WARPS = 16;                      /* chain_warps */
-static const int CHAIN_TILE_ROWS = 4;                   /* chain_rows */
+static const int CHAIN_WARPS = 8;                       /* chain_warps */
+static const int CHAIN_TILE_ROWS = 2;                   /* chain_rows */
 static const uint32_t SLOTS_MAX = 64, PITCH_MIN = 2048; /* of a ring */
 /* Half a slot of a ring of experts in blocks: two lines of Q4_K, a row of 2,048 numbers, which would leave the half of larger ones
  * empty; tiles of four rows have two such rows in it. */
@@ -363,8 +363,10 @@ static struct ring_shape ring_of(const struct gpuk_device *device, const struct 
     for (uint32_t i = 0; i < count; i++) steady |= is_steady(&op[i]);
     for (const uint32_t pitch : pitches) {
         if (steady && pitch < STEADY_TILE) continue;
-        if (pitch % PITCH_SMALL == 0 && !any) continue;
-        if (any && device->chain_pitch > 0 && (int)pitch != device->chain_pitch) continue;
+        if (any && device->chain_pitch > 0
+                ? (int)pitch != device->chain_pitch
+                : pitch == PITCH_SMALL || (pitch == 2 * PITCH_SMALL && !plan->four))
+            continue;
         uint32_t slots = device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * warps : SLOTS_MAX;
         if (slots > SLOTS_MAX) slots = SLOTS_MAX;
         slots = slots / warps * warps;
