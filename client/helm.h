@@ -151,8 +151,9 @@ struct helm_done {
     uint32_t prompt_tokens, completion_tokens;
     uint32_t cached_tokens; /* of the prompt: not computed for this request (--prefix-cache) */
     struct helm_timings timings;
-    uint64_t seed;      /* that was used */
-    const char *detail; /* of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED; never NULL */
+    uint64_t seed; /* that was used */
+    /* Of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED: why; of HELM_FINISH_LENGTH: that the context is full; never NULL */
+    const char *detail;
 };
 
 /* What the model makes of a text: its last hidden state, behind the final norm, pooled over the prompt's tokens.

@@ -125,6 +125,7 @@ KERNEL_SRC := \
   common/cpu/kernels/gemv_amx.c \
   common/cpu/kernels/gemv_avx2.c \
   common/cpu/kernels/gemv_avx512.c \
+  common/cpu/kernels/gemv_blocks_amxint8.c \
   common/cpu/kernels/int8_gemm_avx2.c \
   common/cpu/kernels/int8_gemm_avx512vnni.c \
   common/cpu/kernels/int8_gemv_avx2.c \

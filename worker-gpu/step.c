@@ -263,6 +263,11 @@ int gpu_step_run(struct gpu_engine *g, const struct step *step, struct helm_err 
         struct plan_schedule schedule;
         rc = plan_schedule_of(&g->plan, g->batch.flags, tokens, &schedule, err);
         if (rc) return rc;
+        if (((step->flags & STEP_KV_ARENA) != 0) != (schedule.chunk && plan_appends_in_arena(&g->plan)))
+            return helm_fail(err, HELM_E_PEER,
+                             "step %u of %u tokens has flags %#x: where it appends is not "
+                             "where the plan says",
+                             step->serial, tokens, step->flags);
         g->is_short = schedule.is_short;
         struct gpu_program *p = program_of(g, schedule.phase, gpu_tier_for(&g->plan, &schedule, tokens));
         rc = compute(g, step, p, start_ns, result, err);

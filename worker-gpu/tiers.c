@@ -39,6 +39,10 @@ void gpu_tiers_fill(const struct gpu_engine *g, const struct gpu_program *p, uin
     const uint32_t absent = p->attending == GPU_ATTENDS_ASSISTED ? row->direct_from / page_tokens : 0;
     const size_t line = (size_t)r * p->step.pages_per_slot;
     uint32_t *table = array_at(g, b->page_table) + line, *arena = array_at(g, b->arena_table) + line;
+    if (g->batch.flags & STEP_KV_ARENA) { /* no layer has other pages */
+        gpu_pieces_fill(&g->plan, row, r, false, array_at(g, b->arena_pieces), arena);
+        return;
+    }
     for (uint32_t i = 0; i < absent; i++) table[i] = GPUK_PAGE_ABSENT;
     if (p->tier == GPU_TIER_CHUNK)
         gpu_pieces_fill(&g->plan, row, r, true, array_at(g, b->pieces), table);
@@ -85,7 +89,9 @@ int gpu_tiers_fetch(struct gpu_engine *g, const struct step *step, struct helm_e
 uint64_t gpu_tiers_copied(const struct gpu_engine *g, const struct step *step)
 {
     if (!g->tiers.on) return 0;
-    return (gpu_fills(&g->batch, g->kv.page_tokens, 0) + step->fetch_count) * gpu_tier_page_bytes(&g->source);
+    const bool in_arena = g->batch.flags & STEP_KV_ARENA; /* then gpu_program_borrowed has them */
+    const uint32_t filled = in_arena ? 0 : gpu_fills(&g->batch, g->kv.page_tokens, 0);
+    return (filled + step->fetch_count) * gpu_tier_page_bytes(&g->source);
 }
 
 int gpu_tiers_finish(struct gpu_engine *g, uint32_t place, struct helm_err *err)

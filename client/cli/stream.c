@@ -153,6 +153,7 @@ static void on_done(void *user, uint64_t number, const struct helm_done *done)
     s->result->timings = done->timings;
     s->result->finish = helm_finish_name(done->finish);
     if (s->ended) return;
+    if (done->finish == HELM_FINISH_LENGTH && *done->detail) fprintf(stderr, "cut: %s\n", done->detail);
     if (done->finish == HELM_FINISH_ERROR || done->finish == HELM_FINISH_CANCELLED)
         helm_fail(&s->err, done->finish == HELM_FINISH_ERROR ? HELM_E_INTERNAL : HELM_E_CANCELLED,
                   "request %llu %s%s%s", (unsigned long long)done->id,

@@ -38,8 +38,9 @@ static int write_rows(const struct tensor_rows *rows, void *out, uint64_t *bytes
         for (uint32_t c = 0; c < m->cols && !rc; c += (VALUES), block += (BYTES)) {                          \
             format##_numbers(block, number);                                                                 \
             format##_scales(block, scale, least);                                                            \
-            for (uint32_t i = 0; i < (VALUES); i++)                                                          \
-                out[c + i] = scale[i / (GROUP)] * (float)number[i] - least[i / (GROUP)];                     \
+            for (uint32_t g = 0; g < (VALUES) / (GROUP); g++)                                                \
+                for (uint32_t i = g * (GROUP); i < (g + 1) * (GROUP); i++)                                   \
+                    out[c + i] = scale[g] * (float)number[i] - least[g];                                     \
         }                                                                                                    \
         return rc;                                                                                           \
     }                                                                                                        \

@@ -21,7 +21,13 @@ static inline int plain_read_row(const struct tensor_matrix *m, uint32_t row, fl
     if (row >= m->rows || (first + m->cols) * dtype_bytes(dtype) > m->bytes)
         return helm_fail(err, HELM_E_FORMAT, "%s: row %u of %u columns ends behind the matrix's %llu bytes",
                          dtype_name(dtype), row, m->cols, (unsigned long long)m->bytes);
-    for (uint32_t c = 0; c < m->cols; c++) out[c] = convert_load(m->data, dtype, first + c);
+    const char *const restrict from = (const char *)m->data + first * dtype_bytes(dtype);
+    float *const restrict to = out;
+    uint32_t c = 0;
+    if (dtype == DTYPE_BF16) /* with a count that is known, so that it becomes vectors */
+        for (; c + 32 <= m->cols; c += 32)
+            for (uint32_t i = 0; i < 32; i++) to[c + i] = convert_load(from + 2 * c, DTYPE_BF16, i);
+    for (; c < m->cols; c++) to[c] = convert_load(from, dtype, c);
     return 0;
 }
 

@@ -24,17 +24,15 @@ struct batch {
 /* Numbers for these scales and least values. */
 FIT_INLINE void write_numbers(struct batch *b, const struct fit_code *code, const struct fit_result *r)
 {
+    const struct fit_table table = fit_table_of(code);
     for (int at = 0; at < FIT_GROUPS; at += FIT_LANES) {
         const fit_lanes inverse = fit_inverse(fit_load(&r->scale[at])),
                         from = fit_load(&r->least[at]) * inverse;
         for (int i = 0; i < b->g.values; i++) {
             const fit_lanes x = fit_load(&b->g.value[i][at]) * inverse - from;
-            fit_mask index = {0};
-            if (code->table)
-                _Pragma("GCC unroll 16") for (int c = 1; c < code->count; c++) index -=
-                    x > (code->table[c - 1] + code->table[c]) / 2;
-            else
-                index = __builtin_convertvector(fit_nearest(x, code) - code->low, fit_mask);
+            const fit_mask index =
+                code->table ? fit_find(x, &table).index
+                            : __builtin_convertvector(fit_nearest(x, code, &table) - code->low, fit_mask);
             for (int lane = 0; lane < FIT_LANES; lane++)
                 b->number[(at + lane) * b->g.values + i] = (uint8_t)index[lane];
         }
@@ -347,15 +345,22 @@ static inline void quantize_iq4_xs(struct batch *b, uint8_t *out)
 FIT_INLINE bool load_batch(struct batch *b, const struct quantize_values *v, uint64_t first, int values)
 {
     const uint64_t end = v->count - first;
-    float flat[FIT_GROUPS * FIT_VALUES_MAX] = {0};
+    float flat[FIT_GROUPS * FIT_VALUES_MAX] FIT_ALIGNED;
     const uint32_t there =
         (uint32_t)(end < (uint64_t)(FIT_GROUPS * values) ? end : (uint64_t)(FIT_GROUPS * values));
     if (v->dtype == DTYPE_BF16)
         for (uint32_t i = 0; i < there; i++) flat[i] = convert_load(v->data, DTYPE_BF16, first + i);
     else
         for (uint32_t i = 0; i < there; i++) flat[i] = convert_load(v->data, v->dtype, first + i);
+    for (uint32_t i = there; i < (uint32_t)(FIT_GROUPS * values); i++) flat[i] = 0;
+    fit_mask within = {0};
+    within = ~within;
+    for (int i = 0; i < FIT_GROUPS * values; i += FIT_LANES) {
+        const fit_lanes x = fit_load(flat + i);
+        within &= (x <= QUANTIZE_MOST) & (x >= -QUANTIZE_MOST); /* false of NaN */
+    }
     bool fits = true;
-    for (uint32_t i = 0; i < there; i++) fits &= fabsf(flat[i]) <= QUANTIZE_MOST; /* false of NaN */
+    for (int lane = 0; lane < FIT_LANES; lane++) fits &= within[lane] != 0;
     b->g.values = values;
     for (int i = 0; i < values; i++)
         for (int group = 0; group < FIT_GROUPS; group++) b->g.value[i][group] = flat[group * values + i];

@@ -9,6 +9,9 @@
 #ifndef HELM_COMMON_FORMATS_QUANTIZE_FIT_H
 #define HELM_COMMON_FORMATS_QUANTIZE_FIT_H
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -89,17 +92,90 @@ FIT_INLINE fit_lanes fit_inverse(fit_lanes x)
     return fit_pick(x * x > 0x1p-126f, 1.0f / x, fit_all(0));
 }
 
-/* The nearest number of the code. */
-FIT_INLINE fit_lanes fit_nearest(fit_lanes x, const struct fit_code *code)
+/* A code's table, for a search by halves in registers: the numbers, and the bounds behind which each is the nearest. At
+ * place i of bound[k] is what a search that has come to i compares with in step k, `8 >> k` further. With AVX2, whose
+ * registers hold half a table, two of each: i counts within the half that step 0 has found. */
+#define FIT_TABLES (FIT_CODES_MAX / FIT_LANES)
+struct fit_table {
+    const struct fit_code *code;
+    fit_lanes number[FIT_TABLES], bound[4][FIT_TABLES];
+};
+
+FIT_INLINE struct fit_table fit_table_of(const struct fit_code *code)
 {
-    if (!code->table) return fit_round(fit_min(fit_max(x, fit_all(code->low)), fit_all(code->high)));
-    fit_lanes number = fit_all(code->table[0]);
-    _Pragma("GCC unroll 16") for (int i = 1; i < code->count; i++)
+    struct fit_table t = {.code = code};
+    if (!code->table || FIT_LANES < 8) return t;
+    _Pragma("GCC unroll 16") for (int i = 0; i < FIT_CODES_MAX; i++)
     {
-        const fit_mask above = x > (code->table[i - 1] + code->table[i]) / 2;
-        number += (fit_lanes)(above & (fit_mask)fit_all(code->table[i] - code->table[i - 1]));
+        t.number[i / FIT_LANES][i % FIT_LANES] = i < code->count ? code->table[i] : 0;
+        _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)
+        {
+            const int of = i + (8 >> k);
+            t.bound[k][i / FIT_LANES][i % FIT_LANES] =
+                of < code->count ? (code->table[of - 1] + code->table[of]) / 2 : INFINITY;
+        }
     }
-    return number;
+    return t;
+}
+
+#if FIT_LANES == 16
+FIT_INLINE fit_lanes fit_look_up(const fit_lanes *table, fit_mask at)
+{
+    return (fit_lanes)_mm512_permutexvar_ps((__m512i)at, (__m512)table[0]);
+}
+#elif FIT_LANES == 8
+/* at: below 8, and whether in the upper half. */
+FIT_INLINE fit_lanes fit_look_up(const fit_lanes *table, fit_mask at, fit_mask upper)
+{
+    return (fit_lanes)_mm256_blendv_ps(_mm256_permutevar8x32_ps((__m256)table[0], (__m256i)at),
+                                       _mm256_permutevar8x32_ps((__m256)table[1], (__m256i)at),
+                                       (__m256)upper);
+}
+#endif
+
+/* The nearest number of the table, and which it is: how many bounds x is above. Four halvings give what fifteen
+ * comparisons give elsewhere, also of what is no number (0). */
+struct fit_found {
+    fit_lanes number;
+    fit_mask index;
+};
+FIT_INLINE struct fit_found fit_find(fit_lanes x, const struct fit_table *t)
+{
+#if FIT_LANES == 16
+    __m512i at = _mm512_setzero_si512();
+    _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)
+    {
+        const fit_lanes bound = k ? fit_look_up(t->bound[k], (fit_mask)at) : fit_all(t->bound[0][0][0]);
+        at = _mm512_mask_add_epi32(at, _mm512_cmp_ps_mask((__m512)x, (__m512)bound, _CMP_GT_OQ), at,
+                                   _mm512_set1_epi32(8 >> k));
+    }
+    return (struct fit_found){fit_look_up(t->number, (fit_mask)at), (fit_mask)at};
+#elif FIT_LANES == 8
+    const fit_mask upper = x > fit_all(t->bound[0][0][0]);
+    const fit_lanes second = (fit_lanes)_mm256_blendv_ps((__m256)fit_all(t->bound[1][0][0]),
+                                                         (__m256)fit_all(t->bound[1][1][0]), (__m256)upper);
+    fit_mask at = (x > second) & 4;
+    at += (x > fit_look_up(t->bound[2], at, upper)) & 2;
+    at += (x > fit_look_up(t->bound[3], at, upper)) & 1;
+    return (struct fit_found){fit_look_up(t->number, at, upper), at + (upper & 8)};
+#else
+    struct fit_found found = {fit_all(t->code->table[0]), {0}};
+    _Pragma("GCC unroll 16") for (int i = 1; i < t->code->count; i++)
+    {
+        const float *n = t->code->table + i;
+        const fit_mask above = x > (n[-1] + n[0]) / 2;
+        found.number += (fit_lanes)(above & (fit_mask)fit_all(n[0] - n[-1]));
+        found.index -= above;
+    }
+    return found;
+#endif
+}
+
+/* The nearest number of the code, whose table is `t`. */
+FIT_INLINE fit_lanes fit_nearest(fit_lanes x, const struct fit_code *code, const struct fit_table *t)
+{
+    return code->table ? fit_find(x, t).number
+                       : fit_round(fit_min(fit_max(x, fit_all(code->low)), fit_all(code->high)));
 }
 
 /* Sums over a group with its numbers n: of w, w x; and w n, w n n, w x n. */
@@ -126,9 +202,10 @@ FIT_INLINE struct fit_sums fit_sum(const struct fit_groups *g, const struct fit_
 {
     struct fit_sums sums = {fit_all(0), fit_all(0), fit_all(0)};
     const fit_lanes inverse = fit_inverse(scale), from = least * inverse;
+    const struct fit_table table = fit_table_of(code);
     for (int i = 0; i < g->values; i++) {
         const fit_lanes x = fit_load(&g->value[i][at]), scaled = x * inverse,
-                        n = fit_nearest(code->least ? scaled - from : scaled, code),
+                        n = fit_nearest(code->least ? scaled - from : scaled, code, &table),
                         wn = fit_load(&g->weight[i][at]) * n;
         if (code->least) sums.number += wn;
         sums.square += wn * n;

@@ -209,11 +209,22 @@ uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory)
     return plan_layers_of(plan, memory == PLAN_HOST ? PLAN_CPU0 : PLAN_GPU0);
 }
 
-uint64_t plan_vram_pages_least(const struct plan *plan)
+/* Places for a step of `tokens` tokens: never more than all slots have pages. */
+static uint64_t places_for(const struct plan *plan, uint32_t tokens)
 {
     const uint64_t whole = (uint64_t)plan->slots * ((plan->context_tokens - 1) / plan->page_tokens + 1);
-    const uint64_t step = (plan->step_tokens - 1) / plan->page_tokens + 1 + 2ull * plan->slots;
+    const uint64_t step = (tokens - 1) / plan->page_tokens + 1 + 2ull * plan->slots;
     return step < whole ? step : whole;
+}
+
+uint64_t plan_vram_pages_least(const struct plan *plan)
+{
+    return places_for(plan, plan->step_tokens < ENGINE_FEW_TOKENS ? plan->step_tokens : ENGINE_FEW_TOKENS);
+}
+
+bool plan_appends_in_arena(const struct plan *plan)
+{
+    return plan_kv_tiered(plan) && plan->vram_page_count < places_for(plan, plan->step_tokens);
 }
 
 uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context)
@@ -391,8 +402,7 @@ static int check_formats(const struct plan *plan, struct helm_err *err)
     return 0;
 }
 
-/* In VRAM lie at least the pages that a step appends to: those of its longest prompt chunk, and one of every other
- * sequence. */
+/* In VRAM lie at least the pages that a step of few tokens appends to, and one of every other sequence. */
 static int check_tiers(const struct plan *plan, struct helm_err *err)
 {
     if (!plan_kv_tiered(plan)) return 0;
@@ -408,9 +418,9 @@ static int check_tiers(const struct plan *plan, struct helm_err *err)
     if (plan->vram_page_count >= least) return 0;
     return helm_fail(
         err, HELM_E_LIMIT,
-        "'vram_page_count' is %u, less than the %llu pages of %u tokens that a step of %u tokens of %u "
-        "sequences appends to",
-        plan->vram_page_count, (unsigned long long)least, plan->page_tokens, plan->step_tokens, plan->slots);
+        "'vram_page_count' is %u, less than the %llu pages of %u tokens that steps of few tokens of %u "
+        "sequences append to",
+        plan->vram_page_count, (unsigned long long)least, plan->page_tokens, plan->slots);
 }
 
 /* Each such unit has as many first experts as slots, each once. */

@@ -209,9 +209,18 @@ static inline bool plan_kv_assisted(const struct plan *plan)
 /* Layers that have room in the pages of a memory: kv_layout.layers of its pool. The arena's pages have room for the
  * CPU's layers, or for all, numbered as in the model, where there are two tiers. */
 uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory);
-/* The least that vram_page_count may be with two tiers: pages that one step can append to, for steps in flight two of
- * every sequence. */
+/* The least that vram_page_count may be with two tiers: pages that one step of few tokens can append to, for steps in flight
+ * two of every sequence. */
 uint64_t plan_vram_pages_least(const struct plan *plan);
+/* Whether VRAM has too few places for the pages that the longest chunk appends to beside those: then chunks append in the
+ * arena (STEP_KV_ARENA), and long chunks need no more places than short ones. */
+bool plan_appends_in_arena(const struct plan *plan);
+/* The first page of a row that has a place behind such a chunk: a row that decodes keeps those it has, of a prompt only the
+ * page that is not whole has one. */
+static inline uint32_t plan_placed_from(uint32_t page_tokens, uint32_t start, uint32_t count)
+{
+    return (count <= page_tokens ? start : start + count) / page_tokens;
+}
 /* For forecasts: positions that lie in the arena alone, of each of `rows` rows of `context` positions. Rows share the
  * places of VRAM evenly and fill them up to the watermark (KV_WATERMARK_PERCENT), newest pages first. Whole pages; 0
  * with one tier. */

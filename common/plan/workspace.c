@@ -215,13 +215,14 @@ struct plan_staging plan_staging_of(const struct plan_staging_case *c)
 
 struct plan_staging plan_staging(const struct plan *plan)
 {
-    return plan_staging_of(&(struct plan_staging_case){.page_tokens = plan->page_tokens,
-                                                       .page_count = plan->page_count,
-                                                       .piece_pages = plan->kv_piece_pages,
-                                                       .step_tokens = plan->step_tokens,
-                                                       .slots = plan->slots,
-                                                       .tiered = plan_kv_tiered(plan),
-                                                       .borrows = plan_borrows_kv(plan)});
+    return plan_staging_of(
+        &(struct plan_staging_case){.page_tokens = plan->page_tokens,
+                                    .page_count = plan->page_count,
+                                    .piece_pages = plan->kv_piece_pages,
+                                    .step_tokens = plan->step_tokens,
+                                    .slots = plan->slots,
+                                    .tiered = plan_kv_tiered(plan),
+                                    .borrows = plan_borrows_kv(plan) || plan_appends_in_arena(plan)});
 }
 
 uint32_t workspace_chunk_bytes(const struct model *model)

@@ -108,7 +108,8 @@ uint32_t workspace_chunk_bytes(const struct model *model);
  * turn, and behind them a tail: pages that attention reads when all pieces are done with. */
 struct plan_staging_case {
     uint32_t page_tokens, page_count, piece_pages /* 0: the usual number */, step_tokens, slots;
-    bool tiered, borrows; /* two tiers; a chunk computes layers whose cache is the host's */
+    bool tiered,
+        borrows; /* two tiers; a chunk appends to layers' pages of the arena: of the host's, or of all */
 };
 struct plan_staging {
     uint32_t piece; /* pages of a piece, whole tiles; 0: no pieces */

@@ -56,6 +56,11 @@
  *   direct_from to host_tokens     the GPU's kernel reads the arena         the same
  *   from host_tokens on            the GPU's kernel reads VRAM              the same
  *
+ * A chunk that is longer than VRAM has places for is flagged STEP_KV_ARENA (plan_appends_in_arena): the GPU computes each of
+ * its layers in VRAM that all layers take in turn, and copies the cells to the arena, whole pages or not. Positions in front
+ * of the chunk are taken from the arena as far as their pages are whole, else from the page's place. Of each row the pages
+ * from plan_placed_from on, in which the next step goes on, have their cells in their places, too, by vram_table.
+ *
  * In a step flagged STEP_KV_ASSISTED the GPU puts each of its layers' queries, normed and rotated, into the
  * kv lane `query`, [token][head][head_dim], and the CPU answers in `partial` with the result over its positions,
  * [token][head]{m, s, o[head_dim]} (thesis 4.18 to 4.20: the maximum score, the sum of exponentials, their sum
@@ -183,6 +188,8 @@ enum step_flags {
      * session region, or from there, [its layers][as kv_layout.h has a layer]. Other workers have nothing to do. */
     STEP_KV_OUT = 1u << 3,
     STEP_KV_IN = 1u << 4,
+    /* A chunk of two tiers that appends in the arena: every chunk of a plan whose longest one VRAM has too few places for. */
+    STEP_KV_ARENA = 1u << 5,
 };
 #define STEP_KV_MOVES   (STEP_KV_OUT | STEP_KV_IN)
 #define STEP_LIST_SHIFT 8

@@ -3,18 +3,23 @@
 
 #include <string.h>
 
+#include "common/plan/plan.h"
+
 #define POOLS (STEP_ROW_POOL_MEAN | STEP_ROW_POOL_LAST)
 
 /* Whether a row's positions lie where it may say they do: in the arena alone whole pages in front of what it computes,
- * from there on in VRAM. */
-static bool take_tiers(const struct arena *arena, const struct step_row *in, uint32_t last_page)
+ * from there on in VRAM. A step that appends in the arena finds a page that is not whole in VRAM, and leaves one there. */
+static bool take_tiers(const struct arena *arena, const struct step_row *in, bool in_arena,
+                       uint32_t last_page)
 {
     const struct arena_header *h = arena_header_of(arena);
     if (!h->vram_page_count) return in->host_tokens == 0 && in->direct_from == 0;
     if (in->host_tokens > in->start || in->host_tokens % h->kv.page_tokens != 0) return false;
     if (in->direct_from > in->host_tokens || in->direct_from % h->kv.page_tokens != 0) return false;
-    const uint32_t *places = arena_vram_table_of(arena, in->slot);
-    for (uint32_t i = in->host_tokens / h->kv.page_tokens; i <= last_page; i++)
+    const uint32_t *places = arena_vram_table_of(arena, in->slot), page = h->kv.page_tokens;
+    const uint32_t from = in_arena ? plan_placed_from(page, in->start, in->count) : in->host_tokens / page;
+    if (in_arena && in->start % page && places[in->start / page] >= h->vram_page_count) return false;
+    for (uint32_t i = from; i <= last_page; i++)
         if (places[i] >= h->vram_page_count) return false;
     return true;
 }
@@ -37,7 +42,7 @@ static bool take_row(const struct arena *arena, uint32_t vocab, const struct ste
     uint32_t last_page = (in->start + in->count - 1) / h->kv.page_tokens;
     for (uint32_t i = 0; i <= last_page; i++)
         if (pages[i] >= h->page_count) return false;
-    if (!take_tiers(arena, in, last_page)) return false;
+    if (!take_tiers(arena, in, batch->flags & STEP_KV_ARENA, last_page)) return false;
     for (uint32_t i = 0; i < in->count; i++) {
         uint32_t token = follows ? 0 : history[in->start + i], at = batch->token_count + i;
         if (token >= vocab) return false;
@@ -74,6 +79,10 @@ static int check_tiers(const struct arena *arena, const struct step *step, struc
             return helm_fail(err, HELM_E_LIMIT, "step %u fetches page %u to place %u of %u and %u",
                              step->serial, step->fetch[i].page, step->fetch[i].place, h->page_count,
                              h->vram_page_count);
+    if (step->flags & STEP_KV_ARENA && (!h->vram_page_count || assisted || step->fetch_count))
+        return helm_fail(err, HELM_E_LIMIT,
+                         "step %u appends in the arena, with flags %#x, %u pages to fetch, %u places in VRAM",
+                         step->serial, step->flags, step->fetch_count, h->vram_page_count);
     if (assisted && (!h->vram_page_count || step->token_count > ARENA_KV_TOKENS))
         return helm_fail(err, HELM_E_LIMIT,
                          "step %u of %u tokens has the CPU attend to pages of %u places in VRAM",

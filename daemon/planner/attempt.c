@@ -228,7 +228,7 @@ int attempt_price(const struct making *m, uint32_t ctx, const enum tensor_format
                                    .context = context,
                                    .kv_dtype = m->wish.kv_dtype,
                                    .format = format,
-                                   .kv = cost_tiers_of(&cache, m->batch, context)};
+                                   .kv = cost_tiers_of(&cache, m->batch, m->batch, context)};
     return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
 }
 

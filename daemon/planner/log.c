@@ -103,7 +103,8 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
         log_info("plan: in VRAM %u half layers%s lie packed, in up to %s", packed,
                  head ? " and the head" : "",
                  units_format_size(placements_in(plan, PLAN_VRAM0).varying, size[0]));
-    log_info("plan: up to %u tokens a step", plan->step_tokens);
+    log_info("plan: up to %u tokens a step%s", plan->step_tokens,
+             plan_appends_in_arena(plan) ? "; chunks of prompts append in host memory, layer by layer" : "");
 }
 
 static void log_context(const struct planner_request *r, const struct plan *plan)

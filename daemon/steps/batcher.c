@@ -381,8 +381,22 @@ static void batcher_change_slots(struct batcher *batcher, const struct scheduler
     }
 }
 
+/* Flags of a step, but for what its rows' pages say. */
+static uint32_t batcher_flags(const struct batcher *batcher, const struct scheduler_step *plan)
+{
+    const uint32_t flags = plan->prompts ? plan_prompt_flags(plan->list) : 0;
+    struct plan_schedule schedule;
+    struct helm_err err;
+    if (!plan_appends_in_arena(batcher->with.plan)) return flags;
+    if (plan_schedule_of(batcher->with.plan, flags, plan->token_count, &schedule, &err)) {
+        log_error("batcher: a step is formed that no list computes: %s: aborting", err.text);
+        abort();
+    }
+    return flags | (schedule.chunk ? STEP_KV_ARENA : 0);
+}
+
 /* Places in VRAM for the step's rows; false: not before a step in flight is done. */
-static bool batcher_make_room(struct batcher *batcher, const struct scheduler_step *plan)
+static bool batcher_make_room(struct batcher *batcher, const struct scheduler_step *plan, uint32_t flags)
 {
     const uint32_t page_tokens = arena_header_of(batcher->with.arena)->kv.page_tokens;
     uint32_t count = 0, at[ARENA_SLOTS_MAX];
@@ -396,7 +410,10 @@ static bool batcher_make_room(struct batcher *batcher, const struct scheduler_st
     for (uint32_t i = 0; i < plan->row_count; i++) {
         const struct scheduler_row *row = &plan->row[i];
         const uint32_t slot = batcher->seq[batcher->view_index[row->seq]]->slot;
-        batcher->member[at[slot]].end = kv_pages_for(row->start + row->count, page_tokens);
+        struct tiers_member *member = &batcher->member[at[slot]];
+        member->begin = member->placed = row->start / page_tokens;
+        member->end = kv_pages_for(row->start + row->count, page_tokens);
+        if (flags & STEP_KV_ARENA) member->placed = plan_placed_from(page_tokens, row->start, row->count);
     }
     return tiers_make_room(&batcher->tiers, batcher->member, count);
 }
@@ -412,13 +429,14 @@ static bool batcher_form_step(struct batcher *batcher, uint64_t now_us)
         batcher_change_slots(batcher, &plan, now_us);
         if (!batcher_schedule(batcher, !preempted, &plan)) return false;
     }
-    if (!batcher_make_room(batcher, &plan)) return false;
+    const uint32_t flags = batcher_flags(batcher, &plan);
+    if (!batcher_make_room(batcher, &plan, flags)) return false;
     batcher->turn++;
     struct step *step = &batcher_flight_of(batcher, batcher->serial + 1)->step;
-    step->row_count = step->token_count = step->fetch_count = step->flags = 0;
+    step->row_count = step->token_count = step->fetch_count = 0;
+    step->flags = flags;
     for (uint32_t i = 0; i < plan.row_count; i++)
         batcher_add_row(batcher, step, batcher->seq[batcher->view_index[plan.row[i].seq]], &plan.row[i]);
-    if (plan.prompts) step->flags = plan_prompt_flags(plan.list);
     batcher->prompt_turn += plan.prompts;
     batcher->prompts_last = plan.prompts;
     tiers_fill(&batcher->tiers, batcher_is_decode_list(batcher, &plan), step);

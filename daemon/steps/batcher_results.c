@@ -1,6 +1,7 @@
 /* Results of steps: checked, observed, and given to the sequences whose rows they are. See batcher.h. Called from the one loop;
  * owns nothing. */
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/steps/batcher_private.h"
@@ -42,6 +43,9 @@ static void batcher_take_token(struct batcher *batcher, struct sequence *seq, ui
         sequence_finish(seq, HELM__V1__FINISH_REASON__FINISH_ERROR, err.text);
         return;
     }
+    const uint32_t context = arena_header_of(batcher->with.arena)->context_tokens;
+    if (seq->finish == HELM__V1__FINISH_REASON__FINISH_LENGTH && seq->token_count >= context)
+        snprintf(seq->detail, sizeof seq->detail, "the context of %u tokens is full", context);
     seq->crashes = 0;
     seq->mask_there = false;
     seq->mask_asked_us = now_us;

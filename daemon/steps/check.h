@@ -20,7 +20,7 @@
 #define CHECK_SEQUENCES 16
 #define CHECK_POSITIONS 32                 /* of each that are compared */
 #define CHECK_ALONE     2                  /* sequences that are steps of one row */
-#define CHECK_US        UINT64_C(13000000) /* after so long fewer positions are enough: but VERDICT_LEAST */
+#define CHECK_US        UINT64_C(60000000) /* after so long fewer positions are enough: but VERDICT_LEAST */
 
 struct check_sums {
     double divergence; /* sum */

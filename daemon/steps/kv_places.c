@@ -70,18 +70,18 @@ static uint32_t pop(struct kv_places *places, uint32_t slot)
     return place;
 }
 
-/* A slot gives it away. */
-static void give_away(struct kv_places *places, uint32_t slot, uint32_t place)
+/* A slot gives it away: it is free when step `serial` is done. */
+static void give_away(struct kv_places *places, uint32_t slot, uint32_t place, uint32_t serial)
 {
     if (place >= places->count || !places->used[place])
         kv_places_broken("a place that is given away has no owner", slot, place);
-    if (places->rung == places->done) {
+    if (serial == places->done) {
         push(places, place);
         return;
     }
     const uint32_t at = (places->waiting_first + places->waiting_count++) % places->count;
     places->waiting[at].place = place;
-    places->waiting[at].serial = places->rung;
+    places->waiting[at].serial = serial;
 }
 
 void kv_places_rung(struct kv_places *places, uint32_t serial)
@@ -105,7 +105,7 @@ void kv_places_done(struct kv_places *places, uint32_t serial)
 static void give_away_run(struct kv_places *places, uint32_t slot, const uint32_t *row, uint32_t from,
                           uint32_t to)
 {
-    while (to > from) give_away(places, slot, row[--to]);
+    while (to > from) give_away(places, slot, row[--to], places->rung);
 }
 
 void kv_places_begin(struct kv_places *places, uint32_t slot, const uint32_t *row, uint32_t host)
@@ -134,6 +134,17 @@ void kv_places_move_out(struct kv_places *places, uint32_t slot, const uint32_t 
     places->moved_out += host - s->host;
     s->host = host;
     s->moved = places->rung;
+}
+
+void kv_places_leave(struct kv_places *places, uint32_t slot, const uint32_t *row, uint32_t to)
+{
+    struct kv_places_slot *s = &places->slot[slot];
+    const uint32_t next = places->rung + 1;
+    if (to < s->host) kv_places_broken("a page that has no place is to keep it", slot, to);
+    for (uint32_t i = s->end; i > s->host; i--) give_away(places, slot, row[i - 1], next);
+    places->moved_out += s->end - s->host;
+    s->host = s->end = to;
+    s->moved = next;
 }
 
 int kv_places_fetch(struct kv_places *places, uint32_t slot, uint32_t *row)

@@ -46,6 +46,9 @@ void kv_places_begin(struct kv_places *places, uint32_t slot, const uint32_t *ro
 HELM_MUST_CHECK int kv_places_grow(struct kv_places *places, uint32_t slot, uint32_t *row, uint32_t end);
 /* The slot's pages below `host` give their places away: they are in the arena, and whole. */
 void kv_places_move_out(struct kv_places *places, uint32_t slot, const uint32_t *row, uint32_t host);
+/* The step that is rung next appends to the slot's pages in the arena, and its pages below `to` have no place from then on. It
+ * may read those that they have: they are free when that step is done. */
+void kv_places_leave(struct kv_places *places, uint32_t slot, const uint32_t *row, uint32_t to);
 /* A place for the last page that the slot has in the arena alone: steps behind the one that copies it there find it.
  * HELM_E_BUSY: there is no such page, or no place, or a step in flight may read row[] of that page. */
 HELM_MUST_CHECK int kv_places_fetch(struct kv_places *places, uint32_t slot, uint32_t *row);

@@ -51,8 +51,9 @@ bool tiers_make_room(struct tiers *tiers, const struct tiers_member *member, uin
     uint32_t need = 0;
     if (!tiered(tiers)) return true;
     for (uint32_t i = 0; i < count; i++) {
-        const uint32_t end = places->slot[member[i].slot].end;
-        if (member[i].end > end) need += member[i].end - end;
+        const uint32_t end = places->slot[member[i].slot].end,
+                       from = member[i].placed > end ? member[i].placed : end;
+        if (member[i].end > from) need += member[i].end - from;
     }
     const uint64_t used = (uint64_t)kv_places_used(places) + need;
     if (need && used > places->watermark)
@@ -64,8 +65,11 @@ bool tiers_make_room(struct tiers *tiers, const struct tiers_member *member, uin
         abort();
     }
     if (need > places->free_count) return false;
-    for (uint32_t i = 0; i < count; i++)
-        if (kv_places_grow(places, member[i].slot, row_of(tiers, member[i].slot), member[i].end)) abort();
+    for (uint32_t i = 0; i < count; i++) {
+        const struct tiers_member *m = &member[i];
+        if (m->placed > m->begin) kv_places_leave(places, m->slot, row_of(tiers, m->slot), m->placed);
+        if (kv_places_grow(places, m->slot, row_of(tiers, m->slot), m->end)) abort();
+    }
     return true;
 }
 
@@ -93,16 +97,18 @@ void tiers_fill(struct tiers *tiers, bool decode, struct step *step)
 {
     const uint32_t page_tokens = arena_header_of(tiers->arena)->kv.page_tokens;
     if (!tiered(tiers)) return;
+    const bool in_arena = step->flags & STEP_KV_ARENA;
     const bool assists = decode && step->token_count == step->row_count &&
                          step->token_count <= ARENA_KV_TOKENS && plan_kv_assisted(tiers->plan);
     for (uint32_t i = 0; i < step->row_count; i++) {
         struct step_row *row = &step->row[i];
-        const uint32_t host = tiers->places.slot[row->slot].host;
+        uint32_t host = tiers->places.slot[row->slot].host;
+        if (in_arena && host > row->start / page_tokens) host = row->start / page_tokens;
         row->host_tokens = host * page_tokens;
         row->direct_from = assists ? assisted_pages(tiers, host) * page_tokens : 0;
         if (row->direct_from) step->flags |= STEP_KV_ASSISTED;
     }
-    for (uint32_t i = 0; i < step->row_count; i++) fetch(tiers, step, step->row[i].slot);
+    for (uint32_t i = 0; i < step->row_count && !in_arena; i++) fetch(tiers, step, step->row[i].slot);
 }
 
 /* ---- steps ---- */

@@ -8,6 +8,8 @@
  *   2. Above the watermark the oldest whole pages of the least urgent sequence, which is the one that came last, give
  *      their places away. That costs no copy.
  *   3. Pages come back, the newest of the most urgent sequence first, as long as that does not reach the watermark.
+ *      A chunk that appends in the arena (STEP_KV_ARENA) is computed there, but for the page that the next step goes on with:
+ *      the row's other pages give their places away, and come back by rule 3 when the prompt is over.
  *   4. Pages that a sequence was given by their tokens (prefix.h) are read in the arena, whether another sequence has
  *      them in VRAM or not: a place belongs to one sequence. They come by rule 3. */
 #ifndef HELM_DAEMON_STEPS_TIERS_H
@@ -26,8 +28,9 @@ struct tiers {
 /* A sequence with a slot, in the order of arrival. */
 struct tiers_member {
     uint32_t slot;
-    uint32_t whole; /* pages that are full, and computed by steps that are done */
-    uint32_t end;   /* pages that it has once the step to be formed is done; 0: it has no row in it */
+    uint32_t whole;      /* pages that are full, and computed by steps that are done */
+    uint32_t begin, end; /* pages that its row in the step to be formed appends to; end 0: it has none */
+    uint32_t placed;     /* the first of them that has a place: begin, unless the step appends in the arena */
 };
 
 HELM_MUST_CHECK int tiers_init(struct tiers *tiers, const struct plan *plan, const struct arena *arena,
@@ -38,8 +41,8 @@ void tiers_free(struct tiers *tiers);
 void tiers_begin(struct tiers *tiers, uint32_t slot, uint32_t whole);
 /* Places for every row of the step to be formed. False: too few are free before the steps in flight are done. */
 bool tiers_make_room(struct tiers *tiers, const struct tiers_member *member, uint32_t count);
-/* Fills in the tiers' members of each row of a formed step, the step's flag STEP_KV_ASSISTED, and the pages that it
- * fetches. decode: the step is of the plan's decode list. */
+/* Fills in the tiers' members of each row of a formed step, whose flags say whether it appends in the arena, the step's flag
+ * STEP_KV_ASSISTED, and the pages that it fetches. decode: the step is of the plan's decode list. */
 void tiers_fill(struct tiers *tiers, bool decode, struct step *step);
 
 /* The step that tiers_fill filled was rung; a step is done. */

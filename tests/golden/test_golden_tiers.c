@@ -41,6 +41,7 @@ struct tier_case {
     uint32_t piece_pages;     /* of what a chunk brings to VRAM; 0: all of these contexts are in two */
     bool no_graphs;
     unsigned modes; /* of enum mode */
+    bool in_arena;  /* VRAM has no places for chunks, which append in the arena */
 };
 
 static uint32_t read_letters(const char *letters, struct plan_stage *stages)
@@ -105,8 +106,10 @@ static uint32_t run_tiers(const struct tier_case *c, const struct golden *golden
     struct tier_run *run = calloc(1, sizeof *run);
     struct outcome all = {0};
     uint64_t start_us = units_now_us();
-    /* what a step appends to, and four pages more */
-    open_tiers(c, (STEP_TOKENS - 1) / PAGE_TOKENS + 1 + 2 * CASES_MAX + 4, pair);
+    /* what a step appends to, or one of few tokens does, and four pages more */
+    const uint32_t longest = c->in_arena ? ENGINE_FEW_TOKENS : STEP_TOKENS;
+    open_tiers(c, (longest - 1) / PAGE_TOKENS + 1 + 2 * CASES_MAX + 4, pair);
+    assert_int_equal(plan_appends_in_arena(&pair->plan), c->in_arena);
     tier_begin(run, pair, 7 + c->kv_dtype, emulated, assisted);
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         if (!(c->modes >> mode & 1) || (FEW_CASES && mode == MODE_GREEDY)) continue;
@@ -132,16 +135,17 @@ static uint32_t run_tiers(const struct tier_case *c, const struct golden *golden
     pair_close(pair);
     print_message(
         "%-30s %-8s kv %-4s mean %.5f worst %.4f, %u permitted; %u pages out, %u back, %u stored; steps: %u "
-        "assisted, %u direct, %u chunks; %.2f s\n",
+        "assisted, %u direct, %u chunks, %u in the arena; %.2f s\n",
         c->model, c->decode, kv_dtype_name(c->kv_dtype), all.count ? all.sum / (double)all.count : 0.0,
         all.worst, all.permitted, run->moved, run->fetched, run->stored, run->assisted_steps,
-        run->direct_steps, run->host_chunks, (double)(units_now_us() - start_us) * 1e-6);
+        run->direct_steps, run->host_chunks, run->arena_chunks, (double)(units_now_us() - start_us) * 1e-6);
     assert_int_equal(all.wrong, 0);
     const struct tolerance *allowed = tolerance_of_cache(c->kv_dtype);
     assert_true(all.worst <= allowed->worst);
     if (all.count) assert_true(all.sum / (double)all.count <= allowed->mean);
     assert_true(run->moved && run->fetched && run->stored && run->direct_steps);
     assert_true(!assisted == !run->assisted_steps);
+    assert_true(!c->in_arena == !run->arena_chunks);
     const uint32_t host_chunks = run->host_chunks;
     free(run);
     free(pair);
@@ -161,13 +165,18 @@ static void cases_agree(void **state)
     (void)state;
     need_device();
     static const struct tier_case cases[] = {
-        {QWEN3, "gggggggg", NULL, KV_F16, 100, 8, false, ALONE | TOGETHER | GREEDY},
-        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, 4, false, TOGETHER | ALONE}, /* borrows a layer */
-        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, 0, true, TOGETHER},
-        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY},
-        {LLAMA, "gggggggg", NULL, KV_F16, 1000, 12, false, TOGETHER | ALONE}, /* reads all over the link */
+        {QWEN3, "gggggggg", NULL, KV_F16, 100, 8, false, ALONE | TOGETHER | GREEDY, false},
+        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, 4, false, TOGETHER | ALONE, false}, /* borrows a layer */
+        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, 0, true, TOGETHER, false},
+        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, false},
+        {LLAMA, "gggggggg", NULL, KV_F16, 1000, 12, false, TOGETHER | ALONE,
+         false}, /* reads all over the link */
         /* sinks, which count once, and windows, within which the CPU may have nothing */
-        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE},
+        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE, false},
+        /* chunks append in the arena: rows that decode beside them keep their places, layers that are the CPU's as ever */
+        {QWEN3, "gggggggg", NULL, KV_Q8_0, 100, 8, false, ALONE | TOGETHER, true},
+        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, true},
+        {GPTOSS, "gcgcgggg", NULL, KV_F16, 1000, 4, true, TOGETHER | ALONE, true},
     };
     for (size_t i = FEW_CASES; i < (FEW_CASES ? 2 : sizeof cases / sizeof *cases); i++) {
         struct golden *golden = calloc(1, sizeof *golden);
@@ -185,7 +194,7 @@ static void steps_follow(void **state)
 {
     (void)state;
     need_device();
-    static const struct tier_case c = {QWEN3, "gggggggg", NULL, KV_F16, 1000, 0, false, 0};
+    static const struct tier_case c = {QWEN3, "gggggggg", NULL, KV_F16, 1000, 0, false, 0, false};
     static const struct course courses[] = {{.rows = 1, .queued = true},
                                             {.rows = 3, .queued = true},
                                             {.rows = 2, .queued = true, .sampled = true},

@@ -21,9 +21,10 @@ struct tier_run {
     uint64_t random;
     struct tier_slot slot[CASES_MAX];
     uint32_t free[TIER_PAGES_MAX], free_count;
-    bool looks;    /* the device's memory can be looked into */
-    bool assisted; /* the CPU may attend to a part */
-    uint32_t moved, fetched, stored, assisted_steps, host_chunks, direct_steps; /* so far */
+    bool looks;                       /* the device's memory can be looked into */
+    bool assisted;                    /* the CPU may attend to a part */
+    struct tier_slot left[CASES_MAX]; /* pages that the step reads in VRAM and gives away */
+    uint32_t moved, fetched, stored, assisted_steps, host_chunks, direct_steps, arena_chunks; /* so far */
 };
 
 static uint32_t tier_random(struct tier_run *t, uint32_t below)
@@ -59,18 +60,23 @@ static void tier_begin(struct tier_run *t, struct pair *pair, uint64_t seed, boo
     }
 }
 
-/* Gives the places of pages [host, to) away. */
-static void tier_move_out(struct tier_run *t, uint32_t slot, uint32_t to)
+/* Gives the places of pages [from, to) away. */
+static void tier_free(struct tier_run *t, uint32_t slot, uint32_t from, uint32_t to)
 {
     const struct gpu_engine *g = gpu_of(t);
     uint32_t *places = arena_vram_table_of(&t->pair->arena, slot);
-    for (uint32_t i = t->slot[slot].host; i < to; i++) {
+    for (uint32_t i = from; i < to; i++) {
         if (t->looks)
             memset((char *)g->kv_pool + places[i] * kv_page_bytes(&g->kv), 0xff, kv_page_bytes(&g->kv));
         t->free[t->free_count++] = places[i];
         places[i] = UINT32_MAX;
         t->moved++;
     }
+}
+
+static void tier_move_out(struct tier_run *t, uint32_t slot, uint32_t to)
+{
+    tier_free(t, slot, t->slot[slot].host, to);
     if (to > t->slot[slot].host) t->slot[slot].host = to;
 }
 
@@ -91,6 +97,13 @@ static void tier_make_room(struct tier_run *t, const struct step_row *rows, uint
     assert_true(t->free_count >= need);
 }
 
+/* The first page of a row that has a place behind the step. */
+static uint32_t tier_placed(const struct tier_run *t, const struct step_row *row, bool in_arena)
+{
+    const uint32_t page_tokens = t->pair->plan.page_tokens;
+    return in_arena ? plan_placed_from(page_tokens, row->start, row->count) : row->start / page_tokens;
+}
+
 static void tier_fill_row(struct tier_run *t, struct step_row *row, bool decode, struct pair_tiers *step)
 {
     const struct arena *arena = &t->pair->arena;
@@ -98,8 +111,15 @@ static void tier_fill_row(struct tier_run *t, struct step_row *row, bool decode,
                    end = (row->start + row->count - 1) / page_tokens + 1;
     struct tier_slot *slot = &t->slot[row->slot];
     uint32_t *places = arena_vram_table_of(arena, row->slot);
+    const uint32_t placed = tier_placed(t, row, step->flags & STEP_KV_ARENA),
+                   begun = row->start / page_tokens;
+    t->left[row->slot] = (struct tier_slot){0, 0};
+    if (placed > begun) {
+        t->left[row->slot] = *slot;
+        *slot = (struct tier_slot){placed, placed};
+    }
     for (; slot->end < end; slot->end++) places[slot->end] = t->free[--t->free_count];
-    row->host_tokens = slot->host * page_tokens;
+    row->host_tokens = (placed > begun ? begun : slot->host) * page_tokens;
     row->direct_from = 0;
     if (t->assisted && decode && slot->host)
         row->direct_from = (tier_random(t, 3) ? tier_random(t, slot->host + 1) : slot->host) * page_tokens;
@@ -131,6 +151,7 @@ static void tier_check_row(struct tier_run *t, const struct step_row *row)
         const uint32_t page = arena_page_table_of(arena, row->slot)[i],
                        place = arena_vram_table_of(arena, row->slot)[i];
         t->stored++;
+        if (i < t->slot[row->slot].host) continue; /* it has no place */
         for (uint32_t l = 0; l < g->plan.layers && t->looks; l++) {
             uint32_t kv_layer;
             if (plan_kv_of(&g->plan, l, &kv_layer) != PLAN_GPU0) continue;
@@ -149,7 +170,7 @@ static int tier_step(void *engines, const struct step_row *rows, uint32_t count,
     struct step_row own[CASES_MAX];
     struct pair_tiers step = {0};
     const uint32_t page_tokens = t->pair->plan.page_tokens;
-    uint32_t tokens = 0, need = 0;
+    uint32_t tokens = 0, need = 0, ends[CASES_MAX];
     memcpy(own, rows, count * sizeof *own);
     for (uint32_t i = 0; i < count; i++) {
         struct tier_slot *slot = &t->slot[own[i].slot];
@@ -162,21 +183,32 @@ static int tier_step(void *engines, const struct step_row *rows, uint32_t count,
                        end = (own[i].start + own[i].count - 1) / page_tokens + 1;
         if (whole > slot->host && tier_random(t, 4) == 0)
             tier_move_out(t, own[i].slot, slot->host + tier_random(t, whole - slot->host + 1));
-        need += end > slot->end ? end - slot->end : 0;
+        ends[i] = end;
+    }
+    const bool decode = tokens == count && tokens <= ARENA_KV_TOKENS,
+               in_arena = tokens > ENGINE_FEW_TOKENS && plan_appends_in_arena(&t->pair->plan);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t placed = tier_placed(t, &own[i], in_arena), there = t->slot[own[i].slot].end,
+                       from = placed > there ? placed : there;
+        need += ends[i] > from ? ends[i] - from : 0;
     }
     tier_make_room(t, own, count, need);
-    const bool decode = tokens == count && tokens <= ARENA_KV_TOKENS;
+    step.flags = in_arena ? STEP_KV_ARENA : 0;
+    t->arena_chunks += in_arena;
     bool host = false;
     for (uint32_t i = 0; i < count; i++) {
         tier_fill_row(t, &own[i], decode, &step);
         host |= own[i].host_tokens > own[i].direct_from;
     }
-    for (uint32_t i = 0; i < count; i++) tier_fetch(t, own[i].slot, &step);
+    for (uint32_t i = 0; i < count && !in_arena; i++) tier_fetch(t, own[i].slot, &step);
     t->assisted_steps += (step.flags & STEP_KV_ASSISTED) != 0;
     t->host_chunks += host && tokens > ARENA_KV_TOKENS;
     t->direct_steps += host && tokens <= ARENA_KV_TOKENS;
     int rc = pair_wait(t->pair, pair_ring_tiers(t->pair, own, count, &step, result), err);
-    for (uint32_t i = 0; i < count && !rc; i++) tier_check_row(t, &own[i]);
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        tier_check_row(t, &own[i]);
+        tier_free(t, own[i].slot, t->left[own[i].slot].host, t->left[own[i].slot].end);
+    }
     return rc;
 }
 

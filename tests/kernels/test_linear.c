@@ -141,6 +141,35 @@ static void gemv_keeps_infinities_apart(void **state)
     problem_free(&p);
 }
 
+/* x that is no finite number spoils every row, alone and among others, and no other token; an x of zeros is no special case, nor
+ * one far above its neighbours. */
+static void gemv_shows_what_x_is(void **state)
+{
+    const struct linear_kernel *v = usable(state);
+    enum { ROWS = 3, TOKENS = 3, COLS = 512 };
+    static const float spoil[] = {INFINITY, -INFINITY, NAN};
+    struct problem p;
+    problem_make(&p, v->format, ROWS, COLS, TOKENS, false);
+    float *x = p.x.data, y[TOKENS * ROWS];
+    memset(x, 0, COLS * sizeof *x);
+    x[p.ldx + 300] = 300;
+    problem_sum(&p);
+    for (size_t i = 0; i <= sizeof spoil / sizeof *spoil; i++) {
+        if (i) x[2 * p.ldx + 77] = spoil[i - 1];
+        for (size_t t = 0; t < TOKENS; t++) {
+            float *alone = ordered(v, x + t * p.ldx, p.cols);
+            v->gemv(y + t * ROWS, p.w.data, alone, ROWS, p.cols, NULL);
+            free(alone);
+            for (size_t r = 0; r < ROWS; r++)
+                if (i && t == 2)
+                    assert_false(isfinite(y[t * ROWS + r]));
+                else
+                    check(v, &p, t, r, y[t * ROWS + r], 0);
+        }
+    }
+    problem_free(&p);
+}
+
 static void gemm_agrees(void **state)
 {
     const struct linear_kernel *v = usable(state);
@@ -345,6 +374,8 @@ static void choice_names_what_is_missing(void **state)
                      {FORMAT_BF16, CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, "avx512-bf16", "avx512"},
                      {FORMAT_BF16, CPU_AVX2 | CPU_AVX512, "avx512", "avx512"},
                      {FORMAT_F16, all, "avx512", "avx512"},
+                     {FORMAT_Q4_K, all, "amx-bf16", "amx-int8"},
+                     {FORMAT_Q6_K, all, "amx-bf16", "avx512"},
                      {FORMAT_F32, CPU_AVX2, "avx2", "avx2"},
                      {FORMAT_F32, 0, "ref", "ref"}};
     for (size_t i = 0; i < sizeof automatic / sizeof *automatic; i++) {
@@ -359,7 +390,8 @@ static void choice_names_what_is_missing(void **state)
                          0);
         assert_string_equal(v->name, automatic[i].one);
         assert_int_equal(v->format, format);
-        assert_false(linear_has(format, LINEAR_DECODE, LINEAR_EXACT, NULL));
+        assert_int_equal(linear_has(format, LINEAR_DECODE, LINEAR_EXACT, NULL),
+                         !tensor_format_is_plain(format));
     }
     assert_int_equal(linear_choose(FORMAT_F16, LINEAR_TOKENS, LINEAR_EXACT, all, "openblas", &v, &err), 0);
     assert_string_equal(v->name, "openblas");
@@ -459,6 +491,7 @@ int main(void)
         CMUnitTestFunction run;
     } kinds[] = {{"gemv", LINEAR_ONE_TOKEN, gemv_agrees},
                  {"infinities", LINEAR_ONE_TOKEN, gemv_keeps_infinities_apart},
+                 {"x", LINEAR_ONE_TOKEN, gemv_shows_what_x_is},
                  {"few", LINEAR_ONE_TOKEN, few_are_as_one},
                  {"gemm", LINEAR_TOKENS, gemm_agrees},
                  {"steady", LINEAR_TOKENS, steady_tokens_do_not_depend_on_others},

@@ -24,6 +24,7 @@ struct fake_kv {
         struct kv_layout kv;
     } pool[2];         /* by worker: KV pages of the arena, of this process (GPU) */
     uint32_t first[2]; /* by worker: the first layer whose cache is its, whose cells are written */
+    bool in_arena;     /* the step that is computed appends there (STEP_KV_ARENA) */
 };
 
 static void find_first_layers(struct fake_kv *kv)
@@ -65,7 +66,10 @@ static uint32_t *cell(struct fake_kv *kv, enum plan_processor owner, const struc
     const struct arena_header *h = arena_header_of(kv->arena);
     const uint32_t at = position / h->kv.page_tokens, in_page = position % h->kv.page_tokens,
                    page = entry_of(row, arena_page_table_of(kv->arena, row->slot), at, h->page_count);
-    if (owner == PLAN_CPU0 || position < row->host_tokens) return arena_cells(kv, owner, page) + in_page;
+    const uint32_t begun = row->start / h->kv.page_tokens * h->kv.page_tokens;
+    const bool in_arena =
+        kv->in_arena ? position < begun || position >= row->start : position < row->host_tokens;
+    if (owner == PLAN_CPU0 || in_arena) return arena_cells(kv, owner, page) + in_page;
     if (!plan_kv_tiered(kv->plan)) return vram_cells(kv, page) + in_page;
     return vram_cells(kv, entry_of(row, arena_vram_table_of(kv->arena, row->slot), at, h->vram_page_count)) +
            in_page;
@@ -151,9 +155,26 @@ static void assist(struct fake_kv *kv, const struct step *step, const struct pla
     }
 }
 
+/* What is begun of a page comes down, and what the next step goes on with goes up. */
+static void bring_back(struct fake_kv *kv, const struct step_row *row)
+{
+    const struct arena_header *h = arena_header_of(kv->arena);
+    const uint32_t tokens = h->kv.page_tokens, begun = row->start / tokens, end = row->start + row->count,
+                   *pages = arena_page_table_of(kv->arena, row->slot),
+                   *places = arena_vram_table_of(kv->arena, row->slot);
+    if (row->start % tokens)
+        memcpy(arena_cells(kv, PLAN_GPU0, pages[begun]),
+               vram_cells(kv, entry_of(row, places, begun, h->vram_page_count)),
+               row->start % tokens * sizeof(uint32_t));
+    for (uint32_t p = plan_placed_from(tokens, row->start, row->count); p * tokens < end; p++)
+        memcpy(vram_cells(kv, entry_of(row, places, p, h->vram_page_count)),
+               arena_cells(kv, PLAN_GPU0, pages[p]), tokens * sizeof(uint32_t));
+}
+
 /* As early as a copy may be. */
 static void fetch_pages(struct fake_kv *kv, const struct step *step)
 {
+    kv->in_arena = step->flags & STEP_KV_ARENA;
     const size_t bytes = arena_header_of(kv->arena)->kv.page_tokens * sizeof(uint32_t);
     for (uint32_t i = 0; i < step->fetch_count && kv->me == PLAN_GPU0; i++)
         memcpy(vram_cells(kv, step->fetch[i].place), arena_cells(kv, PLAN_GPU0, step->fetch[i].page), bytes);
@@ -166,7 +187,9 @@ static void store_pages(struct fake_kv *kv, const struct step *step)
     if (kv->me != PLAN_GPU0 || !plan_kv_tiered(kv->plan)) return;
     for (uint32_t i = 0; i < step->row_count; i++) {
         const struct step_row *row = &step->row[i];
-        for (uint32_t page = row->start / tokens; (page + 1) * tokens <= row->start + row->count; page++)
+        if (kv->in_arena) bring_back(kv, row);
+        for (uint32_t page = row->start / tokens;
+             !kv->in_arena && (page + 1) * tokens <= row->start + row->count; page++)
             memcpy(arena_cells(kv, PLAN_GPU0, arena_page_table_of(kv->arena, row->slot)[page]),
                    cell(kv, PLAN_GPU0, row, page * tokens), tokens * sizeof(uint32_t));
     }

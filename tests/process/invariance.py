@@ -19,7 +19,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import Client, Daemon, check, pb, plan_json, same, SLOW  # noqa: E402
+from helmd_harness import DATA, Client, Daemon, check, pb, plan_json, same, SLOW  # noqa: E402
 from raw_zmtp import Dealer  # noqa: E402
 
 WISH = os.environ.get("HELM_INVARIANT", "on")  # "off" shows what is lost without it
@@ -39,6 +39,7 @@ SHAPES = {
     "pair": pair("gcgcgcgc", "c", "g", ),
     "phases": pair("gcgccccc", "g", "c", prefill="gcgsssss", prefill_from=40, ring_bytes=8 << 20),
     "gpu": pair("gggggggg", "g", "g"),
+    "packed": pair("gcgcgcgc", "c", "g", packed="g"),
     "tiers": pair("ggggcccc", "g", "c", vram_page_count=20, kv_direct_permille=1000),
 }
 for name in "ref", "avx2", "avx512", "avx512-bf16", "avx512-vnni":
@@ -47,17 +48,20 @@ for name in "ref", "avx2", "avx512", "avx512-bf16", "avx512-vnni":
 # blocks with activations as they are, and more tokens a step
 SHAPES["q4-exact"] = {"options": ("--device", "cpu", "--threads", 2, "--ctx", CONTEXT, "--step-tokens", 64, "--parallel", 12,
                                   "--kv-tokens", 1088, "--weights", "q4_k_m", "--activations", "exact")}
+# a cache of q8_0; experts, of a model of its own
+SHAPES["cpu-kv8"] = {"options": SHAPES["cpu"]["options"] + ("--kv-dtype", "q8_0")}
+SHAPES["experts"] = {"options": SHAPES["cpu"]["options"], "model": os.path.join(DATA, "golden", "mixtral"), "vocab": 1024}
 # blocks: one sequence's products in chains, several's as a few tokens'
 SHAPES["gpu-q4"] = {"options": ("--device", "emulated", *SHAPES["cpu"]["options"][4:], "--weights", "q4_k_m")}
-EMULATED = "pair", "phases", "gpu", "tiers", "gpu-q4"
+EMULATED = "pair", "phases", "gpu", "packed", "tiers", "gpu-q4"
 for name in EMULATED:
     SHAPES["cuda-" + name] = {**SHAPES[name], "options": ("--device", "cuda", *SHAPES[name]["options"][2:])}
 NAMED = {"all": [name for name in SHAPES if not name.startswith("cuda-")], "cuda": ["cuda-" + name for name in EMULATED]}
 
 
 class Spec:
-    def __init__(self, r, beginnings):
-        prompt = list(r.choice(beginnings)) + [r.randrange(3, VOCAB) for _ in range(r.choice((1, 2, 7, 20, 60)))]
+    def __init__(self, r, beginnings, vocab):
+        prompt = list(r.choice(beginnings)) + [r.randrange(3, vocab) for _ in range(r.choice((1, 2, 7, 20, 60)))]
         self.prompt, self.count = prompt[-r.choice((1, 300, 300, 300)):], r.choice((1, 10, 40, 120))
         self.seed, self.logprobs = r.randrange(1 << 20), r.choice((0, 1, 3))
         self.sampling = r.choice(({}, {"temperature": 0.9}, {"temperature": 1.3, "top_k": 40, "repetition_penalty": 1.1},
@@ -76,7 +80,8 @@ def numbers_of(stream):
 
 def start(shape, *options):
     spec = SHAPES[shape]
-    d = Daemon(*spec["options"], "--restart-limit", 1000, "--queue", 256, *options, "--invariant", WISH, real=True, plan=spec.get("plan"))
+    d = Daemon(*spec["options"], "--restart-limit", 1000, "--queue", 256, *options, "--invariant", WISH, real=True,
+               model=spec.get("model"), plan=spec.get("plan"))
     check(d.ready.startswith("ready "), d.ready + d.log())
     client = connect(d)
     status = client.ask("status").status
@@ -182,9 +187,9 @@ class Load:
 
 
 def invariance(shape, requests, kills, seed, distinct=60):
-    r = random.Random(seed)
-    beginnings = [[]] + [[r.randrange(3, VOCAB) for _ in range(n)] for n in (16, 33, 90, 200)]
-    specs = [Spec(r, beginnings) for _ in range(distinct)]
+    r, vocab = random.Random(seed), SHAPES[shape].get("vocab", VOCAB)
+    beginnings = [[]] + [[r.randrange(3, vocab) for _ in range(n)] for n in (16, 33, 90, 200)]
+    specs = [Spec(r, beginnings, vocab) for _ in range(distinct)]
     run_alone(shape, specs)
     load, began = Load(shape, specs, requests, kills, r), time.time()
     load.run()

@@ -76,6 +76,32 @@ def with_keys(path, keys, drop=()):
     return head + bytes(-len(head) % 32) + data[at + -at % 32:]
 
 
+def split(path):
+    """The file in two parts, half of the tensors in each."""
+    data = open(path, "rb").read()
+    version, tensors, count = struct.unpack_from("<IQQ", data, 4)
+    at = 24
+    for _ in range(count):
+        at = skip_value(data, at, 8)
+        at = skip_value(data, at + 4, struct.unpack_from("<i", data, at)[0])
+    keys, infos = data[24:at], []
+    for _ in range(tensors):
+        begin = at
+        at = skip_value(data, at, 8)
+        at += 4 + 8 * struct.unpack_from("<I", data, at)[0] + 4
+        infos.append((data[begin:at], struct.unpack_from("<Q", data, at)[0]))
+        at += 8
+    values = data[at + -at % 32:]
+    ends = [offset for _, offset in infos[1:]] + [len(values)]
+    for number, part in enumerate((range(tensors // 2), range(tensors // 2, tensors))):
+        more = b"".join(struct.pack("<Q", len(name)) + name + struct.pack("<i" + kind, type_, value) for name, type_, kind, value in
+                        ((b"split.no", 2, "H", number), (b"split.count", 2, "H", 2), (b"split.tensors.count", 5, "i", tensors)))
+        head = b"GGUF" + struct.pack("<IQQ", version, len(part), 3 + (0 if number else count)) + (b"" if number else keys) + more
+        first = infos[part[0]][1]
+        head += b"".join(infos[i][0] + struct.pack("<Q", infos[i][1] - first) for i in part)
+        yield head + bytes(-len(head) % 32) + values[first:ends[part[-1]]]
+
+
 def write(folder, name, data):
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, name), "wb") as f:
@@ -115,7 +141,14 @@ def tokenizer_tests(folder):
 
 
 def daemon_tests(folder):
-    check_cli("run", 0, "--model", FILE, *DAEMON, "run", "Once upon", "-n", "4")
+    whole = check_cli("run", 0, "--model", FILE, *DAEMON, "generate", "--prompt", "Once upon", "-n", "8")
+    parts = [write(os.path.join(folder, "parts"), "m-0000%d-of-00002.gguf" % (i + 1), part) for i, part in enumerate(split(FILE))]
+    check("a file in two parts", max(map(os.path.getsize, parts)) < os.path.getsize(FILE))
+    out = check_cli("... runs", 0, "--model", parts[0], *DAEMON, "generate", "--prompt", "Once upon", "-n", "8")
+    check("... as the whole", out == whole and len(out) > 8, (out, whole))
+    os.remove(parts[1])
+    check_cli("... and not without its second", 4, "--model", parts[0], *DAEMON, "run", "Once upon", "-n", "1",
+              text="m-00002-of-00002.gguf")
     check_cli("chat without a template is refused", 4, "--model", FILE, *DAEMON, "run", "--chat", "Hi", "-n", "1",
               text="no chat template")
     full = write(os.path.join(folder, "full"), "m.gguf",

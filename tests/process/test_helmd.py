@@ -469,6 +469,10 @@ def test_a_saved_plan_can_be_edited_and_used():
         s = c.generate([3], 20, seed=1)
         c.run(s)
         same(s.tokens, expected_tokens([3], 20, seed=1), "tokens")
+        same(s.done.detail, "", "why it ended: as long as asked")
+        s = c.generate([3] * 90, 0, seed=1)
+        c.run(s)
+        same((len(s.tokens), s.done.finish_reason, s.done.detail), (6, pb.FINISH_LENGTH, "the context of 96 tokens is full"), "all of it")
         d.stop()
         for changes, word in [(dict(page_count=2), "one context"), (dict(layers=3), "plan"),
                               (dict(kv_dtype="q8_0"), "multiple of 32 dimensions: this model's have 16"),

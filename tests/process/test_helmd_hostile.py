@@ -3,6 +3,8 @@
 import contextlib
 import os
 import resource
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -296,25 +298,31 @@ def test_readers_who_never_read_hold_little():
 def test_a_flood_of_questions_holds_up_nobody():
     with running(faults="step_us=300") as d:
         stop = time.time() + 2
-        raws = [Raw(d.endpoint) for _ in range(8)]
+        raws, heard = [Raw(d.endpoint) for _ in range(8)], []
 
         def ask(raw):
-            data = status_frame() * 500
-            while time.time() < stop and raw.send_some(data, 0.2):
-                try:
-                    raw.socket.recv(1 << 20)
-                except OSError:
-                    pass
+            while time.time() < stop and raw.send(status_frame() * 500):
+                pass
+            raw.socket.shutdown(socket.SHUT_WR)
 
-        threads = [threading.Thread(target=ask, args=(raw,)) for raw in raws]
+        def read(raw):  # until helmd closes what will ask no more
+            heard.append(0)
+            own = len(heard) - 1
+            with contextlib.suppress(ConnectionError):
+                while data := raw.socket.recv(1 << 20):
+                    heard[own] += len(data)
+
+        threads = [threading.Thread(target=f, args=(raw,)) for f in (read, ask) for raw in raws]
         with watching(d) as w:
             for t in threads:
                 t.start()
             c = Client(d.endpoint)
             stream = c.generate([5, 6, 7], 300)
             c.run(stream)
+            during = time.time() < stop
             for t in threads:
                 t.join()
+        check(during and min(heard) > 100_000, f"no flood: {heard} bytes of answers, the stream ended {'in' if during else 'behind'} it")
         same(stream.tokens, expected_tokens([5, 6, 7], 300), "tokens")
         check(w.longest < 0.5 * SLOW and w.answers > 10, f"{w.answers} answers, the slowest after {w.longest:.2f} s")
 
@@ -387,6 +395,36 @@ def test_requests_are_their_peers_own():
             mine.receive()
         same(connects[0]().ask("cancel", id=b.id).accepted.id, b.id, "another connection of the same key cancels")
         mine.run(b)
+
+
+def test_hangup_reads_the_keys_again():
+    with with_keys(keys=("", "")) as (d, connects):
+        clients, hears = os.path.join(d.base, "clients"), lambda c: c.socket.poll(int(2000 * SLOW)) != 0
+        with open(clients, "rb") as f:
+            lines = f.readlines()
+
+        def keep(*kept):
+            with open(clients, "wb") as f:
+                f.writelines(kept)
+            before = d.log().count("SIGHUP: ")
+            os.kill(d.pid, signal.SIGHUP)
+            check(wait_until(lambda: d.log().count("SIGHUP: ") > before, 5), "nothing is said of SIGHUP")
+
+        def asks(c):
+            r = c.request()
+            r.status.SetInParent()
+            c.socket.send(r.SerializeToString())
+            return hears(c)
+
+        first, second = (connect() for connect in connects)
+        check(asks(first) and asks(second), "a known key is not let in")
+        keep(lines[0])
+        check(asks(second), "a connected client had to go")
+        late = connects[1]()
+        check(not asks(late), "a key that was taken out is let in")
+        late.close()
+        keep(*lines)
+        check(asks(connects[1]()), "a key that was added is not let in")
 
 
 ASK_AS = """

@@ -12,7 +12,8 @@ TTFT_OUTPUT = 4  # tokens after a prompt of which only TTFT is compared
 
 def print_parts(b, rows):
     """Forecast parts beside measured ones. Time without computing is hand-overs and rest in the forecast; measured, it
-    is a worker's waiting, which includes the other worker's turns."""
+    is a worker's waiting, which includes the other worker's turns, but not a GPU's for the link: that is measured as its
+    computing and forecast as rest."""
     b.say("\n| model | VRAM | prompt | of | ms said | ms | CPU said | CPU | its waits | GPU said | GPU | its waits | link said | "
           "hand-overs said | rest said | outside the workers |")
     b.say("| --- " * 16 + "|")

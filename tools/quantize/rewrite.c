@@ -225,6 +225,31 @@ static int convert(const struct run *run, const void *stored, void *made, struct
     return rc;
 }
 
+typedef float eight_floats __attribute__((vector_size(32)));
+typedef double eight_doubles __attribute__((vector_size(64)));
+
+/* Sums of squares over a row of y - x, and of x. */
+static void add_squares(const float *x, const float *y, uint32_t cols, double *off, double *all)
+{
+    eight_doubles off8 = {0}, all8 = {0};
+    uint32_t c = 0;
+    for (; c + 8 <= cols; c += 8) {
+        eight_floats a, b;
+        memcpy(&a, x + c, sizeof a);
+        memcpy(&b, y + c, sizeof b);
+        const eight_doubles value = __builtin_convertvector(a, eight_doubles),
+                            d = __builtin_convertvector(b, eight_doubles) - value;
+        off8 += d * d;
+        all8 += value * value;
+    }
+    for (; c < cols; c++) {
+        const double value = (double)x[c], d = (double)y[c] - value;
+        off8[c % 8] += d * d;
+        all8[c % 8] += value * value;
+    }
+    for (int i = 0; i < 8; i++) *off += off8[i], *all += all8[i];
+}
+
 /* Sums of squares over the run. */
 static int compare(const struct run *run, const void *stored, const void *made, double *off, double *all,
                    struct helm_err *err)
@@ -239,13 +264,7 @@ static int compare(const struct run *run, const void *stored, const void *made, 
     for (uint32_t r = 0; r < run->rows && !rc; r++) {
         rc = tensor_format_read_row(&a, r, x, err);
         if (!rc) rc = tensor_format_read_row(&b, r, y, err);
-        double part_off[8] = {0}, part_all[8] = {0};
-        for (uint32_t c = 0; c < cols && !rc; c++) {
-            const double value = (double)x[c], d = (double)y[c] - value;
-            part_off[c % 8] += d * d;
-            part_all[c % 8] += value * value;
-        }
-        for (int i = 0; i < 8; i++) *off += part_off[i], *all += part_all[i];
+        if (!rc) add_squares(x, y, cols, off, all);
     }
     free(x);
     if (!rc && !isfinite(*off))

@@ -79,8 +79,8 @@ static struct op attend_few(const struct measure_work *w, uint32_t layer)
     op.tokens = w->tokens;
     op.as.attention.fused = false;
     op.as.attention.args.q = k->qkv; /* any numbers */
-    op.as.attention.args.alone = w->times > 0;
-    op.as.attention.args.chained = w->times ? GPUK_ALL_CHAINED : 0;
+    op.as.attention.args.alone = w->chained;
+    op.as.attention.args.chained = w->chained ? GPUK_ALL_CHAINED : 0;
     return op;
 }
 
@@ -108,7 +108,7 @@ int measure_attention_chained(struct measure *m, struct helm_err *err)
                                                .issue = issue_few,
                                                .tokens = tokens,
                                                .heads = MEASURE_HEADS,
-                                               .times = chained,
+                                               .chained = chained,
                                                .ops = measure_kv_layers(m)};
         /* counters lie in front, as many as there are tokens */
         rc = d->ops->clear(d, DEVICE_COMPUTE, k->attention_work, k->attention_work_bytes, err);

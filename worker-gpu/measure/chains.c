@@ -16,7 +16,7 @@ static int issue_chain(const struct measure_work *w, struct helm_err *err)
 {
     const struct op op = {.kind = OP_CHAIN, .as.chain = *w->chain};
     int rc = 0;
-    for (uint32_t i = 0; i < w->times && !rc; i++) rc = device_run(w->m->device, &op, err);
+    for (uint32_t i = 0; i < w->rounds && !rc; i++) rc = device_run(w->m->device, &op, err);
     return rc;
 }
 
@@ -77,7 +77,7 @@ int measure_chain_layers(struct measure *m, double launch, double *operation, st
     for (int i = 0; i < COUNT && !rc; i++) {
         uint32_t layers = measure_layers_of(m, shape[i]), rounds = m->emulated ? 1 : 4;
         w[i] = (struct measure_work){
-            .m = m, .issue = issue_chain, .tokens = 1, .times = rounds, .chain = &list[i].chain};
+            .m = m, .issue = issue_chain, .tokens = 1, .rounds = rounds, .chain = &list[i].chain};
         amount[i].ops = LAYER_OPERATIONS * layers * rounds;
         amount[i].bytes = rounds * measure_ops_bytes(shape[i], m->format, MEASURE_LAYER_OPS * layers);
         rc = list_open(m, shape[i], LAYER_OPERATIONS * layers, MEASURE_HEADS, &list[i], err);
@@ -87,7 +87,7 @@ int measure_chain_layers(struct measure *m, double launch, double *operation, st
     if (rc) return rc;
     for (int i = 0; i < COUNT; i++)
         for (uint32_t s = 0; s < samples[i].count; s++)
-            samples[i].value[s] -= fmin(w[i].times * launch, samples[i].value[s] / 4);
+            samples[i].value[s] -= fmin(w[i].rounds * launch, samples[i].value[s] / 4);
     (void)measure_fit_operation(&amount[LARGE], &amount[SMALL], &samples[LARGE], &samples[SMALL],
                                 MEASURE_OPERATION_LEAST, &cost);
     *operation = measure_median_of(&cost);
@@ -105,7 +105,7 @@ static int measure_attention(struct measure *m, const char *name, uint32_t heads
     struct measure_samples samples;
     uint32_t ops = measure_kv_layers(m);
     const struct measure_work w = {
-        .m = m, .issue = issue_chain, .tokens = 1, .times = 1, .chain = &list.chain};
+        .m = m, .issue = issue_chain, .tokens = 1, .rounds = 1, .chain = &list.chain};
     int rc = list_open(m, NULL, ops, heads, &list, err);
     if (!rc) rc = measure_set_step(m, MEASURE_CONTEXT - 1, 1, err);
     if (!rc) rc = measure_time_works(&w, 1, true, &samples, err);

@@ -72,7 +72,7 @@ static int issue_expand(const struct measure_work *w, struct helm_err *err)
     const struct measure *m = w->m;
     struct place p;
     int rc = 0;
-    place_all(m, w->times, &p);
+    place_all(m, w->group_bytes, &p);
     for (uint32_t i = 0; i < w->ops && !rc; i++) {
         const struct op op = {.kind = OP_EXPAND,
                               .as.expand = {.parts = 1,
@@ -99,7 +99,7 @@ int measure_expand_run(struct measure *m, double operation, struct helm_err *err
     int rc = packed_write(&size, value, GROUP_VALUES, m->host, err);
     place_all(m, size.bytes, &p);
     if (rc || p.slices == 0) return rc; /* a device with room for none: nothing is streamed to it packed */
-    const struct measure_work w = {.m = m, .issue = issue_expand, .ops = p.slices, .times = size.bytes};
+    const struct measure_work w = {.m = m, .issue = issue_expand, .ops = p.slices, .group_bytes = size.bytes};
     rc = put_slices(m, &p, size.bytes, err);
     if (!rc) rc = measure_time_works(&w, 1, true, &samples, err);
     if (rc) return rc;

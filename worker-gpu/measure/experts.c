@@ -179,16 +179,16 @@ static int put_few(struct measure *m, struct helm_err *err)
     return rc ? rc : measure_drain(m, DEVICE_COMPUTE, err);
 }
 
-/* w->ops launches of w->times experts each. */
+/* w->ops launches of w->experts experts each. */
 static int issue_few(const struct measure_work *w, struct helm_err *err)
 {
     const struct measure *m = w->m;
     const struct few_room room = few_room_of(m);
     int rc = 0;
     for (uint32_t i = 0; i < w->ops / 2 && !rc; i++) {
-        const struct gpuk_choice choice = {.chosen = w->times / w->tokens,
-                                           .id = room.id + i * w->times,
-                                           .weight = (float *)(void *)(room.id + EXPERTS) + i * w->times};
+        const struct gpuk_choice choice = {.chosen = w->experts / w->tokens,
+                                           .id = room.id + i * w->experts,
+                                           .weight = (float *)(void *)(room.id + EXPERTS) + i * w->experts};
         const struct op glu = {.kind = OP_EXPERTS_GLU,
                                .tokens = w->tokens,
                                .count = m->kernels->step.counts,
@@ -227,7 +227,7 @@ static int measure_few_at(struct measure *m, const struct few_size *size, struct
                                      .issue = issue_few,
                                      .shape = m->kernels->large,
                                      .tokens = size->tokens,
-                                     .times = each,
+                                     .experts = each,
                                      .ops = 2 * (size->experts / each)};
     }
     const struct measure_amount large = {bytes, w[0].ops}, small = {bytes, w[1].ops};

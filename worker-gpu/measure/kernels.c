@@ -265,7 +265,7 @@ static int issue_read(const struct measure_work *w, struct helm_err *err)
                       .eps = 1e-6f,
                       .x_stride = cols}};
     int rc = 0;
-    for (uint32_t i = 0; i < w->times && !rc; i++) rc = device_run(w->m->device, &op, err);
+    for (uint32_t i = 0; i < w->rounds && !rc; i++) rc = device_run(w->m->device, &op, err);
     return rc;
 }
 
@@ -366,7 +366,7 @@ int measure_gemv_run(struct measure *m, struct measure_samples *least, double *o
              most = (uint64_t)MEASURE_TOKENS_MAX * 2 * k->large->inner;
     w[READ].issue = issue_read;
     w[READ].ops = (uint32_t)(rows < most ? rows : most);
-    w[READ].times = rounds;
+    w[READ].rounds = rounds;
     w[SMALL].shape = k->small;
     for (int i = LARGE; i <= SMALL; i++) {
         w[i].issue = issue_linears;

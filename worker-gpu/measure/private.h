@@ -109,9 +109,11 @@ struct measure_work {
     int (*issue)(const struct measure_work *work, struct helm_err *err);
     const struct measure_shape *shape;
     uint32_t tokens;
-    uint32_t ops; /* operations of layers, in order, cycling through the weights; read: rows */
-    uint32_t
-        times; /* read: kernels; a chain: how often; expanding: bytes of a group; few: in a chain's order */
+    uint32_t ops;          /* operations of layers, in order, cycling through the weights; read: rows */
+    uint32_t rounds;       /* read, a chain: how often */
+    uint32_t group_bytes;  /* expanding */
+    uint32_t experts;      /* few tokens' experts: of a launch */
+    bool chained;          /* few tokens' attention: in a chain's order */
     uint32_t start, heads; /* attention */
     const struct gpuk_chain *chain;
     const struct products *products; /* of packed weights: measure/expand.c */

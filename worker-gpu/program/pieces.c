@@ -1,6 +1,8 @@
 /* A chunk's attention in pieces. See pieces.h. */
 #include "worker-gpu/program/pieces.h"
 
+#include "worker-gpu/program/tiers.h"
+
 /* ---- numbers ---- */
 
 struct gpu_staged gpu_staged_of(const struct plan *plan, const struct batch_row *row, uint32_t index,
@@ -56,6 +58,17 @@ static int copy_stretch(const struct gpu_source *s, const struct gpu_entry *e, c
         rc = device_copy_2d(s->device, DEVICE_COPY, x->out ? DEVICE_TO_HOST : DEVICE_TO_DEVICE, &copy, err);
     }
     return rc;
+}
+
+/* A row's page between its place in VRAM and the arena, of a layer of the GPU's in a chunk that appends in the arena. Other
+ * layers have no places then. */
+static int copy_placed(const struct gpu_source *s, const struct gpu_entry *e, const struct batch_row *row,
+                       uint32_t index, enum device_direction direction, struct helm_err *err)
+{
+    struct gpu_cells cells = {.layer = (uint32_t)e->layer, .layers = 1};
+    if (!plan_appends_in_arena(s->plan) || plan_kv_of(s->plan, cells.layer, &cells.kv_layer) != PLAN_GPU0)
+        return 0;
+    return gpu_copy_page(s, direction, &cells, row->pages[index], row->places[index], err);
 }
 
 /* The first page of a row that the layer sees: of a window the first of its tile, since attention reads whole tiles. */
@@ -117,7 +130,9 @@ int gpu_pieces_begin(const struct gpu_source *s, const struct gpu_entry *e, cons
     for (uint32_t r = 0; r < batch->row_count && !rc; r++) {
         const struct gpu_staged staged = gpu_staged_of(s->plan, &batch->row[r], r, e->supply.own);
         const struct stretch x = {&batch->row[r], staged.pieces, staged.arrived, staged.tail, false};
-        rc = copy_stretch(s, e, &x, err);
+        if (batch->row[r].start % s->plan->page_tokens) /* a page that is not whole is in VRAM alone */
+            rc = copy_placed(s, e, &batch->row[r], staged.arrived - 1, DEVICE_TO_HOST, err);
+        if (!rc) rc = copy_stretch(s, e, &x, err);
     }
     if (!rc) rc = s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->supply.event], err);
     for (uint32_t i = 0; i < 2 && i < pieces && !rc; i++) rc = copy_piece(s, e, batch, i, err);
@@ -134,6 +149,8 @@ int gpu_pieces_back(const struct gpu_source *s, const struct gpu_entry *e, const
         const uint32_t from = row->start / s->plan->page_tokens;
         const struct stretch x = {row, from, staged.end, staged.tail + from - staged.pieces, true};
         rc = copy_stretch(s, e, &x, err);
+        for (uint32_t i = plan_placed_from(s->plan->page_tokens, row->start, row->count); i < staged.end; i++)
+            if (!rc) rc = copy_placed(s, e, row, i, DEVICE_TO_DEVICE, err);
     }
     return rc ? rc : s->device->ops->event_record(s->device, DEVICE_COPY, s->event[e->supply.event], err);
 }

@@ -6,6 +6,10 @@
  * pool, so that one piece comes by the copy queue while attention reads the other; behind these places is the tail. The
  * step's page tables have places instead of the arena's numbers.
  *
+ * In a chunk that appends in the arena (plan_appends_in_arena) the GPU's own layers are as those whose cache is the arena's. A
+ * page that is not whole lies in its place in VRAM alone: its cells go to the arena first. The pages that the next step goes on
+ * with (plan_placed_from) come from there to their places, behind what goes back.
+ *
  * Called by ../tiers.c, which writes the tables, and by issue.c. Owns nothing. */
 #ifndef HELM_WORKER_GPU_PROGRAM_PIECES_H
 #define HELM_WORKER_GPU_PROGRAM_PIECES_H

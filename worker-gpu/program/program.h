@@ -38,7 +38,8 @@
  * copied to the arena layer by layer, behind each layer's attention; in the decode tiers the host puts such copies behind
  * the graph, once every page (tiers.h). Each decode tier has one more program for steps in which the CPU attends to a part
  * (STEP_KV_ASSISTED): a layer's queries go down, the GPU attends to its own positions meanwhile, and what comes up is
- * merged. Of borrowed caches all pages are the arena's, and go through the pool as with one tier.
+ * merged. Of borrowed caches all pages are the arena's, and go through the pool as with one tier; where VRAM has too few places
+ * for a chunk (plan_appends_in_arena) all caches are borrowed in chunks.
  *
  * Of an invariant plan (common/plan/schedule.h) the program of one token is that of GPU_STEADY_FEW; in chains are products
  * where the device has the same bits there (device_asked.chain_as_few), and attention beside them, whose order few tokens then

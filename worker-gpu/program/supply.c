@@ -250,10 +250,14 @@ void lower_expand_ahead(struct lowering *low, const struct plan_span *span)
 
 /* ---- caches ---- */
 
-/* Whether the layer's cache is the host's; else *kv_layer is its place in VRAM. */
+/* Whether the layer's cache is the host's, as that of all is in a chunk that appends in the arena; else *kv_layer is its
+ * place in VRAM. */
 static bool is_borrowed(const struct lowering *low, uint32_t layer, uint32_t *kv_layer)
 {
-    return plan_kv_of(low->source->plan, layer, kv_layer) != PLAN_GPU0;
+    if (plan_kv_of(low->source->plan, layer, kv_layer) != PLAN_GPU0) return true;
+    if (low->program->tier != GPU_TIER_CHUNK || !plan_appends_in_arena(low->source->plan)) return false;
+    *kv_layer = layer;
+    return true;
 }
 
 /* Whether a layer's attention is computed here from a staging pool: a borrowed cache, and of a chunk with two tiers what

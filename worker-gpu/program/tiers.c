@@ -43,6 +43,13 @@ static int copy_pages(const struct gpu_source *s, enum device_queue queue, enum 
     return device_copy_2d(s->device, queue, direction, &copy, err);
 }
 
+int gpu_copy_page(const struct gpu_source *s, enum device_direction direction, const struct gpu_cells *cells,
+                  uint32_t page, uint32_t place, struct helm_err *err)
+{
+    const struct pages p = {.page = page, .place = place, .run = 1};
+    return copy_pages(s, DEVICE_COPY, direction, cells, &p, err);
+}
+
 /* ---- what steps fill ---- */
 
 /* Pages of a row, by index, that end in tokens of the step. */

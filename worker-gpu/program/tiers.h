@@ -24,6 +24,10 @@ bool gpu_reads_host(const struct batch *batch);
 HELM_MUST_CHECK int gpu_store_filled(const struct gpu_source *source, enum device_queue queue,
                                      const struct gpu_cells *cells, const struct batch *batch, uint32_t ahead,
                                      struct helm_err *err);
+/* Puts a copy of these layers of one page into the copy queue: to the arena, or to its place. */
+HELM_MUST_CHECK int gpu_copy_page(const struct gpu_source *source, enum device_direction direction,
+                                  const struct gpu_cells *cells, uint32_t page, uint32_t place,
+                                  struct helm_err *err);
 /* Puts copies of all of the GPU's layers into the copy queue, from the arena to VRAM. */
 HELM_MUST_CHECK int gpu_fetch_pages(const struct gpu_source *source, const struct step_fetch *fetch,
                                     uint32_t count, struct helm_err *err);

@@ -149,37 +149,43 @@ static void tiled_queries(int8_t *q, float *worth, const float *const *from, siz
  * cycles, which a store right behind it would wait for at the head of the core's queue. */
 typedef int32_t *tiled_sums[2];
 
+/* A product to a tile, whose sums before, if there are any, are stored first. Numbers of tiles are parts of instructions. */
+#define TILED_PRODUCT(to, before, multiply, a_tile, a, a_stride, b_tile, b)                                  \
+    do {                                                                                                     \
+        if (before) _tile_stored(to, before, 64);                                                            \
+        _tile_loadd(a_tile, a, a_stride);                                                                    \
+        _tile_loadd(b_tile, b, 64);                                                                          \
+        _tile_zero(to);                                                                                      \
+        multiply(to, a_tile, b_tile);                                                                        \
+    } while (0)
+/* The last sums of the odd products' tile or of the others'. */
+#define TILED_STORE(last, odd, even_tile, odd_tile)                                                          \
+    do {                                                                                                     \
+        TILE_FENCE();                                                                                        \
+        if (odd)                                                                                             \
+            _tile_stored(odd_tile, (last)[1], 64);                                                           \
+        else                                                                                                 \
+            _tile_stored(even_tile, (last)[0], 64);                                                          \
+        TILE_FENCE();                                                                                        \
+        (last)[odd] = NULL;                                                                                  \
+    } while (0)
+
 /* One block's products of a group with a pass's queries. */
 INLINE void tiled_scores_multiply(tiled_sums last, const size_t odd, int32_t *sums, const char *keys,
                                   const int8_t *q)
 {
     TILE_FENCE();
-    if (odd) {
-        if (last[1]) _tile_stored(5, last[1], 64);
-        _tile_loadd(1, keys, TILED_DIM);
-        _tile_loadd(2, q, 64);
-        _tile_zero(5);
-        _tile_dpbssd(5, 1, 2);
-    } else {
-        if (last[0]) _tile_stored(0, last[0], 64);
-        _tile_loadd(1, keys, TILED_DIM);
-        _tile_loadd(2, q, 64);
-        _tile_zero(0);
-        _tile_dpbssd(0, 1, 2);
-    }
+    if (odd)
+        TILED_PRODUCT(5, last[1], _tile_dpbssd, 1, keys, TILED_DIM, 2, q);
+    else
+        TILED_PRODUCT(0, last[0], _tile_dpbssd, 1, keys, TILED_DIM, 2, q);
     TILE_FENCE();
     last[odd] = sums;
 }
 
 INLINE void tiled_scores_store(tiled_sums last, const size_t odd)
 {
-    TILE_FENCE();
-    if (odd)
-        _tile_stored(5, last[1], 64);
-    else
-        _tile_stored(0, last[0], 64);
-    TILE_FENCE();
-    last[odd] = NULL;
+    TILED_STORE(last, odd, 0, 5);
 }
 
 /* A block's sums times scales are added to others'. */
@@ -333,32 +339,17 @@ INLINE void tiled_values_multiply(tiled_sums last, const size_t odd, int32_t *su
                                   const char *values)
 {
     TILE_FENCE();
-    if (odd) {
-        if (last[1]) _tile_stored(6, last[1], 64);
-        _tile_loadd(4, weights, 64);
-        _tile_loadd(0, values, 64);
-        _tile_zero(6);
-        _tile_dpbusd(6, 4, 0);
-    } else {
-        if (last[0]) _tile_stored(3, last[0], 64);
-        _tile_loadd(4, weights, 64);
-        _tile_loadd(0, values, 64);
-        _tile_zero(3);
-        _tile_dpbusd(3, 4, 0);
-    }
+    if (odd)
+        TILED_PRODUCT(6, last[1], _tile_dpbusd, 4, weights, 64, 0, values);
+    else
+        TILED_PRODUCT(3, last[0], _tile_dpbusd, 4, weights, 64, 0, values);
     TILE_FENCE();
     last[odd] = sums;
 }
 
 INLINE void tiled_values_store(tiled_sums last, const size_t odd)
 {
-    TILE_FENCE();
-    if (odd)
-        _tile_stored(6, last[1], 64);
-    else
-        _tile_stored(3, last[0], 64);
-    TILE_FENCE();
-    last[odd] = NULL;
+    TILED_STORE(last, odd, 3, 6);
 }
 
 /* Half of a block's sums are added to outputs. */

@@ -15,6 +15,7 @@
         &blocks_avx512[BLOCK_##FORMAT_NAME][0], &blocks_avx512[BLOCK_##FORMAT_NAME][1],                      \
         &blocks_avx512bf16[BLOCK_##FORMAT_NAME],
 #define AMX(format, FORMAT_NAME, values, bytes, group) &blocks_amx[INT8_##FORMAT_NAME],
+#define AMX_GEMV(format, FORMAT_NAME, apart)           &blocks_amxint8_gemv[BLOCKS_AMX_##FORMAT_NAME],
 #define INT8_REF(format, FORMAT_NAME, values, bytes, group)                                                  \
     &int8_ref[INT8_##FORMAT_NAME][0], &int8_ref[INT8_##FORMAT_NAME][1],
 #define INT8_GEMM_AVX2(format, FORMAT_NAME, values, bytes, group) &int8_avx2_gemm[INT8_##FORMAT_NAME],
@@ -50,8 +51,8 @@ static const struct linear_kernel *const table[] = {PLAIN(linear_ref_gemv),
                                                     &q8_0_avx512_gemv,
                                                     &q8_0_avx512_decode,
                                                     &q8_0_avx512bf16_decode,
-                                                    BLOCK_FORMATS(BLOCKS) INT8_FORMATS(AMX)
-                                                        INT8_FORMATS(INT8_REF)
+                                                    BLOCK_FORMATS(BLOCKS) BLOCKS_AMX_FORMATS(AMX_GEMV)
+                                                        INT8_FORMATS(AMX) INT8_FORMATS(INT8_REF)
                                                             INT8_NARROW_FORMATS(INT8_GEMM_AVX2)
                                                                 INT8_FORMATS(INT8_FAST)};
 
@@ -105,10 +106,11 @@ int linear_choose(enum tensor_format format, enum linear_schedule schedule, enum
     if (!name || is_known(name))
         return helm_fail(err, HELM_E_UNSUPPORTED, "linear kernel \"%s\" does not exist for %s weights",
                          name ? name : "", tensor_format_name(format));
-    return helm_fail(err, HELM_E_NOT_FOUND,
-                     "linear kernel \"%s\" is none of ref, openblas, avx2, avx512, avx512-bf16, amx-bf16, "
-                     "avx512-vbmi2, avx512-vnni",
-                     name);
+    return helm_fail(
+        err, HELM_E_NOT_FOUND,
+        "linear kernel \"%s\" is none of ref, openblas, avx2, avx512, avx512-bf16, amx-bf16, amx-int8, "
+        "avx512-vbmi2, avx512-vnni",
+        name);
 }
 
 /* The kernel of that name where the format has one in this schedule, else the fastest, which may be none. */

@@ -36,6 +36,20 @@ typedef void blocks_tiles_fn(void *tiles, const void *w, size_t row_bytes, size_
 extern blocks_tiles_fn *const blocks_tiles[INT8_FORMAT_COUNT];
 /* Several tokens' products with AMX. */
 extern const struct linear_kernel blocks_amx[INT8_FORMAT_COUNT];
+/* One token's and a few's with AMX: of blocks whose groups are of 32, and whose numbers come out of bytes fast enough. A row: name,
+ * name in files, tokens up to which it is faster than blocks_amx. */
+#define BLOCKS_AMX_FORMATS(X)                                                                                \
+    X(q8_0, Q8_0, 16)                                                                                        \
+    X(q4_0, Q4_0, 16)                                                                                        \
+    X(q4_1, Q4_1, 16)                                                                                        \
+    X(iq4_nl, IQ4_NL, 16)                                                                                    \
+    X(mxfp4, MXFP4, 16)                                                                                      \
+    X(iq4_xs, IQ4_XS, 16)                                                                                    \
+    X(q4_k, Q4_K, 10)                                                                                        \
+    X(q5_k, Q5_K, 16)
+#define BLOCKS_AMX_NUMBER(format, FORMAT_NAME, apart) BLOCKS_AMX_##FORMAT_NAME,
+enum { BLOCKS_AMX_FORMATS(BLOCKS_AMX_NUMBER) BLOCKS_AMX_COUNT };
+extern const struct linear_kernel blocks_amxint8_gemv[BLOCKS_AMX_COUNT];
 
 extern const struct vector_variant vector_ref;
 extern const struct vector_variant vector_avx2; /* the OpenBLAS kernel converts weights with it */

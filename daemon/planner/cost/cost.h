@@ -178,7 +178,7 @@ uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dt
 void cost_formats_of(const struct plan *plan, enum tensor_format (*format)[PLAN_HOMES]);
 
 /* Where the cache of a step of `rows` rows of `context` positions lies. */
-struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t rows, uint32_t context);
+struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t tokens, uint32_t rows, uint32_t context);
 
 /* What the plan says of experts in both memories. */
 struct cost_experts cost_experts_of(const struct plan *plan, const struct model *model);

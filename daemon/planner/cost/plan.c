@@ -24,10 +24,12 @@ void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home,
     if (phase) plan_unit_homes(plan, phase, home);
 }
 
-struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t rows, uint32_t context)
+/* A chunk that appends in the arena finds all that is in front of it there. */
+struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t tokens, uint32_t rows, uint32_t context)
 {
+    const bool in_arena = tokens > ENGINE_FEW_TOKENS && plan_appends_in_arena(plan);
     return (struct cost_tiers){.two = plan_kv_tiered(plan),
-                               .host_tokens = plan_host_tokens(plan, rows, context),
+                               .host_tokens = in_arena ? context : plan_host_tokens(plan, rows, context),
                                .direct_permille = plan->kv_direct_permille};
 }
 
@@ -198,7 +200,7 @@ static int walk_step(struct walk *w, const struct cost_step *asked, struct cost_
     struct cost_step step = *asked;
     step.kv_dtype = w->kv_dtype;
     step.format = w->format;
-    step.kv = cost_tiers_of(c->plan, step.rows, step.context);
+    step.kv = cost_tiers_of(c->plan, step.tokens, step.rows, step.context);
     step.experts = cost_experts_of(c->plan, c->model);
     struct cost_table table = {0};
     struct cost_result result = {.done = w->done};

@@ -72,15 +72,27 @@ uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
     return times(page_count, kv_page_bytes(&kv));
 }
 
+static struct plan sizes_of(const struct ledger_case *c, uint32_t ctx)
+{
+    return (struct plan){.context_tokens = ctx,
+                         .step_tokens = c->wish->step_tokens,
+                         .slots = c->wish->slots,
+                         .page_tokens = c->wish->page_tokens};
+}
+
 uint32_t ledger_places(const struct ledger_case *c, uint32_t ctx)
 {
-    const struct plan sizes = {.context_tokens = ctx,
-                               .step_tokens = c->wish->step_tokens,
-                               .slots = c->wish->slots,
-                               .page_tokens = c->wish->page_tokens};
+    const struct plan sizes = sizes_of(c, ctx);
     if (!c->wish->vram_page_count) return 0;
     const uint64_t least = plan_vram_pages_least(&sizes);
     return least > c->wish->vram_page_count ? (uint32_t)least : c->wish->vram_page_count;
+}
+
+bool ledger_appends_in_arena(const struct ledger_case *c, uint32_t ctx)
+{
+    struct plan sizes = sizes_of(c, ctx);
+    sizes.vram_page_count = ledger_places(c, ctx);
+    return plan_appends_in_arena(&sizes);
 }
 
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes)

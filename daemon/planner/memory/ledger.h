@@ -78,6 +78,8 @@ uint64_t ledger_kv_layer_bytes(const struct ledger_case *c, uint32_t page_count)
 /* Places in VRAM that the wish comes to with steps of wish.step_tokens: as many as it says, or as these need; 0: one
  * tier. */
 uint32_t ledger_places(const struct ledger_case *c, uint32_t ctx);
+/* Whether chunks append in the arena with that many (plan_appends_in_arena). */
+bool ledger_appends_in_arena(const struct ledger_case *c, uint32_t ctx);
 /* Captured steps' share for a half layer that the GPU computes; with a ring, whose size is that of its
  * slices: where its weights are streamed. */
 uint64_t ledger_graph_bytes(const struct ledger_case *c, uint32_t unit, uint64_t ring_bytes);

@@ -146,7 +146,7 @@ static void fill_first(const struct ledger_case *c, const struct memory_wish *wi
                                            .step_tokens = w->step_tokens,
                                            .slots = w->slots,
                                            .tiered = w->vram_page_count > 0,
-                                           .borrows = wish->prefill};
+                                           .borrows = wish->prefill || ledger_appends_in_arena(c, wish->ctx)};
     uint64_t borrowed = ledger_kv_layer_bytes(c, plan_staging_of(&pool).pages);
     uint64_t lanes = PLAN_LINKS * lane_bytes(w->step_tokens, c->model->config.hidden);
     uint64_t work =

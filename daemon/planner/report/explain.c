@@ -93,7 +93,7 @@ static int explain_phase(struct reckoning *k, uint32_t phase, struct explain_lis
                                    .context = list->context,
                                    .kv_dtype = k->request->wish.kv_dtype,
                                    .format = format,
-                                   .kv = cost_tiers_of(k->plan, list->rows, list->context),
+                                   .kv = cost_tiers_of(k->plan, list->tokens, list->rows, list->context),
                                    .experts = cost_experts_of(k->plan, k->request->model)};
     struct cost_result result = {.done = k->done, .span = span, .span_max = span_max};
     struct cost_table table = {0};

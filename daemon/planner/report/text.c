@@ -201,14 +201,23 @@ static void print_packed(const struct explain *x, FILE *out)
 static void print_cache(const struct explain *x, FILE *out)
 {
     const struct plan *plan = x->plan;
-    if (plan_kv_tiered(plan))
-        fprintf(
-            out,
+    if (!plan_kv_tiered(plan)) {
+        fprintf(out, "kv       one tier: each layer's cache with the processor that attends to it\n");
+        return;
+    }
+    fprintf(out,
             "kv       two tiers: %u places of %u tokens in VRAM, all pages in host memory; of what is there "
             "alone the GPU reads %.1f %% itself\n",
             plan->vram_page_count, plan->page_tokens, plan->kv_direct_permille / 10.0);
+    if (plan_appends_in_arena(plan))
+        fprintf(
+            out,
+            "chunks   up to %u tokens of a prompt a step, more than VRAM has places for: they append in host "
+            "memory, layer by layer\n",
+            plan->step_tokens);
     else
-        fprintf(out, "kv       one tier: each layer's cache with the processor that attends to it\n");
+        fprintf(out, "chunks   up to %u tokens of a prompt a step, which append in VRAM\n",
+                plan->step_tokens);
 }
 
 static void print_curve(const struct explain *x, FILE *out)

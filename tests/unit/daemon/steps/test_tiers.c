@@ -15,6 +15,8 @@
 #include "tests/unit/daemon/steps/batcher_parts.h"
 
 enum { PAGE_TOKENS = 4, CONTEXT = 64, STEP_TOKENS = 16, SLOTS = 4, PAGES = 40, LEAST = 12, PLACES = 16 };
+/* Chunks of more tokens than PLACES have room for. */
+enum { LONG_STEP = 40 };
 enum { POISON = 0xdeadbeef };
 
 #define OPERATIONS 100000
@@ -56,6 +58,31 @@ static void places_wait_for_steps_in_flight(void **state)
     kv_places_free(&places);
 }
 
+/* A slot whose next step appends in the arena: its places are free when that step is done, and one comes back then. */
+static void places_are_left_to_the_next_step(void **state)
+{
+    (void)state;
+    struct kv_places places;
+    struct helm_err err = {0};
+    uint32_t row[16] = {0};
+    assert_int_equal(kv_places_init(&places, 5, &err), 0);
+    assert_int_equal(kv_places_grow(&places, 0, row, 3), 0);
+    kv_places_leave(&places, 0, row, 9);
+    assert_int_equal(places.free_count, 2); /* no step is in flight, but that one reads them */
+    assert_int_equal(places.moved_out, 3);
+    assert_int_equal(kv_places_grow(&places, 0, row, 10), 0);
+    assert_int_equal(row[9], 3);
+    assert_int_equal(kv_places_used(&places), 1);
+    assert_int_equal(kv_places_fetch(&places, 0, row), HELM_E_BUSY);
+    kv_places_rung(&places, 1);
+    assert_int_equal(kv_places_fetch(&places, 0, row), HELM_E_BUSY);
+    kv_places_done(&places, 1);
+    assert_int_equal(places.free_count, 4);
+    assert_int_equal(kv_places_fetch(&places, 0, row), 0);
+    assert_int_equal(places.slot[0].host, 8);
+    kv_places_free(&places);
+}
+
 /* ---- beneath a batcher ---- */
 
 struct stage {
@@ -63,7 +90,7 @@ struct stage {
     uint64_t now_us, random;
     uint32_t epoch, executed; /* the last step that was, of this epoch */
     uint32_t vram[PLACES][PAGE_TOKENS], host[PAGES][PAGE_TOKENS];
-    uint32_t done, direct_rows, assisted_steps, fetched, host_rows;
+    uint32_t done, direct_rows, assisted_steps, fetched, host_rows, arena_rows;
 };
 
 static uint32_t draw(struct stage *s, uint32_t below)
@@ -89,24 +116,26 @@ static void on_done(void *context, const struct sequence *seq)
 struct shape {
     uint32_t places, permille;
     enum prefix_sharing sharing;
+    uint32_t step_tokens; /* 0: STEP_TOKENS */
 };
 
 static struct stage *stage_open(const struct shape *shape)
 {
     struct stage *s = calloc(1, sizeof *s);
     assert_non_null(s);
-    batcher_parts_open(
-        &s->on, &(struct batcher_parts_case){.slots = SLOTS,
-                                             .context_tokens = CONTEXT,
-                                             .step_tokens = STEP_TOKENS,
-                                             .page_tokens = PAGE_TOKENS,
-                                             .pages = PAGES,
-                                             .places = shape->places,
-                                             .direct_permille = shape->permille,
-                                             .queue = 8,
-                                             .sharing = shape->sharing,
-                                             .sink = {.context = s, .token = on_token, .done = on_done}});
+    batcher_parts_open(&s->on, &(struct batcher_parts_case){
+                                   .slots = SLOTS,
+                                   .context_tokens = CONTEXT,
+                                   .step_tokens = shape->step_tokens ? shape->step_tokens : STEP_TOKENS,
+                                   .page_tokens = PAGE_TOKENS,
+                                   .pages = PAGES,
+                                   .places = shape->places,
+                                   .direct_permille = shape->permille,
+                                   .queue = 8,
+                                   .sharing = shape->sharing,
+                                   .sink = {.context = s, .token = on_token, .done = on_done}});
     assert_int_equal(plan_vram_pages_least(&s->on.lists), LEAST);
+    assert_int_equal(plan_appends_in_arena(&s->on.lists), shape->step_tokens == LONG_STEP);
     memset(s->vram, 0xa5, sizeof s->vram);
     memset(s->host, 0xa5, sizeof s->host);
     s->random = 7;
@@ -128,14 +157,34 @@ static uint32_t hash_on(uint32_t hash, uint32_t token)
 
 /* ---- the worker ---- */
 
-static uint32_t *cell(struct stage *s, const struct step_row *row, uint32_t position)
+/* Where a step that appends in the arena has a position: its page begun is in VRAM, until the step brings it down. */
+static uint32_t *cell(struct stage *s, const struct step *step, const struct step_row *row, uint32_t position)
 {
+    const uint32_t begun = row->start / PAGE_TOKENS * PAGE_TOKENS;
     const uint32_t page = arena_page_table_of(&s->on.arena, row->slot)[position / PAGE_TOKENS],
                    place = arena_vram_table_of(&s->on.arena, row->slot)[position / PAGE_TOKENS];
     assert_true(page < PAGES);
-    if (position < row->host_tokens) return &s->host[page][position % PAGE_TOKENS];
+    const bool in_arena = step->flags & STEP_KV_ARENA;
+    if (in_arena ? position < begun || position >= row->start : position < row->host_tokens)
+        return &s->host[page][position % PAGE_TOKENS];
     assert_true(place < s->on.batcher.tiers.places.count);
     return &s->vram[place][position % PAGE_TOKENS];
+}
+
+/* A step that appended in the arena leaves there what was in VRAM of the page that it went on with, and in VRAM what the
+ * next step goes on with. */
+static void bring_back(struct stage *s, const struct step_row *row)
+{
+    const uint32_t *pages = arena_page_table_of(&s->on.arena, row->slot),
+                   *places = arena_vram_table_of(&s->on.arena, row->slot);
+    const uint32_t begun = row->start / PAGE_TOKENS, end = row->start + row->count;
+    for (uint32_t t = 0; t < row->start % PAGE_TOKENS; t++)
+        s->host[pages[begun]][t] = s->vram[places[begun]][t];
+    for (uint32_t p = plan_placed_from(PAGE_TOKENS, row->start, row->count); p * PAGE_TOKENS < end; p++) {
+        assert_true(places[p] < s->on.batcher.tiers.places.count);
+        memcpy(s->vram[places[p]], s->host[pages[p]], sizeof s->vram[0]);
+    }
+    s->arena_rows++;
 }
 
 static void run_row(struct stage *s, const struct step *step, uint32_t r)
@@ -153,17 +202,21 @@ static void run_row(struct stage *s, const struct step *step, uint32_t r)
     for (uint32_t p = 0; p < row->start + row->count; p++) {
         hash = hash_on(hash, history[p]);
         if (p >= row->start)
-            *cell(s, row, p) = hash;
-        else if (*cell(s, row, p) != hash)
+            *cell(s, step, row, p) = hash;
+        else if (*cell(s, step, row, p) != hash)
             fail_msg("step %u slot %u position %u of %u + %u (%u in the arena) holds %08x, not %08x",
-                     step->serial, row->slot, p, row->start, row->count, row->host_tokens, *cell(s, row, p),
-                     hash);
+                     step->serial, row->slot, p, row->start, row->count, row->host_tokens,
+                     *cell(s, step, row, p), hash);
+    }
+    if (step->flags & STEP_KV_ARENA) {
+        bring_back(s, row);
+        return;
     }
     for (uint32_t page = row->start / PAGE_TOKENS; (page + 1) * PAGE_TOKENS <= row->start + row->count;
          page++)
         for (uint32_t t = 0; t < PAGE_TOKENS; t++)
             s->host[arena_page_table_of(&s->on.arena, row->slot)[page]][t] =
-                *cell(s, row, page * PAGE_TOKENS + t);
+                *cell(s, step, row, page * PAGE_TOKENS + t);
 }
 
 /* Everything of a step but its bell. */
@@ -224,8 +277,15 @@ static void check_places(struct stage *s, const struct step *step)
         for (uint32_t r = 0; steps[i] && r < steps[i]->row_count; r++) {
             const struct step_row *row = &steps[i]->row[r];
             const uint32_t *places = arena_vram_table_of(&s->on.arena, row->slot);
-            for (uint32_t p = row->host_tokens / PAGE_TOKENS;
-                 p <= (row->start + row->count - 1) / PAGE_TOKENS; p++) {
+            const bool in_arena = steps[i]->flags & STEP_KV_ARENA;
+            const uint32_t begun = row->start / PAGE_TOKENS,
+                           from = in_arena ? plan_placed_from(PAGE_TOKENS, row->start, row->count)
+                                           : row->host_tokens / PAGE_TOKENS;
+            if (in_arena && row->start % PAGE_TOKENS && begun < from) {
+                assert_true(owner[places[begun]] == UINT32_MAX);
+                owner[places[begun]] = row->slot * 256 + begun;
+            }
+            for (uint32_t p = from; p <= (row->start + row->count - 1) / PAGE_TOKENS; p++) {
                 const uint32_t id = row->slot * 256 + p;
                 assert_true(owner[places[p]] == UINT32_MAX || owner[places[p]] == id);
                 owner[places[p]] = id;
@@ -245,6 +305,8 @@ static void check_step(struct stage *s, const struct step *step)
         assisted |= step->row[r].direct_from > 0;
     }
     assert_int_equal(step->flags & STEP_KV_ASSISTED ? 1 : 0, assisted);
+    assert_int_equal(step->flags & STEP_KV_ARENA ? 1 : 0,
+                     plan_appends_in_arena(&s->on.lists) && step->token_count > ENGINE_FEW_TOKENS);
     s->assisted_steps += assisted;
     s->fetched += step->fetch_count;
     check_places(s, step);
@@ -352,6 +414,7 @@ static void random_lives(const struct shape *shape, uint32_t operations)
     if (shape->permille > 0) assert_true(s->direct_rows > operations / 500);
     assert_true(s->fetched > operations / 2000);
     assert_true(s->done > operations / 50);
+    assert_true(shape->step_tokens != LONG_STEP || s->arena_rows > operations / 100);
     nothing_is_left(s);
     stage_close(s);
 }
@@ -359,11 +422,13 @@ static void random_lives(const struct shape *shape, uint32_t operations)
 static void each_position_is_where_its_step_says(void **state)
 {
     (void)state;
-    static const struct shape shapes[] = {{LEAST, 0, PREFIX_ON},
-                                          {LEAST, 1000, PREFIX_ON},
-                                          {PLACES, 500, PREFIX_ON},
-                                          {PLACES, 300, PREFIX_OFF}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) random_lives(&shapes[i], OPERATIONS / 4);
+    static const struct shape shapes[] = {{LEAST, 0, PREFIX_ON, 0},
+                                          {LEAST, 1000, PREFIX_ON, 0},
+                                          {PLACES, 500, PREFIX_ON, 0},
+                                          {PLACES, 300, PREFIX_OFF, 0},
+                                          {LEAST, 500, PREFIX_ON, LONG_STEP},
+                                          {PLACES, 300, PREFIX_OFF, LONG_STEP}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) random_lives(&shapes[i], OPERATIONS / 6);
 }
 
 static void step_once(struct stage *s)
@@ -384,7 +449,7 @@ static const struct sequence *find(const struct stage *s, uint64_t id)
 static void the_youngest_gives_first(void **state)
 {
     (void)state;
-    struct stage *s = stage_open(&(struct shape){PLACES, 0, PREFIX_OFF}); /* 16: watermark 12 */
+    struct stage *s = stage_open(&(struct shape){PLACES, 0, PREFIX_OFF, 0}); /* 16: watermark 12 */
     const uint64_t old = submit(s, 28, 36), young = submit(s, 28, 36);
     const struct kv_places *places = &s->on.batcher.tiers.places;
     for (int i = 0; i < 12; i++) step_once(s);
@@ -410,7 +475,7 @@ static void whole_pages_outlive_workers(void **state)
 {
     (void)state;
     for (int intact = 0; intact < 2; intact++) {
-        struct stage *s = stage_open(&(struct shape){LEAST, 500, PREFIX_OFF});
+        struct stage *s = stage_open(&(struct shape){LEAST, 500, PREFIX_OFF, 0});
         const uint64_t first = submit(s, 30, 20), second = submit(s, 20, 20);
         for (int i = 0; i < 14; i++) step_once(s);
         const uint32_t known[2] = {find(s, first)->cached, find(s, second)->cached};
@@ -435,7 +500,7 @@ static void whole_pages_outlive_workers(void **state)
 static void found_pages_are_in_the_arena(void **state)
 {
     (void)state;
-    struct stage *s = stage_open(&(struct shape){PLACES, 0, PREFIX_ON});
+    struct stage *s = stage_open(&(struct shape){PLACES, 0, PREFIX_ON, 0});
     struct request_generate request = {.has_seed = true, .ignore_eos = true, .max_tokens = 10};
     const struct sequence *seq[2];
     struct helm_err err = {0};
@@ -462,6 +527,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(places_wait_for_steps_in_flight),
+        cmocka_unit_test(places_are_left_to_the_next_step),
         cmocka_unit_test(each_position_is_where_its_step_says),
         cmocka_unit_test(the_youngest_gives_first),
         cmocka_unit_test(whole_pages_outlive_workers),

@@ -409,6 +409,34 @@ static void what_is_not_of_the_plan_is_refused(void **state)
     stage_close(s);
 }
 
+/* A step that appends in the arena has places for the page that it finds begun and for those that it leaves, and no others. */
+static void a_chunk_in_the_arena_has_few_places(void **state)
+{
+    (void)state;
+    struct stage *s = stage_open(&(struct shape){"gggg", NULL, KV_F16, 1, 32, 0});
+    const uint32_t page = arena_header_of(&s->arena)->kv.page_tokens, start = 2 * page + 1, count = 2 * page;
+    uint32_t *places = arena_vram_table_of(&s->arena, 0);
+    struct step_row row = row_of(0, start, 2 * page, 0);
+    row.count = count;
+    row.flags = 0;
+    for (int bad = 0; bad < 6; bad++) {
+        for (uint32_t i = 0; i < 6; i++) places[i] = UINT32_MAX;
+        if (bad != 1) places[2] = 0; /* begun */
+        if (bad != 2) places[4] = 1; /* left */
+        ring(s, &row, 1, bad == 3 ? 0 : bad == 4 ? STEP_KV_ARENA | STEP_KV_ASSISTED : STEP_KV_ARENA);
+        struct step *step = &arena_control_of(&s->arena)->step[s->serial % ARENA_STEP_RING];
+        if (bad == 5) step->fetch_count = 1;
+        const int rc = engine_step(s->engine, s->serial, &s->err);
+        assert_int_equal(rc, bad < 4 ? 0 : HELM_E_LIMIT);
+        if (bad < 4)
+            assert_int_equal(s->engine->own_result.row[0].status, bad ? STEP_ROW_BAD : STEP_ROW_OK);
+        else
+            assert_non_null(strstr(s->err.text, "appends in the arena"));
+        step->fetch_count = 0;
+    }
+    stage_close(s);
+}
+
 /* A GPU that does not ask: as for any hand-over. */
 static void queries_that_do_not_come_end_the_wait(void **state)
 {
@@ -430,6 +458,7 @@ int main(void)
         cmocka_unit_test(answers_are_the_references),
         cmocka_unit_test(work_is_cut_evenly),
         cmocka_unit_test(what_is_not_of_the_plan_is_refused),
+        cmocka_unit_test(a_chunk_in_the_arena_has_few_places),
         cmocka_unit_test(queries_that_do_not_come_end_the_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
