@@ -276,7 +276,7 @@ def campaign_tests(plan, profile):
 def bound_tests(_folder):
     """The least time of a token: of the weights as they are in the file, and of the bytes that move of packed ones."""
     sys.path.insert(0, os.path.abspath("tools/bench"))
-    from plan_bound import bound_seconds, bytes_by_home, limits_of, moved_bytes
+    from plan_bound import bound_seconds, bytes_by_home, limits_of, mixture_bound_seconds, moved_bytes
     from plan_lists import homes_text, random_mixtures, thesis_splits, units_of
     stages = [{"layers": [0, 1], "ops": "all", "home": "gpu", "bytes": 4 * 10**9},
               {"layers": [2, 2], "ops": "attention", "home": "stream", "bytes": 2 * 10**9, "format": "bf16-packed"},
@@ -298,6 +298,12 @@ def bound_tests(_folder):
     campaign_tests(plan, profile)
     seconds = bound_seconds(moved, {"both_gb_s": 100, "vram_gb_s": 4000})
     check("the bound of these bytes", abs(seconds - (0.04201 + 0.001)) < 1e-12, seconds)
+    mixture = dict(plan, experts={"layers": 4, "step_bytes": 4 * 10**9}, mixed_forecast={"layers": 3}, parts={"decode": {"hand_overs_ms": 2}})
+    mixture["gpu"], mixture["cpu"], mixture["link"] = {"read_bytes": 4 * 10**9}, {"read_bytes": 0}, {"link_bytes": 0}
+    seconds = mixture_bound_seconds(mixture, 0.25, {"read_beside": 60e9, "h2d_beside": 40e9}, 4000)
+    check("a mixture's: VRAM, three layers' misses by both, hand-overs", abs(seconds - (0.001 + 3 * 0.0075 + 0.002)) < 1e-12, seconds)
+    seconds = mixture_bound_seconds(mixture, 1, {"read_beside": 60e9, "h2d_beside": 40e9}, 4000)
+    check("and where all are found in VRAM", abs(seconds - (0.001 + 3 * 0.00025 + 0.002)) < 1e-12, seconds)
     check("homes in words", homes_text(plan) == "gpu 4.0 + stream 2.0 + cpu 4.0 GB", homes_text(plan))
     splits = dict(thesis_splits(plan, 2))
     check("splits of whole layers, the last ones on the GPU", list(splits) == ["split-4", "split-2", "split-0"] and

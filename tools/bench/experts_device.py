@@ -11,7 +11,7 @@ first and of the second, by what memory gives right before (helm-profile --now);
 Sticky rows with slots of their own have all sparse layers in both memories, slots that move or (`still`) do not, and beside the part
 found that of slots_simulation.py for the same tokens. Rows that would begin behind --seconds are named and not run. --only even:0+3: two
 rows of a case. --quick: a quick profile. --layers: as many of each model alone. At the end the forecasts at the part found: median and
-worst difference.
+worst difference. Of one sequence a row says which part of the least time by bytes and hand-overs it is (plan_bound.py).
 
 `bf16` is all of 30B-A3B (61 GB beside as much pinned memory: nothing else may be there), `half` 24 of its 48 layers, `gptoss` half of
 gpt-oss-120b by helm-mkmodel. Standard library only."""
@@ -28,6 +28,7 @@ import tempfile
 import time
 
 import slots_simulation
+from plan_bound import mixture_bound_seconds
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 STICKY = 0.8
@@ -165,8 +166,8 @@ def forecast_at(o, model, row, plan, hits, moves):
     """Tokens a second of all sequences that helm-plan expects of a plan when this part of the experts is found in VRAM; moves: for each
     that is chosen. While experts move, kernels read none in host memory, and a move has its price."""
     if moves < 0.01:
-        return planned(o, model, row, plan, hits, plan["mixed"]["direct_permille"])
-    then, less = (row.sequences / planned(o, model, row, plan, part, 0) for part in (hits, max(0.001, hits - 0.1)))
+        return planned(o, model, row, plan, hits, plan["mixed"]["direct_permille"])["decode_tok_s"]["value"]
+    then, less = (row.sequences / planned(o, model, row, plan, part, 0)["decode_tok_s"]["value"] for part in (hits, max(0.001, hits - 0.1)))
     return row.sequences / (then + MOVE_TAKES * moves * (less - then) / min(0.1, hits - 0.001))
 
 
@@ -176,9 +177,17 @@ def planned(o, model, row, plan, hits, direct):
     path = os.path.join(o.work, "at.json")
     with open(path, "w") as f:
         json.dump(plan, f)
-    said = plan_json(o, model, ["--plan", path, "--batch", str(row.sequences), "--at", str(SHORT + DECODE // 2)] +
+    return plan_json(o, model, ["--plan", path, "--batch", str(row.sequences), "--at", str(SHORT + DECODE // 2)] +
                      ([] if row.vram == "all" else ["--vram", row.vram]))
-    return said["decode_tok_s"]["value"]
+
+
+def of_bound(o, model, row, plan, hits, rate):
+    """Which part of the least time by bytes and hand-overs (plan_bound.py) one sequence takes; None: several, or no profile."""
+    if row.sequences != 1 or not o.profile:
+        return None
+    with open(o.profile) as f, open(o.now) as g:
+        vram, now = json.load(f)["gpu"]["read"]["value"] / 1e9, json.load(g)
+    return rate * mixture_bound_seconds(planned(o, model, row, plan, hits, plan["mixed"]["direct_permille"]), hits, now, vram)
 
 
 def measure(o, model, row, sticky):
@@ -220,7 +229,8 @@ def measure(o, model, row, sticky):
     return {"homes": homes, "slots": mixed.get("slots"), "direct": mixed.get("direct_permille"), "moves": mixed.get("moves", 0),
             "rate": rate, "said": said, "ttft": first, "ttft_said": plan["forecast"]["ttft_ms"]["value"], "hits": hits,
             "now": plan["now"], "simulated": simulated, "moved": moved, "stay": stay if sticky else None,
-            "at": forecast_at(o, model, row, plan, hits, moves) if hits is not None else None}
+            "at": forecast_at(o, model, row, plan, hits, moves) if hits is not None else None,
+            "of_bound": of_bound(o, model, row, plan, hits, rate) if hits is not None else None}
 
 
 def text(value, form="%.1f"):
@@ -243,9 +253,9 @@ def report(name, row, r):
         differences.append(abs(r["rate"] / (r["at"] or r["said"]) - 1))
     homes = ", ".join("%d %s" % (count, home) for home, count in sorted(r["homes"].items()))
     slots = "%d, %d, %.0f %%" % (r["slots"], r["moves"], r["direct"] / 10) if r["slots"] else "-"
-    print("| %s | %s | %s | %d | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %d |" % (
+    print("| %s | %s | %s | %d | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %d |" % (
         name, row.vram, row.strategy, row.sequences, homes, slots, text(r["rate"]), text(r["said"]), text(r["at"]),
-        difference(r["rate"], r["at"] or r["said"]), text(r["stay"], "%.2f"), part(r["hits"]), part(r["simulated"]), text(r["ttft"]),
+        difference(r["rate"], r["at"] or r["said"]), part(r["of_bound"]), text(r["stay"], "%.2f"), part(r["hits"]), part(r["simulated"]), text(r["ttft"]),
         text(r["ttft_said"]), r["moved"]), flush=True)
     print("<!-- %s -->" % r["now"], flush=True)
 
@@ -316,8 +326,8 @@ def main():
              "q4_k,q6_k" + (",mxfp4" if "gptoss" in o.only else ""), "--out", o.profile])
         print("profile: %.0f s" % (time.monotonic() - begin))
     print("\n| model | VRAM | strategy | sequences | layers' MLPs | slots, moves a step, read directly | token/s | said | said at that "
-          "part | off | stays in a topic | found in VRAM | simulated | TTFT, ms | said | moved |")
-    print("| --- " * 16 + "|", flush=True)
+          "part | off | of the bound | stays in a topic | found in VRAM | simulated | TTFT, ms | said | moved |")
+    print("| --- " * 17 + "|", flush=True)
     fine = True
     if o.case:
         for case in o.case.split(","):

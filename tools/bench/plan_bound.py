@@ -1,6 +1,6 @@
 """The least time of a token by bytes: what a plan's weights come to at home and on the move, and how long that takes.
 
-Imported by planner_bench.py and forecast_formats.py. Pure functions over what helm-plan and helm-profile print."""
+Imported by planner_bench.py, forecast_formats.py and experts_device.py. Pure functions over what helm-plan and helm-profile print."""
 
 # Homes as the plan's members name them.
 MEMBERS = {"cpu": ("cpu", "read_bytes"), "stream": ("link", "link_bytes"), "gpu": ("gpu", "read_bytes")}
@@ -27,3 +27,16 @@ def limits_of(profile):
 def bound_seconds(total, limits):
     """A token's least time, all of the host's bytes at once by CPU and link, then those in VRAM."""
     return (total["cpu"] + total["stream"]) / (limits["both_gb_s"] * 1e9) + total["gpu"] / (limits["vram_gb_s"] * 1e9)
+
+
+def mixture_bound_seconds(plan, hits, now, vram_gb_s):
+    """The least time of a step of a mixture with experts in both memories, by what helm-plan says of it: VRAM's bytes at its read, in
+    each layer in both memories the chosen experts that lie in VRAM (the part `hits`) while CPU and link bring the others at what they
+    were measured at beside each other (helm-profile --now), and the hand-overs. Experts of layers of one memory are in its bytes."""
+    experts, vram = plan["experts"], vram_gb_s * 1e9
+    both = now["read_beside"] + now["h2d_beside"]
+    each = experts["step_bytes"] / experts["layers"]
+    mixed = plan["mixed_forecast"]["layers"] if plan.get("mixed_forecast") else 0
+    host = plan["cpu"]["read_bytes"] + plan["link"]["link_bytes"]
+    return (plan["gpu"]["read_bytes"] / vram + host / both + mixed * max(each * hits / vram, each * (1 - hits) / both) +
+            plan["parts"]["decode"]["hand_overs_ms"] / 1000)

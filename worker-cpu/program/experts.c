@@ -435,25 +435,6 @@ static void multiply_single(const struct run *run, struct expert_piece at, uint3
                      in_order(run, g, input_of(run, pair), thread, INPUT_OWN), NULL);
 }
 
-/* Whether tokens are multiplied together by kernels that give each the bits of one, and how many so are faster than by kernels of
- * several. */
-static bool has_few(const struct program_entry *e)
-{
-    bool all = true;
-    for (uint32_t s = 0; s < e->segment_count; s++) all &= e->segment[s].kernels->one->few != NULL;
-    return all;
-}
-
-static uint32_t few_most(const struct program_entry *e)
-{
-    uint32_t most = UINT32_MAX;
-    for (uint32_t s = 0; s < e->segment_count; s++) {
-        const uint32_t apart = e->segment[s].kernels->one->apart;
-        if (apart < most) most = apart;
-    }
-    return most > 1 ? most : 1;
-}
-
 /* A piece of an expert's rows, for all tokens that chose it. */
 static void chunk_several(void *ctx, uint32_t chunk, uint32_t thread)
 {
@@ -465,8 +446,8 @@ static void chunk_several(void *ctx, uint32_t chunk, uint32_t thread)
                    end = x->first[expert + 1];
     const struct expert_piece of = {expert, piece};
     const bool few =
-        run->program[run->program_index]->few || (!run->invariant && end - x->first[expert] <= few_most(e));
-    const bool singly = few && (end - x->first[expert] == 1 || !has_few(e));
+        run->program[run->program_index]->few || (!run->invariant && end - x->first[expert] <= e->few_most);
+    const bool singly = few && (end - x->first[expert] == 1 || !e->few_together);
     uint32_t at = x->first[expert];
     for (; singly && at < end; at++) multiply_single(run, of, x->pair[at], thread);
     for (uint32_t count; at < end; at += count) {

@@ -208,6 +208,18 @@ static void answers(struct lowering *low, const struct making *m, struct program
     e->out = e->answer ? e->answer->data : NULL;
 }
 
+static void few_of_experts(struct program_entry *e)
+{
+    uint32_t most = UINT32_MAX;
+    e->few_together = true;
+    for (uint32_t s = 0; s < e->segment_count; s++) {
+        const struct linear_kernel *one = e->segment[s].kernels->one;
+        e->few_together &= one->few != NULL;
+        if (one->apart < most) most = one->apart;
+    }
+    e->few_most = most > 1 ? most : 1;
+}
+
 static void make_experts(struct lowering *low, const struct making *m, enum op_kind kind)
 {
     const struct program_source *s = low->source;
@@ -224,6 +236,7 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     e->decoded = false;
     if (low->rc) return;
+    few_of_experts(e);
     if (e->segment[0].matrix.rows != (uint64_t)e->experts * e->expert_rows ||
         tensor_format_of(e->segment[0].matrix.format)->variable) {
         lower_unsupported(low, m->layer, "experts in rows of no one size");

@@ -86,6 +86,10 @@ struct program_entry {
     uint32_t experts, chosen, expert_rows;
     bool asked; /* by the GPU, for some of them: sums are stored, not added to x */
     enum glu_kind glu;
+    /* Of several tokens of an expert: kernels multiply them together, each with the bits of one; how many so are faster than by
+     * kernels of several. */
+    bool few_together;
+    uint32_t few_most;
 };
 
 #define PROGRAM_FEW_TOKENS ENGINE_FEW_TOKENS
