@@ -374,7 +374,8 @@ static void choice_names_what_is_missing(void **state)
                      {FORMAT_BF16, CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16, "avx512-bf16", "avx512"},
                      {FORMAT_BF16, CPU_AVX2 | CPU_AVX512, "avx512", "avx512"},
                      {FORMAT_F16, all, "avx512", "avx512"},
-                     {FORMAT_Q4_K, all, "amx-bf16", "amx-int8"},
+                     {FORMAT_Q4_K, all, "amx-bf16", "avx512"},
+                     {FORMAT_Q5_K, all, "amx-bf16", "amx-int8"},
                      {FORMAT_Q6_K, all, "amx-bf16", "avx512"},
                      {FORMAT_F32, CPU_AVX2, "avx2", "avx2"},
                      {FORMAT_F32, 0, "ref", "ref"}};

@@ -1,11 +1,10 @@
-/* Attention of one token each in pieces. See assist.h. Called by execute.c. */
+/* The CPU's part of attention in layers whose cache is the GPU's. See assist.h. Called by execute.c. */
 #include "worker-cpu/program/assist.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/log.h"
 #include "common/base/units.h"
 #include "worker-cpu/program/linear.h"
 
@@ -32,17 +31,10 @@ static uint32_t blocks_of(const struct run *run)
     return run->config->kv_heads / run->assist.heads;
 }
 
-/* The most pieces a thread. Of an invariant plan each row has as many, so fewer are tried: their results need room. */
-static uint32_t pieces_most(const struct run *run)
-{
-    return run->invariant ? PIECES_LEAST : PIECES_MOST;
-}
-
 /* The most pieces that cut() makes of any step: a piece more than the even share for every block of every row. */
 static uint32_t parts_most(const struct run *run)
 {
-    const uint32_t shares = run->invariant ? ARENA_KV_TOKENS : 1;
-    return shares * pieces_most(run) * run->threads + ARENA_KV_TOKENS * blocks_of(run);
+    return PIECES_MOST * run->threads + ARENA_KV_TOKENS * blocks_of(run);
 }
 
 static uint32_t heads_together(const struct run *run)
@@ -56,7 +48,7 @@ static uint32_t heads_together(const struct run *run)
 int assist_create(struct run *run, struct helm_err *err)
 {
     struct run_assist *a = &run->assist;
-    if (!arena_header_of(run->arena)->vram_page_count && !run->unit_tokens) return 0;
+    if (!arena_header_of(run->arena)->vram_page_count) return 0;
     a->heads = heads_together(run);
     const uint32_t parts = parts_most(run), queries = a->heads * run->kv_heads_group;
     if (parts > POOL_CHUNKS_MAX)
@@ -86,16 +78,17 @@ static uint32_t units_of(const struct run_assist_row *row)
     return run_ceil_div(row->to, UNIT_POSITIONS) - row->from / UNIT_POSITIONS;
 }
 
-/* Cuts rows [first, end) into pieces of at most `piece` units; returns the number of tasks. *longest: units of the longest
+/* Cuts every row into pieces of at most `piece` units; returns the number of tasks. *longest: units of the longest
  * piece. */
-static uint32_t cut_by(struct run *run, uint32_t first, uint32_t end, uint32_t piece, uint32_t *longest)
+static uint32_t cut_by(struct run *run, uint32_t piece, uint32_t *longest)
 {
     uint32_t tasks = 0;
     *longest = 0;
-    for (uint32_t r = first; r < end; r++) {
+    for (uint32_t r = 0; r < run->batch.row_count; r++) {
         struct run_assist_row *row = &run->assist.row[r];
         const uint32_t units = units_of(row);
         row->splits = units ? run_ceil_div(units, piece) : 1;
+        row->task_first = tasks;
         tasks += row->splits * blocks_of(run);
         const uint32_t part = run_ceil_div(units, row->splits);
         if (part > *longest) *longest = part;
@@ -110,64 +103,32 @@ static uint32_t piece_units(const struct run *run, uint64_t units, uint32_t piec
     return piece < least ? least : (uint32_t)piece;
 }
 
-/* Chooses the cut of rows [first, end) by which the threads finish first, if each takes equal numbers of pieces and a slow one
- * has begun its last. Returns units of all blocks. */
-static uint64_t cut_rows_of(struct run *run, uint32_t first, uint32_t end)
+/* Chooses the cut by which the threads finish first, if each takes equal numbers of pieces and a slow one has begun its last. */
+static void cut(struct run *run, const struct program_entry *e)
 {
     uint64_t units = 0, least = UINT64_MAX;
     uint32_t best = PIECES_LEAST, longest;
-    for (uint32_t r = first; r < end; r++) units += (uint64_t)units_of(&run->assist.row[r]) * blocks_of(run);
-    for (uint32_t pieces = PIECES_LEAST; pieces <= pieces_most(run); pieces++) {
-        const uint32_t tasks = cut_by(run, first, end, piece_units(run, units, pieces), &longest);
+    for (uint32_t r = 0; r < run->batch.row_count; r++) {
+        const struct batch_row *in = run->row[r].in;
+        struct run_assist_row *row = &run->assist.row[r];
+        row->to = in->direct_from;
+        row->from = e->window && in->start + 1 > e->window ? in->start + 1 - e->window : 0;
+        if (row->from > row->to) row->from = row->to;
+        units += (uint64_t)units_of(row) * blocks_of(run);
+    }
+    for (uint32_t pieces = PIECES_LEAST; pieces <= PIECES_MOST; pieces++) {
+        const uint32_t tasks = cut_by(run, piece_units(run, units, pieces), &longest);
         const uint64_t rounds = run_ceil_div(tasks, run->threads),
                        cost = rounds * (UNIT_COST * longest + PIECE_COST) + SLOW_COST * longest;
         if (cost >= least) continue;
         least = cost;
         best = pieces;
     }
-    (void)cut_by(run, first, end, piece_units(run, units, best), &longest);
-    return units;
-}
-
-/* The queries of an entry and the positions that they attend to: of the GPU's layers those in the arena alone, of its own all. */
-static void take_rows(struct run *run, const struct program_entry *e)
-{
-    const bool own = e->kind == OP_ATTEND;
-    run->assist.rows = own ? run->attend_count : run->batch.row_count;
-    for (uint32_t r = 0; r < run->assist.rows; r++) {
-        const struct batch_row *in = own ? run->attend[r].in : run->row[r].in;
-        const uint32_t first = own ? run->attend[r].first : 0, seen = in->start + first + 1;
-        struct run_assist_row *row = &run->assist.row[r];
-        *row = (struct run_assist_row){.in = in, .first = first, .to = own ? seen : in->direct_from};
-        row->from = e->window && seen > e->window ? seen - e->window : 0;
-        if (row->from > row->to) row->from = row->to;
-    }
-}
-
-/* Of an invariant plan every row is cut as it would be alone. */
-static void cut(struct run *run, const struct program_entry *e)
-{
-    struct run_assist *a = &run->assist;
-    uint64_t units = 0;
-    take_rows(run, e);
-    if (run->invariant)
-        for (uint32_t r = 0; r < a->rows; r++) units += cut_rows_of(run, r, r + 1);
-    else
-        units = cut_rows_of(run, 0, a->rows);
-    a->tasks = 0;
-    for (uint32_t r = 0; r < a->rows; r++) {
-        a->row[r].task_first = a->tasks;
-        a->tasks += a->row[r].splits * blocks_of(run);
-    }
-    if (a->tasks > parts_most(run)) {
-        log_error("attention: %u pieces of %u rows, there is room for %u: aborting", a->tasks, a->rows,
-                  parts_most(run));
-        abort();
-    }
-    const uint64_t bytes =
-                       units * UNIT_POSITIONS * a->heads * 2 * kv_cell_bytes(run->kv.dtype, run->kv.head_dim),
+    run->assist.tasks = cut_by(run, piece_units(run, units, best), &longest);
+    const uint64_t bytes = units * UNIT_POSITIONS * run->assist.heads * 2 *
+                           kv_cell_bytes(run->kv.dtype, run->kv.head_dim),
                    width = bytes / ASSIST_SHARE_BYTES;
-    a->width = width < 1 ? 1 : width > run->threads ? run->threads : (uint32_t)width;
+    run->assist.width = width < 1 ? 1 : width > run->threads ? run->threads : (uint32_t)width;
 }
 
 /* ---- a chunk ---- */
@@ -181,7 +142,7 @@ static struct piece piece_of(const struct run *run, uint32_t chunk)
 {
     const struct run_assist *a = &run->assist;
     struct piece p = {0, 0, 0};
-    while (p.row + 1 < a->rows && chunk >= a->row[p.row + 1].task_first) p.row++;
+    while (p.row + 1 < run->batch.row_count && chunk >= a->row[p.row + 1].task_first) p.row++;
     const uint32_t task = chunk - a->row[p.row].task_first;
     p.block = task / a->row[p.row].splits;
     p.split = task % a->row[p.row].splits;
@@ -194,51 +155,40 @@ static struct attention_task task_of(const struct run *run, uint32_t chunk)
     const struct run_assist *a = &run->assist;
     const struct piece p = piece_of(run, chunk);
     const struct run_assist_row *row = &a->row[p.row];
-    const struct batch_row *in = row->in;
-    const float *q = e->kind == OP_ATTEND ? run->act->buffer[BUFFER_Q] : e->lane->data;
+    const struct batch_row *in = run->row[p.row].in;
     const uint32_t group = run->kv_heads_group, dim = run->config->head_dim, queries = a->heads * group;
     const uint32_t unit = row->from / UNIT_POSITIONS, units = units_of(row);
     const uint32_t from = (unit + units * p.split / row->splits) * UNIT_POSITIONS,
                    to = (unit + units * (p.split + 1) / row->splits) * UNIT_POSITIONS;
-    return (struct attention_task){
-        .q = q + ((size_t)(in->token_first + row->first) * run->config->heads + p.block * queries) * dim,
-        .q_stride = (size_t)run->config->heads * dim,
-        .tokens = 1,
-        .group = group,
-        .kv_heads = a->heads,
-        .start = in->start + row->first,
-        .kv_first = from > row->from ? from : row->from,
-        .kv_last = to < row->to ? to : row->to,
-        .window = e->window,
-        .scale = 1.0f / sqrtf((float)dim),
-        .kv = &run->kv,
-        .pool = run->kv_pool,
-        .pages = in->pages,
-        .layer = e->kv_layer,
-        .kv_head = p.block * a->heads,
-        .out = a->out + (size_t)chunk * queries * dim,
-        .out_stride = (size_t)queries * dim,
-        .m = a->max + (size_t)chunk * queries,
-        .s = a->sum + (size_t)chunk * queries};
+    return (struct attention_task){.q = e->lane->data +
+                                        ((size_t)in->token_first * run->config->heads + p.block * queries) *
+                                            dim,
+                                   .q_stride = (size_t)run->config->heads * dim,
+                                   .tokens = 1,
+                                   .group = group,
+                                   .kv_heads = a->heads,
+                                   .start = in->start,
+                                   .kv_first = from > row->from ? from : row->from,
+                                   .kv_last = to < row->to ? to : row->to,
+                                   .window = e->window,
+                                   .scale = 1.0f / sqrtf((float)dim),
+                                   .kv = &run->kv,
+                                   .pool = run->kv_pool,
+                                   .pages = in->pages,
+                                   .layer = e->kv_layer,
+                                   .kv_head = p.block * a->heads,
+                                   .out = a->out + (size_t)chunk * queries * dim,
+                                   .out_stride = (size_t)queries * dim,
+                                   .m = a->max + (size_t)chunk * queries,
+                                   .s = a->sum + (size_t)chunk * queries};
 }
 
-/* The folded result of a row's block of heads: of an own layer the output, with its sinks, else into the lane: [head]{m, s,
- * o}. */
+/* Writes the folded result of a row's block of heads into the lane: [head]{m, s, o}. */
 static void answer(struct run *run, const struct piece *p, uint32_t chunk)
 {
     const struct run_assist *a = &run->assist;
     const uint32_t dim = run->config->head_dim, queries = a->heads * run->kv_heads_group;
-    const size_t token = a->row[p->row].in->token_first + a->row[p->row].first,
-                 from = (size_t)chunk * queries;
-    if (run->entry->kind == OP_ATTEND) {
-        const float *o = a->out + from * dim, *m = a->max + from, *s = a->sum + from,
-                    *sinks = run->entry->sinks;
-        const struct attention_parts all = {
-            .o = &o, .m = &m, .s = &s, .count = 1, .sinks = sinks ? sinks + p->block * queries : NULL};
-        attention_merge(run->act->buffer[BUFFER_A] + (token * run->config->heads + p->block * queries) * dim,
-                        &all, queries, dim);
-        return;
-    }
+    const size_t token = run->row[p->row].in->token_first, from = (size_t)chunk * queries;
     float *to = run->entry->answer->data + (token * run->config->heads + p->block * queries) * (dim + 2);
     for (uint32_t i = 0; i < queries; i++, to += dim + 2) {
         to[0] = a->max[from + i];
@@ -292,14 +242,6 @@ int assist_begin(struct run *run, const struct program_entry *e, struct helm_err
     int rc = lane_wait(e->lane, e->ticket, run->spin_us, wait_ms, run->cancel, err);
     if (!rc) rc = lane_acquire(e->answer, e->ticket, run->spin_us, wait_ms, run->cancel, err);
     return rc;
-}
-
-bool assist_takes(const struct run *run)
-{
-    if (run->steady || run->attend_count > ARENA_KV_TOKENS) return false;
-    for (uint32_t r = 0; r < run->attend_count; r++)
-        if (run->attend[r].count > 1) return false;
-    return true;
 }
 
 struct pool_job assist_job(struct run *run, const struct program_entry *e)

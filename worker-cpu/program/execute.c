@@ -143,8 +143,29 @@ static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
     }
 }
 
-/* A chunk of attention: the queries of one kv head, to all that they see. */
-static struct attention_task attending_of(const struct run *run, uint32_t chunk)
+static void merge_parts(struct run *run, const struct run_attend *row, uint32_t part, const float *sinks,
+                        float *out)
+{
+    const float *o[POOL_THREADS_MAX], *m[POOL_THREADS_MAX], *s[POOL_THREADS_MAX];
+    uint32_t group = run->kv_heads_group, dim = run->config->head_dim;
+    for (uint32_t i = 0; i < row->splits; i++) {
+        o[i] = run->part_out + (size_t)(part + i) * group * dim;
+        m[i] = run->part_max + (size_t)(part + i) * group;
+        s[i] = run->part_sum + (size_t)(part + i) * group;
+    }
+    const struct attention_parts parts = {.o = o, .m = m, .s = s, .count = row->splits, .sinks = sinks};
+    attention_merge(out, &parts, group, dim);
+}
+
+/* A chunk of attention: its queries and positions, and the split that it is a part of. */
+struct attending {
+    struct attention_task task;
+    const struct run_attend *row;
+    uint32_t part_first; /* of its kv head, where the row is split */
+    float *out;          /* the output of all parts together */
+};
+
+static struct attending attending_of(const struct run *run, uint32_t chunk)
 {
     const struct program_entry *e = run->entry;
     const struct model_config *c = run->config;
@@ -152,7 +173,8 @@ static struct attention_task attending_of(const struct run *run, uint32_t chunk)
     while (r + 1 < run->attend_count && chunk >= run->attend[r + 1].task_first) r++;
     const struct run_attend *row = &run->attend[r];
     uint32_t task = chunk - row->task_first;
-    uint32_t block = task % row->blocks, head = task / row->blocks;
+    uint32_t split = task % row->splits, block = task / row->splits % row->blocks;
+    uint32_t head = task / row->splits / row->blocks;
     uint32_t t0 = block * EXECUTE_QUERY_TOKENS, t1 = t0 + EXECUTE_QUERY_TOKENS;
     if (t1 > row->count) t1 = row->count;
     const uint32_t begin = row->in->start + row->first;
@@ -160,71 +182,114 @@ static struct attention_task attending_of(const struct run *run, uint32_t chunk)
     if (e->window && start + 1 > e->window) kv_first = start + 1 - e->window;
     size_t stride = (size_t)c->heads * dim;
     size_t at = (row->in->token_first + row->first + t0) * stride + (size_t)head * group * dim;
-    return (struct attention_task){.q = run->act->buffer[BUFFER_Q] + at,
-                                   .q_stride = stride,
-                                   .tokens = t1 - t0,
-                                   .group = group,
-                                   .kv_heads = 1,
-                                   .start = start,
-                                   .kv_first = kv_first,
-                                   .kv_last = kv_last,
-                                   .window = e->window,
-                                   .scale = 1.0f / sqrtf((float)dim),
-                                   .sinks = e->sinks ? e->sinks + (size_t)head * group : NULL,
-                                   .steady = run->steady,
-                                   .kv = &run->kv,
-                                   .pool = run->kv_pool,
-                                   .pages = row->in->pages,
-                                   .layer = e->kv_layer,
-                                   .kv_head = head,
-                                   .out = run->act->buffer[BUFFER_A] + at,
-                                   .out_stride = stride};
+    struct attention_task a = {.q = run->act->buffer[BUFFER_Q] + at,
+                               .q_stride = stride,
+                               .tokens = t1 - t0,
+                               .group = group,
+                               .kv_heads = 1,
+                               .start = start,
+                               .kv_first = kv_first,
+                               .kv_last = kv_last,
+                               .window = e->window,
+                               .scale = 1.0f / sqrtf((float)dim),
+                               .sinks = e->sinks ? e->sinks + (size_t)head * group : NULL,
+                               .steady = run->steady,
+                               .kv = &run->kv,
+                               .pool = run->kv_pool,
+                               .pages = row->in->pages,
+                               .layer = e->kv_layer,
+                               .kv_head = head,
+                               .out = run->act->buffer[BUFFER_A] + at,
+                               .out_stride = stride};
+    struct attending all = {.task = a,
+                            .row = row,
+                            .part_first = row->part_first + head * row->splits,
+                            .out = a.out};
+    if (row->splits == 1) return all;
+    /* Equal runs of whole pages; the last to finish a head merges its parts in their order. */
+    uint32_t page_first = kv_first / run->kv.page_tokens;
+    uint32_t pages = run_ceil_div(kv_last, run->kv.page_tokens) - page_first, part = all.part_first + split;
+    uint32_t from = (page_first + pages * split / row->splits) * run->kv.page_tokens;
+    uint32_t to = (page_first + pages * (split + 1) / row->splits) * run->kv.page_tokens;
+    a.kv_first = from > kv_first ? from : kv_first;
+    a.kv_last = to < kv_last ? to : kv_last;
+    if (a.kv_last < a.kv_first) a.kv_last = a.kv_first; /* a window shorter than its splits: an empty part */
+    a.out = run->part_out + (size_t)part * group * dim;
+    a.out_stride = (size_t)group * dim;
+    a.m = run->part_max + (size_t)part * group;
+    a.s = run->part_sum + (size_t)part * group;
+    all.task = a;
+    return all;
 }
 
 static void chunk_attend(void *ctx, uint32_t chunk, uint32_t thread)
 {
     struct run *run = ctx;
-    struct attention_task now = attending_of(run, chunk), next;
-    now.scratch = run->thread[thread].scratch;
+    struct attending now = attending_of(run, chunk), next;
+    now.task.scratch = run->thread[thread].scratch;
     if (chunk + 1 < run->attend_tasks) { /* a thread takes them in turn, but for its last */
         next = attending_of(run, chunk + 1);
-        now.next = &next;
+        now.task.next = &next.task;
     }
-    run->kernels->attention->attend(&now);
+    run->kernels->attention->attend(&now.task);
+    if (now.row->splits == 1) return;
+    _Atomic uint32_t *left = &run->part_left[now.part_first];
+    if (atomic_fetch_sub_explicit(left, 1, memory_order_acq_rel) != 1) return;
+    atomic_store_explicit(left, now.row->splits, memory_order_relaxed); /* for the next layer */
+    merge_parts(run, now.row, now.part_first, now.task.sinks, now.out);
 }
 
-/* Which queries attend together. Of an invariant plan's decode each is by itself. */
-static void gather_queries(struct run *run)
+/* Which queries attend together, and how many tasks they are before any is split. */
+static uint32_t gather_queries(struct run *run)
 {
     const bool apart = run->invariant && !run->steady;
+    uint32_t whole = 0;
     run->attend_count = 0;
     for (uint32_t r = 0; r < run->batch.row_count; r++) {
         const struct batch_row *in = run->row[r].in;
         for (uint32_t first = 0; first < in->count;) {
             const uint32_t count = apart ? 1 : in->count;
-            run->attend[run->attend_count++] =
-                (struct run_attend){.in = in,
-                                    .first = first,
-                                    .count = count,
-                                    .blocks = run_ceil_div(count, EXECUTE_QUERY_TOKENS)};
+            struct run_attend *row = &run->attend[run->attend_count++];
+            *row = (struct run_attend){.in = in,
+                                       .first = first,
+                                       .count = count,
+                                       .blocks = run_ceil_div(count, EXECUTE_QUERY_TOKENS)};
+            whole += run->config->kv_heads * row->blocks;
             first += count;
         }
     }
+    return whole;
 }
 
-/* How attention of many queries is cut into tasks: the same for every layer. Few are cut in pieces (assist.h). */
+/* How this step's attention is cut into tasks: the same for every layer. Of an invariant plan's decode every query is
+ * split as it would be alone, of its prompts none is. */
 static void plan_attention(struct run *run)
 {
-    uint32_t tasks = 0;
+    uint32_t tasks = 0, parts = 0, whole = gather_queries(run);
     uint64_t bytes = 0;
-    gather_queries(run);
-    run->attend_pieces = assist_takes(run);
+    if (run->invariant) whole = run->config->kv_heads;
     for (uint32_t r = 0; r < run->attend_count; r++) {
         struct run_attend *row = &run->attend[r];
         uint32_t length = row->in->start + row->first + row->count;
         uint64_t row_bytes = 2 * (uint64_t)length * kv_cell_bytes(run->kv.dtype, run->kv.head_dim);
+        row->splits = 1;
+        if (row->count == 1 && !run->steady && whole < 2 * run->threads) {
+            uint32_t wanted = run_ceil_div(4 * run->threads, whole);
+            uint32_t most = run_ceil_div(length, EXECUTE_SPLIT_POSITIONS);
+            uint32_t pages = run_ceil_div(length, run->kv.page_tokens);
+            row->splits = wanted < most ? wanted : most;
+            if (row->splits > pages) row->splits = pages;
+            if (row->splits > POOL_THREADS_MAX) row->splits = POOL_THREADS_MAX;
+        }
+        row->part_first = parts;
+        if (row->splits > 1) {
+            for (uint32_t h = 0; h < run->config->kv_heads; h++)
+                atomic_store_explicit(&run->part_left[parts + h * row->splits], row->splits,
+                                      memory_order_relaxed);
+            parts += run->config->kv_heads * row->splits;
+        }
         row->task_first = tasks;
-        tasks += run->config->kv_heads * row->blocks;
+        tasks += run->config->kv_heads * row->blocks * row->splits;
         bytes += row_bytes * run->config->kv_heads * row->count;
     }
     run->attend_tasks = tasks;
@@ -354,12 +419,12 @@ static struct pool_job job_of(struct run *run, const struct program_entry *e, ui
         [OP_EMBED] = chunk_embed,   [OP_NORM] = chunk_norm,      [OP_ROPE_APPEND] = chunk_rotate,
         [OP_SAMPLE] = chunk_sample, [OP_LANE_READ] = chunk_move, [OP_LANE_WRITE] = chunk_move,
     };
-    if (e->kind == OP_ATTEND_HOST || (e->kind == OP_ATTEND && run->attend_pieces)) return assist_job(run, e);
     if (e->kind == OP_ATTEND)
         return (struct pool_job){.run = chunk_attend,
                                  .chunks = run->attend_tasks,
                                  .alone = run->attend_width == 1,
                                  .width = run->attend_width};
+    if (e->kind == OP_ATTEND_HOST) return assist_job(run, e);
     if (experts_are(e)) return experts_job(run, e);
     if (e->kind == OP_LINEAR) {
         const struct program *p = run->program[run->program_index];
@@ -480,10 +545,16 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     uint64_t tasks = (uint64_t)c->kv_heads * (run->unit_tokens / EXECUTE_QUERY_TOKENS + ARENA_STEP_ROWS);
     run->threads = pool_threads(run->pool);
     run->kv_heads_group = c->heads / c->kv_heads;
+    /* Splits are made only while there are fewer than 2 tasks a thread: at most 4 a thread plus one round up. Of an
+     * invariant plan every query of a few is split as if it was alone. */
+    run->parts_max =
+        run->invariant ? PROGRAM_FEW_TOKENS * (4 * run->threads + c->kv_heads) : 8 * run->threads;
+    tasks += run->parts_max;
     if (tasks > POOL_CHUNKS_MAX || step_tokens > POOL_CHUNKS_MAX)
         return helm_fail(err, HELM_E_LIMIT,
                          "%u kv heads with %u tokens a step make %llu attention tasks, more than %u",
                          c->kv_heads, run->unit_tokens, (unsigned long long)tasks, POOL_CHUNKS_MAX);
+    const size_t group = run->kv_heads_group;
     const struct scratch_size size = scratch_needed(run, programs, program_count);
     const size_t bytes = size.scratch + size.ordered + size.decoded + size.experts;
     run->inv_freq = calloc(c->head_dim / 2 + 1, sizeof(float));
@@ -492,8 +563,12 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
     run->batch.token_row = calloc(step_tokens, sizeof *run->batch.token_row);
     run->thread = aligned_alloc(64, run->threads * sizeof *run->thread);
     if (run->thread) memset(run->thread, 0, run->threads * sizeof *run->thread);
-    bool all =
-        run->inv_freq && run->batch.token && run->batch.position && run->batch.token_row && run->thread;
+    run->part_out = calloc(run->parts_max * group * c->head_dim, sizeof(float));
+    run->part_max = calloc(run->parts_max * group, sizeof(float));
+    run->part_sum = calloc(run->parts_max * group, sizeof(float));
+    run->part_left = calloc(run->parts_max, sizeof *run->part_left);
+    bool all = run->inv_freq && run->batch.token && run->batch.position && run->batch.token_row &&
+               run->thread && run->part_out && run->part_max && run->part_sum && run->part_left;
     for (uint32_t i = 0; i < run->threads && all; i++) {
         run->thread[i].scratch = aligned_alloc(64, bytes);
         all = run->thread[i].scratch != NULL;
@@ -526,6 +601,10 @@ void execute_destroy(struct run *run)
     free(run->batch.token);
     free(run->batch.position);
     free(run->batch.token_row);
+    free(run->part_out);
+    free(run->part_max);
+    free(run->part_sum);
+    free(run->part_left);
     assist_destroy(run);
     experts_destroy(run);
     trace_close(run->trace);

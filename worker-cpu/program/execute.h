@@ -27,23 +27,22 @@ struct run_row {
 struct run_attend {
     const struct batch_row *in;
     uint32_t first, count; /* of its tokens */
-    uint32_t task_first;   /* attention tasks: kv_heads * blocks of them */
+    uint32_t task_first;   /* attention tasks: kv_heads * blocks * splits of them */
     uint32_t blocks;       /* of EXECUTE_QUERY_TOKENS query positions */
+    uint32_t splits;       /* of the cache positions; above 1 only when count is 1 */
+    uint32_t part_first;   /* partial results, when splits > 1 */
 };
 
-/* One layer's attention in pieces (assist.h): how queries of one token each are cut, and the results of the pieces. */
+/* One layer's attention for the GPU (assist.h): how the step's rows are cut, and the results of the pieces. */
 struct run_assist_row {
-    const struct batch_row *in;
-    uint32_t first;              /* which of its tokens */
     uint32_t from, to;           /* positions */
     uint32_t task_first, splits; /* tasks: blocks of kv heads * splits of them */
 };
 struct run_assist {
     struct run_assist_row row[ARENA_STEP_ROWS];
-    uint32_t rows;
     uint32_t tasks, width;  /* width: threads that share them */
     uint32_t heads;         /* kv heads of a block, which one task attends to */
-    float *out, *max, *sum; /* [task][heads * group] of head_dim, 1, 1; NULL: none attend */
+    float *out, *max, *sum; /* [task][heads * group] of head_dim, 1, 1; NULL: one tier */
     _Atomic uint32_t *met;  /* [task]: how many of the two that are folded into the one before it are done */
 };
 
@@ -107,8 +106,11 @@ struct run {
     uint32_t unit_tokens;           /* most tokens of a step that computes layers here */
     uint32_t spin_us, peer_wait_ms; /* for the other worker's hand-overs */
     struct run_reads reads;
-    struct trace *trace;        /* NULL: none (trace.h) */
-    const _Atomic bool *cancel; /* ends waiting for them; NULL: nothing does */
+    struct trace *trace;                   /* NULL: none (trace.h) */
+    const _Atomic bool *cancel;            /* ends waiting for them; NULL: nothing does */
+    float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
+    _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */
+    uint32_t parts_max;
     struct run_experts experts;
 
     /* of this step; the batch's arrays are ours */
@@ -124,7 +126,6 @@ struct run {
     uint32_t program_index, entry_index;
     uint64_t turn; /* of the entry being computed, through all steps: from 1 on */
     uint32_t attend_tasks;
-    bool attend_pieces;    /* it is cut in pieces instead (assist.h) */
     uint32_t attend_width; /* threads that share it */
     struct run_assist assist;
     const struct program_entry *entry;           /* being computed */

@@ -395,7 +395,7 @@ static void multiply(float *y, size_t ldy, struct rows g, const float *x, size_t
     }
 }
 
-#define FUNCTIONS(format_, FORMAT_NAME, APART)                                                               \
+#define FUNCTIONS(format_, FORMAT_NAME, APART, BEATEN)                                                       \
     static struct rows format_##_rows(const void *w, size_t cols)                                            \
     {                                                                                                        \
         return (struct rows){.w = w,                                                                         \
@@ -418,7 +418,7 @@ static void multiply(float *y, size_t ldy, struct rows g, const float *x, size_t
     }
 BLOCKS_AMX_FORMATS(FUNCTIONS)
 
-#define ROW(format_, FORMAT_NAME, APART)                                                                     \
+#define ROW(format_, FORMAT_NAME, APART, BEATEN)                                                             \
     [BLOCKS_AMX_##FORMAT_NAME] = {.name = "amx-int8",                                                        \
                                   .features = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16,        \
                                   .format = FORMAT_##FORMAT_NAME,                                            \
@@ -426,6 +426,7 @@ BLOCKS_AMX_FORMATS(FUNCTIONS)
                                   .gemv = format_##_gemv,                                                    \
                                   .few = format_##_few,                                                      \
                                   .apart = APART,                                                            \
+                                  .beaten = BEATEN,                                                          \
                                   .streams = ROWS / 2,                                                       \
                                   .neighbours = true,                                                        \
                                   .row_granule = ROWS,                                                       \

@@ -15,7 +15,7 @@
         &blocks_avx512[BLOCK_##FORMAT_NAME][0], &blocks_avx512[BLOCK_##FORMAT_NAME][1],                      \
         &blocks_avx512bf16[BLOCK_##FORMAT_NAME],
 #define AMX(format, FORMAT_NAME, values, bytes, group) &blocks_amx[INT8_##FORMAT_NAME],
-#define AMX_GEMV(format, FORMAT_NAME, apart)           &blocks_amxint8_gemv[BLOCKS_AMX_##FORMAT_NAME],
+#define AMX_GEMV(format, FORMAT_NAME, apart, beaten)   &blocks_amxint8_gemv[BLOCKS_AMX_##FORMAT_NAME],
 #define INT8_REF(format, FORMAT_NAME, values, bytes, group)                                                  \
     &int8_ref[INT8_##FORMAT_NAME][0], &int8_ref[INT8_##FORMAT_NAME][1],
 #define INT8_GEMM_AVX2(format, FORMAT_NAME, values, bytes, group) &int8_avx2_gemm[INT8_##FORMAT_NAME],

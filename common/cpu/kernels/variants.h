@@ -37,17 +37,18 @@ extern blocks_tiles_fn *const blocks_tiles[INT8_FORMAT_COUNT];
 /* Several tokens' products with AMX. */
 extern const struct linear_kernel blocks_amx[INT8_FORMAT_COUNT];
 /* One token's and a few's with AMX: of blocks whose groups are of 32, and whose numbers come out of bytes fast enough. A row: name,
- * name in files, tokens up to which it is faster than blocks_amx. */
+ * name in files, tokens up to which it is faster than blocks_amx, and features with which one token by other kernels is faster (16
+ * threads; then it is chosen by name alone). */
 #define BLOCKS_AMX_FORMATS(X)                                                                                \
-    X(q8_0, Q8_0, 16)                                                                                        \
-    X(q4_0, Q4_0, 16)                                                                                        \
-    X(q4_1, Q4_1, 16)                                                                                        \
-    X(iq4_nl, IQ4_NL, 16)                                                                                    \
-    X(mxfp4, MXFP4, 16)                                                                                      \
-    X(iq4_xs, IQ4_XS, 16)                                                                                    \
-    X(q4_k, Q4_K, 10)                                                                                        \
-    X(q5_k, Q5_K, 16)
-#define BLOCKS_AMX_NUMBER(format, FORMAT_NAME, apart) BLOCKS_AMX_##FORMAT_NAME,
+    X(q8_0, Q8_0, 16, CPU_AVX512)                                                                            \
+    X(q4_0, Q4_0, 16, 0)                                                                                     \
+    X(q4_1, Q4_1, 16, 0)                                                                                     \
+    X(iq4_nl, IQ4_NL, 16, 0)                                                                                 \
+    X(mxfp4, MXFP4, 16, 0)                                                                                   \
+    X(iq4_xs, IQ4_XS, 16, 0)                                                                                 \
+    X(q4_k, Q4_K, 10, CPU_AVX512)                                                                            \
+    X(q5_k, Q5_K, 16, 0)
+#define BLOCKS_AMX_NUMBER(format, FORMAT_NAME, apart, beaten) BLOCKS_AMX_##FORMAT_NAME,
 enum { BLOCKS_AMX_FORMATS(BLOCKS_AMX_NUMBER) BLOCKS_AMX_COUNT };
 extern const struct linear_kernel blocks_amxint8_gemv[BLOCKS_AMX_COUNT];
 
