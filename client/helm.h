@@ -151,7 +151,7 @@ struct helm_done {
     uint32_t prompt_tokens, completion_tokens;
     uint32_t cached_tokens; /* of the prompt: not computed for this request (--prefix-cache) */
     struct helm_timings timings;
-    uint64_t seed;      /* that was used */
+    uint64_t seed; /* that was used */
     /* Of HELM_FINISH_ERROR and HELM_FINISH_CANCELLED: why; of HELM_FINISH_LENGTH: that the context is full; never NULL */
     const char *detail;
 };
