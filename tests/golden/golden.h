@@ -3,10 +3,12 @@
 #ifndef HELM_TESTS_GOLDEN_GOLDEN_H
 #define HELM_TESTS_GOLDEN_GOLDEN_H
 
+#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/json.h"
 #include "common/base/units.h"
@@ -83,6 +85,30 @@ static void golden_read(const char *folder, struct golden *golden)
 static void golden_free(struct golden *golden)
 {
     for (uint32_t i = 0; i < golden->count; i++) free(golden->cases[i].prompt);
+}
+
+/* Calls `run` with the folder of each reference in the collection that HELM_GOLDEN_GGUF names, and its name there; skips where it
+ * names none. */
+__attribute__((unused)) static void golden_collection(void (*run)(const char *folder, const char *name))
+{
+    const char *collection = getenv("HELM_GOLDEN_GGUF");
+    uint32_t ran = 0;
+    if (!collection) {
+        print_message("skipped: HELM_GOLDEN_GGUF does not name the collection of GGUF files\n");
+        skip();
+    }
+    DIR *dir = opendir(collection);
+    if (!dir) fail_msg("HELM_GOLDEN_GGUF: %s cannot be opened", collection);
+    for (const struct dirent *entry; (entry = readdir(dir));) {
+        char folder[400], path[450];
+        snprintf(folder, sizeof folder, "%s/%.100s", collection, entry->d_name);
+        snprintf(path, sizeof path, "%s/golden.json", folder);
+        if (access(path, R_OK) != 0) continue;
+        run(folder, entry->d_name);
+        ran++;
+    }
+    closedir(dir);
+    assert_true(ran > 0);
 }
 
 #endif

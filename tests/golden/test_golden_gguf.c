@@ -7,12 +7,10 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "tests/golden/walks.h"
 #include "worker-cpu/local.h"
@@ -168,27 +166,15 @@ static void mixtral_agrees(void **state) /* 2 of 8 experts in Q4_K and Q6_K; int
     run_folder("tests/data/golden-gguf/mixtral-Q4_K_M");
 }
 
+static void run_one(const char *folder, const char *name)
+{
+    (void)name;
+    run_folder(folder);
+}
 static void collection_agrees(void **state)
 {
     (void)state;
-    const char *collection = getenv("HELM_GOLDEN_GGUF");
-    uint32_t ran = 0;
-    if (!collection) {
-        print_message("skipped: HELM_GOLDEN_GGUF does not name the collection of GGUF files\n");
-        skip();
-    }
-    DIR *dir = opendir(collection);
-    if (!dir) fail_msg("HELM_GOLDEN_GGUF: %s cannot be opened", collection);
-    for (const struct dirent *entry; (entry = readdir(dir));) {
-        char folder[400], path[450];
-        snprintf(folder, sizeof folder, "%s/%.100s", collection, entry->d_name);
-        snprintf(path, sizeof path, "%s/golden.json", folder);
-        if (access(path, R_OK) != 0) continue;
-        ran++;
-        run_folder(folder);
-    }
-    closedir(dir);
-    assert_true(ran > 0);
+    golden_collection(run_one);
 }
 
 int main(void)

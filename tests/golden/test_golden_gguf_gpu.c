@@ -10,11 +10,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/base/cpu.h"
 #include "common/base/units.h"
@@ -239,31 +237,18 @@ static void experts_are_not_streamed_for_one_token(void **state)
                 "layer 0: experts are streamed by lists for prompts alone");
 }
 
-/* Every file all in VRAM; those without experts, whose homes tests above vary, also streamed and over both processors. */
+/* All in VRAM; without experts, whose homes tests above vary, also streamed and over both processors. */
+static void run_homes(const char *folder, const char *name)
+{
+    const bool experts = strstr(name, "moe") || strstr(name, "mixtral");
+    run_file(folder, "g", NULL);
+    run_file(folder, experts ? "gc/gs" : "gsc", NULL);
+}
 static void collection_agrees(void **state)
 {
     (void)state;
-    const char *collection = getenv("HELM_GOLDEN_GGUF");
-    uint32_t ran = 0;
-    if (!collection) {
-        print_message("skipped: HELM_GOLDEN_GGUF does not name the collection of GGUF files\n");
-        skip();
-    }
     need_device();
-    DIR *dir = opendir(collection);
-    if (!dir) fail_msg("HELM_GOLDEN_GGUF: %s cannot be opened", collection);
-    for (const struct dirent *entry; (entry = readdir(dir));) {
-        char folder[400], path[450];
-        snprintf(folder, sizeof folder, "%s/%.100s", collection, entry->d_name);
-        snprintf(path, sizeof path, "%s/golden.json", folder);
-        if (access(path, R_OK) != 0) continue;
-        const bool experts = strstr(entry->d_name, "moe") || strstr(entry->d_name, "mixtral");
-        run_file(folder, "g", NULL);
-        run_file(folder, experts ? "gc/gs" : "gsc", NULL);
-        ran++;
-    }
-    closedir(dir);
-    assert_true(ran > 0);
+    golden_collection(run_homes);
 }
 
 int main(void)

@@ -18,6 +18,7 @@
 #ifndef HELM_COMMON_CPU_KERNELS_ATTENTION_DIGITS_H
 #define HELM_COMMON_CPU_KERNELS_ATTENTION_DIGITS_H
 
+#include "common/cpu/kernels/amx_tiles.h"
 #include "common/cpu/kernels/attention_few.h"
 
 #define TILED_KEYS   64 /* positions of a block */
@@ -74,14 +75,10 @@ static size_t tiled_scratch_lay(struct tiled_scratch *t, char *base, size_t pass
 /* Tiles: 0 and 5 sums of scores, or 0 values; 1 keys; 2 queries; 3 and 6 sums of values; 4 weights. */
 static void tiled_begin(void)
 {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } config = {.palette = 1, .row_bytes = {64, 32, 64, 64, 64, 64, 64}, .rows = {16, 16, 8, 12, 12, 16, 12}};
-    TILE_FENCE();
-    _tile_loadconfig(&config);
-    __asm__ volatile("" : : "m"(config) : "memory");
+    const struct tile_shapes shapes = {.palette = 1,
+                                       .row_bytes = {64, 32, 64, 64, 64, 64, 64},
+                                       .rows = {16, 16, 8, 12, 12, 16, 12}};
+    tiles_shape(&shapes);
 }
 
 /* ---- queries ---- */

@@ -138,22 +138,16 @@ static size_t ordered_few_bytes(size_t tokens, size_t cols)
 /* Sums: tiles 0 to 2, weights: tile 4, x: tile 6. `rows` of weights; `x_bytes` of a pair's parts. */
 static void shape_tiles(size_t rows, size_t x_bytes)
 {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t row_count[16];
-    } config = {.palette = 1};
+    struct tile_shapes shapes = {.palette = 1};
     for (int i = 0; i < PANELS; i++) {
-        config.row_bytes[i] = (uint16_t)x_bytes;
-        config.row_count[i] = (uint8_t)rows;
+        shapes.row_bytes[i] = (uint16_t)x_bytes;
+        shapes.rows[i] = (uint8_t)rows;
     }
-    config.row_bytes[4] = 64;
-    config.row_count[4] = (uint8_t)rows;
-    config.row_bytes[6] = (uint16_t)x_bytes;
-    config.row_count[6] = STEP / 2;
-    TILE_FENCE();
-    _tile_loadconfig(&config);
-    __asm__ volatile("" : : "m"(config) : "memory");
+    shapes.row_bytes[4] = 64;
+    shapes.rows[4] = (uint8_t)rows;
+    shapes.row_bytes[6] = (uint16_t)x_bytes;
+    shapes.rows[6] = STEP / 2;
+    tiles_shape(&shapes);
 }
 
 /* Neighbouring rows against a group, and what is read behind them: rows from `next` on, next_stride bytes apart. */

@@ -149,19 +149,13 @@ static size_t ordered_few_bytes(size_t tokens, size_t cols)
  * and 1, too. */
 static void shape_tiles(size_t panels, size_t last_rows)
 {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } config = {.palette = 1};
+    struct tile_shapes shapes = {.palette = 1};
     for (int i = 0; i < 8; i++) {
         const bool last = panels == 1 || i == 2 || i == 7, numbers = i == 4;
-        config.row_bytes[i] = i >= 6 ? X_LINE : LINE;
-        config.rows[i] = (uint8_t)(numbers ? STEP / 4 : last ? last_rows : ROWS);
+        shapes.row_bytes[i] = i >= 6 ? X_LINE : LINE;
+        shapes.rows[i] = (uint8_t)(numbers ? STEP / 4 : last ? last_rows : ROWS);
     }
-    TILE_FENCE();
-    _tile_loadconfig(&config);
-    __asm__ volatile("" : : "m"(config) : "memory");
+    tiles_shape(&shapes);
 }
 
 /* Rows of a matrix against a group of tokens, and what is read behind them. */
