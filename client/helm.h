@@ -347,8 +347,8 @@ struct helm_plan_info {
     size_t expert_layer_count;
     uint32_t experts;
     const uint64_t *expert_uses;
-    const char
-        *now; /* what memory gave at the daemon's start, beside its profile; "": a daemon that does not say */
+    /* What memory gave at the daemon's start, beside its profile; "": a daemon that does not say */
+    const char *now;
 };
 HELM_MUST_CHECK int helm_plan_info(struct helm_client *client, int timeout_ms, struct helm_plan_info **out,
                                    struct helm_err *err);

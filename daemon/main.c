@@ -214,7 +214,7 @@ static void free_plan(struct helmd *d)
     plan_free(&d->plan);
 }
 
-/* A plan with the activations that are wanted now, and its forecast. */
+/* A plan with the activations that are wanted now. */
 static int lay_plan(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
@@ -223,9 +223,7 @@ static int lay_plan(struct helmd *d, struct helm_err *err)
     int rc =
         c->plan_file ? plan_from_file(d, err) : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
     activations_rates(&d->measured, d->plan.inputs, &d->profile); /* as the plan in a file has them */
-    if (!rc) rc = invariant_decide(&d->request, c->plan_file != NULL, &d->plan, &d->invariant, err);
-    activations_rates(&d->current, d->plan.inputs, &d->profile); /* the plan stands: forecasts */
-    return rc ? rc : forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
+    return rc ? rc : invariant_decide(&d->request, c->plan_file != NULL, &d->plan, &d->invariant, err);
 }
 
 static int lay_plan_again(struct helmd *d, struct helm_err *err)
@@ -234,7 +232,7 @@ static int lay_plan_again(struct helmd *d, struct helm_err *err)
     return lay_plan(d, err);
 }
 
-/* What memory gives now, once, where the plan has a use for it: another forecast, and where it is far from the profile's
+/* What memory gives now, once, where the plan has a use for it: forecasts go by it, and where it is far from the profile's
  * another plan. */
 static int look_at_memory(struct helmd *d, struct helm_err *err)
 {
@@ -244,11 +242,12 @@ static int look_at_memory(struct helmd *d, struct helm_err *err)
     int rc = profiling_now(&profiling, d->config.now, used, &d->measured, &d->now, err);
     if (rc || !d->now.known) return rc;
     profile_now_apply(&d->measured, &d->now.rates, &d->current);
-    if (d->now.plans) d->measured = d->current;
+    if (!d->now.plans) return 0;
+    d->measured = d->current;
     return lay_plan_again(d, err);
 }
 
-/* The plan and what it costs, before anything is allocated. */
+/* The plan and its forecast, before anything is allocated. */
 static int make_plan(struct helmd *d, struct helm_err *err)
 {
     bool again = false;
@@ -256,6 +255,8 @@ static int make_plan(struct helmd *d, struct helm_err *err)
     if (!rc && !d->activations.decided) activations_look(&d->model, &d->plan, &d->activations, &again);
     if (!rc && again) rc = lay_plan_again(d, err);
     if (!rc) rc = look_at_memory(d, err);
+    activations_rates(&d->current, d->plan.inputs, &d->profile); /* the plan stands: forecasts */
+    if (!rc) rc = forecast_open(&d->model, &d->profile, &d->plan, &d->observe.forecast, err);
     if (rc) return rc;
     formats_warn_unmeasured(&d->model, &d->profile);
     planner_log(&d->request, &d->plan);

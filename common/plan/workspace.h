@@ -108,8 +108,8 @@ uint32_t workspace_chunk_bytes(const struct model *model);
  * turn, and behind them a tail: pages that attention reads when all pieces are done with. */
 struct plan_staging_case {
     uint32_t page_tokens, page_count, piece_pages /* 0: the usual number */, step_tokens, slots;
-    bool tiered,
-        borrows; /* two tiers; a chunk appends to layers' pages of the arena: of the host's, or of all */
+    /* Two tiers; a chunk appends to layers' pages of the arena: of the host's, or of all */
+    bool tiered, borrows;
 };
 struct plan_staging {
     uint32_t piece; /* pages of a piece, whole tiles; 0: no pieces */
