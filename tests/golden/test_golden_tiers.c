@@ -24,7 +24,7 @@
 
 #define STEP_TOKENS 600 /* more than a sub-chunk */
 #define CONTEXT     1104
-#define PAGE_TOKENS 16
+#define PAGE_TOKENS 16 /* where a case says nothing */
 #define UNITS_MAX   16
 /* Instrumented kernels are many times slower: two plans reach every line all the same. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -42,7 +42,14 @@ struct tier_case {
     bool no_graphs;
     unsigned modes; /* of enum mode */
     bool in_arena;  /* VRAM has no places for chunks, which append in the arena */
+    uint32_t page_tokens;
+    uint32_t direct_window; /* layers with a window of up to this are read by the GPU alone */
 };
+
+static uint32_t page_tokens_of(const struct tier_case *c)
+{
+    return c->page_tokens ? c->page_tokens : PAGE_TOKENS;
+}
 
 static uint32_t read_letters(const char *letters, struct plan_stage *stages)
 {
@@ -78,9 +85,10 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
                                          .slots = CASES_MAX,
                                          .context_tokens = CONTEXT,
                                          .step_tokens = STEP_TOKENS,
-                                         .page_tokens = PAGE_TOKENS,
+                                         .page_tokens = page_tokens_of(c),
                                          .vram_pages = vram_pages,
                                          .direct_permille = c->direct_permille,
+                                         .direct_window = c->direct_window,
                                          .piece_pages = c->piece_pages,
                                          .vram_bytes = emulated ? 256 * MIB : 4 * GIB,
                                          .peer_wait_ms = 120000,
@@ -108,7 +116,7 @@ static uint32_t run_tiers(const struct tier_case *c, const struct golden *golden
     uint64_t start_us = units_now_us();
     /* what a step appends to, or one of few tokens does, and four pages more */
     const uint32_t longest = c->in_arena ? ENGINE_FEW_TOKENS : STEP_TOKENS;
-    open_tiers(c, (longest - 1) / PAGE_TOKENS + 1 + 2 * CASES_MAX + 4, pair);
+    open_tiers(c, (longest - 1) / page_tokens_of(c) + 1 + 2 * CASES_MAX + 4, pair);
     assert_int_equal(plan_appends_in_arena(&pair->plan), c->in_arena);
     tier_begin(run, pair, 7 + c->kv_dtype, emulated, assisted);
     for (int mode = 0; mode < MODE_COUNT; mode++) {
@@ -165,18 +173,21 @@ static void cases_agree(void **state)
     (void)state;
     need_device();
     static const struct tier_case cases[] = {
-        {QWEN3, "gggggggg", NULL, KV_F16, 100, 8, false, ALONE | TOGETHER | GREEDY, false},
-        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, 4, false, TOGETHER | ALONE, false}, /* borrows a layer */
-        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, 0, true, TOGETHER, false},
-        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, false},
-        {LLAMA, "gggggggg", NULL, KV_F16, 1000, 12, false, TOGETHER | ALONE,
-         false}, /* reads all over the link */
+        {QWEN3, "gggggggg", NULL, KV_F16, 100, 2, false, ALONE | TOGETHER | GREEDY, false, 64, 0},
+        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, 1, false, TOGETHER | ALONE, false, 256,
+         0}, /* borrows a layer */
+        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, 0, true, TOGETHER, false, 32, 0},
+        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, false, 0, 0},
+        {LLAMA, "gggggggg", NULL, KV_F16, 1000, 1, false, TOGETHER | ALONE, false, 256,
+         0}, /* reads all over the link */
         /* sinks, which count once, and windows, within which the CPU may have nothing */
-        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE, false},
+        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE, false, 0, 0},
+        {GPTOSS, "gcgggggg", NULL, KV_F16, 100, 4, false, TOGETHER, false, 0,
+         128}, /* the GPU has windows alone */
         /* chunks append in the arena: rows that decode beside them keep their places, layers that are the CPU's as ever */
-        {QWEN3, "gggggggg", NULL, KV_Q8_0, 100, 8, false, ALONE | TOGETHER, true},
-        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, true},
-        {GPTOSS, "gcgcgggg", NULL, KV_F16, 1000, 4, true, TOGETHER | ALONE, true},
+        {QWEN3, "gggggggg", NULL, KV_Q8_0, 100, 2, false, ALONE | TOGETHER, true, 64, 0},
+        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, true, 0, 0},
+        {GPTOSS, "gcgcgggg", NULL, KV_F16, 1000, 4, true, TOGETHER | ALONE, true, 0, 0},
     };
     for (size_t i = FEW_CASES; i < (FEW_CASES ? 2 : sizeof cases / sizeof *cases); i++) {
         struct golden *golden = calloc(1, sizeof *golden);
@@ -194,7 +205,7 @@ static void steps_follow(void **state)
 {
     (void)state;
     need_device();
-    static const struct tier_case c = {QWEN3, "gggggggg", NULL, KV_F16, 1000, 0, false, 0, false};
+    static const struct tier_case c = {QWEN3, "gggggggg", NULL, KV_F16, 1000, 0, false, 0, false, 0, 0};
     static const struct course courses[] = {{.rows = 1, .queued = true},
                                             {.rows = 3, .queued = true},
                                             {.rows = 2, .queued = true, .sampled = true},
