@@ -117,13 +117,14 @@ static void explain(const struct page_size_case *c, uint32_t chosen, struct page
     const uint32_t other = chosen + 1 < PAGE_SIZES ? chosen + 1 : chosen - 1;
     int most = 0;
     for (int k = 1; k < PAGE_COSTS; k++)
-        if (size->part[other][k] - size->part[chosen][k] > size->part[other][most] - size->part[chosen][most])
+        if (fabs(size->part[other][k] - size->part[chosen][k]) >
+            fabs(size->part[other][most] - size->part[chosen][most]))
             most = k;
-    snprintf(
-        size->text, sizeof size->text,
-        "%u tokens%s: their size costs %.2f %% of a token's time, of %u %.2f %% (most of the difference: %s)",
-        size->tokens, asked ? ", as asked" : "", 100 * size->sum[chosen], PAGE_SIZE_LEAST << other,
-        100 * size->sum[other], cost_names[most]);
+    snprintf(size->text, sizeof size->text,
+             "%u tokens%s: their size costs at most %.2f %% of a token's time, of %u %.2f %% (most of the "
+             "difference: %s)",
+             size->tokens, asked ? ", as asked" : "", 100 * size->sum[chosen], PAGE_SIZE_LEAST << other,
+             100 * size->sum[other], cost_names[most]);
 }
 
 void page_size_choose(const struct page_size_case *c, struct page_size *size)

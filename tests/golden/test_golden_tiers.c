@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,7 +44,7 @@ struct tier_case {
     unsigned modes; /* of enum mode */
     bool in_arena;  /* VRAM has no places for chunks, which append in the arena */
     uint32_t page_tokens;
-    uint32_t direct_window; /* layers with a window of up to this are read by the GPU alone */
+    uint32_t direct_window; /* 0, or CONTEXT: of layers that are given a window of as many positions */
 };
 
 static uint32_t page_tokens_of(const struct tier_case *c)
@@ -59,6 +60,51 @@ static uint32_t read_letters(const char *letters, struct plan_stage *stages)
     for (uint32_t u = 0; u < units; u++)
         home[u] = letters[u] == 'g' ? PLAN_HOME_GPU : letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
     return plan_stages_of(home, units / 2, stages);
+}
+
+static void copy_file(const char *from, const char *to, const char *name)
+{
+    char path[PATH_MAX + 32];
+    static char part[1 << 16];
+    snprintf(path, sizeof path, "%s/%s", from, name);
+    FILE *in = fopen(path, "rb");
+    snprintf(path, sizeof path, "%s/%s", to, name);
+    FILE *out = fopen(path, "wb");
+    assert_true(in && out);
+    for (size_t n; (n = fread(part, 1, sizeof part, in)) > 0;) assert_int_equal(fwrite(part, 1, n, out), n);
+    assert_int_equal(ferror(in), 0);
+    assert_int_equal(fclose(in) | fclose(out), 0);
+}
+
+/* The model with a window in every other layer that hides nothing: its references hold. */
+static void open_windowed(const char *folder, char to[PATH_MAX])
+{
+    char path[PATH_MAX + 32];
+    struct helm_err err = {0};
+    json_t *json = NULL;
+    snprintf(to, PATH_MAX, "%s/helm-tiers-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    assert_non_null(mkdtemp(to));
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    if (json_read_file(path, MIB, &json, &err)) fail_msg("%s", err.text);
+    assert_int_equal(
+        json_object_update_new(json, json_pack("{s:b, s:i, s:[s, s, s, s]}", "use_sliding_window", 1,
+                                               "sliding_window", CONTEXT, "layer_types", "sliding_attention",
+                                               "full_attention", "sliding_attention", "full_attention")),
+        0);
+    snprintf(path, sizeof path, "%s/config.json", to);
+    assert_int_equal(json_dump_file(json, path, 0), 0);
+    json_decref(json);
+    copy_file(folder, to, "model.safetensors");
+}
+
+static void remove_windowed(const char *folder)
+{
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    assert_int_equal(unlink(path), 0);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
 }
 
 static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pair *pair)
@@ -77,7 +123,9 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
         plan.prefill_count = 1;
     }
     const bool emulated = strcmp(device_name(), "emulated") == 0;
-    const struct pair_options options = {.folder = c->model,
+    char windowed[PATH_MAX] = "";
+    if (c->direct_window) open_windowed(c->model, windowed);
+    const struct pair_options options = {.folder = c->direct_window ? windowed : c->model,
                                          .plan = &plan,
                                          .device = device_name(),
                                          .kv_dtype = c->kv_dtype,
@@ -95,6 +143,7 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
                                          .no_graphs = c->no_graphs,
                                          .copy_rows = true};
     if (pair_open(&options, pair, &err)) fail_msg("%s, %s: %s", c->model, c->decode, err.text);
+    if (c->direct_window) remove_windowed(windowed);
 }
 
 static void lanes_are_empty(const struct pair *pair)
@@ -182,8 +231,8 @@ static void cases_agree(void **state)
          0}, /* reads all over the link */
         /* sinks, which count once, and windows, within which the CPU may have nothing */
         {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE, false, 0, 0},
-        {GPTOSS, "gcgggggg", NULL, KV_F16, 100, 4, false, TOGETHER, false, 0,
-         128}, /* the GPU has windows alone */
+        /* every other layer is given a window as long as the context, which the GPU reads alone */
+        {QWEN2, "gggcgsgg", NULL, KV_F16, 100, 4, false, TOGETHER, false, 0, CONTEXT},
         /* chunks append in the arena: rows that decode beside them keep their places, layers that are the CPU's as ever */
         {QWEN3, "gggggggg", NULL, KV_Q8_0, 100, 2, false, ALONE | TOGETHER, true, 64, 0},
         {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, true, 0, 0},
