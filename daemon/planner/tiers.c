@@ -142,18 +142,17 @@ static int choose_window(const struct making *m, struct plan *plan, struct helm_
     return rc;
 }
 
-/* *gains: a step of one row with `pages` pages in the arena alone is faster where the GPU reads all of them. */
+/* *gains: a step whose rows have `pages` pages each in the arena alone is faster where the GPU reads all of them. */
 static int direct_gains(const struct making *m, struct plan *plan, uint32_t pages, bool *gains,
                         struct helm_err *err)
 {
-    const uint32_t context = (plan_places_filled(plan) + pages) * plan->page_tokens;
-    struct making one = *m;
+    const uint32_t filled = plan_places_filled(plan) / m->batch,
+                   context = ((filled ? filled : 1) + pages) * plan->page_tokens;
     double direct = 0, both = 0;
-    one.batch = 1;
     plan->kv_direct_positions = PLAN_TOKENS_MAX;
-    int rc = making_decode_seconds(&one, plan, context, &direct, err);
+    int rc = making_decode_seconds(m, plan, context, &direct, err);
     plan->kv_direct_positions = 0;
-    if (!rc) rc = making_decode_seconds(&one, plan, context, &both, err);
+    if (!rc) rc = making_decode_seconds(m, plan, context, &both, err);
     *gains = direct < both;
     return rc;
 }
@@ -161,7 +160,7 @@ static int direct_gains(const struct making *m, struct plan *plan, uint32_t page
 /* With few positions there a hand-over takes longer than reading them: up to how many. */
 static int choose_positions(const struct making *m, struct plan *plan, struct helm_err *err)
 {
-    uint32_t low = 0, high = plan_host_tokens(plan, 1, plan->context_tokens) / plan->page_tokens + 1;
+    uint32_t low = 0, high = plan_host_tokens(plan, m->batch, plan->context_tokens) / plan->page_tokens + 1;
     int rc = 0;
     plan->kv_direct_positions = 0;
     while (high - low > 1 && !rc) { /* low gains, high does not */
@@ -170,7 +169,7 @@ static int choose_positions(const struct making *m, struct plan *plan, struct he
         rc = direct_gains(m, plan, half, &gains, err);
         *(gains ? &low : &high) = half;
     }
-    plan->kv_direct_positions = low * plan->page_tokens;
+    plan->kv_direct_positions = low * plan->page_tokens * m->batch;
     return rc;
 }
 
