@@ -241,7 +241,7 @@ def measure(o, model, row, sticky):
                                           of_layers=sum(homes.values())) if row.slots and sticky else None
     return {"homes": homes, "slots": mixed.get("slots"), "direct": mixed.get("direct_permille"), "moves": mixed.get("moves", 0),
             "rate": rate, "said": said, "ttft": first, "ttft_said": plan["forecast"]["ttft_ms"]["value"], "hits": hits,
-            "now": plan["now"], "products": plan.get("activations_why", "exact"), "simulated": simulated, "moved": moved, "stay": stay if sticky else None,
+            "now": plan["now"], "products": plan["activations"]["cpu"], "simulated": simulated, "moved": moved, "stay": stay if sticky else None,
             "at": forecast_at(o, model, row, plan, hits, moves) if hits is not None else None,
             "of_bound": of_bound(o, model, row, plan, hits, rate) if hits is not None else None}
 
