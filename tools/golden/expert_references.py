@@ -43,11 +43,11 @@ GPTOSS = dict(COMMON, architectures=["GptOssForCausalLM"], model_type="gpt_oss",
                                                               "model.embed_tokens", "lm_head"]},
               rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0,
                                "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 128})
-# a shared expert with a gate of its own; weights as they are, summing to less than 1; layer 0 is dense
+# a shared expert with a gate of its own; weights as they are, summing to less than 1; no dense layers, which GGUF cannot say
 QWEN2MOE = dict(COMMON, architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", dtype="bfloat16", vocab_size=512,
-                num_hidden_layers=3, intermediate_size=64, moe_intermediate_size=32, shared_expert_intermediate_size=64,
-                num_experts=8, num_experts_per_tok=3, norm_topk_prob=False, decoder_sparse_step=1, mlp_only_layers=[0],
-                rms_norm_eps=1e-6, qkv_bias=True, sliding_window=None, use_sliding_window=False, max_window_layers=3,
+                num_hidden_layers=2, intermediate_size=64, moe_intermediate_size=32, shared_expert_intermediate_size=64,
+                num_experts=8, num_experts_per_tok=3, norm_topk_prob=False, decoder_sparse_step=1, mlp_only_layers=[],
+                rms_norm_eps=1e-6, qkv_bias=True, sliding_window=None, use_sliding_window=False, max_window_layers=2,
                 output_router_logits=False, router_aux_loss_coef=0.001,
                 rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"})
 # DeepSeek-V3's routing (sigmoid, groups, a bias of the choice, scaled weights); shared experts with weight 1
