@@ -34,6 +34,8 @@ struct recipe {
     const char *leave_out, *add;    /* a tensor */
     uint32_t kv_heads;              /* 0: 2 */
     uint32_t experts, expert_inner; /* its MLP is a mixture; 0: it is none */
+    uint32_t shared, share_rank;    /* with a shared expert; its weight's vector, 0: it has none */
+    bool qk_norm, choice_bias;
 };
 
 static struct built built;
@@ -97,7 +99,18 @@ static void make_file(const struct recipe *r, struct built *b)
         add_tensor(r, "blk.0.attn_k.bias", kv_heads * HIDDEN / HEADS, 0);
         add_tensor(r, "blk.0.attn_v.bias", kv_heads * HIDDEN / HEADS, 0);
     }
+    if (r->qk_norm) {
+        add_tensor(r, "blk.0.attn_q_norm.weight", HIDDEN / HEADS, 0);
+        add_tensor(r, "blk.0.attn_k_norm.weight", HIDDEN / HEADS, 0);
+    }
     add_tensor(r, "blk.0.ffn_norm.weight", HIDDEN, 0);
+    if (r->shared) {
+        add_tensor(r, "blk.0.ffn_gate_shexp.weight", HIDDEN, r->shared);
+        add_tensor(r, "blk.0.ffn_up_shexp.weight", HIDDEN, r->shared);
+        add_tensor(r, "blk.0.ffn_down_shexp.weight", r->shared, HIDDEN);
+    }
+    if (r->share_rank) add_tensor(r, "blk.0.ffn_gate_inp_shexp.weight", HIDDEN, r->share_rank - 1);
+    if (r->choice_bias) add_tensor(r, "blk.0.exp_probs_b.bias", r->experts, 0);
     if (r->experts) {
         add_tensor(r, "blk.0.ffn_gate_inp.weight", HIDDEN, r->experts);
         add_experts(r, "blk.0.ffn_gate_exps.weight", HIDDEN, r->expert_inner);
@@ -253,8 +266,8 @@ static void test_architectures(void **state)
     refuse(&(struct recipe){.arch = "qwen3"}, HELM_E_NOT_FOUND,
            "tensor 'blk.0.attn_q_norm.weight' is missing");
     refuse(&(struct recipe){.arch = "gemma3"}, HELM_E_UNSUPPORTED,
-           "architecture 'gemma3' is not supported (supported: llama, mistral3, qwen2, qwen3, qwen3moe, "
-           "gpt-oss)");
+           "architecture 'gemma3' is not supported (supported: llama, mistral3, qwen2, qwen3, qwen2moe, "
+           "qwen3moe, dots1, gpt-oss)");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "token_embd.weight"}, HELM_E_NOT_FOUND,
            "no matrix 'token_embd.weight'");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "blk.0.ffn_up.weight"}, HELM_E_NOT_FOUND,
@@ -403,6 +416,104 @@ static void test_experts(void **state)
            "'moe_intermediate_size'");
     refuse(&(struct recipe){.arch = "llama", .add = "blk.0.ffn_gate_exps.weight"}, HELM_E_MISMATCH,
            "surplus tensor 'blk.0.ffn_gate_exps.weight'");
+}
+
+KEYS(lengths, experts(b, arch); arch_u32(b, arch, "expert_feed_forward_length", INNER);
+     arch_u32(b, arch, "expert_shared_feed_forward_length", 48))
+KEYS(shared_length, experts(b, arch); arch_u32(b, arch, "expert_shared_feed_forward_length", 48))
+static void v3_keys(struct built *b, const char *arch, uint32_t function)
+{
+    char text[128];
+    experts(b, arch);
+    arch_u32(b, arch, "expert_feed_forward_length", INNER);
+    arch_u32(b, arch, "expert_shared_count", 2);
+    arch_u32(b, arch, "expert_group_count", 2);
+    arch_u32(b, arch, "expert_group_used_count", 2);
+    arch_u32(b, arch, "expert_gating_func", function);
+    arch_f32(b, arch, "expert_weights_scale", 2.5f);
+    key(text, arch, "expert_weights_norm");
+    put_string(b, text);
+    put(b, 7, 4); /* true or false */
+    put(b, 1, 1);
+}
+KEYS(v3, v3_keys(b, arch, 2))
+KEYS(v3_softmax, v3_keys(b, arch, 1))
+
+/* The expert that every token has: its matrices come first, as they are used; what weighs it is kept with the norms. */
+static void test_shared_experts(void **state)
+{
+    (void)state;
+    struct model m;
+    struct recipe qwen = {.arch = "qwen2moe",
+                          .keys = lengths,
+                          .key_count = 4,
+                          .biases = true,
+                          .experts = 4,
+                          .expert_inner = INNER,
+                          .shared = 48,
+                          .share_rank = 1};
+    accept(&qwen, &m);
+    assert_string_equal(m.config.architecture, "Qwen2MoeForCausalLM");
+    assert_true(m.config.shared_intermediate == 48 && m.config.shared_weighed && !m.config.choice_bias);
+    assert_true(m.config.q_bias && !m.config.o_bias && !m.config.router.normalise);
+    const struct model_unit *unit = &m.unit[unit_of(0, UNIT_MLP)];
+    const struct math_part *math = model_unit_math(&m, unit_of(0, UNIT_MLP));
+    assert_int_equal(unit->matrix_count, 6);
+    assert_int_equal(unit->tensor_count, 9); /* norm, router, what weighs the shared one */
+    assert_int_equal(unit->tensor[0]->role, TENSOR_SHARED_GATE);
+    assert_int_equal(unit->tensor[5]->role, TENSOR_SHARED_DOWN);
+    assert_int_equal(math->ops, 6);
+    assert_int_equal(math->op[1].kind, MATH_WEIGH);
+    assert_int_equal(model_find(&m, TENSOR_SHARED_DOWN, 0)->cols, 48);
+    assert_true(model_tensor_is_vector(model_find(&m, TENSOR_SHARE, 0)));
+    model_free(&m);
+    qwen.share_rank = 2; /* as a matrix of one row */
+    accept(&qwen, &m);
+    assert_true(model_find(&m, TENSOR_SHARE, 0)->rows == 1 &&
+                model_find(&m, TENSOR_SHARE, 0)->cols == HIDDEN);
+    model_free(&m);
+    qwen.share_rank = 3;
+    refuse(&qwen, HELM_E_MISMATCH,
+           "'blk.0.ffn_gate_inp_shexp.weight' has shape [2, 64], the file implies [64]");
+    qwen.share_rank = 0;
+    refuse(&qwen, HELM_E_NOT_FOUND, "tensor 'blk.0.ffn_gate_inp_shexp.weight' is missing");
+    /* early files have one length for all */
+    accept(&(struct recipe){.arch = "qwen2moe",
+                            .keys = experts,
+                            .key_count = 2,
+                            .experts = 4,
+                            .expert_inner = INNER / 3,
+                            .shared = INNER,
+                            .share_rank = 1},
+           &m);
+    assert_int_equal(m.config.shared_intermediate, INNER);
+    model_free(&m);
+    refuse(&(struct recipe){.arch = "llama",
+                            .keys = shared_length,
+                            .key_count = 3,
+                            .experts = 4,
+                            .expert_inner = INNER},
+           HELM_E_UNSUPPORTED, "key 'llama.expert_shared_feed_forward_length' is 48: shared experts");
+    struct recipe dots = {.arch = "dots1",
+                          .keys = v3,
+                          .key_count = 9,
+                          .experts = 4,
+                          .expert_inner = INNER,
+                          .shared = 2 * INNER,
+                          .qk_norm = true,
+                          .choice_bias = true};
+    accept(&dots, &m);
+    assert_true(m.config.shared_intermediate == 2 * INNER && !m.config.shared_weighed &&
+                m.config.choice_bias);
+    assert_true(m.config.router.score == ROUTER_SIGMOID && m.config.router.normalise);
+    assert_true(m.config.router.scale == 2.5f && m.config.router.groups == 2);
+    math = model_unit_math(&m, unit_of(0, UNIT_MLP));
+    assert_int_equal(math->ops, 5); /* it has weight 1 */
+    assert_int_equal(math->op[1].kind, MATH_ROUTE);
+    assert_int_equal(math->op[1].bias[1], TENSOR_CHOICE_BIAS);
+    model_free(&m);
+    dots.keys = v3_softmax;
+    refuse(&dots, HELM_E_UNSUPPORTED, "key 'dots1.expert_gating_func' is 1: only 2, a sigmoid");
 }
 
 static void test_factors(void **state)
@@ -629,15 +740,11 @@ static void test_interleaved_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_files),
-        cmocka_unit_test(test_architectures),
-        cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_factors),
-        cmocka_unit_test(test_which_file),
-        cmocka_unit_test(test_headers_only),
-        cmocka_unit_test(test_splits),
-        cmocka_unit_test(test_interleaved_rows),
+        cmocka_unit_test(test_golden_files),   cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_keys),           cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_shared_experts), cmocka_unit_test(test_factors),
+        cmocka_unit_test(test_which_file),     cmocka_unit_test(test_headers_only),
+        cmocka_unit_test(test_splits),         cmocka_unit_test(test_interleaved_rows),
     };
     return cmocka_run_group_tests_name("model/gguf_model", tests, NULL, NULL);
 }
