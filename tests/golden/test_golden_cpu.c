@@ -31,9 +31,8 @@
 #define ALL_MODES "qwen3"
 #endif
 
-static const char *const models[] = {"qwen3",    "qwen2-bias", "llama3-ropescaled",
-                                     "qwen3moe", "mixtral",    "gptoss",
-                                     "qwen2moe", "dots1"};
+static const char *const models[] = {"qwen3",   "qwen2-bias", "llama3-ropescaled", "qwen3moe",
+                                     "mixtral", "gptoss",     "qwen2moe",          "dots1"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 

@@ -230,6 +230,11 @@ def test_architectures_keep_their_meaning():
                 write(source, "Q4_K_M", to)
             if config is QWEN2:  # rows of 320, tied: fallback formats
                 same(decode(model, "--weights", "q4_k_m")[0], decode(made[0])[0], "at load and from a file")
+            if config is QWEN2_MOE:  # the shared expert's blocks in VRAM, others in both memories, streamed for the prompt
+                plan = plan_json(2, "gmgm", "g", "g", prefill="gsgs", prefill_from=17, ring_bytes=4 << 20,
+                                 mixed={"slots": 2, "direct_permille": 300, "moves": 1})
+                there = distance(decode(made[1], "--exact", "--vram", "64M", plan=plan)[0], decode(made[1], "--exact")[0])
+                check(there[0] < 0.02 and there[1] < 0.2 and there[2] >= 5 * COUNT, f"on both processors: {there}")
             data = sum(t["bytes"] for t in tensors(made[0])["tensors"])
             same(*[open(m, "rb").read()[-data:] for m in made], f"{config['model_type']}: blocks from the folder and from its file")
 
