@@ -62,8 +62,11 @@ struct model_config {
     struct model_router router;
     enum glu_kind glu;
     uint32_t expert_intermediate;
-    bool experts_bias;                 /* router and experts have biases */
-    bool sinks;                        /* attention has */
+    bool experts_bias;            /* router and experts have biases */
+    bool choice_bias;             /* the choice of them has one */
+    uint32_t shared_intermediate; /* of the expert that every token has beside its own; 0: there is none */
+    bool shared_weighed;          /* a token gives it a weight; else 1 */
+    bool sinks;                   /* attention has */
     enum tensor_format experts_format; /* of matrices that only config.json is there of */
     bool *sparse;                      /* [layers]: the layer's MLP is a mixture; NULL: none is */
     int32_t bos;                       /* -1: none */
@@ -176,6 +179,8 @@ static inline bool model_layer_sparse(const struct model_config *config, uint32_
 /* Numbers between an MLP's two halves, of one token: the most of any layer; of a dense one, 0 where none is. */
 uint32_t model_mlp_width(const struct model_config *config);
 uint32_t model_dense_width(const struct model_config *config);
+/* Columns of the widest matrix that is no expert's, or more. */
+uint32_t model_widest(const struct model_config *config);
 /* Shape that `config` implies for a role; returns false when the configuration has no such tensor in any layer. */
 bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
                           uint64_t *cols);

@@ -114,11 +114,12 @@ json_t *explain_to_json(const struct explain *x)
     if (more && x->experts.layers) {
         const struct model_router *r = &x->request->model->config.router;
         json_object_set_new(more, "experts",
-                            json_pack("{s:i, s:i, s:i, s:o, s:o, s:o}", "count", (int)r->experts, "chosen",
-                                      (int)r->chosen, "layers", (int)x->experts.layers, "bytes",
+                            json_pack("{s:i, s:i, s:i, s:o, s:o, s:o, s:o}", "count", (int)r->experts,
+                                      "chosen", (int)r->chosen, "layers", (int)x->experts.layers, "bytes",
                                       plan_bytes_to_json(x->experts.bytes), "token_bytes",
                                       plan_bytes_to_json(x->experts.token_bytes), "step_bytes",
-                                      plan_bytes_to_json(x->experts.step_bytes)));
+                                      plan_bytes_to_json(x->experts.step_bytes), "shared_bytes",
+                                      plan_bytes_to_json(x->experts.shared_bytes)));
     }
     if (!more || json_object_update(json, more)) {
         json_decref(more);
