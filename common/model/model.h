@@ -62,6 +62,7 @@ struct model_config {
     struct model_router router;
     enum glu_kind glu;
     uint32_t expert_intermediate;
+    uint32_t expert_parts;        /* experts that one of the files is cut into (parts.h); 0 or 1: they are whole */
     bool experts_bias;            /* router and experts have biases */
     bool choice_bias;             /* the choice of them has one */
     uint32_t shared_intermediate; /* of the expert that every token has beside its own; 0: there is none */
@@ -87,6 +88,14 @@ enum tensor_stored {
     STORED_IN_TURN,      /* single values of two tensors in turn, as biases of gate and up */
 };
 
+/* How a tensor of experts in parts, or of their router, comes from one of whole experts (parts.h). */
+enum tensor_cut {
+    CUT_NONE,     /* it is the same bytes */
+    CUT_COLUMNS,  /* each part's rows are a part of its expert's columns */
+    CUT_REPEATED, /* each part has its expert's row */
+    CUT_FIRST,    /* the first part has its expert's row, the others zeros */
+};
+
 struct model_tensor {
     enum tensor_role role;
     int32_t layer; /* -1 for the three that belong to no layer */
@@ -107,6 +116,9 @@ struct model_tensor {
     uint32_t turns,
         turn; /* rows (STORED_IN_TURN: values) turn, turn + turns, ... of the file's are its own; 0: all */
     struct model_piece scales; /* STORED_BLOCKS_APART; offset 0: not found yet */
+    /* What is above of files (`stored` and the like) is that of whole experts */
+    enum tensor_cut cut;
+    uint32_t parts, part_rows; /* of an expert; rows of a part */
 };
 
 struct model_shard {
@@ -175,6 +187,11 @@ const struct model_tensor *model_find(const struct model *model, enum tensor_rol
 static inline bool model_layer_sparse(const struct model_config *config, uint32_t layer)
 {
     return config->sparse && config->sparse[layer];
+}
+/* Parts of one expert of the files; the router's experts are such. */
+static inline uint32_t model_expert_parts(const struct model_config *config)
+{
+    return config->expert_parts ? config->expert_parts : 1;
 }
 /* Numbers between an MLP's two halves, of one token: the most of any layer; of a dense one, 0 where none is. */
 uint32_t model_mlp_width(const struct model_config *config);

@@ -102,8 +102,12 @@ struct engine_patience {
 HELM_MUST_CHECK int engine_wait_drawn(const struct worker_engine *engine, const struct step *step,
                                       const struct engine_patience *patience, uint64_t *waited_ns,
                                       struct helm_err *err);
-/* Check that plan, or arena, agree with the checkpoint. */
+/* A checkpoint with its experts in the parts that the plan has them in; plan NULL: whole. On failure *model is zeroed. */
+struct model;
 struct model_config;
+HELM_MUST_CHECK int engine_read_model(const char *path, const struct plan *plan, struct model *model,
+                                      struct helm_err *err);
+/* Check that plan, or arena, agree with the checkpoint. */
 HELM_MUST_CHECK int engine_check_plan(const struct plan *plan, const struct model_config *config,
                                       struct helm_err *err);
 HELM_MUST_CHECK int engine_check_arena(const struct arena *arena, const struct plan *plan,

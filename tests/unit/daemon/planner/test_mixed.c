@@ -1,6 +1,8 @@
 /* Plans with a layer's experts in both memories (daemon/planner/mixed.c): made for a mixture that exists only here, checked in
  * all ways that hold for any plan. */
+#include "common/model/parts.h"
 #include "common/plan/slots.h"
+#include "daemon/planner/parts_look.h"
 #include "tests/unit/daemon/planner/plan_case.h"
 
 #define CONFIG                                                                                               \
@@ -207,6 +209,49 @@ static void slots_are_worth_a_little(void **state)
     bench_close(&b);
 }
 
+/* Experts of 88 MB, 2 of 8 a token: in parts where some lie in both memories, which is faster than whole ones; whole where all
+ * are in VRAM, though they were in parts before. */
+static void large_experts_are_in_parts(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"architectures\": [\"MixtralForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 7168, "
+        "\"num_local_experts\": 8, \"num_experts_per_tok\": 2, \"num_hidden_layers\": 8, "
+        "\"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"vocab_size\": 4096, \"dtype\": "
+        "\"bfloat16\"}";
+    struct bench b;
+    struct model model;
+    struct model_config config;
+    struct plan plan = {0}, whole = {0};
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    bench_open(&b, &shape_8b, 64 * GIB, 3 * GIB);
+    assert_int_equal(model_config_parse("config", text, strlen(text), &config, &err), 0);
+    assert_int_equal(model_from_config(&config, &model, &err), 0);
+    b.r.model = &model;
+    b.r.wish.ctx = 1024;
+    if (packed_look_make(&b.r, &whole, &spec, &err)) fail_msg("%s", err.text);
+    assert_int_equal(plan_expert_parts(&whole), 1);
+    const double before = seconds_of(&b.r, &whole);
+    if (parts_look_make(&model, &b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
+    assert_int_equal(plan_expert_parts(&plan), 4);
+    assert_true(plan_mixed_units(&plan) > 0 && spec.experts == 32 && spec.experts_chosen == 8);
+    assert_true(plan.experts.direct_permille > 0);
+    print_message("experts in parts: %.2f ms a step, whole %.2f\n", 1e3 * seconds_of(&b.r, &plan),
+                  1e3 * before);
+    assert_true(seconds_of(&b.r, &plan) < 0.98 * before);
+    plan_free(&plan);
+    b.r.machine.device.limit = 32 * GIB;
+    if (parts_look_make(&model, &b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
+    assert_int_equal(plan_mixed_units(&plan), 0);
+    assert_int_equal(plan_expert_parts(&plan), 1);
+    assert_int_equal(model.config.router.experts, 8);
+    plan_free(&plan);
+    plan_free(&whole);
+    model_free(&model);
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(slots_fill_what_is_left),
@@ -214,6 +259,7 @@ int main(void)
                                        cmocka_unit_test(slots_without_room_are_refused),
                                        cmocka_unit_test(experts_that_fit_are_whole),
                                        cmocka_unit_test(moves_count_all_three_matrices),
-                                       cmocka_unit_test(slots_are_worth_a_little)};
+                                       cmocka_unit_test(slots_are_worth_a_little),
+                                       cmocka_unit_test(large_experts_are_in_parts)};
     return cmocka_run_group_tests_name("daemon/planner: experts in both memories", tests, NULL, NULL);
 }
