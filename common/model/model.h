@@ -62,9 +62,9 @@ struct model_config {
     struct model_router router;
     enum glu_kind glu;
     uint32_t expert_intermediate;
-    uint32_t expert_parts;        /* experts that one of the files is cut into (parts.h); 0 or 1: they are whole */
-    bool experts_bias;            /* router and experts have biases */
-    bool choice_bias;             /* the choice of them has one */
+    uint32_t expert_parts; /* experts that one of the files is cut into (parts.h); 0 or 1: they are whole */
+    bool experts_bias;     /* router and experts have biases */
+    bool choice_bias;      /* the choice of them has one */
     uint32_t shared_intermediate; /* of the expert that every token has beside its own; 0: there is none */
     bool shared_weighed;          /* a token gives it a weight; else 1 */
     bool sinks;                   /* attention has */
