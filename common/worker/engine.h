@@ -27,6 +27,7 @@ struct engine_options {
     uint32_t spin_us;
     uint64_t weights_ready;    /* digest of what the arena already holds, or 0 */
     bool pin;                  /* threads to CPUs */
+    bool blank;                /* CPU worker: matrices are zeros and not read; of a model that is only measured */
     uint32_t peer_wait_ms;     /* 0: ENGINE_PEER_WAIT_MS */
     const char *device;        /* GPU worker: "cuda", "cuda:1", "emulated" */
     uint64_t vram_bytes;       /* GPU worker: ceiling, 0: all the device has */

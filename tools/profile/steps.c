@@ -100,7 +100,8 @@ int profile_steps_open(const struct profile_cpu_options *o, const struct profile
                                           .context_tokens = CONTEXT,
                                           .step_tokens = STEP_TOKENS,
                                           .invariant = o->invariant,
-                                          .pin = true};
+                                          .pin = true,
+                                          .blank = true};
     rc = local_open(&options, &s->local, err);
     profile_checkpoint_remove(folder);
     s->open = !rc;
