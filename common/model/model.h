@@ -177,6 +177,8 @@ static inline uint32_t model_tensor_unit(const struct model_tensor *tensor)
 }
 /* Formats of the matrices that steps multiply by, as a set (format_bit). */
 unsigned model_formats(const struct model *model);
+/* The one of these that most bytes are of. */
+enum tensor_format model_main_format(const struct model *model);
 /* Whether workers keep it as fp32 beside their matrices: norms, biases, routers. */
 bool model_tensor_is_vector(const struct model_tensor *tensor);
 /* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its
