@@ -23,6 +23,7 @@
 #include "common/base/start.h"
 #include "common/base/units.h"
 #include "common/model/identity.h"
+#include "common/model/parts.h"
 #include "common/plan/schedule.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/clients/serve_session.h"
@@ -31,8 +32,8 @@
 #include "daemon/loop.h"
 #include "daemon/planner/activations/decision.h"
 #include "daemon/planner/histogram.h"
-#include "daemon/planner/packed_look.h"
 #include "daemon/planner/page_size.h"
+#include "daemon/planner/parts_look.h"
 #include "daemon/planner/planner.h"
 #include "daemon/children/profiling.h"
 #include "daemon/steps/check.h"
@@ -99,6 +100,7 @@ static int plan_from_file(struct helmd *d, struct helm_err *err)
     int rc = json_read_file(d->config.plan_file, PLAN_TEXT_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, &d->plan, err);
     json_decref(json);
+    if (!rc) rc = model_cut_experts(&d->model, plan_expert_parts(&d->plan), err);
     if (!rc) {
         formats_lay_as_planned(&d->model, &d->plan);
         activations_take(&d->plan, &d->activations);
@@ -151,7 +153,9 @@ static void size_pages(struct helmd *d)
     struct ledger_wish *wish = &d->request.wish;
     page_size_choose(&(struct page_size_case){.model = &d->model,
                                               .profile = &d->measured,
-                                              .device = &d->request.machine.device,
+                                              .device = d->config.strategy == SEARCH_ALL_CPU
+                                                            ? NULL
+                                                            : &d->request.machine.device,
                                               .kv_dtype = wish->kv_dtype,
                                               .slots = wish->slots,
                                               .ctx = wish->ctx,
@@ -237,8 +241,8 @@ static int lay_plan(struct helmd *d, struct helm_err *err)
     const struct config *c = &d->config;
     activations_rates(&d->measured, d->activations.inputs, &d->profile);
     memcpy(d->request.inputs, d->activations.inputs, sizeof d->request.inputs);
-    int rc =
-        c->plan_file ? plan_from_file(d, err) : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
+    int rc = c->plan_file ? plan_from_file(d, err)
+                          : parts_look_make(&d->model, &d->request, &d->plan, &d->arena_spec, err);
     activations_rates(&d->measured, d->plan.inputs, &d->profile); /* as the plan in a file has them */
     return rc ? rc : invariant_decide(&d->request, c->plan_file != NULL, &d->plan, &d->invariant, err);
 }
@@ -253,9 +257,10 @@ static int lay_plan_again(struct helmd *d, struct helm_err *err)
  * another plan. */
 static int look_at_memory(struct helmd *d, struct helm_err *err)
 {
-    const struct profiling_request profiling = profiling_of(d, 0);
+    struct profiling_request profiling = profiling_of(d, 0);
     const bool used = plan_uses(&d->plan, PLAN_CPU0) || plan_kv_tiered(&d->plan);
     if (d->now.text[0]) return 0;
+    profiling.reads = profile_reads_of(&d->measured, model_main_format(&d->model), d->plan.inputs[PLAN_CPU0]);
     int rc = profiling_now(&profiling, d->config.now, used, &d->measured, &d->now, err);
     if (rc || !d->now.known) return rc;
     profile_now_apply(&d->measured, &d->now.rates, &d->current);

@@ -115,6 +115,8 @@ json_t *plan_to_json(const struct plan *plan)
             json_object_set_new(json, "kv_piece_pages", json_integer(plan->kv_piece_pages));
     }
     if (plan->experts.slots && json) json_object_set_new(json, "mixed", experts_to_json(plan));
+    if (plan->expert_parts > 1 && json)
+        json_object_set_new(json, "expert_parts", json_integer(plan->expert_parts));
     if (plan->invariant && json) json_object_set_new(json, "invariant", json_true());
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
@@ -447,9 +449,12 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
     }
     if (plan->page_tokens & (plan->page_tokens - 1))
         return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
+    uint64_t parts = 1;
     int rc = parse_tiers(json, plan, err);
+    if (!rc) rc = json_get_u64(json, "expert_parts", false, 1, MODEL_EXPERTS_CHOSEN_MAX, &parts, err);
     if (!rc) rc = json_get_bool(json, "invariant", false, &plan->invariant, err);
     if (rc) return rc;
+    plan->expert_parts = (uint32_t)parts;
     rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
     if (rc) return rc;
     if (kv_dtype_named(plan->kv_dtype) == KV_DTYPE_COUNT)

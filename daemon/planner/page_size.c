@@ -19,7 +19,7 @@
 #define RUN_BYTES      (32.0 * KIB)
 #define RUN_MORE_BYTES (10.7 * KIB)
 /* A size must save this part of a token's time against a smaller one. */
-#define SIZE_GAIN 0.002
+#define SIZE_GAIN 0.01
 
 static const char *const cost_names[PAGE_COSTS] = {[PAGE_COST_PLACES] = "places not filled",
                                                    [PAGE_COST_AGAIN] = "prompts' last pages",
@@ -47,7 +47,7 @@ static struct token token_of(const struct page_size_case *c)
 {
     const struct profile *p = c->profile;
     const struct model_config *config = &c->model->config;
-    const bool device = c->device->kind != LEDGER_DEVICE_NONE;
+    const bool device = c->device && c->device->kind != LEDGER_DEVICE_NONE;
     const double weights = (double)c->model->weight_bytes, room = device ? (double)c->device->limit : 0;
     struct token t = {.vram = fmin(weights, room), .layers = config->layers};
     t.host = weights - t.vram;

@@ -20,7 +20,7 @@
 struct page_size_case {
     const struct model *model;
     const struct profile *profile;
-    const struct ledger_device *device; /* what may be used of it */
+    const struct ledger_device *device; /* what may be used of it; NULL: none is */
     enum kv_dtype kv_dtype;
     uint32_t slots, ctx; /* ctx 0: not said */
     const char *option;  /* one of PAGE_SIZE_CHOICES */

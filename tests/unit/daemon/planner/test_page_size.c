@@ -20,7 +20,9 @@ static struct page_size_case case_of(uint64_t vram, uint32_t ctx)
     device.limit = vram;
     return (struct page_size_case){.model = &model,
                                    .profile = &profile,
-                                   .device = vram ? &device : &none,
+                                   .device = vram      ? &device
+                                             : ctx % 2 ? &none
+                                                       : NULL,
                                    .kv_dtype = KV_F16,
                                    .slots = 8,
                                    .ctx = ctx,
