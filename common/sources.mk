@@ -68,6 +68,7 @@ MODEL_SRC := \
   common/model/shards.c \
   common/model/take.c \
   common/model/unit.c \
+  common/model/weigh.c \
   common/plan/placement.c \
   common/plan/plan.c \
   common/plan/plan_json.c \

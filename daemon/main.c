@@ -238,9 +238,10 @@ static int lay_plan_again(struct helmd *d, struct helm_err *err)
  * another plan. */
 static int look_at_memory(struct helmd *d, struct helm_err *err)
 {
-    const struct profiling_request profiling = profiling_of(d, 0);
+    struct profiling_request profiling = profiling_of(d, 0);
     const bool used = plan_uses(&d->plan, PLAN_CPU0) || plan_kv_tiered(&d->plan);
     if (d->now.text[0]) return 0;
+    profiling.reads = profile_reads_of(&d->measured, model_main_format(&d->model), d->plan.inputs[PLAN_CPU0]);
     int rc = profiling_now(&profiling, d->config.now, used, &d->measured, &d->now, err);
     if (rc || !d->now.known) return rc;
     profile_now_apply(&d->measured, &d->now.rates, &d->current);

@@ -234,6 +234,7 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     const struct weights_loading loading = {.arena = engine->base.arena,
                                             .pool = engine->pool,
                                             .ready = ready,
+                                            .blank = o->blank,
                                             .bytes_done = &engine->base.bytes_done,
                                             .cancel = &engine->base.cancel};
     int rc = weights_load(&engine->weights, &loading, err);

@@ -66,7 +66,8 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                                      .node = o->node ? *o->node : -1,
                                      .kernels = o->kernels,
                                      .spin_us = o->spin_us ? o->spin_us : POOL_SPIN_US_DEFAULT,
-                                     .pin = o->pin};
+                                     .pin = o->pin,
+                                     .blank = o->blank};
     rc = engine_load(&local->engine, &local->arena, &options, err);
 out:
     plan_free(&plan);

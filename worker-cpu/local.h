@@ -21,6 +21,7 @@ struct local_options {
     uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
     uint32_t spin_us;     /* 0: POOL_SPIN_US_DEFAULT */
     bool pin;
+    bool blank; /* matrices are zeros and not read */
 };
 
 struct local {

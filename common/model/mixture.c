@@ -170,7 +170,8 @@ static enum tensor_format wanted(const struct mixture *m, const struct model_con
     if (t->role == TENSOR_EMBED) return m->embed;
     enum tensor_format format = wanted_of_mixtures(m, c, t);
     if (format != FORMAT_COUNT) return format;
-    const enum tensor_role role = t->role == TENSOR_DOWN_EXPERTS ? TENSOR_DOWN : t->role;
+    const bool down = t->role == TENSOR_DOWN_EXPERTS || t->role == TENSOR_SHARED_DOWN;
+    const enum tensor_role role = down ? TENSOR_DOWN : t->role;
     format = m->base;
     for (int i = 0; i < RULES_MAX && m->rule[i].role != TENSOR_EMBED; i++) {
         const struct rule *r = &m->rule[i];

@@ -64,7 +64,10 @@ struct model_config {
     uint32_t expert_intermediate;
     uint32_t expert_parts; /* experts that one of the files is cut into (parts.h); 0 or 1: they are whole */
     bool experts_bias;     /* router and experts have biases */
-    bool sinks;            /* attention has */
+    bool choice_bias;      /* the choice of them has one */
+    uint32_t shared_intermediate; /* of the expert that every token has beside its own; 0: there is none */
+    bool shared_weighed;          /* a token gives it a weight; else 1 */
+    bool sinks;                   /* attention has */
     enum tensor_format experts_format; /* of matrices that only config.json is there of */
     bool *sparse;                      /* [layers]: the layer's MLP is a mixture; NULL: none is */
     int32_t bos;                       /* -1: none */
@@ -174,6 +177,8 @@ static inline uint32_t model_tensor_unit(const struct model_tensor *tensor)
 }
 /* Formats of the matrices that steps multiply by, as a set (format_bit). */
 unsigned model_formats(const struct model *model);
+/* The one of these that most bytes are of. */
+enum tensor_format model_main_format(const struct model *model);
 /* Whether workers keep it as fp32 beside their matrices: norms, biases, routers. */
 bool model_tensor_is_vector(const struct model_tensor *tensor);
 /* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its
@@ -193,6 +198,8 @@ static inline uint32_t model_expert_parts(const struct model_config *config)
 /* Numbers between an MLP's two halves, of one token: the most of any layer; of a dense one, 0 where none is. */
 uint32_t model_mlp_width(const struct model_config *config);
 uint32_t model_dense_width(const struct model_config *config);
+/* Columns of the widest matrix that is no expert's, or more. */
+uint32_t model_widest(const struct model_config *config);
 /* Shape that `config` implies for a role; returns false when the configuration has no such tensor in any layer. */
 bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
                           uint64_t *cols);

@@ -189,6 +189,9 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     if (device) {
         rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && r->strategy == SEARCH_BEST) rc = mixed_try(m, &t, plan, &attempt, err);
+        if (!rc && attempt.fits && r->strategy == SEARCH_EXPERTS_CPU && !r->one_memory &&
+            r->model->config.shared_intermediate)
+            rc = mixed_beside(m, t.ctx, plan, &attempt, err);
         if (!rc && attempt.fits && r->strategy == SEARCH_MIXED) {
             rc = mixed_choose(m, t.ctx, plan, &attempt, err);
             if (!rc && !attempt.fits) return mixed_refuse(m, t.ctx, plan, err); /* no room for its slots */

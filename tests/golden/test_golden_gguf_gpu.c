@@ -215,6 +215,10 @@ static void experts_agree(void **state)
                  {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE", "g"},
                  /* bf16, and a dense layer between sparse ones */
                  {"tests/data/golden/qwen3moe", "gcgsgc/gsgsgs"},
+                 /* a shared expert, with its weight and with 1 behind a dense layer */
+                 {"tests/data/golden/qwen2moe", "g"},
+                 {"tests/data/golden/qwen2moe", "gc/gs"},
+                 {"tests/data/golden/dots1", "gsgcgg/gsgsgg"},
                  /* sinks, windows, biases of experts */
                  {"tests/data/golden/gptoss", "gc/gs"},
                  {"tests/data/golden/gptoss", "g"},
@@ -234,6 +238,8 @@ static void experts_in_both_memories_agree(void **state)
         struct plan_experts experts;
     } cases[] = {{"tests/data/golden/qwen3moe", "gmgggm", {.slots = 5, .direct_permille = 400, .moves = 3}},
                  {"tests/data/golden/mixtral", "gmcm", {.slots = 3}},
+                 {"tests/data/golden/qwen2moe", "gm/gs", {.slots = 3, .direct_permille = 400, .moves = 2}},
+                 {"tests/data/golden/dots1", "gggmgm", {.slots = 3}},
                  {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE",
                   "gm/gs",
                   {.slots = 8, .moves = 2, .move_cost = 0}},

@@ -13,8 +13,9 @@ found that of slots_simulation.py for the same tokens. --out keeps each row's pl
 rows of a case. --quick: a quick profile. --layers: as many of each model alone. At the end the forecasts at the part found: median and
 worst difference. Of one sequence a row says which part of the least time by bytes and hand-overs it is (plan_bound.py).
 
-`bf16` is all of 30B-A3B (61 GB in memory as a file beside 40 pinned), `half` 24 of its 48 layers, `gptoss` half of gpt-oss-120b by
-helm-mkmodel, `gptoss36` all of it (63 GB beside 40). Standard library only."""
+`shared` is 8 of the 28 layers of Qwen2-57B-A14B, whose shared expert is as many bytes a token as those that it chooses. `bf16` is all
+of 30B-A3B (61 GB in memory as a file beside 40 pinned), `half` 24 of its 48 layers, `gptoss` half of gpt-oss-120b by helm-mkmodel,
+`gptoss36` all of it (63 GB beside 40). Standard library only."""
 import argparse
 import collections
 import json
@@ -43,6 +44,7 @@ CASES = {"even": ("30b-a3b", "Q4_K_M", None, 0, [ROW("8GiB", "best", 1), ROW("al
          "mixtral": ("8x7b", "Q4_K_M", None, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
          "bf16": ("30b-a3b", "BF16", None, 0, [ROW("24GiB", "best", 1)]),
          "half": ("30b-a3b", "BF16", 24, 0, [ROW("12GiB", "best", 1), ROW("all", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
+         "shared": ("57b-a14b", "Q4_K_M", 8, 0, [ROW("5GiB", "best", 1), ROW("5GiB", "experts-cpu", 1), ROW("all", "best", 1)]),
          "gptoss": ("120b", "MXFP4", 18, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
          "gptoss36": ("120b", "MXFP4", 36, 0, [ROW("24GiB", "best", 1)])}
 USUAL = ("even", "sticky", "mixtral")
@@ -241,7 +243,7 @@ def measure(o, model, row, sticky):
                                           of_layers=sum(homes.values())) if row.slots and sticky else None
     return {"homes": homes, "slots": mixed.get("slots"), "direct": mixed.get("direct_permille"), "moves": mixed.get("moves", 0),
             "rate": rate, "said": said, "ttft": first, "ttft_said": plan["forecast"]["ttft_ms"]["value"], "hits": hits,
-            "now": plan["now"], "products": plan.get("activations_why", "exact"), "simulated": simulated, "moved": moved, "stay": stay if sticky else None,
+            "now": plan["now"], "products": plan["activations"]["cpu"], "simulated": simulated, "moved": moved, "stay": stay if sticky else None,
             "at": forecast_at(o, model, row, plan, hits, moves) if hits is not None else None,
             "of_bound": of_bound(o, model, row, plan, hits, rate) if hits is not None else None}
 

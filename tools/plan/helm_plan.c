@@ -218,6 +218,7 @@ static int look_at_now(const struct options *o, struct profile *measured, struct
     *current = *measured;
     if (!o->now) return 0;
     int rc = profile_now_read(o->now, &rates, err);
+    if (!rc) rc = profile_now_check(measured, &rates, err);
     if (rc) return helm_err_prefix(err, "--now");
     profile_now_decide(measured, &rates, now);
     profile_now_apply(measured, &rates, current);

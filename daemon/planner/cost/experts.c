@@ -123,7 +123,8 @@ static double both(const struct pricing *p, const struct experts_parts *parts, c
     const double vram = s->hits / all * parts->gpu, link = direct_seconds(p, s->direct / all * parts->bytes),
                  cpu = (s->cpu > 0 ? cpu_seconds(p, parts, s->cpu / all, s->direct / all, beside) : 0) +
                        CPU_OPERATIONS * p->cpu.operation;
-    return larger(cpu, parts->launches + larger(vram, link) - 2 * p->profile->link.hand_over.value);
+    return larger(cpu, parts->launches + parts->beside + larger(vram, link) -
+                           2 * p->profile->link.hand_over.value);
 }
 
 /* One token: the mean over how many of its experts are in VRAM, each with the same chance; of experts in parts, each has as many
@@ -179,6 +180,6 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
     u->mixed_kv.way = way;
     u->mixed_kv.link = direct_seconds(p, direct / chosen * all->bytes);
     /* asking and adding cut the chain of the units around them: what follows is launched again */
-    u->mixed = fmax(0, all->unit - all->gpu - all->launches) +
+    u->mixed = fmax(0, all->unit - all->gpu - all->launches - all->beside) +
                (GPU_OPERATIONS + (p->chained ? 1 : 0)) * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
 }

@@ -157,6 +157,8 @@ static void print_experts(const struct explain *x, FILE *out)
     if (x->batch > 1)
         fprintf(out, ", a step of %u %s (chosen evenly: assumed)", x->batch,
                 units_format_size(e->step_bytes, token));
+    if (e->shared_bytes)
+        fprintf(out, "; a shared one for every token, %s", units_format_size(e->shared_bytes, stored));
     fputc('\n', out);
     if (!e->mixed) return;
     fprintf(out,

@@ -14,18 +14,29 @@
     "\"vocab_size\": 4096, \"dtype\": \"bfloat16\"}"
 #define GATE (2.0 * 768 * 2048) /* bytes of an expert's gate, of its up, and of its down where that is bf16 */
 
-static void open_layers(struct bench *b, struct model *model, uint64_t vram, int layers)
+#define SHARED                                                                                               \
+    "{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
+    "\"moe_intermediate_size\": 768, \"num_experts\": 64, \"num_experts_per_tok\": 8, "                      \
+    "\"shared_expert_intermediate_size\": 6144, \"num_hidden_layers\": 12, \"num_attention_heads\": 16, "    \
+    "\"num_key_value_heads\": 4, \"vocab_size\": 4096, \"dtype\": \"bfloat16\"}"
+
+static void open_text(struct bench *b, struct model *model, uint64_t vram, const char *text)
 {
-    char text[sizeof CONFIG + 16];
     struct model_config config;
     struct helm_err err = {0};
-    snprintf(text, sizeof text, CONFIG, layers);
     bench_open(b, &shape_8b, 64 * GIB, vram);
     assert_int_equal(model_config_parse("config", text, strlen(text), &config, &err), 0);
     assert_int_equal(model_from_config(&config, model, &err), 0);
     b->r.model = model;
     b->r.wish.ctx = 1024;
     b->r.strategy = SEARCH_MIXED;
+}
+
+static void open_layers(struct bench *b, struct model *model, uint64_t vram, int layers)
+{
+    char text[sizeof CONFIG + 16];
+    snprintf(text, sizeof text, CONFIG, layers);
+    open_text(b, model, vram, text);
 }
 
 static void open_mixture(struct bench *b, struct model *model, uint64_t vram)
@@ -75,6 +86,41 @@ static void slots_fill_what_is_left(void **state)
         model_free(&model);
         bench_close(&b);
     }
+}
+
+/* All experts on the CPU: one that every token has stays in VRAM as attention does, where there is room for it. Slots are filled
+ * beside it. */
+static void a_shared_expert_is_no_part_of_slots(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct model model;
+    struct plan beside = {0}, filled = {0}, small = {0};
+    open_text(&b, &model, 3 * GIB, SHARED);
+    b.r.strategy = SEARCH_EXPERTS_CPU;
+    assert_int_equal(mixed_units(&b, &beside), 12);
+    assert_true(beside.experts.slots == 1 && beside.experts.direct_permille == 0);
+    const struct placements vram = placements_in(&beside, PLAN_VRAM0);
+    for (int32_t l = 0; l < 12; l++)
+        assert_true(placement_find(&vram, TENSOR_SHARED_DOWN, l) &&
+                    !placement_find(&vram, TENSOR_UP_EXPERTS, l));
+    b.r.strategy = SEARCH_MIXED;
+    const uint32_t mixed = mixed_units(&b, &filled);
+    assert_true(mixed > 0 && filled.experts.slots > 1);
+    const struct ledger *line = &filled.memory[PLAN_VRAM0];
+    assert_true((double)(line->limit - line->total) < 3 * GATE * mixed + 64 * MIB);
+    assert_true(seconds_of(&b.r, &filled) < seconds_of(&b.r, &beside));
+    b.r.strategy = SEARCH_EXPERTS_CPU;
+    b.r.machine.device.limit =
+        beside.memory[PLAN_VRAM0].total - 12ull * 3 * 6144 * 2048; /* half of them more */
+    b.r.wish.ctx = 64;
+    assert_int_equal(mixed_units(&b, &small), 0);
+    assert_int_equal(plan_unit_home(&small, 0, unit_of(3, UNIT_MLP)), PLAN_HOME_CPU);
+    plan_free(&beside);
+    plan_free(&filled);
+    plan_free(&small);
+    model_free(&model);
+    bench_close(&b);
 }
 
 /* Without room for a slot of each layer the refusal says what that would take; with so much there is a plan. */
@@ -224,6 +270,7 @@ static void large_experts_are_in_parts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(slots_fill_what_is_left),
+                                       cmocka_unit_test(a_shared_expert_is_no_part_of_slots),
                                        cmocka_unit_test(slots_without_room_are_refused),
                                        cmocka_unit_test(experts_that_fit_are_whole),
                                        cmocka_unit_test(moves_count_all_three_matrices),
