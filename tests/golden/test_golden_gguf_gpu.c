@@ -267,6 +267,7 @@ static void experts_in_parts_agree(void **state)
                  {"tests/data/golden-gguf/mixtral-Q4_K_M", {.homes = "gm", .experts = &evenly, .parts = 2}},
                  {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE",
                   {.homes = "gm/gs", .experts = &moving, .parts = 4}},
+                 {"tests/data/golden/qwen2moe", {.homes = "gm/gs", .experts = &few, .parts = 2}},
                  {"tests/data/golden/gptoss", {.homes = "gm", .experts = &few, .parts = 3}}};
     need_device();
     for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
