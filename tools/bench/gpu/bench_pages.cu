@@ -340,7 +340,10 @@ static unsigned char *host_memory(size_t bytes, int advice)
     std::vector<std::thread> threads;
     const uint32_t count = std::max(1u, std::thread::hardware_concurrency());
     for (uint32_t i = 0; i < count; i++)
-        threads.emplace_back([=] { memset((char *)at + bytes / count * i, 0, bytes / count + count); });
+        threads.emplace_back([=] {
+            memset((char *)at + bytes / count * i, 0,
+                   i + 1 < count ? bytes / count : bytes - bytes / count * i);
+        });
     for (std::thread &t : threads) t.join();
     CUDA(cudaHostRegister(at, bytes, cudaHostRegisterMapped));
     return (unsigned char *)at;
