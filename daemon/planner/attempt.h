@@ -83,6 +83,10 @@ HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct are
  * ledgers. attempt->seconds: of the fastest plan so far; attempt->fits: there is one. */
 HELM_MUST_CHECK int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                                  struct helm_err *err);
+/* Takes a plan of the strategy `experts-cpu`, of a model with shared experts: these go into VRAM, as all else is, where that is
+ * faster and there is room for one slot of each layer beside; kernels read no expert in host memory, and none move. */
+HELM_MUST_CHECK int mixed_beside(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
+                                 struct helm_err *err);
 /* Where mixed_choose has found none: HELM_E_CAPACITY with what one slot of each layer would take, in the request's refusal, too. */
 HELM_MUST_CHECK int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan,
                                  struct helm_err *err);

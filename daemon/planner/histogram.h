@@ -9,7 +9,7 @@
 #include "common/plan/plan.h"
 
 struct histogram {
-    uint32_t layers, experts; /* of the model */
+    uint32_t layers, experts; /* of the model, whole ones */
     uint64_t *uses;           /* [layers][experts]; a layer of zeros: not counted */
 };
 /* {"experts": N, "layers": [{"layer": L, "uses": [N numbers]}, ...]}; others' members are ignored. HELM_E_FORMAT,
