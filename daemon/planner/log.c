@@ -127,16 +127,17 @@ static void log_context(const struct planner_request *r, const struct plan *plan
                                bytes),
              (double)plan->page_count / kv_pages_for(ctx, plan->page_tokens), plan->slots);
     if (plan_kv_tiered(plan))
-        log_info("KV cache: two tiers: VRAM has %u places, of %s; of what lies in host memory alone the GPU "
-                 "reads %.1f %% "
-                 "itself, the CPU attends to the rest",
-                 plan->vram_page_count,
+        log_info("KV cache: two tiers: VRAM has %u places, filled up to %u, of %s; of what lies in "
+                 "host memory alone the GPU reads up to %u positions a step itself, of more %.1f %%; the CPU "
+                 "attends to the "
+                 "rest",
+                 plan->vram_page_count, plan_places_filled(plan),
                  units_format_size((uint64_t)plan->vram_page_count * plan->page_tokens *
                                        model_kv_bytes_per_token(&r->model->config,
                                                                 plan_layers_of(plan, PLAN_GPU0),
                                                                 kv_dtype_named(plan->kv_dtype)),
                                    bytes),
-                 plan->kv_direct_permille / 10.0);
+                 plan->kv_direct_positions, plan->kv_direct_permille / 10.0);
 }
 
 /* With what is known of the machine; a plan from a file may come without a profile. */
