@@ -196,6 +196,7 @@ static int search_once(const struct making *m, enum search_strategy strategy, co
     if (rc) goto out;
     attempt->fits = found.feasible && !memory.vram_missing && !memory.host_missing;
     attempt->seconds = found.seconds;
+    attempt->bound = found.bound;
     if (attempt->fits) {
         rc = apply(m, &found, plan, err);
         if (!rc && wish->prefill) rc = prefill_choose(&m->c, m->r->profile, &found, plan, err);
@@ -228,7 +229,8 @@ int attempt_price(const struct making *m, uint32_t ctx, const enum tensor_format
                                    .context = context,
                                    .kv_dtype = m->wish.kv_dtype,
                                    .format = format,
-                                   .kv = cost_tiers_of(&cache, m->batch, m->batch, context)};
+                                   .kv = cost_tiers_of(&cache, m->batch, m->batch, context),
+                                   .experts = m->experts};
     return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
 }
 

@@ -5,7 +5,8 @@
  * rest of VRAM is slots, the same number for each of these layers. It is priced with the best share of missing
  * experts for the GPU to read itself, and with every expert chosen alike, or as a histogram has it. Whole layers in
  * VRAM save hand-overs; slots gain where some experts are chosen more often than others, which only counting
- * shows. So without a histogram a price is what a plan takes at worst, of plans of nearly the same price the one
+ * shows. Numbers n whose step takes longer than the best one's even with the best share for each number of missing experts
+ * are not priced further. So without a histogram a price is what a plan takes at worst, of plans of nearly the same price the one
  * with the most slots is chosen, and one with slots before one without. */
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +24,6 @@
  * all experts of such layers. */
 #define MIXED_SLACK  0.02
 #define MIXED_EIGHTH 8
-#define MIXED_TRIES  24  /* numbers of layers wholly in VRAM that are tried */
 #define DIRECT_STEP  50  /* of 1,000: shares of missing experts that are tried */
 #define MOVES_PART   0.8 /* of a step's time, in which the link brings experts while they move */
 /* Of what finding an expert in VRAM saves, what a move costs beside the link: its copy reads the memory that the CPU reads. An H100's
@@ -215,7 +215,8 @@ static int budget(const struct making *m, double still, struct plan *plan, struc
 /* ---- the choice ---- */
 
 struct trial {
-    double seconds; /* of a step; INFINITY: not tried, or no room */
+    double least;   /* what a step takes at least, whatever is read directly; INFINITY: no room */
+    double seconds; /* of a step; INFINITY: not tried, since others are certainly faster */
     struct plan plan;
 };
 
@@ -227,25 +228,18 @@ struct trials {
     struct trial *with; /* [sparse], by the number of layers wholly in VRAM */
 };
 
-/* The first `whole` sparse layers' experts in VRAM. Without room for slots of the others `seconds` stays. */
-static int try_whole(struct trials *t, uint32_t whole, struct helm_err *err)
+/* The first `whole` sparse layers' experts in VRAM, and slots for the others'; without room for them `least` stays. */
+static int lay_whole(struct trials *t, uint32_t whole, struct helm_err *err)
 {
     struct trial *trial = &t->with[whole];
     bool fits = false;
-    plan_free(&trial->plan);
     int rc = place(t->m, t->from, whole, &trial->plan, err);
     if (!rc) rc = fill(t->m, t->ctx, &trial->plan, &fits, err);
-    return !rc && fits ? choose_direct(t->m, &trial->plan, &trial->seconds, err) : rc;
-}
-
-static int try_all(struct trials *t, uint32_t first, uint32_t last, uint32_t step, struct helm_err *err)
-{
-    int rc = 0;
-    for (uint32_t whole = first; whole < last && whole < t->sparse && !rc; whole += step) {
-        if (t->with[whole].seconds == INFINITY) rc = try_whole(t, whole, err);
-        if (t->with[whole].seconds == INFINITY) break; /* more in VRAM fit no more */
-    }
-    return rc;
+    if (rc || !fits) return rc;
+    struct plan best = trial->plan; /* its lists stay the trial's */
+    best.experts.direct_permille = COST_DIRECT_BEST;
+    return making_decode_seconds(t->m, &best, planner_typical_context(t->m->r, best.context_tokens),
+                                 &trial->least, err);
 }
 
 /* The least whole layers, so the most slots up to an eighth, whose step takes at most `most`; else those of the fastest plan. */
@@ -260,15 +254,26 @@ static uint32_t best_of(const struct trials *t, double most)
     return best;
 }
 
-/* Tries numbers of layers wholly in VRAM: some of all, then those about the fastest. Without room for slots beside none of them
- * with[0].seconds stays. */
-static int try_numbers(struct trials *t, struct helm_err *err)
+/* Tries every number of layers wholly in VRAM, in the order of what they take at least, until that is more than `slack` above the
+ * fastest: the rest cannot be chosen. One is tried at all events. */
+static int try_numbers(struct trials *t, double slack, double other, struct helm_err *err)
 {
-    const uint32_t step = (t->sparse + MIXED_TRIES - 1) / MIXED_TRIES;
-    int rc = try_all(t, 0, t->sparse, step, err);
-    if (rc || t->with[0].seconds == INFINITY) return rc;
-    const uint32_t fastest = best_of(t, 0), first = fastest + 1 > step ? fastest + 1 - step : 0;
-    return try_all(t, first, fastest + step, 1, err);
+    int rc = 0;
+    uint32_t laid = 0;
+    for (; laid < t->sparse && !rc; laid++) {
+        rc = lay_whole(t, laid, err);
+        if (t->with[laid].least == INFINITY) break; /* more in VRAM fit no more */
+    }
+    for (uint32_t tried = 0; tried < laid && !rc; tried++) {
+        struct trial *next = NULL;
+        for (uint32_t w = 0; w < laid; w++)
+            if (t->with[w].seconds == INFINITY && (!next || t->with[w].least < next->least))
+                next = &t->with[w];
+        if (tried && next->least > (1 + slack) * other) break;
+        rc = choose_direct(t->m, &next->plan, &next->seconds, err);
+        other = fmin(other, next->seconds);
+    }
+    return rc;
 }
 
 int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
@@ -279,11 +284,11 @@ int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attem
     for (uint32_t l = 0; l < plan->layers; l++) t.sparse += model_layer_sparse(&m->r->model->config, l);
     t.with = calloc(t.sparse + 1, sizeof *t.with);
     if (!t.with) return helm_fail(err, HELM_E_NOMEM, "no memory for %u plans", t.sparse);
-    for (uint32_t w = 0; w <= t.sparse; w++) t.with[w].seconds = INFINITY;
-    int rc = try_numbers(&t, err);
-    attempt->fits = t.with[0].seconds < INFINITY;
+    for (uint32_t w = 0; w <= t.sparse; w++) t.with[w].least = t.with[w].seconds = INFINITY;
+    int rc = try_numbers(&t, slack, other, err);
+    const double fastest = t.with[best_of(&t, 0)].seconds;
+    attempt->fits = fastest < INFINITY;
     if (!rc && attempt->fits) {
-        const double fastest = t.with[best_of(&t, 0)].seconds;
         struct trial *best = &t.with[best_of(&t, (1 + slack) * fmin(other, fastest))];
         const struct plan worse = *plan;
         *plan = best->plan;

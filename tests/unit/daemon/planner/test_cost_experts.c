@@ -256,6 +256,22 @@ static void both_memories_work_at_once(void **state)
     assert_true(few.mixed < 0.7 * dense.mixed && few.mixed > 0.4 * dense.mixed);
 }
 
+/* The best share takes no longer than any, and no less than the best of all for one number of missing ones: of none found, of
+ * which all are missing, and of several tokens. */
+static void the_best_share_is_no_slower_than_any(void **state)
+{
+    const struct mixture *m = *state;
+    for (uint32_t tokens = 1; tokens <= 16; tokens *= 4)
+        for (double hit = 0; hit < 1; hit += 0.25) {
+            const double best = price_mixed(m, tokens, COST_DIRECT_BEST, hit).mixed;
+            double least = price_mixed(m, tokens, 0, hit).mixed;
+            for (uint32_t direct = 0; direct <= 1000; direct += 5)
+                least = fmin(least, price_mixed(m, tokens, direct, hit).mixed);
+            assert_true(best <= least * (1 + 1e-12));
+            if (tokens > 1 || hit == 0) assert_true(best > 0.99 * least);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -267,6 +283,7 @@ int main(void)
                                         close_mixture),
         cmocka_unit_test_setup_teardown(experts_on_the_cpu_have_a_rate_of_their_own, open_mixture,
                                         close_mixture),
-        cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture)};
+        cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture),
+        cmocka_unit_test_setup_teardown(the_best_share_is_no_slower_than_any, open_mixture, close_mixture)};
     return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);
 }
