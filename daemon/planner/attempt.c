@@ -247,13 +247,12 @@ static int price_decode(const struct making *m, uint32_t ctx, enum packing packi
     return attempt_price(m, ctx, format, prices, err);
 }
 
-/* Whether plans of this strategy may have the CPU compute with packed weights: not the thesis's, whose CPU
- * reads them as they are in the file; not where several sequences decode at once, whose products unpack them
+/* Whether plans of this strategy may have the CPU compute with packed weights: not where several sequences decode at once, whose products unpack them
  * first; and beside a device only where expanding costs it less than the link gains. */
 static bool may_pack_for_cpu(const struct making *m, const struct trying *t)
 {
     const struct ledger_wish *asked = &m->r->wish;
-    return asked->pack && asked->pack_cpu && t->strategy != SEARCH_THESIS && m->batch == 1 &&
+    return asked->pack && asked->pack_cpu && search_strategy_packs(t->strategy) && m->batch == 1 &&
            (!t->device || m->wish.pack) && cost_packing_pays_cpu(m->r->profile, t->device);
 }
 

@@ -160,7 +160,7 @@ void formats_wished(const struct ledger_case *c, enum tensor_format (*format)[PL
     const uint32_t units = unit_count(t->layers);
     for (uint32_t u = 0; u <= units; u++) {
         const bool cpu = u < units && c->wish->pack_cpu && t->packs_cpu[u],
-                   link = u < units && t->packs[u] && (c->wish->pack || cpu);
+                   link = cpu || (u < units && t->packs[u] && c->wish->pack);
         format[u][PLAN_HOME_CPU] = cpu ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
         format[u][PLAN_HOME_STREAM] = link ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
         format[u][PLAN_HOME_GPU] = PLAN_AS_STORED;
@@ -201,7 +201,7 @@ int formats_check(const struct ledger_case *c, const struct plan *plan, struct h
         const enum tensor_format format = plan_unit_format(plan, u);
         if (format == PLAN_AS_STORED || format == as_laid(c->model, u)) continue;
         const bool packed = format == FORMAT_BF16_PACKED;
-        if (!packed || !t->packs[u])
+        if (!packed || !(is_resident(plan, u) ? t->packs[u] : t->packs[u] || t->packs_cpu[u]))
             return helm_fail(err, HELM_E_UNSUPPORTED, "the %s of layer %u cannot lie as '%s'",
                              unit_part_name(unit_part(u)), unit_layer(u), tensor_format_name(format));
         if (!t->packs_cpu[u] && formats_packed_on_cpu(plan, u))

@@ -69,12 +69,15 @@ static struct search_bytes bytes_of(const struct bounding *b, uint32_t unit, uin
     return bytes;
 }
 
-/* Prices of all units at every home, and of those in both memories with so many slots. */
+/* Prices of all units: at every home, where slots is 0; else of those with experts in both memories, with so many slots, where
+ * none are packed. */
 static int price(struct bounding *b, uint32_t slots, struct cost_table *prices, struct helm_err *err)
 {
     enum tensor_format format[FORMATS_ROWS][PLAN_HOMES];
     formats_wished(&b->m->c, format);
     if (b->m->wish.pack_gpu) formats_all_vram(&b->m->c, format);
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < b->units && slots; u += UNIT_PARTS)
+        format[u][PLAN_HOME_CPU] = PLAN_AS_STORED;
     b->m->experts =
         (struct cost_experts){.slots = slots, .direct_permille = COST_DIRECT_BEST, .hit = b->hit[slots]};
     int rc = attempt_price(b->m, b->ctx, format, prices, err);
@@ -96,19 +99,21 @@ static void share_ways(struct bounding *b, const struct cost_table *prices)
     }
 }
 
-/* Fills in all ways; *prices: the last ones', the caller's. */
+/* Fills in all ways, and prices of homes. */
 static int list_ways(struct bounding *b, struct cost_table *prices, struct helm_err *err)
 {
     int rc = 0;
     for (uint32_t slots = 1; slots <= b->experts && !rc; slots++) {
-        cost_table_free(prices);
-        rc = price(b, slots, prices, err);
+        struct cost_table with;
+        rc = price(b, slots, &with, err);
         for (uint32_t u = 0; u < b->units && !rc; u++) {
-            if (!prices->unit[u].experts) continue;
+            if (!with.unit[u].experts) continue;
             struct search_mixed *way = b->way + (size_t)u * b->experts + (slots - 1);
-            *way = (struct search_mixed){prices->unit[u].mixed, bytes_of(b, u, slots)};
+            *way = (struct search_mixed){with.unit[u].mixed, bytes_of(b, u, slots)};
         }
+        if (!rc) cost_table_free(&with);
     }
+    if (!rc) rc = price(b, 0, prices, err);
     if (!rc) share_ways(b, prices);
     return rc;
 }
@@ -164,6 +169,8 @@ int mixed_bound(struct making *m, const struct trying *t, const struct plan *pla
     struct cost_table prices = {0};
     m->wish.page_count = m->r->wish.page_count; /* the smallest pool: a plan's is what slots left */
     m->wish.step_tokens = plan->step_tokens;
+    m->wish.vram_page_count =
+        plan->vram_page_count; /* its places, which are more than it was searched with */
     const struct memory_wish with = {.ctx = t->ctx,
                                      .pages = ledger_least_pages(&m->c, t->ctx),
                                      .device = true,

@@ -120,13 +120,13 @@ static struct gpuk_experts experts_of(struct lowering *low, const struct making 
     const struct piece_part *p = &m->piece->part[part];
     const uint32_t all = low->source->model->config.router.experts, rows = p->matrix->rows / all;
     const float *bias = making_vector(low, m, m->at->math->bias[p->weight]);
-    const struct gpuk_experts experts = {.format = p->matrix->format,
+    const enum tensor_format format = m->piece->format; /* of packed ones that in which they are expanded */
+    const struct gpuk_experts experts = {.format = format,
                                          .experts = p->rows / rows,
                                          .rows = rows,
                                          .cols = p->matrix->cols,
                                          .weight = p->data,
-                                         .stride =
-                                             tensor_format_bytes(p->matrix->format, rows, p->matrix->cols),
+                                         .stride = tensor_format_bytes(format, rows, p->matrix->cols),
                                          .bias = bias ? bias + p->row : NULL};
     *first = p->row / rows;
     if (!low->rc && (experts.stride % 16 || p->row % rows || p->rows % rows))

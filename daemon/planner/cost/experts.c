@@ -40,6 +40,8 @@ static void experts_apart(const struct profile_format *of, struct device_rates *
     const double part = of->cpu_experts.value / of->cpu_gemv.value;
     one->gemv *= part;
     one->gemv_beside *= part;
+    one->packed *= part;
+    one->packed_beside *= part;
 }
 
 /* How many times as long as one token's a CPU's product with an expert of two tokens takes. Blocks are multiplied by one token's

@@ -12,19 +12,25 @@
 static const struct {
     const char *name;
     unsigned homes, ends;
+    bool packs; /* for the CPU */
 } strategies[SEARCH_STRATEGIES] = {
-    [SEARCH_BEST] = {"best", ON_CPU | ON_GPU | ON_STREAM, ON_CPU | ON_GPU},
-    [SEARCH_ALL_GPU] = {"all-gpu", ON_GPU, ON_GPU},
-    [SEARCH_ALL_CPU] = {"all-cpu", ON_CPU, ON_CPU},
-    [SEARCH_THESIS] = {"thesis", ON_CPU | ON_GPU, ON_CPU | ON_GPU},
-    [SEARCH_STREAM] = {"stream", ON_GPU | ON_STREAM, ON_GPU},
-    [SEARCH_EXPERTS_CPU] = {"experts-cpu", ON_CPU | ON_GPU, ON_GPU},
-    [SEARCH_MIXED] = {"mixed", ON_CPU | ON_GPU, ON_GPU},
+    [SEARCH_BEST] = {"best", ON_CPU | ON_GPU | ON_STREAM, ON_CPU | ON_GPU, true},
+    [SEARCH_ALL_GPU] = {"all-gpu", ON_GPU, ON_GPU, true},
+    [SEARCH_ALL_CPU] = {"all-cpu", ON_CPU, ON_CPU, true},
+    [SEARCH_THESIS] = {"thesis", ON_CPU | ON_GPU, ON_CPU | ON_GPU, false},
+    [SEARCH_STREAM] = {"stream", ON_GPU | ON_STREAM, ON_GPU, true},
+    [SEARCH_EXPERTS_CPU] = {"experts-cpu", ON_CPU | ON_GPU, ON_GPU, false},
+    [SEARCH_MIXED] = {"mixed", ON_CPU | ON_GPU, ON_GPU, false},
 };
 
 const char *search_strategy_name(enum search_strategy strategy)
 {
     return (unsigned)strategy < SEARCH_STRATEGIES ? strategies[strategy].name : "unknown";
+}
+
+bool search_strategy_packs(enum search_strategy strategy)
+{
+    return strategies[strategy].packs;
 }
 
 /* ---- the thesis's space: every split ---- */

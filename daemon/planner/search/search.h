@@ -37,6 +37,9 @@ enum search_strategy {
     SEARCH_STRATEGIES
 };
 const char *search_strategy_name(enum search_strategy strategy); /* "best", "all-gpu", ... */
+/* Whether its plans may have the CPU read packed weights: not where others' plans are followed, which read them as they are in the
+ * files, nor where a layer's experts lie in both memories, since no kernel of the GPU reads packed ones. */
+bool search_strategy_packs(enum search_strategy strategy);
 
 /* A way for a unit's experts to lie in both memories, with some number of slots: what the step takes for it, and its bytes. */
 struct search_mixed {

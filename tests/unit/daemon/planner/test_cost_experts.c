@@ -66,12 +66,22 @@ static void bytes_stored_are_not_bytes_read(void **state)
     assert_true((double)sparse.token == 8 * EXPERT + router + norm);
     assert_true((double)sparse.vram_vectors >= 4.0 * (128 * 2048 + 2048)); /* kept as fp32 */
     assert_true((double)sparse.arena == 128 * EXPERT);
-    assert_int_equal(sparse.packable, 0);
+    assert_true((double)sparse.packable == 128 * EXPERT); /* whole groups of rows each */
+    const uint32_t mlp = unit_of(0, UNIT_MLP);
+    assert_true(!m->analysed.packs[mlp] && m->analysed.packs_cpu[mlp]); /* no kernel of a GPU reads them */
     assert_int_equal(dense.stored, dense.token);
     struct plan_stage stage[] = {{.first = 0, .last = 3, .home = PLAN_HOME_CPU}};
     struct plan plan = {.layers = 4, .stages = stage, .stage_count = 1, .head = PLAN_GPU0};
     const struct analyse_bytes all = analyse_units(&m->analysed, 0, 7);
     assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_CPU), all.token);
+    /* packed, a token reads less of those that it chooses */
+    enum tensor_format format[10];
+    for (uint32_t u = 0; u < 10; u++) format[u] = u == mlp ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+    plan.format = format;
+    const struct cost_crossing reads = cost_bytes_of(&m->analysed, &plan, PLAN_HOME_CPU);
+    assert_int_equal(reads.bytes, all.token);
+    assert_in_range(reads.bytes - reads.crossing, 0.28 * 8 * EXPERT, 0.30 * (8 * EXPERT + router));
+    plan.format = NULL;
     stage[0].home = PLAN_HOME_STREAM; /* the next expert is unknown: all are copied */
     assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_STREAM), all.stored);
 }

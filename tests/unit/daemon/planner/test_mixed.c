@@ -161,12 +161,66 @@ static void slots_are_worth_a_little(void **state)
     bench_close(&b);
 }
 
+static uint32_t packed_experts(const struct plan *plan)
+{
+    uint32_t count = 0;
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(plan->layers); u += UNIT_PARTS) {
+        if (plan_unit_format(plan, u) != FORMAT_BF16_PACKED) continue;
+        assert_int_equal(plan_unit_home(plan, 0, u), PLAN_HOME_CPU);
+        count++;
+    }
+    return count;
+}
+
+/* A CPU that reads packed experts fast enough has those that are not in VRAM alone; else both processors have them, plain. */
+static void packed_experts_are_for_the_cpu_alone(void **state)
+{
+    (void)state;
+    static const double rate[] = {112e9, 170e9};
+    double seconds[2];
+    for (int fast = 0; fast < 2; fast++) {
+        struct bench b;
+        struct model model;
+        struct plan plan = {0};
+        struct arena_spec spec;
+        struct helm_err err = {0};
+        open_mixture(&b, &model, 4 * GIB);
+        b.r.wish.pack = b.r.wish.pack_cpu = true;
+        b.profile.cpu.gemv_packed = made_up_value(rate[fast]);
+        b.profile.cpu.gemv_packed_beside = made_up_value(rate[fast]);
+        b.r.strategy = SEARCH_BEST;
+        const uint32_t mixed = mixed_units(&b, &plan);
+        assert_int_equal(mixed > 0, !fast);
+        assert_int_equal(packed_experts(&plan) > 4, fast);
+        seconds[fast] = seconds_of(&b.r, &plan);
+        if (fast) { /* nowhere else */
+            enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
+            uint32_t u = unit_of(0, UNIT_MLP);
+            plan_unit_homes(&plan, 0, home);
+            while (home[u] != PLAN_HOME_GPU) u += UNIT_PARTS;
+            plan_set_unit_format(&plan, u, FORMAT_BF16_PACKED);
+            plan_restage(&plan);
+            assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_UNSUPPORTED);
+            assert_non_null(strstr(err.text, "cannot lie as 'bf16-packed'"));
+        }
+        plan_free(&plan);
+        b.r.strategy = SEARCH_MIXED;
+        assert_true(mixed_units(&b, &plan) > 0);
+        assert_int_equal(packed_experts(&plan), 0);
+        plan_free(&plan);
+        model_free(&model);
+        bench_close(&b);
+    }
+    assert_true(seconds[1] < seconds[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(slots_fill_what_is_left),
                                        cmocka_unit_test(slots_without_room_are_refused),
                                        cmocka_unit_test(experts_that_fit_are_whole),
                                        cmocka_unit_test(moves_count_all_three_matrices),
-                                       cmocka_unit_test(slots_are_worth_a_little)};
+                                       cmocka_unit_test(slots_are_worth_a_little),
+                                       cmocka_unit_test(packed_experts_are_for_the_cpu_alone)};
     return cmocka_run_group_tests_name("daemon/planner: experts in both memories", tests, NULL, NULL);
 }
