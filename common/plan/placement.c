@@ -44,9 +44,10 @@ void placement_packing(const struct model *model, bool *link, bool *cpu)
         const struct model_tensor *t = &model->tensors[i];
         const uint32_t u = model_tensor_unit(t);
         if (t->layer < 0 || u >= units || arch_role_is_vector(t->role)) continue;
-        const bool takes = placement_takes(model, t, FORMAT_BF16_PACKED);
-        link[u] &= takes && !arch_role_of_experts(t->role);
-        cpu[u] &= takes && t->cols % PACKED_CPU_COLS == 0;
+        const bool takes = placement_takes(model, t, FORMAT_BF16_PACKED),
+                   runs = t->cols % PACKED_CPU_COLS == 0;
+        link[u] &= takes && (runs || !arch_role_of_experts(t->role)); /* as experts_packed.cu takes them */
+        cpu[u] &= takes && runs;
     }
 }
 
@@ -97,19 +98,13 @@ struct laying {
     uint32_t count;
 };
 
-/* Experts are packed in host memory alone. */
-static bool memory_takes(const struct laying *l, const struct model_tensor *t, enum tensor_format format)
-{
-    return l->memory == PLAN_HOST || !arch_role_of_experts(t->role) || !tensor_format_of(format)->variable;
-}
-
 static int lay(struct laying *l, const struct model_tensor *t, enum tensor_format format,
                struct helm_err *err)
 {
     if (format == PLAN_AS_STORED)
         format = l->plan->weights ? mixture_format_at_load(l->plan->weights, l->model, t) : t->format;
     if (!(l->which & (tensor_format_of(format)->variable ? VARYING : FIXED))) return 0;
-    if (!placement_takes(l->model, t, format) || !memory_takes(l, t, format))
+    if (!placement_takes(l->model, t, format))
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "the plan has %s as %s: its %llu x %llu values of %s cannot lie so", t->name,
                          tensor_format_name(format), (unsigned long long)t->rows, (unsigned long long)t->cols,

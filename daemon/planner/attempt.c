@@ -270,7 +270,8 @@ static bool packs_on_gpu(const struct making *m, const struct trying *t)
     const struct packed_parts *parts = &asked->parts; /* 0: not sampled */
     bool any = m->table.packs_head && !m->table.tied && parts->head < PACKED_WORTH;
     for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
-        any |= m->table.packs[u] && (unit_part(u) == UNIT_MLP ? parts->mlp : parts->attention) < PACKED_WORTH;
+        any |= m->table.packs_vram[u] &&
+               (unit_part(u) == UNIT_MLP ? parts->mlp : parts->attention) < PACKED_WORTH;
     return asked->pack && asked->pack_gpu && t->device && any && t->strategy != SEARCH_THESIS &&
            t->strategy != SEARCH_ALL_CPU;
 }
@@ -349,7 +350,8 @@ static bool all_could_be(const struct making *m)
 {
     uint64_t sum = 0;
     for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
-        sum += m->table.packs[u] ? ledger_packed_unit_bytes(&m->c, u) : analyse_units(&m->table, u, u).vram;
+        sum +=
+            m->table.packs_vram[u] ? ledger_packed_unit_bytes(&m->c, u) : analyse_units(&m->table, u, u).vram;
     return sum <= m->machine.device.limit;
 }
 

@@ -47,13 +47,18 @@ static int relist(uint32_t layers, const enum plan_home *home, struct plan_stage
     return 0;
 }
 
-/* The first `whole` sparse layers' experts in VRAM, in all lists; others' in both memories, in decode's. */
-static int place(const struct making *m, const struct plan *from, uint32_t whole, struct plan *plan,
-                 struct helm_err *err)
+/* The first `whole` sparse layers' experts in VRAM, in all lists, packed or not; others' in both memories, in decode's. */
+static int place(const struct making *m, const struct plan *from, uint32_t whole, bool packed,
+                 struct plan *plan, struct helm_err *err)
 {
     enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     int rc = plan_copy(from, plan, err);
     plan_drop_placements(plan);
+    for (uint32_t l = 0, seen = 0; l < plan->layers && !rc && packed; l++) {
+        const uint32_t mlp = unit_of(l, UNIT_MLP);
+        if (model_layer_sparse(&m->r->model->config, l) && seen++ < whole && m->table.packs_vram[mlp])
+            plan_set_unit_format(plan, mlp, FORMAT_BF16_PACKED);
+    }
     for (uint32_t p = 0; p < plan_phase_count(from) && !rc; p++) {
         uint32_t seen = 0;
         plan_unit_homes(from, p, home);
@@ -225,6 +230,7 @@ struct trials {
     struct making *m;
     uint32_t ctx, sparse;
     const struct plan *from;
+    bool packed;        /* those are packed */
     struct trial *with; /* [sparse], by the number of layers wholly in VRAM */
 };
 
@@ -233,7 +239,7 @@ static int lay_whole(struct trials *t, uint32_t whole, struct helm_err *err)
 {
     struct trial *trial = &t->with[whole];
     bool fits = false;
-    int rc = place(t->m, t->from, whole, &trial->plan, err);
+    int rc = place(t->m, t->from, whole, t->packed, &trial->plan, err);
     if (!rc) rc = fill(t->m, t->ctx, &trial->plan, &fits, err);
     if (rc || !fits) return rc;
     struct plan best = trial->plan; /* its lists stay the trial's */
@@ -276,29 +282,59 @@ static int try_numbers(struct trials *t, double slack, double other, struct helm
     return rc;
 }
 
+/* The best plan of one way to have whole layers in VRAM, into *best, if it is better than what that has. */
+static int choose_numbers(struct trials *t, double other, double slack, struct trial *best,
+                          struct helm_err *err)
+{
+    t->with = calloc(t->sparse + 1, sizeof *t->with);
+    if (!t->with) return helm_fail(err, HELM_E_NOMEM, "no memory for %u plans", t->sparse);
+    for (uint32_t w = 0; w <= t->sparse; w++) t->with[w].least = t->with[w].seconds = INFINITY;
+    int rc = try_numbers(t, slack, fmin(other, best->seconds), err);
+    const double fastest = t->with[best_of(t, 0)].seconds;
+    if (!rc && fastest < INFINITY) {
+        struct trial *chosen = &t->with[best_of(t, (1 + slack) * fmin(other, fastest))];
+        if (chosen->seconds < best->seconds) {
+            const struct trial worse = *best;
+            *best = *chosen;
+            *chosen = worse;
+        }
+    }
+    for (uint32_t w = 0; w < t->sparse; w++) plan_free(&t->with[w].plan);
+    free(t->with);
+    return rc;
+}
+
+/* Whether experts may lie packed in VRAM, of one sequence's plans. */
+static bool packs_whole(const struct making *m)
+{
+    const struct ledger_wish *asked = &m->r->wish;
+    bool packs = false;
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(m->table.layers); u += UNIT_PARTS)
+        packs |= m->table.packs_vram[u] && model_layer_sparse(&m->r->model->config, unit_layer(u));
+    return packs && asked->pack && asked->pack_gpu && m->batch == 1 &&
+           m->r->profile->gpu.gemv_packed.value > 0;
+}
+
 int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                  struct helm_err *err)
 {
     struct trials t = {.m = m, .ctx = ctx, .from = plan};
+    struct trial best = {.seconds = INFINITY};
     const double other = attempt->fits ? attempt->seconds : INFINITY, slack = m->r->experts ? 0 : MIXED_SLACK;
     for (uint32_t l = 0; l < plan->layers; l++) t.sparse += model_layer_sparse(&m->r->model->config, l);
-    t.with = calloc(t.sparse + 1, sizeof *t.with);
-    if (!t.with) return helm_fail(err, HELM_E_NOMEM, "no memory for %u plans", t.sparse);
-    for (uint32_t w = 0; w <= t.sparse; w++) t.with[w].least = t.with[w].seconds = INFINITY;
-    int rc = try_numbers(&t, slack, other, err);
-    const double fastest = t.with[best_of(&t, 0)].seconds;
-    attempt->fits = fastest < INFINITY;
+    int rc = choose_numbers(&t, other, slack, &best, err);
+    t.packed = true;
+    if (!rc && packs_whole(m)) rc = choose_numbers(&t, other, slack, &best, err);
+    attempt->fits = best.seconds < INFINITY;
     if (!rc && attempt->fits) {
-        struct trial *best = &t.with[best_of(&t, (1 + slack) * fmin(other, fastest))];
-        const struct plan worse = *plan;
-        *plan = best->plan;
-        best->plan = worse;
-        attempt->seconds = best->seconds;
+        plan_free(plan);
+        *plan = best.plan;
+        attempt->seconds = best.seconds;
         rc = budget(m, attempt->seconds, plan, err);
         m->wish.page_count = plan->page_count; /* the pool stays: what it leaves are slots */
+    } else {
+        plan_free(&best.plan);
     }
-    for (uint32_t w = 0; w < t.sparse; w++) plan_free(&t.with[w].plan);
-    free(t.with);
     return rc;
 }
 
@@ -307,7 +343,7 @@ int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan, struct
     struct plan one = {0};
     struct arena_spec spec;
     char needed[UNITS_TEXT], has[UNITS_TEXT];
-    int rc = place(m, plan, 0, &one, err);
+    int rc = place(m, plan, 0, false, &one, err);
     one.experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
     if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &spec, err);
     const struct ledger *vram = &one.memory[PLAN_VRAM0];
@@ -342,6 +378,31 @@ static bool all_in_vram(const struct model *model, const struct plan *plan)
     return true;
 }
 
+/* In the place of a plan with experts in both memories, the best one with the cache in one tier, as that has it, if it is faster: the
+ * plan that it was faster than has two. */
+static int try_one_tier(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
+                        struct helm_err *err)
+{
+    const struct ledger_wish wish = m->wish;
+    const struct trying best = {.strategy = SEARCH_BEST, .device = true, .ctx = ctx};
+    struct plan other = {0};
+    struct attempt seen = {.fits = false};
+    m->wish = m->r->wish;
+    m->wish.batch = m->batch;
+    m->wish.vram_page_count = 0;
+    int rc = attempt_tiers(m, &best, &other, &seen, err);
+    if (!rc && seen.fits && seen.seconds < attempt->seconds) {
+        const struct plan slower = *plan;
+        *plan = other;
+        other = slower;
+        *attempt = seen;
+    } else {
+        m->wish = wish;
+    }
+    plan_free(&other);
+    return rc;
+}
+
 int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
               struct helm_err *err)
 {
@@ -365,6 +426,7 @@ int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struc
         *plan = other;
         other = worse;
         *attempt = seen;
+        if (plan_kv_tiered(&other)) rc = try_one_tier(m, t->ctx, plan, attempt, err);
     } else {
         m->wish = wish;
     }

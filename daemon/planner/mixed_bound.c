@@ -1,7 +1,7 @@
 /* What no plan is faster than, with experts in both memories or not. See attempt.h. Called by planner.c where the caller of
  * planner_make wants to know; owns its tables.
  *
- * To the homes of search.h each layer with experts gets a way for every number of slots: its price with as many experts read over
+ * To the homes of search.h each layer with experts gets a way to lie packed in VRAM, and one for every number of slots: its price with as many experts read over
  * the link as is best for each number of missing ones, and the bytes of the slots. Layers may have different numbers of them, and
  * any layers may be whole: that is more than mixed.c can choose from, so the bound holds for what it chooses. */
 #include <math.h>
@@ -19,8 +19,9 @@ struct bounding {
     struct making *m;
     const struct plan *plan; /* the made one */
     uint32_t ctx, units, experts;
+    uint32_t ways_each; /* one for each number of slots, and packed in VRAM */
     struct memory memory;
-    struct search_mixed *way;         /* [units][experts]: with 1 .. experts slots */
+    struct search_mixed *way;         /* [units][ways_each] */
     const struct search_mixed **ways; /* [units] */
     double *hit;                      /* [experts + 1]: the most that slots of so many find */
 };
@@ -28,7 +29,7 @@ struct bounding {
 static int open_tables(struct bounding *b, struct helm_err *err)
 {
     const struct histogram *seen = b->m->r->experts;
-    b->way = calloc((size_t)b->units * b->experts, sizeof *b->way);
+    b->way = calloc((size_t)b->units * b->ways_each, sizeof *b->way);
     b->ways = calloc(b->units, sizeof *b->ways);
     b->hit = calloc(b->experts + 1, sizeof *b->hit);
     if (!b->way || !b->ways || !b->hit)
@@ -75,7 +76,7 @@ static int price(struct bounding *b, uint32_t slots, struct cost_table *prices, 
 {
     enum tensor_format format[FORMATS_ROWS][PLAN_HOMES];
     formats_wished(&b->m->c, format);
-    if (b->m->wish.pack_gpu) formats_all_vram(&b->m->c, format);
+    if (slots) formats_all_vram(&b->m->c, format); /* what is not packed has the other prices */
     for (uint32_t u = unit_of(0, UNIT_MLP); u < b->units && slots; u += UNIT_PARTS)
         format[u][PLAN_HOME_CPU] = PLAN_AS_STORED;
     b->m->experts =
@@ -88,15 +89,38 @@ static int price(struct bounding *b, uint32_t slots, struct cost_table *prices, 
 /* Units with the same ways share the table of the first of them. */
 static void share_ways(struct bounding *b, const struct cost_table *prices)
 {
-    const size_t bytes = b->experts * sizeof *b->way;
+    const size_t bytes = b->ways_each * sizeof *b->way;
     for (uint32_t u = 0; u < b->units; u++) {
         uint32_t first = 0;
         if (!prices->unit[u].experts) continue;
-        const struct search_mixed *own = b->way + (size_t)u * b->experts;
-        while (first < u && (!b->ways[first] || memcmp(b->way + (size_t)first * b->experts, own, bytes) != 0))
+        const struct search_mixed *own = b->way + (size_t)u * b->ways_each;
+        while (first < u &&
+               (!b->ways[first] || memcmp(b->way + (size_t)first * b->ways_each, own, bytes) != 0))
             first++;
-        b->ways[u] = b->way + (size_t)first * b->experts;
+        b->ways[u] = b->way + (size_t)first * b->ways_each;
     }
+}
+
+static struct search_bytes packed_bytes(const struct bounding *b, uint32_t unit)
+{
+    struct search_bytes bytes = {.vram = analyse_units(&b->m->table, unit, unit).vram_vectors +
+                                         ledger_packed_unit_bytes(&b->m->c, unit)};
+    if (b->m->machine.device.kind == LEDGER_DEVICE_EMULATED) bytes.host = bytes.vram;
+    return bytes;
+}
+
+static bool may_pack(const struct bounding *b)
+{
+    const struct ledger_wish *asked = &b->m->r->wish;
+    return asked->pack && asked->pack_gpu && b->m->batch == 1;
+}
+
+/* Wholly in VRAM and packed, where plans may have experts so; else the way given. */
+static struct search_mixed packed_way(const struct bounding *b, uint32_t unit, const struct cost_unit *price,
+                                      struct search_mixed other)
+{
+    if (!price->gpu_packed || !may_pack(b)) return other;
+    return (struct search_mixed){price->gpu, packed_bytes(b, unit)};
 }
 
 /* Fills in all ways, and prices of homes. */
@@ -108,8 +132,9 @@ static int list_ways(struct bounding *b, struct cost_table *prices, struct helm_
         rc = price(b, slots, &with, err);
         for (uint32_t u = 0; u < b->units && !rc; u++) {
             if (!with.unit[u].experts) continue;
-            struct search_mixed *way = b->way + (size_t)u * b->experts + (slots - 1);
+            struct search_mixed *way = b->way + (size_t)u * b->ways_each + (slots - 1);
             *way = (struct search_mixed){with.unit[u].mixed, bytes_of(b, u, slots)};
+            way[1] = packed_way(b, u, &with.unit[u], *way); /* until more slots are there */
         }
         if (!rc) cost_table_free(&with);
     }
@@ -140,11 +165,13 @@ static int widen_limits(struct bounding *b, struct helm_err *err)
                                        .ring_bytes = b->plan->ring_bytes};
     struct search_bytes sum = memory_sum(&b->memory, &found, b->m->table.tied, b->units);
     for (uint32_t u = 0; u < b->units; u++) {
-        if (plan_unit_home(b->plan, 0, u) != PLAN_HOME_MIXED) continue;
-        const struct search_bytes way = bytes_of(b, u, b->plan->experts.slots),
-                                  cpu = limits->unit[3 * u + PLAN_HOME_CPU];
-        sum.vram += way.vram - cpu.vram; /* the sum has the latter */
-        sum.host += way.host - cpu.host;
+        const bool both = plan_unit_home(b->plan, 0, u) == PLAN_HOME_MIXED,
+                   packed = home[u] == PLAN_HOME_GPU && plan_unit_format(b->plan, u) == FORMAT_BF16_PACKED;
+        if (!both && !packed) continue;
+        const struct search_bytes way = both ? bytes_of(b, u, b->plan->experts.slots) : packed_bytes(b, u),
+                                  at_home = limits->unit[3 * u + home[u]];
+        sum.vram += way.vram - at_home.vram; /* the sum has the latter */
+        sum.host += way.host - at_home.host;
     }
     int rc = plan_copy(b->plan, &least, err);
     if (!rc) rc = ledger_write(&b->m->c, b->ctx, ledger_least_pages(&b->m->c, b->ctx), &least, &spec, err);
@@ -166,9 +193,11 @@ int mixed_bound(struct making *m, const struct trying *t, const struct plan *pla
                          .ctx = t->ctx,
                          .units = unit_count(m->table.layers),
                          .experts = m->r->model->config.router.experts};
+    b.ways_each = b.experts + 1;
     struct cost_table prices = {0};
     m->wish.page_count = m->r->wish.page_count; /* the smallest pool: a plan's is what slots left */
     m->wish.step_tokens = plan->step_tokens;
+    m->wish.pack_gpu = false; /* packed experts are ways of their own */
     m->wish.vram_page_count =
         plan->vram_page_count; /* its places, which are more than it was searched with */
     const struct memory_wish with = {.ctx = t->ctx,
@@ -178,6 +207,12 @@ int mixed_bound(struct making *m, const struct trying *t, const struct plan *pla
                                      .prefill = plan->ring_bytes > 0};
     int rc = open_tables(&b, err);
     if (!rc) rc = memory_build(&m->c, &with, &b.memory, err);
+    if (!rc && may_pack(&b) && m->table.packs_head &&
+        !m->table.tied) { /* a head packed, at a plain one's price */
+        uint64_t *head = &b.memory.search.head[PLAN_HOME_GPU].vram, plain = m->table.head.vram;
+        const uint64_t packed = ledger_packed_head_bytes(&m->c);
+        if (packed < plain) *head -= plain - packed;
+    }
     if (!rc) rc = list_ways(&b, &prices, err);
     if (!rc) rc = widen_limits(&b, err);
     const struct search_problem problem = {.decode = &prices,
@@ -185,7 +220,7 @@ int mixed_bound(struct making *m, const struct trying *t, const struct plan *pla
                                            .device = true,
                                            .tied = m->table.tied,
                                            .mixed = b.ways,
-                                           .mixed_ways = b.experts};
+                                           .mixed_ways = b.ways_each};
     if (!rc) rc = search_bound(&problem, t->strategy, seconds, bound, err);
     cost_table_free(&prices);
     close_tables(&b);

@@ -1,5 +1,6 @@
 /* The CPU computing with packed experts: the same mixture under plans that differ in that alone, whose logits must agree; by the
- * CPU alone, and beside an emulated device that in prompts streams and expands the experts that the CPU computes with in decode.
+ * CPU alone, and beside an emulated device that in prompts streams and expands the experts that the CPU computes with in decode, and
+ * has others packed in VRAM.
  *
  * The golden mixtures have rows that packed kernels do not take, so a small one is made here, whose experts' downs have 768
  * columns. Compared are steps of every tier, as in test_golden_packed.c. */
@@ -40,12 +41,12 @@ static bool has_kernels(void)
     return linear_pays(FORMAT_BF16_PACKED, cpu_features());
 }
 
-/* Formats of a plan whose experts at home on the CPU are packed or not; all else as stored. */
-static void format_experts(struct plan *plan, bool packed, enum tensor_format format[UNITS + 2])
+/* Formats of a plan whose experts are packed or not, at home on the CPU and in VRAM or on the CPU alone; all else as stored. */
+static void format_experts(struct plan *plan, bool packed, bool in_vram, enum tensor_format format[UNITS + 2])
 {
     for (uint32_t u = 0; u < UNITS + 2; u++) {
         const bool experts = u < UNITS && unit_part(u) == UNIT_MLP && unit_layer(u) != 1;
-        const bool here = experts && plan_unit_home(plan, 0, u) == PLAN_HOME_CPU;
+        const bool here = experts && (in_vram || plan_unit_home(plan, 0, u) == PLAN_HOME_CPU);
         format[u] = here && packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
     }
     plan->format = format;
@@ -68,7 +69,7 @@ static void run_local(const char *kernels, bool packed, uint32_t threads, const 
     struct plan_stage stage[UNITS] = {{.last = LAYERS - 1, .home = PLAN_HOME_CPU}};
     enum tensor_format format[UNITS + 2];
     struct plan plan = {.layers = LAYERS, .stages = stage, .stage_count = 1, .step_tokens = STEP_TOKENS};
-    format_experts(&plan, packed, format);
+    format_experts(&plan, packed, true, format);
     const struct local_options options = {.folder = folder,
                                           .kernels = kernels,
                                           .plan = &plan,
@@ -119,23 +120,29 @@ static void packed_experts_and_plain_ones_agree(void **state)
 
 /* ---- beside a device ---- */
 
-static void run_pair(const char *decode, const char *prefill, uint64_t ring, bool packed, float *logits,
-                     uint64_t *link_bytes)
+struct pair_case {
+    const char *decode, *prefill;
+    uint64_t ring;
+    bool in_vram;
+};
+
+static void run_pair(const struct pair_case *c, bool packed, float *logits, uint64_t *link_bytes)
 {
     struct plan_stage stages[2][UNITS];
     struct helm_err err = {0};
     struct pair *pair = calloc(1, sizeof *pair);
-    struct plan plan = {
-        .layers = LAYERS,
-        .stages = stages[0],
-        .stage_count = stages_of(decode, stages[0]),
-        .prefill = {{.from_tokens = 17, .stages = stages[1], .stage_count = stages_of(prefill, stages[1])}},
-        .prefill_count = 1,
-        .ring_bytes = ring,
-        .embed = PLAN_CPU0,
-        .head = PLAN_CPU0};
+    struct plan plan = {.layers = LAYERS,
+                        .stages = stages[0],
+                        .stage_count = stages_of(c->decode, stages[0]),
+                        .prefill = {{.from_tokens = 17,
+                                     .stages = stages[1],
+                                     .stage_count = stages_of(c->prefill, stages[1])}},
+                        .prefill_count = 1,
+                        .ring_bytes = c->ring,
+                        .embed = PLAN_CPU0,
+                        .head = PLAN_CPU0};
     enum tensor_format format[UNITS + 2];
-    format_experts(&plan, packed, format);
+    format_experts(&plan, packed, c->in_vram, format);
     const struct pair_options options = {.folder = folder,
                                          .plan = &plan,
                                          .device = "emulated",
@@ -149,7 +156,7 @@ static void run_pair(const char *decode, const char *prefill, uint64_t ring, boo
                                          .peer_wait_ms = 120000,
                                          .copy_rows = true};
     assert_non_null(pair);
-    if (pair_open(&options, pair, &err)) fail_msg("%s: %s", decode, err.text);
+    if (pair_open(&options, pair, &err)) fail_msg("%s: %s", c->decode, err.text);
     struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair, .most = PAIR_MOST};
     run_script(&on, &all_tiers, logits);
     struct gpu_engine *gpu = (struct gpu_engine *)pair->server[PAIR_GPU].engine;
@@ -160,20 +167,19 @@ static void run_pair(const char *decode, const char *prefill, uint64_t ring, boo
     free(pair);
 }
 
-/* Slices of one expert each, and of several; layers whose experts are in VRAM between those that are streamed. */
-static void a_device_expands_what_the_cpu_reads_packed(void **state)
+/* Slices of one expert each, and of several; layers whose experts are in VRAM between those that are streamed, plain and packed. */
+static void a_device_expands_packed_experts(void **state)
 {
     (void)state;
-    static const struct {
-        const char *decode, *prefill;
-        uint64_t ring;
-    } cases[] = {{"gcgggcgc", "gsgggsgs", 4 * MIB}, {"ccccgggc", "ssssgggs", 16 * MIB}};
+    static const struct pair_case cases[] = {{"gcgggcgc", "gsgggsgs", 4 * MIB, false},
+                                             {"ccccgggc", "ssssgggs", 16 * MIB, false},
+                                             {"gcccgggg", "gsssgggg", 4 * MIB, true}};
     float *logits[2] = {calloc((size_t)SAMPLES * VOCAB, sizeof(float)),
                         calloc((size_t)SAMPLES * VOCAB, sizeof(float))};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint64_t link[2];
-        run_pair(cases[i].decode, cases[i].prefill, cases[i].ring, false, logits[0], &link[0]);
-        run_pair(cases[i].decode, cases[i].prefill, cases[i].ring, true, logits[1], &link[1]);
+        run_pair(&cases[i], false, logits[0], &link[0]);
+        run_pair(&cases[i], true, logits[1], &link[1]);
         const double worst = compare(logits[0], logits[1]);
         print_message("%s %s: worst difference %.2g of the spread; %llu bytes over the link, packed %llu\n",
                       cases[i].decode, cases[i].prefill, worst, (unsigned long long)link[0],
@@ -189,7 +195,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_experts_and_plain_ones_agree),
-        cmocka_unit_test(a_device_expands_what_the_cpu_reads_packed),
+        cmocka_unit_test(a_device_expands_packed_experts),
     };
     return cmocka_run_group_tests_name("golden/packed_experts", tests, make_model, remove_model);
 }

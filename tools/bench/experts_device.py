@@ -13,7 +13,7 @@ found that of slots_simulation.py for the same tokens. Rows that would begin beh
 rows of a case. --quick: a quick profile. --layers: as many of each model alone. At the end the forecasts at the part found: median and
 worst difference. Of one sequence a row says which part of the least time by bytes and hand-overs it is (plan_bound.py).
 
-`bf16` is all of 30B-A3B (61 GB beside as much pinned memory: nothing else may be there), `half` 24 of its 48 layers, `gptoss` half of
+`bf16` is all of 30B-A3B (61 GB beside as much pinned memory: nothing else may be there), `half` 24 of its 48 layers (24 GiB hold all of them packed), `gptoss` half of
 gpt-oss-120b by helm-mkmodel. Standard library only."""
 import argparse
 import collections
@@ -42,7 +42,8 @@ CASES = {"even": ("30b-a3b", "Q4_K_M", None, 0, [ROW("8GiB", "best", 1), ROW("al
                                                         ROW("8GiB", "best", 1), ROW("8GiB", "best", 8)]),
          "mixtral": ("8x7b", "Q4_K_M", None, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
          "bf16": ("30b-a3b", "BF16", None, 0, [ROW("24GiB", "best", 1)]),
-         "half": ("30b-a3b", "BF16", 24, 0, [ROW("12GiB", "best", 1), ROW("all", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
+         "half": ("30b-a3b", "BF16", 24, 0, [ROW("12GiB", "best", 1), ROW("all", "best", 1), ROW("12GiB", "experts-cpu", 1),
+                                             ROW("24GiB", "best", 1)]),
          "gptoss": ("120b", "MXFP4", 18, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)])}
 USUAL = ("even", "sticky", "mixtral")
 VOCAB_USED, DECODE, PROMPT, SHORT = 30000, 160, 2048, 128

@@ -215,7 +215,9 @@ static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
     const struct math_op *math = ring_math_of(c->weights->model, unit, op);
     const int32_t layer = ring_layer_of(c->weights->model, unit);
     int rc = 0;
-    if (c->home && is_of_experts(math)) return 0;
+    if (c->home && is_of_experts(math) &&
+        as_it_lies(math, matrix_of(c, unit, op, 0)->format)) /* whatever the step */
+        return 0;
     for (struct run run = {.unit = unit, .op = op}; run.first < math->weights && !rc; run.first = run.end) {
         run.end = ring_run_end(c->weights, math, layer, run.first);
         if (!c->home || is_expanded(matrix_of(c, unit, op, run.first), layer)) rc = cut_run(c, &run);

@@ -56,11 +56,15 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
     table->before = calloc((size_t)units + 1, sizeof *table->before);
     table->packs = calloc((size_t)units + 1, sizeof *table->packs);
     table->packs_cpu = calloc((size_t)units + 1, sizeof *table->packs_cpu);
-    if (!table->before || !table->packs || !table->packs_cpu) {
+    table->packs_vram = calloc((size_t)units + 1, sizeof *table->packs_vram);
+    if (!table->before || !table->packs || !table->packs_cpu || !table->packs_vram) {
         analyse_table_free(table);
         return helm_fail(err, HELM_E_NOMEM, "no memory for a table of layers");
     }
     placement_packing(model, table->packs, table->packs_cpu);
+    for (uint32_t u = 0; u < units; u++)
+        table->packs_vram[u] = table->packs[u] && (!model->config.router.experts ||
+                                                   model_unit_kind(model, u) == MATH_PART_SPARSE);
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         table->total_stored += t->bytes;
@@ -87,6 +91,7 @@ void analyse_table_free(struct analyse_table *table)
     free(table->before);
     free(table->packs);
     free(table->packs_cpu);
+    free(table->packs_vram);
     *table = (struct analyse_table){0};
 }
 

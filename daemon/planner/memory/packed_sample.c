@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "common/formats/packed.h"
-#include "common/model/arch.h"
 #include "common/model/shards.h"
 
 #define KINDS 3
@@ -39,8 +38,7 @@ static bool is_sampled(const struct taking *k, const struct model_tensor *t)
     if (t->layer < 0 && !(head && (k->head || !k->units))) return false;
     if (t->layer >= 0 && (uint32_t)t->layer >= m->config.layers) return false;
     if (t->layer >= 0 && k->units && !k->units[model_tensor_unit(t)]) return false;
-    if (t->rows <= 1 || !placement_takes(m, t, FORMAT_BF16_PACKED) || arch_role_of_experts(t->role) ||
-        t->shard >= m->shard_count)
+    if (t->rows <= 1 || !placement_takes(m, t, FORMAT_BF16_PACKED) || t->shard >= m->shard_count)
         return false;
     const uint64_t there = k->shards.bytes[t->shard];
     return t->offset <= there && t->bytes <= there - t->offset;

@@ -68,7 +68,9 @@ static void bytes_stored_are_not_bytes_read(void **state)
     assert_true((double)sparse.arena == 128 * EXPERT);
     assert_true((double)sparse.packable == 128 * EXPERT); /* whole groups of rows each */
     const uint32_t mlp = unit_of(0, UNIT_MLP);
-    assert_true(!m->analysed.packs[mlp] && m->analysed.packs_cpu[mlp]); /* no kernel of a GPU reads them */
+    assert_true(m->analysed.packs[mlp] && m->analysed.packs_cpu[mlp] && m->analysed.packs_vram[mlp]);
+    assert_true(m->analysed.packs[mlp - 1] &&
+                !m->analysed.packs_vram[mlp - 1]); /* attention is little beside them */
     assert_int_equal(dense.stored, dense.token);
     struct plan_stage stage[] = {{.first = 0, .last = 3, .home = PLAN_HOME_CPU}};
     struct plan plan = {.layers = 4, .stages = stage, .stage_count = 1, .head = PLAN_GPU0};

@@ -193,11 +193,9 @@ static void packed_experts_are_for_the_cpu_alone(void **state)
         assert_int_equal(mixed > 0, !fast);
         assert_int_equal(packed_experts(&plan) > 4, fast);
         seconds[fast] = seconds_of(&b.r, &plan);
-        if (fast) { /* nowhere else */
-            enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
+        if (!fast) { /* in both memories they cannot be */
             uint32_t u = unit_of(0, UNIT_MLP);
-            plan_unit_homes(&plan, 0, home);
-            while (home[u] != PLAN_HOME_GPU) u += UNIT_PARTS;
+            while (plan_unit_home(&plan, 0, u) != PLAN_HOME_MIXED) u += UNIT_PARTS;
             plan_set_unit_format(&plan, u, FORMAT_BF16_PACKED);
             plan_restage(&plan);
             assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_UNSUPPORTED);
@@ -214,6 +212,36 @@ static void packed_experts_are_for_the_cpu_alone(void **state)
     assert_true(seconds[1] < seconds[0]);
 }
 
+/* More layers' experts are wholly in VRAM where they are packed there; nothing else is. */
+static void whole_layers_may_be_packed(void **state)
+{
+    (void)state;
+    double seconds[2];
+    uint32_t whole[2] = {0};
+    for (int pack = 0; pack < 2; pack++) {
+        struct bench b;
+        struct model model;
+        struct plan plan = {0};
+        struct planner_proof proof = {0};
+        open_mixture(&b, &model, 4 * GIB);
+        b.r.wish.pack = b.r.wish.pack_gpu = pack;
+        b.r.proof = &proof;
+        b.profile.gpu.gemv_packed = b.profile.gpu.gemv;
+        assert_true(mixed_units(&b, &plan) > 0);
+        for (uint32_t u = 0; u < unit_count(plan.layers); u++) {
+            const bool experts = unit_part(u) == UNIT_MLP && plan_unit_home(&plan, 0, u) == PLAN_HOME_GPU;
+            whole[pack] += experts;
+            assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, pack && experts);
+        }
+        seconds[pack] = seconds_of(&b.r, &plan);
+        assert_true(proof.bound <= proof.seconds && proof.seconds < 1.1 * proof.bound);
+        plan_free(&plan);
+        model_free(&model);
+        bench_close(&b);
+    }
+    assert_true(whole[1] > whole[0] && seconds[1] < 0.95 * seconds[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(slots_fill_what_is_left),
@@ -221,6 +249,7 @@ int main(void)
                                        cmocka_unit_test(experts_that_fit_are_whole),
                                        cmocka_unit_test(moves_count_all_three_matrices),
                                        cmocka_unit_test(slots_are_worth_a_little),
-                                       cmocka_unit_test(packed_experts_are_for_the_cpu_alone)};
+                                       cmocka_unit_test(packed_experts_are_for_the_cpu_alone),
+                                       cmocka_unit_test(whole_layers_may_be_packed)};
     return cmocka_run_group_tests_name("daemon/planner: experts in both memories", tests, NULL, NULL);
 }
