@@ -185,7 +185,8 @@ static int prove(struct making *m, const struct trying *t, const struct plan *pl
     const bool mixed = r->model->config.router.experts && !r->one_memory && t->device &&
                        (t->strategy == SEARCH_BEST || t->strategy == SEARCH_MIXED);
     if (!r->proof) return 0;
-    r->proof->seconds = attempt->seconds;
+    *r->proof = (struct planner_proof){.seconds = attempt->seconds};
+    if (!mixed && plan_kv_tiered(plan)) return 0; /* it was searched for a shorter context */
     r->proof->bound = attempt->bound < attempt->seconds ? attempt->bound : attempt->seconds;
     return mixed ? mixed_bound(m, t, plan, attempt->seconds, &r->proof->bound, err) : 0;
 }
