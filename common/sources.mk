@@ -60,6 +60,7 @@ MODEL_SRC := \
   common/model/index.c \
   common/model/math.c \
   common/model/mixture.c \
+  common/model/parts.c \
   common/model/rope.c \
   common/model/rope_config.c \
   common/model/router.c \
@@ -67,6 +68,7 @@ MODEL_SRC := \
   common/model/shards.c \
   common/model/take.c \
   common/model/unit.c \
+  common/model/weigh.c \
   common/plan/placement.c \
   common/plan/plan.c \
   common/plan/plan_json.c \

@@ -23,6 +23,7 @@
 #include "common/base/start.h"
 #include "common/base/units.h"
 #include "common/model/identity.h"
+#include "common/model/parts.h"
 #include "common/plan/schedule.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/clients/serve_session.h"
@@ -31,7 +32,7 @@
 #include "daemon/loop.h"
 #include "daemon/planner/activations/decision.h"
 #include "daemon/planner/histogram.h"
-#include "daemon/planner/packed_look.h"
+#include "daemon/planner/parts_look.h"
 #include "daemon/planner/planner.h"
 #include "daemon/children/profiling.h"
 #include "daemon/steps/check.h"
@@ -97,6 +98,7 @@ static int plan_from_file(struct helmd *d, struct helm_err *err)
     int rc = json_read_file(d->config.plan_file, PLAN_TEXT_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, &d->plan, err);
     json_decref(json);
+    if (!rc) rc = model_cut_experts(&d->model, plan_expert_parts(&d->plan), err);
     if (!rc) {
         formats_lay_as_planned(&d->model, &d->plan);
         activations_take(&d->plan, &d->activations);
@@ -220,8 +222,8 @@ static int lay_plan(struct helmd *d, struct helm_err *err)
     const struct config *c = &d->config;
     activations_rates(&d->measured, d->activations.inputs, &d->profile);
     memcpy(d->request.inputs, d->activations.inputs, sizeof d->request.inputs);
-    int rc =
-        c->plan_file ? plan_from_file(d, err) : packed_look_make(&d->request, &d->plan, &d->arena_spec, err);
+    int rc = c->plan_file ? plan_from_file(d, err)
+                          : parts_look_make(&d->model, &d->request, &d->plan, &d->arena_spec, err);
     activations_rates(&d->measured, d->plan.inputs, &d->profile); /* as the plan in a file has them */
     return rc ? rc : invariant_decide(&d->request, c->plan_file != NULL, &d->plan, &d->invariant, err);
 }
@@ -236,9 +238,10 @@ static int lay_plan_again(struct helmd *d, struct helm_err *err)
  * another plan. */
 static int look_at_memory(struct helmd *d, struct helm_err *err)
 {
-    const struct profiling_request profiling = profiling_of(d, 0);
+    struct profiling_request profiling = profiling_of(d, 0);
     const bool used = plan_uses(&d->plan, PLAN_CPU0) || plan_kv_tiered(&d->plan);
     if (d->now.text[0]) return 0;
+    profiling.reads = profile_reads_of(&d->measured, model_main_format(&d->model), d->plan.inputs[PLAN_CPU0]);
     int rc = profiling_now(&profiling, d->config.now, used, &d->measured, &d->now, err);
     if (rc || !d->now.known) return rc;
     profile_now_apply(&d->measured, &d->now.rates, &d->current);

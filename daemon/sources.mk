@@ -52,6 +52,7 @@ DAEMON_SRC := \
   daemon/planner/mixed_bound.c \
   daemon/planner/packed_choice.c \
   daemon/planner/packed_look.c \
+  daemon/planner/parts_look.c \
   daemon/planner/planner.c \
   daemon/planner/prefill.c \
   daemon/planner/profile/hardware.c \

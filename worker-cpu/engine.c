@@ -234,6 +234,7 @@ static int load_weights(struct engine *engine, const struct engine_options *o, s
     const struct weights_loading loading = {.arena = engine->base.arena,
                                             .pool = engine->pool,
                                             .ready = ready,
+                                            .blank = o->blank,
                                             .bytes_done = &engine->base.bytes_done,
                                             .cancel = &engine->base.cancel};
     int rc = weights_load(&engine->weights, &loading, err);
@@ -346,7 +347,7 @@ int engine_load(struct engine *engine, const struct arena *arena, const struct e
     struct engine_report *report = &engine->base.report;
     engine->base.ops = &cpu_engine_ops;
     engine->base.arena = arena;
-    int rc = model_read(o->folder, &engine->model, err);
+    int rc = engine_read_model(o->folder, o->plan, &engine->model, err);
     if (!rc) rc = engine_check_arena(arena, o->plan, &engine->model.config, err);
     if (!rc) rc = plan_copy(o->plan, &engine->plan, err);
     engine->plan.step_tokens = h->step_tokens; /* of the arena, whose steps these are */

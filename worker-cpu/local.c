@@ -22,13 +22,14 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
     struct plan_stage stage = {.home = PLAN_HOME_CPU};
     memset(local, 0, sizeof *local);
     local->arena.fd = -1;
-    int rc = model_read(o->folder, &model, err);
-    if (rc) return rc;
-    stage.last = model.config.layers - 1;
-    struct plan all = {.layers = model.config.layers,
-                       .stages = &stage,
+    struct plan all = {.stages = &stage,
                        .stage_count = 1,
-                       .invariant = o->invariant};
+                       .invariant = o->invariant,
+                       .expert_parts = o->expert_parts};
+    int rc = engine_read_model(o->folder, o->plan ? o->plan : &all, &model, err);
+    if (rc) return rc;
+    all.layers = model.config.layers;
+    stage.last = all.layers - 1;
     if (o->invariant) all.step_tokens = o->step_tokens;
     if (o->pack_cpu) rc = pack_all(&model, &all, err);
     if (!rc) rc = plan_copy(o->plan ? o->plan : &all, &plan, err);
@@ -65,7 +66,8 @@ int local_open(const struct local_options *o, struct local *local, struct helm_e
                                      .node = o->node ? *o->node : -1,
                                      .kernels = o->kernels,
                                      .spin_us = o->spin_us ? o->spin_us : POOL_SPIN_US_DEFAULT,
-                                     .pin = o->pin};
+                                     .pin = o->pin,
+                                     .blank = o->blank};
     rc = engine_load(&local->engine, &local->arena, &options, err);
 out:
     plan_free(&plan);

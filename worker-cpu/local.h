@@ -13,6 +13,7 @@ struct local_options {
     const struct plan *plan; /* borrowed while it opens; NULL: all on the CPU */
     bool pack_cpu;           /* of that one, where plan is NULL */
     bool invariant;          /* likewise */
+    uint32_t expert_parts;   /* likewise; 0: experts are whole */
     enum kv_dtype kv_dtype;
     uint32_t threads; /* 0: one a core */
     const int *node;  /* NUMA node, -1: none; NULL: the one with the most memory available */
@@ -20,6 +21,7 @@ struct local_options {
     uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
     uint32_t spin_us;     /* 0: POOL_SPIN_US_DEFAULT */
     bool pin;
+    bool blank; /* matrices are zeros and not read */
 };
 
 struct local {

@@ -81,7 +81,7 @@ int print_plan(const char *folder, const struct plan *plan, uint32_t threads, co
     struct engine *engine = aligned_alloc(64, (sizeof *engine + 63) / 64 * 64);
     if (!engine) return helm_fail(err, HELM_E_NOMEM, "no memory");
     memset(engine, 0, sizeof *engine);
-    int rc = model_read(folder, &engine->model, err);
+    int rc = engine_read_model(folder, plan, &engine->model, err);
     const uint32_t layers = engine->model.config.layers;
     struct plan_stage stage = {.last = layers - 1, .home = PLAN_HOME_CPU};
     const struct plan all = {.layers = layers, .step_tokens = UINT32_MAX, .stages = &stage, .stage_count = 1};

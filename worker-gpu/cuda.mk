@@ -64,7 +64,8 @@ CUDA_TEST_SRC := \
   tests/gpu/test_gemv_packed.cu \
   tests/gpu/test_invariant.cu \
   tests/gpu/test_linear.cu \
-  tests/gpu/test_main.cu
+  tests/gpu/test_main.cu \
+  tests/gpu/test_scales.cu
 CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/base/,cgroup.o cpu.o err.o printable.o) $(patsubst %.c,$(OBJ)/%.o,$(filter common/formats/%.c,$(COMMON_SRC))) \
   $(OBJ)/common/model/router.o $(OBJ)/common/sampling/pass.o
 CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)

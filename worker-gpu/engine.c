@@ -440,7 +440,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     int rc = set ? cpu_usable(-1, set, err) : helm_fail(err, HELM_E_NOMEM, "no memory for the list of CPUs");
     if (!rc) readers = o->threads ? o->threads : (uint32_t)set->suggested;
     free(set);
-    if (!rc) rc = model_read(o->folder, &g->model, err);
+    if (!rc) rc = engine_read_model(o->folder, o->plan, &g->model, err);
     if (!rc) rc = plan_copy(o->plan, &g->plan, err);
     if (!rc) rc = engine_check_arena(arena, &g->plan, &g->model.config, err);
     if (!rc) rc = open_device(g, o, err);

@@ -60,7 +60,7 @@ static int pretend(struct pretence *p, const char *folder, const struct plan *pl
                    struct helm_err *err)
 {
     const struct device_options options = {.name = "emulated"};
-    int rc = model_read(folder, &p->model, err);
+    int rc = engine_read_model(folder, plan, &p->model, err);
     if (rc) return rc;
     const struct model_config *c = &p->model.config;
     struct plan_stage stage = {.last = c->layers - 1, .home = PLAN_HOME_GPU};

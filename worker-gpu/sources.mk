@@ -86,7 +86,8 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/open.cu \
   worker-gpu/kernels/rope.cu \
   worker-gpu/kernels/router_logits.cu \
-  worker-gpu/kernels/select.cu
+  worker-gpu/kernels/select.cu \
+  worker-gpu/kernels/weigh.cu
 
 helm-worker-gpu_MAIN := worker-gpu/main.c
 helm-worker-gpu_LINK := $(COMMON_SRC) $(MODEL_SRC) $(WORKER_SRC) $(WORKER_GPU_SRC) $(WORKER_GPU_DEVICE_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c

@@ -33,9 +33,34 @@ static const char *const gpt_oss_names[TENSOR_ROLE_COUNT] = {
     [TENSOR_UP_EXPERTS_BIAS] = "mlp.experts.gate_up_proj_bias",
     [TENSOR_DOWN_EXPERTS_BIAS] = "mlp.experts.down_proj_bias",
 };
-static const char *const *const other_names[] = {mixtral_names, gpt_oss_names};
+static const char *const dots_names[TENSOR_ROLE_COUNT] = {
+    [TENSOR_SHARED_GATE] = "mlp.shared_experts.gate_proj.weight",
+    [TENSOR_SHARED_UP] = "mlp.shared_experts.up_proj.weight",
+    [TENSOR_SHARED_DOWN] = "mlp.shared_experts.down_proj.weight",
+};
+static const char *const *const other_names[] = {mixtral_names, gpt_oss_names, dots_names};
 #define OTHER_NAMES (sizeof other_names / sizeof *other_names)
 
+static const struct arch_experts qwen2_experts = {.count_key = "num_experts",
+                                                  .intermediate_key = "moe_intermediate_size",
+                                                  .default_count = 60,
+                                                  .default_chosen = 4,
+                                                  .dense_keys = true,
+                                                  .norm_key = true,
+                                                  .score = ROUTER_SOFTMAX,
+                                                  .glu = GLU_SILU,
+                                                  .shared_key = "shared_expert_intermediate_size",
+                                                  .default_shared = 5632,
+                                                  .shared_weighed = true};
+static const struct arch_experts dots_experts = {.count_key = "n_routed_experts",
+                                                 .intermediate_key = "moe_intermediate_size",
+                                                 .names = dots_names,
+                                                 .norm_key = true,
+                                                 .choice_bias = true,
+                                                 .v3_keys = true,
+                                                 .score = ROUTER_SIGMOID,
+                                                 .glu = GLU_SILU,
+                                                 .shared_count_key = "n_shared_experts"};
 static const struct arch_experts mixtral_experts = {.count_key = "num_local_experts",
                                                     .intermediate_key = "intermediate_size",
                                                     .default_count = 8,
@@ -77,6 +102,14 @@ static const struct arch archs[] = {
      .window = ARCH_WINDOW_FROM_LAYER,
      .default_context = 32768,
      .default_window = 4096},
+    {.architecture = "Qwen2MoeForCausalLM",
+     .model_type = "qwen2_moe",
+     .qkv_bias = true,
+     .qkv_bias_key = true,
+     .window = ARCH_WINDOW_EVERY_OTHER,
+     .default_context = 32768,
+     .default_window = 4096,
+     .experts = &qwen2_experts},
     {.architecture = "Qwen3MoeForCausalLM",
      .model_type = "qwen3_moe",
      .qk_norm = true,
@@ -85,6 +118,14 @@ static const struct arch archs[] = {
      .default_context = 32768,
      .default_window = 4096,
      .experts = &qwen3_experts},
+    {.architecture = "Dots1ForCausalLM",
+     .model_type = "dots1",
+     .qk_norm = true,
+     .attention_bias_key = true,
+     .window = ARCH_WINDOW_ON_FROM,
+     .default_context = 2048,
+     .default_window = 4096,
+     .experts = &dots_experts},
     {.architecture = "MixtralForCausalLM",
      .model_type = "mixtral",
      .window = ARCH_WINDOW_ALL,
@@ -113,10 +154,11 @@ enum dim {
     DIM_HEAD,
     DIM_HEADS,
     DIM_INTERMEDIATE,
-    DIM_EXPERTS,       /* their number */
-    DIM_EXPERT,        /* what is between the halves of one */
-    DIM_EXPERTS_INNER, /* rows of all experts' gates, */
-    DIM_EXPERTS_HIDDEN /* of all experts' downs */
+    DIM_EXPERTS,        /* their number */
+    DIM_EXPERT,         /* what is between the halves of one */
+    DIM_EXPERTS_INNER,  /* rows of all experts' gates, */
+    DIM_EXPERTS_HIDDEN, /* of all experts' downs */
+    DIM_SHARED          /* what is between the halves of the shared one */
 };
 
 /* When a tensor or an operation exists. */
@@ -132,7 +174,10 @@ enum when {
     WHEN_SINKS,
     WHEN_DENSE, /* of a layer whose MLP is no mixture; also MLP_BIAS */
     WHEN_SPARSE,
-    WHEN_EXPERTS_BIAS /* also of those */
+    WHEN_EXPERTS_BIAS, /* from here on: also of those */
+    WHEN_CHOICE_BIAS,
+    WHEN_SHARED,
+    WHEN_SHARED_WEIGHED
 };
 
 /* Indexed by role. Per-layer names stand after "model.layers.N."; a star stands for an expert's number. */
@@ -178,6 +223,11 @@ static const struct tensor_rule tensor_rules[TENSOR_ROLE_COUNT] = {
                                 WHEN_EXPERTS_BIAS},
     [TENSOR_DOWN_EXPERTS_BIAS] = {"mlp.experts.*.down_proj.bias", true, DIM_EXPERTS, DIM_HIDDEN,
                                   WHEN_EXPERTS_BIAS},
+    [TENSOR_CHOICE_BIAS] = {"mlp.gate.e_score_correction_bias", true, DIM_ONE, DIM_EXPERTS, WHEN_CHOICE_BIAS},
+    [TENSOR_SHARED_GATE] = {"mlp.shared_expert.gate_proj.weight", true, DIM_SHARED, DIM_HIDDEN, WHEN_SHARED},
+    [TENSOR_SHARED_UP] = {"mlp.shared_expert.up_proj.weight", true, DIM_SHARED, DIM_HIDDEN, WHEN_SHARED},
+    [TENSOR_SHARED_DOWN] = {"mlp.shared_expert.down_proj.weight", true, DIM_HIDDEN, DIM_SHARED, WHEN_SHARED},
+    [TENSOR_SHARE] = {"mlp.shared_expert_gate.weight", true, DIM_ONE, DIM_HIDDEN, WHEN_SHARED_WEIGHED},
 };
 #define LAYER_PREFIX "model.layers."
 
@@ -214,6 +264,11 @@ static const char *const gguf_names[TENSOR_ROLE_COUNT] = {
     [TENSOR_GATE_EXPERTS_BIAS] = "ffn_gate_exps.bias",
     [TENSOR_UP_EXPERTS_BIAS] = "ffn_up_exps.bias",
     [TENSOR_DOWN_EXPERTS_BIAS] = "ffn_down_exps.bias",
+    [TENSOR_CHOICE_BIAS] = "exp_probs_b.bias",
+    [TENSOR_SHARED_GATE] = "ffn_gate_shexp.weight",
+    [TENSOR_SHARED_UP] = "ffn_up_shexp.weight",
+    [TENSOR_SHARED_DOWN] = "ffn_down_shexp.weight",
+    [TENSOR_SHARE] = "ffn_gate_inp_shexp.weight",
 };
 /* And of `gpt-oss`. */
 static const char *const gguf_other_names[TENSOR_ROLE_COUNT] = {
@@ -265,9 +320,15 @@ bool arch_role_of_experts(enum tensor_role role)
     return tensor_rules[role].rows == DIM_EXPERTS_INNER || tensor_rules[role].rows == DIM_EXPERTS_HIDDEN;
 }
 
+bool arch_role_of_one_row(enum tensor_role role)
+{
+    return role == TENSOR_SHARE;
+}
+
 uint32_t arch_role_rank(enum tensor_role role, bool gguf)
 {
-    return gguf && arch_role_of_experts(role) ? 3 : tensor_rules[role].rows == DIM_ONE ? 1 : 2;
+    const bool vector = tensor_rules[role].rows == DIM_ONE && (gguf || !arch_role_of_one_row(role));
+    return gguf && arch_role_of_experts(role) ? 3 : vector ? 1 : 2;
 }
 
 const char *arch_role_name(enum tensor_role role)
@@ -381,7 +442,11 @@ static bool holds(const struct model_config *config, enum when when)
                           [WHEN_MLP_BIAS] = config->mlp_bias && dense,
                           [WHEN_DENSE] = dense,
                           [WHEN_SPARSE] = sparse,
-                          [WHEN_EXPERTS_BIAS] = config->experts_bias && sparse};
+                          [WHEN_EXPERTS_BIAS] = config->experts_bias && sparse,
+                          [WHEN_CHOICE_BIAS] = config->choice_bias && sparse,
+                          [WHEN_SHARED] = config->shared_intermediate && sparse,
+                          [WHEN_SHARED_WEIGHED] =
+                              config->shared_intermediate && config->shared_weighed && sparse};
     return value[when];
 }
 
@@ -399,7 +464,8 @@ static uint64_t dim_of(const struct model_config *config, enum dim dim)
                               [DIM_EXPERT] = config->expert_intermediate,
                               [DIM_EXPERTS_INNER] =
                                   (uint64_t)config->router.experts * config->expert_intermediate,
-                              [DIM_EXPERTS_HIDDEN] = (uint64_t)config->router.experts * config->hidden};
+                              [DIM_EXPERTS_HIDDEN] = (uint64_t)config->router.experts * config->hidden,
+                              [DIM_SHARED] = config->shared_intermediate};
     return value[dim];
 }
 
@@ -418,7 +484,7 @@ bool model_expects(const struct model_config *config, enum tensor_role role, int
     const struct tensor_rule *rule = &tensor_rules[role];
     if ((layer >= 0) != rule->per_layer || !holds(config, rule->when)) return false;
     if (layer < 0 || !config->sparse) return true;
-    if (rule->when == WHEN_SPARSE || rule->when == WHEN_EXPERTS_BIAS) return config->sparse[layer];
+    if (rule->when == WHEN_SPARSE || rule->when >= WHEN_EXPERTS_BIAS) return config->sparse[layer];
     return !(rule->when == WHEN_DENSE || rule->when == WHEN_MLP_BIAS) || !config->sparse[layer];
 }
 
@@ -432,6 +498,15 @@ uint32_t model_mlp_width(const struct model_config *config)
     const uint32_t dense = model_dense_width(config),
                    sparse = config->router.chosen * config->expert_intermediate;
     return dense > sparse ? dense : sparse;
+}
+
+uint32_t model_widest(const struct model_config *config)
+{
+    const uint64_t of[] = {config->hidden, (uint64_t)config->heads * config->head_dim, config->intermediate,
+                           config->shared_intermediate};
+    uint64_t widest = 0;
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) widest = of[i] > widest ? of[i] : widest;
+    return (uint32_t)widest;
 }
 
 /* A role's own part of its name in the files of this configuration. */

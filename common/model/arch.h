@@ -16,18 +16,27 @@ enum arch_window {
     ARCH_WINDOW_FROM_LAYER, /* only with use_sliding_window, from layer max_window_layers on (Qwen) */
     ARCH_WINDOW_USED,       /* only with use_sliding_window, every layer (Qwen3-MoE) */
     ARCH_WINDOW_ALTERNATE,  /* layers 0, 2, ... (gpt-oss) */
+    ARCH_WINDOW_EVERY_OTHER, /* only with use_sliding_window, layers 0, 2, ... below max_window_layers (Qwen2-MoE) */
+    ARCH_WINDOW_ON_FROM, /* from layer max_window_layers on (dots.llm1) */
 };
 
 /* A mixture of experts: what config.json calls its numbers, and what is fixed. */
 struct arch_experts {
-    const char *count_key;        /* number of experts */
-    const char *intermediate_key; /* of one expert */
-    uint32_t default_count, default_chosen;
+    const char *count_key;                  /* number of experts */
+    const char *intermediate_key;           /* of one expert */
+    uint32_t default_count, default_chosen; /* 0: config.json says it */
     const char *const *names; /* by role, what its tensors are called where not as Qwen3's; NULL: as those */
     bool dense_keys;          /* decoder_sparse_step and mlp_only_layers say which layers are dense */
     bool norm_key;            /* norm_topk_prob says whether weights are normalised; else they are */
     bool bias;                /* of router and experts */
     bool mxfp4;               /* config.json's quantization_config may say that their matrices are MXFP4 */
+    bool choice_bias;         /* of the choice alone */
+    bool
+        v3_keys; /* first_k_dense_replace, n_group, topk_group, routed_scaling_factor, as DeepSeek-V3 has them */
+    /* What is between the halves of the shared expert, or how many of the others it is as wide as; NULL, NULL: none */
+    const char *shared_key, *shared_count_key;
+    uint32_t default_shared;
+    bool shared_weighed; /* it has a weight for each token; else 1 */
     enum router_score score;
     enum glu_kind glu;
 };
@@ -36,7 +45,8 @@ struct arch {
     const char *architecture; /* as in "architectures" */
     const char *model_type;
     bool qk_norm;            /* norms on q and k heads */
-    bool qkv_bias;           /* always has q, k, v biases, whatever config.json says */
+    bool qkv_bias;           /* always has q, k, v biases, whatever config.json says; */
+    bool qkv_bias_key;       /* unless "qkv_bias" is false */
     bool attention_bias_key; /* "attention_bias": true gives q, k, v and o a bias */
     bool attention_bias_default;
     bool mlp_bias_key; /* "mlp_bias": true gives gate, up and down a bias */
@@ -81,6 +91,8 @@ bool arch_role_is_vector(enum tensor_role role);
 /* Dimensions of its tensor in a file: 3 of experts' in GGUF files; else 1 or 2. */
 uint32_t arch_role_rank(enum tensor_role role, bool gguf);
 bool arch_role_of_experts(enum tensor_role role);
+/* A vector that files have also as a matrix of one row. */
+bool arch_role_of_one_row(enum tensor_role role);
 /* "q_proj" and the like for tables, e.g. "self_attn.q_proj.weight". */
 const char *arch_role_name(enum tensor_role role);
 

@@ -162,7 +162,7 @@ static int read_quantization(const json_t *root, const struct arch *arch, struct
 static int read_features(const json_t *root, const struct arch *arch, struct model_config *config,
                          struct helm_err *err)
 {
-    bool attention_bias = arch->attention_bias_default, mlp_bias = false;
+    bool attention_bias = arch->attention_bias_default, mlp_bias = false, qkv_bias = arch->qkv_bias;
     const char *act = NULL;
     int rc = json_get_string(root, "hidden_act", false, &act, err);
     if (rc) return rc;
@@ -174,10 +174,11 @@ static int read_features(const json_t *root, const struct arch *arch, struct mod
     if (!rc && arch->attention_bias_key)
         rc = json_get_bool(root, "attention_bias", false, &attention_bias, err);
     if (!rc && arch->mlp_bias_key) rc = json_get_bool(root, "mlp_bias", false, &mlp_bias, err);
+    if (!rc && arch->qkv_bias_key) rc = json_get_bool(root, "qkv_bias", false, &qkv_bias, err);
     if (rc) return rc;
     config->qk_norm = arch->qk_norm;
     config->sinks = arch->sinks;
-    config->q_bias = config->k_bias = config->v_bias = arch->qkv_bias || attention_bias;
+    config->q_bias = config->k_bias = config->v_bias = qkv_bias || attention_bias;
     config->o_bias = attention_bias;
     config->mlp_bias = mlp_bias;
 
@@ -217,21 +218,23 @@ static int read_windows(const json_t *root, const struct arch *arch, struct mode
     if (arch->window == ARCH_WINDOW_NEVER) return 0;
     const json_t *given = json_object_get(root, "sliding_window");
     uint32_t window = given && json_is_null(given) ? 0 : arch->default_window;
-    uint64_t first = arch->window == ARCH_WINDOW_FROM_LAYER ? 28 : 0; /* the key's default in the reference */
-    const bool always = arch->window == ARCH_WINDOW_ALL || arch->window == ARCH_WINDOW_ALTERNATE;
-    const uint64_t step = arch->window == ARCH_WINDOW_ALTERNATE ? 2 : 1;
+    const bool by_layer = arch->window == ARCH_WINDOW_FROM_LAYER || arch->window == ARCH_WINDOW_ON_FROM,
+               every_other = arch->window == ARCH_WINDOW_EVERY_OTHER;
+    const bool always = arch->window == ARCH_WINDOW_ALL || arch->window == ARCH_WINDOW_ALTERNATE ||
+                        arch->window == ARCH_WINDOW_ON_FROM;
+    const uint64_t step = arch->window == ARCH_WINDOW_ALTERNATE || every_other ? 2 : 1;
+    uint64_t bound = arch->window == ARCH_WINDOW_ON_FROM ? 62 : 28; /* the key's default in the reference */
     bool use = always;
     int rc = get_u32(root, "sliding_window", false, MODEL_CONTEXT_MAX, &window, err);
-    if (!rc && !always) {
-        rc = json_get_bool(root, "use_sliding_window", false, &use, err);
-        if (!rc && arch->window == ARCH_WINDOW_FROM_LAYER)
-            rc = json_get_u64(root, "max_window_layers", false, 0, MODEL_CONTEXT_MAX, &first, err);
-    }
+    if (!rc && !always) rc = json_get_bool(root, "use_sliding_window", false, &use, err);
+    if (!rc && (by_layer || every_other))
+        rc = json_get_u64(root, "max_window_layers", false, 0, MODEL_CONTEXT_MAX, &bound, err);
     if (rc) return rc;
+    const uint64_t first = by_layer ? bound : 0, last = every_other ? bound : config->layers;
     if (!use) window = 0;
     const json_t *types = json_object_get(root, "layer_types");
     if (types && !json_is_null(types)) return window_from_types(types, window, config, err);
-    for (uint64_t i = first; i < config->layers; i += step) config->window[i] = window;
+    for (uint64_t i = first; i < config->layers && i < last; i += step) config->window[i] = window;
     return 0;
 }
 
@@ -254,21 +257,63 @@ static int read_dense_layers(const json_t *root, bool *sparse, uint32_t layers, 
 static int read_sparse_layers(const json_t *root, const struct arch_experts *experts,
                               struct model_config *config, struct helm_err *err)
 {
-    uint64_t step = 1;
+    uint64_t step = 1, leading = 0;
     bool any = false;
     int rc = 0;
     config->sparse = calloc(config->layers, sizeof *config->sparse);
     if (!config->sparse) return helm_fail(err, HELM_E_NOMEM, "no memory for %u layers", config->layers);
     if (experts->dense_keys)
         rc = json_get_u64(root, "decoder_sparse_step", false, 1, MODEL_LAYERS_MAX, &step, err);
-    for (uint32_t i = 0; i < config->layers && !rc; i++) config->sparse[i] = (i + 1) % step == 0;
+    if (experts->v3_keys)
+        rc = json_get_u64(root, "first_k_dense_replace", false, 0, MODEL_LAYERS_MAX, &leading, err);
+    for (uint32_t i = 0; i < config->layers && !rc; i++)
+        config->sparse[i] = (i + 1) % step == 0 && i >= leading;
     if (!rc && experts->dense_keys) rc = read_dense_layers(root, config->sparse, config->layers, err);
     for (uint32_t i = 0; i < config->layers; i++) any |= config->sparse[i];
     if (rc || any) return rc;
     free(config->sparse); /* a dense model, whatever it says of experts */
     config->sparse = NULL;
     config->router = (struct model_router){0};
-    config->expert_intermediate = 0;
+    config->expert_intermediate = config->shared_intermediate = 0;
+    return 0;
+}
+
+/* Groups of experts and what their weights are multiplied by, as DeepSeek-V3 has them. */
+static int read_v3_router(const json_t *root, struct model_router *router, struct helm_err *err)
+{
+    double scale = 1;
+    int rc = get_u32(root, "n_group", false, MODEL_EXPERT_GROUPS_MAX, &router->groups, err);
+    if (!rc) rc = get_u32(root, "topk_group", false, MODEL_EXPERT_GROUPS_MAX, &router->groups_chosen, err);
+    if (!rc) rc = json_get_double(root, "routed_scaling_factor", false, 0, 1e6, &scale, err);
+    if (rc) return rc;
+    router->scale = (float)scale;
+    const uint32_t size = router->experts / router->groups;
+    if (router->experts % router->groups || router->groups_chosen > router->groups ||
+        router->chosen > router->groups_chosen * size)
+        return helm_fail(
+            err, HELM_E_FORMAT,
+            "%u experts in 'n_group' %u groups, of which 'topk_group' %u are looked at, %u experts "
+            "chosen: no such choice",
+            router->experts, router->groups, router->groups_chosen, router->chosen);
+    return 0;
+}
+
+/* The expert that every token has: null or 0 is none. */
+static int read_shared(const json_t *root, const struct arch_experts *experts, struct model_config *config,
+                       struct helm_err *err)
+{
+    const char *key = experts->shared_key ? experts->shared_key : experts->shared_count_key;
+    const json_t *given = key ? json_object_get(root, key) : NULL;
+    uint64_t number = given && json_is_null(given) ? 0 : experts->default_shared;
+    if (!key) return 0;
+    int rc = json_get_u64(root, key, false, 0, MODEL_INTERMEDIATE_MAX, &number, err);
+    if (rc) return rc;
+    if (experts->shared_count_key) number *= config->expert_intermediate;
+    if (number > MODEL_INTERMEDIATE_MAX)
+        return helm_fail(err, HELM_E_LIMIT, "'%s' makes shared experts of %llu, the limit is %u", key,
+                         (unsigned long long)number, MODEL_INTERMEDIATE_MAX);
+    config->shared_intermediate = (uint32_t)number;
+    config->shared_weighed = experts->shared_weighed;
     return 0;
 }
 
@@ -287,8 +332,12 @@ static int read_experts(const json_t *root, const struct arch *arch, struct mode
                                     .groups_chosen = 1};
     config->glu = experts->glu;
     config->experts_bias = experts->bias;
-    int rc = get_u32(root, experts->count_key, false, MODEL_EXPERTS_MAX, &router->experts, err);
-    if (!rc) rc = get_u32(root, "num_experts_per_tok", false, MODEL_EXPERTS_CHOSEN_MAX, &router->chosen, err);
+    config->choice_bias = experts->choice_bias;
+    int rc =
+        get_u32(root, experts->count_key, !experts->default_count, MODEL_EXPERTS_MAX, &router->experts, err);
+    if (!rc)
+        rc = get_u32(root, "num_experts_per_tok", !experts->default_chosen, MODEL_EXPERTS_CHOSEN_MAX,
+                     &router->chosen, err);
     if (!rc)
         rc = get_u32(root, experts->intermediate_key, true, MODEL_INTERMEDIATE_MAX,
                      &config->expert_intermediate, err);
@@ -303,7 +352,9 @@ static int read_experts(const json_t *root, const struct arch *arch, struct mode
     if (router->chosen > router->experts)
         return helm_fail(err, HELM_E_FORMAT, "'num_experts_per_tok' is %u, but there are %u experts ('%s')",
                          router->chosen, router->experts, experts->count_key);
-    return read_sparse_layers(root, experts, config, err);
+    if (experts->v3_keys) rc = read_v3_router(root, router, err);
+    if (!rc) rc = read_shared(root, experts, config, err);
+    return rc ? rc : read_sparse_layers(root, experts, config, err);
 }
 
 /* A token id: a number that may be beyond the vocabulary (some published files have such) but not absurd. */

@@ -88,6 +88,8 @@ HELM_MUST_CHECK int gguf_get_u64(const struct gguf *header, const char *key, boo
                                  uint64_t max, uint64_t *out, struct helm_err *err);
 HELM_MUST_CHECK int gguf_get_double(const struct gguf *header, const char *key, bool required, double min,
                                     double max, double *out, struct helm_err *err);
+HELM_MUST_CHECK int gguf_get_bool(const struct gguf *header, const char *key, bool required, bool *out,
+                                  struct helm_err *err);
 /* With its end; HELM_E_FORMAT: it has a NUL, HELM_E_LIMIT: more than size - 1 bytes. */
 HELM_MUST_CHECK int gguf_get_string(const struct gguf *header, const char *key, bool required, char *text,
                                     size_t size, struct helm_err *err);

@@ -22,7 +22,17 @@ static const struct gguf_arch archs[] = {
     {.name = "mistral3", .architecture = "MistralForCausalLM", .interleaved = true, .windows = true},
     {.name = "qwen2", .architecture = "Qwen2ForCausalLM"},
     {.name = "qwen3", .architecture = "Qwen3ForCausalLM"},
+    {.name = "qwen2moe",
+     .architecture = "Qwen2MoeForCausalLM",
+     .experts = "Qwen2MoeForCausalLM",
+     .shared = true,
+     .raw_weights = true},
     {.name = "qwen3moe", .architecture = "Qwen3MoeForCausalLM", .experts = "Qwen3MoeForCausalLM"},
+    {.name = "dots1",
+     .architecture = "Dots1ForCausalLM",
+     .experts = "Dots1ForCausalLM",
+     .raw_weights = true,
+     .v3_keys = true},
     {.name = "gpt-oss",
      .architecture = GPT_OSS,
      .windows = true,
@@ -46,7 +56,7 @@ const struct gguf_arch *gguf_arch_of(const struct model_config *config)
 }
 
 /* Whole numbers of an architecture and what config.json calls them. */
-static const struct {
+static const struct number {
     const char *key, *member;
     uint64_t most;
     bool required, zero; /* zero: 0 says that there is none */
@@ -61,30 +71,42 @@ static const struct {
                {"expert_count", "num_experts", MODEL_EXPERTS_MAX, false, true},
                {"expert_count", "num_local_experts", MODEL_EXPERTS_MAX, false, true},
                {"expert_used_count", "num_experts_per_tok", MODEL_EXPERTS_CHOSEN_MAX, false, true},
-               {"expert_feed_forward_length", "moe_intermediate_size", MODEL_INTERMEDIATE_MAX, false, true}};
+               {"expert_feed_forward_length", "moe_intermediate_size", MODEL_INTERMEDIATE_MAX, false, true},
+               {"expert_shared_feed_forward_length", "shared_expert_intermediate_size",
+                MODEL_INTERMEDIATE_MAX, false, true}},
+  v3_numbers[] = {{"expert_count", "n_routed_experts", MODEL_EXPERTS_MAX, true, false},
+                  {"expert_shared_count", "n_shared_experts", MODEL_EXPERTS_MAX, false, true},
+                  {"leading_dense_block_count", "first_k_dense_replace", MODEL_LAYERS_MAX, false, true},
+                  {"expert_group_count", "n_group", MODEL_EXPERT_GROUPS_MAX, false, true},
+                  {"expert_group_used_count", "topk_group", MODEL_EXPERT_GROUPS_MAX, false, true}};
 
-/* What HELM does not compute, where it is there and not 0. */
+/* What HELM does not compute, where it is there and not 0; but of architectures that have such keys. */
+enum known { KNOWN_BY_NONE, KNOWN_BY_SHARED, KNOWN_BY_V3 };
 static const struct {
     const char *key, *why;
-} refused[] = {{"expert_shared_count", "shared experts are not supported"},
-               {"expert_group_count", "groups of experts are not supported"},
-               {"leading_dense_block_count",
-                "dense layers before sparse ones are not supported in GGUF files"},
-               {"attention.temperature_scale", "scaling attention by position is not supported"},
-               {"rope.scaling.yarn_log_multiplier", "YaRN with a multiplier of its own is not supported"},
-               {"rope.scaling.attn_factor", "YaRN with an attention factor of its own is not supported"},
-               {"rope.scale_linear", "the old key of linear RoPE scaling is not supported"},
-               {"attention.scale", "attention with a scale of its own is not supported"},
-               {"logit_scale", "scaled logits are not supported"},
-               {"residual_scale", "a scaled residual is not supported"},
-               {"embedding_scale", "scaled embeddings are not supported"}};
+    enum known known;
+} refused[] = {
+    {"expert_shared_count", "shared experts of this architecture are not supported", KNOWN_BY_V3},
+    {"expert_shared_feed_forward_length", "shared experts of this architecture are not supported",
+     KNOWN_BY_SHARED},
+    {"expert_group_count", "groups of experts are not supported", KNOWN_BY_V3},
+    {"leading_dense_block_count", "dense layers before sparse ones are not supported in GGUF files",
+     KNOWN_BY_V3},
+    {"attention.temperature_scale", "scaling attention by position is not supported", KNOWN_BY_NONE},
+    {"rope.scaling.yarn_log_multiplier", "YaRN with a multiplier of its own is not supported", KNOWN_BY_NONE},
+    {"rope.scaling.attn_factor", "YaRN with an attention factor of its own is not supported", KNOWN_BY_NONE},
+    {"rope.scale_linear", "the old key of linear RoPE scaling is not supported", KNOWN_BY_NONE},
+    {"attention.scale", "attention with a scale of its own is not supported", KNOWN_BY_NONE},
+    {"logit_scale", "scaled logits are not supported", KNOWN_BY_NONE},
+    {"residual_scale", "a scaled residual is not supported", KNOWN_BY_NONE},
+    {"embedding_scale", "scaled embeddings are not supported", KNOWN_BY_NONE}};
 
 struct reading {
     const struct gguf *header;
     char arch[ARCH_TEXT];
     char key[ARCH_TEXT + GGUF_KEY_MAX]; /* key_of's */
     json_t *json;
-    bool whole_yarn;
+    const struct gguf_arch *known;
     struct helm_err *err;
 };
 
@@ -112,11 +134,11 @@ static int read_architecture(struct reading *r, bool *interleaved)
         used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", archs[i].name);
         if (strcmp(r->arch, archs[i].name) != 0) continue;
         *interleaved = archs[i].interleaved;
+        r->known = &archs[i];
         /* Mistral's files are called llama; what tells them apart is the window. */
         rc = gguf_get_u64(r->header, key_of(r, "attention.sliding_window"), false, 0, MODEL_CONTEXT_MAX,
                           &window, r->err);
         const bool windowed = archs[i].windows && window;
-        r->whole_yarn = archs[i].whole_yarn;
         if (!rc)
             rc = set(r, r->json, "sliding_window", windowed ? json_integer((json_int_t)window) : json_null());
         /* So are Mixtral's, told by its experts. */
@@ -138,32 +160,37 @@ static int read_architecture(struct reading *r, bool *interleaved)
 
 static int refuse(struct reading *r)
 {
-    double number = 0;
+    const bool known[] = {
+        [KNOWN_BY_NONE] = false, [KNOWN_BY_SHARED] = r->known->shared, [KNOWN_BY_V3] = r->known->v3_keys};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        double number = 0;
         int rc = gguf_get_double(r->header, key_of(r, refused[i].key), false, -1e300, 1e300, &number, r->err);
         if (rc) return rc;
-        if (number != 0)
+        if (number != 0 && !known[refused[i].known])
             return helm_fail(r->err, HELM_E_UNSUPPORTED, "key '%s' is %g: %s", r->key, number,
                              refused[i].why);
     }
     return 0;
 }
 
+static int read_number(struct reading *r, const struct number *of)
+{
+    uint64_t number = 0;
+    int rc = gguf_get_u64(r->header, key_of(r, of->key), of->required, !of->zero, of->most, &number, r->err);
+    return !rc && number ? set(r, r->json, of->member, json_integer((json_int_t)number)) : rc;
+}
+
 static int read_numbers(struct reading *r)
 {
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        uint64_t number = 0;
-        int rc = gguf_get_u64(r->header, key_of(r, numbers[i].key), numbers[i].required, !numbers[i].zero,
-                              numbers[i].most, &number, r->err);
-        if (!rc && number) rc = set(r, r->json, numbers[i].member, json_integer((json_int_t)number));
-        if (rc) return rc;
-    }
     double eps = 0;
-    int rc = gguf_get_double(r->header, key_of(r, "attention.layer_norm_rms_epsilon"), true, 1e-12, 1, &eps,
+    int rc = 0;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers && !rc; i++) rc = read_number(r, &numbers[i]);
+    for (size_t i = 0; i < sizeof v3_numbers / sizeof *v3_numbers && !rc && r->known->v3_keys; i++)
+        rc = read_number(r, &v3_numbers[i]);
+    if (!rc)
+        rc = gguf_get_double(r->header, key_of(r, "attention.layer_norm_rms_epsilon"), true, 1e-12, 1, &eps,
                              r->err);
-    if (!rc) rc = set(r, r->json, "rms_norm_eps", json_real(eps));
-    /* Files that do not say so mean it. */
-    return rc ? rc : set(r, r->json, "norm_topk_prob", json_true());
+    return rc ? rc : set(r, r->json, "rms_norm_eps", json_real(eps));
 }
 
 /* The same key of config.json and of RoPE's scaling, both numbers. */
@@ -173,6 +200,32 @@ static int copy_number(struct reading *r, const char *key, bool required, json_t
     int rc = gguf_get_double(r->header, key_of(r, key), required, 0, 1e12, &number, r->err);
     if (rc || !gguf_find(r->header, r->key)) return rc;
     return set(r, to, member, json_real(number));
+}
+
+/* What experts' weights are: files that do not say so mean what their architecture is. */
+static int read_experts(struct reading *r)
+{
+    const bool v3 = r->known->v3_keys;
+    bool normalise = !r->known->raw_weights;
+    uint64_t function = GGUF_ROUTER_SIGMOID;
+    int rc = v3 ? gguf_get_bool(r->header, key_of(r, "expert_weights_norm"), false, &normalise, r->err) : 0;
+    if (!rc) rc = set(r, r->json, "norm_topk_prob", json_boolean(normalise));
+    if (!rc && v3) rc = copy_number(r, "expert_weights_scale", false, r->json, "routed_scaling_factor");
+    if (!rc && v3)
+        rc =
+            gguf_get_u64(r->header, key_of(r, "expert_gating_func"), false, 0, UINT32_MAX, &function, r->err);
+    if (!rc && function != GGUF_ROUTER_SIGMOID)
+        rc = helm_fail(r->err, HELM_E_UNSUPPORTED, "key '%s' is %llu: only %d, a sigmoid, is supported",
+                       r->key, (unsigned long long)function, GGUF_ROUTER_SIGMOID);
+    /* Early files have two lengths only. */
+    json_t *length = json_object_get(r->json, "intermediate_size"),
+           *chosen = json_object_get(r->json, "num_experts_per_tok");
+    if (!rc && r->known->shared && !json_object_get(r->json, "shared_expert_intermediate_size"))
+        rc = set(r, r->json, "shared_expert_intermediate_size", json_copy(length));
+    if (!rc && r->known->shared && chosen && !json_object_get(r->json, "moe_intermediate_size"))
+        rc = set(r, r->json, "moe_intermediate_size",
+                 json_integer(json_integer_value(length) / json_integer_value(chosen)));
+    return rc;
 }
 
 static int read_scaling(struct reading *r)
@@ -188,7 +241,7 @@ static int read_scaling(struct reading *r)
     json_t *scaling = json_pack("{s:s}", "rope_type", type);
     rc = set(r, r->json, "rope_scaling", scaling);
     if (!rc) rc = copy_number(r, "rope.scaling.factor", true, scaling, "factor");
-    if (!rc && r->whole_yarn) rc = set(r, scaling, "truncate", json_false());
+    if (!rc && r->known->whole_yarn) rc = set(r, scaling, "truncate", json_false());
     if (!rc) rc = copy_number(r, "rope.scaling.yarn_beta_fast", false, scaling, "beta_fast");
     if (!rc) rc = copy_number(r, "rope.scaling.yarn_beta_slow", false, scaling, "beta_slow");
     if (!rc)
@@ -250,6 +303,7 @@ static int read_all(struct reading *r, const struct gguf_files *files, bool *int
     int rc = read_architecture(r, interleaved);
     if (!rc) rc = refuse(r);
     if (!rc) rc = read_numbers(r);
+    if (!rc) rc = read_experts(r);
     if (!rc) rc = copy_number(r, "rope.freq_base", false, r->json, "rope_theta");
     if (!rc) rc = read_scaling(r);
     if (!rc) rc = read_ids(r);

@@ -37,18 +37,42 @@ static int put_window(struct describing *d, const struct model_config *c, struct
     return 0;
 }
 
-/* All layers are mixtures, and their weights normalised: what GGUF's architectures with experts are. */
+/* What DeepSeek-V3's relatives have keys for. */
+static void put_v3(struct describing *d, const struct model_config *c, uint32_t leading)
+{
+    gguf_put_u32(d->values, key_of(d, "leading_dense_block_count"), leading);
+    gguf_put_u32(d->values, key_of(d, "expert_shared_count"),
+                 c->shared_intermediate / c->expert_intermediate);
+    gguf_put_bool(d->values, key_of(d, "expert_weights_norm"), c->router.normalise);
+    gguf_put_f32(d->values, key_of(d, "expert_weights_scale"), c->router.scale);
+    gguf_put_u32(d->values, key_of(d, "expert_gating_func"), GGUF_ROUTER_SIGMOID);
+    if (c->router.groups == 1) return;
+    gguf_put_u32(d->values, key_of(d, "expert_group_count"), c->router.groups);
+    gguf_put_u32(d->values, key_of(d, "expert_group_used_count"), c->router.groups_chosen);
+}
+
+/* All layers are mixtures, or, where a key says how many, all behind the first dense ones; and weights are normalised or not as
+ * the architecture's are. */
 static int put_experts(struct describing *d, const struct model_config *c, struct helm_err *err)
 {
+    const bool v3 = d->arch->v3_keys;
+    uint32_t leading = 0, sparse = 0;
     if (!c->router.experts) return 0;
-    for (uint32_t i = 0; i < c->layers; i++)
-        if (!model_layer_sparse(c, i) || !c->router.normalise)
-            return helm_fail(err, HELM_E_UNSUPPORTED, "%s with %s: no GGUF key says that", c->architecture,
-                             c->router.normalise ? "dense layers among sparse ones"
-                                                 : "experts' weights that are not normalised");
+    while (v3 && !model_layer_sparse(c, leading)) leading++;
+    for (uint32_t i = leading; i < c->layers; i++) sparse += model_layer_sparse(c, i);
+    if (leading + sparse < c->layers)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "%s with dense layers among sparse ones: no GGUF key says that", c->architecture);
+    if (!v3 && c->router.normalise == d->arch->raw_weights)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "%s with experts' weights that are %snormalised: no GGUF key says that",
+                         c->architecture, c->router.normalise ? "" : "not ");
+    if (v3) put_v3(d, c, leading);
+    if (d->arch->shared)
+        gguf_put_u32(d->values, key_of(d, "expert_shared_feed_forward_length"), c->shared_intermediate);
     gguf_put_u32(d->values, key_of(d, "expert_count"), c->router.experts);
     gguf_put_u32(d->values, key_of(d, "expert_used_count"), c->router.chosen);
-    if (c->expert_intermediate != c->intermediate || d->arch->alternate)
+    if (c->expert_intermediate != c->intermediate || d->arch->alternate || d->arch->shared)
         gguf_put_u32(d->values, key_of(d, "expert_feed_forward_length"), c->expert_intermediate);
     return 0;
 }

@@ -137,6 +137,16 @@ int gguf_get_double(const struct gguf *header, const char *key, bool required, d
     return 0;
 }
 
+int gguf_get_bool(const struct gguf *header, const char *key, bool required, bool *out, struct helm_err *err)
+{
+    int rc;
+    const struct gguf_value *value = find(header, key, required, &rc, err);
+    if (!value) return rc;
+    if (value->array || value->type != GGUF_BOOL) return wrong_type(value, "true or false", err);
+    *out = *(const uint8_t *)value->data != 0;
+    return 0;
+}
+
 int gguf_get_string(const struct gguf *header, const char *key, bool required, char *text, size_t size,
                     struct helm_err *err)
 {

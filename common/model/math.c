@@ -6,7 +6,7 @@
 
 /* The operations of a pre-norm decoder with gated MLP. Norms and biases that the configuration lacks become
  * TENSOR_NONE when the list is built. */
-/* For an operation that is neither attention nor a choice of experts. */
+/* For an operation that is neither attention nor by a router. */
 #define NO_SPECIAL_ROLES                                                                                     \
     .q_norm = TENSOR_NONE, .k_norm = TENSOR_NONE, .sinks = TENSOR_NONE, .router = TENSOR_NONE
 static const struct model_math decoder_math = {
@@ -70,10 +70,30 @@ static const struct model_math decoder_math = {
                                .bias = {TENSOR_DOWN_BIAS},
                                .out = {BUFFER_X},
                                .accumulate = true}}},
-    /* The choice and the gates read the same input, by the same norm. */
-    .part[MATH_PART_SPARSE] = {.ops = 3,
+    /* The choice and all gates read the same input, by the same norm, before anything is added to it. Choice, gates and
+     * downs of experts stand together, as chains have them. */
+    .part[MATH_PART_SPARSE] = {.ops = 6,
                                .read_part = 1, /* model_math_build */
-                               .op = {{.kind = MATH_ROUTE,
+                               .op = {{.kind = MATH_LINEAR,
+                                       .name = "shared expert's gate up",
+                                       .in = BUFFER_X,
+                                       .norm = TENSOR_MLP_NORM,
+                                       NO_SPECIAL_ROLES,
+                                       .weights = 2,
+                                       .weight = {TENSOR_SHARED_GATE, TENSOR_SHARED_UP},
+                                       .bias = {TENSOR_NONE, TENSOR_NONE},
+                                       .out = {BUFFER_SHARED, BUFFER_SHARED_UP},
+                                       .swiglu = true},
+                                      {.kind = MATH_WEIGH,
+                                       .name = "shared expert's weight",
+                                       .in = BUFFER_X,
+                                       .norm = TENSOR_MLP_NORM,
+                                       .q_norm = TENSOR_NONE,
+                                       .k_norm = TENSOR_NONE,
+                                       .sinks = TENSOR_NONE,
+                                       .router = TENSOR_SHARE,
+                                       .out = {BUFFER_SHARED}},
+                                      {.kind = MATH_ROUTE,
                                        .name = "router",
                                        .in = BUFFER_X,
                                        .norm = TENSOR_MLP_NORM,
@@ -81,7 +101,7 @@ static const struct model_math decoder_math = {
                                        .k_norm = TENSOR_NONE,
                                        .sinks = TENSOR_NONE,
                                        .router = TENSOR_ROUTER,
-                                       .bias = {TENSOR_ROUTER_BIAS},
+                                       .bias = {TENSOR_ROUTER_BIAS, TENSOR_CHOICE_BIAS},
                                        .out = {BUFFER_CHOICE}},
                                       {.kind = MATH_EXPERTS_GLU,
                                        .name = "experts' gate up",
@@ -101,6 +121,16 @@ static const struct model_math decoder_math = {
                                        .weights = 1,
                                        .weight = {TENSOR_DOWN_EXPERTS},
                                        .bias = {TENSOR_DOWN_EXPERTS_BIAS},
+                                       .out = {BUFFER_X},
+                                       .accumulate = true},
+                                      {.kind = MATH_LINEAR,
+                                       .name = "shared expert's down",
+                                       .in = BUFFER_SHARED,
+                                       .norm = TENSOR_NONE,
+                                       NO_SPECIAL_ROLES,
+                                       .weights = 1,
+                                       .weight = {TENSOR_SHARED_DOWN},
+                                       .bias = {TENSOR_NONE},
                                        .out = {BUFFER_X},
                                        .accumulate = true}}},
     .head = {.kind = MATH_LINEAR,
@@ -125,11 +155,26 @@ static void keep_existing(const struct model_config *config, struct math_op *op)
             *optional[i] = TENSOR_NONE;
 }
 
+/* Whether the configuration has what the operation is about: the shared expert's may have none. */
+static bool exists(const struct model_config *config, const struct math_op *op)
+{
+    const enum tensor_role role = op->kind == MATH_WEIGH ? op->router : op->weight[0];
+    uint64_t rows, cols;
+    if (op->in != BUFFER_SHARED && op->out[0] != BUFFER_SHARED) return true;
+    return model_expected_shape(config, role, &rows, &cols);
+}
+
 void model_math_build(const struct model_config *config, struct model_math *math)
 {
     *math = decoder_math;
-    for (int p = 0; p < MATH_PARTS; p++)
-        for (uint32_t i = 0; i < math->part[p].ops; i++) keep_existing(config, &math->part[p].op[i]);
+    for (int p = 0; p < MATH_PARTS; p++) {
+        struct math_part *part = &math->part[p];
+        part->ops = 0;
+        for (uint32_t i = 0; i < decoder_math.part[p].ops; i++)
+            if (exists(config, &decoder_math.part[p].op[i]))
+                part->op[part->ops++] = decoder_math.part[p].op[i];
+        for (uint32_t i = 0; i < part->ops; i++) keep_existing(config, &part->op[i]);
+    }
     if (config->router.experts)
         math->part[MATH_PART_SPARSE].read_part =
             (double)config->router.chosen / (double)config->router.experts;

@@ -157,7 +157,7 @@ static enum tensor_format wanted_of_mixtures(const struct mixture *m, const stru
         1u << FORMAT_Q2_K | 1u << FORMAT_Q3_K | 1u << FORMAT_Q4_K | 1u << FORMAT_IQ4_NL | 1u << FORMAT_IQ4_XS;
     if (!c->router.experts || tensor_format_is_plain(m->base)) return FORMAT_COUNT;
     if (m->base == FORMAT_MXFP4) return arch_role_of_experts(t->role) ? FORMAT_MXFP4 : FORMAT_Q8_0;
-    if (c->router.experts != 8) return FORMAT_COUNT;
+    if (c->router.experts / model_expert_parts(c) != 8) return FORMAT_COUNT;
     if (t->role == TENSOR_K || t->role == TENSOR_V) return FORMAT_Q8_0;
     return t->role == TENSOR_O && few & format_bit(m->base) ? FORMAT_Q5_K : FORMAT_COUNT;
 }
@@ -170,7 +170,8 @@ static enum tensor_format wanted(const struct mixture *m, const struct model_con
     if (t->role == TENSOR_EMBED) return m->embed;
     enum tensor_format format = wanted_of_mixtures(m, c, t);
     if (format != FORMAT_COUNT) return format;
-    const enum tensor_role role = t->role == TENSOR_DOWN_EXPERTS ? TENSOR_DOWN : t->role;
+    const bool down = t->role == TENSOR_DOWN_EXPERTS || t->role == TENSOR_SHARED_DOWN;
+    const enum tensor_role role = down ? TENSOR_DOWN : t->role;
     format = m->base;
     for (int i = 0; i < RULES_MAX && m->rule[i].role != TENSOR_EMBED; i++) {
         const struct rule *r = &m->rule[i];

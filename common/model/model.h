@@ -62,8 +62,12 @@ struct model_config {
     struct model_router router;
     enum glu_kind glu;
     uint32_t expert_intermediate;
-    bool experts_bias;                 /* router and experts have biases */
-    bool sinks;                        /* attention has */
+    uint32_t expert_parts; /* experts that one of the files is cut into (parts.h); 0 or 1: they are whole */
+    bool experts_bias;     /* router and experts have biases */
+    bool choice_bias;      /* the choice of them has one */
+    uint32_t shared_intermediate; /* of the expert that every token has beside its own; 0: there is none */
+    bool shared_weighed;          /* a token gives it a weight; else 1 */
+    bool sinks;                   /* attention has */
     enum tensor_format experts_format; /* of matrices that only config.json is there of */
     bool *sparse;                      /* [layers]: the layer's MLP is a mixture; NULL: none is */
     int32_t bos;                       /* -1: none */
@@ -82,6 +86,14 @@ enum tensor_stored {
     STORED_BLOCKS_APART, /* MXFP4: all numbers of blocks, and their scales in another tensor */
     STORED_COLUMNS,      /* each expert's columns one behind another */
     STORED_IN_TURN,      /* single values of two tensors in turn, as biases of gate and up */
+};
+
+/* How a tensor of experts in parts, or of their router, comes from one of whole experts (parts.h). */
+enum tensor_cut {
+    CUT_NONE,     /* it is the same bytes */
+    CUT_COLUMNS,  /* each part's rows are a part of its expert's columns */
+    CUT_REPEATED, /* each part has its expert's row */
+    CUT_FIRST,    /* the first part has its expert's row, the others zeros */
 };
 
 struct model_tensor {
@@ -104,6 +116,9 @@ struct model_tensor {
     uint32_t turns,
         turn; /* rows (STORED_IN_TURN: values) turn, turn + turns, ... of the file's are its own; 0: all */
     struct model_piece scales; /* STORED_BLOCKS_APART; offset 0: not found yet */
+    /* What is above of files (`stored` and the like) is that of whole experts */
+    enum tensor_cut cut;
+    uint32_t parts, part_rows; /* of an expert; rows of a part */
 };
 
 struct model_shard {
@@ -162,6 +177,8 @@ static inline uint32_t model_tensor_unit(const struct model_tensor *tensor)
 }
 /* Formats of the matrices that steps multiply by, as a set (format_bit). */
 unsigned model_formats(const struct model *model);
+/* The one of these that most bytes are of. */
+enum tensor_format model_main_format(const struct model *model);
 /* Whether workers keep it as fp32 beside their matrices: norms, biases, routers. */
 bool model_tensor_is_vector(const struct model_tensor *tensor);
 /* The tensor with this role and layer (-1 where it has none), or NULL. TENSOR_HEAD of a tied model is its
@@ -173,9 +190,16 @@ static inline bool model_layer_sparse(const struct model_config *config, uint32_
 {
     return config->sparse && config->sparse[layer];
 }
+/* Parts of one expert of the files; the router's experts are such. */
+static inline uint32_t model_expert_parts(const struct model_config *config)
+{
+    return config->expert_parts ? config->expert_parts : 1;
+}
 /* Numbers between an MLP's two halves, of one token: the most of any layer; of a dense one, 0 where none is. */
 uint32_t model_mlp_width(const struct model_config *config);
 uint32_t model_dense_width(const struct model_config *config);
+/* Columns of the widest matrix that is no expert's, or more. */
+uint32_t model_widest(const struct model_config *config);
 /* Shape that `config` implies for a role; returns false when the configuration has no such tensor in any layer. */
 bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
                           uint64_t *cols);

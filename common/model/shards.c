@@ -2,11 +2,13 @@
 #include "common/model/shards.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "common/base/file.h"
 #include "common/model/content.h"
 #include "common/model/fused.h"
+#include "common/model/parts.h"
 
 int model_shards_open(const struct model *model, struct model_shards *shards, struct helm_err *err)
 {
@@ -42,7 +44,7 @@ static int read_pieces(const struct model_shards *shards, const struct model_ten
     return rc;
 }
 
-static int read_bytes(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
+static int read_whole(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
                       uint64_t bytes, void *to, struct helm_err *err)
 {
     if (t->piece_count) return read_pieces(shards, t, from, bytes, to, err);
@@ -63,11 +65,31 @@ static int read_bytes(const struct model_shards *shards, const struct model_tens
     return rc;
 }
 
+/* Reads a tensor of experts in parts, or of their router. */
+static int read_cut(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
+                    uint64_t bytes, void *to, struct helm_err *err)
+{
+    const struct model_tensor whole = parts_whole(t);
+    const uint64_t row_bytes = parts_place_of(t, 0).bytes;
+    int rc = 0;
+    for (uint64_t at = from, run; at < from + bytes && !rc; at += run) {
+        const struct parts_place place = parts_place_of(t, at / row_bytes);
+        const uint64_t inside = at % row_bytes;
+        char *const out = (char *)to + (at - from);
+        run = row_bytes - inside < from + bytes - at ? row_bytes - inside : from + bytes - at;
+        if (place.zero)
+            memset(out, 0, (size_t)run);
+        else
+            rc = read_whole(shards, &whole, place.at + inside, run, out, err);
+    }
+    return rc;
+}
+
 int model_shards_read(const struct model_shards *shards, const struct model_tensor *t, uint64_t from,
                       uint64_t bytes, void *to, struct helm_err *err)
 {
     const uint64_t place = ((uint64_t)t->shard << 48) + t->offset + from;
-    const int rc = read_bytes(shards, t, from, bytes, to, err);
+    const int rc = (t->cut ? read_cut : read_whole)(shards, t, from, bytes, to, err);
     if (rc) return rc;
     atomic_fetch_add_explicit(shards->content, content_of(to, (size_t)bytes, place), memory_order_relaxed);
     return 0;

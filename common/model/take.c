@@ -55,6 +55,9 @@ static int check_shape(const struct model_config *config, const struct safetenso
     if (entry->rank == wanted.rank &&
         memcmp(entry->shape, wanted.shape, wanted.rank * sizeof *wanted.shape) == 0)
         return 0;
+    if (arch_role_of_one_row(role) && entry->shape[entry->rank - 1] == cols &&
+        (entry->rank == 1 || (entry->rank == 2 && entry->shape[0] == 1)))
+        return 0;
     shape_text(entry, found, sizeof found);
     shape_text(&wanted, implied, sizeof implied);
     return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s", entry->name, found,

@@ -48,6 +48,20 @@ unsigned model_formats(const struct model *model)
     return formats;
 }
 
+enum tensor_format model_main_format(const struct model *model)
+{
+    const struct model_tensor *head = model_find(model, TENSOR_HEAD, -1);
+    uint64_t bytes[FORMAT_COUNT] = {0};
+    enum tensor_format most = FORMAT_BF16;
+    if (head) bytes[head->format] += head->bytes;
+    for (uint32_t u = 0; u < unit_count(model->config.layers); u++)
+        for (uint32_t i = 0; i < model->unit[u].matrix_count; i++)
+            bytes[model->unit[u].tensor[i]->format] += model->unit[u].tensor[i]->bytes;
+    for (int f = 0; f < FORMAT_COUNT; f++)
+        if (bytes[f] > bytes[most]) most = (enum tensor_format)f;
+    return most;
+}
+
 uint32_t model_unit_kind(const struct model *model, uint32_t unit)
 {
     const bool sparse = unit_part(unit) == UNIT_MLP && model_layer_sparse(&model->config, unit_layer(unit));

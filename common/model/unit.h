@@ -45,6 +45,11 @@ enum tensor_role {
     TENSOR_GATE_EXPERTS_BIAS, /* [experts, expert_intermediate] */
     TENSOR_UP_EXPERTS_BIAS,
     TENSOR_DOWN_EXPERTS_BIAS, /* [experts, hidden] */
+    TENSOR_CHOICE_BIAS,       /* [experts]: added to a router's scores for the choice alone */
+    TENSOR_SHARED_GATE,       /* [shared_intermediate, hidden]; of the expert that every token has, too */
+    TENSOR_SHARED_UP,
+    TENSOR_SHARED_DOWN, /* [hidden, shared_intermediate] */
+    TENSOR_SHARE, /* [hidden]: the sigmoid of its product with a token's input is that expert's weight */
     TENSOR_ROLE_COUNT,
     TENSOR_NONE = TENSOR_ROLE_COUNT
 };
@@ -87,8 +92,10 @@ enum model_buffer {
     BUFFER_Q, /* [heads * head_dim] */
     BUFFER_K, /* [kv_heads * head_dim] */
     BUFFER_V,
-    BUFFER_A,    /* attention output [heads * head_dim] */
-    BUFFER_GATE, /* [intermediate]; of experts [chosen][expert_intermediate] */
+    BUFFER_A,         /* attention output [heads * head_dim] */
+    BUFFER_SHARED,    /* of the shared expert what BUFFER_GATE is of others [shared_intermediate] */
+    BUFFER_SHARED_UP, /* likewise */
+    BUFFER_GATE,      /* [intermediate]; of experts [chosen][expert_intermediate] */
     BUFFER_UP,
     BUFFER_ROUTER, /* logits of the experts [experts] */
     BUFFER_CHOICE, /* ids of the chosen ones, then their weights: [2][chosen] */
@@ -100,9 +107,11 @@ enum math_kind {
     MATH_EMBED, /* out = embedding row of the token */
     MATH_LINEAR, /* of each weight: out (+)= weight * input + bias; then, with swiglu, out[0] = silu(out[0]) * out[1] */
     MATH_ATTENTION, /* norm of each head of q and k, RoPE, append k and v to the cache, causal GQA attention of q */
-    MATH_ROUTE,       /* out = the experts chosen by router * input + bias[0], and their weights (router.h) */
+    MATH_ROUTE, /* out = the experts chosen by router * input + bias[0], with bias[1] for the choice, and their weights
+                   (router.h) */
     MATH_EXPERTS_GLU, /* of each chosen expert: out = glu(its gate * input, its up * input) */
     MATH_EXPERTS_DOWN, /* out += the sum, in the order of choice, of weight * (the expert's down * its input) */
+    MATH_WEIGH,        /* out *= sigmoid of (router * input) */
 };
 #define MATH_WEIGHTS_MAX 3
 struct math_op {
@@ -117,19 +126,19 @@ struct math_op {
     bool swiglu;                     /* weights are gate and up, whose rows are used in pairs */
     enum tensor_role q_norm, k_norm; /* ATTENTION: of each head; TENSOR_NONE: none */
     enum tensor_role sinks;          /* ATTENTION: TENSOR_NONE: none */
-    enum tensor_role router; /* ROUTE: kept beside the matrices, as vectors are; TENSOR_NONE: it is none */
+    enum tensor_role router; /* ROUTE, WEIGH: kept beside the matrices, as vectors are; TENSOR_NONE: else */
 };
-/* How many of `bias` mean something: a router, which is none of the weights, has one too. */
+/* How many of `bias` mean something. A router, which is none of the weights, has two: of its product, of its choice. */
 static inline uint32_t math_biases(const struct math_op *op)
 {
-    return op->kind == MATH_ROUTE ? 1 : op->weights;
+    return op->kind == MATH_ROUTE ? 2 : op->weights;
 }
-#define MATH_OPS_MAX 4
+#define MATH_OPS_MAX 6
 /* One kind of unit: its operations in order. */
 struct math_part {
     struct math_op op[MATH_OPS_MAX];
     uint32_t ops;
-    double read_part; /* of its weights' bytes, what one token reads: 1, or less of experts */
+    double read_part; /* of its experts' bytes, what one token reads; 1 where it has none */
 };
 /* The kinds of parts: those that every model has, by enum unit_part; and what a sparse layer's MLP is instead. */
 enum { MATH_PART_SPARSE = UNIT_PARTS, MATH_PARTS };

@@ -123,6 +123,13 @@ static int lay(struct laying *l, const struct model_tensor *t, enum tensor_forma
     return 0;
 }
 
+bool placement_lies(enum plan_home home, enum tensor_role role, enum plan_memory memory)
+{
+    if (plan_home_memory(home) == memory) return true;
+    return plan_home_rows[home].route == PLAN_SLOTS && !arch_role_of_experts(role) &&
+           plan_processor_memory(plan_home_processor(home)) == memory;
+}
+
 static int lay_memory(struct laying *l, enum plan_memory memory, unsigned which, struct helm_err *err)
 {
     const struct plan *plan = l->plan;
@@ -144,9 +151,9 @@ static int lay_memory(struct laying *l, enum plan_memory memory, unsigned which,
     if (embed && !same) rc = lay(l, model_find(l->model, TENSOR_EMBED, -1), plan_embed_format(plan), err);
     for (uint32_t u = 0; u < unit_count(plan->layers) && !rc; u++) {
         const struct model_unit *unit = &l->model->unit[u];
-        if (plan_home_memory(home[u]) != memory) continue;
         for (uint32_t i = 0; i < unit->matrix_count && !rc; i++)
-            rc = lay(l, unit->tensor[i], plan_unit_format(plan, u), err);
+            if (placement_lies(home[u], unit->tensor[i]->role, memory))
+                rc = lay(l, unit->tensor[i], plan_unit_format(plan, u), err);
     }
     if (!rc && head) rc = lay(l, model_find(l->model, TENSOR_HEAD, -1), plan_head_format(plan), err);
     return rc;
@@ -159,8 +166,8 @@ static int lay_all(struct laying *l, struct helm_err *err)
     if (l->plan->layers != model->config.layers)
         return helm_fail(err, HELM_E_MISMATCH, "the plan has %u layers, the model %u", l->plan->layers,
                          model->config.layers);
-    /* An embedding that is a head elsewhere is there twice. */
-    l->place = calloc((size_t)model->tensor_count + 2, sizeof *l->place);
+    /* An embedding that is a head elsewhere is there twice, and so may be what is no expert's. */
+    l->place = calloc(2 * (size_t)model->tensor_count + 2, sizeof *l->place);
     if (!l->place) return helm_fail(err, HELM_E_NOMEM, "no memory for %u placements", model->tensor_count);
     int rc = lay_memory(l, PLAN_HOST, FIXED | VARYING, err);
     l->end = 0;

@@ -6,7 +6,8 @@
  *
  * Order: host memory, then VRAM, each in order of use: the embedding (unless it is also the head there), of
  * every unit that is at home in the memory its matrices (q k v o, gate up down), the head. Each begins at a
- * multiple of placement_align. q k v, and gate up, lie one behind the other, so that a product can take them
+ * multiple of placement_align. Of experts in both memories (`mixed`) all matrices are in host memory, and what is no expert's, a
+ * shared one's, in VRAM too. q k v, and gate up, lie one behind the other, so that a product can take them
  * as one. Of a tied model the embedding's matrix is named, for the head too.
  *
  * Formats of variable size: how small a matrix becomes is known when it is loaded, so `bytes` is its room. In
@@ -47,6 +48,8 @@ struct packed_parts {
 uint64_t placement_align(enum plan_memory memory);
 /* `bytes` up to the next such boundary. */
 uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes);
+/* Whether a matrix of a unit that has this home lies in the memory. */
+bool placement_lies(enum plan_home home, enum tensor_role role, enum plan_memory memory);
 /* Whether a matrix of the model can lie in a format, by how it is stored and by its shape: of experts each begins at a group. */
 bool placement_takes(const struct model *model, const struct model_tensor *tensor, enum tensor_format format);
 /* For each of the model's units (unit_count(layers)): whether all its matrices can be packed to lie so in VRAM and cross the

@@ -82,7 +82,8 @@ struct plan_experts {
     uint32_t move_cost;
     /* For forecasts: of the chosen ones, how many are in VRAM; 0: as if each was chosen alike */
     uint32_t hit_permille;
-    /* [mixed units][slots]: those in VRAM at first, owned; NULL: of each the lowest numbers */
+    /* [mixed units][slots]: those in VRAM at first, owned; NULL: of each the lowest numbers, of parts those that are the first
+     * of their experts, then the second */
     uint32_t *first;
 };
 
@@ -132,6 +133,9 @@ struct plan {
     struct plan_phase prefill[PLAN_PREFILLS_MAX]; /* from_tokens rising, all above 1 */
     uint32_t prefill_count;
     struct plan_experts experts; /* of units at home on `mixed` */
+    /* Experts that each of the files is cut into (common/model/parts.h); 0 or 1: they are whole. What is said of experts
+     * here is said of such. */
+    uint32_t expert_parts;
     uint64_t ring_bytes;       /* of VRAM that `stream` weights pass through; 0 where no stage is `stream` */
     enum plan_processor embed; /* where the embedding is */
     enum plan_processor head;  /* where final norm, lm_head and sampling are: it writes the result */
@@ -196,6 +200,10 @@ HELM_MUST_CHECK int plan_spans(const struct plan *plan, uint32_t phase, struct p
                                uint32_t *count, struct helm_err *err);
 /* Layers whose KV cache this processor holds: those whose attention it computes in decode. */
 uint32_t plan_layers_of(const struct plan *plan, enum plan_processor processor);
+static inline uint32_t plan_expert_parts(const struct plan *plan)
+{
+    return plan->expert_parts ? plan->expert_parts : 1;
+}
 /* Whether the cache of the GPU's layers has two tiers, vram_page_count. */
 static inline bool plan_kv_tiered(const struct plan *plan)
 {
@@ -268,6 +276,7 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *    "mixed": {"slots": N, "direct_permille": 0 to 1000 (default 0), "moves": N (default 0),
  *                "move_cost": N (in 1,000ths of what a hit saves; default 600),
  *                "hit_permille": N (default 0: as if each expert was chosen alike), "first": [[EXPERT, ...], ...] (default: the lowest)} (where there are "mixed" stages),
+ *    "expert_parts": N (into which each expert is cut, and of which "mixed" speaks; default 1: whole),
  *    "activations": {"cpu": "exact" | "int8", "gpu": the same} (default of each: exact),
  *    "weights": "q4_k_m" (a mixture that weights stored as single numbers are converted to; default: none),
  *    "placements": [[TENSOR, FORMAT, "host" | "vram", OFFSET, BYTES], ...] (default: helmd makes them),

@@ -112,6 +112,8 @@ json_t *plan_to_json(const struct plan *plan)
             json_object_set_new(json, "kv_piece_pages", json_integer(plan->kv_piece_pages));
     }
     if (plan->experts.slots && json) json_object_set_new(json, "mixed", experts_to_json(plan));
+    if (plan->expert_parts > 1 && json)
+        json_object_set_new(json, "expert_parts", json_integer(plan->expert_parts));
     if (plan->invariant && json) json_object_set_new(json, "invariant", json_true());
     add_format(json, "embed_format", plan_embed_format(plan));
     add_format(json, "head_format", plan_head_format(plan));
@@ -419,12 +421,14 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
     }
     if (plan->page_tokens & (plan->page_tokens - 1))
         return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
-    uint64_t vram_pages = 0, direct = 0, piece = 0;
+    uint64_t vram_pages = 0, direct = 0, piece = 0, parts = 1;
     int rc = json_get_u64(json, "vram_page_count", false, 0, plan->page_count, &vram_pages, err);
     if (!rc) rc = json_get_u64(json, "kv_direct_permille", false, 0, 1000, &direct, err);
     if (!rc) rc = json_get_u64(json, "kv_piece_pages", false, 0, plan->page_count, &piece, err);
+    if (!rc) rc = json_get_u64(json, "expert_parts", false, 1, MODEL_EXPERTS_CHOSEN_MAX, &parts, err);
     if (!rc) rc = json_get_bool(json, "invariant", false, &plan->invariant, err);
     if (rc) return rc;
+    plan->expert_parts = (uint32_t)parts;
     plan->vram_page_count = (uint32_t)vram_pages;
     plan->kv_direct_permille = (uint32_t)direct;
     plan->kv_piece_pages = (uint32_t)piece;

@@ -67,7 +67,7 @@ void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, bo
 
 static uint64_t linear_bytes(const struct model_config *c)
 {
-    uint64_t widest = larger(larger(c->hidden, c->intermediate), (uint64_t)c->heads * c->head_dim);
+    const uint64_t widest = model_widest(c);
     uint64_t inputs = ENGINE_FEW_TOKENS * widest * sizeof(float);
     uint64_t sums = larger(smaller(GPU_LINEAR_SUMS * inputs, GPU_LINEAR_SUMS_BYTES), inputs);
     return GPU_LINEAR_COUNTER_BYTES + round_up(sums, VRAM_ALIGN);
@@ -82,8 +82,8 @@ static uint64_t attention_bytes(const struct model_config *c)
 
 uint64_t workspace_chain_lists(const struct model_config *c)
 {
-    /* with experts a router's product more, and words of logits and of x in each of the chains */
-    const uint64_t experts = c->router.experts, layer = experts ? 6 : 5,
+    /* with experts a router's product more, and words of logits and of x in each of the chains; with a shared one two */
+    const uint64_t experts = c->router.experts, layer = (experts ? 6 : 5) + (c->shared_intermediate ? 2 : 0),
                    words = experts ? round_up((experts + 1 + c->hidden) * sizeof(uint64_t), VRAM_ALIGN) : 0;
     return round_up((layer * c->layers + 1) * GPU_CHAIN_OP_BYTES + c->layers * words, VRAM_ALIGN);
 }
@@ -139,6 +139,7 @@ static void size_layers(const struct gpu_workspace_case *c, struct gpu_workspace
     w->area[GPU_AREA_FEW_Q].bytes = few * q;
     w->area[GPU_AREA_FEW_A].bytes = few * q;
     w->area[GPU_AREA_FEW_ACT].bytes = few * model_mlp_width(m);
+    w->area[GPU_AREA_FEW_SHARED].bytes = few * m->shared_intermediate;
     w->area[GPU_AREA_CHUNK_QKV].bytes = tokens * width * sizeof(float);
     w->area[GPU_AREA_CHUNK_Q].bytes = (c->tiered ? tokens : sub) * q * c->query_bytes;
     w->area[GPU_AREA_CHUNK_PART].bytes =
@@ -157,6 +158,9 @@ static void size_experts(const struct gpu_workspace_case *c, struct gpu_workspac
     w->area[GPU_AREA_GROUPS].bytes = (m->router.experts + 1 + 2 * pairs) * number;
     w->area[GPU_AREA_EXPERTS].bytes = workspace_experts_bytes(m);
     w->area[GPU_AREA_SLOTS].bytes = m->router.experts * sizeof(uint32_t);
+    w->area[GPU_AREA_CHUNK_SHARED].bytes = tokens * m->shared_intermediate * c->chunk_bytes;
+    w->area[GPU_AREA_CHUNK_SHARED_GATES].bytes =
+        2ull * w->sub_tokens * m->shared_intermediate * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_EXPERTS_X].bytes = tokens * m->hidden * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_EXPERTS_ACT].bytes = pairs * m->expert_intermediate * c->chunk_bytes;
     w->area[GPU_AREA_CHUNK_EXPERTS_SUM].bytes = pairs * m->hidden * number;
@@ -196,9 +200,12 @@ void gpu_workspace_place(const struct gpu_workspace_case *c, struct gpu_workspac
     if (c->layers) size_experts(c, w);
     const uint64_t at = place_areas(w, 0, GPU_AREA_MATMUL, 0);
     w->bytes =
-        larger(larger(place_areas(w, GPU_AREA_FEW_QKV, GPU_AREA_FEW_ACT, at), place_attention(c, w, at)),
+        larger(larger(place_areas(w, GPU_AREA_FEW_QKV, GPU_AREA_FEW_SHARED, at), place_attention(c, w, at)),
                place_areas(w, GPU_AREA_CHUNK_ACT, GPU_AREA_CHUNK_GATES, at));
-    w->bytes = larger(w->bytes, place_areas(w, GPU_AREA_CHUNK_EXPERTS_X, GPU_AREA_CHUNK_EXPERTS_SUM, at));
+    const uint64_t shared = place_areas(w, GPU_AREA_CHUNK_SHARED, GPU_AREA_CHUNK_SHARED, at);
+    w->bytes =
+        larger(w->bytes, place_areas(w, GPU_AREA_CHUNK_SHARED_GATES, GPU_AREA_CHUNK_SHARED_GATES, shared));
+    w->bytes = larger(w->bytes, place_areas(w, GPU_AREA_CHUNK_EXPERTS_X, GPU_AREA_CHUNK_EXPERTS_SUM, shared));
 }
 
 struct plan_staging plan_staging_of(const struct plan_staging_case *c)
@@ -251,6 +258,8 @@ void cpu_activations_place(const struct cpu_activations_case *s, struct cpu_acti
                                             [BUFFER_K] = kv,
                                             [BUFFER_V] = kv,
                                             [BUFFER_A] = q,
+                                            [BUFFER_SHARED] = c->shared_intermediate,
+                                            [BUFFER_SHARED_UP] = c->shared_intermediate,
                                             [BUFFER_GATE] = mlp,
                                             [BUFFER_UP] = mlp,
                                             [BUFFER_ROUTER] = c->router.experts,

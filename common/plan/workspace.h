@@ -72,19 +72,23 @@ enum gpu_area {
     GPU_AREA_FEW_Q,
     GPU_AREA_FEW_A,
     GPU_AREA_FEW_ACT,
+    GPU_AREA_FEW_SHARED, /* the shared expert's, of its own length */
     GPU_AREA_CHUNK_QKV, /* [tokens][q | k | v]; a sub-chunk's attention output, of the weights' dtype, takes the place
                              of its q k v */
     GPU_AREA_CHUNK_Q, /* [sub], with two tiers [tokens]: rotated, of the cache's dtype */
     GPU_AREA_CHUNK_PART, /* with two tiers: attention over the pieces so far, [tokens][heads][head_dim], behind the whole
                              chunk's output in the place of its q k v; then [tokens][heads][GPU_PART_FLOATS] */
-    GPU_AREA_CHUNK_ACT,   /* [tokens][intermediate] */
-    GPU_AREA_CHUNK_GATES, /* [sub][gate | up] */
-    GPU_AREA_CHUNK_EXPERTS_X, /* [tokens][hidden]: normalised, of the weights' dtype; from here on instead of the former */
-    GPU_AREA_CHUNK_EXPERTS_ACT, /* [tokens * chosen][expert_intermediate], likewise */
-    GPU_AREA_CHUNK_EXPERTS_SUM, /* [tokens * chosen][hidden] */
+    GPU_AREA_CHUNK_ACT,    /* [tokens][intermediate] */
+    GPU_AREA_CHUNK_GATES,  /* [sub][gate | up] */
+    GPU_AREA_CHUNK_SHARED, /* [tokens][shared_intermediate], likewise; from here on instead of the former */
+    GPU_AREA_CHUNK_SHARED_GATES, /* [sub][gate | up]; what follows takes its place */
+    GPU_AREA_CHUNK_EXPERTS_X,    /* [tokens][hidden]: normalised, of the weights' dtype */
+    GPU_AREA_CHUNK_EXPERTS_ACT,  /* [tokens * chosen][expert_intermediate], likewise */
+    GPU_AREA_CHUNK_EXPERTS_SUM,  /* [tokens * chosen][hidden] */
     GPU_AREA_COUNT
 };
-/* Room for a program's lists of chains, however they are cut: of at most five operations a layer and the head; and with
+/* Room for a program's lists of chains, however they are cut: of at most five operations a layer (with experts six, with a shared
+ * one eight) and the head; and with
  * what attention in chains needs besides, each layer's in a chain of its own. */
 /* Room for what products of few tokens with experts keep beside: as often as GPU_EXPERTS_INPUTS says their inputs. */
 uint64_t workspace_experts_bytes(const struct model_config *c);

@@ -24,6 +24,7 @@ static const struct op_traits traits[OP_KIND_COUNT] = {
     [OP_EXPERTS_GLU] = {"experts' gate up", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_EXPERTS_DOWN] = {"experts' down", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_EXPERTS_SUM] = {"sum experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
+    [OP_WEIGH] = {"weigh shared expert", OP_QUEUE_COMPUTE, ALWAYS, .launch = true},
     [OP_LOGITS] = {"router logits", OP_QUEUE_COMPUTE, ALWAYS},
     [OP_EXPERTS_ASK] = {"ask for experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
     [OP_EXPERTS_ADD] = {"add asked experts", OP_QUEUE_COMPUTE, ALWAYS, .launch = true, .outer = true},
@@ -98,7 +99,9 @@ static void add_experts(struct list *list, const struct math_op *math, enum proc
                         enum op_tier tier)
 {
     const bool gpu = processor == PROCESSOR_GPU, chunk = tier == OP_TIER_CHUNK;
-    if (math->kind == MATH_ROUTE) {
+    if (math->kind == MATH_WEIGH) {
+        add(list, OP_WEIGH);
+    } else if (math->kind == MATH_ROUTE) {
         if (!gpu) add(list, OP_NORM);
         add(list, !gpu ? OP_LINEAR : tier == OP_TIER_ONE ? OP_GEMV : chunk ? OP_LOGITS : OP_GEMM_SMALL);
         if (!gpu || chunk) add(list, OP_ROUTE);
@@ -192,6 +195,7 @@ uint32_t program_ops_mixed(const struct math_op *math, enum processor_kind proce
         add(&list, OP_EXPERTS_TAKE);
         return list.count;
     }
+    if (!gpu && math->kind != MATH_EXPERTS_GLU && math->kind != MATH_EXPERTS_DOWN) return 0;
     list.count = program_ops_of(math, processor, tier, kinds);
     if (!gpu) return list.count;
     if (math->kind == MATH_ROUTE) {

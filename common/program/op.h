@@ -18,6 +18,7 @@
  *   GPU ROUTE    GEMV                    GEMM_SMALL                 LOGITS, ROUTE, EXPERTS_GROUP
  *   GPU experts  EXPERTS_GLU             EXPERTS_GLU                NORM, EXPERTS_GLU
  *                EXPERTS_DOWN            EXPERTS_DOWN               EXPERTS_DOWN, EXPERTS_SUM
+ *   both WEIGH   WEIGH                   WEIGH                      WEIGH
  *    mixed       EXPERTS_ASK behind ROUTE's, before any group; EXPERTS_ADD behind DOWN's (by the CPU: EXPERTS_TAKE and its own)
  *   CPU head    NORM, LINEAR, SAMPLE (each with any number of sampled rows)
  *   GPU head    GEMV, ARGMAX         GATHER, GEMM_SMALL, ARGMAX     as few
@@ -47,7 +48,8 @@ enum op_kind {
     OP_EXPERTS_GLU, /* of each chosen expert glu(gate, up); on the GPU of one and few tokens also the choice */
     OP_EXPERTS_DOWN, /* of each chosen expert down: of one token (GPU: of few) summed by weight into x */
     OP_EXPERTS_SUM,  /* those of several tokens, likewise */
-    OP_LANE_READ,    /* x = what the other worker put into the lane */
+    OP_WEIGH, /* the shared expert's activations times its weight: sigmoid of a product with the normed x */
+    OP_LANE_READ, /* x = what the other worker put into the lane */
     OP_LANE_WRITE,
     /* of the CPU */
     OP_LINEAR,
@@ -117,7 +119,8 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
                         enum op_kind kinds[PROGRAM_OPS_MAX]);
 /* The operations on the GPU for attention of a layer of which the CPU attends to a part. */
 uint32_t program_ops_assisted(enum op_kind kinds[PROGRAM_OPS_MAX]);
-/* The operations of a mixture whose experts lie in both memories; the CPU's router is the GPU's. */
+/* The operations of a mixture whose experts lie in both memories; the CPU's router is the GPU's, and what is no choice and no
+ * expert's is the GPU's alone. */
 uint32_t program_ops_mixed(const struct math_op *math, enum processor_kind processor, enum op_tier tier,
                            enum op_kind kinds[PROGRAM_OPS_MAX]);
 /* The operations with which a step begins on a processor that computes layers. */

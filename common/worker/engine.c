@@ -5,6 +5,7 @@
 
 #include "common/base/units.h"
 #include "common/model/model.h"
+#include "common/model/parts.h"
 
 #define LOOK_MS 100 /* how often a worker that waits for tokens looks whether it should end */
 
@@ -49,6 +50,14 @@ int engine_wait_drawn(const struct worker_engine *engine, const struct step *ste
     }
     *waited_ns = units_now_ns() - start_ns;
     return 0;
+}
+
+int engine_read_model(const char *path, const struct plan *plan, struct model *model, struct helm_err *err)
+{
+    int rc = model_read(path, model, err);
+    if (!rc && plan) rc = model_cut_experts(model, plan_expert_parts(plan), err);
+    if (rc) model_free(model);
+    return rc;
 }
 
 int engine_check_plan(const struct plan *plan, const struct model_config *c, struct helm_err *err)

@@ -25,11 +25,12 @@ struct engine_options {
     int node;                /* NUMA node, -1: the one with the most free memory */
     const char *kernels;     /* "" or NULL: the fastest */
     uint32_t spin_us;
-    uint64_t weights_ready;    /* digest of what the arena already holds, or 0 */
-    bool pin;                  /* threads to CPUs */
-    uint32_t peer_wait_ms;     /* 0: ENGINE_PEER_WAIT_MS */
-    const char *device;        /* GPU worker: "cuda", "cuda:1", "emulated" */
-    uint64_t vram_bytes;       /* GPU worker: ceiling, 0: all the device has */
+    uint64_t weights_ready; /* digest of what the arena already holds, or 0 */
+    bool pin;               /* threads to CPUs */
+    bool blank;            /* CPU worker: matrices are zeros and not read; of a model that is only measured */
+    uint32_t peer_wait_ms; /* 0: ENGINE_PEER_WAIT_MS */
+    const char *device;    /* GPU worker: "cuda", "cuda:1", "emulated" */
+    uint64_t vram_bytes;   /* GPU worker: ceiling, 0: all the device has */
     uint64_t copy_bytes_per_s; /* emulated device: speed of copies, 0: as fast as memory */
     bool no_graphs;            /* GPU worker: issues every step anew instead of replaying captured graphs */
     bool no_chains;            /* GPU worker: decodes one token with a kernel an operation */
@@ -102,8 +103,12 @@ struct engine_patience {
 HELM_MUST_CHECK int engine_wait_drawn(const struct worker_engine *engine, const struct step *step,
                                       const struct engine_patience *patience, uint64_t *waited_ns,
                                       struct helm_err *err);
-/* Check that plan, or arena, agree with the checkpoint. */
+/* A checkpoint with its experts in the parts that the plan has them in; plan NULL: whole. On failure *model is zeroed. */
+struct model;
 struct model_config;
+HELM_MUST_CHECK int engine_read_model(const char *path, const struct plan *plan, struct model *model,
+                                      struct helm_err *err);
+/* Check that plan, or arena, agree with the checkpoint. */
 HELM_MUST_CHECK int engine_check_plan(const struct plan *plan, const struct model_config *config,
                                       struct helm_err *err);
 HELM_MUST_CHECK int engine_check_arena(const struct arena *arena, const struct plan *plan,

@@ -48,7 +48,7 @@ static void tell_line(void *context, const char *line)
 
 /* So that it measures this very machine: what is planned for. */
 struct options {
-    const char *argv[16];
+    const char *argv[20];
     size_t count;
     char number[3][24], formats[PROFILE_FORMATS_TEXT];
 };
@@ -284,9 +284,13 @@ static int measure_now(const struct profiling_request *r, struct profile_now *ra
                               .limit_s = NOW_S,
                               .words = {.on_line = tell_line, .context = &job}};
     json_t *json = NULL;
-    make_options(r, 0, &o);
+    make_options(r, profile_format_has_rates(r->reads.format) ? format_bit(r->reads.format) : 0, &o);
     add_worker_dir(r, &o);
     o.argv[o.count++] = "--now";
+    if (r->reads.inputs == LINEAR_INT8) {
+        o.argv[o.count++] = "--activations";
+        o.argv[o.count++] = linear_inputs_name(LINEAR_INT8);
+    }
     sd_notifyf(0, "STATUS=%s", job.doing);
     int rc = run_program(r, &o, &child, err);
     if (!rc) rc = json_parse_bounded(PROGRAM " --now", text, child.length, NOW_TEXT, &json, err);
@@ -322,6 +326,7 @@ int profiling_now(const struct profiling_request *r, const char *option, bool us
         return 0;
     }
     int rc = chooses || on ? measure_now(r, &rates, &failed) : profile_now_read(option, &rates, &failed);
+    if (!rc) rc = profile_now_check(profile, &rates, &failed);
     if (rc == HELM_E_CANCELLED || (rc && !chooses)) {
         *err = failed;
         return helm_err_prefix(err, "--now %s", option);

@@ -20,6 +20,7 @@ struct profiling_request {
     int node;                         /* NUMA node as asked for, -1: as accelerator_choose_node does */
     uint64_t copy_bytes_per_s;        /* of the emulated device; 0: as fast as memory */
     unsigned formats;                 /* of the weights that will be planned (format_bit) */
+    struct profile_reads reads;       /* --now: by what host memory is read */
     int parent_fd;                    /* the measuring ends when its writer closes it; -1: none */
 };
 

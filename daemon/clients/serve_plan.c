@@ -97,17 +97,19 @@ void serve_plan_fill(struct serve_plan *out, struct observe *o, const char *json
 void serve_plan_experts(struct serve_plan *out, const struct plan *plan, const struct arena *arena)
 {
     const struct arena_header *h = arena_header_of(arena);
-    const size_t uses = (size_t)h->expert_layers * h->experts;
+    const uint32_t parts = plan_expert_parts(plan); /* which are used together */
+    const size_t uses = (size_t)h->expert_layers * h->experts / parts;
     out->expert_uses = uses ? malloc(uses * sizeof *out->expert_uses) : NULL;
     if (!out->expert_uses) return;
     /* copied: a message's length must not change while it is packed */
     for (size_t i = 0; i < uses; i++)
-        out->expert_uses[i] = atomic_load_explicit(&arena_expert_uses_of(arena)[i], memory_order_relaxed);
+        out->expert_uses[i] =
+            atomic_load_explicit(&arena_expert_uses_of(arena)[i * parts], memory_order_relaxed);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
         if (plan_unit_home(plan, 0, u) == PLAN_HOME_MIXED && out->plan.n_expert_layers < MODEL_LAYERS_MAX)
             out->expert_layer[out->plan.n_expert_layers++] = unit_layer(u);
     out->plan.expert_layers = out->expert_layer;
-    out->plan.experts = h->experts;
+    out->plan.experts = h->experts / parts;
     out->plan.expert_uses = out->expert_uses;
     out->plan.n_expert_uses = uses;
 }

@@ -159,6 +159,7 @@ static int apply(const struct making *m, const struct search_found *found, struc
     plan->head = found->head;
     plan->ring_bytes = found->ring_bytes;
     plan->step_tokens = m->wish.step_tokens;
+    plan->expert_parts = model_expert_parts(&m->r->model->config);
     int rc = plan_formats_clear(plan, err);
     if (!rc && m->wish.pack_gpu)
         formats_set_vram(&m->c, formats_packable(&m->c, plan),

@@ -89,6 +89,10 @@ HELM_MUST_CHECK int mixed_choose(struct making *m, uint32_t ctx, struct plan *pl
  * this one, whose decode step takes so long. */
 HELM_MUST_CHECK int mixed_bound(struct making *m, const struct trying *t, const struct plan *plan,
                                 double seconds, double *bound, struct helm_err *err);
+/* Takes a plan of the strategy `experts-cpu`, of a model with shared experts: these go into VRAM, as all else is, where that is
+ * faster and there is room for one slot of each layer beside; kernels read no expert in host memory, and none move. */
+HELM_MUST_CHECK int mixed_beside(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
+                                 struct helm_err *err);
 /* Where mixed_choose has found none: HELM_E_CAPACITY with what one slot of each layer would take, in the request's refusal, too. */
 HELM_MUST_CHECK int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan,
                                  struct helm_err *err);

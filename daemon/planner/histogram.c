@@ -51,7 +51,8 @@ static int read_all(const json_t *json, const struct model *model, struct histog
 int histogram_read(const char *path, const struct model *model, struct histogram *h, struct helm_err *err)
 {
     json_t *json = NULL;
-    *h = (struct histogram){.layers = model->config.layers, .experts = model->config.router.experts};
+    *h = (struct histogram){.layers = model->config.layers,
+                            .experts = model->config.router.experts / model_expert_parts(&model->config)};
     if (!h->experts)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: the model is no mixture of experts", path);
     h->uses = calloc((size_t)h->layers * h->experts, sizeof *h->uses);
@@ -69,18 +70,19 @@ void histogram_free(struct histogram *h)
     *h = (struct histogram){0};
 }
 
-/* The most used expert that is not taken, of equals the lowest number. */
-static uint32_t most_used(const uint64_t *uses, const bool *taken, uint32_t experts)
+/* The most used expert, or part of one, that is not taken, of equals the lowest number. Parts are used as their experts. */
+static uint32_t most_used(const uint64_t *uses, const bool *taken, uint32_t experts, uint32_t parts)
 {
     uint32_t best = UINT32_MAX;
-    for (uint32_t e = 0; e < experts; e++)
-        if (!taken[e] && (best == UINT32_MAX || uses[e] > uses[best])) best = e;
+    for (uint32_t e = 0; e < experts * parts; e++)
+        if (!taken[e] && (best == UINT32_MAX || uses[e / parts] > uses[best / parts])) best = e;
     return best;
 }
 
 int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_err *err)
 {
-    const uint32_t units = plan_mixed_units(plan), slots = plan->experts.slots;
+    const uint32_t units = plan_mixed_units(plan), slots = plan->experts.slots,
+                   parts = plan_expert_parts(plan);
     double hits = 0;
     free(plan->experts.first);
     plan->experts.first = calloc((size_t)units * slots + 1, sizeof *plan->experts.first);
@@ -91,32 +93,33 @@ int histogram_apply(const struct histogram *h, struct plan *plan, struct helm_er
         const uint64_t *uses = h->uses + (size_t)l * h->experts;
         bool taken[MODEL_EXPERTS_MAX] = {false};
         uint64_t all = 0, caught = 0;
-        for (uint32_t e = 0; e < h->experts; e++) all += uses[e];
+        for (uint32_t e = 0; e < h->experts; e++) all += uses[e] * parts;
         for (uint32_t i = 0; i < slots; i++) {
-            const uint32_t e = most_used(uses, taken, h->experts);
+            const uint32_t e = most_used(uses, taken, h->experts, parts);
             plan->experts.first[(size_t)u * slots + i] = e;
             taken[e] = true;
-            caught += uses[e];
+            caught += uses[e / parts];
         }
-        hits += all ? (double)caught / (double)all : (double)slots / h->experts;
+        hits += all ? (double)caught / (double)all : (double)slots / (h->experts * parts);
         u++;
     }
     plan->experts.hit_permille = units ? (uint32_t)(1000 * hits / units + 0.5) : 0;
     return 0;
 }
 
-void histogram_most(const struct histogram *h, double *most_hit)
+void histogram_most(const struct histogram *h, uint32_t parts, double *most_hit)
 {
-    for (uint32_t n = 0; n <= h->experts; n++) most_hit[n] = (double)n / h->experts;
+    const uint32_t count = h->experts * parts;
+    for (uint32_t n = 0; n <= count; n++) most_hit[n] = (double)n / count;
     for (uint32_t l = 0; l < h->layers; l++) {
         const uint64_t *uses = h->uses + (size_t)l * h->experts;
         bool taken[MODEL_EXPERTS_MAX] = {false};
         uint64_t all = 0, caught = 0;
-        for (uint32_t e = 0; e < h->experts; e++) all += uses[e];
-        for (uint32_t n = 1; n <= h->experts && all; n++) {
-            const uint32_t e = most_used(uses, taken, h->experts);
+        for (uint32_t e = 0; e < h->experts; e++) all += uses[e] * parts;
+        for (uint32_t n = 1; n <= count && all; n++) {
+            const uint32_t e = most_used(uses, taken, h->experts, parts);
             taken[e] = true;
-            caught += uses[e];
+            caught += uses[e / parts];
             if ((double)caught / (double)all > most_hit[n]) most_hit[n] = (double)caught / (double)all;
         }
     }

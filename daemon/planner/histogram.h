@@ -9,7 +9,7 @@
 #include "common/plan/plan.h"
 
 struct histogram {
-    uint32_t layers, experts; /* of the model */
+    uint32_t layers, experts; /* of the model, whole ones */
     uint64_t *uses;           /* [layers][experts]; a layer of zeros: not counted */
 };
 /* {"experts": N, "layers": [{"layer": L, "uses": [N numbers]}, ...]}; others' members are ignored. HELM_E_FORMAT,
@@ -22,8 +22,8 @@ void histogram_free(struct histogram *histogram);
 HELM_MUST_CHECK int histogram_apply(const struct histogram *histogram, struct plan *plan,
                                     struct helm_err *err);
 
-/* With so many of a layer's experts in VRAM, most_hit[0 .. experts]: the largest part of its uses that any layer's most used ones
- * had. */
-void histogram_most(const struct histogram *histogram, double *most_hit);
+/* With so many of a layer's experts in VRAM, each of them cut into `parts`, most_hit[0 .. experts * parts]: the largest part of its
+ * uses that any layer's most used ones had. */
+void histogram_most(const struct histogram *histogram, uint32_t parts, double *most_hit);
 
 #endif

@@ -368,6 +368,27 @@ int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan, struct
     return rc;
 }
 
+int mixed_beside(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
+                 struct helm_err *err)
+{
+    struct plan beside = {0};
+    struct arena_spec spec;
+    double seconds = INFINITY;
+    int rc = place(m, plan, 0, false, &beside, err);
+    beside.experts = (struct plan_experts){.slots = 1, .moves = 1, .move_cost = PLAN_MOVE_COST_MAX};
+    if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &beside, &spec, err);
+    if (!rc && ledger_fits(&beside))
+        rc = making_decode_seconds(m, &beside, planner_typical_context(m->r, ctx), &seconds, err);
+    if (!rc && seconds < attempt->seconds) {
+        const struct plan worse = *plan;
+        *plan = beside;
+        beside = worse;
+        attempt->seconds = seconds;
+    }
+    plan_free(&beside);
+    return rc;
+}
+
 /* Every sparse layer's experts are in VRAM, so that in both memories there is nothing to gain. */
 static bool all_in_vram(const struct model *model, const struct plan *plan)
 {

@@ -35,7 +35,7 @@ static int open_tables(struct bounding *b, struct helm_err *err)
     if (!b->way || !b->ways || !b->hit)
         return helm_fail(err, HELM_E_NOMEM, "no memory for the bound of %u half layers", b->units);
     for (uint32_t n = 0; n <= b->experts; n++) b->hit[n] = (double)n / b->experts;
-    if (seen) histogram_most(seen, b->hit);
+    if (seen) histogram_most(seen, model_expert_parts(&b->m->r->model->config), b->hit);
     for (uint32_t n = 0; n <= b->experts && seen; n++) b->hit[n] = fmin(1, b->hit[n] + HIT_ROUNDED);
     return 0;
 }

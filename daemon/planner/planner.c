@@ -166,9 +166,8 @@ static int lengthen_chunks(struct making *m, uint32_t ctx, struct plan *plan, st
         double shorter, longer;
         int rc = prompt_seconds(m, twice, now, plan, &shorter, err);
         if (!rc) rc = prompt_seconds(m, twice, twice, plan, &longer, err);
-        const bool pays =
-            !rc && longer <= (1 - CHUNK_GAIN) * shorter &&
-            ledger_workspace_bytes(&m->c, &room) <= m->machine.device.limit / PREFILL_VRAM_PARTS;
+        const bool pays = !rc && longer <= (1 - CHUNK_GAIN) * shorter &&
+                          ledger_workspace_bytes(&m->c, &room) <= prefill_buffers_most(&m->c);
         if (pays) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), plan, spec, err);
         if (pays && !rc && ledger_fits(plan)) continue;
         plan->step_tokens = m->wish.step_tokens = now;
@@ -204,6 +203,9 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
     if (device) {
         rc = attempt_contexts(m, &t, plan, &attempt, err);
         if (!rc && r->strategy == SEARCH_BEST) rc = mixed_try(m, &t, plan, &attempt, err);
+        if (!rc && attempt.fits && r->strategy == SEARCH_EXPERTS_CPU && !r->one_memory &&
+            r->model->config.shared_intermediate)
+            rc = mixed_beside(m, t.ctx, plan, &attempt, err);
         if (!rc && attempt.fits && r->strategy == SEARCH_MIXED) {
             rc = mixed_choose(m, t.ctx, plan, &attempt, err);
             if (!rc && !attempt.fits) return mixed_refuse(m, t.ctx, plan, err); /* no room for its slots */

@@ -23,6 +23,13 @@ static int gpu_seconds(const struct ledger_case *c, const struct profile *profil
     return 0;
 }
 
+/* Parts of experts have a sum of each, so that a chunk has room for as many tokens as of whole ones: each chunk streams all. */
+uint64_t prefill_buffers_most(const struct ledger_case *c)
+{
+    const uint64_t most = c->machine->device.limit / PREFILL_VRAM_PARTS;
+    return model_expert_parts(&c->model->config) > 1 ? 2 * most : most;
+}
+
 int prefill_step_tokens(const struct ledger_case *c, const struct profile *profile, uint32_t ctx,
                         uint32_t *tokens, struct helm_err *err)
 {
@@ -46,7 +53,7 @@ int prefill_step_tokens(const struct ledger_case *c, const struct profile *profi
         double computing;
         int rc = gpu_seconds(c, profile, *tokens, &computing, err);
         if (rc) return rc;
-        if (computing >= copying || bytes > device->limit / PREFILL_VRAM_PARTS) break;
+        if (computing >= copying || bytes > prefill_buffers_most(c)) break;
         *tokens *= 2;
     }
     return 0;

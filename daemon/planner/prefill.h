@@ -11,8 +11,10 @@
 
 #define PREFILL_SHORT_TOKENS 128
 #define PREFILL_CHUNK_MAX    4096
-#define PREFILL_VRAM_PARTS   32 /* a chunk's buffers may take this part of the device's memory */
+#define PREFILL_VRAM_PARTS   32 /* of the device's memory, a part that a chunk's buffers may take */
 
+/* Bytes that a chunk's buffers may take. */
+uint64_t prefill_buffers_most(const struct ledger_case *c);
 /* The chunk that a plan of this case should have: long enough that the GPU computes for about as long as the
  * link takes for the weights that do not fit in VRAM, since a chunk cannot be faster than that. A power of
  * two from LEDGER_STEP_TOKENS to PREFILL_CHUNK_MAX, no longer than the context, and such that the device has

@@ -31,8 +31,8 @@
 #define ALL_MODES "qwen3"
 #endif
 
-static const char *const models[] = {"qwen3",    "qwen2-bias", "llama3-ropescaled",
-                                     "qwen3moe", "mixtral",    "gptoss"};
+static const char *const models[] = {"qwen3",   "qwen2-bias", "llama3-ropescaled", "qwen3moe",
+                                     "mixtral", "gptoss",     "qwen2moe",          "dots1"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 
@@ -231,6 +231,18 @@ static void mixtral_agrees(void **state)
     (void)state;
     run_model(4);
 }
+/* A shared expert with a weight. */
+static void qwen2moe_agrees(void **state)
+{
+    (void)state;
+    run_model(6);
+}
+/* One without, and DeepSeek-V3's routing behind a dense layer. */
+static void dots1_agrees(void **state)
+{
+    (void)state;
+    run_model(7);
+}
 /* MXFP4 experts, sinks, windows, biases everywhere. */
 static void gptoss_agrees(void **state)
 {
@@ -303,6 +315,8 @@ int main(void)
         cmocka_unit_test(llama3_agrees),
         cmocka_unit_test(qwen3moe_agrees),
         cmocka_unit_test(packed_experts_agree_with_a_reference),
+        cmocka_unit_test(qwen2moe_agrees),
+        cmocka_unit_test(dots1_agrees),
         cmocka_unit_test(mixtral_agrees),
         cmocka_unit_test(gptoss_agrees),
 #endif

@@ -42,13 +42,18 @@ static uint32_t stages_of(const char *homes, uint32_t length, uint32_t layers, s
     return plan_stages_of(home, layers, stages);
 }
 
-/* `homes`: of the units in turn, over and over; behind a slash those of chunks. experts: of those in both memories. */
-static int try_pair(const char *path, const char *homes, const struct plan_experts *experts,
-                    struct pair *pair, struct helm_err *err)
+/* `homes`: of the units in turn, over and over; behind a slash those of chunks. experts: of those in both memories. parts: of
+ * each expert. */
+struct placed {
+    const char *homes;
+    const struct plan_experts *experts;
+    uint32_t parts;
+};
+static int try_pair(const char *path, const struct placed *placed, struct pair *pair, struct helm_err *err)
 {
     struct model model;
     struct plan_stage stages[64], chunks[64];
-    const char *slash = strchr(homes, '/');
+    const char *const homes = placed->homes, *slash = strchr(homes, '/');
     const uint32_t length = slash ? (uint32_t)(slash - homes) : (uint32_t)strlen(homes);
     if (model_read(path, &model, err)) fail_msg("%s", err->text);
     const uint32_t layers = model.config.layers;
@@ -57,8 +62,9 @@ static int try_pair(const char *path, const char *homes, const struct plan_exper
     struct plan plan = {.layers = layers,
                         .stages = stages,
                         .stage_count = stages_of(homes, length, layers, stages),
-                        .ring_bytes = 2 * MIB};
-    if (experts) plan.experts = *experts;
+                        .ring_bytes = 2 * MIB,
+                        .expert_parts = placed->parts};
+    if (placed->experts) plan.experts = *placed->experts;
     plan.embed = plan_home_processor(stages[0].home);
     plan.head = plan_home_processor(stages[plan.stage_count - 1].home);
     if (slash) {
@@ -83,11 +89,10 @@ static int try_pair(const char *path, const char *homes, const struct plan_exper
     return pair_open(&options, pair, err);
 }
 
-static void open_pair(const char *path, const char *homes, const struct plan_experts *experts,
-                      struct pair *pair)
+static void open_pair(const char *path, const struct placed *placed, struct pair *pair)
 {
     struct helm_err err = {0};
-    if (try_pair(path, homes, experts, pair, &err)) fail_msg("%s, %s: %s", path, homes, err.text);
+    if (try_pair(path, placed, pair, &err)) fail_msg("%s, %s: %s", path, placed->homes, err.text);
 }
 
 static void refuse_pair(const char *path, const char *homes, const char *text)
@@ -95,7 +100,7 @@ static void refuse_pair(const char *path, const char *homes, const char *text)
     struct helm_err err = {0};
     struct pair *pair = calloc(1, sizeof *pair);
     assert_non_null(pair);
-    assert_int_equal(try_pair(path, homes, NULL, pair, &err), HELM_E_UNSUPPORTED);
+    assert_int_equal(try_pair(path, &(struct placed){.homes = homes}, pair, &err), HELM_E_UNSUPPORTED);
     if (!strstr(err.text, text)) fail_msg("'%s' is not in '%s'", text, err.text);
     free(pair);
 }
@@ -146,8 +151,9 @@ static void check_experts(const struct pair *pair, const struct plan_experts *ex
     assert_int_equal(seen->moved > 0, experts->moves > 0);
 }
 
-static void run_file(const char *folder, const char *homes, const struct plan_experts *experts)
+static void run_placed(const char *folder, const struct placed *placed)
 {
+    const char *const homes = placed->homes;
     struct golden *golden = calloc(1, sizeof *golden);
     struct pair *pair = calloc(1, sizeof *pair);
     struct outcome few = {0}, chunks = {0};
@@ -155,10 +161,11 @@ static void run_file(const char *folder, const char *homes, const struct plan_ex
     assert_true(golden && pair);
     golden_read(folder, golden);
     snprintf(path, sizeof path, "%s%s", folder, strstr(folder, "-gguf/") ? "/model.gguf" : "");
-    open_pair(path, homes, experts, pair);
+    open_pair(path, placed, pair);
     run_few(pair, golden, &few);
     run_mode(pair, golden, MODE_TOGETHER, SHORT_CASE, 0, 1, &chunks);
-    if (experts) check_experts(pair, experts);
+    if (placed->experts) check_experts(pair, placed->experts);
+    if (placed->parts) print_message("in %u parts: ", placed->parts);
     pair_close(pair);
     agree(folder, homes, "few tokens", &few, WORST, MEAN);
     /* gpt-oss's small heads are more sensitive: on the emulated device 0.39, and CUDA adds in other orders */
@@ -166,6 +173,11 @@ static void run_file(const char *folder, const char *homes, const struct plan_ex
     golden_free(golden);
     free(golden);
     free(pair);
+}
+
+static void run_file(const char *folder, const char *homes, const struct plan_experts *experts)
+{
+    run_placed(folder, &(struct placed){.homes = homes, .experts = experts});
 }
 
 /* Instrumented, each file at one home and each home once: all take a minute. */
@@ -199,6 +211,10 @@ static void experts_agree(void **state)
                  {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE", "g"},
                  /* bf16, and a dense layer between sparse ones */
                  {"tests/data/golden/qwen3moe", "gcgsgc/gsgsgs"},
+                 /* a shared expert, with its weight and with 1 behind a dense layer */
+                 {"tests/data/golden/qwen2moe", "g"},
+                 {"tests/data/golden/qwen2moe", "gc/gs"},
+                 {"tests/data/golden/dots1", "gsgcgg/gsgsgg"},
                  /* sinks, windows, biases of experts */
                  {"tests/data/golden/gptoss", "gc/gs"},
                  {"tests/data/golden/gptoss", "g"},
@@ -218,6 +234,8 @@ static void experts_in_both_memories_agree(void **state)
         struct plan_experts experts;
     } cases[] = {{"tests/data/golden/qwen3moe", "gmgggm", {.slots = 5, .direct_permille = 400, .moves = 3}},
                  {"tests/data/golden/mixtral", "gmcm", {.slots = 3}},
+                 {"tests/data/golden/qwen2moe", "gm/gs", {.slots = 3, .direct_permille = 400, .moves = 2}},
+                 {"tests/data/golden/dots1", "gggmgm", {.slots = 3}},
                  {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE",
                   "gm/gs",
                   {.slots = 8, .moves = 2, .move_cost = 0}},
@@ -226,6 +244,29 @@ static void experts_in_both_memories_agree(void **state)
     need_device();
     for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
         run_file(cases[i].folder, cases[i].homes, &cases[i].experts);
+}
+
+/* Experts in parts (common/model/parts.h), wherever they are: on each processor, in both memories with slots that move, streamed;
+ * of separate tensors, of one for all, with biases. */
+static void experts_in_parts_agree(void **state)
+{
+    (void)state;
+    static const struct plan_experts few = {.slots = 5, .direct_permille = 400, .moves = 3},
+                                     moving = {.slots = 8, .moves = 2, .move_cost = 0},
+                                     direct = {.slots = 1, .direct_permille = 1000};
+    static const struct {
+        const char *folder;
+        struct placed placed;
+    } cases[] = {{"tests/data/golden/mixtral", {.homes = "gmcm", .experts = &few, .parts = 4}},
+                 {"tests/data/golden/mixtral", {.homes = "g", .parts = 2}},
+                 {"tests/data/golden-gguf/mixtral-Q4_K_M", {.homes = "cgccgg", .parts = 2}},
+                 {"tests/data/golden-gguf/mixtral-Q4_K_M", {.homes = "gm", .experts = &direct, .parts = 2}},
+                 {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE",
+                  {.homes = "gm/gs", .experts = &moving, .parts = 4}},
+                 {"tests/data/golden/gptoss", {.homes = "gm", .experts = &few, .parts = 3}}};
+    need_device();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)
+        run_placed(cases[i].folder, &cases[i].placed);
 }
 
 /* Which experts a token will choose is not known before: decode does not stream them. */
@@ -253,8 +294,10 @@ static void collection_agrees(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(files_agree), cmocka_unit_test(experts_agree),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(files_agree),
+                                       cmocka_unit_test(experts_agree),
                                        cmocka_unit_test(experts_in_both_memories_agree),
+                                       cmocka_unit_test(experts_in_parts_agree),
                                        cmocka_unit_test(experts_are_not_streamed_for_one_token),
                                        cmocka_unit_test(collection_agrees)};
     return cmocka_run_group_tests_name("golden/gguf-gpu", tests, NULL, NULL);

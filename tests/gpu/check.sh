@@ -169,7 +169,7 @@ elif selected masks; then
 fi
 if [ "$device" = cuda ]; then
     rm -f "$logs/bench.log"
-    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks integer=gemm_integer experts=experts experts_few=experts_few
+    sanitize chain=chain linear=linear attention=attention elementwise=elementwise,select packed=gemv_packed,expand blocks=blocks,gemm_blocks,scales integer=gemm_integer experts=experts experts_few=experts_few
     run bench 400 'decode check' "$bin/helm-bench-gpu-kernels" $bench
     [ ! -f "$logs/bench.log" ] || cat "$logs/bench.log"
 fi

@@ -89,45 +89,51 @@ static inline const char *name_of(int format)
 {
     return tensor_format_name((enum tensor_format)format);
 }
+/* Where a block of a format has its fp16 scales, and the largest of them for values of size 1. None: its first byte is a
+ * power of two. */
+struct block_scale_places {
+    enum tensor_format format;
+    uint32_t count, at[2];
+    float most[2];
+};
+static inline const block_scale_places &scale_places(enum tensor_format format)
+{
+    static const block_scale_places places[] = {
+        {FORMAT_Q8_0, 1, {0, 0}, {1 / 128.0f, 0}},
+        {FORMAT_Q4_0, 1, {0, 0}, {1 / 16.0f, 0}},
+        {FORMAT_Q4_1, 2, {0, 2}, {1 / 16.0f, 1}},
+        {FORMAT_Q5_0, 1, {0, 0}, {1 / 16.0f, 0}},
+        {FORMAT_Q5_1, 2, {0, 2}, {1 / 16.0f, 1}},
+        {FORMAT_Q2_K, 2, {80, 82}, {1 / 64.0f, 1 / 32.0f}},
+        {FORMAT_Q3_K, 1, {108, 0}, {1 / 64.0f, 0}},
+        {FORMAT_Q4_K, 2, {0, 2}, {1 / 512.0f, 1 / 128.0f}},
+        {FORMAT_Q5_K, 2, {0, 2}, {1 / 512.0f, 1 / 128.0f}},
+        {FORMAT_Q6_K, 1, {208, 0}, {1 / 2048.0f, 0}},
+        {FORMAT_IQ4_NL, 1, {0, 0}, {1 / 128.0f, 0}},
+        {FORMAT_IQ4_XS, 1, {0, 0}, {1 / 4096.0f, 0}},
+        {FORMAT_MXFP4, 0, {0, 0}, {0, 0}},
+    };
+    for (const block_scale_places &p : places)
+        if (p.format == format) return p;
+    fprintf(stderr, "%s: no row says where its scales are\n", name_of(format));
+    exit(2);
+}
 /* Any bytes as blocks (n values, whole blocks), but for what all of a block's values are multiplied by: values are of
  * `scale`'s size. */
 static inline std::vector<unsigned char> random_blocks(struct test_context *t, size_t n,
                                                        enum tensor_format format, float scale)
 {
     const struct tensor_format_traits *traits = tensor_format_of(format);
+    const block_scale_places &places = scale_places(format);
     std::vector<unsigned char> v(n / traits->block_values * traits->block_bytes);
-    const auto put = [&](unsigned char *at, float most) {
-        const uint16_t half = convert_f32_f16((float)(random_uniform(t) * most * scale));
-        memcpy(at, &half, 2);
-    };
     for (unsigned char &byte : v) byte = (unsigned char)random_below(t, 256);
-    for (unsigned char *block = v.data(); block < v.data() + v.size(); block += traits->block_bytes)
-        switch (format) {
-        case FORMAT_Q2_K:
-            put(block + 80, 1 / 64.0f), put(block + 82, 1 / 32.0f);
-            break;
-        case FORMAT_Q3_K:
-            put(block + 108, 1 / 64.0f);
-            break;
-        case FORMAT_Q6_K:
-            put(block + 208, 1 / 2048.0f);
-            break;
-        case FORMAT_Q4_K:
-        case FORMAT_Q5_K:
-            put(block, 1 / 512.0f), put(block + 2, 1 / 128.0f);
-            break;
-        case FORMAT_Q4_1:
-        case FORMAT_Q5_1:
-            put(block, 1 / 16.0f), put(block + 2, 1);
-            break;
-        case FORMAT_MXFP4:
-            block[0] = (unsigned char)(120 + random_below(t, 5) + (scale < 1 ? -4 : 0));
-            break;
-        default:
-            put(block, format == FORMAT_Q8_0 || format == FORMAT_IQ4_NL ? 1 / 128.0f
-                       : format == FORMAT_IQ4_XS                        ? 1 / 4096.0f
-                                                                        : 1 / 16.0f);
+    for (unsigned char *block = v.data(); block < v.data() + v.size(); block += traits->block_bytes) {
+        for (uint32_t i = 0; i < places.count; i++) {
+            const uint16_t half = convert_f32_f16((float)(random_uniform(t) * places.most[i] * scale));
+            memcpy(block + places.at[i], &half, sizeof half);
         }
+        if (places.count == 0) block[0] = (unsigned char)(120 + random_below(t, 5) + (scale < 1 ? -4 : 0));
+    }
     return v;
 }
 /* n random elements of a dtype, or of blocks, as bytes. */
@@ -264,5 +270,6 @@ void test_gemm_blocks(struct test_context *t);
 void test_gemm_integer(struct test_context *t);
 void test_gemv_packed(struct test_context *t);
 void test_invariant(struct test_context *t);
+void test_scales(struct test_context *t);
 
 #endif

@@ -19,6 +19,7 @@ struct chain_model {
     bool aligned = false;             /* matrices begin on 16 bytes, as they do in VRAM; else on any block */
     uint32_t experts = 0, chosen = 0; /* of sparse MLPs, whose matrices have `inner` rows; 0: dense */
     enum router_score score = ROUTER_SOFTMAX;
+    bool shared = false; /* beside a dense MLP of as many rows, in front of and behind the sparse one */
 };
 
 /* A chain takes rows whose columns are a multiple of this: of plain formats, whole 16 bytes. */
@@ -132,14 +133,13 @@ struct chain_test {
             add(t, o, x_at, m.hidden);
             o.residual = float_at(x_at);
             push(o);
-            if (m.experts) {
-                push_experts(t, x_at, scores_at);
-                continue;
-            }
+            const bool dense = !m.experts || m.shared;
             auto gate_up = linear(t, x_at, m.hidden, true);
             add(t, gate_up, inner_at, m.inner), add(t, gate_up, inner_at, m.inner);
             gate_up.swiglu = true;
-            push(gate_up);
+            if (dense) push(gate_up);
+            if (m.experts) push_experts(t, x_at, scores_at);
+            if (!dense) continue;
             auto down = linear(t, inner_at, m.inner, false);
             add(t, down, x_at, m.hidden);
             down.residual = float_at(x_at);
@@ -468,6 +468,7 @@ static void test_sparse(struct test_context *t)
                          false};
         m.experts = f % 4 == 1 ? 8 : 4 * (2 + random_below(t, 30)), m.chosen = 1 + random_below(t, 8);
         m.score = (enum router_score)(f % 3);
+        m.shared = f / 2 % 2;
         if (f % 4 == 2)
             m.other = unit < 256 ? FORMAT_Q8_0 : format == FORMAT_Q6_K ? FORMAT_Q4_K : FORMAT_Q6_K;
         if (format < FORMAT_Q8_0) m.other = -1;
@@ -476,12 +477,12 @@ static void test_sparse(struct test_context *t)
         few.sm_count = (int)(2 + random_below(t, 5)), few.gemv_slots = (int)random_below(t, 6);
         few.chain_words = f % 3 == 0 ? 2 : f % 3 == 1 ? -1 : 1;
         test_cut(t, c, &few, 0, c.ops.size(), 2);
-        if (!t->small || (!t->few && f % 2 == 1)) test_cut(t, c, &t->device, 2, 4, 2);
+        if (!t->small || (!t->few && f % 2 == 1)) test_cut(t, c, &t->device, 2, m.shared ? 6 : 4, 2);
     }
     /* rows of several tiles, as Mixtral's; real widths where there is a GPU */
     chain_model wide = {DTYPE_BF16, DTYPE_BF16, 256, 4736, 2,    1,     64,    1,
                         33,         16,         0,   9,    true, false, false, false};
-    wide.experts = 4, wide.chosen = 2;
+    wide.experts = 4, wide.chosen = 2, wide.shared = true;
     std::vector<chain_model> models = {wide};
     wide.dtype = FORMAT_Q4_K, wide.heads = 4, wide.hidden = 2048, wide.inner = 768, wide.layers = 3,
     wide.experts = 128, wide.chosen = 8;

@@ -6,6 +6,7 @@
 
 #include "tests/gpu/harness.cuh"
 #include "worker-gpu/kernels/kernels_few.h"
+#include "worker-gpu/kernels/weigh.h"
 
 extern "C" {
 #include "common/sampling/pass.h"
@@ -123,11 +124,46 @@ static void test_rope_table(struct test_context *t, uint32_t head_dim)
     check_close(t, table.read<float>(), expected, 1e-6, "rope table");
 }
 
+/* A shared expert's weight times its activations, of few and of many tokens; those beyond the count stay. */
+static void test_weigh(struct test_context *t, uint32_t width, uint32_t n, uint32_t tokens)
+{
+    const uint32_t count = tokens - 2;
+    char what[120];
+    auto x = random_floats(t, (size_t)tokens * width), norm = random_floats(t, width),
+         weight = random_floats(t, width, 4 / sqrtf((float)width));
+    gpu_buffer dx(x), dnorm(norm), dweight(weight), counter(std::vector<uint32_t>{count});
+    for (int dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        auto act = random_elements(t, (size_t)tokens * n, dtype);
+        auto expected = to_double(act, dtype);
+        for (uint32_t k = 0; k < count; k++) {
+            double squares = 0, product = 0;
+            for (uint32_t i = 0; i < width; i++) {
+                const double v = x[(size_t)k * width + i];
+                squares += v * v;
+                product += v * norm[i] * weight[i];
+            }
+            product /= sqrt(squares / width + 1e-5);
+            for (uint32_t i = 0; i < n; i++) expected[(size_t)k * n + i] /= 1 + exp(-product);
+        }
+        gpu_buffer dact(act);
+        const struct gpuk_weigh args = {dx.as<float>(), dnorm.as<float>(), dweight.as<float>(), 1e-5f,
+                                        width,          dact.at,           (enum dtype)dtype,   n};
+        GPUK(gpuk_weigh(&args, tokens, counter.as<uint32_t>(), 0, t->stream, &err));
+        CUDA(cudaStreamSynchronize(t->stream));
+        snprintf(what, sizeof what, "weigh %u by %u %s", n, width, name_of(dtype));
+        check_close(t, to_double(dact.read<unsigned char>(), dtype), expected,
+                    dtype == DTYPE_F32 ? 4e-6 : tolerance_of(dtype), what);
+    }
+}
+
 void test_elementwise(struct test_context *t)
 {
     const uint32_t widths[] = {1, 7, 64, 250, 4096};
     for (uint32_t width : widths)
         if (!t->small || width == 7 || width == 64) test_width(t, width);
+    test_weigh(t, 64, 250, 5);
+    test_weigh(t, 2048, 5632, 3);
+    test_weigh(t, 7, 64, 40);
     test_rope_table(t, 128);
     test_rope_table(t, 7);
 }

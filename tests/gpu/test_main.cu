@@ -76,6 +76,7 @@ static const struct {
              {"gemm_integer", test_gemm_integer},
              {"gemv_packed", test_gemv_packed},
              {"invariant", test_invariant},
+             {"scales", test_scales},
              {"blocks", test_blocks}};
 
 int main(int argc, char **argv)

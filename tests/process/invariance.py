@@ -50,7 +50,8 @@ SHAPES["q4-exact"] = {"options": ("--device", "cpu", "--threads", 2, "--ctx", CO
                                   "--kv-tokens", 1088, "--weights", "q4_k_m", "--activations", "exact")}
 # a cache of q8_0; experts, of a model of its own
 SHAPES["cpu-kv8"] = {"options": SHAPES["cpu"]["options"] + ("--kv-dtype", "q8_0")}
-SHAPES["experts"] = {"options": SHAPES["cpu"]["options"], "model": os.path.join(DATA, "golden", "mixtral"), "vocab": 1024}
+SHAPES["experts"] = {"options": SHAPES["cpu"]["options"], "model": os.path.join(DATA, "golden", "qwen2moe"), "vocab": 512}  # one shared
+SHAPES["gpu-experts"] = {**SHAPES["experts"], "options": ("--device", "emulated", *SHAPES["cpu"]["options"][4:])}
 # blocks: one sequence's products in chains, several's as a few tokens'
 SHAPES["gpu-q4"] = {"options": ("--device", "emulated", *SHAPES["cpu"]["options"][4:], "--weights", "q4_k_m")}
 EMULATED = "pair", "phases", "gpu", "packed", "tiers", "gpu-q4"

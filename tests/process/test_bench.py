@@ -304,6 +304,9 @@ def bound_tests(_folder):
     check("a mixture's: VRAM, three layers' misses by both, hand-overs", abs(seconds - (0.001 + 3 * 0.0075 + 0.002)) < 1e-12, seconds)
     seconds = mixture_bound_seconds(mixture, 1, {"read_beside": 60e9, "h2d_beside": 40e9}, 4000)
     check("and where all are found in VRAM", abs(seconds - (0.001 + 3 * 0.00025 + 0.002)) < 1e-12, seconds)
+    mixture["experts"]["shared_bytes"] = 8 * 10**9
+    seconds = mixture_bound_seconds(mixture, 1, {"read_beside": 60e9, "h2d_beside": 40e9}, 4000)
+    check("with a shared one in VRAM", abs(seconds - (0.001 + 3 * 0.00075 + 0.002)) < 1e-12, seconds)
     check("homes in words", homes_text(plan) == "gpu 4.0 + stream 2.0 + cpu 4.0 GB", homes_text(plan))
     splits = dict(thesis_splits(plan, 2))
     check("splits of whole layers, the last ones on the GPU", list(splits) == ["split-4", "split-2", "split-0"] and

@@ -201,6 +201,10 @@ def test_emulated(cache):
     now = json.loads(out)
     check("emulated: now, both alone and beside each other", rc == 0 and now["helm_now"] == 1 and 0 < now["read_beside"] and
           0 < now["read"] and all(LEAST * COPY < now[name] < 1.1 * COPY for name in ("h2d", "h2d_beside")), (now, err))
+    rc, out, err, _ = profile(cache, *EMULATED, "--now", "--formats", "q8_0", "--activations", "int8")
+    now = json.loads(out)
+    check("emulated: now by a format's products", rc == 0 and (now["format"], now["activations"]) == ("q8_0", "int8") and 0 < now["read"] and
+          0 < now["read_beside"] and all(LEAST * COPY < now[name] < 1.1 * COPY for name in ("h2d", "h2d_beside")), (now, err))
     rc, out, err, again = profile(cache, *args)
     check("emulated: the second time it is cached", rc == 0 and json.loads(out) == p and again < 2 * SLOW, err)
     rc, out, err, _ = profile(cache, *EMULATED)
@@ -227,7 +231,8 @@ def test_disk(cache):
 def test_refusals(cache):
     for args, said in ((["--device", "tpu"], "tpu"), (["--device", "cuda:x"], "cuda:x"),
                        (["--threads", "0"], "--threads"), (["--device", "cpu", "--emulated-copy", "1MB"], "emulated"),
-                       (["extra"], "extra"), (["--disk", "README.md", "--device", "cpu", "--quick", "--force"],
+                       (["extra"], "extra"), (["--now", "--device", "cpu", "--formats", "q4_k,q6_k"], "one format"),
+                       (["--disk", "README.md", "--device", "cpu", "--quick", "--force"],
                                               "64 MiB")):
         rc, out, err, _ = profile(cache, *args)
         ok = rc == 2 and said in err and out == ""

@@ -42,10 +42,10 @@ def agrees(daemon, name, cases):
     check("%s: log probabilities, mean %.5f, worst %.4f" % (name, mean, worst), mean <= MEAN and worst <= WORST)
 
 
-def mixed_plan(prefill=None, **experts):
-    """Attention on the GPU, experts in both memories; `prefill` for chunks of 17 tokens and more."""
-    return h.plan_json(LAYERS, "gmgm", "g", "g", prefill=prefill, prefill_from=17 if prefill else None,
-                       ring_bytes=4 << 20, mixed=experts)
+def mixed_plan(prefill=None, parts=1, **experts):
+    """Attention on the GPU, experts in both memories, each in as many parts; `prefill` for chunks of 17 tokens and more."""
+    return dict(h.plan_json(LAYERS, "gmgm", "g", "g", prefill=prefill, prefill_from=17 if prefill else None,
+                            ring_bytes=4 << 20, mixed=experts), expert_parts=parts)
 
 
 def run_plan(name, plan, cases, kill=False):
@@ -66,7 +66,7 @@ def run_plan(name, plan, cases, kill=False):
         check(name + ": a histogram", code == 0, error)
         seen = json.loads(text)
         uses = [sum(layer["uses"]) for layer in seen["layers"]]
-        check(name + ": it has what was counted", sum(uses) == used and len(set(uses)) == 1 and
+        check(name + ": it has what was counted", sum(uses) * plan["expert_parts"] == used and all(len(layer["uses"]) == EXPERTS for layer in seen["layers"]) and len(set(uses)) == 1 and
               [layer["layer"] for layer in seen["layers"]] == list(range(LAYERS)), (uses, used))
         check(name + ": the table has a line a layer", len(cli(daemon, "experts")[1].splitlines()) == LAYERS + 1)
         return text
@@ -79,7 +79,7 @@ def main():
     cases = [c for c in json.load(open(os.path.join(MODEL, "golden.json")))["cases"] if len(c["prompt"]) < 200]
     cases = cases[:2] if h.SLOW > 1 else cases[:4]
     text = run_plan("moving", mixed_plan(slots=3, direct_permille=400, moves=2, move_cost=0), cases, kill=True)
-    run_plan("streamed chunks", mixed_plan(prefill="gsgs", slots=2, moves=0), cases[-1:])
+    run_plan("streamed chunks, experts in 4 parts", mixed_plan(prefill="gsgs", parts=4, slots=6, direct_permille=300, moves=0), cases[-1:])
 
     path = os.path.join(os.environ.get("TMPDIR", "/tmp"), "helm-experts-%d.json" % os.getpid())
     with open(path, "w") as f:

@@ -359,6 +359,30 @@ def test_what_memory_gives_is_measured_where_the_profile_is_this_machines():
     d.close()
 
 
+def test_memory_is_read_as_the_models_main_format_is():
+    """By its kernel, with the plan's activations, where the profile has its rate."""
+    m = Machine()
+    path = m.place("--device", "cpu", "--weights", "q8_0")
+    with open(PROFILE, encoding="utf-8") as f:
+        profile = dict(json.load(f), fingerprint=os.path.basename(path).removesuffix(".json"))
+    rates = {name: {"value": value, "source": "measured"} for name, value in (("cpu_gemv", 15e9), ("cpu_int8_gemv", 18e9), ("gpu_gemv", 50e9))}
+    profile["formats"] = dict(profile.get("formats", {}), q8_0=rates)
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(profile, f)
+    for activations, more in ("exact", ""), ("int8", " --activations int8"):
+        m.helm_profile("""echo '{"helm_now": 1, "format": "q8_0", "activations": "%s", "read": 9e9}'""" % activations)
+        d = m.start("--device", "cpu", "--weights", "q8_0", "--activations", activations)
+        then = rates["cpu_int8_gemv" if more else "cpu_gemv"]["value"] / 1e9
+        check(f"one token of q8_0 with {activations} activations reads host memory at 9 GB/s now, {then:.4g} in the profile" in d.log(), d.log())
+        same(m.arguments(), [f"--device cpu --formats q8_0 --worker-dir {m.workers} --now{more}"], activations)
+        d.stop()
+        os.unlink(d.log_path)
+    m.helm_profile("""echo '{"helm_now": 1, "format": "q2_k", "read": 9e9}'""")
+    d = m.start("--device", "cpu", "--weights", "q8_0", "--now", "on")
+    check(d.ready.startswith("error ") and "q2_k" in d.ready, d.ready)
+    d.close()
+
+
 def test_forecasts_go_by_what_memory_gives_now():
     """A stated rate in the place of a measured one: half of the profile's makes another forecast, and another plan."""
     with open(PROFILE, encoding="utf-8") as f:

@@ -205,6 +205,10 @@ MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hi
            "num_local_experts": 8, "num_experts_per_tok": 2}
 QWEN3_MOE = dict(MIXTRAL, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=6, num_experts_per_tok=2,
                  moe_intermediate_size=64, norm_topk_prob=True)
+QWEN2_MOE = dict(QWEN3_MOE, architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", norm_topk_prob=False, num_key_value_heads=4,
+                 shared_expert_intermediate_size=256)
+DOTS1 = dict(QWEN3_MOE, architectures=["Dots1ForCausalLM"], model_type="dots1", n_routed_experts=6, n_shared_experts=4,
+             first_k_dense_replace=1, routed_scaling_factor=2.5, n_group=3, topk_group=2, sliding_window=None)
 GPT_OSS = dict(MIXTRAL, architectures=["GptOssForCausalLM"], model_type="gpt_oss", sliding_window=8,
                quantization_config={"quant_method": "mxfp4"},
                rope_scaling={"rope_type": "yarn", "factor": 4.0, "truncate": False, "original_max_position_embeddings": 128})
@@ -213,7 +217,7 @@ GPT_OSS = dict(MIXTRAL, architectures=["GptOssForCausalLM"], model_type="gpt_oss
 def test_architectures_keep_their_meaning():
     """As BF16 a file computes what its folder does: names, biases, interleaved rows of llama, RoPE's factors. From that file
     the same blocks are made as from the folder."""
-    for config in (LLAMA, QWEN2, MIXTRAL, QWEN3_MOE, GPT_OSS,
+    for config in (LLAMA, QWEN2, MIXTRAL, QWEN3_MOE, QWEN2_MOE, DOTS1, GPT_OSS,
                    dict(LLAMA, architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=24, rope_scaling=None)):
         with tempfile.TemporaryDirectory() as folder:
             model, out = make_model(folder, config), os.path.join(folder, "wide.gguf")
@@ -226,6 +230,11 @@ def test_architectures_keep_their_meaning():
                 write(source, "Q4_K_M", to)
             if config is QWEN2:  # rows of 320, tied: fallback formats
                 same(decode(model, "--weights", "q4_k_m")[0], decode(made[0])[0], "at load and from a file")
+            if config is QWEN2_MOE:  # the shared expert's blocks in VRAM, others in both memories, streamed for the prompt
+                plan = plan_json(2, "gmgm", "g", "g", prefill="gsgs", prefill_from=17, ring_bytes=4 << 20,
+                                 mixed={"slots": 2, "direct_permille": 300, "moves": 1})
+                there = distance(decode(made[1], "--exact", "--vram", "64M", plan=plan)[0], decode(made[1], "--exact")[0])
+                check(there[0] < 0.02 and there[1] < 0.2 and there[2] >= 5 * COUNT, f"on both processors: {there}")
             data = sum(t["bytes"] for t in tensors(made[0])["tensors"])
             same(*[open(m, "rb").read()[-data:] for m in made], f"{config['model_type']}: blocks from the folder and from its file")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Mixtures of experts on a machine with a GPU: decode and first tokens beside the daemon's own forecasts, by plan.
 
-  experts_device.py --bin DIR [--work DIR] [--profile FILE] [--quick] [--layers N] [--only NAME[:ROW[+ROW ...]],...] [--seconds N] [--keep]
+  experts_device.py --bin DIR [--work DIR] [--profile FILE] [--quick] [--layers N] [--only NAME[:ROW[+ROW ...]],...] [--seconds N] [--keep] [--out DIR]
   experts_device.py --bin DIR --case MODEL:VRAM:STRATEGY[,...] --device emulated      (a quick look at any model)
 
 Models of random weights are made by make_gguf.py in --work (default /dev/shm/helm-experts), one at a time. Their routing is even, or
@@ -9,12 +9,13 @@ Models of random weights are made by make_gguf.py in --work (default /dev/shm/he
 VRAM). A row: decode of one sequence behind 128 tokens, TTFT of 2,048, both the second of two; what helm-cli plan --json says of the
 first and of the second, by what memory gives right before (helm-profile --now); which part of the chosen experts was found in VRAM, and what helm-plan says of decode with that part.
 Sticky rows with slots of their own have all sparse layers in both memories, slots that move or (`still`) do not, and beside the part
-found that of slots_simulation.py for the same tokens. Rows that would begin behind --seconds are named and not run. --only even:0+3: two
+found that of slots_simulation.py for the same tokens. --out keeps each row's plan and rates and the profile. Rows that would begin behind --seconds are named and not run. --only even:0+3: two
 rows of a case. --quick: a quick profile. --layers: as many of each model alone. At the end the forecasts at the part found: median and
 worst difference. Of one sequence a row says which part of the least time by bytes and hand-overs it is (plan_bound.py).
 
-`bf16` is all of 30B-A3B (61 GB beside as much pinned memory: nothing else may be there), `half` 24 of its 48 layers (24 GiB hold all of them packed), `gptoss` half of
-gpt-oss-120b by helm-mkmodel. Standard library only."""
+`shared` is 8 of the 28 layers of Qwen2-57B-A14B, whose shared expert is as many bytes a token as those that it chooses. `bf16` is all
+of 30B-A3B (61 GB in memory as a file beside 40 pinned), `half` 24 of its 48 layers (24 GiB hold all of them packed), `gptoss` half of gpt-oss-120b by helm-mkmodel,
+`gptoss36` all of it (63 GB beside 40). Standard library only."""
 import argparse
 import collections
 import json
@@ -44,7 +45,9 @@ CASES = {"even": ("30b-a3b", "Q4_K_M", None, 0, [ROW("8GiB", "best", 1), ROW("al
          "bf16": ("30b-a3b", "BF16", None, 0, [ROW("24GiB", "best", 1)]),
          "half": ("30b-a3b", "BF16", 24, 0, [ROW("12GiB", "best", 1), ROW("all", "best", 1), ROW("12GiB", "experts-cpu", 1),
                                              ROW("24GiB", "best", 1)]),
-         "gptoss": ("120b", "MXFP4", 18, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)])}
+         "shared": ("57b-a14b", "Q4_K_M", 8, 0, [ROW("5GiB", "best", 1), ROW("5GiB", "experts-cpu", 1), ROW("all", "best", 1)]),
+         "gptoss": ("120b", "MXFP4", 18, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
+         "gptoss36": ("120b", "MXFP4", 36, 0, [ROW("24GiB", "best", 1)])}
 USUAL = ("even", "sticky", "mixtral")
 VOCAB_USED, DECODE, PROMPT, SHORT = 30000, 160, 2048, 128
 READY_SECONDS = 300
@@ -191,6 +194,17 @@ def of_bound(o, model, row, plan, hits, rate):
     return rate * mixture_bound_seconds(planned(o, model, row, plan, hits, plan["mixed"]["direct_permille"]), hits, now, vram)
 
 
+def keep_files(o, model, row, plan):
+    """What a row was said by, for --out: the plan, the moment's rates, the profile."""
+    if o.out:
+        name = "%s-%s-%s-%d" % (os.path.basename(model), row.vram, row.strategy, row.sequences)
+        with open(os.path.join(o.out, name + ".json"), "w") as f:
+            json.dump(plan, f)
+        shutil.copy(o.now, os.path.join(o.out, name + "-now.json"))
+        if o.profile:
+            shutil.copy(o.profile, os.path.join(o.out, "profile.json"))
+
+
 def measure(o, model, row, sticky):
     longest = PROMPT if o.case is None else 64
     sizes = ["--ctx", str(longest + DECODE + 64), "--batch", str(row.sequences), "--prompt", str(longest)]
@@ -215,6 +229,7 @@ def measure(o, model, row, sticky):
         rate, topics, stay, hits, moves = decode_rate(daemon, row.sequences, min(SHORT, longest), row.vram != "all")
         first = [json.loads(run(daemon.generate(longest, 1, 100 + n)))["timings"]["ttft_ms"] for n in range(2)][1]
         plan, status = daemon.ask("plan", "--json"), daemon.ask("status", "--json")
+        keep_files(o, model, row, plan)
         kinds = [k for k in plan["measured"]["decode"] if k["batch"] == row.sequences]
         said = max(kinds, key=lambda k: k["steps"])["planned_tok_s"] if kinds else None
         mixed, moved = plan.get("mixed", {}), status.get("experts_moved_total", 0)
@@ -229,7 +244,7 @@ def measure(o, model, row, sticky):
                                           of_layers=sum(homes.values())) if row.slots and sticky else None
     return {"homes": homes, "slots": mixed.get("slots"), "direct": mixed.get("direct_permille"), "moves": mixed.get("moves", 0),
             "rate": rate, "said": said, "ttft": first, "ttft_said": plan["forecast"]["ttft_ms"]["value"], "hits": hits,
-            "now": plan["now"], "simulated": simulated, "moved": moved, "stay": stay if sticky else None,
+            "now": plan["now"], "products": plan["activations"]["cpu"], "simulated": simulated, "moved": moved, "stay": stay if sticky else None,
             "at": forecast_at(o, model, row, plan, hits, moves) if hits is not None else None,
             "of_bound": of_bound(o, model, row, plan, hits, rate) if hits is not None else None}
 
@@ -258,7 +273,7 @@ def report(name, row, r):
         name, row.vram, row.strategy, row.sequences, homes, slots, text(r["rate"]), text(r["said"]), text(r["at"]),
         difference(r["rate"], r["at"] or r["said"]), part(r["of_bound"]), text(r["stay"], "%.2f"), part(r["hits"]), part(r["simulated"]), text(r["ttft"]),
         text(r["ttft_said"]), r["moved"]), flush=True)
-    print("<!-- %s -->" % r["now"], flush=True)
+    print("<!-- products %s; %s -->" % (r["products"], r["now"]), flush=True)
 
 
 def try_one(o, name, model, row, sticky):
@@ -294,9 +309,9 @@ def make_gpt_oss(o, size, layers):
 
 def make_model(o, name):
     size, kind, layers, sticky, _ = CASES[name]
-    if name == "gptoss":
-        return make_gpt_oss(o, size, layers)
     layers = o.layers or layers
+    if size == "120b":
+        return make_gpt_oss(o, size, layers)
     path = os.path.join(o.work, "%s.gguf" % name)
     if not os.path.exists(path):
         run([sys.executable, os.path.join(HERE, "make_gguf.py"), "--size", size, "--type", kind, "--out", path] +
@@ -315,11 +330,13 @@ def main():
     parser.add_argument("--case")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--out")
     parser.add_argument("--seconds", type=int, default=1200)
     o = parser.parse_args()
     o.begin = time.monotonic()
     o.bin = os.path.abspath(o.bin)
-    os.makedirs(o.work, exist_ok=True)
+    for folder in filter(None, (o.work, o.out)):
+        os.makedirs(folder, exist_ok=True)
     if not o.profile and o.case is None:
         o.profile = os.path.join(o.work, "profile.json")
         begin = time.monotonic()

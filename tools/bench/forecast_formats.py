@@ -8,11 +8,11 @@ A MODEL is SIZE-TYPE, made by make_gguf.py as SIZE-TYPE.gguf in --models (defaul
 unless it is there, and removed behind its cells if it was made; or the path of a GGUF file. VRAM: a size, or all. The default is
 the twelve cells of CELLS. Before the cells of a model the machine is measured anew (helm-profile --quick --model), since
 others may use its memory; with --once only before the first model's, and then only its formats for the others. A cell is one start of helmd with the plan that was forecast, made as helmd makes it, by
-what memory gives right before (helm-profile --now): --requests (3) requests of one token and
+what memory gives right before (helm-profile --now --model): --requests (3) requests of one token and
 as many of up to 64 in turns, their medians, between two reads of memory.
 
 Writes forecasts.md, which is also printed, and forecasts.json into --out, and nothing else. Of each cell: token/s forecast by the
-profile and by what memory gives now, measured, the errors of both, and TTFT by now; the error if the profile's CPU rates are scaled
+profile and by what memory gives now, measured, the errors of both and of a forecast by plain reads now, and TTFT by now; the error if the profile's CPU rates are scaled
 to the reads beside the cell ("at reads": what is left is the model's own); of the bound: the least time of the bytes that move, host bytes by CPU and link together, VRAM's by its
 read, as a part of the time measured. A second table has the parts of a step.
 --quick: two requests each, of up to 32. --seconds (default 460): begin no further cell after so long. SIGTERM and SIGINT end it early with the tables of what there is.
@@ -90,14 +90,15 @@ class Model:
             os.remove(self.path)
 
 
-def row_of(plan, said, by_profile, at_read, parts, reads, profile):
-    """What a cell's figures come to. said, by_profile: forecasts by what memory gives now and by the profile; reads: GB/s before and
+def row_of(plan, said, by_profile, by_plain, at_read, parts, reads, profile):
+    """What a cell's figures come to. said, by_profile, by_plain: forecasts by what memory gives now, by the profile, and by plain reads now; reads: GB/s before and
     behind; parts as Bench.parts gives them."""
     tok_s, ttft, read = 1000 / parts["decode"]["ms"], parts["first"]["ms"], sum(reads) / len(reads)
     limits, read_then = limits_of(profile), max(profile["cpu"]["read"], key=lambda entry: entry["x"])["value"] / 1e9
     row = {"homes": homes_text(plan), "ring_bytes": plan["ring_bytes"], "activations": plan.get("activations"), "said_tok_s": said["decode_tok_s"]["value"], "tok_s": tok_s,
            "by_profile_tok_s": by_profile["decode_tok_s"]["value"], "now": said.get("now"), "said_at_read_tok_s": at_read, "said_ttft_ms": said["ttft_ms"]["value"], "ttft_ms": ttft, "reads_gb_s": reads,
            "profile_read_gb_s": read_then, "said_parts": said["parts"], "parts": parts, "moved": moved_bytes(plan)}
+    row.update(by_plain_tok_s=by_plain["decode_tok_s"]["value"], now_plain=by_plain.get("now"), error_by_plain=relative(by_plain["decode_tok_s"]["value"], tok_s))
     row.update(error=relative(row["said_tok_s"], tok_s), error_by_profile=relative(row["by_profile_tok_s"], tok_s), error_at_read=None if at_read is None else relative(at_read, tok_s),
                ttft_error=relative(row["said_ttft_ms"], ttft), bound_ms=None, of_bound=None, of_bound_at_read=None)
     if limits:
@@ -110,18 +111,20 @@ def row_of(plan, said, by_profile, at_read, parts, reads, profile):
 def run_cell(b, model, vram, name, reader):
     """A forecast, and a start of helmd with its plan."""
     ceiling, sizes = vram_arguments(vram), ["--prompt", str(PROMPT), "--ctx", str(PROMPT + OUTPUT_MOST + CONTEXT_SLACK)]
-    now = b.now()
+    activations = (b.helm_plan(model, sizes + ceiling, name + "-asked").get("activations") or {}).get("cpu", "exact")
+    plain, now = b.now(), b.now(model, activations)
     plan = b.helm_plan(model, sizes + ceiling + ["--now", now], name)
     b.o.helmd = ["--now", now]
     b.o.output = min(OUTPUT_QUICK if b.o.quick else OUTPUT_MOST, max(OUTPUT_LEAST, int(OUTPUT_S * plan["decode_tok_s"]["value"])))
     at = sizes + ceiling + ["--plan", b.path(name + ".plan.json"), "--at", str(PROMPT + b.o.output // 2)]
     by_profile = b.helm_plan(model, at, name + "-profile")
     said = b.helm_plan(model, at + ["--now", now], name + "-said")
+    by_plain = b.helm_plan(model, at + ["--now", plain], name + "-plain")
     reads = [reader.gb_s()]
     parts = b.parts(model, name, ceiling and vram, PROMPT)
     reads.append(reader.gb_s())
     at_read = said_at_read(b, model, at, name, [{"read_gb_s": {"p50": sum(reads) / 2}}])
-    return row_of(plan, said, by_profile, at_read, parts, reads, b.profile())
+    return row_of(plan, said, by_profile, by_plain, at_read, parts, reads, b.profile())
 
 
 def rates_of(profile):
@@ -155,7 +158,7 @@ def run_model(b, name, ceilings, rows, profiles, readers):
 
 
 def result_of(rows, profiles):
-    errors = {key: summary([r[key] for r in rows if r[key] is not None]) for key in ("error", "error_by_profile", "error_at_read", "ttft_error")}
+    errors = {key: summary([r[key] for r in rows if r[key] is not None]) for key in ("error", "error_by_profile", "error_by_plain", "error_at_read", "ttft_error")}
     return dict({"command": "forecast_formats", "cells": rows, "profiles": profiles}, **errors)
 
 
@@ -165,11 +168,11 @@ def part(value):
 
 def tables_of(rows, result):
     """Lines: cells, then what a step is made of, then median and worst."""
-    yield ("| model | VRAM | token/s by the profile | error | by now | error | measured | at reads | TTFT ms said | measured | error | "
+    yield ("| model | VRAM | token/s by the profile | error | by plain reads now | error | by now | error | measured | at reads | TTFT ms said | measured | error | "
            "of bound | at reads | read GB/s |")
-    yield "| --- " * 14 + "|"
+    yield "| --- " * 16 + "|"
     for r in rows:
-        yield (f"| {r['model']} | {r['vram']} | {r['by_profile_tok_s']:.2f} | {percent(r['error_by_profile'])} | {r['said_tok_s']:.2f} | "
+        yield (f"| {r['model']} | {r['vram']} | {r['by_profile_tok_s']:.2f} | {percent(r['error_by_profile'])} | {r['by_plain_tok_s']:.2f} | {percent(r['error_by_plain'])} | {r['said_tok_s']:.2f} | "
                f"{percent(r['error'])} | {r['tok_s']:.2f} | {percent(r['error_at_read'])} | {r['said_ttft_ms']:.1f} | {r['ttft_ms']:.1f} | {percent(r['ttft_error'])} | "
                f"{part(r['of_bound'])} | {part(r['of_bound_at_read'])} | {r['profile_read_gb_s']:.0f}: "
                f"{', '.join(f'{read:.0f}' for read in r['reads_gb_s'])} |")
@@ -184,7 +187,7 @@ def tables_of(rows, result):
     yield ""
     for r in rows:
         yield f"{r['model']} at {r['vram']}: {r['now']}"
-    for what, key in (("decode by the profile", "error_by_profile"), ("decode by now", "error"), ("decode at the reads beside each cell", "error_at_read"), ("TTFT", "ttft_error")):
+    for what, key in (("decode by the profile", "error_by_profile"), ("decode by plain reads now", "error_by_plain"), ("decode by now", "error"), ("decode at the reads beside each cell", "error_at_read"), ("TTFT", "ttft_error")):
         if result[key]:
             yield (f"\n{what}: median error {100 * result[key]['median']:.1f} %, worst {100 * result[key]['worst']:.1f} % of "
                    f"{result[key]['cells']} cells")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A GGUF file with random blocks in the shape of a published Qwen3 model (70b: Llama 3's widths; 30b-a3b and 8x7b: mixtures of
-experts, Mixtral's the latter) and the mixture of types of a published file, for measuring speed.
+"""A GGUF file with random blocks in the shape of a published Qwen3 model (70b: Llama 3's widths; 30b-a3b, 8x7b and 57b-a14b: mixtures
+of experts, Mixtral's and Qwen2-MoE's with a shared one) and the mixture of types of a published file, for measuring speed.
 
-  make_gguf.py --size 0.6b|4b|8b|14b|32b|70b|30b-a3b|8x7b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16 [--layers N] [--sticky PART] --out FILE.gguf
+  make_gguf.py --size 0.6b|4b|8b|14b|32b|70b|30b-a3b|8x7b|57b-a14b --type Q4_K_M|Q5_K_M|Q6_K|Q8_0|BF16 [--layers N] [--sticky PART] --out FILE.gguf
 
 Codes are random; scales are constants with which every matrix has the mean 0 and keeps activations near 1. There is no tokenizer,
 and the file says so ("no_vocab"): llama.cpp loads it too.
@@ -23,8 +23,9 @@ import sys
 #        hidden, layers, inner, heads, kv heads, tied
 SIZES = {"0.6b": (1024, 28, 3072, 16, 8, True), "4b": (2560, 36, 9728, 32, 8, True), "8b": (4096, 36, 12288, 32, 8, False),
          "14b": (5120, 40, 17408, 40, 8, False), "32b": (5120, 64, 25600, 64, 8, False), "70b": (8192, 80, 28672, 64, 8, False)}
-#          the same, then experts, chosen of them, and the width of one
-MIXTURES_OF_EXPERTS = {"30b-a3b": (2048, 48, 6144, 32, 4, False, 128, 8, 768), "8x7b": (4096, 32, 14336, 32, 8, False, 8, 2, 14336)}
+#          the same, then experts, chosen of them, the width of one, and of the shared one
+MIXTURES_OF_EXPERTS = {"30b-a3b": (2048, 48, 6144, 32, 4, False, 128, 8, 768), "8x7b": (4096, 32, 14336, 32, 8, False, 8, 2, 14336),
+                       "57b-a14b": (3584, 28, 18944, 28, 4, False, 64, 8, 2560, 20480)}
 VOCAB, HEAD_DIM = 151936, 128
 #         id, bytes and values of a block, where its fp16 scales lie
 TYPES = {"F32": (0, 4, 1, ()), "Q8_0": (8, 34, 32, (0,)), "Q4_K": (12, 144, 256, (0, 2)), "Q5_K": (13, 176, 256, (0, 2)),
@@ -53,9 +54,11 @@ def matrices_of(shape, n, plain, best):
     hidden, _, inner, *_ = shape
     if len(shape) == 6:
         return ("ffn_gate", (hidden, inner), plain), ("ffn_up", (hidden, inner), plain), ("ffn_down", (inner, hidden), best)
-    experts, _, width = shape[6:]
+    experts, _, width, *shared = shape[6:]
     return (("ffn_gate_inp", (hidden, experts), "F32"), ("ffn_gate_exps", (hidden, width, experts), plain),
-            ("ffn_up_exps", (hidden, width, experts), plain), ("ffn_down_exps", (width, hidden, experts), best))
+            ("ffn_up_exps", (hidden, width, experts), plain), ("ffn_down_exps", (width, hidden, experts), best),
+            *(m for inner in shared for m in (("ffn_gate_inp_shexp", (hidden,), "F32"), ("ffn_gate_shexp", (hidden, inner), plain),
+                                              ("ffn_up_shexp", (hidden, inner), plain), ("ffn_down_shexp", (inner, hidden), best))))
 
 
 def tensors_of(shape, layers, mixture, head_norms):
@@ -198,7 +201,7 @@ def main():
     shape = SIZES.get(doc.size) or MIXTURES_OF_EXPERTS[doc.size]
     hidden, layers, inner, heads, kv_heads = shape[:5]
     layers = doc.layers or layers
-    arch = "llama" if doc.size == "8x7b" else "qwen3moe" if len(shape) > 6 else "qwen3"
+    arch = "llama" if doc.size == "8x7b" else "qwen2moe" if len(shape) > 9 else "qwen3moe" if len(shape) > 6 else "qwen3"
     keys = [("general.architecture", 8, text(arch)), ("general.alignment", 4, struct.pack("<I", 32)),
             ("tokenizer.ggml.model", 8, text("no_vocab"))]  # without it llama.cpp refuses the file
     numbers = [("context_length", 40960), ("embedding_length", hidden), ("block_count", layers),
@@ -206,14 +209,16 @@ def main():
                ("attention.key_length", HEAD_DIM), ("attention.value_length", HEAD_DIM), ("vocab_size", VOCAB)]
     if len(shape) > 6:
         numbers += [("expert_count", shape[6]), ("expert_used_count", shape[7])]
-    if arch == "qwen3moe":
+    if arch == "qwen2moe":
+        numbers.append(("expert_shared_feed_forward_length", shape[9]))
+    if arch in ("qwen2moe", "qwen3moe"):
         numbers.append(("expert_feed_forward_length", shape[8]))
     if arch == "llama":
         numbers.append(("rope.dimension_count", HEAD_DIM))
     keys += [(f"{arch}.{name}", 4, struct.pack("<I", value)) for name, value in numbers]
     keys.append((arch + ".attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-6)))
     keys.append((arch + ".rope.freq_base", 6, struct.pack("<f", 1e6)))
-    tensors, offset, infos = list(tensors_of(shape, layers, doc.type, arch != "llama")), 0, b""
+    tensors, offset, infos = list(tensors_of(shape, layers, doc.type, arch in ("qwen3", "qwen3moe"))), 0, b""
     for name, size, kind in tensors:
         infos += text(name) + struct.pack(f"<I{len(size)}qiQ", len(size), *size, TYPES[kind][0], offset)
         offset += (bytes_of(size, kind) + 31) // 32 * 32

@@ -31,12 +31,13 @@ def bound_seconds(total, limits):
 
 def mixture_bound_seconds(plan, hits, now, vram_gb_s):
     """The least time of a step of a mixture with experts in both memories, by what helm-plan says of it: VRAM's bytes at its read, in
-    each layer in both memories the chosen experts that lie in VRAM (the part `hits`) while CPU and link bring the others at what they
+    each layer in both memories the shared expert and the chosen ones that lie in VRAM (the part `hits`) while CPU and link bring the others at what they
     were measured at beside each other (helm-profile --now), and the hand-overs. Experts of layers of one memory are in its bytes."""
     experts, vram = plan["experts"], vram_gb_s * 1e9
     both = now["read_beside"] + now["h2d_beside"]
     each = experts["step_bytes"] / experts["layers"]
+    shared = experts.get("shared_bytes", 0) / experts["layers"]
     mixed = plan["mixed_forecast"]["layers"] if plan.get("mixed_forecast") else 0
     host = plan["cpu"]["read_bytes"] + plan["link"]["link_bytes"]
-    return (plan["gpu"]["read_bytes"] / vram + host / both + mixed * max(each * hits / vram, each * (1 - hits) / both) +
+    return (plan["gpu"]["read_bytes"] / vram + host / both + mixed * max((each * hits + shared) / vram, each * (1 - hits) / both) +
             plan["parts"]["decode"]["hand_overs_ms"] / 1000)

@@ -108,11 +108,11 @@ class Bench:
         self.helm_profile("--quick", *(["--force"] if whole else []), "--out", profile, "--model", model)
         self.o.profile = profile
 
-    def now(self):
-        """Path of what memory and link give at this moment."""
-        path = self.path("now.json")
+    def now(self, model=None, activations="exact"):
+        """Path of what memory and link give at this moment, by plain reads, or as one token of a model reads with the CPU's activations."""
+        path = self.path("now.json" if model else "now-plain.json")
         with open(path, "w", encoding="utf-8") as file:
-            file.write(self.helm_profile("--now"))
+            file.write(self.helm_profile("--now", *(["--model", model, "--activations", activations] if model else [])))
         return path
 
     def measure_formats(self, models):

@@ -32,9 +32,11 @@ static json_t *experts_json(const struct model_config *config)
     json_t *layers = json_array();
     for (uint32_t i = 0; i < config->layers; i++)
         if (model_layer_sparse(config, i)) json_array_append_new(layers, number(i));
-    return json_pack("{s:i, s:i, s:i, s:b, s:b, s:o}", "count", (int)config->router.experts, "chosen",
-                     (int)config->router.chosen, "intermediate", (int)config->expert_intermediate,
-                     "normalised", config->router.normalise, "bias", config->experts_bias, "layers", layers);
+    return json_pack("{s:i, s:i, s:i, s:b, s:b, s:o, s:i, s:b}", "count", (int)config->router.experts,
+                     "chosen", (int)config->router.chosen, "intermediate", (int)config->expert_intermediate,
+                     "normalised", config->router.normalise, "bias", config->experts_bias, "layers", layers,
+                     "shared_intermediate", (int)config->shared_intermediate, "shared_weighed",
+                     config->shared_weighed);
 }
 
 static json_t *config_json(const struct model_config *config)

@@ -95,8 +95,12 @@ static void print_config(const struct model_config *config, FILE *out)
     if (config->router.experts) {
         uint32_t sparse = 0;
         for (uint32_t i = 0; i < config->layers; i++) sparse += model_layer_sparse(config, i);
-        fprintf(out, "experts        %u of %u, %u a token, in %u of %u layers\n", config->router.experts,
+        fprintf(out, "experts        %u of %u, %u a token, in %u of %u layers", config->router.experts,
                 config->expert_intermediate, config->router.chosen, sparse, config->layers);
+        if (config->shared_intermediate)
+            fprintf(out, "; a shared one of %u%s", config->shared_intermediate,
+                    config->shared_weighed ? " with a weight" : "");
+        fputc('\n', out);
     }
     fprintf(out, "attention      %u heads over %u KV heads of %u%s%s\n", config->heads, config->kv_heads,
             config->head_dim, config->qk_norm ? ", norms on q and k" : "", config->sinks ? ", sinks" : "");

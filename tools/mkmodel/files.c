@@ -157,6 +157,17 @@ static int list_tensors(struct job *job, struct helm_err *err)
     return rc;
 }
 
+int mkmodel_bytes(const struct model_config *config, uint64_t *bytes, struct helm_err *err)
+{
+    const struct mkmodel_request request = {.config = config};
+    struct job job = {.request = &request};
+    const int rc = list_tensors(&job, err);
+    *bytes = 0;
+    for (uint32_t i = 0; i < job.tensor_count; i++) *bytes += 2 * job.tensors[i].words;
+    free(job.tensors);
+    return rc;
+}
+
 static int assign_shards(struct job *job, struct helm_err *err)
 {
     uint64_t used = 0;

@@ -90,12 +90,9 @@ static int check_room(const char *folder, const struct model_config *config, uin
 {
     struct statvfs fs;
     char need[UNITS_TEXT], have[UNITS_TEXT];
-    uint64_t bytes = 0, rows, cols;
-    for (int r = 0; r < TENSOR_ROLE_COUNT; r++)
-        for (int32_t l = -1; l < (int32_t)config->layers; l++)
-            if (model_expects(config, (enum tensor_role)r, l) &&
-                model_expected_shape(config, (enum tensor_role)r, &rows, &cols))
-                bytes += rows * cols * 2;
+    uint64_t bytes;
+    const int rc = mkmodel_bytes(config, &bytes, err);
+    if (rc) return rc;
     if (statvfs(folder, &fs)) return helm_fail_errno(err, "%s: cannot ask for its free space", folder);
     uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize + freed;
     if (bytes <= room) return 0;

@@ -58,6 +58,8 @@ struct mkmodel_result {
     uint64_t bytes, tensors, shards;
     double seconds;
 };
+/* Of the tensors as they will lie in the files, headers not counted. */
+HELM_MUST_CHECK int mkmodel_bytes(const struct model_config *config, uint64_t *bytes, struct helm_err *err);
 HELM_MUST_CHECK int mkmodel_write(const struct mkmodel_request *request, struct mkmodel_result *result,
                                   struct helm_err *err);
 

@@ -18,13 +18,14 @@
 #include "common/base/printable.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
+#include "common/model/parts.h"
 #include "common/shared/kv_layout.h"
 #include "daemon/planner/activations/decision.h"
 #include "daemon/planner/histogram.h"
 #include "daemon/planner/invariant.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
-#include "daemon/planner/packed_look.h"
+#include "daemon/planner/parts_look.h"
 #include "daemon/planner/profile/now.h"
 #include "daemon/planner/report/plot.h"
 #include "daemon/children/worker_process.h"
@@ -186,6 +187,7 @@ static int take_plan(const char *path, struct planner_request *r, struct model *
     int rc = json_read_file(path, PLAN_TEXT_MAX, &json, err);
     if (!rc) rc = plan_from_json(json, plan, err);
     json_decref(json);
+    if (!rc) rc = model_cut_experts(model, plan_expert_parts(plan), err);
     if (!rc) formats_lay_as_planned(model, plan);
     if (!rc) rc = packed_look_take(r, plan, arena, err);
     return rc ? helm_err_prefix(err, "--plan %s", path) : 0;
@@ -216,6 +218,7 @@ static int look_at_now(const struct options *o, struct profile *measured, struct
     *current = *measured;
     if (!o->now) return 0;
     int rc = profile_now_read(o->now, &rates, err);
+    if (!rc) rc = profile_now_check(measured, &rates, err);
     if (rc) return helm_err_prefix(err, "--now");
     profile_now_decide(measured, &rates, now);
     profile_now_apply(measured, &rates, current);
@@ -232,8 +235,8 @@ static int lay_plan(const struct options *o, const struct profile *measured, str
     struct profile *profile = (struct profile *)r->profile;
     activations_rates(measured, a->inputs, profile);
     memcpy(r->inputs, a->inputs, sizeof r->inputs);
-    int rc =
-        o->plan ? take_plan(o->plan, r, model, plan, &arena, err) : packed_look_make(r, plan, &arena, err);
+    int rc = o->plan ? take_plan(o->plan, r, model, plan, &arena, err)
+                     : parts_look_make(model, r, plan, &arena, err);
     if (o->plan && !rc) activations_take(plan, a);
     activations_rates(measured, plan->inputs, profile);
     return rc;

@@ -11,7 +11,6 @@
 #include "common/base/cpu.h"
 #include "common/base/node.h"
 #include "common/base/units.h"
-#include "common/formats/random_blocks.h"
 #include "tools/profile/profile_tool.h"
 
 #define DEVICE_S       3.6 /* of all formats */
@@ -27,10 +26,8 @@
 #define LEAST_QUICK    (192 * MIB)
 #define MOST_BYTES                                                                                           \
     (8 * GIB) /* of all formats, so that each one's are past the caches: for the link beside them */
-#define MOST_QUICK  (6 * GIB)
-#define FEW         32 /* tokens up to which a step is repeated, however long it takes */
-#define LINEARS     4  /* of a decoded layer: q k v; o; gate up; down */
-#define PIECE_BYTES MIB
+#define MOST_QUICK (6 * GIB)
+#define FEW        32 /* tokens up to which a step is repeated, however long it takes */
 
 /* As cpu.linear_packed: from steps that are reading to those that are work. */
 static const uint32_t counts[] = {4, 32, 128};
@@ -45,60 +42,13 @@ struct formats {
     uint32_t count;
     struct profile_shape shape;
     struct profile_steps steps;
-    bool cached; /* so few weights that caches hold a part of them that counts */
-    char *weights;
+    bool cached;                   /* so few weights that caches hold a part of them that counts */
     struct profile_packed *packed; /* bf16's layers, packed; NULL: not measured */
     struct profile_samples packed_ratio;
     struct profile_samples ratio[LINEAR_INPUTS][FORMAT_COUNT]; /* [][as format]: to bf16 */
 };
 
 /* ---- weights ---- */
-
-struct fill {
-    const struct tensor_matrix *matrix;
-    const char *piece;
-    uint64_t piece_bytes;
-    char *data;
-};
-
-static void fill_chunk(void *ctx, uint32_t chunk, uint32_t thread)
-{
-    const struct fill *f = ctx;
-    const uint64_t at = chunk * f->piece_bytes, left = f->matrix->bytes - at;
-    (void)thread;
-    memcpy(f->data + at, f->piece, left < f->piece_bytes ? left : f->piece_bytes);
-}
-
-/* A matrix of a layer, whose blocks are those of `piece`, over and over. */
-static void fill_matrix(struct formats *f, const struct tensor_matrix *m, const char *piece,
-                        uint64_t piece_bytes)
-{
-    const uint64_t at = (uint64_t)((const char *)m->data - f->weights);
-    struct fill fill = {.matrix = m, .piece = piece, .piece_bytes = piece_bytes, .data = f->weights + at};
-    pool_run_region(f->steps.local.engine.pool, fill_chunk, &fill,
-                    (uint32_t)((m->bytes + piece_bytes - 1) / piece_bytes));
-}
-
-static int fill_weights(struct formats *f, struct helm_err *err)
-{
-    const struct engine *engine = &f->steps.local.engine;
-    char *piece = malloc(PIECE_BYTES);
-    int rc = piece ? profile_steps_weights(&f->steps, &f->weights, err)
-                   : helm_fail(err, HELM_E_NOMEM, "no memory for blocks to measure with");
-    for (uint32_t i = 0; i < f->count && !rc; i++) {
-        const uint64_t block = tensor_format_of(f->format[i])->block_bytes,
-                       bytes = PIECE_BYTES / block * block;
-        random_blocks_fill(f->format[i], piece, bytes);
-        for (uint32_t l = i; l < f->shape.layers; l += f->count)
-            for (uint32_t r = 0; r < TENSOR_ROLE_COUNT; r++) {
-                const struct tensor_matrix *m =
-                    &engine->weights.matrix[(size_t)(l + 1) * TENSOR_ROLE_COUNT + r];
-                if (m->data) fill_matrix(f, m, piece, bytes);
-            }
-    }
-    free(piece);
-    return rc;
-}
 
 static uint64_t format_bytes(const struct formats *f, uint32_t i)
 {
@@ -134,24 +84,21 @@ static int open_steps(struct formats *f, bool beside, struct helm_err *err)
         rc = profile_shape_choose_formats(wanted_bytes(f, beside), memory.available_bytes / 3, f->format,
                                           f->count, &f->shape, err);
     if (!rc) rc = profile_steps_open(&f->options, &f->shape, KV_F16, &f->steps, err);
-    if (!rc) rc = fill_weights(f, err);
+    if (!rc) rc = profile_steps_fill(&f->steps, &f->shape, err);
     if (!rc) f->cached = f->steps.local.engine.weights.host.region_bytes < caches;
     return rc;
 }
 
 /* ---- rates ---- */
 
-/* Bytes a second, or values, of the last step's layers of format number `i`. */
-static double rate_of(const struct formats *f, uint32_t i, bool one)
+/* Values a second of the last step's layers of format number `i`. */
+static double rate_of(const struct formats *f, uint32_t i)
 {
-    const unsigned kinds = PROFILE_KIND(OP_LINEAR) | (one ? 0 : PROFILE_KIND(OP_NORM));
-    const double values = (double)f->shape.layer_bytes / 2;
     double seconds = 0, layers = 0;
-    for (uint32_t l = i; l < f->shape.layers; l += f->count, layers++) {
-        const double layer = profile_steps_layer(&f->steps, (int32_t)l, kinds);
-        seconds += one ? profile_steps_less(&f->steps, layer, LINEARS) : layer;
-    }
-    return (one ? 2 * values * profile_format_part(f->format[i]) : values) * layers / seconds;
+    for (uint32_t l = i; l < f->shape.layers; l += f->count, layers++)
+        seconds +=
+            profile_steps_layer(&f->steps, (int32_t)l, PROFILE_KIND(OP_LINEAR) | PROFILE_KIND(OP_NORM));
+    return (double)f->shape.layer_bytes / 2 * layers / seconds;
 }
 
 /* Whether a format has products with int8 activations here: then the engine's other programs multiply by it so. */
@@ -167,9 +114,10 @@ static int run_step(struct formats *f, uint32_t tokens, enum linear_inputs input
     (void)engine_use(&f->steps.local.engine, inputs);
     int rc = profile_steps_run(&f->steps, 0, tokens, &spent, err);
     if (rc) return rc;
-    const double plain = rate_of(f, 0, tokens == 1);
-    for (uint32_t i = 1; i < f->count; i++)
-        profile_samples_add(&f->ratio[inputs][i], rate_of(f, i, tokens == 1) / plain);
+    double rate[FORMAT_COUNT];
+    for (uint32_t i = 0; i < f->count; i++)
+        rate[i] = tokens == 1 ? profile_steps_read(&f->steps, &f->shape, i) : rate_of(f, i);
+    for (uint32_t i = 1; i < f->count; i++) profile_samples_add(&f->ratio[inputs][i], rate[i] / rate[0]);
     return 0;
 }
 

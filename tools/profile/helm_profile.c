@@ -4,8 +4,8 @@
  * Run by people, and by helmd at its first start:
  *   helm-profile --device X [--threads N] [--node N] [--quick]     leaves the profile where profile_cache_path says and
  *                                                       exits 0; says on stderr what it does
- *   helm-profile --now --device X [--threads N] [--node N]    prints what memory and link give at this moment, as JSON, and
- *                                                       keeps nothing
+ *   helm-profile --now --device X [--threads N] [--node N] [--formats NAME [--activations int8]]    prints what memory and
+ *                                                       link give at this moment, as JSON, and keeps nothing
  * Start order only: options, device, fingerprint, what is cached, or else the measuring. */
 #include <errno.h>
 #include <stdlib.h>
@@ -37,14 +37,15 @@
 #define PATH_TEXT      4096
 
 struct options {
-    const char *device, *out, *disk, *worker_dir, *formats, *model;
+    const char *device, *out, *disk, *worker_dir, *formats, *model, *activations;
     uint64_t threads, node, caches, copy_bytes_per_s;
     bool force, json, quick, node_given, now;
 };
 
 struct tool {
     struct options options;
-    unsigned formats; /* of weights, that are asked for */
+    unsigned formats;        /* of weights, that are asked for */
+    enum tensor_format main; /* the one of --formats, or what most of --model's bytes are of */
     struct accelerator device;
     int node;               /* NUMA node, as helmd chooses it; -1: none */
     char worker[PATH_TEXT]; /* helm-worker-gpu */
@@ -268,9 +269,15 @@ static int read_formats(struct tool *t, struct helm_err *err)
     bool derived = false;
     int rc = o->formats ? profile_formats_read(o->formats, &t->formats, err) : 0;
     if (rc) return helm_err_prefix(err, "--formats");
+    t->main = FORMAT_BF16;
+    for (int f = 0; f < FORMAT_COUNT; f++)
+        if (t->formats == format_bit((enum tensor_format)f)) t->main = (enum tensor_format)f;
+    if (o->now && t->formats && t->main == FORMAT_BF16)
+        return helm_fail(err, HELM_E_USAGE, "--formats: memory is read by one format with --now");
     if (!o->model) return 0;
     rc = model_read_headers(o->model, &model, &derived, err);
     if (!rc) t->formats |= model_formats(&model);
+    if (!rc) t->main = model_main_format(&model);
     model_free(&model);
     return rc ? helm_err_prefix(err, "--model") : 0;
 }
@@ -325,9 +332,11 @@ static int run_now(struct tool *t, struct helm_err *err)
 {
     const struct profile_cpu_options cpu = cpu_options_of(t);
     const struct profile_device_options device = device_options_of(t);
+    const bool int8 = strcmp(t->options.activations, linear_inputs_name(LINEAR_INT8)) == 0;
+    const struct profile_reads reads = {t->main, int8 ? LINEAR_INT8 : LINEAR_EXACT};
     struct profile_now now;
     pin_prefer_node(t->node);
-    int rc = profile_now_measure(&cpu, has_device(t) ? &device : NULL, &now, err);
+    int rc = profile_now_measure(&cpu, has_device(t) ? &device : NULL, &reads, &now, err);
     return rc ? rc : print_json(profile_now_to_json(&now), err);
 }
 
@@ -404,7 +413,7 @@ int main(int argc, char **argv)
         return 1;
     }
     struct options *o = &t->options;
-    o->device = "auto";
+    o->device = "auto", o->activations = linear_inputs_name(LINEAR_EXACT);
     const struct args_option table[] = {
         {"device", 0, ARGS_TEXT, "DEVICE", "auto, cpu, cuda[:N] or emulated (auto)", .target = &o->device},
         {"threads", 't', ARGS_U64, "N", "the CPU worker's threads (one a physical core)",
@@ -418,6 +427,11 @@ int main(int argc, char **argv)
         {"now", 0, ARGS_FLAG, NULL,
          "only what memory and link give at this moment (a second), as JSON; nothing is kept",
          .target = &o->now},
+        {"activations", 0, ARGS_CHOICE, "HOW",
+         "with --now: memory is read by products of the one format in --formats, or of the main one of "
+         "--model, with\n"
+         "these activations (exact); without a format, and of bf16, by plain reads",
+         .target = &o->activations, .choices = "exact|int8"},
         {"caches", 0, ARGS_SIZE, "SIZE",
          "last-level caches, where a virtual machine sees more than its share (what the processors say)",
          .target = &o->caches},

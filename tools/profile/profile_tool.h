@@ -112,6 +112,9 @@ HELM_MUST_CHECK int profile_steps_open(const struct profile_cpu_options *options
 void profile_steps_close(struct profile_steps *steps);
 /* The region of its weights, to be written to; its size is the engine's. */
 HELM_MUST_CHECK int profile_steps_weights(struct profile_steps *steps, char **weights, struct helm_err *err);
+/* Random blocks of the shape's formats, layer after layer, in their place. */
+HELM_MUST_CHECK int profile_steps_fill(struct profile_steps *steps, const struct profile_shape *shape,
+                                       struct helm_err *err);
 /* One step of a single row; `seconds` of all of it. */
 HELM_MUST_CHECK int profile_steps_run(struct profile_steps *steps, uint32_t start, uint32_t tokens,
                                       double *seconds, struct helm_err *err);
@@ -121,6 +124,9 @@ double profile_steps_layer(const struct profile_steps *steps, int32_t layer, uns
 /* Without what empty regions cost: a quarter at most, on a machine so busy that regions were measured at a
  * worse moment. */
 double profile_steps_less(const struct profile_steps *steps, double seconds, uint32_t regions);
+/* Bytes a second of the last step's products, of one token, in layers of the shape's format number `index`. */
+double profile_steps_read(const struct profile_steps *steps, const struct profile_shape *shape,
+                          uint32_t index);
 /* Thread 0 of a pool is the caller, which then has one CPU: that is no way to find out how many there are. */
 void profile_steps_unpin(const struct profile_steps *steps);
 
@@ -274,10 +280,12 @@ HELM_MUST_CHECK int profile_device_copied(struct profile_device_run *device, str
 
 /* ---- now.c ---- */
 
-/* What memory and link give at this moment, in about half a second and what opening the device takes; `device` NULL: none. The
- * caller becomes thread 0 of a pool. */
+/* What memory, read so, and link give at this moment, in about half a second and what opening the device takes; `device` NULL: none.
+ * The caller becomes thread 0 of a pool. now->reads: exact where the format has no other
+ * products. */
 HELM_MUST_CHECK int profile_now_measure(const struct profile_cpu_options *cpu,
-                                        const struct profile_device_options *device, struct profile_now *now,
+                                        const struct profile_device_options *device,
+                                        const struct profile_reads *reads, struct profile_now *now,
                                         struct helm_err *err);
 
 /* ---- print.c ---- */

@@ -7,11 +7,15 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/formats/random_blocks.h"
+#include "common/base/units.h"
 #include "tools/profile/profile_tool.h"
 
 #define STEP_TOKENS 512
 #define CONTEXT     4608
 #define REGIONS     64 /* empty regions of the pool, one after another */
+#define PIECE_BYTES MIB
+#define LINEARS     4 /* of a decoded layer: q k v; o; gate up; down */
 
 /* ---- the pool ---- */
 
@@ -96,7 +100,8 @@ int profile_steps_open(const struct profile_cpu_options *o, const struct profile
                                           .context_tokens = CONTEXT,
                                           .step_tokens = STEP_TOKENS,
                                           .invariant = o->invariant,
-                                          .pin = true};
+                                          .pin = true,
+                                          .blank = true};
     rc = local_open(&options, &s->local, err);
     profile_checkpoint_remove(folder);
     s->open = !rc;
@@ -117,6 +122,51 @@ int profile_steps_weights(struct profile_steps *s, char **weights, struct helm_e
     if (mprotect(*weights, (size_t)region->bytes, PROT_READ | PROT_WRITE))
         return helm_fail_errno(err, "making the weights writable");
     return 0;
+}
+
+/* ---- random weights ---- */
+
+struct fill {
+    const struct tensor_matrix *matrix;
+    const char *piece;
+    uint64_t piece_bytes;
+    char *data;
+};
+
+static void fill_chunk(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    const struct fill *f = ctx;
+    const uint64_t at = chunk * f->piece_bytes, left = f->matrix->bytes - at;
+    (void)thread;
+    memcpy(f->data + at, f->piece, left < f->piece_bytes ? left : f->piece_bytes);
+}
+
+/* A layer's matrices, whose blocks are those of `piece`, over and over. */
+static void fill_layer(struct profile_steps *s, uint32_t layer, const char *piece, uint64_t piece_bytes)
+{
+    const struct engine *engine = &s->local.engine;
+    for (uint32_t r = 0; r < TENSOR_ROLE_COUNT; r++) {
+        const struct tensor_matrix *m = &engine->weights.matrix[(size_t)(layer + 1) * TENSOR_ROLE_COUNT + r];
+        struct fill fill = {.matrix = m, .piece = piece, .piece_bytes = piece_bytes, .data = (char *)m->data};
+        if (m->data)
+            pool_run_region(engine->pool, fill_chunk, &fill,
+                            (uint32_t)((m->bytes + piece_bytes - 1) / piece_bytes));
+    }
+}
+
+int profile_steps_fill(struct profile_steps *s, const struct profile_shape *shape, struct helm_err *err)
+{
+    char *weights, *piece = malloc(PIECE_BYTES);
+    int rc = piece ? profile_steps_weights(s, &weights, err)
+                   : helm_fail(err, HELM_E_NOMEM, "no memory for blocks to measure with");
+    for (uint32_t i = 0; i < shape->formats && !rc; i++) {
+        const uint64_t block = tensor_format_of(shape->format[i])->block_bytes,
+                       bytes = PIECE_BYTES / block * block;
+        random_blocks_fill(shape->format[i], piece, bytes);
+        for (uint32_t l = i; l < shape->layers; l += shape->formats) fill_layer(s, l, piece, bytes);
+    }
+    free(piece);
+    return rc;
 }
 
 /* ---- steps ---- */
@@ -143,4 +193,13 @@ double profile_steps_layer(const struct profile_steps *s, int32_t layer, unsigne
     for (uint32_t i = 0; i < p->count; i++)
         if (p->entry[i].layer == layer && kinds >> p->entry[i].kind & 1) sum += s->entry_ns[i];
     return (double)sum * 1e-9;
+}
+
+double profile_steps_read(const struct profile_steps *s, const struct profile_shape *shape, uint32_t index)
+{
+    double seconds = 0, layers = 0;
+    for (uint32_t l = index; l < shape->layers; l += shape->formats, layers++)
+        seconds +=
+            profile_steps_less(s, profile_steps_layer(s, (int32_t)l, PROFILE_KIND(OP_LINEAR)), LINEARS);
+    return (double)shape->layer_bytes * profile_format_part(shape->format[index]) * layers / seconds;
 }

@@ -514,6 +514,7 @@ static struct scratch_size scratch_needed(const struct run *run, const struct pr
             const struct program_entry *e = &programs[p]->entry[i];
             if (e->kind == OP_NORM && !e->out)
                 size.scratch = most_of(size.scratch, (size_t)e->chunk * e->width * sizeof(float));
+            if (e->kind == OP_WEIGH) size.scratch = most_of(size.scratch, (size_t)e->width * sizeof(float));
             for (uint32_t s = 0; s < e->segment_count; s++) {
                 const struct program_segment *g = &e->segment[s];
                 if (programs[p]->few && !experts_are(e)) {

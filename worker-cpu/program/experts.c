@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "common/base/round.h"
+#include "common/model/weigh.h"
 #include "worker-cpu/program/linear.h"
 
 #define TOKENS CPU_EXPERTS_TOKENS
@@ -52,9 +53,27 @@ static void chunk_route(void *ctx, uint32_t chunk, uint32_t thread)
     uint32_t first = chunk * run->entry->chunk, last = first + run->entry->chunk;
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++)
-        router_choose(router, run->act->buffer[BUFFER_ROUTER] + (size_t)t * router->experts, NULL,
-                      run->experts.id + (size_t)t * router->chosen,
+        router_choose(router, run->act->buffer[BUFFER_ROUTER] + (size_t)t * router->experts,
+                      run->entry->vector, run->experts.id + (size_t)t * router->chosen,
                       run->experts.weight + (size_t)t * router->chosen);
+}
+
+/* ---- the shared expert's weight ---- */
+
+static void chunk_weigh(void *ctx, uint32_t chunk, uint32_t thread)
+{
+    const struct run *run = ctx;
+    const struct program_entry *e = run->entry;
+    uint32_t first = chunk * e->chunk, last = first + e->chunk;
+    float *x = run->thread[thread].scratch;
+    if (last > run->batch.token_count) last = run->batch.token_count;
+    for (uint32_t t = first; t < last; t++) {
+        float *act = e->out + (size_t)t * e->out_width;
+        run->kernels->vector->rmsnorm(x, e->in + (size_t)t * e->width, e->norm, e->width,
+                                      (float)run->config->norm_eps);
+        const float weight = weigh_of(x, e->vector, e->width);
+        for (uint32_t i = 0; i < e->out_width; i++) act[i] *= weight;
+    }
 }
 
 /* ---- what the GPU asks for ---- */
@@ -508,6 +527,8 @@ struct pool_job experts_job(struct run *run, const struct program_entry *e)
         return (struct pool_job){.run = chunk_take, .chunks = pieces, .alone = tokens <= e->chunk};
     if (e->kind == OP_ROUTE)
         return (struct pool_job){.run = chunk_route, .chunks = pieces, .alone = tokens <= e->chunk};
+    if (e->kind == OP_WEIGH)
+        return (struct pool_job){.run = chunk_weigh, .chunks = pieces, .alone = tokens <= e->chunk};
     if (e->kind == OP_EXPERTS_SUM)
         return (struct pool_job){.run = chunk_sum, .chunks = pieces, .alone = tokens == 1};
     if (several) {

@@ -1,4 +1,4 @@
-/* What execute.c runs of mixtures of experts: the choice, the chosen experts' matrices, the sum.
+/* What execute.c runs of mixtures of experts: the choice, the chosen experts' matrices, the sum; the shared expert's weight.
  *
  * Called by execute.c alone. One token: pieces of rows of the chosen experts, shared by the threads as of one matrix; of
  * downs the last one to finish some rows sums them, in the order of choice.
@@ -16,7 +16,7 @@
 static inline bool experts_are(const struct program_entry *e)
 {
     return e->kind == OP_ROUTE || e->kind == OP_EXPERTS_TAKE || e->kind == OP_EXPERTS_GLU ||
-           e->kind == OP_EXPERTS_DOWN || e->kind == OP_EXPERTS_SUM;
+           e->kind == OP_EXPERTS_DOWN || e->kind == OP_EXPERTS_SUM || e->kind == OP_WEIGH;
 }
 
 /* Places of choices and pairs in the activations, counters for all that the programs have; nothing where the model has no

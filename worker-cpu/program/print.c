@@ -14,7 +14,10 @@ static const char *const role_text[TENSOR_ROLE_COUNT] = {[TENSOR_Q] = "q",
                                                          [TENSOR_ROUTER] = "router",
                                                          [TENSOR_GATE_EXPERTS] = "gate",
                                                          [TENSOR_UP_EXPERTS] = "up",
-                                                         [TENSOR_DOWN_EXPERTS] = "down"};
+                                                         [TENSOR_DOWN_EXPERTS] = "down",
+                                                         [TENSOR_SHARED_GATE] = "shared gate",
+                                                         [TENSOR_SHARED_UP] = "shared up",
+                                                         [TENSOR_SHARED_DOWN] = "shared down"};
 
 static void print_embed(const struct program_entry *e, bool tiled, FILE *out)
 {

@@ -2,7 +2,8 @@
  *
  * Each operation of the model becomes the entries that program_ops_of names; each kind has one function. A LINEAR has a
  * segment for each weight; swiglu combines its rows while they are in the cache. With several tokens the NORM before
- * it, with or without a weight, tiles the input for the matrix kernel; gates and ups are tiled by the LINEAR that joins them. */
+ * it, with or without a weight, tiles the input for the matrix kernel; gates and ups are tiled by the LINEAR that joins them, but
+ * for a shared expert's, whose down comes behind other products. */
 #include "worker-cpu/program/lower.h"
 
 #include <stdlib.h>
@@ -164,7 +165,7 @@ static void make_linear(struct lowering *low, const struct making *m)
     for (uint32_t i = 0; i < e->segment_count && low->tiled && in != BUFFER_GATE; i++)
         cut_tiles(e - 1, e->segment[i].kernels->tokens);
     if (low->tiled && in == BUFFER_GATE) e->tiled = TILED_JOINED;
-    if (low->tiled && e->swiglu) tile_joined(low, e, m);
+    if (low->tiled && m->op->out[0] == BUFFER_GATE) tile_joined(low, e, m);
     cut_rows(low, e, m->op->kind == MATH_ROUTE);
     low->program->bytes += e->bytes;
 }
@@ -260,7 +261,23 @@ static void make_experts_down(struct lowering *low, const struct making *m)
 /* The choice, behind the linear that makes its logits; and the sum behind several tokens' downs. */
 static void make_route(struct lowering *low, const struct making *m)
 {
-    add_entry(low, OP_ROUTE, m->layer);
+    struct program_entry *e = add_entry(low, OP_ROUTE, m->layer);
+    const enum tensor_role bias = m->op->bias[1];
+    e->vector = bias == TENSOR_NONE ? NULL : weights_vector(low->source->weights, bias, m->layer);
+}
+
+static void make_weigh(struct lowering *low, const struct making *m)
+{
+    const struct program_source *s = low->source;
+    struct program_entry *e = add_entry(low, OP_WEIGH, m->layer);
+    e->norm = weights_vector(s->weights, m->op->norm, m->layer);
+    e->vector = weights_vector(s->weights, m->op->router, m->layer);
+    e->in = s->act->buffer[m->op->in];
+    e->width = s->act->width[m->op->in];
+    e->out = s->act->buffer[m->op->out[0]];
+    e->out_width = s->act->width[m->op->out[0]];
+    if (!e->norm || !e->vector)
+        lower_unsupported(low, m->layer, "a shared expert's weight without its vector");
 }
 
 static void make_experts_sum(struct lowering *low, const struct making *m)
@@ -295,6 +312,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_ATTEND] = make_attend,
     [OP_SAMPLE] = make_sample,
     [OP_ROUTE] = make_route,
+    [OP_WEIGH] = make_weigh,
     [OP_EXPERTS_GLU] = make_experts_glu,
     [OP_EXPERTS_DOWN] = make_experts_down,
     [OP_EXPERTS_SUM] = make_experts_sum,

@@ -73,10 +73,13 @@ struct program_entry {
     uint32_t chunks;    /* LINEAR: row chunks, as many for each thread */
     uint32_t share;     /* LINEAR: threads it is shared by, 0: all */
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
-    const float *norm, *norm2; /* NORM: weight or NULL. ROPE_APPEND: of q, of k */
-    const float *in;           /* NORM, LINEAR of the one-token tier */
-    float *out;                /* NORM; NULL: it is only tiled */
-    uint32_t width;            /* of in and out */
+    const float *norm, *norm2; /* NORM, WEIGH: weight or NULL. ROPE_APPEND: of q, of k */
+    const float
+        *vector;     /* WEIGH: what the normed input is multiplied by; ROUTE: added for the choice, or NULL */
+    const float *in; /* NORM, WEIGH, LINEAR of the one-token tier */
+    float *out;      /* NORM; NULL: it is only tiled. WEIGH: what is multiplied, out_width numbers a token */
+    uint32_t out_width;
+    uint32_t width;                                         /* of in and out */
     const struct linear_kernel *tile[PROGRAM_SEGMENTS_MAX]; /* NORM, LINEAR with swiglu: tile for these */
     uint32_t tile_count;
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];

@@ -197,7 +197,8 @@ static void load_piece(void *ctx, uint32_t chunk, uint32_t thread)
     }
     if (last > w->host.region_bytes) last = w->host.region_bytes;
     arena_populate(l->arena, job->region_offset + first, last - first, &huge, &small);
-    for (uint32_t i = place_find(w, first); i < w->host.count && w->host.place[i].offset < last && !rc; i++)
+    for (uint32_t i = place_find(w, first);
+         !l->blank && i < w->host.count && w->host.place[i].offset < last && !rc; i++)
         if (!tensor_format_of(w->host.place[i].format)->variable)
             rc = load_part(job, &w->host.place[i], first, last, &err);
     if (rc) {

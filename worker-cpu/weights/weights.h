@@ -46,6 +46,7 @@ struct weights_loading {
     const struct arena *arena;
     struct pool *pool;
     bool ready;                   /* the matrices are there already */
+    bool blank;                   /* they stay zeros */
     _Atomic uint64_t *bytes_done; /* counts up as bytes are read; or NULL */
     const _Atomic bool *cancel;   /* set by another thread ends it with HELM_E_CANCELLED; or NULL */
 };

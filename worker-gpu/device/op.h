@@ -12,6 +12,7 @@
 #include "worker-gpu/kernels/chains.h"
 #include "worker-gpu/kernels/experts_share.h"
 #include "worker-gpu/kernels/kernels_few.h"
+#include "worker-gpu/kernels/weigh.h"
 
 /* When a waiting queue goes on: word - value, as a signed number, is 0 or more; the word is the value. */
 enum device_compare { DEVICE_AT_LEAST, DEVICE_EQUAL };
@@ -145,6 +146,7 @@ struct op {
     union {
         struct gpuk_linear_args linear; /* GEMV, GEMM_SMALL, LOGITS */
         struct op_route route;
+        struct gpuk_weigh weigh;
         struct gpuk_experts_ask experts_ask;
         struct gpuk_experts_add experts_add;
         struct op_experts_group experts_group;

@@ -6,6 +6,7 @@
 
 #include "worker-gpu/kernels/built_for.h"
 #include "worker-gpu/kernels/device.cuh"
+#include "worker-gpu/kernels/weigh.h"
 
 #ifndef __CUDA_ARCH_LIST__ /* the emulator's, whose device is of any capability */
 #define __CUDA_ARCH_LIST__ 750, 800, 900
@@ -68,7 +69,8 @@ extern "C" int gpuk_open(struct gpuk_device *device, struct helm_err *err)
         (rc = gpuk_prepare_attention_decode(device, err)) ||
         (rc = gpuk_prepare_attention_merge(device, err)) ||
         (rc = gpuk_prepare_attention_prefill(device, err)) || (rc = gpuk_prepare_chain(device, err)) ||
-        (rc = gpuk_prepare_select(device, err)) || (rc = gpuk_prepare_experts(device, err)))
+        (rc = gpuk_prepare_select(device, err)) || (rc = gpuk_prepare_experts(device, err)) ||
+        (rc = gpuk_prepare_weigh(err)))
         return rc;
     return HELM_OK;
 }

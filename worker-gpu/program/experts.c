@@ -20,6 +20,12 @@ static struct gpuk_choice choice_of(const struct lowering *low)
                                 .weight = (float *)(id + (size_t)b->work.tokens * chosen)};
 }
 
+/* Added to scores for the choice alone; or NULL. */
+static const float *choice_bias_of(const struct lowering *low, int32_t layer)
+{
+    return gpu_vector_of(low->source->weights, TENSOR_CHOICE_BIAS, layer);
+}
+
 static struct gpuk_groups groups_of(const struct lowering *low)
 {
     const struct gpu_buffers *b = low->source->buffers;
@@ -73,7 +79,27 @@ void make_route(struct lowering *low, const struct making *m)
 {
     making_op(low, m)->as.route = (struct op_route){.router = low->source->model->config.router,
                                                     .logits = gpu_area(low->source->buffers, GPU_AREA_ROUTER),
+                                                    .choice_bias = choice_bias_of(low, m->at->layer),
                                                     .out = choice_of(low)};
+}
+
+void make_weigh(struct lowering *low, const struct making *m)
+{
+    const struct model_config *c = &low->source->model->config;
+    const struct place x = making_place(low, m, m->at->math->in),
+                       act = making_place(low, m, m->at->math->out[0]);
+    struct op *op = making_op(low, m);
+    op->as.weigh = (struct gpuk_weigh){.x = (const float *)(void *)x.at,
+                                       .norm = making_vector(low, m, m->at->math->norm),
+                                       .weight = making_vector(low, m, m->at->math->router),
+                                       .eps = (float)c->norm_eps,
+                                       .width = c->hidden,
+                                       .act = act.at,
+                                       .dtype = act.dtype,
+                                       .n = c->shared_intermediate};
+    if ((!op->as.weigh.norm || !op->as.weigh.weight) && !low->rc)
+        low->rc = helm_fail(low->err, HELM_E_INTERNAL, "layer %d: its shared expert's weight is not in VRAM",
+                            m->at->layer);
 }
 
 void make_experts_group(struct lowering *low, const struct making *m)
@@ -194,6 +220,7 @@ void make_experts_glu(struct lowering *low, const struct making *m)
                                         .choice = choice_of(low),
                                         .router = routes ? &c->router : NULL,
                                         .logits = routes ? gpu_area(b, GPU_AREA_ROUTER) : NULL,
+                                        .choice_bias = routes ? choice_bias_of(low, m->at->layer) : NULL,
                                         .x = gpu_area(b, GPU_AREA_X),
                                         .norm = making_vector(low, m, m->at->math->norm),
                                         .x_stride = c->hidden,
@@ -272,6 +299,7 @@ void make_experts_ask(struct lowering *low, const struct making *m)
     making_op(low, m)->as.experts_ask = (struct gpuk_experts_ask){
         .router = chunk ? NULL : &c->router,
         .logits = chunk ? NULL : gpu_area(s->buffers, GPU_AREA_ROUTER),
+        .choice_bias = chunk ? NULL : choice_bias_of(low, m->at->layer),
         .choice = choice_of(low),
         .experts = c->router.experts,
         .table = slots->table_device + (size_t)(ticket - 1) * c->router.experts,

@@ -54,9 +54,10 @@ static inline struct op *making_op(struct lowering *low, const struct making *m)
 
 /* ---- experts.c ---- */
 
-/* A router's logits; the choice; a chunk's groups; a piece of the experts' matrices; the sum of a chunk's. */
+/* A router's logits; the choice; the shared expert's weight; a chunk's groups; a piece of the experts' matrices; the sum of a chunk's. */
 void make_router(struct lowering *low, const struct making *m);
 void make_route(struct lowering *low, const struct making *m);
+void make_weigh(struct lowering *low, const struct making *m);
 void make_experts_group(struct lowering *low, const struct making *m);
 void make_experts_glu(struct lowering *low, const struct making *m);
 void make_experts_down(struct lowering *low, const struct making *m);

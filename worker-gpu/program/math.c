@@ -34,6 +34,13 @@ struct place making_place(const struct lowering *low, const struct making *m, en
                               q, m->dtype};
         return chunk ? (struct place){(char *)qkv, q, m->dtype}
                      : (struct place){gpu_area(b, GPU_AREA_FEW_A), q, DTYPE_F32};
+    case BUFFER_SHARED:
+    case BUFFER_SHARED_UP: /* combined with it */
+        if (!chunk)
+            return (struct place){gpu_area(b, GPU_AREA_FEW_SHARED), c->shared_intermediate, DTYPE_F32};
+        return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_SHARED), m->sub, c->shared_intermediate,
+                                         dtype_bytes(m->dtype)),
+                              c->shared_intermediate, m->dtype};
     default: /* GATE; UP is combined with it */
         if (!chunk) return (struct place){gpu_area(b, GPU_AREA_FEW_ACT), c->intermediate, DTYPE_F32};
         return (struct place){making_row(gpu_area(b, GPU_AREA_CHUNK_ACT), m->sub, c->intermediate,
@@ -49,7 +56,9 @@ static struct place output_of(const struct lowering *low, const struct making *m
     const struct math_op *math = m->at->math;
     if (math->swiglu &&
         making_tier(low) == OP_TIER_CHUNK) { /* gate and up side by side, as many as there are */
-        char *gates = gpu_area(low->source->buffers, GPU_AREA_CHUNK_GATES);
+        const bool shared = math->out[0] == BUFFER_SHARED;
+        char *gates =
+            gpu_area(low->source->buffers, shared ? GPU_AREA_CHUNK_SHARED_GATES : GPU_AREA_CHUNK_GATES);
         return (struct place){gates + (uint64_t)part->weight * part->rows * dtype_bytes(m->dtype),
                               2 * part->rows, m->dtype};
     }
@@ -331,6 +340,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_ATTEND_MERGE] = make_attend_merge,
     [OP_LOGITS] = make_router,
     [OP_ROUTE] = make_route,
+    [OP_WEIGH] = make_weigh,
     [OP_EXPERTS_GROUP] = make_experts_group,
     [OP_EXPERTS_GLU] = make_experts_glu,
     [OP_EXPERTS_DOWN] = make_experts_down,
@@ -463,21 +473,42 @@ static void make_experts(struct lowering *low, struct making *m, struct piece *p
     if (sums && !low->rc) make_of[m->kind](low, m);
 }
 
+/* When an operation's turn is where a layer's experts are in both memories: the choice first, since the CPU begins behind it,
+ * and the experts' sum last, which waits for the CPU's. */
+static int mixed_turn(const struct math_op *math)
+{
+    return math->kind == MATH_ROUTE ? 0 : math->kind == MATH_EXPERTS_DOWN ? 2 : 1;
+}
+
+/* The unit's operations in the order in which they are issued: as they are, or by turns. */
+static void order_of(const struct math_part *part, bool mixed, uint32_t order[MATH_OPS_MAX])
+{
+    uint32_t count = 0;
+    for (int turn = 0; turn < 3; turn++)
+        for (uint32_t i = 0; i < part->ops; i++)
+            if (mixed ? mixed_turn(&part->op[i]) == turn : turn == 0) order[count++] = i;
+}
+
 void lower_unit(struct lowering *low, uint32_t unit, float *out)
 {
     const struct math_part *part = model_unit_math(low->source->model, unit);
-    const bool chunk = making_tier(low) == OP_TIER_CHUNK;
-    struct making m = {.x_out = out, .dtype = chunk ? unit_dtype(low, unit) : DTYPE_F32};
+    const bool chunk = making_tier(low) == OP_TIER_CHUNK,
+               mixed = plan_unit_home(low->source->plan, low->program->phase, unit) == PLAN_HOME_MIXED;
+    struct making m = {.dtype = chunk ? unit_dtype(low, unit) : DTYPE_F32};
+    uint32_t order[MATH_OPS_MAX];
+    order_of(part, mixed, order);
     for (uint32_t i = 0; i < part->ops; i++) {
-        const struct lower_at at = lower_at(low, unit, i);
+        const struct lower_at at = lower_at(low, unit, order[i]);
+        const bool weighs = at.math->kind == MATH_ROUTE || at.math->kind == MATH_WEIGH;
         struct piece piece = {0};
         m.at = &at;
         m.piece = &piece;
+        m.x_out = i + 1 < part->ops ? gpu_area(low->source->buffers, GPU_AREA_X) : out;
         if (at.math->kind == MATH_ATTENTION) {
             lower_cache_begin(low, (uint32_t)at.layer);
             (chunk && plan_kv_tiered(low->source->plan) ? make_whole_attention : make_subs)(low, &m);
             lower_cache_end(low, (uint32_t)at.layer);
-        } else if (at.math->kind == MATH_ROUTE || making_mixed(low, &m)) { /* nothing comes in pieces */
+        } else if (weighs || (mixed && at.math->kind != MATH_LINEAR)) { /* nothing comes in pieces */
             m.sub = GPU_SUB_ALL;
             make(low, &m);
         } else {

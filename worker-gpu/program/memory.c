@@ -66,8 +66,7 @@ int gpu_buffers_check(const struct model_config *c, const struct device *device,
                       struct helm_err *err)
 {
     const struct device_asked *ask = &device->ask;
-    const uint64_t q = (uint64_t)c->heads * c->head_dim, inner = q > c->intermediate ? q : c->intermediate;
-    const uint32_t widest = (uint32_t)(inner > c->hidden ? inner : c->hidden), slots = GPUK_BATCH_MAX;
+    const uint32_t widest = model_widest(c), slots = GPUK_BATCH_MAX;
     const uint64_t argmax = b->work.area[GPU_AREA_ARGMAX].bytes, linear = b->work.area[GPU_AREA_LINEAR].bytes,
                    attention = b->work.area[GPU_AREA_ATTENTION].bytes;
     const uint64_t experts = b->work.area[GPU_AREA_EXPERTS].bytes;

@@ -33,6 +33,7 @@ struct cutting {
     const struct gpu_weights *weights;
     struct ring_schedule *schedule;
     uint32_t capacity;
+    const struct plan *plan;
     uint64_t ring_bytes;
     bool home; /* cuts weights in VRAM that some step expands, instead of those in the arena */
     struct helm_err *err;
@@ -218,6 +219,8 @@ static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
     if (c->home && is_of_experts(math) &&
         as_it_lies(math, matrix_of(c, unit, op, 0)->format)) /* whatever the step */
         return 0;
+    /* what every token reads beside experts in both memories is in VRAM, whatever list streams these */
+    if (!c->home && placement_lies(plan_unit_home(c->plan, 0, unit), math->weight[0], PLAN_VRAM0)) return 0;
     for (struct run run = {.unit = unit, .op = op}; run.first < math->weights && !rc; run.first = run.end) {
         run.end = ring_run_end(c->weights, math, layer, run.first);
         if (!c->home || is_expanded(matrix_of(c, unit, op, run.first), layer)) rc = cut_run(c, &run);
@@ -341,7 +344,8 @@ static int add_tail(struct cutting *c, const struct plan *plan, uint32_t phase,
 int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32_t phase,
               const struct ring_schedule *decode, struct ring_schedule *schedule, struct helm_err *err)
 {
-    struct cutting c = {.weights = weights, .schedule = schedule, .ring_bytes = plan->ring_bytes, .err = err};
+    struct cutting c = {
+        .weights = weights, .schedule = schedule, .plan = plan, .ring_bytes = plan->ring_bytes, .err = err};
     memset(schedule, 0, sizeof *schedule);
     int rc = cut_phase(&c, plan, phase);
     if (!rc) {
@@ -367,8 +371,12 @@ int ring_plan(const struct gpu_weights *weights, const struct plan *plan, uint32
 int ring_plan_home(const struct gpu_weights *weights, const struct plan *plan, struct ring_schedule *schedule,
                    struct helm_err *err)
 {
-    struct cutting c = {
-        .weights = weights, .schedule = schedule, .ring_bytes = UINT64_MAX, .home = true, .err = err};
+    struct cutting c = {.weights = weights,
+                        .schedule = schedule,
+                        .plan = plan,
+                        .ring_bytes = UINT64_MAX,
+                        .home = true,
+                        .err = err};
     const uint32_t units = unit_count(plan->layers);
     int rc = 0;
     memset(schedule, 0, sizeof *schedule);

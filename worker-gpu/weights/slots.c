@@ -115,10 +115,13 @@ static void note(struct gpu_slots *s, uint32_t index)
 
 int gpu_slots_fill(struct gpu_slots *s, struct helm_err *err)
 {
-    const uint32_t experts = experts_of(s), *first = s->plan->experts.first, slots = s->plan->experts.slots;
+    const uint32_t experts = experts_of(s), *first = s->plan->experts.first, slots = s->plan->experts.slots,
+                   parts = plan_expert_parts(s->plan);
     if (!s->place.bytes) return 0;
     uint64_t *uses = calloc((size_t)s->place.units * experts, sizeof *uses);
     if (!uses) return helm_fail(err, HELM_E_NOMEM, "no memory for the experts of %u layers", s->place.units);
+    /* of each expert one part before another has two: then every choice finds some */
+    for (uint32_t i = 0; !first && i < s->place.units * experts; i++) uses[i] = parts - i % parts;
     for (uint32_t i = 0; first && i < s->place.units * slots; i++)
         if (first[i] < experts) uses[(size_t)(i / slots) * experts + first[i]] = 1;
     for (uint32_t i = 0; s->before.steps && i < s->place.units * experts; i++)

@@ -81,6 +81,7 @@ static int take_streamed(struct gpu_weights *w, const struct plan *plan, const v
         const struct placement *p = &host.place[i];
         const struct model_tensor *t = placement_tensor(w->model, p);
         if (t->layer < 0 || !its[model_tensor_unit(t)]) continue;
+        if (placement_lies(plan_unit_home(plan, 0, model_tensor_unit(t)), t->role, PLAN_VRAM0)) continue;
         const char *at = (const char *)region + p->offset;
         struct gpu_matrix *m = &w->matrix[cell_of(t)];
         *m = matrix_in(t, p->format);

@@ -82,8 +82,8 @@ static double activation_bytes(const struct pricing *p, uint32_t kind)
     if (p->tier == OP_TIER_ONE) return 0;
     if (kind ==
         MATH_PART_SPARSE) /* x gathered by expert, what is between the halves, and sums that are added up */
-        return p->step->tokens *
-               (6.0 * c->hidden + c->router.chosen * (12.0 * c->hidden + 6.0 * c->expert_intermediate));
+        return p->step->tokens * (6.0 * c->hidden + 6.0 * c->shared_intermediate +
+                                  c->router.chosen * (12.0 * c->hidden + 6.0 * c->expert_intermediate));
     return p->step->tokens *
            (6.0 * c->hidden + (kind == UNIT_MLP ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
 }
@@ -203,6 +203,7 @@ static void add_run_gpu(const struct pricing *p, const struct run *run, struct w
 {
     const enum tensor_format format = run->tensor[run->first]->format;
     const struct format_rates *with = &p->with[format];
+    const double before = w->kernel.total;
     double expanded = 0;
     if (arch_role_of_experts(run->tensor[run->first]->role)) {
         add_experts_gpu(p, run, w);
@@ -219,6 +220,7 @@ static void add_run_gpu(const struct pricing *p, const struct run *run, struct w
     }
     add_overhead(&with->gpu, product_of(&with->gpu), &w->gpu);
     add_overhead(&with->kernel, product_of(&with->kernel), &w->kernel);
+    w->experts.beside += w->kernel.total - before; /* where the unit has experts, a shared one's */
     if (p->tier == OP_TIER_CHUNK && run->first > 0 && run->math->norm != TENSOR_NONE &&
         p->kernel.product <= 0) {
         add_operations(&p->gpu, 1, &w->gpu);
@@ -286,12 +288,22 @@ static double vector_bytes(const struct model_tensor *t, double read_part)
     return t->rows > 1 ? kept * read_part : (double)t->bytes;
 }
 
+/* Bytes of experts' matrices that one token reads. */
+static double experts_token_bytes(const struct model_config *c, const struct model_unit *u)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < u->matrix_count; i++)
+        if (arch_role_of_experts(u->tensor[i]->role))
+            sum += (double)u->tensor[i]->bytes * analyse_read_part(c, u->tensor[i], 1);
+    return sum;
+}
+
 static void add_weights(const struct pricing *p, uint32_t unit, struct weights *w)
 {
     const struct model_unit *u = &p->model->unit[unit];
     const struct math_part *math = model_unit_math(p->model, unit);
     uint32_t at = 0;
-    w->apart = analyse_units(p->analysed, unit, unit).token > GPU_CHAIN_EXPERTS_BYTES;
+    w->apart = experts_token_bytes(&p->model->config, u) > GPU_CHAIN_EXPERTS_BYTES;
     for (uint32_t i = 0; i < math->ops; i++) at += add_operation(p, unit, &math->op[i], at, w);
     for (; at < u->tensor_count; at++) {
         const double bytes = vector_bytes(u->tensor[at], math->read_part);
@@ -406,6 +418,8 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     u->gpu = u->stream = u->link = u->link_beside = u->borrow = INFINITY;
     if (!p->device) return;
     add_rest(p, &p->gpu, kind, window, &w.gpu);
+    if (p->chained) /* it is a kernel, and the chain behind it is launched */
+        add_overhead(&p->gpu, o->ends * (2 * p->kernel.operation - p->gpu.operation), &w.gpu);
     add_rest(p, &p->kernel, kind, window, &w.kernel);
     /* Between slices there are events: nothing to chain. */
     const double slices = w.blocks ? w.slices : slices_of(u->bytes, u->packed),

@@ -125,7 +125,8 @@ static double both(const struct pricing *p, const struct experts_parts *parts, c
     const double vram = s->hits / all * parts->gpu, link = direct_seconds(p, s->direct / all * parts->bytes),
                  cpu = (s->cpu > 0 ? cpu_seconds(p, parts, s->cpu / all, s->direct / all, beside) : 0) +
                        CPU_OPERATIONS * p->cpu.operation;
-    return larger(cpu, parts->launches + larger(vram, link) - 2 * p->profile->link.hand_over.value);
+    return larger(cpu, parts->launches + parts->beside + larger(vram, link) -
+                           2 * p->profile->link.hand_over.value);
 }
 
 /* When the GPU reads `direct` of `missing` ones itself. */
@@ -166,27 +167,30 @@ static double least_whole(const struct pricing *p, const struct experts_parts *p
     return least;
 }
 
-/* One token: the mean over how many of its experts are in VRAM, each with the same chance. How many the GPU reads
- * itself are whole ones (gpuk_experts_ask). */
-static double one_token(const struct pricing *p, const struct experts_parts *parts, bool beside,
+/* One token: the mean over how many of its experts are in VRAM, each with the same chance; of experts in parts, each has as many
+ * there as all have, and some one more (gpu_slots_fill). How many the GPU reads itself are whole ones (gpuk_experts_ask). */
+static double one_token(const struct pricing *p, const struct experts_parts *times, bool beside,
                         double *direct)
 {
     const struct cost_experts *e = &p->step->experts;
-    const uint32_t chosen = p->model->config.router.chosen;
-    double seconds = 0, chance = pow(e->hit, chosen); /* of none missing */
+    const uint32_t parts = model_expert_parts(&p->model->config), chosen = p->model->config.router.chosen,
+                   each = (uint32_t)(e->hit * parts), experts = chosen / parts;
+    const double more = e->hit * parts - each; /* the part of the experts that have one more than `each` */
+    double seconds = 0, chance = pow(more, experts); /* of all of them */
     *direct = 0;
     if (e->hit >= 1) {
-        return with_direct(p, parts, chosen, 0, 0, beside);
+        return with_direct(p, times, chosen, 0, 0, beside);
     }
-    if (e->hit <= 0) chance = 0;
-    for (uint32_t missing = 0; missing <= chosen; missing++) {
+    if (more <= 0) chance = 0;
+    for (uint32_t fewer = 0; fewer <= experts; fewer++) {
         const bool best = e->direct_permille == COST_DIRECT_BEST;
-        const uint32_t reads = best ? 0 : (missing * e->direct_permille + 500) / 1000;
-        const double now = e->hit <= 0 ? missing == chosen : chance;
-        seconds += now * (best ? least_whole(p, parts, missing, beside)
-                               : with_direct(p, parts, chosen, missing, reads, beside));
+        const uint32_t missing = chosen - experts * (each + 1) + fewer,
+                       reads = best ? 0 : (missing * e->direct_permille + 500) / 1000;
+        const double now = more <= 0 ? fewer == experts : chance;
+        seconds += now * (best ? least_whole(p, times, missing, beside)
+                               : with_direct(p, times, chosen, missing, reads, beside));
         *direct += now * reads;
-        chance *= (double)(chosen - missing) / (missing + 1) * (1 - e->hit) / (e->hit > 0 ? e->hit : 1);
+        chance *= (double)(experts - fewer) / (fewer + 1) * (1 - more) / (more > 0 ? more : 1);
     }
     return seconds;
 }
@@ -218,6 +222,6 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
     u->mixed_kv.way = way;
     u->mixed_kv.link = direct_seconds(p, direct / chosen * all->bytes);
     /* asking and adding cut the chain of the units around them: what follows is launched again */
-    u->mixed = fmax(0, all->unit - all->gpu - all->launches) +
+    u->mixed = fmax(0, all->unit - all->gpu - all->launches - all->beside) +
                (GPU_OPERATIONS + (p->chained ? 1 : 0)) * p->kernel.operation + 2 * way + u->mixed_kv.cpu;
 }

@@ -207,8 +207,7 @@ uint64_t ledger_draw_bytes(const struct ledger_case *c)
  * may add sums of sixteen and fill up to 256, and rows that are decoded for several tokens. */
 static uint64_t unpacked_bytes(const struct model_config *m)
 {
-    uint64_t q = (uint64_t)m->heads * m->head_dim, widest = q > m->intermediate ? q : m->intermediate;
-    if (widest < m->hidden) widest = m->hidden;
+    const uint64_t widest = model_widest(m);
     uint64_t rows = PACKED_ROWS * widest * sizeof(uint16_t);
     return (widest + widest / 8 + 288) * sizeof(float) +
            (rows > CPU_UNPACKED_BYTES ? rows : CPU_UNPACKED_BYTES) + 2 * SCRATCH_ALIGN;

@@ -24,14 +24,81 @@ static double *member(struct profile_now *now, size_t i)
     return (double *)(void *)((char *)now + members[i].at);
 }
 
+/* ---- by what memory is read ---- */
+
+static bool is_plain(const struct profile_reads *reads)
+{
+    return !profile_format_has_rates(reads->format);
+}
+
+/* What the profile has of them: alone, beside copies, and copies beside them. */
+struct then {
+    double read, read_beside, h2d_beside;
+};
+
+static struct then then_of(const struct profile *p, const struct profile_reads *reads)
+{
+    const struct profile_format *f = &p->format[reads->format];
+    if (is_plain(reads))
+        return (struct then){profile_table_at(&p->cpu.read, p->cpu.threads).value, p->cpu.read_beside.value,
+                             p->link.h2d_beside_read.value};
+    if (reads->inputs == LINEAR_INT8)
+        return (struct then){f->cpu_int8_gemv.value, f->cpu_int8_gemv_beside.value,
+                             f->cpu_int8_link_beside.value};
+    return (struct then){f->cpu_gemv.value, f->cpu_gemv_beside.value, f->link_beside.value};
+}
+
+struct profile_reads profile_reads_of(const struct profile *profile, enum tensor_format format,
+                                      enum linear_inputs inputs)
+{
+    const struct profile_reads ways[] = {{format, inputs},
+                                         {format, LINEAR_EXACT},
+                                         {FORMAT_BF16, LINEAR_EXACT}};
+    size_t i = 0;
+    while (i < 2 && (is_plain(&ways[i]) || then_of(profile, &ways[i]).read <= 0)) i++;
+    return ways[i];
+}
+
+int profile_now_check(const struct profile *profile, const struct profile_now *now, struct helm_err *err)
+{
+    if (is_plain(&now->reads) || then_of(profile, &now->reads).read > 0) return 0;
+    return helm_fail(err, HELM_E_MISMATCH,
+                     "rates of now are of %s with %s activations, which the profile has no rate of",
+                     tensor_format_name(now->reads.format), linear_inputs_name(now->reads.inputs));
+}
+
+/* ---- the file ---- */
+
 json_t *profile_now_to_json(const struct profile_now *now)
 {
     struct profile_now copy = *now;
     json_t *json = json_pack("{s:i}", "helm_now", 1);
+    if (json && !is_plain(&now->reads)) {
+        json_object_set_new(json, "format", json_string(tensor_format_name(now->reads.format)));
+        json_object_set_new(json, "activations", json_string(linear_inputs_name(now->reads.inputs)));
+    }
     for (size_t i = 0; i < MEMBERS && json; i++)
         if (*member(&copy, i) > 0) json_object_set_new(json, members[i].name, json_real(*member(&copy, i)));
     if (json) json_object_set_new(json, "busy_percent", json_integer(now->busy_percent));
     return json;
+}
+
+/* Plain ones without "format". */
+static int reads_from_json(const json_t *json, struct profile_reads *reads, struct helm_err *err)
+{
+    const char *format = tensor_format_name(FORMAT_BF16), *inputs = linear_inputs_name(LINEAR_EXACT);
+    int rc = json_get_string(json, "format", false, &format, err);
+    if (!rc) rc = json_get_string(json, "activations", false, &inputs, err);
+    if (rc) return rc;
+    reads->format = tensor_format_named(format);
+    if (reads->format == FORMAT_COUNT)
+        return helm_fail(err, HELM_E_FORMAT, "'format' is '%.40s', no format of weights", format);
+    reads->inputs = LINEAR_EXACT;
+    while (reads->inputs < LINEAR_INPUTS && strcmp(inputs, linear_inputs_name(reads->inputs)) != 0)
+        reads->inputs++;
+    return reads->inputs < LINEAR_INPUTS
+               ? 0
+               : helm_fail(err, HELM_E_FORMAT, "'activations' is '%.40s', not exact or int8", inputs);
 }
 
 int profile_now_from_json(const json_t *json, struct profile_now *now, struct helm_err *err)
@@ -42,6 +109,7 @@ int profile_now_from_json(const json_t *json, struct profile_now *now, struct he
     int rc = json_get_u64(json, "helm_now", true, 1, 1, &version, err);
     for (size_t i = 0; i < MEMBERS && !rc; i++)
         rc = json_get_double(json, members[i].name, i == 0, 1, RATE_MAX, member(now, i), err);
+    if (!rc) rc = reads_from_json(json, &now->reads, err);
     if (!rc) rc = json_get_u64(json, "busy_percent", false, 0, 100, &busy, err);
     now->busy_percent = (uint32_t)busy;
     if (rc) *now = (struct profile_now){0};
@@ -57,6 +125,8 @@ int profile_now_read(const char *path, struct profile_now *now, struct helm_err 
     json_decref(json);
     return rc ? helm_err_prefix(err, "%s", path) : 0;
 }
+
+/* ---- what moves ---- */
 
 /* A rate of memory then and now; without both of them nothing changes. */
 struct moved {
@@ -123,17 +193,13 @@ struct moves {
     struct moved read, read_beside, h2d, h2d_beside;
 };
 
-static double read_of(const struct profile *p)
-{
-    return profile_table_at(&p->cpu.read, p->cpu.threads).value;
-}
-
 static struct moves moves_of(const struct profile *p, const struct profile_now *now)
 {
-    struct moves m = {.read = {read_of(p), now->read},
-                      .read_beside = {p->cpu.read_beside.value, now->read_beside},
+    const struct then then = then_of(p, &now->reads);
+    struct moves m = {.read = {then.read, now->read},
+                      .read_beside = {then.read_beside, now->read_beside},
                       .h2d = {p->link.h2d.value, now->h2d},
-                      .h2d_beside = {p->link.h2d_beside_read.value, now->h2d_beside}};
+                      .h2d_beside = {then.h2d_beside, now->h2d_beside}};
     if (m.read_beside.then <= 0 || m.read_beside.now <= 0)
         m.read_beside = (struct moved){p->cpu.gemv_beside.value, p->cpu.gemv_beside.value * part_of(&m.read)};
     if (m.h2d_beside.then <= 0 || m.h2d_beside.now <= 0) m.h2d_beside = m.h2d;
@@ -186,17 +252,22 @@ static void add_rate(char text[PROFILE_NOW_TEXT], const char *what, const struct
 
 void profile_now_decide(const struct profile *profile, const struct profile_now *now, struct machine_now *out)
 {
-    const double read = read_of(profile);
+    const struct then then = then_of(profile, &now->reads);
     const bool busy = now->busy_percent >= PROFILE_BUSY;
     *out = (struct machine_now){.known = true,
                                 .plans = !busy && profile_now_apart(profile, now) > PROFILE_NOW_PLAN,
                                 .rates = *now};
-    snprintf(out->text, sizeof out->text, "host memory reads %.4g GB/s now, %.4g in the profile",
-             now->read * 1e-9, read * 1e-9);
-    add_rate(out->text, "beside copies", &(struct moved){profile->cpu.read_beside.value, now->read_beside});
+    if (is_plain(&now->reads))
+        snprintf(out->text, sizeof out->text, "host memory reads");
+    else
+        snprintf(out->text, sizeof out->text, "one token of %s with %s activations reads host memory at",
+                 tensor_format_name(now->reads.format), linear_inputs_name(now->reads.inputs));
+    const size_t named = strlen(out->text);
+    snprintf(out->text + named, sizeof out->text - named, " %.4g GB/s now, %.4g in the profile",
+             now->read * 1e-9, then.read * 1e-9);
+    add_rate(out->text, "beside copies", &(struct moved){then.read_beside, now->read_beside});
     add_rate(out->text, "copies to the device", &(struct moved){profile->link.h2d.value, now->h2d});
-    add_rate(out->text, "beside reads",
-             &(struct moved){profile->link.h2d_beside_read.value, now->h2d_beside});
+    add_rate(out->text, "beside reads", &(struct moved){then.h2d_beside, now->h2d_beside});
     size_t used = strlen(out->text);
     used += (size_t)snprintf(out->text + used, sizeof out->text - used, ": the forecast goes by that, %s",
                              out->plans ? "and so does the plan" : "the plan by the profile");

@@ -6,10 +6,21 @@
 #ifndef HELM_DAEMON_PLANNER_PROFILE_NOW_H
 #define HELM_DAEMON_PLANNER_PROFILE_NOW_H
 
+#include "common/formats/linear_inputs.h"
 #include "daemon/planner/profile/profile.h"
 
-/* Bytes a second of plain reads by all threads and of copies to the device, each alone and beside the other; 0: not measured. */
+/* By what host memory is read: products of one token with weights of a format, as the worker multiplies them; bf16: plain reads. */
+struct profile_reads {
+    enum tensor_format format;
+    enum linear_inputs inputs;
+};
+/* Those of a model whose main format this is; exact where the profile has no rate of int8, plain where it has none of the format. */
+struct profile_reads profile_reads_of(const struct profile *profile, enum tensor_format format,
+                                      enum linear_inputs inputs);
+
+/* Bytes a second of these by all threads and of copies to the device, each alone and beside the other; 0: not measured. */
 struct profile_now {
+    struct profile_reads reads;
     double read, read_beside, h2d, h2d_beside;
     uint32_t busy_percent; /* of the processors' time, that other programs took meanwhile */
 };
@@ -18,9 +29,13 @@ struct profile_now {
  * other programs took less than PROFILE_BUSY of the processors' time meanwhile: they may have ended before it serves. */
 #define PROFILE_NOW_PLAN 0.10
 
-/* {"helm_now": 1, "read": N, "read_beside": N, "h2d": N, "h2d_beside": N}; what was not measured is left out. NULL: no memory. */
+/* {"helm_now": 1, "format": "q4_k", "activations": "int8", "read": N, "read_beside": N, "h2d": N, "h2d_beside": N}; what was not
+ * measured is left out, as are format and activations of plain reads. NULL: no memory. */
 json_t *profile_now_to_json(const struct profile_now *now);
 HELM_MUST_CHECK int profile_now_from_json(const json_t *json, struct profile_now *now, struct helm_err *err);
+/* HELM_E_MISMATCH: it is of reads whose rate the profile has not, so that nothing can be held against it. */
+HELM_MUST_CHECK int profile_now_check(const struct profile *profile, const struct profile_now *now,
+                                      struct helm_err *err);
 /* From a file. */
 HELM_MUST_CHECK int profile_now_read(const char *path, struct profile_now *now, struct helm_err *err);
 
@@ -32,13 +47,13 @@ void profile_now_apply(const struct profile *profile, const struct profile_now *
 double profile_now_apart(const struct profile *profile, const struct profile_now *now);
 
 /* What is known of the machine now, and what follows from it. */
-#define PROFILE_NOW_TEXT 320
+#define PROFILE_NOW_TEXT 384
 struct machine_now {
     bool known, plans; /* plans: the plan is made by these rates, not only forecast */
     struct profile_now rates;
     char text[PROFILE_NOW_TEXT]; /* for the log, plans and reports: also why it is not known */
 };
-/* Decides `plans` and writes the text. */
+/* Decides `plans` and writes the text; profile_now_check has accepted it. */
 void profile_now_decide(const struct profile *profile, const struct profile_now *now,
                         struct machine_now *out);
 /* Not known, and why. */

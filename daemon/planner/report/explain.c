@@ -330,6 +330,9 @@ static void explain_experts(const struct model *model, uint32_t batch, struct ex
     for (uint32_t l = 0; l < model->config.layers; l++) x->layers += model_layer_sparse(&model->config, l);
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
+        const bool shared =
+            t->role == TENSOR_SHARED_GATE || t->role == TENSOR_SHARED_UP || t->role == TENSOR_SHARED_DOWN;
+        if (shared) x->shared_bytes += t->bytes;
         if (!arch_role_of_experts(t->role)) continue;
         x->bytes += t->bytes;
         x->token_bytes += (uint64_t)((double)t->bytes * analyse_read_part(&model->config, t, 1));

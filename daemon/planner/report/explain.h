@@ -64,6 +64,7 @@ struct explain_format {
 struct explain_experts {
     uint32_t layers; /* that are mixtures; 0: none, all else is then 0 */
     uint64_t bytes, token_bytes, step_bytes;
+    uint64_t shared_bytes; /* of the expert that every token has, which are none of those */
     /* of a plan with experts in both memories: layers that have them so, which part of the chosen ones is taken to be in
      * VRAM, and seconds of a decode step with that and with experts chosen evenly */
     uint32_t mixed;

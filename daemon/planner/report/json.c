@@ -116,13 +116,16 @@ json_t *explain_to_json(const struct explain *x)
                                       x->experts.hit, "seconds", x->experts.seconds, "seconds_even",
                                       x->experts.seconds_even));
     if (more && x->experts.layers) {
-        const struct model_router *r = &x->request->model->config.router;
+        const struct model_config *c = &x->request->model->config;
+        const uint32_t parts = model_expert_parts(c);
         json_object_set_new(more, "experts",
-                            json_pack("{s:i, s:i, s:i, s:o, s:o, s:o}", "count", (int)r->experts, "chosen",
-                                      (int)r->chosen, "layers", (int)x->experts.layers, "bytes",
-                                      plan_bytes_to_json(x->experts.bytes), "token_bytes",
-                                      plan_bytes_to_json(x->experts.token_bytes), "step_bytes",
-                                      plan_bytes_to_json(x->experts.step_bytes)));
+                            json_pack("{s:i, s:i, s:i, s:i, s:o, s:o, s:o, s:o}", "count",
+                                      (int)(c->router.experts / parts), "chosen",
+                                      (int)(c->router.chosen / parts), "parts", (int)parts, "layers",
+                                      (int)x->experts.layers, "bytes", plan_bytes_to_json(x->experts.bytes),
+                                      "token_bytes", plan_bytes_to_json(x->experts.token_bytes), "step_bytes",
+                                      plan_bytes_to_json(x->experts.step_bytes), "shared_bytes",
+                                      plan_bytes_to_json(x->experts.shared_bytes)));
     }
     if (!more || json_object_update(json, more)) {
         json_decref(more);

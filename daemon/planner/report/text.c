@@ -147,23 +147,28 @@ static void print_experts(const struct explain *x, FILE *out)
 {
     const struct model_config *c = &x->request->model->config;
     const struct explain_experts *e = &x->experts;
+    const uint32_t parts = model_expert_parts(c);
     char stored[UNITS_TEXT], token[UNITS_TEXT];
     if (!e->layers) return;
     fprintf(out, "experts  %u in %u of %u layers, %u a token: %s, of which a token reads %s",
-            c->router.experts, e->layers, c->layers, c->router.chosen, units_format_size(e->bytes, stored),
-            units_format_size(e->token_bytes, token));
+            c->router.experts / parts, e->layers, c->layers, c->router.chosen / parts,
+            units_format_size(e->bytes, stored), units_format_size(e->token_bytes, token));
+    if (parts > 1) fprintf(out, ", each in %u parts", parts);
     if (x->batch > 1)
         fprintf(out, ", a step of %u %s (chosen evenly: assumed)", x->batch,
                 units_format_size(e->step_bytes, token));
+    if (e->shared_bytes)
+        fprintf(out, "; a shared one for every token, %s", units_format_size(e->shared_bytes, stored));
     fputc('\n', out);
     if (!e->mixed) return;
-    fprintf(
-        out,
-        "mixed    %u layers, %u slots each; of missing experts the GPU reads %.1f %%; up to %u come a step\n"
-        "         %.1f %% of the chosen ones in VRAM (%s): %.2f ms a step",
-        e->mixed, x->plan->experts.slots, x->plan->experts.direct_permille / 10.0, x->plan->experts.moves,
-        100 * e->hit, x->plan->experts.hit_permille ? "as the plan states" : "each chosen alike: assumed",
-        1e3 * e->seconds);
+    fprintf(out,
+            "mixed    %u layers, %u slots each%s; of missing experts the GPU reads %.1f %%; up to %u come a "
+            "step\n"
+            "         %.1f %% of the chosen ones in VRAM (%s): %.2f ms a step",
+            e->mixed, x->plan->experts.slots, parts > 1 ? " for parts" : "",
+            x->plan->experts.direct_permille / 10.0, x->plan->experts.moves, 100 * e->hit,
+            x->plan->experts.hit_permille ? "as the plan states" : "each chosen alike: assumed",
+            1e3 * e->seconds);
     if (x->plan->experts.hit_permille) fprintf(out, "; each chosen alike %.2f ms", 1e3 * e->seconds_even);
     fputc('\n', out);
 }

@@ -48,6 +48,31 @@ static void test_gpt_oss(void **state)
     model_free(&model);
 }
 
+/* And one with a shared expert. */
+static void test_shared_expert(void **state)
+{
+    (void)state;
+    struct model model;
+    struct helm_err err = {0};
+    if (model_read("tests/data/golden/qwen2moe", &model, &err)) fail_msg("%s", err.text);
+    const struct inspect_report report = {.folder = model.folder,
+                                          .config = &model.config,
+                                          .model = &model,
+                                          .problem = &err};
+    char *text = text_of(&report, true);
+    static const char *const parts[] = {
+        "8 of 32, 3 a token, in 2 of 2 layers; a shared one of 64 with a weight\n",
+        "mlp.shared_expert.down_proj.weight", "mlp.shared_expert_gate.weight"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(text, parts[i])) fail_msg("'%s' is not in\n%s", parts[i], text);
+    free(text);
+    json_t *root = inspect_json(&report, false),
+           *experts = json_object_get(json_object_get(root, "config"), "experts");
+    assert_int_equal(json_integer_value(json_object_get(experts, "shared_intermediate")), 64);
+    json_decref(root);
+    model_free(&model);
+}
+
 static void test_loads(void **state)
 {
     (void)state;
@@ -152,6 +177,7 @@ static void test_gguf(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_loads), cmocka_unit_test(test_gpt_oss),
+                                       cmocka_unit_test(test_shared_expert),
                                        cmocka_unit_test(test_does_not_load), cmocka_unit_test(test_gguf)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -269,7 +269,10 @@ static void made_open(struct made *made, const char *config_text)
                                             .dtype = DTYPE_BF16,
                                             .shard_bytes = 40000,
                                             .threads = 2};
+    uint64_t bytes;
+    assert_int_equal(mkmodel_bytes(&made->config, &bytes, &err), 0);
     if (mkmodel_write(&request, &made->result, &err)) fail_msg("%s", err.text);
+    assert_int_equal(bytes, made->result.bytes); /* of MXFP4 too, before anything is written */
     if (model_read(made->b.folder, &made->model, &err)) fail_msg("%s", err.text);
     assert_true(made->result.shards > 1);
 }

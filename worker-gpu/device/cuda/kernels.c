@@ -94,6 +94,8 @@ static int run_experts(struct device *d, const struct op *op, struct helm_err *e
     case OP_ROUTE:
         return gpuk_route(&r->router, op->count, op->tokens, r->logits, r->choice_bias, &r->out, op->flags,
                           STREAM(d), err);
+    case OP_WEIGH:
+        return gpuk_weigh(&op->as.weigh, op->tokens, op->count, op->flags, STREAM(d), err);
     case OP_EXPERTS_ASK:
         return gpuk_experts_ask(&op->as.experts_ask, op->tokens, op->count, op->flags, STREAM(d), err);
     case OP_EXPERTS_ADD:
@@ -187,6 +189,7 @@ int cuda_run(struct device *d, const struct op *op, struct helm_err *err)
     case OP_LOGITS:
         return run_logits(d, op, op->workspace, GPUK_MATMUL_WORKSPACE, err);
     case OP_ROUTE:
+    case OP_WEIGH:
     case OP_EXPERTS_ASK:
     case OP_EXPERTS_ADD:
     case OP_EXPERTS_GROUP:

@@ -10,6 +10,7 @@
 
 #include "common/base/cpu.h"
 #include "common/formats/packed.h"
+#include "common/model/weigh.h"
 
 int emulated_math_open(struct emulated_math *math, struct helm_err *err)
 {
@@ -270,6 +271,21 @@ static void run_swiglu(struct emulated_math *math, const struct op *op)
     }
 }
 
+static void run_weigh(struct emulated_math *math, const struct op *op)
+{
+    const struct gpuk_weigh *c = &op->as.weigh;
+    float *x = emulated_scratch(math, SCRATCH_Y, c->width * sizeof(float));
+    float *act = emulated_scratch(math, SCRATCH_Y2, c->n * sizeof(float));
+    const size_t bytes = dtype_bytes(c->dtype);
+    for (uint32_t t = 0, n = emulated_count(op->count, op->tokens); t < n && x && act; t++) {
+        math->vector->rmsnorm(x, c->x + (size_t)t * c->width, c->norm, c->width, c->eps);
+        const float weight = weigh_of(x, c->weight, c->width);
+        math->vector->load(act, (char *)c->act + (size_t)t * c->n * bytes, c->dtype, c->n);
+        for (uint32_t i = 0; i < c->n; i++) act[i] *= weight;
+        emulated_store(math, c->act, (size_t)t * c->n, c->dtype, act, c->n);
+    }
+}
+
 /* ---- what reads the step block ---- */
 
 static void run_embed(struct emulated_math *math, const struct op *op)
@@ -328,6 +344,7 @@ static emulated_run_fn *const run_of[OP_KIND_COUNT] = {
     [OP_GEMM_SMALL] = run_gemm_small,
     [OP_LOGITS] = run_gemm_small,
     [OP_ROUTE] = emulated_run_route,
+    [OP_WEIGH] = run_weigh,
     [OP_EXPERTS_ASK] = emulated_run_experts_ask,
     [OP_EXPERTS_ADD] = emulated_run_experts_add,
     [OP_EXPERTS_GROUP] = emulated_run_experts_group,

@@ -258,6 +258,51 @@ static void test_experts(void **state)
     model_config_free(&c);
 }
 
+/* The expert that every token has, with a weight or with 1; DeepSeek-V3's keys. */
+#define QWEN2_MOE                                                                                            \
+    "{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"model_type\": \"qwen2_moe\", "                         \
+    "\"moe_intermediate_size\": 24, "
+#define DOTS1                                                                                                \
+    "{\"architectures\": [\"Dots1ForCausalLM\"], \"model_type\": \"dots1\", \"moe_intermediate_size\": 24, " \
+    "\"n_routed_experts\": 16, \"num_experts_per_tok\": 4, "
+static void test_shared_experts(void **state)
+{
+    (void)state;
+    struct model_config c;
+    parse_ok(QWEN2_MOE "\"shared_expert_intermediate_size\": 200, \"decoder_sparse_step\": 2}", &c);
+    assert_true(c.shared_intermediate == 200 && c.shared_weighed && !c.choice_bias);
+    assert_true(c.router.experts == 60 && c.router.chosen == 4 && !c.router.normalise);
+    assert_true(c.q_bias && c.v_bias && !c.o_bias && !c.qk_norm);
+    assert_int_equal(model_widest(&c), 200);
+    for (int i = 0; i < 4; i++) assert_int_equal(c.sparse[i], i % 2);
+    model_config_free(&c);
+    parse_ok(QWEN2_MOE
+             "\"qkv_bias\": false, \"shared_expert_intermediate_size\": 0, \"use_sliding_window\": true, "
+             "\"sliding_window\": 8, \"max_window_layers\": 3}",
+             &c);
+    assert_true(!c.q_bias && c.shared_intermediate == 0);
+    for (int i = 0; i < 4; i++) assert_int_equal(c.window[i], i == 0 || i == 2 ? 8 : 0);
+    model_config_free(&c);
+    parse_ok(QWEN2_MOE "\"use_sliding_window\": false}", &c);
+    assert_int_equal(c.shared_intermediate, 5632);
+    assert_int_equal(c.window[0], 0);
+    model_config_free(&c);
+    parse_ok(DOTS1
+             "\"n_shared_experts\": 2, \"n_group\": 4, \"topk_group\": 2, \"routed_scaling_factor\": 2.5, "
+             "\"norm_topk_prob\": true, \"first_k_dense_replace\": 1, \"sliding_window\": 16, "
+             "\"max_window_layers\": 3}",
+             &c);
+    assert_true(c.shared_intermediate == 48 && !c.shared_weighed && c.choice_bias && c.qk_norm);
+    assert_true(c.router.score == ROUTER_SIGMOID && c.router.normalise && c.router.scale == 2.5f);
+    assert_true(c.router.groups == 4 && c.router.groups_chosen == 2);
+    for (int i = 0; i < 4; i++) assert_int_equal(c.sparse[i], i > 0);
+    for (int i = 0; i < 4; i++) assert_int_equal(c.window[i], i == 3 ? 16 : 0);
+    model_config_free(&c);
+    parse_ok(DOTS1 "\"n_shared_experts\": null, \"n_group\": null}", &c);
+    assert_true(c.shared_intermediate == 0 && c.router.groups == 1 && c.router.scale == 1);
+    model_config_free(&c);
+}
+
 /* gpt-oss: biases, sinks and windows without being asked for, and experts in MXFP4 if it is said. */
 #define GPT_OSS                                                                                              \
     "{\"architectures\": [\"GptOssForCausalLM\"], \"model_type\": \"gpt_oss\", \"rope_parameters\": {"       \
@@ -334,6 +379,11 @@ static const struct {
     {MOE "\"mlp_only_layers\": 3}", HELM_E_FORMAT, "'mlp_only_layers' is not a list"},
     {MOE "\"mlp_only_layers\": [1, -2]}", HELM_E_FORMAT, "'mlp_only_layers' entry 1"},
     {MOE "\"norm_topk_prob\": 1}", HELM_E_FORMAT, "'norm_topk_prob'"},
+    {DOTS1 "\"n_group\": 3}", HELM_E_FORMAT, "'n_group' 3 groups"},
+    {DOTS1 "\"n_group\": 8, \"topk_group\": 1}", HELM_E_FORMAT, "'topk_group' 1 are looked at"},
+    {DOTS1 "\"n_shared_experts\": 100000}", HELM_E_LIMIT, "'n_shared_experts'"},
+    {DOTS1 "\"num_experts_per_tok\": \"DELETE\"}", HELM_E_FORMAT, "'num_experts_per_tok'"},
+    {QWEN2_MOE "\"shared_expert_intermediate_size\": -1}", HELM_E_LIMIT, "'shared_expert_intermediate_size'"},
     {"{\"num_hidden_layers\": 0}", HELM_E_LIMIT, "'num_hidden_layers' is 0"},
     {"{\"num_hidden_layers\": 1025}", HELM_E_LIMIT, "1024"},
     {"{\"num_hidden_layers\": -1}", HELM_E_LIMIT, "-1"},
@@ -441,6 +491,7 @@ int main(void)
         cmocka_unit_test(test_windows),
         cmocka_unit_test(test_gpt_oss),
         cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_shared_experts),
         cmocka_unit_test(test_special_ids),
         cmocka_unit_test(test_hostile_configs),
         cmocka_unit_test(test_not_json),

@@ -16,154 +16,9 @@
 
 #include "common/model/model.h"
 #include "common/model/shards.h"
-#include "tests/unit/common/base/tree.h"
-#include "tests/unit/common/model/build_gguf.h"
+#include "tests/unit/common/model/build_gguf_model.h"
 
 #define GOLDEN "tests/data/golden-gguf/"
-#define HIDDEN 64
-#define HEADS  4
-#define VOCAB  96
-#define INNER  32
-
-/* What a made model has besides what every one has. */
-struct recipe {
-    const char *arch;
-    void (*keys)(struct built *b, const char *arch); /* more of them; NULL: none */
-    uint32_t key_count;
-    bool tied, biases, factors;
-    const char *leave_out, *add;    /* a tensor */
-    uint32_t kv_heads;              /* 0: 2 */
-    uint32_t experts, expert_inner; /* its MLP is a mixture; 0: it is none */
-};
-
-static struct built built;
-static uint64_t tensor_count, data_bytes;
-static struct built infos;
-
-static void add_tensor(const struct recipe *r, const char *name, uint64_t cols, uint64_t rows)
-{
-    if (r->leave_out && strcmp(r->leave_out, name) == 0) return;
-    put_tensor(&infos, name, cols, rows, 0, data_bytes);
-    data_bytes += (cols * (rows ? rows : 1) * 4 + 31) / 32 * 32;
-    tensor_count++;
-}
-
-/* [experts][rows][cols] */
-static void add_experts(const struct recipe *r, const char *name, uint64_t cols, uint64_t rows)
-{
-    put_string(&infos, name);
-    put(&infos, 3, 4);
-    put(&infos, cols, 8);
-    put(&infos, rows, 8);
-    put(&infos, r->experts, 8);
-    put(&infos, 0, 4);
-    put(&infos, data_bytes, 8);
-    data_bytes += (r->experts * cols * rows * 4 + 31) / 32 * 32;
-    tensor_count++;
-}
-
-static void key(char text[128], const char *arch, const char *name)
-{
-    snprintf(text, 128, "%s.%s", arch, name);
-}
-static void arch_u32(struct built *b, const char *arch, const char *name, uint32_t number)
-{
-    char text[128];
-    key(text, arch, name);
-    put_u32(b, text, number);
-}
-static void arch_f32(struct built *b, const char *arch, const char *name, float number)
-{
-    char text[128];
-    key(text, arch, name);
-    put_f32(b, text, number);
-}
-
-static void make_file(const struct recipe *r, struct built *b)
-{
-    const uint32_t kv_heads = r->kv_heads ? r->kv_heads : 2;
-    infos.length = tensor_count = data_bytes = 0;
-    add_tensor(r, "token_embd.weight", HIDDEN, VOCAB);
-    if (r->factors) add_tensor(r, "rope_freqs.weight", HIDDEN / HEADS / 2, 0);
-    add_tensor(r, "output_norm.weight", HIDDEN, 0);
-    if (!r->tied) add_tensor(r, "output.weight", HIDDEN, VOCAB);
-    add_tensor(r, "blk.0.attn_norm.weight", HIDDEN, 0);
-    add_tensor(r, "blk.0.attn_q.weight", HIDDEN, HIDDEN);
-    add_tensor(r, "blk.0.attn_k.weight", HIDDEN, kv_heads * HIDDEN / HEADS);
-    add_tensor(r, "blk.0.attn_v.weight", HIDDEN, kv_heads * HIDDEN / HEADS);
-    add_tensor(r, "blk.0.attn_output.weight", HIDDEN, HIDDEN);
-    if (r->biases) {
-        add_tensor(r, "blk.0.attn_q.bias", HIDDEN, 0);
-        add_tensor(r, "blk.0.attn_k.bias", kv_heads * HIDDEN / HEADS, 0);
-        add_tensor(r, "blk.0.attn_v.bias", kv_heads * HIDDEN / HEADS, 0);
-    }
-    add_tensor(r, "blk.0.ffn_norm.weight", HIDDEN, 0);
-    if (r->experts) {
-        add_tensor(r, "blk.0.ffn_gate_inp.weight", HIDDEN, r->experts);
-        add_experts(r, "blk.0.ffn_gate_exps.weight", HIDDEN, r->expert_inner);
-        add_experts(r, "blk.0.ffn_up_exps.weight", HIDDEN, r->expert_inner);
-        add_experts(r, "blk.0.ffn_down_exps.weight", r->expert_inner, HIDDEN);
-    } else {
-        add_tensor(r, "blk.0.ffn_gate.weight", HIDDEN, INNER);
-        add_tensor(r, "blk.0.ffn_up.weight", HIDDEN, INNER);
-        add_tensor(r, "blk.0.ffn_down.weight", INNER, HIDDEN);
-    }
-    if (r->add) add_tensor(r, r->add, HIDDEN, 0);
-    put_start(b, tensor_count, 8 + r->key_count);
-    put_text(b, "general.architecture", r->arch);
-    arch_u32(b, r->arch, "block_count", 1);
-    arch_u32(b, r->arch, "embedding_length", HIDDEN);
-    arch_u32(b, r->arch, "feed_forward_length", INNER);
-    arch_u32(b, r->arch, "attention.head_count", HEADS);
-    arch_u32(b, r->arch, "attention.head_count_kv", kv_heads);
-    arch_u32(b, r->arch, "context_length", 512);
-    arch_f32(b, r->arch, "attention.layer_norm_rms_epsilon", 1e-5f);
-    if (r->keys) r->keys(b, r->arch);
-    memcpy(b->bytes + b->length, infos.bytes, infos.length);
-    b->length += infos.length;
-    while (b->length % 32) put(b, 0, 1);
-}
-
-/* The header, then data_bytes bytes that are all 1.0f. */
-static void write_file(const char *folder, const char *name, const struct built *b)
-{
-    char path[TREE_PATH + 64];
-    const float one = 1;
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(b->bytes, 1, b->length, file), b->length);
-    for (uint64_t i = 0; i < data_bytes; i += 4) assert_int_equal(fwrite(&one, 1, 4, file), 4);
-    assert_int_equal(fclose(file), 0);
-}
-
-static int read_recipe(const struct recipe *r, struct model *model, struct helm_err *err)
-{
-    char folder[TREE_PATH], path[TREE_PATH + 16];
-    tree_make(folder);
-    make_file(r, &built);
-    write_file(folder, "m.gguf", &built);
-    snprintf(path, sizeof path, "%s/m.gguf", folder);
-    int rc = model_read(path, model, err);
-    tree_remove(folder);
-    return rc;
-}
-
-static void accept(const struct recipe *r, struct model *model)
-{
-    struct helm_err err = {0};
-    if (read_recipe(r, model, &err)) fail_msg("%s", err.text);
-}
-
-static void refuse(const struct recipe *r, int code, const char *text)
-{
-    struct model model;
-    struct helm_err err = {0};
-    int rc = read_recipe(r, &model, &err);
-    if (rc != code || !strstr(err.text, text)) fail_msg("'%s': %d, \"%s\"", text, rc, err.text);
-    assert_null(model.folder);
-    assert_null(model.tensors);
-}
 
 static void test_golden_files(void **state)
 {
@@ -253,8 +108,8 @@ static void test_architectures(void **state)
     refuse(&(struct recipe){.arch = "qwen3"}, HELM_E_NOT_FOUND,
            "tensor 'blk.0.attn_q_norm.weight' is missing");
     refuse(&(struct recipe){.arch = "gemma3"}, HELM_E_UNSUPPORTED,
-           "architecture 'gemma3' is not supported (supported: llama, mistral3, qwen2, qwen3, qwen3moe, "
-           "gpt-oss)");
+           "architecture 'gemma3' is not supported (supported: llama, mistral3, qwen2, qwen3, qwen2moe, "
+           "qwen3moe, dots1, gpt-oss)");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "token_embd.weight"}, HELM_E_NOT_FOUND,
            "no matrix 'token_embd.weight'");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "blk.0.ffn_up.weight"}, HELM_E_NOT_FOUND,
@@ -268,12 +123,6 @@ static void test_architectures(void **state)
     refuse(&(struct recipe){.arch = "llama", .kv_heads = 3}, HELM_E_FORMAT, "not a multiple");
 }
 
-#define KEYS(name, body)                                                                                     \
-    static void name(struct built *b, const char *arch)                                                      \
-    {                                                                                                        \
-        (void)b, (void)arch;                                                                                 \
-        body;                                                                                                \
-    }
 static void text_key(struct built *b, const char *arch, const char *name, const char *value)
 {
     char text[128];
@@ -403,6 +252,104 @@ static void test_experts(void **state)
            "'moe_intermediate_size'");
     refuse(&(struct recipe){.arch = "llama", .add = "blk.0.ffn_gate_exps.weight"}, HELM_E_MISMATCH,
            "surplus tensor 'blk.0.ffn_gate_exps.weight'");
+}
+
+KEYS(lengths, experts(b, arch); arch_u32(b, arch, "expert_feed_forward_length", INNER);
+     arch_u32(b, arch, "expert_shared_feed_forward_length", 48))
+KEYS(shared_length, experts(b, arch); arch_u32(b, arch, "expert_shared_feed_forward_length", 48))
+static void v3_keys(struct built *b, const char *arch, uint32_t function)
+{
+    char text[128];
+    experts(b, arch);
+    arch_u32(b, arch, "expert_feed_forward_length", INNER);
+    arch_u32(b, arch, "expert_shared_count", 2);
+    arch_u32(b, arch, "expert_group_count", 2);
+    arch_u32(b, arch, "expert_group_used_count", 2);
+    arch_u32(b, arch, "expert_gating_func", function);
+    arch_f32(b, arch, "expert_weights_scale", 2.5f);
+    key(text, arch, "expert_weights_norm");
+    put_string(b, text);
+    put(b, 7, 4); /* true or false */
+    put(b, 1, 1);
+}
+KEYS(v3, v3_keys(b, arch, 2))
+KEYS(v3_softmax, v3_keys(b, arch, 1))
+
+/* The expert that every token has: its matrices come first, as they are used; what weighs it is kept with the norms. */
+static void test_shared_experts(void **state)
+{
+    (void)state;
+    struct model m;
+    struct recipe qwen = {.arch = "qwen2moe",
+                          .keys = lengths,
+                          .key_count = 4,
+                          .biases = true,
+                          .experts = 4,
+                          .expert_inner = INNER,
+                          .shared = 48,
+                          .share_rank = 1};
+    accept(&qwen, &m);
+    assert_string_equal(m.config.architecture, "Qwen2MoeForCausalLM");
+    assert_true(m.config.shared_intermediate == 48 && m.config.shared_weighed && !m.config.choice_bias);
+    assert_true(m.config.q_bias && !m.config.o_bias && !m.config.router.normalise);
+    const struct model_unit *unit = &m.unit[unit_of(0, UNIT_MLP)];
+    const struct math_part *math = model_unit_math(&m, unit_of(0, UNIT_MLP));
+    assert_int_equal(unit->matrix_count, 6);
+    assert_int_equal(unit->tensor_count, 9); /* norm, router, what weighs the shared one */
+    assert_int_equal(unit->tensor[0]->role, TENSOR_SHARED_GATE);
+    assert_int_equal(unit->tensor[5]->role, TENSOR_SHARED_DOWN);
+    assert_int_equal(math->ops, 6);
+    assert_int_equal(math->op[1].kind, MATH_WEIGH);
+    assert_int_equal(model_find(&m, TENSOR_SHARED_DOWN, 0)->cols, 48);
+    assert_true(model_tensor_is_vector(model_find(&m, TENSOR_SHARE, 0)));
+    model_free(&m);
+    qwen.share_rank = 2; /* as a matrix of one row */
+    accept(&qwen, &m);
+    assert_true(model_find(&m, TENSOR_SHARE, 0)->rows == 1 &&
+                model_find(&m, TENSOR_SHARE, 0)->cols == HIDDEN);
+    model_free(&m);
+    qwen.share_rank = 3;
+    refuse(&qwen, HELM_E_MISMATCH,
+           "'blk.0.ffn_gate_inp_shexp.weight' has shape [2, 64], the file implies [64]");
+    qwen.share_rank = 0;
+    refuse(&qwen, HELM_E_NOT_FOUND, "tensor 'blk.0.ffn_gate_inp_shexp.weight' is missing");
+    /* early files have one length for all */
+    accept(&(struct recipe){.arch = "qwen2moe",
+                            .keys = experts,
+                            .key_count = 2,
+                            .experts = 4,
+                            .expert_inner = INNER / 3,
+                            .shared = INNER,
+                            .share_rank = 1},
+           &m);
+    assert_int_equal(m.config.shared_intermediate, INNER);
+    model_free(&m);
+    refuse(&(struct recipe){.arch = "llama",
+                            .keys = shared_length,
+                            .key_count = 3,
+                            .experts = 4,
+                            .expert_inner = INNER},
+           HELM_E_UNSUPPORTED, "key 'llama.expert_shared_feed_forward_length' is 48: shared experts");
+    struct recipe dots = {.arch = "dots1",
+                          .keys = v3,
+                          .key_count = 9,
+                          .experts = 4,
+                          .expert_inner = INNER,
+                          .shared = 2 * INNER,
+                          .qk_norm = true,
+                          .choice_bias = true};
+    accept(&dots, &m);
+    assert_true(m.config.shared_intermediate == 2 * INNER && !m.config.shared_weighed &&
+                m.config.choice_bias);
+    assert_true(m.config.router.score == ROUTER_SIGMOID && m.config.router.normalise);
+    assert_true(m.config.router.scale == 2.5f && m.config.router.groups == 2);
+    math = model_unit_math(&m, unit_of(0, UNIT_MLP));
+    assert_int_equal(math->ops, 5); /* it has weight 1 */
+    assert_int_equal(math->op[1].kind, MATH_ROUTE);
+    assert_int_equal(math->op[1].bias[1], TENSOR_CHOICE_BIAS);
+    model_free(&m);
+    dots.keys = v3_softmax;
+    refuse(&dots, HELM_E_UNSUPPORTED, "key 'dots1.expert_gating_func' is 1: only 2, a sigmoid");
 }
 
 static void test_factors(void **state)
@@ -629,15 +576,11 @@ static void test_interleaved_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_files),
-        cmocka_unit_test(test_architectures),
-        cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_factors),
-        cmocka_unit_test(test_which_file),
-        cmocka_unit_test(test_headers_only),
-        cmocka_unit_test(test_splits),
-        cmocka_unit_test(test_interleaved_rows),
+        cmocka_unit_test(test_golden_files),   cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_keys),           cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_shared_experts), cmocka_unit_test(test_factors),
+        cmocka_unit_test(test_which_file),     cmocka_unit_test(test_headers_only),
+        cmocka_unit_test(test_splits),         cmocka_unit_test(test_interleaved_rows),
     };
     return cmocka_run_group_tests_name("model/gguf_model", tests, NULL, NULL);
 }

@@ -247,7 +247,15 @@ static void configurations_come_back(void **state)
                                         ", \"num_local_experts\": 6, \"num_experts_per_tok\": 2, "
                                         "\"sliding_window\": 64, \"rope_scaling\": {\"rope_type\": \"yarn\", "
                                         "\"factor\": 32, \"truncate\": false, "
-                                        "\"original_max_position_embeddings\": 128}}"};
+                                        "\"original_max_position_embeddings\": 128}}",
+                                        "{\"architectures\": [\"Qwen2MoeForCausalLM\"], " SHAPE
+                                        ", \"num_experts\": 6, \"moe_intermediate_size\": 32, "
+                                        "\"shared_expert_intermediate_size\": 96}",
+                                        "{\"architectures\": [\"Dots1ForCausalLM\"], " SHAPE
+                                        ", \"n_routed_experts\": 6, \"num_experts_per_tok\": 2, "
+                                        "\"moe_intermediate_size\": 32, \"n_shared_experts\": 3, "
+                                        "\"n_group\": 3, \"topk_group\": 2, \"norm_topk_prob\": true, "
+                                        "\"routed_scaling_factor\": 2.5, \"first_k_dense_replace\": 2}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct gguf_values values = {0}, file = {0};
         struct model_config config, back;
@@ -288,6 +296,14 @@ static void configurations_come_back(void **state)
         assert_true(back.router.experts == config.router.experts &&
                     back.router.chosen == config.router.chosen);
         assert_int_equal(back.expert_intermediate, config.expert_intermediate);
+        assert_true(back.router.normalise == config.router.normalise &&
+                    back.router.scale == config.router.scale);
+        assert_true(back.router.groups == config.router.groups &&
+                    back.router.groups_chosen == config.router.groups_chosen);
+        assert_true(back.shared_intermediate == config.shared_intermediate &&
+                    back.shared_weighed == config.shared_weighed && back.choice_bias == config.choice_bias);
+        for (uint32_t l = 0; l < config.layers; l++)
+            assert_int_equal(model_layer_sparse(&back, l), model_layer_sparse(&config, l));
         assert_memory_equal(back.window, config.window, config.layers * sizeof *config.window);
         model_config_free(&back);
         model_config_free(&config);
@@ -307,7 +323,11 @@ static void what_gguf_cannot_say_is_refused(void **state)
         ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, "
         "\"attention_factor\": 1.5}}",
         "{\"architectures\": [\"GptOssForCausalLM\"], " SHAPE ", \"rope_scaling\": {\"rope_type\": \"yarn\", "
-        "\"factor\": 32, \"truncate\": true, \"original_max_position_embeddings\": 128}}"};
+        "\"factor\": 32, \"truncate\": true, \"original_max_position_embeddings\": 128}}",
+        "{\"architectures\": [\"Qwen2MoeForCausalLM\"], " SHAPE
+        ", \"moe_intermediate_size\": 32, \"norm_topk_prob\": true}",
+        "{\"architectures\": [\"Qwen2MoeForCausalLM\"], " SHAPE
+        ", \"moe_intermediate_size\": 32, \"mlp_only_layers\": [1]}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct gguf_values values = {0};
         struct model_config config;

@@ -82,10 +82,51 @@ static void experts_lie_in_both_memories(void **state)
     assert_non_null(strstr(err.text, "layer 1 has 'mixed' as home of all"));
 }
 
+static bool lies(const struct plan *plan, enum tensor_role role, enum plan_memory memory)
+{
+    const struct placements in = placements_in(plan, memory);
+    return placement_find(&in, role, 0) != NULL;
+}
+
+/* What every token reads beside them lies in VRAM as well. */
+static void shared_experts_lie_in_vram_too(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"hidden_size\": 64, \"intermediate_size\": 64, "
+        "\"moe_intermediate_size\": 32, \"shared_expert_intermediate_size\": 96, \"num_experts\": 4, "
+        "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"vocab_size\": 64, \"dtype\": \"bfloat16\"}";
+    struct plan_stage stages[] = {{0, 0, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION, 0},
+                                  {0, 0, PLAN_HOME_MIXED, 0, PLAN_OPS_MLP, 0}};
+    struct plan plan = {.layers = 1,
+                        .stages = stages,
+                        .stage_count = 2,
+                        .embed = PLAN_GPU0,
+                        .head = PLAN_GPU0,
+                        .experts = {.slots = 1}};
+    struct model_config config;
+    struct model model;
+    struct helm_err err = {0};
+    if (model_config_parse("config", text, strlen(text), &config, &err)) fail_msg("%s", err.text);
+    if (model_from_config(&config, &model, &err)) fail_msg("%s", err.text);
+    if (placement_make(&model, NULL, &plan, &err)) fail_msg("%s", err.text);
+    for (int m = 0; m < PLAN_MEMORIES; m++)
+        assert_true(lies(&plan, TENSOR_SHARED_UP, (enum plan_memory)m) &&
+                    lies(&plan, TENSOR_SHARED_DOWN, (enum plan_memory)m));
+    assert_true(lies(&plan, TENSOR_UP_EXPERTS, PLAN_HOST) && !lies(&plan, TENSOR_UP_EXPERTS, PLAN_VRAM0));
+    assert_true(!lies(&plan, TENSOR_Q, PLAN_HOST) && lies(&plan, TENSOR_Q, PLAN_VRAM0));
+    if (placement_check(&model, &plan, &err)) fail_msg("%s", err.text);
+    plan.stages[1].home = PLAN_HOME_CPU; /* and else in one */
+    assert_int_equal(placement_check(&model, &plan, &err), HELM_E_MISMATCH);
+    plan_drop_placements(&plan);
+    model_free(&model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_lie_in_both_memories),
+        cmocka_unit_test(shared_experts_lie_in_vram_too),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -284,12 +284,49 @@ static void the_best_share_is_no_slower_than_any(void **state)
         }
 }
 
+/* The expert that every token has is read by every one; it is the GPU's while the CPU has others. */
+static void shared_experts_are_read_by_every_token(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 5632, "
+        "\"moe_intermediate_size\": 768, \"shared_expert_intermediate_size\": 5632, \"num_experts\": 128, "
+        "\"num_experts_per_tok\": 8, \"num_hidden_layers\": 1, \"num_attention_heads\": 32, "
+        "\"num_key_value_heads\": 4, \"vocab_size\": 4096, \"dtype\": \"bfloat16\"}";
+    const double shared = 2.0 * 3 * 5632 * 2048, vector = 2.0 * 2048;
+    struct mixture m;
+    void *at = &m;
+    assert_int_equal(open_as(&m, text), 0);
+    const uint32_t mlp = unit_of(0, UNIT_MLP);
+    const struct analyse_bytes bytes = analyse_units(&m.analysed, mlp, mlp);
+    const double router = 2.0 * 128 * 2048;
+    assert_true((double)bytes.stored == 128 * EXPERT + shared + router + 2 * vector);
+    assert_true((double)bytes.token == 8 * EXPERT + shared + router + 2 * vector);
+    /* its gates, its weight, its down beside three */
+    const double read = 8 * EXPERT + shared + BESIDE + vector;
+    const struct cost_unit one = price_mlp(&m, 1, 0), four = price_mlp(&m, 4, 0);
+    expect("one token on the CPU", one.cpu, 6 * 10e-6 + read / 100e9);
+    expect("one token on the GPU", one.gpu, 6 * 5e-6 + read / 1000e9);
+    assert_true(four.cpu - one.cpu < 3.1 * 8 * EXPERT / 100e9); /* once for four */
+    const double own = 4 * 5e-6 + (BESIDE + vector) / 1000e9;   /* router, weighing, asking, adding */
+    expect("all others on the CPU", price_mixed(&m, 1, 0, 0).mixed,
+           own + 2 * 7e-6 + 3 * 10e-6 + 8 * EXPERT / 100e9);
+    expect("all others in VRAM", price_mixed(&m, 1, 0, 1).mixed,
+           own + 4 * 5e-6 + (8 * EXPERT + shared) / 1000e9);
+    /* of two chains, with its weight between them */
+    m.profile.gpu.chain_gemv.value = m.profile.gpu.chain_attention.value = 2000e9;
+    m.profile.gpu.chain_operation.value = 2e-6;
+    expect("chained", price_mlp(&m, 1, 0).gpu, (3 + 2 * 3) * 2e-6 + 2 * 5e-6 + read / 2000e9);
+    assert_int_equal(close_mixture(&at), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(bytes_stored_are_not_bytes_read, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(steps_read_what_their_tokens_choose, open_mixture, close_mixture),
         cmocka_unit_test(large_experts_are_kernels),
+        cmocka_unit_test(shared_experts_are_read_by_every_token),
         cmocka_unit_test_setup_teardown(a_chunk_is_priced_by_its_experts_rate, open_mixture, close_mixture),
         cmocka_unit_test_setup_teardown(few_tokens_are_priced_by_their_experts_rate, open_mixture,
                                         close_mixture),

@@ -149,7 +149,9 @@ static void all_weights_lie_as_asked(void **state)
         before += t->bytes;
     }
     const uint64_t counted = model->weight_bytes;
+    assert_int_equal(model_main_format(model), FORMAT_BF16);
     formats_lay(model, weights);
+    assert_int_equal(model_main_format(model), FORMAT_Q8_0);
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         const bool stays =

@@ -1,6 +1,8 @@
 /* Plans with a layer's experts in both memories (daemon/planner/mixed.c): made for a mixture that exists only here, checked in
  * all ways that hold for any plan. */
+#include "common/model/parts.h"
 #include "common/plan/slots.h"
+#include "daemon/planner/parts_look.h"
 #include "tests/unit/daemon/planner/plan_case.h"
 
 #define CONFIG                                                                                               \
@@ -11,18 +13,29 @@
     "\"vocab_size\": 4096, \"dtype\": \"bfloat16\"}"
 #define GATE (2.0 * 768 * 2048) /* bytes of an expert's gate, of its up, and of its down where that is bf16 */
 
-static void open_layers(struct bench *b, struct model *model, uint64_t vram, int layers)
+#define SHARED                                                                                               \
+    "{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 6144, "    \
+    "\"moe_intermediate_size\": 768, \"num_experts\": 64, \"num_experts_per_tok\": 8, "                      \
+    "\"shared_expert_intermediate_size\": 6144, \"num_hidden_layers\": 12, \"num_attention_heads\": 16, "    \
+    "\"num_key_value_heads\": 4, \"vocab_size\": 4096, \"dtype\": \"bfloat16\"}"
+
+static void open_text(struct bench *b, struct model *model, uint64_t vram, const char *text)
 {
-    char text[sizeof CONFIG + 16];
     struct model_config config;
     struct helm_err err = {0};
-    snprintf(text, sizeof text, CONFIG, layers);
     bench_open(b, &shape_8b, 64 * GIB, vram);
     assert_int_equal(model_config_parse("config", text, strlen(text), &config, &err), 0);
     assert_int_equal(model_from_config(&config, model, &err), 0);
     b->r.model = model;
     b->r.wish.ctx = 1024;
     b->r.strategy = SEARCH_MIXED;
+}
+
+static void open_layers(struct bench *b, struct model *model, uint64_t vram, int layers)
+{
+    char text[sizeof CONFIG + 16];
+    snprintf(text, sizeof text, CONFIG, layers);
+    open_text(b, model, vram, text);
 }
 
 static void open_mixture(struct bench *b, struct model *model, uint64_t vram)
@@ -72,6 +85,41 @@ static void slots_fill_what_is_left(void **state)
         model_free(&model);
         bench_close(&b);
     }
+}
+
+/* All experts on the CPU: one that every token has stays in VRAM as attention does, where there is room for it. Slots are filled
+ * beside it. */
+static void a_shared_expert_is_no_part_of_slots(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct model model;
+    struct plan beside = {0}, filled = {0}, small = {0};
+    open_text(&b, &model, 3 * GIB, SHARED);
+    b.r.strategy = SEARCH_EXPERTS_CPU;
+    assert_int_equal(mixed_units(&b, &beside), 12);
+    assert_true(beside.experts.slots == 1 && beside.experts.direct_permille == 0);
+    const struct placements vram = placements_in(&beside, PLAN_VRAM0);
+    for (int32_t l = 0; l < 12; l++)
+        assert_true(placement_find(&vram, TENSOR_SHARED_DOWN, l) &&
+                    !placement_find(&vram, TENSOR_UP_EXPERTS, l));
+    b.r.strategy = SEARCH_MIXED;
+    const uint32_t mixed = mixed_units(&b, &filled);
+    assert_true(mixed > 0 && filled.experts.slots > 1);
+    const struct ledger *line = &filled.memory[PLAN_VRAM0];
+    assert_true((double)(line->limit - line->total) < 3 * GATE * mixed + 64 * MIB);
+    assert_true(seconds_of(&b.r, &filled) < seconds_of(&b.r, &beside));
+    b.r.strategy = SEARCH_EXPERTS_CPU;
+    b.r.machine.device.limit =
+        beside.memory[PLAN_VRAM0].total - 12ull * 3 * 6144 * 2048; /* half of them more */
+    b.r.wish.ctx = 64;
+    assert_int_equal(mixed_units(&b, &small), 0);
+    assert_int_equal(plan_unit_home(&small, 0, unit_of(3, UNIT_MLP)), PLAN_HOME_CPU);
+    plan_free(&beside);
+    plan_free(&filled);
+    plan_free(&small);
+    model_free(&model);
+    bench_close(&b);
 }
 
 /* Without room for a slot of each layer the refusal says what that would take; with so much there is a plan. */
@@ -242,14 +290,59 @@ static void whole_layers_may_be_packed(void **state)
     assert_true(whole[1] > whole[0] && seconds[1] < 0.95 * seconds[0]);
 }
 
+/* Experts of 88 MB, 2 of 8 a token: in parts where some lie in both memories, which is faster than whole ones; whole where all
+ * are in VRAM, though they were in parts before. */
+static void large_experts_are_in_parts(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"architectures\": [\"MixtralForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 7168, "
+        "\"num_local_experts\": 8, \"num_experts_per_tok\": 2, \"num_hidden_layers\": 8, "
+        "\"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"vocab_size\": 4096, \"dtype\": "
+        "\"bfloat16\"}";
+    struct bench b;
+    struct model model;
+    struct model_config config;
+    struct plan plan = {0}, whole = {0};
+    struct arena_spec spec;
+    struct helm_err err = {0};
+    bench_open(&b, &shape_8b, 64 * GIB, 3 * GIB);
+    assert_int_equal(model_config_parse("config", text, strlen(text), &config, &err), 0);
+    assert_int_equal(model_from_config(&config, &model, &err), 0);
+    b.r.model = &model;
+    b.r.wish.ctx = 1024;
+    if (packed_look_make(&b.r, &whole, &spec, &err)) fail_msg("%s", err.text);
+    assert_int_equal(plan_expert_parts(&whole), 1);
+    const double before = seconds_of(&b.r, &whole);
+    if (parts_look_make(&model, &b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
+    assert_int_equal(plan_expert_parts(&plan), 4);
+    assert_true(plan_mixed_units(&plan) > 0 && spec.experts == 32 && spec.experts_chosen == 8);
+    assert_true(plan.experts.direct_permille > 0);
+    print_message("experts in parts: %.2f ms a step, whole %.2f\n", 1e3 * seconds_of(&b.r, &plan),
+                  1e3 * before);
+    assert_true(seconds_of(&b.r, &plan) < 0.98 * before);
+    plan_free(&plan);
+    b.r.machine.device.limit = 32 * GIB;
+    if (parts_look_make(&model, &b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
+    assert_int_equal(plan_mixed_units(&plan), 0);
+    assert_int_equal(plan_expert_parts(&plan), 1);
+    assert_int_equal(model.config.router.experts, 8);
+    plan_free(&plan);
+    plan_free(&whole);
+    model_free(&model);
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(slots_fill_what_is_left),
+                                       cmocka_unit_test(a_shared_expert_is_no_part_of_slots),
                                        cmocka_unit_test(slots_without_room_are_refused),
                                        cmocka_unit_test(experts_that_fit_are_whole),
                                        cmocka_unit_test(moves_count_all_three_matrices),
                                        cmocka_unit_test(slots_are_worth_a_little),
                                        cmocka_unit_test(packed_experts_are_for_the_cpu_alone),
-                                       cmocka_unit_test(whole_layers_may_be_packed)};
+                                       cmocka_unit_test(whole_layers_may_be_packed),
+                                       cmocka_unit_test(large_experts_are_in_parts)};
     return cmocka_run_group_tests_name("daemon/planner: experts in both memories", tests, NULL, NULL);
 }

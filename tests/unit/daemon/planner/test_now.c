@@ -43,7 +43,9 @@ static void files_are_read_back_and_checked(void **state)
                                         "{\"helm_now\": 1, \"h2d\": 1e9}",
                                         "{\"helm_now\": 1, \"read\": 0}",
                                         "{\"helm_now\": 1, \"read\": \"fast\"}",
-                                        "{\"helm_now\": 1, \"read\": 1e9, \"h2d\": -1}"};
+                                        "{\"helm_now\": 1, \"read\": 1e9, \"h2d\": -1}",
+                                        "{\"helm_now\": 1, \"read\": 1e9, \"format\": \"q9_k\"}",
+                                        "{\"helm_now\": 1, \"read\": 1e9, \"activations\": \"int9\"}"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         json_t *bad = json_loads(wrong[i], 0, NULL);
         assert_non_null(bad);
@@ -53,6 +55,56 @@ static void files_are_read_back_and_checked(void **state)
     }
     json_decref(json);
     assert_int_not_equal(profile_now_read("/nonexistent/now.json", &again, &err), 0);
+}
+
+/* What one token of a model's main format reads, held against what the profile has of it. */
+static void reads_of_a_format_are_held_against_its_rates(void **state)
+{
+    (void)state;
+    struct profile p = made(), out;
+    struct profile_format *q4 = &p.format[FORMAT_Q4_K];
+    struct helm_err err = {0};
+    struct profile_now now = {.reads = {FORMAT_Q4_K, LINEAR_INT8},
+                              .read = 60e9,
+                              .read_beside = 40e9,
+                              .h2d = 50e9,
+                              .h2d_beside = 22e9},
+                       again;
+    struct machine_now machine;
+    assert_int_equal(profile_reads_of(&p, FORMAT_Q4_K, LINEAR_INT8).format, FORMAT_BF16); /* no rate: plain */
+    assert_int_equal(profile_now_check(&p, &now, &err), HELM_E_MISMATCH);
+    assert_non_null(strstr(err.text, "q4_k with int8"));
+    q4->cpu_gemv = rate(50e9), q4->cpu_gemv_beside = rate(45e9);
+    const struct profile_reads exact = profile_reads_of(&p, FORMAT_Q4_K, LINEAR_INT8);
+    assert_true(exact.format == FORMAT_Q4_K && exact.inputs == LINEAR_EXACT);
+    q4->cpu_int8_gemv = rate(80e9), q4->cpu_int8_gemv_beside = rate(50e9);
+    q4->link_beside = rate(46e9), q4->cpu_int8_link_beside = rate(44e9);
+    const struct profile_reads reads = profile_reads_of(&p, FORMAT_Q4_K, LINEAR_INT8);
+    assert_true(reads.format == FORMAT_Q4_K && reads.inputs == LINEAR_INT8);
+    assert_int_equal(profile_reads_of(&p, FORMAT_BF16, LINEAR_INT8).format, FORMAT_BF16);
+    assert_int_equal(profile_now_check(&p, &now, &err), 0);
+    json_t *json = profile_now_to_json(&now);
+    assert_int_equal(profile_now_from_json(json, &again, &err), 0);
+    assert_true(again.reads.format == FORMAT_Q4_K && again.reads.inputs == LINEAR_INT8);
+    json_decref(json);
+    profile_now_apply(&p, &now, &out);
+    const struct profile_format *f = &out.format[FORMAT_Q4_K];
+    near("itself", f->cpu_int8_gemv.value, 60e9);
+    near("beside copies", f->cpu_int8_gemv_beside.value, 40e9);
+    near("exact, which works on a byte for longer", f->cpu_gemv.value, 1e9 / (1 / 50. + 1 / 60. - 1 / 80.));
+    near("faster ones in proportion", out.cpu.gemv.value, 75e9);
+    near("copies beside it", f->cpu_int8_link_beside.value, 22e9);
+    near("the furthest, of copies beside it", profile_now_apart(&p, &now), 0.5);
+    profile_now_decide(&p, &now, &machine);
+    assert_string_equal(
+        machine.text,
+        "one token of q4_k with int8 activations reads host memory at 60 GB/s now, 80 in the profile, "
+        "beside copies 40 (50), copies to the device 50 (50), beside reads 22 (44): the forecast "
+        "goes by that, and so does the plan");
+    now.reads.inputs = LINEAR_EXACT;
+    profile_now_apply(&p, &now, &out);
+    near("exact by exact", out.format[FORMAT_Q4_K].cpu_gemv.value, 60e9);
+    near("and its copies", out.format[FORMAT_Q4_K].link_beside.value, 22e9);
 }
 
 /* What only reads moves with memory; what computes beside it keeps its nanoseconds a byte. */
@@ -160,6 +212,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_are_read_back_and_checked),
+        cmocka_unit_test(reads_of_a_format_are_held_against_its_rates),
         cmocka_unit_test(rates_move_as_far_as_they_read),
         cmocka_unit_test(rates_above_reading_move_in_proportion),
         cmocka_unit_test_setup_teardown(forecasts_follow, open_8b, close_8b),
