@@ -210,6 +210,87 @@ static void slots_are_worth_a_little(void **state)
     bench_close(&b);
 }
 
+static uint32_t packed_experts(const struct plan *plan)
+{
+    uint32_t count = 0;
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(plan->layers); u += UNIT_PARTS) {
+        if (plan_unit_format(plan, u) != FORMAT_BF16_PACKED) continue;
+        assert_int_equal(plan_unit_home(plan, 0, u), PLAN_HOME_CPU);
+        count++;
+    }
+    return count;
+}
+
+/* A CPU that reads packed experts fast enough has those that are not in VRAM alone; else both processors have them, plain. */
+static void packed_experts_are_for_the_cpu_alone(void **state)
+{
+    (void)state;
+    static const double rate[] = {112e9, 170e9};
+    double seconds[2];
+    for (int fast = 0; fast < 2; fast++) {
+        struct bench b;
+        struct model model;
+        struct plan plan = {0};
+        struct arena_spec spec;
+        struct helm_err err = {0};
+        open_mixture(&b, &model, 4 * GIB);
+        b.r.wish.pack = b.r.wish.pack_cpu = true;
+        b.profile.cpu.gemv_packed = made_up_value(rate[fast]);
+        b.profile.cpu.gemv_packed_beside = made_up_value(rate[fast]);
+        b.r.strategy = SEARCH_BEST;
+        const uint32_t mixed = mixed_units(&b, &plan);
+        assert_int_equal(mixed > 0, !fast);
+        assert_int_equal(packed_experts(&plan) > 4, fast);
+        seconds[fast] = seconds_of(&b.r, &plan);
+        if (!fast) { /* in both memories they cannot be */
+            uint32_t u = unit_of(0, UNIT_MLP);
+            while (plan_unit_home(&plan, 0, u) != PLAN_HOME_MIXED) u += UNIT_PARTS;
+            plan_set_unit_format(&plan, u, FORMAT_BF16_PACKED);
+            plan_restage(&plan);
+            assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_UNSUPPORTED);
+            assert_non_null(strstr(err.text, "cannot lie as 'bf16-packed'"));
+        }
+        plan_free(&plan);
+        b.r.strategy = SEARCH_MIXED;
+        assert_true(mixed_units(&b, &plan) > 0);
+        assert_int_equal(packed_experts(&plan), 0);
+        plan_free(&plan);
+        model_free(&model);
+        bench_close(&b);
+    }
+    assert_true(seconds[1] < seconds[0]);
+}
+
+/* More layers' experts are wholly in VRAM where they are packed there; nothing else is. */
+static void whole_layers_may_be_packed(void **state)
+{
+    (void)state;
+    double seconds[2];
+    uint32_t whole[2] = {0};
+    for (int pack = 0; pack < 2; pack++) {
+        struct bench b;
+        struct model model;
+        struct plan plan = {0};
+        struct planner_proof proof = {0};
+        open_mixture(&b, &model, 4 * GIB);
+        b.r.wish.pack = b.r.wish.pack_gpu = pack;
+        b.r.proof = &proof;
+        b.profile.gpu.gemv_packed = b.profile.gpu.gemv;
+        assert_true(mixed_units(&b, &plan) > 0);
+        for (uint32_t u = 0; u < unit_count(plan.layers); u++) {
+            const bool experts = unit_part(u) == UNIT_MLP && plan_unit_home(&plan, 0, u) == PLAN_HOME_GPU;
+            whole[pack] += experts;
+            assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, pack && experts);
+        }
+        seconds[pack] = seconds_of(&b.r, &plan);
+        assert_true(proof.bound <= proof.seconds && proof.seconds < 1.1 * proof.bound);
+        plan_free(&plan);
+        model_free(&model);
+        bench_close(&b);
+    }
+    assert_true(whole[1] > whole[0] && seconds[1] < 0.95 * seconds[0]);
+}
+
 /* Experts of 88 MB, 2 of 8 a token: in parts where some lie in both memories, which is faster than whole ones; whole where all
  * are in VRAM, though they were in parts before. */
 static void large_experts_are_in_parts(void **state)
@@ -275,6 +356,8 @@ int main(void)
                                        cmocka_unit_test(experts_that_fit_are_whole),
                                        cmocka_unit_test(moves_count_all_three_matrices),
                                        cmocka_unit_test(slots_are_worth_a_little),
+                                       cmocka_unit_test(packed_experts_are_for_the_cpu_alone),
+                                       cmocka_unit_test(whole_layers_may_be_packed),
                                        cmocka_unit_test(large_experts_are_in_parts)};
     return cmocka_run_group_tests_name("daemon/planner: experts in both memories", tests, NULL, NULL);
 }
