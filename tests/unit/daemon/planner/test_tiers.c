@@ -346,6 +346,29 @@ static void equal_decode_is_decided_by_long_prompts(void **state)
     case_close(&loser);
 }
 
+/* Layers with a short window have the GPU alone, a hand-over each less; a step with few positions in the arena has it for all.
+ * Places are filled but for one. */
+static void windows_and_few_positions_are_the_gpus(void **state)
+{
+    (void)state;
+    struct explain_case c;
+    open_case(&c, "qwen3-8b", "h200-sapphire-rapids", 8 * GIB, KV_TIERS_TWO);
+    for (uint32_t l = 10; l < c.model.config.layers; l++) c.model.config.window[l] = 1024;
+    c.request.wish.ctx = 16384;
+    case_make(&c);
+    assert_int_equal(c.plan.kv_direct_window, 1024);
+    assert_int_equal(c.plan.kv_free_places, 1);
+    const uint32_t filled = plan_places_filled(&c.plan) * 32, few = c.plan.kv_direct_positions;
+    assert_in_range(few, 32, 1024);
+    const double near = rate_at(&c, filled + few), far = rate_at(&c, 8192);
+    c.plan.kv_direct_positions = 0;
+    assert_true(rate_at(&c, filled + few) < near);
+    c.plan.kv_direct_window = 0;
+    assert_true(rate_at(&c, 8192) < far);
+    case_close(&c);
+    assert_int_equal(long_8b.plan.kv_direct_window, 0); /* which has no windows */
+}
+
 /* A profile of the same machine taken an hour later makes a plan whose long prompts take as long. */
 static void noise_of_a_profile_changes_no_prompt(void **state)
 {
@@ -383,6 +406,7 @@ int main(void)
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
         cmocka_unit_test(chunks_weigh_prompts_against_decode),
         cmocka_unit_test(equal_decode_is_decided_by_long_prompts),
+        cmocka_unit_test(windows_and_few_positions_are_the_gpus),
         cmocka_unit_test(noise_of_a_profile_changes_no_prompt),
 #endif
         cmocka_unit_test(names_of_tiers),
