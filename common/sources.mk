@@ -34,6 +34,7 @@ COMMON_SRC := \
   common/formats/random_blocks.c \
   common/formats/tensor_format.c \
   common/plan/home.c \
+  common/plan/kv_tiers.c \
   common/sampling/changes.c \
   common/sampling/cut.c \
   common/sampling/pass.c \

@@ -5,6 +5,7 @@
 #include "daemon/config.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/clients/endpoint.h"
+#include "daemon/planner/page_size.h"
 
 #include <grp.h>
 #include <ini.h>
@@ -61,6 +62,9 @@ static void table_build(struct option_table *t, struct config *c)
          "KV cache of the GPU's layers wholly in VRAM (one), or its newest pages\n"
          "there and all in host memory (two) (default " KV_TIERS_DEFAULT ")",
          .target = &c->kv_tiers_name, .choices = KV_TIERS_CHOICES},
+        {"kv-page-tokens", 0, ARGS_CHOICE, PAGE_SIZE_CHOICES,
+         "positions of a page of the KV cache: what is cheapest, or as said\n(default " PAGE_SIZE_DEFAULT ")",
+         .target = &c->kv_page_tokens, .choices = PAGE_SIZE_CHOICES},
         {"kv-tokens", 0, ARGS_U64, "TOKENS",
          "tokens the KV pool holds, all sequences together\n"
          "(default 16384, or one context if that is longer, as memory allows)",
@@ -315,6 +319,7 @@ int config_read(int argc, char *const argv[], struct config *config, bool *exit_
     *config = (struct config){.device = "auto",
                               .kv_dtype_name = "f16",
                               .kv_tiers_name = KV_TIERS_DEFAULT,
+                              .kv_page_tokens = PAGE_SIZE_DEFAULT,
                               .log_level_name = "info",
                               .kernels = "",
                               .prefix_cache_name = "on",

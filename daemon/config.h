@@ -20,7 +20,7 @@
 
 struct config {
     const char *model, *device, *config_file, *kernels, *rundir, *plan_file, *experts_file, *worker_dir,
-        *kv_dtype_name, *kv_tiers_name;
+        *kv_dtype_name, *kv_tiers_name, *kv_page_tokens;
     const char *log_level_name, *curve_secret_key_file, *curve_clients_file;
     const char *admin_group_name;
     uint32_t admin_group;     /* ENDPOINT_NO_GROUP (endpoint.h): none */

@@ -32,6 +32,7 @@
 #include "daemon/loop.h"
 #include "daemon/planner/activations/decision.h"
 #include "daemon/planner/histogram.h"
+#include "daemon/planner/page_size.h"
 #include "daemon/planner/parts_look.h"
 #include "daemon/planner/planner.h"
 #include "daemon/children/profiling.h"
@@ -64,6 +65,7 @@ struct helmd {
     struct planner_request request;
     struct activations activations;
     struct invariant invariant;
+    struct page_size page_size;
     struct histogram experts;
     struct check check;
     struct observe observe;
@@ -145,6 +147,25 @@ static struct profiling_request profiling_of(const struct helmd *d, unsigned for
                                       .parent_fd = d->parent_fd};
 }
 
+/* A plan from a file has its own size. */
+static void size_pages(struct helmd *d)
+{
+    struct ledger_wish *wish = &d->request.wish;
+    page_size_choose(&(struct page_size_case){.model = &d->model,
+                                              .profile = &d->measured,
+                                              .device = d->config.strategy == SEARCH_ALL_CPU
+                                                            ? NULL
+                                                            : &d->request.machine.device,
+                                              .kv_dtype = wish->kv_dtype,
+                                              .slots = wish->slots,
+                                              .ctx = wish->ctx,
+                                              .option = d->config.kv_page_tokens},
+                     &d->page_size);
+    wish->page_tokens = d->page_size.tokens;
+    wish->page_count = kv_pages_for((uint32_t)d->config.kv_tokens, wish->page_tokens);
+    if (!d->config.plan_file) log_info("pages: %s", d->page_size.text);
+}
+
 /* What is known of the machine, and wished of a plan. */
 static int look_at_machine(struct helmd *d, struct helm_err *err)
 {
@@ -159,9 +180,6 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
                                                  .step_tokens = (uint32_t)c->step_tokens,
                                                  .batch = (uint32_t)c->batch,
                                                  .ctx = (uint32_t)c->ctx,
-                                                 .page_tokens = KV_PAGE_TOKENS_DEFAULT,
-                                                 .page_count = kv_pages_for((uint32_t)c->kv_tokens,
-                                                                            KV_PAGE_TOKENS_DEFAULT),
                                                  .threads = (uint32_t)c->threads,
                                                  .pack = c->pack,
                                                  .pack_cpu = linear_pays(FORMAT_BF16_PACKED, cpu_features()),
@@ -195,6 +213,7 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
     request->machine.device = d->device.ledger;
     request->device_required = d->device.required;
     snprintf(request->no_device, sizeof request->no_device, "%s", d->device.why);
+    size_pages(d);
     look_at_weights(request);
     d->activations = (struct activations){.option = c->activations, .kernels = c->kernels};
     activations_want(&d->model, &d->measured, cpu_features(), &d->activations);

@@ -53,6 +53,7 @@ DAEMON_SRC := \
   daemon/planner/packed_look.c \
   daemon/planner/parts_look.c \
   daemon/planner/planner.c \
+  daemon/planner/page_size.c \
   daemon/planner/prefill.c \
   daemon/planner/profile/hardware.c \
   daemon/planner/profile/json.c \

@@ -51,6 +51,11 @@ void gpu_tiers_fill(const struct gpu_engine *g, const struct gpu_program *p, uin
     if (count > host) memcpy(table + host, row->places + host, (count - host) * sizeof *table);
     array_at(g, b->row_begin)[r] = absent * page_tokens;
     if (b->arena_table == b->page_table) return;
+    if (p->attending == GPU_ATTENDS_ASSISTED) { /* of layers whose pages the GPU reads itself */
+        for (uint32_t i = 0; i < host; i++) arena[i] = row->pages[i] | GPUK_PAGE_HOST;
+        memcpy(arena + host, row->places + host, (count - host) * sizeof *arena);
+        return;
+    }
     gpu_pieces_fill(&g->plan, row, r, false, array_at(g, b->arena_pieces), arena);
 }
 

@@ -71,10 +71,6 @@
 /* Rows of a packed matrix that the CPU unpacks at a time, in bytes. A group of rows that takes more is unpacked whole. */
 #define CPU_UNPACKED_BYTES (UINT64_C(3) << 19)
 
-/* With two tiers of the KV cache so much of VRAM's places is used, in percent; what is left is there at once for pages
- * that are appended to (thesis 4.2). */
-#define KV_WATERMARK_PERCENT 80
-
 /* ---- workspaces of the GPU's kernels ---- */
 
 /* Products of one and of few tokens: counters, then inputs or sums that wait for those of other columns. */

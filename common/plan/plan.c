@@ -209,33 +209,6 @@ uint32_t plan_kv_layers(const struct plan *plan, enum plan_memory memory)
     return plan_layers_of(plan, memory == PLAN_HOST ? PLAN_CPU0 : PLAN_GPU0);
 }
 
-/* Places for a step of `tokens` tokens: never more than all slots have pages. */
-static uint64_t places_for(const struct plan *plan, uint32_t tokens)
-{
-    const uint64_t whole = (uint64_t)plan->slots * ((plan->context_tokens - 1) / plan->page_tokens + 1);
-    const uint64_t step = (tokens - 1) / plan->page_tokens + 1 + 2ull * plan->slots;
-    return step < whole ? step : whole;
-}
-
-uint64_t plan_vram_pages_least(const struct plan *plan)
-{
-    return places_for(plan, plan->step_tokens < ENGINE_FEW_TOKENS ? plan->step_tokens : ENGINE_FEW_TOKENS);
-}
-
-bool plan_appends_in_arena(const struct plan *plan)
-{
-    return plan_kv_tiered(plan) && plan->vram_page_count < places_for(plan, plan->step_tokens);
-}
-
-uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context)
-{
-    if (!plan_kv_tiered(plan) || context == 0 || rows == 0) return 0;
-    const uint64_t filled = (uint64_t)plan->vram_page_count * KV_WATERMARK_PERCENT / 100 / rows,
-                   share = filled ? filled : 1, /* what is appended to lies there */
-        pages = (context - 1) / plan->page_tokens + 1;
-    return pages > share ? (uint32_t)(pages - share) * plan->page_tokens : 0;
-}
-
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory)
 {
     return memory != PLAN_HOST && plan_kv_tiered(plan) ? plan->vram_page_count : plan->page_count;
@@ -402,27 +375,6 @@ static int check_formats(const struct plan *plan, struct helm_err *err)
     return 0;
 }
 
-/* In VRAM lie at least the pages that a step of few tokens appends to, and one of every other sequence. */
-static int check_tiers(const struct plan *plan, struct helm_err *err)
-{
-    if (!plan_kv_tiered(plan)) return 0;
-    const uint64_t least = plan_vram_pages_least(plan);
-    if (!plan_layers_of(plan, PLAN_GPU0))
-        return helm_fail(err, HELM_E_FORMAT, "'vram_page_count' is %u, but no layer's cache is the GPU's",
-                         plan->vram_page_count);
-    if (plan->invariant && plan_kv_assisted(plan))
-        return helm_fail(err, HELM_E_FORMAT,
-                         "'invariant' is true, but 'kv_direct_permille' is %u: what the CPU attends to "
-                         "depends on how many pages VRAM has for a sequence; it must be 1000",
-                         plan->kv_direct_permille);
-    if (plan->vram_page_count >= least) return 0;
-    return helm_fail(
-        err, HELM_E_LIMIT,
-        "'vram_page_count' is %u, less than the %llu pages of %u tokens that steps of few tokens of %u "
-        "sequences append to",
-        plan->vram_page_count, (unsigned long long)least, plan->page_tokens, plan->slots);
-}
-
 /* Each such unit has as many first experts as slots, each once. */
 static int check_first(const struct plan_experts *e, uint32_t units, struct helm_err *err)
 {
@@ -490,7 +442,7 @@ int plan_check(const struct plan *plan, struct helm_err *err)
     }
     if (plan_has_home(plan, PLAN_HOME_STREAM) && !plan->ring_bytes)
         return helm_fail(err, HELM_E_FORMAT, "there are 'stream' stages, but 'ring_bytes' is 0");
-    int rc = check_tiers(plan, err);
+    int rc = plan_check_tiers(plan, err);
     if (!rc) rc = check_mixed(plan, err);
     return rc ? rc : check_formats(plan, err);
 }

@@ -35,6 +35,7 @@
 #define PLAN_SLOTS_MAX       64
 #define PLAN_TOKENS_MAX      (1u << 28)
 #define PLAN_PAGE_TOKENS_MAX (1u << 16)
+#define PLAN_STEPS_IN_FLIGHT 2 /* one that is computed, one that is next */
 #define PLAN_PLACEMENTS_MAX  (1u << 14)
 #define PLAN_MOVES_MAX       4096 /* experts that a step brings */
 #define PLAN_MOVE_COST       600
@@ -110,9 +111,12 @@ struct plan {
      * in the arena. Else the cache has two tiers: every page has room for all layers in the arena, where its cells are
      * copied once it is full, and the newest pages of a sequence lie in VRAM too. */
     uint32_t vram_page_count;
+    /* The watermark: places that are kept free as long as pages can lie in the arena alone. */
+    uint32_t kv_free_places;
     /* With two tiers, in steps of few tokens: of the positions that lie in the arena alone, how many of 1,000 the
-     * GPU reads over the link itself. The CPU attends to the others. */
-    uint32_t kv_direct_permille;
+     * GPU reads over the link itself. The CPU attends to the others, unless all rows together have no more than
+     * kv_direct_positions there, or the layer's window is no longer than kv_direct_window: the GPU reads all then. */
+    uint32_t kv_direct_permille, kv_direct_positions, kv_direct_window;
     /* With two tiers: the pages of a piece in which a chunk brings what lies in the arena alone to VRAM (workspace.h); 0:
      * PLAN_PIECE_POSITIONS. */
     uint32_t kv_piece_pages;
@@ -229,10 +233,21 @@ static inline uint32_t plan_placed_from(uint32_t page_tokens, uint32_t start, ui
 {
     return (count <= page_tokens ? start : start + count) / page_tokens;
 }
+/* What kv_free_places is where a plan says nothing: places that `slots` sequences newly need, on average, while the steps
+ * in flight hold those that were given away. When more begin a page at once, the next step waits for these steps. */
+uint32_t plan_free_places(uint32_t slots, uint32_t page_tokens);
+/* Places that are filled at most, as long as pages can lie elsewhere. */
+uint32_t plan_places_filled(const struct plan *plan);
 /* For forecasts: positions that lie in the arena alone, of each of `rows` rows of `context` positions. Rows share the
- * places of VRAM evenly and fill them up to the watermark (KV_WATERMARK_PERCENT), newest pages first. Whole pages; 0
- * with one tier. */
+ * places of VRAM evenly and fill them up to the watermark, newest pages first. Whole pages; 0 with one tier. */
 uint32_t plan_host_tokens(const struct plan *plan, uint32_t rows, uint32_t context);
+/* In a step of few tokens whose rows have `positions` positions in the arena alone, all together: how many of 1,000 the
+ * GPU reads itself, of layers whose window the CPU attends to (plan_assists_layer; 0: the whole context). */
+uint32_t plan_direct_permille(const struct plan *plan, uint64_t positions);
+bool plan_assists_layer(const struct plan *plan, uint32_t window);
+/* Of the layers [0, end), those of the GPU's that the CPU attends to a part of in such a step: their order counts the
+ * hand-overs. `window`: [layers], or NULL: none has one. */
+uint32_t plan_assisted_layers(const struct plan *plan, const uint32_t *window, uint32_t end);
 /* Pages of a memory's pool. */
 uint32_t plan_kv_pages(const struct plan *plan, enum plan_memory memory);
 /* The processor whose memory holds a layer's cache, and the layer's number in that memory's pages. */
@@ -253,6 +268,8 @@ bool plan_has_home(const struct plan *plan, enum plan_home home);
 bool plan_borrows_kv(const struct plan *plan);
 /* Checks the rules for lists at the top of this file, and the ring's size: HELM_E_FORMAT, HELM_E_LIMIT. */
 HELM_MUST_CHECK int plan_check(const struct plan *plan, struct helm_err *err);
+HELM_MUST_CHECK int plan_check_tiers(const struct plan *plan,
+                                     struct helm_err *err); /* plan_check's part for two tiers */
 /* A deep copy. plan_free on the caller. */
 HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct helm_err *err);
 
@@ -262,7 +279,8 @@ HELM_MUST_CHECK int plan_copy(const struct plan *from, struct plan *to, struct h
  *
  *   {"layers": 28, "context_tokens": 4096, "step_tokens": 512, "slots": 8,
  *    "page_tokens": 32, "page_count": 1024, "kv_dtype": "bf16" | "f16" | "f32" | "q8_0",
- *    "vram_page_count": N, "kv_direct_permille": 0 to 1000, "kv_piece_pages": N (default of all: 0),
+ *    "vram_page_count": N, "kv_direct_permille": 0 to 1000, "kv_direct_positions", "kv_direct_window": N,
+ *    "kv_piece_pages": N (default of all: 0), "kv_free_places": N (default: plan_free_places),
  *    "invariant": true | false (default),
  *    "stages": {"decode": [{"layers": [first, last], "ops": "all" (default) | "attention" | "mlp",
  *                           "home": "gpu"|"cpu"|"stream"|"mixed", "bytes": N,

@@ -107,7 +107,10 @@ json_t *plan_to_json(const struct plan *plan)
                   "embed", plan_processor_name(plan->embed), "head", plan_processor_name(plan->head));
     if (plan_kv_tiered(plan) && json) {
         json_object_set_new(json, "vram_page_count", json_integer(plan->vram_page_count));
+        json_object_set_new(json, "kv_free_places", json_integer(plan->kv_free_places));
         json_object_set_new(json, "kv_direct_permille", json_integer(plan->kv_direct_permille));
+        json_object_set_new(json, "kv_direct_positions", json_integer(plan->kv_direct_positions));
+        json_object_set_new(json, "kv_direct_window", json_integer(plan->kv_direct_window));
         if (plan->kv_piece_pages)
             json_object_set_new(json, "kv_piece_pages", json_integer(plan->kv_piece_pages));
     }
@@ -401,6 +404,31 @@ static int parse_ledger(const json_t *json, const char *key, struct ledger *ledg
     return rc;
 }
 
+/* All 0 with one tier. */
+static int parse_tiers(const json_t *json, struct plan *plan, struct helm_err *err)
+{
+    const struct {
+        const char *key;
+        uint32_t max, otherwise;
+        uint32_t *out;
+    } fields[] = {
+        {"vram_page_count", plan->page_count, 0, &plan->vram_page_count},
+        {"kv_free_places", plan->page_count, plan_free_places(plan->slots, plan->page_tokens),
+         &plan->kv_free_places},
+        {"kv_direct_permille", 1000, 0, &plan->kv_direct_permille},
+        {"kv_direct_positions", PLAN_TOKENS_MAX, 0, &plan->kv_direct_positions},
+        {"kv_direct_window", PLAN_TOKENS_MAX, 0, &plan->kv_direct_window},
+        {"kv_piece_pages", plan->page_count, 0, &plan->kv_piece_pages},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        uint64_t value = fields[i].otherwise;
+        int rc = json_get_u64(json, fields[i].key, false, 0, fields[i].max, &value, err);
+        if (rc) return rc;
+        *fields[i].out = i && !plan_kv_tiered(plan) ? 0 : (uint32_t)value;
+    }
+    return 0;
+}
+
 static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *err)
 {
     const struct {
@@ -421,17 +449,12 @@ static int parse_sizes(const json_t *json, struct plan *plan, struct helm_err *e
     }
     if (plan->page_tokens & (plan->page_tokens - 1))
         return helm_fail(err, HELM_E_LIMIT, "'page_tokens' is %u, not a power of two", plan->page_tokens);
-    uint64_t vram_pages = 0, direct = 0, piece = 0, parts = 1;
-    int rc = json_get_u64(json, "vram_page_count", false, 0, plan->page_count, &vram_pages, err);
-    if (!rc) rc = json_get_u64(json, "kv_direct_permille", false, 0, 1000, &direct, err);
-    if (!rc) rc = json_get_u64(json, "kv_piece_pages", false, 0, plan->page_count, &piece, err);
+    uint64_t parts = 1;
+    int rc = parse_tiers(json, plan, err);
     if (!rc) rc = json_get_u64(json, "expert_parts", false, 1, MODEL_EXPERTS_CHOSEN_MAX, &parts, err);
     if (!rc) rc = json_get_bool(json, "invariant", false, &plan->invariant, err);
     if (rc) return rc;
     plan->expert_parts = (uint32_t)parts;
-    plan->vram_page_count = (uint32_t)vram_pages;
-    plan->kv_direct_permille = (uint32_t)direct;
-    plan->kv_piece_pages = (uint32_t)piece;
     rc = get_text(json, "kv_dtype", plan->kv_dtype, sizeof plan->kv_dtype, err);
     if (rc) return rc;
     if (kv_dtype_named(plan->kv_dtype) == KV_DTYPE_COUNT)

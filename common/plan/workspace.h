@@ -20,7 +20,8 @@
  * own counts, rows and tokens' rows. */
 struct gpu_block {
     uint32_t counts, token_id, position, token_row, row_first, row_slot, row_begin, sample_token, page_table;
-    /* Two tiers: like page_table, of layers whose cache is the arena's alone; else page_table */
+    /* Two tiers: like page_table, of layers whose cache is the arena's alone, or, in a step in which the CPU attends, of those
+     * that the GPU attends to by itself; else page_table */
     uint32_t arena_table;
     uint32_t pieces,
         arena_pieces;         /* [rows + 1] pages that come in pieces, in front of a row's: of either table */

@@ -221,6 +221,7 @@ int attempt_price(const struct making *m, uint32_t ctx, const enum tensor_format
 {
     const struct plan cache = {.page_tokens = m->wish.page_tokens,
                                .vram_page_count = ledger_places(&m->c, ctx),
+                               .kv_free_places = m->wish.free_places,
                                .kv_direct_permille = cost_direct_permille(m->r->profile, m->wish.kv_dtype)};
     const uint32_t context = m->priced_at ? m->priced_at : planner_typical_context(m->r, ctx);
     const struct cost_step step = {.tokens = m->batch,

@@ -93,6 +93,8 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
                  units_format_size(r->model->weight_bytes, size[0]));
     log_info("plan: embedding on %s, head on %s", plan_processor_name(plan->embed),
              plan_processor_name(plan->head));
+    if (plan_expert_parts(plan) > 1)
+        log_info("plan: each expert is in %u parts, and VRAM has slots for parts", plan_expert_parts(plan));
     if (plan->ring_bytes)
         log_info("plan: streamed weights pass through a ring of %s",
                  units_format_size(plan->ring_bytes, size[0]));
@@ -125,16 +127,17 @@ static void log_context(const struct planner_request *r, const struct plan *plan
                                bytes),
              (double)plan->page_count / kv_pages_for(ctx, plan->page_tokens), plan->slots);
     if (plan_kv_tiered(plan))
-        log_info("KV cache: two tiers: VRAM has %u places, of %s; of what lies in host memory alone the GPU "
-                 "reads %.1f %% "
-                 "itself, the CPU attends to the rest",
-                 plan->vram_page_count,
+        log_info("KV cache: two tiers: VRAM has %u places, filled up to %u, of %s; of what lies in "
+                 "host memory alone the GPU reads up to %u positions a step itself, of more %.1f %%; the CPU "
+                 "attends to the "
+                 "rest",
+                 plan->vram_page_count, plan_places_filled(plan),
                  units_format_size((uint64_t)plan->vram_page_count * plan->page_tokens *
                                        model_kv_bytes_per_token(&r->model->config,
                                                                 plan_layers_of(plan, PLAN_GPU0),
                                                                 kv_dtype_named(plan->kv_dtype)),
                                    bytes),
-                 plan->kv_direct_permille / 10.0);
+                 plan->kv_direct_positions, plan->kv_direct_permille / 10.0);
 }
 
 /* With what is known of the machine; a plan from a file may come without a profile. */

@@ -261,6 +261,7 @@ int planner_make(const struct planner_request *r, struct plan *plan, struct aren
     if (!rc) rc = check_mixed(r, err);
     if (!rc) rc = check_profile(r, err);
     if (!rc) rc = open_making(r, &m, err);
+    if (!rc) m.wish.free_places = plan_free_places(m.wish.slots, m.wish.page_tokens);
     m.wish.pack = m.wish.pack && r->profile && cost_packing_pays(r->profile);
     if (!rc) rc = make(&m, plan, spec, err);
     if (rc) plan_free(plan);
@@ -322,6 +323,7 @@ void planner_adopt(const struct plan *plan, struct ledger_wish *w)
     if (plan->page_tokens) w->page_tokens = plan->page_tokens;
     if (plan->page_count) w->page_count = plan->page_count;
     w->vram_page_count = plan->vram_page_count;
+    w->free_places = plan->kv_free_places;
     w->places_stand = true;
     const enum kv_dtype kv_dtype = kv_dtype_named(plan->kv_dtype);
     if (kv_dtype != KV_DTYPE_COUNT) w->kv_dtype = kv_dtype;

@@ -55,7 +55,7 @@
 #include "daemon/steps/tiers.h"
 #include "daemon/children/workers.h"
 
-#define BATCHER_STEPS         2 /* in flight at most: one that is computed, one that is next */
+#define BATCHER_STEPS         PLAN_STEPS_IN_FLIGHT /* at most: one that is computed, one that is next */
 #define BATCHER_MASK_WAIT_US  2000
 #define BATCHER_MASK_LIMIT_US 10000000
 #define BATCHER_CRASHES_MAX   3 /* workers that may die computing one request before it is given up */

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "common/plan/engine_limits.h"
 
 static void kv_places_broken(const char *what, uint32_t slot, uint32_t place)
 {
@@ -28,7 +27,6 @@ int kv_places_init(struct kv_places *places, uint32_t count, struct helm_err *er
         return helm_fail(err, HELM_E_NOMEM, "no memory to track %u places of KV pages", count);
     }
     places->count = count;
-    places->watermark = (uint32_t)((uint64_t)count * KV_WATERMARK_PERCENT / 100);
     kv_places_reset(places);
     return 0;
 }

@@ -22,7 +22,6 @@ struct kv_places_slot {
 
 struct kv_places {
     uint32_t count;      /* 0: one tier, and nothing here is used */
-    uint32_t watermark;  /* most places in use as long as pages can lie elsewhere */
     uint32_t free_count; /* stack[0 .. free_count) */
     uint32_t *stack;     /* [count] */
     bool *used;          /* [count]: by a slot, or waiting */

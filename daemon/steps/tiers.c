@@ -8,6 +8,7 @@
 int tiers_init(struct tiers *tiers, const struct plan *plan, const struct arena *arena, struct helm_err *err)
 {
     *tiers = (struct tiers){.plan = plan, .arena = arena};
+    tiers->watermark = plan_places_filled(plan);
     return kv_places_init(&tiers->places, arena_header_of(arena)->vram_page_count, err);
 }
 
@@ -56,8 +57,7 @@ bool tiers_make_room(struct tiers *tiers, const struct tiers_member *member, uin
         if (member[i].end > from) need += member[i].end - from;
     }
     const uint64_t used = (uint64_t)kv_places_used(places) + need;
-    if (need && used > places->watermark)
-        move_out(tiers, member, count, (uint32_t)(used - places->watermark));
+    if (need && used > tiers->watermark) move_out(tiers, member, count, (uint32_t)(used - tiers->watermark));
     if (need > places->free_count && places->rung == places->done) {
         log_error(
             "tiers: a step needs %u of %u places, %u are free (plan_check allows no such plan): aborting",
@@ -75,17 +75,33 @@ bool tiers_make_room(struct tiers *tiers, const struct tiers_member *member, uin
 
 /* ---- rows ---- */
 
-/* How many of `host` pages the CPU attends to, from the first on. */
-static uint32_t assisted_pages(const struct tiers *tiers, uint32_t host)
+/* A row's pages that have no place in a step. */
+static uint32_t host_pages(const struct tiers *tiers, const struct step *step, const struct step_row *row)
 {
-    return host - (uint32_t)(((uint64_t)host * tiers->plan->kv_direct_permille + 500) / 1000);
+    const uint32_t host = tiers->places.slot[row->slot].host,
+                   before = row->start / arena_header_of(tiers->arena)->kv.page_tokens;
+    return step->flags & STEP_KV_ARENA && host > before ? before : host;
+}
+
+/* How many of `host` pages the CPU attends to, from the first on. */
+static uint32_t assisted_pages(uint32_t host, uint32_t direct_permille)
+{
+    return host - (uint32_t)(((uint64_t)host * direct_permille + 500) / 1000);
+}
+
+/* Pages that a step brings to VRAM at most: as many bytes whatever a page's size. */
+static uint32_t fetched_most(uint32_t page_tokens)
+{
+    const uint32_t pages = ARENA_STEP_FETCH * KV_PAGE_TOKENS_DEFAULT / page_tokens;
+    return pages < 1 ? 1 : pages > ARENA_STEP_FETCH ? ARENA_STEP_FETCH : pages;
 }
 
 static void fetch(struct tiers *tiers, struct step *step, uint32_t slot)
 {
     struct kv_places *places = &tiers->places;
     uint32_t *row = row_of(tiers, slot);
-    while (step->fetch_count < ARENA_STEP_FETCH && kv_places_used(places) < places->watermark &&
+    const uint32_t most = fetched_most(arena_header_of(tiers->arena)->kv.page_tokens);
+    while (step->fetch_count < most && kv_places_used(places) < tiers->watermark &&
            !kv_places_fetch(places, slot, row)) {
         const uint32_t page = places->slot[slot].host;
         step->fetch[step->fetch_count++] =
@@ -100,12 +116,14 @@ void tiers_fill(struct tiers *tiers, bool decode, struct step *step)
     const bool in_arena = step->flags & STEP_KV_ARENA;
     const bool assists = decode && step->token_count == step->row_count &&
                          step->token_count <= ARENA_KV_TOKENS && plan_kv_assisted(tiers->plan);
+    uint64_t pages = 0;
+    for (uint32_t i = 0; i < step->row_count; i++) pages += host_pages(tiers, step, &step->row[i]);
+    const uint32_t direct = plan_direct_permille(tiers->plan, pages * page_tokens);
     for (uint32_t i = 0; i < step->row_count; i++) {
         struct step_row *row = &step->row[i];
-        uint32_t host = tiers->places.slot[row->slot].host;
-        if (in_arena && host > row->start / page_tokens) host = row->start / page_tokens;
+        const uint32_t host = host_pages(tiers, step, row);
         row->host_tokens = host * page_tokens;
-        row->direct_from = assists ? assisted_pages(tiers, host) * page_tokens : 0;
+        row->direct_from = assists ? assisted_pages(host, direct) * page_tokens : 0;
         if (row->direct_from) step->flags |= STEP_KV_ASSISTED;
     }
     for (uint32_t i = 0; i < step->row_count && !in_arena; i++) fetch(tiers, step, step->row[i].slot);

@@ -23,6 +23,7 @@ struct tiers {
     const struct plan *plan;   /* borrowed */
     const struct arena *arena; /* borrowed */
     struct kv_places places;
+    uint32_t watermark; /* most places in use as long as pages can lie elsewhere */
 };
 
 /* A sequence with a slot, in the order of arrival. */

@@ -109,6 +109,7 @@ int pair_open(const struct pair_options *o, struct pair *pair, struct helm_err *
     pair->plan.page_count = o->slots * pages_per_slot(o);
     pair->plan.vram_page_count = o->vram_pages;
     pair->plan.kv_direct_permille = o->direct_permille;
+    pair->plan.kv_direct_window = o->direct_window;
     pair->plan.kv_piece_pages = o->piece_pages;
     snprintf(pair->plan.kv_dtype, sizeof pair->plan.kv_dtype, "%s", kv_dtype_name(o->kv_dtype));
     rc = make_arena(o, &model, pair, err);

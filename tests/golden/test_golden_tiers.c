@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,7 @@
 
 #define STEP_TOKENS 600 /* more than a sub-chunk */
 #define CONTEXT     1104
-#define PAGE_TOKENS 16
+#define PAGE_TOKENS 16 /* where a case says nothing */
 #define UNITS_MAX   16
 /* Instrumented kernels are many times slower: two plans reach every line all the same. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -42,7 +43,14 @@ struct tier_case {
     bool no_graphs;
     unsigned modes; /* of enum mode */
     bool in_arena;  /* VRAM has no places for chunks, which append in the arena */
+    uint32_t page_tokens;
+    uint32_t direct_window; /* 0, or CONTEXT: of layers that are given a window of as many positions */
 };
+
+static uint32_t page_tokens_of(const struct tier_case *c)
+{
+    return c->page_tokens ? c->page_tokens : PAGE_TOKENS;
+}
 
 static uint32_t read_letters(const char *letters, struct plan_stage *stages)
 {
@@ -52,6 +60,51 @@ static uint32_t read_letters(const char *letters, struct plan_stage *stages)
     for (uint32_t u = 0; u < units; u++)
         home[u] = letters[u] == 'g' ? PLAN_HOME_GPU : letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
     return plan_stages_of(home, units / 2, stages);
+}
+
+static void copy_file(const char *from, const char *to, const char *name)
+{
+    char path[PATH_MAX + 32];
+    static char part[1 << 16];
+    snprintf(path, sizeof path, "%s/%s", from, name);
+    FILE *in = fopen(path, "rb");
+    snprintf(path, sizeof path, "%s/%s", to, name);
+    FILE *out = fopen(path, "wb");
+    assert_true(in && out);
+    for (size_t n; (n = fread(part, 1, sizeof part, in)) > 0;) assert_int_equal(fwrite(part, 1, n, out), n);
+    assert_int_equal(ferror(in), 0);
+    assert_int_equal(fclose(in) | fclose(out), 0);
+}
+
+/* The model with a window in every other layer that hides nothing: its references hold. */
+static void open_windowed(const char *folder, char to[PATH_MAX])
+{
+    char path[PATH_MAX + 32];
+    struct helm_err err = {0};
+    json_t *json = NULL;
+    snprintf(to, PATH_MAX, "%s/helm-tiers-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    assert_non_null(mkdtemp(to));
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    if (json_read_file(path, MIB, &json, &err)) fail_msg("%s", err.text);
+    assert_int_equal(
+        json_object_update_new(json, json_pack("{s:b, s:i, s:[s, s, s, s]}", "use_sliding_window", 1,
+                                               "sliding_window", CONTEXT, "layer_types", "sliding_attention",
+                                               "full_attention", "sliding_attention", "full_attention")),
+        0);
+    snprintf(path, sizeof path, "%s/config.json", to);
+    assert_int_equal(json_dump_file(json, path, 0), 0);
+    json_decref(json);
+    copy_file(folder, to, "model.safetensors");
+}
+
+static void remove_windowed(const char *folder)
+{
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    assert_int_equal(unlink(path), 0);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
 }
 
 static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pair *pair)
@@ -70,7 +123,9 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
         plan.prefill_count = 1;
     }
     const bool emulated = strcmp(device_name(), "emulated") == 0;
-    const struct pair_options options = {.folder = c->model,
+    char windowed[PATH_MAX] = "";
+    if (c->direct_window) open_windowed(c->model, windowed);
+    const struct pair_options options = {.folder = c->direct_window ? windowed : c->model,
                                          .plan = &plan,
                                          .device = device_name(),
                                          .kv_dtype = c->kv_dtype,
@@ -78,15 +133,17 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
                                          .slots = CASES_MAX,
                                          .context_tokens = CONTEXT,
                                          .step_tokens = STEP_TOKENS,
-                                         .page_tokens = PAGE_TOKENS,
+                                         .page_tokens = page_tokens_of(c),
                                          .vram_pages = vram_pages,
                                          .direct_permille = c->direct_permille,
+                                         .direct_window = c->direct_window,
                                          .piece_pages = c->piece_pages,
                                          .vram_bytes = emulated ? 256 * MIB : 4 * GIB,
                                          .peer_wait_ms = 120000,
                                          .no_graphs = c->no_graphs,
                                          .copy_rows = true};
     if (pair_open(&options, pair, &err)) fail_msg("%s, %s: %s", c->model, c->decode, err.text);
+    if (c->direct_window) remove_windowed(windowed);
 }
 
 static void lanes_are_empty(const struct pair *pair)
@@ -108,7 +165,7 @@ static uint32_t run_tiers(const struct tier_case *c, const struct golden *golden
     uint64_t start_us = units_now_us();
     /* what a step appends to, or one of few tokens does, and four pages more */
     const uint32_t longest = c->in_arena ? ENGINE_FEW_TOKENS : STEP_TOKENS;
-    open_tiers(c, (longest - 1) / PAGE_TOKENS + 1 + 2 * CASES_MAX + 4, pair);
+    open_tiers(c, (longest - 1) / page_tokens_of(c) + 1 + 2 * CASES_MAX + 4, pair);
     assert_int_equal(plan_appends_in_arena(&pair->plan), c->in_arena);
     tier_begin(run, pair, 7 + c->kv_dtype, emulated, assisted);
     for (int mode = 0; mode < MODE_COUNT; mode++) {
@@ -165,18 +222,21 @@ static void cases_agree(void **state)
     (void)state;
     need_device();
     static const struct tier_case cases[] = {
-        {QWEN3, "gggggggg", NULL, KV_F16, 100, 8, false, ALONE | TOGETHER | GREEDY, false},
-        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, 4, false, TOGETHER | ALONE, false}, /* borrows a layer */
-        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, 0, true, TOGETHER, false},
-        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, false},
-        {LLAMA, "gggggggg", NULL, KV_F16, 1000, 12, false, TOGETHER | ALONE,
-         false}, /* reads all over the link */
+        {QWEN3, "gggggggg", NULL, KV_F16, 100, 2, false, ALONE | TOGETHER | GREEDY, false, 64, 0},
+        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, 1, false, TOGETHER | ALONE, false, 256,
+         0}, /* borrows a layer */
+        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, 0, true, TOGETHER, false, 32, 0},
+        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, false, 0, 0},
+        {LLAMA, "gggggggg", NULL, KV_F16, 1000, 1, false, TOGETHER | ALONE, false, 256,
+         0}, /* reads all over the link */
         /* sinks, which count once, and windows, within which the CPU may have nothing */
-        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE, false},
+        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE, false, 0, 0},
+        /* every other layer is given a window as long as the context, which the GPU reads alone */
+        {QWEN2, "gggcgsgg", NULL, KV_F16, 100, 4, false, TOGETHER, false, 0, CONTEXT},
         /* chunks append in the arena: rows that decode beside them keep their places, layers that are the CPU's as ever */
-        {QWEN3, "gggggggg", NULL, KV_Q8_0, 100, 8, false, ALONE | TOGETHER, true},
-        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, true},
-        {GPTOSS, "gcgcgggg", NULL, KV_F16, 1000, 4, true, TOGETHER | ALONE, true},
+        {QWEN3, "gggggggg", NULL, KV_Q8_0, 100, 2, false, ALONE | TOGETHER, true, 64, 0},
+        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, true, 0, 0},
+        {GPTOSS, "gcgcgggg", NULL, KV_F16, 1000, 4, true, TOGETHER | ALONE, true, 0, 0},
     };
     for (size_t i = FEW_CASES; i < (FEW_CASES ? 2 : sizeof cases / sizeof *cases); i++) {
         struct golden *golden = calloc(1, sizeof *golden);
@@ -194,7 +254,7 @@ static void steps_follow(void **state)
 {
     (void)state;
     need_device();
-    static const struct tier_case c = {QWEN3, "gggggggg", NULL, KV_F16, 1000, 0, false, 0, false};
+    static const struct tier_case c = {QWEN3, "gggggggg", NULL, KV_F16, 1000, 0, false, 0, false, 0, 0};
     static const struct course courses[] = {{.rows = 1, .queued = true},
                                             {.rows = 3, .queued = true},
                                             {.rows = 2, .queued = true, .sampled = true},

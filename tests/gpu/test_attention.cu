@@ -404,7 +404,7 @@ static void test_splits(struct test_context *t, const struct gpuk_device *device
         for (const uint32_t dim : dims)
             for (uint32_t n = 0; n < times; n++) {
                 const uint32_t share = shares[random_below(t, 6)], kv = 1 + random_below(t, 2);
-                const uint32_t page = 16u << random_below(t, 3),
+                const uint32_t page = 16u << random_below(t, 6),
                                window = n % 3 == 2 ? 1 + random_below(t, far) : 0;
                 const attention_case c = {
                     dtype,      share * kv,
@@ -425,11 +425,12 @@ static void test_splits(struct test_context *t, const struct gpuk_device *device
 static void test_long(struct test_context *t, const struct gpuk_device *many, const struct gpuk_device *plain)
 {
     const uint32_t shapes[][3] = {{4, 1, 128}, {5, 1, 64}, {8, 1, 96}, {1, 1, 256}, {2, 1, 128}, {16, 2, 64}};
+    const uint32_t pages[] = {32, 512, 64, 16, 256, 128};
     for (size_t i = 0; i < 6; i++)
         for (int dtype : {KV_BF16, KV_F16, KV_Q8_0}) {
             if (t->small && (t->few || dtype != (int[]){KV_F16, KV_Q8_0, KV_BF16}[i % 3])) continue;
             const uint32_t at = t->small ? 1500 + random_below(t, 1500) : 32000 + random_below(t, 767);
-            const attention_case c = {dtype, shapes[i][0], shapes[i][1], shapes[i][2], 16u << i % 3,
+            const attention_case c = {dtype, shapes[i][0], shapes[i][1], shapes[i][2], pages[i],
                                       0,     i % 2 == 0,   {at},         {1}};
             test_decode(t, c, many);
             if (!t->small) test_decode(t, c, plain);
@@ -445,10 +446,10 @@ void test_attention(struct test_context *t)
     many.sm_count = many_plain.sm_count = 132;
     /* heads, kv heads, head_dim, page: tensor cores take head_dim 64, 96, 128 and 256 on pages of whole 16 positions
      */
-    const uint32_t shapes[][4] = {{8, 2, 128, 32}, {8, 1, 64, 16},  {5, 5, 80, 4},   {14, 2, 64, 8},
-                                  {6, 2, 7, 16},   {16, 1, 256, 8}, {2, 2, 200, 32}, {20, 2, 128, 16},
-                                  {10, 1, 64, 64}, {3, 1, 1, 4}};
-    const uint32_t small_shapes[][4] = {{8, 2, 128, 16}, {10, 1, 64, 32}, {4, 4, 64, 4}, {6, 2, 7, 8}};
+    const uint32_t shapes[][4] = {{8, 2, 128, 32},  {8, 1, 64, 16},  {5, 5, 80, 4},   {14, 2, 64, 8},
+                                  {6, 2, 7, 16},    {16, 1, 256, 8}, {2, 2, 200, 32}, {20, 2, 128, 16},
+                                  {10, 1, 64, 512}, {3, 1, 1, 4}};
+    const uint32_t small_shapes[][4] = {{8, 2, 128, 16}, {10, 1, 64, 256}, {4, 4, 64, 4}, {6, 2, 7, 8}};
     const uint32_t(*shape)[4] = t->small ? small_shapes : shapes;
     const size_t shape_count = t->few ? 2 : t->small ? 4 : 10;
     test_splits(t, &many, &many_plain);

@@ -407,7 +407,7 @@ static void test_refusals(struct test_context *t)
 /* Small models of every kind: dtypes, groups, contexts, windows. */
 static void test_random(struct test_context *t, int count)
 {
-    const uint32_t groups[] = {1, 4, 5, 8, 2}, dims[] = {8, 16, 64, 80, 128, 256}, pages[] = {4, 16, 32};
+    const uint32_t groups[] = {1, 4, 5, 8, 2}, dims[] = {8, 16, 64, 80, 128, 256}, pages[] = {4, 32, 512};
     for (int i = 0; i < count; i++) {
         chain_model m = {};
         m.dtype = i % 3, m.cache = i / 3 % KV_DTYPE_COUNT;

@@ -147,6 +147,8 @@ class Daemon:
             options += ("--plan", path)
         if profile:
             options += ("--profile", profile)
+        if "--kv-page-tokens" not in options:  # what tests count is in these, whatever a page costs here
+            options += ("--kv-page-tokens", 32)
         self.log_path = os.path.join(self.base, "log")
         ready_r, ready_w = os.pipe()
         os.set_inheritable(ready_w, True)

@@ -198,6 +198,11 @@ def test_a_cache_of_two_tiers():
         check(status in (0, 4), err)
         if status == 0:
             check(f"two tiers: {two['vram_page_count'] + 1} places" in out, out)
+    long = plan("qwen3-8b", MACHINES[1], "--vram", "12GiB", "--ctx", 32768, "--kv-page-tokens", 256)
+    same([(p["page_tokens"], p["page_tokens_why"].split(":")[0]) for p in (two, long)],
+         [(32, "32 tokens"), (256, "256 tokens, as asked")], "pages")
+    same(two["kv_free_places"], 1, "places that stay free")
+    check(long["over_context"][-1]["tok_s"] < two["over_context"][-1]["tok_s"], "a place of 256 positions stays free, not of 32")
     status, _, err = run("--model", model("qwen3-8b"), "--profile", profile(MACHINES[1]), "--kv-tiers", "two", "--strategy", "thesis")
     check(status == 1 and "--kv-tiers two needs --strategy best" in err, f"{status}: {err}")
     status, _, err = run("--model", model("qwen3-8b"), "--kv-tiers", "three")

@@ -2,7 +2,7 @@
 """8B at 8 GiB over contexts: decode and first tokens beside their forecasts, in one table (six to eight minutes on an H100).
 
   context_cells.py --bin DIR --out DIR --model DIR [--profile FILE] [--vram 8GiB] [--seconds 450] [--only GROUP,...]
-                   [--direct PERMILLE,... [--depth TOKENS]]
+                   [--plan "helm-plan's options"] [--edits "MEMBER=N,...;..." [--depth TOKENS,...]]
 
 Groups, a daemon each, in this order; those that --seconds leave no time for are named as not measured:
   short    --ctx 512 at 256 tokens, what the others are held against
@@ -12,11 +12,11 @@ Groups, a daemon each, in this order; those that --seconds leave no time for are
   one      --kv-tiers one: each layer's cache wholly with who attends to it, as all plans were before two tiers
   chunks   --ctx 40960 --step-tokens 2048: a prompt of 32,768
   eight    8 sequences of 8,192 at once, beside one
-A plan is made once a group (helm-plan, by --profile, else this machine's), is what the daemon runs, and is what the forecasts
+A plan is made once a group (helm-plan, by --profile, else this machine's, with the options of --plan), is what the daemon runs, and is what the forecasts
 are of. Host memory's plain reads stand beside every row (helm-bench's, before and after). First comes the CPU's attention
-beside plain reads (helm-bench-kernels --attend-host --quick). With --direct each group is decoded at --depth alone, once with its
-plan and once for each of these shares of the arena's positions that the GPU reads over the link itself; beside it stands the rate
-at which the CPU attends to the others. Standard library only; raw output goes to --out."""
+beside plain reads (helm-bench-kernels --attend-host --quick). With --edits each group is decoded at the depths alone, with its
+plan, with each edited one (members of the plan: "kv_direct_permille=0;kv_free_places=7,kv_direct_positions=0") and with its plan
+once more, which says what the machine changed meanwhile; beside it stands what the CPU's attention took. Standard library only; raw output goes to --out."""
 import json
 import os
 import signal
@@ -54,7 +54,7 @@ def forecast(b, group, prompt, output):
 
 def plan_options(b, group):
     context, _, _, _, plan, _ = GROUPS[group]
-    return ["--ctx", str(context), *vram_arguments(b.o.vram), *plan]
+    return ["--ctx", str(context), *vram_arguments(b.o.vram), *plan, *b.o.plan.split()]
 
 
 def daemon_options(b, group):
@@ -65,33 +65,32 @@ def daemon_options(b, group):
     return ["--plan", b.path(group + ".plan.json")]
 
 
-def with_direct(b, group, share):
-    """The group's plan with another share of the arena's positions that the GPU reads itself."""
+def edited(b, group, edit):
+    """The group's plan with other members, "a=1,b=2"; "": as it was made."""
     with open(b.path(group + ".plan.json"), encoding="utf-8") as file:
         plan = json.load(file)
-    plan["kv_direct_permille"] = share
-    with open(b.path(f"{group}-{share}.plan.json"), "w", encoding="utf-8") as file:
+    for member, value in (pair.split("=") for pair in filter(None, edit.split(","))):
+        plan[member] = int(value)
+    name = f"{group}-{edit.replace('=', '-').replace(',', '-') or 'made'}"
+    with open(b.path(name + ".plan.json"), "w", encoding="utf-8") as file:
         json.dump(plan, file)
-    return f"{group}-{share}"
+    return name
 
 
-def measure_direct(b, group):
-    """Decode at one depth by share: token/s, and the CPU's seconds of attention for each decoded token of all sequences."""
+def measure_edits(b, group):
+    """Decode by plans that differ in what was edited: token/s, and the CPU's seconds of attention a decoded token of all sequences."""
     _, prompts, output, sequences, _, _ = GROUPS[group]
-    depth = b.o.depth if sequences == 1 else prompts[0]
+    depths = tuple(int(x) for x in b.o.depth.split(",")) if sequences == 1 else prompts
     b.helm_plan(b.o.model, plan_options(b, group), group)
-    with open(b.path(group + ".plan.json"), encoding="utf-8") as file:
-        own = json.load(file).get("kv_direct_permille", 0)
-    b.say("\n| cell | tokens | share read by the GPU | token/s | CPU's attention, ms a token | host read GB/s |\n" + "| --- " * 6 + "|")
-    for share in [own] + [int(x) for x in b.o.direct.split(",")]:
+    b.say("\n| cell | plan | tokens | token/s | CPU's attention, ms a token | host read GB/s |\n" + "| --- " * 6 + "|")
+    for edit in [""] + b.o.edits.split(";") + [""]:
         b.go_on()
-        name = with_direct(b, group, share)
-        cell = bench_cells(b, group, name, (depth,), ["--plan", b.path(name + ".plan.json")])[0]
-        if cell.get("error"):
-            raise Failed(f"{name}: {cell['error']}")
-        seconds = cell["worker_seconds"]
-        b.say(f"| {group} | {depth:,} | {share / 10:.1f} %{' (the plan)' if share == own else ''} | " +
-              f"{1000 * sequences / cell['server']['tpot_ms']:.2f} | {1000 * seconds['attention'] / output:.2f} | {(cell.get('read_gb_s') or {}).get('p50') or 0:.0f} |")
+        name = edited(b, group, edit)
+        for cell in bench_cells(b, group, name, depths, ["--plan", b.path(name + ".plan.json")]):
+            if cell.get("error"):
+                raise Failed(f"{name}: {cell['error']}")
+            b.say(f"| {group} | {edit or 'as made'} | {cell['prompt_tokens']:,} | {1000 * sequences / cell['server']['tpot_ms']:.2f} | "
+                  f"{1000 * cell['worker_seconds']['attention'] / output:.2f} | {(cell.get('read_gb_s') or {}).get('p50') or 0:.0f} |")
 
 
 def bench_cells(b, group, name=None, prompts=None, options=None):
@@ -132,8 +131,8 @@ def measure(b, rows):
     for group in b.o.only.split(",") if b.o.only else GROUPS:
         try:
             b.go_on()
-            if b.o.direct:
-                measure_direct(b, group)
+            if b.o.edits:
+                measure_edits(b, group)
                 continue
             for cell in bench_cells(b, group):
                 rows.append(row_of(b, group, cell))
@@ -176,8 +175,9 @@ def table(b, rows):
 def main():
     parser = parser_of_model(__doc__, "8GiB", 450)
     parser.add_argument("--only", default="")
-    parser.add_argument("--direct", default="")
-    parser.add_argument("--depth", type=int, default=16384)
+    parser.add_argument("--plan", default="")
+    parser.add_argument("--edits", default="")
+    parser.add_argument("--depth", default="16384")
     options = parser.parse_args()
     unknown = set(filter(None, options.only.split(","))) - set(GROUPS)
     if unknown:

@@ -25,6 +25,7 @@
 #include "daemon/planner/invariant.h"
 #include "daemon/planner/formats.h"
 #include "daemon/planner/report/explain.h"
+#include "daemon/planner/page_size.h"
 #include "daemon/planner/parts_look.h"
 #include "daemon/planner/profile/now.h"
 #include "daemon/planner/report/plot.h"
@@ -39,7 +40,7 @@
 
 struct options {
     const char *model, *profile, *now, *strategy, *device, *plot, *plan, *experts, *pack, *weights, *kv_dtype,
-        *kv_tiers, *activations, *invariant;
+        *kv_tiers, *kv_page_tokens, *activations, *invariant;
     uint64_t vram_bytes, host_memory_bytes, ctx, batch, prompt, at, node;
     bool json, device_given, node_given, vram_given, prompt_given, strategy_given, exact;
 };
@@ -256,12 +257,12 @@ static int run(const struct options *o, const struct args_spec *spec)
                                                          : activations_option_named(o->activations),
                                       .kernels = ""};
     struct histogram experts = {0};
+    struct page_size pages;
     struct invariant invariant = {.option = invariant_option_named(o->invariant)};
     struct planner_request r = {.model = &model,
                                 .wish = {.kv_dtype = kv_dtype_named(o->kv_dtype),
                                          .slots = o->batch > SLOTS ? (uint32_t)o->batch : SLOTS,
                                          .ctx = (uint32_t)o->ctx,
-                                         .page_tokens = KV_PAGE_TOKENS_DEFAULT,
                                          .batch = (uint32_t)o->batch,
                                          .pack = strcmp(o->pack, "off") != 0,
                                          .pack_cpu = true, /* the profile says whether it can */
@@ -291,6 +292,17 @@ static int run(const struct options *o, const struct args_spec *spec)
         if (rc) goto out;
         r.experts = &experts;
     }
+    page_size_choose(&(struct page_size_case){.model = &model,
+                                              .profile = &measured,
+                                              .device =
+                                                  r.strategy == SEARCH_ALL_CPU ? NULL : &r.machine.device,
+                                              .kv_dtype = r.wish.kv_dtype,
+                                              .slots = r.wish.slots,
+                                              .ctx = r.wish.ctx,
+                                              .option = o->kv_page_tokens},
+                     &pages);
+    r.wish.page_tokens = pages.tokens;
+    r.pages = o->plan ? NULL : pages.text;
     if (!derived) (void)packed_look_first(&r);
     r.device_required = r.strategy != SEARCH_BEST && r.strategy != SEARCH_ALL_CPU;
     activations_want(&model, &measured, o->profile ? ~0u : cpu_features(), &activations);
@@ -330,6 +342,7 @@ int main(int argc, char **argv)
                         .invariant = "auto",
                         .kv_dtype = "f16",
                         .kv_tiers = KV_TIERS_DEFAULT,
+                        .kv_page_tokens = PAGE_SIZE_DEFAULT,
                         .device = "auto",
                         .batch = 1,
                         .prompt = PLANNER_PROMPT_TOKENS};
@@ -390,6 +403,9 @@ int main(int argc, char **argv)
          .target = &o.kv_dtype, .choices = "f16|bf16|f32|q8_0"},
         {"kv-tiers", 0, ARGS_CHOICE, "N", "tiers of the KV cache, as helmd's (default " KV_TIERS_DEFAULT ")",
          .target = &o.kv_tiers, .choices = KV_TIERS_CHOICES},
+        {"kv-page-tokens", 0, ARGS_CHOICE, "N",
+         "positions of a page of the KV cache, as helmd's (default " PAGE_SIZE_DEFAULT ")",
+         .target = &o.kv_page_tokens, .choices = PAGE_SIZE_CHOICES},
         {"experts-histogram", 0, ARGS_TEXT, "FILE", "uses of experts, as helmd's", .target = &o.experts},
         {"plan", 0, ARGS_TEXT, "FILE",
          "explain this plan (what --json printed, or edited) instead of making one", .target = &o.plan},

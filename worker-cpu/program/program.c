@@ -371,12 +371,13 @@ static void lower_attend_host(struct lowering *low, uint32_t layer)
 {
     const struct program_source *s = low->source;
     const struct model_config *c = &s->model->config;
-    const uint32_t all = plan_layers_of(s->plan, PLAN_GPU0);
+    const uint32_t *window = c->window, all = plan_assisted_layers(s->plan, window, c->layers);
     uint32_t kv_layer;
     if (plan_kv_of(s->plan, layer, &kv_layer) != PLAN_GPU0) return;
+    if (!plan_assists_layer(s->plan, window ? window[layer] : 0)) return;
     struct program_entry *e = add_entry(low, OP_ATTEND_HOST, (int32_t)layer);
     e->kv_layer = layer; /* in the arena's pages all layers have room */
-    e->window = c->window ? c->window[layer] : 0;
+    e->window = window ? window[layer] : 0;
     e->ticket = ++low->asked;
     e->last = low->asked == all;
     if (!s->arena) return;

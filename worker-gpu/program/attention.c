@@ -4,6 +4,24 @@
 
 #include "worker-gpu/program/making.h"
 
+/* Whether the CPU attends to a part of the layer's cache in this program. */
+static bool is_assisted(const struct lowering *low, const struct making *m)
+{
+    const struct gpu_source *s = low->source;
+    const uint32_t *window = s->model->config.window;
+    return low->program->attending == GPU_ATTENDS_ASSISTED &&
+           plan_assists_layer(s->plan, window ? window[m->at->layer] : 0);
+}
+
+uint32_t making_attention_ops(const struct lowering *low, const struct making *m,
+                              enum op_kind kinds[PROGRAM_OPS_MAX])
+{
+    if (is_assisted(low, m)) return program_ops_assisted(kinds);
+    /* with the bits of rotation, append and attention one behind the other (GPUK_ORDER_ALONE) */
+    const enum op_tier tier = low->program->tier == GPU_TIER_1 ? OP_TIER_ONE : making_tier(low);
+    return program_ops_of(m->at->math, PROCESSOR_GPU, tier, kinds);
+}
+
 static struct gpuk_attention attention_of(const struct lowering *low, const struct making *m)
 {
     const struct gpu_source *s = low->source;
@@ -27,9 +45,12 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
                                .q_stride = q.stride,
                                .kv_stride = q.stride,
                                .order = s->plan->invariant ? GPUK_ORDER_ALONE : GPUK_ORDER_TOGETHER};
-    if (p->attending == GPU_ATTENDS_ASSISTED)
-        a.step.row_begin =
-            (const void *)((const char *)gpu_area(s->buffers, GPU_AREA_BLOCK) + p->block.row_begin);
+    const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
+    if (is_assisted(low, m))
+        a.step.row_begin = (const void *)(block + p->block.row_begin);
+    else if (p->attending ==
+             GPU_ATTENDS_ASSISTED) /* the other table has the pages that the CPU attends to as well */
+        a.step.page_table = (const void *)(block + p->block.arena_table);
     lower_cache(low, (uint32_t)m->at->layer, &a);
     return a;
 }
@@ -68,7 +89,7 @@ static float *partial_of(const struct lowering *low, bool sums)
 void make_attend_decode(struct lowering *low, const struct making *m)
 {
     const struct model_config *c = &low->source->model->config;
-    const bool assisted = low->program->attending == GPU_ATTENDS_ASSISTED;
+    const bool assisted = is_assisted(low, m);
     struct op_attention a = {.args = attention_of(low, m),
                              .fused = low->program->tier == GPU_TIER_1 && !assisted,
                              .partial_m = assisted ? partial_of(low, false) : NULL,
@@ -86,9 +107,8 @@ void make_attend_decode(struct lowering *low, const struct making *m)
 /* The layer's hand-over to the CPU, as tickets count them. */
 static uint32_t kv_ticket(const struct lowering *low, const struct making *m)
 {
-    uint32_t kv_layer;
-    (void)plan_kv_of(low->source->plan, (uint32_t)m->at->layer, &kv_layer);
-    return kv_layer + 1;
+    return plan_assisted_layers(low->source->plan, low->source->model->config.window,
+                                (uint32_t)m->at->layer + 1);
 }
 
 /* Ticket 1 waits until the CPU is through with the step before; a later one's place is free, since the answer to the
@@ -122,7 +142,7 @@ void make_attend_merge(struct lowering *low, const struct making *m)
                                                       .heads = c->heads,
                                                       .head_dim = c->head_dim,
                                                       .out = out};
-    if (ticket == plan_layers_of(s->plan, PLAN_GPU0))
+    if (ticket == plan_assisted_layers(s->plan, c->window, c->layers))
         lower_word(low, OP_WORD_WRITE, &lane->bell.value, 0, DEVICE_EQUAL);
 }
 

@@ -37,7 +37,8 @@ static bool is_taken(const struct gpu_program *p, struct device *d, const struct
 {
     if (!is_operation(e) || e->slice) return false;
     const struct gpuk_attention *a = &e->op.as.attention.args;
-    if (e->op.kind == OP_ATTEND_DECODE && (p->attending == GPU_ATTENDS_APART || a->order == GPUK_ORDER_ALONE))
+    if (e->op.kind == OP_ATTEND_DECODE &&
+        (p->attending != GPU_ATTENDS_USUALLY || a->order == GPUK_ORDER_ALONE))
         return false;
     /* one of samples, or of other bits than few tokens have */
     if (e->op.kind == OP_GEMM_SMALL && (e->op.count || !d->ask.chain_as_few(d, &e->op.as.linear)))

@@ -354,11 +354,7 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
 static uint32_t ops_of(const struct lowering *low, const struct making *m,
                        enum op_kind kinds[PROGRAM_OPS_MAX])
 {
-    if (m->at->math->kind == MATH_ATTENTION && low->program->attending == GPU_ATTENDS_ASSISTED)
-        return program_ops_assisted(kinds);
-    /* with the bits of rotation, append and attention one behind the other (GPUK_ORDER_ALONE) */
-    if (m->at->math->kind == MATH_ATTENTION && low->program->tier == GPU_TIER_1)
-        return program_ops_of(m->at->math, PROCESSOR_GPU, OP_TIER_ONE, kinds);
+    if (m->at->math->kind == MATH_ATTENTION) return making_attention_ops(low, m, kinds);
     return (making_mixed(low, m) ? program_ops_mixed : program_ops_of)(m->at->math, PROCESSOR_GPU,
                                                                        making_tier(low), kinds);
 }

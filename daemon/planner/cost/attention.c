@@ -66,13 +66,31 @@ static double hand_over(const struct pricing *p)
                                        fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
 }
 
-/* CPU and GPU attend at the same time: the later one counts. */
-static void price_assisted(const struct pricing *p, double host, double there, struct cost_unit *u)
+/* Positions of each row that a layer of this window has the GPU read itself, of `host` that it sees in the arena alone. The
+ * CPU's are the first ones: it sees none of them where the window begins behind. */
+static double direct_positions(const struct pricing *p, double window, double host)
 {
-    const double bytes = p->step->rows * host * pricing_kv_bytes(p),
-                 direct = bytes * p->step->kv.direct_permille / 1000, own = bytes - direct;
+    const struct cost_tiers *kv = &p->step->kv;
+    const double direct = (double)kv->host_tokens * kv->direct_permille / 1000;
+    if (kv->direct_permille >= 1000 || (window > 0 && window <= kv->direct_window)) return host;
+    return fmin(host, direct);
+}
+
+/* Whether a layer's queries go to the CPU in this step, whatever it finds to attend to. */
+static bool asks(const struct pricing *p, double window)
+{
+    const struct cost_tiers *kv = &p->step->kv;
+    return kv->host_tokens && kv->direct_permille < 1000 && (window <= 0 || window > kv->direct_window);
+}
+
+/* CPU and GPU attend at the same time: the later one counts. */
+static void price_assisted(const struct pricing *p, double window, double host, double there,
+                           struct cost_unit *u)
+{
+    const double position = p->step->rows * pricing_kv_bytes(p),
+                 direct = direct_positions(p, window, host) * position, own = host * position - direct;
     const double reading = direct / cost_attention_direct(p->profile, p->step->kv_dtype);
-    if (own <= 0) {
+    if (!asks(p, window)) {
         u->kv.link = reading;
         u->gpu += reading;
         u->stream += reading;
@@ -108,7 +126,7 @@ void attention_price_host(const struct pricing *p, double window, struct cost_un
     struct attention_price there;
     attention_price(p, &p->kernel, window, attention_elsewhere(p, window), &there);
     if (one_a_row(p)) {
-        if (host > 0) price_assisted(p, host, there.memory, u);
+        if (host > 0 || asks(p, window)) price_assisted(p, window, host, there.memory, u);
         return;
     }
     const double rate = cost_rates_copy(&p->profile->link) / (step->rows * pricing_kv_bytes(p)),

@@ -11,10 +11,11 @@
 #include "daemon/planner/profile/profile.h"
 
 /* A cache with two tiers: positions of each row that lie in the arena alone, and how many of 1,000 of them the GPU
- * reads itself where the CPU attends to the others (plan.h). All 0: one tier. */
+ * reads itself where the CPU attends to the others, which it does not in layers of a window up to direct_window (plan.h).
+ * All 0: one tier. */
 struct cost_tiers {
     bool two;
-    uint32_t host_tokens, direct_permille;
+    uint32_t host_tokens, direct_permille, direct_window;
 };
 
 /* Units whose experts lie in both memories (plan.h): slots of each, the part of the chosen ones that is in VRAM, and

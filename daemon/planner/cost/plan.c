@@ -28,9 +28,11 @@ void cost_plan_of(const struct plan *plan, uint32_t phase, enum plan_home *home,
 struct cost_tiers cost_tiers_of(const struct plan *plan, uint32_t tokens, uint32_t rows, uint32_t context)
 {
     const bool in_arena = tokens > ENGINE_FEW_TOKENS && plan_appends_in_arena(plan);
+    const uint32_t host = in_arena ? context : plan_host_tokens(plan, rows, context);
     return (struct cost_tiers){.two = plan_kv_tiered(plan),
-                               .host_tokens = in_arena ? context : plan_host_tokens(plan, rows, context),
-                               .direct_permille = plan->kv_direct_permille};
+                               .host_tokens = host,
+                               .direct_permille = plan_direct_permille(plan, (uint64_t)rows * host),
+                               .direct_window = plan->kv_direct_window};
 }
 
 struct cost_experts cost_experts_of(const struct plan *plan, const struct model *model)

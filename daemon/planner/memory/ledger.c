@@ -411,7 +411,9 @@ int ledger_write(const struct ledger_case *c, uint32_t ctx, uint32_t page_count,
     plan->page_tokens = c->wish->page_tokens;
     plan->page_count = page_count;
     plan->vram_page_count = plan_layers_of(plan, PLAN_GPU0) ? ledger_places(c, ctx) : 0;
-    if (!plan->vram_page_count) plan->kv_direct_permille = 0;
+    plan->kv_free_places = plan->vram_page_count ? c->wish->free_places : 0;
+    if (!plan->vram_page_count)
+        plan->kv_direct_permille = plan->kv_direct_positions = plan->kv_direct_window = 0;
     snprintf(plan->kv_dtype, sizeof plan->kv_dtype, "%s", kv_dtype_name(c->wish->kv_dtype));
     memset(&plan->memory[PLAN_VRAM0], 0, sizeof plan->memory[PLAN_VRAM0]);
     memset(&plan->memory[PLAN_HOST], 0, sizeof plan->memory[PLAN_HOST]);

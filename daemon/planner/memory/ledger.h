@@ -33,6 +33,7 @@ struct ledger_wish {
     uint32_t page_count;        /* 0: choose (--kv-tokens or a plan from a file states it) */
     uint32_t page_tokens;       /* a power of two */
     uint32_t vram_page_count;   /* two tiers of the cache, with at least this many places; 0: one tier */
+    uint32_t free_places;       /* of each sequence (plan.h, kv_free_places) */
     bool places_stand;          /* exactly that many: what is left of VRAM stays free */
     uint32_t batch;             /* contexts that the pool must hold at once at least; 0: 1 */
     uint32_t threads;           /* for the estimate of private buffers */

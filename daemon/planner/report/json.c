@@ -128,6 +128,8 @@ json_t *explain_to_json(const struct explain *x)
         goto fail;
     }
     json_decref(more);
+    if (x->request->pages && json_object_set_new(json, "page_tokens_why", json_string(x->request->pages)))
+        goto fail;
     if (x->request->invariant &&
         json_object_set_new(json, "invariant_why", json_string(x->request->invariant)))
         goto fail;

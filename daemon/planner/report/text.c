@@ -202,6 +202,24 @@ static void print_packed(const struct explain *x, FILE *out)
             units_format_size(placements_in(plan, PLAN_VRAM0).varying, room));
 }
 
+/* Who reads what lies in host memory alone, in decode. */
+static void print_ways(const struct explain *x, FILE *out)
+{
+    const struct plan *plan = x->plan;
+    if (!plan_kv_assisted(plan)) {
+        fprintf(out, "ways     what lies in host memory alone the GPU reads itself\n");
+        return;
+    }
+    fprintf(
+        out,
+        "ways     of what lies in host memory alone the GPU reads up to %u positions a step itself; of more "
+        "%.1f %%, and the CPU attends to the rest\n",
+        plan->kv_direct_positions, plan->kv_direct_permille / 10.0);
+    if (plan->kv_direct_window)
+        fprintf(out, "         layers with a window of up to %u: the GPU reads all\n",
+                plan->kv_direct_window);
+}
+
 /* Where the cache is, and decode over context. */
 static void print_cache(const struct explain *x, FILE *out)
 {
@@ -210,10 +228,12 @@ static void print_cache(const struct explain *x, FILE *out)
         fprintf(out, "kv       one tier: each layer's cache with the processor that attends to it\n");
         return;
     }
-    fprintf(out,
-            "kv       two tiers: %u places of %u tokens in VRAM, all pages in host memory; of what is there "
-            "alone the GPU reads %.1f %% itself\n",
-            plan->vram_page_count, plan->page_tokens, plan->kv_direct_permille / 10.0);
+    fprintf(
+        out,
+        "kv       two tiers: %u places of %u tokens in VRAM, all pages in host memory\n"
+        "filled   up to %u places: %u stay free for pages that sequences begin while a step is in flight\n",
+        plan->vram_page_count, plan->page_tokens, plan_places_filled(plan), plan->kv_free_places);
+    print_ways(x, out);
     if (plan_appends_in_arena(plan))
         fprintf(
             out,
@@ -268,6 +288,7 @@ void explain_print(const struct explain *x, FILE *out)
             units_format_size(model_kv_bytes_per_token(&m->config, m->config.layers,
                                                        kv_dtype_named(x->plan->kv_dtype)),
                               text));
+    if (x->request->pages) fprintf(out, "pages    %s\n", x->request->pages);
     print_cache(x, out);
     fputc('\n', out);
     print_curve(x, out);

@@ -39,7 +39,7 @@ static void the_command_line_is_read(void **state)
     struct helm_err err = {0};
     assert_int_equal(READ(&c, &err, "--model", "/m", "--listen", "ipc:///a", "--listen=ipc:///b",
                           "--host-memory", "8GiB", "--ctx", "4096", "--kv-dtype", "bf16", "--kv-tiers", "two",
-                          "--die-with-parent"),
+                          "--kv-page-tokens", "64", "--die-with-parent"),
                      0);
     assert_string_equal(c.model, "/m");
     assert_int_equal(c.listen.count, 2);
@@ -48,6 +48,7 @@ static void the_command_line_is_read(void **state)
     assert_int_equal(c.ctx, 4096);
     assert_int_equal(c.kv_dtype, KV_BF16);
     assert_int_equal(c.kv_tiers, KV_TIERS_TWO);
+    assert_string_equal(c.kv_page_tokens, "64");
     assert_true(c.die_with_parent);
     assert_true(c.ready_fd == CONFIG_NO_FD);
     assert_int_equal(c.parallel, 8);
@@ -158,17 +159,17 @@ static void what_makes_no_sense_is_refused(void **state)
     static const struct {
         const char *option, *value;
         int rc;
-    } cases[] = {{"--device", "tpu", HELM_E_USAGE},       {"--device", "cuda:x", HELM_E_USAGE},
-                 {"--device", "cuda:", HELM_E_USAGE},     {"--vram", "plenty", HELM_E_USAGE},
-                 {"--kv-tiers", "three", HELM_E_USAGE},   {"--kv-dtype", "q8", HELM_E_USAGE},
-                 {"--parallel", "0", HELM_E_USAGE},       {"--step-tokens", "9000", HELM_E_USAGE},
-                 {"--threads", "-1", HELM_E_USAGE},       {"--host-memory", "lots", HELM_E_USAGE},
-                 {"--log-level", "loud", HELM_E_USAGE},   {"--strategy", "fast", HELM_E_USAGE},
-                 {"--batch", "0", HELM_E_USAGE},          {"--batch", "9", HELM_E_USAGE},
-                 {"--prompt", "0", HELM_E_USAGE},         {"--max-stall-ms", "-1", HELM_E_USAGE},
-                 {"--gpu-graphs", "maybe", HELM_E_USAGE}, {"--gpu-chains", "maybe", HELM_E_USAGE},
-                 {"--pack", "on", HELM_E_USAGE},          {"--activations", "int4", HELM_E_USAGE},
-                 {"--nothing", "1", HELM_E_USAGE}};
+    } cases[] = {{"--device", "tpu", HELM_E_USAGE},        {"--device", "cuda:x", HELM_E_USAGE},
+                 {"--device", "cuda:", HELM_E_USAGE},      {"--vram", "plenty", HELM_E_USAGE},
+                 {"--kv-tiers", "three", HELM_E_USAGE},    {"--kv-dtype", "q8", HELM_E_USAGE},
+                 {"--kv-page-tokens", "48", HELM_E_USAGE}, {"--parallel", "0", HELM_E_USAGE},
+                 {"--step-tokens", "9000", HELM_E_USAGE},  {"--threads", "-1", HELM_E_USAGE},
+                 {"--host-memory", "lots", HELM_E_USAGE},  {"--log-level", "loud", HELM_E_USAGE},
+                 {"--strategy", "fast", HELM_E_USAGE},     {"--batch", "0", HELM_E_USAGE},
+                 {"--batch", "9", HELM_E_USAGE},           {"--prompt", "0", HELM_E_USAGE},
+                 {"--max-stall-ms", "-1", HELM_E_USAGE},   {"--gpu-graphs", "maybe", HELM_E_USAGE},
+                 {"--gpu-chains", "maybe", HELM_E_USAGE},  {"--pack", "on", HELM_E_USAGE},
+                 {"--activations", "int4", HELM_E_USAGE},  {"--nothing", "1", HELM_E_USAGE}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;
         struct helm_err err = {0};

@@ -602,13 +602,15 @@ static void ledgers_always_add_up(void **state)
     assert_int_equal(strlen(full.line[0].what), 47);
 }
 
-/* Rows share four fifths of the places; what does not fit is the arena's, in whole pages. */
+/* Rows share the places below the watermark; what does not fit is the arena's, in whole pages. */
 static void rows_share_the_places(void **state)
 {
     (void)state;
     struct plan plan = {.page_tokens = 32, .page_count = 1000};
     assert_int_equal(plan_host_tokens(&plan, 1, 32000), 0); /* one tier */
     plan.vram_page_count = 40;
+    plan.kv_free_places = 8;
+    assert_int_equal(plan_places_filled(&plan), 32);
     assert_int_equal(plan_host_tokens(&plan, 1, 0), 0);
     assert_int_equal(plan_host_tokens(&plan, 1, 1024), 0); /* 32 pages */
     assert_int_equal(plan_host_tokens(&plan, 1, 1025), 32);
@@ -617,6 +619,37 @@ static void rows_share_the_places(void **state)
     assert_int_equal(plan_host_tokens(&plan, 4, 256), 0);
     assert_int_equal(plan_host_tokens(&plan, 4, 257), 32);
     assert_int_equal(plan_host_tokens(&plan, 64, 100), 96); /* the page that is appended to has a place */
+    plan.kv_free_places = 40;
+    assert_int_equal(plan_places_filled(&plan), 1);
+    assert_int_equal(plan_free_places(8, 32), 1);
+    assert_int_equal(plan_free_places(8, 4), 4);
+    assert_int_equal(plan_free_places(64, 32), 4);
+}
+
+/* Few positions the GPU reads itself, of more a part; layers with a short window it has alone, and the others are numbered. */
+static void layers_and_steps_have_ways(void **state)
+{
+    (void)state;
+    static const uint32_t window[] = {128, 0, 128, 4096, 0};
+    struct plan_stage stage[] = {{.first = 0, .last = 3, .home = PLAN_HOME_GPU}, {.first = 4, .last = 4}};
+    struct plan plan = {.layers = 5,
+                        .stages = stage,
+                        .stage_count = 2,
+                        .vram_page_count = 17,
+                        .kv_direct_permille = 250,
+                        .kv_direct_positions = 96};
+    assert_int_equal(plan_direct_permille(&plan, 96), 1000);
+    assert_int_equal(plan_direct_permille(&plan, 97), 250);
+    assert_int_equal(plan_assisted_layers(&plan, NULL, 5), 4); /* the last one is the CPU's */
+    assert_int_equal(plan_assisted_layers(&plan, window, 5), 4);
+    plan.kv_direct_window = 128;
+    assert_false(plan_assists_layer(&plan, 128));
+    assert_true(plan_assists_layer(&plan, 129) && plan_assists_layer(&plan, 0));
+    assert_int_equal(plan_assisted_layers(&plan, window, 1), 0);
+    assert_int_equal(plan_assisted_layers(&plan, window, 2), 1);
+    assert_int_equal(plan_assisted_layers(&plan, window, 5), 2);
+    plan.kv_direct_permille = 1000;
+    assert_int_equal(plan_assisted_layers(&plan, window, 5), 0);
 }
 
 static void homes_have_names(void **state)
@@ -640,6 +673,7 @@ int main(void)
         cmocka_unit_test(counts_are_bounded),
         cmocka_unit_test(ledgers_always_add_up),
         cmocka_unit_test(rows_share_the_places),
+        cmocka_unit_test(layers_and_steps_have_ways),
         cmocka_unit_test(homes_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

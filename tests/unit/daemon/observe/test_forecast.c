@@ -103,8 +103,9 @@ static void two_tiers_are_forecast_at_every_depth(void **state)
     s->plan.page_tokens = 16;
     s->plan.page_count = 512;
     s->plan.vram_page_count = 40; /* 32 pages: 512 positions of one row, 128 of each of four */
+    s->plan.kv_free_places = 8;
     s->plan.kv_direct_permille = 300;
-    for (uint32_t places = 40; places <= 50; places += 10) /* 640: between two powers of two */
+    for (uint32_t places = 40; places <= 50; places += 10) /* 672: between two powers of two */
         for (uint32_t batch = 1; batch <= SLOTS; batch++) {
             forecast_close(f);
             s->plan.vram_page_count = places;

@@ -1,6 +1,7 @@
 /* Prices of mixtures of experts: bytes stored and bytes a step reads are different things. One token reads the experts that
  * it chooses, several those that any of them chooses, a chunk nearly all; all of them lie somewhere and all cross the link. */
 #include "common/model/arch.h"
+#include "common/model/parts.h"
 #include "tests/unit/daemon/planner/cost_case.h"
 
 #define CONFIG(rows)                                                                                         \
@@ -256,6 +257,24 @@ static void both_memories_work_at_once(void **state)
     assert_true(few.mixed < 0.7 * dense.mixed && few.mixed > 0.4 * dense.mixed);
 }
 
+/* Experts in two parts of which one is in VRAM: a token finds half of them, neither more nor fewer; of those it misses the GPU reads
+ * one part. With a quarter in VRAM some experts have a part there, and the mean is between. */
+static void parts_are_found_evenly(void **state)
+{
+    struct mixture *m = *state;
+    struct helm_err err = {0};
+    if (model_cut_experts(&m->model, 2, &err)) fail_msg("%s", err.text);
+    analyse_table_free(&m->analysed);
+    if (analyse_table_build(&m->model, &m->analysed, &err)) fail_msg("%s", err.text);
+    const double part = EXPERT / 2, way = 7e-6, cpu = 3 * 10e-6,
+                 own = 3 * 5e-6 + (BESIDE + 4.0 * 128 * 2048) / 1000e9; /* a router of twice the rows */
+    const double all = own + 2 * way + cpu;
+    expect("none", price_mixed(m, 1, 0, 0).mixed, all + 16 * part / 100e9);
+    expect("half", price_mixed(m, 1, 0, 0.5).mixed, all + 8 * part / 100e9);
+    expect("one of eight directly", price_mixed(m, 1, 125, 0.5).mixed, all + 7.6 * part / 100e9);
+    expect("a quarter", price_mixed(m, 1, 0, 0.25).mixed, all + 12 * part / 100e9);
+}
+
 /* The expert that every token has is read by every one; it is the GPU's while the CPU has others. */
 static void shared_experts_are_read_by_every_token(void **state)
 {
@@ -304,6 +323,7 @@ int main(void)
                                         close_mixture),
         cmocka_unit_test_setup_teardown(experts_on_the_cpu_have_a_rate_of_their_own, open_mixture,
                                         close_mixture),
-        cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture)};
+        cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture),
+        cmocka_unit_test_setup_teardown(parts_are_found_evenly, open_mixture, close_mixture)};
     return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);
 }

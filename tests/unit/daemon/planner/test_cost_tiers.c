@@ -150,7 +150,8 @@ static void attention_for_a_gpu_has_its_own_rate(void **state)
     close_case(&p);
 }
 
-/* A layer that sees fewer positions than VRAM has needs no help; one that sees more asks for the rest alone. */
+/* A layer that sees fewer positions than VRAM has asks in vain, unless its window is left to the GPU; one that sees more asks
+ * for the rest alone, of which the GPU's share are the last ones of the whole context. */
 static void windows_hide_the_arenas_part(void **state)
 {
     (void)state;
@@ -159,8 +160,22 @@ static void windows_hide_the_arenas_part(void **state)
     p.m.window[0] = HERE;
     p.m.window[1] = HERE + 512;
     price(&p, tiered);
-    assert_true(p.table.unit[0].kv.way == 0 && p.table.unit[0].kv.cpu == 0);
+    assert_true(p.table.unit[0].kv.way > 0);
+    assert_near(p.table.unit[0].kv.cpu_beside, fmax(0, 10e-6 - HERE * KV / 500e9));
     assert_near(p.table.unit[2].kv.cpu_beside - 10e-6, fmax(0, 512 * KV / 40e9 - HERE * KV / 500e9));
+    struct cost_step step = tiered;
+    step.kv.direct_window = HERE;
+    price(&p, step);
+    assert_true(p.table.unit[0].kv.way == 0 && p.table.unit[0].kv.cpu == 0);
+    assert_true(p.table.unit[2].kv.way > 0 && p.table.unit[4].kv.way > 0);
+    step.kv.direct_window = HERE + 512;
+    price(&p, step);
+    assert_true(p.table.unit[2].kv.way == 0);
+    assert_near(p.table.unit[2].kv.link, 512 * KV / 24e9);
+    step.kv.direct_window = 0;
+    step.kv.direct_permille = 250; /* of 8,192: more than it sees */
+    price(&p, step);
+    assert_near(p.table.unit[2].kv.link, 512 * KV / 24e9);
     close_case(&p);
 }
 
@@ -260,6 +275,7 @@ static void plans_slow_down_steadily(void **state)
                         .page_tokens = 32,
                         .page_count = 1024,
                         .vram_page_count = 40,
+                        .kv_free_places = 8,
                         .kv_direct_permille = 400,
                         .kv_dtype = "f16",
                         .stages = &stage,
@@ -276,7 +292,7 @@ static void plans_slow_down_steadily(void **state)
         if (cost_decode(&c, 1, context, &f, &err)) fail_msg("%s", err.text);
         assert_true(f.seconds >= before * (1 - 1e-12));
         before = f.seconds;
-        if (context > 32 * 32) continue; /* four fifths of the places */
+        if (context > 32 * 32) continue; /* the places below the watermark */
         plan.vram_page_count = 0;
         if (cost_decode(&c, 1, context, &one, &err)) fail_msg("%s", err.text);
         plan.vram_page_count = 40;

@@ -2,6 +2,7 @@
  * all ways that hold for any plan. */
 #include "common/model/parts.h"
 #include "common/plan/slots.h"
+#include "daemon/planner/histogram.h"
 #include "daemon/planner/parts_look.h"
 #include "tests/unit/daemon/planner/plan_case.h"
 
@@ -241,6 +242,20 @@ static void large_experts_are_in_parts(void **state)
                   1e3 * before);
     assert_true(seconds_of(&b.r, &plan) < 0.98 * before);
     plan_free(&plan);
+    /* by a histogram, which counts whole experts, the parts of the most used one are the first there */
+    uint64_t uses[8 * 8];
+    for (uint32_t i = 0; i < 64; i++) uses[i] = i % 8 == 5 ? 50 : 10;
+    const struct histogram seen = {.layers = 8, .experts = 8, .uses = uses};
+    b.r.experts = &seen;
+    if (parts_look_make(&model, &b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
+    const uint32_t units = plan_mixed_units(&plan), slots = plan.experts.slots, some = slots < 4 ? slots : 4;
+    assert_true(units > 0 && plan_expert_parts(&plan) == 4);
+    for (uint32_t u = 0; u < units; u++)
+        for (uint32_t i = 0; i < some; i++) assert_int_equal(plan.experts.first[u * slots + i], 5 * 4 + i);
+    const uint32_t caught = 50 * some + 10 * (slots - some); /* of 4 * 120 */
+    assert_int_equal(plan.experts.hit_permille, (1000 * caught + 240) / 480);
+    plan_free(&plan);
+    b.r.experts = NULL;
     b.r.machine.device.limit = 32 * GIB;
     if (parts_look_make(&model, &b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
     assert_int_equal(plan_mixed_units(&plan), 0);

@@ -23,7 +23,7 @@ struct batcher_parts {
 
 struct batcher_parts_case {
     uint32_t slots, context_tokens, step_tokens, page_tokens, pages;
-    uint32_t places, direct_permille; /* of a cache in two tiers; 0: one */
+    uint32_t places, direct_permille, direct_positions, free_places; /* of a cache in two tiers; 0: one */
     uint32_t queue;
     enum prefix_sharing sharing;
     struct batcher_sink sink;
@@ -63,6 +63,8 @@ static inline void batcher_parts_open(struct batcher_parts *p, const struct batc
     p->lists.page_tokens = c->page_tokens;
     p->lists.vram_page_count = c->places;
     p->lists.kv_direct_permille = c->direct_permille;
+    p->lists.kv_direct_positions = c->direct_positions;
+    p->lists.kv_free_places = c->free_places;
     const struct batcher_options options = {.model = &p->model.config,
                                             .plan = &p->lists,
                                             .arena = &p->arena,

@@ -30,7 +30,6 @@ static void places_wait_for_steps_in_flight(void **state)
     struct helm_err err = {0};
     uint32_t row[2][16] = {{0}};
     assert_int_equal(kv_places_init(&places, 11, &err), 0);
-    assert_int_equal(places.watermark, 8);
     assert_int_equal(kv_places_grow(&places, 0, row[0], 6), 0);
     assert_int_equal(kv_places_grow(&places, 1, row[1], 6), HELM_E_BUSY);
     assert_int_equal(places.slot[1].end, 0); /* all or nothing */
@@ -117,6 +116,7 @@ struct shape {
     uint32_t places, permille;
     enum prefix_sharing sharing;
     uint32_t step_tokens; /* 0: STEP_TOKENS */
+    uint32_t positions;   /* kv_direct_positions */
 };
 
 static struct stage *stage_open(const struct shape *shape)
@@ -131,6 +131,8 @@ static struct stage *stage_open(const struct shape *shape)
                                    .pages = PAGES,
                                    .places = shape->places,
                                    .direct_permille = shape->permille,
+                                   .direct_positions = shape->positions,
+                                   .free_places = plan_free_places(SLOTS, PAGE_TOKENS),
                                    .queue = 8,
                                    .sharing = shape->sharing,
                                    .sink = {.context = s, .token = on_token, .done = on_done}});
@@ -251,7 +253,11 @@ static void answer(struct stage *s)
 
 static void check_row(struct stage *s, const struct step *step, const struct step_row *row)
 {
-    const uint32_t permille = s->on.lists.kv_direct_permille, host = row->host_tokens / PAGE_TOKENS;
+    uint32_t positions = 0;
+    for (uint32_t r = 0; r < step->row_count; r++) positions += step->row[r].host_tokens;
+    const uint32_t permille =
+                       positions <= s->on.lists.kv_direct_positions ? 1000 : s->on.lists.kv_direct_permille,
+                   host = row->host_tokens / PAGE_TOKENS;
     const bool decode = step->token_count == step->row_count && step->token_count <= ARENA_KV_TOKENS;
     assert_int_equal(row->host_tokens % PAGE_TOKENS, 0);
     assert_int_equal(row->direct_from % PAGE_TOKENS, 0);
@@ -422,12 +428,12 @@ static void random_lives(const struct shape *shape, uint32_t operations)
 static void each_position_is_where_its_step_says(void **state)
 {
     (void)state;
-    static const struct shape shapes[] = {{LEAST, 0, PREFIX_ON, 0},
-                                          {LEAST, 1000, PREFIX_ON, 0},
-                                          {PLACES, 500, PREFIX_ON, 0},
-                                          {PLACES, 300, PREFIX_OFF, 0},
-                                          {LEAST, 500, PREFIX_ON, LONG_STEP},
-                                          {PLACES, 300, PREFIX_OFF, LONG_STEP}};
+    static const struct shape shapes[] = {{LEAST, 0, PREFIX_ON, 0, 0},
+                                          {LEAST, 1000, PREFIX_ON, 0, 0},
+                                          {PLACES, 500, PREFIX_ON, 0, 24},
+                                          {PLACES, 300, PREFIX_OFF, 0, 0},
+                                          {LEAST, 500, PREFIX_ON, LONG_STEP, 8},
+                                          {PLACES, 300, PREFIX_OFF, LONG_STEP, 0}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) random_lives(&shapes[i], OPERATIONS / 6);
 }
 
@@ -449,7 +455,7 @@ static const struct sequence *find(const struct stage *s, uint64_t id)
 static void the_youngest_gives_first(void **state)
 {
     (void)state;
-    struct stage *s = stage_open(&(struct shape){PLACES, 0, PREFIX_OFF, 0}); /* 16: watermark 12 */
+    struct stage *s = stage_open(&(struct shape){PLACES, 0, PREFIX_OFF, 0, 0}); /* 16: 2 stay free */
     const uint64_t old = submit(s, 28, 36), young = submit(s, 28, 36);
     const struct kv_places *places = &s->on.batcher.tiers.places;
     for (int i = 0; i < 12; i++) step_once(s);
@@ -459,13 +465,14 @@ static void the_youngest_gives_first(void **state)
     const uint32_t slot = find(s, old)->slot, host = places->slot[slot].host;
     assert_true(host > 0);
     assert_int_equal(tiers_host_pages(&s->on.batcher.tiers), host + places->slot[find(s, young)->slot].host);
-    assert_true(kv_places_used(places) <= places->watermark + 2);
+    assert_true(kv_places_used(places) <= PLACES);
     assert_int_equal(places->fetched, 0);
     assert_int_equal(batcher_cancel(&s->on.batcher, young, "enough"), 0);
     for (int i = 0; i < 4; i++) step_once(s);
     assert_true(places->fetched > 0);
     assert_true(places->slot[slot].host < host);
-    assert_int_equal(kv_places_used(places), places->watermark);
+    assert_int_equal(s->on.batcher.tiers.watermark, PLACES - 2);
+    assert_int_equal(kv_places_used(places), PLACES - 2);
     nothing_is_left(s);
     stage_close(s);
 }
@@ -475,7 +482,7 @@ static void whole_pages_outlive_workers(void **state)
 {
     (void)state;
     for (int intact = 0; intact < 2; intact++) {
-        struct stage *s = stage_open(&(struct shape){LEAST, 500, PREFIX_OFF, 0});
+        struct stage *s = stage_open(&(struct shape){LEAST, 500, PREFIX_OFF, 0, 0});
         const uint64_t first = submit(s, 30, 20), second = submit(s, 20, 20);
         for (int i = 0; i < 14; i++) step_once(s);
         const uint32_t known[2] = {find(s, first)->cached, find(s, second)->cached};
@@ -500,7 +507,7 @@ static void whole_pages_outlive_workers(void **state)
 static void found_pages_are_in_the_arena(void **state)
 {
     (void)state;
-    struct stage *s = stage_open(&(struct shape){PLACES, 0, PREFIX_ON, 0});
+    struct stage *s = stage_open(&(struct shape){PLACES, 0, PREFIX_ON, 0, 0});
     struct request_generate request = {.has_seed = true, .ignore_eos = true, .max_tokens = 10};
     const struct sequence *seq[2];
     struct helm_err err = {0};

@@ -208,7 +208,7 @@ static void pieces_and_tails_have_places(void **state)
 {
     (void)state;
     static struct plan_stage all[1];
-    static const uint32_t pages[] = {16, 32, 64, 128}, pieces[] = {0, 1, 3, 8, 40};
+    static const uint32_t pages[] = {16, 32, 128, 512}, pieces[] = {0, 1, 3, 8, 40};
     uint32_t random = 3;
     for (int i = 0; i < 400; i++) {
         struct plan plan = *a_plan();
