@@ -49,6 +49,7 @@ DAEMON_SRC := \
   daemon/planner/memory/memory.c \
   daemon/planner/memory/packed_sample.c \
   daemon/planner/mixed.c \
+  daemon/planner/mixed_bound.c \
   daemon/planner/packed_choice.c \
   daemon/planner/packed_look.c \
   daemon/planner/parts_look.c \

@@ -45,6 +45,7 @@ CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_long.cu \
   tools/bench/gpu/bench_model.cu \
   tools/bench/gpu/bench_packed.cu \
+  tools/bench/gpu/bench_pages.cu \
   tools/bench/gpu/bench_trace.cu
 
 helm-bench_MAIN := tools/bench/helm_bench.c

@@ -128,7 +128,7 @@ $(call cuda_obj_of,$(CUDA_KERNEL_90A_SRC)): NVCC_CODE := $(if $(CUDA_QUICK),-gen
   -gencode=arch=compute_90a$(comma)code=sm_90a -DHELM_SM90A)
 endif
 # tests have no kernels of their own, nor have most benchmarks: one architecture is as good as five, and quick code is plain C++
-CUDA_LAUNCH_SRC := $(CUDA_TEST_SRC) $(filter-out %/bench_direct.cu %/bench_kernels.cu %/bench_model.cu %/bench_trace.cu,$(CUDA_BENCH_SRC))
+CUDA_LAUNCH_SRC := $(CUDA_TEST_SRC) $(filter-out %/bench_direct.cu %/bench_kernels.cu %/bench_model.cu %/bench_pages.cu %/bench_trace.cu,$(CUDA_BENCH_SRC))
 $(call cuda_obj_of,$(CUDA_LAUNCH_SRC)): NVCC_CODE := \
   $(if $(PTX_READ),-x c++,-gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS)))
 $(call cuda_obj_of,$(CUDA_LAUNCH_SRC)): PTX_KEPT :=

@@ -68,6 +68,7 @@ CUDA_KERNEL_SRC := \
   worker-gpu/kernels/experts_bulk.cu \
   worker-gpu/kernels/experts_chunk.cu \
   worker-gpu/kernels/experts_digits.cu \
+  worker-gpu/kernels/experts_packed.cu \
   worker-gpu/kernels/experts_plain.cu \
   worker-gpu/kernels/experts_route.cu \
   worker-gpu/kernels/experts_share.cu \

@@ -51,7 +51,7 @@
 #define PACKED_COLS_MAX   ((uint32_t)1 << 20)
 /* The CPU computes with packed rows whose columns are a multiple of this
  * (common/cpu/kernels/bf16_packed_avx512vbmi2.c). */
-#define PACKED_CPU_COLS (PACKED_TILE / 2)
+#define PACKED_CPU_COLS (PACKED_TILE / 4)
 
 enum packed_kind { PACKED_RAW, PACKED_CODED };
 struct packed_header {

@@ -24,12 +24,16 @@ uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes)
     return round_up(bytes, placement_align(memory));
 }
 
-bool placement_takes(const struct model_tensor *t, enum tensor_format format)
+/* Where the tensor is of experts, their number; else 1. */
+static uint32_t parts_of(const struct model *model, const struct model_tensor *t)
 {
-    /* Experts of a variable format have no places of their own. */
-    if (arch_role_of_experts(t->role) && format != t->format && tensor_format_of(format)->variable)
-        return false;
-    return tensor_format_converts(t->format, format) && tensor_format_takes(format, t->rows, t->cols);
+    return arch_role_of_experts(t->role) ? model->config.router.experts : 1;
+}
+
+bool placement_takes(const struct model *model, const struct model_tensor *t, enum tensor_format format)
+{
+    return tensor_format_converts(t->format, format) && tensor_format_takes(format, t->rows, t->cols) &&
+           t->rows / parts_of(model, t) % tensor_format_of(format)->group_rows == 0;
 }
 
 void placement_packing(const struct model *model, bool *link, bool *cpu)
@@ -40,8 +44,10 @@ void placement_packing(const struct model *model, bool *link, bool *cpu)
         const struct model_tensor *t = &model->tensors[i];
         const uint32_t u = model_tensor_unit(t);
         if (t->layer < 0 || u >= units || arch_role_is_vector(t->role)) continue;
-        link[u] &= placement_takes(t, FORMAT_BF16_PACKED);
-        cpu[u] &= placement_takes(t, FORMAT_BF16_PACKED) && t->cols % PACKED_CPU_COLS == 0;
+        const bool takes = placement_takes(model, t, FORMAT_BF16_PACKED),
+                   runs = t->cols % PACKED_CPU_COLS == 0;
+        link[u] &= takes && (runs || !arch_role_of_experts(t->role)); /* as experts_packed.cu takes them */
+        cpu[u] &= takes && runs;
     }
 }
 
@@ -98,7 +104,7 @@ static int lay(struct laying *l, const struct model_tensor *t, enum tensor_forma
     if (format == PLAN_AS_STORED)
         format = l->plan->weights ? mixture_format_at_load(l->plan->weights, l->model, t) : t->format;
     if (!(l->which & (tensor_format_of(format)->variable ? VARYING : FIXED))) return 0;
-    if (!placement_takes(t, format))
+    if (!placement_takes(l->model, t, format))
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "the plan has %s as %s: its %llu x %llu values of %s cannot lie so", t->name,
                          tensor_format_name(format), (unsigned long long)t->rows, (unsigned long long)t->cols,

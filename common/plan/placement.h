@@ -50,10 +50,10 @@ uint64_t placement_align(enum plan_memory memory);
 uint64_t placement_rounded(enum plan_memory memory, uint64_t bytes);
 /* Whether a matrix of a unit that has this home lies in the memory. */
 bool placement_lies(enum plan_home home, enum tensor_role role, enum plan_memory memory);
-/* Whether a matrix can lie in a format, by how it is stored and by its shape. */
-bool placement_takes(const struct model_tensor *tensor, enum tensor_format format);
-/* For each of the model's units (unit_count(layers)): whether all its matrices can be packed to cross the link,
- * and for the CPU to compute with. */
+/* Whether a matrix of the model can lie in a format, by how it is stored and by its shape: of experts each begins at a group. */
+bool placement_takes(const struct model *model, const struct model_tensor *tensor, enum tensor_format format);
+/* For each of the model's units (unit_count(layers)): whether all its matrices can be packed to lie so in VRAM and cross the
+ * link, and for the CPU to compute with. Experts that lie in both memories cannot. */
 void placement_packing(const struct model *model, bool *link, bool *cpu);
 /* `bytes` of a matrix's placement; a vector's bytes as fp32, rounded up. parts: or NULL. */
 uint64_t placement_room(const struct model_tensor *tensor, enum tensor_format format, enum plan_memory memory,

@@ -197,6 +197,7 @@ static int search_once(const struct making *m, enum search_strategy strategy, co
     if (rc) goto out;
     attempt->fits = found.feasible && !memory.vram_missing && !memory.host_missing;
     attempt->seconds = found.seconds;
+    attempt->bound = found.bound;
     if (attempt->fits) {
         rc = apply(m, &found, plan, err);
         if (!rc && wish->prefill) rc = prefill_choose(&m->c, m->r->profile, &found, plan, err);
@@ -230,7 +231,8 @@ int attempt_price(const struct making *m, uint32_t ctx, const enum tensor_format
                                    .context = context,
                                    .kv_dtype = m->wish.kv_dtype,
                                    .format = format,
-                                   .kv = cost_tiers_of(&cache, m->batch, m->batch, context)};
+                                   .kv = cost_tiers_of(&cache, m->batch, m->batch, context),
+                                   .experts = m->experts};
     return cost_price(m->r->model, &m->table, m->r->profile, &step, prices, err);
 }
 
@@ -247,13 +249,12 @@ static int price_decode(const struct making *m, uint32_t ctx, enum packing packi
     return attempt_price(m, ctx, format, prices, err);
 }
 
-/* Whether plans of this strategy may have the CPU compute with packed weights: not the thesis's, whose CPU
- * reads them as they are in the file; not where several sequences decode at once, whose products unpack them
+/* Whether plans of this strategy may have the CPU compute with packed weights: not where several sequences decode at once, whose products unpack them
  * first; and beside a device only where expanding costs it less than the link gains. */
 static bool may_pack_for_cpu(const struct making *m, const struct trying *t)
 {
     const struct ledger_wish *asked = &m->r->wish;
-    return asked->pack && asked->pack_cpu && t->strategy != SEARCH_THESIS && m->batch == 1 &&
+    return asked->pack && asked->pack_cpu && search_strategy_packs(t->strategy) && m->batch == 1 &&
            (!t->device || m->wish.pack) && cost_packing_pays_cpu(m->r->profile, t->device);
 }
 
@@ -271,7 +272,8 @@ static bool packs_on_gpu(const struct making *m, const struct trying *t)
     const struct packed_parts *parts = &asked->parts; /* 0: not sampled */
     bool any = m->table.packs_head && !m->table.tied && parts->head < PACKED_WORTH;
     for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
-        any |= m->table.packs[u] && (unit_part(u) == UNIT_MLP ? parts->mlp : parts->attention) < PACKED_WORTH;
+        any |= m->table.packs_vram[u] &&
+               (unit_part(u) == UNIT_MLP ? parts->mlp : parts->attention) < PACKED_WORTH;
     return asked->pack && asked->pack_gpu && t->device && any && t->strategy != SEARCH_THESIS &&
            t->strategy != SEARCH_ALL_CPU;
 }
@@ -350,7 +352,8 @@ static bool all_could_be(const struct making *m)
 {
     uint64_t sum = 0;
     for (uint32_t u = 0; u < unit_count(m->table.layers); u++)
-        sum += m->table.packs[u] ? ledger_packed_unit_bytes(&m->c, u) : analyse_units(&m->table, u, u).vram;
+        sum +=
+            m->table.packs_vram[u] ? ledger_packed_unit_bytes(&m->c, u) : analyse_units(&m->table, u, u).vram;
     return sum <= m->machine.device.limit;
 }
 

@@ -1,6 +1,6 @@
 /* One attempt at a plan: a strategy with one context; and the refusal when none succeeds.
  *
- * Internal to planner.c, attempt.c, tiers.c, packed_choice.c, mixed.c and refusal.c. */
+ * Internal to planner.c, attempt.c, tiers.c, packed_choice.c, mixed.c, mixed_bound.c and refusal.c. */
 #ifndef HELM_DAEMON_PLANNER_ATTEMPT_H
 #define HELM_DAEMON_PLANNER_ATTEMPT_H
 
@@ -25,6 +25,7 @@ struct making {
     /* Packing as in a plan for the same request: nothing else is tried. NULL: not known. */
     const struct packing_known *like;
     uint32_t priced_at; /* positions that the step to be made fast attends to; 0: as the request says */
+    struct cost_experts experts; /* of attempt_price's step */
     uint32_t step; /* tokens of a chunk, where the request leaves them open; 0: the best for long prompts */
 };
 
@@ -41,6 +42,7 @@ struct attempt {
     bool fits;
     bool packed;         /* made with weights packed in VRAM, as far as they can be */
     double seconds;      /* of the decode step */
+    double bound;        /* what no plan that the search looked for takes less than; at most `seconds` */
     uint64_t vram, host; /* else: by how much each limit would have to grow, the other as it is; or NEVER */
 };
 
@@ -83,6 +85,10 @@ HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct are
  * ledgers. attempt->seconds: of the fastest plan so far; attempt->fits: there is one. */
 HELM_MUST_CHECK int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                                  struct helm_err *err);
+/* mixed_bound.c: what no plan of the strategy is faster than, with experts in both memories or not, for the context and chunks of
+ * this one, whose decode step takes so long. */
+HELM_MUST_CHECK int mixed_bound(struct making *m, const struct trying *t, const struct plan *plan,
+                                double seconds, double *bound, struct helm_err *err);
 /* Takes a plan of the strategy `experts-cpu`, of a model with shared experts: these go into VRAM, as all else is, where that is
  * faster and there is room for one slot of each layer beside; kernels read no expert in host memory, and none move. */
 HELM_MUST_CHECK int mixed_beside(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,

@@ -117,7 +117,7 @@ uint32_t formats_packable(const struct ledger_case *c, const struct plan *plan)
 {
     uint32_t count = 0;
     for (uint32_t u = 0; u < unit_count(plan->layers); u++)
-        count += c->table->packs[u] && is_resident(plan, u);
+        count += c->table->packs_vram[u] && is_resident(plan, u);
     return count;
 }
 
@@ -132,7 +132,7 @@ void formats_set_vram(const struct ledger_case *c, uint32_t units, bool head, st
     plan_unit_homes(plan, 0, home);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         if (plan_home_memory(home[u]) != PLAN_VRAM0) continue;
-        const bool packed = units && c->table->packs[u];
+        const bool packed = units && c->table->packs_vram[u];
         plan_set_unit_format(plan, u, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
         units -= packed;
     }
@@ -148,8 +148,10 @@ void formats_set_host(const struct ledger_case *c, struct plan *plan)
         bool on_cpu = false;
         if (plan_home_memory(home[0][u]) != PLAN_HOST) continue;
         for (uint32_t p = 0; p < phases; p++) on_cpu |= plan_home_processor(home[p][u]) == PLAN_CPU0;
-        const bool packed =
-            on_cpu ? c->wish->pack_cpu && c->table->packs_cpu[u] : c->wish->pack && c->table->packs[u];
+        /* slots and direct reads move experts as they are in the files */
+        const bool packed = home[0][u] == PLAN_HOME_MIXED ? false
+                            : on_cpu                      ? c->wish->pack_cpu && c->table->packs_cpu[u]
+                                                          : c->wish->pack && c->table->packs[u];
         plan_set_unit_format(plan, u, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
     }
 }
@@ -160,7 +162,7 @@ void formats_wished(const struct ledger_case *c, enum tensor_format (*format)[PL
     const uint32_t units = unit_count(t->layers);
     for (uint32_t u = 0; u <= units; u++) {
         const bool cpu = u < units && c->wish->pack_cpu && t->packs_cpu[u],
-                   link = u < units && t->packs[u] && (c->wish->pack || cpu);
+                   link = cpu || (u < units && t->packs[u] && c->wish->pack);
         format[u][PLAN_HOME_CPU] = cpu ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
         format[u][PLAN_HOME_STREAM] = link ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
         format[u][PLAN_HOME_GPU] = PLAN_AS_STORED;
@@ -172,7 +174,7 @@ void formats_all_vram(const struct ledger_case *c, enum tensor_format (*format)[
     const struct analyse_table *t = c->table;
     const uint32_t units = unit_count(t->layers);
     for (uint32_t u = 0; u < units; u++)
-        if (t->packs[u]) format[u][PLAN_HOME_GPU] = FORMAT_BF16_PACKED;
+        if (t->packs_vram[u]) format[u][PLAN_HOME_GPU] = FORMAT_BF16_PACKED;
     if (t->packs_head && !t->tied) format[units][PLAN_HOME_GPU] = FORMAT_BF16_PACKED;
 }
 
@@ -201,7 +203,7 @@ int formats_check(const struct ledger_case *c, const struct plan *plan, struct h
         const enum tensor_format format = plan_unit_format(plan, u);
         if (format == PLAN_AS_STORED || format == as_laid(c->model, u)) continue;
         const bool packed = format == FORMAT_BF16_PACKED;
-        if (!packed || !t->packs[u])
+        if (!packed || !t->packs[u] || plan_unit_home(plan, 0, u) == PLAN_HOME_MIXED)
             return helm_fail(err, HELM_E_UNSUPPORTED, "the %s of layer %u cannot lie as '%s'",
                              unit_part_name(unit_part(u)), unit_layer(u), tensor_format_name(format));
         if (!t->packs_cpu[u] && formats_packed_on_cpu(plan, u))

@@ -93,6 +93,8 @@ static void log_lists(const struct planner_request *r, const struct plan *plan)
                  units_format_size(r->model->weight_bytes, size[0]));
     log_info("plan: embedding on %s, head on %s", plan_processor_name(plan->embed),
              plan_processor_name(plan->head));
+    if (plan_expert_parts(plan) > 1)
+        log_info("plan: each expert is in %u parts, and VRAM has slots for parts", plan_expert_parts(plan));
     if (plan->ring_bytes)
         log_info("plan: streamed weights pass through a ring of %s",
                  units_format_size(plan->ring_bytes, size[0]));

@@ -5,7 +5,8 @@
  * rest of VRAM is slots, the same number for each of these layers. It is priced with the best share of missing
  * experts for the GPU to read itself, and with every expert chosen alike, or as a histogram has it. Whole layers in
  * VRAM save hand-overs; slots gain where some experts are chosen more often than others, which only counting
- * shows. So without a histogram a price is what a plan takes at worst, of plans of nearly the same price the one
+ * shows. Numbers n whose step takes longer than the best one's even with the best share for each number of missing experts
+ * are not priced further. So without a histogram a price is what a plan takes at worst, of plans of nearly the same price the one
  * with the most slots is chosen, and one with slots before one without. */
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +24,6 @@
  * all experts of such layers. */
 #define MIXED_SLACK  0.02
 #define MIXED_EIGHTH 8
-#define MIXED_TRIES  24  /* numbers of layers wholly in VRAM that are tried */
 #define DIRECT_STEP  50  /* of 1,000: shares of missing experts that are tried */
 #define MOVES_PART   0.8 /* of a step's time, in which the link brings experts while they move */
 /* Of what finding an expert in VRAM saves, what a move costs beside the link: its copy reads the memory that the CPU reads. An H100's
@@ -47,13 +47,18 @@ static int relist(uint32_t layers, const enum plan_home *home, struct plan_stage
     return 0;
 }
 
-/* The first `whole` sparse layers' experts in VRAM, in all lists; others' in both memories, in decode's. */
-static int place(const struct making *m, const struct plan *from, uint32_t whole, struct plan *plan,
-                 struct helm_err *err)
+/* The first `whole` sparse layers' experts in VRAM, in all lists, packed or not; others' in both memories, in decode's. */
+static int place(const struct making *m, const struct plan *from, uint32_t whole, bool packed,
+                 struct plan *plan, struct helm_err *err)
 {
     enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     int rc = plan_copy(from, plan, err);
     plan_drop_placements(plan);
+    for (uint32_t l = 0, seen = 0; l < plan->layers && !rc && packed; l++) {
+        const uint32_t mlp = unit_of(l, UNIT_MLP);
+        if (model_layer_sparse(&m->r->model->config, l) && seen++ < whole && m->table.packs_vram[mlp])
+            plan_set_unit_format(plan, mlp, FORMAT_BF16_PACKED);
+    }
     for (uint32_t p = 0; p < plan_phase_count(from) && !rc; p++) {
         uint32_t seen = 0;
         plan_unit_homes(from, p, home);
@@ -215,7 +220,8 @@ static int budget(const struct making *m, double still, struct plan *plan, struc
 /* ---- the choice ---- */
 
 struct trial {
-    double seconds; /* of a step; INFINITY: not tried, or no room */
+    double least;   /* what a step takes at least, whatever is read directly; INFINITY: no room */
+    double seconds; /* of a step; INFINITY: not tried, since others are certainly faster */
     struct plan plan;
 };
 
@@ -224,28 +230,22 @@ struct trials {
     struct making *m;
     uint32_t ctx, sparse;
     const struct plan *from;
+    bool packed;        /* those are packed */
     struct trial *with; /* [sparse], by the number of layers wholly in VRAM */
 };
 
-/* The first `whole` sparse layers' experts in VRAM. Without room for slots of the others `seconds` stays. */
-static int try_whole(struct trials *t, uint32_t whole, struct helm_err *err)
+/* The first `whole` sparse layers' experts in VRAM, and slots for the others'; without room for them `least` stays. */
+static int lay_whole(struct trials *t, uint32_t whole, struct helm_err *err)
 {
     struct trial *trial = &t->with[whole];
     bool fits = false;
-    plan_free(&trial->plan);
-    int rc = place(t->m, t->from, whole, &trial->plan, err);
+    int rc = place(t->m, t->from, whole, t->packed, &trial->plan, err);
     if (!rc) rc = fill(t->m, t->ctx, &trial->plan, &fits, err);
-    return !rc && fits ? choose_direct(t->m, &trial->plan, &trial->seconds, err) : rc;
-}
-
-static int try_all(struct trials *t, uint32_t first, uint32_t last, uint32_t step, struct helm_err *err)
-{
-    int rc = 0;
-    for (uint32_t whole = first; whole < last && whole < t->sparse && !rc; whole += step) {
-        if (t->with[whole].seconds == INFINITY) rc = try_whole(t, whole, err);
-        if (t->with[whole].seconds == INFINITY) break; /* more in VRAM fit no more */
-    }
-    return rc;
+    if (rc || !fits) return rc;
+    struct plan best = trial->plan; /* its lists stay the trial's */
+    best.experts.direct_permille = COST_DIRECT_BEST;
+    return making_decode_seconds(t->m, &best, planner_typical_context(t->m->r, best.context_tokens),
+                                 &trial->least, err);
 }
 
 /* The least whole layers, so the most slots up to an eighth, whose step takes at most `most`; else those of the fastest plan. */
@@ -260,40 +260,81 @@ static uint32_t best_of(const struct trials *t, double most)
     return best;
 }
 
-/* Tries numbers of layers wholly in VRAM: some of all, then those about the fastest. Without room for slots beside none of them
- * with[0].seconds stays. */
-static int try_numbers(struct trials *t, struct helm_err *err)
+/* Tries every number of layers wholly in VRAM, in the order of what they take at least, until that is more than `slack` above the
+ * fastest: the rest cannot be chosen. One is tried at all events. */
+static int try_numbers(struct trials *t, double slack, double other, struct helm_err *err)
 {
-    const uint32_t step = (t->sparse + MIXED_TRIES - 1) / MIXED_TRIES;
-    int rc = try_all(t, 0, t->sparse, step, err);
-    if (rc || t->with[0].seconds == INFINITY) return rc;
-    const uint32_t fastest = best_of(t, 0), first = fastest + 1 > step ? fastest + 1 - step : 0;
-    return try_all(t, first, fastest + step, 1, err);
+    int rc = 0;
+    uint32_t laid = 0;
+    for (; laid < t->sparse && !rc; laid++) {
+        rc = lay_whole(t, laid, err);
+        if (t->with[laid].least == INFINITY) break; /* more in VRAM fit no more */
+    }
+    for (uint32_t tried = 0; tried < laid && !rc; tried++) {
+        struct trial *next = NULL;
+        for (uint32_t w = 0; w < laid; w++)
+            if (t->with[w].seconds == INFINITY && (!next || t->with[w].least < next->least))
+                next = &t->with[w];
+        if (tried && next->least > (1 + slack) * other) break;
+        rc = choose_direct(t->m, &next->plan, &next->seconds, err);
+        other = fmin(other, next->seconds);
+    }
+    return rc;
+}
+
+/* The best plan of one way to have whole layers in VRAM, into *best, if it is better than what that has. */
+static int choose_numbers(struct trials *t, double other, double slack, struct trial *best,
+                          struct helm_err *err)
+{
+    t->with = calloc(t->sparse + 1, sizeof *t->with);
+    if (!t->with) return helm_fail(err, HELM_E_NOMEM, "no memory for %u plans", t->sparse);
+    for (uint32_t w = 0; w <= t->sparse; w++) t->with[w].least = t->with[w].seconds = INFINITY;
+    int rc = try_numbers(t, slack, fmin(other, best->seconds), err);
+    const double fastest = t->with[best_of(t, 0)].seconds;
+    if (!rc && fastest < INFINITY) {
+        struct trial *chosen = &t->with[best_of(t, (1 + slack) * fmin(other, fastest))];
+        if (chosen->seconds < best->seconds) {
+            const struct trial worse = *best;
+            *best = *chosen;
+            *chosen = worse;
+        }
+    }
+    for (uint32_t w = 0; w < t->sparse; w++) plan_free(&t->with[w].plan);
+    free(t->with);
+    return rc;
+}
+
+/* Whether experts may lie packed in VRAM, of one sequence's plans. */
+static bool packs_whole(const struct making *m)
+{
+    const struct ledger_wish *asked = &m->r->wish;
+    bool packs = false;
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(m->table.layers); u += UNIT_PARTS)
+        packs |= m->table.packs_vram[u] && model_layer_sparse(&m->r->model->config, unit_layer(u));
+    return packs && asked->pack && asked->pack_gpu && m->batch == 1 &&
+           m->r->profile->gpu.gemv_packed.value > 0;
 }
 
 int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                  struct helm_err *err)
 {
     struct trials t = {.m = m, .ctx = ctx, .from = plan};
+    struct trial best = {.seconds = INFINITY};
     const double other = attempt->fits ? attempt->seconds : INFINITY, slack = m->r->experts ? 0 : MIXED_SLACK;
     for (uint32_t l = 0; l < plan->layers; l++) t.sparse += model_layer_sparse(&m->r->model->config, l);
-    t.with = calloc(t.sparse + 1, sizeof *t.with);
-    if (!t.with) return helm_fail(err, HELM_E_NOMEM, "no memory for %u plans", t.sparse);
-    for (uint32_t w = 0; w <= t.sparse; w++) t.with[w].seconds = INFINITY;
-    int rc = try_numbers(&t, err);
-    attempt->fits = t.with[0].seconds < INFINITY;
+    int rc = choose_numbers(&t, other, slack, &best, err);
+    t.packed = true;
+    if (!rc && packs_whole(m)) rc = choose_numbers(&t, other, slack, &best, err);
+    attempt->fits = best.seconds < INFINITY;
     if (!rc && attempt->fits) {
-        const double fastest = t.with[best_of(&t, 0)].seconds;
-        struct trial *best = &t.with[best_of(&t, (1 + slack) * fmin(other, fastest))];
-        const struct plan worse = *plan;
-        *plan = best->plan;
-        best->plan = worse;
-        attempt->seconds = best->seconds;
+        plan_free(plan);
+        *plan = best.plan;
+        attempt->seconds = best.seconds;
         rc = budget(m, attempt->seconds, plan, err);
         m->wish.page_count = plan->page_count; /* the pool stays: what it leaves are slots */
+    } else {
+        plan_free(&best.plan);
     }
-    for (uint32_t w = 0; w < t.sparse; w++) plan_free(&t.with[w].plan);
-    free(t.with);
     return rc;
 }
 
@@ -302,7 +343,7 @@ int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan, struct
     struct plan one = {0};
     struct arena_spec spec;
     char needed[UNITS_TEXT], has[UNITS_TEXT];
-    int rc = place(m, plan, 0, &one, err);
+    int rc = place(m, plan, 0, false, &one, err);
     one.experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
     if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &spec, err);
     const struct ledger *vram = &one.memory[PLAN_VRAM0];
@@ -333,7 +374,7 @@ int mixed_beside(struct making *m, uint32_t ctx, struct plan *plan, struct attem
     struct plan beside = {0};
     struct arena_spec spec;
     double seconds = INFINITY;
-    int rc = place(m, plan, 0, &beside, err);
+    int rc = place(m, plan, 0, false, &beside, err);
     beside.experts = (struct plan_experts){.slots = 1, .moves = 1, .move_cost = PLAN_MOVE_COST_MAX};
     if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &beside, &spec, err);
     if (!rc && ledger_fits(&beside))
@@ -356,6 +397,31 @@ static bool all_in_vram(const struct model *model, const struct plan *plan)
             plan_unit_home(plan, 0, unit_of(l, UNIT_MLP)) != PLAN_HOME_GPU)
             return false;
     return true;
+}
+
+/* In the place of a plan with experts in both memories, the best one with the cache in one tier, as that has it, if it is faster: the
+ * plan that it was faster than has two. */
+static int try_one_tier(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
+                        struct helm_err *err)
+{
+    const struct ledger_wish wish = m->wish;
+    const struct trying best = {.strategy = SEARCH_BEST, .device = true, .ctx = ctx};
+    struct plan other = {0};
+    struct attempt seen = {.fits = false};
+    m->wish = m->r->wish;
+    m->wish.batch = m->batch;
+    m->wish.vram_page_count = 0;
+    int rc = attempt_tiers(m, &best, &other, &seen, err);
+    if (!rc && seen.fits && seen.seconds < attempt->seconds) {
+        const struct plan slower = *plan;
+        *plan = other;
+        other = slower;
+        *attempt = seen;
+    } else {
+        m->wish = wish;
+    }
+    plan_free(&other);
+    return rc;
 }
 
 int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struct attempt *attempt,
@@ -381,6 +447,7 @@ int mixed_try(struct making *m, const struct trying *t, struct plan *plan, struc
         *plan = other;
         other = worse;
         *attempt = seen;
+        if (plan_kv_tiered(&other)) rc = try_one_tier(m, t->ctx, plan, attempt, err);
     } else {
         m->wish = wish;
     }

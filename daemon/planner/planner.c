@@ -176,6 +176,20 @@ static int lengthen_chunks(struct making *m, uint32_t ctx, struct plan *plan, st
     return 0;
 }
 
+/* Plans that the searches did not look for, those with experts in both memories, are in the bound as well. */
+static int prove(struct making *m, const struct trying *t, const struct plan *plan,
+                 const struct attempt *attempt, struct helm_err *err)
+{
+    const struct planner_request *r = m->r;
+    const bool mixed = r->model->config.router.experts && !r->one_memory && t->device &&
+                       (t->strategy == SEARCH_BEST || t->strategy == SEARCH_MIXED);
+    if (!r->proof) return 0;
+    *r->proof = (struct planner_proof){.seconds = attempt->seconds};
+    if (!mixed && plan_kv_tiered(plan)) return 0; /* it was searched for a shorter context */
+    r->proof->bound = attempt->bound < attempt->seconds ? attempt->bound : attempt->seconds;
+    return mixed ? mixed_bound(m, t, plan, attempt->seconds, &r->proof->bound, err) : 0;
+}
+
 static int make(struct making *m, struct plan *plan, struct arena_spec *spec, struct helm_err *err)
 {
     const struct planner_request *r = m->r;
@@ -230,7 +244,8 @@ static int make(struct making *m, struct plan *plan, struct arena_spec *spec, st
         if (r->refusal) *r->refusal = (struct planner_refusal){0};
     }
     m->wish.pack_cpu = packed_on_cpu(plan); /* the last attempt may have been another strategy's */
-    rc = formats_name_weights(r->model, plan, err);
+    rc = prove(m, &t, plan, &attempt, err);
+    if (!rc) rc = formats_name_weights(r->model, plan, err);
     if (rc) return rc;
     plan_restage(plan);
     analyse_fill_stages(&m->table, plan);

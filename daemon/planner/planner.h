@@ -24,6 +24,12 @@ struct planner_refusal {
     char nearest[200]; /* "--ctx 4096, or 9.1 GiB of VRAM, or --device cpu" */
 };
 
+/* How near the made plan is to the best one: seconds of the decode step that was made fastest, and what no plan for the same
+ * context, chunks, tiers and formats takes less than (docs/planner.md, section 4); bound 0: not known, of a dense model's plan with two tiers. */
+struct planner_proof {
+    double seconds, bound;
+};
+
 struct histogram;
 /* Whether the cache of the GPU's layers lies wholly in VRAM, or has a second tier in the arena (plan.h). */
 enum kv_tiers { KV_TIERS_ONE, KV_TIERS_TWO, KV_TIERS_AUTO, KV_TIERS_COUNT };
@@ -48,6 +54,7 @@ struct planner_request {
     uint32_t prompt;     /* tokens of the prompt that TTFT is reckoned for; 0: PLANNER_PROMPT_TOKENS */
     bool plan_given;     /* a plan that was taken is explained, not one of the strategies' */
     struct planner_refusal *refusal; /* or NULL */
+    struct planner_proof *proof;     /* planner_make's; NULL: not wanted */
 };
 
 #define PLANNER_PROMPT_TOKENS 128

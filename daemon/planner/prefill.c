@@ -38,8 +38,8 @@ int prefill_step_tokens(const struct ledger_case *c, const struct profile *profi
              fits = device->limit -
                     (device->limit < device->context_bytes ? device->limit : device->context_bytes);
     for (uint32_t u = 0; u < unit_count(c->table->layers); u++)
-        layers += c->wish->pack_gpu && c->table->packs[u] ? ledger_packed_unit_bytes(c, u)
-                                                          : analyse_units(c->table, u, u).vram;
+        layers += c->wish->pack_gpu && c->table->packs_vram[u] ? ledger_packed_unit_bytes(c, u)
+                                                               : analyse_units(c->table, u, u).vram;
     *tokens = LEDGER_STEP_TOKENS;
     if (device->kind == LEDGER_DEVICE_NONE || layers <= fits) return 0;
     double copying = (double)(layers - fits) / profile->link.h2d.value;

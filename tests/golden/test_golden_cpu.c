@@ -124,6 +124,50 @@ static void run_variant(const char *model, const struct golden *golden, const ch
     free(local);
 }
 
+#ifndef FEW_MODELS
+/* Experts of a reference that lie packed, by the plain kernels: no fast one takes rows of 32 columns. */
+static void packed_experts_agree_with_a_reference(void **state)
+{
+    (void)state;
+    static const char *const folder = "tests/data/golden/qwen3moe";
+    struct helm_err err = {0};
+    struct golden *golden = calloc(1, sizeof *golden);
+    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    struct plan_stage stage[UNIT_PARTS * 3] = {{.last = 2, .home = PLAN_HOME_CPU}};
+    enum tensor_format format[UNIT_PARTS * 3 + 2];
+    struct plan plan = {
+        .layers = 3, .stages = stage, .stage_count = 1, .step_tokens = STEP_TOKENS, .format = format};
+    struct outcome error = {0};
+    assert_non_null(local);
+    golden_read(folder, golden);
+    for (uint32_t u = 0; u < UNIT_PARTS * 3 + 2; u++)
+        format[u] =
+            u == unit_of(0, UNIT_MLP) || u == unit_of(2, UNIT_MLP) ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+    plan_restage(&plan);
+    const struct local_options options = {.folder = folder,
+                                          .kernels = "ref",
+                                          .plan = &plan,
+                                          .kv_dtype = KV_F32,
+                                          .threads = 2,
+                                          .slots = CASES_MAX,
+                                          .context_tokens = CONTEXT,
+                                          .step_tokens = STEP_TOKENS};
+    if (local_open(&options, local, &err)) fail_msg("%s", err.text);
+    const struct model *model = &local->engine.model;
+    assert_true(model_layer_sparse(&model->config, 0) && model_layer_sparse(&model->config, 2));
+    assert_int_equal(local->engine.weights.packed_from, 2 * 3 * 16 * 32 * 256 * 2); /* two layers' experts */
+    run_golden(local, golden, MODE_TOGETHER, SHORT_CASE, &exact, &error);
+    print_message("qwen3moe, packed experts: mean %.5f worst %.4f of %llu\n", error.sum / (double)error.count,
+                  error.worst, (unsigned long long)error.count);
+    assert_int_equal(error.wrong, 0);
+    assert_true(error.worst <= exact.worst && error.sum / (double)error.count <= exact.mean);
+    local_close(local);
+    free(local);
+    golden_free(golden);
+    free(golden);
+}
+#endif
+
 /* The slowest variants multiply for qwen2-bias and llama3 as for qwen3; sanitized, qwen2-bias is the one model. */
 static bool is_left_out(uint32_t number, const char *variant)
 {
@@ -270,6 +314,7 @@ int main(void)
         cmocka_unit_test(qwen3_agrees),
         cmocka_unit_test(llama3_agrees),
         cmocka_unit_test(qwen3moe_agrees),
+        cmocka_unit_test(packed_experts_agree_with_a_reference),
         cmocka_unit_test(qwen2moe_agrees),
         cmocka_unit_test(dots1_agrees),
         cmocka_unit_test(mixtral_agrees),

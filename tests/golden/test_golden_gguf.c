@@ -73,9 +73,9 @@ struct variant {
     const struct tolerance *allowed;
 };
 
-/* `first_together`: no case alone. */
+/* `first_together`: no case alone. parts: of each expert; 0: they are whole. */
 static void run_file(const char *path, const struct variant *variant, const struct golden *golden,
-                     bool first_together)
+                     bool first_together, uint32_t parts)
 {
     const char *kernels = variant->name;
     const struct tolerance *allowed = variant->allowed;
@@ -84,6 +84,7 @@ static void run_file(const char *path, const struct variant *variant, const stru
     const bool is_ref = strcmp(kernels, "ref") == 0;
     const struct local_options options = {.folder = path,
                                           .kernels = kernels,
+                                          .expert_parts = parts,
                                           .kv_dtype = KV_F32,
                                           .threads = 2,
                                           .slots = CASES_MAX,
@@ -133,7 +134,7 @@ static void run_folder(const char *folder)
                           variants[i].name);
             continue;
         }
-        run_file(path, &variants[i], golden, FIRST_TOGETHER || (i % 2 && !getenv("HELM_TEST_FULL")));
+        run_file(path, &variants[i], golden, FIRST_TOGETHER || (i % 2 && !getenv("HELM_TEST_FULL")), 0);
     }
     golden_free(golden);
     free(golden);
@@ -166,6 +167,25 @@ static void mixtral_agrees(void **state) /* 2 of 8 experts in Q4_K and Q6_K; int
     run_folder("tests/data/golden-gguf/mixtral-Q4_K_M");
 }
 
+/* Each expert as two: one token by itself, and chunks. */
+static void experts_in_parts_agree(void **state)
+{
+    (void)state;
+    const char *const folder = "tests/data/golden-gguf/mixtral-Q4_K_M";
+    const struct variant variants[] = {{"avx2", LINEAR_EXACT, CPU_AVX2, &exact},
+                                       {"avx2", LINEAR_INT8, CPU_AVX2, &int8}};
+    struct golden *golden = calloc(1, sizeof *golden);
+    assert_non_null(golden);
+    golden_read(folder, golden);
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++)
+        if (variants[i].features & ~cpu_features())
+            print_message("kernels %s left out: this processor lacks what they need\n", variants[i].name);
+        else
+            run_file("tests/data/golden-gguf/mixtral-Q4_K_M/model.gguf", &variants[i], golden, true, 2);
+    golden_free(golden);
+    free(golden);
+}
+
 static void run_one(const char *folder, const char *name)
 {
     (void)name;
@@ -179,8 +199,12 @@ static void collection_agrees(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(llama_agrees),   cmocka_unit_test(qwen2_agrees),
-                                       cmocka_unit_test(qwen3_agrees),   cmocka_unit_test(qwen3moe_agrees),
-                                       cmocka_unit_test(mixtral_agrees), cmocka_unit_test(collection_agrees)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(llama_agrees),
+                                       cmocka_unit_test(qwen2_agrees),
+                                       cmocka_unit_test(qwen3_agrees),
+                                       cmocka_unit_test(qwen3moe_agrees),
+                                       cmocka_unit_test(mixtral_agrees),
+                                       cmocka_unit_test(experts_in_parts_agree),
+                                       cmocka_unit_test(collection_agrees)};
     return cmocka_run_group_tests_name("golden/gguf", tests, NULL, NULL);
 }

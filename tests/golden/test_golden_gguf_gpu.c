@@ -138,9 +138,11 @@ static void agree(const char *path, const char *homes, const char *what, const s
 }
 
 /* What the GPU worker has counted of experts in both memories, and that hand-overs are over. */
-static void check_experts(const struct pair *pair, const struct plan_experts *experts)
+static void check_experts(const struct pair *pair, const struct plan_experts *experts, uint32_t parts)
 {
     const struct arena_experts *seen = arena_experts_of(&pair->arena);
+    const bool evenly =
+        parts && experts->slots * parts == arena_header_of(&pair->arena)->experts && !experts->moves;
     for (int l = 0; l < ARENA_EXPERT_LANES; l++)
         assert_int_equal(doorbell_read(&arena_expert_lane_of(&pair->arena, (enum arena_expert_lane)l)->bell),
                          0);
@@ -149,6 +151,8 @@ static void check_experts(const struct pair *pair, const struct plan_experts *ex
                   (unsigned long long)seen->present, (unsigned long long)seen->moved);
     assert_true(seen->present > 0 && seen->present < seen->used);
     assert_int_equal(seen->moved > 0, experts->moves > 0);
+    /* with the first part of each expert there, every token finds as much */
+    if (evenly) assert_int_equal(seen->present * parts, seen->used);
 }
 
 static void run_placed(const char *folder, const struct placed *placed)
@@ -164,7 +168,7 @@ static void run_placed(const char *folder, const struct placed *placed)
     open_pair(path, placed, pair);
     run_few(pair, golden, &few);
     run_mode(pair, golden, MODE_TOGETHER, SHORT_CASE, 0, 1, &chunks);
-    if (placed->experts) check_experts(pair, placed->experts);
+    if (placed->experts) check_experts(pair, placed->experts, placed->parts);
     if (placed->parts) print_message("in %u parts: ", placed->parts);
     pair_close(pair);
     agree(folder, homes, "few tokens", &few, WORST, MEAN);
@@ -253,16 +257,17 @@ static void experts_in_parts_agree(void **state)
     (void)state;
     static const struct plan_experts few = {.slots = 5, .direct_permille = 400, .moves = 3},
                                      moving = {.slots = 8, .moves = 2, .move_cost = 0},
-                                     direct = {.slots = 1, .direct_permille = 1000};
+                                     evenly = {.slots = 8, .direct_permille = 500};
     static const struct {
         const char *folder;
         struct placed placed;
     } cases[] = {{"tests/data/golden/mixtral", {.homes = "gmcm", .experts = &few, .parts = 4}},
                  {"tests/data/golden/mixtral", {.homes = "g", .parts = 2}},
                  {"tests/data/golden-gguf/mixtral-Q4_K_M", {.homes = "cgccgg", .parts = 2}},
-                 {"tests/data/golden-gguf/mixtral-Q4_K_M", {.homes = "gm", .experts = &direct, .parts = 2}},
+                 {"tests/data/golden-gguf/mixtral-Q4_K_M", {.homes = "gm", .experts = &evenly, .parts = 2}},
                  {"tests/data/golden-gguf/qwen3moe-MXFP4_MOE",
                   {.homes = "gm/gs", .experts = &moving, .parts = 4}},
+                 {"tests/data/golden/qwen2moe", {.homes = "gm/gs", .experts = &few, .parts = 2}},
                  {"tests/data/golden/gptoss", {.homes = "gm", .experts = &few, .parts = 3}}};
     need_device();
     for (size_t i = 0; i < sizeof cases / sizeof *cases && (ALL_HOMES || i == 0); i++)

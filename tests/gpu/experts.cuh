@@ -8,6 +8,10 @@
 #include "tests/gpu/harness.cuh"
 #include "worker-gpu/kernels/experts.h"
 
+extern "C" {
+#include "common/formats/packed.h"
+}
+
 /* One role's matrices. */
 struct test_role {
     enum tensor_format format;
@@ -22,6 +26,11 @@ struct test_role {
               const std::vector<uint32_t> &slot, bool has_bias)
         : format(f), experts(n), rows(r), cols(c), memory(nullptr), elsewhere(nullptr), biases(nullptr)
     {
+        if (has_bias) bias = random_floats(t, (size_t)n * r), biases = new gpu_buffer(bias);
+        if (tensor_format_of(f)->variable) {
+            pack(t);
+            return;
+        }
         const uint64_t bytes = tensor_format_bytes(f, r, c);
         stride = (bytes + 15) / 16 * 16 + 16 * random_below(t, 3);
         lead = 128 + 16 * random_below(t, 8);
@@ -35,7 +44,24 @@ struct test_role {
             memcpy(to, m.data(), m.size());
         }
         memory = new gpu_buffer(all), elsewhere = new gpu_buffer(own);
-        if (has_bias) bias = random_floats(t, (size_t)n * r), biases = new gpu_buffer(bias);
+    }
+    /* All experts as one packed matrix, of which the last expert's groups do not become smaller: values in `memory`, its table
+     * `elsewhere`. */
+    void pack(struct test_context *t)
+    {
+        const size_t values = (size_t)experts * rows * cols;
+        auto m = random_elements(t, values, FORMAT_BF16);
+        uint16_t *bits = reinterpret_cast<uint16_t *>(m.data());
+        for (size_t i = values / experts * (experts - 1); i < values; i++)
+            bits[i] = (uint16_t)((bits[i] & 0x807f) | (90 + random_below(t, 40)) << 7);
+        value = to_double(m, FORMAT_BF16);
+        std::vector<unsigned char> all(packed_matrix_bytes_max(experts * rows, cols), 0xff);
+        std::vector<uint32_t> offset(packed_groups(experts * rows) + 1);
+        struct helm_err err = {};
+        check(t, packed_write_matrix(bits, experts * rows, cols, all.data(), offset.data(), &err) == HELM_OK,
+              "packing experts");
+        memory = new gpu_buffer(all), elsewhere = new gpu_buffer(offset);
+        stride = lead = 0;
     }
     ~test_role() { delete memory, delete elsewhere, delete biases; }
     test_role(const test_role &) = delete;

@@ -181,14 +181,16 @@ static void test_down(const few_test &f)
 
 static void test_few(struct test_context *t, const struct gpuk_device *device, const few_case &c)
 {
+    const bool packed = tensor_format_of(c.format)->variable; /* without slots */
     std::vector<uint32_t> slot = random_slots(t, c.experts, c.absent);
+    for (uint32_t e = 0; e < c.experts && packed; e++) slot[e] = e;
     for (uint32_t e = 0; e < c.experts; e++)
         if (slot[e] == GPUK_SLOT_ABSENT && random_below(t, 2)) slot[e] = GPUK_SLOT_HOST | e;
     const std::vector<uint32_t> id = random_choice(t, c.experts, c.chosen, c.tokens);
     const std::vector<float> weight = random_floats(t, id.size());
     gpu_buffer slots(slot), ids(id), weights(weight),
         workspace(gpuk_experts_workspace_bytes(c.tokens, c.chosen, c.cols));
-    few_test f = {t, device, c, slot, id, weight, &slots, &ids, &weights, &workspace, {}};
+    few_test f = {t, device, c, slot, id, weight, packed ? nullptr : &slots, &ids, &weights, &workspace, {}};
     snprintf(f.what, sizeof f.what, "%u of %u tokens, %u of %u experts of %s %u x %u%s%s%s%s, %d blocks, %s",
              c.count, c.tokens, c.chosen, c.experts, name_of(c.format), c.rows, c.cols,
              c.absent ? ", some absent, some in host memory" : "", c.biases ? ", biases" : "",
@@ -351,6 +353,12 @@ void test_experts_few(struct test_context *t)
                                   {format, 6, 4, 2880, 352, 3, 3, GLU_CLAMPED, true, true, true}};
         for (uint32_t i = 0; i < (block <= 32 ? 5 : 3); i++) test_few(t, &t->device, large[i]);
     }
+    /* packed: units of one, two and four rows, some tokens, more experts than a block has warps */
+    test_few(t, &few, {FORMAT_BF16_PACKED, 3, 2, 256, 1024, 1, 1, GLU_SILU, false, true, true});
+    test_few(t, &few, {FORMAT_BF16_PACKED, 4, 3, 768, 512, 5, 4, GLU_CLAMPED, false, false, false});
+    test_few(t, &one, {FORMAT_BF16_PACKED, 10, 9, 256, 256, 2, 2, GLU_SILU, false, true, true});
+    if (!t->small)
+        test_few(t, &t->device, {FORMAT_BF16_PACKED, 16, 8, 768, 2048, 16, 11, GLU_SILU, false, false, true});
     /* no row begins where copies may, nor is a matrix a whole number of vectors */
     test_few(t, &t->device, {FORMAT_BF16, 4, 2, 7, 30, 2, 2, GLU_SILU, false, true, true});
     test_few(t, &t->device, {FORMAT_F32, 4, 1, 1, 5, 3, 3, GLU_CLAMPED, true, false, false});

@@ -30,9 +30,13 @@ test_step::test_step(struct test_context *t, const std::vector<uint32_t> &start,
     for (uint32_t r = 0; r < rows; r++) {
         row_first.push_back(tokens);
         row_slot.push_back(rows - r);
+        /* of half of the rows those that lie in host memory come first, as with two tiers */
+        const uint32_t far =
+            host_every && random_below(t, 2) ? random_below(t, 1 + (start[r] + count[r]) / page_size) : 0;
         for (uint32_t i = 0; i * page_size < start[r] + count[r]; i++, next++)
             page_table[(size_t)(rows - r) * pages_per_slot + i] =
-                order[next] | (host_every && next % host_every == 0 ? GPUK_PAGE_HOST : 0);
+                order[next] |
+                (i < far || (host_every && !far && next % host_every == 0) ? GPUK_PAGE_HOST : 0);
         for (uint32_t i = 0; i < count[r]; i++, tokens++)
             position.push_back(start[r] + i), token_row.push_back(r);
         samples.push_back(tokens - 1);

@@ -14,7 +14,7 @@ rows of a case. --quick: a quick profile. --layers: as many of each model alone.
 worst difference. Of one sequence a row says which part of the least time by bytes and hand-overs it is (plan_bound.py).
 
 `shared` is 8 of the 28 layers of Qwen2-57B-A14B, whose shared expert is as many bytes a token as those that it chooses. `bf16` is all
-of 30B-A3B (61 GB in memory as a file beside 40 pinned), `half` 24 of its 48 layers, `gptoss` half of gpt-oss-120b by helm-mkmodel,
+of 30B-A3B (61 GB in memory as a file beside 40 pinned), `half` 24 of its 48 layers (24 GiB hold all of them packed), `gptoss` half of gpt-oss-120b by helm-mkmodel,
 `gptoss36` all of it (63 GB beside 40). Standard library only."""
 import argparse
 import collections
@@ -43,7 +43,8 @@ CASES = {"even": ("30b-a3b", "Q4_K_M", None, 0, [ROW("8GiB", "best", 1), ROW("al
                                                         ROW("8GiB", "best", 1), ROW("8GiB", "best", 8)]),
          "mixtral": ("8x7b", "Q4_K_M", None, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
          "bf16": ("30b-a3b", "BF16", None, 0, [ROW("24GiB", "best", 1)]),
-         "half": ("30b-a3b", "BF16", 24, 0, [ROW("12GiB", "best", 1), ROW("all", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
+         "half": ("30b-a3b", "BF16", 24, 0, [ROW("12GiB", "best", 1), ROW("all", "best", 1), ROW("12GiB", "experts-cpu", 1),
+                                             ROW("24GiB", "best", 1)]),
          "shared": ("57b-a14b", "Q4_K_M", 8, 0, [ROW("5GiB", "best", 1), ROW("5GiB", "experts-cpu", 1), ROW("all", "best", 1)]),
          "gptoss": ("120b", "MXFP4", 18, 0, [ROW("12GiB", "best", 1), ROW("12GiB", "experts-cpu", 1)]),
          "gptoss36": ("120b", "MXFP4", 36, 0, [ROW("24GiB", "best", 1)])}

@@ -251,6 +251,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     struct model model = {0};
     struct plan plan = {0};
     struct planner_refusal refusal = {0};
+    struct planner_proof proof = {0};
     bool derived = false, again = false;
     int status = 0;
     struct activations activations = {.option = o->exact ? ACTIVATIONS_EXACT
@@ -275,7 +276,8 @@ static int run(const struct options *o, const struct args_spec *spec)
                                 .tiers = kv_tiers_named(o->kv_tiers),
                                 .batch = (uint32_t)o->batch,
                                 .prompt = (uint32_t)o->prompt,
-                                .refusal = &refusal};
+                                .refusal = &refusal,
+                                .proof = &proof};
     int rc = model_read_headers(o->model, &model, &derived, &err);
     if (!rc && o->profile) rc = profile_read(o->profile, &measured, &err);
     if (!rc)

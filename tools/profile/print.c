@@ -78,6 +78,7 @@ static void print_kv(const struct profile *p, enum kv_dtype dtype, FILE *out)
     print_value(out, "  for a GPU", &kv->cpu_attention_host, UNIT_BYTES, "in host memory, one query");
     print_value(out, "gpu attention", &kv->gpu_attention, UNIT_BYTES, "one query");
     print_value(out, "  chunk", &kv->gpu_attention_flops, UNIT_FLOPS, "");
+    print_value(out, "  direct", &kv->gpu_attention_direct, UNIT_BYTES, "in host memory, one query");
     print_value(out, "chain attention", &kv->gpu_chain_attention, UNIT_BYTES, "");
     print_value(out, "  two heads", &kv->gpu_chain_attention_pair, UNIT_BYTES, "of a KV head");
 }
@@ -131,6 +132,7 @@ void profile_print(const struct profile *p, FILE *out)
         print_table(out, "linear", &gpu->linear, UNIT_FLOPS, "tok", "by tokens");
         print_table(out, "a product", &gpu->linear_operation, UNIT_SECONDS, "tok", "beside its work");
         print_value(out, "attention", &gpu->attention, UNIT_BYTES, "KV cache, one query");
+        print_value(out, "  direct", &gpu->attention_direct, UNIT_BYTES, "of it in host memory");
         print_value(out, "attention chunk", &gpu->attention_flops, UNIT_FLOPS, "");
         print_table(out, "  by rows", &gpu->attention_rows, UNIT_FLOPS, "row", "queries x heads");
         print_table(out, "  in order", &gpu->attention_chained, UNIT_SECONDS, "tok", "of a chain, longer by");

@@ -192,7 +192,7 @@ void cut_experts(struct lowering *low, struct program_entry *e)
     uint64_t granule = 1, bytes = 0;
     for (uint32_t s = 0; s < e->segment_count; s++) {
         granule = common_multiple(granule, granule_of(low, &e->segment[s]));
-        bytes += tensor_format_bytes(e->segment[s].matrix.format, rows, e->segment[s].matrix.cols);
+        bytes += segment_bytes(low, &e->segment[s].matrix) / e->experts;
     }
     e->bytes = bytes * e->chosen;
     if (granule > CPU_EXPERTS_ROWS) {

@@ -1,6 +1,7 @@
 /* Router's choice and experts, chunk by chunk. See experts.h.
  *
- * An expert's rows lie one behind another in the matrix of all, so a chunk is rows of a segment as in linear.c. One token's
+ * An expert's rows lie one behind another in the matrix of all, whole groups of a format that has them, so a chunk is rows of a
+ * segment as in linear.c. One token's
  * are read by the one-token kernel as they lie, with the next expert's rows fetched ahead. Of several tokens those that
  * chose an expert are gathered, tiled and multiplied by the kernel of several; a single one is multiplied as one token is, and so
  * are, together, as many as that is faster for. Of an invariant plan that does not depend on how many chose it: a few tokens are
@@ -159,8 +160,7 @@ static struct expert_rows rows_of(const struct program_entry *e, const struct pr
 {
     const uint64_t row_bytes = tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
     const uint32_t first = e->bound[at.piece], rows = e->bound[at.piece + 1] - first;
-    return (struct expert_rows){.w = (const char *)g->matrix.data +
-                                     ((uint64_t)at.expert * e->expert_rows + first) * row_bytes,
+    return (struct expert_rows){.w = linear_row_at(g, at.expert * e->expert_rows + first),
                                 .stride = linear_stream_bytes(g->kernels->one, rows, row_bytes)};
 }
 
@@ -208,22 +208,23 @@ bool experts_fetch_ahead(const struct run *run, const struct program_entry *down
 {
     const struct run_experts_ahead *ahead = &run->experts.ahead;
     const struct program_segment *g = &down->segment[0];
-    const uint64_t row_bytes = tensor_format_row_bytes(g->matrix.format, g->matrix.cols);
     const uint32_t count = atomic_load_explicit(&ahead->count, memory_order_relaxed);
     uint64_t at = (uint64_t)piece * IDLE_PIECE;
     if (at >= run->reads.idle_bytes || count > down->chosen) return false;
     const struct chunk_share share = share_of(run, down, count * down->chunks, thread);
     for (uint32_t c = share.first; c < share.last; c++) {
-        const uint32_t rows = c % down->chunks;
-        const uint64_t bytes = (down->bound[rows + 1] - down->bound[rows]) * row_bytes,
-                       here = round_up(bytes, IDLE_PIECE);
+        const uint32_t piece_rows = c % down->chunks,
+                       expert = atomic_load_explicit(&ahead->id[c / down->chunks], memory_order_relaxed);
+        if (expert >= down->experts) return false;
+        const uint32_t row = expert * down->expert_rows;
+        const char *w = linear_row_at(g, row + down->bound[piece_rows]);
+        const uint64_t here =
+            round_up((uint64_t)(linear_row_at(g, row + down->bound[piece_rows + 1]) - w), IDLE_PIECE);
         if (at >= here) {
             at -= here;
             continue;
         }
-        const uint32_t expert = atomic_load_explicit(&ahead->id[c / down->chunks], memory_order_relaxed);
-        if (expert >= down->experts) return false;
-        const char *w = rows_of(down, g, (struct expert_piece){expert, rows}).w + at;
+        w += at;
         for (uint64_t i = 0; i < IDLE_PIECE; i += 64) _mm_prefetch(w + i, _MM_HINT_T1);
         return true;
     }
@@ -255,15 +256,20 @@ static void multiply_one(const struct run *run, const struct program_segment *g,
                          struct expert_piece at, const float *x, const struct expert_rows *next)
 {
     const struct program_entry *e = run->entry;
-    const uint32_t first = e->bound[at.piece], rows = e->bound[at.piece + 1] - first;
+    const uint32_t first = at.expert * e->expert_rows + e->bound[at.piece],
+                   rows = e->bound[at.piece + 1] - e->bound[at.piece], each = linear_run_rows(g, rows);
     struct gemv_reads reads = run->reads.gemv;
-    reads.next = NULL;
-    if (run->reads.across && next) {
-        reads.next = next->w;
-        reads.next_stride = next->stride;
+    const char *w = linear_row_at(g, first);
+    for (uint32_t row = 0; row < rows; row += each) {
+        const uint32_t here = rows - row < each ? rows - row : each;
+        const char *after = linear_row_at(g, first + row + here);
+        const bool last = row + here == rows, ahead = run->reads.across && next;
+        reads.next = !last ? after : ahead ? next->w : NULL;
+        if (last && ahead) reads.next_stride = next->stride;
+        g->kernels->one->gemv(y + row, w, x, here, g->matrix.cols, &reads);
+        w = after;
     }
-    g->kernels->one->gemv(y, rows_of(e, g, at).w, x, rows, g->matrix.cols, &reads);
-    add_bias(run, g, y, at.expert * e->expert_rows + first, rows);
+    add_bias(run, g, y, first, rows);
 }
 
 /* An input as the segment's kernel reads it; of a thread's chunks of an entry with the same number `which` it is the same one. */
@@ -387,9 +393,14 @@ struct laid_out {
     size_t ldx;
 };
 
-/* Rows of a segment times a few gathered tokens, each with the bits that it has alone. */
-static void multiply_few(const struct program_segment *g, const struct places *at, struct expert_rows rows,
-                         uint32_t row_count, uint32_t count, float *y, struct laid_out *in)
+/* Rows of a segment. */
+struct row_range {
+    uint32_t first, count;
+};
+
+/* These times a few gathered tokens, each with the bits that it has alone. */
+static void multiply_few(const struct program_segment *g, const struct places *at, struct row_range rows,
+                         uint32_t count, float *y, struct laid_out *in)
 {
     const struct linear_kernel *k = g->kernels->one;
     const uint32_t cols = g->matrix.cols;
@@ -400,7 +411,10 @@ static void multiply_few(const struct program_segment *g, const struct places *a
             in->x = at->tiled;
         }
     }
-    k->few(y, row_count, rows.w, in->x, in->ldx, row_count, cols, count);
+    const uint32_t each = linear_run_rows(g, rows.count);
+    for (uint32_t row = 0; row < rows.count; row += each)
+        k->few(y + row, rows.count, linear_row_at(g, rows.first + row), in->x, in->ldx,
+               rows.count - row < each ? rows.count - row : each, cols, count);
 }
 
 /* Rows of an expert times its tokens pair[0 .. count), count <= TOKENS. `few`: as one token's kernel multiplies each. */
@@ -425,7 +439,7 @@ static void multiply_several(const struct run *run, struct expert_piece of, cons
                                                .ldy = rows,
                                                .y = at.y[s]};
         if (few) {
-            multiply_few(g, &at, rows_of(e, g, of), rows, count, at.y[s], &in);
+            multiply_few(g, &at, (struct row_range){product.first, rows}, count, at.y[s], &in);
         } else {
             if (!in.by || in.by->tile != k->tile)
                 k->tile(at.tiled, at.gathered, cols, count, cols, 0, count, 0, cols);

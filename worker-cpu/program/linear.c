@@ -30,19 +30,6 @@ static bool clip_rows(const struct program_segment *g, uint32_t from, uint32_t t
     return true;
 }
 
-/* Where row `row` begins: the first of a group, or the end. */
-static const char *row_at(const struct program_segment *g, uint32_t row)
-{
-    return (const char *)g->matrix.data + tensor_format_row_at(&g->matrix, row);
-}
-
-/* Rows that are one run in memory and are read by one call: `rows`, or those of a group. */
-static uint32_t run_rows(const struct program_segment *g, uint32_t rows)
-{
-    const struct tensor_format_traits *format = tensor_format_of(g->matrix.format);
-    return format->variable && format->group_rows < rows ? format->group_rows : rows;
-}
-
 /* ---- reading ahead ---- */
 
 /* Part of a chunk, as a gemv reads it. */
@@ -60,10 +47,10 @@ static bool find_part(const struct program_entry *e, uint32_t chunk, uint32_t s,
         const struct program_segment *g = &e->segment[s];
         if (!clip_rows(g, e->bound[chunk], e->bound[chunk + 1], &first, &last)) continue;
         part->streams = (uint32_t)g->kernels->one->streams;
-        part->w = row_at(g, first);
+        part->w = linear_row_at(g, first);
         part->run = g->kernels->one->neighbours
                         ? tensor_format_row_bytes(g->matrix.format, g->matrix.cols)
-                        : (uint64_t)(row_at(g, first + (last - first) / part->streams) - part->w);
+                        : (uint64_t)(linear_row_at(g, first + (last - first) / part->streams) - part->w);
         return true;
     }
     return false;
@@ -143,12 +130,12 @@ static const float *ordered_input(const struct run *run, const struct program_en
 static void segment_gemv(const struct program_entry *e, const struct program_segment *g, uint32_t first,
                          uint32_t last, const float *in, const struct gemv_reads *reads)
 {
-    const uint32_t each = run_rows(g, last - first);
+    const uint32_t each = linear_run_rows(g, last - first);
     struct gemv_reads here = *reads;
-    const char *w = row_at(g, first);
+    const char *w = linear_row_at(g, first);
     for (uint32_t row = first; row < last; row += each) {
         const uint32_t rows = last - row < each ? last - row : each;
-        const char *behind = row_at(g, row + rows);
+        const char *behind = linear_row_at(g, row + rows);
         float *out = g->out + row, sum[PROGRAM_ROWS_MAX];
         here.next = row + rows < last ? behind : reads->next;
         g->kernels->one->gemv(e->accumulate ? sum : out, w, in, rows, g->matrix.cols, &here);
@@ -220,7 +207,7 @@ static struct few_in few_inputs(const struct run *run, const struct program_entr
 static uint32_t few_rows(const struct program_segment *g, uint32_t rows)
 {
     const struct tensor_format_traits *format = tensor_format_of(g->matrix.format);
-    if (format->variable) return run_rows(g, rows);
+    if (format->variable) return linear_run_rows(g, rows);
     const struct linear_kernel *k = g->kernels->one;
     const uint32_t granule = (uint32_t)(k->row_granule ? k->row_granule : k->streams);
     uint32_t each = (uint32_t)(FEW_BYTES / tensor_format_row_bytes(g->matrix.format, g->matrix.cols));
@@ -240,7 +227,7 @@ static void segment_few(const struct run *run, const struct program_segment *g, 
     const uint32_t each = few_rows(g, last - first);
     for (uint32_t row = first; row < last; row += each) {
         const uint32_t rows = last - row < each ? last - row : each;
-        const char *w = row_at(g, row);
+        const char *w = linear_row_at(g, row);
         if (k->few)
             k->few(sum, rows, w, in.x, in.ldx, rows, g->matrix.cols, count);
         else
@@ -336,6 +323,18 @@ size_t linear_decoded_bytes(const struct program_segment *g)
     return g->kernels->decode ? decoded_rows(g) * decoded_row_bytes(g) : 0;
 }
 
+/* Rows [from, to), whole groups, decoded to the thread's memory. */
+static const void *decode_rows(const struct run *run, const struct program_segment *g, uint32_t from,
+                               uint32_t to, uint32_t thread)
+{
+    const uint32_t group = linear_run_rows(g, to - from);
+    char *decoded = run->thread[thread].decoded;
+    for (uint32_t row = from; row < to; row += group)
+        g->kernels->decode->decode(decoded + (row - from) * decoded_row_bytes(g), linear_row_at(g, row),
+                                   to - row < group ? to - row : group, g->matrix.cols);
+    return decoded;
+}
+
 /* Rows [first, last) of one segment, tiles [tile, tile_end). */
 static void segment_tokens(const struct run *run, const struct program_segment *g, uint32_t first,
                            uint32_t last, uint32_t tile, uint32_t tile_end, uint32_t thread)
@@ -343,13 +342,9 @@ static void segment_tokens(const struct run *run, const struct program_segment *
     const struct linear_kernel *decode = g->kernels->decode;
     const uint32_t each = decode ? decoded_rows(g) : last - first;
     for (uint32_t from = first; from < last; from += each) {
-        const uint32_t to = last - from < each ? last : from + each, group = run_rows(g, to - from);
-        const char *w = row_at(g, from);
-        for (uint32_t row = from; decode && row < to; row += group)
-            decode->decode((char *)run->thread[thread].decoded + (row - from) * decoded_row_bytes(g),
-                           row_at(g, row), to - row < group ? to - row : group, g->matrix.cols);
-        for (uint32_t t = tile; t < tile_end; t++)
-            segment_gemm(run, g, decode ? run->thread[thread].decoded : w, from, to, t, thread);
+        const uint32_t to = last - from < each ? last : from + each;
+        const void *w = decode ? decode_rows(run, g, from, to, thread) : linear_row_at(g, from);
+        for (uint32_t t = tile; t < tile_end; t++) segment_gemm(run, g, w, from, to, t, thread);
     }
 }
 
@@ -361,11 +356,7 @@ void linear_multiply(const struct run *run, const struct linear_product *p, uint
     if (k->thread_begin) k->thread_begin();
     for (uint32_t from = p->first; from < p->last; from += each) {
         const uint32_t rows = p->last - from < each ? p->last - from : each;
-        const void *w = row_at(g, from);
-        if (decode) {
-            decode->decode(run->thread[thread].decoded, w, rows, g->matrix.cols);
-            w = run->thread[thread].decoded;
-        }
+        const void *w = decode ? decode_rows(run, g, from, from + rows, thread) : linear_row_at(g, from);
         k->gemm(p->y + (from - p->first), p->ldy, w, p->tiled, rows, g->matrix.cols, p->tokens, false,
                 run->thread[thread].scratch);
     }
@@ -378,8 +369,8 @@ static void join_at_once(const struct run *run, uint32_t first, uint32_t last, u
     const struct program_entry *e = run->entry;
     const struct program_segment *g = e->segment;
     const struct linear_kernel *k = g->kernels->tokens;
-    const struct gemm_joined joined = {.gate = row_at(&g[0], first),
-                                       .up = row_at(&g[1], first),
+    const struct gemm_joined joined = {.gate = linear_row_at(&g[0], first),
+                                       .up = linear_row_at(&g[1], first),
                                        .tiled = tiled_at(run, k, e->tiled, tile, g->matrix.cols),
                                        .rows = last - first,
                                        .cols = g->matrix.cols,

@@ -7,6 +7,19 @@
 
 #include "worker-cpu/program/execute.h"
 
+/* Where row `row` of a segment begins: the first of a group, or the end. */
+static inline const char *linear_row_at(const struct program_segment *g, uint32_t row)
+{
+    return (const char *)g->matrix.data + tensor_format_row_at(&g->matrix, row);
+}
+
+/* Rows that are one run in memory and are read by one call: `rows`, or those of a group. */
+static inline uint32_t linear_run_rows(const struct program_segment *g, uint32_t rows)
+{
+    const struct tensor_format_traits *format = tensor_format_of(g->matrix.format);
+    return format->variable && format->group_rows < rows ? format->group_rows : rows;
+}
+
 /* A chunk of an entry of the one-token tier, and of the others: row chunk * tiles + tile, of a decoded entry
  * the row chunk alone, whose rows are decoded once for all tiles. */
 void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread);

@@ -239,8 +239,8 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
     if (low->rc) return;
     few_of_experts(e);
     if (e->segment[0].matrix.rows != (uint64_t)e->experts * e->expert_rows ||
-        tensor_format_of(e->segment[0].matrix.format)->variable) {
-        lower_unsupported(low, m->layer, "experts in rows of no one size");
+        e->expert_rows % tensor_format_of(e->segment[0].matrix.format)->group_rows) {
+        lower_unsupported(low, m->layer, "experts that are no whole groups of rows");
         return;
     }
     cut_experts(low, e);

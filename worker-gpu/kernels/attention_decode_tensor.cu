@@ -8,6 +8,55 @@
 static const uint32_t THREADS = STREAM_WARPS * 32;
 static const uint32_t PIECE_MIN = 256; /* positions: merging pieces costs about as much as reading these */
 
+/* Blocks of a head that read what lies in host memory, at most: a few have the link full. */
+static const uint32_t FAR_PIECES = 4;
+
+/* The first of a row's pages [first, end) that is not in host memory, where those that are come first; by the whole warp. */
+__device__ __forceinline__ uint32_t page_near_from(const uint32_t *pages, uint32_t first, uint32_t end)
+{
+    uint32_t low = first, high = end;
+    while (low < high) {
+        const uint32_t step = div_up(high - low, 32), at = low + (threadIdx.x & 31) * step;
+        const uint32_t near = __ballot_sync(0xffffffffu, at >= high || !(pages[at] & GPUK_PAGE_HOST));
+        const uint32_t k = near ? (uint32_t)__ffs((int)near) - 1 : 32;
+        if (k < 32 && low + k * step < high) high = low + k * step;
+        if (k > 0) low += (k - 1) * step + 1;
+    }
+    return low;
+}
+
+/* A token's positions [begin, end) in pieces, one a block: what lies in host memory, up to `near`, and what is behind. */
+struct context_cut {
+    uint32_t begin, near, end;
+    uint32_t far_pieces, far_each, pieces, near_each;
+    __device__ __forceinline__ context_cut(uint32_t from, uint32_t middle, uint32_t to, uint32_t tile)
+        : begin(from), near(middle), end(to), far_pieces(0), far_each(0)
+    {
+        if (near > begin)
+            cut(near - begin, gridDim.x - 1 < FAR_PIECES ? gridDim.x - 1 : FAR_PIECES, tile, far_pieces,
+                far_each);
+        cut(end - near, gridDim.x - far_pieces, tile, pieces, near_each);
+        pieces += far_pieces;
+    }
+    __device__ __forceinline__ uint32_t begin_of(uint32_t piece) const
+    {
+        return piece < far_pieces ? begin + piece * far_each : near + (piece - far_pieces) * near_each;
+    }
+    __device__ __forceinline__ uint32_t end_of(uint32_t piece) const
+    {
+        return piece + 1 == pieces ? end : piece + 1 == far_pieces ? near : begin_of(piece + 1);
+    }
+
+  private:
+    static __device__ __forceinline__ void cut(uint32_t positions, uint32_t most, uint32_t tile,
+                                               uint32_t &count, uint32_t &each)
+    {
+        count = div_up(positions, PIECE_MIN) < most ? div_up(positions, PIECE_MIN) : most;
+        each = div_up(div_up(positions, count), tile) * tile;
+        count = div_up(positions, each);
+    }
+};
+
 template <typename C, int HEAD>
 __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_constant__ decode_params p)
 {
@@ -25,23 +74,27 @@ __global__ void __launch_bounds__(THREADS, 1) decode_tensor_kernel(const __grid_
     const uint32_t *pages =
         a.step.page_table + (counts ? (size_t)a.step.row_slot[row] * a.step.pages_per_slot : 0);
     const uint32_t first = first_of(a, counts, row, position), aligned = first & ~(STREAM_GROUP - 1);
-    uint32_t pieces =
-        div_up(end - aligned, PIECE_MIN) < gridDim.x ? div_up(end - aligned, PIECE_MIN) : gridDim.x;
-    const uint32_t per_piece = div_up(div_up(end - aligned, pieces), S::TILE) * S::TILE;
-    pieces = div_up(end - aligned, per_piece);
-    const bool works = counts && has_token(a, false, position) && blockIdx.x < pieces;
+    uint32_t near = aligned; /* where a token has its bits whatever lies where, it is cut alike */
+    if (counts && a.order == GPUK_ORDER_TOGETHER && gridDim.x > 1 &&
+        pages[aligned / l.page_tokens] & GPUK_PAGE_HOST) {
+        const uint32_t at =
+            page_near_from(pages, aligned / l.page_tokens, position / l.page_tokens) * l.page_tokens;
+        near = at > aligned ? at : aligned;
+    }
+    const context_cut cut(aligned, near, end, S::TILE);
+    const bool works = counts && has_token(a, false, position) && blockIdx.x < cut.pieces;
     stream_unit u;
     u.kv_head = kv_head, u.head0 = kv_head * group + in_group;
     u.heads = group - in_group < STREAM_HEADS ? group - in_group : STREAM_HEADS;
-    u.first = first, u.begin = aligned + blockIdx.x * per_piece;
-    u.piece = blockIdx.x, u.pieces = pieces;
-    u.owner = blockIdx.x == pieces - 1, u.appends = chunk == 0;
-    u.end = u.owner ? end - (p.fused || a.order >= GPUK_ORDER_ALONE ? 1 : 0) : u.begin + per_piece;
+    u.first = first, u.begin = cut.begin_of(blockIdx.x);
+    u.piece = blockIdx.x, u.pieces = cut.pieces;
+    u.owner = blockIdx.x == cut.pieces - 1, u.appends = chunk == 0;
+    u.end = cut.end_of(blockIdx.x) - (u.owner && (p.fused || a.order >= GPUK_ORDER_ALONE) ? 1 : 0);
 
     const uint32_t base = u.begin + warp * S::TILE;
     if (works && base < u.end) { /* earlier positions are in the cache already: on their way while we wait */
         const uint32_t page = pages[base / l.page_tokens];
-        if (page != GPUK_PAGE_ABSENT) {
+        if (!(page & GPUK_PAGE_HOST)) { /* nor absent */
             const kv_steps<C> steps(l);
             const unsigned char *rows = kv_rows(a.kv, page, 0, kv_head);
             const unsigned char *numbers = rows + (size_t)(base & (l.page_tokens - 1)) * S::ROW;

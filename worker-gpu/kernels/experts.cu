@@ -5,7 +5,7 @@
 #include "worker-gpu/kernels/experts.cuh"
 
 static const experts_kernels *const few[] = {&experts_digits_kernels, &experts_bulk_kernels,
-                                             &experts_plain_kernels};
+                                             &experts_packed_kernels, &experts_plain_kernels};
 static const experts_chunk_kernels *const chunks[] = {&experts_wide_kernels, &experts_tensor_kernels,
                                                       &experts_each_kernels};
 
@@ -27,8 +27,9 @@ int gpuk_prepare_experts(const struct gpuk_device *device, struct helm_err *err)
 
 static int check(const char *what, const struct gpuk_experts *e, uint32_t chosen, struct helm_err *err)
 {
-    if ((unsigned)e->format >= FORMAT_COUNT || tensor_format_of(e->format)->variable ||
-        tensor_format_of(e->format)->group_rows != 1)
+    const bool known = (unsigned)e->format < FORMAT_COUNT,
+               packed = known && tensor_format_of(e->format)->variable;
+    if (!known || (packed && (e->slot || !e->host)) || e->rows % tensor_format_of(e->format)->group_rows != 0)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: experts of format %d", what, (int)e->format);
     if (e->experts == 0 || e->experts > MODEL_EXPERTS_MAX || chosen == 0 || chosen > MODEL_EXPERTS_CHOSEN_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%s: %u of %u experts (at most %d of %d)", what, chosen,
@@ -37,7 +38,8 @@ static int check(const char *what, const struct gpuk_experts *e, uint32_t chosen
         e->cols % tensor_format_of(e->format)->block_values != 0)
         return helm_fail(err, HELM_E_LIMIT, "%s: experts of %u rows of %u columns of %s", what, e->rows,
                          e->cols, tensor_format_name(e->format));
-    if ((size_t)e->weight % 16 != 0 || (size_t)e->host % 16 != 0 || e->stride % 16 != 0)
+    if ((size_t)e->weight % 16 != 0 || (size_t)e->host % (packed ? sizeof(uint32_t) : 16) != 0 ||
+        e->stride % 16 != 0)
         return helm_fail(err, HELM_E_USAGE, "%s: experts do not begin on 16 bytes", what);
     return HELM_OK;
 }

@@ -25,11 +25,12 @@ extern "C" {
 /* Set, unless it is absent: the expert of the number in the other bits is read where it lies in host memory. */
 #define GPUK_SLOT_HOST 0x80000000u
 
-/* One role's matrices [rows][cols] of a layer's experts. */
+/* One role's matrices [rows][cols] of a layer's experts. Those in packed bf16, which a few tokens' launchers take, are one packed
+ * matrix: `weight` is where its first group lies, `host` its table of offsets, in device memory; slot NULL, stride 0. */
 struct gpuk_experts {
-    enum tensor_format format; /* not of variable size */
-    uint32_t experts;          /* of the layer */
-    uint32_t rows, cols;       /* of one matrix */
+    enum tensor_format format;
+    uint32_t experts;     /* of the layer */
+    uint32_t rows, cols;  /* of one matrix */
     const uint32_t *slot; /* [experts]; NULL: expert e is in slot e, none is absent; gate and up share it */
     const void *weight;   /* of slot 0, 16-byte aligned */
     uint64_t stride;      /* bytes from one slot's matrix to the next, a multiple of 16 */

@@ -5,7 +5,8 @@
  * heads its columns (m16n8k16), up to 8 of them:
  *
  *   scores^T = K Q^T     K's fragments are 16 (q8_0: 8) bytes of a row a lane, straight from global memory into registers:
- *                        which dimension an element of k stands for is free as long as queries agree
+ *                        which dimension an element of k stands for is free as long as queries agree. An instruction reads
+ *                        whole lines of 128 bytes (over the link half a line takes as long), and lanes exchange them
  *   out^T    = V^T P^T   V waits in shared memory, rows a little apart so that ldmatrix, which transposes it, meets no bank
  *                        conflict; P^T's fragments are the scores', 8 x 8 of them transposed (movmatrix)
  *
@@ -81,6 +82,58 @@ __device__ __forceinline__ void stream_fetch_rows(uint32_t to, const unsigned ch
     }
 }
 
+/* Rows of keys. A lane's fragment is PIECES pieces of row g, apart by those of the lanes c beside it; what an instruction reads
+ * is the same number of pieces of SIDE rows, so that SIDE * 4 lanes have neighbouring bytes of one row. */
+template <int HEAD> struct stream_row {
+    static const int PIECES = HEAD / 32, SIDE = HEAD % 128 == 0 ? 4 : HEAD % 64 == 0 ? 2 : 1;
+
+    /* The i-th piece that this lane reads: its row of 8, and the piece of that row, of those apart. */
+    static __device__ __forceinline__ uint32_t row(int i)
+    {
+        const uint32_t g = (threadIdx.x & 31) >> 2;
+        return g / SIDE * SIDE + i % SIDE;
+    }
+    static __device__ __forceinline__ uint32_t piece(int i)
+    {
+        const uint32_t g = (threadIdx.x & 31) >> 2;
+        return i / SIDE * SIDE + g % SIDE;
+    }
+    /* From what was read to what the lane multiplies, by the whole warp: squares of SIDE lanes and pieces are transposed. */
+    template <typename V> static __device__ __forceinline__ void exchange(V k[PIECES])
+    {
+        const uint32_t g = (threadIdx.x & 31) >> 2;
+#pragma unroll
+        for (int side = SIDE / 2; side > 0; side /= 2) {
+            const bool upper = g & (uint32_t)side;
+#pragma unroll
+            for (int i = 0; i < PIECES; i++)
+                if (!(i & side)) swap_words(k[i], k[i + side], upper, 4 * side);
+        }
+    }
+
+  private:
+    static __device__ __forceinline__ void swap_word(uint32_t &low, uint32_t &high, bool upper, int lanes)
+    {
+        const uint32_t theirs = __shfl_xor_sync(0xffffffffu, upper ? low : high, lanes);
+        if (upper)
+            low = theirs;
+        else
+            high = theirs;
+    }
+    static __device__ __forceinline__ void swap_words(uint2 &low, uint2 &high, bool upper, int lanes)
+    {
+        swap_word(low.x, high.x, upper, lanes);
+        swap_word(low.y, high.y, upper, lanes);
+    }
+    static __device__ __forceinline__ void swap_words(uint4 &low, uint4 &high, bool upper, int lanes)
+    {
+        swap_word(low.x, high.x, upper, lanes);
+        swap_word(low.y, high.y, upper, lanes);
+        swap_word(low.z, high.z, upper, lanes);
+        swap_word(low.w, high.w, upper, lanes);
+    }
+};
+
 template <typename C, int HEAD> struct stream_keys;
 template <typename C, int HEAD> struct stream_values;
 
@@ -89,22 +142,25 @@ template <typename C, int HEAD> struct stream_values;
 template <typename T, int HEAD> struct stream_keys<kv_plain<T>, HEAD> {
     typedef T unit;
     typedef stream_shape<kv_plain<T>, HEAD> S;
+    typedef stream_row<HEAD> L;
     uint4 k[S::GROUPS][2][HEAD / 32];
 
     /* Keys of a page from `token` on, to group r. */
     __device__ __forceinline__ void load(int r, const unsigned char *rows, const kv_steps<kv_plain<T>> &,
                                          uint32_t token)
     {
-        const uint32_t lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
-        const uint4 *from = reinterpret_cast<const uint4 *>(rows + (token + g) * S::ROW) + c;
+        const uint4 *from = reinterpret_cast<const uint4 *>(rows + token * S::ROW) + (threadIdx.x & 3);
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int i = 0; i < HEAD / 32; i++) k[r][n][i] = __ldcg(from + n * 8 * (S::ROW / 16) + i * 4);
+            for (int i = 0; i < L::PIECES; i++)
+                k[r][n][i] = __ldcg(from + (n * 8 + L::row(i)) * (S::ROW / 16) + L::piece(i) * 4);
     }
-    __device__ __forceinline__ void scores(float x[S::GROUPS][4], const unsigned char *queries) const
+    __device__ __forceinline__ void scores(float x[S::GROUPS][4], const unsigned char *queries)
     {
         const uint32_t lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
+#pragma unroll
+        for (int r = 0; r < S::GROUPS; r++) L::exchange(k[r][0]), L::exchange(k[r][1]);
         float even[S::GROUPS][4], odd[S::GROUPS][4]; /* two sums: a product waits for the one before */
 #pragma unroll
         for (int r = 0; r < S::GROUPS; r++)
@@ -177,6 +233,7 @@ __device__ __forceinline__ uint32_t q8_bf16s(uint32_t four, uint32_t selector)
 template <int HEAD> struct stream_keys<kv_q8_0, HEAD> {
     typedef __nv_bfloat16 unit;
     typedef stream_shape<kv_q8_0, HEAD> S;
+    typedef stream_row<HEAD> L;
     static const int BLOCKS = HEAD / 32;
     uint2 k[S::GROUPS][2][BLOCKS];
     uint16_t scale[S::GROUPS][2][BLOCKS];
@@ -185,12 +242,13 @@ template <int HEAD> struct stream_keys<kv_q8_0, HEAD> {
                                          uint32_t token)
     {
         const uint32_t lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
-        const uint2 *from = reinterpret_cast<const uint2 *>(rows + (token + g) * S::ROW) + c;
+        const uint2 *from = reinterpret_cast<const uint2 *>(rows + token * S::ROW) + c;
         const unsigned char *scales = rows + steps.scales_at + (token + g) * S::SCALES;
 #pragma unroll
         for (int n = 0; n < 2; n++) {
 #pragma unroll
-            for (int i = 0; i < BLOCKS; i++) k[r][n][i] = __ldcg(from + n * 8 * (S::ROW / 8) + i * 4);
+            for (int i = 0; i < BLOCKS; i++)
+                k[r][n][i] = __ldcg(from + (n * 8 + L::row(i)) * (S::ROW / 8) + L::piece(i) * 4);
             take_scales<BLOCKS>(scale[r][n], scales + n * 8 * S::SCALES);
         }
     }
@@ -208,9 +266,11 @@ template <int HEAD> struct stream_keys<kv_q8_0, HEAD> {
             for (int i = 0; i < N; i++) to[i] = __ldcg(reinterpret_cast<const uint16_t *>(from) + i);
         }
     }
-    __device__ __forceinline__ void scores(float x[S::GROUPS][4], const unsigned char *queries) const
+    __device__ __forceinline__ void scores(float x[S::GROUPS][4], const unsigned char *queries)
     {
         const uint32_t lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
+#pragma unroll
+        for (int r = 0; r < S::GROUPS; r++) L::exchange(k[r][0]), L::exchange(k[r][1]);
 #pragma unroll
         for (int r = 0; r < S::GROUPS; r++) x[r][0] = x[r][1] = x[r][2] = x[r][3] = 0;
 #pragma unroll

@@ -208,7 +208,7 @@ HELM_MUST_CHECK int measure_chunks_run(struct measure *m, const struct measure_c
 
 /* gpu.attention_chained: of a device with chains, behind their measuring. */
 HELM_MUST_CHECK int measure_attention_chained(struct measure *m, struct helm_err *err);
-/* gpu.attention, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in a graph costs. */
+/* gpu.attention, gpu.attention_direct, gpu.attention_flops, gpu.attention_rows; `operation`: what a kernel in a graph costs. */
 HELM_MUST_CHECK int measure_attention_run(struct measure *m, double operation,
                                           struct measure_chunk_parts *parts, struct helm_err *err);
 /* Those of attention again, of caches of other types than f16. */

@@ -133,6 +133,20 @@ static struct gpuk_experts mixed_of(const struct lowering *low, const struct mak
                                  .stride = place->stride};
 }
 
+/* Experts of a layer from `weight` on; of packed ones with their table of offsets. */
+static struct gpuk_experts experts_at(const struct gpu_matrix *matrix, enum tensor_format format,
+                                      uint32_t all, const char *weight, const uint32_t *offset)
+{
+    const uint32_t rows = matrix->rows / all;
+    const bool packed = tensor_format_of(format)->variable;
+    return (struct gpuk_experts){.format = format,
+                                 .rows = rows,
+                                 .cols = matrix->cols,
+                                 .weight = weight,
+                                 .host = packed ? offset : NULL,
+                                 .stride = packed ? 0 : tensor_format_bytes(format, rows, matrix->cols)};
+}
+
 /* Which experts a piece has: the first, and one role's matrices of them. */
 static struct gpuk_experts experts_of(struct lowering *low, const struct making *m, uint32_t part,
                                       uint32_t *first)
@@ -146,14 +160,10 @@ static struct gpuk_experts experts_of(struct lowering *low, const struct making 
     const struct piece_part *p = &m->piece->part[part];
     const uint32_t all = low->source->model->config.router.experts, rows = p->matrix->rows / all;
     const float *bias = making_vector(low, m, m->at->math->bias[p->weight]);
-    const struct gpuk_experts experts = {.format = p->matrix->format,
-                                         .experts = p->rows / rows,
-                                         .rows = rows,
-                                         .cols = p->matrix->cols,
-                                         .weight = p->data,
-                                         .stride =
-                                             tensor_format_bytes(p->matrix->format, rows, p->matrix->cols),
-                                         .bias = bias ? bias + p->row : NULL};
+    struct gpuk_experts experts =
+        experts_at(p->matrix, m->piece->format, all, p->data, p->offset); /* expanded, or as they lie */
+    experts.experts = p->rows / rows;
+    experts.bias = bias ? bias + p->row : NULL;
     *first = p->row / rows;
     if (!low->rc && (experts.stride % 16 || p->row % rows || p->rows % rows))
         low->rc = helm_fail(
@@ -169,13 +179,10 @@ static struct gpuk_experts downs_of(const struct lowering *low, const struct mak
 {
     if (making_mixed(low, m)) return mixed_of(low, m, SLOT_DOWN);
     const struct gpu_matrix *down = gpu_matrix_of(low->source->weights, TENSOR_DOWN_EXPERTS, m->at->layer);
-    const uint32_t experts = low->source->model->config.router.experts, rows = down->rows / experts;
-    return (struct gpuk_experts){.format = down->format,
-                                 .experts = experts,
-                                 .rows = rows,
-                                 .cols = down->cols,
-                                 .weight = down->data,
-                                 .stride = tensor_format_bytes(down->format, rows, down->cols)};
+    const uint32_t all = low->source->model->config.router.experts;
+    struct gpuk_experts experts = experts_at(down, down->format, all, down->data, down->offset_device);
+    experts.experts = all;
+    return experts;
 }
 
 void make_experts_glu(struct lowering *low, const struct making *m)

@@ -95,10 +95,15 @@ static uint64_t expanded_row_bytes(const struct gpu_matrix *m)
     return m->cols * dtype_bytes(tensor_format_product(m->format));
 }
 
-/* Experts are computed as they lie. */
 static bool is_of_experts(const struct math_op *math)
 {
     return math->kind == MATH_EXPERTS_GLU || math->kind == MATH_EXPERTS_DOWN;
+}
+
+/* Whether a chunk multiplies by the operation's weights in this format as they lie: of experts by all but packed ones. */
+static bool as_it_lies(const struct math_op *math, enum tensor_format format)
+{
+    return tensor_format_is_plain(format) || (is_of_experts(math) && !tensor_format_of(format)->variable);
 }
 
 static void add_part(const struct cutting *c, struct ring_slice *slice, uint32_t weight, uint32_t row,
@@ -114,8 +119,7 @@ static void add_part(const struct cutting *c, struct ring_slice *slice, uint32_t
                                .rows = rows,
                                .at = round_up(slice->bytes, RING_ALIGN)};
     place_part(c->weights, m, part, &from, &bytes);
-    if (!tensor_format_is_plain(format) &&
-        !is_of_experts(ring_math_of(c->weights->model, slice->unit, slice->op))) {
+    if (!as_it_lies(ring_math_of(c->weights->model, slice->unit, slice->op), format)) {
         part->out = round_up(slice->expanded, RING_ALIGN);
         slice->expanded = part->out + rows * expanded_row_bytes(m);
     }
@@ -155,11 +159,12 @@ static int choose_rows(const struct cutting *c, const struct run *run, uint64_t 
     *rows = 0;
     for (uint32_t w = run->first; w < run->end; w++) {
         const struct gpu_matrix *m = matrix_of(c, run->unit, run->op, w);
-        const bool is_plain = tensor_format_is_plain(m->format) || experts;
+        const bool is_plain = as_it_lies(math, m->format);
         if (!m->host && is_plain)
             return helm_fail(c->err, HELM_E_INTERNAL, "layer %d: weights %d are not in the arena",
                              ring_layer_of(c->weights->model, run->unit), (int)math->weight[w]);
-        uint64_t bytes = experts ? tensor_format_row_bytes(m->format, m->cols) : expanded_row_bytes(m);
+        uint64_t bytes =
+            experts && is_plain ? tensor_format_row_bytes(m->format, m->cols) : expanded_row_bytes(m);
         if (experts) granule = m->rows / c->weights->model->config.router.experts;
         const bool packed = tensor_format_of(m->format)->variable;
         if (!is_plain) most = c->home && !packed ? HOME_SLICE_BYTES : RING_PACKED_SLICE_BYTES;
@@ -211,7 +216,9 @@ static int cut_operation(struct cutting *c, uint32_t unit, uint32_t op)
     const struct math_op *math = ring_math_of(c->weights->model, unit, op);
     const int32_t layer = ring_layer_of(c->weights->model, unit);
     int rc = 0;
-    if (c->home && is_of_experts(math)) return 0;
+    if (c->home && is_of_experts(math) &&
+        as_it_lies(math, matrix_of(c, unit, op, 0)->format)) /* whatever the step */
+        return 0;
     /* what every token reads beside experts in both memories is in VRAM, whatever list streams these */
     if (!c->home && placement_lies(plan_unit_home(c->plan, 0, unit), math->weight[0], PLAN_VRAM0)) return 0;
     for (struct run run = {.unit = unit, .op = op}; run.first < math->weights && !rc; run.first = run.end) {

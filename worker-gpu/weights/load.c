@@ -346,11 +346,18 @@ static int copy_whole(struct gpu_weights *w, uint64_t to, const void *from, uint
 static int send_tables(struct gpu_weights *w, struct helm_err *err)
 {
     uint64_t plain = 0;
+    double read = 0; /* of plain bytes, what a token reads */
+    const struct model_router *router = &w->model->config.router;
     char before[UNITS_TEXT], after[UNITS_TEXT];
     if (!w->packed_table) return 0;
     for (uint32_t i = 0; i < w->place_count; i++)
-        if (w->place[i].format == FORMAT_BF16_PACKED) plain += w->place[i].tensor->bytes;
-    w->step_bytes += w->packed_bytes;
+        if (w->place[i].format == FORMAT_BF16_PACKED) {
+            const struct model_tensor *t = w->place[i].tensor;
+            plain += t->bytes;
+            read += (double)t->bytes *
+                    (arch_role_of_experts(t->role) ? (double)router->chosen / router->experts : 1);
+        }
+    w->step_bytes += (uint64_t)((double)w->packed_bytes * (read / (double)plain));
     log_info("%s of weights in VRAM are packed as %s, %.1f of 16 bits", units_format_size(plain, before),
              units_format_size(w->packed_bytes, after), 16.0 * (double)w->packed_bytes / (double)plain);
     return copy_whole(w, w->packed_at, w->packed_table, w->packed_table_bytes, err);

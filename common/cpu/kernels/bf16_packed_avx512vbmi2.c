@@ -5,14 +5,16 @@
  * permutation doubles the signs and mantissas into words, and one select joins them. The two halves of a
  * group's rows are read side by side as two streams: their tiles have the same columns, so that x is loaded
  * once for both, and one does not wait for what the other does. Called through the table of linear.c after the
- * CPU check. Columns are a multiple of PACKED_CPU_COLS, so that half a tile never has two rows. */
+ * CPU check. Columns are a multiple of PACKED_CPU_COLS, so that one of a tile's four runs
+ * of values never has two rows. */
 #include <string.h>
 
 #include "common/cpu/kernels/lanes512.h"
 #include "common/cpu/kernels/variants.h"
 #include "common/formats/packed.h"
 
-#define HALF   PACKED_CPU_COLS
+#define RUN    PACKED_CPU_COLS            /* values of a run */
+#define RUNS   (PACKED_TILE / RUN)        /* of a tile */
 #define LISTED 32                         /* bytes of the list that are read where the next escape stands */
 #define ROOM   (PACKED_TILE + 2 * LISTED) /* of a tile's escapes and what is read behind them */
 /* Tiles ahead of each stream: whole ones, so that none is missed where streams end. Into L1, and where
@@ -148,18 +150,16 @@ INLINE void ahead_fetch(struct ahead to, size_t line, const bool two_levels)
     _mm_prefetch((const char *)to.near + 64 * line, _MM_HINT_T0);
 }
 
-/* One half of `S` tiles. ahead[s]: from where on what comes later is fetched. */
-INLINE void half_multiply(struct tile *t, __m512i base, const float *x, __m512 sum[2][2],
-                          const struct ahead *ahead, const unsigned half, const size_t S,
-                          const bool two_levels)
+/* Run k of `S` tiles. ahead[s]: from where on what comes later is fetched. */
+INLINE void run_multiply(struct tile *t, __m512i base, const float *x, __m512 sum[2][2],
+                         const struct ahead *ahead, const unsigned k, const size_t S, const bool two_levels)
 {
-    UNROLL for (unsigned n = 0; n < 8; n++)
+    UNROLL for (unsigned line = 0; line < 4; line++)
     {
-        const unsigned k = 2 * half + n / 4, line = n % 4;
         __m512i rest[2];
         UNROLL for (size_t s = 0; s < S; s++)
         {
-            ahead_fetch(ahead[s], 8 * half + n, two_levels);
+            ahead_fetch(ahead[s], 4 * k + line, two_levels);
             rest[s] = _mm512_loadu_si512(t[s].record + PACKED_CODE_BYTES + k * 256 + line * 64);
         }
         UNROLL for (unsigned q = 2 * line; q < 2 * line + 2; q++, x += 32)
@@ -175,8 +175,8 @@ INLINE void half_multiply(struct tile *t, __m512i base, const float *x, __m512 s
 INLINE void coded_gemv(float *y, const struct coded *c, uint32_t rows, uint32_t cols, const float *split,
                        const uint8_t *next, const size_t S, const bool two_levels)
 {
-    const uint32_t halves = c->values / HALF / (uint32_t)S, tiles = (halves + 1) / 2,
-                   row_halves = cols / HALF;
+    const uint32_t runs = c->values / RUN / (uint32_t)S, tiles = (runs + RUNS - 1) / RUNS,
+                   row_runs = cols / RUN;
     const size_t head = (size_t)(c->record - c->group);
     const struct streams streams = {c->record, next ? next + head : NULL, (size_t)tiles * PACKED_TILE_BYTES};
     struct tile t[2];
@@ -202,11 +202,11 @@ INLINE void coded_gemv(float *y, const struct coded *c, uint32_t rows, uint32_t 
             fetch(list, 4);
             fetch(list + (c->end - c->list) / 2, 4);
         }
-        UNROLL for (unsigned half = 0; half < 2; half++)
+        UNROLL for (unsigned k = 0; k < RUNS; k++)
         {
-            if (half == 1 && 2 * n + 1 == halves) break;
-            half_multiply(t, c->base, split + (size_t)at * HALF, sum, ahead, half, S, two_levels);
-            if (++at < row_halves) continue;
+            if (k && RUNS * n + k == runs) break;
+            run_multiply(t, c->base, split + (size_t)at * RUN, sum, ahead, k, S, two_levels);
+            if (++at < row_runs) continue;
             UNROLL for (size_t s = 0; s < S; s++)
             {
                 y[s * (rows / S)] = _mm512_reduce_add_ps(_mm512_add_ps(sum[s][0], sum[s][1]));
@@ -267,9 +267,20 @@ static size_t split_bytes(size_t cols)
     return cols * sizeof(float);
 }
 
+/* The values of run k in order. */
+INLINE void run_values(uint16_t *value, struct tile *t, __m512i base, const unsigned k)
+{
+    UNROLL for (unsigned line = 0; line < 4; line++)
+    {
+        const __m512i rest = _mm512_loadu_si512(t->record + PACKED_CODE_BYTES + k * RUN + line * 64);
+        UNROLL for (unsigned q = 2 * line; q < 2 * line + 2; q++, value += 32)
+            _mm512_store_si512(value, tile_values(t, base, rest, k, q));
+    }
+}
+
 /* `S` tiles side by side, `apart` from each other: one does not wait for what the other does. */
 INLINE void coded_decode(uint16_t *value, const struct coded *c, uint32_t number, uint32_t apart,
-                         uint8_t room[2][ROOM], const unsigned halves, const size_t S)
+                         uint8_t room[2][ROOM], const size_t S)
 {
     struct tile t[2];
     UNROLL for (size_t s = 0; s < S; s++)
@@ -277,7 +288,7 @@ INLINE void coded_decode(uint16_t *value, const struct coded *c, uint32_t number
         tile_open(&t[s], c, number + s * apart, room[s]);
         fetch(t[s].record + NEAR * PACKED_TILE_BYTES, PACKED_TILE_BYTES / 64);
     }
-    UNROLL for (unsigned k = 0; k < 2 * halves; k++) UNROLL for (unsigned line = 0; line < 4; line++)
+    UNROLL for (unsigned k = 0; k < RUNS; k++) UNROLL for (unsigned line = 0; line < 4; line++)
     {
         __m512i rest[2];
         UNROLL for (size_t s = 0; s < S; s++) rest[s] =
@@ -286,6 +297,19 @@ INLINE void coded_decode(uint16_t *value, const struct coded *c, uint32_t number
             UNROLL for (size_t s = 0; s < S; s++)
                 _mm512_store_si512(value + (size_t)s * apart * PACKED_TILE,
                                    tile_values(&t[s], c->base, rest[s], k, q));
+    }
+}
+
+/* The last tile, where it is no whole one. */
+static void decode_part(uint16_t *value, const struct coded *c, uint32_t number, uint8_t *room)
+{
+    const uint32_t runs = c->values % PACKED_TILE / RUN;
+    struct tile t;
+    tile_open(&t, c, number, room);
+    UNROLL for (unsigned k = 0; k + 1 < RUNS; k++)
+    {
+        if (k == runs) break;
+        run_values(value + k * RUN, &t, c->base, k);
     }
 }
 
@@ -299,26 +323,25 @@ static void decode(void *values, const void *group, size_t rows, size_t cols)
     const struct coded c = coded_of(group);
     const uint32_t whole = c.values / PACKED_TILE, pairs = whole / 2;
     _Alignas(64) uint8_t room[2][ROOM];
-    for (uint32_t n = 0; n < pairs; n++)
-        coded_decode(value + (size_t)n * PACKED_TILE, &c, n, pairs, room, 2, 2);
+    for (uint32_t n = 0; n < pairs; n++) coded_decode(value + (size_t)n * PACKED_TILE, &c, n, pairs, room, 2);
     for (uint32_t n = 2 * pairs; n < whole; n++)
-        coded_decode(value + (size_t)n * PACKED_TILE, &c, n, 0, room, 2, 1);
-    if (c.values % PACKED_TILE) coded_decode(value + (size_t)whole * PACKED_TILE, &c, whole, 0, room, 1, 1);
+        coded_decode(value + (size_t)n * PACKED_TILE, &c, n, 0, room, 1);
+    if (c.values % PACKED_TILE) decode_part(value + (size_t)whole * PACKED_TILE, &c, whole, room[0]);
 }
 
 /* ---- a few tokens ---- */
 
 #define FEW_TOKENS 8  /* whose sums are in registers at once */
-#define FEW_MOST   16 /* that share a half tile's values, which stay in L1 */
+#define FEW_MOST   16 /* that share a run's values, which stay in L1 */
 
 /* Sums of a row that is begun, of even columns and of odd ones. */
 struct few_sums {
     __m512 sum[FEW_MOST][2];
 };
 
-/* Half a tile's values of a row times x of T tokens, ldx floats apart: each token's sums as multiply() adds them. */
-INLINE void few_half(struct few_sums *sums, size_t token, const uint16_t *value, const float *x, size_t ldx,
-                     size_t values, const size_t T)
+/* A run's values of a row times x of T tokens, ldx floats apart: each token's sums as multiply() adds them. */
+INLINE void few_run(struct few_sums *sums, size_t token, const uint16_t *value, const float *x, size_t ldx,
+                    size_t values, const size_t T)
 {
     const __m512i odd = _mm512_set1_epi32((int)0xffff0000);
     __m512 sum[FEW_TOKENS][2];
@@ -340,16 +363,16 @@ static void few_add(struct few_sums *sums, const uint16_t *value, const float *x
 {
     size_t t = 0;
     for (; t + FEW_TOKENS <= tokens; t += FEW_TOKENS)
-        few_half(sums, t, value, x + t * ldx, ldx, values, FEW_TOKENS);
+        few_run(sums, t, value, x + t * ldx, ldx, values, FEW_TOKENS);
     if (t + 4 <= tokens) {
-        few_half(sums, t, value, x + t * ldx, ldx, values, 4);
+        few_run(sums, t, value, x + t * ldx, ldx, values, 4);
         t += 4;
     }
     if (t + 2 <= tokens) {
-        few_half(sums, t, value, x + t * ldx, ldx, values, 2);
+        few_run(sums, t, value, x + t * ldx, ldx, values, 2);
         t += 2;
     }
-    if (t < tokens) few_half(sums, t, value, x + t * ldx, ldx, values, 1);
+    if (t < tokens) few_run(sums, t, value, x + t * ldx, ldx, values, 1);
 }
 
 static void few_end(struct few_sums *sums, float *y, size_t ldy, size_t tokens)
@@ -360,38 +383,26 @@ static void few_end(struct few_sums *sums, float *y, size_t ldy, size_t tokens)
     }
 }
 
-/* A half tile's values in order. */
-INLINE void half_values(uint16_t *value, struct tile *t, __m512i base, const unsigned half)
-{
-    UNROLL for (unsigned n = 0; n < 8; n++)
-    {
-        const unsigned k = 2 * half + n / 4, line = n % 4;
-        const __m512i rest = _mm512_loadu_si512(t->record + PACKED_CODE_BYTES + k * 256 + line * 64);
-        UNROLL for (unsigned q = 2 * line; q < 2 * line + 2; q++, value += 32)
-            _mm512_store_si512(value, tile_values(t, base, rest, k, q));
-    }
-}
-
 /* `tokens`: FEW_MOST at most. */
 static void coded_few(float *y, size_t ldy, const struct coded *c, uint32_t cols, const float *split,
                       size_t ldx, size_t tokens)
 {
-    const uint32_t halves = c->values / HALF, row_halves = cols / HALF;
+    const uint32_t runs = c->values / RUN, row_runs = cols / RUN;
     struct few_sums sums = {0};
     struct tile t;
     _Alignas(64) uint8_t room[ROOM];
-    _Alignas(64) uint16_t value[HALF];
+    _Alignas(64) uint16_t value[RUN];
     uint32_t at = 0;
-    for (uint32_t n = 0; 2 * n < halves; n++) {
+    for (uint32_t n = 0; RUNS * n < runs; n++) {
         tile_open(&t, c, n, room);
         fetch(t.record + NEAR * PACKED_TILE_BYTES, PACKED_TILE_BYTES / 64);
         fetch(t.list + LIST_NEAR, 1);
-        UNROLL for (unsigned half = 0; half < 2; half++)
+        UNROLL for (unsigned k = 0; k < RUNS; k++)
         {
-            if (half == 1 && 2 * n + 1 == halves) break;
-            half_values(value, &t, c->base, half);
-            few_add(&sums, value, split + (size_t)at * HALF, ldx, HALF, tokens);
-            if (++at < row_halves) continue;
+            if (k && RUNS * n + k == runs) break;
+            run_values(value, &t, c->base, k);
+            few_add(&sums, value, split + (size_t)at * RUN, ldx, RUN, tokens);
+            if (++at < row_runs) continue;
             few_end(&sums, y++, ldy, tokens);
             at = 0;
         }

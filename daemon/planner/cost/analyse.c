@@ -14,9 +14,10 @@ double analyse_read_part(const struct model_config *c, const struct model_tensor
     return 1 - pow(1 - (double)c->router.chosen / (double)c->router.experts, tokens);
 }
 
-static void bytes_add_tensor(const struct model_config *c, struct analyse_bytes *sum,
+static void bytes_add_tensor(const struct model *model, struct analyse_bytes *sum,
                              const struct model_tensor *t)
 {
+    const struct model_config *c = &model->config;
     sum->stored += t->bytes;
     sum->token += arch_role_of_experts(t->role) ? t->bytes / c->router.experts * c->router.chosen : t->bytes;
     if (model_tensor_is_vector(t)) {
@@ -29,7 +30,7 @@ static void bytes_add_tensor(const struct model_config *c, struct analyse_bytes 
     const uint64_t arena = placement_rounded(PLAN_HOST, placement_room(t, t->format, PLAN_HOST, NULL));
     sum->arena += arena;
     sum->vram += placement_rounded(PLAN_VRAM0, placement_room(t, t->format, PLAN_VRAM0, NULL));
-    if (!placement_takes(t, FORMAT_BF16_PACKED)) return;
+    if (!placement_takes(model, t, FORMAT_BF16_PACKED)) return;
     sum->packable += t->bytes;
     if (t->layer < 0) return; /* the ends lie in the arena as they are */
     sum->packed_more +=
@@ -55,24 +56,30 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
     table->before = calloc((size_t)units + 1, sizeof *table->before);
     table->packs = calloc((size_t)units + 1, sizeof *table->packs);
     table->packs_cpu = calloc((size_t)units + 1, sizeof *table->packs_cpu);
-    if (!table->before || !table->packs || !table->packs_cpu) {
+    table->packs_vram = calloc((size_t)units + 1, sizeof *table->packs_vram);
+    if (!table->before || !table->packs || !table->packs_cpu || !table->packs_vram) {
         analyse_table_free(table);
         return helm_fail(err, HELM_E_NOMEM, "no memory for a table of layers");
     }
     placement_packing(model, table->packs, table->packs_cpu);
+    for (uint32_t u = 0; u < units; u++)
+        table->packs_vram[u] =
+            table->packs[u] &&
+            (!model->config.router.experts ||
+             (model_unit_kind(model, u) == MATH_PART_SPARSE && !model->config.shared_intermediate));
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         table->total_stored += t->bytes;
         table->blocks |= t->layer >= 0 && !tensor_format_is_plain(t->format);
         uint32_t unit = model_tensor_unit(t);
         if (t->layer >= 0 && (uint32_t)t->layer < table->layers)
-            bytes_add_tensor(&model->config, &table->before[unit + 1], t);
+            bytes_add_tensor(model, &table->before[unit + 1], t);
         else if (t->role == TENSOR_EMBED)
-            bytes_add_tensor(&model->config, &table->embed, t);
+            bytes_add_tensor(model, &table->embed, t);
         else if (t->role == TENSOR_HEAD)
-            bytes_add_tensor(&model->config, &table->head, t);
+            bytes_add_tensor(model, &table->head, t);
         else
-            bytes_add_tensor(&model->config, &table->final_norm, t);
+            bytes_add_tensor(model, &table->final_norm, t);
     }
     for (uint32_t u = 1; u <= units; u++) bytes_add(&table->before[u], &table->before[u - 1]);
     table->tied = table->head.stored == 0;
@@ -86,6 +93,7 @@ void analyse_table_free(struct analyse_table *table)
     free(table->before);
     free(table->packs);
     free(table->packs_cpu);
+    free(table->packs_vram);
     *table = (struct analyse_table){0};
 }
 

@@ -56,10 +56,6 @@ double attention_elsewhere(const struct pricing *p, double window)
     return one_a_row(p) ? host_positions(p, window) : 0;
 }
 
-/* Attention's kernel, which reads cells of a few hundred bytes over the link, has this part of a copy's rate: 27 of 45 GB/s on an
- * H100 (8B, 16,384 positions, beside a CPU that attends). */
-#define DIRECT_PART 0.6
-
 /* The query's way to the CPU, or its part's way back: what fits a hand-over's price, and the rest at the link's rate. */
 static double hand_over(const struct pricing *p)
 {
@@ -91,7 +87,7 @@ static void price_assisted(const struct pricing *p, double window, double host, 
 {
     const double position = p->step->rows * pricing_kv_bytes(p),
                  direct = direct_positions(p, window, host) * position, own = host * position - direct;
-    const double reading = direct / cost_rates_direct(&p->profile->link, DIRECT_PART);
+    const double reading = direct / cost_attention_direct(p->profile, p->step->kv_dtype);
     if (!asks(p, window)) {
         u->kv.link = reading;
         u->gpu += reading;
@@ -149,6 +145,6 @@ uint32_t cost_direct_permille(const struct profile *profile, enum kv_dtype kv_dt
     const struct profile_cpu *cpu = &profile->cpu;
     const double company = fmin(1, rate_or(&cpu->gemv_beside, cpu->gemv.value) / cpu->gemv.value),
                  attend = company * cost_attention_host(profile, kv_dtype),
-                 direct = cost_rates_direct(&profile->link, DIRECT_PART);
+                 direct = cost_attention_direct(profile, kv_dtype);
     return direct > 0 ? (uint32_t)(1000 * direct / (direct + attend)) : 0;
 }

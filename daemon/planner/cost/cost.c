@@ -378,6 +378,18 @@ static double packed_in_vram(const struct pricing *p, bool mlp, uint64_t bytes, 
            expand_seconds(p, (double)bytes);
 }
 
+/* Experts that lie packed in VRAM: one and a few tokens' are read so by a kernel of its own behind one that chooses; a chunk's, all of
+ * them, are expanded. The kernel's rate beside that of dense packed products is a guess, not measured. */
+#define PACKED_EXPERTS_PART 0.7
+static double packed_experts_in_vram(const struct pricing *p, const struct weights *w, uint64_t bytes,
+                                     double sliced)
+{
+    const double packed = p->profile->gpu.gemv_packed.value;
+    if (p->tier == OP_TIER_CHUNK) return sliced + expand_seconds(p, (double)bytes);
+    return w->kernel.total - w->experts.gpu + p->kernel.operation +
+           w->experts.bytes / (PACKED_EXPERTS_PART * (packed > 0 ? packed : p->kernel.gemv));
+}
+
 /* In slices: each beyond one a product is one more. */
 static double in_slices(const struct pricing *p, const struct weights *w, double more)
 {
@@ -412,9 +424,10 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     /* Between slices there are events: nothing to chain. */
     const double slices = w.blocks ? w.slices : slices_of(u->bytes, u->packed),
                  more = fmax(0, slices - w.products);
-    u->gpu = u->gpu_packed    ? packed_in_vram(p, mlp, u->bytes, &w.gpu, &w.kernel)
-             : w.expands_home ? in_slices(p, &w, more)
-                              : p->together * w.gpu.total;
+    u->gpu = u->gpu_packed && u->experts ? packed_experts_in_vram(p, &w, u->bytes, in_slices(p, &w, more))
+             : u->gpu_packed             ? packed_in_vram(p, mlp, u->bytes, &w.gpu, &w.kernel)
+             : w.expands_home            ? in_slices(p, &w, more)
+                                         : p->together * w.gpu.total;
     u->gpu_bound = bound_of(&w.gpu);
     u->stream = in_slices(p, &w, more);
     if (w.blocks && p->tier != OP_TIER_CHUNK)

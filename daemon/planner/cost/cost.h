@@ -24,6 +24,9 @@ struct cost_experts {
     uint32_t slots, direct_permille;
     double hit;
 };
+/* In the place of direct_permille: for each number of missing ones as many as makes the step shortest. No plan is so; with any
+ * share of its own none is faster. */
+#define COST_DIRECT_BEST UINT32_MAX
 
 /* One step: `tokens` over all rows. Decode: one token a row, so tokens == rows == batch. */
 struct cost_step {

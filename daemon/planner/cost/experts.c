@@ -40,6 +40,8 @@ static void experts_apart(const struct profile_format *of, struct device_rates *
     const double part = of->cpu_experts.value / of->cpu_gemv.value;
     one->gemv *= part;
     one->gemv_beside *= part;
+    one->packed *= part;
+    one->packed_beside *= part;
 }
 
 /* How many times as long as one token's a CPU's product with an expert of two tokens takes. Blocks are multiplied by one token's
@@ -127,6 +129,44 @@ static double both(const struct pricing *p, const struct experts_parts *parts, c
                            2 * p->profile->link.hand_over.value);
 }
 
+/* When the GPU reads `direct` of `missing` ones itself. */
+static double with_direct(const struct pricing *p, const struct experts_parts *parts, double all,
+                          double missing, double direct, bool beside)
+{
+    const struct shares s = {.hits = all - missing, .direct = direct, .cpu = missing - direct};
+    return both(p, parts, &s, all, beside);
+}
+
+#define HALVINGS 50
+
+/* The least of that over all shares, of which any part of an expert may be one: with more read directly the GPU takes longer, the
+ * CPU less long, so behind none at all it is where both take as long, or all. */
+static double with_best(const struct pricing *p, const struct experts_parts *parts, double all,
+                        double missing, bool beside)
+{
+    double low = 0, high = missing;
+    double least = fmin(with_direct(p, parts, all, missing, 0, beside),
+                        with_direct(p, parts, all, missing, missing, beside));
+    for (int i = 0; i < HALVINGS; i++) {
+        const double a = low + (high - low) / 3, b = high - (high - low) / 3,
+                     at_a = with_direct(p, parts, all, missing, a, beside),
+                     at_b = with_direct(p, parts, all, missing, b, beside);
+        least = fmin(least, fmin(at_a, at_b));
+        *(at_a < at_b ? &high : &low) = at_a < at_b ? b : a;
+    }
+    return least;
+}
+
+/* The same of whole ones, which one token's are. */
+static double least_whole(const struct pricing *p, const struct experts_parts *parts, uint32_t missing,
+                          bool beside)
+{
+    double least = INFINITY;
+    for (uint32_t direct = 0; direct <= missing; direct++)
+        least = fmin(least, with_direct(p, parts, p->model->config.router.chosen, missing, direct, beside));
+    return least;
+}
+
 /* One token: the mean over how many of its experts are in VRAM, each with the same chance; of experts in parts, each has as many
  * there as all have, and some one more (gpu_slots_fill). How many the GPU reads itself are whole ones (gpuk_experts_ask). */
 static double one_token(const struct pricing *p, const struct experts_parts *times, bool beside,
@@ -139,16 +179,16 @@ static double one_token(const struct pricing *p, const struct experts_parts *tim
     double seconds = 0, chance = pow(more, experts); /* of all of them */
     *direct = 0;
     if (e->hit >= 1) {
-        const struct shares all = {.hits = chosen};
-        return both(p, times, &all, chosen, beside);
+        return with_direct(p, times, chosen, 0, 0, beside);
     }
     if (more <= 0) chance = 0;
     for (uint32_t fewer = 0; fewer <= experts; fewer++) {
+        const bool best = e->direct_permille == COST_DIRECT_BEST;
         const uint32_t missing = chosen - experts * (each + 1) + fewer,
-                       reads = (missing * e->direct_permille + 500) / 1000;
-        const struct shares s = {.hits = chosen - missing, .direct = reads, .cpu = missing - reads};
+                       reads = best ? 0 : (missing * e->direct_permille + 500) / 1000;
         const double now = more <= 0 ? fewer == experts : chance;
-        seconds += now * both(p, times, &s, chosen, beside);
+        seconds += now * (best ? least_whole(p, times, missing, beside)
+                               : with_direct(p, times, chosen, missing, reads, beside));
         *direct += now * reads;
         chance *= (double)(experts - fewer) / (fewer + 1) * (1 - more) / (more > 0 ? more : 1);
     }
@@ -171,10 +211,12 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
         u->mixed_kv.cpu_beside = one_token(p, all, true, &direct);
     } else {
         const double missing = chosen * (1 - e->hit);
-        direct = p->tier == OP_TIER_CHUNK ? 0 : missing * e->direct_permille / 1000;
-        const struct shares s = {.hits = chosen - missing, .direct = direct, .cpu = missing - direct};
-        u->mixed_kv.cpu = both(p, all, &s, chosen, false);
-        u->mixed_kv.cpu_beside = both(p, all, &s, chosen, true);
+        const bool best = e->direct_permille == COST_DIRECT_BEST;
+        direct = p->tier == OP_TIER_CHUNK || best ? 0 : missing * e->direct_permille / 1000;
+        u->mixed_kv.cpu = best ? with_best(p, all, chosen, missing, false)
+                               : with_direct(p, all, chosen, missing, direct, false);
+        u->mixed_kv.cpu_beside = best ? with_best(p, all, chosen, missing, true)
+                                      : with_direct(p, all, chosen, missing, direct, true);
     }
     if (direct > 0) u->mixed_kv.cpu_beside = u->mixed_kv.cpu; /* copies wait for what kernels read */
     u->mixed_kv.way = way;

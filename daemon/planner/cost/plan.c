@@ -68,8 +68,10 @@ struct cost_crossing cost_bytes_of(const struct analyse_table *analysed, const s
     for (uint32_t i = 0; i < plan->stage_count; i++) {
         const struct plan_stage *stage = &plan->stages[i];
         if (stage->home != home) continue;
-        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++)
-            saving += saving_of(analyse_units_stored(analysed, u, u), plan_unit_format(plan, u));
+        for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage); u++) {
+            const struct analyse_bytes of = analyse_units(analysed, u, u);
+            saving += saving_of(home == PLAN_HOME_STREAM ? of.stored : of.token, plan_unit_format(plan, u));
+        }
     }
     if (home == plan_processor_home(plan->head))
         saving += saving_of(analysed->head.stored, plan_head_format(plan));

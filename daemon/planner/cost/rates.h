@@ -89,6 +89,8 @@ double cost_rates_link(const struct pricing *p);
  * a copy's rate where the profile does not say. */
 double cost_rates_copy(const struct profile_link *link);
 double cost_rates_direct(const struct profile_link *link, double part);
+/* Bytes of such a cache a second that the GPU's attention reads in host memory, likewise: as its rate alone is to a copy's. */
+double cost_attention_direct(const struct profile *profile, enum kv_dtype kv_dtype);
 /* Bytes of such a cache a second that the CPU attends to in layers of the GPU, where nothing else reads. */
 double cost_attention_host(const struct profile *profile, enum kv_dtype kv_dtype);
 /* Relative half-width of a rate's samples. */

@@ -126,16 +126,27 @@ uint32_t ledger_matrices_together(const struct model *model, const struct model_
  * streamed: what worker-gpu/program/expand.c takes at most. */
 uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_expands *what)
 {
-    uint64_t slice = what->ring_bytes / RING_SHARE, row = 0, there_row = 0, there = 0, tables = 0;
+    uint64_t slice = what->ring_bytes / RING_SHARE, row = 0, there_row = 0, there = 0, whole = 0,
+             there_whole = 0, tables = 0;
     if (slice > RING_PACKED_SLICE_BYTES) slice = RING_PACKED_SLICE_BYTES;
     for (uint32_t i = 0; i < c->model->tensor_count; i++) {
         const struct model_tensor *t = &c->model->tensors[i];
         if (t->layer < 0 || model_tensor_is_vector(t) || (uint32_t)t->layer >= c->table->layers) continue;
-        if (arch_role_of_experts(t->role)) continue; /* computed as they lie */
         uint32_t unit = model_tensor_unit(t);
+        const bool experts = arch_role_of_experts(t->role),
+                   packs_cpu = c->wish->pack_cpu && c->table->packs_cpu[unit];
+        const bool home = what->units && c->table->packs[unit]; /* at home in VRAM some may be packed */
+        if (experts && !packs_cpu && !home) continue;           /* computed as they lie */
         const bool blocks = !tensor_format_is_plain(t->format);
         const enum tensor_format expanded = tensor_format_plain(tensor_format_product(t->format));
         uint64_t bytes = tensor_format_row_bytes(expanded, t->cols) * ledger_matrices_together(c->model, t);
+        if (experts) {
+            bytes *= t->rows / c->model->config.router.experts;
+            if (packs_cpu && bytes > whole) whole = bytes;
+            if (home && bytes > there_whole) there_whole = bytes;
+            if (packs_cpu) tables += packed_offsets_bytes((uint32_t)t->rows) + RING_ALIGN;
+            continue;
+        }
         if (what->units && (blocks || c->table->packs[unit])) {
             uint64_t most = blocks ? MATH_WEIGHTS_MAX * t->rows * bytes /* of an operation, at most */
                                    : analyse_units(c->table, unit, unit).packable,
@@ -145,8 +156,7 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
             if (most > there) there = most;
         }
         if (blocks && bytes > row) row = bytes;
-        if (!(c->wish->pack && c->table->packs[unit]) && !(c->wish->pack_cpu && c->table->packs_cpu[unit]))
-            continue;
+        if (!(c->wish->pack && c->table->packs[unit]) && !packs_cpu) continue;
         if (bytes > row) row = bytes;
         tables += packed_offsets_bytes((uint32_t)t->rows) + RING_ALIGN;
     }
@@ -159,6 +169,11 @@ uint64_t ledger_expanded_bytes(const struct ledger_case *c, const struct ledger_
     }
     uint64_t streamed = row && what->ring_bytes ? slice_place(slice, row) : 0,
              place = there ? slice_place(there, there_row) : 0;
+    /* of experts whole ones */
+    if (whole && what->ring_bytes && slice + whole + 4 * RING_ALIGN > streamed)
+        streamed = slice + whole + 4 * RING_ALIGN;
+    if (there_whole && RING_PACKED_SLICE_BYTES + there_whole + 4 * RING_ALIGN > place)
+        place = RING_PACKED_SLICE_BYTES + there_whole + 4 * RING_ALIGN;
     return (streamed > place ? streamed : place) + (streamed ? tables : 0);
 }
 

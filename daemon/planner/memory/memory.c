@@ -88,7 +88,7 @@ static void fill_units(const struct ledger_case *c, const struct memory_wish *wi
         unit[PLAN_HOME_CPU] = on_device(c, wish->prefill ? bytes.vram_vectors : 0,
                                         bytes.arena + bytes.vector_bytes + packed_more(c, u, PLAN_HOME_CPU));
         unit[PLAN_HOME_CPU].host += mlp ? 0 : kv_host;
-        uint64_t weights = c->wish->pack_gpu && c->table->packs[u]
+        uint64_t weights = c->wish->pack_gpu && c->table->packs_vram[u]
                                ? bytes.vram_vectors + ledger_packed_unit_bytes(c, u)
                                : bytes.vram;
         unit[PLAN_HOME_GPU] = on_device(c, weights + ledger_graph_bytes(c, u, 0), 0);

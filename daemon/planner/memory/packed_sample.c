@@ -38,7 +38,8 @@ static bool is_sampled(const struct taking *k, const struct model_tensor *t)
     if (t->layer < 0 && !(head && (k->head || !k->units))) return false;
     if (t->layer >= 0 && (uint32_t)t->layer >= m->config.layers) return false;
     if (t->layer >= 0 && k->units && !k->units[model_tensor_unit(t)]) return false;
-    if (t->rows <= 1 || !placement_takes(t, FORMAT_BF16_PACKED) || t->shard >= m->shard_count) return false;
+    if (t->rows <= 1 || !placement_takes(m, t, FORMAT_BF16_PACKED) || t->shard >= m->shard_count)
+        return false;
     const uint64_t there = k->shards.bytes[t->shard];
     return t->offset <= there && t->bytes <= there - t->offset;
 }

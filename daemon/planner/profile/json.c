@@ -83,6 +83,7 @@ static const struct member gpu_member[] = {
     MEMBER(profile_gpu, chain_attention, KIND_RATE, false),
     MEMBER(profile_gpu, chain_operation, KIND_TIME, false),
     MEMBER(profile_gpu, chain_attention_pair, KIND_RATE, false),
+    MEMBER(profile_gpu, attention_direct, KIND_RATE, false),
 };
 static const struct member link_member[] = {
     MEMBER(profile_link, generation, KIND_U32, false),
@@ -130,6 +131,7 @@ static const struct member kv_member[] = {
     MEMBER(profile_kv, gpu_attention_flops, KIND_RATE, false),
     MEMBER(profile_kv, gpu_chain_attention, KIND_RATE, false),
     MEMBER(profile_kv, gpu_chain_attention_pair, KIND_RATE, false),
+    MEMBER(profile_kv, gpu_attention_direct, KIND_RATE, false),
 };
 #define MEMBERS(list) list, sizeof(list) / sizeof *(list)
 

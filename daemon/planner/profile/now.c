@@ -223,7 +223,9 @@ void profile_now_apply(const struct profile *profile, const struct profile_now *
     for (int d = 0; d < KV_DTYPE_COUNT; d++) {
         move_rate(&out->kv[d].cpu_attention, 1, &m.read);
         move_rate(&out->kv[d].cpu_attention_host, 1, &m.read);
+        multiply(&out->kv[d].gpu_attention_direct, link);
     }
+    multiply(&out->gpu.attention_direct, link);
     multiply(&out->link.h2d, link);
     multiply(&out->link.h2d_beside, pair);
     multiply(&out->link.h2d_beside_read, pair);

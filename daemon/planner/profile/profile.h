@@ -125,6 +125,8 @@ struct profile_gpu {
     struct profile_table attention_chained;
     /* chain_attention is for PROFILE_GROUP query heads a KV head, this for PROFILE_PAIR; unknown: the same */
     struct profile_value chain_attention_pair;
+    /* KV bytes a second that one query's attention reads in host memory, alone; unknown: a part of what copies bring */
+    struct profile_value attention_direct;
 };
 #define PROFILE_GROUP 4
 #define PROFILE_PAIR  2
@@ -180,6 +182,7 @@ struct profile_kv {
     struct profile_value cpu_attention, cpu_attention_flops, cpu_attention_host;
     struct profile_value gpu_attention, gpu_attention_flops;
     struct profile_value gpu_chain_attention, gpu_chain_attention_pair; /* unknown: a kernel of its own */
+    struct profile_value gpu_attention_direct;
 };
 
 struct profile {

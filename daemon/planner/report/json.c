@@ -106,6 +106,10 @@ json_t *explain_to_json(const struct explain *x)
         "rates", formats_to_json(x), "strategies", strategies_to_json(x), "profile", profile->fingerprint,
         "machine", profile->machine, "assumed", "batch", (json_int_t)x->batch, "context",
         (json_int_t)x->context, "prompt", (json_int_t)x->prompt);
+    const struct planner_proof *proof = x->request->proof;
+    if (more && proof && proof->bound > 0)
+        json_object_set_new(more, "proof",
+                            json_pack("{s:f, s:f}", "seconds", proof->seconds, "bound", proof->bound));
     if (more && x->experts.mixed)
         json_object_set_new(more, "mixed_forecast",
                             json_pack("{s:i, s:f, s:f, s:f}", "layers", (int)x->experts.mixed, "hit_rate",

@@ -16,6 +16,9 @@
  * has a limit a unit; and a streamed unit of more than R bytes keeps the GPU for as long as the rest of it
  * takes to come.
  *
+ * Experts in both memories are the GPU's work, whatever the CPU does of it meanwhile, for each number of slots that a layer may
+ * have; what is read of them over the link keeps no copy waiting.
+ *
  * So the least over all plans is bounded from below by any mixture of the three, with prices for the bytes
  * that are scarce (Lagrange): every unit then chooses its home by itself. */
 #include "daemon/planner/search/space.h"
@@ -146,7 +149,27 @@ struct dual {
     double fixed[SPACE_FLOORS];
     double vram, host; /* what is left of each limit for the items */
     double enough;     /* a bound as high as this need not be made higher */
+    uint32_t mixed_ways;
+    double overlap; /* the space's */
 };
+
+/* The way with experts in both memories that is cheapest at these prices, if it costs less than *least. It is the GPU's work, which
+ * the CPU's part is in; whatever it reads over the link, no copy waits for. */
+static const struct search_mixed *cheapest_mixed(const struct dual *d, const struct bound_kind *kind,
+                                                 const struct bound_prices *p, double *least)
+{
+    const double weight = p->weight[0] + (1 - d->overlap) * p->weight[1];
+    const struct search_mixed *best = NULL;
+    for (uint32_t i = 0; kind->mixed && d->uses & SPACE_MIXED && i < d->mixed_ways; i++) {
+        const struct search_mixed *way = &kind->mixed[i];
+        const double v =
+            weight * way->seconds + p->vram * (double)way->bytes.vram + p->host * (double)way->bytes.host;
+        if (v >= *least) continue;
+        *least = v;
+        best = way;
+    }
+    return best;
+}
 
 /* The mixture's least value with these prices; by how much the cheapest choice is over each limit. */
 static double dual_value(struct dual *d, const struct bound_prices *p, double *over_vram, double *over_host)
@@ -166,10 +189,11 @@ static double dual_value(struct dual *d, const struct bound_prices *p, double *o
                 at = h;
             }
         }
-        if (at < 0) return INFINITY;
+        const struct search_mixed *mixed = cheapest_mixed(d, kind, p, &least);
+        if (at < 0 && !mixed) return INFINITY;
         value += kind->count * least;
-        vram += kind->count * kind->vram[at];
-        host += kind->count * kind->host[at];
+        vram += kind->count * (mixed ? (double)mixed->bytes.vram : kind->vram[at]);
+        host += kind->count * (mixed ? (double)mixed->bytes.host : kind->host[at]);
     }
     *over_vram = vram;
     *over_host = host;
@@ -260,8 +284,10 @@ static double best_mixture(struct dual *d, bool host)
 /* Every item can be somewhere in `uses`. */
 static bool possible(const struct space *s, unsigned uses)
 {
-    for (uint32_t k = 0; k < s->kinds; k++)
-        if (!(s->item[s->kind_first[k]].allowed & uses)) return false;
+    for (uint32_t k = 0; k < s->kinds; k++) {
+        const struct space_item *item = &s->item[s->kind_first[k]];
+        if (!(item->allowed & uses) && !(item->mixed && uses & SPACE_MIXED)) return false;
+    }
     return true;
 }
 
@@ -272,6 +298,8 @@ static bool host_is_scarce(const struct dual *d)
         double most = 0;
         for (int h = 0; h < SPACE_HOMES; h++)
             if (d->kind[k].allowed & d->uses & 1u << h) most = larger(most, d->kind[k].host[h]);
+        for (uint32_t i = 0; d->kind[k].mixed && d->uses & SPACE_MIXED && i < d->mixed_ways; i++)
+            most = larger(most, (double)d->kind[k].mixed[i].bytes.host);
         left -= most * d->kind[k].count;
     }
     return left < 0;
@@ -287,7 +315,8 @@ static void list_kinds(const struct space *s, struct bound_kind *kind)
 {
     for (uint32_t k = 0; k < s->kinds; k++) {
         const struct space_item *item = &s->item[s->kind_first[k]];
-        kind[k] = (struct bound_kind){.count = s->kind_count[k], .allowed = item->allowed};
+        kind[k] =
+            (struct bound_kind){.count = s->kind_count[k], .allowed = item->allowed, .mixed = item->mixed};
         for (int h = 0; h < SPACE_HOMES; h++) {
             kind[k].vram[h] = (double)item->vram[h];
             kind[k].host[h] = (double)item->host[h];
@@ -302,7 +331,13 @@ static double bound_of_set(struct space *s, unsigned uses, const struct space_en
                            double enough)
 {
     struct search_bytes once = space_bytes_once(s, uses, ends, least);
-    struct dual d = {.kind = s->kind, .kinds = s->kinds, .uses = uses, .enough = enough, .value = -INFINITY};
+    struct dual d = {.kind = s->kind,
+                     .kinds = s->kinds,
+                     .uses = uses,
+                     .enough = enough,
+                     .value = -INFINITY,
+                     .mixed_ways = s->mixed_ways,
+                     .overlap = s->overlap};
     double hand_overs = least_hand_overs(s, uses, ends);
     if (!space_fits(s, once)) return INFINITY;
     list_kinds(s, s->kind);
@@ -343,7 +378,7 @@ uint32_t bound_rings(const struct space *s, unsigned uses, const struct space_en
 double bound_of_space(struct space *s, double enough)
 {
     double bound = enough;
-    for (unsigned uses = SPACE_USES - 1; uses > 0; uses--)
+    for (unsigned uses = (s->mixed_ways ? SPACE_USES_MIXED : SPACE_USES) - 1; uses > 0; uses--)
         for (uint32_t e = 0; e < s->ends_count && possible(s, uses); e++) {
             uint64_t ring[BOUND_RINGS_MAX];
             uint32_t rings = bound_rings(s, uses, &s->ends[e], 4, ring);

@@ -12,19 +12,25 @@
 static const struct {
     const char *name;
     unsigned homes, ends;
+    bool packs; /* for the CPU */
 } strategies[SEARCH_STRATEGIES] = {
-    [SEARCH_BEST] = {"best", ON_CPU | ON_GPU | ON_STREAM, ON_CPU | ON_GPU},
-    [SEARCH_ALL_GPU] = {"all-gpu", ON_GPU, ON_GPU},
-    [SEARCH_ALL_CPU] = {"all-cpu", ON_CPU, ON_CPU},
-    [SEARCH_THESIS] = {"thesis", ON_CPU | ON_GPU, ON_CPU | ON_GPU},
-    [SEARCH_STREAM] = {"stream", ON_GPU | ON_STREAM, ON_GPU},
-    [SEARCH_EXPERTS_CPU] = {"experts-cpu", ON_CPU | ON_GPU, ON_GPU},
-    [SEARCH_MIXED] = {"mixed", ON_CPU | ON_GPU, ON_GPU},
+    [SEARCH_BEST] = {"best", ON_CPU | ON_GPU | ON_STREAM, ON_CPU | ON_GPU, true},
+    [SEARCH_ALL_GPU] = {"all-gpu", ON_GPU, ON_GPU, true},
+    [SEARCH_ALL_CPU] = {"all-cpu", ON_CPU, ON_CPU, true},
+    [SEARCH_THESIS] = {"thesis", ON_CPU | ON_GPU, ON_CPU | ON_GPU, false},
+    [SEARCH_STREAM] = {"stream", ON_GPU | ON_STREAM, ON_GPU, true},
+    [SEARCH_EXPERTS_CPU] = {"experts-cpu", ON_CPU | ON_GPU, ON_GPU, false},
+    [SEARCH_MIXED] = {"mixed", ON_CPU | ON_GPU, ON_GPU, false},
 };
 
 const char *search_strategy_name(enum search_strategy strategy)
 {
     return (unsigned)strategy < SEARCH_STRATEGIES ? strategies[strategy].name : "unknown";
+}
+
+bool search_strategy_packs(enum search_strategy strategy)
+{
+    return strategies[strategy].packs;
 }
 
 /* ---- the thesis's space: every split ---- */
@@ -144,6 +150,30 @@ static int take_result(const struct space *s, struct search_found *found, struct
     return 0;
 }
 
+/* `experts`: where the strategies that ask for it have experts. */
+static int open_strategy(struct space *s, const struct search_problem *problem, enum search_strategy strategy,
+                         unsigned experts, struct helm_err *err)
+{
+    int rc = space_open(s, problem, strategies[strategy].homes, strategies[strategy].ends,
+                        strategies[strategy].ends, err);
+    for (uint32_t i = 0; i < s->items && (strategy == SEARCH_EXPERTS_CPU || strategy == SEARCH_MIXED); i++)
+        s->item[i].allowed &= s->table->unit[s->item[i].first].experts ? experts : ON_GPU;
+    return rc;
+}
+
+int search_bound(const struct search_problem *problem, enum search_strategy strategy, double enough,
+                 double *bound, struct helm_err *err)
+{
+    struct space s;
+    *bound = enough;
+    int rc = check_problem(problem, err);
+    if (rc) return rc;
+    rc = open_strategy(&s, problem, strategy, strategy == SEARCH_MIXED ? ON_CPU | ON_GPU : ON_CPU, err);
+    if (!rc) *bound = bound_of_space(&s, enough);
+    space_close(&s);
+    return rc;
+}
+
 int search_run(const struct search_problem *problem, enum search_strategy strategy,
                struct search_found *found, struct helm_err *err)
 {
@@ -152,11 +182,8 @@ int search_run(const struct search_problem *problem, enum search_strategy strate
     found->bound = INFINITY;
     int rc = check_problem(problem, err);
     if (rc) return rc;
-    rc = space_open(&s, problem, strategies[strategy].homes, strategies[strategy].ends,
-                    strategies[strategy].ends, err);
+    rc = open_strategy(&s, problem, strategy, ON_CPU, err);
     if (rc) goto out;
-    for (uint32_t i = 0; i < s.items && (strategy == SEARCH_EXPERTS_CPU || strategy == SEARCH_MIXED); i++)
-        s.item[i].allowed &= s.table->unit[s.item[i].first].experts ? ON_CPU : ON_GPU;
     if (strategy == SEARCH_BEST || strategy == SEARCH_THESIS) each_split(&s, try_split, NULL);
     if (strategy == SEARCH_THESIS) {
         found->exact = true;

@@ -11,7 +11,7 @@
 static bool same_item(const struct space_item *a, const struct space_item *b)
 {
     return a->count == b->count && a->allowed == b->allowed && a->crossing == b->crossing &&
-           a->link == b->link && a->cache == b->cache &&
+           a->link == b->link && a->cache == b->cache && a->mixed == b->mixed &&
            memcmp(a->seconds, b->seconds, sizeof a->seconds) == 0 &&
            memcmp(a->vram, b->vram, sizeof a->vram) == 0 && memcmp(a->host, b->host, sizeof a->host) == 0 &&
            memcmp(a->floor, b->floor, sizeof a->floor) == 0;
@@ -94,6 +94,7 @@ int space_open(struct space *s, const struct search_problem *problem, unsigned a
     s->memory = problem->memory;
     s->hand_over = s->table->hand_over + s->table->activation;
     s->fastest = INFINITY;
+    s->mixed_ways = problem->device && step == 1 ? problem->mixed_ways : 0;
     if (!problem->device) {
         allowed &= 1u << PLAN_HOME_CPU;
         embeds &= 1u << PLAN_HOME_CPU;
@@ -106,6 +107,7 @@ int space_open(struct space *s, const struct search_problem *problem, unsigned a
     if (rc) return rc;
     for (uint32_t i = 0; i < s->items; i++) {
         s->item[i] = (struct space_item){.first = i * step, .count = step, .allowed = allowed};
+        if (s->mixed_ways) s->item[i].mixed = problem->mixed[i];
         for (uint32_t u = 0; u < step; u++) {
             add_unit(s, i * step + u, &s->item[i]);
             if (s->table->unit[i * step + u].stays) s->item[i].allowed &= ~(1u << PLAN_HOME_STREAM);
@@ -171,8 +173,8 @@ uint32_t space_changes(const struct space *s, const enum plan_home *home, const 
 
 static bool gpu_used(unsigned uses, const struct space_ends *ends)
 {
-    return (uses & (1u << PLAN_HOME_GPU | 1u << PLAN_HOME_STREAM)) || ends->embed == PLAN_GPU0 ||
-           ends->head == PLAN_GPU0;
+    return (uses & (1u << PLAN_HOME_GPU | 1u << PLAN_HOME_STREAM | SPACE_MIXED)) ||
+           ends->embed == PLAN_GPU0 || ends->head == PLAN_GPU0;
 }
 
 uint64_t space_ring_least(const struct space *s, unsigned uses, const struct space_ends *ends)
@@ -180,7 +182,7 @@ uint64_t space_ring_least(const struct space *s, unsigned uses, const struct spa
     if (!s->memory) return s->ring_fixed;
     uint64_t granule = s->memory->ring_granule, least = s->memory->ring_least;
     if (granule == 0) return 0;
-    bool kept = uses & 1u << PLAN_HOME_CPU && gpu_used(uses, ends);
+    bool kept = uses & (1u << PLAN_HOME_CPU | SPACE_MIXED) && gpu_used(uses, ends);
     if (!(uses & 1u << PLAN_HOME_STREAM)) return kept ? least : 0;
     least = kept && least > granule ? least : granule;
     return round_up(least, granule);
@@ -200,7 +202,8 @@ struct search_bytes space_bytes_once(const struct space *s, unsigned uses, const
     const struct search_memory *m = s->memory;
     struct search_bytes b = ends->bytes;
     if (!m) return b;
-    bool cpu = uses & 1u << PLAN_HOME_CPU || ends->embed == PLAN_CPU0 || ends->head == PLAN_CPU0;
+    bool cpu =
+        uses & (1u << PLAN_HOME_CPU | SPACE_MIXED) || ends->embed == PLAN_CPU0 || ends->head == PLAN_CPU0;
     if (cpu) {
         b.vram += m->cpu_any.vram;
         b.host += m->cpu_any.host;

@@ -11,6 +11,9 @@
 #define SPACE_HOMES  3 /* PLAN_HOME_CPU, PLAN_HOME_GPU, PLAN_HOME_STREAM */
 #define SPACE_USES   8 /* sets of homes, as bits 1 << home */
 #define SPACE_FLOORS 3
+/* In a set of homes, beside them: some unit's experts lie in both memories. Bounds alone know of such plans. */
+#define SPACE_MIXED      (1u << PLAN_HOME_MIXED)
+#define SPACE_USES_MIXED (2 * SPACE_MIXED)
 
 struct space_item {
     uint32_t first, count; /* units */
@@ -22,6 +25,7 @@ struct space_item {
     uint64_t crossing; /* bytes of it */
     uint64_t vram[SPACE_HOMES], host[SPACE_HOMES];
     double floor[SPACE_HOMES][SPACE_FLOORS]; /* what it adds to each lower bound, search/bound.c */
+    const struct search_mixed *mixed;        /* [space.mixed_ways]; NULL: none */
 };
 
 /* A place for both ends. */
@@ -48,6 +52,7 @@ struct space {
     struct bound_kind *kind;           /* [kinds]: scratch of search/bound.c */
     struct space_ends ends[4];
     uint32_t ends_count;
+    uint32_t mixed_ways;
     /* the best so far */
     bool found;
     double fastest; /* of all that were simulated */
@@ -102,6 +107,7 @@ struct bound_kind {
     unsigned allowed;
     double vram[SPACE_HOMES], host[SPACE_HOMES];
     double floor[SPACE_HOMES][SPACE_FLOORS];
+    const struct search_mixed *mixed; /* as the item's */
 };
 /* What the highest bound over plans of these items with such a ring is made with: how it mixes the floors,
  * what it charges a byte. */

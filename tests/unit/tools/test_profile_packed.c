@@ -98,7 +98,7 @@ static void shapes_that_do_not_fit_are_left_out(void **state)
     struct local local;
     struct profile_packed *packed = NULL;
     struct helm_err err = {0};
-    open_engine("tools/models/demo", &local);
+    open_engine("tests/data/golden/qwen3", &local);
     bool fits = true;
     for (uint32_t i = 0; i < local.engine.model.tensor_count; i++)
         fits &= local.engine.model.tensors[i].rows == 1 ||

@@ -124,6 +124,9 @@ int bench_chunks(struct bench *b, const char *only);
 /* Host memory, read by kernels (bench_direct.cu). */
 void bench_direct(struct bench *b);
 
+/* Pages of the KV cache in host memory, read by kernels (bench_pages.cu). */
+void bench_pages(struct bench *b);
+
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags);
 void bench_enqueue_prefill(struct bench_model *m, uint32_t tokens, uint32_t flags);

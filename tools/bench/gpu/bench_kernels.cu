@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]] [--experts [NAME]] [--direct]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]] [--experts [NAME]] [--direct] [--pages]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
@@ -17,6 +17,7 @@
  *   --formats   products with weights of each format, or of one (bench_formats.cu)
  *   --experts   mixtures of experts of some shapes and formats, or of one format (bench_experts.cu)
  *   --direct    host memory read by kernels (bench_direct.cu)
+ *   --pages     pages of the KV cache there (bench_pages.cu)
  *
  * Times are medians of repeated graph replays by CUDA events. Exit 1: the check failed. */
 #include <math.h>
@@ -300,7 +301,7 @@ int main(int argc, char **argv)
 {
     struct bench b = {};
     bool quick = false, batch = false, chains = false, longs = false, expand = false, packed = false,
-         formats = false, experts = false, direct = false, chunked = false;
+         formats = false, experts = false, direct = false, pages = false, chunked = false;
     const char *format = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
@@ -317,6 +318,8 @@ int main(int argc, char **argv)
             packed = true;
         } else if (strcmp(argv[i], "--direct") == 0) {
             direct = true;
+        } else if (strcmp(argv[i], "--pages") == 0) {
+            pages = true;
         } else if (strcmp(argv[i], "--formats") == 0 || strcmp(argv[i], "--experts") == 0 ||
                    strcmp(argv[i], "--chunks") == 0) {
             const char *option = argv[i];
@@ -331,7 +334,7 @@ int main(int argc, char **argv)
         } else {
             fprintf(stderr,
                     "usage: %s [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats "
-                    "[NAME]] [--experts [NAME]] [--chunks [NAME]] [--direct]\n",
+                    "[NAME]] [--experts [NAME]] [--chunks [NAME]] [--direct] [--pages]\n",
                     argv[0]);
             return 2;
         }
@@ -345,7 +348,7 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
-    if (expand || packed || formats || experts || direct || chunked) {
+    if (expand || packed || formats || experts || direct || pages || chunked) {
         printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
                b.read_gbs);
         if (expand) bad += bench_expand(&b);
@@ -354,6 +357,7 @@ int main(int argc, char **argv)
         if (experts) bad += bench_experts(&b, format);
         if (chunked) bad += bench_chunks(&b, format);
         if (direct) bench_direct(&b);
+        if (pages) bench_pages(&b);
         return bad ? 1 : 0;
     }
 

@@ -2,6 +2,7 @@
  * products. See emulated.h. Called through the table of kernels.c, on the device's thread. */
 #include <string.h>
 
+#include "common/formats/packed.h"
 #include "worker-gpu/device/emulated/emulated.h"
 
 static void choose(const struct model_router *router, const float *logits, const float *choice_bias,
@@ -83,21 +84,29 @@ static const char *matrix_of(const struct gpuk_experts *e, uint32_t slot)
                                  : (const char *)e->weight + slot * e->stride;
 }
 
+/* An expert's rows, in a slot or of a packed matrix. */
+static struct gpuk_linear rows_of(const struct gpuk_experts *e, uint32_t expert, uint32_t slot)
+{
+    struct gpuk_linear rows = {.bias = e->bias ? e->bias + (size_t)expert * e->rows : NULL, .rows = e->rows};
+    if (!tensor_format_of(e->format)->variable) {
+        rows.weight = matrix_of(e, slot);
+        return rows;
+    }
+    rows.offset = (const uint32_t *)e->host + (size_t)expert * e->rows / PACKED_ROWS;
+    rows.weight = (const char *)e->weight + packed_at(rows.offset, 0);
+    return rows;
+}
+
 /* y[token][row] of the matrix in a slot over x, all dense. */
 static void multiply(struct emulated_math *math, const struct gpuk_experts *e, uint32_t expert,
                      const float *x, uint32_t tokens, float *y)
 {
     uint32_t slot;
     if (!slot_of(math, e, expert, &slot)) return;
-    const struct gpuk_linear_args args = {.format = e->format,
-                                          .cols = e->cols,
-                                          .segments = 1,
-                                          .segment = {{.weight = matrix_of(e, slot),
-                                                       .bias = e->bias ? e->bias + (size_t)expert * e->rows
-                                                                       : NULL,
-                                                       .out = y,
-                                                       .rows = e->rows}},
-                                          .x = x};
+    struct gpuk_linear rows = rows_of(e, expert, slot);
+    rows.out = y;
+    const struct gpuk_linear_args args = {
+        .format = e->format, .cols = e->cols, .segments = 1, .segment = {rows}, .x = x};
     emulated_linear(math, &args, tokens, e->cols, e->rows);
 }
 

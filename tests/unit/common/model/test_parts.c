@@ -132,6 +132,8 @@ static void what_cannot_be_cut_is_refused(void **state)
     } cases[] = {{"tests/data/golden/mixtral", 5, "experts of 96 values cannot be computed in 5 parts"},
                  {"tests/data/golden/mixtral", 32, "cannot be computed in 32 parts"}, /* 64 a token */
                  {"tests/data/golden-gguf/mixtral-Q4_K_M/model.gguf", 4, "cannot be cut into 4 parts"},
+                 {"tests/data/golden/dots1", 2,
+                  "cannot be computed in 2 parts"}, /* chosen by groups of experts */
                  {"tests/data/golden/qwen3", 2, "there are none"}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct model m;

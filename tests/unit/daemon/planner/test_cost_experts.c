@@ -1,6 +1,7 @@
 /* Prices of mixtures of experts: bytes stored and bytes a step reads are different things. One token reads the experts that
  * it chooses, several those that any of them chooses, a chunk nearly all; all of them lie somewhere and all cross the link. */
 #include "common/model/arch.h"
+#include "common/model/parts.h"
 #include "tests/unit/daemon/planner/cost_case.h"
 
 #define CONFIG(rows)                                                                                         \
@@ -66,12 +67,24 @@ static void bytes_stored_are_not_bytes_read(void **state)
     assert_true((double)sparse.token == 8 * EXPERT + router + norm);
     assert_true((double)sparse.vram_vectors >= 4.0 * (128 * 2048 + 2048)); /* kept as fp32 */
     assert_true((double)sparse.arena == 128 * EXPERT);
-    assert_int_equal(sparse.packable, 0);
+    assert_true((double)sparse.packable == 128 * EXPERT); /* whole groups of rows each */
+    const uint32_t mlp = unit_of(0, UNIT_MLP);
+    assert_true(m->analysed.packs[mlp] && m->analysed.packs_cpu[mlp] && m->analysed.packs_vram[mlp]);
+    assert_true(m->analysed.packs[mlp - 1] &&
+                !m->analysed.packs_vram[mlp - 1]); /* attention is little beside them */
     assert_int_equal(dense.stored, dense.token);
     struct plan_stage stage[] = {{.first = 0, .last = 3, .home = PLAN_HOME_CPU}};
     struct plan plan = {.layers = 4, .stages = stage, .stage_count = 1, .head = PLAN_GPU0};
     const struct analyse_bytes all = analyse_units(&m->analysed, 0, 7);
     assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_CPU), all.token);
+    /* packed, a token reads less of those that it chooses */
+    enum tensor_format format[10];
+    for (uint32_t u = 0; u < 10; u++) format[u] = u == mlp ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+    plan.format = format;
+    const struct cost_crossing reads = cost_bytes_of(&m->analysed, &plan, PLAN_HOME_CPU);
+    assert_int_equal(reads.bytes, all.token);
+    assert_in_range(reads.bytes - reads.crossing, 0.28 * 8 * EXPERT, 0.30 * (8 * EXPERT + router));
+    plan.format = NULL;
     stage[0].home = PLAN_HOME_STREAM; /* the next expert is unknown: all are copied */
     assert_int_equal(analyse_token_bytes(&m->analysed, &plan, PLAN_HOME_STREAM), all.stored);
 }
@@ -256,6 +269,40 @@ static void both_memories_work_at_once(void **state)
     assert_true(few.mixed < 0.7 * dense.mixed && few.mixed > 0.4 * dense.mixed);
 }
 
+/* Experts in two parts of which one is in VRAM: a token finds half of them, neither more nor fewer; of those it misses the GPU reads
+ * one part. With a quarter in VRAM some experts have a part there, and the mean is between. */
+static void parts_are_found_evenly(void **state)
+{
+    struct mixture *m = *state;
+    struct helm_err err = {0};
+    if (model_cut_experts(&m->model, 2, &err)) fail_msg("%s", err.text);
+    analyse_table_free(&m->analysed);
+    if (analyse_table_build(&m->model, &m->analysed, &err)) fail_msg("%s", err.text);
+    const double part = EXPERT / 2, way = 7e-6, cpu = 3 * 10e-6,
+                 own = 3 * 5e-6 + (BESIDE + 4.0 * 128 * 2048) / 1000e9; /* a router of twice the rows */
+    const double all = own + 2 * way + cpu;
+    expect("none", price_mixed(m, 1, 0, 0).mixed, all + 16 * part / 100e9);
+    expect("half", price_mixed(m, 1, 0, 0.5).mixed, all + 8 * part / 100e9);
+    expect("one of eight directly", price_mixed(m, 1, 125, 0.5).mixed, all + 7.6 * part / 100e9);
+    expect("a quarter", price_mixed(m, 1, 0, 0.25).mixed, all + 12 * part / 100e9);
+}
+
+/* The best share takes no longer than any, and no less than the best of all for one number of missing ones: of none found, of
+ * which all are missing, and of several tokens. */
+static void the_best_share_is_no_slower_than_any(void **state)
+{
+    const struct mixture *m = *state;
+    for (uint32_t tokens = 1; tokens <= 16; tokens *= 4)
+        for (double hit = 0; hit < 1; hit += 0.25) {
+            const double best = price_mixed(m, tokens, COST_DIRECT_BEST, hit).mixed;
+            double least = price_mixed(m, tokens, 0, hit).mixed;
+            for (uint32_t direct = 0; direct <= 1000; direct += 5)
+                least = fmin(least, price_mixed(m, tokens, direct, hit).mixed);
+            assert_true(best <= least * (1 + 1e-12));
+            if (tokens > 1 || hit == 0) assert_true(best > 0.99 * least);
+        }
+}
+
 /* The expert that every token has is read by every one; it is the GPU's while the CPU has others. */
 static void shared_experts_are_read_by_every_token(void **state)
 {
@@ -304,6 +351,8 @@ int main(void)
                                         close_mixture),
         cmocka_unit_test_setup_teardown(experts_on_the_cpu_have_a_rate_of_their_own, open_mixture,
                                         close_mixture),
-        cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture)};
+        cmocka_unit_test_setup_teardown(both_memories_work_at_once, open_mixture, close_mixture),
+        cmocka_unit_test_setup_teardown(parts_are_found_evenly, open_mixture, close_mixture),
+        cmocka_unit_test_setup_teardown(the_best_share_is_no_slower_than_any, open_mixture, close_mixture)};
     return cmocka_run_group_tests_name("daemon/planner/cost: experts", tests, NULL, NULL);
 }

@@ -90,7 +90,15 @@ static void the_gpu_reads_its_share_itself(void **state)
     assert_near(two.kv.link, bytes / 4 / 24e9); /* 0.6 of a copy's rate */
     assert_near(two.kv.cpu, bytes * 3 / 4 / 40e9 + 10e-6 - there);
     assert_near(two.kv.cpu_beside, two.kv.cpu);
-    p.profile.link.direct = made_up_value(20e9); /* where it is measured, that counts */
+    p.profile.gpu.attention_direct =
+        made_up_value(30e9); /* where it is measured, that part of a copy's 50 GB/s counts */
+    two = unit_of_step(&p, step, 0);
+    assert_near(two.kv.link, bytes / 4 / (40e9 * 30 / 50));
+    p.profile.gpu.attention_direct = made_up_value(90e9); /* more than copies bring is none of the link */
+    two = unit_of_step(&p, step, 0);
+    assert_near(two.kv.link, bytes / 4 / 40e9);
+    p.profile.gpu.attention_direct = (struct profile_value){0};
+    p.profile.link.direct = made_up_value(20e9); /* of any kernel */
     two = unit_of_step(&p, step, 0);
     assert_near(two.kv.link, bytes / 4 / 20e9);
     step.kv.direct_permille = 900; /* the GPU is the later one */
@@ -114,6 +122,8 @@ static void the_share_that_ends_with_the_cpu(void **state)
     assert_int_equal(cost_direct_permille(&p.profile, KV_F16), 200);
     p.profile.kv[KV_Q8_0].cpu_attention = made_up_value(25e9);
     assert_int_equal(cost_direct_permille(&p.profile, KV_Q8_0), 333);
+    p.profile.kv[KV_Q8_0].gpu_attention_direct = made_up_value(25e9); /* 20 beside the CPU, whose 25 are 20 */
+    assert_int_equal(cost_direct_permille(&p.profile, KV_Q8_0), 500);
     close_case(&p);
 }
 

@@ -98,7 +98,7 @@ static void vram_formats_are_the_first(void **state)
 {
     (void)state;
     struct setting *s = open_setting();
-    bool *packs = s->b.made.analysed.packs;
+    bool *packs = s->b.made.analysed.packs_vram;
     assert_int_equal(formats_packable(&s->c, &s->plan), 3);
     assert_true(formats_head_packable(&s->c, &s->plan));
     plan_set_unit_format(&s->plan, 3, FORMAT_BF16_PACKED); /* is of the host's */

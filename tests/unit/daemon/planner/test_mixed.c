@@ -2,6 +2,7 @@
  * all ways that hold for any plan. */
 #include "common/model/parts.h"
 #include "common/plan/slots.h"
+#include "daemon/planner/histogram.h"
 #include "daemon/planner/parts_look.h"
 #include "tests/unit/daemon/planner/plan_case.h"
 
@@ -209,6 +210,87 @@ static void slots_are_worth_a_little(void **state)
     bench_close(&b);
 }
 
+static uint32_t packed_experts(const struct plan *plan)
+{
+    uint32_t count = 0;
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(plan->layers); u += UNIT_PARTS) {
+        if (plan_unit_format(plan, u) != FORMAT_BF16_PACKED) continue;
+        assert_int_equal(plan_unit_home(plan, 0, u), PLAN_HOME_CPU);
+        count++;
+    }
+    return count;
+}
+
+/* A CPU that reads packed experts fast enough has those that are not in VRAM alone; else both processors have them, plain. */
+static void packed_experts_are_for_the_cpu_alone(void **state)
+{
+    (void)state;
+    static const double rate[] = {112e9, 170e9};
+    double seconds[2];
+    for (int fast = 0; fast < 2; fast++) {
+        struct bench b;
+        struct model model;
+        struct plan plan = {0};
+        struct arena_spec spec;
+        struct helm_err err = {0};
+        open_mixture(&b, &model, 4 * GIB);
+        b.r.wish.pack = b.r.wish.pack_cpu = true;
+        b.profile.cpu.gemv_packed = made_up_value(rate[fast]);
+        b.profile.cpu.gemv_packed_beside = made_up_value(rate[fast]);
+        b.r.strategy = SEARCH_BEST;
+        const uint32_t mixed = mixed_units(&b, &plan);
+        assert_int_equal(mixed > 0, !fast);
+        assert_int_equal(packed_experts(&plan) > 4, fast);
+        seconds[fast] = seconds_of(&b.r, &plan);
+        if (!fast) { /* in both memories they cannot be */
+            uint32_t u = unit_of(0, UNIT_MLP);
+            while (plan_unit_home(&plan, 0, u) != PLAN_HOME_MIXED) u += UNIT_PARTS;
+            plan_set_unit_format(&plan, u, FORMAT_BF16_PACKED);
+            plan_restage(&plan);
+            assert_int_equal(planner_take(&b.r, &plan, &spec, &err), HELM_E_UNSUPPORTED);
+            assert_non_null(strstr(err.text, "cannot lie as 'bf16-packed'"));
+        }
+        plan_free(&plan);
+        b.r.strategy = SEARCH_MIXED;
+        assert_true(mixed_units(&b, &plan) > 0);
+        assert_int_equal(packed_experts(&plan), 0);
+        plan_free(&plan);
+        model_free(&model);
+        bench_close(&b);
+    }
+    assert_true(seconds[1] < seconds[0]);
+}
+
+/* More layers' experts are wholly in VRAM where they are packed there; nothing else is. */
+static void whole_layers_may_be_packed(void **state)
+{
+    (void)state;
+    double seconds[2];
+    uint32_t whole[2] = {0};
+    for (int pack = 0; pack < 2; pack++) {
+        struct bench b;
+        struct model model;
+        struct plan plan = {0};
+        struct planner_proof proof = {0};
+        open_mixture(&b, &model, 4 * GIB);
+        b.r.wish.pack = b.r.wish.pack_gpu = pack;
+        b.r.proof = &proof;
+        b.profile.gpu.gemv_packed = b.profile.gpu.gemv;
+        assert_true(mixed_units(&b, &plan) > 0);
+        for (uint32_t u = 0; u < unit_count(plan.layers); u++) {
+            const bool experts = unit_part(u) == UNIT_MLP && plan_unit_home(&plan, 0, u) == PLAN_HOME_GPU;
+            whole[pack] += experts;
+            assert_int_equal(plan_unit_format(&plan, u) == FORMAT_BF16_PACKED, pack && experts);
+        }
+        seconds[pack] = seconds_of(&b.r, &plan);
+        assert_true(proof.bound <= proof.seconds && proof.seconds < 1.1 * proof.bound);
+        plan_free(&plan);
+        model_free(&model);
+        bench_close(&b);
+    }
+    assert_true(whole[1] > whole[0] && seconds[1] < 0.95 * seconds[0]);
+}
+
 /* Experts of 88 MB, 2 of 8 a token: in parts where some lie in both memories, which is faster than whole ones; whole where all
  * are in VRAM, though they were in parts before. */
 static void large_experts_are_in_parts(void **state)
@@ -241,6 +323,20 @@ static void large_experts_are_in_parts(void **state)
                   1e3 * before);
     assert_true(seconds_of(&b.r, &plan) < 0.98 * before);
     plan_free(&plan);
+    /* by a histogram, which counts whole experts, the parts of the most used one are the first there */
+    uint64_t uses[8 * 8];
+    for (uint32_t i = 0; i < 64; i++) uses[i] = i % 8 == 5 ? 50 : 10;
+    const struct histogram seen = {.layers = 8, .experts = 8, .uses = uses};
+    b.r.experts = &seen;
+    if (parts_look_make(&model, &b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
+    const uint32_t units = plan_mixed_units(&plan), slots = plan.experts.slots, some = slots < 4 ? slots : 4;
+    assert_true(units > 0 && plan_expert_parts(&plan) == 4);
+    for (uint32_t u = 0; u < units; u++)
+        for (uint32_t i = 0; i < some; i++) assert_int_equal(plan.experts.first[u * slots + i], 5 * 4 + i);
+    const uint32_t caught = 50 * some + 10 * (slots - some); /* of 4 * 120 */
+    assert_int_equal(plan.experts.hit_permille, (1000 * caught + 240) / 480);
+    plan_free(&plan);
+    b.r.experts = NULL;
     b.r.machine.device.limit = 32 * GIB;
     if (parts_look_make(&model, &b.r, &plan, &spec, &err)) fail_msg("%s", err.text);
     assert_int_equal(plan_mixed_units(&plan), 0);
@@ -260,6 +356,8 @@ int main(void)
                                        cmocka_unit_test(experts_that_fit_are_whole),
                                        cmocka_unit_test(moves_count_all_three_matrices),
                                        cmocka_unit_test(slots_are_worth_a_little),
+                                       cmocka_unit_test(packed_experts_are_for_the_cpu_alone),
+                                       cmocka_unit_test(whole_layers_may_be_packed),
                                        cmocka_unit_test(large_experts_are_in_parts)};
     return cmocka_run_group_tests_name("daemon/planner: experts in both memories", tests, NULL, NULL);
 }

@@ -66,6 +66,7 @@ static struct profile whole(void)
     p.gpu.chain_attention = measured(2900e9);
     p.gpu.chain_operation = measured(0.9e-6);
     p.gpu.chain_attention_pair = measured(3600e9);
+    p.gpu.attention_direct = measured(46e9);
     add_point(&p.gpu.linear_operation, 128, 6.5e-6);
     add_point(&p.gpu.attention_rows, 4096, 40e12);
     add_point(&p.gpu.together, 512, 1.06);
@@ -343,6 +344,7 @@ static void files_are_written_whole_and_read_back(void **state)
     assert_true(fabs(again.gpu.chain_attention.high / p.gpu.chain_attention.high - 1) < 1e-8);
     assert_true(fabs(again.gpu.chain_operation.low / p.gpu.chain_operation.low - 1) < 1e-8);
     assert_true(fabs(again.gpu.chain_attention_pair.value / p.gpu.chain_attention_pair.value - 1) < 1e-8);
+    assert_true(fabs(again.gpu.attention_direct.value / p.gpu.attention_direct.value - 1) < 1e-8);
     assert_true(fabs(again.gpu.gemv_packed.value / 3200e9 - 1) < 1e-8);
     assert_int_equal(again.gpu.linear_operation.count, 1);
     assert_true(fabs(again.gpu.linear_operation.point[0].y.value / 6.5e-6 - 1) < 1e-8);

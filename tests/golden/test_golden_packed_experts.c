@@ -1,0 +1,206 @@
+/* The CPU computing with packed experts: the same mixture under plans that differ in that alone, whose logits must agree; by the
+ * CPU alone, and beside an emulated device that in prompts streams and expands the experts that the CPU computes with in decode, and
+ * has others packed in VRAM.
+ *
+ * The golden mixtures have rows that packed kernels do not take, so a small one is made here, whose experts' downs have 768
+ * columns. Compared are steps of every tier, as in test_golden_packed.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/cpu.h"
+#include "common/base/units.h"
+/* Layer 1 is dense. */
+#define CONFIG                                                                                               \
+    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"model_type\": \"qwen3_moe\", \"hidden_size\": 512, "   \
+    "\"intermediate_size\": 1024, \"moe_intermediate_size\": 768, \"num_experts\": 8, "                      \
+    "\"num_experts_per_tok\": 2, \"norm_topk_prob\": true, \"mlp_only_layers\": [1], "                       \
+    "\"num_hidden_layers\": 4, \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"head_dim\": 64, "   \
+    "\"vocab_size\": 1008, \"max_position_embeddings\": 4096, \"rms_norm_eps\": 1e-6, \"rope_theta\": "      \
+    "1000000.0, \"tie_word_embeddings\": false, \"dtype\": \"bfloat16\"}"
+#include "tests/golden/made_model.h"
+#include "worker-cpu/local.h"
+#include "worker-gpu/engine.h"
+
+#define EXPERTS_BYTES (3u * 8 * 768 * 512 * 2) /* of a layer */
+
+/* Instrumented, the emulated device takes many seconds for a plan: the one with experts packed in both memories. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FIRST_PAIR 2
+#define NEXT_LOCAL 2
+#define PAIR_MOST  60
+#else
+#define FIRST_PAIR 0
+#define NEXT_LOCAL 1
+#define PAIR_MOST  110
+#endif
+
+static bool has_kernels(void)
+{
+    return linear_pays(FORMAT_BF16_PACKED, cpu_features());
+}
+
+/* Formats of a plan whose experts are packed or not, at home on the CPU and in VRAM or on the CPU alone; all else as stored. */
+static void format_experts(struct plan *plan, bool packed, bool in_vram, enum tensor_format format[UNITS + 2])
+{
+    for (uint32_t u = 0; u < UNITS + 2; u++) {
+        const bool experts = u < UNITS && unit_part(u) == UNIT_MLP && unit_layer(u) != 1;
+        const bool here = experts && (in_vram || plan_unit_home(plan, 0, u) == PLAN_HOME_CPU);
+        format[u] = here && packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
+    }
+    plan->format = format;
+    plan_restage(plan);
+}
+
+/* ---- by the CPU alone ---- */
+
+static int step_local(void *local, const struct step_row *rows, uint32_t count,
+                      const struct step_result **result, struct helm_err *err)
+{
+    return local_step(local, rows, count, result, err);
+}
+
+static void run_local(const char *kernels, bool packed, uint32_t threads, const struct script *script,
+                      float *logits)
+{
+    struct helm_err err = {0};
+    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+    struct plan_stage stage[UNITS] = {{.last = LAYERS - 1, .home = PLAN_HOME_CPU}};
+    enum tensor_format format[UNITS + 2];
+    struct plan plan = {.layers = LAYERS, .stages = stage, .stage_count = 1, .step_tokens = STEP_TOKENS};
+    format_experts(&plan, packed, true, format);
+    const struct local_options options = {.folder = folder,
+                                          .kernels = kernels,
+                                          .plan = &plan,
+                                          .kv_dtype = KV_F32,
+                                          .threads = threads,
+                                          .slots = SLOTS,
+                                          .context_tokens = CONTEXT,
+                                          .step_tokens = STEP_TOKENS};
+    assert_non_null(local);
+    if (local_open(&options, local, &err)) fail_msg("%s", err.text);
+    struct runner on = {.arena = &local->arena, .engines = local, .step = step_local, .most = 2 * PAIR_MOST};
+    run_script(&on, script, logits);
+    const struct weights *w = &local->engine.weights;
+    assert_int_equal(w->packed_from, packed ? 3 * EXPERTS_BYTES : 0);
+    if (packed) assert_in_range(w->packed_to, w->packed_from * 66 / 100, w->packed_from * 76 / 100);
+    local_close(local);
+    free(local);
+}
+
+static void packed_experts_and_plain_ones_agree(void **state)
+{
+    (void)state;
+    float *logits[2] = {calloc((size_t)SAMPLES * VOCAB, sizeof(float)),
+                        calloc((size_t)SAMPLES * VOCAB, sizeof(float))};
+    /* kernels of several tokens round their inputs to 16 bits; of packed ones those of one take a few tokens, too */
+    static const struct {
+        const char *kernels;
+        uint32_t threads;
+        const struct script *script;
+        double allowed;
+    } cases[] = {{"ref", 2, &one_token, 1e-4},
+                 {NULL, 1, &one_token, 1e-4},
+                 {NULL, 3, &one_token, 1e-4},
+                 {NULL, 3, &all_tiers, 5e-2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i += NEXT_LOCAL) {
+        const char *kernels = cases[i].kernels;
+        if (!kernels && !has_kernels()) kernels = "ref";
+        run_local(kernels, false, cases[i].threads, cases[i].script, logits[0]);
+        run_local(kernels, true, cases[i].threads, cases[i].script, logits[1]);
+        const double worst = compare(logits[0], logits[1]);
+        print_message("kernels %s, %u threads: worst difference %.2g of the spread\n",
+                      kernels ? kernels : "chosen", cases[i].threads, worst);
+        assert_true(worst < cases[i].allowed);
+    }
+    free(logits[0]);
+    free(logits[1]);
+}
+
+/* ---- beside a device ---- */
+
+struct pair_case {
+    const char *decode, *prefill;
+    uint64_t ring;
+    bool in_vram;
+};
+
+static void run_pair(const struct pair_case *c, bool packed, float *logits, uint64_t *link_bytes)
+{
+    struct plan_stage stages[2][UNITS];
+    struct helm_err err = {0};
+    struct pair *pair = calloc(1, sizeof *pair);
+    struct plan plan = {.layers = LAYERS,
+                        .stages = stages[0],
+                        .stage_count = stages_of(c->decode, stages[0]),
+                        .prefill = {{.from_tokens = 17,
+                                     .stages = stages[1],
+                                     .stage_count = stages_of(c->prefill, stages[1])}},
+                        .prefill_count = 1,
+                        .ring_bytes = c->ring,
+                        .embed = PLAN_CPU0,
+                        .head = PLAN_CPU0};
+    enum tensor_format format[UNITS + 2];
+    format_experts(&plan, packed, c->in_vram, format);
+    const struct pair_options options = {.folder = folder,
+                                         .plan = &plan,
+                                         .device = "emulated",
+                                         .kernels = has_kernels() ? NULL : "ref",
+                                         .kv_dtype = KV_F32,
+                                         .threads = 2,
+                                         .slots = SLOTS,
+                                         .context_tokens = CONTEXT,
+                                         .step_tokens = STEP_TOKENS,
+                                         .vram_bytes = 256 * MIB,
+                                         .peer_wait_ms = 120000,
+                                         .copy_rows = true};
+    assert_non_null(pair);
+    if (pair_open(&options, pair, &err)) fail_msg("%s: %s", c->decode, err.text);
+    struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair, .most = PAIR_MOST};
+    run_script(&on, &all_tiers, logits);
+    struct gpu_engine *gpu = (struct gpu_engine *)pair->server[PAIR_GPU].engine;
+    *link_bytes = gpu->device->copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE];
+    assert_int_equal(gpu->expand.bytes > 0, packed);
+    assert_true(gpu->base.report.vram.total <= gpu->base.report.vram.limit);
+    pair_close(pair);
+    free(pair);
+}
+
+/* Slices of one expert each, and of several; layers whose experts are in VRAM between those that are streamed, plain and packed. */
+static void a_device_expands_packed_experts(void **state)
+{
+    (void)state;
+    static const struct pair_case cases[] = {{"gcgggcgc", "gsgggsgs", 4 * MIB, false},
+                                             {"ccccgggc", "ssssgggs", 16 * MIB, false},
+                                             {"gcccgggg", "gsssgggg", 4 * MIB, true}};
+    float *logits[2] = {calloc((size_t)SAMPLES * VOCAB, sizeof(float)),
+                        calloc((size_t)SAMPLES * VOCAB, sizeof(float))};
+    for (size_t i = FIRST_PAIR; i < sizeof cases / sizeof *cases; i++) {
+        uint64_t link[2];
+        run_pair(&cases[i], false, logits[0], &link[0]);
+        run_pair(&cases[i], true, logits[1], &link[1]);
+        const double worst = compare(logits[0], logits[1]);
+        print_message("%s %s: worst difference %.2g of the spread; %llu bytes over the link, packed %llu\n",
+                      cases[i].decode, cases[i].prefill, worst, (unsigned long long)link[0],
+                      (unsigned long long)link[1]);
+        assert_true(worst < 5e-2); /* inputs of several tokens are rounded to 16 bits on both sides */
+        assert_true(link[1] < link[0]);
+    }
+    free(logits[0]);
+    free(logits[1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packed_experts_and_plain_ones_agree),
+        cmocka_unit_test(a_device_expands_packed_experts),
+    };
+    return cmocka_run_group_tests_name("golden/packed_experts", tests, make_model, remove_model);
+}
