@@ -106,15 +106,6 @@ static int check_moves(const struct arena *arena, const struct step *step, struc
     return 0;
 }
 
-uint32_t batch_direct_from(const struct batch_row *row, uint32_t window, uint32_t page_tokens)
-{
-    const uint32_t host = row->host_tokens / page_tokens, direct = row->direct_from / page_tokens,
-                   hidden = row->start + 1 > window ? (row->start + 1 - window) / page_tokens : 0;
-    if (!window) return row->direct_from;
-    if (hidden >= host) return row->host_tokens; /* it sees none of them */
-    return (hidden + (uint32_t)(((uint64_t)(host - hidden) * direct + host / 2) / host)) * page_tokens;
-}
-
 int batch_take(const struct arena *arena, uint32_t vocab, const struct step *step, struct batch *batch,
                struct step_result *result, struct helm_err *err)
 {
