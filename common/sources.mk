@@ -34,7 +34,6 @@ COMMON_SRC := \
   common/formats/random_blocks.c \
   common/formats/tensor_format.c \
   common/plan/home.c \
-  common/plan/kv_tiers.c \
   common/sampling/changes.c \
   common/sampling/cut.c \
   common/sampling/pass.c \
@@ -70,6 +69,7 @@ MODEL_SRC := \
   common/model/take.c \
   common/model/unit.c \
   common/model/weigh.c \
+  common/plan/kv_tiers.c \
   common/plan/placement.c \
   common/plan/plan.c \
   common/plan/plan_json.c \
