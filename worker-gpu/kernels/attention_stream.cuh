@@ -21,9 +21,9 @@ template <typename C, int HEAD> struct stream_memory {
                           SCRATCH_BYTES = STREAM_WARPS * HEAD * 4,
                           MAXIMA = PARTS + (PARTS_BYTES > SCRATCH_BYTES ? PARTS_BYTES : SCRATCH_BYTES),
                           SUMS = MAXIMA + STREAM_WARPS * STREAM_HEADS * 4,
-                          UP = SUMS + STREAM_WARPS * STREAM_HEADS * 4, VALUES = UP + STREAM_HEADS * 4,
-                          OUTPUT_BYTES = STREAM_WARPS * STREAM_HEADS * HEAD * 4,
-                          VALUES_BYTES = STREAM_WARPS * S::VALUES_BYTES,
+                          UP = SUMS + STREAM_WARPS * STREAM_HEADS * 4,
+                          VALUES = (UP + STREAM_HEADS * 4 + 127) / 128 * 128, /* whole lines */
+        OUTPUT_BYTES = STREAM_WARPS * STREAM_HEADS * HEAD * 4, VALUES_BYTES = STREAM_WARPS * S::VALUES_BYTES,
                           BYTES = VALUES + (VALUES_BYTES > OUTPUT_BYTES ? VALUES_BYTES : OUTPUT_BYTES);
     static_assert(VALUES % 16 == 0 && PARTS % 16 == 0, "copied 16 bytes at a time");
 };

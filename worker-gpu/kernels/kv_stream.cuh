@@ -7,8 +7,8 @@
  *   scores^T = K Q^T     K's fragments are 16 (q8_0: 8) bytes of a row a lane, straight from global memory into registers:
  *                        which dimension an element of k stands for is free as long as queries agree. An instruction reads
  *                        whole lines of 128 bytes (over the link half a line takes as long), and lanes exchange them
- *   out^T    = V^T P^T   V waits in shared memory, rows a little apart so that ldmatrix, which transposes it, meets no bank
- *                        conflict; P^T's fragments are the scores', 8 x 8 of them transposed (movmatrix)
+ *   out^T    = V^T P^T   V waits in shared memory, where neighbouring rows' units lie apart so that ldmatrix, which transposes
+ *                        it, meets no bank conflict; P^T's fragments are the scores', 8 x 8 of them transposed (movmatrix)
  *
  * Q and P go in as high + low 16-bit parts, so that sums are as good as fp32 ones. While a tile is multiplied the next
  * one's keys are on their way, and from then on its values: 64 KB of 8 warps at most, which is what memory wants. Numbers of
@@ -30,11 +30,20 @@ template <typename C, int HEAD> struct stream_shape {
     static const uint32_t ROW = HEAD * C::NUMBER_BYTES, SCALES = C::SCALED ? HEAD / KV_Q8_0_VALUES * 2 : 0;
     /* a tile's keys are 32 registers a lane, or one group's */
     static const int GROUPS = 256 / ROW > 1 ? 256 / ROW : 1;
-    static const uint32_t TILE = STREAM_GROUP * GROUPS, PITCH = ROW + 16;
+    /* Values of whole lines lie in shared memory line by line, a line's 16-byte units by the row's lower bits: an asynchronous
+     * copy whose destination crosses lines asks for several parts of the source's. Other rows lie 16 bytes apart. */
+    static const bool LINES = ROW % 128 == 0;
+    static const uint32_t TILE = STREAM_GROUP * GROUPS, PITCH = LINES ? ROW : ROW + 16;
     static const uint32_t VALUES_BYTES = TILE * (PITCH + SCALES); /* of a warp */
     static const uint32_t QUERY_PITCH =
         HEAD * 2 + 64; /* of queries' 16-bit parts: 8 rows of high ones, 8 of low ones */
     static_assert(HEAD % 32 == 0 && TILE <= STREAM_TILE_MOST && VALUES_BYTES % 16 == 0, "");
+
+    /* Where a 16-byte unit of a row of values lies, of its tile. */
+    static __device__ __forceinline__ uint32_t value_at(uint32_t row, uint32_t unit)
+    {
+        return row * PITCH + (LINES ? unit ^ (row & 7) : unit) * 16;
+    }
 };
 
 /* High and low parts of a pair. */
@@ -78,7 +87,7 @@ __device__ __forceinline__ void stream_fetch_rows(uint32_t to, const unsigned ch
 #pragma unroll
     for (uint32_t i = 0; i < units / 2; i++) {
         const uint32_t u = i * 32 + lane, row = u / units, unit = u - row * units;
-        copy16_async(to + row * S::PITCH + unit * 16, rows + u * 16, row >= low && row < high);
+        copy16_async(to + S::value_at(row, unit), rows + u * 16, row >= low && row < high);
     }
 }
 
@@ -200,16 +209,16 @@ template <typename T, int HEAD> struct stream_values<kv_plain<T>, HEAD> {
     static __device__ __forceinline__ void add(float o[HEAD / 16][4], const float w[S::GROUPS][4],
                                                const unsigned char *values)
     {
-        const uint32_t lane = threadIdx.x & 31;
-        const uint32_t at =
-            shared_address(values) + ((lane & 7) + (lane >> 4) * 8) * S::PITCH + (lane >> 3 & 1) * 16;
+        const uint32_t lane = threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
+        const uint32_t at = shared_address(values);
 #pragma unroll
         for (int r = 0; r < S::GROUPS; r++) {
             const stream_weights p = stream_weights_of<T>(w[r][0], w[r][1], w[r][2], w[r][3]);
 #pragma unroll
             for (int j = 0; j < HEAD / 16; j++) {
                 uint32_t a[4];
-                load_matrices_transposed(a, at + r * STREAM_GROUP * S::PITCH + j * 32);
+                load_matrices_transposed(a,
+                                         at + S::value_at(r * STREAM_GROUP + row, 2 * j + (lane >> 3 & 1)));
                 stream_multiply<T>(o[j], a, p);
             }
         }
@@ -322,9 +331,8 @@ template <int HEAD> struct stream_values<kv_q8_0, HEAD> {
     static __device__ __forceinline__ void add(float o[HEAD / 16][4], const float w[S::GROUPS][4],
                                                const unsigned char *values)
     {
-        const uint32_t lane = threadIdx.x & 31;
-        const uint32_t at =
-            shared_address(values) + ((lane & 7) + (lane >> 3 & 1) * 8) * S::PITCH + (lane >> 4) * 16;
+        const uint32_t lane = threadIdx.x & 31, row = (lane & 7) + (lane >> 3 & 1) * 8;
+        const uint32_t at = shared_address(values);
 #pragma unroll
         for (int r = 0; r < S::GROUPS; r++) {
             const unsigned char *first =
@@ -336,7 +344,7 @@ template <int HEAD> struct stream_values<kv_q8_0, HEAD> {
                     stream_weights_of<unit>(weight(w[r][0], first, b), weight(w[r][1], first, b),
                                             weight(w[r][2], second, b), weight(w[r][3], second, b));
                 uint32_t four[4];
-                load_matrices_transposed(four, at + r * STREAM_GROUP * S::PITCH + b * 32);
+                load_matrices_transposed(four, at + S::value_at(r * STREAM_GROUP + row, 2 * b + (lane >> 4)));
 #pragma unroll
                 for (int u = 0; u < 2; u++) {
                     const uint32_t a[4] = {q8_bf16s(four[2 * u], 0x4240), q8_bf16s(four[2 * u], 0x4341),
