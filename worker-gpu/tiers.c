@@ -14,6 +14,7 @@ int gpu_tiers_open(struct gpu_engine *g, _Atomic uint32_t *stored, struct helm_e
 {
     g->tiers.on = plan_kv_tiered(&g->plan);
     g->tiers.stored = stored;
+    g->tiers.window = model_window(&g->model.config);
     return g->tiers.on ? g->device->ops->event_create(g->device, &g->tiers.fetched, err) : 0;
 }
 
@@ -51,9 +52,14 @@ void gpu_tiers_fill(const struct gpu_engine *g, const struct gpu_program *p, uin
     if (count > host) memcpy(table + host, row->places + host, (count - host) * sizeof *table);
     array_at(g, b->row_begin)[r] = absent * page_tokens;
     if (b->arena_table == b->page_table) return;
-    if (p->attending == GPU_ATTENDS_ASSISTED) { /* of layers whose pages the GPU reads itself */
-        for (uint32_t i = 0; i < host; i++) arena[i] = row->pages[i] | GPUK_PAGE_HOST;
+    if (p->attending == GPU_ATTENDS_ASSISTED) { /* of layers with a window */
+        const uint32_t from = plan_assists_layer(&g->plan, g->tiers.window)
+                                  ? batch_direct_from(row, g->tiers.window, page_tokens) / page_tokens
+                                  : 0;
+        for (uint32_t i = 0; i < from; i++) arena[i] = GPUK_PAGE_ABSENT;
+        for (uint32_t i = from; i < host; i++) arena[i] = row->pages[i] | GPUK_PAGE_HOST;
         memcpy(arena + host, row->places + host, (count - host) * sizeof *arena);
+        array_at(g, b->window_begin)[r] = from * page_tokens;
         return;
     }
     gpu_pieces_fill(&g->plan, row, r, false, array_at(g, b->arena_pieces), arena);

@@ -24,6 +24,7 @@ struct gpu_tiers {
     _Atomic uint32_t *stored;     /* pinned, [GPU_TIER_PLACES]: becomes 1 when they are in the arena */
     struct device_event *fetched; /* what the last step fetched is there */
     bool fetching;                /* and no step has been put behind that yet */
+    uint32_t window;              /* of the model's layers that have one; 0: none has */
 };
 
 /* stored: pinned words, GPU_TIER_PLACES of them. */

@@ -549,6 +549,13 @@ void model_part_name(const struct model_config *config, enum tensor_role role, i
         snprintf(name, MODEL_NAME_MAX, "%s", all);
 }
 
+uint32_t model_window(const struct model_config *config)
+{
+    uint32_t window = 0;
+    for (uint32_t l = 0; config->window && l < config->layers && !window; l++) window = config->window[l];
+    return window;
+}
+
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype)
 {
     return 2u * (uint64_t)layers * config->kv_heads * kv_cell_bytes(kv_dtype, config->head_dim);

@@ -216,6 +216,8 @@ void model_part_name(const struct model_config *config, enum tensor_role role, i
 /* The operations that `config` implies. */
 void model_math_build(const struct model_config *config, struct model_math *math);
 
+/* The window of the layers that have one, which is the same; 0: none has. */
+uint32_t model_window(const struct model_config *config);
 /* Bytes of KV cache one token needs over `layers` layers at `kv_dtype`. */
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype);
 

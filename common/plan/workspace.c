@@ -47,6 +47,7 @@ void gpu_block_place(uint32_t tokens, uint32_t rows, uint32_t pages_per_slot, bo
     b->row_first = take(&at, rows + 1);
     b->row_slot = take(&at, rows);
     b->row_begin = take(&at, rows);
+    b->window_begin = take(&at, rows);
     b->pieces = take(&at, rows + 1);
     b->arena_pieces = take(&at, rows + 1);
     b->sample_token = take(&at, rows);

@@ -21,8 +21,8 @@
 struct gpu_block {
     uint32_t counts, token_id, position, token_row, row_first, row_slot, row_begin, sample_token, page_table;
     /* Two tiers: like page_table, of layers whose cache is the arena's alone, or, in a step in which the CPU attends, of those
-     * that the GPU attends to by itself; else page_table */
-    uint32_t arena_table;
+     * with a window, where window_begin is like row_begin; else page_table */
+    uint32_t arena_table, window_begin;
     uint32_t pieces,
         arena_pieces;         /* [rows + 1] pages that come in pieces, in front of a row's: of either table */
     uint32_t sub, sub_stride; /* the first sub-chunk's arrays, and from one to the next; unless subs is 1 */

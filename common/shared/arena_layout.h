@@ -61,11 +61,11 @@
  * of the chunk are taken from the arena as far as their pages are whole, else from the page's place. Of each row the pages
  * from plan_placed_from on, in which the next step goes on, have their cells in their places, too, by vram_table.
  *
- * In a step flagged STEP_KV_ASSISTED the GPU puts each of its layers' queries, normed and rotated, into the
- * kv lane `query`, [token][head][head_dim], and the CPU answers in `partial` with the result over its positions,
+ * In a step flagged STEP_KV_ASSISTED the GPU puts the queries of each of its layers that the plan has the CPU attend to
+ * (plan_assists_layer), normed and rotated, into the kv lane `query`, [token][head][head_dim], and the CPU answers in `partial` with the result over its positions,
  * [token][head]{m, s, o[head_dim]} (thesis 4.18 to 4.20: the maximum score, the sum of exponentials, their sum
- * of values; -inf, 0, 0 for a row without such positions). Tickets count the layers whose cache is the GPU's,
- * from 1 on, in both lanes.
+ * of values; -inf, 0, 0 for a row without such positions). Tickets count those layers, from 1 on, in both lanes. Of the GPU's
+ * other layers all positions below host_tokens are read by its kernel.
  *
  * Experts at home in both memories. In every step the GPU puts each such layer's tokens into the lane `ask`: the residual
  * stream [capacity][hidden], behind it for each token and choice which expert the CPU computes (ARENA_EXPERT_NONE: the GPU
@@ -89,7 +89,7 @@
 #include "common/sampling/sampling.h"
 
 #define ARENA_MAGIC       0x414d4c48u /* "HLMA" */
-#define ARENA_ABI         11u
+#define ARENA_ABI         12u
 #define ARENA_SLOTS_MAX   64 /* sequences that hold KV at once */
 #define ARENA_WORKERS_MAX 8
 #define ARENA_STEP_RING   4 /* steps in flight at most; a power of two */

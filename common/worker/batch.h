@@ -35,6 +35,17 @@ struct batch {
     bool assisted;       /* STEP_KV_ASSISTED: every worker walks the hand-overs of queries */
 };
 
+/* The first position of a row that is not the CPU's in an assisted step, in a layer of this window: direct_from, and of a window
+ * (0: none) the same part of the positions that it sees below host_tokens. Whole pages. */
+static inline uint32_t batch_direct_from(const struct batch_row *row, uint32_t window, uint32_t page_tokens)
+{
+    const uint32_t host = row->host_tokens / page_tokens, direct = row->direct_from / page_tokens,
+                   hidden = row->start + 1 > window ? (row->start + 1 - window) / page_tokens : 0;
+    if (!window) return row->direct_from;
+    if (hidden >= host) return row->host_tokens; /* it sees none of them */
+    return (hidden + (uint32_t)(((uint64_t)(host - hidden) * direct + host / 2) / host)) * page_tokens;
+}
+
 /* Takes every valid row of `step` and begins *result: an invalid row gets STEP_ROW_BAD. Every index is checked before
  * it is used. HELM_E_LIMIT when the step as a whole is malformed. */
 HELM_MUST_CHECK int batch_take(const struct arena *arena, uint32_t vocab, const struct step *step,

@@ -15,7 +15,8 @@
  * Chunks of more tokens bring weights and a long prompt's old pages less often, but their buffers take room from weights and
  * places. They are judged by whole requests: a prompt of each context and SESSION_TOKENS more, again in the geometric mean. The
  * faster ones are taken, and of plans alike within SESSION_ALIKE the one with the shorter time to a long prompt's first token,
- * as long as a short context loses no more than STEP_LOSS of the speed it has with the shortest chunks. Steps between sizes
+ * as long as a short context loses no more than STEP_LOSS of the speed it has with the shortest chunks, nor more than TIERS_LOSS
+ * in all if these kept it. Steps between sizes
  * are small, so that two profiles of one machine differ little in what they choose. */
 #include "daemon/planner/attempt.h"
 
@@ -325,20 +326,39 @@ static int try_places(struct tiering *k, uint32_t least, uint32_t *best, struct 
     return 0;
 }
 
-/* Half as many tokens more each time, then a third: every second is a power of two. */
+/* Seconds that a short context's step may take with longer chunks: a little more than with the shortest, and no more than
+ * rule 2 allows a plan that keeps it with those. */
+static double most_at_short(const struct tiering *k)
+{
+    const double now = k->best->score.at_short, most = now / (1 - STEP_LOSS);
+    return now <= k->least ? fmin(most, k->least) : most;
+}
+
+/* With the places that are best, and where that is not better with the least, which leave a short context more weights. */
+static int try_step(struct tiering *k, const struct two_tiers *what, bool *taken, struct helm_err *err)
+{
+    struct two_tiers few = *what;
+    uint32_t ignored;
+    int rc = try_two(k, what, &ignored, taken, err);
+    few.places = 1;
+    return rc || *taken || what->places == few.places ? rc : try_two(k, &few, &ignored, taken, err);
+}
+
+/* Half as many tokens more each time, then a third: every second is a power of two. The second that is no better ends it. */
 static int try_chunks(struct tiering *k, uint32_t places, uint32_t priced_at, struct helm_err *err)
 {
     const uint32_t most = k->t->ctx < PREFILL_CHUNK_MAX ? k->t->ctx : PREFILL_CHUNK_MAX;
     struct two_tiers what = {.places = places, .priced_at = priced_at, .step = LEDGER_STEP_TOKENS};
-    bool taken = true;
-    uint32_t ignored;
-    k->most = k->best->score.at_short / (1 - STEP_LOSS);
+    uint32_t missed = 0;
+    k->most = most_at_short(k);
     int rc = score_session(k->m, &k->best->plan, k->t->ctx, &k->best->score, err);
-    while (!rc && taken) {
+    while (!rc && missed < 2) {
+        bool taken;
         k->session_least = fmin(k->session_least, k->best->score.session);
         what.step += what.step & (what.step - 1) ? what.step / 3 : what.step / 2;
         if (what.step > most) break;
-        rc = try_two(k, &what, &ignored, &taken, err);
+        rc = try_step(k, &what, &taken, err);
+        missed = taken ? 0 : missed + 1;
     }
     return rc;
 }

@@ -44,7 +44,8 @@ struct tier_case {
     unsigned modes; /* of enum mode */
     bool in_arena;  /* VRAM has no places for chunks, which append in the arena */
     uint32_t page_tokens;
-    uint32_t direct_window; /* 0, or CONTEXT: of layers that are given a window of as many positions */
+    bool windowed; /* every other layer is given a window of CONTEXT positions */
+    uint32_t direct_window;
 };
 
 static uint32_t page_tokens_of(const struct tier_case *c)
@@ -124,8 +125,8 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
     }
     const bool emulated = strcmp(device_name(), "emulated") == 0;
     char windowed[PATH_MAX] = "";
-    if (c->direct_window) open_windowed(c->model, windowed);
-    const struct pair_options options = {.folder = c->direct_window ? windowed : c->model,
+    if (c->windowed) open_windowed(c->model, windowed);
+    const struct pair_options options = {.folder = c->windowed ? windowed : c->model,
                                          .plan = &plan,
                                          .device = device_name(),
                                          .kv_dtype = c->kv_dtype,
@@ -143,7 +144,7 @@ static void open_tiers(const struct tier_case *c, uint32_t vram_pages, struct pa
                                          .no_graphs = c->no_graphs,
                                          .copy_rows = true};
     if (pair_open(&options, pair, &err)) fail_msg("%s, %s: %s", c->model, c->decode, err.text);
-    if (c->direct_window) remove_windowed(windowed);
+    if (c->windowed) remove_windowed(windowed);
 }
 
 static void lanes_are_empty(const struct pair *pair)
@@ -222,21 +223,22 @@ static void cases_agree(void **state)
     (void)state;
     need_device();
     static const struct tier_case cases[] = {
-        {QWEN3, "gggggggg", NULL, KV_F16, 100, 2, false, ALONE | TOGETHER | GREEDY, false, 64, 0},
-        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, 1, false, TOGETHER | ALONE, false, 256,
+        {QWEN3, "gggggggg", NULL, KV_F16, 100, 2, false, ALONE | TOGETHER | GREEDY, false, 64, false, 0},
+        {QWEN3, "ggccggss", "ggssggss", KV_Q8_0, 0, 1, false, TOGETHER | ALONE, false, 256, false,
          0}, /* borrows a layer */
-        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, 0, true, TOGETHER, false, 32, 0},
-        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, false, 0, 0},
-        {LLAMA, "gggggggg", NULL, KV_F16, 1000, 1, false, TOGETHER | ALONE, false, 256,
+        {LLAMA, "ccggggcc", NULL, KV_BF16, 300, 0, true, TOGETHER, false, 32, false, 0},
+        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, false, 0, false, 0},
+        {LLAMA, "gggggggg", NULL, KV_F16, 1000, 1, false, TOGETHER | ALONE, false, 256, false,
          0}, /* reads all over the link */
         /* sinks, which count once, and windows, within which the CPU may have nothing */
-        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE, false, 0, 0},
-        /* every other layer is given a window as long as the context, which the GPU reads alone */
-        {QWEN2, "gggcgsgg", NULL, KV_F16, 100, 4, false, TOGETHER, false, 0, CONTEXT},
+        {GPTOSS, "gcgcgggg", NULL, KV_F16, 100, 4, false, TOGETHER | ALONE, false, 0, false, 0},
+        /* windows that hide nothing: the GPU reads them alone, or shares them */
+        {QWEN2, "gggcgsgg", NULL, KV_F16, 100, 4, false, TOGETHER, false, 0, true, CONTEXT},
+        {QWEN2, "gsgggcgg", NULL, KV_BF16, 100, 4, false, TOGETHER, false, 32, true, 0},
         /* chunks append in the arena: rows that decode beside them keep their places, layers that are the CPU's as ever */
-        {QWEN3, "gggggggg", NULL, KV_Q8_0, 100, 2, false, ALONE | TOGETHER, true, 64, 0},
-        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, true, 0, 0},
-        {GPTOSS, "gcgcgggg", NULL, KV_F16, 1000, 4, true, TOGETHER | ALONE, true, 0, 0},
+        {QWEN3, "gggggggg", NULL, KV_Q8_0, 100, 2, false, ALONE | TOGETHER, true, 64, false, 0},
+        {QWEN2, "gsgcsgcg", "gsgssgsg", KV_F32, 200, 4, false, TOGETHER | GREEDY, true, 0, false, 0},
+        {GPTOSS, "gcgcgggg", NULL, KV_F16, 1000, 4, true, TOGETHER | ALONE, true, 0, false, 0},
     };
     for (size_t i = FEW_CASES; i < (FEW_CASES ? 2 : sizeof cases / sizeof *cases); i++) {
         struct golden *golden = calloc(1, sizeof *golden);
@@ -254,7 +256,8 @@ static void steps_follow(void **state)
 {
     (void)state;
     need_device();
-    static const struct tier_case c = {QWEN3, "gggggggg", NULL, KV_F16, 1000, 0, false, 0, false, 0, 0};
+    static const struct tier_case c = {QWEN3, "gggggggg", NULL,  KV_F16, 1000,  0,
+                                       false, 0,          false, 0,      false, 0};
     static const struct course courses[] = {{.rows = 1, .queued = true},
                                             {.rows = 3, .queued = true},
                                             {.rows = 2, .queued = true, .sampled = true},

@@ -56,6 +56,19 @@ def test_a_prompt_begins_behind_what_is_there():
             check(s.kv_pages_cached >= 8 and s.prefix_evictions_total == 0, f"{kind}: {s}")
 
 
+def test_pages_have_the_size_that_is_asked_for():
+    with running("--kv-page-tokens", 128) as d:
+        c = Client(d.endpoint)
+        prompt = prompt_of(200)
+        same([generate(c, prompt), generate(c, prompt), generate(c, prompt[:128])], [0, 128, 0], "found")
+        check("pages: 128 tokens, as asked: " in d.log(), d.log())
+    with running("--kv-page-tokens", "auto") as d:
+        size = int(d.log().split("pages: ")[1].split(" ")[0])
+        c = Client(d.endpoint)
+        generate(c, prompt)
+        same(generate(c, prompt), 199 // size * size, f"found in pages of {size}")
+
+
 def test_an_answer_is_found_by_the_next_turn():
     # of the turn before: its prompt and all of its answer but the last token, which was never computed; of an invariant plan
     # all, once the answer was computed again as a prompt's part

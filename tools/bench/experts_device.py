@@ -189,7 +189,7 @@ def of_bound(o, model, row, plan, hits, rate):
     """Which part of the least time by bytes and hand-overs (plan_bound.py) one sequence takes; None: several, or no profile."""
     if row.sequences != 1 or not o.profile:
         return None
-    with open(o.profile) as f, open(o.now) as g:
+    with open(o.profile) as f, open(o.reads) as g:
         vram, now = json.load(f)["gpu"]["read"]["value"] / 1e9, json.load(g)
     return rate * mixture_bound_seconds(planned(o, model, row, plan, hits, plan["mixed"]["direct_permille"]), hits, now, vram)
 
@@ -208,9 +208,11 @@ def keep_files(o, model, row, plan):
 def measure(o, model, row, sticky):
     longest = PROMPT if o.case is None else 64
     sizes = ["--ctx", str(longest + DECODE + 64), "--batch", str(row.sequences), "--prompt", str(longest)]
-    o.now = os.path.join(o.work, "now.json")  # what memory gives: forecasts go by that
-    with open(o.now, "w") as f:
-        f.write(run([o.bin + "/helm-profile", "--now", "--device", o.device]))
+    o.now, o.reads = os.path.join(o.work, "now.json"), os.path.join(o.work, "reads.json")
+    products = "exact" if "bf16" in model or "half" in model else "int8"
+    for path, more in ((o.reads, []), (o.now, ["--model", model, "--activations", products] if o.profile else [])):
+        with open(path, "w") as f:  # what memory gives: the bound goes by plain reads, forecasts by the model's products
+            f.write(run([o.bin + "/helm-profile", "--now", "--device", o.device] + more))
     options = sizes + ["--now", o.now] + (["--profile", o.profile] if o.profile else []) + (["--vram", row.vram] if row.vram != "all" else [])
     if row.slots:
         plan = mixed_plan(o, model, sizes)

@@ -111,7 +111,7 @@ static void cut(struct run *run, const struct program_entry *e)
     for (uint32_t r = 0; r < run->batch.row_count; r++) {
         const struct batch_row *in = run->row[r].in;
         struct run_assist_row *row = &run->assist.row[r];
-        row->to = in->direct_from;
+        row->to = batch_direct_from(in, e->window, run->kv.page_tokens);
         row->from = e->window && in->start + 1 > e->window ? in->start + 1 - e->window : 0;
         if (row->from > row->to) row->from = row->to;
         units += (uint64_t)units_of(row) * blocks_of(run);

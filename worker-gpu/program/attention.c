@@ -46,11 +46,10 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
                                .kv_stride = q.stride,
                                .order = s->plan->invariant ? GPUK_ORDER_ALONE : GPUK_ORDER_TOGETHER};
     const char *block = gpu_area(s->buffers, GPU_AREA_BLOCK);
+    const bool windowed = p->attending == GPU_ATTENDS_ASSISTED && a.window;
+    if (windowed) a.step.page_table = (const void *)(block + p->block.arena_table);
     if (is_assisted(low, m))
-        a.step.row_begin = (const void *)(block + p->block.row_begin);
-    else if (p->attending ==
-             GPU_ATTENDS_ASSISTED) /* the other table has the pages that the CPU attends to as well */
-        a.step.page_table = (const void *)(block + p->block.arena_table);
+        a.step.row_begin = (const void *)(block + (windowed ? p->block.window_begin : p->block.row_begin));
     lower_cache(low, (uint32_t)m->at->layer, &a);
     return a;
 }

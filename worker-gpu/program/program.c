@@ -203,7 +203,7 @@ int gpu_program_lower(const struct gpu_source *source, const struct gpu_program_
     if (tier == GPU_TIER_1 && source->plan->invariant) program->tokens = GPU_STEADY_FEW; /* its kernels */
     program->samples = program->tokens < h->slots ? program->tokens : h->slots;
     program->stream_bytes = source->ring[phase].weight_bytes;
-    const bool both = kind->attending == GPU_ATTENDS_ASSISTED && source->plan->kv_direct_window;
+    const bool both = kind->attending == GPU_ATTENDS_ASSISTED && model_window(&source->model->config);
     gpu_block_place(program->tokens, program->samples, h->pages_per_slot,
                     both || (tier == GPU_TIER_CHUNK && plan_kv_tiered(source->plan)), &program->block);
     program->step = gpu_block_step(&program->block, gpu_area(source->buffers, GPU_AREA_BLOCK),

@@ -37,7 +37,7 @@
  * where no row has any, nothing is copied. What a chunk fills is
  * copied to the arena layer by layer, behind each layer's attention; in the decode tiers the host puts such copies behind
  * the graph, once every page (tiers.h). Each decode tier has one more program for steps in which the CPU attends to a part
- * (STEP_KV_ASSISTED): a layer's queries go down, the GPU attends to its own positions meanwhile, and what comes up is
+ * (STEP_KV_ASSISTED): the queries of a layer that it attends to (plan_assists_layer) go down, the GPU attends to its own positions meanwhile, and what comes up is
  * merged. Of borrowed caches all pages are the arena's, and go through the pool as with one tier; where VRAM has too few places
  * for a chunk (plan_appends_in_arena) all caches are borrowed in chunks.
  *

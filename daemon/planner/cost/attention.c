@@ -66,14 +66,12 @@ static double hand_over(const struct pricing *p)
                                        fmin(link->h2d.value, rate_or(&link->d2h, link->h2d.value));
 }
 
-/* Positions of each row that a layer of this window has the GPU read itself, of `host` that it sees in the arena alone. The
- * CPU's are the first ones: it sees none of them where the window begins behind. */
+/* Positions of each row that a layer of this window has the GPU read itself, of `host` that it sees in the arena alone. */
 static double direct_positions(const struct pricing *p, double window, double host)
 {
     const struct cost_tiers *kv = &p->step->kv;
-    const double direct = (double)kv->host_tokens * kv->direct_permille / 1000;
-    if (kv->direct_permille >= 1000 || (window > 0 && window <= kv->direct_window)) return host;
-    return fmin(host, direct);
+    if (window > 0 && window <= kv->direct_window) return host;
+    return host * kv->direct_permille / 1000;
 }
 
 /* Whether a layer's queries go to the CPU in this step, whatever it finds to attend to. */

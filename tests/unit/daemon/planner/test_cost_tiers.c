@@ -151,7 +151,7 @@ static void attention_for_a_gpu_has_its_own_rate(void **state)
 }
 
 /* A layer that sees fewer positions than VRAM has asks in vain, unless its window is left to the GPU; one that sees more asks
- * for the rest alone, of which the GPU's share are the last ones of the whole context. */
+ * for the rest alone, of which the GPU has its share. */
 static void windows_hide_the_arenas_part(void **state)
 {
     (void)state;
@@ -173,9 +173,9 @@ static void windows_hide_the_arenas_part(void **state)
     assert_true(p.table.unit[2].kv.way == 0);
     assert_near(p.table.unit[2].kv.link, 512 * KV / 24e9);
     step.kv.direct_window = 0;
-    step.kv.direct_permille = 250; /* of 8,192: more than it sees */
+    step.kv.direct_permille = 250; /* of what it sees */
     price(&p, step);
-    assert_near(p.table.unit[2].kv.link, 512 * KV / 24e9);
+    assert_near(p.table.unit[2].kv.link, 512 * KV / 4 / 24e9);
     close_case(&p);
 }
 

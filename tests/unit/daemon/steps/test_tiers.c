@@ -123,19 +123,20 @@ static struct stage *stage_open(const struct shape *shape)
 {
     struct stage *s = calloc(1, sizeof *s);
     assert_non_null(s);
-    batcher_parts_open(&s->on, &(struct batcher_parts_case){
-                                   .slots = SLOTS,
-                                   .context_tokens = CONTEXT,
-                                   .step_tokens = shape->step_tokens ? shape->step_tokens : STEP_TOKENS,
-                                   .page_tokens = PAGE_TOKENS,
-                                   .pages = PAGES,
-                                   .places = shape->places,
-                                   .direct_permille = shape->permille,
-                                   .direct_positions = shape->positions,
-                                   .free_places = plan_free_places(SLOTS, PAGE_TOKENS),
-                                   .queue = 8,
-                                   .sharing = shape->sharing,
-                                   .sink = {.context = s, .token = on_token, .done = on_done}});
+    batcher_parts_open(&s->on,
+                       &(struct batcher_parts_case){
+                           .slots = SLOTS,
+                           .context_tokens = CONTEXT,
+                           .step_tokens = shape->step_tokens ? shape->step_tokens : STEP_TOKENS,
+                           .page_tokens = PAGE_TOKENS,
+                           .pages = PAGES,
+                           .places = shape->places,
+                           .direct_permille = shape->permille,
+                           .direct_positions = shape->positions,
+                           .free_places = shape->places == LEAST ? 0 : plan_free_places(SLOTS, PAGE_TOKENS),
+                           .queue = 8,
+                           .sharing = shape->sharing,
+                           .sink = {.context = s, .token = on_token, .done = on_done}});
     assert_int_equal(plan_vram_pages_least(&s->on.lists), LEAST);
     assert_int_equal(plan_appends_in_arena(&s->on.lists), shape->step_tokens == LONG_STEP);
     memset(s->vram, 0xa5, sizeof s->vram);

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "common/plan/placement.h"
+#include "common/worker/batch.h"
 #include "worker-cpu/engine.h"
 #include "worker-cpu/program/assist.h"
 
@@ -165,6 +166,10 @@ static void reference_of(struct stage *s, const struct step_row *row, uint32_t l
     const struct arena_header *h = arena_header_of(&s->arena);
     const uint32_t group = s->model.config.heads / h->kv.kv_heads, seen = row->start + 1,
                    from = window && seen > window ? seen - window : 0;
+    const struct batch_row in = {.start = row->start,
+                                 .host_tokens = row->host_tokens,
+                                 .direct_from = row->direct_from};
+    const uint32_t end = batch_direct_from(&in, window, h->kv.page_tokens);
     void *scratch = aligned_alloc(64, (s->reference->scratch_bytes(&h->kv, 1, 1) + 63) / 64 * 64);
     const struct attention_task task = {.q = q,
                                         .q_stride = h->kv.head_dim,
@@ -172,8 +177,8 @@ static void reference_of(struct stage *s, const struct step_row *row, uint32_t l
                                         .group = 1,
                                         .kv_heads = 1,
                                         .start = row->start,
-                                        .kv_first = from < row->direct_from ? from : row->direct_from,
-                                        .kv_last = row->direct_from,
+                                        .kv_first = from < end ? from : end,
+                                        .kv_last = end,
                                         .window = window,
                                         .scale = 1.0f / sqrtf((float)h->kv.head_dim),
                                         .kv = &h->kv,
@@ -389,6 +394,25 @@ static void work_is_cut_evenly(void **state)
     free(run);
 }
 
+/* A window leaves the CPU the same part of what it shows below host_tokens as the whole context does, in whole pages. */
+static void windows_are_shared_alike(void **state)
+{
+    (void)state;
+    struct batch_row row = {.start = 1000, .host_tokens = 960, .direct_from = 640};
+    assert_int_equal(batch_direct_from(&row, 0, 32), 640);
+    assert_int_equal(batch_direct_from(&row, 1001, 32), 640);      /* hides nothing */
+    assert_int_equal(batch_direct_from(&row, 521, 32), 480 + 320); /* of 15 pages 10 */
+    assert_int_equal(batch_direct_from(&row, 505, 32), 480 + 320); /* sees a part of the first page */
+    assert_int_equal(batch_direct_from(&row, 40, 32), 960);
+    assert_int_equal(batch_direct_from(&row, 300, 64), 640 + 192); /* of 5 pages 3 */
+    row.direct_from = row.host_tokens;
+    assert_int_equal(batch_direct_from(&row, 300, 32), 960);
+    row.direct_from = 0;
+    assert_int_equal(batch_direct_from(&row, 300, 32), 672); /* its first page */
+    row.host_tokens = 0;
+    assert_int_equal(batch_direct_from(&row, 300, 32), 0);
+}
+
 static void what_is_not_of_the_plan_is_refused(void **state)
 {
     (void)state;
@@ -457,6 +481,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_are_the_references),
         cmocka_unit_test(work_is_cut_evenly),
+        cmocka_unit_test(windows_are_shared_alike),
         cmocka_unit_test(what_is_not_of_the_plan_is_refused),
         cmocka_unit_test(a_chunk_in_the_arena_has_few_places),
         cmocka_unit_test(queries_that_do_not_come_end_the_wait),
