@@ -452,6 +452,7 @@ static int gpu_engine_load(struct worker_engine *base, const struct arena *arena
     if (!rc) rc = register_host_memory(g, err);
     if (!rc) rc = gpu_slots_open(&g->slots, g->device, arena, err);
     if (!rc) rc = gpu_slots_fill(&g->slots, err);
+    if (!rc) rc = gpu_slots_hide(&g->slots, gpu_area(&g->buffers, GPU_AREA_SLOTS), err);
     if (!rc) rc = schedule_copies(g, err);
     if (!rc) rc = prepare_programs(g, !o->no_graphs, err);
     if (!rc && o->no_graphs)

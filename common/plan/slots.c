@@ -1,16 +1,34 @@
 /* Places of slots of experts. See slots.h. */
 #include "common/plan/slots.h"
 
+#include "common/base/round.h"
+#include "common/formats/packed.h"
 #include "common/plan/engine_limits.h"
 #include "common/plan/placement.h"
 
 #define SLOT_ALIGN 16 /* what kernels read an expert by */
+/* Added to what a packed expert comes to by its shape, since experts differ; one that is larger has no slot. */
+#define SLOT_PACKED_SLACK 25 /* a part of so many */
 
 enum tensor_role slot_tensor(enum slot_role role)
 {
     static const enum tensor_role of[SLOT_ROLES] = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS,
                                                     TENSOR_DOWN_EXPERTS};
     return of[role];
+}
+
+uint64_t slot_stride(const struct model_tensor *t, uint32_t experts, enum tensor_format format,
+                     uint64_t *before)
+{
+    struct model_tensor one = *t;
+    *before = 0;
+    one.rows /= experts;
+    if (!tensor_format_of(format)->variable) return tensor_format_bytes(format, one.rows, one.cols);
+    *before = packed_groups_at((uint32_t)t->rows);
+    const uint64_t room = placement_room(&one, format, PLAN_VRAM0, NULL),
+                   most = packed_matrix_bytes_max((uint32_t)one.rows, (uint32_t)one.cols),
+                   slot = round_up(room + room / SLOT_PACKED_SLACK, PACKED_ALIGN);
+    return slot < most ? slot : most;
 }
 
 static int place_role(const struct model *model, const struct plan *plan, struct slot_unit *unit,
@@ -27,14 +45,18 @@ static int place_role(const struct model *model, const struct plan *plan, struct
     if (plan->experts.slots > experts)
         return helm_fail(err, HELM_E_MISMATCH, "%u slots for the %u experts of layer %d", plan->experts.slots,
                          experts, layer);
-    const enum tensor_format format = p ? p->format : t->format;
-    const uint64_t stride = tensor_format_bytes(format, t->rows / experts, t->cols);
-    if (tensor_format_of(format)->variable || stride % SLOT_ALIGN)
+    const enum tensor_format planned = plan_unit_format(plan, unit->unit),
+                             format = p                             ? p->format
+                                      : plan_format_varies(planned) ? planned
+                                                                    : t->format;
+    uint64_t before;
+    const uint64_t stride = slot_stride(t, experts, format, &before);
+    if (!placement_takes(model, t, format) || stride % SLOT_ALIGN)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "layer %d: experts of %s, of %llu bytes each, cannot lie in slots", layer,
                          tensor_format_name(format), (unsigned long long)stride);
-    unit->role[role] = (struct slot_place){.at = *end, .stride = stride};
-    *end += placement_rounded(PLAN_VRAM0, plan->experts.slots * stride);
+    unit->role[role] = (struct slot_place){.at = *end + before, .stride = stride};
+    *end += placement_rounded(PLAN_VRAM0, before + plan->experts.slots * stride);
     return 0;
 }
 
@@ -54,7 +76,7 @@ int slots_place(const struct model *model, const struct plan *plan, struct slots
         place->units++;
     }
     place->tables = end;
-    const uint64_t words = (uint64_t)place->units * model->config.router.experts + 1;
+    const uint64_t words = ((uint64_t)place->units + 1) * model->config.router.experts + 1;
     place->bytes = place->units ? end + placement_rounded(PLAN_VRAM0, words * sizeof(uint32_t)) : 0;
     return rc;
 }

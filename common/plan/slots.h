@@ -1,5 +1,7 @@
 /* Where slots of experts lie in VRAM: of each unit at home on `mixed` its gates, then ups, then downs, a slot behind the
- * other; behind all of them the tables that say which expert is in which slot.
+ * other; behind all of them the tables that say which expert is in which slot. Slots of packed experts have the matrix's table of
+ * offsets in front, as it lies in front of the matrix, and are as large as an expert is by its shape and a part more: a larger one
+ * has none.
  *
  * Called by the planner's ledger and by the GPU worker, which allocates and fills that memory. Pure. */
 #ifndef HELM_COMMON_PLAN_SLOTS_H
@@ -11,10 +13,14 @@
 enum slot_role { SLOT_GATE, SLOT_UP, SLOT_DOWN, SLOT_ROLES };
 enum tensor_role slot_tensor(enum slot_role role);
 
+/* Bytes from one slot of the matrix's `experts` to the next in this format; *before: of what lies in front of all. */
+uint64_t slot_stride(const struct model_tensor *tensor, uint32_t experts, enum tensor_format format,
+                     uint64_t *before);
+
 /* One role of a unit's slots. */
 struct slot_place {
     uint64_t at,
-        stride; /* of slot 0 from the beginning of all; bytes from one slot to the next, those of an expert */
+        stride; /* of slot 0 from the beginning of all; bytes from one slot to the next, those of an expert at most */
 };
 struct slot_unit {
     uint32_t unit;
@@ -23,7 +29,7 @@ struct slot_unit {
 struct slots_place {
     struct slot_unit *unit; /* [units]; caller's memory, or NULL */
     uint32_t units;
-    uint64_t tables; /* where they begin: [units][experts] numbers of 32 bits, and one more */
+    uint64_t tables; /* where they begin: [units][experts] numbers of 32 bits, one more, [experts] */
     uint64_t bytes;  /* of all; 0: the plan has none */
 };
 /* By the formats of the plan's placements, or without any as weights are stored. HELM_E_UNSUPPORTED: experts that cannot

@@ -85,6 +85,9 @@ HELM_MUST_CHECK int tiers_finish(struct making *m, struct plan *plan, struct are
  * ledgers. attempt->seconds: of the fastest plan so far; attempt->fits: there is one. */
 HELM_MUST_CHECK int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                                  struct helm_err *err);
+/* Whether experts may lie packed in VRAM, of one sequence's plans; and in slots there, the CPU computing with packed ones, too. */
+bool mixed_packs_whole(const struct making *m);
+bool mixed_packs_slots(const struct making *m);
 /* mixed_bound.c: what no plan of the strategy is faster than, with experts in both memories or not, for the context and chunks of
  * this one, whose decode step takes so long. */
 HELM_MUST_CHECK int mixed_bound(struct making *m, const struct trying *t, const struct plan *plan,

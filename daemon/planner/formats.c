@@ -146,12 +146,11 @@ void formats_set_host(const struct ledger_case *c, struct plan *plan)
     for (uint32_t p = 0; p < phases; p++) plan_unit_homes(plan, p, home[p]);
     for (uint32_t u = 0; u < unit_count(plan->layers); u++) {
         bool on_cpu = false;
-        if (plan_home_memory(home[0][u]) != PLAN_HOST) continue;
+        /* those in both memories are as mixed.c has them */
+        if (plan_home_memory(home[0][u]) != PLAN_HOST || home[0][u] == PLAN_HOME_MIXED) continue;
         for (uint32_t p = 0; p < phases; p++) on_cpu |= plan_home_processor(home[p][u]) == PLAN_CPU0;
-        /* slots and direct reads move experts as they are in the files */
-        const bool packed = home[0][u] == PLAN_HOME_MIXED ? false
-                            : on_cpu                      ? c->wish->pack_cpu && c->table->packs_cpu[u]
-                                                          : c->wish->pack && c->table->packs[u];
+        const bool packed =
+            on_cpu ? c->wish->pack_cpu && c->table->packs_cpu[u] : c->wish->pack && c->table->packs[u];
         plan_set_unit_format(plan, u, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
     }
 }
@@ -165,7 +164,7 @@ void formats_wished(const struct ledger_case *c, enum tensor_format (*format)[PL
                    link = cpu || (u < units && t->packs[u] && c->wish->pack);
         format[u][PLAN_HOME_CPU] = cpu ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
         format[u][PLAN_HOME_STREAM] = link ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
-        format[u][PLAN_HOME_GPU] = PLAN_AS_STORED;
+        format[u][PLAN_HOME_GPU] = format[u][PLAN_HOME_MIXED] = PLAN_AS_STORED;
     }
 }
 
@@ -192,7 +191,7 @@ bool formats_packed_on_cpu(const struct plan *plan, uint32_t unit)
 {
     if (plan_unit_format(plan, unit) != FORMAT_BF16_PACKED) return false;
     for (uint32_t p = 0; p < plan_phase_count(plan); p++)
-        if (plan_home_processor(plan_unit_home(plan, p, unit)) == PLAN_CPU0) return true;
+        if (plan_home_computes(plan_unit_home(plan, p, unit), PLAN_CPU0)) return true;
     return false;
 }
 
@@ -203,7 +202,7 @@ int formats_check(const struct ledger_case *c, const struct plan *plan, struct h
         const enum tensor_format format = plan_unit_format(plan, u);
         if (format == PLAN_AS_STORED || format == as_laid(c->model, u)) continue;
         const bool packed = format == FORMAT_BF16_PACKED;
-        if (!packed || !t->packs[u] || plan_unit_home(plan, 0, u) == PLAN_HOME_MIXED)
+        if (!packed || !t->packs[u])
             return helm_fail(err, HELM_E_UNSUPPORTED, "the %s of layer %u cannot lie as '%s'",
                              unit_part_name(unit_part(u)), unit_layer(u), tensor_format_name(format));
         if (!t->packs_cpu[u] && formats_packed_on_cpu(plan, u))

@@ -44,7 +44,7 @@ HELM_MUST_CHECK int formats_check(const struct ledger_case *c, const struct plan
 
 #define FORMATS_ROWS (UNIT_PARTS * MODEL_LAYERS_MAX + 1)
 
-/* What the wish is for weights in host memory; as stored in VRAM. */
+/* What the wish is for weights in host memory; as stored in VRAM, and in both. */
 void formats_wished(const struct ledger_case *c, enum tensor_format (*format)[PLAN_HOMES]);
 /* In VRAM: packed is all that can be; or as in the plan, where it has them there. */
 void formats_all_vram(const struct ledger_case *c, enum tensor_format (*format)[PLAN_HOMES]);

@@ -16,6 +16,7 @@
 #include "common/base/units.h"
 #include "common/plan/slots.h"
 #include "daemon/planner/attempt.h"
+#include "daemon/planner/formats.h"
 #include "daemon/planner/histogram.h"
 
 #define MIXED_GAIN 0.02 /* of a decode step, for which a plan has experts in both memories by a histogram */
@@ -32,6 +33,8 @@
 #define MOVES_OF_MISSES 0.7 /* how many come for each miss: of generated traces 0.67 to 0.74 (test_slots.c) */
 #define MOVES_TRIES     20  /* parts of the choices that are found, from those of slots that stay to all */
 #define SLOTS_MARGIN    (4u << 20) /* of VRAM that is left */
+/* Of experts' bytes, what sampled ones may come to packed for slots to have room for nearly all (common/plan/slots.c). */
+#define PACKED_SLOTS_WORTH 0.73
 
 /* ---- lists ---- */
 
@@ -47,17 +50,23 @@ static int relist(uint32_t layers, const enum plan_home *home, struct plan_stage
     return 0;
 }
 
-/* The first `whole` sparse layers' experts in VRAM, in all lists, packed or not; others' in both memories, in decode's. */
-static int place(const struct making *m, const struct plan *from, uint32_t whole, bool packed,
+/* Which experts lie packed, in the order in which it is tried: of more and more layers. */
+enum packs { PACKS_NONE, PACKS_WHOLE, PACKS_ALL, PACKS_WAYS };
+
+/* The first `whole` sparse layers' experts in VRAM, in all lists; others' in both memories, in decode's. */
+static int place(const struct making *m, const struct plan *from, uint32_t whole, enum packs packs,
                  struct plan *plan, struct helm_err *err)
 {
     enum plan_home home[UNIT_PARTS * MODEL_LAYERS_MAX];
     int rc = plan_copy(from, plan, err);
     plan_drop_placements(plan);
-    for (uint32_t l = 0, seen = 0; l < plan->layers && !rc && packed; l++) {
+    for (uint32_t l = 0, seen = 0; l < plan->layers && !rc; l++) {
         const uint32_t mlp = unit_of(l, UNIT_MLP);
-        if (model_layer_sparse(&m->r->model->config, l) && seen++ < whole && m->table.packs_vram[mlp])
-            plan_set_unit_format(plan, mlp, FORMAT_BF16_PACKED);
+        if (!model_layer_sparse(&m->r->model->config, l)) continue;
+        const bool here = seen++ < whole;
+        const bool packed = m->table.packs_vram[mlp] &&
+                            (here ? packs >= PACKS_WHOLE : packs == PACKS_ALL && m->table.packs_cpu[mlp]);
+        plan_set_unit_format(plan, mlp, packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED);
     }
     for (uint32_t p = 0; p < plan_phase_count(from) && !rc; p++) {
         uint32_t seen = 0;
@@ -230,7 +239,7 @@ struct trials {
     struct making *m;
     uint32_t ctx, sparse;
     const struct plan *from;
-    bool packed;        /* those are packed */
+    enum packs packs;
     struct trial *with; /* [sparse], by the number of layers wholly in VRAM */
 };
 
@@ -239,7 +248,7 @@ static int lay_whole(struct trials *t, uint32_t whole, struct helm_err *err)
 {
     struct trial *trial = &t->with[whole];
     bool fits = false;
-    int rc = place(t->m, t->from, whole, t->packed, &trial->plan, err);
+    int rc = place(t->m, t->from, whole, t->packs, &trial->plan, err);
     if (!rc) rc = fill(t->m, t->ctx, &trial->plan, &fits, err);
     if (rc || !fits) return rc;
     struct plan best = trial->plan; /* its lists stay the trial's */
@@ -304,8 +313,7 @@ static int choose_numbers(struct trials *t, double other, double slack, struct t
     return rc;
 }
 
-/* Whether experts may lie packed in VRAM, of one sequence's plans. */
-static bool packs_whole(const struct making *m)
+bool mixed_packs_whole(const struct making *m)
 {
     const struct ledger_wish *asked = &m->r->wish;
     bool packs = false;
@@ -315,6 +323,30 @@ static bool packs_whole(const struct making *m)
            m->r->profile->gpu.gemv_packed.value > 0;
 }
 
+bool mixed_packs_slots(const struct making *m)
+{
+    const struct ledger_wish *asked = &m->r->wish;
+    bool packs = false;
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < unit_count(m->table.layers); u += UNIT_PARTS)
+        packs |= m->table.packs_vram[u] && m->table.packs_cpu[u];
+    return packs && mixed_packs_whole(m) && asked->pack_cpu && asked->parts.mlp < PACKED_SLOTS_WORTH &&
+           m->r->profile->cpu.gemv_packed.value > 0;
+}
+
+/* The best plan with experts packed so. */
+static int choose_packed(struct making *m, struct trials *t, enum packs packs, double other, double slack,
+                         struct trial *best, struct helm_err *err)
+{
+    const bool cpu = m->wish.pack_cpu;
+    t->packs = packs;
+    if ((packs >= PACKS_WHOLE && !mixed_packs_whole(m)) || (packs == PACKS_ALL && !mixed_packs_slots(m)))
+        return 0;
+    m->wish.pack_cpu |= packs == PACKS_ALL;
+    const int rc = choose_numbers(t, other, slack, best, err);
+    m->wish.pack_cpu = cpu;
+    return rc;
+}
+
 int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attempt *attempt,
                  struct helm_err *err)
 {
@@ -322,14 +354,16 @@ int mixed_choose(struct making *m, uint32_t ctx, struct plan *plan, struct attem
     struct trial best = {.seconds = INFINITY};
     const double other = attempt->fits ? attempt->seconds : INFINITY, slack = m->r->experts ? 0 : MIXED_SLACK;
     for (uint32_t l = 0; l < plan->layers; l++) t.sparse += model_layer_sparse(&m->r->model->config, l);
-    int rc = choose_numbers(&t, other, slack, &best, err);
-    t.packed = true;
-    if (!rc && packs_whole(m)) rc = choose_numbers(&t, other, slack, &best, err);
+    int rc = 0;
+    for (int packs = 0; packs < PACKS_WAYS && !rc; packs++)
+        rc = choose_packed(m, &t, (enum packs)packs, other, slack, &best, err);
     attempt->fits = best.seconds < INFINITY;
     if (!rc && attempt->fits) {
         plan_free(plan);
         *plan = best.plan;
         attempt->seconds = best.seconds;
+        for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+            m->wish.pack_cpu |= formats_packed_on_cpu(plan, u);
         rc = budget(m, attempt->seconds, plan, err);
         m->wish.page_count = plan->page_count; /* the pool stays: what it leaves are slots */
     } else {
@@ -343,7 +377,7 @@ int mixed_refuse(struct making *m, uint32_t ctx, const struct plan *plan, struct
     struct plan one = {0};
     struct arena_spec spec;
     char needed[UNITS_TEXT], has[UNITS_TEXT];
-    int rc = place(m, plan, 0, false, &one, err);
+    int rc = place(m, plan, 0, PACKS_NONE, &one, err);
     one.experts = (struct plan_experts){.slots = 1, .move_cost = PLAN_MOVE_COST};
     if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &one, &spec, err);
     const struct ledger *vram = &one.memory[PLAN_VRAM0];
@@ -374,7 +408,7 @@ int mixed_beside(struct making *m, uint32_t ctx, struct plan *plan, struct attem
     struct plan beside = {0};
     struct arena_spec spec;
     double seconds = INFINITY;
-    int rc = place(m, plan, 0, false, &beside, err);
+    int rc = place(m, plan, 0, PACKS_NONE, &beside, err);
     beside.experts = (struct plan_experts){.slots = 1, .moves = 1, .move_cost = PLAN_MOVE_COST_MAX};
     if (!rc) rc = ledger_write(&m->c, ctx, ledger_least_pages(&m->c, ctx), &beside, &spec, err);
     if (!rc && ledger_fits(&beside))

@@ -1,7 +1,7 @@
 /* What no plan is faster than, with experts in both memories or not. See attempt.h. Called by planner.c where the caller of
  * planner_make wants to know; owns its tables.
  *
- * To the homes of search.h each layer with experts gets a way to lie packed in VRAM, and one for every number of slots: its price with as many experts read over
+ * To the homes of search.h each layer with experts gets a way to lie packed in VRAM, and one for every number of slots, plain and packed: its price with as many experts read over
  * the link as is best for each number of missing ones, and the bytes of the slots. Layers may have different numbers of them, and
  * any layers may be whole: that is more than mixed.c can choose from, so the bound holds for what it chooses. */
 #include <math.h>
@@ -19,7 +19,9 @@ struct bounding {
     struct making *m;
     const struct plan *plan; /* the made one */
     uint32_t ctx, units, experts;
-    uint32_t ways_each; /* one for each number of slots, and packed in VRAM */
+    bool packs; /* experts may be packed in slots */
+    uint32_t
+        ways_each; /* one for each number of slots; the same packed, where they may be; and packed in VRAM */
     struct memory memory;
     struct search_mixed *way;         /* [units][ways_each] */
     const struct search_mixed **ways; /* [units] */
@@ -49,36 +51,46 @@ static void close_tables(struct bounding *b)
 }
 
 /* Bytes of one expert of a unit as it lies in a slot. */
-static uint64_t expert_bytes(const struct model *model, uint32_t unit)
+static uint64_t expert_bytes(const struct model *model, uint32_t unit, bool packed)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, before;
     for (int r = 0; r < SLOT_ROLES; r++) {
         const struct model_tensor *t =
             model_find(model, slot_tensor((enum slot_role)r), (int32_t)unit_layer(unit));
-        if (t) bytes += t->bytes / model->config.router.experts;
+        if (t)
+            bytes += slot_stride(t, model->config.router.experts, packed ? FORMAT_BF16_PACKED : t->format,
+                                 &before);
     }
     return bytes;
 }
 
 /* Vectors in VRAM, matrices in host memory, slots in VRAM. */
-static struct search_bytes bytes_of(const struct bounding *b, uint32_t unit, uint32_t slots)
+static struct search_bytes bytes_of(const struct bounding *b, uint32_t unit, uint32_t slots, bool packed)
 {
     const struct analyse_bytes of = analyse_units(&b->m->table, unit, unit);
-    struct search_bytes bytes = {.vram = of.vram_vectors + slots * expert_bytes(b->m->r->model, unit),
+    struct search_bytes bytes = {.vram = of.vram_vectors + slots * expert_bytes(b->m->r->model, unit, packed),
                                  .host = of.arena};
     if (b->m->machine.device.kind == LEDGER_DEVICE_EMULATED) bytes.host += bytes.vram;
     return bytes;
 }
 
-/* Prices of all units: at every home, where slots is 0; else of those with experts in both memories, with so many slots, where
- * none are packed. */
-static int price(struct bounding *b, uint32_t slots, struct cost_table *prices, struct helm_err *err)
+static bool packs_unit(const struct bounding *b, uint32_t unit)
+{
+    return b->packs && b->m->table.packs_vram[unit] && b->m->table.packs_cpu[unit];
+}
+
+/* Prices of all units: at every home, where slots is 0; else of those with experts in both memories, with so many slots, plain or
+ * packed. */
+static int price(struct bounding *b, uint32_t slots, bool packed, struct cost_table *prices,
+                 struct helm_err *err)
 {
     enum tensor_format format[FORMATS_ROWS][PLAN_HOMES];
     formats_wished(&b->m->c, format);
     if (slots) formats_all_vram(&b->m->c, format); /* what is not packed has the other prices */
-    for (uint32_t u = unit_of(0, UNIT_MLP); u < b->units && slots; u += UNIT_PARTS)
+    for (uint32_t u = unit_of(0, UNIT_MLP); u < b->units && slots; u += UNIT_PARTS) {
         format[u][PLAN_HOME_CPU] = PLAN_AS_STORED;
+        if (packed && packs_unit(b, u)) format[u][PLAN_HOME_MIXED] = FORMAT_BF16_PACKED;
+    }
     b->m->experts =
         (struct cost_experts){.slots = slots, .direct_permille = COST_DIRECT_BEST, .hit = b->hit[slots]};
     int rc = attempt_price(b->m, b->ctx, format, prices, err);
@@ -115,6 +127,21 @@ static bool may_pack(const struct bounding *b)
     return asked->pack && asked->pack_gpu && b->m->batch == 1;
 }
 
+/* Fills in the ways with packed experts in so many slots; where a unit cannot have them those of plain ones. */
+static int list_packed(struct bounding *b, uint32_t slots, struct helm_err *err)
+{
+    struct cost_table with;
+    int rc = price(b, slots, true, &with, err);
+    for (uint32_t u = 0; u < b->units && !rc; u++) {
+        if (!with.unit[u].experts) continue;
+        struct search_mixed *way = b->way + (size_t)u * b->ways_each + (slots - 1);
+        way[b->experts] =
+            packs_unit(b, u) ? (struct search_mixed){with.unit[u].mixed, bytes_of(b, u, slots, true)} : *way;
+    }
+    if (!rc) cost_table_free(&with);
+    return rc;
+}
+
 /* Wholly in VRAM and packed, where plans may have experts so; else the way given. */
 static struct search_mixed packed_way(const struct bounding *b, uint32_t unit, const struct cost_unit *price,
                                       struct search_mixed other)
@@ -129,16 +156,17 @@ static int list_ways(struct bounding *b, struct cost_table *prices, struct helm_
     int rc = 0;
     for (uint32_t slots = 1; slots <= b->experts && !rc; slots++) {
         struct cost_table with;
-        rc = price(b, slots, &with, err);
+        rc = price(b, slots, false, &with, err);
         for (uint32_t u = 0; u < b->units && !rc; u++) {
             if (!with.unit[u].experts) continue;
             struct search_mixed *way = b->way + (size_t)u * b->ways_each + (slots - 1);
-            *way = (struct search_mixed){with.unit[u].mixed, bytes_of(b, u, slots)};
-            way[1] = packed_way(b, u, &with.unit[u], *way); /* until more slots are there */
+            *way = (struct search_mixed){with.unit[u].mixed, bytes_of(b, u, slots, false)};
+            b->way[(size_t)(u + 1) * b->ways_each - 1] = packed_way(b, u, &with.unit[u], *way);
         }
         if (!rc) cost_table_free(&with);
+        if (!rc && b->packs) rc = list_packed(b, slots, err);
     }
-    if (!rc) rc = price(b, 0, prices, err);
+    if (!rc) rc = price(b, 0, false, prices, err);
     if (!rc) share_ways(b, prices);
     return rc;
 }
@@ -166,9 +194,10 @@ static int widen_limits(struct bounding *b, struct helm_err *err)
     struct search_bytes sum = memory_sum(&b->memory, &found, b->m->table.tied, b->units);
     for (uint32_t u = 0; u < b->units; u++) {
         const bool both = plan_unit_home(b->plan, 0, u) == PLAN_HOME_MIXED,
-                   packed = home[u] == PLAN_HOME_GPU && plan_unit_format(b->plan, u) == FORMAT_BF16_PACKED;
-        if (!both && !packed) continue;
-        const struct search_bytes way = both ? bytes_of(b, u, b->plan->experts.slots) : packed_bytes(b, u),
+                   packed = plan_unit_format(b->plan, u) == FORMAT_BF16_PACKED;
+        if (!both && !(packed && home[u] == PLAN_HOME_GPU)) continue;
+        const struct search_bytes way = both ? bytes_of(b, u, b->plan->experts.slots, packed)
+                                             : packed_bytes(b, u),
                                   at_home = limits->unit[3 * u + home[u]];
         sum.vram += way.vram - at_home.vram; /* the sum has the latter */
         sum.host += way.host - at_home.host;
@@ -193,7 +222,8 @@ int mixed_bound(struct making *m, const struct trying *t, const struct plan *pla
                          .ctx = t->ctx,
                          .units = unit_count(m->table.layers),
                          .experts = m->r->model->config.router.experts};
-    b.ways_each = b.experts + 1;
+    b.packs = mixed_packs_slots(m);
+    b.ways_each = (b.packs ? 2 : 1) * b.experts + 1;
     struct cost_table prices = {0};
     m->wish.page_count = m->r->wish.page_count; /* the smallest pool: a plan's is what slots left */
     m->wish.step_tokens = plan->step_tokens;

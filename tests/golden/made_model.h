@@ -65,6 +65,7 @@ struct runner {
                 struct helm_err *err);
     uint64_t one_token_bytes; /* that the CPU read, in the last step of one token */
     uint32_t most;            /* tokens of a row; 0: what the script says */
+    bool alike;               /* all tokens are one */
 };
 
 /* Tokens of each slot in one step: none of more than one; all tiers. */
@@ -96,7 +97,7 @@ static void run_script(struct runner *on, const struct script *script, float *lo
     struct helm_err err = {0};
     for (uint32_t s = 0; s < SLOTS; s++)
         for (uint32_t i = 0; i < CONTEXT; i++)
-            arena_history_of(on->arena, s)[i] = (i * 37 + s * 101 + i * i % 89) % VOCAB;
+            arena_history_of(on->arena, s)[i] = on->alike ? 7 : (i * 37 + s * 101 + i * i % 89) % VOCAB;
     for (uint32_t i = 0; i < script->steps; i++) {
         struct step_row rows[SLOTS];
         uint32_t count = 0, tokens = 0;
@@ -154,7 +155,10 @@ static inline uint32_t stages_of(const char *letters, struct plan_stage *stages)
 {
     enum plan_home home[UNITS];
     for (uint32_t u = 0; u < UNITS; u++)
-        home[u] = letters[u] == 'g' ? PLAN_HOME_GPU : letters[u] == 's' ? PLAN_HOME_STREAM : PLAN_HOME_CPU;
+        home[u] = letters[u] == 'g'   ? PLAN_HOME_GPU
+                  : letters[u] == 's' ? PLAN_HOME_STREAM
+                  : letters[u] == 'm' ? PLAN_HOME_MIXED
+                                      : PLAN_HOME_CPU;
     return plan_stages_of(home, LAYERS, stages);
 }
 

@@ -1,6 +1,6 @@
 /* The CPU computing with packed experts: the same mixture under plans that differ in that alone, whose logits must agree; by the
  * CPU alone, and beside an emulated device that in prompts streams and expands the experts that the CPU computes with in decode, and
- * has others packed in VRAM.
+ * has others packed in VRAM, or in slots there.
  *
  * The golden mixtures have rows that packed kernels do not take, so a small one is made here, whose experts' downs have 768
  * columns. Compared are steps of every tier, as in test_golden_packed.c. */
@@ -51,7 +51,7 @@ static void format_experts(struct plan *plan, bool packed, bool in_vram, enum te
 {
     for (uint32_t u = 0; u < UNITS + 2; u++) {
         const bool experts = u < UNITS && unit_part(u) == UNIT_MLP && unit_layer(u) != 1;
-        const bool here = experts && (in_vram || plan_unit_home(plan, 0, u) == PLAN_HOME_CPU);
+        const bool here = experts && (in_vram || plan_home_computes(plan_unit_home(plan, 0, u), PLAN_CPU0));
         format[u] = here && packed ? FORMAT_BF16_PACKED : PLAN_AS_STORED;
     }
     plan->format = format;
@@ -125,10 +125,14 @@ static void packed_experts_and_plain_ones_agree(void **state)
 
 /* ---- beside a device ---- */
 
+static const struct script tokens_alike = {12, {{1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}}};
+
 struct pair_case {
     const char *decode, *prefill;
     uint64_t ring;
     bool in_vram;
+    uint32_t from; /* tokens of prompts */
+    bool alike;    /* tokens are one and the same, so that experts move */
 };
 
 static void run_pair(const struct pair_case *c, bool packed, float *logits, uint64_t *link_bytes)
@@ -139,7 +143,7 @@ static void run_pair(const struct pair_case *c, bool packed, float *logits, uint
     struct plan plan = {.layers = LAYERS,
                         .stages = stages[0],
                         .stage_count = stages_of(c->decode, stages[0]),
-                        .prefill = {{.from_tokens = 17,
+                        .prefill = {{.from_tokens = c->from,
                                      .stages = stages[1],
                                      .stage_count = stages_of(c->prefill, stages[1])}},
                         .prefill_count = 1,
@@ -147,6 +151,8 @@ static void run_pair(const struct pair_case *c, bool packed, float *logits, uint
                         .embed = PLAN_CPU0,
                         .head = PLAN_CPU0};
     enum tensor_format format[UNITS + 2];
+    if (plan_mixed_units(&plan))
+        plan.experts = (struct plan_experts){.slots = 3, .direct_permille = 400, .moves = 4};
     format_experts(&plan, packed, c->in_vram, format);
     const struct pair_options options = {.folder = folder,
                                          .plan = &plan,
@@ -162,23 +168,32 @@ static void run_pair(const struct pair_case *c, bool packed, float *logits, uint
                                          .copy_rows = true};
     assert_non_null(pair);
     if (pair_open(&options, pair, &err)) fail_msg("%s: %s", c->decode, err.text);
-    struct runner on = {.arena = &pair->arena, .engines = pair, .step = step_pair, .most = PAIR_MOST};
-    run_script(&on, &all_tiers, logits);
+    struct runner on = {
+        .arena = &pair->arena, .engines = pair, .step = step_pair, .most = PAIR_MOST, .alike = c->alike};
+    run_script(&on, c->alike ? &tokens_alike : &all_tiers, logits);
     struct gpu_engine *gpu = (struct gpu_engine *)pair->server[PAIR_GPU].engine;
     *link_bytes = gpu->device->copied_bytes[DEVICE_COPY][DEVICE_TO_DEVICE];
     assert_int_equal(gpu->expand.bytes > 0, packed);
+    const struct arena_experts *seen = arena_experts_of(&pair->arena);
+    if (plan_mixed_units(&plan)) { /* some were found in slots, some not */
+        assert_true(seen->present > 0 && seen->present < seen->used);
+        assert_int_equal(seen->moved > 0, c->alike);
+    }
     assert_true(gpu->base.report.vram.total <= gpu->base.report.vram.limit);
     pair_close(pair);
     free(pair);
 }
 
-/* Slices of one expert each, and of several; layers whose experts are in VRAM between those that are streamed, plain and packed. */
+/* Slices of one expert each, and of several; layers whose experts are in VRAM between those that are streamed, plain and packed; and
+ * such as are in both memories, of whose chunks the shorter ones are no prompts. */
 static void a_device_expands_packed_experts(void **state)
 {
     (void)state;
-    static const struct pair_case cases[] = {{"gcgggcgc", "gsgggsgs", 4 * MIB, false},
-                                             {"ccccgggc", "ssssgggs", 16 * MIB, false},
-                                             {"gcccgggg", "gsssgggg", 4 * MIB, true}};
+    static const struct pair_case cases[] = {{"gcgggcgc", "gsgggsgs", 4 * MIB, false, 17, false},
+                                             {"ccccgggc", "ssssgggs", 16 * MIB, false, 17, false},
+                                             {"gcccgggg", "gsssgggg", 4 * MIB, true, 17, false},
+                                             {"gmgggmgg", "gsgggsgg", 4 * MIB, true, 64, false},
+                                             {"gmgggmgg", "gsgggsgg", 4 * MIB, true, 64, true}};
     float *logits[2] = {calloc((size_t)SAMPLES * VOCAB, sizeof(float)),
                         calloc((size_t)SAMPLES * VOCAB, sizeof(float))};
     for (size_t i = FIRST_PAIR; i < sizeof cases / sizeof *cases; i++) {

@@ -21,6 +21,7 @@ struct test_role {
     gpu_buffer *memory, *elsewhere,
         *biases;           /* elsewhere: every expert in its own order, as host memory has them */
     uint64_t stride, lead; /* lead: of `elsewhere`, bytes before the first one; behind the last one are 128 */
+    uint64_t front = 0;    /* of `memory`, bytes before slot 0: a table of offsets */
 
     test_role(struct test_context *t, enum tensor_format f, uint32_t n, uint32_t r, uint32_t c,
               const std::vector<uint32_t> &slot, bool has_bias)
@@ -28,7 +29,7 @@ struct test_role {
     {
         if (has_bias) bias = random_floats(t, (size_t)n * r), biases = new gpu_buffer(bias);
         if (tensor_format_of(f)->variable) {
-            pack(t);
+            pack(t, slot);
             return;
         }
         const uint64_t bytes = tensor_format_bytes(f, r, c);
@@ -45,9 +46,9 @@ struct test_role {
         }
         memory = new gpu_buffer(all), elsewhere = new gpu_buffer(own);
     }
-    /* All experts as one packed matrix, of which the last expert's groups do not become smaller: values in `memory`, its table
-     * `elsewhere`. */
-    void pack(struct test_context *t)
+    /* All experts as one packed matrix, of which the last expert's groups do not become smaller. Each in its place: values in
+     * `memory`, its table `elsewhere`. Else the table and the slots in `memory`, the matrix `elsewhere`. */
+    void pack(struct test_context *t, const std::vector<uint32_t> &slot)
     {
         const size_t values = (size_t)experts * rows * cols;
         auto m = random_elements(t, values, FORMAT_BF16);
@@ -60,8 +61,24 @@ struct test_role {
         struct helm_err err = {};
         check(t, packed_write_matrix(bits, experts * rows, cols, all.data(), offset.data(), &err) == HELM_OK,
               "packing experts");
-        memory = new gpu_buffer(all), elsewhere = new gpu_buffer(offset);
         stride = lead = 0;
+        bool moved = false;
+        for (uint32_t e = 0; e < experts; e++) moved |= slot[e] != e;
+        if (!moved) {
+            memory = new gpu_buffer(all), elsewhere = new gpu_buffer(offset);
+            return;
+        }
+        const uint32_t groups = rows / PACKED_ROWS;
+        front = packed_groups_at(experts * rows), stride = packed_matrix_bytes_max(rows, cols);
+        std::vector<unsigned char> in_slots(front + stride * experts, 0xff);
+        memcpy(in_slots.data(), offset.data(), offset.size() * sizeof offset[0]);
+        for (uint32_t e = 0; e < experts; e++) {
+            unsigned char *from = &all[packed_at(&offset[e * groups], 0)];
+            const uint64_t bytes = packed_at(&offset[e * groups], groups) - packed_at(&offset[e * groups], 0);
+            if (!(slot[e] & GPUK_SLOT_HOST)) memcpy(&in_slots[front + slot[e] * stride], from, bytes);
+            if (!(slot[e] & GPUK_SLOT_HOST)) memset(from, 0xff, bytes); /* it is not read there */
+        }
+        memory = new gpu_buffer(in_slots), elsewhere = new gpu_buffer(all);
     }
     ~test_role() { delete memory, delete elsewhere, delete biases; }
     test_role(const test_role &) = delete;
@@ -73,7 +90,7 @@ struct test_role {
                 rows,
                 cols,
                 slots ? slots->as<uint32_t>() : nullptr,
-                memory->at,
+                memory->as<unsigned char>() + front,
                 stride,
                 biases ? biases->as<float>() : nullptr,
                 elsewhere->as<unsigned char>() + lead};

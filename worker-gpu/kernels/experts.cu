@@ -29,7 +29,8 @@ static int check(const char *what, const struct gpuk_experts *e, uint32_t chosen
 {
     const bool known = (unsigned)e->format < FORMAT_COUNT,
                packed = known && tensor_format_of(e->format)->variable;
-    if (!known || (packed && (e->slot || !e->host)) || e->rows % tensor_format_of(e->format)->group_rows != 0)
+    if (!known || (packed && (!e->host || (e->slot && !e->stride))) ||
+        e->rows % tensor_format_of(e->format)->group_rows != 0)
         return helm_fail(err, HELM_E_UNSUPPORTED, "%s: experts of format %d", what, (int)e->format);
     if (e->experts == 0 || e->experts > MODEL_EXPERTS_MAX || chosen == 0 || chosen > MODEL_EXPERTS_CHOSEN_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%s: %u of %u experts (at most %d of %d)", what, chosen,
@@ -38,7 +39,7 @@ static int check(const char *what, const struct gpuk_experts *e, uint32_t chosen
         e->cols % tensor_format_of(e->format)->block_values != 0)
         return helm_fail(err, HELM_E_LIMIT, "%s: experts of %u rows of %u columns of %s", what, e->rows,
                          e->cols, tensor_format_name(e->format));
-    if ((size_t)e->weight % 16 != 0 || (size_t)e->host % (packed ? sizeof(uint32_t) : 16) != 0 ||
+    if ((size_t)e->weight % 16 != 0 || (size_t)e->host % (packed && !e->slot ? sizeof(uint32_t) : 16) != 0 ||
         e->stride % 16 != 0)
         return helm_fail(err, HELM_E_USAGE, "%s: experts do not begin on 16 bytes", what);
     return HELM_OK;

@@ -1,6 +1,7 @@
-/* A few tokens' products with experts in packed bf16, as they lie in VRAM. See experts.cu.
+/* A few tokens' products with experts in packed bf16, as they lie in VRAM, in slots or in host memory. See experts.cu.
  *
- * The matrices of all experts of one role are one packed matrix, each expert a run of its groups. A warp has a *unit*: as many
+ * The matrices of all experts of one role are one packed matrix, each expert a run of its groups. A slot has the run of one; the
+ * table of offsets, of all experts, lies in front of the slots as it does in front of a matrix (common/formats/packed.h). A warp has a *unit*: as many
  * neighbouring rows as are whole packed tiles, of one expert for one token. Lanes build their 32 values of a tile in registers and
  * multiply them with x: of gate and up two tiles of the same columns meet the same x, which lies normalised in shared memory; of down
  * a block's warps have the token's experts for the same rows, whose sums are added in the order of choice. Columns are a
@@ -15,6 +16,7 @@ struct packed_experts_params {
     experts_params p;
     uint32_t unit_rows, unit_tiles; /* of a unit */
     uint32_t units;                 /* of down: of a block */
+    const uint32_t *offset[2];      /* of the roles: tables of all experts' groups */
 };
 
 /* ---- a unit's tiles ------------------------------------------------------------------------------- */
@@ -26,13 +28,22 @@ struct packed_group {
     uint32_t base2, tile;
     bool raw;
 };
-/* `row`: of all experts'. */
-static __device__ __forceinline__ packed_group group_at(const experts_role &role, uint32_t row, uint32_t cols)
+/* Of expert `id`, which lies in slot `slot`, from its row `row` on. */
+static __device__ __forceinline__ packed_group group_at(const packed_experts_params &q, uint32_t r,
+                                                        uint32_t id, uint32_t slot, uint32_t row)
 {
-    const uint32_t *offset = reinterpret_cast<const uint32_t *>(role.host) + row / PACKED_ROWS;
-    const uint32_t at = __ldg(offset), units = __ldg(offset + 1) - at, values = PACKED_ROWS * cols;
+    const experts_role &role = q.p.role[r];
+    const uint32_t cols = q.p.cols, values = PACKED_ROWS * cols;
+    const uint32_t *first = q.offset[r] + (size_t)id * (q.p.rows / PACKED_ROWS),
+                   *offset = first + row / PACKED_ROWS;
+    const uint32_t at = __ldg(offset), units = __ldg(offset + 1) - at;
     packed_group g;
-    g.at = role.weight + (size_t)at * PACKED_ALIGN;
+    if (!q.p.slot)
+        g.at = role.weight + (size_t)at * PACKED_ALIGN;
+    else if (slot & GPUK_SLOT_HOST)
+        g.at = role.host + (size_t)at * PACKED_ALIGN;
+    else
+        g.at = role.weight + slot * role.stride + (size_t)(at - __ldg(first)) * PACKED_ALIGN;
     g.raw = is_raw(units, values);
     g.tile = row % PACKED_ROWS * (cols / RUN) / RUNS;
     g.record = g.at + head_of(values);
@@ -104,11 +115,13 @@ static __device__ __forceinline__ void take_x(const experts_params &p, uint32_t 
 
 /* Rows of a unit's pair, one after another, to out. */
 static __device__ __forceinline__ void glu_unit(const packed_experts_params &q, uint32_t pair, uint32_t id,
-                                                uint32_t unit, const float *x, unsigned char *room)
+                                                uint32_t slot, uint32_t unit, const float *x,
+                                                unsigned char *room)
 {
     const experts_params &p = q.p;
     const uint32_t lane = threadIdx.x & 31, first = id * p.rows + unit * q.unit_rows;
-    const packed_group gate = group_at(p.role[0], first, p.cols), up = group_at(p.role[1], first, p.cols);
+    const packed_group gate = group_at(q, 0, id, slot, unit * q.unit_rows),
+                       up = group_at(q, 1, id, slot, unit * q.unit_rows);
     uint32_t row = first, col = 0;
     float2 sum = make_float2(0, 0);
     for (uint32_t t = 0; t < q.unit_tiles; t++) {
@@ -145,23 +158,25 @@ __global__ void __launch_bounds__(THREADS) packed_glu(const __grid_constant__ pa
     const uint32_t pair = blockIdx.y, token = pair / p.choice.chosen, warp = threadIdx.x >> 5,
                    lane = threadIdx.x & 31, units = p.rows / q.unit_rows;
     if (token >= experts_tokens(p)) return;
-    const uint32_t id = __ldcg(p.choice.id + pair);
-    if (id >= p.experts) return;
+    const uint32_t id = __ldcg(p.choice.id + pair), slot = experts_slot(p.slot, p.experts, id);
+    if (slot == GPUK_SLOT_ABSENT) return;
     take_x(p, token, x, scratch);
     __syncthreads();
     for (uint32_t unit = blockIdx.x * WARPS + warp; unit < units; unit += gridDim.x * WARPS)
-        glu_unit(q, pair, id, unit, x, reinterpret_cast<unsigned char *>(room[warp]) + lane * ROOM_PITCH);
+        glu_unit(q, pair, id, slot, unit, x,
+                 reinterpret_cast<unsigned char *>(room[warp]) + lane * ROOM_PITCH);
 }
 
 /* ---- down ------------------------------------------------------------------------------------------- */
 
 /* Rows of a unit times a pair's activations, to sums[unit_rows]. */
 static __device__ __forceinline__ void down_unit(const packed_experts_params &q, uint32_t pair, uint32_t id,
-                                                 uint32_t unit, unsigned char *room, float *sums)
+                                                 uint32_t slot, uint32_t unit, unsigned char *room,
+                                                 float *sums)
 {
     const experts_params &p = q.p;
     const uint32_t lane = threadIdx.x & 31, first = id * p.rows + unit * q.unit_rows;
-    const packed_group down = group_at(p.role[0], first, p.cols);
+    const packed_group down = group_at(q, 0, id, slot, unit * q.unit_rows);
     const float4 *x = reinterpret_cast<const float4 *>(p.x + (uint64_t)pair * p.cols);
     uint32_t row = 0, col = 0;
     float sum = 0;
@@ -195,9 +210,10 @@ __global__ void __launch_bounds__(THREADS) packed_down(const __grid_constant__ p
     if (token >= experts_tokens(p)) return;
     for (uint32_t job = warp; job < q.units * chosen; job += WARPS) {
         const uint32_t unit = first + job / chosen, pair = token * chosen + job % chosen,
-                       id = __ldcg(p.choice.id + pair);
-        if (unit < units && id < p.experts)
-            down_unit(q, pair, id, unit, reinterpret_cast<unsigned char *>(room[warp]) + lane * ROOM_PITCH,
+                       id = __ldcg(p.choice.id + pair), slot = experts_slot(p.slot, p.experts, id);
+        if (unit < units && slot != GPUK_SLOT_ABSENT)
+            down_unit(q, pair, id, slot, unit,
+                      reinterpret_cast<unsigned char *>(room[warp]) + lane * ROOM_PITCH,
                       sums + job * UNIT_ROWS_MAX);
     }
     __syncthreads();
@@ -208,7 +224,7 @@ __global__ void __launch_bounds__(THREADS) packed_down(const __grid_constant__ p
         float total = 0;
         for (uint32_t j = 0; j < chosen; j++) {
             const uint32_t pair = token * chosen + j;
-            if (__ldcg(p.choice.id + pair) < p.experts)
+            if (experts_slot(p.slot, p.experts, __ldcg(p.choice.id + pair)) != GPUK_SLOT_ABSENT)
                 total += __ldcg(p.choice.weight + pair) * sums[(unit * chosen + j) * UNIT_ROWS_MAX + row];
         }
         p.out[at] = (p.residual ? __ldcg(p.residual + at) : 0.0f) + total;
@@ -221,14 +237,17 @@ static bool packed_takes_call(const struct experts_call &call)
 {
     const experts_params &p = call.params;
     const bool x = (size_t)p.x % 16 == 0 && (size_t)p.norm % 16 == 0 && (p.down || p.x_stride % 4 == 0);
-    return x && !p.slot && p.cols % RUN == 0 && p.rows % PACKED_ROWS == 0 && p.role[0].host &&
+    return x && p.cols % RUN == 0 && p.rows % PACKED_ROWS == 0 && p.role[0].host &&
            (p.down || p.role[1].host) && p.cols * sizeof(float) <= 48 * 1024 - WARPS * 32 * ROOM_PITCH - 256;
 }
 
 static int packed_launch(const struct experts_call &call, struct helm_err *err)
 {
-    packed_experts_params q = {call.params, 1, 0, 1};
+    packed_experts_params q = {call.params, 1, 0, 1, {}};
     const experts_params &p = q.p;
+    for (int r = 0; r < (p.down ? 1 : 2); r++) /* in front of the slots, or given */
+        q.offset[r] = reinterpret_cast<const uint32_t *>(
+            p.slot ? p.role[r].weight - packed_groups_at(p.experts * p.rows) : p.role[r].host);
     const uint32_t chosen = p.choice.chosen, pairs = p.tokens * chosen;
     uint32_t flags = call.flags;
     while (q.unit_rows * p.cols % PACKED_TILE) q.unit_rows *= 2;

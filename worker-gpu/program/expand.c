@@ -39,24 +39,6 @@ void gpu_expand_plan(const struct gpu_weights *w, const struct ring_schedule *ri
         if (has_table(&w->matrix[i])) expand->bytes += table_bytes(&w->matrix[i]);
 }
 
-/* The CPU worker wrote it; what it says decides where copies read. */
-static int check_table(const struct gpu_matrix *m, struct helm_err *err)
-{
-    uint32_t groups = packed_groups(m->rows);
-    for (uint32_t g = 0; g < groups; g++) {
-        uint64_t most = packed_group_bytes_max(packed_group_values(m->rows, m->cols, g));
-        if (m->offset[g + 1] <= m->offset[g] ||
-            (uint64_t)(m->offset[g + 1] - m->offset[g]) * PACKED_ALIGN > most)
-            return helm_fail(err, HELM_E_FORMAT,
-                             "a packed matrix of %u x %u: group %u lies from %llu to %llu", m->rows, m->cols,
-                             g, (unsigned long long)packed_at(m->offset, g),
-                             (unsigned long long)packed_at(m->offset, g + 1));
-    }
-    if (m->offset[0] == 0) return 0;
-    return helm_fail(err, HELM_E_FORMAT, "a packed matrix of %u x %u begins at %llu", m->rows, m->cols,
-                     (unsigned long long)packed_at(m->offset, 0));
-}
-
 int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *w, struct device *d,
                            struct helm_err *err)
 {
@@ -66,7 +48,7 @@ int gpu_expand_take_tables(struct gpu_expand *expand, struct gpu_weights *w, str
     for (uint32_t i = 0; i < cells_of(w) && !rc; i++) {
         struct gpu_matrix *m = &w->matrix[i];
         if (!has_table(m)) continue;
-        rc = check_table(m, err);
+        rc = gpu_weights_check_offsets(m, err);
         if (!rc)
             rc = device_copy(d, DEVICE_COPY, DEVICE_TO_DEVICE, expand->memory + at, m->offset,
                              packed_offsets_bytes(m->rows), err);

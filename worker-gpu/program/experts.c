@@ -111,7 +111,8 @@ void make_experts_group(struct lowering *low, const struct making *m)
                                   .out = groups_of(low)};
 }
 
-/* One role's matrices of experts in both memories. */
+/* One role's matrices of experts in both memories. Of packed ones a chunk's kernels find none (gpu_slots_table_chunk), as if they
+ * were plain. */
 static struct gpuk_experts mixed_of(const struct lowering *low, const struct making *m, enum slot_role role)
 {
     const struct gpu_slots *slots = low->source->slots;
@@ -121,7 +122,9 @@ static struct gpuk_experts mixed_of(const struct lowering *low, const struct mak
     const uint32_t experts = low->source->model->config.router.experts;
     const bool own =
         m->at->math->weight[role == SLOT_UP] == slot_tensor(role); /* else it is what is read behind */
-    return (struct gpuk_experts){.format = matrix->format,
+    const bool none = is_chunk(low) && tensor_format_of(matrix->format)->variable;
+    return (struct gpuk_experts){.format = none ? tensor_format_plain(tensor_format_product(matrix->format))
+                                                : matrix->format,
                                  .experts = experts,
                                  .bias =
                                      own ? making_vector(low, m, m->at->math->bias[role == SLOT_UP]) : NULL,
@@ -302,7 +305,7 @@ void make_experts_ask(struct lowering *low, const struct making *m)
         .choice_bias = chunk ? NULL : choice_bias_of(low, m->at->layer),
         .choice = choice_of(low),
         .experts = c->router.experts,
-        .table = slots->table_device + (size_t)(ticket - 1) * c->router.experts,
+        .table = chunk ? gpu_slots_table_chunk(slots, ticket - 1) : gpu_slots_table(slots, ticket - 1),
         .direct_permille = chunk ? NULL : gpu_slots_direct(slots),
         .slot = slots_now(low),
         .x = gpu_area(s->buffers, GPU_AREA_X),

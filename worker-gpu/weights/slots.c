@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/log.h"
+#include "common/formats/packed.h"
+
 static uint32_t experts_of(const struct gpu_slots *s)
 {
     return s->model->config.router.experts;
@@ -17,12 +20,33 @@ static uint64_t table_count(const struct gpu_slots *s)
 
 static uint64_t table_bytes(const struct gpu_slots *s)
 {
-    return (table_count(s) + 1) * sizeof(uint32_t);
+    return (table_count(s) + 1 + experts_of(s)) * sizeof(uint32_t);
 }
 
 const uint32_t *gpu_slots_direct(const struct gpu_slots *s)
 {
     return s->table_device + table_count(s);
+}
+
+const uint32_t *gpu_slots_table(const struct gpu_slots *s, uint32_t index)
+{
+    return s->table_device + (size_t)index * experts_of(s);
+}
+
+static const struct gpu_matrix *matrix_of(const struct gpu_slots *s, uint32_t index, int role)
+{
+    return gpu_matrix_of(s->weights, slot_tensor((enum slot_role)role),
+                         (int32_t)unit_layer(s->place.unit[index].unit));
+}
+
+static bool is_packed(const struct gpu_matrix *m)
+{
+    return tensor_format_of(m->format)->variable;
+}
+
+const uint32_t *gpu_slots_table_chunk(const struct gpu_slots *s, uint32_t index)
+{
+    return is_packed(matrix_of(s, index, SLOT_GATE)) ? gpu_slots_direct(s) + 1 : gpu_slots_table(s, index);
 }
 
 int gpu_slots_plan(const struct gpu_weights *weights, const struct plan *plan, struct gpu_slots *s,
@@ -70,6 +94,7 @@ int gpu_slots_open(struct gpu_slots *s, struct device *device, const struct aren
     memset(s->pinned, 0, table_bytes(s) + seen);
     s->table = s->pinned;
     s->table[table_count(s)] = s->plan->experts.direct_permille;
+    for (uint32_t e = 0; e < experts_of(s); e++) s->table[table_count(s) + 1 + e] = GPUK_SLOT_ABSENT;
     s->seen = (uint32_t *)(void *)((char *)s->pinned + table_bytes(s));
     rc = device->ops->event_create(device, &s->copied, err);
     return rc ? rc : expert_slots_create(&size, &s->policy, err);
@@ -88,29 +113,81 @@ void gpu_slots_close(struct gpu_slots *s)
 
 /* ---- copies ---- */
 
+/* Where an expert's matrix lies in the arena, and its bytes: of a packed one those of its groups. */
+static const char *expert_at(const struct gpu_slots *s, uint32_t index, int role, uint32_t expert,
+                             uint64_t *bytes)
+{
+    const struct gpu_matrix *m = matrix_of(s, index, role);
+    uint64_t at = expert * s->place.unit[index].role[role].stride;
+    *bytes = s->place.unit[index].role[role].stride;
+    if (is_packed(m)) {
+        const uint32_t groups = packed_groups(m->rows / experts_of(s));
+        at = packed_at(m->offset, expert * groups);
+        *bytes = packed_at(m->offset, (expert + 1) * groups) - at;
+    }
+    return (const char *)m->host + at;
+}
+
+/* Whether the expert is small enough for a slot. */
+static bool fits(const struct gpu_slots *s, uint32_t index, uint32_t expert)
+{
+    for (int r = 0; r < SLOT_ROLES; r++) {
+        uint64_t bytes;
+        (void)expert_at(s, index, r, expert, &bytes);
+        if (bytes > s->place.unit[index].role[r].stride) return false;
+    }
+    return true;
+}
+
 /* An expert's matrices into a slot, by the copy queue. */
 static int bring(const struct gpu_slots *s, uint32_t index, uint32_t expert, uint32_t slot,
                  struct helm_err *err)
 {
-    const struct slot_unit *unit = &s->place.unit[index];
     int rc = 0;
-    for (int r = 0; r < SLOT_ROLES && !rc; r++) {
-        const struct slot_place *p = &unit->role[r];
-        const struct gpu_matrix *m =
-            gpu_matrix_of(s->weights, slot_tensor((enum slot_role)r), (int32_t)unit_layer(unit->unit));
-        rc = device_copy(s->device, DEVICE_COPY, DEVICE_TO_DEVICE, s->memory + p->at + slot * p->stride,
-                         (const char *)m->host + expert * p->stride, p->stride, err);
+    for (int r = 0; r < SLOT_ROLES && !rc && fits(s, index, expert); r++) {
+        const struct slot_place *p = &s->place.unit[index].role[r];
+        uint64_t bytes;
+        const char *from = expert_at(s, index, r, expert, &bytes);
+        rc = device_copy(s->device, DEVICE_COPY, DEVICE_TO_DEVICE, s->memory + p->at + slot * p->stride, from,
+                         bytes, err);
     }
     return rc;
 }
 
-/* What the policy says of a layer, for the device. */
+/* What the policy says of a layer, for the device. An expert that is too large for its slot is not there. */
 static void note(struct gpu_slots *s, uint32_t index)
 {
     const uint32_t *now = expert_slots_table(s->policy, index), experts = experts_of(s);
+    uint32_t *table = s->table + (size_t)index * experts;
     static_assert(EXPERT_SLOT_NONE == GPUK_SLOT_ABSENT, "the table is the kernels'");
-    memcpy(s->table + (size_t)index * experts, now, experts * sizeof *now);
+    memcpy(table, now, experts * sizeof *now);
+    for (uint32_t e = 0; e < experts; e++)
+        if (table[e] != GPUK_SLOT_ABSENT && !fits(s, index, e)) table[e] = GPUK_SLOT_ABSENT;
     s->changed = true;
+}
+
+/* The tables of packed experts, in front of their slots, once they are known to be tables; those that have no slot are told of. */
+static int take_tables(const struct gpu_slots *s, struct helm_err *err)
+{
+    uint32_t large = 0;
+    int rc = 0;
+    for (uint32_t u = 0; u < s->place.units && !rc; u++) {
+        for (int r = 0; r < SLOT_ROLES && !rc; r++) {
+            const struct gpu_matrix *m = matrix_of(s, u, r);
+            if (!is_packed(m)) continue;
+            rc = gpu_weights_check_offsets(m, err);
+            if (!rc)
+                rc = device_copy(s->device, DEVICE_COPY, DEVICE_TO_DEVICE,
+                                 s->memory + s->place.unit[u].role[r].at - packed_groups_at(m->rows),
+                                 m->offset, packed_offsets_bytes(m->rows), err);
+        }
+        for (uint32_t e = 0; e < experts_of(s) && !rc; e++) large += !fits(s, u, e);
+    }
+    if (!rc && large)
+        log_warn(
+            "%u experts pack worse than others: they are too large for slots in VRAM, and stay the CPU's",
+            large);
+    return rc;
 }
 
 int gpu_slots_fill(struct gpu_slots *s, struct helm_err *err)
@@ -128,8 +205,8 @@ int gpu_slots_fill(struct gpu_slots *s, struct helm_err *err)
         uses[i] = atomic_load_explicit(&arena_expert_uses_of(s->arena)[i], memory_order_relaxed);
     expert_slots_fill(s->policy, uses);
     free(uses);
-    int rc = 0;
-    for (uint32_t u = 0; u < s->place.units; u++) {
+    int rc = take_tables(s, err);
+    for (uint32_t u = 0; u < s->place.units && !rc; u++) {
         note(s, u);
         for (uint32_t e = 0; e < experts && !rc; e++)
             if (s->table[(size_t)u * experts + e] != GPUK_SLOT_ABSENT)
@@ -137,6 +214,13 @@ int gpu_slots_fill(struct gpu_slots *s, struct helm_err *err)
     }
     if (!rc) rc = device_await(s->device, DEVICE_COPY, err);
     return rc ? rc : gpu_slots_begin(s, err);
+}
+
+int gpu_slots_hide(const struct gpu_slots *s, uint32_t *slot, struct helm_err *err)
+{
+    if (!s->place.bytes) return 0;
+    return device_copy(s->device, DEVICE_COMPUTE, DEVICE_TO_DEVICE, slot, s->table + table_count(s) + 1,
+                       experts_of(s) * sizeof *slot, err);
 }
 
 /* ---- steps ---- */

@@ -22,7 +22,7 @@ struct gpu_slots {
     const struct arena *arena;
     char *memory; /* on the device: place.bytes */
     /* there: [units][experts], the slot of each expert or GPUK_SLOT_ABSENT; then how many of 1,000 of the missing ones
-     * kernels read in host memory */
+     * kernels read in host memory; then [experts]: a table in which all are absent */
     uint32_t *table_device;
     void *pinned;
     uint32_t *table,
@@ -45,6 +45,9 @@ HELM_MUST_CHECK int gpu_slots_open(struct gpu_slots *slots, struct device *devic
 /* Once host weights are there and known to the device: fills the slots as the plan says, or after a worker before this one
  * with what was used most. */
 HELM_MUST_CHECK int gpu_slots_fill(struct gpu_slots *slots, struct helm_err *err);
+/* For programs that run alone, which do not ask: no expert is in a slot, so that none is read as another, which a packed one
+ * cannot be. slot: where steps' kernels find experts. */
+HELM_MUST_CHECK int gpu_slots_hide(const struct gpu_slots *slots, uint32_t *slot, struct helm_err *err);
 /* Nothing runs on the device any more. */
 void gpu_slots_close(struct gpu_slots *slots);
 
@@ -54,6 +57,10 @@ HELM_MUST_CHECK int gpu_slots_begin(struct gpu_slots *slots, struct helm_err *er
 HELM_MUST_CHECK int gpu_slots_send(struct gpu_slots *slots, struct helm_err *err);
 /* On the device: how many of 1,000 missing experts kernels read in host memory now. */
 const uint32_t *gpu_slots_direct(const struct gpu_slots *slots);
+/* On the device: of a layer's experts, by its number among those in both memories, the slots of a step of few tokens; and of a chunk,
+ * whose kernels take no packed ones: all are absent then. */
+const uint32_t *gpu_slots_table(const struct gpu_slots *slots, uint32_t index);
+const uint32_t *gpu_slots_table_chunk(const struct gpu_slots *slots, uint32_t index);
 /* A decode step of `tokens` tokens is over. */
 HELM_MUST_CHECK int gpu_slots_end(struct gpu_slots *slots, uint32_t tokens, struct helm_err *err);
 /* After a failure: lets a queue that waits for the CPU's answer run out. */

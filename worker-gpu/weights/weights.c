@@ -134,6 +134,23 @@ void gpu_weights_fill_tables(struct gpu_weights *w, const char *base)
     }
 }
 
+int gpu_weights_check_offsets(const struct gpu_matrix *m, struct helm_err *err)
+{
+    uint32_t groups = packed_groups(m->rows);
+    for (uint32_t g = 0; g < groups; g++) {
+        uint64_t most = packed_group_bytes_max(packed_group_values(m->rows, m->cols, g));
+        if (m->offset[g + 1] <= m->offset[g] ||
+            (uint64_t)(m->offset[g + 1] - m->offset[g]) * PACKED_ALIGN > most)
+            return helm_fail(err, HELM_E_FORMAT,
+                             "a packed matrix of %u x %u: group %u lies from %llu to %llu", m->rows, m->cols,
+                             g, (unsigned long long)packed_at(m->offset, g),
+                             (unsigned long long)packed_at(m->offset, g + 1));
+    }
+    if (m->offset[0] == 0) return 0;
+    return helm_fail(err, HELM_E_FORMAT, "a packed matrix of %u x %u begins at %llu", m->rows, m->cols,
+                     (unsigned long long)packed_at(m->offset, 0));
+}
+
 void gpu_weights_free(struct gpu_weights *w)
 {
     if (w->memory) device_free(w->device, DEVICE_WEIGHTS, w->bytes, w->memory);

@@ -74,6 +74,8 @@ static inline uint64_t gpu_weights_groups_at(const struct gpu_weights *w)
 }
 /* Notes in the tables where matrices and vectors are, from `base` on; for printing programs, too, which load none. */
 void gpu_weights_fill_tables(struct gpu_weights *w, const char *base);
+/* The table of a packed matrix in the arena, which the CPU worker wrote: what it says decides where copies read. */
+HELM_MUST_CHECK int gpu_weights_check_offsets(const struct gpu_matrix *matrix, struct helm_err *err);
 
 static inline const struct gpu_matrix *gpu_matrix_of(const struct gpu_weights *w, enum tensor_role role,
                                                      int32_t layer)

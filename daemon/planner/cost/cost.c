@@ -248,13 +248,16 @@ static void add_matrix_cpu(const struct pricing *p, uint32_t unit, const struct 
     const struct format_rates *with = experts ? &p->experts[t->format] : &p->with[t->format];
     const double bytes = (double)t->bytes * analyse_read_part(c, t, p->step->tokens),
                  work = experts ? (double)c->router.chosen / (double)c->router.experts : 1;
-    const struct spent before = w->cpu;
-    (packed ? add_packed : add_linear)(&with->cpu, bytes, (double)t->rows * (double)t->cols * work,
-                                       p->step->tokens, &w->cpu);
+    const double parameters = (double)t->rows * (double)t->cols * work;
+    struct spent both = {
+        0}; /* of a unit in both memories, whose experts may be packed when those of the CPU alone are not */
+    (packed ? add_packed : add_linear)(&with->cpu, bytes, parameters, p->step->tokens, &w->cpu);
     w->cpu_spread = fmax(w->cpu_spread, with->cpu_spread);
     if (!experts) return;
-    w->experts.cpu += w->cpu.total - before.total;
-    w->experts.cpu_beside += w->cpu.beside - before.beside;
+    (cost_rates_packed_mixed(p, unit) ? add_packed : add_linear)(&with->cpu, bytes, parameters,
+                                                                 p->step->tokens, &both);
+    w->experts.cpu += both.total;
+    w->experts.cpu_beside += both.beside;
 }
 
 /* An operation's weights, of which the unit's next matrices are those that the model has. Returns how many. */
@@ -390,6 +393,17 @@ static double packed_experts_in_vram(const struct pricing *p, const struct weigh
            w->experts.bytes / (PACKED_EXPERTS_PART * (packed > 0 ? packed : p->kernel.gemv));
 }
 
+/* What the same kernel takes of experts in slots that are packed, and the bytes that direct reads have. A chunk's are the CPU's. */
+static void pack_experts(const struct pricing *p, struct experts_parts *e)
+{
+    const double packed = p->profile->gpu.gemv_packed.value,
+                 seconds = e->bytes / (PACKED_EXPERTS_PART * (packed > 0 ? packed : p->kernel.gemv));
+    e->unit += p->together * (seconds - e->gpu);
+    e->gpu = seconds;
+    e->bytes = (double)cost_crossing_bytes((uint64_t)e->bytes);
+    e->cpu_all = p->tier == OP_TIER_CHUNK;
+}
+
 /* In slices: each beyond one a product is one more. */
 static double in_slices(const struct pricing *p, const struct weights *w, double more)
 {
@@ -453,6 +467,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     price_link(p, unit, window, u);
     if (!mlp && p->step->kv.two) attention_price_host(p, window, u);
     w.experts.unit = p->together * w.kernel.total;
+    if (u->experts && cost_rates_packed_mixed(p, unit)) pack_experts(p, &w.experts);
     if (u->experts && p->step->experts.slots) experts_price(p, &w.experts, u);
 }
 

@@ -210,7 +210,7 @@ void experts_price(const struct pricing *p, const struct experts_parts *all, str
         u->mixed_kv.cpu = one_token(p, all, false, &direct);
         u->mixed_kv.cpu_beside = one_token(p, all, true, &direct);
     } else {
-        const double missing = chosen * (1 - e->hit);
+        const double missing = all->cpu_all ? chosen : chosen * (1 - e->hit);
         const bool best = e->direct_permille == COST_DIRECT_BEST;
         direct = p->tier == OP_TIER_CHUNK || best ? 0 : missing * e->direct_permille / 1000;
         u->mixed_kv.cpu = best ? with_best(p, all, chosen, missing, false)

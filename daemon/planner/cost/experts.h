@@ -13,10 +13,11 @@ HELM_MUST_CHECK int experts_rates(const struct pricing *p, struct format_rates w
                                   struct helm_err *err);
 
 /* Experts' products of the unit, of all that the step's tokens choose: seconds of either processor, on the GPU without the
- * launches of their kernels, which stand apart; bytes; and on the GPU by kernels of their own the unit's other products, and the
+ * launches of their kernels, which stand apart; bytes as they lie; and on the GPU by kernels of their own the unit's other products, and the
  * whole unit. */
 struct experts_parts {
     double cpu, cpu_beside, gpu, launches, bytes, beside, unit;
+    bool cpu_all; /* the GPU takes none, though some lie in its slots */
 };
 /* Adds to a unit's prices those with its experts in both memories: unit->mixed, unit->mixed_kv. Its price on the GPU stands. */
 void experts_price(const struct pricing *p, const struct experts_parts *all, struct cost_unit *unit);

@@ -166,7 +166,7 @@ static int rates_of_gpu(struct pricing *p, struct helm_err *err)
 static bool any_packed_cpu(const struct pricing *p)
 {
     for (uint32_t u = 0; u < unit_count(p->model->config.layers); u++)
-        if (cost_rates_packed_cpu(p, u)) return true;
+        if (cost_rates_packed_cpu(p, u) || cost_rates_packed_mixed(p, u)) return true;
     return false;
 }
 
@@ -366,6 +366,11 @@ bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home ho
 bool cost_rates_packed_cpu(const struct pricing *p, uint32_t unit)
 {
     return cost_rates_packed(p, unit, PLAN_HOME_CPU) && p->cpu.packed > 0;
+}
+
+bool cost_rates_packed_mixed(const struct pricing *p, uint32_t unit)
+{
+    return cost_rates_packed(p, unit, PLAN_HOME_MIXED) && p->cpu.packed > 0;
 }
 
 bool cost_rates_reads_packed(const struct pricing *p, uint32_t inner)

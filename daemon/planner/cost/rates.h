@@ -106,6 +106,8 @@ bool cost_rates_packed(const struct pricing *p, uint32_t unit, enum plan_home ho
 /* Whether the CPU multiplies with this unit's packed weights: a profile that says nothing of that knows no
  * other price than that of plain ones. Asked after cost_rates_of. */
 bool cost_rates_packed_cpu(const struct pricing *p, uint32_t unit);
+/* The same of its experts where they lie packed in both memories. */
+bool cost_rates_packed_mixed(const struct pricing *p, uint32_t unit);
 /* Whether one token's products read packed matrices with `inner` columns as they are (gpuk_linear_takes): devices that have
  * chains, or were measured doing it; whole tiles of every row. */
 bool cost_rates_reads_packed(const struct pricing *p, uint32_t inner);

@@ -133,6 +133,15 @@ static const char *how_many(uint32_t n, const char *one, const char *many)
     return n == 1 ? one : many;
 }
 
+/* Whether experts in both memories are packed. */
+static bool both_packed(const struct plan *plan)
+{
+    for (uint32_t u = 0; u < unit_count(plan->layers); u++)
+        if (plan_unit_home(plan, 0, u) == PLAN_HOME_MIXED && plan_format_varies(plan_unit_format(plan, u)))
+            return true;
+    return false;
+}
+
 /* What a decode step moves of weights there, and as how much. */
 static void print_moved(const char *name, const struct cost_crossing *moved, FILE *out)
 {
@@ -161,14 +170,16 @@ static void print_experts(const struct explain *x, FILE *out)
         fprintf(out, "; a shared one for every token, %s", units_format_size(e->shared_bytes, stored));
     fputc('\n', out);
     if (!e->mixed) return;
-    fprintf(out,
-            "mixed    %u layers, %u slots each%s; of missing experts the GPU reads %.1f %%; up to %u come a "
-            "step\n"
-            "         %.1f %% of the chosen ones in VRAM (%s): %.2f ms a step",
-            e->mixed, x->plan->experts.slots, parts > 1 ? " for parts" : "",
-            x->plan->experts.direct_permille / 10.0, x->plan->experts.moves, 100 * e->hit,
-            x->plan->experts.hit_permille ? "as the plan states" : "each chosen alike: assumed",
-            1e3 * e->seconds);
+    fprintf(
+        out,
+        "mixed    %u layers, %u slots each%s%s; of missing experts the GPU reads %.1f %%; up to %u come a "
+        "step\n"
+        "         %.1f %% of the chosen ones in VRAM (%s): %.2f ms a step",
+        e->mixed, x->plan->experts.slots, parts > 1 ? " for parts" : "",
+        both_packed(x->plan) ? ", packed" : "", x->plan->experts.direct_permille / 10.0,
+        x->plan->experts.moves, 100 * e->hit,
+        x->plan->experts.hit_permille ? "as the plan states" : "each chosen alike: assumed",
+        1e3 * e->seconds);
     if (x->plan->experts.hit_permille) fprintf(out, "; each chosen alike %.2f ms", 1e3 * e->seconds_even);
     fputc('\n', out);
 }

@@ -84,7 +84,7 @@ static const char *matrix_of(const struct gpuk_experts *e, uint32_t slot)
                                  : (const char *)e->weight + slot * e->stride;
 }
 
-/* An expert's rows, in a slot or of a packed matrix. */
+/* An expert's rows, in a slot or in host memory; of a packed matrix also all of them as they lie in VRAM. */
 static struct gpuk_linear rows_of(const struct gpuk_experts *e, uint32_t expert, uint32_t slot)
 {
     struct gpuk_linear rows = {.bias = e->bias ? e->bias + (size_t)expert * e->rows : NULL, .rows = e->rows};
@@ -92,8 +92,16 @@ static struct gpuk_linear rows_of(const struct gpuk_experts *e, uint32_t expert,
         rows.weight = matrix_of(e, slot);
         return rows;
     }
-    rows.offset = (const uint32_t *)e->host + (size_t)expert * e->rows / PACKED_ROWS;
-    rows.weight = (const char *)e->weight + packed_at(rows.offset, 0);
+    const char *table = e->host, *from = e->weight;
+    if (e->slot) table = from - packed_groups_at(e->experts * e->rows); /* in front of the slots */
+    rows.offset = (const uint32_t *)(const void *)table + (size_t)expert * e->rows / PACKED_ROWS;
+    if (!e->slot)
+        from += packed_at(rows.offset, 0);
+    else if (slot & GPUK_SLOT_HOST)
+        from = (const char *)e->host + packed_at(rows.offset, 0);
+    else
+        from += slot * e->stride;
+    rows.weight = from;
     return rows;
 }
 
