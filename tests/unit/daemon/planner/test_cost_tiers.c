@@ -87,7 +87,7 @@ static void the_gpu_reads_its_share_itself(void **state)
     const struct cost_unit near = unit_of_step(&p, here, 0);
     struct cost_unit two = unit_of_step(&p, step, 0);
     const double bytes = HOST * KV, there = HERE * KV / 500e9;
-    assert_near(two.kv.link, bytes / 4 / 24e9); /* 0.6 of a copy's rate */
+    assert_near(two.kv.link, bytes / 4 / 36e9); /* 0.9 of a copy's rate */
     assert_near(two.kv.cpu, bytes * 3 / 4 / 40e9 + 10e-6 - there);
     assert_near(two.kv.cpu_beside, two.kv.cpu);
     p.profile.gpu.attention_direct =
@@ -111,13 +111,13 @@ static void the_gpu_reads_its_share_itself(void **state)
     close_case(&p);
 }
 
-/* Both read at the same time and end at the same time: 24 of 64 GB/s, with 0.6 of the link's rate beside the CPU. */
+/* Both read at the same time and end at the same time: 36 of 76 GB/s, with 0.9 of the link's rate beside the CPU. */
 static void the_share_that_ends_with_the_cpu(void **state)
 {
     (void)state;
     struct priced p;
     open_case(&p);
-    assert_int_equal(cost_direct_permille(&p.profile, KV_F16), 375); /* 24 of 24 + 50 * 0.8 */
+    assert_int_equal(cost_direct_permille(&p.profile, KV_F16), 473); /* 36 of 36 + 50 * 0.8 */
     p.profile.link.direct = made_up_value(10e9);
     assert_int_equal(cost_direct_permille(&p.profile, KV_F16), 200);
     p.profile.kv[KV_Q8_0].cpu_attention = made_up_value(25e9);
@@ -146,7 +146,7 @@ static void attention_for_a_gpu_has_its_own_rate(void **state)
     assert_near(cost_attention_host(&p.profile, KV_Q8_0), 25e9);
     p.profile.kv[KV_Q8_0].cpu_attention_host = made_up_value(30e9);
     assert_near(cost_attention_host(&p.profile, KV_Q8_0), 30e9);
-    assert_int_equal(cost_direct_permille(&p.profile, KV_Q8_0), 500); /* 24 of 24 + 30 * 0.8 */
+    assert_int_equal(cost_direct_permille(&p.profile, KV_Q8_0), 600); /* 36 of 36 + 30 * 0.8 */
     close_case(&p);
 }
 
@@ -171,11 +171,11 @@ static void windows_hide_the_arenas_part(void **state)
     step.kv.direct_window = HERE + 512;
     price(&p, step);
     assert_true(p.table.unit[2].kv.way == 0);
-    assert_near(p.table.unit[2].kv.link, 512 * KV / 24e9);
+    assert_near(p.table.unit[2].kv.link, 512 * KV / 36e9);
     step.kv.direct_window = 0;
     step.kv.direct_permille = 250; /* of what it sees */
     price(&p, step);
-    assert_near(p.table.unit[2].kv.link, 512 * KV / 4 / 24e9);
+    assert_near(p.table.unit[2].kv.link, 512 * KV / 4 / 36e9);
     close_case(&p);
 }
 
