@@ -14,21 +14,9 @@
 #include "common/base/err.h"
 #include "common/formats/kv_dtype.h"
 #include "common/formats/tensor_format.h"
+#include "common/model/limits.h"
 #include "common/model/router.h"
 #include "common/model/unit.h"
-
-/* Limits on what a file may claim; each is an error that names the value and the limit. */
-#define MODEL_LAYERS_MAX       1024
-#define MODEL_HIDDEN_MAX       (1u << 18)
-#define MODEL_INTERMEDIATE_MAX (1u << 20)
-#define MODEL_VOCAB_MAX        (1u << 24)
-#define MODEL_HEADS_MAX        4096
-#define MODEL_HEAD_DIM_MAX     4096
-#define MODEL_CONTEXT_MAX      (1u << 26)
-#define MODEL_EOS_MAX          16
-#define MODEL_SHARDS_MAX       4096
-#define MODEL_NAME_MAX         160
-#define MODEL_TENSORS_MAX      (1u << 16)
 
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_FACTORS };
 struct rope_config {

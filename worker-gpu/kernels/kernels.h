@@ -35,7 +35,8 @@ extern "C" {
 #include "common/base/err.h"
 #include "common/formats/tensor_format.h"
 #include "common/shared/kv_layout.h"
-#include "common/model/model.h"
+#include "common/model/limits.h"
+#include "common/model/router.h"
 #include "common/plan/engine_limits.h"
 
 #define GPUK_BATCH_MAX    ENGINE_FEW_TOKENS /* tokens of the small-batch tier */

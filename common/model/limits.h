@@ -1,0 +1,20 @@
+/* Limits on what a checkpoint may claim. Constants only.
+ *
+ * Included by model.h, whose readers refuse what is beyond them by name, and by kernels, which count on them. */
+#ifndef HELM_COMMON_MODEL_LIMITS_H
+#define HELM_COMMON_MODEL_LIMITS_H
+
+/* Each is an error that names the value and the limit. */
+#define MODEL_LAYERS_MAX       1024
+#define MODEL_HIDDEN_MAX       (1u << 18)
+#define MODEL_INTERMEDIATE_MAX (1u << 20)
+#define MODEL_VOCAB_MAX        (1u << 24)
+#define MODEL_HEADS_MAX        4096
+#define MODEL_HEAD_DIM_MAX     4096
+#define MODEL_CONTEXT_MAX      (1u << 26)
+#define MODEL_EOS_MAX          16
+#define MODEL_SHARDS_MAX       4096
+#define MODEL_NAME_MAX         160
+#define MODEL_TENSORS_MAX      (1u << 16)
+
+#endif
