@@ -15,11 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/cpu.h"
 #include "common/base/units.h"
-#include "tests/golden/made_model.h"
+#include "tests/golden/packed_local.h"
 #include "tests/written_formats.h"
-#include "worker-cpu/local.h"
 #include "worker-gpu/engine.h"
 
 /* Instrumented, the emulated device takes ten seconds for a plan: the one with all homes and two prefill
@@ -37,33 +35,15 @@
 
 /* ---- by the CPU alone ---- */
 
-static int step_local(void *local, const struct step_row *rows, uint32_t count,
-                      const struct step_result **result, struct helm_err *err)
-{
-    return local_step(local, rows, count, result, err);
-}
-
 static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, const struct script *script,
                           float *logits)
 {
-    struct helm_err err = {0};
-    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
     struct plan_stage stage = {.last = LAYERS - 1, .home = PLAN_HOME_CPU};
     enum tensor_format format[UNITS + 2];
     struct plan plan = {.layers = LAYERS, .stages = &stage, .stage_count = 1, .step_tokens = STEP_TOKENS};
     write_formats(&plan, &(struct written_formats){.link = true, .cpu = pack_cpu}, format);
-    const struct local_options options = {.folder = folder,
-                                          .kernels = kernels,
-                                          .plan = &plan,
-                                          .kv_dtype = KV_F32,
-                                          .threads = threads,
-                                          .slots = SLOTS,
-                                          .context_tokens = CONTEXT,
-                                          .step_tokens = STEP_TOKENS};
-    assert_non_null(local);
-    if (local_open(&options, local, &err)) fail_msg("%s", err.text);
-    struct runner on = {.arena = &local->arena, .engines = local, .step = step_local};
-    run_script(&on, script, logits);
+    struct runner on = {.most = 0};
+    struct local *local = run_plan_local(kernels, &plan, threads, script, &on, logits);
     const struct weights *w = &local->engine.weights;
     const struct tensor_matrix *head = weights_matrix(w, TENSOR_HEAD, -1);
     const uint64_t head_bytes = tensor_format_bytes(head->format, head->rows, head->cols);
@@ -79,14 +59,8 @@ static uint64_t run_local(const char *kernels, bool pack_cpu, uint32_t threads, 
         assert_null(strstr(local->engine.base.report.kernels, "bf16-packed "));
     }
     assert_int_equal(on.one_token_bytes, units + head_bytes);
-    local_close(local);
-    free(local);
+    close_local(local);
     return on.one_token_bytes;
-}
-
-static bool has_kernels(void)
-{
-    return linear_pays(FORMAT_BF16_PACKED, cpu_features());
 }
 
 static void packed_and_plain_agree(void **state)

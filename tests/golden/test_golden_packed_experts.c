@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/cpu.h"
 #include "common/base/units.h"
 /* Layer 1 is dense. */
 #define CONFIG                                                                                               \
@@ -24,8 +23,7 @@
     "\"num_hidden_layers\": 4, \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"head_dim\": 64, "   \
     "\"vocab_size\": 1008, \"max_position_embeddings\": 4096, \"rms_norm_eps\": 1e-6, \"rope_theta\": "      \
     "1000000.0, \"tie_word_embeddings\": false, \"dtype\": \"bfloat16\"}"
-#include "tests/golden/made_model.h"
-#include "worker-cpu/local.h"
+#include "tests/golden/packed_local.h"
 #include "worker-gpu/engine.h"
 
 #define EXPERTS_BYTES (3u * 8 * 768 * 512 * 2) /* of a layer */
@@ -41,11 +39,6 @@
 #define PAIR_MOST  110
 #endif
 
-static bool has_kernels(void)
-{
-    return linear_pays(FORMAT_BF16_PACKED, cpu_features());
-}
-
 /* Formats of a plan whose experts are packed or not, at home on the CPU and in VRAM or on the CPU alone; all else as stored. */
 static void format_experts(struct plan *plan, bool packed, bool in_vram, enum tensor_format format[UNITS + 2])
 {
@@ -60,38 +53,19 @@ static void format_experts(struct plan *plan, bool packed, bool in_vram, enum te
 
 /* ---- by the CPU alone ---- */
 
-static int step_local(void *local, const struct step_row *rows, uint32_t count,
-                      const struct step_result **result, struct helm_err *err)
-{
-    return local_step(local, rows, count, result, err);
-}
-
 static void run_local(const char *kernels, bool packed, uint32_t threads, const struct script *script,
                       float *logits)
 {
-    struct helm_err err = {0};
-    struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
     struct plan_stage stage[UNITS] = {{.last = LAYERS - 1, .home = PLAN_HOME_CPU}};
     enum tensor_format format[UNITS + 2];
     struct plan plan = {.layers = LAYERS, .stages = stage, .stage_count = 1, .step_tokens = STEP_TOKENS};
     format_experts(&plan, packed, true, format);
-    const struct local_options options = {.folder = folder,
-                                          .kernels = kernels,
-                                          .plan = &plan,
-                                          .kv_dtype = KV_F32,
-                                          .threads = threads,
-                                          .slots = SLOTS,
-                                          .context_tokens = CONTEXT,
-                                          .step_tokens = STEP_TOKENS};
-    assert_non_null(local);
-    if (local_open(&options, local, &err)) fail_msg("%s", err.text);
-    struct runner on = {.arena = &local->arena, .engines = local, .step = step_local, .most = 2 * PAIR_MOST};
-    run_script(&on, script, logits);
+    struct runner on = {.most = 2 * PAIR_MOST};
+    struct local *local = run_plan_local(kernels, &plan, threads, script, &on, logits);
     const struct weights *w = &local->engine.weights;
     assert_int_equal(w->packed_from, packed ? 3 * EXPERTS_BYTES : 0);
     if (packed) assert_in_range(w->packed_to, w->packed_from * 66 / 100, w->packed_from * 76 / 100);
-    local_close(local);
-    free(local);
+    close_local(local);
 }
 
 static void packed_experts_and_plain_ones_agree(void **state)
