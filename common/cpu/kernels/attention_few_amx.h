@@ -54,7 +54,7 @@ static void tiled_task_begin(const struct attention_task *task, const struct til
     for (size_t at = 0; at < all; at++) {
         const size_t head = at / passes, first = at % passes * PASS_ROWS,
                      count = rows - first < PASS_ROWS ? rows - first : PASS_ROWS;
-        const float *from[PASS_ROWS];
+        const float *from[PASS_ROWS] = {NULL};
         for (size_t r = 0; r < count; r++) {
             const size_t row = first + r;
             from[r] = task->q + row / task->group * task->q_stride +
