@@ -3,6 +3,7 @@
 #   MODE=release|debug|asan|ubsan|tsan   how to compile (anything else is an error)
 #   BUILD=dir                            where objects go (build/), programs land in $(BUILD)/bin for MODE=release
 #   CC, CUDA_HOME, CUDA_ARCH             compilers; CUDA_ARCH is stated, never guessed
+#   WERROR=1                             a warning is an error: what CI sets; a newer compiler's warning stops no user
 #
 # Source lists are explicit: what a program may link is what it is allowed to know.
 
@@ -16,6 +17,7 @@ CC := gcc
 endif
 # V=1 shows whole commands
 V ?= 0
+WERROR ?= 0
 Q := $(if $(filter 1,$(V)),,@)
 say = $(if $(filter 1,$(V)),,@printf '  %-5s %s\n' $(1) $(2))
 .DEFAULT_GOAL := all
@@ -26,7 +28,7 @@ SHELL := /bin/bash
 empty :=
 space := $(empty) $(empty)
 comma := ,
-WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wundef -Wno-format-truncation -Werror
+WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wformat=2 -Wundef -Wno-format-truncation $(if $(filter 1,$(WERROR)),-Werror)
 BASE := -std=c11 -D_GNU_SOURCE -fno-strict-aliasing -fPIC -pthread
 # Traces and sanitizers' reports name functions and lines; what a debugger needs besides takes a quarter of the time to
 # compile, of kernels half of it.
@@ -140,7 +142,17 @@ built: programs lib
 	@$(if $(NVCC),true,echo "helm-worker-gpu has no CUDA device in it (no nvcc in CUDA_HOME, PATH or /usr/local/cuda): models run on the CPU")
 programs: $(PROGRAMS:%=$(BIN)/%)
 
-$(GEN)/proto/%.pb-c.c $(GEN)/proto/%.pb-c.h: proto/%.proto
+# Every object waits for the generated headers, and these for a look at what is installed: one message instead of a
+# compiler's errors.
+SETUP_LOOK := $(BUILD)/setup-looked
+$(SETUP_LOOK): tools/setup.sh
+	@CC='$(CC)' tools/setup.sh look
+	@mkdir -p $(@D) && touch $@
+.PHONY: setup
+setup:
+	@tools/setup.sh build
+
+$(GEN)/proto/%.pb-c.c $(GEN)/proto/%.pb-c.h: proto/%.proto | $(SETUP_LOOK)
 	@mkdir -p $(GEN)
 	$(call say,PROTO,$<)
 	$(Q)protoc-c --c_out=$(GEN) $<
@@ -234,6 +246,7 @@ clean:
 	rm -rf $(BUILD)
 
 help:
+	@echo "make setup         install the packages that a build needs (make demo and make test do so themselves)"
 	@echo "make demo          build, start helmd, stream text from the demo model (installs missing packages)"
 	@echo "make test          build and run every test (installs missing packages; GPU code for $(CUDA_TEST_ARCH))"
 	@echo "make test-full     the same, every test in both builds"

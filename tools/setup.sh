@@ -1,7 +1,8 @@
 #!/bin/bash
 # Makes sure that the packages HELM is built and tested with are installed. Called by `make demo` and `make test`; where
 # there is no make yet, run it by hand: it installs that, too.
-#   setup.sh build | test | deploy, prometheus (what `make test-deploy` and `make test-prometheus` need beside)
+#   setup.sh look         installs nothing: names the tools and headers that a build lacks, and the command that installs them
+#   setup.sh build | test | deploy | prometheus      installs for `make`, `make test`, `make test-deploy`, `make test-prometheus`
 # On Debian and Ubuntu missing ones are installed with apt (through sudo when not root); elsewhere the list is printed
 # and the script stops. A second run only looks (a fraction of a second).
 set -euo pipefail
@@ -11,23 +12,36 @@ build="gcc make libc6-dev protobuf-c-compiler protobuf-compiler libzmq3-dev libs
 test="g++ libcmocka-dev python3 python3-zmq python3-protobuf python3-setuptools python3-jsonschema curl util-linux procps"
 deploy="nginx-light haproxy openssl"
 case $kind in
-build) wanted=$build ;;
+build | look) wanted=$build ;;
 test) wanted="$build $test" ;;
 deploy) wanted="$build $test $deploy" ;;
 prometheus) wanted="$build $test prometheus" ;;
-*) echo "usage: setup.sh build|test|deploy|prometheus" >&2; exit 2 ;;
+*) echo "usage: setup.sh look|build|test|deploy|prometheus" >&2; exit 2 ;;
 esac
 
-if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    # Not Debian: try what is there, and name everything when something is missing.
-    missing=
-    for header in zmq.h sodium.h xxhash.h protobuf-c/protobuf-c.h numa.h cblas.h pcre2.h jansson.h utf8proc.h systemd/sd-daemon.h ini.h microhttpd.h curl/curl.h histedit.h; do
-        echo "#include <$header>" | ${CC:-cc} -E -DPCRE2_CODE_UNIT_WIDTH=8 - >/dev/null 2>&1 || missing="$missing $header"
+# Tools and headers, however they were installed.
+lacking() {
+    local tool header compiler
+    read -ra compiler <<<"${CC:-gcc}" # CC may be several words, as in "ccache gcc"
+    for tool in "${compiler[0]}" protoc-c; do command -v "$tool" >/dev/null || printf ' %s' "$tool"; done
+    command -v "${compiler[0]}" >/dev/null || return 0
+    for header in zmq.h sodium.h xxhash.h protobuf-c/protobuf-c.h numa.h cblas.h pcre2.h jansson.h utf8proc.h systemd/sd-daemon.h \
+        ini.h microhttpd.h curl/curl.h histedit.h; do
+        echo "#include <$header>" | "${compiler[@]}" -E -DPCRE2_CODE_UNIT_WIDTH=8 - >/dev/null 2>&1 || printf ' %s' "$header"
     done
-    command -v protoc-c >/dev/null || missing="$missing protoc-c"
+}
+debian=
+command -v dpkg-query >/dev/null && command -v apt-get >/dev/null && debian=1
+
+if [ $kind = look ] || [ -z "$debian" ]; then
+    missing=$(lacking)
     [ -z "$missing" ] && exit 0
-    echo "setup: this is not Debian or Ubuntu, and these are missing:$missing" >&2
-    echo "setup: install what these Debian packages hold, then run make again:" $wanted >&2
+    echo "setup: missing:$missing" >&2
+    if [ -n "$debian" ]; then
+        echo "setup: run \`make setup\` once: it installs the packages that HELM is built with (with sudo where you are not root)" >&2
+    else
+        echo "setup: this is not Debian or Ubuntu: install what these Debian packages hold, then run make again:" $wanted >&2
+    fi
     exit 1
 fi
 
