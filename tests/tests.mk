@@ -29,7 +29,7 @@ thread_tests = $(filter %_threads,$(unit_tests))
 SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
 # What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
 # release build. Forecasts and goldens are arithmetic of plans, kernels and commands that other tests sanitize.
-SCRIPT_NOT_SANITIZED := against_transformers gateway_npm gateway_page golden_cli habits helm_plan_forecasts install python
+SCRIPT_NOT_SANITIZED := setup against_transformers gateway_npm gateway_page golden_cli habits helm_plan_forecasts install python
 # `make test` runs a script in the build that can find more; `make test-full`, with FULL=1, in both. Sanitized alone: what commands, the
 # gateway and the daemon do with whatever is said to them, whose time is spent waiting. The same programs of the release
 # build serve those of ONLY_release, of both, and of SCRIPT_NOT_SANITIZED.
