@@ -206,6 +206,21 @@ struct memory_search {
     uint64_t room;        /* least limit - used of any group */
 };
 
+/* Page cache that the kernel gives back when a group reaches its limit: both lists of file pages. Shared memory is on
+ * neither. v1's plain keys leave out the children, so the totals count where they are there. */
+static uint64_t page_cache(FILE *stat, bool v2)
+{
+    static const char *const key[][2] = {{"total_inactive_file", "inactive_file"},
+                                         {"total_active_file", "active_file"}};
+    uint64_t all = 0;
+    for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
+        uint64_t bytes = 0;
+        if ((!v2 && find_number(stat, key[i][0], &bytes)) || find_number(stat, key[i][1], &bytes))
+            all = bytes > UINT64_MAX - all ? UINT64_MAX : all + bytes;
+    }
+    return all;
+}
+
 static void visit_memory(const char *folder, bool v2, void *context)
 {
     struct memory_search *search = context;
@@ -215,12 +230,10 @@ static void visit_memory(const char *folder, bool v2, void *context)
     snprintf(path, sizeof path, "%s/memory.stat", folder);
     FILE *stat = fopen(path, "re");
     if (stat) {
-        /* v1 says here what ancestors above the mount point allow; its plain keys leave out the children. */
+        /* v1 says here what ancestors above the mount point allow. */
         if (!v2 && find_number(stat, "hierarchical_memory_limit", &inherited) && inherited < limit)
             limit = inherited;
-        if (v2 || !find_number(stat, "total_inactive_file", &droppable)) {
-            if (!find_number(stat, "inactive_file", &droppable)) droppable = 0;
-        }
+        droppable = page_cache(stat, v2);
         fclose(stat);
     }
     if (limit == CGROUP_UNLIMITED) return;

@@ -53,7 +53,7 @@ static void v2_takes_the_lowest_ancestor(void **state)
     tree_write(root, "sys/fs/cgroup/system.slice/memory.max", "268435456\n");
     tree_write(root, "sys/fs/cgroup/system.slice/memory.current", "104857600\n");
     tree_write(root, "sys/fs/cgroup/system.slice/memory.stat",
-               "anon 1\nfile 50\ninactive_file 52428800\nactive_file 7\n");
+               "anon 1\nfile 50\nactive_file 20971520\ninactive_file 31457280\n");
     tree_write(root, "sys/fs/cgroup/system.slice/cpu.max", "150000 100000\n");
     tree_write(root, "sys/fs/cgroup/system.slice/helmd.service/memory.max", "max\n");
     tree_write(root, "sys/fs/cgroup/system.slice/helmd.service/memory.current", "4096\n");
@@ -101,7 +101,8 @@ static void hybrid_reads_v1_controllers(void **state)
     tree_write(root, "sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "134217728\n");
     tree_write(root, "sys/fs/cgroup/memory/jobs/memory.usage_in_bytes", "67108864\n");
     tree_write(root, "sys/fs/cgroup/memory/jobs/memory.stat",
-               "inactive_file 1\nhierarchical_memory_limit 134217728\ntotal_inactive_file 33554432\n");
+               "inactive_file 1\nactive_file 2\nhierarchical_memory_limit 134217728\n"
+               "total_active_file 25165824\ntotal_inactive_file 8388608\n");
     tree_write(root, "sys/fs/cgroup/memory/jobs/one/memory.limit_in_bytes", UNLIMITED_V1);
     tree_write(root, "sys/fs/cgroup/memory/jobs/one/memory.usage_in_bytes", "4096\n");
     tree_write(root, "sys/fs/cgroup/memory/jobs/one/memory.stat", "hierarchical_memory_limit 134217728\n");
