@@ -102,10 +102,11 @@ SESSION_SRC := \
 
 # Downloads of models, for helm-cli alone.
 HUB_SRC := \
+  client/hub/checksum.c \
   client/hub/choose.c \
   client/hub/listing.c \
+  client/hub/probe.c \
   client/hub/pull.c \
-  client/hub/sha256.c \
   client/hub/transfer.c
 
 # helm-cli bench and helm-bench, with the loops that measure read bandwidth beside it
@@ -123,7 +124,7 @@ BENCH_SRC := \
 helm-cli_MAIN := client/cli/main.c
 helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(SESSION_SRC) $(HUB_SRC) $(BENCH_SRC) $(READER_SRC) \
   $(GEN)/proto/helm.pb-c.c
-helm-cli_LIBS := -lcurl -ledit -lnuma -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+helm-cli_LIBS := -lcurl -ledit -lnuma -lzmq -lsodium -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 
 # helm-gateway: HTTP on libhelm; of helm-cli what opens a session (daemon, tokenizer, sampling defaults).
 GATEWAY_SRC := \

@@ -56,6 +56,7 @@ MODEL_SRC := \
   common/model/gguf_value.c \
   common/model/gguf_write.c \
   common/model/hub.c \
+  common/model/hub_tag.c \
   common/model/identity.c \
   common/model/index.c \
   common/model/math.c \

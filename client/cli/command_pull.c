@@ -73,11 +73,12 @@ int command_pull(struct cli *cli, int argc, char *const argv[])
     };
     const struct args_spec spec = {
         .program = "helm-cli pull",
-        .usage = "ORG/NAME[/FILE] [options]",
+        .usage = "ORG/NAME[:TAG|/FILE] [options]",
         .about =
-            "Downloads a model from the hub into its cache, where --model ORG/NAME[/FILE] finds it: a\n"
-            "checkpoint's files, or a GGUF file. An interrupted download goes on where it was. Prints where\n"
-            "the model lies.\n"
+            "Downloads a model from the hub into its cache, where --model finds it by the same name: a\n"
+            "checkpoint's files, or a GGUF file. TAG is the file's quantisation: ORG/NAME:Q4_K_M. A model\n"
+            "that HELM cannot run is refused before its weights are fetched. An interrupted download goes\n"
+            "on where it was. Prints where the model lies.\n"
             "\n"
             "HF_ENDPOINT names another hub than https://huggingface.co, HF_TOKEN has the token for private "
             "and\n"
@@ -92,12 +93,12 @@ int command_pull(struct cli *cli, int argc, char *const argv[])
     struct pull_request request = {.say = say, .progress = show, .context = &showing};
     struct args_parsed parsed;
     struct helm_err err = {0};
-    char path[PATH_MAX];
+    struct pulled pulled;
     args_parse_main(&spec, argc, argv, &parsed);
     if (hub_name_parse(parsed.operand.item[0], &request.name, &err)) return args_usage_error(&spec, &err);
     request.revision = revision;
     int rc = cli_catch_signals(cli, &err);
-    if (!rc) rc = pull_model(&request, path, &err);
+    if (!rc) rc = pull_model(&request, &pulled, &err);
     clear_line(&showing);
     if (showing.signal_number) return CLI_EXIT_SIGNAL + showing.signal_number;
     if (rc) {
@@ -105,7 +106,7 @@ int command_pull(struct cli *cli, int argc, char *const argv[])
         return rc == HELM_E_PEER || rc == HELM_E_IO || rc == HELM_E_NOMEM ? CLI_EXIT_FAILED
                                                                           : CLI_EXIT_REFUSED;
     }
-    fprintf(stderr, "helm-cli --model %s chat\n", parsed.operand.item[0]);
-    printf("%s\n", path);
+    if (pulled.model) fprintf(stderr, "helm-cli --model %s chat\n", parsed.operand.item[0]);
+    printf("%s\n", pulled.path);
     return fflush(stdout) ? CLI_EXIT_FAILED : CLI_EXIT_DONE;
 }

@@ -2,10 +2,13 @@
 #include "client/hub/choose.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/units.h"
 #include "common/model/gguf_model.h"
+
+#define FILES_SAID 100
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -46,59 +49,93 @@ static uint64_t choose_with_parts(const struct listing *listing, const char *nam
     return bytes;
 }
 
-/* A model on its own: not a projector, nor a later part. */
-static bool is_gguf_model(const char *name)
+/* All GGUF models of a list, by name; `name` is the caller's to free. */
+static int list_ggufs(const struct listing *listing, struct hub_files *files, struct helm_err *err)
 {
-    const char *slash = strrchr(name, '/'), *file = slash ? slash + 1 : name;
-    uint32_t number = 1, count = 1;
-    return ends_with(name, ".gguf") && strncmp(file, "mmproj", 6) != 0 &&
-           (!gguf_is_part(name, &number, &count) || number == 1);
+    files->count = 0;
+    files->name = calloc(listing->count + 1, sizeof *files->name);
+    if (!files->name) return helm_fail(err, HELM_E_NOMEM, "no memory for the list of files");
+    for (size_t i = 0; i < listing->count; i++)
+        if (hub_file_is_gguf(listing->file[i].name)) files->name[files->count++] = listing->file[i].name;
+    return 0;
 }
 
-static int choose_gguf(const struct listing *listing, const struct hub_name *name, bool *chosen,
-                       void (*say)(void *context, const char *line), void *context, struct helm_err *err)
+static void say_files(const struct listing *listing, const struct hub_files *files,
+                      void (*say)(void *context, const char *line), void *context)
 {
-    const char *only = NULL;
-    bool pickled = false;
-    size_t models = 0;
-    for (size_t i = 0; i < listing->count; i++) {
-        const char *file = listing->file[i].name;
-        pickled = pickled || ends_with(file, ".bin") || ends_with(file, ".pth");
-        if (!is_gguf_model(file)) continue;
-        only = file;
-        models++;
-    }
-    if (models == 1) {
-        choose_with_parts(listing, only, chosen);
-        return 0;
-    }
-    if (!models)
-        return helm_fail(err, HELM_E_UNSUPPORTED, "%s has no model.safetensors and no GGUF file%s",
-                         name->repo,
-                         pickled ? ": HELM does not read PyTorch's .bin files, which are programs" : "");
-    for (size_t i = 0; i < listing->count; i++) {
-        const char *file = listing->file[i].name;
-        char line[HUB_FILE_MAX + UNITS_TEXT], size[UNITS_TEXT];
-        if (!is_gguf_model(file)) continue;
-        snprintf(line, sizeof line, "%10s  %s",
-                 units_format_size(choose_with_parts(listing, file, NULL), size), file);
+    for (size_t i = 0; i < files->count && i < FILES_SAID; i++) {
+        char line[HUB_FILE_MAX + HUB_TAG_MAX + UNITS_TEXT + 8], size[UNITS_TEXT], tag[HUB_TAG_MAX];
+        hub_tag_of(files, i, tag);
+        snprintf(line, sizeof line, "%10s  %s%-12s  %s",
+                 units_format_size(choose_with_parts(listing, files->name[i], NULL), size), *tag ? ":" : " ",
+                 tag, files->name[i]);
         say(context, line);
     }
-    return helm_fail(err, HELM_E_USAGE, "%s has %zu GGUF files: name one, `helm-cli pull %s/FILE`",
-                     name->repo, models, name->repo);
+    if (files->count > FILES_SAID) say(context, "            ... and others");
 }
 
-int choose_files(const struct listing *listing, const struct hub_name *name, bool *chosen,
+static int fail_without_model(const struct listing *listing, const struct hub_name *name,
+                              struct helm_err *err)
+{
+    bool pickled = false;
+    for (size_t i = 0; i < listing->count; i++)
+        pickled =
+            pickled || ends_with(listing->file[i].name, ".bin") || ends_with(listing->file[i].name, ".pth");
+    return helm_fail(err, HELM_E_UNSUPPORTED, "%s has no model.safetensors and no GGUF file%s", name->repo,
+                     pickled ? ": HELM does not read PyTorch's .bin files, which are programs" : "");
+}
+
+static int choose_gguf(const struct listing *listing, const struct hub_name *name,
+                       const struct hub_files *files, struct choice *choice, struct helm_err *err)
+{
+    size_t which = 0;
+    int rc = 0;
+    if (name->tag[0] && !files->count)
+        return helm_fail(err, HELM_E_NOT_FOUND, "%s has no GGUF file, which a tag such as :%s names",
+                         name->repo, name->tag);
+    if (!files->count) return fail_without_model(listing, name, err);
+    if (name->tag[0])
+        rc = hub_tag_find(files, name, &which, err);
+    else if (files->count > 1)
+        rc = helm_fail(err, HELM_E_USAGE,
+                       "%s has %zu GGUF files: name one by its tag, `helm-cli pull %s:TAG`, or `%s/FILE`",
+                       name->repo, files->count, name->repo, name->repo);
+    if (rc) return rc;
+    choice->model = files->name[which];
+    choose_with_parts(listing, choice->model, choice->chosen);
+    return 0;
+}
+
+static int choose_file(const struct listing *listing, const struct hub_name *name, struct choice *choice,
+                       struct helm_err *err)
+{
+    if (!listing_find(listing, name->file))
+        return helm_fail(err, HELM_E_NOT_FOUND, "%s has no file %s", name->repo, name->file);
+    choose_with_parts(listing, name->file, choice->chosen);
+    for (size_t i = 0; i < listing->count; i++)
+        if (choice->chosen[i] && hub_file_is_gguf(listing->file[i].name))
+            choice->model = listing->file[i].name;
+    return 0;
+}
+
+int choose_files(const struct listing *listing, const struct hub_name *name, struct choice *choice,
                  void (*say)(void *context, const char *line), void *context, struct helm_err *err)
 {
-    if (name->file[0] && !listing_find(listing, name->file))
-        return helm_fail(err, HELM_E_NOT_FOUND, "%s has no file %s", name->repo, name->file);
-    if (name->file[0]) {
-        choose_with_parts(listing, name->file, chosen);
+    struct hub_files files;
+    choice->model = NULL;
+    choice->checkpoint = false;
+    if (name->file[0]) return choose_file(listing, name, choice, err);
+    if (!name->tag[0] && (listing_find(listing, "model.safetensors") ||
+                          listing_find(listing, "model.safetensors.index.json"))) {
+        for (size_t i = 0; i < listing->count; i++)
+            choice->chosen[i] = is_of_checkpoint(listing->file[i].name);
+        choice->checkpoint = true;
         return 0;
     }
-    if (!listing_find(listing, "model.safetensors") && !listing_find(listing, "model.safetensors.index.json"))
-        return choose_gguf(listing, name, chosen, say, context, err);
-    for (size_t i = 0; i < listing->count; i++) chosen[i] = is_of_checkpoint(listing->file[i].name);
-    return 0;
+    int rc = list_ggufs(listing, &files, err);
+    if (rc) return rc;
+    rc = choose_gguf(listing, name, &files, choice, err);
+    if (rc) say_files(listing, &files, say, context);
+    free(files.name);
+    return rc;
 }

@@ -1,7 +1,7 @@
 /* From the hub into its cache. See pull.h.
  *
- * Order: list the repository -> choose -> is there room? -> each file into blobs/, then its name in snapshots/ -> the
- * branch's name in refs/. Owns the descriptors while it works. */
+ * Order: list the repository -> choose -> can it run? -> is there room? -> each file into blobs/, weights last, then its
+ * name in snapshots/ -> the branch's name in refs/. Owns the descriptors while it works. */
 #include "client/hub/pull.h"
 
 #include <errno.h>
@@ -15,21 +15,23 @@
 #include <unistd.h>
 
 #include "client/hub/choose.h"
+#include "client/hub/probe.h"
 #include "client/hub/transfer.h"
 #include "common/base/file.h"
 #include "common/base/units.h"
 
-#define ENDPOINT   "https://huggingface.co"
-#define TOKEN_MAX  1000
-#define READ_BYTES (1u << 20)
-#define LOCK_MS    250
-#define PATH_TEXT  (PATH_MAX + HUB_FILE_MAX)
+#define ENDPOINT        "https://huggingface.co"
+#define TOKEN_MAX       1000
+#define READ_BYTES      (1u << 20)
+#define LOCK_MS         250
+#define RIGHT_BYTES_MAX ((size_t)64 << 20)
+#define PATH_TEXT       (PATH_MAX + HUB_FILE_MAX)
 
 struct pull {
     const struct pull_request *request;
     struct transfer *transfer;
     struct listing listing;
-    bool *chosen; /* [listing.count] */
+    struct choice choice;
     char endpoint[512], token[TOKEN_MAX + 1], repo_folder[PATH_MAX];
     struct pull_progress progress;
     uint64_t before; /* bytes of the files that are done */
@@ -221,7 +223,7 @@ static bool is_there(const char *path, uint64_t bytes)
 static int take_up(struct pull *p, struct transfer_file *t, struct helm_err *err)
 {
     struct stat st;
-    sha256_begin(&t->sum);
+    checksum_begin(&t->sum, t->id, t->bytes);
     if (fstat(t->fd, &st)) return helm_fail_errno(err, "%s", t->name);
     const uint64_t there = (uint64_t)st.st_size > t->bytes ? 0 : (uint64_t)st.st_size;
     if (there != (uint64_t)st.st_size && ftruncate(t->fd, 0)) return helm_fail_errno(err, "%s", t->name);
@@ -230,7 +232,7 @@ static int take_up(struct pull *p, struct transfer_file *t, struct helm_err *err
     while (!rc && t->at < there) {
         const size_t part = there - t->at < READ_BYTES ? (size_t)(there - t->at) : READ_BYTES;
         rc = file_pread_all(t->fd, buffer, part, t->at, t->name, err);
-        if (!rc) sha256_add(&t->sum, buffer, part);
+        if (!rc) checksum_add(&t->sum, buffer, part);
         t->at += part;
         if (!rc && !go_on(p, t->at)) rc = helm_fail(err, HELM_E_CANCELLED, "ended on request");
     }
@@ -238,55 +240,85 @@ static int take_up(struct pull *p, struct transfer_file *t, struct helm_err *err
     return rc;
 }
 
-static int check_sum(struct transfer_file *t, const struct listing_file *f, struct helm_err *err)
+static int check_sum(struct transfer_file *t, uint64_t left, struct helm_err *err)
 {
-    char text[SHA256_TEXT];
-    if (!f->large) return 0;
-    sha256_end(&t->sum, text);
-    if (strcmp(text, f->id) == 0) return 0;
+    char text[CHECKSUM_TEXT], size[UNITS_TEXT];
+    checksum_end(&t->sum, text);
+    if (strcmp(text, t->id) == 0) return 0;
+    if (left)
+        return helm_fail(
+            err, HELM_E_MISMATCH,
+            "%s: its checksum is %s, the hub lists %s: the %s that an earlier run left were wrong, "
+            "or what came since is; all of it is removed, run this again",
+            t->name, text, t->id, units_format_size(left, size));
     return helm_fail(
         err, HELM_E_MISMATCH,
-        "%s: what came has the checksum %s, the hub lists %s: nothing of it is kept, run this again", f->name,
-        text, f->id);
+        "%s: what came has the checksum %s, the hub lists %s: nothing of it is kept, run this again", t->name,
+        text, t->id);
+}
+
+/* Whether what the cache has is what the hub lists: of files that are read in no time. Larger ones were compared when they
+ * came. */
+static bool is_right(const char *blob, const struct listing_file *f)
+{
+    struct checksum sum;
+    char text[CHECKSUM_TEXT], *data = NULL;
+    size_t length = 0;
+    if (f->bytes > RIGHT_BYTES_MAX) return true;
+    if (file_read(blob, RIGHT_BYTES_MAX, &data, &length, &(struct helm_err){0})) return false;
+    checksum_begin(&sum, f->id, length);
+    checksum_add(&sum, data, length);
+    checksum_end(&sum, text);
+    free(data);
+    return strcmp(text, f->id) == 0;
 }
 
 static int fetch_blob(struct pull *p, const struct listing_file *f, const char *blob, struct helm_err *err)
 {
-    char part[PATH_TEXT], *name = transfer_escape(f->name, true), *path = NULL;
-    struct transfer_file t = {.name = f->name, .id = f->id, .bytes = f->bytes};
-    int rc = name && asprintf(&path, "/%s/resolve/%s/%s", p->request->name.repo, p->listing.commit, name) >= 0
-                 ? 0
-                 : helm_fail(err, HELM_E_NOMEM, "no memory for a URL");
-    t.path = path;
+    char part[PATH_TEXT], *path = transfer_file_path(p->request->name.repo, p->listing.commit, f->name);
+    struct transfer_file t = {.name = f->name, .id = f->id, .bytes = f->bytes, .path = path};
+    int rc = path ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a URL");
     snprintf(part, sizeof part, "%s.incomplete", blob);
     t.fd = rc ? -1 : open(part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (!rc && t.fd < 0) rc = helm_fail_errno(err, "%s", part);
     if (!rc) rc = take_up(p, &t, err);
+    const uint64_t left = t.at;
     if (!rc) rc = transfer_file(p->transfer, &t, err);
-    if (!rc) rc = check_sum(&t, f, err);
+    if (!rc) rc = check_sum(&t, left, err);
     if (!rc && fdatasync(t.fd)) rc = helm_fail_errno(err, "writing %s", part);
     if (!rc && rename(part, blob)) rc = helm_fail_errno(err, "renaming %s", part);
     if (rc == HELM_E_MISMATCH) unlink(part);
     if (t.fd >= 0) close(t.fd);
-    free(name);
     free(path);
+    return rc;
+}
+
+/* Fetches a blob that is not there, or whose bytes are wrong. */
+static int have_blob(struct pull *p, const struct listing_file *f, struct helm_err *err)
+{
+    char blob[PATH_TEXT], line[HUB_FILE_MAX + 80];
+    int lock = -1;
+    snprintf(blob, sizeof blob, "%.3000s/blobs/%s", p->repo_folder, f->id);
+    if (is_there(blob, f->bytes) && is_right(blob, f)) return 0;
+    int rc = lock_blob(p, f->id, &lock, err);
+    const bool there = !rc && is_there(blob, f->bytes), right = there && is_right(blob, f);
+    if (there && !right) {
+        snprintf(line, sizeof line, "%s: the cache has wrong bytes of it, which are fetched again", f->name);
+        p->request->say(p->request->context, line);
+        if (unlink(blob)) rc = helm_fail_errno(err, "removing %s", blob);
+    }
+    if (!rc && !right) rc = fetch_blob(p, f, blob, err);
+    if (lock >= 0) close(lock);
     return rc;
 }
 
 static int fetch_file(struct pull *p, const struct listing_file *f, struct helm_err *err)
 {
-    char blob[PATH_TEXT];
-    int lock = -1, rc = 0;
-    snprintf(blob, sizeof blob, "%.3000s/blobs/%s", p->repo_folder, f->id);
     p->progress.file = f->name;
     p->progress.bytes = f->bytes;
     p->progress.done = false;
     p->progress.number++;
-    if (!is_there(blob, f->bytes)) {
-        rc = lock_blob(p, f->id, &lock, err);
-        if (!rc && !is_there(blob, f->bytes)) rc = fetch_blob(p, f, blob, err);
-        if (lock >= 0) close(lock);
-    }
+    int rc = have_blob(p, f, err);
     if (!rc) rc = link_file(p, f, err);
     if (rc) return rc;
     p->progress.done = true;
@@ -314,7 +346,17 @@ static int list(struct pull *p, struct helm_err *err)
     return rc;
 }
 
-/* Also that each of the chosen has a name in blobs/. */
+/* Each of the chosen has a name in blobs/, which is its checksum. */
+static int check_ids(const struct pull *p, struct helm_err *err)
+{
+    for (size_t i = 0; i < p->listing.count; i++)
+        if (p->choice.chosen[i] && !p->listing.file[i].id[0])
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "the hub does not say which blob %s is: without a checksum nothing is kept",
+                             p->listing.file[i].name);
+    return 0;
+}
+
 static int check_room(struct pull *p, struct helm_err *err)
 {
     struct statvfs disk;
@@ -323,9 +365,7 @@ static int check_room(struct pull *p, struct helm_err *err)
     for (size_t i = 0; i < p->listing.count; i++) {
         const struct listing_file *f = &p->listing.file[i];
         struct stat st;
-        if (!p->chosen[i]) continue;
-        if (!f->id[0])
-            return helm_fail(err, HELM_E_UNSUPPORTED, "the hub does not say which blob %s is", f->name);
+        if (!p->choice.chosen[i]) continue;
         p->progress.all += f->bytes;
         p->progress.count++;
         snprintf(blob, sizeof blob, "%.3000s/blobs/%s", p->repo_folder, f->id);
@@ -342,40 +382,75 @@ static int check_room(struct pull *p, struct helm_err *err)
                      units_format_size(room, free_text));
 }
 
-static int fetch_all(struct pull *p, char path[PATH_MAX], struct helm_err *err)
+static bool is_of_weights(const char *name)
 {
-    const struct pull_request *r = p->request;
-    char text[PATH_TEXT];
-    int rc = hub_repo_folder(&r->name, p->repo_folder, err);
-    if (!rc && strlen(p->repo_folder) > 3000)
-        rc = helm_fail(err, HELM_E_LIMIT, "the cache has too long a path");
-    snprintf(text, sizeof text, "%s/blobs", p->repo_folder);
-    if (!rc) rc = make_folders(text, err);
-    if (!rc) rc = check_room(p, err);
-    for (size_t i = 0; i < p->listing.count && !rc; i++)
-        if (p->chosen[i]) rc = fetch_file(p, &p->listing.file[i], err);
-    if (rc) return rc;
-    snprintf(text, sizeof text, "%.3000s/refs/%s", p->repo_folder, r->revision);
-    if (strcmp(r->revision, p->listing.commit) != 0) rc = replace(text, make_text, p->listing.commit, err);
-    snprintf(path, PATH_MAX, "%.3000s/snapshots/%s%s%s", p->repo_folder, p->listing.commit,
-             r->name.file[0] ? "/" : "", r->name.file);
+    const char *dot = strrchr(name, '.');
+    return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".gguf") == 0);
+}
+
+/* What is small and says what the rest is comes first. */
+static int fetch_chosen(struct pull *p, struct helm_err *err)
+{
+    int rc = 0;
+    for (int weights = 0; weights < 2; weights++)
+        for (size_t i = 0; i < p->listing.count && !rc; i++)
+            if (p->choice.chosen[i] && is_of_weights(p->listing.file[i].name) == weights)
+                rc = fetch_file(p, &p->listing.file[i], err);
     return rc;
 }
 
-int pull_model(const struct pull_request *request, char path[PATH_MAX], struct helm_err *err)
+static int fetch_all(struct pull *p, struct helm_err *err)
+{
+    const struct pull_request *r = p->request;
+    char text[PATH_TEXT];
+    snprintf(text, sizeof text, "%.3000s/blobs", p->repo_folder);
+    int rc = make_folders(text, err);
+    if (!rc) rc = check_room(p, err);
+    if (!rc) rc = fetch_chosen(p, err);
+    snprintf(text, sizeof text, "%.3000s/refs/%s", p->repo_folder, r->revision);
+    if (!rc && strcmp(r->revision, p->listing.commit) != 0)
+        rc = replace(text, make_text, p->listing.commit, err);
+    return rc;
+}
+
+/* Whether HELM runs it; a file that is named and is no model is fetched for other programs. */
+static int check_model(struct pull *p, struct helm_err *err)
+{
+    char blobs[PATH_TEXT];
+    const struct probe probe = {.transfer = p->transfer,
+                                .listing = &p->listing,
+                                .chosen = p->choice.chosen,
+                                .repo = p->request->name.repo,
+                                .blobs = blobs,
+                                .model = p->choice.model};
+    int rc = hub_repo_folder(&p->request->name, p->repo_folder, err);
+    if (rc) return rc;
+    if (strlen(p->repo_folder) > 3000) return helm_fail(err, HELM_E_LIMIT, "the cache has too long a path");
+    snprintf(blobs, sizeof blobs, "%.3000s/blobs", p->repo_folder);
+    return p->choice.model || p->choice.checkpoint ? probe_model(&probe, err) : 0;
+}
+
+int pull_model(const struct pull_request *request, struct pulled *pulled, struct helm_err *err)
 {
     struct pull p = {.request = request};
+    const struct hub_name *name = &request->name;
     if (!hub_file_is_safe(request->revision))
         return helm_fail(err, HELM_E_USAGE, "'%.100s' is no revision", request->revision);
     int rc = open_hub(&p, err);
     if (!rc) rc = list(&p, err);
-    if (!rc && !(p.chosen = calloc(p.listing.count + 1, sizeof *p.chosen)))
+    if (!rc && !(p.choice.chosen = calloc(p.listing.count + 1, sizeof *p.choice.chosen)))
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for the list of files");
-    if (!rc) rc = choose_files(&p.listing, &request->name, p.chosen, request->say, request->context, err);
-    if (!rc) rc = fetch_all(&p, path, err);
+    if (!rc) rc = choose_files(&p.listing, name, &p.choice, request->say, request->context, err);
+    if (!rc) rc = check_ids(&p, err);
+    if (!rc) rc = check_model(&p, err);
+    if (!rc) rc = fetch_all(&p, err);
+    const char *file = p.choice.model ? p.choice.model : name->file;
+    pulled->model = p.choice.model || p.choice.checkpoint;
+    snprintf(pulled->path, sizeof pulled->path, "%.3000s/snapshots/%s%s%.600s", p.repo_folder,
+             p.listing.commit, *file ? "/" : "", file);
     transfer_close(p.transfer);
     listing_free(&p.listing);
-    free(p.chosen);
+    free(p.choice.chosen);
     explicit_bzero(p.token, sizeof p.token);
     return rc;
 }

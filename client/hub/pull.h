@@ -25,8 +25,14 @@ struct pull_request {
     bool (*progress)(void *context, const struct pull_progress *progress); /* false ends it */
     void *context;
 };
-/* `path`: the snapshot's folder, or the file that was named. HELM_E_USAGE: the repository has several models, which `say`
- * has listed. HELM_E_CAPACITY: the disk has no room. HELM_E_PERMISSION: the hub wants a token. */
-HELM_MUST_CHECK int pull_model(const struct pull_request *request, char path[PATH_MAX], struct helm_err *err);
+struct pulled {
+    char path[PATH_MAX]; /* the snapshot's folder of a checkpoint; else the file */
+    bool model;          /* that --model takes */
+};
+/* Nothing is downloaded of a model that HELM cannot run. HELM_E_USAGE: the repository has several models, which `say` has
+ * listed. HELM_E_CAPACITY: the disk has no room. HELM_E_PERMISSION: the hub wants a token. HELM_E_MISMATCH: bytes are
+ * not those of their checksum; they are removed. */
+HELM_MUST_CHECK int pull_model(const struct pull_request *request, struct pulled *pulled,
+                               struct helm_err *err);
 
 #endif

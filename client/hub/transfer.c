@@ -32,10 +32,12 @@ struct transfer {
 /* One answer, over all its redirects. */
 struct answer {
     struct transfer *transfer;
-    struct transfer_file *file; /* or, NULL, into text */
+    const struct transfer_file *asked; /* NULL: no file */
+    struct transfer_file *file;        /* where `asked` goes; NULL: into text */
     char *text;
     size_t length, most;
-    bool own_host, begun;
+    uint64_t from, skip; /* of a part: where it begins, and bytes that come before it */
+    bool own_host, begun, full;
     uint64_t range_from;
     char etag[ETAG_TEXT], linked_etag[ETAG_TEXT], error[ERROR_TEXT]; /* of the hub's own host */
     struct helm_err err;                                             /* why a callback ended it */
@@ -84,11 +86,19 @@ static int add_text(struct answer *a, const char *data, size_t bytes)
 /* What the hub's own headers call it is what was listed. */
 static int check_id(const struct answer *a, struct helm_err *err)
 {
-    const struct transfer_file *f = a->file;
+    const struct transfer_file *f = a->asked;
     const char *said = a->linked_etag[0] ? a->linked_etag : strlen(a->etag) == strlen(f->id) ? a->etag : "";
     if (!said[0] || strcmp(said, f->id) == 0) return 0;
     return helm_fail(err, HELM_E_MISMATCH,
                      "%s: the hub has another one than it listed (%.64s): run this again", f->name, said);
+}
+
+static int check_start(struct answer *a, long status, uint64_t from)
+{
+    int rc = check_id(a, &a->err);
+    if (rc || status != 206 || a->range_from == from) return rc;
+    return helm_fail(&a->err, HELM_E_PEER, "%s: asked for bytes from %llu on, got them from %llu on",
+                     a->asked->name, (unsigned long long)from, (unsigned long long)a->range_from);
 }
 
 /* A server that knows no ranges sends all of it again. */
@@ -96,13 +106,10 @@ static int begin_file(struct answer *a, long status)
 {
     struct transfer_file *f = a->file;
     a->begun = true;
-    if (check_id(a, &a->err)) return a->err.code;
-    if (status == 206 && a->range_from != f->at)
-        return helm_fail(&a->err, HELM_E_PEER, "%s: asked for bytes from %llu on, got them from %llu on",
-                         f->name, (unsigned long long)f->at, (unsigned long long)a->range_from);
+    if (check_start(a, status, f->at)) return a->err.code;
     if (status == 206 || f->at == 0) return 0;
     f->at = 0;
-    sha256_begin(&f->sum);
+    checksum_begin(&f->sum, f->id, f->bytes);
     return ftruncate(f->fd, 0) ? helm_fail_errno(&a->err, "%s", f->name) : 0;
 }
 
@@ -112,7 +119,7 @@ static int add_to_file(struct answer *a, const char *data, size_t bytes)
     if (bytes > f->bytes - f->at)
         return helm_fail(&a->err, HELM_E_MISMATCH, "%s: more than the %llu bytes that the hub lists", f->name,
                          (unsigned long long)f->bytes);
-    sha256_add(&f->sum, data, bytes);
+    checksum_add(&f->sum, data, bytes);
     while (bytes) {
         const ssize_t n = pwrite(f->fd, data, bytes, (off_t)f->at);
         if (n < 0 && errno == EINTR) continue;
@@ -124,6 +131,21 @@ static int add_to_file(struct answer *a, const char *data, size_t bytes)
     return 0;
 }
 
+/* A server that knows no ranges sends what is before the part, too, and any may send what follows it. */
+static int add_to_part(struct answer *a, long status, const char *data, size_t bytes)
+{
+    if (!a->begun && check_start(a, status, a->from)) return a->err.code;
+    if (!a->begun) a->skip = status == 206 ? 0 : a->from;
+    a->begun = true;
+    const size_t before = a->skip < bytes ? (size_t)a->skip : bytes;
+    a->skip -= before;
+    const size_t rest = bytes - before, part = rest < a->most - a->length ? rest : a->most - a->length;
+    memcpy(a->text + a->length, data + before, part);
+    a->length += part;
+    a->full = part < rest;
+    return a->full ? HELM_E_CANCELLED : 0;
+}
+
 static size_t on_body(char *data, size_t size, size_t count, void *user)
 {
     struct answer *a = user;
@@ -132,7 +154,8 @@ static size_t on_body(char *data, size_t size, size_t count, void *user)
     int rc = 0;
     curl_easy_getinfo(a->transfer->curl, CURLINFO_RESPONSE_CODE, &status);
     if (status != 200 && status != 206) return bytes; /* an error in words, which its number says as well */
-    if (!a->file) return add_text(a, data, bytes) ? 0 : bytes;
+    if (!a->asked) return add_text(a, data, bytes) ? 0 : bytes;
+    if (!a->file) return add_to_part(a, status, data, bytes) ? 0 : bytes;
     if (!a->begun) rc = begin_file(a, status);
     if (!rc) rc = add_to_file(a, data, bytes);
     return rc ? 0 : bytes;
@@ -265,14 +288,14 @@ static int request(struct transfer *t, const char *path, const char *range, stru
     a->transfer = t;
     for (int hop = 0; !rc; hop++) {
         const CURLcode code = send_to(t, url, range, a);
-        if (code) {
+        if (code && !a->full) {
             rc = explain_curl(t, code, a, err);
             break;
         }
         curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &status);
         curl_easy_getinfo(t->curl, CURLINFO_REDIRECT_URL, &next);
         if (status < 300 || status >= 400 || !next) break;
-        if (a->file) rc = check_id(a, err);
+        if (a->asked) rc = check_id(a, err);
         if (!rc) rc = check_hop(t, next, err);
         if (!rc && hop == HOPS_MAX)
             rc = helm_fail(err, HELM_E_UNSUPPORTED, "more than %d redirects", HOPS_MAX);
@@ -282,7 +305,7 @@ static int request(struct transfer *t, const char *path, const char *range, stru
     }
     free(url);
     if (!rc && status != 200 && status != 206) rc = explain_status(t, status, a, err);
-    if (!rc && a->file) rc = check_id(a, err);
+    if (!rc && a->asked) rc = check_id(a, err);
     return rc;
 }
 
@@ -324,7 +347,7 @@ int transfer_file(struct transfer *t, struct transfer_file *f, struct helm_err *
     int failures = 0, rc = 0;
     while (f->at < f->bytes) {
         char range[32];
-        struct answer a = {.file = f};
+        struct answer a = {.asked = f, .file = f};
         const uint64_t before = f->at;
         snprintf(range, sizeof range, "%llu-", (unsigned long long)f->at);
         rc = request(t, f->path, f->at ? range : NULL, &a, err);
@@ -336,6 +359,34 @@ int transfer_file(struct transfer *t, struct transfer_file *f, struct helm_err *
         if (rc && (rc = pause_before(t, failures, f->at, err))) break;
     }
     return rc;
+}
+
+int transfer_part(struct transfer *t, const struct transfer_file *f, uint64_t from, size_t bytes, char *to,
+                  struct helm_err *err)
+{
+    char range[48];
+    int rc = 0;
+    snprintf(range, sizeof range, "%llu-%llu", (unsigned long long)from,
+             (unsigned long long)(from + bytes - 1));
+    for (int failures = 0; bytes;) {
+        struct answer a = {.asked = f, .text = to, .most = bytes, .from = from};
+        rc = request(t, f->path, range, &a, err);
+        if (!rc && a.length == bytes) break;
+        if (!rc)
+            rc = helm_fail(err, HELM_E_PEER, "%s ends after %llu bytes", f->name,
+                           (unsigned long long)(from + a.length));
+        if (rc != HELM_E_PEER || ++failures > FAILURES_MAX) break;
+        if ((rc = pause_before(t, failures, 0, err))) break;
+    }
+    return rc;
+}
+
+char *transfer_file_path(const char *repo, const char *commit, const char *file)
+{
+    char *name = transfer_escape(file, true), *path = NULL;
+    if (name && asprintf(&path, "/%s/resolve/%s/%s", repo, commit, name) < 0) path = NULL;
+    free(name);
+    return path;
 }
 
 char *transfer_escape(const char *text, bool slash)

@@ -1,6 +1,6 @@
-/* HTTP with the hub, by libcurl: small answers as text, files to a descriptor, from where they were left.
+/* HTTP with the hub, by libcurl: small answers as text, files to a descriptor, from where they were left, and parts of files.
  *
- * Called by pull.c, on one thread. Redirects are followed here, one by one, so that the token goes to the hub's own
+ * Called by pull.c and probe.c, on one thread. Redirects are followed here, one by one, so that the token goes to the hub's own
  * host and to no other. */
 #ifndef HELM_CLIENT_HUB_TRANSFER_H
 #define HELM_CLIENT_HUB_TRANSFER_H
@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "client/hub/sha256.h"
+#include "client/hub/checksum.h"
 #include "common/base/err.h"
 
 struct transfer_options {
@@ -34,14 +34,20 @@ struct transfer_file {
     const char *name; /* in errors */
     const char *id;   /* that the hub's headers must name, if they name one */
     int fd;
-    uint64_t bytes;    /* that it has in all */
-    uint64_t at;       /* that are there already, and counted in `sum`; where it is afterwards */
-    struct sha256 sum; /* of the bytes that are there */
+    uint64_t bytes;      /* that it has in all */
+    uint64_t at;         /* that are there already, and counted in `sum`; where it is afterwards */
+    struct checksum sum; /* of the bytes that are there */
 };
 /* Fetches what is missing. A connection that breaks is made again, from where it was. HELM_E_MISMATCH: the hub has
  * another file by now, or a longer one. HELM_E_PERMISSION: it wants a token, or another one. */
 HELM_MUST_CHECK int transfer_file(struct transfer *transfer, struct transfer_file *file,
                                   struct helm_err *err);
+/* Bytes of a file from its byte `from` on, into `to`, whether or not the server knows ranges. Of `file` the path, the name
+ * and the id are read. Errors as transfer_file's. */
+HELM_MUST_CHECK int transfer_part(struct transfer *transfer, const struct transfer_file *file, uint64_t from,
+                                  size_t bytes, char *to, struct helm_err *err);
+/* A file's path at the hub, malloc'd. NULL: no memory. */
+char *transfer_file_path(const char *repo, const char *commit, const char *file);
 /* A path, or (slash false) one part of it, as URLs have it, malloc'd. NULL: no memory. */
 char *transfer_escape(const char *text, bool slash);
 

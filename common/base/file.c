@@ -18,15 +18,14 @@ static int is_under(const char *path, const char *folder)
 
 #define LFS_POINTER_MAX 1024 /* bytes */
 
-/* The Hugging Face cache keeps ".../models--X/snapshots/REV/FILE -> ../../blobs/HASH": the one outside target
- * allowed. */
+/* The Hugging Face cache keeps ".../models--X/snapshots/REV/FILE -> ../../blobs/HASH", FILE possibly in folders: the
+ * one outside target allowed. */
 static int is_hub_blob(const char *target, const char *folder)
 {
     const char *snapshots = strstr(folder, "/snapshots/");
     if (!snapshots) return 0;
     const char *last = snapshots;
     while ((snapshots = strstr(snapshots + 1, "/snapshots/"))) last = snapshots;
-    if (strchr(last + strlen("/snapshots/"), '/')) return 0;
     char blobs[PATH_MAX + 16];
     snprintf(blobs, sizeof blobs, "%.*s/blobs", (int)(last - folder), folder);
     return is_under(target, blobs);

@@ -13,7 +13,7 @@
 
 /* Opens folder/name for reading. `name` must be a plain file name (no '/'). A symlink is followed only when
  * its final target lies under the folder itself, or when the folder is a Hugging Face snapshot
- * (".../models--X/snapshots/REV") and the target lies under the same ".../models--X/blobs". The target must
+ * (".../models--X/snapshots/REV", or one in it) and the target lies under the same ".../models--X/blobs". The target must
  * be a regular file; its size goes to *bytes. */
 HELM_MUST_CHECK int file_open_inside(const char *folder, const char *name, int *fd, uint64_t *bytes,
                                      struct helm_err *err);

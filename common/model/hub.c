@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fts.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,9 @@
 
 #include "common/base/file.h"
 
-#define PART_MAX 255 /* of a path: what file systems take */
+#define PART_MAX  255 /* of a path: what file systems take */
+#define DEPTH_MAX 8   /* of folders in a snapshot */
+#define GGUFS_MAX 1000
 
 static bool is_name_letter(char c)
 {
@@ -30,6 +33,13 @@ static bool is_repo_part(const char *text, size_t length)
         if (!is_name_letter(text[i]) || twice) return false;
     }
     return true;
+}
+
+bool hub_tag_is_valid(const char *tag)
+{
+    size_t length = 0;
+    while (is_name_letter(tag[length])) length++;
+    return length > 0 && length < HUB_TAG_MAX && !tag[length];
 }
 
 bool hub_file_is_safe(const char *file)
@@ -55,14 +65,17 @@ int hub_name_parse(const char *text, struct hub_name *name, struct helm_err *err
 {
     const size_t org = strcspn(text, "/");
     const char *second = text[org] ? text + org + 1 : text + org;
-    const size_t model = strcspn(second, "/");
-    const char *file = second[model] ? second + model + 1 : NULL;
+    const size_t model = strcspn(second, "/:");
+    const char *rest = second[model] ? second + model + 1 : NULL;
+    const char *file = second[model] == '/' ? rest : NULL, *tag = second[model] == ':' ? rest : NULL;
     memset(name, 0, sizeof *name);
-    if (!is_repo_part(text, org) || !is_repo_part(second, model) || (file && !hub_file_is_safe(file)))
-        return helm_fail(err, HELM_E_USAGE, "'%.200s' is no name of the hub: ORG/NAME or ORG/NAME/FILE",
-                         text);
+    if (!is_repo_part(text, org) || !is_repo_part(second, model) || (file && !hub_file_is_safe(file)) ||
+        (tag && !hub_tag_is_valid(tag)))
+        return helm_fail(err, HELM_E_USAGE,
+                         "'%.200s' is no name of the hub: ORG/NAME, ORG/NAME:TAG or ORG/NAME/FILE", text);
     snprintf(name->repo, sizeof name->repo, "%.*s", (int)(org + 1 + model), text);
     snprintf(name->file, sizeof name->file, "%s", file ? file : "");
+    snprintf(name->tag, sizeof name->tag, "%s", tag ? tag : "");
     return 0;
 }
 
@@ -149,10 +162,61 @@ static int locate_existing(const char *text, char **path, struct helm_err *err)
         text, text);
 }
 
+/* The GGUF models of a snapshot, whose names are malloc'd. Links to files are files there; links to folders are not
+ * followed. */
+static int list_ggufs(char snapshot[PATH_MAX], struct hub_files *files, struct helm_err *err)
+{
+    char *const roots[] = {snapshot, NULL};
+    const size_t skip = strlen(snapshot) + 1;
+    int rc = 0;
+    FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, NULL);
+    if (!walk) return helm_fail_errno(err, "%s", snapshot);
+    for (FTSENT *entry; !rc && (entry = fts_read(walk));) {
+        if (entry->fts_level >= DEPTH_MAX) fts_set(walk, entry, FTS_SKIP);
+        if (entry->fts_info != FTS_F && entry->fts_info != FTS_SL) continue;
+        const char *file = entry->fts_path + skip;
+        if (entry->fts_level < 1 || !hub_file_is_safe(file) || !hub_file_is_gguf(file)) continue;
+        if (access(entry->fts_path, F_OK)) continue;
+        const char **grown = realloc(files->name, (files->count + 1) * sizeof *grown);
+        if (grown) files->name = grown;
+        if (grown && (grown[files->count] = strdup(file)))
+            files->count++;
+        else
+            rc = helm_fail(err, HELM_E_NOMEM, "no memory for the files of %s", snapshot);
+        if (!rc && files->count > GGUFS_MAX)
+            rc = helm_fail(err, HELM_E_LIMIT, "%s has more than %d GGUF files", snapshot, GGUFS_MAX);
+    }
+    fts_close(walk);
+    return rc;
+}
+
+static int compare_names(const void *left, const void *right)
+{
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
+
+/* The file of a snapshot that a name means; "": the snapshot itself. */
+static int find_file(char snapshot[PATH_MAX], const struct hub_name *name, char file[HUB_FILE_MAX],
+                     struct helm_err *err)
+{
+    struct hub_files files = {0};
+    size_t which = 0;
+    snprintf(file, HUB_FILE_MAX, "%s", name->file);
+    if (name->file[0] || (!name->tag[0] && has(snapshot, "config.json"))) return 0;
+    int rc = list_ggufs(snapshot, &files, err);
+    if (files.count) qsort(files.name, files.count, sizeof *files.name, compare_names);
+    if (!rc && name->tag[0]) rc = hub_tag_find(&files, name, &which, err);
+    if (!rc && (name->tag[0] || (files.count == 1 && strchr(files.name[0], '/'))))
+        snprintf(file, HUB_FILE_MAX, "%s", files.name[which]);
+    while (files.count) free((char *)files.name[--files.count]);
+    free(files.name);
+    return rc;
+}
+
 int hub_locate(const char *text, char **path, struct helm_err *err)
 {
     struct hub_name name;
-    char folder[PATH_MAX], found[PATH_MAX], file[PATH_MAX + HUB_FILE_MAX];
+    char folder[PATH_MAX], found[PATH_MAX], inside[HUB_FILE_MAX], file[PATH_MAX + HUB_FILE_MAX];
     struct helm_err ignored = {0};
     *path = NULL;
     if (access(text, F_OK) == 0) return locate_existing(text, path, err);
@@ -160,7 +224,12 @@ int hub_locate(const char *text, char **path, struct helm_err *err)
     int rc = hub_repo_folder(&name, folder, err);
     if (rc) return rc;
     if (find_snapshot(folder, found)) {
-        snprintf(file, sizeof file, "%s%s%s", found, name.file[0] ? "/" : "", name.file);
+        rc = find_file(found, &name, inside, err);
+        if (rc == HELM_E_NOT_FOUND)
+            return helm_err_prefix(err, "the hub's cache (`helm-cli pull %.100s` downloads what it lacks)",
+                                   text);
+        if (rc) return rc;
+        snprintf(file, sizeof file, "%s%s%s", found, inside[0] ? "/" : "", inside);
         if (access(file, F_OK) == 0) return take(file, path, err);
     }
     return helm_fail(

@@ -1,11 +1,28 @@
-/* Fuzz target: the hub's list of a repository's files (client/hub/listing.c). No accepted name leaves its folder, every id
- * is of digits. */
+/* Fuzz target: the hub's list of a repository's files (client/hub/listing.c), and the tags of those that are GGUF models
+ * (common/model/hub_tag.c). No accepted name leaves its folder, every id is of digits, every tag means its file. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/hub/listing.h"
+
+#define FILES_MAX 50
+
+static void check_tags(const struct listing *listing)
+{
+    const char *names[FILES_MAX];
+    struct hub_files files = {names, 0};
+    for (size_t i = 0; i < listing->count && files.count < FILES_MAX; i++)
+        if (hub_file_is_gguf(listing->file[i].name)) names[files.count++] = listing->file[i].name;
+    for (size_t i = 0; i < files.count; i++) {
+        struct hub_name name = {.repo = "a/b"};
+        struct helm_err err = {0};
+        size_t which = FILES_MAX;
+        hub_tag_of(&files, i, name.tag);
+        if (name.tag[0] && (hub_tag_find(&files, &name, &which, &err) || which != i)) abort();
+    }
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -26,6 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             abort();
         if (!listing_find(&listing, f->name)) abort();
     }
+    check_tags(&listing);
     listing_free(&listing);
     return 0;
 }

@@ -14,8 +14,8 @@ class Hub:
         self.private = {}      # "ORG/NAME" -> token
         self.log = []          # (server, method and path, headers)
         self.cut = []          # of the next answers of the store: bytes after which each breaks off
-        self.ranges = True     # the store knows them
-        self.spoil = False     # the store sends other bytes
+        self.ranges = True     # both servers know them
+        self.wrong = {}        # file -> bytes that are sent in its place
         self.etag = None       # what the hub's headers call every file
         self.location = None   # where large files are redirected to
         self.extra = {}        # members of the list of files
@@ -110,25 +110,28 @@ class Hub:
             self.send(handler, 302, Location=self.location or self.store_url + "/" + repo + "/" + name + "?signed=1",
                       X_Linked_Etag='"%s"' % (self.etag or self.blob(name, files[name])), X_Linked_Size=str(len(files[name])))
         else:
-            self.send(handler, 200, files[name], ETag='"%s"' % (self.etag or self.blob(name, files[name])))
+            self.send_file(handler, name, files[name], ETag='"%s"' % (self.etag or self.blob(name, files[name])))
 
     def answer_store(self, handler):
         repo, name = re.match(r"/([^/]+/[^/]+)/(.+)\?signed=1$", urllib.parse.unquote(handler.path)).groups()
-        data = self.repos[repo][name]
-        if self.spoil:
-            data = bytes(reversed(data))
-        begin = re.match(r"bytes=(\d+)-$", handler.headers.get("Range", "")) if self.ranges else None
-        at = int(begin.group(1)) if begin else 0
-        handler.send_response(206 if begin else 200)
-        if begin:
-            handler.send_header("Content-Range", "bytes %d-%d/%d" % (at, len(data) - 1, len(data)))
-        handler.send_header("Content-Length", str(len(data) - at))
+        self.send_file(handler, name, self.repos[repo][name], self.cut.pop(0) if self.cut else None)
+
+    def send_file(self, handler, name, data, cut=None, **headers):
+        data = self.wrong.get(name, data)
+        asked = re.match(r"bytes=(\d+)-(\d*)$", handler.headers.get("Range", "")) if self.ranges else None
+        at = int(asked.group(1)) if asked else 0
+        end = min(int(asked.group(2)) + 1, len(data)) if asked and asked.group(2) else len(data)
+        handler.send_response(206 if asked else 200)
+        if asked:
+            handler.send_header("Content-Range", "bytes %d-%d/%d" % (at, end - 1, len(data)))
+        for key, value in headers.items():
+            handler.send_header(key.replace("_", "-"), value)
+        handler.send_header("Content-Length", str(end - at))
         handler.end_headers()
-        cut = self.cut.pop(0) if self.cut else None
         if cut is None:
-            handler.wfile.write(data[at:])
+            handler.wfile.write(data[at:end])
             return
-        handler.wfile.write(data[at:at + cut])
+        handler.wfile.write(data[at:min(at + cut, end)])
         handler.wfile.flush()
         handler.close_connection = True
         handler.connection.shutdown(2)

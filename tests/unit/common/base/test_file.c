@@ -150,9 +150,11 @@ static void test_hub_snapshots(void **state)
     make_file(*state, "models--o--x/other/h", "data");
     make_link(*state, "models--o--x/snapshots/r/ok", "../../blobs/h");
     make_link(*state, "models--o--x/snapshots/r/bad", "../../other/h");
-    make_link(*state, "models--o--x/snapshots/r/deep/bad", "../../../blobs/h");
+    make_link(*state, "models--o--x/snapshots/r/deep/ok", "../../../blobs/h");
+    make_link(*state, "models--o--x/snapshots/r/deep/bad", "../../../other/h");
     assert_int_equal(open_in(*state, "models--o--x/snapshots/r", "ok", &err), 0);
     assert_int_equal(open_in(*state, "models--o--x/snapshots/r", "bad", &err), HELM_E_PERMISSION);
+    assert_int_equal(open_in(*state, "models--o--x/snapshots/r/deep", "ok", &err), 0);
     assert_int_equal(open_in(*state, "models--o--x/snapshots/r/deep", "bad", &err), HELM_E_PERMISSION);
 }
 
