@@ -23,7 +23,7 @@ static const struct args_command commands[] = {
     {"plan", "", "what is computed where, and the memory it takes"},
     {"experts", "", "what tokens chose of experts that lie in both memories"},
     {"bench", "", "how fast it is, over lengths, models and VRAM ceilings"},
-    {"pull", "ORG/NAME[/FILE]", "downloads a model from the hub into its cache"},
+    {"pull", "ORG/NAME[:TAG|/FILE]", "downloads a model from the hub into its cache"},
     {"help", "[COMMAND]", "this, or a command's options"},
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
@@ -54,7 +54,7 @@ int main(int argc, char **argv)
          .target = &cli.secret_key_file},
         {"model", 0, ARGS_TEXT, "PATH",
          "start a private daemon on this model for the command: a checkpoint's folder, a GGUF file, or a\n"
-         "name ORG/NAME[/FILE] that is in the hub's cache",
+         "name ORG/NAME[:TAG|/FILE] that is in the hub's cache",
          .target = &cli.model},
         {"tokenizer", 0, ARGS_TEXT, "PATH",
          "tokenizer.json, or a folder with it, the chat template and generation_config.json,\n"

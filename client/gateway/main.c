@@ -134,7 +134,7 @@ int main(int argc, char **argv)
          .target = &g.cli.tokenizer},
         {"model", 0, ARGS_TEXT, "PATH",
          "start a private daemon on this model: a checkpoint's folder, a GGUF file, or a name "
-         "ORG/NAME[/FILE]\n"
+         "ORG/NAME[:TAG|/FILE]\n"
          "that is in the hub's cache",
          .target = &g.cli.model},
         {"device", 0, ARGS_TEXT, "DEVICE",

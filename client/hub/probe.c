@@ -40,7 +40,7 @@ static int open_piece(const struct probe *p, const struct listing_file *file, st
     piece->path = transfer_file_path(p->repo, p->listing->commit, file->name);
     if (!piece->path) return helm_fail(err, HELM_E_NOMEM, "no memory for a URL");
     if (snprintf(blob, sizeof blob, "%s/%s", p->blobs, file->id) >= (int)sizeof blob) return 0;
-    piece->fd = open(blob, O_RDONLY | O_CLOEXEC);
+    piece->fd = open(blob, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (piece->fd < 0 ||
         (!fstat(piece->fd, &st) && S_ISREG(st.st_mode) && (uint64_t)st.st_size == file->bytes))
         return 0;

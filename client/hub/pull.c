@@ -257,20 +257,24 @@ static int check_sum(struct transfer_file *t, uint64_t left, struct helm_err *er
         text, t->id);
 }
 
-/* Whether what the cache has is what the hub lists: of files that are read in no time. Larger ones were compared when they
- * came. */
-static bool is_right(const char *blob, const struct listing_file *f)
+/* *right: the cache has what the hub lists. A file of more than RIGHT_BYTES_MAX was compared when it came, and is not read
+ * again. */
+static int look_for(const char *blob, const struct listing_file *f, bool *there, bool *right,
+                    struct helm_err *err)
 {
     struct checksum sum;
     char text[CHECKSUM_TEXT], *data = NULL;
     size_t length = 0;
-    if (f->bytes > RIGHT_BYTES_MAX) return true;
-    if (file_read(blob, RIGHT_BYTES_MAX, &data, &length, &(struct helm_err){0})) return false;
+    *there = *right = is_there(blob, f->bytes);
+    if (!*there || f->bytes > RIGHT_BYTES_MAX) return 0;
+    int rc = file_read(blob, RIGHT_BYTES_MAX, &data, &length, err);
+    if (rc) return rc;
     checksum_begin(&sum, f->id, length);
     checksum_add(&sum, data, length);
     checksum_end(&sum, text);
     free(data);
-    return strcmp(text, f->id) == 0;
+    *right = strcmp(text, f->id) == 0;
+    return 0;
 }
 
 static int fetch_blob(struct pull *p, const struct listing_file *f, const char *blob, struct helm_err *err)
@@ -298,11 +302,13 @@ static int have_blob(struct pull *p, const struct listing_file *f, struct helm_e
 {
     char blob[PATH_TEXT], line[HUB_FILE_MAX + 80];
     int lock = -1;
+    bool there, right;
     snprintf(blob, sizeof blob, "%.3000s/blobs/%s", p->repo_folder, f->id);
-    if (is_there(blob, f->bytes) && is_right(blob, f)) return 0;
-    int rc = lock_blob(p, f->id, &lock, err);
-    const bool there = !rc && is_there(blob, f->bytes), right = there && is_right(blob, f);
-    if (there && !right) {
+    int rc = look_for(blob, f, &there, &right, err);
+    if (rc || right) return rc;
+    rc = lock_blob(p, f->id, &lock, err);
+    if (!rc) rc = look_for(blob, f, &there, &right, err);
+    if (!rc && there && !right) {
         snprintf(line, sizeof line, "%s: the cache has wrong bytes of it, which are fetched again", f->name);
         p->request->say(p->request->context, line);
         if (unlink(blob)) rc = helm_fail_errno(err, "removing %s", blob);

@@ -53,6 +53,8 @@ class Case:
         self.hub = Hub()
         self.hub.repos["org/demo"] = {n: open(os.path.join(DEMO, n), "rb").read() for n in os.listdir(DEMO)
                                       if n.endswith(".json") and n != "golden.json" or n.endswith(".safetensors")}
+        with open("tests/data/golden-gguf/llama-Q4_K_M/model.gguf", "rb") as f:
+            self.hub.repos["org/demo"]["demo-Q4_K_M.gguf"] = f.read()
         self.ports = {}
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "XDG_", "HELM_"))}
         self.env.update(HOME=self.folder, HF_ENDPOINT=self.hub.url, PATH=BIN + ":" + os.environ["PATH"],
@@ -206,7 +208,7 @@ def cancel(c, command):
 
 # the longest-lived daemon first: rows behind it ask it
 JUDGES = {
-    "get a model": said("models--org--demo"), "chat in the terminal": chat, "one answer": text, "continue a text": text,
+    "get a model": said("models--org--demo"), "get one quantisation": said("/demo-Q4_K_M.gguf"), "chat in the terminal": chat, "one answer": text, "continue a text": text,
     "sampling": text, "JSON by a schema": fits(r'\{\s*"n":\s*-?\d+\s*\}'), "a grammar": fits("<[a-c]{2,5}>"), "serve a model": serve_daemon, "HTTP beside it": gateway("8080", "/health", ""),
     "HTTP in one command": gateway("8081", "/v1/models", "demo"), "OpenAI's client": said('"org/demo"'),
     "Ollama's client": gateway("11434", "/api/tags", "demo"), "where the server is": said("ready"), "API keys": keys,
