@@ -230,6 +230,7 @@ static int judge(const struct probe *p, const char *folder, struct helm_err *err
         return 0;
     }
     leave_out(folder, err);
+    if (p->model && !strstr(err->text, ".gguf")) helm_err_prefix(err, "%s", p->model);
     return helm_err_prefix(err, "%s is not downloaded, as HELM cannot run it", p->repo);
 }
 

@@ -61,8 +61,18 @@ bool hub_commit_is_valid(const char *commit)
     return strlen(commit) == HUB_COMMIT_MAX - 1 && commit[strspn(commit, "0123456789abcdef")] == '\0';
 }
 
-int hub_name_parse(const char *text, struct hub_name *name, struct helm_err *err)
+/* A name as Ollama and web pages have it, without the hub's own. */
+static const char *skip_hub(const char *text)
 {
+    static const char *const hubs[] = {"https://", "hf.co/", "huggingface.co/"};
+    for (size_t i = 0; i < sizeof hubs / sizeof *hubs; i++)
+        if (strncmp(text, hubs[i], strlen(hubs[i])) == 0) text += strlen(hubs[i]);
+    return text;
+}
+
+int hub_name_parse(const char *given, struct hub_name *name, struct helm_err *err)
+{
+    const char *text = skip_hub(given);
     const size_t org = strcspn(text, "/");
     const char *second = text[org] ? text + org + 1 : text + org;
     const size_t model = strcspn(second, "/:");
@@ -72,7 +82,7 @@ int hub_name_parse(const char *text, struct hub_name *name, struct helm_err *err
     if (!is_repo_part(text, org) || !is_repo_part(second, model) || (file && !hub_file_is_safe(file)) ||
         (tag && !hub_tag_is_valid(tag)))
         return helm_fail(err, HELM_E_USAGE,
-                         "'%.200s' is no name of the hub: ORG/NAME, ORG/NAME:TAG or ORG/NAME/FILE", text);
+                         "'%.200s' is no name of the hub: ORG/NAME, ORG/NAME:TAG or ORG/NAME/FILE", given);
     snprintf(name->repo, sizeof name->repo, "%.*s", (int)(org + 1 + model), text);
     snprintf(name->file, sizeof name->file, "%s", file ? file : "");
     snprintf(name->tag, sizeof name->tag, "%s", tag ? tag : "");

@@ -19,14 +19,14 @@
 #define HUB_COMMIT_MAX 41
 #define HUB_TAG_MAX    97
 
-/* "ORG/NAME", "ORG/NAME/FILE", FILE possibly in folders, or "ORG/NAME:TAG". */
+/* "ORG/NAME", "ORG/NAME/FILE", FILE possibly in folders, or "ORG/NAME:TAG"; "hf.co/" may come first. */
 struct hub_name {
     char repo[HUB_REPO_MAX];
     char file[HUB_FILE_MAX]; /* "" where none is named */
     char tag[HUB_TAG_MAX];   /* likewise */
 };
 /* HELM_E_USAGE: it is no such name. What is accepted cannot leave the cache's folder. */
-HELM_MUST_CHECK int hub_name_parse(const char *text, struct hub_name *name, struct helm_err *err);
+HELM_MUST_CHECK int hub_name_parse(const char *given, struct hub_name *name, struct helm_err *err);
 /* A file's path inside a repository: no part of it is empty, hidden by dots, or holds what folders or terminals obey. */
 bool hub_file_is_safe(const char *file);
 /* 40 digits of a commit. */

@@ -181,6 +181,8 @@ def tag_tests():
                   "helm-cli --model org/tags:%s chat" % tag in err, (code, out, err))
             code, shown, err = c.run("org/tags:" + tag, program="helm-inspect")
             check("... also to --model", code == 0 and "qwen3" in shown.lower(), (code, shown[-200:], err))
+        code, same, err = c.run("pull", "hf.co/org/tags:BF16")
+        check("a name as Ollama has it", code == 0 and same == out, (code, same, err))
         folder = os.path.dirname(out.strip())
         check("a split file comes with its parts, and no projector", sorted(os.listdir(folder)) ==
               sorted(os.path.basename(p) for p in parts), (out, os.listdir(folder)))
@@ -249,7 +251,7 @@ def fits_tests():
             c.hub.repos["org/m"] = {"m-Q2_K.gguf": data[:cut]}
             return data
         offer({"general.architecture": string("qwen35")})
-        err = refused(c, "a GGUF file's architecture is refused", "org/m is not downloaded, as HELM cannot run it: ")
+        err = refused(c, "a GGUF file's architecture is refused", "org/m is not downloaded, as HELM cannot run it: m-Q2_K.gguf: ")
         check("... by name, with those that are", "'qwen35'" in err and "supported: llama" in err and "/tmp" not in err, err)
         refused(c, "... also by its tag", "'qwen35'", "org/m:Q2_K")
         refused(c, "... and by its name", "'qwen35'", "org/m/m-Q2_K.gguf")

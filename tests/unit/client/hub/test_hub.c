@@ -78,6 +78,15 @@ static void names(void **state)
     assert_string_equal(name.repo, "a/b");
     assert_string_equal(name.file, "");
     assert_string_equal(name.tag, "UD-Q4_K_XL");
+    static const char *const hubs[] = {"hf.co/", "huggingface.co/", "https://huggingface.co/"};
+    for (size_t i = 0; i < sizeof hubs / sizeof *hubs; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "%sa/b:Q8_0", hubs[i]);
+        assert_int_equal(hub_name_parse(text, &name, &err), 0);
+        assert_string_equal(name.repo, "a/b");
+        assert_string_equal(name.tag, "Q8_0");
+        assert_int_equal(hub_name_parse(hubs[i], &name, &err), HELM_E_USAGE);
+    }
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(hub_name_parse(bad[i], &name, &err), HELM_E_USAGE);
     setenv("HF_HUB_CACHE", "/cache", 1);
