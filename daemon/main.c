@@ -555,6 +555,8 @@ int main(int argc, char **argv)
     if (!rc && !exit_now) rc = take_inherited_fd("--parent-fd", d.config.parent_fd, &d.parent_fd, &err);
     if (rc || exit_now) goto out;
     log_set_level(d.config.log_level);
+    char mask[CPU_MASK_TEXT];
+    if (*cpu_mask_text(mask, sizeof mask)) log_warn("%s", mask);
     if (d.config.die_with_parent) {
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         if (getppid() != parent) goto out; /* it ended before the line above */

@@ -329,9 +329,10 @@ static void choose_read_ahead(struct engine *engine)
 static void fill_report(struct engine *engine, const char *kernels, uint64_t start_us)
 {
     struct engine_report *report = &engine->base.report;
-    char text[UNITS_TEXT];
+    char text[UNITS_TEXT], mask[CPU_MASK_TEXT];
     kernel_set_text(&engine->kernels, engine->inputs, engine->weights.formats, report->kernels,
                     sizeof report->kernels);
+    if (*cpu_mask_text(mask, sizeof mask)) engine_reduced(report, "%s", mask);
     if (kernels && *kernels) engine_reduced(report, "kernels: `%.60s` by configuration", kernels);
     const uint64_t all_bytes = report->huge_bytes + report->small_bytes;
     if (report->small_bytes >= SMALL_LEAST && report->small_bytes >= all_bytes / SMALL_PART)

@@ -1,10 +1,11 @@
-/* Processor features and usable CPUs. See cpu.h. Owns nothing. */
+/* Processor features and usable CPUs. See cpu.h. Owns what the first call of cpu_features() found. */
 #include "common/base/cpu.h"
 
 #include <cpuid.h>
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,23 @@
 #define XCR0_AVX    0x6u           /* SSE, AVX */
 #define XCR0_AVX512 (0x6u | 0xe0u) /* and opmask, upper halves, upper 16 */
 #define XCR0_AMX    0x60000u       /* tile configuration, tile data */
+
+#define UP_TO_512  (CPU_AVX2 | CPU_AVX512)
+#define UP_TO_BF16 (UP_TO_512 | CPU_AVX512_BF16)
+
+/* Each feature's name, and the features that the files of its kernels are compiled with: itself and those it includes. */
+static const struct {
+    unsigned bit;
+    const char *name;
+    unsigned includes;
+} names[] = {{CPU_AVX2, "avx2", CPU_AVX2},
+             {CPU_AVX512, "avx512", UP_TO_512},
+             {CPU_AVX512_BF16, "avx512-bf16", UP_TO_BF16},
+             {CPU_AMX_BF16, "amx-bf16", UP_TO_BF16 | CPU_AMX_BF16},
+             {CPU_AVX512_FP16, "avx512-fp16", UP_TO_512 | CPU_AVX512_FP16},
+             {CPU_AVX512_VBMI2, "avx512-vbmi2", UP_TO_512 | CPU_AVX512_VBMI2},
+             {CPU_AVX512_VNNI, "avx512-vnni", UP_TO_512 | CPU_AVX512_VNNI}};
+#define NAMES (sizeof names / sizeof *names)
 
 static int has_bits(unsigned word, unsigned bits)
 {
@@ -55,7 +73,34 @@ unsigned cpu_decode_features(const struct cpu_id *id)
     return features;
 }
 
-unsigned cpu_features(void)
+int cpu_parse_mask(const char *text, unsigned *mask, struct helm_err *err)
+{
+    *mask = 0;
+    if (!text || !*text) {
+        *mask = ~0u;
+        return 0;
+    }
+    if (strcmp(text, "none") == 0) return 0;
+    for (const char *at = text; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        const size_t length = strcspn(at, ",");
+        size_t i = 0;
+        while (i < NAMES && (strlen(names[i].name) != length || strncmp(names[i].name, at, length) != 0)) i++;
+        if (i == NAMES) {
+            char all[128];
+            return helm_fail(err, HELM_E_USAGE, CPU_VARIABLE "=%.100s: '%.*s' is none of none %s", text,
+                             (int)(length < 40 ? length : 40), at, cpu_features_text(~0u, all, sizeof all));
+        }
+        *mask |= names[i].includes;
+    }
+    return 0;
+}
+
+int cpu_read_mask(unsigned *mask, struct helm_err *err)
+{
+    return cpu_parse_mask(getenv(CPU_VARIABLE), mask, err);
+}
+
+static unsigned detect(void)
 {
     struct cpu_id id = {0};
     unsigned a, b, c, d, subleaves = 0;
@@ -76,6 +121,34 @@ unsigned cpu_features(void)
     return cpu_decode_features(&id);
 }
 
+const char *cpu_mask_text(char *text, size_t size)
+{
+    const char *mask = getenv(CPU_VARIABLE);
+    char left[128];
+    text[0] = '\0';
+    if (mask && *mask)
+        snprintf(text, size, CPU_VARIABLE "=%.40s: of this processor's instructions %s", mask,
+                 cpu_features() ? cpu_features_text(cpu_features(), left, sizeof left) : "none");
+    return text;
+}
+
+/* A virtual machine's monitor answers cpuid, in microseconds, and some callers ask for each token. */
+unsigned cpu_features(void)
+{
+    static _Atomic unsigned found; /* with `asked`, once it is known */
+    const unsigned asked = 1u << 31;
+    unsigned features = atomic_load_explicit(&found, memory_order_relaxed), mask;
+    if (features) return features & ~asked;
+    struct helm_err err = {0};
+    if (cpu_read_mask(&mask, &err)) {
+        fprintf(stderr, "%s\n", err.text);
+        exit(2);
+    }
+    features = detect() & mask;
+    atomic_store_explicit(&found, features | asked, memory_order_relaxed);
+    return features;
+}
+
 int cpu_enable_amx(struct helm_err *err)
 {
     if (!(cpu_features() & CPU_AMX_BF16))
@@ -91,20 +164,10 @@ int cpu_enable_amx(struct helm_err *err)
 
 const char *cpu_features_text(unsigned features, char *text, size_t size)
 {
-    static const struct {
-        unsigned bit;
-        const char *name;
-    } names[] = {{CPU_AVX2, "avx2"},
-                 {CPU_AVX512, "avx512"},
-                 {CPU_AVX512_BF16, "avx512-bf16"},
-                 {CPU_AMX_BF16, "amx-bf16"},
-                 {CPU_AVX512_FP16, "avx512-fp16"},
-                 {CPU_AVX512_VBMI2, "avx512-vbmi2"},
-                 {CPU_AVX512_VNNI, "avx512-vnni"}};
     if (size == 0) return text;
     text[0] = '\0';
     size_t used = 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    for (size_t i = 0; i < NAMES; i++) {
         if (!(features & names[i].bit)) continue;
         int n = snprintf(text + used, size - used, "%s%s", used ? " " : "", names[i].name);
         if (n < 0 || (size_t)n >= size - used) break;

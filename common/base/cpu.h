@@ -1,6 +1,7 @@
 /* What processor this is: instruction-set features and the topology a process may use.
  *
- * Called by the CPU worker (kernel choice, pinning), the planner's profile and test programs. No state. */
+ * Called by the CPU worker (kernel choice, pinning), the planner's profile and test programs. The one place that asks the
+ * processor for its instructions, once, and that HELM_CPU limits. */
 #ifndef HELM_COMMON_BASE_CPU_H
 #define HELM_COMMON_BASE_CPU_H
 
@@ -9,8 +10,8 @@
 
 #include "common/base/err.h"
 
-/* Bits of cpu_features(): set only when the processor has them AND the kernel saves their registers
- * (XCR0; for AMX also the arch_prctl permission, which cpu_enable_amx asks for). */
+/* Bits of cpu_features(): set only when the processor has them, the kernel saves their registers (XCR0; for AMX also the
+ * arch_prctl permission, which cpu_enable_amx asks for), and HELM_CPU, if set, leaves them. */
 enum cpu_feature {
     CPU_AVX2 = 1u << 0,        /* AVX2 + FMA + F16C */
     CPU_AVX512 = 1u << 1,      /* F, BW, VL, DQ */
@@ -20,7 +21,17 @@ enum cpu_feature {
     CPU_AVX512_VBMI2 = 1u << 5, /* VBMI and VBMI2: permutes and expansions of bytes and words */
     CPU_AVX512_VNNI = 1u << 6,  /* vpdpbusd of 64 bytes */
 };
-unsigned cpu_features(void);
+unsigned cpu_features(void); /* a HELM_CPU that cpu_read_mask refuses ends the program with status 2 */
+
+/* Features that may be used: "avx2", or several names of cpu_features_text with commas between. Each leaves those that
+ * it includes ("avx512-vnni": avx2 and avx512, too), "none" leaves none; NULL or "": all. A name adds nothing that the
+ * processor lacks. HELM_E_USAGE names an unknown one. */
+#define CPU_VARIABLE "HELM_CPU"
+HELM_MUST_CHECK int cpu_parse_mask(const char *text, unsigned *mask, struct helm_err *err);
+HELM_MUST_CHECK int cpu_read_mask(unsigned *mask, struct helm_err *err); /* of the environment */
+/* "HELM_CPU=avx2: of this processor's instructions avx2"; "" where it is not set. For the log, and READY. */
+#define CPU_MASK_TEXT 192
+const char *cpu_mask_text(char *text, size_t size);
 
 /* What cpuid and xgetbv said, and what follows from it: the part of cpu_features() that a test can feed. */
 struct cpu_id {
@@ -32,7 +43,7 @@ unsigned cpu_decode_features(const struct cpu_id *id);
  * HELM_E_UNSUPPORTED. */
 HELM_MUST_CHECK int cpu_enable_amx(struct helm_err *err);
 
-/* "avx2 avx512 avx512-bf16 amx-bf16" into text. */
+/* "avx2 avx512 avx512-bf16 amx-bf16" into text; "" for none. */
 const char *cpu_features_text(unsigned features, char *text, size_t size);
 
 #define CPU_MAX 1024

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "common/base/cpu.h"
 #include "common/base/units.h"
 
 struct limit {
@@ -55,7 +56,8 @@ int start_process(struct helm_err *err)
     for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) signal(ignored[i], SIG_IGN);
     for (size_t i = 0; i < sizeof limits / sizeof *limits && !rc; i++)
         rc = check(&limits[i], limits[i].least, err);
-    return rc;
+    unsigned mask;
+    return rc ? rc : cpu_read_mask(&mask, err);
 }
 
 int start_check_arena(uint64_t bytes, struct helm_err *err)

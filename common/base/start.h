@@ -16,7 +16,7 @@
 /* Opens /dev/null where descriptor 0, 1 or 2 is closed, so that no file of ours is taken for standard output. Ignores
  * signals that mean nothing here and end a program by default (SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF), and
  * SIGXFSZ, so that a write beyond `ulimit -f` fails with its reason. HELM_E_CAPACITY: a resource limit is below what is
- * stated above; the text has its name, its value and ulimit's letter. */
+ * stated above; the text has its name, its value and ulimit's letter. HELM_E_USAGE: HELM_CPU has an unknown name. */
 HELM_MUST_CHECK int start_process(struct helm_err *err);
 
 /* Whether the limit of address space leaves room for `bytes` of arena. HELM_E_CAPACITY as above. */

@@ -8,6 +8,8 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "common/base/cpu.h"
+
 /* The value's place in its lane. */
 #define PLACE(k, i, half) ((k)*256 + 2 * (i) + (half))
 
@@ -104,7 +106,7 @@ __attribute__((target("avx2"))) uint32_t packed_tile_avx2(const uint16_t *value,
 
 packed_tile_fn *packed_tile_best(void)
 {
-    return __builtin_cpu_supports("avx2") ? packed_tile_avx2 : packed_tile_ref;
+    return cpu_features() & CPU_AVX2 ? packed_tile_avx2 : packed_tile_ref;
 }
 
 /* The codes of lanes `lane` to `lane` + 3, a lane's word i in word[i]: those of (k, i, half) at bit 16 * half + 3 * k. */

@@ -9,6 +9,8 @@
 #include <math.h>
 #include <stdbool.h>
 
+#include "common/base/cpu.h"
+
 /* ---- what differs by width: non-finite logits become -inf; a sum and a maximum over lanes ---- */
 
 static inline __m128 load_finite_sse2(const float *x)
@@ -101,11 +103,11 @@ typedef uint64_t block_sum_fn(const float *x, const struct sampling_row *row);
 
 static bool has_avx512(void)
 {
-    return __builtin_cpu_supports("avx512f") != 0;
+    return (cpu_features() & CPU_AVX512) != 0;
 }
 static bool has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") != 0;
+    return (cpu_features() & CPU_AVX2) != 0;
 }
 
 /* The SAMPLING_BLOCK logits of block b; those past the end of the vocabulary read as -inf through `tail`. */

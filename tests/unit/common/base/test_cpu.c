@@ -7,7 +7,10 @@
 
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "common/base/cpu.h"
 #include "tests/unit/common/base/tree.h"
@@ -77,8 +80,101 @@ static void features_agree_with_the_kernel(void **state)
     if (!found) skip();
     line[strcspn(line, "\n")] = '\0';
     strcat(line, " ");
+    struct helm_err err = {0};
+    unsigned mask;
+    assert_int_equal(cpu_read_mask(&mask, &err), 0);
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
-        assert_int_equal((cpu_features() & flags[i].bit) != 0, strstr(line, flags[i].flag) != NULL);
+        assert_int_equal((cpu_features() & flags[i].bit) != 0,
+                         (mask & flags[i].bit) && strstr(line, flags[i].flag) != NULL);
+}
+
+static void a_mask_leaves_what_it_names_and_what_that_includes(void **state)
+{
+    (void)state;
+    const unsigned up_to_512 = CPU_AVX2 | CPU_AVX512, up_to_bf16 = up_to_512 | CPU_AVX512_BF16;
+    const struct {
+        const char *text;
+        unsigned mask;
+    } cases[] = {{NULL, ~0u},
+                 {"", ~0u},
+                 {"none", 0},
+                 {"avx2", CPU_AVX2},
+                 {"avx512", up_to_512},
+                 {"avx512-bf16", up_to_bf16},
+                 {"amx-bf16", up_to_bf16 | CPU_AMX_BF16},
+                 {"avx512-fp16", up_to_512 | CPU_AVX512_FP16},
+                 {"avx512-vbmi2,avx512-vnni", up_to_512 | CPU_AVX512_VBMI2 | CPU_AVX512_VNNI},
+                 {"avx2,avx2", CPU_AVX2}};
+    struct helm_err err = {0};
+    unsigned mask;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(cpu_parse_mask(cases[i].text, &mask, &err), 0);
+        assert_int_equal(mask, cases[i].mask);
+    }
+    /* each with what of it is unknown */
+    static const char *const wrong[][2] = {{"avx3", "'avx3'"},
+                                           {"avx", "'avx'"},
+                                           {"AVX2", "'AVX2'"},
+                                           {"avx2,", "''"},
+                                           {",", "''"},
+                                           {"avx2,none", "'none'"},
+                                           {"none,avx2", "'none'"},
+                                           {"avx2 avx512", "'avx2 avx512'"},
+                                           {"avx2,sse9", "'sse9'"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(cpu_parse_mask(wrong[i][0], &mask, &err), HELM_E_USAGE);
+        assert_non_null(strstr(err.text, "HELM_CPU"));
+        assert_non_null(strstr(err.text, wrong[i][1]));
+        assert_non_null(strstr(err.text, "avx512-vnni")); /* the names there are */
+    }
+}
+
+/* What a program gets that runs under `mask`, whatever runs this test: the features, or -1 and its status is 2. */
+static int features_under(const char *mask)
+{
+    int found[2], status = 0, features = -1;
+    assert_int_equal(pipe(found), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        setenv(CPU_VARIABLE, mask, 1);
+        dup2(found[1], STDOUT_FILENO);
+        close(STDERR_FILENO);
+        execl("/proc/self/exe", "features", "-", NULL);
+        _exit(9);
+    }
+    close(found[1]);
+    if (read(found[0], &features, sizeof features) != sizeof features) features = -1;
+    close(found[0]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == (features < 0 ? 2 : 0));
+    return features;
+}
+
+static void a_program_keeps_to_the_mask_or_refuses_it(void **state)
+{
+    (void)state;
+    assert_int_equal(features_under("none"), 0);
+    assert_int_equal(features_under("avx2") & ~CPU_AVX2, 0);
+    assert_int_equal(features_under("avx512") & ~(CPU_AVX2 | CPU_AVX512), 0);
+    assert_int_equal(features_under("avx2") & CPU_AVX2, features_under("") & CPU_AVX2);
+    assert_int_equal(features_under("avx"), -1);
+    assert_int_equal(features_under("avx2,"), -1);
+}
+
+static void the_mask_is_named_for_the_log(void **state)
+{
+    (void)state;
+    char text[CPU_MASK_TEXT], *mask = getenv(CPU_VARIABLE);
+    char *kept = mask ? strdup(mask) : NULL;
+    unsetenv(CPU_VARIABLE);
+    assert_string_equal(cpu_mask_text(text, sizeof text), "");
+    setenv(CPU_VARIABLE, "", 1);
+    assert_string_equal(cpu_mask_text(text, sizeof text), "");
+    setenv(CPU_VARIABLE, "avx2", 1);
+    assert_non_null(strstr(cpu_mask_text(text, sizeof text), "HELM_CPU=avx2: "));
+    if (kept) setenv(CPU_VARIABLE, kept, 1);
+    if (!kept) unsetenv(CPU_VARIABLE);
+    free(kept);
 }
 
 static void amx_is_granted_or_refused_with_a_reason(void **state)
@@ -243,11 +339,18 @@ static void this_machine_is_readable(void **state)
     assert_true(strlen(tiny) < sizeof tiny);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc == 2 && strcmp(argv[0], "features") == 0) { /* features_under's */
+        const int features = (int)cpu_features();
+        return write(STDOUT_FILENO, &features, sizeof features) == sizeof features ? 0 : 1;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(features_need_processor_and_kernel),
         cmocka_unit_test(features_agree_with_the_kernel),
+        cmocka_unit_test(a_mask_leaves_what_it_names_and_what_that_includes),
+        cmocka_unit_test(a_program_keeps_to_the_mask_or_refuses_it),
+        cmocka_unit_test(the_mask_is_named_for_the_log),
         cmocka_unit_test(amx_is_granted_or_refused_with_a_reason),
         cmocka_unit_test(feature_text_is_bounded),
         cmocka_unit_test(cores_come_before_siblings),
