@@ -25,7 +25,7 @@ static inline void need_device(void)
 {
     char why[256];
     if (strcmp(device_name(), "emulated") == 0 || device_cuda_usable(why, sizeof why)) return;
-    print_message("%s\n", why);
+    print_message("skipped: %s\n", why);
     skip();
 }
 

@@ -1,30 +1,49 @@
 #!/usr/bin/env python3
 """Runs test programs of one or several builds in one pool and sums up what they printed.
 
-    run.py --build DIR [--jobs N] [--alone PATTERN]... [--longest PATTERN]... [--log-dir DIR] [--timeout SECONDS] TEST...
+    run.py [--build DIR] [--jobs N] [--alone PATTERN]... [--longest PATTERN]... [--log-dir DIR] [--timeout SECONDS] TEST...
 
 A TEST is "MODE:PATH [ARGUMENT]...": a program or script of a build, MODE one of release, asan, ... Scripts (.py, .sh)
 stand in the source tree, programs in DIR/MODE. A test is a cmocka binary (its "[ PASSED ] N test(s)" lines are counted),
 or anything that ends with a line "N passed, N failed[, N skipped]". One that fails, is killed, times out or reports no
-test at all is a failure; its output is printed. Skipped tests are listed and counted. Exit status 1 on any failure.
+test at all is a failure; its output is printed. Exit status 1 on any failure.
+
+A skipped test has printed a line "[NAME ]skipped: REASON", a test of a cmocka binary between its "[ RUN" and its
+"[  SKIPPED ]"; one without is a failure. The end of the output lists the failed tests, each with the command that runs it
+alone, the number skipped for each reason, the time, and last the sum: "N passed, N failed, N skipped". The times of all
+tests go to DIR/logs/times.
+
+--timeout: seconds for a test. While more tasks want to run than there are processors, a second counts as the part of one
+that a task gets. HELM_CPU (common/base/cpu.h) is for all tests, and OPENBLAS_CORETYPE then says the same to OpenBLAS.
 
 --jobs: how much runs at once. A test counts as one job; one that matches a --waiting PATTERN (as of a shell, of MODE:PATH),
 since it waits for other processes most of the time, as WAITING of one. While processors have nothing to do more is started,
-up to --jobs again. Tests that match an --alone PATTERN run one at a time, two of those that wait, when the others are through. Those that match a --longest PATTERN start first, in the patterns' order, so that none
-of them is what everything waits for in the end; tests that wait and tests that do not start in turns, so that both last.
-The tests that took the most processor time are listed at the end."""
+up to --jobs again. Tests that match an --alone PATTERN run one at a time, two of those that wait, when the others are through.
+Those that match a --longest PATTERN start first, in the patterns' order, so that none of them is what everything waits for in
+the end; tests that wait and tests that do not start in turns, so that both last."""
 import argparse
+import collections
 import fnmatch
 import os
 import queue
 import re
+import shlex
+import signal
 import subprocess
 import sys
 import threading
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "process"))
+import processor  # noqa: E402
+
 PLAIN = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
-SLOWEST = 12
+CMOCKA = re.compile(r"^\[ +(RUN|OK|SKIPPED|FAILED) +\] +([A-Za-z_]\w*)$")
+SKIPPED = re.compile(r"^(.*?)\s*\bskipped: (\S.*)$")
+FAILED = re.compile(r"^FAIL(?:ED)?:? +(.+)$")
+NAMED = 5  # of a failed program, as many of what failed in it are in the closing list
+OWN = ("HELM_BIN", "HELM_PYPROTO", "HELM_TEST_BIN")  # of the environment, what each test has of its own
+LEAST_SHARE = 1 / 8
 WAITING = 0.4
 LOOK_S = 1.0
 
@@ -59,27 +78,63 @@ class Test:
             self.output = log.read()
         self.seconds = time.monotonic() - started
         self.passed, failed, self.skipped = count(self.output)
-        self.failed = max(failed, self.status != 0 or not (self.passed or self.skipped))
+        self.failed = max(failed, int(self.status != 0 or not (self.passed or self.skipped)))
+        self.reasons, self.wrong = reasons(self.output, self.skipped)
+        self.failed += len(self.wrong)
         return self
 
     def wait(self, process, timeout):
-        late = threading.Event()
-        timer = threading.Timer(timeout, lambda: (late.set(), os.kill(process.pid, 9)))
-        timer.start()
+        late, ended = threading.Event(), threading.Event()
+
+        def watch():
+            left, step = timeout, min(LOOK_S, timeout)
+            while left > 0:
+                if ended.wait(step):
+                    return
+                left -= step * share()
+            late.set()
+            os.kill(process.pid, signal.SIGKILL)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it keeps its number until nothing kills it any more
+        ended.set()
+        watcher.join()
         _, status, used = os.wait4(process.pid, 0)  # its children's times are in what it used
-        timer.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
         self.cpu = used.ru_utime + used.ru_stime
-        return "no end after %g s" % timeout if late.is_set() else process.returncode
+        if late.is_set():
+            return "no end after %g s" % timeout
+        return process.returncode if process.returncode >= 0 else "killed by %s" % signal.Signals(-process.returncode).name
+
+    def command(self, build, log_dir):
+        """What runs it alone, from the folder that this runs in."""
+        told = ["%s=%s" % (name, shlex.quote(value)) for name, value in sorted(os.environ.items())
+                if name.startswith("HELM_") and name not in OWN]
+        where = [] if build == "build" else ["--build", build]
+        if log_dir != os.path.join(build, "logs"):
+            where += ["--log-dir", log_dir]
+        return " ".join(told + list(map(shlex.quote, ["tests/run.py", *where, " ".join([self.key, *self.arguments])])))
 
     def report(self):
         print("%s %s: %d passed, %d failed, %d skipped (%.1f s, CPU %.1f s)" % (
             "FAIL" if self.failed else "ok  ", self.name, self.passed, self.failed, self.skipped, self.seconds, self.cpu), flush=True)
-        for line in re.findall(r"^(?:\[  SKIPPED \] [a-z].*|.*\bskipped?: .*)$", self.output, re.M | re.I):
-            print("     " + line)
+        for reason, number in self.reasons.items():
+            print("     %d skipped: %s" % (number, reason))
         if self.failed:
             print("---- status %s, last output of %s:\n%s\n----" % (self.status, self.name,
                                                                    "\n".join(self.output.splitlines()[-60:])))
+
+    def failures(self):
+        """What of it failed, as far as it says."""
+        lines = [CMOCKA.match(line) or FAILED.match(line) for line in self.output.splitlines()]
+        named = [m[m.lastindex][:160] for m in lines if m and (m.re is FAILED or m[1] == "FAILED")]
+        named = list(dict.fromkeys(named)) + self.wrong
+        if self.status not in (0, 1):
+            named.insert(0, "status %s" % self.status)
+        if not (self.passed or self.skipped or named):
+            named = ["it reports no test"]
+        return named[:NAMED] + ["and %d more" % (len(named) - NAMED)] * (len(named) > NAMED)
 
 
 def count(output):
@@ -88,6 +143,38 @@ def count(output):
         return [sum(int(row[i] or 0) for row in plain) for i in range(3)]
     return [sum(map(int, re.findall(r"^\[  %s\] (\d+) test\(s\)" % word, output, re.M)))
             for word in ("PASSED  ", "FAILED  ", "SKIPPED ")]
+
+
+def reasons(output, skipped):
+    """How many tests were skipped for which reason, and the tests without one, each as a text."""
+    found, wrong, reason, running = collections.Counter(), [], None, False
+    cmocka = re.search(r"^\[==========\] ", output, re.M) and not PLAIN.search(output)
+    for line in output.splitlines():
+        event, said = CMOCKA.match(line), SKIPPED.match(line)
+        if event and event[1] == "RUN":
+            running, reason = True, None
+        elif event and event[1] == "SKIPPED" and running:
+            if reason:
+                found[reason] += 1
+            else:
+                wrong.append("%s was skipped without a reason" % event[2])
+            running = False
+        elif event:
+            running = False  # the list at the end has the names of those that were skipped again
+        elif said:
+            reason = said[2]
+            if not cmocka:
+                found[reason] += 1
+    if not cmocka and found.total() < skipped:
+        wrong.append("%d skipped, %d reasons" % (skipped, found.total()))
+    return found, wrong
+
+
+def share():
+    """The part of a processor that a task gets now, where all that want to run get as much."""
+    with open("/proc/loadavg") as f:
+        running = int(f.read().split()[3].split("/")[0]) - 1  # this thread is one
+    return max(min(1, len(os.sched_getaffinity(0)) / max(running, 1)), LEAST_SHARE)
 
 
 def place(test, patterns):
@@ -164,6 +251,51 @@ class Pool:
             yield through
 
 
+def mask_openblas(ap):
+    """HELM_CPU for OpenBLAS, which chooses kernels when it is loaded."""
+    mask = os.environ.get("HELM_CPU")
+    if not mask:
+        return
+    unknown = [name for name in mask.split(",") if name not in processor.LEFT]
+    if unknown:
+        ap.error("HELM_CPU=%s: '%s' is none of %s" % (mask, unknown[0], " ".join(processor.LEFT)))
+    core = "Nehalem" if mask == "none" else "Haswell" if mask == "avx2" else None
+    if core:
+        os.environ.setdefault("OPENBLAS_CORETYPE", core)
+
+
+def write_times(tests, log_dir):
+    with open(os.path.join(log_dir, "times"), "w") as f:
+        f.write("processor seconds, seconds, test\n")
+        for test in sorted(tests, key=lambda t: -t.cpu):
+            f.write("%8.1f %8.1f  %s\n" % (test.cpu, test.seconds, test.name))
+
+
+def in_words(seconds):
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    return "%d min %d s" % (minutes, seconds) if minutes else "%d s" % seconds
+
+
+def sum_up(tests, args, times, idle):
+    """Prints the end; whether all is well."""
+    passed, failed, skipped = (sum(getattr(t, what) for t in tests) for what in ("passed", "failed", "skipped"))
+    print()
+    for test in [t for t in tests if t.failed]:
+        print("failed: %s: %s" % (test.name, "; ".join(test.failures())))
+        print("  log:   %s" % os.path.relpath(test.log_path(args.log_dir)))
+        print("  alone: %s" % test.command(args.build, args.log_dir))
+    why = sum((t.reasons for t in tests), collections.Counter())
+    for reason, number in why.most_common():
+        print("%d skipped: %s" % (number, reason))
+    print("took %s (one after another %s); processors idle for %s of each; processor time %s%s" % (
+        in_words(times[-1] - times[0]), in_words(times[2] - times[1]), in_words(idle), in_words(sum(t.cpu for t in tests)),
+        ", of each test in " + os.path.relpath(os.path.join(args.log_dir, "times")) if len(tests) > 1 else ""))
+    if os.environ.get("HELM_CPU"):
+        print("HELM_CPU=%s" % os.environ["HELM_CPU"])
+    print("%d passed, %d failed, %d skipped" % (passed, failed, skipped), flush=True)
+    return passed and not failed
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--build", default="build")
@@ -172,9 +304,11 @@ def main():
     ap.add_argument("--waiting", action="append", default=[])
     ap.add_argument("--alone", action="append", default=[])
     ap.add_argument("--longest", action="append", default=[])
-    ap.add_argument("--log-dir", required=True)
+    ap.add_argument("--log-dir")
     ap.add_argument("tests", nargs="+")
     args = ap.parse_args()
+    args.log_dir = args.log_dir or os.path.join(args.build, "logs")
+    mask_openblas(ap)
     os.makedirs(args.log_dir, exist_ok=True)
     tests = sorted((Test(text, args.build) for text in args.tests), key=lambda t: place(t, args.longest))
     alone = [t for t in tests if place(t, args.alone) < len(args.alone)]
@@ -186,14 +320,10 @@ def main():
         for test in pool.run(lambda t: t.run(args.timeout, args.log_dir)):
             test.report()
         times.append(time.monotonic())
-    print("together %.0f s, alone %.0f s; processors idle for %.0f s of each" % (
-        times[1] - times[0], times[2] - times[1], (idle_seconds() - used) / len(os.sched_getaffinity(0))))
-    print("most processor time, of %.0f s in all:" % sum(t.cpu for t in tests))
-    for test in sorted(tests, key=lambda t: -t.cpu)[:SLOWEST]:
-        print("  %6.1f s  (%.1f s long)  %s" % (test.cpu, test.seconds, test.name))
-    passed, failed, skipped = (sum(getattr(t, what) for t in tests) for what in ("passed", "failed", "skipped"))
-    print("%d passed, %d failed, %d skipped" % (passed, failed, skipped))
-    return 1 if failed or not passed else 0
+    if len(tests) > 1:
+        write_times(tests, args.log_dir)
+    idle = (idle_seconds() - used) / len(os.sched_getaffinity(0))
+    return 0 if sum_up(tests, args, times, idle) else 1
 
 
 if __name__ == "__main__":

@@ -290,7 +290,7 @@ static void each_variant(variant_test *test)
     const struct attention_variant *const *all = attention_variants(&count);
     for (size_t i = 0; i < count; i++) {
         if (!can_run(all[i])) {
-            print_message("skipped: %s %s, which this processor lacks\n", all[i]->name,
+            print_message("attention %s of %s: this machine cannot run it\n", all[i]->name,
                           kv_dtype_name(all[i]->kv_dtype));
             continue;
         }

@@ -19,7 +19,7 @@ MODEL = os.path.abspath("tests/data/golden/qwen3")  # for its tokenizer.json
 PROFILE = os.path.abspath("tests/data/profiles/described.json")  # nothing is measured for it
 TEMPLATE = ("{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
             "{% if add_generation_prompt %}[assistant]{% endif %}")
-counts = {True: 0, False: 0}
+counts, skipped = {True: 0, False: 0}, 0
 
 
 def check(name, ok, detail=""):
@@ -27,8 +27,14 @@ def check(name, ok, detail=""):
     print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else ("  [%s]" % (detail,))[:2000]), flush=True)
 
 
+def skip(name, reason):
+    global skipped
+    skipped += 1
+    print("%s skipped: %s" % (name, reason), flush=True)
+
+
 def sum_up():
-    print("%d passed, %d failed" % (counts[True], counts[False]))
+    print("%d passed, %d failed, %d skipped" % (counts[True], counts[False], skipped))
     sys.exit(1 if counts[False] else 0)
 
 

@@ -349,8 +349,41 @@ def same(got, want, what):
         raise AssertionError(f"{what}: got {got!r}, expected {want!r}")
 
 
+def as_user(uid, gid, groups, folder, ask):
+    """The text that ask() gives in a child that is another user and whose current folder is `folder`, or of what it raised.
+    The child imports and opens nothing more: such a user may not be able to read the checkout, nor to pass the folders
+    above `folder`. ask() makes its own sockets; ZeroMQ's contexts are the parent's."""
+    result, given = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.chdir(folder)
+            os.setgroups(groups)
+            os.setgid(gid)
+            os.setuid(uid)
+            os.write(given, str(ask()).encode())
+        except BaseException as failure:
+            os.write(given, repr(failure).encode())
+        finally:
+            os._exit(0)
+    os.close(given)
+    with open(result) as f:
+        text = f.read()
+    os.waitpid(child, 0)
+    return text
+
+
 def status_of(d):
     return Client(d.endpoint).ask("status").status
+
+
+class Skipped(Exception):
+    pass
+
+
+def skip(reason):
+    """Ends a test that cannot run here; `reason`: what this machine lacks."""
+    raise Skipped(reason)
 
 
 def run_tests(namespace):
@@ -362,7 +395,7 @@ def run_tests(namespace):
         if unknown:
             sys.exit(f"no test has {unknown} in its name: {names}")
         names = [n for n in names if any(a in n for a in sys.argv[1:])]
-    passed = failed = 0
+    passed = failed = skipped = 0
     faulthandler.enable(sys.stdout)
     for name in names:
         started = time.time()
@@ -371,11 +404,14 @@ def run_tests(namespace):
             namespace[name]()
             passed += 1
             print(f"ok   {name[5:].replace('_', ' ')} ({time.time() - started:.2f} s)", flush=True)
+        except Skipped as reason:
+            skipped += 1
+            print(f"{name[5:].replace('_', ' ')} skipped: {reason}", flush=True)
         except BaseException as failure:  # a test that is killed is a failed test
             failed += 1
             print(f"FAIL {name[5:].replace('_', ' ')}: {failure}", flush=True)
             traceback.print_exc(file=sys.stdout)
-    print(f"{passed} passed, {failed} failed", flush=True)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
     sys.exit(failed != 0)
 
 

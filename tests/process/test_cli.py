@@ -14,7 +14,7 @@ import tempfile
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
-from cli_harness import CLI, MODEL, check, check_exit, cli, run_in_folder  # noqa: E402
+from cli_harness import CLI, MODEL, check, check_exit, cli, run_in_folder, skip  # noqa: E402
 from fake_helmd import FakeDaemon  # noqa: E402
 import helm_client  # noqa: E402
 
@@ -79,7 +79,7 @@ def no_daemon_tests(folder):
     mute.close()
     check_exit("default endpoint from $XDG_RUNTIME_DIR", 3, "status", text=folder + "/helm/helmd.sock",
                env={"HELM_ENDPOINT": "", "XDG_RUNTIME_DIR": folder}) if not os.path.exists("/run/helm/helmd.sock") \
-        else print("skip default endpoint: a system daemon is there")
+        else skip("default endpoint", "a system daemon is there")
     check_exit("default endpoint from $HELM_ENDPOINT", 3, "status", text="ipc:///nowhere/at/all",
                env={"HELM_ENDPOINT": "ipc:///nowhere/at/all"})
 

@@ -266,7 +266,7 @@ def connection_tests(g, daemon):
 def proxy_tests(g):
     """tools/deploy/nginx.conf, which docs/gateway.md names. 1 where it is skipped."""
     if not shutil.which("nginx") or not shutil.which("openssl"):
-        print("skipped: the nginx example: there is no %s here" % ("openssl" if shutil.which("nginx") else "nginx"))
+        print("the nginx example skipped: there is no %s here" % ("openssl" if shutil.which("nginx") else "nginx"))
         return 1
     sys.path.append("tests/deploy")
     from nginx_example import start_nginx
@@ -397,7 +397,7 @@ def metrics_tests(g, daemon):
     said = exposition.promtool(text)
     skipped = said is None
     if skipped:
-        print("skip promtool's check of the metrics: apt-get install prometheus", flush=True)
+        print("promtool's check of the metrics skipped: there is no promtool here (apt-get install prometheus)", flush=True)
     else:
         check("promtool has nothing against it", said == "", said)
     run = subprocess.run([os.path.join(BIN, "helm-cli"), "--connect", daemon.endpoint, "metrics"], capture_output=True, timeout=20 * SLOW)

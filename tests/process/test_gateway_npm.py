@@ -80,7 +80,7 @@ def main():
     folder = os.path.join(os.path.dirname(BIN), "npm", "-".join(PACKAGES))
     why = missing_node() or fetch_packages(folder)
     if why:
-        print("skipped: the openai and ollama packages: %s" % why)
+        print("the openai and ollama packages skipped: %s" % why)
         sum_up(skipped=1)
     with helmd.running("--parallel", "8", real=True) as daemon, tempfile.NamedTemporaryFile("w") as keys:
         keys.write("test %s\n" % KEY)

@@ -18,7 +18,7 @@ def main():
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     why = missing_node() or ("" if browser else "there is no Chromium here")
     if why:
-        print("skipped: the gateway's page: %s" % why)
+        print("the gateway's page skipped: %s" % why)
         sum_up(skipped=1)
     with helmd.running(real=True) as daemon, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         with Gateway(daemon.endpoint) as g:

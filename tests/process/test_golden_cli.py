@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 
+import processor
+
 BIN = os.path.abspath(os.environ["HELM_BIN"])
 STEPS = 32
 CLASSES = {  # name: helmd options, worst, mean, gap
@@ -89,7 +91,7 @@ def run_class(model, name, folder, work):
 
 
 def main():
-    flags = open("/proc/cpuinfo").read()
+    flags, skipped = processor.flags(), 0
     models = {name: os.path.join("tests/data/golden", name) for name in sorted(os.listdir("tests/data/golden"))
               if os.path.isdir(os.path.join("tests/data/golden", name))}
     models["demo"] = "tools/models/demo"
@@ -103,13 +105,14 @@ def main():
             if name == "q8_0" and model not in QUANTISED or \
                     name == "float32" and model not in PLAIN and not os.environ.get("HELM_TEST_FULL"):
                 continue
-            if name == "float32" and not all(f in flags for f in (" avx2", " fma", " f16c")):
-                print("skipped: %s, class float32: this machine lacks AVX2" % model)
+            if name == "float32" and not all(f in flags for f in ("avx2", "fma", "f16c")):
+                print("%s, class float32, skipped: this machine lacks avx2" % model)
+                skipped += 1
                 continue
             with tempfile.TemporaryDirectory(prefix="helm-golden-") as work:
                 os.mkdir(os.path.join(work, "r"), 0o700)
                 run_class(model, name, os.path.abspath(folder), work)
-    print("%d passed, %d failed" % (counts[True], counts[False]))
+    print("%d passed, %d failed, %d skipped" % (counts[True], counts[False], skipped))
     return 1 if counts[False] else 0
 
 

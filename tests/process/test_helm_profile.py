@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 
+import processor
 import test_helm_profile_formats
 from test_helm_profile_formats import first_lines
 
@@ -71,9 +72,7 @@ def values(part):
 
 def has_packed_kernels():
     """Whether this processor computes with packed weights (common/cpu/kernels/linear.h)."""
-    with open("/proc/cpuinfo") as f:
-        flags = next((line.split() for line in f if line.startswith("flags")), [])
-    return {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx512_vbmi2"} <= set(flags)
+    return processor.LEFT["avx512-vbmi2"] <= processor.flags()
 
 
 def check_values(what, profile_json, parts, unknown=()):

@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 
+import processor
+
 BIN = os.path.abspath(os.environ["HELM_BIN"])
 SLOW = 4 if "asan" in BIN or "tsan" in BIN or "ubsan" in BIN else 1
 CACHES = ["--caches", "20MiB"]  # so that 256 MiB of weights pass them by
@@ -47,11 +49,7 @@ def check_cpu(what, p, name):
     check("%s: several tokens, from four on" % what, tokens[:1] == [4] and set(tokens) <= {4, 32, 128}, tokens)
     check("%s: at rates near bf16's" % what, all(is_value(point) and 0.02 < point["value"] / linear[4]["value"] < 50
                                                  for point in rates["cpu_linear"][:1]), (rates, linear))
-
-
-    blocks = name not in ("f16", "f32")
-    with open("/proc/cpuinfo") as f:
-        int8 = blocks and " avx2 " in f.read()
+    int8 = name not in ("f16", "f32") and "avx2" in processor.flags()
     check("%s: %s with int8 activations, where there are kernels" % (what, name), is_value(rates["cpu_int8_gemv"]) == int8 and
           [point["x"] for point in rates["cpu_int8_linear"]] == (tokens if int8 else []), rates)
     check("%s: %s of one token's experts" % (what, name), is_value(rates["cpu_experts"]) and

@@ -5,15 +5,14 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import zmq  # noqa: E402
-from helmd_harness import (Client, Daemon, check, expected_tokens, pb, run_tests, running, same, wait_until,  # noqa: E402
-                           SLOW)
+from helmd_harness import (Client, Daemon, as_user, check, expected_tokens, pb, run_tests, running, same, skip,  # noqa: E402
+                           wait_until, SLOW)
 from raw_zmtp import Raw, frame, greeting, ready  # noqa: E402
 
 MIB = 1 << 20
@@ -427,40 +426,36 @@ def test_hangup_reads_the_keys_again():
         check(asks(connects[1]()), "a key that was added is not let in")
 
 
-ASK_AS = """
-import os, sys
-os.setgroups([int(g) for g in sys.argv[4].split(",") if g]); os.setgid(int(sys.argv[3])); os.setuid(int(sys.argv[2]))
-sys.path.insert(0, sys.argv[1])
-from helmd_harness import Client, pb
-c = Client(sys.argv[5])
-got = c.ask("list").list
-print(len(got.entries), got.others, c.ask("cancel", id=int(sys.argv[6])).WhichOneof("body"))
-"""
+def cancel_frame(request_id, of):
+    request = pb.Request(version=1, request_id=request_id)
+    request.cancel.id = of
+    return frame(request.SerializeToString())
 
 
 def test_users_have_rights_of_their_own():
     if os.getuid() != 0:
-        print("  skipped: only root can be other users")
-        return
-    with running("--admin-group", "4321", faults="step_us=30000") as d:  # 15 s: three interpreters start within them
-        os.chmod(d.base, 0o755)
+        skip("only root can be other users")
+    with running("--admin-group", "4321", faults="step_us=30000") as d:  # 15 s: three children ask within them
         os.chmod(d.rundir, 0o755)
         os.chmod(d.rundir + "/helmd.sock", 0o666)
 
+        def list_and_cancel(request):
+            raw = Raw("ipc://helmd.sock")  # below the folder that the child is in
+            raw.send(list_frame(1) + cancel_frame(2, request))
+            got, cancelled = (pb.Response.FromString(raw.frame()) for _ in range(2))
+            return f"{len(got.list.entries)} {got.list.others} {cancelled.WhichOneof('body')}"
+
         def ask_as(uid, gid, groups, request):
-            command = [sys.executable, "-c", ASK_AS, os.path.dirname(os.path.abspath(__file__)), str(uid), str(gid), groups, d.endpoint,
-                       str(request)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30 * SLOW)
-            return done.stdout.strip() or done.stderr[-500:]
+            return as_user(uid, gid, groups, d.rundir, lambda: list_and_cancel(request))
 
         c = Client(d.endpoint)
         streams = [c.generate([3], 500, seed=n) for n in range(3)]
         while not all(s.tokens for s in streams):
             c.receive()
-        same(ask_as(1234, 1234, "", streams[0].id), "0 3 error", "a user")
-        same(ask_as(1234, 4321, "", streams[0].id), "3 0 accepted", "one whose group administers")
+        same(ask_as(1234, 1234, [], streams[0].id), "0 3 error", "a user")
+        same(ask_as(1234, 4321, [], streams[0].id), "3 0 accepted", "one whose group administers")
         c.run(streams[0])
-        same(ask_as(1234, 1234, "77,4321", streams[1].id), "2 0 accepted", "one who is in that group besides")
+        same(ask_as(1234, 1234, [77, 4321], streams[1].id), "2 0 accepted", "one who is in that group besides")
         c.run(streams[1])
         check(not streams[2].ended, "the third was ended, too")
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import BIN, DEMO, PROFILE, Client, check, plan_json, run_tests, running, same, SLOW  # noqa: E402
+from helmd_harness import BIN, DEMO, PROFILE, Client, check, plan_json, run_tests, running, same, skip, SLOW  # noqa: E402
 
 MIXTURES = ["Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "IQ4_XS", "IQ4_NL", "MXFP4",
             "Q3_K_M", "Q3_K_S", "Q2_K", "BF16", "F16"]
@@ -311,8 +311,7 @@ def test_other_readers():
     try:
         from gguf import GGUFReader, dequantize
     except ImportError:
-        print("     skipped: there is no Python package gguf here (pip install gguf)", flush=True)
-        return
+        skip("there is no Python package gguf here (pip install gguf)")
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "demo.gguf")
         write(DEMO, "Q4_K_M", out)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import processor  # noqa: E402
 from helmd_harness import BIN, Client, check, plan_json, run_tests, running, same  # noqa: E402
 
 LAYERS = 2
@@ -116,7 +117,7 @@ def plan_of(homes, embed, head, **more):
     return plan_json(LAYERS, homes, embed, head, **{"kv_dtype": "f32", **more})
 
 
-KERNELS = ["--kernels", "avx512" if "avx512f" in open("/proc/cpuinfo").read() else "avx2"]
+KERNELS = ["--kernels", "avx512" if "avx512f" in processor.flags() else "avx2"]
 SIZES = [*KERNELS, "--ctx", 256, "--parallel", 4, "--step-tokens", 64, "--kv-dtype", "f32"]
 # where the CPU computes a prompt, or the GPU does
 SHAPES = [("cc", "c", "c", EXACT, {}), ("gg", "g", "g", ROUNDED, {}), ("cg", "c", "g", ROUNDED, {}), ("gc", "g", "c", ROUNDED, {}),

@@ -72,12 +72,18 @@ static void features_agree_with_the_kernel(void **state)
                  {CPU_AVX512_VNNI, " avx512_vnni "},
                  {CPU_AMX_BF16, " amx_bf16 "}};
     FILE *file = fopen("/proc/cpuinfo", "re");
-    if (!file) skip();
+    if (!file) {
+        print_message("skipped: there is no /proc/cpuinfo here\n");
+        skip();
+    }
     char line[8192] = "";
     bool found = false;
     while (!found && fgets(line, sizeof line - 2, file)) found = strncmp(line, "flags", 5) == 0;
     fclose(file);
-    if (!found) skip();
+    if (!found) {
+        print_message("skipped: /proc/cpuinfo has no flags here\n");
+        skip();
+    }
     line[strcspn(line, "\n")] = '\0';
     strcat(line, " ");
     struct helm_err err = {0};

@@ -46,7 +46,10 @@ static void what_a_child_took_is_ones_own_when_it_has_ended(void **state)
     struct load load;
     load_begin(&load);
     assert_true(CPU_COUNT(&load.allowed) >= 1);
-    if (!load.busy_us) skip(); /* no /proc/stat here */
+    if (!load.busy_us) {
+        print_message("skipped: there is no /proc/stat here\n");
+        skip();
+    }
     const pid_t child = fork();
     if (child == 0) {
         spin(600000);

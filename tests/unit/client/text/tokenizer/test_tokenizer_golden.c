@@ -39,7 +39,7 @@ static struct helm_tokenizer *open_shared(const char *name)
     size_t length;
     snprintf(path, sizeof path, "%s/tokenizers/%s.tokenizer.json", shared_folder(), name);
     if (access(path, R_OK) != 0) {
-        print_message("SKIPPED: %s is not there; set HELM_SHARED to the folder that has tokenizers/\n", path);
+        print_message("%s skipped: HELM_SHARED does not name the folder that has it\n", path);
         skip();
     }
     if (file_read(path, 64u << 20, &text, &length, &err)) fail_msg("%s", err.text);

@@ -27,7 +27,7 @@ static char *read_shared(const char *name, size_t *length)
     char path[512], *text;
     snprintf(path, sizeof path, "%s/%s", shared ? shared : "../shared", name);
     if (access(path, R_OK) != 0) {
-        print_message("SKIPPED: %s is not there; set HELM_SHARED to the folder that has it\n", path);
+        print_message("%s skipped: HELM_SHARED does not name the folder that has it\n", path);
         skip();
     }
     if (!length) return strdup(path);
