@@ -43,7 +43,6 @@ SKIPPED = re.compile(r"^(.*?)\s*\bskipped: (\S.*)$")
 FAILED = re.compile(r"^FAIL(?:ED)?:? +(.+)$")
 NAMED = 5  # of a failed program, as many of what failed in it are in the closing list
 OWN = ("HELM_BIN", "HELM_PYPROTO", "HELM_TEST_BIN")  # of the environment, what each test has of its own
-LEAST_SHARE = 1 / 8
 WAITING = 0.4
 LOOK_S = 1.0
 
@@ -87,11 +86,10 @@ class Test:
         late, ended = threading.Event(), threading.Event()
 
         def watch():
-            left, step = timeout, min(LOOK_S, timeout)
-            while left > 0:
+            end, step = processor.clock() + timeout, min(LOOK_S, timeout)
+            while processor.clock() < end:
                 if ended.wait(step):
                     return
-                left -= step * share()
             late.set()
             os.kill(process.pid, signal.SIGKILL)
 
@@ -168,13 +166,6 @@ def reasons(output, skipped):
     if not cmocka and found.total() < skipped:
         wrong.append("%d skipped, %d reasons" % (skipped, found.total()))
     return found, wrong
-
-
-def share():
-    """The part of a processor that a task gets now, where all that want to run get as much."""
-    with open("/proc/loadavg") as f:
-        running = int(f.read().split()[3].split("/")[0]) - 1  # this thread is one
-    return max(min(1, len(os.sched_getaffinity(0)) / max(running, 1)), LEAST_SHARE)
 
 
 def place(test, patterns):

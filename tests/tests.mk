@@ -29,7 +29,7 @@ thread_tests = $(filter %_threads,$(unit_tests))
 SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
 # What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
 # release build. Forecasts and goldens are arithmetic of plans, kernels and commands that other tests sanitize.
-SCRIPT_NOT_SANITIZED := setup against_transformers gateway_npm gateway_page golden_cli habits helm_plan_forecasts install python
+SCRIPT_NOT_SANITIZED := setup against_transformers gateway_npm gateway_page golden_cli habits helm_plan_forecasts install python runner
 # `make test` runs a script in the build that can find more; `make test-full`, with FULL=1, in both. Sanitized alone: what commands, the
 # gateway and the daemon do with whatever is said to them, whose time is spent waiting. The same programs of the release
 # build serve those of ONLY_release, of both, and of SCRIPT_NOT_SANITIZED.
@@ -57,7 +57,7 @@ scripts = $(filter-out $(SCRIPT_CALLED) $(foreach s,$(if $(filter release debug,
 script_tests = $(foreach s,$(call scripts,$(1)),'$(strip $(1):$(s) $(if $(FULL),,$(PARTS_$(1)_$(s:tests/process/test_%.py=%))))')
 emulated_tests = $(foreach groups,$(EMULATED_GROUPS:%=only=%) except=$(subst $(space),$(comma),$(EMULATED_GROUPS)),\
   '$(1):helm-test-gpu-emulated --$(if $(FULL),small,few) --seed $(SEED) --$(subst =, ,$(groups))')
-dist_test := release:tests/process/test_dist.sh
+dist_test := 'release:tests/process/test_dist.sh $(DIST)'
 
 # Those that hold times to bounds or compare what they measured run alone, unless sanitized: then nothing does.
 TEST_ALONE := $(addprefix [rd]e*:tests/,gpu/* ipc/test_stream_threads unit/common/shared/test_doorbell unit/common/cpu/* \
@@ -74,7 +74,7 @@ TEST_LONGEST := release:tests/golden/test_golden_stream *:tests/process/test_hel
 TEST_BUSY := $(addprefix tests/process/test_,helm_plan.py helm_plan_forecasts.py helm_profile.py)
 TEST_WAITING := $(addprefix *:,$(filter-out $(TEST_BUSY),$(TEST_SCRIPT))) \
   $(addprefix *:tests/,ipc/test_stream_threads unit/common/shared/test_doorbell unit/worker-gpu/device/test_device* gpu/test_device_queues)
-RUN = HELM_DIST=$(abspath $(DIST)) tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell nproc).8 \
+RUN = tests/run.py --build $(BUILD) --log-dir $(BUILD)/logs --jobs $(shell nproc).8 \
   $(TEST_ALONE:%=--alone '%') $(TEST_LONGEST:%=--longest '%') $(TEST_WAITING:%=--waiting '%')
 
 .PHONY: tests test-units test-fuzz-corpora test-processes test-threads test-dist

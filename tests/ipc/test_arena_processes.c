@@ -172,7 +172,8 @@ static void huge_pages_are_huge_in_the_other_process(void **state)
     assert_int_equal(huge + small, WEIGHT_BYTES);
     assert_in_set(there, ((const unsigned long[]){0, 7}), 2); /* the contents are right either way */
     if (huge < WEIGHT_BYTES || here_kib < 0) {
-        print_message("mapping of %llu bytes in huge pages, of which there were %llu, skipped: this kernel gives too few\n",
+        print_message("mapping of %llu bytes in huge pages, of which there were %llu, skipped: this kernel "
+                      "gives too few\n",
                       (unsigned long long)WEIGHT_BYTES, (unsigned long long)huge);
         skip();
     }

@@ -14,6 +14,8 @@ import tempfile
 import termios
 import time
 
+import processor
+
 CLI = os.path.abspath(os.path.join(os.environ["HELM_BIN"], "helm-cli"))
 MODEL = os.path.abspath("tests/data/golden/qwen3")  # for its tokenizer.json
 PROFILE = os.path.abspath("tests/data/profiles/described.json")  # nothing is measured for it
@@ -50,8 +52,7 @@ def run_in_folder(*tests):
 
 
 def cli(*args, stdin=None, env=None, program=CLI, timeout=30):
-    run = subprocess.run([program, *args], input=stdin, capture_output=True, timeout=timeout,
-                         env=dict(os.environ, **(env or {})))
+    run = processor.run([program, *args], timeout, input=stdin, capture_output=True, env=dict(os.environ, **(env or {})))
     return run.returncode, run.stdout.decode(), run.stderr.decode()
 
 
@@ -77,8 +78,8 @@ class Terminal:
         self.all += came
 
     def expect(self, text, seconds=60):
-        until = time.monotonic() + seconds
-        while text not in self.seen and time.monotonic() < until:
+        until = processor.clock() + seconds
+        while text not in self.seen and processor.clock() < until:
             if select.select([self.fd], [], [], 0.1)[0]:
                 try:
                     self.take()

@@ -13,6 +13,7 @@ import tempfile
 import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
+import processor  # noqa: E402
 from fake_helmd import FakeDaemon  # noqa: E402
 
 BIN = os.path.abspath(os.environ["HELM_BIN"])
@@ -33,8 +34,8 @@ def sum_up(skipped=0):
 
 
 def until(condition, seconds=10):
-    end = time.monotonic() + seconds * SLOW
-    while not condition() and time.monotonic() < end:
+    end = processor.clock() + seconds * SLOW
+    while not condition() and processor.clock() < end:
         time.sleep(0.005)
     return condition()
 

@@ -16,8 +16,10 @@ import tempfile
 import time
 import traceback
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.environ["HELM_PYPROTO"])
 import helm_pb2 as pb  # noqa: E402
+import processor  # noqa: E402
 try:
     import zmq
 except ImportError:  # then only a Client with a socket of its own can be made
@@ -164,9 +166,9 @@ class Daemon:
         self.ready = self.wait_ready() if wait else ""
 
     def wait_ready(self):
-        text, until = b"", time.monotonic() + READY_S
+        text = b""
         while not text.endswith(b"\n"):
-            if not select.select([self.ready_fd], [], [], max(until - time.monotonic(), 0))[0]:
+            if not processor.wait(READY_S, lambda s: select.select([self.ready_fd], [], [], s)[0] or None):
                 raise AssertionError(f"no word of helmd within {READY_S} s; its children {self.children()}, its log:\n{self.log()}")
             chunk = os.read(self.ready_fd, 4096)
             if not chunk:
@@ -207,7 +209,8 @@ class Daemon:
     def stop(self, sig=signal.SIGTERM, timeout=20):
         if self.process.poll() is None:
             self.process.send_signal(sig)
-        return self.process.wait(timeout)
+        processor.finish(self.process, timeout)
+        return self.process.returncode
 
     def close(self):
         if self.process.poll() is None:
@@ -276,7 +279,7 @@ class Client:
         return self.streams[r.request_id]
 
     def receive(self, timeout=10):
-        if not self.socket.poll(int(timeout * 1000 * SLOW)):
+        if not processor.wait(timeout * SLOW, lambda s: self.socket.poll(int(s * 1000) + 1) or None):
             raise TimeoutError("no answer")
         response = pb.Response.FromString(self.socket.recv())
         stream = self.streams.get(response.request_id)
@@ -297,9 +300,9 @@ class Client:
                 return response
 
     def run(self, *streams, timeout=30):
-        end = time.time() + timeout * SLOW
+        end = processor.clock() + timeout * SLOW
         while not all(s.ended for s in streams):
-            self.receive(max(0.01, end - time.time()) / SLOW)
+            self.receive(max(0.01, end - processor.clock()) / SLOW)
 
     def close(self):
         self.socket.close(0)
@@ -331,8 +334,8 @@ class Stream:
 
 
 def wait_until(condition, seconds):
-    end = time.time() + seconds * SLOW
-    while time.time() < end:
+    end = processor.clock() + seconds * SLOW
+    while processor.clock() < end:
         if condition():
             return True
         time.sleep(0.005)

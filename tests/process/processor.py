@@ -1,6 +1,16 @@
-"""Flags of the processor that HELM's programs see: the kernel's in /proc/cpuinfo, less those that HELM_CPU masks
-(common/base/cpu.c). For tests whose expectation depends on the kernels of this machine. Owns nothing."""
+"""What of the processors tests get: instructions and time. For tests and for tests/run.py.
+
+flags(): those that HELM's programs see, the kernel's in /proc/cpuinfo less those that HELM_CPU masks (common/base/cpu.c).
+clock(): seconds for limits of time. While more tasks want to run than there are processors, a second counts as the part of
+one that a task gets, so that a limit holds beside other work too."""
 import os
+import resource
+import subprocess
+import threading
+import time
+
+LEAST_SHARE = 1 / 16
+LOOK_S = 0.1
 
 AVX2 = {"avx2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -17,3 +27,81 @@ def flags(mask=None):
         found = next((set(line.split()) for line in f if line.startswith("flags")), set())
     mask = os.environ.get("HELM_CPU", "") if mask is None else mask
     return found - KNOWN | found & set().union(*(LEFT[name] for name in mask.split(","))) if mask else found
+
+
+def share():
+    """The part of a processor that a task gets now, where all that want to run get as much."""
+    with open("/proc/loadavg") as f:
+        running = int(f.read().split()[3].split("/")[0]) - 1  # this thread is one
+    return max(min(1, len(os.sched_getaffinity(0)) / max(running, 1)), LEAST_SHARE)
+
+
+class Clock:
+    """A thread looks at the share all the time, since who asks twice in a minute would miss what was between."""
+
+    def __init__(self):
+        self.lock, self.sum, self.at = threading.Lock(), 0, time.monotonic()
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def watch(self):
+        while True:
+            time.sleep(LOOK_S)
+            self.now()
+
+    def now(self):
+        with self.lock:
+            at = time.monotonic()
+            self.sum += (at - self.at) * share()
+            self.at = at
+            return self.sum
+
+
+the_clock = None
+
+
+def clock():
+    global the_clock
+    the_clock = the_clock or Clock()
+    return the_clock.now()
+
+
+def spent_by_children():
+    """Seconds of processor time of all processes that have ended and were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def wait(seconds, attempt):
+    """Calls attempt(slice of time) until it gives something or `seconds` of clock() are over; then None."""
+    end = clock() + seconds
+    while (given := attempt(max(min(end - clock(), 1), 0.001))) is None and clock() < end:
+        pass
+    return given
+
+
+def finish(process, seconds, text=None):
+    """As process.communicate(text, seconds), but the seconds are those of clock()."""
+    given = [text]
+
+    def attempt(slice_s):
+        try:
+            return process.communicate(given.pop() if given else None, timeout=slice_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    both = wait(seconds, attempt)
+    if both is None:
+        process.kill()
+        raise subprocess.TimeoutExpired(process.args, seconds, *process.communicate())
+    return both
+
+
+def run(command, timeout, input=None, capture_output=False, **named):
+    """subprocess.run() with a limit in seconds of clock()."""
+    if input is not None:
+        named["stdin"] = subprocess.PIPE
+    if capture_output:
+        named["stdout"] = named["stderr"] = subprocess.PIPE
+    with subprocess.Popen(command, **named) as process:
+        out, err = finish(process, timeout, input)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)

@@ -3,6 +3,8 @@ import select
 import socket
 import struct
 
+import processor
+
 
 def greeting(mechanism=b"NULL"):
     return b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
@@ -69,15 +71,18 @@ class Raw:
         return sent
 
     def is_closed(self, seconds):
-        self.socket.settimeout(seconds)
-        try:
-            while self.socket.recv(1 << 16):
-                pass
-            return True
-        except socket.timeout:
-            return False
-        except OSError:
-            return True
+        def look(slice_s):
+            self.socket.settimeout(slice_s)
+            try:
+                while self.socket.recv(1 << 16):
+                    pass
+                return True
+            except socket.timeout:
+                return None
+            except OSError:
+                return True
+
+        return bool(processor.wait(seconds, look))
 
     def close(self):
         self.socket.close()

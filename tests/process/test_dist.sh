@@ -1,11 +1,11 @@
 #!/bin/bash
 # The tarball of `make dist` runs from a moved folder with the system's copies of its libraries hidden.
-# Run by tests/run.py with HELM_DIST (the tarball). Hiding: a mount namespace in which every bundled library's system
+# Run by tests/run.py with the tarball as argument. Hiding: a mount namespace in which every bundled library's system
 # file is covered by /dev/null, so that a program that still finds one there fails to start.
 set -u
 passed=0 failed=0
 check() { if [ "$2" = 0 ]; then echo "ok: $1"; passed=$((passed + 1)); else echo "FAILED: $1"; failed=$((failed + 1)); fi; }
-tarball=${HELM_DIST:?HELM_DIST names the tarball}
+tarball=${1:?the tarball}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/first" && tar -C "$work/first" -xzf "$tarball" && mv "$work/first"/helm-* "$work/moved folder"

@@ -13,7 +13,7 @@
 #define ROWS        768  /* of an expert's gates and ups */
 #define COLS        2048 /* of them, and its downs' rows */
 #define CHOSEN      8    /* or all, where a layer has room for fewer */
-#define TURNS_LEAST 5
+#define TURNS_LEAST (PROFILE_SANITIZED ? 1 : 5)
 
 /* The layers of one format, multiplied by with one kind of activations. */
 struct part {

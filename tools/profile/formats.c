@@ -23,7 +23,8 @@
 #define STEP_S_MOST    1.2 /* a step expected to take longer is left out, */
 #define STEP_S_QUICK   1.0 /* in a hurry */
 #define LEAST_BYTES    (1152 * MIB)
-#define LEAST_QUICK    (192 * MIB)
+#define LEAST_QUICK    ((PROFILE_SANITIZED ? 60 : 192) * MIB)
+#define LEAST_SAMPLES  (PROFILE_SANITIZED ? 1 : 3)
 #define MOST_BYTES                                                                                           \
     (8 * GIB) /* of all formats, so that each one's are past the caches: for the link beside them */
 #define MOST_QUICK (6 * GIB)
@@ -124,7 +125,7 @@ static int run_step(struct formats *f, uint32_t tokens, enum linear_inputs input
 /* Steps of `tokens` tokens for `seconds`, with exact and with int8 activations in turns. */
 static int run_steps(struct formats *f, uint32_t tokens, double seconds, struct helm_err *err)
 {
-    const uint32_t least = tokens > FEW ? 1 : 3;
+    const uint32_t least = tokens > FEW ? 1 : LEAST_SAMPLES;
     const bool int8 = f->steps.local.engine.programs[LINEAR_INT8].plan != NULL;
     double spent = 0, end = 0;
     int rc =
@@ -274,7 +275,7 @@ static int measure_apart(struct formats *f, struct profile *p, struct helm_err *
         for (uint32_t i = 0; i < f->count; i++)
             f->ratio[LINEAR_EXACT][i].count = f->ratio[LINEAR_INT8][i].count = 0;
         f->packed_ratio.count = 0;
-        for (uint32_t n = 0; !rc && (n < 3 || profile_now_s() < end); n++) {
+        for (uint32_t n = 0; !rc && (n < LEAST_SAMPLES || profile_now_s() < end); n++) {
             rc = run_pair(f, counts_apart[c], LINEAR_EXACT, err);
             if (!rc && int8) rc = run_pair(f, counts_apart[c], LINEAR_INT8, err);
             if (!rc && f->packed) rc = run_packed_pair(f, counts_apart[c], err);
