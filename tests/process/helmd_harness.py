@@ -209,8 +209,7 @@ class Daemon:
     def stop(self, sig=signal.SIGTERM, timeout=20):
         if self.process.poll() is None:
             self.process.send_signal(sig)
-        processor.finish(self.process, timeout)
-        return self.process.returncode
+        return processor.ended(self.process, timeout)
 
     def close(self):
         if self.process.poll() is None:

@@ -79,6 +79,20 @@ def wait(seconds, attempt):
     return given
 
 
+def ended(process, seconds):
+    """The exit status of a process that ends within that many seconds of clock()."""
+    def attempt(slice_s):
+        try:
+            return process.wait(slice_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    status = wait(seconds, attempt)
+    if status is None:
+        raise subprocess.TimeoutExpired(process.args, seconds)
+    return status
+
+
 def finish(process, seconds, text=None):
     """As process.communicate(text, seconds), but the seconds are those of clock()."""
     given = [text]

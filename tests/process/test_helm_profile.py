@@ -276,8 +276,7 @@ def copies_for(seconds):
         while "done" not in answers[-1] or answers[-1]["done"] != command:
             answers.append(json.loads(run.stdout.readline()))
     run.stdin.close()
-    processor.finish(run, 60 * SLOW)
-    return run.returncode, answers
+    return processor.ended(run, 60 * SLOW), answers
 
 
 def test_worker():
