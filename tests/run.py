@@ -38,7 +38,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "pro
 import processor  # noqa: E402
 
 PLAIN = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
-CMOCKA = re.compile(r"^\[ +(RUN|OK|SKIPPED|FAILED) +\] +([A-Za-z_]\w*)$")
+CMOCKA = re.compile(r"^\[ +(RUN|OK|SKIPPED|FAILED) +\] +(?!\d+ test\(s\))(\S.*)$")
 SKIPPED = re.compile(r"^(.*?)\s*\bskipped: (\S.*)$")
 FAILED = re.compile(r"^FAIL(?:ED)?:? +(.+)$")
 NAMED = 5  # of a failed program, as many of what failed in it are in the closing list
@@ -163,7 +163,7 @@ def reasons(output, skipped):
             reason = said[2]
             if not cmocka:
                 found[reason] += 1
-    if not cmocka and found.total() < skipped:
+    if found.total() + len(wrong) < skipped:
         wrong.append("%d skipped, %d reasons" % (skipped, found.total()))
     return found, wrong
 

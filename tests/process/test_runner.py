@@ -16,9 +16,9 @@ cat <<'END'
 [==========] Running 5 test(s).
 [ RUN      ] adds
 [       OK ] adds
-[ RUN      ] multiplies
+[ RUN      ] multiplies bf16, avx512
 rows skipped: this machine lacks avx512-bf16
-[  SKIPPED ] multiplies
+[  SKIPPED ] multiplies bf16, avx512
 [ RUN      ] divides
 columns skipped: this machine lacks avx512-bf16
 [  SKIPPED ] divides
@@ -26,7 +26,7 @@ columns skipped: this machine lacks avx512-bf16
 [==========] 5 test(s) run.
 [  PASSED  ] %d test(s).
 [  SKIPPED ] %d test(s), listed below:
-[  SKIPPED ] multiplies
+[  SKIPPED ] multiplies bf16, avx512
 [  SKIPPED ] divides
 %s
 END
