@@ -68,6 +68,9 @@ void cli_close(struct cli *cli);
  * --tokenizer if that is no tokenizer.json, else --model, else the daemon's model folder; malloc'd. Needs cli_open
  * where neither option is given. HELM_E_NOT_FOUND: the daemon's folder cannot be opened on this machine. */
 HELM_MUST_CHECK int cli_text_folder(struct cli *cli, char **folder, struct helm_err *err);
+/* A model's name by its path: "…/models--ORG--NAME/snapshots/REVISION" is ORG/NAME, as in Hugging Face's cache; else the
+ * last part of the path, without .gguf. */
+void cli_name_model(const char *path, char *name, size_t size);
 /* Opens cli->tok from the file that --tokenizer names, else from cli_text_folder. HELM_E_NOT_FOUND: there is
  * no tokenizer.json, or no folder. */
 HELM_MUST_CHECK int cli_open_tokenizer(struct cli *cli, struct helm_err *err);

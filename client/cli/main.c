@@ -36,11 +36,55 @@ static int (*const runs[])(struct cli *cli, int argc, char *const argv[]) = {
 };
 _Static_assert(sizeof runs / sizeof *runs + 1 == COMMANDS, "a row for each command");
 
+/* Commands of Ollama and llama.cpp (docs/coming-from.md), and the like, that have another name here. */
+static const struct {
+    const char *words, *instead;
+} elsewhere[] = {
+    {"serve server start daemon load", "`helmd --model PATH` serves a model, `helm-gateway --model PATH` by HTTP"},
+    {"gateway http api", "`helm-gateway --model PATH` serves a model by HTTP"},
+    {"list ls models", "models lie in Hugging Face's cache: `hf cache ls` lists them"},
+    {"rm remove delete", "models lie in Hugging Face's cache: `hf cache rm` removes them"},
+    {"show inspect info", "`helm-inspect PATH` shows a model, `helm-cli status` the daemon"},
+    {"stop kill abort", "`helm-cli cancel ID` ends a request, SIGTERM a daemon (`systemctl stop helmd`)"},
+    {"create quantize quantise convert", "`helm-quantize --model PATH --to Q4_K_M --out FILE.gguf` writes a GGUF file"},
+    {"profile measure", "`helm-profile` measures this machine"},
+    {"download get fetch", "`helm-cli pull ORG/NAME` downloads a model"},
+    {"complete completion ask", "`helm-cli run PROMPT` continues a text, `run --chat` answers a question"},
+    {"embed embedding embeddings", "`helm-gateway` has embeddings: POST /v1/embeddings"},
+    {"encode decode", "`helm-cli tokenize TEXT` and `helm-cli detokenize IDS`"},
+    {"health slots props", "`helm-cli status` shows the daemon's state, `helm-cli top` its load"},
+    {"version", "`helm-cli --version`"},
+    {"push cp copy login signin signup", "HELM has no such command: models come from the hub (`helm-cli pull`)"},
+};
+
 static const char epilogue[] =
     "Without --connect and --model: $HELM_ENDPOINT, else ipc:///run/helm/helmd.sock if it exists,\n"
     "else ipc://$XDG_RUNTIME_DIR/helm/helmd.sock, else ipc:///tmp/helm-UID/helmd.sock.\n"
     "\n"
     "exit status: 0 done, 2 usage, 3 no daemon, 4 refused, 5 failed midway, 128+N ended by signal N\n";
+
+static bool has_word(const char *words, const char *word)
+{
+    const size_t length = strlen(word);
+    for (const char *at = words; length && *at; at += strspn(at, " ")) {
+        const size_t there = strcspn(at, " ");
+        if (there == length && memcmp(at, word, length) == 0) return true;
+        at += there;
+    }
+    return false;
+}
+
+static int refuse_command(const struct args_spec *spec, const char *word)
+{
+    struct suggest near;
+    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        if (has_word(elsewhere[i].words, word))
+            return cli_usage(spec, "no command '%s': %s", word, elsewhere[i].instead);
+    suggest_begin(&near, word, strlen(word));
+    for (size_t i = 0; i < COMMANDS; i++) suggest_try(&near, commands[i].name);
+    if (near.best) return cli_usage(spec, "no command '%.100s': is '%s' meant?", word, near.best);
+    return cli_usage(spec, "no command '%.100s'", word);
+}
 
 int main(int argc, char **argv)
 {
@@ -112,16 +156,12 @@ int main(int argc, char **argv)
         argc = 2;
         argv = help;
     }
-    struct suggest near;
-    suggest_begin(&near, argv[0], strlen(argv[0]));
     for (size_t i = 0; i < COMMANDS - 1; i++) {
-        suggest_try(&near, commands[i].name);
         if (strcmp(commands[i].name, argv[0]) != 0) continue;
         signal(SIGPIPE, SIG_IGN); /* a closed pipe is a failed write, so that the request is cancelled */
         int status = runs[i](&cli, argc, argv);
         cli_close(&cli);
         return status;
     }
-    if (near.best) return cli_usage(&global, "no command '%s': is '%s' meant?", argv[0], near.best);
-    return cli_usage(&global, "no command '%s'", argv[0]);
+    return refuse_command(&global, argv[0]);
 }

@@ -81,6 +81,28 @@ int cli_locate(struct cli *cli, struct helm_err *err)
     return rc;
 }
 
+void cli_name_model(const char *path, char *name, size_t size)
+{
+    static const char cache[] = "models--", suffix[] = ".gguf";
+    const char *hub = strstr(path, cache), *last = path;
+    if (hub) {
+        const char *from = hub + strlen(cache), *end = strchr(from, '/');
+        const char *divide = strstr(from, "--");
+        const size_t length = end ? (size_t)(end - from) : strlen(from);
+        if (divide && (size_t)(divide - from) < length) {
+            snprintf(name, size, "%.*s/%.*s", (int)(divide - from), from,
+                     (int)(length - (size_t)(divide - from) - 2), divide + 2);
+            return;
+        }
+    }
+    for (const char *at = path; *at; at++)
+        if (at[0] == '/' && at[1]) last = at + 1;
+    size_t length = strcspn(last, "/");
+    if (length > strlen(suffix) && memcmp(last + length - strlen(suffix), suffix, strlen(suffix)) == 0)
+        length -= strlen(suffix);
+    snprintf(name, size, "%.*s", (int)length, last);
+}
+
 int cli_open(struct cli *cli)
 {
     struct helm_err err = {0};

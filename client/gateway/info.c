@@ -18,29 +18,6 @@
 
 /* ---- the model -------------------------------------------------------------------------------------- */
 
-/* "…/models--ORG--NAME/snapshots/REVISION" is ORG/NAME, as in Hugging Face's cache; else the last part of the path. */
-static void name_model(const char *path, char *name, size_t size)
-{
-    static const char cache[] = "models--", suffix[] = ".gguf";
-    const char *hub = strstr(path, cache), *last = path;
-    if (hub) {
-        const char *from = hub + strlen(cache), *end = strchr(from, '/');
-        const char *divide = strstr(from, "--");
-        const size_t length = end ? (size_t)(end - from) : strlen(from);
-        if (divide && (size_t)(divide - from) < length) {
-            snprintf(name, size, "%.*s/%.*s", (int)(divide - from), from,
-                     (int)(length - (size_t)(divide - from) - 2), divide + 2);
-            return;
-        }
-    }
-    for (const char *at = path; *at; at++)
-        if (at[0] == '/' && at[1]) last = at + 1;
-    size_t length = strcspn(last, "/");
-    if (length > strlen(suffix) && memcmp(last + length - strlen(suffix), suffix, strlen(suffix)) == 0)
-        length -= strlen(suffix);
-    snprintf(name, size, "%.*s", (int)length, last);
-}
-
 /* The tokens by their bytes, for grammars; without an end of sequence there are none. */
 static int open_vocabulary(struct gateway *g, const struct helm_model_info *info, struct helm_err *err)
 {
@@ -92,7 +69,7 @@ int info_open_model(struct gateway *g, const char *name, struct helm_err *err)
     if (name)
         snprintf(m->name, sizeof m->name, "%s", name);
     else
-        name_model(g->folder, m->name, sizeof m->name);
+        cli_name_model(g->folder, m->name, sizeof m->name);
     if (cli_open_chat(&g->cli, &why) < 0) {
         snprintf(m->chat_why, sizeof m->chat_why, "%s", why.text);
         log_warn("no conversations: %s", why.text);

@@ -53,7 +53,7 @@ struct args_option {
     char letter;      /* one-letter form, or 0 */
     enum args_kind kind;
     const char *value;   /* how --help calls the value; NULL for a flag */
-    const char *help;    /* one line or several ('\n'); wrapped nowhere */
+    const char *help;    /* one line or several ('\n'); --help breaks what exceeds 100 columns */
     void *target;        /* keeps what the caller put there (its default) while the option is absent */
     double min, max;     /* U64 and DOUBLE; both 0: no bound. U64 beyond 2^53: use 0, 0 */
     const char *choices; /* CHOICE: "bf16|fp16" */

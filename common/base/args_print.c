@@ -10,6 +10,7 @@
 
 #define HELP_COLUMN    28
 #define COMMAND_COLUMN 25
+#define WIDTH          100 /* columns of --help; longer lines go on below */
 
 static const struct args_option standard[] = {
     {.name = "help", .letter = 'h', .kind = ARGS_FLAG, .help = "this text"},
@@ -22,14 +23,65 @@ static const char *value_of(const struct args_option *option)
     return option->kind == ARGS_FLAG ? NULL : option->kind == ARGS_CHOICE ? option->choices : option->value;
 }
 
+static bool ends_line(char c)
+{
+    return c == '\n' || c == '\0';
+}
+
+static bool exceeds(const char *text, size_t room)
+{
+    for (; *text; text += strcspn(text, "\n"), text += *text == '\n')
+        if (strcspn(text, "\n") > room) return true;
+    return false;
+}
+
+/* Up to an empty line or the end. */
+static size_t paragraph(const char *text)
+{
+    size_t length = 0;
+    while (text[length] && !(text[length] == '\n' && ends_line(text[length + 1]))) length++;
+    return length;
+}
+
+/* Bytes of the first part that fits in `room` columns: it ends before a blank, but not between an option and its value nor
+ * inside of brackets, as a usage line has them. */
+static size_t fitting(const char *text, size_t length, size_t room)
+{
+    size_t fits = 0, word = 0;
+    int depth = 0;
+    if (length <= room) return length;
+    for (size_t i = 0; i < length && (i <= room || !fits); i++) {
+        depth += (text[i] == '[') - (text[i] == ']');
+        if (text[i] != ' ' && text[i] != '\n') continue;
+        const bool option = text[word] == '-' && i > word + 1;
+        word = i + 1;
+        if (depth <= 0 && !option) fits = i;
+    }
+    return fits ? fits : length;
+}
+
+/* The cursor is at column `indent`, where further lines begin, too. A text with a line that is too long is broken anew,
+ * paragraph by paragraph. */
 static void print_indented(FILE *out, const char *text, int indent)
 {
+    const size_t room = (size_t)(WIDTH - indent);
+    const bool anew = exceeds(text, room);
     while (*text) {
-        size_t length = strcspn(text, "\n");
-        fprintf(out, "%.*s\n", (int)length, text);
-        text += length + (text[length] == '\n');
-        if (*text) fprintf(out, "%*s", indent, "");
+        const size_t line = *text == '\n' ? 0 : anew ? paragraph(text) : strcspn(text, "\n"),
+                     length = anew ? fitting(text, line, room) : line;
+        for (size_t i = 0; i < length; i++) fputc(text[i] == '\n' ? ' ' : text[i], out);
+        fputc('\n', out);
+        text += length + (text[length] != '\0'); /* with the blank or the end of the line */
+        if (!ends_line(*text)) fprintf(out, "%*s", indent, "");
     }
+}
+
+static void print_left(FILE *out, const char *left, int column)
+{
+    if (strlen(left) >= (size_t)column)
+        fprintf(out, "%s\n%*s", left, column, "");
+    else
+        fprintf(out, "%-*s", column, left);
 }
 
 static void print_option(FILE *out, const struct args_option *option)
@@ -40,10 +92,7 @@ static void print_option(FILE *out, const struct args_option *option)
     const char *value = value_of(option);
     if (value && n > 0 && (size_t)n < sizeof left)
         snprintf(left + n, sizeof left - (size_t)n, " %s%s", value, option->kind == ARGS_LIST ? "..." : "");
-    if (strlen(left) >= HELP_COLUMN)
-        fprintf(out, "%s\n%*s", left, HELP_COLUMN, "");
-    else
-        fprintf(out, "%-*s", HELP_COLUMN, left);
+    print_left(out, left, HELP_COLUMN);
     print_indented(out, option->help, HELP_COLUMN);
 }
 
@@ -59,13 +108,17 @@ void args_print_help(const struct args_spec *spec, FILE *out)
 {
     fprintf(out, "usage: ");
     for (const char *line = spec->usage;;) {
-        size_t length = strcspn(line, "\n");
-        fprintf(out, "%s%s%.*s\n", spec->program, length ? " " : "", (int)length, line);
+        const size_t length = strcspn(line, "\n");
+        char text[400];
+        snprintf(text, sizeof text, "%.*s", (int)length, line);
+        fprintf(out, "%s%s", spec->program, length ? " " : "\n");
+        print_indented(out, text, (int)(sizeof "usage: " + strlen(spec->program)));
         if (!line[length]) break;
         line += length + 1;
         fprintf(out, "       ");
     }
-    if (spec->about) fprintf(out, "\n%s\n", spec->about);
+    if (spec->about) fputc('\n', out);
+    if (spec->about) print_indented(out, spec->about, 0);
     fprintf(out, "\noptions:\n");
     for (uint32_t i = 0; i < spec->option_count; i++) print_option(out, &spec->options[i]);
     for (size_t i = 0; i < STANDARD; i++) print_option(out, &standard[i]);
@@ -78,9 +131,11 @@ void args_print_help(const struct args_spec *spec, FILE *out)
     for (uint32_t i = 0; i < spec->command_count; i++) {
         char left[120];
         snprintf(left, sizeof left, "  %s %s", spec->commands[i].name, spec->commands[i].operands);
-        fprintf(out, "%-*s%s\n", COMMAND_COLUMN, left, spec->commands[i].help);
+        print_left(out, left, COMMAND_COLUMN);
+        print_indented(out, spec->commands[i].help, COMMAND_COLUMN);
     }
-    if (spec->epilogue) fprintf(out, "\n%s\n", spec->epilogue);
+    if (spec->epilogue) fputc('\n', out);
+    if (spec->epilogue) print_indented(out, spec->epilogue, 0);
 }
 
 /* ---- manual pages ---- */

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#define LETTERS_MAX 40 /* of words that are compared */
+#define LETTERS_MAX 128 /* of words that are compared: options, commands, names of files */
 
 static size_t least(size_t a, size_t b)
 {
@@ -31,13 +31,15 @@ void suggest_begin(struct suggest *s, const char *word, size_t length)
 {
     *s = (struct suggest){.word = word, .length = length, .distance = length / 3 + 1};
     if (length > LETTERS_MAX) s->distance = 0;
-    if (length < 3) s->distance = 0; /* nearly every short word would be near */
+    if (length < 2) s->distance = 0;
+    if (length == 2) s->distance = 2;
 }
 
 void suggest_try(struct suggest *s, const char *name)
 {
     const size_t length = strlen(name);
     if (!s->distance || length > LETTERS_MAX) return;
+    if (s->length == 2 && length != 3) return; /* a letter left out; nearly every short word would be near */
     const size_t there = distance(s->word, s->length, name, length);
     if (there >= s->distance) return;
     s->distance = there;

@@ -10,7 +10,8 @@ struct suggest {
     const char *best; /* so far; NULL: nothing near */
     size_t distance;
 };
-/* A third of the letters may be wrong, one at least: changed, added, left out, or two neighbours swapped. */
+/* A third of the letters may be wrong, one at least: changed, added, left out, or two neighbours swapped. A word of two
+ * letters may lack one. */
 void suggest_begin(struct suggest *suggest, const char *word, size_t length);
 void suggest_try(struct suggest *suggest, const char *name);
 
