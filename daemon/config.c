@@ -3,6 +3,7 @@
  * A line of the file is turned into "--key=value" and goes through the same parser as the command line, so
  * both know the same options, bounds and messages. */
 #include "daemon/config.h"
+#include "common/base/cpu.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/clients/endpoint.h"
 #include "daemon/planner/page_size.h"
@@ -281,6 +282,7 @@ static int config_check(struct config *c, struct helm_err *err)
     if (c->emulated_copy_bytes_per_s && strcmp(d, "emulated") != 0)
         return helm_fail(err, HELM_E_USAGE, "--emulated-copy is for --device emulated, not '%s'", d);
     int rc = accelerator_check_option(d, err);
+    if (!rc) rc = cpu_check_threads(c->node == CONFIG_NO_NODE ? -1 : (int)c->node, c->threads, err);
     if (rc) return rc;
     /* Every running sequence must get its token in each step, or a full house would stall. */
     if (c->step_tokens && c->step_tokens < c->parallel)

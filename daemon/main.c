@@ -26,6 +26,7 @@
 #include "common/model/parts.h"
 #include "common/plan/schedule.h"
 #include "daemon/children/accelerator.h"
+#include "daemon/clients/endpoint.h"
 #include "daemon/clients/serve_session.h"
 #include "daemon/config.h"
 #include "daemon/children/end_request.h"
@@ -197,6 +198,7 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
                                  sizeof gpu_program, &none);
     rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, gpu_program, &d->device, err);
     if (!rc) rc = accelerator_choose_node(&d->device, wanted_node(c), &d->node, err);
+    if (!rc) rc = cpu_check_threads(d->node, c->threads, err);
     if (!rc) rc = profiling_get(&profiling, &d->measured, err);
     if (!rc) rc = end_request_check(err);
     if (c->no_chains) /* what they would take is no price to plan with */
@@ -394,6 +396,7 @@ static int start(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
     int rc = end_request_block(err);
+    if (!rc) rc = endpoint_check_free(c->rundir, &c->listen, err);
     if (!rc) rc = model_read(c->model, &d->model, err);
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = loaded_files_note(&d->model, &d->files, err);

@@ -106,6 +106,7 @@ static int group_open(struct bench *bench, struct bench_group *group, int *statu
     *status = CLI_EXIT_NO_DAEMON;
     int rc = cli_connect(&group->cli, err);
     if (rc == HELM_E_USAGE) *status = CLI_EXIT_USAGE; /* keys */
+    if (rc < 0) cli_advise(&group->cli, err);
     if (rc < 0) return rc;
     group->open = true;
     return group_describe(group, err);

@@ -134,6 +134,7 @@ static int close_output(const char *path, FILE *file, bool bad, struct helm_err 
     if (!file) return 0;
     errno = 0;
     bad |= file == stdout ? fflush(file) != 0 : fclose(file) != 0;
+    if (bad && file == stdout && errno == EPIPE) return helm_fail(err, HELM_E_IO, "%s", ""); /* `| head` */
     return bad ? helm_fail_errno(err, "%s: cannot write", path) : 0;
 }
 

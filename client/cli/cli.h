@@ -59,6 +59,8 @@ HELM_MUST_CHECK int cli_locate(struct cli *cli, struct helm_err *err);
 int cli_open(struct cli *cli);
 /* The connection alone, made anew after it was lost; prints nothing. HELM_E_USAGE: keys. */
 HELM_MUST_CHECK int cli_connect(struct cli *cli, struct helm_err *err);
+/* Adds to the text that no daemon is there: how to have one. */
+void cli_advise(const struct cli *cli, struct helm_err *err);
 /* Whether an option was given that is for a private daemon alone. */
 bool cli_has_daemon_option(const struct cli *cli);
 /* Ends everything cli_open and its like began. */
@@ -92,16 +94,16 @@ int cli_take_signal(struct cli *cli);
 
 /* ---- output.c ---- */
 
-/* "helm-cli: TEXT" on standard error, control characters escaped: the text may come from a daemon or a file.
- */
+/* "helm-cli: TEXT" on standard error, control characters escaped: the text may come from a daemon or a file. Nothing
+ * where there is no text. */
 void cli_complain(const char *text);
-/* Prints err and picks the status: no daemon, refused or failed midway. `begun`: tokens were there already.
- */
+/* Prints err and picks the status: no daemon, refused or failed midway. `begun`: tokens were
+ * there already. */
 int cli_fail(const struct helm_err *err, bool begun);
 /* Prints "TEXT" and "try 'PROGRAM --help'"; returns CLI_EXIT_USAGE. */
 int cli_usage(const struct args_spec *spec, const char *fmt, ...) HELM_PRINTF(2, 3);
 
-/* write(2) all of it to standard output. */
+/* write(2) all of it to standard output. HELM_E_IO without a text: the reader (`| head`) has gone, which is no news. */
 HELM_MUST_CHECK int cli_write(const void *data, size_t bytes, struct helm_err *err);
 /* Reads a descriptor to its end; *text is malloc'd and NUL-terminated. */
 HELM_MUST_CHECK int cli_read_all(int fd, const char *what, char **text, size_t *length, struct helm_err *err);

@@ -11,6 +11,7 @@
 void cli_complain(const char *text)
 {
     char line[2 * HELM_ERR_TEXT];
+    if (!*text) return;
     size_t n = (size_t)snprintf(line, sizeof line, "%.64s: ", program_invocation_short_name);
     for (const unsigned char *c = (const unsigned char *)text; *c && n < sizeof line - 8; c++) {
         if (*c < 32 || *c == 127)
@@ -26,7 +27,7 @@ void cli_complain(const char *text)
 
 int cli_fail(const struct helm_err *err, bool begun)
 {
-    cli_complain(err->text[0] ? err->text : helm_code_name(err->code));
+    cli_complain(err->text);
     if (begun) return CLI_EXIT_FAILED;
     switch (err->code) {
     case HELM_E_USAGE:
@@ -58,6 +59,7 @@ int cli_write(const void *data, size_t bytes, struct helm_err *err)
     while (bytes > 0) {
         ssize_t n = write(STDOUT_FILENO, at, bytes);
         if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EPIPE) return helm_fail(err, HELM_E_IO, "%s", "");
         if (n < 0) return helm_fail_errno(err, "writing to standard output");
         at += n;
         bytes -= (size_t)n;

@@ -4,6 +4,7 @@
 #include "client/cli/cli.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -103,6 +104,17 @@ void cli_name_model(const char *path, char *name, size_t size)
     snprintf(name, size, "%.*s", (int)length, last);
 }
 
+void cli_advise(const struct cli *cli, struct helm_err *err)
+{
+    const char *named = cli->connect ? cli->connect : getenv("HELM_ENDPOINT");
+    const size_t length = strlen(err->text);
+    if (err->code != HELM_E_NOT_FOUND || cli->daemon) return;
+    const bool other = named && *named;
+    snprintf(err->text + length, sizeof err->text - length,
+             "; `helmd --model PATH%s%.120s` starts one, and --model PATH here one for this command alone",
+             other ? " --listen " : "", other ? named : "");
+}
+
 int cli_open(struct cli *cli)
 {
     struct helm_err err = {0};
@@ -125,6 +137,7 @@ int cli_open(struct cli *cli)
     }
     int rc = cli_connect(cli, &err);
     if (rc == 0) return CLI_EXIT_DONE;
+    cli_advise(cli, &err);
     cli_complain(err.text);
     return rc == HELM_E_USAGE ? CLI_EXIT_USAGE : CLI_EXIT_NO_DAEMON;
 }

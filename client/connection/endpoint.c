@@ -2,6 +2,8 @@
 #include "client/connection/endpoint.h"
 
 #include <errno.h>
+#include <grp.h>
+#include <pwd.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +12,8 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#include "common/base/units.h"
 
 #define IPC "ipc://"
 #define TCP "tcp://"
@@ -68,9 +72,12 @@ int endpoint_check(const char *endpoint, bool has_keys, struct helm_err *err)
     }
     if (strncmp(endpoint, TCP, strlen(TCP)) == 0) {
         const char *colon = strrchr(endpoint + strlen(TCP), ':');
+        uint64_t port;
         if (!colon || colon == endpoint + strlen(TCP) || !colon[1] ||
             strspn(colon + 1, "0123456789") != strlen(colon + 1))
             return helm_fail(err, HELM_E_USAGE, "endpoint '%s' is not tcp://HOST:PORT", endpoint);
+        if (units_parse_u64("the port", colon + 1, 1, 65535, &port, err))
+            return helm_err_prefix(err, "endpoint '%s'", endpoint);
         if (!has_keys)
             return helm_fail(
                 err, HELM_E_USAGE,
@@ -79,6 +86,32 @@ int endpoint_check(const char *endpoint, bool has_keys, struct helm_err *err)
         return 0;
     }
     return helm_fail(err, HELM_E_USAGE, "endpoint '%s' is neither ipc://PATH nor tcp://HOST:PORT", endpoint);
+}
+
+/* Which users may connect, by the socket's mode or that of the folder that keeps this one out. */
+static int fail_permission(const char *endpoint, struct helm_err *err)
+{
+    char at[HELM_ENDPOINT_MAX];
+    struct stat st;
+    snprintf(at, sizeof at, "%s", endpoint + strlen(IPC));
+    int seen = stat(at, &st);
+    for (char *slash; seen && errno == EACCES && (slash = strrchr(at, '/')) && slash != at;) {
+        *slash = 0;
+        seen = stat(at, &st);
+    }
+    if (seen) return helm_fail(err, HELM_E_PERMISSION, "%s: not permitted for this user", endpoint);
+    const struct passwd *owner = getpwuid(st.st_uid);
+    const struct group *group = getgrgid(st.st_gid);
+    if (!(st.st_mode & (S_ISDIR(st.st_mode) ? S_IXGRP : S_IWGRP)) || !group)
+        return helm_fail(err, HELM_E_PERMISSION, "%s: not permitted for this user; user '%s' alone may connect",
+                         endpoint, owner ? owner->pw_name : "?");
+    char name[64];
+    snprintf(name, sizeof name, "%s", group->gr_name);
+    const struct passwd *self = getpwuid(geteuid());
+    return helm_fail(err, HELM_E_PERMISSION,
+                     "%s: not permitted for this user; members of group '%s' may connect: `sudo usermod -aG %s "
+                     "%s`, then log in anew",
+                     endpoint, name, name, self ? self->pw_name : "USER");
 }
 
 int endpoint_probe(const char *endpoint, struct helm_err *err)
@@ -108,7 +141,7 @@ int endpoint_probe(const char *endpoint, struct helm_err *err)
             break;
         case EACCES:
         case EPERM:
-            rc = helm_fail(err, HELM_E_PERMISSION, "%s: not permitted for this user", endpoint);
+            rc = fail_permission(endpoint, err);
             break;
         default:
             rc = helm_fail(err, HELM_E_NOT_FOUND, "no daemon at %s: %s", endpoint, strerror(errno));

@@ -294,6 +294,16 @@ out:
     return rc;
 }
 
+int cpu_check_threads(int node, uint64_t threads, struct helm_err *err)
+{
+    struct cpu_set set;
+    struct helm_err none = {0};
+    if (!threads || cpu_usable(node, &set, &none) || threads <= (uint64_t)set.count) return 0;
+    return helm_fail(err, HELM_E_USAGE, "--threads %llu: this process may use %d CPU%s%s: write at most %d",
+                     (unsigned long long)threads, set.count, set.count == 1 ? "" : "s",
+                     node < 0 ? "" : " of that node", set.count);
+}
+
 void cpu_model_name(char *text, size_t size)
 {
     if (size == 0) return;

@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "common/base/err.h"
 
@@ -59,7 +60,11 @@ struct cpu_set {
 };
 HELM_MUST_CHECK int cpu_usable(int node, struct cpu_set *set, struct helm_err *err);
 
-/* The same over a given sysfs root ("/sys"), affinity list (rising) and quota (0: none): for tests. */
+/* Whether --threads has a CPU for each: asked before anything is measured with them. HELM_E_USAGE. A node that cannot be
+ * used is for cpu_usable's other callers to refuse. */
+HELM_MUST_CHECK int cpu_check_threads(int node, uint64_t threads, struct helm_err *err);
+
+/* cpu_usable over a given sysfs root ("/sys"), affinity list (rising) and quota (0: none): for tests. */
 HELM_MUST_CHECK int cpu_usable_under(const char *sys_root, const int *allowed, int allowed_count,
                                      double quota, int node, struct cpu_set *set, struct helm_err *err);
 

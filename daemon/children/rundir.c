@@ -1,4 +1,4 @@
-/* The run directory. See rundir.h. Called by main.c; owns the lock descriptors.
+/* The run directory. See rundir.h. Called by main.c and clients/endpoint.c; owns the lock descriptors.
  *
  * A lock file may be removed by its holder while another daemon waits for it. So a daemon that gets the lock
  * checks that the file it locked is still the one with that name. The keeper of a killed daemon shares the lock
@@ -118,6 +118,14 @@ static int remove_socket(const char *path, struct helm_err *err)
     return 0;
 }
 
+static int fail_busy(const char *socket, long pid, struct helm_err *err)
+{
+    return helm_fail(err, HELM_E_BUSY,
+                     "another helmd (pid %ld) already listens on ipc://%s: end it, or give this one another "
+                     "--listen ipc:///PATH",
+                     pid, socket);
+}
+
 static int lock_endpoint(struct rundir_lock *lock, struct helm_err *err)
 {
     uint64_t give_up_us = units_now_us() + RUNDIR_LOCK_WAIT_MS * 1000;
@@ -144,9 +152,7 @@ static int lock_endpoint(struct rundir_lock *lock, struct helm_err *err)
             errno = saved;
             return helm_fail_errno(err, "lock file %s", lock->file);
         }
-        if (pid)
-            return helm_fail(err, HELM_E_BUSY, "another helmd (pid %ld) already listens on ipc://%s", pid,
-                             lock->socket);
+        if (pid) return fail_busy(lock->socket, pid, err);
         if (units_now_us() > give_up_us)
             return helm_fail(err, HELM_E_BUSY, "lock file %s is held by something that is not a helmd",
                              lock->file);
@@ -164,35 +170,78 @@ static int lock_endpoint(struct rundir_lock *lock, struct helm_err *err)
     return rc;
 }
 
+/* The path of an ipc endpoint, NULL of a tcp one. */
+static int read_endpoint(const char *text, const char **path, struct helm_err *err)
+{
+    static const char ipc[] = "ipc://", tcp[] = "tcp://";
+    *path = NULL;
+    if (strncmp(text, tcp, strlen(tcp)) == 0) {
+        const char *colon = strrchr(text + strlen(tcp), ':');
+        uint64_t port;
+        if (!colon || !colon[1]) return helm_fail(err, HELM_E_USAGE, "--listen %s: not tcp://ADDRESS:PORT", text);
+        return units_parse_u64("--listen: the port", colon + 1, 0, 65535, &port, err);
+    }
+    if (strncmp(text, ipc, strlen(ipc)) != 0)
+        return helm_fail(err, HELM_E_USAGE, "--listen %s: endpoints are ipc:///PATH or tcp://ADDRESS:PORT",
+                         text);
+    if (text[strlen(ipc)] != '/')
+        return helm_fail(err, HELM_E_USAGE, "--listen %s: the path of an ipc endpoint must be absolute",
+                         text);
+    *path = text + strlen(ipc);
+    if (strlen(*path) < RUNDIR_PATH_MAX) return 0;
+    return helm_fail(err, HELM_E_USAGE, "--listen %s: path of %zu bytes, sockets take at most %d", text,
+                     strlen(*path), RUNDIR_PATH_MAX - 1);
+}
+
 static int add_endpoint(struct rundir *dir, const char *text, struct helm_err *err)
 {
     uint32_t i = dir->endpoints.count;
+    const char *path;
     if (i == ARGS_LIST_MAX) return helm_fail(err, HELM_E_LIMIT, "more than %d endpoints", ARGS_LIST_MAX);
     int n = snprintf(dir->endpoint_text[i], sizeof dir->endpoint_text[i], "%s", text);
     if (n < 0 || (size_t)n >= sizeof dir->endpoint_text[i])
         return helm_fail(err, HELM_E_USAGE, "--listen %.64s...: too long", text);
-    if (strncmp(text, "ipc://", 6) == 0) {
-        const char *path = text + 6;
-        struct rundir_lock *lock = &dir->lock[dir->lock_count];
-        if (path[0] != '/')
-            return helm_fail(err, HELM_E_USAGE, "--listen %s: the path of an ipc endpoint must be absolute",
-                             text);
-        if (strlen(path) >= sizeof lock->socket)
-            return helm_fail(err, HELM_E_USAGE, "--listen %s: path of %zu bytes, sockets take at most %zu",
-                             text, strlen(path), sizeof lock->socket - 1);
+    int rc = read_endpoint(text, &path, err);
+    if (!rc && path) {
+        struct rundir_lock *lock = &dir->lock[dir->lock_count++];
         snprintf(lock->socket, sizeof lock->socket, "%s", path);
         snprintf(lock->file, sizeof lock->file, "%s.lock", path);
         lock->fd = -1;
-        dir->lock_count++;
-        int rc = lock_endpoint(lock, err);
-        if (rc) return rc;
-    } else if (strncmp(text, "tcp://", 6) != 0) {
-        return helm_fail(err, HELM_E_USAGE, "--listen %s: endpoints are ipc:///PATH or tcp://ADDRESS:PORT",
-                         text);
+        rc = lock_endpoint(lock, err);
     }
+    if (rc) return rc;
     dir->endpoints.item[i] = dir->endpoint_text[i];
     dir->endpoints.count++;
     return 0;
+}
+
+/* The lock is shared for a moment, so that a daemon that starts meanwhile finds no holder that lives, and waits. */
+static int check_free(const char *path, struct helm_err *err)
+{
+    char file[RUNDIR_PATH_MAX + 8];
+    snprintf(file, sizeof file, "%s.lock", path);
+    const int fd = open(file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) return 0; /* free, or for rundir_open to refuse */
+    const bool held = flock(fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK && is_lock_file(fd);
+    const long pid = held ? live_holder(fd) : 0;
+    close(fd);
+    return pid ? fail_busy(path, pid, err) : 0;
+}
+
+int rundir_check(const char *option, const struct args_list *listen, struct helm_err *err)
+{
+    struct rundir dir = {0};
+    char path[RUNDIR_PATH_MAX + 16];
+    mode_t forbidden;
+    int rc = choose_path(option, &dir, &forbidden, err);
+    snprintf(path, sizeof path, "%s/helmd.sock", dir.path);
+    if (!rc && listen->count == 0) return check_free(path, err);
+    for (uint32_t i = 0; i < listen->count && !rc; i++) {
+        const char *local;
+        rc = read_endpoint(listen->item[i], &local, err);
+        if (!rc && local) rc = check_free(local, err);
+    }
+    return rc;
 }
 
 int rundir_open(const char *option, const struct args_list *listen, struct rundir *dir, struct helm_err *err)

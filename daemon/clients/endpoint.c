@@ -1,4 +1,4 @@
-/* Listening sockets and their peers. See endpoint.h. Called by client_socket.c; owns nothing. */
+/* Listening sockets and their peers. See endpoint.h. Called by client_socket.c and main.c; owns nothing. */
 #include "daemon/clients/endpoint.h"
 
 #include <errno.h>
@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#include "daemon/children/rundir.h"
 
 #define BACKLOG    256
 #define KEYS       (UINT64_C(1) << 63) /* peers with a key have numbers behind those of users */
@@ -40,18 +42,16 @@ static int listen_local(const char *path, int *fd, struct helm_err *err)
     return chmod(path, 0660) ? helm_fail_errno(err, "mode of ipc://%s", path) : 0;
 }
 
-static int listen_at(const struct addrinfo *where, int *fd)
+static int bind_at(const struct addrinfo *where, int *fd)
 {
     const int yes = 1;
     *fd = socket(where->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (*fd < 0 || setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) ||
-        bind(*fd, where->ai_addr, where->ai_addrlen))
-        return -1;
-    return listen(*fd, BACKLOG);
+    if (*fd < 0 || setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes)) return -1;
+    return bind(*fd, where->ai_addr, where->ai_addrlen);
 }
 
 /* ADDRESS:PORT, [ADDRESS]:PORT, or *:PORT for all addresses. */
-static int listen_tcp(const char *text, int *fd, struct helm_err *err)
+static int bind_tcp(const char *text, int *fd, struct helm_err *err)
 {
     char host[256];
     const struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
@@ -65,11 +65,30 @@ static int listen_tcp(const char *text, int *fd, struct helm_err *err)
     const bool all = strcmp(host, "*") == 0;
     const int rc = getaddrinfo(all ? NULL : host, colon + 1, &hints, &found);
     if (rc) return helm_fail(err, HELM_E_USAGE, "tcp://%s: %s", text, gai_strerror(rc));
-    const int listens = listen_at(found, fd);
+    const int bound = bind_at(found, fd);
     const int saved = errno;
     freeaddrinfo(found);
     errno = saved;
-    return listens ? helm_fail_errno(err, "cannot listen on tcp://%s", text) : 0;
+    return bound ? helm_fail_errno(err, "cannot listen on tcp://%s", text) : 0;
+}
+
+static int listen_tcp(const char *text, int *fd, struct helm_err *err)
+{
+    const int rc = bind_tcp(text, fd, err);
+    if (rc || listen(*fd, BACKLOG) == 0) return rc;
+    return helm_fail_errno(err, "cannot listen on tcp://%s", text);
+}
+
+int endpoint_check_free(const char *rundir, const struct args_list *endpoints, struct helm_err *err)
+{
+    int rc = rundir_check(rundir, endpoints, err);
+    for (uint32_t i = 0; i < endpoints->count && !rc; i++) {
+        int fd = -1;
+        if (!endpoint_is_tcp(endpoints->item[i])) continue;
+        rc = bind_tcp(endpoints->item[i] + strlen("tcp://"), &fd, err);
+        if (fd >= 0) close(fd);
+    }
+    return rc;
 }
 
 int endpoint_listen(const char *endpoint, int *fd, struct helm_err *err)

@@ -1,12 +1,13 @@
 /* Where clients connect: listening sockets, and the identity of a connected client.
  *
- * Called by client_socket.c. Owns nothing: descriptors are the caller's. */
+ * Called by client_socket.c and, before what takes long, by main.c. Owns nothing: descriptors are the caller's. */
 #ifndef HELM_DAEMON_CLIENTS_ENDPOINT_H
 #define HELM_DAEMON_CLIENTS_ENDPOINT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/base/args.h"
 #include "common/base/err.h"
 
 #define ENDPOINT_NO_GROUP UINT32_MAX
@@ -20,6 +21,11 @@ struct endpoint_peer {
 /* "ipc:///PATH" (mode 0660 from the first moment on) or "tcp://ADDRESS:PORT": *fd listens there, without blocking. */
 HELM_MUST_CHECK int endpoint_listen(const char *endpoint, int *fd, struct helm_err *err);
 bool endpoint_is_tcp(const char *endpoint);
+
+/* Whether the endpoints of --listen (none: the default one in `rundir`, NULL: the default) are well formed and nothing
+ * listens there. Keeps nothing: endpoint_listen may still fail. HELM_E_USAGE, HELM_E_BUSY, HELM_E_IO. */
+HELM_MUST_CHECK int endpoint_check_free(const char *rundir, const struct args_list *endpoints,
+                                        struct helm_err *err);
 
 /* The next connection that waits, without blocking; -1 and errno. */
 int endpoint_accept(int fd, bool tcp);

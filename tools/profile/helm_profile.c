@@ -348,12 +348,14 @@ static int run(struct tool *t, struct helm_err *err)
     struct helm_err none = {0};
     char fingerprint[72], path[PATH_TEXT];
     int rc = accelerator_check_option(o->device, err);
+    if (!rc) rc = cpu_check_threads(wanted, o->threads, err);
     if (!rc) rc = read_formats(t, err);
     if (rc) return rc;
     /* A missing program is reported by the choice of the device. */
     rc = worker_process_find(o->worker_dir, "helm-worker-gpu", t->worker, sizeof t->worker, &none);
     rc = accelerator_choose(o->device, 0, rc ? "" : t->worker, &t->device, err);
     if (!rc) rc = accelerator_choose_node(&t->device, wanted, &t->node, err);
+    if (!rc) rc = cpu_check_threads(t->node, o->threads, err);
     if (rc) return rc;
     if (o->now) return run_now(t, err);
     snprintf(hardware.device, sizeof hardware.device, "%s", t->device.hardware);

@@ -3,8 +3,11 @@
 Client is one connection; several generations may be open on it at once (`generate` returns a number, `answer` the next
 Response to one, `receive` the next to any). Not safe to share between threads without a lock; aio.py is for asyncio."""
 import collections
+import grp
 import os
+import pwd
 import socket
+import stat
 import time
 
 import zmq
@@ -41,6 +44,26 @@ def default_endpoint():
         return "ipc://" + own
 
 
+def who_may_connect(path):
+    """By the socket's mode, or that of the folder that keeps this user out; "" where neither can be seen."""
+    while len(path) > 1:
+        try:
+            st = os.stat(path)
+            break
+        except PermissionError:
+            path = os.path.dirname(path)
+        except OSError:
+            return ""
+    else:
+        return ""
+    try:
+        if st.st_mode & (stat.S_IXGRP if stat.S_ISDIR(st.st_mode) else stat.S_IWGRP):
+            return "; members of group '%s' may connect" % grp.getgrgid(st.st_gid).gr_name
+        return "; user '%s' alone may connect" % pwd.getpwuid(st.st_uid).pw_name
+    except KeyError:
+        return ""
+
+
 def check_permission(endpoint):
     """ZeroMQ would try again and again without a word where this user may not open the socket."""
     if not endpoint.startswith("ipc:///"):
@@ -50,7 +73,8 @@ def check_permission(endpoint):
         try:
             probe.connect(endpoint[len("ipc://"):])
         except PermissionError:
-            raise HelmError(None, "%s: not permitted for this user" % endpoint) from None
+            raise HelmError(None, "%s: not permitted for this user%s" %
+                            (endpoint, who_may_connect(endpoint[len("ipc://"):]))) from None
         except OSError:
             pass  # no daemon yet, or a busy one: the first answer will tell
 
