@@ -61,6 +61,7 @@ MODEL_SRC := \
   common/model/index.c \
   common/model/math.c \
   common/model/mixture.c \
+  common/model/nearest.c \
   common/model/parts.c \
   common/model/rope.c \
   common/model/rope_config.c \

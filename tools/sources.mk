@@ -17,6 +17,7 @@ QUANTIZE_SRC := \
 
 PROFILE_SRC := \
   common/measure/reader.c \
+  tools/interrupt/interrupt.c \
   tools/profile/attend.c \
   tools/profile/checkpoint.c \
   tools/profile/cpu.c \
@@ -78,7 +79,7 @@ helm-inspect_LINK := $(COMMON_SRC) $(MODEL_SRC) $(INSPECT_SRC)
 helm-inspect_LIBS := -ljansson -lm
 
 helm-mkmodel_MAIN := tools/mkmodel/helm_mkmodel.c
-helm-mkmodel_LINK := $(COMMON_SRC) $(MODEL_SRC) $(MKMODEL_SRC)
+helm-mkmodel_LINK := $(COMMON_SRC) $(MODEL_SRC) $(MKMODEL_SRC) tools/interrupt/interrupt.c
 helm-mkmodel_LIBS := -ljansson -lm
 
 helm-plan_MAIN := tools/plan/helm_plan.c
@@ -93,5 +94,5 @@ helm-profile_LINK := $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/wor
 helm-profile_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
 helm-quantize_MAIN := tools/quantize/helm_quantize.c
-helm-quantize_LINK := $(COMMON_SRC) $(MODEL_SRC) $(QUANTIZE_SRC) $(filter client/text/tokenizer/%,$(LIBHELM_SRC))
+helm-quantize_LINK := $(COMMON_SRC) $(MODEL_SRC) $(QUANTIZE_SRC) $(filter client/text/tokenizer/%,$(LIBHELM_SRC)) tools/interrupt/interrupt.c
 helm-quantize_LIBS := -lpcre2-8 -ljansson -lutf8proc -lm

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "client/cli/chat.h"
+#include "common/base/printable.h"
 
 #define FULL "/clear begins a new conversation"
 
@@ -175,6 +176,19 @@ static bool do_command(struct chat *chat, char *text, bool *go_on)
     return true;
 }
 
+/* How the model is called, and the way to all else. */
+static void greet(const struct chat *chat)
+{
+    struct helm_model_info *info = NULL;
+    struct helm_err ignored = {0};
+    char name[256] = "", shown[512];
+    if (helm_model_info(chat->cli->client, CLI_ANSWER_MS, &info, &ignored) == 0)
+        cli_name_model(info->folder, name, sizeof name);
+    free(info);
+    printable(shown, sizeof shown, name);
+    fprintf(stderr, "%s%s/help lists what may be typed, /exit or Ctrl-D leaves\n", shown, *shown ? ": " : "");
+}
+
 static int converse(struct chat *chat)
 {
     struct helm_err err = {0};
@@ -247,6 +261,7 @@ int command_chat(struct cli *cli, int argc, char *const argv[])
     if (rc == 0 && system) rc = chat_set_system(&chat.history, system, &err);
     if (rc == 0 && isatty(STDIN_FILENO) && isatty(STDERR_FILENO))
         rc = line_editor_open(cli, "> ", &chat.editor, &err);
+    if (rc == 0 && chat.editor) greet(&chat);
     status = rc == 0 ? converse(&chat) : cli_fail(&err, false);
     line_editor_close(chat.editor);
     chat_free(&chat.history);

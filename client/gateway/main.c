@@ -1,7 +1,7 @@
 /* helm-gateway: HTTP in front of helmd, for the tools that people already use (docs/gateway.md).
  *
- * Start order: options -> signals -> keys -> daemon (named, or a private one) -> model's texts -> threads -> server -> loop ->
- * everything back in reverse. No logic here. Exit status: as helm-cli's. */
+ * Start order: options -> signals -> keys -> address -> daemon (named, or a private one) -> model's texts -> threads -> server ->
+ * loop -> everything back in reverse. No logic here. Exit status: as helm-cli's. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,6 +77,7 @@ static void stop(struct gateway *g)
 static int run(struct gateway *g, const struct options *o)
 {
     struct helm_err err = {0};
+    if (server_check(o->listen, &err) < 0) return args_usage_error(g->cli.global, &err);
     if (!g->access.file && !server_is_loopback(o->listen)) {
         helm_fail(&err, HELM_E_USAGE, "--listen %s is not this machine alone: that needs --api-keys FILE",
                   o->listen);
@@ -84,6 +85,7 @@ static int run(struct gateway *g, const struct options *o)
     }
     int rc = cli_catch_signals(&g->cli, &err);
     if (rc == 0) rc = access_read_keys(&g->access, &err);
+    if (rc == 0) rc = server_bind(g, o->listen, &err);
     if (rc < 0) return cli_fail(&err, false);
     /* what a private helmd says of itself is not for systemd, which waits for the gateway */
     const char *told = getenv("NOTIFY_SOCKET");

@@ -391,15 +391,32 @@ static void say(void *cls, const char *fmt, va_list ap)
 /* "HOST:PORT" or "[ADDRESS]:PORT". */
 static int split_listen(const char *listen, char host[256], const char **port, struct helm_err *err)
 {
-    const char *colon = strrchr(listen, ':');
+    const char *colon = strrchr(listen, ':'), *digits = colon ? colon + 1 : listen;
     const bool brackets = *listen == '[';
     const size_t length = colon ? (size_t)(colon - listen) : 0;
-    if (!colon || length < 1 || length > 255 || (brackets && colon[-1] != ']'))
-        return helm_fail(err, HELM_E_USAGE, "--listen %s: not HOST:PORT", listen);
-    snprintf(host, 256, "%.*s", (int)(length - (brackets ? 2 : 0)), listen + brackets);
-    *port = colon + 1;
+    struct helm_err none = {0};
     uint64_t number;
-    return units_parse_u64("--listen: the port", *port, 0, 65535, &number, err);
+    const bool is_port = *digits && strspn(digits, "0123456789") == strlen(digits);
+    const bool in_range = is_port && !units_parse_u64("", digits, 0, 65535, &number, &none);
+    if (is_port && !in_range)
+        return helm_fail(err, HELM_E_USAGE,
+                         "--listen %s: ports end at 65535: write one from 1024 on, such as %.*s:8080", listen,
+                         (int)(length ? length : 9), length ? listen : "127.0.0.1");
+    if (!is_port || length < 1 || length > 255 || (brackets && colon[-1] != ']') || strchr(listen, '/'))
+        return helm_fail(err, HELM_E_USAGE,
+                         "--listen %s: not HOST:PORT: write 127.0.0.1:%s for clients on this machine, 0.0.0.0:%s "
+                         "for all (with --api-keys)",
+                         listen, in_range ? digits : "8080", in_range ? digits : "8080");
+    snprintf(host, 256, "%.*s", (int)(length - (brackets ? 2 : 0)), listen + brackets);
+    *port = digits;
+    return 0;
+}
+
+int server_check(const char *listen, struct helm_err *err)
+{
+    char host[256];
+    const char *port;
+    return split_listen(listen, host, &port, err);
 }
 
 bool server_is_loopback(const char *listen)
@@ -411,16 +428,39 @@ bool server_is_loopback(const char *listen)
     return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0;
 }
 
-static int open_socket(const char *listen_at, int *fd, char at[128], struct helm_err *err)
+/* Why it cannot be listened there, by errno, and what to write instead. */
+static int fail_listen(const char *listen_at, const char *port, struct helm_err *err)
 {
-    char host[256], name[INET6_ADDRSTRLEN + 2] = "", service[8] = "";
+    const int host = (int)(port - listen_at), number = atoi(port);
+    switch (errno) {
+    case EADDRINUSE:
+        return helm_fail(err, HELM_E_IO,
+                         "--listen %s: another program has that port: write another, such as %.*s%d, or %.*s0 for "
+                         "any that is free",
+                         listen_at, host, listen_at, number < 65535 ? number + 1 : 8080, host, listen_at);
+    case EACCES:
+        return helm_fail(err, HELM_E_IO,
+                         "--listen %s: ports below 1024 are not for this user: write one from 1024 on, such as "
+                         "%.*s8080",
+                         listen_at, host, listen_at);
+    case EADDRNOTAVAIL:
+        return helm_fail(err, HELM_E_IO,
+                         "--listen %s: this machine has no such address: write 127.0.0.1:%s, or 0.0.0.0:%s for "
+                         "all that it has",
+                         listen_at, port, port);
+    default:
+        return helm_fail_errno(err, "--listen %s", listen_at);
+    }
+}
+
+static int bind_socket(const char *listen_at, int *fd, struct helm_err *err)
+{
+    char host[256];
     const char *port;
     struct addrinfo *found = NULL;
     const struct addrinfo hints = {.ai_family = AF_UNSPEC,
                                    .ai_socktype = SOCK_STREAM,
                                    .ai_flags = AI_PASSIVE};
-    struct sockaddr_storage bound;
-    socklen_t bound_size = sizeof bound;
     const int on = 1;
     int rc = split_listen(listen_at, host, &port, err);
     if (rc < 0) return rc;
@@ -428,24 +468,40 @@ static int open_socket(const char *listen_at, int *fd, char at[128], struct helm
     if (trouble) return helm_fail(err, HELM_E_USAGE, "--listen %s: %s", listen_at, gai_strerror(trouble));
     *fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (*fd < 0 || setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0 ||
-        bind(*fd, found->ai_addr, found->ai_addrlen) < 0 || listen(*fd, SOMAXCONN) < 0 ||
-        getsockname(*fd, (struct sockaddr *)&bound, &bound_size) < 0)
-        rc = helm_fail_errno(err, "--listen %s", listen_at);
+        bind(*fd, found->ai_addr, found->ai_addrlen) < 0)
+        rc = fail_listen(listen_at, port, err);
     freeaddrinfo(found);
-    if (rc == 0 && getnameinfo((struct sockaddr *)&bound, bound_size, name, sizeof name, service,
-                               sizeof service, NI_NUMERICHOST | NI_NUMERICSERV) == 0)
-        snprintf(at, 128, strchr(name, ':') ? "[%s]:%s" : "%s:%s", name, service);
     return rc;
 }
 
-int server_open(struct gateway *g, const char *listen_at, char at[128], struct helm_err *err)
+int server_bind(struct gateway *g, const char *listen_at, struct helm_err *err)
 {
     struct server *server = calloc(1, sizeof *server);
     if (!server) return helm_fail(err, HELM_E_NOMEM, "no memory for the server");
     server->gateway = g;
     server->listen_fd = -1;
     g->server = server;
-    const int rc = open_socket(listen_at, &server->listen_fd, at, err);
+    return bind_socket(listen_at, &server->listen_fd, err);
+}
+
+/* Its port is known only now, where any was wanted. */
+static int listen_socket(const char *listen_at, int fd, char at[128], struct helm_err *err)
+{
+    char name[INET6_ADDRSTRLEN + 2] = "", service[8] = "";
+    struct sockaddr_storage bound;
+    socklen_t bound_size = sizeof bound;
+    if (listen(fd, SOMAXCONN) < 0 || getsockname(fd, (struct sockaddr *)&bound, &bound_size) < 0)
+        return fail_listen(listen_at, strrchr(listen_at, ':') + 1, err);
+    if (getnameinfo((struct sockaddr *)&bound, bound_size, name, sizeof name, service, sizeof service,
+                    NI_NUMERICHOST | NI_NUMERICSERV) == 0)
+        snprintf(at, 128, strchr(name, ':') ? "[%s]:%s" : "%s:%s", name, service);
+    return 0;
+}
+
+int server_open(struct gateway *g, const char *listen_at, char at[128], struct helm_err *err)
+{
+    struct server *server = g->server;
+    const int rc = listen_socket(listen_at, server->listen_fd, at, err);
     if (rc < 0) return rc;
     server->http =
         MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, handle,

@@ -8,7 +8,11 @@
 
 #include "client/gateway/gateway.h"
 
-/* Listens at "HOST:PORT" (HOST an address or localhost; port 0: any) and writes where to at[]. */
+/* Whether this is "HOST:PORT"; the error says what to write. */
+HELM_MUST_CHECK int server_check(const char *listen, struct helm_err *err);
+/* Takes "HOST:PORT" (HOST an address or localhost; port 0: any), before what takes long; no client can connect yet. */
+HELM_MUST_CHECK int server_bind(struct gateway *gateway, const char *listen, struct helm_err *err);
+/* Listens there, and writes where that is to at[]. */
 HELM_MUST_CHECK int server_open(struct gateway *gateway, const char *listen, char at[128],
                                 struct helm_err *err);
 /* Whether HOST of "HOST:PORT" is this machine alone. */

@@ -32,6 +32,9 @@ bool file_is_folder(const char *path);
 HELM_MUST_CHECK int file_read_inside(const char *folder, const char *name, size_t max_bytes, char **text,
                                      size_t *length, struct helm_err *err);
 
+/* HELM_E_FORMAT: a file ends before what its header says; `header`: inside of it, so that more is expected still. */
+int file_cut_short(const char *what, uint64_t present, uint64_t expected, bool header, struct helm_err *err);
+
 /* pread until `bytes` are in buf; a short file is HELM_E_FORMAT. */
 HELM_MUST_CHECK int file_pread_all(int fd, void *buf, size_t bytes, uint64_t offset, const char *what,
                                    struct helm_err *err);

@@ -31,6 +31,8 @@ HELM_MUST_CHECK int checkpoint_take(struct model *model, uint32_t shard, uint64_
 size_t checkpoint_slot(const struct model_config *config, enum tensor_role role, int32_t layer);
 HELM_MUST_CHECK int checkpoint_add(struct model *model, const struct model_tensor *tensor,
                                    struct helm_err *err);
+/* HELM_E_NOT_FOUND: file `number` of the model's is not there, as a download that ended early leaves it. */
+int checkpoint_missing_file(const struct model *model, uint32_t number, struct helm_err *err);
 HELM_MUST_CHECK int checkpoint_finish(struct model *model, struct helm_err *err);
 /* The path as given; also the folder, unless that is known. */
 HELM_MUST_CHECK int checkpoint_name(struct model *model, const char *path, struct helm_err *err);

@@ -35,6 +35,7 @@ struct cursor {
     const uint8_t *at;
     uint64_t left;   /* bytes that are there */
     uint64_t behind; /* bytes that the file has behind those */
+    uint64_t all;    /* bytes of the file */
     bool more;       /* some of them were needed */
     struct helm_err *err;
 };
@@ -54,11 +55,15 @@ static uint64_t load(const uint8_t *at, uint32_t bytes)
 /* `count` things of `each` bytes; NULL: the file has no such many. */
 static const uint8_t *take(struct cursor *c, uint64_t count, uint64_t each, const char *what)
 {
-    uint64_t bytes;
-    if (units_mul(count, each, &bytes) || bytes > c->left + c->behind) {
+    uint64_t bytes, end;
+    const uint64_t left = c->left + c->behind;
+    if (units_mul(count, each, &bytes) || units_add(c->all - left, bytes, &end)) {
         helm_fail(c->err, HELM_E_FORMAT, "%s: %llu times %llu bytes, but the file ends after %llu", what,
-                  (unsigned long long)count, (unsigned long long)each,
-                  (unsigned long long)(c->left + c->behind));
+                  (unsigned long long)count, (unsigned long long)each, (unsigned long long)left);
+        return NULL;
+    }
+    if (bytes > left) {
+        file_cut_short(what, c->all, end, true, c->err);
         return NULL;
     }
     if (bytes > c->left) {
@@ -234,7 +239,8 @@ static int compare_places(const void *left, const void *right)
 }
 
 /* The tensors tile the data: each begins where the one before it ended, padded. */
-static int check_tiling(const struct gguf *header, uint64_t data_bytes, struct helm_err *err)
+static int check_tiling(const struct gguf *header, uint64_t file_bytes, uint64_t data_bytes,
+                        struct helm_err *err)
 {
     uint64_t at = 0, end = 0;
     const char *before = "the header";
@@ -244,17 +250,14 @@ static int check_tiling(const struct gguf *header, uint64_t data_bytes, struct h
             return helm_fail(err, HELM_E_FORMAT,
                              "tensor '%s' begins at %llu of the data, not at %llu, behind %s and its padding",
                              entry->name, (unsigned long long)entry->begin, (unsigned long long)at, before);
-        if (units_add(at, entry->bytes, &end) || end > data_bytes)
-            return helm_fail(err, HELM_E_FORMAT,
-                             "tensor '%s': %llu bytes from %llu pass the end of the %llu data bytes",
-                             entry->name, (unsigned long long)entry->bytes, (unsigned long long)at,
-                             (unsigned long long)data_bytes);
-        if (units_add(end, header->alignment - 1, &at))
+        if (units_add(at, entry->bytes, &end) || units_add(end, header->alignment - 1, &at))
             return helm_fail(err, HELM_E_LIMIT, "tensor '%s' ends at %llu", entry->name,
                              (unsigned long long)end);
         at = at / header->alignment * header->alignment;
         before = entry->name;
     }
+    if (end > data_bytes)
+        return file_cut_short("the file is cut short", file_bytes, header->data_offset + end, false, err);
     if (data_bytes != SAFETENSORS_BYTES_UNKNOWN && data_bytes > at)
         return helm_fail(err, HELM_E_FORMAT, "%llu bytes follow the last tensor",
                          (unsigned long long)(data_bytes - at));
@@ -327,7 +330,7 @@ static int take_all(struct cursor *c, const struct gguf_source *source, struct g
     const uint64_t end = source->length - c->left, file_bytes = source->file_bytes;
     header->data_offset = round_up(end, header->alignment);
     uint64_t data_bytes = file_bytes > header->data_offset ? file_bytes - header->data_offset : 0;
-    return check_tiling(header, source->headers ? SAFETENSORS_BYTES_UNKNOWN : data_bytes, c->err);
+    return check_tiling(header, file_bytes, source->headers ? SAFETENSORS_BYTES_UNKNOWN : data_bytes, c->err);
 }
 
 int gguf_parse(const struct gguf_source *source, struct gguf *header, bool *more, struct helm_err *err)
@@ -336,6 +339,7 @@ int gguf_parse(const struct gguf_source *source, struct gguf *header, bool *more
     struct cursor c = {.at = source->bytes,
                        .left = source->length,
                        .behind = source->file_bytes - source->length,
+                       .all = source->file_bytes,
                        .err = &detail};
     memset(header, 0, sizeof *header);
     int rc = take_all(&c, source, header);

@@ -66,6 +66,7 @@ static int read_headers(struct model *model, bool headers, struct gguf_files *fi
         struct model_shard *shard = &model->shards[i];
         int fd = -1;
         int rc = file_open_inside(model->folder, shard->file, &fd, &shard->bytes, err);
+        if (rc == HELM_E_NOT_FOUND && i > 0) return checkpoint_missing_file(model, i, err);
         if (rc) return rc;
         rc = gguf_read(fd, shard->bytes, shard->file, headers, &files->part[i], err);
         close(fd);

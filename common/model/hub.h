@@ -54,8 +54,9 @@ HELM_MUST_CHECK int hub_tag_find(const struct hub_files *files, const struct hub
 void hub_tag_of(const struct hub_files *files, size_t which, char tag[HUB_TAG_MAX]);
 
 /* What --model means, malloc'd: a path that exists; of a repository's folder in the cache its snapshot; of a name that is
- * in the cache its snapshot, the file in it, or a snapshot's only GGUF file if that is in a folder; else the text itself, for its reader to refuse. HELM_E_NOT_FOUND: a
- * name that is not in the cache; the error names the command that downloads it. */
+ * in the cache its snapshot, the file in it, or a snapshot's only GGUF file if that is in a folder; otherwise the text itself,
+ * for its reader to refuse. HELM_E_NOT_FOUND: a name that is not in the cache, or that resembles another one in its folder;
+ * the error names the command that downloads it, or that other name. */
 HELM_MUST_CHECK int hub_locate(const char *text, char **path, struct helm_err *err);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -92,8 +93,7 @@ static int read_shape(const json_t *info, struct safetensors_entry *entry, struc
     return 0;
 }
 
-static int read_offsets(const json_t *info, struct safetensors_entry *entry, uint64_t data_bytes,
-                        struct helm_err *err)
+static int read_offsets(const json_t *info, struct safetensors_entry *entry, struct helm_err *err)
 {
     const json_t *offsets = json_object_get(info, "data_offsets");
     uint64_t end = 0;
@@ -105,18 +105,14 @@ static int read_offsets(const json_t *info, struct safetensors_entry *entry, uin
     if (end < entry->begin)
         return helm_fail(err, HELM_E_FORMAT, "'data_offsets' end at %llu before they begin at %llu",
                          (unsigned long long)end, (unsigned long long)entry->begin);
-    if (end > data_bytes)
-        return helm_fail(err, HELM_E_FORMAT,
-                         "'data_offsets' end at %llu, past the end of the file's %llu data bytes",
-                         (unsigned long long)end, (unsigned long long)data_bytes);
     if (end - entry->begin != entry->bytes)
         return helm_fail(err, HELM_E_FORMAT, "'data_offsets' span %llu bytes, dtype and shape need %llu",
                          (unsigned long long)(end - entry->begin), (unsigned long long)entry->bytes);
     return 0;
 }
 
-static int read_entry(const char *name, const json_t *info, uint64_t data_bytes,
-                      struct safetensors_entry *entry, struct helm_err *err)
+static int read_entry(const char *name, const json_t *info, struct safetensors_entry *entry,
+                      struct helm_err *err)
 {
     struct block block = {0};
     int rc = check_name(name, err);
@@ -125,7 +121,7 @@ static int read_entry(const char *name, const json_t *info, uint64_t data_bytes,
     if (!json_is_object(info)) rc = helm_fail(err, HELM_E_FORMAT, "its description is not an object");
     if (!rc) rc = read_dtype(info, entry, &block, err);
     if (!rc) rc = read_shape(info, entry, block, err);
-    if (!rc) rc = read_offsets(info, entry, data_bytes, err);
+    if (!rc) rc = read_offsets(info, entry, err);
     if (rc) helm_err_prefix(err, "tensor '%s'", name);
     return rc;
 }
@@ -139,8 +135,10 @@ static int compare_entries(const void *left, const void *right)
     return strcmp(a->name, b->name);
 }
 
-/* The tensors must tile the data: each begins where the one before it ended, the last ends with the file. */
-static int check_tiling(const struct safetensors *header, uint64_t data_bytes, struct helm_err *err)
+/* The tensors must tile the data: each begins where the one before it ended, the last ends with the file. `begin`: bytes
+ * of the file before them. */
+static int check_tiling(const struct safetensors *header, uint64_t begin, uint64_t data_bytes,
+                        struct helm_err *err)
 {
     uint64_t at = 0;
     const char *before = "the header";
@@ -156,6 +154,8 @@ static int check_tiling(const struct safetensors *header, uint64_t data_bytes, s
         at = entry->begin + entry->bytes;
         before = entry->name;
     }
+    if (at > data_bytes)
+        return file_cut_short("the file is cut short", begin + data_bytes, begin + at, false, err);
     if (at != data_bytes && data_bytes != SAFETENSORS_BYTES_UNKNOWN)
         return helm_fail(err, HELM_E_FORMAT, "%llu bytes follow the last tensor",
                          (unsigned long long)(data_bytes - at));
@@ -187,12 +187,12 @@ int safetensors_parse(const char *what, const char *text, size_t length, uint64_
     json_object_foreach(header->json, name, info)
     {
         if (strcmp(name, "__metadata__") == 0) continue; /* free text, of no use here */
-        rc = read_entry(name, info, data_bytes, &header->entries[header->count], err);
+        rc = read_entry(name, info, &header->entries[header->count], err);
         if (rc) goto out;
         header->count++;
     }
     qsort(header->entries, header->count, sizeof *header->entries, compare_entries);
-    rc = check_tiling(header, data_bytes, err);
+    rc = check_tiling(header, 8 + (uint64_t)length, data_bytes, err);
 out:
     if (rc) {
         helm_err_prefix(err, "%s", what);
@@ -211,8 +211,7 @@ int safetensors_header_length(const char *what, const uint8_t word[8], uint64_t 
         return helm_fail(err, HELM_E_LIMIT, "%s: a header of %llu bytes, the limit is %u", what,
                          (unsigned long long)value, SAFETENSORS_HEADER_MAX);
     if (value > file_bytes - 8)
-        return helm_fail(err, HELM_E_FORMAT, "%s: a header of %llu bytes does not fit the file of %llu", what,
-                         (unsigned long long)value, (unsigned long long)file_bytes);
+        return file_cut_short(what, file_bytes, 8 + value, true, err);
     *length = value;
     return 0;
 }
@@ -222,13 +221,13 @@ int safetensors_read(int fd, uint64_t bytes, const char *what, struct safetensor
 {
     uint8_t word[8];
     uint64_t length = 0;
+    struct stat st;
     char *text = NULL;
     memset(header, 0, sizeof *header);
-    if (bytes < sizeof word)
-        return helm_fail(err, HELM_E_FORMAT, "%s: %llu bytes are no safetensors file", what,
-                         (unsigned long long)bytes);
+    const uint64_t there = bytes == SAFETENSORS_BYTES_UNKNOWN && fstat(fd, &st) == 0 ? (uint64_t)st.st_size : bytes;
+    if (there < sizeof word) return file_cut_short(what, there, sizeof word, true, err);
     int rc = file_pread_all(fd, word, sizeof word, 0, what, err);
-    if (!rc) rc = safetensors_header_length(what, word, bytes, &length, err);
+    if (!rc) rc = safetensors_header_length(what, word, there, &length, err);
     if (rc) return rc;
     text = malloc((size_t)length + 1);
     if (!text)

@@ -322,6 +322,10 @@ static void *write_chunks(void *argument)
     uint16_t *buffer = malloc(CHUNK_ELEMENTS * sizeof *buffer);
     if (!buffer) rc = helm_fail(&err, HELM_E_NOMEM, "no memory for a buffer");
     while (!rc && !atomic_load(&job->failed)) {
+        if (job->request->stopped && job->request->stopped()) {
+            rc = helm_fail(&err, HELM_E_CANCELLED, "stopped");
+            break;
+        }
         uint64_t chunk = atomic_fetch_add(&job->next_chunk, 1);
         if (chunk >= job->chunk_count) break;
         while (at + 1 < job->tensor_count && job->tensors[at + 1].first_chunk <= chunk) at++;

@@ -15,6 +15,7 @@
 #include "common/base/args.h"
 #include "common/base/file.h"
 #include "common/base/units.h"
+#include "tools/interrupt/interrupt.h"
 #include "tools/mkmodel/mkmodel.h"
 
 #define JSON_STYLE      (JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(15))
@@ -102,13 +103,13 @@ static int check_room(const char *folder, const struct model_config *config, uin
 
 /* A folder with an earlier checkpoint is refused, or with --force emptied of what would mix with the new one:
  * but only once it is known that the new one fits. */
-static int prepare_folder(const struct options *options, const struct model_config *config,
+static int prepare_folder(const struct options *options, const struct model_config *config, bool *made,
                           struct helm_err *err)
 {
     uint32_t count;
     uint64_t bytes;
-    if (mkdir(options->out, 0755) && errno != EEXIST)
-        return helm_fail_errno(err, "%s: cannot create", options->out);
+    *made = mkdir(options->out, 0755) == 0;
+    if (!*made && errno != EEXIST) return helm_fail_errno(err, "%s: cannot create", options->out);
     int rc = visit_old_files(options->out, OLD_FILES_MEASURE, &count, &bytes, err);
     if (rc) return rc;
     if (count && !options->force)
@@ -116,6 +117,20 @@ static int prepare_folder(const struct options *options, const struct model_conf
                          options->out);
     rc = check_room(options->out, config, bytes, err);
     return rc || !count ? rc : visit_old_files(options->out, OLD_FILES_REMOVE, &count, &bytes, err);
+}
+
+/* What a run that did not end well has written. The folder goes where it is empty then, and was made by this run. */
+static void remove_unfinished(const struct options *options, bool made, bool copied)
+{
+    const char *const names[] = {"generation_config.json", "tokenizer.json"};
+    uint32_t count;
+    uint64_t bytes;
+    char path[4096];
+    struct helm_err none = {0};
+    (void)!visit_old_files(options->out, OLD_FILES_REMOVE, &count, &bytes, &none);
+    for (size_t i = 0; i < 2 && copied; i++)
+        if ((i == 0 || options->tokenizer) && !path_in(options->out, names[i], path, &none)) unlink(path);
+    if (made) rmdir(options->out);
 }
 
 static int copy_tokenizer(const char *from, const char *folder, struct helm_err *err)
@@ -145,6 +160,7 @@ static int make_model(const struct options *options, struct helm_err *err)
     struct mkmodel_result made;
     json_t *root = NULL, *generation = NULL;
     char *text = NULL, size_text[UNITS_TEXT];
+    bool folder_made = false;
     enum dtype dtype = strcmp(options->dtype, "fp16") == 0 ? DTYPE_F16 : DTYPE_BF16;
     int rc = options->config ? mkmodel_config_file(options->config, dtype, &root, err)
                              : mkmodel_preset(options->arch, options->size, dtype, &root, err);
@@ -153,7 +169,8 @@ static int make_model(const struct options *options, struct helm_err *err)
     rc = text ? model_config_parse(options->config ? options->config : "config.json", text, strlen(text),
                                    &config, err)
               : helm_fail(err, HELM_E_NOMEM, "no memory for the configuration");
-    if (!rc) rc = prepare_folder(options, &config, err);
+    if (!rc) rc = prepare_folder(options, &config, &folder_made, err);
+    if (rc && folder_made) rmdir(options->out);
     if (rc) goto out;
     struct mkmodel_request request = {.config = &config,
                                       .folder = options->out,
@@ -161,13 +178,16 @@ static int make_model(const struct options *options, struct helm_err *err)
                                       .seed = options->seed,
                                       .shard_bytes = options->shard_bytes,
                                       .embedding = options->embedding,
+                                      .stopped = interrupt_noted,
                                       .threads =
                                           options->threads ? (uint32_t)options->threads : usable_cpus()};
     rc = mkmodel_write(&request, &made, err);
+    const bool weights = rc == 0;
     if (!rc && options->tokenizer) rc = copy_tokenizer(options->tokenizer, options->out, err);
     generation = mkmodel_generation(root);
     if (!rc) rc = write_json(options->out, "generation_config.json", generation, err);
     if (!rc) rc = write_json(options->out, "config.json", root, err);
+    if (rc) remove_unfinished(options, folder_made, weights);
     if (rc) goto out;
     printf("%s: %s, %llu tensors in %llu file%s, %s in %.2f s (%.2f GB/s)\n", options->out,
            config.architecture, (unsigned long long)made.tensors, (unsigned long long)made.shards,
@@ -227,9 +247,8 @@ int main(int argc, char **argv)
         .epilogue = "exit status: 0 done, 1 failed, 2 usage"};
     args_parse_main(&spec, argc, argv, &parsed);
     if (check_options(&options, &err)) return args_usage_error(&spec, &err);
-    if (make_model(&options, &err)) {
-        fprintf(stderr, "helm-mkmodel: %s\n", err.text);
-        return err.code == HELM_E_USAGE ? 2 : 1;
-    }
-    return 0;
+    interrupt_note();
+    const int rc = make_model(&options, &err);
+    if (rc && !interrupt_noted()) fprintf(stderr, "helm-mkmodel: %s\n", err.text);
+    return interrupt_end(rc == 0 ? 0 : rc == HELM_E_USAGE ? 2 : 1);
 }

@@ -53,6 +53,7 @@ struct mkmodel_request {
     uint64_t shard_bytes; /* a shard is closed before it would pass this */
     uint32_t threads;
     double embedding; /* root mean square of embeddings; 0: as small as other matrices' numbers */
+    bool (*stopped)(void); /* asked often, by every thread; true: stop. May be NULL */
 };
 struct mkmodel_result {
     uint64_t bytes, tensors, shards;
@@ -60,6 +61,7 @@ struct mkmodel_result {
 };
 /* Of the tensors as they will lie in the files, headers not counted. */
 HELM_MUST_CHECK int mkmodel_bytes(const struct model_config *config, uint64_t *bytes, struct helm_err *err);
+/* HELM_E_CANCELLED: stopped said so. What a failure leaves is the caller's to remove. */
 HELM_MUST_CHECK int mkmodel_write(const struct mkmodel_request *request, struct mkmodel_result *result,
                                   struct helm_err *err);
 

@@ -11,6 +11,7 @@
 #include "common/model/arch.h"
 #include "common/model/model.h"
 #include "common/base/units.h"
+#include "tools/interrupt/interrupt.h"
 #include "tools/mkmodel/mkmodel.h"
 #include "tools/profile/profile_tool.h"
 
@@ -81,13 +82,32 @@ int profile_shape_choose_formats(uint64_t bytes, uint64_t most, const enum tenso
     return helm_fail(err, HELM_E_CAPACITY, "too little memory to measure %u formats of weights", formats);
 }
 
+static const char *const names[] = {"config.json", "model.safetensors"};
+#define NAMES (sizeof names / sizeof *names)
+
+static void remove_when_interrupted(const char *folder)
+{
+    char path[NAMES][PROFILE_FOLDER_TEXT + 32];
+    const char *files[NAMES];
+    for (size_t i = 0; i < NAMES; i++) {
+        snprintf(path[i], sizeof path[i], "%s/%s", folder, names[i]);
+        files[i] = path[i];
+    }
+    interrupt_remove(files, folder);
+}
+
 static int make_folder(char folder[PROFILE_FOLDER_TEXT], struct helm_err *err)
 {
     const char *const places[] = {getenv("TMPDIR"), "/tmp", "/dev/shm", "/var/tmp"};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         if (!places[i] || places[i][0] != '/') continue;
         int n = snprintf(folder, PROFILE_FOLDER_TEXT, "%s/helm-profile-XXXXXX", places[i]);
-        if (n < PROFILE_FOLDER_TEXT && mkdtemp(folder)) return 0;
+        if (n >= PROFILE_FOLDER_TEXT) continue;
+        interrupt_hold();
+        const bool made = mkdtemp(folder) != NULL;
+        if (made) remove_when_interrupted(folder);
+        interrupt_release();
+        if (made) return 0;
     }
     folder[0] = '\0';
     return helm_fail_errno(err, "no folder for temporary files (TMPDIR, /tmp, /dev/shm, /var/tmp)");
@@ -218,11 +238,11 @@ int profile_checkpoint_make(const struct profile_shape *shape, char folder[PROFI
 
 void profile_checkpoint_remove(const char *folder)
 {
-    static const char *const names[] = {"config.json", "model.safetensors"};
     char path[PROFILE_FOLDER_TEXT + 32];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    for (size_t i = 0; i < NAMES; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, names[i]);
         unlink(path);
     }
     rmdir(folder);
+    interrupt_keep();
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/base/args.h"
+#include "common/base/cpu.h"
 #include "common/base/cgroup.h"
 #include "common/base/load.h"
 #include "common/base/log.h"
@@ -23,6 +24,7 @@
 #include "daemon/children/accelerator.h"
 #include "daemon/children/worker_process.h"
 #include "common/cpu/pin.h"
+#include "tools/interrupt/interrupt.h"
 #include "tools/profile/profile_tool.h"
 
 #define BESIDE_S             1.3
@@ -255,8 +257,10 @@ static int measure_formats(struct tool *t, struct helm_err *err)
 /* Where the profile is to be: the cache's path, if it is kept, and --out. */
 static int write_profile(struct tool *t, const char *path, struct helm_err *err)
 {
+    interrupt_hold(); /* the file has another name until it is whole */
     int rc = t->options.out ? profile_write(t->options.out, &t->profile, err) : 0;
     if (!rc && path) rc = profile_write(path, &t->profile, err);
+    interrupt_release();
     if (!rc && path) profile_say(&t->progress, "kept: %s", path);
     return rc;
 }

@@ -3,7 +3,6 @@
  * Order: options -> the model's headers -> importance -> key/values (configuration and tokenizer, or those of the GGUF
  * file) -> tensors, in threads -> the file takes its name. tools/quantize has the parts. */
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +15,7 @@
 #include "common/base/units.h"
 #include "common/model/arch.h"
 #include "common/model/hub.h"
+#include "tools/interrupt/interrupt.h"
 #include "tools/quantize/rewrite.h"
 #include "tools/quantize/vocabulary.h"
 
@@ -26,13 +26,6 @@ struct options {
     uint64_t threads;
     const struct mixture *mixture;
 };
-
-static volatile sig_atomic_t ended;
-static void end(int number)
-{
-    (void)number;
-    ended = 1;
-}
 
 /* ---- key/values ---- */
 
@@ -109,7 +102,7 @@ static bool report(void *context, const struct rewrite_tensor *t)
     sums->values += t->to.rows * t->to.cols;
     sums->bytes += t->to.bytes;
     sums->read += t->from ? t->from->bytes : 0;
-    return !ended;
+    return !interrupt_noted();
 }
 
 static double seconds(void)
@@ -141,7 +134,7 @@ static int write_model(const struct options *o, const struct model *model, const
     struct gguf_values values = {0};
     struct rewrite rewrite = {0};
     struct reporting sums = {0};
-    const struct rewrite_run run = {(uint32_t)o->threads, report, &sums};
+    const struct rewrite_run run = {(uint32_t)o->threads, report, &sums, interrupt_noted};
     const double begin = seconds();
     char size[UNITS_TEXT];
     const struct gguf_arch *arch = gguf_arch_of(&model->config);
@@ -211,12 +204,10 @@ int main(int argc, char **argv)
     struct imatrix imatrix = {0};
     struct cpu_set cpus;
     char *path = NULL;
-    const struct sigaction action = {.sa_handler = end};
     int rc = check_options(&o, &err);
     if (rc) return args_usage_error(&spec, &err);
     if (!o.threads) o.threads = cpu_usable(-1, &cpus, &err) ? 1 : (uint64_t)cpus.suggested;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    interrupt_note();
     rc = hub_locate(o.model, &path, &err);
     o.model = path;
     if (!rc) rc = model_read(path, &model, &err);
@@ -226,6 +217,6 @@ int main(int argc, char **argv)
     imatrix_free(&imatrix);
     model_free(&model);
     free(path);
-    if (rc) fprintf(stderr, "helm-quantize: %s\n", err.text);
-    return rc == 0 ? 0 : rc == HELM_E_USAGE ? 2 : 1;
+    if (rc && !interrupt_noted()) fprintf(stderr, "helm-quantize: %s\n", err.text);
+    return interrupt_end(rc == 0 ? 0 : rc == HELM_E_USAGE ? 2 : 1);
 }

@@ -112,6 +112,7 @@ void rewrite_free(struct rewrite *r)
 
 struct writing {
     struct rewrite *r;
+    const struct rewrite_run *run;
     struct model_shards shards;
     struct gguf_output output;
     pthread_mutex_t lock;
@@ -299,6 +300,8 @@ static int write_run(struct writing *w, const struct run *run, struct helm_err *
     return rc;
 }
 
+static const struct helm_err stopped = {.code = HELM_E_CANCELLED, .text = "stopped"};
+
 static void *write_runs(void *argument)
 {
     struct writing *w = argument;
@@ -306,6 +309,7 @@ static void *write_runs(void *argument)
     while (take_run(w, &run)) {
         struct helm_err err = {0};
         if (write_run(w, &run, &err)) fail(w, &err);
+        if (w->run->stopped && w->run->stopped()) fail(w, &stopped);
     }
     return NULL;
 }
@@ -313,7 +317,6 @@ static void *write_runs(void *argument)
 /* Tensor by tensor, as they are done. */
 static void report(struct writing *w, const struct rewrite_run *run)
 {
-    const struct helm_err stopped = {.code = HELM_E_CANCELLED, .text = "stopped"};
     for (uint32_t i = 0; i < w->r->count; i++) {
         pthread_mutex_lock(&w->lock);
         while (w->left[i] && !w->stop) pthread_cond_wait(&w->done, &w->lock);
@@ -346,7 +349,7 @@ static int run_threads(struct writing *w, const struct rewrite_run *run, struct 
 int rewrite_file(struct rewrite *r, const char *path, const struct gguf_values *values,
                  const struct rewrite_run *run, struct helm_err *err)
 {
-    struct writing w = {.r = r, .lock = PTHREAD_MUTEX_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+    struct writing w = {.r = r, .run = run, .lock = PTHREAD_MUTEX_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
     struct gguf_output_tensor *to = calloc((size_t)r->count + 1, sizeof *to);
     if (!to) return helm_fail(err, HELM_E_NOMEM, "no memory for %u tensors", r->count);
     for (uint32_t i = 0; i < r->count; i++) to[i] = r->tensors[i].to;

@@ -38,8 +38,9 @@ struct rewrite_run {
     uint32_t threads;
     rewrite_progress *progress;
     void *context;
+    bool (*stopped)(void); /* asked often, by every thread; true: stop. May be NULL */
 };
-/* The whole file; HELM_E_CANCELLED: progress said so. */
+/* The whole file; HELM_E_CANCELLED, and no file: progress or stopped said so. */
 HELM_MUST_CHECK int rewrite_file(struct rewrite *rewrite, const char *path, const struct gguf_values *values,
                                  const struct rewrite_run *run, struct helm_err *err);
 
