@@ -40,13 +40,15 @@ _Static_assert(sizeof runs / sizeof *runs + 1 == COMMANDS, "a row for each comma
 static const struct {
     const char *words, *instead;
 } elsewhere[] = {
-    {"serve server start daemon load", "`helmd --model PATH` serves a model, `helm-gateway --model PATH` by HTTP"},
+    {"serve server start daemon load",
+     "`helmd --model PATH` serves a model, `helm-gateway --model PATH` by HTTP"},
     {"gateway http api", "`helm-gateway --model PATH` serves a model by HTTP"},
     {"list ls models", "models lie in Hugging Face's cache: `hf cache ls` lists them"},
     {"rm remove delete", "models lie in Hugging Face's cache: `hf cache rm` removes them"},
     {"show inspect info", "`helm-inspect PATH` shows a model, `helm-cli status` the daemon"},
     {"stop kill abort", "`helm-cli cancel ID` ends a request, SIGTERM a daemon (`systemctl stop helmd`)"},
-    {"create quantize quantise convert", "`helm-quantize --model PATH --to Q4_K_M --out FILE.gguf` writes a GGUF file"},
+    {"create quantize quantise convert",
+     "`helm-quantize --model PATH --to Q4_K_M --out FILE.gguf` writes a GGUF file"},
     {"profile measure", "`helm-profile` measures this machine"},
     {"download get fetch", "`helm-cli pull ORG/NAME` downloads a model"},
     {"complete completion ask", "`helm-cli run PROMPT` continues a text, `run --chat` answers a question"},
@@ -54,7 +56,8 @@ static const struct {
     {"encode decode", "`helm-cli tokenize TEXT` and `helm-cli detokenize IDS`"},
     {"health slots props", "`helm-cli status` shows the daemon's state, `helm-cli top` its load"},
     {"version", "`helm-cli --version`"},
-    {"push cp copy login signin signup", "HELM has no such command: models come from the hub (`helm-cli pull`)"},
+    {"push cp copy login signin signup",
+     "HELM has no such command: models come from the hub (`helm-cli pull`)"},
 };
 
 static const char epilogue[] =

@@ -110,9 +110,10 @@ void cli_advise(const struct cli *cli, struct helm_err *err)
     const size_t length = strlen(err->text);
     if (err->code != HELM_E_NOT_FOUND || cli->daemon) return;
     const bool other = named && *named;
-    snprintf(err->text + length, sizeof err->text - length,
-             "; `helmd --model PATH%s%.120s` starts one, and --model PATH here one for this command alone",
-             other ? " --listen " : "", other ? named : "");
+    snprintf(
+        err->text + length, sizeof err->text - length,
+        "; start one with `helmd --model PATH%s%.120s`, or give --model PATH for one of this command's own",
+        other ? " --listen " : "", other ? named : "");
 }
 
 int cli_open(struct cli *cli)

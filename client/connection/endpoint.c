@@ -103,15 +103,17 @@ static int fail_permission(const char *endpoint, struct helm_err *err)
     const struct passwd *owner = getpwuid(st.st_uid);
     const struct group *group = getgrgid(st.st_gid);
     if (!(st.st_mode & (S_ISDIR(st.st_mode) ? S_IXGRP : S_IWGRP)) || !group)
-        return helm_fail(err, HELM_E_PERMISSION, "%s: not permitted for this user; user '%s' alone may connect",
-                         endpoint, owner ? owner->pw_name : "?");
+        return helm_fail(err, HELM_E_PERMISSION,
+                         "%s: not permitted for this user; user '%s' alone may connect", endpoint,
+                         owner ? owner->pw_name : "?");
     char name[64];
     snprintf(name, sizeof name, "%s", group->gr_name);
     const struct passwd *self = getpwuid(geteuid());
-    return helm_fail(err, HELM_E_PERMISSION,
-                     "%s: not permitted for this user; members of group '%s' may connect: `sudo usermod -aG %s "
-                     "%s`, then log in anew",
-                     endpoint, name, name, self ? self->pw_name : "USER");
+    return helm_fail(
+        err, HELM_E_PERMISSION,
+        "%s: not permitted for this user; members of group '%s' may connect: `sudo usermod -aG %s "
+        "%s`, then log in anew",
+        endpoint, name, name, self ? self->pw_name : "USER");
 }
 
 int endpoint_probe(const char *endpoint, struct helm_err *err)

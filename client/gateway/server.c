@@ -403,10 +403,11 @@ static int split_listen(const char *listen, char host[256], const char **port, s
                          "--listen %s: ports end at 65535: write one from 1024 on, such as %.*s:8080", listen,
                          (int)(length ? length : 9), length ? listen : "127.0.0.1");
     if (!is_port || length < 1 || length > 255 || (brackets && colon[-1] != ']') || strchr(listen, '/'))
-        return helm_fail(err, HELM_E_USAGE,
-                         "--listen %s: not HOST:PORT: write 127.0.0.1:%s for clients on this machine, 0.0.0.0:%s "
-                         "for all (with --api-keys)",
-                         listen, in_range ? digits : "8080", in_range ? digits : "8080");
+        return helm_fail(
+            err, HELM_E_USAGE,
+            "--listen %s: not HOST:PORT: write 127.0.0.1:%s for clients on this machine, 0.0.0.0:%s "
+            "for all (with --api-keys)",
+            listen, in_range ? digits : "8080", in_range ? digits : "8080");
     snprintf(host, 256, "%.*s", (int)(length - (brackets ? 2 : 0)), listen + brackets);
     *port = digits;
     return 0;
@@ -434,20 +435,23 @@ static int fail_listen(const char *listen_at, const char *port, struct helm_err 
     const int host = (int)(port - listen_at), number = atoi(port);
     switch (errno) {
     case EADDRINUSE:
-        return helm_fail(err, HELM_E_IO,
-                         "--listen %s: another program has that port: write another, such as %.*s%d, or %.*s0 for "
-                         "any that is free",
-                         listen_at, host, listen_at, number < 65535 ? number + 1 : 8080, host, listen_at);
+        return helm_fail(
+            err, HELM_E_IO,
+            "--listen %s: another program has that port: write another, such as %.*s%d, or %.*s0 for "
+            "any that is free",
+            listen_at, host, listen_at, number < 65535 ? number + 1 : 8080, host, listen_at);
     case EACCES:
-        return helm_fail(err, HELM_E_IO,
-                         "--listen %s: ports below 1024 are not for this user: write one from 1024 on, such as "
-                         "%.*s8080",
-                         listen_at, host, listen_at);
+        return helm_fail(
+            err, HELM_E_IO,
+            "--listen %s: ports below 1024 are not for this user: write one from 1024 on, such as "
+            "%.*s8080",
+            listen_at, host, listen_at);
     case EADDRNOTAVAIL:
-        return helm_fail(err, HELM_E_IO,
-                         "--listen %s: this machine has no such address: write 127.0.0.1:%s, or 0.0.0.0:%s for "
-                         "all that it has",
-                         listen_at, port, port);
+        return helm_fail(
+            err, HELM_E_IO,
+            "--listen %s: this machine has no such address: write 127.0.0.1:%s, or 0.0.0.0:%s for "
+            "all that it has",
+            listen_at, port, port);
     default:
         return helm_fail_errno(err, "--listen %s", listen_at);
     }

@@ -102,8 +102,8 @@ void args_print_options(const struct args_spec *spec, FILE *out);
 bool args_answer(const struct args_spec *spec, const struct args_parsed *parsed);
 
 /* args_parse for main: prints --help or --version ("helmd 0.1.0") and the like to stdout and exits 0; prints an error with
- * a pointer to --help to stderr and exits 2. Returns only when there is work to do. SIGPIPE ends the program from here on,
- * in silence, unless main says otherwise. */
+ * a pointer to --help to stderr and exits 2. Returns only when there is work to do. Unless the
+ * spec has a parent, SIGPIPE ends the program from here on, in silence; main may say otherwise. */
 void args_parse_main(const struct args_spec *spec, int argc, char *const argv[], struct args_parsed *parsed);
 
 /* For errors found after parsing: "PROGRAM: text" and "try 'PROGRAM --help'" on stderr; returns 2, the exit

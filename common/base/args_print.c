@@ -67,7 +67,9 @@ static void print_indented(FILE *out, const char *text, int indent)
     const size_t room = (size_t)(WIDTH - indent);
     const bool anew = exceeds(text, room);
     while (*text) {
-        const size_t line = *text == '\n' ? 0 : anew ? paragraph(text) : strcspn(text, "\n"),
+        const size_t line = *text == '\n' ? 0
+                            : anew        ? paragraph(text)
+                                          : strcspn(text, "\n"),
                      length = anew ? fitting(text, line, room) : line;
         for (size_t i = 0; i < length; i++) fputc(text[i] == '\n' ? ' ' : text[i], out);
         fputc('\n', out);

@@ -109,9 +109,10 @@ int file_open_inside(const char *folder, const char *name, int *fd, uint64_t *by
 
 int file_cut_short(const char *what, uint64_t present, uint64_t expected, bool header, struct helm_err *err)
 {
-    return helm_fail(err, HELM_E_FORMAT, "%s: an incomplete download: %llu bytes are there, %s%llu expected%s",
-                     what, (unsigned long long)present, header ? "at least " : "",
-                     (unsigned long long)expected, header ? ", for the header alone" : "");
+    return helm_fail(err, HELM_E_FORMAT,
+                     "%s: an incomplete download: %llu bytes are there, %s%llu expected%s", what,
+                     (unsigned long long)present, header ? "at least " : "", (unsigned long long)expected,
+                     header ? ", for the header alone" : "");
 }
 
 int file_pread_all(int fd, void *buf, size_t bytes, uint64_t offset, const char *what, struct helm_err *err)

@@ -60,7 +60,8 @@ static int check_length(const struct safetensors *header, struct model_shard *sh
 
 int checkpoint_missing_file(const struct model *model, uint32_t number, struct helm_err *err)
 {
-    return helm_fail(err, HELM_E_NOT_FOUND, "%s: no such file: an incomplete download, file %u of %u is missing",
+    return helm_fail(err, HELM_E_NOT_FOUND,
+                     "%s: no such file: an incomplete download, file %u of %u is missing",
                      model->shards[number].file, number + 1, model->shard_count);
 }
 
@@ -71,8 +72,7 @@ static int read_shard(struct model *model, uint32_t number, bool headers,
     struct safetensors header = {0};
     int fd = -1;
     int rc = file_open_inside(model->folder, shard->file, &fd, &shard->bytes, err);
-    if (rc == HELM_E_NOT_FOUND && model->shard_count > 1)
-        return checkpoint_missing_file(model, number, err);
+    if (rc == HELM_E_NOT_FOUND && model->shard_count > 1) return checkpoint_missing_file(model, number, err);
     if (rc) return rc;
     rc = safetensors_read(fd, headers ? SAFETENSORS_BYTES_UNKNOWN : shard->bytes, shard->file, &header, err);
     close(fd);

@@ -33,7 +33,10 @@ bool nearest_file(const char *path, char name[NAME_MAX + 1])
     char folder[PATH_MAX], there[PATH_MAX + NAME_MAX + 2];
     struct suggest near;
     const bool gguf = is_gguf(last);
-    snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : slash ? (int)(slash - path) : 1,
+    snprintf(folder, sizeof folder, "%.*s",
+             slash == path ? 1
+             : slash       ? (int)(slash - path)
+                           : 1,
              slash ? path : ".");
     suggest_begin(&near, last, strlen(last));
     if (gguf && near.distance) near.distance = SIZE_MAX;

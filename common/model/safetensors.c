@@ -210,8 +210,7 @@ int safetensors_header_length(const char *what, const uint8_t word[8], uint64_t 
     if (value > SAFETENSORS_HEADER_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%s: a header of %llu bytes, the limit is %u", what,
                          (unsigned long long)value, SAFETENSORS_HEADER_MAX);
-    if (value > file_bytes - 8)
-        return file_cut_short(what, file_bytes, 8 + value, true, err);
+    if (value > file_bytes - 8) return file_cut_short(what, file_bytes, 8 + value, true, err);
     *length = value;
     return 0;
 }
@@ -224,7 +223,8 @@ int safetensors_read(int fd, uint64_t bytes, const char *what, struct safetensor
     struct stat st;
     char *text = NULL;
     memset(header, 0, sizeof *header);
-    const uint64_t there = bytes == SAFETENSORS_BYTES_UNKNOWN && fstat(fd, &st) == 0 ? (uint64_t)st.st_size : bytes;
+    const uint64_t there =
+        bytes == SAFETENSORS_BYTES_UNKNOWN && fstat(fd, &st) == 0 ? (uint64_t)st.st_size : bytes;
     if (there < sizeof word) return file_cut_short(what, there, sizeof word, true, err);
     int rc = file_pread_all(fd, word, sizeof word, 0, what, err);
     if (!rc) rc = safetensors_header_length(what, word, there, &length, err);

@@ -178,7 +178,8 @@ static int read_endpoint(const char *text, const char **path, struct helm_err *e
     if (strncmp(text, tcp, strlen(tcp)) == 0) {
         const char *colon = strrchr(text + strlen(tcp), ':');
         uint64_t port;
-        if (!colon || !colon[1]) return helm_fail(err, HELM_E_USAGE, "--listen %s: not tcp://ADDRESS:PORT", text);
+        if (!colon || !colon[1])
+            return helm_fail(err, HELM_E_USAGE, "--listen %s: not tcp://ADDRESS:PORT", text);
         return units_parse_u64("--listen: the port", colon + 1, 0, 65535, &port, err);
     }
     if (strncmp(text, ipc, strlen(ipc)) != 0)

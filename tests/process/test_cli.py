@@ -15,15 +15,24 @@ import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "client/python", "tests/process"]
 import processor  # noqa: E402
-from cli_harness import CLI, MODEL, check, check_exit, cli, run_in_folder, skip  # noqa: E402
+from cli_harness import CLI, MODEL, PROFILE, check, check_exit, cli, run_in_folder, skip  # noqa: E402
 from fake_helmd import FakeDaemon  # noqa: E402
 import helm_client  # noqa: E402
+
+BIN = os.path.dirname(CLI)
 
 
 def usage_tests():
     check_exit("no command is a usage error", 2)
     check_exit("unknown command", 2, "fly", text="fly")
     check_exit("a misspelt command", 2, "stauts", text="no command 'stauts': is 'status' meant?")
+    check_exit("a command of two letters", 2, "rn", text="no command 'rn': is 'run' meant?")
+    for word, instead in (("serve", "`helmd --model PATH`"), ("list", "`hf cache ls`"), ("ls", "`hf cache ls`"),
+                          ("rm", "`hf cache rm`"), ("show", "`helm-inspect PATH`"), ("stop", "`helm-cli cancel ID`"),
+                          ("create", "`helm-quantize "), ("server", "`helm-gateway ")):
+        check_exit("%s of other programs" % word, 2, word, text="no command '%s': " % word)
+        check("... points to HELM's", instead in cli(word)[2], cli(word)[2])
+        check_exit("... also to help", 2, "help", word, text=instead)
     check_exit("unknown option", 2, "status", "--wings")
     check_exit("a misspelt option", 2, "generate", "--temprature", "1", text="is '--temperature' meant?")
     check_exit("a misspelt option before the command", 2, "--modl", "x", "run", text="is '--model' meant?")
@@ -55,6 +64,10 @@ def usage_tests():
 
 def no_daemon_tests(folder):
     check_exit("no socket", 3, "--connect", "ipc://%s/none.sock" % folder, "status", text="no such socket")
+    said = cli("--connect", "ipc://%s/none.sock" % folder, "status")[2]
+    check("... says how to start one there, or --model", "start one with `helmd --model PATH --listen ipc://%s/none.sock`, or give "
+          "--model PATH" % folder in said, said)
+    check_exit("a port above 65535", 2, "--connect", "tcp://127.0.0.1:65536", "status", text="65536 is not between 1 and 65535")
     stale = os.path.join(folder, "stale.sock")
     s = socket.socket(socket.AF_UNIX)
     s.bind(stale)
@@ -83,6 +96,166 @@ def no_daemon_tests(folder):
         else skip("default endpoint", "a system daemon is there")
     check_exit("default endpoint from $HELM_ENDPOINT", 3, "status", text="ipc:///nowhere/at/all",
                env={"HELM_ENDPOINT": "ipc:///nowhere/at/all"})
+
+
+def programs():
+    """The arguments that print each program's and each command's help."""
+    found = [(path,) for path in sorted(os.path.join(BIN, n) for n in os.listdir(BIN)) if os.access(path, os.X_OK)]
+    listed = cli("--print-options")[1].splitlines()
+    return found + [(CLI, line.split("\t")[0]) for line in listed if not line.startswith("-") and not line.startswith("help\t")]
+
+
+def help_tests():
+    commands = programs()
+    check("every program and command is looked at", len(commands) > 25 and (CLI, "pull") in commands, commands)
+    for command in commands:
+        code, out, err = cli(*command[1:], "--help", program=command[0])
+        wide = [line for line in out.splitlines() if len(line) > 100]
+        check("%s --help keeps to 100 columns" % " ".join([os.path.basename(command[0]), *command[1:]]),
+              code == 0 and out.startswith("usage: ") and not wide, (code, wide, err))
+
+
+def unread(*command, ignored=False):
+    """Its output is read by nobody. What its end was, and what it said."""
+    read, write = os.pipe()
+    os.close(read)
+    p = subprocess.Popen(command, stdout=write, stderr=subprocess.PIPE, restore_signals=not ignored)
+    os.close(write)
+    return p.communicate(timeout=60)[1].decode(), p.returncode
+
+
+def pipe_tests(folder):
+    endpoint = "ipc://%s/pipe.sock" % folder
+    daemon = FakeDaemon(endpoint, MODEL)
+    daemon.start()
+    outputs = [(*command, "--help") for command in programs()]
+    outputs += [(CLI, "--connect", endpoint, *words) for words in
+                (("status",), ("plan",), ("metrics",), ("ps",), ("top", "--once", "--interval", "0.1"),
+                 ("generate", "--tokens", "10", "-n", "3"), ("run", "Hi"), ("help",))]
+    outputs += [(CLI, "--model", MODEL, "tokenize", "Hi"), (CLI, "--model", MODEL, "detokenize", "100"),
+                (BIN + "/helm-inspect", MODEL, "--tensors"), (BIN + "/helm-inspect", MODEL, "--json"),
+                (BIN + "/helm-plan", "--model", MODEL, "--profile", PROFILE),
+                (BIN + "/helm-quantize", "--model", MODEL, "--to", "q8_0", "--out", folder + "/pipe.gguf")]
+    for command in outputs:
+        said = [unread(*command), unread(*command, ignored=True)]
+        check("%s | head ends in silence" % " ".join(os.path.basename(w) for w in command[:3]),
+              [s[0] for s in said] == ["", ""] and all(s[1] in (0, 5, -signal.SIGPIPE) for s in said), said)
+    daemon.stop()
+    check("... and leaves no half of a file", not [n for n in os.listdir(folder) if n.startswith("pipe.gguf")], os.listdir(folder))
+
+
+def wait_for(what, seconds=60):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.001)
+
+
+def interrupt_tests(folder):
+    """What is interrupted leaves nothing, and says by which signal it ended."""
+    work = os.path.join(folder, "work")
+    os.mkdir(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        p = subprocess.Popen([BIN + "/helm-mkmodel", "--arch", "qwen3", "--size", "0.6b", "--threads", "1", "--out", work + "/made"],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        begun = wait_for(lambda: os.path.exists(work + "/made/model.safetensors"))
+        p.send_signal(number)
+        err = p.communicate(timeout=60)[1]
+        check("helm-mkmodel, interrupted", begun and (p.returncode, err) == (-number, b""), (begun, p.returncode, err))
+        check("... leaves nothing", os.listdir(work) == [], os.listdir(work))
+        # its report waits for a reader, so that it cannot come to its end before the signal
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        try:
+            while os.write(write, b"x" * 512):
+                pass
+        except BlockingIOError:
+            os.set_blocking(write, True)
+        p = subprocess.Popen([BIN + "/helm-quantize", "--model", MODEL, "--to", "q8_0", "--out", work + "/small.gguf"],
+                             stdout=write, stderr=subprocess.PIPE)
+        begun = wait_for(lambda: os.listdir(work))
+        time.sleep(0.2)
+        p.send_signal(number)
+        err = p.communicate(timeout=60)[1]
+        os.close(read)
+        os.close(write)
+        check("helm-quantize, interrupted", begun and (p.returncode, err) == (-number, b""), (begun, p.returncode, err))
+        check("... leaves nothing", os.listdir(work) == [], os.listdir(work))
+        env = dict(os.environ, TMPDIR=work, HOME=work, XDG_CACHE_HOME=folder + "/cache", XDG_STATE_HOME=folder + "/cache")
+        p = subprocess.Popen([BIN + "/helm-profile", "--device", "cpu", "--quick", "--threads", "1", "--caches", "4MiB", "--out",
+                              work + "/profile.json"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env)
+        begun = wait_for(lambda: [n for n in os.listdir(work) if n.startswith("helm-profile-")] or p.poll() is not None)
+        p.send_signal(number)
+        err = p.communicate(timeout=60)[1].decode()
+        check("helm-profile, interrupted", begun and p.returncode == -number, (begun, p.returncode, err))
+        check("... leaves nothing", os.listdir(work) == [], os.listdir(work))
+
+
+def early_tests(folder):
+    """What is refused before anything takes long: the model is not even there."""
+    absent = folder + "/absent"
+    many = str(len(os.sched_getaffinity(0)) + 1)
+    for program, args in (("helmd", ("--model", absent)), ("helm-profile", ("--device", "cpu")),
+                          ("helm-cli", ("--model", MODEL, "status"))):
+        check_exit("%s with more threads than CPUs" % program, 2, *args[:2], "--threads", many, *args[2:],
+                   text="--threads %s: this process may use " % many, program=os.path.join(BIN, program))
+    gateway = {"program": os.path.join(BIN, "helm-gateway")}
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen(1)
+    port = taken.getsockname()[1]
+    for listen, status, text in (("8080", 2, "write 127.0.0.1:8080 for clients on this machine, 0.0.0.0:8080 for all"),
+                                 (":8081", 2, "write 127.0.0.1:8081"), ("localhost", 2, "write 127.0.0.1:8080"),
+                                 ("http://127.0.0.1:80", 2, "not HOST:PORT"), ("127.0.0.1:65536", 2, "ports end at 65535"),
+                                 ("65536", 2, "such as 127.0.0.1:8080"),
+                                 ("127.0.0.1:%d" % port, 5, "another program has that port: write another, such as 127.0.0.1:%d"
+                                  % (port + 1))):
+        check_exit("helm-gateway --listen %s" % listen.replace(str(port), "PORT"), status, "--model", absent, "--listen", listen,
+                   text=text, **gateway)
+    taken.close()
+    check_exit("helmd --listen with a port above 65535", 2, "--model", absent, "--listen", "tcp://127.0.0.1:65536",
+               text="65536 is not between 0 and 65535", program=os.path.join(BIN, "helmd"))
+
+
+def missing_tests(folder):
+    """A file cut short, and names that are nearly right."""
+    model = os.path.join(folder, "cut")
+    shutil.copytree(MODEL, model)
+    path = os.path.join(model, "model.safetensors")
+    size = os.path.getsize(path)
+    for there, expected in ((size - 1, "%d expected" % size), (100, "at least "), (0, "at least ")):
+        os.truncate(path, there)
+        check_exit("weights cut to %d bytes" % there, 1, model, program=BIN + "/helm-inspect",
+                   text="incomplete download: %d bytes are there, %s" % (there, expected))
+    cache = os.path.join(folder, "hub")
+    commit = "0" * 40
+    snapshot = os.path.join(cache, "models--org--Small-Model", "snapshots", commit)
+    os.makedirs(snapshot)
+    open(snapshot + "/small-Q4_K_M.gguf", "w").close()
+    env = {"HF_HUB_CACHE": cache}
+    for name, nearest in (("org/Small-Model/small-Q8_0.gguf", "small-Q4_K_M.gguf"), ("org/Smal-Model", "org/Small-Model"),
+                          (folder + "/cat", "cut"), (snapshot + "/tiny.gguf", "small-Q4_K_M.gguf")):
+        check_exit("%s is not there" % name.replace(folder, ""), 4, "--model", name, "tokenize", "x",
+                   text="the nearest name there is " + nearest, env=env)
+
+
+def completed(*words):
+    script = 'source client/completion/helm.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _helm; printf "%s\n" "${COMPREPLY[@]}"'
+    return subprocess.run(["bash", "-c", script, "-", *words], capture_output=True, text=True, timeout=60).stdout.split()
+
+
+def completion_tests():
+    for words, wanted, files in (((CLI, ""), "chat", False), ((CLI, "st"), "status", False), ((CLI, "help", ""), "pull", False),
+                                 ((CLI, "status", ""), None, False), ((CLI, "run", ""), None, False), ((CLI, "pull", ""), None, False),
+                                 ((CLI, "--strategy", ""), "all-gpu", False), ((CLI, "--ctx", ""), None, False),
+                                 ((CLI, "run", "--js"), "--json-schema", False), ((CLI, "--model", ""), None, True),
+                                 ((CLI, "session", ""), None, True), ((CLI, "run", "--json-schema", ""), None, True),
+                                 ((BIN + "/helm-inspect", ""), None, True), ((BIN + "/helm-quantize", "--model", ""), None, True)):
+        found = completed(*words)
+        check("completion of %s" % " ".join(os.path.basename(w) for w in words), (wanted is None or wanted in found) and
+              ("README.md" in found) == files, found)
 
 
 def query_tests(at, daemon):
@@ -344,4 +517,6 @@ def daemon_tests(folder):
 
 if __name__ == "__main__":
     usage_tests()
-    run_in_folder(no_daemon_tests, tokenizer_tests, daemon_tests)
+    help_tests()
+    completion_tests()
+    run_in_folder(no_daemon_tests, early_tests, missing_tests, pipe_tests, interrupt_tests, tokenizer_tests, daemon_tests)

@@ -55,7 +55,8 @@ def chat_tests(folder):
     check("... until /reset", text_of(-1) == "[user]New\n[assistant]", text_of(-1))
 
     t = Terminal(*at, "chat")
-    check("chat on a terminal prompts", t.expect("> "))
+    check("chat on a terminal begins with the model's name and /help", t.expect("%s: /help lists" % os.path.basename(model)), t.all)
+    check("... and prompts", t.expect("> "))
     t.type(b"Hello\n")
     check("... answers", t.expect(" fine thanks") and t.expect("> "), t.seen)
     t.type(b"one\ntwo\n")

@@ -142,9 +142,10 @@ def curve_tests(folder):
     free.bind(("127.0.0.1", 0))
     endpoint = "tcp://127.0.0.1:%d" % free.getsockname()[1]
     free.close()
+    local = "ipc://%s/local.sock" % folder
     ready, told = os.pipe()
     daemon = subprocess.Popen(
-        [os.path.join(os.environ["HELM_BIN"], "helmd"), "--model", MODEL, "--listen", endpoint, "--rundir", folder,
+        [os.path.join(os.environ["HELM_BIN"], "helmd"), "--model", MODEL, "--listen", endpoint, "--listen", local, "--rundir", folder,
          "--curve-secret-key-file", folder + "/daemon.secret", "--curve-clients-file", folder + "/client.public",
          "--ready-fd", str(told), "--log-level", "error", "--threads", "1", "--profile", PROFILE], pass_fds=[told])
     os.close(told)
@@ -157,6 +158,11 @@ def curve_tests(folder):
     check_exit("TCP with the right keys", 0, *at("daemon", "client"), "generate", "--tokens", "5", "-n", "2")
     check_exit("TCP with a key that is not allowed", 3, *at("daemon", "stranger"), "status", text="keys")
     check_exit("TCP with another daemon's key", 3, *at("stranger", "client"), "status", text="keys")
+    # a model that is not there: what is refused first is refused before anything is read, planned or measured
+    for name, listen, text in (("socket", local, "another helmd (pid %d) already listens on %s: " % (daemon.pid, local)),
+                               ("port", endpoint, "cannot listen on %s: Address already in use" % endpoint)):
+        check_exit("a second daemon on the same %s is refused at once" % name, 4, "--model", folder + "/absent", "--listen", listen,
+                   "--rundir", folder, text=text, program=os.path.join(os.environ["HELM_BIN"], "helmd"))
     daemon.terminate()
     daemon.wait(20)
 

@@ -133,7 +133,17 @@ def tokenizer_tests(folder):
     bare = write(folder, "bare.gguf", with_keys(FILE, {}, ["tokenizer.ggml.model"]))
     check_cli("a file without a tokenizer is refused", 4, "--model", bare, "tokenize", "x", text="tokenizer.ggml.model")
     check_cli("... and generates from ids", 0, "--model", bare, *DAEMON, "generate", "--tokens", "300", "-n", "2")
-    check_cli("no such file", 4, "--model", folder + "/none.gguf", "tokenize", "x")
+    check_cli("no such file", 4, "--model", folder + "/baer.gguf", "tokenize", "x",
+              text="baer.gguf: no such file or folder; the nearest name there is bare.gguf")
+    check_cli("... in a folder that has none", 4, "--model", folder + "/none/none.gguf", "tokenize", "x", text="no such")
+    whole = open(FILE, "rb").read()
+    for name, size, says in (("a byte short", len(whole) - 1, "%d expected" % len(whole)), ("cut in its header", 100, "at least "),
+                             ("empty", 0, "at least ")):
+        cut = write(folder, "cut.gguf", whole[:size])
+        run = subprocess.run([os.path.join(BIN, "helm-inspect"), cut], capture_output=True, text=True, timeout=60)
+        check("a file %s is an incomplete download" % name, run.returncode == 1 and
+              "incomplete download: %d bytes are there, %s" % (size, says) in run.stdout, run.stdout[-300:])
+    os.unlink(cut)
     for program, args, says in (("helm-plan", ("--model", FILE, "--profile", DAEMON[-1]), "model    model.gguf (Qwen3"),
                                 ("helm-inspect", (FILE,), "file           " + FILE + "\n")):
         out = subprocess.run([os.path.join(BIN, program), *args], capture_output=True, text=True, timeout=60).stdout

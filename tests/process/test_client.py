@@ -248,7 +248,12 @@ def permission_tests(folder):
     check("Python client: closed to this user, it is still the one", in_child(helm_client.default_endpoint) ==
           "ipc://" + system + "/helmd.sock", in_child(helm_client.default_endpoint))
     said = in_child(lambda: helm_client.Client().endpoint)
-    check("... which is told so", said == "HelmError: ipc://%s/helmd.sock: not permitted for this user" % system, said)
+    check("... which is told so, and who may", said.startswith(
+        "HelmError: ipc://%s/helmd.sock: not permitted for this user; user '" % system) and said.endswith("' alone may connect"), said)
+    os.chmod(system, 0o050)
+    said = in_child(lambda: helm_client.Client().endpoint)
+    check("... or which group's members", "; members of group '" in said, said)
+    os.chmod(system, 0)
     os.mkdir(folder + "/helm")
     open(folder + "/helm/helmd.sock", "w").close()
     check("... unless one's own is there", in_child(helm_client.default_endpoint) == own,

@@ -52,7 +52,7 @@ struct mkmodel_request {
     uint64_t seed;
     uint64_t shard_bytes; /* a shard is closed before it would pass this */
     uint32_t threads;
-    double embedding; /* root mean square of embeddings; 0: as small as other matrices' numbers */
+    double embedding;      /* root mean square of embeddings; 0: as small as other matrices' numbers */
     bool (*stopped)(void); /* asked often, by every thread; true: stop. May be NULL */
 };
 struct mkmodel_result {

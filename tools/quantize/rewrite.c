@@ -349,7 +349,10 @@ static int run_threads(struct writing *w, const struct rewrite_run *run, struct 
 int rewrite_file(struct rewrite *r, const char *path, const struct gguf_values *values,
                  const struct rewrite_run *run, struct helm_err *err)
 {
-    struct writing w = {.r = r, .run = run, .lock = PTHREAD_MUTEX_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+    struct writing w = {.r = r,
+                        .run = run,
+                        .lock = PTHREAD_MUTEX_INITIALIZER,
+                        .done = PTHREAD_COND_INITIALIZER};
     struct gguf_output_tensor *to = calloc((size_t)r->count + 1, sizeof *to);
     if (!to) return helm_fail(err, HELM_E_NOMEM, "no memory for %u tensors", r->count);
     for (uint32_t i = 0; i < r->count; i++) to[i] = r->tensors[i].to;

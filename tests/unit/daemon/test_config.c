@@ -164,6 +164,8 @@ static void what_makes_no_sense_is_refused(void **state)
                  {"--kv-tiers", "three", HELM_E_USAGE},    {"--kv-dtype", "q8", HELM_E_USAGE},
                  {"--kv-page-tokens", "48", HELM_E_USAGE}, {"--parallel", "0", HELM_E_USAGE},
                  {"--step-tokens", "9000", HELM_E_USAGE},  {"--threads", "-1", HELM_E_USAGE},
+                 {"--threads", "1024", HELM_E_USAGE}, /* more CPUs than this process may use */
+
                  {"--host-memory", "lots", HELM_E_USAGE},  {"--log-level", "loud", HELM_E_USAGE},
                  {"--strategy", "fast", HELM_E_USAGE},     {"--batch", "0", HELM_E_USAGE},
                  {"--batch", "9", HELM_E_USAGE},           {"--prompt", "0", HELM_E_USAGE},

@@ -213,7 +213,13 @@ static void test_default_endpoint_forbidden(void **state)
     expect_default(&s, s.system);
     assert_int_equal(helm_connect(s.endpoint, 1000, &client, &err), HELM_E_PERMISSION);
     assert_non_null(strstr(err.text, s.system));
-    assert_non_null(strstr(err.text, "not permitted"));
+    assert_non_null(strstr(err.text, "not permitted for this user; user '"));
+    assert_non_null(strstr(err.text, "' alone may connect"));
+    assert_int_equal(chmod(folder, 0050), 0); /* as the service's: its group may enter */
+    assert_int_equal(helm_connect(s.endpoint, 1000, &client, &err), HELM_E_PERMISSION);
+    assert_non_null(strstr(err.text, "; members of group '"));
+    assert_non_null(strstr(err.text, "`sudo usermod -aG "));
+    assert_int_equal(chmod(folder, 0), 0);
     touch(s.own);
     expect_default(&s, s.own);
     assert_int_equal(syscall(SYS_capset, &whose, full), 0);

@@ -252,6 +252,42 @@ static void test_help(void **state)
     free(text);
 }
 
+/* A text with a line beyond 100 columns is broken anew; other texts, and what brackets hold, stay together. */
+static void test_help_width(void **state)
+{
+    (void)state;
+    static bool flag;
+    static const char words[] = "one two three four five six seven eight nine ten eleven twelve thirteen\n"
+                                "and more of the same, up to --option VALUE, and then the end of this text";
+    const struct args_option two[] = {
+        {.name = "long", .kind = ARGS_FLAG, .help = words, .target = &flag},
+        {.name = "word", .kind = ARGS_FLAG, .help = "short\nlines stay", .target = &flag}};
+    const struct args_spec wide = {
+        .program = "prog",
+        .usage = "[--alpha NUMBER] [--beta NUMBER] [--gamma NUMBER] [--delta NUMBER] "
+                 "[--epsilon NUMBER [more]] FILE",
+        .about = "Short.\n\nAnother paragraph, with a line that is much longer than the "
+                 "hundred columns of --help, and another line\nafter it.\n\nThird.",
+        .options = two,
+        .option_count = 2};
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    args_print_help(&wide, out);
+    fclose(out);
+    for (const char *line = text; *line; line += strcspn(line, "\n") + 1)
+        if (strcspn(line, "\n") > 100) fail_msg("a line of %zu columns:\n%s", strcspn(line, "\n"), text);
+    static const char *const parts[] = {"[--delta NUMBER]\n            [--epsilon NUMBER [more]] FILE\n",
+                                        "\n\nShort.\n\nAnother paragraph,",
+                                        "another\nline after it.\n\nThird.\n\noptions:\n",
+                                        "eleven twelve thirteen\n                            and more",
+                                        " --option VALUE, and",
+                                        "short\n                            lines stay\n"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(text, parts[i])) fail_msg("help lacks '%s':\n%s", parts[i], text);
+    free(text);
+}
+
 /* Everything that --help has, and nothing that roff would take for its own. */
 static void test_manual_and_list(void **state)
 {
@@ -299,6 +335,7 @@ int main(void)
         cmocka_unit_test(test_too_many_in_a_list),
         cmocka_unit_test(test_commands),
         cmocka_unit_test(test_help),
+        cmocka_unit_test(test_help_width),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

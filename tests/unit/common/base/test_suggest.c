@@ -30,6 +30,7 @@ static void near_words(void **state)
     assert_string_equal(near("detokenise"), "detokenize");
     assert_string_equal(near("temprature"), "temperature");
     assert_string_equal(near("genrate"), "generate");
+    assert_string_equal(near("rn"), "run"); /* two letters of three */
 }
 
 static void far_words(void **state)
