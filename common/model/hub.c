@@ -224,21 +224,14 @@ static int find_file(char snapshot[PATH_MAX], const struct hub_name *name, char 
     return rc;
 }
 
-static int fail_missing(const char *text, const char *name, struct helm_err *err)
-{
-    return helm_fail(err, HELM_E_NOT_FOUND, "%s: no such file or folder; the nearest name there is %s", text,
-                     name);
-}
-
 int hub_locate(const char *text, char **path, struct helm_err *err)
 {
     struct hub_name name;
-    char folder[PATH_MAX], found[PATH_MAX], inside[HUB_FILE_MAX], file[PATH_MAX + HUB_FILE_MAX],
-        near[NAME_MAX + 1];
+    char folder[PATH_MAX], found[PATH_MAX], inside[HUB_FILE_MAX], file[PATH_MAX + HUB_FILE_MAX];
     struct helm_err ignored = {0};
     *path = NULL;
     if (access(text, F_OK) == 0) return locate_existing(text, path, err);
-    if (nearest_file(text, near)) return fail_missing(text, near, err);
+    if (nearest_refuse(text, err)) return HELM_E_NOT_FOUND;
     if (hub_name_parse(text, &name, &ignored)) return take(text, path, err);
     int rc = hub_repo_folder(&name, folder, err);
     if (rc) return rc;
@@ -250,15 +243,9 @@ int hub_locate(const char *text, char **path, struct helm_err *err)
         if (rc) return rc;
         snprintf(file, sizeof file, "%s%s%s", found, inside[0] ? "/" : "", inside);
         if (access(file, F_OK) == 0) return take(file, path, err);
-        if (nearest_file(file, near)) return fail_missing(text, near, err);
     }
-    rc = helm_fail(
-        err, HELM_E_NOT_FOUND,
-        "%s: no such file or folder, nor is it in the hub's cache (%.160s): `helm-cli pull %s` downloads it",
-        text, folder, text);
-    *strrchr(folder, '/') = '\0';
-    const size_t length = strlen(err ? err->text : "");
-    if (err && nearest_repo(folder, name.repo, near))
-        snprintf(err->text + length, sizeof err->text - length, "; the nearest name there is %.200s", near);
-    return rc;
+    return helm_fail(err, HELM_E_NOT_FOUND,
+                     "%s: no such file or folder, nor is it in the hub's cache (%.160s): `helm-cli pull %s` "
+                     "downloads it%s",
+                     text, folder, text, nearest_cached(folder, name.file, (char[NEAREST_TEXT]){""}));
 }

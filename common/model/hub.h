@@ -55,8 +55,7 @@ void hub_tag_of(const struct hub_files *files, size_t which, char tag[HUB_TAG_MA
 
 /* What --model means, malloc'd: a path that exists; of a repository's folder in the cache its snapshot; of a name that is
  * in the cache its snapshot, the file in it, or a snapshot's only GGUF file if that is in a folder; otherwise the text itself,
- * for its reader to refuse. HELM_E_NOT_FOUND: a name that is not in the cache, or that resembles another one in its folder;
- * the error names the command that downloads it, or that other name. */
+ * for its reader to refuse. HELM_E_NOT_FOUND: a name that is not in the cache; the error names the command that downloads it. */
 HELM_MUST_CHECK int hub_locate(const char *text, char **path, struct helm_err *err);
 
 #endif

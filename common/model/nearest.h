@@ -2,13 +2,17 @@
 #ifndef HELM_COMMON_MODEL_NEAREST_H
 #define HELM_COMMON_MODEL_NEAREST_H
 
-#include <limits.h>
 #include <stdbool.h>
 
-/* In the path's folder: to a GGUF file's name the nearest of the GGUF files there, however far; to another one a near one
- * of folders and GGUF files. false: there is none. */
-bool nearest_file(const char *path, char name[NAME_MAX + 1]);
-/* A near repository of those in the hub's cache, as ORG/NAME. */
-bool nearest_repo(const char *cache, const char *repo, char name[NAME_MAX + 1]);
+#include "common/base/err.h"
+
+#define NEAREST_TEXT 300
+
+/* Looks in the path's folder: to a GGUF file's name for the nearest of the GGUF files there, however far; to another one for
+ * a near one of folders and GGUF files. true: there is one; *err is HELM_E_NOT_FOUND and names it. */
+bool nearest_refuse(const char *path, struct helm_err *err);
+/* "; the nearest name there is NAME" of what the hub's cache has, or "": a GGUF file beside `file` ("": none is named) where
+ * the repository is there, else a repository. */
+const char *nearest_cached(const char *repo_folder, const char *file, char text[NEAREST_TEXT]);
 
 #endif
