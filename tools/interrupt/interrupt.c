@@ -1,16 +1,19 @@
 /* SIGINT, SIGTERM, SIGHUP and SIGPIPE in tools. See interrupt.h. */
 #include "tools/interrupt/interrupt.h"
 
+#include <limits.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
 #define NUMBERS (sizeof numbers / sizeof *numbers)
 
 static volatile sig_atomic_t noted;
-static char leftover[INTERRUPT_PATHS][PATH_MAX]; /* files, then the folder; "": none */
+static atomic_bool held, ending;
+static char file[INTERRUPT_FILES][PATH_MAX], folder[PATH_MAX]; /* "": none */
 
 static void handle(void (*handler)(int))
 {
@@ -38,7 +41,11 @@ bool interrupt_noted(void)
 
 static void end_by(int number)
 {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, number);
     signal(number, SIG_DFL);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
     raise(number);
 }
 
@@ -51,40 +58,44 @@ int interrupt_end(int status)
 /* unlink and rmdir may be called in a handler. */
 static void remove_and_end(int number)
 {
-    for (size_t i = 0; i + 1 < INTERRUPT_PATHS; i++)
-        if (leftover[i][0]) unlink(leftover[i]);
-    if (leftover[INTERRUPT_PATHS - 1][0]) rmdir(leftover[INTERRUPT_PATHS - 1]);
-    end_by(number); /* as soon as the handler has returned */
+    for (size_t i = 0; i < INTERRUPT_FILES; i++)
+        if (file[i][0]) unlink(file[i]);
+    if (folder[0]) rmdir(folder);
+    end_by(number);
+}
+
+/* In any thread: that which holds may be another one, so a mask of signals would not do. */
+static void act(int number)
+{
+    atomic_store(&ending, true);
+    if (atomic_load(&held)) {
+        noted = number;
+        atomic_store(&ending, false);
+        return;
+    }
+    remove_and_end(number);
+}
+
+void interrupt_end_process(void)
+{
+    handle(act);
 }
 
 void interrupt_hold(void)
 {
-    sigset_t set;
-    sigemptyset(&set);
-    for (size_t i = 0; i < NUMBERS; i++) sigaddset(&set, numbers[i]);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    atomic_store(&held, true);
+    while (atomic_load(&ending)) sched_yield(); /* the end, unless the other side saw that this one holds */
 }
 
 void interrupt_release(void)
 {
-    sigset_t set;
-    sigemptyset(&set);
-    for (size_t i = 0; i < NUMBERS; i++) sigaddset(&set, numbers[i]);
-    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    atomic_store(&held, false);
+    if (noted) remove_and_end(noted);
 }
 
-void interrupt_remove(const char *const files[INTERRUPT_PATHS - 1], const char *folder)
+void interrupt_remove(const char *const files[INTERRUPT_FILES], const char *where)
 {
-    interrupt_hold();
-    for (size_t i = 0; i + 1 < INTERRUPT_PATHS; i++)
-        snprintf(leftover[i], sizeof leftover[i], "%s", files[i] ? files[i] : "");
-    snprintf(leftover[INTERRUPT_PATHS - 1], PATH_MAX, "%s", folder ? folder : "");
-    handle(remove_and_end);
-    interrupt_release();
-}
-
-void interrupt_keep(void)
-{
-    handle(SIG_DFL);
-    memset(leftover, 0, sizeof leftover);
+    for (size_t i = 0; i < INTERRUPT_FILES; i++)
+        snprintf(file[i], sizeof file[i], "%s", files && files[i] ? files[i] : "");
+    snprintf(folder, sizeof folder, "%s", where ? where : "");
 }

@@ -103,11 +103,9 @@ static int make_folder(char folder[PROFILE_FOLDER_TEXT], struct helm_err *err)
         if (!places[i] || places[i][0] != '/') continue;
         int n = snprintf(folder, PROFILE_FOLDER_TEXT, "%s/helm-profile-XXXXXX", places[i]);
         if (n >= PROFILE_FOLDER_TEXT) continue;
-        interrupt_hold();
-        const bool made = mkdtemp(folder) != NULL;
-        if (made) remove_when_interrupted(folder);
-        interrupt_release();
-        if (made) return 0;
+        if (!mkdtemp(folder)) continue;
+        remove_when_interrupted(folder);
+        return 0;
     }
     folder[0] = '\0';
     return helm_fail_errno(err, "no folder for temporary files (TMPDIR, /tmp, /dev/shm, /var/tmp)");
@@ -205,6 +203,17 @@ static int write_tensors(const char *folder, const struct listing *l, struct hel
     return rc;
 }
 
+static void remove_files(const char *folder)
+{
+    char path[PROFILE_FOLDER_TEXT + 32];
+    for (size_t i = 0; i < NAMES; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        unlink(path);
+    }
+    rmdir(folder);
+    interrupt_remove(NULL, NULL);
+}
+
 int profile_checkpoint_make(const struct profile_shape *shape, char folder[PROFILE_FOLDER_TEXT],
                             struct helm_err *err)
 {
@@ -213,6 +222,7 @@ int profile_checkpoint_make(const struct profile_shape *shape, char folder[PROFI
     json_t *json = NULL;
     char *text = NULL;
     folder[0] = '\0';
+    interrupt_hold();
     int rc = make_config(shape, &json, err);
     if (!rc) text = json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(15));
     if (!rc && (!text || !l.header)) rc = helm_fail(err, HELM_E_NOMEM, "no memory for a configuration");
@@ -227,8 +237,9 @@ int profile_checkpoint_make(const struct profile_shape *shape, char folder[PROFI
     if (!rc) rc = list_tensor(&l, TENSOR_FINAL_NORM, -1, err);
     if (!rc) rc = list_tensor(&l, TENSOR_HEAD, -1, err);
     if (!rc) rc = write_tensors(folder, &l, err);
-    if (rc && folder[0]) profile_checkpoint_remove(folder);
+    if (rc && folder[0]) remove_files(folder);
     if (rc) folder[0] = '\0';
+    interrupt_release();
     free(text);
     json_decref(json);
     json_decref(l.header);
@@ -238,11 +249,7 @@ int profile_checkpoint_make(const struct profile_shape *shape, char folder[PROFI
 
 void profile_checkpoint_remove(const char *folder)
 {
-    char path[PROFILE_FOLDER_TEXT + 32];
-    for (size_t i = 0; i < NAMES; i++) {
-        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
-        unlink(path);
-    }
-    rmdir(folder);
-    interrupt_keep();
+    interrupt_hold();
+    remove_files(folder);
+    interrupt_release();
 }

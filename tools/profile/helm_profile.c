@@ -254,6 +254,15 @@ static int measure_formats(struct tool *t, struct helm_err *err)
     }
 }
 
+/* A file of another name is made and removed. */
+static int check_writable(const char *path, struct helm_err *err)
+{
+    interrupt_hold();
+    const int rc = profile_write_check(path, err);
+    interrupt_release();
+    return rc;
+}
+
 /* Where the profile is to be: the cache's path, if it is kept, and --out. */
 static int write_profile(struct tool *t, const char *path, struct helm_err *err)
 {
@@ -369,7 +378,7 @@ static int run(struct tool *t, struct helm_err *err)
         snprintf(hardware.device, sizeof hardware.device, "%.60s, copies %llu a second", t->device.hardware,
                  (unsigned long long)o->copy_bytes_per_s);
     rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
-    if (!rc && o->out) rc = profile_write_check(o->out, err);
+    if (!rc && o->out) rc = check_writable(o->out, err);
     if (rc) return rc;
     bool keep = profile_cache_path(fingerprint, path, sizeof path, err) == 0;
     if (!keep && !o->out) return err->code;
@@ -379,7 +388,7 @@ static int run(struct tool *t, struct helm_err *err)
     if (rc) return rc;
     bool cached = keep && take_cached(t, path);
     if (!cached) {
-        rc = keep ? profile_write_check(path, err) : 0;
+        rc = keep ? check_writable(path, err) : 0;
         if (rc && o->out) {
             profile_say(&t->progress, "kept nowhere but in %s: %s", o->out, err->text);
             keep = false;
@@ -465,6 +474,7 @@ int main(int argc, char **argv)
         .epilogue = "exit status: 0 done, 1 failed, 2 usage"};
     struct args_parsed parsed;
     args_parse_main(&spec, argc, argv, &parsed);
+    interrupt_end_process();
     if (!o->caches) o->caches = profile_l3_bytes();
     log_init("helm-profile", LOG_LEVEL_WARN);
     t->progress = (struct profile_progress){.out = stderr,
