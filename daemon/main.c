@@ -59,6 +59,7 @@ struct helmd {
     struct keeper keeper;
     struct accelerator device;
     int node;                /* NUMA node of weights, caches and compute threads; -1: none */
+    bool measured_now;       /* the profile is not from a file */
     struct profile measured; /* what is planned by: as in the file, or as it would be now */
     struct profile current;  /* what is forecast by: as it would be now, where that is known */
     struct profile profile;  /* either, with the rates of the activations that are planned with */
@@ -145,6 +146,9 @@ static struct profiling_request profiling_of(const struct helmd *d, unsigned for
                                       .node = wanted_node(c),
                                       .copy_bytes_per_s = c->emulated_copy_bytes_per_s,
                                       .formats = formats,
+                                      .dense = kv_dtype_is_plain(c->kv_dtype) &&
+                                               !d->model.config.router.experts && formats &&
+                                               !(formats & format_bit(FORMAT_BF16)),
                                       .parent_fd = d->parent_fd};
 }
 
@@ -199,7 +203,7 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
     rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, gpu_program, &d->device, err);
     if (!rc) rc = accelerator_choose_node(&d->device, wanted_node(c), &d->node, err);
     if (!rc) rc = cpu_check_threads(d->node, c->threads, err);
-    if (!rc) rc = profiling_get(&profiling, &d->measured, err);
+    if (!rc) rc = profiling_get(&profiling, &d->measured, &d->measured_now, err);
     if (!rc) rc = end_request_check(err);
     if (c->no_chains) /* what they would take is no price to plan with */
         d->measured.gpu.chain_gemv = d->measured.gpu.chain_attention = d->measured.gpu.chain_operation =
@@ -263,7 +267,7 @@ static int look_at_memory(struct helmd *d, struct helm_err *err)
     const bool used = plan_uses(&d->plan, PLAN_CPU0) || plan_kv_tiered(&d->plan);
     if (d->now.text[0]) return 0;
     profiling.reads = profile_reads_of(&d->measured, model_main_format(&d->model), d->plan.inputs[PLAN_CPU0]);
-    int rc = profiling_now(&profiling, d->config.now, used, &d->measured, &d->now, err);
+    int rc = profiling_now(&profiling, d->config.now, used, d->measured_now, &d->measured, &d->now, err);
     if (rc || !d->now.known) return rc;
     profile_now_apply(&d->measured, &d->now.rates, &d->current);
     if (!d->now.plans) return 0;
@@ -548,6 +552,7 @@ int main(int argc, char **argv)
     pid_t parent = getppid();
     d.argc = argc;
     d.argv = argv;
+    d.config.ready_fd = CONFIG_NO_FD; /* until it is read */
     d.ready_fd = d.parent_fd = d.signal_fd = d.arena.fd = d.keeper.pipe = -1;
     /* glibc would raise this by itself, and keep what large buffers of clients took */
     mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER);

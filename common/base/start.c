@@ -49,6 +49,14 @@ static int open_standard(struct helm_err *err)
     return 0;
 }
 
+int start_check_proc(struct helm_err *err)
+{
+    if (access("/proc/self", F_OK) == 0) return 0;
+    return helm_fail(err, HELM_E_STATE,
+                     "/proc is not mounted: memory, processors and this program's folder are read from it "
+                     "(mount -t proc proc /proc)");
+}
+
 int start_process(struct helm_err *err)
 {
     static const int ignored[] = {SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGXFSZ};
@@ -57,7 +65,8 @@ int start_process(struct helm_err *err)
     for (size_t i = 0; i < sizeof limits / sizeof *limits && !rc; i++)
         rc = check(&limits[i], limits[i].least, err);
     unsigned mask;
-    return rc ? rc : cpu_read_mask(&mask, err);
+    if (!rc) rc = cpu_read_mask(&mask, err);
+    return rc ? rc : start_check_proc(err);
 }
 
 int start_check_arena(uint64_t bytes, struct helm_err *err)

@@ -2,6 +2,7 @@
 #include "daemon/children/profiling.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -28,7 +29,7 @@
 struct job {
     const char *doing;
     unsigned formats; /* beside what every profile has */
-    bool quick, force;
+    bool quick, brief, force;
 };
 
 /* The status line has a clock of its own, so "  0.2 s  CPU: loading" is shown without its time. */
@@ -42,7 +43,9 @@ static const char *without_time(const char *line)
 static void tell_line(void *context, const char *line)
 {
     const struct job *job = context;
-    log_info(PROGRAM ": %s", line);
+    const bool lost = strncmp(without_time(line), "not kept", 8) == 0;
+    log_at(lost ? LOG_LEVEL_WARN : LOG_LEVEL_INFO, PROGRAM ": %s%s", line,
+           lost ? ": the next start measures again" : "");
     sd_notifyf(0, "STATUS=%s: %s", job->doing, without_time(line));
 }
 
@@ -99,16 +102,40 @@ static int run_program(const struct profiling_request *r, struct options *o, str
     return helm_fail(err, HELM_E_PEER, PROGRAM " %s%s%s", how, last[0] ? ": " : "", last);
 }
 
-static int measure(const struct profiling_request *r, struct job *job, struct helm_err *err)
+/* Whether a profile is of what will be planned for. */
+static int check_device(const char *what, const struct profiling_request *r, const struct profile *profile,
+                        struct helm_err *err)
 {
+    if (r->device->ledger.kind == LEDGER_DEVICE_NONE || profile->gpu.device != PROFILE_DEVICE_NONE) return 0;
+    return helm_fail(err, HELM_E_MISMATCH, "%s is of a machine without a device, and --device %s was chosen",
+                     what, r->device->name);
+}
+
+static int measure(const struct profiling_request *r, struct job *job, struct profile *profile,
+                   struct helm_err *err)
+{
+    static const char printed[] = "what " PROGRAM " printed";
     struct options o;
-    struct child_run child = {.limit_s = LIMIT_S, .words = {.on_line = tell_line, .context = job}};
+    struct child_run child = {.text = malloc(PROFILE_BYTES_MAX + 1),
+                              .most = PROFILE_BYTES_MAX,
+                              .limit_s = LIMIT_S,
+                              .words = {.on_line = tell_line, .context = job}};
+    if (!child.text) return helm_fail(err, HELM_E_NOMEM, "no memory for a profile");
     make_options(r, job->formats, &o);
     add_worker_dir(r, &o);
+    o.argv[o.count++] = "--json";
     if (job->quick) o.argv[o.count++] = "--quick";
+    if (job->brief) o.argv[o.count++] = "--brief";
     if (job->force) o.argv[o.count++] = "--force";
     sd_notifyf(0, "STATUS=%s", job->doing);
-    return run_program(r, &o, &child, err);
+    int rc = run_program(r, &o, &child, err);
+    if (!rc && !child.length)
+        rc = helm_fail(err, HELM_E_MISMATCH,
+                       PROGRAM " ended well and printed no profile: is it of this build?");
+    if (!rc) rc = profile_parse(printed, child.text, child.length, profile, err);
+    if (!rc) rc = check_device(printed, r, profile, err);
+    free(child.text);
+    return rc;
 }
 
 /* ---- which one ---- */
@@ -117,31 +144,31 @@ static int read_checked(const char *path, const struct profiling_request *r, str
                         struct helm_err *err)
 {
     int rc = profile_read(path, profile, err);
-    if (!rc && r->device->ledger.kind != LEDGER_DEVICE_NONE && profile->gpu.device == PROFILE_DEVICE_NONE)
-        rc =
-            helm_fail(err, HELM_E_MISMATCH, "%s is of a machine without a device, and --device %s was chosen",
-                      path, r->device->name);
-    return rc;
+    return rc ? rc : check_device(path, r, profile, err);
 }
 
-/* Measures something into the cached profile, which is read again. Where that fails the profile that is there serves, and
- * a warning says that `what` was not measured; an ended start is an error. */
+/* Measures something into the cached profile. Where that fails the profile that is there serves, and a warning says that
+ * `what` was not measured; an ended start is an error. */
 static int measure_into(const struct profiling_request *r, struct job *job, const char *what,
-                        const char *path, struct profile *profile, struct helm_err *err)
+                        struct profile *profile, struct helm_err *err)
 {
     struct helm_err why = {0};
-    int rc = measure(r, job, &why);
+    struct profile measured;
+    int rc = measure(r, job, &measured, &why);
     if (rc == HELM_E_CANCELLED) {
         *err = why;
         return rc;
     }
-    if (rc) log_warn("profile: %s could not be measured%s: %s", what, job->force ? " again" : "", why.text);
-    return rc ? 0 : read_checked(path, r, profile, err);
+    if (rc)
+        log_warn("profile: %s could not be measured%s: %s", what, job->force ? " again" : "", why.text);
+    else
+        *profile = measured;
+    return 0;
 }
 
 /* What the cached one lacks of the plan's formats is measured into it. */
-static int add_formats(const struct profiling_request *r, const char *path, bool quick,
-                       struct profile *profile, struct helm_err *err)
+static int add_formats(const struct profiling_request *r, bool quick, struct profile *profile,
+                       struct helm_err *err)
 {
     const unsigned lacking = profile_formats_lacking(profile, r->formats);
     char names[PROFILE_FORMATS_TEXT];
@@ -151,8 +178,27 @@ static int add_formats(const struct profiling_request *r, const char *path, bool
     /* As carefully as the rest was, or all of it would be measured anew and lose other models' formats. */
     struct job job = {.doing = "measuring the model's formats, once for each",
                       .formats = lacking,
-                      .quick = quick || profile->quick};
-    return measure_into(r, &job, names, path, profile, err);
+                      .quick = quick || profile->quick,
+                      .brief = profile->brief};
+    return measure_into(r, &job, names, profile, err);
+}
+
+/* A brief one is measured in full for a plan that needs the rest, with all formats that it has. */
+static int complete(const struct profiling_request *r, struct profile *profile, bool *fresh,
+                    struct helm_err *err)
+{
+    struct job job = {.doing = "measuring this machine in full, only this once",
+                      .quick = true,
+                      .force = true};
+    if (!profile->brief || r->dense) return 0;
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        const unsigned bit = format_bit((enum tensor_format)f);
+        const bool there = !profile_formats_lacking(profile, bit) || (r->formats & bit);
+        if (there && profile_format_has_rates((enum tensor_format)f)) job.formats |= bit;
+    }
+    log_info("profile: it was taken for models of some formats alone: measuring the rest");
+    *fresh = true;
+    return measure_into(r, &job, "the rest of the machine", profile, err);
 }
 
 /* Whether nothing but this process runs on the processors it may use. */
@@ -166,11 +212,12 @@ static bool machine_is_quiet(void)
 
 /* A profile that others disturbed is taken again at a start that finds the machine quiet, at most every RETAKE_S: the one
  * that is there serves until then, and where the second measuring fails. */
-static int retake(const struct profiling_request *r, const char *path, struct profile *profile,
+static int retake(const struct profiling_request *r, const char *path, struct profile *profile, bool *fresh,
                   struct helm_err *err)
 {
     struct job job = {.doing = "measuring this machine again (others were busy on it)",
                       .quick = profile->quick,
+                      .brief = profile->brief,
                       .force = true};
     struct stat st;
     if (profile->busy_percent < PROFILE_BUSY || stat(path, &st) || time(NULL) - st.st_mtime < RETAKE_S)
@@ -183,7 +230,8 @@ static int retake(const struct profiling_request *r, const char *path, struct pr
     }
     log_info("profile: measuring again: others took %u %% of the processors' time the last time",
              profile->busy_percent);
-    return measure_into(r, &job, "the machine", path, profile, err);
+    *fresh = true;
+    return measure_into(r, &job, "the machine", profile, err);
 }
 
 static void log_profile(const struct profiling_request *r, const char *path, const struct profile *profile)
@@ -203,33 +251,42 @@ static void log_profile(const struct profiling_request *r, const char *path, con
     log_info("profile: `" PROGRAM "%s` takes a minute and makes better forecasts", options);
 }
 
-/* The cached one, measured first where there is none that can be used. */
+/* No profile that can be used: measures one, and the model's formats at once. */
+static int measure_first(const struct profiling_request *r, bool quick, struct profile *profile,
+                         struct helm_err *err)
+{
+    struct job job = {.doing = "measuring this machine, only this once",
+                      .quick = quick,
+                      .brief = r->dense && r->device->ledger.kind == LEDGER_DEVICE_NONE};
+    for (int f = 0; f < FORMAT_COUNT; f++)
+        if (profile_format_has_rates((enum tensor_format)f))
+            job.formats |= r->formats & format_bit((enum tensor_format)f);
+    log_info("profile: measuring it, %s", quick ? "quickly (some seconds)" : "once (up to a minute)");
+    return measure(r, &job, profile, err);
+}
+
+/* The cached one, measured first where there is none that can be used. No place for it is no reason not to start. */
 static int get_cached(const struct profiling_request *r, const char *fingerprint, struct profile *profile,
-                      struct helm_err *err)
+                      bool *fresh, struct helm_err *err)
 {
     char path[4096];
     struct helm_err found = {0};
     const bool quick = r->device->ledger.kind != LEDGER_DEVICE_CUDA;
-    struct job job = {.doing = "measuring this machine, only this once", .quick = quick};
-    int rc = profile_cache_path(fingerprint, path, sizeof path, err);
-    if (rc) return rc;
-    const bool there = access(path, F_OK) == 0;
+    int rc = profile_cache_path(fingerprint, path, sizeof path, &found);
+    const bool place = rc == 0, there = place && access(path, F_OK) == 0;
     if (there && !read_checked(path, r, profile, &found)) {
-        rc = retake(r, path, profile, err);
+        rc = retake(r, path, profile, fresh, err);
+        if (!rc && !*fresh) rc = complete(r, profile, fresh, err);
     } else {
         if (there)
             log_warn("the cached profile cannot be used: %s", found.text);
         else
-            log_info("there is no profile of this machine yet");
-        log_info("profile: measuring it, %s", quick ? "quickly (some seconds)" : "once (up to a minute)");
-        rc = measure(r, &job, err);
-        if (!rc && access(path, F_OK))
-            rc = helm_fail(err, HELM_E_MISMATCH, PROGRAM " ended well and left no %s: is it of this build?",
-                           path);
-        if (!rc) rc = read_checked(path, r, profile, err);
+            log_info("there is no profile of this machine yet: %s", place ? path : found.text);
+        *fresh = true;
+        rc = measure_first(r, quick, profile, err);
     }
-    if (!rc) rc = add_formats(r, path, quick, profile, err);
-    if (!rc) log_profile(r, path, profile);
+    if (!rc) rc = add_formats(r, quick, profile, err);
+    if (!rc) log_profile(r, place ? path : "kept nowhere", profile);
     return rc;
 }
 
@@ -250,11 +307,13 @@ static bool is_of_here(const struct profile *profile, const char *fingerprint)
     return profile->fingerprint[0] && strcmp(profile->fingerprint, fingerprint) == 0;
 }
 
-int profiling_get(const struct profiling_request *r, struct profile *profile, struct helm_err *err)
+int profiling_get(const struct profiling_request *r, struct profile *profile, bool *fresh,
+                  struct helm_err *err)
 {
     struct helm_err unknown = {0};
     char fingerprint[72];
     memset(profile, 0, sizeof *profile);
+    *fresh = false;
     int rc = fingerprint_of(r, fingerprint, r->file ? &unknown : err);
     if (r->file) {
         rc = read_checked(r->file, r, profile, err);
@@ -265,7 +324,7 @@ int profiling_get(const struct profiling_request *r, struct profile *profile, st
                      ? "another machine, or other threads or devices: forecasts are for those"
                      : "a machine that is described: forecasts are for that one");
     } else if (!rc) {
-        rc = get_cached(r, fingerprint, profile, err);
+        rc = get_cached(r, fingerprint, profile, fresh, err);
         if (rc == HELM_E_CANCELLED) return rc;
         if (rc) return helm_err_prefix(err, "no profile of this machine (--profile FILE gives one)");
     }
@@ -300,10 +359,12 @@ static int measure_now(const struct profiling_request *r, struct profile_now *ra
 }
 
 /* Why `auto` measures nothing; NULL: it does. */
-static const char *why_not_now(const struct profiling_request *r, bool used, const struct profile *profile)
+static const char *why_not_now(const struct profiling_request *r, bool used, bool fresh,
+                               const struct profile *profile)
 {
     char fingerprint[72];
     struct helm_err unknown = {0};
+    if (fresh) return "not measured, the profile is of this moment";
     if (!used) return "not measured, a step reads nothing there";
     if (r->device->ledger.kind == LEDGER_DEVICE_EMULATED) return "not measured beside an emulated device";
     if (fingerprint_of(r, fingerprint, &unknown) || !is_of_here(profile, fingerprint))
@@ -311,12 +372,12 @@ static const char *why_not_now(const struct profiling_request *r, bool used, con
     return NULL;
 }
 
-int profiling_now(const struct profiling_request *r, const char *option, bool used,
+int profiling_now(const struct profiling_request *r, const char *option, bool used, bool fresh,
                   const struct profile *profile, struct machine_now *now, struct helm_err *err)
 {
     const bool chooses = strcmp(option, PROFILING_NOW_AUTO) == 0, on = strcmp(option, "on") == 0;
     const char *why = strcmp(option, "off") == 0 ? "not measured, --now off"
-                      : chooses                  ? why_not_now(r, used, profile)
+                      : chooses                  ? why_not_now(r, used, fresh, profile)
                                                  : NULL;
     struct profile_now rates;
     struct helm_err failed = {0};

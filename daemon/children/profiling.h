@@ -3,7 +3,8 @@
  *
  * Called by main.c: for a profile once, after the device is chosen and before planning; for what memory gives now
  * once, when there is a plan. helmd measures nothing itself: it runs `helm-profile`, beside its own program like the
- * workers', and shows its lines in the log. There is no plan without a profile: what goes wrong here is an error that
+ * workers', reads the profile that it prints, and shows its other lines in the log. That the profile cannot be kept is a
+ * warning, and the next start measures again. There is no plan without a profile: a measuring that fails is an error that
  * names the way out, --profile. */
 #ifndef HELM_DAEMON_CHILDREN_PROFILING_H
 #define HELM_DAEMON_CHILDREN_PROFILING_H
@@ -20,22 +21,23 @@ struct profiling_request {
     int node;                         /* NUMA node as asked for, -1: as accelerator_choose_node does */
     uint64_t copy_bytes_per_s;        /* of the emulated device; 0: as fast as memory */
     unsigned formats;                 /* of the weights that will be planned (format_bit) */
-    struct profile_reads reads;       /* --now: by what host memory is read */
-    int parent_fd;                    /* the measuring ends when its writer closes it; -1: none */
+    bool dense; /* those formats are all that the plan needs: no mixture, no bf16, a cache of numbers */
+    struct profile_reads reads; /* --now: by what host memory is read */
+    int parent_fd;              /* the measuring ends when its writer closes it; -1: none */
 };
 
-/* Formats that the cached profile lacks are measured; that this fails is a warning, and the plan's forecasts are then
+/* *fresh: the machine was measured now. Formats that the cached profile lacks are measured; that this fails is a warning, and the plan's forecasts are then
  * as if of bf16. HELM_E_CANCELLED: the parent has gone, or helmd was told to end (end_request.h), while it was measured. */
 HELM_MUST_CHECK int profiling_get(const struct profiling_request *request, struct profile *profile,
-                                  struct helm_err *err);
+                                  bool *fresh, struct helm_err *err);
 
-/* --now: "auto" measures where the profile is this machine's, no device is emulated and the plan has a use for it; "on"
+/* --now: "auto" measures where the profile is this machine's and not `fresh`, no device is emulated and the plan has a use for it; "on"
  * anywhere, "off" nowhere; or a file, as `helm-profile --now` prints it. The answer is in the log. */
 #define PROFILING_NOW_AUTO "auto"
 /* What memory gives now beside this profile. used: whether steps of the plan read host memory. That it could not be
  * measured is a warning under "auto" and an error under "on". HELM_E_CANCELLED as above. */
 HELM_MUST_CHECK int profiling_now(const struct profiling_request *request, const char *option, bool used,
-                                  const struct profile *profile, struct machine_now *now,
+                                  bool fresh, const struct profile *profile, struct machine_now *now,
                                   struct helm_err *err);
 
 #endif

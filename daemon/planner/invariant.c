@@ -54,13 +54,15 @@ static int price_of(const struct planner_request *request, struct plan *plan, ui
 static bool knows_apart(const struct profile *profile, const struct plan *plan)
 {
     const struct placements host = placements_in(plan, PLAN_HOST);
-    bool knows = profile->cpu.apart.count > 0;
+    bool knows = true;
     for (uint32_t i = 0; i < host.count && knows; i++) {
         const enum tensor_format format = host.place[i].format;
         if (format == FORMAT_BF16_PACKED)
             knows = profile->cpu.apart_packed.count > 0;
         else if (profile_format_has_rates(format) && host.place[i].role != TENSOR_EMBED)
             knows = profile->format[format].cpu_apart.count > 0;
+        else if (format == FORMAT_BF16)
+            knows = profile->cpu.apart.count > 0;
     }
     return knows;
 }

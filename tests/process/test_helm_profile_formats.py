@@ -58,13 +58,13 @@ def check_cpu(what, p, name):
           [point["x"] for point in apart] == [2, 4, 8, 16] * (1 + int8) and max(p["value"] for p in apart) > 0.9, apart)
 
 
-def first_lines(cache, *args, lines=1):
+def first_lines(cache, *args, lines=1, home=None):
     """What it says first that it does, which it is not left to do: it leaves weights, so they are put where all is removed.
-    Without a cache, of one who has no home either."""
+    Without a cache, of one who has no home either, or the variables in `home`."""
     env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "STATE_DIRECTORY")}
     with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
             [os.path.join(BIN, "helm-profile"), *args], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, env=dict(env, TMPDIR=folder, **{"XDG_CACHE_HOME": cache} if cache else {})) as run:
+            stderr=subprocess.PIPE, text=True, env=dict(env, TMPDIR=folder, **{"XDG_CACHE_HOME": cache} if cache else home or {})) as run:
         said = "".join(run.stderr.readline() for _ in range(lines))
         run.kill()
         run.wait()

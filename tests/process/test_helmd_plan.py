@@ -7,23 +7,27 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from helmd_harness import (Client, Daemon, PROFILE, SLOW, TEST_BIN, check, expected_tokens, plan_json, run_tests,  # noqa: E402
+from helmd_harness import (BIN, Client, Daemon, PROFILE, SLOW, TEST_BIN, check, expected_tokens, plan_json, run_tests,  # noqa: E402
                            running, same, wait_until, write_checkpoint)
+
+
+APART = ["unshare", "-m" if os.geteuid() == 0 else "-rm"]  # mounts of its own
 
 
 class Machine:
     """A folder with a checkpoint, fake workers, a cache and maybe a helm-profile that is a shell script."""
 
-    def __init__(self, gpu=False):
+    def __init__(self, gpu=False, **shape):
         self.base = tempfile.mkdtemp(prefix="helmd-test-")
         self.cache = os.path.join(self.base, "cache")
         self.workers = os.path.join(self.base, "workers")
-        write_checkpoint(os.path.join(self.base, "model"))
+        write_checkpoint(os.path.join(self.base, "model"), **shape)
         os.makedirs(self.workers)
         for name in ["helm-worker-cpu"] + ["helm-worker-gpu"] * gpu:
             os.symlink(os.path.join(TEST_BIN, "fake_worker"), os.path.join(self.workers, name))
@@ -51,12 +55,13 @@ class Machine:
         return d
 
     def place(self, *options, faults=""):
-        """Where the profile of this hardware is to be: what helmd says when helm-profile leaves none."""
+        """Where the profile of this hardware is to be: helmd says so when there is none."""
         self.helm_profile("exit 0")
         d = self.refused(*options, faults=faults)
-        check("left no " in d.ready, d.ready)
+        check("printed no profile" in d.ready, d.ready)
         self.arguments()
-        path = d.ready.split("left no ")[1].split(": is it")[0]
+        path = re.findall(r"there is no profile of this machine yet: (\S+)", d.log())[-1]
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         check(path.startswith(self.cache + "/helm/profiles/") and path.endswith(".json"), path)
         return path
 
@@ -64,13 +69,12 @@ class Machine:
 def test_without_a_profile_the_machine_is_measured_once():
     m = Machine()
     path = m.place("--device", "cpu")
-    m.helm_profile(f"echo 'memory: 12 GB/s' >&2; echo '  a table for people'; cp {PROFILE} {path}")
+    m.helm_profile(f"echo 'memory: 12 GB/s' >&2; tee {path} <{PROFILE}")
     d = m.start("--device", "cpu")
     check(d.ready.startswith("ready "), d.ready)
-    same(m.arguments(), [f"--device cpu --worker-dir {m.workers} --quick"], "helm-profile's arguments")
+    same(m.arguments(), [f"--device cpu --worker-dir {m.workers} --json --quick"], "helm-profile's arguments")
     for words in ["measuring it, quickly", "helm-profile: memory: 12 GB/s", "profile: " + path, "forecast: "]:
         check(words in d.log(), f"'{words}' is not in the log:\n{d.log()}")
-    check("a table for people" not in d.log(), d.log())
     same(d.stop(), 0, "exit status")
     m.helm_profile("exit 9")
     d = m.start("--device", "cpu")
@@ -78,7 +82,7 @@ def test_without_a_profile_the_machine_is_measured_once():
     same(m.arguments(), [], "runs of helm-profile once there is a profile")
     same(d.stop(), 0, "exit status")
     d = m.refused("--device", "cpu", "--threads", "2")  # other threads, another profile
-    same(m.arguments(), [f"--device cpu --threads 2 --worker-dir {m.workers} --quick"], "helm-profile's arguments")
+    same(m.arguments(), [f"--device cpu --threads 2 --worker-dir {m.workers} --json --quick"], "helm-profile's arguments")
     d.close()
 
 
@@ -88,14 +92,14 @@ def test_a_disturbed_profile_widens_the_band_and_is_taken_again_when_it_is_quiet
     busy = os.path.join(m.base, "busy.json")
     with open(busy, "w") as f:
         json.dump(dict(json.load(open(PROFILE)), busy_percent=40), f)
-    m.helm_profile(f"cp {busy} {path}")
+    m.helm_profile(f"tee {path} <{busy}")
     forecasts = []
     d = m.start("--device", "cpu")
     check("other programs took 40 % of the processors' time while it was measured" in d.log(), d.log())
     forecasts.append(decode_band(d))
     same(d.stop(), 0, "exit status")
     m.arguments()
-    m.helm_profile(f"cp {PROFILE} {path}")
+    m.helm_profile(f"tee {path} <{PROFILE}")
     d = m.start("--device", "cpu")
     same(m.arguments(), [], "runs of helm-profile within ten minutes")
     same(d.stop(), 0, "exit status")
@@ -109,7 +113,7 @@ def test_a_disturbed_profile_widens_the_band_and_is_taken_again_when_it_is_quiet
         same(d.log().count("are at work now, too"), start + 1, "starts that left it, in the log")
         same(d.stop(), 0, "exit status")
     if again:
-        same(again, [f"--device cpu --worker-dir {m.workers} --force"], "helm-profile's arguments")
+        same(again, [f"--device cpu --worker-dir {m.workers} --json --force"], "helm-profile's arguments")
         forecasts.append(decode_band(d))
         check(forecasts[0] > 1.5 * forecasts[1], forecasts)
     else:
@@ -132,19 +136,17 @@ def test_formats_that_the_profile_lacks_are_measured_into_it():
     rate = {"value": 1e9, "source": "measured"}
     with open(os.path.join(m.base, "more.json"), "w") as f:
         json.dump(dict(described, formats={"q8_0": {"cpu_gemv": rate, "gpu_gemv": rate}}), f)
-    # at first the machine, then its formats
-    m.helm_profile(f"case \"$*\" in *formats*) cp {m.base}/more.json {path};; *) cp {PROFILE} {path};; esac")
+    m.helm_profile(f"tee {path} <{m.base}/more.json")  # at first the machine and its formats
     d = m.start(*options)
     check(d.ready.startswith("ready "), d.ready)
-    same(m.arguments(), [f"--device cpu --worker-dir {m.workers} --quick",
-                         f"--device cpu --formats q8_0 --worker-dir {m.workers} --quick"], "helm-profile's arguments")
+    same(m.arguments(), [f"--device cpu --formats q8_0 --worker-dir {m.workers} --json --quick"], "helm-profile's arguments")
     same(d.stop(), 0, "exit status")
     # a profile from before there were formats
     with open(path, "w") as f:
         json.dump(described, f)
     d = m.start(*options)
     check(d.ready.startswith("ready "), d.ready)
-    same(m.arguments(), [f"--device cpu --formats q8_0 --worker-dir {m.workers} --quick"], "helm-profile's arguments")
+    same(m.arguments(), [f"--device cpu --formats q8_0 --worker-dir {m.workers} --json --quick"], "helm-profile's arguments")
     check("it has no rates of q8_0 yet: measuring them" in d.log(), d.log())
     check("are assumed" not in d.log(), d.log())
     same(d.stop(), 0, "exit status")
@@ -156,7 +158,7 @@ def test_formats_that_the_profile_lacks_are_measured_into_it():
         json.dump(described, f)
     d = m.start("--device", "cpu")
     same(m.arguments(), [], "runs of helm-profile for bf16")
-    same(d.log().count("no rates of"), 2, "times that a format was lacking, in all starts")
+    same(d.log().count("no rates of"), 1, "times that a format was lacking, in all starts")
     same(d.stop(), 0, "exit status")
     # that it fails is said, and what is assumed then
     m.helm_profile("echo 'no memory' >&2; exit 1")
@@ -189,13 +191,108 @@ def test_a_cached_profile_that_is_broken_is_measured_again():
     for broken in ["{", "{}", json.dumps(dict(json.load(open(PROFILE)), helm_profile=99))]:
         with open(path, "w") as f:
             f.write(broken)
-        m.helm_profile(f"cp {PROFILE} {path}")
+        m.helm_profile(f"tee {path} <{PROFILE}")
         d = m.start("--device", "cpu")
         check(d.ready.startswith("ready "), d.ready)
         same(len(m.arguments()), 1, "runs of helm-profile")
         check("the cached profile cannot be used" in d.log(), d.log())
         same(d.stop(), 0, "exit status")
     d.close()
+
+
+def test_a_profile_of_some_formats_alone_is_completed_for_others():
+    m = Machine(intermediate=64, head_dim=32)  # whole blocks: nothing stays in bf16
+    rate = {"value": 1e9, "source": "measured"}
+    brief = dict(json.load(open(PROFILE)), brief=True, quick=True, formats={"q8_0": {"cpu_gemv": rate, "gpu_gemv": rate}})
+    path = m.place("--device", "cpu")
+    with open(os.path.join(m.base, "brief.json"), "w") as f:
+        json.dump(brief, f)
+    m.helm_profile(f"tee {path} <{m.base}/brief.json")
+    d = m.start("--device", "cpu", "--weights", "q8_0")
+    same(m.arguments(), [f"--device cpu --formats q8_0 --worker-dir {m.workers} --json --quick --brief"], "arguments")
+    same(d.stop(), 0, "exit status")
+    with open(os.path.join(m.base, "whole.json"), "w") as f:
+        json.dump(dict(brief, brief=False), f)
+    m.helm_profile(f"tee {path} <{m.base}/whole.json")
+    d = m.start("--device", "cpu", "--weights", "q8_0")
+    same(m.arguments(), [], "runs of helm-profile where the plan needs no more")
+    same(d.stop(), 0, "exit status")
+    d = m.start("--device", "cpu")  # a model of bf16; what is there of q8_0 is not lost
+    same(m.arguments(), [f"--device cpu --formats q8_0 --worker-dir {m.workers} --json --quick --force"], "arguments")
+    check("for models of some formats alone" in d.log(), d.log())
+    same(d.stop(), 0, "exit status")
+    d = m.start("--device", "cpu")
+    same(m.arguments(), [], "runs of helm-profile once it is whole")
+    same(d.stop(), 0, "exit status")
+    with open(path, "w") as f:
+        json.dump(brief, f)
+    d = m.start("--device", "cpu", "--weights", "q8_0", "--kv-dtype", "q8_0")
+    same(len(m.arguments()), 1, "runs of helm-profile for another type of the cache")
+    same(d.stop(), 0, "exit status")
+    d.close()
+
+
+def without_a_place(what, m, env, words, cleanup=lambda: None):
+    """A start that measures, keeps nothing and serves; twice."""
+    m.helm_profile(f"cat {PROFILE}; echo '  1.0 s  not kept: no room' >&2")
+    for start in range(2):
+        d = Daemon("--device", "cpu", base=m.base, profile=None, env={"STATE_DIRECTORY": "", **env})
+        check(d.ready.startswith("ready "), f"{what}: {d.ready}\n{d.log()}")
+        same(len(m.arguments()), 1, f"{what}: runs of helm-profile")
+        for word in ["warn: helm-profile:   1.0 s  not kept: no room: the next start measures again", *words]:
+            check(word in d.log(), f"{what}: '{word}' is not in the log:\n{d.log()}")
+        same(d.stop(), 0, "exit status")
+    cleanup()
+    d.close()
+
+
+def test_a_profile_that_cannot_be_kept_or_read_is_no_reason_not_to_start():
+    m = Machine()
+    there = os.path.join(m.base, "there")
+    os.mkdir(there)
+    with open(os.path.join(there, "file"), "w"):
+        pass
+    for what, env, words in [
+            ("no HOME", {"HOME": "", "XDG_CACHE_HOME": ""}, ["none of STATE_DIRECTORY, XDG_CACHE_HOME and HOME"]),
+            ("a HOME that is not there", {"HOME": "/nonexistent", "XDG_CACHE_HOME": ""}, ["HOME is /nonexistent, which is no folder"]),
+            ("a file in the cache's place", {"XDG_CACHE_HOME": there + "/file"}, [there + "/file/helm/profiles/"])]:
+        without_a_place(what, Machine(), env, words)
+    check(not os.path.exists("/nonexistent"), "a home was made for a user without one")
+    path = m.place("--device", "cpu")
+    os.makedirs(path)  # a folder where the file is to be: it can be neither read nor replaced, by root neither
+    without_a_place("a folder in the profile's place", m, {"XDG_CACHE_HOME": m.cache}, ["the cached profile cannot be used: "])
+
+
+def test_programs_name_a_proc_that_is_not_mounted():
+    apart = [*APART, "sh", "-c"]
+    if subprocess.run([*apart, "umount -l /proc && ! test -e /proc/self"], stderr=subprocess.DEVNULL).returncode:
+        print("note: skipped, this user may not unmount /proc in a namespace of its own")
+        return
+    m = Machine()
+    for command in [f"helmd --model {m.base}/model --device cpu", "helm-profile --device cpu --quick", "helm-plan --model " + m.base + "/model",
+                    f"helm-cli --model {m.base}/model status"]:
+        run = subprocess.run([*apart, f"umount -l /proc && exec {BIN}/{command}"], capture_output=True, text=True, timeout=60)
+        check(run.returncode != 0 and "/proc is not mounted" in run.stderr, f"{command}: {run.returncode}, {run.stderr}")
+        check("--ready-fd" not in run.stderr, run.stderr)
+
+
+def test_a_cache_on_a_full_or_read_only_file_system():
+    """A profile that is there is used; what cannot be kept is a warning."""
+    m = Machine()
+    m.helm_profile(f"cat {PROFILE}")
+    there = os.path.join(m.base, "mounted")
+    os.mkdir(there)
+    for how in "size=4k,nr_inodes=3", "ro":
+        script = (f"mount -t tmpfs -o {how} none {there} && {BIN}/helm-profile --device cpu --quick --brief --formats q8_0 2>&1 >/dev/null")
+        run = subprocess.Popen([*APART, "sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True,
+                               env={**os.environ, "STATE_DIRECTORY": "", "XDG_CACHE_HOME": there, "TMPDIR": m.base})
+        said = [run.stdout.readline(), run.stdout.readline()]
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        if "mount:" in said[0] or "unshare:" in said[0]:
+            print("note: skipped, this user may not mount in a namespace of its own")
+            return
+        check("not kept: " in said[0] and there in said[0] and "CPU: loading" in said[1], f"{how}: {said}")
 
 
 def test_a_gpu_is_measured_in_full():
@@ -208,10 +305,10 @@ def test_a_gpu_is_measured_in_full():
             json.dump(dict(described, quick=quick), f)
         if os.path.exists(path):
             os.unlink(path)
-        m.helm_profile(f"cp {m.base}/made.json {path}")
+        m.helm_profile(f"tee {path} <{m.base}/made.json")
         d = m.start("--device", "cuda", faults=faults)
         check(d.ready.startswith("ready "), d.ready)
-        same(m.arguments(), [f"--device cuda:0 --worker-dir {m.workers}"], "helm-profile's arguments")
+        same(m.arguments(), [f"--device cuda:0 --worker-dir {m.workers} --json"], "helm-profile's arguments")
         same("makes better forecasts" in d.log(), hint, "the hint at a careful profile")
         same("`helm-profile --device cuda:0` takes" in d.log(), hint, "what it says to run")
         check("measuring it, once (up to a minute)" in d.log(), d.log())

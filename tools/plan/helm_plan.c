@@ -14,6 +14,7 @@
 #include "common/base/cpu.h"
 #include "common/base/json.h"
 #include "common/base/node.h"
+#include "common/base/start.h"
 #include "common/base/log.h"
 #include "common/base/printable.h"
 #include "common/base/units.h"
@@ -98,7 +99,8 @@ static int find_machine(const struct options *o, struct profile *profile, struct
     char program[PATH_TEXT] = "", path[PATH_TEXT], fingerprint[72];
     /* A missing program is reported by the choice of the device. */
     if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none)) program[0] = 0;
-    int rc = accelerator_choose(o->device, o->vram_bytes, program, &device, err);
+    int rc = start_check_proc(err);
+    if (!rc) rc = accelerator_choose(o->device, o->vram_bytes, program, &device, err);
     if (!rc) rc = accelerator_choose_node(&device, wanted_node(o), &node, err);
     if (!rc) rc = node_read_memory(node, &r->machine.memory, err);
     if (rc) return rc;

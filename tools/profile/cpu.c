@@ -35,6 +35,11 @@
  * between others. */
 static const uint32_t token_counts[] = {2, 16, 128, 512, 8, 64, 32, 4, 256};
 #define TOKEN_COUNTS (sizeof token_counts / sizeof *token_counts)
+/* What formats are compared at (formats.c): a brief profile has no others. */
+static bool is_brief_count(uint32_t tokens)
+{
+    return tokens == 4 || tokens == 32 || tokens == 128;
+}
 /* For steps beside copies: prompts that CPU and link share, a short one, whose steps take as long as reading
  * the weights, and one whose steps are work. */
 static const uint32_t counts_beside[] = {32, 128};
@@ -52,7 +57,7 @@ struct many {
 
 struct profile_cpu_run {
     const struct profile_progress *progress;
-    bool quick;
+    bool quick, brief;
     uint64_t caches; /* as struct profile_cpu_options */
     struct profile_steps steps;
     uint64_t weight_bytes; /* of the layers */
@@ -170,7 +175,7 @@ static int open_engine(struct profile_cpu_run *r, const struct profile_cpu_optio
     r->weight_bytes = shape.layers * shape.layer_bytes;
     r->params = (double)shape.layer_bytes / 2;
     if (!rc) rc = fill_weights(r, err);
-    if (!rc) rc = open_packed(r, err);
+    if (!rc && !o->brief) rc = open_packed(r, err);
     if (rc || r->weight_bytes >= PROFILE_CACHES_LEAST * r->caches) return rc;
     r->cached[false] = true;
     profile_say(r->progress,
@@ -188,6 +193,7 @@ int profile_cpu_open(const struct profile_cpu_options *options, struct profile_c
     memset(r, 0, sizeof *r);
     r->progress = options->progress;
     r->quick = options->quick;
+    r->brief = options->brief;
     r->caches = options->caches;
     int rc = open_engine(r, options, err);
     if (rc) {
@@ -389,6 +395,7 @@ static int measure_linear(struct profile_cpu_run *r, struct profile_cpu *cpu, st
         for (size_t i = 0; i < TOKEN_COUNTS && !rc; i++) {
             struct many *m = &r->many[i];
             m->tokens = token_counts[i];
+            if (r->brief && !is_brief_count(m->tokens)) continue;
             double rate = profile_table_at(&cpu->linear, m->tokens).value;
             double seconds = rate > 0 ? 2 * r->params * layers_of(r) * m->tokens / rate : 0;
             if (v > 0 ? m->spent_s <= 0 : seconds > STEP_S_MOST) continue;

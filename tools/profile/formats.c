@@ -269,13 +269,14 @@ static int run_packed_pair(struct formats *f, uint32_t tokens, struct helm_err *
 static int measure_apart(struct formats *f, struct profile *p, struct helm_err *err)
 {
     const bool int8 = f->steps.local.engine.programs[LINEAR_INT8].plan != NULL;
+    const uint32_t least = f->options.brief && LEAST_SAMPLES > 2 ? 2 : LEAST_SAMPLES;
     int rc = 0;
     for (size_t c = 0; c < COUNTS_APART && !rc; c++) {
         const double end = profile_now_s() + MANY_S / (f->options.quick ? QUICK : 1);
         for (uint32_t i = 0; i < f->count; i++)
             f->ratio[LINEAR_EXACT][i].count = f->ratio[LINEAR_INT8][i].count = 0;
         f->packed_ratio.count = 0;
-        for (uint32_t n = 0; !rc && (n < LEAST_SAMPLES || profile_now_s() < end); n++) {
+        for (uint32_t n = 0; !rc && (n < least || profile_now_s() < end); n++) {
             rc = run_pair(f, counts_apart[c], LINEAR_EXACT, err);
             if (!rc && int8) rc = run_pair(f, counts_apart[c], LINEAR_INT8, err);
             if (!rc && f->packed) rc = run_packed_pair(f, counts_apart[c], err);
@@ -379,7 +380,7 @@ int profile_formats_measure(const struct profile_cpu_options *options, unsigned 
         rc = profile_device_format(device, f->format[i], seconds, profile, err);
     if (!rc) rc = open_steps(f, device != NULL, err);
     if (!rc) rc = measure_one(f, NULL, profile, err);
-    if (!rc) rc = measure_experts(f, profile, err);
+    if (!rc && !options->brief) rc = measure_experts(f, profile, err);
     if (!rc && device) rc = measure_one(f, device, profile, err);
     if (!rc && device) rc = measure_link(f, device, profile, err);
     if (!rc) rc = measure_many(f, profile, err);

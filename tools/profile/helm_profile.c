@@ -6,6 +6,7 @@
  *                                                       exits 0; says on stderr what it does
  *   helm-profile --now --device X [--threads N] [--node N] [--formats NAME [--activations int8]]    prints what memory and
  *                                                       link give at this moment, as JSON, and keeps nothing
+ * What cannot be kept is a warning ("not kept: ..."), and is printed all the same.
  * Start order only: options, device, fingerprint, what is cached, or else the measuring. */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@
 #include "common/base/cgroup.h"
 #include "common/base/load.h"
 #include "common/base/log.h"
+#include "common/base/start.h"
 #include "common/model/model.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
@@ -36,12 +38,13 @@
 #define LATE_QUICK_S   38.0
 #define ATTEMPTS       2
 #define ATTEMPTS_QUICK 4
+#define FORMATS_S      15.0 /* after so long, formats are not measured again */
 #define PATH_TEXT      4096
 
 struct options {
     const char *device, *out, *disk, *worker_dir, *formats, *model, *activations;
     uint64_t threads, node, caches, copy_bytes_per_s;
-    bool force, json, quick, node_given, now;
+    bool force, json, quick, brief, node_given, now;
 };
 
 struct tool {
@@ -133,6 +136,7 @@ static struct profile_cpu_options cpu_options_of(const struct tool *t)
                                         .node = t->node,
                                         .caches = t->options.caches,
                                         .quick = t->options.quick,
+                                        .brief = t->options.brief,
                                         .progress = &t->progress};
 }
 
@@ -184,6 +188,7 @@ static int measure(struct tool *t, struct helm_err *err)
     const struct profile_cpu_options cpu_options = cpu_options_of(t);
     int rc = 0;
     p->quick = o->quick;
+    p->brief = o->brief;
     pin_prefer_node(t->node); /* the device's process inherits it */
     if (has_device(t)) {
         describe_device(t);
@@ -207,8 +212,8 @@ static int measure(struct tool *t, struct helm_err *err)
     free(company);
     profile_cpu_close(cpu);
     profile_device_close(device);
-    if (!rc && !profile_late(&t->progress)) rc = measure_kv(t, err);
-    if (!rc && !profile_late(&t->progress)) rc = profile_apart_measure(&cpu_options, p, err);
+    if (!rc && !o->brief && !profile_late(&t->progress)) rc = measure_kv(t, err);
+    if (!rc && !o->brief && !profile_late(&t->progress)) rc = profile_apart_measure(&cpu_options, p, err);
     return rc;
 }
 
@@ -241,6 +246,7 @@ static int measure_formats(struct tool *t, struct helm_err *err)
     char names[PROFILE_FORMATS_TEXT];
     profile_formats_text(lacking, names);
     profile_say(&t->progress, "formats of weights: %s", names);
+    const double begin_s = profile_now_s();
     pin_prefer_node(t->node);
     for (int left = t->options.quick ? ATTEMPTS_QUICK : ATTEMPTS;; left--) {
         struct profile_device_run *device = NULL;
@@ -249,7 +255,7 @@ static int measure_formats(struct tool *t, struct helm_err *err)
         profile_device_close(device);
         if (rc) return rc;
         rc = profile_check(&t->profile, err);
-        if (!rc || left == 1) return rc;
+        if (!rc || left == 1 || profile_now_s() - begin_s > FORMATS_S) return rc;
         profile_say(&t->progress, "%s: measuring again", err->text);
     }
 }
@@ -266,12 +272,33 @@ static int check_writable(const char *path, struct helm_err *err)
 /* Where the profile is to be: the cache's path, if it is kept, and --out. */
 static int write_profile(struct tool *t, const char *path, struct helm_err *err)
 {
-    interrupt_hold(); /* the file has another name until it is whole */
-    int rc = t->options.out ? profile_write(t->options.out, &t->profile, err) : 0;
-    if (!rc && path) rc = profile_write(path, &t->profile, err);
+    struct helm_err why = {0};
+    interrupt_hold(); /* a file has another name until it is whole */
+    const int rc = t->options.out ? profile_write(t->options.out, &t->profile, err) : 0;
+    const int kept = !rc && path ? profile_write(path, &t->profile, &why) : 0;
     interrupt_release();
-    if (!rc && path) profile_say(&t->progress, "kept: %s", path);
+    if (!rc && path && kept) profile_say(&t->progress, "not kept: %s", why.text);
+    if (!rc && path && !kept) profile_say(&t->progress, "kept: %s", path);
     return rc;
+}
+
+/* Where the cached profile is, or is to be; false: nowhere, which is said. */
+static bool find_place(struct tool *t, const char *fingerprint, char path[PATH_TEXT])
+{
+    struct helm_err why = {0};
+    const int rc = profile_cache_path(fingerprint, path, PATH_TEXT, &why);
+    if (rc) profile_say(&t->progress, "not kept: %s", why.text);
+    return rc == 0;
+}
+
+/* Before a minute of measuring, whether what comes of it can be kept. */
+static bool can_keep(struct tool *t, const char *path)
+{
+    struct helm_err why = {0};
+    int rc = profile_cache_make(path, &why);
+    if (!rc) rc = check_writable(path, &why);
+    if (rc) profile_say(&t->progress, "not kept: %s", why.text);
+    return rc == 0;
 }
 
 /* Those of --formats and of --model's matrices. */
@@ -323,8 +350,9 @@ static bool take_cached(struct tool *t, const char *path)
         profile_say(&t->progress, "the cached profile cannot be used: %s", err.text);
         return false;
     }
-    if (t->profile.quick && !t->options.quick) {
-        profile_say(&t->progress, "the cached profile was taken quickly: measuring again");
+    if ((t->profile.quick && !t->options.quick) || (t->profile.brief && !t->options.brief)) {
+        profile_say(&t->progress, "the cached profile was taken %s: measuring again",
+                    t->profile.brief ? "for some formats alone" : "quickly");
         return false;
     }
     profile_say(&t->progress, "cached: %s, of %s", path, t->profile.made);
@@ -380,21 +408,14 @@ static int run(struct tool *t, struct helm_err *err)
     rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
     if (!rc && o->out) rc = check_writable(o->out, err);
     if (rc) return rc;
-    bool keep = profile_cache_path(fingerprint, path, sizeof path, err) == 0;
-    if (!keep && !o->out) return err->code;
-    if (!keep) profile_say(&t->progress, "kept nowhere but in %s: %s", o->out, err->text);
+    bool keep = find_place(t, fingerprint, path);
     struct profile_value disk = {0};
     if (o->disk) rc = profile_host_disk(o->disk, o->quick, &disk, err); /* before this thread is pinned */
     if (rc) return rc;
     bool cached = keep && take_cached(t, path);
     if (!cached) {
-        rc = keep ? check_writable(path, err) : 0;
-        if (rc && o->out) {
-            profile_say(&t->progress, "kept nowhere but in %s: %s", o->out, err->text);
-            keep = false;
-            rc = 0;
-        }
-        if (!rc) rc = measure_until_sound(t, err);
+        keep = keep && can_keep(t, path);
+        rc = measure_until_sound(t, err);
         if (rc) return rc;
         snprintf(t->profile.fingerprint, sizeof t->profile.fingerprint, "%s", fingerprint);
         describe_machine(t);
@@ -439,6 +460,10 @@ int main(int argc, char **argv)
         {"force", 'f', ARGS_FLAG, NULL, "measure again, whatever is cached", .target = &o->force},
         {"quick", 'q', ARGS_FLAG, NULL, "some seconds instead of up to a minute; wider spreads",
          .target = &o->quick},
+        {"brief", 0, ARGS_FLAG, NULL,
+         "with --quick and --formats, without a device: only what plans of these formats need, in half the "
+         "time",
+         .target = &o->brief},
         {"now", 0, ARGS_FLAG, NULL,
          "only what memory and link give at this moment (a second), as JSON; nothing is kept",
          .target = &o->now},
@@ -480,7 +505,8 @@ int main(int argc, char **argv)
     t->progress = (struct profile_progress){.out = stderr,
                                             .start_s = profile_now_s(),
                                             .late_s = o->quick ? LATE_QUICK_S : LATE_S};
-    int rc = run(t, &err);
+    int rc = start_check_proc(&err);
+    if (!rc) rc = run(t, &err);
     if (!rc && !o->now) rc = print(t, &err);
     free(t);
     if (rc == HELM_E_USAGE) return args_usage_error(&spec, &err);

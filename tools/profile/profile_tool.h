@@ -99,6 +99,7 @@ struct profile_cpu_options {
     int node;         /* NUMA node, -1: none */
     uint64_t caches;  /* bytes of the last-level caches together, 0 where unknown */
     bool quick;
+    bool brief;         /* only what plans of the formats asked for need */
     bool invariant;     /* the engine's plan is: several tokens of a step have each the bits of one */
     uint32_t sequences; /* that the cache has room for; 0: one */
     const struct profile_progress *progress;

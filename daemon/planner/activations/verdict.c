@@ -137,6 +137,7 @@ int verdict_write(const char *key, const struct verdict *v, struct helm_err *err
 {
     char path[PATH_TEXT];
     int rc = path_of(key, path, err);
+    if (!rc) rc = profile_cache_make(path, err);
     if (rc) return rc;
     return profile_write_json(path,
                               json_pack("{s:i, s:s, s:I, s:I, s:f, s:f, s:I}", "helm_activations", VERSION,

@@ -13,8 +13,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 
-#define FILE_BYTES_MAX ((size_t)1 << 20)
-#define PATH_TEXT      4096
+#define PATH_TEXT 4096
 /* How far two measurements may contradict what cannot be: they were taken after one another, on a machine
  * that may have been busy with something else during one of them. */
 #define SLACK           3.0
@@ -203,18 +202,32 @@ int profile_check(const struct profile *profile, struct helm_err *err)
     return rc ? rc : check_formats(profile, err);
 }
 
+static int take_json(const char *what, const json_t *json, struct profile *profile, struct helm_err *err)
+{
+    int rc = profile_from_json(json, profile, err);
+    if (!rc) rc = profile_check(profile, err);
+    if (!rc) return 0;
+    memset(profile, 0, sizeof *profile);
+    return helm_err_prefix(err, "%s", what), rc;
+}
+
+int profile_parse(const char *what, const char *text, size_t bytes, struct profile *profile,
+                  struct helm_err *err)
+{
+    json_t *json = NULL;
+    memset(profile, 0, sizeof *profile);
+    int rc = json_parse_bounded(what, text, bytes, PROFILE_BYTES_MAX, &json, err);
+    if (!rc) rc = take_json(what, json, profile, err);
+    json_decref(json);
+    return rc;
+}
+
 int profile_read(const char *path, struct profile *profile, struct helm_err *err)
 {
     json_t *json = NULL;
     memset(profile, 0, sizeof *profile);
-    int rc = json_read_file(path, FILE_BYTES_MAX, &json, err);
-    if (rc) return rc;
-    rc = profile_from_json(json, profile, err);
-    if (!rc) rc = profile_check(profile, err);
-    if (rc) {
-        memset(profile, 0, sizeof *profile);
-        helm_err_prefix(err, "%s", path);
-    }
+    int rc = json_read_file(path, PROFILE_BYTES_MAX, &json, err);
+    if (!rc) rc = take_json(path, json, profile, err);
     json_decref(json);
     return rc;
 }
@@ -305,12 +318,16 @@ int profile_cache_file(const char *name, char *path, size_t size, struct helm_er
 {
     const char *state = getenv("STATE_DIRECTORY"), *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     char folder[PATH_TEXT];
+    struct stat st;
     int n;
     if (size) path[0] = '\0';
     if (state && *state == '/') /* systemd's list, the first folder of it */
         n = snprintf(folder, sizeof folder, "%.*s/profiles", (int)strcspn(state, ":"), state);
     else if (cache && *cache == '/')
         n = snprintf(folder, sizeof folder, "%s/helm/profiles", cache);
+    else if (home && *home == '/' && (stat(home, &st) || !S_ISDIR(st.st_mode)))
+        return helm_fail(err, HELM_E_NOT_FOUND,
+                         "there is no place for profiles: HOME is %s, which is no folder", home);
     else if (home && *home == '/')
         n = snprintf(folder, sizeof folder, "%s/.cache/helm/profiles", home);
     else
@@ -321,7 +338,16 @@ int profile_cache_file(const char *name, char *path, size_t size, struct helm_er
         if (size) path[0] = '\0';
         return helm_fail(err, HELM_E_LIMIT, "the profile's path is longer than %zu bytes", size);
     }
-    int rc = make_folders(folder, err);
-    if (rc && size) path[0] = '\0';
-    return rc;
+    return 0;
+}
+
+int profile_cache_make(const char *path, struct helm_err *err)
+{
+    char folder[PATH_TEXT];
+    const char *end = strrchr(path, '/');
+    if (!end || end == path) return 0;
+    if ((size_t)(end - path) >= sizeof folder)
+        return helm_fail(err, HELM_E_LIMIT, "the profile's path is longer than %d bytes", PATH_TEXT);
+    snprintf(folder, sizeof folder, "%.*s", (int)(end - path), path);
+    return make_folders(folder, err);
 }

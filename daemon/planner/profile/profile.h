@@ -190,6 +190,8 @@ struct profile {
     char machine[PROFILE_TEXT];
     char made[32]; /* date, UTC */
     bool quick;    /* measured in a hurry (helm-profile --quick): wider spreads */
+    bool
+        brief; /* only what plans of its formats need: without packed weights, bf16's apart, other types of the cache */
     /* of the time of the processors it may use, that other programs took meanwhile: see PROFILE_BUSY */
     uint32_t busy_percent;
     uint64_t host_bytes; /* host memory that a program may use; 0: not said (that of the machine at hand) */
@@ -235,6 +237,10 @@ HELM_MUST_CHECK int profile_from_json(const json_t *json, struct profile *profil
 /* The field of this name ("gpu.read", "link.h2d", "formats.q4_K.gpu_gemv"): a struct profile_table, or (*table false)
  * a struct profile_value; NULL: no such name. */
 void *profile_find(struct profile *profile, const char *name, bool *table);
+/* From JSON text of a file or a program; profile_check has accepted it. `what` is named in errors. */
+#define PROFILE_BYTES_MAX ((size_t)1 << 20)
+HELM_MUST_CHECK int profile_parse(const char *what, const char *text, size_t bytes, struct profile *profile,
+                                  struct helm_err *err);
 /* From a file; profile_check has accepted it. */
 HELM_MUST_CHECK int profile_read(const char *path, struct profile *profile, struct helm_err *err);
 /* Written beside and renamed, so that a reader never sees half a file. Nine digits of each number. */
@@ -269,11 +275,14 @@ HELM_MUST_CHECK int profile_fingerprint_under(const struct profile_machine *mach
                                               const struct profile_hardware *hardware, char out[72],
                                               char *facts, size_t facts_size, struct helm_err *err);
 /* Where the cached profile of this fingerprint is: helm/profiles/ in $STATE_DIRECTORY (of a service: there
- * without "helm/"), $XDG_CACHE_HOME or ~/.cache. The folder is made. */
+ * without "helm/"), $XDG_CACHE_HOME or ~/.cache. Nothing is made. HELM_E_NOT_FOUND: there is no such place, since none of
+ * these is set, or the home is a folder that does not exist. */
 HELM_MUST_CHECK int profile_cache_path(const char *fingerprint, char *path, size_t size,
                                        struct helm_err *err);
 /* The same of what else is kept beside profiles: NAME.json. */
 HELM_MUST_CHECK int profile_cache_file(const char *name, char *path, size_t size, struct helm_err *err);
+/* Makes the folders of such a path. Before profile_write. */
+HELM_MUST_CHECK int profile_cache_make(const char *path, struct helm_err *err);
 /* What is known of the processor without measuring: its last-level caches, all of them together; 0 where the
  * system does not say. */
 void profile_cpu_name(char name[PROFILE_TEXT]);

@@ -481,6 +481,8 @@ static void the_cache_is_where_the_environment_says(void **state)
     snprintf(expected, sizeof expected, "%s/.cache/helm/profiles/00ff.json", root);
     assert_string_equal(path, expected);
     snprintf(value, sizeof value, "%s/.cache/helm/profiles", root);
+    assert_int_equal(stat(value, &st), -1); /* that it is named makes nothing */
+    assert_int_equal(profile_cache_make(path, &err), 0);
     assert_int_equal(stat(value, &st), 0);
     assert_true(S_ISDIR(st.st_mode));
     snprintf(value, sizeof value, "%s/cache", root);
@@ -499,8 +501,17 @@ static void the_cache_is_where_the_environment_says(void **state)
     assert_string_equal(path, "");
     unsetenv("STATE_DIRECTORY");
     unsetenv("XDG_CACHE_HOME");
+    snprintf(value, sizeof value, "%s/nonexistent",
+             root); /* is not made: such homes are those of users without one */
+    setenv("HOME", value, 1);
+    assert_int_equal(profile_cache_path("00ff", path, sizeof path, &err), HELM_E_NOT_FOUND);
+    assert_non_null(strstr(err.text, value));
+    setenv("HOME", "/dev/null", 1);
+    assert_int_equal(profile_cache_path("00ff", path, sizeof path, &err), HELM_E_NOT_FOUND);
     unsetenv("HOME");
     assert_int_equal(profile_cache_path("00ff", path, sizeof path, &err), HELM_E_NOT_FOUND);
+    assert_int_equal(profile_cache_make("/dev/null/helm/profiles/00ff.json", &err), HELM_E_IO);
+    assert_non_null(strstr(err.text, "/dev/null"));
     tree_remove(root);
 }
 
