@@ -26,6 +26,8 @@
 #define SLEEP_MAX_US   ((uint64_t)1000000)
 #define LOOK_US        30 /* looking for a step's end without pause; then the rest is looked after */
 #define LOOK_PAUSES    8
+#define IDLE_US        UINT64_C(2000000) /* nothing is open for so long: the check goes on */
+#define SAY_US         UINT64_C(250000)
 #define LOOK_CPUS      4 /* with fewer, a busy wait takes CPU time from the device's worker */
 #define EXIT_FAILED    5
 #define EXIT_REFUSED   4
@@ -114,13 +116,17 @@ static void loop_serve(struct loop *loop)
 void loop_on_ready(void *context)
 {
     struct loop *loop = context;
-    if (!loop->check) {
+    if (!loop->check || loop->check_waits) {
         loop_serve(loop);
         return;
     }
-    log_info("activations: checking what rounding them to int8 does to this model, for up to 15 s");
+    log_info("activations: checking what rounding them to int8 does to this model, for up to %d s",
+             (int)(CHECK_US / 1000000));
     sd_notifyf(0, "STATUS=checking int8 activations");
-    check_begin(loop->check, units_now_us());
+    if (check_begin(loop->check, 0, false, units_now_us())) {
+        log_error("the check of int8 activations: there are no pages for it: aborting");
+        abort(); /* it was sized by them, and nothing was served */
+    }
 }
 
 void loop_on_lost(void *context, const struct workers_loss *loss)
@@ -228,23 +234,59 @@ static void loop_client_gone(void *context, uint64_t client)
     sessions_client_gone(loop->serve->sessions, client);
 }
 
-/* The check's steps have the workers for themselves; behind the last one requests are served, unless the plan is made
- * anew. */
+/* For systemd and for the client that waits (client/cli/private_daemon.c). */
+static void loop_tell_check(struct loop *loop, uint64_t now_us)
+{
+    const struct check *check = loop->check;
+    if (check->idle || now_us < loop->said_us + SAY_US) return;
+    loop->said_us = now_us;
+    sd_notifyf(0, "STATUS=checking int8 activations: %u positions compared in %.1f s of at most %d",
+               check_positions(check), (double)(now_us - check->started_us) / 1e6, (int)(CHECK_US / 1000000));
+}
+
+static bool loop_is_idle(const struct loop *loop)
+{
+    return batcher_idle(loop->serve->batcher) && !sessions_open(loop->serve->sessions) &&
+           !loop->serve->draining;
+}
+
+/* The check goes on once nothing was open for a while. Returns when to look again, 0: at any time. */
+static uint64_t loop_check_between(struct loop *loop, uint64_t now_us)
+{
+    struct batcher *batcher = loop->serve->batcher;
+    if (!loop->check || !loop->check_waits || loop->check->running) return 0;
+    if (!loop_is_idle(loop)) {
+        loop->idle_us = 0;
+        return 0;
+    }
+    if (!loop->idle_us) loop->idle_us = now_us;
+    if (now_us < loop->idle_us + IDLE_US) return loop->idle_us + IDLE_US;
+    loop->idle_us = now_us; /* where it has no pages, or is over at once */
+    batcher->paused = check_begin(loop->check, batcher->serial, true, now_us) == 0;
+    return 0;
+}
+
+/* The check's steps have the workers for themselves; after the last one requests are served, unless the plan is made
+ * anew. A round between requests ends for the first one that comes. */
 static void loop_take_check(struct loop *loop, uint64_t now_us)
 {
     struct workers *workers = loop->serve->workers;
     struct helm_err err = {0};
+    const bool between = loop->check_waits, yield = between && batcher_open(loop->serve->batcher) > 0;
     bool done, again;
     workers_take_ring(workers);
-    if (check_take(loop->check, now_us, &done, &err)) {
+    if (check_take(loop->check, yield || (between && sessions_open(loop->serve->sessions)), now_us, &done,
+                   &err)) {
         check_lost(loop->check);
         workers_kill_head(workers, err.text);
     } else if (done) {
         batcher_goes_on(loop->serve->batcher, loop->check->serial);
         if (loop->decide(loop->context, &again, &err))
             loop_on_given_up(loop, err.code, err.text, false);
-        else if (!again)
+        else if (!again && !between)
             loop_serve(loop);
+    } else {
+        loop_tell_check(loop, now_us);
     }
 }
 
@@ -254,7 +296,7 @@ static void loop_take_result(struct loop *loop, uint64_t now_us)
     struct batcher *batcher = loop->serve->batcher;
     struct helm_err err = {0};
     bool taken = true;
-    if (loop->check) {
+    if (loop->check && (loop->check->running || !loop->check_waits)) {
         loop_take_check(loop, now_us);
         return;
     }
@@ -355,6 +397,7 @@ static uint64_t loop_before_sleep(struct loop *loop)
         batcher_finish_all(batcher, HELM__V1__FINISH_REASON__FINISH_CANCELLED, "the daemon is going down");
     else if (loop->serve->draining)
         earlier(&wake_us, loop->drain_end_us);
+    earlier(&wake_us, loop_check_between(loop, now_us));
     batcher_pump(batcher, now_us);
     /* A step still in flight at the end of the grace period is not waited for. */
     if (loop->serve->draining && (batcher_open(batcher) == 0 || now_us >= loop->drain_end_us))

@@ -15,9 +15,12 @@
 struct check;
 struct loop {
     struct serve *serve;
-    struct check *check; /* runs when the workers are ready, before anything is served; NULL: none */
-    void *context;       /* of these two */
-    /* The check has ended: has the plan's activations decided. *again: other workers are on their way. */
+    struct check
+        *check; /* runs when the workers are ready, before anything is served; NULL: none, or it has ended */
+    bool check_waits; /* its time before serving is up: it goes on while nothing else is open */
+    void *context;    /* of these two */
+    /* The check has ended, or its round. Has the plan's activations decided, or says in check_waits that the check is to go
+     * on between requests. *again: other workers are on their way. */
     int (*decide)(void *context, bool *again, struct helm_err *err);
     void (*reload)(void *context); /* on SIGHUP */
     struct keeper *keeper;
@@ -35,6 +38,8 @@ struct loop {
     uint64_t drain_end_us; /* when draining began: how long open requests may go on */
     uint64_t keeper_retry_us;
     uint64_t watchdog_next_us;
+    uint64_t idle_us;  /* check_waits: since when nothing is open; 0: something is */
+    uint64_t said_us;  /* when the check's progress was last told */
     uint64_t timer_us; /* what timer_fd is set to */
 };
 

@@ -365,8 +365,13 @@ static int open_steps(struct helmd *d, struct helm_err *err)
     if (!rc) rc = sessions_init(&d->sessions, &d->batcher, &d->workers, d->identity, &answering, err);
     if (rc || !a->checks) return rc;
     const uint32_t step_tokens = d->plan.invariant ? plan_decode_tokens(&d->plan) : d->plan.step_tokens;
-    if (check_open(&d->arena, &d->model.config, d->workers.count, step_tokens, &d->check, &why) == 0)
-        return 0;
+    const struct check_options checking = {.arena = &d->arena,
+                                           .model = &d->model.config,
+                                           .pool = &d->batcher.pages,
+                                           .before = &a->before,
+                                           .workers = d->workers.count,
+                                           .step_tokens = step_tokens};
+    if (check_open(&checking, &d->check, &why) == 0) return 0;
     log_warn("activations: %s", why.text);
     activations_decide(&d->plan, NULL, a, &again);
     return again ? remake(d, err) : 0;
@@ -505,17 +510,28 @@ static void fill_serve(struct helmd *d)
                               .draining = d->serve.draining};
 }
 
-/* The check has ended. */
+/* The check has ended, or its round. */
 static int decide(void *context, bool *again, struct helm_err *err)
 {
     struct helmd *d = context;
+    struct activations *a = &d->activations;
     struct verdict verdict;
     int rc = 0;
+    *again = false;
     check_found(&d->check, activations_units(&d->plan, &d->model), &verdict);
-    activations_decide(&d->plan, &verdict, &d->activations, again);
-    check_close(&d->check);
-    d->loop.check = NULL;
-    if (*again) rc = remake(d, err);
+    if (!verdict_says_enough(&verdict)) {
+        activations_wait(&d->plan, &verdict, a);
+        if (!d->loop.check_waits) d->batcher.exact = a->exact;
+        d->loop.check_waits = true;
+    } else {
+        if (!d->loop.check_waits)
+            activations_decide(&d->plan, &verdict, a, again);
+        else if (activations_decide_between(&d->plan, &verdict, a))
+            batcher_end_exact(&d->batcher);
+        check_close(&d->check);
+        d->loop.check = NULL;
+        if (*again) rc = remake(d, err);
+    }
     if (!rc) fill_serve(d);
     return rc;
 }

@@ -21,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/base/start.h"
 #include "common/base/units.h"
 
 extern char **environ;
@@ -34,7 +35,8 @@ extern char **environ;
 #define LOOK_MS       250 /* how often the progress line is renewed */
 #define ARGS_MAX      (40 + ARGS_LIST_MAX)
 #define LOG_TAIL      4096
-#define STATUS_TEXT   400 /* of what helmd says it is doing */
+#define STATUS_TEXT   400                         /* of what helmd says it is doing */
+#define CHECKING      "checking int8 activations" /* the begin of its status after loading (daemon/loop.c) */
 
 struct private_daemon {
     pid_t pid; /* 0: not running */
@@ -57,6 +59,8 @@ const char *private_daemon_endpoint(const struct private_daemon *daemon)
 static int find_program(struct private_daemon *daemon, struct helm_err *err)
 {
     static const char name[] = "helmd";
+    int rc = start_check_proc(err);
+    if (rc) return rc;
     ssize_t n = readlink("/proc/self/exe", daemon->program, sizeof daemon->program - sizeof name);
     if (n < 0) return helm_fail_errno(err, "finding this program's folder");
     daemon->program[n] = 0;
@@ -252,11 +256,20 @@ static void show_line(struct progress *progress, const char *line)
     progress->shown = true;
 }
 
-/* Takes all messages, since helmd blocks on a full socket, and shows the last STATUS= among them. Measuring sends many:
- * where a line cannot be redrawn, only the first of them is printed. */
+/* What helmd is about that is neither planning nor loading, and takes seconds. */
+static bool takes_long(const char *status)
+{
+    static const char *const begins[] = {"measuring", CHECKING};
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        if (strncmp(status, begins[i], strlen(begins[i])) == 0) return true;
+    return false;
+}
+
+/* Takes all messages, since helmd blocks on a full socket, and shows the last STATUS= among them. What takes long sends
+ * many: where a line cannot be redrawn, only the first of them is printed. */
 static void take_status(struct private_daemon *daemon, struct progress *progress)
 {
-    static const char key[] = "STATUS=", measuring[] = "measuring";
+    static const char key[] = "STATUS=";
     char text[STATUS_TEXT + 128];
     ssize_t n;
     while ((n = recv(daemon->notify_fd, text, sizeof text - 1, 0)) > 0) {
@@ -270,8 +283,7 @@ static void take_status(struct private_daemon *daemon, struct progress *progress
         const size_t what = strcspn(status, ":");
         const bool news = strncmp(status, progress->status, what) != 0;
         snprintf(progress->status, sizeof progress->status, "%s", status);
-        if (news && !progress->terminal && !progress->silent &&
-            strncmp(status, measuring, strlen(measuring)) == 0) {
+        if (news && !progress->terminal && !progress->silent && takes_long(status)) {
             status[what] = 0;
             cli_complain(status);
         }
@@ -286,7 +298,9 @@ static void show_progress(const struct private_daemon *daemon, struct progress *
     struct helm_model_info *model = NULL;
     uint64_t done = 0, now_us = units_now_us();
     char line[STATUS_TEXT + 64];
-    if (!progress->client && helm_connect(daemon->endpoint, LOOK_MS, &progress->client, &ignored) < 0) {
+    const bool checks = strncmp(progress->status, CHECKING, strlen(CHECKING)) == 0; /* everything is loaded */
+    if (checks ||
+        (!progress->client && helm_connect(daemon->endpoint, LOOK_MS, &progress->client, &ignored) < 0)) {
         snprintf(line, sizeof line, "%.0f s  %s", (double)(now_us - progress->begin_us) / 1e6,
                  progress->status[0] ? progress->status : "starting");
         show_line(progress, line);

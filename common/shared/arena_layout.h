@@ -175,8 +175,8 @@ static inline bool step_reached(uint32_t serial, uint32_t step)
     return (int32_t)(serial - step) >= 0;
 }
 enum step_flags {
-    /* Computed with exact activations, whatever the plan says, by workers that LOAD has prepared for it. No other
-     * step is in flight with it. */
+    /* Computed with exact activations, whatever the plan says, by workers that LOAD has prepared for it. Of steps
+     * in flight all are, or none. */
     STEP_EXACT = 1u << 0,
     /* The CPU attends to a part of the cache of the GPU's layers: some row has direct_from > 0, and there are at
      * most ARENA_KV_TOKENS tokens, one a row. */

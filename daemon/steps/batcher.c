@@ -384,7 +384,8 @@ static void batcher_change_slots(struct batcher *batcher, const struct scheduler
 /* Flags of a step, but for what its rows' pages say. */
 static uint32_t batcher_flags(const struct batcher *batcher, const struct scheduler_step *plan)
 {
-    const uint32_t flags = plan->prompts ? plan_prompt_flags(plan->list) : 0;
+    const uint32_t flags =
+        (plan->prompts ? plan_prompt_flags(plan->list) : 0) | (batcher->exact ? STEP_EXACT : 0);
     struct plan_schedule schedule;
     struct helm_err err;
     if (!plan_appends_in_arena(batcher->with.plan)) return flags;

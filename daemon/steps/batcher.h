@@ -119,7 +119,9 @@ struct batcher {
     bool prompts_last;    /* and whether the last step was one */
     uint32_t list_tokens[PLAN_LISTS_MAX];
 
-    bool worker_ready, paused;
+    bool worker_ready;
+    bool paused;        /* the workers are the check's (check.h): no step is rung */
+    bool exact;         /* all steps are STEP_EXACT, until the check has ended */
     uint32_t serial;    /* of the last step rung */
     uint32_t in_flight; /* steps rung and not taken: serial - in_flight + 1 .. serial */
     struct batcher_flight flight[ARENA_STEP_RING]; /* by serial */
@@ -203,8 +205,12 @@ HELM_MUST_CHECK int batcher_take_result(struct batcher *batcher, uint64_t now_us
  * every slot again. */
 void batcher_prepare_worker(struct batcher *batcher, uint32_t epoch);
 void batcher_worker_ready(struct batcher *batcher);
+/* Whether nothing is open, in flight or waiting to be computed. */
+bool batcher_idle(const struct batcher *batcher);
 /* Steps up to this one were rung by the check (check.h), and are done. */
 void batcher_goes_on(struct batcher *batcher, uint32_t serial);
+/* Steps are as the plan has them from now on. Only while it is idle: pages that were computed exact are forgotten. */
+void batcher_end_exact(struct batcher *batcher);
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss);
 
 #endif

@@ -27,8 +27,21 @@ void batcher_worker_ready(struct batcher *batcher)
     batcher->worker_ready = true;
 }
 
+bool batcher_idle(const struct batcher *batcher)
+{
+    return batcher->worker_ready && !batcher->seq_count && !batcher->again_count && !batcher->in_flight &&
+           !batcher->move.flags && !batcher->unsent_count;
+}
+
+void batcher_end_exact(struct batcher *batcher)
+{
+    batcher->exact = false;
+    kv_pages_forget_all(&batcher->pages);
+}
+
 void batcher_goes_on(struct batcher *batcher, uint32_t serial)
 {
+    batcher->paused = false;
     batcher->serial = serial;
     tiers_rung(&batcher->tiers, serial);
     tiers_done(&batcher->tiers, serial);
@@ -45,7 +58,7 @@ static void batcher_keep_whole_pages(struct batcher *batcher, struct sequence *s
 
 void batcher_worker_lost(struct batcher *batcher, const struct workers_loss *loss)
 {
-    batcher->worker_ready = false;
+    batcher->worker_ready = batcher->paused = false;
     batcher->in_flight = 0;
     batcher->move.flags = 0;
     batcher->move.rung = batcher->move.yields = false;

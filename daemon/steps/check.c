@@ -8,45 +8,52 @@
 #include "common/base/units.h"
 #include "daemon/steps/divergence.h"
 
-/* Sequences that begin with different tokens, from all over the vocabulary. */
+/* Sequences that begin with different tokens, from all over the vocabulary; those of a further round with others. */
 static uint32_t first_token(const struct check *c, uint32_t sequence)
 {
-    return (uint32_t)((2 * (uint64_t)sequence + 1) * c->model->vocab / (2 * (uint64_t)c->sequences));
+    const uint32_t even =
+        (uint32_t)((2 * (uint64_t)sequence + 1) * c->model->vocab / (2 * (uint64_t)c->sequences));
+    return (uint32_t)(((uint64_t)even + c->seed * UINT64_C(2654435761)) % c->model->vocab);
 }
 
 /* CHECK_SEQUENCES sequences, or as many as there are pages for. */
-int check_open(const struct arena *arena, const struct model_config *model, uint32_t workers,
-               uint32_t step_tokens, struct check *check, struct helm_err *err)
+int check_open(const struct check_options *o, struct check *check, struct helm_err *err)
 {
-    const struct arena_header *h = arena_header_of(arena);
+    const struct model_config *model = o->model;
+    const struct arena_header *h = arena_header_of(o->arena);
     const uint32_t first = model->bos >= 0 && (uint32_t)model->bos < model->vocab ? 2 : 1,
                    tokens = first - 1 + CHECK_POSITIONS, pages = (tokens - 1) / h->kv.page_tokens + 1,
                    there = h->vram_page_count ? h->vram_page_count : h->page_count,
                    room = there / (2 * pages);
-    *check = (struct check){.arena = arena,
+    *check = (struct check){.arena = o->arena,
+                            .pool = o->pool,
                             .model = model,
-                            .workers = workers,
+                            .workers = o->workers,
                             .first = first,
                             .pages = pages,
                             .sequences = room < CHECK_SEQUENCES ? room : CHECK_SEQUENCES};
+    if (o->before) check->before = *o->before;
     if (check->sequences * CHECK_POSITIONS < VERDICT_LEAST || tokens > h->context_tokens)
         return helm_fail(err, HELM_E_CAPACITY,
                          "the KV cache of %u pages of %u tokens is too small for a check over %d positions",
                          there, h->kv.page_tokens, VERDICT_LEAST);
     check->rows = CHECK_SEQUENCES - CHECK_ALONE;
     if (check->rows > h->slots) check->rows = h->slots;
-    if (check->rows > step_tokens) check->rows = step_tokens;
+    if (check->rows > o->step_tokens) check->rows = o->step_tokens;
     check->exact = malloc((size_t)check->rows * h->vocab * sizeof *check->exact);
     check->sequence = calloc(check->sequences, sizeof *check->sequence);
-    if (check->exact && check->sequence) return 0;
+    check->table = calloc((size_t)check->sequences * 2 * pages, sizeof *check->table);
+    if (check->exact && check->sequence && check->table) return 0;
+    const uint32_t rows = check->rows;
     check_close(check);
-    return helm_fail(err, HELM_E_NOMEM, "no memory for %u rows of %u logits", check->rows, h->vocab);
+    return helm_fail(err, HELM_E_NOMEM, "no memory for %u rows of %u logits", rows, h->vocab);
 }
 
 void check_close(struct check *check)
 {
     free(check->exact);
     free(check->sequence);
+    free(check->table);
     memset(check, 0, sizeof *check);
 }
 
@@ -66,13 +73,17 @@ static void fill_slot(const struct check *c, uint32_t row, uint32_t sequence)
     struct arena_slot *slot = arena_slot_of(c->arena, row);
     uint32_t *table = arena_page_table_of(c->arena, row);
     memcpy(arena_history_of(c->arena, row), c->sequence[sequence].token, (c->at + 1) * sizeof(uint32_t));
-    for (uint32_t p = 0; p < c->pages; p++) table[p] = (2 * sequence + (c->rounded ? 1 : 0)) * c->pages + p;
-    if (arena_header_of(c->arena)->vram_page_count) /* nothing is ever moved out: places as pages */
-        memcpy(arena_vram_table_of(c->arena, row), table, c->pages * sizeof *table);
+    const uint32_t at = (2 * sequence + (c->rounded ? 1 : 0)) * c->pages;
+    memcpy(table, c->table + at, c->pages * sizeof *table);
+    /* nothing is ever moved out: all places are its own */
+    for (uint32_t p = 0; p < c->pages && arena_header_of(c->arena)->vram_page_count; p++)
+        arena_vram_table_of(c->arena, row)[p] = at + p;
     memset(slot, 0, sizeof *slot);
     /* without top-k, top-p and min-p the whole row is drawn from, and so is in the arena */
-    slot->sampling =
-        (struct sampling_params){.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = sequence + 1};
+    slot->sampling = (struct sampling_params){.temperature = 1,
+                                              .top_p = 1,
+                                              .repetition_penalty = 1,
+                                              .seed = c->seed + sequence + 1};
     slot->prompt_count = c->first;
 }
 
@@ -93,12 +104,26 @@ static void ring(struct check *c, uint64_t now_us)
     doorbell_ring(&control->step_bell, c->serial);
 }
 
-void check_begin(struct check *c, uint64_t now_us)
+/* What an earlier start found, as sums. */
+static void begin_sums(struct check *c)
 {
+    const struct verdict *v = &c->before;
+    const uint32_t few = v->positions - v->one_positions;
+    c->one = (struct check_sums){v->one_token * v->one_positions, v->one_positions};
+    c->few = (struct check_sums){v->tokens * few, few};
+}
+
+int check_begin(struct check *c, uint32_t serial, bool idle, uint64_t now_us)
+{
+    if (kv_pages_grow(c->pool, c->table, &c->held, c->sequences * 2 * c->pages)) return HELM_E_BUSY;
+    if (!idle) begin_sums(c);
     c->started_us = now_us;
-    c->one = c->few = (struct check_sums){0};
-    c->serial = c->at = c->from = 0;
+    c->seed = check_positions(c);
+    c->serial = serial;
+    c->at = c->from = 0;
+    memset(c->took_us, 0, sizeof c->took_us);
     c->rounded = false;
+    c->idle = idle;
     c->running = true;
     c->count = count_from(c, 0);
     for (uint32_t s = 0; s < c->sequences; s++) {
@@ -106,11 +131,18 @@ void check_begin(struct check *c, uint64_t now_us)
         c->sequence[s].token[c->first - 1] = first_token(c, s);
     }
     ring(c, now_us);
+    return 0;
+}
+
+static void end_round(struct check *c)
+{
+    c->running = false;
+    kv_pages_shrink(c->pool, c->table, &c->held, 0);
 }
 
 void check_lost(struct check *c)
 {
-    c->running = false;
+    end_round(c);
 }
 
 /* ---- results ---- */
@@ -156,7 +188,7 @@ static int take_rows(struct check *c, struct helm_err *err)
     return 0;
 }
 
-static uint32_t positions(const struct check *c)
+uint32_t check_positions(const struct check *c)
 {
     return c->one.positions + c->few.positions;
 }
@@ -166,30 +198,41 @@ static double mean(const struct check_sums *sums)
     return sums->positions ? fmin(sums->divergence / sums->positions, VERDICT_KL_HUGE) : 0;
 }
 
-/* The step behind this one; false: that was the last. */
+/* Whether the time before requests are served has room for the next step and, if it is an exact one, for its pair. */
+static bool has_time(const struct check *c, uint64_t now_us)
+{
+    const uint64_t *took_us = c->took_us[c->count > 1], needs_us = took_us[1] + (c->rounded ? 0 : took_us[0]);
+    return c->idle || now_us + needs_us <= c->started_us + CHECK_US;
+}
+
+/* The step after this one; false: that was the last. */
 static bool advance(struct check *c, uint64_t now_us)
 {
     c->rounded = !c->rounded;
-    if (c->rounded) return true;
+    if (c->rounded) return has_time(c, now_us);
     c->from += c->count;
     if (c->from == c->sequences) {
+        const uint64_t spent_us = now_us - c->started_us;
         c->from = 0;
         c->at++;
-        if (positions(c) >= VERDICT_LEAST && now_us - c->started_us > CHECK_US) return false;
+        if (check_positions(c) >= VERDICT_LEAST && (c->idle || spent_us > CHECK_SOON_US)) return false;
     }
     c->count = count_from(c, c->from);
-    return c->at < c->first - 1 + CHECK_POSITIONS;
+    return c->at < c->first - 1 + CHECK_POSITIONS && has_time(c, now_us);
 }
 
-int check_take(struct check *c, uint64_t now_us, bool *done, struct helm_err *err)
+int check_take(struct check *c, bool yield, uint64_t now_us, bool *done, struct helm_err *err)
 {
     *done = false;
     if (!c->running || !is_done(c)) return 0;
     int rc = take_rows(c, err);
     if (rc) return rc;
-    *done = !advance(c, now_us);
-    c->running = !*done;
-    if (!*done) ring(c, now_us);
+    c->took_us[c->count > 1][c->rounded] = now_us - c->begun_us;
+    *done = !advance(c, now_us) || yield;
+    if (*done)
+        end_round(c);
+    else
+        ring(c, now_us);
     return 0;
 }
 
@@ -197,7 +240,7 @@ void check_found(const struct check *c, uint32_t units, struct verdict *verdict)
 {
     *verdict = (struct verdict){.one_token = mean(&c->one),
                                 .tokens = mean(&c->few),
-                                .positions = positions(c),
+                                .positions = check_positions(c),
                                 .one_positions = c->one.positions,
                                 .units = units};
 }

@@ -33,7 +33,7 @@ static uint64_t add_list(uint64_t digest, const struct plan *plan, uint32_t list
     return digest;
 }
 
-uint64_t session_origin_of(const struct plan *plan, const struct workers *workers, uint32_t list)
+uint64_t session_origin_of(const struct plan *plan, const struct workers *workers, uint32_t list, bool exact)
 {
     uint64_t digest = add_text(0, HELM_VERSION);
     if (!plan->invariant) return 0;
@@ -45,6 +45,7 @@ uint64_t session_origin_of(const struct plan *plan, const struct workers *worker
     digest = add_number(digest, list);
     digest = add_number(digest, plan->step_tokens);
     digest = add_number(digest, plan->embed);
-    for (int p = 0; p < PLAN_PROCESSORS; p++) digest = add_number(digest, plan->inputs[p]);
+    for (int p = 0; p < PLAN_PROCESSORS; p++)
+        digest = add_number(digest, exact ? LINEAR_EXACT : plan->inputs[p]);
     return digest ? digest : 1;
 }

@@ -10,7 +10,7 @@
 #include "common/plan/plan.h"
 #include "daemon/children/workers.h"
 
-/* 0: the plan is not invariant. */
-uint64_t session_origin_of(const struct plan *plan, const struct workers *workers, uint32_t list);
+/* 0: the plan is not invariant. exact: steps are STEP_EXACT. */
+uint64_t session_origin_of(const struct plan *plan, const struct workers *workers, uint32_t list, bool exact);
 
 #endif

@@ -163,7 +163,7 @@ static void scopes_of(const struct sessions *all, const struct asker *asker, uin
 static void set_list(const struct sessions *all, struct session *s, uint32_t list)
 {
     s->list = list;
-    s->origin = session_origin_of(all->batcher->with.plan, all->workers, list);
+    s->origin = session_origin_of(all->batcher->with.plan, all->workers, list, all->batcher->exact);
 }
 
 const struct session *sessions_save(struct sessions *all, const struct asker *asker,
@@ -229,7 +229,7 @@ static bool find_list(const struct sessions *all, uint64_t origin, uint32_t *lis
     *list = 0;
     if (!plan->invariant) return true;
     for (; *list < plan_list_count(plan); ++*list)
-        if (session_origin_of(plan, all->workers, *list) == origin) return true;
+        if (session_origin_of(plan, all->workers, *list, all->batcher->exact) == origin) return true;
     return false;
 }
 
@@ -510,6 +510,13 @@ void sessions_lost(struct sessions *all, const char *why)
         s->moves = false;
         close_session(all, s);
     }
+}
+
+bool sessions_open(const struct sessions *all)
+{
+    for (int i = 0; i < SESSIONS_MAX; i++)
+        if (all->session[i].id) return true;
+    return false;
 }
 
 void sessions_client_gone(struct sessions *all, uint64_t client)

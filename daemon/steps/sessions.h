@@ -89,6 +89,8 @@ void sessions_end(struct sessions *all, const struct asker *asker, uint64_t id);
 void sessions_moved(struct sessions *all, uint64_t now_us);
 /* Workers were lost: every session ends. Called before the batcher is told. */
 void sessions_lost(struct sessions *all, const char *why);
+/* Whether any is open. */
+bool sessions_open(const struct sessions *all);
 void sessions_client_gone(struct sessions *all, uint64_t client);
 /* Ends those whose clients are silent; returns the next time at which one would be, 0: none. */
 uint64_t sessions_apply_deadlines(struct sessions *all, uint64_t now_us);

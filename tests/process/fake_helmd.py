@@ -178,6 +178,11 @@ def main():
             time.sleep(0.4)
         for i in range(100):  # more than an unread socket holds
             notify.sendto(b"STATUS=measuring this machine: %d" % i, os.environ["NOTIFY_SOCKET"])
+    if how == "check":
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for line in ("", ": 16 positions compared in 0.4 s of at most 10", ": 96 positions compared in 2.1 s of at most 10"):
+            notify.sendto(("STATUS=checking int8 activations" + line).encode(), os.environ["NOTIFY_SOCKET"])
+            time.sleep(0.4)
     if how == "refuse":
         os.write(ready, b"error -9 does not fit: needs 10 GiB, 1 GiB is free\n")
         sys.exit(4)

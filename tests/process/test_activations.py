@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helmd_harness import BIN, Client, PROFILE, check, plan_json, run_tests, running, same, wait_until  # noqa: E402
@@ -49,9 +50,16 @@ class World:
     def running(self, *options, **named):
         return running(*options, **{"real": True, "model": MODEL, "env": self.env, "profile": self.profile, **named})
 
+    def verdicts(self):
+        return glob.glob(os.path.join(self.folder.name, "helm", "profiles", "activations-*.json"))
+
+    def positions(self):
+        """Of the check so far."""
+        return self.verdict()[1]["positions"] if self.verdicts() else 0
+
     def verdict(self):
         """The path of the one that is kept, and what it says."""
-        paths = glob.glob(os.path.join(self.folder.name, "helm", "profiles", "activations-*.json"))
+        paths = self.verdicts()
         same(len(paths), 1, "verdicts that are kept")
         with open(paths[0]) as f:
             return paths[0], json.load(f)
@@ -212,6 +220,95 @@ def test_nothing_is_served_before_it_is_decided_and_a_dead_worker_is_replaced():
             same(d.log().count(CHECKING), 2, "checks")
             check(status(c).startswith("int8 on cpu, as asked: KL"), status(c))
             check(len(decode(d)[0]) == COUNT, "tokens")
+
+
+def late(world, *options):
+    """A daemon whose check was too slow to end before requests are served: its worker stands still meanwhile."""
+    d = world.running(*CPU, "--kernels", "ref", *options, wait=False).__enter__()
+    check(wait_until(lambda: CHECKING in d.log(), 30), "no check")
+    time.sleep(0.4)  # some positions
+    os.kill(d.children()["cpu"], signal.SIGSTOP)
+    time.sleep(10.5)
+    check("ready" not in (d.ready or ""), d.ready)
+    os.kill(d.children()["cpu"], signal.SIGCONT)
+    check(d.wait_ready().startswith("ready "), d.log()[-2000:])
+    return d
+
+
+def goes_on(d, client, until):
+    """The check between requests, interrupted by a few; the last status."""
+    for n in range(100):
+        text = status(client)
+        if until in text:
+            return text
+        check(text.startswith("exact until the check of int8 on cpu has ended"), text)
+        time.sleep(0.5)
+        if n < 10 and n % 5 == 4:  # idle for more than 2 s: it is at work again
+            s = client.generate(PROMPT, 2, ignore_eos=True)
+            client.run(s)
+            same(len(s.tokens), 2, f"tokens: {s.error or s.done}")
+    raise AssertionError(f"it never ended: {text}")
+
+
+def test_a_slow_check_is_finished_between_requests():
+    with World() as world:
+        expected = exact(world, *CPU, "--kernels", "ref")
+        d = late(world, "--invariant", "off")
+        try:
+            check("it goes on between requests" in d.log(), d.log()[-2000:])
+            got, c = decode(d)
+            same(got, expected, "tokens and logprobs while it is not decided")
+            check(world.positions() < 128, world.positions())
+            text = goes_on(d, c, "int8 on cpu: KL")
+            positions = int(FOUND.search(text).group(2))
+            check(positions >= 128, text)
+            near(decode(d)[0], expected, "int8, and no page that was computed exact")
+            same(world.verdict()[1]["positions"], positions, "positions that are kept")
+        finally:
+            d.stop()
+            d.close()
+        with world.running(*CPU, "--kernels", "ref") as d:
+            check(CHECKING not in d.log(), "checked again")
+
+
+def test_an_invariant_plan_waits_for_the_next_start():
+    with World() as world:
+        expected = exact(world, *CPU, "--kernels", "ref", "--invariant", "on")
+        d = late(world, "--invariant", "on")
+        try:
+            same(decode(d)[0], expected, "tokens and logprobs while it is not decided")
+            c = Client(d.endpoint)
+            goes_on(d, c, "exact until the next start, since the plan is invariant")
+            same(decode(d)[0], expected, "tokens and logprobs once it is")
+        finally:
+            d.stop()
+            d.close()
+        with world.running(*CPU, "--kernels", "ref", "--invariant", "on") as d:
+            check(CHECKING not in d.log(), "checked again")
+            check(status(Client(d.endpoint)).startswith("int8 on cpu: KL"), "the verdict is not used")
+
+
+def test_a_check_that_was_interrupted_goes_on_at_the_next_start():
+    with World() as world:
+        d = late(world, "--invariant", "off")
+        d.stop()
+        d.close()
+        before = world.positions()
+        check(before < 128, before)
+        with world.running(*CPU, "--kernels", "ref") as d:
+            check(CHECKING in d.log(), "no check")
+            # on a busy machine it may have to end between requests, too
+            check(wait_until(lambda: world.positions() >= 128, 60), f"{before} and {world.positions()} positions")
+
+
+def test_a_verdict_that_cannot_be_kept_is_no_reason_not_to_serve():
+    with World() as world:
+        for where in "/dev/null", os.path.join(world.folder.name, "int8.json"):
+            with world.running(*CPU, env={**world.env, "XDG_CACHE_HOME": where}) as d:
+                check(FOUND.search(status(Client(d.endpoint))), d.log())
+                check("warn: activations: what the check found cannot be kept" in d.log(), d.log())
+        with world.running(*CPU, env={"XDG_CACHE_HOME": "", "STATE_DIRECTORY": "", "HOME": ""}) as d:
+            check("cannot be kept" in d.log() and "none of STATE_DIRECTORY" in d.log(), d.log())
 
 
 def test_a_plan_that_cannot_be_made_again_ends_the_daemon():

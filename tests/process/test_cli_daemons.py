@@ -52,6 +52,13 @@ def private_tests(folder):
     t = Terminal("--model", MODEL, "status", program=program, env=more["env"])
     check("... on a terminal with how far it is", t.expect(" s  measuring this machine: 1.5 s  CPU: 2 threads read 12 GB/s") and
           t.expect("helmd 0.0-fake") and t.wait() == 0, t.seen)
+    more["env"]["FAKE_HELMD"] = "check"
+    err = cli("--model", MODEL, "status", **more)[2]
+    check("so is that int8 activations are checked", err == "helm-cli: checking int8 activations\n", err)
+    t = Terminal("--model", MODEL, "status", program=program, env=more["env"])
+    check("... on a terminal by name, with how far it is, not as loading",
+          t.expect(" s  checking int8 activations: 96 positions compared in 2.1 s of at most 10") and
+          t.expect("helmd 0.0-fake") and t.wait() == 0 and "loading" not in t.seen, t.seen)
     for how, args in (("hang", ["status"]), ("", ["generate", "--tokens", "12,300", "-n", "4000"])):
         env = {**os.environ, **more["env"], "FAKE_HELMD": how}
         p = subprocess.Popen([program, "--model", MODEL, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)

@@ -72,7 +72,7 @@ static void settle(const struct verdict *v, const struct plan *plan, struct acti
                  verdict_kl(v), v->positions, v->one_positions, asked ? "auto takes" : "allowed is",
                  VERDICT_KL_MAX);
     *again = !asked && !passes;
-    a->checks = false;
+    a->checks = a->waits = false;
     a->decided = true;
     if (*again) {
         for (int p = 0; p < PLAN_PROCESSORS; p++) a->inputs[p] = LINEAR_EXACT;
@@ -100,17 +100,52 @@ void activations_look(const struct model *model, const struct plan *plan, struct
         return;
     }
     if (rc && rc != HELM_E_NOT_FOUND) log_warn("activations: %s", err.text);
+    if (!rc && verdict.units == units && !verdict_says_enough(&verdict)) a->before = verdict;
     a->checks = true;
     say(a, "int8 on %s, once the model's own check has passed", rounding(plan->inputs, on));
+}
+
+static void keep(const struct verdict *verdict, const struct activations *a)
+{
+    struct helm_err err = {0};
+    if (a->key[0] && verdict_write(a->key, verdict, &err))
+        log_warn("activations: what the check found cannot be kept, the next start checks again: %s",
+                 err.text);
+}
+
+void activations_wait(const struct plan *plan, const struct verdict *verdict, struct activations *a)
+{
+    const bool asked = a->option == ACTIVATIONS_INT8, first = !a->waits;
+    char on[32];
+    rounding(plan->inputs, on);
+    a->checks = false;
+    a->waits = true;
+    a->exact = !asked;
+    say(a,
+        asked ? "int8 on %s, as asked; the check goes on between requests (%u of %d positions so far)"
+              : "exact until the check of int8 on %s has ended: it goes on between requests (%u of %d "
+                "positions so far)",
+        on, verdict->positions, VERDICT_LEAST);
+    if (first) log_info("activations: %s", a->text);
+    if (verdict->positions) keep(verdict, a);
+}
+
+bool activations_decide_between(const struct plan *plan, const struct verdict *verdict, struct activations *a)
+{
+    const bool exact = a->exact;
+    bool fails;
+    activations_decide(plan, verdict, a, &fails);
+    if (exact && !fails && plan->invariant)
+        say(a, "exact until the next start, since the plan is invariant; int8 has passed the check");
+    if (fails || plan->invariant) log_info("activations: %s", a->text);
+    a->exact = exact && (fails || plan->invariant);
+    return exact && !a->exact;
 }
 
 void activations_decide(const struct plan *plan, const struct verdict *verdict, struct activations *a,
                         bool *again)
 {
-    struct helm_err err = {0};
     settle(verdict, plan, a, again);
-    if (verdict && a->key[0] && verdict_write(a->key, verdict, &err))
-        log_warn("activations: what the check found cannot be kept, the next start checks again: %s",
-                 err.text);
+    if (verdict) keep(verdict, a);
     if (!*again) log_info("activations: %s", a->text); /* else with the plan */
 }

@@ -14,7 +14,10 @@ struct activations {
     bool can[PLAN_PROCESSORS];                  /* there are kernels of int8 */
     const char *kernels;                        /* --kernels, borrowed */
     char key[VERDICT_KEY];                      /* "": the model has none, so nothing is kept */
+    struct verdict before;                      /* of a check that was interrupted; positions 0: none */
     bool checks;                                /* the check has to run when the workers are ready */
+    bool waits;                                 /* it goes on between requests, */
+    bool exact;                                 /* and steps are exact until then */
     bool decided;                               /* by what it found, now or before */
     char text[256];                             /* for status: which, and why */
 };
@@ -29,6 +32,14 @@ void activations_take(struct plan *plan, struct activations *activations);
  * activations, which `inputs` says now. */
 void activations_look(const struct model *model, const struct plan *plan, struct activations *activations,
                       bool *again);
+/* The check was interrupted: keeps what it found so far. It goes on between requests, and at the next start. */
+void activations_wait(const struct plan *plan, const struct verdict *verdict,
+                      struct activations *activations);
+/* The check has ended between requests; says and keeps what it found. True: exact steps end. A plan is not made again while it
+ * serves, and an invariant one keeps to exact steps until the next start: its requests have the same bits before and
+ * after. */
+bool activations_decide_between(const struct plan *plan, const struct verdict *verdict,
+                                struct activations *activations);
 /* The check has ended, or (NULL) cannot be. Keeps what it found, says so, and *again as above. */
 void activations_decide(const struct plan *plan, const struct verdict *verdict,
                         struct activations *activations, bool *again);

@@ -31,8 +31,14 @@ bool verdict_passes(const struct verdict *v)
     return verdict_kl(v) <= VERDICT_KL_MAX;
 }
 
+bool verdict_says_enough(const struct verdict *v)
+{
+    return v->positions >= VERDICT_LEAST;
+}
+
 bool verdict_holds(const struct verdict *v, uint32_t units)
 {
+    if (!verdict_says_enough(v)) return false;
     return verdict_passes(v) ? units <= v->units : units >= v->units;
 }
 
@@ -110,7 +116,7 @@ static int from_json(const json_t *json, const char *key, struct verdict *v, str
     int rc = json_get_u64(json, "helm_activations", true, VERSION, VERSION, &version, err);
     if (!rc) rc = json_get_string(json, "key", true, &of, err);
     if (!rc && strcmp(of, key) != 0) rc = helm_fail(err, HELM_E_MISMATCH, "it is of something else");
-    if (!rc) rc = get_u32(json, "positions", VERDICT_LEAST, VERDICT_POSITIONS, &v->positions, err);
+    if (!rc) rc = get_u32(json, "positions", 1, VERDICT_POSITIONS, &v->positions, err);
     if (!rc) rc = get_u32(json, "one_token_positions", 1, v->positions, &v->one_positions, err);
     if (!rc) rc = json_get_double(json, "one_token_kl", true, 0, VERDICT_KL_HUGE, &v->one_token, err);
     if (!rc) rc = json_get_double(json, "tokens_kl", true, 0, VERDICT_KL_HUGE, &v->tokens, err);

@@ -23,7 +23,9 @@ struct verdict {
 /* The worse of both. */
 double verdict_kl(const struct verdict *verdict);
 bool verdict_passes(const struct verdict *verdict);
-/* Whether it covers a plan that computes `units` units with int8 activations: a pass covers fewer units, a failure
+/* Whether it is over enough positions to decide. One that is not was interrupted: the next check goes on from it. */
+bool verdict_says_enough(const struct verdict *verdict);
+/* Whether it says enough and covers a plan that computes `units` units with int8 activations: a pass covers fewer units, a failure
  * covers more. */
 bool verdict_holds(const struct verdict *verdict, uint32_t units);
 

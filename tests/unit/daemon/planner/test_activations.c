@@ -226,7 +226,7 @@ static void files_that_are_none_are_refused(void **state)
         "{}",
         WHOLE("00"), /* of something else */
         "{\"helm_activations\": 2}",
-        "{\"helm_activations\": 1, \"key\": \"aa\", \"positions\": 4, \"one_token_positions\": 4, "
+        "{\"helm_activations\": 1, \"key\": \"aa\", \"positions\": 0, \"one_token_positions\": 0, "
         "\"one_token_kl\": 0, \"tokens_kl\": 0, \"units\": 5}",
         "{\"helm_activations\": 1, \"key\": \"aa\", \"positions\": 512, \"one_token_positions\": 600, "
         "\"one_token_kl\": 0, \"tokens_kl\": 0, \"units\": 5}",
@@ -251,6 +251,42 @@ static void files_that_are_none_are_refused(void **state)
         if (whole != !rc || rc == HELM_E_NOT_FOUND) fail_msg("%zu: %d, '%s'", i, rc, err.text);
         assert_int_equal(verdict.units, whole ? 5 : 0);
     }
+}
+
+/* One that was interrupted decides nothing, and the next check goes on from it; not where another plan's units are asked. */
+static void an_interrupted_check_is_gone_on_with(void **state)
+{
+    struct stage *s = *state;
+    const struct model *m = &s->made.model;
+    struct activations a = {.kernels = ""};
+    bool again;
+    activations_want(m, &s->profile, CPU_AVX2, &a);
+    s->plan.inputs[PLAN_CPU0] = a.inputs[PLAN_CPU0];
+    activations_look(m, &s->plan, &a, &again);
+    assert_true(a.checks && !again && !a.before.positions);
+    const struct verdict some = {.one_token = 0.5,
+                                 .tokens = 0.25,
+                                 .positions = 100,
+                                 .one_positions = 20,
+                                 .units = activations_units(&s->plan, m)};
+    assert_false(verdict_says_enough(&some) || verdict_holds(&some, some.units));
+    activations_wait(&s->plan, &some, &a);
+    assert_true(a.waits && !a.checks && !a.decided);
+    assert_non_null(strstr(a.text, "exact until the check of int8 on cpu has ended"));
+    assert_non_null(strstr(a.text, "100 of 128 positions"));
+    a = (struct activations){.kernels = ""};
+    activations_want(m, &s->profile, CPU_AVX2, &a);
+    activations_look(m, &s->plan, &a, &again);
+    assert_true(a.checks && !again);
+    assert_true(a.before.positions == 100 && a.before.one_positions == 20 && a.before.units == some.units);
+    assert_true(a.before.one_token == 0.5 && a.before.tokens == 0.25);
+    const struct verdict other = {.positions = 100, .one_positions = 20, .units = some.units + 1};
+    assert_int_equal(verdict_write(a.key, &other, &(struct helm_err){0}), 0);
+    activations_look(m, &s->plan, &a, &again);
+    a = (struct activations){.kernels = ""};
+    activations_want(m, &s->profile, CPU_AVX2, &a);
+    activations_look(m, &s->plan, &a, &again);
+    assert_true(a.checks && !a.before.positions);
 }
 
 /* As over three starts: it is not known, it is known, the option says otherwise. */
@@ -328,6 +364,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(keys_name_files_mixtures_and_kernels, open_stage, close_stage),
         cmocka_unit_test_setup_teardown(files_carry_verdicts_both_ways, open_stage, close_stage),
         cmocka_unit_test_setup_teardown(files_that_are_none_are_refused, open_stage, close_stage),
+        cmocka_unit_test_setup_teardown(an_interrupted_check_is_gone_on_with, open_stage, close_stage),
         cmocka_unit_test_setup_teardown(decisions_over_starts, open_stage, close_stage),
         cmocka_unit_test_setup_teardown(plans_that_somebody_wrote, open_stage, close_stage),
     };
