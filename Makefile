@@ -219,16 +219,21 @@ dist: $(DIST)
 $(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)
 	$(if $(CUDA_QUICK),HELM_DIST_LEVEL=1 )tools/dist.sh $(BIN) $(VERSION) $@
 
-# Debian packages into $(BUILD)/deb; in fresh roots, installed and asked for an answer there (root, debootstrap, network).
+# Debian packages into $(BUILD)/deb: of this release, or of SUITE in a fresh root. The tests work in fresh roots of SUITES (as root, with
+# debootstrap and network; tools/package/root.sh); test-readme as HOW (root, user), quiet or busy BESIDE, README_TEST=0 without `make test`.
+export README_TEST HELM_CPU
+SUITES ?= $(or $(SUITE),bookworm trixie noble)
+HOW ?= root
+BESIDE ?= quiet
 .PHONY: deb test-deb test-image test-readme
 deb:
-	tools/package/deb.sh $(BUILD)/deb
+	ROOTS=$(BUILD)/roots tools/package/deb.sh $(BUILD)/deb$(SUITE:%=/%) $(SUITE)
 test-deb:
-	tools/package/test-deb.sh $(BUILD)/deb-roots
+	tools/package/test-deb.sh $(BUILD)/roots $(SUITES)
 test-image:
 	tools/package/test-image.sh $(BUILD)/image
 test-readme:
-	tools/package/test-readme.sh $(BUILD)/readme-roots
+	tools/package/test-readme.sh $(BUILD)/roots '$(SUITES)' '$(HOW)' '$(BESIDE)'
 
 STYLE_SRC = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 check-style:
@@ -255,9 +260,10 @@ help:
 	@echo "make bench         achieved speed, limit and ratio on this machine"
 	@echo "make fuzz          every fuzz target, FUZZ_SECONDS (60) each, with clang"
 	@echo "make dist          relocatable tarball $(DIST)"
-	@echo "make deb           Debian packages in $(BUILD)/deb      make test-deb: built and tried in fresh roots"
+	@echo "make deb           packages in $(BUILD)/deb for this release of Debian or Ubuntu   [SUITE=bookworm|trixie|noble: in a fresh root of it]"
+	@echo "make test-deb      built and tried in fresh roots   [SUITES='bookworm trixie noble']"
 	@echo "make test-image    the Containerfile, built and tried      make test-deploy: nginx, HAProxy, Kubernetes (docs/deploy.md)"
-	@echo "make test-readme   README's commands, word by word in a fresh root"
+	@echo "make test-readme   README's commands, word by word in fresh roots   [SUITES=...] [HOW='root user'] [BESIDE='quiet busy'] [README_TEST=0] [HELM_CPU=...]"
 	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR), with manual pages and shells' completion      make uninstall"
 	@echo "make check-style   formatting, file sizes, header comments      make format, make clean"
 

@@ -1,8 +1,9 @@
 #!/bin/bash
-# Makes sure that the packages HELM is built and tested with are installed. Called by `make demo` and `make test`; where
+# Makes sure that the packages HELM is built and tested with are installed. Called by `make demo`, `make test` and `make deb`; where
 # there is no make yet, run it by hand: it installs that, too.
 #   setup.sh look         installs nothing: names the tools and headers that a build lacks, and the command that installs them
-#   setup.sh build | test | deploy | prometheus      installs for `make`, `make test`, `make test-deploy`, `make test-prometheus`
+#   setup.sh build | test | deb | deploy | prometheus      installs for `make`, `make test`, `make deb`, `make test-deploy`,
+#                                                          `make test-prometheus`
 # On Debian and Ubuntu missing ones are installed with apt (through sudo when not root); elsewhere the list is printed
 # and the script stops. A second run only looks (a fraction of a second).
 set -euo pipefail
@@ -10,13 +11,15 @@ kind=${1:-build}
 build="gcc make libc6-dev protobuf-c-compiler protobuf-compiler libzmq3-dev libsodium-dev libxxhash-dev libprotobuf-c-dev libnuma-dev libopenblas-dev
  libpcre2-dev libjansson-dev libutf8proc-dev libsystemd-dev libinih-dev libmicrohttpd-dev libcurl4-openssl-dev libedit-dev ca-certificates"
 test="g++ libcmocka-dev python3 python3-zmq python3-protobuf python3-setuptools python3-jsonschema curl util-linux procps"
+deb="dpkg-dev debhelper build-essential pkg-config git"
 deploy="nginx-light haproxy openssl"
 case $kind in
 build | look) wanted=$build ;;
 test) wanted="$build $test" ;;
+deb) wanted="$build $deb" ;;
 deploy) wanted="$build $test $deploy" ;;
 prometheus) wanted="$build $test prometheus" ;;
-*) echo "usage: setup.sh look|build|test|deploy|prometheus" >&2; exit 2 ;;
+*) echo "usage: setup.sh look|build|test|deb|deploy|prometheus" >&2; exit 2 ;;
 esac
 
 # Tools and headers, however they were installed.

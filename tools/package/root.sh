@@ -1,40 +1,98 @@
-# Fresh Debian roots: what the tests of packages, image and README share. Sourced by test-*.sh, which set `work` and `suite`.
-#   fresh_root ROOT          unpacks one, from $work/base that is made once
-#   inside ROOT COMMAND...   runs a command there
+# Fresh roots of Debian and Ubuntu, which the makers and tests of packages, image and README share. Sourced by scripts that
+# set `work`, a folder for the roots, and `suite`: one of $SUITES.
+#   base_root                unpacks $work/base/$suite with debootstrap, once
+#   fresh_root ROOT          copies it, with the machine's /proc, /sys and /dev, and with apt's lists
+#   inside ROOT COMMAND...   runs a command there as root
 #   check NAME COMMAND...    counts in passed and failed
-# Needs root, debootstrap and the network of apt's own mirror (the first of this machine's sources).
+# They need root, debootstrap and the network of two archives: this machine's own mirror and the public one of the other
+# distribution. Every archive is verified: by the keys of this machine, or by those of Debian's package ubuntu-keyring.
+SUITES="bookworm trixie noble"
 [ "$(id -u)" = 0 ] || { echo "${0##*/}: needs root for debootstrap and chroot" >&2; exit 4; }
 need_tools() {
-    local tool
-    for tool in "$@"; do command -v "$tool" >/dev/null || { echo "${0##*/}: apt-get install $*" >&2; exit 4; }; done
+    local tool missing=
+    for tool in "$@"; do command -v "$tool" >/dev/null || missing="$missing $tool"; done
+    [ -z "$missing" ] || { echo "${0##*/}: apt-get install$missing" >&2; exit 4; }
 }
 need_tools debootstrap git curl
-mirror=$( (cat /etc/apt/sources.list /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list 2>/dev/null || true) |
-    sed -n '/^#/d;/^deb \|^URIs:/p' | grep -oE 'https?://[^ ]+' | head -n 1)
-[ -n "$mirror" ] || { echo "${0##*/}: apt has no mirror here" >&2; exit 4; }
+# what fresh installations have in their apt: an archive, its components; and the keys that sign it
+describe_suite() { # SUITE
+    case $1 in
+    bookworm | trixie) distribution=debian archive=http://deb.debian.org/debian components=main script=sid ;;
+    noble) distribution=ubuntu archive=http://archive.ubuntu.com/ubuntu components=main,universe script=gutsy ;;
+    *) echo "${0##*/}: suite '$1' is none of $SUITES" >&2; exit 2 ;;
+    esac
+    local own
+    if [ "$(. /etc/os-release && echo "$ID")" = $distribution ]; then
+        own=$( (cat /etc/apt/sources.list /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list 2>/dev/null || true) |
+            sed -n '/^#/d;/^deb \|^URIs:/p' | grep -oE 'https?://[^ ]+' | head -n 1)
+        archive=${own:-$archive}
+    fi
+}
 passed=0 failed=0
 check() { # NAME COMMAND...
     if "${@:2}"; then echo "ok   $1"; passed=$((passed + 1)); else echo "FAIL $1"; failed=$((failed + 1)); fi
 }
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
-mounted=()
-unmount_roots() {
+roots=()
+unmount_below() { # ROOT: also what an interrupted run left
     local m
-    for m in "${mounted[@]}"; do umount -l "$m" 2>/dev/null || true; done
+    for m in $(awk -v below="$1/" 'index($2, below) == 1 { print $2 }' /proc/mounts | sort -r); do umount -l "$m" || true; done
 }
-base_root() { [ -d "$work/base/etc" ] || debootstrap --variant=minbase "$suite" "$work/base" "$mirror" >"$work/debootstrap.log"; }
+unmount_roots() {
+    local root
+    for root in "${roots[@]}"; do unmount_below "$root"; done
+}
+apt_of() { # ROOT SUITE: sources, and how this machine reaches archives
+    local pocket
+    describe_suite "$2"
+    for pocket in "$2" "$2-updates"; do echo "deb $archive $pocket ${components//,/ }"; done >"$1/etc/apt/sources.list"
+    apt-config dump | grep -E '^Acquire::(http|https|Check-Valid-Until)[: ]' >"$1/etc/apt/apt.conf.d/90machine" || true
+    rm -f "$1/etc/resolv.conf" && cp -L /etc/resolv.conf "$1/etc/"
+    inside "$1" apt-get update -qq
+}
+# KEYRING of an Ubuntu archive. Debian 12 has no package of it; Debian 13 does, and apt verifies that.
+ubuntu_keys() {
+    keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg
+    [ ! -e $keys ] || return 0
+    keys=$work/base/ubuntu-keyring$keys
+    [ ! -e "$keys" ] || return 0
+    make_base trixie
+    local root=$work/base/for-keys
+    rm -rf "$root" "$work/base/ubuntu-keyring"
+    cp -a "$work/base/trixie" "$root"
+    apt_of "$root" trixie
+    inside "$root" sh -c 'cd /tmp && apt-get download -qq ubuntu-keyring'
+    dpkg-deb -x "$root"/tmp/ubuntu-keyring_*.deb "$work/base/ubuntu-keyring"
+    rm -rf "$root"
+}
+make_base() { # SUITE
+    local base=$work/base/$1 keys=
+    [ ! -d "$base" ] || return 0
+    describe_suite "$1"
+    if [ $distribution = ubuntu ]; then
+        ubuntu_keys
+        describe_suite "$1"
+    else
+        keys=/usr/share/keyrings/debian-archive-keyring.gpg
+        [ -e $keys ] || { echo "${0##*/}: apt-get install debian-archive-keyring" >&2; exit 4; }
+    fi
+    mkdir -p "$work/base"
+    # debootstrap of an older release has no script of a newer one
+    [ ! -e "/usr/share/debootstrap/scripts/$1" ] || script=$1
+    rm -rf "$base.new"
+    debootstrap --variant=minbase --keyring="$keys" --components=$components "$1" "$base.new" "$archive" "$script" \
+        >"$base.log" 2>&1 || { tail -n 5 "$base.log" >&2; exit 1; }
+    mv "$base.new" "$base"
+}
+base_root() { make_base "$suite"; }
 fresh_root() { # ROOT
     local root=$1 m
     base_root
-    rm -rf --one-file-system "$root" && cp -a "$work/base" "$root"
-    cp /etc/resolv.conf "$root/etc/" 2>/dev/null || true
-    cp -r /etc/apt/apt.conf.d "$root/etc/apt/" 2>/dev/null || true
-    for m in proc sys dev; do
-        mount --bind /$m "$root/$m"
-        mounted+=("$root/$m")
-    done
-    mkdir -p "$root/dev/shm"
-    chroot "$root" apt-get update -qq
+    unmount_below "$root"
+    rm -rf --one-file-system "$root" && cp -a "$work/base/$suite" "$root"
+    roots+=("$root")
+    for m in proc sys dev dev/pts dev/shm; do mount --bind /$m "$root/$m"; done
+    apt_of "$root" "$suite"
 }
 inside() { chroot "$1" env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 HOME=/root "${@:2}"; }

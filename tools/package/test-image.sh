@@ -14,7 +14,7 @@ trap '[ -z "${pid:-}" ] || kill $pid 2>/dev/null || true; for m in proc dev; do 
 
 base_root
 tar -C "$work/base" -c . | podman "${store[@]}" import - localhost/debian:base >/dev/null
-rm -rf "$work/context" && git clone -q "$here" "$work/context"
+rm -rf "$work/context" && git clone -q --no-hardlinks "$here" "$work/context"
 began=$SECONDS
 check "the image is built" buildah "${store[@]}" bud --isolation chroot -t helm \
     --build-arg BUILD=localhost/debian:base --build-arg RUN=localhost/debian:base "$work/context" >"$work/build.log" 2>&1
