@@ -1,9 +1,10 @@
 #!/bin/bash
 # Makes Debian packages of the last commit: helm, helm-gateway, libhelm0, libhelm-dev. Called by `make deb`.
 #   deb.sh OUT_DIR [SUITE]
-# Packages fit one release, whose libraries they need: this machine's, or that of SUITE (bookworm, trixie, noble), in a fresh
-# root of it (root.sh, as root). Their version ends in the release, so that an upgrade of the system finds newer ones:
-# 0.1-1~deb12u1 of Debian 12, 0.1-1~deb13u1, 0.1-1~ubuntu24.04.1. Missing packages to build with are installed.
+# Packages fit one release, whose libraries they need: this machine's, or SUITE (bookworm, trixie, noble), in a
+# fresh root of it (root.sh, as root; $ROOTS is its folder). Their version ends in the release, so that an upgrade
+# of the system finds newer ones: 0.1-1~deb12u1 of Debian 12, 0.1-1~deb13u1, 0.1-1~ubuntu24.04.1. Missing packages
+# to build with are installed.
 # The owner has given no address yet: the maintainer's is at example.org, which reaches no mailbox.
 # Works in OUT_DIR/helm-VERSION, a copy with tools/debian as its debian/; packages land in OUT_DIR.
 set -euo pipefail
@@ -34,7 +35,7 @@ tools/setup.sh deb
 case $ID in
 debian) release="deb${VERSION_ID:?deb.sh: this Debian has no number yet}u1" ;;
 ubuntu) release="ubuntu$VERSION_ID.1" ;;
-*) echo "deb.sh: packages are made on Debian and Ubuntu; this is '$ID' (deb.sh OUT_DIR SUITE makes them in a root)" >&2; exit 4 ;;
+*) echo "deb.sh: packages are made on Debian and Ubuntu, not on '$ID' (with SUITE: in a root)" >&2; exit 4 ;;
 esac
 version=$(cat VERSION) commit=$(git rev-parse --short HEAD) tree=$out/helm-$(cat VERSION)
 rm -rf "$tree"

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Runs the commands of README.md or docs/deploy.md in a root, as they stand there. Called by test-readme.sh and test-deb.sh, as root.
+"""Runs the commands of README.md or docs/deploy.md in a root, as they stand there. Called as root, by
+test-readme.sh and test-deb.sh.
 
   follow.py readme ROOT FOLDER USER     FOLDER: HELM's checkout within ROOT, followed by USER
   follow.py deploy ROOT FOLDER          FOLDER: where the packages lie within ROOT
 
-A command that this does not know how to judge is a failure, so that a page cannot get one that is not tried. $README_TEST=0 leaves
-out `make test`, which is then counted as skipped; $HELM_CPU reaches HELM's programs. No hub can be asked, so a stand-in on this
-machine serves the demo model under the name that the page pulls. Exit status: 0, 1."""
+A command that this does not know how to judge is a failure, so that a page cannot get one that is not
+tried. $README_TEST=0 leaves out `make test`, which is then counted as skipped; $HELM_CPU reaches HELM's programs. No hub
+can be asked, so a stand-in on this machine serves the demo model under the name that the page pulls. Exit
+status: 0, 1."""
 import os
 import re
 import signal
@@ -21,18 +23,20 @@ sys.path.insert(0, os.path.join(HERE, "../../tests/process"))
 from fake_hub import Hub  # noqa: E402
 
 URL = "http://127.0.0.1:8080"  # of a gateway without options
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TEST_LIMIT_S = 4 * 3600
 counts = {"ok": 0, "FAIL": 0, "skip": 0}
 
 
 def check(name, ok, detail=""):
     counts["ok" if ok else "FAIL"] += 1
-    print("%s %s%s" % ("ok  " if ok else "FAIL", name, "" if ok else "  [%s]" % (str(detail)[-3000:],)), flush=True)
+    detail = "" if ok else "  [%s]" % (str(detail)[-3000:],)
+    print("%s %s%s" % ("ok  " if ok else "FAIL", name, detail), flush=True)
 
 
 def commands(text, sections):
-    """In the order of the page: lines of the code blocks before a comment (only lines after `$` in a block with a prompt), and the
-    `make TARGET` that a paragraph begins with."""
+    """In the order of the page: lines of the code blocks before a comment (only lines after `$` in a block
+    with a prompt), and the `make TARGET` that a paragraph begins with."""
     for section in sections:
         part = text[text.index(section + "\n"):]
         part = part[:part.index("\n## ", 4)]
@@ -64,28 +68,32 @@ class Root:
     """Commands in a root as one user, and processes that go on."""
 
     def __init__(self, root, folder, hub, user="root", path=""):
-        self.root, self.folder, self.hub, self.user, self.path, self.kept = root, folder, hub, user, path, []
+        self.root, self.folder, self.hub, self.user, self.path = root, folder, hub, user, path
+        self.kept = []  # (process, its log)
 
     def home(self, user):
         with open(self.root + "/etc/passwd") as f:
             return next(line.split(":")[5] for line in f if line.startswith(user + ":"))
 
     def chroot(self, user, inner, *more):
-        env = ["HOME=" + self.home(user), "USER=" + user, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-               "LC_ALL=C.UTF-8", "HF_ENDPOINT=" + self.hub.url, *more]
-        env += ["HELM_CPU=" + os.environ["HELM_CPU"]] if os.environ.get("HELM_CPU") else []
-        return ["chroot", self.root, "setpriv", "--reuid", user, "--regid", user, "--init-groups", "env", "-i", *env, "sh", "-c", inner]
+        env = ["HOME=" + self.home(user), "USER=" + user, PATH, "LC_ALL=C.UTF-8",
+               "HF_ENDPOINT=" + self.hub.url, *more]
+        if os.environ.get("HELM_CPU"):
+            env.append("HELM_CPU=" + os.environ["HELM_CPU"])
+        return ["chroot", self.root, "setpriv", "--reuid", user, "--regid", user, "--init-groups",
+                "env", "-i", *env, "sh", "-c", inner]
 
     def run(self, text, said="", limit_s=3600):
         begin = time.monotonic()
         inner = "cd %s && %s%s" % (self.folder, self.path, text)
-        done = subprocess.run(self.chroot(self.user, inner), input=said, capture_output=True, text=True, errors="replace",
-                              timeout=limit_s)
+        done = subprocess.run(self.chroot(self.user, inner), input=said, capture_output=True, text=True,
+                              errors="replace", timeout=limit_s)
         return done.returncode, done.stdout, done.stderr, time.monotonic() - begin
 
     def start(self, arguments):
         log = open("%s.started.%d.log" % (self.root, len(self.kept)), "w+")
-        self.kept.append((subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log), log))
+        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.kept.append((process, log))
         return self.kept[-1]
 
     def end(self):
@@ -133,13 +141,15 @@ def follow_readme(root, line):
     shown = {"make demo": "token/s", "make test": " passed"}.get(line, shown)
     if line == "make test":
         print("     " + "\n     ".join(out.splitlines()[-20:]))
-    check("%s  (%.0f s)" % (line, took), shown is not None and status == 0 and shown in out + err and out.strip(), (status, out, err))
+    fine = shown is not None and status == 0 and shown in out + err and out.strip()
+    check("%s  (%.0f s)" % (line, took), fine, (status, out, err))
 
 
 def readme(folder, user):
     with open(sys.argv[2] + folder + "/README.md") as f:
         lines = list(commands(f.read(), ("## Try it", "## The first real model")))
-    check("README has commands, and `make test`", len(lines) >= 10 and lines[0] == "make demo" and "make test" in lines, lines)
+    fine = len(lines) >= 10 and lines[0] == "make demo" and "make test" in lines
+    check("README has commands, and `make test`", fine, lines)
     hub = Hub()
     root = Root(sys.argv[2], folder, hub, user, "export PATH=$PWD/build/bin:$PATH && ")
     try:
@@ -155,7 +165,8 @@ def readme(folder, user):
 
 
 def unit_command(root, name):
-    """A unit's own command line, as its user, with the folders and the umask that systemd would give it: a root has no systemd."""
+    """A unit's own command line, as its user, with the folders and the umask that systemd would give it: a
+    root has no systemd."""
     with open("%s/usr/lib/systemd/system/%s.service" % (root.root, name)) as f:
         unit = dict(line.strip().split("=", 1) for line in f if re.match(r"[A-Za-z]+=", line))
     options = ""
@@ -164,13 +175,13 @@ def unit_command(root, name):
             options = "".join(line.split("=", 1)[1].strip() for line in f if line.startswith("OPTIONS="))
     command = unit["ExecStart"].replace("$OPTIONS", options)
     if "User" not in unit:  # DynamicUser: any that is nobody, in the group
-        return ["chroot", root.root, "setpriv", "--reuid", "nobody", "--regid", "nogroup", "--groups", unit["SupplementaryGroups"],
-                "env", "-i", "PATH=/usr/bin", "sh", "-c", "exec " + command]
-    inside = ["chroot", root.root]
-    subprocess.run(inside + ["install", "-d", "-o", unit["User"], "-g", unit["Group"], "-m", unit["RuntimeDirectoryMode"],
-                             "/run/" + unit["RuntimeDirectory"]], check=True)
-    return root.chroot(unit["User"], "umask %s && exec %s" % (unit["UMask"], command), "RUNTIME_DIRECTORY=/run/" + unit["RuntimeDirectory"],
-                       "STATE_DIRECTORY=/var/lib/" + unit["StateDirectory"])
+        return ["chroot", root.root, "setpriv", "--reuid", "nobody", "--regid", "nogroup",
+                "--groups", unit["SupplementaryGroups"], "env", "-i", PATH, "sh", "-c", "exec " + command]
+    run, state = "/run/" + unit["RuntimeDirectory"], "/var/lib/" + unit["StateDirectory"]
+    subprocess.run(["chroot", root.root, "install", "-d", "-o", unit["User"], "-g", unit["Group"],
+                    "-m", unit["RuntimeDirectoryMode"], run], check=True)
+    return root.chroot(unit["User"], "umask %s && exec %s" % (unit["UMask"], command),
+                       "RUNTIME_DIRECTORY=" + run, "STATE_DIRECTORY=" + state)
 
 
 def follow_deploy(root, line):

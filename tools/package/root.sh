@@ -1,11 +1,11 @@
-# Fresh roots of Debian and Ubuntu, which the makers and tests of packages, image and README share. Sourced by scripts that
-# set `work`, a folder for the roots, and `suite`: one of $SUITES.
+# Fresh roots of Debian and Ubuntu, which the makers and tests of packages, image and README share. Sourced by
+# scripts that set `work`, a folder for the roots, and `suite`: one of $SUITES.
 #   base_root                unpacks $work/base/$suite with debootstrap, once
 #   fresh_root ROOT          copies it, with the machine's /proc, /sys and /dev, and with apt's lists
 #   inside ROOT COMMAND...   runs a command there as root
-#   check NAME COMMAND...    counts in passed and failed
-# They need root, debootstrap and the network of two archives: this machine's own mirror and the public one of the other
-# distribution. Every archive is verified: by the keys of this machine, or by those of Debian's package ubuntu-keyring.
+#   check NAME COMMAND...    counts in passed and failed; COMMAND may be `logged LOG COMMAND...`
+# They need root, debootstrap and the network of two archives: this machine's own mirror, and the public one of the
+# other distribution. Every archive is verified, by keys of this machine or of Debian's package ubuntu-keyring.
 SUITES="bookworm trixie noble"
 [ "$(id -u)" = 0 ] || { echo "${0##*/}: needs root for debootstrap and chroot" >&2; exit 4; }
 need_tools() {
@@ -32,12 +32,17 @@ passed=0 failed=0
 check() { # NAME COMMAND...
     if "${@:2}"; then echo "ok   $1"; passed=$((passed + 1)); else echo "FAIL $1"; failed=$((failed + 1)); fi
 }
+logged() { # LOG COMMAND...: for `check`, whose own line is seen
+    "${@:2}" >>"$1" 2>&1
+}
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
 roots=()
 unmount_below() { # ROOT: also what an interrupted run left
     local m
-    for m in $(awk -v below="$1/" 'index($2, below) == 1 { print $2 }' /proc/mounts | sort -r); do umount -l "$m" || true; done
+    for m in $(awk -v below="$1/" 'index($2, below) == 1 { print $2 }' /proc/mounts | sort -r); do
+        umount -l "$m" || true
+    done
 }
 unmount_roots() {
     local root
@@ -51,7 +56,7 @@ apt_of() { # ROOT SUITE: sources, and how this machine reaches archives
     rm -f "$1/etc/resolv.conf" && cp -L /etc/resolv.conf "$1/etc/"
     inside "$1" apt-get update -qq
 }
-# KEYRING of an Ubuntu archive. Debian 12 has no package of it; Debian 13 does, and apt verifies that.
+# keys: a file with those of Ubuntu's archive. Debian 12 has no package of it; Debian 13 does, and apt verifies that.
 ubuntu_keys() {
     keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg
     [ ! -e $keys ] || return 0
@@ -81,8 +86,8 @@ make_base() { # SUITE
     # debootstrap of an older release has no script of a newer one
     [ ! -e "/usr/share/debootstrap/scripts/$1" ] || script=$1
     rm -rf "$base.new"
-    debootstrap --variant=minbase --keyring="$keys" --components=$components "$1" "$base.new" "$archive" "$script" \
-        >"$base.log" 2>&1 || { tail -n 5 "$base.log" >&2; exit 1; }
+    debootstrap --variant=minbase --keyring="$keys" --components=$components \
+        "$1" "$base.new" "$archive" "$script" >"$base.log" 2>&1 || { tail -n 5 "$base.log" >&2; exit 1; }
     mv "$base.new" "$base"
 }
 base_root() { make_base "$suite"; }

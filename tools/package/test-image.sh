@@ -13,11 +13,11 @@ trap '[ -z "${pid:-}" ] || kill $pid 2>/dev/null || true; for m in proc dev; do 
     [ -z "${container:-}" ] || buildah "${store[@]}" rm "$container" >/dev/null 2>&1 || true' EXIT
 
 base_root
-tar -C "$work/base" -c . | podman "${store[@]}" import - localhost/debian:base >/dev/null
+tar -C "$work/base/$suite" -c . | podman "${store[@]}" import - localhost/debian:base >/dev/null
 rm -rf "$work/context" && git clone -q --no-hardlinks "$here" "$work/context"
 began=$SECONDS
-check "the image is built" buildah "${store[@]}" bud --isolation chroot -t helm \
-    --build-arg BUILD=localhost/debian:base --build-arg RUN=localhost/debian:base "$work/context" >"$work/build.log" 2>&1
+check "the image is built" logged "$work/build.log" buildah "${store[@]}" bud --isolation chroot -t helm \
+    --build-arg BUILD=localhost/debian:base --build-arg RUN=localhost/debian:base "$work/context"
 echo "built after $((SECONDS - began)) s: $(buildah "${store[@]}" images --format '{{.Size}}' localhost/helm)"
 
 # Its own command in its own root and as its user, as a runtime starts it; a chroot, since not every machine lets containers nest.

@@ -1,13 +1,13 @@
 #!/bin/bash
-# Follows README.md word by word in fresh roots: `apt-get install make`, then every command of "Try it" and "The first real model"
-# as it stands there, `make test` among them (follow.py).
+# Follows README.md word by word in fresh roots: `apt-get install make`, then every command of "Try it" and "The
+# first real model" as it stands there, `make test` among them (follow.py).
 #   test-readme.sh WORK_DIR [SUITES [HOWS [BESIDES]]]          as root; each a list in one word
 #     SUITES   bookworm, trixie, noble (all)
 #     HOWS     root: in root's home, which no other user may enter; user: as a user with sudo (root)
 #     BESIDES  quiet; busy: while two other processes compute all the time (quiet)
 #   README_TEST=0 leaves out `make test`, counted as skipped; HELM_CPU=avx2 hides what the processor has beside.
-# Called by `make test-readme`. Every combination has a root of its own; with `make test` it takes half an hour or more. What is
-# followed is the last commit. Needs debootstrap and the network of the archives (root.sh).
+# Called by `make test-readme`. Every combination has a root of its own; with `make test` it takes half an hour or
+# more. What is followed is the last commit. Needs debootstrap and the network of the archives (root.sh).
 set -euo pipefail
 work=${1:?usage: test-readme.sh WORK_DIR [SUITES [HOWS [BESIDES]]]} suite=
 here=$(cd "$(dirname "$0")/../.." && pwd)
@@ -44,8 +44,11 @@ follow() { # HOW BESIDE
     unmount_roots
     roots=()
 }
-for word in $hows $besides; do
-    case $word in root | user | quiet | busy) ;; *) echo "test-readme.sh: '$word' is none of root, user, quiet, busy" >&2; exit 2 ;; esac
+for how in $hows; do
+    case $how in root | user) ;; *) echo "test-readme.sh: '$how' is neither root nor user" >&2; exit 2 ;; esac
+done
+for beside in $besides; do
+    case $beside in quiet | busy) ;; *) echo "test-readme.sh: '$beside' is neither quiet nor busy" >&2; exit 2 ;; esac
 done
 for suite in $suites; do
     for how in $hows; do
