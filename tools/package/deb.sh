@@ -12,7 +12,7 @@ out=${1:?usage: deb.sh OUT_DIR [SUITE]} suite=${2:-}
 here=$(cd "$(dirname "$0")/../.." && pwd)
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-rm -f "$out"/*.deb "$out"/*.changes "$out"/*.buildinfo
+rm -f "$out"/*.{deb,ddeb,changes,buildinfo}
 
 if [ -n "$suite" ]; then
     work=${ROOTS:-$out/roots}
@@ -24,7 +24,7 @@ if [ -n "$suite" ]; then
     git clone -q --no-hardlinks "$here" "$root/helm"
     inside "$root" git config --global --add safe.directory /helm
     inside "$root" sh -c 'cd /helm && make deb' >>"$root.log" 2>&1 || { tail -n 30 "$root.log" >&2; exit 1; }
-    cp "$root"/helm/build/deb/*.{deb,changes,buildinfo} "$out"
+    find "$root/helm/build/deb" -maxdepth 1 -type f -exec cp -t "$out" {} +
     ls -l "$out"/*.deb
     exit
 fi
