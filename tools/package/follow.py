@@ -202,7 +202,8 @@ def follow_deploy(root, line):
 
 def deploy(folder):
     with open(os.path.join(HERE, "../../docs/deploy.md")) as f:
-        lines = list(commands(f.read(), ("## Debian packages",)))
+        # test-deb.sh has run `make deb` in another root
+        lines = [line for line in commands(f.read(), ("## Debian packages",)) if line != "make deb"]
     check("deploy.md has commands", len(lines) >= 5 and lines[0].startswith("apt-get install"), lines)
     hub = Hub()
     root = Root(sys.argv[2], folder, hub)
