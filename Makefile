@@ -123,7 +123,7 @@ LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed $(RPATH) $(LDFLAGS)
 include common/sources.mk proto/sources.mk worker-cpu/sources.mk worker-gpu/sources.mk daemon/sources.mk \
   client/sources.mk tools/sources.mk
 
-PROGRAMS := helm-bench helm-bench-decode helm-bench-grammar helm-bench-kernels helm-bench-read helm-bench-sampling helm-cli helm-gateway helm-inspect helm-mkmodel helm-plan helm-profile helm-quantize helm-worker-cpu helm-worker-gpu helmd
+PROGRAMS := helm-bench helm-bench-decode helm-bench-kernels helm-cli helm-gateway helm-inspect helm-mkmodel helm-plan helm-profile helm-quantize helm-worker-cpu helm-worker-gpu helmd
 
 # ---- rules --------------------------------------------------------------------------------------------------
 
@@ -213,7 +213,8 @@ demo:
 	@tools/demo/demo.sh $(BIN)
 
 bench: programs
-	tools/bench/run.sh $(BIN)
+	$(BIN)/helm-bench-kernels
+	tools/bench/cells.py --bin $(BIN) --out $(BUILD)/bench --set cpu --device cpu
 
 dist: $(DIST)
 $(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.sh $(wildcard tools/models/demo/* profiles/*.json)

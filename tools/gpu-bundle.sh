@@ -4,9 +4,9 @@
 #   make CUDA_ARCH=90 gpu-bundle        (tools/gpu-bundle.sh [--data] [--programs] BIN OUT.tar.xz)
 #
 # --data adds the models of the tests, for a machine without this tree; --programs adds helmd and all that
-# tools/bench/accelerator.sh runs. There:
+# tools/bench/cells.py runs. There:
 #   tar xf helm-gpu-check.tar.xz && helm-gpu-check/check.sh --need-gpu
-#   tools/bench/accelerator.sh --bin helm-gpu-check/bin --out results check resident split
+#   tools/bench/cells.py --bin helm-gpu-check/bin --out results --set forecast
 # Programs are stripped. The driver, CUDA's own libraries, the C library, OpenBLAS and libnuma are expected there.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,7 +14,7 @@ data=0 more=
 while [ $# -gt 2 ]; do
     case $1 in
     --data) data=1 ;;
-    --programs) more="helmd helm-cli helm-plan helm-profile helm-quantize helm-bench helm-bench-decode helm-bench-kernels helm-bench-read helm-mkmodel helm-worker-cpu helm-worker-gpu" ;;
+    --programs) more="helmd helm-cli helm-plan helm-profile helm-quantize helm-bench helm-bench-decode helm-bench-kernels helm-mkmodel helm-worker-cpu helm-worker-gpu" ;;
     *) break ;;
     esac
     shift

@@ -58,21 +58,9 @@ helm-bench-decode_MAIN := tools/bench/helm_bench_decode.c
 helm-bench-decode_LINK := tools/bench/decode/compare.c common/measure/reader.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/pooled.c common/worker/engine.c $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
-helm-bench-grammar_MAIN := tools/bench/helm_bench_grammar.c
-helm-bench-grammar_LINK := $(COMMON_SRC) $(MODEL_SRC) $(filter client/text/grammar/% client/text/tokenizer/%,$(LIBHELM_SRC))
-helm-bench-grammar_LIBS := -lpcre2-8 -ljansson -lutf8proc -lm
-
 helm-bench-kernels_MAIN := tools/bench/helm_bench_kernels.c
 helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/attention.c common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c worker-cpu/program/assist.c tools/bench/kernels/assist.c tools/bench/kernels/attention.c tools/bench/kernels/few.c tools/bench/kernels/packed.c tools/bench/kernels/packed_gemv.c
 helm-bench-kernels_LIBS := -lnuma -lopenblas -ljansson -lm
-
-helm-bench-read_MAIN := tools/bench/helm_bench_read.c
-helm-bench-read_LINK := $(COMMON_SRC) $(READER_SRC) client/bench/read_limit.c
-helm-bench-read_LIBS := -lnuma -ljansson -lm
-
-helm-bench-sampling_MAIN := tools/bench/helm_bench_sampling.c
-helm-bench-sampling_LINK := $(COMMON_SRC)
-helm-bench-sampling_LIBS := -ljansson -lm
 
 helm-inspect_MAIN := tools/inspect/helm_inspect.c
 helm-inspect_LINK := $(COMMON_SRC) $(MODEL_SRC) $(INSPECT_SRC)

@@ -14,7 +14,6 @@ WORKER_CPU_SRC := \
   worker-cpu/program/print.c \
   worker-cpu/program/program.c \
   worker-cpu/program/read_ahead.c \
-  worker-cpu/program/trace.c \
   worker-cpu/step.c \
   worker-cpu/weights/pack.c \
   worker-cpu/weights/weights.c

@@ -1,24 +1,17 @@
 #!/usr/bin/python3
-"""Random JSON schemas of the keywords that docs/client.md lists. Imported by test_structured.py; alone, prints one a line
-for helm-bench-grammar:
-  random_schema.py COUNT
-"""
-import json
+"""Random JSON schemas of the keywords that docs/client.md lists. Imported by test_structured.py."""
 import random
-import sys
 
 WORDS = ["name", "city", "count", "tags", "when", "id", "note", "left", "right", "a b", "quo\"te", "\u00fcber", "x/y~z"]
 
 
-def random_schema(r, depth=0, free=False):
-    """A schema of what docs/client.md lists, mostly small. free: also strings without a limit."""
+def random_schema(r, depth=0):
+    """A schema of what docs/client.md lists, mostly small."""
     kinds = ["string", "string", "integer", "number", "boolean", "null", "enum", "const", "format", "pattern"]
     if depth < 3:
         kinds += ["object"] * (8 if depth == 0 else 3) + ["array"] * 3 + ["any", "prefix", "ref", "all"]
     kind = r.choice(kinds)
-    inner = lambda: random_schema(r, depth + 1, free)  # noqa: E731
-    if kind == "string" and free and r.random() < 0.5:
-        return r.choice([{"type": "string"}, {"type": "string", "maxLength": r.choice([40, 100, 500])}])
+    inner = lambda: random_schema(r, depth + 1)  # noqa: E731
     if kind == "string":
         return r.choice([{"type": "string", "maxLength": r.randint(0, 12)}, {"type": "string", "minLength": 1, "maxLength": r.randint(1, 8)}])
     if kind == "integer":
@@ -56,10 +49,5 @@ def random_schema(r, depth=0, free=False):
     return out if more is None else {**out, "additionalProperties": more}
 
 
-def schema_of(number, free=False):
-    return {**random_schema(random.Random(1000 + number), 0, free), "$defs": {"leaf": {"type": ["boolean", "null"]}}}
-
-
-if __name__ == "__main__":
-    for i in range(int(sys.argv[1])):
-        print(json.dumps(schema_of(i, True)))
+def schema_of(number):
+    return {**random_schema(random.Random(1000 + number)), "$defs": {"leaf": {"type": ["boolean", "null"]}}}

@@ -1,19 +1,14 @@
-"""The least time of a token by bytes: what a plan's weights come to at home and on the move, and how long that takes.
+"""The least time of a token by bytes: the bytes that a plan moves, and how long they take at least.
 
-Imported by planner_bench.py, forecast_formats.py and experts_device.py. Pure functions over what helm-plan and helm-profile print."""
+Imported by cells.py. Pure functions over what helm-plan and helm-profile print."""
 
-# Homes as the plan's members name them.
-MEMBERS = {"cpu": ("cpu", "read_bytes"), "stream": ("link", "link_bytes"), "gpu": ("gpu", "read_bytes")}
-
-
-def bytes_by_home(plan):
-    """Weights that a decode step needs, by home, as they are in the file, the head's with them."""
-    return {home: plan[member]["weight_bytes"] for home, (member, _) in MEMBERS.items()}
+# A home's member of the plan, and its bytes.
+MOVED = {"cpu": ("cpu", "read_bytes"), "stream": ("link", "link_bytes"), "gpu": ("gpu", "read_bytes")}
 
 
 def moved_bytes(plan):
-    """What of these really moves where weights are packed: to the CPU, over the link, from VRAM."""
-    return {home: plan[member][what] for home, (member, what) in MEMBERS.items()}
+    """Bytes of weights that a decode step moves, packed where they are: to the CPU, over the link, from VRAM."""
+    return {home: plan[member][what] for home, (member, what) in MOVED.items()}
 
 
 def limits_of(profile):
@@ -21,7 +16,7 @@ def limits_of(profile):
     if not profile or not profile.get("link") or not profile.get("gpu"):
         return None
     return {"both_gb_s": (profile["cpu"]["gemv_beside"]["value"] + profile["link"]["h2d_beside"]["value"]) / 1e9,
-            "cpu_gb_s": profile["cpu"]["gemv"]["value"] / 1e9, "vram_gb_s": profile["gpu"]["read"]["value"] / 1e9}
+            "vram_gb_s": profile["gpu"]["read"]["value"] / 1e9}
 
 
 def bound_seconds(total, limits):

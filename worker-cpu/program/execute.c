@@ -13,7 +13,6 @@
 #include "worker-cpu/program/assist.h"
 #include "worker-cpu/program/experts.h"
 #include "worker-cpu/program/linear.h"
-#include "worker-cpu/program/trace.h"
 
 /* Cache bytes of one layer's attention for each thread that takes part: fewer are not worth a thread. */
 #define ATTEND_SHARE_BYTES (48 * KIB)
@@ -446,7 +445,6 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     (void)thread;
     struct run *run = ctx;
     run_clock(run);
-    const uint64_t asked_ns = run->mark_ns;
     if (run->entry && uses_lane(run->entry)) hand_over_end(run, run->entry);
     if (run->rc) return false;
     while (run->program_index < 2) {
@@ -466,7 +464,6 @@ static bool execute_next(void *ctx, uint32_t thread, struct pool_job *job)
     if (uses_lane(e)) hand_over_begin(run, e);
     if (run->rc) return false;
     *job = job_of(run, e, tokens);
-    if (run->trace) trace_entry(run->trace, run, asked_ns, job);
     return true;
 }
 
@@ -481,9 +478,7 @@ int execute_run(struct run *run, struct helm_err *err)
     run->mark_ns = units_now_ns();
     run->steady = run->invariant && run->batch.flags & STEP_PROMPT;
     plan_attention(run);
-    if (run->trace) trace_begin_step(run->trace, run->batch.token_count);
     pool_run(run->pool, execute_next, run);
-    if (run->trace) trace_end_step(run->trace);
     atomic_store_explicit(&run->ahead, NULL, memory_order_relaxed);
     atomic_store_explicit(&run->experts.ahead.down, NULL, memory_order_relaxed);
     if (run->rc && err) *err = run->err;
@@ -579,7 +574,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         run->thread[i].decoded = (char *)run->thread[i].ordered + size.ordered;
         run->thread[i].experts = (char *)run->thread[i].decoded + size.decoded;
     }
-    int rc = all ? trace_open(run->threads, &run->trace, err)
+    int rc = all ? 0
                  : helm_fail(err, HELM_E_NOMEM, "no memory for the scratch of %u threads (%zu bytes each)",
                              run->threads, bytes);
     if (!rc) rc = assist_create(run, err);
@@ -608,6 +603,5 @@ void execute_destroy(struct run *run)
     free(run->part_left);
     assist_destroy(run);
     experts_destroy(run);
-    trace_close(run->trace);
     memset(run, 0, sizeof *run);
 }

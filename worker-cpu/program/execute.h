@@ -85,8 +85,6 @@ struct run_thread {
     void *experts; /* scratch of experts.c; NULL: the model has no experts */
 };
 
-struct trace;
-
 struct run {
     /* fixed after execute_create */
     const struct arena *arena;
@@ -106,7 +104,6 @@ struct run {
     uint32_t unit_tokens;           /* most tokens of a step that computes layers here */
     uint32_t spin_us, peer_wait_ms; /* for the other worker's hand-overs */
     struct run_reads reads;
-    struct trace *trace;                   /* NULL: none (trace.h) */
     const _Atomic bool *cancel;            /* ends waiting for them; NULL: nothing does */
     float *part_out, *part_max, *part_sum; /* [parts_max][group] of head_dim, 1, 1 */
     _Atomic uint32_t *part_left;           /* [parts_max], by the first part of a (row, kv head) */

@@ -1,6 +1,6 @@
 """Prompts that are random, fixed by a seed, and the same as helm-bench's (client/bench/prompt.c: change both).
 
-Imported by the peers' benchmarks and by tests/process/test_bench.py. Pure, standard library only."""
+Imported by against_transformers.py and by tests/process/test_bench.py. Pure, standard library only."""
 
 MASK = 2**64 - 1
 WARMUP_FIRST = 1 << 31  # numbers of warm-up requests begin here

@@ -48,7 +48,7 @@ import tempfile
 import time
 
 here = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(here, "peers"))
+sys.path.insert(0, here)
 from prompt_ids import prompt_ids  # noqa: E402
 
 COMPARED, LISTED = 10, 20  # of the reference's likeliest tokens; as many as helm-cli gives

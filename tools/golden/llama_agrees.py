@@ -23,7 +23,7 @@ MEAN, WORST = 0.2, 1.2
 MEAN_PLAIN, WORST_PLAIN = 0.05, 0.3
 TEXT = "Once upon a time, there was a little girl named Lily. She liked to play in the park with her"
 COUNT = 32
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 PROFILE = os.path.join(ROOT, "tests", "data", "profiles", "described.json")  # of no machine there is: nothing is measured
 
 

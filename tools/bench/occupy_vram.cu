@@ -3,7 +3,7 @@
  *   occupy_vram --leave SIZE [--device N]        SIZE: bytes, or with KiB, MiB, GiB
  *   nvcc -O2 -o occupy_vram occupy_vram.cu
  *
- * Started by run_matrix.sh and by people. Takes all but SIZE of the card's free memory (this program's own
+ * Started by sides.py and by people. Takes all but SIZE of the card's free memory (this program's own
  * context is counted with what is taken), prints "holding N bytes, M free" and waits; gives everything back
  * on SIGTERM, SIGINT, SIGHUP or when standard input is closed. The other program's context and kernels come
  * out of SIZE, as they would on a card of that size. Plain cudaMalloc only: managed memory would move aside
