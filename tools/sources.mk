@@ -38,16 +38,12 @@ CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_batch.cu \
   tools/bench/gpu/bench_chain.cu \
   tools/bench/gpu/bench_chunks.cu \
-  tools/bench/gpu/bench_direct.cu \
-  tools/bench/gpu/bench_expand.cu \
   tools/bench/gpu/bench_experts.cu \
   tools/bench/gpu/bench_formats.cu \
   tools/bench/gpu/bench_kernels.cu \
   tools/bench/gpu/bench_long.cu \
   tools/bench/gpu/bench_model.cu \
-  tools/bench/gpu/bench_packed.cu \
-  tools/bench/gpu/bench_pages.cu \
-  tools/bench/gpu/bench_trace.cu
+  tools/bench/gpu/bench_packed.cu
 
 helm-bench_MAIN := tools/bench/helm_bench.c
 helm-bench_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(BENCH_SRC) $(READER_SRC) client/cli/output.c client/cli/private_daemon.c client/cli/session.c client/cli/signals.c \
@@ -55,11 +51,11 @@ helm-bench_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(BENCH_SRC) $(READ
 helm-bench_LIBS := -lnuma -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 
 helm-bench-decode_MAIN := tools/bench/helm_bench_decode.c
-helm-bench-decode_LINK := tools/bench/decode/compare.c common/measure/reader.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/pooled.c common/worker/engine.c $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
+helm-bench-decode_LINK := common/measure/reader.c $(COMMON_SRC) $(MODEL_SRC) common/worker/batch.c common/worker/pooled.c common/worker/engine.c $(WORKER_CPU_SRC) $(CPU_SRC) $(KERNEL_SRC) $(GEN)/proto/control.pb-c.c
 helm-bench-decode_LIBS := -lzmq -lprotobuf-c -lnuma -lopenblas -ljansson -lm
 
 helm-bench-kernels_MAIN := tools/bench/helm_bench_kernels.c
-helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/attention.c common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c worker-cpu/program/assist.c tools/bench/kernels/assist.c tools/bench/kernels/attention.c tools/bench/kernels/few.c tools/bench/kernels/packed.c tools/bench/kernels/packed_gemv.c
+helm-bench-kernels_LINK := $(COMMON_SRC) $(MODEL_SRC) $(KERNEL_SRC) common/cpu/kernels/attention.c common/cpu/kernels/linear.c common/cpu/pin.c common/cpu/pool.c tools/bench/kernels/attention.c tools/bench/kernels/few.c
 helm-bench-kernels_LIBS := -lnuma -lopenblas -ljansson -lm
 
 helm-inspect_MAIN := tools/inspect/helm_inspect.c

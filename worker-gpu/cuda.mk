@@ -116,7 +116,7 @@ $(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)): NVCC_CODE := $(call gencode,$(CUD
 $(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)): PTX_KEPT := $(PTX_READ)
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
 CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/attention_chained.cu %/experts_bulk.cu %/experts_digits.cu %/gemm_integer.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
-$(call cuda_obj_of,$(CUDA_KERNEL_90_SRC) tools/bench/gpu/bench_trace.cu): NVCC_CODE := \
+$(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # 9.0's warpgroups have instructions that no later device has either: no code for others, which are given none of it
 # (gpuk_device.warpgroups). Without 9.0 among the architectures there is nothing in it. Quick code is PTX that nothing runs:
@@ -128,7 +128,7 @@ $(call cuda_obj_of,$(CUDA_KERNEL_90A_SRC)): NVCC_CODE := $(if $(CUDA_QUICK),-gen
   -gencode=arch=compute_90a$(comma)code=sm_90a -DHELM_SM90A)
 endif
 # tests have no kernels of their own, nor have most benchmarks: one architecture is as good as five, and quick code is plain C++
-CUDA_LAUNCH_SRC := $(CUDA_TEST_SRC) $(filter-out %/bench_direct.cu %/bench_kernels.cu %/bench_model.cu %/bench_pages.cu %/bench_trace.cu,$(CUDA_BENCH_SRC))
+CUDA_LAUNCH_SRC := $(CUDA_TEST_SRC) $(filter-out %/bench_kernels.cu %/bench_model.cu,$(CUDA_BENCH_SRC))
 $(call cuda_obj_of,$(CUDA_LAUNCH_SRC)): NVCC_CODE := \
   $(if $(PTX_READ),-x c++,-gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS)))
 $(call cuda_obj_of,$(CUDA_LAUNCH_SRC)): PTX_KEPT :=

@@ -89,11 +89,6 @@ void prefix_index_remove(struct prefix_index *index, uint32_t page)
     p->number = 0;
 }
 
-void prefix_index_rest(struct prefix_index *index, uint32_t page)
-{
-    prefix_index_rest_before(index, page, PREFIX_NO_PAGE);
-}
-
 void prefix_index_rest_before(struct prefix_index *index, uint32_t page, uint32_t behind)
 {
     struct prefix_page *p = &index->page[page];

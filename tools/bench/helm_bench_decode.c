@@ -20,7 +20,6 @@
 #include "common/base/cpu.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
-#include "tools/bench/decode/compare.h"
 #include "common/measure/reader.h"
 #include "common/measure/stats.h"
 #include "worker-cpu/local.h"
@@ -307,24 +306,6 @@ static int profile(struct bench *b, struct helm_err *err)
     return rc;
 }
 
-/* Decodes the token after the prompt, again and again. */
-static int compare(struct bench *b, struct helm_err *err)
-{
-    uint32_t *history = arena_history_of(&b->local->arena, 0);
-    const struct compare_options options = {.local = b->local,
-                                            .start = (uint32_t)b->prompt,
-                                            .rounds = (uint32_t)b->rounds,
-                                            .read = measure_read,
-                                            .read_ctx = b};
-    double ignored;
-    for (uint32_t i = 0; i <= b->prompt; i++)
-        history[i] = (i * 7919u + 13u) % arena_header_of(&b->local->arena)->vocab;
-    int rc = run_prefill(b, &ignored, err);
-    const struct engine_report *r = &b->local->engine.base.report;
-    printf("%u threads, %s\n", r->threads, r->kernels);
-    return rc ? rc : compare_run(&options, stdout, err);
-}
-
 /* Room for every sample. */
 static int make_room(struct bench *b, struct helm_err *err)
 {
@@ -340,7 +321,7 @@ int main(int argc, char **argv)
 {
     const char *model = NULL, *kernels = NULL, *kv = "f16";
     uint64_t threads = 0, spin_us = 0, step_tokens = 512;
-    bool as_json = false, busy = false, packed = false, profiling = false, comparing = false, int8 = false;
+    bool as_json = false, busy = false, packed = false, profiling = false, int8 = false;
     struct helm_err err = {0};
     struct args_parsed parsed;
     struct bench *b = calloc(1, sizeof *b);
@@ -369,8 +350,6 @@ int main(int argc, char **argv)
         {"int8", 0, ARGS_FLAG, NULL, "activations of 8 bits, where formats have them", .target = &int8},
         {"busy", 0, ARGS_FLAG, NULL, "also with one busy process a core", .target = &busy},
         {"profile", 0, ARGS_FLAG, NULL, "the shortest time of each operation", .target = &profiling},
-        {"compare", 0, ARGS_FLAG, NULL, "decode with each way of reading ahead switched off in turn, only",
-         .target = &comparing},
         {"json", 0, ARGS_FLAG, NULL, "one JSON object", .target = &as_json},
     };
     const struct args_spec spec = {.program = "helm-bench-decode",
@@ -402,8 +381,6 @@ int main(int argc, char **argv)
     if (!rc) {
         if (int8 && engine_use(&b->local->engine, LINEAR_INT8) != LINEAR_INT8) {
             rc = helm_fail(&err, HELM_E_UNSUPPORTED, "--int8: no format of these weights has it here");
-        } else if (comparing) {
-            rc = compare(b, &err);
         } else {
             if (busy) rc = start_neighbours(b, &err);
             if (!rc) rc = run_rounds(b, &err);

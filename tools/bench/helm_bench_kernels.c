@@ -4,9 +4,8 @@
  * The threads are a pool, pinned one a core. GEMV reads weight copies that together exceed every cache; its limit is the
  * best of several plain read loops over the same memory, cut among the threads in the same way, run
  * alternately with it. GEMM (tiling included) is limited by the register-only multiply rate or by reading
- * its weights once, whichever is longer. Every number is the median of several alternating samples. --packed
- * measures packed weights instead (tools/bench/kernels/packed.c), --attention attention (attention.c), --attend-host a CPU
- * worker's attention for a GPU (assist.c), --few several tokens with the bits of one each (few.c). */
+ * its weights once, whichever is longer. Every number is the median of several alternating samples. --attention
+ * measures attention instead (tools/bench/kernels/attention.c), --few several tokens with the bits of one each (few.c). */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,10 +15,8 @@
 #include "common/base/args.h"
 #include "common/base/cpu.h"
 #include "common/base/units.h"
-#include "tools/bench/kernels/assist.h"
 #include "tools/bench/kernels/attention.h"
 #include "tools/bench/kernels/few.h"
-#include "tools/bench/kernels/packed.h"
 #include "common/measure/stats.h"
 #include "common/cpu/kernels/linear.h"
 #include "common/cpu/kernels/probe.h"
@@ -324,24 +321,18 @@ int main(int argc, char *argv[])
     struct bench *b = &bench;
     struct helm_err err = {0};
     uint64_t threads = 0;
-    const char *format = NULL, *name = NULL, *model = NULL;
-    bool quick = false, packed = false, attention = false, assist = false, few = false;
+    const char *format = NULL, *name = NULL;
+    bool quick = false, attention = false, few = false;
     const struct args_option options[] = {
         {"threads", 't', ARGS_U64, "N", "threads, one a core (all usable cores)", .target = &threads,
          .min = 1, .max = POOL_THREADS_MAX},
         {"format", 0, ARGS_TEXT, "NAME", "only weights of this format: bf16, f16, f32", .target = &format},
         {"variant", 0, ARGS_TEXT, "NAME", "only kernels of this name; all but ref without it",
          .target = &name},
-        {"packed", 0, ARGS_FLAG, NULL, "packed weights instead: their size, and the speed of packing",
-         .target = &packed},
         {"attention", 0, ARGS_FLAG, NULL, "attention instead: one token's, by type of the KV cache",
          .target = &attention},
-        {"attend-host", 0, ARGS_FLAG, NULL, "instead: attention for a GPU, to a cache in host memory",
-         .target = &assist},
         {"few", 0, ARGS_FLAG, NULL, "instead: several tokens with the bits of one each, by one token's time",
          .target = &few},
-        {"model", 0, ARGS_TEXT, "DIR", "with --packed: this model's weights, not random ones",
-         .target = &model},
         {"quick", 'q', ARGS_FLAG, NULL, "fewer shapes and samples", .target = &quick},
         {"json", 0, ARGS_FLAG, NULL, "one JSON array instead of a table", .target = &b->json},
     };
@@ -366,20 +357,8 @@ int main(int argc, char *argv[])
         return args_usage_error(&spec, &err);
     }
     b->threads = threads ? (unsigned)threads : (unsigned)b->cpus.suggested;
-    if (model && !packed) {
-        helm_fail(&err, HELM_E_USAGE, "--model is for --packed");
-        return args_usage_error(&spec, &err);
-    }
-    if (packed) {
-        if (bench_packed(model, b->threads, &err)) goto fail;
-        return 0;
-    }
     if (attention) {
         if (bench_attention(name, b->threads, &b->cpus, &err)) goto fail;
-        return 0;
-    }
-    if (assist) {
-        if (bench_assist(name, b->threads, &b->cpus, &err)) goto fail;
         return 0;
     }
     if (few) {

@@ -33,7 +33,6 @@ template <typename C> struct stream_takes {
     static const bool value = C::SCALED || C::NUMBER_BYTES == 2;
 };
 /* head_dim, of those there is code for; -1: none. */
-#define STREAM_HEAD_DIMS(OF) OF(64), OF(96), OF(128), OF(256)
 static const uint32_t STREAM_DIMS = 4;
 static inline int stream_head_dim(uint32_t head_dim)
 {

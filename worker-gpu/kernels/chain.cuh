@@ -23,23 +23,6 @@ template <uint32_t W, uint32_t P, uint32_t B, uint32_t C> struct chain_shape {
     static __device__ __forceinline__ void meet() { threads_meet(1, THREADS); }
     /* Tiles of blocks that a warp multiplies at once where they meet the same x. */
     static const uint32_t TOGETHER = 1;
-    /* Where a block is in an operation, for benchmarks that look. */
-    static __device__ __forceinline__ void stamp(uint32_t) {}
-    static __device__ __forceinline__ void stamps_out(uint32_t) {}
-};
-/* Stamps: an operation begins, all have come, x is in shared memory, rows begin, their first tile is there, the warp is through
- * with its tiles, all warps are, results are stored, the block has counted itself in. */
-enum chain_stamp {
-    CHAIN_BEGINS,
-    CHAIN_WAITED,
-    CHAIN_HAS_X,
-    CHAIN_ROWS,
-    CHAIN_FIRST_TILE,
-    CHAIN_TILES,
-    CHAIN_MET,
-    CHAIN_STORED,
-    CHAIN_ARRIVED,
-    CHAIN_STAMPS
 };
 
 /* A divisor, and 2^32 by it, rounded up: divisions of the rest of what is asked for would take as long as a copy's begin. */

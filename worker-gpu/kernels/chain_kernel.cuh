@@ -206,7 +206,6 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
                         const bool two = tile + S::WARPS < end_tile;
                         const uint32_t slot = ring.slot;
                         bulk_wait(ring.full + 8 * slot, ring.parity);
-                        if (tile == work.rest) S::stamp(CHAIN_FIRST_TILE);
                         ring_next(ring, S::WARPS);
                         if (two) bulk_wait(ring.full + 8 * ring.slot, ring.parity);
                         const unsigned char *from = ring.at + (size_t)slot * 2 * ring.pitch,
@@ -234,7 +233,6 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
                 a = b = 0;
                 if (tile >= end_tile) continue;
                 bulk_wait(ring.full + 8 * ring.slot, ring.parity);
-                if (tile == work.rest) S::stamp(CHAIN_FIRST_TILE);
                 const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
                 chain_tile<SPARSE, D>(item.where, {from, from + ring.pitch},
                                       {first + use.pair * gridDim.x, use.chunk}, x4, a, b);
@@ -251,9 +249,7 @@ __device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &
             if (!had_time) beside();
             had_time = true;
         } while (tile < end_tile);
-        S::stamp(CHAIN_TILES);
         S::meet();
-        S::stamp(CHAIN_MET);
         if (mine < end) { /* a batch has at most as many pairs as threads compute */
             const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
             const float scale = !SPARSE  ? x_scale<S>(p, work.sums.squares)
@@ -349,13 +345,11 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
     uint32_t choices = 0;
     for (uint32_t number = 0; number < q.count; number++) {
         const chain_item &item = items[number & 1];
-        S::stamp(CHAIN_BEGINS);
         const auto wait = [&] {
             if (number > 0 && !(SPARSE && item.words_in)) {
                 if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
                 S::meet();
             }
-            S::stamp(CHAIN_WAITED);
             if (number + 1 < q.count) fetch(number + 1);
             if (number + 2 < q.count && blockIdx.x == number % gridDim.x &&
                 128 * threadIdx.x < sizeof(chain_item))
@@ -364,11 +358,9 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
         work.tag = token->tag + number + 1;
         const auto source = [&](const float *x) { return chain_source{x, item.words_in, work.tag - 1}; };
         const auto rows = [&] {
-            S::stamp(CHAIN_HAS_X);
             copies_wait<0>();
             S::meet();
             hurry(false);
-            S::stamp(CHAIN_ROWS);
             chain_rows<S, D, SPARSE>(item, *token, work, ring, [&] {
                 fetch_norm(item.next_norm, item.next_norm_quads);
                 const chain_item &next = items[(number + 1) & 1];
@@ -421,7 +413,6 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
             copies_commit();
         }
         S::meet(); /* the block has stored its results, and is through with the shared memory */
-        S::stamp(CHAIN_STORED);
         if (threadIdx.x == 0 && number + 1 < q.count) {
             hurry(true);
             if (!(SPARSE && item.words_out)) {
@@ -429,8 +420,6 @@ __global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_cons
                 token->awaited += gridDim.x;
             }
         }
-        S::stamp(CHAIN_ARRIVED);
-        S::stamps_out(number);
         copies_wait<0>();
         S::meet(); /* the next operation's item is there */
     }

@@ -11,7 +11,6 @@ typedef __m512i ivec;
 #define ivec_of_floats _mm512_cvtps_epi32
 #define PANELS         2
 #define TOKENS         4
-#define INT8_BLOCK_ROOM
 
 INLINE vec signed_numbers(const uint8_t *w, const uint8_t *second, const size_t k,
                           const enum tensor_format format)

@@ -106,26 +106,15 @@ void bench_long_shapes(struct bench *b, struct bench_model *m);
 void bench_batches(struct bench *b, struct bench_model *m, bool ways);
 int bench_batch_check(struct bench *b, struct bench_model *m);
 
-/* Packed weights expanded, and over the link (bench_expand.cu); returns how many results were wrong. */
-int bench_expand(struct bench *b);
-/* bf16 weights, N(0, 0.02): the same each time. */
-std::vector<uint16_t> bench_weights(size_t count);
 /* Products with whole packed matrices (bench_packed.cu); returns how many results were wrong. */
 int bench_packed(struct bench *b);
 /* Products with weights of each format (bench_formats.cu), or of the one that is named. */
 void bench_formats(struct bench *b, const char *only);
 /* Mixtures of experts (bench_experts.cu), of all formats or of the one that is named; returns how many results were wrong. */
 int bench_experts(struct bench *b, const char *only);
-/* Where blocks are in the operations of a chain of Q4_K or the like, `each` a layer, and a head (bench_trace.cu). */
-void bench_trace(struct bench *b, struct bench_model *m, const char *const *names, uint32_t each);
 /* Chunks' products with blocks (bench_chunks.cu), of two formats or of the one that is named; returns how many results were
  * wrong. */
 int bench_chunks(struct bench *b, const char *only);
-/* Host memory, read by kernels (bench_direct.cu). */
-void bench_direct(struct bench *b);
-
-/* Pages of the KV cache in host memory, read by kernels (bench_pages.cu). */
-void bench_pages(struct bench *b);
 
 /* Whole steps. */
 void bench_enqueue_decode(struct bench_model *m, uint32_t tokens, uint32_t flags);

@@ -238,12 +238,10 @@ static void bench_whole(const experts_bench *f)
         row_of(f, what, t, experts && head ? bytes : 0);
     };
     for (const int words : chain_ways) {
-        static const char *const names[] = {"q, k, v", "attention", "o", "router", "gates, ups", "downs"};
         char what[64];
         f->b->device.chain_words = words;
         snprintf(what, sizeof what, "step at 200, chain, words %d", words);
         row(what, dense, true, true);
-        if (words == 1) bench_trace(f->b, &m, names, 6);
     }
     f->b->device.chain_words = 0;
     row("  without attention", dense & ~(1u << PART_ATTENTION), true, true);

@@ -1,6 +1,6 @@
 /* helm-bench-gpu-kernels: what the kernels reach of this GPU's limits, measured in the same run.
  *
- *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats [NAME]] [--experts [NAME]] [--direct] [--pages]
+ *   helm-bench-gpu-kernels [--quick] [--batch] [--chains] [--long] [--packed] [--formats [NAME]] [--experts [NAME]] [--chunks [NAME]]
  *
  * One table: the limits (VRAM read, cuBLASLt's bf16 peak), then for synthetic models of Qwen3-8B's and 4B's
  * shape a check that the decode step gives the same bits again and again, whole decode steps as one captured
@@ -11,13 +11,10 @@
  *
  * Alone:
  *   --long      attention over long contexts (bench_long.cu)
- *   --expand    packed weights (bench_expand.cu)
  *   --packed    products with whole packed matrices (bench_packed.cu)
  *   --chunks    chunks' products with blocks, of Q4_K and Q6_K or of one (bench_chunks.cu)
  *   --formats   products with weights of each format, or of one (bench_formats.cu)
  *   --experts   mixtures of experts of some shapes and formats, or of one format (bench_experts.cu)
- *   --direct    host memory read by kernels (bench_direct.cu)
- *   --pages     pages of the KV cache there (bench_pages.cu)
  *
  * Times are medians of repeated graph replays by CUDA events. Exit 1: the check failed. */
 #include <math.h>
@@ -28,7 +25,6 @@
 #include <vector>
 
 #include "tools/bench/gpu/bench.cuh"
-#include "tools/bench/gpu/bench_read.cuh"
 
 void bench_row(const char *model, const char *what, double seconds, double rate, const char *unit,
                double limit)
@@ -76,6 +72,24 @@ double bench_time_graph(struct bench *b, int replays, const std::function<void()
     CUDA(cudaGraphExecDestroy(exec));
     CUDA(cudaGraphDestroy(graph));
     return seconds;
+}
+
+/* Reads count words of 16 bytes, each thread AHEAD of them at once; the sum goes to *sink once in four billion times, so that the
+ * compiler keeps the loads. Blocks of 512 threads at most. */
+template <int AHEAD>
+__global__ static void __launch_bounds__(512) bench_read(const uint4 *p, size_t count, uint32_t *sink)
+{
+    uint32_t sum = 0;
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i + (AHEAD - 1) * step < count; i += AHEAD * step) {
+        uint4 v[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) v[j] = __ldcs(p + i + j * step);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) sum += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+    }
+    if (sum == 0x12345678u) *sink = sum;
 }
 
 static void measure_limits(struct bench *b)
@@ -300,8 +314,8 @@ static void bench_long(struct bench *b, struct bench_model *m)
 int main(int argc, char **argv)
 {
     struct bench b = {};
-    bool quick = false, batch = false, chains = false, longs = false, expand = false, packed = false,
-         formats = false, experts = false, direct = false, pages = false, chunked = false;
+    bool quick = false, batch = false, chains = false, longs = false, packed = false, formats = false,
+         experts = false, chunked = false;
     const char *format = NULL;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
@@ -312,14 +326,8 @@ int main(int argc, char **argv)
             chains = true;
         } else if (strcmp(argv[i], "--long") == 0) {
             longs = true;
-        } else if (strcmp(argv[i], "--expand") == 0) {
-            expand = true;
         } else if (strcmp(argv[i], "--packed") == 0) {
             packed = true;
-        } else if (strcmp(argv[i], "--direct") == 0) {
-            direct = true;
-        } else if (strcmp(argv[i], "--pages") == 0) {
-            pages = true;
         } else if (strcmp(argv[i], "--formats") == 0 || strcmp(argv[i], "--experts") == 0 ||
                    strcmp(argv[i], "--chunks") == 0) {
             const char *option = argv[i];
@@ -333,8 +341,8 @@ int main(int argc, char **argv)
             }
         } else {
             fprintf(stderr,
-                    "usage: %s [--quick] [--batch] [--chains] [--long] [--expand] [--packed] [--formats "
-                    "[NAME]] [--experts [NAME]] [--chunks [NAME]] [--direct] [--pages]\n",
+                    "usage: %s [--quick] [--batch] [--chains] [--long] [--packed] [--formats [NAME]] "
+                    "[--experts [NAME]] [--chunks [NAME]]\n",
                     argv[0]);
             return 2;
         }
@@ -348,16 +356,13 @@ int main(int argc, char **argv)
     struct cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, b.device.ordinal));
     measure_limits(&b);
-    if (expand || packed || formats || experts || direct || pages || chunked) {
+    if (packed || formats || experts || chunked) {
         printf("%s, %d multiprocessors; VRAM read %.0f GB/s\n", properties.name, b.device.sm_count,
                b.read_gbs);
-        if (expand) bad += bench_expand(&b);
         if (packed) bad += bench_packed(&b);
         if (formats) bench_formats(&b, format);
         if (experts) bad += bench_experts(&b, format);
         if (chunked) bad += bench_chunks(&b, format);
-        if (direct) bench_direct(&b);
-        if (pages) bench_pages(&b);
         return bad ? 1 : 0;
     }
 
