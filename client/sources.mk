@@ -1,5 +1,15 @@
 # Sources of client/: libhelm, helm-cli and helm-gateway.
 
+# What helm-cli, helm-bench and helm-gateway share: a session with a daemon, output, signals, options of sampling.
+CLIENT_SHARED_SRC := \
+  client/shared/daemon_metrics.c \
+  client/shared/exposition.c \
+  client/shared/output.c \
+  client/shared/private_daemon.c \
+  client/shared/sampling.c \
+  client/shared/session.c \
+  client/shared/signals.c
+
 # libhelm: connection, tokenizer, chat template. Knows no model but for the keys of GGUF files, no arena, no daemon.
 LIBHELM_SRC := \
   client/connection/connection.c \
@@ -82,18 +92,12 @@ CLI_SRC := \
   client/cli/command_session.c \
   client/cli/command_text.c \
   client/cli/command_top.c \
-  client/cli/daemon_metrics.c \
-  client/cli/exposition.c \
   client/cli/grammar.c \
   client/cli/line_editor.c \
-  client/cli/output.c \
   client/cli/present.c \
-  client/cli/private_daemon.c \
-  client/cli/sampling.c \
-  client/cli/session.c \
-  client/cli/signals.c \
   client/cli/stream.c \
-  client/cli/top_screen.c
+  client/cli/top_screen.c \
+  $(CLIENT_SHARED_SRC)
 
 # Sessions, for helm-cli alone.
 SESSION_SRC := \
@@ -126,7 +130,7 @@ helm-cli_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(CLI_SRC) $(SESSION_
   $(GEN)/proto/helm.pb-c.c
 helm-cli_LIBS := -lcurl -ledit -lnuma -lzmq -lsodium -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 
-# helm-gateway: HTTP on libhelm; of helm-cli what opens a session (daemon, tokenizer, sampling defaults).
+# helm-gateway: HTTP on libhelm.
 GATEWAY_SRC := \
   client/gateway/access.c \
   client/gateway/ask.c \
@@ -164,7 +168,5 @@ $(GEN)/client/gateway/page.c: client/gateway/page.html
 	  echo 'const unsigned gateway_page_bytes = sizeof gateway_page;'; } >$@
 
 helm-gateway_MAIN := client/gateway/main.c
-helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) client/cli/daemon_metrics.c \
-  client/cli/exposition.c client/cli/output.c \
-  client/cli/private_daemon.c client/cli/sampling.c client/cli/session.c client/cli/signals.c $(GEN)/proto/helm.pb-c.c
+helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) $(CLIENT_SHARED_SRC) $(GEN)/proto/helm.pb-c.c
 helm-gateway_LIBS := -lmicrohttpd -lsystemd -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

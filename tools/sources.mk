@@ -46,7 +46,7 @@ CUDA_BENCH_SRC := \
   tools/bench/gpu/bench_packed.cu
 
 helm-bench_MAIN := tools/bench/helm_bench.c
-helm-bench_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(BENCH_SRC) $(READER_SRC) client/cli/output.c client/cli/private_daemon.c client/cli/session.c client/cli/signals.c \
+helm-bench_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(BENCH_SRC) $(READER_SRC) $(CLIENT_SHARED_SRC) \
   $(GEN)/proto/helm.pb-c.c
 helm-bench_LIBS := -lnuma -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
 

@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 #define BENCH_SCHEMA      "helm-bench/1"
 #define BENCH_LIST_MAX    32

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/cli/private_daemon.h"
+#include "client/shared/private_daemon.h"
 #include "common/base/cgroup.h"
 #include "common/base/units.h"
 #include "client/bench/bench.h"

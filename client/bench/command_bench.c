@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/bench/command_bench.h"
 #include "common/base/units.h"
 #include "client/bench/bench.h"
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/cli/commands.h"
 #include "client/cli/chat.h"
 #include "common/base/printable.h"
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/cli/commands.h"
 #include "client/cli/grammar.h"
 #include "client/cli/stream.h"
 #include "common/base/file.h"

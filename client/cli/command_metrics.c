@@ -3,7 +3,8 @@
  * For a machine without the gateway: printed into a file, node_exporter's textfile collector takes it. */
 #include <stdlib.h>
 
-#include "client/cli/daemon_metrics.h"
+#include "client/cli/commands.h"
+#include "client/shared/daemon_metrics.h"
 #include "client/cli/query.h"
 
 int command_metrics(struct cli *cli, int argc, char *const argv[])

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/cli/commands.h"
 #include "client/cli/query.h"
 #include "common/base/json.h"
 #include "common/plan/placement.h"

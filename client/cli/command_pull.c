@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/cli/cli.h"
+#include "client/cli/commands.h"
 #include "client/hub/pull.h"
 #include "common/base/units.h"
 

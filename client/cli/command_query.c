@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/cli/commands.h"
 #include "client/cli/query.h"
 #include "common/base/units.h"
 

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/cli/commands.h"
 #include "client/cli/grammar.h"
 #include "client/cli/stream.h"
 

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "client/cli/commands.h"
 #include "client/cli/chat.h"
 #include "client/session/file.h"
 #include "common/base/file.h"

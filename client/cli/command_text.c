@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/cli/cli.h"
+#include "client/cli/commands.h"
 #include "common/base/json.h"
 
 /* One line of --jsonl input turned into one line of output. */

@@ -9,6 +9,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "client/cli/commands.h"
 #include "client/cli/query.h"
 #include "client/cli/top_screen.h"
 #include "common/base/units.h"

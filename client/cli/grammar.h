@@ -2,7 +2,7 @@
 #ifndef HELM_CLIENT_CLI_GRAMMAR_H
 #define HELM_CLIENT_CLI_GRAMMAR_H
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 #include "client/text/grammar/grammar.h"
 
 struct grammar_options {

@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 struct line_editor;
 

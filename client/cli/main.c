@@ -5,7 +5,8 @@
 #include <signal.h>
 #include <string.h>
 
-#include "client/cli/cli.h"
+#include "client/cli/commands.h"
+#include "client/bench/command_bench.h"
 #include "common/base/suggest.h"
 
 static const struct args_command commands[] = {

@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <utf8proc.h>
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 #define THINK_BEGIN "<think>"
 #define THINK_END   "</think>"

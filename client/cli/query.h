@@ -3,7 +3,7 @@
 #ifndef HELM_CLIENT_CLI_QUERY_H
 #define HELM_CLIENT_CLI_QUERY_H
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 /* Parses the line of a command whose one option is --json, and connects. CLI_EXIT_DONE or another status. */
 int query_begin(struct cli *cli, const struct args_spec *about, int argc, char *const argv[], bool *json,

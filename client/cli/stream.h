@@ -5,9 +5,9 @@
 #ifndef HELM_CLIENT_CLI_STREAM_H
 #define HELM_CLIENT_CLI_STREAM_H
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 #include "client/cli/present.h"
-#include "client/cli/sampling.h"
+#include "client/shared/sampling.h"
 
 enum stream_print {
     STREAM_PRINT_NOTHING, /* the caller prints the result */

@@ -4,7 +4,7 @@
 #ifndef HELM_CLIENT_CLI_TOP_SCREEN_H
 #define HELM_CLIENT_CLI_TOP_SCREEN_H
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 struct top_view {
     const char *endpoint;

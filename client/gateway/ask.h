@@ -8,7 +8,7 @@
 
 #include <jansson.h>
 
-#include "client/cli/sampling.h"
+#include "client/shared/sampling.h"
 #include "client/gateway/refusal.h"
 #include "client/gateway/tool_calls.h"
 

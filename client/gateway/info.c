@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/cli/exposition.h"
+#include "client/shared/exposition.h"
 #include "client/gateway/gateway.h"
 #include "client/gateway/grammars.h"
 #include "client/gateway/routes.h"

@@ -9,7 +9,7 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-#include "client/cli/private_daemon.h"
+#include "client/shared/private_daemon.h"
 #include "client/gateway/gateway.h"
 #include "client/gateway/jobs.h"
 #include "client/gateway/server.h"

@@ -1,10 +1,10 @@
-/* Counters of the gateway, and /metrics: these and its daemon's (client/cli/daemon_metrics.c). See metrics.h. */
+/* Counters of the gateway, and /metrics: these and its daemon's (client/shared/daemon_metrics.c). See metrics.h. */
 #include "client/gateway/metrics.h"
 
 #include <stdlib.h>
 
-#include "client/cli/daemon_metrics.h"
-#include "client/cli/exposition.h"
+#include "client/shared/daemon_metrics.h"
+#include "client/shared/exposition.h"
 #include "client/gateway/gateway.h"
 #include "client/gateway/routes.h"
 #include "common/base/log.h"

@@ -5,7 +5,7 @@
 #ifndef HELM_CLIENT_GATEWAY_THINKING_H
 #define HELM_CLIENT_GATEWAY_THINKING_H
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 enum thinking_state { THINKING_BEGIN, THINKING_INSIDE, THINKING_BEHIND, THINKING_OVER };
 

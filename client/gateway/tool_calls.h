@@ -9,7 +9,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 enum tool_style {
     TOOLS_NONE,   /* the template knows no tools */

@@ -1,7 +1,8 @@
 /* helm-bench: `helm-cli bench` under a name of its own, for scripts. client/bench does all of it. */
 #include <signal.h>
 
-#include "client/cli/cli.h"
+#include "client/bench/command_bench.h"
+#include "client/shared/cli.h"
 
 int main(int argc, char **argv)
 {

@@ -1,7 +1,7 @@
 /* What a command works with: a connection, a private daemon, a tokenizer. See cli.h.
  *
  * Called by the commands; everything lands in struct cli and is given back by cli_close. */
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/cli/private_daemon.h"
+#include "client/shared/private_daemon.h"
 #include "common/base/file.h"
 #include "common/model/hub.h"
 

@@ -1,11 +1,9 @@
-/* helm-cli: what its files share.
+/* What helm-cli, helm-bench and helm-gateway share: a client with options, perhaps with a daemon of its own.
  *
- * main.c parses the global options and calls one command; session.c connects, starts a private daemon if
- * --model asks for one, opens tokenizers and watches signals; stream.c runs one generation; each command_*.c
- * is a group of commands. A command returns the process's exit status. Everything hangs on one struct cli
- * that main owns. */
-#ifndef HELM_CLIENT_CLI_CLI_H
-#define HELM_CLIENT_CLI_CLI_H
+ * session.c connects, starts a private daemon if --model asks for one, and opens tokenizers; signals.c watches
+ * signals; output.c prints and reads. Everything hangs on one struct cli that the program's main owns. */
+#ifndef HELM_CLIENT_SHARED_CLI_H
+#define HELM_CLIENT_SHARED_CLI_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -126,24 +124,5 @@ HELM_MUST_CHECK int cli_text_check(const struct cli_text *text, struct helm_err 
 /* cli_write of all of it. */
 HELM_MUST_CHECK int cli_text_write(const struct cli_text *text, struct helm_err *err);
 void cli_text_free(struct cli_text *text);
-
-/* ---- commands ---- */
-
-int command_run(struct cli *cli, int argc, char *const argv[]);
-int command_chat(struct cli *cli, int argc, char *const argv[]);
-int command_generate(struct cli *cli, int argc, char *const argv[]);
-int command_tokenize(struct cli *cli, int argc, char *const argv[]);
-int command_detokenize(struct cli *cli, int argc, char *const argv[]);
-int command_session(struct cli *cli, int argc, char *const argv[]);
-int command_top(struct cli *cli, int argc, char *const argv[]);
-int command_status(struct cli *cli, int argc, char *const argv[]);
-int command_ps(struct cli *cli, int argc, char *const argv[]);
-int command_cancel(struct cli *cli, int argc, char *const argv[]);
-int command_metrics(struct cli *cli, int argc, char *const argv[]);
-int command_experts(struct cli *cli, int argc, char *const argv[]);
-int command_plan(struct cli *cli, int argc, char *const argv[]);
-int command_pull(struct cli *cli, int argc, char *const argv[]);
-/* client/bench; without cli->global it is helm-bench that was called. */
-int command_bench(struct cli *cli, int argc, char *const argv[]);
 
 #endif

@@ -5,7 +5,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 int cli_catch_signals(struct cli *cli, struct helm_err *err)
 {

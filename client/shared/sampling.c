@@ -1,5 +1,5 @@
 /* Sampling options and the checkpoint's defaults for them. See sampling.h. Keeps no state. */
-#include "client/cli/sampling.h"
+#include "client/shared/sampling.h"
 
 #include <float.h>
 #include <stdlib.h>

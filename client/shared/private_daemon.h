@@ -3,10 +3,10 @@
  * Called by session.c and by client/bench. It lives in a fresh directory (mode 0700) under $XDG_RUNTIME_DIR or
  * /tmp that holds its socket and its log; both go when it ends, on every way out. It is a process group of
  * its own, so that Ctrl-C reaches helm-cli alone, and dies with helm-cli even when that is killed. */
-#ifndef HELM_CLIENT_CLI_PRIVATE_DAEMON_H
-#define HELM_CLIENT_CLI_PRIVATE_DAEMON_H
+#ifndef HELM_CLIENT_SHARED_PRIVATE_DAEMON_H
+#define HELM_CLIENT_SHARED_PRIVATE_DAEMON_H
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 /* Starts helmd (found beside this program) with the options in *cli and waits until it is ready. Needs
  * cli_catch_signals. HELM_E_NOT_FOUND and HELM_E_CAPACITY and so on are helmd's own words; HELM_E_CANCELLED:

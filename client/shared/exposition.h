@@ -2,10 +2,10 @@
  *
  * Used by daemon_metrics.c and by the gateway for its own counters. Knows no metric. Numbers that are not finite are
  * written as Prometheus writes them. */
-#ifndef HELM_CLIENT_CLI_EXPOSITION_H
-#define HELM_CLIENT_CLI_EXPOSITION_H
+#ifndef HELM_CLIENT_SHARED_EXPOSITION_H
+#define HELM_CLIENT_SHARED_EXPOSITION_H
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 #define EXPOSITION_TYPE "text/plain; version=0.0.4; charset=utf-8"
 

@@ -2,12 +2,12 @@
  *
  * Names follow Prometheus's conventions: base units (seconds, bytes, ratio) as suffix, _total for what never falls, one
  * family for what is added up. docs/gateway.md lists them by subject. */
-#include "client/cli/daemon_metrics.h"
+#include "client/shared/daemon_metrics.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "client/cli/exposition.h"
+#include "client/shared/exposition.h"
 
 /* ---- one sample each -------------------------------------------------------------------------------- */
 

@@ -1,10 +1,10 @@
 /* Sampling options of run, chat and generate: one table, and the defaults of a checkpoint.
  *
  * Called by those commands. */
-#ifndef HELM_CLIENT_CLI_SAMPLING_H
-#define HELM_CLIENT_CLI_SAMPLING_H
+#ifndef HELM_CLIENT_SHARED_SAMPLING_H
+#define HELM_CLIENT_SHARED_SAMPLING_H
 
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 struct sampling_options {
     uint64_t max_tokens; /* 0: to the end of sequence or of the context */

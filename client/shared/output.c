@@ -1,5 +1,5 @@
 /* Reading and writing for helm-cli: messages, text buffers, lists of ids. See cli.h. Keeps no state. */
-#include "client/cli/cli.h"
+#include "client/shared/cli.h"
 
 #include <errno.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* Starting and ending a private helmd. See private_daemon.h. Owns the child, its directory, the ready pipe and, until it
  * is ready, the socket on which it says what it is doing, as it would to systemd. */
-#include "client/cli/private_daemon.h"
+#include "client/shared/private_daemon.h"
 
 #include <dirent.h>
 #include <errno.h>

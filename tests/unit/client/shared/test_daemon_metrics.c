@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "client/cli/daemon_metrics.h"
-#include "client/cli/exposition.h"
+#include "client/shared/daemon_metrics.h"
+#include "client/shared/exposition.h"
 
 static const double bounds[] = {0.1, 2.5};
 static const uint64_t counts[] = {3, 0, 2};
