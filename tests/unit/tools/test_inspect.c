@@ -21,25 +21,38 @@ static char *text_of(const struct inspect_report *report, bool tensors)
     return text;
 }
 
+/* Each of these stands in the report with its tensors. */
+static void expect_parts(const struct inspect_report *report, const char *const *parts, size_t count)
+{
+    char *text = text_of(report, true);
+    for (size_t i = 0; i < count; i++)
+        if (!strstr(text, parts[i])) fail_msg("'%s' is not in\n%s", parts[i], text);
+    free(text);
+}
+#define EXPECT_PARTS(report, parts) expect_parts(report, parts, sizeof parts / sizeof *parts)
+
+/* The report of a checkpoint that loads; `model` and `err` outlive it. */
+static struct inspect_report report_of(const char *folder, struct model *model, struct helm_err *err)
+{
+    if (model_read(folder, model, err)) fail_msg("%s", err->text);
+    return (struct inspect_report){.folder = model->folder,
+                                   .config = &model->config,
+                                   .model = model,
+                                   .problem = err};
+}
+
 /* What a mixture of experts with sinks has beside others. */
 static void test_gpt_oss(void **state)
 {
     (void)state;
     struct model model;
     struct helm_err err = {0};
-    if (model_read("tests/data/golden/gptoss", &model, &err)) fail_msg("%s", err.text);
-    const struct inspect_report report = {.folder = model.folder,
-                                          .config = &model.config,
-                                          .model = &model,
-                                          .problem = &err};
-    char *text = text_of(&report, true);
+    const struct inspect_report report = report_of("tests/data/golden/gptoss", &model, &err);
     static const char *const parts[] = {
         "8 of 96, 4 a token",           "KV heads of 32, sinks\n", "q, k, v, o, router, experts\n",
         "window of 32 in 2 of 4",       "768 x 256         mxfp4", "mlp.experts.gate_up_proj_blocks",
         "mlp.experts.gate_up_proj_bias"};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (!strstr(text, parts[i])) fail_msg("'%s' is not in\n%s", parts[i], text);
-    free(text);
+    EXPECT_PARTS(&report, parts);
     json_t *root = inspect_json(&report, false);
     const json_t *config = json_object_get(root, "config");
     assert_true(json_is_true(json_object_get(config, "sinks")));
@@ -54,18 +67,11 @@ static void test_shared_expert(void **state)
     (void)state;
     struct model model;
     struct helm_err err = {0};
-    if (model_read("tests/data/golden/qwen2moe", &model, &err)) fail_msg("%s", err.text);
-    const struct inspect_report report = {.folder = model.folder,
-                                          .config = &model.config,
-                                          .model = &model,
-                                          .problem = &err};
-    char *text = text_of(&report, true);
+    const struct inspect_report report = report_of("tests/data/golden/qwen2moe", &model, &err);
     static const char *const parts[] = {
         "8 of 32, 3 a token, in 2 of 2 layers; a shared one of 64 with a weight\n",
         "mlp.shared_expert.down_proj.weight", "mlp.shared_expert_gate.weight"};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (!strstr(text, parts[i])) fail_msg("'%s' is not in\n%s", parts[i], text);
-    free(text);
+    EXPECT_PARTS(&report, parts);
     json_t *root = inspect_json(&report, false),
            *experts = json_object_get(json_object_get(root, "config"), "experts");
     assert_int_equal(json_integer_value(json_object_get(experts, "shared_intermediate")), 64);
@@ -78,12 +84,7 @@ static void test_loads(void **state)
     (void)state;
     struct model model;
     struct helm_err err = {0};
-    if (model_read("tests/data/golden/qwen2-bias", &model, &err)) fail_msg("%s", err.text);
-    struct inspect_report report = {.folder = model.folder,
-                                    .config = &model.config,
-                                    .model = &model,
-                                    .problem = &err};
-    char *text = text_of(&report, true);
+    const struct inspect_report report = report_of("tests/data/golden/qwen2-bias", &model, &err);
     static const char *const parts[] = {"Qwen2ForCausalLM (qwen2), bf16",
                                         "8 heads over 2 KV heads of 32",
                                         "q, k, v\n",
@@ -94,9 +95,7 @@ static void test_loads(void **state)
                                         "model.layers.3.mlp.down_proj.weight",
                                         "6692352 bytes in 1 file",
                                         "loads          yes"};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (!strstr(text, parts[i])) fail_msg("'%s' is not in\n%s", parts[i], text);
-    free(text);
+    EXPECT_PARTS(&report, parts);
     json_t *root = inspect_json(&report, true);
     assert_true(json_is_true(json_object_get(root, "loads")));
     assert_int_equal(json_integer_value(json_object_get(root, "weight_bytes")), 6692352);
@@ -149,7 +148,6 @@ static void test_gguf(void **state)
     struct helm_err err = {0};
     if (gguf_open("tests/data/golden-gguf/llama-Q4_K_M/model.gguf", &header, &err)) fail_msg("%s", err.text);
     struct inspect_report report = {.folder = "f", .problem = &err, .gguf = &header};
-    char *text = text_of(&report, true);
     static const char *const parts[] = {
         "general.architecture                          string            \"llama\"",
         "llama.block_count                             u32               3",
@@ -159,9 +157,7 @@ static void test_gguf(void **state)
         "i32[2048]         3, 3, 3, 1, ...",
         "blk.0.attn_k.weight                                 256 x 512",
         "rope_freqs.weight                                   32  "};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (!strstr(text, parts[i])) fail_msg("'%s' is not in\n%s", parts[i], text);
-    free(text);
+    EXPECT_PARTS(&report, parts);
     json_t *root = inspect_json(&report, true);
     const json_t *keys = json_object_get(root, "keys");
     assert_int_equal(json_integer_value(json_object_get(keys, "llama.block_count")), 3);
