@@ -204,6 +204,23 @@ def llama_tests(folder):
           sorted((r["cell"], r["side"]) for r in result["rows"]) == [("bf16", "new"), ("q8", "llama.cpp"), ("q8", "new")], run.stdout)
 
 
+def experts_tests(folder):
+    """A mixture with experts in both memories on the emulated device: the part found in VRAM, the forecast at it, an edited plan."""
+    model, profile = "tests/data/golden/qwen3moe", ["--profile", "tests/data/profiles/described.json"]
+    run = subprocess.run([os.path.join(os.path.dirname(BENCH), "helm-plan"), "--model", model, *profile, "--strategy", "mixed", "--vram", "1MiB", "--ctx", "160", "--json"],
+                         capture_output=True, text=True, timeout=60)
+    vram = json.loads(run.stdout)["needed"] + (1 << 20)
+    run, result = harness(folder, "experts", "--cell", "moe %s %d 160 32 24 1 --strategy mixed" % (model, vram), "--device", "emulated", *profile,
+                          "--beside", "still=plan:mixed.moves=0", "--rounds", "1", "--show", "experts")
+    rows = {row["side"]: row for row in result["rows"]}
+    check("experts in both memories", run.returncode == 0 and sorted(rows) == ["new", "still"], (run.returncode, run.stdout, run.stderr))
+    for side, row in rows.items():
+        check(side + ": a part of the experts is found, and forecast at it", 0 < row["found"] < 1 and abs(row["at_found_tok_s"] / row["tok_s"] - 1 -
+              row["at_found_error"]) < 1e-9, row)
+    check("a member of the plan is another", rows["still"]["plan"]["mixed"]["moves"] == 0 < rows["new"]["plan"]["mixed"]["moves"], rows["new"]["plan"]["mixed"])
+    check("what does not move is not moved", rows["still"]["moved"] == 0, rows["still"]["moved"])
+
+
 def cut_tests(folder):
     """What is refused, and what was measured when time or a signal ends a run."""
     run, _ = harness(folder, "none")
@@ -291,9 +308,9 @@ def main():
         os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_CACHE_HOME"] = folder
         for device in ("auto", "cpu"):
             place_profile(device, folder)
-        for test in (private_tests, refusal_tests, connect_tests, cells_tests, llama_tests, cut_tests, bound_tests, signal_test):
+        for test in (private_tests, refusal_tests, connect_tests, cells_tests, llama_tests, experts_tests, cut_tests, bound_tests, signal_test):
             # instrumented, cells.py starts the same programs in the same ways as the tests of helm-bench
-            if "asan" not in BENCH or test not in (cells_tests, llama_tests, cut_tests, bound_tests):
+            if "asan" not in BENCH or test not in (cells_tests, llama_tests, experts_tests, cut_tests, bound_tests):
                 test(folder)
     print("%d passed, %d failed" % (counts[True], counts[False]))
     return 1 if counts[False] else 0

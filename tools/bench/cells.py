@@ -147,7 +147,7 @@ def relative(said, got):
 
 
 def at_found(row, prepared, sequences):
-    """helm-plan's word at the part of experts that was found; with experts on the move only where the plan says what one costs."""
+    """What helm-plan says at the part of experts that was found. Moves cost nothing in it, so it is too fast where many move."""
     if row.get("found") is None or not value(prepared, "plan", "mixed"):
         return
     plan = prepared["plan"]
