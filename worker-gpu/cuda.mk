@@ -79,7 +79,7 @@ CUDA_EMULATED_OBJ := $(patsubst %,$(OBJ)/emulated/%.o,$(CUDA_EMULATED_SRC))
 EMULATED_OPT := -Og
 $(OBJ)/emulated/tests/gpu/emulator/emulator.cpp.o: EMULATED_OPT := -O2
 # a quarter of all of it to compile, little of it run: half of that, and a second or two longer
-$(OBJ)/emulated/worker-gpu/kernels/chain.cu.o $(OBJ)/emulated/worker-gpu/kernels/chain_sparse.cu.o: EMULATED_OPT := -O0 -U_FORTIFY_SOURCE
+$(OBJ)/emulated/worker-gpu/kernels/chain/chain.cu.o $(OBJ)/emulated/worker-gpu/kernels/chain/sparse.cu.o: EMULATED_OPT := -O0 -U_FORTIFY_SOURCE
 $(OBJ)/emulated/%.o: %
 	@mkdir -p $(@D)
 	$(call say,CXX,$<)
@@ -111,18 +111,18 @@ $(OBJ)/%.o: %.cu $(CUDA_STAMP)
 	$(Q)$(if $(PTX_KEPT),rm -rf $@.keep && mkdir $@.keep && )$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) $(if $(PTX_KEPT),--keep --keep-dir $@.keep) -MMD -MP -c -o $@ $<
 	$(if $(PTX_KEPT),$(Q)for f in $@.keep/*.ptx; do $(dir $(NVCC))ptxas -arch=compute_$$(sed -n 's/^\.target sm_\([0-9a-z]*\).*/\1/p' $$f) $$f || { rm -f $@; exit 1; }; done; rm -rf $@.keep)
 # Between them these reach every question about the architecture in ptx.cuh, and all that stand elsewhere.
-CUDA_KERNEL_ASKING_SRC := $(addprefix worker-gpu/kernels/,attention_decode_tensor.cu attention_prefill.cu expand.cu gemv_groups.cu)
+CUDA_KERNEL_ASKING_SRC := $(addprefix worker-gpu/kernels/,attention/decode_tensor.cu attention/prefill.cu formats/expand.cu linear/gemv_groups.cu)
 $(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)): NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
 $(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)): PTX_KEPT := $(PTX_READ)
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
-CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain% %/attention_chained.cu %/experts_bulk.cu %/experts_digits.cu %/gemm_integer.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
+CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain/% %/experts/bulk.cu %/experts/digits.cu %/gemm_integer.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
 $(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # 9.0's warpgroups have instructions that no later device has either: no code for others, which are given none of it
 # (gpuk_device.warpgroups). Without 9.0 among the architectures there is nothing in it. Quick code is PTX that nothing runs:
 # functions would stay apart in it, and what a warpgroup has at work would be waited for at each end; so only where the
 # assembler reads it and no GPU is there are the instructions in it.
-CUDA_KERNEL_90A_SRC := worker-gpu/kernels/experts_wide.cu worker-gpu/kernels/gemm_wide.cu
+CUDA_KERNEL_90A_SRC := worker-gpu/kernels/experts/wide.cu worker-gpu/kernels/linear/gemm_wide.cu
 ifneq ($(filter 90,$(CUDA_ARCHS)),)
 $(call cuda_obj_of,$(CUDA_KERNEL_90A_SRC)): NVCC_CODE := $(if $(CUDA_QUICK),-gencode=arch=compute_90a$(comma)code=compute_90a $(if $(PTX_READ),-DHELM_SM90A),\
   -gencode=arch=compute_90a$(comma)code=sm_90a -DHELM_SM90A)

@@ -54,38 +54,38 @@ WORKER_GPU_SRC := \
 WORKER_GPU_DEVICE_SRC := $(addprefix worker-gpu/device/cuda/,$(if $(CUDA_DEVICE),device.c graph.c kernels.c,absent.c))
 
 CUDA_KERNEL_SRC := \
-  worker-gpu/kernels/attention_chained.cu \
-  worker-gpu/kernels/attention_decode.cu \
-  worker-gpu/kernels/attention_decode_tensor.cu \
-  worker-gpu/kernels/attention_merge.cu \
-  worker-gpu/kernels/attention_prefill.cu \
-  worker-gpu/kernels/chain.cu \
-  worker-gpu/kernels/chain_list.cu \
-  worker-gpu/kernels/chain_sparse.cu \
-  worker-gpu/kernels/elementwise.cu \
-  worker-gpu/kernels/expand.cu \
-  worker-gpu/kernels/experts.cu \
-  worker-gpu/kernels/experts_bulk.cu \
-  worker-gpu/kernels/experts_chunk.cu \
-  worker-gpu/kernels/experts_digits.cu \
-  worker-gpu/kernels/experts_packed.cu \
-  worker-gpu/kernels/experts_plain.cu \
-  worker-gpu/kernels/experts_route.cu \
-  worker-gpu/kernels/experts_share.cu \
-  worker-gpu/kernels/experts_wide.cu \
-  worker-gpu/kernels/gemm_blocks.cu \
-  worker-gpu/kernels/gemm_integer.cu \
-  worker-gpu/kernels/gemm_small.cu \
-  worker-gpu/kernels/gemm_stream.cu \
-  worker-gpu/kernels/gemm_wide.cu \
-  worker-gpu/kernels/gemv_bulk.cu \
-  worker-gpu/kernels/gemv_groups.cu \
-  worker-gpu/kernels/gemv_plain.cu \
-  worker-gpu/kernels/linear.cu \
-  worker-gpu/kernels/matmul.cu \
+  worker-gpu/kernels/attention/decode.cu \
+  worker-gpu/kernels/attention/decode_tensor.cu \
+  worker-gpu/kernels/attention/merge.cu \
+  worker-gpu/kernels/attention/prefill.cu \
+  worker-gpu/kernels/attention/rope.cu \
+  worker-gpu/kernels/chain/attention.cu \
+  worker-gpu/kernels/chain/chain.cu \
+  worker-gpu/kernels/chain/list.cu \
+  worker-gpu/kernels/chain/sparse.cu \
+  worker-gpu/kernels/experts/bulk.cu \
+  worker-gpu/kernels/experts/chunk.cu \
+  worker-gpu/kernels/experts/digits.cu \
+  worker-gpu/kernels/experts/experts.cu \
+  worker-gpu/kernels/experts/packed.cu \
+  worker-gpu/kernels/experts/plain.cu \
+  worker-gpu/kernels/experts/route.cu \
+  worker-gpu/kernels/experts/router_logits.cu \
+  worker-gpu/kernels/experts/share.cu \
+  worker-gpu/kernels/experts/wide.cu \
+  worker-gpu/kernels/formats/expand.cu \
+  worker-gpu/kernels/linear/elementwise.cu \
+  worker-gpu/kernels/linear/gemm_blocks.cu \
+  worker-gpu/kernels/linear/gemm_integer.cu \
+  worker-gpu/kernels/linear/gemm_small.cu \
+  worker-gpu/kernels/linear/gemm_stream.cu \
+  worker-gpu/kernels/linear/gemm_wide.cu \
+  worker-gpu/kernels/linear/gemv_bulk.cu \
+  worker-gpu/kernels/linear/gemv_groups.cu \
+  worker-gpu/kernels/linear/gemv_plain.cu \
+  worker-gpu/kernels/linear/linear.cu \
+  worker-gpu/kernels/linear/matmul.cu \
   worker-gpu/kernels/open.cu \
-  worker-gpu/kernels/rope.cu \
-  worker-gpu/kernels/router_logits.cu \
   worker-gpu/kernels/select.cu \
   worker-gpu/kernels/weigh.cu
 

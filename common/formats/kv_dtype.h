@@ -3,7 +3,7 @@
  * The one place that knows how many bytes a cell takes. The first three are single numbers, in the order of enum
  * dtype. q8_0 is quantised: 32 neighbouring numbers of a cell are whole numbers of 8 bits and share a scale, an fp16,
  * the largest magnitude over 127. Where both lie is said by common/shared/kv_layout.h. To add a type: a row here and in
- * kv_dtype.c, its numbers in common/cpu/kernels/attention_cells.h and worker-gpu/kernels/kv_cell.cuh. */
+ * kv_dtype.c, its numbers in common/cpu/kernels/attention_cells.h and worker-gpu/kernels/attention/kv_cell.cuh. */
 #ifndef HELM_COMMON_FORMATS_KV_DTYPE_H
 #define HELM_COMMON_FORMATS_KV_DTYPE_H
 

@@ -2,7 +2,7 @@
  * link.
  *
  * Called by loaders of weights (packs), by the emulated device and tests (unpacks), by kernels that read
- * the layout below (worker-gpu/kernels/decode_bf16_packed.cuh, common/cpu/kernels/bf16_packed_avx512vbmi2.c)
+ * the layout below (worker-gpu/kernels/formats/decode_bf16_packed.cuh, common/cpu/kernels/bf16_packed_avx512vbmi2.c)
  * and by tools. Pure functions over caller-owned memory; no state, no allocation; any number of threads may
  * pack different groups at once. Every bit pattern comes back as it was: NaN, Inf, -0 and subnormals too.
  *

@@ -46,7 +46,7 @@ void placement_packing(const struct model *model, bool *link, bool *cpu)
         if (t->layer < 0 || u >= units || arch_role_is_vector(t->role)) continue;
         const bool takes = placement_takes(model, t, FORMAT_BF16_PACKED),
                    runs = t->cols % PACKED_CPU_COLS == 0;
-        link[u] &= takes && (runs || !arch_role_of_experts(t->role)); /* as experts_packed.cu takes them */
+        link[u] &= takes && (runs || !arch_role_of_experts(t->role)); /* as experts/packed.cu takes them */
         cpu[u] &= takes && runs;
     }
 }

@@ -6,7 +6,7 @@
 #define HELM_TESTS_GPU_EXPERTS_CUH
 
 #include "tests/gpu/harness.cuh"
-#include "worker-gpu/kernels/experts.h"
+#include "worker-gpu/kernels/experts/experts.h"
 
 extern "C" {
 #include "common/formats/packed.h"

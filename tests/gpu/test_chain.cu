@@ -9,7 +9,7 @@
 #include <string>
 
 #include "tests/gpu/harness.cuh"
-#include "worker-gpu/kernels/chains.h"
+#include "worker-gpu/kernels/chain/chains.h"
 
 struct chain_model {
     int dtype, cache;

@@ -2,7 +2,7 @@
  * memory, fewer tokens than the tier, biases, both gated units; a token has the same bits alone and among others, and in every
  * run; nothing else is written. And which processor has which expert, where two have some. */
 #include "tests/gpu/experts.cuh"
-#include "worker-gpu/kernels/experts_share.h"
+#include "worker-gpu/kernels/experts/share.h"
 
 #ifdef HELM_CUDA_EMULATED
 #include <signal.h>
@@ -271,7 +271,7 @@ static void test_routed(struct test_context *t, const struct gpuk_device *device
     check_same(t, act[0], act[1], "activations by the kernel's own choice");
 }
 
-/* Who has which of the chosen experts: as experts_share.h defines it, with the choice made here or before. */
+/* Who has which of the chosen experts: as experts/share.h defines it, with the choice made here or before. */
 static void test_ask(struct test_context *t, uint32_t tokens, uint32_t experts, uint32_t direct_permille,
                      bool routes)
 {

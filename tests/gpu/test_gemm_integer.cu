@@ -2,7 +2,7 @@
  * token has alone in a chain of `steady` products, however many others there are, whichever blocks there are, and whatever
  * else is in the chain. That the results are right is what test_linear.cu checks. */
 #include "tests/gpu/harness.cuh"
-#include "worker-gpu/kernels/chains.h"
+#include "worker-gpu/kernels/chain/chains.h"
 
 struct integer_case {
     uint32_t cols, segments, rows[3];

@@ -3,7 +3,7 @@
  *
  * Each case is run once with all tokens, then with some of them in another order, the others gone or different. */
 #include "tests/gpu/harness.cuh"
-#include "worker-gpu/kernels/chains.h"
+#include "worker-gpu/kernels/chain/chains.h"
 
 /* `n` rows of `width` from `from`, in an order. */
 static std::vector<float> rows_of(const std::vector<float> &from, const std::vector<uint32_t> &order,

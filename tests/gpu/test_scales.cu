@@ -4,7 +4,7 @@
  * A matrix is multiplied twice, with ordinary scales and with every third row's odd: other rows have the same bits in both.
  * Odd rows are compared with sums in double over the reference's values (common/formats), each by its own size. */
 #include "tests/gpu/experts.cuh"
-#include "worker-gpu/kernels/chains.h"
+#include "worker-gpu/kernels/chain/chains.h"
 
 /* fp16 scales; where they are no finite numbers one block of a row has them, else all of them: sums are small then. */
 static const uint16_t odd_half[] = {0x7c00, 0xfc00, 0x7e00, 0xfd55, 0x8000, 0x0001, 0x83ff, 0x7bff};

@@ -9,8 +9,8 @@
 #include <stdatomic.h>
 
 #include "common/program/op.h"
-#include "worker-gpu/kernels/chains.h"
-#include "worker-gpu/kernels/experts_share.h"
+#include "worker-gpu/kernels/chain/chains.h"
+#include "worker-gpu/kernels/experts/share.h"
 #include "worker-gpu/kernels/kernels_few.h"
 #include "worker-gpu/kernels/weigh.h"
 

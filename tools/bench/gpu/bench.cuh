@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tools/bench/gpu/calls.cuh"
-#include "worker-gpu/kernels/chains.h"
+#include "worker-gpu/kernels/chain/chains.h"
 
 struct bench {
     struct gpuk_device device;

@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "tools/bench/gpu/bench.cuh"
-#include "worker-gpu/kernels/experts.h"
+#include "worker-gpu/kernels/experts/experts.h"
 
 static const size_t WEIGHTS = (size_t)1 << 30;
 static const uint32_t TOKENS = 2048, HIDDEN = 2048, ROWS = 768, EXPERTS = 128, CHOSEN = 8;

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "tools/bench/gpu/bench.cuh"
-#include "worker-gpu/kernels/experts.h"
+#include "worker-gpu/kernels/experts/experts.h"
 
 static const size_t WEIGHTS = (size_t)6 << 30;
 static const uint32_t LAYERS = 12, CHUNK = 2048; /* layers of a measurement; tokens at most */

@@ -7,7 +7,7 @@
  * graph, kernel by kernel and as one chain, steps of 1 to 16 sequences and each of their kernels over all
  * layers (cold: every layer has its own weights; bench_batch.cu; --batch: nothing but these and, without
  * --quick, ways to run the streamed gemm), decode attention over a long context, prefill. Last, without --quick, the
- * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/gemv_bulk.cu).
+ * ways the bulk gemv can be run, the best as the line to put into bulk_shape_of (worker-gpu/kernels/linear/gemv_bulk.cu).
  *
  * Alone:
  *   --long      attention over long contexts (bench_long.cu)

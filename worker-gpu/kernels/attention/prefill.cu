@@ -1,0 +1,398 @@
+/* Prefill attention over paged KV: many queries, causal, windowed, with any context before them.
+ *
+ *   plain    a warp takes one query of one head, lane = dimension. Any head_dim and cache dtype, every
+ *            device.
+ *   tensor   (8.0 and later, 16 bits and q8_0, head_dim 64 or 128) FlashAttention-2's shape (Dao 2023): a
+ *            block takes 64 queries of one head, four warps of 16; keys and values come in tiles of 64 positions
+ *            (kv_tile.cuh), by asynchronous copies that follow the page table, the next while one is computed with;
+ *            scores live in registers only. Tiles of long sequences are taken last first: the longest work starts
+ *            earliest.
+ *
+ * Of an attention in parts a block takes up its numbers where the launch before has left them, and leaves them again.
+ *
+ * Launchers below; worker-gpu/kernels/kernels.h says what they mean. */
+#include "worker-gpu/kernels/attention/kv_tile.cuh"
+#include "worker-gpu/kernels/attention/rope.cuh"
+
+static const uint32_t TILE = PREFILL_TILE; /* queries of a block, and positions of a key tile */
+static_assert(PREFILL_TILE == GPU_PREFILL_TILE, "pieces are whole tiles");
+static const uint32_t THREADS = PREFILL_THREADS, WARPS = THREADS / 32;
+static const float LOG2E = 1.44269504088896341f;
+
+struct prefill_params {
+    gpuk_attention a;
+    const void *q;
+    void *out;
+    int out_dtype;
+    gpuk_part part;
+};
+
+__device__ __forceinline__ void store_out(const prefill_params &p, size_t at, float v)
+{
+    if (p.out_dtype == DTYPE_BF16)
+        ((__nv_bfloat16 *)p.out)[at] = __float2bfloat16_rn(v);
+    else if (p.out_dtype == DTYPE_F16)
+        ((__half *)p.out)[at] = __float2half_rn(v);
+    else
+        ((float *)p.out)[at] = v;
+}
+__device__ __forceinline__ void store_out2(const prefill_params &p, size_t at, float v, float w)
+{
+    if (p.out_dtype == DTYPE_BF16)
+        *(uint32_t *)((__nv_bfloat16 *)p.out + at) = element<__nv_bfloat16>::pack(v, w);
+    else if (p.out_dtype == DTYPE_F16)
+        *(uint32_t *)((__half *)p.out + at) = element<__half>::pack(v, w);
+    else
+        *(float2 *)((float *)p.out + at) = make_float2(v, w);
+}
+
+/* What a launch of several does for queries whose first position in the cache is `first`, a tile's. */
+struct part_work {
+    uint32_t from, to; /* positions */
+    bool resumes;
+};
+__device__ __forceinline__ bool is_last(const gpuk_part &part)
+{
+    return !part.before || part.piece == GPUK_PART_LAST;
+}
+__device__ __forceinline__ part_work part_of(const prefill_params &p, uint32_t row, uint32_t first)
+{
+    part_work w;
+    gpuk_part_span(&p.part, row, p.a.kv.layout.page_tokens, &w.from, &w.to);
+    w.resumes = w.from > first;
+    if (!w.resumes) w.from = first;
+    return w;
+}
+
+__device__ __forceinline__ const uint32_t *pages_of(const gpuk_step &s, uint32_t row)
+{
+    return s.page_table + (size_t)s.row_slot[row] * s.pages_per_slot;
+}
+
+/* ---- plain -------------------------------------------------------------------------------------- */
+
+template <typename C>
+__global__ void __launch_bounds__(THREADS) attention_plain(const __grid_constant__ prefill_params p)
+{
+    let_next_start();
+    wait_for_previous();
+    const gpuk_attention &a = p.a;
+    const uint32_t t = blockIdx.x, head = blockIdx.y * WARPS + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    const uint32_t head_dim = a.kv.layout.head_dim, page_tokens = a.kv.layout.page_tokens;
+    if (t >= a.step.counts[0] || head >= a.heads) return;
+    const uint32_t position = a.step.position[t], kv_head = head / (a.heads / a.kv.layout.kv_heads);
+    const uint32_t *pages = pages_of(a.step, a.step.token_row[t]);
+    const uint32_t first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+    const part_work part = part_of(p, a.step.token_row[t], first);
+    if (part.from >= part.to) return;
+    const size_t at = ((size_t)t * a.heads + head) * head_dim;
+    float *state = p.part.state + ((size_t)t * a.heads + head) * GPU_PART_FLOATS;
+    typedef typename C::query query;
+    const kv_steps<C> steps(a.kv.layout);
+    float q[HEAD_STEPS], o[HEAD_STEPS], m = -INFINITY, s = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        uint32_t d = lane + 32 * j;
+        q[j] = d < head_dim ? element<query>::load(((const query *)p.q)[at + d]) * a.scale : 0.0f;
+        o[j] = part.resumes && d < head_dim ? p.part.o[at + d] : 0.0f;
+    }
+    if (part.resumes) m = state[0], s = state[1];
+    for (uint32_t i = part.from; i <= position && i < part.to; i++) {
+        uint32_t page = pages[i / page_tokens];
+        const unsigned char *rows = kv_rows(a.kv, page, 0, kv_head);
+        const unsigned char *k = rows + (size_t)(i % page_tokens) * steps.number, *v = k + steps.to_values;
+        const unsigned char *k_scales = rows + steps.scales_at + (size_t)(i % page_tokens) * steps.scale;
+        const unsigned char *v_scales = k_scales + steps.to_values;
+        float x = 0;
+#pragma unroll
+        for (uint32_t j = 0; j < HEAD_STEPS; j++)
+            if (lane + 32 * j < head_dim) x += q[j] * C::number(k, k_scales, lane + 32 * j);
+        x = warp_sum(x);
+        float most = fmaxf(m, x), keep = expf(m - most), w = expf(x - most);
+        m = most;
+        s = s * keep + w;
+#pragma unroll
+        for (uint32_t j = 0; j < HEAD_STEPS; j++)
+            if (lane + 32 * j < head_dim) o[j] = o[j] * keep + w * C::number(v, v_scales, lane + 32 * j);
+    }
+    if (a.sinks && is_last(p.part)) s += expf(a.sinks[head] - m);
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        if (lane + 32 * j >= head_dim) continue;
+        if (is_last(p.part))
+            store_out(p, at + lane + 32 * j, o[j] / s);
+        else
+            p.part.o[at + lane + 32 * j] = o[j];
+    }
+    if (!is_last(p.part) && lane == 0) state[0] = m, state[1] = s;
+}
+
+/* ---- tensor ------------------------------------------------------------------------------------- */
+
+/* The queries of a thread between two launches: `query` and the one 8 further, if they are among the block's. */
+struct part_query {
+    uint32_t token0, query, queries, head;
+};
+
+/* A thread's outputs, maxima and its own shares of the sums. c: its first dimension of each 8. */
+template <int HEAD>
+__device__ __forceinline__ void part_load(const prefill_params &p, const part_query &of, uint32_t c,
+                                          float (&o)[HEAD / 8][4], float (&m)[2], float (&s)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (of.query + r * 8 >= of.queries) continue;
+        const size_t at = (size_t)(of.token0 + of.query + r * 8) * p.a.heads + of.head;
+        m[r] = p.part.state[at * GPU_PART_FLOATS];
+        s[r] = p.part.state[at * GPU_PART_FLOATS + 1 + c / 2];
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++) {
+            const float2 two = *(const float2 *)(p.part.o + at * HEAD + n * 8 + c);
+            o[n][2 * r] = two.x;
+            o[n][2 * r + 1] = two.y;
+        }
+    }
+}
+template <int HEAD>
+__device__ __forceinline__ void part_store(const prefill_params &p, const part_query &of, uint32_t c,
+                                           const float (&o)[HEAD / 8][4], const float (&m)[2],
+                                           const float (&s)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (of.query + r * 8 >= of.queries) continue;
+        const size_t at = (size_t)(of.token0 + of.query + r * 8) * p.a.heads + of.head;
+        if (c == 0) p.part.state[at * GPU_PART_FLOATS] = m[r];
+        p.part.state[at * GPU_PART_FLOATS + 1 + c / 2] = s[r];
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++)
+            *(float2 *)(p.part.o + at * HEAD + n * 8 + c) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
+    }
+}
+
+template <typename C, int HEAD>
+__global__ void __launch_bounds__(THREADS, prefill_tile<C, HEAD>::BLOCKS)
+    attention_tensor(const __grid_constant__ prefill_params p)
+{
+    SHARED_DYNAMIC(unsigned char, memory);
+    typedef typename C::query T;
+    const gpuk_attention &a = p.a;
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, c = (lane & 3) * 2;
+    const uint32_t tile_bytes = TILE * HEAD * 2, shared = shared_address(memory);
+    let_next_start();
+    wait_for_previous();
+
+    /* which sequence and which 64 of its tokens */
+    const uint32_t rows = a.step.counts[1];
+    uint32_t row = 0, tile = blockIdx.x, tiles = 0;
+    for (; row < rows; row++) {
+        tiles = (a.step.row_first[row + 1] - a.step.row_first[row] + TILE - 1) / TILE;
+        if (tile < tiles) break;
+        tile -= tiles;
+    }
+    if (row >= rows) return;
+    tile = tiles - 1 - tile;
+    const uint32_t token0 = a.step.row_first[row] + tile * TILE, token_end = a.step.row_first[row + 1];
+    const uint32_t queries = token_end - token0 < TILE ? token_end - token0 : TILE;
+    const uint32_t position0 = a.step.position[token0];
+    uint32_t end = position0 + queries;
+    const uint32_t head = blockIdx.y, kv_head = head / (a.heads / a.kv.layout.kv_heads);
+    const uint32_t *pages = pages_of(a.step, row);
+    const uint32_t first = a.window && position0 + 1 > a.window ? position0 + 1 - a.window : 0;
+    const part_work part = part_of(p, row, first / TILE * TILE);
+    if (part.from >= part.to) return;
+    if (end > part.to) end = part.to;
+
+    /* q waits in the second stage's place until it is in registers; a tile that is not fetched in place comes behind
+     * it, in the bytes of half a stage, and becomes the first stage's rows */
+    const uint32_t stage_bytes = 2 * tile_bytes, units = HEAD / 8, raw = stage_bytes + tile_bytes;
+    prefill_tile<C, HEAD> cells;
+    const auto fetch = [&](uint32_t from, uint32_t stage) {
+        const tile_source source = {a.kv, pages, kv_head, from, end};
+        if constexpr (prefill_tile<C, HEAD>::IN_PLACE)
+            cells.fetch(source, shared + stage * stage_bytes, shared + stage * stage_bytes + tile_bytes);
+        else
+            cells.fetch(source, shared + raw, shared + raw + TILE * HEAD);
+        copies_commit();
+    };
+    for (uint32_t i = threadIdx.x; i < TILE * units; i += THREADS) {
+        const uint32_t r = i / units, unit = i % units;
+        const T *from =
+            (const T *)p.q + ((size_t)(token0 + (r < queries ? r : 0)) * a.heads + head) * HEAD + unit * 8;
+        copy16_async(shared + stage_bytes + tile_unit<HEAD>(r, unit), from, r < queries);
+    }
+    copies_commit();
+    uint32_t base = part.from;
+    fetch(base, 0);
+    copies_wait<1>();
+    __syncthreads();
+    uint32_t q[HEAD / 16][4];
+#pragma unroll
+    for (uint32_t k = 0; k < HEAD / 16; k++)
+        load_matrices(q[k],
+                      shared + stage_bytes + tile_unit<HEAD>(warp * 16 + (lane & 15), k * 2 + (lane >> 4)));
+    __syncthreads();
+
+    float o[HEAD / 8][4], m[2] = {-INFINITY, -INFINITY}, s[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < HEAD / 8; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0;
+    if (part.resumes) part_load<HEAD>(p, part_query{token0, warp * 16 + g, queries, head}, c, o, m, s);
+    const float scale = a.scale * LOG2E;
+    const uint32_t my_position = position0 + warp * 16 + g; /* of sum rows 0; rows 1 are 8 further */
+
+    for (uint32_t stage = 0; base < end; base += TILE, stage ^= prefill_tile<C, HEAD>::IN_PLACE) {
+        const uint32_t keys = shared + stage * stage_bytes, values = keys + tile_bytes;
+        if constexpr (prefill_tile<C, HEAD>::IN_PLACE) {
+            if (base + TILE < end)
+                fetch(base + TILE, stage ^ 1);
+            else
+                copies_commit();
+            copies_wait<1>();
+        } else {
+            copies_wait<0>();
+            cells.settle(memory + raw, memory, memory + tile_bytes);
+            if (base + TILE < end) fetch(base + TILE, 0);
+        }
+        __syncthreads();
+
+        float x[TILE / 8][4];
+#pragma unroll
+        for (int n = 0; n < (int)TILE / 8; n++) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;
+#pragma unroll
+        for (uint32_t k = 0; k < HEAD / 16; k++) {
+#pragma unroll
+            for (uint32_t n = 0; n < TILE / 16; n++) {
+                uint32_t b[4]; /* positions n * 16 .. + 8 and + 8 .. + 16, each of two halves of k */
+                load_matrices(b, keys + tile_unit<HEAD>(n * 16 + (lane & 7) + ((lane >> 4) << 3),
+                                                        k * 2 + (lane >> 3 & 1)));
+                matrix_unit<T>::add(x[2 * n], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
+                matrix_unit<T>::add(x[2 * n + 1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
+            }
+        }
+        const bool edge =
+            base + TILE > position0 + warp * 16 + 1 || base < first + TILE + (a.window ? TILE : 0);
+#pragma unroll
+        for (int n = 0; n < (int)TILE / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                x[n][i] *= scale;
+                if (edge) {
+                    const uint32_t at = base + n * 8 + c + (i & 1), mine = my_position + (i >> 1) * 8;
+                    if (at > mine || (a.window && at + a.window <= mine)) x[n][i] = -INFINITY;
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float most = m[r];
+#pragma unroll
+            for (int n = 0; n < (int)TILE / 8; n++) most = fmaxf(most, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+            /* a row that has seen nothing yet (window) keeps exponents defined */
+            const float from = most == -INFINITY ? 0.0f : most, keep = exp2f(m[r] - from);
+            m[r] = most;
+            s[r] *= keep;
+#pragma unroll
+            for (int n = 0; n < (int)TILE / 8; n++) {
+                x[n][2 * r] = exp2f(x[n][2 * r] - from);
+                x[n][2 * r + 1] = exp2f(x[n][2 * r + 1] - from);
+                s[r] += x[n][2 * r] + x[n][2 * r + 1];
+            }
+#pragma unroll
+            for (int n = 0; n < HEAD / 8; n++) o[n][2 * r] *= keep, o[n][2 * r + 1] *= keep;
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < TILE / 16; k++) {
+            const uint32_t a0 = element<T>::pack(x[2 * k][0], x[2 * k][1]),
+                           a1 = element<T>::pack(x[2 * k][2], x[2 * k][3]);
+            const uint32_t a2 = element<T>::pack(x[2 * k + 1][0], x[2 * k + 1][1]);
+            const uint32_t a3 = element<T>::pack(x[2 * k + 1][2], x[2 * k + 1][3]);
+#pragma unroll
+            for (uint32_t n = 0; n < HEAD / 16; n++) {
+                uint32_t b[4]; /* dimensions n * 16 .. + 8 and + 8 .. + 16, each of two halves of positions */
+                load_matrices_transposed(b,
+                                         values + tile_unit<HEAD>(k * 16 + (lane & 15), n * 2 + (lane >> 4)));
+                matrix_unit<T>::add(o[2 * n], a0, a1, a2, a3, b[0], b[1]);
+                matrix_unit<T>::add(o[2 * n + 1], a0, a1, a2, a3, b[2], b[3]);
+            }
+        }
+        __syncthreads(); /* the stage may be filled again */
+    }
+    if (!is_last(p.part)) {
+        part_store<HEAD>(p, part_query{token0, warp * 16 + g, queries, head}, c, o, m, s);
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        s[r] += __shfl_xor_sync(0xffffffffu, s[r], 1);
+        s[r] += __shfl_xor_sync(0xffffffffu, s[r], 2);
+        const uint32_t query = warp * 16 + g + r * 8;
+        if (query >= queries) continue;
+        if (a.sinks && s[r] > 0) s[r] += exp2f(a.sinks[head] * LOG2E - m[r]);
+        const float inverse = s[r] > 0 ? 1.0f / s[r] : 0.0f;
+        const size_t at = ((size_t)(token0 + query) * a.heads + head) * HEAD + c;
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++)
+            store_out2(p, at + n * 8, o[n][2 * r] * inverse, o[n][2 * r + 1] * inverse);
+    }
+}
+
+/* ---- launchers ---------------------------------------------------------------------------------- */
+
+typedef void (*prefill_kernel)(prefill_params);
+#define PLAIN(C) attention_plain<C>
+static const prefill_kernel plain_kernels[KV_DTYPE_COUNT] = BY_KV_DTYPE(PLAIN);
+#define TENSOR(C)                                                                                            \
+    {                                                                                                        \
+        attention_tensor<C, 64>, attention_tensor<C, 128>                                                    \
+    }
+/* [enum kv_dtype][head_dim 64, 128]; none for f32 */
+static const prefill_kernel tensor_kernels[KV_DTYPE_COUNT][2] = {TENSOR(kv_plain<__nv_bfloat16>),
+                                                                 TENSOR(kv_plain<__half>),
+                                                                 {},
+                                                                 TENSOR(kv_q8_0)};
+
+static size_t shared_bytes(uint32_t head_dim)
+{
+    return (size_t)4 * TILE * head_dim * 2;
+}
+
+int gpuk_prepare_attention_prefill(const struct gpuk_device *device, struct helm_err *err)
+{
+    int rc = HELM_OK;
+    for (int d = 0; d < KV_DTYPE_COUNT && !rc; d++) {
+        rc = gpuk_prepare("prefill attention", plain_kernels[d], 0, err);
+        for (int i = 0; i < 2 && !rc && device->tensor_cores && tensor_kernels[d][i]; i++)
+            rc = gpuk_prepare("prefill attention", tensor_kernels[d][i], shared_bytes(i ? 128 : 64), err);
+    }
+    return rc;
+}
+
+extern "C" int gpuk_attention_prefill(const struct gpuk_device *device, const struct gpuk_prefill *prefill,
+                                      uint32_t tokens, uint32_t flags, void *stream, struct helm_err *err)
+{
+    const struct gpuk_attention *args = &prefill->args;
+    const struct gpuk_part *part = &prefill->part;
+    int rc = gpuk_attention_check("prefill attention", args, tokens, err);
+    if (rc) return rc;
+    if (prefill->rows == 0 || (unsigned)prefill->out_dtype >= DTYPE_COUNT)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "prefill attention: %u rows, out of dtype %d",
+                         prefill->rows, (int)prefill->out_dtype);
+    const struct kv_layout *l = &args->kv.layout;
+    if (part->before &&
+        (!part->o || !part->state || part->pages == 0 || part->pages * l->page_tokens % TILE != 0))
+        return helm_fail(err, HELM_E_UNSUPPORTED, "prefill attention in pieces of %u pages", part->pages);
+    struct prefill_params p = {*args, prefill->q, prefill->out, (int)prefill->out_dtype, *part};
+    bool aligned =
+        ((size_t)args->kv.pool | (size_t)args->kv.pool_host | (size_t)p.q | (size_t)p.out | (size_t)part->o) %
+            16 ==
+        0;
+    if (device->tensor_cores && tensor_kernels[l->dtype][0] && (l->head_dim == 64 || l->head_dim == 128) &&
+        aligned)
+        return gpuk_launch("prefill attention", tensor_kernels[l->dtype][l->head_dim == 128],
+                           dim3(tokens / TILE + prefill->rows, args->heads), dim3(THREADS),
+                           shared_bytes(l->head_dim), flags, stream, err, p);
+    return gpuk_launch("prefill attention", plain_kernels[l->dtype], dim3(tokens, div_up(args->heads, WARPS)),
+                       dim3(THREADS), 0, flags, stream, err, p);
+}

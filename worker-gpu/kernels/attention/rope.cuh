@@ -1,0 +1,77 @@
+/* Norm, rotation and cache rows of one head: shared by the append kernel and by decode attention, which does
+ * the same for one token on the fly.
+ *
+ * Roundings are written out: one token's numbers are those of several, whichever kernel makes them.
+ *
+ * Included by rope.cu and attention/decode.cuh. */
+#ifndef HELM_WORKER_GPU_KERNELS_ATTENTION_ROPE_CUH
+#define HELM_WORKER_GPU_KERNELS_ATTENTION_ROPE_CUH
+
+#include "worker-gpu/kernels/attention/kv_cell.cuh"
+
+/* Loads a head's x (dimension lane + 32 j), applies the norm (if any) and the
+ * rotation (if table). `shared` holds head_dim floats of this warp's own. The result is in v and, with a
+ * rotation, was exchanged there. */
+__device__ __forceinline__ void head_load(const float *x, const float *norm, float eps, const float *table,
+                                          uint32_t head_dim, float *shared, float v[HEAD_STEPS])
+{
+    const uint32_t lane = threadIdx.x & 31, half = head_dim / 2;
+    float squares = 0, weight[HEAD_STEPS], c[HEAD_STEPS], s[HEAD_STEPS];
+    /* everything is on its way before the first is used */
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        const uint32_t d = lane + 32 * j;
+        v[j] = d < head_dim ? __ldcg(x + d) : 0.0f;
+        weight[j] = norm && d < head_dim ? norm[d] : 1.0f;
+        const bool turns = table && d < 2 * half; /* the last dimension of an odd head is not rotated */
+        const uint32_t i = d < half ? d : d - half;
+        c[j] = turns ? __ldcg(table + i) : 1.0f;
+        s[j] = turns ? __ldcg(table + half + i) : 0.0f;
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) squares = __fmaf_rn(v[j], v[j], squares);
+    if (norm) {
+        float scale = rsqrtf(__fadd_rn(warp_sum(squares) / (float)head_dim, eps));
+#pragma unroll
+        for (uint32_t j = 0; j < HEAD_STEPS; j++) v[j] = __fmul_rn(__fmul_rn(v[j], scale), weight[j]);
+    }
+    if (!table) return;
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++)
+        if (lane + 32 * j < head_dim) shared[lane + 32 * j] = v[j];
+    __syncwarp();
+#pragma unroll
+    for (uint32_t j = 0; j < HEAD_STEPS; j++) {
+        const uint32_t d = lane + 32 * j;
+        if (d >= 2 * half) continue;
+        const float other = d < half ? -shared[d + half] : shared[d - half];
+        v[j] = __fmaf_rn(v[j], c[j], __fmul_rn(other, s[j]));
+    }
+    __syncwarp();
+}
+
+/* Puts down a head's key or value, by a warp. `page`: that of the position. */
+template <typename C>
+__device__ __forceinline__ void kv_store_in(const gpuk_kv &kv, uint32_t page, uint32_t position,
+                                            uint32_t is_value, uint32_t kv_head, const float v[HEAD_STEPS])
+{
+    const uint32_t token = position % kv.layout.page_tokens;
+    if (page == GPUK_PAGE_ABSENT) return;
+    const kv_steps<C> steps(kv.layout);
+    unsigned char *rows = kv_rows(kv, page, is_value, kv_head);
+    C::store(v, rows + (size_t)token * steps.number, rows + steps.scales_at + (size_t)token * steps.scale,
+             kv.layout.head_dim);
+}
+
+template <typename C>
+__device__ __forceinline__ void kv_store(const gpuk_kv &kv, const uint32_t *pages, uint32_t position,
+                                         uint32_t is_value, uint32_t kv_head, const float v[HEAD_STEPS])
+{
+    kv_store_in<C>(kv, pages[position / kv.layout.page_tokens], position, is_value, kv_head, v);
+}
+
+/* Checks the shapes of attention; used by every launcher that takes struct gpuk_attention. */
+int gpuk_attention_check(const char *what, const struct gpuk_attention *args, uint32_t tokens,
+                         struct helm_err *err);
+
+#endif

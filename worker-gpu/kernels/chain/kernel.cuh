@@ -1,0 +1,439 @@
+/* Consecutive operations of one token in one launch: linear layers and decode attention.
+ *
+ * One block a multiprocessor stays for all operations. It has a ring of tiles of weights in shared memory,
+ * filled by the bulk copy engine. Some of its warps only ask for tiles; they walk on from operation to
+ * operation, so that copies never wait for data: while the others finish rows, meet, load x or compute
+ * attention, the ring goes on filling with the next operations' weights. The others take two to three times
+ * less for a tile than memory does, so that they then catch up with it; asking stood in their way before.
+ * Between operations all blocks meet: one thread counts its block in (release) and waits for the count
+ * (acquire). The counter only grows; a launch adds the same to it each time, so that its beginning, and the
+ * launch's number, are known from any reading before a block's own last arrival. Everything that is written
+ * in a launch (x, q, k, v, pieces of attention) is read past the L1.
+ *
+ * Included by chain.cu and chain/sparse.cu, which have the kernels of chains without and with experts (SPARSE): these need
+ * registers that others keep what they compute in. */
+#ifndef HELM_WORKER_GPU_KERNELS_CHAIN_KERNEL_CUH
+#define HELM_WORKER_GPU_KERNELS_CHAIN_KERNEL_CUH
+#include "worker-gpu/kernels/chain/chain.cuh"
+#include "worker-gpu/kernels/chain/attention.cuh"
+#include "worker-gpu/kernels/chain/experts.cuh"
+
+struct chain_params {
+    unsigned char *list;
+    uint32_t count, meetings, linears, slots, askers, pitch, region_bytes, norm_bytes;
+};
+
+/* A tile of blocks in a function of its own: among everything else that the kernel does the compiler lets products wait
+ * for one another. Places are bytes from the beginning of shared memory. */
+template <typename D>
+__device__ __noinline__ float2 chain_blocks(uint32_t tile_a, uint32_t tile_b, uint32_t bytes, uint32_t x)
+{
+    SHARED_DYNAMIC(unsigned char, shared);
+    float2 sum;
+    tile_add_as<D, chain_lines_of<D>::lines.within(chain_shaped::TILE), false>(
+        {shared + tile_a, shared + tile_b}, bytes, reinterpret_cast<const float4 *>(shared + x), sum.x,
+        sum.y);
+    return sum;
+}
+
+/* The same of two tiles, `second` behind the first in the ring. */
+template <typename D>
+__device__ __noinline__ float4 chain_blocks_two(uint32_t tile_a, uint32_t tile_b, uint32_t second_a,
+                                                uint32_t second_b, uint32_t bytes, uint32_t x)
+{
+    SHARED_DYNAMIC(unsigned char, shared);
+    float sum[4] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (uint32_t from = 0, line = 0; from < bytes; from += D::LINE_BYTES, line++) {
+        const unsigned char *const row[4] = {shared + tile_a + from, shared + tile_b + from,
+                                             shared + second_a + from, shared + second_b + from};
+        D::lines_add(row, bytes - from, reinterpret_cast<const float4 *>(shared + x) + line * D::LINE_QUADS,
+                     sum);
+    }
+    return make_float4(sum[0], sum[1], sum[2], sum[3]);
+}
+
+/* A lane's part of the sums of the tile `at`, whose pair counts from the operation's first, in a slot. */
+template <bool SPARSE, typename D>
+__device__ __forceinline__ void chain_tile_of(const chain_weights &w, tile_place tile, tile_walk at,
+                                              const float4 *x4, float &a, float &b)
+{
+    typedef chain_lines_of<D> L;
+    const uint32_t bytes = tile_length<SPARSE>(w, at.chunk);
+    const float4 *with = x4 + at.chunk * L::quads(w.tile);
+    if (D::LOOSE && w.loose) {
+        const chain_beside beside = tile_beside<SPARSE>(w, at.pair, at.chunk);
+        tile.a += beside.a, tile.b += beside.b;
+    }
+    if (SPARSE && w.joined) tile.b = tile.a + bytes;
+    if constexpr (D::SCALED) {
+        SHARED_DYNAMIC(unsigned char, shared);
+        const float2 sum =
+            chain_blocks<D>((uint32_t)(tile.a - shared), (uint32_t)(tile.b - shared), bytes,
+                            (uint32_t)(reinterpret_cast<const unsigned char *>(with) - shared));
+        a = sum.x, b = sum.y;
+    } else {
+#pragma unroll 1
+        for (uint32_t from = 0; from < bytes; from += w.part) {
+            const uint32_t some = bytes - from < w.part ? bytes - from : w.part;
+            const float4 *x_part = with + L::quads(from);
+            const tile_place part = {tile.a + from, tile.b + from};
+            float more_a, more_b;
+            if (some == L::PART)
+                tile_add_as<D, L::PART, true>(part, some, x_part, more_a, more_b);
+            else if (some == L::SMALL)
+                tile_add_as<D, L::SMALL, true>(part, some, x_part, more_a, more_b);
+            else
+                tile_add_as<D, L::PART, false>(part, some, x_part, more_a, more_b);
+            a += more_a, b += more_b;
+        }
+    }
+}
+template <typename D> struct chain_any_blocks {
+    static const bool value = false;
+};
+template <> struct chain_any_blocks<decode_blocks> {
+    static const bool value = true;
+};
+/* The same, of blocks of whatever format the operation says. */
+template <bool SPARSE, typename D>
+__device__ __forceinline__ void chain_tile(const chain_weights &w, tile_place tile, tile_walk at,
+                                           const float4 *x4, float &a, float &b)
+{
+#define BLOCKS(name, NAME)                                                                                   \
+    case FORMAT_##NAME:                                                                                      \
+        return chain_tile_of<SPARSE, decode_##name>(w, tile, at, x4, a, b);
+    if constexpr (chain_any_blocks<D>::value) {
+        switch (w.format) {
+            DECODE_BLOCKS(BLOCKS)
+        }
+    } else {
+        chain_tile_of<SPARSE, D>(w, tile, at, x4, a, b);
+    }
+#undef BLOCKS
+}
+
+/* The sums of two tiles of blocks at once, of one chunk of the pairs `at` and `other`. */
+template <bool SPARSE, typename D>
+__device__ __forceinline__ float4 chain_tiles_as(const chain_weights &w, tile_place tile, tile_place second,
+                                                 tile_walk at, uint32_t other, const float4 *x4)
+{
+    typedef chain_lines_of<D> L;
+    SHARED_DYNAMIC(unsigned char, shared);
+    const uint32_t bytes = tile_length<SPARSE>(w, at.chunk);
+    const float4 *with = x4 + at.chunk * L::quads(w.tile);
+    if (D::LOOSE && w.loose) {
+        const chain_beside a = tile_beside<SPARSE>(w, at.pair, at.chunk),
+                           b = tile_beside<SPARSE>(w, other, at.chunk);
+        tile.a += a.a, tile.b += a.b, second.a += b.a, second.b += b.b;
+    }
+    if (w.joined) tile.b = tile.a + bytes, second.b = second.a + bytes;
+    const auto place = [&](const void *p) {
+        return (uint32_t)(reinterpret_cast<const unsigned char *>(p) - shared);
+    };
+    return chain_blocks_two<D>(place(tile.a), place(tile.b), place(second.a), place(second.b), bytes,
+                               place(with));
+}
+template <bool SPARSE>
+__device__ __forceinline__ float4 chain_tiles(const chain_weights &w, tile_place tile, tile_place second,
+                                              tile_walk at, uint32_t other, const float4 *x4)
+{
+#define BLOCKS(name, NAME)                                                                                   \
+    case FORMAT_##NAME:                                                                                      \
+        return chain_tiles_as<SPARSE, decode_##name>(w, tile, second, at, other, x4);
+    switch (w.format) {
+        DECODE_BLOCKS(BLOCKS)
+    }
+#undef BLOCKS
+    return make_float4(0, 0, 0, 0);
+}
+
+/* What a block's rows are computed with: x and places for sums in shared memory. */
+struct chain_work {
+    const float *x;
+    chain_sums sums;
+    uint32_t which; /* of the two halves of partial sums is next */
+    uint32_t rest;  /* the tile that the warp goes on with, of the next operation with tiles */
+    uint32_t tag;   /* of this operation's words */
+};
+
+/* The block's rows of one linear operation, x being in shared memory. beside(): once for each thread, when it has some
+ * time. */
+template <typename S, typename D, bool SPARSE, typename Beside>
+__device__ __forceinline__ void chain_rows(const chain_item &item, chain_token &token, chain_work &work,
+                                           chain_ring &ring, const Beside &beside)
+{
+    const linear_params &p = item.linear;
+    const uint32_t lane = threadIdx.x & 31, chunks = item.where.chunks;
+    const float4 *x4 = reinterpret_cast<const float4 *>(work.x);
+    uint32_t first, pairs;
+    share_of_block(item.where, first, pairs);
+    /* a thread finishes one pair of a batch */
+    const uint32_t fit = CHAIN_SUMS / 2 / chunks, batch_pairs = fit < S::THREADS ? fit : S::THREADS;
+    uint32_t tile = work.rest;
+    tile_walk use = walk_to(tile, chunks);
+    bool had_time = false;
+    uint32_t batch = 0;
+    /* Of all of the warp's tiles, of which two have room. */
+    const bool same_x = item.where.use_chunks == 0 && ring.slots >= 2 * S::WARPS;
+    if (SPARSE && work.rest == S::WARPS - 1) { /* the warp that has fewest tiles */
+        if (item.kind == GPUK_CHAIN_EXPERTS_GLU)
+            chain_weigh(item.experts, token, work.sums.partial + (work.which ^ 1) * CHAIN_SUMS);
+        if (p.norm && lane == 0) work.sums.squares[S::WARPS] = x_scale<S>(p, work.sums.squares);
+    }
+    do {
+        float *sums = work.sums.partial + work.which * CHAIN_SUMS;
+        const uint32_t end = batch + batch_pairs < pairs ? batch + batch_pairs : pairs;
+        /* what will be added to this thread's rows is on its way while the products are computed */
+        const uint32_t mine = batch + threadIdx.x, pair = first + mine * gridDim.x;
+        float2 add = make_float2(0, 0);
+        if (mine < end) add = chain_addends<SPARSE>(item, token, pair);
+        const uint32_t from_tile = batch * chunks, end_tile = end * chunks;
+        do {
+            float sum[2 * TILES_FOLDED] = {0};
+            const uint32_t begin = tile;
+            /* not unrolled: code that is not at hand costs more than it saves */
+#pragma unroll 1
+            for (uint32_t i = 0; i < TILES_FOLDED; i++) {
+                if constexpr (S::TOGETHER == 2 && chain_any_blocks<D>::value) {
+                    if (same_x) {
+                        if (i == TILES_FOLDED / 2) break;
+#pragma unroll
+                        for (uint32_t j = 0; j < 2 * TILES_FOLDED - 4; j++) sum[j] = sum[j + 4];
+                        float *to = sum + 2 * TILES_FOLDED - 4;
+                        to[0] = to[1] = to[2] = to[3] = 0;
+                        if (tile >= end_tile) continue;
+                        const bool two = tile + S::WARPS < end_tile;
+                        const uint32_t slot = ring.slot;
+                        bulk_wait(ring.full + 8 * slot, ring.parity);
+                        ring_next(ring, S::WARPS);
+                        if (two) bulk_wait(ring.full + 8 * ring.slot, ring.parity);
+                        const unsigned char *from = ring.at + (size_t)slot * 2 * ring.pitch,
+                                            *behind =
+                                                two ? ring.at + (size_t)ring.slot * 2 * ring.pitch : from;
+                        const uint32_t pair = first + use.pair * gridDim.x;
+                        const float4 both =
+                            chain_tiles<SPARSE>(item.where, {from, from + ring.pitch},
+                                                {behind, behind + ring.pitch}, {pair, use.chunk},
+                                                two ? pair + item.where.use_pairs * gridDim.x : pair, x4);
+                        to[0] = both.x, to[1] = both.y;
+                        if (two) to[2] = both.z, to[3] = both.w;
+                        __syncwarp(); /* all lanes have read the slots */
+                        barrier_arrive(ring.free + 8 * slot);
+                        if (two) barrier_arrive(ring.free + 8 * ring.slot);
+                        if (two) ring_next(ring, S::WARPS);
+                        tile += two ? 2 * S::WARPS : S::WARPS;
+                        use.pair += two ? 2 * item.where.use_pairs : item.where.use_pairs;
+                        continue;
+                    }
+                }
+#pragma unroll
+                for (uint32_t j = 0; j < 2 * TILES_FOLDED - 2; j++) sum[j] = sum[j + 2];
+                float &a = sum[2 * TILES_FOLDED - 2], &b = sum[2 * TILES_FOLDED - 1];
+                a = b = 0;
+                if (tile >= end_tile) continue;
+                bulk_wait(ring.full + 8 * ring.slot, ring.parity);
+                const unsigned char *from = ring.at + (size_t)ring.slot * 2 * ring.pitch;
+                chain_tile<SPARSE, D>(item.where, {from, from + ring.pitch},
+                                      {first + use.pair * gridDim.x, use.chunk}, x4, a, b);
+                __syncwarp(); /* all lanes have read the slot */
+                barrier_arrive(ring.free + 8 * ring.slot);
+                ring_next(ring, S::WARPS);
+                tile += S::WARPS;
+                use.pair += item.where.use_pairs, use.chunk += item.where.use_chunks;
+                if (use.chunk >= chunks) use.chunk -= chunks, use.pair++;
+            }
+            const float total = tiles_fold(sum);
+            const uint32_t of = begin + tiles_folded() / 2 * S::WARPS;
+            if (tiles_fold_first() && of < end_tile) sums[(of - from_tile) * 2 + tiles_folded() % 2] = total;
+            if (!had_time) beside();
+            had_time = true;
+        } while (tile < end_tile);
+        S::meet();
+        if (mine < end) { /* a batch has at most as many pairs as threads compute */
+            const float2 *from = reinterpret_cast<const float2 *>(sums) + (mine - batch) * chunks;
+            const float scale = !SPARSE  ? x_scale<S>(p, work.sums.squares)
+                                : p.norm ? work.sums.squares[S::WARPS]
+                                         : 1.0f;
+            float a = 0, b = 0;
+#pragma unroll 8
+            for (uint32_t c = 0; c < chunks; c++) a += from[c].x, b += from[c].y;
+            chain_store<SPARSE>(item, token, pair, __fmaf_rn(a, scale, add.x), __fmaf_rn(b, scale, add.y),
+                                work.tag);
+        }
+        work.which ^= 1;
+    } while ((batch += batch_pairs) < pairs);
+    work.rest = tile - pairs * chunks;
+}
+
+template <typename S, typename D, typename C, bool SPARSE>
+__global__ void __launch_bounds__(S::LAUNCHED, 1) chain_kernel(const __grid_constant__ chain_params q)
+{
+#if defined(HELM_CUDA_EMULATED) || __CUDA_ARCH__ >= 900
+    typedef typename chain_x_of<D>::decoder X;
+    SHARED_DYNAMIC(unsigned char, shared);
+    float *region = reinterpret_cast<float *>(shared + (size_t)q.slots * 2 * q.pitch);
+    float4 *norm = reinterpret_cast<float4 *>(reinterpret_cast<unsigned char *>(region) + q.region_bytes);
+    float *partial = reinterpret_cast<float *>(reinterpret_cast<unsigned char *>(norm) + q.norm_bytes);
+    float *squares = partial + 2 * CHAIN_SUMS;
+    chain_item *items = reinterpret_cast<chain_item *>(squares + 32);
+    chain_weights *asked = reinterpret_cast<chain_weights *>(items + 2);
+    chain_token *token = reinterpret_cast<chain_token *>(asked + S::ASKERS);
+    uint64_t *barriers = reinterpret_cast<uint64_t *>(token + 1);
+    chain_header *header = reinterpret_cast<chain_header *>(q.list);
+    const chain_weights *weights = reinterpret_cast<const chain_weights *>(q.list + CHAIN_HEADER_BYTES);
+    const unsigned char *list = reinterpret_cast<const unsigned char *>(weights + q.linears);
+    const uint32_t warp = threadIdx.x >> 5;
+    chain_ring ring;
+    const bool asks = warp >= S::WARPS;
+    ring_open(ring, shared, barriers, q.slots, q.pitch, asks ? warp - S::WARPS : warp);
+    if (threadIdx.x == S::THREADS) ring_barriers_open(ring, q.askers);
+    __syncthreads();
+    if (asks) {
+        const uint32_t asker = warp - S::WARPS;
+        if (asker < q.askers)
+            ask_everything<S, SPARSE>(ring, asked + asker, weights, q.linears, token->asked, asker, q.askers);
+        return;
+    }
+    const auto fetch =
+        [&](uint32_t number) { /* an operation on its way into its place */
+                               if (threadIdx.x < sizeof(chain_item) / 16)
+                                   copy16_async(shared_address(items + (number & 1)) + 16 * threadIdx.x,
+                                                list + (size_t)number * sizeof(chain_item) + 16 * threadIdx.x,
+                                                true);
+        };
+    const auto fetch_norm = [&](const float *from, uint32_t quads) {
+#pragma unroll 1
+        for (uint32_t f = threadIdx.x; f < quads; f += S::THREADS)
+            copy16_async(shared_address(norm) + 16 * f, from + 4 * f, true);
+    };
+    fetch(0);
+    wait_for_previous();
+    if (threadIdx.x == 0) {
+        const uint64_t a_launch = (uint64_t)gridDim.x * q.meetings;
+        const uint64_t now = q.meetings > 0 ? meet_count(&header->counter) : 0;
+        token->pages = nullptr, token->awaited = q.meetings > 0 ? now - now % a_launch : 0;
+        token->tag = q.meetings > 0 ? (uint32_t)(now / a_launch) * q.count : 0;
+        token->hurried = false, token->words = q.meetings > 0;
+        token->position = 0, token->counts = false, token->cut_heads = 0;
+        if (header->attends && header->step.counts[0] > 0) {
+            const gpuk_step &s = header->step;
+            token->counts = true;
+            token->position = s.position[0];
+            token->pages = s.page_table + (size_t)s.row_slot[s.token_row[0]] * s.pages_per_slot;
+            token->page = token->pages[token->position / header->page_tokens];
+        }
+    }
+    copies_commit();
+    copies_wait<0>();
+    S::meet();
+    if (chain_takes_x(items[0].kind) && items[0].linear.norm) {
+        fetch_norm(items[0].linear.norm, items[0].linear.cols / 4);
+        copies_commit();
+        copies_wait<0>();
+        S::meet();
+    }
+
+    const auto hurry = [&](bool now) { /* how many tiles may be on their way */
+                                       if (threadIdx.x != 0 || token->hurried == now) return;
+                                       barrier_arrive(ring.hurry);
+                                       bulk_wait(ring.hurry,
+                                                 now ? 0 : 1); /* over already: for tools that miss a wait */
+                                       token->hurried = now;
+    };
+    chain_work work = {region, {partial, squares}, 0, warp, 0};
+    uint32_t choices = 0;
+    for (uint32_t number = 0; number < q.count; number++) {
+        const chain_item &item = items[number & 1];
+        const auto wait = [&] {
+            if (number > 0 && !(SPARSE && item.words_in)) {
+                if (threadIdx.x == 0) meet_wait(&header->counter, token->awaited);
+                S::meet();
+            }
+            if (number + 1 < q.count) fetch(number + 1);
+            if (number + 2 < q.count && blockIdx.x == number % gridDim.x &&
+                128 * threadIdx.x < sizeof(chain_item))
+                ask_l2(list + (size_t)(number + 2) * sizeof(chain_item) + 128 * threadIdx.x);
+        };
+        work.tag = token->tag + number + 1;
+        const auto source = [&](const float *x) { return chain_source{x, item.words_in, work.tag - 1}; };
+        const auto rows = [&] {
+            copies_wait<0>();
+            S::meet();
+            hurry(false);
+            chain_rows<S, D, SPARSE>(item, *token, work, ring, [&] {
+                fetch_norm(item.next_norm, item.next_norm_quads);
+                const chain_item &next = items[(number + 1) & 1];
+                if (number + 1 < q.count && next.kind == GPUK_CHAIN_ATTENTION && token->counts)
+                    chain_attention_ask<S>(next, *token, reinterpret_cast<unsigned char *>(region));
+                if (SPARSE && number + 1 < q.count && next.kind == GPUK_CHAIN_ROUTER)
+                    chain_router_ask(next.linear);
+                copies_commit();
+            });
+        };
+        if (item.kind == GPUK_CHAIN_LINEAR) {
+            wait();
+            copies_commit();
+            if (SPARSE && item.words_in)
+                take_words<S, X>(item.linear, source(item.linear.x), norm, region, squares);
+            else
+                take_x<S, X>(item.linear, norm, region, squares);
+            rows();
+        } else if (SPARSE && item.kind != GPUK_CHAIN_ATTENTION) {
+            wait();
+            copies_commit();
+            if (item.kind == GPUK_CHAIN_ROUTER) {
+                chain_router<S, X>(item.linear, source(item.linear.x), norm, region, work.sums,
+                                   item.words_out, work.tag);
+            } else {
+                if (item.kind == GPUK_CHAIN_EXPERTS_GLU) { /* x is there since the router's */
+                    hurry(false);
+                    chain_choose<S>(item.experts, source(item.experts.logits), *token,
+                                    partial + (work.which ^ 1) * CHAIN_SUMS, ring, choices++);
+                } else {
+                    take_act<S, X>(item, region);
+                }
+                rows();
+            }
+        } else if (token->counts) {
+            cut_once<S>(item.attention.a, *token);
+            const attention_cut &cut = token->cut;
+            unsigned char *memory = reinterpret_cast<unsigned char *>(region);
+            const attention_seat seat = {0, item.held_at};
+            const chain_pass<S> pass = {item, *token, work.tag};
+            if (cut.heads == 1)
+                chain_attend<S, C, 1>(item.attention, seat, *token, cut, memory, pass, wait);
+            else
+                chain_attend<S, C, CHAIN_GROUP>(item.attention, seat, *token, cut, memory, pass, wait);
+        } else {
+            wait();
+        }
+        if (item.kind == GPUK_CHAIN_ATTENTION) {
+            fetch_norm(item.next_norm, item.next_norm_quads);
+            copies_commit();
+        }
+        S::meet(); /* the block has stored its results, and is through with the shared memory */
+        if (threadIdx.x == 0 && number + 1 < q.count) {
+            hurry(true);
+            if (!(SPARSE && item.words_out)) {
+                meet_arrive(&header->counter);
+                token->awaited += gridDim.x;
+            }
+        }
+        copies_wait<0>();
+        S::meet(); /* the next operation's item is there */
+    }
+#endif
+}
+
+typedef void (*chain_function)(chain_params);
+/* Of one family, by enum kv_dtype. */
+#define CHAIN_KERNELS(S, D, SPARSE)                                                                          \
+    {                                                                                                        \
+        chain_kernel<S, D, kv_plain<__nv_bfloat16>, SPARSE>, chain_kernel<S, D, kv_plain<__half>, SPARSE>,   \
+            chain_kernel<S, D, kv_plain<float>, SPARSE>, chain_kernel<S, D, kv_q8_0, SPARSE>                 \
+    }
+typedef const chain_function chain_functions[CHAIN_FAMILIES][KV_DTYPE_COUNT];
+extern chain_functions chain_sparse_kernels; /* NULL: no chain of the family has experts */
+
+#endif

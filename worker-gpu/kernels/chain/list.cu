@@ -1,0 +1,519 @@
+/* Lists of chains (chain.cu): which operations one can take, and how it lies in device memory.
+ *
+ * Called through worker-gpu/kernels/kernels.h when a program is made. */
+#include "worker-gpu/kernels/chain/chain.cuh"
+#include "worker-gpu/kernels/chain/attention.cuh"
+
+#include <algorithm>
+#include <vector>
+
+static const int CHAIN_WORDS = 1;                       /* struct gpuk_device: chain_words */
+static const uint32_t SLOTS_MAX = 64, PITCH_MIN = 2048; /* of a ring */
+
+#define LINES(D) chain_lines_of<D>::lines
+static const struct chain_lines lines_by_format[FORMAT_COUNT] = BY_FORMAT(LINES, {});
+
+/* Tiles of a row: as few as tiles of `most` bytes allow, all but the last of one size, in whole lines. */
+static uint32_t chunks_of(const struct chain_lines &lines, uint32_t row_bytes, uint32_t most)
+{
+    return div_up(row_bytes, lines.within(most));
+}
+static uint32_t tile_of(const struct chain_lines &lines, uint32_t row_bytes, uint32_t most)
+{
+    return div_up(div_up(row_bytes, lines.bytes), chunks_of(lines, row_bytes, most)) * lines.bytes;
+}
+
+/* Of `steady` products with blocks tiles do not depend on what else is in the chain. */
+static bool is_steady(const struct gpuk_chain_op *op)
+{
+    return op->kind == GPUK_CHAIN_LINEAR && op->linear.steady && !tensor_format_is_plain(op->linear.format);
+}
+static uint32_t most_of(const struct gpuk_linear_args *args, uint32_t pitch)
+{
+    const struct chain_lines &lines = lines_by_format[args->format];
+    if (!args->steady || tensor_format_is_plain(args->format)) return pitch;
+    const uint32_t row_lines =
+        div_up((uint32_t)tensor_format_row_bytes(args->format, args->cols), lines.bytes);
+    return steady_lines(row_lines, lines.bytes, lines.loose) * lines.bytes + (lines.loose ? TILE_SLACK : 0);
+}
+
+/* ---- operations as linear ones */
+
+static uint32_t chosen_of(const struct gpuk_chain_op *op)
+{
+    return op->kind == GPUK_CHAIN_EXPERTS_GLU    ? op->glu.args.choice.chosen
+           : op->kind == GPUK_CHAIN_EXPERTS_DOWN ? op->down.choice.chosen
+                                                 : 0;
+}
+/* Whether its weights come through the ring. */
+static bool has_tiles(const struct gpuk_chain_op *op)
+{
+    return gpuk_chain_format(op) != FORMAT_COUNT;
+}
+/* An operation as the linear one that it is like, experts' as that of one expert. */
+static struct gpuk_linear_args linear_of(const struct gpuk_chain_op *op)
+{
+    struct gpuk_linear_args a = {};
+    if (op->kind == GPUK_CHAIN_EXPERTS_GLU) {
+        const struct gpuk_experts_glu *g = &op->glu.args;
+        a.format = g->gate.format, a.cols = g->gate.cols, a.segments = 2, a.swiglu = true;
+        a.segment[0] = {g->gate.weight, nullptr, nullptr, g->act, g->gate.rows};
+        a.segment[1] = {g->up.weight, nullptr, nullptr, g->act, g->up.rows};
+        a.x = g->x, a.norm = g->norm, a.eps = g->eps;
+    } else if (op->kind == GPUK_CHAIN_EXPERTS_DOWN) {
+        const struct gpuk_experts_down *d = &op->down;
+        a.format = d->down.format, a.cols = d->down.cols, a.segments = 1;
+        a.segment[0] = {d->down.weight, nullptr, nullptr, d->out, d->down.rows};
+        a.x = d->act, a.residual = d->residual, a.out_stride = d->out_stride;
+    } else {
+        a = op->linear;
+    }
+    return a;
+}
+
+/* Bytes of rows that tiles of at most `pitch` hold, of those they take. */
+static double filled(const struct gpuk_chain_op *op, uint32_t count, uint32_t pitch)
+{
+    double rows_bytes = 0, taken = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!has_tiles(&op[i])) continue;
+        const struct gpuk_linear_args a = linear_of(&op[i]);
+        const uint32_t row_bytes = (uint32_t)tensor_format_row_bytes(a.format, a.cols),
+                       times = chosen_of(&op[i]) ? chosen_of(&op[i]) : 1;
+        for (uint32_t s = 0; s < a.segments; s++) {
+            const double rows = (double)times * a.segment[s].rows;
+            rows_bytes += rows * row_bytes;
+            taken += rows * chunks_of(lines_by_format[a.format], row_bytes, most_of(&a, pitch)) * pitch;
+        }
+    }
+    return taken > 0 ? rows_bytes / taken : 1;
+}
+
+/* Shared memory of a unit of attention of `heads` heads. */
+static uint32_t attention_bytes(uint32_t heads, uint32_t head_dim)
+{
+    return (chain_attention_floats(chain_shaped::WARPS, heads, head_dim) * 4 + 127) / 128 * 128;
+}
+
+/* Whether the experts of a role can be tiles of a chain: every one in its slot, all whole 16 bytes from each other. */
+static bool takes_experts(const struct gpuk_experts *e)
+{
+    const struct tensor_format_traits *traits =
+        (unsigned)e->format < FORMAT_COUNT ? tensor_format_of(e->format) : nullptr;
+    if (!traits || e->format == FORMAT_F32 || traits->variable || traits->group_rows != 1 || e->slot ||
+        e->rows == 0 || e->rows > 1u << 20 || e->cols == 0 || e->cols > 1u << 20 ||
+        e->cols % traits->block_values != 0 || e->cols % 4 != 0)
+        return false;
+    return ((size_t)e->weight | e->stride | tensor_format_bytes(e->format, e->rows, e->cols)) % 16 == 0;
+}
+static bool takes_glu(const struct gpuk_experts_glu *g, const struct model_router *router)
+{
+    struct helm_err unused = {};
+    return takes_experts(&g->gate) && takes_experts(&g->up) && !gpuk_check_router(router, &unused) &&
+           experts_ranks(*router) && router->experts == g->gate.experts &&
+           router->chosen == g->choice.chosen && g->gate.experts == g->up.experts &&
+           g->gate.format == g->up.format && g->gate.rows == g->up.rows && g->gate.cols == g->up.cols &&
+           g->gate.stride == g->up.stride;
+}
+static bool takes_down(const struct gpuk_experts_down *d)
+{
+    return takes_experts(&d->down) && d->choice.chosen > 0 && d->choice.chosen <= MODEL_EXPERTS_CHOSEN_MAX;
+}
+/* A router's weights are read past the ring, as numbers of 32 bits. */
+static bool takes_router(const struct gpuk_linear_args *a)
+{
+    return a->format == FORMAT_F32 && a->segments == 1 && !a->residual && !a->swiglu &&
+           a->segment[0].rows > 0 && a->segment[0].rows <= MODEL_EXPERTS_MAX && a->cols % 4 == 0 &&
+           a->cols <= chain_shaped::THREADS * 32 &&
+           ((size_t)a->segment[0].weight | (size_t)a->x | (size_t)a->norm) % 16 == 0;
+}
+
+/* Bytes of x of a linear operation, or of one like it: whole lines, of each chosen expert. */
+static uint32_t x_bytes_of(const struct gpuk_chain_op *op)
+{
+    struct helm_err unused = {};
+    const struct gpuk_linear_args a = linear_of(op);
+    struct linear_params params;
+    if (gpuk_linear_params("chain", &a, &params, &unused)) return 0;
+    const struct chain_lines &lines = lines_by_format[a.format];
+    if (!lines.bytes || !(lines.loose ? gpuk_linear_begins(&a) : gpuk_linear_aligned(&a))) return 0;
+    if (((size_t)a.x | (size_t)a.norm) % 16 != 0 || params.row_bytes > UINT32_MAX / 4) return 0;
+    const uint32_t row_bytes = (uint32_t)params.row_bytes,
+                   experts = op->kind == GPUK_CHAIN_EXPERTS_DOWN ? chosen_of(op) : 1;
+    if (experts * chunks_of(lines, row_bytes, chain_shaped::TILE) > CHAIN_SUMS / 2) return 0;
+    /* tiles of one size may end a line each behind an expert's row */
+    const uint32_t behind = experts > 1 ? chunks_of(lines, row_bytes, PITCH_MIN) - 1 : 0;
+    return experts * (div_up(row_bytes, lines.bytes) + behind) * lines.x_bytes;
+}
+
+/* Shared memory that an operation's x or attention takes; 0 when a chain cannot take the operation. */
+static uint32_t region_of(const struct gpuk_chain_op *op)
+{
+    struct helm_err unused = {};
+    switch (op->kind) {
+    case GPUK_CHAIN_LINEAR:
+        return x_bytes_of(op);
+    case GPUK_CHAIN_ROUTER: /* its x is that of the gates and ups behind it */
+        return takes_router(&op->linear) ? 16 : 0;
+    case GPUK_CHAIN_EXPERTS_GLU:
+        return takes_glu(&op->glu.args, &op->glu.router) ? x_bytes_of(op) : 0;
+    case GPUK_CHAIN_EXPERTS_DOWN:
+        return takes_down(&op->down) ? x_bytes_of(op) : 0;
+    default:
+        break;
+    }
+    if (op->kind != GPUK_CHAIN_ATTENTION) return 0;
+    const struct gpuk_attention *a = &op->attention.args;
+    if (gpuk_attention_check("chain", a, 1, &unused)) return 0;
+    const struct kv_layout *l = &a->kv.layout;
+    if (l->head_dim % 8 != 0 || ((size_t)a->kv.pool | (size_t)a->kv.pool_host) % 16 != 0) return 0;
+    const uint32_t group = a->heads / l->kv_heads < CHAIN_GROUP ? a->heads / l->kv_heads : CHAIN_GROUP;
+    /* a unit of two or three heads is laid out as one of CHAIN_GROUP */
+    return attention_bytes(group > 1 ? CHAIN_GROUP : 1, l->head_dim);
+}
+
+/* And the weights of its norm. */
+static bool has_norm(const struct gpuk_chain_op *op)
+{
+    return (op->kind == GPUK_CHAIN_LINEAR || op->kind == GPUK_CHAIN_ROUTER) && op->linear.norm;
+}
+static uint32_t norm_bytes_of(const struct gpuk_chain_op *op)
+{
+    return has_norm(op) ? (op->linear.cols * 4 + 127) / 128 * 128 : 0;
+}
+
+extern "C" bool gpuk_chain_takes(const struct gpuk_device *device, const struct gpuk_chain_op *op)
+{
+    const uint32_t region = region_of(op), pitch = is_steady(op) ? STEADY_TILE : PITCH_MIN;
+    return device->bulk_copy && region > 0 &&
+           chain_shared_bytes(2 * chain_shaped::WARPS, pitch, region, norm_bytes_of(op)) <=
+               (size_t)device->shared_bytes_max;
+}
+
+static size_t list_bytes(uint32_t count)
+{
+    return (CHAIN_HEADER_BYTES + (size_t)count * (sizeof(chain_weights) + sizeof(chain_item)) + 255) / 256 *
+           256;
+}
+/* Words of results that go on without a meeting, of a chain with experts: logits, and x. */
+struct sparse_words {
+    uint64_t logits, x; /* how many */
+};
+static struct sparse_words sparse_words_of(const struct gpuk_chain_op *op, uint32_t count)
+{
+    struct sparse_words words = {};
+    for (uint32_t i = 0; i < count; i++) {
+        if (op[i].kind != GPUK_CHAIN_ROUTER) continue;
+        words.logits = std::max(words.logits, (uint64_t)(op[i].linear.segment[0].rows + 1) / 2 * 2);
+        words.x = std::max(words.x, (uint64_t)op[i].linear.cols);
+    }
+    return words;
+}
+/* Words for the pieces of attention. */
+static uint64_t words_of(const struct gpuk_chain_op *op, uint32_t count)
+{
+    uint64_t words = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (op[i].kind != GPUK_CHAIN_ATTENTION) continue;
+        const struct gpuk_attention *a = &op[i].attention.args;
+        words = std::max(words, (uint64_t)a->heads * GPUK_CHAIN_PIECES * (a->kv.layout.head_dim + 2));
+    }
+    return words;
+}
+extern "C" size_t gpuk_chain_bytes(const struct gpuk_chain_op *op, uint32_t count)
+{
+    if (!op) return list_bytes(count);
+    const struct sparse_words sparse = sparse_words_of(op, count);
+    return list_bytes(count) + (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256 +
+           ((sparse.logits + sparse.x) * sizeof(uint64_t) + 255) / 256 * 256;
+}
+
+static struct chain_weights weights_of(const struct gpuk_chain_op *op, const struct linear_params *p,
+                                       uint32_t blocks, uint32_t start, uint32_t pitch)
+{
+    struct chain_weights w = {};
+    const struct gpuk_linear_args like = linear_of(op), *args = &like;
+    const struct chain_lines &lines = lines_by_format[args->format];
+    const uint32_t row_bytes = (uint32_t)p->row_bytes, most = most_of(args, pitch);
+    w.pair_bytes = args->swiglu ? row_bytes : 2 * row_bytes;
+    for (uint32_t s = 0; s < GPUK_SEGMENTS_MAX; s++) {
+        w.end[s] = UINT32_MAX;
+        if (s >= (args->swiglu ? 1 : args->segments)) continue;
+        const uint32_t before = s ? p->segment[s - 1].pair_end : 0;
+        w.base[s] =
+            (const unsigned char *)((uintptr_t)p->segment[s].weight - (uint64_t)before * w.pair_bytes);
+        w.end[s] = p->segment[s].pair_end;
+        if (!args->swiglu && p->segment[s].rows % 2) w.odd |= 1u << s;
+    }
+    w.to_second =
+        args->swiglu ? (uintptr_t)p->segment[1].weight - (uintptr_t)p->segment[0].weight : row_bytes;
+    w.chunks = chunks_of(lines, row_bytes, most);
+    w.tile = tile_of(lines, row_bytes, most);
+    w.last_bytes = row_bytes - (w.chunks - 1) * w.tile;
+    w.loose = !gpuk_linear_aligned(args) || (w.chunks > 1 && w.tile % 16 != 0); /* or tiles do not */
+    w.joined = !args->swiglu && w.chunks == 1;
+    w.chosen = chosen_of(op);
+    if (op->kind == GPUK_CHAIN_EXPERTS_GLU) {
+        w.stride = op->glu.args.gate.stride, w.each = chain_divisor::of(op->glu.args.gate.rows);
+    } else if (op->kind == GPUK_CHAIN_EXPERTS_DOWN) {
+        w.stride = op->down.down.stride, w.each = chain_divisor::of(w.chunks), w.chunks *= w.chosen,
+        w.downs = 1;
+    }
+    w.part = w.tile % 2048 == 0 ? 2048 : lines.within(chain_shaped::PART); /* whole parts are quickest */
+    w.start = start;
+    w.whole = p->pairs / blocks;
+    w.extra = p->pairs % blocks;
+    w.ask_pairs = chain_askers(pitch) / w.chunks;
+    w.ask_chunks = chain_askers(pitch) % w.chunks;
+    w.use_pairs = chain_shaped::WARPS / w.chunks;
+    w.use_chunks = chain_shaped::WARPS % w.chunks;
+    w.format = args->format;
+    return w;
+}
+
+/* Where in the region attention's block may hold keys and values while the operation in front is running; 0
+ * where it may not. */
+static uint32_t held_at(const struct gpuk_chain_op *front, const struct gpuk_chain_op *attention)
+{
+    const struct kv_layout *l = &attention->attention.args.kv.layout;
+    if (front->kind != GPUK_CHAIN_LINEAR || kv_cell_bytes(l->dtype, 8) != 16 ||
+        HELD * chain_shaped::WARPS * (32 / lanes_of(l->head_dim)) > HELD_POSITIONS_MAX)
+        return 0;
+    /* units of several heads hold nothing */
+    const uint32_t before = region_of(front), own = attention_bytes(1, l->head_dim);
+    return before > own ? before : own;
+}
+
+/* One token's step, the same for every attention operation. */
+static bool same_step(const struct gpuk_step *a, const struct gpuk_step *b)
+{
+    return a->counts == b->counts && a->position == b->position && a->token_row == b->token_row &&
+           a->row_slot == b->row_slot && a->page_table == b->page_table &&
+           a->pages_per_slot == b->pages_per_slot;
+}
+
+/* The ring: half a slot's bytes, and slots, as many of each computing warp: one that found another's slot
+ * before that had taken the round in front would take that round for its own. The fullest ring that fits; of
+ * equals the one with the larger tiles. */
+struct ring_shape {
+    uint32_t pitch, slots;
+};
+static struct ring_shape ring_of(const struct gpuk_device *device, const struct gpuk_chain_op *op,
+                                 uint32_t count, uint32_t region, uint32_t norm)
+{
+    const uint32_t pitches[] = {PITCH_MIN, 2560, chain_shaped::TILE};
+    struct ring_shape best = {PITCH_MIN, 0};
+    double most = 0;
+    bool steady = false;
+    for (uint32_t i = 0; i < count; i++) steady |= is_steady(&op[i]);
+    for (const uint32_t pitch : pitches) {
+        if (steady && pitch < STEADY_TILE) continue;
+        uint32_t slots =
+            device->gemv_slots > 0 ? (uint32_t)device->gemv_slots * chain_shaped::WARPS : SLOTS_MAX;
+        if (slots > SLOTS_MAX) slots = SLOTS_MAX;
+        slots = slots / chain_shaped::WARPS * chain_shaped::WARPS;
+        while (slots > 0 && chain_shared_bytes(slots, pitch, region, norm) > (size_t)device->shared_bytes_max)
+            slots -= chain_shaped::WARPS;
+        const double holds = (double)slots * pitch * filled(op, count, pitch);
+        if (slots > 0 && holds >= most) most = holds, best = {pitch, slots};
+    }
+    return best;
+}
+
+/* What an operation is called in messages. */
+static const char *const names[GPUK_CHAIN_KINDS] = {"linear", "attention", "router", "experts' gates",
+                                                    "experts' downs"};
+
+/* What all operations of a chain share. */
+struct chain_plan {
+    int family, cache; /* -1: of none */
+    uint32_t region, norm, tiled;
+    bool sparse;
+    bool holds; /* keys and values, where that leaves room for enough tiles */
+};
+static int plan_chain(const struct gpuk_device *device, const struct gpuk_chain_op *op, uint32_t count,
+                      struct chain_plan *plan, struct helm_err *err)
+{
+    *plan = {-1, -1, 128, 0, 0, false, false};
+    for (uint32_t i = 0; i < count; i++) {
+        const char *name = (unsigned)op[i].kind < GPUK_CHAIN_KINDS ? names[op[i].kind] : "unknown";
+        if (!gpuk_chain_takes(device, &op[i]))
+            return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u (%s) cannot be part of one",
+                             i, count, name);
+        if (!gpuk_chain_whole(op, count, i))
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "chain: operation %u of %u (%s) stands without what belongs to it", i, count,
+                             name);
+        plan->region = std::max(plan->region, region_of(&op[i]));
+        plan->norm = std::max(plan->norm, norm_bytes_of(&op[i]));
+        plan->tiled += has_tiles(&op[i]);
+        plan->sparse |= op[i].kind == GPUK_CHAIN_ROUTER;
+        const bool attends = op[i].kind == GPUK_CHAIN_ATTENTION;
+        if (!attends && !has_tiles(&op[i])) continue;
+        int *all = attends ? &plan->cache : &plan->family;
+        const int own =
+            attends ? (int)op[i].attention.args.kv.layout.dtype : chain_family(gpuk_chain_format(&op[i]));
+        if (*all >= 0 && *all != own)
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "chain: operation %u of %u (%s) is of another format than those before it", i,
+                             count, name);
+        *all = own;
+    }
+    uint32_t with_held = plan->region;
+    for (uint32_t i = 1; i < count; i++)
+        if (op[i].kind == GPUK_CHAIN_ATTENTION && held_at(&op[i - 1], &op[i]))
+            with_held = std::max(with_held, held_at(&op[i - 1], &op[i]) + held_bytes<chain_shaped>());
+    plan->holds = chain_shared_bytes(2 * chain_shaped::WARPS, PITCH_MIN, with_held, plan->norm) <=
+                  (size_t)device->shared_bytes_max;
+    if (plan->holds) plan->region = with_held;
+    if (plan->family < 0) plan->family = FORMAT_BF16; /* no linears: any kernel will do */
+    return HELM_OK;
+}
+
+/* What experts' items have beside a linear one's; w: their tiles. */
+static struct chain_experts experts_of(const struct gpuk_chain_op *op, const struct chain_weights *w)
+{
+    struct chain_experts e = {};
+    if (op->kind == GPUK_CHAIN_EXPERTS_GLU) {
+        const struct gpuk_experts_glu *g = &op->glu.args;
+        e.router = op->glu.router, e.logits = g->logits, e.choice_bias = g->choice_bias, e.choice = g->choice;
+        e.bias[0] = g->gate.bias, e.bias[1] = g->up.bias, e.rows = g->gate.rows, e.glu = g->glu;
+    } else {
+        const struct chain_lines &lines = lines_by_format[op->down.down.format];
+        e.bias[0] = op->down.down.bias, e.rows = op->down.down.rows;
+        e.quads = chain_divisor::of(w->each.by * (w->tile / lines.bytes) * (lines.x_values / 4));
+    }
+    return e;
+}
+/* The item of an operation with weights; start: the block its pairs begin with. */
+static int linear_item(const struct gpuk_chain_op *op, uint32_t blocks, uint32_t pitch, uint32_t *start,
+                       struct chain_item *item, struct helm_err *err)
+{
+    const struct gpuk_linear_args args = linear_of(op);
+    struct linear_params params;
+    const int rc = gpuk_linear_params("chain", &args, &params, err);
+    if (rc) return rc;
+    if (op->kind == GPUK_CHAIN_EXPERTS_GLU)
+        params.pairs *= chosen_of(op), params.segment[0].pair_end = params.segment[1].pair_end = params.pairs;
+    item->linear = params;
+    if (!has_tiles(op)) return HELM_OK;
+    item->where = weights_of(op, &params, blocks, *start, pitch);
+    if (chosen_of(op)) item->experts = experts_of(op, &item->where);
+    *start = (uint32_t)(((uint64_t)*start + params.pairs) % blocks);
+    return HELM_OK;
+}
+/* The item of attention, and the step in the header. */
+static int attention_item(const struct gpuk_chain_op *op, void *workspace, uint64_t *words,
+                          struct chain_header *header, struct chain_item *item)
+{
+    item->attention = gpuk_decode_params(&op->attention.args, 1, true, op->attention.out, workspace);
+    item->piece_words = words;
+    const uint32_t page_tokens = op->attention.args.kv.layout.page_tokens;
+    if (!header->attends) header->step = op->attention.args.step, header->page_tokens = page_tokens;
+    header->attends = 1;
+    return same_step(&header->step, &op->attention.args.step) && page_tokens == header->page_tokens
+               ? HELM_OK
+               : HELM_E_UNSUPPORTED;
+}
+
+/* Whether what operation i makes is only x of the one behind it, and may go on as words: few enough numbers that each block
+ * loads twice the bytes sooner than all meet. */
+static bool gives_words(const struct gpuk_device *device, const struct gpuk_chain_op *op, uint32_t count,
+                        uint32_t i)
+{
+    const int words = device->chain_words ? device->chain_words : CHAIN_WORDS;
+    if (i + 1 == count || words < 0) return false;
+    if (op[i].kind == GPUK_CHAIN_ROUTER) return true;
+    const struct gpuk_chain_op *next = &op[i + 1];
+    if (words < 2 || (next->kind != GPUK_CHAIN_LINEAR && next->kind != GPUK_CHAIN_ROUTER)) return false;
+    if (op[i].kind != GPUK_CHAIN_LINEAR && op[i].kind != GPUK_CHAIN_EXPERTS_DOWN) return false;
+    /* The next operation adds nothing to x. One that does reads what other blocks stored there, so all blocks meet
+     * before it. */
+    const struct gpuk_linear_args a = linear_of(&op[i]);
+    return a.residual && !next->linear.residual && a.segments == 1 && a.segment[0].rows % 2 == 0 &&
+           a.segment[0].rows == next->linear.cols && a.segment[0].out == next->linear.x;
+}
+/* Joins operations by words where that can be, in a chain with experts; returns how often all blocks meet. Each use of x's
+ * words, and of the logits', has a meeting behind it before the next. */
+static uint32_t join_by_words(const struct gpuk_device *device, const struct gpuk_chain_op *op,
+                              uint32_t count, uint64_t *words, struct chain_item *items)
+{
+    const struct sparse_words sparse = sparse_words_of(op, count);
+    uint32_t meetings = 0;
+    for (uint32_t i = 0; i + 1 < count; i++) {
+        const bool router = op[i].kind == GPUK_CHAIN_ROUTER;
+        if (sparse.logits == 0 || !gives_words(device, op, count, i) ||
+            (!router && op[i + 1].linear.cols > sparse.x)) {
+            meetings++;
+            continue;
+        }
+        uint64_t *at = router ? words : words + sparse.logits;
+        items[i].words_out = at, items[i + 1].words_in = at;
+    }
+    return meetings; /* a sparse MLP has one, by which launches are told apart */
+}
+
+extern "C" int gpuk_chain_write(const struct gpuk_device *device, const struct gpuk_chain_op *op,
+                                uint32_t count, void *memory, void *attention_workspace, void *stream,
+                                struct gpuk_chain *chain, struct helm_err *err)
+{
+    if (count == 0 || count > 1u << 20)
+        return helm_fail(err, HELM_E_LIMIT, "chain: %u operations (1 to 2^20)", count);
+    const uint32_t blocks = (uint32_t)device->sm_count;
+    const size_t bytes = list_bytes(count);
+    std::vector<uint64_t> image(bytes / sizeof(uint64_t) + 2);
+    unsigned char *at = (unsigned char *)(((uintptr_t)image.data() + 15) / 16 * 16);
+    struct chain_header *header = (struct chain_header *)at;
+    struct chain_weights *weights = (struct chain_weights *)(at + CHAIN_HEADER_BYTES);
+    struct chain_plan plan;
+    int rc = plan_chain(device, op, count, &plan, err);
+    if (rc) return rc;
+    const struct ring_shape ring = ring_of(device, op, count, plan.region, plan.norm);
+    if (ring.slots == 0)
+        return helm_fail(err, HELM_E_UNSUPPORTED, "chain: %u operations take too much shared memory together",
+                         count);
+    uint64_t *words = (uint64_t *)((unsigned char *)memory + bytes);
+    const size_t words_bytes = (words_of(op, count) * sizeof(uint64_t) + 255) / 256 * 256,
+                 all_words = gpuk_chain_bytes(op, count) - bytes;
+    struct chain_item *items = (struct chain_item *)(weights + plan.tiled);
+    struct chain_weights *next = weights;
+    uint32_t start = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct chain_item *item = &items[i];
+        item->kind = op[i].kind;
+        if (op[i].kind == GPUK_CHAIN_ATTENTION) {
+            if (attention_item(&op[i], attention_workspace, words, header, item))
+                return helm_fail(err, HELM_E_UNSUPPORTED, "chain: operation %u of %u is of another step", i,
+                                 count);
+            item->held_at = i > 0 && plan.holds ? held_at(&op[i - 1], &op[i]) : 0;
+        } else {
+            rc = linear_item(&op[i], blocks, ring.pitch, &start, item, err);
+            if (rc) return rc;
+            if (has_tiles(&op[i])) *next++ = item->where;
+        }
+        if (i + 1 < count && has_norm(&op[i + 1])) {
+            item->next_norm = op[i + 1].linear.norm;
+            item->next_norm_quads = op[i + 1].linear.cols / 4;
+        }
+    }
+    *chain = {};
+    chain->meetings =
+        join_by_words(device, op, count, (uint64_t *)((unsigned char *)words + words_bytes), items);
+    chain->list = memory;
+    chain->count = count;
+    chain->variant = plan.family * KV_DTYPE_COUNT + (plan.cache < 0 ? 0 : plan.cache);
+    chain->sparse = plan.sparse;
+    chain->warps = chain_shaped::LAUNCHED / 32;
+    chain->slots = ring.slots;
+    chain->pitch = ring.pitch;
+    chain->askers = chain_askers(ring.pitch);
+    chain->shared_bytes = (uint32_t)chain_shared_bytes(ring.slots, ring.pitch, plan.region, plan.norm);
+    chain->norm_bytes = plan.norm;
+    chain->blocks = blocks;
+    chain->linears = plan.tiled;
+    chain->region_bytes = plan.region;
+    cudaError_t code = cudaMemcpyAsync(memory, at, bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream);
+    if (code == cudaSuccess && all_words) code = cudaMemsetAsync(words, 0, all_words, (cudaStream_t)stream);
+    if (code == cudaSuccess) code = cudaStreamSynchronize((cudaStream_t)stream);
+    return code == cudaSuccess ? HELM_OK : gpuk_cuda_fail(err, code, "chain: writing the list");
+}

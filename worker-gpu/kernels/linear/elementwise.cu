@@ -1,0 +1,286 @@
+/* The small kernels of prefill and of a step's ends: embedding, norms, SwiGLU, biases, gathering, lanes.
+ *
+ * One block or more a token; tokens beyond *count are left alone. Launchers below; worker-gpu/kernels/kernels.h says
+ * what they mean. */
+#include "worker-gpu/kernels/formats/decode.cuh"
+
+static const uint32_t THREADS = 256;
+
+__device__ __forceinline__ bool beyond(const uint32_t *count, uint32_t token)
+{
+    return count && token >= *count;
+}
+
+/* ---- embedding ---------------------------------------------------------------------------------- */
+
+template <typename D>
+__global__ void embed_kernel(const uint32_t *count, const uint32_t *ids, const unsigned char *table,
+                             uint32_t vocab, uint32_t hidden, float *x)
+{
+    let_next_start();
+    wait_for_previous();
+    uint32_t t = blockIdx.x;
+    if (beyond(count, t)) return;
+    uint32_t id = ids[t];
+    for (uint32_t i = blockIdx.y * THREADS + threadIdx.x; i < hidden; i += gridDim.y * THREADS)
+        x[(size_t)t * hidden + i] =
+            id < vocab ? D::number(table + id * D::bytes(hidden), i) : __int_as_float(0x7fc00000);
+}
+
+/* ---- norm --------------------------------------------------------------------------------------- */
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    rmsnorm_kernel(const uint32_t *count, const float *x, const float *norm, float eps, uint32_t hidden,
+                   T *out, bool vector)
+{
+    __shared__ float scratch[32];
+    let_next_start();
+    wait_for_previous();
+    if (beyond(count, blockIdx.x)) return;
+    const float *from = x + (size_t)blockIdx.x * hidden;
+    T *to = out + (size_t)blockIdx.x * hidden;
+    float scale = 1.0f;
+    if (norm) {
+        float squares = 0;
+        if (vector)
+            for (uint32_t i = threadIdx.x; i < hidden / 4; i += THREADS) {
+                float4 v = __ldcg(reinterpret_cast<const float4 *>(from) + i);
+                squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            }
+        else
+            for (uint32_t i = threadIdx.x; i < hidden; i += THREADS) {
+                float v = __ldcg(from + i);
+                squares += v * v;
+            }
+        squares = block_sum(squares, scratch);
+        scale = rsqrtf(squares / (float)hidden + eps);
+    }
+    if (vector) {
+        for (uint32_t i = threadIdx.x; i < hidden / 8; i += THREADS) {
+            float v[8];
+            *reinterpret_cast<float4 *>(v) = __ldcg(reinterpret_cast<const float4 *>(from) + 2 * i);
+            *reinterpret_cast<float4 *>(v + 4) = __ldcg(reinterpret_cast<const float4 *>(from) + 2 * i + 1);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = norm ? v[j] * scale * norm[i * 8 + j] : v[j];
+            store8<T>(to + i * 8, v);
+        }
+    } else {
+        for (uint32_t i = threadIdx.x; i < hidden; i += THREADS) {
+            float v = __ldcg(from + i);
+            to[i] = element<T>::store(norm ? v * scale * norm[i] : v);
+        }
+    }
+}
+
+/* ---- SwiGLU ------------------------------------------------------------------------------------- */
+
+template <typename I, typename O>
+__global__ void __launch_bounds__(THREADS)
+    swiglu_kernel(const uint32_t *count, const I *in, uint32_t stride, uint32_t up_at, uint32_t n, O *out,
+                  uint32_t out_stride, bool vector)
+{
+    let_next_start();
+    wait_for_previous();
+    if (beyond(count, blockIdx.x)) return;
+    const I *gate = in + (size_t)blockIdx.x * stride, *up = gate + up_at;
+    O *to = out + (size_t)blockIdx.x * out_stride;
+    uint32_t i = (blockIdx.y * THREADS + threadIdx.x) * 8;
+    if (vector) {
+        if (i >= n) return;
+        float g[8], u[8];
+        load8<I>(gate + i, g);
+        load8<I>(up + i, u);
+#pragma unroll
+        for (int j = 0; j < 8; j++) g[j] = silu(g[j]) * u[j];
+        store8<O>(to + i, g);
+        return;
+    }
+    for (uint32_t end = i + 8; i < end && i < n; i++)
+        to[i] = element<O>::store(silu(element<I>::load(gate[i])) * element<I>::load(up[i]));
+}
+
+template <typename T>
+__global__ void add_bias_kernel(const uint32_t *count, T *out, uint32_t stride, uint32_t rows,
+                                const float *bias)
+{
+    let_next_start();
+    wait_for_previous();
+    if (beyond(count, blockIdx.x)) return;
+    T *to = out + (size_t)blockIdx.x * stride;
+    for (uint32_t i = threadIdx.x; i < rows; i += THREADS)
+        to[i] = element<T>::store(element<T>::load(to[i]) + bias[i]);
+}
+
+/* ---- rows of fp32 ------------------------------------------------------------------------------- */
+
+/* Row i of out = row index[i] (or i) of x. x and out may be mapped host memory: x is read once, past the L1,
+ * and 16 bytes at a time where it is aligned. */
+__global__ void copy_rows_kernel(const uint32_t *count, const uint32_t *index, const float *x,
+                                 uint32_t hidden, float *out, bool vector)
+{
+    let_next_start();
+    wait_for_previous();
+    if (beyond(count, blockIdx.x)) return;
+    const float *from = x + (size_t)(index ? index[blockIdx.x] : blockIdx.x) * hidden;
+    float *to = out + (size_t)blockIdx.x * hidden;
+    const uint32_t first = blockIdx.y * THREADS + threadIdx.x, step = gridDim.y * THREADS;
+    if (vector)
+        for (uint32_t i = first; i < hidden / 4; i += step)
+            __stcg(reinterpret_cast<float4 *>(to) + i, __ldcv(reinterpret_cast<const float4 *>(from) + i));
+    else
+        for (uint32_t i = first; i < hidden; i += step) __stcg(to + i, __ldcv(from + i));
+}
+
+/* ---- launchers ---------------------------------------------------------------------------------- */
+
+static int bad_dtype(const char *what, int dtype, struct helm_err *err)
+{
+    return helm_fail(err, HELM_E_UNSUPPORTED, "%s: dtype %d", what, dtype);
+}
+static int check_shape(const char *what, uint32_t tokens, uint32_t width, struct helm_err *err)
+{
+    if (tokens == 0 || width == 0 || tokens > (1u << 24))
+        return helm_fail(err, HELM_E_LIMIT, "%s: %u tokens of %u (1 to 2^24 tokens)", what, tokens, width);
+    return HELM_OK;
+}
+
+typedef void (*embed_function)(const uint32_t *, const uint32_t *, const unsigned char *, uint32_t, uint32_t,
+                               float *);
+#define EMBED(D) embed_kernel<D>
+static const embed_function embed_kernels[FORMAT_COUNT] = BY_FORMAT(EMBED, nullptr);
+
+extern "C" int gpuk_embed(const struct gpuk_step *step, uint32_t tokens, const void *table,
+                          enum tensor_format format, uint32_t vocab, uint32_t hidden, float *x,
+                          uint32_t flags, void *stream, struct helm_err *err)
+{
+    int rc = check_shape("embed", tokens, hidden, err);
+    if (rc) return rc;
+    dim3 grid(tokens, tokens <= GPUK_BATCH_MAX ? div_up(hidden, THREADS) : 1);
+    if ((unsigned)format >= FORMAT_COUNT || !embed_kernels[format])
+        return helm_fail(err, HELM_E_UNSUPPORTED, "embed: a table of %s", tensor_format_name(format));
+    return gpuk_launch("embed", embed_kernels[format], grid, dim3(THREADS), 0, flags, stream, err,
+                       step->counts, step->token_id, (const unsigned char *)table, vocab, hidden, x);
+}
+
+extern "C" int gpuk_rmsnorm(const uint32_t *count, uint32_t tokens, const float *x, const float *norm,
+                            float eps, uint32_t hidden, void *out, enum dtype out_dtype, uint32_t flags,
+                            void *stream, struct helm_err *err)
+{
+    int rc = check_shape("rmsnorm", tokens, hidden, err);
+    if (rc) return rc;
+    bool vector = hidden % 8 == 0 && ((size_t)x | (size_t)out) % 16 == 0;
+#define LAUNCH(T)                                                                                            \
+    gpuk_launch("rmsnorm", rmsnorm_kernel<T>, dim3(tokens), dim3(THREADS), 0, flags, stream, err, count, x,  \
+                norm, eps, hidden, (T *)out, vector)
+    switch (out_dtype) {
+    case DTYPE_BF16:
+        return LAUNCH(__nv_bfloat16);
+    case DTYPE_F16:
+        return LAUNCH(__half);
+    case DTYPE_F32:
+        return LAUNCH(float);
+    default:
+        return bad_dtype("rmsnorm", (int)out_dtype, err);
+    }
+#undef LAUNCH
+}
+
+static int copy_rows(const char *what, const uint32_t *count, uint32_t rows, const uint32_t *index,
+                     const float *x, uint32_t hidden, float *out, uint32_t flags, void *stream,
+                     struct helm_err *err)
+{
+    int rc = check_shape(what, rows, hidden, err);
+    if (rc) return rc;
+    bool vector = hidden % 4 == 0 && ((size_t)x | (size_t)out) % 16 == 0;
+    /* few rows: spread over blocks, since a load from host memory takes more than a microsecond */
+    dim3 grid(rows, rows <= GPUK_BATCH_MAX ? div_up(hidden, vector ? 4 * THREADS : THREADS) : 1);
+    return gpuk_launch(what, copy_rows_kernel, grid, dim3(THREADS), 0, flags, stream, err, count, index, x,
+                       hidden, out, vector);
+}
+
+extern "C" int gpuk_gather(const struct gpuk_step *step, uint32_t samples, const float *x, uint32_t hidden,
+                           float *out, uint32_t flags, void *stream, struct helm_err *err)
+{
+    return copy_rows("gather", step->counts + 2, samples, step->sample_token, x, hidden, out, flags, stream,
+                     err);
+}
+
+extern "C" int gpuk_lane_copy(const uint32_t *count, uint32_t tokens, const float *x, uint32_t hidden,
+                              float *out, uint32_t flags, void *stream, struct helm_err *err)
+{
+    return copy_rows("lane copy", count, tokens, NULL, x, hidden, out, flags, stream, err);
+}
+
+template <typename I, typename O>
+static int run_swiglu(const uint32_t *count, uint32_t tokens, const void *in, uint32_t stride, uint32_t up_at,
+                      uint32_t n, void *out, uint32_t out_stride, uint32_t flags, void *stream,
+                      struct helm_err *err)
+{
+    bool vector = (stride | up_at | n | out_stride) % 8 == 0 && ((size_t)in | (size_t)out) % 16 == 0;
+    return gpuk_launch("swiglu", swiglu_kernel<I, O>, dim3(tokens, div_up(n, 8 * THREADS)), dim3(THREADS), 0,
+                       flags, stream, err, count, (const I *)in, stride, up_at, n, (O *)out, out_stride,
+                       vector);
+}
+
+extern "C" int gpuk_swiglu(const uint32_t *count, uint32_t tokens, const void *in, enum dtype in_dtype,
+                           uint32_t stride, uint32_t up_at, uint32_t n, void *out, enum dtype out_dtype,
+                           uint32_t out_stride, uint32_t flags, void *stream, struct helm_err *err)
+{
+    int rc = check_shape("swiglu", tokens, n, err);
+    if (rc) return rc;
+    if (out_stride < n)
+        return helm_fail(err, HELM_E_USAGE, "swiglu: rows of %u numbers, %u apart", n, out_stride);
+#define RUN(I, O) run_swiglu<I, O>(count, tokens, in, stride, up_at, n, out, out_stride, flags, stream, err)
+    if (in_dtype == DTYPE_F32 && out_dtype == DTYPE_F32) return RUN(float, float);
+    if (in_dtype == DTYPE_F32 && out_dtype == DTYPE_BF16) return RUN(float, __nv_bfloat16);
+    if (in_dtype == DTYPE_F32 && out_dtype == DTYPE_F16) return RUN(float, __half);
+    if (in_dtype == DTYPE_BF16 && out_dtype == DTYPE_BF16) return RUN(__nv_bfloat16, __nv_bfloat16);
+    if (in_dtype == DTYPE_F16 && out_dtype == DTYPE_F16) return RUN(__half, __half);
+#undef RUN
+    return helm_fail(err, HELM_E_UNSUPPORTED, "swiglu: dtype %d to %d", (int)in_dtype, (int)out_dtype);
+}
+
+extern "C" int gpuk_add_bias(const uint32_t *count, uint32_t tokens, void *out, enum dtype dtype,
+                             uint32_t stride, uint32_t rows, const float *bias, uint32_t flags, void *stream,
+                             struct helm_err *err)
+{
+    int rc = check_shape("add bias", tokens, rows, err);
+    if (rc) return rc;
+#define LAUNCH(T)                                                                                            \
+    gpuk_launch("add bias", add_bias_kernel<T>, dim3(tokens), dim3(THREADS), 0, flags, stream, err, count,   \
+                (T *)out, stride, rows, bias)
+    switch (dtype) {
+    case DTYPE_BF16:
+        return LAUNCH(__nv_bfloat16);
+    case DTYPE_F16:
+        return LAUNCH(__half);
+    case DTYPE_F32:
+        return LAUNCH(float);
+    default:
+        return bad_dtype("add bias", (int)dtype, err);
+    }
+#undef LAUNCH
+}
+
+int gpuk_prepare_elementwise(const struct gpuk_device *, struct helm_err *err)
+{
+    int rc = HELM_OK;
+#define PREPARE(kernel) rc = rc ? rc : gpuk_prepare(#kernel, kernel, 0, err)
+    for (const embed_function kernel : embed_kernels)
+        if (kernel) PREPARE(kernel);
+    PREPARE((rmsnorm_kernel<__nv_bfloat16>));
+    PREPARE((rmsnorm_kernel<__half>));
+    PREPARE((rmsnorm_kernel<float>));
+    PREPARE((swiglu_kernel<float, float>));
+    PREPARE((swiglu_kernel<float, __nv_bfloat16>));
+    PREPARE((swiglu_kernel<float, __half>));
+    PREPARE((swiglu_kernel<__nv_bfloat16, __nv_bfloat16>));
+    PREPARE((swiglu_kernel<__half, __half>));
+    PREPARE((add_bias_kernel<__nv_bfloat16>));
+    PREPARE((add_bias_kernel<__half>));
+    PREPARE((add_bias_kernel<float>));
+    PREPARE(copy_rows_kernel);
+#undef PREPARE
+    return rc;
+}
