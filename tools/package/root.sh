@@ -17,7 +17,7 @@ need_tools debootstrap git curl
 # what fresh installations have in their apt: an archive, its components; and the keys that sign it
 describe_suite() { # SUITE
     case $1 in
-    bookworm | trixie) distribution=debian archive=http://deb.debian.org/debian components=main script=sid ;;
+    bookworm | trixie | testing) distribution=debian archive=http://deb.debian.org/debian components=main script=sid ;;
     noble) distribution=ubuntu archive=http://archive.ubuntu.com/ubuntu components=main,universe script=gutsy ;;
     *) echo "${0##*/}: suite '$1' is none of $SUITES" >&2; exit 2 ;;
     esac
@@ -51,7 +51,10 @@ unmount_roots() {
 apt_of() { # ROOT SUITE: sources, and how this machine reaches archives
     local pocket
     describe_suite "$2"
-    for pocket in "$2" "$2-updates"; do echo "deb $archive $pocket ${components//,/ }"; done >"$1/etc/apt/sources.list"
+    for pocket in "$2" "$2-updates"; do
+        [ $pocket != testing-updates ] || continue
+        echo "deb $archive $pocket ${components//,/ }"
+    done >"$1/etc/apt/sources.list"
     apt-config dump | grep -E '^Acquire::(http|https|Check-Valid-Until)[: ]' >"$1/etc/apt/apt.conf.d/90machine" || true
     rm -f "$1/etc/resolv.conf" && cp -L /etc/resolv.conf "$1/etc/"
     inside "$1" apt-get update -qq

@@ -47,7 +47,7 @@ static int rate_beside(const struct profile_format_link *l, const struct part *p
                        struct helm_err *err)
 {
     struct program *own = program_of(l, part->inputs), whole = *own;
-    struct profile_copied first, now;
+    struct profile_copied first = {0}, now = {0};
     double spent = 0;
     (void)engine_use(&l->steps->local.engine, part->inputs);
     *own = part->program;

@@ -104,7 +104,7 @@ INLINE void q6_k_half(int8_t *number, const uint8_t *low, const uint8_t *high)
                   both = _mm512_broadcast_i64x4(_mm256_loadu_si256((const void *)high)),
                   up = _mm512_inserti64x4(_mm512_set1_epi16(4), _mm256_set1_epi16(2), 1),
                   down = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(2), 1);
-    const int either = 0xf8; /* a | b & c */
+    enum { either = 0xf8 }; /* a | b & c; a number that is part of an instruction is no variable for clang */
     const __m512i first = _mm512_ternarylogic_epi64(_mm512_and_si512(bits, four), _mm512_sllv_epi16(both, up),
                                                     two, either),
                   second = _mm512_ternarylogic_epi64(_mm512_and_si512(_mm512_srli_epi16(bits, 4), four),
