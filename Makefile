@@ -267,6 +267,7 @@ help:
 	@echo "make deb           packages in $(BUILD)/deb for this release of Debian or Ubuntu   [SUITE=bookworm|trixie|noble: in a fresh root of it]"
 	@echo "make test-deb      built and tried in fresh roots   [SUITES='bookworm trixie noble']"
 	@echo "make test-image    the Containerfile, built and tried      make test-deploy: nginx, HAProxy, Kubernetes (docs/deploy.md)"
+	@echo "make test-compilers  the programs by newer compilers   [COMPILERS='testing:gcc trixie:clang']"
 	@echo "make test-readme   README's commands, word by word in fresh roots   [SUITES=...] [HOW='root user'] [BESIDE='quiet busy'] [README_TEST=0] [HELM_CPU=...]"
 	@echo "make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR), with manual pages and shells' completion      make uninstall"
 	@echo "make check-style   formatting, file sizes, header comments      make format, make clean"
