@@ -64,55 +64,7 @@ GEN := $(OBJ)/gen
 VERSION := $(shell cat VERSION)
 CPPFLAGS_ALL := -I. -I$(GEN) -DHELM_VERSION='"$(VERSION)"' $(CPPFLAGS)
 CFLAGS_ALL := $(BASE) $(DEBUG_INFO) $(OPT) $(WARN) $(CFLAGS)
-# Sanitized kernels in -O3 take two to three times as long to compile and run no faster, as does giving out registers
-# loop by loop. In MODE=asan they go without what of -fsanitize=undefined repeats AddressSanitizer at every access (it
-# sees the access itself; MODE=ubsan has all of it), and without watching scopes: a tile's sums, places in the frame that
-# are known, are then looked up in the shadow at every step. Only so is -O2 worth it, which keeps them in registers.
-LESS_asan := -fno-sanitize-address-use-after-scope -fno-sanitize=null$(comma)object-size$(comma)pointer-overflow
-KERNEL_OPT_asan := -O2 -fira-region=one $(LESS_asan)
-KERNEL_OPT_ubsan := -O1 -fira-region=one
-KERNEL_OPT_tsan := $(KERNEL_OPT_ubsan)
-KERNEL_OPT := $(or $(KERNEL_OPT_$(MODE)),-O3) -ffp-contract=off
-# The kernels with most instances, and attention's: in MODE=asan a call to look an access up, not its code there, is half the
-# time to compile and longer to run by less (not so for gemm: what it takes longer to run is more than it saves).
-MANY_INSTANCES := $(addprefix common/cpu/kernels/,int8_gemm_avx2 int8_gemm_avx512vnni int8_gemv_avx2 int8_gemv_avx512vnni blocks_avx2)
-CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16 \
-  attention_avx512bf16vbmi2 attention_amxint8 attention_amxvbmi2 attention_parts_amxvbmi2)
-# Kernels that a sanitized build takes from the release build. MODE=asan: those whose loops AVX2's have as well, which it
-# sees; the tests of products have a page that cannot be read behind what both read and write. FULL=1 instruments them all. The longest to
-# compile first: `make test` does before all else (release-for-asan).
-# ThreadSanitizer sees the kernels of AVX2 for weights in bf16, which tests of threads run in MODE=tsan; others, and what reads
-# files and formats, are the release build's objects.
-FULL ?=
-RELEASE_OF_asan := $(addprefix common/cpu/kernels/,int8_gemv_avx512vnni int8_gemm_avx512vnni gemm_avx512 gemm_avx512bf16 blocks_avx512 \
-  attention_avx512 attention_avx512bf16vbmi2 attention_amxvbmi2 gemv_avx512) common/formats/quantize_avx512
-ifeq ($(MODE),asan)
-$(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES) $(CALLED_asan)): KERNEL_OPT += --param asan-instrumentation-with-call-threshold=0
-# -O1 takes two thirds of -O2's time to compile these, and they run as long
-$(patsubst %,$(OBJ)/%.o,$(MANY_INSTANCES)): KERNEL_OPT += -O1
-RELEASE_asan := $(if $(FULL),,$(RELEASE_OF_asan))
-# compiled anew when FULL says otherwise than last time
-SANITIZED_STAMP := $(OBJ)/sanitized-kernels
-SANITIZED_WANT := $(if $(FULL),all,avx2)
-ifneq ($(shell cat $(SANITIZED_STAMP) 2>/dev/null),$(SANITIZED_WANT))
-.PHONY: $(SANITIZED_STAMP)
-endif
-$(SANITIZED_STAMP):
-	@mkdir -p $(@D)
-	@echo $(SANITIZED_WANT) >$@
-$(RELEASE_OF_asan:%=$(OBJ)/%.o): $(SANITIZED_STAMP)
-else ifeq ($(MODE),tsan)
-RELEASE_tsan := $(MANY_INSTANCES) $(addprefix common/cpu/kernels/,blocks_ref int8_ref gemm_openblas) \
-  $(filter-out $(MANY_INSTANCES),$(patsubst %.c,%,$(wildcard common/cpu/kernels/*_avx512*.c common/cpu/kernels/*_amx*.c common/model/*.c common/formats/*.c)))
-endif
-ifneq ($(RELEASE_$(MODE)),)
-.PHONY: release-objects
-release-objects:
-	$(Q)$(MAKE) -s --no-print-directory BUILD=$(BUILD) MODE=release $(RELEASE_$(MODE):%=$(BUILD)/release/%.o)
-$(RELEASE_$(MODE):%=$(OBJ)/%.o): $(OBJ)/%.o: release-objects
-	@mkdir -p $(@D)
-	$(Q)cmp -s $(BUILD)/release/$*.o $@ || cp $(BUILD)/release/$*.o $@
-endif
+KERNEL_OPT := -O3 -ffp-contract=off
 # DT_RPATH, not DT_RUNPATH: in a `make dist` folder it must also serve the libraries' own dependencies. Packages have none.
 RPATH ?= -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
 LDFLAGS_ALL := -pthread $(LDFLAGS_MODE) -Wl,--as-needed $(RPATH) $(LDFLAGS)
@@ -165,13 +117,6 @@ $(OBJ)/gen/%.o: $(GEN)/%.c
 # Sources may include generated headers, so those come first.
 GEN_HEADERS := $(GEN)/proto/helm.pb-c.h $(GEN)/proto/control.pb-c.h
 kernel_isa = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $(1))))))
-# Tests are compiled as quickly as can be, a quarter of the time: most are run once. Not those that compute references.
-test_opt = $(if $(filter release asan,$(MODE)),$(if $(filter tests/unit/% tests/golden/test_%,$(1)),-O0 -U_FORTIFY_SOURCE))
-# So are, in MODE=asan, sources that wait for others most of the time; the planner, which computes most of it, goes without
-# what its kernels go without. Each takes 0.6 of the time to compile, or three quarters to run.
-QUICK_asan := $(filter-out daemon/planner/% client/text/%,$(filter daemon/% client/% tools/%,$(MAIN_SRC) $(ALL_SRC)))
-PLANNER_asan := $(filter daemon/planner/cost/% daemon/planner/search/%,$(DAEMON_SRC))
-mode_opt = $(if $(filter $(QUICK_$(MODE)),$(1)),-O0) $(if $(filter $(PLANNER_$(MODE)),$(1)),$(LESS_asan))
 $(OBJ)/%.o: %.c | $(GEN_HEADERS)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
@@ -197,7 +142,7 @@ $(OBJ)/libhelm-workers.a: $(filter-out $(OBJ)/client/% $(OBJ)/daemon/% $(OBJ)/to
 	$(call say,AR,$@)
 	$(Q)rm -f $@ && ar qcs $@ $^
 
-include worker-gpu/cuda.mk client/libhelm.mk tests/tests.mk
+include tests/sanitize.mk worker-gpu/cuda.mk client/libhelm.mk tests/tests.mk
 
 # ---- everything else ----------------------------------------------------------------------------------------
 
