@@ -16,7 +16,7 @@ endif
 # the tests run. (gemm is not listed: there they cost more than they save.)
 MANY_INSTANCES := $(addprefix common/cpu/kernels/,int8_gemm_avx2 int8_gemm_avx512vnni int8_gemv_avx2 int8_gemv_avx512vnni blocks_avx2)
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16 \
-  attention_avx512bf16vbmi2 attention_amxint8 attention_amxvbmi2 attention_parts_amxvbmi2)
+  attention_avx512bf16vbmi2 attention_amxint8 attention_amxvbmi2 attention_parts_amxvbmi2 bf16_packed_avx512vbmi2)
 
 # Objects that a sanitized build takes from the release build; FULL=1 instruments all of them.
 # MODE=asan: kernels whose loops the AVX2 kernels share, which are instrumented (in the tests of products an unreadable page follows
@@ -24,7 +24,8 @@ CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 a
 # compile come first, since `make test` compiles them before everything else (release-for-asan).
 FULL ?=
 RELEASE_OF_asan := $(addprefix common/cpu/kernels/,int8_gemv_avx512vnni int8_gemm_avx512vnni gemm_avx512 gemm_avx512bf16 blocks_avx512 \
-  attention_avx512 attention_avx512bf16vbmi2 attention_amxvbmi2 gemv_avx512) common/formats/quantize_avx512
+  attention_avx512 attention_avx512bf16vbmi2 attention_amxvbmi2 gemv_avx512 q8_0_avx512) \
+  $(addprefix common/formats/,quantize_ref quantize_avx512)
 # gcc's names of instructions and /proc/cpuinfo's differ in '-' and '_' alone
 CPU_HAS := $(shell sed -n '/^flags/{s/_//g;p;q}' /proc/cpuinfo)
 isa_lacks = $(if $(CPU_HAS),$(filter-out $(CPU_HAS),$(subst -,,$(patsubst -m%,%,$(filter-out -mprefer-%,$(call kernel_isa,$(1)))))))
@@ -62,8 +63,12 @@ endif
 
 # Tests: at -O0 they compile in a quarter of the time, and most run once. Kernels' tests are not among them, since they compute references.
 test_opt = $(if $(filter release asan,$(MODE)),$(if $(filter tests/unit/% tests/golden/test_%,$(1)),-O0 -U_FORTIFY_SOURCE))
-# MODE=asan: sources that wait for others most of the time compile at -O0, in 0.6 of the time. The planner's search and prices compute most of
-# the time, and run in three quarters of it without the checks that kernels go without.
-QUICK_asan := $(filter-out daemon/planner/% client/text/%,$(filter daemon/% client/% tools/%,$(MAIN_SRC) $(ALL_SRC)))
+# MODE=asan: sources that wait, parse or call kernels compile at -O0, in half of the time. The rest computes: kernels, formats, sampling, the
+# emulated device, tokenizers, grammars and the planner. The planner's search and prices run in three quarters of the time without the checks
+# that kernels go without.
+COMPUTING_asan := common/base/% common/cpu/% common/experts/% common/formats/% common/measure/% common/sampling/% common/shared/% \
+  client/text/grammar/% client/text/jinja/% client/text/tokenizer/% daemon/planner/% worker-gpu/device/emulated/% worker-gpu/weights/% worker-cpu/weights/% \
+  $(PROTO_SRC) $(GEN)/%
+QUICK_asan := $(filter-out $(COMPUTING_asan),$(MAIN_SRC) $(ALL_SRC))
 PLANNER_asan := $(filter daemon/planner/cost/% daemon/planner/search/%,$(DAEMON_SRC))
 mode_opt = $(if $(filter $(QUICK_$(MODE)),$(1)),-O0) $(if $(filter $(PLANNER_$(MODE)),$(1)),$(LESS_asan))
