@@ -164,7 +164,7 @@ $(TEST_MODES:%=build-%): build-%:
 SLOW_OBJ := $(call obj_of,$(KERNEL_SRC))
 RUN_BY_TESTS := tests programs $(if $(filter asan,$(MODE))$(FULL),$(FUZZ_REPLAY)) $(PYPROTO)/helm_pb2.py
 test-programs-asan: $(SLOW_OBJ) $(RUN_BY_TESTS)
-test-programs-release: $(if $(CUDA_DEVICE),$(call cuda_obj_of,$(CUDA_KERNEL_SRC))) $(CUDA_EMULATED_OBJ) $(SLOW_OBJ) \
+test-programs-release: $(if $(CUDA_DEVICE),$(CUDA_KERNEL_OBJ)) $(CUDA_EMULATED_OBJ) $(SLOW_OBJ) \
   $(OBJ)/helm-test-gpu-emulated all $(RUN_BY_TESTS) dist
 test-programs-tsan: $(SLOW_OBJ) $(filter $(OBJ)/tests/ipc/%_threads,$(TEST_BIN))
 # of which it takes objects; of those that asan takes none is compiled by both at once

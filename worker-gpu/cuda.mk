@@ -71,6 +71,28 @@ CUDA_TEST_HOST_OBJ := $(addprefix $(OBJ)/common/base/,cgroup.o cpu.o err.o print
 CUDA_PROGRAMS := $(if $(NVCC),helm-test-gpu-kernels helm-bench-gpu-kernels)
 cuda_obj_of = $(patsubst %.cu,$(OBJ)/%.o,$(1))
 
+# Sources that compile as one each (tests/unite.py) where quick code is read and not run: nvcc's processes and CUDA's headers take most of
+# a file's time. All sources of a group are compiled for the same architectures; tests and benches have no kernels of their own.
+CUDA_KERNEL_GROUPS := asking chains experts few gemm nineties
+kernels_of = $(1:%=worker-gpu/kernels/%.cu)
+CUDA_GROUP_asking := $(call kernels_of,attention/decode_tensor formats/expand linear/gemv_groups)
+CUDA_GROUP_chains := $(call kernels_of,chain/chain chain/list chain/sparse)
+CUDA_GROUP_experts := $(call kernels_of,experts/experts experts/chunk experts/packed experts/plain experts/route experts/share)
+CUDA_GROUP_few := $(call kernels_of,attention/merge linear/elementwise linear/linear attention/rope experts/router_logits select weigh)
+CUDA_GROUP_gemm := $(call kernels_of,attention/decode linear/gemm_blocks linear/gemm_small linear/gemv_bulk linear/gemv_plain)
+CUDA_GROUP_nineties := $(call kernels_of,chain/attention experts/bulk experts/digits)
+CUDA_GROUP_tests := $(filter-out %/test_gemv_packed.cu,$(CUDA_TEST_SRC))
+CUDA_GROUP_benches := $(patsubst %,tools/bench/gpu/bench_%.cu,batch chain chunks experts formats long packed)
+define united_rule
+$(GEN)/united/$(1).cu: $(CUDA_GROUP_$(1)) tests/unite.py worker-gpu/cuda.mk
+	@mkdir -p $$(@D)
+	$$(Q)tests/unite.py $(CUDA_GROUP_$(1)) >$$@
+endef
+$(foreach g,$(CUDA_KERNEL_GROUPS) tests benches,$(eval $(call united_rule,$(g))))
+# $(1): sources, $(2): the groups that stand for some of them
+united_obj_of = $(if $(PTX_READ),$(2:%=$(OBJ)/united/%.o) $(call cuda_obj_of,$(filter-out $(foreach g,$(2),$(CUDA_GROUP_$(g))),$(1))),$(call cuda_obj_of,$(1)))
+CUDA_KERNEL_OBJ := $(call united_obj_of,$(CUDA_KERNEL_SRC),$(CUDA_KERNEL_GROUPS))
+
 # The same tests of the same kernels as plain C++ on an emulated device, with or without nvcc: indexing, masks, fragments
 # and barriers' phases are checked (under MODE=asan also every access); races and speed are not. In -Og it takes half the
 # time of -O1 to compile, a quarter of -O2's, and little longer to run; but the emulator itself is compiled for speed.
@@ -105,18 +127,23 @@ endif
 $(CUDA_STAMP):
 	@mkdir -p $(@D)
 	@echo "$(CUDA_WANT)" >$@
-$(OBJ)/%.o: %.cu $(CUDA_STAMP)
+define compile_cuda
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
 	$(Q)$(if $(PTX_KEPT),rm -rf $@.keep && mkdir $@.keep && )$(NVCC) -I. $(CUDA_DEFS) $(NVCC_FLAGS) $(NVCC_CODE) $(if $(PTX_KEPT),--keep --keep-dir $@.keep) -MMD -MP -c -o $@ $<
 	$(if $(PTX_KEPT),$(Q)for f in $@.keep/*.ptx; do $(dir $(NVCC))ptxas -arch=compute_$$(sed -n 's/^\.target sm_\([0-9a-z]*\).*/\1/p' $$f) $$f || { rm -f $@; exit 1; }; done; rm -rf $@.keep)
+endef
+$(OBJ)/%.o: %.cu $(CUDA_STAMP)
+	$(compile_cuda)
+$(OBJ)/united/%.o: $(GEN)/united/%.cu $(CUDA_STAMP)
+	$(compile_cuda)
 # Between them these reach every question about the architecture in ptx.cuh, and all that stand elsewhere.
 CUDA_KERNEL_ASKING_SRC := $(addprefix worker-gpu/kernels/,attention/decode_tensor.cu attention/prefill.cu formats/expand.cu linear/gemv_groups.cu)
-$(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)): NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
-$(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)): PTX_KEPT := $(PTX_READ)
+$(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)) $(OBJ)/united/asking.o: NVCC_CODE := $(call gencode,$(CUDA_ARCHS))
+$(call cuda_obj_of,$(CUDA_KERNEL_ASKING_SRC)) $(OBJ)/united/asking.o: PTX_KEPT := $(PTX_READ)
 # 9.0's alone, which no other device is given (gpuk_device.bulk_copy)
 CUDA_KERNEL_90_SRC := $(filter worker-gpu/kernels/chain/% %/experts/bulk.cu %/experts/digits.cu %/gemm_integer.cu %/gemm_stream.cu,$(CUDA_KERNEL_SRC))
-$(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)): NVCC_CODE := \
+$(call cuda_obj_of,$(CUDA_KERNEL_90_SRC)) $(OBJ)/united/chains.o $(OBJ)/united/nineties.o: NVCC_CODE := \
   $(call gencode,$(or $(filter-out 7% 8%,$(CUDA_ARCHS)),$(lastword $(CUDA_ARCHS))))
 # 9.0's warpgroups have instructions that no later device has either: no code for others, which are given none of it
 # (gpuk_device.warpgroups). Without 9.0 among the architectures there is nothing in it. Quick code is PTX that nothing runs:
@@ -129,18 +156,18 @@ $(call cuda_obj_of,$(CUDA_KERNEL_90A_SRC)): NVCC_CODE := $(if $(CUDA_QUICK),-gen
 endif
 # tests have no kernels of their own, nor have most benchmarks: one architecture is as good as five, and quick code is plain C++
 CUDA_LAUNCH_SRC := $(CUDA_TEST_SRC) $(filter-out %/bench_kernels.cu %/bench_model.cu,$(CUDA_BENCH_SRC))
-$(call cuda_obj_of,$(CUDA_LAUNCH_SRC)): NVCC_CODE := \
+$(call cuda_obj_of,$(CUDA_LAUNCH_SRC)) $(OBJ)/united/tests.o $(OBJ)/united/benches.o: NVCC_CODE := \
   $(if $(PTX_READ),-x c++,-gencode=arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS)))
-$(call cuda_obj_of,$(CUDA_LAUNCH_SRC)): PTX_KEPT :=
-$(BIN)/helm-test-gpu-kernels: $(call cuda_obj_of,$(CUDA_TEST_SRC) $(CUDA_KERNEL_SRC)) $(CUDA_TEST_HOST_OBJ)
-$(BIN)/helm-bench-gpu-kernels: $(call cuda_obj_of,$(CUDA_BENCH_SRC) $(CUDA_KERNEL_SRC)) $(CUDA_TEST_HOST_OBJ)
+$(call cuda_obj_of,$(CUDA_LAUNCH_SRC)) $(OBJ)/united/tests.o $(OBJ)/united/benches.o: PTX_KEPT :=
+$(BIN)/helm-test-gpu-kernels: $(call united_obj_of,$(CUDA_TEST_SRC),tests) $(CUDA_KERNEL_OBJ) $(CUDA_TEST_HOST_OBJ)
+$(BIN)/helm-bench-gpu-kernels: $(call united_obj_of,$(CUDA_BENCH_SRC),benches) $(CUDA_KERNEL_OBJ) $(CUDA_TEST_HOST_OBJ)
 $(CUDA_PROGRAMS:%=$(BIN)/%):
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CC) -o $@ $^ $(LDFLAGS_ALL) $(CUDA_LIBS)
 $(CUDA_DEVICE_OBJ): CPPFLAGS_ALL += -isystem $(CUDA_LIB)/../include
 ifneq ($(CUDA_DEVICE),)
-$(BIN)/helm-worker-gpu: $(call cuda_obj_of,$(CUDA_KERNEL_SRC))
+$(BIN)/helm-worker-gpu: $(CUDA_KERNEL_OBJ)
 endif
 # tests of device and workers with the CUDA device in them: HELM_TEST_DEVICE=cuda $(BIN)/helm-test-gpu-split
 CUDA_DEVICE_TESTS := $(addprefix $(BIN)/helm-test-gpu-,device home split stream tiers gguf)
@@ -151,7 +178,7 @@ $(BIN)/helm-test-gpu-stream: $(OBJ)/tests/golden/test_golden_stream.o
 $(BIN)/helm-test-gpu-tiers: $(OBJ)/tests/golden/test_golden_tiers.o
 $(BIN)/helm-test-gpu-gguf: $(OBJ)/tests/golden/test_golden_gguf_gpu.o
 $(CUDA_DEVICE_TESTS): $(CUDA_DEVICE_OBJ) \
-  $(call cuda_obj_of,$(CUDA_KERNEL_SRC)) $(OBJ)/libhelm-all.a
+  $(CUDA_KERNEL_OBJ) $(OBJ)/libhelm-all.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CC) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDFLAGS_ALL) -lcmocka $(ALL_LIBS) $(CUDA_LIBS)
