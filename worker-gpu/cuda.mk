@@ -100,8 +100,9 @@ CUDA_EMULATED_SRC := $(CUDA_TEST_SRC) $(filter-out %/matmul.cu,$(CUDA_KERNEL_SRC
 CUDA_EMULATED_OBJ := $(patsubst %,$(OBJ)/emulated/%.o,$(CUDA_EMULATED_SRC))
 EMULATED_OPT := -Og
 $(OBJ)/emulated/tests/gpu/emulator/emulator.cpp.o: EMULATED_OPT := -O2
-# a quarter of all of it to compile, little of it run: half of that, and a second or two longer
-$(OBJ)/emulated/worker-gpu/kernels/chain/chain.cu.o $(OBJ)/emulated/worker-gpu/kernels/chain/sparse.cu.o: EMULATED_OPT := -O0 -U_FORTIFY_SOURCE
+# These take half of the time to compile, little of them runs, and the tests take a few seconds longer.
+EMULATED_QUICK := chain/chain chain/sparse $(addprefix experts/,bulk chunk digits plain wide) linear/gemm_integer
+$(EMULATED_QUICK:%=$(OBJ)/emulated/worker-gpu/kernels/%.cu.o): EMULATED_OPT := -O0 -U_FORTIFY_SOURCE
 $(OBJ)/emulated/%.o: %
 	@mkdir -p $(@D)
 	$(call say,CXX,$<)
