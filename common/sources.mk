@@ -44,6 +44,11 @@ COMMON_SRC := \
 
 MODEL_SRC := \
   common/model/arch.c \
+  common/model/arch/dots.c \
+  common/model/arch/gpt_oss.c \
+  common/model/arch/llama.c \
+  common/model/arch/mixtral.c \
+  common/model/arch/qwen.c \
   common/model/checkpoint.c \
   common/model/config.c \
   common/model/content.c \
@@ -59,10 +64,12 @@ MODEL_SRC := \
   common/model/hub_tag.c \
   common/model/identity.c \
   common/model/index.c \
+  common/model/keys.c \
   common/model/math.c \
   common/model/mixture.c \
   common/model/nearest.c \
   common/model/parts.c \
+  common/model/role.c \
   common/model/rope.c \
   common/model/rope_config.c \
   common/model/router.c \

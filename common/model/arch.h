@@ -1,88 +1,131 @@
-/* Architectures as data: what a model's tensors are called, what shape they have, which exist, which
- * operations run.
+/* What an architecture is: one constant `struct arch` in a file of its own (arch/), and the registry of them.
  *
- * Private to common/model (config.c reads the defaults, checkpoint.c matches names). Adding an architecture
- * whose operations exist is adding a row; the readers of `struct model` do not change. Constant tables; no
- * state. */
+ * An architecture says, as data: the keys of its configuration in config.json and in GGUF files, its tensors' names in
+ * both, its kinds of layers and their operations; and, as one function each, which layer is of which kind. The readers in
+ * this folder are driven by that and ask for no architecture by name. To add one: a file in arch/, a line in `archs` of
+ * arch.c. Usual rows, which most have, are in arch/usual.h. Constant tables; no state. */
 #ifndef HELM_COMMON_MODEL_ARCH_H
 #define HELM_COMMON_MODEL_ARCH_H
 
 #include "common/model/model.h"
 
-/* How sliding windows are spread over layers when config.json has no layer_types. */
-enum arch_window {
-    ARCH_WINDOW_NEVER,      /* the architecture has none (Llama) */
-    ARCH_WINDOW_ALL,        /* `sliding_window` not null: every layer (Mistral) */
-    ARCH_WINDOW_FROM_LAYER, /* only with use_sliding_window, from layer max_window_layers on (Qwen) */
-    ARCH_WINDOW_USED,       /* only with use_sliding_window, every layer (Qwen3-MoE) */
-    ARCH_WINDOW_ALTERNATE,  /* layers 0, 2, ... (gpt-oss) */
-    ARCH_WINDOW_EVERY_OTHER, /* only with use_sliding_window, layers 0, 2, ... below max_window_layers (Qwen2-MoE) */
-    ARCH_WINDOW_ON_FROM, /* from layer max_window_layers on (dots.llm1) */
+struct keys;
+struct fused_tensor;
+
+/* ---- keys ---- */
+
+enum key_kind {
+    KEY_NONE, /* the end of a table */
+    KEY_U32,
+    KEY_DOUBLE,
+    KEY_FLOAT,
+    KEY_BOOL,
+    KEY_WORD, /* one of `words`, or absent; nothing is kept of it */
+    KEY_FIXED, /* is `neutral` wherever it is there: other values are refused, since nothing computes by them */
+};
+/* What the reader demands. GGUF files have defaults of their own for some. */
+enum key_need {
+    KEY_OPTIONAL,
+    KEY_NEEDED,
+    KEY_STATED,           /* config.json: it is there, though it may be null; GGUF: optional */
+    KEY_NEEDED_IN_CONFIG, /* config.json: there, and not null; GGUF: optional */
+    KEY_NEEDED_IN_GGUF,   /* the other way round */
+};
+#define KEY_NAMES_MAX 3
+struct arch_key {
+    enum key_kind kind;
+    enum key_need need;
+    size_t at;                       /* of the member of struct model_config */
+    const char *name[KEY_NAMES_MAX]; /* in config.json: the first, and others for it */
+    const char *gguf[2];             /* behind the architecture's name and a dot */
+    double min, max;                 /* of numbers */
+    double neutral;                  /* FIXED */
+    const char *words;               /* WORD: "silu swish" */
+    const char *why;                 /* FIXED: what is not supported; NULL: the value alone is named */
+    bool null_is_zero;               /* null in config.json means 0: there is none */
+    bool zero_is_none;               /* 0 in GGUF files means that the key is not there */
 };
 
-/* A mixture of experts: what config.json calls its numbers, and what is fixed. */
-struct arch_experts {
-    const char *count_key;                  /* number of experts */
-    const char *intermediate_key;           /* of one expert */
-    uint32_t default_count, default_chosen; /* 0: config.json says it */
-    const char *const *names; /* by role, what its tensors are called where not as Qwen3's; NULL: as those */
-    bool dense_keys;          /* decoder_sparse_step and mlp_only_layers say which layers are dense */
-    bool norm_key;            /* norm_topk_prob says whether weights are normalised; else they are */
-    bool bias;                /* of router and experts */
-    bool mxfp4;               /* config.json's quantization_config may say that their matrices are MXFP4 */
-    bool choice_bias;         /* of the choice alone */
-    bool
-        v3_keys; /* first_k_dense_replace, n_group, topk_group, routed_scaling_factor, as DeepSeek-V3 has them */
-    /* What is between the halves of the shared expert, or how many of the others it is as wide as; NULL, NULL: none */
-    const char *shared_key, *shared_count_key;
-    uint32_t default_shared;
-    bool shared_weighed; /* it has a weight for each token; else 1 */
-    enum router_score score;
-    enum glu_kind glu;
+/* ---- tensors ---- */
+
+/* A role's names in this architecture's files, where they are not the usual ones of role.c. */
+struct arch_name {
+    enum tensor_role role; /* TENSOR_NONE: the end of a table */
+    const char *name,
+        *gguf; /* behind the layer's prefix; NULL: the usual one. A star: the number of an expert */
 };
 
+/* ---- the architecture ---- */
+
+#define ARCH_ALIASES 3
 struct arch {
     const char *architecture; /* as in "architectures" */
     const char *model_type;
-    bool qk_norm;            /* norms on q and k heads */
-    bool qkv_bias;           /* always has q, k, v biases, whatever config.json says; */
-    bool qkv_bias_key;       /* unless "qkv_bias" is false */
-    bool attention_bias_key; /* "attention_bias": true gives q, k, v and o a bias */
-    bool attention_bias_default;
-    bool mlp_bias_key; /* "mlp_bias": true gives gate, up and down a bias */
-    bool sinks;        /* attention has */
-    bool yarn;         /* is made with it: that must be stated */
-    enum arch_window window;
-    uint32_t default_context;           /* max_position_embeddings when absent */
-    uint32_t default_window;            /* sliding_window when absent (null means none) */
-    const struct arch_experts *experts; /* NULL: dense */
+    /* Architectures with more than text, of which this is the text: their key `text_config` has its configuration, whose
+     * model_type is the one above or `text_type`. */
+    const char *outer[ARCH_ALIASES], *text_type;
+    const char *gguf[ARCH_ALIASES]; /* general.architecture; the first is written */
+    const char
+        *gguf_told_by; /* a key of this architecture that is there and not 0, where several share the name */
+    bool gguf_interleaved;     /* rows of q and k are as model_tensor.interleaved_heads says */
+    struct model_config start; /* what absent keys mean */
+    void (*gguf_start)(
+        struct model_config *config); /* the same of GGUF files, where it differs; NULL: it does not */
+    const struct arch_key *keys;
+    const struct arch_name *names; /* NULL: all are the usual ones */
+    const struct fused_tensor
+        *fused; /* tensors of files that hold several, or none row by row (fused.h); NULL: none */
+    const char *const
+        *skipped; /* beginnings of names that belong to other parts: images, drafts; NULL: none */
+    const struct math_op *embed, *head;
+    const struct math_part *const *parts; /* the kinds of units, up to a NULL */
+    /* Which of `parts` a layer's half is. */
+    uint32_t (*kind)(const struct model_config *config, uint32_t layer, enum unit_part part);
+    /* After the keys: which layer has a window, experts and so on; what is derived, and what is refused. */
+    int (*layers)(struct keys *keys, struct model_config *config, struct helm_err *err);
+    /* Numbers of the configuration into the operations; NULL: none are. */
+    void (*fill)(const struct model_config *config, struct model_math *math);
 };
 
-/* By name or by model_type; NULL when unknown. */
-const struct arch *arch_find(const char *architecture);
+/* The registry: index from 0, NULL behind the last. */
+const struct arch *arch_at(uint32_t index);
+/* By a name in "architectures", or by a model_type; NULL: unknown. *outer: the text is in its `text_config`. */
+const struct arch *arch_find(const char *architecture, bool *outer);
 const struct arch *arch_find_type(const char *model_type);
-/* "LlamaForCausalLM, ..." for messages. */
-const char *arch_names(char *text, size_t size);
+/* Of a configuration that names it. */
+const struct arch *arch_of(const struct model_config *config);
+/* "LlamaForCausalLM, ..." or "llama, ..." for messages. */
+const char *arch_names(char *text, size_t size, bool gguf);
+
+/* ---- names in files ---- */
 
 /* What a tensor's name in a file says, whether or not the configuration has such a tensor. */
-struct arch_name {
+struct arch_match {
     enum tensor_role role;
     int32_t layer;  /* -1 where the role has none */
     int32_t expert; /* whose it is; -1: of all, or of none */
 };
-/* Returns false for a name no role has. A role that safetensors files have a tensor of for each expert is also matched with
- * a star for the number: the name of all of them together. */
-bool arch_match(const char *name, bool gguf, struct arch_name *what);
-/* What follows "model.layers.N." in a name, and that number; NULL: it does not begin so. */
-const char *arch_layer_name(const char *name, int32_t *layer);
-/* Role and layer alone, of safetensors' names. */
+/* Returns false for a name no role has. arch NULL: by the usual names alone. A role that safetensors files have a tensor of
+ * for each expert is also matched with a star for the number: the name of all of them together. */
+bool arch_match(const struct arch *arch, const char *name, bool gguf, struct arch_match *what);
+/* What follows the layer's prefix in a name, and that number; NULL: it does not begin so. */
+const char *arch_layer_name(const char *name, bool gguf, int32_t *layer);
+/* The name of a role behind the layer's prefix; arch NULL: the usual one. */
+const char *arch_role_own_name(const struct arch *arch, enum tensor_role role, bool gguf);
+/* By the usual names of safetensors files. */
 bool arch_match_name(const char *name, enum tensor_role *role, int32_t *layer);
-bool arch_match_gguf(const char *name, enum tensor_role *role, int32_t *layer);
+/* The fused tensor of this name; *layer is filled in. NULL: there is none. */
+const struct fused_tensor *arch_match_fused(const struct arch *arch, const char *name, bool gguf,
+                                            int32_t *layer);
 
 /* What the inverse frequencies of a GGUF file are divided by. */
 #define ARCH_ROPE_FACTORS "rope_freqs.weight"
 /* Buffers that old files carry although they are computed ("...rotary_emb.inv_freq"). */
 bool arch_ignores_name(const char *name);
+/* Tensors of parts that are not the text's, or of layers behind the last one (drafts). */
+bool arch_skips_name(const struct model_config *config, const char *name);
+
+/* ---- roles (role.c) ---- */
 
 /* True for roles that exist once a layer. */
 bool arch_role_per_layer(enum tensor_role role);
@@ -93,7 +136,11 @@ uint32_t arch_role_rank(enum tensor_role role, bool gguf);
 bool arch_role_of_experts(enum tensor_role role);
 /* A vector that files have also as a matrix of one row. */
 bool arch_role_of_one_row(enum tensor_role role);
-/* "q_proj" and the like for tables, e.g. "self_attn.q_proj.weight". */
+/* "q_proj" and the like for tables, e.g. "self_attn.q_proj.weight"; and what GGUF files usually call it. */
 const char *arch_role_name(enum tensor_role role);
+const char *arch_role_gguf_name(enum tensor_role role);
+/* Appends the keys whose numbers a role's rows (or columns) are the product of: "('hidden_size' is 64)". */
+void arch_role_keys(const struct model_config *config, enum tensor_role role, bool rows, char *text,
+                    size_t size);
 
 #endif

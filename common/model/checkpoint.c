@@ -23,10 +23,9 @@
 /* Tensors that nothing is read from, there or not: computed buffers, and a tied model's head. */
 static bool is_unused(const struct model_config *config, const char *name)
 {
-    enum tensor_role role = TENSOR_NONE;
-    int32_t layer = -1;
-    return arch_ignores_name(name) ||
-           (config->tied_head && arch_match_name(name, &role, &layer) && role == TENSOR_HEAD);
+    struct arch_match what;
+    return arch_ignores_name(name) || arch_skips_name(config, name) ||
+           (config->tied_head && arch_match(arch_of(config), name, false, &what) && what.role == TENSOR_HEAD);
 }
 
 /* What the index says of a shard's tensor must be this shard; `found` counts the map's tensors met so far,
@@ -37,7 +36,7 @@ static int check_index(const struct model_config *config, const struct checkpoin
     if (!index->map) return 0;
     const char *file = json_string_value(json_object_get(index->map, name));
     if (!file) {
-        if (arch_ignores_name(name)) return 0;
+        if (arch_ignores_name(name) || arch_skips_name(config, name)) return 0;
         return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' is not in %s", name, INDEX_FILE);
     }
     if (strcmp(file, shard->file) != 0)
@@ -99,16 +98,16 @@ static size_t count_indexed(const struct model_config *config, const struct chec
 
 static bool has_tensor(const struct model *model, const char *name)
 {
-    struct arch_name what;
-    const char *own = arch_layer_name(name, &what.layer);
-    const struct fused_tensor *fused = own ? fused_find(own) : NULL;
+    struct arch_match what;
+    const struct arch *arch = arch_of(&model->config);
+    const struct fused_tensor *fused = arch_match_fused(arch, name, false, &what.layer);
     if (fused) {
         if (what.layer >= (int32_t)model->config.layers) return false;
         const uint32_t at = model->by_role[checkpoint_slot(&model->config, fused->role[0], what.layer)];
         const struct model_tensor *there = at ? &model->tensors[at - 1] : NULL;
         return there && (fused->part == FUSED_SCALES ? there->scales.offset : there->offset);
     }
-    if (!arch_match(name, false, &what) || what.layer >= (int32_t)model->config.layers) return false;
+    if (!arch_match(arch, name, false, &what) || what.layer >= (int32_t)model->config.layers) return false;
     const uint32_t index = model->by_role[checkpoint_slot(&model->config, what.role, what.layer)];
     if (!index || what.expert < 0) return index > 0;
     const struct model_tensor *t = &model->tensors[index - 1];

@@ -2,6 +2,7 @@
 #include "common/model/content.h"
 
 #define XXH_INLINE_ALL
+#include <string.h>
 #include <xxhash.h>
 
 uint64_t content_of(const void *bytes, size_t count, uint64_t place)
@@ -37,12 +38,14 @@ uint64_t content_of_config(const struct model_config *c)
                              c->o_bias,
                              c->mlp_bias,
                              c->tied_head};
-    uint64_t sum = content_of(number, sizeof number, 1);
+    const double scale[] = {c->embedding_scale, c->residual_scale, c->attention_scale, c->logit_scale};
+    uint64_t sum = content_of(number, sizeof number, 1) + content_of(scale, sizeof scale, 5) +
+                   content_of(c->architecture, strlen(c->architecture), 6);
     if (c->rope_factors) sum += content_of(c->rope_factors, c->head_dim / 2 * sizeof *c->rope_factors, 2);
     if (c->window) sum += content_of(c->window, c->layers * sizeof *c->window, 3);
     if (c->router.experts) {
-        const double experts[] = {c->router.experts,   c->router.chosen,        c->router.score,
-                                  c->router.normalise, (double)c->router.scale, c->glu};
+        const double experts[] = {c->router.experts, c->router.chosen, c->router.score, c->router.normalise,
+                                  (double)c->router.scale};
         sum += content_of(experts, sizeof experts, 4);
     }
     return sum;

@@ -12,36 +12,14 @@
 #define NUMBER_BYTES 16
 #define RUN_BYTES    (1u << 20) /* of a file that are read at once, about */
 
-static const struct fused_tensor fused[] = {
-    {"mlp.experts.gate_up_proj_blocks", FUSED_BLOCKS, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
-    {"mlp.experts.gate_up_proj_scales", FUSED_SCALES, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
-    {"mlp.experts.gate_up_proj", FUSED_COLUMNS, 2, {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS}},
-    {"mlp.experts.gate_up_proj_bias", FUSED_IN_TURN, 2, {TENSOR_GATE_EXPERTS_BIAS, TENSOR_UP_EXPERTS_BIAS}},
-    {"mlp.experts.down_proj_blocks", FUSED_BLOCKS, 1, {TENSOR_DOWN_EXPERTS, TENSOR_NONE}},
-    {"mlp.experts.down_proj_scales", FUSED_SCALES, 1, {TENSOR_DOWN_EXPERTS, TENSOR_NONE}},
-    {"mlp.experts.down_proj", FUSED_COLUMNS, 1, {TENSOR_DOWN_EXPERTS, TENSOR_NONE}},
-    {"mlp.experts.down_proj_bias", FUSED_IN_TURN, 1, {TENSOR_DOWN_EXPERTS_BIAS, TENSOR_NONE}},
-};
-#define FUSED_COUNT (sizeof fused / sizeof *fused)
-
-const struct fused_tensor *fused_find(const char *name)
-{
-    for (size_t i = 0; i < FUSED_COUNT; i++)
-        if (strcmp(fused[i].name, name) == 0) return &fused[i];
-    return NULL;
-}
-
 const struct fused_tensor *fused_of(const struct model_config *config, uint32_t index)
 {
-    char name[MODEL_NAME_MAX];
     const bool blocks = config->experts_format == FORMAT_MXFP4;
-    model_tensor_name(config, TENSOR_GATE_EXPERTS, 0, name);
-    const char *own = strstr(name, "mlp.");
-    if (config->gguf || !own || !fused_find(own)) return NULL;
-    for (size_t i = 0; i < FUSED_COUNT; i++) {
-        const enum fused_part part = fused[i].part;
-        if (part != FUSED_IN_TURN && blocks == (part == FUSED_COLUMNS)) continue;
-        if (index-- == 0) return &fused[i];
+    for (const struct fused_tensor *f = arch_of(config)->fused; f && f->roles; f++) {
+        const bool experts = f->part != FUSED_IN_TURN && f->part != FUSED_ROWS;
+        if (!(config->gguf ? f->gguf : f->name) || !model_role_exists(config, f->role[0])) continue;
+        if (experts && blocks == (f->part == FUSED_COLUMNS)) continue;
+        if (index-- == 0) return f;
     }
     return NULL;
 }
@@ -51,6 +29,17 @@ uint32_t fused_shape(const struct model_config *config, const struct fused_tenso
     const uint64_t experts = config->router.experts;
     uint64_t rows = 0, cols = 0;
     (void)model_expected_shape(config, what->role[0], &rows, &cols);
+    if (what->part == FUSED_ROWS) {
+        const bool vector = arch_role_is_vector(what->role[0]);
+        uint64_t all = vector ? cols : rows, more;
+        for (uint32_t i = 1; i < what->roles; i++) {
+            (void)model_expected_shape(config, what->role[i], &rows, &more);
+            all += vector ? more : rows;
+        }
+        shape[0] = all;
+        shape[1] = cols;
+        return vector ? 1 : 2;
+    }
     shape[0] = experts;
     if (what->part == FUSED_IN_TURN) {
         shape[1] = cols * what->roles;

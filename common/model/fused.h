@@ -1,5 +1,5 @@
-/* Experts' tensors that lie in files otherwise than row by row, as gpt-oss has them: gate and up in one tensor, in turn;
- * MXFP4 as numbers and scales apart; 16-bit values column by column.
+/* Experts' tensors that lie in files otherwise than row by row, gate and up in one tensor, in turn;
+ * MXFP4 as numbers and scales apart; 16-bit values column by column; q, k and v one behind the other.
  *
  * Called by checkpoint.c, which enters such a tensor of a file as one or two of the model, by shards.c, which reads them,
  * and by helm-mkmodel, which writes them. Constant table and pure functions but for reads. */
@@ -13,17 +13,18 @@ enum fused_part {
     FUSED_BLOCKS, /* MXFP4's numbers, U8 [experts][rows][cols / 32][16]: value 2i in the lower half of byte i */
     FUSED_SCALES,  /* and powers of two, U8 [experts][rows][cols / 32], 127: 1 */
     FUSED_COLUMNS, /* 16 or 32 bits, [experts][cols][rows] */
-    FUSED_IN_TURN  /* biases, [experts][rows] */
+    FUSED_IN_TURN, /* biases, [experts][rows] */
+    FUSED_ROWS     /* a matrix, or vector, whose roles' rows (values) follow each other */
 };
+#define FUSED_ROLES_MAX 3
+/* A row of an architecture's table, which ends with one of no roles. */
 struct fused_tensor {
-    const char *name; /* behind "model.layers.N." */
+    const char *name, *gguf; /* behind the layer's prefix; NULL: no such file has it */
     enum fused_part part;
-    uint32_t roles; /* whose rows take turns */
-    enum tensor_role role[2];
+    uint32_t roles; /* whose rows take turns, or follow each other */
+    enum tensor_role role[FUSED_ROLES_MAX];
 };
-/* The fused tensor of this name without its layer's prefix; NULL: there is none. */
-const struct fused_tensor *fused_find(const char *name);
-/* The `index`-th tensor that files of this configuration have instead of its experts'; NULL behind the last. */
+/* The `index`-th tensor that files of this configuration have instead of single roles'; NULL behind the last. */
 const struct fused_tensor *fused_of(const struct model_config *config, uint32_t index);
 /* The shape in the file: rank, shape[]. */
 uint32_t fused_shape(const struct model_config *config, const struct fused_tensor *fused, uint64_t shape[4]);

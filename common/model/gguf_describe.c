@@ -1,8 +1,10 @@
 /* A configuration as the key/values of a GGUF file: the other way round from gguf_config.c. See gguf_write.h.
  *
- * Keys are those that llama.cpp asks for: all that it requires, and what makes no sense to leave to its defaults. */
+ * The architecture's table says which keys there are. What they say is read again and compared, so that nothing is written
+ * that a reader would take otherwise. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/model/arch.h"
@@ -14,119 +16,155 @@
 
 struct describing {
     struct gguf_values *values;
-    const struct gguf_arch *arch;
+    const struct arch *arch;
     char key[GGUF_KEY_MAX];
 };
 
 static const char *key_of(struct describing *d, const char *name)
 {
-    snprintf(d->key, sizeof d->key, "%s.%s", d->arch->name, name);
+    snprintf(d->key, sizeof d->key, "%s.%s", d->arch->gguf[0], name);
     return d->key;
 }
 
-/* GGUF says one window, for all layers or, of `gpt-oss`, every second one. */
-static int put_window(struct describing *d, const struct model_config *c, struct helm_err *err)
+static bool named_before(const struct arch *arch, const struct arch_key *row)
 {
-    const uint32_t window = c->window ? c->window[0] : 0;
-    for (uint32_t i = 0; c->window && i < c->layers; i++)
-        if (c->window[i] != (d->arch->alternate && i % 2 ? 0 : window) || (window && !d->arch->windows))
-            return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "%s with a sliding window in some layers: no GGUF key says that",
-                             c->architecture);
-    if (window) gguf_put_u32(d->values, key_of(d, "attention.sliding_window"), window);
-    return 0;
+    for (const struct arch_key *other = arch->keys; other != row; other++)
+        if (other->gguf[0] && strcmp(other->gguf[0], row->gguf[0]) == 0) return true;
+    return false;
 }
 
-/* What DeepSeek-V3's relatives have keys for. */
-static void put_v3(struct describing *d, const struct model_config *c, uint32_t leading)
+static void put_key(struct describing *d, const struct model_config *c, const struct arch_key *row)
 {
-    gguf_put_u32(d->values, key_of(d, "leading_dense_block_count"), leading);
-    gguf_put_u32(d->values, key_of(d, "expert_shared_count"),
-                 c->shared_intermediate / c->expert_intermediate);
-    gguf_put_bool(d->values, key_of(d, "expert_weights_norm"), c->router.normalise);
-    gguf_put_f32(d->values, key_of(d, "expert_weights_scale"), c->router.scale);
-    gguf_put_u32(d->values, key_of(d, "expert_gating_func"), GGUF_ROUTER_SIGMOID);
-    if (c->router.groups == 1) return;
-    gguf_put_u32(d->values, key_of(d, "expert_group_count"), c->router.groups);
-    gguf_put_u32(d->values, key_of(d, "expert_group_used_count"), c->router.groups_chosen);
-}
-
-/* All layers are mixtures, or, where a key says how many, all behind the first dense ones; and weights are normalised or not as
- * the architecture's are. */
-static int put_experts(struct describing *d, const struct model_config *c, struct helm_err *err)
-{
-    const bool v3 = d->arch->v3_keys;
-    uint32_t leading = 0, sparse = 0;
-    if (!c->router.experts) return 0;
-    while (v3 && !model_layer_sparse(c, leading)) leading++;
-    for (uint32_t i = leading; i < c->layers; i++) sparse += model_layer_sparse(c, i);
-    if (leading + sparse < c->layers)
-        return helm_fail(err, HELM_E_UNSUPPORTED,
-                         "%s with dense layers among sparse ones: no GGUF key says that", c->architecture);
-    if (!v3 && c->router.normalise == d->arch->raw_weights)
-        return helm_fail(err, HELM_E_UNSUPPORTED,
-                         "%s with experts' weights that are %snormalised: no GGUF key says that",
-                         c->architecture, c->router.normalise ? "" : "not ");
-    if (v3) put_v3(d, c, leading);
-    if (d->arch->shared)
-        gguf_put_u32(d->values, key_of(d, "expert_shared_feed_forward_length"), c->shared_intermediate);
-    gguf_put_u32(d->values, key_of(d, "expert_count"), c->router.experts);
-    gguf_put_u32(d->values, key_of(d, "expert_used_count"), c->router.chosen);
-    if (c->expert_intermediate != c->intermediate || d->arch->alternate || d->arch->shared)
-        gguf_put_u32(d->values, key_of(d, "expert_feed_forward_length"), c->expert_intermediate);
-    return 0;
+    const char *from = (const char *)c + row->at;
+    uint32_t number = 0;
+    double real = 0;
+    float single = 0;
+    switch (row->kind) {
+    case KEY_U32:
+        memcpy(&number, from, sizeof number);
+        if (number) gguf_put_u32(d->values, key_of(d, row->gguf[0]), number);
+        break;
+    case KEY_DOUBLE:
+        memcpy(&real, from, sizeof real);
+        gguf_put_f32(d->values, key_of(d, row->gguf[0]), (float)real);
+        break;
+    case KEY_FLOAT:
+        memcpy(&single, from, sizeof single);
+        gguf_put_f32(d->values, key_of(d, row->gguf[0]), single);
+        break;
+    case KEY_BOOL:
+        gguf_put_bool(d->values, key_of(d, row->gguf[0]), *(const bool *)from);
+        break;
+    case KEY_FIXED:
+        gguf_put_u32(d->values, key_of(d, row->gguf[0]), (uint32_t)row->neutral);
+        break;
+    case KEY_WORD:
+    case KEY_NONE:
+        break;
+    }
 }
 
 /* Llama 3's scaling is a tensor of the file (ARCH_ROPE_FACTORS). */
-static int put_rope(struct describing *d, const struct model_config *c, struct helm_err *err)
+static void put_rope(struct describing *d, const struct model_config *c)
 {
     const struct rope_config *rope = &c->rope;
     gguf_put_f32(d->values, key_of(d, "rope.freq_base"), (float)rope->theta);
     gguf_put_u32(d->values, key_of(d, "rope.dimension_count"), c->head_dim);
-    if (rope->kind != ROPE_LINEAR && rope->kind != ROPE_YARN) return 0;
-    const double attention = rope->factor > 1 ? 0.1 * log(rope->factor) + 1 : 1;
-    if (rope->kind == ROPE_YARN &&
-        (fabs(rope->attention_factor - attention) > 1e-6 || rope->truncate == d->arch->whole_yarn))
+    if (rope->kind != ROPE_LINEAR && rope->kind != ROPE_YARN) return;
+    gguf_put_text(d->values, key_of(d, "rope.scaling.type"), rope->kind == ROPE_YARN ? "yarn" : "linear");
+    gguf_put_f32(d->values, key_of(d, "rope.scaling.factor"), (float)rope->factor);
+    if (rope->kind == ROPE_LINEAR) return;
+    gguf_put_u32(d->values, key_of(d, "rope.scaling.original_context_length"), rope->original_context);
+    gguf_put_f32(d->values, key_of(d, "rope.scaling.yarn_beta_fast"), (float)rope->beta_fast);
+    gguf_put_f32(d->values, key_of(d, "rope.scaling.yarn_beta_slow"), (float)rope->beta_slow);
+}
+
+/* ---- reading it again ---- */
+
+/* The configuration that a reader makes of the keys. */
+static int read_again(const struct gguf_values *values, struct model_config *back, struct helm_err *err)
+{
+    const uint32_t version = 3;
+    const uint64_t tensors = 0, length = 24 + values->length;
+    struct gguf header;
+    bool more = false;
+    memset(back, 0, sizeof *back);
+    uint8_t *bytes = malloc(length + GGUF_ALIGNMENT);
+    if (!bytes) return helm_fail(err, HELM_E_NOMEM, "no memory for key/values");
+    memcpy(bytes, "GGUF", 4);
+    memcpy(bytes + 4, &version, 4);
+    memcpy(bytes + 8, &tensors, 8);
+    memcpy(bytes + 16, &values->count, 8);
+    memcpy(bytes + 24, values->bytes, values->length);
+    memset(bytes + length, 0, GGUF_ALIGNMENT);
+    const uint64_t whole = (length + GGUF_ALIGNMENT - 1) / GGUF_ALIGNMENT * GGUF_ALIGNMENT;
+    const struct gguf_source source = {
+        .what = "keys", .bytes = bytes, .length = whole, .file_bytes = whole, .headers = true};
+    int rc = gguf_parse(&source, &header, &more, err);
+    if (!rc) rc = gguf_config_keys(&header, back, err);
+    gguf_free(&header);
+    free(bytes);
+    return rc;
+}
+
+static bool same_layers(const struct model_config *a, const struct model_config *b, bool windows)
+{
+    if (a->layers != b->layers) return false;
+    for (uint32_t l = 0; l < a->layers; l++)
+        if (windows ? (a->window ? a->window[l] : 0) != (b->window ? b->window[l] : 0)
+                    : model_layer_sparse(a, l) != model_layer_sparse(b, l))
+            return false;
+    return true;
+}
+
+static int compare(const struct model_config *c, const struct model_config *back, struct helm_err *err)
+{
+    const struct rope_config *rope = &c->rope;
+    if (!same_layers(c, back, true))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "%s with a sliding window in some layers: no GGUF key says that", c->architecture);
+    if (!same_layers(c, back, false))
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "%s with dense layers among sparse ones: no GGUF key says that", c->architecture);
+    if (c->router.experts && c->router.normalise != back->router.normalise)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "%s with experts' weights that are %snormalised: no GGUF key says that",
+                         c->architecture, c->router.normalise ? "" : "not ");
+    if (rope->kind == ROPE_YARN && (fabs(rope->attention_factor - back->rope.attention_factor) > 1e-6 ||
+                                    rope->truncate != back->rope.truncate))
         return helm_fail(
             err, HELM_E_UNSUPPORTED,
             "YaRN with an attention factor of its own (%g), or 'truncate' %s: no GGUF key says that",
             rope->attention_factor, rope->truncate ? "true" : "false");
-    gguf_put_text(d->values, key_of(d, "rope.scaling.type"), rope->kind == ROPE_YARN ? "yarn" : "linear");
-    gguf_put_f32(d->values, key_of(d, "rope.scaling.factor"), (float)rope->factor);
-    if (rope->kind == ROPE_LINEAR) return 0;
-    gguf_put_u32(d->values, key_of(d, "rope.scaling.original_context_length"), rope->original_context);
-    gguf_put_f32(d->values, key_of(d, "rope.scaling.yarn_beta_fast"), (float)rope->beta_fast);
-    gguf_put_f32(d->values, key_of(d, "rope.scaling.yarn_beta_slow"), (float)rope->beta_slow);
     return 0;
 }
 
 int gguf_put_config(struct gguf_values *values, const struct model_config *c, bool *interleaved,
                     struct helm_err *err)
 {
-    struct describing d = {.values = values, .arch = gguf_arch_of(c)};
-    const struct {
-        const char *name;
-        uint32_t number;
-    } numbers[] = {{"vocab_size", c->vocab},
-                   {"context_length", c->max_context},
-                   {"embedding_length", c->hidden},
-                   {"block_count", c->layers},
-                   {"feed_forward_length", c->intermediate},
-                   {"attention.head_count", c->heads},
-                   {"attention.head_count_kv", c->kv_heads},
-                   {"attention.key_length", c->head_dim},
-                   {"attention.value_length", c->head_dim}};
-    if (!d.arch)
+    struct describing d = {.values = values, .arch = arch_of(c)};
+    struct gguf_values own = {0};
+    struct model_config back;
+    if (!d.arch->gguf[0])
         return helm_fail(err, HELM_E_UNSUPPORTED, "architecture '%s' has no name in GGUF files",
                          c->architecture);
-    *interleaved = d.arch->interleaved;
-    gguf_put_text(values, "general.architecture", d.arch->name);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        gguf_put_u32(values, key_of(&d, numbers[i].name), numbers[i].number);
-    gguf_put_f32(values, key_of(&d, "attention.layer_norm_rms_epsilon"), (float)c->norm_eps);
-    int rc = put_experts(&d, c, err);
-    if (!rc) rc = put_rope(&d, c, err);
-    return rc ? rc : put_window(&d, c, err);
+    *interleaved = d.arch->gguf_interleaved;
+    d.values = &own;
+    gguf_put_text(&own, "general.architecture", d.arch->gguf[0]);
+    gguf_put_u32(&own, key_of(&d, "vocab_size"), c->vocab);
+    gguf_put_u32(&own, key_of(&d, "attention.value_length"), c->head_dim);
+    for (const struct arch_key *row = d.arch->keys; row->kind; row++)
+        if (row->gguf[0] && !named_before(d.arch, row)) put_key(&d, c, row);
+    put_rope(&d, c);
+    int rc = own.failed ? helm_fail(err, HELM_E_NOMEM, "no memory for key/values") : 0;
+    if (!rc) rc = read_again(&own, &back, err);
+    if (!rc) {
+        rc = compare(c, &back, err);
+        model_config_free(&back);
+    }
+    if (!rc) gguf_put_values(values, &own);
+    gguf_values_free(&own);
+    return rc;
 }
 
 void gguf_put_mixture(struct gguf_values *values, const struct mixture *mixture)

@@ -140,8 +140,7 @@ static void mark_interleaved(struct model *model)
     }
 }
 
-static int read_tensors(struct model *model, const struct gguf_files *files, bool interleaved,
-                        struct helm_err *err)
+static int read_tensors(struct model *model, const struct gguf_files *files, struct helm_err *err)
 {
     int rc = checkpoint_start(model, err);
     for (uint32_t p = 0; p < files->count && !rc; p++) {
@@ -154,7 +153,7 @@ static int read_tensors(struct model *model, const struct gguf_files *files, boo
         const uint64_t end = part->data_offset + (last ? last->begin + last->bytes : 0);
         if (model->shards[p].bytes < end) model->shards[p].bytes = end;
     }
-    if (!rc && interleaved) mark_interleaved(model);
+    if (!rc && arch_of(&model->config)->gguf_interleaved) mark_interleaved(model);
     return rc ? rc : checkpoint_finish(model, err);
 }
 
@@ -162,7 +161,6 @@ int gguf_model_read(const char *path, bool headers, bool *found, struct model *m
 {
     struct gguf_files files = {0};
     char file[MODEL_NAME_MAX];
-    bool interleaved = false;
     memset(model, 0, sizeof *model);
     int rc = gguf_find_file(path, &model->folder, file, err);
     *found = rc || model->folder;
@@ -170,9 +168,9 @@ int gguf_model_read(const char *path, bool headers, bool *found, struct model *m
     rc = checkpoint_name(model, path, err);
     if (!rc) rc = name_files(file, model, err);
     if (!rc) rc = read_headers(model, headers, &files, err);
-    if (!rc) rc = gguf_config_read(&files, &model->config, &interleaved, err);
+    if (!rc) rc = gguf_config_read(&files, &model->config, err);
     if (!rc) rc = read_factors(model, headers, &files, err);
-    if (!rc) rc = read_tensors(model, &files, interleaved, err);
+    if (!rc) rc = read_tensors(model, &files, err);
     for (uint32_t i = 0; i < files.count; i++) gguf_free(&files.part[i]);
     free(files.part);
     if (rc) {

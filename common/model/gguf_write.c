@@ -102,6 +102,13 @@ void gguf_put_array(struct gguf_values *v, const char *key, enum gguf_type type,
     put_u64(v, count);
 }
 
+void gguf_put_values(struct gguf_values *values, const struct gguf_values *from)
+{
+    gguf_put_element(values, from->bytes, from->length);
+    values->count += from->count;
+    values->failed |= from->failed;
+}
+
 void gguf_put_value(struct gguf_values *v, const struct gguf_value *value)
 {
     static const uint8_t bytes[GGUF_TYPES] = {

@@ -26,6 +26,8 @@ void gguf_put_bool(struct gguf_values *values, const char *key, bool flag);
 void gguf_put_array(struct gguf_values *values, const char *key, enum gguf_type type, uint64_t count);
 void gguf_put_element(struct gguf_values *values, const void *bytes, size_t length);
 void gguf_put_string_element(struct gguf_values *values, const char *text, size_t length);
+/* All of `from`. */
+void gguf_put_values(struct gguf_values *values, const struct gguf_values *from);
 /* As it is in another file. */
 void gguf_put_value(struct gguf_values *values, const struct gguf_value *value);
 
@@ -34,20 +36,6 @@ void gguf_put_value(struct gguf_values *values, const struct gguf_value *value);
  * (gguf_describe.c) */
 HELM_MUST_CHECK int gguf_put_config(struct gguf_values *values, const struct model_config *config,
                                     bool *interleaved, struct helm_err *err);
-#define GGUF_ROUTER_SIGMOID 2 /* of key expert_gating_func */
-/* An architecture in GGUF files. (gguf_config.c) */
-struct gguf_arch {
-    const char *name, *architecture;
-    bool interleaved, windows; /* rows of q and k; its windows are stated by a key */
-    const char *experts;       /* what it is with experts; NULL: it has none */
-    bool alternate;            /* the window is that of layers 0, 2, ... */
-    bool shared;               /* there is a shared expert, whose length a key says */
-    bool raw_weights;          /* experts' weights are not normalised, unless a key says so */
-    bool v3_keys;    /* has keys for DeepSeek-V3's routing, its shared experts and leading dense layers */
-    bool whole_yarn; /* YaRN's range is not rounded to whole dimensions, which no key says */
-};
-/* NULL: files have no word for it. */
-const struct gguf_arch *gguf_arch_of(const struct model_config *config);
 void gguf_put_mixture(struct gguf_values *values, const struct mixture *mixture);
 
 struct gguf_output_tensor {

@@ -28,7 +28,7 @@ struct mixture {
     const char *name, *alias; /* the alias may be NULL */
     uint32_t file_type;
     enum tensor_format base, embed, head;
-    struct rule rule[RULES_MAX]; /* the first that holds; the end: TENSOR_EMBED, of which there is none */
+    struct rule rule[RULES_MAX]; /* the first that holds; the end: TENSOR_NONE */
 };
 
 #define MORE(format)                                                                                         \
@@ -173,7 +173,7 @@ static enum tensor_format wanted(const struct mixture *m, const struct model_con
     const bool down = t->role == TENSOR_DOWN_EXPERTS || t->role == TENSOR_SHARED_DOWN;
     const enum tensor_role role = down ? TENSOR_DOWN : t->role;
     format = m->base;
-    for (int i = 0; i < RULES_MAX && m->rule[i].role != TENSOR_EMBED; i++) {
+    for (int i = 0; i < RULES_MAX && m->rule[i].role != TENSOR_NONE; i++) {
         const struct rule *r = &m->rule[i];
         if (r->role != role || !holds(r->where, c, (uint32_t)t->layer)) continue;
         if (r->when != ALWAYS && (r->when == MEASURED) != importance) continue;
@@ -196,7 +196,7 @@ static enum tensor_format of_smaller_blocks(enum tensor_format format)
         return FORMAT_Q5_1;
     case FORMAT_Q6_K:
         return FORMAT_Q8_0;
-    default:
+    default: /* fewer bits than these */
         return FORMAT_IQ4_NL;
     }
 }

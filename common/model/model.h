@@ -35,6 +35,13 @@ struct model_config {
     char model_type[32];   /* "qwen3" */
     uint32_t layers, hidden, intermediate, vocab;
     uint32_t heads, kv_heads, head_dim;
+    uint32_t positions;    /* rows of learned position embeddings; 0: there are none */
+    uint32_t draft_layers; /* layers behind the last, which only drafts use: their tensors are skipped */
+    /* What `window` and `sparse` are made of */
+    uint32_t sliding_window, window_layers, sparse_step, leading_dense, shared_experts;
+    bool use_window;
+    /* Multipliers of the embedding, of what is added to the residual stream, of attention's scores, of logits; 0: none */
+    double embedding_scale, residual_scale, attention_scale, logit_scale;
     uint32_t max_context; /* max_position_embeddings, or what YaRN extends it to */
     double norm_eps;
     struct rope_config rope;
@@ -48,7 +55,6 @@ struct model_config {
     uint32_t *window;    /* [layers]: 0 = full attention; w = a token sees itself and the w - 1 before it */
     /* Mixtures of experts. router.experts is 0 where no layer is one. */
     struct model_router router;
-    enum glu_kind glu;
     uint32_t expert_intermediate;
     uint32_t expert_parts; /* experts that one of the files is cut into (parts.h); 0 or 1: they are whole */
     bool experts_bias;     /* router and experts have biases */
@@ -129,6 +135,10 @@ struct model {
     struct model_unit *unit;                 /* [unit_count(config.layers)] */
     const struct model_tensor **unit_tensor; /* what unit[].tensor point into */
     uint64_t weight_bytes;                   /* sum over tensors */
+    /* Tensors of the files that belong to other parts (images, drafts), which nothing reads */
+    uint32_t skipped_count;
+    uint64_t skipped_bytes;
+    char skipped[MODEL_NAME_MAX]; /* the first of them */
     uint64_t parameter_count;
     const struct mixture
         *laid; /* `tensors` have the formats that this makes of theirs at load; NULL: their own */
@@ -173,6 +183,12 @@ bool model_tensor_is_vector(const struct model_tensor *tensor);
  * EMBED. */
 const struct model_tensor *model_find(const struct model *model, enum tensor_role role, int32_t layer);
 
+/* How kernels of experts name an operation's activation. */
+static inline enum glu_kind math_glu(const struct math_op *op)
+{
+    return op->activation == ACTIVATION_CLAMPED ? GLU_CLAMPED : GLU_SILU;
+}
+
 /* Whether a layer's MLP is a mixture of experts. */
 static inline bool model_layer_sparse(const struct model_config *config, uint32_t layer)
 {
@@ -191,6 +207,8 @@ uint32_t model_widest(const struct model_config *config);
 /* Shape that `config` implies for a role; returns false when the configuration has no such tensor in any layer. */
 bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
                           uint64_t *cols);
+/* Whether it has what the role is about, in layers whose operations name it. */
+bool model_role_exists(const struct model_config *config, enum tensor_role role);
 /* Whether it has the tensor in this layer (-1: outside the layers). */
 bool model_expects(const struct model_config *config, enum tensor_role role, int32_t layer);
 /* The file's name of a role ("model.layers.3.mlp.up_proj.weight") into name; config NULL: that of safetensors files. */

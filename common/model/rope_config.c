@@ -7,11 +7,10 @@
 #include "common/base/json.h"
 #include "common/model/config.h"
 
-#define ROPE_THETA_MIN     2.0 /* log(theta) divides */
-#define ROPE_THETA_MAX     1e12
-#define ROPE_THETA_DEFAULT 10000.0
-#define ROPE_FACTOR_MIN    1e-3
-#define ROPE_FACTOR_MAX    1e6
+#define ROPE_THETA_MIN  2.0 /* log(theta) divides */
+#define ROPE_THETA_MAX  1e12
+#define ROPE_FACTOR_MIN 1e-3
+#define ROPE_FACTOR_MAX 1e6
 
 static int read_kind(const json_t *scaling, enum rope_kind *kind, struct helm_err *err)
 {
@@ -118,8 +117,11 @@ static int read_yarn(const json_t *scaling, const struct model_config *config, s
 static int read_rope(const json_t *root, const json_t *scaling, double theta,
                      const struct model_config *config, struct rope_config *rope, struct helm_err *err)
 {
-    *rope = (struct rope_config){
-        .kind = ROPE_DEFAULT, .theta = theta, .factor = 1, .attention_factor = 1, .truncate = true};
+    *rope = (struct rope_config){.kind = ROPE_DEFAULT,
+                                 .theta = theta,
+                                 .factor = 1,
+                                 .attention_factor = 1,
+                                 .truncate = config->rope.truncate};
     if (!scaling) return 0;
     const char *key;
     json_t *value;
@@ -159,26 +161,48 @@ static int get_object(const json_t *root, const char *key, const json_t **object
     return 0;
 }
 
+static bool has_number(const json_t *object, const char *key)
+{
+    return json_is_number(json_object_get(object, key));
+}
+
+/* YaRN is made for factor times the original context, and published recipes add those two to a config.json
+ * whose max_position_embeddings stays what the model was trained with: there the product is the model's
+ * context. It says nothing where either is derived from max_position_embeddings itself. */
+static void extend_context(const json_t *root, struct model_config *config)
+{
+    const json_t *parameters = json_object_get(root, "rope_parameters");
+    const json_t *scaling = json_object_get(root, "rope_scaling");
+    const char *original = "original_max_position_embeddings";
+    if (config->rope.kind != ROPE_YARN) return;
+    if (!has_number(parameters, "factor") && !has_number(scaling, "factor")) return;
+    if (!has_number(parameters, original) && !has_number(scaling, original) && !has_number(root, original))
+        return;
+    double context = floor(config->rope.factor * config->rope.original_context);
+    if (context > MODEL_CONTEXT_MAX) context = MODEL_CONTEXT_MAX;
+    if (context > config->max_context) config->max_context = (uint32_t)context;
+}
+
 int config_read_rope(const json_t *root, struct model_config *config, struct helm_err *err)
 {
     const json_t *scaling, *parameters;
+    struct rope_config rope, older;
     double theta = 0;
     int rc = get_object(root, "rope_scaling", &scaling, err);
     if (!rc) rc = get_object(root, "rope_parameters", &parameters, err);
     if (!rc) rc = json_get_double(root, "rope_theta", false, ROPE_THETA_MIN, ROPE_THETA_MAX, &theta, err);
     if (!rc) rc = check_partial(root, err);
     if (rc) return rc;
-    double plain_theta = theta != 0 ? theta : ROPE_THETA_DEFAULT;
-    if (!parameters) return read_rope(root, scaling, plain_theta, config, &config->rope, err);
-    rc = read_rope(root, parameters, plain_theta, config, &config->rope, err);
-    if (rc) return rc;
-    if (theta != 0 && theta != config->rope.theta)
-        return helm_fail(err, HELM_E_MISMATCH, "'rope_theta' is %g, but 'rope_parameters' says %g", theta,
-                         config->rope.theta);
-    if (!scaling) return 0;
-    struct rope_config older;
-    rc = read_rope(root, scaling, config->rope.theta, config, &older, err);
-    if (!rc && !same_rope(&older, &config->rope))
+    rc = read_rope(root, parameters ? parameters : scaling, theta != 0 ? theta : config->rope.theta, config,
+                   &rope, err);
+    if (!rc && parameters && theta != 0 && theta != rope.theta)
+        rc = helm_fail(err, HELM_E_MISMATCH, "'rope_theta' is %g, but 'rope_parameters' says %g", theta,
+                       rope.theta);
+    if (!rc && parameters && scaling) rc = read_rope(root, scaling, rope.theta, config, &older, err);
+    if (!rc && parameters && scaling && !same_rope(&older, &rope))
         rc = helm_fail(err, HELM_E_MISMATCH, "'rope_scaling' and 'rope_parameters' contradict each other");
-    return rc;
+    if (rc) return rc;
+    config->rope = rope;
+    extend_context(root, config);
+    return 0;
 }

@@ -42,6 +42,18 @@ static const char *shape_text(const struct safetensors_entry *entry, char *text,
     return text;
 }
 
+/* Which keys a shape follows from, as far as it contradicts them: " ('hidden_size' is 64)", or nothing. */
+static const char *keys_text(const struct model_config *config, enum tensor_role role, bool rows, bool cols,
+                             char *text, size_t size)
+{
+    char keys[200] = "";
+    if (rows) arch_role_keys(config, role, true, keys, sizeof keys);
+    if (cols) arch_role_keys(config, role, false, keys, sizeof keys);
+    text[0] = '\0';
+    if (keys[0]) snprintf(text, size, " (%s)", keys);
+    return text;
+}
+
 /* Vectors are stored with one dimension, matrices with two, all experts' in one tensor with three. */
 static int check_shape(const struct model_config *config, const struct safetensors_entry *entry,
                        enum tensor_role role, uint64_t rows, uint64_t cols, struct helm_err *err)
@@ -58,10 +70,16 @@ static int check_shape(const struct model_config *config, const struct safetenso
     if (arch_role_of_one_row(role) && entry->shape[entry->rank - 1] == cols &&
         (entry->rank == 1 || (entry->rank == 2 && entry->shape[0] == 1)))
         return 0;
+    const bool same = entry->rank == wanted.rank,
+               cols_differ = !same || entry->shape[entry->rank - 1] != cols,
+               rows_differ =
+                   !same || memcmp(entry->shape, wanted.shape, (wanted.rank - 1) * sizeof *wanted.shape) != 0;
+    char keys[220];
     shape_text(entry, found, sizeof found);
     shape_text(&wanted, implied, sizeof implied);
-    return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s", entry->name, found,
-                     source_of(config), implied);
+    return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s%s", entry->name, found,
+                     source_of(config), implied,
+                     keys_text(config, role, rows_differ, cols_differ, keys, sizeof keys));
 }
 
 /* The tensor of one expert, which is a piece of that of all. `tensor` has everything but its name. */
@@ -104,19 +122,37 @@ static int check_fused(const struct model_config *config, const struct safetenso
                        const struct fused_tensor *fused, struct helm_err *err)
 {
     const bool bytes = fused->part == FUSED_BLOCKS || fused->part == FUSED_SCALES;
-    char found[SAFETENSORS_RANK_MAX * 24], implied[SAFETENSORS_RANK_MAX * 24];
+    char found[SAFETENSORS_RANK_MAX * 24], implied[SAFETENSORS_RANK_MAX * 24], keys[220];
     struct safetensors_entry wanted = {0};
     wanted.rank = fused_shape(config, fused, wanted.shape);
     shape_text(entry, found, sizeof found);
     shape_text(&wanted, implied, sizeof implied);
     if (strcmp(found, implied) != 0)
-        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s", entry->name, found,
-                         source_of(config), implied);
+        return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' has shape %s, %s implies %s%s", entry->name,
+                         found, source_of(config), implied,
+                         keys_text(config, fused->role[0], true, true, keys, sizeof keys));
+    if (fused->part == FUSED_ROWS && entry->format != FORMAT_COUNT) return 0;
     if (bytes ? strcmp(entry->dtype_text, "U8") == 0
               : entry->format != FORMAT_COUNT && tensor_format_is_plain(entry->format))
         return 0;
     return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' has dtype %s, not %s", entry->name,
                      entry->dtype_text, bytes ? "U8" : "one of single numbers");
+}
+
+/* Its rows are some of the file's, one behind the other. */
+static int take_rows(struct model *model, const struct fused_tensor *fused, uint32_t number,
+                     struct model_tensor *tensor, struct helm_err *err)
+{
+    const struct model_config *config = &model->config;
+    uint64_t rows, cols, before = 0;
+    for (uint32_t i = 0; i < number; i++) {
+        (void)model_expected_shape(config, fused->role[i], &rows, &cols);
+        before += tensor_format_bytes(tensor->format, rows, cols);
+    }
+    (void)model_expected_shape(config, tensor->role, &tensor->rows, &tensor->cols);
+    tensor->bytes = tensor_format_bytes(tensor->format, tensor->rows, tensor->cols);
+    tensor->offset += before;
+    return checkpoint_add(model, tensor, err);
 }
 
 /* One role's part of a tensor that has one or two: new, or the other half of one that is there. */
@@ -130,6 +166,7 @@ static int take_fused_role(struct model *model, const struct fused_tensor *fused
     struct model_tensor *there = *slot ? &model->tensors[*slot - 1] : NULL;
     struct model_tensor tensor = *file;
     tensor.role = role;
+    if (fused->part == FUSED_ROWS) return take_rows(model, fused, number, &tensor, err);
     tensor.stored = apart                          ? STORED_BLOCKS_APART
                     : fused->part == FUSED_COLUMNS ? STORED_COLUMNS
                                                    : STORED_IN_TURN;
@@ -165,12 +202,7 @@ static int take_fused(struct model *model, const struct fused_tensor *fused, con
                       const struct safetensors_entry *entry, struct helm_err *err)
 {
     const struct model_config *config = &model->config;
-    char name[MODEL_NAME_MAX];
-    int32_t layer;
-    model_tensor_name(config, TENSOR_GATE_EXPERTS, file->layer, name);
-    const char *own = arch_layer_name(name, &layer);
-    if (file->layer >= (int32_t)config->layers || !own || !fused_find(own) ||
-        !model_expects(config, fused->role[0], file->layer))
+    if (file->layer >= (int32_t)config->layers || !model_expects(config, fused->role[0], file->layer))
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': %s says this %s has none", entry->name,
                          source_of(config), config->architecture);
     int rc = check_fused(config, entry, fused, err);
@@ -178,24 +210,34 @@ static int take_fused(struct model *model, const struct fused_tensor *fused, con
     return rc;
 }
 
+/* A part that is not the text's is counted. */
+static int skip(struct model *model, const struct safetensors_entry *entry)
+{
+    if (model->skipped_count == 0) snprintf(model->skipped, sizeof model->skipped, "%s", entry->name);
+    model->skipped_count++;
+    model->skipped_bytes += entry->bytes;
+    return 0;
+}
+
 int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
                     const struct safetensors_entry *entry, struct helm_err *err)
 {
     struct model_tensor tensor = {.role = TENSOR_NONE, .shard = shard};
-    struct arch_name what;
+    struct arch_match what;
     const struct model_config *config = &model->config;
+    const struct arch *arch = arch_of(config);
     if (arch_ignores_name(entry->name)) return 0;
+    if (arch_skips_name(config, entry->name)) return skip(model, entry);
     if (config->gguf && strcmp(entry->name, ARCH_ROPE_FACTORS) == 0)
         return 0; /* the configuration has them */
-    const char *own = config->gguf ? NULL : arch_layer_name(entry->name, &tensor.layer);
-    const struct fused_tensor *fused = own ? fused_find(own) : NULL;
+    const struct fused_tensor *fused = arch_match_fused(arch, entry->name, config->gguf, &tensor.layer);
     if (fused) {
         tensor.format = entry->format;
         tensor.offset = data_offset + entry->begin;
         strcpy(tensor.name, entry->name);
         return take_fused(model, fused, &tensor, entry, err);
     }
-    const bool known = arch_match(entry->name, config->gguf, &what),
+    const bool known = arch_match(arch, entry->name, config->gguf, &what),
                part = known && model_tensor_parts(config, what.role) > 1;
     if (!known || (part && what.expert < 0))
         return helm_fail(err, HELM_E_MISMATCH, "surplus tensor '%s': no part of a %s uses it", entry->name,

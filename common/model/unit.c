@@ -10,8 +10,7 @@
 static void add_tensor(const struct model *model, struct model_unit *unit, const struct model_tensor **list,
                        enum tensor_role role)
 {
-    const struct model_tensor *tensor =
-        role == TENSOR_NONE ? NULL : model_find(model, role, (int32_t)unit->layer);
+    const struct model_tensor *tensor = model_find(model, role, (int32_t)unit->layer);
     if (!tensor) return;
     for (uint32_t i = 0; i < unit->tensor_count; i++)
         if (list[i] == tensor) return;
@@ -22,19 +21,15 @@ static void add_tensor(const struct model *model, struct model_unit *unit, const
 static void fill_unit(const struct model *model, struct model_unit *unit, const struct model_tensor **list)
 {
     const struct math_part *math = model_unit_math(model, unit_of(unit->layer, unit->part));
+    enum tensor_role roles[MATH_ROLES_MAX];
     unit->tensor = list;
     for (uint32_t i = 0; i < math->ops; i++)
         for (uint32_t w = 0; w < math->op[i].weights; w++)
             add_tensor(model, unit, list, math->op[i].weight[w]);
     unit->matrix_count = unit->tensor_count;
     for (uint32_t i = 0; i < math->ops; i++) {
-        const struct math_op *op = &math->op[i];
-        add_tensor(model, unit, list, op->norm);
-        add_tensor(model, unit, list, op->q_norm);
-        add_tensor(model, unit, list, op->k_norm);
-        add_tensor(model, unit, list, op->sinks);
-        add_tensor(model, unit, list, op->router);
-        for (uint32_t w = 0; w < math_biases(op); w++) add_tensor(model, unit, list, op->bias[w]);
+        const uint32_t count = math_roles(&math->op[i], roles);
+        for (uint32_t k = math->op[i].weights; k < count; k++) add_tensor(model, unit, list, roles[k]);
     }
 }
 
@@ -64,8 +59,8 @@ enum tensor_format model_main_format(const struct model *model)
 
 uint32_t model_unit_kind(const struct model *model, uint32_t unit)
 {
-    const bool sparse = unit_part(unit) == UNIT_MLP && model_layer_sparse(&model->config, unit_layer(unit));
-    return sparse ? MATH_PART_SPARSE : (uint32_t)unit_part(unit);
+    if (model->unit) return model->unit[unit].kind;
+    return arch_of(&model->config)->kind(&model->config, unit_layer(unit), unit_part(unit));
 }
 
 const struct math_part *model_unit_math(const struct model *model, uint32_t unit)
@@ -76,6 +71,8 @@ const struct math_part *model_unit_math(const struct model *model, uint32_t unit
 int model_units_build(struct model *model, struct helm_err *err)
 {
     const uint32_t units = unit_count(model->config.layers);
+    uint32_t (*const kind)(const struct model_config *, uint32_t, enum unit_part) =
+        arch_of(&model->config)->kind;
     model->unit = calloc((size_t)units + 1, sizeof *model->unit);
     model->unit_tensor = calloc((size_t)model->tensor_count + 1, sizeof *model->unit_tensor);
     if (!model->unit || !model->unit_tensor)
@@ -85,6 +82,7 @@ int model_units_build(struct model *model, struct helm_err *err)
         struct model_unit *unit = &model->unit[u];
         unit->part = unit_part(u);
         unit->layer = unit_layer(u);
+        unit->kind = kind(&model->config, unit->layer, unit->part);
         fill_unit(model, unit, at);
         at += unit->tensor_count;
     }

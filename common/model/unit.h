@@ -13,14 +13,19 @@
 
 #include "common/base/err.h"
 
-/* What a tensor is for. The names in files are derived from these by the architecture's table (arch.c). */
+/* What a tensor is for. Names in files: the table of roles (role.c) and the architecture's own (arch/). */
 enum tensor_role {
+    TENSOR_NONE,       /* 0, so that tables name only what is there */
     TENSOR_EMBED,      /* [vocab, hidden] */
+    TENSOR_POSITIONS,  /* [positions, hidden]: learned, added to the embedding */
     TENSOR_FINAL_NORM, /* [hidden] */
-    TENSOR_HEAD,       /* [vocab, hidden]; absent when tied */
-    TENSOR_ATTN_NORM,  /* [hidden]; from here on: one a layer */
-    TENSOR_Q,          /* [heads * head_dim, hidden] */
-    TENSOR_K,          /* [kv_heads * head_dim, hidden] */
+    TENSOR_FINAL_NORM_BIAS,
+    TENSOR_HEAD,      /* [vocab, hidden]; absent when tied */
+    TENSOR_ATTN_NORM, /* [hidden]; from here on: one a layer */
+    TENSOR_ATTN_NORM_BIAS,
+    TENSOR_ATTN_OUT_NORM, /* [hidden]: of attention's output, before it is added */
+    TENSOR_Q,             /* [heads * head_dim, hidden] */
+    TENSOR_K,             /* [kv_heads * head_dim, hidden] */
     TENSOR_V,
     TENSOR_O, /* [hidden, heads * head_dim] */
     TENSOR_Q_BIAS,
@@ -31,6 +36,8 @@ enum tensor_role {
     TENSOR_K_NORM,   /* [head_dim] */
     TENSOR_SINKS,    /* [heads]: a score that joins each head's softmax, of no position */
     TENSOR_MLP_NORM, /* [hidden] */
+    TENSOR_MLP_NORM_BIAS,
+    TENSOR_MLP_OUT_NORM, /* [hidden]: of the MLP's output */
     TENSOR_GATE,
     TENSOR_UP,   /* [intermediate, hidden] */
     TENSOR_DOWN, /* [hidden, intermediate] */
@@ -50,8 +57,7 @@ enum tensor_role {
     TENSOR_SHARED_UP,
     TENSOR_SHARED_DOWN, /* [hidden, shared_intermediate] */
     TENSOR_SHARE, /* [hidden]: the sigmoid of its product with a token's input is that expert's weight */
-    TENSOR_ROLE_COUNT,
-    TENSOR_NONE = TENSOR_ROLE_COUNT
+    TENSOR_ROLE_COUNT
 };
 
 /* ---- numbering ---- */
@@ -104,48 +110,89 @@ enum model_buffer {
 };
 
 enum math_kind {
-    MATH_EMBED, /* out = embedding row of the token */
-    MATH_LINEAR, /* of each weight: out (+)= weight * input + bias; then, with swiglu, out[0] = silu(out[0]) * out[1] */
+    MATH_EMBED,  /* out = embedding row of the token */
+    MATH_LINEAR, /* of each weight: out = weight * input + bias; gated: out[0] = activation(out[0]) * out[1] */
     MATH_ATTENTION, /* norm of each head of q and k, RoPE, append k and v to the cache, causal GQA attention of q */
-    MATH_ROUTE, /* out = the experts chosen by router * input + bias[0], with bias[1] for the choice, and their weights
-                   (router.h) */
-    MATH_EXPERTS_GLU, /* of each chosen expert: out = glu(its gate * input, its up * input) */
+    MATH_ROUTE, /* out = the experts chosen by router * input + bias[0], with bias[1] for the choice, and their
+                       weights (router.h) */
+    MATH_EXPERTS_GLU, /* of each chosen expert: out = activation(its gate * input) * (its up * input) */
     MATH_EXPERTS_DOWN, /* out += the sum, in the order of choice, of weight * (the expert's down * its input) */
     MATH_WEIGH,        /* out *= sigmoid of (router * input) */
+    MATH_KINDS
 };
+enum norm_kind {
+    NORM_RMS,          /* x / sqrt(mean(x^2) + eps) * w */
+    NORM_RMS_ONE_PLUS, /* the same times 1 + w */
+    NORM_LAYER,        /* (x - mean) / sqrt(variance + eps) * w + bias */
+    NORM_KINDS
+};
+enum activation {
+    ACTIVATION_NONE,
+    ACTIVATION_SILU,
+    ACTIVATION_CLAMPED, /* gate to at most 7, up to within 7; g * sigmoid(1.702 g) * (u + 1) */
+    ACTIVATION_GELU_TANH,
+    ACTIVATION_RELU,
+    ACTIVATION_RELU_SQUARED,
+    ACTIVATIONS
+};
+const char *activation_name(enum activation activation);
 #define MATH_WEIGHTS_MAX 3
+/* An operation is what its fields say: each is one thing, and 0 is "not there". Tables name what is there. */
 struct math_op {
     enum math_kind kind;
     const char *name; /* "q k v" */
     enum model_buffer in;
-    enum tensor_role norm; /* LINEAR: the input is rmsnorm(in) * norm; TENSOR_NONE: it is `in` */
+    /* The norm: of the input (before), of the output before it is added (after); its kind; its bias (NORM_LAYER) */
+    enum tensor_role norm, norm_bias, after_norm;
+    enum norm_kind norm_kind;
     uint32_t weights;
-    enum tensor_role weight[MATH_WEIGHTS_MAX], bias[MATH_WEIGHTS_MAX]; /* bias TENSOR_NONE: none */
+    enum tensor_role weight[MATH_WEIGHTS_MAX], bias[MATH_WEIGHTS_MAX];
     enum model_buffer out[MATH_WEIGHTS_MAX];
-    bool accumulate;                 /* adds to out: the residual */
-    bool swiglu;                     /* weights are gate and up, whose rows are used in pairs */
-    enum tensor_role q_norm, k_norm; /* ATTENTION: of each head; TENSOR_NONE: none */
-    enum tensor_role sinks;          /* ATTENTION: TENSOR_NONE: none */
-    enum tensor_role router; /* ROUTE, WEIGH: kept beside the matrices, as vectors are; TENSOR_NONE: else */
+    enum activation activation; /* of out[0] */
+    bool gated;                 /* weights are gate and up, whose rows are used in pairs */
+    bool residual;              /* adds to out */
+    float in_scale, out_scale;  /* multiply the input, the output before it is added; 0: 1 */
+    float soft_cap;             /* out = cap * tanh(out / cap); 0: none */
+    /* ATTENTION */
+    enum tensor_role q_norm, k_norm; /* of each head */
+    enum tensor_role sinks;
+    uint32_t rope;                 /* which of the configuration's tables turns q and k */
+    bool no_rope;                  /* none does */
+    float score_scale;             /* of q * k; 0: 1 / sqrt(head_dim) */
+    enum model_buffer output_gate; /* its sigmoid multiplies the output */
+    uint32_t cache_back;           /* k and v are those of the layer this far back; 0: its own */
+    /* ROUTE, WEIGH: kept beside the matrices, as vectors are */
+    enum tensor_role router;
+    /* EMBED: rows of positions, which are added */
+    enum tensor_role positions;
 };
 /* How many of `bias` mean something. A router, which is none of the weights, has two: of its product, of its choice. */
 static inline uint32_t math_biases(const struct math_op *op)
 {
     return op->kind == MATH_ROUTE ? 2 : op->weights;
 }
+/* The tensors that an operation names, TENSOR_NONE left out: their number. */
+#define MATH_ROLES_MAX (2 * MATH_WEIGHTS_MAX + 8)
+uint32_t math_roles(const struct math_op *op, enum tensor_role roles[MATH_ROLES_MAX]);
+
 #define MATH_OPS_MAX 6
 /* One kind of unit: its operations in order. */
 struct math_part {
+    const char *name; /* "sparse MLP" */
+    enum unit_part part;
     struct math_op op[MATH_OPS_MAX];
     uint32_t ops;
-    double read_part; /* of its experts' bytes, what one token reads; 1 where it has none */
+    bool experts;     /* filled in: it has a router */
+    double read_part; /* filled in: of its experts' bytes, what one token reads; 1 where it has none */
 };
-/* The kinds of parts: those that every model has, by enum unit_part; and what a sparse layer's MLP is instead. */
-enum { MATH_PART_SPARSE = UNIT_PARTS, MATH_PARTS };
+#define MATH_PARTS_MAX 8 /* kinds of units of one architecture */
+/* The numbers of kinds in architectures that have these; others follow. */
+enum { MATH_PART_ATTENTION, MATH_PART_DENSE, MATH_PART_SPARSE };
 /* The model: embed, then every layer's parts in order, then head. */
 struct model_math {
     struct math_op embed, head;
-    struct math_part part[MATH_PARTS];
+    struct math_part part[MATH_PARTS_MAX];
+    uint32_t parts;
 };
 
 /* ---- the table ---- */
@@ -158,6 +205,7 @@ struct model_unit {
     const struct model_tensor *const *tensor;
     uint32_t tensor_count, matrix_count;
     uint64_t bytes; /* of all of them, as stored */
+    uint32_t kind;  /* which of math.part[] */
 };
 struct model;
 /* Which of math.part[] a unit of the model is, and its operations. */

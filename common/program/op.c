@@ -94,25 +94,13 @@ static bool is_sampled(const struct math_op *math)
     return math->out[0] == BUFFER_LOGITS;
 }
 
-/* Router and experts. */
-static void add_experts(struct list *list, const struct math_op *math, enum processor_kind processor,
-                        enum op_tier tier)
+static void add_router(struct list *list, bool gpu, enum op_tier tier)
 {
-    const bool gpu = processor == PROCESSOR_GPU, chunk = tier == OP_TIER_CHUNK;
-    if (math->kind == MATH_WEIGH) {
-        add(list, OP_WEIGH);
-    } else if (math->kind == MATH_ROUTE) {
-        if (!gpu) add(list, OP_NORM);
-        add(list, !gpu ? OP_LINEAR : tier == OP_TIER_ONE ? OP_GEMV : chunk ? OP_LOGITS : OP_GEMM_SMALL);
-        if (!gpu || chunk) add(list, OP_ROUTE);
-        if (gpu && chunk) add(list, OP_EXPERTS_GROUP);
-    } else if (math->kind == MATH_EXPERTS_GLU) {
-        if (gpu && chunk) add(list, OP_NORM);
-        add(list, OP_EXPERTS_GLU);
-    } else {
-        add(list, OP_EXPERTS_DOWN);
-        if (gpu ? chunk : tier != OP_TIER_ONE) add(list, OP_EXPERTS_SUM);
-    }
+    const bool chunk = tier == OP_TIER_CHUNK;
+    if (!gpu) add(list, OP_NORM);
+    add(list, !gpu ? OP_LINEAR : tier == OP_TIER_ONE ? OP_GEMV : chunk ? OP_LOGITS : OP_GEMM_SMALL);
+    if (!gpu || chunk) add(list, OP_ROUTE);
+    if (gpu && chunk) add(list, OP_EXPERTS_GROUP);
 }
 
 static void add_cpu(struct list *list, const struct math_op *math, enum op_tier tier)
@@ -134,7 +122,7 @@ static void add_gpu_chunk(struct list *list, const struct math_op *math)
     add(list, OP_MATMUL);
     for (uint32_t w = 0; w < math->weights; w++)
         if (math->bias[w] != TENSOR_NONE) add(list, OP_ADD_BIAS);
-    if (math->swiglu) add(list, OP_SWIGLU);
+    if (math->gated) add(list, OP_SWIGLU);
 }
 
 static void add_gpu(struct list *list, const struct math_op *math, enum op_tier tier)
@@ -157,14 +145,32 @@ uint32_t program_ops_of(const struct math_op *math, enum processor_kind processo
                         enum op_kind kinds[PROGRAM_OPS_MAX])
 {
     struct list list = {.kinds = kinds};
-    if (math->kind == MATH_EMBED)
+    const bool gpu = processor == PROCESSOR_GPU, chunk = tier == OP_TIER_CHUNK;
+    switch (math->kind) {
+    case MATH_EMBED:
         add(&list, OP_EMBED);
-    else if (math->kind >= MATH_ROUTE)
-        add_experts(&list, math, processor, tier);
-    else if (processor == PROCESSOR_CPU)
-        add_cpu(&list, math, tier);
-    else
-        add_gpu(&list, math, tier);
+        break;
+    case MATH_LINEAR:
+    case MATH_ATTENTION:
+        (gpu ? add_gpu : add_cpu)(&list, math, tier);
+        break;
+    case MATH_ROUTE:
+        add_router(&list, gpu, tier);
+        break;
+    case MATH_EXPERTS_GLU:
+        if (gpu && chunk) add(&list, OP_NORM);
+        add(&list, OP_EXPERTS_GLU);
+        break;
+    case MATH_EXPERTS_DOWN:
+        add(&list, OP_EXPERTS_DOWN);
+        if (gpu ? chunk : tier != OP_TIER_ONE) add(&list, OP_EXPERTS_SUM);
+        break;
+    case MATH_WEIGH:
+        add(&list, OP_WEIGH);
+        break;
+    case MATH_KINDS:
+        break;
+    }
     return list.count;
 }
 
@@ -172,7 +178,7 @@ uint32_t program_run_end(const struct math_op *math, const enum tensor_format fo
                          uint32_t first)
 {
     uint32_t end = first + 1;
-    while (end < math->weights && (math->swiglu || format[end] == format[first])) end++;
+    while (end < math->weights && (math->gated || format[end] == format[first])) end++;
     return end;
 }
 

@@ -37,8 +37,7 @@ static void read_config(struct gguf *header)
     const struct gguf_files files = {.part = header, .count = 1};
     struct model_config config;
     struct helm_err err = {0};
-    bool interleaved = false;
-    if (gguf_config_read(&files, &config, &interleaved, &err)) {
+    if (gguf_config_read(&files, &config, &err)) {
         if (!err.code || !err.text[0]) abort();
         return;
     }

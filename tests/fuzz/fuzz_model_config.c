@@ -21,7 +21,7 @@ static void use(const struct model_config *config)
         !config->sparse != !config->router.experts)
         abort();
     model_math_build(config, &math);
-    for (int p = 0; p < MATH_PARTS; p++)
+    for (int p = 0; p < MATH_PARTS_MAX; p++)
         if (math.part[p].ops > MATH_OPS_MAX) abort();
     for (int role = 0; role < TENSOR_ROLE_COUNT; role++)
         if (model_expected_shape(config, (enum tensor_role)role, &rows, &cols) &&

@@ -137,8 +137,7 @@ static int write_model(const struct options *o, const struct model *model, const
     const struct rewrite_run run = {(uint32_t)o->threads, report, &sums, interrupt_noted};
     const double begin = seconds();
     char size[UNITS_TEXT];
-    const struct gguf_arch *arch = gguf_arch_of(&model->config);
-    const bool interleaved = arch && arch->interleaved;
+    const bool interleaved = arch_of(&model->config)->gguf_interleaved;
     int rc = check_output(o, model, err);
     if (!rc) rc = put_values(o, model, &values, err);
     if (!rc) rc = rewrite_plan(model, o->mixture, interleaved, o->imatrix ? imatrix : NULL, &rewrite, err);

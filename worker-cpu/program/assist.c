@@ -171,7 +171,7 @@ static struct attention_task task_of(const struct run *run, uint32_t chunk)
                                    .kv_first = from > row->from ? from : row->from,
                                    .kv_last = to < row->to ? to : row->to,
                                    .window = e->window,
-                                   .scale = 1.0f / sqrtf((float)dim),
+                                   .scale = e->scale,
                                    .kv = &run->kv,
                                    .pool = run->kv_pool,
                                    .pages = in->pages,

@@ -122,7 +122,7 @@ void cut_rows(struct lowering *low, struct program_entry *e, bool router)
         if (g->kernels->tokens->call_rows > cut.call_rows) cut.call_rows = g->kernels->tokens->call_rows;
         whole_groups |= tensor_format_of(g->matrix.format)->group_rows > 1;
         cut.cols = g->matrix.cols;
-        g->row_first = e->swiglu ? 0 : (uint32_t)rows_all;
+        g->row_first = e->gated ? 0 : (uint32_t)rows_all;
         rows_all += g->matrix.rows;
         e->bytes += segment_bytes(low, &g->matrix);
     }
@@ -130,7 +130,7 @@ void cut_rows(struct lowering *low, struct program_entry *e, bool router)
         cut.granule = common_multiple(cut.granule, e->tile[t]->tile_cols);
     if (e->join) cut.call_rows = e->segment[0].kernels->tokens->join_rows;
     cut.row_bytes = e->bytes / rows_all;
-    if (e->swiglu) { /* a chunk computes the same rows of both */
+    if (e->gated) { /* a chunk computes the same rows of both */
         cut.row_bytes *= 2;
         cut.cols *= 2;
         rows_all = e->segment[0].matrix.rows;

@@ -190,7 +190,7 @@ static struct attending attending_of(const struct run *run, uint32_t chunk)
                                .kv_first = kv_first,
                                .kv_last = kv_last,
                                .window = e->window,
-                               .scale = 1.0f / sqrtf((float)dim),
+                               .scale = e->scale,
                                .sinks = e->sinks ? e->sinks + (size_t)head * group : NULL,
                                .steady = run->steady,
                                .kv = &run->kv,

@@ -138,8 +138,8 @@ static void segment_gemv(const struct program_entry *e, const struct program_seg
         const char *behind = linear_row_at(g, row + rows);
         float *out = g->out + row, sum[PROGRAM_ROWS_MAX];
         here.next = row + rows < last ? behind : reads->next;
-        g->kernels->one->gemv(e->accumulate ? sum : out, w, in, rows, g->matrix.cols, &here);
-        for (uint32_t r = 0; e->accumulate && r < rows; r++) out[r] += sum[r];
+        g->kernels->one->gemv(e->residual ? sum : out, w, in, rows, g->matrix.cols, &here);
+        for (uint32_t r = 0; e->residual && r < rows; r++) out[r] += sum[r];
         for (uint32_t r = 0; g->bias && r < rows; r++) out[r] += g->bias[row + r];
         w = behind;
     }
@@ -162,7 +162,7 @@ void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread)
         }
         segment_gemv(e, g, first, last, ordered_input(run, e, g, thread), &reads);
     }
-    if (!e->swiglu || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
+    if (!e->gated || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
     float *gate = e->segment[0].out + first;
     run->kernels->vector->swiglu(gate, gate, e->segment[1].out + first, last - first);
 }
@@ -235,7 +235,7 @@ static void segment_few(const struct run *run, const struct program_segment *g, 
                 k->gemv(sum + (size_t)t * rows, w, in.x + t * in.ldx, rows, g->matrix.cols, &run->reads.gemv);
         for (uint32_t t = 0; t < count; t++) {
             float *out = g->out + (size_t)(token + t) * g->out_width + row, *from = sum + (size_t)t * rows;
-            for (uint32_t r = 0; r < rows; r++) out[r] = e->accumulate ? out[r] + from[r] : from[r];
+            for (uint32_t r = 0; r < rows; r++) out[r] = e->residual ? out[r] + from[r] : from[r];
             for (uint32_t r = 0; g->bias && r < rows; r++) out[r] += g->bias[row + r];
         }
     }
@@ -254,7 +254,7 @@ void linear_few(void *ctx, uint32_t chunk, uint32_t thread)
                 segment_few(run, &e->segment[s], first, last, t, count, thread);
     }
     const struct program_segment *g = e->segment;
-    if (!e->swiglu || !clip_rows(g, from, to, &first, &last)) return;
+    if (!e->gated || !clip_rows(g, from, to, &first, &last)) return;
     for (uint32_t t = 0; t < tokens; t++) {
         float *gate = g->out + (size_t)t * g->out_width + first;
         run->kernels->vector->swiglu(gate, gate, g[1].out + (size_t)t * g[1].out_width + first, last - first);
@@ -294,7 +294,7 @@ static void segment_gemm(const struct run *run, const struct program_segment *g,
     const char *tiled = tiled_at(run, k, e->tiled, tile, g->matrix.cols);
     float *out = g->out + (size_t)base * g->out_width + first;
     if (k->thread_begin) k->thread_begin();
-    k->gemm(out, g->out_width, w, tiled, rows, g->matrix.cols, in_tile, e->accumulate,
+    k->gemm(out, g->out_width, w, tiled, rows, g->matrix.cols, in_tile, e->residual,
             run->thread[thread].scratch);
     if (k->thread_end) k->thread_end();
     if (g->bias)
@@ -419,5 +419,5 @@ void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread)
     for (uint32_t s = 0; s < e->segment_count; s++)
         if (clip_rows(&e->segment[s], from, to, &first, &last))
             segment_tokens(run, &e->segment[s], first, last, tile, tile_end, thread);
-    for (; e->swiglu && from < to && tile < tile_end; tile++) join_rows(run, from, to, tile);
+    for (; e->gated && from < to && tile < tile_end; tile++) join_rows(run, from, to, tile);
 }

@@ -1,7 +1,7 @@
 /* Lowering: the operations of the model's units (common/model/unit.h) to flat programs. See program.h.
  *
  * Each operation of the model becomes the entries that program_ops_of names; each kind has one function. A LINEAR has a
- * segment for each weight; swiglu combines its rows while they are in the cache. With several tokens the NORM before
+ * segment for each weight; gated ones are combined while they are in the cache. With several tokens the NORM before
  * it, with or without a weight, tiles the input for the matrix kernel; gates and ups are tiled by the LINEAR that joins them, but
  * for a shared expert's, whose down comes behind other products. */
 #include "worker-cpu/program/lower.h"
@@ -155,10 +155,10 @@ static void make_linear(struct lowering *low, const struct making *m)
     const enum model_buffer in = m->op->norm == TENSOR_NONE ? m->op->in : BUFFER_H;
     struct program_entry *e = add_entry(low, OP_LINEAR, m->layer);
     e->sampled = m->sampled;
-    e->accumulate = m->op->accumulate;
+    e->residual = m->op->residual;
     e->in = low->source->act->buffer[in];
     e->width = low->source->act->width[in];
-    e->swiglu = m->op->swiglu;
+    e->gated = m->op->gated;
     if (m->op->kind == MATH_ROUTE) add_router(low, e, m->op, m->layer);
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;
@@ -188,6 +188,7 @@ static void make_attend(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_ATTEND, m->layer);
     (void)plan_kv_of(low->source->plan, (uint32_t)m->layer, &e->kv_layer);
     e->window = c->window ? c->window[m->layer] : 0;
+    e->scale = m->op->score_scale;
     if (m->op->sinks != TENSOR_NONE) e->sinks = weights_vector(low->source->weights, m->op->sinks, m->layer);
 }
 
@@ -230,7 +231,7 @@ static void make_experts(struct lowering *low, const struct making *m, enum op_k
     e->experts = c->router.experts;
     e->chosen = c->router.chosen;
     e->expert_rows = down ? c->hidden : c->expert_intermediate;
-    e->glu = c->glu;
+    e->glu = math_glu(m->op);
     e->asked = m->asked;
     e->in = s->act->buffer[down ? BUFFER_GATE : BUFFER_H]; /* which the router's norm has left */
     e->width = s->act->width[down ? BUFFER_GATE : BUFFER_H];
@@ -376,6 +377,9 @@ static void lower_attend_host(struct lowering *low, uint32_t layer)
     if (plan_kv_of(s->plan, layer, &kv_layer) != PLAN_GPU0) return;
     if (!plan_assists_layer(s->plan, window ? window[layer] : 0)) return;
     struct program_entry *e = add_entry(low, OP_ATTEND_HOST, (int32_t)layer);
+    const struct math_part *math = model_unit_math(s->model, unit_of(layer, UNIT_ATTENTION));
+    for (uint32_t i = 0; i < math->ops; i++)
+        if (math->op[i].kind == MATH_ATTENTION) e->scale = math->op[i].score_scale;
     e->kv_layer = layer; /* in the arena's pages all layers have room */
     e->window = window ? window[layer] : 0;
     e->ticket = ++low->asked;

@@ -50,10 +50,10 @@ struct program_segment {
 
 struct program_entry {
     enum op_kind kind;
-    bool sampled;    /* runs over the sampled rows, not over the tokens */
-    bool accumulate; /* LINEAR: adds to out (residual) */
-    bool swiglu;     /* LINEAR: segments 0 and 1 are gate and up */
-    /* LINEAR of several tokens with swiglu: makes the next one's input at once; NULL: several kernels do */
+    bool sampled;  /* runs over the sampled rows, not over the tokens */
+    bool residual; /* LINEAR: adds to out */
+    bool gated;    /* LINEAR: segments 0 and 1 are gate and up */
+    /* LINEAR of several tokens, gated: makes the next one's input at once; NULL: several kernels do */
     gemm_join_fn *join;
     enum program_tiled tiled; /* LINEAR of several tokens: which input is its own */
     /* LINEAR of several tokens: rows are decoded once for all tiles, of some segment at least */
@@ -68,6 +68,7 @@ struct program_entry {
     int32_t layer;       /* of the model; -1 outside the layers */
     uint32_t kv_layer;   /* of the layer group */
     uint32_t window;
+    float scale;        /* ATTEND, ATTEND_HOST: of scores */
     const float *sinks; /* ATTEND: of each head; or NULL */
     uint32_t chunk;     /* of those that are not cut by rows: tokens of a chunk */
     uint32_t chunks;    /* LINEAR: row chunks, as many for each thread */
@@ -80,7 +81,7 @@ struct program_entry {
     float *out;      /* NORM; NULL: it is only tiled. WEIGH: what is multiplied, out_width numbers a token */
     uint32_t out_width;
     uint32_t width;                                         /* of in and out */
-    const struct linear_kernel *tile[PROGRAM_SEGMENTS_MAX]; /* NORM, LINEAR with swiglu: tile for these */
+    const struct linear_kernel *tile[PROGRAM_SEGMENTS_MAX]; /* NORM, gated LINEAR: tile for these */
     uint32_t tile_count;
     struct program_segment segment[PROGRAM_SEGMENTS_MAX];
     uint32_t segment_count;

@@ -32,7 +32,7 @@ static struct gpuk_attention attention_of(const struct lowering *low, const stru
                                                       p->step.pages_per_slot, m->sub),
                                .heads = c->heads,
                                .window = c->window ? c->window[m->at->layer] : 0,
-                               .scale = 1.0f / sqrtf((float)c->head_dim),
+                               .scale = m->at->math->score_scale,
                                .sinks = making_vector(low, m, m->at->math->sinks),
                                .q_norm = making_vector(low, m, m->at->math->q_norm),
                                .k_norm = making_vector(low, m, m->at->math->k_norm),

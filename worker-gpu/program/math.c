@@ -54,7 +54,7 @@ static struct place output_of(const struct lowering *low, const struct making *m
                               const struct piece_part *part)
 {
     const struct math_op *math = m->at->math;
-    if (math->swiglu &&
+    if (math->gated &&
         making_tier(low) == OP_TIER_CHUNK) { /* gate and up side by side, as many as there are */
         const bool shared = math->out[0] == BUFFER_SHARED;
         char *gates =
@@ -87,7 +87,7 @@ static struct gpu_entry *add_linear(struct lowering *low, const struct making *m
                                                 .x_stride = x_stride,
                                                 .norm = making_vector(low, m, m->at->math->norm),
                                                 .eps = (float)low->source->model->config.norm_eps,
-                                                .swiglu = m->at->math->swiglu,
+                                                .swiglu = m->at->math->gated,
                                                 .steady = low->source->plan->invariant};
     return e;
 }
@@ -125,7 +125,7 @@ static void make_linear(struct lowering *low, const struct making *m)
     const struct piece *piece = m->piece;
     const struct place in = making_place(low, m, math->in);
     struct gpu_entry *e = add_linear(low, m, (const float *)(void *)in.at, in.stride);
-    if (math->accumulate)
+    if (math->residual)
         e->op.as.linear.residual =
             (const float *)(void *)making_place(low, m, math->out[0]).at + piece->part[0].row;
     for (uint32_t i = 0; i < piece->part_count; i++) {
@@ -177,7 +177,7 @@ static void make_matmul(struct lowering *low, const struct making *m)
                                        .rows = p->rows,
                                        .cols = cols,
                                        .out_stride = out.stride,
-                                       .accumulate = math->accumulate,
+                                       .accumulate = math->residual,
                                        .steady = low->source->plan->invariant ? GPU_SUB_TOKENS : 0,
                                        .w = p->data,
                                        .x = x,

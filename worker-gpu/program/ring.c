@@ -137,7 +137,7 @@ static void fill_slice(const struct cutting *c, const struct run *run, struct ri
     uint32_t before = 0;
     for (uint32_t w = run->first; w < run->end; w++) {
         uint32_t have = matrix_of(c, slice->unit, slice->op, w)->rows;
-        if (math->swiglu) {
+        if (math->gated) {
             add_part(c, slice, w, first, rows);
             continue;
         }
@@ -168,8 +168,8 @@ static int choose_rows(const struct cutting *c, const struct run *run, uint64_t 
         if (experts) granule = m->rows / c->weights->model->config.router.experts;
         const bool packed = tensor_format_of(m->format)->variable;
         if (!is_plain) most = c->home && !packed ? HOME_SLICE_BYTES : RING_PACKED_SLICE_BYTES;
-        *rows = math->swiglu ? m->rows : *rows + m->rows;
-        row_bytes = math->swiglu ? row_bytes + bytes : bytes;
+        *rows = math->gated ? m->rows : *rows + m->rows;
+        row_bytes = math->gated ? row_bytes + bytes : bytes;
     }
     if (target > most) target = most;
     uint64_t slices = (*rows * row_bytes + target - 1) / (target ? target : 1);
@@ -246,7 +246,7 @@ static int cut_phase(struct cutting *c, const struct plan *plan, uint32_t phase)
         const struct plan_stage *stage = &list.stages[i];
         if (stage->home != PLAN_HOME_STREAM) continue;
         for (uint32_t u = plan_stage_first_unit(stage); u <= plan_stage_last_unit(stage) && phase == 0; u++)
-            if (model_unit_kind(c->weights->model, u) == MATH_PART_SPARSE)
+            if (model_unit_math(c->weights->model, u)->experts)
                 return helm_fail(
                     c->err, HELM_E_UNSUPPORTED,
                     "layer %u: experts are streamed by lists for prompts alone, the plan's decode "

@@ -99,7 +99,7 @@ bool lower_reads(const struct lowering *low, const struct math_op *math, const s
         return !tensor_format_of(piece->format)->variable || schedule == GPUK_ONE || schedule == GPUK_FEW;
     struct gpuk_linear_args args = {.format = piece->format,
                                     .segments = piece->part_count,
-                                    .swiglu = math->swiglu};
+                                    .swiglu = math->gated};
     for (uint32_t i = 0; i < piece->part_count; i++) {
         const struct piece_part *p = &piece->part[i];
         args.cols = p->matrix->cols;

@@ -64,9 +64,8 @@ int analyse_table_build(const struct model *model, struct analyse_table *table, 
     placement_packing(model, table->packs, table->packs_cpu);
     for (uint32_t u = 0; u < units; u++)
         table->packs_vram[u] =
-            table->packs[u] &&
-            (!model->config.router.experts ||
-             (model_unit_kind(model, u) == MATH_PART_SPARSE && !model->config.shared_intermediate));
+            table->packs[u] && (!model->config.router.experts ||
+                                (model_unit_math(model, u)->experts && !model->config.shared_intermediate));
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *t = &model->tensors[i];
         table->total_stored += t->bytes;

@@ -80,12 +80,13 @@ static double activation_bytes(const struct pricing *p, uint32_t kind)
     const struct model_config *c = &p->model->config;
     double q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
     if (p->tier == OP_TIER_ONE) return 0;
-    if (kind ==
-        MATH_PART_SPARSE) /* x gathered by expert, what is between the halves, and sums that are added up */
+    if (p->model->math.part[kind]
+            .experts) /* x gathered by expert, what is between the halves, and sums that are added up */
         return p->step->tokens * (6.0 * c->hidden + 6.0 * c->shared_intermediate +
                                   c->router.chosen * (12.0 * c->hidden + 6.0 * c->expert_intermediate));
     return p->step->tokens *
-           (6.0 * c->hidden + (kind == UNIT_MLP ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
+           (6.0 * c->hidden +
+            (p->model->math.part[kind].part == UNIT_MLP ? 6.0 * c->intermediate : 8 * (q + 2 * kv)));
 }
 
 /* A packed matrix on the CPU. One token's products, and several's that have the bits of one, read it as it is. Several tokens' multiply what each
@@ -418,7 +419,7 @@ static void price_unit(const struct pricing *p, uint32_t unit, struct cost_unit 
     bool mlp = unit_part(unit) == UNIT_MLP;
     double window = p->model->config.window ? p->model->config.window[unit_layer(unit)] : 0;
     struct weights w = {.products = 0};
-    u->experts = kind == MATH_PART_SPARSE;
+    u->experts = p->model->math.part[kind].experts;
     add_weights(p, unit, &w);
     if (!mlp) add_attention(p, &p->cpu, window, 0, &w.cpu);
     add_bytes(&p->cpu, activation_bytes(p, kind), p->cpu.read, &w.cpu);

@@ -390,7 +390,7 @@ static void list_operations(struct pricing *p)
 {
     const struct model_math *math = &p->model->math;
     enum op_kind kinds[PROGRAM_OPS_MAX];
-    for (int i = 0; i < MATH_PARTS; i++) {
+    for (int i = 0; i < (int)math->parts; i++) {
         const struct math_part *part = &math->part[i];
         struct part_operations *o = &p->part[i];
         *o = (struct part_operations){.cpu = program_part_count(part, PROCESSOR_CPU, p->tier),

@@ -54,7 +54,7 @@ struct pricing {
     const struct analyse_table *analysed;
     /* what cost_rates_of makes of them */
     enum op_tier tier;
-    struct part_operations part[MATH_PARTS];
+    struct part_operations part[MATH_PARTS_MAX];
     uint32_t first; /* operations of a step on the GPU, before its layers */
     struct device_rates cpu, gpu;
     struct device_rates kernel;      /* the GPU's of operations that are kernels of their own: not chained */

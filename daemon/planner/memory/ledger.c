@@ -118,7 +118,7 @@ uint32_t ledger_matrices_together(const struct model *model, const struct model_
     const struct math_part *math = model_unit_math(model, model_tensor_unit(t));
     for (uint32_t i = 0; i < math->ops; i++)
         for (uint32_t w = 0; w < math->op[i].weights; w++)
-            if (math->op[i].weight[w] == t->role) return math->op[i].swiglu ? math->op[i].weights : 1;
+            if (math->op[i].weight[w] == t->role) return math->op[i].gated ? math->op[i].weights : 1;
     return 1;
 }
 

@@ -10,7 +10,8 @@
 
 #include "common/model/arch.h"
 
-static const struct model_config all_on = {.layers = 3,
+static const struct model_config all_on = {.architecture = "LlamaForCausalLM",
+                                           .layers = 3,
                                            .hidden = 10,
                                            .intermediate = 14,
                                            .vocab = 20,
@@ -24,21 +25,63 @@ static const struct model_config all_on = {.layers = 3,
                                            .o_bias = true,
                                            .mlp_bias = true};
 
+/* Every role of every architecture, in both kinds of file; fused tensors have a name for several. */
 static void test_names_and_roles_are_inverses(void **state)
 {
     (void)state;
-    for (int r = 0; r < TENSOR_ROLE_COUNT; r++) {
-        char name[MODEL_NAME_MAX];
-        enum tensor_role role = TENSOR_NONE;
-        int32_t layer = -7, given = arch_role_per_layer((enum tensor_role)r) ? 123 : -1;
-        model_tensor_name(&all_on, (enum tensor_role)r, given, name);
-        assert_true(arch_match_name(name, &role, &layer));
-        assert_int_equal(role, r);
-        assert_int_equal(layer, given);
-    }
+    const struct arch *arch;
+    for (uint32_t i = 0; (arch = arch_at(i)); i++)
+        for (int r = TENSOR_NONE + 1; r < TENSOR_ROLE_COUNT; r++)
+            for (int gguf = 0; gguf < 2; gguf++) {
+                struct model_config c = all_on;
+                char name[MODEL_NAME_MAX];
+                struct arch_match what = {.role = TENSOR_NONE};
+                int32_t layer = -7, given = arch_role_per_layer((enum tensor_role)r) ? 123 : -1;
+                strcpy(c.architecture, arch->architecture);
+                c.gguf = gguf;
+                model_tensor_name(&c, (enum tensor_role)r, given, name);
+                if (arch_match_fused(arch, name, gguf, &layer)) continue;
+                if (!arch_match(arch, name, gguf, &what)) fail_msg("%s: %s", arch->architecture, name);
+                assert_int_equal(what.role, r);
+                assert_int_equal(what.layer, given);
+            }
     char name[MODEL_NAME_MAX];
     model_tensor_name(&all_on, TENSOR_UP, 3, name);
     assert_string_equal(name, "model.layers.3.mlp.up_proj.weight");
+}
+
+/* A text model inside another is called as it is alone; what is beside it is skipped. */
+static void test_nested_names(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        enum tensor_role role;
+        int32_t layer;
+    } names[] = {{"model.language_model.layers.7.mlp.up_proj.weight", TENSOR_UP, 7},
+                 {"language_model.model.layers.7.mlp.up_proj.weight", TENSOR_UP, 7},
+                 {"model.language_model.embed_tokens.weight", TENSOR_EMBED, -1},
+                 {"language_model.lm_head.weight", TENSOR_HEAD, -1},
+                 {"lm_head.weight", TENSOR_HEAD, -1}};
+    struct model_config c = all_on;
+    struct arch_match what;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        assert_true(arch_match(arch_of(&c), names[i].name, false, &what));
+        assert_int_equal(what.role, names[i].role);
+        assert_int_equal(what.layer, names[i].layer);
+    }
+    assert_false(arch_match(arch_of(&c), "model.language_model.language_model.norm.weight", false, &what));
+    assert_false(arch_skips_name(&c, "model.visual.merger.weight")); /* no Llama has any */
+    strcpy(c.architecture, "Qwen3ForCausalLM");
+    assert_true(arch_skips_name(&c, "model.visual.merger.weight"));
+    assert_true(arch_skips_name(&c, "mtp.norm.weight"));
+    assert_false(arch_skips_name(&c, "model.norm.weight"));
+    assert_false(arch_skips_name(&c, "model.layers.3.mlp.up_proj.weight"));
+    c.draft_layers = 2;
+    assert_true(arch_skips_name(&c, "model.layers.3.mlp.up_proj.weight"));
+    assert_true(arch_skips_name(&c, "model.layers.4.eh_proj.weight"));
+    assert_false(arch_skips_name(&c, "model.layers.5.mlp.up_proj.weight"));
+    assert_false(arch_skips_name(&c, "model.layers.2.mlp.up_proj.weight"));
 }
 
 static bool all_sparse[] = {true, true, true};
@@ -65,7 +108,7 @@ static void test_names_of_experts(void **state)
         {"MixtralForCausalLM", "model.layers.2.block_sparse_moe.experts.11.w2.weight", TENSOR_DOWN_EXPERTS},
         {"MixtralForCausalLM", "model.layers.2.block_sparse_moe.experts.11.w1.weight", TENSOR_GATE_EXPERTS},
         {"MixtralForCausalLM", "model.layers.2.block_sparse_moe.experts.11.w3.weight", TENSOR_UP_EXPERTS}};
-    struct arch_name what;
+    struct arch_match what;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct model_config c = mixture;
         char name[MODEL_NAME_MAX];
@@ -73,20 +116,23 @@ static void test_names_of_experts(void **state)
         assert_int_equal(model_tensor_parts(&c, names[i].role), 12);
         model_part_name(&c, names[i].role, 2, 11, name);
         assert_string_equal(name, names[i].name);
-        assert_true(arch_match(name, false, &what));
+        assert_true(arch_match(arch_of(&c), name, false, &what));
         assert_int_equal(what.role, names[i].role);
         assert_int_equal(what.layer, 2);
         assert_int_equal(what.expert, 11);
         model_tensor_name(&c, names[i].role, 2, name);
-        assert_true(arch_match(name, false, &what));
+        assert_true(arch_match(arch_of(&c), name, false, &what));
         assert_int_equal(what.expert, -1);
     }
     assert_int_equal(model_tensor_parts(&mixture, TENSOR_ROUTER), 1);
-    assert_false(arch_match("model.layers.2.mlp.experts.011.down_proj.weight", false, &what));
-    assert_false(arch_match("model.layers.2.mlp.experts..down_proj.weight", false, &what));
-    assert_false(arch_match("model.layers.2.mlp.experts.1.down_proj.weight2", false, &what));
-    assert_false(arch_match("model.layers.2.mlp.experts.1234567.down_proj.weight", false, &what));
-    assert_true(arch_match("blk.7.ffn_down_exps.weight", true, &what));
+    assert_false(
+        arch_match(arch_of(&mixture), "model.layers.2.mlp.experts.011.down_proj.weight", false, &what));
+    assert_false(arch_match(arch_of(&mixture), "model.layers.2.mlp.experts..down_proj.weight", false, &what));
+    assert_false(
+        arch_match(arch_of(&mixture), "model.layers.2.mlp.experts.1.down_proj.weight2", false, &what));
+    assert_false(
+        arch_match(arch_of(&mixture), "model.layers.2.mlp.experts.1234567.down_proj.weight", false, &what));
+    assert_true(arch_match(arch_of(&mixture), "blk.7.ffn_down_exps.weight", true, &what));
     assert_int_equal(what.role, TENSOR_DOWN_EXPERTS);
     assert_int_equal(what.layer, 7);
 }
@@ -154,12 +200,12 @@ static void test_shapes(void **state)
     static const struct {
         enum tensor_role role;
         uint64_t rows, cols;
-    } shapes[] = {{TENSOR_EMBED, 20, 10},    {TENSOR_HEAD, 20, 10},    {TENSOR_FINAL_NORM, 1, 10},
-                  {TENSOR_Q, 24, 10},        {TENSOR_K, 8, 10},        {TENSOR_V, 8, 10},
-                  {TENSOR_O, 10, 24},        {TENSOR_Q_BIAS, 1, 24},   {TENSOR_V_BIAS, 1, 8},
-                  {TENSOR_O_BIAS, 1, 10},    {TENSOR_Q_NORM, 1, 4},    {TENSOR_GATE, 14, 10},
-                  {TENSOR_UP, 14, 10},       {TENSOR_DOWN, 10, 14},    {TENSOR_UP_BIAS, 1, 14},
-                  {TENSOR_DOWN_BIAS, 1, 10}, {TENSOR_ATTN_NORM, 1, 10}};
+    } shapes[] = {{TENSOR_EMBED, 20, 10},   {TENSOR_HEAD, 20, 10},   {TENSOR_FINAL_NORM, 1, 10},
+                  {TENSOR_Q, 24, 10},       {TENSOR_K, 8, 10},       {TENSOR_V, 8, 10},
+                  {TENSOR_O, 10, 24},       {TENSOR_Q_BIAS, 1, 24},  {TENSOR_V_BIAS, 1, 8},
+                  {TENSOR_O_BIAS, 1, 10},   {TENSOR_GATE, 14, 10},   {TENSOR_UP, 14, 10},
+                  {TENSOR_DOWN, 10, 14},    {TENSOR_UP_BIAS, 1, 14}, {TENSOR_DOWN_BIAS, 1, 10},
+                  {TENSOR_ATTN_NORM, 1, 10}};
     uint64_t rows, cols;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         assert_true(model_expected_shape(&all_on, shapes[i].role, &rows, &cols));
@@ -167,7 +213,7 @@ static void test_shapes(void **state)
         assert_int_equal(cols, shapes[i].cols);
     }
     struct model_config bare = all_on;
-    bare.qk_norm = bare.q_bias = bare.k_bias = bare.v_bias = bare.o_bias = bare.mlp_bias = false;
+    bare.q_bias = bare.k_bias = bare.v_bias = bare.o_bias = bare.mlp_bias = false;
     bare.tied_head = true;
     static const enum tensor_role absent[] = {TENSOR_HEAD,    TENSOR_Q_BIAS,    TENSOR_K_BIAS,
                                               TENSOR_V_BIAS,  TENSOR_O_BIAS,    TENSOR_GATE_BIAS,
@@ -184,7 +230,7 @@ static void check_op(const struct math_op *op, bool *written, int *used)
     used[op->q_norm]++;
     used[op->k_norm]++;
     for (uint32_t w = 0; w < op->weights; w++) {
-        if (op->accumulate) assert_true(written[op->out[w]]);
+        if (op->residual) assert_true(written[op->out[w]]);
         written[op->out[w]] = true;
         used[op->weight[w]]++;
         used[op->bias[w]]++;
@@ -214,7 +260,7 @@ static void check_math(const struct model_config *config)
         }
     check_op(&math.head, written, used);
     assert_true(written[BUFFER_LOGITS] && written[BUFFER_K] && written[BUFFER_V]);
-    for (int r = 0; r < TENSOR_ROLE_COUNT; r++) {
+    for (int r = TENSOR_NONE + 1; r < TENSOR_ROLE_COUNT; r++) {
         uint64_t rows, cols;
         bool exists = model_expected_shape(config, (enum tensor_role)r, &rows, &cols);
         if (r == TENSOR_HEAD) exists = true; /* a tied head is used too, as the embedding */
@@ -227,6 +273,7 @@ static void test_math(void **state)
     (void)state;
     for (unsigned bits = 0; bits < 128; bits++) {
         struct model_config config = all_on;
+        if (bits & 1) strcpy(config.architecture, bits & 32 ? "Dots1ForCausalLM" : "Qwen3ForCausalLM");
         config.qk_norm = bits & 1;
         config.q_bias = bits & 2;
         config.k_bias = bits & 4;
@@ -254,6 +301,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names_and_roles_are_inverses),
+        cmocka_unit_test(test_nested_names),
         cmocka_unit_test(test_names_of_experts),
         cmocka_unit_test(test_mixtures),
         cmocka_unit_test(test_names_no_role_has),

@@ -21,7 +21,9 @@
 #define QWEN3_MOE                                                                                            \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"num_experts\": 3, \"num_experts_per_tok\": 2,"         \
     "\"moe_intermediate_size\": 6, \"mlp_only_layers\": [0], " SHAPE "}"
-#define MIXTRAL "{\"architectures\": [\"MixtralForCausalLM\"], \"num_local_experts\": 3, " SHAPE "}"
+#define MIXTRAL                                                                                              \
+    "{\"architectures\": [\"MixtralForCausalLM\"], \"num_local_experts\": 3, \"num_experts_per_tok\": "      \
+    "2, " SHAPE "}"
 static const char *const one_file[] = {"model.safetensors"};
 static const char *const two_files[] = {"model-00001-of-00002.safetensors",
                                         "model-00002-of-00002.safetensors"};
@@ -239,8 +241,8 @@ static void test_surplus(void **state)
         const char *config, *name, *text;
     } cases[] = {
         {QWEN3, "model.layers.0.mlp.routers.weight", "no part of a Qwen3ForCausalLM uses it"},
-        {QWEN3, "model.layers.0.mlp.experts.down_proj_blocks",
-         "config.json says this Qwen3ForCausalLM has none"},
+        {QWEN3, "model.layers.0.mlp.experts.down_proj_blocks", "no part of a Qwen3ForCausalLM uses it"},
+        {QWEN3, "model.layers.0.self_attn.sinks", "config.json says this Qwen3ForCausalLM has none"},
         {QWEN3, "transformer.wte.weight", "surplus tensor 'transformer.wte.weight'"},
         {QWEN3, "model.layers.2.mlp.up_proj.weight", "config.json has 2 layers"},
         {QWEN3, "model.layers.999999.mlp.up_proj.weight", "config.json has 2 layers"},

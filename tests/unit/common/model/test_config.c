@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +25,7 @@ static const char base[] =
 /* The beginning of a patch that makes it a mixture of experts. */
 #define MOE                                                                                                  \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"model_type\": \"qwen3_moe\", "                         \
-    "\"moe_intermediate_size\": 24, "
+    "\"moe_intermediate_size\": 24, \"num_experts\": 128, \"num_experts_per_tok\": 8, "
 
 /* base with the members of `patch` put in place; "DELETE" as a value removes the member. */
 static char *patched(const char *patch)
@@ -91,22 +92,79 @@ static void test_defaults_of_absent_keys(void **state)
 {
     (void)state;
     struct model_config c;
-    parse_ok(
-        "{\"head_dim\": \"DELETE\", \"num_key_value_heads\": \"DELETE\", \"rope_parameters\": \"DELETE\","
-        "\"dtype\": \"DELETE\", \"eos_token_id\": \"DELETE\", \"rms_norm_eps\": \"DELETE\","
-        "\"tie_word_embeddings\": \"DELETE\", \"hidden_act\": \"DELETE\", \"model_type\": \"DELETE\"}",
-        &c);
+    parse_ok("{\"architectures\": [\"LlamaForCausalLM\"], \"head_dim\": \"DELETE\", "
+             "\"num_key_value_heads\": \"DELETE\", \"rope_parameters\": \"DELETE\","
+             "\"dtype\": \"DELETE\", \"eos_token_id\": \"DELETE\", \"rms_norm_eps\": \"DELETE\","
+             "\"tie_word_embeddings\": \"DELETE\", \"hidden_act\": \"DELETE\", \"model_type\": \"DELETE\"}",
+             &c);
     assert_int_equal(c.head_dim, 8);
     assert_int_equal(c.kv_heads, 8);
     assert_true(c.rope.theta == 10000.0);
     assert_int_equal(c.dtype, DTYPE_F32);
     assert_int_equal(c.eos_count, 0);
-    assert_string_equal(c.model_type, "qwen3");
+    assert_string_equal(c.model_type, "llama");
     model_config_free(&c);
-    parse_ok("{\"architectures\": \"DELETE\", \"head_dim\": null, \"num_key_value_heads\": null}", &c);
+    parse_ok("{\"architectures\": \"DELETE\", \"num_key_value_heads\": null}", &c);
     assert_string_equal(c.architecture, "Qwen3ForCausalLM");
-    assert_int_equal(c.head_dim, 8);
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(c.kv_heads, 8);
     model_config_free(&c);
+    /* the reference's own defaults, by architecture */
+    parse_ok("{\"architectures\": [\"MixtralForCausalLM\"], \"model_type\": \"mixtral\", "
+             "\"num_local_experts\": 8, \"num_experts_per_tok\": 2, \"rope_parameters\": \"DELETE\", "
+             "\"rms_norm_eps\": \"DELETE\"}",
+             &c);
+    assert_true(c.rope.theta == 1e6 && c.norm_eps == 1e-5);
+    model_config_free(&c);
+}
+
+/* One number, several names for it. */
+static void test_aliases(void **state)
+{
+    (void)state;
+    struct model_config c;
+    struct helm_err err = {0};
+    parse_ok(MOE "\"num_experts\": \"DELETE\", \"num_local_experts\": 16}", &c);
+    assert_int_equal(c.router.experts, 16);
+    model_config_free(&c);
+    parse_ok(MOE "\"num_experts\": 16, \"num_local_experts\": 16}", &c);
+    assert_int_equal(c.router.experts, 16);
+    model_config_free(&c);
+    assert_int_equal(parse(MOE "\"num_experts\": 16, \"num_local_experts\": 12}", &c, &err), HELM_E_MISMATCH);
+    assert_non_null(strstr(err.text, "'num_experts' and 'num_local_experts' contradict each other"));
+    parse_ok("{\"architectures\": [\"MixtralForCausalLM\"], \"model_type\": \"mixtral\", "
+             "\"num_experts\": 6, \"num_experts_per_tok\": 2}",
+             &c);
+    assert_int_equal(c.router.experts, 6);
+    model_config_free(&c);
+}
+
+/* A text model inside one with more: its own keys, then the whole's. */
+static void test_text_config(void **state)
+{
+    (void)state;
+    static const char outer[] =
+        "{\"architectures\": [\"Qwen3VLForConditionalGeneration\"], \"model_type\": \"qwen3_vl\", "
+        "\"tie_word_embeddings\": true, \"eos_token_id\": 9, \"vision_config\": {\"depth\": 2}, "
+        "\"text_config\": {\"model_type\": \"%s\", \"dtype\": \"bfloat16\", \"hidden_size\": 64, "
+        "\"intermediate_size\": 96, \"num_hidden_layers\": 4, \"num_attention_heads\": 8, "
+        "\"num_key_value_heads\": 2, \"head_dim\": 16, \"vocab_size\": 100, \"rope_scaling\": "
+        "{\"rope_type\": \"default\", \"mrope_section\": [4, 2, 2]}, \"rope_theta\": 5e6}}";
+    struct model_config c;
+    struct helm_err err = {0};
+    char text[1024];
+    snprintf(text, sizeof text, outer, "qwen3_vl_text");
+    if (model_config_parse("config.json", text, strlen(text), &c, &err)) fail_msg("%s", err.text);
+    assert_string_equal(c.architecture, "Qwen3ForCausalLM");
+    assert_true(c.layers == 4 && c.head_dim == 16 && c.tied_head && c.rope.theta == 5e6);
+    assert_true(c.eos_count == 1 && c.eos[0] == 9);
+    model_config_free(&c);
+    snprintf(text, sizeof text, outer, "qwen4_text");
+    assert_int_equal(model_config_parse("config.json", text, strlen(text), &c, &err), HELM_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "model_type 'qwen4_text'"));
+    assert_int_equal(parse("{\"architectures\": [\"Qwen3VLForConditionalGeneration\"]}", &c, &err),
+                     HELM_E_FORMAT);
+    assert_non_null(strstr(err.text, "'text_config' is missing"));
 }
 
 static void test_older_and_newer_keys(void **state)
@@ -249,7 +307,9 @@ static void test_experts(void **state)
     parse_ok(MOE "\"use_sliding_window\": true, \"sliding_window\": 8}", &c);
     for (int i = 0; i < 4; i++) assert_int_equal(c.window[i], 8);
     model_config_free(&c);
-    parse_ok("{\"architectures\": [\"MixtralForCausalLM\"], \"model_type\": \"mixtral\"}", &c);
+    parse_ok("{\"architectures\": [\"MixtralForCausalLM\"], \"model_type\": \"mixtral\", "
+             "\"num_local_experts\": 8, \"num_experts_per_tok\": 2}",
+             &c);
     assert_int_equal(c.router.experts, 8);
     assert_int_equal(c.router.chosen, 2);
     assert_true(c.router.normalise);
@@ -261,10 +321,11 @@ static void test_experts(void **state)
 /* The expert that every token has, with a weight or with 1; DeepSeek-V3's keys. */
 #define QWEN2_MOE                                                                                            \
     "{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"model_type\": \"qwen2_moe\", "                         \
-    "\"moe_intermediate_size\": 24, "
+    "\"moe_intermediate_size\": 24, \"num_experts\": 60, \"num_experts_per_tok\": 4, "                       \
+    "\"shared_expert_intermediate_size\": 5632, "
 #define DOTS1                                                                                                \
     "{\"architectures\": [\"Dots1ForCausalLM\"], \"model_type\": \"dots1\", \"moe_intermediate_size\": 24, " \
-    "\"n_routed_experts\": 16, \"num_experts_per_tok\": 4, "
+    "\"n_routed_experts\": 16, \"num_experts_per_tok\": 4, \"n_shared_experts\": null, "
 static void test_shared_experts(void **state)
 {
     (void)state;
@@ -306,7 +367,8 @@ static void test_shared_experts(void **state)
 /* gpt-oss: biases, sinks and windows without being asked for, and experts in MXFP4 if it is said. */
 #define GPT_OSS                                                                                              \
     "{\"architectures\": [\"GptOssForCausalLM\"], \"model_type\": \"gpt_oss\", \"rope_parameters\": {"       \
-    "\"rope_type\": \"yarn\", \"factor\": 32, \"truncate\": false}, "
+    "\"rope_type\": \"yarn\", \"factor\": 32, \"truncate\": false}, \"num_local_experts\": 32, "             \
+    "\"num_experts_per_tok\": 4, "
 static void test_gpt_oss(void **state)
 {
     (void)state;
@@ -315,7 +377,7 @@ static void test_gpt_oss(void **state)
              &c);
     assert_true(c.q_bias && c.k_bias && c.v_bias && c.o_bias && c.sinks && c.experts_bias && !c.mlp_bias);
     assert_true(c.router.experts == 32 && c.router.chosen == 4 && c.router.score == ROUTER_CHOSEN_SOFTMAX);
-    assert_true(c.glu == GLU_CLAMPED && c.experts_format == FORMAT_MXFP4 && !c.rope.truncate);
+    assert_true(c.experts_format == FORMAT_MXFP4 && !c.rope.truncate);
     for (int i = 0; i < 4; i++) assert_int_equal(c.window[i], i % 2 ? 0 : 128);
     model_config_free(&c);
     parse_ok(GPT_OSS
@@ -365,11 +427,26 @@ static const struct {
     {"{\"model_type\": \"llama\"}", HELM_E_MISMATCH, "contradicts 'model_type' 'llama'"},
     {"{\"model_type\": 1}", HELM_E_FORMAT, "'model_type'"},
     {"{\"num_hidden_layers\": \"DELETE\"}", HELM_E_FORMAT, "'num_hidden_layers' is missing"},
+    /* what decides a shape has no default */
+    {"{\"hidden_size\": \"DELETE\"}", HELM_E_FORMAT, "'hidden_size' is missing"},
+    {"{\"vocab_size\": null}", HELM_E_FORMAT, "'vocab_size' is missing"},
+    {"{\"intermediate_size\": \"DELETE\"}", HELM_E_FORMAT, "'intermediate_size' is missing"},
+    {"{\"num_attention_heads\": \"DELETE\"}", HELM_E_FORMAT, "'num_attention_heads' is missing"},
+    {"{\"num_key_value_heads\": \"DELETE\"}", HELM_E_FORMAT, "'num_key_value_heads' is missing"},
+    {"{\"head_dim\": \"DELETE\"}", HELM_E_FORMAT, "'head_dim' is missing"},
+    {MOE "\"num_experts\": \"DELETE\"}", HELM_E_FORMAT, "'num_experts' is missing"},
+    {MOE "\"num_experts_per_tok\": \"DELETE\"}", HELM_E_FORMAT, "'num_experts_per_tok' is missing"},
+    {MOE "\"num_key_value_heads\": null}", HELM_E_FORMAT, "'num_key_value_heads' is missing"},
+    {QWEN2_MOE "\"shared_expert_intermediate_size\": \"DELETE\"}", HELM_E_FORMAT,
+     "'shared_expert_intermediate_size' is missing"},
+    {DOTS1 "\"n_shared_experts\": \"DELETE\"}", HELM_E_FORMAT, "'n_shared_experts' is missing"},
+    {GPT_OSS "\"num_local_experts\": \"DELETE\"}", HELM_E_FORMAT, "'num_local_experts' is missing"},
+    {GPT_OSS "\"swiglu_alpha\": 2}", HELM_E_UNSUPPORTED, "'swiglu_alpha' is 2; only 1.702"},
     {MOE "\"num_experts\": 0}", HELM_E_LIMIT, "'num_experts' is 0"},
     {MOE "\"quantization_config\": {\"quant_method\": \"mxfp4\"}}", HELM_E_UNSUPPORTED, "(method 'mxfp4')"},
     {GPT_OSS "\"swiglu_limit\": 8.0}", HELM_E_UNSUPPORTED, "'swiglu_limit' is 8; only 7"},
     {GPT_OSS "\"quantization_config\": {\"quant_method\": \"fp8\"}}", HELM_E_UNSUPPORTED, "(method 'fp8')"},
-    {"{\"architectures\": [\"GptOssForCausalLM\"], \"model_type\": \"gpt_oss\"}", HELM_E_UNSUPPORTED,
+    {GPT_OSS "\"rope_parameters\": null}", HELM_E_UNSUPPORTED,
      "a GptOssForCausalLM without RoPE scaling of type 'yarn'"},
     {MOE "\"num_experts\": 2147483648}", HELM_E_LIMIT, "'num_experts' is 2147483648, not between 1 and 1024"},
     {MOE "\"num_experts_per_tok\": 33, \"num_experts\": 64}", HELM_E_LIMIT, "'num_experts_per_tok' is 33"},
@@ -396,8 +473,12 @@ static const struct {
     {"{\"num_key_value_heads\": 3}", HELM_E_FORMAT, "not a multiple of 'num_key_value_heads' 3"},
     {"{\"head_dim\": 4098}", HELM_E_LIMIT, "'head_dim'"},
     {"{\"head_dim\": 15}", HELM_E_FORMAT, "even"},
-    {"{\"head_dim\": null, \"hidden_size\": 65}", HELM_E_FORMAT, "there is no 'head_dim'"},
-    {"{\"head_dim\": null, \"hidden_size\": 65536}", HELM_E_LIMIT, "is 8192, the limit is 4096"},
+    {"{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"head_dim\": null, "
+     "\"hidden_size\": 65}",
+     HELM_E_FORMAT, "there is no 'head_dim'"},
+    {"{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"head_dim\": null, "
+     "\"hidden_size\": 65536}",
+     HELM_E_LIMIT, "is 8192, the limit is 4096"},
     {"{\"max_position_embeddings\": 67108865}", HELM_E_LIMIT, "'max_position_embeddings'"},
     {"{\"hidden_act\": \"gelu\"}", HELM_E_UNSUPPORTED, "'hidden_act' is 'gelu'"},
     {"{\"rms_norm_eps\": -1}", HELM_E_LIMIT, "'rms_norm_eps'"},
@@ -485,6 +566,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_base),
         cmocka_unit_test(test_defaults_of_absent_keys),
+        cmocka_unit_test(test_aliases),
+        cmocka_unit_test(test_text_config),
         cmocka_unit_test(test_older_and_newer_keys),
         cmocka_unit_test(test_context_of_yarn),
         cmocka_unit_test(test_biases_by_architecture),

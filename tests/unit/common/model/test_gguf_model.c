@@ -240,16 +240,17 @@ static void test_experts(void **state)
     refuse(&bad, HELM_E_NOT_FOUND, "tensor 'blk.0.ffn_gate_inp.weight' is missing");
     bad = mixtral;
     bad.arch = "qwen2";
-    refuse(&bad, HELM_E_UNSUPPORTED, "key 'qwen2.expert_count' is 4: no qwen2 with experts is supported");
+    refuse(&bad, HELM_E_UNSUPPORTED,
+           "key 'qwen2.expert_count' is 4: no model of this architecture with experts");
     bad = mixtral;
     bad.keys = many_experts, bad.key_count = 1;
-    refuse(&bad, HELM_E_LIMIT, "key 'llama.expert_count' is 2147483648, not between 0 and 1024");
+    refuse(&bad, HELM_E_LIMIT, "key 'llama.expert_count' is 2147483648, not between 1 and 1024");
     bad.keys = no_choice, bad.key_count = 2;
-    refuse(&bad, HELM_E_FORMAT, "'num_experts_per_tok' is 5, but there are 4 experts");
+    refuse(&bad, HELM_E_FORMAT, "'llama.expert_used_count' is 5, but there are 4 experts");
     bad.keys = shared_expert, bad.key_count = 3;
     refuse(&bad, HELM_E_UNSUPPORTED, "key 'llama.expert_shared_count' is 1: shared experts");
-    refuse(&(struct recipe){.arch = "qwen3moe", .keys = experts, .key_count = 2}, HELM_E_FORMAT,
-           "'moe_intermediate_size'");
+    refuse(&(struct recipe){.arch = "qwen3moe", .keys = experts, .key_count = 2}, HELM_E_NOT_FOUND,
+           "key 'qwen3moe.expert_feed_forward_length'");
     refuse(&(struct recipe){.arch = "llama", .add = "blk.0.ffn_gate_exps.weight"}, HELM_E_MISMATCH,
            "surplus tensor 'blk.0.ffn_gate_exps.weight'");
 }
@@ -349,7 +350,7 @@ static void test_shared_experts(void **state)
     assert_int_equal(math->op[1].bias[1], TENSOR_CHOICE_BIAS);
     model_free(&m);
     dots.keys = v3_softmax;
-    refuse(&dots, HELM_E_UNSUPPORTED, "key 'dots1.expert_gating_func' is 1: only 2, a sigmoid");
+    refuse(&dots, HELM_E_UNSUPPORTED, "key 'dots1.expert_gating_func' is 1; only 2 is supported");
 }
 
 static void test_factors(void **state)

@@ -66,18 +66,19 @@ static void cut_tensors_have_whole_experts_bytes(void **state)
     static const struct {
         const char *path;
         uint32_t parts;
-        unsigned cut; /* roles that are not the same bytes */
-    } cases[] = {{"tests/data/golden/mixtral", 4, 1u << TENSOR_ROUTER | 1u << TENSOR_DOWN_EXPERTS},
+        uint64_t cut; /* roles that are not the same bytes */
+    } cases[] = {{"tests/data/golden/mixtral", 4,
+                  UINT64_C(1) << TENSOR_ROUTER | UINT64_C(1) << TENSOR_DOWN_EXPERTS},
                  {"tests/data/golden-gguf/mixtral-Q4_K_M/model.gguf", 2,
-                  1u << TENSOR_ROUTER | 1u << TENSOR_DOWN_EXPERTS},
+                  UINT64_C(1) << TENSOR_ROUTER | UINT64_C(1) << TENSOR_DOWN_EXPERTS},
                  {"tests/data/golden/gptoss", 3,
-                  1u << TENSOR_ROUTER | 1u << TENSOR_ROUTER_BIAS | 1u << TENSOR_DOWN_EXPERTS |
-                      1u << TENSOR_DOWN_EXPERTS_BIAS}};
+                  UINT64_C(1) << TENSOR_ROUTER | UINT64_C(1) << TENSOR_ROUTER_BIAS |
+                      UINT64_C(1) << TENSOR_DOWN_EXPERTS | UINT64_C(1) << TENSOR_DOWN_EXPERTS_BIAS}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct model whole, cut;
         struct model_shards shards, again;
         struct helm_err err = {0};
-        unsigned seen = 0;
+        uint64_t seen = 0;
         open_model(cases[c].path, &whole, &shards);
         open_model(cases[c].path, &cut, &again);
         if (model_cut_experts(&cut, cases[c].parts, &err)) fail_msg("%s", err.text);
@@ -92,7 +93,7 @@ static void cut_tensors_have_whole_experts_bytes(void **state)
                 continue; /* layers are alike */
             uint8_t *before = read_all(&shards, of), *after = read_all(&again, t);
             if (t->cut) {
-                seen |= 1u << t->role;
+                seen |= UINT64_C(1) << t->role;
                 check_tensor(t, after, before, cases[c].parts);
                 check_pieces(&again, t, after);
             } else {

@@ -11,7 +11,8 @@
 #include "common/model/model.h"
 #include "common/program/op.h"
 
-static const struct model_config plain = {.layers = 2,
+static const struct model_config plain = {.architecture = "LlamaForCausalLM",
+                                          .layers = 2,
                                           .hidden = 64,
                                           .intermediate = 96,
                                           .vocab = 32,
@@ -54,7 +55,7 @@ static void weights_of_one_format_are_a_run(void **state)
     struct model_math math;
     model_math_build(&plain, &math);
     const struct math_op *qkv = &math.part[UNIT_ATTENTION].op[0], *gates = &math.part[UNIT_MLP].op[0];
-    assert_true(qkv->weights == 3 && gates->swiglu);
+    assert_true(qkv->weights == 3 && gates->gated);
     const enum tensor_format alike[] = {FORMAT_Q4_K, FORMAT_Q4_K, FORMAT_Q4_K},
                              last[] = {FORMAT_Q4_K, FORMAT_Q4_K, FORMAT_Q6_K},
                              middle[] = {FORMAT_BF16, FORMAT_Q8_0, FORMAT_BF16};

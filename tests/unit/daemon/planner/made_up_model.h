@@ -57,7 +57,8 @@ static inline bool made_up_open(struct made_up *m, const struct made_up_shape *s
     m->window = calloc(s->layers, sizeof *m->window);
     if (!m->tensor || !m->window) return false;
     m->model.tensors = m->tensor;
-    m->model.config = (struct model_config){.layers = s->layers,
+    m->model.config = (struct model_config){.architecture = "LlamaForCausalLM",
+                                            .layers = s->layers,
                                             .hidden = s->hidden,
                                             .intermediate = s->intermediate,
                                             .vocab = s->vocab,

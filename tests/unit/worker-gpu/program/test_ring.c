@@ -58,6 +58,7 @@ static void pack_some(struct setup *s, const enum tensor_role *roles, size_t cou
 static void set_model(struct setup *s, uint32_t layers)
 {
     s->model.config.layers = layers;
+    strcpy(s->model.config.architecture, "LlamaForCausalLM");
     model_math_build(&s->model.config, &s->model.math);
     s->weights.model = &s->model;
     s->weights.matrix = s->matrix;

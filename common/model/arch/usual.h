@@ -1,0 +1,182 @@
+/* Rows that most architectures have: keys and operations. Included by the files beside it; macros and declarations only.
+ *
+ * A row that one architecture has otherwise is written out in its file. */
+#ifndef HELM_COMMON_MODEL_ARCH_USUAL_H
+#define HELM_COMMON_MODEL_ARCH_USUAL_H
+
+#include <stddef.h>
+
+#include "common/model/arch.h"
+#include "common/model/fused.h"
+#include "common/model/keys.h"
+
+#define AT(member) offsetof(struct model_config, member)
+
+/* ---- keys ---- */
+
+/* COUNT: a whole number from 1; OR_NONE: from 0. */
+#define COUNT(member, most, needed, ...)                                                                     \
+    {                                                                                                        \
+        .kind = KEY_U32, .at = AT(member), .min = 1, .max = (most), .need = (needed), __VA_ARGS__            \
+    }
+#define OR_NONE(member, most, ...)                                                                           \
+    {                                                                                                        \
+        .kind = KEY_U32, .at = AT(member), .max = (most), __VA_ARGS__                                        \
+    }
+#define REAL(member, least, most, ...)                                                                       \
+    {                                                                                                        \
+        .kind = KEY_DOUBLE, .at = AT(member), .min = (least), .max = (most), __VA_ARGS__                     \
+    }
+#define FLAG(member, ...)                                                                                    \
+    {                                                                                                        \
+        .kind = KEY_BOOL, .at = AT(member), __VA_ARGS__                                                      \
+    }
+#define FIXED(number, ...)                                                                                   \
+    {                                                                                                        \
+        .kind = KEY_FIXED, .neutral = (number), __VA_ARGS__                                                  \
+    }
+#define NAMED(...) .name = {__VA_ARGS__}
+#define GGUF(...)  .gguf = {__VA_ARGS__}
+#define END                                                                                                  \
+    {                                                                                                        \
+        .kind = KEY_NONE                                                                                     \
+    }
+
+/* What every decoder has. kv_heads, head_dim: whether config.json must say them (enum key_need). */
+#define USUAL_KEYS(kv_need, head_need)                                                                       \
+    COUNT(layers, MODEL_LAYERS_MAX, KEY_NEEDED, NAMED("num_hidden_layers"), GGUF("block_count")),            \
+        COUNT(hidden, MODEL_HIDDEN_MAX, KEY_NEEDED, NAMED("hidden_size"), GGUF("embedding_length")),         \
+        COUNT(intermediate, MODEL_INTERMEDIATE_MAX, KEY_NEEDED, NAMED("intermediate_size"),                  \
+              GGUF("feed_forward_length")),                                                                  \
+        COUNT(vocab, MODEL_VOCAB_MAX, KEY_NEEDED, NAMED("vocab_size")), /* GGUF: the embedding's rows */     \
+        COUNT(heads, MODEL_HEADS_MAX, KEY_NEEDED, NAMED("num_attention_heads"),                              \
+              GGUF("attention.head_count")),                                                                 \
+        COUNT(kv_heads, MODEL_HEADS_MAX, kv_need, NAMED("num_key_value_heads"),                              \
+              GGUF("attention.head_count_kv")),                                                              \
+        COUNT(head_dim, MODEL_HEAD_DIM_MAX, head_need, NAMED("head_dim"), GGUF("attention.key_length")),     \
+        COUNT(max_context, MODEL_CONTEXT_MAX, KEY_NEEDED_IN_GGUF, NAMED("max_position_embeddings"),          \
+              GGUF("context_length")),                                                                       \
+        REAL(norm_eps, 1e-12, 1, NAMED("rms_norm_eps"), GGUF("attention.layer_norm_rms_epsilon"),            \
+             .need = KEY_NEEDED_IN_GGUF),                                                                    \
+        FLAG(tied_head, NAMED("tie_word_embeddings")),                                                       \
+        OR_NONE(draft_layers, MODEL_LAYERS_MAX, NAMED("num_nextn_predict_layers"),                           \
+                GGUF("nextn_predict_layers"), .zero_is_none = true)
+/* Layers' activation in config.json; GGUF files have no key of it. */
+#define SILU_KEY                                                                                             \
+    {                                                                                                        \
+        .kind = KEY_WORD, NAMED("hidden_act"), .words = "silu swish"                                         \
+    }
+/* One key for several biases. GGUF files say it by having them. */
+#define QKV_BIAS_KEYS(...)                                                                                   \
+    FLAG(q_bias, NAMED(__VA_ARGS__)), FLAG(k_bias, NAMED(__VA_ARGS__)), FLAG(v_bias, NAMED(__VA_ARGS__))
+#define ATTENTION_BIAS_KEYS QKV_BIAS_KEYS("attention_bias"), FLAG(o_bias, NAMED("attention_bias"))
+/* null in config.json: none has a window. */
+#define WINDOW_KEY(...)                                                                                      \
+    COUNT(sliding_window, MODEL_CONTEXT_MAX, KEY_OPTIONAL, NAMED("sliding_window"), .null_is_zero = true,    \
+          __VA_ARGS__)
+/* Experts: their number's names differ, and so do those of their inner width. */
+#define EXPERTS_KEYS(...)                                                                                    \
+    COUNT(router.experts, MODEL_EXPERTS_MAX, KEY_NEEDED, NAMED(__VA_ARGS__), GGUF("expert_count")),          \
+        COUNT(router.chosen, MODEL_EXPERTS_CHOSEN_MAX, KEY_NEEDED, NAMED("num_experts_per_tok"),             \
+              GGUF("expert_used_count"))
+#define EXPERT_WIDTH_KEY(needed, ...)                                                                        \
+    COUNT(expert_intermediate, MODEL_INTERMEDIATE_MAX, needed, NAMED(__VA_ARGS__),                           \
+          GGUF("expert_feed_forward_length"))
+
+/* ---- operations ---- */
+
+#define USUAL_EMBED                                                                                          \
+    {                                                                                                        \
+        .kind = MATH_EMBED, .name = "embedding", .weights = 1, .weight = {TENSOR_EMBED}, .out = { BUFFER_X } \
+    }
+#define USUAL_HEAD                                                                                           \
+    {                                                                                                        \
+        .kind = MATH_LINEAR, .name = "head", .in = BUFFER_X, .norm = TENSOR_FINAL_NORM, .weights = 1,        \
+        .weight = {TENSOR_HEAD}, .out = {                                                                    \
+            BUFFER_LOGITS                                                                                    \
+        }                                                                                                    \
+    }
+#define USUAL_QKV                                                                                            \
+    {                                                                                                        \
+        .kind = MATH_LINEAR, .name = "q k v", .in = BUFFER_X, .norm = TENSOR_ATTN_NORM, .weights = 3,        \
+        .weight = {TENSOR_Q, TENSOR_K, TENSOR_V}, .bias = {TENSOR_Q_BIAS, TENSOR_K_BIAS, TENSOR_V_BIAS},     \
+        .out =                                                                                               \
+        { BUFFER_Q,                                                                                          \
+          BUFFER_K,                                                                                          \
+          BUFFER_V }                                                                                         \
+    }
+/* The rest of its fields may follow: norms of heads, sinks, a scale. */
+#define ATTEND(...)                                                                                          \
+    {                                                                                                        \
+        .kind = MATH_ATTENTION, .name = "attention", .in = BUFFER_Q, .out = {BUFFER_A}, __VA_ARGS__          \
+    }
+#define USUAL_O                                                                                              \
+    {                                                                                                        \
+        .kind = MATH_LINEAR, .name = "o", .in = BUFFER_A, .weights = 1, .weight = {TENSOR_O},                \
+        .bias = {TENSOR_O_BIAS}, .out = {BUFFER_X}, .residual = true                                         \
+    }
+#define USUAL_GATE_UP                                                                                        \
+    {                                                                                                        \
+        .kind = MATH_LINEAR, .name = "gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM, .weights = 2,       \
+        .weight = {TENSOR_GATE, TENSOR_UP}, .bias = {TENSOR_GATE_BIAS, TENSOR_UP_BIAS},                      \
+        .out = {BUFFER_GATE, BUFFER_UP}, .activation = ACTIVATION_SILU, .gated = true                        \
+    }
+#define USUAL_DOWN                                                                                           \
+    {                                                                                                        \
+        .kind = MATH_LINEAR, .name = "down", .in = BUFFER_GATE, .weights = 1, .weight = {TENSOR_DOWN},       \
+        .bias = {TENSOR_DOWN_BIAS}, .out = {BUFFER_X}, .residual = true                                      \
+    }
+/* Of sparse layers. The choice and all gates read the same input, by the same norm, before anything is added to it. Choice,
+ * gates and downs of experts stand together, as chains have them. */
+#define USUAL_ROUTER                                                                                         \
+    {                                                                                                        \
+        .kind = MATH_ROUTE, .name = "router", .in = BUFFER_X, .norm = TENSOR_MLP_NORM,                       \
+        .router = TENSOR_ROUTER, .bias = {TENSOR_ROUTER_BIAS, TENSOR_CHOICE_BIAS}, .out = {                  \
+            BUFFER_CHOICE                                                                                    \
+        }                                                                                                    \
+    }
+#define EXPERTS_GATE_UP(how)                                                                                 \
+    {                                                                                                        \
+        .kind = MATH_EXPERTS_GLU, .name = "experts' gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM,       \
+        .weights = 2, .weight = {TENSOR_GATE_EXPERTS, TENSOR_UP_EXPERTS},                                    \
+        .bias = {TENSOR_GATE_EXPERTS_BIAS, TENSOR_UP_EXPERTS_BIAS}, .out = {BUFFER_GATE, BUFFER_UP},         \
+        .activation = (how), .gated = true                                                                   \
+    }
+#define USUAL_EXPERTS_DOWN                                                                                   \
+    {                                                                                                        \
+        .kind = MATH_EXPERTS_DOWN, .name = "experts' down", .in = BUFFER_GATE, .weights = 1,                 \
+        .weight = {TENSOR_DOWN_EXPERTS}, .bias = {TENSOR_DOWN_EXPERTS_BIAS}, .out = {BUFFER_X},              \
+        .residual = true                                                                                     \
+    }
+/* The expert that every token has: what comes first, and what comes last. */
+#define SHARED_GATE_UP                                                                                       \
+    {                                                                                                        \
+        .kind = MATH_LINEAR, .name = "shared expert's gate up", .in = BUFFER_X, .norm = TENSOR_MLP_NORM,     \
+        .weights = 2, .weight = {TENSOR_SHARED_GATE, TENSOR_SHARED_UP},                                      \
+        .out = {BUFFER_SHARED, BUFFER_SHARED_UP}, .activation = ACTIVATION_SILU, .gated = true               \
+    }
+#define SHARED_WEIGHT                                                                                        \
+    {                                                                                                        \
+        .kind = MATH_WEIGH, .name = "shared expert's weight", .in = BUFFER_X, .norm = TENSOR_MLP_NORM,       \
+        .router = TENSOR_SHARE, .out = {                                                                     \
+            BUFFER_SHARED                                                                                    \
+        }                                                                                                    \
+    }
+#define SHARED_DOWN                                                                                          \
+    {                                                                                                        \
+        .kind = MATH_LINEAR, .name = "shared expert's down", .in = BUFFER_SHARED, .weights = 1,              \
+        .weight = {TENSOR_SHARED_DOWN}, .out = {BUFFER_X}, .residual = true                                  \
+    }
+
+static const struct math_op usual_embed __attribute__((unused)) = USUAL_EMBED;
+static const struct math_op usual_head __attribute__((unused)) = USUAL_HEAD;
+
+/* ---- what absent keys mean ---- */
+
+#define ROPE_START(base) .rope = {.theta = (base), .factor = 1, .attention_factor = 1, .truncate = true}
+#define ROUTER_START(how)                                                                                    \
+    {                                                                                                        \
+        .score = (how), .scale = 1, .groups = 1, .groups_chosen = 1                                          \
+    }
+
+#endif

@@ -1,0 +1,46 @@
+/* Reading a configuration by an architecture's table of keys, from config.json or a GGUF header; and what follows from the
+ * numbers, the same for both.
+ *
+ * Called by config.c and gguf_config.c, and by the architectures' own functions (arch/). Pure but for what
+ * model_config_free frees. */
+#ifndef HELM_COMMON_MODEL_KEYS_H
+#define HELM_COMMON_MODEL_KEYS_H
+
+#include <jansson.h>
+
+#include "common/model/arch.h"
+#include "common/model/gguf.h"
+
+/* One of the two sources. All is borrowed. */
+struct keys {
+    const struct arch *arch;
+    const json_t *json;        /* of config.json; NULL: */
+    const struct gguf *header; /* of a GGUF file, */
+    const char *prefix;        /* whose keys begin with this and a dot */
+};
+#define KEYS_NAME_MAX (GGUF_KEY_MAX + 48)
+/* A key as the source calls it: of a row of the table, or of the row that fills this member of the configuration. */
+const char *keys_row_name(const struct keys *keys, const struct arch_key *row, char name[KEYS_NAME_MAX]);
+const char *keys_name(const struct keys *keys, size_t member, char name[KEYS_NAME_MAX]);
+
+/* All rows of the architecture's table; from a GGUF file also those of keys that only some architectures compute by. */
+HELM_MUST_CHECK int keys_read(const struct keys *keys, struct model_config *config, struct helm_err *err);
+/* Numbers that follow from others, and whether all of them fit together. Before the architecture's `layers`. */
+HELM_MUST_CHECK int keys_check(const struct keys *keys, struct model_config *config, struct helm_err *err);
+
+/* ---- which layer has what ---- */
+
+/* config->window: that of config->sliding_window in layers first, first + step, ... below `last`; but where config.json has
+ * `layer_types`, in those that it says. */
+HELM_MUST_CHECK int layers_with_window(const struct keys *keys, struct model_config *config, uint32_t first,
+                                       uint32_t last, uint32_t step, struct helm_err *err);
+/* The same without any. */
+HELM_MUST_CHECK int layers_without_window(struct model_config *config, struct helm_err *err);
+/* config->sparse: every sparse_step-th layer behind the leading_dense ones, less those of config.json's list `dense` (NULL: it
+ * has none). Without any such layer the configuration becomes a dense one. */
+HELM_MUST_CHECK int layers_with_experts(const struct keys *keys, struct model_config *config,
+                                        const char *dense, struct helm_err *err);
+/* The kinds of a decoder whose layers have attention, and a dense MLP or experts (MATH_PART_DENSE, _SPARSE). */
+uint32_t layers_usual_kind(const struct model_config *config, uint32_t layer, enum unit_part part);
+
+#endif

@@ -1,0 +1,304 @@
+/* Roles of tensors: their usual names in both kinds of file, their shapes, and what of the configuration they need. See
+ * arch.h and model.h.
+ *
+ * Which roles a model has follows from its operations (math_part) and from this table. Called by the readers in this folder
+ * and, through model.h, by planners and workers. Constant data only. */
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/model/arch.h"
+
+/* Numbers of rows and columns, as products of members of the configuration. */
+enum dim {
+    DIM_ONE, /* a vector */
+    DIM_VOCAB,
+    DIM_POSITIONS,
+    DIM_HIDDEN,
+    DIM_Q,
+    DIM_KV,
+    DIM_HEAD,
+    DIM_HEADS,
+    DIM_INTERMEDIATE,
+    DIM_EXPERTS,        /* their number */
+    DIM_EXPERT,         /* what is between the halves of one */
+    DIM_EXPERTS_INNER,  /* rows of all experts' gates, */
+    DIM_EXPERTS_HIDDEN, /* of all experts' downs */
+    DIM_SHARED          /* what is between the halves of the shared one */
+};
+#define AT(member) offsetof(struct model_config, member)
+#define NONE       SIZE_MAX
+static const size_t dims[][2] = {
+    [DIM_ONE] = {NONE, NONE},
+    [DIM_VOCAB] = {AT(vocab), NONE},
+    [DIM_POSITIONS] = {AT(positions), NONE},
+    [DIM_HIDDEN] = {AT(hidden), NONE},
+    [DIM_Q] = {AT(heads), AT(head_dim)},
+    [DIM_KV] = {AT(kv_heads), AT(head_dim)},
+    [DIM_HEAD] = {AT(head_dim), NONE},
+    [DIM_HEADS] = {AT(heads), NONE},
+    [DIM_INTERMEDIATE] = {AT(intermediate), NONE},
+    [DIM_EXPERTS] = {AT(router.experts), NONE},
+    [DIM_EXPERT] = {AT(expert_intermediate), NONE},
+    [DIM_EXPERTS_INNER] = {AT(router.experts), AT(expert_intermediate)},
+    [DIM_EXPERTS_HIDDEN] = {AT(router.experts), AT(hidden)},
+    [DIM_SHARED] = {AT(shared_intermediate), NONE},
+};
+
+/* Members that must be true, or not 0, for the tensor to be there. */
+#define IF(member) AT(member), sizeof((struct model_config *)0)->member
+#define ALWAYS     0, 0
+
+struct role {
+    const char *name; /* a star stands for an expert's number */
+    const char *gguf;
+    bool per_layer;
+    enum unit_part part; /* of a layer's */
+    enum dim rows, cols;
+    size_t needs, needs_size;
+};
+#define ATTENTION true, UNIT_ATTENTION
+#define MLP       true, UNIT_MLP
+#define MODEL     false, UNIT_PARTS
+static const struct role roles[TENSOR_ROLE_COUNT] = {
+    [TENSOR_NONE] = {"none", "none", MODEL, DIM_ONE, DIM_ONE, ALWAYS},
+    [TENSOR_EMBED] = {"model.embed_tokens.weight", "token_embd.weight", MODEL, DIM_VOCAB, DIM_HIDDEN, ALWAYS},
+    [TENSOR_POSITIONS] = {"model.embed_positions.weight", "position_embd.weight", MODEL, DIM_POSITIONS,
+                          DIM_HIDDEN, ALWAYS},
+    [TENSOR_FINAL_NORM] = {"model.norm.weight", "output_norm.weight", MODEL, DIM_ONE, DIM_HIDDEN, ALWAYS},
+    [TENSOR_FINAL_NORM_BIAS] = {"model.norm.bias", "output_norm.bias", MODEL, DIM_ONE, DIM_HIDDEN, ALWAYS},
+    [TENSOR_HEAD] = {"lm_head.weight", "output.weight", MODEL, DIM_VOCAB, DIM_HIDDEN, ALWAYS},
+    [TENSOR_ATTN_NORM] = {"input_layernorm.weight", "attn_norm.weight", ATTENTION, DIM_ONE, DIM_HIDDEN,
+                          ALWAYS},
+    [TENSOR_ATTN_NORM_BIAS] = {"input_layernorm.bias", "attn_norm.bias", ATTENTION, DIM_ONE, DIM_HIDDEN,
+                               ALWAYS},
+    [TENSOR_ATTN_OUT_NORM] = {"self_attn.output_norm.weight", "attn_post_norm.weight", ATTENTION, DIM_ONE,
+                              DIM_HIDDEN, ALWAYS},
+    [TENSOR_Q] = {"self_attn.q_proj.weight", "attn_q.weight", ATTENTION, DIM_Q, DIM_HIDDEN, ALWAYS},
+    [TENSOR_K] = {"self_attn.k_proj.weight", "attn_k.weight", ATTENTION, DIM_KV, DIM_HIDDEN, ALWAYS},
+    [TENSOR_V] = {"self_attn.v_proj.weight", "attn_v.weight", ATTENTION, DIM_KV, DIM_HIDDEN, ALWAYS},
+    [TENSOR_O] = {"self_attn.o_proj.weight", "attn_output.weight", ATTENTION, DIM_HIDDEN, DIM_Q, ALWAYS},
+    [TENSOR_Q_BIAS] = {"self_attn.q_proj.bias", "attn_q.bias", ATTENTION, DIM_ONE, DIM_Q, IF(q_bias)},
+    [TENSOR_K_BIAS] = {"self_attn.k_proj.bias", "attn_k.bias", ATTENTION, DIM_ONE, DIM_KV, IF(k_bias)},
+    [TENSOR_V_BIAS] = {"self_attn.v_proj.bias", "attn_v.bias", ATTENTION, DIM_ONE, DIM_KV, IF(v_bias)},
+    [TENSOR_O_BIAS] = {"self_attn.o_proj.bias", "attn_output.bias", ATTENTION, DIM_ONE, DIM_HIDDEN,
+                       IF(o_bias)},
+    [TENSOR_Q_NORM] = {"self_attn.q_norm.weight", "attn_q_norm.weight", ATTENTION, DIM_ONE, DIM_HEAD,
+                       IF(qk_norm)},
+    [TENSOR_K_NORM] = {"self_attn.k_norm.weight", "attn_k_norm.weight", ATTENTION, DIM_ONE, DIM_HEAD,
+                       IF(qk_norm)},
+    [TENSOR_SINKS] = {"self_attn.sinks", "attn_sinks.weight", ATTENTION, DIM_ONE, DIM_HEADS, IF(sinks)},
+    [TENSOR_MLP_NORM] = {"post_attention_layernorm.weight", "ffn_norm.weight", MLP, DIM_ONE, DIM_HIDDEN,
+                         ALWAYS},
+    [TENSOR_MLP_NORM_BIAS] = {"post_attention_layernorm.bias", "ffn_norm.bias", MLP, DIM_ONE, DIM_HIDDEN,
+                              ALWAYS},
+    [TENSOR_MLP_OUT_NORM] = {"mlp.output_norm.weight", "ffn_post_norm.weight", MLP, DIM_ONE, DIM_HIDDEN,
+                             ALWAYS},
+    [TENSOR_GATE] = {"mlp.gate_proj.weight", "ffn_gate.weight", MLP, DIM_INTERMEDIATE, DIM_HIDDEN, ALWAYS},
+    [TENSOR_UP] = {"mlp.up_proj.weight", "ffn_up.weight", MLP, DIM_INTERMEDIATE, DIM_HIDDEN, ALWAYS},
+    [TENSOR_DOWN] = {"mlp.down_proj.weight", "ffn_down.weight", MLP, DIM_HIDDEN, DIM_INTERMEDIATE, ALWAYS},
+    [TENSOR_GATE_BIAS] = {"mlp.gate_proj.bias", "ffn_gate.bias", MLP, DIM_ONE, DIM_INTERMEDIATE,
+                          IF(mlp_bias)},
+    [TENSOR_UP_BIAS] = {"mlp.up_proj.bias", "ffn_up.bias", MLP, DIM_ONE, DIM_INTERMEDIATE, IF(mlp_bias)},
+    [TENSOR_DOWN_BIAS] = {"mlp.down_proj.bias", "ffn_down.bias", MLP, DIM_ONE, DIM_HIDDEN, IF(mlp_bias)},
+    [TENSOR_ROUTER] = {"mlp.gate.weight", "ffn_gate_inp.weight", MLP, DIM_EXPERTS, DIM_HIDDEN, ALWAYS},
+    [TENSOR_ROUTER_BIAS] = {"mlp.gate.bias", "ffn_gate_inp.bias", MLP, DIM_ONE, DIM_EXPERTS,
+                            IF(experts_bias)},
+    [TENSOR_GATE_EXPERTS] = {"mlp.experts.*.gate_proj.weight", "ffn_gate_exps.weight", MLP, DIM_EXPERTS_INNER,
+                             DIM_HIDDEN, ALWAYS},
+    [TENSOR_UP_EXPERTS] = {"mlp.experts.*.up_proj.weight", "ffn_up_exps.weight", MLP, DIM_EXPERTS_INNER,
+                           DIM_HIDDEN, ALWAYS},
+    [TENSOR_DOWN_EXPERTS] = {"mlp.experts.*.down_proj.weight", "ffn_down_exps.weight", MLP,
+                             DIM_EXPERTS_HIDDEN, DIM_EXPERT, ALWAYS},
+    [TENSOR_GATE_EXPERTS_BIAS] = {"mlp.experts.*.gate_proj.bias", "ffn_gate_exps.bias", MLP, DIM_EXPERTS,
+                                  DIM_EXPERT, IF(experts_bias)},
+    [TENSOR_UP_EXPERTS_BIAS] = {"mlp.experts.*.up_proj.bias", "ffn_up_exps.bias", MLP, DIM_EXPERTS,
+                                DIM_EXPERT, IF(experts_bias)},
+    [TENSOR_DOWN_EXPERTS_BIAS] = {"mlp.experts.*.down_proj.bias", "ffn_down_exps.bias", MLP, DIM_EXPERTS,
+                                  DIM_HIDDEN, IF(experts_bias)},
+    [TENSOR_CHOICE_BIAS] = {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", MLP, DIM_ONE, DIM_EXPERTS,
+                            IF(choice_bias)},
+    [TENSOR_SHARED_GATE] = {"mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", MLP, DIM_SHARED,
+                            DIM_HIDDEN, IF(shared_intermediate)},
+    [TENSOR_SHARED_UP] = {"mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", MLP, DIM_SHARED,
+                          DIM_HIDDEN, IF(shared_intermediate)},
+    [TENSOR_SHARED_DOWN] = {"mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", MLP, DIM_HIDDEN,
+                            DIM_SHARED, IF(shared_intermediate)},
+    [TENSOR_SHARE] = {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", MLP, DIM_ONE, DIM_HIDDEN,
+                      IF(shared_weighed)},
+};
+
+/* ---- properties of a role ---- */
+
+bool arch_role_per_layer(enum tensor_role role)
+{
+    return roles[role].per_layer;
+}
+
+bool arch_role_is_vector(enum tensor_role role)
+{
+    return roles[role].rows == DIM_ONE || roles[role].rows == DIM_EXPERTS;
+}
+
+bool model_tensor_is_vector(const struct model_tensor *tensor)
+{
+    return tensor->rows == 1 || arch_role_is_vector(tensor->role);
+}
+
+bool arch_role_of_experts(enum tensor_role role)
+{
+    return roles[role].rows == DIM_EXPERTS_INNER || roles[role].rows == DIM_EXPERTS_HIDDEN;
+}
+
+bool arch_role_of_one_row(enum tensor_role role)
+{
+    return role == TENSOR_SHARE;
+}
+
+uint32_t arch_role_rank(enum tensor_role role, bool gguf)
+{
+    const bool vector = roles[role].rows == DIM_ONE && (gguf || !arch_role_of_one_row(role));
+    return gguf && arch_role_of_experts(role) ? 3 : vector ? 1 : 2;
+}
+
+const char *arch_role_name(enum tensor_role role)
+{
+    return roles[role].name;
+}
+
+const char *arch_role_gguf_name(enum tensor_role role)
+{
+    return roles[role].gguf;
+}
+
+enum unit_part unit_part_of_role(enum tensor_role role)
+{
+    return (unsigned)role < TENSOR_ROLE_COUNT ? roles[role].part : UNIT_PARTS;
+}
+
+/* ---- what a configuration has ---- */
+
+static uint32_t number_at(const struct model_config *config, size_t at)
+{
+    uint32_t number;
+    memcpy(&number, (const char *)config + at, sizeof number);
+    return number;
+}
+
+static uint64_t dim_of(const struct model_config *config, enum dim dim)
+{
+    uint64_t product = 1;
+    for (int i = 0; i < 2; i++)
+        if (dims[dim][i] != NONE) product *= number_at(config, dims[dim][i]);
+    return product;
+}
+
+/* Whether the configuration has what the role is about, in layers whose operations name it. */
+static bool holds(const struct model_config *config, enum tensor_role role)
+{
+    const char *member = (const char *)config + roles[role].needs;
+    bool any = roles[role].needs_size == 0;
+    for (size_t i = 0; i < roles[role].needs_size; i++) any |= member[i] != 0;
+    return any && !(role == TENSOR_HEAD && config->tied_head);
+}
+
+static bool op_names(const struct math_op *op, enum tensor_role role)
+{
+    enum tensor_role named[MATH_ROLES_MAX];
+    const uint32_t count = math_roles(op, named);
+    for (uint32_t i = 0; i < count; i++)
+        if (named[i] == role) return true;
+    return false;
+}
+
+static bool part_names(const struct math_part *part, enum tensor_role role)
+{
+    for (uint32_t i = 0; i < part->ops; i++)
+        if (op_names(&part->op[i], role)) return true;
+    return false;
+}
+
+bool model_role_exists(const struct model_config *config, enum tensor_role role)
+{
+    return role != TENSOR_NONE && (unsigned)role < TENSOR_ROLE_COUNT && holds(config, role);
+}
+
+bool model_expects(const struct model_config *config, enum tensor_role role, int32_t layer)
+{
+    const struct arch *arch = arch_of(config);
+    if (!model_role_exists(config, role) || (layer >= 0) != roles[role].per_layer) return false;
+    if (layer < 0) return op_names(arch->embed, role) || op_names(arch->head, role);
+    return part_names(arch->parts[arch->kind(config, (uint32_t)layer, roles[role].part)], role);
+}
+
+bool model_expected_shape(const struct model_config *config, enum tensor_role role, uint64_t *rows,
+                          uint64_t *cols)
+{
+    bool found = false;
+    *rows = *cols = 0;
+    if (!model_role_exists(config, role)) return false;
+    if (!roles[role].per_layer) found = model_expects(config, role, -1);
+    const struct arch *arch = arch_of(config);
+    bool named[MATH_PARTS_MAX] = {false};
+    for (uint32_t p = 0; roles[role].per_layer && arch->parts[p]; p++)
+        named[p] = part_names(arch->parts[p], role);
+    for (uint32_t l = 0; roles[role].per_layer && l < config->layers && !found; l++)
+        found = named[arch->kind(config, l, roles[role].part)];
+    if (!found) return false;
+    *rows = dim_of(config, roles[role].rows);
+    *cols = dim_of(config, roles[role].cols);
+    return true;
+}
+
+void arch_role_keys(const struct model_config *config, enum tensor_role role, bool rows, char *text,
+                    size_t size)
+{
+    const struct arch *arch = arch_of(config);
+    const size_t *members = dims[rows ? roles[role].rows : roles[role].cols];
+    for (int i = 0; i < 2; i++) {
+        const char *name = NULL;
+        for (const struct arch_key *key = arch->keys; key->kind && !name; key++)
+            if (key->kind == KEY_U32 && members[i] != NONE && key->at == members[i])
+                name = config->gguf ? key->gguf[0] : key->name[0];
+        const size_t used = strlen(text);
+        if (name && used < size)
+            snprintf(text + used, size - used, "%s'%s' is %u", used ? ", " : "", name,
+                     number_at(config, members[i]));
+    }
+}
+
+/* ---- widths ---- */
+
+uint32_t model_dense_width(const struct model_config *config)
+{
+    uint64_t rows, cols;
+    return model_expected_shape(config, TENSOR_DOWN, &rows, &cols) ? config->intermediate : 0;
+}
+
+uint32_t model_mlp_width(const struct model_config *config)
+{
+    const uint32_t dense = model_dense_width(config),
+                   sparse = config->router.chosen * config->expert_intermediate;
+    return dense > sparse ? dense : sparse;
+}
+
+uint32_t model_widest(const struct model_config *config)
+{
+    const uint64_t of[] = {config->hidden, (uint64_t)config->heads * config->head_dim, config->intermediate,
+                           config->shared_intermediate};
+    uint64_t widest = 0;
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) widest = of[i] > widest ? of[i] : widest;
+    return (uint32_t)widest;
+}
+
+uint32_t model_window(const struct model_config *config)
+{
+    uint32_t window = 0;
+    for (uint32_t l = 0; config->window && l < config->layers && !window; l++) window = config->window[l];
+    return window;
+}
+
+uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype)
+{
+    return 2u * (uint64_t)layers * config->kv_heads * kv_cell_bytes(kv_dtype, config->head_dim);
+}
