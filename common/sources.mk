@@ -43,6 +43,7 @@ COMMON_SRC := \
   common/shared/lane.c
 
 MODEL_SRC := \
+  common/model/able.c \
   common/model/arch.c \
   common/model/arch/dots.c \
   common/model/arch/gpt_oss.c \

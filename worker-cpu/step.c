@@ -32,13 +32,18 @@ static int choose_program(const struct step_programs *programs, const struct bat
 /* Pools the rows that ask for it; the residual stream of all tokens is still there. */
 static void pool_rows(const struct run *run)
 {
-    const float *norm = weights_vector(run->weights, TENSOR_FINAL_NORM, -1);
+    const struct math_op *head = &run->weights->model->math.head;
+    const float *norm = weights_vector(run->weights, head->norm, -1),
+                *bias =
+                    head->norm_bias == TENSOR_NONE ? NULL : weights_vector(run->weights, head->norm_bias, -1);
     for (uint32_t i = 0; i < run->batch.row_count; i++) {
         const struct batch_row *row = &run->batch.row[i];
         const struct pooled_part all = {.count = row->count,
                                         .x = run->act->buffer[BUFFER_X] +
                                              (size_t)row->token_first * run->config->hidden,
                                         .norm = norm,
+                                        .bias = bias,
+                                        .layer_norm = head->norm_kind == NORM_LAYER,
                                         .eps = run->config->norm_eps};
         if (row->pools) pooled_take(run->arena, row, &all);
     }

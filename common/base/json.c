@@ -33,6 +33,52 @@ static int check_depth(const char *what, const char *text, size_t length, struct
     return 0;
 }
 
+/* Bytes of the number that begins at `text`, without its sign. *whole: it has neither fraction nor exponent. */
+static size_t number_bytes(const char *text, size_t length, bool *whole)
+{
+    size_t digits = 0;
+    while (digits < length && text[digits] >= '0' && text[digits] <= '9') digits++;
+    size_t bytes = digits;
+    while (bytes < length && text[bytes] && strchr("+-.0123456789eE", text[bytes])) bytes++;
+    *whole = bytes == digits;
+    return bytes;
+}
+
+#define REAL_DIGITS 300 /* more may be beyond a double: the largest stands for them */
+/* What a whole number that does not fit 64 bits becomes: the same number as a real. NULL: it fits. */
+static const char *widened(const char *digits, size_t count, size_t *kept)
+{
+    static const char most[] = "9223372036854775807";
+    const size_t fits = sizeof most - 1;
+    if (count < fits || (count == fits && memcmp(digits, most, fits) <= 0)) return NULL;
+    *kept = count > REAL_DIGITS ? 1 : count;
+    return count > REAL_DIGITS ? "e307" : "e0";
+}
+
+/* JSON's whole numbers are as wide as their writers like. Whoever reads one of these as a whole number refuses it, and
+ * whoever reads none is not bothered. `to` NULL: counts alone. Returns the bytes of the text that stands instead. */
+static size_t widen(const char *text, size_t length, char *to)
+{
+    bool in_string = false, whole = false;
+    size_t used = 0, bytes;
+    for (size_t i = 0; i < length; i += bytes) {
+        const char *more = NULL;
+        bytes = 1;
+        if (text[i] == '"')
+            in_string = !in_string;
+        else if (in_string && text[i] == '\\' && i + 1 < length)
+            bytes = 2;
+        else if (!in_string && text[i] >= '0' && text[i] <= '9')
+            bytes = number_bytes(text + i, length - i, &whole);
+        size_t kept = bytes;
+        if (!in_string && bytes > 2 && whole) more = widened(text + i, bytes, &kept);
+        if (to) memcpy(to + used, text + i, kept);
+        if (to && more) memcpy(to + used + kept, more, strlen(more));
+        used += kept + (more ? strlen(more) : 0);
+    }
+    return used;
+}
+
 int json_parse_bounded(const char *what, const char *text, size_t length, size_t max_bytes, json_t **out,
                        struct helm_err *err)
 {
@@ -43,8 +89,13 @@ int json_parse_bounded(const char *what, const char *text, size_t length, size_t
     int rc = check_depth(what, text, length, err);
     if (rc) return rc;
     json_error_t detail;
-    json_t *value =
-        json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &detail);
+    const size_t bytes = widen(text, length, NULL);
+    char *wide = bytes == length ? NULL : malloc(bytes + 1);
+    if (bytes != length && !wide) return helm_fail(err, HELM_E_NOMEM, "%s: no memory for its numbers", what);
+    if (wide) widen(text, length, wide);
+    json_t *value = json_loadb(wide ? wide : text, bytes,
+                               JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &detail);
+    free(wide);
     if (!value)
         return helm_fail(err, HELM_E_FORMAT, "%s: not valid JSON at line %d, column %d: %s", what,
                          detail.line, detail.column, detail.text);

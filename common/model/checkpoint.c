@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/file.h"
+#include "common/model/able.h"
 #include "common/model/arch.h"
 #include "common/model/fused.h"
 #include "common/model/hub.h"
@@ -267,7 +268,8 @@ int checkpoint_finish(struct model *model, struct helm_err *err)
     if (rc) return rc;
     sort_and_sum(model);
     model_math_build(&model->config, &model->math);
-    return model_units_build(model, err);
+    rc = able_check_model(&model->config, &model->math, err);
+    return rc ? rc : model_units_build(model, err);
 }
 
 int checkpoint_name(struct model *model, const char *path, struct helm_err *err)

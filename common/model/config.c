@@ -85,7 +85,7 @@ void config_start(const struct arch *arch, bool gguf, struct model_config *confi
     snprintf(config->model_type, sizeof config->model_type, "%s", arch->model_type);
     config->bos = -1;
     config->gguf = gguf;
-    if (gguf) config->rope.theta = GGUF_ROPE_THETA;
+    if (gguf) config->rope[0].theta = GGUF_ROPE_THETA;
     if (gguf && arch->gguf_start) arch->gguf_start(config);
 }
 
@@ -267,6 +267,6 @@ void model_config_free(struct model_config *config)
 {
     free(config->window);
     free(config->sparse);
-    free(config->rope_factors);
+    for (int i = 0; i < MODEL_ROPES_MAX; i++) free(config->rope[i].factors);
     memset(config, 0, sizeof *config);
 }

@@ -12,7 +12,7 @@ uint64_t content_of(const void *bytes, size_t count, uint64_t place)
 
 uint64_t content_of_config(const struct model_config *c)
 {
-    const struct rope_config *r = &c->rope;
+    const struct rope_config *r = &c->rope[0];
     const double number[] = {c->norm_eps,
                              r->kind,
                              r->theta,
@@ -41,7 +41,8 @@ uint64_t content_of_config(const struct model_config *c)
     const double scale[] = {c->embedding_scale, c->residual_scale, c->attention_scale, c->logit_scale};
     uint64_t sum = content_of(number, sizeof number, 1) + content_of(scale, sizeof scale, 5) +
                    content_of(c->architecture, strlen(c->architecture), 6);
-    if (c->rope_factors) sum += content_of(c->rope_factors, c->head_dim / 2 * sizeof *c->rope_factors, 2);
+    if (c->rope[0].factors)
+        sum += content_of(c->rope[0].factors, c->head_dim / 2 * sizeof *c->rope[0].factors, 2);
     if (c->window) sum += content_of(c->window, c->layers * sizeof *c->window, 3);
     if (c->router.experts) {
         const double experts[] = {c->router.experts, c->router.chosen, c->router.score, c->router.normalise,

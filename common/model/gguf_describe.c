@@ -67,7 +67,7 @@ static void put_key(struct describing *d, const struct model_config *c, const st
 /* Llama 3's scaling is a tensor of the file (ARCH_ROPE_FACTORS). */
 static void put_rope(struct describing *d, const struct model_config *c)
 {
-    const struct rope_config *rope = &c->rope;
+    const struct rope_config *rope = &c->rope[0];
     gguf_put_f32(d->values, key_of(d, "rope.freq_base"), (float)rope->theta);
     gguf_put_u32(d->values, key_of(d, "rope.dimension_count"), c->head_dim);
     if (rope->kind != ROPE_LINEAR && rope->kind != ROPE_YARN) return;
@@ -119,7 +119,7 @@ static bool same_layers(const struct model_config *a, const struct model_config 
 
 static int compare(const struct model_config *c, const struct model_config *back, struct helm_err *err)
 {
-    const struct rope_config *rope = &c->rope;
+    const struct rope_config *rope = &c->rope[0];
     if (!same_layers(c, back, true))
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "%s with a sliding window in some layers: no GGUF key says that", c->architecture);
@@ -130,8 +130,8 @@ static int compare(const struct model_config *c, const struct model_config *back
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "%s with experts' weights that are %snormalised: no GGUF key says that",
                          c->architecture, c->router.normalise ? "" : "not ");
-    if (rope->kind == ROPE_YARN && (fabs(rope->attention_factor - back->rope.attention_factor) > 1e-6 ||
-                                    rope->truncate != back->rope.truncate))
+    if (rope->kind == ROPE_YARN && (fabs(rope->attention_factor - back->rope[0].attention_factor) > 1e-6 ||
+                                    rope->truncate != back->rope[0].truncate))
         return helm_fail(
             err, HELM_E_UNSUPPORTED,
             "YaRN with an attention factor of its own (%g), or 'truncate' %s: no GGUF key says that",

@@ -107,26 +107,26 @@ static int read_factors(struct model *model, bool headers, const struct gguf_fil
     if (entry->rank != 1 || entry->shape[0] != count || entry->format != FORMAT_F32)
         return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' is no vector of %u numbers of type F32",
                          entry->name, count);
-    if (config->rope.kind != ROPE_DEFAULT)
+    if (config->rope[0].kind != ROPE_DEFAULT)
         return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' beside RoPE scaling by keys", entry->name);
     int fd = -1;
     uint64_t bytes;
     const uint64_t at = files->part[part].data_offset + entry->begin;
     int rc = file_open_inside(model->folder, model->shards[part].file, &fd, &bytes, err);
     if (rc) return rc;
-    config->rope.kind = ROPE_FACTORS;
-    config->rope_factors = calloc(count, sizeof *config->rope_factors);
-    if (!config->rope_factors)
+    config->rope[0].kind = ROPE_FACTORS;
+    config->rope[0].factors = calloc(count, sizeof *config->rope[0].factors);
+    if (!config->rope[0].factors)
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u factors", count);
     else if (headers && bytes < at + entry->bytes) /* planning asks for no angles */
-        for (uint32_t i = 0; i < count; i++) config->rope_factors[i] = 1;
+        for (uint32_t i = 0; i < count; i++) config->rope[0].factors[i] = 1;
     else
-        rc = file_pread_all(fd, config->rope_factors, entry->bytes, at, entry->name, err);
+        rc = file_pread_all(fd, config->rope[0].factors, entry->bytes, at, entry->name, err);
     close(fd);
     for (uint32_t i = 0; i < count && !rc; i++)
-        if (!(config->rope_factors[i] >= 1e-3f && config->rope_factors[i] <= 1e6f))
+        if (!(config->rope[0].factors[i] >= 1e-3f && config->rope[0].factors[i] <= 1e6f))
             rc = helm_fail(err, HELM_E_LIMIT, "tensor '%s': factor %u is %g, not between 0.001 and 1000000",
-                           entry->name, i, (double)config->rope_factors[i]);
+                           entry->name, i, (double)config->rope[0].factors[i]);
     return rc;
 }
 

@@ -28,7 +28,11 @@ struct rope_config {
     double attention_factor;                  /* yarn: multiplies cos and sin; resolved, never 0 */
     bool truncate;                            /* yarn: floor/ceil of the correction range */
     uint32_t original_context;                /* llama3, yarn */
+    uint32_t dims;                            /* of each head that turn, the first ones; 0: all */
+    bool pairs;                               /* neighbours turn together; false: value i and i + dims / 2 */
+    float *factors; /* [dims / 2], of ROPE_FACTORS: what each inverse frequency is divided by */
 };
+#define MODEL_ROPES_MAX 2
 
 struct model_config {
     char architecture[64]; /* "Qwen3ForCausalLM" */
@@ -44,15 +48,14 @@ struct model_config {
     double embedding_scale, residual_scale, attention_scale, logit_scale;
     uint32_t max_context; /* max_position_embeddings, or what YaRN extends it to */
     double norm_eps;
-    struct rope_config rope;
-    bool qk_norm;                        /* RMSNorm over each head of q and k before RoPE (Qwen3) */
-    bool q_bias, k_bias, v_bias, o_bias; /* attention biases */
+    struct rope_config rope[MODEL_ROPES_MAX]; /* kinds of layers name theirs (math_op.rope) */
+    bool qk_norm;                             /* RMSNorm over each head of q and k before RoPE (Qwen3) */
+    bool q_bias, k_bias, v_bias, o_bias;      /* attention biases */
     bool mlp_bias;
-    bool tied_head;      /* lm_head is embed_tokens */
-    enum dtype dtype;    /* as config.json says; each tensor has its own */
-    bool gguf;           /* tensors are called as in GGUF files */
-    float *rope_factors; /* [head_dim / 2], of ROPE_FACTORS: what each inverse frequency is divided by */
-    uint32_t *window;    /* [layers]: 0 = full attention; w = a token sees itself and the w - 1 before it */
+    bool tied_head;   /* lm_head is embed_tokens */
+    enum dtype dtype; /* as config.json says; each tensor has its own */
+    bool gguf;        /* tensors are called as in GGUF files */
+    uint32_t *window; /* [layers]: 0 = full attention; w = a token sees itself and the w - 1 before it */
     /* Mixtures of experts. router.experts is 0 where no layer is one. */
     struct model_router router;
     uint32_t expert_intermediate;
@@ -227,8 +230,8 @@ uint32_t model_window(const struct model_config *config);
 /* Bytes of KV cache one token needs over `layers` layers at `kv_dtype`. */
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype);
 
-/* inv_freq[head_dim / 2] in float32 as transformers computes it (ROPE_INIT_FUNCTIONS), and the factor that
+/* Of one of its tables: inv_freq[head_dim / 2] in float32 as transformers computes it (ROPE_INIT_FUNCTIONS), and the factor that
  * multiplies cos and sin (1 except for yarn). Angle = (float)position * inv_freq[i]. */
-void rope_inv_freq(const struct model_config *config, float *inv_freq, float *scale);
+void rope_inv_freq(const struct model_config *config, uint32_t table, float *inv_freq, float *scale);
 
 #endif

@@ -64,7 +64,7 @@ static const struct role roles[TENSOR_ROLE_COUNT] = {
     [TENSOR_NONE] = {"none", "none", MODEL, DIM_ONE, DIM_ONE, ALWAYS},
     [TENSOR_EMBED] = {"model.embed_tokens.weight", "token_embd.weight", MODEL, DIM_VOCAB, DIM_HIDDEN, ALWAYS},
     [TENSOR_POSITIONS] = {"model.embed_positions.weight", "position_embd.weight", MODEL, DIM_POSITIONS,
-                          DIM_HIDDEN, ALWAYS},
+                          DIM_HIDDEN, IF(positions)},
     [TENSOR_FINAL_NORM] = {"model.norm.weight", "output_norm.weight", MODEL, DIM_ONE, DIM_HIDDEN, ALWAYS},
     [TENSOR_FINAL_NORM_BIAS] = {"model.norm.bias", "output_norm.bias", MODEL, DIM_ONE, DIM_HIDDEN, ALWAYS},
     [TENSOR_HEAD] = {"lm_head.weight", "output.weight", MODEL, DIM_VOCAB, DIM_HIDDEN, ALWAYS},
@@ -137,7 +137,8 @@ bool arch_role_per_layer(enum tensor_role role)
 
 bool arch_role_is_vector(enum tensor_role role)
 {
-    return roles[role].rows == DIM_ONE || roles[role].rows == DIM_EXPERTS;
+    const enum dim rows = roles[role].rows;
+    return rows == DIM_ONE || rows == DIM_EXPERTS || rows == DIM_POSITIONS;
 }
 
 bool model_tensor_is_vector(const struct model_tensor *tensor)

@@ -70,9 +70,9 @@ static void yarn_frequencies(const struct rope_config *rope, uint32_t dim, float
     }
 }
 
-void rope_inv_freq(const struct model_config *config, float *inv_freq, float *scale)
+void rope_inv_freq(const struct model_config *config, uint32_t table, float *inv_freq, float *scale)
 {
-    const struct rope_config *rope = &config->rope;
+    const struct rope_config *rope = &config->rope[table];
     uint32_t dim = config->head_dim;
     *scale = rope->kind == ROPE_YARN ? (float)rope->attention_factor : 1.0f;
     if (rope->kind == ROPE_YARN) {
@@ -83,7 +83,7 @@ void rope_inv_freq(const struct model_config *config, float *inv_freq, float *sc
         float plain = 1.0f / pos_freq(rope->theta, i, dim);
         inv_freq[i] = rope->kind == ROPE_LINEAR    ? plain / (float)rope->factor
                       : rope->kind == ROPE_LLAMA3  ? llama3_scale(rope, plain)
-                      : rope->kind == ROPE_FACTORS ? plain / config->rope_factors[i]
+                      : rope->kind == ROPE_FACTORS ? plain / rope->factors[i]
                                                    : plain;
     }
 }

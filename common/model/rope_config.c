@@ -121,7 +121,7 @@ static int read_rope(const json_t *root, const json_t *scaling, double theta,
                                  .theta = theta,
                                  .factor = 1,
                                  .attention_factor = 1,
-                                 .truncate = config->rope.truncate};
+                                 .truncate = config->rope[0].truncate};
     if (!scaling) return 0;
     const char *key;
     json_t *value;
@@ -174,11 +174,11 @@ static void extend_context(const json_t *root, struct model_config *config)
     const json_t *parameters = json_object_get(root, "rope_parameters");
     const json_t *scaling = json_object_get(root, "rope_scaling");
     const char *original = "original_max_position_embeddings";
-    if (config->rope.kind != ROPE_YARN) return;
+    if (config->rope[0].kind != ROPE_YARN) return;
     if (!has_number(parameters, "factor") && !has_number(scaling, "factor")) return;
     if (!has_number(parameters, original) && !has_number(scaling, original) && !has_number(root, original))
         return;
-    double context = floor(config->rope.factor * config->rope.original_context);
+    double context = floor(config->rope[0].factor * config->rope[0].original_context);
     if (context > MODEL_CONTEXT_MAX) context = MODEL_CONTEXT_MAX;
     if (context > config->max_context) config->max_context = (uint32_t)context;
 }
@@ -193,8 +193,8 @@ int config_read_rope(const json_t *root, struct model_config *config, struct hel
     if (!rc) rc = json_get_double(root, "rope_theta", false, ROPE_THETA_MIN, ROPE_THETA_MAX, &theta, err);
     if (!rc) rc = check_partial(root, err);
     if (rc) return rc;
-    rc = read_rope(root, parameters ? parameters : scaling, theta != 0 ? theta : config->rope.theta, config,
-                   &rope, err);
+    rc = read_rope(root, parameters ? parameters : scaling, theta != 0 ? theta : config->rope[0].theta,
+                   config, &rope, err);
     if (!rc && parameters && theta != 0 && theta != rope.theta)
         rc = helm_fail(err, HELM_E_MISMATCH, "'rope_theta' is %g, but 'rope_parameters' says %g", theta,
                        rope.theta);
@@ -202,7 +202,7 @@ int config_read_rope(const json_t *root, struct model_config *config, struct hel
     if (!rc && parameters && scaling && !same_rope(&older, &rope))
         rc = helm_fail(err, HELM_E_MISMATCH, "'rope_scaling' and 'rope_parameters' contradict each other");
     if (rc) return rc;
-    config->rope = rope;
+    config->rope[0] = rope;
     extend_context(root, config);
     return 0;
 }

@@ -163,8 +163,9 @@ struct math_op {
     uint32_t cache_back;           /* k and v are those of the layer this far back; 0: its own */
     /* ROUTE, WEIGH: kept beside the matrices, as vectors are */
     enum tensor_role router;
-    /* EMBED: rows of positions, which are added */
+    /* EMBED: rows of positions, which are added; the row of position 0 */
     enum tensor_role positions;
+    uint32_t position_first;
 };
 /* How many of `bias` mean something. A router, which is none of the weights, has two: of its product, of its choice. */
 static inline uint32_t math_biases(const struct math_op *op)

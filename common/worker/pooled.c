@@ -17,6 +17,17 @@ static double inverse_rms(const float *x, uint32_t n, double eps)
     return 1 / sqrt(all / n + eps);
 }
 
+static void add_layer_norm(double *to, const float *x, uint32_t n, const struct pooled_part *part)
+{
+    double mean = 0, sum = 0;
+    for (uint32_t i = 0; i < n; i++) mean += (double)x[i] / n;
+    for (uint32_t i = 0; i < n; i++) sum += ((double)x[i] - mean) * ((double)x[i] - mean);
+    const double scale = 1 / sqrt(sum / n + part->eps);
+    for (uint32_t i = 0; i < n; i++)
+        to[i] +=
+            ((double)x[i] - mean) * scale * (double)part->norm[i] + (part->bias ? (double)part->bias[i] : 0);
+}
+
 void pooled_take(const struct arena *arena, const struct batch_row *row, const struct pooled_part *part)
 {
     const uint32_t hidden = arena_header_of(arena)->hidden, end = part->first + part->count;
@@ -26,6 +37,10 @@ void pooled_take(const struct arena *arena, const struct batch_row *row, const s
     if (!mean || (row->start == 0 && part->first == 0)) memset(to, 0, hidden * sizeof *to);
     for (uint32_t t = mean ? 0 : part->count - 1; t < part->count; t++) {
         const float *x = part->x + (size_t)t * hidden;
+        if (part->layer_norm) {
+            add_layer_norm(to, x, hidden, part);
+            continue;
+        }
         const double scale = inverse_rms(x, hidden, part->eps);
         for (uint32_t i = 0; i < hidden; i++) to[i] += x[i] * scale * part->norm[i];
     }

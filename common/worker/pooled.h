@@ -11,6 +11,8 @@
 struct pooled_part {
     uint32_t first, count;
     const float *x, *norm;
+    const float *bias; /* of a LayerNorm; NULL: the norm is RMS, or has none */
+    bool layer_norm;
     double eps;
 };
 void pooled_take(const struct arena *arena, const struct batch_row *row, const struct pooled_part *part);

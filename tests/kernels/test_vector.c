@@ -78,6 +78,29 @@ static void rmsnorm_agrees(void **state)
     }
 }
 
+static void layernorm_agrees(void **state)
+{
+    const struct vector_variant *v = usable(state), *ref = reference();
+    for (size_t k = 0; k < LENGTHS; k++) {
+        size_t n = lengths[k];
+        struct guarded gx, gw, gb, gy, gr;
+        float *x = floats_make(&gx, n, 3, n), *w = floats_make(&gw, n, 2, n + 1),
+              *b = floats_make(&gb, n, 1, n + 2);
+        for (size_t i = 0; i < n; i++) x[i] += k % 2 ? 40 : 0; /* a mean that is large beside the rest */
+        guarded_make(&gy, n * 4);
+        guarded_make(&gr, n * 4);
+        for (int biased = 0; biased < 2; biased++) {
+            v->layernorm(gy.data, x, w, biased ? b : NULL, n, 1e-5f);
+            ref->layernorm(gr.data, x, w, biased ? b : NULL, n, 1e-5f);
+            /* 40 and what is left of it: 2^-24 * 40 in each difference, and in their scale (of one value: 1e5 / 300) */
+            assert_close("layernorm", gy.data, gr.data, n, 2e-5, n == 1 ? 4e-3 : 2e-5);
+        }
+        v->layernorm(x, x, w, b, n, 1e-5f);
+        v->layernorm(x, x, w, NULL, 0, 1e-5f);
+        guarded_free(&gx), guarded_free(&gw), guarded_free(&gb), guarded_free(&gy), guarded_free(&gr);
+    }
+}
+
 static void rope_agrees(void **state)
 {
     const struct vector_variant *v = usable(state), *ref = reference();
@@ -134,6 +157,33 @@ static void swiglu_clamped_agrees(void **state)
     /* 7 * sigmoid(11.9) is 7 to 7 digits: (7 + 1) times it, and (-7 + 1) times */
     assert_true(fabsf(y[1] - 56) < 1e-3f && fabsf(y[3] + 42) < 1e-3f);
     for (int i = 1; i < 4; i++) assert_true(fabsf(y[i] - glu_of(GLU_CLAMPED, gate[i], up[i])) < 1e-4f);
+}
+
+/* By u and alone; a NaN stays one. */
+static void activation_agrees(const char *name, glu_fn *f, glu_fn *want, double relative)
+{
+    float g[6] = {NAN, 1000, -1000, 0, -0.5f, 2}, one[6] = {1, 1, 1, 1, 1, 1}, y[6], z[6];
+    glu_agrees(name, f, want, relative);
+    f(y, g, one, 6);
+    f(z, g, NULL, 6);
+    assert_true(isnan(y[0]) && isnan(z[0]));
+    for (int i = 1; i < 6; i++) assert_true(y[i] == z[i]);
+    want(z, g, NULL, 6);
+    for (int i = 1; i < 6; i++) assert_true(fabsf(y[i] - z[i]) <= 2e-6f * fabsf(z[i]));
+}
+
+static void gelu_agrees(void **state)
+{
+    const struct vector_variant *v = usable(state);
+    /* The exponential's argument, up to 88, is a product of four that are rounded. */
+    activation_agrees("gelu", v->gelu, reference()->gelu, 2e-5);
+}
+
+static void relu_agrees(void **state)
+{
+    const struct vector_variant *v = usable(state);
+    activation_agrees("relu", v->relu, reference()->relu, 1e-6);
+    activation_agrees("relu_squared", v->relu_squared, reference()->relu_squared, 1e-6);
 }
 
 static void add_agrees(void **state)
@@ -228,9 +278,15 @@ int main(void)
     static const struct {
         const char *name;
         CMUnitTestFunction run;
-    } kinds[] = {{"rmsnorm", rmsnorm_agrees}, {"rope", rope_agrees},
-                 {"swiglu", swiglu_agrees},   {"swiglu_clamped", swiglu_clamped_agrees},
-                 {"add", add_agrees},         {"load, store", conversions_agree},
+    } kinds[] = {{"rmsnorm", rmsnorm_agrees},
+                 {"layernorm", layernorm_agrees},
+                 {"rope", rope_agrees},
+                 {"gelu", gelu_agrees},
+                 {"relu", relu_agrees},
+                 {"swiglu", swiglu_agrees},
+                 {"swiglu_clamped", swiglu_clamped_agrees},
+                 {"add", add_agrees},
+                 {"load, store", conversions_agree},
                  {"argmax", argmax_agrees}};
     enum { KINDS = sizeof kinds / sizeof *kinds, MOST = 8 };
     struct CMUnitTest tests[KINDS * MOST + 1];

@@ -52,7 +52,7 @@ static json_t *config_json(const struct model_config *config)
                      "intermediate", (int)config->intermediate, "vocab", (int)config->vocab, "heads",
                      (int)config->heads, "kv_heads", (int)config->kv_heads, "head_dim", (int)config->head_dim,
                      "max_context", (int)config->max_context, "norm_eps", config->norm_eps, "rope",
-                     rope_json(&config->rope), "qk_norm", config->qk_norm, "sinks", config->sinks, "qkv_bias",
+                     rope_json(&config->rope[0]), "qk_norm", config->qk_norm, "sinks", config->sinks, "qkv_bias",
                      config->q_bias, "o_bias", config->o_bias, "mlp_bias", config->mlp_bias, "tied_head",
                      config->tied_head, "window", windows, "bos",
                      config->bos < 0 ? json_null() : json_integer(config->bos), "eos", eos);

@@ -105,7 +105,7 @@ static void print_config(const struct model_config *config, FILE *out)
     fprintf(out, "attention      %u heads over %u KV heads of %u%s%s\n", config->heads, config->kv_heads,
             config->head_dim, config->qk_norm ? ", norms on q and k" : "", config->sinks ? ", sinks" : "");
     print_biases(config, out);
-    print_rope(&config->rope, out);
+    print_rope(&config->rope[0], out);
     print_window(config, out);
     fprintf(out, "head           %s\n", config->tied_head ? "tied to the embedding" : "its own");
     fprintf(out, "special ids    bos ");

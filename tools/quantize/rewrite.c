@@ -19,7 +19,7 @@ static int take_factors(struct rewrite *r, struct helm_err *err)
 {
     const struct model_config *c = &r->model->config;
     const uint32_t count = c->head_dim / 2;
-    if (c->rope.kind != ROPE_LLAMA3 && c->rope.kind != ROPE_FACTORS) return 0;
+    if (c->rope[0].kind != ROPE_LLAMA3 && c->rope[0].kind != ROPE_FACTORS) return 0;
     struct model_config plain = *c;
     float *scaled = malloc(2 * count * sizeof *scaled), *unscaled = scaled + count, one;
     r->factors = malloc(count * sizeof *r->factors);
@@ -27,11 +27,11 @@ static int take_factors(struct rewrite *r, struct helm_err *err)
         free(scaled);
         return helm_fail(err, HELM_E_NOMEM, "no memory for %u factors", count);
     }
-    plain.rope.kind = ROPE_DEFAULT;
-    rope_inv_freq(c, scaled, &one);
-    rope_inv_freq(&plain, unscaled, &one);
+    plain.rope[0].kind = ROPE_DEFAULT;
+    rope_inv_freq(c, 0, scaled, &one);
+    rope_inv_freq(&plain, 0, unscaled, &one);
     for (uint32_t i = 0; i < count; i++)
-        r->factors[i] = c->rope.kind == ROPE_FACTORS ? c->rope_factors[i] : unscaled[i] / scaled[i];
+        r->factors[i] = c->rope[0].kind == ROPE_FACTORS ? c->rope[0].factors[i] : unscaled[i] / scaled[i];
     free(scaled);
     struct rewrite_tensor *t = &r->tensors[r->count++];
     *t = (struct rewrite_tensor){

@@ -30,17 +30,30 @@ static void embed_token(const struct run *run, const struct tensor_matrix *m, ui
         abort(); /* the lowering saw that the matrix has the token's row */
 }
 
+/* Token t's row, scaled, and its position's added. */
+static void place_token(const struct run *run, const struct tensor_matrix *m, uint32_t t)
+{
+    const struct program_entry *e = run->entry;
+    const uint32_t hidden = run->config->hidden;
+    float *x = run->act->buffer[BUFFER_X] + (size_t)t * hidden;
+    embed_token(run, m, run->batch.token[t], x);
+    for (uint32_t i = 0; e->scale != 0 && i < hidden; i++) x[i] *= e->scale;
+    if (e->vector)
+        run->kernels->vector->add(x,
+                                  e->vector + ((size_t)run->batch.position[t] + e->position_first) * hidden,
+                                  hidden);
+}
+
 static void chunk_embed(void *ctx, uint32_t chunk, uint32_t thread)
 {
     (void)thread;
     struct run *run = ctx;
     const struct tensor_matrix *m = weights_matrix(run->weights, TENSOR_EMBED, -1);
     uint32_t first = chunk * run->entry->chunk, last = first + run->entry->chunk;
-    uint32_t hidden = run->config->hidden, half = run->config->head_dim / 2;
+    const uint32_t half = run->config->head_dim / 2;
     if (last > run->batch.token_count) last = run->batch.token_count;
     for (uint32_t t = first; t < last; t++) {
-        if (run->entry->gather)
-            embed_token(run, m, run->batch.token[t], run->act->buffer[BUFFER_X] + (size_t)t * hidden);
+        if (run->entry->gather) place_token(run, m, t);
         if (!run->entry->rotates) continue;
         float *cosine = run->act->cosine + (size_t)t * half, *sine = run->act->sine + (size_t)t * half;
         for (uint32_t i = 0; i < half; i++) {
@@ -63,8 +76,11 @@ static void norm_rows(const struct run *run, uint32_t first, uint32_t last, floa
             const struct run_row *row = &run->row[run->batch.sample_row[t]];
             from = row->in->token_first + row->in->count - 1;
         }
-        run->kernels->vector->rmsnorm(to, e->in + (size_t)from * e->width, e->norm, e->width,
-                                      (float)run->config->norm_eps);
+        const float *x = e->in + (size_t)from * e->width, eps = (float)run->config->norm_eps;
+        if (e->layer_norm)
+            run->kernels->vector->layernorm(to, x, e->norm, e->norm_bias, e->width, eps);
+        else
+            run->kernels->vector->rmsnorm(to, x, e->norm, e->width, eps);
     }
 }
 
@@ -131,11 +147,11 @@ static void chunk_rotate(void *ctx, uint32_t chunk, uint32_t thread)
         const uint32_t *pages = run->row[run->batch.token_row[t]].in->pages;
         for (uint32_t h = 0; h < c->heads; h++) {
             if (e->norm) vec->rmsnorm(q + h * dim, q + h * dim, e->norm, dim, eps);
-            vec->rope(q + h * dim, cosine, sine, dim);
+            if (!e->no_rope) vec->rope(q + h * dim, cosine, sine, dim);
         }
         for (uint32_t h = 0; h < c->kv_heads; h++) {
             if (e->norm2) vec->rmsnorm(k + h * dim, k + h * dim, e->norm2, dim, eps);
-            vec->rope(k + h * dim, cosine, sine, dim);
+            if (!e->no_rope) vec->rope(k + h * dim, cosine, sine, dim);
             append_head(run, pages, e->kv_layer, 0, h, run->batch.position[t], k + h * dim);
             append_head(run, pages, e->kv_layer, 1, h, run->batch.position[t], v + h * dim);
         }
@@ -583,7 +599,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         execute_destroy(run);
         return rc;
     }
-    rope_inv_freq(c, run->inv_freq, &run->rope_scale);
+    rope_inv_freq(c, 0, run->inv_freq, &run->rope_scale);
     run->reads = linear_reads_choose();
     pool_set_idle(run->pool, fetch_ahead, run);
     return 0;

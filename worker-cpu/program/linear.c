@@ -126,6 +126,20 @@ static const float *ordered_input(const struct run *run, const struct program_en
     return t->ordered;
 }
 
+/* What follows from a gate, and an up if there is one, into the gate. */
+static void activate(const struct run *run, const struct program_entry *e, float *gate, const float *up,
+                     uint32_t n)
+{
+    const struct vector_variant *v = run->kernels->vector;
+    void (*const of[ACTIVATIONS])(float *, const float *, const float *,
+                                  size_t) = {[ACTIVATION_SILU] = v->swiglu,
+                                             [ACTIVATION_CLAMPED] = v->swiglu_clamped,
+                                             [ACTIVATION_GELU_TANH] = v->gelu,
+                                             [ACTIVATION_RELU] = v->relu,
+                                             [ACTIVATION_RELU_SQUARED] = v->relu_squared};
+    of[e->activation](gate, gate, up, n);
+}
+
 /* Rows [first, last), whole groups, of one segment, one token. */
 static void segment_gemv(const struct program_entry *e, const struct program_segment *g, uint32_t first,
                          uint32_t last, const float *in, const struct gemv_reads *reads)
@@ -162,9 +176,10 @@ void linear_one_token(void *ctx, uint32_t chunk, uint32_t thread)
         }
         segment_gemv(e, g, first, last, ordered_input(run, e, g, thread), &reads);
     }
-    if (!e->gated || !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last)) return;
-    float *gate = e->segment[0].out + first;
-    run->kernels->vector->swiglu(gate, gate, e->segment[1].out + first, last - first);
+    if (e->activation == ACTIVATION_NONE ||
+        !clip_rows(&e->segment[0], e->bound[chunk], e->bound[chunk + 1], &first, &last))
+        return;
+    activate(run, e, e->segment[0].out + first, e->gated ? e->segment[1].out + first : NULL, last - first);
 }
 
 /* ---- a few tokens, each with the bits of one ---- */
@@ -254,11 +269,10 @@ void linear_few(void *ctx, uint32_t chunk, uint32_t thread)
                 segment_few(run, &e->segment[s], first, last, t, count, thread);
     }
     const struct program_segment *g = e->segment;
-    if (!e->gated || !clip_rows(g, from, to, &first, &last)) return;
-    for (uint32_t t = 0; t < tokens; t++) {
-        float *gate = g->out + (size_t)t * g->out_width + first;
-        run->kernels->vector->swiglu(gate, gate, g[1].out + (size_t)t * g[1].out_width + first, last - first);
-    }
+    if (e->activation == ACTIVATION_NONE || !clip_rows(g, from, to, &first, &last)) return;
+    for (uint32_t t = 0; t < tokens; t++)
+        activate(run, e, g->out + (size_t)t * g->out_width + first,
+                 e->gated ? g[1].out + (size_t)t * g[1].out_width + first : NULL, last - first);
 }
 
 /* ---- several tokens ---- */
@@ -384,17 +398,16 @@ static void join_at_once(const struct run *run, uint32_t first, uint32_t last, u
     if (k->thread_end) k->thread_end();
 }
 
-/* The same of gates and ups that are in their buffers. */
+/* The same of gates, and ups if there are any, that are in their buffers. */
 static void join_rows(const struct run *run, uint32_t first, uint32_t last, uint32_t tile)
 {
     const struct program_entry *e = run->entry;
     const struct program_segment *g = e->segment;
     const uint32_t tokens = tokens_of(run, tile), width = g->out_width;
     float *gates = g[0].out + (size_t)tile * PROGRAM_TILE_TOKENS * width;
-    const float *ups = g[1].out + (size_t)tile * PROGRAM_TILE_TOKENS * width;
+    const float *ups = e->gated ? g[1].out + (size_t)tile * PROGRAM_TILE_TOKENS * width : NULL;
     for (size_t t = 0; t < tokens; t++)
-        run->kernels->vector->swiglu(gates + t * width + first, gates + t * width + first,
-                                     ups + t * width + first, last - first);
+        activate(run, e, gates + t * width + first, ups ? ups + t * width + first : NULL, last - first);
     for (uint32_t i = 0; i < e->tile_count; i++)
         e->tile[i]->tile(tiled_at(run, e->tile[i], TILED_JOINED, tile, g->matrix.rows), gates + first, width,
                          tokens, g->matrix.rows, 0, tokens, first, last);
@@ -419,5 +432,6 @@ void linear_tokens(void *ctx, uint32_t chunk, uint32_t thread)
     for (uint32_t s = 0; s < e->segment_count; s++)
         if (clip_rows(&e->segment[s], from, to, &first, &last))
             segment_tokens(run, &e->segment[s], first, last, tile, tile_end, thread);
-    for (; e->gated && from < to && tile < tile_end; tile++) join_rows(run, from, to, tile);
+    for (; e->activation != ACTIVATION_NONE && from < to && tile < tile_end; tile++)
+        join_rows(run, from, to, tile);
 }

@@ -42,7 +42,11 @@ static void print_linear(const struct program_entry *e, bool tiled, FILE *out)
         fprintf(out, " %s %ux%u %s %s%s", role_text[g->role], g->matrix.rows, g->matrix.cols,
                 tensor_format_name(g->matrix.format), kernel->name, g->bias ? " +bias" : "");
     }
-    fprintf(out, "%s%s", e->gated ? ", swiglu" : "", e->residual ? ", + residual" : "");
+    fprintf(out, "%s%s",
+            e->activation == ACTIVATION_NONE ? ""
+            : e->gated                       ? ", swiglu"
+                                             : ", activated",
+            e->residual ? ", + residual" : "");
     for (uint32_t t = 0; t < e->tile_count; t++) fprintf(out, ", tile %s", e->tile[t]->name);
     fprintf(out, "%s; %u chunks of %u rows and less", e->join ? " at once" : "", e->chunks,
             e->bound[1] - e->bound[0]);

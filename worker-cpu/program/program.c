@@ -6,9 +6,11 @@
  * for a shared expert's, whose down comes behind other products. */
 #include "worker-cpu/program/lower.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/model/able.h"
 #include "common/plan/schedule.h"
 
 enum op_tier program_tier_of(uint32_t tokens)
@@ -114,7 +116,14 @@ static void make_embed(struct lowering *low, const struct making *m)
     if (!table->data || tensor_format_of(table->format)->variable ||
         table->bytes < tensor_format_bytes(table->format, table->rows, table->cols))
         lower_unsupported(low, m->layer, "an embedding that is not here, or not in rows of one size,");
-    low->program->entry[0].gather = true;
+    struct program_entry *e = &low->program->entry[0];
+    e->gather = true;
+    e->scale = m->op->out_scale;
+    e->position_first = m->op->position_first;
+    e->vector =
+        m->op->positions == TENSOR_NONE ? NULL : weights_vector(low->source->weights, m->op->positions, -1);
+    if (m->op->positions != TENSOR_NONE && !e->vector)
+        lower_unsupported(low, m->layer, "learned positions that are not here");
 }
 
 /* A norm of the residual stream into the buffer of normalised inputs, or to tiles alone; without a weight it only tiles. */
@@ -128,11 +137,14 @@ static void make_norm(struct lowering *low, const struct making *m)
     e->sampled = m->sampled;
     if (m->op->norm == TENSOR_NONE) return;
     e->norm = weights_vector(s->weights, m->op->norm, m->layer);
+    e->layer_norm = m->op->norm_kind == NORM_LAYER;
+    if (m->op->norm_bias != TENSOR_NONE)
+        e->norm_bias = weights_vector(s->weights, m->op->norm_bias, m->layer);
     if (!low->tiled || m->op->kind == MATH_ROUTE) e->out = s->act->buffer[BUFFER_H]; /* experts read that */
     if (!e->norm) lower_unsupported(low, m->layer, "a norm without weight");
 }
 
-/* A gated product tiles for the one behind it what it has just joined. Where its kernel does both at once, no gate or up
+/* A product with an activation tiles for the one behind it what it has just joined. Where its kernel does both at once, no gate or up
  * leaves a core's caches. */
 static void tile_joined(struct lowering *low, struct program_entry *e, const struct making *m)
 {
@@ -143,9 +155,9 @@ static void tile_joined(struct lowering *low, struct program_entry *e, const str
         const struct tensor_matrix *next = weights_matrix(s->weights, m->behind->weight[w], m->layer);
         cut_tiles(e, s->kernels->linear[s->inputs][next->format].tokens);
     }
-    if (k == up->kernels->tokens && !gate->kernels->decode && !up->kernels->decode && !gate->bias &&
-        !up->bias && e->tile_count == 1 && e->tile[0]->tile == k->tile &&
-        gate->matrix.rows % k->tile_cols == 0)
+    if (e->gated && e->activation == ACTIVATION_SILU && k == up->kernels->tokens && !gate->kernels->decode &&
+        !up->kernels->decode && !gate->bias && !up->bias && e->tile_count == 1 &&
+        e->tile[0]->tile == k->tile && gate->matrix.rows % k->tile_cols == 0)
         e->join = k->join;
 }
 
@@ -159,6 +171,7 @@ static void make_linear(struct lowering *low, const struct making *m)
     e->in = low->source->act->buffer[in];
     e->width = low->source->act->width[in];
     e->gated = m->op->gated;
+    e->activation = m->op->activation;
     if (m->op->kind == MATH_ROUTE) add_router(low, e, m->op, m->layer);
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;
@@ -177,7 +190,8 @@ static void make_rope_append(struct lowering *low, const struct making *m)
     struct program_entry *e = add_entry(low, OP_ROPE_APPEND, m->layer);
     if (plan_kv_of(s->plan, (uint32_t)m->layer, &e->kv_layer) != PLAN_CPU0)
         lower_unsupported(low, m->layer, "attention whose KV cache is not the CPU's");
-    low->program->entry[0].rotates = true;
+    e->no_rope = m->op->no_rope;
+    if (!e->no_rope) low->program->entry[0].rotates = true;
     if (m->op->q_norm != TENSOR_NONE) e->norm = weights_vector(s->weights, m->op->q_norm, m->layer);
     if (m->op->k_norm != TENSOR_NONE) e->norm2 = weights_vector(s->weights, m->op->k_norm, m->layer);
 }
@@ -320,6 +334,14 @@ static void (*const make_of[OP_KIND_COUNT])(struct lowering *low, const struct m
     [OP_EXPERTS_TAKE] = make_experts_take,
 };
 
+/* What is not computed here is refused, not left out. */
+static void check_able(struct lowering *low, const struct math_op *op, int32_t layer)
+{
+    char where[32] = "model";
+    if (layer >= 0) snprintf(where, sizeof where, "layer %d", layer);
+    if (!low->rc) low->rc = able_check_op(op, ABLE_CPU, where, low->err);
+}
+
 static void lower_op(struct lowering *low, const struct math_op *op, const struct math_op *behind,
                      int32_t layer)
 {
@@ -329,6 +351,7 @@ static void lower_op(struct lowering *low, const struct math_op *op, const struc
                                   .sampled = op == &low->source->model->math.head};
     enum op_kind kinds[PROGRAM_OPS_MAX];
     const uint32_t count = program_ops_of(op, PROCESSOR_CPU, low->tier, kinds);
+    check_able(low, op, layer);
     for (uint32_t i = 0; i < count && !low->rc; i++) make_of[kinds[i]](low, &making);
 }
 
@@ -363,6 +386,7 @@ static void lower_mixed(struct lowering *low, uint32_t unit)
     for (uint32_t i = 0; i < math->ops; i++) {
         const struct making making = {.op = &math->op[i], .layer = (int32_t)unit_layer(unit), .asked = true};
         const uint32_t count = program_ops_mixed(&math->op[i], PROCESSOR_CPU, low->tier, kinds);
+        check_able(low, making.op, making.layer);
         for (uint32_t k = 0; k < count && !low->rc; k++) make_of[kinds[k]](low, &making);
     }
 }

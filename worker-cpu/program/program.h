@@ -50,9 +50,14 @@ struct program_segment {
 
 struct program_entry {
     enum op_kind kind;
-    bool sampled;  /* runs over the sampled rows, not over the tokens */
-    bool residual; /* LINEAR: adds to out */
-    bool gated;    /* LINEAR: segments 0 and 1 are gate and up */
+    bool sampled;               /* runs over the sampled rows, not over the tokens */
+    bool residual;              /* LINEAR: adds to out */
+    bool gated;                 /* LINEAR: segments 0 and 1 are gate and up */
+    enum activation activation; /* LINEAR: of segment 0, times segment 1 if it is gated */
+    bool layer_norm;            /* NORM: LayerNorm; else RMS */
+    const float *norm_bias;     /* NORM: or NULL */
+    bool no_rope;               /* ROPE_APPEND: nothing turns */
+    uint32_t position_first;    /* EMBED: row of `vector` that is position 0's */
     /* LINEAR of several tokens, gated: makes the next one's input at once; NULL: several kernels do */
     gemm_join_fn *join;
     enum program_tiled tiled; /* LINEAR of several tokens: which input is its own */
@@ -68,15 +73,15 @@ struct program_entry {
     int32_t layer;       /* of the model; -1 outside the layers */
     uint32_t kv_layer;   /* of the layer group */
     uint32_t window;
-    float scale;        /* ATTEND, ATTEND_HOST: of scores */
+    float scale;        /* ATTEND, ATTEND_HOST: of scores; EMBED: of rows, 0: 1 */
     const float *sinks; /* ATTEND: of each head; or NULL */
     uint32_t chunk;     /* of those that are not cut by rows: tokens of a chunk */
     uint32_t chunks;    /* LINEAR: row chunks, as many for each thread */
     uint32_t share;     /* LINEAR: threads it is shared by, 0: all */
     uint32_t *bound; /* LINEAR: [chunks + 1], chunk i is the entry's rows bound[i] .. bound[i + 1]; owned */
     const float *norm, *norm2; /* NORM, WEIGH: weight or NULL. ROPE_APPEND: of q, of k */
-    const float
-        *vector;     /* WEIGH: what the normed input is multiplied by; ROUTE: added for the choice, or NULL */
+    const float *
+        vector; /* EMBED: learned positions or NULL. WEIGH: what the normed input is multiplied by; ROUTE: added for the choice, or NULL */
     const float *in; /* NORM, WEIGH, LINEAR of the one-token tier */
     float *out;      /* NORM; NULL: it is only tiled. WEIGH: what is multiplied, out_width numbers a token */
     uint32_t out_width;

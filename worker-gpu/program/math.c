@@ -3,6 +3,9 @@
  * Walks the model's operations (common/model/unit.h). Each becomes the entries that program_ops_of names, for
  * every piece of its weights that supply.c has and every sub-chunk. For each kind of operation there is one
  * function here that fills in its arguments, and one row of the table that finds it. */
+#include <stdio.h>
+
+#include "common/model/able.h"
 #include "worker-gpu/program/making.h"
 
 /* ---- buffers ---- */
@@ -485,6 +488,14 @@ static void order_of(const struct math_part *part, bool mixed, uint32_t order[MA
             if (mixed ? mixed_turn(&part->op[i]) == turn : turn == 0) order[count++] = i;
 }
 
+/* What is not computed here is refused, not left out. */
+static void check_able(struct lowering *low, const struct lower_at *at)
+{
+    char where[32] = "model";
+    if (at->layer >= 0) snprintf(where, sizeof where, "layer %d", at->layer);
+    if (!low->rc) low->rc = able_check_op(at->math, ABLE_GPU, where, low->err);
+}
+
 void lower_unit(struct lowering *low, uint32_t unit, float *out)
 {
     const struct math_part *part = model_unit_math(low->source->model, unit);
@@ -497,6 +508,8 @@ void lower_unit(struct lowering *low, uint32_t unit, float *out)
         const struct lower_at at = lower_at(low, unit, order[i]);
         const bool weighs = at.math->kind == MATH_ROUTE || at.math->kind == MATH_WEIGH;
         struct piece piece = {0};
+        check_able(low, &at);
+        if (low->rc) return;
         m.at = &at;
         m.piece = &piece;
         m.x_out = i + 1 < part->ops ? gpu_area(low->source->buffers, GPU_AREA_X) : out;
@@ -517,7 +530,8 @@ void lower_embed(struct lowering *low)
 {
     const struct lower_at at = {.math = &low->source->model->math.embed, .layer = -1};
     struct making m = {.at = &at, .sub = GPU_SUB_ALL};
-    make(low, &m);
+    check_able(low, &at);
+    if (!low->rc) make(low, &m);
 }
 
 void lower_head(struct lowering *low)
@@ -525,6 +539,7 @@ void lower_head(struct lowering *low)
     const struct lower_at at = lower_at(low, lower_head_unit(low), 0);
     struct making m = {.at = &at, .sub = GPU_SUB_ALL};
     const uint32_t first = low->program->count;
-    make(low, &m);
+    check_able(low, &at);
+    if (!low->rc) make(low, &m);
     for (uint32_t i = first; i < low->program->count; i++) low->program->entry[i].head = true;
 }

@@ -14,6 +14,16 @@ static void rmsnorm(float *y, const float *x, const float *w, size_t n, float ep
     for (size_t i = 0; i < n; i++) y[i] = (float)((double)x[i] * scale * (double)w[i]);
 }
 
+static void layernorm(float *y, const float *x, const float *w, const float *b, size_t n, float eps)
+{
+    double mean = 0, sum = 0;
+    for (size_t i = 0; i < n; i++) mean += (double)x[i] / (double)n;
+    for (size_t i = 0; i < n; i++) sum += ((double)x[i] - mean) * ((double)x[i] - mean);
+    const double scale = 1.0 / sqrt(sum / (double)n + (double)eps);
+    for (size_t i = 0; i < n; i++)
+        y[i] = (float)(((double)x[i] - mean) * scale * (double)w[i] + (b ? (double)b[i] : 0));
+}
+
 static void rope(float *x, const float *cosine, const float *sine, size_t n)
 {
     size_t half = n / 2;
@@ -39,6 +49,26 @@ static void swiglu_clamped(float *y, const float *g, const float *u, size_t n)
                                                                                   : (double)u[i];
         y[i] = (float)(gate / (1.0 + exp(-(double)GLU_ALPHA * gate)) * (up + 1.0));
     }
+}
+
+#define GELU_INNER 0.79788456080286535588 /* sqrt(2 / pi) */
+static void gelu(float *y, const float *g, const float *u, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const double x = (double)g[i];
+        const double t = GELU_INNER * (x + 0.044715 * x * x * x); /* (1 + tanh(t)) / 2 is sigmoid(2 t) */
+        y[i] = (float)(x / (1.0 + exp(-2 * t)) * (u ? (double)u[i] : 1));
+    }
+}
+
+static void relu(float *y, const float *g, const float *u, size_t n)
+{
+    for (size_t i = 0; i < n; i++) y[i] = (g[i] <= 0 ? 0.0f : g[i]) * (u ? u[i] : 1.0f);
+}
+
+static void relu_squared(float *y, const float *g, const float *u, size_t n)
+{
+    for (size_t i = 0; i < n; i++) y[i] = (g[i] <= 0 ? 0.0f : g[i] * g[i]) * (u ? u[i] : 1.0f);
 }
 
 static void add(float *y, const float *x, size_t n)
@@ -73,9 +103,13 @@ static size_t argmax(const float *x, size_t n)
 
 const struct vector_variant vector_ref = {.name = "ref",
                                           .rmsnorm = rmsnorm,
+                                          .layernorm = layernorm,
                                           .rope = rope,
                                           .swiglu = swiglu,
                                           .swiglu_clamped = swiglu_clamped,
+                                          .gelu = gelu,
+                                          .relu = relu,
+                                          .relu_squared = relu_squared,
                                           .add = add,
                                           .load = load,
                                           .store = store,

@@ -37,6 +37,27 @@ static void rmsnorm(float *y, const float *x, const float *w, size_t n, float ep
                            vec_mul(vec_mul(vec_load_part(x + i, left), scale), vec_load_part(w + i, left))));
 }
 
+/* Of x, and of its differences from the mean, whose squares are summed: two passes, since a mean may be large. */
+static void layernorm(float *y, const float *x, const float *w, const float *b, size_t n, float eps)
+{
+    vec sum = vec_zero(), squares = vec_zero();
+    EACH(n, sum = vec_add(sum, vec_load_part(x + i, left)));
+    const float middle = vec_reduce_add(sum) / (float)n;
+    const vec mean = vec_set1(middle);
+    size_t at = 0;
+    for (; at + LANES <= n; at += LANES) {
+        const vec v = vec_sub(vec_load(x + at), mean);
+        squares = vec_fmadd(v, v, squares);
+    }
+    float total = vec_reduce_add(squares);
+    for (; at < n; at++) total += (x[at] - middle) * (x[at] - middle);
+    const vec scale = vec_set1(1.0f / sqrtf(total / (float)n + eps));
+    EACH(n,
+         vec_store_part(y + i, left,
+                        vec_fmadd(vec_mul(vec_sub(vec_load_part(x + i, left), mean), scale),
+                                  vec_load_part(w + i, left), b ? vec_load_part(b + i, left) : vec_zero())));
+}
+
 INLINE void rope_part(float *x, float *far, const float *cosine, const float *sine, size_t left)
 {
     const vec a = vec_load_part(x, left), b = vec_load_part(far, left);
@@ -73,6 +94,41 @@ INLINE void swiglu_clamped_part(float *y, const float *g, const float *u, size_t
 static void swiglu_clamped(float *y, const float *g, const float *u, size_t n)
 {
     EACH(n, swiglu_clamped_part(y + i, g + i, u + i, left));
+}
+
+/* An activation's value, with u or alone. */
+INLINE void store_gated(float *y, const float *u, size_t i, size_t left, vec value)
+{
+    vec_store_part(y + i, left, u ? vec_mul(value, vec_load_part(u + i, left)) : value);
+}
+
+/* x * (1 + tanh(t)) / 2 is x * sigmoid(2 t). */
+INLINE vec vec_gelu(vec x)
+{
+    const vec t = vec_mul(vec_mul(x, vec_set1(-2 * 0.7978845608f)),
+                          vec_fmadd(vec_mul(x, x), vec_set1(0.044715f), vec_set1(1.0f)));
+    return vec_div(x, vec_add(vec_set1(1.0f), vec_exp(t)));
+}
+
+static void gelu(float *y, const float *g, const float *u, size_t n)
+{
+    EACH(n, store_gated(y, u, i, left, vec_gelu(vec_load_part(g + i, left))));
+}
+
+/* vec_max returns its second operand where one is a NaN: it stays one. */
+static void relu(float *y, const float *g, const float *u, size_t n)
+{
+    EACH(n, store_gated(y, u, i, left, vec_max(vec_zero(), vec_load_part(g + i, left))));
+}
+
+INLINE vec vec_square(vec x)
+{
+    return vec_mul(x, x);
+}
+
+static void relu_squared(float *y, const float *g, const float *u, size_t n)
+{
+    EACH(n, store_gated(y, u, i, left, vec_square(vec_max(vec_zero(), vec_load_part(g + i, left)))));
 }
 
 static void add(float *y, const float *x, size_t n)
@@ -126,9 +182,13 @@ static size_t argmax(const float *x, size_t n)
 const struct vector_variant VARIANT = {.name = NAME,
                                        .features = FEATURES,
                                        .rmsnorm = rmsnorm,
+                                       .layernorm = layernorm,
                                        .rope = rope,
                                        .swiglu = swiglu,
                                        .swiglu_clamped = swiglu_clamped,
+                                       .gelu = gelu,
+                                       .relu = relu,
+                                       .relu_squared = relu_squared,
                                        .add = add,
                                        .load = load,
                                        .store = store,

@@ -68,7 +68,7 @@ static const struct math_part *const parts[] = {
 /* Layers 0, 2, ... have a window, all have experts. */
 static int layers(struct keys *keys, struct model_config *c, struct helm_err *err)
 {
-    if (c->rope.kind != ROPE_YARN)
+    if (c->rope[0].kind != ROPE_YARN)
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "a %s without RoPE scaling of type 'yarn' ('rope_scaling' or 'rope_parameters')",
                          keys->arch->architecture);
@@ -79,7 +79,7 @@ static int layers(struct keys *keys, struct model_config *c, struct helm_err *er
 /* No key of GGUF files says that YaRN's range is not rounded to whole dimensions; a window is there by its key alone. */
 static void gguf_start(struct model_config *c)
 {
-    c->rope.truncate = false;
+    c->rope[0].truncate = false;
     c->sliding_window = 0;
 }
 

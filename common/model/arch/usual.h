@@ -173,7 +173,7 @@ static const struct math_op usual_head __attribute__((unused)) = USUAL_HEAD;
 
 /* ---- what absent keys mean ---- */
 
-#define ROPE_START(base) .rope = {.theta = (base), .factor = 1, .attention_factor = 1, .truncate = true}
+#define ROPE_START(base) .rope = {{.theta = (base), .factor = 1, .attention_factor = 1, .truncate = true}}
 #define ROUTER_START(how)                                                                                    \
     {                                                                                                        \
         .score = (how), .scale = 1, .groups = 1, .groups_chosen = 1                                          \

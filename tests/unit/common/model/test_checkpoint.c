@@ -77,7 +77,7 @@ static void test_golden_models(void **state)
         assert_int_equal(m.config.tied_head, golden[i].tied);
         assert_int_equal(m.config.qk_norm, golden[i].qk_norm);
         assert_int_equal(m.config.q_bias, golden[i].q_bias);
-        assert_int_equal(m.config.rope.kind, golden[i].rope);
+        assert_int_equal(m.config.rope[0].kind, golden[i].rope);
         assert_int_equal(m.config.eos_count, 1);
         assert_int_equal(m.config.eos[0], 1);
         assert_int_equal(m.config.bos, 0);

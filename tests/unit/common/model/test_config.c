@@ -78,8 +78,8 @@ static void test_base(void **state)
     assert_true(c.norm_eps == 1e-6);
     assert_true(c.qk_norm && !c.q_bias && !c.o_bias && !c.mlp_bias && !c.tied_head);
     assert_int_equal(c.dtype, DTYPE_BF16);
-    assert_int_equal(c.rope.kind, ROPE_DEFAULT);
-    assert_true(c.rope.theta == 1e6);
+    assert_int_equal(c.rope[0].kind, ROPE_DEFAULT);
+    assert_true(c.rope[0].theta == 1e6);
     assert_int_equal(c.bos, -1);
     assert_int_equal(c.eos_count, 1);
     assert_int_equal(c.eos[0], 3);
@@ -99,7 +99,7 @@ static void test_defaults_of_absent_keys(void **state)
              &c);
     assert_int_equal(c.head_dim, 8);
     assert_int_equal(c.kv_heads, 8);
-    assert_true(c.rope.theta == 10000.0);
+    assert_true(c.rope[0].theta == 10000.0);
     assert_int_equal(c.dtype, DTYPE_F32);
     assert_int_equal(c.eos_count, 0);
     assert_string_equal(c.model_type, "llama");
@@ -114,7 +114,7 @@ static void test_defaults_of_absent_keys(void **state)
              "\"num_local_experts\": 8, \"num_experts_per_tok\": 2, \"rope_parameters\": \"DELETE\", "
              "\"rms_norm_eps\": \"DELETE\"}",
              &c);
-    assert_true(c.rope.theta == 1e6 && c.norm_eps == 1e-5);
+    assert_true(c.rope[0].theta == 1e6 && c.norm_eps == 1e-5);
     model_config_free(&c);
 }
 
@@ -156,7 +156,7 @@ static void test_text_config(void **state)
     snprintf(text, sizeof text, outer, "qwen3_vl_text");
     if (model_config_parse("config.json", text, strlen(text), &c, &err)) fail_msg("%s", err.text);
     assert_string_equal(c.architecture, "Qwen3ForCausalLM");
-    assert_true(c.layers == 4 && c.head_dim == 16 && c.tied_head && c.rope.theta == 5e6);
+    assert_true(c.layers == 4 && c.head_dim == 16 && c.tied_head && c.rope[0].theta == 5e6);
     assert_true(c.eos_count == 1 && c.eos[0] == 9);
     model_config_free(&c);
     snprintf(text, sizeof text, outer, "qwen4_text");
@@ -175,15 +175,15 @@ static void test_older_and_newer_keys(void **state)
              "\"rope_theta\": 500000, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}}",
              &c);
     assert_int_equal(c.dtype, DTYPE_F16);
-    assert_int_equal(c.rope.kind, ROPE_LINEAR);
-    assert_true(c.rope.theta == 500000.0 && c.rope.factor == 2.0);
+    assert_int_equal(c.rope[0].kind, ROPE_LINEAR);
+    assert_true(c.rope[0].theta == 500000.0 && c.rope[0].factor == 2.0);
     model_config_free(&c);
     parse_ok("{\"rope_theta\": 1000000.0, \"rope_scaling\": {\"rope_type\": \"default\"}}",
              &c); /* both, agreeing */
     model_config_free(&c);
     parse_ok("{\"rope_scaling\": null, \"rope_parameters\": null, \"rope_theta\": 5e5}", &c);
-    assert_int_equal(c.rope.kind, ROPE_DEFAULT);
-    assert_true(c.rope.theta == 5e5);
+    assert_int_equal(c.rope[0].kind, ROPE_DEFAULT);
+    assert_true(c.rope[0].theta == 5e5);
     model_config_free(&c);
     parse_ok("{\"dtype\": \"torch.float32\"}", &c);
     assert_int_equal(c.dtype, DTYPE_F32);
@@ -377,7 +377,7 @@ static void test_gpt_oss(void **state)
              &c);
     assert_true(c.q_bias && c.k_bias && c.v_bias && c.o_bias && c.sinks && c.experts_bias && !c.mlp_bias);
     assert_true(c.router.experts == 32 && c.router.chosen == 4 && c.router.score == ROUTER_CHOSEN_SOFTMAX);
-    assert_true(c.experts_format == FORMAT_MXFP4 && !c.rope.truncate);
+    assert_true(c.experts_format == FORMAT_MXFP4 && !c.rope[0].truncate);
     for (int i = 0; i < 4; i++) assert_int_equal(c.window[i], i % 2 ? 0 : 128);
     model_config_free(&c);
     parse_ok(GPT_OSS

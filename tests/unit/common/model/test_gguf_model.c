@@ -55,8 +55,8 @@ static void test_golden_files(void **state)
         assert_int_equal(m.config.tied_head, files[i].tied);
         assert_int_equal(m.config.q_bias, files[i].q_bias);
         assert_int_equal(m.config.qk_norm, files[i].qk_norm);
-        assert_int_equal(m.config.rope.kind, files[i].rope);
-        assert_true(m.config.rope.theta == files[i].theta);
+        assert_int_equal(m.config.rope[0].kind, files[i].rope);
+        assert_true(m.config.rope[0].theta == files[i].theta);
         assert_int_equal(m.config.bos, 0);
         assert_int_equal(m.config.eos_count, 1);
         assert_int_equal(m.config.eos[0], 1);
@@ -97,7 +97,7 @@ static void test_architectures(void **state)
         assert_int_equal(m.config.window[0], 0);
         assert_int_equal(m.config.bos, -1);
         assert_int_equal(m.config.eos_count, 0);
-        assert_true(m.config.rope.theta == 10000);
+        assert_true(m.config.rope[0].theta == 10000);
         model_free(&m);
     }
     accept(&(struct recipe){.arch = "qwen2", .tied = true}, &m);
@@ -181,12 +181,12 @@ static void test_keys(void **state)
     assert_int_equal(m.config.window[0], 0);
     model_free(&m);
     accept(&(struct recipe){.arch = "llama", .keys = linear, .key_count = 2}, &m);
-    assert_int_equal(m.config.rope.kind, ROPE_LINEAR);
-    assert_true(m.config.rope.factor == 4);
+    assert_int_equal(m.config.rope[0].kind, ROPE_LINEAR);
+    assert_true(m.config.rope[0].factor == 4);
     model_free(&m);
     accept(&(struct recipe){.arch = "qwen2", .keys = yarn, .key_count = 3}, &m);
-    assert_int_equal(m.config.rope.kind, ROPE_YARN);
-    assert_int_equal(m.config.rope.original_context, 256);
+    assert_int_equal(m.config.rope[0].kind, ROPE_YARN);
+    assert_int_equal(m.config.rope[0].original_context, 256);
     assert_int_equal(m.config.max_context, 1024);
     model_free(&m);
     accept(&(struct recipe){.arch = "llama", .keys = ids, .key_count = 3}, &m);
@@ -359,11 +359,11 @@ static void test_factors(void **state)
     struct model m;
     float plain[HIDDEN / HEADS / 2], scaled[HIDDEN / HEADS / 2], scale;
     accept(&(struct recipe){.arch = "llama", .factors = true}, &m);
-    assert_int_equal(m.config.rope.kind, ROPE_FACTORS);
-    for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++) assert_true(m.config.rope_factors[i] == 1);
-    rope_inv_freq(&m.config, plain, &scale);
-    for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++) m.config.rope_factors[i] = (float)(1u << i % 4);
-    rope_inv_freq(&m.config, scaled, &scale);
+    assert_int_equal(m.config.rope[0].kind, ROPE_FACTORS);
+    for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++) assert_true(m.config.rope[0].factors[i] == 1);
+    rope_inv_freq(&m.config, 0, plain, &scale);
+    for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++) m.config.rope[0].factors[i] = (float)(1u << i % 4);
+    rope_inv_freq(&m.config, 0, scaled, &scale);
     assert_true(scale == 1);
     for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++)
         assert_true(scaled[i] == plain[i] / (float)(1u << i % 4));

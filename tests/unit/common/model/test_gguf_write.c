@@ -285,12 +285,12 @@ static void configurations_come_back(void **state)
         assert_true(back.head_dim == config.head_dim && back.intermediate == config.intermediate);
         assert_int_equal(back.max_context, config.max_context);
         assert_true((float)back.norm_eps == (float)config.norm_eps);
-        assert_int_equal(back.rope.kind, config.rope.kind);
-        assert_true((float)back.rope.theta == (float)config.rope.theta &&
-                    back.rope.factor == config.rope.factor);
-        assert_int_equal(back.rope.original_context, config.rope.original_context);
-        assert_true(back.rope.attention_factor == config.rope.attention_factor);
-        assert_int_equal(back.rope.truncate, config.rope.truncate);
+        assert_int_equal(back.rope[0].kind, config.rope[0].kind);
+        assert_true((float)back.rope[0].theta == (float)config.rope[0].theta &&
+                    back.rope[0].factor == config.rope[0].factor);
+        assert_int_equal(back.rope[0].original_context, config.rope[0].original_context);
+        assert_true(back.rope[0].attention_factor == config.rope[0].attention_factor);
+        assert_int_equal(back.rope[0].truncate, config.rope[0].truncate);
         assert_true(back.sinks == config.sinks && back.experts_bias == config.experts_bias);
         assert_int_equal(back.router.score, config.router.score);
         assert_true(back.router.experts == config.router.experts &&

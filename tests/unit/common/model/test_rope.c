@@ -50,7 +50,7 @@ static void check_case(const json_t *item, bool older_keys)
     const json_t *expected = json_object_get(item, "inv_freq");
     float *inv_freq = calloc(config.head_dim / 2, sizeof *inv_freq), scale = 0;
     assert_int_equal(json_array_size(expected), config.head_dim / 2);
-    rope_inv_freq(&config, inv_freq, &scale);
+    rope_inv_freq(&config, 0, inv_freq, &scale);
     for (uint32_t i = 0; i < config.head_dim / 2; i++)
         assert_int_equal(bits_of(inv_freq[i]), json_integer_value(json_array_get(expected, i)));
     assert_int_equal(bits_of(scale), json_integer_value(json_object_get(item, "scale")));
@@ -71,7 +71,7 @@ static void test_all_kinds_both_key_generations(void **state)
         check_case(json_array_get(cases, i), false);
         check_case(json_array_get(cases, i), true);
         build_config(json_array_get(cases, i), false, &config);
-        kinds[config.rope.kind]++;
+        kinds[config.rope[0].kind]++;
         model_config_free(&config);
     }
     for (int kind = 0; kind < 4; kind++) assert_true(kinds[kind] >= 2);

@@ -95,7 +95,8 @@ static void shared_experts_lie_in_vram_too(void **state)
     static const char text[] =
         "{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"hidden_size\": 64, \"intermediate_size\": 64, "
         "\"moe_intermediate_size\": 32, \"shared_expert_intermediate_size\": 96, \"num_experts\": 4, "
-        "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"vocab_size\": 64, \"dtype\": \"bfloat16\"}";
+        "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"num_key_value_heads\": 2, "
+        "\"num_experts_per_tok\": 2, \"vocab_size\": 64, \"dtype\": \"bfloat16\"}";
     struct plan_stage stages[] = {{0, 0, PLAN_HOME_GPU, 0, PLAN_OPS_ATTENTION, 0},
                                   {0, 0, PLAN_HOME_MIXED, 0, PLAN_OPS_MLP, 0}};
     struct plan plan = {.layers = 1,

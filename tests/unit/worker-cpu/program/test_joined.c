@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,8 +30,8 @@ static uint32_t joins_of(struct program *program, bool apart)
         joins += e->join != NULL;
         if (!program->tiled || e->kind != OP_LINEAR) continue;
         /* no operation stands between a gated product and the one behind it */
-        if (e->swiglu) assert_int_equal(program->entry[i + 1].tiled, TILED_JOINED);
-        assert_int_equal(e->swiglu, e->tile_count > 0);
+        if (e->gated) assert_int_equal(program->entry[i + 1].tiled, TILED_JOINED);
+        assert_int_equal(e->gated, e->tile_count > 0);
         if (apart) e->join = NULL;
     }
     return joins;
@@ -92,8 +93,101 @@ static void bits_do_not_depend_on_how_gates_are_joined(void **state)
     }
 }
 
+/* What an operation's other fields make of a model: in every tier the same. */
+struct fields {
+    enum activation activation;
+    bool alone, layer_norm, no_rope;
+    float embed_scale;
+    const float *positions;
+};
+
+static void set_fields(struct program *program, const struct fields *f)
+{
+    for (uint32_t i = 0; i < program->count; i++) {
+        struct program_entry *e = &program->entry[i];
+        if (e->kind == OP_EMBED) e->scale = f->embed_scale, e->vector = f->positions, e->position_first = 1;
+        if (e->kind == OP_NORM && e->norm) e->layer_norm = f->layer_norm, e->norm_bias = e->norm;
+        if (e->kind == OP_ROPE_APPEND) e->no_rope = f->no_rope;
+        if (e->kind != OP_LINEAR || !e->gated) continue;
+        e->activation = f->activation;
+        e->gated = !f->alone;
+        if (f->alone) e->segment_count = 1;
+        e->join = NULL;
+    }
+}
+
+/* Logits behind five tokens, together or one by one. */
+static void logits_by(struct local *local, uint32_t slot, uint32_t each, float *logits)
+{
+    enum { COUNT = 5 };
+    const uint32_t vocab = local->engine.model.config.vocab;
+    const struct step_result *result;
+    struct helm_err err = {0};
+    for (uint32_t i = 0; i < COUNT; i++) arena_history_of(&local->arena, slot)[i] = (11 + i * 29) % vocab;
+    for (uint32_t at = 0; at < COUNT; at += each) {
+        const struct step_row row = {.slot = slot, .start = at, .count = each, .flags = STEP_ROW_SAMPLE};
+        if (local_step(local, &row, 1, &result, &err)) fail_msg("%s", err.text);
+        assert_int_equal(result->row[0].status, STEP_ROW_OK);
+    }
+    memcpy(logits, local->engine.act.buffer[BUFFER_LOGITS], vocab * sizeof *logits);
+}
+
+static void fields_mean_the_same_in_every_tier(void **state)
+{
+    (void)state;
+    static float positions[8 * 1024];
+    for (size_t i = 0; i < sizeof positions / sizeof *positions; i++) positions[i] = (float)(i % 13) * 0.01f;
+    const struct fields cases[] = {{.activation = ACTIVATION_SILU},
+                                   {.activation = ACTIVATION_GELU_TANH},
+                                   {.activation = ACTIVATION_RELU},
+                                   {.activation = ACTIVATION_GELU_TANH, .alone = true},
+                                   {.activation = ACTIVATION_RELU, .alone = true},
+                                   {.activation = ACTIVATION_RELU_SQUARED, .alone = true},
+                                   {.activation = ACTIVATION_SILU, .layer_norm = true},
+                                   {.activation = ACTIVATION_SILU, .no_rope = true},
+                                   {.activation = ACTIVATION_SILU, .embed_scale = 3},
+                                   {.activation = ACTIVATION_SILU, .positions = positions}};
+    enum { CASES = sizeof cases / sizeof *cases };
+    float *logits[CASES] = {0};
+    for (size_t c = 0; c < CASES; c++) {
+        struct local *local = aligned_alloc(64, (sizeof *local + 63) / 64 * 64);
+        struct helm_err err = {0};
+        const struct local_options options = {.folder = models[1],
+                                              .kv_dtype = KV_F32,
+                                              .threads = 2,
+                                              .slots = 2,
+                                              .context_tokens = 64,
+                                              .step_tokens = 64};
+        assert_non_null(local);
+        if (local_open(&options, local, &err)) fail_msg("%s", err.text);
+        const uint32_t vocab = local->engine.model.config.vocab;
+        assert_true(local->engine.model.config.hidden <= 1024);
+        for (int t = 0; t < OP_TIER_COUNT; t++)
+            set_fields(&local->engine.programs[LINEAR_EXACT].tier[0][t], &cases[c]);
+        float *one = calloc(vocab, sizeof *one), most = 0, off = 0, other = 0;
+        logits[c] = calloc(vocab, sizeof *one);
+        assert_true(one && logits[c]);
+        logits_by(local, 0, 5, logits[c]);
+        logits_by(local, 1, 1, one);
+        for (uint32_t i = 0; i < vocab; i++) {
+            most = fmaxf(most, fabsf(one[i]));
+            off = fmaxf(off, fabsf(one[i] - logits[c][i]));
+            other = fmaxf(other, fabsf(logits[0][i] - logits[c][i]));
+        }
+        /* sums of fp32 in another order */
+        if (!(most > 0 && off <= 1e-3f * most))
+            fail_msg("case %zu: off by %g of %g", c, (double)off, (double)most);
+        if (c > 0 && !(other > 0.01f * most)) fail_msg("case %zu has no effect", c);
+        free(one);
+        local_close(local);
+        free(local);
+    }
+    for (size_t c = 0; c < CASES; c++) free(logits[c]);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(bits_do_not_depend_on_how_gates_are_joined)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(bits_do_not_depend_on_how_gates_are_joined),
+                                       cmocka_unit_test(fields_mean_the_same_in_every_tier)};
     return cmocka_run_group_tests_name("worker-cpu/program: joined", tests, NULL, NULL);
 }

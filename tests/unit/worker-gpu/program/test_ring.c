@@ -135,7 +135,7 @@ static uint32_t check_cover(const struct setup *s, uint32_t phase, const struct 
                 const struct ring_slice *slice = &ring->slice[at];
                 assert_true(slice->place % RING_ALIGN == 0);
                 assert_true(slice->place + slice->bytes <= s->plan.ring_bytes);
-                if (of->swiglu) {
+                if (of->gated) {
                     assert_int_equal(slice->part_count, 2);
                     assert_int_equal(slice->part[0].row, slice->part[1].row);
                     assert_int_equal(slice->part[0].rows, slice->part[1].rows);

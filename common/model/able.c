@@ -1,0 +1,127 @@
+/* What workers can compute. See able.h. */
+#include "common/model/able.h"
+
+#include <stdio.h>
+
+/* What an operation may ask for beyond the fields that all workers compute: RMS norms of inputs, gated SiLU, clamped SiLU of
+ * experts, residual addition, one RoPE table, a score scale, sinks, norms of heads. */
+enum want {
+    WANT_NORM_ONE_PLUS,
+    WANT_NORM_LAYER,
+    WANT_NORM_LAYER_ELSEWHERE,
+    WANT_NORM_AFTER,
+    WANT_OTHER_GATED,
+    WANT_ALONE,
+    WANT_ALONE_OTHER,
+    WANT_GATED_EXPERTS,
+    WANT_IN_SCALE,
+    WANT_OUT_SCALE,
+    WANT_EMBED_SCALE,
+    WANT_SOFT_CAP,
+    WANT_OTHER_ROPE,
+    WANT_NO_ROPE,
+    WANT_OUTPUT_GATE,
+    WANT_OTHER_CACHE,
+    WANT_POSITIONS,
+    WANTS
+};
+static const struct {
+    const char *name;
+    bool able[ABLE_WORKERS];
+} wants[WANTS] = {
+    [WANT_NORM_ONE_PLUS] = {"an RMS norm by 1 + w", {false, false}},
+    [WANT_NORM_LAYER] = {"a LayerNorm", {true, false}},
+    [WANT_NORM_LAYER_ELSEWHERE] = {"a LayerNorm before experts", {false, false}},
+    [WANT_NORM_AFTER] = {"a norm of its output", {false, false}},
+    [WANT_OTHER_GATED] = {"a gate by an activation that is not SiLU", {true, false}},
+    [WANT_ALONE] = {"an activation without a gate", {true, false}},
+    [WANT_ALONE_OTHER] = {"SiLU without a gate", {false, false}},
+    [WANT_GATED_EXPERTS] = {"experts with an activation that is not SiLU", {false, false}},
+    [WANT_IN_SCALE] = {"a scaled input", {false, false}},
+    [WANT_OUT_SCALE] = {"a scaled output", {false, false}},
+    [WANT_EMBED_SCALE] = {"a scaled output", {true, false}},
+    [WANT_SOFT_CAP] = {"a soft cap", {false, false}},
+    [WANT_OTHER_ROPE] = {"a RoPE table of its own", {false, false}},
+    [WANT_NO_ROPE] = {"attention without RoPE", {true, false}},
+    [WANT_OUTPUT_GATE] = {"a gate of attention's output", {false, false}},
+    [WANT_OTHER_CACHE] = {"the cache of another layer", {false, false}},
+    [WANT_POSITIONS] = {"learned positions", {true, false}},
+};
+
+/* A set of enum want. */
+static uint32_t wants_of(const struct math_op *op)
+{
+    const enum activation a = op->activation;
+    const bool experts = op->kind == MATH_EXPERTS_GLU, linear = op->kind == MATH_LINEAR,
+               embed = op->kind == MATH_EMBED, scaled = op->out_scale != 0 && op->out_scale != 1,
+               layer = op->norm_kind == NORM_LAYER || op->norm_bias != TENSOR_NONE,
+               usual = a == ACTIVATION_SILU || a == ACTIVATION_CLAMPED;
+    const bool want[WANTS] = {
+        [WANT_NORM_ONE_PLUS] = op->norm_kind == NORM_RMS_ONE_PLUS,
+        [WANT_NORM_LAYER] = linear && layer,
+        [WANT_NORM_LAYER_ELSEWHERE] = !linear && layer,
+        [WANT_NORM_AFTER] = op->after_norm != TENSOR_NONE,
+        [WANT_OTHER_GATED] = op->gated && !experts && a != ACTIVATION_SILU,
+        [WANT_ALONE] = !op->gated && a != ACTIVATION_NONE && !usual,
+        [WANT_ALONE_OTHER] = !op->gated && usual,
+        [WANT_GATED_EXPERTS] = experts && !usual,
+        [WANT_IN_SCALE] = op->in_scale != 0 && op->in_scale != 1,
+        [WANT_OUT_SCALE] = !embed && scaled,
+        [WANT_EMBED_SCALE] = embed && scaled,
+        [WANT_SOFT_CAP] = op->soft_cap != 0,
+        [WANT_OTHER_ROPE] = op->rope != 0,
+        [WANT_NO_ROPE] = op->no_rope,
+        [WANT_OUTPUT_GATE] = op->output_gate != BUFFER_NONE,
+        [WANT_OTHER_CACHE] = op->cache_back != 0,
+        [WANT_POSITIONS] = op->positions != TENSOR_NONE,
+    };
+    uint32_t set = 0;
+    for (uint32_t i = 0; i < WANTS; i++) set |= want[i] ? 1u << i : 0;
+    return set;
+}
+
+int able_check_op(const struct math_op *op, enum able_worker worker, const char *where, struct helm_err *err)
+{
+    static const char *const names[ABLE_WORKERS] = {[ABLE_CPU] = "CPU", [ABLE_GPU] = "GPU"};
+    const uint32_t set = wants_of(op);
+    for (uint32_t i = 0; i < WANTS; i++)
+        if (set & 1u << i && !wants[i].able[worker])
+            return helm_fail(err, HELM_E_UNSUPPORTED, "%s: '%s' with %s is not supported by %s workers",
+                             where, op->name, wants[i].name, names[worker]);
+    return 0;
+}
+
+static int check_any(const struct math_op *op, const char *where, struct helm_err *err)
+{
+    const uint32_t set = wants_of(op);
+    for (uint32_t i = 0; i < WANTS; i++) {
+        bool able = !(set & 1u << i);
+        for (int w = 0; w < ABLE_WORKERS; w++) able |= wants[i].able[w];
+        if (!able)
+            return helm_fail(err, HELM_E_UNSUPPORTED, "%s: '%s' with %s is not supported", where, op->name,
+                             wants[i].name);
+    }
+    return 0;
+}
+
+/* Tables that no worker makes. */
+static int check_ropes(const struct model_config *config, struct helm_err *err)
+{
+    for (uint32_t i = 0; i < MODEL_ROPES_MAX; i++) {
+        const struct rope_config *rope = &config->rope[i];
+        if ((rope->dims && rope->dims != config->head_dim) || rope->pairs)
+            return helm_fail(err, HELM_E_UNSUPPORTED, "RoPE that turns %s of each head is not supported",
+                             rope->pairs ? "neighbours" : "a part");
+    }
+    return 0;
+}
+
+int able_check_model(const struct model_config *config, const struct model_math *math, struct helm_err *err)
+{
+    int rc = check_ropes(config, err);
+    if (!rc) rc = check_any(&math->embed, "model", err);
+    for (uint32_t p = 0; p < math->parts && !rc; p++)
+        for (uint32_t i = 0; i < math->part[p].ops && !rc; i++)
+            rc = check_any(&math->part[p].op[i], math->part[p].name, err);
+    return rc ? rc : check_any(&math->head, "model", err);
+}

@@ -1,0 +1,19 @@
+/* What workers can compute of an operation's fields: one table. What none can is refused when a model is read; what one kind of
+ * worker cannot is refused by its lowering. Either names the operation.
+ *
+ * Called by readers of models in this folder, and by the lowerings of both workers. Constant data; pure functions. */
+#ifndef HELM_COMMON_MODEL_ABLE_H
+#define HELM_COMMON_MODEL_ABLE_H
+
+#include "common/model/model.h"
+
+enum able_worker { ABLE_CPU, ABLE_GPU, ABLE_WORKERS };
+
+/* HELM_E_UNSUPPORTED: this kind of worker cannot compute the operation; `where` names its place in the model. */
+HELM_MUST_CHECK int able_check_op(const struct math_op *op, enum able_worker worker, const char *where,
+                                  struct helm_err *err);
+/* HELM_E_UNSUPPORTED: there is an operation that no kind of worker can compute. */
+HELM_MUST_CHECK int able_check_model(const struct model_config *config, const struct model_math *math,
+                                     struct helm_err *err);
+
+#endif
