@@ -401,12 +401,22 @@ static int check_room(const struct helmd *d, struct helm_err *err)
     return rc ? rc : start_check_arena(header.total_bytes, err);
 }
 
+/* Parts of a checkpoint that are not the text's. */
+static void start_name_skipped(const struct model *model)
+{
+    char size[UNITS_TEXT];
+    if (model->skipped_count)
+        log_info("%u tensors (%s) are not read: they belong to images or drafts, as '%s' does",
+                 model->skipped_count, units_format_size(model->skipped_bytes, size), model->skipped);
+}
+
 static int start(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
     int rc = end_request_block(err);
     if (!rc) rc = endpoint_check_free(c->rundir, &c->listen, err);
     if (!rc) rc = model_read(c->model, &d->model, err);
+    if (!rc) start_name_skipped(&d->model);
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = loaded_files_note(&d->model, &d->files, err);
     if (!rc) rc = model_identity(&d->model, &d->identity, err);

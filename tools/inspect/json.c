@@ -52,9 +52,9 @@ static json_t *config_json(const struct model_config *config)
                      "intermediate", (int)config->intermediate, "vocab", (int)config->vocab, "heads",
                      (int)config->heads, "kv_heads", (int)config->kv_heads, "head_dim", (int)config->head_dim,
                      "max_context", (int)config->max_context, "norm_eps", config->norm_eps, "rope",
-                     rope_json(&config->rope[0]), "qk_norm", config->qk_norm, "sinks", config->sinks, "qkv_bias",
-                     config->q_bias, "o_bias", config->o_bias, "mlp_bias", config->mlp_bias, "tied_head",
-                     config->tied_head, "window", windows, "bos",
+                     rope_json(&config->rope[0]), "qk_norm", config->qk_norm, "sinks", config->sinks,
+                     "qkv_bias", config->q_bias, "o_bias", config->o_bias, "mlp_bias", config->mlp_bias,
+                     "tied_head", config->tied_head, "window", windows, "bos",
                      config->bos < 0 ? json_null() : json_integer(config->bos), "eos", eos);
 }
 
@@ -120,6 +120,8 @@ json_t *inspect_json(const struct inspect_report *report, bool tensors)
     if (report->gguf) json_object_set_new(root, "keys", inspect_gguf_json(report->gguf));
     if (model) {
         json_object_set_new(root, "weight_bytes", number(model->weight_bytes));
+        json_object_set_new(root, "skipped_tensors", number(model->skipped_count));
+        json_object_set_new(root, "skipped_bytes", number(model->skipped_bytes));
         json_object_set_new(root, "parameters", number(model->parameter_count));
         json_object_set_new(root, "shards", shards_json(model));
         json_object_set_new(root, "roles", roles_json(model));

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
+#include "common/model/arch.h"
 #include "tools/mkmodel/mkmodel.h"
 
 struct size_preset {
@@ -31,20 +32,23 @@ static const struct size_preset presets[] = {
 #define PRESET_EOS      151645
 #define REFERENCE       "5.17.0" /* the transformers release whose keys are written */
 
-static const struct {
-    const char *arch, *architecture;
-    bool attention_bias_key, mlp_bias_key, window_keys, use_window_keys;
-    const char *experts_key; /* what the number of experts is called; NULL: it is dense */
-} arch_keys[] = {
-    {"qwen3", "Qwen3ForCausalLM", true, false, true, true, NULL},
-    {"qwen2", "Qwen2ForCausalLM", false, false, true, true, NULL},
-    {"llama", "LlamaForCausalLM", true, true, false, false, NULL},
-    {"mistral", "MistralForCausalLM", false, false, true, false, NULL},
-    {"qwen3_moe", "Qwen3MoeForCausalLM", true, false, true, true, "num_experts"},
-    {"mixtral", "MixtralForCausalLM", false, false, true, false, "num_local_experts"},
-    {"gpt_oss", "GptOssForCausalLM", false, false, false, false, "num_local_experts"},
-};
 #define COUNT(a) (sizeof(a) / sizeof *(a))
+
+/* A key of the architecture's table; NULL: it has none of this name. */
+static const struct arch_key *key_named(const struct arch *arch, const char *name)
+{
+    for (const struct arch_key *key = arch->keys; key->kind; key++)
+        for (int i = 0; i < KEY_NAMES_MAX && key->name[i]; i++)
+            if (strcmp(key->name[i], name) == 0) return key;
+    return NULL;
+}
+
+/* What the number of experts is called; NULL: it is dense. */
+static const char *experts_key(const struct arch *arch)
+{
+    const struct arch_key *key = key_named(arch, "num_experts");
+    return key ? key->name[0] : NULL;
+}
 
 static const char *config_dtype(enum dtype dtype)
 {
@@ -94,14 +98,14 @@ static bool put_gpt_oss(json_t *root, int layers)
     return bad;
 }
 
-static int preset_json(size_t arch, const struct size_preset *size, enum dtype dtype, json_t **config,
-                       struct helm_err *err)
+static int preset_json(const struct arch *arch, const struct size_preset *size, enum dtype dtype,
+                       json_t **config, struct helm_err *err)
 {
     json_t *root =
         json_pack("{s:[s], s:s, s:s, s:f, s:i, s:i, s:i, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:i, s:f, "
                   "s:{s:f, s:s}, s:b, s:s, "
                   "s:b, s:i}",
-                  "architectures", arch_keys[arch].architecture, "model_type", arch_keys[arch].arch, "dtype",
+                  "architectures", arch->architecture, "model_type", arch->model_type, "dtype",
                   config_dtype(dtype), "attention_dropout", 0.0, "bos_token_id", PRESET_BOS, "eos_token_id",
                   PRESET_EOS, "head_dim", PRESET_HEAD_DIM, "hidden_act", "silu", "hidden_size", size->hidden,
                   "initializer_range", 0.02, "intermediate_size", size->intermediate,
@@ -111,16 +115,17 @@ static int preset_json(size_t arch, const struct size_preset *size, enum dtype d
                   size->tied, "transformers_version", REFERENCE, "use_cache", true, "vocab_size",
                   PRESET_VOCAB);
     bool bad = !root;
-    if (root && arch_keys[arch].attention_bias_key)
+    if (root && key_named(arch, "attention_bias"))
         bad |= json_object_set_new(root, "attention_bias", json_false());
-    if (root && arch_keys[arch].mlp_bias_key) bad |= json_object_set_new(root, "mlp_bias", json_false());
-    if (root && arch_keys[arch].window_keys) bad |= json_object_set_new(root, "sliding_window", json_null());
-    if (root && arch_keys[arch].use_window_keys) {
+    if (root && key_named(arch, "mlp_bias")) bad |= json_object_set_new(root, "mlp_bias", json_false());
+    if (root && key_named(arch, "sliding_window"))
+        bad |= json_object_set_new(root, "sliding_window", json_null());
+    if (root && key_named(arch, "use_sliding_window")) {
         bad |= json_object_set_new(root, "use_sliding_window", json_false());
         bad |= json_object_set_new(root, "max_window_layers", json_integer(size->layers));
     }
-    if (root && size->experts) bad |= put_experts(root, arch_keys[arch].experts_key, size);
-    if (root && strcmp(arch_keys[arch].arch, "gpt_oss") == 0) bad |= put_gpt_oss(root, size->layers);
+    if (root && size->experts) bad |= put_experts(root, experts_key(arch), size);
+    if (root && strcmp(arch->model_type, "gpt_oss") == 0) bad |= put_gpt_oss(root, size->layers);
     if (bad) {
         json_decref(root);
         return helm_fail(err, HELM_E_NOMEM, "no memory for a configuration");
@@ -129,22 +134,21 @@ static int preset_json(size_t arch, const struct size_preset *size, enum dtype d
     return 0;
 }
 
-int mkmodel_preset(const char *arch, const char *size, enum dtype dtype, json_t **config,
+int mkmodel_preset(const char *name, const char *size, enum dtype dtype, json_t **config,
                    struct helm_err *err)
 {
+    const struct arch *arch = arch_find_type(name);
+    bool known = false;
     *config = NULL;
-    for (size_t a = 0; a < COUNT(arch_keys); a++) {
-        if (strcmp(arch_keys[a].arch, arch) != 0) continue;
-        for (size_t s = 0; s < COUNT(presets); s++)
-            if (strcmp(presets[s].name, size) == 0 &&
-                (presets[s].arch ? strcmp(presets[s].arch, arch) == 0 : !arch_keys[a].experts_key))
-                return preset_json(a, &presets[s], dtype, config, err);
-        for (size_t s = 0; s < COUNT(presets); s++)
-            if (strcmp(presets[s].name, size) == 0)
-                return helm_fail(err, HELM_E_USAGE, "size '%s' is none of architecture '%s'", size, arch);
-        return helm_fail(err, HELM_E_USAGE, "size '%s' is none of %s", size, MKMODEL_SIZES);
+    for (size_t s = 0; s < COUNT(presets) && arch; s++) {
+        if (strcmp(presets[s].name, size) != 0) continue;
+        known = true;
+        if (presets[s].arch ? strcmp(presets[s].arch, name) == 0 : !experts_key(arch))
+            return preset_json(arch, &presets[s], dtype, config, err);
     }
-    return helm_fail(err, HELM_E_USAGE, "architecture '%s' is none of %s", arch, MKMODEL_ARCHS);
+    if (!arch) return helm_fail(err, HELM_E_USAGE, "architecture '%s' is none of %s", name, MKMODEL_ARCHS);
+    if (known) return helm_fail(err, HELM_E_USAGE, "size '%s' is none of architecture '%s'", size, name);
+    return helm_fail(err, HELM_E_USAGE, "size '%s' is none of %s", size, MKMODEL_SIZES);
 }
 
 int mkmodel_config_file(const char *path, enum dtype dtype, json_t **config, struct helm_err *err)

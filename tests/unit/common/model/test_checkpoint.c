@@ -280,6 +280,48 @@ static void test_ignored_and_tied(void **state)
     expect(&b, HELM_E_MISMATCH, "tensor 'lm_head.weight' has shape [17, 8], config.json implies [16, 8]");
 }
 
+#define QWEN3_VL                                                                                             \
+    "{\"architectures\": [\"Qwen3VLForConditionalGeneration\"], \"model_type\": \"qwen3_vl\", "              \
+    "\"text_config\": {\"model_type\": \"qwen3_vl_text\", " SHAPE "}}"
+/* The text of a model with images and drafts: its names, in files and index, and what is left out. */
+static void test_nested_and_skipped(void **state)
+{
+    (void)state;
+    static const char *const prefixes[] = {"model.", "model.language_model.", "language_model.model."};
+    for (size_t p = 0; p < sizeof prefixes / sizeof *prefixes; p++) {
+        struct built b;
+        struct model model;
+        struct helm_err err = {0};
+        built_start(&b, QWEN3_VL, two_files, 2);
+        for (size_t i = 0; i < json_array_size(b.tensors); i++) {
+            json_t *tensor = json_array_get(b.tensors, i);
+            const char *plain = json_string_value(json_object_get(tensor, "name"));
+            char name[256];
+            if (strncmp(plain, "model.", 6) != 0) continue;
+            snprintf(name, sizeof name, "%s%s", prefixes[p], plain + 6);
+            json_object_set_new(tensor, "name", json_string(name));
+        }
+        json_array_append_new(b.tensors,
+                              built_tensor("model.visual.patch_embed.proj.weight", "BF16",
+                                           json_pack("[i, i, i, i, i]", 4, 3, 2, 2, 2), two_files[0]));
+        json_array_append_new(b.tensors,
+                              built_tensor("mtp.fc.weight", "F32", json_pack("[i, i]", 8, 16), two_files[1]));
+        built_write(&b);
+        if (model_read(b.folder, &model, &err)) fail_msg("%s: %s", prefixes[p], err.text);
+        assert_string_equal(model.config.architecture, "Qwen3ForCausalLM");
+        assert_non_null(model_find(&model, TENSOR_UP, 1));
+        assert_int_equal(model.skipped_count, 2);
+        assert_int_equal(model.skipped_bytes, 4 * 3 * 8 * 2 + 8 * 16 * 4);
+        assert_string_equal(model.skipped, "model.visual.patch_embed.proj.weight");
+        model_free(&model);
+        built_end(&b);
+    }
+    struct built b; /* not of an architecture that has none */
+    built_start(&b, LLAMA, one_file, 1);
+    json_array_append_new(b.tensors, built_tensor("mtp.fc.weight", "F32", json_pack("[i]", 8), one_file[0]));
+    expect(&b, HELM_E_MISMATCH, "surplus tensor 'mtp.fc.weight'");
+}
+
 static void test_shapes(void **state)
 {
     (void)state;
@@ -294,7 +336,8 @@ static void test_shapes(void **state)
     expect(&b, HELM_E_MISMATCH, "'model.norm.weight' has shape [1, 8], config.json implies [8]");
     built_start(&b, QWEN3, one_file, 1);
     json_object_set_new(b.config, "vocab_size", json_integer(32));
-    expect(&b, HELM_E_MISMATCH, "'model.embed_tokens.weight' has shape [16, 8], config.json implies [32, 8]");
+    expect(&b, HELM_E_MISMATCH,
+           "'model.embed_tokens.weight' has shape [16, 8], config.json implies [32, 8] ('vocab_size' is 32)");
 }
 
 /* The weight_map of the list, to be bent. */
@@ -590,6 +633,7 @@ int main(void)
         cmocka_unit_test(test_missing),
         cmocka_unit_test(test_surplus),
         cmocka_unit_test(test_ignored_and_tied),
+        cmocka_unit_test(test_nested_and_skipped),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_index_contradicts_shards),
         cmocka_unit_test(test_index_lists_unused),

@@ -25,6 +25,7 @@ static struct model model_06b(uint32_t max_context)
 {
     struct model m = {.tensors = tensors, .tensor_count = 3};
     m.config.layers = 28;
+    strcpy(m.config.architecture, "LlamaForCausalLM");
     m.config.hidden = 1024;
     m.config.intermediate = 3072;
     m.config.vocab = 151936;

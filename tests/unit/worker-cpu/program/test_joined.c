@@ -174,10 +174,11 @@ static void fields_mean_the_same_in_every_tier(void **state)
             off = fmaxf(off, fabsf(one[i] - logits[c][i]));
             other = fmaxf(other, fabsf(logits[0][i] - logits[c][i]));
         }
-        /* sums of fp32 in another order */
-        if (!(most > 0 && off <= 1e-3f * most))
+        /* Several tokens' inputs are rounded to bf16 on AMX: 2^-9 each, in sums through the layers; what a field changes is
+         * larger. */
+        if (!(most > 0 && off <= 1e-2f * most))
             fail_msg("case %zu: off by %g of %g", c, (double)off, (double)most);
-        if (c > 0 && !(other > 0.01f * most)) fail_msg("case %zu has no effect", c);
+        if (c > 0 && !(other > 0.1f * most)) fail_msg("case %zu has no effect", c);
         free(one);
         local_close(local);
         free(local);

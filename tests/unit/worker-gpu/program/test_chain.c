@@ -368,7 +368,8 @@ static void every_cut_has_room(void **state)
                                    .step_tokens = 1,
                                    .pages_per_slot = 1,
                                    .kv = {.dtype = DTYPE_BF16}};
-    const struct model model = {.config = {.layers = 4,
+    const struct model model = {.config = {.architecture = "LlamaForCausalLM",
+                                           .layers = 4,
                                            .hidden = 64,
                                            .intermediate = 64,
                                            .vocab = 64,

@@ -82,6 +82,7 @@ static void workspace_is_as_charged(void **state)
                                            .kv = {.dtype = DTYPE_BF16}};
             model.config.dtype = DTYPE_BF16;
             model.config.layers = 36;
+            strcpy(model.config.architecture, "LlamaForCausalLM");
             plan.vram_page_count = (s + t) % 2 ? 100 : 0; /* two tiers take more */
             gpu_buffers_place(&model, &plan, &h, d, &buffers);
             const struct ledger_wish wish = {.kv_dtype = KV_BF16, .slots = 8, .page_tokens = 32};
@@ -108,6 +109,7 @@ static void workspace_is_as_charged(void **state)
     struct model model = {.config = shapes[0]};
     struct gpu_buffers with = {0}, without = {0};
     model.config.layers = 36;
+    strcpy(model.config.architecture, "LlamaForCausalLM");
     gpu_buffers_place(&model, &plan, &h, d, &with);
     d->no_chains = "of this test";
     gpu_buffers_place(&model, &plan, &h, d, &without);
