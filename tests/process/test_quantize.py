@@ -203,8 +203,8 @@ MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hi
            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 300,
            "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "dtype": "bfloat16",
            "num_local_experts": 8, "num_experts_per_tok": 2}
-QWEN3_MOE = dict(MIXTRAL, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=6, num_experts_per_tok=2,
-                 moe_intermediate_size=64, norm_topk_prob=True)
+QWEN3_MOE = dict({k: v for k, v in MIXTRAL.items() if k != "num_local_experts"}, architectures=["Qwen3MoeForCausalLM"],
+                 model_type="qwen3_moe", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True)
 QWEN2_MOE = dict(QWEN3_MOE, architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", norm_topk_prob=False, num_key_value_heads=4,
                  shared_expert_intermediate_size=256)
 DOTS1 = dict(QWEN3_MOE, architectures=["Dots1ForCausalLM"], model_type="dots1", n_routed_experts=6, n_shared_experts=4,
