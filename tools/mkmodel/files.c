@@ -90,12 +90,13 @@ static int add_fused(struct job *job, enum tensor_role role, int32_t layer, bool
     static const enum made_values values[] = {[FUSED_BLOCKS] = MADE_BLOCKS,
                                               [FUSED_SCALES] = MADE_SCALES,
                                               [FUSED_COLUMNS] = MADE_MATRIX,
-                                              [FUSED_IN_TURN] = MADE_BIAS};
+                                              [FUSED_IN_TURN] = MADE_BIAS,
+                                              [FUSED_ROWS] = MADE_MATRIX};
     const struct model_config *config = job->request->config;
     const struct fused_tensor *fused;
     *is_part = false;
     for (uint32_t i = 0; (fused = fused_of(config, i)); i++) {
-        *is_part |= fused->role[0] == role || fused->role[1] == role;
+        for (uint32_t k = 0; k < fused->roles; k++) *is_part |= fused->role[k] == role;
         if (fused->role[0] != role) continue;
         struct made_tensor tensor = {.values = values[fused->part]};
         uint64_t rows;

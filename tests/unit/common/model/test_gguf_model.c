@@ -197,6 +197,37 @@ static void test_keys(void **state)
     model_free(&m);
 }
 
+KEYS(neutral, arch_f32(b, arch, "rope.scaling.attn_factor", 1); arch_f32(b, arch, "logit_scale", 1);
+     arch_f32(b, arch, "residual_scale", 1); arch_f32(b, arch, "embedding_scale", 1);
+     arch_f32(b, arch, "attention.scale", 0.25f); arch_f32(b, arch, "expert_weights_scale", 1);
+     arch_u32(b, arch, "expert_group_count", 1); arch_f32(b, arch, "attention.temperature_scale", 0))
+KEYS(logits, arch_f32(b, arch, "logit_scale", 0.5f))
+KEYS(residual, arch_f32(b, arch, "residual_scale", 0.22f))
+KEYS(scores, arch_f32(b, arch, "attention.scale", 0.5f))
+KEYS(weights, arch_f32(b, arch, "expert_weights_scale", 2.5f))
+KEYS(drafts, arch_u32(b, arch, "nextn_predict_layers", 1))
+
+/* A value that changes nothing is no demand; one that does is refused by its key. */
+static void test_neutral_values(void **state)
+{
+    (void)state;
+    struct model m;
+    accept(&(struct recipe){.arch = "llama", .keys = neutral, .key_count = 8}, &m); /* heads of 16 */
+    model_free(&m);
+    static const struct {
+        void (*keys)(struct built *b, const char *arch);
+        const char *text;
+    } demands[] = {{logits, "key 'llama.logit_scale' is 0.5: scaled logits"},
+                   {residual, "key 'llama.residual_scale' is 0.22: a scaled residual"},
+                   {scores, "key 'llama.attention.scale' is 0.5: attention with a scale of its own"},
+                   {weights, "key 'llama.expert_weights_scale' is 2.5: scaled weights"}};
+    for (size_t i = 0; i < sizeof demands / sizeof *demands; i++)
+        refuse(&(struct recipe){.arch = "llama", .keys = demands[i].keys, .key_count = 1}, HELM_E_UNSUPPORTED,
+               demands[i].text);
+    refuse(&(struct recipe){.arch = "llama", .keys = drafts, .key_count = 1}, HELM_E_FORMAT,
+           "'llama.nextn_predict_layers' is 1 of 'llama.block_count' 1");
+}
+
 /* Mixtures of experts: told by a key in `llama`, by the architecture in `qwen3moe`. */
 static void test_experts(void **state)
 {
@@ -577,11 +608,17 @@ static void test_interleaved_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_files),   cmocka_unit_test(test_architectures),
-        cmocka_unit_test(test_keys),           cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_shared_experts), cmocka_unit_test(test_factors),
-        cmocka_unit_test(test_which_file),     cmocka_unit_test(test_headers_only),
-        cmocka_unit_test(test_splits),         cmocka_unit_test(test_interleaved_rows),
+        cmocka_unit_test(test_golden_files),
+        cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_neutral_values),
+        cmocka_unit_test(test_shared_experts),
+        cmocka_unit_test(test_factors),
+        cmocka_unit_test(test_which_file),
+        cmocka_unit_test(test_headers_only),
+        cmocka_unit_test(test_splits),
+        cmocka_unit_test(test_interleaved_rows),
     };
     return cmocka_run_group_tests_name("model/gguf_model", tests, NULL, NULL);
 }
