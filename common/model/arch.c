@@ -7,15 +7,14 @@
 
 #include "common/model/fused.h"
 
-extern const struct arch arch_llama, arch_mistral, arch_qwen2, arch_qwen3, arch_qwen2_moe, arch_qwen3_moe,
-    arch_dots1, arch_mixtral, arch_gpt_oss;
-/* In the order of messages. */
+/* In the order of messages, a family a line. Mixtral is behind Mistral: where GGUF files call several the same, the last that a
+ * key tells is meant (gguf_config.c). */
 static const struct arch *const archs[] = {
-    &arch_llama,     &arch_mistral,                /* arch/llama.c */
-    &arch_qwen2,     &arch_qwen3,                  /* arch/qwen.c */
-    &arch_qwen2_moe, &arch_qwen3_moe, &arch_dots1, /* arch/dots.c */
-    &arch_mixtral,                                 /* arch/mixtral.c */
-    &arch_gpt_oss,                                 /* arch/gpt_oss.c */
+    &arch_llama,   &arch_mistral,                                   /* arch/llama.c */
+    &arch_qwen2,   &arch_qwen3,   &arch_qwen2_moe, &arch_qwen3_moe, /* arch/qwen.c */
+    &arch_dots1,                                                    /* arch/dots.c */
+    &arch_mixtral,                                                  /* arch/mixtral.c */
+    &arch_gpt_oss,                                                  /* arch/gpt_oss.c */
 };
 #define ARCH_COUNT (sizeof archs / sizeof *archs)
 

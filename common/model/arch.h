@@ -87,6 +87,9 @@ struct arch {
     void (*fill)(const struct model_config *config, struct model_math *math);
 };
 
+/* arch/llama.c, qwen.c, dots.c, mixtral.c, gpt_oss.c */
+extern const struct arch arch_llama, arch_mistral, arch_qwen2, arch_qwen3, arch_qwen2_moe, arch_qwen3_moe,
+    arch_dots1, arch_mixtral, arch_gpt_oss;
 /* The registry: index from 0, NULL behind the last. */
 const struct arch *arch_at(uint32_t index);
 /* By a name in "architectures", or by a model_type; NULL: unknown. *outer: the text is in its `text_config`. */

@@ -10,22 +10,22 @@
 
 /* ---- keys ---- */
 
-#define WINDOW_KEYS(...)                                                                                     \
+#define WINDOW_KEYS                                                                                          \
     WINDOW_KEY(), FLAG(use_window, NAMED("use_sliding_window")),                                             \
         OR_NONE(window_layers, MODEL_CONTEXT_MAX, NAMED("max_window_layers"))
 #define MOE_KEYS                                                                                             \
     EXPERTS_KEYS("num_experts", "num_local_experts"), FLAG(router.normalise, NAMED("norm_topk_prob")),       \
         COUNT(sparse_step, MODEL_LAYERS_MAX, KEY_OPTIONAL, NAMED("decoder_sparse_step"))
 
-static const struct arch_key qwen2_keys[] = {USUAL_KEYS(KEY_STATED, KEY_OPTIONAL), SILU_KEY, WINDOW_KEYS(),
+static const struct arch_key qwen2_keys[] = {USUAL_KEYS(KEY_STATED, KEY_OPTIONAL), SILU_KEY, WINDOW_KEYS,
                                              END};
 static const struct arch_key qwen3_keys[] = {USUAL_KEYS(KEY_STATED, KEY_NEEDED_IN_CONFIG), SILU_KEY,
-                                             ATTENTION_BIAS_KEYS, WINDOW_KEYS(), END};
+                                             ATTENTION_BIAS_KEYS, WINDOW_KEYS, END};
 static const struct arch_key qwen2_moe_keys[] = {
     USUAL_KEYS(KEY_NEEDED_IN_CONFIG, KEY_OPTIONAL),
     SILU_KEY,
     QKV_BIAS_KEYS("qkv_bias"),
-    WINDOW_KEYS(),
+    WINDOW_KEYS,
     MOE_KEYS,
     EXPERT_WIDTH_KEY(KEY_NEEDED_IN_CONFIG, "moe_intermediate_size"),
     OR_NONE(shared_intermediate, MODEL_INTERMEDIATE_MAX, .need = KEY_STATED,
@@ -35,7 +35,7 @@ static const struct arch_key qwen2_moe_keys[] = {
 static const struct arch_key qwen3_moe_keys[] = {USUAL_KEYS(KEY_NEEDED_IN_CONFIG, KEY_OPTIONAL),
                                                  SILU_KEY,
                                                  ATTENTION_BIAS_KEYS,
-                                                 WINDOW_KEYS(),
+                                                 WINDOW_KEYS,
                                                  MOE_KEYS,
                                                  EXPERT_WIDTH_KEY(KEY_NEEDED, "moe_intermediate_size"),
                                                  END};
