@@ -22,6 +22,7 @@
 #include "common/base/log.h"
 #include "common/base/start.h"
 #include "common/base/units.h"
+#include "common/model/able.h"
 #include "common/model/identity.h"
 #include "common/model/parts.h"
 #include "common/plan/schedule.h"
@@ -172,6 +173,21 @@ static void size_pages(struct helmd *d)
 }
 
 /* What is known of the machine, and wished of a plan. */
+/* None where GPU workers cannot compute this model; an error where one was asked for by name. */
+static int choose_device(struct helmd *d, const char *gpu_program, struct helm_err *err)
+{
+    const struct config *c = &d->config;
+    struct helm_err why = {0};
+    const int able = able_check_worker(&d->model.math, ABLE_GPU, &why);
+    if (able && strcmp(c->device, "auto") != 0 && strcmp(c->device, "cpu") != 0)
+        return helm_fail(err, able, "--device %s: %.460s", c->device, why.text);
+    if (able) log_warn("device: %s: everything is planned on the CPU", why.text);
+    const int rc = accelerator_choose(able ? "cpu" : c->device, c->vram_given ? c->vram_bytes : 0,
+                                      gpu_program, &d->device, err);
+    if (able) snprintf(d->device.why, sizeof d->device.why, "%.150s", why.text);
+    return rc;
+}
+
 static int look_at_machine(struct helmd *d, struct helm_err *err)
 {
     const struct config *c = &d->config;
@@ -200,7 +216,7 @@ static int look_at_machine(struct helmd *d, struct helm_err *err)
     /* A missing program is reported by the choice of the device. */
     int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_GPU0), gpu_program,
                                  sizeof gpu_program, &none);
-    rc = accelerator_choose(c->device, c->vram_given ? c->vram_bytes : 0, gpu_program, &d->device, err);
+    rc = choose_device(d, gpu_program, err);
     if (!rc) rc = accelerator_choose_node(&d->device, wanted_node(c), &d->node, err);
     if (!rc) rc = cpu_check_threads(d->node, c->threads, err);
     if (!rc) rc = profiling_get(&profiling, &d->measured, &d->measured_now, err);
@@ -401,8 +417,7 @@ static int check_room(const struct helmd *d, struct helm_err *err)
     return rc ? rc : start_check_arena(header.total_bytes, err);
 }
 
-/* Parts of a checkpoint that are not the text's. */
-static void start_name_skipped(const struct model *model)
+static void name_skipped(const struct model *model)
 {
     char size[UNITS_TEXT];
     if (model->skipped_count)
@@ -416,7 +431,7 @@ static int start(struct helmd *d, struct helm_err *err)
     int rc = end_request_block(err);
     if (!rc) rc = endpoint_check_free(c->rundir, &c->listen, err);
     if (!rc) rc = model_read(c->model, &d->model, err);
-    if (!rc) start_name_skipped(&d->model);
+    if (!rc) name_skipped(&d->model);
     if (!rc) rc = name_folder(&d->model, err);
     if (!rc) rc = loaded_files_note(&d->model, &d->files, err);
     if (!rc) rc = model_identity(&d->model, &d->identity, err);

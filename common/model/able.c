@@ -16,7 +16,7 @@ enum want {
     WANT_GATED_EXPERTS,
     WANT_IN_SCALE,
     WANT_OUT_SCALE,
-    WANT_EMBED_SCALE,
+    WANT_PRODUCT_SCALE,
     WANT_SOFT_CAP,
     WANT_OTHER_ROPE,
     WANT_NO_ROPE,
@@ -39,7 +39,7 @@ static const struct {
     [WANT_GATED_EXPERTS] = {"experts with an activation that is not SiLU", {false, false}},
     [WANT_IN_SCALE] = {"a scaled input", {false, false}},
     [WANT_OUT_SCALE] = {"a scaled output", {false, false}},
-    [WANT_EMBED_SCALE] = {"a scaled output", {true, false}},
+    [WANT_PRODUCT_SCALE] = {"a scaled output", {true, false}},
     [WANT_SOFT_CAP] = {"a soft cap", {false, false}},
     [WANT_OTHER_ROPE] = {"a RoPE table of its own", {false, false}},
     [WANT_NO_ROPE] = {"attention without RoPE", {true, false}},
@@ -56,6 +56,7 @@ static uint32_t wants_of(const struct math_op *op)
                embed = op->kind == MATH_EMBED, scaled = op->out_scale != 0 && op->out_scale != 1,
                layer = op->norm_kind == NORM_LAYER || op->norm_bias != TENSOR_NONE,
                usual = a == ACTIVATION_SILU || a == ACTIVATION_CLAMPED;
+    const bool product = embed || (linear && a == ACTIVATION_NONE);
     const bool want[WANTS] = {
         [WANT_NORM_ONE_PLUS] = op->norm_kind == NORM_RMS_ONE_PLUS,
         [WANT_NORM_LAYER] = linear && layer,
@@ -66,8 +67,8 @@ static uint32_t wants_of(const struct math_op *op)
         [WANT_ALONE_OTHER] = !op->gated && usual,
         [WANT_GATED_EXPERTS] = experts && !usual,
         [WANT_IN_SCALE] = op->in_scale != 0 && op->in_scale != 1,
-        [WANT_OUT_SCALE] = !embed && scaled,
-        [WANT_EMBED_SCALE] = embed && scaled,
+        [WANT_OUT_SCALE] = scaled && !product,
+        [WANT_PRODUCT_SCALE] = scaled && product,
         [WANT_SOFT_CAP] = op->soft_cap != 0,
         [WANT_OTHER_ROPE] = op->rope != 0,
         [WANT_NO_ROPE] = op->no_rope,
@@ -82,26 +83,27 @@ static uint32_t wants_of(const struct math_op *op)
 
 int able_check_op(const struct math_op *op, enum able_worker worker, const char *where, struct helm_err *err)
 {
-    static const char *const names[ABLE_WORKERS] = {[ABLE_CPU] = "CPU", [ABLE_GPU] = "GPU"};
-    const uint32_t set = wants_of(op);
-    for (uint32_t i = 0; i < WANTS; i++)
-        if (set & 1u << i && !wants[i].able[worker])
-            return helm_fail(err, HELM_E_UNSUPPORTED, "%s: '%s' with %s is not supported by %s workers",
-                             where, op->name, wants[i].name, names[worker]);
-    return 0;
-}
-
-static int check_any(const struct math_op *op, const char *where, struct helm_err *err)
-{
+    static const char *const by[] = {
+        [ABLE_CPU] = " by CPU workers", [ABLE_GPU] = " by GPU workers", [ABLE_WORKERS] = ""};
     const uint32_t set = wants_of(op);
     for (uint32_t i = 0; i < WANTS; i++) {
         bool able = !(set & 1u << i);
-        for (int w = 0; w < ABLE_WORKERS; w++) able |= wants[i].able[w];
+        for (int w = 0; w < ABLE_WORKERS; w++)
+            able |= (worker == ABLE_WORKERS || (int)worker == w) && wants[i].able[w];
         if (!able)
-            return helm_fail(err, HELM_E_UNSUPPORTED, "%s: '%s' with %s is not supported", where, op->name,
-                             wants[i].name);
+            return helm_fail(err, HELM_E_UNSUPPORTED, "%s: '%s' with %s is not supported%s", where, op->name,
+                             wants[i].name, by[worker]);
     }
     return 0;
+}
+
+int able_check_worker(const struct model_math *math, enum able_worker worker, struct helm_err *err)
+{
+    int rc = able_check_op(&math->embed, worker, "model", err);
+    for (uint32_t p = 0; p < math->parts && !rc; p++)
+        for (uint32_t i = 0; i < math->part[p].ops && !rc; i++)
+            rc = able_check_op(&math->part[p].op[i], worker, math->part[p].name, err);
+    return rc ? rc : able_check_op(&math->head, worker, "model", err);
 }
 
 /* Tables that no worker makes. */
@@ -118,10 +120,6 @@ static int check_ropes(const struct model_config *config, struct helm_err *err)
 
 int able_check_model(const struct model_config *config, const struct model_math *math, struct helm_err *err)
 {
-    int rc = check_ropes(config, err);
-    if (!rc) rc = check_any(&math->embed, "model", err);
-    for (uint32_t p = 0; p < math->parts && !rc; p++)
-        for (uint32_t i = 0; i < math->part[p].ops && !rc; i++)
-            rc = check_any(&math->part[p].op[i], math->part[p].name, err);
-    return rc ? rc : check_any(&math->head, "model", err);
+    const int rc = check_ropes(config, err);
+    return rc ? rc : able_check_worker(math, ABLE_WORKERS, err);
 }

@@ -7,11 +7,14 @@
 
 #include "common/model/model.h"
 
-enum able_worker { ABLE_CPU, ABLE_GPU, ABLE_WORKERS };
+enum able_worker { ABLE_CPU, ABLE_GPU, ABLE_WORKERS /* their number; as an argument: any of them */ };
 
 /* HELM_E_UNSUPPORTED: this kind of worker cannot compute the operation; `where` names its place in the model. */
 HELM_MUST_CHECK int able_check_op(const struct math_op *op, enum able_worker worker, const char *where,
                                   struct helm_err *err);
+/* The same of all of a model's. */
+HELM_MUST_CHECK int able_check_worker(const struct model_math *math, enum able_worker worker,
+                                      struct helm_err *err);
 /* HELM_E_UNSUPPORTED: there is an operation that no kind of worker can compute. */
 HELM_MUST_CHECK int able_check_model(const struct model_config *config, const struct model_math *math,
                                      struct helm_err *err);

@@ -140,6 +140,22 @@ static void activate(const struct run *run, const struct program_entry *e, float
     of[e->activation](gate, gate, up, n);
 }
 
+/* Products of rows row .. row + rows, without their biases, to where they belong: scaled, added. from may be out. */
+static void put_products(const struct program_entry *e, const struct program_segment *g, uint32_t row,
+                         uint32_t rows, const float *from, float *out)
+{
+    if (e->scale != 0) {
+        for (uint32_t r = 0; r < rows; r++) {
+            const float product = e->scale * (from[r] + (g->bias ? g->bias[row + r] : 0.0f));
+            out[r] = e->residual ? out[r] + product : product;
+        }
+        return;
+    }
+    for (uint32_t r = 0; r < rows && (e->residual || from != out); r++)
+        out[r] = e->residual ? out[r] + from[r] : from[r];
+    for (uint32_t r = 0; g->bias && r < rows; r++) out[r] += g->bias[row + r];
+}
+
 /* Rows [first, last), whole groups, of one segment, one token. */
 static void segment_gemv(const struct program_entry *e, const struct program_segment *g, uint32_t first,
                          uint32_t last, const float *in, const struct gemv_reads *reads)
@@ -153,8 +169,7 @@ static void segment_gemv(const struct program_entry *e, const struct program_seg
         float *out = g->out + row, sum[PROGRAM_ROWS_MAX];
         here.next = row + rows < last ? behind : reads->next;
         g->kernels->one->gemv(e->residual ? sum : out, w, in, rows, g->matrix.cols, &here);
-        for (uint32_t r = 0; e->residual && r < rows; r++) out[r] += sum[r];
-        for (uint32_t r = 0; g->bias && r < rows; r++) out[r] += g->bias[row + r];
+        put_products(e, g, row, rows, e->residual ? sum : out, out);
         w = behind;
     }
 }
@@ -249,9 +264,8 @@ static void segment_few(const struct run *run, const struct program_segment *g, 
             for (uint32_t t = 0; t < count; t++)
                 k->gemv(sum + (size_t)t * rows, w, in.x + t * in.ldx, rows, g->matrix.cols, &run->reads.gemv);
         for (uint32_t t = 0; t < count; t++) {
-            float *out = g->out + (size_t)(token + t) * g->out_width + row, *from = sum + (size_t)t * rows;
-            for (uint32_t r = 0; r < rows; r++) out[r] = e->residual ? out[r] + from[r] : from[r];
-            for (uint32_t r = 0; g->bias && r < rows; r++) out[r] += g->bias[row + r];
+            put_products(e, g, row, rows, sum + (size_t)t * rows,
+                         g->out + (size_t)(token + t) * g->out_width + row);
         }
     }
 }
@@ -298,6 +312,13 @@ static uint32_t tokens_of(const struct run *run, uint32_t tile)
     return left < PROGRAM_TILE_TOKENS ? left : PROGRAM_TILE_TOKENS;
 }
 
+static void multiply_rows(const struct program_segment *g, float *out, uint32_t rows, uint32_t tokens,
+                          float by)
+{
+    for (uint32_t t = 0; t < tokens; t++)
+        for (uint32_t r = 0; r < rows; r++) out[(size_t)t * g->out_width + r] *= by;
+}
+
 /* Rows [first, last) of one segment, which are at w as the kernel multiplies them, the tokens of one tile. */
 static void segment_gemm(const struct run *run, const struct program_segment *g, const void *w,
                          uint32_t first, uint32_t last, uint32_t tile, uint32_t thread)
@@ -308,12 +329,15 @@ static void segment_gemm(const struct run *run, const struct program_segment *g,
     const char *tiled = tiled_at(run, k, e->tiled, tile, g->matrix.cols);
     float *out = g->out + (size_t)base * g->out_width + first;
     if (k->thread_begin) k->thread_begin();
+    /* s * (x / s + W a) is x + s * W a: kernels add to what is there, unscaled */
+    if (e->scale != 0 && e->residual) multiply_rows(g, out, rows, in_tile, 1 / e->scale);
     k->gemm(out, g->out_width, w, tiled, rows, g->matrix.cols, in_tile, e->residual,
             run->thread[thread].scratch);
     if (k->thread_end) k->thread_end();
     if (g->bias)
         for (uint32_t t = 0; t < in_tile; t++)
             for (uint32_t r = 0; r < rows; r++) out[(size_t)t * g->out_width + r] += g->bias[first + r];
+    if (e->scale != 0) multiply_rows(g, out, rows, in_tile, e->scale);
 }
 
 static size_t decoded_row_bytes(const struct program_segment *g)

@@ -172,6 +172,7 @@ static void make_linear(struct lowering *low, const struct making *m)
     e->width = low->source->act->width[in];
     e->gated = m->op->gated;
     e->activation = m->op->activation;
+    e->scale = m->op->out_scale;
     if (m->op->kind == MATH_ROUTE) add_router(low, e, m->op, m->layer);
     for (uint32_t w = 0; w < m->op->weights; w++) add_segment(low, e, m->op, w, m->layer);
     if (low->rc) return;

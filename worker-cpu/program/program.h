@@ -73,7 +73,7 @@ struct program_entry {
     int32_t layer;       /* of the model; -1 outside the layers */
     uint32_t kv_layer;   /* of the layer group */
     uint32_t window;
-    float scale;        /* ATTEND, ATTEND_HOST: of scores; EMBED: of rows, 0: 1 */
+    float scale;        /* ATTEND, ATTEND_HOST: of scores; EMBED: of rows, LINEAR: of products; 0: 1 */
     const float *sinks; /* ATTEND: of each head; or NULL */
     uint32_t chunk;     /* of those that are not cut by rows: tokens of a chunk */
     uint32_t chunks;    /* LINEAR: row chunks, as many for each thread */

@@ -45,7 +45,8 @@ static void what_is_asked_for_is_named(void **state)
          false,
          "experts with"},
         {{.kind = MATH_LINEAR, .in_scale = 2}, false, "a scaled input"},
-        {{.kind = MATH_LINEAR, .out_scale = 2}, false, "a scaled output"},
+        {{.kind = MATH_LINEAR, .out_scale = 2}, true, "a scaled output"},
+        {{.kind = MATH_EXPERTS_DOWN, .out_scale = 2}, false, "a scaled output"},
         {{.kind = MATH_EMBED, .out_scale = 2}, true, "a scaled output"},
         {{.kind = MATH_LINEAR, .soft_cap = 30}, false, "a soft cap"},
         {{.kind = MATH_ATTENTION, .rope = 1}, false, "a RoPE table of its own"},
@@ -66,6 +67,8 @@ static void what_is_asked_for_is_named(void **state)
             fail_msg("case %zu: %s", i, err.text);
         assert_int_equal(able_check_op(&op, ABLE_CPU, "layer 3", &err),
                          cases[i].cpu ? 0 : HELM_E_UNSUPPORTED);
+        assert_int_equal(able_check_worker(&math, ABLE_GPU, &err), HELM_E_UNSUPPORTED);
+        assert_int_equal(able_check_worker(&math, ABLE_CPU, &err), cases[i].cpu ? 0 : HELM_E_UNSUPPORTED);
         assert_int_equal(able_check_model(&config, &math, &err), cases[i].cpu ? 0 : HELM_E_UNSUPPORTED);
         if (!cases[i].cpu && !strstr(err.text, "a layer: 'an operation' with ")) fail_msg("%s", err.text);
     }

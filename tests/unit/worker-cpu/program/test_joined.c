@@ -97,7 +97,7 @@ static void bits_do_not_depend_on_how_gates_are_joined(void **state)
 struct fields {
     enum activation activation;
     bool alone, layer_norm, no_rope;
-    float embed_scale;
+    float embed_scale, residual_scale, product_scale;
     const float *positions;
 };
 
@@ -108,6 +108,8 @@ static void set_fields(struct program *program, const struct fields *f)
         if (e->kind == OP_EMBED) e->scale = f->embed_scale, e->vector = f->positions, e->position_first = 1;
         if (e->kind == OP_NORM && e->norm) e->layer_norm = f->layer_norm, e->norm_bias = e->norm;
         if (e->kind == OP_ROPE_APPEND) e->no_rope = f->no_rope;
+        if (e->kind == OP_LINEAR && e->residual) e->scale = f->residual_scale;
+        if (e->kind == OP_LINEAR && !e->residual && !e->gated) e->scale = f->product_scale;
         if (e->kind != OP_LINEAR || !e->gated) continue;
         e->activation = f->activation;
         e->gated = !f->alone;
@@ -146,6 +148,8 @@ static void fields_mean_the_same_in_every_tier(void **state)
                                    {.activation = ACTIVATION_SILU, .layer_norm = true},
                                    {.activation = ACTIVATION_SILU, .no_rope = true},
                                    {.activation = ACTIVATION_SILU, .embed_scale = 3},
+                                   {.activation = ACTIVATION_SILU, .residual_scale = 0.25f},
+                                   {.activation = ACTIVATION_SILU, .product_scale = 0.5f},
                                    {.activation = ACTIVATION_SILU, .positions = positions}};
     enum { CASES = sizeof cases / sizeof *cases };
     float *logits[CASES] = {0};
