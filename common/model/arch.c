@@ -77,7 +77,8 @@ static const struct {
     const char *from, *to;
 } nested[] = {{"model.language_model.", "model."},
               {"language_model.model.", "model."},
-              {"language_model.lm_head.", "lm_head."}};
+              {"language_model.lm_head.", "lm_head."},
+              {"model.decoder.", "model."}};
 
 /* The name as a text model alone has it. */
 static const char *plain_name(const char *name, bool gguf, char buffer[MODEL_NAME_MAX])

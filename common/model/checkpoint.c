@@ -359,11 +359,13 @@ int model_from_config(struct model_config *config, struct model *model, struct h
                            : helm_fail(err, HELM_E_NOMEM, "no memory for the list of shards");
     if (!rc) strcpy(model->shards[0].file, SINGLE_FILE);
     if (!rc) rc = add_implied(model, TENSOR_EMBED, -1, err);
+    if (!rc) rc = add_implied(model, TENSOR_POSITIONS, -1, err);
     for (int32_t layer = 0; layer < (int32_t)model->config.layers && !rc; layer++)
         for (int role = 0; role < TENSOR_ROLE_COUNT && !rc; role++)
             if (arch_role_per_layer((enum tensor_role)role))
                 rc = add_implied(model, (enum tensor_role)role, layer, err);
     if (!rc) rc = add_implied(model, TENSOR_FINAL_NORM, -1, err);
+    if (!rc) rc = add_implied(model, TENSOR_FINAL_NORM_BIAS, -1, err);
     if (!rc) rc = add_implied(model, TENSOR_HEAD, -1, err);
     if (!rc) rc = checkpoint_finish(model, err);
     if (rc) model_free(model);

@@ -323,20 +323,37 @@ int placement_check(const struct model *model, const struct plan *plan, struct h
 
 /* ---- vectors ---- */
 
+/* Those of the embedding and of the head, where they are the processor's. */
+static uint32_t vectors_of_ends(const struct model *model, const struct plan *plan,
+                                enum plan_processor processor, const struct model_tensor **ends)
+{
+    const struct math_op *op[] = {plan->embed == processor ? &model->math.embed : NULL,
+                                  plan->head == processor ? &model->math.head : NULL};
+    enum tensor_role roles[MATH_ROLES_MAX];
+    uint32_t count = 0;
+    for (int i = 0; i < 2; i++)
+        for (uint32_t k = op[i] ? op[i]->weights : 0, all = op[i] ? math_roles(op[i], roles) : 0; k < all;
+             k++) {
+            ends[count] = model_find(model, roles[k], -1);
+            count += ends[count] != NULL;
+        }
+    return count;
+}
+
 uint64_t placement_vectors(const struct model *model, const struct plan *plan, enum plan_processor processor,
                            struct placement *out, uint32_t *count)
 {
     const enum plan_memory memory = plan_processor_memory(processor);
-    const struct model_tensor *last =
-        plan->head == processor ? model_find(model, TENSOR_FINAL_NORM, -1) : NULL;
+    const struct model_tensor *of_ends[2 * MATH_ROLES_MAX];
+    const uint32_t ends_count = vectors_of_ends(model, plan, processor, of_ends);
     bool its[UNIT_PARTS * MODEL_LAYERS_MAX];
     uint64_t end = 0;
     uint32_t n = 0;
     plan_units_of(plan, processor, its);
     for (uint32_t u = 0; u <= unit_count(plan->layers); u++) {
         const bool ends = u == unit_count(plan->layers);
-        const struct model_tensor *const *tensor = ends ? &last : model->unit[u].tensor;
-        const uint32_t first = ends ? 0 : model->unit[u].matrix_count, all = ends ? last != NULL
+        const struct model_tensor *const *tensor = ends ? of_ends : model->unit[u].tensor;
+        const uint32_t first = ends ? 0 : model->unit[u].matrix_count, all = ends ? ends_count
                                                                              : its[u]
                                                                                  ? model->unit[u].tensor_count
                                                                                  : first;

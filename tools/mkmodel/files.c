@@ -149,11 +149,13 @@ static int list_tensors(struct job *job, struct helm_err *err)
     job->tensors = calloc(capacity, sizeof *job->tensors);
     if (!job->tensors) return helm_fail(err, HELM_E_NOMEM, "no memory for %u tensors", capacity);
     int rc = add_tensor(job, capacity, TENSOR_EMBED, -1, err);
+    if (!rc) rc = add_tensor(job, capacity, TENSOR_POSITIONS, -1, err);
     for (uint32_t layer = 0; layer < config->layers; layer++)
         for (int r = 0; r < TENSOR_ROLE_COUNT && !rc; r++)
             if (arch_role_per_layer((enum tensor_role)r))
                 rc = add_tensor(job, capacity, (enum tensor_role)r, (int32_t)layer, err);
     if (!rc) rc = add_tensor(job, capacity, TENSOR_FINAL_NORM, -1, err);
+    if (!rc) rc = add_tensor(job, capacity, TENSOR_FINAL_NORM_BIAS, -1, err);
     if (!rc) rc = add_tensor(job, capacity, TENSOR_HEAD, -1, err);
     return rc;
 }

@@ -62,6 +62,7 @@ static void test_nested_names(void **state)
                  {"language_model.model.layers.7.mlp.up_proj.weight", TENSOR_UP, 7},
                  {"model.language_model.embed_tokens.weight", TENSOR_EMBED, -1},
                  {"language_model.lm_head.weight", TENSOR_HEAD, -1},
+                 {"model.decoder.layers.7.mlp.up_proj.weight", TENSOR_UP, 7},
                  {"lm_head.weight", TENSOR_HEAD, -1}};
     struct model_config c = all_on;
     struct arch_match what;
