@@ -23,8 +23,6 @@ DAEMON_SRC := \
   daemon/clients/serve_session.c \
   daemon/clients/serve_status.c \
   daemon/clients/zmtp.c \
-  daemon/config.c \
-  daemon/loop.c \
   daemon/observe/drift.c \
   daemon/observe/forecast.c \
   daemon/observe/metrics.c \
@@ -70,6 +68,11 @@ DAEMON_SRC := \
   daemon/planner/search/prefill.c \
   daemon/planner/search/search.c \
   daemon/planner/search/space.c \
+  daemon/start/config.c \
+  daemon/start/loop.c \
+  daemon/start/machine.c \
+  daemon/start/planning.c \
+  daemon/start/serving.c \
   daemon/steps/admission.c \
   daemon/steps/batcher.c \
   daemon/steps/batcher_again.c \

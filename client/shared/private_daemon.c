@@ -36,7 +36,7 @@ extern char **environ;
 #define ARGS_MAX      (40 + ARGS_LIST_MAX)
 #define LOG_TAIL      4096
 #define STATUS_TEXT   400                         /* of what helmd says it is doing */
-#define CHECKING      "checking int8 activations" /* the begin of its status after loading (daemon/loop.c) */
+#define CHECKING      "checking int8 activations" /* the begin of its status after loading (daemon/start/loop.c) */
 
 struct private_daemon {
     pid_t pid; /* 0: not running */

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/loop.h"
+#include "daemon/start/loop.h"
 #include "daemon/steps/pace.h"
 
 /* One step from now on that takes so long; returns when it ended. */

@@ -2,7 +2,7 @@
  *
  * A line of the file is turned into "--key=value" and goes through the same parser as the command line, so
  * both know the same options, bounds and messages. */
-#include "daemon/config.h"
+#include "daemon/start/config.h"
 #include "common/base/cpu.h"
 #include "daemon/children/accelerator.h"
 #include "daemon/clients/endpoint.h"

@@ -2,8 +2,8 @@
  *
  * Called by main.c once. One table of options serves the command line, --help and the file (INI: key = value,
  * the same names without "--"); the command line wins. Strings from the file are owned here; config_free. */
-#ifndef HELM_DAEMON_CONFIG_H
-#define HELM_DAEMON_CONFIG_H
+#ifndef HELM_DAEMON_START_CONFIG_H
+#define HELM_DAEMON_START_CONFIG_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "daemon/config.h"
+#include "daemon/start/config.h"
 
 static int read_line(struct config *config, struct helm_err *err, const char *const *argv)
 {

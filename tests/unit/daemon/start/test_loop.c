@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/units.h"
-#include "daemon/loop.h"
+#include "daemon/start/loop.h"
 
 #define PATIENCE ((uint64_t)60 * 1000000)
 #define CLIENTS  40

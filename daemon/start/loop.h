@@ -5,8 +5,8 @@
  * Around the time when a step should end (pace.h) the loop does not sleep but looks at the workers' bells,
  * where a CPU is free for that. Leaving the loop has a reason and an exit status; there is no other way out.
  */
-#ifndef HELM_DAEMON_LOOP_H
-#define HELM_DAEMON_LOOP_H
+#ifndef HELM_DAEMON_START_LOOP_H
+#define HELM_DAEMON_START_LOOP_H
 
 #include "daemon/children/keeper.h"
 #include "daemon/children/rundir.h"

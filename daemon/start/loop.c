@@ -1,5 +1,5 @@
 /* The one poll loop. See loop.h. Called by main.c; owns nothing but the order of events. */
-#include "daemon/loop.h"
+#include "daemon/start/loop.h"
 
 #include <errno.h>
 #include <immintrin.h>

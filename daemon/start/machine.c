@@ -1,0 +1,151 @@
+/* What helmd learns of the machine before it plans: the device, the NUMA node, the profile, the memory; and what it
+ *
+ * asks of a plan. Called by daemon/main.c; see start.h. */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/cpu.h"
+#include "common/base/log.h"
+#include "common/base/node.h"
+#include "common/base/units.h"
+#include "common/cpu/kernels/linear.h"
+#include "common/model/able.h"
+#include "daemon/children/end_request.h"
+#include "daemon/planner/parts_look.h"
+#include "daemon/start/start.h"
+
+/* For the room that a plan keeps for packed weights in VRAM. */
+static void look_at_weights(struct planner_request *request)
+{
+    const struct packed_parts *p = &request->wish.parts;
+    const uint64_t bytes = packed_look_first(request);
+    char read[UNITS_TEXT];
+    if (bytes)
+        log_info(
+            "weights come to %.3f (attention), %.3f (MLP), %.3f (head) of their bytes packed, by %s of them",
+            p->attention, p->mlp, p->head, units_format_size(bytes, read));
+}
+
+static int wanted_node(const struct config *c)
+{
+    return c->node == CONFIG_NO_NODE ? -1 : (int)c->node;
+}
+
+/* The formats of the weights as --weights has them stored. */
+static unsigned formats_of(struct helmd *d)
+{
+    formats_lay(&d->model, d->config.weights);
+    return model_formats(&d->model);
+}
+
+struct profiling_request machine_profiling(const struct helmd *d, unsigned formats)
+{
+    const struct config *c = &d->config;
+    return (struct profiling_request){.file = c->profile_file,
+                                      .program_dir = c->worker_dir,
+                                      .device = &d->device,
+                                      .threads = (uint32_t)c->threads,
+                                      .node = wanted_node(c),
+                                      .copy_bytes_per_s = c->emulated_copy_bytes_per_s,
+                                      .formats = formats,
+                                      .dense = kv_dtype_is_plain(c->kv_dtype) &&
+                                               !d->model.config.router.experts && formats &&
+                                               !(formats & format_bit(FORMAT_BF16)),
+                                      .parent_fd = d->parent_fd};
+}
+
+/* A plan from a file has its own size. */
+static void size_pages(struct helmd *d)
+{
+    struct ledger_wish *wish = &d->request.wish;
+    page_size_choose(&(struct page_size_case){.model = &d->model,
+                                              .profile = &d->measured,
+                                              .device = d->config.strategy == SEARCH_ALL_CPU
+                                                            ? NULL
+                                                            : &d->request.machine.device,
+                                              .kv_dtype = wish->kv_dtype,
+                                              .slots = wish->slots,
+                                              .ctx = wish->ctx,
+                                              .option = d->config.kv_page_tokens},
+                     &d->page_size);
+    wish->page_tokens = d->page_size.tokens;
+    wish->page_count = kv_pages_for((uint32_t)d->config.kv_tokens, wish->page_tokens);
+    if (!d->config.plan_file) log_info("pages: %s", d->page_size.text);
+}
+
+/* None where GPU workers cannot compute this model; an error where one was asked for by name. */
+static int choose_device(struct helmd *d, const char *gpu_program, struct helm_err *err)
+{
+    const struct config *c = &d->config;
+    struct helm_err why = {0};
+    const int able = able_check_worker(&d->model.math, ABLE_GPU, &why);
+    if (able && strcmp(c->device, "auto") != 0 && strcmp(c->device, "cpu") != 0)
+        return helm_fail(err, able, "--device %s: %.460s", c->device, why.text);
+    if (able) log_warn("device: %s: everything is planned on the CPU", why.text);
+    const int rc = accelerator_choose(able ? "cpu" : c->device, c->vram_given ? c->vram_bytes : 0,
+                                      gpu_program, &d->device, err);
+    if (able) snprintf(d->device.why, sizeof d->device.why, "%.150s", why.text);
+    return rc;
+}
+
+/* What is known of the machine, and wished of a plan. */
+int machine_look(struct helmd *d, struct helm_err *err)
+{
+    const struct config *c = &d->config;
+    char gpu_program[4096] = "";
+    struct cpu_set cpus;
+    struct helm_err none = {0};
+    struct planner_request *request = &d->request;
+    *request = (struct planner_request){.model = &d->model,
+                                        .wish = {.kv_dtype = c->kv_dtype,
+                                                 .slots = (uint32_t)c->parallel,
+                                                 .step_tokens = (uint32_t)c->step_tokens,
+                                                 .batch = (uint32_t)c->batch,
+                                                 .ctx = (uint32_t)c->ctx,
+                                                 .threads = (uint32_t)c->threads,
+                                                 .pack = c->pack,
+                                                 .pack_cpu = linear_pays(FORMAT_BF16_PACKED, cpu_features()),
+                                                 .pack_all = c->pack_all,
+                                                 .pack_gpu = true,
+                                                 .host_memory_bytes = c->host_memory_bytes},
+                                        .profile = &d->profile,
+                                        .strategy = c->strategy,
+                                        .tiers = c->kv_tiers,
+                                        .batch = (uint32_t)c->batch,
+                                        .prompt = (uint32_t)c->prompt};
+    const struct profiling_request profiling = machine_profiling(d, formats_of(d));
+    /* A missing program is reported by the choice of the device. */
+    int rc = worker_process_find(c->worker_dir, workers_program_name(PLAN_GPU0), gpu_program,
+                                 sizeof gpu_program, &none);
+    rc = choose_device(d, gpu_program, err);
+    if (!rc) rc = accelerator_choose_node(&d->device, wanted_node(c), &d->node, err);
+    if (!rc) rc = cpu_check_threads(d->node, c->threads, err);
+    if (!rc) rc = profiling_get(&profiling, &d->measured, &d->measured_now, err);
+    if (!rc) rc = end_request_check(err);
+    if (c->no_chains) /* what they would take is no price to plan with */
+        d->measured.gpu.chain_gemv = d->measured.gpu.chain_attention = d->measured.gpu.chain_operation =
+            (struct profile_value){0};
+    d->current = d->measured;
+    if (!rc) rc = node_read_memory(d->node, &request->machine.memory, err);
+    if (!rc && !request->wish.threads) {
+        rc = cpu_usable(-1, &cpus, err);
+        request->wish.threads = rc ? 1 : (uint32_t)cpus.suggested;
+    }
+    if (rc) return rc;
+    accelerator_ledger_measured(&d->measured.gpu, &d->device.ledger);
+    request->machine.device = d->device.ledger;
+    request->device_required = d->device.required;
+    snprintf(request->no_device, sizeof request->no_device, "%s", d->device.why);
+    size_pages(d);
+    look_at_weights(request);
+    d->activations = (struct activations){.option = c->activations, .kernels = c->kernels};
+    activations_want(&d->model, &d->measured, cpu_features(), &d->activations);
+    d->invariant.option = c->invariant;
+    if (c->experts_file) {
+        rc = histogram_read(c->experts_file, &d->model, &d->experts, err);
+        if (rc) return helm_err_prefix(err, "--experts-histogram"), rc;
+        request->experts = &d->experts;
+    }
+    request->one_memory = c->invariant == INVARIANT_ON;
+    return 0;
+}
