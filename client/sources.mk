@@ -134,8 +134,10 @@ helm-cli_LIBS := -lcurl -ledit -lnuma -lzmq -lsodium -lprotobuf-c -lpcre2-8 -lja
 GATEWAY_SRC := \
   client/gateway/access.c \
   client/gateway/ask.c \
+  client/gateway/ask_anthropic.c \
   client/gateway/ask_embed.c \
   client/gateway/ask_grammar.c \
+  client/gateway/ask_members.c \
   client/gateway/ask_messages.c \
   client/gateway/ask_ollama.c \
   client/gateway/ask_openai.c \
@@ -145,6 +147,7 @@ GATEWAY_SRC := \
   client/gateway/exchange.c \
   client/gateway/grammars.c \
   client/gateway/info.c \
+  client/gateway/info_llama.c \
   client/gateway/jobs.c \
   client/gateway/loop.c \
   client/gateway/metrics.c \
@@ -154,6 +157,7 @@ GATEWAY_SRC := \
   client/gateway/thinking.c \
   client/gateway/tool_calls.c \
   client/gateway/tool_grammar.c \
+  client/gateway/voice_anthropic.c \
   client/gateway/voice_embed.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \
@@ -169,4 +173,4 @@ $(GEN)/client/gateway/page.c: client/gateway/page.html
 
 helm-gateway_MAIN := client/gateway/main.c
 helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) $(CLIENT_SHARED_SRC) $(GEN)/proto/helm.pb-c.c
-helm-gateway_LIBS := -lmicrohttpd -lsystemd -lzmq -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm
+helm-gateway_LIBS := -lmicrohttpd -lsystemd -lzmq -lsodium -lprotobuf-c -lpcre2-8 -ljansson -lutf8proc -lm

@@ -110,6 +110,26 @@ bool access_origin_allowed(const char *origin, const char *host)
     return at && host && strcasecmp(at + 3, host) == 0;
 }
 
+bool access_origin_listed(const struct access *access, const char *origin)
+{
+    for (uint32_t i = 0; origin && access->origins && i < access->origins->count; i++)
+        if (strcmp(access->origins->item[i], "*") == 0 || strcasecmp(access->origins->item[i], origin) == 0)
+            return true;
+    return false;
+}
+
+int access_check_origins(const struct access *access, struct helm_err *err)
+{
+    for (uint32_t i = 0; access->origins && i < access->origins->count; i++) {
+        const char *origin = access->origins->item[i], *at = strstr(origin, "://");
+        if (strcmp(origin, "*") != 0 && (!at || at == origin || !at[3] || strpbrk(at + 3, "/ ,")))
+            return helm_fail(
+                err, HELM_E_USAGE,
+                "--allow-origin %s: write * or SCHEME://HOST[:PORT], such as https://chat.example", origin);
+    }
+    return 0;
+}
+
 /* In a time that does not tell how much of it is right. */
 static bool same_key(const char *a, const char *b)
 {
@@ -122,10 +142,16 @@ static bool same_key(const char *a, const char *b)
 const char *access_key_name(const struct access *access, const char *authorization)
 {
     static const char bearer[] = "Bearer ";
-    const char *found = NULL;
     if (!access->file) return "";
     if (!authorization || strncasecmp(authorization, bearer, strlen(bearer)) != 0) return NULL;
-    const char *key = authorization + strlen(bearer);
+    return access_name_of(access, authorization + strlen(bearer));
+}
+
+const char *access_name_of(const struct access *access, const char *key)
+{
+    const char *found = NULL;
+    if (!access->file) return "";
+    if (!key) return NULL;
     for (size_t i = 0; i < access->key_count; i++)
         if (same_key(access->keys[i].key, key)) found = access->keys[i].name;
     return found;

@@ -14,6 +14,7 @@ struct access_key {
 struct access {
     const char *file; /* NULL: no keys are asked for */
     const struct args_list *hosts;
+    const struct args_list *origins; /* of pages of other sites that may ask; "*" is any */
     struct access_key *keys;
     size_t key_count;
 };
@@ -28,7 +29,13 @@ void access_free(struct access *access);
 bool access_host_allowed(const struct access *access, const char *host);
 /* A browser says whose page asks; NULL (it is no browser) and the gateway's own page are allowed. */
 bool access_origin_allowed(const char *origin, const char *host);
+/* Whether --allow-origin names it. */
+bool access_origin_listed(const struct access *access, const char *origin);
+/* Whether each of --allow-origin is "*" or SCHEME://HOST[:PORT]. */
+HELM_MUST_CHECK int access_check_origins(const struct access *access, struct helm_err *err);
 /* The name of the key in an Authorization header ("" for one without), NULL: none fits. */
 const char *access_key_name(const struct access *access, const char *authorization);
+/* The same of a bare key. */
+const char *access_name_of(const struct access *access, const char *key);
 
 #endif

@@ -23,22 +23,8 @@ static const struct ask_field *find_field(const struct ask_field *fields, size_t
     return NULL;
 }
 
-/* Whether the value is one of those that mean what happens anyway. */
-static bool is_only(const char *only, const json_t *value)
-{
-    char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_SORT_KEYS);
-    const size_t length = text ? strlen(text) : 0;
-    bool found = false;
-    while (text && *only && !found) {
-        const size_t n = strcspn(only, "|");
-        found = n == length && memcmp(only, text, n) == 0;
-        only += n + (only[n] == '|');
-    }
-    free(text);
-    return found;
-}
-
-bool ask_take_fields(struct ask_reader *r, const json_t *object, const struct ask_field *fields, size_t count)
+bool ask_take_fields(struct ask_reader *r, const char *place, const json_t *object,
+                     const struct ask_field *fields, size_t count)
 {
     const char *name;
     json_t *value;
@@ -46,16 +32,10 @@ bool ask_take_fields(struct ask_reader *r, const json_t *object, const struct as
     {
         const struct ask_field *field = find_field(fields, count, name, r->ask->kind);
         r->param = name;
-        if (!field)
-            return refuse(r->refusal, 400, "unknown_parameter", name,
-                          "'%.100s' is not a parameter of this request", name);
-        if (json_is_null(value)) continue;
-        if (field->take) {
-            if (!field->take(r, value)) return false;
-        } else if (field->only && !is_only(field->only, value)) {
-            return refuse(r->refusal, 400, "unsupported_parameter", name,
-                          "'%s' is not supported by HELM's gateway%s%s", name,
-                          *field->only ? " with another value than " : "", field->only);
+        if (!field) {
+            if (!ask_settle_member(r, place, name, value)) return false;
+        } else if (!json_is_null(value) && !field->take(r, value)) {
+            return false;
         }
     }
     return true;
@@ -106,9 +86,10 @@ static bool add_stop(struct ask_reader *r, const json_t *value)
     if (strlen(text) > ASK_STOP_BYTES)
         return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has a text of more than %d bytes",
                       r->param, ASK_STOP_BYTES);
-    if (ask->stop_count == ASK_STOPS)
-        return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has more than %d texts", r->param,
-                      ASK_STOPS);
+    const unsigned most = ask->kind & (ASK_CHAT | ASK_COMPLETION) ? ASK_STOPS_CHAT : ASK_STOPS;
+    if (ask->stop_count == most)
+        return refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has more than %u texts", r->param,
+                      most);
     ask->stop[ask->stop_count++] = text;
     return true;
 }
@@ -181,6 +162,15 @@ bool ask_take_presence(struct ask_reader *r, const json_t *value)
 bool ask_take_frequency(struct ask_reader *r, const json_t *value)
 {
     return ask_take_number(r, value, -2, 2, &r->ask->sampling.frequency_penalty);
+}
+
+bool ask_take_max_tokens(struct ask_reader *r, const json_t *value)
+{
+    if (json_is_integer(value) && json_integer_value(value) == -1) {
+        r->ask->max_tokens = 0;
+        return true;
+    }
+    return ask_take_count(r, value, 1, UINT32_MAX, &r->ask->max_tokens);
 }
 
 bool ask_take_tools(struct ask_reader *r, const json_t *value)
@@ -271,11 +261,27 @@ bool ask_add_text(struct ask_reader *r, const char *text, size_t length, bool sp
     return rc < 0 ? refuse_err(r->refusal, r->param, rc, err.text) : true;
 }
 
+/* Anthropic's clients ask for as many tokens as its own models write: what does not fit ends the answer, not the request.
+ * They begin a conversation anew, shortened, when a refusal says "prompt is too long". */
+static bool fit_message(struct ask_reader *r)
+{
+    struct ask *ask = r->ask;
+    const uint32_t context = r->model->context;
+    const size_t count = ask->prompt[0].count;
+    if (count >= context)
+        return refuse(r->refusal, 400, "context_length_exceeded", r->param,
+                      "prompt is too long: %zu tokens > %u maximum", count, context - 1);
+    ask->fills_context = !ask->max_tokens || count + ask->max_tokens > context;
+    if (ask->fills_context) ask->max_tokens = 0;
+    return true;
+}
+
 /* The daemon would say it too, but not before it has read a frame of it. */
 static bool check_context(struct ask_reader *r)
 {
     const struct ask *ask = r->ask;
     const uint32_t context = r->model->context;
+    if (ask->kind == ASK_MESSAGE && ask->prompt[0].count) return fit_message(r);
     for (size_t i = 0; i < ask->prompt_count; i++) {
         const size_t count = ask->prompt[i].count, wanted = ask->kind & ASK_EMBEDS ? 0
                                                             : ask->max_tokens      ? ask->max_tokens
@@ -329,19 +335,24 @@ static void drop_read(struct ask *ask)
     void *next;
     json_object_foreach_safe(ask->body, next, name, value)
     {
-        const bool kept = value == ask->tools || strcmp(name, "stop") == 0 || strcmp(name, "options") == 0;
+        const bool kept = value == ask->tools || strcmp(name, "stop") == 0 || strcmp(name, "options") == 0 ||
+                          strcmp(name, "stop_sequences") == 0;
         if (!kept) json_object_del(ask->body, name);
     }
 }
 
 static const struct dialect {
+    unsigned kinds;
     const struct ask_field *fields;
     const size_t *count;
     bool (*finish)(struct ask_reader *reader);
-} dialects[] = {{ask_openai_fields, &ask_openai_field_count, ask_openai_finish},
-                {ask_ollama_fields, &ask_ollama_field_count, ask_ollama_finish},
-                {ask_embed_fields, &ask_embed_field_count, ask_embed_finish},
-                {ask_response_fields, &ask_response_field_count, ask_response_finish}};
+} dialects[] = {{ASK_CHAT | ASK_COMPLETION | ASK_TEMPLATE, ask_openai_fields, &ask_openai_field_count,
+                 ask_openai_finish},
+                {ASK_OLLAMA_CHAT | ASK_OLLAMA_GENERATE, ask_ollama_fields, &ask_ollama_field_count,
+                 ask_ollama_finish},
+                {ASK_EMBEDS, ask_embed_fields, &ask_embed_field_count, ask_embed_finish},
+                {ASK_RESPONSE, ask_response_fields, &ask_response_field_count, ask_response_finish},
+                {ASK_MESSAGE | ASK_COUNT, ask_message_fields, &ask_message_field_count, ask_message_finish}};
 
 static bool read_body(struct ask_reader *r, const char *text, size_t length)
 {
@@ -354,12 +365,10 @@ static bool read_body(struct ask_reader *r, const char *text, size_t length)
     if (!json_is_object(ask->body))
         return refuse(r->refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
     ask->stream = ollama; /* unless it is told otherwise */
-    const struct dialect *d = &dialects[ask->kind & ASK_EMBEDS      ? 2
-                                        : ask->kind == ASK_RESPONSE ? 3
-                                        : ollama                    ? 1
-                                                                    : 0];
-    if (!ask_take_fields(r, ask->body, d->fields, *d->count) || !d->finish(r)) return false;
-    if (ask->load_only) return true;
+    const struct dialect *d = dialects;
+    while (!(d->kinds & ask->kind)) d++;
+    if (!ask_take_fields(r, "", ask->body, d->fields, *d->count) || !d->finish(r)) return false;
+    if (ask->load_only || ask->kind & (ASK_COUNT | ASK_TEMPLATE)) return true; /* nothing is generated */
     if (!(ask->kind & ASK_EMBEDS) && ask->prompt_count * ask->choices > ASK_CHOICES)
         return refuse(r->refusal, 400, "invalid_value", "n",
                       "%zu prompts with %u answers each are more than %d", ask->prompt_count, ask->choices,
@@ -394,6 +403,8 @@ void ask_free(struct ask *ask)
     json_decref(ask->extra);
     json_decref(ask->made);
     json_decref(ask->echo);
+    json_decref(ask->spaces);
+    free(ask->rendered);
     grammars_give_back(ask->grammar);
     *ask = (struct ask){0};
 }

@@ -1,8 +1,8 @@
 /* What a body of HTTP asks for: checked, its text turned into tokens.
  *
  * Called by the gateway's workers, by tests and by the fuzz target; pure, so any number of threads may read bodies with one
- * model at the same time. Every field is taken or refused by its name, none is ignored: the tables are in ask_openai.c and
- * ask_ollama.c. Bodies come from strangers; common/base/json.h bounds their nesting, the server their size. */
+ * model at the same time. Every field is read by a row of its dialect's table (ask_openai.c, ask_ollama.c, ...), or the
+ * one table of ask_members.c says whether it is taken though nothing reads it, and is named, or refused. Bodies come from strangers; common/base/json.h bounds their nesting, the server their size. */
 #ifndef HELM_CLIENT_GATEWAY_ASK_H
 #define HELM_CLIENT_GATEWAY_ASK_H
 
@@ -15,7 +15,8 @@
 struct grammars;
 struct kept_grammar;
 
-#define ASK_STOPS      4
+#define ASK_STOPS      16
+#define ASK_STOPS_CHAT 4   /* of OpenAI's */
 #define ASK_CHOICES    16  /* prompts times `n` */
 #define ASK_INPUTS     256 /* of one request for embeddings */
 #define ASK_BIASES     300
@@ -51,7 +52,10 @@ enum ask_kind {
     ASK_OLLAMA_GENERATE = 8,
     ASK_EMBED = 16,
     ASK_OLLAMA_EMBED = 32,
-    ASK_RESPONSE = 64
+    ASK_RESPONSE = 64,
+    ASK_MESSAGE = 128,  /* Anthropic's */
+    ASK_COUNT = 256,    /* ... whose tokens are counted */
+    ASK_TEMPLATE = 512, /* a chat of which the text is wanted */
 };
 #define ASK_EMBEDS (ASK_EMBED | ASK_OLLAMA_EMBED)
 
@@ -62,15 +66,17 @@ struct ask_prompt {
 
 struct ask {
     enum ask_kind kind;
-    json_t *body;  /* what the texts below are borrowed from */
-    json_t *extra; /* Ollama's `think` as the template's variable */
-    json_t *made;  /* of ASK_RESPONSE: its tools as chats have them, which `tools` is then */
-    json_t *echo;  /* of ASK_RESPONSE: what the answer says of the request, an object with members */
+    json_t *body;   /* what the texts below are borrowed from */
+    json_t *extra;  /* Ollama's `think` as the template's variable */
+    json_t *made;   /* of ASK_RESPONSE, ASK_MESSAGE: tools as chats have them, which `tools` is then */
+    json_t *spaces; /* of ASK_RESPONSE: {a function's name: {"namespace", "name"}} of those in namespaces */
+    json_t *echo;   /* of ASK_RESPONSE: what the answer says of the request, an object with members */
     bool stream, include_usage, logprobs;
-    bool load_only;    /* Ollama: no prompt; the client only wants the model to be there */
-    bool conversation; /* the prompt came through the chat template */
-    bool thinks;       /* the prompt ended with <think>: the answer begins with thinking */
-    bool one_call;     /* the answer ends with its first tool call */
+    bool load_only;     /* Ollama: no prompt; the client only wants the model to be there */
+    bool conversation;  /* the prompt came through the chat template */
+    bool thinks;        /* the prompt ended with <think>: the answer begins with thinking */
+    bool one_call;      /* the answer ends with its first tool call */
+    bool fills_context; /* of ASK_MESSAGE: max_tokens did not fit, the answer has the room there is */
     uint32_t top_logprobs;
     uint32_t choices; /* for each prompt */
     uint32_t max_tokens;
@@ -87,14 +93,18 @@ struct ask {
     const json_t *tools;          /* borrowed from body; NULL: none are parsed */
     struct kept_grammar *grammar; /* what the answer fits; NULL: any */
     char label[ASK_LABEL + 1];
+    char ignored[512]; /* members that changed nothing, for x-helm-ignored: "store, tools.web_search" */
+    char *rendered;    /* of ASK_TEMPLATE */
+    size_t rendered_length;
 };
 
 /* Reads a body. false: *refusal says why; *ask is empty then. */
 bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *text, size_t length,
               struct ask *ask, struct refusal *refusal);
 void ask_free(struct ask *ask);
-/* A body that names a model and nothing else that matters, as Ollama's /api/show has it. */
-bool ask_read_name(const struct ask_model *model, const char *text, size_t length, struct refusal *refusal);
+/* A body that names a model and nothing else that matters but `stream`, as Ollama's /api/show and /api/pull have it. */
+bool ask_read_name(const struct ask_model *model, const char *text, size_t length, bool *stream,
+                   struct refusal *refusal);
 
 /* ---- for the files that read bodies ---- */
 
@@ -114,18 +124,23 @@ struct ask_reader {
     bool raw;                                         /* Ollama: the prompt goes round the chat template */
 };
 
-/* A row of a table of fields. */
+/* A row of a table of fields that are read. */
 struct ask_field {
     const char *name;
     unsigned kinds;
     bool (*take)(struct ask_reader *reader, const json_t *value);
-    /* Without `take`: JSON values that mean what happens anyway, separated by '|'; NULL: any value */
-    const char *only;
 };
 
-/* Every member of `object` through its row; null is as if it were not there. */
-bool ask_take_fields(struct ask_reader *reader, const json_t *object, const struct ask_field *fields,
-                     size_t count);
+/* Every member of `object` through its row, or through the table of ask_members.c; null is as if it were not there.
+ * `place`: "", or the object's own name and a dot. */
+bool ask_take_fields(struct ask_reader *reader, const char *place, const json_t *object,
+                     const struct ask_field *fields, size_t count);
+
+/* ask_members.c: a member that is not read. false: it is refused. */
+bool ask_settle_member(struct ask_reader *reader, const char *place, const char *name, const json_t *value);
+/* Something of the request that is left out, by its name. */
+void ask_note_ignored(struct ask *ask, const char *name);
+void ask_note_tool(struct ask *ask, const char *type);
 
 /* Numbers, each with its bounds. */
 bool ask_take_number(struct ask_reader *reader, const json_t *value, double min, double max, float *out);
@@ -147,6 +162,7 @@ bool ask_take_repetition(struct ask_reader *reader, const json_t *value);
 bool ask_take_presence(struct ask_reader *reader, const json_t *value);
 bool ask_take_frequency(struct ask_reader *reader, const json_t *value);
 bool ask_take_tools(struct ask_reader *reader, const json_t *value);
+bool ask_take_max_tokens(struct ask_reader *reader, const json_t *value); /* -1: as many as fit */
 
 /* ask_grammar.c: what the answer is to look like. */
 bool ask_take_response_format(struct ask_reader *reader, const json_t *value);
@@ -168,14 +184,15 @@ bool ask_add_text(struct ask_reader *reader, const char *text, size_t length, bo
 bool ask_add_messages(struct ask_reader *reader);
 
 extern const struct ask_field ask_openai_fields[], ask_ollama_fields[], ask_embed_fields[],
-    ask_response_fields[];
+    ask_response_fields[], ask_message_fields[];
 extern const size_t ask_openai_field_count, ask_ollama_field_count, ask_embed_field_count,
-    ask_response_field_count;
+    ask_response_field_count, ask_message_field_count;
 
 /* After the fields: the prompts. */
 bool ask_openai_finish(struct ask_reader *reader);
 bool ask_ollama_finish(struct ask_reader *reader);
 bool ask_embed_finish(struct ask_reader *reader);
 bool ask_response_finish(struct ask_reader *reader);
+bool ask_message_finish(struct ask_reader *reader);
 
 #endif

@@ -38,18 +38,14 @@ static bool take_truncate(struct ask_reader *r, const json_t *value)
 }
 
 const struct ask_field ask_embed_fields[] = {
-    {"model", ASK_EMBEDS, ask_take_model, NULL},
-    {"input", ASK_EMBEDS, take_input, NULL},
-    {"encoding_format", ASK_EMBED, take_encoding, NULL},
-    {"user", ASK_EMBED, ask_take_user, NULL},
-    {"truncate", ASK_OLLAMA_EMBED, take_truncate, NULL},
+    {"model", ASK_EMBEDS, ask_take_model},
+    {"input", ASK_EMBEDS, take_input},
+    {"prompt", ASK_OLLAMA_EMBED, take_input}, /* of the older /api/embeddings */
+    {"encoding_format", ASK_EMBED, take_encoding},
+    {"user", ASK_EMBED, ask_take_user},
+    {"truncate", ASK_OLLAMA_EMBED, take_truncate},
     /* beyond both */
-    {"pooling", ASK_EMBEDS, take_pooling, NULL},
-    /* the model stays loaded as long as helmd runs */
-    {"keep_alive", ASK_OLLAMA_EMBED, NULL, NULL},
-    /* not supported, except for the value that means what happens anyway */
-    {"options", ASK_OLLAMA_EMBED, NULL, "{}"},
-    {"dimensions", ASK_EMBEDS, NULL, ""},
+    {"pooling", ASK_EMBEDS, take_pooling},
 };
 const size_t ask_embed_field_count = sizeof ask_embed_fields / sizeof *ask_embed_fields;
 

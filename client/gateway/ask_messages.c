@@ -146,7 +146,8 @@ static bool take_member(const struct message *m, const char *key, const json_t *
         if (strcmp(key, "thinking") == 0) return set(m, "reasoning_content", json_incref((json_t *)value));
         return refuse_message(m, "unsupported_parameter", key, "not supported by HELM's gateway");
     }
-    return refuse_message(m, "unknown_parameter", key, "not a member of a message");
+    return ask_settle_member(m->reader, "messages.", key, value) ||
+           refuse_message(m, "unknown_parameter", key, "not a member of a message");
 }
 
 static bool build_message(struct message *m)
@@ -212,6 +213,11 @@ static bool render(struct ask_reader *r, const json_t *messages)
     if (rc == 0) r->ask->thinks = ends_in_thinking(text, length);
     bool good =
         rc == 0 ? ask_add_text(r, text, length, false) : refuse_err(r->refusal, "messages", rc, err.text);
+    if (good && r->ask->kind == ASK_TEMPLATE) {
+        r->ask->rendered = text;
+        r->ask->rendered_length = length;
+        text = NULL;
+    }
     free(text);
     free(list);
     free(tools);

@@ -46,6 +46,15 @@ static bool take_think(struct ask_reader *r, const json_t *value)
     return r->extra || refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
 }
 
+static bool take_logprobs(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_flag(r, value, &r->ask->logprobs);
+}
+static bool take_top_logprobs(struct ask_reader *r, const json_t *value)
+{
+    return ask_take_count(r, value, 0, ASK_TOP, &r->ask->top_logprobs);
+}
+
 /* ---- options ---------------------------------------------------------------------------------------- */
 
 static bool take_predict(struct ask_reader *r, const json_t *value)
@@ -69,62 +78,39 @@ static bool take_context(struct ask_reader *r, const json_t *value)
 }
 
 static const struct ask_field option_fields[] = {
-    {"num_predict", OLLAMA, take_predict, NULL},
-    {"temperature", OLLAMA, ask_take_temperature, NULL},
-    {"top_k", OLLAMA, ask_take_top_k, NULL},
-    {"top_p", OLLAMA, ask_take_top_p, NULL},
-    {"min_p", OLLAMA, ask_take_min_p, NULL},
-    {"repeat_penalty", OLLAMA, ask_take_repetition, NULL},
-    {"presence_penalty", OLLAMA, ask_take_presence, NULL},
-    {"frequency_penalty", OLLAMA, ask_take_frequency, NULL},
-    {"seed", OLLAMA, take_seed, NULL},
-    {"stop", OLLAMA, ask_take_stop, NULL},
-    {"num_ctx", OLLAMA, take_context, NULL},
-    /* how the machine is used, which HELM plans itself */
-    {"num_batch", OLLAMA, NULL, NULL},
-    {"num_gpu", OLLAMA, NULL, NULL},
-    {"main_gpu", OLLAMA, NULL, NULL},
-    {"num_thread", OLLAMA, NULL, NULL},
-    {"numa", OLLAMA, NULL, NULL},
-    {"use_mmap", OLLAMA, NULL, NULL},
-    {"use_mlock", OLLAMA, NULL, NULL},
-    {"low_vram", OLLAMA, NULL, NULL},
-    {"num_keep", OLLAMA, NULL, NULL},
-    /* not supported, except for the value that switches it off */
-    {"typical_p", OLLAMA, NULL, "1|1.0"},
-    {"tfs_z", OLLAMA, NULL, "1|1.0"},
-    {"mirostat", OLLAMA, NULL, "0"},
-    {"mirostat_eta", OLLAMA, NULL, ""},
-    {"mirostat_tau", OLLAMA, NULL, ""},
-    {"repeat_last_n", OLLAMA, NULL, "-1"},
-    {"penalize_newline", OLLAMA, NULL, "true"},
+    {"num_predict", OLLAMA, take_predict},
+    {"temperature", OLLAMA, ask_take_temperature},
+    {"top_k", OLLAMA, ask_take_top_k},
+    {"top_p", OLLAMA, ask_take_top_p},
+    {"min_p", OLLAMA, ask_take_min_p},
+    {"repeat_penalty", OLLAMA, ask_take_repetition},
+    {"presence_penalty", OLLAMA, ask_take_presence},
+    {"frequency_penalty", OLLAMA, ask_take_frequency},
+    {"seed", OLLAMA, take_seed},
+    {"stop", OLLAMA, ask_take_stop},
+    {"num_ctx", OLLAMA, take_context},
 };
 
 static bool take_options(struct ask_reader *r, const json_t *value)
 {
     if (!json_is_object(value))
         return refuse(r->refusal, 400, "invalid_type", r->param, "'options' is not an object");
-    return ask_take_fields(r, value, option_fields, sizeof option_fields / sizeof *option_fields);
+    return ask_take_fields(r, "options.", value, option_fields, sizeof option_fields / sizeof *option_fields);
 }
 
 const struct ask_field ask_ollama_fields[] = {
-    {"model", OLLAMA, ask_take_model, NULL},
-    {"messages", ASK_OLLAMA_CHAT, take_messages, NULL},
-    {"prompt", ASK_OLLAMA_GENERATE, take_prompt, NULL},
-    {"system", ASK_OLLAMA_GENERATE, take_system, NULL},
-    {"raw", ASK_OLLAMA_GENERATE, take_raw, NULL},
-    {"stream", OLLAMA, take_stream, NULL},
-    {"options", OLLAMA, take_options, NULL},
-    {"tools", ASK_OLLAMA_CHAT, ask_take_tools, NULL},
-    {"think", OLLAMA, take_think, NULL},
-    {"format", OLLAMA, ask_take_format, NULL},
-    /* the model stays loaded as long as helmd runs */
-    {"keep_alive", OLLAMA, NULL, NULL},
-    /* not supported, except for the value that means what happens anyway */
-    {"images", ASK_OLLAMA_GENERATE, NULL, "[]"},
-    {"suffix", ASK_OLLAMA_GENERATE, NULL, "\"\""},
-    {"template", ASK_OLLAMA_GENERATE, NULL, "\"\""},
-    {"context", ASK_OLLAMA_GENERATE, NULL, "[]"},
+    {"model", OLLAMA, ask_take_model},
+    {"messages", ASK_OLLAMA_CHAT, take_messages},
+    {"prompt", ASK_OLLAMA_GENERATE, take_prompt},
+    {"system", ASK_OLLAMA_GENERATE, take_system},
+    {"raw", ASK_OLLAMA_GENERATE, take_raw},
+    {"stream", OLLAMA, take_stream},
+    {"options", OLLAMA, take_options},
+    {"tools", ASK_OLLAMA_CHAT, ask_take_tools},
+    {"think", OLLAMA, take_think},
+    {"format", OLLAMA, ask_take_format},
+    {"logprobs", OLLAMA, take_logprobs},
+    {"top_logprobs", OLLAMA, take_top_logprobs},
 };
 const size_t ask_ollama_field_count = sizeof ask_ollama_fields / sizeof *ask_ollama_fields;
 
@@ -163,12 +149,12 @@ bool ask_ollama_finish(struct ask_reader *r)
     return add_question(r);
 }
 
-bool ask_read_name(const struct ask_model *model, const char *text, size_t length, struct refusal *refusal)
+bool ask_read_name(const struct ask_model *model, const char *text, size_t length, bool *stream,
+                   struct refusal *refusal)
 {
     static const struct ask_field fields[] = {
-        {"model", OLLAMA, ask_take_model, NULL},
-        {"name", OLLAMA, ask_take_model, NULL},
-        {"verbose", OLLAMA, NULL, "false"},
+        {"model", OLLAMA, ask_take_model},
+        {"name", OLLAMA, ask_take_model},
     };
     struct ask ask = {.kind = ASK_OLLAMA_CHAT};
     struct ask_reader reader = {.model = model, .ask = &ask, .refusal = refusal};
@@ -176,9 +162,11 @@ bool ask_read_name(const struct ask_model *model, const char *text, size_t lengt
     json_t *body = NULL;
     const int rc = json_parse_bounded("the body", text, length, NAME_BYTES_MAX, &body, &err);
     bool good = rc == 0 || refuse_err(refusal, NULL, rc, err.text);
+    const json_t *flag = json_object_get(body, "stream");
+    *stream = !json_is_false(flag); /* Ollama streams unless it is told otherwise */
     if (good && !json_is_object(body))
         good = refuse(refusal, 400, "invalid_type", NULL, "the body is not a JSON object");
-    good = good && ask_take_fields(&reader, body, fields, sizeof fields / sizeof *fields);
+    good = good && ask_take_fields(&reader, "", body, fields, sizeof fields / sizeof *fields);
     json_decref(body);
     return good;
 }

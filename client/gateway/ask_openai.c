@@ -1,11 +1,12 @@
-/* The fields of /v1/chat/completions and /v1/completions, in one table: what is taken, what is refused by name. See ask.h.
- */
+/* The fields of /v1/chat/completions and /v1/completions, in one table. See ask.h. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/gateway/ask.h"
 #include "common/base/units.h"
 
+#define CHATS             (ASK_CHAT | ASK_TEMPLATE)
+#define BOTH              (CHATS | ASK_COMPLETION)
 #define COMPLETION_TOKENS 16 /* of /v1/completions without max_tokens, as OpenAI has it */
 
 static bool take_messages(struct ask_reader *r, const json_t *value)
@@ -35,21 +36,16 @@ static bool take_include_usage(struct ask_reader *r, const json_t *value)
 static bool take_stream_options(struct ask_reader *r, const json_t *value)
 {
     static const struct ask_field fields[] = {
-        {"include_usage", ASK_CHAT | ASK_COMPLETION, take_include_usage, NULL},
-        {"include_obfuscation", ASK_CHAT | ASK_COMPLETION, NULL, "false"},
+        {"include_usage", BOTH, take_include_usage},
     };
     if (!json_is_object(value))
         return refuse(r->refusal, 400, "invalid_type", r->param, "'stream_options' is not an object");
-    return ask_take_fields(r, value, fields, sizeof fields / sizeof *fields);
+    return ask_take_fields(r, "stream_options.", value, fields, sizeof fields / sizeof *fields);
 }
 
 static bool take_n(struct ask_reader *r, const json_t *value)
 {
     return ask_take_count(r, value, 1, ASK_CHOICES, &r->ask->choices);
-}
-static bool take_max_tokens(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_count(r, value, 1, UINT32_MAX, &r->ask->max_tokens);
 }
 static bool take_ignore_eos(struct ask_reader *r, const json_t *value)
 {
@@ -59,7 +55,7 @@ static bool take_ignore_eos(struct ask_reader *r, const json_t *value)
 /* Chat: a flag, and top_logprobs beside it. Completions: how many. */
 static bool take_logprobs(struct ask_reader *r, const json_t *value)
 {
-    if (r->ask->kind == ASK_CHAT) return ask_take_flag(r, value, &r->ask->logprobs);
+    if (r->ask->kind & CHATS) return ask_take_flag(r, value, &r->ask->logprobs);
     r->ask->logprobs = true;
     return ask_take_count(r, value, 0, ASK_TOP, &r->ask->top_logprobs);
 }
@@ -112,60 +108,41 @@ bool ask_take_user(struct ask_reader *r, const json_t *value)
     return true;
 }
 
-#define BOTH (ASK_CHAT | ASK_COMPLETION)
 const struct ask_field ask_openai_fields[] = {
-    {"model", BOTH, ask_take_model, NULL},
-    {"messages", ASK_CHAT, take_messages, NULL},
-    {"prompt", ASK_COMPLETION, take_prompt, NULL},
-    {"stream", BOTH, take_stream, NULL},
-    {"stream_options", BOTH, take_stream_options, NULL},
-    {"n", BOTH, take_n, NULL},
-    {"max_tokens", BOTH, take_max_tokens, NULL},
-    {"max_completion_tokens", ASK_CHAT, take_max_tokens, NULL},
-    {"stop", BOTH, ask_take_stop, NULL},
-    {"seed", BOTH, ask_take_seed, NULL},
-    {"temperature", BOTH, ask_take_temperature, NULL},
-    {"top_p", BOTH, ask_take_top_p, NULL},
-    {"presence_penalty", BOTH, ask_take_presence, NULL},
-    {"frequency_penalty", BOTH, ask_take_frequency, NULL},
-    {"logit_bias", BOTH, take_logit_bias, NULL},
-    {"logprobs", BOTH, take_logprobs, NULL},
-    {"top_logprobs", ASK_CHAT, take_top_logprobs, NULL},
-    {"tools", ASK_CHAT, ask_take_tools, NULL},
-    {"tool_choice", ASK_CHAT, ask_take_tool_choice, NULL},
-    {"parallel_tool_calls", ASK_CHAT, take_parallel, NULL},
-    {"response_format", ASK_CHAT, ask_take_response_format, NULL},
-    {"user", BOTH, ask_take_user, NULL},
+    {"model", BOTH, ask_take_model},
+    {"messages", CHATS, take_messages},
+    {"prompt", ASK_COMPLETION, take_prompt},
+    {"stream", BOTH, take_stream},
+    {"stream_options", BOTH, take_stream_options},
+    {"n", BOTH, take_n},
+    {"max_tokens", BOTH, ask_take_max_tokens},
+    {"max_completion_tokens", CHATS, ask_take_max_tokens},
+    {"stop", BOTH, ask_take_stop},
+    {"seed", BOTH, ask_take_seed},
+    {"temperature", BOTH, ask_take_temperature},
+    {"top_p", BOTH, ask_take_top_p},
+    {"presence_penalty", BOTH, ask_take_presence},
+    {"frequency_penalty", BOTH, ask_take_frequency},
+    {"logit_bias", BOTH, take_logit_bias},
+    {"logprobs", BOTH, take_logprobs},
+    {"top_logprobs", CHATS, take_top_logprobs},
+    {"tools", CHATS, ask_take_tools},
+    {"tool_choice", CHATS, ask_take_tool_choice},
+    {"parallel_tool_calls", CHATS, take_parallel},
+    {"response_format", CHATS, ask_take_response_format},
+    {"user", BOTH, ask_take_user},
     /* beyond OpenAI, by the names that vLLM and llama.cpp give them */
-    {"top_k", BOTH, ask_take_top_k, NULL},
-    {"min_p", BOTH, ask_take_min_p, NULL},
-    {"repetition_penalty", BOTH, ask_take_repetition, NULL},
-    {"ignore_eos", BOTH, take_ignore_eos, NULL},
-    {"chat_template_kwargs", ASK_CHAT, take_template_arguments, NULL},
-    {"json_schema", BOTH, ask_take_json_schema, NULL},
-    {"guided_json", BOTH, ask_take_json_schema, NULL},
-    {"guided_regex", BOTH, ask_take_regex, NULL},
-    {"guided_grammar", BOTH, ask_take_grammar, NULL},
-    {"grammar", BOTH, ask_take_grammar, NULL},
-    /* notes of the client to itself, which change no answer */
-    {"metadata", BOTH, NULL, NULL},
-    {"safety_identifier", BOTH, NULL, NULL},
-    {"prompt_cache_key", BOTH, NULL, NULL},
-    /* not supported, except for the value that means what happens anyway */
-    {"modalities", ASK_CHAT, NULL, "[\"text\"]"},
-    {"service_tier", BOTH, NULL, "\"auto\"|\"default\""},
-    {"store", ASK_CHAT, NULL, "false"},
-    {"best_of", ASK_COMPLETION, NULL, "1"},
-    {"echo", ASK_COMPLETION, NULL, "false"},
-    {"suffix", ASK_COMPLETION, NULL, "\"\""},
-    {"audio", ASK_CHAT, NULL, ""},
-    {"function_call", ASK_CHAT, NULL, "\"none\""},
-    {"functions", ASK_CHAT, NULL, "[]"},
-    {"prediction", ASK_CHAT, NULL, ""},
-    {"prompt_cache_retention", BOTH, NULL, ""},
-    {"reasoning_effort", ASK_CHAT, NULL, ""},
-    {"verbosity", ASK_CHAT, NULL, ""},
-    {"web_search_options", ASK_CHAT, NULL, ""},
+    {"top_k", BOTH, ask_take_top_k},
+    {"min_p", BOTH, ask_take_min_p},
+    {"repetition_penalty", BOTH, ask_take_repetition},
+    {"repeat_penalty", BOTH, ask_take_repetition},
+    {"ignore_eos", BOTH, take_ignore_eos},
+    {"chat_template_kwargs", CHATS, take_template_arguments},
+    {"json_schema", BOTH, ask_take_json_schema},
+    {"guided_json", BOTH, ask_take_json_schema},
+    {"guided_regex", BOTH, ask_take_regex},
+    {"guided_grammar", BOTH, ask_take_grammar},
+    {"grammar", BOTH, ask_take_grammar},
 };
 const size_t ask_openai_field_count = sizeof ask_openai_fields / sizeof *ask_openai_fields;
 

@@ -72,6 +72,20 @@ static bool take_message(struct items *s, const json_t *item)
     return content && add_message(s, role, content);
 }
 
+/* The name that a function of a namespace is offered by; NULL: it is not known. */
+static const char *offered_name(const struct ask *ask, const char *space, const char *name)
+{
+    const char *offered;
+    const json_t *of;
+    json_object_foreach(ask->spaces, offered, of)
+    {
+        const char *is = json_string_value(json_object_get(of, "name"));
+        const char *in = json_string_value(json_object_get(of, "namespace"));
+        if (is && in && strcmp(is, name) == 0 && strcmp(in, space) == 0) return offered;
+    }
+    return NULL;
+}
+
 /* Calls that follow each other are one message's. */
 static bool take_call(struct items *s, const json_t *item)
 {
@@ -91,8 +105,10 @@ static bool take_call(struct items *s, const json_t *item)
         json_object_set_new(last, "tool_calls", json_array());
         calls = json_object_get(last, "tool_calls");
     }
-    json_t *call = json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function", "name",
-                             name, "arguments", arguments);
+    const char *space = json_string_value(json_object_get(item, "namespace"));
+    const char *offered = space ? offered_name(s->reader->ask, space, json_string_value(name)) : NULL;
+    json_t *call = json_pack("{s:O, s:s, s:{s:s, s:O}}", "id", id, "type", "function", "function", "name",
+                             offered ? offered : json_string_value(name), "arguments", arguments);
     return json_array_append_new(calls, call) == 0 || out_of_memory(s->reader);
 }
 
@@ -126,7 +142,8 @@ static bool take_item(struct items *s, const json_t *item)
         bool (*take)(struct items *items, const json_t *item);
         const char *members;
     } rows[] = {{"message", take_message, "|type|role|content|id|status|phase|"},
-                {"function_call", take_call, "|type|call_id|name|arguments|id|status|parsed_arguments|"},
+                {"function_call", take_call,
+                 "|type|call_id|name|arguments|id|status|parsed_arguments|namespace|"},
                 {"function_call_output", take_output, "|type|call_id|output|id|status|"},
                 {"reasoning", take_reasoning, "|type|content|id|status|summary|encrypted_content|"}};
     const json_t *named = json_object_get(item, "type");
@@ -182,14 +199,9 @@ static bool take_stream(struct ask_reader *r, const json_t *value)
 }
 static bool take_stream_options(struct ask_reader *r, const json_t *value)
 {
-    static const struct ask_field fields[] = {{"include_obfuscation", ASK_RESPONSE, NULL, "false"}};
     if (!json_is_object(value))
         return refuse(r->refusal, 400, "invalid_type", r->param, "'stream_options' is not an object");
-    return ask_take_fields(r, value, fields, 1);
-}
-static bool take_max_tokens(struct ask_reader *r, const json_t *value)
-{
-    return ask_take_count(r, value, 1, UINT32_MAX, &r->ask->max_tokens);
+    return ask_take_fields(r, "stream_options.", value, NULL, 0);
 }
 static bool take_top_logprobs(struct ask_reader *r, const json_t *value)
 {
@@ -217,11 +229,12 @@ static bool take_include(struct ask_reader *r, const json_t *value)
     json_array_foreach(value, index, item)
     {
         const char *name = json_string_value(item);
-        if (!name || strcmp(name, "message.output_text.logprobs") != 0)
-            return refuse(r->refusal, 400, "unsupported_value", r->param,
-                          "'include' has '%.60s'; message.output_text.logprobs is what there is",
+        if (name && strcmp(name, "message.output_text.logprobs") == 0)
+            r->ask->logprobs = true;
+        else if (!name || !ask_settle_member(r, "include.", name, item))
+            return refuse(r->refusal, 400, "unsupported_value", "include",
+                          "'include' has '%.60s', which is nothing that an answer may hold",
                           name ? name : "");
-        r->ask->logprobs = true;
     }
     return true;
 }
@@ -239,47 +252,93 @@ static bool take_format(struct ask_reader *r, const json_t *value)
 }
 static bool take_text(struct ask_reader *r, const json_t *value)
 {
-    static const struct ask_field fields[] = {{"format", ASK_RESPONSE, take_format, NULL},
-                                              {"verbosity", ASK_RESPONSE, NULL, "\"medium\""}};
+    static const struct ask_field fields[] = {{"format", ASK_RESPONSE, take_format}};
     if (!json_is_object(value))
         return refuse(r->refusal, 400, "invalid_type", r->param, "'text' is not an object");
-    return ask_take_fields(r, value, fields, sizeof fields / sizeof *fields);
+    return ask_take_fields(r, "text.", value, fields, sizeof fields / sizeof *fields);
 }
 static bool take_reasoning_options(struct ask_reader *r, const json_t *value)
 {
-    static const struct ask_field fields[] = {{"effort", ASK_RESPONSE, NULL, ""},
-                                              {"summary", ASK_RESPONSE, NULL, ""},
-                                              {"generate_summary", ASK_RESPONSE, NULL, ""}};
     if (!json_is_object(value))
         return refuse(r->refusal, 400, "invalid_type", r->param, "'reasoning' is not an object");
-    return ask_take_fields(r, value, fields, sizeof fields / sizeof *fields);
+    return ask_take_fields(r, "reasoning.", value, NULL, 0);
 }
 
-/* {"type": "function", "name", ...} as chat has it, one level deeper. */
+static bool is_offered(const json_t *list, const char *name)
+{
+    size_t index;
+    const json_t *tool;
+    json_array_foreach(list, index, tool)
+    {
+        const char *other = json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+        if (other && strcmp(other, name) == 0) return true;
+    }
+    return false;
+}
+
+/* {"type": "function", "name", ...} as chat has it, one level deeper. A name that two namespaces have is offered with the
+ * second one's before it. */
+static bool add_function(struct ask_reader *r, const json_t *tool, const char *space)
+{
+    static const char *const keys[] = {"name", "description", "parameters", "strict"};
+    struct ask *ask = r->ask;
+    json_t *function = json_object(), *name = json_object_get(tool, "name");
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        json_t *member = json_object_get(tool, keys[i]);
+        if (member && !json_is_null(member)) json_object_set(function, keys[i], member);
+    }
+    if (space && json_is_string(name)) {
+        const bool taken = is_offered(ask->made, json_string_value(name));
+        json_t *offered = taken ? json_sprintf("%s__%s", space, json_string_value(name)) : json_incref(name);
+        if (!ask->spaces) ask->spaces = json_object();
+        json_object_set_new(ask->spaces, json_string_value(offered),
+                            json_pack("{s:s, s:O}", "namespace", space, "name", name));
+        json_object_set_new(function, "name", offered);
+    }
+    return json_array_append_new(ask->made,
+                                 json_pack("{s:s, s:o}", "type", "function", "function", function)) == 0 ||
+           out_of_memory(r);
+}
+
+/* The functions of a namespace, if it is one. */
+static bool add_namespace(struct ask_reader *r, const json_t *tool)
+{
+    const char *space = json_string_value(json_object_get(tool, "name"));
+    size_t index;
+    const json_t *inner;
+    json_array_foreach(json_object_get(tool, "tools"), index, inner)
+    {
+        const char *type = json_string_value(json_object_get(inner, "type"));
+        if (!type || strcmp(type, "function") != 0)
+            ask_note_tool(r->ask, type);
+        else if (!add_function(r, inner, space))
+            return false;
+    }
+    return true;
+}
+
+/* Tools that are no functions are a service's own: the model is not told of them. */
 static bool take_tools(struct ask_reader *r, const json_t *value)
 {
     size_t index;
     const json_t *tool;
     if (!json_is_array(value))
         return refuse(r->refusal, 400, "invalid_type", r->param, "'tools' is not a list");
-    json_t *list = r->ask->made = json_array();
+    r->ask->made = json_array();
     json_array_foreach(value, index, tool)
     {
-        static const char *const keys[] = {"name", "description", "parameters", "strict"};
         const char *type = json_string_value(json_object_get(tool, "type"));
-        json_t *function = json_object();
-        if (!type || strcmp(type, "function") != 0) {
-            json_decref(function);
-            return refuse(r->refusal, 400, "unsupported_value", "tools",
-                          "tools[%zu] is of type '%.40s'; functions are supported", index, type ? type : "");
-        }
-        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-            json_t *member = json_object_get(tool, keys[i]);
-            if (member && !json_is_null(member)) json_object_set(function, keys[i], member);
-        }
-        json_array_append_new(list, json_pack("{s:s, s:o}", "type", "function", "function", function));
+        if (!type) return refuse(r->refusal, 400, "invalid_value", "tools", "tools[%zu] has no type", index);
+        bool good = true;
+        if (strcmp(type, "function") == 0)
+            good = add_function(r, tool, NULL);
+        else if (strcmp(type, "namespace") == 0)
+            good = add_namespace(r, tool);
+        else
+            ask_note_tool(r->ask, type);
+        if (!good) return false;
     }
-    return ask_take_tools(r, list);
+    return ask_take_tools(r, r->ask->made);
 }
 static bool take_tool_choice(struct ask_reader *r, const json_t *value)
 {
@@ -293,45 +352,28 @@ static bool take_tool_choice(struct ask_reader *r, const json_t *value)
 }
 
 const struct ask_field ask_response_fields[] = {
-    {"model", ASK_RESPONSE, ask_take_model, NULL},
-    {"input", ASK_RESPONSE, take_input, NULL},
-    {"instructions", ASK_RESPONSE, take_instructions, NULL},
-    {"stream", ASK_RESPONSE, take_stream, NULL},
-    {"stream_options", ASK_RESPONSE, take_stream_options, NULL},
-    {"max_output_tokens", ASK_RESPONSE, take_max_tokens, NULL},
-    {"temperature", ASK_RESPONSE, ask_take_temperature, NULL},
-    {"top_p", ASK_RESPONSE, ask_take_top_p, NULL},
-    {"include", ASK_RESPONSE, take_include, NULL},
-    {"top_logprobs", ASK_RESPONSE, take_top_logprobs, NULL},
-    {"text", ASK_RESPONSE, take_text, NULL},
-    {"tools", ASK_RESPONSE, take_tools, NULL},
-    {"tool_choice", ASK_RESPONSE, take_tool_choice, NULL},
-    {"parallel_tool_calls", ASK_RESPONSE, take_parallel, NULL},
-    {"reasoning", ASK_RESPONSE, take_reasoning_options, NULL},
-    {"user", ASK_RESPONSE, ask_take_user, NULL},
+    {"model", ASK_RESPONSE, ask_take_model},
+    {"input", ASK_RESPONSE, take_input},
+    {"instructions", ASK_RESPONSE, take_instructions},
+    {"stream", ASK_RESPONSE, take_stream},
+    {"stream_options", ASK_RESPONSE, take_stream_options},
+    {"max_output_tokens", ASK_RESPONSE, ask_take_max_tokens},
+    {"temperature", ASK_RESPONSE, ask_take_temperature},
+    {"top_p", ASK_RESPONSE, ask_take_top_p},
+    {"include", ASK_RESPONSE, take_include},
+    {"top_logprobs", ASK_RESPONSE, take_top_logprobs},
+    {"text", ASK_RESPONSE, take_text},
+    {"tools", ASK_RESPONSE, take_tools},
+    {"tool_choice", ASK_RESPONSE, take_tool_choice},
+    {"parallel_tool_calls", ASK_RESPONSE, take_parallel},
+    {"reasoning", ASK_RESPONSE, take_reasoning_options},
+    {"user", ASK_RESPONSE, ask_take_user},
     /* beyond OpenAI, as in chats */
-    {"seed", ASK_RESPONSE, ask_take_seed, NULL},
-    {"top_k", ASK_RESPONSE, ask_take_top_k, NULL},
-    {"min_p", ASK_RESPONSE, ask_take_min_p, NULL},
-    {"repetition_penalty", ASK_RESPONSE, ask_take_repetition, NULL},
-    {"chat_template_kwargs", ASK_RESPONSE, take_template_arguments, NULL},
-    /* notes of the client to itself, which change no answer */
-    {"metadata", ASK_RESPONSE, NULL, NULL},
-    {"safety_identifier", ASK_RESPONSE, NULL, NULL},
-    {"prompt_cache_key", ASK_RESPONSE, NULL, NULL},
-    /* not supported, except for the value that means what happens anyway: nothing is kept */
-    {"store", ASK_RESPONSE, NULL, "false"},
-    {"background", ASK_RESPONSE, NULL, "false"},
-    {"truncation", ASK_RESPONSE, NULL, "\"disabled\""},
-    {"service_tier", ASK_RESPONSE, NULL, "\"auto\"|\"default\""},
-    {"previous_response_id", ASK_RESPONSE, NULL, ""},
-    {"conversation", ASK_RESPONSE, NULL, ""},
-    {"prompt", ASK_RESPONSE, NULL, ""},
-    {"max_tool_calls", ASK_RESPONSE, NULL, ""},
-    {"context_management", ASK_RESPONSE, NULL, ""},
-    {"moderation", ASK_RESPONSE, NULL, ""},
-    {"prompt_cache_options", ASK_RESPONSE, NULL, ""},
-    {"prompt_cache_retention", ASK_RESPONSE, NULL, ""},
+    {"seed", ASK_RESPONSE, ask_take_seed},
+    {"top_k", ASK_RESPONSE, ask_take_top_k},
+    {"min_p", ASK_RESPONSE, ask_take_min_p},
+    {"repetition_penalty", ASK_RESPONSE, ask_take_repetition},
+    {"chat_template_kwargs", ASK_RESPONSE, take_template_arguments},
 };
 const size_t ask_response_field_count = sizeof ask_response_fields / sizeof *ask_response_fields;
 

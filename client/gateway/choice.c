@@ -85,6 +85,9 @@ static void add_text(struct choice *c, const char *data, size_t length, bool las
         decide(c, c->held.length - (last ? 0 : stop_text_held(&stop, c->held.data, c->held.length, 0)));
         return;
     }
+    for (size_t i = 0; i < ask->stop_count && !c->stopped_by; i++)
+        if (strncmp(c->held.data + cut, ask->stop[i], strlen(ask->stop[i])) == 0)
+            c->stopped_by = ask->stop[i];
     decide(c, cut);
     c->held.length = 0;
     c->finish = HELM_FINISH_STOP;

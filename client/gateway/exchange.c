@@ -38,10 +38,7 @@ void exchange_refuse(struct exchange *ex)
         return;
     }
     struct cli_text out = {0};
-    if (ex->route->ollama)
-        voice_error_ollama(&out, &ex->refusal);
-    else
-        voice_error_openai(&out, &ex->refusal);
+    (ex->route->error ? ex->route->error : voice_error_openai)(&out, &ex->refusal);
     exchange_answer(ex, ex->refusal.status, JSON_TYPE, &out);
 }
 
@@ -107,6 +104,7 @@ static void begin_stream(struct exchange *ex)
 {
     if (!ex->ask.stream || ex->streams) return;
     ex->streams = true;
+    ex->spoke_us = units_now_us();
     ex->status = 200;
     ex->type = ex->route->voice->stream_type;
     ex->state = EXCHANGE_ANSWER;
@@ -236,6 +234,7 @@ void exchange_start(struct exchange *ex)
             exchange_refuse(ex);
         return;
     }
+    if (*ex->ask.ignored) log_debug("%.8s ignored: %s", ex->id, ex->ask.ignored);
     if (!ex->route->voice) { /* the thread wrote the answer */
         exchange_answer(ex, 200, JSON_TYPE, &ex->out);
         return;

@@ -31,6 +31,13 @@ struct choice_items {
     bool open[2];
 };
 
+/* Blocks of a message (voice_anthropic.c) in a stream. */
+struct choice_blocks {
+    uint32_t count, calls_done;
+    size_t arguments; /* bytes written of the open call's */
+    uint8_t open;     /* what the last one is, until it is closed */
+};
+
 /* One generation of an exchange. */
 struct choice {
     struct exchange *exchange;
@@ -50,6 +57,8 @@ struct choice {
     size_t token_count, token_space, tokens_decided, tokens_sent;
     uint32_t completion_tokens, thought_tokens;
     struct choice_items items;
+    struct choice_blocks blocks;
+    const char *stopped_by; /* the stop text that ended it, borrowed from the ask; NULL: none did */
     enum helm_finish finish;
     bool reported; /* the daemon ended it and said: */
     uint32_t cached_tokens;
@@ -79,6 +88,7 @@ struct exchange {
     time_t created;
     uint64_t begin_us, first_us, over_us;
     uint64_t unread_us; /* since when there is something to write; 0: there is not */
+    uint64_t spoke_us;  /* when a stream was last written */
 
     struct cli_text body;
     struct ask ask;
@@ -92,6 +102,7 @@ struct exchange {
     const char *type;
     struct cli_text out;
     size_t sent;
+    char allow[64];     /* with 405 and for another site's page: the path's methods */
     bool streams, over; /* out grows until `over` */
     bool queued;        /* libmicrohttpd has the response */
     bool suspended;     /* libmicrohttpd does not look at the connection */

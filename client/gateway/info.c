@@ -1,6 +1,7 @@
 /* What is known of the model and its daemon: opened at the start, asked for by paths without a body. See gateway.h and
  * routes.h. */
 #include <ctype.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +14,9 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 
-#define STATUS_US 1000000
-#define JSON_TYPE "application/json"
+#define STATUS_US      1000000
+#define JSON_TYPE      "application/json"
+#define OLLAMA_VERSION "0.14.0" /* the release whose API the paths under /api follow */
 
 /* ---- the model -------------------------------------------------------------------------------------- */
 
@@ -262,10 +264,25 @@ void info_status_page(struct exchange *ex)
 
 /* ---- Ollama ----------------------------------------------------------------------------------------- */
 
+/* Clients compare it with the release of Ollama that they need. */
 void info_version(struct exchange *ex)
 {
-    cli_text_printf(&ex->out, "{\"version\":\"%s\"}", HELM_VERSION);
+    cli_text_printf(&ex->out, "{\"version\":\"" OLLAMA_VERSION "\",\"helm\":\"%s\"}", HELM_VERSION);
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+}
+
+/* "Qwen3ForCausalLM" is qwen3. */
+static void name_family(const char *architecture, char family[64])
+{
+    snprintf(family, 64, "%.*s", (int)strcspn(architecture, "F"), architecture);
+    for (char *c = family; *c; c++) *c = (char)tolower((unsigned char)*c);
+}
+
+static void add_families(struct cli_text *out, const char *family)
+{
+    cli_text_printf(out, ",\"families\":[");
+    voice_add_string(out, family);
+    cli_text_printf(out, "]");
 }
 
 /* What Ollama's tools look at before they ask: the context's length and whether there are tools. */
@@ -275,7 +292,9 @@ void info_show(struct exchange *ex)
     struct cli_text *out = &ex->out;
     struct helm_model_info *info = NULL;
     struct helm_err err = {0};
-    if (!ask_read_name(&g->model, ex->body.data ? ex->body.data : "", ex->body.length, &ex->refusal)) {
+    bool stream;
+    if (!ask_read_name(&g->model, ex->body.data ? ex->body.data : "", ex->body.length, &stream,
+                       &ex->refusal)) {
         exchange_refuse(ex);
         return;
     }
@@ -284,16 +303,19 @@ void info_show(struct exchange *ex)
         exchange_refuse(ex);
         return;
     }
-    char family[64]; /* "Qwen3ForCausalLM" is qwen3 */
-    snprintf(family, sizeof family, "%.*s", (int)strcspn(info->architecture, "F"), info->architecture);
-    for (char *c = family; *c; c++) *c = (char)tolower((unsigned char)*c);
+    char family[64];
+    name_family(info->architecture, family);
     const char *template = helm_tokenizer_chat_template(g->model.tokenizer, NULL);
     cli_text_printf(out, "{\"template\":");
     voice_add_string(out, template ? template : "");
-    cli_text_printf(out, ",\"capabilities\":[\"completion\"%s],\"details\":{\"format\":\"%s\",\"family\":",
+    cli_text_printf(out,
+                    ",\"capabilities\":[\"completion\"%s%s],\"details\":{\"parent_model\":\"\",\"format\":\"%"
+                    "s\",\"family\":",
                     g->model.tool_style != TOOLS_NONE ? ",\"tools\"" : "",
+                    g->model.may_think ? ",\"thinking\"" : "",
                     file_is_folder(g->folder) ? "safetensors" : "gguf");
     voice_add_string(out, family);
+    add_families(out, family);
     cli_text_printf(out,
                     ",\"parameter_size\":\"%.1fB\",\"quantization_level\":", (double)info->parameters * 1e-9);
     voice_add_string(out, info->dtype);
@@ -308,6 +330,44 @@ void info_show(struct exchange *ex)
     exchange_answer(ex, 200, JSON_TYPE, out);
 }
 
+/* A client that wants to be sure of the model pulls it: it is here. */
+void info_pull(struct exchange *ex)
+{
+    bool stream;
+    if (!ask_read_name(&ex->gateway->model, ex->body.data ? ex->body.data : "", ex->body.length, &stream,
+                       &ex->refusal)) {
+        exchange_refuse(ex);
+        return;
+    }
+    if (stream) cli_text_printf(&ex->out, "{\"status\":\"pulling manifest\"}\n");
+    cli_text_printf(&ex->out, "{\"status\":\"success\"}%s", stream ? "\n" : "");
+    exchange_answer(ex, 200, stream ? "application/x-ndjson" : JSON_TYPE, &ex->out);
+}
+
+/* As Ollama names models: with a tag. */
+static void add_tagged(struct cli_text *out, const char *name)
+{
+    char tagged[sizeof((struct ask_model *)0)->name + 8];
+    const char *base = strrchr(name, '/');
+    snprintf(tagged, sizeof tagged, "%s%s", name, strchr(base ? base : name, ':') ? "" : ":latest");
+    voice_add_string(out, tagged);
+}
+
+/* Tells models apart; it is of what the model says of itself, not of its files' bytes. */
+static void add_digest(struct cli_text *out, const struct gateway *g, const struct helm_model_info *info)
+{
+    unsigned char sum[crypto_hash_sha256_BYTES];
+    char text[1024], hex[2 * sizeof sum + 1];
+    const int length = snprintf(text, sizeof text, "%s %s %s %s %llu %llu", g->model.name, g->folder,
+                                info ? info->architecture : "", info ? info->dtype : "",
+                                (unsigned long long)(info ? info->parameters : 0),
+                                (unsigned long long)(info ? info->weight_bytes : 0));
+    crypto_hash_sha256(sum, (const unsigned char *)text,
+                       (size_t)length < sizeof text ? (size_t)length : sizeof text - 1);
+    sodium_bin2hex(hex, sizeof hex, sum, sizeof sum);
+    cli_text_printf(out, ",\"digest\":\"%s\"", hex);
+}
+
 /* Name, bytes and details of the one model; null answers become zeroes. */
 static void write_tag(struct exchange *ex, bool running)
 {
@@ -320,14 +380,18 @@ static void write_tag(struct exchange *ex, bool running)
         log_warn("model: %s", err.text);
     uint64_t vram = 0;
     for (size_t i = 0; status && i < status->worker_count; i++) vram += status->workers[i].vram_bytes;
+    char family[64];
+    name_family(info ? info->architecture : "", family);
     cli_text_printf(out, "{\"name\":");
-    voice_add_string(out, g->model.name);
+    add_tagged(out, g->model.name);
     cli_text_printf(out, ",\"model\":");
-    voice_add_string(out, g->model.name);
-    cli_text_printf(out, ",\"size\":%llu,\"digest\":\"\",\"details\":{\"format\":\"%s\",\"family\":",
-                    (unsigned long long)(info ? info->weight_bytes : 0),
+    add_tagged(out, g->model.name);
+    cli_text_printf(out, ",\"size\":%llu", (unsigned long long)(info ? info->weight_bytes : 0));
+    add_digest(out, g, info);
+    cli_text_printf(out, ",\"details\":{\"parent_model\":\"\",\"format\":\"%s\",\"family\":",
                     file_is_folder(g->folder) ? "safetensors" : "gguf");
-    voice_add_string(out, info ? info->architecture : "");
+    voice_add_string(out, family);
+    add_families(out, family);
     cli_text_printf(out, ",\"parameter_size\":\"%.1fB\",\"quantization_level\":",
                     info ? (double)info->parameters * 1e-9 : 0.0);
     voice_add_string(out, info ? info->dtype : "");

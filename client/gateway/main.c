@@ -20,7 +20,7 @@
 
 struct options {
     const char *listen, *name, *log_level, *pooling;
-    struct args_list hosts, aliases;
+    struct args_list hosts, aliases, origins;
     uint64_t request_seconds, answer_seconds;
 };
 
@@ -77,7 +77,9 @@ static void stop(struct gateway *g)
 static int run(struct gateway *g, const struct options *o)
 {
     struct helm_err err = {0};
-    if (server_check(o->listen, &err) < 0) return args_usage_error(g->cli.global, &err);
+    g->access.origins = &o->origins;
+    if (server_check(o->listen, &err) < 0 || access_check_origins(&g->access, &err) < 0)
+        return args_usage_error(g->cli.global, &err);
     if (!g->access.file && !server_is_loopback(o->listen)) {
         helm_fail(&err, HELM_E_USAGE, "--listen %s is not this machine alone: that needs --api-keys FILE",
                   o->listen);
@@ -113,6 +115,8 @@ int main(int argc, char **argv)
          "lines of KEY or NAME KEY; one of them must come with each request", .target = &g.access.file},
         {"host", 0, ARGS_LIST, "NAME",
          "a name that clients reach the gateway by, beside localhost and addresses", .target = &o.hosts},
+        {"allow-origin", 0, ARGS_LIST, "ORIGIN",
+         "pages of this site may ask: SCHEME://HOST[:PORT], or * for all", .target = &o.origins},
         {"name", 0, ARGS_TEXT, "NAME", "the model's name for clients (default: its folder's or file's)",
          .target = &o.name},
         {"alias", 0, ARGS_LIST, "NAME", "a further name", .target = &o.aliases},
@@ -156,7 +160,8 @@ int main(int argc, char **argv)
     const struct args_spec spec = {
         .program = "helm-gateway",
         .usage = "[--listen HOST:PORT] [--connect ENDPOINT | --model PATH [helmd options]] [options]",
-        .about = "Serves a helmd's model by HTTP: OpenAI's and Ollama's APIs, a page to chat, metrics.",
+        .about = "Serves a helmd's model by HTTP: OpenAI's, Anthropic's and Ollama's APIs, a page to chat, "
+                 "metrics.",
         .options = options,
         .option_count = sizeof options / sizeof options[0],
         .epilogue = epilogue,

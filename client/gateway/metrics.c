@@ -38,7 +38,7 @@ static void write_requests(struct cli_text *out, const struct metrics *m)
     for (size_t i = 0; i < METRICS_ROUTES; i++)
         for (size_t k = 0; k < METRICS_CLASSES; k++) {
             if (!m->requests[i][k]) continue;
-            const struct route *route = i < route_count ? &routes[i] : &route_none;
+            const struct route *route = i < route_count ? &routes[i] : routes_stranger("");
             cli_text_printf(out, "%s{path=\"%s\",status=\"", name, route->path);
             if (k)
                 cli_text_printf(out, "%zuxx", k);

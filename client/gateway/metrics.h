@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define METRICS_BUCKETS 14
-#define METRICS_ROUTES  32 /* as many as routes.c may have */
+#define METRICS_ROUTES  48 /* as many as routes.c may have */
 #define METRICS_CLASSES 6  /* statuses by their hundreds; 0: the client went away before there was one */
 
 /* Seconds in buckets, as Prometheus has histograms. */

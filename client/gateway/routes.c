@@ -1,6 +1,7 @@
 /* The table of paths, and the work behind those with a body. See routes.h. */
 #include "client/gateway/routes.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,6 +50,23 @@ static const json_t *only_members(struct exchange *ex, const json_t *body, const
     }
     if (!found) refuse(&ex->refusal, 400, "missing_parameter", keys[0], "'%s' is missing", keys[0]);
     return found;
+}
+
+/* How many tokens a message of Anthropic's is, without an answer. */
+static void count_tokens(struct exchange *ex)
+{
+    read_ask(ex);
+    if (!ex->refusal.status) cli_text_printf(&ex->out, "{\"input_tokens\":%u}", voice_prompt_tokens(ex));
+}
+
+/* A chat as the model reads it. */
+static void apply_template(struct exchange *ex)
+{
+    read_ask(ex);
+    if (ex->refusal.status) return;
+    cli_text_printf(&ex->out, "{\"prompt\":");
+    cli_text_json(&ex->out, ex->ask.rendered, ex->ask.rendered_length);
+    cli_text_printf(&ex->out, "}");
 }
 
 static void write_ids(struct exchange *ex, const uint32_t *ids, size_t count)
@@ -140,37 +158,81 @@ const struct route routes[] = {
     {"POST", "/detokenize", .work = detokenize},
     {"POST", "/v1/embeddings", .work = read_ask, .kind = ASK_EMBED, .voice = &voice_embeddings},
     {"POST", "/v1/responses", .work = read_ask, .kind = ASK_RESPONSE, .voice = &voice_responses},
-    {"GET", "/api/version", .open = true, .ollama = true, .reply = info_version},
-    {"GET", "/api/tags", .ollama = true, .reply = info_tags},
-    {"GET", "/api/ps", .ollama = true, .reply = info_ps},
-    {"POST", "/api/show", .ollama = true, .reply = info_show},
-    {"POST", "/api/chat", .ollama = true, .work = read_ask, .kind = ASK_OLLAMA_CHAT, .voice = &voice_ollama},
-    {"POST", "/api/generate", .ollama = true, .work = read_ask, .kind = ASK_OLLAMA_GENERATE,
+    {"POST", "/v1/messages", .error = voice_error_anthropic, .work = read_ask, .kind = ASK_MESSAGE,
+     .voice = &voice_messages},
+    {"POST", "/v1/messages/count_tokens", .error = voice_error_anthropic, .work = count_tokens,
+     .kind = ASK_COUNT},
+    /* llama.cpp's */
+    {"GET", "/v1/health", .open = true, .reply = info_health},
+    {"GET", "/props", .reply = info_props},
+    {"GET", "/slots", .reply = info_slots},
+    {"POST", "/apply-template", .work = apply_template, .kind = ASK_TEMPLATE},
+    {"GET", "/api/version", .open = true, .error = voice_error_ollama, .reply = info_version},
+    {"GET", "/api/tags", .error = voice_error_ollama, .reply = info_tags},
+    {"GET", "/api/ps", .error = voice_error_ollama, .reply = info_ps},
+    {"POST", "/api/show", .error = voice_error_ollama, .reply = info_show},
+    {"POST", "/api/chat", .error = voice_error_ollama, .work = read_ask, .kind = ASK_OLLAMA_CHAT,
      .voice = &voice_ollama},
-    {"POST", "/api/embed", .ollama = true, .work = read_ask, .kind = ASK_OLLAMA_EMBED,
+    {"POST", "/api/generate", .error = voice_error_ollama, .work = read_ask, .kind = ASK_OLLAMA_GENERATE,
+     .voice = &voice_ollama},
+    {"POST", "/api/embed", .error = voice_error_ollama, .work = read_ask, .kind = ASK_OLLAMA_EMBED,
      .voice = &voice_ollama_embed},
-    {"POST", "/api/embeddings", .ollama = true, .unsupported = "use /api/embed"},
-    {"POST", "/api/pull", .ollama = true, .unsupported = ONE_MODEL},
-    {"POST", "/api/push", .ollama = true, .unsupported = ONE_MODEL},
-    {"POST", "/api/create", .ollama = true, .unsupported = ONE_MODEL},
-    {"POST", "/api/copy", .ollama = true, .unsupported = ONE_MODEL},
-    {"DELETE", "/api/delete", .ollama = true, .unsupported = ONE_MODEL},
+    {"POST", "/api/embeddings", .error = voice_error_ollama, .work = read_ask, .kind = ASK_OLLAMA_EMBED,
+     .voice = &voice_ollama_embedding},
+    {"POST", "/api/pull", .error = voice_error_ollama, .reply = info_pull},
+    {"POST", "/api/push", .error = voice_error_ollama, .unsupported = ONE_MODEL},
+    {"POST", "/api/create", .error = voice_error_ollama, .unsupported = ONE_MODEL},
+    {"POST", "/api/copy", .error = voice_error_ollama, .unsupported = ONE_MODEL},
+    {"DELETE", "/api/delete", .error = voice_error_ollama, .unsupported = ONE_MODEL},
 };
 const size_t route_count = sizeof routes / sizeof *routes;
 _Static_assert(sizeof routes / sizeof *routes < METRICS_ROUTES,
                "the last row of the counters is of unknown paths");
 
-const struct route route_none = {"", "other", .open = true};
+/* Paths that there are not, by how they begin: whose errors their clients read. */
+static const struct route strangers[] = {
+    {"", "other", .open = true, .error = voice_error_ollama},
+    {"", "other", .open = true, .error = voice_error_anthropic},
+    {"", "other", .open = true},
+};
 
-const struct route *routes_find(const char *method, const char *path, bool *known)
+const struct route route_preflight = {"OPTIONS", "other", .open = true, .reply = info_preflight};
+
+const struct route *routes_stranger(const char *path)
 {
-    if (strcmp(method, "HEAD") == 0) method = "GET";
-    *known = false;
-    if (strncmp(path, ROUTES_MODEL, strlen(ROUTES_MODEL)) == 0) path = ROUTES_MODEL; /* a name follows */
-    for (size_t i = 0; i < route_count; i++) {
-        if (strcmp(routes[i].path, path) != 0) continue;
-        *known = true;
-        if (strcmp(routes[i].method, method) == 0) return &routes[i];
+    return strncmp(path, "/api/", 5) == 0           ? &strangers[0]
+           : strncmp(path, "/v1/messages", 12) == 0 ? &strangers[1]
+                                                    : &strangers[2];
+}
+
+size_t routes_row(const struct route *route)
+{
+    return route >= routes && route < routes + route_count ? (size_t)(route - routes) : METRICS_ROUTES - 1;
+}
+
+/* What a path begins with is dropped to find it in the table: clients are given an address with /v1 or without. */
+static bool is_path(const char *path, const char *asked)
+{
+    return strcmp(path, asked) == 0 || (strncmp(path, "/v1/", 4) == 0 && strcmp(path + 3, asked) == 0);
+}
+
+const struct route *routes_find(const char *method, const char *path, const char **named, char allow[64])
+{
+    const struct route *found = NULL;
+    const char *models = strncmp(path, "/v1", 3) == 0 ? ROUTES_MODEL : ROUTES_MODEL + 3;
+    *named = "";
+    *allow = 0;
+    if (strncmp(path, models, strlen(models)) == 0) { /* a name follows */
+        *named = path + strlen(models);
+        path = ROUTES_MODEL;
     }
-    return NULL;
+    for (size_t i = 0; i < route_count; i++) {
+        if (!is_path(routes[i].path, path)) continue;
+        const bool get = strcmp(routes[i].method, "GET") == 0;
+        const size_t used = strlen(allow);
+        snprintf(allow + used, 64 - used, "%s%s", used ? ", " : "", get ? "GET, HEAD" : routes[i].method);
+        if (!found && (strcmp(routes[i].method, method) == 0 || (get && strcmp(method, "HEAD") == 0)))
+            found = &routes[i];
+    }
+    return found;
 }

@@ -8,8 +8,8 @@
 
 struct route {
     const char *method, *path;
-    bool open;                                /* needs no key */
-    bool ollama;                              /* errors in Ollama's shape */
+    bool open;                                                          /* needs no key */
+    void (*error)(struct cli_text *out, const struct refusal *refusal); /* NULL: in OpenAI's shape */
     void (*work)(struct exchange *exchange);  /* in a thread, with the body; or NULL */
     void (*reply)(struct exchange *exchange); /* in the loop, at once; where there is no work */
     enum ask_kind kind;                       /* of generations, with their voice */
@@ -19,11 +19,15 @@ struct route {
 extern const struct route routes[];
 extern const size_t route_count;
 
-/* NULL: there is none; *known says whether the path has another method. A HEAD is a GET. */
-const struct route *routes_find(const char *method, const char *path, bool *known);
-
-/* What server.c refuses before there is a route. */
-extern const struct route route_none;
+/* NULL: there is none. allow[] has the path's methods, "" where there is no such path; *named what follows ROUTES_MODEL. A
+ * HEAD is a GET; "/v1" may be missing. */
+const struct route *routes_find(const char *method, const char *path, const char **named, char allow[64]);
+/* For a path that is in no row. */
+const struct route *routes_stranger(const char *path);
+/* A browser asks whether another site's page may ask. */
+extern const struct route route_preflight;
+/* Its row in the counters. */
+size_t routes_row(const struct route *route);
 
 /* ---- info.c ---- */
 void info_models(struct exchange *exchange);
@@ -36,5 +40,11 @@ void info_tags(struct exchange *exchange);
 void info_ps(struct exchange *exchange);
 void info_version(struct exchange *exchange);
 void info_show(struct exchange *exchange);
+void info_pull(struct exchange *exchange);
+
+/* ---- info_llama.c ---- */
+void info_props(struct exchange *exchange);
+void info_slots(struct exchange *exchange);
+void info_preflight(struct exchange *exchange);
 
 #endif

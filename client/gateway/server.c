@@ -20,6 +20,7 @@
 
 #define HEADER_BYTES ((size_t)64 << 10) /* of a connection: headers in, a piece of the answer out */
 #define TICK_MS      1000
+#define SILENCE_US   10000000
 
 struct server_connection {
     struct server_connection *next, *previous;
@@ -69,6 +70,7 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *to, size_t space)
     if (ex->unread_us)
         metrics_observe(&ex->gateway->metrics.handover, (double)(units_now_us() - ex->unread_us) * 1e-6);
     ex->unread_us = 0;
+    ex->spoke_us = units_now_us();
     const size_t count = left < space ? left : space;
     memcpy(to, ex->out.data + ex->sent, count);
     ex->sent += count;
@@ -80,9 +82,32 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *to, size_t space)
     return (ssize_t)count;
 }
 
+static const char *header(struct exchange *ex, const char *name)
+{
+    return MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, name);
+}
+
 static void add_header(struct MHD_Response *response, const char *name, const char *value)
 {
     if (MHD_add_response_header(response, name, value) != MHD_YES) log_debug("header %s: not added", name);
+}
+
+/* Tells a browser that the page of another site may read the answer, and what it may send. */
+static void allow_origin(struct exchange *ex, struct MHD_Response *response)
+{
+    const char *origin = header(ex, MHD_HTTP_HEADER_ORIGIN);
+    if (ex->gateway->access.origins->count)
+        add_header(response, MHD_HTTP_HEADER_VARY, MHD_HTTP_HEADER_ORIGIN);
+    if (!access_origin_listed(&ex->gateway->access, origin)) return;
+    add_header(response, "Access-Control-Allow-Origin", origin);
+    add_header(response, "Access-Control-Expose-Headers", "x-request-id, x-helm-ignored, retry-after");
+    if (ex->route != &route_preflight) return;
+    const char *headers = header(ex, "Access-Control-Request-Headers");
+    add_header(response, "Access-Control-Allow-Methods", ex->allow);
+    if (headers) add_header(response, "Access-Control-Allow-Headers", headers);
+    if (header(ex, "Access-Control-Request-Private-Network"))
+        add_header(response, "Access-Control-Allow-Private-Network", "true");
+    add_header(response, "Access-Control-Max-Age", "600");
 }
 
 static enum MHD_Result queue_answer(struct exchange *ex)
@@ -100,6 +125,9 @@ static enum MHD_Result queue_answer(struct exchange *ex)
     add_header(response, "x-request-id", ex->id);
     add_header(response, "X-Content-Type-Options", "nosniff");
     add_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
+    if (*ex->ask.ignored) add_header(response, "x-helm-ignored", ex->ask.ignored);
+    if (*ex->allow) add_header(response, MHD_HTTP_HEADER_ALLOW, ex->allow);
+    allow_origin(ex, response);
     if (ex->streams) add_header(response, "X-Accel-Buffering", "no"); /* nginx hands pieces on as they come */
     if (ex->status == 401) add_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
     if (ex->status == 429 || ex->status == 503) add_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
@@ -115,11 +143,6 @@ static enum MHD_Result queue_answer(struct exchange *ex)
 }
 
 /* ---- requests --------------------------------------------------------------------------------------- */
-
-static const char *header(struct exchange *ex, const char *name)
-{
-    return MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, name);
-}
 
 static void make_id(char id[33])
 {
@@ -145,11 +168,13 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
     struct gateway *g = ex->gateway;
     const char *host = header(ex, MHD_HTTP_HEADER_HOST), *origin = header(ex, MHD_HTTP_HEADER_ORIGIN);
     const char *length = header(ex, MHD_HTTP_HEADER_CONTENT_LENGTH);
-    bool known = false;
-    const struct route *route = routes_find(method, url, &known);
-    if (route) ex->route = route;
-    if (route && strcmp(route->path, ROUTES_MODEL) == 0)
-        snprintf(ex->named, sizeof ex->named, "%s", url + strlen(ROUTES_MODEL));
+    const char *named;
+    const struct route *route = routes_find(method, url, &named, ex->allow);
+    const bool known = *ex->allow, listed = access_origin_listed(&g->access, origin);
+    if (!route && known && listed && strcmp(method, MHD_HTTP_METHOD_OPTIONS) == 0) route = &route_preflight;
+    if (route && route != &route_preflight) *ex->allow = 0;
+    ex->route = route ? route : routes_stranger(url);
+    snprintf(ex->named, sizeof ex->named, "%s", named);
     if (!access_host_allowed(&g->access, host)) {
         refuse(&ex->refusal, 403, "host_not_allowed", "Host",
                "the Host header '%.100s' is none of this gateway's: an IP address, localhost or a name given "
@@ -157,9 +182,11 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
                host ? host : "");
         return;
     }
-    if (!access_origin_allowed(origin, host)) {
-        refuse(&ex->refusal, 403, "origin_not_allowed", "Origin",
-               "pages of other sites ('%.100s') may not ask this gateway", origin);
+    if (!listed && !access_origin_allowed(origin, host)) {
+        refuse(
+            &ex->refusal, 403, "origin_not_allowed", "Origin",
+            "pages of other sites ('%.100s') may not ask this gateway: --allow-origin names those that may",
+            origin);
         return;
     }
     if (!route) {
@@ -170,10 +197,11 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
     }
     const char *name =
         route->open ? "" : access_key_name(&g->access, header(ex, MHD_HTTP_HEADER_AUTHORIZATION));
+    if (!name) name = access_name_of(&g->access, header(ex, "x-api-key")); /* Anthropic's */
     if (!name) {
         g->metrics.refused_keys++;
         refuse(&ex->refusal, 401, "invalid_api_key", NULL,
-               "this gateway wants an API key: Authorization: Bearer KEY");
+               "this gateway wants an API key: Authorization: Bearer KEY, or x-api-key: KEY");
         return;
     }
     snprintf(ex->user, sizeof ex->user, "%s", name);
@@ -194,7 +222,7 @@ static struct exchange *begin(struct gateway *g, struct MHD_Connection *connecti
     ex->gateway = g;
     ex->connection = connection;
     ex->peer = peer_of(connection);
-    ex->route = &route_none;
+    ex->route = routes_stranger("");
     ex->begin_us = units_now_us();
     ex->created = time(NULL);
     make_id(ex->id);
@@ -297,8 +325,7 @@ static void completed(void *cls, struct MHD_Connection *connection, void **reque
         g->metrics.slow_dropped++; /* it stopped reading */
     else if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && open && !ex->dropped)
         g->metrics.cancelled++;
-    const size_t row = ex->route == &route_none ? METRICS_ROUTES - 1 : (size_t)(ex->route - routes);
-    g->metrics.requests[row][ex->queued ? ex->status / 100 : 0]++;
+    g->metrics.requests[routes_row(ex->route)][ex->queued ? ex->status / 100 : 0]++;
     log_request(ex);
     g->body_bytes -= ex->body.length;
     if (ex->peer) loop_unwatch(g, ex, ex->peer->fd);
@@ -360,6 +387,16 @@ static void end_connection(int fd)
     shutdown(fd, SHUT_RDWR);
 }
 
+/* A long prompt, or a call that is being written: clients and proxies end a stream without data after a minute. */
+static void break_silence(struct exchange *ex, uint64_t now)
+{
+    const char *text = ex->route->voice ? ex->route->voice->silence : NULL;
+    const bool speaks = ex->streams && !ex->over && !ex->dropped && ex->out.length == ex->sent;
+    if (!text || !speaks || now - ex->spoke_us < SILENCE_US) return;
+    cli_text_add(&ex->out, text, strlen(text));
+    exchange_wake(ex);
+}
+
 void server_tick(struct gateway *g)
 {
     const uint64_t now = units_now_us();
@@ -368,6 +405,7 @@ void server_tick(struct gateway *g)
             log_debug("%s: no whole request in time", c->peer);
             end_connection(c->fd);
         }
+    for (struct exchange *ex = g->exchanges; ex; ex = ex->next) break_silence(ex, now);
     for (struct exchange *ex = g->exchanges; ex; ex = ex->next)
         if (ex->over_us && !ex->dropped && now - ex->over_us > g->request_us) {
             g->metrics.slow_dropped++;

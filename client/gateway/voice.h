@@ -14,13 +14,18 @@ struct voice {
     void (*end)(struct exchange *exchange);                           /* all are over; may be NULL */
     void (*whole)(struct exchange *exchange);                         /* the answer in one piece */
     void (*fail)(struct exchange *exchange); /* exchange->refusal as the end of a stream */
+    const char *
+        silence; /* written into a stream that has nothing to say, so that nobody ends it; NULL: nothing can be */
 };
-extern const struct voice voice_chat, voice_completion, voice_embeddings, voice_ollama, voice_ollama_embed,
-    voice_responses;
+extern const struct voice voice_chat, voice_completion, voice_embeddings, voice_messages, voice_ollama,
+    voice_ollama_embed, voice_ollama_embedding, voice_responses;
+
+#define VOICE_COMMENT ": ping\n\n" /* of server-sent events: no client reads it */
 
 /* refusal as the body of an answer. */
 void voice_error_openai(struct cli_text *out, const struct refusal *refusal);
 void voice_error_ollama(struct cli_text *out, const struct refusal *refusal);
+void voice_error_anthropic(struct cli_text *out, const struct refusal *refusal);
 
 /* A JSON string of text that may hold bytes of a stranger: what is not UTF-8 becomes U+FFFD. */
 void voice_add_string(struct cli_text *out, const char *text);

@@ -60,4 +60,13 @@ static void ollama_whole(struct exchange *ex)
                     (unsigned long long)(units_now_us() - ex->begin_us) * 1000, voice_prompt_tokens(ex));
 }
 
-const struct voice voice_embeddings = {.whole = openai_whole}, voice_ollama_embed = {.whole = ollama_whole};
+/* /api/embeddings: one prompt, one embedding. */
+static void ollama_first(struct exchange *ex)
+{
+    cli_text_printf(&ex->out, "{\"embedding\":");
+    add_floats(&ex->out, &ex->choices[0]);
+    cli_text_add(&ex->out, "}", 1);
+}
+
+const struct voice voice_embeddings = {.whole = openai_whole}, voice_ollama_embed = {.whole = ollama_whole},
+                   voice_ollama_embedding = {.whole = ollama_first};

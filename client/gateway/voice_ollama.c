@@ -48,6 +48,12 @@ static void add_content(struct exchange *ex, struct choice *c)
     }
     if (chat) cli_text_printf(out, "}");
     if (!c) return;
+    if (ex->ask.logprobs && c->tokens_sent < c->tokens_decided) {
+        cli_text_printf(out, ",\"logprobs\":[");
+        voice_add_tokens(ex, c, c->tokens_sent, c->tokens_decided);
+        cli_text_printf(out, "]");
+        c->tokens_sent = c->tokens_decided;
+    }
     c->thought_sent = c->thought.length;
     c->text_sent = c->text.length;
     c->calls_sent = c->tools.count;
@@ -105,4 +111,4 @@ static void fail(struct exchange *ex)
 }
 
 #define LINES "application/x-ndjson"
-const struct voice voice_ollama = {LINES, NULL, delta, finish, NULL, whole, fail};
+const struct voice voice_ollama = {LINES, NULL, delta, finish, NULL, whole, fail, NULL};

@@ -390,9 +390,9 @@ static void completion_whole(struct exchange *ex)
 }
 
 #define EVENTS "text/event-stream"
-const struct voice voice_chat = {EVENTS,     chat_begin, chat_delta, chat_finish,
-                                 end_stream, chat_whole, fail_stream};
+const struct voice voice_chat = {EVENTS,     chat_begin, chat_delta,  chat_finish,
+                                 end_stream, chat_whole, fail_stream, VOICE_COMMENT};
 const struct voice voice_completion = {EVENTS,           NULL,
                                        completion_delta, completion_finish,
                                        end_stream,       completion_whole,
-                                       fail_stream};
+                                       fail_stream,      VOICE_COMMENT};

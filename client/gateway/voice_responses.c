@@ -42,6 +42,18 @@ static void add_part(struct exchange *ex, struct choice *c, uint8_t what, bool e
     cli_text_printf(out, "}");
 }
 
+/* A called function's name, and the namespace that it came from. */
+static void add_name(struct exchange *ex, const char *offered)
+{
+    const json_t *of = json_object_get(ex->ask.spaces, offered);
+    const char *name = of ? json_string_value(json_object_get(of, "name")) : offered;
+    const char *space = json_string_value(json_object_get(of, "namespace"));
+    cli_text_json(&ex->out, name, strlen(name));
+    if (!space) return;
+    cli_text_printf(&ex->out, ",\"namespace\":");
+    cli_text_json(&ex->out, space, strlen(space));
+}
+
 /* An item, done or as it begins. */
 static void add_item(struct exchange *ex, struct choice *c, uint32_t index, bool done)
 {
@@ -56,13 +68,14 @@ static void add_item(struct exchange *ex, struct choice *c, uint32_t index, bool
         const size_t k = (size_t)what - ITEM_CALL;
         cli_text_printf(out, "\"type\":\"function_call\",\"call_id\":\"%.5s%02x%02x\",\"name\":", ex->id,
                         (unsigned)(c->index & 255), (unsigned)(k & 255));
-        cli_text_json(out, c->tools.calls[k].name, strlen(c->tools.calls[k].name));
+        add_name(ex, c->tools.calls[k].name);
         cli_text_printf(out, ",\"arguments\":");
         cli_text_json(out, c->tools.calls[k].arguments, done ? strlen(c->tools.calls[k].arguments) : 0);
     } else {
-        cli_text_printf(out, what == ITEM_REASONING
-                                 ? "\"type\":\"reasoning\",\"summary\":[],\"content\":["
-                                 : "\"type\":\"message\",\"role\":\"assistant\",\"content\":[");
+        cli_text_printf(out,
+                        what == ITEM_REASONING
+                            ? "\"type\":\"reasoning\",\"summary\":[],\"encrypted_content\":null,\"content\":["
+                            : "\"type\":\"message\",\"role\":\"assistant\",\"content\":[");
         if (done) add_part(ex, c, what, false);
         cli_text_printf(out, "]");
     }
@@ -242,7 +255,7 @@ static void call_events(struct exchange *ex, struct choice *c, size_t k)
         begin_item_event(ex, c, types[done], index);
         if (done) {
             cli_text_printf(&ex->out, ",\"name\":");
-            cli_text_json(&ex->out, call->name, strlen(call->name));
+            add_name(ex, call->name);
         }
         cli_text_printf(&ex->out, done ? ",\"arguments\":" : ",\"delta\":");
         cli_text_json(&ex->out, call->arguments, strlen(call->arguments));
@@ -294,4 +307,5 @@ static void fail(struct exchange *ex)
     response_event(ex, "response.failed", "failed");
 }
 
-const struct voice voice_responses = {"text/event-stream", begin, delta, finish, end, whole, fail};
+const struct voice voice_responses = {"text/event-stream", begin, delta, finish, end, whole, fail,
+                                      VOICE_COMMENT};

@@ -195,3 +195,29 @@ def model_folder(template, special=()):
         json.dump(tokenizer, f)
     shutil.copy(os.path.join(TEMPLATES, template), folder + "/chat_template.jinja")
     return folder
+
+
+class Stage:
+    """A stand-in daemon with a model that has the given chat template, and a gateway before it."""
+
+    def __init__(self, template, special=(), options=()):
+        self.folder = model_folder(template, special)
+        self.endpoint = "ipc://%s/helmd.sock" % self.folder
+        self.start()
+        self.gateway = Gateway(self.endpoint, *options)
+
+    def start(self):
+        self.daemon = Scripted(self.endpoint, self.folder)
+        self.daemon.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *failure):
+        self.gateway.__exit__(*failure)
+        self.daemon.stop()
+        shutil.rmtree(self.folder)
+
+    def prompt(self):
+        """The last prompt as text."""
+        return json.loads(cli("--tokenizer", self.folder, "detokenize", "--json", ",".join(map(str, self.daemon.prompts[-1]))))

@@ -123,7 +123,7 @@ async function responses(text) {
   const parsed = await client.responses.parse({ ...base, max_output_tokens: 200, temperature: 1, text: { format: { type: "json_schema", name: "verse", strict: true,
     schema: { type: "object", required: ["verse"], additionalProperties: false, properties: { verse: { type: "integer" } } } } } });
   check("... a JSON schema", parsed.status === "completed" && Number.isInteger(JSON.parse(parsed.output_text).verse), parsed);
-  for (const [field, value] of Object.entries({ previous_response_id: "resp_1", background: true, store: true, truncation: "auto", conversation: "c", reasoning: { effort: "low" } }))
+  for (const [field, value] of Object.entries({ previous_response_id: "resp_1", background: true, truncation: "auto", conversation: "c" }))
     await refused(`... ${field} is refused`, OpenAI.BadRequestError, "unsupported_parameter", () => client.responses.create({ ...base, [field]: value }));
   await refused("... a picture", OpenAI.BadRequestError, "unsupported_value", () => client.responses.create({ ...base, input: [{ role: "user", content: [{ type: "input_image", image_url: "x" }] }] }));
   await refused("... an item that is not known", OpenAI.BadRequestError, "unsupported_value", () => client.responses.create({ ...base, input: [{ type: "item_reference", id: "x" }] }));

@@ -6,42 +6,15 @@ HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lie
 """
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
-from gateway_harness import BIN, Gateway, Scripted, check, cli, model_folder, sum_up, until  # noqa: E402
+from gateway_harness import BIN, Stage, check, sum_up, until  # noqa: E402
 
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "Weather of a city",
                                            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]
-
-
-class Stage:
-    """A stand-in daemon with a model that has the given chat template, and a gateway before it."""
-
-    def __init__(self, template, special=()):
-        self.folder = model_folder(template, special)
-        self.endpoint = "ipc://%s/helmd.sock" % self.folder
-        self.start()
-        self.gateway = Gateway(self.endpoint)
-
-    def start(self):
-        self.daemon = Scripted(self.endpoint, self.folder)
-        self.daemon.start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *failure):
-        self.gateway.__exit__(*failure)
-        self.daemon.stop()
-        shutil.rmtree(self.folder)
-
-    def prompt(self):
-        """The last prompt as text."""
-        return json.loads(cli("--tokenizer", self.folder, "detokenize", "--json", ",".join(map(str, self.daemon.prompts[-1]))))
 
 
 def both_ways(g, **fields):
