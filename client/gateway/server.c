@@ -96,17 +96,14 @@ static void add_header(struct MHD_Response *response, const char *name, const ch
 static void allow_origin(struct exchange *ex, struct MHD_Response *response)
 {
     const char *origin = header(ex, MHD_HTTP_HEADER_ORIGIN);
-    if (ex->gateway->access.origins->count)
-        add_header(response, MHD_HTTP_HEADER_VARY, MHD_HTTP_HEADER_ORIGIN);
+    if (ex->gateway->access.origins->count) add_header(response, "Vary", MHD_HTTP_HEADER_ORIGIN);
     if (!access_origin_listed(&ex->gateway->access, origin)) return;
     add_header(response, "Access-Control-Allow-Origin", origin);
     add_header(response, "Access-Control-Expose-Headers", "x-request-id, x-helm-ignored, retry-after");
     if (ex->route != &route_preflight) return;
     const char *headers = header(ex, "Access-Control-Request-Headers");
     add_header(response, "Access-Control-Allow-Methods", ex->allow);
-    if (headers) add_header(response, "Access-Control-Allow-Headers", headers);
-    if (header(ex, "Access-Control-Request-Private-Network"))
-        add_header(response, "Access-Control-Allow-Private-Network", "true");
+    add_header(response, "Access-Control-Allow-Headers", headers ? headers : "");
     add_header(response, "Access-Control-Max-Age", "600");
 }
 
