@@ -38,6 +38,7 @@ class FakeDaemon(threading.Thread):
     def __init__(self, endpoint, folder="/nowhere", token_seconds=0.02):
         super().__init__(daemon=True)
         self.endpoint, self.folder, self.token_seconds = endpoint, folder, token_seconds
+        self.context_tokens = 4096
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -91,7 +92,7 @@ class FakeDaemon(threading.Thread):
         elif kind == "model_info":
             self.send(client, number, model_info=pb.ModelInfo(
                 folder=self.folder, architecture="Fake\x1b[31mForCausalLM", layers=4, hidden=256, vocab=self.vocab,
-                context=4096, model_context=8192, dtype="bf16", eos=[1, 2], bos=-1, parameters=1000000))
+                context=self.context_tokens, model_context=2 * self.context_tokens, dtype="bf16", eos=[1, 2], bos=-1, parameters=1000000))
         elif kind == "plan":
             self.send(client, number, plan=pb.Plan(
                 json=PLAN, now="host memory reads 80 GB/s\x1b now", drifting=True, drift="decode 100 % slower\x1b than planned",

@@ -152,6 +152,22 @@ def missing_node():
     return ""
 
 
+def fetch_packages(folder, packages, files):
+    """"" once npm's packages, known by these files, are there; else why they are not."""
+    if all(os.path.exists(os.path.join(folder, "node_modules", file)) for file in files):
+        return ""
+    if not shutil.which("npm"):
+        return "there is no npm here"
+    os.makedirs(folder, exist_ok=True)
+    try:
+        run = subprocess.run(["npm", "install", "--prefix", folder, "--no-save", "--no-audit", "--no-fund", "--ignore-scripts",
+                              "--fetch-retries=1", "--fetch-timeout=20000", *packages], capture_output=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return "npm does not fetch %s within a minute" % " ".join(packages)
+    said = [line for line in run.stderr.decode(errors="replace").splitlines() if "error" in line]
+    return "" if run.returncode == 0 else "npm cannot fetch %s: %s" % (" ".join(packages), ", ".join(said[:2]))
+
+
 def cli(*args):
     return subprocess.run([os.path.join(BIN, "helm-cli"), *args], capture_output=True, check=True).stdout.decode()
 

@@ -13,26 +13,10 @@ import tempfile
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
 import helmd_harness as helmd  # noqa: E402
-from gateway_harness import BIN, Gateway, SLOW, Scripted, check, missing_node, model_folder, sum_up, until  # noqa: E402
+from gateway_harness import BIN, Gateway, SLOW, Scripted, check, fetch_packages, missing_node, model_folder, sum_up, until  # noqa: E402
 
 PACKAGES = ["openai@6.49.0", "ollama@0.6.4"]
 KEY = "sk-of-the-test"
-
-
-def fetch_packages(folder):
-    """"" once they are there; else why they are not."""
-    if all(os.path.exists(os.path.join(folder, "node_modules", file)) for file in ("openai/index.mjs", "ollama/dist/index.mjs")):
-        return ""
-    if not shutil.which("npm"):
-        return "there is no npm here"
-    os.makedirs(folder, exist_ok=True)
-    try:
-        run = subprocess.run(["npm", "install", "--prefix", folder, "--no-save", "--no-audit", "--no-fund", "--ignore-scripts",
-                          "--fetch-retries=1", "--fetch-timeout=20000", *PACKAGES], capture_output=True, timeout=60)
-    except subprocess.TimeoutExpired:
-        return "npm does not fetch %s within a minute" % " ".join(PACKAGES)
-    said = [line for line in run.stderr.decode(errors="replace").splitlines() if "error" in line]
-    return "" if run.returncode == 0 else "npm cannot fetch %s: %s" % (" ".join(PACKAGES), ", ".join(said[:2]))
 
 
 def run_script(folder, what, url):
@@ -78,7 +62,7 @@ def tools_tests(folder):
 
 def main():
     folder = os.path.join(os.path.dirname(BIN), "npm", "-".join(PACKAGES))
-    why = missing_node() or fetch_packages(folder)
+    why = missing_node() or fetch_packages(folder, PACKAGES, ("openai/index.mjs", "ollama/dist/index.mjs"))
     if why:
         print("the openai and ollama packages skipped: %s" % why)
         sum_up(skipped=1)
