@@ -39,11 +39,12 @@ static void open_model(struct ask_model *model)
 
 static void check_refusal(const struct refusal *refusal)
 {
-    struct cli_text text[2] = {0};
+    struct cli_text text[3] = {0};
     if (refusal->status < 400 || refusal->status > 599 || !refusal->code || !refusal->text[0]) abort();
     voice_error_openai(&text[0], refusal);
     voice_error_ollama(&text[1], refusal);
-    for (int i = 0; i < 2; i++) {
+    voice_error_anthropic(&text[2], refusal);
+    for (int i = 0; i < 3; i++) {
         json_t *json = json_loadb(text[i].data, text[i].length, 0, NULL);
         if (!json) abort();
         json_decref(json);
@@ -58,10 +59,14 @@ static void check_ask(const struct ask *ask, const struct ask_model *model)
         ask->prompt_count * ask->choices > (ask->kind & ASK_EMBEDS ? ASK_INPUTS : ASK_CHOICES))
         abort();
     for (size_t i = 0; i < ask->prompt_count; i++) {
-        if (!ask->prompt[i].count || ask->prompt[i].count + ask->max_tokens > model->context) abort();
+        const bool generates = !(ask->kind & (ASK_COUNT | ASK_TEMPLATE));
+        if (generates && (!ask->prompt[i].count || ask->prompt[i].count + ask->max_tokens > model->context))
+            abort();
         for (size_t k = 0; k < ask->prompt[i].count; k++)
             if (ask->prompt[i].ids[k] >= model->vocab) abort();
     }
+    for (const char *c = ask->ignored; *c; c++) /* it goes into a header */
+        if (*c < 32 || *c > 126) abort();
     for (size_t i = 0; i < ask->stop_count; i++)
         if (!ask->stop[i][0]) abort();
     if (ask->top_logprobs > ASK_TOP || ask->sampling.bias_count > ASK_BIASES) abort();
@@ -71,7 +76,8 @@ static void check_ask(const struct ask *ask, const struct ask_model *model)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const enum ask_kind kinds[] = {ASK_CHAT,  ASK_COMPLETION,   ASK_OLLAMA_CHAT, ASK_OLLAMA_GENERATE,
-                                          ASK_EMBED, ASK_OLLAMA_EMBED, ASK_RESPONSE};
+                                          ASK_EMBED, ASK_OLLAMA_EMBED, ASK_RESPONSE,    ASK_MESSAGE,
+                                          ASK_COUNT, ASK_TEMPLATE};
     static struct ask_model model;
     struct refusal refusal = {0};
     struct ask ask;
