@@ -6,7 +6,7 @@
  *   jobs.c      threads that read bodies           ask*.c       what a body asks for
  *   grammars.c  grammars that are kept             tool_grammar.c   calls of tools as one
  *   exchange.c  one request and its generations    choice.c, tool_calls.c   tokens to text and calls
- *   voice*.c    the dialects of answers            info.c, metrics.c   what is known of model and daemon
+ *   voice*.c    the dialects of answers            info*.c, metrics.c  what is known of model and daemon
  *
  * One thread runs everything that touches the daemon's connection or libmicrohttpd. Threads of jobs.c read bodies only
  * (JSON, chat template, tokenizer): long prompts do not hold up other clients' tokens. Everything hangs on one struct

@@ -261,7 +261,8 @@ static void on_list(struct serve *serve, struct asker asker, struct request *req
             entry->state = stalls ? (char *)"stalled" : (char *)sequence_state_name(seq);
             entry->label = (char *)seq->label;
             entry->prompt_tokens = seq->prompt_count;
-            entry->prefilled_tokens = seq->cached;
+            /* the KV cache holds the answer's tokens, too */
+            entry->prefilled_tokens = seq->cached < seq->prompt_count ? seq->cached : seq->prompt_count;
             entry->output_tokens = sequence_output_count(seq);
             entry->max_tokens = seq->max_tokens;
             entry->age_ms = (now_us - seq->arrived_us) / 1000;

@@ -181,8 +181,8 @@ async function ollama() {
   const local = new Ollama({ host: url, headers: { Authorization: "Bearer " + key } });
   const ask = { model: "demo", messages: user(verse), options: { num_predict: 12, temperature: 0 } };
   check("version", /^\d+\./.test((await local.version()).version));
-  check("list", (await local.list()).models[0].name === "demo");
-  check("ps", (await local.ps()).models[0].model === "demo");
+  check("list", (await local.list()).models[0].name === "demo:latest");
+  check("ps", (await local.ps()).models[0].model === "demo:latest");
   check("show", (await local.show({ model: "demo" })).capabilities.includes("completion"));
   const whole = await local.chat(ask);
   check("chat", whole.done && whole.eval_count === 12 && whole.message.content.length > 0, whole);
