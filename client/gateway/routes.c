@@ -59,6 +59,14 @@ static void count_tokens(struct exchange *ex)
     if (!ex->refusal.status) cli_text_printf(&ex->out, "{\"input_tokens\":%u}", voice_prompt_tokens(ex));
 }
 
+static void count_input(struct exchange *ex)
+{
+    read_ask(ex);
+    if (!ex->refusal.status)
+        cli_text_printf(&ex->out, "{\"object\":\"response.input_tokens\",\"input_tokens\":%u}",
+                        voice_prompt_tokens(ex));
+}
+
 /* A chat as the model reads it. */
 static void apply_template(struct exchange *ex)
 {
@@ -167,6 +175,7 @@ const struct route routes[] = {
     {"GET", "/props", .reply = info_props},
     {"GET", "/slots", .reply = info_slots},
     {"POST", "/apply-template", .work = apply_template, .kind = ASK_TEMPLATE},
+    {"POST", "/v1/responses/input_tokens", .work = count_input, .kind = ASK_RESPONSE},
     {"GET", "/api/version", .open = true, .error = voice_error_ollama, .reply = info_version},
     {"GET", "/api/tags", .error = voice_error_ollama, .reply = info_tags},
     {"GET", "/api/ps", .error = voice_error_ollama, .reply = info_ps},

@@ -286,7 +286,18 @@ def proxy_tests(g):
 
 
 def ollama_tests(g):
-    check("/api/version", re.match(r"\d+\.\d+", g.get("/api/version").json["version"]))
+    version = g.get("/api/version").json
+    check("/api/version is of Ollama's API, beside HELM's", [int(x) for x in version["version"].split(".")] >= [0, 13, 4] and
+          re.match(r"\d+\.\d+", version["helm"]), version)
+    for path in ("/api/tags", "/api/ps"):
+        tag = g.get(path).json["models"][0]
+        check("%s: a digest, a family" % path, re.fullmatch(r"[0-9a-f]{64}", tag["digest"]) and tag["model"] == "demo:latest" and
+              tag["details"]["families"] == ["qwen3"] == [tag["details"]["family"]], tag)
+    check("/api/pull of the served model", g.post("/api/pull", {"model": "demo:latest"}).lines[-1] == {"status": "success"} ==
+          g.post("/api/pull", {"name": "demo", "stream": False, "insecure": True}).json)
+    check("... of another", g.post("/api/pull", {"model": "x"}).status == 404)
+    one, list_ = g.post("/api/embeddings", {"prompt": VERSE}).json["embedding"], g.post("/api/embed", {"input": VERSE}).json["embeddings"]
+    check("/api/embeddings is the older way to embed", [one] == list_)
     check("/api/tags", g.get("/api/tags").json["models"][0]["name"] == "demo:latest")
     shown = g.post("/api/show", {"model": "demo"}).json
     check("/api/show", shown["capabilities"] == ["completion"] and shown["model_info"]["qwen3.context_length"] == 2048 and
@@ -301,6 +312,10 @@ def ollama_tests(g):
           lines[-1]["eval_count"] == 8, lines)
     a = g.post("/api/chat", {**asked, "stream": False}).json
     check("... or answers in one", a["message"] == {"role": "assistant", "content": whole} and a["done"], a)
+    wanted = {**asked, "logprobs": True, "top_logprobs": 2}
+    tokens = g.post("/api/chat", {**wanted, "stream": False}).json["logprobs"]
+    check("... with logprobs", len(tokens) == 8 and "".join(t["token"] for t in tokens) == whole and all(len(t["top_logprobs"]) == 2 for t in tokens), tokens)
+    check("... in a stream", [t for m in g.post("/api/chat", wanted).lines for t in m.get("logprobs", [])] == tokens)
     a = g.post("/api/generate", {"prompt": VERSE, "stream": False, "options": {"num_predict": 8, "temperature": 0}}).json
     check("/api/generate asks a question", a["response"] == whole and a["total_duration"] > 0, a)
     a = g.post("/api/generate", {"prompt": VERSE, "raw": True, "stream": False, "options": {"num_predict": 8, "temperature": 0}}).json
@@ -311,6 +326,16 @@ def ollama_tests(g):
     check("... a format that there is not", "format" in g.post("/api/chat", {**asked, "format": "xml"}).json["error"])
     a = g.post("/api/chat", {**asked, "stream": False, "format": {"enum": ["yes", "no"]}}).json
     check("a format is kept to", a["message"]["content"] in ('"yes"', '"no"') and a["done_reason"] == "stop", a)
+
+
+def slots_tests(g):
+    """What is computed of a prompt is never more than it has, whatever of the answer is in the KV cache."""
+    with g.open_stream("/v1/completions", {"prompt": VERSE, "max_tokens": 1500, "ignore_eos": True, "stream": True}) as s:
+        got = b""
+        while got.count(b"data: ") < 40:
+            got += s.recv(1 << 16)
+        slots = [slot for slot in g.get("/slots").json if slot["n_decoded"] > 20]
+        check("/slots", slots and all(slot["n_prompt_tokens_processed"] == slot["n_prompt_tokens"] and slot["is_processing"] for slot in slots), slots)
 
 
 def length(v):
@@ -479,6 +504,7 @@ def main():
             hostile_tests(g)
             abort_tests(g, daemon)
             ollama_tests(g)
+            slots_tests(g)
             crowd_tests(g)
             connection_tests(g, daemon)
             skipped = proxy_tests(g)

@@ -18,6 +18,8 @@ from gateway_harness import BIN, Gateway, SLOW, Scripted, check, fetch_packages,
 KEY = "sk-of-the-test"
 MACHINE = "linux-" + {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 COMMAND = "echo step-$((40+2))"
+CODEX, CODEX_PROGRAM = "@openai/codex@0.171.0", "@openai/codex/bin/codex.js"
+CODEX_WORDS = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "Run the command.")
 CODEX_CONFIG = """model = "demo"
 model_provider = "helm"
 [model_providers.helm]
@@ -48,7 +50,7 @@ def run_agent(name, tool, argument, command, set_up):
     with tempfile.TemporaryDirectory() as home, tempfile.NamedTemporaryFile("w") as keys:
         keys.write("test %s\n" % KEY)
         keys.flush()
-        with Gateway(daemon.endpoint, "--name", "demo", "--api-keys", keys.name, key=KEY) as g:
+        with Gateway(daemon.endpoint, "--name", "demo", *(("--api-keys", keys.name) if set_up is not codex_oss else ())) as g:
             environment = {"HOME": home, "PATH": os.environ["PATH"], "TERM": "dumb", **set_up(home, g.url)}
             try:
                 run = subprocess.run(command, cwd=home, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=60 * SLOW)
@@ -73,12 +75,17 @@ def codex(home, url):
     return {"CODEX_HOME": home, "HELM_KEY": KEY}
 
 
+def codex_oss(home, url):
+    """As one that looks for an Ollama: it asks for the version, the tags, and pulls. It sends no key."""
+    return {"CODEX_HOME": home, "CODEX_OSS_BASE_URL": url + "/v1"}
+
+
 def main():
     skipped = 0
     agents = (("Claude Code", "Bash", "command", claude, "@anthropic-ai/claude-code@2.1.197", "@anthropic-ai/claude-code-%s/claude" % MACHINE,
                ("-p", "Run the command.", "--model", "demo", "--allowedTools", "Bash", "--max-turns", "4")),
-              ("Codex", "exec_command", "cmd", codex, "@openai/codex@0.171.0", "@openai/codex/bin/codex.js",
-               ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "Run the command.")))
+              ("Codex with --oss", "exec_command", "cmd", codex_oss, CODEX, CODEX_PROGRAM, ("exec", "--oss", "--local-provider", "ollama", "-m", "demo", *CODEX_WORDS)),
+              ("Codex", "exec_command", "cmd", codex, CODEX, CODEX_PROGRAM, ("exec", *CODEX_WORDS)))
     for name, tool, argument, set_up, package, program, words in agents:
         folder = os.path.join(os.path.dirname(BIN), "npm", package.replace("/", "-"))
         why = missing_node() or fetch_packages(folder, [package], (program,))

@@ -205,6 +205,8 @@ def codex_tests(stage):
     daemon.say("Done.")
     a = g.post("/v1/responses", {**body, "input": body["input"] + out + [{"type": "function_call_output", "call_id": out[0]["call_id"], "output": "rain"}]})
     check("... its call and result go back", a.status == 200 and '{"name": "agents__get_weather", "arguments"' in stage.prompt(), (a.body, stage.prompt()))
+    counted, asked = (g.post("/v1/responses" + path, {"input": "Hello"}).json for path in ("/input_tokens", ""))
+    check("input_tokens", counted == {"object": "response.input_tokens", "input_tokens": asked["usage"]["input_tokens"]}, (counted, asked))
     check("only tools that are no functions: none", g.post("/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]}).status == 200)
     for bad in ({"tools": [{"name": "x"}]}, {"include": ["all.of.it"]}, {"include": [1]}, {"reasoning": {"x": 1}}, {"text": {"x": 1}}, {"background": True}):
         a = g.post("/v1/responses", {"input": "x", **bad})

@@ -32,6 +32,33 @@ static void test_hosts_and_origins(void **state)
     assert_false(access_origin_allowed("null", "localhost:80"));
 }
 
+static void test_listed_origins(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"",           "chat.example", "https://",   "://x",
+                                      "https://a/", "https://a b",  "https://a,b"};
+    struct args_list origins = {.item = {"https://chat.example", "http://localhost:3000"}, .count = 2};
+    const struct access access = {.origins = &origins}, none = {0};
+    struct helm_err err = {0};
+    assert_int_equal(access_check_origins(&access, &err), 0);
+    assert_int_equal(access_check_origins(&none, &err), 0);
+    assert_true(access_origin_listed(&access, "https://chat.example"));
+    assert_true(access_origin_listed(&access, "http://LOCALHOST:3000"));
+    assert_false(access_origin_listed(&access, "https://chat.example.evil"));
+    assert_false(access_origin_listed(&access, "http://chat.example"));
+    assert_false(access_origin_listed(&access, "null"));
+    assert_false(access_origin_listed(&access, NULL));
+    assert_false(access_origin_listed(&none, "https://chat.example"));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        origins.item[0] = bad[i];
+        assert_int_equal(access_check_origins(&access, &err), HELM_E_USAGE);
+    }
+    origins.item[0] = "*";
+    assert_int_equal(access_check_origins(&access, &err), 0);
+    assert_true(access_origin_listed(&access, "https://any.example"));
+    assert_false(access_origin_listed(&access, NULL));
+}
+
 static int read_keys(struct access *access, const char *text, mode_t mode, struct helm_err *err)
 {
     FILE *f = fopen(access->file, "w");
@@ -58,6 +85,9 @@ static void test_keys(void **state)
     assert_int_equal(access.key_count, 2);
     assert_string_equal(access_key_name(&access, "Bearer key-of-anna"), "anna");
     assert_string_equal(access_key_name(&access, "bearer key-of-none"), "");
+    assert_string_equal(access_name_of(&access, "key-of-anna"), "anna");
+    assert_null(access_name_of(&access, "key-of-ann"));
+    assert_null(access_name_of(&access, NULL));
     static const char *const wrong[] = {"",
                                         "Bearer ",
                                         "Bearer key-of-ann",
@@ -85,6 +115,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hosts_and_origins),
+        cmocka_unit_test(test_listed_origins),
         cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
