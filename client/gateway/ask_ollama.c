@@ -35,17 +35,6 @@ static bool take_raw(struct ask_reader *r, const json_t *value)
     return ask_take_flag(r, value, &r->raw);
 }
 
-/* Templates of models that think take it as enable_thinking. */
-static bool take_think(struct ask_reader *r, const json_t *value)
-{
-    bool think = false;
-    if (!ask_take_flag(r, value, &think)) return false;
-    json_decref(r->ask->extra);
-    r->ask->extra = json_pack("{s:b}", "enable_thinking", think);
-    r->extra = r->ask->extra;
-    return r->extra || refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
-}
-
 /* ---- options ---------------------------------------------------------------------------------------- */
 
 static bool take_predict(struct ask_reader *r, const json_t *value)
@@ -116,7 +105,7 @@ const struct ask_field ask_ollama_fields[] = {
     {"stream", OLLAMA, take_stream, NULL},
     {"options", OLLAMA, take_options, NULL},
     {"tools", ASK_OLLAMA_CHAT, ask_take_tools, NULL},
-    {"think", OLLAMA, take_think, NULL},
+    {"think", OLLAMA, ask_take_think, NULL},
     {"format", OLLAMA, ask_take_format, NULL},
     /* the model stays loaded as long as helmd runs */
     {"keep_alive", OLLAMA, NULL, NULL},

@@ -142,6 +142,7 @@ const struct ask_field ask_openai_fields[] = {
     {"repetition_penalty", BOTH, ask_take_repetition, NULL},
     {"ignore_eos", BOTH, take_ignore_eos, NULL},
     {"chat_template_kwargs", ASK_CHAT, take_template_arguments, NULL},
+    {"reasoning_effort", ASK_CHAT, ask_take_effort, NULL},
     {"json_schema", BOTH, ask_take_json_schema, NULL},
     {"guided_json", BOTH, ask_take_json_schema, NULL},
     {"guided_regex", BOTH, ask_take_regex, NULL},
@@ -163,7 +164,6 @@ const struct ask_field ask_openai_fields[] = {
     {"functions", ASK_CHAT, NULL, "[]"},
     {"prediction", ASK_CHAT, NULL, ""},
     {"prompt_cache_retention", BOTH, NULL, ""},
-    {"reasoning_effort", ASK_CHAT, NULL, ""},
     {"verbosity", ASK_CHAT, NULL, ""},
     {"web_search_options", ASK_CHAT, NULL, ""},
 };

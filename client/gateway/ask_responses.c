@@ -247,7 +247,7 @@ static bool take_text(struct ask_reader *r, const json_t *value)
 }
 static bool take_reasoning_options(struct ask_reader *r, const json_t *value)
 {
-    static const struct ask_field fields[] = {{"effort", ASK_RESPONSE, NULL, ""},
+    static const struct ask_field fields[] = {{"effort", ASK_RESPONSE, ask_take_effort, NULL},
                                               {"summary", ASK_RESPONSE, NULL, ""},
                                               {"generate_summary", ASK_RESPONSE, NULL, ""}};
     if (!json_is_object(value))

@@ -5,7 +5,7 @@
  *   routes.c    the table of paths                 access.c     Host, Origin and API keys
  *   jobs.c      threads that read bodies           ask*.c       what a body asks for
  *   grammars.c  grammars that are kept             tool_grammar.c   calls of tools as one
- *   exchange.c  one request and its generations    choice.c, tool_calls.c   tokens to text and calls
+ *   exchange.c  one request and its generations    choice.c    tokens to text and calls
  *   voice*.c    the dialects of answers            info.c, metrics.c   what is known of model and daemon
  *
  * One thread runs everything that touches the daemon's connection or libmicrohttpd. Threads of jobs.c read bodies only

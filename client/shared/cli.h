@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "client/text/chat.h"
+#include "client/text/growing_text.h"
 #include "client/helm.h"
 #include "client/text/tokenizer/tokenizer.h"
 #include "common/base/args.h"
@@ -108,21 +109,9 @@ HELM_MUST_CHECK int cli_read_all(int fd, const char *what, char **text, size_t *
 /* Ids separated by commas or white space, with or without [ ]; *ids is malloc'd. */
 HELM_MUST_CHECK int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **ids,
                                   size_t *count, struct helm_err *err);
-/* Text growing in memory. Once memory was short nothing is added any more; cli_text_check says so. */
-struct cli_text {
-    char *data; /* NUL-terminated once something was added */
-    size_t length, space;
-    bool failed;
-};
-void cli_text_add(struct cli_text *text, const char *data, size_t length);
-void cli_text_printf(struct cli_text *text, const char *fmt, ...) HELM_PRINTF(2, 3);
-/* A JSON string with its quotes. */
-void cli_text_json(struct cli_text *text, const char *data, size_t length);
-/* "[1,2,3]", or without brackets "1,2,3". */
-void cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets);
+/* What client/text/growing_text.h grows. */
 HELM_MUST_CHECK int cli_text_check(const struct cli_text *text, struct helm_err *err);
 /* cli_write of all of it. */
 HELM_MUST_CHECK int cli_text_write(const struct cli_text *text, struct helm_err *err);
-void cli_text_free(struct cli_text *text);
 
 #endif
