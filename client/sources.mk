@@ -23,6 +23,7 @@ LIBHELM_SRC := \
   client/text/answer/ends.c \
   client/text/answer/harmony.c \
   client/text/answer/json_copy.c \
+  client/text/answer/markers.c \
   client/text/answer/parameters.c \
   client/text/answer/syntax.c \
   client/text/answer/thinking.c \
@@ -165,7 +166,6 @@ GATEWAY_SRC := \
   client/gateway/server.c \
   client/gateway/tool_arguments.c \
   client/gateway/tool_grammar.c \
-  client/gateway/tool_markers.c \
   client/gateway/voice_embed.c \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \

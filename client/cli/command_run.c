@@ -31,7 +31,8 @@ static int read_prompt(const struct args_parsed *parsed, char **text, size_t *le
 }
 
 static int encode_prompt(const struct cli *cli, const struct run_options *options, const char *text,
-                         size_t length, uint32_t **ids, size_t *count, struct helm_err *err)
+                         size_t length, uint32_t **ids, size_t *count, enum reasoning_at *at,
+                         struct helm_err *err)
 {
     if (!options->chat)
         return helm_tokenizer_encode(cli->tok, text, length,
@@ -42,7 +43,7 @@ static int encode_prompt(const struct cli *cli, const struct run_options *option
                          strlen(text));
     const struct helm_chat_message messages[2] = {{"system", options->system}, {"user", text}};
     const struct helm_chat_message *first = options->system ? messages : messages + 1;
-    return cli_encode_chat(cli, first, options->system ? 2 : 1, ids, count, NULL, err);
+    return cli_encode_chat(cli, first, options->system ? 2 : 1, ids, count, at, err);
 }
 
 /* Connected; everything from the tokenizer to the last token. */
@@ -52,20 +53,21 @@ static int run_prompt(struct cli *cli, struct run_options *options, const char *
     struct stream_result result = {0};
     uint32_t *ids = NULL;
     size_t count = 0;
+    enum reasoning_at at = REASONING_FREE;
     char *folder = NULL;
     int status = CLI_EXIT_DONE;
     int rc = cli_open_tokenizer(cli, &err);
     if (rc == 0) rc = cli_text_folder(cli, &folder, &err);
     if (rc == 0) rc = sampling_apply_checkpoint(folder, &options->sampling, &err);
     if (rc == 0 && options->chat) rc = cli_open_chat(cli, &err);
-    if (rc == 0) rc = encode_prompt(cli, options, text, length, &ids, &count, &err);
+    if (rc == 0) rc = encode_prompt(cli, options, text, length, &ids, &count, &at, &err);
     if (rc < 0) {
         status = cli_fail(&err, false);
         goto out;
     }
-    const uint32_t stop_token =
-        options->chat ? sampling_chat_stop(cli, &options->sampling) : HELM_TOKENIZER_NO_ID;
-    if ((rc = grammar_open(cli, stop_token, &options->grammar, &err)) < 0) {
+    const struct reasoning_tags *tags = options->chat ? cli->tags : NULL;
+    cli_find_ends(cli);
+    if ((rc = grammar_open(cli, tags, at, &options->grammar, &err)) < 0) {
         status = cli_fail(&err, false);
         goto out;
     }
@@ -74,7 +76,9 @@ static int run_prompt(struct cli *cli, struct run_options *options, const char *
         .prompt_count = count,
         .options = &options->sampling,
         .grammar = options->grammar.opened,
-        .stop_token = stop_token,
+        .ends = &cli->ends,
+        .tags = tags,
+        .at = at,
         .print = options->json ? STREAM_PRINT_NOTHING : STREAM_PRINT_TEXT,
         .label = "helm-cli run",
     };

@@ -394,7 +394,6 @@ void ask_free(struct ask *ask)
     json_decref(ask->extra);
     json_decref(ask->made);
     json_decref(ask->echo);
-    free(ask->prompt_tail);
     grammars_give_back(ask->grammar);
     *ask = (struct ask){0};
 }

@@ -73,7 +73,6 @@ struct ask {
     bool load_only;    /* Ollama: no prompt; the client only wants the model to be there */
     bool conversation; /* the prompt came through the chat template */
     enum reasoning_at at; /* where the prompt ended */
-    char *prompt_tail;    /* of a harmony prompt: the message that the answer goes on with */
     bool one_call;     /* the answer ends with its first tool call */
     uint32_t top_logprobs;
     uint32_t choices; /* for each prompt */

@@ -150,17 +150,13 @@ static int format_expr(const struct ask_reader *r, struct exprs *x, uint32_t *ou
     return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;
 }
 
-/* A format; in harmony it is a message of the final channel, whose header the prompt may have. */
+/* A format, where the model's answer has it. */
 static int final_expr(const struct ask_reader *r, struct exprs *x, uint32_t *out, struct helm_err *err)
 {
-    const bool channels = r->ask->conversation && !r->model->tags->open && r->ask->at != REASONING_CLOSED;
-    const struct helm_tokenizer *t = r->model->tokenizer;
     const int rc = format_expr(r, x, out, err);
-    if (rc || !channels) return rc;
-    const uint32_t json = expr_repeat(x, tool_grammar_marker(x, t, " <|constrain|>json"), 0, 1);
-    *out = TOOL_SEQ(x, tool_grammar_marker(x, t, HARMONY_CHANNEL "final"), json,
-                    tool_grammar_marker(x, t, HARMONY_MESSAGE), *out);
-    return 0;
+    if (rc == 0 && r->ask->conversation)
+        *out = markers_final(x, r->model->tokenizer, r->model->tags, r->ask->at, *out);
+    return rc;
 }
 
 /* The answer without its thinking. */
@@ -188,17 +184,17 @@ static uint32_t with_thinking(const struct ask_reader *r, struct exprs *x, uint3
     if (!r->ask->conversation || at == REASONING_CLOSED || (at == REASONING_FREE && !r->model->may_think))
         return answer;
     if (!tags->open) {
-        const uint32_t rest = TOOL_SEQ(x, tool_grammar_until(x, t, HARMONY_END),
-                                       tool_grammar_marker(x, t, HARMONY_START "assistant"));
-        const uint32_t head = at == REASONING_INSIDE ? expr_seq(x) : tool_grammar_header(x, t, "analysis");
-        const uint32_t thinking = TOOL_SEQ(x, head, rest);
-        return TOOL_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);
+        const uint32_t rest = MARKERS_SEQ(x, markers_until(x, t, HARMONY_END),
+                                       markers_text(x, t, HARMONY_START "assistant"));
+        const uint32_t head = at == REASONING_INSIDE ? expr_seq(x) : markers_header(x, t, "analysis");
+        const uint32_t thinking = MARKERS_SEQ(x, head, rest);
+        return MARKERS_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);
     }
     const uint32_t begin = at == REASONING_INSIDE
                                ? expr_seq(x)
-                               : TOOL_SEQ(x, tool_grammar_blanks(x), tool_grammar_marker(x, t, tags->open));
-    const uint32_t thinking = TOOL_SEQ(x, begin, tool_grammar_until(x, t, tags->close), tool_grammar_blanks(x));
-    return TOOL_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);
+                               : MARKERS_SEQ(x, markers_blanks(x), markers_text(x, t, tags->open));
+    const uint32_t thinking = MARKERS_SEQ(x, begin, markers_until(x, t, tags->close), markers_blanks(x));
+    return MARKERS_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);
 }
 
 static bool refuse_grammar(struct ask_reader *r, int rc, const char *text)

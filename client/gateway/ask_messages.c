@@ -229,18 +229,6 @@ static bool build_messages(struct ask_reader *r, json_t *list)
     return true;
 }
 
-/* What the answer goes on with: thinking that the template has begun, or a message of harmony. */
-static bool note_end(struct ask_reader *r, const char *text, size_t length)
-{
-    const struct reasoning_tags *tags = r->model->tags;
-    if (!tags) return true;
-    r->ask->at = reasoning_after(tags, text, length);
-    if (tags->open) return true;
-    free(r->ask->prompt_tail);
-    r->ask->prompt_tail = strdup(reasoning_harmony_tail(text, length));
-    return r->ask->prompt_tail || refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
-}
-
 static bool render(struct ask_reader *r, const json_t *messages)
 {
     struct helm_err err = {0};
@@ -257,8 +245,8 @@ static bool render(struct ask_reader *r, const json_t *messages)
                                    : helm_chat_render_json(r->model->chat, &input, &text, &length, &err);
     r->param = "messages";
     r->ask->conversation = true;
-    bool good = rc == 0 ? note_end(r, text, length) && ask_add_text(r, text, length, false)
-                        : refuse_err(r->refusal, "messages", rc, err.text);
+    if (rc == 0 && r->model->tags) r->ask->at = reasoning_after(r->model->tags, text, length);
+    bool good = rc == 0 ? ask_add_text(r, text, length, false) : refuse_err(r->refusal, "messages", rc, err.text);
     free(text);
     free(list);
     free(tools);

@@ -49,8 +49,7 @@ int choice_open(struct choice *c, struct helm_err *err)
     const struct answer_wish wish = {.tags = ask->conversation ? model->tags : NULL,
                                      .calls = ask->tools ? model->calls : NULL,
                                      .tools = ask->tools,
-                                     .at = ask->at,
-                                     .prompt_tail = ask->prompt_tail};
+                                     .at = ask->at};
     cli_text_add(&c->text, "", 0);
     cli_text_add(&c->thought, "", 0);
     c->answer = answer_open(&wish, take_part, c);
@@ -129,6 +128,23 @@ static bool push(struct choice *c, uint32_t token)
     return !c->held.failed;
 }
 
+static void drop_call(struct choice_call *call)
+{
+    free(call->name);
+    cli_text_free(&call->arguments);
+    *call = (struct choice_call){0};
+}
+
+/* The answer ends with its first call, and with what ends that. */
+static void keep_one_call(struct choice *c)
+{
+    const bool more = c->call_count > 1;
+    while (c->call_count > 1) drop_call(&c->calls[--c->call_count]);
+    if (c->over || !c->call_count || !c->calls[0].ended || (!more && answer_is_calling(c->answer))) return;
+    c->finish = HELM_FINISH_STOP;
+    c->over = true;
+}
+
 bool choice_take(struct choice *c, const struct helm_token *token)
 {
     c->completion_tokens++;
@@ -137,10 +153,7 @@ bool choice_take(struct choice *c, const struct helm_token *token)
     const bool good = push(c, token->token);
     c->thought_tokens += answer_is_thinking(c->answer) || c->thought.length > thought;
     if (!good || c->text.failed || c->thought.failed || answer_failed(c->answer)) return false;
-    if (!c->over && c->exchange->ask.one_call && c->call_count && c->calls[0].ended) {
-        c->finish = HELM_FINISH_STOP;
-        c->over = true;
-    }
+    if (c->exchange->ask.one_call) keep_one_call(c);
     return true;
 }
 
@@ -172,10 +185,7 @@ void choice_free(struct choice *c)
     free(c->embedding);
     helm_detokenizer_close(c->detokenizer);
     answer_close(c->answer);
-    for (size_t i = 0; i < c->call_count; i++) {
-        free(c->calls[i].name);
-        cli_text_free(&c->calls[i].arguments);
-    }
+    for (size_t i = 0; i < c->call_count; i++) drop_call(&c->calls[i]);
     free(c->calls);
     cli_text_free(&c->thought);
     cli_text_free(&c->held);

@@ -47,14 +47,14 @@ static int check_text(const json_t *tool, const char *key, const json_t *schema,
 static uint32_t text_value(struct exprs *x, const struct tool_wish *w, const json_t *schema, const char *close)
 {
     const json_t *values = json_object_get(schema, "enum"), *one = json_object_get(schema, "const");
-    if (!values && !one) return tool_grammar_until(x, w->tokenizer, close);
+    if (!values && !one) return markers_until(x, w->tokenizer, close);
     const uint32_t alt = expr_alt(x);
     size_t index;
     const json_t *value;
     if (one) expr_add(x, alt, expr_text(x, json_string_value(one), json_string_length(one)));
     json_array_foreach(values, index, value)
         expr_add(x, alt, expr_text(x, json_string_value(value), json_string_length(value)));
-    return TOOL_SEQ(x, alt, schema_space(x), tool_grammar_marker(x, w->tokenizer, close));
+    return MARKERS_SEQ(x, alt, schema_space(x), markers_text(x, w->tokenizer, close));
 }
 
 /* A parameter's schema, with the definitions that it may refer to. */
@@ -79,10 +79,10 @@ static uint32_t key_tag(struct exprs *x, const struct tool_wish *w, uint32_t key
 {
     const struct call_syntax *s = w->syntax;
     const char *kind = text ? " string=\"true\">" : " string=\"false\">", *tag = s->kinds ? kind : s->tags ? ">" : "";
-    const uint32_t open = s->value_open ? TOOL_SEQ(x, schema_space(x), tool_grammar_marker(x, w->tokenizer, s->value_open))
+    const uint32_t open = s->value_open ? MARKERS_SEQ(x, schema_space(x), markers_text(x, w->tokenizer, s->value_open))
                                         : expr_seq(x);
-    return TOOL_SEQ(x, tool_grammar_marker(x, w->tokenizer, s->key_open), key,
-                    tool_grammar_marker(x, w->tokenizer, s->key_end), expr_text(x, tag, strlen(tag)), open);
+    return MARKERS_SEQ(x, markers_text(x, w->tokenizer, s->key_open), key,
+                    markers_text(x, w->tokenizer, s->key_end), expr_text(x, tag, strlen(tag)), open);
 }
 
 static int one_parameter(struct exprs *x, const struct tool_wish *w, const json_t *tool, const char *key,
@@ -96,8 +96,8 @@ static int one_parameter(struct exprs *x, const struct tool_wish *w, const json_
     int rc = text ? check_text(tool, key, schema, err) : json_value(x, tool, key, schema, &value, err);
     if (rc) return rc;
     value = text ? text_value(x, w, schema, close)
-                 : TOOL_SEQ(x, value, schema_space(x), tool_grammar_marker(x, w->tokenizer, close));
-    *out = TOOL_SEQ(x, tag, line, value, tool_grammar_blanks(x));
+                 : MARKERS_SEQ(x, value, schema_space(x), markers_text(x, w->tokenizer, close));
+    *out = MARKERS_SEQ(x, tag, line, value, markers_blanks(x));
     return 0;
 }
 
@@ -108,8 +108,8 @@ static uint32_t any_parameters(struct exprs *x, const struct tool_wish *w)
     const uint32_t alt = expr_alt(x);
     for (int text = 0; text < (w->syntax->kinds ? 2 : 1); text++) {
         const uint32_t key = expr_repeat(x, expr_set(x, word, 5), 1, ANSWER_KEY_MAX);
-        expr_add(x, alt, TOOL_SEQ(x, key_tag(x, w, key, text), tool_grammar_until(x, w->tokenizer, w->syntax->value_close),
-                                  tool_grammar_blanks(x)));
+        expr_add(x, alt, MARKERS_SEQ(x, key_tag(x, w, key, text), markers_until(x, w->tokenizer, w->syntax->value_close),
+                                  markers_blanks(x)));
     }
     return expr_repeat(x, alt, 0, PARAMETERS_MAX);
 }
@@ -139,7 +139,7 @@ int tool_arguments_parameters(struct exprs *x, const struct tool_wish *w, const 
 
 static uint32_t bare_text(struct exprs *x, const struct tool_wish *w, const json_t *schema)
 {
-    return TOOL_SEQ(x, tool_grammar_marker(x, w->tokenizer, quote), text_value(x, w, schema, quote));
+    return MARKERS_SEQ(x, markers_text(x, w->tokenizer, quote), text_value(x, w, schema, quote));
 }
 
 static uint32_t comma(struct exprs *x)
@@ -150,8 +150,8 @@ static uint32_t comma(struct exprs *x)
 /* `one`, and more of it between commas, or nothing. */
 static uint32_t listed(struct exprs *x, uint32_t rule)
 {
-    const uint32_t more = TOOL_SEQ(x, comma(x), expr_rule(x, rule));
-    return expr_repeat(x, TOOL_SEQ(x, expr_rule(x, rule), expr_repeat(x, more, 0, EXPR_UNBOUNDED)), 0, 1);
+    const uint32_t more = MARKERS_SEQ(x, comma(x), expr_rule(x, rule));
+    return expr_repeat(x, MARKERS_SEQ(x, expr_rule(x, rule), expr_repeat(x, more, 0, EXPR_UNBOUNDED)), 0, 1);
 }
 
 /* Any object with bare keys. */
@@ -160,14 +160,14 @@ static uint32_t any_bare(struct exprs *x, const struct tool_wish *w)
     static const struct expr_range word[] = {{'-', '.'}, {'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
     static const char *const words[] = {"true", "false", "null"};
     const uint32_t value = exprs_new_rule(x), pair = exprs_new_rule(x), object = exprs_new_rule(x), alt = expr_alt(x);
-    exprs_define(x, pair, TOOL_SEQ(x, expr_repeat(x, expr_set(x, word, 5), 1, ANSWER_KEY_MAX), expr_text(x, ":", 1),
+    exprs_define(x, pair, MARKERS_SEQ(x, expr_repeat(x, expr_set(x, word, 5), 1, ANSWER_KEY_MAX), expr_text(x, ":", 1),
                                    expr_rule(x, value)));
-    exprs_define(x, object, TOOL_SEQ(x, expr_text(x, "{", 1), listed(x, pair), expr_text(x, "}", 1)));
+    exprs_define(x, object, MARKERS_SEQ(x, expr_text(x, "{", 1), listed(x, pair), expr_text(x, "}", 1)));
     expr_add(x, alt, bare_text(x, w, NULL));
     expr_add(x, alt, expr_rule(x, json_rule(x, ANY_NUMBER)));
     for (size_t i = 0; i < 3; i++) expr_add(x, alt, expr_text(x, words[i], strlen(words[i])));
     expr_add(x, alt, expr_rule(x, object));
-    expr_add(x, alt, TOOL_SEQ(x, expr_text(x, "[", 1), listed(x, value), expr_text(x, "]", 1)));
+    expr_add(x, alt, MARKERS_SEQ(x, expr_text(x, "[", 1), listed(x, value), expr_text(x, "]", 1)));
     exprs_define(x, value, alt);
     return expr_rule(x, object);
 }
@@ -188,7 +188,7 @@ static int bare_member(struct exprs *x, const struct tool_wish *w, const json_t 
     if (!rc && !text) rc = json_value(x, tool, key, schema, &value, err);
     if (rc) return rc;
     if (text) value = bare_text(x, w, schema);
-    *out = TOOL_SEQ(x, expr_text(x, key, strlen(key)), expr_text(x, ":", 1), value);
+    *out = MARKERS_SEQ(x, expr_text(x, key, strlen(key)), expr_text(x, ":", 1), value);
     return 0;
 }
 
@@ -218,7 +218,7 @@ int tool_arguments_bare(struct exprs *x, const struct tool_wish *w, const json_t
                              "tool '%.64s': parameter '%.64s' is optional and comes first: strict tools of this "
                              "model need a required one first",
                              name_of(tool), key);
-        if (any) one = TOOL_SEQ(x, comma(x), one);
+        if (any) one = MARKERS_SEQ(x, comma(x), one);
         expr_add(x, begin, required ? one : expr_repeat(x, one, 0, 1));
         any = true;
     }

@@ -15,7 +15,7 @@ static uint32_t text(struct exprs *x, const char *s)
 
 static uint32_t marker(struct exprs *x, const struct tool_wish *w, const char *s)
 {
-    return s ? tool_grammar_marker(x, w->tokenizer, s) : expr_seq(x);
+    return s ? markers_text(x, w->tokenizer, s) : expr_seq(x);
 }
 
 bool tool_is_strict(const json_t *tool)
@@ -70,10 +70,10 @@ static bool is_divided(const struct tool_wish *w)
 static uint32_t object_call(struct exprs *x, const struct tool_wish *w, const char *name, uint32_t arguments)
 {
     const uint32_t key =
-        TOOL_SEQ(x, text(x, "\""), json_text_of(x, w->syntax->key, strlen(w->syntax->key)), text(x, "\":"));
-    const uint32_t named = TOOL_SEQ(x, text(x, "\"name\":"), schema_space(x), text(x, "\""),
+        MARKERS_SEQ(x, text(x, "\""), json_text_of(x, w->syntax->key, strlen(w->syntax->key)), text(x, "\":"));
+    const uint32_t named = MARKERS_SEQ(x, text(x, "\"name\":"), schema_space(x), text(x, "\""),
                                     json_text_of(x, name, strlen(name)), text(x, "\","));
-    return TOOL_SEQ(x, text(x, "{"), schema_space(x), named, schema_space(x), key, schema_space(x), arguments,
+    return MARKERS_SEQ(x, text(x, "{"), schema_space(x), named, schema_space(x), key, schema_space(x), arguments,
                     schema_space(x), text(x, "}"));
 }
 
@@ -85,13 +85,13 @@ static uint32_t named_call(struct exprs *x, const struct tool_wish *w, const cha
     const bool bare = s->form == CALL_BARE;
     const uint32_t before = s->counted ? text(x, "functions.") : expr_seq(x);
     const uint32_t after =
-        s->counted ? TOOL_SEQ(x, text(x, ":"), expr_repeat(x, expr_set(x, &digit, 1), 1, 2)) : expr_seq(x);
+        s->counted ? MARKERS_SEQ(x, text(x, ":"), expr_repeat(x, expr_set(x, &digit, 1), 1, 2)) : expr_seq(x);
     const uint32_t end = bare ? expr_seq(x) : marker(x, w, s->name_end); /* a brace is the object's own */
     const uint32_t tag = s->tags ? text(x, ">") : expr_seq(x);
-    const uint32_t space = s->form == CALL_NAMED || bare ? expr_seq(x) : tool_grammar_blanks(x);
-    const uint32_t close = s->call_close && !bare ? TOOL_SEQ(x, schema_space(x), marker(x, w, s->call_close))
+    const uint32_t space = s->form == CALL_NAMED || bare ? expr_seq(x) : markers_blanks(x);
+    const uint32_t close = s->call_close && !bare ? MARKERS_SEQ(x, schema_space(x), marker(x, w, s->call_close))
                                                   : expr_seq(x);
-    return TOOL_SEQ(x, marker(x, w, s->call_open), before, text(x, name), after, end, tag, space, arguments, close);
+    return MARKERS_SEQ(x, marker(x, w, s->call_open), before, text(x, name), after, end, tag, space, arguments, close);
 }
 
 static int one_call(struct exprs *x, const struct tool_wish *w, const json_t *tool, uint32_t *out,
@@ -107,11 +107,11 @@ static int one_call(struct exprs *x, const struct tool_wish *w, const json_t *to
         *out = object_call(x, w, name, arguments);
         break;
     case CALL_LISTED:
-        *out = is_divided(w) ? TOOL_SEQ(x, text(x, name), marker(x, w, arguments_open), arguments)
+        *out = is_divided(w) ? MARKERS_SEQ(x, text(x, name), marker(x, w, arguments_open), arguments)
                              : object_call(x, w, name, arguments);
         break;
     case CALL_CHANNEL:
-        *out = TOOL_SEQ(x, marker(x, w, HARMONY_CHANNEL "commentary to=functions."), text(x, name),
+        *out = MARKERS_SEQ(x, marker(x, w, HARMONY_CHANNEL "commentary to=functions."), text(x, name),
                         marker(x, w, " <|constrain|>json" HARMONY_MESSAGE), arguments);
         break;
     default:
@@ -145,8 +145,8 @@ static uint32_t several(struct exprs *x, const struct tool_wish *w, uint32_t rul
 {
     const uint32_t first = expr_rule(x, rule);
     if (w->one) return first;
-    const uint32_t more = TOOL_SEQ(x, between, expr_rule(x, rule));
-    return TOOL_SEQ(x, first, expr_repeat(x, more, 0, ANSWER_CALLS_MAX - 1));
+    const uint32_t more = MARKERS_SEQ(x, between, expr_rule(x, rule));
+    return MARKERS_SEQ(x, first, expr_repeat(x, more, 0, ANSWER_CALLS_MAX - 1));
 }
 
 static uint32_t as_rule(struct exprs *x, uint32_t e)
@@ -162,11 +162,11 @@ static uint32_t after_marker(struct exprs *x, const struct tool_wish *w, uint32_
     const struct call_syntax *s = w->syntax;
     if (is_divided(w)) return expr_rule(x, call);
     if (s->form == CALL_LISTED)
-        return TOOL_SEQ(x, schema_space(x), text(x, "["),
-                        several(x, w, call, TOOL_SEQ(x, text(x, ","), schema_space(x))), text(x, "]"));
+        return MARKERS_SEQ(x, schema_space(x), text(x, "["),
+                        several(x, w, call, MARKERS_SEQ(x, text(x, ","), schema_space(x))), text(x, "]"));
     const bool shared = s->call_open && s->begins; /* one pair of markers around several calls */
     const uint32_t calls = shared ? several(x, w, call, schema_space(x)) : expr_rule(x, call);
-    return TOOL_SEQ(x, schema_space(x), calls, schema_space(x), marker(x, w, s->close));
+    return MARKERS_SEQ(x, schema_space(x), calls, schema_space(x), marker(x, w, s->close));
 }
 
 /* The whole answer is calls, or a channel is. */
@@ -185,7 +185,7 @@ int tool_grammar_calls(struct exprs *x, const struct tool_wish *w, uint32_t *out
         *out = unmarked(x, w, call);
         return 0;
     }
-    const uint32_t marked = as_rule(x, TOOL_SEQ(x, marker(x, w, s->open), after_marker(x, w, call)));
+    const uint32_t marked = as_rule(x, MARKERS_SEQ(x, marker(x, w, s->open), after_marker(x, w, call)));
     const bool list = s->form == CALL_LISTED && !is_divided(w);
     *out = list ? expr_rule(x, marked) : several(x, w, marked, is_divided(w) ? expr_seq(x) : schema_space(x));
     return 0;
@@ -204,15 +204,15 @@ int tool_grammar_free(struct exprs *x, const struct tool_wish *w, uint32_t *out,
         const uint32_t n = ranges_invert(begins, 3, others);
         expr_add(x, alt, unmarked(x, w, call));
         if (s->form == CALL_CHANNEL)
-            expr_add(x, alt, TOOL_SEQ(x, tool_grammar_header(x, w->tokenizer, "final"), tool_grammar_any(x)));
+            expr_add(x, alt, MARKERS_SEQ(x, markers_header(x, w->tokenizer, "final"), markers_any(x)));
         else
-            expr_add(x, alt, TOOL_SEQ(x, expr_set(x, others, n), tool_grammar_any(x)));
+            expr_add(x, alt, MARKERS_SEQ(x, expr_set(x, others, n), markers_any(x)));
         *out = alt;
         return 0;
     }
     const uint32_t marked =
-        TOOL_SEQ(x, tool_grammar_until(x, w->tokenizer, s->open), after_marker(x, w, call));
+        MARKERS_SEQ(x, markers_until(x, w->tokenizer, s->open), after_marker(x, w, call));
     const uint32_t calls = expr_repeat(x, marked, 0, w->one ? 1 : ANSWER_CALLS_MAX);
-    *out = TOOL_SEQ(x, calls, tool_grammar_without(x, w->tokenizer, s->open));
+    *out = MARKERS_SEQ(x, calls, markers_without(x, w->tokenizer, s->open));
     return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;
 }

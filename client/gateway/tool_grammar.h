@@ -1,15 +1,14 @@
 /* Calls of tools as expressions of a grammar: what the parser of answers (client/text/answer/answer.h) reads, in the way that
  * the model writes it. Called by ask_grammar.c; pure.
  *
- *   tool_grammar.c   calls around their arguments      tool_arguments.c  arguments that are not JSON
- *   tool_markers.c   markers, of which some are special tokens */
+ *   tool_grammar.c   calls around their arguments      tool_arguments.c  arguments that are not JSON */
 #ifndef HELM_CLIENT_GATEWAY_TOOL_GRAMMAR_H
 #define HELM_CLIENT_GATEWAY_TOOL_GRAMMAR_H
 
 #include <jansson.h>
 
 #include "client/text/answer/answer.h"
-#include "client/text/grammar/expr.h"
+#include "client/text/answer/markers.h"
 #include "client/text/tokenizer/tokenizer.h"
 
 struct tool_wish {
@@ -37,23 +36,5 @@ HELM_MUST_CHECK int tool_arguments_parameters(struct exprs *exprs, const struct 
                                               uint32_t *out, struct helm_err *err);
 HELM_MUST_CHECK int tool_arguments_bare(struct exprs *exprs, const struct tool_wish *wish, const json_t *tool,
                                         uint32_t *out, struct helm_err *err);
-
-/* ---- tool_markers.c ---- */
-
-/* A text that may have special tokens in it; text up to and with one marker; text without it. */
-uint32_t tool_grammar_marker(struct exprs *exprs, const struct helm_tokenizer *tokenizer, const char *marker);
-uint32_t tool_grammar_until(struct exprs *exprs, const struct helm_tokenizer *tokenizer, const char *marker);
-uint32_t tool_grammar_without(struct exprs *exprs, const struct helm_tokenizer *tokenizer, const char *marker);
-/* Up to four characters of white space; any text. */
-uint32_t tool_grammar_blanks(struct exprs *exprs);
-uint32_t tool_grammar_any(struct exprs *exprs);
-/* A sequence of `count` expressions. */
-uint32_t tool_grammar_seq(struct exprs *exprs, const uint32_t *parts, size_t count);
-#define TOOL_SEQ(x, ...)                                                                                     \
-    tool_grammar_seq(x, (const uint32_t[]){__VA_ARGS__},                                                     \
-                     sizeof((const uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t))
-
-/* The header of a message of harmony: its channel, and <|message|>. */
-uint32_t tool_grammar_header(struct exprs *exprs, const struct helm_tokenizer *tokenizer, const char *channel);
 
 #endif

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client/text/answer/answer.h"
+#include "client/text/answer/ends.h"
 #include "client/text/chat.h"
 #include "client/text/growing_text.h"
 #include "client/helm.h"
@@ -45,6 +47,8 @@ struct cli {
     struct helm_client *client;
     struct helm_tokenizer *tok;
     struct helm_chat *chat;
+    const struct reasoning_tags *tags; /* of the chat template; NULL without one */
+    struct ends ends;                  /* tokens that end an answer or a text */
     char *located_model, *located_tokenizer; /* what `model` and `tokenizer` point to then */
     int signal_fd;                           /* -1: signals act as usual */
 };
@@ -77,10 +81,12 @@ void cli_name_model(const char *path, char *name, size_t size);
 HELM_MUST_CHECK int cli_open_tokenizer(struct cli *cli, struct helm_err *err);
 /* Opens the chat template in cli_text_folder into cli->chat. */
 HELM_MUST_CHECK int cli_open_chat(struct cli *cli, struct helm_err *err);
+/* Fills cli->ends: needs cli->tok; a chat template shows one of them, where there is any. */
+void cli_find_ends(struct cli *cli);
 /* The conversation as the model's prompt, ending where the answer begins; *ids is malloc'd. Needs cli->chat
- * and cli->tok. *thinking (may be NULL): the prompt ends inside a thinking part. */
+ * and cli->tok. *at: where the prompt leaves thinking. */
 HELM_MUST_CHECK int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages,
-                                    size_t count, uint32_t **ids, size_t *id_count, bool *thinking,
+                                    size_t count, uint32_t **ids, size_t *id_count, enum reasoning_at *at,
                                     struct helm_err *err);
 
 /* ---- signals.c ---- */

@@ -120,7 +120,3 @@ int sampling_apply_checkpoint(const char *path, struct sampling_options *options
     return rc;
 }
 
-uint32_t sampling_chat_stop(const struct cli *cli, const struct sampling_options *options)
-{
-    return options->ignore_eos ? HELM_TOKENIZER_NO_ID : helm_tokenizer_role_id(cli->tok, "eos_token");
-}

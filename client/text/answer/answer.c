@@ -9,7 +9,7 @@
 void answer_tell(struct answer *a, enum answer_event event, const char *data, size_t length)
 {
     const bool text = event == ANSWER_THOUGHT || event == ANSWER_TEXT;
-    if (text && (a->muted || !length)) return;
+    if (text && !length) return;
     if (a->piece.length && event != ANSWER_ARGUMENTS) { /* arguments that came before it */
         a->take(a->user, ANSWER_ARGUMENTS, a->piece.data, a->piece.length);
         a->piece.length = 0;
@@ -92,14 +92,8 @@ struct answer *answer_open(const struct answer_wish *wish, answer_take *take_eve
     a->thinking = !wish->tags                        ? THINKING_OVER
                   : wish->at == REASONING_INSIDE     ? THINKING_INSIDE
                                                      : THINKING_BEGIN;
-    a->target = ANSWER_TEXT;
-    if (wish->prompt_tail && wish->tags && !wish->tags->open) {
-        const char *tail = wish->prompt_tail;
-        while (*tail >= 'a' && *tail <= 'z') tail++; /* the role */
-        a->muted = true;
-        take(a, tail, strlen(tail));
-        a->muted = a->begun = false;
-    }
+    a->harmony = wish->at == REASONING_FREE ? HARMONY_HEADER : HARMONY_BODY;
+    a->target = wish->at == REASONING_INSIDE ? ANSWER_THOUGHT : ANSWER_TEXT;
     return a;
 }
 
@@ -123,6 +117,11 @@ bool answer_is_thinking(const struct answer *a)
 {
     if (a->wish.tags && !a->wish.tags->open) return a->harmony == HARMONY_BODY && a->target == ANSWER_THOUGHT;
     return a->thinking == THINKING_INSIDE;
+}
+
+bool answer_is_calling(const struct answer *a)
+{
+    return a->state != CALL_TEXT && a->state != CALL_PLAIN;
 }
 
 void answer_close(struct answer *a)

@@ -29,7 +29,6 @@ struct answer_wish {
     const struct call_syntax *calls;    /* NULL: nothing is taken for a call */
     const json_t *tools;                /* as the request lists them; borrowed */
     enum reasoning_at at;               /* where the prompt ended */
-    const char *prompt_tail;            /* harmony: the message that the prompt began (reasoning_harmony_tail), or NULL */
 };
 
 struct answer; /* opaque */
@@ -43,6 +42,8 @@ void answer_finish(struct answer *answer);
 bool answer_failed(const struct answer *answer);
 /* The answer is thinking, as far as it was read. */
 bool answer_is_thinking(const struct answer *answer);
+/* It is between the markers of calls, also after a call's end. */
+bool answer_is_calling(const struct answer *answer);
 void answer_close(struct answer *answer); /* NULL is allowed */
 
 /* Whether the tool's schema says that a parameter is a text and nothing else: syntaxes of parameters write it bare then. */

@@ -57,7 +57,7 @@ struct answer {
     struct answer_wish wish;
     answer_take *take;
     void *user;
-    bool failed, last, muted; /* muted: what the prompt began is no part of the answer */
+    bool failed, last;
 
     enum thinking_state thinking;
     struct cli_text held; /* text that thinking.c is not sure of */

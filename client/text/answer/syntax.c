@@ -228,7 +228,8 @@ static bool ends_with(const char *text, size_t length, const char *end)
     return length >= bytes && memcmp(text + length - bytes, end, bytes) == 0;
 }
 
-const char *reasoning_harmony_tail(const char *prompt, size_t length)
+/* The message that a harmony prompt has begun. */
+static const char *harmony_tail(const char *prompt, size_t length)
 {
     static const char start[] = HARMONY_START;
     const size_t bytes = sizeof start - 1;
@@ -240,7 +241,7 @@ const char *reasoning_harmony_tail(const char *prompt, size_t length)
 enum reasoning_at reasoning_after(const struct reasoning_tags *tags, const char *prompt, size_t length)
 {
     if (!tags->open) {
-        const char *tail = reasoning_harmony_tail(prompt, length);
+        const char *tail = harmony_tail(prompt, length);
         const size_t bytes = (size_t)(prompt + length - tail);
         if (!memmem(tail, bytes, HARMONY_MESSAGE, strlen(HARMONY_MESSAGE))) return REASONING_FREE;
         return memmem(tail, bytes, "analysis", 8) ? REASONING_INSIDE : REASONING_CLOSED;

@@ -68,8 +68,6 @@ enum reasoning_at {
     REASONING_CLOSED, /* the prompt has closed it */
 };
 enum reasoning_at reasoning_after(const struct reasoning_tags *tags, const char *prompt, size_t length);
-/* The end of a harmony prompt that is the beginning of the answer's first message: after the last <|start|>. */
-const char *reasoning_harmony_tail(const char *prompt, size_t length);
 
 /* ---- harmony ---- */
 

@@ -179,8 +179,7 @@ static void check(size_t i, const json_t *tools, size_t first, size_t step)
     struct got got = {0};
     const struct answer_wish wish = {.tags = reasoning_tags_of(cases[i].template),
                                      .calls = call_syntax_of(cases[i].template),
-                                     .tools = tools,
-                                     .prompt_tail = "assistant"};
+                                     .tools = tools};
     struct answer *answer = answer_open(&wish, take, &got);
     assert_non_null(answer);
     cli_text_add(&got.thought, "", 0);
@@ -288,16 +287,17 @@ static void test_thinking_that_the_prompt_began(void **state)
 {
     (void)state;
     static const struct {
-        const char *template, *tail, *said, *thought, *text;
-    } begun[] = {{"<think>", NULL, "\na</think>b", "a", "b"},
-                 {"<think>", NULL, "a  \n", "a", ""},
-                 {HARMONY, "assistant<|channel|>analysis<|message|>Let", " me<|end|>", " me", ""},
-                 {HARMONY, "assistant<|channel|>final<|message|>", "so", "", "so"}};
+        const char *template;
+        enum reasoning_at at;
+        const char *said, *thought, *text;
+    } begun[] = {{"<think>", REASONING_INSIDE, "\na</think>b", "a", "b"},
+                 {"<think>", REASONING_INSIDE, "a  \n", "a", ""},
+                 {HARMONY, REASONING_INSIDE, " me<|end|>", " me", ""},
+                 {HARMONY, REASONING_CLOSED, "so", "", "so"}};
     for (size_t i = 0; i < sizeof begun / sizeof *begun; i++) {
         struct got got = {0};
         const struct answer_wish wish = {.tags = reasoning_tags_of(begun[i].template),
-                                         .at = REASONING_INSIDE,
-                                         .prompt_tail = begun[i].tail};
+                                         .at = begun[i].at};
         struct answer *answer = answer_open(&wish, take, &got);
         answer_push(answer, begun[i].said, strlen(begun[i].said));
         answer_finish(answer);

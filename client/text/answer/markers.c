@@ -1,21 +1,21 @@
-/* Markers as expressions: text, or special tokens. See tool_grammar.h. */
+/* Markers as expressions. See markers.h. */
 #include <string.h>
 
-#include "client/gateway/tool_grammar.h"
+#include "client/text/answer/markers.h"
 
-uint32_t tool_grammar_seq(struct exprs *x, const uint32_t *parts, size_t count)
+uint32_t markers_seq(struct exprs *x, const uint32_t *parts, size_t count)
 {
     const uint32_t seq = expr_seq(x);
     for (size_t i = 0; i < count; i++) expr_add(x, seq, parts[i]);
     return seq;
 }
 
-uint32_t tool_grammar_any(struct exprs *x)
+uint32_t markers_any(struct exprs *x)
 {
     return expr_repeat(x, expr_set(x, &(struct expr_range){0, EXPR_CHAR_MAX}, 1), 0, EXPR_UNBOUNDED);
 }
 
-uint32_t tool_grammar_blanks(struct exprs *x)
+uint32_t markers_blanks(struct exprs *x)
 {
     static const struct expr_range blanks[] = {{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}};
     return expr_repeat(x, expr_set(x, blanks, 3), 0, 4);
@@ -32,7 +32,7 @@ static uint32_t special_at(const struct helm_tokenizer *t, const char *text, siz
     return HELM_TOKENIZER_NO_ID;
 }
 
-uint32_t tool_grammar_marker(struct exprs *x, const struct helm_tokenizer *t, const char *marker)
+uint32_t markers_text(struct exprs *x, const struct helm_tokenizer *t, const char *marker)
 {
     const uint32_t seq = expr_seq(x);
     size_t plain = 0, length = 0;
@@ -70,20 +70,28 @@ static bool is_ascii(struct exprs *x, const char *marker)
     return true;
 }
 
-uint32_t tool_grammar_until(struct exprs *x, const struct helm_tokenizer *t, const char *marker)
+uint32_t markers_until(struct exprs *x, const struct helm_tokenizer *t, const char *marker)
 {
-    if (begins_special(t, marker)) return TOOL_SEQ(x, tool_grammar_any(x), tool_grammar_marker(x, t, marker));
+    if (begins_special(t, marker)) return MARKERS_SEQ(x, markers_any(x), markers_text(x, t, marker));
     return is_ascii(x, marker) ? expr_until(x, marker) : expr_seq(x);
 }
 
-uint32_t tool_grammar_without(struct exprs *x, const struct helm_tokenizer *t, const char *marker)
+uint32_t markers_without(struct exprs *x, const struct helm_tokenizer *t, const char *marker)
 {
-    if (begins_special(t, marker)) return tool_grammar_any(x);
+    if (begins_special(t, marker)) return markers_any(x);
     return is_ascii(x, marker) ? expr_without(x, marker) : expr_seq(x);
 }
 
-uint32_t tool_grammar_header(struct exprs *x, const struct helm_tokenizer *t, const char *channel)
+uint32_t markers_header(struct exprs *x, const struct helm_tokenizer *t, const char *channel)
 {
-    return TOOL_SEQ(x, tool_grammar_marker(x, t, HARMONY_CHANNEL), expr_text(x, channel, strlen(channel)),
-                    tool_grammar_marker(x, t, HARMONY_MESSAGE));
+    return MARKERS_SEQ(x, markers_text(x, t, HARMONY_CHANNEL), expr_text(x, channel, strlen(channel)),
+                    markers_text(x, t, HARMONY_MESSAGE));
+}
+
+uint32_t markers_final(struct exprs *x, const struct helm_tokenizer *t, const struct reasoning_tags *tags,
+                       enum reasoning_at at, uint32_t answer)
+{
+    if (tags->open || at == REASONING_CLOSED) return answer;
+    const uint32_t json = expr_repeat(x, markers_text(x, t, " <|constrain|>json"), 0, 1);
+    return MARKERS_SEQ(x, markers_text(x, t, HARMONY_CHANNEL "final"), json, markers_text(x, t, HARMONY_MESSAGE), answer);
 }
