@@ -161,6 +161,7 @@ GATEWAY_SRC := \
   client/gateway/jobs.c \
   client/gateway/loop.c \
   client/gateway/metrics.c \
+  client/gateway/pooling.c \
   client/gateway/refusal.c \
   client/gateway/routes.c \
   client/gateway/server.c \

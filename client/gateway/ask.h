@@ -40,6 +40,7 @@ struct ask_model {
     char vocabulary_why[HELM_ERR_TEXT];
     struct grammars *grammars;
     enum helm_pooling pooling; /* of embeddings, unless a request says */
+    char pooling_why[HELM_ERR_TEXT]; /* not empty: a request has to say, since the model's own is none of HELM's */
     uint32_t context, vocab;
     struct ends ends; /* tokens that end an answer, in addition to the model's own */
     struct sampling_options defaults;
@@ -86,6 +87,7 @@ struct ask {
     size_t prompt_count, prompt_space;
     /* of ASK_EMBEDS, whose prompts are what is embedded */
     enum helm_pooling pooling;
+    bool has_pooling;             /* the request said */
     bool base64, truncate;        /* truncate: what is longer than the context is cut */
     const json_t *tools;          /* borrowed from body; NULL: none are parsed */
     struct kept_grammar *grammar; /* what the answer fits; NULL: any */

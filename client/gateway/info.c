@@ -82,6 +82,7 @@ int info_open_model(struct gateway *g, const char *name, struct helm_err *err)
     if (rc == 0) rc = cli_open_tokenizer(&g->cli, err);
     if (rc == 0) rc = cli_text_folder(&g->cli, &folder, err);
     if (rc == 0) rc = sampling_apply_checkpoint(folder, &m->defaults, err);
+    if (rc == 0) rc = info_read_pooling(m, folder, err);
     free(folder);
     if (rc == 0) {
         m->tokenizer = g->cli.tok;

@@ -104,7 +104,7 @@ void answer_push(struct answer *a, const char *data, size_t length)
 
 void answer_finish(struct answer *a)
 {
-    a->last = true;
+    a->ending = true;
     take(a, "", 0);
 }
 

@@ -145,6 +145,7 @@ static void skip_role(struct answer *a)
 void answer_harmony(struct answer *a, const char *data, size_t length)
 {
     bool on = true;
+    a->last = a->ending;
     cli_text_add(&a->rest, data, length);
     while (on && !a->rest.failed) {
         if (a->harmony == HARMONY_HEADER) skip_role(a);

@@ -121,7 +121,7 @@ bool parameters_value(struct answer *a)
             give_string(a, safe);
         else
             a->searched = a->rest.length > bytes ? a->rest.length - bytes : 0;
-        if (a->last) a->rest.length = 0; /* the call stays open */
+        if (a->last) a->rest.length = a->searched = 0; /* the call stays open */
         return false;
     }
     const size_t all = (size_t)(end - a->rest.data);

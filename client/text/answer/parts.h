@@ -57,7 +57,7 @@ struct answer {
     struct answer_wish wish;
     answer_take *take;
     void *user;
-    bool failed, last;
+    bool failed, ending, last; /* ending: the answer is over; last: no more text comes to the step at hand */
 
     enum thinking_state thinking;
     struct cli_text held; /* text that thinking.c is not sure of */

@@ -26,7 +26,7 @@ static bool begin(struct answer *a)
         a->thought = false;
         return true;
     }
-    if (!a->last && there < bytes && (!there || memcmp(a->held.data + from, tag, there) == 0)) return false;
+    if (!a->ending && there < bytes && (!there || memcmp(a->held.data + from, tag, there) == 0)) return false;
     a->thinking = THINKING_OVER;
     return true;
 }
@@ -38,7 +38,7 @@ static bool inside(struct answer *a)
     const char *end = a->held.length ? memmem(a->held.data, a->held.length, tag, strlen(tag)) : NULL;
     size_t safe = end ? (size_t)(end - a->held.data) : a->held.length;
     const size_t all = end ? safe + strlen(tag) : 0;
-    if (!end && !a->last) safe -= answer_partial(&a->held, tag);
+    if (!end && !a->ending) safe -= answer_partial(&a->held, tag);
     while (safe && answer_is_blank(a->held.data[safe - 1])) safe--;
     a->thought |= safe > 0;
     if (end) {
@@ -48,7 +48,7 @@ static bool inside(struct answer *a)
         return true;
     }
     give(a, ANSWER_THOUGHT, safe);
-    if (a->last) a->held.length = 0; /* white space at the end */
+    if (a->ending) a->held.length = 0; /* white space at the end */
     return false;
 }
 
@@ -71,7 +71,7 @@ static bool over(struct answer *a)
     const char *tag = a->wish.tags->open;
     const char *at = a->held.length ? memmem(a->held.data, a->held.length, tag, strlen(tag)) : NULL;
     size_t safe = at ? (size_t)(at - a->held.data) : a->held.length;
-    if (!at && !a->last) safe -= answer_partial(&a->held, tag);
+    if (!at && !a->ending) safe -= answer_partial(&a->held, tag);
     give(a, ANSWER_TEXT, safe);
     if (at) a->thinking = THINKING_BEGIN;
     return at != NULL;
@@ -86,5 +86,7 @@ void answer_think(struct answer *a, const char *data, size_t length)
              : a->thinking == THINKING_INSIDE ? inside(a)
              : a->thinking == THINKING_AFTER  ? after(a)
                                               : over(a);
-    if (a->last) answer_calls(a, "", 0);
+    if (!a->ending) return;
+    a->last = true;
+    answer_calls(a, "", 0);
 }

@@ -379,9 +379,12 @@ static int read_role(struct tok_config *config, const struct gguf *header, const
     snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", name);
     if (!gguf_find(header, key)) return 0;
     int rc;
+    struct helm_err beyond = {0};
     const struct gguf_value *tokens = find_list(header, TOKENS, true, 0, true, &rc, err);
-    if (!rc) rc = gguf_get_u64(header, key, true, 0, tokens->count ? tokens->count - 1 : 0, &id, err);
     if (rc) return rc;
+    rc = gguf_get_u64(header, key, true, 0, tokens->count ? tokens->count - 1 : 0, &id, &beyond);
+    if (rc == HELM_E_LIMIT) return 0; /* -1, or beyond the tokens: the file has none */
+    if (rc) return helm_fail(err, rc, "%s", beyond.text);
     const uint8_t *at = tokens->data;
     const char *text = "";
     for (uint64_t i = 0; i <= id && i < tokens->count; i++) text = gguf_string(&at, &length);
