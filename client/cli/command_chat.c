@@ -104,8 +104,7 @@ static int stream_answer(struct chat *chat, struct stream_result *result, struct
     size_t count = 0;
     enum reasoning_at at = REASONING_FREE;
     struct present present;
-    int rc =
-        cli_encode_chat(chat->cli, chat->history.messages, chat->history.count, &ids, &count, &at, err);
+    int rc = cli_encode_chat(chat->cli, chat->history.messages, chat->history.count, &ids, &count, &at, err);
     if (rc == 0) {
         const struct stream_request request = {
             .prompt = ids,

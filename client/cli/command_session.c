@@ -152,7 +152,8 @@ static int tokens_of_chat(struct cli *cli, const char *path, uint32_t **ids, siz
         rc = helm_fail(err, HELM_E_FORMAT, "%s: a conversation without messages", path);
     if (!rc) rc = cli_open_tokenizer(cli, err);
     if (!rc) rc = cli_open_chat(cli, err);
-    if (!rc) rc = cli_encode_chat(cli, history.messages, history.count, ids, count, &(enum reasoning_at){0}, err);
+    if (!rc)
+        rc = cli_encode_chat(cli, history.messages, history.count, ids, count, &(enum reasoning_at){0}, err);
     chat_free(&history);
     return rc;
 }

@@ -44,7 +44,8 @@ static int open_final(const struct cli *cli, const struct reasoning_tags *tags, 
     if (kind == HELM_GRAMMAR_JSON_SCHEMA)
         rc = schema_parse(&x, text, length, &root, err);
     else
-        root = kind == HELM_GRAMMAR_REGEX ? regex_parse(&x, text, length, REGEX_WHOLE) : gbnf_parse(&x, text, length);
+        root = kind == HELM_GRAMMAR_REGEX ? regex_parse(&x, text, length, REGEX_WHOLE)
+                                          : gbnf_parse(&x, text, length);
     if (rc == 0) root = markers_final(&x, cli->tok, tags, at, root);
     if (rc == 0 && x.failed) rc = helm_fail(err, x.failed, "%s", x.err.text);
     if (rc == 0) rc = grammar_open_exprs(o->vocabulary, &x, root, &o->opened, err);

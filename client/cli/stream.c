@@ -28,10 +28,10 @@ struct stream {
     uint64_t number;
     struct answer *answer; /* NULL: text is shown as it is */
     bool thinking;         /* what was shown last */
-    size_t printed; /* bytes of result.text on standard output */
-    bool over;      /* done or error came */
-    bool ended;     /* by us: later tokens are not part of the result */
-    bool stopped;   /* a stop text was found */
+    size_t printed;        /* bytes of result.text on standard output */
+    bool over;             /* done or error came */
+    bool ended;            /* by us: later tokens are not part of the result */
+    bool stopped;          /* a stop text was found */
     struct helm_err err;
 };
 
@@ -124,7 +124,8 @@ static int open_answer(struct stream *s, struct helm_err *err)
 {
     const struct reasoning_tags *tags = s->request->tags;
     const struct answer_wish wish = {.tags = tags, .at = s->request->at};
-    if (!tags || s->request->options->show_special || (tags->open && strcmp(tags->open, "<think>") == 0)) return 0;
+    if (!tags || s->request->options->show_special || (tags->open && strcmp(tags->open, "<think>") == 0))
+        return 0;
     s->answer = answer_open(&wish, take_part, s);
     s->result->has_parts = true;
     return s->answer ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for an answer");
@@ -288,7 +289,8 @@ static void finish_text(struct stream *s)
     else
         take_text(s, text, length);
     if (s->answer && !s->ended) answer_finish(s->answer);
-    if (s->answer && answer_failed(s->answer)) fail(s, &(struct helm_err){HELM_E_NOMEM, "no memory for the answer"});
+    if (s->answer && answer_failed(s->answer))
+        fail(s, &(struct helm_err){HELM_E_NOMEM, "no memory for the answer"});
     if (!s->stopped) add_text(s, "", 0, true);
 }
 

@@ -32,7 +32,7 @@ struct ask_model {
     const struct helm_tokenizer *tokenizer;
     const struct helm_chat *chat; /* NULL: chat_why says why */
     char chat_why[HELM_ERR_TEXT];
-    const struct call_syntax *calls;          /* of its chat template; NULL: it has no tools, or calls_why */
+    const struct call_syntax *calls; /* of its chat template; NULL: it has no tools, or calls_why */
     char calls_why[HELM_ERR_TEXT];
     const struct reasoning_tags *tags;        /* NULL without a chat template */
     bool may_think;                           /* its chat template shows thinking */
@@ -40,7 +40,8 @@ struct ask_model {
     char vocabulary_why[HELM_ERR_TEXT];
     struct grammars *grammars;
     enum helm_pooling pooling; /* of embeddings, unless a request says */
-    char pooling_why[HELM_ERR_TEXT]; /* not empty: a request has to say, since the model's own is none of HELM's */
+    char pooling_why
+        [HELM_ERR_TEXT]; /* not empty: a request has to say, since the model's own is none of HELM's */
     uint32_t context, vocab;
     struct ends ends; /* tokens that end an answer, in addition to the model's own */
     struct sampling_options defaults;
@@ -71,10 +72,10 @@ struct ask {
     json_t *made;  /* of ASK_RESPONSE: its tools as chats have them, which `tools` is then */
     json_t *echo;  /* of ASK_RESPONSE: what the answer says of the request, an object with members */
     bool stream, include_usage, logprobs;
-    bool load_only;    /* Ollama: no prompt; the client only wants the model to be there */
-    bool conversation; /* the prompt came through the chat template */
+    bool load_only;       /* Ollama: no prompt; the client only wants the model to be there */
+    bool conversation;    /* the prompt came through the chat template */
     enum reasoning_at at; /* where the prompt ended */
-    bool one_call;     /* the answer ends with its first tool call */
+    bool one_call;        /* the answer ends with its first tool call */
     uint32_t top_logprobs;
     uint32_t choices; /* for each prompt */
     uint32_t max_tokens;

@@ -4,10 +4,9 @@
 
 #include "client/gateway/ask.h"
 
-static const char *const levels[] = {[EFFORT_NONE] = "none",     [EFFORT_MINIMAL] = "minimal",
-                                     [EFFORT_LOW] = "low",       [EFFORT_MEDIUM] = "medium",
-                                     [EFFORT_HIGH] = "high",     [EFFORT_XHIGH] = "xhigh",
-                                     [EFFORT_MAX] = "max"};
+static const char *const levels[] = {
+    [EFFORT_NONE] = "none", [EFFORT_MINIMAL] = "minimal", [EFFORT_LOW] = "low", [EFFORT_MEDIUM] = "medium",
+    [EFFORT_HIGH] = "high", [EFFORT_XHIGH] = "xhigh",     [EFFORT_MAX] = "max"};
 #define LEVELS (sizeof levels / sizeof *levels)
 
 static enum ask_effort level_of(const char *name, size_t length)

@@ -60,7 +60,8 @@ bool ask_embed_finish(struct ask_reader *r)
     r->param = "input";
     ask->stream = false;
     if (*r->model->pooling_why && !ask->has_pooling)
-        return refuse(r->refusal, 400, "missing_parameter", "pooling", "'pooling' is missing: %s", r->model->pooling_why);
+        return refuse(r->refusal, 400, "missing_parameter", "pooling", "'pooling' is missing: %s",
+                      r->model->pooling_why);
     if (!ask_add_prompts(r, r->prompt)) return false;
     for (size_t i = 0; ask->truncate && i < ask->prompt_count; i++)
         if (ask->prompt[i].count > r->model->context) ask->prompt[i].count = r->model->context;

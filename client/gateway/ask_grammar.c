@@ -122,9 +122,9 @@ static char *make_key(const struct ask_reader *r)
 {
     const struct ask *ask = r->ask;
     json_t *key =
-        json_pack("{s:i, s:i, s:b, s:b, s:b, s:s?, s:O?, s:O?}", "format", (int)r->format, "at",
-                  (int)ask->at, "conversation", ask->conversation, "one", ask->one_call, "forces",
-                  r->forces_call, "tool", r->forced_tool, "value", r->format_value, "tools", ask->tools);
+        json_pack("{s:i, s:i, s:b, s:b, s:b, s:s?, s:O?, s:O?}", "format", (int)r->format, "at", (int)ask->at,
+                  "conversation", ask->conversation, "one", ask->one_call, "forces", r->forces_call, "tool",
+                  r->forced_tool, "value", r->format_value, "tools", ask->tools);
     char *text =
         key ? json_dumps(key, JSON_COMPACT) : NULL; /* members as they came: a schema's order counts */
     json_decref(key);
@@ -184,8 +184,8 @@ static uint32_t with_thinking(const struct ask_reader *r, struct exprs *x, uint3
     if (!r->ask->conversation || at == REASONING_CLOSED || (at == REASONING_FREE && !r->model->may_think))
         return answer;
     if (!tags->open) {
-        const uint32_t rest = MARKERS_SEQ(x, markers_until(x, t, HARMONY_END),
-                                       markers_text(x, t, HARMONY_START "assistant"));
+        const uint32_t rest =
+            MARKERS_SEQ(x, markers_until(x, t, HARMONY_END), markers_text(x, t, HARMONY_START "assistant"));
         const uint32_t head = at == REASONING_INSIDE ? expr_seq(x) : markers_header(x, t, "analysis");
         const uint32_t thinking = MARKERS_SEQ(x, head, rest);
         return MARKERS_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);

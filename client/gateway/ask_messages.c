@@ -174,7 +174,7 @@ static bool take_member(const struct message *m, const char *key, const json_t *
 {
     static const char *const texts[] = {"name", "tool_call_id", "tool_name"};
     static const char *const thoughts[] = {"reasoning_content", "reasoning", "thinking", "reasoning_details"};
-    static const char *const nothing[] = {"refusal",       "annotations", "audio", "function_call", "images"};
+    static const char *const nothing[] = {"refusal", "annotations", "audio", "function_call", "images"};
     if (strcmp(key, "role") == 0 || strcmp(key, "content") == 0) return true;
     if (json_is_null(value)) return true;
     for (size_t i = 0; i < sizeof thoughts / sizeof *thoughts; i++)
@@ -246,7 +246,8 @@ static bool render(struct ask_reader *r, const json_t *messages)
     r->param = "messages";
     r->ask->conversation = true;
     if (rc == 0 && r->model->tags) r->ask->at = reasoning_after(r->model->tags, text, length);
-    bool good = rc == 0 ? ask_add_text(r, text, length, false) : refuse_err(r->refusal, "messages", rc, err.text);
+    bool good =
+        rc == 0 ? ask_add_text(r, text, length, false) : refuse_err(r->refusal, "messages", rc, err.text);
     free(text);
     free(list);
     free(tools);

@@ -27,7 +27,8 @@ struct choice_token {
 /* A call of a tool. Calls follow each other: only the last one may be open. */
 struct choice_call {
     char *name;
-    struct cli_text arguments; /* JSON text; the model's own, so that it may be wrong, or cut with the answer */
+    struct cli_text
+        arguments; /* JSON text; the model's own, so that it may be wrong, or cut with the answer */
     bool ended;
 };
 
@@ -46,15 +47,15 @@ struct choice {
     uint64_t number; /* of libhelm while it is open, else 0 */
     bool accepted, over;
     struct helm_detokenizer *detokenizer;
-    struct cli_text held; /* text that may yet turn out to be a stop text */
-    uint64_t decided;     /* bytes of output before `held` */
-    struct answer *answer;        /* takes the decided text apart */
+    struct cli_text held;          /* text that may yet turn out to be a stop text */
+    uint64_t decided;              /* bytes of output before `held` */
+    struct answer *answer;         /* takes the decided text apart */
     struct cli_text thought, text; /* as far as they are certain */
-    struct choice_call *calls;    /* [ANSWER_CALLS_MAX] once there is one */
+    struct choice_call *calls;     /* [ANSWER_CALLS_MAX] once there is one */
     size_t call_count;
     /* written for a stream; arguments_sent: bytes of the last of the calls_sent */
     size_t thought_sent, text_sent, calls_sent, arguments_sent;
-    struct choice_token **tokens;               /* with logprobs: all of them */
+    struct choice_token **tokens; /* with logprobs: all of them */
     size_t token_count, token_space, tokens_decided, tokens_sent;
     uint32_t completion_tokens, thought_tokens;
     struct choice_items items;

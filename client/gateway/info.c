@@ -308,8 +308,7 @@ void info_show(struct exchange *ex)
     cli_text_printf(out, "{\"template\":");
     voice_add_string(out, template ? template : "");
     cli_text_printf(out, ",\"capabilities\":[\"completion\"%s],\"details\":{\"format\":\"%s\",\"family\":",
-                    g->model.calls ? ",\"tools\"" : "",
-                    file_is_folder(g->folder) ? "safetensors" : "gguf");
+                    g->model.calls ? ",\"tools\"" : "", file_is_folder(g->folder) ? "safetensors" : "gguf");
     voice_add_string(out, family);
     cli_text_printf(out,
                     ",\"parameter_size\":\"%.1fB\",\"quantization_level\":", (double)info->parameters * 1e-9);

@@ -18,7 +18,8 @@ static void take(struct ask_model *m, const char *file, const char *how)
         m->pooling = *how == 'l' ? HELM_POOLING_LAST : HELM_POOLING_MEAN;
     else
         snprintf(m->pooling_why, sizeof m->pooling_why,
-                 "%.300s says that embeddings are pooled by '%.40s', and HELM has \"mean\" and \"last\"", file, how);
+                 "%.300s says that embeddings are pooled by '%.40s', and HELM has \"mean\" and \"last\"",
+                 file, how);
 }
 
 static int read_gguf(struct ask_model *m, const char *path, struct helm_err *err)
@@ -52,7 +53,9 @@ static int read_transformers(struct ask_model *m, const char *folder, struct hel
     char *text = NULL;
     size_t length = 0;
     json_t *object = NULL;
-    if (snprintf(inside, sizeof inside, "%s/1_Pooling", folder) >= (int)sizeof inside || !file_is_folder(inside)) return 0;
+    if (snprintf(inside, sizeof inside, "%s/1_Pooling", folder) >= (int)sizeof inside ||
+        !file_is_folder(inside))
+        return 0;
     int rc = file_read_inside(inside, name, CONFIG_MAX, &text, &length, err);
     if (rc == HELM_E_NOT_FOUND) {
         *err = (struct helm_err){0};

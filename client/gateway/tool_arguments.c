@@ -44,7 +44,8 @@ static int check_text(const json_t *tool, const char *key, const json_t *schema,
 }
 
 /* A text without quotes, and what ends it. */
-static uint32_t text_value(struct exprs *x, const struct tool_wish *w, const json_t *schema, const char *close)
+static uint32_t text_value(struct exprs *x, const struct tool_wish *w, const json_t *schema,
+                           const char *close)
 {
     const json_t *values = json_object_get(schema, "enum"), *one = json_object_get(schema, "const");
     if (!values && !one) return markers_until(x, w->tokenizer, close);
@@ -58,8 +59,8 @@ static uint32_t text_value(struct exprs *x, const struct tool_wish *w, const jso
 }
 
 /* A parameter's schema, with the definitions that it may refer to. */
-static int json_value(struct exprs *x, const json_t *tool, const char *key, const json_t *schema, uint32_t *out,
-                      struct helm_err *err)
+static int json_value(struct exprs *x, const json_t *tool, const char *key, const json_t *schema,
+                      uint32_t *out, struct helm_err *err)
 {
     static const char *const definitions[] = {"$defs", "definitions"};
     json_t *own = json_copy((json_t *)schema);
@@ -78,11 +79,14 @@ static int json_value(struct exprs *x, const json_t *tool, const char *key, cons
 static uint32_t key_tag(struct exprs *x, const struct tool_wish *w, uint32_t key, bool text)
 {
     const struct call_syntax *s = w->syntax;
-    const char *kind = text ? " string=\"true\">" : " string=\"false\">", *tag = s->kinds ? kind : s->tags ? ">" : "";
-    const uint32_t open = s->value_open ? MARKERS_SEQ(x, schema_space(x), markers_text(x, w->tokenizer, s->value_open))
-                                        : expr_seq(x);
+    const char *kind = text ? " string=\"true\">" : " string=\"false\">", *tag = s->kinds  ? kind
+                                                                                 : s->tags ? ">"
+                                                                                           : "";
+    const uint32_t open = s->value_open
+                              ? MARKERS_SEQ(x, schema_space(x), markers_text(x, w->tokenizer, s->value_open))
+                              : expr_seq(x);
     return MARKERS_SEQ(x, markers_text(x, w->tokenizer, s->key_open), key,
-                    markers_text(x, w->tokenizer, s->key_end), expr_text(x, tag, strlen(tag)), open);
+                       markers_text(x, w->tokenizer, s->key_end), expr_text(x, tag, strlen(tag)), open);
 }
 
 static int one_parameter(struct exprs *x, const struct tool_wish *w, const json_t *tool, const char *key,
@@ -108,8 +112,9 @@ static uint32_t any_parameters(struct exprs *x, const struct tool_wish *w)
     const uint32_t alt = expr_alt(x);
     for (int text = 0; text < (w->syntax->kinds ? 2 : 1); text++) {
         const uint32_t key = expr_repeat(x, expr_set(x, word, 5), 1, ANSWER_KEY_MAX);
-        expr_add(x, alt, MARKERS_SEQ(x, key_tag(x, w, key, text), markers_until(x, w->tokenizer, w->syntax->value_close),
-                                  markers_blanks(x)));
+        expr_add(x, alt,
+                 MARKERS_SEQ(x, key_tag(x, w, key, text),
+                             markers_until(x, w->tokenizer, w->syntax->value_close), markers_blanks(x)));
     }
     return expr_repeat(x, alt, 0, PARAMETERS_MAX);
 }
@@ -159,9 +164,11 @@ static uint32_t any_bare(struct exprs *x, const struct tool_wish *w)
 {
     static const struct expr_range word[] = {{'-', '.'}, {'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
     static const char *const words[] = {"true", "false", "null"};
-    const uint32_t value = exprs_new_rule(x), pair = exprs_new_rule(x), object = exprs_new_rule(x), alt = expr_alt(x);
-    exprs_define(x, pair, MARKERS_SEQ(x, expr_repeat(x, expr_set(x, word, 5), 1, ANSWER_KEY_MAX), expr_text(x, ":", 1),
-                                   expr_rule(x, value)));
+    const uint32_t value = exprs_new_rule(x), pair = exprs_new_rule(x), object = exprs_new_rule(x),
+                   alt = expr_alt(x);
+    exprs_define(x, pair,
+                 MARKERS_SEQ(x, expr_repeat(x, expr_set(x, word, 5), 1, ANSWER_KEY_MAX), expr_text(x, ":", 1),
+                             expr_rule(x, value)));
     exprs_define(x, object, MARKERS_SEQ(x, expr_text(x, "{", 1), listed(x, pair), expr_text(x, "}", 1)));
     expr_add(x, alt, bare_text(x, w, NULL));
     expr_add(x, alt, expr_rule(x, json_rule(x, ANY_NUMBER)));
@@ -181,10 +188,11 @@ static int bare_member(struct exprs *x, const struct tool_wish *w, const json_t 
     uint32_t value;
     int rc = text ? check_text(tool, key, schema, err) : 0;
     if (!text && (!type || strcmp(type, "object") == 0 || strcmp(type, "array") == 0))
-        rc = helm_fail(err, HELM_E_UNSUPPORTED,
-                       "tool '%.64s': parameter '%.64s': strict lists and objects are not supported where this "
-                       "model writes keys without quotes",
-                       name_of(tool), key);
+        rc = helm_fail(
+            err, HELM_E_UNSUPPORTED,
+            "tool '%.64s': parameter '%.64s': strict lists and objects are not supported where this "
+            "model writes keys without quotes",
+            name_of(tool), key);
     if (!rc && !text) rc = json_value(x, tool, key, schema, &value, err);
     if (rc) return rc;
     if (text) value = bare_text(x, w, schema);
@@ -214,10 +222,11 @@ int tool_arguments_bare(struct exprs *x, const struct tool_wish *w, const json_t
         const int rc = bare_member(x, w, tool, key, schema, &one, err);
         if (rc) return rc;
         if (!any && !required)
-            return helm_fail(err, HELM_E_UNSUPPORTED,
-                             "tool '%.64s': parameter '%.64s' is optional and comes first: strict tools of this "
-                             "model need a required one first",
-                             name_of(tool), key);
+            return helm_fail(
+                err, HELM_E_UNSUPPORTED,
+                "tool '%.64s': parameter '%.64s' is optional and comes first: strict tools of this "
+                "model need a required one first",
+                name_of(tool), key);
         if (any) one = MARKERS_SEQ(x, comma(x), one);
         expr_add(x, begin, required ? one : expr_repeat(x, one, 0, 1));
         any = true;

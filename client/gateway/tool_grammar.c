@@ -69,12 +69,12 @@ static bool is_divided(const struct tool_wish *w)
 /* {"name": "NAME", "KEY": ARGUMENTS} */
 static uint32_t object_call(struct exprs *x, const struct tool_wish *w, const char *name, uint32_t arguments)
 {
-    const uint32_t key =
-        MARKERS_SEQ(x, text(x, "\""), json_text_of(x, w->syntax->key, strlen(w->syntax->key)), text(x, "\":"));
+    const uint32_t key = MARKERS_SEQ(x, text(x, "\""),
+                                     json_text_of(x, w->syntax->key, strlen(w->syntax->key)), text(x, "\":"));
     const uint32_t named = MARKERS_SEQ(x, text(x, "\"name\":"), schema_space(x), text(x, "\""),
-                                    json_text_of(x, name, strlen(name)), text(x, "\","));
-    return MARKERS_SEQ(x, text(x, "{"), schema_space(x), named, schema_space(x), key, schema_space(x), arguments,
-                    schema_space(x), text(x, "}"));
+                                       json_text_of(x, name, strlen(name)), text(x, "\","));
+    return MARKERS_SEQ(x, text(x, "{"), schema_space(x), named, schema_space(x), key, schema_space(x),
+                       arguments, schema_space(x), text(x, "}"));
 }
 
 /* A name between its markers, then the arguments. */
@@ -89,9 +89,10 @@ static uint32_t named_call(struct exprs *x, const struct tool_wish *w, const cha
     const uint32_t end = bare ? expr_seq(x) : marker(x, w, s->name_end); /* a brace is the object's own */
     const uint32_t tag = s->tags ? text(x, ">") : expr_seq(x);
     const uint32_t space = s->form == CALL_NAMED || bare ? expr_seq(x) : markers_blanks(x);
-    const uint32_t close = s->call_close && !bare ? MARKERS_SEQ(x, schema_space(x), marker(x, w, s->call_close))
-                                                  : expr_seq(x);
-    return MARKERS_SEQ(x, marker(x, w, s->call_open), before, text(x, name), after, end, tag, space, arguments, close);
+    const uint32_t close =
+        s->call_close && !bare ? MARKERS_SEQ(x, schema_space(x), marker(x, w, s->call_close)) : expr_seq(x);
+    return MARKERS_SEQ(x, marker(x, w, s->call_open), before, text(x, name), after, end, tag, space,
+                       arguments, close);
 }
 
 static int one_call(struct exprs *x, const struct tool_wish *w, const json_t *tool, uint32_t *out,
@@ -112,7 +113,7 @@ static int one_call(struct exprs *x, const struct tool_wish *w, const json_t *to
         break;
     case CALL_CHANNEL:
         *out = MARKERS_SEQ(x, marker(x, w, HARMONY_CHANNEL "commentary to=functions."), text(x, name),
-                        marker(x, w, " <|constrain|>json" HARMONY_MESSAGE), arguments);
+                           marker(x, w, " <|constrain|>json" HARMONY_MESSAGE), arguments);
         break;
     default:
         *out = named_call(x, w, name, arguments);
@@ -163,7 +164,7 @@ static uint32_t after_marker(struct exprs *x, const struct tool_wish *w, uint32_
     if (is_divided(w)) return expr_rule(x, call);
     if (s->form == CALL_LISTED)
         return MARKERS_SEQ(x, schema_space(x), text(x, "["),
-                        several(x, w, call, MARKERS_SEQ(x, text(x, ","), schema_space(x))), text(x, "]"));
+                           several(x, w, call, MARKERS_SEQ(x, text(x, ","), schema_space(x))), text(x, "]"));
     const bool shared = s->call_open && s->begins; /* one pair of markers around several calls */
     const uint32_t calls = shared ? several(x, w, call, schema_space(x)) : expr_rule(x, call);
     return MARKERS_SEQ(x, schema_space(x), calls, schema_space(x), marker(x, w, s->close));
@@ -210,8 +211,7 @@ int tool_grammar_free(struct exprs *x, const struct tool_wish *w, uint32_t *out,
         *out = alt;
         return 0;
     }
-    const uint32_t marked =
-        MARKERS_SEQ(x, markers_until(x, w->tokenizer, s->open), after_marker(x, w, call));
+    const uint32_t marked = MARKERS_SEQ(x, markers_until(x, w->tokenizer, s->open), after_marker(x, w, call));
     const uint32_t calls = expr_repeat(x, marked, 0, w->one ? 1 : ANSWER_CALLS_MAX);
     *out = MARKERS_SEQ(x, calls, markers_without(x, w->tokenizer, s->open));
     return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;

@@ -4,7 +4,6 @@
 
 #include "client/gateway/gateway.h"
 #include "client/gateway/voice.h"
-#include "common/base/json.h"
 #include "common/base/units.h"
 
 void voice_error_ollama(struct cli_text *out, const struct refusal *refusal)
@@ -30,11 +29,9 @@ static void add_head(struct exchange *ex)
 /* Whether the arguments, which are the model's, can stand in a JSON object. */
 static bool is_object(const struct choice_call *call)
 {
-    json_t *value = NULL;
-    struct helm_err err = {0};
-    const int rc = json_parse_bounded("arguments", call->arguments.data, call->arguments.length,
-                                      call->arguments.length, &value, &err);
-    const bool good = rc == 0 && json_is_object(value);
+    json_t *value = /* whose numbers may be longer than an integer is */
+        json_loadb(call->arguments.data, call->arguments.length, JSON_DECODE_INT_AS_REAL, NULL);
+    const bool good = json_is_object(value);
     json_decref(value);
     return good && call->ended;
 }

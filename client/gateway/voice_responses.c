@@ -235,9 +235,10 @@ static void arguments_event(struct exchange *ex, struct choice *c, size_t k, boo
 {
     const struct choice_call *call = &c->calls[k];
     const size_t from = done ? 0 : c->arguments_sent;
-    begin_item_event(
-        ex, c, done ? "response.function_call_arguments.done" : "response.function_call_arguments.delta",
-        (uint32_t)find(c, (uint8_t)(ITEM_CALL + k)));
+    begin_item_event(ex, c,
+                     done ? "response.function_call_arguments.done"
+                          : "response.function_call_arguments.delta",
+                     (uint32_t)find(c, (uint8_t)(ITEM_CALL + k)));
     if (done) {
         cli_text_printf(&ex->out, ",\"name\":");
         cli_text_json(&ex->out, call->name, strlen(call->name));

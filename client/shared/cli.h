@@ -47,8 +47,8 @@ struct cli {
     struct helm_client *client;
     struct helm_tokenizer *tok;
     struct helm_chat *chat;
-    const struct reasoning_tags *tags; /* of the chat template; NULL without one */
-    struct ends ends;                  /* tokens that end an answer or a text */
+    const struct reasoning_tags *tags;       /* of the chat template; NULL without one */
+    struct ends ends;                        /* tokens that end an answer or a text */
     char *located_model, *located_tokenizer; /* what `model` and `tokenizer` point to then */
     int signal_fd;                           /* -1: signals act as usual */
 };

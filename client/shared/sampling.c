@@ -76,8 +76,8 @@ static void read_defaults(const json_t *object, const char *where, double values
             continue;
         }
         char text[HELM_ERR_TEXT], *given = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-        snprintf(text, sizeof text, "%.300s: '%s' is %.40s, which is no value for it: it is off", where, rows[i].name,
-                 given ? given : "out of range");
+        snprintf(text, sizeof text, "%.300s: '%s' is %.40s, which is no value for it: it is off", where,
+                 rows[i].name, given ? given : "out of range");
         free(given);
         cli_complain(text);
     }
@@ -146,4 +146,3 @@ int sampling_apply_checkpoint(const char *path, struct sampling_options *options
     free(text);
     return rc;
 }
-

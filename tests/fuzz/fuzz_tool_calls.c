@@ -32,9 +32,9 @@ static bool same(const struct cli_text *a, const struct cli_text *b)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char listed[] =
-        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"x\":{\"type\":\"string\"},"
-        "\"n\":{\"type\":[\"number\",\"null\"]}}}}}]";
+    static const char listed[] = "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{"
+                                 "\"properties\":{\"x\":{\"type\":\"string\"},"
+                                 "\"n\":{\"type\":[\"number\",\"null\"]}}}}}]";
     static const size_t steps[] = {SIZE_MAX / 4, 1, 7};
     struct got got[3] = {0};
     size_t families = 0, reasonings = 0;

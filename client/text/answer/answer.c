@@ -89,9 +89,9 @@ struct answer *answer_open(const struct answer_wish *wish, answer_take *take_eve
     a->calls = wish->calls;
     a->take = take_event;
     a->user = user;
-    a->thinking = !wish->tags                        ? THINKING_OVER
-                  : wish->at == REASONING_INSIDE     ? THINKING_INSIDE
-                                                     : THINKING_BEGIN;
+    a->thinking = !wish->tags                    ? THINKING_OVER
+                  : wish->at == REASONING_INSIDE ? THINKING_INSIDE
+                                                 : THINKING_BEGIN;
     a->harmony = wish->at == REASONING_FREE ? HARMONY_HEADER : HARMONY_BODY;
     a->target = wish->at == REASONING_INSIDE ? ANSWER_THOUGHT : ANSWER_TEXT;
     return a;

@@ -25,10 +25,10 @@ enum answer_event {
 typedef void answer_take(void *user, enum answer_event event, const char *data, size_t length);
 
 struct answer_wish {
-    const struct reasoning_tags *tags;  /* NULL: nothing is taken for thinking */
-    const struct call_syntax *calls;    /* NULL: nothing is taken for a call */
-    const json_t *tools;                /* as the request lists them; borrowed */
-    enum reasoning_at at;               /* where the prompt ended */
+    const struct reasoning_tags *tags; /* NULL: nothing is taken for thinking */
+    const struct call_syntax *calls;   /* NULL: nothing is taken for a call */
+    const json_t *tools;               /* as the request lists them; borrowed */
+    enum reasoning_at at;              /* where the prompt ended */
 };
 
 struct answer; /* opaque */

@@ -153,7 +153,8 @@ static void shorten_name(const struct answer *a, char *name)
     static const char functions[] = "functions.";
     const size_t bytes = strlen(functions);
     if (answer_has_tool(a->wish.tools, name)) return;
-    if (strncmp(name, functions, bytes) == 0 && name[bytes]) memmove(name, name + bytes, strlen(name + bytes) + 1);
+    if (strncmp(name, functions, bytes) == 0 && name[bytes])
+        memmove(name, name + bytes, strlen(name + bytes) + 1);
     char *colon = strrchr(name, ':');
     if (colon && colon != name && colon[1] && colon[1 + strspn(colon + 1, "0123456789")] == 0) *colon = 0;
 }
@@ -239,7 +240,8 @@ static enum call_found find_arguments(const struct answer *a, const struct call_
     return any_of(a, from, (const char *const[3]){s->key_open, s->call_close, s->close});
 }
 
-static enum call_found find_named(struct answer *a, const struct call_syntax *s, size_t at, struct call_head *head)
+static enum call_found find_named(struct answer *a, const struct call_syntax *s, size_t at,
+                                  struct call_head *head)
 {
     const char *open = s->call_open ? s->call_open : "", *end = s->name_end;
     enum call_found found;
@@ -269,7 +271,8 @@ static enum call_found find_named(struct answer *a, const struct call_syntax *s,
 
 /* ---- all forms ---- */
 
-static enum call_found find_as(struct answer *a, const struct call_syntax *s, size_t at, struct call_head *head)
+static enum call_found find_as(struct answer *a, const struct call_syntax *s, size_t at,
+                               struct call_head *head)
 {
     *head = (struct call_head){.calls = s};
     enum call_found found;

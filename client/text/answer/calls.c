@@ -72,7 +72,8 @@ static bool step_whole(struct answer *a)
 {
     size_t at = answer_blanks(&a->rest, 0);
     const enum call_found tag = answer_literal(a, at, python_tag);
-    if (tag == CALL_MORE && at <= a->rest.length && (at == a->rest.length || a->rest.data[at] == '<')) return false;
+    if (tag == CALL_MORE && at <= a->rest.length && (at == a->rest.length || a->rest.data[at] == '<'))
+        return false;
     if (tag == CALL_FOUND) at += strlen(python_tag);
     if (tag != CALL_FOUND && (at >= a->rest.length || a->rest.data[at] != '{')) {
         a->state = CALL_PLAIN;

@@ -24,8 +24,10 @@ static const struct {
     {"<|tool_response>", NULL, NULL},
     {"<eos>", NULL, NULL},
     {"</s>", NULL, NULL}, /* Llama 2, Mistral */
-    {"<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>", NULL, NULL}, /* DeepSeek */
-    {"<|user|>", "[gMASK]", NULL},                                                      /* GLM */
+    {"<\xEF\xBD\x9C"
+     "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+     NULL, NULL},                  /* DeepSeek */
+    {"<|user|>", "[gMASK]", NULL}, /* GLM */
     {"<|observation|>", "[gMASK]", NULL},
     {"[e~[", NULL, NULL}, /* MiniMax */
     {"<|END_OF_TURN_TOKEN|>", NULL, NULL},
@@ -59,8 +61,9 @@ static uint32_t template_end(const struct helm_tokenizer *t, const struct helm_c
         const char *at = strstr(text, answer);
         if (at) at += sizeof answer - 1;
         while (at && *at && strchr(" \t\r\n", *at)) at++;
-        if (at && helm_tokenizer_encode(t, at, strlen(at), HELM_TOKENIZER_ENCODE_PARSE_ADDED, &ids, &count,
-                                        &err) == 0 &&
+        if (at &&
+            helm_tokenizer_encode(t, at, strlen(at), HELM_TOKENIZER_ENCODE_PARSE_ADDED, &ids, &count, &err) ==
+                0 &&
             count && helm_tokenizer_is_special(t, ids[0]))
             id = ids[0];
     }
@@ -69,7 +72,8 @@ static uint32_t template_end(const struct helm_tokenizer *t, const struct helm_c
     return id;
 }
 
-void ends_find(const struct helm_tokenizer *t, const struct helm_chat *chat, uint32_t vocab, struct ends *ends)
+void ends_find(const struct helm_tokenizer *t, const struct helm_chat *chat, uint32_t vocab,
+               struct ends *ends)
 {
     static const char *const roles[] = {"eos_token", "eot_token", "eom_token"};
     /* harmony's template ends an answer of the past with <|end|>, which a new one goes on after */

@@ -29,7 +29,8 @@ static size_t find_end(const struct answer *a, const char **which, size_t *held)
 }
 
 /* The word after `mark` in the header; false: there is none. */
-static bool word_after(const struct answer *a, size_t length, const char *mark, char word[ANSWER_NAME_MAX + 1])
+static bool word_after(const struct answer *a, size_t length, const char *mark,
+                       char word[ANSWER_NAME_MAX + 1])
 {
     const char *at = memmem(a->rest.data, length, mark, strlen(mark));
     size_t n = 0;
@@ -66,7 +67,8 @@ static void read_header(struct answer *a, size_t length)
 /* Text that no header is around, which a model should not write. */
 static bool is_plain(const struct answer *a)
 {
-    static const char *const begins[] = {HARMONY_CHANNEL, HARMONY_MESSAGE, HARMONY_START, "to=", "<|constrain|>"};
+    static const char *const begins[] = {HARMONY_CHANNEL, HARMONY_MESSAGE, HARMONY_START,
+                                         "to=", "<|constrain|>"};
     const size_t from = answer_blanks(&a->rest, 0);
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
         if (answer_literal(a, from, begins[i]) != CALL_NONE) return false;
@@ -107,11 +109,12 @@ static void give(struct answer *a, size_t count)
     answer_drop(&a->rest, count);
 }
 
-static void end_body(struct answer *a)
+/* A call that the model ends is over, whatever its arguments are; one that is cut with the answer stays open. */
+static void end_body(struct answer *a, bool cut)
 {
     if (a->target != ANSWER_ARGUMENTS) return;
     if (!a->copy.begun) cli_text_add(&a->piece, "{}", 2);
-    if (!a->copy.begun || a->copy.done) calls_end(a);
+    if (!a->copy.begun || a->copy.done || !cut) calls_end(a);
     a->target = ANSWER_TEXT;
 }
 
@@ -122,11 +125,11 @@ static bool body(struct answer *a)
     const size_t end = find_end(a, &which, &held);
     if (!which) {
         give(a, a->rest.length - (a->last ? 0 : held));
-        if (a->last) end_body(a);
+        if (a->last) end_body(a, true);
         return false;
     }
     give(a, end);
-    end_body(a);
+    end_body(a, false);
     a->harmony = HARMONY_HEADER;
     if (strcmp(which, channel) != 0 && strcmp(which, start) != 0) answer_drop(&a->rest, strlen(which));
     return true;

@@ -63,8 +63,8 @@ static bool is_ascii(struct exprs *x, const char *marker)
 {
     for (const char *c = marker; *c; c++)
         if ((unsigned char)*c > 127) {
-            exprs_fail(x, HELM_E_UNSUPPORTED, "grammars with this family's calls need '%s' as a special token",
-                       marker);
+            exprs_fail(x, HELM_E_UNSUPPORTED,
+                       "grammars with this family's calls need '%s' as a special token", marker);
             return false;
         }
     return true;
@@ -85,7 +85,7 @@ uint32_t markers_without(struct exprs *x, const struct helm_tokenizer *t, const 
 uint32_t markers_header(struct exprs *x, const struct helm_tokenizer *t, const char *channel)
 {
     return MARKERS_SEQ(x, markers_text(x, t, HARMONY_CHANNEL), expr_text(x, channel, strlen(channel)),
-                    markers_text(x, t, HARMONY_MESSAGE));
+                       markers_text(x, t, HARMONY_MESSAGE));
 }
 
 uint32_t markers_final(struct exprs *x, const struct helm_tokenizer *t, const struct reasoning_tags *tags,
@@ -93,5 +93,6 @@ uint32_t markers_final(struct exprs *x, const struct helm_tokenizer *t, const st
 {
     if (tags->open || at == REASONING_CLOSED) return answer;
     const uint32_t json = expr_repeat(x, markers_text(x, t, " <|constrain|>json"), 0, 1);
-    return MARKERS_SEQ(x, markers_text(x, t, HARMONY_CHANNEL "final"), json, markers_text(x, t, HARMONY_MESSAGE), answer);
+    return MARKERS_SEQ(x, markers_text(x, t, HARMONY_CHANNEL "final"), json,
+                       markers_text(x, t, HARMONY_MESSAGE), answer);
 }

@@ -110,9 +110,10 @@ bool parameters_value(struct answer *a)
         if (string) cli_text_add(&a->piece, "\"", 1);
         a->value_begun = true;
     }
-    const char *end = a->rest.length - a->searched
-                          ? memmem(a->rest.data + a->searched, a->rest.length - a->searched, s->value_close, bytes)
-                          : NULL;
+    const char *end =
+        a->rest.length - a->searched
+            ? memmem(a->rest.data + a->searched, a->rest.length - a->searched, s->value_close, bytes)
+            : NULL;
     if (!end) {
         size_t safe = a->rest.length;
         if (!a->last) safe -= answer_partial(&a->rest, s->value_close);

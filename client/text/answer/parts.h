@@ -93,10 +93,10 @@ struct answer {
 struct call_head {
     const struct call_syntax *calls;
     char name[ANSWER_NAME_MAX + 1];
-    size_t used;            /* bytes of rest before its arguments, or of all of it */
-    enum call_state next;   /* how its arguments come */
+    size_t used;          /* bytes of rest before its arguments, or of all of it */
+    enum call_state next; /* how its arguments come */
     bool wrapped, in_list;
-    char *arguments;        /* CALL_BETWEEN: all of them, malloc'd */
+    char *arguments; /* CALL_BETWEEN: all of them, malloc'd */
 };
 enum call_found { CALL_MORE, CALL_NONE, CALL_FOUND };
 

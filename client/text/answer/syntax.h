@@ -30,10 +30,10 @@ struct call_syntax {
     bool begins; /* calls are also written without `open`: call_open begins one */
     /* CALL_PARAMETERS: before the key, after it, before the value, after it */
     const char *key_open, *key_end, *value_open, *value_close;
-    bool tags;  /* name_end and key_end close a quote: the rest of the tag follows them, up to '>' */
-    bool kinds; /* a key's tag says whether its value is text: string="true" or "false" */
+    bool tags;    /* name_end and key_end close a quote: the rest of the tag follows them, up to '>' */
+    bool kinds;   /* a key's tag says whether its value is text: string="true" or "false" */
     bool counted; /* a name is functions.NAME:NUMBER */
-    bool lines; /* a value stands on lines of its own: one newline on each side is not part of it */
+    bool lines;   /* a value stands on lines of its own: one newline on each side is not part of it */
 };
 
 /* The syntax that a template shows, or NULL: none, or one that no row has. */
@@ -50,8 +50,9 @@ struct reasoning_tags {
     const char *shown, *shown_too;
     const char *open, *close; /* NULL: channels of harmony */
     bool anywhere;            /* the tags are special tokens: they may come again after text */
-    const char *efforts;      /* what the template's reasoning_effort may be, in rising order; NULL: whatever was asked */
-    const char *member;       /* of a message, for what it thought */
+    const char
+        *efforts; /* what the template's reasoning_effort may be, in rising order; NULL: whatever was asked */
+    const char *member; /* of a message, for what it thought */
 };
 
 /* The tags that a template shows; without a sign of any they are <think>'s, which templates of older models leave out. */

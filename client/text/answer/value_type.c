@@ -9,8 +9,8 @@
 static const struct {
     const char *name;
     unsigned types;
-} names[] = {{"string", VALUE_STRING}, {"integer", VALUE_NUMBER}, {"number", VALUE_NUMBER},
-             {"boolean", VALUE_BOOLEAN}, {"null", VALUE_NULL},   {"object", VALUE_OBJECT},
+} names[] = {{"string", VALUE_STRING},   {"integer", VALUE_NUMBER}, {"number", VALUE_NUMBER},
+             {"boolean", VALUE_BOOLEAN}, {"null", VALUE_NULL},      {"object", VALUE_OBJECT},
              {"array", VALUE_ARRAY}};
 
 static unsigned named(const json_t *name)
@@ -164,7 +164,8 @@ static bool add_typed(struct cli_text *out, unsigned types, const char *text, si
 
 void value_add(struct cli_text *out, unsigned types, const char *text, size_t length)
 {
-    const unsigned any = VALUE_STRING | VALUE_NUMBER | VALUE_BOOLEAN | VALUE_NULL | VALUE_OBJECT | VALUE_ARRAY;
+    const unsigned any =
+        VALUE_STRING | VALUE_NUMBER | VALUE_BOOLEAN | VALUE_NULL | VALUE_OBJECT | VALUE_ARRAY;
     size_t from = 0, until = length;
     while (from < until && answer_is_blank(text[from])) from++;
     while (until > from && answer_is_blank(text[until - 1])) until--;

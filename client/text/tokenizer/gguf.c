@@ -401,11 +401,10 @@ static int read_role(struct tok_config *config, const struct gguf *header, const
 
 int tok_config_read_gguf(struct tok_config *config, const struct gguf *header, struct helm_err *err)
 {
-    static const char *const roles[][2] = {{"bos", "bos_token"},     {"eos", "eos_token"},
-                                           {"eom", "eom_token"},
-                                           {"eot", "eot_token"},     {"unknown", "unk_token"},
-                                           {"padding", "pad_token"}, {"seperator", "sep_token"},
-                                           {"mask", "mask_token"}};
+    static const char *const roles[][2] = {{"bos", "bos_token"},       {"eos", "eos_token"},
+                                           {"eom", "eom_token"},       {"eot", "eot_token"},
+                                           {"unknown", "unk_token"},   {"padding", "pad_token"},
+                                           {"seperator", "sep_token"}, {"mask", "mask_token"}};
     const size_t length = sizeof TEMPLATE - 1;
     int rc = 0;
     for (size_t i = 0; i < sizeof roles / sizeof *roles && !rc; i++)

@@ -50,16 +50,18 @@ static const struct {
     {MISTRAL, "[THINK]a[/THINK]b[THINK]c[/THINK]d", "ac", "bd", ""},
     {GEMMA, "<|channel>thought\nwhy\n<channel|>because", "why", "because", ""},
     {GEMMA, "<|channel>thought\n<channel|>because", "", "because", ""},
-    {HARMONY, "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so", "why", "so", ""},
+    {HARMONY, "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so",
+     "why", "so", ""},
     {HARMONY, "<|channel|>final<|message|>so < a<|return|>", "", "so < a", ""},
     {HARMONY, "<|channel|>final <|constrain|>json<|message|>{\"a\": 1}", "", "{\"a\": 1}", ""},
-    {HARMONY, "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>so", "",
-     "I look.\n\nso", ""},
+    {HARMONY, "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>so",
+     "", "I look.\n\nso", ""},
     {HARMONY, "Hello", "", "Hello", ""},
     {HARMONY, "<|channel|>fin", "", "", ""},
     /* Hermes */
     {HERMES, "<tool_call>" CALL "</tool_call>", "", "", X},
-    {HERMES, "So: \n\n<tool_call>\n" CALL "\n</tool_call>\n<tool_call>" CALL "</tool_call>\n", "", "So:", X X},
+    {HERMES, "So: \n\n<tool_call>\n" CALL "\n</tool_call>\n<tool_call>" CALL "</tool_call>\n", "",
+     "So:", X X},
     {HERMES, "<think>Hm.</think>\n<tool_call>" CALL, "Hm.", "", X},
     {HERMES, "<tool_call>{}</tool_call> x", "", "<tool_call>{}</tool_call> x", ""},
     {HERMES, "a <tool_", "", "a <tool_", ""},
@@ -72,32 +74,45 @@ static const struct {
     {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {oops}}</tool_call>", "",
      "<tool_call>{\"name\": \"f\", \"arguments\": {oops}}</tool_call>", ""},
     {HERMES, "<tool_call>{\"arguments\": {\"x\": \"}\"}, \"name\": \"f\"}</tool_call>", "", "", X},
-    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"}\"}, \"id\": \"}\"}</tool_call> end", "", " end", X},
+    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"}\"}, \"id\": \"}\"}</tool_call> end", "",
+     " end", X},
     {HERMES, "<tool_call>{\"name\": \"f\"}</tool_call>", "", "", "f{}"},
     {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": null}</tool_call>", "", "", "f{}"},
     {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": \"\"}</tool_call>", "", "", "f{}"},
-    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"x\\\": \\\"}\\\"}\"}</tool_call>", "", "", X},
-    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 19.99, \"y\": 1e2, \"z\": 123456789012345678901}}</tool_call>",
+    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"x\\\": \\\"}\\\"}\"}</tool_call>", "", "",
+     X},
+    {HERMES,
+     "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 19.99, \"y\": 1e2, \"z\": "
+     "123456789012345678901}}</tool_call>",
      "", "", "f{\"x\":19.99,\"y\":1e2,\"z\":123456789012345678901}"},
-    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"a\nb\"}}</tool_call>", "", "", "f{\"x\":\"a\\nb\"}"},
+    {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"a\nb\"}}</tool_call>", "", "",
+     "f{\"x\":\"a\\nb\"}"},
     {HERMES, "<tool_call>" CALL " " CALL "</tool_call>", "", "", X X},
-    {HERMES, "<tool_call>\n<function=f>\n<parameter=x>\n}\n</parameter>\n</function>\n</tool_call>", "", "", X},
+    {HERMES, "<tool_call>\n<function=f>\n<parameter=x>\n}\n</parameter>\n</function>\n</tool_call>", "", "",
+     X},
     {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"cu", "", "", "f{\"x\":\"cu..."},
     /* Qwen3-Coder */
-    {CODER, "I look.\n\n<tool_call>\n<function=f>\n<parameter=x>\n}\n</parameter>\n</function>\n</tool_call>", "", "I look.", X},
+    {CODER, "I look.\n\n<tool_call>\n<function=f>\n<parameter=x>\n}\n</parameter>\n</function>\n</tool_call>",
+     "", "I look.", X},
     {CODER, "<function=f>\n<parameter=x>\n}\n</parameter>\n</function>\n</tool_call>", "", "", X},
     {CODER, "<tool_call><function=g></function></tool_call>", "", "", "g{}"},
-    {CODER, "<tool_call>\n<function=g>\n<parameter=n>\n19.990\n</parameter>\n<parameter=b>True</parameter>\n"
-            "<parameter=o>\n{\"a\": [1, 2]}\n</parameter>\n<parameter=e>none</parameter>\n<parameter=s>\n\n 5\n\n</parameter>\n"
-            "<parameter=u>7</parameter><parameter=m>7</parameter>\n</function>\n</tool_call>",
-     "", "", "g{\"n\":19.990,\"b\":true,\"o\":{\"a\":[1,2]},\"e\":null,\"s\":\"\\n 5\\n\",\"u\":7,\"m\":\"7\"}"},
-    {CODER, "<tool_call>\n<function=g>\n<parameter=n>\nmany\n</parameter>\n</function>\n", "", "", "g{\"n\":\"many\"}"},
+    {CODER,
+     "<tool_call>\n<function=g>\n<parameter=n>\n19.990\n</parameter>\n<parameter=b>True</parameter>\n"
+     "<parameter=o>\n{\"a\": [1, 2]}\n</parameter>\n<parameter=e>none</parameter>\n<parameter=s>\n\n "
+     "5\n\n</parameter>\n"
+     "<parameter=u>7</parameter><parameter=m>7</parameter>\n</function>\n</tool_call>",
+     "", "",
+     "g{\"n\":19.990,\"b\":true,\"o\":{\"a\":[1,2]},\"e\":null,\"s\":\"\\n 5\\n\",\"u\":7,\"m\":\"7\"}"},
+    {CODER, "<tool_call>\n<function=g>\n<parameter=n>\nmany\n</parameter>\n</function>\n", "", "",
+     "g{\"n\":\"many\"}"},
     {CODER, "a <function", "", "a <function", ""},
     {CODER, "<tool_call>\n<function=g>\n<parameter=s>\ncu", "", "", "g{\"s\":\"cu..."},
     {CODER, "<tool_call>" CALL "</tool_call>", "", "", X},
     /* GLM */
     {GLM, "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>}</arg_value>\n</tool_call>", "", "", X},
-    {GLM, "ok<tool_call>g<arg_key>n</arg_key><arg_value>3</arg_value><arg_key>s</arg_key><arg_value>\n</arg_value></tool_call>\n",
+    {GLM,
+     "ok<tool_call>g<arg_key>n</arg_key><arg_value>3</arg_value><arg_key>s</arg_key><arg_value>\n</"
+     "arg_value></tool_call>\n",
      "", "ok", "g{\"n\":3,\"s\":\"\\n\"}"},
     {GLM, "<tool_call>g</tool_call>", "", "", "g{}"},
     {GLM, "<tool_call>so it is", "", "<tool_call>so it is", ""},
@@ -115,46 +130,72 @@ static const struct {
     {LLAMA, "It {is}", "", "It {is}", ""},
     {LLAMA, "", "", "", ""},
     /* harmony */
-    {HARMONY, "<|channel|>analysis<|message|>A tool.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
-              "<|constrain|>json<|message|>{\"x\": \"}\"}<|call|>", "A tool.", "", X},
-    {HARMONY, "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{\"x\": \"}\"}", "", "", X},
+    {HARMONY,
+     "<|channel|>analysis<|message|>A tool.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+     "<|constrain|>json<|message|>{\"x\": \"}\"}<|call|>",
+     "A tool.", "", X},
+    {HARMONY, "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{\"x\": \"}\"}", "", "",
+     X},
     {HARMONY, "<|channel|>commentary to=functions.f<|message|>", "", "", "f{}"},
     {HARMONY, "<|channel|>commentary to=functions.f<|message|>{\"x\": 1", "", "", "f{\"x\":1..."},
     {HARMONY, "<|channel|>commentary to=other<|message|>{}", "", "{}", ""},
     /* Gemma 4 */
     {GEMMA, "<|tool_call>call:f{x:<|\"|>}<|\"|>}<tool_call|>", "", "", X},
-    {GEMMA, "I look.<|tool_call>call:g{n:19.99,b:true,s:<|\"|>a \"q\"\n<|\"|>,o:{k:[1,<|\"|>z<|\"|>]},w:a b}<tool_call|>"
-            "<|tool_call>call:f{}<tool_call|>",
-     "", "I look.", "g{\"n\":19.99,\"b\":true,\"s\":\"a \\\"q\\\"\\n\",\"o\":{\"k\":[1,\"z\"]},\"w\":\"a b\"}f{}"},
+    {GEMMA,
+     "I look.<|tool_call>call:g{n:19.99,b:true,s:<|\"|>a \"q\"\n<|\"|>,o:{k:[1,<|\"|>z<|\"|>]},w:a "
+     "b}<tool_call|>"
+     "<|tool_call>call:f{}<tool_call|>",
+     "", "I look.",
+     "g{\"n\":19.99,\"b\":true,\"s\":\"a \\\"q\\\"\\n\",\"o\":{\"k\":[1,\"z\"]},\"w\":\"a b\"}f{}"},
     {GEMMA, "<|tool_call>call:g{s:\"a\\\"b\"}<tool_call|>", "", "", "g{\"s\":\"a\\\"b\"}"},
     {GEMMA, "<|tool_call>no", "", "<|tool_call>no", ""},
     /* Kimi */
-    {KIMI, "Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"x\": \"}\"}"
-           "<|tool_call_end|><|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
-           "<|tool_calls_section_end|>", "", "Hm.", X "f{}"},
+    {KIMI,
+     "Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"x\": "
+     "\"}\"}"
+     "<|tool_call_end|><|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+     "<|tool_calls_section_end|>",
+     "", "Hm.", X "f{}"},
     {KIMI, "<|tool_call_begin|>f<|tool_call_argument_begin|>{}<|tool_call_end|>", "", "", "f{}"},
     /* MiniMax */
-    {MINIMAX, "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"x\">}</parameter>\n</invoke>\n<invoke name=\"g\">\n"
-              "<parameter name=\"n\">3</parameter>\n</invoke>\n</minimax:tool_call>", "", "", X "g{\"n\":3}"},
+    {MINIMAX,
+     "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"x\">}</parameter>\n</invoke>\n<invoke "
+     "name=\"g\">\n"
+     "<parameter name=\"n\">3</parameter>\n</invoke>\n</minimax:tool_call>",
+     "", "", X "g{\"n\":3}"},
     /* DeepSeek */
-    {DEEPSEEK, "Yes." DEEP("calls" LOW "begin") DEEP("call" LOW "begin") "f" DEEP("sep") "{\"x\": \"}\"}" DEEP("call" LOW "end")
-         DEEP("call" LOW "begin") "g" DEEP("sep") "{}" DEEP("call" LOW "end") DEEP("calls" LOW "end"), "", "Yes.", X "g{}"},
-    {DEEPSEEK " ```json", DEEP("calls" LOW "begin") DEEP("call" LOW "begin") "function" DEEP("sep") "f\n```json\n{\"x\": \"}\"}\n```"
-         DEEP("call" LOW "end") "\n" DEEP("call" LOW "begin") "function" DEEP("sep") "g\n```json\n{}\n```" DEEP("call" LOW "end")
-         DEEP("calls" LOW "end"), "", "", X "g{}"},
-    {"tools " DSML " tool_calls", "<" DSML "tool_calls>\n<" DSML "invoke name=\"f\">\n<" DSML
-     "parameter name=\"x\" string=\"true\">}</" DSML "parameter>\n</" DSML "invoke>\n<" DSML "invoke name=\"g\">\n<" DSML
-     "parameter name=\"n\" string=\"false\">5</" DSML "parameter>\n<" DSML "parameter name=\"q\" string=\"true\">5</" DSML
-     "parameter>\n</" DSML "invoke>\n</" DSML "tool_calls>", "", "", X "g{\"n\":5,\"q\":\"5\"}"},
-    {"tools " DSML " function_calls", "<" DSML "function_calls><" DSML "invoke name=\"g\"></" DSML "invoke></" DSML
-     "function_calls>", "", "", "g{}"},
+    {DEEPSEEK,
+     "Yes." DEEP("calls" LOW "begin")
+         DEEP("call" LOW "begin") "f" DEEP("sep") "{\"x\": \"}\"}" DEEP("call" LOW "end")
+             DEEP("call" LOW "begin") "g" DEEP("sep") "{}" DEEP("call" LOW "end") DEEP("calls" LOW "end"),
+     "", "Yes.", X "g{}"},
+    {DEEPSEEK " ```json",
+     DEEP("calls" LOW "begin")
+         DEEP("call" LOW "begin") "function" DEEP("sep") "f\n```json\n{\"x\": \"}\"}\n```" DEEP(
+             "call" LOW
+             "end") "\n" DEEP("call" LOW "begin") "function" DEEP("sep") "g\n```json\n{}\n```" DEEP("call" LOW
+                                                                                                    "end")
+             DEEP("calls" LOW "end"),
+     "", "", X "g{}"},
+    {"tools " DSML " tool_calls",
+     "<" DSML "tool_calls>\n<" DSML "invoke name=\"f\">\n<" DSML
+     "parameter name=\"x\" string=\"true\">}</" DSML "parameter>\n</" DSML "invoke>\n<" DSML
+     "invoke name=\"g\">\n<" DSML "parameter name=\"n\" string=\"false\">5</" DSML "parameter>\n<" DSML
+     "parameter name=\"q\" string=\"true\">5</" DSML "parameter>\n</" DSML "invoke>\n</" DSML "tool_calls>",
+     "", "", X "g{\"n\":5,\"q\":\"5\"}"},
+    {"tools " DSML " function_calls",
+     "<" DSML "function_calls><" DSML "invoke name=\"g\"></" DSML "invoke></" DSML "function_calls>", "", "",
+     "g{}"},
 };
 
-static const char listed[] =
-    "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"properties\": {\"x\": {\"type\": \"string\"}}}}},"
-    "{\"type\": \"function\", \"function\": {\"name\": \"g\", \"parameters\": {\"$defs\": {\"o\": {\"type\": \"object\"}}, \"properties\":"
-    "{\"n\": {\"type\": \"number\"}, \"b\": {\"type\": \"boolean\"}, \"o\": {\"$ref\": \"#/$defs/o\"}, \"s\": {\"type\": \"string\"},"
-    "\"e\": {\"anyOf\": [{\"type\": \"integer\"}, {\"type\": \"null\"}]}, \"m\": {\"enum\": [\"7\", \"8\"]}}}}}]";
+static const char listed[] = "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": "
+                             "{\"properties\": {\"x\": {\"type\": \"string\"}}}}},"
+                             "{\"type\": \"function\", \"function\": {\"name\": \"g\", \"parameters\": "
+                             "{\"$defs\": {\"o\": {\"type\": \"object\"}}, \"properties\":"
+                             "{\"n\": {\"type\": \"number\"}, \"b\": {\"type\": \"boolean\"}, \"o\": "
+                             "{\"$ref\": \"#/$defs/o\"}, \"s\": {\"type\": \"string\"},"
+                             "\"e\": {\"anyOf\": [{\"type\": \"integer\"}, {\"type\": \"null\"}]}, \"m\": "
+                             "{\"enum\": [\"7\", \"8\"]}}}}}]";
 
 struct got {
     struct cli_text thought, text, calls;
@@ -165,8 +206,10 @@ static void take(void *user, enum answer_event event, const char *data, size_t l
 {
     struct got *got = user;
     assert_true(got->open == (event == ANSWER_ARGUMENTS || event == ANSWER_CALL_END));
-    cli_text_add(event == ANSWER_THOUGHT ? &got->thought : event == ANSWER_TEXT ? &got->text : &got->calls, data,
-                 length);
+    cli_text_add(event == ANSWER_THOUGHT ? &got->thought
+                 : event == ANSWER_TEXT  ? &got->text
+                                         : &got->calls,
+                 data, length);
     if (event == ANSWER_CALL) got->open = true;
     if (event == ANSWER_CALL_END) got->open = false;
 }
@@ -231,8 +274,8 @@ static void test_no_row_is_left_out(void **state)
     for (size_t row = 0; reasoning_tags_row(row); row++) {
         bool found = false;
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-            found |= *cases[i].thought &&
-                     strcmp(reasoning_tags_of(cases[i].template)->family, reasoning_tags_row(row)->family) == 0;
+            found |= *cases[i].thought && strcmp(reasoning_tags_of(cases[i].template)->family,
+                                                 reasoning_tags_row(row)->family) == 0;
         assert_true(found);
     }
 }
@@ -278,9 +321,9 @@ static void test_where_a_prompt_leaves_thinking(void **state)
                    {HARMONY, "<|start|>assistant<|channel|>analysis<|message|>", REASONING_INSIDE},
                    {HARMONY, "<|start|>assistant<|channel|>final<|message|>", REASONING_CLOSED}};
     for (size_t i = 0; i < sizeof prompts / sizeof *prompts; i++)
-        assert_int_equal(
-            reasoning_after(reasoning_tags_of(prompts[i].template), prompts[i].prompt, strlen(prompts[i].prompt)),
-            prompts[i].at);
+        assert_int_equal(reasoning_after(reasoning_tags_of(prompts[i].template), prompts[i].prompt,
+                                         strlen(prompts[i].prompt)),
+                         prompts[i].at);
 }
 
 static void test_thinking_that_the_prompt_began(void **state)
@@ -296,8 +339,7 @@ static void test_thinking_that_the_prompt_began(void **state)
                  {HARMONY, REASONING_CLOSED, "so", "", "so"}};
     for (size_t i = 0; i < sizeof begun / sizeof *begun; i++) {
         struct got got = {0};
-        const struct answer_wish wish = {.tags = reasoning_tags_of(begun[i].template),
-                                         .at = begun[i].at};
+        const struct answer_wish wish = {.tags = reasoning_tags_of(begun[i].template), .at = begun[i].at};
         struct answer *answer = answer_open(&wish, take, &got);
         answer_push(answer, begun[i].said, strlen(begun[i].said));
         answer_finish(answer);
