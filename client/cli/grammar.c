@@ -35,17 +35,15 @@ const char *grammar_check(const struct grammar_options *o, bool ignore_eos)
 
 /* The grammar as a message of the final channel. */
 static int open_final(const struct cli *cli, const struct reasoning_tags *tags, enum reasoning_at at,
-                      enum helm_grammar_kind kind, const char *text, size_t length, struct grammar_options *o,
-                      struct helm_err *err)
+                      const char *text, size_t length, struct grammar_options *o, struct helm_err *err)
 {
     struct exprs x = {0};
     uint32_t root = 0;
     int rc = 0;
-    if (kind == HELM_GRAMMAR_JSON_SCHEMA)
+    if (o->json_schema)
         rc = schema_parse(&x, text, length, &root, err);
     else
-        root = kind == HELM_GRAMMAR_REGEX ? regex_parse(&x, text, length, REGEX_WHOLE)
-                                          : gbnf_parse(&x, text, length);
+        root = o->regex ? regex_parse(&x, text, length, REGEX_WHOLE) : gbnf_parse(&x, text, length);
     if (rc == 0) root = markers_final(&x, cli->tok, tags, at, root);
     if (rc == 0 && x.failed) rc = helm_fail(err, x.failed, "%s", x.err.text);
     if (rc == 0) rc = grammar_open_exprs(o->vocabulary, &x, root, &o->opened, err);
@@ -75,7 +73,7 @@ int grammar_open(const struct cli *cli, const struct reasoning_tags *tags, enum 
     if (rc == 0) rc = helm_vocabulary_open(cli->tok, end, ends, info->vocab, &o->vocabulary, err);
     if (rc == 0) {
         rc = tags && !tags->open
-                 ? open_final(cli, tags, at, kind, file ? text : o->regex, length, o, err)
+                 ? open_final(cli, tags, at, file ? text : o->regex, length, o, err)
                  : helm_grammar_open(o->vocabulary, kind, file ? text : o->regex, length, &o->opened, err);
         if (rc < 0 && file) rc = helm_err_prefix(err, "%s", file);
     }

@@ -73,7 +73,10 @@ static bool over(struct answer *a)
     size_t safe = at ? (size_t)(at - a->held.data) : a->held.length;
     if (!at && !a->ending) safe -= answer_partial(&a->held, tag);
     give(a, ANSWER_TEXT, safe);
-    if (at) a->thinking = THINKING_BEGIN;
+    if (at && answer_is_calling(a)) /* inside a call it is one of its arguments' texts */
+        give(a, ANSWER_TEXT, strlen(tag));
+    else if (at)
+        a->thinking = THINKING_BEGIN;
     return at != NULL;
 }
 
