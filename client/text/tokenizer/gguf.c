@@ -383,7 +383,7 @@ static int read_role(struct tok_config *config, const struct gguf *header, const
     const struct gguf_value *tokens = find_list(header, TOKENS, true, 0, true, &rc, err);
     if (rc) return rc;
     rc = gguf_get_u64(header, key, true, 0, tokens->count ? tokens->count - 1 : 0, &id, &beyond);
-    if (rc == HELM_E_LIMIT) return 0; /* -1, or beyond the tokens: the file has none */
+    if (rc == HELM_E_LIMIT && strcmp(name, "eos") != 0) return 0; /* beyond the tokens: the file has none */
     if (rc) return helm_fail(err, rc, "%s", beyond.text);
     const uint8_t *at = tokens->data;
     const char *text = "";
