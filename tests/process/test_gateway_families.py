@@ -6,10 +6,14 @@ HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lie
 """
 import json
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
-from gateway_harness import check, sum_up  # noqa: E402
+from gateway_harness import BIN, Gateway, Scripted, check, cli, ids_of, model_folder, sum_up  # noqa: E402
+from test_cli_gguf import DAEMON, FILE, with_keys  # noqa: E402
 from test_gateway_scripted import Stage, both_ways, calls_of  # noqa: E402
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
@@ -196,10 +200,100 @@ def unknown_tests():
         check("... and a chat without tools is not", stage.gateway.chat("Hello").status == 200)
 
 
+def ends_of(template, special, text=None):
+    """The stop tokens of a chat and of a raw prompt, by name."""
+    folder = model_folder(template, special)
+    if text is not None:
+        with open(folder + "/chat_template.jinja", "w") as f:
+            f.write(text)
+    daemon, seen = Scripted("ipc://%s/helmd.sock" % folder, folder), []
+    handle = daemon.handle
+
+    def note(client, request):
+        if request.WhichOneof("body") == "generate":
+            seen.append(set(request.generate.stop_token_ids))
+        handle(client, request)
+    daemon.handle = note
+    daemon.say("x")
+    daemon.start()
+    try:
+        with Gateway(daemon.endpoint) as g:
+            g.chat("Hello")
+            g.complete("Hello")
+            g.chat("Hello", ignore_eos=True)
+        return seen, {name: ids_of(name, folder)[0] for name in special}
+    finally:
+        daemon.stop()
+        shutil.rmtree(folder)
+
+
+def ends_tests():
+    names = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end|>", "<|user|>", "<|over|>")
+    written = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|over|>{% endfor %}[assistant]"
+    (chat, raw, on), ids = ends_of("qwen3.jinja", names, written)
+    check("ends: known names, and what the template writes after an answer", chat >= {ids[n] for n in names if n != "<|user|>"}, (chat, ids))
+    check("... of a raw prompt, too", raw == chat, (raw, chat))
+    check("... but no token that is an end in another family alone", ids["<|user|>"] not in chat, (chat, ids))
+    check("... and none with ignore_eos", on == set(), on)
+    (chat, _, _), ids = ends_of("gpt_oss.jinja", HARMONY)
+    check("... harmony's: a message's end is none", {ids["<|return|>"], ids["<|call|>"]} <= chat and ids["<|end|>"] not in chat, (chat, ids))
+    (chat, _, _), ids = ends_of("glm.jinja", ("[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"))
+    check("... GLM's next turns", {ids["<|user|>"], ids["<|observation|>"]} <= chat and ids["<|assistant|>"] not in chat, (chat, ids))
+
+
+def cli_tests():
+    """helm-cli shows harmony's channels as it shows other models' thinking."""
+    folder = model_folder("gpt_oss.jinja", HARMONY)
+    daemon = Scripted("ipc://%s/helmd.sock" % folder, folder)
+    daemon.say(FAMILIES["harmony"][2])
+    daemon.start()
+    at = ("--connect", daemon.endpoint)
+    try:
+        out = cli(*at, "run", "--chat", "Hello")
+        check("run --chat: channels", out == "<think>\nHm.\n</think>\n\nIt rains.\n", out)
+        out = json.loads(cli(*at, "run", "--chat", "--json", "Hello"))
+        check("... as JSON", out["text"] == "<think>\nHm.\n</think>\n\nIt rains.", out)
+        out = cli(*at, "run", "--chat", "--show-special", "Hello")
+        check("... --show-special: as it is", out.startswith("<|channel|>analysis<|message|>"), out)
+        out = subprocess.run([BIN + "/helm-cli", *at, "chat"], input=b"Hello\nAgain\n", capture_output=True).stdout.decode()
+        prompt = cli("--tokenizer", folder, "detokenize", ",".join(map(str, daemon.prompts[-1])))
+        check("chat: the answer alone is remembered", out.count("It rains.") == 2 and "final<|message|>It rains.<|end|>" in prompt and "Hm." not in prompt,
+              (out, prompt))
+        with open(folder + "/schema", "w") as f:
+            f.write('{"type": "object", "properties": {"a": {"type": "integer"}}}')
+        daemon.say('<|channel|>final<|message|>{"a": 1}')
+        out = cli(*at, "run", "--chat", "--json-schema", folder + "/schema", "Hello")
+        check("... a schema applies to the final channel", out == '{"a": 1}\n', out)
+    finally:
+        daemon.stop()
+        shutil.rmtree(folder)
+
+
+def pooling_tests():
+    """A file's own pooling is the default of embeddings."""
+    with tempfile.TemporaryDirectory(prefix="helm-pooling-") as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        for kind, same in ((3, "last"), (1, "mean"), (0, "mean"), (2, None)):
+            path = folder + "/pooling-%d.gguf" % kind
+            with open(path, "wb") as f:
+                f.write(with_keys(FILE, {"qwen3.pooling_type": kind}))
+            with Gateway(None, "--model", path, *DAEMON) as g:
+                def embed(**more):
+                    a = g.post("/v1/embeddings", {"input": "one two three", **more})
+                    return [round(x, 4) for x in a.json["data"][0]["embedding"]] if a.status == 200 else a.json["error"]
+                own, last, mean = embed(), embed(pooling="last"), embed(pooling="mean")
+                check("pooling_type %d" % kind, last != mean and (own == {"last": last, "mean": mean}[same] if same else
+                                                                 own["param"] == "pooling" and "'cls'" in own["message"]), own)
+            os.remove(path)
+
+
 if __name__ == "__main__":
     for family, row in FAMILIES.items():
         family_tests(family, *row)
     harmony_tests()
     cut_tests()
     unknown_tests()
+    ends_tests()
+    cli_tests()
+    pooling_tests()
     sum_up()

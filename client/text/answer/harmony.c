@@ -135,14 +135,16 @@ static bool body(struct answer *a)
     return true;
 }
 
-/* After <|start|> comes a role; all of it is taken as part of a header. */
-static void skip_role(struct answer *a)
+/* After <|start|> comes a role; both are no part of a header. false: there is none, or it has not come whole. */
+static bool skip_role(struct answer *a)
 {
     const size_t bytes = strlen(start);
-    if (a->rest.length < bytes || memcmp(a->rest.data, start, bytes) != 0) return;
+    if (a->rest.length < bytes || memcmp(a->rest.data, start, bytes) != 0) return false;
     size_t at = bytes;
     while (at < a->rest.length && a->rest.data[at] >= 'a' && a->rest.data[at] <= 'z') at++;
-    if (at < a->rest.length) answer_drop(&a->rest, at);
+    if (at == a->rest.length) return false;
+    answer_drop(&a->rest, at);
+    return true;
 }
 
 void answer_harmony(struct answer *a, const char *data, size_t length)
@@ -151,7 +153,7 @@ void answer_harmony(struct answer *a, const char *data, size_t length)
     a->last = a->ending;
     cli_text_add(&a->rest, data, length);
     while (on && !a->rest.failed) {
-        if (a->harmony == HARMONY_HEADER) skip_role(a);
+        while (a->harmony == HARMONY_HEADER && skip_role(a)) continue;
         on = a->harmony == HARMONY_HEADER ? header(a) : body(a);
     }
 }
