@@ -64,23 +64,25 @@ static const struct {
                     [TOP_K] = {"top_k", 0, UINT32_MAX, 0}};
 
 /* A default that is out of its range is off, and said to be. */
-static void read_defaults(const json_t *object, const char *where, double values[DEFAULTS])
+static int read_defaults(const json_t *object, const char *where, double values[DEFAULTS],
+                         struct helm_err *err)
 {
     for (int i = 0; i < DEFAULTS; i++) {
-        const json_t *value = json_object_get(object, rows[i].name);
-        const double number = json_is_number(value) ? json_number_value(value) : NAN;
-        values[i] = rows[i].off;
-        if (!value || json_is_null(value)) continue;
-        if (number >= rows[i].min && number <= rows[i].max && (i != TOP_K || number == floor(number))) {
+        double number = values[i] = rows[i].off;
+        const int rc = json_get_double(object, rows[i].name, false, -DBL_MAX, DBL_MAX, &number, err);
+        if (rc < 0) return rc;
+        const bool off = number == rows[i].off; /* which may lie outside */
+        if (off ||
+            (number >= rows[i].min && number <= rows[i].max && (i != TOP_K || number == floor(number)))) {
             values[i] = number;
             continue;
         }
-        char text[HELM_ERR_TEXT], *given = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-        snprintf(text, sizeof text, "%.300s: '%s' is %.40s, which is no value for it: it is off", where,
-                 rows[i].name, given ? given : "out of range");
-        free(given);
+        char text[HELM_ERR_TEXT];
+        snprintf(text, sizeof text, "%.300s: '%s' is %g, which is no value for it: it is off", where,
+                 rows[i].name, number);
         cli_complain(text);
     }
+    return 0;
 }
 
 static int apply_object(const json_t *object, const char *where, struct sampling_options *options,
@@ -88,9 +90,9 @@ static int apply_object(const json_t *object, const char *where, struct sampling
 {
     bool sample = false;
     double values[DEFAULTS];
-    const int rc = json_get_bool(object, "do_sample", false, &sample, err);
+    int rc = json_get_bool(object, "do_sample", false, &sample, err);
+    if (rc == 0) rc = read_defaults(object, where, values, err);
     if (rc < 0) return rc;
-    read_defaults(object, where, values);
     if (!options->has_repetition_penalty) options->repetition_penalty = values[REPETITION];
     if (!sample) return 0; /* greedy, unless the command line says otherwise */
     if (!options->has_temperature) options->temperature = values[TEMPERATURE];

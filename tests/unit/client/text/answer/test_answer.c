@@ -148,7 +148,8 @@ static const struct {
      "", "I look.",
      "g{\"n\":19.99,\"b\":true,\"s\":\"a \\\"q\\\"\\n\",\"o\":{\"k\":[1,\"z\"]},\"w\":\"a b\"}f{}"},
     {GEMMA, "<|tool_call>call:g{s:\"a\\\"b\"}<tool_call|>", "", "", "g{\"s\":\"a\\\"b\"}"},
-    {GEMMA, "<|tool_call>call:g{s:<|\"|><|channel>thought<|\"|>}<tool_call|>", "", "", "g{\"s\":\"<|channel>thought\"}"},
+    {GEMMA, "<|tool_call>call:g{s:<|\"|><|channel>thought<|\"|>}<tool_call|>", "", "",
+     "g{\"s\":\"<|channel>thought\"}"},
     {GEMMA, "<|tool_call>no", "", "<|tool_call>no", ""},
     /* Kimi */
     {KIMI,

@@ -228,7 +228,7 @@ static void test_kinds(void **state)
     }
     assert_null(tok_gguf_kind(COUNT(cases))); /* no kind is left out */
     assert_null(tok_gguf_kind_named("falcon"));
-    static const char *const aliases[][2] = {{"llama3", "llama-bpe"},      {"llama-v3", "llama-bpe"},
+    static const char *const aliases[][2] = {{"llama3", "llama-bpe"},       {"llama-v3", "llama-bpe"},
                                              {"deepseek-r1-qwen", "qwen2"}, {"llama4", "gpt-4o"},
                                              {"chatglm-bpe", "glm4"},       {"phi-2", "gpt-2"}};
     for (size_t i = 0; i < COUNT(aliases); i++)
