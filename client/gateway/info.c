@@ -59,11 +59,12 @@ static void open_chat(struct gateway *g)
         return;
     }
     m->chat = g->cli.chat;
+    const char *usual = helm_tokenizer_chat_template(m->tokenizer, NULL);
     const char *template = helm_tokenizer_chat_template(m->tokenizer, "tool_use");
-    if (!template) template = helm_tokenizer_chat_template(m->tokenizer, NULL);
+    if (!template) template = usual;
     m->calls = call_syntax_of(template);
-    m->tags = reasoning_tags_of(template);
-    m->may_think = reasoning_is_shown(template);
+    m->tags = reasoning_tags_of(usual);
+    m->may_think = reasoning_is_shown(usual);
     call_syntax_families(families, sizeof families);
     if (!m->calls)
         snprintf(m->calls_why, sizeof m->calls_why,
