@@ -212,6 +212,30 @@ static bool build_message(struct message *m)
     return true;
 }
 
+/* Templates whose calls are functions.NAME:NUMBER write a call's id alone: ids of clients get that form. */
+static bool number_calls(struct ask_reader *r, json_t *list)
+{
+    json_t *renamed = json_object(), *message, *call;
+    size_t index, k, count = 0;
+    bool good = renamed != NULL;
+    json_array_foreach(list, index, message)
+    {
+        json_array_foreach(json_object_get(message, "tool_calls"), k, call)
+        {
+            const char *id = json_string_value(json_object_get(call, "id"));
+            json_t *name = json_object_get(json_object_get(call, "function"), "name");
+            json_t *own = json_sprintf("functions.%s:%zu", json_string_value(name), count++);
+            if (id && json_object_set(renamed, id, own)) good = false;
+            if (json_object_set_new(call, "id", own)) good = false;
+        }
+        const char *of = json_string_value(json_object_get(message, "tool_call_id"));
+        json_t *own = of ? json_object_get(renamed, of) : NULL;
+        if (own && json_object_set(message, "tool_call_id", own)) good = false;
+    }
+    json_decref(renamed);
+    return good || refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
+}
+
 static bool build_messages(struct ask_reader *r, json_t *list)
 {
     if (!json_is_array(r->messages) || json_array_size(r->messages) == 0)
@@ -226,7 +250,7 @@ static bool build_messages(struct ask_reader *r, json_t *list)
             return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
         if (!build_message(&m)) return false;
     }
-    return true;
+    return !r->model->calls || !r->model->calls->counted || number_calls(r, list);
 }
 
 static bool render(struct ask_reader *r, const json_t *messages)

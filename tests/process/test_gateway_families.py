@@ -103,6 +103,8 @@ def family_tests(name, template, special, answer, before, call):
         history = [*HELLO, whole["message"], {"role": "tool", "tool_call_id": whole["message"]["tool_calls"][0]["id"], "content": "rain"}, *HELLO]
         a = g.post("/v1/chat/completions", {"messages": history, "tools": TOOLS})
         check("... and back", a.status == 200 and "Bern" in stage.prompt(), (a.body, stage.prompt()))
+        if name == "Kimi":
+            check("... with ids that name the function", call in stage.prompt() and "Return of functions.get_weather:0:rain" in stage.prompt(), stage.prompt())
 
 
 def forced_tests(stage, name, before, call):
