@@ -22,8 +22,10 @@ static enum call_found object_begins(const struct answer *a, size_t at)
 
 /* ---- {"name": NAME, "arguments": ARGUMENTS} ---- */
 
+#define MEMBERS_MAX 32 /* of a call's object, before it is certain */
+
 struct members {
-    size_t at;
+    size_t at, count;
     bool has_name;
     size_t from, until; /* the arguments, where they came before the name or are no object; 0: none */
 };
@@ -74,7 +76,8 @@ static enum call_found read_member(struct answer *a, struct members *m, struct c
 {
     const struct cli_text *rest = &a->rest;
     if (rest->data[m->at] != '"') return CALL_NONE;
-    const size_t key = m->at, end = json_skip_value(&a->skip, rest, key);
+    struct json_skip name = {0};
+    const size_t key = m->at, end = json_skip_value(&name, rest, key);
     if (end == SIZE_MAX) return more(a);
     size_t at = answer_blanks(rest, end);
     if (at >= rest->length) return more(a);
@@ -90,8 +93,12 @@ static enum call_found read_member(struct answer *a, struct members *m, struct c
         return begins;
     }
     if (!strchr("{[\"-0123456789tfn", rest->data[at])) return CALL_NONE;
-    const size_t until = json_skip_value(&a->skip, rest, at);
-    if (until == SIZE_MAX) return more(a);
+    struct json_skip skip = a->skip.begun && a->skip.from == at ? a->skip : (struct json_skip){0};
+    const size_t until = json_skip_value(&skip, rest, at);
+    if (until == SIZE_MAX) { /* it goes on from here, push after push */
+        a->skip = skip;
+        return more(a);
+    }
     if (arguments) {
         m->from = at;
         m->until = until;
@@ -117,6 +124,7 @@ static enum call_found find_object(struct answer *a, size_t at, struct call_head
             m.at++;
             continue;
         }
+        if (m.count++ == MEMBERS_MAX) return CALL_NONE;
         const enum call_found member = read_member(a, &m, head);
         if (member != CALL_FOUND) return member;
         if (m.at == SIZE_MAX) return CALL_FOUND;

@@ -89,8 +89,8 @@ static bool step_whole(struct answer *a)
 static bool step_head(struct answer *a)
 {
     struct call_head head;
-    const enum call_found found =
-        a->count < ANSWER_CALLS_MAX ? call_head_find(a, a->marker, &head) : CALL_NONE;
+    const bool may_be = a->count < ANSWER_CALLS_MAX && a->rest.length <= ANSWER_HEAD_MAX;
+    const enum call_found found = may_be ? call_head_find(a, a->marker, &head) : CALL_NONE;
     if (found == CALL_MORE) return false;
     if (found == CALL_NONE) {
         a->state = a->wish.calls->form == CALL_WHOLE ? CALL_PLAIN : CALL_TEXT;

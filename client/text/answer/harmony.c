@@ -75,6 +75,18 @@ static bool is_plain(const struct answer *a)
     return from < a->rest.length;
 }
 
+static void give(struct answer *a, size_t count)
+{
+    if (a->target == ANSWER_ARGUMENTS) {
+        json_copy_add(&a->copy, &a->piece, a->rest.data, count);
+    } else {
+        if (count && !a->begun && a->said[a->target]) answer_tell(a, a->target, "\n\n", 2);
+        a->begun |= count > 0;
+        answer_tell(a, a->target, a->rest.data, count);
+    }
+    answer_drop(&a->rest, count);
+}
+
 /* false: more has to come. */
 static bool header(struct answer *a)
 {
@@ -84,6 +96,7 @@ static bool header(struct answer *a)
         a->harmony = HARMONY_BODY;
         a->target = ANSWER_TEXT;
         a->begun = false;
+        if (too_long) give(a, a->rest.length); /* with the markers that it begins with */
         return true;
     }
     if (!at) {
@@ -95,18 +108,6 @@ static bool header(struct answer *a)
     answer_drop(&a->rest, length + strlen(message));
     a->harmony = HARMONY_BODY;
     return true;
-}
-
-static void give(struct answer *a, size_t count)
-{
-    if (a->target == ANSWER_ARGUMENTS) {
-        json_copy_add(&a->copy, &a->piece, a->rest.data, count);
-    } else {
-        if (count && !a->begun && a->said[a->target]) answer_tell(a, a->target, "\n\n", 2);
-        a->begun |= count > 0;
-        answer_tell(a, a->target, a->rest.data, count);
-    }
-    answer_drop(&a->rest, count);
 }
 
 /* A call that the model ends is over, whatever its arguments are; one that is cut with the answer stays open. */

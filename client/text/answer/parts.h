@@ -12,8 +12,9 @@
 
 #include "client/text/answer/answer.h"
 
-#define ANSWER_NAME_MAX   256  /* bytes of a name or a key; longer ones are none */
-#define ANSWER_HEADER_MAX 1024 /* of a harmony message's header */
+#define ANSWER_NAME_MAX   256          /* bytes of a name or a key; longer ones are none */
+#define ANSWER_HEAD_MAX   (256u << 10) /* of a call that is not certain yet; longer ones are text */
+#define ANSWER_HEADER_MAX 1024         /* of a harmony message's header */
 
 /* JSON text that is copied without the white space between its parts. */
 struct json_copy {

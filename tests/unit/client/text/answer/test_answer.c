@@ -353,6 +353,46 @@ static void test_thinking_that_the_prompt_began(void **state)
     }
 }
 
+/* What goes on without an end neither stops the parser nor is looked at again and again: 500 KB take a moment. */
+static void test_long_parts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *template, *begin, *unit, *calls;
+        bool text;
+    } parts[] = {{HARMONY, "<|channel|>", "word ", "", true},
+                 {HARMONY, "<|start|>assistant to=", "x", "", true},
+                 {HARMONY, "<|channel|>commentary to=functions.f<|message|>{\"x\": \"", "word ", "f", false},
+                 {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"", "word ", "f", false},
+                 {HERMES, "<tool_call>{\"name\": \"f\", \"arguments\": \"", "word ", "", true},
+                 {HERMES, "<tool_call>{\"arguments\": {\"x\": \"", "word ", "", true},
+                 {HERMES, "<tool_call>{", "\"a\":1,", "", true},
+                 {CODER, "<tool_call><function=g><parameter=s>", "word ", "g", false},
+                 {CODER, "<tool_call><function=g><parameter=n>", "word ", "g", false},
+                 {GEMMA, "<|tool_call>call:g{s:<|\"|>", "word ", "g", false},
+                 {KIMI, "<|tool_call_begin|>", "word", "", true},
+                 {MISTRAL, "[TOOL_CALLS]", "word", "", true}};
+    json_t *tools = json_loads(listed, 0, NULL);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        struct got got = {0};
+        const struct answer_wish wish = {.tags = reasoning_tags_of(parts[i].template),
+                                         .calls = call_syntax_of(parts[i].template),
+                                         .tools = tools};
+        struct answer *answer = answer_open(&wish, take, &got);
+        answer_push(answer, parts[i].begin, strlen(parts[i].begin));
+        for (size_t k = 0; k < 100000; k++) answer_push(answer, parts[i].unit, strlen(parts[i].unit));
+        answer_finish(answer);
+        answer_close(answer);
+        assert_int_equal(got.open, !parts[i].text);
+        if (parts[i].text) assert_true(got.text.length > 90000);
+        assert_memory_equal(got.calls.data ? got.calls.data : "", parts[i].calls, strlen(parts[i].calls));
+        cli_text_free(&got.thought);
+        cli_text_free(&got.text);
+        cli_text_free(&got.calls);
+    }
+    json_decref(tools);
+}
+
 static void test_no_more_calls_than_fit(void **state)
 {
     (void)state;
@@ -378,6 +418,7 @@ int main(void)
         cmocka_unit_test(test_a_call_is_told_as_it_comes),
         cmocka_unit_test(test_where_a_prompt_leaves_thinking),
         cmocka_unit_test(test_thinking_that_the_prompt_began),
+        cmocka_unit_test(test_long_parts),
         cmocka_unit_test(test_no_more_calls_than_fit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
