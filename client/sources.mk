@@ -17,6 +17,17 @@ LIBHELM_SRC := \
   client/connection/endpoint.c \
   client/connection/generate.c \
   client/connection/query.c \
+  client/text/answer/answer.c \
+  client/text/answer/call_head.c \
+  client/text/answer/calls.c \
+  client/text/answer/ends.c \
+  client/text/answer/harmony.c \
+  client/text/answer/json_copy.c \
+  client/text/answer/markers.c \
+  client/text/answer/parameters.c \
+  client/text/answer/syntax.c \
+  client/text/answer/thinking.c \
+  client/text/answer/value_type.c \
   client/text/chat.c \
   client/text/grammar/expr.c \
   client/text/grammar/gbnf.c \
@@ -39,6 +50,7 @@ LIBHELM_SRC := \
   client/text/grammar/vocabulary.c \
   client/text/grammar/walk.c \
   client/text/grammar/words.c \
+  client/text/growing_text.c \
   client/text/jinja/eval.c \
   client/text/jinja/exec.c \
   client/text/jinja/filters.c \
@@ -135,6 +147,7 @@ GATEWAY_SRC := \
   client/gateway/access.c \
   client/gateway/ask.c \
   client/gateway/ask_anthropic.c \
+  client/gateway/ask_effort.c \
   client/gateway/ask_embed.c \
   client/gateway/ask_grammar.c \
   client/gateway/ask_members.c \
@@ -151,11 +164,11 @@ GATEWAY_SRC := \
   client/gateway/jobs.c \
   client/gateway/loop.c \
   client/gateway/metrics.c \
+  client/gateway/pooling.c \
   client/gateway/refusal.c \
   client/gateway/routes.c \
   client/gateway/server.c \
-  client/gateway/thinking.c \
-  client/gateway/tool_calls.c \
+  client/gateway/tool_arguments.c \
   client/gateway/tool_grammar.c \
   client/gateway/voice_anthropic.c \
   client/gateway/voice_embed.c \

@@ -88,7 +88,7 @@ static void keep_stats(struct chat *chat, const struct stream_result *result)
     chat->last.tokens = NULL;
     chat->last.logprobs = NULL;
     chat->last.logprob_counts = NULL;
-    chat->last.text = (struct cli_text){0};
+    chat->last.text = chat->last.said = (struct cli_text){0};
 }
 
 /* Ended by length, and not by the length that was asked for. */
@@ -102,21 +102,22 @@ static int stream_answer(struct chat *chat, struct stream_result *result, struct
 {
     uint32_t *ids = NULL;
     size_t count = 0;
-    bool thinking = false;
+    enum reasoning_at at = REASONING_FREE;
     struct present present;
-    int rc =
-        cli_encode_chat(chat->cli, chat->history.messages, chat->history.count, &ids, &count, &thinking, err);
+    int rc = cli_encode_chat(chat->cli, chat->history.messages, chat->history.count, &ids, &count, &at, err);
     if (rc == 0) {
         const struct stream_request request = {
             .prompt = ids,
             .prompt_count = count,
             .options = &chat->sampling,
-            .stop_token = sampling_chat_stop(chat->cli, &chat->sampling),
+            .ends = &chat->cli->ends,
+            .tags = chat->cli->tags,
+            .at = at,
             .print = STREAM_PRINT_TEXT,
             .present = chat->editor ? &present : NULL,
             .label = "helm-cli chat",
         };
-        present_begin(&present, thinking);
+        present_begin(&present, at == REASONING_INSIDE && chat->cli->tags->open);
         rc = stream_run(chat->cli, &request, result, err);
     }
     free(ids);
@@ -146,9 +147,10 @@ static int answer(struct chat *chat, bool *go_on)
     if (result.finish) keep_stats(chat, &result);
     /* an answer that was cut short stays in the history as far as it was shown; one that never began takes
      * its question with it, so that the roles go on alternating */
-    if (!result.text.length) {
+    const struct cli_text *said = result.has_parts ? &result.said : &result.text;
+    if (!said->length) {
         chat_forget_last(&chat->history);
-    } else if (chat_remember(&chat->history, "assistant", result.text.data, result.text.length, &err) < 0) {
+    } else if (chat_remember(&chat->history, "assistant", said->data, said->length, &err) < 0) {
         status = cli_fail(&err, true);
         *go_on = false;
     }
@@ -257,6 +259,7 @@ int command_chat(struct cli *cli, int argc, char *const argv[])
     int rc = cli_catch_signals(cli, &err);
     if (rc == 0) rc = cli_open_tokenizer(cli, &err);
     if (rc == 0) rc = cli_open_chat(cli, &err);
+    if (rc == 0) cli_find_ends(cli);
     if (rc == 0) rc = cli_text_folder(cli, &folder, &err);
     if (rc == 0) rc = sampling_apply_checkpoint(folder, &chat.sampling, &err);
     if (rc == 0 && system) rc = chat_set_system(&chat.history, system, &err);

@@ -78,7 +78,7 @@ int command_generate(struct cli *cli, int argc, char *const argv[])
     rc = cli_open_tokenizer(cli, &err);
     if (rc == HELM_E_NOT_FOUND && !options.prompt && !cli->tokenizer) rc = 0; /* ids need no tokenizer */
     if (rc == 0 && options.prompt) rc = read_prompt(cli, &options, &ids, &count, &err);
-    if (rc == 0) rc = grammar_open(cli, HELM_TOKENIZER_NO_ID, &options.grammar, &err);
+    if (rc == 0) rc = grammar_open(cli, NULL, REASONING_FREE, &options.grammar, &err);
     if (rc < 0) {
         status = cli_fail(&err, false);
         goto out;
@@ -88,7 +88,6 @@ int command_generate(struct cli *cli, int argc, char *const argv[])
         .prompt_count = count,
         .options = &options.sampling,
         .grammar = options.grammar.opened,
-        .stop_token = HELM_TOKENIZER_NO_ID,
         .print = options.json ? STREAM_PRINT_NOTHING : STREAM_PRINT_TEXT,
         .label = "helm-cli generate",
     };

@@ -30,19 +30,26 @@ static int read_prompt(const struct args_parsed *parsed, char **text, size_t *le
     return rc;
 }
 
+/* The prompt's tokens; `at`: where a conversation's leaves thinking. */
+struct run_prompt {
+    uint32_t *ids;
+    size_t count;
+    enum reasoning_at at;
+};
+
 static int encode_prompt(const struct cli *cli, const struct run_options *options, const char *text,
-                         size_t length, uint32_t **ids, size_t *count, struct helm_err *err)
+                         size_t length, struct run_prompt *to, struct helm_err *err)
 {
     if (!options->chat)
         return helm_tokenizer_encode(cli->tok, text, length,
                                      HELM_TOKENIZER_ENCODE_PARSE_ADDED | HELM_TOKENIZER_ENCODE_ADD_SPECIAL,
-                                     ids, count, err);
+                                     &to->ids, &to->count, err);
     if (strlen(text) != length)
         return helm_fail(err, HELM_E_FORMAT, "a chat message may not hold a NUL byte (at byte %zu)",
                          strlen(text));
     const struct helm_chat_message messages[2] = {{"system", options->system}, {"user", text}};
     const struct helm_chat_message *first = options->system ? messages : messages + 1;
-    return cli_encode_chat(cli, first, options->system ? 2 : 1, ids, count, NULL, err);
+    return cli_encode_chat(cli, first, options->system ? 2 : 1, &to->ids, &to->count, &to->at, err);
 }
 
 /* Connected; everything from the tokenizer to the last token. */
@@ -50,31 +57,32 @@ static int run_prompt(struct cli *cli, struct run_options *options, const char *
 {
     struct helm_err err = {0};
     struct stream_result result = {0};
-    uint32_t *ids = NULL;
-    size_t count = 0;
+    struct run_prompt prompt = {0};
     char *folder = NULL;
     int status = CLI_EXIT_DONE;
     int rc = cli_open_tokenizer(cli, &err);
     if (rc == 0) rc = cli_text_folder(cli, &folder, &err);
     if (rc == 0) rc = sampling_apply_checkpoint(folder, &options->sampling, &err);
     if (rc == 0 && options->chat) rc = cli_open_chat(cli, &err);
-    if (rc == 0) rc = encode_prompt(cli, options, text, length, &ids, &count, &err);
+    if (rc == 0) rc = encode_prompt(cli, options, text, length, &prompt, &err);
     if (rc < 0) {
         status = cli_fail(&err, false);
         goto out;
     }
-    const uint32_t stop_token =
-        options->chat ? sampling_chat_stop(cli, &options->sampling) : HELM_TOKENIZER_NO_ID;
-    if ((rc = grammar_open(cli, stop_token, &options->grammar, &err)) < 0) {
+    const struct reasoning_tags *tags = options->chat ? cli->tags : NULL;
+    cli_find_ends(cli);
+    if ((rc = grammar_open(cli, tags, prompt.at, &options->grammar, &err)) < 0) {
         status = cli_fail(&err, false);
         goto out;
     }
     const struct stream_request request = {
-        .prompt = ids,
-        .prompt_count = count,
+        .prompt = prompt.ids,
+        .prompt_count = prompt.count,
         .options = &options->sampling,
         .grammar = options->grammar.opened,
-        .stop_token = stop_token,
+        .ends = &cli->ends,
+        .tags = tags,
+        .at = prompt.at,
         .print = options->json ? STREAM_PRINT_NOTHING : STREAM_PRINT_TEXT,
         .label = "helm-cli run",
     };
@@ -92,7 +100,7 @@ out:
     stream_free(&result);
     grammar_free(&options->grammar);
     free(folder);
-    free(ids);
+    free(prompt.ids);
     return status;
 }
 

@@ -103,7 +103,6 @@ static int compute(struct cli *cli, const struct session_head *head, int *signal
     const struct stream_request request = {.prompt = head->tokens,
                                            .prompt_count = head->token_count,
                                            .options = &options,
-                                           .stop_token = HELM_TOKENIZER_NO_ID,
                                            .print = STREAM_PRINT_NOTHING,
                                            .label = "helm-cli session save"};
     struct stream_result result = {0};
@@ -153,7 +152,8 @@ static int tokens_of_chat(struct cli *cli, const char *path, uint32_t **ids, siz
         rc = helm_fail(err, HELM_E_FORMAT, "%s: a conversation without messages", path);
     if (!rc) rc = cli_open_tokenizer(cli, err);
     if (!rc) rc = cli_open_chat(cli, err);
-    if (!rc) rc = cli_encode_chat(cli, history.messages, history.count, ids, count, NULL, err);
+    if (!rc)
+        rc = cli_encode_chat(cli, history.messages, history.count, ids, count, &(enum reasoning_at){0}, err);
     chat_free(&history);
     return rc;
 }

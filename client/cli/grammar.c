@@ -4,6 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/text/answer/markers.h"
+#include "client/text/grammar/engine.h"
+#include "client/text/grammar/gbnf.h"
+#include "client/text/grammar/regex.h"
+#include "client/text/grammar/schema.h"
 #include "common/base/file.h"
 
 void grammar_fill_table(struct grammar_options *options, struct args_option table[GRAMMAR_OPTION_COUNT])
@@ -28,7 +33,26 @@ const char *grammar_check(const struct grammar_options *o, bool ignore_eos)
     return NULL;
 }
 
-int grammar_open(const struct cli *cli, uint32_t stop_token, struct grammar_options *o, struct helm_err *err)
+/* The grammar as a message of the final channel. */
+static int open_final(const struct cli *cli, const struct reasoning_tags *tags, enum reasoning_at at,
+                      const char *text, size_t length, struct grammar_options *o, struct helm_err *err)
+{
+    struct exprs x = {0};
+    uint32_t root = 0;
+    int rc = 0;
+    if (o->json_schema)
+        rc = schema_parse(&x, text, length, &root, err);
+    else
+        root = o->regex ? regex_parse(&x, text, length, REGEX_WHOLE) : gbnf_parse(&x, text, length);
+    if (rc == 0) root = markers_final(&x, cli->tok, tags, at, root);
+    if (rc == 0 && x.failed) rc = helm_fail(err, x.failed, "%s", x.err.text);
+    if (rc == 0) rc = grammar_open_exprs(o->vocabulary, &x, root, &o->opened, err);
+    exprs_free(&x);
+    return rc;
+}
+
+int grammar_open(const struct cli *cli, const struct reasoning_tags *tags, enum reasoning_at at,
+                 struct grammar_options *o, struct helm_err *err)
 {
     const char *file = o->json_schema ? o->json_schema : o->grammar;
     const enum helm_grammar_kind kind = o->json_schema ? HELM_GRAMMAR_JSON_SCHEMA
@@ -37,17 +61,20 @@ int grammar_open(const struct cli *cli, uint32_t stop_token, struct grammar_opti
     struct helm_model_info *info = NULL;
     char *text = NULL;
     size_t length = o->regex ? strlen(o->regex) : 0, ends = 0;
-    uint32_t end[65];
+    uint32_t end[64 + ENDS_MAX];
     if (!file && !o->regex) return 0;
     if (!cli->tok)
         return helm_fail(err, HELM_E_NOT_FOUND, "a grammar is about text, and there is no tokenizer for it");
     int rc = file ? file_read(file, HELM_GRAMMAR_TEXT_LIMIT, &text, &length, err) : 0;
     if (rc == 0) rc = helm_model_info(cli->client, CLI_ANSWER_MS, &info, err);
     for (size_t i = 0; rc == 0 && i < info->eos_count && ends < 64; i++) end[ends++] = info->eos[i];
-    if (rc == 0 && stop_token != HELM_TOKENIZER_NO_ID) end[ends++] = stop_token;
+    for (size_t i = 0; rc == 0 && i < cli->ends.count; i++)
+        if (cli->ends.ids[i] < info->vocab) end[ends++] = cli->ends.ids[i];
     if (rc == 0) rc = helm_vocabulary_open(cli->tok, end, ends, info->vocab, &o->vocabulary, err);
     if (rc == 0) {
-        rc = helm_grammar_open(o->vocabulary, kind, file ? text : o->regex, length, &o->opened, err);
+        rc = tags && !tags->open
+                 ? open_final(cli, tags, at, file ? text : o->regex, length, o, err)
+                 : helm_grammar_open(o->vocabulary, kind, file ? text : o->regex, length, &o->opened, err);
         if (rc < 0 && file) rc = helm_err_prefix(err, "%s", file);
     }
     free(info);

@@ -26,10 +26,12 @@ struct stream {
     struct stream_result *result;
     struct helm_detokenizer *detokenizer;
     uint64_t number;
-    size_t printed; /* bytes of result.text on standard output */
-    bool over;      /* done or error came */
-    bool ended;     /* by us: later tokens are not part of the result */
-    bool stopped;   /* a stop text was found */
+    struct answer *answer; /* NULL: text is shown as it is */
+    bool thinking;         /* what was shown last */
+    size_t printed;        /* bytes of result.text on standard output */
+    bool over;             /* done or error came */
+    bool ended;            /* by us: later tokens are not part of the result */
+    bool stopped;          /* a stop text was found */
     struct helm_err err;
 };
 
@@ -84,6 +86,51 @@ static void add_text(struct stream *s, const char *data, size_t length, bool las
     if (safe > s->printed) s->printed = safe;
 }
 
+/* Parts of an answer whose family has other marks for thinking than <think>, which is shown for them. */
+static void take_part(void *user, enum answer_event event, const char *data, size_t length)
+{
+    static const char open[] = "<think>\n", close[] = "\n</think>\n\n";
+    struct stream *s = user;
+    const bool thought = event == ANSWER_THOUGHT;
+    if (s->ended || (event != ANSWER_TEXT && !thought)) return;
+    if (thought && !s->thinking) add_text(s, open, sizeof open - 1, false);
+    if (!thought && s->thinking) add_text(s, close, sizeof close - 1, false);
+    s->thinking = thought;
+    if (!thought) cli_text_add(&s->result->said, data, length);
+    if (!s->ended) add_text(s, data, length, false);
+}
+
+/* What the detokenizer gave. */
+static void take_text(struct stream *s, const char *data, size_t length)
+{
+    if (s->answer)
+        answer_push(s->answer, data, length);
+    else
+        add_text(s, data, length, false);
+}
+
+/* A special token that divides the parts of an answer is not left out of it. */
+static bool take_marker(struct stream *s, uint32_t token)
+{
+    size_t length = 0;
+    if (!s->answer || !helm_tokenizer_is_special(s->cli->tok, token)) return false;
+    const char *text = helm_tokenizer_id_to_token(s->cli->tok, token, &length);
+    if (!text || !reasoning_has_token(s->request->tags, text)) return false;
+    take_text(s, text, length);
+    return true;
+}
+
+static int open_answer(struct stream *s, struct helm_err *err)
+{
+    const struct reasoning_tags *tags = s->request->tags;
+    const struct answer_wish wish = {.tags = tags, .at = s->request->at};
+    if (!tags || s->request->options->show_special || (tags->open && strcmp(tags->open, "<think>") == 0))
+        return 0;
+    s->answer = answer_open(&wish, take_part, s);
+    s->result->has_parts = true;
+    return s->answer ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for an answer");
+}
+
 /* ---- callbacks -------------------------------------------------------------------------------------- */
 
 static void on_accepted(void *user, uint64_t number, uint64_t id, uint32_t queue_position)
@@ -127,13 +174,14 @@ static void on_token(void *user, uint64_t number, const struct helm_token *token
         fail(s, &err);
         return;
     }
+    if (take_marker(s, token->token)) return;
     if (s->detokenizer) {
         const char *text = NULL;
         size_t length = 0;
         if (helm_detokenizer_push(s->detokenizer, token->token, &text, &length, &err) < 0)
             fail(s, &err);
         else
-            add_text(s, text, length, false);
+            take_text(s, text, length);
     } else if (s->request->print == STREAM_PRINT_TEXT) {
         char digits[16];
         int n = snprintf(digits, sizeof digits, "%s%u", s->result->token_count > 1 ? " " : "", token->token);
@@ -187,8 +235,8 @@ static int send_request(struct stream *s, struct helm_err *err)
                      .frequency_penalty = (float)o->frequency_penalty,
                      .has_seed = o->has_seed,
                      .seed = o->seed},
-        .stop_tokens = &s->request->stop_token,
-        .stop_count = s->request->stop_token != HELM_TOKENIZER_NO_ID,
+        .stop_tokens = s->request->ends ? s->request->ends->ids : NULL,
+        .stop_count = s->request->ends && !o->ignore_eos ? s->request->ends->count : 0,
         .logprobs = (uint32_t)o->logprobs,
         .ignore_eos = o->ignore_eos,
         .label = s->request->label,
@@ -239,7 +287,11 @@ static void finish_text(struct stream *s)
     if (helm_detokenizer_finish(s->detokenizer, &text, &length, &err) < 0)
         fail(s, &err);
     else
-        add_text(s, text, length, true);
+        take_text(s, text, length);
+    if (s->answer && !s->ended) answer_finish(s->answer);
+    if (s->answer && answer_failed(s->answer))
+        fail(s, &(struct helm_err){HELM_E_NOMEM, "no memory for the answer"});
+    if (!s->stopped) add_text(s, "", 0, true);
 }
 
 int stream_run(struct cli *cli, const struct stream_request *request, struct stream_result *result,
@@ -259,6 +311,7 @@ int stream_run(struct cli *cli, const struct stream_request *request, struct str
                                    request->options->show_special ? HELM_TOKENIZER_DECODE_ALL
                                                                   : HELM_TOKENIZER_DECODE_SKIP_SPECIAL,
                                    &s.detokenizer, err);
+    if (rc == 0 && cli->tok) rc = open_answer(&s, err);
     if (rc == 0) rc = send_request(&s, err);
     if (rc == 0) rc = watch(&s, err);
     /* what comes about it later must not find `s`, which ends here */
@@ -276,6 +329,7 @@ int stream_run(struct cli *cli, const struct stream_request *request, struct str
         if (rc != HELM_E_CANCELLED) result->finish = "error";
     }
     helm_detokenizer_close(s.detokenizer);
+    answer_close(s.answer);
     return rc;
 }
 
@@ -285,6 +339,7 @@ void stream_free(struct stream_result *result)
     free(result->logprobs);
     free(result->logprob_counts);
     cli_text_free(&result->text);
+    cli_text_free(&result->said);
     *result = (struct stream_result){0};
 }
 

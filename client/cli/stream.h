@@ -8,6 +8,7 @@
 #include "client/shared/cli.h"
 #include "client/cli/present.h"
 #include "client/shared/sampling.h"
+#include "client/text/answer/ends.h"
 
 enum stream_print {
     STREAM_PRINT_NOTHING, /* the caller prints the result */
@@ -19,7 +20,10 @@ struct stream_request {
     size_t prompt_count;
     const struct sampling_options *options;
     struct helm_grammar *grammar; /* NULL: any text */
-    uint32_t stop_token;          /* ends the answer beside the model's own, or HELM_TOKENIZER_NO_ID */
+    const struct ends *ends;      /* tokens that end the answer, in addition to the model's own; NULL: none */
+    /* of a conversation; NULL: the text is shown as it is */
+    const struct reasoning_tags *tags;
+    enum reasoning_at at; /* where the prompt leaves thinking */
     enum stream_print print;
     struct present *present; /* text goes through this one; NULL: as it is */
     const char *label;
@@ -30,6 +34,9 @@ struct stream_result {
     uint32_t *tokens;
     size_t token_count, token_space;
     struct cli_text text;
+    /* where thinking has other marks than <think>, `text` has these, and `said` is the answer without it */
+    bool has_parts;
+    struct cli_text said;
     struct helm_logprob *logprobs; /* `logprob_counts[i]` of token i, one after the other */
     size_t logprob_count, logprob_space;
     uint32_t *logprob_counts; /* as long as tokens */

@@ -10,7 +10,8 @@
 
 #include "client/shared/sampling.h"
 #include "client/gateway/refusal.h"
-#include "client/gateway/tool_calls.h"
+#include "client/text/answer/ends.h"
+#include "client/text/answer/syntax.h"
 
 struct grammars;
 struct kept_grammar;
@@ -32,14 +33,18 @@ struct ask_model {
     const struct helm_tokenizer *tokenizer;
     const struct helm_chat *chat; /* NULL: chat_why says why */
     char chat_why[HELM_ERR_TEXT];
-    enum tool_style tool_style;
-    bool may_think;                           /* its chat template knows <think> */
+    const struct call_syntax *calls; /* of its chat template; NULL: it has no tools, or calls_why */
+    char calls_why[HELM_ERR_TEXT];
+    const struct reasoning_tags *tags;        /* NULL without a chat template */
+    bool may_think;                           /* its chat template shows thinking */
     const struct helm_vocabulary *vocabulary; /* NULL: no grammars; vocabulary_why says why */
     char vocabulary_why[HELM_ERR_TEXT];
     struct grammars *grammars;
     enum helm_pooling pooling; /* of embeddings, unless a request says */
+    char pooling_why
+        [HELM_ERR_TEXT]; /* not empty: a request has to say, since the model's own is none of HELM's */
     uint32_t context, vocab;
-    uint32_t chat_stop; /* ends an answer beside the model's own, or HELM_TOKENIZER_NO_ID */
+    struct ends ends; /* tokens that end an answer, in addition to the model's own */
     struct sampling_options defaults;
     uint32_t answer_ms; /* longest time of an answer, 0: any */
 };
@@ -67,16 +72,16 @@ struct ask_prompt {
 struct ask {
     enum ask_kind kind;
     json_t *body;   /* what the texts below are borrowed from */
-    json_t *extra;  /* Ollama's `think` as the template's variable */
+    json_t *extra;  /* chat_template_kwargs with how much is to be thought (ask_effort.c) */
     json_t *made;   /* of ASK_RESPONSE, ASK_MESSAGE: tools as chats have them, which `tools` is then */
     json_t *spaces; /* of ASK_RESPONSE: {a function's name: {"namespace", "name"}} of those in namespaces */
     json_t *echo;   /* of ASK_RESPONSE: what the answer says of the request, an object with members */
     bool stream, include_usage, logprobs;
-    bool load_only;     /* Ollama: no prompt; the client only wants the model to be there */
-    bool conversation;  /* the prompt came through the chat template */
-    bool thinks;        /* the prompt ended with <think>: the answer begins with thinking */
-    bool one_call;      /* the answer ends with its first tool call */
-    bool fills_context; /* of ASK_MESSAGE: max_tokens did not fit, the answer has the room there is */
+    bool load_only;       /* Ollama: no prompt; the client only wants the model to be there */
+    bool conversation;    /* the prompt came through the chat template */
+    enum reasoning_at at; /* where the prompt ended */
+    bool one_call;        /* the answer ends with its first tool call */
+    bool fills_context;   /* of ASK_MESSAGE: max_tokens did not fit, the answer has the room there is */
     uint32_t top_logprobs;
     uint32_t choices; /* for each prompt */
     uint32_t max_tokens;
@@ -89,6 +94,7 @@ struct ask {
     size_t prompt_count, prompt_space;
     /* of ASK_EMBEDS, whose prompts are what is embedded */
     enum helm_pooling pooling;
+    bool has_pooling;             /* the request said */
     bool base64, truncate;        /* truncate: what is longer than the context is cut */
     const json_t *tools;          /* borrowed from body; NULL: none are parsed */
     struct kept_grammar *grammar; /* what the answer fits; NULL: any */
@@ -110,6 +116,19 @@ bool ask_read_name(const struct ask_model *model, const char *text, size_t lengt
 
 enum ask_format { ASK_FORMAT_NONE, ASK_FORMAT_OBJECT, ASK_FORMAT_SCHEMA, ASK_FORMAT_REGEX, ASK_FORMAT_GBNF };
 
+/* How much is to be thought: of all the fields that say it, one meaning. */
+enum ask_effort {
+    EFFORT_UNSAID,
+    EFFORT_NONE,
+    EFFORT_MINIMAL,
+    EFFORT_LOW,
+    EFFORT_MEDIUM,
+    EFFORT_HIGH,
+    EFFORT_XHIGH,
+    EFFORT_MAX,
+    EFFORT_ON, /* as much as the model does by itself */
+};
+
 struct ask_reader {
     const struct ask_model *model;
     struct ask *ask;
@@ -122,6 +141,7 @@ struct ask_reader {
     const json_t *format_value;                       /* schema, expression or grammar */
     const char *format_param;                         /* the field that said so */
     bool raw;                                         /* Ollama: the prompt goes round the chat template */
+    enum ask_effort effort;                           /* how much is to be thought */
 };
 
 /* A row of a table of fields that are read. */
@@ -163,6 +183,12 @@ bool ask_take_presence(struct ask_reader *reader, const json_t *value);
 bool ask_take_frequency(struct ask_reader *reader, const json_t *value);
 bool ask_take_tools(struct ask_reader *reader, const json_t *value);
 bool ask_take_max_tokens(struct ask_reader *reader, const json_t *value); /* -1: as many as fit */
+
+/* ask_effort.c: a level by its name; true or a level (Ollama). */
+bool ask_take_effort(struct ask_reader *reader, const json_t *value);
+bool ask_take_think(struct ask_reader *reader, const json_t *value);
+/* The template's variables: what the request gave, and what reader->effort means there. */
+bool ask_effort_variables(struct ask_reader *reader);
 
 /* ask_grammar.c: what the answer is to look like. */
 bool ask_take_response_format(struct ask_reader *reader, const json_t *value);

@@ -292,9 +292,9 @@ static bool take_thinking_type(struct ask_reader *r, const json_t *value)
     if (!off && (!type || (strcmp(type, "enabled") != 0 && strcmp(type, "adaptive") != 0)))
         return refuse(r->refusal, 400, "invalid_value", "thinking",
                       "'thinking' has no type of enabled, adaptive and disabled");
-    json_decref(r->ask->extra);
-    r->extra = r->ask->extra = json_pack("{s:b}", "enable_thinking", !off);
-    return r->extra || out_of_memory(r);
+    if (off || r->effort == EFFORT_UNSAID)
+        r->effort = off ? EFFORT_NONE : EFFORT_ON; /* output_config may say how much */
+    return true;
 }
 static bool take_thinking(struct ask_reader *r, const json_t *value)
 {
@@ -314,9 +314,17 @@ static bool take_format(struct ask_reader *r, const json_t *value)
                       "'%s' is not {\"type\": \"json_schema\", \"schema\": ...}", r->param);
     return ask_take_json_schema(r, schema);
 }
+/* How much, of a model that is to think at all. */
+static bool take_effort(struct ask_reader *r, const json_t *value)
+{
+    const enum ask_effort before = r->effort;
+    if (!ask_take_effort(r, value)) return false;
+    if (before == EFFORT_NONE) r->effort = before;
+    return true;
+}
 static bool take_output(struct ask_reader *r, const json_t *value)
 {
-    static const struct ask_field fields[] = {{"format", KINDS, take_format}};
+    static const struct ask_field fields[] = {{"format", KINDS, take_format}, {"effort", KINDS, take_effort}};
     if (!json_is_object(value))
         return refuse(r->refusal, 400, "invalid_type", r->param, "'output_config' is not an object");
     return ask_take_fields(r, "output_config.", value, fields, sizeof fields / sizeof *fields);

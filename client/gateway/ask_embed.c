@@ -29,6 +29,7 @@ static bool take_pooling(struct ask_reader *r, const json_t *value)
 {
     bool last = false;
     if (!take_word(r, value, "mean", "last", &last)) return false;
+    r->ask->has_pooling = true;
     r->ask->pooling = last ? HELM_POOLING_LAST : HELM_POOLING_MEAN;
     return true;
 }
@@ -54,6 +55,9 @@ bool ask_embed_finish(struct ask_reader *r)
     struct ask *ask = r->ask;
     r->param = "input";
     ask->stream = false;
+    if (*r->model->pooling_why && !ask->has_pooling)
+        return refuse(r->refusal, 400, "missing_parameter", "pooling", "'pooling' is missing: %s",
+                      r->model->pooling_why);
     if (!ask_add_prompts(r, r->prompt)) return false;
     for (size_t i = 0; ask->truncate && i < ask->prompt_count; i++)
         if (ask->prompt[i].count > r->model->context) ask->prompt[i].count = r->model->context;

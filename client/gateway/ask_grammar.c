@@ -13,9 +13,6 @@
 #include "client/text/grammar/regex.h"
 #include "client/text/grammar/schema.h"
 
-#define THINK_OPEN  "<think>"
-#define THINK_CLOSE "</think>"
-
 /* ---- fields ---- */
 
 /* Two fields that each say what the answer is. */
@@ -125,9 +122,9 @@ static char *make_key(const struct ask_reader *r)
 {
     const struct ask *ask = r->ask;
     json_t *key =
-        json_pack("{s:i, s:b, s:b, s:b, s:b, s:s?, s:O?, s:O?}", "format", (int)r->format, "thinks",
-                  ask->thinks, "conversation", ask->conversation, "one", ask->one_call, "forces",
-                  r->forces_call, "tool", r->forced_tool, "value", r->format_value, "tools", ask->tools);
+        json_pack("{s:i, s:i, s:b, s:b, s:b, s:s?, s:O?, s:O?}", "format", (int)r->format, "at", (int)ask->at,
+                  "conversation", ask->conversation, "one", ask->one_call, "forces", r->forces_call, "tool",
+                  r->forced_tool, "value", r->format_value, "tools", ask->tools);
     char *text =
         key ? json_dumps(key, JSON_COMPACT) : NULL; /* members as they came: a schema's order counts */
     json_decref(key);
@@ -153,37 +150,51 @@ static int format_expr(const struct ask_reader *r, struct exprs *x, uint32_t *ou
     return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;
 }
 
+/* A format, where the model's answer has it. */
+static int final_expr(const struct ask_reader *r, struct exprs *x, uint32_t *out, struct helm_err *err)
+{
+    const int rc = format_expr(r, x, out, err);
+    if (rc == 0 && r->ask->conversation)
+        *out = markers_final(x, r->model->tokenizer, r->model->tags, r->ask->at, *out);
+    return rc;
+}
+
 /* The answer without its thinking. */
 static int answer_expr(const struct ask_reader *r, struct exprs *x, uint32_t *out, struct helm_err *err)
 {
     const struct ask *ask = r->ask;
-    const struct tool_wish wish = {r->model->tool_style, r->model->tokenizer, ask->tools, r->forced_tool,
+    const struct tool_wish wish = {r->model->calls, r->model->tokenizer, ask->tools, r->forced_tool,
                                    ask->one_call};
     uint32_t calls;
-    if (!ask->tools) return format_expr(r, x, out, err);
+    if (!ask->tools) return final_expr(r, x, out, err);
     if (r->forces_call) return tool_grammar_calls(x, &wish, out, err);
     if (r->format == ASK_FORMAT_NONE) return tool_grammar_free(x, &wish, out, err);
-    int rc = format_expr(r, x, out, err);
+    int rc = final_expr(r, x, out, err);
     if (rc == 0) rc = tool_grammar_calls(x, &wish, &calls, err);
     if (rc == 0) *out = expr_add(x, expr_add(x, expr_alt(x), *out), calls);
     return rc;
 }
 
-/* A model that thinks may do so first. */
+/* A model that thinks may do so first, unless the prompt has closed its thinking. */
 static uint32_t with_thinking(const struct ask_reader *r, struct exprs *x, uint32_t answer)
 {
-    const struct helm_tokenizer *tokenizer = r->model->tokenizer;
-    const uint32_t seq = expr_seq(x);
-    uint32_t thinking = expr_seq(x);
-    if (!r->ask->conversation || (!r->ask->thinks && !r->model->may_think)) return answer;
-    if (!r->ask->thinks) {
-        expr_add(x, thinking, tool_grammar_blanks(x));
-        expr_add(x, thinking, tool_grammar_marker(x, tokenizer, THINK_OPEN));
+    const struct helm_tokenizer *t = r->model->tokenizer;
+    const struct reasoning_tags *tags = r->model->tags;
+    const enum reasoning_at at = r->ask->at;
+    if (!r->ask->conversation || at == REASONING_CLOSED || (at == REASONING_FREE && !r->model->may_think))
+        return answer;
+    if (!tags->open) {
+        const uint32_t rest =
+            MARKERS_SEQ(x, markers_until(x, t, HARMONY_END), markers_text(x, t, HARMONY_START "assistant"));
+        const uint32_t head = at == REASONING_INSIDE ? expr_seq(x) : markers_header(x, t, "analysis");
+        const uint32_t thinking = MARKERS_SEQ(x, head, rest);
+        return MARKERS_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);
     }
-    expr_add(x, thinking, tool_grammar_until(x, tokenizer, THINK_CLOSE));
-    expr_add(x, thinking, tool_grammar_blanks(x));
-    if (!r->ask->thinks) thinking = expr_repeat(x, thinking, 0, 1);
-    return expr_add(x, expr_add(x, seq, thinking), answer);
+    const uint32_t begin = at == REASONING_INSIDE
+                               ? expr_seq(x)
+                               : MARKERS_SEQ(x, markers_blanks(x), markers_text(x, t, tags->open));
+    const uint32_t thinking = MARKERS_SEQ(x, begin, markers_until(x, t, tags->close), markers_blanks(x));
+    return MARKERS_SEQ(x, at == REASONING_INSIDE ? thinking : expr_repeat(x, thinking, 0, 1), answer);
 }
 
 static bool refuse_grammar(struct ask_reader *r, int rc, const char *text)

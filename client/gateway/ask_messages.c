@@ -83,7 +83,7 @@ static json_t *arguments_object(const json_t *value)
     json_t *parsed = NULL;
     struct helm_err err = {0};
     if (!json_is_string(value)) return json_incref((json_t *)value);
-    if (json_string_length(value) == 0) return json_object();
+    if (json_string_length(value) == 0 || strcmp(json_string_value(value), "null") == 0) return json_object();
     if (json_parse_bounded("arguments", json_string_value(value), json_string_length(value),
                            json_string_length(value), &parsed, &err) < 0)
         return json_incref((json_t *)value); /* what a model wrote wrongly is shown to it as it was */
@@ -96,6 +96,7 @@ static bool add_call(const struct message *m, const json_t *call, json_t *list)
     const json_t *name = json_object_get(function, "name"),
                  *arguments = json_object_get(function, "arguments");
     const json_t *id = json_object_get(call, "id");
+    if (json_is_null(arguments)) arguments = NULL;
     if (!json_is_string(name) || (arguments && !json_is_string(arguments) && !json_is_object(arguments)) ||
         (id && !json_is_string(id)))
         return refuse_message(
@@ -127,13 +128,57 @@ static bool is_empty(const json_t *value)
     return json_is_null(value) || (json_is_array(value) && json_array_size(value) == 0);
 }
 
+/* The texts of OpenRouter's reasoning_details; what is encrypted or of another kind has none. */
+static json_t *join_details(const json_t *list)
+{
+    static const char *const keys[] = {"text", "summary"};
+    struct cli_text text = {0};
+    size_t index;
+    const json_t *item;
+    cli_text_add(&text, "", 0);
+    json_array_foreach(list, index, item) for (size_t i = 0; i < 2; i++)
+    {
+        const json_t *piece = json_object_get(item, keys[i]);
+        if (json_is_string(piece)) cli_text_add(&text, json_string_value(piece), json_string_length(piece));
+    }
+    json_t *joined = text.failed ? NULL : json_stringn(text.data, text.length);
+    cli_text_free(&text);
+    return joined;
+}
+
+/* What an earlier answer thought, by each name that clients have for it: reasoning_content wins. */
+static bool take_thought(const struct message *m, const char *key, const json_t *value)
+{
+    static const char common[] = "reasoning_content";
+    const struct reasoning_tags *tags = m->reader->model->tags;
+    const bool details = strcmp(key, "reasoning_details") == 0;
+    if (details ? !json_is_array(value) : !json_is_string(value))
+        return refuse_message(m, "invalid_type", key, "not a %s", details ? "list" : "text");
+    if (strcmp(key, common) != 0 && json_string_length(json_object_get(m->to, common))) return true;
+    json_t *text = details ? join_details(value) : json_incref((json_t *)value);
+    if (details && json_string_length(text) == 0) {
+        json_decref(text);
+        return true;
+    }
+    /* harmony's template takes it beside a call alone, not beside content */
+    const bool own = tags && strcmp(tags->member, common) != 0 &&
+                     json_string_length(json_object_get(m->to, "content")) == 0;
+    if (own && !set(m, tags->member, json_incref(text))) {
+        json_decref(text);
+        return false;
+    }
+    return set(m, common, text);
+}
+
 static bool take_member(const struct message *m, const char *key, const json_t *value)
 {
-    static const char *const texts[] = {"name", "tool_call_id", "reasoning_content", "tool_name"};
-    static const char *const nothing[] = {"refusal",       "annotations", "audio",
-                                          "function_call", "images",      "thinking"};
+    static const char *const texts[] = {"name", "tool_call_id", "tool_name"};
+    static const char *const thoughts[] = {"reasoning_content", "reasoning", "thinking", "reasoning_details"};
+    static const char *const nothing[] = {"refusal", "annotations", "audio", "function_call", "images"};
     if (strcmp(key, "role") == 0 || strcmp(key, "content") == 0) return true;
     if (json_is_null(value)) return true;
+    for (size_t i = 0; i < sizeof thoughts / sizeof *thoughts; i++)
+        if (strcmp(key, thoughts[i]) == 0) return take_thought(m, key, value);
     if (strcmp(key, "tool_calls") == 0) return take_calls(m, value);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         if (strcmp(key, texts[i]) != 0) continue;
@@ -143,7 +188,6 @@ static bool take_member(const struct message *m, const char *key, const json_t *
     for (size_t i = 0; i < sizeof nothing / sizeof *nothing; i++) {
         if (strcmp(key, nothing[i]) != 0) continue;
         if (is_empty(value)) return true;
-        if (strcmp(key, "thinking") == 0) return set(m, "reasoning_content", json_incref((json_t *)value));
         return refuse_message(m, "unsupported_parameter", key, "not supported by HELM's gateway");
     }
     return ask_settle_member(m->reader, "messages.", key, value) ||
@@ -169,6 +213,30 @@ static bool build_message(struct message *m)
     return true;
 }
 
+/* Templates whose calls are functions.NAME:NUMBER write a call's id alone: ids of clients get that form. */
+static bool number_calls(struct ask_reader *r, json_t *list)
+{
+    json_t *renamed = json_object(), *message, *call;
+    size_t index, k, count = 0;
+    bool good = renamed != NULL;
+    json_array_foreach(list, index, message)
+    {
+        json_array_foreach(json_object_get(message, "tool_calls"), k, call)
+        {
+            const char *id = json_string_value(json_object_get(call, "id"));
+            json_t *name = json_object_get(json_object_get(call, "function"), "name");
+            json_t *own = json_sprintf("functions.%s:%zu", json_string_value(name), count++);
+            if (id && json_object_set(renamed, id, own)) good = false;
+            if (json_object_set_new(call, "id", own)) good = false;
+        }
+        const char *of = json_string_value(json_object_get(message, "tool_call_id"));
+        json_t *own = of ? json_object_get(renamed, of) : NULL;
+        if (own && json_object_set(message, "tool_call_id", own)) good = false;
+    }
+    json_decref(renamed);
+    return good || refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
+}
+
 static bool build_messages(struct ask_reader *r, json_t *list)
 {
     if (!json_is_array(r->messages) || json_array_size(r->messages) == 0)
@@ -183,15 +251,7 @@ static bool build_messages(struct ask_reader *r, json_t *list)
             return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
         if (!build_message(&m)) return false;
     }
-    return true;
-}
-
-/* As templates of models that always think end their prompts. */
-static bool ends_in_thinking(const char *text, size_t length)
-{
-    static const char tag[] = "<think>";
-    while (length && strchr(" \t\r\n", text[length - 1])) length--;
-    return length >= strlen(tag) && memcmp(text + length - strlen(tag), tag, strlen(tag)) == 0;
+    return !r->model->calls || !r->model->calls->counted || number_calls(r, list);
 }
 
 static bool render(struct ask_reader *r, const json_t *messages)
@@ -210,7 +270,7 @@ static bool render(struct ask_reader *r, const json_t *messages)
                                    : helm_chat_render_json(r->model->chat, &input, &text, &length, &err);
     r->param = "messages";
     r->ask->conversation = true;
-    if (rc == 0) r->ask->thinks = ends_in_thinking(text, length);
+    if (rc == 0 && r->model->tags) r->ask->at = reasoning_after(r->model->tags, text, length);
     bool good =
         rc == 0 ? ask_add_text(r, text, length, false) : refuse_err(r->refusal, "messages", rc, err.text);
     if (good && r->ask->kind == ASK_TEMPLATE) {
@@ -230,14 +290,10 @@ bool ask_add_messages(struct ask_reader *r)
     if (!r->model->chat)
         return refuse(r->refusal, 400, "unsupported_value", "messages",
                       "this model takes no conversations: %s", r->model->chat_why);
-    if (r->extra && !json_is_object(r->extra))
-        return refuse(r->refusal, 400, "invalid_type", "chat_template_kwargs",
-                      "'chat_template_kwargs' is not an object");
-    if (r->ask->tools && r->model->tool_style == TOOLS_NONE)
+    if (!ask_effort_variables(r)) return false;
+    if (r->ask->tools && !r->model->calls)
         return refuse(r->refusal, 400, "unsupported_parameter", "tools",
-                      "'tools' is not supported with this model: its chat template has no tools, or writes "
-                      "calls in a way "
-                      "that HELM does not know");
+                      "'tools' is not supported with this model: %s", r->model->calls_why);
     json_t *list = json_array();
     if (!list) return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the conversation");
     const bool good = build_messages(r, list) && render(r, list);

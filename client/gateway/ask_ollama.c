@@ -35,17 +35,6 @@ static bool take_raw(struct ask_reader *r, const json_t *value)
     return ask_take_flag(r, value, &r->raw);
 }
 
-/* Templates of models that think take it as enable_thinking. */
-static bool take_think(struct ask_reader *r, const json_t *value)
-{
-    bool think = false;
-    if (!ask_take_flag(r, value, &think)) return false;
-    json_decref(r->ask->extra);
-    r->ask->extra = json_pack("{s:b}", "enable_thinking", think);
-    r->extra = r->ask->extra;
-    return r->extra || refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
-}
-
 static bool take_logprobs(struct ask_reader *r, const json_t *value)
 {
     return ask_take_flag(r, value, &r->ask->logprobs);
@@ -107,7 +96,7 @@ const struct ask_field ask_ollama_fields[] = {
     {"stream", OLLAMA, take_stream},
     {"options", OLLAMA, take_options},
     {"tools", ASK_OLLAMA_CHAT, ask_take_tools},
-    {"think", OLLAMA, take_think},
+    {"think", OLLAMA, ask_take_think},
     {"format", OLLAMA, ask_take_format},
     {"logprobs", OLLAMA, take_logprobs},
     {"top_logprobs", OLLAMA, take_top_logprobs},

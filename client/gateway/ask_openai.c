@@ -138,6 +138,7 @@ const struct ask_field ask_openai_fields[] = {
     {"repeat_penalty", BOTH, ask_take_repetition},
     {"ignore_eos", BOTH, take_ignore_eos},
     {"chat_template_kwargs", CHATS, take_template_arguments},
+    {"reasoning_effort", CHATS, ask_take_effort},
     {"json_schema", BOTH, ask_take_json_schema},
     {"guided_json", BOTH, ask_take_json_schema},
     {"guided_regex", BOTH, ask_take_regex},

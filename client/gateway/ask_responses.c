@@ -259,9 +259,10 @@ static bool take_text(struct ask_reader *r, const json_t *value)
 }
 static bool take_reasoning_options(struct ask_reader *r, const json_t *value)
 {
+    static const struct ask_field fields[] = {{"effort", ASK_RESPONSE, ask_take_effort}};
     if (!json_is_object(value))
         return refuse(r->refusal, 400, "invalid_type", r->param, "'reasoning' is not an object");
-    return ask_take_fields(r, "reasoning.", value, NULL, 0);
+    return ask_take_fields(r, "reasoning.", value, fields, sizeof fields / sizeof *fields);
 }
 
 static bool is_offered(const json_t *list, const char *name)

@@ -191,9 +191,6 @@ static int send_choice(struct choice *c, struct helm_err *err)
 {
     const struct ask *ask = &c->exchange->ask;
     const struct ask_model *model = &c->exchange->gateway->model;
-    /* a grammar's vocabulary has the token as an end, so it has to end every output with a grammar */
-    const bool stops =
-        (ask->conversation || ask->grammar) && !ask->ignore_eos && model->chat_stop != HELM_TOKENIZER_NO_ID;
     char label[ASK_LABEL + 1];
     snprintf(label, sizeof label, "gateway%s%.48s", *ask->label ? ":" : "", ask->label);
     struct helm_generate_request what = {
@@ -201,8 +198,8 @@ static int send_choice(struct choice *c, struct helm_err *err)
         .prompt_count = ask->prompt[c->prompt].count,
         .max_tokens = ask->max_tokens,
         .sampling = ask->sampling,
-        .stop_tokens = &model->chat_stop,
-        .stop_count = stops,
+        .stop_tokens = model->ends.ids, /* a grammar's vocabulary has them as ends, too */
+        .stop_count = ask->ignore_eos ? 0 : model->ends.count,
         .logprobs = !ask->logprobs      ? 0
                     : ask->top_logprobs ? ask->top_logprobs
                                         : 1,

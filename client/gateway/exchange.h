@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "client/gateway/ask.h"
-#include "client/gateway/thinking.h"
+#include "client/text/answer/answer.h"
 
 struct exchange;
 struct gateway;
@@ -24,10 +24,18 @@ struct choice_token {
     struct helm_logprob top[];
 };
 
+/* A call of a tool. Calls follow each other: only the last one may be open. */
+struct choice_call {
+    char *name;
+    struct cli_text
+        arguments; /* JSON text; the model's own, so that it may be wrong, or cut with the answer */
+    bool ended;
+};
+
 /* Items of a response (voice_responses.c), in the order of the answer. */
 struct choice_items {
-    uint8_t what[TOOL_CALLS_MAX + 2];
-    uint32_t count, sequence; /* sequence: events so far */
+    uint8_t what[ANSWER_CALLS_MAX + 2];
+    uint32_t count, sequence, calls_done; /* sequence: events so far */
     bool open[2];
 };
 
@@ -46,14 +54,15 @@ struct choice {
     uint64_t number; /* of libhelm while it is open, else 0 */
     bool accepted, over;
     struct helm_detokenizer *detokenizer;
-    struct cli_text held; /* text that may yet turn out to be a stop text */
-    uint64_t decided;     /* bytes of output before `held` */
-    struct thinking thinking;
-    struct cli_text thought, said; /* of the decided text; `said` is on its way to the tool parser */
-    struct tool_parser tools;
-    struct cli_text text;                       /* the answer's, as far as it is decided */
-    size_t thought_sent, text_sent, calls_sent; /* written for a stream */
-    struct choice_token **tokens;               /* with logprobs: all of them */
+    struct cli_text held;          /* text that may yet turn out to be a stop text */
+    uint64_t decided;              /* bytes of output before `held` */
+    struct answer *answer;         /* takes the decided text apart */
+    struct cli_text thought, text; /* as far as they are certain */
+    struct choice_call *calls;     /* [ANSWER_CALLS_MAX] once there is one */
+    size_t call_count;
+    /* written for a stream; arguments_sent: bytes of the last of the calls_sent */
+    size_t thought_sent, text_sent, calls_sent, arguments_sent;
+    struct choice_token **tokens; /* with logprobs: all of them */
     size_t token_count, token_space, tokens_decided, tokens_sent;
     uint32_t completion_tokens, thought_tokens;
     struct choice_items items;

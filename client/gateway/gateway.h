@@ -5,7 +5,7 @@
  *   routes.c    the table of paths                 access.c     Host, Origin and API keys
  *   jobs.c      threads that read bodies           ask*.c       what a body asks for
  *   grammars.c  grammars that are kept             tool_grammar.c   calls of tools as one
- *   exchange.c  one request and its generations    choice.c, tool_calls.c   tokens to text and calls
+ *   exchange.c  one request and its generations    choice.c    tokens to text and calls
  *   voice*.c    the dialects of answers            info*.c, metrics.c  what is known of model and daemon
  *
  * One thread runs everything that touches the daemon's connection or libmicrohttpd. Threads of jobs.c read bodies only
@@ -61,6 +61,8 @@ void loop_unwatch(struct gateway *gateway, struct exchange *exchange, int fd);
 
 /* Tokenizer, chat template and defaults of the daemon's model. Prints nothing. */
 HELM_MUST_CHECK int info_open_model(struct gateway *gateway, const char *name, struct helm_err *err);
+/* pooling.c: how the files at `path` pool embeddings, into model->pooling or ->pooling_why; unchanged where they say nothing. */
+HELM_MUST_CHECK int info_read_pooling(struct ask_model *model, const char *path, struct helm_err *err);
 /* The connection was made anew: HELM_E_MISMATCH where another model is served now. */
 HELM_MUST_CHECK int info_check_model(struct gateway *gateway, struct helm_err *err);
 /* The daemon's status, at most a second old; NULL: it does not answer. */

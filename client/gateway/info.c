@@ -25,10 +25,10 @@ static int open_vocabulary(struct gateway *g, const struct helm_model_info *info
 {
     struct ask_model *m = &g->model;
     struct helm_err why = {0};
-    uint32_t end[64 + 1];
+    uint32_t end[64 + ENDS_MAX];
     size_t ends = 0;
     for (; ends < info->eos_count && ends < 64; ends++) end[ends] = info->eos[ends];
-    if (m->chat_stop != HELM_TOKENIZER_NO_ID && m->chat_stop < m->vocab) end[ends++] = m->chat_stop;
+    for (size_t i = 0; i < m->ends.count; i++) end[ends++] = m->ends.ids[i];
     if (helm_vocabulary_open(m->tokenizer, end, ends, m->vocab, &g->vocabulary, &why) < 0)
         snprintf(m->vocabulary_why, sizeof m->vocabulary_why, "%s", why.text);
     m->vocabulary = g->vocabulary;
@@ -50,20 +50,47 @@ static int ask_model(struct gateway *g, struct helm_model_info **out, struct hel
     return g->folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
 }
 
-int info_open_model(struct gateway *g, const char *name, struct helm_err *err)
+/* The chat template, and how its family writes calls and thinking. */
+static void open_chat(struct gateway *g)
 {
     struct ask_model *m = &g->model;
     struct helm_err why = {0};
+    char families[192];
+    if (cli_open_chat(&g->cli, &why) < 0) {
+        snprintf(m->chat_why, sizeof m->chat_why, "%s", why.text);
+        return;
+    }
+    m->chat = g->cli.chat;
+    const char *usual = helm_tokenizer_chat_template(m->tokenizer, NULL);
+    const char *template = helm_tokenizer_chat_template(m->tokenizer, "tool_use");
+    if (!template) template = usual;
+    m->calls = call_syntax_of(template);
+    m->tags = reasoning_tags_of(usual);
+    m->may_think = reasoning_is_shown(usual);
+    call_syntax_families(families, sizeof families);
+    if (!m->calls)
+        snprintf(m->calls_why, sizeof m->calls_why,
+                 template && strstr(template, "tools")
+                     ? "its chat template shows none of the ways to write calls that HELM knows (%s)"
+                     : "its chat template has no tools",
+                 families);
+}
+
+int info_open_model(struct gateway *g, const char *name, struct helm_err *err)
+{
+    struct ask_model *m = &g->model;
     char *folder = NULL;
     struct helm_model_info *info = NULL;
     int rc = ask_model(g, &info, err);
     if (rc == 0) rc = cli_open_tokenizer(&g->cli, err);
     if (rc == 0) rc = cli_text_folder(&g->cli, &folder, err);
     if (rc == 0) rc = sampling_apply_checkpoint(folder, &m->defaults, err);
+    if (rc == 0) rc = info_read_pooling(m, folder, err);
     free(folder);
     if (rc == 0) {
         m->tokenizer = g->cli.tok;
-        m->chat_stop = helm_tokenizer_role_id(g->cli.tok, "eos_token");
+        open_chat(g);
+        ends_find(m->tokenizer, m->chat, m->vocab, &m->ends);
         rc = open_vocabulary(g, info, err);
     }
     free(info);
@@ -72,16 +99,7 @@ int info_open_model(struct gateway *g, const char *name, struct helm_err *err)
         snprintf(m->name, sizeof m->name, "%s", name);
     else
         cli_name_model(g->folder, m->name, sizeof m->name);
-    if (cli_open_chat(&g->cli, &why) < 0) {
-        snprintf(m->chat_why, sizeof m->chat_why, "%s", why.text);
-        log_warn("no conversations: %s", why.text);
-        return 0;
-    }
-    m->chat = g->cli.chat;
-    const char *template = helm_tokenizer_chat_template(m->tokenizer, "tool_use");
-    if (!template) template = helm_tokenizer_chat_template(m->tokenizer, NULL);
-    m->tool_style = tool_style_of(template);
-    m->may_think = template && strstr(template, "<think>");
+    if (!m->chat) log_warn("no conversations: %s", m->chat_why);
     return 0;
 }
 
@@ -311,8 +329,7 @@ void info_show(struct exchange *ex)
     cli_text_printf(out,
                     ",\"capabilities\":[\"completion\"%s%s],\"details\":{\"parent_model\":\"\",\"format\":\"%"
                     "s\",\"family\":",
-                    g->model.tool_style != TOOLS_NONE ? ",\"tools\"" : "",
-                    g->model.may_think ? ",\"thinking\"" : "",
+                    g->model.calls ? ",\"tools\"" : "", g->model.may_think ? ",\"thinking\"" : "",
                     file_is_folder(g->folder) ? "safetensors" : "gguf");
     voice_add_string(out, family);
     add_families(out, family);

@@ -47,10 +47,13 @@ static int start(struct gateway *g, const struct options *o, struct helm_err *er
     g->request_us = o->request_seconds * 1000000;
     g->model.aliases = &o->aliases;
     g->model.answer_ms = (uint32_t)(o->answer_seconds * 1000);
-    g->model.pooling = strcmp(o->pooling, "last") == 0 ? HELM_POOLING_LAST : HELM_POOLING_MEAN;
     g->access.hosts = &o->hosts;
     allow_connections();
     int rc = info_open_model(g, o->name, err);
+    if (o->pooling) {
+        g->model.pooling = strcmp(o->pooling, "last") == 0 ? HELM_POOLING_LAST : HELM_POOLING_MEAN;
+        *g->model.pooling_why = 0;
+    }
     if (rc == 0) rc = cpu_usable(-1, &cpus, err);
     const int half = rc == 0 ? (cpus.suggested + 1) / 2 : 1;
     if (rc == 0) rc = jobs_open(half < THREADS_MAX ? (uint32_t)half : THREADS_MAX, &g->jobs, err);
@@ -105,7 +108,6 @@ int main(int argc, char **argv)
     static struct gateway g;
     struct options o = {.listen = "127.0.0.1:8080",
                         .log_level = "info",
-                        .pooling = "mean",
                         .request_seconds = 60,
                         .answer_seconds = 3600};
     const struct args_option options[] = {
@@ -126,7 +128,8 @@ int main(int argc, char **argv)
         {"answer-seconds", 0, ARGS_U64, "N", "longest time of an answer (3600)", .target = &o.answer_seconds,
          .min = 1, .max = 1000000},
         {"pooling", 0, ARGS_CHOICE, "HOW",
-         "what an embedding is made of, unless a request says: mean (of all tokens' hidden states) or last",
+         "what an embedding is made of, unless a request says: mean (of all tokens' hidden states) or last\n"
+         "(default: as the model's files say, else mean)",
          .target = &o.pooling, .choices = "mean|last"},
         {"log-level", 0, ARGS_CHOICE, "LEVEL", "error, warn, info (a line a request) or debug",
          .target = &o.log_level, .choices = "error|warn|info|debug"},

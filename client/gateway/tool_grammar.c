@@ -6,51 +6,19 @@
 #include "client/text/grammar/json_text.h"
 #include "client/text/grammar/schema.h"
 
-static const char tag_open[] = "<tool_call>", tag_close[] = "</tool_call>", list_open[] = "[TOOL_CALLS]",
-                  arguments_open[] = "[ARGS]";
+static const char arguments_open[] = "[ARGS]";
 
 static uint32_t text(struct exprs *x, const char *s)
 {
     return expr_text(x, s, strlen(s));
 }
 
-static uint32_t any_text(struct exprs *x)
+static uint32_t marker(struct exprs *x, const struct tool_wish *w, const char *s)
 {
-    return expr_repeat(x, expr_set(x, &(struct expr_range){0, EXPR_CHAR_MAX}, 1), 0, EXPR_UNBOUNDED);
+    return s ? markers_text(x, w->tokenizer, s) : expr_seq(x);
 }
 
-uint32_t tool_grammar_blanks(struct exprs *x)
-{
-    static const struct expr_range blanks[] = {{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}};
-    return expr_repeat(x, expr_set(x, blanks, 3), 0, 4);
-}
-
-static bool is_special(const struct helm_tokenizer *tokenizer, const char *marker, uint32_t *id)
-{
-    *id = helm_tokenizer_token_to_id(tokenizer, marker, strlen(marker));
-    return *id != HELM_TOKENIZER_NO_ID && helm_tokenizer_is_special(tokenizer, *id);
-}
-
-uint32_t tool_grammar_marker(struct exprs *x, const struct helm_tokenizer *tokenizer, const char *marker)
-{
-    uint32_t id;
-    return is_special(tokenizer, marker, &id) ? expr_token(x, id) : text(x, marker);
-}
-
-uint32_t tool_grammar_until(struct exprs *x, const struct helm_tokenizer *tokenizer, const char *marker)
-{
-    uint32_t id;
-    if (!is_special(tokenizer, marker, &id)) return expr_until(x, marker);
-    return expr_add(x, expr_add(x, expr_seq(x), any_text(x)), expr_token(x, id));
-}
-
-static uint32_t without(struct exprs *x, const struct helm_tokenizer *tokenizer, const char *marker)
-{
-    uint32_t id;
-    return is_special(tokenizer, marker, &id) ? any_text(x) : expr_without(x, marker);
-}
-
-static bool is_strict(const json_t *tool)
+bool tool_is_strict(const json_t *tool)
 {
     return json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
 }
@@ -58,20 +26,18 @@ static bool is_strict(const json_t *tool)
 bool tool_grammar_is_strict(const json_t *tools)
 {
     for (size_t i = 0; i < json_array_size(tools); i++)
-        if (is_strict(json_array_get(tools, i))) return true;
+        if (tool_is_strict(json_array_get(tools, i))) return true;
     return false;
 }
 
 /* ---- one call ---- */
 
-static int arguments_of(struct exprs *x, const json_t *tool, uint32_t *out, struct helm_err *err)
+static int json_arguments(struct exprs *x, const json_t *tool, uint32_t *out, struct helm_err *err)
 {
     const json_t *function = json_object_get(tool, "function"),
                  *parameters = json_object_get(function, "parameters");
-    if (!is_strict(tool) || !parameters || json_is_null(parameters)) {
-        *out = schema_any_object(x);
-        if (!is_strict(tool)) return 0;
-        *out = text(x, "{}"); /* it takes none */
+    if (!tool_is_strict(tool) || !parameters || json_is_null(parameters)) {
+        *out = tool_is_strict(tool) ? text(x, "{}") /* it takes none */ : schema_any_object(x);
         return 0;
     }
     const int rc = schema_compile(x, parameters, out, err);
@@ -79,34 +45,84 @@ static int arguments_of(struct exprs *x, const json_t *tool, uint32_t *out, stru
               : 0;
 }
 
-/* {"name": "NAME", "KEY": ARGUMENTS}, or NAME[ARGS]ARGUMENTS. */
-static int one_call(struct exprs *x, const struct tool_wish *w, const json_t *tool, bool named, uint32_t *out,
+static int arguments_of(struct exprs *x, const struct tool_wish *w, const json_t *tool, uint32_t *out,
+                        struct helm_err *err)
+{
+    switch (w->syntax->form) {
+    case CALL_PARAMETERS:
+        return tool_arguments_parameters(x, w, tool, out, err);
+    case CALL_BARE:
+        return tool_arguments_bare(x, w, tool, out, err);
+    default:
+        return json_arguments(x, tool, out, err);
+    }
+}
+
+/* Mistral's tokenizers of the later kind have a token for what stands after a name. */
+static bool is_divided(const struct tool_wish *w)
+{
+    return w->syntax->form == CALL_LISTED &&
+           helm_tokenizer_token_to_id(w->tokenizer, arguments_open, strlen(arguments_open)) !=
+               HELM_TOKENIZER_NO_ID;
+}
+
+/* {"name": "NAME", "KEY": ARGUMENTS} */
+static uint32_t object_call(struct exprs *x, const struct tool_wish *w, const char *name, uint32_t arguments)
+{
+    const uint32_t key = MARKERS_SEQ(x, text(x, "\""),
+                                     json_text_of(x, w->syntax->key, strlen(w->syntax->key)), text(x, "\":"));
+    const uint32_t named = MARKERS_SEQ(x, text(x, "\"name\":"), schema_space(x), text(x, "\""),
+                                       json_text_of(x, name, strlen(name)), text(x, "\","));
+    return MARKERS_SEQ(x, text(x, "{"), schema_space(x), named, schema_space(x), key, schema_space(x),
+                       arguments, schema_space(x), text(x, "}"));
+}
+
+/* A name between its markers, then the arguments. */
+static uint32_t named_call(struct exprs *x, const struct tool_wish *w, const char *name, uint32_t arguments)
+{
+    static const struct expr_range digit = {'0', '9'};
+    const struct call_syntax *s = w->syntax;
+    const bool bare = s->form == CALL_BARE;
+    const uint32_t before = s->counted ? text(x, "functions.") : expr_seq(x);
+    const uint32_t after =
+        s->counted ? MARKERS_SEQ(x, text(x, ":"), expr_repeat(x, expr_set(x, &digit, 1), 1, 2)) : expr_seq(x);
+    const uint32_t end = bare ? expr_seq(x) : marker(x, w, s->name_end); /* a brace is the object's own */
+    const uint32_t tag = s->tags ? text(x, ">") : expr_seq(x);
+    const uint32_t space = s->form == CALL_NAMED || bare ? expr_seq(x) : markers_blanks(x);
+    const uint32_t close =
+        s->call_close && !bare ? MARKERS_SEQ(x, schema_space(x), marker(x, w, s->call_close)) : expr_seq(x);
+    return MARKERS_SEQ(x, marker(x, w, s->call_open), before, text(x, name), after, end, tag, space,
+                       arguments, close);
+}
+
+static int one_call(struct exprs *x, const struct tool_wish *w, const json_t *tool, uint32_t *out,
                     struct helm_err *err)
 {
     const char *name = json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
-    const char *key = w->style == TOOLS_OBJECT ? "\"parameters\":" : "\"arguments\":";
-    uint32_t arguments, seq = expr_seq(x);
-    const int rc = arguments_of(x, tool, &arguments, err);
+    uint32_t arguments;
+    const int rc = arguments_of(x, w, tool, &arguments, err);
     if (rc) return rc;
-    if (named) {
-        expr_add(x, seq, text(x, name));
-        expr_add(x, seq, tool_grammar_marker(x, w->tokenizer, arguments_open));
-        *out = expr_add(x, seq, arguments);
-        return 0;
+    switch (w->syntax->form) {
+    case CALL_OBJECT:
+    case CALL_WHOLE:
+        *out = object_call(x, w, name, arguments);
+        break;
+    case CALL_LISTED:
+        *out = is_divided(w) ? MARKERS_SEQ(x, text(x, name), marker(x, w, arguments_open), arguments)
+                             : object_call(x, w, name, arguments);
+        break;
+    case CALL_CHANNEL:
+        *out = MARKERS_SEQ(x, marker(x, w, HARMONY_CHANNEL "commentary to=functions."), text(x, name),
+                           marker(x, w, " <|constrain|>json" HARMONY_MESSAGE), arguments);
+        break;
+    default:
+        *out = named_call(x, w, name, arguments);
     }
-    const uint32_t parts[] = {text(x, "{"),    schema_space(x), text(x, "\"name\":"),
-                              schema_space(x), text(x, "\""),   json_text_of(x, name, strlen(name)),
-                              text(x, "\","),  schema_space(x), text(x, key),
-                              schema_space(x), arguments,       schema_space(x),
-                              text(x, "}")};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) expr_add(x, seq, parts[i]);
-    *out = seq;
     return 0;
 }
 
 /* A rule: any of the tools that may be called. */
-static int any_call(struct exprs *x, const struct tool_wish *w, bool named, uint32_t *rule,
-                    struct helm_err *err)
+static int any_call(struct exprs *x, const struct tool_wish *w, uint32_t *rule, struct helm_err *err)
 {
     const uint32_t alt = expr_alt(x);
     *rule = exprs_new_rule(x);
@@ -115,29 +131,23 @@ static int any_call(struct exprs *x, const struct tool_wish *w, bool named, uint
         const char *name = json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
         uint32_t call;
         if (w->only && strcmp(name, w->only) != 0) continue;
-        const int rc = one_call(x, w, tool, named, &call, err);
+        const int rc = one_call(x, w, tool, &call, err);
         if (rc) return rc;
         expr_add(x, alt, call);
     }
     exprs_define(x, *rule, alt);
-    return 0;
+    return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;
 }
 
-/* ---- the styles ---- */
-
-static uint32_t seq3(struct exprs *x, uint32_t a, uint32_t b, uint32_t c)
-{
-    return expr_add(x, expr_add(x, expr_add(x, expr_seq(x), a), b), c);
-}
+/* ---- calls between their markers ---- */
 
 /* `first`, then more of them divided by `between`, unless there is to be one. */
 static uint32_t several(struct exprs *x, const struct tool_wish *w, uint32_t rule, uint32_t between)
 {
     const uint32_t first = expr_rule(x, rule);
     if (w->one) return first;
-    const uint32_t more = expr_add(x, expr_add(x, expr_seq(x), between), expr_rule(x, rule));
-    const uint32_t seq = expr_add(x, expr_seq(x), first);
-    return expr_add(x, seq, expr_repeat(x, more, 0, TOOL_CALLS_MAX - 1));
+    const uint32_t more = MARKERS_SEQ(x, between, expr_rule(x, rule));
+    return MARKERS_SEQ(x, first, expr_repeat(x, more, 0, ANSWER_CALLS_MAX - 1));
 }
 
 static uint32_t as_rule(struct exprs *x, uint32_t e)
@@ -147,66 +157,62 @@ static uint32_t as_rule(struct exprs *x, uint32_t e)
     return rule;
 }
 
-/* Mistral's tokenizers of the later kind have a token for what stands behind a name. */
-static bool is_named(const struct tool_wish *w)
+/* What follows the marker of a call, or of a list of them. */
+static uint32_t after_marker(struct exprs *x, const struct tool_wish *w, uint32_t call)
 {
-    return w->style == TOOLS_LISTED &&
-           helm_tokenizer_token_to_id(w->tokenizer, arguments_open, strlen(arguments_open)) !=
-               HELM_TOKENIZER_NO_ID;
+    const struct call_syntax *s = w->syntax;
+    if (is_divided(w)) return expr_rule(x, call);
+    if (s->form == CALL_LISTED)
+        return MARKERS_SEQ(x, schema_space(x), text(x, "["),
+                           several(x, w, call, MARKERS_SEQ(x, text(x, ","), schema_space(x))), text(x, "]"));
+    const bool shared = s->call_open && s->begins; /* one pair of markers around several calls */
+    const uint32_t calls = shared ? several(x, w, call, schema_space(x)) : expr_rule(x, call);
+    return MARKERS_SEQ(x, schema_space(x), calls, schema_space(x), marker(x, w, s->close));
 }
 
-/* What follows the marker of a call, or of a list of them. */
-static uint32_t behind_marker(struct exprs *x, const struct tool_wish *w, uint32_t call)
+/* The whole answer is calls, or a channel is. */
+static uint32_t unmarked(struct exprs *x, const struct tool_wish *w, uint32_t call)
 {
-    if (w->style == TOOLS_TAGGED)
-        return seq3(x, schema_space(x), expr_rule(x, call),
-                    expr_add(x, expr_add(x, expr_seq(x), schema_space(x)),
-                             tool_grammar_marker(x, w->tokenizer, tag_close)));
-    if (is_named(w)) return expr_rule(x, call);
-    const uint32_t comma = expr_add(x, expr_add(x, expr_seq(x), text(x, ",")), schema_space(x));
-    return seq3(x, expr_add(x, expr_add(x, expr_seq(x), schema_space(x)), text(x, "[")),
-                several(x, w, call, comma), text(x, "]"));
+    return w->syntax->form == CALL_WHOLE ? several(x, w, call, text(x, "; ")) : expr_rule(x, call);
 }
 
 int tool_grammar_calls(struct exprs *x, const struct tool_wish *w, uint32_t *out, struct helm_err *err)
 {
-    const bool named = is_named(w);
+    const struct call_syntax *s = w->syntax;
     uint32_t call;
-    int rc = any_call(x, w, named, &call, err);
+    int rc = any_call(x, w, &call, err);
     if (rc) return rc;
-    if (w->style == TOOLS_OBJECT) {
-        *out = several(x, w, call, text(x, "; "));
+    if (!s->open) {
+        *out = unmarked(x, w, call);
         return 0;
     }
-    const char *marker = w->style == TOOLS_TAGGED ? tag_open : list_open;
-    const uint32_t marked =
-        as_rule(x, expr_add(x, expr_add(x, expr_seq(x), tool_grammar_marker(x, w->tokenizer, marker)),
-                            behind_marker(x, w, call)));
-    *out = w->style == TOOLS_TAGGED || named
-               ? several(x, w, marked, w->style == TOOLS_TAGGED ? schema_space(x) : expr_seq(x))
-               : expr_rule(x, marked);
+    const uint32_t marked = as_rule(x, MARKERS_SEQ(x, marker(x, w, s->open), after_marker(x, w, call)));
+    const bool list = s->form == CALL_LISTED && !is_divided(w);
+    *out = list ? expr_rule(x, marked) : several(x, w, marked, is_divided(w) ? expr_seq(x) : schema_space(x));
     return 0;
 }
 
 int tool_grammar_free(struct exprs *x, const struct tool_wish *w, uint32_t *out, struct helm_err *err)
 {
+    static const struct expr_range begins[] = {{'\t', '\r'}, {' ', ' '}, {'{', '{'}};
+    const struct call_syntax *s = w->syntax;
     const uint32_t alt = expr_alt(x);
     uint32_t call;
-    int rc = any_call(x, w, is_named(w), &call, err);
+    int rc = any_call(x, w, &call, err);
     if (rc) return rc;
-    if (w->style == TOOLS_OBJECT) { /* what does not begin like a call is text */
-        static const struct expr_range begins[] = {{'\t', '\r'}, {' ', ' '}, {'{', '{'}};
+    if (!s->open) { /* what does not begin like a call is text */
         struct expr_range others[5];
         const uint32_t n = ranges_invert(begins, 3, others);
-        expr_add(x, alt, several(x, w, call, text(x, "; ")));
-        expr_add(x, alt, expr_add(x, expr_add(x, expr_seq(x), expr_set(x, others, n)), any_text(x)));
+        expr_add(x, alt, unmarked(x, w, call));
+        if (s->form == CALL_CHANNEL)
+            expr_add(x, alt, MARKERS_SEQ(x, markers_header(x, w->tokenizer, "final"), markers_any(x)));
+        else
+            expr_add(x, alt, MARKERS_SEQ(x, expr_set(x, others, n), markers_any(x)));
         *out = alt;
         return 0;
     }
-    const char *marker = w->style == TOOLS_TAGGED ? tag_open : list_open;
-    const uint32_t marked = expr_add(x, expr_add(x, expr_seq(x), tool_grammar_until(x, w->tokenizer, marker)),
-                                     behind_marker(x, w, call));
-    const uint32_t calls = expr_repeat(x, marked, 0, w->one ? 1 : TOOL_CALLS_MAX);
-    *out = expr_add(x, expr_add(x, expr_seq(x), calls), without(x, w->tokenizer, marker));
-    return 0;
+    const uint32_t marked = MARKERS_SEQ(x, markers_until(x, w->tokenizer, s->open), after_marker(x, w, call));
+    const uint32_t calls = expr_repeat(x, marked, 0, w->one ? 1 : ANSWER_CALLS_MAX);
+    *out = MARKERS_SEQ(x, calls, markers_without(x, w->tokenizer, s->open));
+    return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;
 }

@@ -31,6 +31,8 @@ void voice_error_anthropic(struct cli_text *out, const struct refusal *refusal);
 void voice_add_string(struct cli_text *out, const char *text);
 /* The tokens [from, until) with their logprobs, as OpenAI's chats and responses have them, divided by commas. */
 void voice_add_tokens(struct exchange *exchange, const struct choice *choice, size_t from, size_t until);
+/* A call of a tool began, or has more arguments, since the last event of a stream. */
+bool voice_has_new_calls(const struct choice *choice);
 /* "key":number without what JSON lacks. */
 double voice_finite(double value);
 /* Sums over an exchange's choices. */

@@ -15,23 +15,21 @@ enum { BLOCK_NONE, BLOCK_THINKING, BLOCK_TEXT, BLOCK_CALL };
 
 static size_t call_count(const struct choice *c)
 {
-    return c->tools.count;
+    return c->call_count;
 }
 static const char *call_name(const struct choice *c, size_t k)
 {
-    return c->tools.calls[k].name;
+    return c->calls[k].name;
 }
 static const char *call_arguments(const struct choice *c, size_t k, size_t *length)
 {
-    *length = strlen(c->tools.calls[k].arguments);
-    return c->tools.calls[k].arguments;
+    *length = c->calls[k].arguments.length;
+    return c->calls[k].arguments.data;
 }
 /* Nothing is added to its arguments any more. */
 static bool call_ended(const struct choice *c, size_t k)
 {
-    (void)c;
-    (void)k;
-    return true;
+    return c->calls[k].ended;
 }
 
 /* ---- parts ------------------------------------------------------------------------------------------ */

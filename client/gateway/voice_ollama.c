@@ -26,26 +26,58 @@ static void add_head(struct exchange *ex)
     cli_text_printf(&ex->out, ",\"created_at\":\"%s.%06ldZ\"", stamp, now.tv_nsec / 1000);
 }
 
+/* Whether the arguments, which are the model's, can stand in a JSON object. */
+static bool is_object(const struct choice_call *call)
+{
+    json_t *value = /* whose numbers may be longer than an integer is */
+        json_loadb(call->arguments.data, call->arguments.length, JSON_DECODE_INT_AS_REAL, NULL);
+    const bool good = json_is_object(value);
+    json_decref(value);
+    return good && call->ended;
+}
+
+/* Calls are told whole: an open one waits, unless the answer is over. */
+static size_t calls_to_send(const struct choice *c)
+{
+    const bool open = c->call_count && !c->calls[c->call_count - 1].ended && !c->over;
+    return c->call_count - open;
+}
+
+/* What is new of the text, and arguments that are no object. */
+static void add_text(struct cli_text *out, const struct choice *c)
+{
+    struct cli_text text = {0};
+    cli_text_add(&text, "", 0);
+    if (c) cli_text_add(&text, c->text.data + c->text_sent, c->text.length - c->text_sent);
+    for (size_t i = c ? c->calls_sent : 0; c && i < calls_to_send(c); i++)
+        if (!is_object(&c->calls[i]))
+            cli_text_add(&text, c->calls[i].arguments.data, c->calls[i].arguments.length);
+    cli_text_json(out, text.data, text.length);
+    out->failed |= text.failed;
+    cli_text_free(&text);
+}
+
 /* Text and calls from where they were sent to; `response` of /api/generate, `message` of /api/chat. */
 static void add_content(struct exchange *ex, struct choice *c)
 {
     struct cli_text *out = &ex->out;
     const bool chat = ex->ask.kind == ASK_OLLAMA_CHAT;
     cli_text_printf(out, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
-    cli_text_json(out, c ? c->text.data + c->text_sent : "", c ? c->text.length - c->text_sent : 0);
+    add_text(out, c);
     if (c && c->thought.length > c->thought_sent) {
         cli_text_printf(out, ",\"thinking\":");
         cli_text_json(out, c->thought.data + c->thought_sent, c->thought.length - c->thought_sent);
     }
-    if (chat && c && c->tools.count > c->calls_sent) {
-        cli_text_printf(out, ",\"tool_calls\":[");
-        for (size_t i = c->calls_sent; i < c->tools.count; i++) {
-            cli_text_printf(out, "%s{\"function\":{\"name\":", i > c->calls_sent ? "," : "");
-            cli_text_json(out, c->tools.calls[i].name, strlen(c->tools.calls[i].name));
-            cli_text_printf(out, ",\"arguments\":%s}}", c->tools.calls[i].arguments);
-        }
-        cli_text_printf(out, "]");
+    bool any = false;
+    for (size_t i = c ? c->calls_sent : 0; chat && c && i < c->call_count; i++) {
+        if (!is_object(&c->calls[i])) continue;
+        cli_text_printf(out, any ? "," : ",\"tool_calls\":[");
+        cli_text_printf(out, "{\"function\":{\"name\":");
+        cli_text_json(out, c->calls[i].name, strlen(c->calls[i].name));
+        cli_text_printf(out, ",\"arguments\":%s}}", c->calls[i].arguments.data);
+        any = true;
     }
+    if (any) cli_text_printf(out, "]");
     if (chat) cli_text_printf(out, "}");
     if (!c) return;
     if (ex->ask.logprobs && c->tokens_sent < c->tokens_decided) {
@@ -56,7 +88,7 @@ static void add_content(struct exchange *ex, struct choice *c)
     }
     c->thought_sent = c->thought.length;
     c->text_sent = c->text.length;
-    c->calls_sent = c->tools.count;
+    c->calls_sent = calls_to_send(c);
 }
 
 /* Times in nanoseconds: the daemon's where it ended the generation, else as the gateway saw them. */
@@ -80,7 +112,7 @@ static void add_done(struct exchange *ex, const struct choice *c)
 static void delta(struct exchange *ex, struct choice *c)
 {
     if (c->thought.length == c->thought_sent && c->text.length == c->text_sent &&
-        c->tools.count == c->calls_sent)
+        calls_to_send(c) == c->calls_sent)
         return;
     add_head(ex);
     add_content(ex, c);

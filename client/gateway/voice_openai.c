@@ -210,21 +210,47 @@ static void add_call_id(struct exchange *ex, const struct choice *c, size_t inde
                     (unsigned)(index & 255));
 }
 
-static void add_calls(struct exchange *ex, const struct choice *c, size_t from, bool indexed)
+bool voice_has_new_calls(const struct choice *c)
+{
+    return c->call_count > c->calls_sent ||
+           (c->call_count && c->calls[c->call_count - 1].arguments.length > c->arguments_sent);
+}
+
+/* A call whole, or as it begins in a stream. */
+static void add_call(struct exchange *ex, const struct choice *c, size_t i, bool indexed)
 {
     struct cli_text *out = &ex->out;
+    const struct choice_call *call = &c->calls[i];
+    cli_text_printf(out, "{");
+    if (indexed) cli_text_printf(out, "\"index\":%zu,", i);
+    add_call_id(ex, c, i);
+    cli_text_printf(out, ",\"type\":\"function\",\"function\":{\"name\":");
+    cli_text_json(out, call->name, strlen(call->name));
+    cli_text_printf(out, ",\"arguments\":");
+    cli_text_json(out, call->arguments.data, call->arguments.length);
+    cli_text_printf(out, "}}");
+}
+
+/* What is new of calls: a name at once, arguments as they come. */
+static void add_new_calls(struct exchange *ex, struct choice *c)
+{
+    struct cli_text *out = &ex->out;
+    const struct choice_call *last = c->calls_sent ? &c->calls[c->calls_sent - 1] : NULL;
+    const bool more = last && last->arguments.length > c->arguments_sent;
     cli_text_printf(out, "\"tool_calls\":[");
-    for (size_t i = from; i < c->tools.count; i++) {
-        cli_text_printf(out, "%s{", i > from ? "," : "");
-        if (indexed) cli_text_printf(out, "\"index\":%zu,", i);
-        add_call_id(ex, c, i);
-        cli_text_printf(out, ",\"type\":\"function\",\"function\":{\"name\":");
-        cli_text_json(out, c->tools.calls[i].name, strlen(c->tools.calls[i].name));
-        cli_text_printf(out, ",\"arguments\":");
-        cli_text_json(out, c->tools.calls[i].arguments, strlen(c->tools.calls[i].arguments));
+    if (more) {
+        cli_text_printf(out, "{\"index\":%zu,\"function\":{\"arguments\":", c->calls_sent - 1);
+        cli_text_json(out, last->arguments.data + c->arguments_sent,
+                      last->arguments.length - c->arguments_sent);
         cli_text_printf(out, "}}");
     }
+    for (size_t i = c->calls_sent; i < c->call_count; i++) {
+        if (more || i > c->calls_sent) cli_text_printf(out, ",");
+        add_call(ex, c, i, true);
+    }
     cli_text_printf(out, "]");
+    c->calls_sent = c->call_count;
+    c->arguments_sent = c->calls[c->call_count - 1].arguments.length;
 }
 
 static void add_tail(struct exchange *ex)
@@ -276,7 +302,7 @@ static void chat_chunk(struct exchange *ex, struct choice *c, const char *reason
 {
     struct cli_text *out = &ex->out;
     const bool thought = c->thought.length > c->thought_sent;
-    const bool text = c->text.length > c->text_sent, calls = c->tools.count > c->calls_sent;
+    const bool text = c->text.length > c->text_sent, calls = voice_has_new_calls(c);
     begin_event(ex);
     cli_text_printf(out, "{\"index\":%u,\"delta\":{", c->index);
     if (thought) {
@@ -289,7 +315,7 @@ static void chat_chunk(struct exchange *ex, struct choice *c, const char *reason
         cli_text_json(out, c->text.data + c->text_sent, c->text.length - c->text_sent);
     }
     if (text && calls) cli_text_printf(out, ",");
-    if (calls) add_calls(ex, c, c->calls_sent, true);
+    if (calls) add_new_calls(ex, c);
     cli_text_printf(out, "},\"logprobs\":");
     if (c->tokens_sent < c->tokens_decided)
         add_chat_logprobs(ex, c, c->tokens_decided);
@@ -300,13 +326,11 @@ static void chat_chunk(struct exchange *ex, struct choice *c, const char *reason
     add_tail(ex);
     c->thought_sent = c->thought.length;
     c->text_sent = c->text.length;
-    c->calls_sent = c->tools.count;
 }
 
 static void chat_delta(struct exchange *ex, struct choice *c)
 {
-    if (c->thought.length > c->thought_sent || c->text.length > c->text_sent ||
-        c->tools.count > c->calls_sent)
+    if (c->thought.length > c->thought_sent || c->text.length > c->text_sent || voice_has_new_calls(c))
         chat_chunk(ex, c, NULL);
 }
 
@@ -323,7 +347,7 @@ static void chat_whole(struct exchange *ex)
         struct choice *c = &ex->choices[i];
         cli_text_printf(out, "%s{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", i ? "," : "",
                         i);
-        if (c->tools.count && c->text.length == 0)
+        if (c->call_count && c->text.length == 0)
             cli_text_printf(out, "null");
         else
             cli_text_json(out, c->text.data, c->text.length);
@@ -332,10 +356,11 @@ static void chat_whole(struct exchange *ex)
             cli_text_printf(out, ",\"reasoning_content\":");
             cli_text_json(out, c->thought.data, c->thought.length);
         }
-        if (c->tools.count) {
-            cli_text_printf(out, ",");
-            add_calls(ex, c, 0, false);
+        for (size_t k = 0; k < c->call_count; k++) {
+            cli_text_printf(out, k ? "," : ",\"tool_calls\":[");
+            add_call(ex, c, k, false);
         }
+        if (c->call_count) cli_text_printf(out, "]");
         cli_text_printf(out, "},\"logprobs\":");
         add_chat_logprobs(ex, c, c->tokens_decided);
         cli_text_printf(out, ",\"finish_reason\":\"%s\"}", choice_reason(c));

@@ -59,7 +59,8 @@ static void add_item(struct exchange *ex, struct choice *c, uint32_t index, bool
 {
     struct cli_text *out = &ex->out;
     const uint8_t what = c->items.what[index];
-    const bool cut = done && c->finish == HELM_FINISH_LENGTH && what == ITEM_MESSAGE;
+    const bool open = what >= ITEM_CALL && !c->calls[what - ITEM_CALL].ended;
+    const bool cut = done && c->finish == HELM_FINISH_LENGTH && (what == ITEM_MESSAGE || open);
     const char *status = !done ? "in_progress" : cut ? "incomplete" : "completed";
     cli_text_printf(out, "{\"id\":");
     add_item_id(ex, c, index);
@@ -68,9 +69,9 @@ static void add_item(struct exchange *ex, struct choice *c, uint32_t index, bool
         const size_t k = (size_t)what - ITEM_CALL;
         cli_text_printf(out, "\"type\":\"function_call\",\"call_id\":\"%.5s%02x%02x\",\"name\":", ex->id,
                         (unsigned)(c->index & 255), (unsigned)(k & 255));
-        add_name(ex, c->tools.calls[k].name);
+        add_name(ex, c->calls[k].name);
         cli_text_printf(out, ",\"arguments\":");
-        cli_text_json(out, c->tools.calls[k].arguments, done ? strlen(c->tools.calls[k].arguments) : 0);
+        cli_text_json(out, c->calls[k].arguments.data, done ? c->calls[k].arguments.length : 0);
     } else {
         cli_text_printf(out,
                         what == ITEM_REASONING
@@ -243,25 +244,43 @@ static void text_delta(struct exchange *ex, struct choice *c, uint8_t what, size
     *sent = text->length;
 }
 
-/* A call comes as a whole: its arguments are one delta. */
-static void call_events(struct exchange *ex, struct choice *c, size_t k)
+static void arguments_event(struct exchange *ex, struct choice *c, size_t k, bool done)
 {
-    static const char *const types[] = {"response.function_call_arguments.delta",
-                                        "response.function_call_arguments.done"};
-    const struct tool_call *call = &c->tools.calls[k];
-    const uint32_t index = add_new(c, (uint8_t)(ITEM_CALL + k));
-    item_event(ex, c, index, false);
-    for (int done = 0; done < 2; done++) {
-        begin_item_event(ex, c, types[done], index);
-        if (done) {
-            cli_text_printf(&ex->out, ",\"name\":");
-            add_name(ex, call->name);
-        }
-        cli_text_printf(&ex->out, done ? ",\"arguments\":" : ",\"delta\":");
-        cli_text_json(&ex->out, call->arguments, strlen(call->arguments));
-        end_event(ex);
+    const struct choice_call *call = &c->calls[k];
+    const size_t from = done ? 0 : c->arguments_sent;
+    begin_item_event(ex, c,
+                     done ? "response.function_call_arguments.done"
+                          : "response.function_call_arguments.delta",
+                     (uint32_t)find(c, (uint8_t)(ITEM_CALL + k)));
+    if (done) {
+        cli_text_printf(&ex->out, ",\"name\":");
+        add_name(ex, call->name);
     }
-    item_event(ex, c, index, true);
+    cli_text_printf(&ex->out, done ? ",\"arguments\":" : ",\"delta\":");
+    cli_text_json(&ex->out, call->arguments.data + from, call->arguments.length - from);
+    end_event(ex);
+}
+
+/* What is new of calls: an item when a name is known, its arguments as they come. `last`: no more comes of them. */
+static void call_events(struct exchange *ex, struct choice *c, bool last)
+{
+    while (c->items.calls_done < c->call_count) {
+        const size_t k = c->items.calls_done;
+        const struct choice_call *call = &c->calls[k];
+        if (k == c->calls_sent) {
+            item_event(ex, c, add_new(c, (uint8_t)(ITEM_CALL + k)), false);
+            c->calls_sent++;
+            c->arguments_sent = 0;
+        }
+        if (call->arguments.length > c->arguments_sent) {
+            arguments_event(ex, c, k, false);
+            c->arguments_sent = call->arguments.length;
+        }
+        if (!call->ended && !last) return;
+        arguments_event(ex, c, k, true);
+        item_event(ex, c, (uint32_t)find(c, (uint8_t)(ITEM_CALL + k)), true);
+        c->items.calls_done++;
+    }
 }
 
 /* ---- the voice -------------------------------------------------------------------------------------- */
@@ -275,15 +294,16 @@ static void begin(struct exchange *ex)
 static void delta(struct exchange *ex, struct choice *c)
 {
     text_delta(ex, c, ITEM_REASONING, &c->thought_sent);
-    if (c->text.length > c->text_sent || c->tools.count > c->calls_sent) close_item(ex, c, ITEM_REASONING);
+    if (c->text.length > c->text_sent || c->call_count > c->calls_sent) close_item(ex, c, ITEM_REASONING);
     text_delta(ex, c, ITEM_MESSAGE, &c->text_sent);
-    for (; c->calls_sent < c->tools.count; c->calls_sent++) call_events(ex, c, c->calls_sent);
+    call_events(ex, c, false);
 }
 
 static void finish(struct exchange *ex, struct choice *c)
 {
     close_item(ex, c, ITEM_REASONING);
-    if (!c->tools.count) open_item(ex, c, ITEM_MESSAGE); /* an answer of nothing is an empty message */
+    call_events(ex, c, true);
+    if (!c->call_count) open_item(ex, c, ITEM_MESSAGE); /* an answer of nothing is an empty message */
     close_item(ex, c, ITEM_MESSAGE);
 }
 
@@ -297,8 +317,8 @@ static void whole(struct exchange *ex)
 {
     struct choice *c = &ex->choices[0];
     if (c->thought.length) add_new(c, ITEM_REASONING);
-    if (c->text.length || !c->tools.count) add_new(c, ITEM_MESSAGE);
-    for (size_t k = 0; k < c->tools.count; k++) add_new(c, (uint8_t)(ITEM_CALL + k));
+    if (c->text.length || !c->call_count) add_new(c, ITEM_MESSAGE);
+    for (size_t k = 0; k < c->call_count; k++) add_new(c, (uint8_t)(ITEM_CALL + k));
     add_response(ex, NULL);
 }
 

@@ -9,7 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client/text/answer/answer.h"
+#include "client/text/answer/ends.h"
 #include "client/text/chat.h"
+#include "client/text/growing_text.h"
 #include "client/helm.h"
 #include "client/text/tokenizer/tokenizer.h"
 #include "common/base/args.h"
@@ -44,6 +47,8 @@ struct cli {
     struct helm_client *client;
     struct helm_tokenizer *tok;
     struct helm_chat *chat;
+    const struct reasoning_tags *tags;       /* of the chat template; NULL without one */
+    struct ends ends;                        /* tokens that end an answer or a text */
     char *located_model, *located_tokenizer; /* what `model` and `tokenizer` point to then */
     int signal_fd;                           /* -1: signals act as usual */
 };
@@ -76,10 +81,12 @@ void cli_name_model(const char *path, char *name, size_t size);
 HELM_MUST_CHECK int cli_open_tokenizer(struct cli *cli, struct helm_err *err);
 /* Opens the chat template in cli_text_folder into cli->chat. */
 HELM_MUST_CHECK int cli_open_chat(struct cli *cli, struct helm_err *err);
+/* Fills cli->ends: needs cli->tok; a chat template shows one of them, where there is any. */
+void cli_find_ends(struct cli *cli);
 /* The conversation as the model's prompt, ending where the answer begins; *ids is malloc'd. Needs cli->chat
- * and cli->tok. *thinking (may be NULL): the prompt ends inside a thinking part. */
+ * and cli->tok. *at: where the prompt leaves thinking. */
 HELM_MUST_CHECK int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages,
-                                    size_t count, uint32_t **ids, size_t *id_count, bool *thinking,
+                                    size_t count, uint32_t **ids, size_t *id_count, enum reasoning_at *at,
                                     struct helm_err *err);
 
 /* ---- signals.c ---- */
@@ -108,21 +115,9 @@ HELM_MUST_CHECK int cli_read_all(int fd, const char *what, char **text, size_t *
 /* Ids separated by commas or white space, with or without [ ]; *ids is malloc'd. */
 HELM_MUST_CHECK int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **ids,
                                   size_t *count, struct helm_err *err);
-/* Text growing in memory. Once memory was short nothing is added any more; cli_text_check says so. */
-struct cli_text {
-    char *data; /* NUL-terminated once something was added */
-    size_t length, space;
-    bool failed;
-};
-void cli_text_add(struct cli_text *text, const char *data, size_t length);
-void cli_text_printf(struct cli_text *text, const char *fmt, ...) HELM_PRINTF(2, 3);
-/* A JSON string with its quotes. */
-void cli_text_json(struct cli_text *text, const char *data, size_t length);
-/* "[1,2,3]", or without brackets "1,2,3". */
-void cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets);
+/* What client/text/growing_text.h grows. */
 HELM_MUST_CHECK int cli_text_check(const struct cli_text *text, struct helm_err *err);
 /* cli_write of all of it. */
 HELM_MUST_CHECK int cli_text_write(const struct cli_text *text, struct helm_err *err);
-void cli_text_free(struct cli_text *text);
 
 #endif

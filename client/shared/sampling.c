@@ -2,6 +2,8 @@
 #include "client/shared/sampling.h"
 
 #include <float.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,26 +52,53 @@ void sampling_fill_table(struct sampling_options *options, struct args_option ta
     memcpy(table, rows, sizeof rows);
 }
 
-static int apply_object(const json_t *object, struct sampling_options *options, struct helm_err *err)
+/* What a checkpoint may say of sampling: bounds, and the value that means "off". */
+enum { TEMPERATURE, TOP_P, MIN_P, REPETITION, TOP_K, DEFAULTS };
+static const struct {
+    const char *name;
+    double min, max, off;
+} rows[DEFAULTS] = {[TEMPERATURE] = {"temperature", 0, 100, 1},
+                    [TOP_P] = {"top_p", ABOVE_ZERO, 1, 1},
+                    [MIN_P] = {"min_p", 0, 1, 0},
+                    [REPETITION] = {"repetition_penalty", ABOVE_ZERO, 100, 1},
+                    [TOP_K] = {"top_k", 0, UINT32_MAX, 0}};
+
+/* A default that is out of its range is off, and said to be. */
+static int read_defaults(const json_t *object, const char *where, double values[DEFAULTS],
+                         struct helm_err *err)
+{
+    for (int i = 0; i < DEFAULTS; i++) {
+        double number = values[i] = rows[i].off;
+        const int rc = json_get_double(object, rows[i].name, false, -DBL_MAX, DBL_MAX, &number, err);
+        if (rc < 0) return rc;
+        const bool off = number == rows[i].off; /* which may lie outside */
+        if (off ||
+            (number >= rows[i].min && number <= rows[i].max && (i != TOP_K || number == floor(number)))) {
+            values[i] = number;
+            continue;
+        }
+        char text[HELM_ERR_TEXT];
+        snprintf(text, sizeof text, "%.300s: '%s' is %g, which is no value for it: it is off", where,
+                 rows[i].name, number);
+        cli_complain(text);
+    }
+    return 0;
+}
+
+static int apply_object(const json_t *object, const char *where, struct sampling_options *options,
+                        struct helm_err *err)
 {
     bool sample = false;
-    double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1;
-    uint64_t top_k = 0;
+    double values[DEFAULTS];
     int rc = json_get_bool(object, "do_sample", false, &sample, err);
-    if (rc == 0) rc = json_get_double(object, "temperature", false, 0, 100, &temperature, err);
-    if (rc == 0) rc = json_get_double(object, "top_p", false, 0, 1, &top_p, err);
-    if (rc == 0) rc = json_get_double(object, "min_p", false, 0, 1, &min_p, err);
-    if (rc == 0) rc = json_get_double(object, "repetition_penalty", false, 0, 100, &repetition_penalty, err);
-    if (rc == 0) rc = json_get_u64(object, "top_k", false, 0, UINT32_MAX, &top_k, err);
+    if (rc == 0) rc = read_defaults(object, where, values, err);
     if (rc < 0) return rc;
-    if (!options->has_repetition_penalty) options->repetition_penalty = repetition_penalty;
+    if (!options->has_repetition_penalty) options->repetition_penalty = values[REPETITION];
     if (!sample) return 0; /* greedy, unless the command line says otherwise */
-    if (!options->has_temperature) options->temperature = temperature;
-    if (!options->has_top_p && top_p < ABOVE_ZERO)
-        return helm_fail(err, HELM_E_LIMIT, "'top_p' is %g, not above 0 and at most 1", top_p);
-    if (!options->has_top_p) options->top_p = top_p;
-    if (!options->has_min_p) options->min_p = min_p;
-    if (!options->has_top_k) options->top_k = top_k;
+    if (!options->has_temperature) options->temperature = values[TEMPERATURE];
+    if (!options->has_top_p) options->top_p = values[TOP_P];
+    if (!options->has_min_p) options->min_p = values[MIN_P];
+    if (!options->has_top_k) options->top_k = (uint64_t)values[TOP_K];
     return 0;
 }
 
@@ -87,16 +116,16 @@ static int apply_gguf(const char *path, struct sampling_options *options, struct
     json_t *object = json_object();
     int rc = gguf_open(path, &header, err);
     for (size_t i = 0; i < sizeof keys / sizeof *keys && !rc; i++) {
-        double number = -1;
-        rc = gguf_get_double(&header, keys[i].key, false, 0, UINT32_MAX, &number, err);
-        if (rc || number < 0) continue;
+        double number = NAN;
+        rc = gguf_get_double(&header, keys[i].key, false, -DBL_MAX, DBL_MAX, &number, err);
+        if (rc || isnan(number)) continue;
         const bool whole = strcmp(keys[i].name, "top_k") == 0;
         json_object_set_new(object, keys[i].name,
                             whole ? json_integer((json_int_t)number) : json_real(number));
         if (strcmp(keys[i].name, "repetition_penalty") != 0)
             json_object_set_new(object, "do_sample", json_true());
     }
-    if (!rc) rc = apply_object(object, options, err);
+    if (!rc) rc = apply_object(object, path, options, err);
     if (rc < 0) rc = helm_err_prefix(err, "%s", path);
     json_decref(object);
     gguf_free(&header);
@@ -113,14 +142,9 @@ int sampling_apply_checkpoint(const char *path, struct sampling_options *options
     int rc = file_read_inside(path, name, GENERATION_CONFIG_MAX, &text, &length, err);
     if (rc == HELM_E_NOT_FOUND) return apply_gguf(path, options, err);
     if (rc == 0) rc = json_parse_bounded(name, text, length, GENERATION_CONFIG_MAX, &object, err);
-    if (rc == 0) rc = apply_object(object, options, err);
+    if (rc == 0) rc = apply_object(object, name, options, err);
     if (rc < 0 && !strstr(err->text, name)) rc = helm_err_prefix(err, "%s/%s", path, name);
     json_decref(object);
     free(text);
     return rc;
-}
-
-uint32_t sampling_chat_stop(const struct cli *cli, const struct sampling_options *options)
-{
-    return options->ignore_eos ? HELM_TOKENIZER_NO_ID : helm_tokenizer_role_id(cli->tok, "eos_token");
 }

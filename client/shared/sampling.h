@@ -27,8 +27,4 @@ void sampling_fill_table(struct sampling_options *options, struct args_option ta
 HELM_MUST_CHECK int sampling_apply_checkpoint(const char *path, struct sampling_options *options,
                                               struct helm_err *err);
 
-/* The token that ends an answer beside the model's own end of sequence: the tokenizer's eos_token, which for
- * chat models is often another. HELM_TOKENIZER_NO_ID: none, as with --ignore-eos, which is about it too. */
-uint32_t sampling_chat_stop(const struct cli *cli, const struct sampling_options *options);
-
 #endif

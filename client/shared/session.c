@@ -221,28 +221,34 @@ int cli_open_tokenizer(struct cli *cli, struct helm_err *err)
 int cli_open_chat(struct cli *cli, struct helm_err *err)
 {
     char *folder = NULL;
+    if (cli->chat) return 0;
     int rc = cli_text_folder(cli, &folder, err);
     if (rc == 0) rc = helm_chat_open(folder, &cli->chat, err);
+    if (rc == 0) cli->tags = reasoning_tags_of(helm_tokenizer_chat_template(cli->tok, NULL));
     free(folder);
     return rc;
 }
 
-int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages, size_t count,
-                    uint32_t **ids, size_t *id_count, bool *thinking, struct helm_err *err)
+void cli_find_ends(struct cli *cli)
 {
-    static const char think[] = "<think>";
+    struct helm_err none = {0};
+    (void)!cli_open_chat(cli, &none); /* without one, the known names are what there is */
+    ends_find(cli->tok, cli->chat, UINT32_MAX, &cli->ends);
+}
+
+int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages, size_t count,
+                    uint32_t **ids, size_t *id_count, enum reasoning_at *at, struct helm_err *err)
+{
     char *text = NULL;
     size_t length = 0;
     *ids = NULL;
     *id_count = 0;
+    *at = REASONING_FREE;
     int rc = helm_chat_render(cli->chat, messages, count, 1, &text, &length, err);
     if (rc == 0) /* the template wrote the special tokens itself: parse them, add none */
         rc = helm_tokenizer_encode(cli->tok, text, length, HELM_TOKENIZER_ENCODE_PARSE_ADDED, ids, id_count,
                                    err);
-    while (rc == 0 && length && text[length - 1] == '\n') length--;
-    if (thinking)
-        *thinking = rc == 0 && length >= strlen(think) &&
-                    memcmp(text + length - strlen(think), think, strlen(think)) == 0;
+    if (rc == 0 && cli->tags) *at = reasoning_after(cli->tags, text, length);
     free(text);
     return rc;
 }

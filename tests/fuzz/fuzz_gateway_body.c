@@ -28,13 +28,14 @@ static void open_model(struct ask_model *model)
     *model = (struct ask_model){.name = "demo",
                                 .tokenizer = tokenizer,
                                 .chat = chat,
-                                .tool_style = TOOLS_TAGGED,
+                                .calls = call_syntax_of("tools <tool_call>"),
+                                .tags = reasoning_tags_of("<think>"),
                                 .may_think = true,
                                 .vocabulary = vocabulary,
                                 .grammars = grammars,
                                 .context = 2048,
                                 .vocab = 4096,
-                                .chat_stop = 2};
+                                .ends = {.ids = {2}, .count = 1}};
 }
 
 static void check_refusal(const struct refusal *refusal)

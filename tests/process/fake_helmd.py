@@ -11,6 +11,7 @@ to behave. Used by test_cli*.py and test_client.py, in a thread (FakeDaemon) or 
     17   two tokens, then silence
     18   silence, as in a long prefill: a cancel is accepted, and takes effect when the same client's next Generate comes
     19   the prompt's other tokens once, then as 18
+    20   the prompt's other tokens, then a Done with FINISH_LENGTH
 As a program, $FAKE_HELMD says how to start: "" as usual, "refuse" reports an error, "die" ends before it is ready,
 "hang" never becomes ready, "measure" says on $NOTIFY_SOCKET that it measures the machine, and is ready then. It writes its arguments to $FAKE_HELMD_ARGS.
 """
@@ -147,6 +148,9 @@ class FakeDaemon(threading.Thread):
             if how == 18 or (how == 19 and sent >= len(rest)):
                 continue
             if how == 10 and sent >= min(generate.max_tokens or 64, 64):
+                self.finish(key, pb.FINISH_LENGTH)
+                continue
+            if how == 20 and sent >= len(rest):
                 self.finish(key, pb.FINISH_LENGTH)
                 continue
             if how in (15, 16, 17) and sent >= 2:

@@ -421,11 +421,16 @@ def run_tests(folder, tokenizer):
           abs(s.top_p - 0.95) < 1e-6 and s.top_k == 5, s)
     with open(os.path.join(model, "generation_config.json"), "w") as f:
         f.write('{"do_sample": true, "top_p": 0}')
-    check_exit("top_p 0 in generation_config.json is refused", 4, *at, "run", "Hi", text="above 0 and at most 1")
+    check_exit("top_p 0 in generation_config.json is off", 0, *at, "run", "Hi you", text=" you\n")
+    check("... and said to be", daemon.sampling.top_p == 1 and "'top_p' is 0" in cli(*at, "run", "Hi you")[2], daemon.sampling)
     check_exit("... unless --top-p says otherwise", 0, *at, "run", "Hi you", "--top-p", "0.5", text=" you\n")
     with open(os.path.join(model, "generation_config.json"), "w") as f:
         f.write('{"top_p": 0}')
     check_exit("... or nothing is drawn", 0, *at, "run", "Hi you", text=" you\n")
+    for odd in ('"top_k": -1', '"temperature": -0.5', '"min_p": 2', '"repetition_penalty": 0', '"top_k": 1.5'):
+        with open(os.path.join(model, "generation_config.json"), "w") as f:
+            f.write('{"do_sample": true, %s}' % odd)
+        check_exit("%s is off" % odd, 0, *at, "run", "Hi you", text=" you\n")
     with open(os.path.join(model, "generation_config.json"), "w") as f:
         f.write('{"do_sample": true, "temperature": "hot"}')
     check_exit("a broken generation_config.json is refused", 4, *at, "run", "Hi", text="generation_config.json")

@@ -51,7 +51,7 @@ def skip_value(data, at, kind):
 
 
 def with_keys(path, keys, drop=()):
-    """The file with `keys` (texts and floats) added and others left out."""
+    """The file with `keys` (texts, whole numbers and floats) added and others left out."""
     data = open(path, "rb").read()
     version, tensors, count = struct.unpack_from("<IQQ", data, 4)
     at, kept = 24, []
@@ -70,6 +70,8 @@ def with_keys(path, keys, drop=()):
         key = struct.pack("<Q", len(name)) + name.encode()
         if isinstance(value, str):
             kept.append(key + struct.pack("<iQ", 8, len(value.encode())) + value.encode())
+        elif isinstance(value, int):
+            kept.append(key + struct.pack("<iI", 4, value))
         else:
             kept.append(key + struct.pack("<if", 6, value))
     head = b"GGUF" + struct.pack("<IQQ", version, tensors, len(kept)) + b"".join(kept) + data[infos:at]
@@ -180,6 +182,14 @@ def daemon_tests(folder):
         plain = check_cli("generate from its ids", 0, *at, "generate", "--tokens", ",".join(map(str, ids)), "-n", "6", "--seed",
                           "3", "--temperature", "0.7", "--json")
         check("... and its temperature", json.loads(chat)["tokens"][:5] == json.loads(plain)["tokens"][:5], (chat, plain))
+        for key, value in (("general.sampling.top_p", 0.0), ("general.sampling.top_k", -1.0), ("general.sampling.temp", -1.0)):
+            odd = write(folder, "odd.gguf", with_keys(FILE, {"tokenizer.chat_template": TEMPLATE, "general.sampling.temp": 0.7, key: value},
+                                                      drop=("general.sampling.temp",) if key.endswith("temp") else ()))
+            check_cli("%s of %g is off, and said to be" % (key, value), 0, *at, "--tokenizer", odd, "run", "--chat", "Hi", "-n", "1", text="it is off")
+        alias = write(folder, "alias.gguf", with_keys(FILE, {"tokenizer.ggml.pre": "deepseek-r1-qwen"}, drop=("tokenizer.ggml.pre",)))
+        check("another name of a pre-tokenizer", cli("--tokenizer", alias, "tokenize", "it's 12 (x)") ==
+              cli("--tokenizer", write(folder, "qwen2.gguf", with_keys(FILE, {"tokenizer.ggml.pre": "qwen2"}, drop=("tokenizer.ggml.pre",))),
+                  "tokenize", "it's 12 (x)"))
         check_cli("--tokenizer FILE.gguf beside a daemon", 0, *at, "--tokenizer", full, "run", "--chat", "Hi", "-n", "1")
     finally:
         daemon.terminate()

@@ -25,8 +25,12 @@ def both_ways(g, **fields):
         delta = event["choices"][0]["delta"]
         message["content"] += delta.get("content") or ""
         for call in delta.get("tool_calls", []):
-            message.setdefault("tool_calls", []).append({k: v for k, v in call.items() if k != "index"})
-            assert call["index"] == len(message["tool_calls"]) - 1, call
+            calls = message.setdefault("tool_calls", [])
+            if "id" in call:
+                calls.append({k: v for k, v in call.items() if k != "index"})
+            else:
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+            assert call["index"] == len(calls) - 1, call
         reason = event["choices"][0]["finish_reason"]
     return whole, message, reason
 

@@ -379,9 +379,12 @@ static int read_role(struct tok_config *config, const struct gguf *header, const
     snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", name);
     if (!gguf_find(header, key)) return 0;
     int rc;
+    struct helm_err beyond = {0};
     const struct gguf_value *tokens = find_list(header, TOKENS, true, 0, true, &rc, err);
-    if (!rc) rc = gguf_get_u64(header, key, true, 0, tokens->count ? tokens->count - 1 : 0, &id, err);
     if (rc) return rc;
+    rc = gguf_get_u64(header, key, true, 0, tokens->count ? tokens->count - 1 : 0, &id, &beyond);
+    if (rc == HELM_E_LIMIT && strcmp(name, "eos") != 0) return 0; /* beyond the tokens: the file has none */
+    if (rc) return helm_fail(err, rc, "%s", beyond.text);
     const uint8_t *at = tokens->data;
     const char *text = "";
     for (uint64_t i = 0; i <= id && i < tokens->count; i++) text = gguf_string(&at, &length);
@@ -398,10 +401,10 @@ static int read_role(struct tok_config *config, const struct gguf *header, const
 
 int tok_config_read_gguf(struct tok_config *config, const struct gguf *header, struct helm_err *err)
 {
-    static const char *const roles[][2] = {{"bos", "bos_token"},     {"eos", "eos_token"},
-                                           {"eot", "eot_token"},     {"unknown", "unk_token"},
-                                           {"padding", "pad_token"}, {"seperator", "sep_token"},
-                                           {"mask", "mask_token"}};
+    static const char *const roles[][2] = {{"bos", "bos_token"},       {"eos", "eos_token"},
+                                           {"eom", "eom_token"},       {"eot", "eot_token"},
+                                           {"unknown", "unk_token"},   {"padding", "pad_token"},
+                                           {"seperator", "sep_token"}, {"mask", "mask_token"}};
     const size_t length = sizeof TEMPLATE - 1;
     int rc = 0;
     for (size_t i = 0; i < sizeof roles / sizeof *roles && !rc; i++)

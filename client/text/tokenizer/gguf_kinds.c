@@ -64,6 +64,37 @@ static const struct tok_gguf_kind kinds[] = {
     {.name = "glm4", .splits = {CONTRACTION "|" WORD "|\\p{N}{1,3}|" SIGNS "[\\r\\n]*|" LINES}},
 };
 
+/* Further names that files have for the same cuts. */
+static const struct {
+    const char *alias, *name;
+} aliases[] = {
+    {"llama3", "llama-bpe"},
+    {"llama-v3", "llama-bpe"},
+    {"falcon3", "llama-bpe"},
+    {"falcon-h1", "llama-bpe"},
+    {"pixtral", "llama-bpe"},
+    {"midm-2.0", "llama-bpe"},
+    {"lfm2", "llama-bpe"},
+    {"jina-v5-nano", "llama-bpe"},
+    {"deepseek-r1-qwen", "qwen2"},
+    {"megrez", "qwen2"},
+    {"kormo", "qwen2"},
+    {"f2llmv2", "qwen2"},
+    {"llama4", "gpt-4o"},
+    {"kanana2", "gpt-4o"},
+    {"talkie", "gpt-4o"},
+    {"chatglm-bpe", "glm4"},
+    {"phi-2", "gpt-2"},
+    {"exaone4", "gpt-2"},
+    {"gigachat", "gpt-2"},
+    {"a.x-4.0", "gpt-2"},
+    {"mellum", "gpt-2"},
+    {"jina-es", "gpt-2"},
+    {"jina-de", "gpt-2"},
+    {"jina-v2-es", "gpt-2"},
+    {"jina-v2-de", "gpt-2"},
+};
+
 const struct tok_gguf_kind *tok_gguf_kind(size_t index)
 {
     return index < sizeof kinds / sizeof *kinds ? &kinds[index] : NULL;
@@ -71,6 +102,8 @@ const struct tok_gguf_kind *tok_gguf_kind(size_t index)
 
 const struct tok_gguf_kind *tok_gguf_kind_named(const char *name)
 {
+    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
+        if (strcmp(aliases[i].alias, name) == 0) name = aliases[i].name;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(kinds[i].name, name) == 0) return &kinds[i];
     return NULL;

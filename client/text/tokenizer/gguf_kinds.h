@@ -13,7 +13,7 @@ struct tok_gguf_kind {
     bool add_bos;          /* where tokenizer.ggml.add_bos_token does not say */
 };
 
-/* NULL: there is none with that index or name. */
+/* NULL: there is none with that index or name; a kind may have further names. */
 const struct tok_gguf_kind *tok_gguf_kind(size_t index);
 const struct tok_gguf_kind *tok_gguf_kind_named(const char *name);
 

@@ -228,6 +228,11 @@ static void test_kinds(void **state)
     }
     assert_null(tok_gguf_kind(COUNT(cases))); /* no kind is left out */
     assert_null(tok_gguf_kind_named("falcon"));
+    static const char *const aliases[][2] = {{"llama3", "llama-bpe"},       {"llama-v3", "llama-bpe"},
+                                             {"deepseek-r1-qwen", "qwen2"}, {"llama4", "gpt-4o"},
+                                             {"chatglm-bpe", "glm4"},       {"phi-2", "gpt-2"}};
+    for (size_t i = 0; i < COUNT(aliases); i++)
+        assert_ptr_equal(tok_gguf_kind_named(aliases[i][0]), tok_gguf_kind_named(aliases[i][1]));
 }
 
 static void test_refusals(void **state)
@@ -336,6 +341,18 @@ static void test_hostile_roles(void **state)
         bpe_file(&f, "gpt-2", "eos");
         put_u32(&f, "tokenizer.ggml.eos_token_id", ids[i]);
         refused(&f, HELM_E_LIMIT, "'tokenizer.ggml.eos_token_id'");
+    }
+    static const char *const unused[] = {"bos", "eot", "eom", "unknown", "padding", "seperator", "mask"};
+    for (size_t i = 0; i < COUNT(unused); i++) { /* what nothing needs refuses no file */
+        char key[64];
+        snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", unused[i]);
+        bpe_file(&f, "gpt-2", "");
+        put_u32(&f, key, ids[i % COUNT(ids)]);
+        struct helm_tokenizer *t = opened(&f);
+        assert_null(helm_tokenizer_role_token(t, "bos_token"));
+        assert_null(helm_tokenizer_role_token(t, "pad_token"));
+        assert_non_null(helm_tokenizer_role_token(t, "eos_token"));
+        helm_tokenizer_close(t);
     }
     bpe_file(&f, "gpt-2", "eos");
     put_u32(&f, "tokenizer.ggml.eos_token_id", 10); /* the token without a text */

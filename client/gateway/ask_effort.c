@@ -1,0 +1,88 @@
+/* How much a model is to think: reasoning_effort, reasoning.effort, Ollama's think and the template's enable_thinking are one
+ * thing. See ask.h. */
+#include <string.h>
+
+#include "client/gateway/ask.h"
+
+static const char *const levels[] = {
+    [EFFORT_NONE] = "none", [EFFORT_MINIMAL] = "minimal", [EFFORT_LOW] = "low", [EFFORT_MEDIUM] = "medium",
+    [EFFORT_HIGH] = "high", [EFFORT_XHIGH] = "xhigh",     [EFFORT_MAX] = "max"};
+#define LEVELS (sizeof levels / sizeof *levels)
+
+static enum ask_effort level_of(const char *name, size_t length)
+{
+    for (size_t i = EFFORT_NONE; i < LEVELS; i++)
+        if (strlen(levels[i]) == length && memcmp(levels[i], name, length) == 0) return (enum ask_effort)i;
+    return EFFORT_UNSAID;
+}
+
+bool ask_take_effort(struct ask_reader *r, const json_t *value)
+{
+    const char *name = json_string_value(value);
+    r->effort = name ? level_of(name, strlen(name)) : EFFORT_UNSAID;
+    return r->effort != EFFORT_UNSAID ||
+           refuse(r->refusal, 400, "invalid_value", r->param,
+                  "'%s' is none of none, minimal, low, medium, high, xhigh and max", r->param);
+}
+
+bool ask_take_think(struct ask_reader *r, const json_t *value)
+{
+    bool think = false;
+    if (json_is_string(value)) return ask_take_effort(r, value);
+    if (!ask_take_flag(r, value, &think)) return false;
+    r->effort = think ? EFFORT_ON : EFFORT_NONE;
+    return true;
+}
+
+/* The level of those that the template knows that is nearest to the one asked for; *length: of its name. */
+static const char *nearest(const char *known, enum ask_effort wanted, size_t *length)
+{
+    const char *best = NULL;
+    int least = (int)LEVELS;
+    for (const char *at = known; *at;) {
+        const size_t n = strcspn(at, "|");
+        const int away = (int)level_of(at, n) - (int)wanted, distance = away < 0 ? -away : away;
+        if (distance <= least) { /* of two as near as each other the later, higher one */
+            least = distance;
+            best = at;
+            *length = n;
+        }
+        at += n + (at[n] == '|');
+    }
+    return best;
+}
+
+/* A variable that the request does not set itself. */
+static void put(json_t *variables, const char *key, json_t *value)
+{
+    if (json_object_get(variables, key))
+        json_decref(value);
+    else
+        json_object_set_new(variables, key, value);
+}
+
+bool ask_effort_variables(struct ask_reader *r)
+{
+    static const char *const flags[] = {"enable_thinking", "thinking"}; /* Qwen's and others'; DeepSeek's */
+    const struct reasoning_tags *tags = r->model->tags;
+    if (r->extra && !json_is_object(r->extra))
+        return refuse(r->refusal, 400, "invalid_type", "chat_template_kwargs",
+                      "'chat_template_kwargs' is not an object");
+    for (size_t i = 0; i < 2 && r->effort == EFFORT_UNSAID; i++) {
+        const json_t *flag = json_object_get(r->extra, flags[i]);
+        if (json_is_boolean(flag)) r->effort = json_is_true(flag) ? EFFORT_ON : EFFORT_NONE;
+    }
+    if (r->effort == EFFORT_UNSAID) return true;
+    json_t *variables = r->extra ? json_copy((json_t *)r->extra) : json_object();
+    if (!variables) return refuse_err(r->refusal, NULL, HELM_E_NOMEM, "no memory for the request");
+    for (size_t i = 0; i < 2; i++) put(variables, flags[i], json_boolean(r->effort > EFFORT_MINIMAL));
+    if (r->effort != EFFORT_ON) {
+        size_t length = strlen(levels[r->effort]);
+        const char *name =
+            tags && tags->efforts ? nearest(tags->efforts, r->effort, &length) : levels[r->effort];
+        put(variables, "reasoning_effort", json_stringn(name, length));
+    }
+    json_decref(r->ask->extra);
+    r->extra = r->ask->extra = variables;
+    return true;
+}

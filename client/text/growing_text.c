@@ -1,0 +1,94 @@
+/* Text growing in memory. See growing_text.h. */
+#include "client/text/growing_text.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Room for `more` bytes and a NUL behind what is there; NULL: none. */
+static char *text_reserve(struct cli_text *text, size_t more)
+{
+    if (text->space - text->length <= more && !text->failed) {
+        size_t space = 2 * text->space + more + 64;
+        char *grown = realloc(text->data, space);
+        text->failed = !grown;
+        if (grown) text->data = grown;
+        if (grown) text->space = space;
+    }
+    return text->failed ? NULL : text->data + text->length;
+}
+
+/* What was written ends at `end`. */
+static void text_end(struct cli_text *text, char *end)
+{
+    *end = 0;
+    text->length = (size_t)(end - text->data);
+}
+
+void cli_text_add(struct cli_text *text, const char *data, size_t length)
+{
+    char *to = text_reserve(text, length);
+    if (!to) return;
+    if (length) memcpy(to, data, length);
+    text_end(text, to + length);
+}
+
+void cli_text_printf(struct cli_text *text, const char *fmt, ...)
+{
+    va_list ap, again;
+    va_start(ap, fmt);
+    va_copy(again, ap);
+    int n = vsnprintf(NULL, 0, fmt, ap);
+    char *to = n < 0 ? NULL : text_reserve(text, (size_t)n);
+    text->failed |= n < 0;
+    if (to) text_end(text, to + vsnprintf(to, (size_t)n + 1, fmt, again));
+    va_end(ap);
+    va_end(again);
+}
+
+void cli_text_json(struct cli_text *text, const char *data, size_t length)
+{
+    static const char plain[] = "\"\\\n\r\t", escaped[] = "\"\\nrt";
+    char *to = text_reserve(text, 6 * length + 2); /* every byte may become \u00XX */
+    if (!to) return;
+    *to++ = '"';
+    for (size_t i = 0; i < length; i++) {
+        const unsigned char c = (unsigned char)data[i];
+        const char *found = c ? strchr(plain, c) : NULL;
+        if (found) {
+            *to++ = '\\';
+            *to++ = escaped[found - plain];
+        } else if (c < 32 || c == 127) {
+            to += sprintf(to, "\\u%04x", c);
+        } else {
+            *to++ = (char)c;
+        }
+    }
+    *to++ = '"';
+    text_end(text, to);
+}
+
+void cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets)
+{
+    char *to = text_reserve(text, 11 * count + 2); /* ten digits and a comma each */
+    if (!to) return;
+    if (brackets) *to++ = '[';
+    for (size_t i = 0; i < count; i++) {
+        char digits[10];
+        int n = 0;
+        uint32_t id = ids[i];
+        do digits[n++] = (char)('0' + id % 10);
+        while (id /= 10);
+        if (i) *to++ = ',';
+        while (n) *to++ = digits[--n];
+    }
+    if (brackets) *to++ = ']';
+    text_end(text, to);
+}
+
+void cli_text_free(struct cli_text *text)
+{
+    free(text->data);
+    *text = (struct cli_text){0};
+}

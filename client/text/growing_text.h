@@ -1,0 +1,25 @@
+/* Text growing in memory. Called by helm-cli, the gateway and the parser of answers; not part of libhelm's API. */
+#ifndef HELM_CLIENT_TEXT_GROWING_TEXT_H
+#define HELM_CLIENT_TEXT_GROWING_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+/* Text growing in memory. Once memory was short nothing is added any more; cli_text_check says so. */
+struct cli_text {
+    char *data; /* NUL-terminated once something was added */
+    size_t length, space;
+    bool failed;
+};
+void cli_text_add(struct cli_text *text, const char *data, size_t length);
+void cli_text_printf(struct cli_text *text, const char *fmt, ...) HELM_PRINTF(2, 3);
+/* A JSON string with its quotes. */
+void cli_text_json(struct cli_text *text, const char *data, size_t length);
+/* "[1,2,3]", or without brackets "1,2,3". */
+void cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets);
+void cli_text_free(struct cli_text *text);
+
+#endif
