@@ -98,6 +98,9 @@ def answer_tests(stage):
         check("... in a stream", without_id(streamed) == without_id(whole.json), (streamed, whole.body))
         counted = g.post("/v1/messages/count_tokens", {"messages": HELLO, **{k: v for k, v in fields.items() if k in ("tools", "tool_choice")}})
         check("... its tokens are counted", counted.json == {"input_tokens": sum(whole.json["usage"][k] for k in ("input_tokens", "cache_read_input_tokens"))}, (counted.body, whole.body))
+    daemon.say(CALL)
+    deltas = message(g, stream=True, tools=TOOLS).body.decode().count("input_json_delta")
+    check("arguments of a call come as they are written", deltas > 3, deltas)
     daemon.say("one two STOP three")
     for stream in (False, True):
         a = message(g, stream=stream, stop_sequences=["q1", "q2", "q3", "q4", "STOP", "q5"])
@@ -135,7 +138,8 @@ def history_tests(stage):
         prompt = stage.prompt()
         check("a call and its result, %s, go into the template" % name, a.status == 200 and CALL in prompt and "I look." in prompt and
               "<tool_response>\n%s\n</tool_response>" % shown in prompt and prompt.index("tool_response") < prompt.index("And now?"), (a.body, prompt))
-    for fields, end in (({"thinking": {"type": "disabled"}}, "<think>\n\n</think>\n\n"), ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "assistant\n"),
+    for fields, end in (({"thinking": {"type": "disabled"}}, "<think>\n\n</think>\n\n"), ({"output_config": {"effort": "high"}, "thinking": {"type": "disabled"}}, "<think>\n\n</think>\n\n"),
+                        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "assistant\n"), ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "assistant\n"),
                         ({}, "assistant\n")):
         message(g, **fields)
         check("thinking: %s" % fields, stage.prompt().endswith(end), stage.prompt())
