@@ -30,6 +30,7 @@ LIBHELM_SRC := \
   client/text/grammar/schema_format.c \
   client/text/grammar/schema_merge.c \
   client/text/grammar/schema_object.c \
+  client/text/grammar/schema_string.c \
   client/text/grammar/schema_values.c \
   client/text/grammar/slices.c \
   client/text/grammar/stacks.c \

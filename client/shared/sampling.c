@@ -65,9 +65,7 @@ static int apply_object(const json_t *object, struct sampling_options *options, 
     if (!options->has_repetition_penalty) options->repetition_penalty = repetition_penalty;
     if (!sample) return 0; /* greedy, unless the command line says otherwise */
     if (!options->has_temperature) options->temperature = temperature;
-    if (!options->has_top_p && top_p < ABOVE_ZERO)
-        return helm_fail(err, HELM_E_LIMIT, "'top_p' is %g, not above 0 and at most 1", top_p);
-    if (!options->has_top_p) options->top_p = top_p;
+    if (!options->has_top_p) options->top_p = top_p < ABOVE_ZERO ? ABOVE_ZERO : top_p; /* 0: the likeliest */
     if (!options->has_min_p) options->min_p = min_p;
     if (!options->has_top_k) options->top_k = top_k;
     return 0;
@@ -112,7 +110,7 @@ int sampling_apply_checkpoint(const char *path, struct sampling_options *options
     if (!file_is_folder(path)) return apply_gguf(path, options, err);
     int rc = file_read_inside(path, name, GENERATION_CONFIG_MAX, &text, &length, err);
     if (rc == HELM_E_NOT_FOUND) return apply_gguf(path, options, err);
-    if (rc == 0) rc = json_parse_bounded(name, text, length, GENERATION_CONFIG_MAX, &object, err);
+    if (rc == 0) rc = json_parse_python(name, text, length, GENERATION_CONFIG_MAX, &object, err);
     if (rc == 0) rc = apply_object(object, options, err);
     if (rc < 0 && !strstr(err->text, name)) rc = helm_err_prefix(err, "%s/%s", path, name);
     json_decref(object);
