@@ -16,6 +16,7 @@ LIBHELM_SRC := \
   client/connection/constraint.c \
   client/connection/endpoint.c \
   client/connection/generate.c \
+  client/connection/mask_thread.c \
   client/connection/query.c \
   client/text/chat.c \
   client/text/grammar/expr.c \

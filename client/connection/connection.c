@@ -18,6 +18,7 @@
 #include <zmq.h>
 
 #include "client/connection/endpoint.h"
+#include "client/connection/mask_thread.h"
 #include "common/base/units.h"
 
 #define DISPATCH_BATCH 256 /* messages handled before the caller gets a turn */
@@ -34,6 +35,7 @@ struct helm_client {
     int timer_fd; /* the earliest deadline of a generation */
     uint64_t timer_us;
     uint64_t last_number;
+    struct mask_thread *masks; /* NULL: not needed yet */
     struct connection_request *requests;
     size_t request_count, request_space;
     bool reached, connected, lost, dispatching;
@@ -139,6 +141,12 @@ void connection_watch_deadline(struct helm_client *client, uint64_t deadline_us)
     struct itimerspec when = {.it_value = {.tv_sec = (time_t)(deadline_us / 1000000),
                                            .tv_nsec = (long)(deadline_us % 1000000) * 1000}};
     timerfd_settime(client->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+struct mask_thread **connection_masks(struct helm_client *client, int *event_fd)
+{
+    *event_fd = client->event_fd;
+    return &client->masks;
 }
 
 int helm_client_fd(const struct helm_client *client)
@@ -353,6 +361,7 @@ static int handle_all(struct helm_client *client)
     lower_event(client->event_fd);
     while (!client->lost && handled < DISPATCH_BATCH && receive(client)) handled++;
     if (handled == DISPATCH_BATCH) raise_event(client);
+    if (!client->lost) handled += generate_send_masks(client);
     if (!client->lost) handled += watch_connection(client);
     if (!client->lost) handled += check_deadlines(client);
     return client->lost ? HELM_E_PEER : handled;
@@ -589,6 +598,7 @@ void helm_disconnect(struct helm_client **client)
         zmq_socket_monitor(c->socket, NULL, 0);
     }
     while (c->request_count) connection_drop_request(c, c->requests[0].number);
+    mask_thread_close(c->masks);
     free(c->requests);
     if (c->epoll_fd >= 0) close(c->epoll_fd); /* before the descriptors of ZeroMQ that it watches */
     if (c->monitor) zmq_close(c->monitor);

@@ -51,7 +51,7 @@ static size_t put_word(struct survey *s, size_t at)
         if (digits > 308) {
             put(s, from, minus);
             put(s, most, sizeof most - 1);
-        } else if (digits > INTEGER_DIGITS + 1 || memcmp(from + minus, "9223372036854775807", 19) > 0) {
+        } else if (digits > INTEGER_DIGITS + 1 || memcmp(from + minus, minus ? "9223372036854775808" : "9223372036854775807", 19) > 0) {
             put(s, from, n);
             put(s, ".0", 2);
         } else {
