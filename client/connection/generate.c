@@ -253,8 +253,8 @@ int helm_embed(struct helm_client *client, const struct helm_embed_request *what
     return send_entry(client, entry, &message, &call, request, err);
 }
 
-static int send_mask(struct helm_client *client, struct constraint *constraint, uint64_t number, uint32_t index,
-                     struct helm_err *err)
+static int send_mask(struct helm_client *client, struct constraint *constraint, uint64_t number,
+                     uint32_t index, struct helm_err *err)
 {
     Helm__V1__Request message = CONNECTION_REQUEST_INIT;
     message.body_case = HELM__V1__REQUEST__BODY_MASK;
@@ -277,17 +277,17 @@ static void give_up(struct helm_client *client, const struct connection_request 
 static int drawn_wrongly(int rc, uint32_t token, struct helm_err *err)
 {
     if (rc != HELM_E_FORMAT) return rc;
-    return helm_fail(err, HELM_E_INTERNAL, "the daemon drew token %u, which the grammar does not allow", token);
+    return helm_fail(err, HELM_E_INTERNAL, "the daemon drew token %u, which the grammar does not allow",
+                     token);
 }
 
 void generate_deliver_constrained(struct helm_client *client, const struct connection_request *request,
-                                  const Helm__V1__Response *response)
+                                  const Helm__V1__Response *response, struct mask_thread **thread)
 {
     struct helm_err err = {0};
     const Helm__V1__Token *from = response->token;
-    struct constraint_token token = {.number = request->number, .id = from->token, .index = from->index};
+    const struct constraint_token token = {request->number, from->token, from->index, request->event_fd};
     bool more = false;
-    struct mask_thread **thread = connection_masks(client, &token.event_fd);
     int rc = constraint_take(request->constraint, &token, thread, &more, &err);
     if (more) rc = send_mask(client, request->constraint, request->number, from->index, &err);
     rc = drawn_wrongly(rc, from->token, &err);
@@ -295,10 +295,10 @@ void generate_deliver_constrained(struct helm_client *client, const struct conne
     if (rc < 0) give_up(client, request, rc, err.text);
 }
 
-int generate_send_masks(struct helm_client *client)
+int generate_send_masks(struct helm_client *client, struct mask_thread *thread)
 {
-    int event_fd, sent = 0;
-    for (struct mask_job *job; (job = mask_thread_take(*connection_masks(client, &event_fd))); sent++) {
+    int sent = 0;
+    for (struct mask_job *job; (job = mask_thread_take(thread)); sent++) {
         struct helm_err err = {0};
         bool more;
         uint32_t index, token;

@@ -36,7 +36,9 @@ static size_t put_word(struct survey *s, size_t at)
     const size_t minus = *from == '-';
     size_t n = minus, digits;
     bool whole = true;
-    for (; at + n < s->length && from[n] && strchr("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", from[n]); n++)
+    for (; at + n < s->length && from[n] &&
+           strchr("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", from[n]);
+         n++)
         whole = whole && from[n] >= '0' && from[n] <= '9';
     digits = n - minus;
     char quoted[16];
@@ -51,7 +53,8 @@ static size_t put_word(struct survey *s, size_t at)
         if (digits > 308) {
             put(s, from, minus);
             put(s, most, sizeof most - 1);
-        } else if (digits > INTEGER_DIGITS + 1 || memcmp(from + minus, minus ? "9223372036854775808" : "9223372036854775807", 19) > 0) {
+        } else if (digits > INTEGER_DIGITS + 1 ||
+                   memcmp(from + minus, minus ? "9223372036854775808" : "9223372036854775807", 19) > 0) {
             put(s, from, n);
             put(s, ".0", 2);
         } else {
@@ -94,8 +97,8 @@ static int survey(struct survey *s, struct helm_err *err)
     return 0;
 }
 
-static int parse(const char *what, const char *text, size_t length, size_t max_bytes, bool python, json_t **out,
-                 struct helm_err *err)
+static int parse(const char *what, const char *text, size_t length, size_t max_bytes, bool python,
+                 json_t **out, struct helm_err *err)
 {
     struct survey s = {.what = what, .text = text, .length = length, .python = python};
     *out = NULL;
@@ -106,7 +109,8 @@ static int parse(const char *what, const char *text, size_t length, size_t max_b
     if (rc) return rc;
     if (s.changed) {
         s.rewrite = malloc(s.written ? s.written : 1);
-        if (!s.rewrite) return helm_fail(err, HELM_E_NOMEM, "%s: no memory for %zu bytes of JSON", what, s.written);
+        if (!s.rewrite)
+            return helm_fail(err, HELM_E_NOMEM, "%s: no memory for %zu bytes of JSON", what, s.written);
         rc = survey(&s, err);
         if (rc) return rc;
     }

@@ -29,8 +29,8 @@ struct helm_matcher {
     struct helm_grammar *grammar;
     struct stacks stacks;
     uint32_t place;
-    uint64_t quick;    /* steps of one call, which then fails with HELM_E_BUSY; 0: the grammar's limit */
-    _Atomic bool stop; /* set by another thread: give the work up */
+    uint64_t quick;      /* steps of one call, which then fails with HELM_E_BUSY; 0: the grammar's limit */
+    _Atomic bool stop;   /* set by another thread: give the work up */
     bool ended, entered; /* entered: stacks and place are there */
     struct walk_level *level; /* [longest + 2] */
 };

@@ -18,7 +18,8 @@ static int first_mask(struct helm_grammar *g, struct helm_err *err)
 {
     struct helm_matcher *m;
     g->first = calloc(g->vocabulary->words, sizeof *g->first);
-    int rc = g->first ? helm_matcher_open(g, &m, err) : helm_fail(err, HELM_E_NOMEM, "no memory for a grammar");
+    int rc =
+        g->first ? helm_matcher_open(g, &m, err) : helm_fail(err, HELM_E_NOMEM, "no memory for a grammar");
     if (rc) return rc;
     states_allow(&g->states, grammar_steps(g));
     rc = matcher_enter(m, err);

@@ -28,13 +28,32 @@ static const struct {
     const char *names[24];
 } keywords[] = {
     {SUPPORTED,
-     {"$ref", "allOf", "anyOf", "oneOf", "type", "const", "enum", "nullable", "items", "prefixItems", "additionalItems",
-      "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum",
-      "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},
+     {"$ref",
+      "allOf",
+      "anyOf",
+      "oneOf",
+      "type",
+      "const",
+      "enum",
+      "nullable",
+      "items",
+      "prefixItems",
+      "additionalItems",
+      "minItems",
+      "maxItems",
+      "minLength",
+      "maxLength",
+      "pattern",
+      "format",
+      "minimum",
+      "maximum",
+      "exclusiveMinimum",
+      "exclusiveMaximum",
+      "multipleOf"}},
     {SUPPORTED, {"properties", "required", "additionalProperties", "propertyNames", "minProperties"}},
     {SAYS_NOTHING,
-     {"title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "$schema",
-      "$id", "$comment", "$defs", "definitions", "discriminator", "$anchor", "$vocabulary", "id"}},
+     {"title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly",
+      "$schema", "$id", "$comment", "$defs", "definitions", "discriminator", "$anchor", "$vocabulary", "id"}},
     {SAYS_NOTHING,
      {"contentEncoding", "contentMediaType", "contentSchema", "externalDocs", "xml", "markdownDescription",
       "enumNames", "enumDescriptions", "markdownEnumDescriptions", "errorMessage", "propertyOrdering"}},
@@ -44,24 +63,32 @@ static const struct {
 static const struct {
     const char *name, *values[3];
 } neutral[] = {
-    {"nullable", {"false"}},          {"uniqueItems", {"false"}},
-    {"minProperties", {"0", "0.0"}},  {"minItems", {"0", "0.0"}},
-    {"minLength", {"0", "0.0"}},      {"patternProperties", {"{}"}},
-    {"dependentRequired", {"{}"}},    {"dependentSchemas", {"{}"}},
-    {"dependencies", {"{}"}},         {"unevaluatedProperties", {"true", "{}"}},
+    {"nullable", {"false"}},
+    {"uniqueItems", {"false"}},
+    {"minProperties", {"0", "0.0"}},
+    {"minItems", {"0", "0.0"}},
+    {"minLength", {"0", "0.0"}},
+    {"patternProperties", {"{}"}},
+    {"dependentRequired", {"{}"}},
+    {"dependentSchemas", {"{}"}},
+    {"dependencies", {"{}"}},
+    {"unevaluatedProperties", {"true", "{}"}},
     {"unevaluatedItems", {"true", "{}"}},
     {"propertyNames", {"true", "{}", "{\"type\":\"string\"}"}},
-    {"not", {"false"}},               {"minContains", {"0", "0.0"}},
+    {"not", {"false"}},
+    {"minContains", {"0", "0.0"}},
 };
 
 static bool is_neutral(const json_t *node, const char *name, const json_t *value)
 {
     bool found = false;
     /* alone they bind nothing */
-    if ((strcmp(name, "minContains") == 0 || strcmp(name, "maxContains") == 0) && !json_object_get(node, "contains"))
+    if ((strcmp(name, "minContains") == 0 || strcmp(name, "maxContains") == 0) &&
+        !json_object_get(node, "contains"))
         return true;
     if ((strcmp(name, "then") == 0 || strcmp(name, "else") == 0) && !json_object_get(node, "if")) return true;
-    if (strcmp(name, "if") == 0 && !json_object_get(node, "then") && !json_object_get(node, "else")) return true;
+    if (strcmp(name, "if") == 0 && !json_object_get(node, "then") && !json_object_get(node, "else"))
+        return true;
     if (strcmp(name, "minProperties") == 0 && json_is_number(value) &&
         json_number_value(value) <= (double)json_array_size(json_object_get(node, "required")))
         return true;
@@ -545,6 +572,8 @@ uint32_t schema_node(struct schema *s, const json_t *node, const char *name)
         schema_refuse(s, HELM_E_LIMIT,
                       "schemas nest deeper than %d, or are more than %d with those that they refer to",
                       SCHEMA_DEPTH_MAX, SCHEMA_NODES_MAX);
+    } else if (json_object_get(node, "const")) {
+        out = body(s, node); /* not a rule: thousands of constants would be as many ways to read one text */
     } else {
         bool known = true;
         const uint32_t rule = remember(s, node, &known);

@@ -18,20 +18,35 @@ enum merge_kind {
 static const struct {
     const char *name;
     enum merge_kind kind;
-} rows[] = {{"title", MERGE_NOTHING},       {"description", MERGE_NOTHING},
-            {"default", MERGE_NOTHING},     {"example", MERGE_NOTHING},
-            {"examples", MERGE_NOTHING},    {"deprecated", MERGE_NOTHING},
-            {"readOnly", MERGE_NOTHING},    {"writeOnly", MERGE_NOTHING},
-            {"$schema", MERGE_NOTHING},     {"$id", MERGE_NOTHING},
-            {"$comment", MERGE_NOTHING},    {"$defs", MERGE_NOTHING},
-            {"definitions", MERGE_NOTHING}, {"discriminator", MERGE_NOTHING},
-            {"minimum", MERGE_LARGER},      {"exclusiveMinimum", MERGE_LARGER},
-            {"minProperties", MERGE_LARGER},{"minLength", MERGE_LARGER},    {"minItems", MERGE_LARGER},
-            {"maximum", MERGE_SMALLER},     {"exclusiveMaximum", MERGE_SMALLER},
-            {"maxLength", MERGE_SMALLER},   {"maxItems", MERGE_SMALLER},
-            {"items", MERGE_BOTH},          {"additionalProperties", MERGE_BOTH},
-            {"properties", MERGE_MEMBERS},  {"required", MERGE_UNION},
-            {"enum", MERGE_ENUM},           {"type", MERGE_TYPE}};
+} rows[] = {{"title", MERGE_NOTHING},
+            {"description", MERGE_NOTHING},
+            {"default", MERGE_NOTHING},
+            {"example", MERGE_NOTHING},
+            {"examples", MERGE_NOTHING},
+            {"deprecated", MERGE_NOTHING},
+            {"readOnly", MERGE_NOTHING},
+            {"writeOnly", MERGE_NOTHING},
+            {"$schema", MERGE_NOTHING},
+            {"$id", MERGE_NOTHING},
+            {"$comment", MERGE_NOTHING},
+            {"$defs", MERGE_NOTHING},
+            {"definitions", MERGE_NOTHING},
+            {"discriminator", MERGE_NOTHING},
+            {"minimum", MERGE_LARGER},
+            {"exclusiveMinimum", MERGE_LARGER},
+            {"minProperties", MERGE_LARGER},
+            {"minLength", MERGE_LARGER},
+            {"minItems", MERGE_LARGER},
+            {"maximum", MERGE_SMALLER},
+            {"exclusiveMaximum", MERGE_SMALLER},
+            {"maxLength", MERGE_SMALLER},
+            {"maxItems", MERGE_SMALLER},
+            {"items", MERGE_BOTH},
+            {"additionalProperties", MERGE_BOTH},
+            {"properties", MERGE_MEMBERS},
+            {"required", MERGE_UNION},
+            {"enum", MERGE_ENUM},
+            {"type", MERGE_TYPE}};
 
 static enum merge_kind kind_of(const char *name, bool *known)
 {
@@ -68,7 +83,8 @@ size_t schema_weight(const json_t *value)
     const char *name;
     json_t *member;
     if (json_is_array(value)) json_array_foreach((json_t *)value, i, member) weight += schema_weight(member);
-    if (json_is_object(value)) json_object_foreach((json_t *)value, name, member) weight += schema_weight(member);
+    if (json_is_object(value))
+        json_object_foreach((json_t *)value, name, member) weight += schema_weight(member);
     if (json_is_string(value)) weight += json_string_length(value) / 64;
     return weight;
 }
@@ -86,7 +102,8 @@ static json_t *merge_lists(struct schema *s, const json_t *a, const json_t *b, b
 {
     json_t *out = with ? json_array() : json_copy((json_t *)a);
     for (size_t i = 0; i < json_array_size(b); i++)
-        if (!s->x->failed && has(s, a, json_array_get(b, i)) == with) json_array_append(out, json_array_get(b, i));
+        if (!s->x->failed && has(s, a, json_array_get(b, i)) == with)
+            json_array_append(out, json_array_get(b, i));
     return out;
 }
 
@@ -213,7 +230,8 @@ bool schema_are_disjoint(struct schema *s, const json_t *a, const json_t *b)
     a = schema_resolve(s, a);
     b = schema_resolve(s, b);
     if (json_is_object(a) && json_is_object(b)) {
-        schema_charge(s, json_array_size(json_object_get(a, "enum")) + json_array_size(json_object_get(b, "enum")) +
+        schema_charge(s, json_array_size(json_object_get(a, "enum")) +
+                             json_array_size(json_object_get(b, "enum")) +
                              json_array_size(json_object_get(a, "required")) +
                              json_array_size(json_object_get(b, "required")));
         if (s->x->failed) return false;

@@ -127,7 +127,8 @@ static bool take_names(struct schema *s, struct members *m, const json_t *names,
     json_array_foreach(list, i, item)
     {
         const char *text = json_string_value(item);
-        if (text && !is_listed(s, m, text) && !add_member(s, m, text, more ? more : json_true(), false)) break;
+        if (text && !is_listed(s, m, text) && !add_member(s, m, text, more ? more : json_true(), false))
+            break;
     }
     for (uint32_t k = 0; k < m->count && !s->x->failed; k++) {
         bool allowed = false;
@@ -138,7 +139,8 @@ static bool take_names(struct schema *s, struct members *m, const json_t *names,
             allowed = allowed || (text && strcmp(text, m->name[k]) == 0);
         }
         if (!allowed)
-            schema_refuse(s, HELM_E_UNSUPPORTED, "the property '%.64s' is not one of 'propertyNames'", m->name[k]);
+            schema_refuse(s, HELM_E_UNSUPPORTED, "the property '%.64s' is not one of 'propertyNames'",
+                          m->name[k]);
     }
     return true;
 }
@@ -157,8 +159,7 @@ static bool names_say_more(struct schema *s, const json_t *names)
         size_t i = 0;
         if (strcmp(key, "type") == 0 || schema_says_nothing(names, key, value)) continue;
         while (i < 4 && strcmp(says[i], key) != 0) i++;
-        if (i == 4)
-            schema_refuse(s, HELM_E_UNSUPPORTED, "'%.64s' in 'propertyNames' is not supported", key);
+        if (i == 4) schema_refuse(s, HELM_E_UNSUPPORTED, "'%.64s' in 'propertyNames' is not supported", key);
         more = true;
     }
     return more;
@@ -170,8 +171,9 @@ static uint32_t extra_name(struct schema *s, const struct members *m, const json
     struct exprs *x = s->x;
     if (names_say_more(s, names)) {
         if (m->count)
-            schema_refuse(s, HELM_E_UNSUPPORTED,
-                          "'propertyNames' beside 'properties' or 'required' is supported as a list of names");
+            schema_refuse(
+                s, HELM_E_UNSUPPORTED,
+                "'propertyNames' beside 'properties' or 'required' is supported as a list of names");
         return s->x->failed ? 0 : schema_string(s, names);
     }
     const char **listed = malloc((m->count + 1) * sizeof *listed);
@@ -214,8 +216,7 @@ static void gather_members(struct schema *s, const json_t *node, struct members 
     const uint32_t key = extra_name(s, m, names);
     const uint32_t of =
         more ? schema_node(s, more, "additionalProperties") : expr_rule(s->x, json_rule(s->x, ANY_VALUE));
-    exprs_define(s->x, m->extra,
-                 SEQ(s->x, key, expr_char(s->x, ':'), schema_space(s->x), of));
+    exprs_define(s->x, m->extra, SEQ(s->x, key, expr_char(s->x, ':'), schema_space(s->x), of));
 }
 
 /* `minProperties` of more than `required` has: 1 is supported. */
@@ -223,7 +224,8 @@ static bool takes_one(struct schema *s, const json_t *node)
 {
     const uint32_t least = schema_count(s, node, "minProperties", 0);
     if (least > 1 && least > json_array_size(json_object_get(node, "required")))
-        schema_refuse(s, HELM_E_UNSUPPORTED, "'minProperties' of more than 1 that are not required is not supported");
+        schema_refuse(s, HELM_E_UNSUPPORTED,
+                      "'minProperties' of more than 1 that are not required is not supported");
     return least > 0;
 }
 

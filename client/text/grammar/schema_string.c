@@ -37,7 +37,8 @@ struct product {
     struct helm_err err;
 };
 
-static int side_open(struct side *side, const char *pattern, size_t length, uint32_t *begin, struct helm_err *err)
+static int side_open(struct side *side, const char *pattern, size_t length, uint32_t *begin,
+                     struct helm_err *err)
 {
     struct exprs x = {0};
     const uint32_t root = regex_parse(&x, pattern, length, REGEX_JSON_SEARCH);
@@ -101,7 +102,8 @@ static bool step(struct product *p, const struct point *from, uint8_t byte, stru
 static bool may_end(const struct product *p, const struct point *at)
 {
     bool ends = at->chars >= p->min && !at->inside;
-    for (int i = 0; i < SIDES; i++) ends = ends && (!p->side[i].open || p->side[i].states.item[at->set[i]].ends);
+    for (int i = 0; i < SIDES; i++)
+        ends = ends && (!p->side[i].open || p->side[i].states.item[at->set[i]].ends);
     return ends;
 }
 
@@ -123,7 +125,8 @@ static void define(struct product *p, uint32_t number)
         const uint32_t target = number_of(p, &to);
         if (target == PRODUCT_MAX) {
             schema_refuse(p->s, HELM_E_LIMIT,
-                          "'pattern', 'format' and lengths of one string need more than %d states", PRODUCT_MAX);
+                          "'pattern', 'format' and lengths of one string need more than %d states",
+                          PRODUCT_MAX);
             return;
         }
         const uint32_t seq = expr_add(x, expr_seq(x), expr_byte(x, byte, first - 1));
@@ -166,7 +169,8 @@ static bool takes_pattern(struct schema *s, const struct text *pattern, bool has
     struct exprs x = {0};
     regex_parse(&x, pattern->data, pattern->length, REGEX_JSON_SEARCH);
     const bool good = !x.failed;
-    if (x.failed && !(has_format && x.failed == HELM_E_UNSUPPORTED)) schema_refuse(s, x.failed, "%s", x.err.text);
+    if (x.failed && !(has_format && x.failed == HELM_E_UNSUPPORTED))
+        schema_refuse(s, x.failed, "%s", x.err.text);
     exprs_free(&x);
     return good;
 }

@@ -8,13 +8,13 @@
 #include "client/text/grammar/schema.h"
 #include "common/base/json.h"
 
-#define SPACE_MAX      20 /* behind a line end: ten levels of two */
-#define DIGITS_MAX     16 /* of a number before and behind its point */
-#define INTEGER_DIGITS 18 /* of an integer: it fits 64 bits */
+#define SPACE_MAX          20 /* behind a line end: ten levels of two */
+#define DIGITS_MAX         16 /* of a number before and behind its point */
+#define INTEGER_DIGITS     18 /* of an integer: it fits 64 bits */
 #define INTEGER_DIGITS_MAX 19 /* of one in bounds: 2^63 */
-#define BOUND_MAX      9223372036854775808.0
-#define MODULUS_MAX    256
-#define LITERAL_MAX    65536
+#define BOUND_MAX          9223372036854775808.0
+#define MODULUS_MAX        256
+#define LITERAL_MAX        65536
 
 static uint32_t text(struct exprs *x, const char *s)
 {
@@ -83,8 +83,8 @@ static uint32_t make_number(struct exprs *x)
 {
     const uint32_t exponent = seq4(x, one_of(x, "eE"), optional(x, one_of(x, "+-")),
                                    expr_repeat(x, digit(x, '0', '9'), 1, 2), EXPR_NONE);
-    return seq4(x, optional(x, expr_char(x, '-')), make_digits(x, DIGITS_MAX), optional(x, make_fraction(x, DIGITS_MAX)),
-                optional(x, exponent));
+    return seq4(x, optional(x, expr_char(x, '-')), make_digits(x, DIGITS_MAX),
+                optional(x, make_fraction(x, DIGITS_MAX)), optional(x, exponent));
 }
 
 static uint32_t make_value(struct exprs *x)
@@ -194,8 +194,9 @@ static uint32_t digits_of(struct exprs *x, struct multiple *m, uint32_t remainde
         m->rule[left][remainder] = rule + 1;
         for (uint32_t d = 0; d < 10 && !x->failed; d++)
             expr_add(x, alt,
-                     seq4(x, expr_char(x, '0' + d), digits_of(x, m, (remainder * 10 + d) % m->modulus, left - 1),
-                          EXPR_NONE, EXPR_NONE));
+                     seq4(x, expr_char(x, '0' + d),
+                          digits_of(x, m, (remainder * 10 + d) % m->modulus, left - 1), EXPR_NONE,
+                          EXPR_NONE));
         exprs_define(x, rule, alt);
     }
     return expr_rule(x, m->rule[left][remainder] - 1);
@@ -274,8 +275,8 @@ static uint32_t fraction_above_zero(struct exprs *x, uint32_t places)
     const uint32_t alt = expr_alt(x);
     for (uint32_t zeros = 0; zeros < places; zeros++)
         expr_add(x, alt,
-                 seq4(x, expr_char(x, '.'), expr_repeat(x, expr_char(x, '0'), zeros, zeros), digit(x, '1', '9'),
-                      expr_repeat(x, digit(x, '0', '9'), 0, places - 1 - zeros)));
+                 seq4(x, expr_char(x, '.'), expr_repeat(x, expr_char(x, '0'), zeros, zeros),
+                      digit(x, '1', '9'), expr_repeat(x, digit(x, '0', '9'), 0, places - 1 - zeros)));
     return alt;
 }
 
@@ -297,7 +298,8 @@ static uint32_t decimal_range(struct exprs *x, uint64_t low, uint64_t high, bool
         expr_add(x, alt, seq4(x, whole_range(x, high, high), optional(x, zeros), EXPR_NONE, EXPR_NONE));
     }
     if (low == high) return alt;
-    const uint32_t fraction = open_low ? fraction_above_zero(x, places) : optional(x, make_fraction(x, places));
+    const uint32_t fraction =
+        open_low ? fraction_above_zero(x, places) : optional(x, make_fraction(x, places));
     expr_add(x, alt, seq4(x, whole_range(x, low, low), fraction, EXPR_NONE, EXPR_NONE));
     if (low + 1 < high)
         expr_add(x, alt,
@@ -345,14 +347,14 @@ static struct bounds take_bounds(struct schema *s, const json_t *node, bool inte
 {
     struct bounds b = {.low = INT64_MIN, .high = INT64_MAX, .places = DIGITS_MAX};
     int64_t bound = 0;
-    static const char *const lower[] = {"minimum", "exclusiveMinimum"},
-                             *const upper[] = {"maximum", "exclusiveMaximum"};
+    static const char *const lower[] = {"minimum", "exclusiveMinimum"}, *const upper[] = {"maximum",
+                                                                                          "exclusiveMaximum"};
     for (int open = 0; open < 2; open++) {
         if (take_bound(s, node, lower[open], integer, &bound)) {
             const bool between = is_between(node, lower[open]); /* cut towards 0 */
-            const int64_t low = between && bound >= 0 && json_number_value(json_object_get(node, lower[open])) > 0
-                                    ? bound + 1
-                                    : bound;
+            const int64_t low =
+                between && bound >= 0 && json_number_value(json_object_get(node, lower[open])) > 0 ? bound + 1
+                                                                                                   : bound;
             if (!b.has_low || low > b.low || (low == b.low && open && !between)) {
                 b.low = low;
                 b.open_low = open && !between;
@@ -361,8 +363,8 @@ static struct bounds take_bounds(struct schema *s, const json_t *node, bool inte
         }
         if (take_bound(s, node, upper[open], integer, &bound)) {
             const bool between = is_between(node, upper[open]);
-            const int64_t high = between && json_number_value(json_object_get(node, upper[open])) < 0 ? bound - 1
-                                                                                                   : bound;
+            const int64_t high =
+                between && json_number_value(json_object_get(node, upper[open])) < 0 ? bound - 1 : bound;
             if (!b.has_high || high < b.high || (high == b.high && open && !between)) {
                 b.high = high;
                 b.open_high = open && !between;
@@ -420,7 +422,8 @@ static uint32_t decimal_in(struct exprs *x, const struct bounds *b)
 }
 
 /* What `multipleOf` says: of whole numbers a modulus and zeros, of decimals how many places. false: refused. */
-static bool take_multiple(struct schema *s, const json_t *value, bool *integer, struct multiple *m, uint32_t *places)
+static bool take_multiple(struct schema *s, const json_t *value, bool *integer, struct multiple *m,
+                          uint32_t *places)
 {
     const double number = json_number_value(value), parts = 1 / number;
     if (!json_is_number(value) || !(number > 0)) {
@@ -443,8 +446,8 @@ static bool take_multiple(struct schema *s, const json_t *value, bool *integer, 
     double unit = 1;
     for (*places = 0; !*integer && *places < DIGITS_MAX; unit *= 10)
         if (++*places < DIGITS_MAX && fabs(number * unit * 10 - 1) < 1e-9) return true;
-    schema_refuse(s, HELM_E_UNSUPPORTED,
-                  "'multipleOf' is %g; whole numbers and 0.1, 0.01, ... are supported", number);
+    schema_refuse(s, HELM_E_UNSUPPORTED, "'multipleOf' is %g; whole numbers and 0.1, 0.01, ... are supported",
+                  number);
     return false;
 }
 

@@ -40,9 +40,10 @@ int states_charge(struct states *s, uint64_t steps, struct helm_err *err)
     if (s->stop && atomic_load_explicit(s->stop, memory_order_relaxed))
         return helm_fail(err, HELM_E_CANCELLED, "the output is not wanted any more");
     if (s->work <= s->work_max) return 0;
-    return helm_fail(err, HELM_E_LIMIT,
-                     "the grammar can be read in too many ways: what may come next takes more than %llu steps",
-                     (unsigned long long)s->work_max);
+    return helm_fail(
+        err, HELM_E_LIMIT,
+        "the grammar can be read in too many ways: what may come next takes more than %llu steps",
+        (unsigned long long)s->work_max);
 }
 
 /* ---- interning ---- */

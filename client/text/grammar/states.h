@@ -37,9 +37,9 @@ struct states {
     uint32_t count, members;
     uint32_t *table; /* open addressing, of numbers; 0: free */
     uint32_t table_size;
-    _Atomic size_t *held;    /* the vocabulary's; NULL: not counted */
+    _Atomic size_t *held;     /* the vocabulary's; NULL: not counted */
     const _Atomic bool *stop; /* the matcher's: its work is not wanted any more; NULL: none */
-    uint64_t work, work_max; /* steps since states_allow, and how many there may be */
+    uint64_t work, work_max;  /* steps since states_allow, and how many there may be */
     /* scratch of closures */
     uint32_t *list, *mark; /* [nfa->states]; mark[s] == round: s is in the list */
     uint32_t round;

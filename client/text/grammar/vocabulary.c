@@ -40,7 +40,8 @@ static int make(uint32_t vocab, const uint32_t *ends, size_t end_count, struct h
     v->words = (vocab + 31) / 32;
     v->offset = calloc((size_t)vocab + 1, sizeof *v->offset);
     v->held = calloc(1, sizeof *v->held);
-    if (!v->offset || !v->held) return helm_fail(err, HELM_E_NOMEM, "no memory for a vocabulary of %u tokens", vocab);
+    if (!v->offset || !v->held)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a vocabulary of %u tokens", vocab);
     for (size_t i = 0; i < end_count; i++) {
         if (ends[i] >= vocab)
             return helm_fail(err, HELM_E_LIMIT, "end token %u lies outside the vocabulary of %u", ends[i],
