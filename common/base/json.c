@@ -141,13 +141,21 @@ int json_parse_python(const char *what, const char *text, size_t length, size_t 
 
 size_t json_real_text(double value, char *out, size_t space)
 {
-    int n = 0;
     for (int digits = 15; digits <= 17; digits++) {
-        n = snprintf(out, space, "%.*g", digits, value);
+        snprintf(out, space, "%.*g", digits, value);
         if (strtod(out, NULL) == value) break;
     }
-    if (n > 0 && !strpbrk(out, ".en")) n += snprintf(out + n, space - (size_t)n, ".0");
-    return (size_t)n;
+    char *exponent = strchr(out, 'e');
+    if (exponent) { /* 1e30 and 1e-7, as jansson writes them: not 1e+30 and 1e-07 */
+        char *to = exponent + 1, *from = to;
+        if (*from == '-') to++;
+        if (*from == '-' || *from == '+') from++;
+        while (*from == '0') from++;
+        memmove(to, from, strlen(from) + 1);
+    } else if (!strpbrk(out, ".n")) {
+        strcat(out, ".0");
+    }
+    return strlen(out);
 }
 
 char *json_dump_text(const json_t *value, size_t flags)

@@ -96,7 +96,8 @@ static void test_dump(void **state)
     (void)state;
     static const char *const same[] = {"[0.1,19.99,-0.25,1.0,100000.5,5,-7,0.3]",
                                        "{\"a\":\"0.10000000000000001 \\\" 1.50\"}",
-                                       "[1e-07,1e+300,9007199254740993]", "[]", "[true,null]"};
+                                       "[1e-7,1e300,1.2345678901234568e29,-2.5e-9,9007199254740993]", "[]",
+                                       "[true,null]"};
     for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
         json_t *value = NULL;
         struct helm_err err = {0};
