@@ -29,6 +29,7 @@ LIBHELM_SRC := \
   client/text/grammar/regex.c \
   client/text/grammar/schema.c \
   client/text/grammar/schema_format.c \
+  client/text/grammar/schema_keywords.c \
   client/text/grammar/schema_merge.c \
   client/text/grammar/schema_object.c \
   client/text/grammar/schema_string.c \

@@ -4,9 +4,12 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/base/units.h"
+
+#define NICENESS 5
 
 struct mask_thread {
     pthread_t thread;
@@ -36,6 +39,8 @@ static void *run(void *argument)
 {
     struct mask_thread *t = argument;
     const uint64_t one = 1;
+    setpriority(PRIO_PROCESS, (id_t)gettid(),
+                NICENESS); /* where processors are few, other streams come first */
     pthread_mutex_lock(&t->lock);
     for (;;) {
         while (!t->quit && !t->waiting) pthread_cond_wait(&t->more, &t->lock);

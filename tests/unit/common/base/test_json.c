@@ -109,6 +109,49 @@ static void test_dump(void **state)
     }
 }
 
+/* A whole number of any width is JSON; it is refused where it is read as one. */
+static void test_wide_numbers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        double value;
+    } wide[] = {{"{\"n\": 1000000000000000019884624838656}", 1e30},
+                {"{\"n\":-1000000000000000019884624838656}", -1e30},
+                {"{\"n\": 9223372036854775808}", 9223372036854775808.0},
+                {"{\"n\": 18446744073709551616, \"s\": \"99999999999999999999999 \\\" 1\"}",
+                 18446744073709551616.0}};
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) {
+        json_t *value = NULL;
+        struct helm_err err = {0};
+        uint64_t whole = 7;
+        double real = 0;
+        if (parse(wide[i].text, &value, &err)) fail_msg("%s: %s", wide[i].text, err.text);
+        assert_int_equal(json_get_u64(value, "n", true, 0, UINT64_MAX, &whole, &err), HELM_E_FORMAT);
+        assert_int_equal(whole, 7);
+        assert_int_equal(json_get_double(value, "n", true, -1e40, 1e40, &real, &err), 0);
+        assert_true(real == wide[i].value);
+        const json_t *text = json_object_get(value, "s");
+        if (text) assert_string_equal(json_string_value(text), "99999999999999999999999 \" 1");
+        json_decref(value);
+    }
+    json_t *value = NULL;
+    struct helm_err err = {0};
+    uint64_t whole = 0;
+    if (parse("[9223372036854775807, 1.5e3, 12345678901234567890.25]", &value, &err))
+        fail_msg("%s", err.text);
+    whole = (uint64_t)json_integer_value(json_array_get(value, 0));
+    assert_true(whole == INT64_MAX && json_is_real(json_array_get(value, 2)));
+    json_decref(value);
+    char digits[500]; /* beyond a double */
+    memset(digits, '8', sizeof digits);
+    digits[0] = '[', digits[498] = ']', digits[499] = '\0';
+    if (parse(digits, &value, &err)) fail_msg("%s", err.text);
+    assert_true(json_real_value(json_array_get(value, 0)) > 1e300);
+    json_decref(value);
+    assert_int_equal(parse("[01234567890123456789012]", &value, &err), HELM_E_FORMAT);
+}
+
 static void test_depth(void **state)
 {
     (void)state;
@@ -205,9 +248,9 @@ static void test_read_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parse),     cmocka_unit_test(test_numbers), cmocka_unit_test(test_dump),
-        cmocka_unit_test(test_depth),     cmocka_unit_test(test_size),    cmocka_unit_test(test_getters),
-        cmocka_unit_test(test_read_file),
+        cmocka_unit_test(test_parse),   cmocka_unit_test(test_wide_numbers), cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_dump),    cmocka_unit_test(test_depth),        cmocka_unit_test(test_size),
+        cmocka_unit_test(test_getters), cmocka_unit_test(test_read_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
