@@ -16,6 +16,7 @@ LIBHELM_SRC := \
   client/connection/constraint.c \
   client/connection/endpoint.c \
   client/connection/generate.c \
+  client/connection/mask_thread.c \
   client/connection/query.c \
   client/text/answer/answer.c \
   client/text/answer/call_head.c \
@@ -39,8 +40,10 @@ LIBHELM_SRC := \
   client/text/grammar/regex.c \
   client/text/grammar/schema.c \
   client/text/grammar/schema_format.c \
+  client/text/grammar/schema_keywords.c \
   client/text/grammar/schema_merge.c \
   client/text/grammar/schema_object.c \
+  client/text/grammar/schema_string.c \
   client/text/grammar/schema_values.c \
   client/text/grammar/slices.c \
   client/text/grammar/stacks.c \

@@ -1,9 +1,8 @@
 /* One connection to helmd: the socket, the open requests, the waiting. See helm.h and connection.h.
  *
- * Called by programs through helm.h and by generate.c and query.c. Owns the ZeroMQ context and sockets and
- * the table of open requests. Everything runs in the caller's thread, from inside the calls that dispatch;
- * messages are handed on in the order they came, and all that came before a loss is handed on before the loss
- * is reported. */
+ * Called by programs through helm.h and by generate.c and query.c. Owns the ZeroMQ context and sockets and the table of
+ * open requests. All but long masks runs in the caller's thread, inside calls that dispatch; messages are handed on in the
+ * order they came, and all that came before a loss before the loss is reported. */
 #include "client/connection/connection.h"
 
 #include <errno.h>
@@ -18,22 +17,23 @@
 #include <zmq.h>
 
 #include "client/connection/endpoint.h"
+#include "client/connection/mask_thread.h"
 #include "common/base/units.h"
 
-#define DISPATCH_BATCH 256 /* messages handled before the caller gets a turn */
-#define LINGER_MS      250 /* for a last Cancel to leave; the socket is local */
-/* A lost connection stays lost. Not -1, "never": ZeroMQ would then drop what came before the loss. */
-#define RECONNECT_MS   3600000
+#define DISPATCH_BATCH 256     /* messages handled before the caller gets a turn */
+#define LINGER_MS      250     /* for a last Cancel to leave; the socket is local */
+#define RECONNECT_MS   3600000 /* it stays lost. Not -1, "never": ZeroMQ would drop what came before the loss */
 #define HEARTBEAT_MS   5000
 #define HEARTBEAT_GONE 20000
 
 struct helm_client {
     void *context, *socket, *monitor;
     int epoll_fd; /* what the caller watches: the four below */
-    int event_fd; /* raised when messages wait although no descriptor of ZeroMQ says so */
+    int event_fd; /* raised when messages wait although no descriptor of ZeroMQ says so, or masks are made */
     int timer_fd; /* the earliest deadline of a generation */
     uint64_t timer_us;
     uint64_t last_number;
+    struct mask_thread *masks; /* NULL: not needed yet */
     struct connection_request *requests;
     size_t request_count, request_space;
     bool reached, connected, lost, dispatching;
@@ -67,7 +67,8 @@ int connection_open_request(struct helm_client *client, struct connection_reques
         client->request_space = space;
     }
     *request = &client->requests[client->request_count++];
-    **request = (struct connection_request){.number = connection_next_number(client)};
+    **request =
+        (struct connection_request){.number = connection_next_number(client), .event_fd = client->event_fd};
     return 0;
 }
 
@@ -112,16 +113,14 @@ size_t helm_open_requests(const struct helm_client *client)
  * behind. The eventfd turns that into a level that the caller can poll. */
 static void raise_event(struct helm_client *client)
 {
-    uint64_t one = 1;
-    ssize_t written = write(client->event_fd, &one, sizeof one);
-    (void)written; /* EAGAIN: it is raised already */
+    const uint64_t one = 1;
+    (void)!write(client->event_fd, &one, sizeof one); /* EAGAIN: it is raised already */
 }
 
 static void lower_event(int fd)
 {
     uint64_t count;
-    ssize_t got = read(fd, &count, sizeof count);
-    (void)got; /* EAGAIN: it was not raised */
+    (void)!read(fd, &count, sizeof count); /* EAGAIN: it was not raised */
 }
 
 static void keep_level(struct helm_client *client)
@@ -166,9 +165,9 @@ int connection_send(struct helm_client *client, Helm__V1__Request *message, uint
         return helm_fail(err, HELM_E_LIMIT, "a request of %zu bytes exceeds the limit of %zu", bytes,
                          CONNECTION_FRAME_BYTES_MAX);
     zmq_msg_t frame;
+    int rc = 0;
     if (zmq_msg_init_size(&frame, bytes) < 0) return helm_fail(err, HELM_E_NOMEM, "no memory for a frame");
     helm__v1__request__pack(message, zmq_msg_data(&frame));
-    int rc = 0;
     if (zmq_msg_send(&frame, client->socket, ZMQ_DONTWAIT) < 0) {
         if (errno == EAGAIN)
             rc = helm_fail(err, HELM_E_BUSY, "the daemon at %s has stopped reading", client->endpoint);
@@ -199,13 +198,13 @@ static void deliver(struct helm_client *client, Helm__V1__Response *response)
     struct connection_request copy = *entry;
     if (generate_is_last(response)) connection_drop_request(client, copy.number);
     if (copy.constraint && response->body_case == HELM__V1__RESPONSE__BODY_TOKEN)
-        generate_deliver_constrained(client, &copy, response);
+        generate_deliver_constrained(client, &copy, response, &client->masks);
     else
         generate_deliver(&copy, response);
     helm__v1__response__free_unpacked(response, NULL);
 }
 
-/* Marks the connection as lost and ends every generation with the reason. Questions notice by themselves. */
+/* Ends every generation with the reason. Questions notice by themselves. */
 static void lose(struct helm_client *client, const char *text)
 {
     if (client->lost) return;
@@ -260,8 +259,7 @@ static int receive(struct helm_client *client)
     return 1;
 }
 
-/* What the connection itself reports: made, refused, gone. Events are two frames: number and value, endpoint.
- */
+/* What the connection itself reports: made, refused, gone. Events are two frames: number and value, address. */
 static int watch_connection(struct helm_client *client)
 {
     /* Which event reports keys that do not fit depends on which side closes first; the message must not. */
@@ -353,6 +351,7 @@ static int handle_all(struct helm_client *client)
     lower_event(client->event_fd);
     while (!client->lost && handled < DISPATCH_BATCH && receive(client)) handled++;
     if (handled == DISPATCH_BATCH) raise_event(client);
+    if (!client->lost) handled += generate_send_masks(client, client->masks);
     if (!client->lost) handled += watch_connection(client);
     if (!client->lost) handled += check_deadlines(client);
     return client->lost ? HELM_E_PEER : handled;
@@ -589,6 +588,7 @@ void helm_disconnect(struct helm_client **client)
         zmq_socket_monitor(c->socket, NULL, 0);
     }
     while (c->request_count) connection_drop_request(c, c->requests[0].number);
+    mask_thread_close(c->masks);
     free(c->requests);
     if (c->epoll_fd >= 0) close(c->epoll_fd); /* before the descriptors of ZeroMQ that it watches */
     if (c->monitor) zmq_close(c->monitor);

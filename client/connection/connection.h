@@ -12,6 +12,8 @@
 #define CONNECTION_VERSION         1                 /* of the protocol */
 #define CONNECTION_FRAME_BYTES_MAX ((size_t)8 << 20) /* as proto/helm.proto says */
 
+struct mask_thread; /* mask_thread.h */
+
 /* An entry of the table: a generation, or a question that waits for its answer. */
 struct connection_request {
     uint64_t number;
@@ -22,6 +24,7 @@ struct connection_request {
     int timeout_ms;
     uint64_t deadline_us;          /* 0: none */
     struct constraint *constraint; /* of a generation with a grammar; owned */
+    int event_fd;                  /* the client's */
 };
 
 /* Bodies of requests start from this. The caller sets the body; connection_send sets the rest. */
@@ -61,14 +64,26 @@ void constraint_close(struct constraint *constraint);
 /* The mask of token `index`, of the constraint's memory until the next call. */
 HELM_MUST_CHECK int constraint_mask(struct constraint *constraint, uint32_t index, Helm__V1__Mask **mask,
                                     struct helm_err *err);
-/* A token came. *more: a mask of the next one is to follow. */
-HELM_MUST_CHECK int constraint_take(struct constraint *constraint, uint32_t token, bool *more,
-                                    struct helm_err *err);
+void constraint_message(struct constraint *constraint, uint32_t index, Helm__V1__Mask **mask);
+/* A token came. *more: constraint_message has the mask of the next one. Otherwise there is none, or *thread makes it, which is
+ * started when it is first needed: event_fd is raised then. */
+struct constraint_token {
+    uint64_t number; /* of the request */
+    uint32_t id, index;
+    int event_fd;
+};
+HELM_MUST_CHECK int constraint_take(struct constraint *constraint, const struct constraint_token *token,
+                                    struct mask_thread **thread, bool *more, struct helm_err *err);
+/* What the thread's work came to: as constraint_take, of *token, which is number *index. */
+HELM_MUST_CHECK int constraint_result(struct constraint *constraint, bool *more, uint32_t *token,
+                                      uint32_t *index, struct helm_err *err);
 
 /* generate.c: a token of a request with a constraint: sends the mask of the next one, then hands it on. A constraint that
  * cannot go on ends the request with an error. */
 void generate_deliver_constrained(struct helm_client *client, const struct connection_request *request,
-                                  const Helm__V1__Response *response);
+                                  const Helm__V1__Response *response, struct mask_thread **thread);
+/* generate.c: sends the masks that the thread has made. Returns how many. */
+int generate_send_masks(struct helm_client *client, struct mask_thread *thread);
 
 /* generate.c: enum helm_code for the code of an Error message. */
 int generate_error_code(Helm__V1__ErrorCode code);

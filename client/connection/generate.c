@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/connection/connection.h"
+#include "client/connection/mask_thread.h"
 #include "common/base/units.h"
 
 #define BIAS_MAX  300
@@ -252,32 +253,64 @@ int helm_embed(struct helm_client *client, const struct helm_embed_request *what
     return send_entry(client, entry, &message, &call, request, err);
 }
 
-static int send_mask(struct helm_client *client, const struct connection_request *request,
-                     const Helm__V1__Token *token, struct helm_err *err)
+static int send_mask(struct helm_client *client, struct constraint *constraint, uint64_t number,
+                     uint32_t index, struct helm_err *err)
 {
-    bool more;
     Helm__V1__Request message = CONNECTION_REQUEST_INIT;
-    int rc = constraint_take(request->constraint, token->token, &more, err);
-    if (rc == HELM_E_FORMAT)
-        return helm_fail(err, HELM_E_INTERNAL, "the daemon drew token %u, which the grammar does not allow",
-                         token->token);
-    if (rc < 0 || !more) return rc;
-    rc = constraint_mask(request->constraint, token->index + 1, &message.mask, err);
     message.body_case = HELM__V1__REQUEST__BODY_MASK;
-    return rc < 0 ? rc : connection_send(client, &message, request->number, err);
+    constraint_message(constraint, index + 1, &message.mask);
+    return connection_send(client, &message, number, err);
 }
 
-void generate_deliver_constrained(struct helm_client *client, const struct connection_request *request,
-                                  const Helm__V1__Response *response)
+/* A constraint that cannot go on ends its request. `request` is a copy. */
+static void give_up(struct helm_client *client, const struct connection_request *request, int rc,
+                    const char *text)
 {
-    struct helm_err err = {0}, ignored = {0};
-    const int rc = send_mask(client, request, response->token, &err); /* first: the daemon waits for it */
-    generate_deliver(request, response);
-    if (rc == 0 || !connection_find_request(client, request->number)) return;
+    struct helm_err ignored = {0};
+    if (!connection_find_request(client, request->number)) return;
     if (helm_cancel(client, request->number, &ignored) < 0) { /* the daemon ends it for want of a mask */
     }
     connection_drop_request(client, request->number);
-    if (request->callbacks.error) request->callbacks.error(request->user, request->number, rc, err.text);
+    if (request->callbacks.error) request->callbacks.error(request->user, request->number, rc, text);
+}
+
+static int drawn_wrongly(int rc, uint32_t token, struct helm_err *err)
+{
+    if (rc != HELM_E_FORMAT) return rc;
+    return helm_fail(err, HELM_E_INTERNAL, "the daemon drew token %u, which the grammar does not allow",
+                     token);
+}
+
+void generate_deliver_constrained(struct helm_client *client, const struct connection_request *request,
+                                  const Helm__V1__Response *response, struct mask_thread **thread)
+{
+    struct helm_err err = {0};
+    const Helm__V1__Token *from = response->token;
+    const struct constraint_token token = {request->number, from->token, from->index, request->event_fd};
+    bool more = false;
+    int rc = constraint_take(request->constraint, &token, thread, &more, &err);
+    if (more) rc = send_mask(client, request->constraint, request->number, from->index, &err);
+    rc = drawn_wrongly(rc, from->token, &err);
+    generate_deliver(request, response); /* after the mask: the daemon waits for that */
+    if (rc < 0) give_up(client, request, rc, err.text);
+}
+
+int generate_send_masks(struct helm_client *client, struct mask_thread *thread)
+{
+    int sent = 0;
+    for (struct mask_job *job; (job = mask_thread_take(thread)); sent++) {
+        struct helm_err err = {0};
+        bool more;
+        uint32_t index, token;
+        const struct connection_request *entry = connection_find_request(client, job->number);
+        if (!entry) continue; /* cannot be: a request that is dropped takes its job along */
+        const struct connection_request request = *entry;
+        int rc = constraint_result(request.constraint, &more, &token, &index, &err);
+        if (more) rc = send_mask(client, request.constraint, request.number, index, &err);
+        rc = drawn_wrongly(rc, token, &err);
+        if (rc < 0) give_up(client, &request, rc, err.text);
+    }
+    return sent;
 }
 
 int helm_cancel(struct helm_client *client, uint64_t request, struct helm_err *err)

@@ -137,7 +137,10 @@ bool ask_take_temperature(struct ask_reader *r, const json_t *value)
 }
 bool ask_take_top_p(struct ask_reader *r, const json_t *value)
 {
-    return ask_take_number(r, value, ABOVE_ZERO, 1, &r->ask->sampling.top_p);
+    if (!ask_take_number(r, value, 0, 1, &r->ask->sampling.top_p)) return false;
+    if (json_is_number(value) && r->ask->sampling.top_p < (float)ABOVE_ZERO)
+        r->ask->sampling.top_p = (float)ABOVE_ZERO; /* the likeliest token alone */
+    return true;
 }
 bool ask_take_min_p(struct ask_reader *r, const json_t *value)
 {

@@ -258,9 +258,9 @@ static bool render(struct ask_reader *r, const json_t *messages)
 {
     struct helm_err err = {0};
     size_t length = 0;
-    char *text = NULL, *list = json_dumps(messages, JSON_COMPACT);
-    char *tools = r->ask->tools ? json_dumps(r->ask->tools, JSON_COMPACT) : NULL;
-    char *extra = r->extra ? json_dumps(r->extra, JSON_COMPACT) : NULL;
+    char *text = NULL, *list = json_dump_text(messages, JSON_COMPACT);
+    char *tools = r->ask->tools ? json_dump_text(r->ask->tools, JSON_COMPACT) : NULL;
+    char *extra = r->extra ? json_dump_text(r->extra, JSON_COMPACT) : NULL;
     const struct helm_chat_input input = {.messages = list,
                                           .tools = tools,
                                           .extra = extra,

@@ -5,6 +5,7 @@
 
 #include "client/gateway/gateway.h"
 #include "client/gateway/voice.h"
+#include "common/base/json.h"
 
 /* What an item is: struct choice_items.what. */
 enum { ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL }; /* ITEM_CALL + k: call k */
@@ -99,7 +100,7 @@ static void add_response(struct exchange *ex, const char *status)
     struct cli_text *out = &ex->out;
     struct choice *c = &ex->choices[0];
     const bool cut = !status && c->finish == HELM_FINISH_LENGTH, over = !status;
-    char *echo = json_dumps(ex->ask.echo, JSON_COMPACT);
+    char *echo = json_dump_text(ex->ask.echo, JSON_COMPACT);
     cli_text_printf(
         out, "{\"id\":\"resp_%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"model\":",
         ex->id, (long long)ex->created,

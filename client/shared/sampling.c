@@ -58,7 +58,7 @@ static const struct {
     const char *name;
     double min, max, off;
 } rows[DEFAULTS] = {[TEMPERATURE] = {"temperature", 0, 100, 1},
-                    [TOP_P] = {"top_p", ABOVE_ZERO, 1, 1},
+                    [TOP_P] = {"top_p", 0, 1, 1},
                     [MIN_P] = {"min_p", 0, 1, 0},
                     [REPETITION] = {"repetition_penalty", ABOVE_ZERO, 100, 1},
                     [TOP_K] = {"top_k", 0, UINT32_MAX, 0}};
@@ -96,7 +96,7 @@ static int apply_object(const json_t *object, const char *where, struct sampling
     if (!options->has_repetition_penalty) options->repetition_penalty = values[REPETITION];
     if (!sample) return 0; /* greedy, unless the command line says otherwise */
     if (!options->has_temperature) options->temperature = values[TEMPERATURE];
-    if (!options->has_top_p) options->top_p = values[TOP_P];
+    if (!options->has_top_p) options->top_p = fmax(values[TOP_P], ABOVE_ZERO); /* 0: the likeliest */
     if (!options->has_min_p) options->min_p = values[MIN_P];
     if (!options->has_top_k) options->top_k = (uint64_t)values[TOP_K];
     return 0;
@@ -141,7 +141,7 @@ int sampling_apply_checkpoint(const char *path, struct sampling_options *options
     if (!file_is_folder(path)) return apply_gguf(path, options, err);
     int rc = file_read_inside(path, name, GENERATION_CONFIG_MAX, &text, &length, err);
     if (rc == HELM_E_NOT_FOUND) return apply_gguf(path, options, err);
-    if (rc == 0) rc = json_parse_bounded(name, text, length, GENERATION_CONFIG_MAX, &object, err);
+    if (rc == 0) rc = json_parse_python(name, text, length, GENERATION_CONFIG_MAX, &object, err);
     if (rc == 0) rc = apply_object(object, name, options, err);
     if (rc < 0 && !strstr(err->text, name)) rc = helm_err_prefix(err, "%s/%s", path, name);
     json_decref(object);

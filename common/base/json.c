@@ -2,105 +2,190 @@
 #include "common/base/json.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/file.h"
 
-/* Nesting is counted on the raw bytes, so that a hostile file is refused before anything recursive sees it.
- */
-static int check_depth(const char *what, const char *text, size_t length, struct helm_err *err)
+/* The first pass over the bytes: a hostile nesting is refused before anything recursive sees it, and numbers that jansson
+ * cannot hold are found. */
+struct survey {
+    const char *what, *text;
+    size_t length;
+    bool python;   /* NaN, Infinity and -Infinity are values */
+    bool changed;  /* it is not JSON as jansson takes it */
+    char *rewrite; /* NULL: only looks */
+    size_t written;
+};
+
+#define INTEGER_DIGITS 18 /* an integer of as many fits 64 bits */
+
+static void put(struct survey *s, const char *bytes, size_t count)
+{
+    if (s->rewrite) memcpy(s->rewrite + s->written, bytes, count);
+    s->written += count;
+}
+
+/* The number or word at `at`, with what stands for it: an integer beyond 64 bits is a real number, one beyond a real
+ * number's range the largest of those, NaN and Infinity are texts of that name, which no getter takes for a number. */
+static size_t put_word(struct survey *s, size_t at)
+{
+    static const char most[] = "1.7976931348623157e308";
+    const char *from = s->text + at;
+    const size_t minus = *from == '-';
+    size_t n = minus, digits;
+    bool whole = true;
+    for (; at + n < s->length && from[n] &&
+           strchr("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", from[n]);
+         n++)
+        whole = whole && from[n] >= '0' && from[n] <= '9';
+    digits = n - minus;
+    char quoted[16];
+    if (s->python && ((digits == 3 && !minus && memcmp(from, "NaN", 3) == 0) ||
+                      (digits == 8 && memcmp(from + minus, "Infinity", 8) == 0))) {
+        s->changed = true;
+        quoted[0] = quoted[n + 1] = '"';
+        memcpy(quoted + 1, from, n);
+        put(s, quoted, n + 2);
+    } else if (whole && digits > INTEGER_DIGITS && from[minus] != '0') {
+        s->changed = true;
+        if (digits > 308) {
+            put(s, from, minus);
+            put(s, most, sizeof most - 1);
+        } else if (digits > INTEGER_DIGITS + 1 ||
+                   memcmp(from + minus, minus ? "9223372036854775808" : "9223372036854775807", 19) > 0) {
+            put(s, from, n);
+            put(s, ".0", 2);
+        } else {
+            put(s, from, n);
+        }
+    } else {
+        put(s, from, n);
+    }
+    return n;
+}
+
+static int survey(struct survey *s, struct helm_err *err)
 {
     int depth = 0;
     bool in_string = false;
-    for (size_t i = 0; i < length; i++) {
-        char c = text[i];
+    s->written = 0;
+    for (size_t i = 0; i < s->length;) {
+        const char c = s->text[i];
+        size_t n = 1;
         if (in_string) {
-            if (c == '\\')
-                i++;
+            if (c == '\\' && i + 1 < s->length)
+                n = 2;
             else if (c == '"')
                 in_string = false;
         } else if (c == '"') {
             in_string = true;
         } else if (c == '{' || c == '[') {
             if (++depth > JSON_DEPTH_MAX)
-                return helm_fail(err, HELM_E_LIMIT, "%s: JSON nested deeper than %d at byte %zu", what,
+                return helm_fail(err, HELM_E_LIMIT, "%s: JSON nested deeper than %d at byte %zu", s->what,
                                  JSON_DEPTH_MAX, i);
         } else if (c == '}' || c == ']') {
             depth--;
+        } else if (c == '-' || (c >= '0' && c <= '9') || c == 'N' || c == 'I') {
+            i += put_word(s, i);
+            continue;
         }
+        put(s, s->text + i, n);
+        i += n;
     }
     return 0;
 }
 
-/* Bytes of the number that begins at `text`, without its sign. *whole: it has neither fraction nor exponent. */
-static size_t number_bytes(const char *text, size_t length, bool *whole)
+static int parse(const char *what, const char *text, size_t length, size_t max_bytes, bool python,
+                 json_t **out, struct helm_err *err)
 {
-    size_t digits = 0;
-    while (digits < length && text[digits] >= '0' && text[digits] <= '9') digits++;
-    size_t bytes = digits;
-    while (bytes < length && text[bytes] && strchr("+-.0123456789eE", text[bytes])) bytes++;
-    *whole = bytes == digits;
-    return bytes;
-}
-
-#define REAL_DIGITS 300 /* more may be beyond a double: the largest stands for them */
-/* What a whole number that does not fit 64 bits becomes: the same number as a real. NULL: it fits. */
-static const char *widened(const char *digits, size_t count, size_t *kept)
-{
-    static const char most[] = "9223372036854775807";
-    const size_t fits = sizeof most - 1;
-    if (count < fits || (count == fits && memcmp(digits, most, fits) <= 0)) return NULL;
-    *kept = count > REAL_DIGITS ? 1 : count;
-    return count > REAL_DIGITS ? "e307" : "e0";
-}
-
-/* JSON's whole numbers are as wide as their writers like. Whoever reads one of these as a whole number refuses it, and
- * whoever reads none is not bothered. `to` NULL: counts alone. Returns the bytes of the text that stands instead. */
-static size_t widen(const char *text, size_t length, char *to)
-{
-    bool in_string = false, whole = false;
-    size_t used = 0, bytes;
-    for (size_t i = 0; i < length; i += bytes) {
-        const char *more = NULL;
-        bytes = 1;
-        if (text[i] == '"')
-            in_string = !in_string;
-        else if (in_string && text[i] == '\\' && i + 1 < length)
-            bytes = 2;
-        else if (!in_string && text[i] >= '0' && text[i] <= '9')
-            bytes = number_bytes(text + i, length - i, &whole);
-        size_t kept = bytes;
-        if (!in_string && bytes > 2 && whole) more = widened(text + i, bytes, &kept);
-        if (to) memcpy(to + used, text + i, kept);
-        if (to && more) memcpy(to + used + kept, more, strlen(more));
-        used += kept + (more ? strlen(more) : 0);
-    }
-    return used;
-}
-
-int json_parse_bounded(const char *what, const char *text, size_t length, size_t max_bytes, json_t **out,
-                       struct helm_err *err)
-{
+    struct survey s = {.what = what, .text = text, .length = length, .python = python};
     *out = NULL;
     if (length > max_bytes)
         return helm_fail(err, HELM_E_LIMIT, "%s: %zu bytes of JSON exceed the limit of %zu", what, length,
                          max_bytes);
-    int rc = check_depth(what, text, length, err);
+    int rc = survey(&s, err);
     if (rc) return rc;
+    if (s.changed) {
+        s.rewrite = malloc(s.written ? s.written : 1);
+        if (!s.rewrite)
+            return helm_fail(err, HELM_E_NOMEM, "%s: no memory for %zu bytes of JSON", what, s.written);
+        rc = survey(&s, err);
+        if (rc) return rc;
+    }
     json_error_t detail;
-    const size_t bytes = widen(text, length, NULL);
-    char *wide = bytes == length ? NULL : malloc(bytes + 1);
-    if (bytes != length && !wide) return helm_fail(err, HELM_E_NOMEM, "%s: no memory for its numbers", what);
-    if (wide) widen(text, length, wide);
-    json_t *value = json_loadb(wide ? wide : text, bytes,
+    json_t *value = json_loadb(s.rewrite ? s.rewrite : text, s.rewrite ? s.written : length,
                                JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &detail);
-    free(wide);
+    free(s.rewrite);
     if (!value)
         return helm_fail(err, HELM_E_FORMAT, "%s: not valid JSON at line %d, column %d: %s", what,
                          detail.line, detail.column, detail.text);
     *out = value;
     return 0;
+}
+
+int json_parse_bounded(const char *what, const char *text, size_t length, size_t max_bytes, json_t **out,
+                       struct helm_err *err)
+{
+    return parse(what, text, length, max_bytes, false, out, err);
+}
+
+int json_parse_python(const char *what, const char *text, size_t length, size_t max_bytes, json_t **out,
+                      struct helm_err *err)
+{
+    return parse(what, text, length, max_bytes, true, out, err);
+}
+
+/* ---- texts of numbers ---- */
+
+size_t json_real_text(double value, char *out, size_t space)
+{
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(out, space, "%.*g", digits, value);
+        if (strtod(out, NULL) == value) break;
+    }
+    char *exponent = strchr(out, 'e');
+    if (exponent) { /* 1e30 and 1e-7, as jansson writes them: not 1e+30 and 1e-07 */
+        char *to = exponent + 1, *from = to;
+        if (*from == '-') to++;
+        if (*from == '-' || *from == '+') from++;
+        while (*from == '0') from++;
+        memmove(to, from, strlen(from) + 1);
+    } else if (!strpbrk(out, ".n")) {
+        strcat(out, ".0");
+    }
+    return strlen(out);
+}
+
+char *json_dump_text(const json_t *value, size_t flags)
+{
+    char *text = json_dumps(value, flags);
+    size_t to = 0;
+    bool in_string = false;
+    for (size_t i = 0; text && text[i];) {
+        const char c = text[i];
+        size_t n = 1;
+        if (in_string ? c == '\\' : c == '-' || (c >= '0' && c <= '9')) {
+            char number[JSON_REAL_TEXT];
+            n = in_string ? 2 : strspn(text + i, "+-.0123456789eE");
+            const size_t real = in_string ? 0 : strcspn(text + i, ".eE");
+            if (!in_string && real < n) { /* never longer than the 17 digits that are there */
+                const size_t length = json_real_text(strtod(text + i, NULL), number, sizeof number);
+                memcpy(text + to, number, length);
+                to += length;
+                i += n;
+                continue;
+            }
+        } else if (c == '"') {
+            in_string = !in_string;
+        }
+        memmove(text + to, text + i, n);
+        to += n;
+        i += n;
+    }
+    if (text) text[to] = 0;
+    return text;
 }
 
 int json_read_file(const char *path, size_t max_bytes, json_t **out, struct helm_err *err)
@@ -110,7 +195,7 @@ int json_read_file(const char *path, size_t max_bytes, json_t **out, struct helm
     *out = NULL;
     int rc = file_read(path, max_bytes, &text, &length, err);
     if (rc) return rc;
-    rc = json_parse_bounded(path, text, length, max_bytes, out, err);
+    rc = json_parse_python(path, text, length, max_bytes, out, err);
     free(text);
     return rc;
 }

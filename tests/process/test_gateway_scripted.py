@@ -88,6 +88,30 @@ def format_tests(stage):
         check("refused: %s" % list(fields), a.status == 400 and a.json["error"]["param"] == param, a.body)
 
 
+def schema_tests(stage):
+    """Schemas as programs write them: the gateway hands their numbers and keywords to the grammar as they are."""
+    g, daemon = stage.gateway, stage.daemon
+    wide = 18446744073709551615
+    for schema, good, bad in (({"enum": [0.1, 19.99]}, "19.99", "19.989999999999998"), ({"const": 1.0}, "1.0", "1"),
+                              ({"type": "integer", "minimum": 0, "maximum": wide}, "7", "07"),
+                              ({"type": "integer", "multipleOf": 5}, "15", "16"),
+                              ({"type": "string", "format": "date", "pattern": "^\\d{4}-\\d{2}-\\d{2}$"}, '"2024-02-29"', '"2023-02-29"'),
+                              ({"type": "string", "pattern": "^[a-z]+$", "maxLength": 3}, '"abc"', '"abcd"'),
+                              ({"type": "string", "format": "uri", "contentEncoding": "utf-8", "nullable": False}, '"a"', "null"),
+                              ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"const": 1}}, '{"b":1}', '{"c":1}'),
+                              ({"oneOf": [{"const": i} for i in range(15000)]}, "14999", "15000")):
+        wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
+        for said in (good, bad):
+            daemon.say(said)
+            a = g.chat("Hello", response_format=wanted)
+            check("%.60s: %s" % (json.dumps(schema), said), a.json["choices"][0]["message"]["content"] == said if said == good else a.status == 500, a.body)
+    daemon.say("Yes.")
+    for a in (g.chat("Hello", top_p=0), g.complete("Hello", top_p=0.0),
+              g.post("/api/chat", {"messages": [{"role": "user", "content": "x"}], "stream": False, "options": {"top_p": 0}})):
+        check("top_p 0 is taken", a.status == 200, a.body)
+        check("... as the likeliest token", 0 < daemon.generated[-1].sampling.top_p < 1e-30, daemon.generated[-1].sampling)
+
+
 def calls_of(message):
     return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", [])]
 
@@ -187,6 +211,7 @@ def tagged_tests():
         forced_tests(stage, "Qwen, one call", "<think>\nI call.\n</think>\n\n" + good, good.replace("Bern", "Bern\n"), "It rains.",
                      parallel_tool_calls=False)
         format_tests(stage)
+        schema_tests(stage)
         failure_tests(stage)
 
 

@@ -195,6 +195,34 @@ def silent_tests(daemon):
         client.close()
 
 
+def heavy_tests(g):
+    """Grammars whose work is refused, and one whose masks take long: another's stream goes on meanwhile."""
+    doubling = "\n".join("r%d ::= r%d r%d?" % (i, i + 1, i + 1) for i in range(20)) + '\nr20 ::= "a"?\n'
+    for begin in ("root ::= r0\n", 'root ::= "x" r0\n'):
+        a = g.complete("In", max_tokens=5, n=16, grammar=begin + doubling)
+        check("a grammar of doubling stacks is refused", a.status == 400 and "too many ways" in a.body.decode(), a.body)
+    gaps, stop = [], threading.Event()
+
+    def stream():
+        while not stop.is_set():
+            last = None
+            for _ in g.complete("In the beginning", max_tokens=300, ignore_eos=True, stream=True).events:
+                gaps.append(time.monotonic() - last if last else 0)
+                last = time.monotonic()
+
+    threads = lambda: len(os.listdir("/proc/%d/task" % g.process.pid))  # noqa: E731
+    before = threads()
+    other = threading.Thread(target=stream)
+    other.start()
+    schema = {"anyOf": [{"type": "string", "pattern": "^[a-z ]*$", "minLength": 400 + i, "maxLength": 500} for i in range(20)]}
+    a = ask(g, "Hello", schema, max_tokens=60, n=8)
+    stop.set()
+    other.join()
+    texts = [c["message"]["content"] for c in a.json["choices"]]
+    check("masks that take long fit as others do", len(texts) == 8 and all(re.fullmatch('"[a-z ]{40,}', t) for t in texts), texts)
+    check("... and are made by a thread of their own", threads() == before + 1, (before, threads()))
+
+
 def speed_tests(g):
     """What a mask a token costs: printed, not held to anything."""
     def tokens_a_second(**fields):
@@ -249,6 +277,7 @@ def main():
             other_tests(g)
             cli_tests(daemon.endpoint, folder)
             schema_tests(g)
+            heavy_tests(g)
             if SLOW == 1:
                 speed_tests(g)
             silent_tests(daemon)

@@ -20,7 +20,7 @@
 /* Kernels of a chunk's list, for models without biases: of the step's beginning, or of a layer. */
 static uint32_t kernels_of(bool layer)
 {
-    const struct model_config plain = {0};
+    const struct model_config plain = {.architecture = "LlamaForCausalLM"}; /* the layers of a dense model */
     enum op_kind first[PROGRAM_OPS_MAX];
     struct model_math math;
     model_math_build(&plain, &math);

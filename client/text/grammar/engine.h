@@ -13,6 +13,9 @@ struct helm_grammar {
     const struct helm_vocabulary *vocabulary;
     struct nfa nfa;
     uint32_t begin; /* set of states */
+    /* What a fresh matcher says: it costs nothing until its first token comes. */
+    uint32_t *first; /* [words] of the mask, without ends */
+    bool first_ends;
     pthread_mutex_t lock;
     /* guarded by it: */
     struct states states;
@@ -26,7 +29,9 @@ struct helm_matcher {
     struct helm_grammar *grammar;
     struct stacks stacks;
     uint32_t place;
-    bool ended;
+    uint64_t quick;      /* steps of one call, which then fails with HELM_E_BUSY; 0: the grammar's limit */
+    _Atomic bool stop;   /* set by another thread: give the work up */
+    bool ended, entered; /* entered: stacks and place are there */
     struct walk_level *level; /* [longest + 2] */
 };
 
@@ -50,6 +55,15 @@ struct summary {
 HELM_MUST_CHECK int summary_of(struct helm_grammar *grammar, uint32_t set, const struct summary **out,
                                struct helm_err *err);
 void summaries_drop(struct helm_grammar *grammar);
+
+/* Steps of one mask or token: some 20 ms. A trie is walked twice at most. */
+#define GRAMMAR_STEPS ((uint64_t)1 << 19)
+static inline uint64_t grammar_steps(const struct helm_grammar *grammar)
+{
+    return GRAMMAR_STEPS + 2 * (uint64_t)grammar->vocabulary->trie.count;
+}
+/* grammar.c: makes a matcher's stacks, unless they are there. The lock is held. */
+HELM_MUST_CHECK int matcher_enter(struct helm_matcher *matcher, struct helm_err *err);
 
 /* ---- mask.c ---- */
 

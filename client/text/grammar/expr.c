@@ -28,6 +28,15 @@ void exprs_fail(struct exprs *x, int code, const char *fmt, ...)
     x->failed = helm_fail(&x->err, code, "%s", text);
 }
 
+void exprs_charge(struct exprs *x, size_t steps)
+{
+    if (x->failed) return;
+    if (steps > EXPR_WORK_MAX - x->work)
+        exprs_fail(x, HELM_E_LIMIT, "the grammar takes more than %u steps to read", EXPR_WORK_MAX);
+    else
+        x->work += (uint32_t)steps;
+}
+
 /* Room for `more` entries behind `count`. */
 static bool reserve(struct exprs *x, void **list, uint32_t *space, size_t wanted, size_t entry, uint32_t max,
                     const char *what)
@@ -156,6 +165,11 @@ uint32_t expr_token(struct exprs *x, uint32_t id)
 uint32_t expr_rule(struct exprs *x, uint32_t rule)
 {
     return new_node(x, (struct expr){.kind = EXPR_RULE, .first = rule});
+}
+
+uint32_t expr_byte(struct exprs *x, uint32_t low, uint32_t high)
+{
+    return new_node(x, (struct expr){.kind = EXPR_BYTE, .min = low, .max = high});
 }
 
 uint32_t exprs_new_rule(struct exprs *x)

@@ -17,6 +17,7 @@
 #define EXPR_UNBOUNDED  UINT32_MAX /* no upper count */
 #define EXPR_NONE       UINT32_MAX
 #define EXPR_CHAR_MAX   0x10ffffu
+#define EXPR_WORK_MAX   (1u << 23) /* steps of reading a text, some 50 ms */
 
 struct expr_range {
     uint32_t low, high; /* both in it */
@@ -29,6 +30,7 @@ enum expr_kind {
     EXPR_REPEAT, /* the one child, min to max times */
     EXPR_RULE,   /* what rule `first` says */
     EXPR_TOKEN,  /* the special token with id `first` */
+    EXPR_BYTE,   /* one byte from min to max, which need not be a character */
 };
 
 struct expr {
@@ -44,6 +46,7 @@ struct exprs {
     uint32_t *rules; /* the expression of each; EXPR_NONE: not defined yet */
     uint32_t node_count, node_space, range_count, range_space, rule_count, rule_space;
     uint32_t json_rule[8]; /* schema_values.c: shared rules that were made, plus one */
+    uint32_t work;         /* steps that were charged */
     int failed;            /* code of the first failure, which is in err */
     struct helm_err err;
 };
@@ -51,6 +54,9 @@ struct exprs {
 void exprs_free(struct exprs *exprs);
 /* Notes the first failure. */
 void exprs_fail(struct exprs *exprs, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
+
+/* Counts steps before they are made: a reader's loops over what a stranger wrote are charged. Fails beyond EXPR_WORK_MAX. */
+void exprs_charge(struct exprs *exprs, size_t steps);
 
 /* All return the new expression's number (or any number after a failure). */
 uint32_t expr_set(struct exprs *exprs, const struct expr_range *ranges, uint32_t count);
@@ -64,6 +70,7 @@ uint32_t expr_add(struct exprs *exprs, uint32_t parent, uint32_t child);
 uint32_t expr_repeat(struct exprs *exprs, uint32_t child, uint32_t min, uint32_t max);
 uint32_t expr_token(struct exprs *exprs, uint32_t id);
 uint32_t expr_rule(struct exprs *exprs, uint32_t rule);
+uint32_t expr_byte(struct exprs *exprs, uint32_t low, uint32_t high);
 
 /* A rule to be defined later. */
 uint32_t exprs_new_rule(struct exprs *exprs);

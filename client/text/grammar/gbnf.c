@@ -20,6 +20,7 @@ struct parser {
     size_t length, at, line;
     struct name *names;
     uint32_t name_count, name_space;
+    uint32_t *table, table_size; /* of numbers plus one, by hash; at most half full */
     uint32_t depth;
 };
 
@@ -55,6 +56,46 @@ static bool is_name(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
 }
 
+static uint32_t hash_name(const char *text, size_t n)
+{
+    uint32_t h = 0x811c9dc5u;
+    for (size_t i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x01000193u;
+    return h;
+}
+
+/* Where a name stands in the table, or would. */
+static uint32_t *find_name(const struct parser *p, const char *text, size_t n)
+{
+    uint32_t at = hash_name(text, n) & (p->table_size - 1);
+    for (; p->table[at]; at = (at + 1) & (p->table_size - 1)) {
+        const char *known = p->names[p->table[at] - 1].text;
+        if (strlen(known) == n && memcmp(known, text, n) == 0) break;
+    }
+    return &p->table[at];
+}
+
+/* Room for one more name. */
+static bool reserve_name(struct parser *p)
+{
+    if (p->name_count < p->name_space) return true;
+    const uint32_t space = p->name_space ? 2 * p->name_space : 32;
+    void *grown = realloc(p->names, space * sizeof *p->names);
+    if (grown) p->names = grown;
+    uint32_t *table = calloc(2 * (size_t)space, sizeof *table);
+    if (!grown || !table) {
+        free(table);
+        exprs_fail(p->x, HELM_E_NOMEM, "no memory for a grammar of %u rules", space);
+        return false;
+    }
+    free(p->table);
+    p->table = table;
+    p->table_size = 2 * space;
+    p->name_space = space;
+    for (uint32_t i = 0; i < p->name_count; i++)
+        *find_name(p, p->names[i].text, strlen(p->names[i].text)) = i + 1;
+    return true;
+}
+
 /* The rule of the name that stands here. */
 static uint32_t read_name(struct parser *p, const char **text)
 {
@@ -69,26 +110,16 @@ static uint32_t read_name(struct parser *p, const char **text)
             REFUSE(p, HELM_E_FORMAT, "%zu: a name is missing", p->line);
         return 0;
     }
-    for (uint32_t i = 0; i < p->name_count; i++) {
-        struct name *name = &p->names[i];
-        if (strlen(name->text) == n && memcmp(name->text, p->text + from, n) == 0) {
-            *text = name->text;
-            return name->rule;
-        }
-    }
-    if (p->name_count == p->name_space) {
-        const uint32_t space = p->name_space ? 2 * p->name_space : 32;
-        void *grown = realloc(p->names, space * sizeof *p->names);
-        if (!grown) {
-            exprs_fail(p->x, HELM_E_NOMEM, "no memory for a grammar of %u rules", space);
-            return 0;
-        }
-        p->names = grown;
-        p->name_space = space;
+    if (!reserve_name(p)) return 0;
+    uint32_t *place = find_name(p, p->text + from, n);
+    if (*place) {
+        *text = p->names[*place - 1].text;
+        return p->names[*place - 1].rule;
     }
     struct name *name = &p->names[p->name_count++];
     *name = (struct name){.line = p->line, .rule = exprs_new_rule(p->x)};
     memcpy(name->text, p->text + from, n);
+    *place = p->name_count;
     *text = name->text;
     return name->rule;
 }
@@ -328,5 +359,6 @@ uint32_t gbnf_parse(struct exprs *x, const char *text, size_t length)
     if (!x->failed && root == EXPR_NONE)
         exprs_fail(x, HELM_E_FORMAT, "the grammar has no rule 'root', which it must begin with");
     free(p.names);
+    free(p.table);
     return x->failed ? 0 : expr_rule(x, root);
 }

@@ -13,6 +13,22 @@
 #define MATCHER_PLACES 512    /* from which on a matcher forgets those behind it */
 #define MATCHER_NODES  16384
 
+/* Finds out what a fresh matcher says, so that the first mask of each output costs no more than a copy. */
+static int first_mask(struct helm_grammar *g, struct helm_err *err)
+{
+    struct helm_matcher *m;
+    g->first = calloc(g->vocabulary->words, sizeof *g->first);
+    int rc =
+        g->first ? helm_matcher_open(g, &m, err) : helm_fail(err, HELM_E_NOMEM, "no memory for a grammar");
+    if (rc) return rc;
+    states_allow(&g->states, grammar_steps(g));
+    rc = matcher_enter(m, err);
+    if (!rc) rc = mask_fill(m, g->first, err);
+    if (!rc) g->first_ends = m->stacks.place[m->place].ends;
+    helm_matcher_close(m);
+    return rc;
+}
+
 int grammar_open_exprs(const struct helm_vocabulary *vocabulary, const struct exprs *exprs, uint32_t root,
                        struct helm_grammar **out, struct helm_err *err)
 {
@@ -26,9 +42,12 @@ int grammar_open_exprs(const struct helm_vocabulary *vocabulary, const struct ex
     int rc = g->level ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a grammar");
     if (!rc) rc = nfa_compile(exprs, root, vocabulary->longest, &g->nfa, err);
     if (!rc) rc = states_open(&g->nfa, &g->states, err);
+    g->states.held = vocabulary->held;
+    states_allow(&g->states, grammar_steps(g));
     if (!rc) rc = stacks_open(&g->states, &g->walk, err);
     if (!rc) rc = states_of(&g->states, &g->nfa.begin[g->nfa.root], 1, &g->begin, err);
     if (!rc) rc = mask_prepare(g, PREPARE_US, err);
+    if (!rc) rc = first_mask(g, err);
     if (rc) {
         helm_grammar_close(g);
         return rc;
@@ -78,6 +97,7 @@ void helm_grammar_close(struct helm_grammar *g)
     nfa_free(&g->nfa);
     pthread_mutex_destroy(&g->lock);
     free(g->level);
+    free(g->first);
     free(g->exits.item);
     free(g);
 }
@@ -86,22 +106,28 @@ void helm_grammar_close(struct helm_grammar *g)
 
 int helm_matcher_open(struct helm_grammar *g, struct helm_matcher **out, struct helm_err *err)
 {
-    uint32_t node;
     struct helm_matcher *m = calloc(1, sizeof *m);
     *out = NULL;
     if (!m) return helm_fail(err, HELM_E_NOMEM, "no memory for a place in a grammar");
     m->grammar = g;
     m->level = malloc(((size_t)g->vocabulary->longest + 2) * sizeof *m->level);
-    pthread_mutex_lock(&g->lock);
-    int rc = m->level ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a place in a grammar");
-    if (!rc) rc = stacks_open(&g->states, &m->stacks, err);
-    if (!rc) rc = stacks_node(&m->stacks, g->begin, STACKS_BOTTOM, &node, err);
-    if (!rc) rc = stacks_place(&m->stacks, &node, 1, &m->place, err);
-    pthread_mutex_unlock(&g->lock);
-    if (rc)
+    if (!m->level) {
         helm_matcher_close(m);
-    else
-        *out = m;
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a place in a grammar");
+    }
+    *out = m;
+    return 0;
+}
+
+int matcher_enter(struct helm_matcher *m, struct helm_err *err)
+{
+    uint32_t node;
+    if (m->entered) return 0;
+    stacks_close(&m->stacks); /* of an attempt that failed */
+    int rc = stacks_open(&m->grammar->states, &m->stacks, err);
+    if (!rc) rc = stacks_node(&m->stacks, m->grammar->begin, STACKS_BOTTOM, &node, err);
+    if (!rc) rc = stacks_place(&m->stacks, &node, 1, &m->place, err);
+    m->entered = rc == 0;
     return rc;
 }
 
@@ -113,10 +139,30 @@ void helm_matcher_close(struct helm_matcher *m)
     free(m);
 }
 
-static int forget(struct helm_matcher *m, struct helm_err *err)
+/* Takes the lock, and makes room for a step. HELM_E_BUSY: a quick call will not wait. */
+static int begin_step(struct helm_matcher *m, struct helm_err *err)
 {
-    if (m->stacks.place_count < MATCHER_PLACES && m->stacks.node_count < MATCHER_NODES) return 0;
-    return stacks_forget(&m->stacks, &m->place, err);
+    struct helm_grammar *g = m->grammar;
+    if (m->quick && pthread_mutex_trylock(&g->lock) != 0)
+        return helm_fail(err, HELM_E_BUSY, "the grammar is at work for another output");
+    if (!m->quick) pthread_mutex_lock(&g->lock);
+    states_allow(&g->states, m->quick ? m->quick : grammar_steps(g));
+    g->states.stop = &m->stop;
+    int rc = matcher_enter(m, err);
+    if (!rc && (m->stacks.place_count >= MATCHER_PLACES || m->stacks.node_count >= MATCHER_NODES))
+        rc = stacks_forget(&m->stacks, &m->place, err);
+    return rc;
+}
+
+/* Gives the lock back, which begin_step took unless it was busy. */
+static int end_step(struct helm_matcher *m, int rc, struct helm_err *err)
+{
+    struct helm_grammar *g = m->grammar;
+    const bool more = m->quick && g->states.work > g->states.work_max;
+    if (rc == HELM_E_BUSY) return rc;
+    g->states.stop = NULL;
+    pthread_mutex_unlock(&g->lock);
+    return rc == HELM_E_LIMIT && more ? helm_fail(err, HELM_E_BUSY, "the grammar takes longer") : rc;
 }
 
 int helm_matcher_mask(struct helm_matcher *m, uint32_t *bits, struct helm_err *err)
@@ -125,11 +171,14 @@ int helm_matcher_mask(struct helm_matcher *m, uint32_t *bits, struct helm_err *e
     uint32_t any = 0;
     memset(bits, 0, v->words * sizeof *bits);
     if (m->ended) return helm_fail(err, HELM_E_STATE, "the output has ended");
-    pthread_mutex_lock(&m->grammar->lock);
-    int rc = forget(m, err);
-    if (!rc) rc = mask_fill(m, bits, err);
-    pthread_mutex_unlock(&m->grammar->lock);
-    if (rc) return rc;
+    if (m->entered) {
+        int rc = begin_step(m, err);
+        if (!rc) rc = mask_fill(m, bits, err);
+        rc = end_step(m, rc, err);
+        if (rc) return rc;
+    } else {
+        memcpy(bits, m->grammar->first, v->words * sizeof *bits);
+    }
     for (uint32_t i = 0; i < v->end_count && helm_matcher_may_end(m); i++)
         bits[v->end[i] >> 5] |= 1u << (v->end[i] & 31);
     for (uint32_t w = 0; w < v->words; w++) any |= bits[w];
@@ -141,8 +190,6 @@ int helm_matcher_mask(struct helm_matcher *m, uint32_t *bits, struct helm_err *e
 int helm_matcher_take(struct helm_matcher *m, uint32_t token, struct helm_err *err)
 {
     const struct helm_vocabulary *v = m->grammar->vocabulary;
-    uint32_t place = m->place;
-    int rc = 0;
     if (m->ended) return helm_fail(err, HELM_E_STATE, "the output has ended");
     if (token < v->vocab && vocabulary_is_end(v, token)) {
         if (!helm_matcher_may_end(m))
@@ -152,12 +199,11 @@ int helm_matcher_take(struct helm_matcher *m, uint32_t token, struct helm_err *e
     }
     if (token >= v->vocab || v->offset[token] == v->offset[token + 1])
         return helm_fail(err, HELM_E_FORMAT, "token %u is no text", token);
-    pthread_mutex_lock(&m->grammar->lock);
-    rc = forget(m, err);
-    place = m->place;
+    int rc = begin_step(m, err);
+    uint32_t place = m->place;
     for (uint32_t at = v->offset[token]; at < v->offset[token + 1] && !rc && place; at++)
         rc = stacks_step(&m->stacks, place, v->bytes[at], &place, err);
-    pthread_mutex_unlock(&m->grammar->lock);
+    rc = end_step(m, rc, err);
     if (rc) return rc;
     if (place == STACKS_NOWHERE)
         return helm_fail(err, HELM_E_FORMAT, "the grammar does not allow token %u here", token);
@@ -167,7 +213,7 @@ int helm_matcher_take(struct helm_matcher *m, uint32_t token, struct helm_err *e
 
 bool helm_matcher_may_end(const struct helm_matcher *m)
 {
-    return m->stacks.place[m->place].ends;
+    return m->entered ? m->stacks.place[m->place].ends : m->grammar->first_ends;
 }
 
 bool helm_matcher_has_ended(const struct helm_matcher *m)

@@ -31,6 +31,7 @@ int mask_prepare(struct helm_grammar *g, uint64_t budget_us, struct helm_err *er
     int rc = 0;
     /* walks and calls find further sets, which come after these */
     for (uint32_t i = 1; i < g->states.count && !rc && units_now_us() < until; i++) {
+        states_allow(&g->states, grammar_steps(g));
         rc = states_fill_calls(&g->states, i, err);
         if (!rc && g->states.item[i].reads) rc = summary_of(g, i, &ignored, err);
         if (!rc) rc = find_turn(g, i, err);
@@ -47,7 +48,8 @@ static void add_tokens(const struct helm_vocabulary *v, const struct summary *s,
 int mask_fill_slowly(struct helm_matcher *m, uint32_t *bits, struct helm_err *err)
 {
     struct walk w = {.stacks = &m->stacks, .level = m->level, .bits = bits};
-    return walk_all(&w, &m->grammar->vocabulary->trie, m->place, err);
+    const int rc = matcher_enter(m, err);
+    return rc ? rc : walk_all(&w, &m->grammar->vocabulary->trie, m->place, err);
 }
 
 /* What one way of reading allows. *deep: its stack may become too deep, which summaries do not know. */

@@ -234,6 +234,9 @@ static void compile(struct compiler *c, uint32_t at, uint32_t from, uint32_t to)
     case EXPR_RULE:
         add_edge(c, from, (struct nfa_edge){.kind = NFA_CALL, .rule = e->first, .to = to});
         break;
+    case EXPR_BYTE:
+        add_bytes(c, from, e->min, e->max, to);
+        break;
     case EXPR_TOKEN:
         compile_token(c, e->first, from, to);
         break;

@@ -1,6 +1,7 @@
 /* A schema's nodes: references, alternatives, types, enumerations. See schema.h. */
 #include "client/text/grammar/schema.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,80 +22,24 @@ void schema_refuse(struct schema *s, int code, const char *fmt, ...)
 
 /* ---- keywords ---- */
 
-enum keyword_kind { SAYS_NOTHING, SUPPORTED };
-static const struct {
-    const char *name;
-    enum keyword_kind kind;
-} keywords[] = {{"title", SAYS_NOTHING},
-                {"description", SAYS_NOTHING},
-                {"default", SAYS_NOTHING},
-                {"example", SAYS_NOTHING},
-                {"examples", SAYS_NOTHING},
-                {"deprecated", SAYS_NOTHING},
-                {"readOnly", SAYS_NOTHING},
-                {"writeOnly", SAYS_NOTHING},
-                {"$schema", SAYS_NOTHING},
-                {"$id", SAYS_NOTHING},
-                {"$comment", SAYS_NOTHING},
-                {"$defs", SAYS_NOTHING},
-                {"definitions", SAYS_NOTHING},
-                {"discriminator", SAYS_NOTHING},
-                {"$ref", SUPPORTED},
-                {"allOf", SUPPORTED},
-                {"anyOf", SUPPORTED},
-                {"oneOf", SUPPORTED},
-                {"type", SUPPORTED},
-                {"const", SUPPORTED},
-                {"enum", SUPPORTED},
-                {"properties", SUPPORTED},
-                {"required", SUPPORTED},
-                {"additionalProperties", SUPPORTED},
-                {"items", SUPPORTED},
-                {"prefixItems", SUPPORTED},
-                {"additionalItems", SUPPORTED},
-                {"minItems", SUPPORTED},
-                {"maxItems", SUPPORTED},
-                {"minLength", SUPPORTED},
-                {"maxLength", SUPPORTED},
-                {"pattern", SUPPORTED},
-                {"format", SUPPORTED},
-                {"minimum", SUPPORTED},
-                {"maximum", SUPPORTED},
-                {"exclusiveMinimum", SUPPORTED},
-                {"exclusiveMaximum", SUPPORTED},
-                {"multipleOf", SUPPORTED}};
-#define KEYWORDS (sizeof keywords / sizeof *keywords)
-
-static bool says_nothing(const char *name)
-{
-    if (strncmp(name, "x-", 2) == 0) return true;
-    for (size_t i = 0; i < KEYWORDS; i++)
-        if (strcmp(keywords[i].name, name) == 0) return keywords[i].kind == SAYS_NOTHING;
-    return false;
-}
-
-static void check_keywords(struct schema *s, const json_t *node)
-{
-    const char *name;
-    json_t *value;
-    json_object_foreach((json_t *)node, name, value)
-    {
-        size_t i = 0;
-        if (strncmp(name, "x-", 2) == 0 || (strcmp(name, "uniqueItems") == 0 && json_is_false(value)))
-            continue;
-        while (i < KEYWORDS && strcmp(keywords[i].name, name) != 0) i++;
-        if (i == KEYWORDS) schema_refuse(s, HELM_E_UNSUPPORTED, "the keyword '%.64s' is not supported", name);
-    }
-}
-
 /* Whether a node says something beside the keyword `but`. */
 static bool says_more(const json_t *node, const char *but)
 {
     const char *name;
     json_t *value;
-    json_object_foreach((json_t *)node, name,
-                        value) if (strcmp(name, but) != 0 && !says_nothing(name)) return true;
+    json_object_foreach((json_t *)node, name, value)
+    {
+        if (strcmp(name, but) != 0 && !schema_says_nothing(node, name, value)) return true;
+    }
     return false;
+}
+
+bool schema_charge(struct schema *s, size_t steps)
+{
+    if (!s->x->failed && steps > EXPR_WORK_MAX - s->x->work)
+        schema_refuse(s, HELM_E_LIMIT, "the schema takes more than %u steps to read", EXPR_WORK_MAX);
+    exprs_charge(s->x, steps);
+    return !s->x->failed;
 }
 
 uint32_t schema_count(struct schema *s, const json_t *node, const char *key, uint32_t absent)
@@ -102,10 +47,11 @@ uint32_t schema_count(struct schema *s, const json_t *node, const char *key, uin
     const json_t *value = json_object_get(node, key);
     if (!value) return absent;
     const double number = json_number_value(value);
-    if (!json_is_number(value) || number < 0 || number != (double)(uint64_t)number) {
+    if (!json_is_number(value) || number < 0 || number != floor(number)) {
         schema_refuse(s, HELM_E_FORMAT, "'%s' is not a whole number from 0 on", key);
         return 0;
     }
+    if (number > SCHEMA_COUNT_MAX && strncmp(key, "max", 3) == 0) return SCHEMA_COUNT_MAX; /* a part of it */
     if (number > EXPR_REPEAT_MAX) {
         schema_refuse(s, HELM_E_LIMIT, "'%s' is more than %u", key, EXPR_REPEAT_MAX);
         return 0;
@@ -140,8 +86,7 @@ static uint32_t type_of_value(const json_t *value)
     case JSON_INTEGER:
         return SCHEMA_INTEGER;
     case JSON_REAL:
-        return json_real_value(value) == (double)(int64_t)json_real_value(value) ? SCHEMA_INTEGER
-                                                                                 : SCHEMA_NUMBER;
+        return json_real_value(value) == floor(json_real_value(value)) ? SCHEMA_INTEGER : SCHEMA_NUMBER;
     case JSON_STRING:
         return SCHEMA_STRING;
     case JSON_ARRAY:
@@ -149,6 +94,11 @@ static uint32_t type_of_value(const json_t *value)
     default:
         return SCHEMA_OBJECT;
     }
+}
+
+static bool is_known_format(const json_t *format)
+{
+    return json_is_string(format) && schema_format_pattern(json_string_value(format));
 }
 
 /* What the keywords of one type say without `type`: the texts that fit are some of those that would be allowed. */
@@ -160,6 +110,7 @@ static uint32_t inferred_types(const json_t *node)
     } hints[] = {{"properties", SCHEMA_OBJECT},
                  {"required", SCHEMA_OBJECT},
                  {"additionalProperties", SCHEMA_OBJECT},
+                 {"propertyNames", SCHEMA_OBJECT},
                  {"items", SCHEMA_ARRAY},
                  {"prefixItems", SCHEMA_ARRAY},
                  {"minItems", SCHEMA_ARRAY},
@@ -174,7 +125,9 @@ static uint32_t inferred_types(const json_t *node)
                  {"exclusiveMaximum", SCHEMA_NUMBER | SCHEMA_INTEGER},
                  {"multipleOf", SCHEMA_NUMBER | SCHEMA_INTEGER}};
     for (size_t i = 0; i < sizeof hints / sizeof *hints; i++)
-        if (json_object_get(node, hints[i].key)) return hints[i].types;
+        if (json_object_get(node, hints[i].key) &&
+            (strcmp(hints[i].key, "format") != 0 || is_known_format(json_object_get(node, "format"))))
+            return hints[i].types;
     return SCHEMA_ALL;
 }
 
@@ -188,6 +141,7 @@ uint32_t schema_types(struct schema *s, const json_t *node)
         json_array_foreach(type, i, item) types |= type_of_name(s, item);
     else if (type)
         types = type_of_name(s, type);
+    if (type && json_is_true(json_object_get(node, "nullable"))) types |= SCHEMA_NULL;
     if (constant) return types & type_of_value(constant);
     if (!list) return types;
     json_array_foreach(list, i, item) values |= type_of_value(item);
@@ -230,7 +184,7 @@ static uint32_t constants(struct schema *s, const json_t *node, const json_t *li
     {
         size_t k = 0;
         while (k < 3 && strcmp(beside[k], name) != 0) k++;
-        if (k == 3 && !says_nothing(name))
+        if (k == 3 && !schema_says_nothing(node, name, value))
             schema_refuse(s, HELM_E_UNSUPPORTED, "'%.64s' beside 'enum' or 'const' is not supported", name);
     }
     if (!json_is_array(list)) schema_refuse(s, HELM_E_FORMAT, "'enum' is not a list");
@@ -308,9 +262,12 @@ const json_t *schema_resolve(struct schema *s, const json_t *node)
 
 /* ---- alternatives ---- */
 
+#define ONE_OF_STEPS 16 /* of comparing two schemas that name no values */
+
 /* A copy without one keyword; owned by s->made. */
 static json_t *without(struct schema *s, const json_t *node, const char *key)
 {
+    if (!schema_charge(s, json_object_size(node))) return NULL;
     json_t *copy = json_copy((json_t *)node);
     if (!copy || json_array_append_new(s->made, copy)) {
         exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
@@ -320,11 +277,49 @@ static json_t *without(struct schema *s, const json_t *node, const char *key)
     return copy;
 }
 
+/* Adds a value that one of several schemas names. false: another one has named it, too. */
+static bool add_value(struct schema *s, json_t *seen, const json_t *value)
+{
+    char *text = schema_charge(s, schema_weight(value))
+                     ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_SORT_KEYS)
+                     : NULL;
+    const bool fresh = text && !json_object_get(seen, text);
+    if (!text || json_object_set_new_nocheck(seen, text, json_null()))
+        exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
+    free(text);
+    return fresh;
+}
+
+/* Whether schemas that each are one constant or a list of them exclude each other, in time that grows as the list does.
+ * false: they do not, or are of another kind. */
+static bool are_other_constants(struct schema *s, const json_t *list)
+{
+    json_t *seen = json_object();
+    bool apart = seen != NULL;
+    for (size_t i = 0; i < json_array_size(list) && apart; i++) {
+        const json_t *item = json_array_get(list, i), *constant = json_object_get(item, "const"),
+                     *values = json_object_get(item, "enum");
+        apart = constant || json_is_array(values);
+        if (constant && apart) apart = add_value(s, seen, constant);
+        if (constant) continue;
+        json_t *own = json_object(); /* a list may say one value twice */
+        for (size_t k = 0; k < json_array_size(values) && apart && own; k++)
+            if (add_value(s, own, json_array_get(values, k)))
+                apart = add_value(s, seen, json_array_get(values, k));
+        apart = apart && own;
+        json_decref(own);
+    }
+    json_decref(seen);
+    return apart;
+}
+
 static void check_one_of(struct schema *s, const json_t *list)
 {
+    if (are_other_constants(s, list)) return;
     for (size_t i = 0; i < json_array_size(list); i++)
         for (size_t k = 0; k < i; k++) {
-            if (s->x->failed || schema_are_disjoint(s, json_array_get(list, k), json_array_get(list, i)))
+            if (!schema_charge(s, ONE_OF_STEPS) ||
+                schema_are_disjoint(s, json_array_get(list, k), json_array_get(list, i)))
                 continue;
             schema_refuse(s, HELM_E_UNSUPPORTED,
                           "'oneOf': a value may fit both %zu and %zu, as far as HELM can tell (types, "
@@ -385,12 +380,17 @@ static uint32_t reference(struct schema *s, const json_t *node)
 static uint32_t body(struct schema *s, const json_t *node)
 {
     const json_t *constant = json_object_get(node, "const"), *list = json_object_get(node, "enum");
-    check_keywords(s, node);
+    schema_check_keywords(s, node);
     if (s->x->failed) return 0;
     if (json_object_get(node, "$ref")) return reference(s, node);
     if (json_object_get(node, "allOf")) return all_of(s, node);
     if (json_object_get(node, "anyOf")) return alternatives(s, node, "anyOf");
     if (json_object_get(node, "oneOf")) return alternatives(s, node, "oneOf");
+    if (json_is_true(json_object_get(node, "nullable"))) {
+        const json_t *rest = without(s, node, "nullable");
+        const uint32_t either = expr_add(s->x, expr_alt(s->x), expr_text(s->x, "null", 4));
+        return rest ? expr_add(s->x, either, schema_node(s, rest, "nullable")) : 0;
+    }
     if (constant && list) {
         schema_refuse(s, HELM_E_UNSUPPORTED, "'enum' beside 'const' is not supported");
         return 0;
@@ -415,21 +415,37 @@ static uint32_t body(struct schema *s, const json_t *node)
 
 /* ---- nodes ---- */
 
-static uint32_t remember(struct schema *s, const json_t *node)
+/* Where a node stands in the table, or would. */
+static struct schema_rule *find_rule(const struct schema *s, const json_t *node)
 {
-    const uint32_t rule = exprs_new_rule(s->x);
-    if (s->rule_count == s->rule_space) {
-        const uint32_t space = s->rule_space ? 2 * s->rule_space : 64;
-        void *grown = realloc(s->rule, space * sizeof *s->rule);
-        if (!grown) {
+    uint32_t at = (uint32_t)(((uintptr_t)node >> 4) * 0x9e3779b97f4a7c15u >> 32) & (s->rule_space - 1);
+    while (s->rule[at].node && s->rule[at].node != node) at = (at + 1) & (s->rule_space - 1);
+    return &s->rule[at];
+}
+
+/* The rule of a node. *known: it was visited before. */
+static uint32_t remember(struct schema *s, const json_t *node, bool *known)
+{
+    if (2 * s->rule_count >= s->rule_space) {
+        const struct schema before = *s;
+        s->rule_space = before.rule_space ? 2 * before.rule_space : 64;
+        s->rule = calloc(s->rule_space, sizeof *s->rule);
+        if (!s->rule) {
+            s->rule = before.rule;
+            s->rule_space = before.rule_space;
             exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
             return 0;
         }
-        s->rule = grown;
-        s->rule_space = space;
+        for (uint32_t i = 0; i < before.rule_space; i++)
+            if (before.rule[i].node) *find_rule(s, before.rule[i].node) = before.rule[i];
+        free(before.rule);
     }
-    s->rule[s->rule_count++] = (struct schema_rule){node, rule};
-    return rule;
+    struct schema_rule *rule = find_rule(s, node);
+    *known = rule->node != NULL;
+    if (*known) return rule->rule;
+    *rule = (struct schema_rule){node, exprs_new_rule(s->x)};
+    s->rule_count++;
+    return rule->rule;
 }
 
 uint32_t schema_node(struct schema *s, const json_t *node, const char *name)
@@ -448,11 +464,11 @@ uint32_t schema_node(struct schema *s, const json_t *node, const char *name)
         schema_refuse(s, HELM_E_LIMIT,
                       "schemas nest deeper than %d, or are more than %d with those that they refer to",
                       SCHEMA_DEPTH_MAX, SCHEMA_NODES_MAX);
+    } else if (json_object_get(node, "const")) {
+        out = body(s, node); /* not a rule: thousands of constants would be as many ways to read one text */
     } else {
-        uint32_t i = 0;
-        while (i < s->rule_count && s->rule[i].node != node) i++;
-        const bool known = i < s->rule_count;
-        const uint32_t rule = known ? s->rule[i].rule : remember(s, node);
+        bool known = true;
+        const uint32_t rule = remember(s, node, &known);
         if (!known) exprs_define(s->x, rule, body(s, node));
         out = expr_rule(s->x, rule);
     }

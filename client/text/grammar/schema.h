@@ -1,15 +1,17 @@
 /* JSON schemas as expressions. Called by grammar.c and the gateway.
  *
- *   schema.c         a schema's node: references, alternatives, types, enumerations
- *   schema_merge.c   several schemas of one value as one
- *   schema_object.c  objects and arrays
- *   schema_values.c  strings, numbers, any JSON
- *   schema_format.c  what `format` names
+ *   schema.c           a schema's node: references, alternatives, types, enumerations
+ *   schema_keywords.c  which keywords there are, and which say nothing
+ *   schema_merge.c     several schemas of one value as one
+ *   schema_object.c    objects and arrays
+ *   schema_string.c    strings
+ *   schema_values.c    numbers, literals, any JSON
+ *   schema_format.c    what `format` names
  *
- * docs/client.md lists the keywords. Every other one is refused with its place, but for those that say nothing about a
- * value (title, description, ...; names that begin with "x-"). The texts that fit are some of those that JSON allows:
- * members in the schema's order, little white space, numbers of bounded length, no members that the schema does not name
- * unless it says additionalProperties. */
+ * docs/client.md lists the keywords. Every other one is refused with its place, except for those that say nothing about
+ * a value (title, description, ...; names that begin with "x-") and those whose value excludes nothing. The texts that
+ * fit are some of those that JSON allows: members in the schema's order, little white space, numbers of bounded length,
+ * no members that the schema does not name unless it says additionalProperties. */
 #ifndef HELM_CLIENT_TEXT_GRAMMAR_SCHEMA_H
 #define HELM_CLIENT_TEXT_GRAMMAR_SCHEMA_H
 
@@ -30,6 +32,7 @@ uint32_t schema_space(struct exprs *exprs);
 
 #define SCHEMA_PATH_MAX  256
 #define SCHEMA_DEPTH_MAX 64
+#define SCHEMA_COUNT_MAX 16384 /* longest text and list that is written where a schema allows longer ones */
 #define SCHEMA_NODES_MAX 20000 /* visited; references and merges can make many of few */
 
 enum schema_type {
@@ -50,7 +53,7 @@ struct schema_rule {
 struct schema {
     struct exprs *x;
     const json_t *document;
-    struct schema_rule *rule; /* of nodes that were visited; they may refer to each other */
+    struct schema_rule *rule; /* by hash, of nodes that were visited; they may refer to each other */
     uint32_t rule_count, rule_space;
     json_t *made; /* list of merged schemas, which the rules are known by */
     uint32_t depth, visited;
@@ -59,6 +62,14 @@ struct schema {
 
 /* Notes a failure with the path. */
 void schema_refuse(struct schema *s, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
+/* Whether a member of a schema says nothing about a value: an annotation, or a keyword whose value excludes nothing. */
+bool schema_says_nothing(const json_t *node, const char *name, const json_t *value);
+/* Refuses keywords that are not supported. */
+void schema_check_keywords(struct schema *s, const json_t *node);
+/* exprs_charge, with the path in its error. false: failed, now or before. */
+bool schema_charge(struct schema *s, size_t steps);
+/* Values in a value, for charging. */
+size_t schema_weight(const json_t *value);
 /* A value of this schema, seen from its parent by `name`. */
 uint32_t schema_node(struct schema *s, const json_t *node, const char *name);
 /* What a node's $ref leads to (itself without one); NULL: refused. */

@@ -1,12 +1,13 @@
-/* What `format` names, as regular expressions. See schema.h. Each is a part of what its standard allows: dates that every
- * year has, times without leap seconds, addresses of the usual characters. */
+/* What `format` names, as regular expressions. See schema.h. Each is a part of what its standard allows: dates
+ * from 1000 to 2999, times without leap seconds, addresses of the usual characters. */
 #include <string.h>
 
 #include "client/text/grammar/schema.h"
 
+#define LEAP "([12][0-9](0[48]|[2468][048]|[13579][26])|(1[26]|2[048])00)"
 #define DATE                                                                                                 \
-    "[12][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|"  \
-    "1[0-9]|2[0-8]))"
+    "([12][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|" \
+    "1[0-9]|2[0-8]))|" LEAP "-02-29)"
 #define TIME  "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 #define HEX   "[0-9a-fA-F]"
 #define BYTE  "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"

@@ -18,20 +18,35 @@ enum merge_kind {
 static const struct {
     const char *name;
     enum merge_kind kind;
-} rows[] = {{"title", MERGE_NOTHING},       {"description", MERGE_NOTHING},
-            {"default", MERGE_NOTHING},     {"example", MERGE_NOTHING},
-            {"examples", MERGE_NOTHING},    {"deprecated", MERGE_NOTHING},
-            {"readOnly", MERGE_NOTHING},    {"writeOnly", MERGE_NOTHING},
-            {"$schema", MERGE_NOTHING},     {"$id", MERGE_NOTHING},
-            {"$comment", MERGE_NOTHING},    {"$defs", MERGE_NOTHING},
-            {"definitions", MERGE_NOTHING}, {"discriminator", MERGE_NOTHING},
-            {"minimum", MERGE_LARGER},      {"exclusiveMinimum", MERGE_LARGER},
-            {"minLength", MERGE_LARGER},    {"minItems", MERGE_LARGER},
-            {"maximum", MERGE_SMALLER},     {"exclusiveMaximum", MERGE_SMALLER},
-            {"maxLength", MERGE_SMALLER},   {"maxItems", MERGE_SMALLER},
-            {"items", MERGE_BOTH},          {"additionalProperties", MERGE_BOTH},
-            {"properties", MERGE_MEMBERS},  {"required", MERGE_UNION},
-            {"enum", MERGE_ENUM},           {"type", MERGE_TYPE}};
+} rows[] = {{"title", MERGE_NOTHING},
+            {"description", MERGE_NOTHING},
+            {"default", MERGE_NOTHING},
+            {"example", MERGE_NOTHING},
+            {"examples", MERGE_NOTHING},
+            {"deprecated", MERGE_NOTHING},
+            {"readOnly", MERGE_NOTHING},
+            {"writeOnly", MERGE_NOTHING},
+            {"$schema", MERGE_NOTHING},
+            {"$id", MERGE_NOTHING},
+            {"$comment", MERGE_NOTHING},
+            {"$defs", MERGE_NOTHING},
+            {"definitions", MERGE_NOTHING},
+            {"discriminator", MERGE_NOTHING},
+            {"minimum", MERGE_LARGER},
+            {"exclusiveMinimum", MERGE_LARGER},
+            {"minProperties", MERGE_LARGER},
+            {"minLength", MERGE_LARGER},
+            {"minItems", MERGE_LARGER},
+            {"maximum", MERGE_SMALLER},
+            {"exclusiveMaximum", MERGE_SMALLER},
+            {"maxLength", MERGE_SMALLER},
+            {"maxItems", MERGE_SMALLER},
+            {"items", MERGE_BOTH},
+            {"additionalProperties", MERGE_BOTH},
+            {"properties", MERGE_MEMBERS},
+            {"required", MERGE_UNION},
+            {"enum", MERGE_ENUM},
+            {"type", MERGE_TYPE}};
 
 static enum merge_kind kind_of(const char *name, bool *known)
 {
@@ -62,19 +77,33 @@ static json_t *merge_members(const json_t *a, const json_t *b)
     return out;
 }
 
-static bool has(const json_t *list, const json_t *value)
+size_t schema_weight(const json_t *value)
 {
+    size_t weight = 1, i;
+    const char *name;
+    json_t *member;
+    if (json_is_array(value)) json_array_foreach((json_t *)value, i, member) weight += schema_weight(member);
+    if (json_is_object(value))
+        json_object_foreach((json_t *)value, name, member) weight += schema_weight(member);
+    if (json_is_string(value)) weight += json_string_length(value) / 64;
+    return weight;
+}
+
+static bool has(struct schema *s, const json_t *list, const json_t *value)
+{
+    if (!schema_charge(s, json_array_size(list) * schema_weight(value))) return false;
     for (size_t i = 0; i < json_array_size(list); i++)
         if (json_equal(json_array_get(list, i), value)) return true;
     return false;
 }
 
 /* with: what stays of b's values is what a has, or what a has not. */
-static json_t *merge_lists(const json_t *a, const json_t *b, bool with)
+static json_t *merge_lists(struct schema *s, const json_t *a, const json_t *b, bool with)
 {
     json_t *out = with ? json_array() : json_copy((json_t *)a);
     for (size_t i = 0; i < json_array_size(b); i++)
-        if (has(a, json_array_get(b, i)) == with) json_array_append(out, json_array_get(b, i));
+        if (!s->x->failed && has(s, a, json_array_get(b, i)) == with)
+            json_array_append(out, json_array_get(b, i));
     return out;
 }
 
@@ -112,9 +141,9 @@ static json_t *merge_values(struct schema *s, const char *name, const json_t *a,
     case MERGE_MEMBERS:
         return merge_members(a, b);
     case MERGE_UNION:
-        return merge_lists(a, b, false);
+        return merge_lists(s, a, b, false);
     case MERGE_ENUM:
-        return merge_lists(a, b, true);
+        return merge_lists(s, a, b, true);
     case MERGE_TYPE:
         return merge_types(s, a, b);
     }
@@ -149,6 +178,10 @@ const json_t *schema_merge(struct schema *s, const json_t *a, const json_t *b)
         schema_refuse(s, HELM_E_FORMAT, "a schema is an object, true or false");
         return NULL;
     }
+    if (!schema_charge(s, json_object_size(a) + json_object_size(b) +
+                              2 * json_object_size(json_object_get(a, "properties")) +
+                              2 * json_object_size(json_object_get(b, "properties"))))
+        return NULL;
     json_t *out = json_copy((json_t *)a), *of_a = bound_members(b, a), *of_b = bound_members(a, b);
     if (!out || json_array_append_new(s->made, out)) exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
     if (of_a && !s->x->failed) json_object_set(out, "properties", of_a);
@@ -175,15 +208,15 @@ static const json_t *values_of(const json_t *node, const json_t **one)
 }
 
 /* Both name their values, and none is the other's. */
-static bool have_other_values(const json_t *a, const json_t *b)
+static bool have_other_values(struct schema *s, const json_t *a, const json_t *b)
 {
     const json_t *one_a, *one_b, *list_a = values_of(a, &one_a), *list_b = values_of(b, &one_b);
     if ((!list_a && !one_a) || (!list_b && !one_b)) return false;
     if (one_a && one_b) return !json_equal(one_a, one_b);
-    if (one_a) return !has(list_b, one_a);
-    if (one_b) return !has(list_a, one_b);
+    if (one_a) return !has(s, list_b, one_a);
+    if (one_b) return !has(s, list_a, one_b);
     for (size_t i = 0; i < json_array_size(list_a); i++)
-        if (has(list_b, json_array_get(list_a, i))) return false;
+        if (has(s, list_b, json_array_get(list_a, i))) return false;
     return true;
 }
 
@@ -197,8 +230,13 @@ bool schema_are_disjoint(struct schema *s, const json_t *a, const json_t *b)
     a = schema_resolve(s, a);
     b = schema_resolve(s, b);
     if (json_is_object(a) && json_is_object(b)) {
+        schema_charge(s, json_array_size(json_object_get(a, "enum")) +
+                             json_array_size(json_object_get(b, "enum")) +
+                             json_array_size(json_object_get(a, "required")) +
+                             json_array_size(json_object_get(b, "required")));
+        if (s->x->failed) return false;
         const uint32_t types = schema_types(s, a) & schema_types(s, b);
-        disjoint = types == 0 || have_other_values(a, b);
+        disjoint = types == 0 || have_other_values(s, a, b);
         const json_t *required = json_object_get(a, "required"),
                      *closed = json_object_get(b, "additionalProperties");
         for (size_t i = 0; i < json_array_size(required) && types == SCHEMA_OBJECT && !disjoint; i++) {
@@ -206,7 +244,7 @@ bool schema_are_disjoint(struct schema *s, const json_t *a, const json_t *b)
             const char *text = json_string_value(name);
             const json_t *of_a = text ? json_object_get(json_object_get(a, "properties"), text) : NULL;
             const json_t *of_b = text ? json_object_get(json_object_get(b, "properties"), text) : NULL;
-            if (of_a && of_b && has(json_object_get(b, "required"), name))
+            if (of_a && of_b && has(s, json_object_get(b, "required"), name))
                 disjoint = schema_are_disjoint(s, of_a, of_b);
             disjoint = disjoint || (text && !of_b && json_is_false(closed));
         }

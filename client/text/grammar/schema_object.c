@@ -30,9 +30,10 @@ static uint32_t chain(struct exprs *x, const uint32_t *part, size_t count)
 #define SEQ(x, ...)                                                                                          \
     chain(x, (const uint32_t[]){__VA_ARGS__}, sizeof((const uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t))
 
-static bool is_required(const json_t *node, const char *name)
+static bool is_required(struct schema *s, const json_t *node, const char *name)
 {
     const json_t *list = json_object_get(node, "required");
+    if (!schema_charge(s, json_array_size(list))) return false;
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *text = json_string_value(json_array_get(list, i));
         if (text && strcmp(text, name) == 0) return true;
@@ -109,6 +110,83 @@ static bool add_member(struct schema *s, struct members *m, const char *name, co
     return true;
 }
 
+static bool is_listed(struct schema *s, const struct members *m, const char *name)
+{
+    bool listed = false;
+    if (!schema_charge(s, m->count)) return false;
+    for (uint32_t k = 0; k < m->count && !listed; k++) listed = strcmp(m->name[k], name) == 0;
+    return listed;
+}
+
+/* The names that `propertyNames` lists: each may be there once, in its order. true: there are no others. */
+static bool take_names(struct schema *s, struct members *m, const json_t *names, const json_t *more)
+{
+    const json_t *list = json_object_get(names, "enum"), *item;
+    size_t i;
+    if (!json_is_array(list)) return false;
+    json_array_foreach(list, i, item)
+    {
+        const char *text = json_string_value(item);
+        if (text && !is_listed(s, m, text) && !add_member(s, m, text, more ? more : json_true(), false))
+            break;
+    }
+    for (uint32_t k = 0; k < m->count && !s->x->failed; k++) {
+        bool allowed = false;
+        if (!schema_charge(s, json_array_size(list))) break;
+        json_array_foreach(list, i, item)
+        {
+            const char *text = json_string_value(item);
+            allowed = allowed || (text && strcmp(text, m->name[k]) == 0);
+        }
+        if (!allowed)
+            schema_refuse(s, HELM_E_UNSUPPORTED, "the property '%.64s' is not one of 'propertyNames'",
+                          m->name[k]);
+    }
+    return true;
+}
+
+/* Whether `propertyNames` says more than that names are texts. */
+static bool names_say_more(struct schema *s, const json_t *names)
+{
+    static const char *const says[] = {"pattern", "format", "minLength", "maxLength"};
+    bool more = false;
+    const char *key;
+    json_t *value;
+    if (!(schema_types(s, names) & SCHEMA_STRING))
+        schema_refuse(s, HELM_E_FORMAT, "'propertyNames' allows no text");
+    json_object_foreach((json_t *)names, key, value)
+    {
+        size_t i = 0;
+        if (strcmp(key, "type") == 0 || schema_says_nothing(names, key, value)) continue;
+        while (i < 4 && strcmp(says[i], key) != 0) i++;
+        if (i == 4) schema_refuse(s, HELM_E_UNSUPPORTED, "'%.64s' in 'propertyNames' is not supported", key);
+        more = true;
+    }
+    return more;
+}
+
+/* A name that is not listed. */
+static uint32_t extra_name(struct schema *s, const struct members *m, const json_t *names)
+{
+    struct exprs *x = s->x;
+    if (names_say_more(s, names)) {
+        if (m->count)
+            schema_refuse(
+                s, HELM_E_UNSUPPORTED,
+                "'propertyNames' beside 'properties' or 'required' is supported as a list of names");
+        return s->x->failed ? 0 : schema_string(s, names);
+    }
+    const char **listed = malloc((m->count + 1) * sizeof *listed);
+    if (!listed) {
+        exprs_fail(x, HELM_E_NOMEM, "no memory for a schema");
+        return 0;
+    }
+    memcpy(listed, m->name, m->count * sizeof *listed);
+    const uint32_t name = other_name(x, listed, m->count, 0, 0);
+    free(listed);
+    return SEQ(x, expr_char(x, '"'), name, expr_char(x, '"'));
+}
+
 static void gather_members(struct schema *s, const json_t *node, struct members *m)
 {
     json_t *properties = json_object_get(node, "properties"), *value, *item;
@@ -119,31 +197,36 @@ static void gather_members(struct schema *s, const json_t *node, struct members 
     if ((properties && !json_is_object(properties)) || (required && !json_is_array(required)))
         schema_refuse(s, HELM_E_FORMAT, "'properties' is not an object, or 'required' no list");
     json_object_foreach(properties, name,
-                        value) if (!add_member(s, m, name, value, is_required(node, name))) return;
+                        value) if (!add_member(s, m, name, value, is_required(s, node, name))) return;
     json_array_foreach(required, i, item)
     {
         const char *text = json_string_value(item);
         bool listed = !text;
         if (!text) schema_refuse(s, HELM_E_FORMAT, "'required' is not a list of texts");
-        for (uint32_t k = 0; k < m->count && !listed; k++) listed = strcmp(m->name[k], text) == 0;
+        listed = listed || is_listed(s, m, text);
         if (!listed && !add_member(s, m, text, more ? more : json_true(), true)) return;
     }
     /* a schema that says nothing about the object allows any */
-    const bool open = more ? !json_is_false(more) : !properties && !required;
+    bool open = more ? !json_is_false(more) : !properties && !required;
+    const json_t *names = json_object_get(node, "propertyNames");
+    if (names && !json_is_boolean(names)) names = schema_resolve(s, names);
+    if (json_is_false(names) || (open && take_names(s, m, names, more))) open = false;
     if (!open || s->x->failed) return;
-    const char **names = malloc((m->count + 1) * sizeof *names);
-    if (!names) {
-        exprs_fail(s->x, HELM_E_NOMEM, "no memory for a schema");
-        return;
-    }
-    memcpy(names, m->name, m->count * sizeof *names);
     m->extra = exprs_new_rule(s->x);
-    const uint32_t other = other_name(s->x, names, m->count, 0, 0);
-    free(names);
+    const uint32_t key = extra_name(s, m, names);
     const uint32_t of =
         more ? schema_node(s, more, "additionalProperties") : expr_rule(s->x, json_rule(s->x, ANY_VALUE));
-    exprs_define(s->x, m->extra,
-                 SEQ(s->x, expr_char(s->x, '"'), other, expr_text(s->x, "\":", 2), schema_space(s->x), of));
+    exprs_define(s->x, m->extra, SEQ(s->x, key, expr_char(s->x, ':'), schema_space(s->x), of));
+}
+
+/* `minProperties` of more than `required` has: 1 is supported. */
+static bool takes_one(struct schema *s, const json_t *node)
+{
+    const uint32_t least = schema_count(s, node, "minProperties", 0);
+    if (least > 1 && least > json_array_size(json_object_get(node, "required")))
+        schema_refuse(s, HELM_E_UNSUPPORTED,
+                      "'minProperties' of more than 1 that are not required is not supported");
+    return least > 0;
 }
 
 /* Behind a comma. */
@@ -162,7 +245,7 @@ uint32_t schema_object(struct schema *s, const json_t *node)
     }
     m->extra = EXPR_NONE;
     gather_members(s, node, m);
-    bool may_be_empty = true;
+    bool may_be_empty = !takes_one(s, node);
     /* from the last place to the first: `rest` once some member was written, `begin` before that */
     uint32_t rest = exprs_new_rule(x), begin = exprs_new_rule(x);
     const bool extra = m->extra != EXPR_NONE;

@@ -1,12 +1,28 @@
 /* Stacks and places. See stacks.h. */
 #include "client/text/grammar/stacks.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 static int no_memory(struct helm_err *err)
 {
     return helm_fail(err, HELM_E_NOMEM, "no memory for a place in a grammar");
+}
+
+/* Counts what is held. Called after something grew, and at the end. */
+static int count_bytes(struct stacks *s, struct helm_err *err)
+{
+    const size_t bytes = s->node_space * sizeof *s->node + s->place_space * sizeof *s->place +
+                         ((size_t)s->node_table_size + s->place_table_size + s->list_space + s->mark_space +
+                          s->kept_space + (size_t)s->words.count * WORDS_CHUNK) *
+                             sizeof(uint32_t);
+    if (!s->states || !s->states->held || bytes == s->counted) return 0;
+    const size_t more = bytes - s->counted; /* wraps where it is less */
+    s->counted = bytes;
+    if (atomic_fetch_add(s->states->held, more) + more <= STACKS_BYTES_MAX) return 0;
+    return helm_fail(err, HELM_E_LIMIT, "the grammars in use hold more than %zu MiB together",
+                     STACKS_BYTES_MAX >> 20);
 }
 
 /* Room for entry `count`. */
@@ -38,6 +54,7 @@ int stacks_open(struct states *states, struct stacks *s, struct helm_err *err)
 
 void stacks_close(struct stacks *s)
 {
+    if (s->states && s->states->held) atomic_fetch_sub(s->states->held, s->counted);
     words_free(&s->words);
     free(s->node);
     free(s->place);
@@ -94,7 +111,8 @@ int stacks_node(struct stacks *s, uint32_t set, uint32_t parent, uint32_t *node,
     s->node[s->node_count] = (struct stack_node){set, parent, s->node[parent].depth + 1};
     s->node_table[at] = s->node_count;
     *node = s->node_count++;
-    return 2 * s->node_count > s->node_table_size ? grow_nodes(s, err) : 0;
+    const int rc = 2 * s->node_count > s->node_table_size ? grow_nodes(s, err) : 0;
+    return rc ? rc : count_bytes(s, err);
 }
 
 /* ---- places ---- */
@@ -162,7 +180,8 @@ static int intern(struct stacks *s, uint32_t count, bool ends, uint32_t deepest,
         for (int w = 0; w < 4; w++) p->first[w] |= s->states->item[s->node[p->node[i]].set].first[w];
     s->place_table[at] = s->place_count;
     *place = s->place_count++;
-    return 2 * s->place_count > s->place_table_size ? grow_places(s, err) : 0;
+    const int rc = 2 * s->place_count > s->place_table_size ? grow_places(s, err) : 0;
+    return rc ? rc : count_bytes(s, err);
 }
 
 /* ---- closures ---- */
@@ -235,7 +254,9 @@ static int close_list(struct stacks *s, struct closure *c, uint32_t *place, stru
     uint32_t kept = 0;
     for (uint32_t done = 0; done < c->count; done++) {
         const uint32_t node = s->list[done], set = s->node[node].set;
-        int rc = states_fill_calls(s->states, set, err);
+        int rc = states_charge(s->states, 2, err);
+        if (!rc) rc = states_fill_calls(s->states, set, err);
+        if (!rc) rc = states_charge(s->states, 2 * (uint64_t)s->states->item[set].call_count, err);
         if (!rc && s->states->item[set].ends) rc = add(s, c, s->node[node].parent, err);
         if (!rc) rc = add_calls(s, c, node, err);
         if (rc) return rc;
@@ -278,7 +299,8 @@ int stacks_find_step(struct stacks *s, uint32_t place, uint8_t byte, uint32_t *t
     for (uint32_t i = 0; i < s->place[place].count; i++) {
         const struct stack_node at = s->node[s->place[place].node[i]];
         uint32_t set, node;
-        int rc = states_step(s->states, at.set, byte, &set, err);
+        int rc = states_charge(s->states, s->states->item[at.set].count, err);
+        if (!rc) rc = states_step(s->states, at.set, byte, &set, err);
         if (rc) return rc;
         states_run(&s->states->item[at.set], byte, &low, &high);
         if (set == STATES_NONE) continue;

@@ -12,7 +12,8 @@
 
 #define STACKS_DEPTH_MAX  192        /* rules called from one another; what nests deeper is not allowed */
 #define STACKS_WAYS_MAX   512        /* nodes of a place */
-#define STACKS_NODES_MAX  (1u << 20) /* of one walk */
+#define STACKS_NODES_MAX  (1u << 16) /* of one walk: 2 MiB */
+#define STACKS_BYTES_MAX  ((size_t)256 << 20) /* of all walks of one vocabulary */
 #define STACKS_PLACES_MAX (1u << 16)
 #define STACKS_BOTTOM     0u
 #define STACKS_NOWHERE    0u /* the place without nodes */
@@ -38,6 +39,7 @@ struct stacks {
     uint32_t node_count, node_space, place_count, place_space;
     uint32_t *node_table, node_table_size, *place_table, place_table_size; /* of numbers; 0: free */
     struct words words;                                                    /* what places point to */
+    size_t counted; /* bytes that states->held has of this one */
     /* scratch of closures, and of forgetting */
     uint32_t *list, *mark, list_space, mark_space, round;
     uint32_t *kept, kept_space;

@@ -1,6 +1,7 @@
 /* The deterministic automaton, lazily. See states.h. */
 #include "client/text/grammar/states.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@ static int no_memory(struct helm_err *err)
 
 int states_open(const struct nfa *nfa, struct states *s, struct helm_err *err)
 {
-    *s = (struct states){.nfa = nfa, .table_size = 256, .count = 1};
+    *s = (struct states){.nfa = nfa, .table_size = 256, .count = 1, .work_max = UINT64_MAX};
     s->item = calloc(STATES_MAX, sizeof *s->item); /* the kernel gives only the pages that are touched */
     s->table = calloc(s->table_size, sizeof *s->table);
     s->list = malloc(nfa->states * sizeof *s->list);
@@ -31,6 +32,18 @@ void states_close(struct states *s)
     free(s->list);
     free(s->mark);
     *s = (struct states){0};
+}
+
+int states_charge(struct states *s, uint64_t steps, struct helm_err *err)
+{
+    s->work += steps;
+    if (s->stop && atomic_load_explicit(s->stop, memory_order_relaxed))
+        return helm_fail(err, HELM_E_CANCELLED, "the output is not wanted any more");
+    if (s->work <= s->work_max) return 0;
+    return helm_fail(
+        err, HELM_E_LIMIT,
+        "the grammar can be read in too many ways: what may come next takes more than %llu steps",
+        (unsigned long long)s->work_max);
 }
 
 /* ---- interning ---- */
@@ -150,6 +163,8 @@ static int close_list(struct states *s, uint32_t count, uint32_t *set, struct he
     bool ends = false;
     for (uint32_t done = 0; done < count; done++) {
         const uint32_t m = s->list[done];
+        const int rc = states_charge(s, nfa->first[m + 1] - nfa->first[m] + 1, err);
+        if (rc) return rc;
         for (uint32_t e = nfa->first[m]; e < nfa->first[m + 1]; e++)
             if (nfa->edge[e].kind == NFA_EMPTY) add(s, nfa->edge[e].to, &count);
     }

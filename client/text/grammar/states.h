@@ -37,6 +37,9 @@ struct states {
     uint32_t count, members;
     uint32_t *table; /* open addressing, of numbers; 0: free */
     uint32_t table_size;
+    _Atomic size_t *held;     /* the vocabulary's; NULL: not counted */
+    const _Atomic bool *stop; /* the matcher's: its work is not wanted any more; NULL: none */
+    uint64_t work, work_max;  /* steps since states_allow, and how many there may be */
     /* scratch of closures */
     uint32_t *list, *mark; /* [nfa->states]; mark[s] == round: s is in the list */
     uint32_t round;
@@ -45,6 +48,14 @@ struct states {
 HELM_MUST_CHECK int states_open(const struct nfa *nfa, struct states *states, struct helm_err *err);
 /* Summaries are mask.c's to free before. */
 void states_close(struct states *states);
+/* Allows so many steps from here on: a step looks at one state, stack or node of a trie. Then the work that follows fails. */
+static inline void states_allow(struct states *states, uint64_t steps)
+{
+    states->work = 0;
+    states->work_max = steps;
+}
+/* Charges steps before they are made. */
+HELM_MUST_CHECK int states_charge(struct states *states, uint64_t steps, struct helm_err *err);
 /* The set of these states and what empty edges lead to. */
 HELM_MUST_CHECK int states_of(struct states *states, const uint32_t *member, uint32_t count, uint32_t *set,
                               struct helm_err *err);

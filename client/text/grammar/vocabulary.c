@@ -39,7 +39,9 @@ static int make(uint32_t vocab, const uint32_t *ends, size_t end_count, struct h
     v->vocab = vocab;
     v->words = (vocab + 31) / 32;
     v->offset = calloc((size_t)vocab + 1, sizeof *v->offset);
-    if (!v->offset) return helm_fail(err, HELM_E_NOMEM, "no memory for a vocabulary of %u tokens", vocab);
+    v->held = calloc(1, sizeof *v->held);
+    if (!v->offset || !v->held)
+        return helm_fail(err, HELM_E_NOMEM, "no memory for a vocabulary of %u tokens", vocab);
     for (size_t i = 0; i < end_count; i++) {
         if (ends[i] >= vocab)
             return helm_fail(err, HELM_E_LIMIT, "end token %u lies outside the vocabulary of %u", ends[i],
@@ -134,6 +136,7 @@ void helm_vocabulary_close(struct helm_vocabulary *v)
     if (!v) return;
     trie_free(&v->trie);
     slices_free(&v->slices);
+    free(v->held);
     free(v->offset);
     free(v->bytes);
     free(v);

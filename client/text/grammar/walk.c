@@ -35,7 +35,8 @@ int walk(struct walk *w, uint32_t first, uint32_t place, struct helm_err *err)
         const uint32_t i = level->next;
         const struct trie_node node = w->trie->node[i];
         level->next = node.last ? WALK_DONE : i + 1;
-        const int rc = stacks_step(w->stacks, level->place, node.byte, &next, err);
+        int rc = states_charge(w->stacks->states, 1, err);
+        if (!rc) rc = stacks_step(w->stacks, level->place, node.byte, &next, err);
         if (rc) return rc;
         if (next == STACKS_NOWHERE) continue;
         for (uint32_t t = 0; t < node.count; t++) walk_set_bit(w->bits, w->trie->token[node.first + t]);

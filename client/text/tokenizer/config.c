@@ -91,7 +91,7 @@ static int read_templates(struct tok_config *config, const json_t *value, struct
 int tok_config_parse(struct tok_config *config, const char *text, size_t length, struct helm_err *err)
 {
     json_t *root = NULL;
-    int rc = json_parse_bounded("tokenizer_config.json", text, length, TOK_CONFIG_BYTES_MAX, &root, err);
+    int rc = json_parse_python("tokenizer_config.json", text, length, TOK_CONFIG_BYTES_MAX, &root, err);
     if (rc) return rc;
     if (!json_is_object(root)) {
         rc = helm_fail(err, HELM_E_FORMAT, "tokenizer_config.json: not an object");

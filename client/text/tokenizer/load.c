@@ -185,7 +185,7 @@ int tok_load(struct helm_tokenizer *tokenizer, const char *text, size_t length, 
                          TOK_JSON_BYTES_MAX);
     rc = tok_json_cut(text, length, &rest, &vocab, &merges, err);
     if (rc) goto out;
-    rc = json_parse_bounded("text", rest.data, rest.length, TOK_JSON_BYTES_MAX, &root, err);
+    rc = json_parse_python("text", rest.data, rest.length, TOK_JSON_BYTES_MAX, &root, err);
     if (rc) goto out;
     if (!json_is_object(root)) {
         rc = helm_fail(err, HELM_E_FORMAT, "not an object");

@@ -49,6 +49,66 @@ static void test_parse(void **state)
     }
 }
 
+/* A whole number of any width is JSON, and refused where it is read as one; NaN and Infinity are what Python writes. */
+static void test_numbers(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"wide\":1000000000000000019884624838656,\"low\":-9223372036854775808,\"s\":\"1e \\\" "
+        "99999999999999999999 NaN\",\"most\":9223372036854775807,\"over\":-9223372036854775809,"
+        "\"x\":[NaN,-Infinity,Infinity,1.5e3]}";
+    json_t *value = NULL;
+    struct helm_err err = {0};
+    uint64_t whole = 7;
+    double real = 0;
+    if (json_parse_python("test", text, strlen(text), sizeof text, &value, &err)) fail_msg("%s", err.text);
+    assert_int_equal(json_get_u64(value, "wide", true, 0, UINT64_MAX, &whole, &err), HELM_E_FORMAT);
+    assert_int_equal(json_get_double(value, "wide", true, 0, 1e40, &real, &err), 0);
+    assert_true(real == 1e30 && whole == 7);
+    assert_true(json_integer_value(json_object_get(value, "low")) == INT64_MIN);
+    assert_true(json_integer_value(json_object_get(value, "most")) == INT64_MAX);
+    assert_true(json_real_value(json_object_get(value, "over")) == -9223372036854775808.0);
+    assert_string_equal(json_string_value(json_object_get(value, "s")), "1e \" 99999999999999999999 NaN");
+    const json_t *list = json_object_get(value, "x");
+    assert_string_equal(json_string_value(json_array_get(list, 0)), "NaN");
+    assert_string_equal(json_string_value(json_array_get(list, 1)), "-Infinity");
+    assert_int_equal(json_get_double(value, "x", true, 0, 1, &real, &err), HELM_E_FORMAT);
+    json_decref(value);
+    static const char *const bad[] = {"[NaN]", "[-Infinity]", "[Infinity]", "[012345678901234567890123]",
+                                      "[1a]",  "[-]"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(parse(bad[i], &value, &err), HELM_E_FORMAT);
+    static const char *const bad_python[] = {"[NaNs]", "[nan]", "[-NaN]", "[Infinit]", "[1NaN]"};
+    for (size_t i = 0; i < sizeof bad_python / sizeof *bad_python; i++)
+        assert_int_equal(json_parse_python("test", bad_python[i], strlen(bad_python[i]), 99, &value, &err),
+                         HELM_E_FORMAT);
+    char digits[500]; /* beyond a double */
+    memset(digits, '8', sizeof digits);
+    digits[0] = '[', digits[498] = ']', digits[499] = '\0';
+    if (parse(digits, &value, &err)) fail_msg("%s", err.text);
+    assert_true(json_real_value(json_array_get(value, 0)) > 1e300);
+    json_decref(value);
+}
+
+/* Values that are passed on have the fewest digits that mean the same. */
+static void test_dump(void **state)
+{
+    (void)state;
+    static const char *const same[] = {"[0.1,19.99,-0.25,1.0,100000.5,5,-7,0.3]",
+                                       "{\"a\":\"0.10000000000000001 \\\" 1.50\"}",
+                                       "[1e-7,1e300,1.2345678901234568e29,-2.5e-9,9007199254740993]", "[]",
+                                       "[true,null]"};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        json_t *value = NULL;
+        struct helm_err err = {0};
+        if (parse(same[i], &value, &err)) fail_msg("%s", err.text);
+        char *text = json_dump_text(value, JSON_COMPACT);
+        assert_string_equal(text, same[i]);
+        free(text);
+        json_decref(value);
+    }
+}
+
 /* A whole number of any width is JSON; it is refused where it is read as one. */
 static void test_wide_numbers(void **state)
 {
@@ -188,8 +248,9 @@ static void test_read_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parse), cmocka_unit_test(test_wide_numbers), cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_size),  cmocka_unit_test(test_getters),      cmocka_unit_test(test_read_file),
+        cmocka_unit_test(test_parse),   cmocka_unit_test(test_wide_numbers), cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_dump),    cmocka_unit_test(test_depth),        cmocka_unit_test(test_size),
+        cmocka_unit_test(test_getters), cmocka_unit_test(test_read_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
