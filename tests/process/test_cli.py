@@ -420,9 +420,13 @@ def run_tests(folder, tokenizer):
     check("... sampling from generation_config.json, options first", abs(s.temperature - 0.6) < 1e-6 and
           abs(s.top_p - 0.95) < 1e-6 and s.top_k == 5, s)
     with open(os.path.join(model, "generation_config.json"), "w") as f:
+        f.write('{"do_sample": true, "top_p": 1.5}')
+    check_exit("top_p 1.5 in generation_config.json is off", 0, *at, "run", "Hi you", text=" you\n")
+    check("... and said to be", daemon.sampling.top_p == 1 and "'top_p' is 1.5" in cli(*at, "run", "Hi you")[2], daemon.sampling)
+    with open(os.path.join(model, "generation_config.json"), "w") as f:
         f.write('{"do_sample": true, "top_p": 0}')
-    check_exit("top_p 0 in generation_config.json is off", 0, *at, "run", "Hi you", text=" you\n")
-    check("... and said to be", daemon.sampling.top_p == 1 and "'top_p' is 0" in cli(*at, "run", "Hi you")[2], daemon.sampling)
+    check_exit("top_p 0 in generation_config.json is taken", 0, *at, "run", "Hi you", text=" you\n")
+    check("... as the likeliest token", 0 < daemon.sampling.top_p < 1e-30 and "top_p" not in cli(*at, "run", "Hi you")[2], daemon.sampling)
     check_exit("... unless --top-p says otherwise", 0, *at, "run", "Hi you", "--top-p", "0.5", text=" you\n")
     with open(os.path.join(model, "generation_config.json"), "w") as f:
         f.write('{"top_p": 0}')
