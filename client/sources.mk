@@ -66,6 +66,7 @@ LIBHELM_SRC := \
   client/text/tokenizer/gguf_kinds.c \
   client/text/tokenizer/json.c \
   client/text/tokenizer/load.c \
+  client/text/tokenizer/marks.c \
   client/text/tokenizer/normalize.c \
   client/text/tokenizer/parse.c \
   client/text/tokenizer/pattern.c \

@@ -40,6 +40,7 @@ struct ask_model {
     uint32_t context, vocab;
     uint32_t chat_stop; /* ends an answer beside the model's own, or HELM_TOKENIZER_NO_ID */
     struct sampling_options defaults;
+    bool allow_special; /* control tokens written in messages become such tokens */
     uint32_t answer_ms; /* longest time of an answer, 0: any */
 };
 

@@ -196,27 +196,34 @@ static bool ends_in_thinking(const char *text, size_t length)
 static bool render(struct ask_reader *r, const json_t *messages)
 {
     struct helm_err err = {0};
-    size_t length = 0;
-    char *text = NULL, *list = json_dumps(messages, JSON_COMPACT);
+    struct helm_chat_prompt rendered = {0};
+    struct ask_prompt *prompt = ask_new_prompt(r);
+    if (!prompt) return false;
+    char *list = json_dumps(messages, JSON_COMPACT);
     char *tools = r->ask->tools ? json_dumps(r->ask->tools, JSON_COMPACT) : NULL;
     char *extra = r->extra ? json_dumps(r->extra, JSON_COMPACT) : NULL;
     const struct helm_chat_input input = {.messages = list,
                                           .tools = tools,
                                           .extra = extra,
                                           .add_generation_prompt = 1};
+    const unsigned flags = r->model->allow_special ? HELM_CHAT_ALLOW_SPECIAL : HELM_CHAT_TEXT_IS_TEXT;
     const bool short_of_memory = !list || (r->ask->tools && !tools) || (r->extra && !extra);
     const int rc = short_of_memory ? helm_fail(&err, HELM_E_NOMEM, "no memory for the conversation")
-                                   : helm_chat_render_json(r->model->chat, &input, &text, &length, &err);
+                                   : helm_chat_encode_json(r->model->chat, r->model->tokenizer, &input, flags,
+                                                           &rendered, &err);
     r->param = "messages";
     r->ask->conversation = true;
-    if (rc == 0) r->ask->thinks = ends_in_thinking(text, length);
-    bool good =
-        rc == 0 ? ask_add_text(r, text, length, false) : refuse_err(r->refusal, "messages", rc, err.text);
-    free(text);
+    if (rc == 0) {
+        r->ask->thinks = ends_in_thinking(rendered.text, rendered.length);
+        prompt->ids = rendered.ids;
+        prompt->count = rendered.count;
+        rendered.ids = NULL;
+    }
+    helm_chat_prompt_free(&rendered);
     free(list);
     free(tools);
     free(extra);
-    return good;
+    return rc == 0 || refuse_err(r->refusal, "messages", rc, err.text);
 }
 
 bool ask_add_messages(struct ask_reader *r)

@@ -231,18 +231,17 @@ int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messa
                     uint32_t **ids, size_t *id_count, bool *thinking, struct helm_err *err)
 {
     static const char think[] = "<think>";
-    char *text = NULL;
-    size_t length = 0;
-    *ids = NULL;
-    *id_count = 0;
-    int rc = helm_chat_render(cli->chat, messages, count, 1, &text, &length, err);
-    if (rc == 0) /* the template wrote the special tokens itself: parse them, add none */
-        rc = helm_tokenizer_encode(cli->tok, text, length, HELM_TOKENIZER_ENCODE_PARSE_ADDED, ids, id_count,
-                                   err);
-    while (rc == 0 && length && text[length - 1] == '\n') length--;
+    struct helm_chat_prompt prompt;
+    const unsigned flags = cli->allow_special ? HELM_CHAT_ALLOW_SPECIAL : HELM_CHAT_TEXT_IS_TEXT;
+    const int rc = helm_chat_encode(cli->chat, cli->tok, messages, count, 1, flags, &prompt, err);
+    const char *text = prompt.text;
+    size_t length = prompt.length;
+    while (length && text[length - 1] == '\n') length--;
     if (thinking)
-        *thinking = rc == 0 && length >= strlen(think) &&
-                    memcmp(text + length - strlen(think), think, strlen(think)) == 0;
-    free(text);
+        *thinking = length >= strlen(think) && memcmp(text + length - strlen(think), think, strlen(think)) == 0;
+    *ids = prompt.ids;
+    *id_count = prompt.count;
+    prompt.ids = NULL;
+    helm_chat_prompt_free(&prompt);
     return rc;
 }
