@@ -17,6 +17,7 @@ LIBHELM_SRC := \
   client/connection/endpoint.c \
   client/connection/generate.c \
   client/connection/query.c \
+  client/connection/trust.c \
   client/text/chat.c \
   client/text/grammar/expr.c \
   client/text/grammar/gbnf.c \

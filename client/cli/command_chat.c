@@ -234,8 +234,8 @@ int command_chat(struct cli *cli, int argc, char *const argv[])
     const char *system = NULL;
     struct args_option table[SAMPLING_OPTION_COUNT + 2] = {
         {"system", 0, ARGS_TEXT, "TEXT", "system message", .target = &system},
-        {"allow-special", 0, ARGS_FLAG, NULL, "control tokens written in messages (<|im_end|>) become such tokens",
-         .target = &cli->allow_special},
+        {"allow-special", 0, ARGS_FLAG, NULL,
+         "control tokens written in messages (<|im_end|>) become such tokens", .target = &cli->allow_special},
     };
     sampling_fill_table(&chat.sampling, table + 2);
     const struct args_spec spec = {

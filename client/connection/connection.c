@@ -18,6 +18,7 @@
 #include <zmq.h>
 
 #include "client/connection/endpoint.h"
+#include "client/connection/trust.h"
 #include "common/base/units.h"
 
 #define DISPATCH_BATCH 256 /* messages handled before the caller gets a turn */
@@ -260,6 +261,17 @@ static int receive(struct helm_client *client)
     return 1;
 }
 
+/* Whose process ZeroMQ has reached: the value of that event is the descriptor. */
+static bool is_trusted(const struct helm_client *client, const unsigned char event[6], struct helm_err *err)
+{
+    static const char ipc[] = "ipc://";
+    int32_t fd;
+    memcpy(&fd, event + sizeof(uint16_t), sizeof fd);
+    *err = (struct helm_err){0};
+    return strncmp(client->endpoint, ipc, strlen(ipc)) != 0 ||
+           trust_peer(fd, client->endpoint + strlen(ipc), err) == 0;
+}
+
 /* What the connection itself reports: made, refused, gone. Events are two frames: number and value, endpoint.
  */
 static int watch_connection(struct helm_client *client)
@@ -268,6 +280,7 @@ static int watch_connection(struct helm_client *client)
     static const char closed_at_once[] =
         "the connection was closed at once: no HELM daemon, or keys that do not fit";
     const char *gone = NULL;
+    struct helm_err foreign;
     int handled = 0;
     for (;;) {
         unsigned char event[6] = {0};
@@ -290,6 +303,7 @@ static int watch_connection(struct helm_client *client)
             break;
         case ZMQ_EVENT_CONNECTED:
             client->reached = true;
+            if (!is_trusted(client, event, &foreign)) gone = foreign.text;
             break;
         case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
         case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
@@ -554,6 +568,7 @@ static int connect_with(const char *endpoint, const char *daemon_public_key, con
         goto out;
     }
     rc = helm_status(client, timeout_ms > 0 ? timeout_ms : HELM_CONNECT_TIMEOUT_MS, &status, err);
+    if (rc == 0 && client->lost) rc = lost_result(client, err);
     if (rc == HELM_E_PEER && client->lost && !client->connected) {
         if (err) err->code = HELM_E_NOT_FOUND;
         rc = HELM_E_NOT_FOUND;

@@ -38,7 +38,7 @@ struct cli {
     const char *device, *plan, *profile, *strategy, *config, *kv_dtype, *kernels, *log_level, *activations;
     uint64_t vram_bytes, host_memory_bytes, ctx_tokens, threads;
     bool has_vram, has_host_memory, has_ctx, has_threads, exact;
-    bool allow_special; /* control tokens written in a message become such tokens */
+    bool allow_special;                       /* control tokens written in a message become such tokens */
     const struct args_list *daemon_arguments; /* more of helmd's, handed on as they are; may be NULL */
     /* opened on demand by session.c */
     struct private_daemon *daemon;

@@ -238,7 +238,8 @@ int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messa
     size_t length = prompt.length;
     while (length && text[length - 1] == '\n') length--;
     if (thinking)
-        *thinking = length >= strlen(think) && memcmp(text + length - strlen(think), think, strlen(think)) == 0;
+        *thinking =
+            length >= strlen(think) && memcmp(text + length - strlen(think), think, strlen(think)) == 0;
     *ids = prompt.ids;
     *id_count = prompt.count;
     prompt.ids = NULL;

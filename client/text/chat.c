@@ -34,7 +34,8 @@ static int parse_source(struct helm_chat *chat, const char *text, size_t length,
     memcpy(grown + chat->source_length, text, length);
     chat->source = grown;
     chat->source_length += length;
-    chat->source[chat->source_length++] = '\0'; /* no token is spelled by the end of one and the beginning of the other */
+    chat->source[chat->source_length++] =
+        '\0'; /* no token is spelled by the end of one and the beginning of the other */
     return 0;
 }
 

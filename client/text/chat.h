@@ -67,7 +67,8 @@ struct helm_chat_prompt {
 };
 enum helm_chat_encode_flag {
     HELM_CHAT_TEXT_IS_TEXT = 0,
-    HELM_CHAT_ALLOW_SPECIAL = 1, /* control tokens written in messages become such tokens: for texts that one trusts */
+    HELM_CHAT_ALLOW_SPECIAL =
+        1, /* control tokens written in messages become such tokens: for texts that one trusts */
 };
 /* As helm_chat_render and helm_chat_render_json, with the tokens. Control tokens come of the template alone, and of the
  * checkpoint's own special tokens that it writes; what messages, tools and `extra` spell is text. A message's role counts as the

@@ -42,7 +42,7 @@ struct jinja_input {
      * object (NULL: none): the roles of messages, around which templates write the rest of a token. */
     const json_t *own;
     const char *own_key;
-    uint64_t steps_max;      /* each limit: 0 for the constant above */
+    uint64_t steps_max; /* each limit: 0 for the constant above */
     size_t output_bytes_max, memory_bytes_max;
 };
 

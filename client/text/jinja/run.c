@@ -145,8 +145,7 @@ bool jinja_is_own(const struct jinja_run *run, const char *text, size_t length)
 void jinja_mark_own(struct jinja_run *run, const char *text, size_t length)
 {
     struct jinja_chunk *chunk = run->marks ? chunk_of(&run->arena, text) : NULL;
-    if (chunk)
-        set_bits((unsigned char *)chunk->data + chunk->bytes, (size_t)(text - chunk->data), length);
+    if (chunk) set_bits((unsigned char *)chunk->data + chunk->bytes, (size_t)(text - chunk->data), length);
 }
 
 void jinja_read_marks(const struct jinja_run *run, const char *text, size_t length, unsigned char *to)

@@ -147,12 +147,8 @@ int tok_added_split(const struct tok_added *added, const struct tok_finder *find
                     const struct tok_marks *marks, const char *text, size_t length, bool first,
                     struct tok_pieces *pieces, struct helm_err *err)
 {
-    struct cutting cut = {.added = added,
-                          .text = text,
-                          .length = length,
-                          .first = first,
-                          .pieces = pieces,
-                          .marks = marks};
+    struct cutting cut = {
+        .added = added, .text = text, .length = length, .first = first, .pieces = pieces, .marks = marks};
     int rc = finder->state_count ? cut_all(&cut, finder, err) : 0;
     if (rc || cut.done >= length) return rc;
     return tok_pieces_push(pieces, cut.done, length, HELM_TOKENIZER_NO_ID, first && cut.done == 0, err);

@@ -361,7 +361,8 @@ struct tok_marks {
     const struct tok_vocab *vocab;
     const char *template; /* what the template says; borrowed */
     size_t template_length;
-    unsigned char *known; /* for each added token: 1 a control token, 2 a word, 0 not yet asked; of one call */
+    unsigned char
+        *known; /* for each added token: 1 a control token, 2 a word, 0 not yet asked; of one call */
 };
 /* Whether the token, found at text[start..stop), counts there. */
 bool tok_marks_allow(const struct tok_marks *marks, const struct tok_added *added, uint32_t index,

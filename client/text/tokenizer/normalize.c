@@ -254,6 +254,7 @@ int tok_normalize_inside(const struct helm_tokenizer *tokenizer, struct tok_slic
     bool dropped;
     out->limit = HELM_TOKENIZER_TEXT_LIMIT;
     out->length = 0;
-    const int rc = tok_buffer_append(out, text.text, text.length, err); /* as it is, where no normalizer is left */
+    const int rc =
+        tok_buffer_append(out, text.text, text.length, err); /* as it is, where no normalizer is left */
     return rc ? rc : normalize(tokenizer, text, false, matcher, out, &dropped, err);
 }
