@@ -145,6 +145,7 @@ GATEWAY_SRC := \
   client/gateway/choice.c \
   client/gateway/embedding.c \
   client/gateway/exchange.c \
+  client/gateway/framing.c \
   client/gateway/grammars.c \
   client/gateway/info.c \
   client/gateway/jobs.c \

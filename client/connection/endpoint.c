@@ -122,7 +122,7 @@ int endpoint_probe(const char *endpoint, struct helm_err *err)
     if (strncmp(endpoint, IPC, strlen(IPC)) != 0) return 0;
     const char *path = endpoint + strlen(IPC);
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int rc = trust_place(path, err);
+    int rc = trust_place(endpoint, err);
     if (rc) return rc;
     size_t length = strlen(path);
     memcpy(address.sun_path, path, length);
@@ -134,7 +134,7 @@ int endpoint_probe(const char *endpoint, struct helm_err *err)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return helm_fail_errno(err, "opening a socket");
     if (connect(fd, (const struct sockaddr *)&address, size) == 0) {
-        rc = trust_peer(fd, path, err);
+        rc = trust_peer(fd, endpoint, err);
     } else {
         switch (errno) {
         case EAGAIN:

@@ -65,8 +65,15 @@ static int refuse(const char *path, const char *what, uid_t uid, struct helm_err
                      path, what, name_user(uid, owner), name_user(geteuid(), self));
 }
 
-int trust_place(const char *path, struct helm_err *err)
+static const char *path_of(const char *endpoint)
 {
+    static const char ipc[] = "ipc://";
+    return strncmp(endpoint, ipc, strlen(ipc)) == 0 ? endpoint + strlen(ipc) : endpoint;
+}
+
+int trust_place(const char *endpoint, struct helm_err *err)
+{
+    const char *path = path_of(endpoint);
     char directory[PATH_MAX];
     struct stat link, st, socket_st;
     if (*path == '@') return 0;
@@ -87,8 +94,9 @@ int trust_place(const char *path, struct helm_err *err)
     return 0;
 }
 
-int trust_peer(int fd, const char *path, struct helm_err *err)
+int trust_peer(int fd, const char *endpoint, struct helm_err *err)
 {
+    const char *path = path_of(endpoint);
     char directory[PATH_MAX];
     struct ucred peer;
     socklen_t size = sizeof peer;

@@ -94,6 +94,7 @@ struct exchange {
     size_t sent;
     bool streams, over; /* out grows until `over` */
     bool queued;        /* libmicrohttpd has the response */
+    bool closes;        /* the connection ends with the answer */
     bool suspended;     /* libmicrohttpd does not look at the connection */
     bool watched;       /* the loop does, for its end */
     bool gone;          /* the client went away */

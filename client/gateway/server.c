@@ -13,6 +13,7 @@
 #include <arpa/inet.h>
 #include <unistd.h>
 
+#include "client/gateway/framing.h"
 #include "client/gateway/jobs.h"
 #include "client/gateway/routes.h"
 #include "common/base/log.h"
@@ -24,7 +25,9 @@
 struct server_connection {
     struct server_connection *next, *previous;
     int fd;
-    uint64_t since_us; /* waiting for (the rest of) a request; 0: an answer is under way */
+    uint64_t since_us;  /* waiting for (the rest of) a request; 0: an answer is under way */
+    bool has_nul;       /* its request's path or query holds %00 */
+    uintptr_t path_end; /* where its request's path and query end, in libmicrohttpd's memory */
     char peer[64];
 };
 
@@ -100,6 +103,7 @@ static enum MHD_Result queue_answer(struct exchange *ex)
     add_header(response, "x-request-id", ex->id);
     add_header(response, "X-Content-Type-Options", "nosniff");
     add_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
+    if (ex->closes) add_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     if (ex->streams) add_header(response, "X-Accel-Buffering", "no"); /* nginx hands pieces on as they come */
     if (ex->status == 401) add_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
     if (ex->status == 429 || ex->status == 503) add_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
@@ -187,6 +191,24 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
         refuse(&ex->refusal, 503, "shutting_down", NULL, "this gateway is going down");
 }
 
+/* Before libmicrohttpd cuts a path at NUL; called of paths and of each part of a query. */
+static size_t unescape(void *cls, struct MHD_Connection *connection, char *text)
+{
+    struct server_connection *peer = peer_of(connection);
+    (void)cls;
+    if (peer && framing_has_nul(text)) peer->has_nul = true;
+    return MHD_http_unescape(text);
+}
+
+/* The path and query as they came; libmicrohttpd has put NUL behind them, and the version behind that. */
+static void *note_path(void *cls, const char *path, struct MHD_Connection *connection)
+{
+    struct server_connection *peer = peer_of(connection);
+    (void)cls;
+    if (peer) peer->path_end = (uintptr_t)path + strlen(path);
+    return NULL; /* no exchange yet */
+}
+
 static struct exchange *begin(struct gateway *g, struct MHD_Connection *connection)
 {
     struct exchange *ex = calloc(1, sizeof *ex);
@@ -239,13 +261,20 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
 {
     struct gateway *g = cls;
     struct exchange *ex = *request;
-    (void)version;
     if (!ex) {
         *request = ex = begin(g, connection);
         if (!ex || !ex->peer) return MHD_NO;
-        look_at_headers(ex, url, method);
-        /* what cannot be received is refused at once; libmicrohttpd closes the connection behind the answer */
-        if (ex->refusal.status == 413) {
+        const uintptr_t gap = (uintptr_t)version - ex->peer->path_end; /* more than 1: NUL came in the path */
+        const char *fault =
+            framing_fault(connection, version, ex->peer->has_nul || (gap > 1 && gap < HEADER_BYTES));
+        ex->peer->has_nul = false;
+        if (fault)
+            refuse(&ex->refusal, 400, "bad_request", NULL, "%s", fault);
+        else
+            look_at_headers(ex, url, method);
+        /* what cannot be received is refused at once, and the connection closed behind the answer */
+        ex->closes = fault || ex->refusal.status == 413;
+        if (ex->closes) {
             ex->peer->since_us = 0;
             exchange_refuse(ex);
             return queue_answer(ex);
@@ -513,6 +542,7 @@ int server_open(struct gateway *g, const char *listen_at, char at[128], struct h
                          server->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)GATEWAY_CONNECTIONS,
                          MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
                          (unsigned)(g->request_us / 1000000), MHD_OPTION_STRICT_FOR_CLIENT, 1,
+                         MHD_OPTION_UNESCAPE_CALLBACK, unescape, g, MHD_OPTION_URI_LOG_CALLBACK, note_path, g,
                          MHD_OPTION_NOTIFY_COMPLETED, completed, g, MHD_OPTION_NOTIFY_CONNECTION,
                          connection_changed, g, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
     const union MHD_DaemonInfo *info =
