@@ -8,19 +8,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/printable.h"
+
 void cli_complain(const char *text)
 {
     char line[2 * HELM_ERR_TEXT];
     if (!*text) return;
     size_t n = (size_t)snprintf(line, sizeof line, "%.64s: ", program_invocation_short_name);
-    for (const unsigned char *c = (const unsigned char *)text; *c && n < sizeof line - 8; c++) {
-        if (*c < 32 || *c == 127)
-            n += (size_t)snprintf(line + n, sizeof line - n, "\\x%02x", *c);
-        else if (*c == 0xc2 && c[1] >= 0x80 && c[1] <= 0x9f) /* C1 controls, some of which terminals obey */
-            n += (size_t)snprintf(line + n, sizeof line - n, "\\u00%02x", *++c);
-        else
-            line[n++] = (char)*c;
-    }
+    n += printable(line + n, sizeof line - n - 1, text);
     line[n++] = '\n';
     (void)!write(STDERR_FILENO, line, n); /* nowhere left to report it */
 }
@@ -200,17 +195,44 @@ void cli_text_json(struct cli_text *text, const char *data, size_t length)
     for (size_t i = 0; i < length; i++) {
         const unsigned char c = (unsigned char)data[i];
         const char *found = c ? strchr(plain, c) : NULL;
+        const bool more = c == 0xc2 && i + 1 < length; /* C1 controls, some of which terminals obey */
         if (found) {
             *to++ = '\\';
             *to++ = escaped[found - plain];
         } else if (c < 32 || c == 127) {
             to += sprintf(to, "\\u%04x", c);
+        } else if (more && (unsigned char)data[i + 1] >= 0x80 && (unsigned char)data[i + 1] < 0xa0) {
+            to += sprintf(to, "\\u%04x", (unsigned char)data[++i]);
         } else {
             *to++ = (char)c;
         }
     }
     *to++ = '"';
     text_end(text, to);
+}
+
+void cli_text_shown(struct cli_text *text, const char *data, size_t length)
+{
+    char *to = text_reserve(text, 4 * length + 1); /* every byte may become \xNN */
+    if (!to) return;
+    for (size_t i = 0, taken; i < length; i += taken) {
+        taken = 1;
+        if (data[i] == '\n' || data[i] == '\t')
+            *to++ = data[i];
+        else
+            to += printable_show(to, data + i, length - i, &taken);
+    }
+    text_end(text, to);
+}
+
+int cli_show(const char *data, size_t length, bool raw, struct helm_err *err)
+{
+    struct cli_text shown = {0};
+    if (raw || !isatty(STDOUT_FILENO)) return cli_write(data, length, err);
+    cli_text_shown(&shown, data, length);
+    const int rc = cli_text_write(&shown, err);
+    cli_text_free(&shown);
+    return rc;
 }
 
 void cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets)
