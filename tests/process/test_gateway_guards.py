@@ -134,6 +134,35 @@ def control_tests(g, daemon, folder, control, allowed):
     check("a raw prompt has them", [i for i in daemon.prompts[-1] if i in control] != [], daemon.prompts[-1])
 
 
+def echo_tests(g, daemon):
+    """What the answer of /v1/responses repeats is bounded before it begins: a slow reader's bound drops no answer for it."""
+    def ask(**fields):
+        daemon.say("ok")
+        return g.post("/v1/responses", dict({"input": "Hi", "max_output_tokens": 4}, **fields))
+    for name, metadata in (("17 members", {str(i): "" for i in range(17)}), ("a name of 65 characters", {"n" * 65: ""}),
+                           ("a text of 513 characters", {"n": "\u00e9" * 513}), ("a number", {"n": 1}), ("a list", [1])):
+        a = ask(metadata=metadata)
+        check("metadata with %s is refused" % name, a.status == 400 and a.json["error"]["param"] == "metadata", a.body[:300])
+    a = ask(metadata={"\u00e9" * 63 + str(i % 10) if i < 10 else str(i): "\u00e9" * 512 for i in range(16)})
+    check("metadata at its bounds is repeated", a.status == 200 and len(a.json["metadata"]) == 16, a.body[:300])
+    prompts = len(daemon.prompts)
+    for stream in (False, True):
+        a = ask(user="u" * (5 << 20), stream=stream)
+        check("an answer that repeats more than 2 MiB is refused before it begins", a.status == 400 and
+              "more than 2097152" in a.json["error"]["message"] and len(daemon.prompts) == prompts, a.body[:300])
+
+
+def schema_tests(g):
+    """A limit of a schema names the place where it was met."""
+    big = {"type": "string", "pattern": "^a{999999}$"}
+    many = {"type": "array", "items": {"type": "null"}, "minItems": 10 ** 7}
+    for name, schema, place in (("a repetition in a pattern", {"properties": {"a": {"properties": {"b": big}}}}, "/a/b"),
+                                ("a number of items", {"properties": {"list": {"items": many}}}, "/list/items")):
+        a = g.chat("Hi", response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}})
+        message = a.json["error"]["message"] if a.status == 400 else ""
+        check("a limit of a schema names its place: %s" % name, place in message and "more than" in message, a.body[:400])
+
+
 def main():
     folder = model_folder("qwen3.jinja", ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"))
     endpoint = "ipc://%s/helmd.sock" % folder
@@ -144,6 +173,8 @@ def main():
         with Gateway(endpoint) as g:
             daemon.say("ok")
             framing_tests(g)
+            echo_tests(g, daemon)
+            schema_tests(g)
             control_tests(g, daemon, folder, control, False)
         with Gateway(endpoint, "--allow-special") as g:
             control_tests(g, daemon, folder, control, True)

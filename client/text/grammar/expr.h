@@ -45,6 +45,7 @@ struct exprs {
     uint32_t node_count, node_space, range_count, range_space, rule_count, rule_space;
     uint32_t json_rule[8]; /* schema_values.c: shared rules that were made, plus one */
     int failed;            /* code of the first failure, which is in err */
+    const char *place;     /* in a schema, that failures name; NULL: none is being read */
     struct helm_err err;
 };
 
