@@ -232,8 +232,9 @@ int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messa
 {
     static const char think[] = "<think>";
     struct helm_chat_prompt prompt;
-    const unsigned flags = cli->allow_special ? HELM_CHAT_ALLOW_SPECIAL : HELM_CHAT_TEXT_IS_TEXT;
-    const int rc = helm_chat_encode(cli->chat, cli->tok, messages, count, 1, flags, &prompt, err);
+    const unsigned flags =
+        HELM_CHAT_GENERATION_PROMPT | (cli->allow_special ? HELM_CHAT_ALLOW_SPECIAL : HELM_CHAT_TEXT_IS_TEXT);
+    const int rc = helm_chat_encode(cli->chat, cli->tok, messages, count, flags, &prompt, err);
     const char *text = prompt.text;
     size_t length = prompt.length;
     while (length && text[length - 1] == '\n') length--;

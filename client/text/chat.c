@@ -263,8 +263,9 @@ static int encode(const struct helm_chat *chat, const struct helm_tokenizer *tok
     const bool marked = !(flags & HELM_CHAT_ALLOW_SPECIAL);
     int rc = render(chat, c, &out->text, &out->length, marked ? &own : NULL, err);
     if (!rc && marked)
-        rc = tok_encode_marked(tokenizer, out->text, out->length, own, chat->source, chat->source_length,
-                               &out->ids, &out->count, err);
+        rc = tok_encode_marked(tokenizer, (struct tok_slice){out->text, out->length}, own,
+                               (struct tok_slice){chat->source, chat->source_length}, &out->ids, &out->count,
+                               err);
     else if (!rc)
         rc = helm_tokenizer_encode(tokenizer, out->text, out->length, HELM_TOKENIZER_ENCODE_PARSE_ADDED,
                                    &out->ids, &out->count, err);
@@ -274,13 +275,13 @@ static int encode(const struct helm_chat *chat, const struct helm_tokenizer *tok
 }
 
 int helm_chat_encode(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
-                     const struct helm_chat_message *messages, size_t count, int add_generation_prompt,
-                     unsigned flags, struct helm_chat_prompt *out, struct helm_err *err)
+                     const struct helm_chat_message *messages, size_t count, unsigned flags,
+                     struct helm_chat_prompt *out, struct helm_err *err)
 {
     struct conversation c = {0};
     *out = (struct helm_chat_prompt){0};
-    int rc = take_messages(messages, count, add_generation_prompt, &c, err);
-    if (!rc) rc = encode(chat, tokenizer, &c, flags, out, err);
+    int rc = take_messages(messages, count, (flags & HELM_CHAT_GENERATION_PROMPT) != 0, &c, err);
+    if (!rc) rc = encode(chat, tokenizer, &c, flags & ~(unsigned)HELM_CHAT_GENERATION_PROMPT, out, err);
     end_conversation(&c);
     return rc;
 }

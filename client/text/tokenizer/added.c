@@ -144,12 +144,16 @@ static int cut_all(struct cutting *cut, const struct tok_finder *finder, struct 
 }
 
 int tok_added_split(const struct tok_added *added, const struct tok_finder *finder,
-                    const struct tok_marks *marks, const char *text, size_t length, bool first,
+                    const struct tok_marks *marks, struct tok_slice text, bool first,
                     struct tok_pieces *pieces, struct helm_err *err)
 {
-    struct cutting cut = {
-        .added = added, .text = text, .length = length, .first = first, .pieces = pieces, .marks = marks};
+    struct cutting cut = {.added = added,
+                          .text = text.text,
+                          .length = text.length,
+                          .first = first,
+                          .pieces = pieces,
+                          .marks = marks};
     int rc = finder->state_count ? cut_all(&cut, finder, err) : 0;
-    if (rc || cut.done >= length) return rc;
-    return tok_pieces_push(pieces, cut.done, length, HELM_TOKENIZER_NO_ID, first && cut.done == 0, err);
+    if (rc || cut.done >= text.length) return rc;
+    return tok_pieces_push(pieces, cut.done, text.length, HELM_TOKENIZER_NO_ID, first && cut.done == 0, err);
 }

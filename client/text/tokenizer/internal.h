@@ -271,8 +271,8 @@ uint32_t tok_added_find(const struct tok_added *added, const struct tok_vocab *v
 /* Cuts text into pieces at the finder's tokens; `first` says that text begins where the whole text begins. With `marks`
  * (NULL: none) control tokens are found only where the text is the template's own. */
 HELM_MUST_CHECK int tok_added_split(const struct tok_added *added, const struct tok_finder *finder,
-                                    const struct tok_marks *marks, const char *text, size_t length,
-                                    bool first, struct tok_pieces *pieces, struct helm_err *err);
+                                    const struct tok_marks *marks, struct tok_slice text, bool first,
+                                    struct tok_pieces *pieces, struct helm_err *err);
 
 /* ---- tokenizer/regex.c, tokenizer/pattern.c ---- */
 
@@ -359,25 +359,24 @@ struct tok_marks {
     const unsigned char *own; /* a bit for each byte, from bit `from` on; NULL: none */
     size_t from;
     const struct tok_vocab *vocab;
-    const char *template; /* what the template says; borrowed */
-    size_t template_length;
+    struct tok_slice chat_template; /* what it says; borrowed */
     unsigned char
         *known; /* for each added token: 1 a control token, 2 a word, 0 not yet asked; of one call */
 };
 /* Whether the token, found at text[start..stop), counts there. */
 bool tok_marks_allow(const struct tok_marks *marks, const struct tok_added *added, uint32_t index,
                      size_t start, size_t stop);
-/* The marks of text[0..length), which `marks` has, as those of `normalized`, which was made of it. *own is malloc'd. Where
+/* The marks of a text, which `marks` has, as those of `normalized`, which was made of it. *own is malloc'd. Where
  * normalizing joined what the template wrote with other text, nothing counts as its own. */
 HELM_MUST_CHECK int tok_marks_normalize(const struct helm_tokenizer *tokenizer, const struct tok_marks *marks,
-                                        const char *text, size_t length, const struct tok_buffer *normalized,
+                                        struct tok_slice text, const struct tok_buffer *normalized,
                                         struct tok_matcher *matcher, unsigned char **own,
                                         struct helm_err *err);
 /* helm_tokenizer_encode with PARSE_ADDED, for a text of which bit i of `own` says that byte i is the template's own: control
  * tokens are found there alone. These are the special tokens, those that begin with "<|" or its full-width form, and those that
- * `template`, the template's source, spells; others are words of the vocabulary and found everywhere. */
-HELM_MUST_CHECK int tok_encode_marked(const struct helm_tokenizer *tokenizer, const char *text, size_t length,
-                                      const unsigned char *own, const char *template, size_t template_length,
+ * the template spells; others are words of the vocabulary and found everywhere. */
+HELM_MUST_CHECK int tok_encode_marked(const struct helm_tokenizer *tokenizer, struct tok_slice text,
+                                      const unsigned char *own, struct tok_slice chat_template,
                                       uint32_t **ids, size_t *count, struct helm_err *err);
 
 /* ---- tokenizer/pretokenize.c ---- */

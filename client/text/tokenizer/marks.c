@@ -40,7 +40,7 @@ static bool is_control(const struct tok_marks *marks, const struct tok_added_tok
     if (token->special) return true;
     if (is_blank(text, entry->length)) return false;
     return begins(text, entry->length, ASCII_BAR) || begins(text, entry->length, WIDE_BAR) ||
-           memmem(marks->template, marks->template_length, text, entry->length);
+           memmem(marks->chat_template.text, marks->chat_template.length, text, entry->length);
 }
 
 bool tok_marks_allow(const struct tok_marks *marks, const struct tok_added *added, uint32_t index,
@@ -54,9 +54,10 @@ bool tok_marks_allow(const struct tok_marks *marks, const struct tok_added *adde
 }
 
 int tok_marks_normalize(const struct helm_tokenizer *tokenizer, const struct tok_marks *marks,
-                        const char *text, size_t length, const struct tok_buffer *normalized,
+                        struct tok_slice text, const struct tok_buffer *normalized,
                         struct tok_matcher *matcher, unsigned char **own, struct helm_err *err)
 {
+    const size_t length = text.length;
     struct tok_buffer part = {.limit = HELM_TOKENIZER_TEXT_LIMIT};
     size_t at = 0, begun = 0; /* bytes of `normalized` and of `text` that are done */
     int rc = 0;
@@ -66,7 +67,7 @@ int tok_marks_normalize(const struct helm_tokenizer *tokenizer, const struct tok
     for (size_t end; begun < length && !rc; begun = end) {
         const bool mine = is_own(marks, begun);
         for (end = begun + 1; end < length && is_own(marks, end) == mine; end++) {}
-        const struct tok_slice run = {text + begun, end - begun};
+        const struct tok_slice run = {text.text + begun, end - begun};
         bool dropped;
         rc = begun ? tok_normalize_inside(tokenizer, run, matcher, &part, err)
                    : tok_normalize(tokenizer, run, matcher, &part, &dropped, err);

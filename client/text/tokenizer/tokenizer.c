@@ -146,8 +146,8 @@ static int mark_section(struct encoding *e, size_t offset, const char *text, siz
     *marks = *e->marks;
     marks->from = offset;
     if (!e->tokenizer->normalizer_count) return 0;
-    const int rc =
-        tok_marks_normalize(e->tokenizer, marks, text, length, &e->normalized, &e->matcher, own, err);
+    const int rc = tok_marks_normalize(e->tokenizer, marks, (struct tok_slice){text, length}, &e->normalized,
+                                       &e->matcher, own, err);
     marks->own = *own;
     marks->from = 0;
     return rc;
@@ -175,8 +175,8 @@ static int encode_section(struct encoding *e, size_t offset, const char *text, s
     struct tok_pieces pieces = {0};
     rc = e->marks ? mark_section(e, offset, given, given_length, &marks, &own, err) : 0;
     if (!rc)
-        rc = tok_added_split(&t->added, &t->added.normalized, e->marks ? &marks : NULL, text, length, first,
-                             &pieces, err);
+        rc = tok_added_split(&t->added, &t->added.normalized, e->marks ? &marks : NULL,
+                             (struct tok_slice){text, length}, first, &pieces, err);
     for (size_t i = 0; i < pieces.count && !rc; i++) {
         const struct tok_piece *piece = &pieces.data[i];
         if (piece->id != HELM_TOKENIZER_NO_ID)
@@ -193,7 +193,8 @@ static int encode_text(struct encoding *e, const char *text, size_t length, stru
 {
     const struct helm_tokenizer *t = e->tokenizer;
     if (!e->parse_added) return length ? encode_section(e, 0, text, length, true, err) : 0;
-    int rc = tok_added_split(&t->added, &t->added.raw, e->marks, text, length, true, &e->pieces, err);
+    int rc = tok_added_split(&t->added, &t->added.raw, e->marks, (struct tok_slice){text, length}, true,
+                             &e->pieces, err);
     for (size_t i = 0; i < e->pieces.count && !rc; i++) {
         const struct tok_piece *piece = &e->pieces.data[i];
         if (piece->id != HELM_TOKENIZER_NO_ID)
@@ -230,9 +231,11 @@ static int apply_template(struct encoding *e, struct helm_err *err)
     return 0;
 }
 
-static int encode(const struct helm_tokenizer *tokenizer, const char *text, size_t length, unsigned flags,
+static int encode(const struct helm_tokenizer *tokenizer, struct tok_slice given, unsigned flags,
                   const struct tok_marks *marks, uint32_t **ids, size_t *count, struct helm_err *err)
 {
+    const char *text = given.text;
+    size_t length = given.length;
     const unsigned known = HELM_TOKENIZER_ENCODE_PARSE_ADDED | HELM_TOKENIZER_ENCODE_ADD_SPECIAL;
     struct encoding e = {.tokenizer = tokenizer,
                          .marks = marks,
@@ -277,25 +280,20 @@ static int encode(const struct helm_tokenizer *tokenizer, const char *text, size
 int helm_tokenizer_encode(const struct helm_tokenizer *tokenizer, const char *text, size_t length,
                           unsigned flags, uint32_t **ids, size_t *count, struct helm_err *err)
 {
-    return encode(tokenizer, text, length, flags, NULL, ids, count, err);
+    return encode(tokenizer, (struct tok_slice){text, length}, flags, NULL, ids, count, err);
 }
 
-int tok_encode_marked(const struct helm_tokenizer *tokenizer, const char *text, size_t length,
-                      const unsigned char *own, const char *template, size_t template_length, uint32_t **ids,
-                      size_t *count, struct helm_err *err)
+int tok_encode_marked(const struct helm_tokenizer *tokenizer, struct tok_slice text, const unsigned char *own,
+                      struct tok_slice chat_template, uint32_t **ids, size_t *count, struct helm_err *err)
 {
-    struct tok_marks marks = {.own = own,
-                              .vocab = &tokenizer->vocab,
-                              .template = template,
-                              .template_length = template_length};
+    struct tok_marks marks = {.own = own, .vocab = &tokenizer->vocab, .chat_template = chat_template};
     *ids = NULL;
     *count = 0;
     /* repairing would move what the marks are of */
-    if (!tok_utf8_is_valid(text, length)) return helm_fail(err, HELM_E_FORMAT, "encode: not UTF-8");
+    if (!tok_utf8_is_valid(text.text, text.length)) return helm_fail(err, HELM_E_FORMAT, "encode: not UTF-8");
     marks.known = calloc(tokenizer->added.count + 1, 1);
     if (!marks.known) return helm_fail(err, HELM_E_NOMEM, "no memory for marks");
-    const int rc =
-        encode(tokenizer, text, length, HELM_TOKENIZER_ENCODE_PARSE_ADDED, &marks, ids, count, err);
+    const int rc = encode(tokenizer, text, HELM_TOKENIZER_ENCODE_PARSE_ADDED, &marks, ids, count, err);
     free(marks.known);
     return rc;
 }
