@@ -18,6 +18,7 @@ LIBHELM_SRC := \
   client/connection/generate.c \
   client/connection/mask_thread.c \
   client/connection/query.c \
+  client/connection/trust.c \
   client/text/answer/answer.c \
   client/text/answer/call_head.c \
   client/text/answer/calls.c \
@@ -81,6 +82,7 @@ LIBHELM_SRC := \
   client/text/tokenizer/gguf_kinds.c \
   client/text/tokenizer/json.c \
   client/text/tokenizer/load.c \
+  client/text/tokenizer/marks.c \
   client/text/tokenizer/normalize.c \
   client/text/tokenizer/parse.c \
   client/text/tokenizer/pattern.c \
@@ -161,10 +163,12 @@ GATEWAY_SRC := \
   client/gateway/choice.c \
   client/gateway/embedding.c \
   client/gateway/exchange.c \
+  client/gateway/framing.c \
   client/gateway/grammars.c \
   client/gateway/info.c \
   client/gateway/info_llama.c \
   client/gateway/jobs.c \
+  client/gateway/listen.c \
   client/gateway/loop.c \
   client/gateway/metrics.c \
   client/gateway/pooling.c \

@@ -38,7 +38,10 @@ static bool run_system(struct chat *chat, const char *argument)
     struct helm_err err = {0};
     const char *now = chat_system(&chat->history);
     if (!*argument) {
-        fprintf(stderr, "%s\n", now ? now : "no system message");
+        struct cli_text shown = {0};
+        cli_text_shown(&shown, now ? now : "no system message", strlen(now ? now : "no system message"));
+        fprintf(stderr, "%s\n", shown.data ? shown.data : "");
+        cli_text_free(&shown);
         return true;
     }
     return go_on(chat_set_system(&chat->history, strcmp(argument, "-") == 0 ? NULL : argument, &err), &err);

@@ -234,10 +234,14 @@ int command_chat(struct cli *cli, int argc, char *const argv[])
 {
     struct chat chat = {.cli = cli};
     const char *system = NULL;
-    struct args_option table[SAMPLING_OPTION_COUNT + 1] = {
+    struct args_option table[SAMPLING_OPTION_COUNT + 3] = {
         {"system", 0, ARGS_TEXT, "TEXT", "system message", .target = &system},
+        {"raw", 0, ARGS_FLAG, NULL, "control characters of the answer go to a terminal as they are",
+         .target = &cli->raw},
+        {"allow-special", 0, ARGS_FLAG, NULL,
+         "control tokens written in messages (<|im_end|>) become such tokens", .target = &cli->allow_special},
     };
-    sampling_fill_table(&chat.sampling, table + 1);
+    sampling_fill_table(&chat.sampling, table + 3);
     const struct args_spec spec = {
         .program = "helm-cli chat",
         .usage = "[options]",
@@ -247,7 +251,7 @@ int command_chat(struct cli *cli, int argc, char *const argv[])
                  "every line is\n"
                  "a message.",
         .options = table,
-        .option_count = SAMPLING_OPTION_COUNT + 1,
+        .option_count = SAMPLING_OPTION_COUNT + 3,
         .parent = cli->global,
     };
     struct args_parsed parsed;

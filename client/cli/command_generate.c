@@ -36,15 +36,17 @@ static int read_prompt(struct cli *cli, const struct generate_options *options, 
 int command_generate(struct cli *cli, int argc, char *const argv[])
 {
     struct generate_options options = {0};
-    struct args_option table[SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 4] = {
+    struct args_option table[SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 5] = {
         {"prompt", 0, ARGS_TEXT, "TEXT", "the prompt as text; the tokenizer adds its special tokens",
          .target = &options.prompt},
         {"tokens", 0, ARGS_TEXT, "1,2,3", "the prompt as token ids", .target = &options.tokens},
         {"tokens-file", 0, ARGS_TEXT, "FILE", "the same, read from a file", .target = &options.tokens_file},
+        {"raw", 0, ARGS_FLAG, NULL, "control characters of the answer go to a terminal as they are",
+         .target = &cli->raw},
         {"json", 0, ARGS_FLAG, NULL, "print one JSON object when done", .target = &options.json},
     };
-    sampling_fill_table(&options.sampling, table + 4);
-    grammar_fill_table(&options.grammar, table + 4 + SAMPLING_OPTION_COUNT);
+    sampling_fill_table(&options.sampling, table + 5);
+    grammar_fill_table(&options.grammar, table + 5 + SAMPLING_OPTION_COUNT);
     const struct args_spec spec = {
         .program = "helm-cli generate",
         .usage = "(--prompt TEXT | --tokens 1,2,3 | --tokens-file FILE) -n N [options]",
@@ -52,7 +54,7 @@ int command_generate(struct cli *cli, int argc, char *const argv[])
                  "(token ids where\n"
                  "the checkpoint has no tokenizer).",
         .options = table,
-        .option_count = SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 4,
+        .option_count = SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 5,
         .parent = cli->global,
     };
     struct args_parsed parsed;

@@ -8,6 +8,7 @@
 #include "client/cli/commands.h"
 #include "client/cli/query.h"
 #include "common/base/units.h"
+#include "common/base/printable.h"
 
 /* Parses the line of a command whose one option is --json. */
 static void parse(struct cli *cli, const struct args_spec *about, int argc, char *const argv[], bool *json,
@@ -39,9 +40,10 @@ int query_finish(struct cli_text *out, int rc, struct helm_err *err)
 
 void query_add_clean(struct cli_text *out, const char *text)
 {
-    for (const char *c = text; *c; c++) {
-        char shown = (unsigned char)*c < 32 || *c == 127 ? '?' : *c;
-        cli_text_add(out, &shown, 1);
+    for (size_t i = 0, left = strlen(text), bytes; left; i += bytes, left -= bytes) {
+        bytes = printable_character(text + i, left);
+        cli_text_add(out, bytes ? text + i : "?", bytes ? bytes : 1);
+        if (!bytes) bytes = 1;
     }
 }
 

@@ -107,16 +107,21 @@ out:
 int command_run(struct cli *cli, int argc, char *const argv[])
 {
     struct run_options options = {0};
-    struct args_option table[SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 4] = {
+    struct args_option table[SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 6] = {
         {"chat", 0, ARGS_FLAG, NULL, "put the prompt through the checkpoint's chat template",
          .target = &options.chat},
         {"system", 0, ARGS_TEXT, "TEXT", "system message, with --chat", .target = &options.system},
+        {"allow-special", 0, ARGS_FLAG, NULL,
+         "with --chat: control tokens written in messages (<|im_end|>) become such tokens",
+         .target = &cli->allow_special},
+        {"raw", 0, ARGS_FLAG, NULL, "control characters of the answer go to a terminal as they are",
+         .target = &cli->raw},
         {"json", 0, ARGS_FLAG, NULL, "print one JSON object when done, as generate does",
          .target = &options.json},
         {"stats", 0, ARGS_FLAG, NULL, "say on standard error how fast it was", .target = &options.stats},
     };
-    sampling_fill_table(&options.sampling, table + 4);
-    grammar_fill_table(&options.grammar, table + 4 + SAMPLING_OPTION_COUNT);
+    sampling_fill_table(&options.sampling, table + 6);
+    grammar_fill_table(&options.grammar, table + 6 + SAMPLING_OPTION_COUNT);
     const struct args_spec spec = {
         .program = "helm-cli run",
         .usage = "[PROMPT|-] [options]",
@@ -125,7 +130,7 @@ int command_run(struct cli *cli, int argc, char *const argv[])
                  "the context. Sampling is as the checkpoint's generation_config.json says unless options "
                  "say otherwise.",
         .options = table,
-        .option_count = SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 4,
+        .option_count = SAMPLING_OPTION_COUNT + GRAMMAR_OPTION_COUNT + 6,
         .max_operands = 1,
         .parent = cli->global,
     };

@@ -285,6 +285,9 @@ int command_session(struct cli *cli, int argc, char *const argv[])
          .target = &options.tokens_file},
         {"chat", 0, ARGS_TEXT, "FILE", "save: of the conversation that /save of a chat wrote to this file",
          .target = &options.chat},
+        {"allow-special", 0, ARGS_FLAG, NULL,
+         "with --chat: control tokens written in messages (<|im_end|>) become such tokens",
+         .target = &cli->allow_special},
     };
     const struct args_spec spec = {
         .program = "helm-cli session",

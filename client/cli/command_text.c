@@ -178,6 +178,8 @@ int command_detokenize(struct cli *cli, int argc, char *const argv[])
         {"jsonl", 0, ARGS_FLAG, NULL,
          "standard input: one array of ids a line; output: one JSON string a line", .target = &jsonl},
         {"skip-special", 0, ARGS_FLAG, NULL, "leave special tokens out of the text", .target = &skip_special},
+        {"raw", 0, ARGS_FLAG, NULL, "control characters of the text go to a terminal as they are",
+         .target = &cli->raw},
     };
     const struct args_spec spec = {
         .program = "helm-cli detokenize",
@@ -206,7 +208,8 @@ int command_detokenize(struct cli *cli, int argc, char *const argv[])
         struct cli_text out = {0};
         int rc = decode(cli, ids, count, flags, json, &out, &err);
         cli_text_add(&out, "\n", 1);
-        if (rc == 0) rc = cli_text_write(&out, &err);
+        if (rc == 0) rc = cli_text_check(&out, &err);
+        if (rc == 0) rc = cli_show(out.data, out.length, cli->raw, &err);
         cli_text_free(&out);
         if (rc < 0) status = cli_fail(&err, false);
     }

@@ -12,8 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/text/stop_text.h"
+#include "common/base/printable.h"
 #include "common/base/units.h"
 
 /* The longest wait for Done after a cancel. A cancel takes effect when the step under way ends, and a step of a
@@ -56,6 +58,20 @@ static void *grow(void *array, size_t count, size_t *space, size_t element, stru
 
 /* ---- text -------------------------------------------------------------------------------------------- */
 
+/* Whole characters: neither the detokenizer nor a stop text ends inside one. */
+static int print_text(struct stream *s, const char *text, size_t length, struct helm_err *err)
+{
+    struct present *present = s->request->present;
+    struct cli_text shown = {0};
+    if (!present) return cli_show(text, length, s->cli->raw, err);
+    if (s->cli->raw || !isatty(STDOUT_FILENO)) return present_add(present, text, length, err);
+    cli_text_shown(&shown, text, length);
+    int rc = cli_text_check(&shown, err);
+    if (rc == 0) rc = present_add(present, shown.data, shown.length, err);
+    cli_text_free(&shown);
+    return rc;
+}
+
 /* Takes what the detokenizer gave, looks for stop texts, prints what is safe. */
 static void add_text(struct stream *s, const char *data, size_t length, bool last)
 {
@@ -77,11 +93,7 @@ static void add_text(struct stream *s, const char *data, size_t length, bool las
         safe -= stop_text_held(&stop, text->data, text->length, s->printed);
     }
     if (safe > s->printed && s->request->print == STREAM_PRINT_TEXT) {
-        struct present *present = s->request->present;
-        const char *at = text->data + s->printed;
-        const int rc = present ? present_add(present, at, safe - s->printed, &err)
-                               : cli_write(at, safe - s->printed, &err);
-        if (rc < 0) fail(s, &err);
+        if (print_text(s, text->data + s->printed, safe - s->printed, &err) < 0) fail(s, &err);
     }
     if (safe > s->printed) s->printed = safe;
 }
@@ -189,6 +201,13 @@ static void on_token(void *user, uint64_t number, const struct helm_token *token
     }
 }
 
+static void print_cut(const char *detail)
+{
+    char shown[512];
+    printable(shown, sizeof shown, detail);
+    fprintf(stderr, "cut: %s\n", shown);
+}
+
 static void on_done(void *user, uint64_t number, const struct helm_done *done)
 {
     struct stream *s = user;
@@ -201,7 +220,7 @@ static void on_done(void *user, uint64_t number, const struct helm_done *done)
     s->result->timings = done->timings;
     s->result->finish = helm_finish_name(done->finish);
     if (s->ended) return;
-    if (done->finish == HELM_FINISH_LENGTH && *done->detail) fprintf(stderr, "cut: %s\n", done->detail);
+    if (done->finish == HELM_FINISH_LENGTH && *done->detail) print_cut(done->detail);
     if (done->finish == HELM_FINISH_ERROR || done->finish == HELM_FINISH_CANCELLED)
         helm_fail(&s->err, done->finish == HELM_FINISH_ERROR ? HELM_E_INTERNAL : HELM_E_CANCELLED,
                   "request %llu %s%s%s", (unsigned long long)done->id,

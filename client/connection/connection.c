@@ -18,6 +18,7 @@
 
 #include "client/connection/endpoint.h"
 #include "client/connection/mask_thread.h"
+#include "client/connection/trust.h"
 #include "common/base/units.h"
 
 #define DISPATCH_BATCH 256     /* messages handled before the caller gets a turn */
@@ -43,6 +44,12 @@ struct helm_client {
 
 /* ---- the table of open requests --------------------------------------------------------------------- */
 
+static int lost_result(const struct helm_client *client, struct helm_err *err)
+{
+    if (err) *err = client->lost_err;
+    return HELM_E_PEER;
+}
+
 uint64_t connection_next_number(struct helm_client *client)
 {
     return ++client->last_number;
@@ -52,10 +59,7 @@ int connection_open_request(struct helm_client *client, struct connection_reques
                             struct helm_err *err)
 {
     *request = NULL;
-    if (client->lost) {
-        if (err) *err = client->lost_err;
-        return HELM_E_PEER;
-    }
+    if (client->lost) return lost_result(client, err);
     if (client->request_count >= HELM_OPEN_REQUESTS_MAX)
         return helm_fail(err, HELM_E_LIMIT, "%d requests are open on this connection already",
                          HELM_OPEN_REQUESTS_MAX);
@@ -154,10 +158,7 @@ const char *helm_client_endpoint(const struct helm_client *client)
 int connection_send(struct helm_client *client, Helm__V1__Request *message, uint64_t number,
                     struct helm_err *err)
 {
-    if (client->lost) {
-        if (err) *err = client->lost_err;
-        return HELM_E_PEER;
-    }
+    if (client->lost) return lost_result(client, err);
     message->version = CONNECTION_VERSION;
     message->request_id = number;
     size_t bytes = helm__v1__request__get_packed_size(message);
@@ -266,6 +267,8 @@ static int watch_connection(struct helm_client *client)
     static const char closed_at_once[] =
         "the connection was closed at once: no HELM daemon, or keys that do not fit";
     const char *gone = NULL;
+    struct helm_err foreign = {0};
+    int32_t fd;
     int handled = 0;
     for (;;) {
         unsigned char event[6] = {0};
@@ -288,6 +291,8 @@ static int watch_connection(struct helm_client *client)
             break;
         case ZMQ_EVENT_CONNECTED:
             client->reached = true;
+            memcpy(&fd, event + sizeof kind, sizeof fd);
+            if (trust_peer(fd, client->endpoint, &foreign) < 0) gone = foreign.text;
             break;
         case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
         case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
@@ -295,8 +300,6 @@ static int watch_connection(struct helm_client *client)
             break;
         case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
             gone = "the daemon refused our keys";
-            break;
-        default:
             break;
         }
     }
@@ -325,9 +328,7 @@ static int check_deadlines(struct helm_client *client)
             i++;
             continue;
         }
-        struct helm_err ignored = {0};
-        if (helm_cancel(client, copy.number, &ignored) < 0) { /* it is given up either way */
-        }
+        (void)!helm_cancel(client, copy.number, &(struct helm_err){0}); /* it is given up either way */
         connection_drop_request(client, copy.number);
         handled = 1;
         char text[128];
@@ -336,12 +337,6 @@ static int check_deadlines(struct helm_client *client)
     }
     if (next) connection_watch_deadline(client, next);
     return handled;
-}
-
-static int lost_result(const struct helm_client *client, struct helm_err *err)
-{
-    if (err) *err = client->lost_err;
-    return HELM_E_PEER;
 }
 
 /* Handles all that is there, without waiting: how many things, or HELM_E_PEER. */
@@ -553,6 +548,7 @@ static int connect_with(const char *endpoint, const char *daemon_public_key, con
         goto out;
     }
     rc = helm_status(client, timeout_ms > 0 ? timeout_ms : HELM_CONNECT_TIMEOUT_MS, &status, err);
+    if (rc == 0 && client->lost) rc = lost_result(client, err);
     if (rc == HELM_E_PEER && client->lost && !client->connected) {
         if (err) err->code = HELM_E_NOT_FOUND;
         rc = HELM_E_NOT_FOUND;
@@ -582,8 +578,8 @@ void helm_disconnect(struct helm_client **client)
     *client = NULL;
     if (c->socket) {
         for (size_t i = 0; i < c->request_count && !c->lost; i++) {
-            struct helm_err ignored = {0};
-            if (!c->requests[i].question && helm_cancel(c, c->requests[i].number, &ignored) < 0) break;
+            if (c->requests[i].question) continue;
+            if (helm_cancel(c, c->requests[i].number, &(struct helm_err){0}) < 0) break;
         }
         zmq_socket_monitor(c->socket, NULL, 0);
     }

@@ -13,6 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "client/connection/trust.h"
 #include "common/base/units.h"
 
 #define IPC "ipc://"
@@ -121,6 +122,8 @@ int endpoint_probe(const char *endpoint, struct helm_err *err)
     if (strncmp(endpoint, IPC, strlen(IPC)) != 0) return 0;
     const char *path = endpoint + strlen(IPC);
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int rc = trust_place(endpoint, err);
+    if (rc) return rc;
     size_t length = strlen(path);
     memcpy(address.sun_path, path, length);
     socklen_t size = sizeof address;
@@ -130,8 +133,9 @@ int endpoint_probe(const char *endpoint, struct helm_err *err)
     }
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return helm_fail_errno(err, "opening a socket");
-    int rc = 0;
-    if (connect(fd, (const struct sockaddr *)&address, size) < 0) {
+    if (connect(fd, (const struct sockaddr *)&address, size) == 0) {
+        rc = trust_peer(fd, endpoint, err);
+    } else {
         switch (errno) {
         case EAGAIN:
             break; /* a full backlog: there is a listener */

@@ -46,6 +46,7 @@ struct ask_model {
     uint32_t context, vocab;
     struct ends ends; /* tokens that end an answer, in addition to the model's own */
     struct sampling_options defaults;
+    bool allow_special; /* control tokens written in messages become such tokens */
     uint32_t answer_ms; /* longest time of an answer, 0: any */
 };
 

@@ -257,32 +257,39 @@ static bool build_messages(struct ask_reader *r, json_t *list)
 static bool render(struct ask_reader *r, const json_t *messages)
 {
     struct helm_err err = {0};
-    size_t length = 0;
-    char *text = NULL, *list = json_dump_text(messages, JSON_COMPACT);
+    struct helm_chat_prompt rendered = {0};
+    struct ask_prompt *prompt = ask_new_prompt(r);
+    if (!prompt) return false;
+    char *list = json_dump_text(messages, JSON_COMPACT);
     char *tools = r->ask->tools ? json_dump_text(r->ask->tools, JSON_COMPACT) : NULL;
     char *extra = r->extra ? json_dump_text(r->extra, JSON_COMPACT) : NULL;
     const struct helm_chat_input input = {.messages = list,
                                           .tools = tools,
                                           .extra = extra,
                                           .add_generation_prompt = 1};
+    const unsigned flags = r->model->allow_special ? HELM_CHAT_ALLOW_SPECIAL : HELM_CHAT_TEXT_IS_TEXT;
     const bool short_of_memory = !list || (r->ask->tools && !tools) || (r->extra && !extra);
     const int rc = short_of_memory ? helm_fail(&err, HELM_E_NOMEM, "no memory for the conversation")
-                                   : helm_chat_render_json(r->model->chat, &input, &text, &length, &err);
+                                   : helm_chat_encode_json(r->model->chat, r->model->tokenizer, &input, flags,
+                                                           &rendered, &err);
     r->param = "messages";
     r->ask->conversation = true;
-    if (rc == 0 && r->model->tags) r->ask->at = reasoning_after(r->model->tags, text, length);
-    bool good =
-        rc == 0 ? ask_add_text(r, text, length, false) : refuse_err(r->refusal, "messages", rc, err.text);
-    if (good && r->ask->kind == ASK_TEMPLATE) {
-        r->ask->rendered = text;
-        r->ask->rendered_length = length;
-        text = NULL;
+    if (rc == 0) {
+        if (r->model->tags) r->ask->at = reasoning_after(r->model->tags, rendered.text, rendered.length);
+        prompt->ids = rendered.ids;
+        prompt->count = rendered.count;
+        rendered.ids = NULL;
     }
-    free(text);
+    if (rc == 0 && r->ask->kind == ASK_TEMPLATE) {
+        r->ask->rendered = rendered.text;
+        r->ask->rendered_length = rendered.length;
+        rendered.text = NULL;
+    }
+    helm_chat_prompt_free(&rendered);
     free(list);
     free(tools);
     free(extra);
-    return good;
+    return rc == 0 || refuse_err(r->refusal, "messages", rc, err.text);
 }
 
 bool ask_add_messages(struct ask_reader *r)

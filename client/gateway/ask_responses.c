@@ -6,6 +6,12 @@
 #include <string.h>
 
 #include "client/gateway/ask.h"
+#include "client/gateway/gateway.h"
+
+#define METADATA_PAIRS_MAX 16
+#define METADATA_KEY_MAX   64
+#define METADATA_VALUE_MAX 512
+#define ECHO_MAX           (GATEWAY_BACKLOG_MAX / 4)
 
 static bool out_of_memory(struct ask_reader *r)
 {
@@ -388,9 +394,56 @@ static json_t *echoed(const struct ask *ask, const char *key, json_t *missing)
     return json_incref(value);
 }
 
+/* Characters of a text, which is UTF-8. */
+static size_t characters(const char *text)
+{
+    size_t count = 0;
+    for (; *text; text++) count += (*text & 0xC0) != 0x80;
+    return count;
+}
+
+/* As OpenAI bounds it. */
+static bool check_metadata(struct ask_reader *r, const json_t *metadata)
+{
+    const char *key;
+    json_t *value;
+    if (!metadata || json_is_null(metadata)) return true;
+    if (!json_is_object(metadata))
+        return refuse(r->refusal, 400, "invalid_type", "metadata", "'metadata' is not an object");
+    if (json_object_size(metadata) > METADATA_PAIRS_MAX)
+        return refuse(r->refusal, 400, "invalid_value", "metadata",
+                      "'metadata' has %zu members, more than %d", json_object_size(metadata),
+                      METADATA_PAIRS_MAX);
+    json_object_foreach((json_t *)metadata, key, value)
+    {
+        if (characters(key) > METADATA_KEY_MAX)
+            return refuse(r->refusal, 400, "invalid_value", "metadata",
+                          "a name in 'metadata' has %zu characters, more than %d", characters(key),
+                          METADATA_KEY_MAX);
+        if (!json_is_string(value) || characters(json_string_value(value)) > METADATA_VALUE_MAX)
+            return refuse(r->refusal, 400, "invalid_value", "metadata",
+                          "'metadata.%.64s' is not a text of at most %d characters", key, METADATA_VALUE_MAX);
+    }
+    return true;
+}
+
+/* A stream says it three times, twice before the first token: what a client that reads slowly may leave waiting has to hold
+ * that, or the answer would be dropped after it was begun. */
+static bool check_echo(struct ask_reader *r)
+{
+    const size_t bytes = json_dumpb(r->ask->echo, NULL, 0, JSON_COMPACT);
+    if (bytes <= ECHO_MAX) return true;
+    return refuse(
+        r->refusal, 400, "invalid_value", "instructions",
+        "what the answer repeats of the request (instructions, tools, text, user) has %zu bytes, more "
+        "than %zu",
+        bytes, ECHO_MAX);
+}
+
 static bool keep_echo(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
+    if (!check_metadata(r, json_object_get(ask->body, "metadata"))) return false;
     ask->echo = json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:f, s:f, s:i, s:b, s:b, s:s, s:n}",
                           "instructions", echoed(ask, "instructions", json_null()), "metadata",
                           echoed(ask, "metadata", json_object()), "tools", echoed(ask, "tools", json_array()),
@@ -402,7 +455,7 @@ static bool keep_echo(struct ask_reader *r)
                           "top_p", ask->sampling.top_p > 0 ? (double)ask->sampling.top_p : 1.0,
                           "top_logprobs", (int)ask->top_logprobs, "store", false, "background", false,
                           "truncation", "disabled", "previous_response_id");
-    return ask->echo || out_of_memory(r);
+    return ask->echo ? check_echo(r) : out_of_memory(r);
 }
 
 bool ask_response_finish(struct ask_reader *r)

@@ -114,6 +114,7 @@ struct exchange {
     char allow[64];     /* with 405 and for another site's page: the path's methods */
     bool streams, over; /* out grows until `over` */
     bool queued;        /* libmicrohttpd has the response */
+    bool closes;        /* the connection ends with the answer */
     bool suspended;     /* libmicrohttpd does not look at the connection */
     bool watched;       /* the loop does, for its end */
     bool gone;          /* the client went away */

@@ -12,6 +12,7 @@
 #include "client/gateway/gateway.h"
 #include "client/gateway/grammars.h"
 #include "client/gateway/jobs.h"
+#include "client/gateway/listen.h"
 #include "client/gateway/server.h"
 #include "common/base/cpu.h"
 #include "common/base/log.h"
@@ -81,9 +82,9 @@ static int run(struct gateway *g, const struct options *o)
 {
     struct helm_err err = {0};
     g->access.origins = &o->origins;
-    if (server_check(o->listen, &err) < 0 || access_check_origins(&g->access, &err) < 0)
+    if (listen_check(o->listen, &err) < 0 || access_check_origins(&g->access, &err) < 0)
         return args_usage_error(g->cli.global, &err);
-    if (!g->access.file && !server_is_loopback(o->listen)) {
+    if (!g->access.file && !listen_is_loopback(o->listen)) {
         helm_fail(&err, HELM_E_USAGE, "--listen %s is not this machine alone: that needs --api-keys FILE",
                   o->listen);
         return args_usage_error(g->cli.global, &err);
@@ -131,6 +132,9 @@ int main(int argc, char **argv)
          "what an embedding is made of, unless a request says: mean (of all tokens' hidden states) or last\n"
          "(default: as the model's files say, else mean)",
          .target = &o.pooling, .choices = "mean|last"},
+        {"allow-special", 0, ARGS_FLAG, NULL,
+         "control tokens written in messages (<|im_end|>) become such tokens; without it they are text",
+         .target = &g.model.allow_special},
         {"log-level", 0, ARGS_CHOICE, "LEVEL", "error, warn, info (a line a request) or debug",
          .target = &o.log_level, .choices = "error|warn|info|debug"},
         {"connect", 0, ARGS_TEXT, "ENDPOINT", "the daemon to use: ipc://PATH or tcp://HOST:PORT",

@@ -2,18 +2,18 @@
  * through with it. */
 #include "client/gateway/server.h"
 
-#include <errno.h>
+#include <arpa/inet.h>
 #include <microhttpd.h>
-#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <arpa/inet.h>
 #include <unistd.h>
 
+#include "client/gateway/framing.h"
 #include "client/gateway/jobs.h"
+#include "client/gateway/listen.h"
 #include "client/gateway/routes.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
@@ -25,7 +25,9 @@
 struct server_connection {
     struct server_connection *next, *previous;
     int fd;
-    uint64_t since_us; /* waiting for (the rest of) a request; 0: an answer is under way */
+    uint64_t since_us;  /* waiting for (the rest of) a request; 0: an answer is under way */
+    bool has_nul;       /* its request's path or query holds %00 */
+    uintptr_t path_end; /* where its request's path and query end, in libmicrohttpd's memory */
     char peer[64];
 };
 
@@ -125,6 +127,7 @@ static enum MHD_Result queue_answer(struct exchange *ex)
     if (*ex->ask.ignored) add_header(response, "x-helm-ignored", ex->ask.ignored);
     if (*ex->allow) add_header(response, MHD_HTTP_HEADER_ALLOW, ex->allow);
     allow_origin(ex, response);
+    if (ex->closes) add_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     if (ex->streams) add_header(response, "X-Accel-Buffering", "no"); /* nginx hands pieces on as they come */
     if (ex->status == 401) add_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
     if (ex->status == 429 || ex->status == 503) add_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
@@ -212,6 +215,24 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
         refuse(&ex->refusal, 503, "shutting_down", NULL, "this gateway is going down");
 }
 
+/* Before libmicrohttpd cuts a path at NUL; called of paths and of each part of a query. */
+static size_t unescape(void *cls, struct MHD_Connection *connection, char *text)
+{
+    struct server_connection *peer = peer_of(connection);
+    (void)cls;
+    if (peer && framing_has_nul(text)) peer->has_nul = true;
+    return MHD_http_unescape(text);
+}
+
+/* The path and query as they came; libmicrohttpd has put NUL behind them, and the version behind that. */
+static void *note_path(void *cls, const char *path, struct MHD_Connection *connection)
+{
+    struct server_connection *peer = peer_of(connection);
+    (void)cls;
+    if (peer) peer->path_end = (uintptr_t)path + strlen(path);
+    return NULL; /* no exchange yet */
+}
+
 static struct exchange *begin(struct gateway *g, struct MHD_Connection *connection)
 {
     struct exchange *ex = calloc(1, sizeof *ex);
@@ -264,13 +285,20 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
 {
     struct gateway *g = cls;
     struct exchange *ex = *request;
-    (void)version;
     if (!ex) {
         *request = ex = begin(g, connection);
         if (!ex || !ex->peer) return MHD_NO;
-        look_at_headers(ex, url, method);
-        /* what cannot be received is refused at once; libmicrohttpd closes the connection behind the answer */
-        if (ex->refusal.status == 413) {
+        const uintptr_t gap = (uintptr_t)version - ex->peer->path_end; /* more than 1: NUL came in the path */
+        const char *fault =
+            framing_fault(connection, version, ex->peer->has_nul || (gap > 1 && gap < HEADER_BYTES));
+        ex->peer->has_nul = false;
+        if (fault)
+            refuse(&ex->refusal, 400, "bad_request", NULL, "%s", fault);
+        else
+            look_at_headers(ex, url, method);
+        /* what cannot be received is refused at once, and the connection closed behind the answer */
+        ex->closes = fault || ex->refusal.status == 413;
+        if (ex->closes) {
             ex->peer->since_us = 0;
             exchange_refuse(ex);
             return queue_answer(ex);
@@ -423,96 +451,6 @@ static void say(void *cls, const char *fmt, va_list ap)
 
 /* ---- opening ---------------------------------------------------------------------------------------- */
 
-/* "HOST:PORT" or "[ADDRESS]:PORT". */
-static int split_listen(const char *listen, char host[256], const char **port, struct helm_err *err)
-{
-    const char *colon = strrchr(listen, ':'), *digits = colon ? colon + 1 : listen;
-    const bool brackets = *listen == '[';
-    const size_t length = colon ? (size_t)(colon - listen) : 0;
-    struct helm_err none = {0};
-    uint64_t number;
-    const bool is_port = *digits && strspn(digits, "0123456789") == strlen(digits);
-    const bool in_range = is_port && !units_parse_u64("", digits, 0, 65535, &number, &none);
-    if (is_port && !in_range)
-        return helm_fail(err, HELM_E_USAGE,
-                         "--listen %s: ports end at 65535: write one from 1024 on, such as %.*s:8080", listen,
-                         (int)(length ? length : 9), length ? listen : "127.0.0.1");
-    if (!is_port || length < 1 || length > 255 || (brackets && colon[-1] != ']') || strchr(listen, '/'))
-        return helm_fail(
-            err, HELM_E_USAGE,
-            "--listen %s: not HOST:PORT: write 127.0.0.1:%s for clients on this machine, 0.0.0.0:%s "
-            "for all (with --api-keys)",
-            listen, in_range ? digits : "8080", in_range ? digits : "8080");
-    snprintf(host, 256, "%.*s", (int)(length - (brackets ? 2 : 0)), listen + brackets);
-    *port = digits;
-    return 0;
-}
-
-int server_check(const char *listen, struct helm_err *err)
-{
-    char host[256];
-    const char *port;
-    return split_listen(listen, host, &port, err);
-}
-
-bool server_is_loopback(const char *listen)
-{
-    char host[256];
-    const char *port;
-    struct helm_err err = {0};
-    if (split_listen(listen, host, &port, &err) < 0) return false;
-    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0;
-}
-
-/* Why it cannot be listened there, by errno, and what to write instead. */
-static int fail_listen(const char *listen_at, const char *port, struct helm_err *err)
-{
-    const int host = (int)(port - listen_at), number = atoi(port);
-    switch (errno) {
-    case EADDRINUSE:
-        return helm_fail(
-            err, HELM_E_IO,
-            "--listen %s: another program has that port: write another, such as %.*s%d, or %.*s0 for "
-            "any that is free",
-            listen_at, host, listen_at, number < 65535 ? number + 1 : 8080, host, listen_at);
-    case EACCES:
-        return helm_fail(
-            err, HELM_E_IO,
-            "--listen %s: ports below 1024 are not for this user: write one from 1024 on, such as "
-            "%.*s8080",
-            listen_at, host, listen_at);
-    case EADDRNOTAVAIL:
-        return helm_fail(
-            err, HELM_E_IO,
-            "--listen %s: this machine has no such address: write 127.0.0.1:%s, or 0.0.0.0:%s for "
-            "all that it has",
-            listen_at, port, port);
-    default:
-        return helm_fail_errno(err, "--listen %s", listen_at);
-    }
-}
-
-static int bind_socket(const char *listen_at, int *fd, struct helm_err *err)
-{
-    char host[256];
-    const char *port;
-    struct addrinfo *found = NULL;
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC,
-                                   .ai_socktype = SOCK_STREAM,
-                                   .ai_flags = AI_PASSIVE};
-    const int on = 1;
-    int rc = split_listen(listen_at, host, &port, err);
-    if (rc < 0) return rc;
-    const int trouble = getaddrinfo(host, port, &hints, &found);
-    if (trouble) return helm_fail(err, HELM_E_USAGE, "--listen %s: %s", listen_at, gai_strerror(trouble));
-    *fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (*fd < 0 || setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0 ||
-        bind(*fd, found->ai_addr, found->ai_addrlen) < 0)
-        rc = fail_listen(listen_at, port, err);
-    freeaddrinfo(found);
-    return rc;
-}
-
 int server_bind(struct gateway *g, const char *listen_at, struct helm_err *err)
 {
     struct server *server = calloc(1, sizeof *server);
@@ -520,27 +458,13 @@ int server_bind(struct gateway *g, const char *listen_at, struct helm_err *err)
     server->gateway = g;
     server->listen_fd = -1;
     g->server = server;
-    return bind_socket(listen_at, &server->listen_fd, err);
-}
-
-/* Its port is known only now, where any was wanted. */
-static int listen_socket(const char *listen_at, int fd, char at[128], struct helm_err *err)
-{
-    char name[INET6_ADDRSTRLEN + 2] = "", service[8] = "";
-    struct sockaddr_storage bound;
-    socklen_t bound_size = sizeof bound;
-    if (listen(fd, SOMAXCONN) < 0 || getsockname(fd, (struct sockaddr *)&bound, &bound_size) < 0)
-        return fail_listen(listen_at, strrchr(listen_at, ':') + 1, err);
-    if (getnameinfo((struct sockaddr *)&bound, bound_size, name, sizeof name, service, sizeof service,
-                    NI_NUMERICHOST | NI_NUMERICSERV) == 0)
-        snprintf(at, 128, strchr(name, ':') ? "[%s]:%s" : "%s:%s", name, service);
-    return 0;
+    return listen_bind(listen_at, &server->listen_fd, err);
 }
 
 int server_open(struct gateway *g, const char *listen_at, char at[128], struct helm_err *err)
 {
     struct server *server = g->server;
-    const int rc = listen_socket(listen_at, server->listen_fd, at, err);
+    const int rc = listen_start(listen_at, server->listen_fd, at, err);
     if (rc < 0) return rc;
     server->http =
         MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, handle,
@@ -548,6 +472,7 @@ int server_open(struct gateway *g, const char *listen_at, char at[128], struct h
                          server->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)GATEWAY_CONNECTIONS,
                          MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
                          (unsigned)(g->request_us / 1000000), MHD_OPTION_STRICT_FOR_CLIENT, 1,
+                         MHD_OPTION_UNESCAPE_CALLBACK, unescape, g, MHD_OPTION_URI_LOG_CALLBACK, note_path, g,
                          MHD_OPTION_NOTIFY_COMPLETED, completed, g, MHD_OPTION_NOTIFY_CONNECTION,
                          connection_changed, g, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
     const union MHD_DaemonInfo *info =

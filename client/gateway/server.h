@@ -8,15 +8,11 @@
 
 #include "client/gateway/gateway.h"
 
-/* Whether this is "HOST:PORT"; the error says what to write. */
-HELM_MUST_CHECK int server_check(const char *listen, struct helm_err *err);
 /* Takes "HOST:PORT" (HOST an address or localhost; port 0: any), before what takes long; no client can connect yet. */
 HELM_MUST_CHECK int server_bind(struct gateway *gateway, const char *listen, struct helm_err *err);
 /* Listens there, and writes where that is to at[]. */
 HELM_MUST_CHECK int server_open(struct gateway *gateway, const char *listen, char at[128],
                                 struct helm_err *err);
-/* Whether HOST of "HOST:PORT" is this machine alone. */
-bool server_is_loopback(const char *listen);
 /* To be watched for reading. */
 int server_fd(const struct server *server);
 /* Does what there is to do. Returns in how many ms it wants to be called again at the latest. */

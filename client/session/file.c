@@ -10,11 +10,12 @@
 #include "common/model/content.h"
 #include "common/shared/kv_layout.h"
 
-static const char magic[8] = "HELMKV\r\n", end_magic[8] = "\r\nVKMLEH";
+enum { MAGIC_BYTES = 8 };
+static const char magic[] = "HELMKV\r\n", end_magic[] = "\r\nVKMLEH";
 
 /* The head in front of the tokens, as it lies in the file: no padding. */
 struct fixed {
-    char magic[8];
+    char magic[MAGIC_BYTES];
     uint32_t version, head_bytes;
     uint64_t model;
     uint32_t layers, kv_heads, head_dim, page_tokens;
@@ -26,7 +27,7 @@ _Static_assert(sizeof(struct fixed) == 104, "as file.h says");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file's order is the machine's");
 
 #define CHECKSUM sizeof(uint64_t)
-#define TRAILER  (sizeof end_magic + CHECKSUM)
+#define TRAILER  ((size_t)MAGIC_BYTES + CHECKSUM)
 
 void session_head_free(struct session_head *head)
 {
@@ -65,7 +66,7 @@ static bool is_text(const char *field, size_t room)
 
 static int check_fixed(const struct fixed *f, uint64_t size, struct helm_err *err)
 {
-    if (memcmp(f->magic, magic, sizeof magic) != 0)
+    if (memcmp(f->magic, magic, MAGIC_BYTES) != 0)
         return helm_fail(err, HELM_E_FORMAT, "this is no file of a session");
     if (f->version != SESSION_FILE_VERSION)
         return helm_fail(err, HELM_E_UNSUPPORTED, "version %u of session files, this program knows %d",
@@ -165,7 +166,7 @@ int session_file_read_page(struct session_file *file, const struct session_head 
 
 int session_file_read_end(struct session_file *file, struct helm_err *err)
 {
-    char found[sizeof end_magic];
+    char found[(size_t)MAGIC_BYTES];
     uint64_t checksum;
     int rc = file->stream.read(file->stream.context, found, sizeof found, err);
     if (!rc) rc = file->stream.read(file->stream.context, &checksum, sizeof checksum, err);
@@ -191,7 +192,7 @@ int session_file_create(struct session_file *file, const struct session_stream *
                       .pages = head->pages,
                       .page_bytes = head->page_bytes,
                       .origin = head->shape.origin};
-    memcpy(f.magic, magic, sizeof magic);
+    memcpy(f.magic, magic, MAGIC_BYTES);
     memcpy(f.kv_dtype, head->shape.kv_dtype, sizeof f.kv_dtype);
     memcpy(f.weights, head->shape.weights, sizeof f.weights);
     *file = (struct session_file){.stream = *stream, .digest = head_checksum(&f, head->tokens)};
@@ -215,6 +216,6 @@ int session_file_write_page(struct session_file *file, const struct session_head
 
 int session_file_write_end(struct session_file *file, struct helm_err *err)
 {
-    int rc = file->stream.write(file->stream.context, end_magic, sizeof end_magic, err);
+    int rc = file->stream.write(file->stream.context, end_magic, (size_t)MAGIC_BYTES, err);
     return rc ? rc : file->stream.write(file->stream.context, &file->digest, sizeof file->digest, err);
 }

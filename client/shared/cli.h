@@ -41,6 +41,8 @@ struct cli {
     const char *device, *plan, *profile, *strategy, *config, *kv_dtype, *kernels, *log_level, *activations;
     uint64_t vram_bytes, host_memory_bytes, ctx_tokens, threads;
     bool has_vram, has_host_memory, has_ctx, has_threads, exact;
+    bool raw;                                 /* a model's control characters go to a terminal as they are */
+    bool allow_special;                       /* control tokens written in a message become such tokens */
     const struct args_list *daemon_arguments; /* more of helmd's, handed on as they are; may be NULL */
     /* opened on demand by session.c */
     struct private_daemon *daemon;
@@ -110,6 +112,9 @@ int cli_usage(const struct args_spec *spec, const char *fmt, ...) HELM_PRINTF(2,
 
 /* write(2) all of it to standard output. HELM_E_IO without a text: the reader (`| head`) has gone, which is no news. */
 HELM_MUST_CHECK int cli_write(const void *data, size_t bytes, struct helm_err *err);
+/* The same of what a model wrote or a checkpoint holds: on a terminal, unless `raw`, each control character but tab and newline,
+ * and each byte that is no UTF-8, is \xNN. */
+HELM_MUST_CHECK int cli_show(const char *data, size_t length, bool raw, struct helm_err *err);
 /* Reads a descriptor to its end; *text is malloc'd and NUL-terminated. */
 HELM_MUST_CHECK int cli_read_all(int fd, const char *what, char **text, size_t *length, struct helm_err *err);
 /* Ids separated by commas or white space, with or without [ ]; *ids is malloc'd. */

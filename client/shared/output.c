@@ -8,19 +8,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/printable.h"
+
 void cli_complain(const char *text)
 {
     char line[2 * HELM_ERR_TEXT];
     if (!*text) return;
     size_t n = (size_t)snprintf(line, sizeof line, "%.64s: ", program_invocation_short_name);
-    for (const unsigned char *c = (const unsigned char *)text; *c && n < sizeof line - 8; c++) {
-        if (*c < 32 || *c == 127)
-            n += (size_t)snprintf(line + n, sizeof line - n, "\\x%02x", *c);
-        else if (*c == 0xc2 && c[1] >= 0x80 && c[1] <= 0x9f) /* C1 controls, some of which terminals obey */
-            n += (size_t)snprintf(line + n, sizeof line - n, "\\u00%02x", *++c);
-        else
-            line[n++] = (char)*c;
-    }
+    n += printable(line + n, sizeof line - n - 1, text);
     line[n++] = '\n';
     (void)!write(STDERR_FILENO, line, n); /* nowhere left to report it */
 }
@@ -148,6 +143,16 @@ int cli_parse_ids(const char *what, const char *text, size_t length, uint32_t **
     *ids = list;
     *count = used;
     return 0;
+}
+
+int cli_show(const char *data, size_t length, bool raw, struct helm_err *err)
+{
+    struct cli_text shown = {0};
+    if (raw || !isatty(STDOUT_FILENO)) return cli_write(data, length, err);
+    cli_text_shown(&shown, data, length);
+    const int rc = cli_text_write(&shown, err);
+    cli_text_free(&shown);
+    return rc;
 }
 
 int cli_text_check(const struct cli_text *text, struct helm_err *err)

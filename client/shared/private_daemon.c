@@ -21,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/base/printable.h"
 #include "common/base/start.h"
 #include "common/base/units.h"
 
@@ -278,8 +279,8 @@ static void take_status(struct private_daemon *daemon, struct progress *progress
         if (!status) continue;
         status = strchr(status, '=') + 1;
         status[strcspn(status, "\n")] = 0;
-        for (char *c = status; *c; c++)
-            if ((unsigned char)*c < 32 || *c == 127) *c = '?';
+        for (size_t i = 0, left = strlen(status), bytes; left; i += bytes, left -= bytes)
+            if (!(bytes = printable_character(status + i, left))) status[i] = '?', bytes = 1;
         const size_t what = strcspn(status, ":");
         const bool news = strncmp(status, progress->status, what) != 0;
         snprintf(progress->status, sizeof progress->status, "%s", status);

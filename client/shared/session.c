@@ -239,16 +239,14 @@ void cli_find_ends(struct cli *cli)
 int cli_encode_chat(const struct cli *cli, const struct helm_chat_message *messages, size_t count,
                     uint32_t **ids, size_t *id_count, enum reasoning_at *at, struct helm_err *err)
 {
-    char *text = NULL;
-    size_t length = 0;
-    *ids = NULL;
-    *id_count = 0;
-    *at = REASONING_FREE;
-    int rc = helm_chat_render(cli->chat, messages, count, 1, &text, &length, err);
-    if (rc == 0) /* the template wrote the special tokens itself: parse them, add none */
-        rc = helm_tokenizer_encode(cli->tok, text, length, HELM_TOKENIZER_ENCODE_PARSE_ADDED, ids, id_count,
-                                   err);
-    if (rc == 0 && cli->tags) *at = reasoning_after(cli->tags, text, length);
-    free(text);
+    struct helm_chat_prompt prompt;
+    const unsigned flags =
+        HELM_CHAT_GENERATION_PROMPT | (cli->allow_special ? HELM_CHAT_ALLOW_SPECIAL : HELM_CHAT_TEXT_IS_TEXT);
+    const int rc = helm_chat_encode(cli->chat, cli->tok, messages, count, flags, &prompt, err);
+    *at = rc == 0 && cli->tags ? reasoning_after(cli->tags, prompt.text, prompt.length) : REASONING_FREE;
+    *ids = prompt.ids;
+    *id_count = prompt.count;
+    prompt.ids = NULL;
+    helm_chat_prompt_free(&prompt);
     return rc;
 }

@@ -16,17 +16,34 @@
 
 struct helm_chat {
     struct jinja_template *standard,
-        *tools; /* tools: a template of its own for requests with tools, or NULL */
+        *tools;   /* tools: a template of its own for requests with tools, or NULL */
+    char *source; /* of both, one behind the other: which tokens they spell */
+    size_t source_length;
     struct tok_config config;
 };
 
 /* ---- opening */
 
-static int parse_template(const struct helm_chat *chat, const char *name, struct jinja_template **out,
+static int parse_source(struct helm_chat *chat, const char *text, size_t length, struct jinja_template **out,
+                        struct helm_err *err)
+{
+    const int rc = jinja_parse(text, length, out, err);
+    if (rc) return rc;
+    char *grown = realloc(chat->source, chat->source_length + length + 1);
+    if (!grown) return helm_fail(err, HELM_E_NOMEM, "no memory for the chat template");
+    memcpy(grown + chat->source_length, text, length);
+    chat->source = grown;
+    chat->source_length += length;
+    chat->source[chat->source_length++] =
+        '\0'; /* no token is spelled by the end of one and the beginning of the other */
+    return 0;
+}
+
+static int parse_template(struct helm_chat *chat, const char *name, struct jinja_template **out,
                           struct helm_err *err)
 {
     const char *text = tok_config_find(chat->config.templates, chat->config.template_count, name);
-    return text ? jinja_parse(text, strlen(text), out, err) : 0;
+    return text ? parse_source(chat, text, strlen(text), out, err) : 0;
 }
 
 /* The templates of chat->config, which come from what `what` names. */
@@ -75,7 +92,7 @@ static int read_template_file(struct helm_chat *chat, const char *folder, struct
         return 0;
     }
     if (rc) return rc;
-    rc = jinja_parse(text, length, &chat->standard, err);
+    rc = parse_source(chat, text, length, &chat->standard, err);
     if (rc && err) helm_err_prefix(err, "chat_template.jinja");
     free(text);
     return rc;
@@ -110,38 +127,57 @@ void helm_chat_close(struct helm_chat **chat)
     tok_config_free(&(*chat)->config);
     jinja_free((*chat)->standard);
     jinja_free((*chat)->tools);
+    free((*chat)->source);
     free(*chat);
     *chat = NULL;
 }
 
 /* ---- rendering */
 
-/* Takes `variables`: messages, tools and add_generation_prompt; `extra` is borrowed and may be NULL. */
-static int render(const struct helm_chat *chat, json_t *variables, json_t *extra, int64_t now_s, char **text,
-                  size_t *length, struct helm_err *err)
+/* What a template renders: `variables` (ours) has messages, tools and add_generation_prompt; `extra` is borrowed and may be
+ * NULL. */
+struct conversation {
+    json_t *variables;
+    json_t *extra;
+    int64_t now_s;
+};
+
+static void end_conversation(struct conversation *c)
 {
-    const json_t *tools = json_object_get(variables, "tools");
-    int bad = json_object_set_new(variables, "documents", json_null());
+    json_decref(c->variables);
+    json_decref(c->extra);
+    *c = (struct conversation){0};
+}
+
+/* own NULL: not asked for. */
+static int render(const struct helm_chat *chat, const struct conversation *c, char **text, size_t *length,
+                  unsigned char **own, struct helm_err *err)
+{
+    const json_t *tools = json_object_get(c->variables, "tools");
+    json_t *named = json_object();
+    int bad = !named || json_object_set_new(c->variables, "documents", json_null());
     for (size_t i = 0; !bad && i < chat->config.role_count; i++)
-        bad |= json_object_set_new(variables, chat->config.roles[i].name,
-                                   json_string(chat->config.roles[i].text));
-    if (!bad && extra) bad = json_object_update(variables, extra);
+        bad = json_object_set_new(named, chat->config.roles[i].name, json_string(chat->config.roles[i].text));
+    if (!bad && c->extra) bad = json_object_update(c->variables, c->extra);
     int rc = bad ? helm_fail(err, HELM_E_NOMEM, "no memory for the chat template's variables") : 0;
     if (!rc) {
-        const struct jinja_input input = {.variables = variables, .now_s = now_s};
-        const bool with_tools = chat->tools && !json_is_null(tools);
-        rc = jinja_render(with_tools ? chat->tools : chat->standard, &input, text, length, err);
+        const struct jinja_input input = {.variables = c->variables,
+                                          .now_s = c->now_s,
+                                          .own = named,
+                                          .own_key = "role"};
+        const struct jinja_template *template =
+            chat->tools && !json_is_null(tools) ? chat->tools : chat->standard;
+        rc = own ? jinja_render_marked(template, &input, text, length, own, err)
+                 : jinja_render(template, &input, text, length, err);
         if (rc && err) helm_err_prefix(err, "chat template");
     }
-    json_decref(variables);
+    json_decref(named);
     return rc;
 }
 
-int helm_chat_render(const struct helm_chat *chat, const struct helm_chat_message *messages, size_t count,
-                     int add_generation_prompt, char **text, size_t *length, struct helm_err *err)
+static int take_messages(const struct helm_chat_message *messages, size_t count, int add_generation_prompt,
+                         struct conversation *c, struct helm_err *err)
 {
-    *text = NULL;
-    *length = 0;
     json_t *list = json_array();
     for (size_t i = 0; i < count; i++) {
         const struct helm_chat_message *m = &messages[i];
@@ -152,10 +188,9 @@ int helm_chat_render(const struct helm_chat *chat, const struct helm_chat_messag
         return helm_fail(err, HELM_E_FORMAT, "message %zu: its %s is not UTF-8", i,
                          jinja_utf8_valid(m->role, strlen(m->role)) ? "content" : "role");
     }
-    return render(chat,
-                  json_pack("{s:o, s:n, s:b}", "messages", list, "tools", "add_generation_prompt",
-                            add_generation_prompt),
-                  NULL, 0, text, length, err);
+    c->variables = json_pack("{s:o, s:n, s:b}", "messages", list, "tools", "add_generation_prompt",
+                             add_generation_prompt);
+    return 0;
 }
 
 /* NULL text: *out stays NULL. */
@@ -171,28 +206,101 @@ static int parse_part(const char *what, const char *text, json_type type, json_t
     return helm_fail(err, HELM_E_FORMAT, "%s: not %s", what, type == JSON_ARRAY ? "a list" : "an object");
 }
 
-int helm_chat_render_json(const struct helm_chat *chat, const struct helm_chat_input *input, char **text,
-                          size_t *length, struct helm_err *err)
+static int take_input(const struct helm_chat_input *input, struct conversation *c, struct helm_err *err)
 {
     static const char *const reserved[] = {"messages", "tools", "add_generation_prompt"};
-    json_t *messages = NULL, *tools = NULL, *extra = NULL;
-    *text = NULL;
-    *length = 0;
+    json_t *messages = NULL, *tools = NULL;
     int rc = input->messages ? parse_part("messages", input->messages, JSON_ARRAY, &messages, err)
                              : helm_fail(err, HELM_E_FORMAT, "messages: missing");
     if (!rc) rc = parse_part("tools", input->tools, JSON_ARRAY, &tools, err);
-    if (!rc) rc = parse_part("extra variables", input->extra, JSON_OBJECT, &extra, err);
+    if (!rc) rc = parse_part("extra variables", input->extra, JSON_OBJECT, &c->extra, err);
     for (size_t i = 0; !rc && i < sizeof reserved / sizeof *reserved; i++)
-        if (json_object_get(extra, reserved[i]))
+        if (json_object_get(c->extra, reserved[i]))
             rc = helm_fail(err, HELM_E_FORMAT, "extra variables: '%s' has a parameter of its own",
                            reserved[i]);
+    c->now_s = input->now_s;
     if (!rc)
-        rc = render(chat,
-                    json_pack("{s:O, s:O?, s:b}", "messages", messages, "tools", tools,
-                              "add_generation_prompt", input->add_generation_prompt),
-                    extra, input->now_s, text, length, err);
+        c->variables = json_pack("{s:O, s:O?, s:b}", "messages", messages, "tools", tools,
+                                 "add_generation_prompt", input->add_generation_prompt);
     json_decref(messages);
     json_decref(tools);
-    json_decref(extra);
     return rc;
+}
+
+int helm_chat_render(const struct helm_chat *chat, const struct helm_chat_message *messages, size_t count,
+                     int add_generation_prompt, char **text, size_t *length, struct helm_err *err)
+{
+    struct conversation c = {0};
+    *text = NULL;
+    *length = 0;
+    int rc = take_messages(messages, count, add_generation_prompt, &c, err);
+    if (!rc) rc = render(chat, &c, text, length, NULL, err);
+    end_conversation(&c);
+    return rc;
+}
+
+int helm_chat_render_json(const struct helm_chat *chat, const struct helm_chat_input *input, char **text,
+                          size_t *length, struct helm_err *err)
+{
+    struct conversation c = {0};
+    *text = NULL;
+    *length = 0;
+    int rc = take_input(input, &c, err);
+    if (!rc) rc = render(chat, &c, text, length, NULL, err);
+    end_conversation(&c);
+    return rc;
+}
+
+/* ---- rendering to tokens */
+
+static int encode(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
+                  const struct conversation *c, unsigned flags, struct helm_chat_prompt *out,
+                  struct helm_err *err)
+{
+    unsigned char *own = NULL;
+    if (flags & ~(unsigned)HELM_CHAT_ALLOW_SPECIAL)
+        return helm_fail(err, HELM_E_USAGE, "chat: unknown flags 0x%x", flags);
+    const bool marked = !(flags & HELM_CHAT_ALLOW_SPECIAL);
+    int rc = render(chat, c, &out->text, &out->length, marked ? &own : NULL, err);
+    if (!rc && marked)
+        rc = tok_encode_marked(tokenizer, (struct tok_slice){out->text, out->length}, own,
+                               (struct tok_slice){chat->source, chat->source_length}, &out->ids, &out->count,
+                               err);
+    else if (!rc)
+        rc = helm_tokenizer_encode(tokenizer, out->text, out->length, HELM_TOKENIZER_ENCODE_PARSE_ADDED,
+                                   &out->ids, &out->count, err);
+    free(own);
+    if (rc) helm_chat_prompt_free(out);
+    return rc;
+}
+
+int helm_chat_encode(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
+                     const struct helm_chat_message *messages, size_t count, unsigned flags,
+                     struct helm_chat_prompt *out, struct helm_err *err)
+{
+    struct conversation c = {0};
+    *out = (struct helm_chat_prompt){0};
+    int rc = take_messages(messages, count, (flags & HELM_CHAT_GENERATION_PROMPT) != 0, &c, err);
+    if (!rc) rc = encode(chat, tokenizer, &c, flags & ~(unsigned)HELM_CHAT_GENERATION_PROMPT, out, err);
+    end_conversation(&c);
+    return rc;
+}
+
+int helm_chat_encode_json(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
+                          const struct helm_chat_input *input, unsigned flags, struct helm_chat_prompt *out,
+                          struct helm_err *err)
+{
+    struct conversation c = {0};
+    *out = (struct helm_chat_prompt){0};
+    int rc = take_input(input, &c, err);
+    if (!rc) rc = encode(chat, tokenizer, &c, flags, out, err);
+    end_conversation(&c);
+    return rc;
+}
+
+void helm_chat_prompt_free(struct helm_chat_prompt *prompt)
+{
+    free(prompt->text);
+    free(prompt->ids);
+    *prompt = (struct helm_chat_prompt){0};
 }

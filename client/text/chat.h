@@ -3,9 +3,9 @@
  * Called by helm-cli's chat command and by programs that link libhelm. A template is read from the
  * checkpoint's folder (chat_template.jinja, else chat_template in tokenizer_config.json), or from its GGUF file
  * (tokenizer.chat_template), and parsed once;
- * rendering turns a list of messages into the text that the model was trained on. Give that text to
- * helm_tokenizer_encode with HELM_TOKENIZER_ENCODE_PARSE_ADDED and without HELM_TOKENIZER_ENCODE_ADD_SPECIAL:
- * the template writes the special tokens itself. A construct that is not implemented is HELM_E_UNSUPPORTED
+ * rendering turns a list of messages into the text that the model was trained on, and helm_chat_encode into its tokens:
+ * what the text of a message spells never becomes a control token. (A rendered text that is encoded by
+ * helm_tokenizer_encode has lost that difference.) A construct that is not implemented is HELM_E_UNSUPPORTED
  * and named; depth, steps and output are limited (HELM_E_LIMIT).
  *
  * A struct helm_chat is immutable once open: any number of threads may render with one at the same time. */
@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client/text/tokenizer/tokenizer.h"
 #include "common/base/err.h"
 
 #ifdef __cplusplus
@@ -56,6 +57,33 @@ struct helm_chat_input {
  * template named "tool_use" is rendered with that one. */
 HELM_MUST_CHECK int helm_chat_render_json(const struct helm_chat *chat, const struct helm_chat_input *input,
                                           char **text, size_t *length, struct helm_err *err);
+
+/* A conversation as the model's prompt. Free it with helm_chat_prompt_free. */
+struct helm_chat_prompt {
+    char *text; /* NUL-terminated, `length` bytes: what helm_chat_render gives */
+    size_t length;
+    uint32_t *ids;
+    size_t count;
+};
+enum helm_chat_encode_flag {
+    HELM_CHAT_TEXT_IS_TEXT = 0,
+    HELM_CHAT_ALLOW_SPECIAL =
+        1, /* control tokens written in messages become such tokens: for texts that one trusts */
+    HELM_CHAT_GENERATION_PROMPT = 2, /* of helm_chat_encode: as add_generation_prompt */
+};
+/* As helm_chat_render and helm_chat_render_json, with the tokens. Control tokens come of the template alone, and of the
+ * checkpoint's own special tokens that it writes; what messages, tools and `extra` spell is text. A message's role counts as the
+ * template's where it is a word, since templates write the rest of a token around it. Control tokens are those marked special, those
+ * that begin with "<|", and those that the template spells ("<tool_call>"). */
+HELM_MUST_CHECK int helm_chat_encode(const struct helm_chat *chat, const struct helm_tokenizer *tokenizer,
+                                     const struct helm_chat_message *messages, size_t count, unsigned flags,
+                                     struct helm_chat_prompt *out, struct helm_err *err);
+HELM_MUST_CHECK int helm_chat_encode_json(const struct helm_chat *chat,
+                                          const struct helm_tokenizer *tokenizer,
+                                          const struct helm_chat_input *input, unsigned flags,
+                                          struct helm_chat_prompt *out, struct helm_err *err);
+/* Clears it, too. */
+void helm_chat_prompt_free(struct helm_chat_prompt *prompt);
 
 /* Frees it and clears *chat; a NULL *chat is allowed. */
 void helm_chat_close(struct helm_chat **chat);

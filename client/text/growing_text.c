@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/printable.h"
+
 /* Room for `more` bytes and a NUL behind what is there; NULL: none. */
 static char *text_reserve(struct cli_text *text, size_t more)
 {
@@ -56,16 +58,33 @@ void cli_text_json(struct cli_text *text, const char *data, size_t length)
     for (size_t i = 0; i < length; i++) {
         const unsigned char c = (unsigned char)data[i];
         const char *found = c ? strchr(plain, c) : NULL;
+        const bool more = c == 0xc2 && i + 1 < length; /* C1 controls, some of which terminals obey */
         if (found) {
             *to++ = '\\';
             *to++ = escaped[found - plain];
         } else if (c < 32 || c == 127) {
             to += sprintf(to, "\\u%04x", c);
+        } else if (more && (unsigned char)data[i + 1] >= 0x80 && (unsigned char)data[i + 1] < 0xa0) {
+            to += sprintf(to, "\\u%04x", (unsigned char)data[++i]);
         } else {
             *to++ = (char)c;
         }
     }
     *to++ = '"';
+    text_end(text, to);
+}
+
+void cli_text_shown(struct cli_text *text, const char *data, size_t length)
+{
+    char *to = text_reserve(text, 4 * length + 1); /* every byte may become \xNN */
+    if (!to) return;
+    for (size_t i = 0, taken; i < length; i += taken) {
+        taken = 1;
+        if (data[i] == '\n' || data[i] == '\t')
+            *to++ = data[i];
+        else
+            to += printable_show(to, data + i, length - i, &taken);
+    }
     text_end(text, to);
 }
 

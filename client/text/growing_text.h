@@ -16,7 +16,9 @@ struct cli_text {
 };
 void cli_text_add(struct cli_text *text, const char *data, size_t length);
 void cli_text_printf(struct cli_text *text, const char *fmt, ...) HELM_PRINTF(2, 3);
-/* A JSON string with its quotes. */
+/* Each control character but tab and newline, and each byte that is no UTF-8, is \xNN. */
+void cli_text_shown(struct cli_text *text, const char *data, size_t length);
+/* A JSON string with its quotes; C1 controls are escaped, too, since some terminals obey them. */
 void cli_text_json(struct cli_text *text, const char *data, size_t length);
 /* "[1,2,3]", or without brackets "1,2,3". */
 void cli_text_ids(struct cli_text *text, const uint32_t *ids, size_t count, bool brackets);

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <sys/types.h>
 
-/* Bytes of the character at `from`, of which `length` bytes are there; 0: it is none that may be shown. */
-static size_t character(const unsigned char *from, size_t length)
+size_t printable_character(const char *text, size_t length)
 {
+    const unsigned char *from = (const unsigned char *)text;
     const unsigned char lead = from[0];
     if (lead >= 0x20 && lead < 0x7f) return 1;
     const size_t bytes = lead >= 0xc2 && lead < 0xe0   ? 2
@@ -25,12 +25,11 @@ static size_t character(const unsigned char *from, size_t length)
     return control || overlong || outside ? 0 : bytes;
 }
 
-/* As it may be shown: the character itself, or its first byte as \xNN. `taken`: bytes of `from`. Returns how many bytes
- * were written to `to`, at most 4. */
-static size_t show(char to[4], const unsigned char *from, size_t length, size_t *taken)
+size_t printable_show(char to[4], const char *from, size_t length, size_t *taken)
 {
     static const char digit[] = "0123456789abcdef";
-    const size_t bytes = character(from, length);
+    const size_t bytes = printable_character(from, length);
+    const unsigned char first = (unsigned char)*from;
     *taken = bytes ? bytes : 1;
     if (bytes) {
         memcpy(to, from, bytes);
@@ -38,8 +37,8 @@ static size_t show(char to[4], const unsigned char *from, size_t length, size_t 
     }
     to[0] = '\\';
     to[1] = 'x';
-    to[2] = digit[from[0] >> 4];
-    to[3] = digit[from[0] & 15];
+    to[2] = digit[first >> 4];
+    to[3] = digit[first & 15];
     return 4;
 }
 
@@ -49,7 +48,7 @@ size_t printable(char *to, size_t size, const char *from)
     size_t used = 0, taken;
     for (size_t i = 0; i < length; i += taken) {
         char text[4];
-        const size_t n = show(text, (const unsigned char *)from + i, length - i, &taken);
+        const size_t n = printable_show(text, from + i, length - i, &taken);
         if (used + n >= size) break;
         memcpy(to + used, text, n);
         used += n;
@@ -88,7 +87,7 @@ static bool put(struct stream *s, const unsigned char *from, size_t length, bool
             memcpy(s->held, from + i, s->held_bytes);
             return true;
         }
-        const size_t n = show(text, from + i, length - i, &taken);
+        const size_t n = printable_show(text, (const char *)from + i, length - i, &taken);
         if (fwrite(text, 1, n, s->to) != n) return false;
     }
     return true;

@@ -8,6 +8,12 @@
 #include <stddef.h>
 #include <stdio.h>
 
+/* Bytes of the character at `from`, of which `length` (at least 1) are there; 0: it may not be shown. */
+size_t printable_character(const char *from, size_t length);
+
+/* The character at `from`, or its first byte as \xNN. *taken: bytes of `from`. Returns how many bytes `to` has got. */
+size_t printable_show(char to[4], const char *from, size_t length, size_t *taken);
+
 /* `from` as it may be shown, cut to size - 1 bytes between characters; `to` is always NUL-terminated. Returns its
  * length. */
 size_t printable(char *to, size_t size, const char *from);

@@ -159,6 +159,28 @@ def editor_tests(at, daemon, prompts, text_of, folder):
                 request.generate.prompt[:] = [11] + ids[which]
             FakeDaemon.handle(daemon, client, request)
         daemon.handle = handle
+    hostile = "a\tb\x1b]52;c;ZXZpbA==\x07\x1b[2J\rc\x7f\u009b31md\u0085 na\u00efve\n"
+    shown = "a\tb\\x1b]52;c;ZXZpbA==\\x07\\x1b[2J\\x0dc\\x7f\\xc2\\x9b31md\\xc2\\x85 na\u00efve\r\n"
+    ids.append(json.loads(cli("--model", MODEL, "tokenize", "--json", "--no-special", "-", stdin=hostile.encode())[1]))
+    answer_with(2)
+    for command, more in ((("run", "x"), ()), (("run", "--chat", "x"), ()), (("generate", "--prompt", "x", "-n", "99"), ()),
+                          (("detokenize", ",".join(map(str, ids[2]))), ())):
+        t = Terminal(*at, *command)
+        check("%s: control characters are shown to a terminal, not obeyed" % " ".join(command[:2]), t.expect(shown), t.all)
+        check("... and the end is well", t.wait() == 0)
+        t = Terminal(*at, *command, "--raw")
+        check("... --raw passes them", t.expect(hostile.replace("\n", "\r\n")), t.all)
+        t.wait()
+        status, out, err = cli(*at, *command)
+        check("... and so does a pipe", status == 0 and out.startswith(hostile), (status, out, err))
+    status, out, err = cli(*at, "generate", "--prompt", "x", "-n", "99", "--json")
+    check("JSON escapes them", json.loads(out)["text"] == hostile and not any(c < " " and c != "\n" or "\x7f" <= c < "\xa0" for c in out), out)
+    t = Terminal(*at, "chat", env={"TERM": "xterm"})
+    t.expect("> ")
+    t.type(b"x\r")
+    check("chat: control characters are shown, not obeyed", t.expect(shown), t.all)
+    t.type(b"\x04")
+    t.wait()
     answer_with(0)
     t = Terminal(*at, "chat", env={"TERM": "xterm"}, columns=30)
     t.expect("> ")

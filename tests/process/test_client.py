@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -215,14 +216,14 @@ def drop_capabilities():
     return ctypes.CDLL(None, use_errno=True).capset(version_3, nothing) == 0
 
 
-def in_child(function):
+def in_child(function, prepare=drop_capabilities):
     """What the function returns as text, in a process of its own without capabilities."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         text = "no capset"
         try:
-            if drop_capabilities():
+            if prepare():
                 text = function()
         except BaseException as e:
             text = "%s: %s" % (type(e).__name__, e)
@@ -233,6 +234,65 @@ def in_child(function):
         text = f.read()
     os.waitpid(pid, 0)
     return text
+
+
+def owner_tests(folder):
+    """A prompt goes to no other user's daemon: sockets and directories of users 2001 and 2002, asked for by 2001."""
+    if os.geteuid():
+        print("skipped: only root can be several users")
+        return
+    os.chmod(folder, 0o755)
+    program_copy = shutil.copy(CLI, folder + "/helm-cli")  # another user may not enter the checkout
+    mine, victim, other = 0, 2001, 2002
+    cases = [  # directory: owner, mode; socket's owner; listener; words of the refusal, "" where it is let in
+        ("own", victim, 0o700, victim, victim, ""),
+        ("roots", mine, 0o755, mine, mine, ""),
+        ("forged", other, 0o777, other, other, "its directory belongs to uid 2002"),
+        ("open", victim, 0o777, victim, victim, "chmod go-w it"),
+        ("group", victim, 0o770, victim, victim, "chmod go-w it"),
+        ("sticky", mine, 0o1777, victim, victim, ""),
+        ("planted", mine, 0o1777, other, other, "the socket belongs to uid 2002"),
+        ("lent", victim, 0o700, victim, other, "the process that listens there belongs to uid 2002"),
+        ("link", victim, 0o700, victim, victim, "the link to its directory belongs to uid 2002"),
+    ]
+    for name, owner, mode, socket_owner, listener, words in cases:
+        place = os.path.join(folder, "owner-" + name)
+        os.mkdir(place, 0o700)
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(place + "/helmd.sock")
+        os.chmod(place + "/helmd.sock", 0o666)
+        os.chown(place + "/helmd.sock", socket_owner, socket_owner)
+        os.chown(place, owner, owner)
+        os.chmod(place, mode)
+        os.seteuid(listener)  # listen() says whose it is
+        server.listen()
+        os.seteuid(0)
+        if name == "link":
+            os.symlink(place, place + "-2")
+            os.lchown(place + "-2", other, other)
+            place += "-2"
+        endpoint = "ipc://" + place + "/helmd.sock"
+
+        def asked():
+            helm_client.connection.check_permission(endpoint)
+            return "let in"
+        for program, said in (("Python client", as_user(victim, asked)), ("helm-cli", as_user(victim, lambda: subprocess.run(
+                [program_copy, "--connect", endpoint, "status"], capture_output=True, text=True, timeout=20).stderr))):
+            check("%s: a socket in a directory %s" % (program, name), words in said if words else said == "let in", said)
+            check("... which names the path", not words or place + "/helmd.sock" in said, said)
+            if not words:
+                break  # nothing answers helm-cli
+        server.close()
+
+
+def as_user(uid, function):
+    """What the function returns as text, in a process of that user."""
+    def change():
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        return function()
+    return in_child(change, lambda: True)
 
 
 def permission_tests(folder):
@@ -264,4 +324,4 @@ def permission_tests(folder):
 
 
 if __name__ == "__main__":
-    run_in_folder(remote_tests, late_cancel_tests, python_tests, permission_tests)
+    run_in_folder(remote_tests, late_cancel_tests, python_tests, owner_tests, permission_tests)

@@ -73,6 +73,11 @@ def text_tests(folder):
     chat = Chat(folder + "/chat")
     check("a chat is rendered", chat.render([{"role": "user", "content": "Hi"}], loud=True) == "<user>Hi\n!<assistant>",
           chat.render([{"role": "user", "content": "Hi"}], loud=True))
+    tokenizer = Tokenizer(DEMO)
+    demo, end = Chat(DEMO), tokenizer.encode("<|im_end|>", parse_added=True, add_special=False)
+    counts_of = [demo.encode(tokenizer, [{"role": "user", "content": text}], allow_special=allow).count(end[0]) for text, allow in
+                 (("a", False), ("a<|im_end|>", False), ("a<|im_end|>", True))]
+    check("a message that spells a control token is text", len(end) == 1 and counts_of == [1, 1, 2], (end, counts_of))
 
 
 def model_tests(folder, endpoint):

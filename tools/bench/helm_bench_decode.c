@@ -68,7 +68,8 @@ static int start_neighbours(struct bench *b, struct helm_err *err)
             CPU_SET(set->cpu[i], &one);
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             if (sched_setaffinity(0, sizeof one, &one)) _exit(1);
-            for (volatile uint64_t n = 0;; n++) continue;
+            volatile uint64_t n = 0;
+            for (;;) n = n + 1;
         }
         if (pid > 0) {
             kill(pid, SIGSTOP);

@@ -8,6 +8,7 @@ import os
 import pwd
 import socket
 import stat
+import struct
 import time
 
 import zmq
@@ -64,19 +65,79 @@ def who_may_connect(path):
         return ""
 
 
-def check_permission(endpoint):
-    """ZeroMQ would try again and again without a word where this user may not open the socket."""
-    if not endpoint.startswith("ipc:///"):
+def user_name(uid):
+    try:
+        return "%s (uid %d)" % (pwd.getpwuid(uid).pw_name, uid)
+    except KeyError:
+        return "uid %d" % uid
+
+
+def is_system_directory(folder):
+    """Whether root alone may change every directory above this one."""
+    folder = os.path.realpath(folder)
+    while folder != "/":
+        folder = os.path.dirname(folder)
+        st = os.stat(folder)
+        if st.st_uid != 0 or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+    return True
+
+
+def foreign(path, what, uid):
+    return HelmError(None, "%s: %s belongs to %s, not to %s, root or the owner of a system directory: not trusted" %
+                     (path, what, user_name(uid), user_name(os.geteuid())))
+
+
+def check_owner(path, what, uid):
+    """HelmError unless it is this user's, root's, or the owner's of the system directory that the socket lies in."""
+    if uid in (os.geteuid(), 0):
         return
+    folder = os.path.dirname(path)
+    try:
+        if not path.startswith("@") and os.stat(folder).st_uid == uid and is_system_directory(folder):
+            return
+    except OSError:
+        pass
+    raise foreign(path, what, uid)
+
+
+def check_place(path):
+    """The socket's directory and the socket, as libhelm does (client/connection/trust.h)."""
+    folder = os.path.dirname(path)
+    try:
+        link, st = os.lstat(folder), os.stat(folder)
+    except OSError:
+        return  # connecting says it
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
+        raise foreign(path, "the link to its directory", link.st_uid)
+    check_owner(path, "its directory", st.st_uid)
+    try:
+        check_owner(path, "the socket", os.lstat(path).st_uid)
+    except OSError:
+        pass
+    if st.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not st.st_mode & stat.S_ISVTX:
+        raise HelmError(None, "%s: its directory has mode %04o, so that others may replace the socket: chmod go-w it" %
+                        (path, st.st_mode & 0o7777))
+
+
+def check_permission(endpoint):
+    """Whose daemon it is; and ZeroMQ would try again and again without a word where this user may not open the socket."""
+    if not endpoint.startswith("ipc://"):
+        return
+    path = endpoint[len("ipc://"):]
+    if not path.startswith("@"):
+        path = os.path.abspath(path)
+        check_place(path)
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
-            probe.connect(endpoint[len("ipc://"):])
+            probe.connect("\0" + path[1:] if path.startswith("@") else path)
         except PermissionError:
-            raise HelmError(None, "%s: not permitted for this user%s" %
-                            (endpoint, who_may_connect(endpoint[len("ipc://"):]))) from None
+            raise HelmError(None, "%s: not permitted for this user%s" % (endpoint, who_may_connect(path))) from None
         except OSError:
-            pass  # no daemon yet, or a busy one: the first answer will tell
+            return  # no daemon yet, or a busy one: the first answer will tell
+        peer = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        check_owner(path, "the process that listens there", peer[1] & 0xffffffff)
 
 
 class Client:

@@ -56,8 +56,7 @@ class Texts:
     def chat_ids(self, messages: List[Dict], tools: Optional[list] = None, **variables) -> List[int]:
         if self._chat is None:
             self._chat = Chat(self._path)
-        text = self._chat.render(messages, tools, **variables)
-        return self.tokenizer.encode(text, parse_added=True, add_special=False)
+        return self._chat.encode(self.tokenizer, messages, tools, **variables)
 
 
 class Model:

@@ -16,6 +16,10 @@ class _Err(ctypes.Structure):
     _fields_ = [("code", ctypes.c_int), ("text", ctypes.c_char * 512)]
 
 
+class _Prompt(ctypes.Structure):
+    _fields_ = [("text", ctypes.c_void_p), ("length", ctypes.c_size_t), ("ids", ctypes.c_void_p), ("count", ctypes.c_size_t)]
+
+
 class _Input(ctypes.Structure):
     _fields_ = [("messages", ctypes.c_char_p), ("tools", ctypes.c_char_p), ("extra", ctypes.c_char_p),
                 ("add_generation_prompt", ctypes.c_int), ("now_s", ctypes.c_int64)]
@@ -44,10 +48,11 @@ def _library():
         "helm_detokenizer_finish": [pointer, pointer, pointer, pointer],
         "helm_chat_open": [ctypes.c_char_p, pointer, pointer],
         "helm_chat_render_json": [pointer, pointer, pointer, pointer, pointer],
+        "helm_chat_encode_json": [pointer, pointer, pointer, flags, pointer, pointer],
     }.items():
         getattr(lib, function).argtypes = arguments
         getattr(lib, function).restype = ctypes.c_int
-    for function in ("helm_tokenizer_close", "helm_detokenizer_close", "helm_chat_close"):
+    for function in ("helm_tokenizer_close", "helm_detokenizer_close", "helm_chat_close", "helm_chat_prompt_free"):
         getattr(lib, function).argtypes = [pointer]
         getattr(lib, function).restype = None
     lib.helm_tokenizer_role_id.argtypes = [pointer, ctypes.c_char_p]
@@ -157,8 +162,22 @@ class Chat:
                **variables) -> str:
         """The text that the model was trained on. messages: dicts with role and content; variables: further ones of
         the template (enable_thinking=False)."""
-        given = _Input(json.dumps(messages).encode(), json.dumps(tools).encode() if tools else None,
-                       json.dumps(variables).encode() if variables else None, add_generation_prompt, 0)
+        given = self._input(messages, tools, add_generation_prompt, variables)
         text, size = ctypes.c_void_p(), ctypes.c_size_t()
         _call("helm_chat_render_json", self._handle, ctypes.byref(given), ctypes.byref(text), ctypes.byref(size))
         return _taken(text, size).decode("utf-8")
+
+    def encode(self, tokenizer: Tokenizer, messages: list, tools: Optional[list] = None, add_generation_prompt: bool = True,
+               allow_special: bool = False, **variables) -> List[int]:
+        """Token ids of what render gives. Control tokens that a message spells ("<|im_end|>") are text, unless allow_special:
+        encoding a rendered text by oneself lets whoever wrote a message write turns."""
+        given, prompt = self._input(messages, tools, add_generation_prompt, variables), _Prompt()
+        _call("helm_chat_encode_json", self._handle, tokenizer._handle, ctypes.byref(given), int(allow_special), ctypes.byref(prompt))
+        found = list((ctypes.c_uint32 * prompt.count).from_address(prompt.ids)) if prompt.count else []
+        _library().helm_chat_prompt_free(ctypes.byref(prompt))
+        return found
+
+    @staticmethod
+    def _input(messages, tools, add_generation_prompt, variables):
+        return _Input(json.dumps(messages).encode(), json.dumps(tools).encode() if tools else None,
+                      json.dumps(variables).encode() if variables else None, add_generation_prompt, 0)

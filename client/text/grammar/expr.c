@@ -25,7 +25,8 @@ void exprs_fail(struct exprs *x, int code, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    x->failed = helm_fail(&x->err, code, "%s", text);
+    x->failed = helm_fail(&x->err, code, "%s%s%s%s", x->place ? "schema, at #" : "", x->place ? x->place : "",
+                          x->place ? ": " : "", text);
 }
 
 void exprs_charge(struct exprs *x, size_t steps)

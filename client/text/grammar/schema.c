@@ -17,7 +17,7 @@ void schema_refuse(struct schema *s, int code, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    exprs_fail(s->x, code, "schema, at #%s: %s", s->path, text);
+    exprs_fail(s->x, code, "%s", text);
 }
 
 /* ---- keywords ---- */
@@ -481,7 +481,9 @@ int schema_compile(struct exprs *x, const json_t *schema, uint32_t *root, struct
 {
     struct schema s = {.x = x, .document = schema, .made = json_array()};
     if (!s.made) return helm_fail(err, HELM_E_NOMEM, "no memory for a schema");
+    x->place = s.path;
     *root = schema_node(&s, schema, "");
+    x->place = NULL;
     json_decref(s.made);
     free(s.rule);
     return x->failed ? helm_fail(err, x->failed, "%s", x->err.text) : 0;

@@ -364,38 +364,81 @@ int jinja_exec(struct jinja_run *run, struct jinja_scope *scope, const struct ji
     return rc;
 }
 
-int jinja_render(const struct jinja_template *template, const struct jinja_input *input, char **text,
-                 size_t *length, struct helm_err *err)
+static int set_variables(struct jinja_run *run, const struct jinja_input *input, struct jinja_scope *scope)
 {
-    struct jinja_run run = {.err = err};
+    struct jinja_value variables = jinja_none(), text;
+    const char *name;
+    json_t *value;
+    int rc = 0;
+    json_object_foreach((json_t *)input->own, name, value)
+    {
+        rc = jinja_own_text(run, json_string_value(value), json_string_length(value), &text);
+        if (!rc) rc = jinja_scope_set(run, scope, jinja_text(name, strlen(name)), text);
+        if (rc) return rc;
+    }
+    rc = jinja_from_json(run, input->variables, &variables);
+    if (!rc && variables.type != JINJA_DICT)
+        rc = jinja_fail(run, HELM_E_INTERNAL, "the variables are no object");
+    for (size_t i = 0; !rc && i < variables.as.dict->count; i++)
+        rc = jinja_scope_set(run, scope, variables.as.dict->key[i], variables.as.dict->value[i]);
+    return rc;
+}
+
+/* What was rendered as the caller's own memory. */
+static int hand_out(const struct jinja_run *run, const struct jinja_buffer *buffer, char **text,
+                    unsigned char **own, struct helm_err *err)
+{
+    *text = malloc(buffer->length + 1);
+    if (own) *own = calloc(buffer->length / 8 + 1, 1);
+    if (!*text || (own && !*own)) {
+        free(*text);
+        *text = NULL;
+        if (own) free(*own), *own = NULL;
+        return helm_fail(err, HELM_E_NOMEM, "no memory for the rendered text");
+    }
+    if (buffer->length) memcpy(*text, buffer->data, buffer->length);
+    (*text)[buffer->length] = '\0';
+    if (own) jinja_read_marks(run, buffer->data, buffer->length, *own);
+    return 0;
+}
+
+static int render(const struct jinja_template *template, const struct jinja_input *input, char **text,
+                  size_t *length, unsigned char **own, struct helm_err *err)
+{
+    struct jinja_run run = {.err = err,
+                            .marks = own != NULL,
+                            .own = &template->arena,
+                            .own_key = input->own_key,
+                            .arena.marked = own != NULL};
     struct jinja_buffer buffer = {0};
     struct jinja_scope *scope;
-    struct jinja_value variables;
     *text = NULL;
     *length = 0;
+    if (own) *own = NULL;
     run.arena.bytes_max = input->memory_bytes_max ? input->memory_bytes_max : JINJA_MEMORY_BYTES_MAX;
     run.output_max = input->output_bytes_max ? input->output_bytes_max : JINJA_OUTPUT_BYTES_MAX;
     run.now_s = input->now_s ? input->now_s : (int64_t)time(NULL);
     run.steps_max = UINT64_MAX; /* steps count what the template does, not the size of what it is given */
-    int rc = jinja_from_json(&run, input->variables, &variables);
+    int rc = jinja_scope_new(&run, NULL, &scope);
+    if (!rc) rc = set_variables(&run, input, scope);
     run.steps = 0;
     run.steps_max = input->steps_max ? input->steps_max : JINJA_STEPS_MAX;
-    if (!rc && variables.type != JINJA_DICT)
-        rc = jinja_fail(&run, HELM_E_INTERNAL, "the variables are no object");
-    if (!rc) rc = jinja_scope_new(&run, NULL, &scope);
-    for (size_t i = 0; !rc && i < variables.as.dict->count; i++)
-        rc = jinja_scope_set(&run, scope, variables.as.dict->key[i], variables.as.dict->value[i]);
     if (!rc) rc = jinja_scope_new(&run, scope, &scope); /* a macro sees these; a set does not change them */
     if (!rc) rc = jinja_exec(&run, scope, &template->body, &buffer);
-    if (!rc) {
-        *text = malloc(buffer.length + 1);
-        if (!*text) rc = helm_fail(err, HELM_E_NOMEM, "no memory for the rendered text");
-    }
-    if (!rc) {
-        if (buffer.length) memcpy(*text, buffer.data, buffer.length);
-        (*text)[buffer.length] = '\0';
-        *length = buffer.length;
-    }
+    if (!rc) rc = hand_out(&run, &buffer, text, own, err);
+    if (!rc) *length = buffer.length;
     jinja_arena_free(&run.arena);
     return rc;
+}
+
+int jinja_render(const struct jinja_template *template, const struct jinja_input *input, char **text,
+                 size_t *length, struct helm_err *err)
+{
+    return render(template, input, text, length, NULL, err);
+}
+
+int jinja_render_marked(const struct jinja_template *template, const struct jinja_input *input, char **text,
+                        size_t *length, unsigned char **own, struct helm_err *err)
+{
+    return render(template, input, text, length, own, err);
 }

@@ -64,6 +64,8 @@ int jinja_change_case(struct jinja_run *run, struct jinja_value text, enum jinja
                                                            : LETTER_TITLE);
         inside = to == JINJA_CASE_CAPITALIZE || is_letter(code);
     }
+    if (jinja_is_own(run, text.as.text.data, text.as.text.bytes))
+        jinja_mark_own(run, buffer.data, buffer.length);
     *out = jinja_buffer_text(&buffer);
     return rc;
 }

@@ -37,7 +37,12 @@ struct jinja_template; /* opaque; immutable once parsed, so threads may share it
 struct jinja_input {
     const json_t *variables; /* an object; borrowed for the call */
     int64_t now_s;           /* what strftime_now() sees, seconds since 1970; 0: the clock */
-    uint64_t steps_max;      /* each limit: 0 for the constant above */
+    /* What counts as the template's own words beside what it says itself: texts of the object `own` (more variables, which
+     * `variables` may replace; NULL: none), and texts of letters, digits, '_' and '-' that are members `own_key` of an
+     * object (NULL: none): the roles of messages, around which templates write the rest of a token. */
+    const json_t *own;
+    const char *own_key;
+    uint64_t steps_max; /* each limit: 0 for the constant above */
     size_t output_bytes_max, memory_bytes_max;
 };
 
@@ -50,6 +55,12 @@ HELM_MUST_CHECK int jinja_parse(const char *text, size_t length, struct jinja_te
  * HELM_E_FORMAT: the template does what its values do not allow; HELM_E_LIMIT, HELM_E_UNSUPPORTED. */
 HELM_MUST_CHECK int jinja_render(const struct jinja_template *template, const struct jinja_input *input,
                                  char **text, size_t *length, struct helm_err *err);
+
+/* The same. *own, malloc'd: bit i is set if the template itself wrote byte i of the text; other bytes came with the
+ * variables, or were computed. */
+HELM_MUST_CHECK int jinja_render_marked(const struct jinja_template *template,
+                                        const struct jinja_input *input, char **text, size_t *length,
+                                        unsigned char **own, struct helm_err *err);
 
 /* NULL is allowed. */
 void jinja_free(struct jinja_template *template);

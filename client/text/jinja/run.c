@@ -12,7 +12,7 @@
 struct jinja_chunk {
     struct jinja_chunk *older;
     size_t bytes;
-    _Alignas(ALIGNMENT) char data[];
+    _Alignas(ALIGNMENT) char data[]; /* then, in an arena with marks, a bit for each of its bytes */
 };
 
 int jinja_fail(struct jinja_run *run, int code, const char *fmt, ...)
@@ -40,12 +40,13 @@ void *jinja_alloc(struct jinja_run *run, size_t bytes)
         /* chunks grow with what is in use, so that a large rendering does not make thousands of them */
         size_t space = CHUNK_BYTES + arena->bytes / 4;
         if (rounded > space) space = rounded;
-        struct jinja_chunk *chunk = malloc(sizeof *chunk + space);
+        struct jinja_chunk *chunk = malloc(sizeof *chunk + space + (arena->marked ? space / 8 + 1 : 0));
         if (!chunk) {
             jinja_fail(run, HELM_E_NOMEM, "no memory for the template's values");
             return NULL;
         }
         *chunk = (struct jinja_chunk){arena->chunks, space};
+        if (arena->marked) memset(chunk->data + space, 0, space / 8 + 1);
         arena->chunks = chunk;
         arena->free_bytes = space;
     }
@@ -88,6 +89,81 @@ int jinja_step(struct jinja_run *run, uint64_t steps)
     return 0;
 }
 
+/* ---- marks */
+
+/* The chunk that `text` lies in, or NULL. */
+static struct jinja_chunk *chunk_of(const struct jinja_arena *arena, const char *text)
+{
+    struct jinja_chunk *chunk = arena->chunks;
+    const uintptr_t at = (uintptr_t)text;
+    while (chunk && (at < (uintptr_t)chunk->data || at >= (uintptr_t)chunk->data + chunk->bytes))
+        chunk = chunk->older;
+    return chunk;
+}
+
+static bool bit(const unsigned char *bits, size_t i)
+{
+    return bits[i / 8] >> (i % 8) & 1;
+}
+
+static void set_bits(unsigned char *bits, size_t from, size_t count)
+{
+    for (; count && from % 8; from++, count--) bits[from / 8] |= (unsigned char)(1u << from % 8);
+    memset(bits + from / 8, 0xFF, count / 8);
+    for (from += count / 8 * 8, count %= 8; count; from++, count--)
+        bits[from / 8] |= (unsigned char)(1u << from % 8);
+}
+
+/* Sets the bits to[at..at + length) of bytes that are marked. */
+static void gather_marks(const struct jinja_run *run, const char *text, size_t length, unsigned char *to,
+                         size_t at)
+{
+    if (!run->marks || !length) return;
+    const struct jinja_chunk *chunk = chunk_of(&run->arena, text);
+    if (!chunk) {
+        if (chunk_of(run->own, text)) set_bits(to, at, length);
+        return;
+    }
+    const unsigned char *bits = (const unsigned char *)chunk->data + chunk->bytes;
+    const size_t from = (size_t)(text - chunk->data);
+    for (size_t i = 0; i < length; i++)
+        if (bit(bits, from + i)) to[(at + i) / 8] |= (unsigned char)(1u << (at + i) % 8);
+}
+
+bool jinja_is_own(const struct jinja_run *run, const char *text, size_t length)
+{
+    if (!run->marks) return false;
+    const struct jinja_chunk *chunk = chunk_of(&run->arena, text);
+    if (!chunk) return chunk_of(run->own, text) != NULL;
+    const unsigned char *bits = (const unsigned char *)chunk->data + chunk->bytes;
+    const size_t from = (size_t)(text - chunk->data);
+    size_t i = 0;
+    while (i < length && bit(bits, from + i)) i++;
+    return i == length;
+}
+
+void jinja_mark_own(struct jinja_run *run, const char *text, size_t length)
+{
+    struct jinja_chunk *chunk = run->marks ? chunk_of(&run->arena, text) : NULL;
+    if (chunk) set_bits((unsigned char *)chunk->data + chunk->bytes, (size_t)(text - chunk->data), length);
+}
+
+void jinja_read_marks(const struct jinja_run *run, const char *text, size_t length, unsigned char *to)
+{
+    gather_marks(run, text, length, to, 0);
+}
+
+/* `to` is fresh: none of its bytes has a mark. */
+static void copy_marks(struct jinja_run *run, const char *to, const char *from, size_t length)
+{
+    struct jinja_chunk *chunk = run->marks ? chunk_of(&run->arena, to) : NULL;
+    if (chunk)
+        gather_marks(run, from, length, (unsigned char *)chunk->data + chunk->bytes,
+                     (size_t)(to - chunk->data));
+}
+
+/* ---- text that grows */
+
 int jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const char *text, size_t length)
 {
     if (length == 0) return 0;
@@ -102,10 +178,12 @@ int jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const c
         char *grown = jinja_alloc(run, space);
         if (!grown) return run->code;
         if (buffer->length) memcpy(grown, buffer->data, buffer->length);
+        copy_marks(run, grown, buffer->data, buffer->length);
         buffer->data = grown;
         buffer->space = space;
     }
     memcpy(buffer->data + buffer->length, text, length);
+    copy_marks(run, buffer->data + buffer->length, text, length);
     buffer->length += length;
     return 0;
 }

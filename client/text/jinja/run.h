@@ -16,6 +16,7 @@ struct jinja_arena {
     struct jinja_chunk *chunks;
     size_t free_bytes; /* left in the newest chunk */
     size_t bytes, bytes_max;
+    bool marked; /* its chunks have room for marks */
 };
 
 struct jinja_value;
@@ -29,6 +30,9 @@ struct jinja_run {
     int depth, macro_depth;
     int64_t now_s;
     const struct jinja_value *piped; /* into the filters of a filter or set block */
+    bool marks;                      /* bytes have marks (below) */
+    const struct jinja_arena *own;   /* of the template: what it wrote itself */
+    const char *own_key;             /* as in struct jinja_input */
 };
 
 /* Records the failure "line N: ..." and returns code. The first one stands. */
@@ -51,6 +55,16 @@ struct jinja_buffer {
 };
 HELM_MUST_CHECK int jinja_buffer_add(struct jinja_run *run, struct jinja_buffer *buffer, const char *text,
                                      size_t length);
+
+/* ---- marks: a bit for each byte of the arena, set where the template itself wrote it. Copies carry their marks; parts of
+ * a text lie where the text does. All else, what came with the variables and what was computed from it, has none. */
+
+/* Whether the template wrote all of these bytes; false without marks. */
+bool jinja_is_own(const struct jinja_run *run, const char *text, size_t length);
+/* Of bytes in the run's arena. */
+void jinja_mark_own(struct jinja_run *run, const char *text, size_t length);
+/* Bit i of `to` (zeroed, (length + 7) / 8 bytes) becomes the mark of byte i. */
+void jinja_read_marks(const struct jinja_run *run, const char *text, size_t length, unsigned char *to);
 
 /* ---- UTF-8, checked when it came in */
 

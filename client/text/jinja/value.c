@@ -132,6 +132,27 @@ int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, struct jinja_
     return 0;
 }
 
+int jinja_own_text(struct jinja_run *run, const char *data, size_t bytes, struct jinja_value *out)
+{
+    char *copy = jinja_alloc(run, bytes + 1);
+    if (!copy) return run->code;
+    memcpy(copy, data, bytes);
+    jinja_mark_own(run, copy, bytes);
+    *out = jinja_text(copy, bytes);
+    return 0;
+}
+
+/* A word alone spells no token of its own. */
+static bool is_own(const struct jinja_run *run, const char *key, const struct jinja_value *value)
+{
+    static const char word[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    if (!run->marks || !run->own_key || value->type != JINJA_TEXT || strcmp(key, run->own_key) != 0)
+        return false;
+    for (size_t i = 0; i < value->as.text.bytes; i++)
+        if (!memchr(word, value->as.text.data[i], sizeof word - 1)) return false;
+    return true;
+}
+
 int jinja_from_json(struct jinja_run *run, const json_t *json, struct jinja_value *out)
 {
     int rc = 0;
@@ -171,6 +192,8 @@ int jinja_from_json(struct jinja_run *run, const json_t *json, struct jinja_valu
         for (void *at = json_object_iter(object); !rc && at; at = json_object_iter_next(object, at)) {
             const char *key = json_object_iter_key(at);
             rc = jinja_from_json(run, json_object_iter_value(at), &value);
+            if (!rc && is_own(run, key, &value))
+                rc = jinja_own_text(run, value.as.text.data, value.as.text.bytes, &value);
             if (!rc) rc = dict_add(run, dict, jinja_text(key, strlen(key)), value);
         }
         if (!rc) *out = jinja_dict_value(dict);

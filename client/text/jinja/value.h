@@ -123,6 +123,9 @@ HELM_MUST_CHECK int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dic
 /* *out is NULL where there is none. */
 HELM_MUST_CHECK int jinja_dict_find(struct jinja_run *run, const struct jinja_dict *dict,
                                     struct jinja_value key, const struct jinja_value **out);
+/* A copy that counts as the template's own words. */
+HELM_MUST_CHECK int jinja_own_text(struct jinja_run *run, const char *data, size_t bytes,
+                                   struct jinja_value *out);
 HELM_MUST_CHECK int jinja_from_json(struct jinja_run *run, const json_t *json, struct jinja_value *out);
 
 /* ---- asking */

@@ -79,6 +79,7 @@ struct cutting {
     bool first;
     size_t done;                 /* text[0..done) is in pieces */
     size_t blank_from, blank_to; /* white space that the last rstrip took */
+    const struct tok_marks *marks;
     struct tok_pieces *pieces;
 };
 
@@ -131,18 +132,28 @@ static int cut_all(struct cutting *cut, const struct tok_finder *finder, struct 
             const struct tok_finder_state *state = &finder->states[states[at - from]];
             size_t start = at;
             at += state->length ? state->length : 1;
-            if (state->length) rc = cut_at(cut, &cut->added->tokens[state->value], start, at, err);
+            if (!state->length) continue;
+            if (cut->marks && !tok_marks_allow(cut->marks, cut->added, state->value, start, at))
+                at = start + 1; /* it is text; the template's own token may begin inside it */
+            else
+                rc = cut_at(cut, &cut->added->tokens[state->value], start, at, err);
         }
     }
     free(states);
     return rc;
 }
 
-int tok_added_split(const struct tok_added *added, const struct tok_finder *finder, const char *text,
-                    size_t length, bool first, struct tok_pieces *pieces, struct helm_err *err)
+int tok_added_split(const struct tok_added *added, const struct tok_finder *finder,
+                    const struct tok_marks *marks, struct tok_slice text, bool first,
+                    struct tok_pieces *pieces, struct helm_err *err)
 {
-    struct cutting cut = {.added = added, .text = text, .length = length, .first = first, .pieces = pieces};
+    struct cutting cut = {.added = added,
+                          .text = text.text,
+                          .length = text.length,
+                          .first = first,
+                          .pieces = pieces,
+                          .marks = marks};
     int rc = finder->state_count ? cut_all(&cut, finder, err) : 0;
-    if (rc || cut.done >= length) return rc;
-    return tok_pieces_push(pieces, cut.done, length, HELM_TOKENIZER_NO_ID, first && cut.done == 0, err);
+    if (rc || cut.done >= text.length) return rc;
+    return tok_pieces_push(pieces, cut.done, text.length, HELM_TOKENIZER_NO_ID, first && cut.done == 0, err);
 }

@@ -7,6 +7,7 @@
  * tokenizer/config.c   tokenizer_config.json: roles, chat templates
  * tokenizer/vocab.c    spelling <-> id, pair -> merge: the hash tables
  * tokenizer/added.c    added tokens: looking one up, and cutting text at them
+ * tokenizer/marks.c    which bytes of a rendered chat may be control tokens
  * tokenizer/finder.c   finding many spellings in text, in linear time
  * tokenizer/normalize.c, tokenizer/pretokenize.c, tokenizer/bpe.c, tokenizer/decode.c: the four steps
  * tokenizer/regex.c    Oniguruma's syntax to PCRE2's; tokenizer/pattern.c: matching within a budget
@@ -241,6 +242,8 @@ struct tok_added {
     struct tok_finder normalized; /* those found after it, by their normalized spelling */
 };
 
+struct tok_marks;
+
 struct tok_piece {
     uint32_t offset;
     uint32_t length;
@@ -265,10 +268,11 @@ HELM_MUST_CHECK int tok_added_insert(struct tok_added *added, const struct tok_v
 /* The id of the added token spelled exactly so, or HELM_TOKENIZER_NO_ID. */
 uint32_t tok_added_find(const struct tok_added *added, const struct tok_vocab *vocab, const char *text,
                         size_t length);
-/* Cuts text into pieces at the finder's tokens; `first` says that text begins where the whole text begins. */
+/* Cuts text into pieces at the finder's tokens; `first` says that text begins where the whole text begins. With `marks`
+ * (NULL: none) control tokens are found only where the text is the template's own. */
 HELM_MUST_CHECK int tok_added_split(const struct tok_added *added, const struct tok_finder *finder,
-                                    const char *text, size_t length, bool first, struct tok_pieces *pieces,
-                                    struct helm_err *err);
+                                    const struct tok_marks *marks, struct tok_slice text, bool first,
+                                    struct tok_pieces *pieces, struct helm_err *err);
 
 /* ---- tokenizer/regex.c, tokenizer/pattern.c ---- */
 
@@ -343,6 +347,37 @@ struct tok_normalizer {
 HELM_MUST_CHECK int tok_normalize(const struct helm_tokenizer *tokenizer, struct tok_slice text,
                                   struct tok_matcher *matcher, struct tok_buffer *out, bool *dropped_start,
                                   struct helm_err *err);
+/* Of what is not the beginning of a text: nothing is put before it. */
+HELM_MUST_CHECK int tok_normalize_inside(const struct helm_tokenizer *tokenizer, struct tok_slice text,
+                                         struct tok_matcher *matcher, struct tok_buffer *out,
+                                         struct helm_err *err);
+
+/* ---- tokenizer/marks.c ---- */
+
+/* Which bytes of a text a chat template wrote itself. */
+struct tok_marks {
+    const unsigned char *own; /* a bit for each byte, from bit `from` on; NULL: none */
+    size_t from;
+    const struct tok_vocab *vocab;
+    struct tok_slice chat_template; /* what it says; borrowed */
+    unsigned char
+        *known; /* for each added token: 1 a control token, 2 a word, 0 not yet asked; of one call */
+};
+/* Whether the token, found at text[start..stop), counts there. */
+bool tok_marks_allow(const struct tok_marks *marks, const struct tok_added *added, uint32_t index,
+                     size_t start, size_t stop);
+/* The marks of a text, which `marks` has, as those of `normalized`, which was made of it. *own is malloc'd. Where
+ * normalizing joined what the template wrote with other text, nothing counts as its own. */
+HELM_MUST_CHECK int tok_marks_normalize(const struct helm_tokenizer *tokenizer, const struct tok_marks *marks,
+                                        struct tok_slice text, const struct tok_buffer *normalized,
+                                        struct tok_matcher *matcher, unsigned char **own,
+                                        struct helm_err *err);
+/* helm_tokenizer_encode with PARSE_ADDED, for a text of which bit i of `own` says that byte i is the template's own: control
+ * tokens are found there alone. These are the special tokens, those that begin with "<|" or its full-width form, and those that
+ * the template spells; others are words of the vocabulary and found everywhere. */
+HELM_MUST_CHECK int tok_encode_marked(const struct helm_tokenizer *tokenizer, struct tok_slice text,
+                                      const unsigned char *own, struct tok_slice chat_template,
+                                      uint32_t **ids, size_t *count, struct helm_err *err);
 
 /* ---- tokenizer/pretokenize.c ---- */
 

@@ -218,14 +218,16 @@ static int run_one(const struct tok_normalizer *step, const char *text, size_t l
     return helm_fail(err, HELM_E_INTERNAL, "no such normalizer");
 }
 
-int tok_normalize(const struct helm_tokenizer *tokenizer, struct tok_slice text, struct tok_matcher *matcher,
-                  struct tok_buffer *out, bool *dropped_start, struct helm_err *err)
+static int normalize(const struct helm_tokenizer *tokenizer, struct tok_slice text, bool prepend,
+                     struct tok_matcher *matcher, struct tok_buffer *out, bool *dropped_start,
+                     struct helm_err *err)
 {
     struct tok_buffer next = {.limit = HELM_TOKENIZER_TEXT_LIMIT};
     int rc = 0;
     *dropped_start = false;
     out->limit = HELM_TOKENIZER_TEXT_LIMIT;
     for (size_t i = 0; i < tokenizer->normalizer_count && !rc; i++) {
+        if (!prepend && tokenizer->normalizers[i].kind == TOK_NORMALIZER_PREPEND) continue;
         next.length = 0;
         rc = tok_buffer_reserve(&next, text.length, err);
         if (!rc)
@@ -238,4 +240,21 @@ int tok_normalize(const struct helm_tokenizer *tokenizer, struct tok_slice text,
     }
     tok_buffer_free(&next);
     return rc;
+}
+
+int tok_normalize(const struct helm_tokenizer *tokenizer, struct tok_slice text, struct tok_matcher *matcher,
+                  struct tok_buffer *out, bool *dropped_start, struct helm_err *err)
+{
+    return normalize(tokenizer, text, true, matcher, out, dropped_start, err);
+}
+
+int tok_normalize_inside(const struct helm_tokenizer *tokenizer, struct tok_slice text,
+                         struct tok_matcher *matcher, struct tok_buffer *out, struct helm_err *err)
+{
+    bool dropped;
+    out->limit = HELM_TOKENIZER_TEXT_LIMIT;
+    out->length = 0;
+    const int rc =
+        tok_buffer_append(out, text.text, text.length, err); /* as it is, where no normalizer is left */
+    return rc ? rc : normalize(tokenizer, text, false, matcher, out, &dropped, err);
 }

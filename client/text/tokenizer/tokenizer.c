@@ -122,6 +122,7 @@ void helm_tokenizer_close(struct helm_tokenizer *tokenizer)
 struct encoding {
     const struct helm_tokenizer *tokenizer;
     bool parse_added;
+    const struct tok_marks *marks; /* NULL: none */
     struct tok_matcher matcher;
     struct tok_words words;
     struct tok_bpe_work *work;
@@ -138,11 +139,29 @@ static int encode_plain(struct encoding *e, const char *text, size_t length, boo
     return rc ? rc : tok_bpe_encode(e->work, &e->words, err);
 }
 
-/* Text between added tokens that are matched as written. */
-static int encode_section(struct encoding *e, const char *text, size_t length, bool first,
+/* The marks of a section at byte `offset` of the whole text, which became e->normalized; *own is the caller's to free. */
+static int mark_section(struct encoding *e, size_t offset, const char *text, size_t length,
+                        struct tok_marks *marks, unsigned char **own, struct helm_err *err)
+{
+    *marks = *e->marks;
+    marks->from = offset;
+    if (!e->tokenizer->normalizer_count) return 0;
+    const int rc = tok_marks_normalize(e->tokenizer, marks, (struct tok_slice){text, length}, &e->normalized,
+                                       &e->matcher, own, err);
+    marks->own = *own;
+    marks->from = 0;
+    return rc;
+}
+
+/* Text between added tokens that are matched as written; it begins at byte `offset` of the whole. */
+static int encode_section(struct encoding *e, size_t offset, const char *text, size_t length, bool first,
                           struct helm_err *err)
 {
     const struct helm_tokenizer *t = e->tokenizer;
+    const char *const given = text;
+    const size_t given_length = length;
+    struct tok_marks marks;
+    unsigned char *own = NULL;
     int rc;
     if (t->normalizer_count) {
         bool dropped;
@@ -154,7 +173,10 @@ static int encode_section(struct encoding *e, const char *text, size_t length, b
     }
     if (!e->parse_added || !t->added.normalized.state_count) return encode_plain(e, text, length, first, err);
     struct tok_pieces pieces = {0};
-    rc = tok_added_split(&t->added, &t->added.normalized, text, length, first, &pieces, err);
+    rc = e->marks ? mark_section(e, offset, given, given_length, &marks, &own, err) : 0;
+    if (!rc)
+        rc = tok_added_split(&t->added, &t->added.normalized, e->marks ? &marks : NULL,
+                             (struct tok_slice){text, length}, first, &pieces, err);
     for (size_t i = 0; i < pieces.count && !rc; i++) {
         const struct tok_piece *piece = &pieces.data[i];
         if (piece->id != HELM_TOKENIZER_NO_ID)
@@ -163,20 +185,22 @@ static int encode_section(struct encoding *e, const char *text, size_t length, b
             rc = encode_plain(e, text + piece->offset, piece->length, piece->first, err);
     }
     free(pieces.data);
+    free(own);
     return rc;
 }
 
 static int encode_text(struct encoding *e, const char *text, size_t length, struct helm_err *err)
 {
     const struct helm_tokenizer *t = e->tokenizer;
-    if (!e->parse_added) return length ? encode_section(e, text, length, true, err) : 0;
-    int rc = tok_added_split(&t->added, &t->added.raw, text, length, true, &e->pieces, err);
+    if (!e->parse_added) return length ? encode_section(e, 0, text, length, true, err) : 0;
+    int rc = tok_added_split(&t->added, &t->added.raw, e->marks, (struct tok_slice){text, length}, true,
+                             &e->pieces, err);
     for (size_t i = 0; i < e->pieces.count && !rc; i++) {
         const struct tok_piece *piece = &e->pieces.data[i];
         if (piece->id != HELM_TOKENIZER_NO_ID)
             rc = tok_ids_push(&e->ids, piece->id, err);
         else
-            rc = encode_section(e, text + piece->offset, piece->length, piece->first, err);
+            rc = encode_section(e, piece->offset, text + piece->offset, piece->length, piece->first, err);
     }
     return rc;
 }
@@ -207,11 +231,14 @@ static int apply_template(struct encoding *e, struct helm_err *err)
     return 0;
 }
 
-int helm_tokenizer_encode(const struct helm_tokenizer *tokenizer, const char *text, size_t length,
-                          unsigned flags, uint32_t **ids, size_t *count, struct helm_err *err)
+static int encode(const struct helm_tokenizer *tokenizer, struct tok_slice given, unsigned flags,
+                  const struct tok_marks *marks, uint32_t **ids, size_t *count, struct helm_err *err)
 {
+    const char *text = given.text;
+    size_t length = given.length;
     const unsigned known = HELM_TOKENIZER_ENCODE_PARSE_ADDED | HELM_TOKENIZER_ENCODE_ADD_SPECIAL;
     struct encoding e = {.tokenizer = tokenizer,
+                         .marks = marks,
                          .parse_added = (flags & HELM_TOKENIZER_ENCODE_PARSE_ADDED) != 0};
     struct tok_buffer repaired = {.limit = HELM_TOKENIZER_TEXT_LIMIT};
     *ids = NULL;
@@ -220,7 +247,7 @@ int helm_tokenizer_encode(const struct helm_tokenizer *tokenizer, const char *te
     if (length > HELM_TOKENIZER_TEXT_LIMIT)
         return helm_fail(err, HELM_E_LIMIT, "encode: %zu bytes of text exceed the limit of %u", length,
                          HELM_TOKENIZER_TEXT_LIMIT);
-    int rc = tok_bpe_work_open(tokenizer, !e.parse_added, &e.ids, &e.work, err);
+    int rc = tok_bpe_work_open(tokenizer, !e.parse_added || marks, &e.ids, &e.work, err);
     if (rc) return rc;
     if (!tok_utf8_is_valid(text, length)) {
         size_t taken;
@@ -247,6 +274,27 @@ int helm_tokenizer_encode(const struct helm_tokenizer *tokenizer, const char *te
     tok_words_free(&e.words);
     tok_matcher_free(&e.matcher);
     tok_bpe_work_free(e.work);
+    return rc;
+}
+
+int helm_tokenizer_encode(const struct helm_tokenizer *tokenizer, const char *text, size_t length,
+                          unsigned flags, uint32_t **ids, size_t *count, struct helm_err *err)
+{
+    return encode(tokenizer, (struct tok_slice){text, length}, flags, NULL, ids, count, err);
+}
+
+int tok_encode_marked(const struct helm_tokenizer *tokenizer, struct tok_slice text, const unsigned char *own,
+                      struct tok_slice chat_template, uint32_t **ids, size_t *count, struct helm_err *err)
+{
+    struct tok_marks marks = {.own = own, .vocab = &tokenizer->vocab, .chat_template = chat_template};
+    *ids = NULL;
+    *count = 0;
+    /* repairing would move what the marks are of */
+    if (!tok_utf8_is_valid(text.text, text.length)) return helm_fail(err, HELM_E_FORMAT, "encode: not UTF-8");
+    marks.known = calloc(tokenizer->added.count + 1, 1);
+    if (!marks.known) return helm_fail(err, HELM_E_NOMEM, "no memory for marks");
+    const int rc = encode(tokenizer, text, HELM_TOKENIZER_ENCODE_PARSE_ADDED, &marks, ids, count, err);
+    free(marks.known);
     return rc;
 }
 

@@ -1,0 +1,17 @@
+/* Whose socket it is. A prompt goes only to a daemon of this user, of root, or of the owner of a system directory: one
+ * that lies in directories that root alone may change, such as /run/helm.
+ *
+ * Called by endpoint.c before a connection, and by connection.c once there is one. Owns nothing. */
+#ifndef HELM_CLIENT_CONNECTION_TRUST_H
+#define HELM_CLIENT_CONNECTION_TRUST_H
+
+#include "common/base/err.h"
+
+/* The directory of the socket of ipc://PATH, and the socket: trusted owners, and that no others may put another socket there. What is not
+ * there is no error: connecting says so. HELM_E_PERMISSION names path, owner and what is expected. */
+HELM_MUST_CHECK int trust_place(const char *endpoint, struct helm_err *err);
+
+/* The process that listens at the other end of a connected unix socket; any other descriptor is trusted. */
+HELM_MUST_CHECK int trust_peer(int fd, const char *endpoint, struct helm_err *err);
+
+#endif
