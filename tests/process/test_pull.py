@@ -264,7 +264,7 @@ def fits_tests():
         offer(tensors=[t for t in gguf.tensors if t[0] != "blk.1.ffn_up.weight"])
         refused(c, "a tensor that is missing is named", "blk.1.ffn_up.weight")
         offer(cut=-5000)
-        refused(c, "a file that was uploaded in part", "pass the end of the")
+        refused(c, "a file that was uploaded in part", "an incomplete download")
         offer(cut=100)
         refused(c, "... hardly at all", "m-Q2_K.gguf: ")
         c.hub.repos["org/m"] = {"m-Q2_K.gguf": b"version https://git-lfs.github.com/spec/v1\n"}
