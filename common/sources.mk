@@ -47,8 +47,11 @@ MODEL_SRC := \
   common/model/arch.c \
   common/model/arch/dots.c \
   common/model/arch/gpt_oss.c \
+  common/model/arch/granite.c \
   common/model/arch/llama.c \
   common/model/arch/mixtral.c \
+  common/model/arch/opt.c \
+  common/model/arch/phi3.c \
   common/model/arch/qwen.c \
   common/model/checkpoint.c \
   common/model/config.c \

@@ -205,7 +205,7 @@ static int allocate(struct gpu_engine *g, struct helm_err *err)
     if (rc) return rc;
     for (uint32_t i = 0; i < GPU_STAGINGS && g->staging; i++)
         g->source.staging[i] = (char *)g->staging + (g->tiers.on ? 0 : i * (g->staging_bytes / GPU_STAGINGS));
-    rope_inv_freq(c, 0, (float *)(pinned + inv_freq), &g->source.rope_scale);
+    rope_inv_freq(c, 0, h->context_tokens, (float *)(pinned + inv_freq), &g->source.rope_scale);
     if (gpu_area(&g->buffers, GPU_AREA_INV_FREQ))
         rc = device_copy(d, DEVICE_COMPUTE, DEVICE_TO_DEVICE, gpu_area(&g->buffers, GPU_AREA_INV_FREQ),
                          pinned + inv_freq, c->head_dim / 2 * sizeof(float), err);

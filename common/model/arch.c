@@ -15,6 +15,9 @@ static const struct arch *const archs[] = {
     &arch_dots1,                                                    /* arch/dots.c */
     &arch_mixtral,                                                  /* arch/mixtral.c */
     &arch_gpt_oss,                                                  /* arch/gpt_oss.c */
+    &arch_phi3,                                                     /* arch/phi3.c */
+    &arch_opt,                                                      /* arch/opt.c */
+    &arch_granite,                                                  /* arch/granite.c */
 };
 #define ARCH_COUNT (sizeof archs / sizeof *archs)
 
@@ -169,6 +172,12 @@ const struct fused_tensor *arch_match_fused(const struct arch *arch, const char 
         if (fused && strcmp(fused, own) == 0) return f;
     }
     return NULL;
+}
+
+bool arch_is_rope_factors(const char *name)
+{
+    return strcmp(name, ARCH_ROPE_FACTORS) == 0 || strcmp(name, ARCH_ROPE_SHORT) == 0 ||
+           strcmp(name, ARCH_ROPE_LONG) == 0;
 }
 
 bool arch_ignores_name(const char *name)

@@ -87,9 +87,12 @@ struct arch {
     void (*fill)(const struct model_config *config, struct model_math *math);
 };
 
-/* arch/llama.c, qwen.c, dots.c, mixtral.c, gpt_oss.c */
+/* arch/llama.c, qwen.c, dots.c, mixtral.c, gpt_oss.c; one a line from here on */
 extern const struct arch arch_llama, arch_mistral, arch_qwen2, arch_qwen3, arch_qwen2_moe, arch_qwen3_moe,
     arch_dots1, arch_mixtral, arch_gpt_oss;
+extern const struct arch arch_phi3;
+extern const struct arch arch_opt;
+extern const struct arch arch_granite;
 /* The registry: index from 0, NULL behind the last. */
 const struct arch *arch_at(uint32_t index);
 /* By a name in "architectures", or by a model_type; NULL: unknown. *outer: the text is in its `text_config`. */
@@ -121,8 +124,11 @@ bool arch_match_name(const char *name, enum tensor_role *role, int32_t *layer);
 const struct fused_tensor *arch_match_fused(const struct arch *arch, const char *name, bool gguf,
                                             int32_t *layer);
 
-/* What the inverse frequencies of a GGUF file are divided by. */
+/* What the inverse frequencies of a GGUF file are divided by; the two of a longrope. */
 #define ARCH_ROPE_FACTORS "rope_freqs.weight"
+#define ARCH_ROPE_SHORT   "rope_factors_short.weight"
+#define ARCH_ROPE_LONG    "rope_factors_long.weight"
+bool arch_is_rope_factors(const char *name);
 /* Buffers that old files carry although they are computed ("...rotary_emb.inv_freq"). */
 bool arch_ignores_name(const char *name);
 /* Tensors of parts that are not the text's, or of layers behind the last one (drafts). */

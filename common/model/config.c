@@ -267,6 +267,9 @@ void model_config_free(struct model_config *config)
 {
     free(config->window);
     free(config->sparse);
-    for (int i = 0; i < MODEL_ROPES_MAX; i++) free(config->rope[i].factors);
+    for (int i = 0; i < MODEL_ROPES_MAX; i++) {
+        free(config->rope[i].factors);
+        free(config->rope[i].long_factors);
+    }
     memset(config, 0, sizeof *config);
 }

@@ -43,6 +43,8 @@ uint64_t content_of_config(const struct model_config *c)
                    content_of(c->architecture, strlen(c->architecture), 6);
     if (c->rope[0].factors)
         sum += content_of(c->rope[0].factors, c->head_dim / 2 * sizeof *c->rope[0].factors, 2);
+    if (c->rope[0].long_factors)
+        sum += content_of(c->rope[0].long_factors, c->head_dim / 2 * sizeof *c->rope[0].long_factors, 7);
     if (c->window) sum += content_of(c->window, c->layers * sizeof *c->window, 3);
     if (c->router.experts) {
         const double experts[] = {c->router.experts, c->router.chosen, c->router.score, c->router.normalise,

@@ -17,6 +17,7 @@ struct reading {
     char name[ARCH_TEXT];               /* general.architecture */
     char key[ARCH_TEXT + GGUF_KEY_MAX]; /* key_of's */
     struct keys keys;
+    bool long_rope; /* by its key: there are two tensors of factors then */
     struct helm_err *err;
 };
 
@@ -85,11 +86,13 @@ static int copy_scaling(struct reading *r, json_t *root)
     char type[ARCH_TEXT] = "none";
     uint64_t context = 0;
     int rc = gguf_get_string(r->header, key_of(r, "rope.scaling.type"), false, type, sizeof type, r->err);
-    if (rc || strcmp(type, "none") == 0) return rc;
+    r->long_rope = strcmp(type, "longrope") == 0;
+    if (rc || r->long_rope || strcmp(type, "none") == 0) return rc;
     if (strcmp(type, "linear") != 0 && strcmp(type, "yarn") != 0)
-        return helm_fail(r->err, HELM_E_UNSUPPORTED,
-                         "key '%s': RoPE scaling '%s' is not supported (supported: none, linear, yarn)",
-                         r->key, type);
+        return helm_fail(
+            r->err, HELM_E_UNSUPPORTED,
+            "key '%s': RoPE scaling '%s' is not supported (supported: none, linear, yarn, longrope)", r->key,
+            type);
     json_t *scaling = json_pack("{s:s}", "rope_type", type);
     rc = set(r, root, "rope_scaling", scaling);
     if (!rc) rc = copy_number(r, "rope.scaling.factor", true, scaling, "factor");
@@ -151,6 +154,9 @@ static int read_tensors(struct reading *r, const struct gguf_files *files, struc
         return helm_fail(r->err, HELM_E_LIMIT, "'%s' has %llu rows, not between 1 and %u", name,
                          (unsigned long long)embed->shape[0], MODEL_VOCAB_MAX);
     c->vocab = (uint32_t)embed->shape[0];
+    if (r->long_rope && !gguf_files_tensor(files, ARCH_ROPE_LONG, NULL))
+        return helm_fail(r->err, HELM_E_NOT_FOUND, "RoPE scaling 'longrope': there is no vector '%s'",
+                         ARCH_ROPE_LONG);
     model_tensor_name(c, TENSOR_HEAD, -1, name);
     c->tied_head = !gguf_files_tensor(files, name, NULL);
     for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) {

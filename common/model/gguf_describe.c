@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/model/arch.h"
+#include "common/model/fused.h"
 #include "common/model/gguf_model.h"
 #include "common/model/gguf_write.h"
 
@@ -120,6 +121,15 @@ static bool same_layers(const struct model_config *a, const struct model_config 
 static int compare(const struct model_config *c, const struct model_config *back, struct helm_err *err)
 {
     const struct rope_config *rope = &c->rope[0];
+    for (const struct fused_tensor *f = arch_of(c)->fused; f && f->roles; f++)
+        if (f->part == FUSED_ROWS && f->gguf)
+            return helm_fail(err, HELM_E_UNSUPPORTED,
+                             "%s: GGUF files hold %u matrices in '%s', which is not written (helmd --weights "
+                             "quantises at load)",
+                             c->architecture, f->roles, f->gguf);
+    if (rope->kind == ROPE_LONG)
+        return helm_fail(err, HELM_E_UNSUPPORTED,
+                         "%s with RoPE type 'longrope': no GGUF file of it is written", c->architecture);
     if (!same_layers(c, back, true))
         return helm_fail(err, HELM_E_UNSUPPORTED,
                          "%s with a sliding window in some layers: no GGUF key says that", c->architecture);

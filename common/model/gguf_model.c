@@ -95,38 +95,58 @@ const struct safetensors_entry *gguf_files_tensor(const struct gguf_files *files
     return NULL;
 }
 
-/* RoPE's factors are a vector of the file, but part of the configuration. */
-static int read_factors(struct model *model, bool headers, const struct gguf_files *files,
-                        struct helm_err *err)
+/* One vector of RoPE's factors, if the files have it; *factors is the configuration's. */
+static int read_factors(struct model *model, bool headers, const struct gguf_files *files, const char *name,
+                        float **factors, struct helm_err *err)
 {
-    struct model_config *config = &model->config;
-    const uint32_t count = config->head_dim / 2;
+    const uint32_t count = model->config.head_dim / 2;
     uint32_t part = 0;
-    const struct safetensors_entry *entry = gguf_files_tensor(files, ARCH_ROPE_FACTORS, &part);
+    const struct safetensors_entry *entry = gguf_files_tensor(files, name, &part);
     if (!entry) return 0;
     if (entry->rank != 1 || entry->shape[0] != count || entry->format != FORMAT_F32)
         return helm_fail(err, HELM_E_MISMATCH, "tensor '%s' is no vector of %u numbers of type F32",
                          entry->name, count);
-    if (config->rope[0].kind != ROPE_DEFAULT)
+    if (model->config.rope[0].kind != ROPE_DEFAULT)
         return helm_fail(err, HELM_E_UNSUPPORTED, "tensor '%s' beside RoPE scaling by keys", entry->name);
     int fd = -1;
     uint64_t bytes;
     const uint64_t at = files->part[part].data_offset + entry->begin;
     int rc = file_open_inside(model->folder, model->shards[part].file, &fd, &bytes, err);
     if (rc) return rc;
-    config->rope[0].kind = ROPE_FACTORS;
-    config->rope[0].factors = calloc(count, sizeof *config->rope[0].factors);
-    if (!config->rope[0].factors)
+    float *to = *factors = calloc(count, sizeof **factors);
+    if (!to)
         rc = helm_fail(err, HELM_E_NOMEM, "no memory for %u factors", count);
     else if (headers && bytes < at + entry->bytes) /* planning asks for no angles */
-        for (uint32_t i = 0; i < count; i++) config->rope[0].factors[i] = 1;
+        for (uint32_t i = 0; i < count; i++) to[i] = 1;
     else
-        rc = file_pread_all(fd, config->rope[0].factors, entry->bytes, at, entry->name, err);
+        rc = file_pread_all(fd, to, entry->bytes, at, entry->name, err);
     close(fd);
     for (uint32_t i = 0; i < count && !rc; i++)
-        if (!(config->rope[0].factors[i] >= 1e-3f && config->rope[0].factors[i] <= 1e6f))
+        if (!(to[i] >= 1e-3f && to[i] <= 1e6f))
             rc = helm_fail(err, HELM_E_LIMIT, "tensor '%s': factor %u is %g, not between 0.001 and 1000000",
-                           entry->name, i, (double)config->rope[0].factors[i]);
+                           entry->name, i, (double)to[i]);
+    return rc;
+}
+
+/* RoPE's factors are vectors of the file, but part of the configuration. */
+static int read_ropes(struct model *model, bool headers, const struct gguf_files *files, struct helm_err *err)
+{
+    struct rope_config *rope = &model->config.rope[0];
+    float *plain = NULL;
+    int rc = read_factors(model, headers, files, ARCH_ROPE_SHORT, &rope->factors, err);
+    if (!rc) rc = read_factors(model, headers, files, ARCH_ROPE_LONG, &rope->long_factors, err);
+    if (!rc && !rope->factors != !rope->long_factors)
+        rc = helm_fail(err, HELM_E_NOT_FOUND, "tensor '%s' is missing: a longrope has two tables",
+                       rope->factors ? ARCH_ROPE_LONG : ARCH_ROPE_SHORT);
+    if (!rc && rope->factors && rope->original_context == 0)
+        rc = helm_fail(err, HELM_E_NOT_FOUND,
+                       "key 'rope.scaling.original_context_length' is missing: a longrope needs it");
+    if (!rc && rope->factors) rope->kind = ROPE_LONG;
+    if (!rc) rc = read_factors(model, headers, files, ARCH_ROPE_FACTORS, &plain, err);
+    if (plain) {
+        rope->kind = ROPE_FACTORS;
+        rope->factors = plain;
+    }
     return rc;
 }
 
@@ -169,7 +189,7 @@ int gguf_model_read(const char *path, bool headers, bool *found, struct model *m
     if (!rc) rc = name_files(file, model, err);
     if (!rc) rc = read_headers(model, headers, &files, err);
     if (!rc) rc = gguf_config_read(&files, &model->config, err);
-    if (!rc) rc = read_factors(model, headers, &files, err);
+    if (!rc) rc = read_ropes(model, headers, &files, err);
     if (!rc) rc = read_tensors(model, &files, err);
     for (uint32_t i = 0; i < files.count; i++) gguf_free(&files.part[i]);
     free(files.part);

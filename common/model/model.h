@@ -18,19 +18,21 @@
 #include "common/model/router.h"
 #include "common/model/unit.h"
 
-enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_FACTORS };
+enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_FACTORS, ROPE_LONG };
 struct rope_config {
     enum rope_kind kind;
     double theta;
     double factor;
     double low_freq_factor, high_freq_factor; /* llama3 */
     double beta_fast, beta_slow;              /* yarn */
-    double attention_factor;                  /* yarn: multiplies cos and sin; resolved, never 0 */
+    double attention_factor;                  /* yarn, longrope: multiplies cos and sin; resolved, never 0 */
     bool truncate;                            /* yarn: floor/ceil of the correction range */
-    uint32_t original_context;                /* llama3, yarn */
+    uint32_t original_context;                /* llama3, yarn, longrope */
     uint32_t dims;                            /* of each head that turn, the first ones; 0: all */
     bool pairs;                               /* neighbours turn together; false: value i and i + dims / 2 */
-    float *factors; /* [dims / 2], of ROPE_FACTORS: what each inverse frequency is divided by */
+    /* [dims / 2], of ROPE_FACTORS and ROPE_LONG: what each inverse frequency is divided by; of a longrope those up to the
+     * original context, and those of longer ones. */
+    float *factors, *long_factors;
 };
 #define MODEL_ROPES_MAX 2
 
@@ -231,7 +233,11 @@ uint32_t model_window(const struct model_config *config);
 uint64_t model_kv_bytes_per_token(const struct model_config *config, uint32_t layers, enum kv_dtype kv_dtype);
 
 /* Of one of its tables: inv_freq[head_dim / 2] in float32 as transformers computes it (ROPE_INIT_FUNCTIONS), and the factor that
- * multiplies cos and sin (1 except for yarn). Angle = (float)position * inv_freq[i]. */
-void rope_inv_freq(const struct model_config *config, uint32_t table, float *inv_freq, float *scale);
+ * multiplies cos and sin (1 except for yarn and longrope). `context` is what the run is planned for, which chooses a longrope's
+ * factors. Angle = (float)position * inv_freq[i]. */
+void rope_inv_freq(const struct model_config *config, uint32_t table, uint32_t context, float *inv_freq,
+                   float *scale);
+/* Whether a run of this context takes a longrope's long factors; cells of its cache mean something else then. */
+bool rope_is_long(const struct model_config *config, uint32_t context);
 
 #endif

@@ -70,20 +70,35 @@ static void yarn_frequencies(const struct rope_config *rope, uint32_t dim, float
     }
 }
 
-void rope_inv_freq(const struct model_config *config, uint32_t table, float *inv_freq, float *scale)
+static bool is_long(const struct rope_config *rope, uint32_t context)
+{
+    return rope->kind == ROPE_LONG && context > rope->original_context;
+}
+
+bool rope_is_long(const struct model_config *config, uint32_t context)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < MODEL_ROPES_MAX; i++) any |= is_long(&config->rope[i], context);
+    return any;
+}
+
+void rope_inv_freq(const struct model_config *config, uint32_t table, uint32_t context, float *inv_freq,
+                   float *scale)
 {
     const struct rope_config *rope = &config->rope[table];
+    const float *factors = is_long(rope, context) ? rope->long_factors : rope->factors;
     uint32_t dim = config->head_dim;
-    *scale = rope->kind == ROPE_YARN ? (float)rope->attention_factor : 1.0f;
+    *scale = rope->kind == ROPE_YARN || rope->kind == ROPE_LONG ? (float)rope->attention_factor : 1.0f;
     if (rope->kind == ROPE_YARN) {
         yarn_frequencies(rope, dim, inv_freq);
         return;
     }
     for (uint32_t i = 0; i < dim / 2; i++) {
-        float plain = 1.0f / pos_freq(rope->theta, i, dim);
+        const float freq = pos_freq(rope->theta, i, dim), plain = 1.0f / freq;
         inv_freq[i] = rope->kind == ROPE_LINEAR    ? plain / (float)rope->factor
                       : rope->kind == ROPE_LLAMA3  ? llama3_scale(rope, plain)
-                      : rope->kind == ROPE_FACTORS ? plain / rope->factors[i]
+                      : rope->kind == ROPE_FACTORS ? plain / factors[i]
+                      : rope->kind == ROPE_LONG    ? 1.0f / (factors[i] * freq)
                                                    : plain;
     }
 }

@@ -2,6 +2,7 @@
  *
  * Called by config.c only. Where a file has both generations they must say the same. Pure functions. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/json.h"
@@ -17,10 +18,9 @@ static int read_kind(const json_t *scaling, enum rope_kind *kind, struct helm_er
     static const struct {
         const char *name;
         enum rope_kind kind;
-    } kinds[] = {{"default", ROPE_DEFAULT},
-                 {"linear", ROPE_LINEAR},
-                 {"llama3", ROPE_LLAMA3},
-                 {"yarn", ROPE_YARN}};
+    } kinds[] = {{"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR},
+                 {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},
+                 {"longrope", ROPE_LONG},   {"su", ROPE_LONG}}; /* what it was called first */
     const char *name = NULL;
     int rc = json_get_string(scaling, "rope_type", false, &name, err);
     if (!rc && !name) rc = json_get_string(scaling, "type", false, &name, err);
@@ -32,8 +32,9 @@ static int read_kind(const json_t *scaling, enum rope_kind *kind, struct helm_er
         *kind = kinds[i].kind;
         return 0;
     }
-    return helm_fail(err, HELM_E_UNSUPPORTED,
-                     "RoPE type '%.40s' is not supported (supported: default, linear, llama3, yarn)", name);
+    return helm_fail(
+        err, HELM_E_UNSUPPORTED,
+        "RoPE type '%.40s' is not supported (supported: default, linear, llama3, yarn, longrope)", name);
 }
 
 static int check_partial(const json_t *obj, struct helm_err *err)
@@ -113,6 +114,57 @@ static int read_yarn(const json_t *scaling, const struct model_config *config, s
     return 0;
 }
 
+/* A list of head_dim / 2 factors; *factors is the caller's. */
+static int read_factors(const json_t *scaling, const char *key, uint32_t count, float **factors,
+                        struct helm_err *err)
+{
+    const json_t *list = json_object_get(scaling, key);
+    if (!list) return helm_fail(err, HELM_E_FORMAT, "'%s' is missing", key);
+    if (!json_is_array(list) || json_array_size(list) != count)
+        return helm_fail(err, HELM_E_MISMATCH, "'%s' is no list of %u numbers, one for each pair of a head",
+                         key, count);
+    *factors = calloc(count, sizeof **factors);
+    if (!*factors) return helm_fail(err, HELM_E_NOMEM, "no memory for %u factors", count);
+    for (uint32_t i = 0; i < count; i++) {
+        const json_t *item = json_array_get(list, i);
+        const double number = json_is_number(item) ? json_number_value(item) : 0;
+        if (!(number >= ROPE_FACTOR_MIN && number <= ROPE_FACTOR_MAX))
+            return helm_fail(err, HELM_E_LIMIT, "'%s' entry %u is no number between %g and %g", key, i,
+                             ROPE_FACTOR_MIN, ROPE_FACTOR_MAX);
+        (*factors)[i] = (float)number;
+    }
+    return 0;
+}
+
+static int read_longrope(const json_t *root, const json_t *scaling, const struct model_config *config,
+                         struct rope_config *rope, struct helm_err *err)
+{
+    const char *key = "original_max_position_embeddings";
+    const bool stated = json_object_get(root, key) || json_object_get(scaling, key);
+    double attention = 0;
+    if (!stated || rope->original_context < 2) /* its logarithm divides */
+        return helm_fail(err, HELM_E_FORMAT, "longrope: 'original_max_position_embeddings' is missing, or 1");
+    rope->factor = (double)config->max_context / rope->original_context;
+    int rc = read_factor(scaling, false, &rope->factor, err);
+    if (!rc)
+        rc = json_get_double(scaling, "attention_factor", false, ROPE_FACTOR_MIN, ROPE_FACTOR_MAX, &attention,
+                             err);
+    if (!rc) rc = read_factors(scaling, "short_factor", config->head_dim / 2, &rope->factors, err);
+    if (!rc) rc = read_factors(scaling, "long_factor", config->head_dim / 2, &rope->long_factors, err);
+    if (rc) return rc;
+    if (attention == 0)
+        attention = rope->factor <= 1 ? 1 : sqrt(1 + log(rope->factor) / log(rope->original_context));
+    rope->attention_factor = attention;
+    return 0;
+}
+
+static void free_rope(struct rope_config *rope)
+{
+    free(rope->factors);
+    free(rope->long_factors);
+    rope->factors = rope->long_factors = NULL;
+}
+
 /* One description: `scaling` is rope_scaling or rope_parameters, or NULL for none. */
 static int read_rope(const json_t *root, const json_t *scaling, double theta,
                      const struct model_config *config, struct rope_config *rope, struct helm_err *err)
@@ -120,7 +172,8 @@ static int read_rope(const json_t *root, const json_t *scaling, double theta,
     *rope = (struct rope_config){.kind = ROPE_DEFAULT,
                                  .theta = theta,
                                  .factor = 1,
-                                 .attention_factor = 1,
+                                 .attention_factor = config->rope[0].attention_factor,
+                                 .original_context = config->rope[0].original_context,
                                  .truncate = config->rope[0].truncate};
     if (!scaling) return 0;
     const char *key;
@@ -138,17 +191,24 @@ static int read_rope(const json_t *root, const json_t *scaling, double theta,
     if (rope->kind == ROPE_LINEAR) return read_factor(scaling, true, &rope->factor, err);
     rc = read_original_context(root, scaling, config, rope, err);
     if (rc) return rc;
-    return rope->kind == ROPE_LLAMA3 ? read_llama3(scaling, rope, err)
-                                     : read_yarn(scaling, config, rope, err);
+    if (rope->kind == ROPE_LLAMA3) return read_llama3(scaling, rope, err);
+    return rope->kind == ROPE_YARN ? read_yarn(scaling, config, rope, err)
+                                   : read_longrope(root, scaling, config, rope, err);
 }
 
-static bool same_rope(const struct rope_config *a, const struct rope_config *b)
+static bool same_factors(const float *a, const float *b, uint32_t count)
+{
+    return !a || !b ? a == b : memcmp(a, b, count * sizeof *a) == 0;
+}
+
+static bool same_rope(const struct rope_config *a, const struct rope_config *b, uint32_t head_dim)
 {
     return a->kind == b->kind && a->theta == b->theta && a->factor == b->factor &&
            a->low_freq_factor == b->low_freq_factor && a->high_freq_factor == b->high_freq_factor &&
            a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow &&
            a->attention_factor == b->attention_factor && a->truncate == b->truncate &&
-           a->original_context == b->original_context;
+           a->original_context == b->original_context && same_factors(a->factors, b->factors, head_dim / 2) &&
+           same_factors(a->long_factors, b->long_factors, head_dim / 2);
 }
 
 static int get_object(const json_t *root, const char *key, const json_t **object, struct helm_err *err)
@@ -186,7 +246,7 @@ static void extend_context(const json_t *root, struct model_config *config)
 int config_read_rope(const json_t *root, struct model_config *config, struct helm_err *err)
 {
     const json_t *scaling, *parameters;
-    struct rope_config rope, older;
+    struct rope_config rope = {0}, older = {0};
     double theta = 0;
     int rc = get_object(root, "rope_scaling", &scaling, err);
     if (!rc) rc = get_object(root, "rope_parameters", &parameters, err);
@@ -199,9 +259,13 @@ int config_read_rope(const json_t *root, struct model_config *config, struct hel
         rc = helm_fail(err, HELM_E_MISMATCH, "'rope_theta' is %g, but 'rope_parameters' says %g", theta,
                        rope.theta);
     if (!rc && parameters && scaling) rc = read_rope(root, scaling, rope.theta, config, &older, err);
-    if (!rc && parameters && scaling && !same_rope(&older, &rope))
+    if (!rc && parameters && scaling && !same_rope(&older, &rope, config->head_dim))
         rc = helm_fail(err, HELM_E_MISMATCH, "'rope_scaling' and 'rope_parameters' contradict each other");
-    if (rc) return rc;
+    free_rope(&older);
+    if (rc) {
+        free_rope(&rope);
+        return rc;
+    }
     config->rope[0] = rope;
     extend_context(root, config);
     return 0;

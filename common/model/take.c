@@ -228,8 +228,7 @@ int checkpoint_take(struct model *model, uint32_t shard, uint64_t data_offset,
     const struct arch *arch = arch_of(config);
     if (arch_ignores_name(entry->name)) return 0;
     if (arch_skips_name(config, entry->name)) return skip(model, entry);
-    if (config->gguf && strcmp(entry->name, ARCH_ROPE_FACTORS) == 0)
-        return 0; /* the configuration has them */
+    if (config->gguf && arch_is_rope_factors(entry->name)) return 0; /* the configuration has them */
     const struct fused_tensor *fused = arch_match_fused(arch, entry->name, config->gguf, &tensor.layer);
     if (fused) {
         tensor.format = entry->format;

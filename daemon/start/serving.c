@@ -73,7 +73,9 @@ int serving_open_steps(struct helmd *d, struct helm_err *err)
     batcher_free(&d->batcher); /* of another plan */
     sessions_free(&d->sessions);
     int rc = batcher_init(&d->batcher, &batching, err);
-    if (!rc) rc = sessions_init(&d->sessions, &d->batcher, &d->workers, d->identity, &answering, err);
+    /* Cells of a longrope's other table are those of another model. */
+    const uint64_t identity = d->identity + rope_is_long(&d->model.config, d->plan.context_tokens);
+    if (!rc) rc = sessions_init(&d->sessions, &d->batcher, &d->workers, identity, &answering, err);
     if (rc || !a->checks) return rc;
     const uint32_t step_tokens = d->plan.invariant ? plan_decode_tokens(&d->plan) : d->plan.step_tokens;
     const struct check_options checking = {.arena = &d->arena,

@@ -31,8 +31,10 @@
 #define ALL_MODES "qwen3"
 #endif
 
-static const char *const models[] = {"qwen3",   "qwen2-bias", "llama3-ropescaled", "qwen3moe",
-                                     "mixtral", "gptoss",     "qwen2moe",          "dots1"};
+static const char *const models[] = {"qwen3",    "qwen2-bias", "llama3-ropescaled",
+                                     "qwen3moe", "mixtral",    "gptoss",
+                                     "qwen2moe", "dots1",      "phi3",
+                                     "opt",      "granite"};
 
 static const struct tolerance exact = {"float32", 0.02, 0.002, 0.05};
 
@@ -243,6 +245,24 @@ static void dots1_agrees(void **state)
     (void)state;
     run_model(7);
 }
+/* Fused q k v and gate up, a longrope's long factors, a window. */
+static void phi3_agrees(void **state)
+{
+    (void)state;
+    run_model(8);
+}
+/* LayerNorms, learned positions, ReLU, biases everywhere. */
+static void opt_agrees(void **state)
+{
+    (void)state;
+    run_model(9);
+}
+/* Four multipliers; biases of attention. */
+static void granite_agrees(void **state)
+{
+    (void)state;
+    run_model(10);
+}
 /* MXFP4 experts, sinks, windows, biases everywhere. */
 static void gptoss_agrees(void **state)
 {
@@ -318,6 +338,9 @@ int main(void)
         cmocka_unit_test(qwen2moe_agrees),
         cmocka_unit_test(dots1_agrees),
         cmocka_unit_test(mixtral_agrees),
+        cmocka_unit_test(phi3_agrees),
+        cmocka_unit_test(opt_agrees),
+        cmocka_unit_test(granite_agrees),
         cmocka_unit_test(gptoss_agrees),
 #endif
     };

@@ -9,7 +9,7 @@ static json_t *number(uint64_t value)
 
 static json_t *rope_json(const struct rope_config *rope)
 {
-    static const char *const names[] = {"default", "linear", "llama3", "yarn", "factors"};
+    static const char *const names[] = {"default", "linear", "llama3", "yarn", "factors", "longrope"};
     json_t *root =
         json_pack("{s:s, s:f, s:f}", "kind", names[rope->kind], "theta", rope->theta, "factor", rope->factor);
     if (root && rope->kind == ROPE_LLAMA3) {
@@ -22,7 +22,9 @@ static json_t *rope_json(const struct rope_config *rope)
         json_object_set_new(root, "attention_factor", json_real(rope->attention_factor));
         json_object_set_new(root, "truncate", json_boolean(rope->truncate));
     }
-    if (root && (rope->kind == ROPE_LLAMA3 || rope->kind == ROPE_YARN))
+    if (root && rope->kind == ROPE_LONG)
+        json_object_set_new(root, "attention_factor", json_real(rope->attention_factor));
+    if (root && (rope->kind == ROPE_LLAMA3 || rope->kind == ROPE_YARN || rope->kind == ROPE_LONG))
         json_object_set_new(root, "original_context", number(rope->original_context));
     return root;
 }

@@ -39,7 +39,7 @@ static void print_shape(FILE *out, enum tensor_role role, uint64_t rows, uint64_
 
 static void print_rope(const struct rope_config *rope, FILE *out)
 {
-    static const char *const names[] = {"default", "linear", "llama3", "yarn", "factors"};
+    static const char *const names[] = {"default", "linear", "llama3", "yarn", "factors", "longrope"};
     fprintf(out, "rope           %s, theta %g", names[rope->kind], rope->theta);
     if (rope->kind != ROPE_DEFAULT && rope->kind != ROPE_FACTORS) fprintf(out, ", factor %g", rope->factor);
     if (rope->kind == ROPE_LLAMA3)
@@ -47,7 +47,8 @@ static void print_rope(const struct rope_config *rope, FILE *out)
     if (rope->kind == ROPE_YARN)
         fprintf(out, ", beta %g to %g, attention factor %g", rope->beta_fast, rope->beta_slow,
                 rope->attention_factor);
-    if (rope->kind == ROPE_LLAMA3 || rope->kind == ROPE_YARN)
+    if (rope->kind == ROPE_LONG) fprintf(out, ", attention factor %g", rope->attention_factor);
+    if (rope->kind == ROPE_LLAMA3 || rope->kind == ROPE_YARN || rope->kind == ROPE_LONG)
         fprintf(out, ", trained on %u tokens", rope->original_context);
     fputc('\n', out);
 }

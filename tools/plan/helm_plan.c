@@ -73,7 +73,10 @@ static int describe_machine(const struct options *o, const struct profile *profi
     if (gpu->device == PROFILE_DEVICE_CUDA && o->vram_bytes > gpu->vram_bytes)
         log_warn("--vram %s: the profile's GPU has %s", units_format_size(o->vram_bytes, asked),
                  units_format_size(gpu->vram_bytes, there));
-    snprintf(r->no_device, sizeof r->no_device, "the profile's machine has none");
+    if (able)
+        snprintf(r->no_device, sizeof r->no_device, "the profile's machine has none");
+    else
+        r->machine.device = (struct device_ledger){.limit = UINT64_MAX};
     if (!profile->host_bytes && !o->host_memory_bytes) return cgroup_read_memory(memory, err);
     /* --host-memory alone limits then, and the ledger says so */
     uint64_t bytes = o->host_memory_bytes ? PLAN_BYTES_MAX : profile->host_bytes;
@@ -96,16 +99,17 @@ static int find_machine(const struct options *o, struct profile *profile, struct
     int node = -1;
     struct accelerator device = {0};
     struct helm_err none = {0};
+    const bool able = gpu_able(r);
     char program[PATH_TEXT] = "", path[PATH_TEXT], fingerprint[72];
     /* A missing program is reported by the choice of the device. */
     if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none)) program[0] = 0;
     int rc = start_check_proc(err);
-    if (!rc) rc = accelerator_choose(o->device, o->vram_bytes, program, &device, err);
+    if (!rc) rc = accelerator_choose(able ? o->device : "cpu", o->vram_bytes, program, &device, err);
     if (!rc) rc = accelerator_choose_node(&device, wanted_node(o), &node, err);
     if (!rc) rc = node_read_memory(node, &r->machine.memory, err);
     if (rc) return rc;
     r->machine.device = device.ledger;
-    snprintf(r->no_device, sizeof r->no_device, "%s", device.why);
+    if (able) snprintf(r->no_device, sizeof r->no_device, "%s", device.why);
     snprintf(hardware.device, sizeof hardware.device, "%s", device.hardware);
     rc = profile_fingerprint(&hardware, fingerprint, NULL, 0, err);
     if (!rc) rc = profile_cache_path(fingerprint, path, sizeof path, err);

@@ -28,8 +28,8 @@ static int take_factors(struct rewrite *r, struct helm_err *err)
         return helm_fail(err, HELM_E_NOMEM, "no memory for %u factors", count);
     }
     plain.rope[0].kind = ROPE_DEFAULT;
-    rope_inv_freq(c, 0, scaled, &one);
-    rope_inv_freq(&plain, 0, unscaled, &one);
+    rope_inv_freq(c, 0, 0, scaled, &one);
+    rope_inv_freq(&plain, 0, 0, unscaled, &one);
     for (uint32_t i = 0; i < count; i++)
         r->factors[i] = c->rope[0].kind == ROPE_FACTORS ? c->rope[0].factors[i] : unscaled[i] / scaled[i];
     free(scaled);

@@ -599,7 +599,7 @@ int execute_create(struct run *run, const struct program *const *programs, uint3
         execute_destroy(run);
         return rc;
     }
-    rope_inv_freq(c, 0, run->inv_freq, &run->rope_scale);
+    rope_inv_freq(c, 0, arena_header_of(run->arena)->context_tokens, run->inv_freq, &run->rope_scale);
     run->reads = linear_reads_choose();
     pool_set_idle(run->pool, fetch_ahead, run);
     return 0;

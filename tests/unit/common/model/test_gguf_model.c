@@ -109,7 +109,7 @@ static void test_architectures(void **state)
            "tensor 'blk.0.attn_q_norm.weight' is missing");
     refuse(&(struct recipe){.arch = "gemma3"}, HELM_E_UNSUPPORTED,
            "architecture 'gemma3' is not supported (supported: llama, mistral3, qwen2, qwen3, qwen2moe, "
-           "qwen3moe, dots1, gpt-oss)");
+           "qwen3moe, dots1, gpt-oss, phi3, opt, granite)");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "token_embd.weight"}, HELM_E_NOT_FOUND,
            "no matrix 'token_embd.weight'");
     refuse(&(struct recipe){.arch = "llama", .leave_out = "blk.0.ffn_up.weight"}, HELM_E_NOT_FOUND,
@@ -392,9 +392,9 @@ static void test_factors(void **state)
     accept(&(struct recipe){.arch = "llama", .factors = true}, &m);
     assert_int_equal(m.config.rope[0].kind, ROPE_FACTORS);
     for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++) assert_true(m.config.rope[0].factors[i] == 1);
-    rope_inv_freq(&m.config, 0, plain, &scale);
+    rope_inv_freq(&m.config, 0, 0, plain, &scale);
     for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++) m.config.rope[0].factors[i] = (float)(1u << i % 4);
-    rope_inv_freq(&m.config, 0, scaled, &scale);
+    rope_inv_freq(&m.config, 0, 0, scaled, &scale);
     assert_true(scale == 1);
     for (uint32_t i = 0; i < HIDDEN / HEADS / 2; i++)
         assert_true(scaled[i] == plain[i] / (float)(1u << i % 4));

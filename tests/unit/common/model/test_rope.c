@@ -50,7 +50,7 @@ static void check_case(const json_t *item, bool older_keys)
     const json_t *expected = json_object_get(item, "inv_freq");
     float *inv_freq = calloc(config.head_dim / 2, sizeof *inv_freq), scale = 0;
     assert_int_equal(json_array_size(expected), config.head_dim / 2);
-    rope_inv_freq(&config, 0, inv_freq, &scale);
+    rope_inv_freq(&config, 0, 0, inv_freq, &scale);
     for (uint32_t i = 0; i < config.head_dim / 2; i++)
         assert_int_equal(bits_of(inv_freq[i]), json_integer_value(json_array_get(expected, i)));
     assert_int_equal(bits_of(scale), json_integer_value(json_object_get(item, "scale")));
