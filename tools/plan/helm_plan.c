@@ -17,6 +17,7 @@
 #include "common/base/start.h"
 #include "common/base/log.h"
 #include "common/base/printable.h"
+#include "common/model/able.h"
 #include "common/base/units.h"
 #include "daemon/children/accelerator.h"
 #include "common/model/parts.h"
@@ -53,9 +54,22 @@ static enum search_strategy strategy_of(const char *name)
     return SEARCH_BEST;
 }
 
+/* Whether GPU workers can compute the model; if not, no_device says which operation they cannot, and everything is planned on
+ * the CPU, as helmd does. */
+static int check_able(const struct options *o, struct planner_request *r, bool *able, struct helm_err *err)
+{
+    struct helm_err why = {0};
+    const int rc = able_check_worker(&r->model->math, ABLE_GPU, &why);
+    *able = !rc;
+    if (rc && strcmp(o->device, "auto") != 0 && strcmp(o->device, "cpu") != 0)
+        return helm_fail(err, rc, "--device %s: %.460s", o->device, why.text);
+    if (rc) snprintf(r->no_device, sizeof r->no_device, "%.150s", why.text);
+    return 0;
+}
+
 /* The device and the memory of the machine that a profile describes. */
-static int describe_machine(const struct options *o, const struct profile *profile, struct planner_request *r,
-                            struct helm_err *err)
+static int describe_machine(const struct options *o, bool able, const struct profile *profile,
+                            struct planner_request *r, struct helm_err *err)
 {
     struct cgroup_memory *memory = &r->machine.memory;
     const struct profile_gpu *gpu = &profile->gpu;
@@ -76,7 +90,7 @@ static int describe_machine(const struct options *o, const struct profile *profi
     if (able)
         snprintf(r->no_device, sizeof r->no_device, "the profile's machine has none");
     else
-        r->machine.device = (struct device_ledger){.limit = UINT64_MAX};
+        r->machine.device = (struct ledger_device){.limit = UINT64_MAX};
     if (!profile->host_bytes && !o->host_memory_bytes) return cgroup_read_memory(memory, err);
     /* --host-memory alone limits then, and the ledger says so */
     uint64_t bytes = o->host_memory_bytes ? PLAN_BYTES_MAX : profile->host_bytes;
@@ -92,14 +106,13 @@ static int wanted_node(const struct options *o)
 }
 
 /* This machine: its device, its memory, and the profile that helm-profile left of it. */
-static int find_machine(const struct options *o, struct profile *profile, struct planner_request *r,
-                        struct helm_err *err)
+static int find_machine(const struct options *o, bool able, struct profile *profile,
+                        struct planner_request *r, struct helm_err *err)
 {
     struct profile_hardware hardware = {.threads = 0, .node = wanted_node(o)};
     int node = -1;
     struct accelerator device = {0};
     struct helm_err none = {0};
-    const bool able = gpu_able(r);
     char program[PATH_TEXT] = "", path[PATH_TEXT], fingerprint[72];
     /* A missing program is reported by the choice of the device. */
     if (worker_process_find(NULL, GPU_WORKER, program, sizeof program, &none)) program[0] = 0;
@@ -258,7 +271,7 @@ static int run(const struct options *o, const struct args_spec *spec)
     struct plan plan = {0};
     struct planner_refusal refusal = {0};
     struct planner_proof proof = {0};
-    bool derived = false, again = false;
+    bool derived = false, again = false, able = true;
     int status = 0;
     struct activations activations = {.option = o->exact ? ACTIVATIONS_EXACT
                                                          : activations_option_named(o->activations),
@@ -285,9 +298,11 @@ static int run(const struct options *o, const struct args_spec *spec)
                                 .refusal = &refusal,
                                 .proof = &proof};
     int rc = model_read_headers(o->model, &model, &derived, &err);
+    if (!rc) rc = check_able(o, &r, &able, &err);
     if (!rc && o->profile) rc = profile_read(o->profile, &measured, &err);
     if (!rc)
-        rc = o->profile ? describe_machine(o, &measured, &r, &err) : find_machine(o, &measured, &r, &err);
+        rc = o->profile ? describe_machine(o, able, &measured, &r, &err)
+                        : find_machine(o, able, &measured, &r, &err);
     if (!rc) rc = look_at_now(o, &measured, &current, &now, &r, &err);
     if (rc) goto out;
     r.wish.threads = measured.cpu.threads;
