@@ -419,8 +419,8 @@ static const struct {
     int code;
     const char *text;
 } hostile[] = {
-    {"{\"architectures\": [\"OPTForCausalLM\"], \"model_type\": \"opt\"}", HELM_E_UNSUPPORTED,
-     "'OPTForCausalLM'"},
+    {"{\"architectures\": [\"BloomForCausalLM\"], \"model_type\": \"bloom\"}", HELM_E_UNSUPPORTED,
+     "'BloomForCausalLM'"},
     {"{\"architectures\": []}", HELM_E_FORMAT, "'architectures'"},
     {"{\"architectures\": [7]}", HELM_E_FORMAT, "'architectures'"},
     {"{\"architectures\": \"DELETE\", \"model_type\": \"DELETE\"}", HELM_E_FORMAT, "'model_type'"},
@@ -494,7 +494,9 @@ static const struct {
     {"{\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", HELM_E_UNSUPPORTED,
      "'partial_rotary_factor'"},
     {"{\"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2}}", HELM_E_UNSUPPORTED, "'dynamic'"},
-    {"{\"rope_parameters\": {\"rope_type\": \"longrope\"}}", HELM_E_UNSUPPORTED, "'longrope'"},
+    {"{\"rope_parameters\": {\"rope_type\": \"dynamic\"}}", HELM_E_UNSUPPORTED, "'dynamic'"},
+    {"{\"rope_parameters\": {\"rope_type\": \"longrope\"}}", HELM_E_FORMAT,
+     "'original_max_position_embeddings'"},
     {"{\"rope_parameters\": 3}", HELM_E_FORMAT, "'rope_parameters' is not an object"},
     {"{\"rope_parameters\": {\"full_attention\": {}}}", HELM_E_UNSUPPORTED, "'full_attention'"},
     {"{\"rope_parameters\": {\"rope_theta\": 1}}", HELM_E_LIMIT, "'rope_theta' is 1"},

@@ -162,8 +162,8 @@ static void test_keys(void **state)
            "attention.value_length' is 32");
     refuse(&(struct recipe){.arch = "qwen2", .keys = many_layers, .key_count = 1}, HELM_E_LIMIT,
            "key 'qwen2.attention.key_length'");
-    refuse(&(struct recipe){.arch = "llama", .keys = longrope, .key_count = 1}, HELM_E_UNSUPPORTED,
-           "'longrope' is not supported");
+    refuse(&(struct recipe){.arch = "llama", .keys = longrope, .key_count = 1}, HELM_E_NOT_FOUND,
+           "there is no vector 'rope_factors_long.weight'");
     refuse(&(struct recipe){.arch = "llama", .keys = bare_yarn, .key_count = 1}, HELM_E_NOT_FOUND,
            "key 'llama.rope.scaling.factor'");
     refuse(&(struct recipe){.arch = "llama", .keys = bad_id, .key_count = 1}, HELM_E_LIMIT,

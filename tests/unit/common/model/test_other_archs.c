@@ -1,0 +1,190 @@
+/* Configurations of Phi-3, OPT and Granite: what their keys mean, and what is refused by name. Each begins with the config.json of
+ * the reference in tests/data/golden. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/json.h"
+#include "common/model/model.h"
+
+/* The reference's configuration with the members of `patch` in place; "DELETE" removes one. */
+static int parse(const char *name, const char *patch, struct model_config *c, struct helm_err *err)
+{
+    char path[100];
+    const char *key;
+    json_t *root, *changes = json_loads(patch, 0, NULL), *value;
+    snprintf(path, sizeof path, "tests/data/golden/%s/config.json", name);
+    if (!changes) fail_msg("the test's patch is not JSON: %s", patch);
+    if (json_read_file(path, 1 << 20, &root, err)) fail_msg("%s", err->text);
+    json_object_foreach(changes, key, value)
+    {
+        if (json_is_string(value) && strcmp(json_string_value(value), "DELETE") == 0)
+            json_object_del(root, key);
+        else
+            json_object_set(root, key, value);
+    }
+    char *text = json_dumps(root, 0);
+    const int rc = model_config_parse("config.json", text, strlen(text), c, err);
+    free(text);
+    json_decref(root);
+    json_decref(changes);
+    return rc;
+}
+
+static void accept(const char *name, const char *patch, struct model_config *c)
+{
+    struct helm_err err = {0};
+    if (parse(name, patch, c, &err)) fail_msg("%s %s: %s", name, patch, err.text);
+}
+
+#define ONES   "1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1"
+#define TWOS   "2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2"
+#define TABLES "\"short_factor\": [" ONES "], \"long_factor\": [" TWOS "]"
+
+/* The table by the run's context; one scale for both: sqrt(1 + ln(4096 / 128) / ln(128)). */
+static void a_longrope_has_two_tables(void **state)
+{
+    (void)state;
+    struct model_config c;
+    float near[16], far[16], scale = 0;
+    accept("phi3", "{\"rope_scaling\": {\"type\": \"longrope\", " TABLES "}}", &c);
+    assert_int_equal(c.rope[0].original_context, 128);
+    assert_false(rope_is_long(&c, 128));
+    assert_true(rope_is_long(&c, 129));
+    rope_inv_freq(&c, 0, 128, near, &scale);
+    assert_true(fabsf(scale - 1.3093073f) < 1e-6f);
+    rope_inv_freq(&c, 0, 129, far, &scale);
+    assert_true(fabsf(scale - 1.3093073f) < 1e-6f);
+    for (int i = 0; i < 16; i++) {
+        assert_true(fabs(near[i] * pow(10000, i / 16.0) - 1) < 1e-6);
+        assert_true(far[i] * 2 == near[i]);
+    }
+    model_config_free(&c);
+}
+
+/* The name and place that transformers 5 has for them; an attention factor of its own; the first name of the type. */
+static void other_forms_of_a_longrope(void **state)
+{
+    (void)state;
+    struct model_config c;
+    accept("phi3",
+           "{\"rope_scaling\": \"DELETE\", \"rope_theta\": \"DELETE\", \"rope_parameters\": {\"rope_type\": "
+           "\"longrope\", \"rope_theta\": 5000.0, \"attention_factor\": 1.5, " TABLES "}}",
+           &c);
+    assert_true(c.rope[0].kind == ROPE_LONG && c.rope[0].theta == 5000 && c.rope[0].attention_factor == 1.5);
+    model_config_free(&c);
+    accept("phi3",
+           "{\"rope_scaling\": {\"type\": \"su\", " TABLES "}, \"original_max_position_embeddings\": 4096}",
+           &c);
+    assert_true(c.rope[0].kind == ROPE_LONG && c.rope[0].attention_factor == 1);
+    model_config_free(&c);
+    accept("phi3", "{\"rope_scaling\": null, \"sliding_window\": null}", &c);
+    assert_true(c.rope[0].kind == ROPE_DEFAULT && c.window[0] == 0 && !rope_is_long(&c, 1 << 20));
+    model_config_free(&c);
+}
+
+static void opt_is_read(void **state)
+{
+    (void)state;
+    struct model_config c;
+    struct model_math math;
+    accept("opt", "{\"tie_word_embeddings\": \"DELETE\"}", &c);
+    assert_true(c.tied_head && c.q_bias && c.o_bias && c.mlp_bias && c.norm_eps == 1e-5);
+    assert_int_equal(c.positions, c.max_context + 2);
+    assert_int_equal(c.kv_heads, c.heads);
+    model_math_build(&c, &math);
+    assert_true(math.embed.positions == TENSOR_POSITIONS && math.embed.position_first == 2);
+    assert_true(math.part[0].op[1].no_rope && math.head.norm_kind == NORM_LAYER);
+    model_config_free(&c);
+    accept("opt", "{\"enable_bias\": false}", &c);
+    assert_false(c.q_bias || c.k_bias || c.v_bias || c.o_bias || c.mlp_bias);
+    model_config_free(&c);
+}
+
+static void granite_is_read(void **state)
+{
+    (void)state;
+    struct model_config c;
+    struct model_math math;
+    accept("granite", "{}", &c);
+    model_math_build(&c, &math);
+    assert_true(math.embed.out_scale == 12 && math.head.out_scale == 2); /* logits_scaling divides */
+    assert_true(math.part[0].op[1].score_scale == 0.09f);
+    assert_true(math.part[0].op[2].out_scale == 0.35f && math.part[1].op[1].out_scale == 0.35f);
+    model_config_free(&c);
+    accept("granite",
+           "{\"embedding_multiplier\": \"DELETE\", \"residual_multiplier\": \"DELETE\", "
+           "\"attention_multiplier\": \"DELETE\", \"logits_scaling\": \"DELETE\"}",
+           &c);
+    model_math_build(&c, &math);
+    assert_true(math.embed.out_scale == 1 && math.head.out_scale == 1 && math.part[0].op[1].score_scale == 1);
+    model_config_free(&c);
+}
+
+static void what_is_not_computed_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *patch;
+        int code;
+        const char *text;
+    } cases[] = {
+        {"phi3", "{\"partial_rotary_factor\": 0.75}", HELM_E_UNSUPPORTED, "'partial_rotary_factor' is 0.75"},
+        {"phi3", "{\"original_max_position_embeddings\": \"DELETE\"}", HELM_E_FORMAT,
+         "'original_max_position_embeddings' is missing"},
+        {"phi3", "{\"original_max_position_embeddings\": 1}", HELM_E_FORMAT,
+         "'original_max_position_embeddings'"},
+        {"phi3", "{\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [" ONES "]}}", HELM_E_FORMAT,
+         "'long_factor' is missing"},
+        {"phi3",
+         "{\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1, 2], \"long_factor\": []}}",
+         HELM_E_MISMATCH, "'short_factor' is no list of 16 numbers"},
+        {"phi3",
+         "{\"rope_scaling\": {\"type\": \"longrope\", \"long_factor\": [" ONES
+         "], \"short_factor\": [0, 1, 1, 1, 1, "
+         "1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]}}",
+         HELM_E_LIMIT, "'short_factor' entry 0"},
+        {"phi3", "{\"rope_parameters\": {\"rope_type\": \"longrope\", \"rope_theta\": 10000.0, " TABLES "}}",
+         HELM_E_MISMATCH, "contradict each other"},
+        {"phi3", "{\"hidden_act\": \"gelu\"}", HELM_E_UNSUPPORTED, "'hidden_act'"},
+        {"opt", "{\"activation_function\": \"gelu\"}", HELM_E_UNSUPPORTED, "'activation_function' is 'gelu'"},
+        {"opt", "{\"do_layer_norm_before\": false}", HELM_E_UNSUPPORTED, "'do_layer_norm_before' is false"},
+        {"opt", "{\"layer_norm_elementwise_affine\": false}", HELM_E_UNSUPPORTED,
+         "'layer_norm_elementwise_affine' is false"},
+        {"opt", "{\"_remove_final_layer_norm\": true}", HELM_E_UNSUPPORTED,
+         "'_remove_final_layer_norm' is true"},
+        {"opt", "{\"word_embed_proj_dim\": 32}", HELM_E_UNSUPPORTED, "'word_embed_proj_dim' is 32"},
+        {"opt", "{\"ffn_dim\": \"DELETE\"}", HELM_E_FORMAT, "'ffn_dim' is missing"},
+        {"opt", "{\"max_position_embeddings\": \"DELETE\"}", HELM_E_FORMAT,
+         "'max_position_embeddings' is missing"},
+        {"granite", "{\"logits_scaling\": 0}", HELM_E_LIMIT, "'logits_scaling' is 0"},
+        {"granite", "{\"residual_multiplier\": -1}", HELM_E_LIMIT, "'residual_multiplier' is -1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct helm_err err = {0};
+        const int rc = parse(cases[i].name, cases[i].patch, &c, &err);
+        if (rc != cases[i].code || !strstr(err.text, cases[i].text))
+            fail_msg("%s %s: code %d, '%s'; expected %d, '%s'", cases[i].name, cases[i].patch, rc, err.text,
+                     cases[i].code, cases[i].text);
+        assert_null(c.window);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_longrope_has_two_tables),
+        cmocka_unit_test(other_forms_of_a_longrope),
+        cmocka_unit_test(opt_is_read),
+        cmocka_unit_test(granite_is_read),
+        cmocka_unit_test(what_is_not_computed_is_refused),
+    };
+    return cmocka_run_group_tests_name("model/other_archs", tests, NULL, NULL);
+}
