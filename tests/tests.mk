@@ -41,6 +41,7 @@ ONLY_release := structured
 # The rest runs in both: deaths and hand-overs in real time, and everything else of the release build. Sanitized, the tests
 # of these scripts (words of their names, as on the scripts' command lines) that reach what no other sanitized test does.
 PARTS_asan_activations := int8_as_asked auto_beside files_that_are_no
+PARTS_asan_architectures := longrope lack
 PARTS_asan_helm_plan := every_strategy written_plan the_table more_vram usage this_machine headers weights_that_are takes_what
 PARTS_asan_helmd_invariant := two_tiers next_turn come_back refused
 PARTS_asan_helmd_phases := killed

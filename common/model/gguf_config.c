@@ -111,6 +111,9 @@ static int read_rope(struct reading *r, struct model_config *config)
     json_t *root = json_object();
     int rc = copy_number(r, "rope.freq_base", false, root, "rope_theta");
     if (!rc) rc = copy_scaling(r, root);
+    if (!rc && json_object_get(root, "rope_scaling") && config->rope[0].attention_factor != 1)
+        rc = helm_fail(r->err, HELM_E_UNSUPPORTED, "key '%s' is %g: only a longrope has one of its own",
+                       key_of(r, "rope.scaling.attn_factor"), config->rope[0].attention_factor);
     if (!rc) rc = config_read_rope(root, config, r->err);
     json_decref(root);
     return rc;

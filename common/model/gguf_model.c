@@ -142,6 +142,9 @@ static int read_ropes(struct model *model, bool headers, const struct gguf_files
         rc = helm_fail(err, HELM_E_NOT_FOUND,
                        "key 'rope.scaling.original_context_length' is missing: a longrope needs it");
     if (!rc && rope->factors) rope->kind = ROPE_LONG;
+    if (!rc && !rope->factors && rope->kind == ROPE_DEFAULT && rope->attention_factor != 1)
+        rc = helm_fail(err, HELM_E_NOT_FOUND, "tensor '%s' is missing: 'rope.scaling.attn_factor' is %g",
+                       ARCH_ROPE_LONG, rope->attention_factor);
     if (!rc) rc = read_factors(model, headers, files, ARCH_ROPE_FACTORS, &plain, err);
     if (plain) {
         rope->kind = ROPE_FACTORS;

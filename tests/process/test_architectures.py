@@ -92,6 +92,8 @@ def test_a_model_that_gpus_cannot_compute_is_planned_on_the_cpu():
 # ---- GGUF ----
 
 def number(value):
+    if isinstance(value, str):
+        return string(value)
     return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
 
 
@@ -129,7 +131,7 @@ def gguf_name(name):
     return name
 
 
-def write_gguf(name, path, leave_out=()):
+def write_gguf(name, path, leave_out=(), **more):
     folder = os.path.join(GOLDEN, name)
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         c = json.load(file)
@@ -153,6 +155,7 @@ def write_gguf(name, path, leave_out=()):
     if name == "granite":
         keys.update({"embedding_scale": c["embedding_multiplier"], "residual_scale": c["residual_multiplier"],
                      "attention.scale": c["attention_multiplier"], "logit_scale": c["logits_scaling"]})
+    keys.update(more)
     every = {f"{name}.{k}": number(v) for k, v in keys.items() if k not in leave_out}
     empty = Gguf(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
     with open(path, "wb") as file:
@@ -179,6 +182,26 @@ def test_gguf_files_that_lack_a_part_are_refused_by_name():
             run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
             said = "blk.1.attn_q.weight" if "qkv" in part else part
             check(run.returncode == 1 and f"{said}'" in run.stdout, f"{name} without {part}: {run.returncode}, {run.stdout[-300:]}")
+
+
+def test_an_attention_factor_is_not_ignored():
+    with tempfile.TemporaryDirectory() as folder:
+        path, tables = os.path.join(folder, "file.gguf"), ["rope_factors_long.weight", "rope_factors_short.weight"]
+        write_gguf("phi3", path, tables)
+        run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+        check(run.returncode == 1 and "'rope.scaling.attn_factor' is 1.3" in run.stdout, run.stdout[-300:])
+        write_gguf("phi3", path, tables, **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.0})
+        run = subprocess.run([os.path.join(BIN, "helm-inspect"), path], capture_output=True, text=True, timeout=60)
+        check(run.returncode == 1 and "only a longrope has one" in run.stdout, run.stdout[-300:])
+
+
+def test_a_file_with_fused_matrices_is_not_written():
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "out.gguf")
+        run = subprocess.run([os.path.join(BIN, "helm-quantize"), "--model", os.path.join(GOLDEN, "phi3"), "--to", "Q8_0", "--out",
+                              out], capture_output=True, text=True, timeout=60)
+        check(run.returncode == 1 and "Phi3ForCausalLM: GGUF files hold 3 matrices in 'attn_qkv.weight'" in run.stderr, run.stderr)
+        check(not os.path.exists(out), "nothing is left behind")
 
 
 if __name__ == "__main__":

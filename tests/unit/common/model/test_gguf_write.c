@@ -256,7 +256,12 @@ static void configurations_come_back(void **state)
                                         ", \"n_routed_experts\": 6, \"num_experts_per_tok\": 2, "
                                         "\"moe_intermediate_size\": 32, \"n_shared_experts\": 3, "
                                         "\"n_group\": 3, \"topk_group\": 2, \"norm_topk_prob\": true, "
-                                        "\"routed_scaling_factor\": 2.5, \"first_k_dense_replace\": 2}"};
+                                        "\"routed_scaling_factor\": 2.5, \"first_k_dense_replace\": 2}",
+                                        "{\"architectures\": [\"OPTForCausalLM\"], " SHAPE
+                                        ", \"ffn_dim\": 512}",
+                                        "{\"architectures\": [\"GraniteForCausalLM\"], " SHAPE
+                                        ", \"embedding_multiplier\": 12.0, \"residual_multiplier\": 0.25, "
+                                        "\"attention_multiplier\": 0.125, \"logits_scaling\": 8.0}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct gguf_values values = {0}, file = {0};
         struct model_config config, back;
@@ -277,12 +282,16 @@ static void configurations_come_back(void **state)
         header.count = 1;
         const struct gguf_files files = {&header, 1};
         if (gguf_config_read(&files, &back, &err)) fail_msg("%s: %s", texts[i], err.text);
-        assert_int_equal(interleaved, i < 3);
+        assert_int_equal(interleaved, i < 3 || strcmp(config.model_type, "granite") == 0);
         assert_string_equal(back.architecture, config.architecture);
         assert_true(back.layers == config.layers && back.hidden == config.hidden &&
                     back.vocab == config.vocab);
         assert_true(back.heads == config.heads && back.kv_heads == config.kv_heads);
         assert_true(back.head_dim == config.head_dim && back.intermediate == config.intermediate);
+        assert_true(back.embedding_scale == config.embedding_scale &&
+                    back.residual_scale == config.residual_scale &&
+                    back.attention_scale == config.attention_scale && back.logit_scale == config.logit_scale);
+        assert_int_equal(back.positions, config.positions);
         assert_int_equal(back.max_context, config.max_context);
         assert_true((float)back.norm_eps == (float)config.norm_eps);
         assert_int_equal(back.rope[0].kind, config.rope[0].kind);
