@@ -27,9 +27,11 @@ static void use(const struct model_config *config)
         if (model_expected_shape(config, (enum tensor_role)role, &rows, &cols) &&
             (__builtin_mul_overflow(rows, cols, &bytes) || bytes == 0))
             abort();
-    rope_inv_freq(config, 0, inv_freq, &scale);
-    for (uint32_t i = 0; i < config->head_dim / 2; i++)
-        if (isnan(inv_freq[i])) abort();
+    for (uint32_t context = 1; context; context = context == 1 ? MODEL_CONTEXT_MAX : 0) {
+        rope_inv_freq(config, 0, context, inv_freq, &scale);
+        for (uint32_t i = 0; i < config->head_dim / 2; i++)
+            if (isnan(inv_freq[i])) abort();
+    }
     free(inv_freq);
 }
 

@@ -10,6 +10,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_edit import Gguf, string  # noqa: E402
+from test_helmd_sessions import ask, save  # noqa: E402
 from helmd_harness import BIN, DATA, PROFILE, Client, check, plan_json, run_tests, running, same  # noqa: E402
 
 GOLDEN = os.path.join(DATA, "golden")
@@ -62,6 +63,22 @@ def test_a_longrope_has_the_table_of_the_planned_context():
     agrees(model, long, 0.4, *CPU, "--ctx", 129)
     got, _ = decode(model, short["prompt"], 2, *CPU, "--ctx", 129)
     check(worst(got, short["steps"]) > 0.4, "one position more is the other table's")
+
+
+def test_a_session_of_the_other_table_is_another_models():
+    prompt, saved = golden("phi3")[6]["prompt"][:96], {}
+    other = [5] + prompt[1:]  # so that none of its pages is there
+    for context in 128, 129, 160:
+        with running(*CPU, "--ctx", context, real=True, model=os.path.join(GOLDEN, "phi3")) as d:
+            c = Client(d.endpoint)
+            c.run(c.generate(prompt, 2, ignore_eos=True))
+            saved[context] = save(c, prompt)
+            for of, session in saved.items():
+                wanted = "session_opened" if (of > 128) == (context > 128) else "error"
+                answer = ask(c, "session_restore", tokens=other, shape=session[0].shape)
+                same(answer.WhichOneof("body"), wanted, f"saved with a context of {of}, now {context}: {answer}")
+                if wanted == "session_opened":
+                    ask(c, "session_end", id=answer.session_opened.id)
 
 
 def test_phi3_on_the_emulated_gpu():
