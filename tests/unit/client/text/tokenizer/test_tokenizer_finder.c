@@ -134,7 +134,9 @@ static size_t split(const char *tokens, const char *unit, size_t length, double 
     assert_non_null(text);
     for (size_t i = 0; i < length; i++) text[i] = unit[i % strlen(unit)];
     double begin = cpu_seconds();
-    assert_int_equal(tok_added_split(&t->added, &t->added.raw, text, length, true, &pieces, &err), 0);
+    assert_int_equal(tok_added_split(&t->added, &t->added.raw, NULL, (struct tok_slice){text, length}, true,
+                                     &pieces, &err),
+                     0);
     *seconds = cpu_seconds() - begin;
     size_t count = pieces.count, covered = 0;
     for (size_t i = 0; i < count; i++) covered += pieces.data[i].length;
