@@ -115,7 +115,7 @@ def sampling_tests(g):
 REFUSED = {"response_format": {"type": "xml"}, "modalities": ["text", "audio"], "audio": {"voice": "x"},
            "functions": [{"name": "f"}], "reasoning_effort": "much", "web_search_options": {},
            "tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}], "wings": 2, "echo": True,
-           "temperature": "hot", "top_p": 0, "n": 0, "max_tokens": -2, "stop": ["a"] * 5, "logit_bias": {"5000000": 1},
+           "temperature": "hot", "top_p": -0.5, "n": 0, "max_tokens": -2, "stop": ["a"] * 5, "logit_bias": {"5000000": 1},
            "top_logprobs": 2, "seed": 1.5, "stream_options": {"include_usage": True}, "presence_penalty": 3, "stop_": None}
 
 
