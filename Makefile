@@ -167,7 +167,7 @@ $(DIST): programs $(CUDA_PROGRAMS:%=$(BIN)/%) README.md CHANGELOG.md tools/dist.
 
 # Debian packages into $(BUILD)/deb: of this release, or of SUITE in a fresh root. The tests work in fresh roots of SUITES (as root, with
 # debootstrap and network; tools/package/root.sh); test-readme as HOW (root, user), quiet or busy BESIDE, README_TEST=0 without `make test`.
-export README_TEST HELM_CPU
+export README_TEST
 SUITES ?= $(or $(SUITE),bookworm trixie noble)
 HOW ?= root
 BESIDE ?= quiet

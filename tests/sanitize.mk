@@ -16,7 +16,7 @@ endif
 # the tests run. (gemm is not listed: there they cost more than they save.)
 MANY_INSTANCES := $(addprefix common/cpu/kernels/,int8_gemm_avx2 int8_gemm_avx512vnni int8_gemv_avx2 int8_gemv_avx512vnni blocks_avx2)
 CALLED_asan := $(addprefix common/cpu/kernels/,attention_avx2 attention_avx512 attention_avx512bf16 \
-  attention_avx512bf16vbmi2 attention_amxint8 attention_amxvbmi2 attention_parts_amxvbmi2 bf16_packed_avx512vbmi2)
+  attention_avx512bf16vbmi2 attention_amxint8 attention_amxvbmi2 attention_parts_amxvbmi2)
 
 # Objects that a sanitized build takes from the release build; FULL=1 instruments all of them.
 # MODE=asan: kernels whose loops the AVX2 kernels share, which are instrumented (in the tests of products an unreadable page follows

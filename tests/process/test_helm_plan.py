@@ -164,6 +164,7 @@ def test_this_machine_needs_a_profile():
         with open(PROFILE) as f:
             described = json.load(f)
         described["gpu"] = described["link"] = None
+        os.makedirs(os.path.dirname(path))
         with open(path, "w") as f:
             json.dump(described, f)
         small = os.path.join(folder, "model")

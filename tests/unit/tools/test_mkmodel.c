@@ -213,7 +213,7 @@ static void test_presets(void **state)
         }
     json_t *root;
     struct helm_err err = {0};
-    assert_int_equal(mkmodel_preset("opt", "8b", DTYPE_BF16, &root, &err), HELM_E_USAGE);
+    assert_int_equal(mkmodel_preset("bert", "8b", DTYPE_BF16, &root, &err), HELM_E_USAGE);
     assert_int_equal(mkmodel_preset("qwen3", "9b", DTYPE_BF16, &root, &err), HELM_E_USAGE);
 }
 

@@ -204,7 +204,9 @@ static void a_cut_router_chooses_parts_of_the_same_experts(void **state)
     for (size_t r = 0; r < sizeof routers / sizeof *routers; r++)
         for (uint32_t parts = 2; parts <= 4; parts++)
             for (size_t l = 0; l < sizeof logits / sizeof *logits; l++) {
-                struct model m = {.config.router = routers[r], .config.expert_intermediate = 96};
+                struct model m = {.config.architecture = "MixtralForCausalLM",
+                                  .config.router = routers[r],
+                                  .config.expert_intermediate = 96};
                 struct helm_err err = {0};
                 uint32_t id[3], part_id[12];
                 float weight[3], part_weight[12], repeated[32];

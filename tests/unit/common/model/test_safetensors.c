@@ -67,7 +67,7 @@ static const struct {
     {"{\"a\":" T("\"F16\"", "[1.5]", "[0,2]") "}", 2, HELM_E_FORMAT, "'shape' entry 0"},
     {"{\"a\":" T("\"F16\"", "[4294967296,4294967296]", "[0,2]") "}", 2, HELM_E_LIMIT, "overflows 64 bits"},
     {"{\"a\":" T("\"F64\"", "[2305843009213693952]", "[0,0]") "}", 2, HELM_E_LIMIT, "overflows 64 bits"},
-    {"{\"a\":" T("\"F16\"", "[99999999999999999999]", "[0,2]") "}", 2, HELM_E_FORMAT, "not valid JSON"},
+    {"{\"a\":" T("\"F16\"", "[99999999999999999999]", "[0,2]") "}", 2, HELM_E_FORMAT, "entry 0 is not a whole number"},
     {"{\"a\":" T("\"F16\"", "[1]", "[0]") "}", 2, HELM_E_FORMAT, "'data_offsets' is not a list of two"},
     {"{\"a\":" T("\"F16\"", "[1]", "[0,\"2\"]") "}", 2, HELM_E_FORMAT, "'data_offsets' entry 1"},
     {"{\"a\":" T("\"F16\"", "[1]", "[-2,0]") "}", 2, HELM_E_FORMAT, "'data_offsets' entry 0"},
