@@ -85,7 +85,8 @@ def answers(g, data):
 def framing_tests(g):
     for name, data in REFUSED.items():
         statuses, closed = answers(g, data)
-        check("%s: refused and closed" % name, set(statuses) == {400} and closed, (statuses, closed))
+        silent = "NUL" in name and statuses == []  # libmicrohttpd 1.0 closes such a connection by itself, without a word
+        check("%s: refused and closed" % name, (set(statuses) == {400} or silent) and closed, (statuses, closed))
     for name, (data, wanted) in TAKEN.items():
         statuses, _ = answers(g, data)
         check("%s: taken" % name, statuses == wanted, statuses)

@@ -363,18 +363,32 @@ def place_of_the_next(d, victim):
         os.kill(d.process.pid, signal.SIGCONT)
 
 
+def waits_at_most(open_daemon, most_place, most_ended):
+    """The place is the daemon's own word. How many end meanwhile also grows while this script waits for a processor: the least of
+    up to five daemons counts, which a daemon that is not fair does not reach."""
+    seen = []
+    while len(seen) < 5 and (not seen or min(seen) > most_ended):
+        with open_daemon() as (d, client):
+            place, ended = place_of_the_next(d, client)
+        check(place <= most_place, f"place {place}")
+        seen.append(ended)
+    check(min(seen) <= most_ended, f"{seen} requests ended before it")
+
+
 def test_another_peer_waits_for_one_share():
-    with with_keys("--parallel", 8, "--queue", 512, faults="step_us=1000") as (d, (connect,)):
-        place, ended = place_of_the_next(d, connect())
-        check(place <= 1, f"place {place}")
-        check(ended <= 24, f"{ended} requests ended before it")
+    @contextlib.contextmanager
+    def daemon():
+        with with_keys("--parallel", 8, "--queue", 512, faults="step_us=1000") as (d, (connect,)):
+            yield d, connect()
+    waits_at_most(daemon, 1, 24)
 
 
 def test_another_connection_waits_for_one_turn_of_each():
-    with running("--parallel", 8, "--queue", 512, faults="step_us=1000") as d:
-        place, ended = place_of_the_next(d, Client(d.endpoint))
-        check(place <= 9, f"place {place}")
-        check(ended <= 32, f"{ended} requests ended before it")
+    @contextlib.contextmanager
+    def daemon():
+        with running("--parallel", 8, "--queue", 512, faults="step_us=1000") as d:
+            yield d, Client(d.endpoint)
+    waits_at_most(daemon, 9, 32)
 
 
 def test_requests_are_their_peers_own():
