@@ -179,7 +179,7 @@ static bool do_command(struct chat *chat, char *text, bool *go_on)
     return true;
 }
 
-/* How the model is called, and the way to all else. */
+/* Prints the model's name and the command that lists the others. */
 static void greet(const struct chat *chat)
 {
     struct helm_model_info *info = NULL;

@@ -112,7 +112,7 @@ static void take_part(void *user, enum answer_event event, const char *data, siz
     if (!s->ended) add_text(s, data, length, false);
 }
 
-/* What the detokenizer gave. */
+/* Takes the detokenizer's text. */
 static void take_text(struct stream *s, const char *data, size_t length)
 {
     if (s->answer)

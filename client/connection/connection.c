@@ -260,7 +260,7 @@ static int receive(struct helm_client *client)
     return 1;
 }
 
-/* What the connection itself reports: made, refused, gone. Events are two frames: number and value, address. */
+/* Opens the connection's own events: made, refused, gone. An event is two frames: number and value, address. */
 static int watch_connection(struct helm_client *client)
 {
     /* Which event reports keys that do not fit depends on which side closes first; the message must not. */

@@ -74,7 +74,7 @@ struct constraint_token {
 };
 HELM_MUST_CHECK int constraint_take(struct constraint *constraint, const struct constraint_token *token,
                                     struct mask_thread **thread, bool *more, struct helm_err *err);
-/* What the thread's work came to: as constraint_take, of *token, which is number *index. */
+/* The result of the thread's work, as of constraint_take, for *token, which is number *index. */
 HELM_MUST_CHECK int constraint_result(struct constraint *constraint, bool *more, uint32_t *token,
                                       uint32_t *index, struct helm_err *err);
 

@@ -42,7 +42,7 @@ static void add_line(struct cli_text *to, const json_t *text, bool divide)
     cli_text_add(to, json_string_value(text), json_string_length(text));
 }
 
-/* What was gathered becomes a message, if it is anything. */
+/* Makes a message of the gathered blocks, if there are any. */
 static bool flush(struct turn *t)
 {
     const bool assistant = strcmp(t->role, "assistant") == 0;

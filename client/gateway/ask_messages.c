@@ -146,7 +146,7 @@ static json_t *join_details(const json_t *list)
     return joined;
 }
 
-/* What an earlier answer thought, by each name that clients have for it: reasoning_content wins. */
+/* The reasoning of an earlier answer, under each name that clients use; reasoning_content wins. */
 static bool take_thought(const struct message *m, const char *key, const json_t *value)
 {
     static const char common[] = "reasoning_content";

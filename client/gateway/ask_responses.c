@@ -128,7 +128,7 @@ static bool take_output(struct items *s, const json_t *item)
     return json_object_set(message, "tool_call_id", (json_t *)id) == 0 || out_of_memory(s->reader);
 }
 
-/* What an earlier answer thought, where it is there to be read. */
+/* The reasoning of an earlier answer, where the item has it as text. */
 static bool take_reasoning(struct items *s, const json_t *item)
 {
     const json_t *first = json_array_get(json_object_get(item, "content"), 0);

@@ -1,4 +1,4 @@
-/* What makes a request's head ambiguous. See framing.h. libmicrohttpd takes the first Content-Length, prefers chunks to any, and
+/* Finds ambiguous heads of requests. See framing.h. libmicrohttpd takes the first Content-Length, prefers chunks to any, and
  * keeps a blank before the colon as part of the name; texts end at NUL for it. */
 #include "client/gateway/framing.h"
 

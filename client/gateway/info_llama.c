@@ -16,7 +16,7 @@ static void add_sampling(struct cli_text *out, const struct sampling_options *s)
         s->repetition_penalty > 0 ? s->repetition_penalty : 1.0);
 }
 
-/* What a request has that says nothing else, and the model's texts. */
+/* The defaults of a request, and the model's texts. */
 void info_props(struct exchange *ex)
 {
     const struct gateway *g = ex->gateway;

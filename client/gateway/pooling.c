@@ -1,4 +1,4 @@
-/* What a model's files say of its embeddings: a GGUF file's pooling_type, or sentence-transformers' 1_Pooling/config.json.
+/* The pooling that a model's files state: a GGUF file's pooling_type, or sentence-transformers' 1_Pooling/config.json.
  * Called by info.c; its result is the default of requests. */
 #include <limits.h>
 #include <stdio.h>

@@ -219,7 +219,7 @@ size_t routes_row(const struct route *route)
     return route >= routes && route < routes + route_count ? (size_t)(route - routes) : METRICS_ROUTES - 1;
 }
 
-/* What a path begins with is dropped to find it in the table: clients are given an address with /v1 or without. */
+/* A path matches with /v1 before it or without: clients are given either address. */
 static bool is_path(const char *path, const char *asked)
 {
     return strcmp(path, asked) == 0 || (strncmp(path, "/v1/", 4) == 0 && strcmp(path + 3, asked) == 0);

@@ -224,7 +224,7 @@ static size_t unescape(void *cls, struct MHD_Connection *connection, char *text)
     return MHD_http_unescape(text);
 }
 
-/* The path and query as they came; libmicrohttpd has put NUL behind them, and the version behind that. */
+/* The path and query as received. In libmicrohttpd's buffer a NUL follows them, then the version. */
 static void *note_path(void *cls, const char *path, struct MHD_Connection *connection)
 {
     struct server_connection *peer = peer_of(connection);

@@ -18,7 +18,6 @@ import processor  # noqa: E402
 from cli_harness import CLI, MODEL, PROFILE, check, check_exit, cli, run_in_folder, skip  # noqa: E402
 from fake_helmd import FakeDaemon  # noqa: E402
 import helm_client  # noqa: E402
-from cli_harness import PROFILE  # noqa: E402
 
 BIN = os.path.dirname(CLI)
 
