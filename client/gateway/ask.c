@@ -75,6 +75,20 @@ bool ask_take_flag(struct ask_reader *r, const json_t *value, bool *out)
     return true;
 }
 
+bool ask_take_parallel(struct ask_reader *r, const json_t *value)
+{
+    bool parallel = true;
+    if (!ask_take_flag(r, value, &parallel)) return false;
+    r->ask->one_call = !parallel;
+    return true;
+}
+
+bool ask_take_template_arguments(struct ask_reader *r, const json_t *value)
+{
+    r->extra = value;
+    return true;
+}
+
 static bool add_stop(struct ask_reader *r, const json_t *value)
 {
     struct ask *ask = r->ask;

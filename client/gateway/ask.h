@@ -168,6 +168,10 @@ bool ask_take_number(struct ask_reader *reader, const json_t *value, double min,
 bool ask_take_count(struct ask_reader *reader, const json_t *value, uint64_t min, uint64_t max,
                     uint32_t *out);
 bool ask_take_flag(struct ask_reader *reader, const json_t *value, bool *out);
+/* parallel_tool_calls: whether an answer may have several calls. */
+bool ask_take_parallel(struct ask_reader *reader, const json_t *value);
+/* chat_template_kwargs, for the template. */
+bool ask_take_template_arguments(struct ask_reader *reader, const json_t *value);
 /* One text or a list of up to ASK_STOPS. */
 bool ask_take_stop(struct ask_reader *reader, const json_t *value);
 bool ask_take_model(struct ask_reader *reader, const json_t *value);

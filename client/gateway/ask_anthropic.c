@@ -230,11 +230,6 @@ static bool take_stream(struct ask_reader *r, const json_t *value)
 {
     return ask_take_flag(r, value, &r->ask->stream);
 }
-static bool take_template_arguments(struct ask_reader *r, const json_t *value)
-{
-    r->extra = value;
-    return true;
-}
 
 /* {"name", "description", "input_schema"} as chat has it. Tools with a type of their own run at Anthropic, or have a schema
  * that only its models know. */
@@ -349,7 +344,7 @@ const struct ask_field ask_message_fields[] = {
     {"seed", KINDS, ask_take_seed},
     {"min_p", KINDS, ask_take_min_p},
     {"repetition_penalty", KINDS, ask_take_repetition},
-    {"chat_template_kwargs", KINDS, take_template_arguments},
+    {"chat_template_kwargs", KINDS, ask_take_template_arguments},
 };
 const size_t ask_message_field_count = sizeof ask_message_fields / sizeof *ask_message_fields;
 

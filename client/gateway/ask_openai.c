@@ -19,11 +19,6 @@ static bool take_prompt(struct ask_reader *r, const json_t *value)
     r->prompt = value;
     return true;
 }
-static bool take_template_arguments(struct ask_reader *r, const json_t *value)
-{
-    r->extra = value;
-    return true;
-}
 
 static bool take_stream(struct ask_reader *r, const json_t *value)
 {
@@ -88,14 +83,6 @@ static bool take_logit_bias(struct ask_reader *r, const json_t *value)
     return true;
 }
 
-static bool take_parallel(struct ask_reader *r, const json_t *value)
-{
-    bool parallel = true;
-    if (!ask_take_flag(r, value, &parallel)) return false;
-    r->ask->one_call = !parallel;
-    return true;
-}
-
 /* Shown by `helm-cli ps` beside the gateway's name: as much of it as a label may hold. */
 bool ask_take_user(struct ask_reader *r, const json_t *value)
 {
@@ -128,7 +115,7 @@ const struct ask_field ask_openai_fields[] = {
     {"top_logprobs", CHATS, take_top_logprobs},
     {"tools", CHATS, ask_take_tools},
     {"tool_choice", CHATS, ask_take_tool_choice},
-    {"parallel_tool_calls", CHATS, take_parallel},
+    {"parallel_tool_calls", CHATS, ask_take_parallel},
     {"response_format", CHATS, ask_take_response_format},
     {"user", BOTH, ask_take_user},
     /* beyond OpenAI, by the names that vLLM and llama.cpp give them */
@@ -137,7 +124,7 @@ const struct ask_field ask_openai_fields[] = {
     {"repetition_penalty", BOTH, ask_take_repetition},
     {"repeat_penalty", BOTH, ask_take_repetition},
     {"ignore_eos", BOTH, take_ignore_eos},
-    {"chat_template_kwargs", CHATS, take_template_arguments},
+    {"chat_template_kwargs", CHATS, ask_take_template_arguments},
     {"reasoning_effort", CHATS, ask_take_effort},
     {"json_schema", BOTH, ask_take_json_schema},
     {"guided_json", BOTH, ask_take_json_schema},

@@ -213,18 +213,6 @@ static bool take_top_logprobs(struct ask_reader *r, const json_t *value)
 {
     return ask_take_count(r, value, 0, ASK_TOP, &r->ask->top_logprobs);
 }
-static bool take_parallel(struct ask_reader *r, const json_t *value)
-{
-    bool parallel = true;
-    if (!ask_take_flag(r, value, &parallel)) return false;
-    r->ask->one_call = !parallel;
-    return true;
-}
-static bool take_template_arguments(struct ask_reader *r, const json_t *value)
-{
-    r->extra = value;
-    return true;
-}
 
 static bool take_include(struct ask_reader *r, const json_t *value)
 {
@@ -372,7 +360,7 @@ const struct ask_field ask_response_fields[] = {
     {"text", ASK_RESPONSE, take_text},
     {"tools", ASK_RESPONSE, take_tools},
     {"tool_choice", ASK_RESPONSE, take_tool_choice},
-    {"parallel_tool_calls", ASK_RESPONSE, take_parallel},
+    {"parallel_tool_calls", ASK_RESPONSE, ask_take_parallel},
     {"reasoning", ASK_RESPONSE, take_reasoning_options},
     {"user", ASK_RESPONSE, ask_take_user},
     /* beyond OpenAI, as in chats */
@@ -380,7 +368,7 @@ const struct ask_field ask_response_fields[] = {
     {"top_k", ASK_RESPONSE, ask_take_top_k},
     {"min_p", ASK_RESPONSE, ask_take_min_p},
     {"repetition_penalty", ASK_RESPONSE, ask_take_repetition},
-    {"chat_template_kwargs", ASK_RESPONSE, take_template_arguments},
+    {"chat_template_kwargs", ASK_RESPONSE, ask_take_template_arguments},
 };
 const size_t ask_response_field_count = sizeof ask_response_fields / sizeof *ask_response_fields;
 
