@@ -284,8 +284,8 @@ def test_a_cache_on_a_full_or_read_only_file_system():
     os.mkdir(there)
     for how in "size=4k,nr_inodes=3", "ro":
         script = (f"mount -t tmpfs -o {how} none {there} && {BIN}/helm-profile --device cpu --quick --brief --formats q8_0 2>&1 >/dev/null")
-        run = subprocess.Popen([*APART, "sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True,
-                               env={**os.environ, "STATE_DIRECTORY": "", "XDG_CACHE_HOME": there, "TMPDIR": m.base})
+        run = subprocess.Popen([*APART, "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               start_new_session=True, env={**os.environ, "STATE_DIRECTORY": "", "XDG_CACHE_HOME": there, "TMPDIR": m.base})
         said = [run.stdout.readline(), run.stdout.readline()]
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()

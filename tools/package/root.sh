@@ -40,7 +40,7 @@ work=$(cd "$work" && pwd)
 roots=()
 unmount_below() { # ROOT: also what an interrupted run left
     local m
-    for m in $(awk -v below="$1/" 'index($2, below) == 1 { print $2 }' /proc/mounts | sort -r); do
+    for m in $(awk -v root="$1" 'index($2 "/", root "/") == 1 { print $2 }' /proc/mounts | sort -r); do
         umount -l "$m" || true
     done
 }
@@ -100,6 +100,7 @@ fresh_root() { # ROOT
     unmount_below "$root"
     rm -rf --one-file-system "$root" && cp -a "$work/base/$suite" "$root"
     roots+=("$root")
+    mount --bind "$root" "$root" # as a system's root is one; `unshare --mount` asks for it
     for m in proc sys dev dev/pts dev/shm; do mount --bind /$m "$root/$m"; done
     apt_of "$root" "$suite"
 }

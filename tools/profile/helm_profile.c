@@ -217,7 +217,18 @@ static int measure(struct tool *t, struct helm_err *err)
     return rc;
 }
 
-/* On a machine that does other things, too, two values may contradict each other. */
+/* On a machine that does other things, too, two values may contradict each other. `again`: there is time to measure
+ * once more; else what is too fast becomes what limits it. True: measure again. */
+static bool unsound(struct tool *t, bool again, int *rc, struct helm_err *err)
+{
+    *rc = profile_check(&t->profile, err);
+    if (!*rc) return false;
+    profile_say(&t->progress, "%s: %s", err->text, again ? "measuring again" : "marked as disturbed");
+    if (again || !profile_settle(&t->profile)) return again;
+    *rc = profile_check(&t->profile, err);
+    return false;
+}
+
 static int measure_until_sound(struct tool *t, struct helm_err *err)
 {
     for (int left = t->options.quick ? ATTEMPTS_QUICK : ATTEMPTS;; left--) {
@@ -228,17 +239,16 @@ static int measure_until_sound(struct tool *t, struct helm_err *err)
         int rc = measure(t, err);
         if (rc) return rc;
         t->profile.busy_percent = load_others(&load);
-        rc = profile_check(&t->profile, err);
+        if (unsound(t, left > 1, &rc, err)) continue;
         if (!rc && t->profile.busy_percent >= PROFILE_BUSY)
             profile_say(&t->progress,
                         "other programs took %u %% of the processors' time: marked as disturbed",
                         t->profile.busy_percent);
-        if (!rc || left == 1) return rc;
-        profile_say(&t->progress, "%s: measuring again", err->text);
+        return rc;
     }
 }
 
-/* Formats that are asked for and not there yet; again where what comes out contradicts the rest. */
+/* Formats that are asked for and not there yet. */
 static int measure_formats(struct tool *t, struct helm_err *err)
 {
     const struct profile_cpu_options options = cpu_options_of(t);
@@ -254,9 +264,7 @@ static int measure_formats(struct tool *t, struct helm_err *err)
         if (!rc) rc = profile_formats_measure(&options, lacking, device, &t->profile, err);
         profile_device_close(device);
         if (rc) return rc;
-        rc = profile_check(&t->profile, err);
-        if (!rc || left == 1 || profile_now_s() - begin_s > FORMATS_S) return rc;
-        profile_say(&t->progress, "%s: measuring again", err->text);
+        if (!unsound(t, left > 1 && profile_now_s() - begin_s <= FORMATS_S, &rc, err)) return rc;
     }
 }
 

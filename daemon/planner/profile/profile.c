@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,14 +42,107 @@ static bool known(const struct profile_value *value)
     return value->source != PROFILE_UNKNOWN && value->value > 0;
 }
 
-/* `fast` cannot be much faster than `limit`. */
+/* A value that cannot be much faster than another, in the whole profile or in each of its formats. */
+struct order {
+    const char *fast, *limit;
+    size_t fast_at, limit_at; /* in struct profile, or in struct profile_format */
+};
+#define READ_OF_ALL SIZE_MAX /* as limit_at: cpu.read of all threads */
+#define ORDER(fast, limit)                                                                                   \
+    {                                                                                                        \
+#fast, #limit, offsetof(struct profile, fast), offsetof(struct profile, limit)                       \
+    }
+#define BELOW_READ(type, fast)                                                                               \
+    {                                                                                                        \
+#fast, "cpu.read of all threads", offsetof(struct type, fast), READ_OF_ALL                           \
+    }
+static const struct order orders[] = {
+    BELOW_READ(profile, cpu.gemv),    BELOW_READ(profile, cpu.gemv_packed),
+    ORDER(gpu.gemv, gpu.read),        ORDER(gpu.chain_gemv, gpu.read),
+    ORDER(link.h2d_beside, link.h2d), ORDER(link.h2d_beside_packed, link.h2d),
+    ORDER(cpu.gemv_beside, cpu.gemv), ORDER(cpu.gemv_packed_beside, cpu.gemv_packed),
+};
+/* Rates of bytes as stored: no format's are read faster than memory is. */
+#define OF_FORMAT(fast, limit)                                                                               \
+    {                                                                                                        \
+#fast, #limit, offsetof(struct profile_format, fast), offsetof(struct profile, limit)                \
+    }
+static const struct order format_orders[] = {
+    BELOW_READ(profile_format, cpu_gemv),    BELOW_READ(profile_format, cpu_int8_gemv),
+    BELOW_READ(profile_format, cpu_experts), BELOW_READ(profile_format, cpu_int8_experts),
+    OF_FORMAT(link_beside, link.h2d),        OF_FORMAT(cpu_int8_link_beside, link.h2d),
+    OF_FORMAT(gpu_gemv, gpu.read),           OF_FORMAT(gpu_chain_gemv, gpu.read),
+};
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+static const struct profile_value *value_at(const void *base, size_t at)
+{
+    return (const struct profile_value *)((const char *)base + at);
+}
+
+static bool in_order(const struct profile_value *fast, const struct profile_value *limit)
+{
+    return !known(fast) || !known(limit) || fast->value <= SLACK * limit->value;
+}
+
 static int check_order(const struct profile_value *fast, const char *fast_name,
                        const struct profile_value *limit, const char *limit_name, struct helm_err *err)
 {
-    if (!known(fast) || !known(limit) || fast->value <= SLACK * limit->value) return 0;
+    if (in_order(fast, limit)) return 0;
     return helm_fail(err, HELM_E_FORMAT,
                      "profile: %s (%.3g a second) contradicts %s (%.3g): it cannot be faster", fast_name,
                      fast->value, limit_name, limit->value);
+}
+
+/* `base`: the profile, or one of its formats. */
+static int check_orders(const struct profile *profile, const void *base, const struct order *list,
+                        size_t count, struct helm_err *err)
+{
+    const struct profile_value read = profile_table_at(&profile->cpu.read, profile->cpu.threads);
+    int rc = 0;
+    for (size_t i = 0; i < count && !rc; i++) {
+        const struct order *at = &list[i];
+        const struct profile_value *limit =
+            at->limit_at == READ_OF_ALL ? &read : value_at(profile, at->limit_at);
+        rc = check_order(value_at(base, at->fast_at), at->fast, limit, at->limit, err);
+    }
+    return rc;
+}
+
+static bool settle_value(struct profile_value *fast, const struct profile_value *limit)
+{
+    if (in_order(fast, limit)) return false;
+    *fast = *limit;
+    return true;
+}
+
+static bool settle_orders(struct profile *profile, void *base, const struct order *list, size_t count)
+{
+    const struct profile_value read = profile_table_at(&profile->cpu.read, profile->cpu.threads);
+    bool changed = false;
+    for (size_t i = 0; i < count; i++)
+        changed |=
+            settle_value((struct profile_value *)((char *)base + list[i].fast_at),
+                         list[i].limit_at == READ_OF_ALL ? &read : value_at(profile, list[i].limit_at));
+    return changed;
+}
+
+bool profile_settle(struct profile *profile)
+{
+    struct profile_cpu *cpu = &profile->cpu;
+    bool changed = settle_orders(profile, profile, orders, COUNT(orders));
+    for (uint32_t i = 0; i < cpu->linear_packed.count; i++) {
+        struct profile_point *at = &cpu->linear_packed.point[i];
+        const struct profile_value plain = profile_table_at(&cpu->linear, at->x);
+        changed |= settle_value(&at->y, &plain);
+    }
+    for (int f = 0; f < FORMAT_COUNT; f++) {
+        struct profile_format *format = &profile->format[f];
+        changed |= settle_orders(profile, format, format_orders, COUNT(format_orders));
+        changed |= settle_value(&format->cpu_gemv_beside, &format->cpu_gemv);
+    }
+    if (changed && profile->busy_percent < PROFILE_BUSY) profile->busy_percent = PROFILE_BUSY;
+    return changed;
 }
 
 static int check_gpu(const struct profile *profile, struct helm_err *err)
@@ -58,22 +153,10 @@ static int check_gpu(const struct profile *profile, struct helm_err *err)
         return helm_fail(err, HELM_E_FORMAT,
                          "profile: gpu.vram_free is %llu bytes, more than the %llu there are",
                          (unsigned long long)gpu->vram_free, (unsigned long long)gpu->vram_bytes);
-    int rc = check_order(&gpu->gemv, "gpu.gemv", &gpu->read, "gpu.read", err);
-    if (!rc) rc = check_order(&gpu->chain_gemv, "gpu.chain_gemv", &gpu->read, "gpu.read", err);
-    if (!rc && known(&gpu->chain_gemv) != known(&gpu->chain_attention))
-        rc = helm_fail(err, HELM_E_FORMAT,
-                       "profile: of gpu.chain_gemv and gpu.chain_attention one is known and one is not");
-    if (!rc)
-        rc = check_order(&profile->link.h2d_beside, "link.h2d_beside", &profile->link.h2d, "link.h2d", err);
-    if (!rc)
-        rc = check_order(&profile->link.h2d_beside_packed, "link.h2d_beside_packed", &profile->link.h2d,
-                         "link.h2d", err);
-    if (!rc)
-        rc = check_order(&profile->cpu.gemv_beside, "cpu.gemv_beside", &profile->cpu.gemv, "cpu.gemv", err);
-    if (!rc)
-        rc = check_order(&profile->cpu.gemv_packed_beside, "cpu.gemv_packed_beside",
-                         &profile->cpu.gemv_packed, "cpu.gemv_packed", err);
-    return rc;
+    if (known(&gpu->chain_gemv) != known(&gpu->chain_attention))
+        return helm_fail(err, HELM_E_FORMAT,
+                         "profile: of gpu.chain_gemv and gpu.chain_attention one is known and one is not");
+    return 0;
 }
 
 bool profile_format_has_rates(enum tensor_format format)
@@ -123,29 +206,14 @@ int profile_formats_read(const char *names, unsigned *formats, struct helm_err *
     return 0;
 }
 
-/* Checks rates of bytes as stored: no format's are read faster than memory is. */
 static int check_formats(const struct profile *profile, struct helm_err *err)
 {
-    const struct profile_value read = profile_table_at(&profile->cpu.read, profile->cpu.threads);
     int rc = 0;
     for (int f = 0; f < FORMAT_COUNT && !rc; f++) {
         const struct profile_format *format = &profile->format[f];
-        rc = check_order(&format->cpu_gemv, "cpu_gemv", &read, "cpu.read of all threads", err);
-        if (!rc)
-            rc = check_order(&format->cpu_int8_gemv, "cpu_int8_gemv", &read, "cpu.read of all threads", err);
-        if (!rc) rc = check_order(&format->cpu_experts, "cpu_experts", &read, "cpu.read of all threads", err);
-        if (!rc)
-            rc = check_order(&format->cpu_int8_experts, "cpu_int8_experts", &read, "cpu.read of all threads",
-                             err);
+        rc = check_orders(profile, format, format_orders, COUNT(format_orders), err);
         if (!rc)
             rc = check_order(&format->cpu_gemv_beside, "cpu_gemv_beside", &format->cpu_gemv, "cpu_gemv", err);
-        if (!rc) rc = check_order(&format->link_beside, "link_beside", &profile->link.h2d, "link.h2d", err);
-        if (!rc)
-            rc = check_order(&format->cpu_int8_link_beside, "cpu_int8_link_beside", &profile->link.h2d,
-                             "link.h2d", err);
-        if (!rc) rc = check_order(&format->gpu_gemv, "gpu_gemv", &profile->gpu.read, "gpu.read", err);
-        if (!rc)
-            rc = check_order(&format->gpu_chain_gemv, "gpu_chain_gemv", &profile->gpu.read, "gpu.read", err);
         if (!rc && known(&format->gpu_chain_gemv) && !known(&format->gpu_gemv))
             rc = helm_fail(err, HELM_E_FORMAT, "profile: gpu_chain_gemv is known and gpu_gemv is not");
         if (rc) helm_err_prefix(err, "formats.%s", tensor_format_name((enum tensor_format)f));
@@ -190,9 +258,7 @@ int profile_check(const struct profile *profile, struct helm_err *err)
             return helm_fail(err, HELM_E_FORMAT,
                              "profile: %s is unknown or 0; the planner cannot do without it", list[i].name);
     }
-    struct profile_value read = profile_table_at(&cpu->read, cpu->threads);
-    int rc = check_order(&cpu->gemv, "cpu.gemv", &read, "cpu.read of all threads", err);
-    if (!rc) rc = check_order(&cpu->gemv_packed, "cpu.gemv_packed", &read, "cpu.read of all threads", err);
+    int rc = check_orders(profile, profile, orders, COUNT(orders), err);
     for (uint32_t i = 0; i < cpu->linear_packed.count && !rc; i++) {
         const struct profile_point *at = &cpu->linear_packed.point[i];
         struct profile_value plain = profile_table_at(&cpu->linear, at->x);

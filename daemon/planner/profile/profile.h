@@ -225,6 +225,9 @@ double profile_disturbance(const struct profile *profile);
  * costs, launch, hand_over, latency and step may be 0; direct, disk, what is of chains, of waking up and of a
  * chunk's begin, linear_beside, linear by columns, what is of packed weights and together unknown. */
 HELM_MUST_CHECK int profile_check(const struct profile *profile, struct helm_err *err);
+/* For a measurement that other programs disturbed, so that values contradict each other however often they are taken:
+ * each that is too fast for its limit becomes its limit, and the profile counts as disturbed. True: one did. */
+bool profile_settle(struct profile *profile);
 /* {"helm_profile": 1, "fingerprint", "machine", "made", "quick", "busy_percent", "host_bytes", "cpu": {...},
  *  "gpu": {...} | null, "link": {...} | null, "disk", "step", "formats": {"q4_K": {...}}, "kv": {"q8_0": {...}}}
  *

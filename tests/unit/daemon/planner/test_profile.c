@@ -328,6 +328,33 @@ static void check_names_what_is_missing_or_contradicts(void **state)
     assert_int_equal(profile_check(&p, &err), 0);
 }
 
+static void what_others_disturbed_is_settled(void **state)
+{
+    (void)state;
+    struct helm_err err = {0};
+    struct profile p = whole(), before;
+    before = p;
+    assert_false(profile_settle(&p));
+    assert_memory_equal(&p, &before, sizeof p);
+    p.cpu.gemv = measured(360e9);
+    p.cpu.gemv_beside = measured(2000e9);
+    p.cpu.linear_packed.point[1].y = measured(600e12);
+    p.link.h2d_beside = measured(170e9);
+    p.format[FORMAT_Q4_K].cpu_gemv = measured(900e9);
+    p.format[FORMAT_Q4_K].cpu_gemv_beside = measured(4000e9);
+    p.format[FORMAT_Q8_0].link_beside = measured(900e9);
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+    assert_true(profile_settle(&p));
+    assert_int_equal(profile_check(&p, &err), 0);
+    const double read = profile_table_at(&p.cpu.read, p.cpu.threads).value;
+    assert_true(p.cpu.gemv.value == read && p.format[FORMAT_Q4_K].cpu_gemv.value == read);
+    assert_true(p.format[FORMAT_Q8_0].link_beside.value == before.link.h2d.value);
+    assert_int_equal(p.busy_percent, PROFILE_BUSY);
+    p.gpu.chain_attention = (struct profile_value){0}; /* a fault that is no disturbance stays one */
+    assert_false(profile_settle(&p));
+    assert_int_equal(profile_check(&p, &err), HELM_E_FORMAT);
+}
+
 static void files_are_written_whole_and_read_back(void **state)
 {
     (void)state;
@@ -524,6 +551,7 @@ int main(void)
         cmocka_unit_test(hand_written_profiles_may_be_short),
         cmocka_unit_test(bad_input_is_refused_by_name),
         cmocka_unit_test(check_names_what_is_missing_or_contradicts),
+        cmocka_unit_test(what_others_disturbed_is_settled),
         cmocka_unit_test(files_are_written_whole_and_read_back),
         cmocka_unit_test(the_fingerprint_follows_the_hardware),
         cmocka_unit_test(this_machine_has_a_fingerprint),
