@@ -62,6 +62,11 @@ template <typename T> __device__ __forceinline__ void unpack16(const uint4 &v, f
     }
 }
 
+/* To an array of a thread's own, which lies at multiples of 4 bytes where it is not in registers. */
+__device__ __forceinline__ void put4(float *to, float4 v)
+{
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
 /* 8 elements at an address of natural alignment for 8. */
 template <typename T> __device__ __forceinline__ void load8(const T *from, float *v)
 {

@@ -256,8 +256,8 @@ __device__ __forceinline__ void chain_attend(const decode_params &p, const atten
     const auto query = [&](int g, float *to) {
         const float4 *from = reinterpret_cast<const float4 *>(qs + g * head_dim + first_dim);
         const float4 zero = make_float4(0, 0, 0, 0);
-        reinterpret_cast<float4 *>(to)[0] = first_dim < head_dim ? from[0] : zero;
-        reinterpret_cast<float4 *>(to)[1] = first_dim < head_dim ? from[1] : zero;
+        put4(to, first_dim < head_dim ? from[0] : zero);
+        put4(to + 4, first_dim < head_dim ? from[1] : zero);
     };
 
     bool waited = false;

@@ -47,7 +47,7 @@ template <typename T> struct decode_plain {
     {
         float fa[UNIT_VALUES], fb[UNIT_VALUES], fx[UNIT_VALUES];
 #pragma unroll
-        for (uint32_t j = 0; j < UNIT_VALUES; j += 4) *reinterpret_cast<float4 *>(fx + j) = from[j * 8];
+        for (uint32_t j = 0; j < UNIT_VALUES; j += 4) put4(fx + j, from[j * 8]);
         unpack16<T>(wa, fa);
         unpack16<T>(wb, fb);
 #pragma unroll

@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(THREADS)
     if (vector) {
         for (uint32_t i = threadIdx.x; i < hidden / 8; i += THREADS) {
             float v[8];
-            *reinterpret_cast<float4 *>(v) = __ldcg(reinterpret_cast<const float4 *>(from) + 2 * i);
-            *reinterpret_cast<float4 *>(v + 4) = __ldcg(reinterpret_cast<const float4 *>(from) + 2 * i + 1);
+            put4(v, __ldcg(reinterpret_cast<const float4 *>(from) + 2 * i));
+            put4(v + 4, __ldcg(reinterpret_cast<const float4 *>(from) + 2 * i + 1));
 #pragma unroll
             for (int j = 0; j < 8; j++) v[j] = norm ? v[j] * scale * norm[i * 8 + j] : v[j];
             store8<T>(to + i * 8, v);

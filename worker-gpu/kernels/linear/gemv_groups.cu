@@ -19,7 +19,7 @@
 static __device__ __forceinline__ void load_x(const float4 *x, float fx[16])
 {
 #pragma unroll
-    for (uint32_t i = 0; i < 4; i++) *reinterpret_cast<float4 *>(fx + 4 * i) = x[i * 32];
+    for (uint32_t i = 0; i < 4; i++) put4(fx + 4 * i, x[i * 32]);
 }
 /* A lane's part of the sum of one row over 512 columns: as unit_add does it, two units. */
 static __device__ __forceinline__ float half_sum(const uint4 unit[2], const float fx[16])

@@ -17,7 +17,7 @@ __device__ __forceinline__ void add_pieces(const typename D::piece &wa, const ty
     D::unpack(wb, fb);
 #pragma unroll
     for (uint32_t j = 0; j < values; j += 4)
-        *reinterpret_cast<float4 *>(x + j) = *reinterpret_cast<const float4 *>(from + j / 4 * D::PIECE_APART);
+        put4(x + j, *reinterpret_cast<const float4 *>(from + j / 4 * D::PIECE_APART));
 #pragma unroll
     for (uint32_t j = 0; j < values; j++) a += fa[j] * x[j], b += fb[j] * x[j];
 }
