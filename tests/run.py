@@ -38,7 +38,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "pro
 import processor  # noqa: E402
 
 PLAIN = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
-CMOCKA = re.compile(r"^\[ +(RUN|OK|SKIPPED|FAILED) +\] +(?!\d+ test\(s\))(\S.*)$")
+# cmocka 1.1.7 has a group's name before the numbers of what was skipped and failed
+CMOCKA = re.compile(r"^\[ +(RUN|OK|SKIPPED|FAILED) +\] +(?!(?:.+: )?\d+ test\(s\))(\S.*)$")
 SKIPPED = re.compile(r"^(.*?)\s*\bskipped: (\S.*)$")
 FAILED = re.compile(r"^FAIL(?:ED)?:? +(.+)$")
 NAMED = 5  # of a failed program, as many of what failed in it are in the closing list
@@ -139,7 +140,7 @@ def count(output):
     plain = PLAIN.findall(output)
     if plain:
         return [sum(int(row[i] or 0) for row in plain) for i in range(3)]
-    return [sum(map(int, re.findall(r"^\[  %s\] (\d+) test\(s\)" % word, output, re.M)))
+    return [sum(map(int, re.findall(r"^\[  %s\] (?:.+: )?(\d+) test\(s\)" % word, output, re.M)))
             for word in ("PASSED  ", "FAILED  ", "SKIPPED ")]
 
 

@@ -44,8 +44,20 @@ FAKE = {
     "liar.sh": "#!/bin/sh\necho '3 passed, 0 failed'; exit 7\n",
     "mask.sh": "#!/bin/sh\necho \"$HELM_CPU $OPENBLAS_CORETYPE\" >mask; echo '1 passed, 0 failed'\n",
     "release/unit": CMOCKA % ("[ RUN      ] ends\n[       OK ] ends\n[ RUN      ] begins\n[       OK ] begins", 3, 2, "", 0),
-    "release/unit_bad": CMOCKA % ("[ RUN      ] ends\n[  FAILED  ] ends\n[ RUN      ] begins\n[  SKIPPED ] begins", 1, 3,
-                                  "[  SKIPPED ] begins\n[  FAILED  ] 1 test(s), listed below:\n[  FAILED  ] ends", 1),
+    "release/unit_absent": """#!/bin/sh
+echo '[==========] a group: Running 1 test(s).
+[ RUN      ] reads
+skipped: there is no collection
+[  SKIPPED ] reads
+[==========] a group: 1 test(s) run.
+[  PASSED  ] 0 test(s).
+[  SKIPPED ] a group: 1 test(s), listed below:
+[  SKIPPED ] reads
+
+ 1 SKIPPED TEST(S)'
+""",
+    "release/unit_bad": CMOCKA.replace("] %d test(s), listed", "] a group: %d test(s), listed") % ("[ RUN      ] ends\n[  FAILED  ] ends\n[ RUN      ] begins\n[  SKIPPED ] begins", 1, 3,
+                                  "[  SKIPPED ] begins\n[  FAILED  ] a group: 1 test(s), listed below:\n[  FAILED  ] ends", 1),
 }
 counts = {True: 0, False: 0}
 
@@ -70,14 +82,15 @@ def alone(lines, name):
 
 
 def test_all_is_well():
-    rc, lines, text = run("release:good.sh", "release:page.sh", "release:npm.sh", "release:unit", options=["--jobs", "2"])
+    rc, lines, text = run("release:good.sh", "release:page.sh", "release:npm.sh", "release:unit", "release:unit_absent", options=["--jobs", "2"])
     check("well: status 0", rc == 0, text)
-    check("well: the last line is the sum alone", lines[-1] == "8 passed, 0 failed, 4 skipped", lines)
+    check("well: the last line is the sum alone", lines[-1] == "8 passed, 0 failed, 5 skipped", lines)
     check("well: before it how long it took", lines[-2].startswith("took ") and "build/logs/times" in lines[-2], lines)
     check("well: before that the skipped, by reason", lines[:-2] == [
-        "2 skipped: there is no node here", "2 skipped: this machine lacks avx512-bf16"], lines)
+        "2 skipped: there is no node here", "2 skipped: this machine lacks avx512-bf16",
+        "1 skipped: there is no collection"], lines)
     with open("build/logs/times") as f:
-        check("well: the times of each are in the folder of logs", len(f.readlines()) == 5)
+        check("well: the times of each are in the folder of logs", len(f.readlines()) == 6)
 
 
 def test_failures():
