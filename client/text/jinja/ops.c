@@ -201,7 +201,7 @@ static int repeat(struct jinja_run *run, const struct jinja_value *what, int64_t
 
 static bool repeatable(const struct jinja_value *v)
 {
-    return v->type == JINJA_TEXT || (v->type == JINJA_LIST && v->as.list->kind <= JINJA_LIST_TUPLE);
+    return v->type == JINJA_TEXT || (v->type == JINJA_LIST && jinja_list_holds(v->as.list));
 }
 
 int jinja_binary(struct jinja_run *run, char op, const struct jinja_value *a, const struct jinja_value *b,
@@ -213,7 +213,7 @@ int jinja_binary(struct jinja_run *run, char op, const struct jinja_value *a, co
         return float_binary(run, op, jinja_number(a), jinja_number(b), out);
     if (op == '+' && a->type == JINJA_TEXT && b->type == JINJA_TEXT) return add_texts(run, a, b, out);
     if (op == '+' && a->type == JINJA_LIST && b->type == JINJA_LIST && a->as.list->kind == b->as.list->kind &&
-        a->as.list->kind <= JINJA_LIST_TUPLE)
+        jinja_list_holds(a->as.list))
         return add_lists(run, a->as.list, b->as.list, out);
     if (op == '*' && repeatable(a) && jinja_is_whole(b)) return repeat(run, a, jinja_whole(b), out);
     if (op == '*' && repeatable(b) && jinja_is_whole(a)) return repeat(run, b, jinja_whole(a), out);

@@ -314,7 +314,7 @@ int jinja_json(struct jinja_run *run, struct jinja_buffer *buffer, const struct 
     case JINJA_TEXT:
         return json_text(run, buffer, value->as.text.data, value->as.text.bytes, style->ascii);
     case JINJA_LIST:
-        if (value->as.list->kind > JINJA_LIST_TUPLE) break;
+        if (!jinja_list_holds(value->as.list)) break;
         if (level >= JINJA_NESTING_MAX)
             return jinja_fail(run, HELM_E_LIMIT, "tojson: nested deeper than %d", JINJA_NESTING_MAX);
         return json_list(run, buffer, value->as.list, style, level);

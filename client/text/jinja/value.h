@@ -134,9 +134,14 @@ bool jinja_text_is(const struct jinja_value *value, const char *text);
 /* "str", "NoneType", ...: for messages. */
 const char *jinja_type_name(const struct jinja_value *value);
 bool jinja_truth(const struct jinja_value *value);
+static inline bool
+jinja_list_holds(const struct jinja_list *list) /* items of its own: no view, no generator */
+{
+    return list->kind == JINJA_LIST_PLAIN || list->kind == JINJA_LIST_TUPLE;
+}
 static inline bool jinja_is_sequence_kind(const struct jinja_value *v) /* has a length and subscripts */
 {
-    return v->type == JINJA_LIST && v->as.list->kind <= JINJA_LIST_RANGE;
+    return v->type == JINJA_LIST && (jinja_list_holds(v->as.list) || v->as.list->kind == JINJA_LIST_RANGE);
 }
 static inline bool jinja_is_number(const struct jinja_value *v)
 {

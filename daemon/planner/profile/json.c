@@ -206,11 +206,16 @@ static const char *device_name(enum profile_device device)
     return device == PROFILE_DEVICE_CUDA ? "cuda" : "emulated";
 }
 
+static bool is_measured(enum kind kind)
+{
+    return kind == KIND_RATE || kind == KIND_TIME || kind == KIND_TABLE;
+}
+
 /* The member of an object of this part; NULL: no such name, or nothing that is measured. */
 static void *find_member(const struct part *part, const char *name, void *object, bool *table)
 {
     for (const struct member *m = part->member; m < part->member + part->count; m++) {
-        if (m->kind > KIND_TABLE || strcmp(m->name, name) != 0) continue;
+        if (!is_measured(m->kind) || strcmp(m->name, name) != 0) continue;
         *table = m->kind == KIND_TABLE;
         return (char *)object + m->at;
     }
