@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """Reference models and outputs of Phi-3, OPT and Granite, without transformers.
 
-  plain_references.py --out DIR [phi3] [opt] [granite]    (default: all; a minute on a CPU)
+  plain_references.py --out DIR [phi3] [opt] [granite]      (default: all; a minute on a CPU)
+  plain_references.py --check DIR [phi3] [opt] [granite]    what transformers says of the same steps, which needs torch
 
 Makes a small random checkpoint of each with the tensor names of published ones (bf16), and golden.json: greedy steps of a
 forward pass in numpy (float64 over the weights as stored), written from the published definitions: Abdin et al. 2024 and
@@ -13,6 +14,7 @@ import json
 import math
 import os
 import struct
+import sys
 
 import numpy as np
 
@@ -251,12 +253,39 @@ def make(name, out):
           f"{len({s['token'] for case in golden['cases'] for s in case['steps']})} tokens", flush=True)
 
 
+def compare(name, folder):
+    """The largest distance of a logprob from transformers' in float32. Its Phi-3 takes the factors by the length of what it reads:
+    "cases" have the long ones."""
+    import torch
+    from expert_references import load
+    model, folder = load(name, os.path.join(folder, name)), os.path.join(folder, name)
+    with open(os.path.join(folder, "golden.json"), encoding="utf-8") as file:
+        cases = json.load(file)["cases"]
+    steps, worst = 0, 0.0
+    for case in cases:
+        ids = list(case["prompt"])
+        for step in case["steps"]:
+            if name != "phi3" or len(ids) > PHI3["original_max_position_embeddings"]:
+                with torch.no_grad():
+                    logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1].double()
+                logprobs = torch.log_softmax(logits, -1)
+                steps, worst = steps + 1, max([worst] + [abs(logprobs[t].item() - v) for t, v in step["top"]])
+            ids.append(step["token"])
+    print(f"{name}: {steps} steps, logprobs at most {worst:.1e} from transformers'", flush=True)
+    return worst < 1e-4
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out")
+    where.add_argument("--check")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    for name in options.names or CONFIGS:
+    names = options.names or CONFIGS
+    if options.check:
+        sys.exit(0 if all([compare(name, options.check) for name in names]) else 1)
+    for name in names:
         make(name, options.out)
 
 
