@@ -289,6 +289,8 @@ def sum_up(tests, args, times, idle):
 
 
 def main():
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts it so with `&`, and tests interrupt programs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     ap = argparse.ArgumentParser()
     ap.add_argument("--build", default="build")
     ap.add_argument("--timeout", type=float, default=480)

@@ -158,7 +158,7 @@ def interrupt_tests(folder):
     work = os.path.join(folder, "work")
     os.mkdir(work)
     for number in (signal.SIGINT, signal.SIGTERM):
-        p = subprocess.Popen([BIN + "/helm-mkmodel", "--arch", "qwen3", "--size", "4b", "--threads", "1", "--out", work + "/made"],
+        p = subprocess.Popen([BIN + "/helm-mkmodel", "--arch", "qwen3", "--size", "1.7b", "--threads", "1", "--out", work + "/made"],
                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         begun = wait_for(lambda: os.path.exists(work + "/made/model.safetensors"))
         p.send_signal(number)

@@ -189,9 +189,10 @@ def test_emulated(cache):
     check("emulated: and they beside it", not chunk or LEAST / 2 * COPY < rate < 1.5 * COPY, rate)
     check("emulated: a chunk with nothing to do takes microseconds", 1e-7 < p["gpu"]["begin"]["value"] < 50e-3,
           p["gpu"]["begin"])
+    most = 1.02 if p["busy_percent"] < 10 else 1.1  # a profile that others disturbed says so
     for name in ("h2d", "d2h", "h2d_beside", "h2d_beside_read") + ("h2d_beside_packed",) * has_packed_kernels():
         rate = p["link"][name]["value"]
-        check("emulated: link.%s is what copies are held to" % name, LEAST * COPY < rate < 1.02 * COPY, rate)
+        check("emulated: link.%s is what copies are held to" % name, LEAST * COPY < rate < most * COPY, rate)
     check("emulated: one token's weights are not read faster than VRAM",
           p["gpu"]["gemv"]["low"] <= 1.5 * p["gpu"]["read"]["high"], p["gpu"])
     check("emulated: the device's tokens", [point["x"] for point in p["gpu"]["linear"]][:4] == [2, 4, 8, 16])
