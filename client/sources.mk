@@ -171,6 +171,7 @@ GATEWAY_SRC := \
   client/gateway/listen.c \
   client/gateway/loop.c \
   client/gateway/metrics.c \
+  client/gateway/page.c \
   client/gateway/pooling.c \
   client/gateway/refusal.c \
   client/gateway/routes.c \
@@ -182,14 +183,23 @@ GATEWAY_SRC := \
   client/gateway/voice_ollama.c \
   client/gateway/voice_openai.c \
   client/gateway/voice_responses.c \
-  $(GEN)/client/gateway/page.c
+  $(GEN)/client/gateway/page_files.c
 
-# the page in the program: one file, no step of its own
-$(GEN)/client/gateway/page.c: client/gateway/page.html
+# the page in the program: its files as they are, in a table (client/gateway/page.h)
+PAGE_DIR := client/gateway/page
+PAGE_FILES := index.html style.css text.css theme.js dom.mjs machine.mjs markdown.mjs page.mjs render.mjs store.mjs stream.mjs talk.mjs
+PAGE_TYPE_html := text/html
+PAGE_TYPE_css := text/css
+PAGE_TYPE_js := text/javascript
+PAGE_TYPE_mjs := text/javascript
+$(GEN)/client/gateway/page_files.c: $(PAGE_FILES:%=$(PAGE_DIR)/%) client/sources.mk
 	@mkdir -p $(@D)
-	$(Q){ echo 'extern const unsigned char gateway_page[]; extern const unsigned gateway_page_bytes;'; \
-	  echo 'const unsigned char gateway_page[] = {'; od -An -v -tx1 $< | sed 's/ \(..\)/0x\1,/g'; echo '};'; \
-	  echo 'const unsigned gateway_page_bytes = sizeof gateway_page;'; } >$@
+	$(Q){ echo '#include "client/gateway/page.h"'; \
+	  $(foreach f,$(PAGE_FILES),echo 'static const unsigned char $(subst .,_,$f)[] = {'; \
+	    od -An -v -tx1 $(PAGE_DIR)/$f | sed 's/ \(..\)/0x\1,/g'; echo '};';) \
+	  echo 'const struct page_file page_files[] = {'; \
+	  $(foreach f,$(PAGE_FILES),echo '{"$f", "$(PAGE_TYPE_$(subst .,,$(suffix $f))); charset=utf-8", $(subst .,_,$f), sizeof $(subst .,_,$f)},';) \
+	  echo '}; const unsigned page_file_count = sizeof page_files / sizeof *page_files;'; } >$@
 
 helm-gateway_MAIN := client/gateway/main.c
 helm-gateway_LINK := $(COMMON_SRC) $(MODEL_SRC) $(LIBHELM_SRC) $(GATEWAY_SRC) $(CLIENT_SHARED_SRC) $(GEN)/proto/helm.pb-c.c

@@ -190,15 +190,6 @@ void info_metrics(struct exchange *ex)
     exchange_answer(ex, 200, EXPOSITION_TYPE, &ex->out);
 }
 
-extern const unsigned char gateway_page[]; /* page.html, by the Makefile */
-extern const unsigned gateway_page_bytes;
-
-void info_page(struct exchange *ex)
-{
-    cli_text_add(&ex->out, (const char *)gateway_page, gateway_page_bytes);
-    exchange_answer(ex, 200, "text/html; charset=utf-8", &ex->out);
-}
-
 /* For the page: the model, the daemon's status, its plan and what was measured of it. */
 static void write_status(struct cli_text *out, const struct helm_status *s)
 {

@@ -154,7 +154,8 @@ static void detokenize(struct exchange *ex)
 #define ONE_MODEL "helmd serves the one model that it was started with"
 
 const struct route routes[] = {
-    {"GET", "/", .open = true, .reply = info_page},
+    {"GET", "/", .open = true, .reply = page_reply},
+    {"GET", ROUTES_PAGE, .open = true, .reply = page_reply},
     {"GET", "/health", .open = true, .reply = info_health},
     {"GET", "/metrics", .reply = info_metrics},
     {"GET", "/status", .reply = info_status_page},
@@ -228,12 +229,17 @@ static bool is_path(const char *path, const char *asked)
 const struct route *routes_find(const char *method, const char *path, const char **named, char allow[64])
 {
     const struct route *found = NULL;
-    const char *models = strncmp(path, "/v1", 3) == 0 ? ROUTES_MODEL : ROUTES_MODEL + 3;
+    static const struct {
+        const char *begin, *row;
+    } named_paths[] = {{ROUTES_MODEL, ROUTES_MODEL}, {ROUTES_MODEL + 3, ROUTES_MODEL}, {ROUTES_PAGE, ROUTES_PAGE}};
     *named = "";
     *allow = 0;
-    if (strncmp(path, models, strlen(models)) == 0) { /* a name follows */
-        *named = path + strlen(models);
-        path = ROUTES_MODEL;
+    for (size_t i = 0; i < sizeof named_paths / sizeof *named_paths; i++) {
+        const size_t length = strlen(named_paths[i].begin);
+        if (strncmp(path, named_paths[i].begin, length) != 0) continue;
+        *named = path + length;
+        path = named_paths[i].row;
+        break;
     }
     for (size_t i = 0; i < route_count; i++) {
         if (!is_path(routes[i].path, path)) continue;

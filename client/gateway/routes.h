@@ -4,7 +4,9 @@
 
 #include "client/gateway/voice.h"
 
+/* Paths of which a name follows. */
 #define ROUTES_MODEL "/v1/models/"
+#define ROUTES_PAGE  "/page/"
 
 struct route {
     const char *method, *path;
@@ -19,8 +21,8 @@ struct route {
 extern const struct route routes[];
 extern const size_t route_count;
 
-/* NULL: there is none. allow[] has the path's methods, "" where there is no such path; *named what follows ROUTES_MODEL. A
- * HEAD is a GET; "/v1" may be missing. */
+/* NULL: there is none. allow[] has the path's methods, "" where there is no such path; *named the name that
+ * follows ROUTES_MODEL or ROUTES_PAGE. A HEAD is a GET; "/v1" may be missing. */
 const struct route *routes_find(const char *method, const char *path, const char **named, char allow[64]);
 /* For a path that is in no row. */
 const struct route *routes_stranger(const char *path);
@@ -35,7 +37,6 @@ void info_model(struct exchange *exchange);
 void info_health(struct exchange *exchange);
 void info_status_page(struct exchange *exchange);
 void info_metrics(struct exchange *exchange);
-void info_page(struct exchange *exchange);
 void info_tags(struct exchange *exchange);
 void info_ps(struct exchange *exchange);
 void info_version(struct exchange *exchange);
@@ -46,5 +47,8 @@ void info_pull(struct exchange *exchange);
 void info_props(struct exchange *exchange);
 void info_slots(struct exchange *exchange);
 void info_preflight(struct exchange *exchange);
+
+/* ---- page.c ---- */
+void page_reply(struct exchange *exchange);
 
 #endif
