@@ -79,6 +79,6 @@ export async function hint(headers, field) {
   try {
     const params = (await (await fetch("props", { headers: headers() })).json()).default_generation_settings.params;
     for (const name of ["temperature", "top_p", "top_k", "min_p"])
-      if (typeof params[name] === "number") field(name).placeholder = `${+params[name].toFixed(4)} (model's own)`;
+      if (typeof params[name] === "number") field(name).placeholder = String(+params[name].toFixed(4));
   } catch { /* the hints that the page has stay */ }
 }

@@ -348,7 +348,7 @@ class Blocks {
     return { type: "quote", blocks: this.inside(inside) };
   }
 
-  // The lines of one item, as they are inside it. The list is loose when a blank line is between its blocks.
+  // An item of its lines, as they are inside it. A list is loose when a blank line is between its items or an item's blocks.
   item(list, item) {
     const inside = [this.lines[this.i].slice(item.width)];
     let blank = false, fence = fenceOf(inside[0]);
@@ -358,7 +358,6 @@ class Blocks {
       const other = itemOf(line), nested = other && indent >= item.indent + 2;
       if (indent < item.width && !nested && (other || (blank && !fence) || starts(line))) break;
       const rest = line.slice(Math.min(indent, item.width));
-      if (blank && !fence) list.tight = list.tight && Boolean(other);
       if (fenceOf(rest)) fence = !fence;
       inside.push(rest);
       blank = false;
@@ -368,7 +367,9 @@ class Blocks {
     if (blanks && this.i < this.lines.length && itemOf(this.lines[this.i])?.indent === item.indent) list.tight = false;
     const task = /^\[([ xX])\] /.exec(inside[0]);
     if (task) inside[0] = inside[0].slice(4);
-    return { task: task ? task[1] !== " " : null, blocks: this.inside(inside) };
+    const blocks = this.inside(inside);
+    if (blocks.some((b, k) => k && inside[b.line - 1] === "")) list.tight = false;
+    return { task: task ? task[1] !== " " : null, blocks };
   }
 
   list(first) {

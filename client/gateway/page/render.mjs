@@ -39,7 +39,8 @@ export class Rendered {
     this.shown = 0; // characters shown
     this.elements = 0;
     this.tail = []; // elements of what is not finished
-    this.code = null; // the text node of a code block that is open
+    this.code = null; // the text node of a code block that is open, and its language
+    this.lang = "";
     this.plain = -1; // characters of the tail that are shown as plain text; -1: none
   }
 
@@ -80,7 +81,7 @@ export class Rendered {
     const rest = text.slice(this.offset);
     if (this.elements > ELEMENTS || (!done && rest.length > TAIL)) return this.grow(rest);
     const blocks = parse(rest), last = blocks.at(-1);
-    if (this.code && blocks.length === 1 && last.type === "code" && last.open && last.text.startsWith(this.code.data))
+    if (this.code && blocks.length === 1 && last.type === "code" && last.open && last.lang === this.lang && last.text.startsWith(this.code.data))
       return this.code.appendData(last.text.slice(this.code.data.length));
     this.clearTail();
     for (const block of blocks) {
@@ -94,6 +95,7 @@ export class Rendered {
       if (block !== last) this.elements += size;
       const element = this.add(block);
       this.code = block.type === "code" && block.open ? element.lastChild.firstChild.firstChild : null;
+      this.lang = block.lang;
     }
     this.tail = this.tail.slice(-1);
     if (last) this.offset += startOf(rest, last.line);

@@ -34,7 +34,7 @@ export async function* events(body) {
       for (const line of lines) {
         if (!line.startsWith("data:")) continue; // a comment, which keeps the line open
         const text = line.slice(5).trim();
-        if (text === "[DONE]") return;
+        if (text === "[DONE]") continue; // the end of the body follows
         yield JSON.parse(text);
       }
     }
