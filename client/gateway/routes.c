@@ -231,7 +231,9 @@ const struct route *routes_find(const char *method, const char *path, const char
     const struct route *found = NULL;
     static const struct {
         const char *begin, *row;
-    } named_paths[] = {{ROUTES_MODEL, ROUTES_MODEL}, {ROUTES_MODEL + 3, ROUTES_MODEL}, {ROUTES_PAGE, ROUTES_PAGE}};
+    } named_paths[] = {{ROUTES_MODEL, ROUTES_MODEL},
+                       {ROUTES_MODEL + 3, ROUTES_MODEL},
+                       {ROUTES_PAGE, ROUTES_PAGE}};
     *named = "";
     *allow = 0;
     for (size_t i = 0; i < sizeof named_paths / sizeof *named_paths; i++) {

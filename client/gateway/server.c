@@ -135,7 +135,8 @@ static enum MHD_Result queue_answer(struct exchange *ex)
         add_header(
             response, "Content-Security-Policy",
             "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'");
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for "
+            "'script'");
     const enum MHD_Result result = MHD_queue_response(ex->connection, (unsigned)ex->status, response);
     MHD_destroy_response(response);
     ex->queued = result == MHD_YES;

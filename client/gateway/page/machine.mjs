@@ -40,7 +40,7 @@ function show(s) {
   const box = document.createElement("div"), now = s.status;
   $("model").textContent = s.model;
   document.title = s.model + " \u2013 HELM";
-  say(now ? now.state : "helmd is not there", now?.state === "ready" ? "good" : "bad", now ? `context ${s.context}` : "");
+  say(now ? now.state : "helmd is not there", now?.state === "ready" ? "good" : "bad", now ? `context ${s.context.toLocaleString("en")}` : "");
   if (now && last && now.tokens_output > last.tokens_output)
     rate = (now.tokens_output - last.tokens_output) / Math.max(1e-6, now.seconds_steps - last.seconds_steps);
   if (s.forecast) planned = s.forecast;
@@ -67,7 +67,7 @@ function say(text, how, more = "") {
 export async function look(headers) {
   try {
     const response = await fetch("status", { headers: headers() });
-    if (response.status === 401) return say("an API key is needed", "bad");
+    if (response.status === 401) return say("an API key is needed (Settings)", "bad");
     show(await response.json());
   } catch {
     say("the gateway is not there", "bad");

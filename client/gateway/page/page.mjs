@@ -6,11 +6,12 @@ import { Store, titleOf, DEFAULTS } from "./store.mjs";
 import { ask, progressOf, question } from "./stream.mjs";
 import { hint, look } from "./machine.mjs";
 import * as talk from "./talk.mjs";
+import { CUT_OFF } from "./talk.mjs";
 
 const store = new Store(() => localStorage);
 const settings = store.settings();
 const runs = new Map(); // by conversation's id
-let current = null;
+let current = null, leaving = false;
 
 const key = $("key");
 try { key.value = sessionStorage.getItem("helm-key") ?? ""; } catch { /* then it is typed again */ }
@@ -100,7 +101,8 @@ async function answer(c) {
     turn.note = statusOf(usage, run.first, begin, performance.now(), reason);
     if (!turn.content && !turn.thinking) turn.note = "The answer is empty" + (turn.note ? ": " + turn.note : "");
   } catch (error) {
-    if (error.name === "AbortError") turn.note = "stopped";
+    if (leaving) turn.note = CUT_OFF;
+    else if (error.name === "AbortError") turn.note = "stopped";
     else turn.error = error instanceof TypeError ? "The gateway cannot be reached" : error.message;
   }
   turn.ended = true;
@@ -221,7 +223,8 @@ let renaming = false;
 
 function drawList() {
   if (renaming) return;
-  const list = $("list"), all = store.list();
+  const list = $("list"), all = store.list(), focus = document.activeElement;
+  const focused = [...list.children].findIndex((li) => li.contains(focus)), place = focused < 0 ? 0 : [...list.children[focused].children].indexOf(focus);
   list.replaceChildren();
   for (const c of all) {
     const row = add(list, "li"), name = button(row, c.title, "name", "", () => go(c));
@@ -234,6 +237,7 @@ function drawList() {
     button(row, "Rename", "small", `Rename ${c.title}`, () => rename(c, row));
     button(row, "Delete", "small", `Delete ${c.title}`, () => remove(c));
   }
+  if (focused >= 0) list.children[Math.min(focused, all.length - 1)]?.children[Math.max(0, place)]?.focus();
   $("none").hidden = all.length > 0;
 }
 
@@ -245,7 +249,11 @@ addEventListener("storage", (event) => { // another tab
   if (c && current.id === id) go(c);
   drawList();
 });
-addEventListener("pagehide", () => { for (const run of runs.values()) keep(run.conversation); });
+addEventListener("pagehide", () => {
+  leaving = true; // requests end now, and not for a fault of the gateway
+  for (const run of runs.values()) keep(run.conversation);
+});
+addEventListener("pageshow", () => { leaving = false; });
 
 // ---- the message ----------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ import { parse, buildBlock, sizeOf } from "./markdown.mjs";
 
 const TAIL = 50000; // characters of a last block that is made anew
 const ELEMENTS = 20000; // in one answer
-const CHUNK = 8000; // characters of plain text in one element
+const CHUNK = 8000; // characters of plain text in one element, and those of one without an end of a line
+const LONGEST = 64000;
 
 // Where the line `wanted` of the text begins.
 function startOf(text, wanted) {
@@ -20,7 +21,8 @@ export function pieces(text) {
   const list = [];
   for (let from = 0; from < text.length;) {
     const cut = text.length - from > CHUNK ? text.indexOf("\n", from + CHUNK) + 1 || text.length : text.length;
-    const end = Math.min(cut, from + 8 * CHUNK);
+    let end = Math.min(cut, from + LONGEST);
+    if (end < text.length && /[\ud800-\udbff]/.test(text[end - 1])) end++; // not amid a character
     list.push(text.slice(from, end));
     from = end;
   }
@@ -37,6 +39,7 @@ export class Rendered {
     this.box.replaceChildren();
     this.offset = 0; // characters of the finished blocks
     this.shown = 0; // characters shown
+    this.done = false; // nothing follows them
     this.elements = 0;
     this.tail = []; // elements of what is not finished
     this.code = null; // the text node of a code block that is open, and its language
@@ -70,14 +73,15 @@ export class Rendered {
     }
     const more = rest.slice(this.plain), last = this.tail.at(-1)?.firstChild;
     this.plain = rest.length;
-    if (last && last.length < CHUNK) last.appendData(more);
+    if (last && (last.length < CHUNK || (last.length < LONGEST && !last.data.endsWith("\n")))) last.appendData(more);
     else this.addPlain(more);
   }
 
   update(text, done) {
     if (text.length < this.shown) this.reset();
-    if (text.length === this.shown && !done) return;
+    if (text.length === this.shown && (!done || this.done)) return;
     this.shown = text.length;
+    this.done = done;
     const rest = text.slice(this.offset);
     if (this.elements > ELEMENTS || (!done && rest.length > TAIL)) return this.grow(rest);
     const blocks = parse(rest), last = blocks.at(-1);

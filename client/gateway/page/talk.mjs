@@ -3,6 +3,7 @@
 import { $, add, button, copy } from "./dom.mjs";
 import { Rendered } from "./render.mjs";
 
+export const CUT_OFF = "cut off: the page was closed";
 const views = new Map(); // by turn
 let actions = null, conversation = null, following = true;
 
@@ -124,7 +125,7 @@ function assistantView(turn) {
     end.replaceChildren();
     if (run?.turn === turn) return;
     if (turn.error) add(end, "p", turn.error, "error").setAttribute("role", "alert");
-    const note = turn.note ?? (turn.ended ? "" : "cut off: the page was closed");
+    const note = turn.note ?? (turn.ended ? "" : CUT_OFF);
     if (note) add(end, "p", note, "note");
     const bar = add(end, "div", undefined, "acts" + (last ? " shown" : ""));
     if (turn.content) button(bar, "Copy", "", "Copy this answer", (e) => copy(turn.content, e.target));
