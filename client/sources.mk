@@ -187,7 +187,7 @@ GATEWAY_SRC := \
 
 # the page in the program: its files as they are, in a table (client/gateway/page.h)
 PAGE_DIR := client/gateway/page
-PAGE_FILES := index.html style.css text.css theme.js dom.mjs machine.mjs markdown.mjs page.mjs render.mjs store.mjs stream.mjs talk.mjs
+PAGE_FILES := index.html style.css text.css theme.js dom.mjs elements.mjs machine.mjs markdown.mjs page.mjs render.mjs store.mjs stream.mjs talk.mjs
 PAGE_TYPE_html := text/html
 PAGE_TYPE_css := text/css
 PAGE_TYPE_js := text/javascript

@@ -1,5 +1,6 @@
 // The page's modules that need no browser, under node: Markdown, the store, the request, the events. Run by test_gateway_page.py.
-import { parse, buildBlock, safeLink } from "../../client/gateway/page/markdown.mjs";
+import { buildBlock } from "../../client/gateway/page/elements.mjs";
+import { parse, safeLink } from "../../client/gateway/page/markdown.mjs";
 import { Store, CONVERSATIONS, CHARACTERS, readConversation, titleOf, DEFAULTS } from "../../client/gateway/page/store.mjs";
 import { events, progressOf, question } from "../../client/gateway/page/stream.mjs";
 import { pieces } from "../../client/gateway/page/render.mjs";
@@ -46,6 +47,7 @@ function write(node) {
 const MARKDOWN = [
   ["a **b** *c* ***d*** ~~e~~ `f`", "<p>a <strong>b</strong> <em>c</em> <em><strong>d</strong></em> <del>e</del> <code>f</code></p>"],
   ["__b__ _i_ snake_case_name 2 * 3 * 4", "<p><strong>b</strong> <em>i</em> snake_case_name 2 * 3 * 4</p>"],
+  ["\u8fd9\u662f**\u91cd\u70b9\uff1a**\u540e **not bold ** 2 ** 3", "<p>\u8fd9\u662f<strong>\u91cd\u70b9\uff1a</strong>\u540e **not bold ** 2 ** 3</p>"],
   ["**a *b* c** *d **e** f*", "<p><strong>a <em>b</em> c</strong> <em>d <strong>e</strong> f</em></p>"],
   ["`` a`b `` and `**not**` and `open", "<p><code>a`b</code> and <code>**not**</code> and `open</p>"],
   ["\\*plain\\* \\<b>", "<p>*plain* <b></p>"],

@@ -20,7 +20,9 @@ export function button(parent, text, name, label, click) {
 }
 
 // For screen readers: an answer is not read aloud piece by piece.
-export function announce(text) { $("announce").textContent = text; }
+export function announce(text) {
+  $("announce").textContent = text;
+}
 
 let hiding = 0;
 // A line at the bottom; with `action` ([text, function]) it has a button.
@@ -31,7 +33,11 @@ export function toast(text, action) {
   box.hidden = !text;
   if (!text) return;
   add(box, "span", text);
-  if (action) button(box, action[0], "", action[0], () => { toast(""); action[1](); });
+  if (action)
+    button(box, action[0], "", action[0], () => {
+      toast("");
+      action[1]();
+    });
   button(box, "\u00d7", "close", "Close this message", () => toast(""));
   hiding = setTimeout(() => toast(""), 8000);
 }
@@ -52,5 +58,7 @@ export async function copy(text, from) {
   const before = from.dataset.text ?? (from.dataset.text = from.textContent);
   from.textContent = good ? "Copied" : "Not copied";
   announce(from.textContent);
-  setTimeout(() => { from.textContent = before; }, 1500);
+  setTimeout(() => {
+    from.textContent = before;
+  }, 1500);
 }

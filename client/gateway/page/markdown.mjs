@@ -1,8 +1,8 @@
-// Markdown of a model as nodes of a document. Called by talk.mjs; the parser also runs under node (tests/process/page_pure.mjs).
+// Markdown of a model as plain objects. Called by render.mjs; elements.mjs makes elements of these objects.
+// tests/process/gateway_page_pure.mjs runs both under node.
 //
-// parse() makes plain objects of text, build() makes elements of these objects. No text becomes HTML: build() creates
-// elements of a fixed set and puts text into text nodes only. Each step takes time in proportion to the text, whatever
-// the text is: no pattern backtracks over more than a bounded stretch, and depth and number of nodes have limits.
+// A step takes time in proportion to the text, whatever the text is: no pattern backtracks over more than a bounded
+// stretch, and depth and number of nodes have limits.
 
 const DEPTH = 12; // of lists, quotes and emphasis inside each other
 const NODES = 4000; // elements inside one block: what follows them is plain text
@@ -25,25 +25,32 @@ export function safeLink(text) {
 // ---- inline ---------------------------------------------------------------------------------------------
 
 const SPECIAL = /[\\`*_~[\]!<\n&]|https?:\/\/|mailto:/gi;
-const TARGET = /\(\s{0,99}(?:<([^<>\n]{0,2000})>|([^\s()<>]{0,2000}(?:\([^\s()<>]{0,200}\)[^\s()<>]{0,200}){0,8}))(?:\s{1,99}(?:"[^"]{0,500}"|'[^']{0,500}'))?\s{0,99}\)/y;
+const TARGET =
+  /\(\s{0,99}(?:<([^<>\n]{0,2000})>|([^\s()<>]{0,2000}(?:\([^\s()<>]{0,200}\)[^\s()<>]{0,200}){0,8}))(?:\s{1,99}(?:"[^"]{0,500}"|'[^']{0,500}'))?\s{0,99}\)/y;
 const ANGLE = /<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>/iy;
 const BARE = /(?:https?:\/\/|mailto:)[^\s<>"'`\\^{|}]{1,2000}/iy;
 const BREAK = /<br\s{0,9}\/?>/iy;
 const ENTITY = /&(amp|lt|gt|quot|nbsp|#39);/y;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', nbsp: "\u00a0", "#39": "'" };
-const at = (pattern, text, i) => { pattern.lastIndex = i; return pattern.exec(text); };
+const at = (pattern, text, i) => {
+  pattern.lastIndex = i;
+  return pattern.exec(text);
+};
 const isSpace = (c) => c === "" || /\s/.test(c);
 const isMark = (c) => c !== "" && /[\p{P}\p{S}]/u.test(c);
 const depthOf = (nodes) => nodes.reduce((most, n) => Math.max(most, n.depth ?? 0), 0);
 
 // The text of inline nodes without their marks.
 export function plain(nodes) {
-  return nodes.map((n) => (typeof n === "string" ? n : n.type === "br" ? " " : n.text ?? plain(n.nodes))).join("");
+  return nodes
+    .map((n) => (typeof n === "string" ? n : n.type === "br" ? " " : (n.text ?? plain(n.nodes))))
+    .join("");
 }
 
 // The end of a bare address: without the punctuation of the sentence around it.
 function bareEnd(url) {
-  let end = url.length, open = 0;
+  let end = url.length,
+    open = 0;
   for (const c of url) open += c === "(" ? 1 : c === ")" ? -1 : 0;
   for (; end > 0; end--) {
     const c = url[end - 1];
@@ -55,13 +62,20 @@ function bareEnd(url) {
 
 // A run of * or _ or ~, as CommonMark lets it open and close.
 function runOf(text, i, length) {
-  const c = text[i], before = text.slice(Math.max(0, i - 1), i), after = text.slice(i + length, i + length + 1);
+  const c = text[i],
+    before = text.slice(Math.max(0, i - 1), i),
+    after = text.slice(i + length, i + length + 1);
   const left = !isSpace(after) && (!isMark(after) || isSpace(before) || isMark(before));
   const right = !isSpace(before) && (!isMark(before) || isSpace(after) || isMark(after));
   const run = { mark: c, count: length, length, open: left, close: right };
   if (c === "_") {
     run.open = left && (!right || isMark(before));
     run.close = right && (!left || isMark(after));
+  }
+  if (c === "*" && length === 2) {
+    // bold beside punctuation, as Chinese and Japanese have it without blanks
+    run.open = !isSpace(after);
+    run.close = !isSpace(before);
   }
   if (c === "~" && length !== 2) run.open = run.close = false;
   return run;
@@ -77,7 +91,9 @@ class Inline {
     this.made = 0;
   }
 
-  push(item) { this.out.push(item); }
+  push(item) {
+    this.out.push(item);
+  }
 
   // Backquotes: places of runs by length, each list read once from its front.
   closing(length, from) {
@@ -109,7 +125,7 @@ class Inline {
   settle(items) {
     const nodes = [];
     for (const item of items) {
-      const n = item.mark ? item.mark.repeat(item.count) : item.bracket ?? item;
+      const n = item.mark ? item.mark.repeat(item.count) : (item.bracket ?? item);
       if (n === "") continue;
       if (typeof n === "string" && typeof nodes.at(-1) === "string") nodes[nodes.length - 1] += n;
       else nodes.push(n);
@@ -117,7 +133,8 @@ class Inline {
     return nodes;
   }
 
-  drop(place) { // runs and brackets from here on are inside a node now
+  drop(place) {
+    // runs and brackets from here on are inside a node now
     while (this.runs.length && this.runs.at(-1) >= place) this.runs.pop();
     while (this.brackets.length && this.brackets.at(-1) >= place) this.brackets.pop();
     for (const k in this.bottom) this.bottom[k] = Math.min(this.bottom[k], this.runs.length);
@@ -126,10 +143,12 @@ class Inline {
   close(run) {
     const kind = run.mark + run.open + (run.length % 3);
     while (run.count) {
-      let k = this.runs.length - 1, opener;
+      let k = this.runs.length - 1,
+        opener;
       for (const low = this.bottom[kind] ?? 0; k >= low; k--) {
         opener = this.out[this.runs[k]];
-        const odd = (opener.close || run.open) && (opener.length + run.length) % 3 === 0 && run.length % 3 !== 0;
+        const odd =
+          (opener.close || run.open) && (opener.length + run.length) % 3 === 0 && run.length % 3 !== 0;
         if (opener.mark === run.mark && !odd) break;
         opener = null;
       }
@@ -137,7 +156,8 @@ class Inline {
         this.bottom[kind] = this.runs.length;
         return;
       }
-      const place = this.runs[k], used = opener.count > 1 && run.count > 1 ? 2 : 1;
+      const place = this.runs[k],
+        used = opener.count > 1 && run.count > 1 ? 2 : 1;
       this.drop(place + 1);
       const type = run.mark === "~" ? "s" : used === 2 ? "b" : "i";
       if (!this.wrap(place, { type })) return;
@@ -169,7 +189,8 @@ class Inline {
 
   // How many characters at i are more than text; 0: the one is text.
   step(i) {
-    const { text } = this, c = text[i];
+    const { text } = this,
+      c = text[i];
     let m;
     if (c === "\\") {
       const next = text[i + 1] ?? "";
@@ -226,13 +247,15 @@ class Inline {
     if (c === "<") {
       m = at(BREAK, text, i);
       if (m) this.push({ type: "br" });
-      const angle = m ? null : at(ANGLE, text, i), href = angle ? safeLink(angle[1]) : "";
+      const angle = m ? null : at(ANGLE, text, i),
+        href = angle ? safeLink(angle[1]) : "";
       if (href) this.push({ type: "a", href, nodes: [angle[1]], depth: 1 });
       return m ? m[0].length : href ? angle[0].length : 0;
     }
     if (/[hm]/i.test(c) && !/\w/.test(text[i - 1] ?? "") && this.made < NODES) {
       m = at(BARE, text, i);
-      const shown = m ? m[0].slice(0, bareEnd(m[0])) : "", href = safeLink(shown);
+      const shown = m ? m[0].slice(0, bareEnd(m[0])) : "",
+        href = safeLink(shown);
       if (shown) this.push(href ? { type: "a", href, nodes: [shown], depth: 1 } : shown);
       this.made += href ? 1 : 0;
       return shown.length;
@@ -266,7 +289,11 @@ const HEADING = /^ {0,3}(#{1,6})(?:[ \t](.*))?$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 const QUOTE = /^ {0,3}> ?/;
 const ROW = /^ {0,3}[|:-][ \t|:-]*$/;
-const indentOf = (line) => { let n = 0; while (line[n] === " ") n++; return n; };
+const indentOf = (line) => {
+  let n = 0;
+  while (line[n] === " ") n++;
+  return n;
+};
 const isBlank = (line) => line.trim() === "";
 
 function isRule(line) {
@@ -285,7 +312,13 @@ function itemOf(line) {
   if (!m || isRule(line)) return null;
   const empty = m[0].length === line.length;
   const width = m[1].length + m[2].length + (empty || m[3].length > 4 ? 1 : m[3].length);
-  return { indent: m[1].length, kind: m[2].at(-1), ordered: m[2].length > 1, start: parseInt(m[2], 10), width };
+  return {
+    indent: m[1].length,
+    kind: m[2].at(-1),
+    ordered: m[2].length > 1,
+    start: parseInt(m[2], 10),
+    width,
+  };
 }
 
 function cellsOf(line) {
@@ -296,8 +329,10 @@ function cellsOf(line) {
   let cell = "";
   for (let i = 0; i < row.length; i++) {
     if (row[i] === "\\" && row[i + 1] === "|") cell += row[++i];
-    else if (row[i] === "|") { cells.push(cell); cell = ""; }
-    else cell += row[i];
+    else if (row[i] === "|") {
+      cells.push(cell);
+      cell = "";
+    } else cell += row[i];
     if (cells.length === COLUMNS) return cells;
   }
   cells.push(cell);
@@ -312,18 +347,34 @@ class Blocks {
     this.blocks = [];
   }
 
-  inside(lines) { return new Blocks(lines, this.depth + 1).parse(); }
+  inside(lines) {
+    return new Blocks(lines, this.depth + 1).parse();
+  }
 
   code(fence) {
-    const indent = indentOf(this.lines[this.i]), mark = fence[1], text = [];
+    const indent = indentOf(this.lines[this.i]),
+      mark = fence[1],
+      text = [];
     let open = true;
     for (this.i++; this.i < this.lines.length && open; this.i++) {
-      const line = this.lines[this.i], end = line.trim();
-      if (indentOf(line) < 4 && end.length >= mark.length && end[0] === mark[0] && end === mark[0].repeat(end.length)) open = false;
+      const line = this.lines[this.i],
+        end = line.trim();
+      if (
+        indentOf(line) < 4 &&
+        end.length >= mark.length &&
+        end[0] === mark[0] &&
+        end === mark[0].repeat(end.length)
+      )
+        open = false;
       else text.push(line.slice(Math.min(indent, indentOf(line))));
     }
     if (open && text.at(-1) === "") text.pop(); // the next line has not begun
-    return { type: "code", lang: fence[2].trim().split(/\s/, 1)[0].slice(0, 40), text: text.join("\n"), open };
+    return {
+      type: "code",
+      lang: fence[2].trim().split(/\s/, 1)[0].slice(0, 40),
+      text: text.join("\n"),
+      open,
+    };
   }
 
   indented() {
@@ -340,7 +391,8 @@ class Blocks {
   quote() {
     const inside = [];
     for (; this.i < this.lines.length; this.i++) {
-      const line = this.lines[this.i], m = QUOTE.exec(line);
+      const line = this.lines[this.i],
+        m = QUOTE.exec(line);
       if (m) inside.push(line.slice(m[0].length));
       else if (isBlank(line) || isBlank(inside.at(-1)) || starts(line) || itemOf(line)) break;
       else inside.push(line);
@@ -351,11 +403,18 @@ class Blocks {
   // An item of its lines, as they are inside it. A list is loose when a blank line is between its items or an item's blocks.
   item(list, item) {
     const inside = [this.lines[this.i].slice(item.width)];
-    let blank = false, fence = fenceOf(inside[0]);
+    let blank = false,
+      fence = fenceOf(inside[0]);
     for (this.i++; this.i < this.lines.length; this.i++) {
-      const line = this.lines[this.i], indent = indentOf(line);
-      if (isBlank(line)) { inside.push(""); blank = true; continue; }
-      const other = itemOf(line), nested = other && indent >= item.indent + 2;
+      const line = this.lines[this.i],
+        indent = indentOf(line);
+      if (isBlank(line)) {
+        inside.push("");
+        blank = true;
+        continue;
+      }
+      const other = itemOf(line),
+        nested = other && indent >= item.indent + 2;
       if (indent < item.width && !nested && (other || (blank && !fence) || starts(line))) break;
       const rest = line.slice(Math.min(indent, item.width));
       if (fenceOf(rest)) fence = !fence;
@@ -364,7 +423,8 @@ class Blocks {
     }
     let blanks = 0;
     for (; inside.length > 1 && inside.at(-1) === ""; blanks++) inside.pop();
-    if (blanks && this.i < this.lines.length && itemOf(this.lines[this.i])?.indent === item.indent) list.tight = false;
+    if (blanks && this.i < this.lines.length && itemOf(this.lines[this.i])?.indent === item.indent)
+      list.tight = false;
     const task = /^\[([ xX])\] /.exec(inside[0]);
     if (task) inside[0] = inside[0].slice(4);
     const blocks = this.inside(inside);
@@ -373,7 +433,13 @@ class Blocks {
   }
 
   list(first) {
-    const list = { type: "list", ordered: first.ordered, start: first.ordered ? first.start : 1, tight: true, items: [] };
+    const list = {
+      type: "list",
+      ordered: first.ordered,
+      start: first.ordered ? first.start : 1,
+      tight: true,
+      items: [],
+    };
     for (let item = first; item && item.kind === first.kind && item.indent < first.width;) {
       list.items.push(this.item(list, item));
       item = this.i < this.lines.length ? itemOf(this.lines[this.i]) : null;
@@ -384,7 +450,8 @@ class Blocks {
   table() {
     const [head, marks] = [this.lines[this.i], this.lines[this.i + 1] ?? ""];
     if (!head.includes("|") || !marks.includes("-") || !ROW.test(marks)) return null;
-    const names = cellsOf(head), sides = cellsOf(marks).map((c) => c.trim());
+    const names = cellsOf(head),
+      sides = cellsOf(marks).map((c) => c.trim());
     if (names.length !== sides.length || !sides.every((s) => /^:?-+:?$/.test(s))) return null;
     const align = sides.map((s) => (s.endsWith(":") ? (s[0] === ":" ? "center" : "right") : ""));
     const rows = [];
@@ -407,7 +474,12 @@ class Blocks {
           return { type: "heading", level: under[1][0] === "=" ? 1 : 2, nodes: parseInline(text.join("\n")) };
         }
         const item = itemOf(line);
-        if (isBlank(line) || starts(line) || (item && (!item.ordered || item.start === 1) && item.width < line.length)) break;
+        if (
+          isBlank(line) ||
+          starts(line) ||
+          (item && (!item.ordered || item.start === 1) && item.width < line.length)
+        )
+          break;
       }
       text.push(line);
     }
@@ -423,12 +495,16 @@ class Blocks {
     const heading = HEADING.exec(line);
     if (heading) {
       this.i++;
-      let text = (heading[2] ?? "").trim(), end = text.length;
+      let text = (heading[2] ?? "").trim(),
+        end = text.length;
       while (text[end - 1] === "#") end--;
       if (end < text.length && (end === 0 || text[end - 1] === " ")) text = text.slice(0, end);
       return { type: "heading", level: heading[1].length, nodes: parseInline(text) };
     }
-    if (isRule(line)) { this.i++; return { type: "rule" }; }
+    if (isRule(line)) {
+      this.i++;
+      return { type: "rule" };
+    }
     if (!deep && QUOTE.test(line)) return this.quote();
     const item = deep ? null : itemOf(line);
     if (item) return this.list(item);
@@ -437,7 +513,10 @@ class Blocks {
 
   parse() {
     while (this.i < this.lines.length) {
-      if (isBlank(this.lines[this.i])) { this.i++; continue; }
+      if (isBlank(this.lines[this.i])) {
+        this.i++;
+        continue;
+      }
       const line = this.i;
       this.blocks.push({ ...this.next(), line });
     }
@@ -445,128 +524,15 @@ class Blocks {
   }
 }
 
-const linesOf = (text) => text.split("\n").map((l) => {
-  const line = l.endsWith("\r") ? l.slice(0, -1) : l;
-  return line[0] === "\t" || line[0] === " " ? line.replace(/^[ \t]{1,400}/, (s) => s.replaceAll("\t", "    ")) : line;
-});
+const linesOf = (text) =>
+  text.split("\n").map((l) => {
+    const line = l.endsWith("\r") ? l.slice(0, -1) : l;
+    return line[0] === "\t" || line[0] === " "
+      ? line.replace(/^[ \t]{1,400}/, (s) => s.replaceAll("\t", "    "))
+      : line;
+  });
 
 // Blocks of the text; `line` says where each begins.
 export function parse(text) {
   return new Blocks(linesOf(text), 0).parse();
-}
-
-// ---- elements -------------------------------------------------------------------------------------------
-
-const TAGS = { b: "strong", i: "em", s: "del", code: "code", a: "a", br: "br" };
-
-export function buildInline(document, parent, nodes) {
-  for (const n of nodes) {
-    if (typeof n === "string") {
-      parent.append(document.createTextNode(n));
-      continue;
-    }
-    const element = document.createElement(TAGS[n.type]);
-    if (n.type === "a") {
-      element.setAttribute("href", n.href);
-      element.setAttribute("rel", "noopener noreferrer");
-      element.setAttribute("target", "_blank");
-      element.setAttribute("title", n.href);
-    }
-    if (n.text !== undefined) element.append(document.createTextNode(n.text));
-    if (n.nodes) buildInline(document, element, n.nodes);
-    parent.append(element);
-  }
-  return parent;
-}
-
-function buildCode(document, block) {
-  const box = document.createElement("div"), head = document.createElement("div"), name = document.createElement("span");
-  const copy = document.createElement("button"), pre = document.createElement("pre"), code = document.createElement("code");
-  box.className = "code";
-  head.className = "code-head";
-  name.append(document.createTextNode(block.lang || "text"));
-  copy.className = "copy";
-  copy.setAttribute("type", "button");
-  copy.setAttribute("aria-label", "Copy this code");
-  copy.append(document.createTextNode("Copy"));
-  pre.setAttribute("tabindex", "0");
-  code.append(document.createTextNode(block.text));
-  head.append(name, copy);
-  pre.append(code);
-  box.append(head, pre);
-  return box;
-}
-
-function buildList(document, block) {
-  const list = document.createElement(block.ordered ? "ol" : "ul");
-  if (block.ordered && block.start !== 1) list.setAttribute("start", String(block.start));
-  for (const item of block.items) {
-    const li = document.createElement("li");
-    if (item.task !== null) {
-      li.className = "task";
-      const box = document.createElement("input");
-      box.setAttribute("type", "checkbox");
-      box.setAttribute("disabled", "");
-      box.setAttribute("aria-label", item.task ? "done" : "to do");
-      if (item.task) box.setAttribute("checked", "");
-      li.append(box);
-    }
-    for (const b of item.blocks) {
-      if (block.tight && b.type === "p") buildInline(document, li, b.nodes);
-      else li.append(buildBlock(document, b));
-    }
-    list.append(li);
-  }
-  return list;
-}
-
-function buildTable(document, block) {
-  const box = document.createElement("div"), table = document.createElement("table");
-  const row = (parent, tag, cells) => {
-    const tr = document.createElement("tr");
-    cells.forEach((nodes, i) => {
-      const cell = document.createElement(tag);
-      if (block.align[i]) cell.className = block.align[i];
-      tr.append(buildInline(document, cell, nodes));
-    });
-    parent.append(tr);
-  };
-  const head = document.createElement("thead"), body = document.createElement("tbody");
-  box.className = "table";
-  box.setAttribute("tabindex", "0");
-  row(head, "th", block.head);
-  for (const cells of block.rows) row(body, "td", cells);
-  table.append(head, body);
-  box.append(table);
-  return box;
-}
-
-export function buildBlock(document, block) {
-  if (block.type === "code") return buildCode(document, block);
-  if (block.type === "list") return buildList(document, block);
-  if (block.type === "table") return buildTable(document, block);
-  if (block.type === "rule") return document.createElement("hr");
-  if (block.type === "quote") {
-    const quote = document.createElement("blockquote");
-    for (const b of block.blocks) quote.append(buildBlock(document, b));
-    return quote;
-  }
-  if (block.type === "plain") {
-    const box = document.createElement("div");
-    box.className = "plain";
-    box.append(document.createTextNode(block.text));
-    return box;
-  }
-  // the page has its own h1 and h2
-  return buildInline(document, document.createElement(block.type === "p" ? "p" : "h" + Math.min(6, block.level + 2)), block.nodes);
-}
-
-// Elements that a block becomes, roughly: what a browser has to lay out.
-export function sizeOf(block) {
-  const all = (list, size) => list.reduce((sum, b) => sum + size(b), 0);
-  const inside = (nodes) => all(nodes, (n) => (n.nodes ? 1 + inside(n.nodes) : 1));
-  if (block.type === "list") return 1 + all(block.items, (i) => 1 + all(i.blocks, sizeOf));
-  if (block.type === "quote") return 1 + all(block.blocks, sizeOf);
-  if (block.type === "table") return 1 + inside(block.head) + all(block.rows, (r) => 1 + all(r, (c) => 1 + inside(c)));
-  return 1 + inside(block.nodes ?? []);
 }

@@ -1,6 +1,7 @@
 // The page: conversations, the answers that are under way, keys and panels. Loaded by index.html.
 //
-// A run is one answer under way: it has its conversation and its turn, so its text can go nowhere else, whatever is shown.
+// A run is one answer under way: it has its conversation and its turn, so its text can go nowhere else, whatever is
+// shown.
 import { $, add, announce, button, toast } from "./dom.mjs";
 import { Store, titleOf, DEFAULTS } from "./store.mjs";
 import { ask, progressOf, question } from "./stream.mjs";
@@ -11,11 +12,19 @@ import { CUT_OFF } from "./talk.mjs";
 const store = new Store(() => localStorage);
 const settings = store.settings();
 const runs = new Map(); // by conversation's id
-let current = null, leaving = false;
+let current = null,
+  leaving = false;
 
 const key = $("key");
-try { key.value = sessionStorage.getItem("helm-key") ?? ""; } catch { /* then it is typed again */ }
-const headers = () => ({ "Content-Type": "application/json", ...(key.value ? { Authorization: "Bearer " + key.value } : {}) });
+try {
+  key.value = sessionStorage.getItem("helm-key") ?? "";
+} catch {
+  /* then it is typed again */
+}
+const headers = () => ({
+  "Content-Type": "application/json",
+  ...(key.value ? { Authorization: "Bearer " + key.value } : {}),
+});
 const wide = matchMedia("(min-width: 720px)");
 
 // ---- keeping --------------------------------------------------------------------------------------------
@@ -33,9 +42,13 @@ function keep(c) {
 
 function statusOf(usage, first, begin, end, reason) {
   if (!usage || !first) return reason === "length" ? "cut at its longest" : "";
-  const rest = (end - first) / 1000, more = usage.completion_tokens - 1;
-  return `${usage.prompt_tokens} + ${usage.completion_tokens} tokens, the first after ${((first - begin) / 1000).toFixed(2)} s` +
-    (more > 0 && rest > 0.001 ? `, then ${(more / rest).toFixed(1)} token/s` : "") + (reason === "length" ? "; cut at its longest" : "");
+  const rest = (end - first) / 1000,
+    more = usage.completion_tokens - 1;
+  return (
+    `${usage.prompt_tokens} + ${usage.completion_tokens} tokens, the first after ${((first - begin) / 1000).toFixed(2)} s` +
+    (more > 0 && rest > 0.001 ? `, then ${(more / rest).toFixed(1)} token/s` : "") +
+    (reason === "length" ? "; cut at its longest" : "")
+  );
 }
 
 // The longer a paint takes, the rarer it is: the page has to answer its reader.
@@ -60,15 +73,19 @@ async function watch(run) {
       run.slot = found?.id ?? run.slot;
       run.text = (found?.text ?? "Waiting for the model") + (seconds > 1 ? `, ${seconds} s` : "");
       run.part = found?.part;
-    } catch { /* the request itself says what is wrong */ }
+    } catch {
+      /* the request itself says what is wrong */
+    }
     if (!run.first) paint(run);
     await new Promise((resolve) => setTimeout(resolve, 300));
   }
 }
 
 function take(run, delta) {
-  const { turn } = run, now = performance.now();
-  const thought = delta.reasoning_content ?? "", text = delta.content ?? "";
+  const { turn } = run,
+    now = performance.now();
+  const thought = delta.reasoning_content ?? "",
+    text = delta.content ?? "";
   if (!thought && !text) return;
   run.first ||= now;
   if (thought) {
@@ -86,9 +103,22 @@ function take(run, delta) {
 
 async function answer(c) {
   const turn = { role: "assistant", content: "" };
-  const run = { conversation: c, turn, controller: new AbortController(), text: "Waiting for the model", part: undefined, slot: null,
-    first: 0, thinking: 0, kept: performance.now(), cost: 0, painting: false, accepted: false };
-  const body = question(c.turns, settings), begin = performance.now();
+  const run = {
+    conversation: c,
+    turn,
+    controller: new AbortController(),
+    text: "Waiting for the model",
+    part: undefined,
+    slot: null,
+    first: 0,
+    thinking: 0,
+    kept: performance.now(),
+    cost: 0,
+    painting: false,
+    accepted: false,
+  };
+  const body = question(c.turns, settings),
+    begin = performance.now();
   c.turns.push(turn);
   c.updated = Date.now();
   runs.set(c.id, run);
@@ -97,9 +127,18 @@ async function answer(c) {
   if (c === current) talk.follow();
   setTimeout(() => watch(run), 150);
   try {
-    const { usage, reason } = await ask(body, headers(), run.controller.signal, () => { run.accepted = true; }, (delta) => take(run, delta));
+    const { usage, reason } = await ask(
+      body,
+      headers(),
+      run.controller.signal,
+      () => {
+        run.accepted = true;
+      },
+      (delta) => take(run, delta),
+    );
     turn.note = statusOf(usage, run.first, begin, performance.now(), reason);
-    if (!turn.content && !turn.thinking) turn.note = "The answer is empty" + (turn.note ? ": " + turn.note : "");
+    if (!turn.content && !turn.thinking)
+      turn.note = "The answer is empty" + (turn.note ? ": " + turn.note : "");
   } catch (error) {
     if (leaving) turn.note = CUT_OFF;
     else if (error.name === "AbortError") turn.note = "stopped";
@@ -180,12 +219,15 @@ function remove(c) {
   if (c === current) fresh();
   drawList();
   keepWarning();
-  toast(`Deleted: ${c.title}`, ["Undo", () => {
-    c.gone = false;
-    for (const turn of c.turns) turn.ended = true;
-    keep(c);
-    drawList();
-  }]);
+  toast(`Deleted: ${c.title}`, [
+    "Undo",
+    () => {
+      c.gone = false;
+      for (const turn of c.turns) turn.ended = true;
+      keep(c);
+      drawList();
+    },
+  ]);
 }
 // Room was made: what could not be kept is tried again.
 function keepWarning() {
@@ -212,7 +254,10 @@ function rename(c, row) {
   };
   field.onkeydown = (event) => {
     if (event.key === "Enter" && !event.isComposing) done(true);
-    if (event.key === "Escape") { event.stopPropagation(); done(false); }
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      done(false);
+    }
   };
   field.onblur = () => done(true);
   renaming = true;
@@ -223,11 +268,15 @@ let renaming = false;
 
 function drawList() {
   if (renaming) return;
-  const list = $("list"), all = store.list(), focus = document.activeElement;
-  const focused = [...list.children].findIndex((li) => li.contains(focus)), place = focused < 0 ? 0 : [...list.children[focused].children].indexOf(focus);
+  const list = $("list"),
+    all = store.list(),
+    focus = document.activeElement;
+  const focused = [...list.children].findIndex((li) => li.contains(focus)),
+    place = focused < 0 ? 0 : [...list.children[focused].children].indexOf(focus);
   list.replaceChildren();
   for (const c of all) {
-    const row = add(list, "li"), name = button(row, c.title, "name", "", () => go(c));
+    const row = add(list, "li"),
+      name = button(row, c.title, "name", "", () => go(c));
     name.title = c.title;
     if (c === current) name.setAttribute("aria-current", "true");
     if (runs.has(c.id)) {
@@ -241,7 +290,8 @@ function drawList() {
   $("none").hidden = all.length > 0;
 }
 
-addEventListener("storage", (event) => { // another tab
+addEventListener("storage", (event) => {
+  // another tab
   if (!event.key?.startsWith("helm.talk.")) return;
   const id = event.key.slice("helm.talk.".length);
   if (runs.has(id)) return;
@@ -253,7 +303,9 @@ addEventListener("pagehide", () => {
   leaving = true; // requests end now, and not for a fault of the gateway
   for (const run of runs.values()) keep(run.conversation);
 });
-addEventListener("pageshow", () => { leaving = false; });
+addEventListener("pageshow", () => {
+  leaving = false;
+});
 
 // ---- the message ----------------------------------------------------------------------------------------
 
@@ -265,7 +317,8 @@ function fit() {
 text.oninput = fit;
 $("form").onsubmit = (event) => {
   event.preventDefault();
-  const run = runs.get(current.id), message = text.value.trim();
+  const run = runs.get(current.id),
+    message = text.value.trim();
   if (run) return run.controller.abort();
   if (!message) return;
   text.value = "";
@@ -302,7 +355,11 @@ function setSide(open) {
 }
 function setPanel(name) {
   document.body.dataset.panel = name;
-  for (const [id, panel] of [["tune", "settings"], ["more", "machine"]]) $(id).setAttribute("aria-expanded", String(panel === name));
+  for (const [id, panel] of [
+    ["tune", "settings"],
+    ["more", "machine"],
+  ])
+    $(id).setAttribute("aria-expanded", String(panel === name));
   $("settings").hidden = name !== "settings";
   $("machine-panel").hidden = name !== "machine";
   if (name && !wide.matches) setSide(false);
@@ -315,7 +372,10 @@ $("menu").onclick = () => setSide(!document.body.classList.contains("side"));
 $("tune").onclick = () => setPanel(document.body.dataset.panel === "settings" ? "" : "settings");
 $("more").onclick = () => setPanel(document.body.dataset.panel === "machine" ? "" : "machine");
 $("close").onclick = () => setPanel("");
-$("scrim").onclick = () => { setSide(false); setPanel(""); };
+$("scrim").onclick = () => {
+  setSide(false);
+  setPanel("");
+};
 
 const FIELDS = ["temperature", "top_p", "top_k", "min_p", "max", "seed", "system", "think"];
 function fill() {
@@ -334,7 +394,11 @@ $("reset").onclick = () => {
   fill();
 };
 key.onchange = () => {
-  try { sessionStorage.setItem("helm-key", key.value); } catch { /* it holds for this page */ }
+  try {
+    sessionStorage.setItem("helm-key", key.value);
+  } catch {
+    /* it holds for this page */
+  }
   look(headers);
   hint(headers, $);
 };
@@ -349,4 +413,6 @@ go(store.list().find((c) => c.id === location.hash.slice(1)) ?? store.create());
 if (wide.matches) text.focus();
 look(headers);
 hint(headers, $);
-setInterval(() => { if (!document.hidden) look(headers); }, 2000);
+setInterval(() => {
+  if (!document.hidden) look(headers);
+}, 2000);

@@ -1,8 +1,10 @@
 // A text that grows, shown as Markdown in an element. Called by talk.mjs for each answer and its thinking.
 //
-// Blocks before the last one do not change any more and stay as they are; the last one is made anew when text comes. A last
-// block that grows very long, and everything after a number of elements, is shown as plain text: the page stays quick.
-import { parse, buildBlock, sizeOf } from "./markdown.mjs";
+// Blocks before the last one do not change any more and stay as they are; the last one is made anew when text
+// comes. A last block that grows very long is shown as plain text until the answer ends, and so is everything after
+// a number of elements: the page stays quick.
+import { parse } from "./markdown.mjs";
+import { buildBlock, sizeOf } from "./elements.mjs";
 
 const TAIL = 50000; // characters of a last block that is made anew
 const ELEMENTS = 20000; // in one answer
@@ -20,7 +22,8 @@ function startOf(text, wanted) {
 export function pieces(text) {
   const list = [];
   for (let from = 0; from < text.length;) {
-    const cut = text.length - from > CHUNK ? text.indexOf("\n", from + CHUNK) + 1 || text.length : text.length;
+    const cut =
+      text.length - from > CHUNK ? text.indexOf("\n", from + CHUNK) + 1 || text.length : text.length;
     let end = Math.min(cut, from + LONGEST);
     if (end < text.length && /[\ud800-\udbff]/.test(text[end - 1])) end++; // not amid a character
     list.push(text.slice(from, end));
@@ -71,9 +74,11 @@ export class Rendered {
       this.clearTail();
       this.plain = 0;
     }
-    const more = rest.slice(this.plain), last = this.tail.at(-1)?.firstChild;
+    const more = rest.slice(this.plain),
+      last = this.tail.at(-1)?.firstChild;
     this.plain = rest.length;
-    if (last && (last.length < CHUNK || (last.length < LONGEST && !last.data.endsWith("\n")))) last.appendData(more);
+    if (last && (last.length < CHUNK || (last.length < LONGEST && !last.data.endsWith("\n"))))
+      last.appendData(more);
     else this.addPlain(more);
   }
 
@@ -84,8 +89,16 @@ export class Rendered {
     this.done = done;
     const rest = text.slice(this.offset);
     if (this.elements > ELEMENTS || (!done && rest.length > TAIL)) return this.grow(rest);
-    const blocks = parse(rest), last = blocks.at(-1);
-    if (this.code && blocks.length === 1 && last.type === "code" && last.open && last.lang === this.lang && last.text.startsWith(this.code.data))
+    const blocks = parse(rest),
+      last = blocks.at(-1);
+    if (
+      this.code &&
+      blocks.length === 1 &&
+      last.type === "code" &&
+      last.open &&
+      last.lang === this.lang &&
+      last.text.startsWith(this.code.data)
+    )
       return this.code.appendData(last.text.slice(this.code.data.length));
     this.clearTail();
     for (const block of blocks) {

@@ -1,9 +1,16 @@
-// A request to the gateway and the answer's stream. Called by page.mjs; question() and events() also run under node in tests.
+// A request to the gateway and the answer's stream. Called by page.mjs; runs under node in tests.
 
-const NUMBERS = { temperature: "temperature", top_p: "top_p", top_k: "top_k", min_p: "min_p", max: "max_tokens", seed: "seed" };
+const NUMBERS = {
+  temperature: "temperature",
+  top_p: "top_p",
+  top_k: "top_k",
+  min_p: "min_p",
+  max: "max_tokens",
+  seed: "seed",
+};
 
-// The body of a request for the next turn. Turns without text are left out; neighbours of one role become one message, as
-// templates want roles to alternate.
+// The body of a request for the next turn. Turns without text are left out; neighbours of one role become one
+// message, as templates want roles to alternate.
 export function question(turns, settings) {
   const messages = [];
   const system = settings.system.trim();
@@ -53,10 +60,16 @@ async function refusalOf(response) {
 
 // Asks, and calls `take(delta)` for each piece. Returns { usage, reason }; throws what went wrong.
 export async function ask(body, headers, signal, accepted, take) {
-  const response = await fetch("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
+  const response = await fetch("v1/chat/completions", {
+    method: "POST",
+    headers,
+    body: JSON.stringify(body),
+    signal,
+  });
   if (!response.ok) throw new Error(await refusalOf(response));
   accepted();
-  let usage = null, reason = "";
+  let usage = null,
+    reason = "";
   for await (const event of events(response.body)) {
     if (event.error) throw new Error(event.error.message);
     usage = event.usage ?? usage;
@@ -69,17 +82,26 @@ export async function ask(body, headers, signal, accepted, take) {
   return { usage, reason };
 }
 
-// What a request waits for, of the list at /slots. `known`: its id once it was seen, otherwise the newest one that has no
+// Why a request waits, by the list at /slots. `known`: its id once it was seen, otherwise the newest one that has no
 // output yet is taken for it. Returns { id, text, part }; part is missing while the share is not known.
 export function progressOf(slots, known) {
   const waiting = slots.filter((s) => s.n_decoded === 0 && (known === null || s.id_task === known));
   if (!waiting.length) return null;
   const slot = waiting.reduce((a, b) => (b.id_task > a.id_task ? b : a));
-  const id = slot.id_task, all = slot.n_prompt_tokens, read = Math.min(slot.n_prompt_tokens_processed, all);
+  const id = slot.id_task,
+    all = slot.n_prompt_tokens,
+    read = Math.min(slot.n_prompt_tokens_processed, all);
   if (slot.state === "queued") {
     const others = slots.filter((s) => s.id_task !== id).length;
-    return { id, text: others === 1 ? "Waiting for another request" : `Waiting for ${others} other requests` };
+    return {
+      id,
+      text: others === 1 ? "Waiting for another request" : `Waiting for ${others} other requests`,
+    };
   }
   const count = (n) => n.toLocaleString("en");
-  return { id, text: `Reading the prompt: ${count(read)} of ${count(all)} tokens`, part: all ? read / all : 0 };
+  return {
+    id,
+    text: `Reading the prompt: ${count(read)} of ${count(all)} tokens`,
+    part: all ? read / all : 0,
+  };
 }

@@ -1,13 +1,16 @@
-// The turns of the conversation that is shown. Called by page.mjs, which owns the conversations; a turn's view lives as long
-// as the turn is shown, so text that comes for another conversation has no view to go to.
+// The turns of the conversation that is shown. Called by page.mjs, which owns the conversations. A turn's view lives
+// as long as the turn is shown, so text that comes for another conversation has no view to go to.
 import { $, add, button, copy } from "./dom.mjs";
 import { Rendered } from "./render.mjs";
 
 export const CUT_OFF = "cut off: the page was closed";
 const views = new Map(); // by turn
-let actions = null, conversation = null, following = true;
+let actions = null,
+  conversation = null,
+  following = true;
 
-const talk = $("talk"), inner = $("turns");
+const talk = $("talk"),
+  inner = $("turns");
 const atEnd = () => talk.scrollHeight - talk.scrollTop - talk.clientHeight < 60;
 
 export function follow() {
@@ -16,13 +19,17 @@ export function follow() {
   $("down").hidden = true;
 }
 let top = 0;
-talk.addEventListener("scroll", () => {
-  // text that grows moves the end away: only a reader who scrolls up leaves it
-  if (talk.scrollTop < top - 2 && !atEnd()) following = false;
-  else if (atEnd()) following = true;
-  top = talk.scrollTop;
-  $("down").hidden = following || atEnd();
-}, { passive: true });
+talk.addEventListener(
+  "scroll",
+  () => {
+    // text that grows moves the end away: only a reader who scrolls up leaves it
+    if (talk.scrollTop < top - 2 && !atEnd()) following = false;
+    else if (atEnd()) following = true;
+    top = talk.scrollTop;
+    $("down").hidden = following || atEnd();
+  },
+  { passive: true },
+);
 $("down").onclick = follow;
 talk.addEventListener("click", (event) => {
   const from = event.target.closest(".copy");
@@ -32,20 +39,29 @@ talk.addEventListener("click", (event) => {
 // ---- turns of the user ----------------------------------------------------------------------------------
 
 function edit(turn, box) {
-  const area = document.createElement("textarea"), bar = document.createElement("div");
+  const area = document.createElement("textarea"),
+    bar = document.createElement("div");
   area.value = turn.content;
   area.rows = Math.min(12, turn.content.split("\n").length + 1);
   area.setAttribute("aria-label", "Edit this message");
   bar.className = "acts shown";
   const done = () => views.get(turn)?.draw();
-  const send = () => { if (area.value.trim()) actions.edit(turn, area.value.trim()); };
+  const send = () => {
+    if (area.value.trim()) actions.edit(turn, area.value.trim());
+  };
   const later = conversation.turns.length - conversation.turns.indexOf(turn) > 2;
   button(bar, later ? "Send, and drop what follows" : "Send", "main", "", send);
   button(bar, "Cancel", "", "", done);
   area.onkeydown = (event) => {
     if (event.isComposing) return;
-    if (event.key === "Escape") { event.stopPropagation(); done(); }
-    if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send(); }
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      done();
+    }
+    if (event.key === "Enter" && !event.shiftKey) {
+      event.preventDefault();
+      send();
+    }
   };
   box.className = "turn user editing";
   box.replaceChildren(area, bar);
@@ -63,7 +79,8 @@ function userView(turn) {
       add(box, "div", turn.content, "bubble");
       const bar = add(box, "div", undefined, "acts");
       button(bar, "Copy", "", "Copy this message", (e) => copy(turn.content, e.target));
-      if (!actions.running(conversation)) button(bar, "Edit", "edit", "Edit this message", () => edit(turn, box));
+      if (!actions.running(conversation))
+        button(bar, "Edit", "edit", "Edit this message", () => edit(turn, box));
     },
   };
   view.update = () => {};
@@ -73,11 +90,14 @@ function userView(turn) {
 // ---- turns of the model ---------------------------------------------------------------------------------
 
 function thinkingView(box, turn) {
-  const details = add(box, "details", undefined, "thinking"), summary = add(details, "summary");
+  const details = add(box, "details", undefined, "thinking"),
+    summary = add(details, "summary");
   const text = new Rendered(add(details, "div", undefined, "markdown"));
   let shown = "";
   details.hidden = true;
-  details.ontoggle = () => { if (details.open) text.update(turn.thinking ?? "", turn.ended); };
+  details.ontoggle = () => {
+    if (details.open) text.update(turn.thinking ?? "", turn.ended);
+  };
   return (running) => {
     details.hidden = !turn.thinking;
     if (!turn.thinking) return;
@@ -90,8 +110,10 @@ function thinkingView(box, turn) {
 }
 
 function waitingView(box) {
-  const wait = add(box, "div", undefined, "wait"), line = add(wait, "div");
-  const text = add(line, "span"), bar = document.createElement("progress");
+  const wait = add(box, "div", undefined, "wait"),
+    line = add(wait, "div");
+  const text = add(line, "span"),
+    bar = document.createElement("progress");
   line.prepend(Object.assign(document.createElement("i"), { className: "dots" }));
   bar.max = 1;
   bar.setAttribute("aria-label", "How much of the prompt is read");
@@ -108,12 +130,14 @@ function waitingView(box) {
 function assistantView(turn) {
   const box = add(inner, "article", undefined, "turn assistant");
   box.setAttribute("aria-label", "Answer");
-  const thinking = thinkingView(box, turn), waiting = waitingView(box);
+  const thinking = thinkingView(box, turn),
+    waiting = waitingView(box);
   const text = new Rendered(add(box, "div", undefined, "markdown"));
   const end = add(box, "div", undefined, "end");
   const view = { box };
   view.update = () => {
-    const run = actions.running(conversation), mine = run?.turn === turn ? run : null;
+    const run = actions.running(conversation),
+      mine = run?.turn === turn ? run : null;
     box.setAttribute("aria-busy", String(Boolean(mine)));
     thinking(mine);
     waiting(mine, turn);
@@ -121,7 +145,8 @@ function assistantView(turn) {
   };
   view.draw = () => {
     view.update();
-    const run = actions.running(conversation), last = conversation.turns.at(-1) === turn;
+    const run = actions.running(conversation),
+      last = conversation.turns.at(-1) === turn;
     end.replaceChildren();
     if (run?.turn === turn) return;
     if (turn.error) add(end, "p", turn.error, "error").setAttribute("role", "alert");
@@ -129,14 +154,23 @@ function assistantView(turn) {
     if (note) add(end, "p", note, "note");
     const bar = add(end, "div", undefined, "acts" + (last ? " shown" : ""));
     if (turn.content) button(bar, "Copy", "", "Copy this answer", (e) => copy(turn.content, e.target));
-    if (last && !run) button(bar, turn.content ? "Regenerate" : "Try again", "again", turn.content ? "Regenerate this answer" : "Ask again", actions.again);
+    if (last && !run)
+      button(
+        bar,
+        turn.content ? "Regenerate" : "Try again",
+        "again",
+        turn.content ? "Regenerate this answer" : "Ask again",
+        actions.again,
+      );
   };
   return view;
 }
 
 // ---- the whole ------------------------------------------------------------------------------------------
 
-export function open(handlers) { actions = handlers; }
+export function open(handlers) {
+  actions = handlers;
+}
 
 function append(turn) {
   const view = turn.role === "user" ? userView(turn) : assistantView(turn);
@@ -157,7 +191,9 @@ export function show(c) {
 // Turns were added, removed or ended.
 export function refresh() {
   for (const [turn, view] of views) {
-    if (conversation.turns.includes(turn)) { if (!view.box.classList.contains("editing")) view.draw(); } else {
+    if (conversation.turns.includes(turn)) {
+      if (!view.box.classList.contains("editing")) view.draw();
+    } else {
       view.box.remove();
       views.delete(turn);
     }
@@ -169,7 +205,8 @@ export function refresh() {
 
 // More text of a turn, where it is shown. Returns the milliseconds that it took.
 export function update(turn) {
-  const view = views.get(turn), begin = performance.now();
+  const view = views.get(turn),
+    begin = performance.now();
   if (!view) return 0;
   view.update();
   if (following) follow();
