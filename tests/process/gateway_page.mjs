@@ -339,4 +339,7 @@ await type("still quick");
 check(`an answer of 1 MB can be read: ${Date.now() - begin} ms for a word`, (await run(`el("text").value`)) === "still quick" && Date.now() - begin < 3000 && (await shown("#list")).includes("Long"));
 check("no other host is asked", [...asked].sort().join() === [demo, scripted].map((u) => new URL(u).origin).sort().join(), [...asked]);
 check("no other errors", trouble.length === 0, trouble);
+const gone = new Promise((resolve) => chrome.once("exit", resolve));
+call("Browser.close");
+await Promise.race([gone, sleep(10000)]); // its processor time is the test's
 process.exit(0);
