@@ -172,6 +172,7 @@ GATEWAY_SRC := \
   client/gateway/loop.c \
   client/gateway/metrics.c \
   client/gateway/page.c \
+  client/gateway/peer.c \
   client/gateway/pooling.c \
   client/gateway/refusal.c \
   client/gateway/routes.c \

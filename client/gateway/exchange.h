@@ -87,7 +87,7 @@ struct exchange {
     struct gateway *gateway;
     void *connection; /* of libmicrohttpd */
     const struct route *route;
-    struct server_connection *peer;
+    struct peer *peer;
     enum exchange_state state;
     struct exchange *next, *previous; /* all of them */
     struct exchange *job;             /* next in a queue of jobs.c */
@@ -116,7 +116,6 @@ struct exchange {
     bool queued;        /* libmicrohttpd has the response */
     bool closes;        /* the connection ends with the answer */
     bool suspended;     /* libmicrohttpd does not look at the connection */
-    bool watched;       /* the loop does, for its end */
     bool gone;          /* the client went away */
     bool dropped;       /* the answer ends without its end */
 };

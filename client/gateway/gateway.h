@@ -1,7 +1,8 @@
 /* helm-gateway: what its files share.
  *
  *   main.c      options and start order            loop.c       the one poll loop, signals, time
- *   server.c    libmicrohttpd: connections, bodies, answers
+ *   peer.c      connections: places, hang-ups, limits of time
+ *   server.c    libmicrohttpd: heads, bodies, answers
  *   routes.c    the table of paths                 access.c     Host, Origin and API keys
  *   jobs.c      threads that read bodies           ask*.c       what a body asks for
  *   grammars.c  grammars that are kept             tool_grammar.c   calls of tools as one
@@ -17,12 +18,12 @@
 #include "client/gateway/access.h"
 #include "client/gateway/exchange.h"
 #include "client/gateway/metrics.h"
+#include "client/gateway/peer.h"
 
 #define GATEWAY_BODY_MAX    ((size_t)8 << 20)   /* of one request */
 #define GATEWAY_BODIES_MAX  ((size_t)128 << 20) /* of all that are being received or read */
 #define GATEWAY_BACKLOG_MAX ((size_t)8 << 20)   /* of one answer that its client does not fetch */
 #define GATEWAY_ANSWER_MS   1000                /* a question to the daemon, in the loop */
-#define GATEWAY_CONNECTIONS 1024
 #define GATEWAY_DRAIN_US    10000000
 
 struct jobs;
@@ -34,6 +35,7 @@ struct gateway {
     struct helm_vocabulary *vocabulary; /* of model */
     struct access access;
     struct server *server;
+    struct peers peers;
     struct jobs *jobs;
     struct metrics metrics;
     struct exchange *exchanges;
@@ -53,9 +55,10 @@ struct gateway {
 
 /* Until told to end; the exit status. */
 int loop_run(struct gateway *gateway);
-/* Watches the client's end of an exchange while libmicrohttpd does not. */
-void loop_watch(struct gateway *gateway, struct exchange *exchange, int fd);
-void loop_unwatch(struct gateway *gateway, struct exchange *exchange, int fd);
+/* Watches a connection until its socket is closed. */
+void loop_watch(struct gateway *gateway, struct peer *peer);
+/* Whether new connections are waited for. */
+void loop_listen(struct gateway *gateway, bool on);
 
 /* ---- info.c ---- */
 

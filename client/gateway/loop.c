@@ -20,8 +20,8 @@
 #define TICK_US      1000000
 #define RECONNECT_US 1000000
 
-/* What epoll reports beside exchanges, whose pointers are larger. */
-enum source { SOURCE_SERVER = 1, SOURCE_DAEMON, SOURCE_SIGNAL, SOURCE_JOBS, SOURCES };
+/* What epoll reports beside peers, whose pointers are larger. */
+enum source { SOURCE_SERVER = 1, SOURCE_LISTEN, SOURCE_DAEMON, SOURCE_SIGNAL, SOURCE_JOBS, SOURCES };
 
 static int watch(struct gateway *g, int fd, enum source source, struct helm_err *err)
 {
@@ -29,26 +29,18 @@ static int watch(struct gateway *g, int fd, enum source source, struct helm_err 
     return epoll_ctl(g->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0 ? helm_fail_errno(err, "epoll_ctl") : 0;
 }
 
-void loop_watch(struct gateway *g, struct exchange *ex, int fd)
+void loop_watch(struct gateway *g, struct peer *peer)
 {
-    struct epoll_event event = {.events = EPOLLRDHUP, .data = {.ptr = ex}};
-    if (ex->watched || epoll_ctl(g->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) return;
-    ex->watched = true;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data = {.ptr = peer}};
+    if (epoll_ctl(g->epoll_fd, EPOLL_CTL_ADD, peer->fd, &event) < 0)
+        log_warn("a connection is not watched: %s", strerror(errno)); /* limits of time still end it */
 }
 
-void loop_unwatch(struct gateway *g, struct exchange *ex, int fd)
+void loop_listen(struct gateway *g, bool on)
 {
-    if (ex->watched) epoll_ctl(g->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
-    ex->watched = false;
-}
-
-static void client_gone(struct gateway *g, struct exchange *ex)
-{
-    loop_unwatch(g, ex, server_peer_fd(ex));
-    ex->gone = true;
-    if (ex->state == EXCHANGE_WORK || ex->over) return; /* a thread has it; or it is being fetched, or not */
-    g->metrics.cancelled++;
-    exchange_drop(ex, "the client went away");
+    struct epoll_event event = {.events = on ? EPOLLIN : 0, .data = {.u64 = SOURCE_LISTEN}};
+    if (epoll_ctl(g->epoll_fd, EPOLL_CTL_MOD, g->peers.listen_fd, &event) < 0)
+        log_warn("the listening socket: %s", strerror(errno));
 }
 
 static void take_jobs(struct gateway *g)
@@ -116,7 +108,7 @@ static void take_signal(struct gateway *g)
         log_info("going down: signal %d%s", number, g->draining ? " again: now" : "");
         g->drain_end_us = units_now_us() + (g->draining ? 0 : GATEWAY_DRAIN_US);
         g->draining = true;
-        server_quiesce(g->server);
+        server_quiesce(g);
         sd_notify(0, "STOPPING=1");
     }
 }
@@ -133,6 +125,9 @@ static void handle(struct gateway *g, const struct epoll_event *event)
     switch (event->data.u64) {
     case SOURCE_SERVER: /* runs in any case */
         break;
+    case SOURCE_LISTEN:
+        server_accept(g);
+        break;
     case SOURCE_DAEMON:
         talk(g);
         break;
@@ -143,7 +138,7 @@ static void handle(struct gateway *g, const struct epoll_event *event)
         take_jobs(g);
         break;
     default:
-        client_gone(g, event->data.ptr);
+        peer_event(g, event->data.ptr, event->events);
     }
 }
 
@@ -152,6 +147,7 @@ static int open_loop(struct gateway *g, struct helm_err *err)
     g->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     int rc = g->epoll_fd < 0 ? helm_fail_errno(err, "epoll_create1") : 0;
     if (rc == 0) rc = watch(g, server_fd(g->server), SOURCE_SERVER, err);
+    if (rc == 0) rc = watch(g, g->peers.listen_fd, SOURCE_LISTEN, err);
     if (rc == 0) rc = watch(g, helm_client_fd(g->cli.client), SOURCE_DAEMON, err);
     if (rc == 0) rc = watch(g, g->cli.signal_fd, SOURCE_SIGNAL, err);
     if (rc == 0) rc = watch(g, jobs_fd(g->jobs), SOURCE_JOBS, err);
@@ -166,7 +162,7 @@ int loop_run(struct gateway *g)
     int rc = open_loop(g, &err);
     sd_notify(0, "READY=1");
     while (rc == 0 && !(g->draining && (!any_open(g) || units_now_us() >= g->drain_end_us))) {
-        const int wait_ms = server_run(g->server);
+        const int wait_ms = server_run(g);
         const int count = epoll_wait(g->epoll_fd, events, EVENTS, wait_ms);
         if (count < 0 && errno != EINTR) rc = helm_fail_errno(&err, "epoll_wait");
         for (int i = 0; i < count; i++) handle(g, &events[i]);
@@ -174,6 +170,7 @@ int loop_run(struct gateway *g)
         if (units_now_us() - tick_us < TICK_US) continue;
         tick_us = units_now_us();
         server_tick(g);
+        peers_tick(g);
         talk(g); /* a connection that was lost while a question was asked reports nothing more */
         sd_notify(0, "WATCHDOG=1");
     }

@@ -22,23 +22,26 @@
 struct options {
     const char *listen, *name, *log_level, *pooling;
     struct args_list hosts, aliases, origins;
-    uint64_t request_seconds, answer_seconds;
+    uint64_t request_seconds, stall_seconds, address_connections, answer_seconds;
 };
 
 static const char epilogue[] =
     "Without --connect and --model the daemon is found as helm-cli finds it. SIGHUP reads the keys again.\n"
     "exit status: 0 done, 2 usage, 3 no daemon, 4 refused, 5 failed\n";
 
-/* A descriptor a connection, and some beside them. */
-static void allow_connections(void)
+/* How many connections there may be: a descriptor each, and some more for the gateway itself. */
+static uint32_t allow_connections(void)
 {
     struct rlimit limit;
-    const rlim_t wanted = GATEWAY_CONNECTIONS + 64;
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= wanted) return;
-    limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
-    if (setrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur < wanted)
-        log_warn("%llu descriptors are allowed: fewer than %d connections",
-                 (unsigned long long)limit.rlim_cur, GATEWAY_CONNECTIONS);
+    const rlim_t others = PEERS_RESERVED + PEERS_LEAVING + 64, wanted = PEERS_MAX + others;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= wanted) return PEERS_MAX;
+    const struct rlimit more = {limit.rlim_max < wanted ? limit.rlim_max : wanted, limit.rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &more) == 0) limit = more;
+    if (limit.rlim_cur >= wanted) return PEERS_MAX;
+    const uint32_t places = limit.rlim_cur > others + 1 ? (uint32_t)(limit.rlim_cur - others) : 1;
+    log_warn("%llu descriptors are allowed: %u connections instead of %d", (unsigned long long)limit.rlim_cur,
+             places, PEERS_MAX);
+    return places;
 }
 
 static int start(struct gateway *g, const struct options *o, struct helm_err *err)
@@ -49,7 +52,9 @@ static int start(struct gateway *g, const struct options *o, struct helm_err *er
     g->model.aliases = &o->aliases;
     g->model.answer_ms = (uint32_t)(o->answer_seconds * 1000);
     g->access.hosts = &o->hosts;
-    allow_connections();
+    g->peers.places_max = allow_connections();
+    g->peers.address_max = (uint32_t)o->address_connections;
+    g->peers.stall_us = o->stall_seconds * 1000000;
     int rc = info_open_model(g, o->name, err);
     if (o->pooling) {
         g->model.pooling = strcmp(o->pooling, "last") == 0 ? HELM_POOLING_LAST : HELM_POOLING_MEAN;
@@ -110,6 +115,8 @@ int main(int argc, char **argv)
     struct options o = {.listen = "127.0.0.1:8080",
                         .log_level = "info",
                         .request_seconds = 60,
+                        .stall_seconds = 10,
+                        .address_connections = PEERS_MAX / 2,
                         .answer_seconds = 3600};
     const struct args_option options[] = {
         {"listen", 0, ARGS_TEXT, "HOST:PORT",
@@ -126,6 +133,11 @@ int main(int argc, char **argv)
         {"request-seconds", 0, ARGS_U64, "N",
          "for receiving a request, and for fetching an answer that is over (60)",
          .target = &o.request_seconds, .min = 1, .max = 3600},
+        {"stall-seconds", 0, ARGS_U64, "N",
+         "for receiving a request's headers, and the longest that its body may stand still (10)",
+         .target = &o.stall_seconds, .min = 1, .max = 3600},
+        {"address-connections", 0, ARGS_U64, "N", "most connections of one address (512)",
+         .target = &o.address_connections, .min = 1, .max = PEERS_MAX},
         {"answer-seconds", 0, ARGS_U64, "N", "longest time of an answer (3600)", .target = &o.answer_seconds,
          .min = 1, .max = 1000000},
         {"pooling", 0, ARGS_CHOICE, "HOW",
@@ -178,7 +190,7 @@ int main(int argc, char **argv)
     struct helm_err err = {0};
     args_parse_main(&spec, argc, argv, &parsed);
     g.cli.global = &spec;
-    g.cli.signal_fd = g.epoll_fd = -1;
+    g.cli.signal_fd = g.epoll_fd = g.peers.listen_fd = -1;
     if (log_level_parse(o.log_level, &level, &err) < 0) return args_usage_error(&spec, &err);
     log_init("helm-gateway", level);
     signal(SIGPIPE, SIG_IGN); /* a client that went away is a failed write */

@@ -67,6 +67,13 @@ void metrics_write(struct gateway *g, struct cli_text *out)
                        "Generations whose client went away.");
     exposition_counter(out, "helm_gateway_slow_clients_dropped_total", m->slow_dropped,
                        "Answers dropped: they were not fetched.");
+    exposition_gauge(out, "helm_gateway_connections", g->peers.places, "Connections that have a place.");
+    exposition_counter(out, "helm_gateway_connections_evicted_total", g->peers.evicted,
+                       "Connections that gave way to others.");
+    exposition_counter(out, "helm_gateway_connections_refused_total", g->peers.refused,
+                       "Requests refused for want of a place.");
+    exposition_counter(out, "helm_gateway_requests_late_total", g->peers.late,
+                       "Connections ended in the middle of a request that did not come in time.");
     exposition_counter(out, "helm_gateway_refused_keys_total", m->refused_keys,
                        "Requests without a key that fits.");
     write_histogram(out, "helm_gateway_time_to_first_token_seconds", &m->first_token,

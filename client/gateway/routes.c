@@ -156,7 +156,7 @@ static void detokenize(struct exchange *ex)
 const struct route routes[] = {
     {"GET", "/", .open = true, .reply = page_reply},
     {"GET", ROUTES_PAGE, .open = true, .reply = page_reply},
-    {"GET", "/health", .open = true, .reply = info_health},
+    {"GET", "/health", .open = true, .reserve = true, .reply = info_health},
     {"GET", "/metrics", .reply = info_metrics},
     {"GET", "/status", .reply = info_status_page},
     {"GET", "/v1/models", .reply = info_models},
@@ -172,7 +172,7 @@ const struct route routes[] = {
     {"POST", "/v1/messages/count_tokens", .error = voice_error_anthropic, .work = count_tokens,
      .kind = ASK_COUNT},
     /* llama.cpp's */
-    {"GET", "/v1/health", .open = true, .reply = info_health},
+    {"GET", "/v1/health", .open = true, .reserve = true, .reply = info_health},
     {"GET", "/props", .reply = info_props},
     {"GET", "/slots", .reply = info_slots},
     {"POST", "/apply-template", .work = apply_template, .kind = ASK_TEMPLATE},

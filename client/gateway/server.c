@@ -22,22 +22,9 @@
 #define TICK_MS      1000
 #define SILENCE_US   10000000
 
-struct server_connection {
-    struct server_connection *next, *previous;
-    int fd;
-    uint64_t since_us;  /* waiting for (the rest of) a request; 0: an answer is under way */
-    bool has_nul;       /* its request's path or query holds %00 */
-    uintptr_t path_end; /* where its request's path and query end, in libmicrohttpd's memory */
-    char peer[64];
-};
-
 struct server {
-    struct gateway *gateway;
     struct MHD_Daemon *http;
-    struct server_connection *connections;
     int fd; /* libmicrohttpd's epoll */
-    int listen_fd;
-    bool quiet;
 };
 
 /* ---- answers ---------------------------------------------------------------------------------------- */
@@ -54,7 +41,6 @@ static void suspend(struct exchange *ex)
 {
     ex->suspended = true;
     MHD_suspend_connection(ex->connection);
-    loop_watch(ex->gateway, ex, ex->peer->fd);
 }
 
 /* libmicrohttpd wants more of a stream. */
@@ -156,7 +142,7 @@ static void make_id(char id[33])
     for (size_t i = 0; i < sizeof bytes; i++) sprintf(id + 2 * i, "%02x", bytes[i]);
 }
 
-static struct server_connection *peer_of(struct MHD_Connection *connection)
+static struct peer *peer_of(struct MHD_Connection *connection)
 {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
@@ -176,6 +162,14 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
     if (route && route != &route_preflight) *ex->allow = 0;
     ex->route = route ? route : routes_stranger(url);
     snprintf(ex->named, sizeof ex->named, "%s", named);
+    if (ex->peer->reserved && (!route || !route->reserve)) {
+        g->peers.refused++;
+        refuse(&ex->refusal, 503, "no_place", NULL,
+               "no connection is free: %u of %u are taken, %u of them by %s, which may have %u",
+               g->peers.places, g->peers.places_max, ex->peer->from->places, ex->peer->address,
+               g->peers.address_max);
+        return;
+    }
     if (!access_host_allowed(&g->access, host)) {
         refuse(&ex->refusal, 403, "host_not_allowed", "Host",
                "the Host header '%.100s' is none of this gateway's: an IP address, localhost or a name given "
@@ -201,10 +195,12 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
     if (!name) name = access_name_of(&g->access, header(ex, "x-api-key")); /* Anthropic's */
     if (!name) {
         g->metrics.refused_keys++;
+        ex->peer->keyed = false;
         refuse(&ex->refusal, 401, "invalid_api_key", NULL,
                "this gateway wants an API key: Authorization: Bearer KEY, or x-api-key: KEY");
         return;
     }
+    if (!route->open) ex->peer->keyed = g->access.file != NULL;
     snprintf(ex->user, sizeof ex->user, "%s", name);
     if (route->unsupported)
         refuse(&ex->refusal, 501, "unsupported", NULL, "%s is not supported by HELM's gateway: %s",
@@ -219,7 +215,7 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
 /* Before libmicrohttpd cuts a path at NUL; called of paths and of each part of a query. */
 static size_t unescape(void *cls, struct MHD_Connection *connection, char *text)
 {
-    struct server_connection *peer = peer_of(connection);
+    struct peer *peer = peer_of(connection);
     (void)cls;
     if (peer && framing_has_nul(text)) peer->has_nul = true;
     return MHD_http_unescape(text);
@@ -228,7 +224,7 @@ static size_t unescape(void *cls, struct MHD_Connection *connection, char *text)
 /* The path and query as received. In libmicrohttpd's buffer a NUL follows them, then the version. */
 static void *note_path(void *cls, const char *path, struct MHD_Connection *connection)
 {
-    struct server_connection *peer = peer_of(connection);
+    struct peer *peer = peer_of(connection);
     (void)cls;
     if (peer) peer->path_end = (uintptr_t)path + strlen(path);
     return NULL; /* no exchange yet */
@@ -289,6 +285,8 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
     if (!ex) {
         *request = ex = begin(g, connection);
         if (!ex || !ex->peer) return MHD_NO;
+        ex->peer->exchange = ex;
+        ex->peer->head_us = 0;
         const uintptr_t gap = (uintptr_t)version - ex->peer->path_end; /* more than 1: NUL came in the path */
         const char *fault =
             framing_fault(connection, version, ex->peer->has_nul || (gap > 1 && gap < HEADER_BYTES));
@@ -298,8 +296,9 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
         else
             look_at_headers(ex, url, method);
         /* what cannot be received is refused at once, and the connection closed behind the answer */
-        ex->closes = fault || ex->refusal.status == 413;
-        if (ex->closes) {
+        const bool at_once = fault || ex->refusal.status == 413 || (ex->peer->reserved && ex->refusal.status);
+        ex->closes = at_once || ex->peer->reserved;
+        if (at_once) {
             ex->peer->since_us = 0;
             exchange_refuse(ex);
             return queue_answer(ex);
@@ -329,7 +328,7 @@ static void log_request(const struct exchange *ex)
     if (ex->choice_count)
         snprintf(generated, sizeof generated, ", %u + %u tokens%s", voice_prompt_tokens(ex),
                  voice_completion_tokens(ex), first);
-    log_info("%.8s %s%s%s %s %s: %d%s%s%s, %.1f ms", ex->id, ex->peer ? ex->peer->peer : "",
+    log_info("%.8s %s%s%s %s %s: %d%s%s%s, %.1f ms", ex->id, ex->peer ? ex->peer->address : "",
              *ex->user ? " " : "", ex->user, ex->route->method, ex->route->path, ex->queued ? ex->status : 0,
              ex->refusal.status ? " " : "",
              ex->refusal.status ? ex->refusal.code
@@ -354,8 +353,7 @@ static void completed(void *cls, struct MHD_Connection *connection, void **reque
     g->metrics.requests[routes_row(ex->route)][ex->queued ? ex->status / 100 : 0]++;
     log_request(ex);
     g->body_bytes -= ex->body.length;
-    if (ex->peer) loop_unwatch(g, ex, ex->peer->fd);
-    if (ex->peer) ex->peer->since_us = units_now_us();
+    if (ex->peer) peer_waits(ex->peer);
     if (ex->previous)
         ex->previous->next = ex->next;
     else
@@ -367,50 +365,23 @@ static void completed(void *cls, struct MHD_Connection *connection, void **reque
 
 /* ---- connections ------------------------------------------------------------------------------------ */
 
-static void name_peer(struct MHD_Connection *connection, char *text, size_t size)
-{
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    const struct sockaddr *address = info ? info->client_addr : NULL;
-    if (address && address->sa_family == AF_INET6)
-        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr, text,
-                  (socklen_t)size);
-    else if (address && address->sa_family == AF_INET)
-        inet_ntop(AF_INET, &((const struct sockaddr_in *)(const void *)address)->sin_addr, text,
-                  (socklen_t)size);
-}
-
 static void connection_changed(void *cls, struct MHD_Connection *connection, void **context,
                                enum MHD_ConnectionNotificationCode code)
 {
-    struct server *server = ((struct gateway *)cls)->server;
-    struct server_connection *c = *context;
+    struct gateway *g = cls;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info =
             MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-        *context = c = calloc(1, sizeof *c);
-        if (!c) return; /* its requests are refused */
-        c->fd = info ? info->connect_fd : -1;
-        c->since_us = units_now_us();
-        name_peer(connection, c->peer, sizeof c->peer);
-        c->next = server->connections;
-        if (c->next) c->next->previous = c;
-        server->connections = c;
-    } else if (c) {
-        if (c->previous)
-            c->previous->next = c->next;
-        else
-            server->connections = c->next;
-        if (c->next) c->next->previous = c->previous;
-        free(c);
+        *context = info ? peers_started(&g->peers, info->connect_fd) : NULL; /* NULL: its requests are refused */
+    } else if (*context) {
+        peer_closed(g, *context);
         *context = NULL;
     }
 }
 
-/* libmicrohttpd closes what ended; a suspended connection is resumed first. */
-static void end_connection(int fd)
+void server_accept(struct gateway *g)
 {
-    shutdown(fd, SHUT_RDWR);
+    peers_accept(g, g->server->http);
 }
 
 /* A long prompt, or a call that is being written: clients and proxies end a stream without data after a minute. */
@@ -426,17 +397,12 @@ static void break_silence(struct exchange *ex, uint64_t now)
 void server_tick(struct gateway *g)
 {
     const uint64_t now = units_now_us();
-    for (struct server_connection *c = g->server->connections; c; c = c->next)
-        if (c->since_us && now - c->since_us > g->request_us) {
-            log_debug("%s: no whole request in time", c->peer);
-            end_connection(c->fd);
-        }
     for (struct exchange *ex = g->exchanges; ex; ex = ex->next) break_silence(ex, now);
     for (struct exchange *ex = g->exchanges; ex; ex = ex->next)
         if (ex->over_us && !ex->dropped && now - ex->over_us > g->request_us) {
             g->metrics.slow_dropped++;
             exchange_drop(ex, "the client does not fetch its answer");
-            end_connection(ex->peer->fd);
+            peer_end(g, ex->peer);
         }
 }
 
@@ -454,28 +420,25 @@ static void say(void *cls, const char *fmt, va_list ap)
 
 int server_bind(struct gateway *g, const char *listen_at, struct helm_err *err)
 {
-    struct server *server = calloc(1, sizeof *server);
-    if (!server) return helm_fail(err, HELM_E_NOMEM, "no memory for the server");
-    server->gateway = g;
-    server->listen_fd = -1;
-    g->server = server;
-    return listen_bind(listen_at, &server->listen_fd, err);
+    g->server = calloc(1, sizeof *g->server);
+    if (!g->server) return helm_fail(err, HELM_E_NOMEM, "no memory for the server");
+    return listen_bind(listen_at, &g->peers.listen_fd, err);
 }
 
 int server_open(struct gateway *g, const char *listen_at, char at[128], struct helm_err *err)
 {
+    const unsigned connections = g->peers.places_max + PEERS_RESERVED + PEERS_LEAVING;
     struct server *server = g->server;
-    const int rc = listen_start(listen_at, server->listen_fd, at, err);
+    const int rc = listen_start(listen_at, g->peers.listen_fd, at, err);
     if (rc < 0) return rc;
-    server->http =
-        MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, handle,
-                         g, MHD_OPTION_EXTERNAL_LOGGER, say, NULL, MHD_OPTION_LISTEN_SOCKET,
-                         server->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)GATEWAY_CONNECTIONS,
-                         MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
-                         (unsigned)(g->request_us / 1000000), MHD_OPTION_STRICT_FOR_CLIENT, 1,
-                         MHD_OPTION_UNESCAPE_CALLBACK, unescape, g, MHD_OPTION_URI_LOG_CALLBACK, note_path, g,
-                         MHD_OPTION_NOTIFY_COMPLETED, completed, g, MHD_OPTION_NOTIFY_CONNECTION,
-                         connection_changed, g, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+    server->http = MHD_start_daemon(
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ERROR_LOG, 0, NULL,
+        NULL, handle, g, MHD_OPTION_EXTERNAL_LOGGER, say, NULL, MHD_OPTION_CONNECTION_LIMIT, connections,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)(g->request_us / 1000000), MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK,
+        unescape, g, MHD_OPTION_URI_LOG_CALLBACK, note_path, g, MHD_OPTION_NOTIFY_COMPLETED, completed, g,
+        MHD_OPTION_NOTIFY_CONNECTION, connection_changed, g, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
+        MHD_OPTION_END);
     const union MHD_DaemonInfo *info =
         server->http ? MHD_get_daemon_info(server->http, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
     if (!info) return helm_fail(err, HELM_E_IO, "libmicrohttpd does not start");
@@ -483,43 +446,35 @@ int server_open(struct gateway *g, const char *listen_at, char at[128], struct h
     return 0;
 }
 
-int server_peer_fd(const struct exchange *ex)
-{
-    return ex->peer->fd;
-}
-
 int server_fd(const struct server *server)
 {
     return server->fd;
 }
 
-int server_run(struct server *server)
+int server_run(struct gateway *g)
 {
     unsigned long long left = TICK_MS;
-    if (MHD_run(server->http) != MHD_YES) log_debug("http: MHD_run failed");
-    if (MHD_get_timeout(server->http, &left) != MHD_YES || left > TICK_MS) left = TICK_MS;
+    if (MHD_run(g->server->http) != MHD_YES) log_debug("http: MHD_run failed");
+    peers_settle(g);
+    if (MHD_get_timeout(g->server->http, &left) != MHD_YES || left > TICK_MS) left = TICK_MS;
     return (int)left;
 }
 
-void server_quiesce(struct server *server)
+void server_quiesce(struct gateway *g)
 {
-    if (server->quiet) return;
-    server->quiet = true;
-    const int fd = MHD_quiesce_daemon(server->http);
-    if (fd >= 0) close(fd);
+    if (g->peers.listen_fd >= 0) close(g->peers.listen_fd);
+    g->peers.listen_fd = -1;
 }
 
 void server_close(struct gateway *g)
 {
     struct server *server = g->server;
     if (!server) return;
+    server_quiesce(g);
     if (server->http) {
         for (struct exchange *ex = g->exchanges; ex; ex = ex->next) exchange_drop(ex, "the gateway ends");
-        for (int i = 0; i < 3; i++) (void)server_run(server); /* what was suspended comes to its end */
-        server_quiesce(server);
+        for (int i = 0; i < 3; i++) (void)server_run(g); /* what was suspended comes to its end */
         MHD_stop_daemon(server->http);
-    } else if (server->listen_fd >= 0) {
-        close(server->listen_fd);
     }
     g->server = NULL;
     free(server);

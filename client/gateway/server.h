@@ -1,8 +1,7 @@
-/* HTTP by libmicrohttpd, run by the loop: connections, headers, bodies in, answers out.
+/* HTTP by libmicrohttpd, run by the loop: headers, bodies in, answers out. Connections are peer.c's.
  *
- * libmicrohttpd has no thread of its own here. While an answer is not known or has nothing new, its connection is suspended,
- * and the loop watches the client's end itself. Times are bounded: a request must be received, and an answer that is over
- * fetched, within gateway->request_us. */
+ * libmicrohttpd has no thread of its own here. While an answer is not known or has nothing new, its connection is suspended.
+ * An answer that is over must be fetched within gateway->request_us. */
 #ifndef HELM_CLIENT_GATEWAY_SERVER_H
 #define HELM_CLIENT_GATEWAY_SERVER_H
 
@@ -15,14 +14,14 @@ HELM_MUST_CHECK int server_open(struct gateway *gateway, const char *listen, cha
                                 struct helm_err *err);
 /* To be watched for reading. */
 int server_fd(const struct server *server);
+/* The listening socket is readable. */
+void server_accept(struct gateway *gateway);
 /* Does what there is to do. Returns in how many ms it wants to be called again at the latest. */
-int server_run(struct server *server);
-/* Once a second: ends connections that take too long. */
+int server_run(struct gateway *gateway);
+/* Once a second: ends answers that are not fetched, breaks silences. */
 void server_tick(struct gateway *gateway);
 /* No new connections. */
-void server_quiesce(struct server *server);
-/* The socket of an exchange. */
-int server_peer_fd(const struct exchange *exchange);
+void server_quiesce(struct gateway *gateway);
 /* Ends what is open; the threads of jobs.c have ended. */
 void server_close(struct gateway *gateway);
 

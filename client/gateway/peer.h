@@ -1,0 +1,79 @@
+/* A client's connection, from accept to close. Called by server.c and loop.c, all in the loop.
+ *
+ * The gateway accepts connections itself and hands their sockets to libmicrohttpd, which misses some hang-ups and has no
+ * bound but a number. Each socket is watched here for its life: its place is free again as soon as the client is gone, takes
+ * too long for its request, or is the idlest one of a full house. */
+#ifndef HELM_CLIENT_GATEWAY_PEER_H
+#define HELM_CLIENT_GATEWAY_PEER_H
+
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+
+#define PEERS_MAX      1024 /* connections, unless fewer descriptors are allowed */
+#define PEERS_RESERVED 16   /* further ones, for /health while there is no place */
+#define PEERS_LEAVING  64   /* that have ended and that libmicrohttpd has not closed yet */
+
+struct exchange;
+struct gateway;
+struct MHD_Daemon;
+
+/* An IPv4 address, or the first 64 bits of an IPv6 address. */
+struct peer_address {
+    struct peer_address *next;
+    uint8_t bytes[16];
+    uint32_t places; /* that it takes */
+    uint32_t users;  /* peers that point here */
+};
+
+struct peer {
+    struct peer *next, *previous;
+    struct exchange *exchange; /* its request that is under way; NULL: none */
+    struct peer_address *from;
+    int fd;
+    char address[INET6_ADDRSTRLEN];
+    bool started;      /* libmicrohttpd has it */
+    bool keyed;        /* its last request that needed a key had one */
+    bool reserved;     /* it has no place: it may ask for /health, everything else is refused */
+    bool hung_up;      /* nothing more will come from it */
+    bool ended;        /* it has no place any more; libmicrohttpd is about to close it */
+    uint64_t since_us; /* waiting for a request or the rest of one; 0: an answer is under way */
+    uint64_t head_us;  /* since when a head is awaited that is not whole; 0: none is, or nothing of it came */
+    uint64_t heard_us; /* when bytes came last */
+
+    /* for framing.c: the path and query of its request */
+    bool has_nul;       /* they hold %00 */
+    uintptr_t path_end; /* where they end, in libmicrohttpd's memory */
+};
+
+struct peers {
+    struct peer *first;
+    struct peer_address *addresses;
+    int listen_fd; /* -1: no new connections */
+    bool paused;   /* descriptors are short: the listening socket is not watched until the next tick */
+    uint32_t places, reserved;
+    uint32_t fresh, hung_up; /* that peers_settle looks for */
+    uint32_t places_max, address_max;
+    uint64_t stall_us; /* longest time of a head's receipt, and without a byte of a body */
+    uint64_t evicted, refused, late; /* for /metrics: gave way, had no place, took too long */
+};
+
+/* New connections: the listening socket is readable. */
+void peers_accept(struct gateway *gateway, struct MHD_Daemon *http);
+/* libmicrohttpd has begun with a socket, or was through with it and closes it. NULL: it is none of ours. */
+struct peer *peers_started(struct peers *peers, int fd);
+void peer_closed(struct gateway *gateway, struct peer *peer);
+/* Its socket has events of epoll. */
+void peer_event(struct gateway *gateway, struct peer *peer, uint32_t events);
+/* After each run of libmicrohttpd, which has read what there was. */
+void peers_settle(struct gateway *gateway);
+/* Once a second: ends those that take too long. */
+void peers_tick(struct gateway *gateway);
+/* It waits for its next request from now on. */
+void peer_waits(struct peer *peer);
+/* Frees its place and ends its socket, which libmicrohttpd closes when it runs next. It must not be suspended. */
+void peer_end(struct gateway *gateway, struct peer *peer);
+
+#endif
