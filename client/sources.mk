@@ -167,6 +167,7 @@ GATEWAY_SRC := \
   client/gateway/grammars.c \
   client/gateway/info.c \
   client/gateway/info_llama.c \
+  client/gateway/inquiry.c \
   client/gateway/jobs.c \
   client/gateway/listen.c \
   client/gateway/loop.c \

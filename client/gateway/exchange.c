@@ -7,6 +7,7 @@
 
 #include "client/gateway/gateway.h"
 #include "client/gateway/grammars.h"
+#include "client/gateway/jobs.h"
 #include "client/gateway/routes.h"
 #include "client/gateway/server.h"
 #include "common/base/log.h"
@@ -219,6 +220,16 @@ static int send_choice(struct choice *c, struct helm_err *err)
               : helm_generate(c->exchange->gateway->cli.client, &what, &callbacks, c, 0, &c->number, err);
 }
 
+void exchange_informed(struct exchange *ex)
+{
+    if (ex->gone)
+        exchange_drop(ex, "the client went away");
+    else if (ex->route->work)
+        jobs_push(ex->gateway->jobs, ex);
+    else
+        ex->route->reply(ex);
+}
+
 void exchange_start(struct exchange *ex)
 {
     struct helm_err err = {0};
@@ -233,7 +244,7 @@ void exchange_start(struct exchange *ex)
     }
     if (*ex->ask.ignored) log_debug("%.8s ignored: %s", ex->id, ex->ask.ignored);
     if (!ex->route->voice) { /* the thread wrote the answer */
-        exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+        exchange_answer(ex, 200, ex->type ? ex->type : JSON_TYPE, &ex->out);
         return;
     }
     ex->state = EXCHANGE_ASKED;
@@ -286,5 +297,6 @@ void exchange_free(struct exchange *ex)
     ask_free(&ex->ask);
     cli_text_free(&ex->body);
     cli_text_free(&ex->out);
+    for (unsigned i = 0; i < INQUIRY_QUESTIONS; i++) inquiry_give_back(ex->facts[i]);
     free(ex);
 }

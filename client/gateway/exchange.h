@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "client/gateway/ask.h"
+#include "client/gateway/inquiry.h"
 #include "client/text/answer/answer.h"
 
 struct exchange;
@@ -78,7 +79,7 @@ struct choice {
 
 enum exchange_state {
     EXCHANGE_BODY,   /* the request is being received */
-    EXCHANGE_WORK,   /* a thread reads its body */
+    EXCHANGE_WORK,   /* a thread has it: reads its body, asks helmd */
     EXCHANGE_ASKED,  /* the daemon has it; nothing is answered yet */
     EXCHANGE_ANSWER, /* the answer's status is known: libmicrohttpd fetches it */
 };
@@ -99,6 +100,7 @@ struct exchange {
     uint64_t unread_us; /* since when there is something to write; 0: there is not */
     uint64_t spoke_us;  /* when a stream was last written */
 
+    struct inquiry_fact *facts[INQUIRY_QUESTIONS]; /* what helmd said, if its route wants that */
     struct cli_text body;
     struct ask ask;
     struct refusal refusal;
@@ -127,6 +129,8 @@ void exchange_answer(struct exchange *exchange, int status, const char *type, st
 /* exchange->refusal in the dialect of its route, as the answer or as the end of a stream. */
 void exchange_refuse(struct exchange *exchange);
 
+/* helmd was asked (exchange->facts): goes on with the body, or answers. */
+void exchange_informed(struct exchange *exchange);
 /* The body was read (exchange->ask or ->refusal): sends the generations. */
 void exchange_start(struct exchange *exchange);
 /* The client went away, or reads too slowly: ends what is under way. */

@@ -4,6 +4,7 @@
  *   peer.c      connections: places, hang-ups, limits of time
  *   server.c    libmicrohttpd: heads, bodies, answers
  *   routes.c    the table of paths                 access.c     Host, Origin and API keys
+ *   inquiry.c   the thread that asks helmd
  *   jobs.c      threads that read bodies           ask*.c       what a body asks for
  *   grammars.c  grammars that are kept             tool_grammar.c   calls of tools as one
  *   exchange.c  one request and its generations    choice.c    tokens to text and calls
@@ -17,13 +18,13 @@
 
 #include "client/gateway/access.h"
 #include "client/gateway/exchange.h"
+#include "client/gateway/inquiry.h"
 #include "client/gateway/metrics.h"
 #include "client/gateway/peer.h"
 
 #define GATEWAY_BODY_MAX    ((size_t)8 << 20)   /* of one request */
 #define GATEWAY_BODIES_MAX  ((size_t)128 << 20) /* of all that are being received or read */
 #define GATEWAY_BACKLOG_MAX ((size_t)8 << 20)   /* of one answer that its client does not fetch */
-#define GATEWAY_ANSWER_MS   1000                /* a question to the daemon, in the loop */
 #define GATEWAY_DRAIN_US    10000000
 
 struct jobs;
@@ -37,18 +38,15 @@ struct gateway {
     struct server *server;
     struct peers peers;
     struct jobs *jobs;
+    struct inquiry *inquiry;
     struct metrics metrics;
     struct exchange *exchanges;
     size_t body_bytes;
     uint64_t request_us; /* longest time of a request's receipt, and of fetching an answer that is over */
     int epoll_fd;
     bool draining;
-    uint64_t drain_end_us, reconnect_us;
-
-    /* the daemon, as it was asked last */
-    char *folder;
-    struct helm_status *status;
-    uint64_t status_us;
+    uint64_t drain_end_us;
+    char *folder; /* of the daemon's model */
 };
 
 /* ---- loop.c ---- */
@@ -67,8 +65,7 @@ HELM_MUST_CHECK int info_open_model(struct gateway *gateway, const char *name, s
 /* pooling.c: how the files at `path` pool embeddings, into model->pooling or ->pooling_why; unchanged where they say nothing. */
 HELM_MUST_CHECK int info_read_pooling(struct ask_model *model, const char *path, struct helm_err *err);
 /* The connection was made anew: HELM_E_MISMATCH where another model is served now. */
-HELM_MUST_CHECK int info_check_model(struct gateway *gateway, struct helm_err *err);
-/* The daemon's status, at most a second old; NULL: it does not answer. */
-const struct helm_status *info_status(struct gateway *gateway);
+HELM_MUST_CHECK int info_check_model(struct gateway *gateway, const struct helm_model_info *info,
+                                     struct helm_err *err);
 
 #endif

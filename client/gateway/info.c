@@ -14,7 +14,7 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 
-#define STATUS_US      1000000
+#define MODEL_MS       10000
 #define JSON_TYPE      "application/json"
 #define OLLAMA_VERSION "0.14.0" /* the release whose API the paths under /api follow */
 
@@ -38,15 +38,12 @@ static int open_vocabulary(struct gateway *g, const struct helm_model_info *info
 static int ask_model(struct gateway *g, struct helm_model_info **out, struct helm_err *err)
 {
     struct helm_model_info *info = NULL;
-    int rc = helm_model_info(g->cli.client, 10 * GATEWAY_ANSWER_MS, &info, err);
+    int rc = helm_model_info(g->cli.client, MODEL_MS, &info, err);
     if (rc < 0) return rc;
     g->model.context = info->context;
     g->model.vocab = info->vocab;
     g->folder = strdup(info->folder);
-    if (out)
-        *out = info;
-    else
-        free(info);
+    *out = info;
     return g->folder ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a path");
 }
 
@@ -103,36 +100,28 @@ int info_open_model(struct gateway *g, const char *name, struct helm_err *err)
     return 0;
 }
 
-int info_check_model(struct gateway *g, struct helm_err *err)
+int info_check_model(struct gateway *g, const struct helm_model_info *info, struct helm_err *err)
 {
-    char *before = g->folder;
-    const uint32_t context = g->model.context, vocab = g->model.vocab;
-    g->folder = NULL;
-    int rc = ask_model(g, NULL, err);
-    if (rc == 0 && (strcmp(before, g->folder) != 0 || vocab != g->model.vocab))
-        rc = helm_fail(err, HELM_E_MISMATCH, "helmd serves another model now: %s instead of %s", g->folder,
-                       before);
-    if (rc == 0 && context != g->model.context) log_info("the context is %u tokens now", g->model.context);
-    if (rc < 0) {
-        free(g->folder);
-        g->folder = before;
-    } else {
-        free(before);
-    }
-    return rc;
+    if (strcmp(g->folder, info->folder) != 0 || g->model.vocab != info->vocab)
+        return helm_fail(err, HELM_E_MISMATCH, "helmd serves another model now: %s instead of %s",
+                         info->folder, g->folder);
+    if (g->model.context != info->context) log_info("the context is %u tokens now", info->context);
+    g->model.context = info->context;
+    return 0;
 }
 
-const struct helm_status *info_status(struct gateway *g)
+/* ---- what helmd said -------------------------------------------------------------------------------- */
+
+/* NULL: nothing is known, or the daemon is gone. */
+static const struct inquiry_fact *known(const struct exchange *ex, enum inquiry_question which)
 {
-    const uint64_t now = units_now_us();
-    struct helm_err err = {0};
-    if (!g->cli.client) return NULL;
-    if (g->status && now - g->status_us < STATUS_US) return g->status;
-    free(g->status);
-    g->status = NULL;
-    g->status_us = now;
-    if (helm_status(g->cli.client, GATEWAY_ANSWER_MS, &g->status, &err) < 0) log_warn("status: %s", err.text);
-    return g->status;
+    return ex->gateway->cli.client ? ex->facts[which] : NULL;
+}
+
+static const struct helm_model_info *known_model(const struct exchange *ex)
+{
+    const struct inquiry_fact *fact = known(ex, INQUIRY_MODEL);
+    return fact ? fact->model : NULL;
 }
 
 /* ---- answers ---------------------------------------------------------------------------------------- */
@@ -174,26 +163,37 @@ void info_model(struct exchange *ex)
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }
 
-/* 200 where a request would be taken now. */
+/* 200 where a request would be taken now. From memory: the thread asks every second. */
 void info_health(struct exchange *ex)
 {
-    const struct helm_status *status = info_status(ex->gateway);
-    const bool ready = status && strcmp(status->state, "ready") == 0 && !ex->gateway->draining;
-    const char *state = ex->gateway->draining ? "draining" : status ? status->state : "no daemon";
-    cli_text_printf(&ex->out, "{\"status\":\"%s\"}", ready ? "ok" : state);
+    struct gateway *g = ex->gateway;
+    struct inquiry_fact *fact = g->cli.client ? inquiry_last(g->inquiry, INQUIRY_STATUS) : NULL;
+    const uint64_t age_us = fact ? units_now_us() - fact->at_us : 0;
+    const char *state = g->draining                  ? "draining"
+                        : !fact                      ? "no daemon"
+                        : age_us > INQUIRY_SILENT_US ? "no answer"
+                                                     : fact->status->state;
+    const bool ready = strcmp(state, "ready") == 0;
+    cli_text_printf(&ex->out, "{\"status\":\"%s\"", ready ? "ok" : state);
+    if (fact && age_us > INQUIRY_SILENT_US)
+        cli_text_printf(&ex->out, ",\"answered_seconds_ago\":%.1f", (double)age_us * 1e-6);
+    cli_text_printf(&ex->out, "}");
+    inquiry_give_back(fact);
     exchange_answer(ex, ready ? 200 : 503, JSON_TYPE, &ex->out);
 }
 
 void info_metrics(struct exchange *ex)
 {
-    metrics_write(ex->gateway, &ex->out);
+    metrics_write(ex->gateway, known(ex, INQUIRY_STATUS), known(ex, INQUIRY_PLAN), &ex->out);
     exchange_answer(ex, 200, EXPOSITION_TYPE, &ex->out);
 }
 
 /* For the page: the model, the daemon's status, its plan and what was measured of it. */
-static void write_status(struct cli_text *out, const struct helm_status *s)
+static void write_status(struct cli_text *out, const struct inquiry_fact *fact)
 {
-    cli_text_printf(out, ",\"status\":{\"version\":");
+    const struct helm_status *s = fact->status;
+    cli_text_printf(out, ",\"status\":{\"age_ms\":%llu,\"version\":",
+                    (unsigned long long)(units_now_us() - fact->at_us) / 1000);
     voice_add_string(out, s->version);
     cli_text_printf(out, ",\"state\":");
     voice_add_string(out, s->state);
@@ -221,17 +221,13 @@ static void write_status(struct cli_text *out, const struct helm_status *s)
     cli_text_printf(out, "]}");
 }
 
-static void write_plan(struct cli_text *out, const struct helm_plan_info *plan)
+static void write_plan(struct cli_text *out, const struct inquiry_fact *fact)
 {
-    json_t *json = json_loads(plan->json, 0, NULL);
-    json_object_del(json, "placements"); /* a line for every matrix: too much for every two seconds */
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    const struct helm_plan_info *plan = fact->plan;
     cli_text_printf(out, ",\"plan\":%s,\"forecast\":{\"batch\":%u,\"context\":%u,\"decode_tok_s\":%.6g}",
-                    text ? text : "null", plan->batch, plan->context,
+                    fact->shown ? fact->shown : "null", plan->batch, plan->context,
                     plan->decode_seconds > 0 ? voice_finite((double)plan->batch / plan->decode_seconds)
                                              : 0.0);
-    free(text);
-    json_decref(json);
     cli_text_printf(out, ",\"decode\":[");
     for (size_t i = 0; i < plan->decode_count; i++) {
         const struct helm_plan_steps *d = &plan->decode[i];
@@ -256,18 +252,14 @@ static void write_plan(struct cli_text *out, const struct helm_plan_info *plan)
 void info_status_page(struct exchange *ex)
 {
     struct gateway *g = ex->gateway;
-    const struct helm_status *status = info_status(g);
-    struct helm_plan_info *plan = NULL;
-    struct helm_err err = {0};
+    const struct inquiry_fact *status = known(ex, INQUIRY_STATUS), *plan = known(ex, INQUIRY_PLAN);
     cli_text_printf(&ex->out, "{\"model\":");
     voice_add_string(&ex->out, g->model.name);
     cli_text_printf(&ex->out, ",\"context\":%u,\"chat\":%s", g->model.context,
                     g->model.chat ? "true" : "false");
     if (status) write_status(&ex->out, status);
-    if (status && helm_plan_info(g->cli.client, GATEWAY_ANSWER_MS, &plan, &err) == 0)
-        write_plan(&ex->out, plan);
+    if (status && plan) write_plan(&ex->out, plan);
     cli_text_printf(&ex->out, "}");
-    free(plan);
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }
 
@@ -294,24 +286,20 @@ static void add_families(struct cli_text *out, const char *family)
     cli_text_printf(out, "]");
 }
 
-/* What Ollama's tools look at before they ask: the context's length and whether there are tools. */
+/* What Ollama's tools look at before they ask: the context's length and whether there are tools. In a thread. */
 void info_show(struct exchange *ex)
 {
-    struct gateway *g = ex->gateway;
+    const struct gateway *g = ex->gateway;
     struct cli_text *out = &ex->out;
-    struct helm_model_info *info = NULL;
-    struct helm_err err = {0};
+    const struct inquiry_fact *fact = ex->facts[INQUIRY_MODEL];
     bool stream;
-    if (!ask_read_name(&g->model, ex->body.data ? ex->body.data : "", ex->body.length, &stream,
-                       &ex->refusal)) {
-        exchange_refuse(ex);
+    if (!ask_read_name(&g->model, ex->body.data ? ex->body.data : "", ex->body.length, &stream, &ex->refusal))
+        return;
+    if (!fact) {
+        refuse_err(&ex->refusal, NULL, HELM_E_PEER, "helmd is not there");
         return;
     }
-    if (!info_status(g) || helm_model_info(g->cli.client, GATEWAY_ANSWER_MS, &info, &err) < 0) {
-        refuse_err(&ex->refusal, NULL, HELM_E_PEER, *err.text ? err.text : "helmd is not there");
-        exchange_refuse(ex);
-        return;
-    }
+    const struct helm_model_info *info = fact->model;
     char family[64];
     name_family(info->architecture, family);
     const char *template = helm_tokenizer_chat_template(g->model.tokenizer, NULL);
@@ -334,22 +322,18 @@ void info_show(struct exchange *ex)
     snprintf(key, sizeof key, "%s.context_length", family);
     voice_add_string(out, key);
     cli_text_printf(out, ":%u}}", info->context);
-    free(info);
-    exchange_answer(ex, 200, JSON_TYPE, out);
 }
 
-/* A client that wants to be sure of the model pulls it: it is here. */
+/* A client that wants to be sure of the model pulls it: it is here. In a thread. */
 void info_pull(struct exchange *ex)
 {
     bool stream;
     if (!ask_read_name(&ex->gateway->model, ex->body.data ? ex->body.data : "", ex->body.length, &stream,
-                       &ex->refusal)) {
-        exchange_refuse(ex);
+                       &ex->refusal))
         return;
-    }
     if (stream) cli_text_printf(&ex->out, "{\"status\":\"pulling manifest\"}\n");
     cli_text_printf(&ex->out, "{\"status\":\"success\"}%s", stream ? "\n" : "");
-    exchange_answer(ex, 200, stream ? "application/x-ndjson" : JSON_TYPE, &ex->out);
+    ex->type = stream ? "application/x-ndjson" : JSON_TYPE;
 }
 
 /* As Ollama names models: with a tag. */
@@ -381,13 +365,11 @@ static void write_tag(struct exchange *ex, bool running)
 {
     struct gateway *g = ex->gateway;
     struct cli_text *out = &ex->out;
-    struct helm_model_info *info = NULL;
-    struct helm_err err = {0};
-    const struct helm_status *status = info_status(g);
-    if (status && helm_model_info(g->cli.client, GATEWAY_ANSWER_MS, &info, &err) < 0)
-        log_warn("model: %s", err.text);
+    const struct helm_model_info *info = known_model(ex);
+    const struct inquiry_fact *status = known(ex, INQUIRY_STATUS);
     uint64_t vram = 0;
-    for (size_t i = 0; status && i < status->worker_count; i++) vram += status->workers[i].vram_bytes;
+    for (size_t i = 0; status && i < status->status->worker_count; i++)
+        vram += status->status->workers[i].vram_bytes;
     char family[64];
     name_family(info ? info->architecture : "", family);
     cli_text_printf(out, "{\"name\":");
@@ -411,13 +393,12 @@ static void write_tag(struct exchange *ex, bool running)
     else
         cli_text_printf(out, ",\"modified_at\":\"1970-01-01T00:00:00Z\"");
     cli_text_printf(out, "}");
-    free(info);
 }
 
 static void write_tags(struct exchange *ex, bool running)
 {
     cli_text_printf(&ex->out, "{\"models\":[");
-    if (!running || info_status(ex->gateway)) write_tag(ex, running);
+    if (!running || known(ex, INQUIRY_STATUS)) write_tag(ex, running);
     cli_text_printf(&ex->out, "]}");
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }

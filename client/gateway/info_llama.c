@@ -5,6 +5,7 @@
 
 #include "client/gateway/gateway.h"
 #include "client/gateway/routes.h"
+#include "common/base/units.h"
 
 #define JSON_TYPE "application/json"
 
@@ -22,15 +23,11 @@ void info_props(struct exchange *ex)
     const struct gateway *g = ex->gateway;
     struct cli_text *out = &ex->out;
     const char *template = helm_tokenizer_chat_template(g->model.tokenizer, NULL);
-    struct helm_plan_info *plan = NULL;
-    struct helm_err err = {0};
-    if (!info_status(ex->gateway) || helm_plan_info(g->cli.client, GATEWAY_ANSWER_MS, &plan, &err) < 0)
-        plan = NULL; /* a daemon that is away has no slots */
+    const struct inquiry_fact *plan = g->cli.client ? ex->facts[INQUIRY_PLAN] : NULL; /* away: no slots */
     cli_text_printf(out, "{\"default_generation_settings\":{\"n_ctx\":%u,\"params\":", g->model.context);
     add_sampling(out, &g->model.defaults);
-    cli_text_printf(out, "},\"total_slots\":%u,\"model_alias\":", plan ? plan->batch : 0);
+    cli_text_printf(out, "},\"total_slots\":%u,\"model_alias\":", plan ? plan->plan->batch : 0);
     voice_add_string(out, g->model.name);
-    free(plan);
     cli_text_printf(out, ",\"model_path\":");
     voice_add_string(out, g->folder);
     cli_text_printf(out, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":");
@@ -43,13 +40,13 @@ void info_props(struct exchange *ex)
 void info_slots(struct exchange *ex)
 {
     struct gateway *g = ex->gateway;
-    struct helm_list *list = NULL;
-    struct helm_err err = {0};
-    if (!g->cli.client || helm_list(g->cli.client, GATEWAY_ANSWER_MS, &list, &err) < 0) {
-        refuse_err(&ex->refusal, NULL, HELM_E_PEER, *err.text ? err.text : "helmd is not there");
+    const struct inquiry_fact *fact = g->cli.client ? ex->facts[INQUIRY_LIST] : NULL;
+    if (!fact || units_now_us() - fact->at_us > INQUIRY_SILENT_US) { /* requests of then say nothing */
+        refuse_err(&ex->refusal, NULL, HELM_E_PEER, fact ? "helmd does not answer" : "helmd is not there");
         exchange_refuse(ex);
         return;
     }
+    const struct helm_list *list = fact->list;
     cli_text_printf(&ex->out, "[");
     for (size_t i = 0; i < list->count; i++) {
         const struct helm_list_entry *e = &list->entries[i];
@@ -63,7 +60,6 @@ void info_slots(struct exchange *ex)
                         e->prompt_tokens, e->prefilled_tokens, e->output_tokens);
     }
     cli_text_printf(&ex->out, "]");
-    free(list);
     exchange_answer(ex, 200, JSON_TYPE, &ex->out);
 }
 

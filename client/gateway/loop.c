@@ -4,6 +4,7 @@
  * libmicrohttpd runs after that and is the only one that gives exchanges back, so that none disappears under an event. */
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <systemd/sd-daemon.h>
@@ -16,12 +17,19 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 
-#define EVENTS       256
-#define TICK_US      1000000
-#define RECONNECT_US 1000000
+#define EVENTS  256
+#define TICK_US 1000000
 
 /* What epoll reports beside peers, whose pointers are larger. */
-enum source { SOURCE_SERVER = 1, SOURCE_LISTEN, SOURCE_DAEMON, SOURCE_SIGNAL, SOURCE_JOBS, SOURCES };
+enum source {
+    SOURCE_SERVER = 1,
+    SOURCE_LISTEN,
+    SOURCE_DAEMON,
+    SOURCE_SIGNAL,
+    SOURCE_JOBS,
+    SOURCE_INQUIRY,
+    SOURCES
+};
 
 static int watch(struct gateway *g, int fd, enum source source, struct helm_err *err)
 {
@@ -51,14 +59,22 @@ static void take_jobs(struct gateway *g)
     }
 }
 
+static void take_informed(struct gateway *g)
+{
+    for (struct exchange *ex = inquiry_take(g->inquiry), *next; ex; ex = next) {
+        next = ex->job;
+        exchange_informed(ex);
+    }
+}
+
 /* ---- the daemon ------------------------------------------------------------------------------------- */
 
 /* Every open request was ended with an error already. */
 static void lose_daemon(struct gateway *g, const char *why)
 {
     log_error("%s", why);
-    helm_disconnect(&g->cli.client);
-    g->reconnect_us = units_now_us() + RECONNECT_US;
+    inquiry_reconnect(g->inquiry, g->cli.client);
+    g->cli.client = NULL;
 }
 
 static void talk(struct gateway *g)
@@ -70,19 +86,13 @@ static void talk(struct gateway *g)
 /* 0: it is there, or may be there later; else why the gateway cannot go on. */
 static int reconnect(struct gateway *g, struct helm_err *err)
 {
-    struct helm_err why = {0};
-    if (g->cli.client || units_now_us() < g->reconnect_us) return 0;
-    g->reconnect_us = units_now_us() + RECONNECT_US;
+    struct helm_model_info *model = NULL;
+    if (g->cli.client) return 0;
     if (g->cli.daemon) return helm_fail(err, HELM_E_PEER, "the gateway's own helmd died");
-    if (cli_connect(&g->cli, &why) < 0) {
-        log_debug("%s", why.text);
-        return 0;
-    }
-    int rc = info_check_model(g, err);
-    if (rc == HELM_E_PEER) {
-        lose_daemon(g, err->text);
-        return 0;
-    }
+    g->cli.client = inquiry_take_client(g->inquiry, &model);
+    if (!g->cli.client) return 0;
+    int rc = info_check_model(g, model, err);
+    free(model);
     if (rc == 0) rc = watch(g, helm_client_fd(g->cli.client), SOURCE_DAEMON, err);
     if (rc == 0) log_info("helmd is there again");
     return rc;
@@ -137,6 +147,9 @@ static void handle(struct gateway *g, const struct epoll_event *event)
     case SOURCE_JOBS:
         take_jobs(g);
         break;
+    case SOURCE_INQUIRY:
+        take_informed(g);
+        break;
     default:
         peer_event(g, event->data.ptr, event->events);
     }
@@ -151,6 +164,7 @@ static int open_loop(struct gateway *g, struct helm_err *err)
     if (rc == 0) rc = watch(g, helm_client_fd(g->cli.client), SOURCE_DAEMON, err);
     if (rc == 0) rc = watch(g, g->cli.signal_fd, SOURCE_SIGNAL, err);
     if (rc == 0) rc = watch(g, jobs_fd(g->jobs), SOURCE_JOBS, err);
+    if (rc == 0) rc = watch(g, inquiry_fd(g->inquiry), SOURCE_INQUIRY, err);
     return rc;
 }
 

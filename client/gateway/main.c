@@ -63,6 +63,7 @@ static int start(struct gateway *g, const struct options *o, struct helm_err *er
     if (rc == 0) rc = cpu_usable(-1, &cpus, err);
     const int half = rc == 0 ? (cpus.suggested + 1) / 2 : 1;
     if (rc == 0) rc = jobs_open(half < THREADS_MAX ? (uint32_t)half : THREADS_MAX, &g->jobs, err);
+    if (rc == 0) rc = inquiry_open(&g->cli, &g->inquiry, err);
     if (rc == 0) rc = server_open(g, o->listen, at, err);
     if (rc == 0)
         log_info("serving %s at http://%s, from %s%s", g->model.name, at, helm_client_endpoint(g->cli.client),
@@ -73,9 +74,9 @@ static int start(struct gateway *g, const struct options *o, struct helm_err *er
 static void stop(struct gateway *g)
 {
     jobs_close(&g->jobs);
+    inquiry_close(&g->inquiry);
     server_close(g);
     if (g->epoll_fd >= 0) close(g->epoll_fd);
-    free(g->status);
     free(g->folder);
     access_free(&g->access);
     cli_close(&g->cli); /* requests that are still open hold a place in their grammar */

@@ -7,7 +7,7 @@
 #include "client/shared/exposition.h"
 #include "client/gateway/gateway.h"
 #include "client/gateway/routes.h"
-#include "common/base/log.h"
+#include "common/base/units.h"
 
 static const double bounds[METRICS_BUCKETS] = {0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025,
                                                0.05,   0.1,    0.25,  1,     5,     30,   120};
@@ -48,12 +48,11 @@ static void write_requests(struct cli_text *out, const struct metrics *m)
         }
 }
 
-void metrics_write(struct gateway *g, struct cli_text *out)
+void metrics_write(struct gateway *g, const struct inquiry_fact *status, const struct inquiry_fact *plan,
+                   struct cli_text *out)
 {
-    const struct helm_status *status = info_status(g);
-    struct helm_plan_info *plan = NULL;
-    struct helm_err err = {0};
     const struct metrics *m = &g->metrics;
+    const uint64_t age_us = status ? units_now_us() - status->at_us : 0;
     size_t open = 0;
     for (const struct exchange *ex = g->exchanges; ex; ex = ex->next) open += ex->choice_count && !ex->over;
     write_requests(out, m);
@@ -82,8 +81,9 @@ void metrics_write(struct gateway *g, struct cli_text *out)
                     "From a request's headers to its last token.");
     write_histogram(out, "helm_gateway_handover_seconds", &m->handover,
                     "From a streamed token's coming from helmd to its being written to the client's socket.");
-    if (status && helm_plan_info(g->cli.client, GATEWAY_ANSWER_MS, &plan, &err) < 0)
-        log_warn("plan: %s", err.text);
-    daemon_metrics_write(status, plan, out);
-    free(plan);
+    if (status)
+        exposition_gauge(out, "helm_gateway_status_age_seconds", (double)age_us * 1e-6,
+                         "Since helmd last said what follows.");
+    const bool is_new = status && age_us <= INQUIRY_SILENT_US;
+    daemon_metrics_write(is_new ? status->status : NULL, is_new && plan ? plan->plan : NULL, out);
 }

@@ -25,8 +25,10 @@ struct metrics {
 void metrics_observe(struct metrics_histogram *histogram, double seconds);
 
 struct gateway;
+struct inquiry_fact;
 struct cli_text;
-/* Asks the daemon for its status. */
-void metrics_write(struct gateway *gateway, struct cli_text *out);
+/* status, plan: what helmd said last; NULL: nothing, or it is gone. */
+void metrics_write(struct gateway *gateway, const struct inquiry_fact *status,
+                   const struct inquiry_fact *plan, struct cli_text *out);
 
 #endif

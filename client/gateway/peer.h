@@ -56,7 +56,7 @@ struct peers {
     uint32_t places, reserved;
     uint32_t fresh, hung_up; /* that peers_settle looks for */
     uint32_t places_max, address_max;
-    uint64_t stall_us; /* longest time of a head's receipt, and without a byte of a body */
+    uint64_t stall_us;               /* longest time of a head's receipt, and without a byte of a body */
     uint64_t evicted, refused, late; /* for /metrics: gave way, had no place, took too long */
 };
 

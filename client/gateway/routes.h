@@ -16,6 +16,7 @@ struct route {
     void (*reply)(struct exchange *exchange); /* in the loop, at once; where there is no work */
     enum ask_kind kind;                       /* of generations, with their voice */
     const struct voice *voice;
+    unsigned wants;          /* INQUIRY_WANTS(...): what helmd is asked first, in a thread */
     bool reserve;            /* answered while there is no place */
     const char *unsupported; /* why there is only a refusal; else NULL */
 };

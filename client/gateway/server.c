@@ -267,12 +267,12 @@ static void dispatch(struct exchange *ex)
     ex->peer->since_us = 0;
     if (ex->refusal.status) {
         exchange_refuse(ex);
-    } else if (ex->route->reply) {
+    } else if (ex->route->reply && !ex->route->wants) {
         ex->route->reply(ex);
     } else {
         ex->state = EXCHANGE_WORK;
         suspend(ex);
-        jobs_push(ex->gateway->jobs, ex);
+        if (!ex->route->wants || !inquiry_push(ex->gateway->inquiry, ex)) exchange_informed(ex);
     }
 }
 
@@ -372,7 +372,8 @@ static void connection_changed(void *cls, struct MHD_Connection *connection, voi
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
         const union MHD_ConnectionInfo *info =
             MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-        *context = info ? peers_started(&g->peers, info->connect_fd) : NULL; /* NULL: its requests are refused */
+        *context =
+            info ? peers_started(&g->peers, info->connect_fd) : NULL; /* NULL: its requests are refused */
     } else if (*context) {
         peer_closed(g, *context);
         *context = NULL;
@@ -431,14 +432,16 @@ int server_open(struct gateway *g, const char *listen_at, char at[128], struct h
     struct server *server = g->server;
     const int rc = listen_start(listen_at, g->peers.listen_fd, at, err);
     if (rc < 0) return rc;
-    server->http = MHD_start_daemon(
-        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ERROR_LOG, 0, NULL,
-        NULL, handle, g, MHD_OPTION_EXTERNAL_LOGGER, say, NULL, MHD_OPTION_CONNECTION_LIMIT, connections,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)(g->request_us / 1000000), MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK,
-        unescape, g, MHD_OPTION_URI_LOG_CALLBACK, note_path, g, MHD_OPTION_NOTIFY_COMPLETED, completed, g,
-        MHD_OPTION_NOTIFY_CONNECTION, connection_changed, g, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
-        MHD_OPTION_END);
+    server->http =
+        MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET |
+                             MHD_USE_ERROR_LOG,
+                         0, NULL, NULL, handle, g, MHD_OPTION_EXTERNAL_LOGGER, say, NULL,
+                         MHD_OPTION_CONNECTION_LIMIT, connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                         HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(g->request_us / 1000000),
+                         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, unescape, g,
+                         MHD_OPTION_URI_LOG_CALLBACK, note_path, g, MHD_OPTION_NOTIFY_COMPLETED, completed, g,
+                         MHD_OPTION_NOTIFY_CONNECTION, connection_changed, g,
+                         MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
     const union MHD_DaemonInfo *info =
         server->http ? MHD_get_daemon_info(server->http, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
     if (!info) return helm_fail(err, HELM_E_IO, "libmicrohttpd does not start");
