@@ -172,12 +172,14 @@ int loop_run(struct gateway *g)
 {
     struct epoll_event events[EVENTS];
     struct helm_err err = {0};
-    uint64_t tick_us = 0;
+    uint64_t tick_us = 0, turn_us = units_now_us();
     int rc = open_loop(g, &err);
     sd_notify(0, "READY=1");
     while (rc == 0 && !(g->draining && (!any_open(g) || units_now_us() >= g->drain_end_us))) {
         const int wait_ms = server_run(g);
+        metrics_observe(&g->metrics.turn, (double)(units_now_us() - turn_us) * 1e-6);
         const int count = epoll_wait(g->epoll_fd, events, EVENTS, wait_ms);
+        turn_us = units_now_us();
         if (count < 0 && errno != EINTR) rc = helm_fail_errno(&err, "epoll_wait");
         for (int i = 0; i < count; i++) handle(g, &events[i]);
         rc = rc ? rc : reconnect(g, &err);

@@ -81,6 +81,8 @@ void metrics_write(struct gateway *g, const struct inquiry_fact *status, const s
                     "From a request's headers to its last token.");
     write_histogram(out, "helm_gateway_handover_seconds", &m->handover,
                     "From a streamed token's coming from helmd to its being written to the client's socket.");
+    write_histogram(out, "helm_gateway_turn_seconds", &m->turn,
+                    "What the loop did between two waits: meanwhile every client waits.");
     if (status)
         exposition_gauge(out, "helm_gateway_status_age_seconds", (double)age_us * 1e-6,
                          "Since helmd last said what follows.");

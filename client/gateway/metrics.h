@@ -20,6 +20,7 @@ struct metrics {
     uint64_t cancelled, slow_dropped, refused_keys;
     struct metrics_histogram first_token, duration; /* of generations */
     struct metrics_histogram handover;              /* of streams: from a token's coming to its writing */
+    struct metrics_histogram turn; /* of the loop: between two waits, everything else waits */
 };
 
 void metrics_observe(struct metrics_histogram *histogram, double seconds);

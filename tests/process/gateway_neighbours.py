@@ -1,0 +1,175 @@
+"""For tests of what clients of helm-gateway can do to each other: a stand-in daemon, a client that reads a stream and one that
+asks /health, each in a process of its own, so that an attacker in the test costs them nothing but what the gateway lets it."""
+import json
+import multiprocessing
+import os
+import select
+import shutil
+import signal
+import socket
+import time
+
+import processor
+from gateway_harness import SLOW, Gateway, Scripted, ids_of, model_folder
+
+try:
+    from proto import helm_pb2 as pb
+except ImportError:
+    import helm_pb2 as pb
+
+TEXT = " and so it goes on and on, word by word,"
+HIDDEN = 4096
+fork = multiprocessing.get_context("fork")
+
+
+class Neighbourly(Scripted):
+    """A victim's stream has a token every few ms until it is cancelled; other requests have max_tokens of them at once."""
+
+    def __init__(self, endpoint, folder, words):
+        super().__init__(endpoint, folder, token_seconds=0.005)
+        self.context_tokens, self.words = 1 << 17, words
+
+    def handle(self, client, request):
+        kind = request.WhichOneof("body")
+        if kind == "generate":
+            count = request.generate.max_tokens
+            self.script, self.how = (self.words, 12) if "victim" in request.generate.label else ([count], 11)
+        elif kind == "embed":
+            self.last_id += 1
+            self.send(client, request.request_id, embedding=pb.Embedding(
+                id=self.last_id, values=[(i * 7919 % 1000 - 500) / 997 for i in range(HIDDEN)],
+                usage=pb.Usage(prompt_tokens=len(request.embed.prompt))))
+            return
+        super().handle(client, request)
+
+    def tick(self):
+        for key, entry in list(self.going.items()):
+            client, number, generate, sent, at = entry
+            if generate.prompt[0] == 12:
+                if time.monotonic() < at:
+                    continue
+                count, entry[4] = 1, time.monotonic() + self.token_seconds
+            else:
+                count = min(generate.prompt[1] - sent, 100)
+            for sent in range(sent, sent + count):
+                token = self.words[sent % len(self.words)]
+                top = [pb.TokenLogprob(token=token + i, logprob=-0.123456789 - i) for i in range(generate.logprobs)]
+                self.send(client, number, token=pb.Token(id=key, index=sent, token=token, logprob=-0.123456789, top=top))
+            entry[3] += count
+            if generate.prompt[0] == 11 and entry[3] == generate.prompt[1]:
+                self.finish(key, pb.FINISH_LENGTH)
+
+
+def serve(endpoint, folder, words):
+    Neighbourly(endpoint, folder, words).run()
+
+
+def ask_health(pipe, port):
+    """Until told to end: what it took, at most, and the statuses."""
+    worst, seen = 0.0, set()
+    while True:
+        begin = processor.clock()
+        with socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW) as s:
+            s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            got = b""
+            while piece := s.recv(65536):
+                got += piece
+        worst = max(worst, processor.clock() - begin)
+        seen.add(int(got.split()[1]) if got else 0)
+        if pipe.poll(0.02):
+            if pipe.recv() == "end":
+                return
+            pipe.send((worst, seen))
+            worst, seen = 0.0, set()
+
+
+def read_stream(pipe, port):
+    """The same for the longest gap between two pieces of a stream."""
+    body = json.dumps({"prompt": "go", "max_tokens": 100000, "stream": True, "user": "victim"}).encode()
+    s = socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW)
+    s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    last, worst = processor.clock(), 0.0
+    while True:
+        ready, _, _ = select.select([s, pipe], [], [])
+        now = processor.clock()
+        worst = max(worst, now - last)
+        if s in ready:
+            if not s.recv(1 << 20):
+                worst = 1e9  # it ended
+            last = now
+        if pipe in ready:
+            if pipe.recv() == "end":
+                return
+            pipe.send((worst, None))
+            worst = 0.0
+
+
+class Child:
+    def __init__(self, run, *args):
+        self.pipe, other = fork.Pipe()
+        self.process = fork.Process(target=run, args=(other, *args), daemon=True)
+        self.process.start()
+
+    def ask(self):
+        """What was worst since it was asked last."""
+        self.pipe.send("?")
+        return self.pipe.recv()
+
+    def end(self):
+        self.process.kill()
+        self.process.join()
+
+
+class Neighbourhood:
+    """with Neighbourhood(options) as n: a gateway n.g, a daemon's process n.daemon, a stream and a client of /health."""
+
+    def __init__(self, *options):
+        self.folder = model_folder("qwen3.jinja", ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"))
+        endpoint = "ipc://%s/helmd.sock" % self.folder
+        self.daemon = fork.Process(target=serve, args=(endpoint, self.folder, ids_of(TEXT, self.folder)), daemon=True)
+        self.daemon.start()
+        end = time.time() + 20 * SLOW
+        while not os.path.exists(endpoint[6:]) and time.time() < end:
+            time.sleep(0.01)
+        self.g = Gateway(endpoint, *options)
+        self.stream = Child(read_stream, self.g.port)
+        self.health = Child(ask_health, self.g.port)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *failure):
+        self.stream.end()
+        self.health.end()
+        self.g.__exit__(*failure)
+        self.daemon.kill()
+        self.daemon.join()
+        shutil.rmtree(self.folder)
+
+    def felt(self):
+        """The longest gap of the stream, the longest /health and its statuses, since it was asked last."""
+        return self.stream.ask()[0], *self.health.ask()
+
+    def during(self, attack, seconds):
+        """The same while attack() is called again and again for that many seconds of clock(), and how often it was."""
+        self.felt()
+        end, count = processor.clock() + seconds, 0
+        while processor.clock() < end:
+            attack()
+            count += 1
+        return *self.felt(), count
+
+    def stop_daemon(self):
+        os.kill(self.daemon.pid, signal.SIGSTOP)
+
+    def go_on(self):
+        os.kill(self.daemon.pid, signal.SIGCONT)
+
+    def send(self, data, timeout=20):
+        """A connection on which that was sent."""
+        s = socket.create_connection(("127.0.0.1", self.g.port), timeout=timeout * SLOW)
+        s.sendall(data)
+        return s
+
+    def places(self):
+        return int(self.g.metric("helm_gateway_connections"))
