@@ -420,6 +420,7 @@ void ask_free(struct ask *ask)
     json_decref(ask->extra);
     json_decref(ask->made);
     json_decref(ask->echo);
+    free(ask->echo_text);
     json_decref(ask->spaces);
     free(ask->rendered);
     grammars_give_back(ask->grammar);

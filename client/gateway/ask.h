@@ -77,6 +77,8 @@ struct ask {
     json_t *made;   /* of ASK_RESPONSE, ASK_MESSAGE: tools as chats have them, which `tools` is then */
     json_t *spaces; /* of ASK_RESPONSE: {a function's name: {"namespace", "name"}} of those in namespaces */
     json_t *echo;   /* of ASK_RESPONSE: what the answer says of the request, an object with members */
+    char *echo_text; /* that as JSON: it is long, and a stream says it three times */
+    size_t echo_bytes;
     bool stream, include_usage, logprobs;
     bool load_only;       /* Ollama: no prompt; the client only wants the model to be there */
     bool conversation;    /* the prompt came through the chat template */

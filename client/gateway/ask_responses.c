@@ -7,6 +7,7 @@
 
 #include "client/gateway/ask.h"
 #include "client/gateway/gateway.h"
+#include "common/base/json.h"
 
 #define METADATA_PAIRS_MAX 16
 #define METADATA_KEY_MAX   64
@@ -419,7 +420,9 @@ static bool check_metadata(struct ask_reader *r, const json_t *metadata)
  * that, or the answer would be dropped after it was begun. */
 static bool check_echo(struct ask_reader *r)
 {
-    const size_t bytes = json_dumpb(r->ask->echo, NULL, 0, JSON_COMPACT);
+    char *text = r->ask->echo_text = json_dump_text(r->ask->echo, JSON_COMPACT);
+    const size_t bytes = r->ask->echo_bytes = text ? strlen(text) : 0;
+    if (!text) return out_of_memory(r);
     if (bytes <= ECHO_MAX) return true;
     return refuse(
         r->refusal, 400, "invalid_value", "instructions",

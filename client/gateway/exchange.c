@@ -13,7 +13,10 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 
-#define JSON_TYPE "application/json"
+#define JSON_TYPE     "application/json"
+#define END_BYTES     ((size_t)64 << 10) /* an end longer than that is written in a thread: half a millisecond */
+#define LOGPROB_BYTES 80                 /* of a token with its probability, about */
+#define NUMBER_BYTES  13                 /* of a number of an embedding */
 
 void exchange_answer(struct exchange *ex, int status, const char *type, struct cli_text *out)
 {
@@ -75,29 +78,74 @@ static void note_end(struct exchange *ex)
     metrics_observe(&m->duration, (double)(units_now_us() - ex->begin_us) * 1e-6);
 }
 
+/* About as many bytes as its voice writes at the end. */
+static size_t end_bytes(const struct exchange *ex)
+{
+    const struct ask *ask = &ex->ask;
+    size_t bytes = ask->echo_bytes;
+    for (uint32_t i = 0; i < ex->choice_count; i++) {
+        const struct choice *c = &ex->choices[i];
+        bytes += c->text.length + c->thought.length + c->embedding_count * NUMBER_BYTES;
+        if (ask->logprobs) bytes += c->token_count * (1 + ask->top_logprobs) * LOGPROB_BYTES;
+        for (size_t k = 0; k < c->call_count; k++) bytes += c->calls[k].arguments.length;
+    }
+    return bytes;
+}
+
+static void write_end(struct exchange *ex)
+{
+    const struct voice *voice = ex->route->voice;
+    if (!ex->streams) {
+        voice->whole(ex);
+        return;
+    }
+    voice->delta(ex, ex->last);
+    voice->finish(ex, ex->last);
+    if (voice->end) voice->end(ex);
+}
+
+/* The end is written. */
+static void end_answer(struct exchange *ex)
+{
+    if (!ex->streams) {
+        exchange_answer(ex, 200, JSON_TYPE, &ex->out);
+        return;
+    }
+    ex->state = EXCHANGE_ANSWER;
+    ex->over = true;
+    exchange_wake(ex);
+}
+
 /* A choice is over: the stream's last words, or the whole answer. */
 void exchange_finished(struct choice *c)
 {
     struct exchange *ex = c->exchange;
     const struct voice *voice = ex->route->voice;
-    ex->finished++;
-    if (ex->streams) {
+    if (++ex->finished < ex->choice_count) {
+        if (!ex->streams) return;
         voice->delta(ex, c);
         voice->finish(ex, c);
-    }
-    if (ex->finished < ex->choice_count) {
-        if (ex->streams) exchange_wake(ex);
+        exchange_wake(ex);
         return;
     }
     note_end(ex);
-    if (!ex->streams) {
-        voice->whole(ex);
-        exchange_answer(ex, 200, JSON_TYPE, &ex->out);
-        return;
+    ex->last = c;
+    ex->writes = end_bytes(ex) > END_BYTES;
+    if (!ex->writes) {
+        write_end(ex);
+        end_answer(ex);
+    } else if (ex->streams) { /* server.c hands it to a thread when all that there is was fetched */
+        ex->over_us = units_now_us();
+        exchange_wake(ex);
+    } else {
+        ex->state = EXCHANGE_WORK;
+        jobs_push(ex->gateway->jobs, ex);
     }
-    if (voice->end) voice->end(ex);
-    ex->over = true;
-    exchange_wake(ex);
+}
+
+void exchange_work(struct exchange *ex)
+{
+    (ex->writes ? write_end : ex->route->work)(ex);
 }
 
 /* The daemon took them all: a stream's head may be sent. */
@@ -233,6 +281,14 @@ void exchange_informed(struct exchange *ex)
 void exchange_start(struct exchange *ex)
 {
     struct helm_err err = {0};
+    if (ex->writes) {
+        ex->writes = false;
+        if (ex->gone)
+            exchange_drop(ex, "the client went away");
+        else
+            end_answer(ex);
+        return;
+    }
     ex->gateway->body_bytes -= ex->body.length;
     cli_text_free(&ex->body);
     if (ex->refusal.status || ex->gone) {

@@ -79,7 +79,7 @@ struct choice {
 
 enum exchange_state {
     EXCHANGE_BODY,   /* the request is being received */
-    EXCHANGE_WORK,   /* a thread has it: reads its body, asks helmd */
+    EXCHANGE_WORK,   /* a thread has it: asks helmd, reads its body, writes its end */
     EXCHANGE_ASKED,  /* the daemon has it; nothing is answered yet */
     EXCHANGE_ANSWER, /* the answer's status is known: libmicrohttpd fetches it */
 };
@@ -106,6 +106,7 @@ struct exchange {
     struct refusal refusal;
 
     struct choice *choices;
+    struct choice *last; /* that was over */
     uint32_t choice_count, accepted, finished; /* accepted: by the daemon; of embeddings, sent to it */
 
     /* the answer */
@@ -115,6 +116,7 @@ struct exchange {
     size_t sent;
     char allow[64];     /* with 405 and for another site's page: the path's methods */
     bool streams, over; /* out grows until `over` */
+    bool writes;        /* all choices are over: a thread writes the end, once what there is was fetched */
     bool queued;        /* libmicrohttpd has the response */
     bool closes;        /* the connection ends with the answer */
     bool suspended;     /* libmicrohttpd does not look at the connection */
@@ -131,7 +133,9 @@ void exchange_refuse(struct exchange *exchange);
 
 /* helmd was asked (exchange->facts): goes on with the body, or answers. */
 void exchange_informed(struct exchange *exchange);
-/* The body was read (exchange->ask or ->refusal): sends the generations. */
+/* In a thread of jobs.c: reads the body, or writes the end. */
+void exchange_work(struct exchange *exchange);
+/* It comes back. The body was read (exchange->ask or ->refusal): sends the generations. Or the end was written. */
 void exchange_start(struct exchange *exchange);
 /* The client went away, or reads too slowly: ends what is under way. */
 void exchange_drop(struct exchange *exchange, const char *why);

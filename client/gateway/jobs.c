@@ -43,7 +43,7 @@ static void *run(void *argument)
         struct exchange *exchange = jobs->waiting.first;
         jobs->waiting.first = exchange->job;
         pthread_mutex_unlock(&jobs->lock);
-        exchange->route->work(exchange);
+        exchange_work(exchange);
         pthread_mutex_lock(&jobs->lock);
         append(&jobs->done, exchange);
         (void)!write(jobs->event_fd, &one, sizeof one); /* EAGAIN: it is raised already */

@@ -1,6 +1,7 @@
-/* Threads that read bodies: an exchange goes in, and comes back with its ask or its refusal.
+/* Threads that read bodies and write long ends of answers: an exchange goes in, and comes back with its ask, its refusal or
+ * its output (exchange_work).
  *
- * A thread touches of an exchange its route, body, ask, refusal, out and status, and of the gateway its model, which does
+ * A thread touches of an exchange its route, body, ask, choices, refusal, out and status, and of the gateway its model, which does
  * not change. Called by the loop. */
 #ifndef HELM_CLIENT_GATEWAY_JOBS_H
 #define HELM_CLIENT_GATEWAY_JOBS_H

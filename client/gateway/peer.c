@@ -119,7 +119,7 @@ void peer_closed(struct gateway *g, struct peer *peer)
 static unsigned willing(const struct peer *peer, uint64_t now)
 {
     const unsigned unknown = peer->keyed ? 0 : 3;
-    if (peer->ended || peer->reserved) return 0;
+    if (peer->ended || peer->reserved || (peer->exchange && peer->exchange->state == EXCHANGE_WORK)) return 0;
     if (!peer->exchange) return 3 + unknown;
     if (peer->exchange->state == EXCHANGE_BODY) return 2 + unknown;
     return peer->exchange->over_us && now - peer->exchange->over_us > FETCHES_US ? 1 + unknown : 0;

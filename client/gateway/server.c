@@ -51,6 +51,12 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *to, size_t space)
     (void)pos;
     if (ex->dropped || ex->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
     if (left == 0 && ex->over) return MHD_CONTENT_READER_END_OF_STREAM;
+    if (left == 0 && ex->writes) {
+        ex->state = EXCHANGE_WORK;
+        suspend(ex);
+        jobs_push(ex->gateway->jobs, ex);
+        return 0;
+    }
     if (left == 0) {
         suspend(ex);
         return 0;
@@ -389,7 +395,7 @@ void server_accept(struct gateway *g)
 static void break_silence(struct exchange *ex, uint64_t now)
 {
     const char *text = ex->route->voice ? ex->route->voice->silence : NULL;
-    const bool speaks = ex->streams && !ex->over && !ex->dropped && ex->out.length == ex->sent;
+    const bool speaks = ex->streams && ex->state == EXCHANGE_ANSWER && !ex->over && !ex->dropped && ex->out.length == ex->sent;
     if (!text || !speaks || now - ex->spoke_us < SILENCE_US) return;
     cli_text_add(&ex->out, text, strlen(text));
     exchange_wake(ex);
@@ -400,7 +406,7 @@ void server_tick(struct gateway *g)
     const uint64_t now = units_now_us();
     for (struct exchange *ex = g->exchanges; ex; ex = ex->next) break_silence(ex, now);
     for (struct exchange *ex = g->exchanges; ex; ex = ex->next)
-        if (ex->over_us && !ex->dropped && now - ex->over_us > g->request_us) {
+        if (ex->over_us && ex->state != EXCHANGE_WORK && !ex->dropped && now - ex->over_us > g->request_us) {
             g->metrics.slow_dropped++;
             exchange_drop(ex, "the client does not fetch its answer");
             peer_end(g, ex->peer);

@@ -100,7 +100,6 @@ static void add_response(struct exchange *ex, const char *status)
     struct cli_text *out = &ex->out;
     struct choice *c = &ex->choices[0];
     const bool cut = !status && c->finish == HELM_FINISH_LENGTH, over = !status;
-    char *echo = json_dump_text(ex->ask.echo, JSON_COMPACT);
     cli_text_printf(
         out, "{\"id\":\"resp_%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"model\":",
         ex->id, (long long)ex->created,
@@ -127,11 +126,8 @@ static void add_response(struct exchange *ex, const char *status)
         add_usage(ex, c);
     else
         cli_text_printf(out, "null");
-    if (echo)
-        cli_text_printf(out, ",%s", echo + 1); /* with its closing brace */
-    else
-        out->failed = true;
-    free(echo);
+    cli_text_add(out, ",", 1);
+    cli_text_add(out, ex->ask.echo_text + 1, ex->ask.echo_bytes - 1); /* with its closing brace */
 }
 
 /* ---- events ----------------------------------------------------------------------------------------- */
