@@ -399,6 +399,7 @@ bool ask_read(enum ask_kind kind, const struct ask_model *model, const char *tex
     struct ask_reader reader = {.model = model, .ask = ask, .refusal = refusal};
     *refusal = (struct refusal){0};
     *ask = (struct ask){.kind = kind,
+                        .gone = ask->gone,
                         .choices = 1,
                         .pooling = model->pooling,
                         .truncate = kind == ASK_OLLAMA_EMBED};

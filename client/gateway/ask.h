@@ -72,11 +72,12 @@ struct ask_prompt {
 
 struct ask {
     enum ask_kind kind;
-    json_t *body;   /* what the texts below are borrowed from */
-    json_t *extra;  /* chat_template_kwargs with how much is to be thought (ask_effort.c) */
-    json_t *made;   /* of ASK_RESPONSE, ASK_MESSAGE: tools as chats have them, which `tools` is then */
-    json_t *spaces; /* of ASK_RESPONSE: {a function's name: {"namespace", "name"}} of those in namespaces */
-    json_t *echo;   /* of ASK_RESPONSE: what the answer says of the request, an object with members */
+    const _Atomic bool *gone; /* another thread says that nobody waits for it; set before ask_read, or NULL */
+    json_t *body;             /* what the texts below are borrowed from */
+    json_t *extra;            /* chat_template_kwargs with how much is to be thought (ask_effort.c) */
+    json_t *made;    /* of ASK_RESPONSE, ASK_MESSAGE: tools as chats have them, which `tools` is then */
+    json_t *spaces;  /* of ASK_RESPONSE: {a function's name: {"namespace", "name"}} of those in namespaces */
+    json_t *echo;    /* of ASK_RESPONSE: what the answer says of the request, an object with members */
     char *echo_text; /* that as JSON: it is long, and a stream says it three times */
     size_t echo_bytes;
     bool stream, include_usage, logprobs;

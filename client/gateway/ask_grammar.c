@@ -200,14 +200,14 @@ static uint32_t with_thinking(const struct ask_reader *r, struct exprs *x, uint3
 static bool refuse_grammar(struct ask_reader *r, int rc, const char *text)
 {
     const char *param = r->format != ASK_FORMAT_NONE ? r->format_param : "tools";
-    if (rc == HELM_E_NOMEM) return refuse_err(r->refusal, param, rc, text);
+    if (rc == HELM_E_NOMEM || rc == HELM_E_BUSY) return refuse_err(r->refusal, param, rc, text);
     return refuse(r->refusal, 400, rc == HELM_E_UNSUPPORTED ? "unsupported_value" : "invalid_value", param,
                   "'%s': %s", param, text);
 }
 
 static bool open_grammar(struct ask_reader *r, const char *key)
 {
-    struct exprs x = {0};
+    struct exprs x = {.stop = r->ask->gone};
     struct helm_grammar *grammar = NULL;
     struct helm_err err = {0};
     uint32_t root = 0;

@@ -6,6 +6,7 @@
 #ifndef HELM_CLIENT_GATEWAY_EXCHANGE_H
 #define HELM_CLIENT_GATEWAY_EXCHANGE_H
 
+#include <stdatomic.h>
 #include <time.h>
 
 #include "client/gateway/ask.h"
@@ -106,7 +107,7 @@ struct exchange {
     struct refusal refusal;
 
     struct choice *choices;
-    struct choice *last; /* that was over */
+    struct choice *last;                       /* that was over */
     uint32_t choice_count, accepted, finished; /* accepted: by the daemon; of embeddings, sent to it */
 
     /* the answer */
@@ -120,7 +121,7 @@ struct exchange {
     bool queued;        /* libmicrohttpd has the response */
     bool closes;        /* the connection ends with the answer */
     bool suspended;     /* libmicrohttpd does not look at the connection */
-    bool gone;          /* the client went away */
+    atomic_bool gone;   /* the client went away; a thread looks at it, too */
     bool dropped;       /* the answer ends without its end */
 };
 

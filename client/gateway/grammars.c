@@ -56,17 +56,19 @@ struct kept_grammar *grammars_find(struct grammars *g, const char *key)
     return kept;
 }
 
-/* Takes out the one used longest ago, if more than are kept are unused. The lock is held. */
+/* Takes out the one used longest ago, if more than are kept are unused, or they hold too much. The lock is held. */
 static struct kept_grammar *take_oldest(struct grammars *g)
 {
     struct kept_grammar **oldest = NULL, *out;
     uint32_t unused = 0;
+    size_t bytes = 0;
     for (struct kept_grammar **at = &g->first; *at; at = &(*at)->next) {
         if ((*at)->users) continue;
         unused++;
+        bytes += (*at)->grammar->states.counted; /* nobody changes that of an unused one */
         if (!oldest || (*at)->used < (*oldest)->used) oldest = at;
     }
-    if (unused <= GRAMMARS_KEPT) return NULL;
+    if (unused <= GRAMMARS_KEPT && bytes <= GRAMMARS_KEPT_BYTES) return NULL;
     out = *oldest;
     *oldest = out->next;
     return out;
@@ -103,7 +105,11 @@ void grammars_give_back(struct kept_grammar *kept)
     struct grammars *g = kept->of;
     pthread_mutex_lock(&g->lock);
     kept->users--;
-    struct kept_grammar *old = take_oldest(g);
+    struct kept_grammar *old = take_oldest(g), *next = NULL;
+    for (struct kept_grammar *last = old; last; last = last->next) last->next = take_oldest(g);
     pthread_mutex_unlock(&g->lock);
-    if (old) kept_free(old);
+    for (; old; old = next) {
+        next = old->next;
+        kept_free(old);
+    }
 }

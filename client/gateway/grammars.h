@@ -2,13 +2,14 @@
  * requests too.
  *
  * Called by threads that read bodies (take) and by the thread that frees an ask (give back). A grammar in use stays; of
- * the unused ones the GRAMMARS_KEPT used last stay. */
+ * the unused ones those used last stay: GRAMMARS_KEPT, as long as they hold no more than GRAMMARS_KEPT_BYTES. */
 #ifndef HELM_CLIENT_GATEWAY_GRAMMARS_H
 #define HELM_CLIENT_GATEWAY_GRAMMARS_H
 
 #include "client/text/grammar/engine.h"
 
-#define GRAMMARS_KEPT 8
+#define GRAMMARS_KEPT       8
+#define GRAMMARS_KEPT_BYTES (GRAMMAR_BYTES_MAX / 4)
 
 struct grammars; /* opaque */
 struct kept_grammar {

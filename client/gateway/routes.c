@@ -12,6 +12,8 @@
 
 static void read_ask(struct exchange *ex)
 {
+    if (ex->gone) return; /* while it waited for a thread */
+    ex->ask.gone = &ex->gone;
     /* false: the refusal is filled in, which exchange_start looks at */
     (void)!ask_read(ex->route->kind, &ex->gateway->model, ex->body.data ? ex->body.data : "", ex->body.length,
                     &ex->ask, &ex->refusal);

@@ -2,6 +2,7 @@
 #include "client/text/grammar/expr.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +33,9 @@ void exprs_fail(struct exprs *x, int code, const char *fmt, ...)
 void exprs_charge(struct exprs *x, size_t steps)
 {
     if (x->failed) return;
-    if (steps > EXPR_WORK_MAX - x->work)
+    if (x->stop && atomic_load_explicit(x->stop, memory_order_relaxed))
+        exprs_fail(x, HELM_E_CANCELLED, "the grammar is not wanted any more");
+    else if (steps > EXPR_WORK_MAX - x->work)
         exprs_fail(x, HELM_E_LIMIT, "the grammar takes more than %u steps to read", EXPR_WORK_MAX);
     else
         x->work += (uint32_t)steps;

@@ -45,10 +45,11 @@ struct exprs {
     struct expr_range *ranges;
     uint32_t *rules; /* the expression of each; EXPR_NONE: not defined yet */
     uint32_t node_count, node_space, range_count, range_space, rule_count, rule_space;
-    uint32_t json_rule[8]; /* schema_values.c: shared rules that were made, plus one */
-    uint32_t work;         /* steps that were charged */
-    int failed;            /* code of the first failure, which is in err */
-    const char *place;     /* in a schema, that failures name; NULL: none is being read */
+    uint32_t json_rule[8];    /* schema_values.c: shared rules that were made, plus one */
+    uint32_t work;            /* steps that were charged */
+    int failed;               /* code of the first failure, which is in err */
+    const _Atomic bool *stop; /* set by another thread: the grammar is not wanted any more; NULL: none */
+    const char *place;        /* in a schema, that failures name; NULL: none is being read */
     struct helm_err err;
 };
 
@@ -56,7 +57,8 @@ void exprs_free(struct exprs *exprs);
 /* Notes the first failure. */
 void exprs_fail(struct exprs *exprs, int code, const char *fmt, ...) HELM_PRINTF(3, 4);
 
-/* Counts steps before they are made: a reader's loops over what a stranger wrote are charged. Fails beyond EXPR_WORK_MAX. */
+/* Counts steps before they are made: a reader's loops over what a stranger wrote are charged. Fails beyond EXPR_WORK_MAX, and
+ * once *stop is set. */
 void exprs_charge(struct exprs *exprs, size_t steps);
 
 /* All return the new expression's number (or any number after a failure). */

@@ -41,13 +41,15 @@ int grammar_open_exprs(const struct helm_vocabulary *vocabulary, const struct ex
     g->level = malloc(((size_t)vocabulary->longest + 2) * sizeof *g->level);
     int rc = g->level ? 0 : helm_fail(err, HELM_E_NOMEM, "no memory for a grammar");
     if (!rc) rc = nfa_compile(exprs, root, vocabulary->longest, &g->nfa, err);
-    if (!rc) rc = states_open(&g->nfa, &g->states, err);
     g->states.held = vocabulary->held;
+    if (!rc) rc = states_open(&g->nfa, &g->states, err);
+    g->states.stop = exprs->stop;
     states_allow(&g->states, grammar_steps(g));
     if (!rc) rc = stacks_open(&g->states, &g->walk, err);
     if (!rc) rc = states_of(&g->states, &g->nfa.begin[g->nfa.root], 1, &g->begin, err);
     if (!rc) rc = mask_prepare(g, PREPARE_US, err);
     if (!rc) rc = first_mask(g, err);
+    g->states.stop = NULL;
     if (rc) {
         helm_grammar_close(g);
         return rc;
@@ -139,13 +141,20 @@ void helm_matcher_close(struct helm_matcher *m)
     free(m);
 }
 
-/* Takes the lock, and makes room for a step. HELM_E_BUSY: a quick call will not wait. */
-static int begin_step(struct helm_matcher *m, struct helm_err *err)
+/* HELM_E_BUSY: a quick call will not wait. */
+static int lock_step(struct helm_matcher *m, struct helm_err *err)
 {
     struct helm_grammar *g = m->grammar;
     if (m->quick && pthread_mutex_trylock(&g->lock) != 0)
         return helm_fail(err, HELM_E_BUSY, "the grammar is at work for another output");
     if (!m->quick) pthread_mutex_lock(&g->lock);
+    return 0;
+}
+
+/* Makes room for a step. The lock is held. */
+static int begin_step(struct helm_matcher *m, struct helm_err *err)
+{
+    struct helm_grammar *g = m->grammar;
     states_allow(&g->states, m->quick ? m->quick : grammar_steps(g));
     g->states.stop = &m->stop;
     int rc = matcher_enter(m, err);
@@ -154,12 +163,11 @@ static int begin_step(struct helm_matcher *m, struct helm_err *err)
     return rc;
 }
 
-/* Gives the lock back, which begin_step took unless it was busy. */
+/* Gives the lock back. */
 static int end_step(struct helm_matcher *m, int rc, struct helm_err *err)
 {
     struct helm_grammar *g = m->grammar;
     const bool more = m->quick && g->states.work > g->states.work_max;
-    if (rc == HELM_E_BUSY) return rc;
     g->states.stop = NULL;
     pthread_mutex_unlock(&g->lock);
     return rc == HELM_E_LIMIT && more ? helm_fail(err, HELM_E_BUSY, "the grammar takes longer") : rc;
@@ -172,7 +180,9 @@ int helm_matcher_mask(struct helm_matcher *m, uint32_t *bits, struct helm_err *e
     memset(bits, 0, v->words * sizeof *bits);
     if (m->ended) return helm_fail(err, HELM_E_STATE, "the output has ended");
     if (m->entered) {
-        int rc = begin_step(m, err);
+        int rc = lock_step(m, err);
+        if (rc) return rc;
+        rc = begin_step(m, err);
         if (!rc) rc = mask_fill(m, bits, err);
         rc = end_step(m, rc, err);
         if (rc) return rc;
@@ -199,7 +209,9 @@ int helm_matcher_take(struct helm_matcher *m, uint32_t token, struct helm_err *e
     }
     if (token >= v->vocab || v->offset[token] == v->offset[token + 1])
         return helm_fail(err, HELM_E_FORMAT, "token %u is no text", token);
-    int rc = begin_step(m, err);
+    int rc = lock_step(m, err);
+    if (rc) return rc;
+    rc = begin_step(m, err);
     uint32_t place = m->place;
     for (uint32_t at = v->offset[token]; at < v->offset[token + 1] && !rc && place; at++)
         rc = stacks_step(&m->stacks, place, v->bytes[at], &place, err);

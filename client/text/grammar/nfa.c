@@ -3,6 +3,7 @@
  * Edges are collected in any order, sorted by their states at the end; nfa_check.c looks at the whole. */
 #include "client/text/grammar/nfa.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +29,10 @@ struct compiler {
 static uint32_t new_state(struct compiler *c)
 {
     if (c->rc) return 0;
+    if (c->x->stop && atomic_load_explicit(c->x->stop, memory_order_relaxed)) {
+        c->rc = helm_fail(c->err, HELM_E_CANCELLED, "the grammar is not wanted any more");
+        return 0;
+    }
     if (c->states == NFA_STATES_MAX) {
         c->rc =
             helm_fail(c->err, HELM_E_LIMIT,
@@ -283,6 +288,13 @@ int nfa_compile(const struct exprs *x, uint32_t root, uint32_t horizon, struct n
     free(c.edge);
     if (rc) nfa_free(nfa);
     return rc;
+}
+
+size_t nfa_bytes(const struct nfa *nfa)
+{
+    return nfa->first[nfa->states] * sizeof *nfa->edge +
+           ((size_t)nfa->states + 1) * (sizeof *nfa->first + sizeof *nfa->twin) +
+           nfa->rules * (sizeof *nfa->begin + sizeof *nfa->end);
 }
 
 void nfa_free(struct nfa *nfa)

@@ -34,6 +34,7 @@ struct nfa {
 HELM_MUST_CHECK int nfa_compile(const struct exprs *exprs, uint32_t root, uint32_t horizon, struct nfa *nfa,
                                 struct helm_err *err);
 void nfa_free(struct nfa *nfa);
+size_t nfa_bytes(const struct nfa *nfa);
 
 /* nfa_check.c, for nfa_compile: takes out what can never end, refuses what never stops calling. */
 HELM_MUST_CHECK int nfa_check(struct nfa *nfa, struct helm_err *err);

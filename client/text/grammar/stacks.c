@@ -20,9 +20,9 @@ static int count_bytes(struct stacks *s, struct helm_err *err)
     if (!s->states || !s->states->held || bytes == s->counted) return 0;
     const size_t more = bytes - s->counted; /* wraps where it is less */
     s->counted = bytes;
-    if (atomic_fetch_add(s->states->held, more) + more <= STACKS_BYTES_MAX) return 0;
-    return helm_fail(err, HELM_E_LIMIT, "the grammars in use hold more than %zu MiB together",
-                     STACKS_BYTES_MAX >> 20);
+    if (atomic_fetch_add(s->states->held, more) + more <= GRAMMAR_BYTES_MAX) return 0;
+    return helm_fail(err, HELM_E_BUSY, "the grammars in use hold more than %zu MiB together",
+                     GRAMMAR_BYTES_MAX >> 20);
 }
 
 /* Room for entry `count`. */

@@ -13,7 +13,6 @@
 #define STACKS_DEPTH_MAX  192        /* rules called from one another; what nests deeper is not allowed */
 #define STACKS_WAYS_MAX   512        /* nodes of a place */
 #define STACKS_NODES_MAX  (1u << 16) /* of one walk: 2 MiB */
-#define STACKS_BYTES_MAX  ((size_t)256 << 20) /* of all walks of one vocabulary */
 #define STACKS_PLACES_MAX (1u << 16)
 #define STACKS_BOTTOM     0u
 #define STACKS_NOWHERE    0u /* the place without nodes */

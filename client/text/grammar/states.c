@@ -12,7 +12,9 @@ static int no_memory(struct helm_err *err)
 
 int states_open(const struct nfa *nfa, struct states *s, struct helm_err *err)
 {
-    *s = (struct states){.nfa = nfa, .table_size = 256, .count = 1, .work_max = UINT64_MAX};
+    *s = (struct states){.nfa = nfa, .table_size = 256, .count = 1, .work_max = UINT64_MAX, .held = s->held};
+    const int rc = states_hold(s, nfa_bytes(nfa) + 2 * nfa->states * sizeof *s->list, err);
+    if (rc) return rc;
     s->item = calloc(STATES_MAX, sizeof *s->item); /* the kernel gives only the pages that are touched */
     s->table = calloc(s->table_size, sizeof *s->table);
     s->list = malloc(nfa->states * sizeof *s->list);
@@ -20,8 +22,25 @@ int states_open(const struct nfa *nfa, struct states *s, struct helm_err *err)
     return s->item && s->table && s->list && s->mark ? 0 : no_memory(err);
 }
 
+int states_hold(struct states *s, size_t bytes, struct helm_err *err)
+{
+    if (!s->held) return 0;
+    s->counted += bytes;
+    if (atomic_fetch_add(s->held, bytes) + bytes <= GRAMMAR_BYTES_MAX) return 0;
+    return helm_fail(err, HELM_E_BUSY, "the grammars in use hold more than %zu MiB together",
+                     GRAMMAR_BYTES_MAX >> 20);
+}
+
+void states_drop(struct states *s, size_t bytes)
+{
+    if (!s->held) return;
+    s->counted -= bytes;
+    atomic_fetch_sub(s->held, bytes);
+}
+
 void states_close(struct states *s)
 {
+    states_drop(s, s->counted);
     for (uint32_t i = 0; s->item && i < s->count; i++) {
         free(s->item[i].member);
         free(s->item[i].call);
@@ -110,6 +129,8 @@ static int intern(struct states *s, uint32_t count, bool ends, uint32_t *set, st
     if (s->count == STATES_MAX || s->members + count > STATES_MEMBERS_MAX)
         return helm_fail(err, HELM_E_LIMIT, "the grammar is at more than %u different states of %u parts",
                          s->count, s->members);
+    const int rc = states_hold(s, sizeof *s->item + count * sizeof *s->list, err);
+    if (rc) return rc;
     s->members += count;
     struct state *state = &s->item[s->count];
     *state = (struct state){.count = count,
@@ -193,7 +214,11 @@ int states_step(struct states *s, uint32_t set, uint8_t byte, uint32_t *to, stru
     struct state *state = &s->item[set];
     *to = STATES_NONE;
     if (!state_reads(state, byte)) return 0;
-    if (!state->to && !(state->to = calloc(256, sizeof *state->to))) return no_memory(err);
+    if (!state->to) {
+        const int rc = states_hold(s, 256 * sizeof *state->to, err);
+        if (rc) return rc;
+        if (!(state->to = calloc(256, sizeof *state->to))) return no_memory(err);
+    }
     if (state->to[byte]) {
         *to = state->to[byte] - 1;
         return 0;
@@ -253,6 +278,8 @@ int states_fill_calls(struct states *s, uint32_t set, struct helm_err *err)
         const uint32_t m = s->item[set].member[i];
         for (uint32_t e = nfa->first[m]; e < nfa->first[m + 1]; e++) count += nfa->edge[e].kind == NFA_CALL;
     }
+    rc = states_hold(s, count * sizeof(struct state_call), err);
+    if (rc) return rc;
     struct nfa_edge *edge = malloc((count ? count : 1) * sizeof *edge);
     struct state_call *call = malloc((count ? count : 1) * sizeof *call);
     uint32_t *behind = malloc((count ? count : 1) * sizeof *behind);

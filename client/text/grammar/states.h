@@ -10,6 +10,8 @@
 #define STATES_MAX         (1u << 15) /* sets of one grammar */
 #define STATES_MEMBERS_MAX (1u << 21) /* of all of them together */
 #define STATES_NONE        0u         /* the empty set */
+#define GRAMMAR_BYTES_MAX                                                                                    \
+    ((size_t)256 << 20) /* of all grammars of a vocabulary and of all outputs' places in them */
 
 struct summary;
 
@@ -38,6 +40,7 @@ struct states {
     uint32_t *table; /* open addressing, of numbers; 0: free */
     uint32_t table_size;
     _Atomic size_t *held;     /* the vocabulary's; NULL: not counted */
+    size_t counted;           /* bytes that it has of this grammar, but for stacks */
     const _Atomic bool *stop; /* the matcher's: its work is not wanted any more; NULL: none */
     uint64_t work, work_max;  /* steps since states_allow, and how many there may be */
     /* scratch of closures */
@@ -56,6 +59,9 @@ static inline void states_allow(struct states *states, uint64_t steps)
 }
 /* Charges steps before they are made. */
 HELM_MUST_CHECK int states_charge(struct states *states, uint64_t steps, struct helm_err *err);
+/* Counts bytes of the grammar before they are taken: HELM_E_BUSY if all grammars together hold too many. */
+HELM_MUST_CHECK int states_hold(struct states *states, size_t bytes, struct helm_err *err);
+void states_drop(struct states *states, size_t bytes);
 /* The set of these states and what empty edges lead to. */
 HELM_MUST_CHECK int states_of(struct states *states, const uint32_t *member, uint32_t count, uint32_t *set,
                               struct helm_err *err);

@@ -34,6 +34,7 @@ void summaries_drop(struct helm_grammar *g)
         summary_free(g->states.item[i].summary);
         g->states.item[i].summary = NULL;
     }
+    states_drop(&g->states, g->summary_bytes);
     g->summary_bytes = 0;
 }
 
@@ -247,5 +248,5 @@ int summary_of(struct helm_grammar *g, uint32_t set, const struct summary **out,
     g->states.item[twin].summary = made;
     g->summary_bytes += made->bytes;
     *out = made;
-    return 0;
+    return states_hold(&g->states, made->bytes, err);
 }

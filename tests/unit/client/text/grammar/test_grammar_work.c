@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <time.h>
 
+#include "client/text/grammar/schema.h"
+
 #ifdef __SANITIZE_ADDRESS__
 #define SLOW 20.0
 #else
@@ -179,13 +181,66 @@ static void test_steps(void **state)
     helm_vocabulary_close(v);
 }
 
+/* All grammars and outputs share one budget: what finds it used up says so, and goes on when there is room again. */
+static void test_budget(void **state)
+{
+    (void)state;
+    struct helm_vocabulary *v = open_bytes(NULL);
+    struct helm_err err = {0};
+    struct helm_grammar *g = open_grammar(v, HELM_GRAMMAR_GBNF, "root ::= \"a\" [a-z]{3,9} root?"),
+                        *other = NULL;
+    struct helm_matcher *m;
+    const size_t one = *v->held;
+    assert_true(one > 1024); /* automaton, states, summaries */
+    assert_int_equal(helm_matcher_open(g, &m, &err), 0);
+    *v->held += GRAMMAR_BYTES_MAX - one;
+    assert_int_equal(helm_matcher_take(m, 'a', &err), HELM_E_BUSY);
+    assert_non_null(strstr(err.text, "the grammars in use hold more than 256 MiB together"));
+    m->quick = 1000;
+    assert_int_equal(helm_matcher_take(m, 'a', &err), HELM_E_BUSY); /* the lock is free again */
+    m->quick = 0;
+    assert_int_equal(helm_grammar_open(v, HELM_GRAMMAR_REGEX, "a+", 2, &other, &err), HELM_E_BUSY);
+    assert_null(other);
+    *v->held -= GRAMMAR_BYTES_MAX - one;
+    assert_int_equal(helm_matcher_take(m, 'a', &err), 0);
+    assert_int_equal(helm_grammar_open(v, HELM_GRAMMAR_REGEX, "a+", 2, &other, &err), 0);
+    helm_matcher_close(m);
+    helm_grammar_close(other);
+    helm_grammar_close(g);
+    assert_int_equal(*v->held, 0);
+    helm_vocabulary_close(v);
+}
+
+/* Nobody waits for it any more: reading a text, building the automaton and preparing masks give up alike. */
+static void test_not_wanted(void **state)
+{
+    (void)state;
+    struct helm_vocabulary *v = open_bytes(NULL);
+    struct helm_grammar *g = NULL;
+    struct helm_err err = {0};
+    _Atomic bool stop = true;
+    struct exprs read = {.stop = &stop}, built = {.stop = &stop}, prepared = {0};
+    const char schema[] = "{\"oneOf\":[{\"const\":1},{\"const\":2},{\"const\":3}]}";
+    uint32_t root;
+    assert_int_equal(schema_parse(&read, schema, sizeof schema - 1, &root, &err), HELM_E_CANCELLED);
+    root = expr_char(&built, 'a');
+    assert_int_equal(grammar_open_exprs(v, &built, root, &g, &err), HELM_E_CANCELLED);
+    root = expr_char(&prepared, 'a');
+    assert_int_equal(grammar_open_exprs(v, &prepared, root, &g, &err), 0);
+    assert_null(g->states.stop); /* what opened it is over */
+    helm_grammar_close(g);
+    exprs_free(&read);
+    exprs_free(&built);
+    exprs_free(&prepared);
+    assert_int_equal(*v->held, 0);
+    helm_vocabulary_close(v);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_long_lists),
-        cmocka_unit_test(test_squares),
-        cmocka_unit_test(test_doubling),
-        cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_long_lists), cmocka_unit_test(test_squares), cmocka_unit_test(test_doubling),
+        cmocka_unit_test(test_steps),      cmocka_unit_test(test_budget),  cmocka_unit_test(test_not_wanted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
