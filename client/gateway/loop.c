@@ -135,8 +135,8 @@ static void handle(struct gateway *g, const struct epoll_event *event)
     switch (event->data.u64) {
     case SOURCE_SERVER: /* runs in any case */
         break;
-    case SOURCE_LISTEN:
-        server_accept(g);
+    case SOURCE_LISTEN: /* after the others: who came before and said something is known then */
+        g->peers.knocked = true;
         break;
     case SOURCE_DAEMON:
         talk(g);
@@ -182,6 +182,7 @@ int loop_run(struct gateway *g)
         turn_us = units_now_us();
         if (count < 0 && errno != EINTR) rc = helm_fail_errno(&err, "epoll_wait");
         for (int i = 0; i < count; i++) handle(g, &events[i]);
+        if (g->peers.knocked) server_accept(g);
         rc = rc ? rc : reconnect(g, &err);
         if (units_now_us() - tick_us < TICK_US) continue;
         tick_us = units_now_us();

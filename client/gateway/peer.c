@@ -22,7 +22,9 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 
-#define ACCEPTS    16      /* new connections in a turn of the loop: the others' tokens go on */
+#define ACCEPTS    4 /* new connections in a turn of the loop: those before are read first, and tokens go on */
+#define YOUNG_US   100000  /* until which a connection's first bytes may lie unread */
+#define SILENT_US  20000   /* until which they may still come */
 #define FETCHES_US 5000000 /* from which on a whole answer that is not fetched may give way */
 
 /* ---- addresses -------------------------------------------------------------------------------------- */
@@ -115,14 +117,22 @@ void peer_closed(struct gateway *g, struct peer *peer)
 
 /* ---- who gives way ---------------------------------------------------------------------------------- */
 
+/* It has just come, and said nothing yet, or something that has not been read. */
+static bool is_young(const struct peer *peer, uint64_t now)
+{
+    const uint64_t age_us = now - peer->since_us;
+    return age_us < YOUNG_US && (peer->heard_us ? !is_read_out(peer) : age_us < SILENT_US);
+}
+
 /* How willingly it gives way: 0 not at all. Without a key before with one; a head before a body before an answer. */
 static unsigned willing(const struct peer *peer, uint64_t now)
 {
+    const struct exchange *ex = peer->exchange;
     const unsigned unknown = peer->keyed ? 0 : 3;
-    if (peer->ended || peer->reserved || (peer->exchange && peer->exchange->state == EXCHANGE_WORK)) return 0;
-    if (!peer->exchange) return 3 + unknown;
-    if (peer->exchange->state == EXCHANGE_BODY) return 2 + unknown;
-    return peer->exchange->over_us && now - peer->exchange->over_us > FETCHES_US ? 1 + unknown : 0;
+    if (peer->ended || peer->reserved) return 0;
+    if (!ex) return is_young(peer, now) ? 1 : 4 + unknown;
+    if (ex->state == EXCHANGE_BODY) return 3 + unknown;
+    return ex->state != EXCHANGE_WORK && ex->over_us && now - ex->over_us > FETCHES_US ? 2 + unknown : 0;
 }
 
 static uint64_t idle_since(const struct peer *peer)
@@ -197,7 +207,8 @@ static void admit(struct gateway *g, struct MHD_Daemon *http, int fd, const stru
     }
     const uint64_t now = units_now_us();
     *peer = (struct peer){.fd = fd, .from = from, .next = p->first};
-    peer->since_us = peer->head_us = peer->heard_us = now;
+    peer->since_us = peer->head_us = now;
+    if (!is_read_out(peer)) peer->heard_us = now; /* no event may tell: libmicrohttpd reads it first */
     peer->reserved = !find_place(g, from);
     name_peer(at, peer->address, sizeof peer->address);
     if (peer->reserved) {
@@ -219,7 +230,8 @@ static void admit(struct gateway *g, struct MHD_Daemon *http, int fd, const stru
 void peers_accept(struct gateway *g, struct MHD_Daemon *http)
 {
     struct peers *p = &g->peers;
-    for (int i = 0; i < ACCEPTS; i++) {
+    p->knocked = false;
+    for (int i = 0; i < ACCEPTS && p->listen_fd >= 0; i++) {
         struct sockaddr_storage at = {0};
         socklen_t size = sizeof at;
         const int fd = accept4(p->listen_fd, (struct sockaddr *)&at, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);

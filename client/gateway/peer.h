@@ -41,7 +41,7 @@ struct peer {
     bool ended;        /* it has no place any more; libmicrohttpd is about to close it */
     uint64_t since_us; /* waiting for a request or the rest of one; 0: an answer is under way */
     uint64_t head_us;  /* since when a head is awaited that is not whole; 0: none is, or nothing of it came */
-    uint64_t heard_us; /* when bytes came last */
+    uint64_t heard_us; /* when bytes came last; 0: none came */
 
     /* for framing.c: the path and query of its request */
     bool has_nul;       /* they hold %00 */
@@ -52,6 +52,7 @@ struct peers {
     struct peer *first;
     struct peer_address *addresses;
     int listen_fd; /* -1: no new connections */
+    bool knocked;  /* a new connection waits */
     bool paused;   /* descriptors are short: the listening socket is not watched until the next tick */
     uint32_t places, reserved;
     uint32_t fresh, hung_up; /* that peers_settle looks for */

@@ -293,6 +293,7 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
         if (!ex || !ex->peer) return MHD_NO;
         ex->peer->exchange = ex;
         ex->peer->head_us = 0;
+        ex->peer->heard_us = ex->begin_us;
         const uintptr_t gap = (uintptr_t)version - ex->peer->path_end; /* more than 1: NUL came in the path */
         const char *fault =
             framing_fault(connection, version, ex->peer->has_nul || (gap > 1 && gap < HEADER_BYTES));

@@ -65,10 +65,10 @@ class Answer:
 class Gateway:
     """helm-gateway at a port of its own. with Gateway(endpoint, options) as g: g.post(...)"""
 
-    def __init__(self, endpoint, *options, key=None):
+    def __init__(self, endpoint, *options, key=None, prefix=()):
         self.log_file = tempfile.NamedTemporaryFile(prefix="helm-gateway-", suffix=".log")
         self.key = key
-        command = [os.path.join(BIN, "helm-gateway"), *(("--connect", endpoint) if endpoint else ()), "--listen", "127.0.0.1:0", *options]
+        command = [*prefix, os.path.join(BIN, "helm-gateway"), *(("--connect", endpoint) if endpoint else ()), "--listen", "127.0.0.1:0", *options]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log_file, stderr=self.log_file)
         if not until(lambda: " at http://" in self.log() or self.process.poll() is not None, 20):
             raise AssertionError("helm-gateway did not start: " + self.log())

@@ -150,14 +150,11 @@ class Neighbourhood:
         """The longest gap of the stream, the longest /health and its statuses, since it was asked last."""
         return self.stream.ask()[0], *self.health.ask()
 
-    def during(self, attack, seconds):
-        """The same while attack() is called again and again for that many seconds of clock(), and how often it was."""
+    def during(self, attack):
+        """The same while attack() does what it does."""
         self.felt()
-        end, count = processor.clock() + seconds, 0
-        while processor.clock() < end:
-            attack()
-            count += 1
-        return *self.felt(), count
+        attack()
+        return self.felt()
 
     def stop_daemon(self):
         os.kill(self.daemon.pid, signal.SIGSTOP)
@@ -165,11 +162,3 @@ class Neighbourhood:
     def go_on(self):
         os.kill(self.daemon.pid, signal.SIGCONT)
 
-    def send(self, data, timeout=20):
-        """A connection on which that was sent."""
-        s = socket.create_connection(("127.0.0.1", self.g.port), timeout=timeout * SLOW)
-        s.sendall(data)
-        return s
-
-    def places(self):
-        return int(self.g.metric("helm_gateway_connections"))

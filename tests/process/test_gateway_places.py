@@ -1,0 +1,242 @@
+#!/usr/bin/python3
+"""Connections of helm-gateway: a place is free as soon as its client is gone or takes too long, the idlest one without a key
+gives way in a full house, an address has a bound of its own, and /health is answered in any case.
+
+HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
+"""
+import os
+import re
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+import time
+
+sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
+import processor  # noqa: E402
+from gateway_harness import SLOW, Gateway, Scripted, check, model_folder, sum_up, until  # noqa: E402
+
+HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
+WHOLE = HEAD + b"\r\n"
+HEALTH = WHOLE.replace(b"v1/models", b"health")
+BODY = b'{"prompt":"In","max_tokens":1}'
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+PARTS = {"nothing": b"", "half a line": b"GET /hea", "half a head": HEAD + b"X: ", "a head without its body": POST, "half a body": POST + BODY[:9],
+         "half a chunk": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1e\r\n{",
+         "a whole request": WHOLE, "a request and half of another": WHOLE + HEAD, "a request with a body": POST + BODY}
+SMALL = 160  # descriptors, which leave 16 places: see main.c
+
+
+class Two(Scripted):
+    """Requests for many tokens go on until they are cancelled; others are answered at once."""
+
+    def handle(self, client, request):
+        self.how = 12 if request.generate.max_tokens > 1000 else 11
+        super().handle(client, request)
+
+
+def send(g, data, address="127.0.0.1"):
+    s = socket.socket()
+    s.settimeout(20 * SLOW)
+    s.bind((address, 0))
+    s.connect(("127.0.0.1", g.port))
+    if data:
+        s.sendall(data)
+    return s
+
+
+def answer(s):
+    """(status, text, whether the connection is closed then); status 0: closed without one."""
+    got = b""
+    try:
+        while b"\r\n\r\n" not in got and (piece := s.recv(65536)):
+            got += piece
+        head, _, body = got.partition(b"\r\n\r\n")
+        length = int((re.search(rb"content-length: (\d+)", head.lower()) or [0, 0])[1])
+        while len(body) < length and (piece := s.recv(65536)):
+            body += piece
+        return int(head.split()[1]) if head else 0, body.decode(), b"connection: close" in head.lower()
+    except ConnectionError:
+        return 0, "", True
+
+
+def is_closed(s):
+    """Whether the gateway has closed it. Takes what was sent before."""
+    s.setblocking(False)
+    try:
+        while s.recv(65536):
+            pass
+        return True
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        s.settimeout(20 * SLOW)
+
+
+def places(g):
+    """Without the connection that asks."""
+    return int(g.metric("helm_gateway_connections")) - 1
+
+
+def reset(s):
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    s.close()
+
+
+def hangup_tests(g):
+    before = places(g)
+    for how, leave in (("closed", lambda s: s.close()), ("reset", reset), ("half closed", lambda s: s.shutdown(socket.SHUT_WR))):
+        for name, part in PARTS.items():
+            kept = [send(g, part) for _ in range(20)]
+            for s in kept:
+                leave(s)
+            check("%s, then %s: its place is free" % (name, how), until(lambda: places(g) <= before, 5), places(g))
+            for s in kept:
+                s.close()
+    s = send(g, WHOLE)
+    s.shutdown(socket.SHUT_WR)
+    check("a whole request of a client that sends no more is answered", answer(s)[0] == 200)
+    s.close()
+    kept = [send(g, WHOLE) for _ in range(5)]
+    check("who stays, stays", all(answer(s)[0] == 200 for s in kept) and places(g) == before + 5, places(g))
+    for s in kept:
+        s.sendall(WHOLE)
+    check("... and asks again", all(answer(s)[0] == 200 for s in kept))
+    for s in kept:
+        s.close()
+
+
+def time_tests(g):
+    """--stall-seconds 1, --request-seconds 5."""
+    late = g.metric("helm_gateway_requests_late_total")
+    begin = time.monotonic()
+    still = {name: send(g, PARTS[name]) for name in ("nothing", "half a line", "half a head", "half a body", "half a chunk")}
+    idle = send(g, WHOLE)
+    check("a connection between two requests", answer(idle)[0] == 200)
+    again = send(g, WHOLE)
+    check("... and another one", answer(again)[0] == 200)
+    again.sendall(HEAD)
+    trickles, slow, whole = send(g, HEAD), send(g, POST), send(g, POST)
+    for i in range(8):
+        for s in (trickles, slow):
+            try:
+                s.sendall(b"X" if s is trickles else BODY[i:i + 1])
+            except OSError:
+                pass
+        time.sleep(0.25)
+        if i == 1:
+            whole.sendall(BODY)
+    check("a body that came in time", answer(whole)[0] == 200)
+    check("a head that trickles is ended", until(lambda: is_closed(trickles), 5))
+    for name, s in still.items():
+        check("%s that stands still is ended" % name, until(lambda s=s: is_closed(s), 5))
+    check("half a head on a connection that had a request is ended", until(lambda: is_closed(again), 5))
+    if time.monotonic() - begin < 4:  # otherwise other limits are over
+        check("an idle connection stays", not is_closed(idle))
+        slow.sendall(BODY[8:])
+        check("... and so does a body that goes on", answer(slow)[0] == 200)
+    trickles, begin, end = send(g, POST.replace(b"%d" % len(BODY), b"1000")), time.monotonic(), processor.clock() + 20
+    try:
+        while not is_closed(trickles) and processor.clock() < end:
+            trickles.sendall(b" ")
+            time.sleep(0.3)
+    except OSError:
+        pass
+    check("a body that trickles on and on is ended after --request-seconds", time.monotonic() - begin > 4 and processor.clock() < end)
+    check("an idle connection is ended, too", until(lambda: is_closed(idle), 10))
+    check("they are counted", g.metric("helm_gateway_requests_late_total") - late >= 7, g.metric("helm_gateway_requests_late_total"))
+
+
+def house_tests(endpoint):
+    """16 places."""
+    with Gateway(endpoint, prefix=("prlimit", "--nofile=%d:%d" % (SMALL, SMALL))) as g:
+        check("fewer places for fewer descriptors", "160 descriptors are allowed: 16 connections instead of 1024" in g.log(), g.log())
+        stream = g.open_stream("/v1/completions", {"prompt": "x", "max_tokens": 100000, "stream": True})
+        check("a stream", b"200 OK" in stream.recv(65536))
+        idle = send(g, WHOLE)
+        check("an idle connection", answer(idle)[0] == 200)
+        halves = [send(g, HEAD, "127.0.0.%d" % (2 + i % 3)) for i in range(40)]
+        check("a full house answers", g.get("/v1/models").status == 200 and places(g) < 16, places(g))
+        check("... and takes generations", g.complete("x", max_tokens=2).status == 200)
+        closed = [is_closed(s) for s in halves]
+        check("the idlest gave way", all(closed[:20]) and not any(closed[-10:]), closed)
+        check("... and no stream did", b"data: " in stream.recv(65536) and not is_closed(stream))
+        check("... and it is counted", g.metric("helm_gateway_connections_evicted_total") >= 24)
+        heads = [send(g, POST, "127.0.0.9") for _ in range(6)]
+        time.sleep(0.2)
+        more = [send(g, HEAD, "127.0.0.8") for _ in range(20)]
+        check("heads give way before bodies", until(lambda: sum(map(is_closed, more)) >= 9) and not any(map(is_closed, heads)), (list(map(is_closed, more)), list(map(is_closed, heads))))
+        for s in [stream, idle, *halves, *heads, *more]:
+            s.close()
+        check("all places are free again", until(lambda: places(g) == 0), places(g))
+
+
+def reserve_tests(endpoint):
+    """4 places for an address, which 4 streams take."""
+    with Gateway(endpoint, "--address-connections", "4") as g:
+        body = {"prompt": "x", "max_tokens": 100000, "stream": True}
+        streams = [g.open_stream("/v1/completions", body) for _ in range(4)]
+        check("streams up to the bound of an address", all(b"200 OK" in s.recv(65536) for s in streams))
+        check("/health has a reserve", all(answer(send(g, HEALTH))[0] == 200 for _ in range(20)))
+        status, text, closed = answer(send(g, WHOLE))
+        check("others are told of the bound", status == 503 and closed and "no_place" in text and "127.0.0.1, which may have 4" in text, text)
+        status, text, closed = answer(send(g, POST + BODY))
+        check("... also those with a body", status == 503 and closed and "no_place" in text, text)
+        kept = [send(g, HEAD) for _ in range(40)]
+        check("a full reserve has a place for the next", answer(send(g, HEALTH))[0] == 200)
+        status, text, _ = answer(send(g, WHOLE, "127.0.0.2"))
+        check("another address has its own places", status == 200, text)
+        check("the streams go on", all(b"data: " in s.recv(65536) for s in streams))
+        streams.pop().close()
+        check("a place that is free is given", until(lambda: answer(send(g, WHOLE))[0] == 200))
+        for s in [*kept, *streams]:
+            s.close()
+
+
+def key_tests(endpoint):
+    with tempfile.NamedTemporaryFile("w") as keys:
+        keys.write("alice sk-first-0123\n")
+        keys.flush()
+        with Gateway(endpoint, "--api-keys", keys.name, "--address-connections", "8", key="sk-first-0123") as g:
+            with_key = WHOLE[:-2] + b"Authorization: Bearer sk-first-0123\r\n\r\n"
+            known = [send(g, with_key) for _ in range(4)]
+            check("connections with a key", all(answer(s)[0] == 200 for s in known))
+            refused = send(g, WHOLE)
+            check("a connection without one", answer(refused)[0] == 401)
+            halves = [send(g, HEAD) for _ in range(30)]
+            check("who has no key gives way first", until(lambda: is_closed(refused) and all(map(is_closed, halves[:-4]))))
+            check("... and who has one stays", not any(map(is_closed, known)))
+            known[0].sendall(with_key)
+            check("... and is answered", answer(known[0])[0] == 200)
+            for s in halves:
+                s.close()
+            more = [send(g, with_key) for _ in range(10)]
+            check("of those with a key the idlest gives way", all(answer(s)[0] == 200 for s in more[-4:]) and until(lambda: any(map(is_closed, known[1:]))), list(map(is_closed, known + more)))
+
+
+def main():
+    folder = model_folder("qwen3.jinja")
+    endpoint = "ipc://%s/helmd.sock" % folder
+    daemon = Two(endpoint, folder, token_seconds=0.02)
+    daemon.context_tokens = 1 << 17
+    daemon.start()
+    daemon.say("on and on")
+    try:
+        with Gateway(endpoint, "--stall-seconds", "1", "--request-seconds", "5") as g:
+            time_tests(g)
+        with Gateway(endpoint) as g:
+            hangup_tests(g)
+        house_tests(endpoint)
+        reserve_tests(endpoint)
+        key_tests(endpoint)
+    finally:
+        daemon.stop()
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
+    sum_up()
