@@ -29,11 +29,11 @@ thread_tests = $(filter %_threads,$(unit_tests))
 SCRIPT_CALLED := tests/process/test_helm_profile_formats.py
 # What npm's packages and the page do to the gateway, test_gateway.py does as well, sanitized too. What is installed is the
 # release build. Forecasts and goldens are arithmetic of plans, kernels and commands that other tests sanitize.
-SCRIPT_NOT_SANITIZED := setup against_transformers gateway_agents gateway_npm gateway_page golden_cli habits helm_plan_forecasts install python runner
+SCRIPT_NOT_SANITIZED := setup against_transformers gateway_agents gateway_neighbours gateway_npm gateway_page golden_cli habits helm_plan_forecasts install python runner
 # `make test` runs a script in the build that can find more; `make test-full`, with FULL=1, in both. Sanitized alone: what commands, the
 # gateway and the daemon do with whatever is said to them, whose time is spent waiting. The same programs of the release
 # build serve those of ONLY_release, of both, and of SCRIPT_NOT_SANITIZED.
-ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_doors gateway_guards gateway_scripted helmd helmd_changed helmd_edges helmd_experts \
+ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_doors gateway_guards gateway_places gateway_scripted helmd helmd_changed helmd_edges helmd_experts \
   helmd_hostile helmd_plan helmd_prefix helmd_sessions pull
 # Arithmetic of workers and files: instrumented, the golden tests run the same workers, and tests/unit and the corpora read the
 # same files and grammars.
@@ -113,11 +113,13 @@ test-dist: dist
 # Against the release build, for as long as is stated; each says its seed, which SEED=N chooses.
 .PHONY: chaos soak invariance
 CHAOS_SECONDS ?= 600
+GATEWAY_CHAOS_SECONDS ?= 150
 SOAK_SECONDS ?= 1800
 BY_HAND := HELM_BIN=$(abspath $(BUILD)/bin) HELM_PYPROTO=$(abspath $(PYPROTO)) HELM_TEST_BIN=$(abspath $(OBJ)/tests/process) nice -n 10 \
   /usr/bin/python3
-chaos: $(BIN)/helmd $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
+chaos: $(BIN)/helmd $(BIN)/helm-gateway $(BIN)/helm-cli $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/process/chaos.py $(CHAOS_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
+	@$(BY_HAND) tests/process/gateway_chaos.py $(GATEWAY_CHAOS_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
 soak: $(BIN)/helmd $(BIN)/helm-worker-cpu $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/process/soak.py $(SOAK_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
 # The same tokens and logprobs whatever else runs and whatever dies: SHAPE=NAME,... (tests/process/invariance.py), REQUESTS, KILLS.

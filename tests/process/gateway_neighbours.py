@@ -10,6 +10,7 @@ import socket
 import time
 
 import processor
+import zmq
 from gateway_harness import SLOW, Gateway, Scripted, ids_of, model_folder
 
 try:
@@ -28,6 +29,9 @@ class Neighbourly(Scripted):
     def __init__(self, endpoint, folder, words):
         super().__init__(endpoint, folder, token_seconds=0.005)
         self.context_tokens, self.words = 1 << 17, words
+        self.socket.unbind(endpoint)
+        self.socket.setsockopt(zmq.SNDHWM, 0)  # a router drops what exceeds it
+        self.socket.bind(endpoint)
 
     def handle(self, client, request):
         kind = request.WhichOneof("body")

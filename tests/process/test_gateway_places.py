@@ -1,10 +1,12 @@
 #!/usr/bin/python3
 """Connections of helm-gateway: a place is free as soon as its client is gone or takes too long, the idlest one without a key
-gives way in a full house, an address has a bound of its own, and /health is answered in any case.
+gives way in a full house, an address has a bound of its own, and /health is answered in any case. Then the short form of
+`make chaos` before the gateway. The seed is printed; HELM_SEED chooses it.
 
 HELM_BIN: folder of the programs; HELM_PYPROTO: where protoc's Python output lies. Run from the repository's root.
 """
 import os
+import random
 import re
 import shutil
 import socket
@@ -15,6 +17,7 @@ import time
 
 sys.path[0:0] = [os.environ["HELM_PYPROTO"], "tests/process"]
 import processor  # noqa: E402
+from gateway_chaos import chaos  # noqa: E402
 from gateway_harness import SLOW, Gateway, Scripted, check, model_folder, sum_up, until  # noqa: E402
 
 HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
@@ -235,6 +238,7 @@ def main():
     finally:
         daemon.stop()
         shutil.rmtree(folder)
+    chaos(5, int(os.environ.get("HELM_SEED") or random.randrange(1 << 30)))
 
 
 if __name__ == "__main__":
