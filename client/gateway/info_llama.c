@@ -42,7 +42,8 @@ void info_slots(struct exchange *ex)
     struct gateway *g = ex->gateway;
     const struct inquiry_fact *fact = g->cli.client ? ex->facts[INQUIRY_LIST] : NULL;
     if (!fact || units_now_us() - fact->at_us > INQUIRY_SILENT_US) { /* requests of then say nothing */
-        refuse_err(&ex->refusal, NULL, HELM_E_PEER, fact ? "helmd does not answer" : "helmd is not there");
+        refuse_err(&ex->refusal, NULL, HELM_E_PEER,
+                   g->cli.client ? "helmd does not answer" : "helmd is not there");
         exchange_refuse(ex);
         return;
     }

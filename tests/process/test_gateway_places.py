@@ -203,20 +203,20 @@ def key_tests(endpoint):
     with tempfile.NamedTemporaryFile("w") as keys:
         keys.write("alice sk-first-0123\n")
         keys.flush()
-        with Gateway(endpoint, "--api-keys", keys.name, "--address-connections", "8", key="sk-first-0123") as g:
+        with Gateway(endpoint, "--api-keys", keys.name, "--address-connections", "24", key="sk-first-0123") as g:
             with_key = WHOLE[:-2] + b"Authorization: Bearer sk-first-0123\r\n\r\n"
             known = [send(g, with_key) for _ in range(4)]
             check("connections with a key", all(answer(s)[0] == 200 for s in known))
             refused = send(g, WHOLE)
             check("a connection without one", answer(refused)[0] == 401)
-            halves = [send(g, HEAD) for _ in range(30)]
-            check("who has no key gives way first", until(lambda: is_closed(refused) and all(map(is_closed, halves[:-4]))))
+            halves = [send(g, HEAD) for _ in range(60)]
+            check("who has no key gives way first", until(lambda: is_closed(refused) and all(map(is_closed, halves[:30]))))
             check("... and who has one stays", not any(map(is_closed, known)))
             known[0].sendall(with_key)
             check("... and is answered", answer(known[0])[0] == 200)
             for s in halves:
                 s.close()
-            more = [send(g, with_key) for _ in range(10)]
+            more = [send(g, with_key) for _ in range(40)]
             check("of those with a key the idlest gives way", all(answer(s)[0] == 200 for s in more[-4:]) and until(lambda: any(map(is_closed, known[1:]))), list(map(is_closed, known + more)))
 
 
