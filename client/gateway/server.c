@@ -396,7 +396,8 @@ void server_accept(struct gateway *g)
 static void break_silence(struct exchange *ex, uint64_t now)
 {
     const char *text = ex->route->voice ? ex->route->voice->silence : NULL;
-    const bool speaks = ex->streams && ex->state == EXCHANGE_ANSWER && !ex->over && !ex->dropped && ex->out.length == ex->sent;
+    const bool speaks = ex->streams && ex->state == EXCHANGE_ANSWER && !ex->over && !ex->dropped &&
+                        ex->out.length == ex->sent;
     if (!text || !speaks || now - ex->spoke_us < SILENCE_US) return;
     cli_text_add(&ex->out, text, strlen(text));
     exchange_wake(ex);

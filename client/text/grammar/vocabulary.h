@@ -21,7 +21,8 @@ struct helm_vocabulary {
     uint32_t *offset;      /* [vocab + 1] of each token's bytes; none: never allowed */
     unsigned char *bytes;
     uint32_t end[VOCABULARY_ENDS], end_count;
-    _Atomic size_t *held; /* bytes of all grammars and outputs (GRAMMAR_BYTES_MAX): the one thing that changes */
+    _Atomic size_t
+        *held; /* bytes of all grammars and outputs (GRAMMAR_BYTES_MAX): the one thing that changes */
 };
 
 static inline bool vocabulary_is_end(const struct helm_vocabulary *v, uint32_t id)
