@@ -4,6 +4,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -213,6 +214,10 @@ struct ask_prompt *ask_new_prompt(struct ask_reader *r)
 {
     struct ask *ask = r->ask;
     const size_t most = ask->kind & ASK_EMBEDS ? ASK_INPUTS : ASK_CHOICES;
+    if (ask->gone && atomic_load(ask->gone)) { /* before a text is tokenized */
+        refuse_err(r->refusal, NULL, HELM_E_CANCELLED, "the client went away");
+        return NULL;
+    }
     if (ask->prompt_count == most) {
         refuse(r->refusal, 400, "invalid_value", r->param, "'%s' has more than %zu entries", r->param, most);
         return NULL;

@@ -73,6 +73,7 @@ static void take_informed(struct gateway *g)
 static void lose_daemon(struct gateway *g, const char *why)
 {
     log_error("%s", why);
+    epoll_ctl(g->epoll_fd, EPOLL_CTL_DEL, helm_client_fd(g->cli.client), NULL); /* it is closed later */
     inquiry_reconnect(g->inquiry, g->cli.client);
     g->cli.client = NULL;
 }

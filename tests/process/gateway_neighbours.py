@@ -130,8 +130,8 @@ class Neighbourhood:
     def __init__(self, *options):
         self.folder = model_folder("qwen3.jinja", ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"))
         endpoint = "ipc://%s/helmd.sock" % self.folder
-        self.daemon = fork.Process(target=serve, args=(endpoint, self.folder, ids_of(TEXT, self.folder)), daemon=True)
-        self.daemon.start()
+        self.how = (endpoint, self.folder, ids_of(TEXT, self.folder))
+        self.start_daemon()
         end = time.time() + 20 * SLOW
         while not os.path.exists(endpoint[6:]) and time.time() < end:
             time.sleep(0.01)
@@ -146,8 +146,7 @@ class Neighbourhood:
         self.stream.end()
         self.health.end()
         self.g.__exit__(*failure)
-        self.daemon.kill()
-        self.daemon.join()
+        self.kill_daemon()
         shutil.rmtree(self.folder)
 
     def felt(self):
@@ -159,6 +158,14 @@ class Neighbourhood:
         self.felt()
         attack()
         return self.felt()
+
+    def start_daemon(self):
+        self.daemon = fork.Process(target=serve, args=self.how, daemon=True)
+        self.daemon.start()
+
+    def kill_daemon(self):
+        self.daemon.kill()
+        self.daemon.join()
 
     def stop_daemon(self):
         os.kill(self.daemon.pid, signal.SIGSTOP)

@@ -135,11 +135,32 @@ def stopped_tests(n):
     check("... and the status is new", n.g.get("/status").json["status"]["age_ms"] < 3000)
 
 
+def spent(process):
+    with open("/proc/%d/stat" % process.pid) as f:
+        return sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def gone_tests(n):
+    """helmd dies: the gateway says so at once, does not spin while it waits, and serves again when helmd is back."""
+    n.stream.end()
+    n.kill_daemon()
+    check("/health says that helmd is gone", until(lambda: n.g.get("/health").json == {"status": "no daemon"}, 10), n.g.get("/health").body)
+    check("a request is refused", n.g.complete("x", max_tokens=2).status == 503)
+    before, begin = spent(n.g.process), time.monotonic()
+    time.sleep(2)
+    check("nothing spins meanwhile", spent(n.g.process) - before < (time.monotonic() - begin) / 4 * SLOW, spent(n.g.process) - before)
+    check("/status knows no daemon", "status" not in n.g.get("/status").json and n.g.get("/slots").status == 503)
+    n.start_daemon()
+    check("helmd is back", until(lambda: n.g.get("/health").status == 200, 20) and "helmd is there again" in n.g.log(), n.g.log()[-500:])
+    check("... and answers", n.g.complete("x", max_tokens=2).status == 200 and n.g.get("/status").json["status"]["state"] == "ready")
+
+
 def main():
     with Neighbourhood() as n:
         attack_tests(n)
         leaving_tests(n)
         stopped_tests(n)
+        gone_tests(n)
 
 
 if __name__ == "__main__":
