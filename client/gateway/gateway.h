@@ -3,6 +3,7 @@
  *   main.c      options and start order            loop.c       the one poll loop, signals, time
  *   server.c    libmicrohttpd: connections, bodies, answers
  *   routes.c    the table of paths                 access.c     Host, Origin and API keys
+ *   users.c     whose requests are, and shares     bodies.c     bodies while they come
  *   jobs.c      threads that read bodies           ask*.c       what a body asks for
  *   grammars.c  grammars that are kept             tool_grammar.c   calls of tools as one
  *   exchange.c  one request and its generations    choice.c    tokens to text and calls
@@ -17,11 +18,11 @@
 #include "client/gateway/access.h"
 #include "client/gateway/exchange.h"
 #include "client/gateway/metrics.h"
+#include "client/gateway/users.h"
 
-#define GATEWAY_BODY_MAX    ((size_t)8 << 20)   /* of one request */
-#define GATEWAY_BODIES_MAX  ((size_t)128 << 20) /* of all that are being received or read */
-#define GATEWAY_BACKLOG_MAX ((size_t)8 << 20)   /* of one answer that its client does not fetch */
-#define GATEWAY_ANSWER_MS   1000                /* a question to the daemon, in the loop */
+#define GATEWAY_BODY_MAX    ((size_t)8 << 20) /* of one request */
+#define GATEWAY_BACKLOG_MAX ((size_t)8 << 20) /* of one answer that its client does not fetch */
+#define GATEWAY_ANSWER_MS   1000              /* a question to the daemon, in the loop */
 #define GATEWAY_CONNECTIONS 1024
 #define GATEWAY_DRAIN_US    10000000
 
@@ -37,7 +38,8 @@ struct gateway {
     struct jobs *jobs;
     struct metrics metrics;
     struct exchange *exchanges;
-    size_t body_bytes;
+    struct users users;
+    bool names_users;    /* helmd is told whose a request is */
     uint64_t request_us; /* longest time of a request's receipt, and of fetching an answer that is over */
     int epoll_fd;
     bool draining;
@@ -56,6 +58,11 @@ int loop_run(struct gateway *gateway);
 /* Watches the client's end of an exchange while libmicrohttpd does not. */
 void loop_watch(struct gateway *gateway, struct exchange *exchange, int fd);
 void loop_unwatch(struct gateway *gateway, struct exchange *exchange, int fd);
+
+/* Connected: whether helmd lets this gateway name its users. The log says so if it does not. */
+void gateway_ask_users(struct gateway *gateway);
+/* Whom a request is for, as helmd is told; NULL: the gateway itself. */
+const char *gateway_user(const struct exchange *exchange);
 
 /* ---- info.c ---- */
 

@@ -1,4 +1,5 @@
-/* Threads that read bodies: an exchange goes in, and comes back with its ask or its refusal.
+/* Threads that read bodies: an exchange goes in, and comes back with its ask or its refusal. Users take turns (users.h); one
+ * user's bodies take all threads but one at most.
  *
  * A thread touches of an exchange its route, body, ask, refusal, out and status, and of the gateway its model, which does
  * not change. Called by the loop. */

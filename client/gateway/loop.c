@@ -4,6 +4,7 @@
  * libmicrohttpd runs after that and is the only one that gives exchanges back, so that none disappears under an event. */
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <systemd/sd-daemon.h>
@@ -75,6 +76,25 @@ static void talk(struct gateway *g)
     if (g->cli.client && helm_dispatch(g->cli.client, 0, &err) < 0) lose_daemon(g, err.text);
 }
 
+void gateway_ask_users(struct gateway *g)
+{
+    struct helm_status *status = NULL;
+    struct helm_err err = {0};
+    const int rc = helm_status(g->cli.client, GATEWAY_ANSWER_MS, &status, &err);
+    g->names_users = rc == 0 && status->names_users;
+    free(status);
+    if (!g->names_users)
+        log_warn("to helmd all users of this gateway are one: %s",
+                 rc ? err.text
+                    : "it does not let this program name them (root, helmd's own user, members of "
+                      "gateway-group, a CURVE key marked gateway may)");
+}
+
+const char *gateway_user(const struct exchange *ex)
+{
+    return ex->gateway->names_users ? ex->whose->name : NULL;
+}
+
 /* 0: it is there, or may be there later; else why the gateway cannot go on. */
 static int reconnect(struct gateway *g, struct helm_err *err)
 {
@@ -92,6 +112,7 @@ static int reconnect(struct gateway *g, struct helm_err *err)
         return 0;
     }
     if (rc == 0) rc = watch(g, helm_client_fd(g->cli.client), SOURCE_DAEMON, err);
+    if (rc == 0) gateway_ask_users(g);
     if (rc == 0) log_info("helmd is there again");
     return rc;
 }

@@ -163,6 +163,16 @@ static struct server_connection *peer_of(struct MHD_Connection *connection)
     return info ? info->socket_context : NULL;
 }
 
+static bool enter_user(struct exchange *ex)
+{
+    char address[USERS_NAME];
+    const char *user =
+        access_user(&ex->gateway->access, header(ex, MHD_HTTP_HEADER_AUTHORIZATION), header(ex, "x-api-key"));
+    users_name_address(ex->peer->peer, address);
+    ex->whose = users_enter(&ex->gateway->users, user ? user : address);
+    return ex->whose != NULL;
+}
+
 /* The headers are there: whether the request is one, and is allowed. */
 static void look_at_headers(struct exchange *ex, const char *url, const char *method)
 {
@@ -206,6 +216,10 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
         return;
     }
     snprintf(ex->user, sizeof ex->user, "%s", name);
+    if (!enter_user(ex)) {
+        refuse(&ex->refusal, 503, "server_busy", NULL, "no memory for the request");
+        return;
+    }
     if (route->unsupported)
         refuse(&ex->refusal, 501, "unsupported", NULL, "%s is not supported by HELM's gateway: %s",
                route->path, route->unsupported);
@@ -251,20 +265,6 @@ static struct exchange *begin(struct gateway *g, struct MHD_Connection *connecti
     return ex;
 }
 
-static void take_body(struct exchange *ex, const char *data, size_t length)
-{
-    if (ex->refusal.status) return; /* read on, so that the client reads why */
-    if (ex->body.length + length > GATEWAY_BODY_MAX) {
-        refuse(&ex->refusal, 413, "body_too_large", NULL, "a body of more than %zu bytes", GATEWAY_BODY_MAX);
-    } else if (ex->gateway->body_bytes + length > GATEWAY_BODIES_MAX) {
-        refuse(&ex->refusal, 503, "server_busy", NULL, "too many bodies are being received");
-    } else {
-        cli_text_add(&ex->body, data, length);
-        ex->gateway->body_bytes += length;
-        if (ex->body.failed) refuse(&ex->refusal, 503, "server_busy", NULL, "no memory for the body");
-    }
-}
-
 /* The whole request is there. */
 static void dispatch(struct exchange *ex)
 {
@@ -307,7 +307,7 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
         return MHD_YES;
     }
     if (*data_size) {
-        take_body(ex, data, *data_size);
+        bodies_take(ex, data, *data_size);
         *data_size = 0;
         return MHD_YES;
     }
@@ -353,7 +353,6 @@ static void completed(void *cls, struct MHD_Connection *connection, void **reque
         g->metrics.cancelled++;
     g->metrics.requests[routes_row(ex->route)][ex->queued ? ex->status / 100 : 0]++;
     log_request(ex);
-    g->body_bytes -= ex->body.length;
     if (ex->peer) loop_unwatch(g, ex, ex->peer->fd);
     if (ex->peer) ex->peer->since_us = units_now_us();
     if (ex->previous)
