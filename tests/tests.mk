@@ -33,8 +33,8 @@ SCRIPT_NOT_SANITIZED := setup against_transformers gateway_agents gateway_npm ga
 # `make test` runs a script in the build that can find more; `make test-full`, with FULL=1, in both. Sanitized alone: what commands, the
 # gateway and the daemon do with whatever is said to them, whose time is spent waiting. The same programs of the release
 # build serve those of ONLY_release, of both, and of SCRIPT_NOT_SANITIZED.
-ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_doors gateway_guards gateway_scripted helmd helmd_changed helmd_edges helmd_experts \
-  helmd_hostile helmd_plan helmd_prefix helmd_sessions pull
+ONLY_asan := cli cli_chat cli_daemons cli_gguf client gateway gateway_doors gateway_guards gateway_scripted gateway_users helmd helmd_changed helmd_edges helmd_experts \
+  helmd_hostile helmd_plan helmd_prefix helmd_sessions helmd_users pull
 # Arithmetic of workers and files: instrumented, the golden tests run the same workers, and tests/unit and the corpora read the
 # same files and grammars.
 ONLY_release := structured
@@ -116,7 +116,7 @@ CHAOS_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
 BY_HAND := HELM_BIN=$(abspath $(BUILD)/bin) HELM_PYPROTO=$(abspath $(PYPROTO)) HELM_TEST_BIN=$(abspath $(OBJ)/tests/process) nice -n 10 \
   /usr/bin/python3
-chaos: $(BIN)/helmd $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
+chaos: $(BIN)/helmd $(BIN)/helm-gateway $(TEST_TOOL_BIN) $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/process/chaos.py $(CHAOS_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
 soak: $(BIN)/helmd $(BIN)/helm-worker-cpu $(PYPROTO)/helm_pb2.py
 	@$(BY_HAND) tests/process/soak.py $(SOAK_SECONDS) $(if $(filter file undefined,$(origin SEED)),,$(SEED))
