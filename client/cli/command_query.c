@@ -284,7 +284,7 @@ void query_add_list(const struct helm_list *list, struct cli_text *out)
                         (double)e->age_ms / 1000, prefilled, output);
         cli_text_free(&state);
         query_add_clean(out, e->label);
-        if (*e->user) {
+        if (e->user && *e->user) {
             cli_text_printf(out, " (");
             query_add_clean(out, e->user);
             cli_text_printf(out, ")");
