@@ -163,11 +163,13 @@ static struct server_connection *peer_of(struct MHD_Connection *connection)
     return info ? info->socket_context : NULL;
 }
 
+/* Whose request it is: a key's owner's, or its address's. */
 static bool enter_user(struct exchange *ex)
 {
     char address[USERS_NAME];
     const char *user =
         access_user(&ex->gateway->access, header(ex, MHD_HTTP_HEADER_AUTHORIZATION), header(ex, "x-api-key"));
+    snprintf(ex->user, sizeof ex->user, "%s", user ? user : "");
     users_name_address(ex->peer->peer, address);
     ex->whose = users_enter(&ex->gateway->users, user ? user : address);
     return ex->whose != NULL;
@@ -215,7 +217,6 @@ static void look_at_headers(struct exchange *ex, const char *url, const char *me
                "this gateway wants an API key: Authorization: Bearer KEY, or x-api-key: KEY");
         return;
     }
-    snprintf(ex->user, sizeof ex->user, "%s", name);
     if (!enter_user(ex)) {
         refuse(&ex->refusal, 503, "server_busy", NULL, "no memory for the request");
         return;
