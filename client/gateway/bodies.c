@@ -2,16 +2,20 @@
  *
  * Called by server.c and exchange.c, in the loop. */
 #include "client/gateway/gateway.h"
+#include "client/gateway/jobs.h"
 #include "client/gateway/routes.h"
 
-/* The largest body of the user that is still being received. */
-static struct exchange *largest_body(struct gateway *g, const struct user *user)
+/* A body of the user that can be given up: the largest that is not whole, or the latest that no thread reads yet, which is
+ * taken out of the queue. */
+static struct exchange *give_up(struct gateway *g, const struct user *user)
 {
     struct exchange *largest = NULL;
     for (struct exchange *ex = g->exchanges; ex; ex = ex->next)
         if (ex->whose == user && ex->state == EXCHANGE_BODY &&
             ex->body.length > (largest ? largest->body.length : 0))
             largest = ex;
+    for (struct exchange *ex = g->exchanges; ex && !largest; ex = ex->next)
+        if (ex->whose == user && ex->state == EXCHANGE_WORK && jobs_withdraw(g->jobs, ex)) largest = ex;
     return largest;
 }
 
@@ -30,9 +34,10 @@ static bool make_room(struct exchange *ex, size_t length)
         const struct user *most = users_largest(&g->users);
         struct exchange *other = NULL;
         if (most && most != ex->whose && most->body_bytes > ex->whose->body_bytes + length)
-            other = largest_body(g, most);
+            other = give_up(g, most);
         if (!other) return false;
         refuse_busy(other, 503, "all users", USERS_BODIES_MAX);
+        if (other->state == EXCHANGE_WORK) exchange_refuse(other);
     }
     return true;
 }

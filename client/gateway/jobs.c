@@ -80,6 +80,14 @@ void jobs_push(struct jobs *jobs, struct exchange *exchange)
     pthread_mutex_unlock(&jobs->lock);
 }
 
+bool jobs_withdraw(struct jobs *jobs, struct exchange *exchange)
+{
+    pthread_mutex_lock(&jobs->lock);
+    const bool waits = users_queue_remove(&jobs->waiting, exchange);
+    pthread_mutex_unlock(&jobs->lock);
+    return waits;
+}
+
 struct exchange *jobs_take(struct jobs *jobs)
 {
     uint64_t count;

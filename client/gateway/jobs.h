@@ -14,6 +14,8 @@ HELM_MUST_CHECK int jobs_open(uint32_t threads, struct jobs **out, struct helm_e
 /* Readable when an exchange came back. */
 int jobs_fd(const struct jobs *jobs);
 void jobs_push(struct jobs *jobs, struct exchange *exchange);
+/* Takes back one that no thread reads yet; false: one does, or has. */
+bool jobs_withdraw(struct jobs *jobs, struct exchange *exchange);
 /* All that came back, linked by `job`. */
 struct exchange *jobs_take(struct jobs *jobs);
 /* Ends the threads when they are through with what they read; clears *jobs. */

@@ -47,6 +47,10 @@ static void client_gone(struct gateway *g, struct exchange *ex)
 {
     loop_unwatch(g, ex, server_peer_fd(ex));
     ex->gone = true;
+    if (ex->state == EXCHANGE_WORK && jobs_withdraw(g->jobs, ex)) {
+        exchange_start(ex); /* which ends it */
+        return;
+    }
     if (ex->state == EXCHANGE_WORK || ex->over) return; /* a thread has it; or it is being fetched, or not */
     g->metrics.cancelled++;
     exchange_drop(ex, "the client went away");

@@ -134,14 +134,35 @@ void users_queue_push(struct users_queue *queue, struct exchange *exchange)
     user->waiting_last = &exchange->job;
 }
 
+/* Takes the user at *at out of the turns. */
+static void queue_unlink(struct users_queue *queue, struct user **at)
+{
+    struct user *user = *at;
+    *at = user->after;
+    if (queue->last == &user->after) queue->last = at;
+}
+
+bool users_queue_remove(struct users_queue *queue, struct exchange *exchange)
+{
+    struct user *user = exchange->whose, **at = &queue->first;
+    struct exchange **job = &user->waiting;
+    while (*job && *job != exchange) job = &(*job)->job;
+    if (!*job) return false;
+    *job = exchange->job;
+    if (user->waiting_last == &exchange->job) user->waiting_last = job;
+    if (user->waiting) return true;
+    while (*at != user) at = &(*at)->after;
+    queue_unlink(queue, at);
+    return true;
+}
+
 struct exchange *users_queue_take(struct users_queue *queue)
 {
     struct user **at = &queue->first;
     while (*at && (*at)->reading >= queue->at_once) at = &(*at)->after;
     struct user *user = *at;
     if (!user) return NULL;
-    *at = user->after;
-    if (queue->last == &user->after) queue->last = at;
+    queue_unlink(queue, at);
     struct exchange *exchange = user->waiting;
     user->waiting = exchange->job;
     user->reading++;

@@ -64,6 +64,8 @@ void users_queue_open(struct users_queue *queue, uint32_t at_once);
 void users_queue_push(struct users_queue *queue, struct exchange *exchange);
 /* The next one; NULL: none may be read now. */
 struct exchange *users_queue_take(struct users_queue *queue);
+/* Takes one out that waits; false: it does not. */
+bool users_queue_remove(struct users_queue *queue, struct exchange *exchange);
 /* A body that was taken is read. */
 void users_queue_done(struct user *user);
 

@@ -170,15 +170,32 @@ def body_tests(g, daemon):
     check("it is half of what all may hold", (ended, refused["bob"]) == (10, 2), (ended, refused))
     check("what is over is given back", asks(g, "bob", 2) == [200] * 2)
     before = resident(g.process.pid)
-    hold = [send(g, name, "/v1/completions", body, pad, keep=1) for _ in range(7) for name in ("bob", "carol", "dave")]
+    hold = [send(g, name, "/v1/completions", body, pad, keep=1) for _ in range(6) for name in ("bob", "carol", "dave")]
     check("many users' unfinished bodies are in nobody's way", asks(g, "alice", 10) == [200] * 10)
     status, text = status_of(send(g, "alice", "/v1/completions", body, pad))
     check("... not even of a large one", status == 200, text)
     grown = resident(g.process.pid) - before
     check("all bodies together are bounded", SLOW > 1 or grown < 280 * MIB, grown >> 20)  # a text's room doubles
     ended, refused = close(g, hold)
-    shares = [7 - refused[name] for name in ("bob", "carol", "dave")]
-    check("each has about as much as the others", ended == 21 and min(shares) >= 4 and max(shares) <= 6 and refused["alice"] == 0, shares)
+    shares = [6 - refused[name] for name in ("bob", "carol", "dave")]
+    check("each has about as much as the others", ended == 18 and min(shares) >= 4 and sum(shares) <= 16 and refused["alice"] == 0, shares)
+
+
+def waiting_tests(g, daemon):
+    """Whole bodies that wait for a thread: those that hold most give some up for others."""
+    daemon.say("ok")
+    text = (VERSE + ". ") * (MIB // SLOW // len(VERSE))
+    body = {"content": text}
+    pad = 8 * MIB - len(json.dumps(body))
+    sockets = [send(g, name, "/tokenize", body, pad) for _ in range(8) for name in ("bob", "carol")]
+    begun = answered(sockets)
+    check("whole bodies that wait are in nobody's way", asks(g, "alice", 10) == [200] * 10, begun)
+    status, said = status_of(send(g, "alice", "/v1/completions", {"prompt": "In", "max_tokens": 1}, 8 * MIB - 40))
+    check("... not even of a large one", status == 200, said)
+    statuses = {status_of(s)[0] for s in sockets[:2] + sockets[-2:]}
+    check("they are read, or were given up", statuses <= {200, 503} and 200 in statuses, statuses)
+    for s in sockets:
+        s.close()
 
 
 def reading_tests(g, daemon):
@@ -202,9 +219,12 @@ def generation_tests(g, daemon):
     status, text = status_of(send(g, "bob", "/v1/completions", body))
     check("no more of them", status == 429 and "496 of the 496 open generations are this user's" in text, text)
     daemon.say("ok")
-    check("another user has room", asks(g, "alice", 5, n=16) == [200] * 5)
+    check("another user has room", asks(g, "alice", 2, n=16) == [200] * 2)
+    hold(daemon)
     for s in sockets:
         s.close()
+    check("they end with their clients", until(lambda: not daemon.going, 60), len(daemon.going))
+    daemon.say("ok")
     check("what ended is given back", until(lambda: asks(g, "bob", 1, n=16) == [200]))
 
 
@@ -232,20 +252,20 @@ def in_turn(g, requests, path="/v1/completions"):
 def queue_tests(g):
     def body(n, tokens):
         return {"prompt": VERSE, "max_tokens": tokens, "ignore_eos": True, "temperature": 1, "seed": n}
-    sockets = [send(g, "bob", "/v1/completions", body(n, 300)) for n in range(100)]
+    sockets = [send(g, "bob", "/v1/completions", body(n, 120)) for n in range(100)]
     check("a user's 100 requests wait", until(lambda: g.metric("helm_requests_running") + g.metric("helm_requests_queued") > 60, 20))
     before = answered(sockets)
     status, text = status_of(send(g, "alice", "/v1/completions", body(0, 2)))
     after = answered(sockets)
     check("one of another user is next", status == 200 and after - before <= 8 and after < 70, (status, before, after, text))
     check("... and bob's are all answered", [status_of(s)[0] for s in sockets] == [200] * 100)
-    order = in_turn(g, [(name, body(n, 40)) for name in ("bob", "alice", "carol", "dave", "") for n in range(12)])
+    order = in_turn(g, [(name, body(n, 24)) for name in ("bob", "alice", "carol", "dave", "") for n in range(10)])
     counts = dict.fromkeys(KEYS, 0)
     spread = []
-    for name in order[:40]:
+    for name in order[:35]:
         counts[name] += 1
         spread.append(max(counts.values()) - min(counts.values()))
-    check("keys share equally", max(spread) <= 6 and min(counts.values()) >= 5, (order, counts))
+    check("keys share equally", max(spread) <= 6 and min(counts.values()) >= 4, (order, counts))
 
 
 def prefix_tests(g):
@@ -270,6 +290,7 @@ def main():
             told_tests(g, daemon)
             shown_tests(g, daemon)
             body_tests(g, daemon)
+            waiting_tests(g, daemon)
             reading_tests(g, daemon)
             generation_tests(g, daemon)
         with Gateway(endpoint) as g:

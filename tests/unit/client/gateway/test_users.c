@@ -212,13 +212,45 @@ static void one_user_does_not_take_all_threads(void **state)
     stage_close(&s);
 }
 
+static void a_body_that_waits_can_be_taken_out(void **state)
+{
+    (void)state;
+    struct stage s;
+    stage_open(&s, JOBS);
+    for (int i = 0; i < 3; i++) push(&s, i, 0);
+    push(&s, 3, 1);
+    push(&s, 4, 2);
+    assert_true(users_queue_remove(&s.queue, s.job[1]));
+    assert_false(users_queue_remove(&s.queue, s.job[1]));
+    assert_true(users_queue_remove(&s.queue, s.job[2])); /* the last of a user */
+    push(&s, 5, 0);
+    assert_true(users_queue_remove(&s.queue, s.job[3])); /* the only one, of a user in the middle, */
+    assert_true(users_queue_remove(&s.queue, s.job[4])); /* and of the last user */
+    push(&s, 6, 1);
+    takes(&s, 0);
+    assert_false(users_queue_remove(&s.queue, s.job[0]));
+    takes(&s, 6);
+    takes(&s, 5);
+    takes(&s, -1);
+    push(&s, 7, 2);
+    assert_true(users_queue_remove(&s.queue, s.job[7]));
+    takes(&s, -1);
+    push(&s, 8, 2);
+    takes(&s, 8);
+    stage_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_user_is_there_while_it_has_requests), cmocka_unit_test(addresses_are_users),
-        cmocka_unit_test(bodies_count_for_their_user),           cmocka_unit_test(generations_are_shared),
-        cmocka_unit_test(several_at_once_are_checked_together),  cmocka_unit_test(users_take_turns),
+        cmocka_unit_test(a_user_is_there_while_it_has_requests),
+        cmocka_unit_test(addresses_are_users),
+        cmocka_unit_test(bodies_count_for_their_user),
+        cmocka_unit_test(generations_are_shared),
+        cmocka_unit_test(several_at_once_are_checked_together),
+        cmocka_unit_test(users_take_turns),
         cmocka_unit_test(one_user_does_not_take_all_threads),
+        cmocka_unit_test(a_body_that_waits_can_be_taken_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
