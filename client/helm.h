@@ -113,7 +113,7 @@ struct helm_generate_request {
      * library tells the daemon which ones are allowed, from inside helm_dispatch: a program that does not dispatch holds up
      * this request, and loses it after 10 s. Not with ignore_eos. */
     struct helm_grammar *grammar;
-    /* Of a gateway: the user whom the request is for, at most 64 bytes of UTF-8 without control characters; NULL: this program
+    /* For gateways: the user whom the request is for, at most 64 bytes of UTF-8 without control characters; NULL: this program
      * itself. Users share the daemon as users of the machine do, and `helm-cli ps` shows their names: write no secret. The
      * daemon refuses it (HELM_E_PERMISSION) unless helm_status.names_users. */
     const char *user;

@@ -13,10 +13,11 @@ from test_helmd_hostile import with_keys  # noqa: E402
 
 def finish(c, *streams):
     """The streams in the order in which they end."""
-    order = []
-    while len(order) < len(streams):
+    order, left = [], list(streams)
+    while left:
         c.receive()
-        order += [s for s in streams if s.ended and not any(s is o for o in order)]
+        order += [s for s in left if s.ended]
+        left = [s for s in left if not s.ended]
     return order
 
 
@@ -134,13 +135,17 @@ def test_users_share_equally():
             streams = [(f"user {u}", c.generate([3 + u], 3, seed=n, user=f"user {u}")) for u in range(5) for n in range(8)]
             accepted(c, *(s for _, s in streams))
             whose = {s.id: name for name, s in streams}
-            ended, counts = finish(c, *(s for _, s in streams)), dict.fromkeys(whose.values(), 0)
-            for s in ended[:-5]:
+            left = dict.fromkeys(whose.values(), 0)
+            for name, s in streams:  # the first got slots while they were alone
+                left[name] += not s.ended
+            counts = dict.fromkeys(whose.values(), 0)
+            for s in finish(c, *(s for _, s in streams if not s.ended)):
                 counts[whose[s.id]] += 1
-                spread = max(counts.values()) - min(counts.values())
-                # the first got slots while they were alone
-                check(spread <= parallel + 2, f"parallel {parallel}: {counts}")
-            same(sorted(counts.values())[0] >= 6, True, f"parallel {parallel}: all have had about as many: {counts}")
+                left[whose[s.id]] -= 1
+                if min(left.values()) == 0:
+                    break
+                check(max(counts.values()) - min(counts.values()) <= parallel + 1, f"parallel {parallel}: {counts}")
+            check(max(counts.values()) - min(counts.values()) <= parallel + 2, f"parallel {parallel}: {counts}")
 
 
 def test_a_full_queue_has_room_for_another_user():
